@@ -1,0 +1,233 @@
+"""Frozen values to JSON and back: strict, lossless, and importable in any environment.
+
+Written here, and not taken from pydantic, because the Megatron worker and a user's twenty-line adapter run in
+environments where nothing but the standard library can be assumed, and because all refusals come at once.
+
+A value is built from dataclasses, `tuple`, `frozenset[str]`, `Mapping[str, T]`, `Literal`, `T | None` and the
+JSON scalars. Unknown keys, missing keys and values of another type are refused with their path; a `bool` is not
+an `int`, an `int` is not a `str`, and NaN is not a number that JSON knows.
+"""
+
+from __future__ import annotations
+
+import collections.abc
+import dataclasses
+import functools
+import json
+import math
+import types
+import typing
+from typing import Any, TypeVar, cast
+
+from contracts.spec.errors import Refusals, Refused, refuse
+
+T = TypeVar("T")
+_MAPPINGS = (dict, collections.abc.Mapping)
+
+
+def encode(value: object) -> Any:
+    """The JSON form of a value: dataclasses become objects, tuples lists, frozensets sorted lists."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: encode(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, collections.abc.Mapping):
+        return {str(key): encode(item) for key, item in value.items()}
+    if isinstance(value, (frozenset, set)):
+        return sorted(encode(item) for item in value)
+    if isinstance(value, (tuple, list)):
+        return [encode(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        raise refuse("value", value, "JSON has no such number", "record why the number is missing instead")
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    raise refuse("value", value, f"a {type(value).__name__} has no JSON form", "use a dataclass of scalars")
+
+
+def dumps(value: object) -> str:
+    """`encode` as one line of JSON text: keys in field order, no spaces, ASCII."""
+    return json.dumps(encode(value), separators=(",", ":"), allow_nan=False)
+
+
+def decode(kind: type[T], data: object, *, name: str | None = None) -> T:
+    """Build a value of type `kind` from its JSON form.
+
+    Raises:
+        Refused: every unknown key, missing key and wrong type, each with its path.
+    """
+    found = Refusals()
+    value = _decode(kind, data, name or _title(kind), found)
+    found.raise_any()
+    return cast(T, value)
+
+
+def loads(kind: type[T], text: str | bytes, *, name: str | None = None) -> T:
+    """`decode` from JSON text.
+
+    Raises:
+        Refused: also when the text is not JSON, repeats a key, or holds NaN or Infinity.
+    """
+    title = name or _title(kind)
+    try:
+        data = json.loads(text, object_pairs_hook=_no_repeats, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        raise refuse(title, text, f"is not JSON: {error}", "send one JSON value") from None
+    return decode(kind, data, name=title)
+
+
+def schema(kind: Any) -> dict[str, Any]:
+    """The JSON Schema (2020-12) of a type, with a `$defs` entry for each dataclass it reaches."""
+    definitions: dict[str, Any] = {}
+    body = _schema(kind, definitions)
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **body, "$defs": definitions}
+
+
+@functools.cache
+def hints(kind: type) -> dict[str, Any]:
+    """The resolved annotations of a class or function, computed once."""
+    return typing.get_type_hints(kind)
+
+
+def conforms(kind: Any, value: object) -> bool:
+    """Whether an in-memory value has the shape of `kind`, judged as strictly as its JSON form would be."""
+    try:
+        data = encode(value)
+    except Refused:
+        return False
+    found = Refusals()
+    _decode(kind, data, "value", found)
+    return not found
+
+
+def _no_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    keys = [key for key, _ in pairs]
+    if len(set(keys)) != len(keys):
+        raise ValueError(f"key {next(k for k in keys if keys.count(k) > 1)!r} is given twice")
+    return dict(pairs)
+
+
+def _no_constant(text: str) -> float:
+    raise ValueError(f"{text} is not a JSON number")
+
+
+def _title(kind: Any) -> str:
+    return getattr(kind, "__name__", str(kind))
+
+
+def _decode(kind: Any, data: object, path: str, found: Refusals) -> object:
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if kind is Any or kind is object:
+        return data
+    if origin in (types.UnionType, typing.Union):
+        if data is None and type(None) in arguments:
+            return None
+        choices = [choice for choice in arguments if choice is not type(None)]
+        for choice in choices[:-1]:
+            attempt = Refusals()
+            value = _decode(choice, data, path, attempt)
+            if not attempt:
+                return value
+        return _decode(choices[-1], data, path, found)
+    if origin is typing.Literal:
+        matches = any(data == choice and type(data) is type(choice) for choice in arguments)
+        found.unless(matches, path, data, f"is none of {', '.join(map(repr, arguments))}", "use one of them")
+        return data
+    if origin is tuple:
+        return _decode_tuple(arguments, data, path, found)
+    if origin is frozenset:
+        return frozenset(cast(Any, _decode_tuple((arguments[0], ...), data, path, found)))
+    if origin in _MAPPINGS:
+        if not isinstance(data, dict):
+            found.add(path, data, "is not an object", "send a JSON object")
+            return {}
+        return {key: _decode(arguments[1], item, f"{path}.{key}", found) for key, item in data.items()}
+    if dataclasses.is_dataclass(kind):
+        return _decode_dataclass(cast(type, kind), data, path, found)
+    return _decode_scalar(kind, data, path, found)
+
+
+def _decode_tuple(arguments: tuple[Any, ...], data: object, path: str, found: Refusals) -> tuple[object, ...]:
+    if not isinstance(data, list):
+        found.add(path, data, "is not a list", "send a JSON array")
+        return ()
+    if len(arguments) == 2 and arguments[1] is ...:
+        return tuple(_decode(arguments[0], item, f"{path}[{i}]", found) for i, item in enumerate(data))
+    if len(data) != len(arguments):
+        found.add(path, data, f"has {len(data)} entries, not {len(arguments)}", "send exactly that many")
+        return ()
+    return tuple(_decode(k, item, f"{path}[{i}]", found) for i, (k, item) in enumerate(zip(arguments, data, strict=True)))
+
+
+def _decode_dataclass(kind: type, data: object, path: str, found: Refusals) -> object:
+    if not isinstance(data, dict):
+        found.add(path, data, f"is not a {kind.__name__}", "send a JSON object")
+        return None
+    fields = {field.name: field for field in dataclasses.fields(kind)}
+    for key in data.keys() - fields.keys():
+        found.add(f"{path}.{key}", data[key], f"{kind.__name__} has no such field", f"known: {', '.join(fields)}")
+    inside = Refusals()
+    values = {}
+    for name, field in fields.items():
+        if name in data:
+            values[name] = _decode(hints(kind)[name], data[name], f"{path}.{name}", inside)
+        elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+            inside.add(f"{path}.{name}", None, "is missing", f"give the {kind.__name__} its {name}")
+    if not inside:
+        try:
+            return kind(**values)
+        except Refused as refused:  # the value's own rules
+            inside.extend(refused)
+    found.merge(inside)
+    return None
+
+
+def _decode_scalar(kind: Any, data: object, path: str, found: Refusals) -> object:
+    legal = {
+        bool: isinstance(data, bool),
+        int: isinstance(data, int) and not isinstance(data, bool),
+        float: isinstance(data, (int, float)) and not isinstance(data, bool) and math.isfinite(data),
+        str: isinstance(data, str),
+        type(None): data is None,
+    }
+    if kind not in legal:
+        raise AssertionError(f"{path}: the codec does not know {kind!r}")
+    found.unless(legal[kind], path, data, f"is not a {_title(kind)}", f"send a {_title(kind)}")
+    return float(cast(float, data)) if kind is float and legal[float] else data
+
+
+def _schema(kind: Any, definitions: dict[str, Any]) -> dict[str, Any]:
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if kind is Any or kind is object:
+        return {}
+    if origin in (types.UnionType, typing.Union):
+        return {"anyOf": [_schema(choice, definitions) for choice in arguments]}
+    if origin is typing.Literal:
+        return {"enum": list(arguments)}
+    if origin is tuple and len(arguments) == 2 and arguments[1] is ...:
+        return {"type": "array", "items": _schema(arguments[0], definitions)}
+    if origin is tuple:
+        items = [_schema(item, definitions) for item in arguments]
+        return {"type": "array", "prefixItems": items, "minItems": len(items), "maxItems": len(items)}
+    if origin is frozenset:
+        return {"type": "array", "items": _schema(arguments[0], definitions), "uniqueItems": True}
+    if origin in _MAPPINGS:
+        return {"type": "object", "additionalProperties": _schema(arguments[1], definitions)}
+    if dataclasses.is_dataclass(kind):
+        name = _title(kind)
+        if name not in definitions:
+            definitions[name] = {}  # stops the recursion of a type that reaches itself
+            definitions[name] = _schema_of_fields(cast(type, kind), definitions)
+        return {"$ref": f"#/$defs/{name}"}
+    names = {bool: "boolean", int: "integer", float: "number", str: "string", type(None): "null"}
+    return {"type": names[kind]}
+
+
+def _schema_of_fields(kind: type, definitions: dict[str, Any]) -> dict[str, Any]:
+    fields = dataclasses.fields(kind)
+    return {
+        "type": "object",
+        "description": (kind.__doc__ or "").strip().split("\n")[0],
+        "properties": {field.name: _schema(hints(kind)[field.name], definitions) for field in fields},
+        "required": [
+            f.name for f in fields if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+        ],
+        "additionalProperties": False,
+    }

@@ -1,0 +1,94 @@
+"""The two ways an honest party declines: it refuses the input, or it does not offer the question.
+
+Standard library only, like everything on this floor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Refusal:
+    """One reason why an input is refused: what it is called, what it was, what is wrong, what to do."""
+
+    field: str
+    value: str
+    problem: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.field} = {self.value}: {self.problem}; {self.remedy}"
+
+
+class Refused(ValueError):
+    """The input is not legal. Carries every refusal at once, so that one reading mends them all."""
+
+    def __init__(self, refusals: Iterable[Refusal]) -> None:
+        self.refusals = tuple(refusals)
+        if not self.refusals:
+            raise AssertionError("a Refused without a refusal says nothing")
+        super().__init__("\n".join(str(refusal) for refusal in self.refusals))
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """The refused fields, in the order they were found."""
+        return tuple(refusal.field for refusal in self.refusals)
+
+
+class NotOffered(Exception):
+    """The party does not answer this question, or not for this input. The reason is shown in every report."""
+
+
+class Unreachable(Exception):
+    """The party could not be asked: its environment is missing or its protocol broke. Never a violation."""
+
+
+def refuse(field: str, value: object, problem: str, remedy: str) -> Refused:
+    """A `Refused` with a single refusal: `raise refuse("depth", 0, "must be at least 1", "give …")`."""
+    return Refused([Refusal(field=field, value=shown(value), problem=problem, remedy=remedy)])
+
+
+def shown(value: object) -> str:
+    """`repr`, cut to a length that a terminal line can carry."""
+    text = repr(value)
+    return text if len(text) <= 120 else f"{text[:100]}… ({len(text)} characters)"
+
+
+class Refusals:
+    """Collects refusals so that all of them are raised at once.
+
+    >>> found = Refusals()
+    >>> found.unless(56 % 8 == 0, "kv_groups", 8, "must divide heads (56)", "choose a divisor")
+    >>> found.raise_any()
+    """
+
+    def __init__(self) -> None:
+        self._found: list[Refusal] = []
+
+    def add(self, field: str, value: object, problem: str, remedy: str) -> None:
+        self._found.append(Refusal(field=field, value=shown(value), problem=problem, remedy=remedy))
+
+    def unless(self, holds: bool, field: str, value: object, problem: str, remedy: str) -> None:
+        """Record a refusal unless the relation holds."""
+        if not holds:
+            self.add(field, value, problem, remedy)
+
+    def extend(self, refused: Refused) -> None:
+        self._found.extend(refused.refusals)
+
+    def merge(self, others: Refusals) -> None:
+        self._found.extend(others._found)
+
+    def __bool__(self) -> bool:
+        return bool(self._found)
+
+    def raise_any(self) -> None:
+        """Raise everything that was recorded.
+
+        Raises:
+            Refused: when at least one refusal was recorded.
+        """
+        if self._found:
+            raise Refused(self._found)

@@ -1,0 +1,140 @@
+"""The questions: what can be asked of a stack under test. Checks and stacks meet here and nowhere else.
+
+A stack answers the questions it `offers`; a check names the ones it `asks`. Values go in, values come out, and every
+parameter and answer has a JSON form, so a stack may live in another process, another environment, another language
+(`stacks/launched.py`). To decline: raise `Refused` for an illegal input, `NotOffered` for a question or a case that
+the stack does not have. Anything else that is raised counts as broken, never as a violation.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+from contracts.spec.codec import hints
+from contracts.spec.launch import Lane, Launch, Reading
+from contracts.spec.pattern import HybridPattern, Placement, Translation
+from contracts.spec.recipe import Recipe
+from contracts.spec.topology import Degrees, ExpertLane, GradientReduction, GroupCall, Kind, Layout, Topology
+
+
+@runtime_checkable
+class Party(Protocol):
+    """What every party says of itself.
+
+    `offers` names the questions it answers, `layouts` the parallel layouts it can build (none for one that builds no
+    mesh), `labels` says how an answer came about where that is not plainly the code under test: a shim, a
+    substituted kernel, a table of facts. All three stand in every report.
+    """
+
+    name: str
+    version: str
+    offers: frozenset[str]
+    layouts: frozenset[Layout]
+    labels: Mapping[str, str]
+
+
+class Stack(Party, Protocol):
+    """Every question of the law. A stack has the ones it offers; the others need not exist."""
+
+    # pattern → block
+    def blocks(self, pattern: str, depth: int) -> tuple[str, ...]:
+        """The block family of each layer: `("ablock", "eblock", …)`."""
+        ...
+
+    def render(self, pattern: str, depth: int) -> str:
+        """The pattern written out over its depth, one letter a layer, cuts kept."""
+        ...
+
+    def translate(self, pattern: str, depth: int, moe: bool, dsa: bool, mtp_depth: int) -> Translation:
+        """The pattern in the launcher's syntax. `dsa` asks for the sparse-attention symbol on every A layer."""
+        ...
+
+    def stages(self, pattern: str, depth: int, pp: int) -> tuple[str, ...]:
+        """The letters of each pipeline stage, in model order."""
+        ...
+
+    def placement(self, pattern: str, depth: int, sparse_ranks: tuple[int, ...]) -> Placement:
+        """Where full and sparse attention stand when the given A-ranks are sparse."""
+        ...
+
+    def read_pattern(self, text: str) -> HybridPattern:
+        """A launcher's side: the block list its parser reads out of a hybrid pattern."""
+        ...
+
+    # names and recipes
+    def preset(self, name: str, acknowledge: tuple[str, ...]) -> Recipe:
+        """The recipe a preset or alias resolves to. Deprecated names must be acknowledged by name."""
+        ...
+
+    def preset_names(self) -> tuple[str, ...]:
+        """Every preset and alias that can be asked for without acknowledgement."""
+        ...
+
+    def divide(self, recipe: Recipe, degrees: Degrees, world: int, layout: Layout) -> int:
+        """The data-parallel size of a recipe over a world; refuses whatever does not divide, all at once."""
+        ...
+
+    def host(self, name: str) -> str:
+        """The machine a host name identifies, as `box@region`; refuses a name that identifies none."""
+        ...
+
+    # launch
+    def launch(self, recipe: Recipe, lane: Lane) -> Launch:
+        """The command and environment that start a recipe on a lane."""
+        ...
+
+    def read_argv(self, argv: tuple[str, ...], env: Mapping[str, str], world: int) -> Reading:
+        """A launcher's side: what its own parser and validation make of an argv."""
+        ...
+
+    # mesh
+    def topology(self, degrees: Degrees, world: int, layout: Layout) -> Topology:
+        """Sizes and groups of every axis."""
+        ...
+
+    def group_calls(self, degrees: Degrees, world: int, layout: Layout, rank: int) -> tuple[GroupCall, ...]:
+        """The process groups that `rank` creates, in order, those it is no member of included."""
+        ...
+
+    def gradient_reduction(
+        self, degrees: Degrees, world: int, layout: Layout, rank: int, kind: Kind
+    ) -> GradientReduction:
+        """The ranks over which a dense or expert gradient of `rank` is summed, and the divisor."""
+        ...
+
+    def expert_lane(self, degrees: Degrees, expert_tp_mesh: bool, local_sequence: int, hidden: int) -> ExpertLane:
+        """How an expert layer is wired. `expert_tp_mesh` says whether such a mesh object happens to exist;
+        `local_sequence` is one rank's shard of the sequence, batch is 1."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """One question with the types of its parameters and of its answer."""
+
+    name: str
+    parameters: Mapping[str, Any]
+    answer: Any
+    doc: str
+
+
+def questions() -> Mapping[str, Question]:
+    """Every question of the protocol, by name, read off `Stack` itself."""
+    return _QUESTIONS
+
+
+def _read_questions() -> dict[str, Question]:
+    found = {}
+    for name, function in vars(Stack).items():
+        if name.startswith("_") or not inspect.isfunction(function):
+            continue
+        types = dict(hints(function))  # type: ignore[arg-type]  # a function has hints like a class does
+        answer = types.pop("return")
+        found[name] = Question(name=name, parameters=types, answer=answer, doc=inspect.getdoc(function) or "")
+    return found
+
+
+_QUESTIONS = _read_questions()
