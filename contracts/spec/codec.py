@@ -153,7 +153,9 @@ def _decode_tuple(arguments: tuple[Any, ...], data: object, path: str, found: Re
     if len(data) != len(arguments):
         found.add(path, data, f"has {len(data)} entries, not {len(arguments)}", "send exactly that many")
         return ()
-    return tuple(_decode(k, item, f"{path}[{i}]", found) for i, (k, item) in enumerate(zip(arguments, data, strict=True)))
+    return tuple(
+        _decode(k, item, f"{path}[{i}]", found) for i, (k, item) in enumerate(zip(arguments, data, strict=True))
+    )
 
 
 def _decode_dataclass(kind: type, data: object, path: str, found: Refusals) -> object:

@@ -11,6 +11,7 @@ carries its base so that the two never mix).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal
 
 from contracts.spec.errors import Refusals, refuse
@@ -203,4 +204,4 @@ def placement(pattern: Pattern, sparse_ranks: tuple[int, ...]) -> Placement:
 
 def _segments(pattern: Pattern) -> tuple[str, ...]:
     edges = (0, *pattern.cuts, pattern.depth)
-    return tuple(pattern.letters[start:end] for start, end in zip(edges[:-1], edges[1:], strict=True))
+    return tuple(pattern.letters[start:end] for start, end in pairwise(edges))

@@ -243,7 +243,18 @@ def refusals_on(recipe: Recipe, degrees: Degrees, dp: int) -> Refusals:
 
 
 _POSITIVE = {
-    "": ("depth", "hidden", "ffn_hidden", "heads", "kv_groups", "seq_length", "vocab", "rope_theta", "norm_eps", "hbm_gib"),
+    "": (
+        "depth",
+        "hidden",
+        "ffn_hidden",
+        "heads",
+        "kv_groups",
+        "seq_length",
+        "vocab",
+        "rope_theta",
+        "norm_eps",
+        "hbm_gib",
+    ),
     "moe": ("experts", "top_k", "expert_hidden"),
     "mla": ("q_lora", "kv_lora", "qk_head", "qk_rope", "v_head"),
     "mtp": ("depth",),
@@ -262,7 +273,9 @@ def _positive(recipe: Recipe, found: Refusals) -> None:
         for name in names if owner is not None else ():
             value = getattr(owner, name)
             label = f"{part}.{name}" if part else name
-            found.unless(value > 0, label, value, "must be positive", "turn the feature off instead" if part else "give a size")
+            found.unless(
+                value > 0, label, value, "must be positive", "turn the feature off instead" if part else "give a size"
+            )
 
 
 def _relations(recipe: Recipe, found: Refusals) -> None:
@@ -277,7 +290,11 @@ def _relations(recipe: Recipe, found: Refusals) -> None:
     found.unless(heads % groups == 0, "kv_groups", groups, f"must divide heads ({heads})", remedy)
     mamba = recipe.mamba
     found.unless(
-        mamba.heads % mamba.groups == 0, "mamba.groups", mamba.groups, f"must divide mamba.heads ({mamba.heads})", remedy
+        mamba.heads % mamba.groups == 0,
+        "mamba.groups",
+        mamba.groups,
+        f"must divide mamba.heads ({mamba.heads})",
+        remedy,
     )
     found.unless(recipe.batch.total % recipe.batch.micro == 0, "batch.micro", recipe.batch.micro,
                  f"must divide batch.total ({recipe.batch.total})", remedy)  # fmt: skip

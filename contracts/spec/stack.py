@@ -131,7 +131,7 @@ def _read_questions() -> dict[str, Question]:
     for name, function in vars(Stack).items():
         if name.startswith("_") or not inspect.isfunction(function):
             continue
-        types = dict(hints(function))  # type: ignore[arg-type]  # a function has hints like a class does
+        types = dict(hints(function))
         answer = types.pop("return")
         found[name] = Question(name=name, parameters=types, answer=answer, doc=inspect.getdoc(function) or "")
     return found

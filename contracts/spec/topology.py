@@ -42,7 +42,9 @@ class Degrees:
             degree = getattr(self, name)
             found.unless(degree >= 1, name, degree, "must be at least 1", "1 switches the axis off")
         found.unless(self.etp >= 0, "etp", self.etp, "must not be negative", "0 follows tp")
-        found.unless(not self.sp or self.tp > 1, "sp", self.sp, f"needs tp > 1 (tp is {self.tp})", "drop sp or raise tp")
+        found.unless(
+            not self.sp or self.tp > 1, "sp", self.sp, f"needs tp > 1 (tp is {self.tp})", "drop sp or raise tp"
+        )
         found.raise_any()
 
     @property
@@ -173,14 +175,16 @@ def grids(degrees: Degrees, world: int, layout: Layout) -> Grids:
         found.unless(degrees.etp in (0, 1, tp), "etp", degrees.etp, problem, "0 follows tp")
         if world >= 1:
             product = pp * ep * tp
-            found.unless(world % product == 0, "world", world, f"must be a multiple of pp * ep * tp ({product})", remedy)
+            found.unless(
+                world % product == 0, "world", world, f"must be a multiple of pp * ep * tp ({product})", remedy
+            )
         found.raise_any()
         dp = world // (pp * ep * tp)
         dense = Mesh(axes=("pp", "dp", "ep", "tp"), sizes=(pp, dp, ep, tp))
         # With etp 1 a TP rank holds whole experts, so the TP axis replicates them.
         expert = dense if etp == tp else Mesh(axes=("pp", "dp", "ep", "etp_replica"), sizes=(pp, dp, ep, tp))
-        over: dict[Kind, tuple[str, ...]] = {"dense": ("dp",), "expert": ("dp",) if etp == tp else ("dp", "etp_replica")}
-        return Grids(dense=dense, expert=expert, reduced=over)
+        over = ("dp",) if etp == tp else ("dp", "etp_replica")
+        return Grids(dense=dense, expert=expert, reduced={"dense": ("dp",), "expert": over})
     if world >= 1:
         product = pp * cp * tp
         found.unless(world % product == 0, "world", world, f"must be a multiple of pp * cp * tp ({product})", remedy)
@@ -201,7 +205,9 @@ def topology(degrees: Degrees, world: int, layout: Layout) -> Topology:
         Refused: when the axes do not multiply to the world.
     """
     both = grids(degrees, world, layout)
-    groups = {axis: both.dense.groups(axis) for axis in ("pp", "dp", "cp", "tp") if axis in both.dense.axes}
+    groups: dict[str, tuple[Group, ...]] = {
+        axis: both.dense.groups(axis) for axis in ("pp", "dp", "cp", "tp") if axis in both.dense.axes
+    }
     groups.setdefault("cp", both.dense.groups())
     groups["dp_cp"] = both.dense.groups(*(axis for axis in ("dp", "cp") if axis in both.dense.axes))
     groups["ep"] = both.expert.groups("ep")
@@ -237,7 +243,7 @@ def gradient_reduction(degrees: Degrees, world: int, layout: Layout, rank: int, 
     both = grids(degrees, world, layout)
     grid = both.dense if kind == "dense" else both.expert
     ranks = next(group for group in grid.groups(*both.reduced[kind]) if rank in group)
-    return GradientReduction(ranks=ranks, divisor=math.prod(len(both.dense.groups(axis)[0]) for axis in both.reduced["dense"]))
+    return GradientReduction(ranks=ranks, divisor=len(both.dense.groups(*both.reduced["dense"])[0]))
 
 
 def node_of(rank: int) -> int:

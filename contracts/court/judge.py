@@ -1,0 +1,111 @@
+"""Judge one contract in one case. Knows neither pytest nor files: a function from parties to a result.
+
+Only an AssertionError raised by the check itself is a violation. A refusal of a legal input is one too, since the
+check asked for an answer. Everything else that goes wrong is broken.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from contracts.contract import Contract, Mutant
+from contracts.court.party import Broken, OnTheStand
+from contracts.spec.errors import NotOffered, Refused
+from contracts.spec.records import Fate, Kill, Outcome, Result
+from contracts.spec.stack import Party
+
+DEADLINE_S = 120.0  # for one case; the slowest real one, 300 topologies of a foreign stack, takes a quarter of it
+
+
+def judge(
+    contract: Contract, case: str, subject: Party, assistants: Iterable[Party] = (), *, deadline_s: float = DEADLINE_S
+) -> Result:
+    """Put one case of a contract to a party and say what became of it."""
+    stand = OnTheStand(subject, assistants, contract.asks)
+    started = time.perf_counter()
+
+    def result(outcome: Outcome, words: str = "") -> Result:
+        seconds = round(time.perf_counter() - started, 6)
+        return Result(
+            id=contract.id, case=case, outcome=outcome, words=words, seconds=seconds, answered=dict(stand.answered)
+        )
+
+    if not stand.own:
+        return result("not offered", f"{subject.name} does not offer {', '.join(contract.asks)}")
+    if contract.layout is not None and contract.layout not in subject.layouts:
+        return result("not offered", f"{subject.name} does not build the {contract.layout} layout")
+    if stand.missing:
+        return result("not run", f"nobody answers {', '.join(stand.missing)}: {remedy_for(stand.missing)}")
+    try:
+        with _deadline(deadline_s):
+            contract.check(stand, *contract.cases[case])
+    except AssertionError as violation:
+        return result("violated", str(violation) or "the check gave no words")
+    except Refused as refused:
+        return result("violated", f"a legal input was refused: {refused}")
+    except NotOffered as declined:
+        return result("not offered", str(declined) or f"{subject.name} declined this case")
+    except Broken as broken:
+        return result("broken", str(broken))
+    except TimeoutError:
+        return result("broken", f"no answer within {deadline_s:g} s")
+    except Exception as error:  # the check itself failed
+        return result("broken", f"the check raised {type(error).__name__}: {error}")
+    return result("holds")
+
+
+def remedy_for(missing: Iterable[str]) -> str:
+    """What a user does so that a question finds someone who answers it."""
+    if {"read_argv", "read_pattern"} & set(missing):
+        return "install Megatron-Core with `make megatron`, or name an assistant with --with"
+    return "name a party that does with --with"
+
+
+def try_mutant(mutant: Mutant, contract: Contract, assistants: Iterable[Party] = ()) -> Kill:
+    """Put a mutant on the stand and say whether its promise caught it, for its declared words.
+
+    A mutant that cannot be built, or whose case does not exist, is void; one that ends in an error crashed. Neither
+    proves that the promise can fail.
+    """
+
+    def fate(fate: Fate, words: str) -> Kill:
+        return Kill(mutant=mutant.name, of=mutant.of, case=mutant.case, fate=fate, words=words, bugs=mutant.bugs)
+
+    if mutant.case not in contract.cases:
+        return fate("void", f"{mutant.of} has no case {mutant.case!r}")
+    try:
+        party: Party = mutant.make()
+    except Exception as error:
+        return fate("void", f"the mutant cannot be built: {type(error).__name__}: {error}")
+    result = judge(contract, mutant.case, party, assistants)
+    if result.outcome == "holds":
+        return fate("survived", "the promise holds on the broken stack")
+    if result.outcome != "violated":
+        return fate("crashed" if result.outcome == "broken" else "void", f"{result.outcome}: {result.words}")
+    if mutant.says not in result.words:
+        return fate("wrong words", result.words)
+    return fate("killed", result.words)
+
+
+@contextmanager
+def _deadline(seconds: float) -> Iterator[None]:
+    """Interrupt Python code that outstays its time. Outside the main thread there is no signal and no deadline."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def late(signum: int, frame: FrameType | None) -> None:
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)

@@ -1,0 +1,72 @@
+"""A party on the stand: puts the questions of one check to whoever answers them, and keeps the answers honest.
+
+Whatever a party does wrong is told apart here, once: an answer of the wrong type, an exception that is neither a
+refusal nor a decline, or an AssertionError of its own are *broken*. None of them may read as a violation, because an
+error proves nothing about the promise; none may read as a pass.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from contracts.spec.codec import conforms
+from contracts.spec.errors import NotOffered, Refused, Unreachable, shown
+from contracts.spec.stack import Party, Question, questions
+
+
+class Broken(Exception):
+    """The adapter, or the suite, failed. Carries the words for the report."""
+
+
+class OnTheStand:
+    """What a check sees as `stack`: every question it asks goes to the party that answers it.
+
+    The subject answers what it offers. A question it does not offer goes to the first assistant that does, and the
+    report says so. `answered` maps each question that was really put to the one who answered and how.
+    """
+
+    def __init__(self, subject: Party, assistants: Iterable[Party], asks: tuple[str, ...]) -> None:
+        self.name = subject.name
+        self.layouts = subject.layouts
+        self.answered: dict[str, str] = {}
+        self._asks = asks
+        self._parties: dict[str, Party] = {}
+        for asked in asks:
+            for party in (subject, *assistants):
+                if asked in party.offers:
+                    self._parties[asked] = party
+                    break
+        self.missing = tuple(asked for asked in asks if asked not in self._parties)
+        self.own = tuple(asked for asked in asks if self._parties.get(asked) is subject)
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        known = questions()
+        if name not in known:
+            raise AttributeError(name)
+        if name not in self._asks:
+            raise Broken(f"the check puts {name!r}, which its contract does not ask")
+        party = self._parties[name]
+        label = party.labels.get(name, "unpatched")
+        self.answered[name] = f"{party.name} {party.version} ({label})"
+        return lambda *arguments, **named: _put(party, known[name], arguments, named)
+
+
+def _put(party: Party, question: Question, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    try:
+        answer = getattr(party, question.name)(*arguments, **named)
+    except (Refused, NotOffered):
+        raise
+    except Unreachable as error:
+        raise Broken(f"{party.name} could not be asked for {question.name}: {error}") from error
+    except TimeoutError:
+        raise
+    except Exception as error:
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{last.filename}:{last.lineno}"
+        raise Broken(f"{party.name} raised {type(error).__name__} on {question.name} at {where}: {error}") from error
+    if not conforms(question.answer, answer):
+        kind = getattr(question.answer, "__name__", str(question.answer))
+        raise Broken(f"{party.name} answered {question.name} with {shown(answer)}, which is not a {kind}")
+    return answer

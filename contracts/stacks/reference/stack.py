@@ -1,0 +1,73 @@
+"""The reference stack: answers every question of `spec.stack` with its own code.
+
+It builds both parallel layouts; the seeds' `own-axis` is its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from contracts.spec import pattern as patterns
+from contracts.spec import topology as mesh
+from contracts.spec.errors import refuse
+from contracts.spec.pattern import Placement, Translation
+from contracts.spec.topology import Degrees, ExpertLane, GradientReduction, GroupCall, Kind, Layout, Topology
+
+VERSION = "0.1.0"
+
+
+class Reference:
+    """The stack that ships here: a small real hybrid stack, the default party under test."""
+
+    name = "reference"
+    version = VERSION
+    layouts: frozenset[Layout] = frozenset({"own-axis", "borrowed"})
+    labels: Mapping[str, str] = {}
+    offers = frozenset(
+        {
+            "blocks", "render", "translate", "stages", "placement",
+            "topology", "group_calls", "gradient_reduction", "expert_lane",
+        }
+    )  # fmt: skip
+
+    capabilities: frozenset[str] = frozenset({"dsa"})
+    """What the runtime can do; without `dsa` the sparse-attention symbol is refused."""
+
+    # pattern → block
+    def blocks(self, pattern: str, depth: int) -> tuple[str, ...]:
+        return patterns.blocks(patterns.parse(pattern, depth))
+
+    def render(self, pattern: str, depth: int) -> str:
+        return patterns.render(patterns.parse(pattern, depth))
+
+    def translate(self, pattern: str, depth: int, moe: bool, dsa: bool, mtp_depth: int) -> Translation:
+        if dsa and "dsa" not in self.capabilities:
+            raise refuse("dsa", True, "needs the runtime capability dsa", "turn dsa off; it is not substituted")
+        return patterns.translate(patterns.parse(pattern, depth), moe=moe, dsa=dsa, mtp_depth=mtp_depth)
+
+    def stages(self, pattern: str, depth: int, pp: int) -> tuple[str, ...]:
+        return patterns.stages(patterns.parse(pattern, depth), pp)
+
+    def placement(self, pattern: str, depth: int, sparse_ranks: tuple[int, ...]) -> Placement:
+        return patterns.placement(patterns.parse(pattern, depth), sparse_ranks)
+
+    # mesh
+    def topology(self, degrees: Degrees, world: int, layout: Layout) -> Topology:
+        return mesh.topology(degrees, world, layout)
+
+    def group_calls(self, degrees: Degrees, world: int, layout: Layout, rank: int) -> tuple[GroupCall, ...]:
+        return mesh.group_calls(mesh.topology(degrees, world, layout))
+
+    def gradient_reduction(
+        self, degrees: Degrees, world: int, layout: Layout, rank: int, kind: Kind
+    ) -> GradientReduction:
+        return mesh.gradient_reduction(degrees, world, layout, rank, kind)
+
+    def expert_lane(self, degrees: Degrees, expert_tp_mesh: bool, local_sequence: int, hidden: int) -> ExpertLane:
+        """With EP active the dispatcher moves tokens itself: no manual SP hook, the router sees its local shard."""
+        active = degrees.ep_active
+        gathers = degrees.sp and not active
+        sequence = local_sequence * degrees.tp if gathers else local_sequence
+        return ExpertLane(
+            ep_active=active, ep_local=active, manual_sp=gathers, ep_lane=active, router_in=(1, sequence, hidden)
+        )
