@@ -13,7 +13,7 @@ from typing import Literal
 
 from contracts.spec.errors import Refusals
 from contracts.spec.pattern import LayerNumbers
-from contracts.spec.recipe import Mode
+from contracts.spec.recipe import Mode, Recipe
 from contracts.spec.topology import Degrees
 
 Regime = Literal["megatron", "fsdp2"]
@@ -123,6 +123,15 @@ class Reading:
     dropped: Mapping[str, str] = field(default_factory=dict)
     version: str = ""
     provenance: Provenance = "unpatched"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reread:
+    """What a trainer reads back out of the argv that its own launch wrote."""
+
+    recipe: Recipe
+    mode: Mode
+    degrees: Degrees
 
 
 def shell(launch: Launch) -> str:

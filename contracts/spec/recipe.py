@@ -79,7 +79,6 @@ class Mamba:
     head_dim: int = 64
     state: int = 64
     groups: int = 8
-    chunk: int = 256
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,7 +118,6 @@ class Data:
 
     path: str | None = None
     tokenizer: str = "NullTokenizer"
-    seed: int = 1234
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,7 +134,8 @@ class Recipe:
     """One model and how it is trained.
 
     `modes` are the lanes the recipe may run as, and `degrees` what it asks of every axis but data parallelism; the
-    mode decides TP and SP. `hbm_gib` is the memory of the smallest card it was planned for, `family` the preset family
+    mode decides TP and SP. `author_spec` is the module and the name of the layer spec that keeps the custom mixers in
+    the author_dp mode. `hbm_gib` is the memory of the smallest card it was planned for, `family` the preset family
     that a comparison needs.
     """
 
@@ -171,6 +170,7 @@ class Recipe:
     replicate_kv: bool = False
     replicate_ssm_groups: bool = False
     modes: tuple[Mode, ...] = ("nemo_native", "author_dp")
+    author_spec: tuple[str, str] = ("nam56r_author_spec", "hybrid_stack_spec")
     hbm_gib: int = 141
     seed: int = 1234
 
@@ -190,6 +190,17 @@ class Recipe:
     def head_dim(self) -> int:
         """Elements of one attention head."""
         return self.hidden // self.heads
+
+
+INERT: dict[str, str] = {
+    "name": "identity; it reaches the run's name, not what runs",
+    "family": "what a comparison needs to know, not what runs",
+    "modes": "which lanes are legal; the lane says which one runs",
+    "hbm_gib": "a statement about the card, checked before the launch",
+    "replicate_kv": "permission to replicate KV groups; seen when a degree exceeds them",
+    "replicate_ssm_groups": "permission to replicate SSM groups; seen when a degree exceeds them",
+}
+"""Fields that change no launch by themselves, each with why. Every other field must reach the launch."""
 
 
 def refusals_on(recipe: Recipe, degrees: Degrees, dp: int) -> Refusals:
@@ -260,7 +271,7 @@ _POSITIVE = {
     "mtp": ("depth",),
     "dsa": ("index_heads", "index_head_dim", "top_k"),
     "mhc": ("streams",),
-    "mamba": ("heads", "head_dim", "state", "groups", "chunk"),
+    "mamba": ("heads", "head_dim", "state", "groups"),
     "optim": ("lr", "steps"),
     "batch": ("micro", "total"),
     "checkpoint": ("interval",),

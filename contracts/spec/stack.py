@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from contracts.spec.codec import hints
-from contracts.spec.launch import Lane, Launch, Reading
+from contracts.spec.launch import Lane, Launch, Reading, Reread
 from contracts.spec.pattern import HybridPattern, Placement, Translation
 from contracts.spec.recipe import Recipe
 from contracts.spec.topology import Degrees, ExpertLane, GradientReduction, GroupCall, Kind, Layout, Topology
@@ -88,6 +88,10 @@ class Stack(Party, Protocol):
 
     def read_argv(self, argv: tuple[str, ...], env: Mapping[str, str], world: int) -> Reading:
         """A launcher's side: what its own parser and validation make of an argv."""
+        ...
+
+    def read_back(self, argv: tuple[str, ...]) -> Reread:
+        """What the stack's own trainer reads out of an argv that `launch` wrote for it."""
         ...
 
     # mesh

@@ -8,10 +8,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from contracts.spec import pattern as patterns
+from contracts.spec import presets
 from contracts.spec import topology as mesh
 from contracts.spec.errors import refuse
+from contracts.spec.launch import Lane, Launch, Reread
 from contracts.spec.pattern import Placement, Translation
+from contracts.spec.recipe import Recipe
 from contracts.spec.topology import Degrees, ExpertLane, GradientReduction, GroupCall, Kind, Layout, Topology
+from contracts.stacks.reference import arguments, hosts
+from contracts.stacks.reference import launch as launching
 
 VERSION = "0.1.0"
 
@@ -26,6 +31,7 @@ class Reference:
     offers = frozenset(
         {
             "blocks", "render", "translate", "stages", "placement",
+            "preset", "preset_names", "divide", "host", "launch", "read_back",
             "topology", "group_calls", "gradient_reduction", "expert_lane",
         }
     )  # fmt: skip
@@ -50,6 +56,27 @@ class Reference:
 
     def placement(self, pattern: str, depth: int, sparse_ranks: tuple[int, ...]) -> Placement:
         return patterns.placement(patterns.parse(pattern, depth), sparse_ranks)
+
+    # names and recipes
+    def preset(self, name: str, acknowledge: tuple[str, ...]) -> Recipe:
+        return presets.resolve(name, acknowledge)
+
+    def preset_names(self) -> tuple[str, ...]:
+        return presets.names()
+
+    def divide(self, recipe: Recipe, degrees: Degrees, world: int, layout: Layout) -> int:
+        return launching.divide(recipe, degrees, world, layout)
+
+    def host(self, name: str) -> str:
+        return hosts.identify(name)
+
+    # launch
+    def launch(self, recipe: Recipe, lane: Lane) -> Launch:
+        return launching.launch(recipe, lane)
+
+    def read_back(self, argv: tuple[str, ...]) -> Reread:
+        read = arguments.read(argv)
+        return Reread(recipe=read.recipe, mode=read.mode, degrees=read.degrees)
 
     # mesh
     def topology(self, degrees: Degrees, world: int, layout: Layout) -> Topology:

@@ -1,0 +1,418 @@
+"""Any stack that a command can reach: it reads a question as a line of JSON and prints the answer as a line of JSON.
+
+This is how a stack in another environment, or another language, is put under test: a shell launcher needs some twenty
+lines (`docs/examples/shell_launcher/`), a Python party one (`python -m contracts.stacks.serve package.module:Name`).
+
+The command is patient company and strict protocol: it may take its time, up to a deadline a question, but whatever is
+not exactly one legal reply (noise on standard output, another id, an answer of another type, an exit code) makes the
+party `Unreachable`. Nothing that goes wrong with the command may read as a violation, or as a pass.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+import subprocess
+import time
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from contracts.spec import codec
+from contracts.spec.errors import NotOffered, Refusal, Refused, Unreachable, shown
+from contracts.spec.stack import Question, questions
+from contracts.spec.topology import Layout
+from contracts.stacks.protocol import HELLO, OUTCOMES, PROTOCOL, Introduction
+
+TIMEOUT_S = 60.0
+LIMIT_BYTES = 32 * 2**20  # the groups of 65 536 ranks on nine axes take 4 MiB
+STDERR_KEPT_BYTES = 16 * 2**10
+STDERR_QUOTED = 600  # characters of it in an error
+POLL_S = 0.05  # how late the end of a command is noticed when something it left behind holds its pipes open
+
+_Answerer = Callable[..., Any]
+
+
+class Launched:
+    """A party behind a command. Has every question of `contracts.spec.stack` as a method.
+
+    By default each question starts the command anew: it reads one line and ends. A command whose `hello` says
+    `persistent` is started a second time and then kept: it answers line by line until its input is closed, or until it
+    fails a question; then the next question starts a fresh one.
+
+    Args:
+        command: the words of the command; no shell is involved.
+        cwd: where it runs.
+        env: variables set on top of the inherited environment.
+        timeout_s: seconds a question may take; its whole process group is killed afterwards.
+        limit_bytes: the longest reply that is read.
+
+    Raises:
+        Unreachable: when the command cannot be started, or does not introduce itself properly.
+    """
+
+    name: str
+    version: str
+    offers: frozenset[str]
+    layouts: frozenset[Layout]
+    labels: Mapping[str, str]
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        cwd: str | os.PathLike[str] | None = None,
+        env: Mapping[str, str] | None = None,
+        timeout_s: float = TIMEOUT_S,
+        limit_bytes: int = LIMIT_BYTES,
+    ) -> None:
+        if isinstance(command, str) or not command:
+            raise ValueError(f"command must be a sequence of words, not {shown(command)}")
+        self.command = tuple(command)
+        self.timeout_s = timeout_s
+        self.limit_bytes = limit_bytes
+        self._cwd = Path(cwd) if cwd is not None else None
+        self._env = dict(env or {})
+        self._number = 0
+        self._persistent = False
+        self._running: Running | None = None
+        self._complaint = ""
+        self._introduce(self._hello())
+
+    def __getattr__(self, name: str) -> _Answerer:
+        question = questions().get(name)
+        if question is None:
+            raise AttributeError(f"{type(self).__name__} has no {name!r}, and it is no question")
+        return lambda *arguments, **named: self._ask(question, arguments, named)
+
+    def __enter__(self) -> Launched:
+        return self
+
+    def __exit__(self, *reason: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the kept command, if there is one. The next question starts it again."""
+        if self._running is not None:
+            self._running.end()
+            self._running = None
+
+    def _hello(self) -> object:
+        return self._put(HELLO, {})
+
+    def _introduce(self, answer: object) -> None:
+        try:
+            said = codec.decode(Introduction, answer, name=HELLO)
+        except Refused as refused:
+            self._fail(f"did not introduce itself properly: {_first(refused)}")
+        strangers = sorted((said.offers | said.labels.keys()) - questions().keys())
+        if strangers:
+            self._fail(f"offers {', '.join(strangers)}, which nobody asks; questions are {', '.join(questions())}")
+        if not said.name or not said.version:
+            self._fail("introduced itself without a name or a version")
+        self.name, self.version = said.name, said.version
+        self.offers, self.layouts, self.labels = said.offers, said.layouts, dict(said.labels)
+        self._persistent = said.persistent
+
+    def _ask(self, question: Question, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        """Put a question.
+
+        Raises:
+            Refused: the party refuses the input.
+            NotOffered: it does not answer this question, or not for this input.
+            Unreachable: the command or the protocol failed.
+            TypeError: the arguments are not those of the question.
+        """
+        if question.name not in self.offers:
+            raise NotOffered(f"{self.name} does not offer {question.name}")
+        answer = self._put(question.name, _bind(question, arguments, named))
+        try:
+            return codec.decode(question.answer, answer, name=question.name)
+        except Refused as refused:
+            kind = getattr(question.answer, "__name__", str(question.answer))
+            self._fail(f"answered {question.name} with something that is not a {kind}: {_first(refused)}")
+
+    def _put(self, name: str, arguments: Mapping[str, object]) -> object:
+        """The `answer` of one exchange, not yet decoded."""
+        self._number += 1
+        asked = {"protocol": PROTOCOL, "id": self._number, "question": name, "arguments": arguments}
+        line = (codec.dumps(asked) + "\n").encode("ascii")
+        said = self._exchange(line, name)
+        try:
+            return self._open(said)
+        except Unreachable:
+            self.close()  # what comes next from such a command cannot be trusted
+            raise
+
+    def _exchange(self, line: bytes, name: str) -> bytes:
+        running = self._current()
+        try:
+            said = running.exchange(line, seconds=self.timeout_s, limit=self.limit_bytes, last=not self._persistent)
+        except Failed as failed:
+            running.end()
+            self._running = None
+            self._complaint = running.complaint()
+            self._fail(f"{failed} (asked {name})")
+        except BaseException:  # an alarm or an interrupt: the command is in the middle of an answer
+            running.end()
+            self._running = None
+            raise
+        self._complaint = running.complaint()
+        if not self._persistent:
+            running.end()
+        return said
+
+    def _current(self) -> Running:
+        """The command that answers next: the kept one if it is alive and ours, else a fresh one."""
+        if self._running is not None and self._running.owner == os.getpid() and self._running.alive():
+            return self._running
+        if self._running is not None:
+            self.close()
+        try:
+            running = Running(self.command, self._cwd, {**os.environ, **self._env})
+        except OSError as error:
+            raise Unreachable(f"{self._called()} cannot be started: {error}") from error
+        if self._persistent:
+            self._running = running
+            weakref.finalize(self, running.end)
+        return running
+
+    def _open(self, said: bytes) -> object:
+        """Check the envelope of a reply and take out what it carries."""
+        try:
+            reply = codec.loads(dict[str, object], said.decode("utf-8"), name="reply")
+        except UnicodeDecodeError as error:
+            self._fail(f"printed something that is not UTF-8: {error}")
+        except Refused as refused:
+            self._fail(f"printed something else than a reply: {_first(refused)}")
+        outcomes = [key for key in OUTCOMES if key in reply]
+        if len(outcomes) != 1 or reply.keys() != {"protocol", "id", *outcomes}:
+            wanted = f"protocol, id and one of {', '.join(OUTCOMES)}"
+            self._fail(f"sent a reply with {', '.join(reply) or 'nothing'}; it must have {wanted}")
+        if reply["protocol"] != PROTOCOL:
+            self._fail(f"speaks {shown(reply['protocol'])}, not {PROTOCOL}")
+        if type(reply["id"]) is not int or reply["id"] != self._number:
+            detail = f": {reply['error']}" if "error" in reply else ""
+            self._fail(f"replied to id {shown(reply['id'])} instead of {self._number}{detail}")
+        [outcome] = outcomes
+        if outcome == "answer":
+            return reply["answer"]
+        return self._declined(outcome, reply[outcome])
+
+    def _declined(self, outcome: str, body: object) -> NoReturn:
+        if outcome == "refused":
+            try:
+                refusals = codec.decode(tuple[Refusal, ...], body, name="refused")
+            except Refused as refused:
+                self._fail(f"refused without saying what: {_first(refused)}")
+            if not refusals:
+                self._fail("refused without a reason")
+            raise Refused(refusals)
+        if not isinstance(body, str) or not body:
+            self._fail(f"gave {shown(body)} as the reason of {outcome}")
+        if outcome == "not_offered":
+            raise NotOffered(body)
+        self._fail(f"failed: {body}")
+
+    def _called(self) -> str:
+        return self.__dict__.get("name") or shown(" ".join(self.command))
+
+    def _fail(self, words: str) -> NoReturn:
+        quoted = f"; its stderr ends: {self._complaint}" if self._complaint else ""
+        raise Unreachable(f"{self._called()} {words}{quoted}")
+
+
+class Failed(Exception):
+    """A running command did not answer one line."""
+
+
+class Running:
+    """A started command: three pipes without blocking, and a process group of its own.
+
+    `exchange` is the only wait, and it is bounded in seconds and bytes. Ending it kills whatever the command left
+    behind in its group.
+    """
+
+    def __init__(self, command: Sequence[str], cwd: Path | None, env: Mapping[str, str]) -> None:
+        self.owner = os.getpid()
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen(
+            command, bufsize=0, cwd=cwd, env=env, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True
+        )
+        streams = (self._process.stdin, self._process.stdout, self._process.stderr)
+        self._stdin, self._stdout, self._stderr = streams
+        for stream in streams:
+            assert stream is not None
+            os.set_blocking(stream.fileno(), False)
+        self._said = bytearray()
+        self._complained = bytearray()
+        self._ended = False
+
+    def exchange(self, line: bytes, *, seconds: float, limit: int, last: bool) -> bytes:
+        """Write one line and read one line.
+
+        Args:
+            last: close the input, read to the end and wait for exit code 0; the line may lack its newline.
+
+        Raises:
+            Failed: it took longer, said more, said anything else, or ended otherwise.
+        """
+        deadline = time.monotonic() + seconds
+        if not last:
+            self._listen_for_noise()
+        self._transfer(line, deadline, limit, last)
+        if last:
+            code = self._finish(deadline)
+            if code is None:
+                raise Failed(f"did not end within {seconds:g} s")
+            if code != 0:
+                raise Failed(f"ended with {_exit(code)}")
+        text, newline, rest = bytes(self._said).partition(b"\n")
+        self._said.clear()
+        if rest:
+            raise Failed(f"printed more than one line ({shown(rest.decode(errors='replace'))} after the first)")
+        if not newline and not last:
+            code = self._finish(min(deadline, time.monotonic() + 1.0))
+            how = "closed its output" if code is None else f"ended with {_exit(code)}"
+            raise Failed(f"{how} before its line was complete" if text else f"{how} without an answer")
+        if not text:
+            raise Failed("printed nothing")
+        return text
+
+    def alive(self) -> bool:
+        """Whether the command still runs. Does not reap it, so its group can still be killed."""
+        if self._ended or self._process.returncode is not None:
+            return False
+        return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+
+    def end(self) -> None:
+        """Kill the process group and release the pipes. Twice is once; a forked copy only closes its pipes."""
+        if self._ended:
+            return
+        self._ended = True
+        for stream in (self._stdin, self._stdout, self._stderr):
+            assert stream is not None
+            stream.close()
+        if self.owner == os.getpid():
+            self._kill_group()
+            self._process.wait()
+        else:
+            self._process.returncode = 0  # the owner reaps it
+
+    def complaint(self) -> str:
+        """The end of what the command wrote to standard error, for an error message."""
+        return bytes(self._complained).decode(errors="replace").strip()[-STDERR_QUOTED:]
+
+    def _kill_group(self) -> None:
+        if self._process.returncode is None:  # not reaped, so its id is still its own
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+
+    def _listen_for_noise(self) -> None:
+        """What a kept command said before it was asked answers nothing."""
+        assert self._stdout is not None
+        try:
+            early = os.read(self._stdout.fileno(), 4096)
+        except BlockingIOError:
+            return
+        if early:
+            raise Failed(f"spoke before it was asked: {shown(early.decode(errors='replace'))}")
+
+    def _transfer(self, line: bytes, deadline: float, limit: int, last: bool) -> None:
+        """Move bytes both ways until the answer is complete: at its newline, or at the end of the output."""
+        assert self._stdin is not None
+        assert self._stdout is not None
+        assert self._stderr is not None
+        unsent = memoryview(line)
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._stdin, selectors.EVENT_WRITE)
+            selector.register(self._stdout, selectors.EVENT_READ)
+            selector.register(self._stderr, selectors.EVENT_READ)
+            while self._stdout in selector.get_map():
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    raise Failed("gave no answer in time")
+                ready = {key.fileobj for key, _ in selector.select(min(left, POLL_S))}
+                if self._stdin in ready:
+                    unsent = self._send(unsent)
+                    if not unsent:
+                        selector.unregister(self._stdin)
+                        if last:
+                            self._stdin.close()
+                if self._stderr in ready:
+                    complaint = os.read(self._stderr.fileno(), 2**16)
+                    self._keep(complaint)
+                    if not complaint:
+                        selector.unregister(self._stderr)
+                if self._stdout in ready:
+                    chunk = os.read(self._stdout.fileno(), 2**16)
+                    self._said += chunk
+                    if not chunk or (not last and b"\n" in chunk):
+                        selector.unregister(self._stdout)
+                    if len(self._said) > limit:
+                        raise Failed(f"printed more than {limit} bytes")
+                if not ready and not self.alive():
+                    self._kill_group()  # what it left behind must not keep its pipes open
+
+    def _send(self, unsent: memoryview) -> memoryview:
+        assert self._stdin is not None
+        try:
+            return unsent[os.write(self._stdin.fileno(), unsent) :]
+        except BlockingIOError:
+            return unsent
+        except BrokenPipeError:  # a command need not read what it does not care for
+            return unsent[len(unsent) :]
+
+    def _keep(self, complaint: bytes) -> None:
+        self._complained += complaint
+        del self._complained[:-STDERR_KEPT_BYTES]
+
+    def _hear_the_rest(self) -> None:
+        """Read what is left on standard error of a command that has ended."""
+        assert self._stderr is not None
+        while True:
+            try:
+                chunk = os.read(self._stderr.fileno(), 2**16)
+            except BlockingIOError:
+                return
+            if not chunk:
+                return
+            self._keep(chunk)
+
+    def _finish(self, deadline: float) -> int | None:
+        """Wait for the end of the command, kill what it left behind, and give its exit code; None if it lives on."""
+        pause = 0.001
+        while self.alive():
+            if time.monotonic() > deadline:
+                return None
+            time.sleep(pause)
+            pause = min(2 * pause, POLL_S)
+        self._kill_group()
+        self._hear_the_rest()
+        return self._process.wait()
+
+
+def _bind(question: Question, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> dict[str, Any]:
+    """Positional and named arguments as one object, in the order of the question."""
+    names = tuple(question.parameters)
+    if len(arguments) > len(names):
+        raise TypeError(f"{question.name} takes {len(names)} arguments ({', '.join(names)}), not {len(arguments)}")
+    bound = dict(zip(names, arguments, strict=False))
+    twice = bound.keys() & named.keys()
+    bound.update(named)
+    wrong = bound.keys() ^ set(names)
+    if twice or wrong:
+        raise TypeError(f"{question.name} takes {', '.join(names)}; wrong: {', '.join(sorted(twice | wrong))}")
+    return {name: bound[name] for name in names}
+
+
+def _first(refused: Refused) -> str:
+    more = len(refused.refusals) - 1
+    return f"{refused.refusals[0]}" + (f" (and {more} more)" if more else "")
+
+
+def _exit(code: int) -> str:
+    return f"exit code {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"

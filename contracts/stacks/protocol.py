@@ -1,0 +1,109 @@
+"""The words of `lanegate/1`: how a stack in another process is asked, and the JSON Schema of every line.
+
+A question is one line of JSON, an answer is one line of JSON. The questions are those of `contracts.spec.stack`, their
+arguments and answers have the JSON form of `contracts.spec.codec`, and one more question, `hello`, asks a party who it
+is. Standard library only: the answering side runs in environments where nothing else can be assumed.
+
+The schema under `docs/schema/` is written by `python -m contracts.stacks.protocol docs/schema/lanegate-1.json`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from contracts.spec import codec
+from contracts.spec.errors import Refusal
+from contracts.spec.stack import questions
+from contracts.spec.topology import Layout
+
+PROTOCOL = "lanegate/1"
+HELLO = "hello"
+OUTCOMES = ("answer", "refused", "not_offered", "error")
+"""What a reply may carry besides `protocol` and `id`: exactly one of these."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Introduction:
+    """The answer to `hello`: who the party is, and whether one process answers question after question.
+
+    Args:
+        offers: names of the questions it answers.
+        labels: question → how its answers come about, where that is not plainly the code under test.
+        persistent: one process reads questions line by line until its input ends; otherwise one process a question.
+    """
+
+    name: str
+    version: str
+    offers: frozenset[str]
+    layouts: frozenset[Layout]
+    labels: Mapping[str, str] = field(default_factory=dict)
+    persistent: bool = False
+
+
+def schema() -> dict[str, Any]:
+    """The JSON Schema (2020-12) of the protocol.
+
+    `$defs` holds, for each question Q, `ask.Q` (the line that asks) and `reply.Q` (the line that answers), and every
+    type they reach. The schema itself accepts any of these lines.
+    """
+    definitions: dict[str, Any] = {}
+    refusals = _reaching(tuple[Refusal, ...], definitions)
+    asked: dict[str, tuple[Mapping[str, Any], Any]] = {HELLO: ({}, Introduction)}
+    asked |= {name: (question.parameters, question.answer) for name, question in questions().items()}
+    lines = []
+    for name, (parameters, answer) in asked.items():
+        definitions[f"ask.{name}"] = _line(
+            question={"const": name},
+            arguments={
+                "type": "object",
+                "properties": {key: _reaching(kind, definitions) for key, kind in parameters.items()},
+                "required": list(parameters),
+                "additionalProperties": False,
+            },
+        )
+        text = {"type": "string"}
+        outcomes = (_reaching(answer, definitions), {**refusals, "minItems": 1}, text, text)
+        bodies = [_line(**{outcome: body}) for outcome, body in zip(OUTCOMES, outcomes, strict=True)]
+        definitions[f"reply.{name}"] = {"oneOf": bodies}
+        lines += [{"$ref": f"#/$defs/ask.{name}"}, {"$ref": f"#/$defs/reply.{name}"}]
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": PROTOCOL,
+        "description": "Every line of the protocol, one JSON object each. Generated from the types; do not edit.",
+        "anyOf": lines,
+        "$defs": dict(sorted(definitions.items())),
+    }
+
+
+def _line(**body: dict[str, Any]) -> dict[str, Any]:
+    properties = {"protocol": {"const": PROTOCOL}, "id": {"type": "integer"}, **body}
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": list(properties),
+        "additionalProperties": False,
+    }
+
+
+def _reaching(kind: Any, definitions: dict[str, Any]) -> dict[str, Any]:
+    """The schema of a type, with the types it reaches moved into the shared definitions."""
+    body = codec.schema(kind)
+    definitions.update(body.pop("$defs"))
+    del body["$schema"]
+    return body
+
+
+def schema_text() -> str:
+    """The schema as the checked-in file holds it."""
+    return json.dumps(schema(), indent=1, ensure_ascii=False) + "\n"
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        raise SystemExit("usage: python -m contracts.stacks.protocol FILE")
+    Path(sys.argv[1]).write_text(schema_text(), encoding="utf-8")
