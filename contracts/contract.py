@@ -53,6 +53,11 @@ class Contract:
         return self.id.split("-")[0]
 
     @property
+    def of_the_court(self) -> bool:
+        """Whether it is a promise of the gate itself, put to the court instead of the stack under test."""
+        return all(questions()[asked].of_the_court for asked in self.asks)
+
+    @property
     def promise(self) -> str:
         """The statement: the first paragraph of the check's docstring, on one line."""
         return _paragraphs(self.check)[0]

@@ -83,13 +83,20 @@ def try_mutant(mutant: Mutant, contract: Contract, assistants: Iterable[Party] =
     except Exception as error:
         return fate("void", f"the mutant cannot be built: {type(error).__name__}: {error}")
     result = judge(contract, mutant.case, party, assistants)
-    if result.outcome == "holds":
-        return fate("survived", "the promise holds on the broken stack")
-    if result.outcome != "violated":
-        return fate("crashed" if result.outcome == "broken" else "void", f"{result.outcome}: {result.words}")
-    if mutant.says not in result.words:
-        return fate("wrong words", result.words)
-    return fate("killed", result.words)
+    return fate(fate_of(result, mutant.says), f"{result.outcome}: {result.words}")
+
+
+def fate_of(result: Result, says: str) -> Fate:
+    """What the judgement of a mutant proves.
+
+    Only a violation in the declared words is a kill. A crash is not: an error proves nothing about the promise. A
+    mutant that could not be asked is void and counts neither way.
+    """
+    if result.outcome == "violated":
+        return "killed" if says in result.words else "wrong words"
+    if result.outcome == "broken":
+        return "crashed"
+    return "survived" if result.outcome == "holds" else "void"
 
 
 @contextmanager

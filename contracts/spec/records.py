@@ -19,6 +19,9 @@ not offered: the stack has no such thing. untested: the law has no check for it 
 could not be tried. broken: the suite, or the adapter, failed; that says nothing about the promise."""
 OUTCOMES: tuple[Outcome, ...] = ("holds", "violated", "deviates", "not offered", "untested", "not run", "broken")
 
+Form = Literal["terminal", "markdown", "junit", "html", "json"]
+FORMS: tuple[Form, ...] = ("terminal", "markdown", "junit", "html", "json")
+
 Word = Literal["conformant", "violated", "incomplete", "broken", "nothing ran"]
 EXIT_CODES: Mapping[Word, int] = {"conformant": 0, "violated": 1, "incomplete": 3, "broken": 4, "nothing ran": 5}
 USAGE_ERROR = 2
@@ -100,14 +103,22 @@ class Header:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Statement:
+    """A promise as it stood when the run was planned."""
+
+    promise: str
+    source: str
+    asks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class Plan:
     """Every item that must have a result, fixed before anything runs; and the promises outside the profile."""
 
     items: tuple[Item, ...]
     outside: tuple[str, ...] = ()
-    statements: Mapping[str, str] = field(default_factory=dict)
-    """id → promise, so that a recorded run can be read without the suite that wrote it."""
-    sources: Mapping[str, str] = field(default_factory=dict)
+    promises: Mapping[str, Statement] = field(default_factory=dict)
+    """What each planned id says, so that a recorded run can be read without the suite that wrote it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,6 +133,14 @@ class Footer:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Unclaimed:
+    """A question that the subject answers without claiming it, with the evidence."""
+
+    question: str
+    evidence: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Run:
     """A recorded run, read back."""
 
@@ -129,8 +148,7 @@ class Run:
     plan: Plan
     results: tuple[Result, ...]
     deviations: tuple[Deviation, ...] = ()
-    unclaimed: Mapping[str, str] = field(default_factory=dict)
-    """Questions that the subject answers without claiming them, with the evidence."""
+    unclaimed: tuple[Unclaimed, ...] = ()
     kills: tuple[Kill, ...] = ()
 
 
@@ -148,6 +166,7 @@ class Verdict:
 
     word: Word
     profile: str
+    subject: str
     results: tuple[Result, ...]
     faults: tuple[Fault, ...]
     counts: Mapping[str, int]

@@ -17,6 +17,7 @@ from contracts.spec.codec import hints
 from contracts.spec.launch import Lane, Launch, Reading, Reread
 from contracts.spec.pattern import HybridPattern, Placement, Translation
 from contracts.spec.recipe import Recipe
+from contracts.spec.records import Fate, Form, Result, Run, Verdict
 from contracts.spec.topology import Degrees, ExpertLane, GradientReduction, GroupCall, Kind, Layout, Topology
 
 
@@ -115,6 +116,30 @@ class Stack(Party, Protocol):
         ...
 
 
+class Court(Party, Protocol):
+    """The gate's own questions. The suite is a party too: its promises (GATE) are judged like any other."""
+
+    def verdict(self, run: Run, today: str) -> Verdict:
+        """The verdict on a run. `today` (ISO date) decides which deviations have expired."""
+        ...
+
+    def write_run(self, run: Run, today: str) -> str:
+        """The run as JSON lines, closed by its footer."""
+        ...
+
+    def read_run(self, text: str) -> Run:
+        """A run read back; refuses one that was cut off, altered or mixed."""
+        ...
+
+    def render(self, run: Run, today: str, form: Form) -> str:
+        """The verdict on a run in one of the report forms."""
+        ...
+
+    def fate(self, result: Result, says: str) -> Fate:
+        """What the judgement of a mutant proves, when `says` are the words it must provoke."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class Question:
     """One question with the types of its parameters and of its answer."""
@@ -123,6 +148,7 @@ class Question:
     parameters: Mapping[str, Any]
     answer: Any
     doc: str
+    of_the_court: bool = False
 
 
 def questions() -> Mapping[str, Question]:
@@ -132,12 +158,14 @@ def questions() -> Mapping[str, Question]:
 
 def _read_questions() -> dict[str, Question]:
     found = {}
-    for name, function in vars(Stack).items():
-        if name.startswith("_") or not inspect.isfunction(function):
-            continue
-        types = dict(hints(function))
-        answer = types.pop("return")
-        found[name] = Question(name=name, parameters=types, answer=answer, doc=inspect.getdoc(function) or "")
+    for protocol in (Stack, Court):
+        for name, function in vars(protocol).items():
+            if name.startswith("_") or not inspect.isfunction(function):
+                continue
+            types = dict(hints(function))
+            answer = types.pop("return")
+            doc = inspect.getdoc(function) or ""
+            found[name] = Question(name=name, parameters=types, answer=answer, doc=doc, of_the_court=protocol is Court)
     return found
 
 

@@ -1,0 +1,3 @@
+"""The root conftest loads the plugin and does nothing else."""
+
+pytest_plugins = ["contracts.harness.plugin"]

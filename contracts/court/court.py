@@ -1,0 +1,39 @@
+"""The court as a party: it answers the gate's own questions, so that the promises of GATE are judged like any other.
+
+It stands on the floor of the stacks, below the harness, because its mutants are made from it just as a stack's are.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Mapping
+
+from contracts.court import judge, record, report
+from contracts.court.verdict import verdict
+from contracts.spec.records import Fate, Form, Result, Run, Verdict
+from contracts.spec.topology import Layout
+
+
+class Court:
+    """Judges recorded runs."""
+
+    name = "court"
+    version = "1"
+    layouts: frozenset[Layout] = frozenset()
+    labels: Mapping[str, str] = {}
+    offers = frozenset({"verdict", "write_run", "read_run", "render", "fate"})
+
+    def verdict(self, run: Run, today: str) -> Verdict:
+        return verdict(run, datetime.date.fromisoformat(today))
+
+    def write_run(self, run: Run, today: str) -> str:
+        return record.write(run, datetime.date.fromisoformat(today))
+
+    def read_run(self, text: str) -> Run:
+        return record.read(text)[0]
+
+    def render(self, run: Run, today: str, form: Form) -> str:
+        return report.render(run, self.verdict(run, today), form)
+
+    def fate(self, result: Result, says: str) -> Fate:
+        return judge.fate_of(result, says)

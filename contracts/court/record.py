@@ -1,0 +1,198 @@
+"""A run as JSON lines: one object with one key a line, in the order in which things happened.
+
+    {"header": …}  {"plan": …}  {"deviation": …}*  {"result": …}*  {"unclaimed": …}*  {"kill": …}*  {"footer": …}
+
+The plan stands in the file before the first result, and the footer carries its hash and the number of results, so a
+file that was cut off, pasted together or edited is refused instead of being read as a smaller run.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TextIO
+
+from contracts.court.verdict import verdict
+from contracts.spec import codec
+from contracts.spec.errors import Refused, refuse
+from contracts.spec.records import (
+    SCHEMA,
+    Deviation,
+    Footer,
+    Header,
+    Kill,
+    Plan,
+    Result,
+    Run,
+    Unclaimed,
+    Verdict,
+)
+
+KINDS: Mapping[str, type] = {
+    "header": Header,
+    "plan": Plan,
+    "deviation": Deviation,
+    "result": Result,
+    "unclaimed": Unclaimed,
+    "kill": Kill,
+    "footer": Footer,
+}
+_NAMES = {kind: name for name, kind in KINDS.items()}
+
+
+def line(entry: object) -> str:
+    """One line of the record, without its newline."""
+    return f'{{"{_NAMES[type(entry)]}":{codec.dumps(entry)}}}'
+
+
+def fingerprint(plan: Plan) -> str:
+    """SHA-256 of the plan as it is written."""
+    return hashlib.sha256(line(plan).encode()).hexdigest()
+
+
+def footer(run: Run, judged: Verdict, finished: str) -> Footer:
+    """The line that closes a run."""
+    return Footer(
+        plan=fingerprint(run.plan),
+        results=len(run.results),
+        word=judged.word,
+        exit_code=judged.exit_code,
+        finished=finished,
+    )
+
+
+def write(run: Run, today: datetime.date) -> str:
+    """A whole run as text, judged on a given day."""
+    entries: list[object] = [run.header, run.plan, *run.deviations, *run.results, *run.unclaimed, *run.kills]
+    entries.append(footer(run, verdict(run, today), run.header.started))
+    return "".join(f"{line(entry)}\n" for entry in entries)
+
+
+def read(text: str) -> tuple[Run, Footer]:
+    """Read a run back.
+
+    Raises:
+        Refused: when it has no footer, when plan or results do not match it, when a line is not of the schema, or when
+            it was written by another schema version.
+    """
+    entries = [_read_line(each, number) for number, each in enumerate(text.split("\n"), start=1) if each]
+    order = [_NAMES[type(entry)] for entry in entries]
+    if order[-1:] != ["footer"]:
+        raise refuse("run", order[-1] if order else "nothing", "ends without a footer: it was cut off", "run it again")
+    if not text.endswith("\n"):
+        raise refuse("run", text[-40:], "ends in the middle of a line: it was cut off", "run it again")
+    if order[:2] != ["header", "plan"] or any(order.count(once) > 1 for once in ("header", "plan", "footer")):
+        raise refuse("run", order[:3], "is not header, plan, results, footer", "do not join or edit records")
+    run = Run(
+        header=_only(entries, Header)[0],
+        plan=_only(entries, Plan)[0],
+        results=tuple(_only(entries, Result)),
+        deviations=tuple(_only(entries, Deviation)),
+        unclaimed=tuple(_only(entries, Unclaimed)),
+        kills=tuple(_only(entries, Kill)),
+    )
+    closing = _only(entries, Footer)[0]
+    if closing.plan != fingerprint(run.plan):
+        raise refuse("run", closing.plan, "the footer belongs to another plan", "do not join or edit records")
+    if closing.results != len(run.results):
+        problem = f"the footer counts {closing.results} results, the record holds {len(run.results)}"
+        raise refuse("run", closing.results, problem, "run it again")
+    return run, closing
+
+
+def load(path: Path) -> tuple[Run, Footer]:
+    """Read a run from a file, or from the report folder it stands in.
+
+    Raises:
+        Refused: also when the file cannot be read.
+    """
+    file = path / "run.jsonl" if path.is_dir() else path
+    try:
+        return read(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise refuse(
+            "run", str(file), f"cannot be read: {error.strerror}", "give a report folder or its run.jsonl"
+        ) from None
+    except UnicodeDecodeError as error:
+        raise refuse(
+            "run", str(file), f"is not text: {error.reason}", "give a report folder or its run.jsonl"
+        ) from None
+
+
+class Recorder:
+    """Writes a run while it happens; every line is on disk before the next test starts.
+
+    The file is `run.jsonl.part` until the footer stands, so a killed run never looks like a finished one.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.path = folder / "run.jsonl"
+        self._part = folder / "run.jsonl.part"
+        self.path.unlink(missing_ok=True)  # an older run must not be read as this one
+        self._file: TextIO = self._part.open("w", encoding="utf-8")
+
+    def add(self, entry: object) -> None:
+        self._file.write(f"{line(entry)}\n")
+        self._file.flush()
+
+    def close(self, last: Footer) -> None:
+        """Write the footer and give the file its name."""
+        self.add(last)
+        os.fsync(self._file.fileno())
+        self._file.close()
+        self._part.replace(self.path)
+
+    def __enter__(self) -> Recorder:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()
+
+
+def schema() -> dict[str, Any]:
+    """The JSON Schema of one line of the record."""
+    definitions: dict[str, Any] = {}
+    choices = []
+    for name, kind in KINDS.items():
+        described = codec.schema(kind)
+        definitions |= described["$defs"]
+        choices.append(
+            {"type": "object", "properties": {name: {"$ref": described["$ref"]}}, "required": [name],
+             "additionalProperties": False}
+        )  # fmt: skip
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": f"One line of a {SCHEMA} record",
+        "oneOf": choices,
+        "$defs": definitions,
+    }
+
+
+def _read_line(text: str, number: int) -> Any:
+    name = f"line {number}"
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError):
+        raise refuse(name, text[:60], "is not JSON", "the record is damaged; run it again") from None
+    if not isinstance(data, dict) or len(data) != 1 or next(iter(data)) not in KINDS:
+        raise refuse(name, text[:60], f"is none of {', '.join(KINDS)}", "give a record of this gate")
+    kind = next(iter(data))
+    version = data[kind].get("schema") if kind == "header" and isinstance(data[kind], dict) else SCHEMA
+    if version != SCHEMA:
+        raise refuse(name, version, f"is another schema than {SCHEMA}", "read it with the version that wrote it")
+    return codec.decode(KINDS[kind], data[kind], name=f"{name}.{kind}")
+
+
+def _only(entries: Iterable[Any], kind: type) -> list[Any]:
+    return [entry for entry in entries if type(entry) is kind]
+
+
+__all__ = ["Recorder", "Refused", "fingerprint", "footer", "line", "load", "read", "schema", "write"]

@@ -1,0 +1,208 @@
+"""Verdict → what a person or a machine reads. Five forms, all drawn from the one verdict; none decides anything.
+
+Every id of the plan stands in every form: what holds as well as what did not run. Counts alone cannot be audited.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import shlex
+from collections.abc import Callable, Iterable, Mapping
+from itertools import groupby
+from typing import Any
+
+from contracts.spec import codec
+from contracts.spec.records import OUTCOMES, Form, Item, Outcome, Result, Run, Verdict
+
+HEADINGS: Mapping[Outcome, str] = {
+    "violated": "Violated",
+    "broken": "Broken (the suite or the adapter failed; this says nothing about the promise)",
+    "not run": "Not run",
+    "deviates": "Deviates, as declared",
+    "untested": "Untested (the law has no check for it yet)",
+    "not offered": "Not offered by this stack",
+    "holds": "Holds",
+}
+_DETAILED: frozenset[Outcome] = frozenset({"violated", "broken", "not run", "deviates"})
+
+
+def render(run: Run, verdict: Verdict, form: Form) -> str:
+    """The verdict on a run in one form."""
+    return _FORMS[form](run, verdict)
+
+
+def headline(verdict: Verdict) -> str:
+    """The verdict in one line: of whom, for which profile, and how many of what."""
+    counts = ", ".join(f"{verdict.counts[outcome]} {outcome}" for outcome in OUTCOMES if verdict.counts[outcome])
+    faults = f", {len(verdict.faults)} faults of the run" if verdict.faults else ""
+    return f"{verdict.word.upper()}: {verdict.subject}, profile {verdict.profile} ({counts or 'no result'}{faults})"
+
+
+def rerun(run: Run, item: Item) -> str:
+    """The command that judges one item again."""
+    words = ["lanegate", "check", "--stack", run.header.subject.origin, "--profile", str(item)]
+    return shlex.join(words)
+
+
+def details(run: Run, result: Result) -> list[tuple[str, str]]:
+    """What a reader needs about one result: the values, the promise, its source, and how to see it again."""
+    statement = run.plan.promises.get(result.id)
+    found = [("got", result.words)]
+    if result.rank is not None:
+        found.append(("first rank", str(result.rank)))
+    if statement is not None:
+        found += [("promise", statement.promise), ("source", statement.source)]
+    found += [(f"{question} by", answer) for question, answer in result.answered.items()]
+    return [*found, ("rerun", rerun(run, result.item)), ("explain", f"lanegate explain {result.id}")]
+
+
+def by_outcome(verdict: Verdict) -> list[tuple[Outcome, list[Result]]]:
+    """The results under each heading, in reading order, empty headings left out."""
+    grouped = ((outcome, [r for r in verdict.results if r.outcome == outcome]) for outcome in HEADINGS)
+    return [(outcome, results) for outcome, results in grouped if results]
+
+
+def by_id(results: Iterable[Result]) -> list[tuple[str, list[Result]]]:
+    """Results of one contract together, in plan order."""
+    return [(id, list(group)) for id, group in groupby(results, key=lambda result: result.id)]
+
+
+def _cases(results: list[Result]) -> str:
+    return ", ".join(result.case for result in results if result.case)
+
+
+def _terminal(run: Run, verdict: Verdict) -> str:
+    # rich takes 60 ms to import; a run that only writes JSON does not pay for it.
+    from rich.console import Console
+    from rich.padding import Padding
+    from rich.table import Table
+    from rich.text import Text
+
+    text = io.StringIO()
+    console = Console(file=text, width=120, color_system=None, legacy_windows=False)
+    for outcome, results in reversed(by_outcome(verdict)):
+        console.print(Text(f"{HEADINGS[outcome]}: {len(results)}"))
+        if outcome in _DETAILED:
+            for result in results:
+                console.print(Text(f"  {result.item}"))
+                table = Table.grid(padding=(0, 2))
+                for label, words in details(run, result):
+                    table.add_row(Text(label), Text(words))
+                console.print(Padding(table, (0, 0, 0, 4)))
+            continue
+        for id, group in by_id(results):
+            reason = group[0].words if outcome != "holds" else ""
+            words = f"{id}  {_cases(group)}" + (f"  ({reason})" if reason else "")
+            console.print(Padding(Text(words), (0, 0, 0, 2)))
+    for fault in verdict.faults:
+        console.print(Text(f"fault ({fault.kind}): {fault.words}"))
+    for each in run.unclaimed:
+        console.print(Text(f"works and is not claimed: {each.question} ({each.evidence})"))
+    if run.plan.outside:
+        console.print(Text(f"Outside the profile {verdict.profile}: {len(run.plan.outside)}"))
+        console.print(Padding(Text(" ".join(run.plan.outside)), (0, 0, 0, 2)))
+    text.write(f"{headline(verdict)}\n")
+    return text.getvalue()
+
+
+def _markdown(run: Run, verdict: Verdict) -> str:
+    lines = [f"## {headline(verdict)}", ""]
+    lines += ["| outcome | items |", "|---|---|"]
+    lines += [f"| {outcome} | {verdict.counts[outcome]} |" for outcome in OUTCOMES]
+    if verdict.faults:
+        lines += ["", "### Faults of the run", *(f"- {fault.kind}: {fault.words}" for fault in verdict.faults)]
+    for outcome, results in by_outcome(verdict):
+        lines += ["", f"### {HEADINGS[outcome]}", ""]
+        if outcome in _DETAILED:
+            for result in results:
+                lines.append(f"- **{result.item}**")
+                lines += [f"  - {label}: {_inline(text)}" for label, text in details(run, result)]
+            continue
+        for id, group in by_id(results):
+            reason = f": {_inline(group[0].words)}" if outcome != "holds" and group[0].words else ""
+            lines.append(f"- {id} {_cases(group)}{reason}")
+    if run.unclaimed:
+        lines += [
+            "",
+            "### Works and is not claimed",
+            *(f"- {each.question}: {each.evidence}" for each in run.unclaimed),
+        ]
+    if run.plan.outside:
+        lines += ["", f"### Outside the profile {verdict.profile}", "", " ".join(run.plan.outside)]
+    return "\n".join(lines) + "\n"
+
+
+def _inline(text: str) -> str:
+    return " / ".join(text.replace("|", "\\|").splitlines())
+
+
+def _junit(run: Run, verdict: Verdict) -> str:
+    """JUnit knows pass, failure, error and skip. The verdict is a test case of its own, so that a run which is
+    incomplete, and has only skips to show for it, is red there too."""
+    from junitparser import Error, Failure, JUnitXml, Skipped, TestCase, TestSuite
+
+    suite = TestSuite(f"lanegate {verdict.subject} {verdict.profile}")
+    suite.add_property("verdict", verdict.word)
+    suite.add_property("exit_code", str(verdict.exit_code))
+    for result in verdict.results:
+        case = TestCase(name=str(result.item), classname=f"{run.header.subject.name}.{result.id}", time=result.seconds)
+        text = "\n".join(f"{label}: {words}" for label, words in details(run, result))
+        if result.outcome == "violated":
+            case.result = [_told(Failure(_first(result.words), "violated"), text)]
+        elif result.outcome == "broken":
+            case.result = [_told(Error(_first(result.words), "broken"), text)]
+        elif result.outcome != "holds":
+            case.result = [Skipped(f"{result.outcome}: {_first(result.words)}", result.outcome)]
+        suite.add_testcase(case)
+    closing = TestCase(name="verdict", classname=f"{run.header.subject.name}.lanegate", time=0)
+    if verdict.exit_code:
+        words = "\n".join([headline(verdict), *(f"{fault.kind}: {fault.words}" for fault in verdict.faults)])
+        closing.result = [_told(Failure(headline(verdict), verdict.word), words)]
+    suite.add_testcase(closing)
+    xml = JUnitXml()
+    xml.add_testsuite(suite)
+    buffer = io.BytesIO()
+    xml.write(buffer)
+    return buffer.getvalue().decode()
+
+
+def _first(words: str) -> str:
+    return words.split("\n", 1)[0]
+
+
+def _told(element: Any, text: str) -> Any:
+    element.text = text
+    return element
+
+
+def _html(run: Run, verdict: Verdict) -> str:
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    environment = Environment(
+        loader=PackageLoader("contracts.court", "."), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+    )
+    return environment.get_template("report.html.j2").render(
+        run=run,
+        verdict=verdict,
+        headline=headline(verdict),
+        headings=HEADINGS,
+        sections=[(outcome, by_id(results)) for outcome, results in by_outcome(verdict)],
+        details=lambda result: details(run, result),
+        detailed=_DETAILED,
+        cases=_cases,
+    )
+
+
+def _json(run: Run, verdict: Verdict) -> str:
+    body = codec.encode(verdict) | {"exit_code": verdict.exit_code, "headline": headline(verdict)}
+    return json.dumps(body | {"outside": list(run.plan.outside)}, indent=2, ensure_ascii=False) + "\n"
+
+
+_FORMS: Mapping[Form, Callable[[Run, Verdict], str]] = {
+    "terminal": _terminal,
+    "markdown": _markdown,
+    "junit": _junit,
+    "html": _html,
+    "json": _json,
+}

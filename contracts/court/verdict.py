@@ -1,0 +1,133 @@
+"""Run → verdict. Pure arithmetic: the same run and the same day give the same verdict, here or offline.
+
+Precedence: a violation is the strongest thing that can be said, then a broken suite, then what did not run. A run in
+which nothing was judged has no verdict but that.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from fnmatch import fnmatchcase
+
+from contracts.spec.records import OUTCOMES, Deviation, Fault, Item, Outcome, Result, Run, Verdict, Word
+
+JUDGED: frozenset[Outcome] = frozenset({"holds", "violated", "deviates"})
+_WORST_FIRST: tuple[Outcome, ...] = (
+    "violated", "broken", "not run", "untested", "not offered", "deviates", "holds",
+)  # fmt: skip
+
+
+def verdict(run: Run, today: datetime.date) -> Verdict:
+    """Judge a run against its plan and the declared deviations."""
+    results, faults = _by_plan(run)
+    faults += _deviation_faults(run, results, today)
+    valid = [deviation for deviation in run.deviations if not expired(deviation, today)]
+    results = [_declared(result, valid) for result in results]
+    faults += _claim_faults(run, results)
+    counts = Counter(result.outcome for result in results)
+    return Verdict(
+        word=_word(results, faults),
+        profile=run.header.profile,
+        subject=f"{run.header.subject.name} {run.header.subject.version}",
+        results=tuple(results),
+        faults=tuple(faults),
+        counts={outcome: counts[outcome] for outcome in OUTCOMES},
+    )
+
+
+def expired(deviation: Deviation, today: datetime.date) -> bool:
+    """A deviation counts up to and including its last day."""
+    return datetime.date.fromisoformat(deviation.expires) < today
+
+
+def covers(deviation: Deviation, item: Item) -> bool:
+    """Whether a deviation is about an item."""
+    return deviation.id == item.id and fnmatchcase(item.case, deviation.case)
+
+
+def _declared(result: Result, deviations: Iterable[Deviation]) -> Result:
+    """A violation that its owner declared is a deviation. An error is never covered."""
+    if result.outcome != "violated":
+        return result
+    for deviation in deviations:
+        if covers(deviation, result.item):
+            words = f"{result.words}\ndeclared by {deviation.owner} until {deviation.expires}: {deviation.reason}"
+            return replace(result, outcome="deviates", words=f"{words} ({deviation.issue})")
+    return result
+
+
+def _by_plan(run: Run) -> tuple[list[Result], list[Fault]]:
+    came: dict[Item, list[Result]] = {}
+    for result in run.results:
+        came.setdefault(result.item, []).append(result)
+    results, faults = [], []
+    for item in run.plan.items:
+        answers = came.pop(item, [])
+        if not answers:
+            words = "planned, and no result came"
+            results.append(Result(id=item.id, case=item.case, outcome="not run", words=words))
+            continue
+        if len(answers) > 1:
+            faults.append(Fault(kind="plan", words=f"{item} has {len(answers)} results"))
+        results.append(min(answers, key=lambda result: _WORST_FIRST.index(result.outcome)))
+    faults += [Fault(kind="plan", words=f"a result came for {item}, which was not planned") for item in came]
+    faults += [Fault(kind="plan", words=f"{item} is planned {n} times") for item, n in Counter(run.plan.items).items()
+               if n > 1]  # fmt: skip
+    return results, faults
+
+
+def _deviation_faults(run: Run, results: list[Result], today: datetime.date) -> list[Fault]:
+    words = []
+    for deviation in run.deviations:
+        entry = f"deviation {deviation.id}[{deviation.case}]"
+        matched = [result for result in results if covers(deviation, result.item)]
+        failing = [result for result in matched if result.outcome == "violated"]
+        holding = [result for result in matched if result.outcome == "holds"]
+        if expired(deviation, today):
+            words.append(f"{entry} expired on {deviation.expires}; mend it or argue for a new date")
+        elif not matched and deviation.id not in run.plan.outside:
+            words.append(f"{entry} matches nothing in the plan; remove it or correct its selector")
+        elif holding and not failing:
+            words.append(f"{entry} is stale: the promise now holds; remove it")
+        elif holding:
+            kept = ", ".join(result.case for result in holding)
+            words.append(f"{entry} is wider than what fails: {kept} hold; narrow its selector")
+    for item in run.plan.items:
+        covering = [deviation for deviation in run.deviations if covers(deviation, item)]
+        if len(covering) > 1:
+            words.append(f"{item} is covered by {len(covering)} deviations; keep one")
+    return [Fault(kind="deviation", words=each) for each in words]
+
+
+def _claim_faults(run: Run, results: list[Result]) -> list[Fault]:
+    """A question that is claimed and then declined in every case is a claim that does not hold."""
+    found = []
+    for question in sorted(run.header.subject.offers):
+        asked = [r for r in results if question in _asks(run, r.id)]
+        if asked and all(result.outcome == "not offered" for result in asked):
+            words = f"{run.header.subject.name} claims {question} and declined each of its {len(asked)} cases"
+            found.append(Fault(kind="claim", words=words))
+    return found
+
+
+def _asks(run: Run, contract_id: str) -> tuple[str, ...]:
+    statement = run.plan.promises.get(contract_id)
+    return statement.asks if statement else ()
+
+
+def _word(results: list[Result], faults: list[Fault]) -> Word:
+    outcomes = {result.outcome for result in results}
+    for word, found in _precedence(outcomes, {fault.kind for fault in faults}):
+        if found:
+            return word
+    return "conformant"
+
+
+def _precedence(outcomes: set[Outcome], faults: set[str]) -> Iterator[tuple[Word, bool]]:
+    yield "violated", "violated" in outcomes or bool({"deviation", "claim"} & faults)
+    yield "broken", "broken" in outcomes or "plan" in faults
+    yield "nothing ran", not outcomes & JUDGED
+    yield "incomplete", bool({"not run", "untested"} & outcomes)

@@ -1,0 +1,36 @@
+"""The table of contents of the law: every id, what it promises, where it is judged, which mutants it kills, its state.
+
+Generated, and kept as a snapshot, so that a change of the law is seen in review as a change of one table.
+"""
+
+from __future__ import annotations
+
+from contracts.contract import Contract, Law, Untested
+
+
+def contents(law: Law) -> str:
+    """The law as Markdown, one table a family."""
+    entries: dict[str, list[Contract | Untested]] = {}
+    every: list[Contract | Untested] = [*law.contracts.values(), *law.untested.values()]
+    for entry in every:
+        entries.setdefault(entry.family, []).append(entry)
+    tested, untested, mutants = len(law.contracts), len(law.untested), len(law.mutants)
+    lines = ["# The law", "", f"{tested} contracts, {mutants} mutants, {untested} promises not judged yet."]
+    for family, members in entries.items():
+        lines += [
+            "",
+            f"## {family}",
+            "",
+            "| id | promise | tier | cases | mutants | state |",
+            "|---|---|---|---|---|---|",
+        ]
+        lines += [_row(law, entry) for entry in sorted(members, key=lambda each: each.id)]
+    return "\n".join(lines) + "\n"
+
+
+def _row(law: Law, entry: Contract | Untested) -> str:
+    promise = entry.promise.replace("|", "\\|")
+    if isinstance(entry, Untested):
+        return f"| {entry.id} | {promise} | {entry.tier} | | | untested: {entry.why} |"
+    mutants = ", ".join(mutant.name for mutant in law.mutants_of(entry.id))
+    return f"| {entry.id} | {promise} | {entry.tier} | {len(entry.cases)} | {mutants} | judged |"

@@ -1,0 +1,181 @@
+"""One run of the gate: who is judged, by which plan, what has come in, and the verdict at the end.
+
+Knows nothing of pytest; the plugin feeds it. Kept apart so that a run can also be driven by a loop (`selftest`).
+"""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import platform
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+
+from contracts.contract import LAW, Contract
+from contracts.court import record
+from contracts.court.court import Court
+from contracts.court.judge import judge
+from contracts.court.verdict import covers, expired, verdict
+from contracts.harness import parties
+from contracts.spec.errors import Unreachable
+from contracts.spec.records import (
+    SCHEMA,
+    Deviation,
+    Header,
+    Item,
+    Kill,
+    Plan,
+    Result,
+    Run,
+    Unclaimed,
+    Verdict,
+)
+from contracts.spec.stack import Party, questions
+
+
+def today() -> datetime.date:
+    return datetime.datetime.now(datetime.UTC).date()
+
+
+def utc_now() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+
+
+@dataclass
+class Gate:
+    """A run in progress."""
+
+    subject: Party
+    origin: str
+    assistants: tuple[tuple[str, Party], ...]
+    profile: str
+    plan: Plan
+    deviations: tuple[Deviation, ...] = ()
+    results: list[Result] = field(default_factory=list)
+    unclaimed: tuple[Unclaimed, ...] = ()
+    kills: tuple[Kill, ...] = ()
+    started: str = field(default_factory=utc_now)
+    recorder: record.Recorder | None = None
+
+    def open(self, folder: Path | None) -> None:
+        """Write header and plan, before anything runs, and what is known already: the untested promises."""
+        if folder is not None:
+            self.recorder = record.Recorder(folder)
+            for entry in (self.header, self.plan, *self.deviations):
+                self.recorder.add(entry)
+        for item in self.plan.items:
+            if item.id in LAW.untested:
+                self.add(Result(id=item.id, outcome="untested", words=LAW.untested[item.id].why))
+
+    def judge(self, item: Item) -> Result:
+        """Put one item to the subject, or to the court if it is a promise of the gate itself."""
+        contract = LAW.contracts[item.id]
+        party = Court() if contract.of_the_court else self.subject
+        return judge(contract, item.case, party, [assistant for _, assistant in self.assistants])
+
+    def add(self, result: Result) -> None:
+        """Take a result in; it is on disk before the next one starts."""
+        self.results.append(result)
+        if self.recorder is not None:
+            self.recorder.add(result)
+
+    def declared(self, result: Result) -> Deviation | None:
+        """The deviation in force that declares a violation."""
+        for deviation in self.deviations:
+            if covers(deviation, result.item) and not expired(deviation, today()):
+                return deviation
+        return None
+
+    def close(self) -> Verdict:
+        """Judge the run and write its footer."""
+        self.unclaimed = tuple(_unclaimed(self.subject))
+        run = self.run()
+        judged = verdict(run, today())
+        if self.recorder is not None:
+            for entry in (*self.unclaimed, *self.kills):
+                self.recorder.add(entry)
+            self.recorder.close(record.footer(run, judged, utc_now()))
+        return judged
+
+    def run(self) -> Run:
+        """The run as it stands."""
+        return Run(
+            header=self.header,
+            plan=self.plan,
+            results=tuple(self.results),
+            deviations=self.deviations,
+            unclaimed=self.unclaimed,
+            kills=self.kills,
+        )
+
+    @functools.cached_property
+    def header(self) -> Header:
+        """Who judges whom; taken once, when the run opens."""
+        return Header(
+            schema=SCHEMA,
+            suite=suite_version(),
+            revision=revision(),
+            profile=self.profile,
+            subject=parties.subject_of(self.subject, self.origin),
+            assistants=tuple(parties.subject_of(party, name) for name, party in self.assistants),
+            started=self.started,
+            command=tuple(sys.argv),
+            python=platform.python_version(),
+            platform=platform.platform(),
+        )
+
+
+def _unclaimed(subject: Party) -> list[Unclaimed]:
+    """Questions that the subject does not claim and yet answers rightly. Tried on one case each."""
+    found = []
+    for question in questions().values():
+        if question.of_the_court or question.name in subject.offers or not hasattr(subject, question.name):
+            continue
+        alone: Contract | None = next((c for c in LAW.contracts.values() if c.asks == (question.name,)), None)
+        if alone is None:
+            continue
+        case = next(iter(alone.cases))
+        try:
+            result = judge(alone, case, _Claiming(subject, question.name))
+        except Unreachable:
+            continue
+        if result.outcome == "holds":
+            found.append(Unclaimed(question=question.name, evidence=f"{alone.id}[{case}] holds"))
+    return found
+
+
+class _Claiming:
+    """The subject, as if it claimed one more question."""
+
+    def __init__(self, subject: Party, question: str) -> None:
+        self._subject = subject
+        self.name, self.version = subject.name, subject.version
+        self.layouts, self.labels = subject.layouts, subject.labels
+        self.offers = frozenset({question})
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._subject, name)
+
+
+def suite_version() -> str:
+    """The installed version of lanegate; "unknown" in a tree that was never installed."""
+    try:
+        return metadata.version("lanegate")
+    except metadata.PackageNotFoundError:
+        return "unknown"
+
+
+def revision() -> str:
+    """The suite's own git revision, with `+dirty`; "unknown" outside a checkout."""
+    here = Path(__file__).resolve().parent
+    try:
+        done = subprocess.run(
+            ["git", "describe", "--always", "--dirty=+dirty", "--abbrev=12", "--exclude=*"],
+            cwd=here, capture_output=True, text=True, timeout=10, check=True,
+        )  # fmt: skip
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"
+    return done.stdout.strip() or "unknown"

@@ -1,0 +1,164 @@
+"""The pytest plugin: brings a stack before the law and lets one verdict decide.
+
+Hooks stand in the order in which pytest calls them; what they do stands in `gate`, `profiles` and `parties`. With
+xdist the controller plans, records and judges, and the workers only run: results travel in the reports.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from contracts.contract import LAW
+from contracts.court import deviations, report
+from contracts.harness import parties, profiles
+from contracts.harness.gate import Gate
+from contracts.spec import codec
+from contracts.spec.errors import Refused, Unreachable
+from contracts.spec.records import Item, Result, Verdict
+
+GATE = pytest.StashKey[Gate]()
+VERDICT = pytest.StashKey[Verdict]()
+_PROPERTY = "lanegate.result"
+
+NEEDS = {
+    "unit": "no promise of this profile is judged in one process",
+    "gpu": "the gpu tier needs one CUDA device, and no promise of it has a check yet; see snapshots/contracts.md",
+    "dist": "the dist tier needs `torchrun --nproc-per-node N -m pytest -m dist`, and no promise of it has a check "
+    "yet; see snapshots/contracts.md",
+}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("lanegate", "conformance of a training stack")
+    group.addoption("--stack", default="reference", help="the stack under test: a name or package.module:Name")
+    group.addoption("--with", dest="assistants", action="append", default=[], metavar="PARTY",
+                    help="who answers what the stack does not (a launcher's parser); `none` for nobody")  # fmt: skip
+    group.addoption("--profile", default="launch", help="launch, unit, gpu, dist, full, or ids and prefixes of ids")
+    group.addoption("--deviations", type=Path, help="TOML file of declared deviations")
+    group.addoption("--report", type=Path, metavar="DIR", help="write the run as JSON lines to DIR/run.jsonl")
+    group.addoption("--gate", action="store_true", help="let the verdict decide the exit code: incomplete is red")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    for tier, needs in {"unit": "one CPU process", "gpu": "one CUDA device", "dist": "several ranks"}.items():
+        config.addinivalue_line("markers", f"{tier}: a promise or test that needs {needs}")
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    config = session.config
+    if _gating(config) and not hasattr(config, "workerinput"):
+        gate = _gate(config)
+        gate.open(config.getoption("report"))
+        config.pluginmanager.register(_Collector(gate), "lanegate-collector")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "promise" not in metafunc.fixturenames:
+        return
+    tier = next(mark.name for mark in metafunc.definition.iter_markers() if mark.name in NEEDS)
+    gate = _gate(metafunc.config)
+    items = [i for i in gate.plan.items if i.id in LAW.contracts and LAW.contracts[i.id].tier == tier]
+    if not items:
+        nothing = pytest.param(None, marks=pytest.mark.skip(reason=NEEDS[tier]), id="nothing")
+        metafunc.parametrize("promise", [nothing])
+        return
+    metafunc.parametrize("promise", items, ids=[f"{item.id}-{item.case}" for item in items], indirect=True)
+
+
+@pytest.fixture
+def promise(request: pytest.FixtureRequest) -> Promise:
+    """One item of the plan, ready to be put to the stack under test."""
+    return Promise(_gate(request.config), request.param, request.node)
+
+
+class Promise:
+    """One item of the plan as a test."""
+
+    def __init__(self, gate: Gate, item: Item, node: pytest.Item) -> None:
+        self._gate, self._item, self._node = gate, item, node
+
+    def keep(self) -> None:
+        """Judge it. The result travels in the test's report; pytest's own outcome follows from it."""
+        result = self._gate.judge(self._item)
+        self._node.user_properties.append((_PROPERTY, codec.dumps(result)))
+        words = "\n".join(f"{label:>12}  {text}" for label, text in report.details(self._gate.run(), result))
+        if result.outcome == "violated":
+            declared = self._gate.declared(result)
+            if declared is not None:
+                pytest.xfail(f"declared by {declared.owner} until {declared.expires}: {declared.reason}")
+            pytest.fail(f"{result.item} is violated\n{words}", pytrace=False)
+        if result.outcome == "broken":
+            pytest.fail(f"{result.item} is broken: {result.words}\n{words}", pytrace=False)
+        if result.outcome != "holds":
+            pytest.skip(f"{result.outcome}: {result.words}")
+
+
+class _Collector:
+    """Takes the results in, from this process or from xdist's workers."""
+
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when != "call":
+            return
+        for name, value in report.user_properties:
+            if name == _PROPERTY:
+                self._gate.add(codec.loads(Result, str(value)))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    config = session.config
+    if GATE not in config.stash or not _gating(config) or hasattr(config, "workerinput"):
+        return
+    if exitstatus in (pytest.ExitCode.INTERRUPTED, pytest.ExitCode.INTERNAL_ERROR, pytest.ExitCode.USAGE_ERROR):
+        return  # no footer: the record stays unfinished and is refused by every reader
+    verdict = config.stash[GATE].close()
+    config.stash[VERDICT] = verdict
+    if config.getoption("gate") and verdict.exit_code:
+        session.exitstatus = verdict.exit_code
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if VERDICT not in config.stash:
+        return
+    verdict = config.stash[VERDICT]
+    terminalreporter.section("lanegate")
+    for fault in verdict.faults:
+        terminalreporter.write_line(f"fault ({fault.kind}): {fault.words}")
+    folder = config.getoption("report")
+    if folder is not None:
+        terminalreporter.write_line(f"record: {folder / 'run.jsonl'}; read it with `lanegate report {folder}`")
+    terminalreporter.write_line(report.headline(verdict))
+
+
+def _gating(config: pytest.Config) -> bool:
+    return bool(config.getoption("gate") or config.getoption("report"))
+
+
+def _gate(config: pytest.Config) -> Gate:
+    """The gate of this session, built once, from the options."""
+    if GATE in config.stash:
+        return config.stash[GATE]
+    import contracts.checks  # the law itself; here, so that `pytest --help` does not read it
+
+    assert contracts.checks
+    name, declared = config.getoption("stack"), config.getoption("deviations")
+    try:
+        subject = parties.load(name)
+        quick = not config.getoption("gate")
+        gate = Gate(
+            subject=subject,
+            origin=name,
+            assistants=parties.assistants(subject, tuple(config.getoption("assistants")), quick=quick),
+            profile=config.getoption("profile"),
+            plan=profiles.plan(LAW, config.getoption("profile")),
+            deviations=() if declared is None else deviations.load(declared),
+        )
+    except (Refused, Unreachable) as error:
+        raise pytest.UsageError(str(error)) from error
+    config.stash[GATE] = gate
+    return gate

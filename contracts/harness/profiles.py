@@ -1,0 +1,81 @@
+"""Profiles: which promises a verdict is about. A profile turns the law into a plan, before anything runs.
+
+A named profile is a tier, everything, or the launch side. Anything else is a comma-separated list of id prefixes
+(`TOPO`, `PAT-0`, `ARGV-03b`) or single items (`TOPO-02[pp2-tp2]`).
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping
+
+from contracts.contract import TIERS, Contract, Law, Untested
+from contracts.spec.errors import refuse
+from contracts.spec.records import Item, Plan, Statement
+
+LAUNCH_FAMILIES = ("GATE", "PAT", "NAME", "REC", "ARGV", "ENV", "TOPO")
+
+NAMED: Mapping[str, str] = {
+    "launch": "what is emitted before anything is built: patterns, names, recipes, argv, environment, meshes; tested "
+    "promises of one process",
+    "unit": "every promise of one CPU process, those without a check included",
+    "gpu": "every promise that needs one GPU",
+    "dist": "every promise that needs several ranks",
+    "full": "the whole law",
+}
+
+_Entry = Contract | Untested
+
+
+def plan(law: Law, profile: str) -> Plan:
+    """The items a profile demands, in the order of the law, and the ids it leaves outside.
+
+    Raises:
+        Refused: for a profile that selects nothing, with the nearest names.
+    """
+    chosen = _chooser(law, profile)
+    items: list[Item] = []
+    promises: dict[str, Statement] = {}
+    entries: list[_Entry] = [*law.contracts.values(), *law.untested.values()]
+    for entry in entries:
+        cases = tuple(entry.cases) if isinstance(entry, Contract) else ("",)
+        picked = [Item(id=entry.id, case=case) for case in cases if chosen(entry, case)]
+        if picked:
+            items += picked
+            promises[entry.id] = _statement(entry)
+    if not items:
+        near = difflib.get_close_matches(profile, [*NAMED, *law.ids()], n=3) or [*NAMED]
+        raise refuse("profile", profile, "selects no promise", f"the nearest are {', '.join(near)}")
+    outside = tuple(id for id in law.ids() if id not in promises)
+    return Plan(items=tuple(items), outside=outside, promises=promises)
+
+
+def _statement(entry: _Entry) -> Statement:
+    if isinstance(entry, Untested):
+        return Statement(promise=entry.promise, source="the law; no check yet")
+    return Statement(promise=entry.promise, source=entry.source, asks=entry.asks)
+
+
+def _chooser(law: Law, profile: str) -> Callable[[_Entry, str], bool]:
+    if profile == "full":
+        return lambda entry, case: True
+    if profile in TIERS:
+        return lambda entry, case: entry.tier == profile
+    if profile == "launch":
+        return lambda entry, case: (
+            isinstance(entry, Contract) and entry.tier == "unit" and entry.family in LAUNCH_FAMILIES
+        )
+    words = [word.strip() for word in profile.split(",") if word.strip()]
+    for word in words:
+        if not any(_matches(word, id, case) for id in law.ids() for case in _cases(law, id)):
+            near = difflib.get_close_matches(word, [*NAMED, *law.ids()], n=3) or [*NAMED]
+            raise refuse("profile", word, "selects no promise", f"the nearest are {', '.join(near)}")
+    return lambda entry, case: any(_matches(word, entry.id, case) for word in words)
+
+
+def _cases(law: Law, id: str) -> tuple[str, ...]:
+    return tuple(law.contracts[id].cases) if id in law.contracts else ("",)
+
+
+def _matches(word: str, id: str, case: str) -> bool:
+    return word == f"{id}[{case}]" if word.endswith("]") else id.startswith(word)

@@ -1,0 +1,83 @@
+"""The suite against itself: every promise must hold on the correct party and fail, for its words, on each mutant.
+
+The kill matrix is the proof that a green gate means something. The baseline is judged first, and it must not be
+empty: a mutant proves nothing where the promise does not hold to begin with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from contracts.contract import LAW, Contract, Law
+from contracts.court.court import Court
+from contracts.court.judge import judge, try_mutant
+from contracts.harness import parties
+from contracts.spec.records import Kill, Result, Word
+from contracts.spec.stack import Party
+
+
+@dataclass(frozen=True, kw_only=True)
+class Matrix:
+    """What the self-test found: the baseline, what became of each mutant, and which promises nothing guards."""
+
+    baseline: tuple[Result, ...]
+    kills: tuple[Kill, ...]
+    unguarded: tuple[str, ...]
+
+    @property
+    def failing(self) -> tuple[Result, ...]:
+        """Promises that do not hold on the correct party, or could not be put to it."""
+        return tuple(result for result in self.baseline if result.outcome not in ("holds", "not offered"))
+
+    @property
+    def word(self) -> Word:
+        fates = {kill.fate for kill in self.kills}
+        outcomes = {result.outcome for result in self.failing}
+        if not self.kills or not self.baseline:
+            return "nothing ran"
+        if "violated" in outcomes or self.unguarded or {"survived", "wrong words"} & fates:
+            return "violated"
+        if "broken" in outcomes or "crashed" in fates:
+            return "broken"
+        return "incomplete" if "not run" in outcomes or "void" in fates else "conformant"
+
+    @property
+    def bugs(self) -> tuple[str, ...]:
+        """The catalogued bugs that a killed mutant embodies."""
+        return tuple(sorted({bug for kill in self.kills if kill.fate == "killed" for bug in kill.bugs}))
+
+
+def run(law: Law = LAW, assistants: Iterable[Party] | None = None) -> Matrix:
+    """Judge the baseline and every mutant of the law."""
+    import contracts.checks
+    import contracts.mutants
+
+    assert contracts.checks
+    assert contracts.mutants
+    subject = parties.load("reference")
+    helping = tuple(assistants) if assistants is not None else tuple(
+        party for _, party in parties.assistants(subject, (), quick=False)
+    )  # fmt: skip
+    baseline = [
+        judge(contract, case, Court() if contract.of_the_court else subject, helping)
+        for contract in law.contracts.values()
+        for case in contract.cases
+    ]
+    kills = [try_mutant(mutant, _contract(law, mutant.of), helping) for mutant in law.mutants]
+    unguarded = tuple(id for id in law.contracts if not law.mutants_of(id))
+    return Matrix(baseline=tuple(baseline), kills=tuple(kills), unguarded=unguarded)
+
+
+def part_of(law: Law, prefix: str) -> Law:
+    """The contracts whose id begins so, with their mutants."""
+    part = Law()
+    part.contracts = {id: contract for id, contract in law.contracts.items() if id.startswith(prefix)}
+    part.mutants = [mutant for mutant in law.mutants if mutant.of in part.contracts]
+    return part
+
+
+def _contract(law: Law, id: str) -> Contract:
+    if id not in law.contracts:
+        raise AssertionError(f"a mutant is declared of {id}, which is no contract")
+    return law.contracts[id]
