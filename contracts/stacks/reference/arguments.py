@@ -6,6 +6,7 @@ A recipe travels as the name of its preset and the fields that differ from it, s
 from __future__ import annotations
 
 import argparse
+from collections import Counter
 from dataclasses import dataclass
 
 from contracts.spec import presets
@@ -32,13 +33,9 @@ class TrainerArguments:
 
 def write(recipe: Recipe, lane: Lane, degrees: Degrees) -> tuple[str, ...]:
     """The argv of the trainer for a recipe: `read(write(…))` is what went in."""
-    base = presets.PRESETS.get(recipe.name)
-    if base is None:
-        nearest = [preset for preset in presets.PRESETS.values() if preset.family == recipe.family]
-        if not nearest:
-            raise refuse("recipe", recipe.name, "derives from no preset family", "derive it from a preset by replace")
-        base = nearest[0]
-    words = ["--recipe", base.name, "--mode", lane.mode, "--run", lane.run]
+    base = _nearest(recipe)
+    # `=` keeps a name that begins with - from being taken for a flag.
+    words = ["--recipe", base.name, "--mode", lane.mode, f"--run={lane.run}"]
     for key, value in overrides.difference(base, recipe).items():
         words += ["--set", f"{key}={value}"]
     words += ["--tp", str(degrees.tp), "--pp", str(degrees.pp), "--cp", str(degrees.cp)]
@@ -48,13 +45,22 @@ def write(recipe: Recipe, lane: Lane, degrees: Degrees) -> tuple[str, ...]:
     return (*words, "--compile", lane.compile)
 
 
+def _nearest(recipe: Recipe) -> Recipe:
+    """The preset from which a recipe differs in the fewest fields, its own and its family's before others."""
+    known = presets.PRESETS
+    family = [preset for preset in known.values() if preset.family == recipe.family]
+    return known.get(recipe.name) or min(
+        family or known.values(), key=lambda preset: len(overrides.difference(preset, recipe))
+    )
+
+
 def read(argv: tuple[str, ...]) -> TrainerArguments:
     """Read the trainer's argv.
 
     Raises:
         Refused: for a flag that does not exist, a value of another type, or a recipe that is not legal.
     """
-    parser = _Parser(prog="train", allow_abbrev=False)
+    parser = _Parser(prog="train", allow_abbrev=False, add_help=False)
     parser.add_argument("--recipe", required=True)
     parser.add_argument("--mode", choices=("nemo_native", "author_dp"), required=True)
     parser.add_argument("--run", default="run")
@@ -65,6 +71,9 @@ def read(argv: tuple[str, ...]) -> TrainerArguments:
     parser.add_argument("--sp", action="store_true")
     parser.add_argument("--compile", choices=("none", "regional"), default="none")
     read = parser.parse_args(argv)
+    for flag, times in Counter(word.partition("=")[0] for word in argv if word.startswith("--")).items():
+        if times > 1 and flag != "--set":
+            raise refuse(flag, times, "is given more than once", "give it once")
     changes = dict(_split(change) for change in read.set)
     if len(changes) != len(read.set):
         raise refuse("--set", read.set, "sets a field twice", "give each field once")
@@ -84,4 +93,4 @@ class _Parser(argparse.ArgumentParser):
     """argparse that raises our refusal instead of leaving the interpreter."""
 
     def error(self, message: str) -> Refused:  # type: ignore[override]  # it raises, where argparse exits
-        raise refuse("argv", self.prog, message, "see --help")
+        raise refuse("argv", self.prog, message, "see contracts/stacks/reference/arguments.py")

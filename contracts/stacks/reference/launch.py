@@ -40,6 +40,8 @@ def launch(recipe: Recipe, lane: Lane) -> Launch:
     dp = divide(recipe, degrees, lane.world, LAYOUTS[lane.regime])
     pattern = patterns.parse(recipe.pattern, recipe.depth)
     found = Refusals()
+    experts = recipe.moe is None or "E" in pattern.letters
+    found.unless(experts, "moe", "on", f"no block of {recipe.pattern} is an E", "turn moe off, or give it E blocks")
     if lane.regime == "megatron":
         _refuse_for_megatron(recipe, lane, pattern, found)
     found.unless(degrees.tp <= min(lane.gpus, NVLINK_DOMAIN), "tp", degrees.tp,
@@ -48,6 +50,9 @@ def launch(recipe: Recipe, lane: Lane) -> Launch:
     found.raise_any()
     argv = _megatron_argv(recipe, lane, degrees, dp, pattern) if lane.regime == "megatron" else arguments.write(
         recipe, lane, degrees)  # fmt: skip
+    for word in (*argv, *_torchrun(lane)):
+        found.unless("\0" not in word, "argv", word, "holds a NUL, which no process can be given", "take it out")
+    found.raise_any()
     launcher, version = MEGATRON if lane.regime == "megatron" else (arguments.LAUNCHER, arguments.VERSION)
     return Launch(
         torchrun=_torchrun(lane),
@@ -75,6 +80,7 @@ def settle_degrees(recipe: Recipe, lane: Lane) -> Degrees:
     if lane.mode not in recipe.modes:
         raise refuse("mode", lane.mode, f"{recipe.name} runs as {' or '.join(recipe.modes)}", "choose one of those")
     tp = TP_OF_MODE[lane.mode]
+    _refuse_overridden_degrees(recipe, lane, tp).raise_any()
     if lane.degrees is None:
         return replace(recipe.degrees, tp=tp, sp=tp > 1)
     if (lane.degrees.tp, lane.degrees.sp) != (tp, tp > 1):
@@ -83,6 +89,22 @@ def settle_degrees(recipe: Recipe, lane: Lane) -> Degrees:
             "degrees", f"tp {lane.degrees.tp}, sp {lane.degrees.sp}", problem, "change the mode or the degrees"
         )
     return lane.degrees
+
+
+def _refuse_overridden_degrees(recipe: Recipe, lane: Lane, tp: int) -> Refusals:
+    """An override of a degree that something else decides would be accepted and change nothing."""
+    found = Refusals()
+    asked = [key for key in lane.overrides if key.split(".")[0] == "degrees"]
+    for key in asked if lane.degrees is not None else ():
+        found.add(key, lane.overrides[key], f"the lane gives all degrees ({lane.degrees})", "give it in one place")
+    if {"degrees.tp", "degrees"} & set(asked):
+        found.unless(recipe.degrees.tp == tp, "degrees.tp", recipe.degrees.tp, f"{lane.mode} means tp {tp}",
+                     "change the mode")  # fmt: skip
+    if {"degrees.sp", "degrees"} & set(asked):
+        found.unless(recipe.degrees.sp == (tp > 1), "degrees.sp", recipe.degrees.sp,
+                     f"{lane.mode} means {'sequence' if tp > 1 else 'no sequence'} parallelism",
+                     "change the mode")  # fmt: skip
+    return found
 
 
 def divide(recipe: Recipe, degrees: Degrees, world: int, layout: Layout) -> int:
@@ -106,6 +128,18 @@ def _refuse_for_megatron(recipe: Recipe, lane: Lane, pattern: Pattern, found: Re
         found.add("dsa", "on some A-ranks", f"{MEGATRON[0]} refuses a mix of * and D", author)
     if lane.compile != "none":
         found.add("compile", lane.compile, "is our trainer's policy, not Megatron-LM's", "use the fsdp2 regime")
+    if recipe.optim.schedule == "WSD":
+        problem = "needs the length of its last phase, which a recipe does not say and Megatron-LM does not guess"
+        found.add("optim.schedule", "WSD", problem, "use cosine, linear or constant, or the fsdp2 regime")
+    said = {
+        "data.path": recipe.data.path,
+        "data.tokenizer": recipe.data.tokenizer,
+        "checkpoint.save": recipe.checkpoint.save,
+        "checkpoint.load": recipe.checkpoint.load,
+    }
+    for field, text in said.items():
+        if text is not None and (not text or text.startswith("-")):
+            found.add(field, text, "is empty or begins with -, which the parser takes for a flag", "write ./ before it")
 
 
 def _megatron_argv(recipe: Recipe, lane: Lane, degrees: Degrees, dp: int, pattern: Pattern) -> Words:
@@ -113,7 +147,7 @@ def _megatron_argv(recipe: Recipe, lane: Lane, degrees: Degrees, dp: int, patter
         lambda: _model(recipe),
         lambda: _blocks(recipe, lane, degrees, pattern),
         lambda: _mamba(recipe, pattern),
-        lambda: _moe(recipe, pattern),
+        lambda: _moe(recipe),
         lambda: _attention(recipe),
         lambda: _mtp(recipe),
         lambda: _precision(recipe),
@@ -138,6 +172,9 @@ def _model(recipe: Recipe) -> Words:
         *_flag("--norm-epsilon", recipe.norm_eps),
         "--squared-relu" if recipe.activation == "relu2" else "--swiglu",
         "--disable-bias-linear",
+        # Megatron drops 10 % where nothing is said; a recipe has no dropout.
+        *_flag("--attention-dropout", 0.0),
+        *_flag("--hidden-dropout", 0.0),
     )
     if recipe.untied_embeddings:
         words += ("--untie-embeddings-and-output-weights",)
@@ -169,9 +206,9 @@ def _mamba(recipe: Recipe, pattern: Pattern) -> Words:
     )
 
 
-def _moe(recipe: Recipe, pattern: Pattern) -> Words:
+def _moe(recipe: Recipe) -> Words:
     moe = recipe.moe
-    if moe is None or "E" not in pattern.letters:
+    if moe is None:
         return ()
     words = (
         *_flag("--num-experts", moe.experts),
@@ -209,6 +246,7 @@ def _attention(recipe: Recipe) -> Words:
             *_flag("--dsa-indexer-n-heads", recipe.dsa.index_heads),
             *_flag("--dsa-indexer-head-dim", recipe.dsa.index_head_dim),
             *_flag("--dsa-indexer-topk", recipe.dsa.top_k),
+            "--no-rope-fusion",  # the indexer has no fused rotary kernel
         )
     return words
 
@@ -232,7 +270,7 @@ def _parallel(recipe: Recipe, degrees: Degrees, dp: int) -> Words:
     words += _flag("--pipeline-model-parallel-size", degrees.pp)
     if degrees.cp > 1:
         words += _flag("--context-parallel-size", degrees.cp)
-    if recipe.moe is not None:
+    if recipe.moe is not None:  # with E blocks in the pattern, or the lane is refused
         words += _flag("--expert-model-parallel-size", degrees.ep)
         words += _flag("--expert-tensor-parallel-size", degrees.expert_tp)
     return words + (("--use-distributed-optimizer",) if dp > 1 else ())
@@ -320,9 +358,22 @@ def _refuse_inherited(lane: Lane, found: Refusals) -> None:
         problem = "forces a path whose initialisation may fail" if fabric == "1" else "is no value of this variable"
         found.add("NCCL_MNNVL_ENABLE", fabric, problem, "unset it; 2 or 0 are for diagnosis")
     visible = inherited.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None and len([device for device in visible.split(",") if device.strip()]) < lane.gpus:
-        problem = f"hides devices from a lane of {lane.gpus} GPUs a node"
-        found.add("CUDA_VISIBLE_DEVICES", visible, problem, "unset it; ranks choose their device by LOCAL_RANK")
+    if visible is not None:
+        _refuse_masking(visible, lane.gpus, found)
+
+
+def _refuse_masking(visible: str, gpus: int, found: Refusals) -> None:
+    """Every rank must see every GPU of the node, under its own number."""
+    devices = [device.strip() for device in visible.split(",")]
+    # CUDA ignores what stands behind the first entry that is no device, and shows none at all when one is repeated.
+    end = next((i for i, device in enumerate(devices) if not device or device.startswith("-")), len(devices))
+    seen = devices[:end] if len(set(devices[:end])) == end else []
+    remedy = "unset it; ranks choose their device by LOCAL_RANK"
+    problem = f"shows {len(seen)} devices to a lane of {gpus} GPUs a node"
+    found.unless(len(seen) >= gpus, "CUDA_VISIBLE_DEVICES", visible, problem, remedy)
+    numbers = [int(device) for device in seen if device.isdecimal()]
+    problem = "renumbers the devices, and the topology that was measured is no longer the one that runs"
+    found.unless(numbers == sorted(numbers), "CUDA_VISIBLE_DEVICES", visible, problem, remedy)
 
 
 def _beside(recipe: Recipe, lane: Lane) -> dict[str, object]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
+import typing
 from collections.abc import Mapping
 from typing import Any, cast
 
 from contracts.spec import codec
-from contracts.spec.errors import Refusals, Refused, refuse
+from contracts.spec.errors import Refusals, Refused
 from contracts.spec.recipe import Recipe
 
 
@@ -25,21 +26,32 @@ def apply(recipe: Recipe, changes: Mapping[str, str]) -> Recipe:
     found = Refusals()
     known = keys(recipe)
     for key, text in changes.items():
+        part, _, field = key.partition(".")
         if key not in known:
-            near = difflib.get_close_matches(key, known, n=3) or known
-            found.add("override", key, "is not a field of a recipe", f"the nearest are {', '.join(near)}")
-            continue
-        owner: Any = data
-        *path, last = key.split(".")
-        for step in path:
-            owner = owner[step]
-        owner[last] = _read(text)
+            found.add("override", key, *_unknown(recipe, part, field, known))
+        elif field and part in changes:
+            found.add("override", key, f"is also given as a whole, by {part}", "give the one or the other")
+        elif field:
+            data[part][field] = _read(text, codec.hints(cast(type, type(getattr(recipe, part))))[field])
+        else:
+            data[part] = _read(text, codec.hints(Recipe)[part])
     try:
         changed = codec.decode(Recipe, data, name="override")
     except Refused as refused:
         found.extend(refused)
+    except OverflowError:
+        found.add("override", ", ".join(changes), "holds a number beyond floating point", "give a smaller one")
     found.raise_any()
     return changed
+
+
+def _unknown(recipe: Recipe, part: str, field: str, known: list[str]) -> tuple[str, str]:
+    """Why a key is not known, and what to do: its feature is off, or it is misspelt."""
+    if field and part in known and getattr(recipe, part) is None:
+        return f"{part} is off in {recipe.name}", f"turn {part} on as a whole"
+    key = f"{part}.{field}" if field else part
+    near = difflib.get_close_matches(key, known, n=3) or known
+    return "is not a field of a recipe", f"the nearest are {', '.join(near)}"
 
 
 def keys(recipe: Recipe) -> list[str]:
@@ -62,19 +74,33 @@ def difference(base: Recipe, other: Recipe) -> dict[str, str]:
             continue
         if dataclasses.is_dataclass(one) and dataclasses.is_dataclass(two):
             for inner in dataclasses.fields(one):
-                if getattr(one, inner.name) != getattr(two, inner.name):
-                    changes[f"{field.name}.{inner.name}"] = codec.dumps(getattr(two, inner.name))
+                value = getattr(two, inner.name)
+                if getattr(one, inner.name) != value:
+                    changes[f"{field.name}.{inner.name}"] = _written(
+                        value, codec.hints(cast(type, type(two)))[inner.name]
+                    )
         else:
-            changes[field.name] = codec.dumps(two)
+            changes[field.name] = _written(two, codec.hints(Recipe)[field.name])
     return changes
 
 
-def _read(text: str) -> object:
+def _written(value: object, kind: Any) -> str:
+    """The text of a value: bare where a bare word is read back as the same string, else JSON."""
+    bare = isinstance(value, str) and _read(value, kind) == value
+    return value if bare and isinstance(value, str) else codec.dumps(value)
+
+
+def _read(text: str, kind: Any) -> object:
+    """The value a text stands for: JSON where that is of the field's type, else the text itself.
+
+    So `data.path=7` is a path and `data.path=null` none, while `hidden=wide` stays a text and is refused as one.
+    """
     try:
-        return cast(object, json.loads(text, parse_constant=_no_constant))
+        value = cast(object, json.loads(text))
+        return value if not _takes_text(kind) or value is None or isinstance(value, str) else text
     except (ValueError, RecursionError):
         return text
 
 
-def _no_constant(text: str) -> float:
-    raise refuse("override", text, "is not a number", "give a finite one")
+def _takes_text(kind: Any) -> bool:
+    return kind is str or str in typing.get_args(kind)
