@@ -46,7 +46,8 @@ class Launched:
     Args:
         command: the words of the command; no shell is involved.
         cwd: where it runs.
-        env: variables set on top of the inherited environment.
+        env: variables set on top of the inherited environment, or instead of it when `inherit` is False.
+        persistent: the command is known to persist, so the process that answers `hello` is kept.
         timeout_s: seconds a question may take; its whole process group is killed afterwards.
         limit_bytes: the longest reply that is read.
 
@@ -66,6 +67,8 @@ class Launched:
         *,
         cwd: str | os.PathLike[str] | None = None,
         env: Mapping[str, str] | None = None,
+        inherit: bool = True,
+        persistent: bool = False,
         timeout_s: float = TIMEOUT_S,
         limit_bytes: int = LIMIT_BYTES,
     ) -> None:
@@ -76,8 +79,9 @@ class Launched:
         self.limit_bytes = limit_bytes
         self._cwd = Path(cwd) if cwd is not None else None
         self._env = dict(env or {})
+        self._inherit = inherit
         self._number = 0
-        self._persistent = False
+        self._persistent = persistent
         self._running: Running | None = None
         self._complaint = ""
         self._introduce(self._hello())
@@ -115,6 +119,8 @@ class Launched:
             self._fail("introduced itself without a name or a version")
         self.name, self.version = said.name, said.version
         self.offers, self.layouts, self.labels = said.offers, said.layouts, dict(said.labels)
+        if self._persistent and not said.persistent:
+            self._fail("was said to persist, but does not claim it")
         self._persistent = said.persistent
 
     def _ask(self, question: Question, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
@@ -172,7 +178,7 @@ class Launched:
         if self._running is not None:
             self.close()
         try:
-            running = Running(self.command, self._cwd, {**os.environ, **self._env})
+            running = Running(self.command, self._cwd, {**(os.environ if self._inherit else {}), **self._env})
         except OSError as error:
             raise Unreachable(f"{self._called()} cannot be started: {error}") from error
         if self._persistent:

@@ -1,0 +1,254 @@
+"""What Megatron's own parser, validation and configuration make of an argv. Runs inside its environment.
+
+Three stages, each with its own words when it refuses: the command line is parsed, the arguments are validated against
+each other and the world, and the model configuration is built from them. Every reading happens in a forked copy of the
+process, because validation writes into globals and into the environment.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import enum
+import importlib
+import io
+import json
+import os
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from contracts.spec.errors import Unreachable, shown
+from contracts.spec.launch import Provenance, Reading, Stage
+from contracts.stacks.forked import in_a_fork
+
+MODULE = "megatron.training.arguments"
+HOPPER = 9  # compute capability of an H200, which validation wants to know under TP, CP and grouped GEMM
+
+# Megatron says these when a package or a device is missing, whatever the argv. None of them is about the argv.
+ENVIRONMENT = re.compile(
+    r"install (TE|Transformer ?Engine|apex|with pip)|pip install|not installed|"
+    r"(with|requires?|least|Please install) (TE|Transformer ?Engine)\b|TE (version )?(>=|\d)|TE version|"
+    r"not compiled with CUDA|No CUDA GPUs|NVIDIA driver|CUDA error",
+    re.IGNORECASE,
+)
+
+Values = dict[str, str]
+
+
+@dataclass(kw_only=True)
+class Outcome:
+    """Where one run of the parser stopped, and the fields it ended with, as text.
+
+    `touched` says that the stand-in for a device was consulted.
+    """
+
+    stage: Stage
+    message: str
+    args: Values
+    config: Values
+    touched: bool
+
+
+@dataclass(kw_only=True)
+class Given:
+    """One flag where it stands in the argv, with its words and the value it asks for."""
+
+    flag: str
+    dest: str
+    words: slice
+    asked: str | None
+    default: str
+
+
+def read(argv: Sequence[str], env: Mapping[str, str], world: int, version: str, *, shimmed: bool) -> Reading:
+    """What Megatron makes of an argv under some environment variables and a world size.
+
+    Raises:
+        Unreachable: it stopped because of what is not installed here, which says nothing about the argv.
+    """
+    outcome = _outcome(argv, env, world)
+    if outcome.stage != "accepted" and _about_the_environment(outcome.message):
+        raise Unreachable(f"Megatron-Core stopped at {outcome.stage} over its environment: {outcome.message}")
+    provenance: Provenance = "shimmed" if shimmed or outcome.touched else "unpatched"
+    dropped = _dropped(argv, env, world, outcome) if outcome.stage == "accepted" else {}
+    configured = {f"config.{name}": value for name, value in outcome.config.items()}
+    return Reading(
+        stage=outcome.stage,
+        message=outcome.message,
+        values=outcome.args | configured,
+        dropped=dropped,
+        version=version,
+        provenance=provenance,
+    )
+
+
+def flags() -> list[dict[str, Any]]:
+    """Every flag of the live parser, in the form of the table of facts that ships with this suite."""
+    return [
+        {
+            "names": list(action.option_strings),
+            "dest": action.dest,
+            "type": None if action.type is None else getattr(action.type, "__name__", str(action.type)),
+            "default": _text(action.default),
+            "choices": None if action.choices is None else [_text(choice) for choice in action.choices],
+            "nargs": action.nargs,
+            "required": action.required,
+        }
+        for action in _parser()._actions
+        if action.dest != "help"
+    ]
+
+
+def _outcome(argv: Sequence[str], env: Mapping[str, str], world: int) -> Outcome:
+    """Parse, validate and configure in a forked copy."""
+    return Outcome(**json.loads(in_a_fork(lambda: json.dumps(vars(_run(argv, env, world))))))
+
+
+def _run(argv: Sequence[str], env: Mapping[str, str], world: int) -> Outcome:
+    arguments: Any = importlib.import_module(MODULE)
+    parser, touched = _parser(), _stand_in_for_a_device(arguments)
+    arguments.add_megatron_arguments = lambda empty: parser  # the same parser, built once: 0.3 s
+    os.environ.update({**env, "WORLD_SIZE": str(world), "RANK": "1", "LOCAL_RANK": "1"})  # rank 0 prints every argument
+    sys.argv = ["megatron", *argv]
+    args: Any = None
+    config: Any = None
+
+    def stop(stage: Stage, message: str) -> Outcome:
+        return Outcome(stage=stage, message=message, args=_texts(args), config=_texts(config), touched=bool(touched))
+
+    stage: Stage = "parse"
+    complaint = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(complaint):
+            args = arguments.parse_args()
+        stage = "validate"
+        arguments.validate_args(args)
+        stage = "config"
+        config = arguments.core_transformer_config_from_args(args)
+    except SystemExit:
+        said = complaint.getvalue().strip()
+        return stop(stage, said.rpartition(" error: ")[2] or "exits without reading further")
+    except Exception as error:
+        return stop(stage, f"{type(error).__name__}: {error}")
+    return stop("accepted", "")
+
+
+def _stand_in_for_a_device(arguments: Any) -> list[str]:
+    """Let validation find a Hopper device. Returns a list that is no longer empty once it has looked."""
+    torch = importlib.import_module("torch")
+    touched: list[str] = []
+
+    def capability(*device: object) -> tuple[int, int]:
+        touched.append("capability")
+        return HOPPER, 0
+
+    arguments.get_device_arch_version = lambda: capability()[0]
+    torch.cuda.get_device_capability = capability
+    return touched
+
+
+def _dropped(argv: Sequence[str], env: Mapping[str, str], world: int, whole: Outcome) -> dict[str, str]:
+    """Every flag that changed nothing, or whose value is not what the run ends with, and why.
+
+    Found by taking each flag away and reading the rest: a flag that leaves no trace, in any argument or any field of
+    the configuration, was dropped. Stating a default is honest and not reported; nor is a flag without which Megatron
+    refuses, nor one whose value went to another field.
+    """
+    given = _given(argv)
+    dropped = {}
+    for index, each in enumerate(given):
+        later = any(other.dest == each.dest for other in given[index + 1 :])
+        if later and not _collects(each):
+            dropped[each.flag] = f"{each.asked} is given again later, and the last one wins"
+            continue
+        rest = [*argv[: each.words.start], *argv[each.words.stop :]]
+        why = _why_dropped(each, whole, _outcome(rest, env, world))
+        if why:
+            dropped[each.flag] = why
+    return dropped
+
+
+def _why_dropped(given: Given, whole: Outcome, rest: Outcome) -> str | None:
+    if rest.stage != "accepted" or given.asked is None:
+        return None  # it cannot be left out, so it did something
+    ended = whole.args.get(given.dest)
+    configured = whole.config.get(given.dest)
+    changed = {name for name in whole.args if whole.args[name] != rest.args.get(name)}
+    configuration = {name for name in whole.config if whole.config[name] != rest.config.get(name)}
+    if not changed and not configuration:
+        if given.asked in (ended, given.default):
+            return None  # states what holds anyway
+        return f"asks for {given.asked}, ends as {ended}, and nothing changes when it is left out"
+    moved = [whole.args[name] for name in changed] + [whole.config[name] for name in configuration]
+    if ended != given.asked and given.dest not in changed and given.asked not in moved:
+        return f"asks for {given.asked}, ends as {ended}"
+    if changed == {given.dest} and not configuration and configured not in (None, "None", given.asked):
+        return f"asks for {given.asked}, but the model is configured with {configured}"
+    return None
+
+
+def _given(argv: Sequence[str]) -> list[Given]:
+    """The flags of an argv that the parser accepted, each with the words that belong to it."""
+    parser = _parser()
+    known: Mapping[str, argparse.Action] = parser._option_string_actions
+    starts = [i for i, word in enumerate(argv) if word.startswith("-") and word.partition("=")[0] in known]
+    found = []
+    for start, stop in zip(starts, [*starts[1:], len(argv)], strict=True):
+        flag = argv[start].partition("=")[0]
+        action = known[flag]
+        asked = None
+        with contextlib.suppress(SystemExit), contextlib.redirect_stderr(io.StringIO()):
+            asked = _text(getattr(parser.parse_known_args(argv[start:stop])[0], action.dest))
+        found.append(
+            Given(flag=flag, dest=action.dest, words=slice(start, stop), asked=asked, default=_text(action.default))
+        )
+    return found
+
+
+def _collects(given: Given) -> bool:
+    """Whether a repeated flag adds to what was given before instead of replacing it."""
+    return type(_parser()._option_string_actions[given.flag]).__name__ in ("_AppendAction", "_ExtendAction")
+
+
+def _about_the_environment(message: str) -> bool:
+    return message.startswith(("ImportError", "ModuleNotFoundError")) or bool(ENVIRONMENT.search(message))
+
+
+_PARSERS: list[argparse.ArgumentParser] = []
+
+
+def _parser() -> argparse.ArgumentParser:
+    """Megatron's real parser, built once a process: forked copies inherit it."""
+    if not _PARSERS:
+        build: Callable[[argparse.ArgumentParser], argparse.ArgumentParser]
+        build = importlib.import_module(MODULE).add_megatron_arguments
+        _PARSERS.append(build(argparse.ArgumentParser(prog="megatron", allow_abbrev=False)))
+    return _PARSERS[0]
+
+
+def prepare() -> None:
+    """Import and build what every reading needs, so that forked copies inherit it."""
+    _parser()
+
+
+def _texts(fields: object) -> Values:
+    return {} if fields is None else {name: _text(value) for name, value in vars(fields).items()}
+
+
+def _text(value: object) -> str:
+    """A value as text that is the same in every process. A list of one is its entry, as most of Megatron takes it."""
+    if isinstance(value, enum.Enum):
+        return value.name
+    if isinstance(value, (list, tuple)):
+        return _text(value[0]) if len(value) == 1 else f"[{', '.join(map(_text, value))}]"
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{_text(key)}: {_text(item)}' for key, item in value.items())}}}"
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return str(value)
+    if callable(value):
+        return f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', type(value).__name__)}"
+    text = str(value)
+    return type(value).__name__ if " at 0x" in text else shown(text) if len(text) > 120 else text

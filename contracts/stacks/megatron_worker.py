@@ -1,0 +1,173 @@
+"""Answers the launch-side questions with the real Megatron-Core, over `lanegate/1`. Runs inside its environment.
+
+Megatron is imported once, at the first question that needs it; each question is then answered in a forked copy, so
+that no global of one question is seen by the next. What had to be replaced for that to run on a CPU stands in `labels`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import importlib.util
+import json
+import os
+import sys
+import typing
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TextIO
+
+from contracts.spec.errors import NotOffered, refuse
+from contracts.spec.launch import Reading
+from contracts.spec.pattern import HybridPattern
+from contracts.spec.topology import Degrees, GradientReduction, GroupCall, Kind, Layout, Topology
+from contracts.stacks import megatron_arguments, megatron_groups
+from contracts.stacks.forked import Died, in_a_fork
+from contracts.stacks.protocol import HELLO, PROTOCOL
+from contracts.stacks.serve import own_stdout, reply
+
+FAKE_GROUP = "torch's fake process group"
+HYBRID = "megatron.core.models.hybrid.hybrid_layer_allocation"
+NEEDS = {
+    "topology": ("megatron.core.parallel_state",),
+    "group_calls": ("megatron.core.parallel_state",),
+    "gradient_reduction": ("megatron.core.parallel_state", "megatron.core.distributed", "megatron.core.transformer"),
+    "read_pattern": (HYBRID,),
+    "read_argv": (megatron_arguments.MODULE,),
+}
+"""question → what is imported before it is answered. Who offers it depends on what the package ships."""
+
+
+class Worker:
+    """The installed Megatron-Core as a party. It offers what its package ships: the argument parser came with 0.17."""
+
+    name = "megatron"
+    layouts: frozenset[Layout] = frozenset({"borrowed"})
+
+    def __init__(self) -> None:
+        self.version = importlib.metadata.version("megatron-core")
+        package = importlib.util.find_spec("megatron.core")
+        if package is None or not package.submodule_search_locations:
+            raise ImportError("megatron.core is not where its distribution says")
+        self._root = Path(next(iter(package.submodule_search_locations))).parent
+        self.offers = frozenset(name for name, modules in NEEDS.items() if all(map(self._ships, modules)))
+        self._overridden = not hasattr(typing, "override")
+        self.labels: Mapping[str, str] = {name: self._label(name) for name in sorted(self.offers)}
+
+    def prepare(self, question: str) -> None:
+        """Import what a question needs, so that the forked copies inherit it."""
+        if question not in self.offers:
+            return
+        if question == "read_argv":
+            self._add_override()
+        for module in NEEDS[question]:
+            importlib.import_module(module)
+        if question == "read_argv":
+            megatron_arguments.prepare()
+
+    def read_pattern(self, text: str) -> HybridPattern:
+        """The blocks that Megatron's hybrid parser reads, by the names it gives its own symbols, in lower case.
+
+        A `D` is `ds_attention`, an `E` is `moe`. Stage cuts are followed and not returned.
+        """
+        hybrid = importlib.import_module(HYBRID)
+        names = {symbol: name.lower() for name, symbol in vars(hybrid.Symbols).items() if isinstance(symbol, str)}
+        try:
+            parsed = hybrid.parse_hybrid_pattern(text)
+            segments = (parsed.main_pattern or "").split(hybrid.Symbols.PIPE)
+            layers = [layer for segment in segments for layer in hybrid.validate_segment_layers(segment)]
+        except ValueError as error:
+            raise refuse("text", text, str(error), f"write what Megatron-Core {self.version} reads") from None
+        return HybridPattern(
+            main=tuple(names[layer] for layer in layers),
+            mtp=tuple(names[layer] for layer in parsed.mtp_pattern or ""),
+            mtp_depth=parsed.mtp_num_depths,
+        )
+
+    def read_argv(self, argv: tuple[str, ...], env: Mapping[str, str], world: int) -> Reading:
+        """What parser, validation and configuration make of an argv; see `megatron_arguments`."""
+        return megatron_arguments.read(argv, env, world, self.version, shimmed=self._overridden)
+
+    def topology(self, degrees: Degrees, world: int, layout: Layout) -> Topology:
+        """Sizes and groups of every axis, in the borrowed layout; see `megatron_groups`."""
+        _only_borrowed(layout)
+        return megatron_groups.topology(degrees, world)
+
+    def group_calls(self, degrees: Degrees, world: int, layout: Layout, rank: int) -> tuple[GroupCall, ...]:
+        """The `new_group` calls that a rank really makes, gloo twins left out."""
+        _only_borrowed(layout)
+        return megatron_groups.group_calls(degrees, world, rank)
+
+    def gradient_reduction(
+        self, degrees: Degrees, world: int, layout: Layout, rank: int, kind: Kind
+    ) -> GradientReduction:
+        """The collective and the factor that Megatron's data-parallel wrapper really applies to a gradient."""
+        _only_borrowed(layout)
+        return megatron_groups.gradient_reduction(degrees, world, rank, kind)
+
+    def _ships(self, module: str) -> bool:
+        path = self._root.joinpath(*module.split(".")[1:])
+        return path.is_dir() or path.with_suffix(".py").is_file()
+
+    def _label(self, question: str) -> str:
+        match question:
+            case "topology":
+                return f"unpatched, under {FAKE_GROUP}"
+            case "group_calls":
+                return f"unpatched, new_group recorded under {FAKE_GROUP}, gloo twins left out"
+            case "gradient_reduction":
+                return f"shimmed: torch.cuda.current_device and current_stream are the CPU's; under {FAKE_GROUP}"
+            case "read_argv":
+                also = " and typing.override" if self._overridden else ""
+                return f"shimmed: device capability 9.0{also}"
+        return "unpatched"
+
+    def _add_override(self) -> None:
+        """Python 3.11 lacks the one name of `typing` that Megatron-Core 0.19 uses from 3.12."""
+        if self._overridden:
+            typing.override = importlib.import_module("typing_extensions").override  # type: ignore[attr-defined]
+
+
+def _only_borrowed(layout: Layout) -> None:
+    if layout != "borrowed":
+        raise NotOffered(f"Megatron-Core builds the borrowed layout, not {layout}")
+
+
+def serve(worker: Worker, stdin: TextIO, stdout: TextIO) -> None:
+    """Answer line by line, each question in a forked copy, until the input ends."""
+    for line in stdin:
+        stdout.write(_reply(worker, line) + "\n")
+        stdout.flush()
+
+
+def _reply(worker: Worker, line: str) -> str:
+    try:
+        asked = json.loads(line)
+        question, number = str(asked["question"]), int(asked["id"])
+    except (ValueError, KeyError, TypeError):
+        return _dumps(reply(worker, line))
+    try:
+        if question != HELLO:
+            worker.prepare(question)
+        return in_a_fork(lambda: _dumps(reply(worker, line)))
+    except Died as died:
+        words = f"the process that answered {question} was {died}"
+    except Exception as error:
+        words = f"Megatron-Core cannot be imported: {type(error).__name__}: {error}"
+    return _dumps({"protocol": PROTOCOL, "id": number, "error": words})
+
+
+def _dumps(message: Mapping[str, object]) -> str:
+    return json.dumps(message, separators=(",", ":"), allow_nan=False)
+
+
+def main(arguments: list[str]) -> None:
+    """Serve; with the one word `flags`, print every flag of the live parser as JSON instead."""
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the same answers with and without a device
+    with own_stdout() as stdout:
+        worker = Worker()
+        if arguments == ["flags"]:
+            worker.prepare("read_argv")
+            json.dump(megatron_arguments.flags(), stdout)
+        else:
+            serve(worker, sys.stdin, stdout)
