@@ -1,0 +1,136 @@
+"""Promises of the law that no contract judges yet, grouped by what they wait for.
+
+They stand here so that they stand in every report: a promise that is only remembered is a promise that is forgotten.
+When a contract is written, its line here goes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from contracts.contract import Tier, untested
+
+_WAITING: Mapping[str, Mapping[str, tuple[Tier, str]]] = {
+    "the reference model is not built yet": {
+        "BLK-01": ("unit", "Causality: perturbing token t leaves the outputs before t unchanged, in each block family "
+                           "and in the whole model."),
+        "BLK-02": ("unit", "Packed documents do not see each other, in state, convolution or attention."),
+        "BLK-03": ("unit", "Attention: GQA is MHA with repeated KV; rope acts by relative position and theta; QK norm; "
+                           "MLA absorbed equals unabsorbed."),
+        "BLK-04": ("unit", "Mamba: invariant under the chunk size, state passing exact, equal to the sequential "
+                           "recurrence; D, dt_bias and A_log stay float32."),
+        "BLK-05": ("unit", "The recurrent block equals its sequential definition and carries its state."),
+        "BLK-06": ("unit", "relu² MLP, MTP losses, mHC streams and DSA top-k follow their definitions."),
+        "BLK-07": ("unit", "Gradients pass gradcheck in float64; every trainable tensor gets a gradient and is moved "
+                           "by exactly one optimizer."),
+        "MOE-01": ("unit", "Token choice: exactly top-k distinct experts a token, weights by the declared score "
+                           "function, no selection bias in them; router in float32."),
+        "MOE-02": ("unit", "Dispatch then combine returns every token to its place."),
+        "MOE-03": ("unit", "The shared expert runs exactly once a token."),
+        "MOE-04": ("unit", "Renaming experts, weights and router rows together, changes nothing."),
+        "MOE-05": ("unit", "Aux and z losses do not depend on TP, SP, EP, CP or microbatches; their gradients reach "
+                           "the router."),
+        "MOE-06": ("unit", "The expert-bias update uses global counts, in every layer, once a step."),
+        "MOE-08": ("unit", "Capacity and padding drop the declared tokens and count them."),
+        "OPT-01": ("unit", "Optimizer groups partition the trainable parameters; dtype, lr, decay, optimizer and "
+                           "placement are a table by name."),
+        "OPT-02": ("unit", "No weight decay on norms, biases, A_log, D, dt_bias; Muon only on matrices."),
+        "OPT-05": ("unit", "State dtypes are as declared, the scheduler follows the declared unit, clip_coef ≤ 1."),
+        "COMP-01": ("unit", "Compiled equals eager, forward and gradients, from the router to the whole model."),
+        "COMP-02": ("unit", "The compiled MoE does not meet both a fallback and a decomposition of index_add; the "
+                            "padded permute branch is off on compiled CUDA by default."),
+        "COMP-03": ("unit", "EP combine is outside the compiled region and nothing else is: graph breaks are those "
+                            "declared."),
+        "COMP-04": ("unit", "No recompilation beyond the declared number over changing token distributions and batch "
+                            "sizes."),
+        "COMP-05": ("unit", "Order of wrapping: TP/SP, EP, activation checkpointing, compile, FSDP2."),
+        "PREC-01": ("unit", "What runs in FP8 is declared and nothing else is; router, norms, embeddings and SSM "
+                            "parameters stay out."),
+        "PREC-02": ("unit", "FP8 alignment rules hold or the recipe is refused."),
+        "PREC-03": ("unit", "With Transformer Engine the bridge layer equals the native one; without it the fallback "
+                            "runs and is recorded."),
+        "KRN-01": ("unit", "A kernel choice records what was requested, what ran and why; a silent fallback is a "
+                           "violation."),
+        "CKPT-01": ("unit", "Uninterrupted equals resumed, bit for bit, twice in a row, looked at two steps past the "
+                            "load."),
+        "CKPT-04": ("unit", "Truncated, corrupt, foreign or mixed-step files raise a named error; no pickle is "
+                            "executed."),
+        "CKPT-05": ("unit", "Retention never deletes the last durable copy."),
+        "CKPT-06": ("unit", "Keys order by number, not as text."),
+        "MEM-01": ("unit", "Predicted bytes a rank equal the bytes of the model as sharded, at true size, without "
+                           "allocating it."),
+        "PAR-05": ("unit", "Gradient accumulation equals the large batch; unequal valid tokens weigh by token."),
+        "PAR-06": ("unit", "Every sample id is consumed exactly once; label pairs survive sharding."),
+    },
+    "the checks of the machine and the evidence are not written yet": {
+        "TRAF-01": ("unit", "All members of a group issue the same collectives with the same shapes and dtypes in the "
+                            "same order."),
+        "TRAF-02": ("unit", "Point-to-point operations pair up: no cycle, no orphan."),
+        "TRAF-03": ("unit", "No zero-size contribution from one rank while others send."),
+        "TRAF-04": ("unit", "Collectives and bytes of a step per axis are a snapshot for each lane of NAM56R at its "
+                            "true size."),
+        "TRAF-05": ("unit", "Bytes a rank do not grow with the data-parallel world beyond the ring bound."),
+        "KRN-02": ("unit", "Guards by compute capability fail closed: an unknown device takes no fast path."),
+        "KRN-03": ("unit", "Only an executed proof counts as proof."),
+        "MEM-02": ("unit", "The memory budget names its parts against 141 GB H200 and 80 GB H100."),
+        "MEM-03": ("unit", "expandable_segments is judged by the gap reserved − allocated under one shape."),
+        "MEM-04": ("unit", "Fragmentation and true exhaustion are told apart from the record."),
+        "PREF-01": ("unit", "Every GPU–GPU cell of `nvidia-smi topo -m` reads NV18 on an eight-way node, or the launch "
+                            "is refused with the cell."),
+        "PREF-02": ("unit", "Host automatic NUMA balancing is off."),
+        "PREF-04": ("unit", "On several nodes, communicator order and GPU–NIC affinity agree with the host's map."),
+        "PREF-05": ("unit", "All refusals at once; a tool that is absent or prints garbage is a refusal, not a pass."),
+        "INST-01": ("unit", "The stack table is data; the installed stack is compared with it line by line."),
+        "INST-02": ("unit", "Install order: torch first; a plan that could move torch is refused."),
+        "INST-03": ("unit", "torch is the build it was, else stop; binaries agree with its ABI."),
+        "STOR-01": ("unit", "Durable state, scratch caches and receipts are three places; none on the root volume."),
+        "STOR-02": ("unit", "The data root is the intended volume, links resolved."),
+        "STOR-03": ("unit", "Compile and Triton caches are per run, in scratch, off the checkpoint and data path."),
+        "RCPT-01": ("unit", "A receipt carries revision, dirty state, machine class, preflight, environment, lane, "
+                            "rank map, first step window, peak memory and backend identity."),
+        "RCPT-02": ("unit", "A receipt is written whole or not at all; NaN is not 0; unknown fields are refused."),
+        "RCPT-03": ("unit", "No secret leaves the environment."),
+        "RCPT-04": ("unit", "A throughput figure needs a correctness witness."),
+        "RCPT-05": ("unit", "tokens/s, MFU and parameter counts follow their definitions."),
+        "CMP-01": ("unit", "Two runs compare only with the same host lineage, preset family and launch regime."),
+        "CMP-02": ("unit", "A changed backend identity or runtime provenance is a changed class, not a regression."),
+        "MANI-01": ("unit", "A detached run goes detached → running → ok or error and no other way."),
+        "MANI-02": ("unit", "A stuck manifest is classified by where it is stuck."),
+        "MANI-03": ("unit", "The symptom table is executable: six symptoms → layer, first surface, fix."),
+        "MANI-04": ("unit", "Checkpoint, compile cache and data state are separate volumes; a re-run states which it "
+                            "reused."),
+        "GOOD-01": ("unit", "Step, compile, checkpoint, data, eval and idle partition the wall clock."),
+    },
+    "needs a GPU, and the kernels' checks are not written yet": {
+        "BLK-08": ("gpu", "mamba-ssm's and Transformer Engine's kernels agree with the reference within the dtype's "
+                          "tolerance."),
+        "PREC-04": ("gpu", "FP8 state (amax) survives save and resume."),
+    },
+    "needs several ranks, and the parallel reference is not built yet": {
+        "MOE-07": ("dist", "The EP degree changes no output and no gradient."),
+        "PAR-01": ("dist", "Loss and every gradient equal the one-rank run, over the grid of layouts."),
+        "PAR-02": ("dist", "After k steps replicas are equal and weights equal the one-rank run."),
+        "PAR-03": ("dist", "Global gradient norm and clipping do not depend on the layout."),
+        "PAR-04": ("dist", "Initial weights do not depend on the layout."),
+        "PAR-07": ("dist", "The TP+SP+EP+FSDP2 lane does a step and saves a checkpoint; five steps run with no hang."),
+        "PAR-08": ("dist", "PP+TP+SP at depth 4 runs three steps and saves; 1F1B equals no PP."),
+        "PAR-09": ("dist", "PP sends and receives are batched: no raw isend or irecv inside the schedule step."),
+        "PAR-10": ("dist", "Mixed precision: reductions in float32, parameters as declared, loss scale once."),
+        "PAR-11": ("dist", "Tied or shared tensors across stages stay equal."),
+        "OPT-03": ("dist", "Distributed Adam only where effective DP > 1; a singleton lane takes the local path."),
+        "OPT-04": ("dist", "An optimizer step equals the one-rank step, sharded or not."),
+        "COMP-06": ("dist", "Ranks compile the same graphs; a cold cache on one rank does not hang the others."),
+        "COMP-07": ("dist", "The compiled TP+SP+EP+FSDP2 and PP+TP+SP lanes step."),
+        "CKPT-02": ("dist", "Resume onto another topology gives the same weights by name; what cannot be resharded is "
+                            "refused."),
+        "CKPT-03": ("dist", "At every write boundary one complete checkpoint exists."),
+        "CKPT-07": ("dist", "Checkpoints go to the durable volume of the storage contract."),
+        "PREF-03": ("dist", "One bounded all-reduce pass reaches the floor set for the fabric."),
+        "GATE-05": ("dist", "One rank failing, hanging, dying or collecting other tests gives one named verdict within "
+                            "the deadline; the tests after it still run."),
+    },
+}  # fmt: skip
+
+for why, rows in _WAITING.items():
+    for id, (tier, promise) in rows.items():
+        untested(id, promise, why=why, tier=tier)
