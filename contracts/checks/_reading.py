@@ -1,0 +1,47 @@
+"""How checks read an answer: layer numbers under the base they state, an argv as flags, a message as field names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from contracts.spec.errors import NotOffered, Refused
+from contracts.spec.launch import Launch
+from contracts.spec.pattern import LayerNumbers
+
+
+def one_based(layers: LayerNumbers) -> tuple[int, ...]:
+    """Layer numbers as a person counts them, whichever base the answer states."""
+    return tuple(number + 1 - layers.base for number in layers.numbers)
+
+
+def flags_of(launch: Launch) -> dict[str, tuple[str, ...]]:
+    """Flag → its values, in the order of the argv. Values of a repeated flag are joined."""
+    flags: dict[str, tuple[str, ...]] = {}
+    name = ""
+    for word in launch.argv:
+        if word.startswith("--"):
+            name, equals, value = word.partition("=")
+            flags[name] = (*flags.get(name, ()), *((value,) if equals else ()))
+        else:
+            flags[name] = (*flags.get(name, ()), word)
+    return flags
+
+
+def megatron_flags(launch: Launch) -> dict[str, tuple[str, ...]]:
+    """`flags_of` a launch whose argv is Megatron's.
+
+    Raises:
+        NotOffered: when it is another launcher's, whose flags say the same in other words.
+    """
+    if launch.launcher != "megatron-core":
+        raise NotOffered(f"launches {launch.launcher}, not megatron-core")
+    return flags_of(launch)
+
+
+def names_field(refused: Refused, fields: Iterable[str]) -> bool:
+    """Whether a refusal names one of the fields, however it qualifies them (`recipe.kv_groups`, `override.kv_groups`).
+
+    A field that is part of another counts at a dot only: `moe.experts` names `experts`, `experts_total` does not.
+    """
+    wanted = tuple(fields)
+    return any(field == name or field.endswith(f".{name}") for field in refused.fields for name in wanted)
