@@ -100,9 +100,9 @@ def flaw_of_grid(groups: Mapping[str, tuple[Group, ...]], axes: tuple[str, ...],
     reached from it along every other axis. Two ranks at the same places on all axes, or an axis with another number of
     places than its groups have members, mean that the groups are not those of one grid.
     """
-    for one, other in combinations(axes, 2):
-        if shared := _shared(groups[one], groups[other], world):
-            return f"a {one} and a {other} group share ranks {shared[0]} and {shared[1]}"
+    for this, that in combinations(axes, 2):
+        if shared := _shared(groups[this], groups[that], world):
+            return f"a {this} and a {that} group share ranks {shared[0]} and {shared[1]}"
     places = [_parts(world, [group for other in axes if other != axis for group in groups[other]]) for axis in axes]
     for axis, parts in zip(axes, places, strict=True):
         found, size = len(set(parts)), len(groups[axis][0])

@@ -6,22 +6,12 @@ tp and ep, and in the borrowed layout cp and edp as well; etp and dp_cp are judg
 
 from __future__ import annotations
 
-from contracts.checks._brute_force import borrowed, drawn, flaw_of_grid, flaw_of_partition, is_legal
-from contracts.checks._layouts import groups_of, needs_layout
+from contracts.checks._brute_force import borrowed, drawn, is_legal
+from contracts.checks._layouts import REQUIRED, assert_grid, assert_partitions, groups_of, needs_layout
 from contracts.contract import contract, untested
 from contracts.spec.errors import Refused
 from contracts.spec.stack import Stack
 from contracts.spec.topology import Degrees, Layout, Topology
-
-REQUIRED: dict[Layout, tuple[str, ...]] = {
-    "own-axis": ("pp", "dp", "tp", "ep"),
-    "borrowed": ("pp", "dp", "cp", "tp", "ep", "edp"),
-}
-OPTIONAL: dict[Layout, tuple[str, ...]] = {"own-axis": ("cp", "etp", "edp", "dp_cp"), "borrowed": ("etp", "dp_cp")}
-GRIDS: dict[Layout, tuple[tuple[str, ...], ...]] = {
-    "own-axis": (("pp", "dp", "ep", "tp"), ("pp", "edp", "ep", "etp")),
-    "borrowed": (("pp", "dp", "cp", "tp"), ("pp", "edp", "ep", "etp")),
-}
 
 UNEVEN: dict[str, tuple[Degrees, int, Layout]] = {  # non-square, odd, and with stages that start past rank 0
     "own-axis-2x4": (Degrees(tp=4), 8, "own-axis"),
@@ -41,7 +31,7 @@ def groups_of_an_axis_partition_the_world(stack: Stack, degrees: Degrees, world:
     A rank outside every group waits for peers that never come; one in two groups reduces some gradients twice.
     """
     needs_layout(stack, layout)
-    _partitions(stack.topology(degrees, world, layout), layout, degrees)
+    assert_partitions(stack.topology(degrees, world, layout), layout, degrees)
 
 
 @contract("TOPO-05a", asks="topology", cases=UNEVEN, source="F04")
@@ -52,7 +42,7 @@ def coordinates_are_a_bijection(stack: Stack, degrees: Degrees, world: int, layo
     average gradients of different shards.
     """
     needs_layout(stack, layout)
-    _grid(stack.topology(degrees, world, layout), layout, degrees)
+    assert_grid(stack.topology(degrees, world, layout), layout, degrees)
 
 
 RANKS: dict[str, tuple[Degrees, int, Layout, dict[str, list[list[int]]]]] = {
@@ -141,8 +131,8 @@ def drawn_own_axis_topologies_are_grids(stack: Stack, first: int, end: int) -> N
     for degrees, world in drawn("own-axis")[first:end]:
         answer = _accepted(stack, degrees, world, "own-axis")
         if answer is not None:
-            _partitions(answer, "own-axis", degrees)
-            _grid(answer, "own-axis", degrees)
+            assert_partitions(answer, "own-axis", degrees)
+            assert_grid(answer, "own-axis", degrees)
 
 
 untested(
@@ -188,22 +178,3 @@ def _accepted(stack: Stack, degrees: Degrees, world: int, layout: Layout) -> Top
     else:
         assert answer is None, f"{degrees} on {world} ranks is illegal and was accepted"
     return answer
-
-
-def _partitions(answer: Topology, layout: Layout, degrees: Degrees) -> None:
-    for axis in (*REQUIRED[layout], *(axis for axis in OPTIONAL[layout] if axis in answer.groups)):
-        groups = groups_of(answer, axis)
-        flaw = flaw_of_partition(groups, answer.world)
-        assert flaw is None, f"{axis} does not partition the world: {flaw} ({degrees} on {answer.world} ranks)"
-        size = answer.sizes.get(axis)
-        assert size == len(groups[0]), f"{axis} has size {size} and groups of {len(groups[0])} ({degrees})"
-
-
-def _grid(answer: Topology, layout: Layout, degrees: Degrees) -> None:
-    for axes in GRIDS[layout]:
-        if "edp" in axes and not {"edp", "etp"} <= answer.groups.keys():
-            continue
-        for axis in axes:
-            groups_of(answer, axis)
-        flaw = flaw_of_grid(answer.groups, axes, answer.world)
-        assert flaw is None, f"{', '.join(axes)} are no grid: {flaw} ({degrees} on {answer.world} ranks)"
