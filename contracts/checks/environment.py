@@ -1,0 +1,317 @@
+"""The environment a launch leaves to its ranks: what it sets, what it removes, what it refuses to inherit.
+
+Judged is what reaches the ranks: the inherited variables, less those that are unset, under those that are set.
+"""
+
+from __future__ import annotations
+
+import random
+import string
+
+from contracts.checks._launches import (
+    AUTHOR,
+    AUTHOR_CP2,
+    AUTHOR_PP4,
+    FSDP2,
+    FSDP2_AUTHOR,
+    FSDP2_PP2,
+    FSDP2_PP4,
+    FSDP2_TWO_NODES,
+    NAM56R,
+    NATIVE,
+    NATIVE_PP2,
+    TWO_NODES,
+    inheriting,
+    reaching,
+)
+from contracts.checks._refusals import refusal_of
+from contracts.contract import contract, untested
+from contracts.spec.errors import Refused
+from contracts.spec.launch import Lane, Launch
+from contracts.spec.stack import Stack
+
+CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
+BATCHED_P2P = "NANOCHAT_FORCE_BATCHED_PP_INIT_P2P"
+LANES = {
+    "megatron-native": NATIVE,
+    "megatron-author-pp4": AUTHOR_PP4,
+    "megatron-two-nodes": TWO_NODES,
+    "fsdp2-tp2-ep2": FSDP2,
+    "fsdp2-author": FSDP2_AUTHOR,
+    "fsdp2-compiled-two-nodes": FSDP2_TWO_NODES,
+}
+"""Every regime and mode, one node and two."""
+
+
+def _forced(lane: Lane, **inherited: str) -> Lane:
+    return Lane(mode=lane.mode, regime=lane.regime, degrees=lane.degrees, inherited=inherited,
+                force_max_connections=True)  # fmt: skip
+
+
+QUEUES = {  # lane → the value that its ranks must see; None is unset
+    "fsdp2-tp2-ep2": (FSDP2, None),
+    "fsdp2-pp2-tp2": (FSDP2_PP2, None),
+    "fsdp2-inherits-1": (inheriting(FSDP2, CUDA_DEVICE_MAX_CONNECTIONS="1"), None),
+    "fsdp2-author-inherits-32": (inheriting(FSDP2_AUTHOR, CUDA_DEVICE_MAX_CONNECTIONS="32"), None),
+    "fsdp2-forced": (_forced(FSDP2), "8"),
+    "fsdp2-forced-inherits-1": (_forced(FSDP2_AUTHOR, CUDA_DEVICE_MAX_CONNECTIONS="1"), "8"),
+    "megatron-tp2": (NATIVE, "1"),
+    "megatron-tp1-cp2": (AUTHOR_CP2, "1"),
+    "megatron-tp2-inherits-8": (inheriting(NATIVE_PP2, CUDA_DEVICE_MAX_CONNECTIONS="8"), "1"),
+    "megatron-tp2-forced": (_forced(NATIVE), "1"),
+}
+
+
+@contract("ENV-01", asks="launch", cases=QUEUES, source="playbook; Megatron-LM's validation")
+def hardware_queues_follow_the_lane(stack: Stack, lane: Lane, expected: str | None) -> None:
+    """CUDA_DEVICE_MAX_CONNECTIONS is unset in FSDP2 lanes, 8 where the platform forces one, and 1 in Megatron lanes
+    with TP or CP above 1; what the shell exported does not matter.
+
+    Older recipes export 1 everywhere. On an FSDP2 lane that queues the all-gather behind the compute it should
+    overlap; without it, Megatron's tensor-parallel overlap loses its order, and its validation refuses the launch.
+    """
+    value = reaching(stack.launch(NAM56R, lane), lane).get(CONNECTIONS)
+    wanted = "expected it unset" if expected is None else f"expected {expected!r}"
+    found = f"reaches the ranks as {value!r}" if value is not None else "is unset"
+    assert value == expected, f"{CONNECTIONS} {found}, {wanted} ({lane.regime} {lane.mode})"
+
+
+SHELLS = {"megatron-author-tp1": AUTHOR, "megatron-author-pp4": AUTHOR_PP4, "fsdp2-tp2-ep2": FSDP2}
+
+
+@contract("ENV-01a", asks="launch", cases=SHELLS, source="playbook")
+def hardware_queues_do_not_follow_the_shell(stack: Stack, lane: Lane) -> None:
+    """CUDA_DEVICE_MAX_CONNECTIONS reaches the ranks with the same value whatever the shell exports.
+
+    At TP 1 without FSDP no rule asks for a value, so nothing fails when a forgotten export decides it: two runs of
+    one lane differ in their overlap and are compared.
+    """
+    seen = {}
+    for exported in (None, "1", "8", "32"):
+        shell = lane if exported is None else inheriting(lane, CUDA_DEVICE_MAX_CONNECTIONS=exported)
+        seen[exported] = reaching(stack.launch(NAM56R, shell), shell).get(CONNECTIONS)
+    assert len(set(seen.values())) == 1, f"{CONNECTIONS} is a function of the shell: exported → seen is {seen}"
+
+
+@contract("ENV-02", asks="launch", cases=LANES, source="playbook")
+def communication_streams_have_priority(stack: Stack, lane: Lane) -> None:
+    """TORCH_NCCL_HIGH_PRIORITY is 1 in every lane, also when the shell exports another value.
+
+    It keeps the communication stream from being starved by a compute or compile window: a healthy lane otherwise
+    shows watchdog noise and jitter.
+    """
+    _reaches_as(stack, lane, "TORCH_NCCL_HIGH_PRIORITY", "1", exported="0")
+
+
+ALLOCATOR = "expandable_segments:True"
+ALIKE = {**LANES, "alias-says-the-same": inheriting(FSDP2, PYTORCH_CUDA_ALLOC_CONF=ALLOCATOR)}
+
+
+@contract("ENV-03", asks="launch", cases=ALIKE, source="playbook")
+def the_allocator_may_expand_its_segments(stack: Stack, lane: Lane) -> None:
+    """PYTORCH_ALLOC_CONF is expandable_segments:True in every lane, and no PYTORCH_CUDA_ALLOC_CONF says otherwise.
+
+    Routing and batch shapes change, so reserved memory drifts away from allocated memory and a healthy run dies late.
+    """
+    _reaches_as(stack, lane, "PYTORCH_ALLOC_CONF", ALLOCATOR)
+    alias = reaching(stack.launch(NAM56R, lane), lane).get("PYTORCH_CUDA_ALLOC_CONF", ALLOCATOR)
+    assert alias == ALLOCATOR, f"PYTORCH_CUDA_ALLOC_CONF reaches the ranks as {alias!r}, the lane says {ALLOCATOR}"
+
+
+untested(
+    "ENV-03a",
+    "The allocator configuration that reached the CUDA context is the one in the receipt.",
+    why="only a process with a CUDA context knows what its allocator read",
+    tier="gpu",
+)
+
+OTHERWISE = {
+    "alias-against-the-lane": inheriting(FSDP2, PYTORCH_CUDA_ALLOC_CONF="max_split_size_mb:512"),
+    "alias-switches-it-off": inheriting(NATIVE, PYTORCH_CUDA_ALLOC_CONF="expandable_segments:False"),
+    "both-exported-and-different": inheriting(
+        FSDP2_AUTHOR, PYTORCH_ALLOC_CONF=ALLOCATOR, PYTORCH_CUDA_ALLOC_CONF="backend:cudaMallocAsync"
+    ),
+}
+
+
+@contract("ENV-03b", asks="launch", cases=OTHERWISE, source="playbook")
+def an_allocator_alias_that_says_otherwise_is_refused(stack: Stack, lane: Lane) -> None:
+    """An inherited PYTORCH_CUDA_ALLOC_CONF that differs from the lane's PYTORCH_ALLOC_CONF is refused, with its value.
+
+    The two names configure one allocator; when they differ, which of them won is known only inside the process.
+    """
+    refused = refusal_of(stack.launch, NAM56R, lane)
+    alias = lane.inherited["PYTORCH_CUDA_ALLOC_CONF"]
+    assert "PYTORCH_CUDA_ALLOC_CONF" in str(refused), f"the refusal does not name PYTORCH_CUDA_ALLOC_CONF: {refused}"
+    assert alias in str(refused), f"the refusal does not show {alias!r}: {refused}"
+
+
+@contract("ENV-04", asks="launch", cases=LANES, source="playbook")
+def the_heartbeat_outlasts_the_compile_window(stack: Stack, lane: Lane) -> None:
+    """TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC is 7200 in every lane, longer than a cold compile.
+
+    With the default of 600 s the watchdog kills a lane that is still building graphs, and the death looks like a
+    network failure.
+    """
+    _reaches_as(stack, lane, "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC", "7200", exported="600")
+
+
+@contract("ENV-05", asks="launch", cases=LANES, source="playbook")
+def multi_node_nvlink_is_left_alone(stack: Stack, lane: Lane) -> None:
+    """NCCL_MNNVL_ENABLE is absent from the baseline: NCCL detects the fabric itself."""
+    value = reaching(stack.launch(NAM56R, lane), lane).get("NCCL_MNNVL_ENABLE")
+    assert value is None, f"NCCL_MNNVL_ENABLE reaches the ranks as {value!r}, expected it absent"
+
+
+DIAGNOSES = {
+    "automatic": (inheriting(TWO_NODES, NCCL_MNNVL_ENABLE="2"), "2"),
+    "disabled": (inheriting(FSDP2, NCCL_MNNVL_ENABLE="0"), "0"),
+}
+
+
+@contract("ENV-05a", asks="launch", cases=DIAGNOSES, source="playbook")
+def a_diagnosis_of_the_fabric_is_recorded(stack: Stack, lane: Lane, value: str) -> None:
+    """NCCL_MNNVL_ENABLE 2 (automatic) or 0 (off), exported for a diagnosis, reaches the ranks and is recorded."""
+    launch = stack.launch(NAM56R, lane)
+    seen, recorded = reaching(launch, lane).get("NCCL_MNNVL_ENABLE"), launch.recorded.get("NCCL_MNNVL_ENABLE")
+    assert seen == value, f"NCCL_MNNVL_ENABLE reaches the ranks as {seen!r}, exported as {value!r}"
+    assert recorded == value, f"NCCL_MNNVL_ENABLE is recorded as {recorded!r}, exported as {value!r}"
+
+
+FORCED = {"two-nodes": TWO_NODES, "fsdp2-one-node": FSDP2}
+
+
+@contract("ENV-05b", asks="launch", cases=FORCED, source="playbook")
+def a_forced_fabric_is_refused(stack: Stack, lane: Lane) -> None:
+    """An inherited NCCL_MNNVL_ENABLE=1 is refused by name.
+
+    1 allows NCCL's initialisation to fail where the fabric is absent: a probe that looks for failure, not a baseline.
+    """
+    refused = refusal_of(stack.launch, NAM56R, inheriting(lane, NCCL_MNNVL_ENABLE="1"))
+    assert "NCCL_MNNVL_ENABLE" in str(refused), f"the refusal does not name NCCL_MNNVL_ENABLE: {refused}"
+
+
+IN_ORDER = inheriting(NATIVE, CUDA_VISIBLE_DEVICES="0,1,2,3,4,5,6,7")
+
+
+@contract("ENV-06", asks="launch", cases={**LANES, "all-eight-in-order": IN_ORDER}, source="playbook")
+def every_rank_sees_every_gpu(stack: Stack, lane: Lane) -> None:
+    """A launch leaves CUDA_VISIBLE_DEVICES as it found it: every rank of a node sees the same devices.
+
+    An actor launcher that gives each worker a slice, where it owns "cuda:0", hides the node from NCCL: the topology
+    that the preflight measured is then not the one that runs.
+    """
+    name = "CUDA_VISIBLE_DEVICES"
+    value = reaching(stack.launch(NAM56R, lane), lane).get(name)
+    inherited = lane.inherited.get(name)
+    assert value in (inherited, None), f"{name} reaches the ranks as {value!r}, inherited was {inherited!r}"
+
+
+untested(
+    "ENV-06a",
+    "All ranks of a node see the same device list, and each uses the device of its local rank.",
+    why="needs ranks that report what they see; the launch side is judged",
+    tier="dist",
+)
+
+MASKS = {
+    "half-of-the-node": "0,1,2,3",
+    "one-gpu": "5",
+    "none": "",
+    "cut-off-behind-a-hole": "0,1,2,-1,4,5,6,7",  # CUDA ignores everything behind the -1
+    "reversed": "7,6,5,4,3,2,1,0",
+}
+
+
+@contract("ENV-06b", asks="launch", cases=MASKS, source="playbook")
+def an_inherited_mask_does_not_survive(stack: Stack, visible: str) -> None:
+    """An inherited CUDA_VISIBLE_DEVICES that hides or renumbers GPUs of an eight-GPU lane is refused, or removed."""
+    lane = inheriting(FSDP2, CUDA_VISIBLE_DEVICES=visible)
+    launch = _launched_or_refused_for(stack, lane, ("CUDA_VISIBLE_DEVICES",))
+    if launch is None:
+        return
+    value = reaching(launch, lane).get("CUDA_VISIBLE_DEVICES")
+    assert value is None, f"CUDA_VISIBLE_DEVICES reaches the ranks of eight GPUs as {value!r}"
+
+
+@contract("ENV-07", asks="launch", cases={"drawn-1": 1, "drawn-2": 2, "drawn-3": 3}, source="playbook")
+def the_overlay_is_complete(stack: Stack, seed: int) -> None:
+    """Every inherited NCCL_, TORCH_, CUDA_ or PYTORCH_ variable is set, unset or recorded with its value, or the
+    launch is refused for it; no other variable is recorded.
+
+    Settings in shell history change the runtime and drift without a word, so comparisons break. A receipt that
+    stored the whole environment instead would publish the tokens in it.
+    """
+    draw = random.Random(seed)
+
+    def name(prefix: str) -> str:
+        return prefix + "".join(draw.choices(string.ascii_uppercase, k=draw.randint(4, 12)))
+
+    runtime = {
+        name(p): f"value-{draw.random():.9f}" for p in ("NCCL_", "TORCH_", "CUDA_", "PYTORCH_") for _ in range(9)
+    }
+    runtime |= {
+        "NCCL_DEBUG": "INFO",
+        "TORCH_LOGS": "+dynamo,graph_breaks",
+        "CUDA_LAUNCH_BLOCKING": "",
+        "NCCL_ALGO": "Ring",
+    }
+    others = {
+        name(p): f"secret-{draw.random():.9f}"
+        for p in ("", "MY_NCCL_", "TORCHX", "HF_TOKEN_", "nccl_")
+        for _ in range(4)
+    }
+    lane = inheriting(TWO_NODES, **others, **runtime)
+    launch = _launched_or_refused_for(stack, lane, tuple(runtime))
+    if launch is None:
+        return
+    for variable, value in runtime.items():
+        if variable not in launch.env and variable not in launch.unset:
+            recorded = launch.recorded.get(variable)
+            assert recorded == value, f"{variable}={value!r} reaches the ranks and is recorded as {recorded!r}"
+    told = sorted(set(launch.recorded) & set(others))
+    assert not told, f"{told[0]} is recorded with its value, and is no runtime variable"
+
+
+GATES = {  # lane → pipeline stages
+    "megatron-pp2-tp2": (NATIVE_PP2, 2),
+    "megatron-pp4": (AUTHOR_PP4, 4),
+    "megatron-pp1": (NATIVE, 1),
+    "megatron-pp1-inherits-it": (inheriting(AUTHOR, NANOCHAT_FORCE_BATCHED_PP_INIT_P2P="1"), 1),
+    "fsdp2-pp2-tp2": (FSDP2_PP2, 2),
+    "fsdp2-pp4-inherits-0": (inheriting(FSDP2_PP4, NANOCHAT_FORCE_BATCHED_PP_INIT_P2P="0"), 4),
+    "fsdp2-pp1": (FSDP2, 1),
+    "fsdp2-pp1-inherits-it": (inheriting(FSDP2, NANOCHAT_FORCE_BATCHED_PP_INIT_P2P="1"), 1),
+}
+
+
+@contract("ENV-08", asks="launch", cases=GATES, source="bringup")
+def the_batched_p2p_gate_stands_in_pipeline_lanes(stack: Stack, lane: Lane, stages: int) -> None:
+    """NANOCHAT_FORCE_BATCHED_PP_INIT_P2P is 1 exactly where there is more than one pipeline stage.
+
+    The 1F1B schedule degrades uniform send and receive batches to raw isend and irecv, which the eager handshake of
+    neighbours does not survive; the gate turns the override on. Elsewhere it would patch a schedule nobody runs.
+    """
+    expected = "1" if stages > 1 else None
+    value = reaching(stack.launch(NAM56R, lane), lane).get(BATCHED_P2P)
+    assert value == expected, f"{BATCHED_P2P} reaches the ranks as {value!r}, expected {expected!r} at pp {stages}"
+
+
+def _launched_or_refused_for(stack: Stack, lane: Lane, names: tuple[str, ...]) -> Launch | None:
+    """The launch, or None when it was refused for one of the variables."""
+    try:
+        return stack.launch(NAM56R, lane)
+    except Refused as refused:
+        text = str(refused)
+    assert any(name in text for name in names), f"the refusal names none of {', '.join(names)}: {text}"
+    return None
+
+
+def _reaches_as(stack: Stack, lane: Lane, name: str, expected: str, exported: str | None = None) -> None:
+    """The variable has its value in a clean shell, and in one that exports another."""
+    value = reaching(stack.launch(NAM56R, lane), lane).get(name)
+    assert value == expected, f"{name} reaches the ranks as {value!r}, expected {expected!r}"
+    if exported is not None:
+        shell = inheriting(lane, **{name: exported})
+        value = reaching(stack.launch(NAM56R, shell), shell).get(name)
+        assert value == expected, f"{name} reaches the ranks as {value!r} when {exported!r} is exported"

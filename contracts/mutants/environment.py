@@ -1,0 +1,1 @@
+"""Stacks that leave their ranks the wrong environment."""

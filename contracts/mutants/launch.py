@@ -1,0 +1,1 @@
+"""Stacks that write or read a command wrongly."""
