@@ -207,7 +207,7 @@ UNREADABLE = {
     "unequal-heads": "*EME/*-/*M",
     "cut-inside-a-head": "*EME/*|-",
     "mixed-head": "*EME/*D",
-    # Megatron-Core 0.19.2 accepts the next two, and divides by zero on the last of them.
+    # The parser of Megatron-Core 0.19.2 accepts the next two; validation then divides by the length of the last.
     "empty-segment": "M*||M-|M",
     "empty": "",
 }
