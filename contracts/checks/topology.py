@@ -87,7 +87,7 @@ def a_misfit_is_refused_with_both_numbers(
 
 TWICE_WRONG = {
     "pp2-tp3-ep5-on-8": (Degrees(pp=2, tp=3, ep=5, etp=1), 8, 6, 10),
-    "cp3-ep7-on-16": (Degrees(cp=3, ep=7), 16, 3, 7),
+    "pp2-cp3-ep7-on-32": (Degrees(pp=2, cp=3, ep=7), 32, 6, 14),
 }
 
 

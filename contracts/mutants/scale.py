@@ -57,7 +57,7 @@ class NodeLocalCalls(Reference):
         return tuple(call for call in calls if not _local(call) or call.members[0] // 8 == rank // 8)
 
 
-@mutant(of="TOPO-11a", case="own-axis-4096", says="calls create a group that an earlier call created", bugs=("PG-09",))
+@mutant(of="TOPO-11c", case="own-axis-4096", says="calls create a group that an earlier call created", bugs=("PG-09",))
 class FreshGroupsForStages(Reference):
     """Creates the PP groups again after the mesh is built, one call a lane."""
 
