@@ -23,6 +23,7 @@ from contracts.spec.records import (
     Form,
     Header,
     Item,
+    Kill,
     Outcome,
     Plan,
     Result,
@@ -273,6 +274,30 @@ def only_the_declared_words_are_a_kill(court: Court, result: Result, expected: F
     assert fate == expected, f"fate is {fate!r}, expected {expected!r} for {result.outcome} with {result.words!r}"
 
 
+def _proved(fate: Fate) -> Run:
+    run = _run((A, "holds"), (B, "holds"))
+    return replace(run, kills=(Kill(mutant="Mutant", of="TOPO-02", case="pp2-tp2", fate=fate, words="some words"),))
+
+
+PROOFS: dict[str, tuple[Run, Word]] = {
+    "all-killed": (_proved("killed"), "conformant"),
+    "one-survived": (_proved("survived"), "broken"),
+    "one-crashed": (_proved("crashed"), "broken"),
+    "one-caught-for-other-words": (_proved("wrong words"), "broken"),
+    "one-could-not-be-asked": (_proved("void"), "conformant"),
+}
+
+
+@contract("GATE-07a", asks="verdict", cases=PROOFS, source="law: GATE-07")
+def a_suite_that_misses_its_mutants_cannot_judge(court: Court, run: Run, word: Word) -> None:
+    """When a mutant survives in the same run, the suite is broken and its verdict on the stack is not given.
+
+    Megatron's golden gate had an inverted inequality for 189 days, because the gate had no test of its own.
+    """
+    judged = court.verdict(run, TODAY)
+    assert judged.word == word, f"verdict is {judged.word}, expected {word}"
+
+
 SAME_EVERYWHERE: dict[str, tuple[Run]] = {
     "conformant": (_run((A, "holds"), (B, "holds")),),
     "violated": (_FAILED,),
@@ -320,6 +345,4 @@ def a_recorded_run_is_judged_alike(court: Court, run: Run) -> None:
     """
     before = court.verdict(run, TODAY)
     again = court.verdict(court.read_run(court.write_run(run, TODAY)), TODAY)
-    assert again == before, (
-        f"replayed verdict is {again.word} {again.counts}, was {before.word} {before.counts}"
-    )
+    assert again == before, f"replayed verdict is {again.word} {again.counts}, was {before.word} {before.counts}"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import json
 import shlex
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from itertools import groupby
 from typing import Any
@@ -43,6 +44,13 @@ def rerun(run: Run, item: Item) -> str:
     """The command that judges one item again."""
     words = ["lanegate", "check", "--stack", run.header.subject.origin, "--profile", str(item)]
     return shlex.join(words)
+
+
+def kill_line(run: Run) -> str:
+    """How the suite fared against its own mutants, in one line."""
+    fates = Counter(kill.fate for kill in run.kills)
+    told = ", ".join(f"{count} {fate}" for fate, count in sorted(fates.items()))
+    return f"Self-test of the suite: {len(run.kills)} mutants ({told})"
 
 
 def details(run: Run, result: Result) -> list[tuple[str, str]]:
@@ -95,6 +103,8 @@ def _terminal(run: Run, verdict: Verdict) -> str:
             reason = group[0].words if outcome != "holds" else ""
             words = f"{id}  {_cases(group)}" + (f"  ({reason})" if reason else "")
             console.print(Padding(Text(words), (0, 0, 0, 2)))
+    if run.kills:
+        console.print(Text(kill_line(run)))
     for fault in verdict.faults:
         console.print(Text(f"fault ({fault.kind}): {fault.words}"))
     for each in run.unclaimed:
@@ -122,6 +132,9 @@ def _markdown(run: Run, verdict: Verdict) -> str:
         for id, group in by_id(results):
             reason = f": {_inline(group[0].words)}" if outcome != "holds" and group[0].words else ""
             lines.append(f"- {id} {_cases(group)}{reason}")
+    if run.kills:
+        lines += ["", f"### {kill_line(run)}", "", "| contract | case | mutant | fate |", "|---|---|---|---|"]
+        lines += [f"| {kill.of} | {kill.case} | {kill.mutant} | {kill.fate} |" for kill in run.kills]
     if run.unclaimed:
         lines += [
             "",
@@ -191,6 +204,7 @@ def _html(run: Run, verdict: Verdict) -> str:
         details=lambda result: details(run, result),
         detailed=_DETAILED,
         cases=_cases,
+        kill_line=kill_line(run),
     )
 
 

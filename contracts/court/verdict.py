@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import datetime
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from fnmatch import fnmatchcase
 
-from contracts.spec.records import OUTCOMES, Deviation, Fault, Item, Outcome, Result, Run, Verdict, Word
+from contracts.spec.records import OUTCOMES, Deviation, Fate, Fault, Item, Outcome, Result, Run, Verdict, Word
 
 JUDGED: frozenset[Outcome] = frozenset({"holds", "violated", "deviates"})
 _WORST_FIRST: tuple[Outcome, ...] = (
@@ -27,6 +27,7 @@ def verdict(run: Run, today: datetime.date) -> Verdict:
     valid = [deviation for deviation in run.deviations if not expired(deviation, today)]
     results = [_declared(result, valid) for result in results]
     faults += _claim_faults(run, results)
+    faults += _suite_faults(run)
     counts = Counter(result.outcome for result in results)
     return Verdict(
         word=_word(results, faults),
@@ -113,6 +114,24 @@ def _claim_faults(run: Run, results: list[Result]) -> list[Fault]:
     return found
 
 
+def _suite_faults(run: Run) -> list[Fault]:
+    """A recorded mutant that its promise did not kill: a suite that cannot say no is not fit to judge."""
+    return [
+        Fault(
+            kind="suite", words=f"mutant {kill.mutant} of {kill.of}[{kill.case}] {_FATE_WORDS[kill.fate]}: {kill.words}"
+        )
+        for kill in run.kills
+        if kill.fate in _FATE_WORDS
+    ]
+
+
+_FATE_WORDS: Mapping[Fate, str] = {
+    "survived": "survived",
+    "wrong words": "was caught for other words",
+    "crashed": "crashed",
+}
+
+
 def _asks(run: Run, contract_id: str) -> tuple[str, ...]:
     statement = run.plan.promises.get(contract_id)
     return statement.asks if statement else ()
@@ -128,6 +147,6 @@ def _word(results: list[Result], faults: list[Fault]) -> Word:
 
 def _precedence(outcomes: set[Outcome], faults: set[str]) -> Iterator[tuple[Word, bool]]:
     yield "violated", "violated" in outcomes or bool({"deviation", "claim"} & faults)
-    yield "broken", "broken" in outcomes or "plan" in faults
+    yield "broken", "broken" in outcomes or bool({"plan", "suite"} & faults)
     yield "nothing ran", not outcomes & JUDGED
     yield "incomplete", bool({"not run", "untested"} & outcomes)

@@ -72,9 +72,16 @@ def main() -> None:
 @click.option("--report", "folder", type=click.Path(path_type=Path, file_okay=False), default=Path("reports/last"),
               show_default=True, help="Folder for the record and its renderings.")  # fmt: skip
 @click.option("--form", type=click.Choice(FORMS), default="terminal", show_default=True, help="What is printed.")
+@click.option("--selftest", "prove", is_flag=True, help="Put the suite's own mutants before the law first.")
 @_one_clear_error
 def check(
-    stack: str, assistants: tuple[str, ...], profile: str, deviations: Path | None, folder: Path, form: Form
+    stack: str,
+    assistants: tuple[str, ...],
+    profile: str,
+    deviations: Path | None,
+    folder: Path,
+    form: Form,
+    prove: bool,
 ) -> None:
     """Put a stack under test and print the verdict."""
     _read_law()
@@ -82,22 +89,22 @@ def check(
     parties.assistants(parties.load(stack), assistants, quick=False)
     if deviations is not None:
         deviations_file.load(deviations)
-    sys.exit(_run_suite(stack, assistants, profile, deviations, folder, form))
+    arguments = [
+        f"--stack={stack}", f"--profile={profile}", *(f"--with={name}" for name in assistants),
+        *([f"--deviations={deviations}"] if deviations else []), *(["--selftest"] if prove else []),
+    ]  # fmt: skip
+    sys.exit(_run_suite(arguments, folder, form))
 
 
-def _run_suite(
-    stack: str, assistants: tuple[str, ...], profile: str, deviations: Path | None, folder: Path, form: Form
-) -> int:
+def _run_suite(arguments: list[str], folder: Path, form: Form) -> int:
     import pytest
 
-    arguments = [
-        str(SUITE), "--gate", f"--stack={stack}", f"--profile={profile}", f"--report={folder}",
-        *(f"--with={name}" for name in assistants), *([f"--deviations={deviations}"] if deviations else []),
-        # Nothing of the place we are called from: neither its ini file, nor its conftest, nor its plugins.
+    # Nothing of the place we are called from: neither its ini file, nor its conftest, nor its plugins.
+    apart = [
         "-c", os.devnull, f"--rootdir={SUITE.parent}", "--noconftest", "--disable-plugin-autoload",
         "-p", "contracts.harness.plugin", "-p", "no:cacheprovider", "-p", "no:terminal",
     ]  # fmt: skip
-    status = pytest.main(arguments)
+    status = pytest.main([str(SUITE), "--gate", f"--report={folder}", *arguments, *apart])
     if not (folder / "run.jsonl").exists():
         click.echo(f"lanegate: the run ended early (pytest said {status!r}); {folder} holds what came in", err=True)
         return EXIT_CODES["broken"]
@@ -251,7 +258,7 @@ def selftest(only: str | None, folder: Path | None, assistants: tuple[str, ...])
     from contracts.harness import selftest as self_test
 
     _read_law()
-    law = self_test.part_of(LAW, only or "")
+    law = self_test.part_of(LAW, [id for id in LAW.contracts if id.startswith(only or "")])
     if not law.contracts:
         raise refuse("--only", only, "selects no promise", "give an id or the beginning of one")
     subject = parties.load("reference")

@@ -19,7 +19,7 @@ from contracts.court import record
 from contracts.court.court import Court
 from contracts.court.judge import judge
 from contracts.court.verdict import covers, expired, verdict
-from contracts.harness import parties
+from contracts.harness import parties, selftest
 from contracts.spec.errors import Unreachable
 from contracts.spec.records import (
     SCHEMA,
@@ -69,6 +69,11 @@ class Gate:
         for item in self.plan.items:
             if item.id in LAW.untested:
                 self.add(Result(id=item.id, outcome="untested", words=LAW.untested[item.id].why))
+
+    def prove_the_suite(self) -> None:
+        """Put the mutants of the planned promises before the law; their fates are part of the record."""
+        law = selftest.part_of(LAW, self.plan.promises)
+        self.kills = selftest.run(law).kills
 
     def judge(self, item: Item) -> Result:
         """Put one item to the subject, or to the court if it is a promise of the gate itself."""

@@ -38,6 +38,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--profile", default="launch", help="launch, unit, gpu, dist, full, or ids and prefixes of ids")
     group.addoption("--deviations", type=Path, help="TOML file of declared deviations")
     group.addoption("--report", type=Path, metavar="DIR", help="write the run as JSON lines to DIR/run.jsonl")
+    group.addoption("--selftest", action="store_true", help="put the suite's own mutants before the law first")
     group.addoption("--gate", action="store_true", help="let the verdict decide the exit code: incomplete is red")
 
 
@@ -51,6 +52,8 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     if _gating(config) and not hasattr(config, "workerinput"):
         gate = _gate(config)
         gate.open(config.getoption("report"))
+        if config.getoption("selftest"):
+            gate.prove_the_suite()
         config.pluginmanager.register(_Collector(gate), "lanegate-collector")
 
 

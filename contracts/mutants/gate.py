@@ -142,6 +142,14 @@ class AnyViolationIsAKill(Court):
         return "killed" if fate == "wrong words" else fate
 
 
+@mutant(of="GATE-07a", case="one-survived", says="verdict is conformant, expected broken")
+class MatrixIsDecoration(Court):
+    """The kill matrix is printed and never looked at."""
+
+    def verdict(self, run: Run, today: str) -> Verdict:
+        return super().verdict(replace(run, kills=()), today)
+
+
 @mutant(of="GATE-08", case="not-run", says="junit has 0 failures, the verdict is incomplete")
 class SkipsAreGreenInJUnit(Court):
     """The JUnit file carries results and no verdict, so that a run of skips is green."""

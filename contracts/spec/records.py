@@ -154,9 +154,10 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """Something wrong with the run itself: a stale deviation, a result that nobody planned, a claim never answered."""
+    """Something wrong with the run itself: a stale deviation, a result that nobody planned, a claim never answered, a
+    suite that does not catch its own mutants."""
 
-    kind: Literal["deviation", "plan", "claim"]
+    kind: Literal["deviation", "plan", "claim", "suite"]
     words: str
 
 
