@@ -5,6 +5,7 @@ Standard library only. The copy must not have started threads of its own; a proc
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -21,6 +22,7 @@ def in_a_fork(work: Callable[[], str]) -> str:
     Raises:
         Died: when the copy was killed or raised; its traceback is on standard error.
     """
+    gc.freeze()  # a collection in the copy would touch, and so duplicate, every page
     reading, writing = os.pipe()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -28,6 +30,7 @@ def in_a_fork(work: Callable[[], str]) -> str:
     if child == 0:
         code = 1
         try:
+            gc.disable()
             os.close(reading)
             with os.fdopen(writing, "w", encoding="utf-8") as pipe:
                 pipe.write(work())

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import enum
+import functools
 import importlib
 import io
 import json
@@ -26,6 +27,9 @@ from contracts.stacks.forked import in_a_fork
 
 MODULE = "megatron.training.arguments"
 HOPPER = 9  # compute capability of an H200, which validation wants to know under TP, CP and grouped GEMM
+TRANSFORMER_ENGINE = "2.14.0"  # presumed where an argv needs one: it is never installed here, and is on every H200
+
+FUSED = ("megatron.core.models.common.embeddings.rope_utils", "megatron.core.transformer.moe.moe_utils")
 
 # Megatron says these when a package or a device is missing, whatever the argv. None of them is about the argv.
 ENVIRONMENT = re.compile(
@@ -51,6 +55,12 @@ class Outcome:
     config: Values
     touched: bool
 
+    @property
+    def lacks(self) -> bool:
+        """It stopped over a package or a device that is missing."""
+        missing = self.message.startswith(("ImportError", "ModuleNotFoundError")) or ENVIRONMENT.search(self.message)
+        return self.stage != "accepted" and bool(missing)
+
 
 @dataclass(kw_only=True)
 class Given:
@@ -66,18 +76,27 @@ class Given:
 def read(argv: Sequence[str], env: Mapping[str, str], world: int, version: str, *, shimmed: bool) -> Reading:
     """What Megatron makes of an argv under some environment variables and a world size.
 
+    Where Megatron stops only because Transformer Engine is missing, it is asked again with one presumed; the message
+    then says so, also when the argv is accepted.
+
     Raises:
         Unreachable: it stopped because of what is not installed here, which says nothing about the argv.
     """
-    outcome = _outcome(argv, env, world)
-    if outcome.stage != "accepted" and _about_the_environment(outcome.message):
+    run = functools.partial(_outcome, env=env, world=world)
+    outcome = run(argv)
+    presumed = ""
+    if outcome.lacks:
+        run = functools.partial(run, presume=True)
+        outcome = run(argv)
+        presumed = f"Transformer Engine {TRANSFORMER_ENGINE} presumed"
+    if outcome.lacks:
         raise Unreachable(f"Megatron-Core stopped at {outcome.stage} over its environment: {outcome.message}")
-    provenance: Provenance = "shimmed" if shimmed or outcome.touched else "unpatched"
-    dropped = _dropped(argv, env, world, outcome) if outcome.stage == "accepted" else {}
+    provenance: Provenance = "shimmed" if shimmed or presumed or outcome.touched else "unpatched"
+    dropped = _dropped(argv, outcome, run) if outcome.stage == "accepted" else {}
     configured = {f"config.{name}": value for name, value in outcome.config.items()}
     return Reading(
         stage=outcome.stage,
-        message=outcome.message,
+        message=f"{outcome.message} ({presumed})".strip() if presumed else outcome.message,
         values=outcome.args | configured,
         dropped=dropped,
         version=version,
@@ -102,13 +121,15 @@ def flags() -> list[dict[str, Any]]:
     ]
 
 
-def _outcome(argv: Sequence[str], env: Mapping[str, str], world: int) -> Outcome:
+def _outcome(argv: Sequence[str], env: Mapping[str, str], world: int, presume: bool = False) -> Outcome:
     """Parse, validate and configure in a forked copy."""
-    return Outcome(**json.loads(in_a_fork(lambda: json.dumps(vars(_run(argv, env, world))))))
+    return Outcome(**json.loads(in_a_fork(lambda: json.dumps(vars(_run(argv, env, world, presume))))))
 
 
-def _run(argv: Sequence[str], env: Mapping[str, str], world: int) -> Outcome:
+def _run(argv: Sequence[str], env: Mapping[str, str], world: int, presume: bool) -> Outcome:
     arguments: Any = importlib.import_module(MODULE)
+    if presume:
+        _presume_transformer_engine()
     parser, touched = _parser(), _stand_in_for_a_device(arguments)
     arguments.add_megatron_arguments = lambda empty: parser  # the same parser, built once: 0.3 s
     os.environ.update({**env, "WORLD_SIZE": str(world), "RANK": "1", "LOCAL_RANK": "1"})  # rank 0 prints every argument
@@ -150,7 +171,21 @@ def _stand_in_for_a_device(arguments: Any) -> list[str]:
     return touched
 
 
-def _dropped(argv: Sequence[str], env: Mapping[str, str], world: int, whole: Outcome) -> dict[str, str]:
+def _presume_transformer_engine() -> None:
+    """Let every version check pass, and every fused kernel be there until it is called."""
+    utils: Any = importlib.import_module("megatron.core.utils")
+    utils._te_version = importlib.import_module("packaging.version").Version(TRANSFORMER_ENGINE)
+    for name in FUSED:
+        module: Any = importlib.import_module(name)
+        for function in [key for key, value in vars(module).items() if key.startswith("fused_") and value is None]:
+            setattr(module, function, _absent)
+
+
+def _absent(*arguments: object, **named: object) -> None:
+    raise RuntimeError("this kernel of Transformer Engine was only presumed")
+
+
+def _dropped(argv: Sequence[str], whole: Outcome, run: Callable[[Sequence[str]], Outcome]) -> dict[str, str]:
     """Every flag that changed nothing, or whose value is not what the run ends with, and why.
 
     Found by taking each flag away and reading the rest: a flag that leaves no trace, in any argument or any field of
@@ -165,7 +200,7 @@ def _dropped(argv: Sequence[str], env: Mapping[str, str], world: int, whole: Out
             dropped[each.flag] = f"{each.asked} is given again later, and the last one wins"
             continue
         rest = [*argv[: each.words.start], *argv[each.words.stop :]]
-        why = _why_dropped(each, whole, _outcome(rest, env, world))
+        why = _why_dropped(each, whole, run(rest))
         if why:
             dropped[each.flag] = why
     return dropped
@@ -211,10 +246,6 @@ def _given(argv: Sequence[str]) -> list[Given]:
 def _collects(given: Given) -> bool:
     """Whether a repeated flag adds to what was given before instead of replacing it."""
     return type(_parser()._option_string_actions[given.flag]).__name__ in ("_AppendAction", "_ExtendAction")
-
-
-def _about_the_environment(message: str) -> bool:
-    return message.startswith(("ImportError", "ModuleNotFoundError")) or bool(ENVIRONMENT.search(message))
 
 
 _PARSERS: list[argparse.ArgumentParser] = []

@@ -119,7 +119,8 @@ class Worker:
                 return f"shimmed: torch.cuda.current_device and current_stream are the CPU's; under {FAKE_GROUP}"
             case "read_argv":
                 also = " and typing.override" if self._overridden else ""
-                return f"shimmed: device capability 9.0{also}"
+                engine = megatron_arguments.TRANSFORMER_ENGINE
+                return f"shimmed: device capability 9.0{also}; Transformer Engine {engine} presumed where it says so"
         return "unpatched"
 
     def _add_override(self) -> None:
