@@ -1,15 +1,24 @@
 """The law, in reading order: the table of contents. A new subject is a file here and a line below."""
 
-from contracts.checks import (  # isort: skip
-    pattern,
-    names,
-    recipe,
-    launch,
-    environment,
-    topology,
-    groups,
-    gate,
-    unwritten,
-)
+from contracts.checks import (
+    pattern,  # letters → blocks
+    hybrid,  # blocks → the launcher's pattern, and back through its parser
+    stages,  # blocks → pipeline stages and placements
+    names,  # presets, aliases, lanes, hosts
+    recipe,  # what a recipe is, and which relations it keeps
+    launch,  # recipe → argv, and what the launcher reads out of it
+    environment,  # recipe → environment
+    topology,  # sizes of the mesh
+    groups,  # who is in which group
+    group_calls,  # in which order groups are made
+    expert_lane,  # when EP is active, and what follows
+    reductions,  # over whom a gradient is averaged
+    scale,  # all of the mesh at 65 536 ranks
+    gate,  # the suite itself
+    unwritten,  # what no contract judges yet
+)  # isort: skip
 
-__all__ = ["environment", "gate", "groups", "launch", "names", "pattern", "recipe", "topology", "unwritten"]
+__all__ = [
+    "environment", "expert_lane", "gate", "group_calls", "groups", "hybrid", "launch", "names", "pattern",
+    "recipe", "reductions", "scale", "stages", "topology", "unwritten",
+]  # fmt: skip

@@ -65,7 +65,7 @@ def main() -> None:
 @main.command()
 @click.option("--stack", default="reference", show_default=True, help="A name, or package.module:Name.")
 @click.option("--with", "assistants", multiple=True, metavar="PARTY",
-              help="Who answers what the stack does not, a launcher's parser for instance; `none` for nobody.")  # fmt: skip
+              help="Who answers what the stack does not, such as a launcher's parser; `none` for nobody.")  # fmt: skip
 @click.option("--profile", default="launch", show_default=True,
               help="launch, unit, gpu, dist, full, or a comma-separated list of ids, prefixes and items.")  # fmt: skip
 @click.option("--deviations", type=click.Path(path_type=Path), help="TOML file of declared deviations.")
