@@ -1,6 +1,6 @@
 """The law, in reading order: the table of contents. A new subject is a file here and a line below."""
 
-from contracts.checks import (
+from contracts.checks import (  # isort: skip
     pattern,  # letters → blocks
     hybrid,  # blocks → the launcher's pattern, and back through its parser
     stages,  # blocks → pipeline stages and placements
@@ -16,7 +16,7 @@ from contracts.checks import (
     scale,  # all of the mesh at 65 536 ranks
     gate,  # the suite itself
     unwritten,  # what no contract judges yet
-)  # isort: skip
+)
 
 __all__ = [
     "environment", "expert_lane", "gate", "group_calls", "groups", "hybrid", "launch", "names", "pattern",
