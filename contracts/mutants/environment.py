@@ -1,1 +1,289 @@
-"""Stacks that leave their ranks the wrong environment."""
+"""Stacks that leave their ranks the wrong environment: exported by habit, inherited by accident, refused in panic."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from contracts.contract import mutant
+from contracts.spec.errors import refuse
+from contracts.spec.launch import Lane, Launch
+from contracts.spec.recipe import Recipe
+from contracts.stacks.reference.stack import Reference
+
+CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
+BATCHED_P2P = "NANOCHAT_FORCE_BATCHED_PP_INIT_P2P"
+
+
+def _setting(launch: Launch, **variables: str) -> Launch:
+    unset = tuple(name for name in launch.unset if name not in variables)
+    return replace(launch, env={**launch.env, **variables}, unset=unset)
+
+
+def _without(launch: Launch, *names: str) -> Launch:
+    """Neither set nor unset: whatever the shell says reaches the ranks."""
+    env = {name: value for name, value in launch.env.items() if name not in names}
+    return replace(launch, env=env, unset=tuple(name for name in launch.unset if name not in names))
+
+
+def _blind_to(lane: Lane, *names: str) -> Lane:
+    """The lane as a launcher sees it that never looks at some inherited variables."""
+    return replace(lane, inherited={name: value for name, value in lane.inherited.items() if name not in names})
+
+
+@mutant(of="ENV-01", case="fsdp2-tp2-ep2", says="reaches the ranks as '1', expected it unset", bugs=("ARG-15",))
+class ExportsOneQueueEverywhere(Reference):
+    """The launcher exports CUDA_DEVICE_MAX_CONNECTIONS=1 for every lane, as Megatron recipes do: the overlap that
+    FSDP2 lives on is queued behind the compute."""
+
+    def launch(self, recipe: Recipe, lane: Lane) -> Launch:
+        return _setting(super().launch(recipe, lane), CUDA_DEVICE_MAX_CONNECTIONS="1")
+
+
+@mutant(of="ENV-01", case="fsdp2-inherits-1", says="reaches the ranks as '1', expected it unset", bugs=("ARG-15",))
+class UnsetMeansNotMentioned(Reference):
+    """Does not set the variable in FSDP2 lanes and does not remove it either: the shell's 1 reaches the ranks."""
+
+    def launch(self, recipe: Recipe, lane: Lane) -> Launch:
+        launch = super().launch(recipe, lane)
+        return launch if CONNECTIONS in launch.env else _without(launch, CONNECTIONS)
+
+
+@mutant(of="ENV-01", case="megatron-tp2", says="is unset, expected '1'", bugs=("ARG-15",))
+class UnsetsItForMegatronToo(Reference):
+    """The fix of the fix: unset everywhere. Megatron's tensor parallelism needs one queue and refuses to start."""
+
+    def launch(self, recipe: Recipe, lane: Lane) -> Launch:
+        launch = _without(super().launch(recipe, lane), CONNECTIONS)
+        return replace(launch, unset=(*launch.unset, CONNECTIONS))
+
+
+@mutant(of="ENV-01", case="megatron-tp1-cp2", says="is unset, expected '1'", bugs=("ARG-15",))
+class AsksTensorParallelismAlone(Reference):
+    """Looks at TP and forgets that context parallelism overlaps in the same way."""
+
+    def launch(self, recipe: Recipe, lane: Lane) -> Launch:
+        launch = super().launch(recipe, lane)
+        return launch if launch.degrees.tp > 1 else _without(launch, CONNECTIONS)
+
+
+@mutant(of="ENV-01", case="fsdp2-forced-inherits-1", says="reaches the ranks as '1', expected '8'")
+class ForcedMeansInherited(Reference):
+    """Where the platform forces a value, keeps the one it finds: the diagnostic 1 becomes the baseline."""
+
+    def launch(self, recipe: Recipe, lane: Lane) -> Launch:
+        launch = super().launch(recipe, lane)
+        return _without(launch, CONNECTIONS) if lane.force_max_connections else launch
+
+
+@mutant(of="ENV-01", case="fsdp2-tp2-ep2", says="reaches the ranks as '8', expected it unset")
+class ForcesEightUnasked(Reference):
+    """Takes CUDA's default for the baseline and writes 8 into lanes whose platform asks for nothing."""
+
+    def launch(self, recipe: Recipe, lane: Lane) -> Launch:
+        return super().launch(recipe, replace(lane, force_max_connections=True))
+
+
+@mutant(of="ENV-01a", case="megatron-author-tp1", says="is a function of the shell", bugs=("ARG-15",))
+class KeepsTheShellsQueuesAtTp1(Reference):
+    """No rule asks for a value at TP 1, so the launcher leaves whatever it inherits."""
+
+    def launch(self, recipe: Recipe, lane: Lane) -> Launch:
+        launch = super().launch(recipe, lane)
+        return launch if CONNECTIONS in launch.env or lane.regime == "fsdp2" else _without(launch, CONNECTIONS)
+
+
+@mutant(
+    of="ENV-02", case="fsdp2-tp2-ep2", says="TORCH_NCCL_HIGH_PRIORITY reaches the ranks as '0' when '0' is exported"
+)
+class DefaultsYieldToTheShell(Reference):
+    """Applies its baseline with `setdefault`: an old export in the operator's shell wins without a word."""
+
+    def launch(self, recipe: Recipe, lane: Lane) -> Launch:
+        return _without(super().launch(recipe, lane), *lane.inherited)
+
+
+@mutant(of="ENV-02", case="megatron-two-nodes", says="reaches the ranks as None, expected '1'", bugs=("ARG-19",))
+class SetsItOnTheFirstNode(Reference):
+    """Exports the variable in the launching shell only: on the other nodes the ranks start without it."""
+
+    def launch(self, recipe: Recipe, lane: Lane) -> Launch:
+        launch = super().launch(recipe, lane)
+        return launch if lane.nodes == 1 else _without(launch, "TORCH_NCCL_HIGH_PRIORITY")
+
+
+@mutant(of="ENV-03", case="fsdp2-author", says="PYTORCH_ALLOC_CONF reaches the ranks as None", bugs=("ARG-16",))
+class SetsTheAliasOnly(Reference):
+    """Still writes the old name. The next PYTORCH_ALLOC_CONF in a shell contradicts it."""
+
+    def launch(self, recipe: Recipe, lane: Lane) -> Launch:
+        launch = super().launch(recipe, lane)
+        value = launch.env["PYTORCH_ALLOC_CONF"]
+        return _setting(_without(launch, "PYTORCH_ALLOC_CONF"), PYTORCH_CUDA_ALLOC_CONF=value)
+
+
+@mutant(of="ENV-03", case="alias-says-the-same", says="a legal input was refused")
+class RefusesEveryAlias(Reference):
+    """The over-correction: refuses the alias even where it says what the lane says."""
+
+    def launch(self, recipe: Recipe, lane: Lane) -> Launch:
+        if (alias := lane.inherited.get("PYTORCH_CUDA_ALLOC_CONF")) is not None:
+            raise refuse("PYTORCH_CUDA_ALLOC_CONF", alias, "is an old name", "unset it")
+        return super().launch(recipe, lane)
+
+
+@mutant(of="ENV-03b", case="alias-against-the-lane", says="was accepted, expected a refusal", bugs=("ARG-16",))
+class IgnoresTheAlias(Reference):
+    """Never looks at PYTORCH_CUDA_ALLOC_CONF: both names reach the process and nobody knows which one won."""
+
+    def launch(self, recipe: Recipe, lane: Lane) -> Launch:
+        return super().launch(recipe, _blind_to(lane, "PYTORCH_CUDA_ALLOC_CONF"))
+
+
+@mutant(of="ENV-04", case="megatron-native", says="reaches the ranks as None, expected '7200'", bugs=("ARG-18",))
+class LeavesTheDefaultHeartbeat(Reference):
+    """Sets no heartbeat budget where nothing is compiled, though Triton and Inductor still build kernels there."""
+
+    def launch(self, recipe: Recipe, lane: Lane) -> Launch:
+        launch = super().launch(recipe, lane)
+        return launch if lane.compile != "none" else _without(launch, "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC")
+
+
+@mutant(of="ENV-04", case="fsdp2-compiled-two-nodes", says="'600' when '600' is exported", bugs=("ARG-18", "CMP-04"))
+class KeepsTheShellsHeartbeat(Reference):
+    """An inherited budget of 600 s survives: the watchdog kills the rank whose compile cache is cold."""
+
+    def launch(self, recipe: Recipe, lane: Lane) -> Launch:
+        launch = super().launch(recipe, lane)
+        name = "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"
+        return _without(launch, name) if name in lane.inherited else launch
+
+
+@mutant(of="ENV-05", case="megatron-two-nodes", says="reaches the ranks as '1', expected it absent", bugs=("ARG-17",))
+class ForcesTheFabric(Reference):
+    """Several nodes with NVLink between them "need" NCCL_MNNVL_ENABLE=1, says an old recipe."""
+
+    def launch(self, recipe: Recipe, lane: Lane) -> Launch:
+        launch = super().launch(recipe, lane)
+        return launch if lane.nodes == 1 else _setting(launch, NCCL_MNNVL_ENABLE="1")
+
+
+@mutant(of="ENV-05a", case="automatic", says="a legal input was refused")
+class RefusesTheDiagnosis(Reference):
+    """The over-correction: refuses 0 and 2 as well, so that a transport can no longer be diagnosed."""
+
+    def launch(self, recipe: Recipe, lane: Lane) -> Launch:
+        if (value := lane.inherited.get("NCCL_MNNVL_ENABLE")) is not None:
+            raise refuse("NCCL_MNNVL_ENABLE", value, "is not in the baseline", "unset it")
+        return super().launch(recipe, lane)
+
+
+@mutant(of="ENV-05a", case="disabled", says="is recorded as None, exported as '0'", bugs=("PRV-01",))
+class ForgetsTheDiagnosis(Reference):
+    """Lets the value through and does not record it: a slow run is compared with the baseline."""
+
+    def launch(self, recipe: Recipe, lane: Lane) -> Launch:
+        launch = super().launch(recipe, lane)
+        return replace(launch, recorded={n: v for n, v in launch.recorded.items() if n != "NCCL_MNNVL_ENABLE"})
+
+
+@mutant(of="ENV-05b", case="fsdp2-one-node", says="was accepted, expected a refusal", bugs=("ARG-17",))
+class AcceptsTheForcedFabric(Reference):
+    """Records an inherited 1 like any other value and starts a run whose initialisation may fail."""
+
+    def launch(self, recipe: Recipe, lane: Lane) -> Launch:
+        return super().launch(recipe, _blind_to(lane, "NCCL_MNNVL_ENABLE"))
+
+
+@mutant(of="ENV-06", case="fsdp2-tp2-ep2", says="CUDA_VISIBLE_DEVICES reaches the ranks as '0'", bugs=("PG-16",))
+class GivesEachRankItsSlice(Reference):
+    """An actor launcher: every worker gets one device and believes that it owns cuda:0."""
+
+    def launch(self, recipe: Recipe, lane: Lane) -> Launch:
+        return _setting(super().launch(recipe, lane), CUDA_VISIBLE_DEVICES="0")
+
+
+@mutant(of="ENV-06", case="all-eight-in-order", says="a legal input was refused")
+class RefusesEveryDeviceList(Reference):
+    """The over-correction: schedulers export the full list, and every lane under them is refused."""
+
+    def launch(self, recipe: Recipe, lane: Lane) -> Launch:
+        if (value := lane.inherited.get("CUDA_VISIBLE_DEVICES")) is not None:
+            raise refuse("CUDA_VISIBLE_DEVICES", value, "is set", "unset it")
+        return super().launch(recipe, lane)
+
+
+@mutant(of="ENV-06b", case="half-of-the-node", says="reaches the ranks of eight GPUs as '0,1,2,3'", bugs=("PG-16",))
+class InheritsTheMask(Reference):
+    """Does not look at an inherited CUDA_VISIBLE_DEVICES: four of the eight ranks find no device."""
+
+    def launch(self, recipe: Recipe, lane: Lane) -> Launch:
+        return super().launch(recipe, _blind_to(lane, "CUDA_VISIBLE_DEVICES"))
+
+
+@mutant(of="ENV-06b", case="cut-off-behind-a-hole", says="reaches the ranks of eight GPUs as '0,1,2,-1,4,5,6,7'")
+class CountsTheEntries(Reference):
+    """Counts commas: eight entries, eight devices. CUDA stops reading at the -1 and shows three."""
+
+    def launch(self, recipe: Recipe, lane: Lane) -> Launch:
+        entries = lane.inherited.get("CUDA_VISIBLE_DEVICES", "").split(",")
+        return super().launch(recipe, _blind_to(lane, "CUDA_VISIBLE_DEVICES") if len(entries) == lane.gpus else lane)
+
+
+@mutant(of="ENV-07", case="drawn-1", says="reaches the ranks and is recorded as None", bugs=("PRV-01",))
+class RecordsNcclOnly(Reference):
+    """The receipt keeps what NCCL reads and loses what torch and the allocator read."""
+
+    def launch(self, recipe: Recipe, lane: Lane) -> Launch:
+        launch = super().launch(recipe, lane)
+        return replace(launch, recorded={n: v for n, v in launch.recorded.items() if n.startswith("NCCL_")})
+
+
+@mutant(of="ENV-07", case="drawn-2", says="'' reaches the ranks and is recorded as None", bugs=("PRV-01",))
+class RecordsWhatIsNotEmpty(Reference):
+    """Tests the value for truth: an empty CUDA_LAUNCH_BLOCKING, which switches nothing off, is not recorded."""
+
+    def launch(self, recipe: Recipe, lane: Lane) -> Launch:
+        launch = super().launch(recipe, lane)
+        return replace(launch, recorded={name: value for name, value in launch.recorded.items() if value})
+
+
+@mutant(of="ENV-07", case="drawn-3", says="is recorded with its value, and is no runtime variable")
+class RecordsTheWholeShell(Reference):
+    """The over-correction: the receipt stores the environment as it stands, tokens included."""
+
+    def launch(self, recipe: Recipe, lane: Lane) -> Launch:
+        return replace(super().launch(recipe, lane), recorded=dict(lane.inherited))
+
+
+@mutant(of="ENV-08", case="fsdp2-pp2-tp2", says="reaches the ranks as None, expected '1' at pp 2", bugs=("PPS-01",))
+class LeavesTheGateToTheOperator(Reference):
+    """The gate stands in a runbook and not in the launch: the handshake of neighbours runs on raw isend and irecv."""
+
+    def launch(self, recipe: Recipe, lane: Lane) -> Launch:
+        return _without(super().launch(recipe, lane), BATCHED_P2P)
+
+
+@mutant(of="ENV-08", case="megatron-pp4", says="reaches the ranks as None, expected '1' at pp 4")
+class KnowsTwoStages(Reference):
+    """Written during the two-stage bring-up: asks for `pp == 2`."""
+
+    def launch(self, recipe: Recipe, lane: Lane) -> Launch:
+        launch = super().launch(recipe, lane)
+        return launch if launch.degrees.pp == 2 else _without(launch, BATCHED_P2P)
+
+
+@mutant(of="ENV-08", case="megatron-pp1", says="reaches the ranks as '1', expected None at pp 1")
+class OpensTheGateEverywhere(Reference):
+    """The over-correction: set in every lane, so that a receipt no longer says who runs a pipeline."""
+
+    def launch(self, recipe: Recipe, lane: Lane) -> Launch:
+        return _setting(super().launch(recipe, lane), NANOCHAT_FORCE_BATCHED_PP_INIT_P2P="1")
+
+
+@mutant(of="ENV-08", case="fsdp2-pp1-inherits-it", says="reaches the ranks as '1', expected None at pp 1")
+class InheritsTheGate(Reference):
+    """Sets the gate where it belongs and lets an inherited one through where it does not."""
+
+    def launch(self, recipe: Recipe, lane: Lane) -> Launch:
+        launch = super().launch(recipe, lane)
+        return launch if launch.degrees.pp > 1 else _without(launch, BATCHED_P2P)
