@@ -10,7 +10,7 @@ from math import prod
 
 from contracts.checks._layouts import groups_of, needs_layout, numbers_in
 from contracts.checks._refusals import refusal_of
-from contracts.contract import contract
+from contracts.contract import contract, untested
 from contracts.spec.recipe import Batch, Mamba, Moe, Recipe
 from contracts.spec.stack import Stack
 from contracts.spec.topology import Degrees, Layout
@@ -202,6 +202,7 @@ IDLE = {  # recipe, (degrees, world, layout), the numbers that do not fit: what 
     "batch-smaller-than-dp": (_recipe(4096, 1, 3), (Degrees(), 8, "borrowed"), 3, (8,)),
     "batch-12-over-micro2-dp4": (_recipe(4096, 2, 12), (CP4_TP2_SP, 32, "borrowed"), 12, (2, 4)),
     "experts-12-over-ep16": (_recipe(4096, 1, 16, experts=12), (Degrees(ep=16), 16, "borrowed"), 12, (16,)),
+    "no-rank-at-all": (_recipe(4096, 1, 4), (Degrees(), 0, "borrowed"), 0, ()),
     "heads-4-over-tp8": (_recipe(4096, 1, 2, heads=4), (Degrees(tp=8, sp=True), 16, "own-axis"), 4, (8,)),
 }
 
@@ -217,9 +218,17 @@ def an_idle_rank_is_refused_before_launch(
     """
     degrees, world, layout = over
     needs_layout(stack, layout)
-    what = f"{shared} over {' * '.join(map(str, among))}"
+    what = f"{shared} over {' * '.join(map(str, among)) or 'no rank'}"
     refused = refusal_of(lambda _: stack.divide(recipe, degrees, world, layout), what)
     numbers = numbers_in(refused)
     assert shared in numbers, f"the refusal does not name {shared}: {refused}"
     named = prod(among) in numbers or numbers.issuperset(among)
     assert named, f"the refusal names neither {prod(among)} nor {' * '.join(map(str, among))}: {refused}"
+
+
+untested(
+    "TOPO-10d",
+    "In a running job no rank holds an empty shard of batch, sequence or parameters, or all of them know that it does.",
+    why="needs the shards of a running job; a launch is judged by what it divides",
+    tier="dist",
+)

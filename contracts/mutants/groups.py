@@ -114,7 +114,7 @@ class MultipliesEpIntoTheModel(Reference):
         return super().topology(degrees, world, layout)
 
 
-@mutant(of="TOPO-05c", case="drawn-050-099", says="is illegal and was accepted", bugs=("PG-14",))
+@mutant(of="TOPO-05c", case="drawn-050-099", says="is illegal and was accepted")
 class ChecksDenseAxesAlone(Reference):
     """Never looks at pp · etp · ep; experts that do not fit are cut down instead of refused."""
 

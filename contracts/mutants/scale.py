@@ -36,7 +36,7 @@ class TruncatesStrides(Reference):
         return replace(answer, groups={**answer.groups, "pp": chunks})
 
 
-@mutant(of="TOPO-11", case="own-axis-4096", says="tp group 0 … 448 spans nodes 0 and 56", bugs=("PG-01",))
+@mutant(of="TOPO-11", case="own-axis-4096", says="tp group 0 … 448 spans nodes 0 and 56")
 class ZipsDataInnermost(Reference):
     """The mesh is zipped as pp, tp, ep, dp: each axis has its size, and on one node every stride fits."""
 

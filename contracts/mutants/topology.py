@@ -52,7 +52,7 @@ class RoundsTheWorldDown(Reference):
         return super().topology(degrees, world - world % product, layout)
 
 
-@mutant(of="TOPO-01a", case="borrowed-tp2-ep4-on-4", says="expected a refusal", bugs=("PG-14",))
+@mutant(of="TOPO-01a", case="borrowed-tp2-ep4-on-4", says="expected a refusal")
 class ChecksDenseAxesAlone(Reference):
     """The validator knows tp · pp · cp only; experts that do not fit are cut down instead of refused."""
 
