@@ -1,12 +1,15 @@
-"""How checks read an answer: layer numbers under the base they state, an argv as flags, a message as field names."""
+"""How checks read an answer: layer numbers under their base, an argv as flags, a refusal by fields, presets by word."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator
 
 from contracts.spec.errors import NotOffered, Refused
 from contracts.spec.launch import Launch
 from contracts.spec.pattern import LayerNumbers
+from contracts.spec.recipe import Recipe
+from contracts.spec.stack import Stack
 
 
 def one_based(layers: LayerNumbers) -> tuple[int, ...]:
@@ -45,3 +48,10 @@ def names_field(refused: Refused, fields: Iterable[str]) -> bool:
     """
     wanted = tuple(fields)
     return any(field == name or field.endswith(f".{name}") for field in refused.fields for name in wanted)
+
+
+def presets_named(stack: Stack, word: str) -> Iterator[tuple[str, Recipe]]:
+    """Every preset or alias with a word (a regular expression) in its name, and what it resolves to. "" means all."""
+    for name in stack.preset_names():
+        if not word or re.search(f"(?:^|[_-]){word}(?=[_-]|$)", name):
+            yield name, stack.preset(name, ())

@@ -11,7 +11,6 @@ from contracts.spec.pattern import HybridPattern, LayerNumbers, Translation
 from contracts.spec.recipe import Dsa, Recipe
 from contracts.stacks.reference.stack import Reference
 
-
 NAMES = {"*": "attention", "D": "ds_attention", "M": "mamba", "E": "moe", "-": "mlp"}
 
 

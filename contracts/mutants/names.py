@@ -1,0 +1,230 @@
+"""Stacks whose names say something else than they mean, in one place."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from contracts.contract import mutant
+from contracts.spec.errors import Refused, refuse
+from contracts.spec.recipe import Dsa, Mhc, Mla, Moe, Recipe
+from contracts.stacks.reference.stack import Reference
+
+DENSE = "nam52_h200_dense_ref_v1"
+CANDIDATE = "nam52r_h200_4full_9sparse_candidate_v1"
+
+
+class Renames(Reference):
+    """A stack in which one name resolves to something else; what, says `wrong`."""
+
+    named = ""
+
+    def preset(self, name: str, acknowledge: tuple[str, ...]) -> Recipe:
+        recipe = super().preset(name, acknowledge)
+        return self.wrong(recipe) if name == self.named else recipe
+
+    def wrong(self, recipe: Recipe) -> Recipe:
+        return recipe
+
+
+@mutant(of="NAME-01", case="moe-no-dsa", says="differ in mhc", bugs=("PRV-04",))
+class AliasWithoutStreams(Renames):
+    """The alias was written out again instead of pointing at its preset, and forgot the residual streams."""
+
+    named = "nam52_h200_moe_no_dsa_ref_v1"
+
+    def wrong(self, recipe: Recipe) -> Recipe:
+        return replace(recipe, mhc=None)
+
+
+@mutant(of="NAME-01", case="prod-candidate", says="differ in degrees", bugs=("PRV-04",))
+class AliasFollowsProduction(Renames):
+    """The production alias moves with what production runs; two reports under it mean two lanes."""
+
+    named = "nam52r_h200_prod_candidate_v1"
+
+    def wrong(self, recipe: Recipe) -> Recipe:
+        return replace(recipe, degrees=replace(recipe.degrees, ep=8))
+
+
+@mutant(of="NAME-02", case="reference", says="has MoE off", bugs=("PRV-04",))
+class DenseMeansNoExperts(Renames):
+    """`dense` is read as everywhere else in the field: no experts. It is another model of the same depth."""
+
+    named = DENSE
+
+    def wrong(self, recipe: Recipe) -> Recipe:
+        return replace(recipe, moe=None)
+
+
+@mutant(of="NAME-02", case="alias", says="has 2 mHC streams, expected 4", bugs=("PRV-04",))
+class DenseWithTwoStreams(Renames):
+    """Over-correction: streams are halved to fit, under the name of the baseline with four."""
+
+    named = "nam52_h200_moe_no_dsa_ref_v1"
+
+    def wrong(self, recipe: Recipe) -> Recipe:
+        return replace(recipe, mhc=Mhc(streams=2))
+
+
+@mutant(of="NAME-02a", case="every-name", says="says dense and has DSA on A-ranks (8, 9, 10, 11)", bugs=("PRV-04",))
+class OffersTheOldDenseKey(Reference):
+    """The historical key, dense by name and sparse on four A-ranks, stands among the names to choose from."""
+
+    def preset_names(self) -> tuple[str, ...]:
+        return (*super().preset_names(), "nam52_h200_dense_pinned_v1")
+
+    def preset(self, name: str, acknowledge: tuple[str, ...]) -> Recipe:
+        return super().preset(name, ("nam52_h200_dense_pinned_v1",))
+
+
+@mutant(of="NAME-03", case="nam52", says="differ in mhc, optim, not in mhc", bugs=("PRV-04",))
+class RecoversWithAnotherRate(Renames):
+    """The recovery preset also halves the learning rate, so a bisection by it blames mHC for both."""
+
+    named = "nam52_h200_dense_no_mhc_recovery_v1"
+
+    def wrong(self, recipe: Recipe) -> Recipe:
+        return replace(recipe, optim=replace(recipe.optim, lr=recipe.optim.lr / 2))
+
+
+@mutant(of="NAME-03", case="nam52", says="has mHC on", bugs=("PRV-04",))
+class RecoversNothing(Renames):
+    """The recovery preset is a copy of its reference under a second name."""
+
+    named = "nam52_h200_dense_no_mhc_recovery_v1"
+
+    def wrong(self, recipe: Recipe) -> Recipe:
+        return replace(recipe, mhc=Mhc(streams=1))
+
+
+@mutant(of="NAME-04", case="full", says="says full: expected 4, it is 9", bugs=("HYB-09", "PRV-04"))
+class InvertsTheMix(Renames):
+    """4full_9sparse gets the ranks of the pinned preset: nine full and four sparse."""
+
+    named = CANDIDATE
+
+    def wrong(self, recipe: Recipe) -> Recipe:
+        return replace(recipe, dsa=Dsa(a_ranks=(8, 9, 10, 11)))
+
+
+@mutant(of="NAME-04", case="no_dsa", says="says no_dsa: expected True, it is False", bugs=("PRV-04",))
+class SparseUnderNoDsa(Renames):
+    """A name that denies sparse attention has it on one rank, left over from an experiment."""
+
+    named = "nam52_h200_moe_no_dsa_ref_v1"
+
+    def wrong(self, recipe: Recipe) -> Recipe:
+        return replace(recipe, mla=Mla(), dsa=Dsa(a_ranks=(8,)))
+
+
+@mutant(of="NAME-04", case="fp8", says="says fp8: expected True, it is False", bugs=("PRV-04",))
+class EightBitsInNameOnly(Renames):
+    """The fp8 preset runs bf16; its figure is quoted as the gain of FP8."""
+
+    named = "nam56r_h200_fp8_v1"
+
+    def wrong(self, recipe: Recipe) -> Recipe:
+        return replace(recipe, fp8=None)
+
+
+@mutant(of="NAME-04a", case="nam52r", says="is sparse on A-ranks (0, 1, 2, 4, 5, 6, 8, 9, 10)", bugs=("HYB-09",))
+class CountsARanksFromOne(Renames):
+    """Nine sparse and four full, each one rank too early: the list was written for ranks that count from 1."""
+
+    named = CANDIDATE
+
+    def wrong(self, recipe: Recipe) -> Recipe:
+        return replace(recipe, dsa=Dsa(a_ranks=(0, 1, 2, 4, 5, 6, 8, 9, 10)))
+
+
+@mutant(of="NAME-06", case="other-version", says="was accepted, expected a refusal")
+class FallsBackToTheFamily(Reference):
+    """An unknown name resolves to the family's first preset: the version that was asked for never ran."""
+
+    def preset(self, name: str, acknowledge: tuple[str, ...]) -> Recipe:
+        try:
+            return super().preset(name, acknowledge)
+        except Refused:
+            if name.startswith("nam56r"):
+                return super().preset("nam56r_h200_bf16_v1", acknowledge)
+            raise
+
+
+@mutant(of="NAME-06", case="slip-in-an-alias", says="does not name nam52r_h200_prod_candidate_v1")
+class SuggestsPresetsAlone(Reference):
+    """The nearest names are looked for among presets; an alias with a slip in it finds something else."""
+
+    def preset(self, name: str, acknowledge: tuple[str, ...]) -> Recipe:
+        try:
+            return super().preset(name, acknowledge)
+        except Refused:
+            raise refuse("preset", name, "is not a preset", f"the nearest is {CANDIDATE}") from None
+
+
+@mutant(of="NAME-06a", case="empty", says="was accepted, expected a refusal")
+class ResolvesTheEmptyName(Reference):
+    """An unset variable reaches the resolver as an empty name, which every name begins with."""
+
+    def preset(self, name: str, acknowledge: tuple[str, ...]) -> Recipe:
+        found = [known for known in self.preset_names() if known.startswith(name)]
+        return super().preset(found[0] if found else name, acknowledge)
+
+
+@mutant(of="NAME-06b", case="nam52-pinned", says="was accepted, expected a refusal", bugs=("PRV-04",))
+class WarnsInstead(Reference):
+    """A deprecated name resolves with a warning that scrolls by."""
+
+    def preset(self, name: str, acknowledge: tuple[str, ...]) -> Recipe:
+        return super().preset(name, (*acknowledge, name))
+
+
+@mutant(of="NAME-06b", case="nam52r-candidate", says="was accepted, expected a refusal", bugs=("PRV-04",))
+class TakesAnyAcknowledgement(Reference):
+    """Over-correction: one acknowledgement, of whatever name, opens all deprecated names."""
+
+    def preset(self, name: str, acknowledge: tuple[str, ...]) -> Recipe:
+        return super().preset(name, (*acknowledge, name) if acknowledge else ())
+
+
+@mutant(of="NAME-07", case="current", says="was accepted, expected a refusal", bugs=("PRV-05",))
+class ResolvesCurrent(Reference):
+    """`current` resolves to this wave's baseline; in the next wave the same command runs another model."""
+
+    def preset(self, name: str, acknowledge: tuple[str, ...]) -> Recipe:
+        return super().preset("nam56r_h200_bf16_v1" if name == "current" else name, acknowledge)
+
+
+@mutant(of="NAME-07", case="lineage", says="has the label v19c for its identity", bugs=("PRV-05",))
+class FamilyIsALineage(Reference):
+    """The preset family that a comparison reads is the tag of a wave of runs."""
+
+    def preset(self, name: str, acknowledge: tuple[str, ...]) -> Recipe:
+        return replace(super().preset(name, acknowledge), family="v19c")
+
+
+@mutant(of="NAME-07", case="head", says="was accepted, expected a refusal", bugs=("PRV-05",))
+class AcknowledgesALabel(Reference):
+    """A label is treated as a deprecated name: whoever acknowledges it gets whatever it means today."""
+
+    def preset(self, name: str, acknowledge: tuple[str, ...]) -> Recipe:
+        return super().preset(DENSE if name == "head" and name in acknowledge else name, acknowledge)
+
+
+@mutant(of="NAME-08", case="h200", says="declares 80 of HBM, expected 81 … 141", bugs=("PRV-26",))
+class FitsEverywhere(Renames):
+    """A preset planned for the H200 claims the smaller Hopper card without a receipt for it."""
+
+    named = "nam56r_h200_fp8_v1"
+
+    def wrong(self, recipe: Recipe) -> Recipe:
+        return replace(recipe, hbm_gib=80)
+
+
+@mutant(of="NAME-08", case="h200", says="declares 192 of HBM", bugs=("PRV-26",))
+class AsksMoreThanItsCard(Renames):
+    """Over-correction: a margin is added until the preset no longer fits the card in its name."""
+
+    named = DENSE
+
+    def wrong(self, recipe: Recipe) -> Recipe:
+        return replace(recipe, hbm_gib=192, moe=Moe())
