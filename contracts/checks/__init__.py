@@ -6,8 +6,11 @@ from contracts.checks import (  # isort: skip
     stages,  # blocks → pipeline stages and placements
     names,  # presets, aliases, lanes, hosts
     recipe,  # what a recipe is, and which relations it keeps
-    launch,  # recipe → argv, and what the launcher reads out of it
+    launch,  # recipe → the words of a command
+    overrides,  # single fields changed by text
+    arguments,  # what the launcher reads out of the words
     environment,  # recipe → environment
+    inherited,  # what of the shell may reach the ranks
     topology,  # sizes of the mesh
     groups,  # who is in which group
     group_calls,  # in which order groups are made
@@ -19,6 +22,6 @@ from contracts.checks import (  # isort: skip
 )
 
 __all__ = [
-    "environment", "expert_lane", "gate", "group_calls", "groups", "hybrid", "launch", "names", "pattern",
-    "recipe", "reductions", "scale", "stages", "topology", "unwritten",
+    "arguments", "environment", "expert_lane", "gate", "group_calls", "groups", "hybrid", "inherited", "launch",
+    "names", "overrides", "pattern", "recipe", "reductions", "scale", "stages", "topology", "unwritten",
 ]  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from contracts.spec.errors import NotOffered
+from contracts.spec.errors import NotOffered, Refused
 from contracts.spec.launch import Lane, Launch
 from contracts.spec.recipe import Dsa, Fp8, Mhc, Mla, Moe, Mtp, Recipe
 from contracts.spec.stack import Stack
@@ -75,3 +75,16 @@ def flags_of(argv: tuple[str, ...]) -> tuple[tuple[str, tuple[str, ...]], ...]:
 def said(argv: tuple[str, ...]) -> Mapping[str, str]:
     """Flag → its values as one text; a switch has none. The last of a repeated flag, as most parsers have it."""
     return {flag: " ".join(values) for flag, values in flags_of(argv)}
+
+
+def refusal_of_launch(stack: Stack, recipe: Recipe, lane: Lane, what: str) -> Refused:
+    """The refusal that a launch must give.
+
+    Raises:
+        AssertionError: when it was accepted, naming what should have been refused instead of the whole recipe.
+    """
+    try:
+        stack.launch(recipe, lane)
+    except Refused as refused:
+        return refused
+    raise AssertionError(f"{what} was accepted, expected a refusal")

@@ -1,14 +1,17 @@
 """The counterexamples, under the names of the checks they must fail."""
 
 from contracts.mutants import (
+    arguments,
     environment,
     expert_lane,
     gate,
     group_calls,
     groups,
     hybrid,
+    inherited,
     launch,
     names,
+    overrides,
     pattern,
     recipe,
     reductions,
@@ -18,6 +21,6 @@ from contracts.mutants import (
 )
 
 __all__ = [
-    "environment", "expert_lane", "gate", "group_calls", "groups", "hybrid", "launch", "names", "pattern", "recipe",
-    "reductions", "scale", "stages", "topology",
+    "arguments", "environment", "expert_lane", "gate", "group_calls", "groups", "hybrid", "inherited", "launch",
+    "names", "overrides", "pattern", "recipe", "reductions", "scale", "stages", "topology",
 ]  # fmt: skip

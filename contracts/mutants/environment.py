@@ -1,4 +1,4 @@
-"""Stacks that leave their ranks the wrong environment: exported by habit, inherited by accident, refused in panic."""
+"""Stacks that leave their ranks the wrong environment: exported by habit, or left to the shell."""
 
 from __future__ import annotations
 
@@ -23,11 +23,6 @@ def _without(launch: Launch, *names: str) -> Launch:
     """Neither set nor unset: whatever the shell says reaches the ranks."""
     env = {name: value for name, value in launch.env.items() if name not in names}
     return replace(launch, env=env, unset=tuple(name for name in launch.unset if name not in names))
-
-
-def _blind_to(lane: Lane, *names: str) -> Lane:
-    """The lane as a launcher sees it that never looks at some inherited variables."""
-    return replace(lane, inherited={name: value for name, value in lane.inherited.items() if name not in names})
 
 
 @mutant(of="ENV-01", case="fsdp2-tp2-ep2", says="reaches the ranks as '1', expected it unset", bugs=("ARG-15",))
@@ -131,14 +126,6 @@ class RefusesEveryAlias(Reference):
         return super().launch(recipe, lane)
 
 
-@mutant(of="ENV-03b", case="alias-against-the-lane", says="was accepted, expected a refusal", bugs=("ARG-16",))
-class IgnoresTheAlias(Reference):
-    """Never looks at PYTORCH_CUDA_ALLOC_CONF: both names reach the process and nobody knows which one won."""
-
-    def launch(self, recipe: Recipe, lane: Lane) -> Launch:
-        return super().launch(recipe, _blind_to(lane, "PYTORCH_CUDA_ALLOC_CONF"))
-
-
 @mutant(of="ENV-04", case="megatron-native", says="reaches the ranks as None, expected '7200'", bugs=("ARG-18",))
 class LeavesTheDefaultHeartbeat(Reference):
     """Sets no heartbeat budget where nothing is compiled, though Triton and Inductor still build kernels there."""
@@ -167,33 +154,6 @@ class ForcesTheFabric(Reference):
         return launch if lane.nodes == 1 else _setting(launch, NCCL_MNNVL_ENABLE="1")
 
 
-@mutant(of="ENV-05a", case="automatic", says="a legal input was refused")
-class RefusesTheDiagnosis(Reference):
-    """The over-correction: refuses 0 and 2 as well, so that a transport can no longer be diagnosed."""
-
-    def launch(self, recipe: Recipe, lane: Lane) -> Launch:
-        if (value := lane.inherited.get("NCCL_MNNVL_ENABLE")) is not None:
-            raise refuse("NCCL_MNNVL_ENABLE", value, "is not in the baseline", "unset it")
-        return super().launch(recipe, lane)
-
-
-@mutant(of="ENV-05a", case="disabled", says="is recorded as None, exported as '0'", bugs=("PRV-01",))
-class ForgetsTheDiagnosis(Reference):
-    """Lets the value through and does not record it: a slow run is compared with the baseline."""
-
-    def launch(self, recipe: Recipe, lane: Lane) -> Launch:
-        launch = super().launch(recipe, lane)
-        return replace(launch, recorded={n: v for n, v in launch.recorded.items() if n != "NCCL_MNNVL_ENABLE"})
-
-
-@mutant(of="ENV-05b", case="fsdp2-one-node", says="was accepted, expected a refusal", bugs=("ARG-17",))
-class AcceptsTheForcedFabric(Reference):
-    """Records an inherited 1 like any other value and starts a run whose initialisation may fail."""
-
-    def launch(self, recipe: Recipe, lane: Lane) -> Launch:
-        return super().launch(recipe, _blind_to(lane, "NCCL_MNNVL_ENABLE"))
-
-
 @mutant(of="ENV-06", case="fsdp2-tp2-ep2", says="CUDA_VISIBLE_DEVICES reaches the ranks as '0'", bugs=("PG-16",))
 class GivesEachRankItsSlice(Reference):
     """An actor launcher: every worker gets one device and believes that it owns cuda:0."""
@@ -210,49 +170,6 @@ class RefusesEveryDeviceList(Reference):
         if (value := lane.inherited.get("CUDA_VISIBLE_DEVICES")) is not None:
             raise refuse("CUDA_VISIBLE_DEVICES", value, "is set", "unset it")
         return super().launch(recipe, lane)
-
-
-@mutant(of="ENV-06b", case="half-of-the-node", says="reaches the ranks of eight GPUs as '0,1,2,3'", bugs=("PG-16",))
-class InheritsTheMask(Reference):
-    """Does not look at an inherited CUDA_VISIBLE_DEVICES: four of the eight ranks find no device."""
-
-    def launch(self, recipe: Recipe, lane: Lane) -> Launch:
-        return super().launch(recipe, _blind_to(lane, "CUDA_VISIBLE_DEVICES"))
-
-
-@mutant(of="ENV-06b", case="cut-off-behind-a-hole", says="reaches the ranks of eight GPUs as '0,1,2,-1,4,5,6,7'")
-class CountsTheEntries(Reference):
-    """Counts commas: eight entries, eight devices. CUDA stops reading at the -1 and shows three."""
-
-    def launch(self, recipe: Recipe, lane: Lane) -> Launch:
-        entries = lane.inherited.get("CUDA_VISIBLE_DEVICES", "").split(",")
-        return super().launch(recipe, _blind_to(lane, "CUDA_VISIBLE_DEVICES") if len(entries) == lane.gpus else lane)
-
-
-@mutant(of="ENV-07", case="drawn-1", says="reaches the ranks and is recorded as None", bugs=("PRV-01",))
-class RecordsNcclOnly(Reference):
-    """The receipt keeps what NCCL reads and loses what torch and the allocator read."""
-
-    def launch(self, recipe: Recipe, lane: Lane) -> Launch:
-        launch = super().launch(recipe, lane)
-        return replace(launch, recorded={n: v for n, v in launch.recorded.items() if n.startswith("NCCL_")})
-
-
-@mutant(of="ENV-07", case="drawn-2", says="'' reaches the ranks and is recorded as None", bugs=("PRV-01",))
-class RecordsWhatIsNotEmpty(Reference):
-    """Tests the value for truth: an empty CUDA_LAUNCH_BLOCKING, which switches nothing off, is not recorded."""
-
-    def launch(self, recipe: Recipe, lane: Lane) -> Launch:
-        launch = super().launch(recipe, lane)
-        return replace(launch, recorded={name: value for name, value in launch.recorded.items() if value})
-
-
-@mutant(of="ENV-07", case="drawn-3", says="is recorded with its value, and is no runtime variable")
-class RecordsTheWholeShell(Reference):
-    """The over-correction: the receipt stores the environment as it stands, tokens included."""
-
-    def launch(self, recipe: Recipe, lane: Lane) -> Launch:
-        return replace(super().launch(recipe, lane), recorded=dict(lane.inherited))
 
 
 @mutant(of="ENV-08", case="fsdp2-pp2-tp2", says="reaches the ranks as None, expected '1' at pp 2", bugs=("PPS-01",))

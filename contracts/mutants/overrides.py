@@ -1,0 +1,1 @@
+"""Stacks that lose or misread what they are told."""
