@@ -13,8 +13,10 @@ from __future__ import annotations
 import collections.abc
 import dataclasses
 import functools
+import itertools
 import json
 import math
+import operator
 import types
 import typing
 from collections.abc import Callable, Iterable
@@ -131,10 +133,32 @@ def _fits(kind: Any) -> Callable[[object], bool]:
     return lambda value: type(value) is kind
 
 
+@functools.cache
 def _every(kind: Any) -> Callable[[Iterable[object]], bool]:
-    """Whether all of many values fit. Plain numbers and texts are looked at in one pass without a call each."""
+    """Whether all of many values fit, looked at level by level instead of one by one."""
     if kind in (int, str, bool):
         return lambda values: set(map(type, values)) <= {kind}
+    arguments = typing.get_args(kind)
+    if typing.get_origin(kind) is tuple and len(arguments) == 2 and arguments[1] is ...:
+        members = _every(arguments[0])
+
+        def sequences(values: Iterable[object]) -> bool:
+            held = list(values)
+            chained = itertools.chain.from_iterable(cast(Iterable[Iterable[object]], held))
+            return set(map(type, held)) <= {tuple, list} and members(chained)
+
+        return sequences
+    if dataclasses.is_dataclass(kind):
+        types_of = hints(cast(type, kind))
+        fields = {field.name: _every(types_of[field.name]) for field in dataclasses.fields(kind)}
+
+        def records(values: Iterable[object]) -> bool:
+            held = list(values)
+            return set(map(type, held)) <= {kind} and all(
+                fit(map(operator.attrgetter(name), held)) for name, fit in fields.items()
+            )
+
+        return records
     fits = _fits(kind)
     return lambda values: all(map(fits, values))
 

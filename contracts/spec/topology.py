@@ -22,6 +22,7 @@ Layout = Literal["own-axis", "borrowed"]
 Kind = Literal["dense", "expert"]
 Group = tuple[int, ...]
 
+MAX_WORLD = 2**20  # sixteen times the largest world simulated; keeps a mistyped world from filling the memory
 NVLINK_DOMAIN = 8  # GPUs of one H200 node that reach each other through NVSwitch
 
 
@@ -167,7 +168,7 @@ def grids(degrees: Degrees, world: int, layout: Layout) -> Grids:
     """
     pp, tp, cp, ep, etp = degrees.pp, degrees.tp, degrees.cp, degrees.ep, degrees.expert_tp
     found = Refusals()
-    found.unless(world >= 1, "world", world, "must be at least 1", "give the number of ranks")
+    found.unless(1 <= world <= MAX_WORLD, "world", world, f"must lie in 1 … {MAX_WORLD}", "give the number of ranks")
     remedy = "change a degree or the number of ranks"
     if layout == "own-axis":
         found.unless(cp == 1, "cp", cp, "is not an axis of the own-axis layout", "use the borrowed layout")
@@ -241,6 +242,7 @@ def gradient_reduction(degrees: Degrees, world: int, layout: Layout, rank: int, 
     over the tokens that its whole EP group sent it, so dividing by the expert group would count them too often.
     """
     both = grids(degrees, world, layout)
+    both.dense.coordinates(rank)  # refuses a rank outside the world
     grid = both.dense if kind == "dense" else both.expert
     ranks = next(group for group in grid.groups(*both.reduced[kind]) if rank in group)
     return GradientReduction(ranks=ranks, divisor=len(both.dense.groups(*both.reduced["dense"])[0]))
