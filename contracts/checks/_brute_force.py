@@ -10,7 +10,7 @@ import random
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from functools import cache
-from itertools import combinations, pairwise
+from itertools import combinations
 
 from contracts.spec.topology import Degrees, Group, Layout
 
@@ -132,15 +132,19 @@ def _shared(some: tuple[Group, ...], others: tuple[Group, ...], world: int) -> t
 
 def _parts(world: int, groups: Iterable[Group]) -> list[int]:
     """The connected part of every rank, named by one of its members, when each group connects its members."""
-    parent = list(range(world))
-
-    def root(rank: int) -> int:
-        while parent[rank] != rank:
-            parent[rank] = parent[parent[rank]]
-            rank = parent[rank]
-        return rank
-
+    part = list(range(world))
+    held: dict[int, list[int]] = {}  # part → its members, once it has more than one
     for members in groups:
-        for one, other in pairwise(members):
-            parent[root(other)] = root(one)
-    return [root(rank) for rank in range(world)]
+        parts = {part[rank] for rank in members}
+        if len(parts) == 1:
+            continue
+        joined = [held.pop(each, [each]) for each in parts]
+        largest = max(joined, key=len)
+        name = part[largest[0]]
+        for others in joined:
+            if others is not largest:
+                largest += others
+                for rank in others:
+                    part[rank] = name
+        held[name] = largest
+    return part

@@ -46,10 +46,12 @@ def calls_are_equal_at_any_size(stack: Stack, degrees: Degrees, world: int, layo
     """From 8 to 65 536 ranks the first and the last rank create the same groups in the same order."""
     needs_layout(stack, layout)
     first, last = (
-        [frozenset(call.members) for call in stack.group_calls(degrees, world, layout, rank)] for rank in (0, world - 1)
+        [call.members for call in stack.group_calls(degrees, world, layout, rank)] for rank in (0, world - 1)
     )
     for index, (mine, its) in enumerate(zip(first, last, strict=False)):
-        assert mine == its, f"call {index} creates {sorted(mine)[:9]} on rank 0, {sorted(its)[:9]} on rank {world - 1}"
+        assert mine == its or set(mine) == set(its), (
+            f"call {index} creates {sorted(mine)[:9]} on rank 0, {sorted(its)[:9]} on rank {world - 1}"
+        )
     assert len(first) == len(last), f"rank 0 makes {len(first)} calls, rank {world - 1} makes {len(last)}"
 
 
