@@ -1,19 +1,17 @@
 """Judge one contract in one case. Knows neither pytest nor files: a function from parties to a result.
 
 Only an AssertionError raised by the check itself is a violation. A refusal of a legal input is one too, since the
-check asked for an answer. Everything else that goes wrong is broken.
+check asked for an answer. Everything else that goes wrong is broken, and so is a check that comes back without having
+put a question: it judged nothing, whatever it returns.
 """
 
 from __future__ import annotations
 
-import signal
-import threading
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from types import FrameType
+from collections.abc import Iterable
 
 from contracts.contract import Contract, Mutant
+from contracts.court.deadline import Overdue, deadline
 from contracts.court.party import Broken, OnTheStand
 from contracts.spec.errors import NotOffered, Refused
 from contracts.spec.records import Fate, Kill, Outcome, Result
@@ -42,7 +40,7 @@ def judge(
     if stand.missing:
         return result("not run", f"nobody answers {', '.join(stand.missing)}: {remedy_for(stand.missing)}")
     try:
-        with _deadline(deadline_s):
+        with deadline(deadline_s):
             contract.check(stand, *contract.cases[case])
     except AssertionError as violation:
         return result("violated", str(violation) or "the check gave no words")
@@ -52,10 +50,14 @@ def judge(
         return result("not offered", str(declined) or f"{subject.name} declined this case")
     except Broken as broken:
         return result("broken", str(broken))
-    except TimeoutError:
+    except Overdue:
         return result("broken", f"no answer within {deadline_s:g} s")
-    except Exception as error:  # the check itself failed
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # the check itself failed, or ended itself by pytest.skip or sys.exit
         return result("broken", f"the check raised {type(error).__name__}: {error}")
+    if not stand.answered:
+        return result("broken", "the check put no question, so it judged nothing")
     return result("holds")
 
 
@@ -97,22 +99,3 @@ def fate_of(result: Result, says: str) -> Fate:
     if result.outcome == "broken":
         return "crashed"
     return "survived" if result.outcome == "holds" else "void"
-
-
-@contextmanager
-def _deadline(seconds: float) -> Iterator[None]:
-    """Interrupt Python code that outstays its time. Outside the main thread there is no signal and no deadline."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def late(signum: int, frame: FrameType | None) -> None:
-        raise TimeoutError
-
-    before = signal.signal(signal.SIGALRM, late)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)

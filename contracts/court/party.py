@@ -1,8 +1,8 @@
 """A party on the stand: puts the questions of one check to whoever answers them, and keeps the answers honest.
 
 Whatever a party does wrong is told apart here, once: an answer of the wrong type, an exception that is neither a
-refusal nor a decline, or an AssertionError of its own are *broken*. None of them may read as a violation, because an
-error proves nothing about the promise; none may read as a pass.
+refusal nor a decline, an AssertionError of its own, a `sys.exit` or a `pytest.skip` are *broken*. None of them may read
+as a violation, because an error proves nothing about the promise; none may read as a pass, or end the gate.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from contracts.court.deadline import Overdue
 from contracts.spec.codec import conforms
 from contracts.spec.errors import NotOffered, Refused, Unreachable, shown
 from contracts.spec.stack import Party, Question, questions
@@ -48,9 +49,12 @@ class OnTheStand:
         if name not in self._asks:
             raise Broken(f"the check puts {name!r}, which its contract does not ask")
         party = self._parties[name]
-        label = party.labels.get(name, "unpatched")
-        self.answered[name] = f"{party.name} {party.version} ({label})"
-        return lambda *arguments, **named: _put(party, known[name], arguments, named)
+
+        def put(*arguments: Any, **named: Any) -> Any:
+            self.answered[name] = f"{party.name} {party.version} ({party.labels.get(name, 'unpatched')})"
+            return _put(party, known[name], arguments, named)
+
+        return put
 
 
 def _put(party: Party, question: Question, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
@@ -60,9 +64,9 @@ def _put(party: Party, question: Question, arguments: tuple[Any, ...], named: di
         raise
     except Unreachable as error:
         raise Broken(f"{party.name} could not be asked for {question.name}: {error}") from error
-    except TimeoutError:
+    except (Overdue, KeyboardInterrupt):
         raise
-    except Exception as error:
+    except BaseException as error:  # SystemExit and pytest's own outcomes are no Exception
         last = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{last.filename}:{last.lineno}"
         raise Broken(f"{party.name} raised {type(error).__name__} on {question.name} at {where}: {error}") from error

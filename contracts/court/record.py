@@ -19,7 +19,7 @@ from typing import Any, TextIO
 
 from contracts.court.verdict import verdict
 from contracts.spec import codec
-from contracts.spec.errors import Refused, refuse
+from contracts.spec.errors import Refusals, Refused, refuse
 from contracts.spec.records import (
     SCHEMA,
     Deviation,
@@ -102,7 +102,21 @@ def read(text: str) -> tuple[Run, Footer]:
     if closing.results != len(run.results):
         problem = f"the footer counts {closing.results} results, the record holds {len(run.results)}"
         raise refuse("run", closing.results, problem, "run it again")
+    _dates(run, closing)
     return run, closing
+
+
+def _dates(run: Run, closing: Footer) -> None:
+    """Every date must be one, because the verdict depends on them."""
+    found = Refusals()
+    moments = [("header.started", run.header.started), ("footer.finished", closing.finished)]
+    moments += [(f"deviation {each.id}.expires", each.expires) for each in run.deviations]
+    for name, text in moments:
+        try:
+            datetime.datetime.fromisoformat(text)
+        except ValueError:
+            found.add(name, text, "is not a date", "do not edit records")
+    found.raise_any()
 
 
 def load(path: Path) -> tuple[Run, Footer]:
@@ -112,6 +126,11 @@ def load(path: Path) -> tuple[Run, Footer]:
         Refused: also when the file cannot be read.
     """
     file = path / "run.jsonl" if path.is_dir() else path
+    unfinished = file.with_name("run.jsonl.part")
+    if path.is_dir() and unfinished.exists() and not file.exists():
+        raise refuse(
+            "run", str(path), "holds a run that did not finish", f"run it again; {unfinished} has what came in"
+        )
     try:
         return read(file.read_text(encoding="utf-8"))
     except OSError as error:
@@ -124,6 +143,22 @@ def load(path: Path) -> tuple[Run, Footer]:
         ) from None
 
 
+def make_folder(folder: Path, renderings: Iterable[str] = ()) -> None:
+    """Make a report folder, or empty it of an older run: whatever happens now, that must not be read as this one.
+
+    Raises:
+        Refused: when it cannot be made or written to.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in ("run.jsonl", "run.jsonl.part", *renderings):
+            (folder / name).unlink(missing_ok=True)
+        (folder / "run.jsonl.part").touch()
+        (folder / "run.jsonl.part").unlink()
+    except OSError as error:
+        raise refuse("report", str(folder), f"cannot be written: {error.strerror}", "give another folder") from None
+
+
 class Recorder:
     """Writes a run while it happens; every line is on disk before the next test starts.
 
@@ -131,10 +166,9 @@ class Recorder:
     """
 
     def __init__(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         self.path = folder / "run.jsonl"
         self._part = folder / "run.jsonl.part"
-        self.path.unlink(missing_ok=True)  # an older run must not be read as this one
         self._file: TextIO = self._part.open("w", encoding="utf-8")
 
     def add(self, entry: object) -> None:
@@ -195,4 +229,4 @@ def _only(entries: Iterable[Any], kind: type) -> list[Any]:
     return [entry for entry in entries if type(entry) is kind]
 
 
-__all__ = ["Recorder", "Refused", "fingerprint", "footer", "line", "load", "read", "schema", "write"]
+__all__ = ["Recorder", "Refused", "fingerprint", "footer", "line", "load", "make_folder", "read", "schema", "write"]

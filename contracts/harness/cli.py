@@ -5,6 +5,7 @@ Exit codes: 0 conformant, 1 violated, 2 usage, 3 incomplete, 4 broken, 5 nothing
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
 import os
@@ -19,11 +20,14 @@ import click
 from contracts.contract import LAW, Contract
 from contracts.court import deviations as deviations_file
 from contracts.court import record, report
+from contracts.court.judge import DEADLINE_S
+from contracts.court.party import Broken, OnTheStand
 from contracts.court.verdict import verdict
 from contracts.harness import parties, profiles
 from contracts.harness.gate import suite_version, today
+from contracts.harness.supervisor import Ended, supervised
 from contracts.spec import codec
-from contracts.spec.errors import Refused, Unreachable, refuse
+from contracts.spec.errors import NotOffered, Refused, Unreachable, refuse
 from contracts.spec.launch import Lane, shell
 from contracts.spec.records import EXIT_CODES, FORMS, USAGE_ERROR, Fate, Form, Word
 
@@ -39,21 +43,32 @@ _COLOURS: dict[Word, str] = {"conformant": "green", "incomplete": "yellow", "bro
 
 
 def _one_clear_error(command: Callable[P, None]) -> Callable[P, None]:
-    """Bad input ends in its refusals and exit code 2; a party that cannot be reached in its reason and 3."""
+    """Bad input ends in its refusals and exit code 2; a party that cannot be reached in its reason and 3; one that
+    breaks in its words and 4."""
 
     @wraps(command)
     def guarded(*arguments: P.args, **named: P.kwargs) -> None:
-        try:
-            command(*arguments, **named)
-        except Refused as refused:
-            for refusal in refused.refusals:
-                click.echo(f"lanegate: {refusal}", err=True)
-            sys.exit(USAGE_ERROR)
-        except Unreachable as error:
-            click.echo(f"lanegate: {error}", err=True)
-            sys.exit(EXIT_CODES["incomplete"])
+        sys.exit(_told(lambda: command(*arguments, **named)))
 
     return guarded
+
+
+def _told(work: Callable[[], int | None]) -> int:
+    try:
+        return work() or 0
+    except Refused as refused:
+        for refusal in refused.refusals:
+            click.echo(f"lanegate: {refusal}", err=True)
+        return USAGE_ERROR
+    except NotOffered as declined:
+        click.echo(f"lanegate: not offered: {declined}", err=True)
+        return USAGE_ERROR
+    except Unreachable as error:
+        click.echo(f"lanegate: {error}", err=True)
+        return EXIT_CODES["incomplete"]
+    except (Broken, Ended) as error:
+        click.echo(f"lanegate: {error}", err=True)
+        return EXIT_CODES["broken"]
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -72,42 +87,48 @@ def main() -> None:
 @click.option("--report", "folder", type=click.Path(path_type=Path, file_okay=False), default=Path("reports/last"),
               show_default=True, help="Folder for the record and its renderings.")  # fmt: skip
 @click.option("--form", type=click.Choice(FORMS), default="terminal", show_default=True, help="What is printed.")
-@click.option("--selftest", "prove", is_flag=True, help="Put the suite's own mutants before the law first.")
+@click.option("--deadline", type=click.FloatRange(min=0, min_open=True), default=DEADLINE_S, show_default=True,
+              metavar="SECONDS", help="What one case, and loading the stack, may take.")  # fmt: skip
 @_one_clear_error
 def check(
-    stack: str,
-    assistants: tuple[str, ...],
-    profile: str,
-    deviations: Path | None,
-    folder: Path,
-    form: Form,
-    prove: bool,
-) -> None:
+    stack: str, assistants: tuple[str, ...], profile: str, deviations: Path | None, folder: Path, form: Form,
+    deadline: float,
+) -> None:  # fmt: skip
     """Put a stack under test and print the verdict."""
-    _read_law()
-    profiles.plan(LAW, profile)  # refuse bad input before anything is written
-    parties.assistants(parties.load(stack), assistants, quick=False)
-    if deviations is not None:
-        deviations_file.load(deviations)
-    arguments = [
-        f"--stack={stack}", f"--profile={profile}", *(f"--with={name}" for name in assistants),
-        *([f"--deviations={deviations}"] if deviations else []), *(["--selftest"] if prove else []),
-    ]  # fmt: skip
-    sys.exit(_run_suite(arguments, folder, form))
+
+    def work() -> int:
+        _read_law()
+        profiles.plan(LAW, profile)  # refuse bad input before anything is written
+        if deviations is not None:
+            deviations_file.load(deviations)
+        record.make_folder(folder, _FILES.values())
+        with contextlib.redirect_stdout(sys.stderr):  # standard output is the report's
+            subject = parties.load(stack, deadline_s=deadline)
+            parties.assistants(subject, assistants, quick=False)
+        return _run_suite(stack, assistants, profile, deviations, folder, form, deadline)
+
+    sys.exit(supervised(lambda: _told(work)))
 
 
-def _run_suite(arguments: list[str], folder: Path, form: Form) -> int:
+def _run_suite(
+    stack: str, assistants: tuple[str, ...], profile: str, deviations: Path | None, folder: Path, form: Form,
+    deadline: float,
+) -> int:  # fmt: skip
     import pytest
 
-    # Nothing of the place we are called from: neither its ini file, nor its conftest, nor its plugins.
-    apart = [
+    arguments = [
+        str(SUITE), "--gate", f"--stack={stack}", f"--profile={profile}", f"--report={folder}",
+        f"--deadline={deadline}",
+        *(f"--with={name}" for name in assistants), *([f"--deviations={deviations}"] if deviations else []),
+        # Nothing of the place we are called from: neither its ini file, nor its conftest, nor its plugins.
         "-c", os.devnull, f"--rootdir={SUITE.parent}", "--noconftest", "--disable-plugin-autoload",
         "-p", "contracts.harness.plugin", "-p", "no:cacheprovider", "-p", "no:terminal",
     ]  # fmt: skip
-    status = pytest.main([str(SUITE), "--gate", f"--report={folder}", *arguments, *apart])
+    for inherited in ("PYTEST_ADDOPTS", "PYTEST_PLUGINS"):
+        os.environ.pop(inherited, None)
+    status = pytest.main(arguments)
     if not (folder / "run.jsonl").exists():
-        click.echo(f"lanegate: the run ended early (pytest said {status!r}); {folder} holds what came in", err=True)
-        return EXIT_CODES["broken"]
+        raise Ended(f"the run ended early (pytest said {status!r}); {folder} holds what came in")
     run, closing = record.load(folder)
     judged = verdict(run, today())
     for rendering, name in _FILES.items():
@@ -189,7 +210,11 @@ def emit(
     compile_: Any, changes: tuple[str, ...], acknowledge: tuple[str, ...], as_json: bool,
 ) -> None:  # fmt: skip
     """Print the command and environment that start RECIPE: shell-safe text, or JSON."""
-    party: Any = parties.load(stack)
+    with contextlib.redirect_stdout(sys.stderr):  # standard output is for the shell
+        subject = parties.load(stack)
+    party: Any = OnTheStand(subject, (), ("preset", "launch"))
+    if party.missing:
+        raise NotOffered(f"{subject.name} does not offer {', '.join(party.missing)}")
     settled = party.preset(recipe, acknowledge)
     overrides = {}
     for change in changes:

@@ -17,10 +17,9 @@ from pathlib import Path
 from contracts.contract import LAW, Contract
 from contracts.court import record
 from contracts.court.court import Court
-from contracts.court.judge import judge
+from contracts.court.judge import DEADLINE_S, judge
 from contracts.court.verdict import covers, expired, verdict
 from contracts.harness import parties, selftest
-from contracts.spec.errors import Unreachable
 from contracts.spec.records import (
     SCHEMA,
     Deviation,
@@ -59,6 +58,7 @@ class Gate:
     kills: tuple[Kill, ...] = ()
     started: str = field(default_factory=utc_now)
     recorder: record.Recorder | None = None
+    deadline_s: float = DEADLINE_S
 
     def open(self, folder: Path | None) -> None:
         """Write header and plan, before anything runs, and what is known already: the untested promises."""
@@ -79,7 +79,8 @@ class Gate:
         """Put one item to the subject, or to the court if it is a promise of the gate itself."""
         contract = LAW.contracts[item.id]
         party = Court() if contract.of_the_court else self.subject
-        return judge(contract, item.case, party, [assistant for _, assistant in self.assistants])
+        helping = [assistant for _, assistant in self.assistants]
+        return judge(contract, item.case, party, helping, deadline_s=self.deadline_s)
 
     def add(self, result: Result) -> None:
         """Take a result in; it is on disk before the next one starts."""
@@ -96,7 +97,7 @@ class Gate:
 
     def close(self) -> Verdict:
         """Judge the run and write its footer."""
-        self.unclaimed = tuple(_unclaimed(self.subject))
+        self.unclaimed = tuple(_unclaimed(self.subject, self.deadline_s))
         run = self.run()
         judged = verdict(run, today())
         if self.recorder is not None:
@@ -133,20 +134,17 @@ class Gate:
         )
 
 
-def _unclaimed(subject: Party) -> list[Unclaimed]:
+def _unclaimed(subject: Party, deadline_s: float) -> list[Unclaimed]:
     """Questions that the subject does not claim and yet answers rightly. Tried on one case each."""
     found = []
     for question in questions().values():
-        if question.of_the_court or question.name in subject.offers or not hasattr(subject, question.name):
+        if question.of_the_court or question.name in subject.offers:
             continue
         alone: Contract | None = next((c for c in LAW.contracts.values() if c.asks == (question.name,)), None)
         if alone is None:
             continue
         case = next(iter(alone.cases))
-        try:
-            result = judge(alone, case, _Claiming(subject, question.name))
-        except Unreachable:
-            continue
+        result = judge(alone, case, _Claiming(subject, question.name), deadline_s=deadline_s)
         if result.outcome == "holds":
             found.append(Unclaimed(question=question.name, evidence=f"{alone.id}[{case}] holds"))
     return found

@@ -8,10 +8,15 @@ import shlex
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
-from contracts.spec.errors import Unreachable, refuse
+from contracts.court.deadline import Overdue, deadline
+from contracts.court.judge import DEADLINE_S
+from contracts.spec.codec import conforms
+from contracts.spec.errors import Refusals, Refused, Unreachable, refuse
 from contracts.spec.records import Subject
-from contracts.spec.stack import Party
+from contracts.spec.stack import Party, questions
+from contracts.spec.topology import Layout
 
 
 def _reference() -> Party:
@@ -42,7 +47,7 @@ BY_NAME: Mapping[str, Callable[[], Party]] = {
 NO_ONE = "none"
 
 
-def load(name: str) -> Party:
+def load(name: str, *, deadline_s: float = DEADLINE_S) -> Party:
     """The party behind a name.
 
     `reference`, `megatron` or `flag-table`; `megatron==0.16.1` for one version; `launched:COMMAND` for a stack
@@ -50,8 +55,16 @@ def load(name: str) -> Party:
 
     Raises:
         Refused: for a name that leads nowhere.
-        Unreachable: for a party whose environment is missing.
+        Unreachable: for a party whose environment is missing, or that cannot be loaded within the deadline.
     """
+    try:
+        with deadline(deadline_s):
+            return _load(name)
+    except Overdue:
+        raise Unreachable(f"{name} could not be loaded within {deadline_s:g} s") from None
+
+
+def _load(name: str) -> Party:
     if name in BY_NAME:
         return BY_NAME[name]()
     head, _, rest = name.partition("==")
@@ -110,17 +123,50 @@ def _imported(name: str, module: str, attribute: str) -> Party:
         raise refuse(
             "stack", name, f"cannot be imported: {error}", "check the module's path and its imports"
         ) from error
-    except Exception as error:
+    except (Overdue, KeyboardInterrupt):
+        raise
+    except BaseException as error:  # `sys.exit()` at import is no Exception, and must not end the gate
         raise Unreachable(f"{module} raised {type(error).__name__} at import: {error}") from error
     if not hasattr(found, attribute):
         raise refuse("stack", name, f"{module} has no {attribute}", "write package.module:Name")
     party = getattr(found, attribute)
-    if isinstance(party, type):
-        try:
+    try:
+        if isinstance(party, type):
             party = party()
-        except Exception as error:
-            raise Unreachable(f"{name} cannot be built: {type(error).__name__}: {error}") from error
-    if not isinstance(party, Party):
-        missing = [each for each in ("name", "version", "offers", "layouts", "labels") if not hasattr(party, each)]
+        _introduced(name, party)
+    except (Refused, Unreachable, Overdue, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        raise Unreachable(f"{name} cannot be built: {type(error).__name__}: {error}") from error
+    made: Party = party
+    return made
+
+
+def _introduced(name: str, party: object) -> None:
+    """Refuse a party that does not say properly who it is; every fault at once."""
+    missing = [each for each in ("name", "version", "offers", "layouts", "labels") if not hasattr(party, each)]
+    if missing:
         raise refuse("stack", name, f"is not a stack: it has no {', '.join(missing)}", "see contracts/spec/stack.py")
-    return party
+    found = Refusals()
+    for field, wanted in _SAYS.items():
+        said = getattr(party, field)
+        found.unless(
+            conforms(wanted, said), f"{name}.{field}", said, f"is not a {wanted}", "see contracts/spec/stack.py"
+        )
+    found.raise_any()
+    assert isinstance(party, Party)
+    for field in ("name", "version"):
+        said = getattr(party, field)
+        found.unless(bool(said), f"{name}.{field}", said, "is empty", "a report must be able to name it")
+    for question in sorted({*party.offers, *party.labels} - questions().keys()):
+        found.add(f"{name}.offers", question, "is asked by nobody", f"the questions are {', '.join(questions())}")
+    found.raise_any()
+
+
+_SAYS: Mapping[str, Any] = {
+    "name": str,
+    "version": str,
+    "offers": frozenset[str],
+    "layouts": frozenset[Layout],
+    "labels": Mapping[str, str],
+}

@@ -12,10 +12,11 @@ import pytest
 
 from contracts.contract import LAW
 from contracts.court import deviations, report
+from contracts.court.judge import DEADLINE_S
 from contracts.harness import parties, profiles
 from contracts.harness.gate import Gate
 from contracts.spec import codec
-from contracts.spec.errors import Refused, Unreachable
+from contracts.spec.errors import Refused, Unreachable, refuse
 from contracts.spec.records import Item, Result, Verdict
 
 GATE = pytest.StashKey[Gate]()
@@ -39,6 +40,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--deviations", type=Path, help="TOML file of declared deviations")
     group.addoption("--report", type=Path, metavar="DIR", help="write the run as JSON lines to DIR/run.jsonl")
     group.addoption("--selftest", action="store_true", help="put the suite's own mutants before the law first")
+    group.addoption("--deadline", type=float, default=DEADLINE_S, metavar="SECONDS", help="what one case may take")
     group.addoption("--gate", action="store_true", help="let the verdict decide the exit code: incomplete is red")
 
 
@@ -51,7 +53,10 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     config = session.config
     if _gating(config) and not hasattr(config, "workerinput"):
         gate = _gate(config)
-        gate.open(config.getoption("report"))
+        try:
+            gate.open(config.getoption("report"))
+        except Refused as error:
+            raise pytest.UsageError(str(error)) from error
         if config.getoption("selftest"):
             gate.prove_the_suite()
         config.pluginmanager.register(_Collector(gate), "lanegate-collector")
@@ -149,9 +154,11 @@ def _gate(config: pytest.Config) -> Gate:
     import contracts.checks  # the law itself; here, so that `pytest --help` does not read it
 
     assert contracts.checks
-    name, declared = config.getoption("stack"), config.getoption("deviations")
+    name, declared, seconds = (config.getoption(option) for option in ("stack", "deviations", "deadline"))
     try:
-        subject = parties.load(name)
+        if seconds <= 0:
+            raise refuse("deadline", seconds, "is not a time", "give the seconds that one case may take")
+        subject = parties.load(name, deadline_s=seconds)
         quick = not config.getoption("gate")
         gate = Gate(
             subject=subject,
@@ -160,6 +167,7 @@ def _gate(config: pytest.Config) -> Gate:
             profile=config.getoption("profile"),
             plan=profiles.plan(LAW, config.getoption("profile")),
             deviations=() if declared is None else deviations.load(declared),
+            deadline_s=seconds,
         )
     except (Refused, Unreachable) as error:
         raise pytest.UsageError(str(error)) from error

@@ -1,0 +1,41 @@
+"""How long code under judgement may take: an alarm in the main thread."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+AGAIN_S = 1.0  # an alarm that met a cleanup which never ends is raised again
+
+
+class Overdue(BaseException):
+    """The time is over. Not an Exception, so that a stack's `except Exception: retry` cannot swallow it."""
+
+
+@contextmanager
+def deadline(seconds: float) -> Iterator[None]:
+    """Interrupt Python code that outstays its time.
+
+    Outside the main thread there is no signal, and no deadline; neither is there one for code that never comes back
+    to Python.
+
+    Raises:
+        Overdue: in the code under the deadline.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def late(signum: int, frame: FrameType | None) -> None:
+        raise Overdue
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.setitimer(signal.ITIMER_REAL, seconds, AGAIN_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
