@@ -1,0 +1,83 @@
+# Two commands need nothing but Python >= 3.11 with venv, bash and (for Megatron-Core 0.19) g++:
+#   make gate    judge the stacks        make test    test the suite
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.ONESHELL:
+.DEFAULT_GOAL := help
+.PHONY: help gate test lint snapshots megatron megatron-if-possible clean
+
+# The first interpreter that runs, is new enough and can make an environment; a pyenv shim may exist and not run.
+PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.14 python3; do \
+	$$p -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+STACK ?= reference megatron
+PROFILE ?= launch
+MEGATRON ?= 0.19.2 0.16.1
+BIN := .venv/bin
+READY := .venv/.ready
+
+help:  ## these lines
+	@sed -nE 's/^([a-z]+):.*## (.*)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
+
+gate: $(READY) megatron-if-possible  ## test the gate, then judge STACK="reference megatron" by PROFILE=launch
+	@PATH="$(CURDIR)/$(BIN):$$PATH"
+	mkdir -p reports
+	tested=0
+	lanegate selftest --report reports/selftest > reports/selftest.txt || tested=$$?
+	echo "selftest: $$(tail -n 1 reports/selftest.txt) (matrix: reports/selftest.txt)"
+	if [ $$tested != 0 ] && [ $$tested != 3 ]; then
+	  echo "the suite fails its own test and judges nobody; see reports/selftest.txt" >&2
+	  exit $$tested
+	fi
+	code=$$tested
+	for stack in $(STACK); do
+	  folder=reports/$$(tr -c '[:alnum:].=\n-' '_' <<< "$$stack")
+	  deviations=docs/deviations/$$stack.toml
+	  options=(--stack "$$stack" --profile $(PROFILE) --report "$$folder")
+	  if [ -f "$$deviations" ]; then options+=(--deviations "$$deviations"); fi
+	  echo; echo "== lanegate check $${options[*]}"
+	  judged=0
+	  lanegate check "$${options[@]}" || judged=$$?
+	  if [ $$code = 0 ]; then code=$$judged; fi
+	done
+	exit $$code
+
+test: $(READY) lint  ## the project's own tests, after lint
+	@$(BIN)/pytest -m unit -n 2
+
+lint: $(READY)  ## ruff, its formatter, mypy --strict
+	@$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+snapshots: $(READY)  ## write snapshots/ anew; read the diff before you commit it
+	@$(BIN)/pytest -m unit -n 0 tests_unit/test_contents.py --snapshot-update
+
+megatron:  ## environments with Megatron-Core 0.19.2 and 0.16.1: .venv-megatron-VERSION
+	@$(need-python)
+	for version in $(MEGATRON); do PYTHON="$(PYTHON)" .ci/megatron-env $$version .venv-megatron-$$version; done
+
+# Without Megatron-Core the gate still runs; what only its parser can answer is then "not run", and exit code 3 says so.
+megatron-if-possible:
+	@$(MAKE) --no-print-directory megatron \
+	  || echo "Megatron-Core could not be installed: what only it can answer is not run, and the verdict is incomplete" >&2
+
+clean:  ## remove everything that make made
+	rm -rf .venv .venv-megatron-* reports build *.egg-info .hypothesis .pytest_cache .mypy_cache .ruff_cache
+
+define need-python
+if [ -z "$(PYTHON)" ]; then
+  echo "no Python >= 3.11 with venv and pip was found (Debian: apt-get install python3 python3-venv);" >&2
+  echo "name one with PYTHON=/path/to/python" >&2
+  exit 2
+fi
+endef
+
+# PIP_CONSTRAINT reaches the isolated build as well (PIP_BUILD_CONSTRAINT from pip 25.3 on), which -c does not.
+$(READY): pyproject.toml constraints.txt
+	@$(need-python)
+	[ -x $(BIN)/python ] || $(PYTHON) -m venv .venv
+	echo "installing lanegate and its development tools into .venv"
+	PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt \
+	  $(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	touch $@

@@ -1,0 +1,5 @@
+"""The promises of one process, put to the reference stack."""
+
+from contracts.harness.suite import test_unit as test_the_reference_keeps_the_law
+
+__all__ = ["test_the_reference_keeps_the_law"]
