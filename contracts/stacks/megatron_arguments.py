@@ -111,14 +111,22 @@ def flags() -> list[dict[str, Any]]:
             "names": list(action.option_strings),
             "dest": action.dest,
             "type": None if action.type is None else getattr(action.type, "__name__", str(action.type)),
-            "default": _text(action.default),
-            "choices": None if action.choices is None else [_text(choice) for choice in action.choices],
+            "default": _plain(action.default),
+            "choices": None if action.choices is None else [_plain(choice) for choice in action.choices],
             "nargs": action.nargs,
             "required": action.required,
         }
         for action in _parser()._actions
         if action.dest != "help"
     ]
+
+
+def _plain(value: Any) -> Any:
+    """A default or a choice as JSON has it; members of an enumeration by name."""
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    plain = value is None or isinstance(value, (bool, int, float, str))
+    return value if plain and not isinstance(value, enum.Enum) else as_text(value)
 
 
 def _outcome(argv: Sequence[str], env: Mapping[str, str], world: int, presume: bool = False) -> Outcome:
@@ -236,9 +244,9 @@ def _given(argv: Sequence[str]) -> list[Given]:
         action = known[flag]
         asked = None
         with contextlib.suppress(SystemExit), contextlib.redirect_stderr(io.StringIO()):
-            asked = _text(getattr(parser.parse_known_args(argv[start:stop])[0], action.dest))
+            asked = as_text(getattr(parser.parse_known_args(argv[start:stop])[0], action.dest))
         found.append(
-            Given(flag=flag, dest=action.dest, words=slice(start, stop), asked=asked, default=_text(action.default))
+            Given(flag=flag, dest=action.dest, words=slice(start, stop), asked=asked, default=as_text(action.default))
         )
     return found
 
@@ -266,17 +274,17 @@ def prepare() -> None:
 
 
 def _texts(fields: object) -> Values:
-    return {} if fields is None else {name: _text(value) for name, value in vars(fields).items()}
+    return {} if fields is None else {name: as_text(value) for name, value in vars(fields).items()}
 
 
-def _text(value: object) -> str:
+def as_text(value: object) -> str:
     """A value as text that is the same in every process. A list of one is its entry, as most of Megatron takes it."""
     if isinstance(value, enum.Enum):
         return value.name
     if isinstance(value, (list, tuple)):
-        return _text(value[0]) if len(value) == 1 else f"[{', '.join(map(_text, value))}]"
+        return as_text(value[0]) if len(value) == 1 else f"[{', '.join(map(as_text, value))}]"
     if isinstance(value, dict):
-        return f"{{{', '.join(f'{_text(key)}: {_text(item)}' for key, item in value.items())}}}"
+        return f"{{{', '.join(f'{as_text(key)}: {as_text(item)}' for key, item in value.items())}}}"
     if value is None or isinstance(value, (bool, int, float, str)):
         return str(value)
     if callable(value):

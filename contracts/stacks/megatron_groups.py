@@ -69,6 +69,7 @@ def topology(degrees: Degrees, world: int) -> Topology:
         Refused: Megatron refuses the degrees; in its own words.
         Disagreement: its rank generators, its `new_group` calls and its getters do not say the same.
     """
+    _check_rank(0, world)
     groups: dict[str, tuple[Group, ...]] = {}
     for rank in _ranks_to_ask(world):
         with _initialised(degrees, world, rank) as run:
@@ -140,6 +141,8 @@ def _ranks_to_ask(world: int) -> list[int]:
 
 
 def _check_rank(rank: int, world: int) -> None:
+    if world < 1:
+        raise refuse("world", world, "must be at least 1", "give the number of ranks")
     if not 0 <= rank < world:
         raise refuse("rank", rank, f"must lie in 0 … {world - 1}", "count ranks from 0")
 
@@ -162,8 +165,6 @@ def _initialised(degrees: Degrees, world: int, rank: int) -> Iterator[Run]:
 
     Without the gloo twins of its groups: they would have to find their peers.
     """
-    if world < 1:
-        raise refuse("world", world, "must be at least 1", "give the number of ranks")
     dist: Any = importlib.import_module("torch.distributed")
     fake = importlib.import_module("torch.testing._internal.distributed.fake_pg")
     state: Any = importlib.import_module("megatron.core.parallel_state")
