@@ -35,7 +35,7 @@ from contracts.spec.recipe import Batch, Checkpoint, Data, Moe, Optim, Recipe
 from contracts.spec.stack import Stack
 from contracts.spec.topology import Degrees
 
-STORED = replace(NAM56R, data=Data(path="/data/two words"), checkpoint=Checkpoint(save="/ckpt/it's", interval=250),
+STORED = replace(NAM56R, data=Data(path="/data/two words"), checkpoint=Checkpoint(save="/ckpt/two words", interval=250),
                  optim=Optim(schedule="linear"), activation="swiglu",
                  moe=Moe(score="sigmoid", selection_bias=True, aux_loss=0.0, z_loss=1e-3))  # fmt: skip
 LAUNCHES = {
@@ -96,8 +96,12 @@ EXPERTS = "--num-experts 4 --moe-router-topk 2 --moe-ffn-hidden-size 64 "
 SPARSE = BASE + "--hybrid-layer-pattern M*ME " + EXPERTS
 LEGAL = {
     "dense": (DENSE, 8),
-    "experts-tp2-sp-ep2": (SPARSE + "--tensor-model-parallel-size 2 --sequence-parallel "
-                           "--expert-model-parallel-size 2 --expert-tensor-parallel-size 1", 8),
+    # EP is carved out of the ranks that TP already counts: tp · ep is twice this world.
+    "experts-tp2-sp-ep4-on-4": (
+        SPARSE + "--tensor-model-parallel-size 2 --sequence-parallel "
+        "--expert-model-parallel-size 4 --expert-tensor-parallel-size 1",
+        4,
+    ),
     "query-groups-bf16-pp2": (BASE + "--hybrid-layer-pattern M*|M- --pipeline-model-parallel-size 2 --bf16 "
                               "--group-query-attention --num-query-groups 2", 24),
     "two-heads-of-prediction": (BASE + "--hybrid-layer-pattern M*M-/M-/M-", 8),
@@ -132,8 +136,9 @@ def a_launcher_refuses_what_it_would_not_run(stack: Stack, words: str, world: in
     """A launcher refuses an argv that it cannot run as written, and says what it is about, instead of dropping or
     overriding a flag or dying later.
 
-    Of these, Megatron-Core 0.19.2 accepts twelve and refuses one without a word: query groups without their switch train one group a head, experts
-    without an E train a dense model, and top-k 8 of 4 experts dies in the first forward pass.
+    Of these, Megatron-Core 0.19.2 accepts twelve and refuses one without a word. Query groups without their switch
+    train one group a head, experts without an E train a dense model, and top-k 8 of 4 experts dies in the first
+    forward pass.
     """
     _needs_megatrons_flags(stack)
     reading = stack.read_argv(_words(words), QUEUE, world)
