@@ -4,8 +4,10 @@ from contracts.checks import (  # isort: skip
     pattern,  # letters → blocks
     hybrid,  # blocks → the launcher's pattern, and back through its parser
     stages,  # blocks → pipeline stages and placements
-    names,  # presets, aliases, lanes, hosts
+    names,  # presets, aliases, labels
+    lanes,  # what the name of a mode, a degree or a host promises
     recipe,  # what a recipe is, and which relations it keeps
+    features,  # what each feature owns, and that no field is idle
     launch,  # recipe → the words of a command
     overrides,  # single fields changed by text
     arguments,  # what the launcher reads out of the words
@@ -22,6 +24,7 @@ from contracts.checks import (  # isort: skip
 )
 
 __all__ = [
-    "arguments", "environment", "expert_lane", "gate", "group_calls", "groups", "hybrid", "inherited", "launch",
-    "names", "overrides", "pattern", "recipe", "reductions", "scale", "stages", "topology", "unwritten",
+    "arguments", "environment", "expert_lane", "features", "gate", "group_calls", "groups", "hybrid", "inherited",
+    "lanes", "launch", "names", "overrides", "pattern", "recipe", "reductions", "scale", "stages", "topology",
+    "unwritten",
 ]  # fmt: skip

@@ -4,11 +4,13 @@ from contracts.mutants import (
     arguments,
     environment,
     expert_lane,
+    features,
     gate,
     group_calls,
     groups,
     hybrid,
     inherited,
+    lanes,
     launch,
     names,
     overrides,
@@ -21,6 +23,6 @@ from contracts.mutants import (
 )
 
 __all__ = [
-    "arguments", "environment", "expert_lane", "gate", "group_calls", "groups", "hybrid", "inherited", "launch",
-    "names", "overrides", "pattern", "recipe", "reductions", "scale", "stages", "topology",
+    "arguments", "environment", "expert_lane", "features", "gate", "group_calls", "groups", "hybrid", "inherited",
+    "lanes", "launch", "names", "overrides", "pattern", "recipe", "reductions", "scale", "stages", "topology",
 ]  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
+import types
 import typing
 from collections.abc import Mapping
 from typing import Any, cast
@@ -103,4 +104,5 @@ def _read(text: str, kind: Any) -> object:
 
 
 def _takes_text(kind: Any) -> bool:
-    return kind is str or str in typing.get_args(kind)
+    optional = typing.get_origin(kind) in (types.UnionType, typing.Union)
+    return kind is str or (optional and str in typing.get_args(kind))
