@@ -1,0 +1,142 @@
+"""What is installed: a wheel that is whole, and a plan that leaves the torch that is there alone.
+
+pip itself is asked, in an environment of its own that holds a torch nightly; nothing is installed by its plans.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tomllib
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.unit
+
+ROOT = Path(__file__).parents[1]
+SEEDS_NIGHTLY = "2.12.0.dev20260405+cu132"  # the torch of the stack this suite was written for
+LATER_NIGHTLY = "2.14.0.dev20261101+cu132"
+# What titan's tree is large by, and what asks for no torch: there already, so that the plan takes 4 s instead of 18.
+BESIDE = {"datasets": "4.7.0", "tensorboard": "2.21.0", "wandb": "0.31.0"}
+NO_REGISTRY = (  # pip's and urllib3's words for a registry that cannot be reached
+    "Failed to establish a new connection",
+    "Name or service not known",
+    "Temporary failure in name resolution",
+    "Connection to",
+    "ProxyError",
+    "Read timed out",
+)
+
+OPTIONS = ("--disable-pip-version-check", "--retries", "1", "--timeout", "15")
+
+
+def quietly(*command: str | Path, cwd: Path) -> str:
+    """Run, and skip where the package registry is out of reach; anything else that fails is a failure."""
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
+    if done.returncode and any(words in done.stderr for words in NO_REGISTRY):
+        pytest.skip(f"the package registry cannot be reached: {done.stderr.strip().splitlines()[0]}")
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel as pip builds it from a checkout; from a copy, because a build writes beside its sources."""
+    folder = tmp_path_factory.mktemp("wheel")
+    tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for name in filter(None, tracked.split("\0")):
+        if (ROOT / name).is_file():
+            copy = folder / "checkout" / name
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            copy.write_bytes((ROOT / name).read_bytes())
+    pip = (sys.executable, "-m", "pip", *OPTIONS)
+    quietly(*pip, "wheel", "--quiet", "--no-deps", "--wheel-dir", folder, folder / "checkout", cwd=folder)
+    return next(folder.glob("lanegate-*.whl"))
+
+
+@pytest.fixture
+def python(tmp_path: Path) -> Path:
+    """An environment of its own, with nothing in it."""
+    venv.create(tmp_path / "env", with_pip=False, symlinks=True)
+    return tmp_path / "env" / "bin" / "python"
+
+
+def pretend(python: Path, name: str, version: str) -> None:
+    """Make a distribution look installed."""
+    packages = next(python.parents[1].glob("lib/python3*/site-packages"))
+    installed = packages / f"{name}-{version}.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    (installed / "INSTALLER").write_text("pip\n")
+    (installed / "RECORD").touch()
+
+
+def plan(python: Path, *wanted: str) -> dict[str, str]:
+    """What pip would install into an environment: name → version."""
+    folder = python.parents[2]
+    pip = (sys.executable, "-m", "pip", "--python", python, *OPTIONS)
+    quietly(*pip, "install", "--quiet", "--dry-run", "--report", folder / "plan.json", *wanted, cwd=folder)
+    report = json.loads((folder / "plan.json").read_text())
+    return {each["metadata"]["name"].lower(): each["metadata"]["version"] for each in report["install"]}
+
+
+@pytest.mark.parametrize(
+    ("extra", "torch", "brings"),
+    [
+        pytest.param("", SEEDS_NIGHTLY, "pytest", id="core"),
+        pytest.param("[torch,megatron]", SEEDS_NIGHTLY, "megatron-core", id="megatron-beside-the-seeds-nightly"),
+        pytest.param("[torch,megatron]", LATER_NIGHTLY, "megatron-core", id="megatron-beside-a-later-nightly"),
+        pytest.param("[torch,titan]", SEEDS_NIGHTLY, "torchtitan", id="titan-beside-the-seeds-nightly"),
+    ],
+)
+def test_a_torch_nightly_stays_what_it_is(wheel: Path, python: Path, extra: str, torch: str, brings: str) -> None:
+    for name, version in ({"torch": torch} | BESIDE).items():
+        pretend(python, name, version)
+    planned = plan(python, f"lanegate{extra} @ {wheel.as_uri()}")
+    assert {"lanegate", brings} <= planned.keys()
+    moved = {name: to for name, to in planned.items() if name == "torch" or name.startswith(("nvidia-", "triton"))}
+    assert not moved, f"lanegate{extra} beside torch {torch} would also install {moved}"
+
+
+def test_only_a_torch_that_is_too_old_would_be_looked_for(python: Path) -> None:
+    # The counterpart, without a registry: what is there does not do, so pip looks for another and finds none.
+    pretend(python, "torch", "2.10.0")
+    pip = (sys.executable, "-m", "pip", "--python", python, "--isolated", "install", "--dry-run", "--no-index")
+    nothing_configured = os.environ | {"PIP_CONFIG_FILE": os.devnull}
+    done = subprocess.run([*pip, "torch>=2.11"], env=nothing_configured, capture_output=True, text=True, check=False)
+    assert "No matching distribution found for torch>=2.11" in done.stderr
+
+
+def test_the_core_requires_no_torch_and_no_extra_bounds_it_from_above() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert not [each for each in project["dependencies"] if "torch" in each]
+    extras = {each for wanted in project["optional-dependencies"].values() for each in wanted if each[:6] == "torch>"}
+    assert extras == {"torch>=2.11"}
+
+
+def test_the_wheel_holds_every_file_of_the_package(wheel: Path) -> None:
+    tracked = subprocess.run(
+        ["git", "ls-files", "contracts"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    shipped = set(zipfile.ZipFile(wheel).namelist())
+    assert not {name for name in tracked if (ROOT / name).is_file()} - shipped
+    assert "contracts/py.typed" in shipped
+    assert any(name.endswith("licenses/LICENSE") for name in shipped)
+
+
+def test_the_unpacked_wheel_judges_without_the_checkout(wheel: Path, tmp_path: Path) -> None:
+    zipfile.ZipFile(wheel).extractall(tmp_path / "site")
+    code = "import contracts.harness.cli as cli; print(cli.__file__, flush=True); cli.main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "check", "--profile", "PAT-01", "--with", "none"],
+        cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(tmp_path / "site")},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr + done.stdout
+    assert done.stdout.startswith(str(tmp_path / "site"))
+    assert "CONFORMANT" in done.stdout
