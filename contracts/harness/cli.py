@@ -10,7 +10,7 @@ import datetime
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import wraps
 from pathlib import Path
 from typing import Any, ParamSpec
@@ -51,6 +51,20 @@ def _one_clear_error(command: Callable[P, None]) -> Callable[P, None]:
         sys.exit(_told(lambda: command(*arguments, **named)))
 
     return guarded
+
+
+@contextlib.contextmanager
+def _the_stack_talks_to_stderr() -> Iterator[None]:
+    """Standard output is the report's, whatever a stack prints while it is loaded or asked, in Python or below it."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 def _told(work: Callable[[], int | None]) -> int:
@@ -102,7 +116,7 @@ def check(
         if deviations is not None:
             deviations_file.load(deviations)
         record.make_folder(folder, _FILES.values())
-        with contextlib.redirect_stdout(sys.stderr):  # standard output is the report's
+        with _the_stack_talks_to_stderr():
             subject = parties.load(stack, deadline_s=deadline)
             parties.assistants(subject, assistants, quick=False)
         return _run_suite(stack, assistants, profile, deviations, folder, form, deadline)
@@ -126,7 +140,8 @@ def _run_suite(
     ]  # fmt: skip
     for inherited in ("PYTEST_ADDOPTS", "PYTEST_PLUGINS"):
         os.environ.pop(inherited, None)
-    status = pytest.main(arguments)
+    with _the_stack_talks_to_stderr():
+        status = pytest.main(arguments)
     if not (folder / "run.jsonl").exists():
         raise Ended(f"the run ended early (pytest said {status!r}); {folder} holds what came in")
     run, closing = record.load(folder)
@@ -210,7 +225,7 @@ def emit(
     compile_: Any, changes: tuple[str, ...], acknowledge: tuple[str, ...], as_json: bool,
 ) -> None:  # fmt: skip
     """Print the command and environment that start RECIPE: shell-safe text, or JSON."""
-    with contextlib.redirect_stdout(sys.stderr):  # standard output is for the shell
+    with _the_stack_talks_to_stderr():
         subject = parties.load(stack)
     party: Any = OnTheStand(subject, (), ("preset", "launch"))
     if party.missing:
