@@ -1,0 +1,238 @@
+"""Bad stacks before the court: whatever goes wrong with a party is told apart from a promise that it breaks.
+
+Each row is one run of the command, with the verdict it deserves.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from contracts.contract import Contract
+from contracts.court import record
+from contracts.court.judge import judge, try_mutant
+from contracts.court.verdict import verdict
+from contracts.harness.gate import today
+from contracts.spec.records import EXIT_CODES, Word
+from contracts.spec.stack import Stack
+from contracts.stacks.reference.stack import Reference
+from tests_unit._parties import bad
+from tests_unit._parties.running import BAD, ROOT, Done, side_by_side
+
+pytestmark = pytest.mark.unit
+
+USAGE = 2
+GARBAGE = shlex.join([sys.executable, str(ROOT / "tests_unit/_parties/garbage.py")])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fails:
+    """What is put before the court, the exit code, and words that must be said."""
+
+    stack: str
+    exit: int
+    says: str
+    profile: str = "PAT-01"
+    seconds: float = 60
+
+
+def _is(word: Word) -> int:
+    return EXIT_CODES[word]
+
+
+FAILS: dict[str, Fails] = {
+    # before it can be asked: nothing was judged, and nothing is written
+    "crashes-at-import": Fails(stack="tests_unit._parties.crashing:It", exit=_is("incomplete"),
+                               says="raised OSError at import: libtorch_cuda.so: undefined symbol"),
+    "leaves-at-import": Fails(stack="tests_unit._parties.leaving:It", exit=_is("incomplete"),
+                              says="raised SystemExit at import"),
+    "ends-its-process-at-import": Fails(stack="tests_unit._parties.ending:It", exit=_is("broken"),
+                                        says="ended with exit code 0 before there was a verdict"),
+    "cannot-be-built": Fails(stack=f"{BAD}:CannotBeBuilt", exit=_is("incomplete"),
+                             says="cannot be built: RuntimeError: no driver on this machine"),
+    "hangs-when-built": Fails(stack=f"{BAD}:HangsWhenBuilt", exit=_is("incomplete"), seconds=0.5,
+                              says="could not be loaded within 0.5 s"),
+    "leaves-when-built": Fails(stack=f"{BAD}:LeavesWhenBuilt", exit=_is("incomplete"), says="SystemExit"),
+    "offers-a-list": Fails(stack=f"{BAD}:OffersAList", exit=USAGE, says="bad:OffersAList.offers = ['blocks']"),
+    "offers-what-nobody-asks": Fails(stack=f"{BAD}:OffersWhatNobodyAsks", exit=USAGE, says="is asked by nobody"),
+    "has-no-name": Fails(stack=f"{BAD}:HasNoName", exit=USAGE, says=".name = '': is empty"),
+    "is-no-stack": Fails(stack=f"{BAD}:IsNoStack", exit=USAGE, says="it has no name, version, offers, layouts, labels"),
+    "prints-garbage-at-hello": Fails(stack="launched:echo hello", exit=_is("incomplete"),
+                                     says="printed something else than a reply"),
+    # when it is asked
+    "raises-on-everything": Fails(stack=f"{BAD}:RaisesOnEverything", exit=_is("broken"), profile="PAT-01,TOPO-02",
+                                  says="raised ZeroDivisionError on topology"),
+    "claims-what-it-lacks": Fails(stack=f"{BAD}:ClaimsWhatItLacks", exit=_is("broken"),
+                                  says="raised AttributeError on blocks"),
+    "declines-everything": Fails(stack=f"{BAD}:DeclinesEverything", exit=_is("violated"), profile="PAT-01,TOPO-02",
+                                 says="bad claims blocks and declined each of its"),
+    "claims-nothing": Fails(stack=f"{BAD}:ClaimsNothing", exit=_is("nothing ran"), says="does not offer blocks"),
+    "answers-nan": Fails(stack=f"{BAD}:AnswersNan", exit=_is("broken"), profile="NAME-01",
+                         says="which is not a Recipe"),
+    "answers-none": Fails(stack=f"{BAD}:AnswersNone", exit=_is("broken"), says="answered blocks with None"),
+    "answers-text": Fails(stack=f"{BAD}:AnswersText", exit=_is("broken"), says="answered blocks with 'ablock"),
+    "nests-wrongly": Fails(stack=f"{BAD}:NestsWrongly", exit=_is("broken"), says="answered blocks with (('ablock'"),
+    "answers-a-type-of-its-own": Fails(stack=f"{BAD}:AnswersATypeOfItsOwn", exit=_is("broken"), profile="TOPO-02",
+                                       says="which is not a Topology"),
+    "hangs": Fails(stack=f"{BAD}:Hangs", exit=_is("broken"), profile="PAT-01[nam56r]", seconds=0.5,
+                   says="no answer within 0.5 s"),
+    "retries-for-ever": Fails(stack=f"{BAD}:RetriesForEver", exit=_is("broken"), profile="PAT-01[nam56r]", seconds=0.5,
+                              says="no answer within 0.5 s"),
+    "times-out-itself": Fails(stack=f"{BAD}:TimesOutItself", exit=_is("broken"),
+                              says="raised TimeoutError on blocks"),
+    "asserts-itself": Fails(stack=f"{BAD}:AssertsItself", exit=_is("broken"),
+                            says="raised AssertionError on blocks"),
+    "leaves-when-asked": Fails(stack=f"{BAD}:LeavesWhenAsked", exit=_is("broken"), says="raised SystemExit on blocks"),
+    "skips-when-asked": Fails(stack=f"{BAD}:SkipsWhenAsked", exit=_is("broken"), says="raised Skipped on blocks"),
+    "ends-the-session": Fails(stack=f"{BAD}:EndsTheSession", exit=_is("broken"), says="raised Exit on blocks"),
+    "interrupts": Fails(stack=f"{BAD}:Interrupts", exit=_is("broken"), says="the run ended early"),
+    "ends-its-process": Fails(stack=f"{BAD}:EndsItsProcess", exit=_is("broken"),
+                              says="ended with exit code 0 before there was a verdict"),
+    "crashes-natively": Fails(stack=f"{BAD}:CrashesNatively", exit=_is("broken"), says="ended with SIGSEGV"),
+    "prints-garbage": Fails(stack=f"launched:{GARBAGE}", exit=_is("broken"), profile="PAT-01[nam56r]",
+                            says="printed something else than a reply"),
+    # the controls: a promise that is really broken, and a stack that breaks none
+    "breaks-a-promise": Fails(stack=f"{BAD}:ForgetsPipeline", exit=_is("violated"), profile="TOPO-02", says="dp is"),
+    "does-not-claim": Fails(stack=f"{BAD}:DoesNotClaim", exit=0, says="works and is not claimed: stages"),
+    "prints": Fails(stack=f"{BAD}:Prints", exit=0, says="CONFORMANT"),
+    "is-right": Fails(stack=f"{BAD}:RightAndHonest", exit=0, profile="PAT-01,TOPO-02", says="CONFORMANT"),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("court")
+
+
+@pytest.fixture(scope="module")
+def runs(folder: Path) -> dict[str, Done]:
+    """Every bad stack, once."""
+    return side_by_side(
+        {
+            name: ("check", "--stack", fails.stack, "--profile", fails.profile, "--with", "none",
+                   "--deadline", fails.seconds, "--report", "out")
+            for name, fails in FAILS.items()
+        },
+        folder,
+    )  # fmt: skip
+
+
+def _said(done: Done) -> str:
+    return " ".join((done.stdout + done.stderr).split())
+
+
+@pytest.mark.parametrize("name", FAILS)
+def test_a_bad_stack_gets_the_verdict_it_deserves(name: str, runs: dict[str, Done]) -> None:
+    expected, done = FAILS[name], runs[name]
+    assert done.returncode == expected.exit, f"exit code {done.returncode}; said: {_said(done)[-600:]}"
+    assert expected.says in _said(done)
+
+
+@pytest.mark.parametrize("name", FAILS)
+def test_no_bad_stack_spills_a_traceback(name: str, runs: dict[str, Done]) -> None:
+    said = runs[name].stdout + runs[name].stderr
+    assert "Traceback" not in said
+    assert "INTERNALERROR" not in said
+
+
+@pytest.mark.parametrize("name", FAILS)
+def test_the_record_of_a_bad_stack_is_whole_or_is_not_there(name: str, runs: dict[str, Done], folder: Path) -> None:
+    out = folder / name / "out"
+    if not (out / "run.jsonl").exists():
+        written = sorted(path.name for path in out.glob("*")) if out.exists() else []
+        assert written in ([], ["run.jsonl.part"]), "renderings without a record"
+        assert runs[name].returncode in (USAGE, 3, 4)
+        return
+    run, footer = record.load(out)
+    judged = verdict(run, today())
+    assert judged.exit_code == footer.exit_code == runs[name].returncode
+    assert {result.item for result in judged.results} == set(run.plan.items)
+    assert not list(out.glob("*.part"))
+
+
+def test_what_works_and_is_not_claimed_is_reported(runs: dict[str, Done]) -> None:
+    done = runs["does-not-claim"]
+    assert re.search(r"works and is not claimed: stages \(PAT-08\[[\w-]+\] holds\)", done.stdout)
+
+
+def test_a_stack_that_prints_cannot_speak_in_the_gate_s_name(runs: dict[str, Done]) -> None:
+    assert runs["prints"].stdout.startswith("Holds: ")
+    assert "NCCL INFO" in runs["prints"].stderr
+
+
+def _contract(check: object, **cases: tuple[object, ...]) -> Contract:
+    return Contract(id="T-01", check=check, asks=("blocks",), cases=cases or {"only": ()}, source="here", tier="unit")  # type: ignore[arg-type]
+
+
+def test_a_check_that_asks_nothing_judged_nothing() -> None:
+    def returns_at_once(stack: Stack) -> None:
+        return  # where a skip was meant
+
+    def looks_and_does_not_ask(stack: Stack) -> None:
+        assert callable(stack.blocks)
+
+    for check in (returns_at_once, looks_and_does_not_ask):
+        result = judge(_contract(check), "only", Reference())
+        assert (result.outcome, result.words) == ("broken", "the check put no question, so it judged nothing")
+
+
+def test_a_check_that_leaves_by_itself_is_broken() -> None:
+    def skips(stack: Stack) -> None:
+        stack.blocks("AEME", 52)
+        pytest.skip("not here")
+
+    def leaves(stack: Stack) -> None:
+        raise SystemExit(0)
+
+    assert judge(_contract(skips), "only", Reference()).words == "the check raised Skipped: not here"
+    assert judge(_contract(leaves), "only", Reference()).outcome == "broken"
+
+
+def test_a_check_that_asks_beyond_its_contract_is_broken() -> None:
+    def asks_more(stack: Stack) -> None:
+        stack.stages("AEME", 52, 2)
+
+    result = judge(_contract(asks_more), "only", Reference())
+    assert (result.outcome, result.words) == ("broken", "the check puts 'stages', which its contract does not ask")
+
+
+def test_who_was_really_asked_stands_in_the_result() -> None:
+    def asks(stack: Stack) -> None:
+        raise AssertionError(f"the family is {stack.blocks('A', 1)[0]}")
+
+    result = judge(_contract(asks), "only", Reference())
+    assert (result.outcome, result.words) == ("violated", "the family is ablock")
+    assert result.answered == {"blocks": f"reference {Reference.version} (unpatched)"}
+
+
+def test_the_deadline_of_a_case_does_not_outlive_it() -> None:
+    import signal
+
+    def asks(stack: Stack) -> None:
+        stack.blocks("A", 1)
+
+    assert judge(_contract(asks), "only", Reference(), deadline_s=5).outcome == "holds"
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+    assert judge(_contract(asks), "only", bad.Hangs(), deadline_s=0.2).words == "no answer within 0.2 s"
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+
+
+def test_a_mutant_that_cannot_be_asked_proves_nothing() -> None:
+    from contracts.contract import Mutant
+
+    def asks(stack: Stack) -> None:
+        assert stack.blocks("A", 1) == ("ablock",), "the family is wrong"
+
+    def fate(make: type, case: str = "only") -> str:
+        return try_mutant(Mutant(of="T-01", case=case, says="the family is wrong", make=make), _contract(asks)).fate
+
+    assert fate(bad.CannotBeBuilt) == "void"
+    assert fate(Reference, case="no-such-case") == "void"
+    assert fate(Reference) == "survived"
+    assert fate(bad.AnswersNone) == "crashed"
+    assert fate(bad.DeclinesEverything) == "void"
