@@ -1,0 +1,66 @@
+"""Every promise can fail: each has a stack, broken in one place, that it catches in the words it declares.
+
+A crash is no kill, and a mutant proves nothing where the promise does not hold to begin with. Where no Megatron-Core is
+installed, the mutants that only its parser can judge are skipped, each by its name.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+import contracts.checks
+import contracts.mutants
+from contracts.contract import LAW, Mutant
+from contracts.court.court import Court
+from contracts.court.judge import judge, try_mutant
+from contracts.harness import parties
+from contracts.spec.errors import Unreachable
+from contracts.spec.stack import Party
+
+pytestmark = pytest.mark.unit
+assert contracts.checks
+assert contracts.mutants
+
+
+@pytest.fixture(scope="session")
+def reference() -> Party:
+    return parties.load("reference")
+
+
+@pytest.fixture(scope="session")
+def assistants(reference: Party) -> list[Party]:
+    """Who helps `lanegate selftest` too: Megatron-Core where it is installed, and the table of its flags."""
+    return [party for _, party in parties.assistants(reference, (), quick=False)]
+
+
+def test_every_contract_has_a_mutant() -> None:
+    unguarded = [id for id in LAW.contracts if not LAW.mutants_of(id)]
+    assert not unguarded, f"nothing shows that these can fail: {', '.join(unguarded)}"
+
+
+def test_every_mutant_is_of_a_contract_in_one_of_its_cases() -> None:
+    stray = [f"{each.name} of {each.of}[{each.case}]" for each in LAW.mutants
+             if each.of not in LAW.contracts or each.case not in LAW.contracts[each.of].cases]  # fmt: skip
+    assert not stray, f"mutants that meet no case: {', '.join(stray)}"
+
+
+@pytest.mark.parametrize("mutant", [pytest.param(each, id=f"{each.of}-{each.name}") for each in LAW.mutants])
+def test_a_broken_stack_is_caught_for_its_words(mutant: Mutant, reference: Party, assistants: list[Party]) -> None:
+    contract = LAW.contracts[mutant.of]
+    sound = judge(contract, mutant.case, Court() if contract.of_the_court else reference, assistants)
+    if sound.outcome == "not run" and not _megatron_is_here():
+        pytest.skip(f"{mutant.name} of {mutant.of} needs Megatron-Core (`make megatron`)")
+    # A promise about a launcher's own parser is not asked of the reference; its mutants bring the parser along.
+    assert sound.outcome in ("holds", "not offered"), f"without the mutation: {sound.outcome}: {sound.words}"
+    kill = try_mutant(mutant, contract, assistants)
+    if kill.fate == "void" and not _megatron_is_here():
+        pytest.skip(f"{mutant.name} of {mutant.of} needs Megatron-Core (`make megatron`): {kill.words}")
+    assert kill.fate == "killed", f"{kill.fate}: {kill.words}; expected words: {mutant.says}"
+
+
+def _megatron_is_here() -> bool:
+    try:
+        parties.load("megatron")
+    except Unreachable:
+        return False
+    return True
