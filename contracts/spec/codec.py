@@ -255,7 +255,7 @@ def _decode_scalar(kind: Any, data: object, path: str, found: Refusals) -> objec
     legal = {
         bool: isinstance(data, bool),
         int: isinstance(data, int) and not isinstance(data, bool),
-        float: isinstance(data, (int, float)) and not isinstance(data, bool) and math.isfinite(data),
+        float: isinstance(data, (int, float)) and not isinstance(data, bool) and _is_finite(data),
         str: isinstance(data, str),
         type(None): data is None,
     }
@@ -263,6 +263,13 @@ def _decode_scalar(kind: Any, data: object, path: str, found: Refusals) -> objec
         raise AssertionError(f"{path}: the codec does not know {kind!r}")
     found.unless(legal[kind], path, data, f"is not a {_title(kind)}", f"send a {_title(kind)}")
     return float(cast(float, data)) if kind is float and legal[float] else data
+
+
+def _is_finite(number: float) -> bool:
+    try:
+        return math.isfinite(number)
+    except OverflowError:  # a whole number beyond floating point
+        return False
 
 
 def _schema(kind: Any, definitions: dict[str, Any]) -> dict[str, Any]:

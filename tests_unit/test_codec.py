@@ -1,0 +1,206 @@
+"""The codec: strict, lossless, and silent about nothing. Refusals carry field, value, problem and remedy at once."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar
+
+import jsonschema
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from contracts.spec import codec, presets
+from contracts.spec.errors import Refusal, Refusals, Refused, refuse, shown
+from contracts.spec.launch import Lane
+from contracts.spec.recipe import Recipe
+
+pytestmark = pytest.mark.unit
+
+Answer = TypeVar("Answer")
+
+SETTINGS = settings(max_examples=150, deadline=None, database=None, derandomize=True)
+HOSTILE = 10_000
+
+
+def answer_or_refusal(ask: Callable[..., Answer], *arguments: object, **named: object) -> Answer | Refused:
+    """What was answered, or the refusal. Any other exception goes on and fails the test."""
+    try:
+        return ask(*arguments, **named)
+    except Refused as refused:
+        return refused
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """A part with a rule of its own."""
+
+    size: int
+    ratio: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.size < 1:
+            raise refuse("size", self.size, "must be at least 1", "give a size")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Whole:
+    """One field of each kind that the codec knows."""
+
+    name: str
+    part: Part
+    flag: bool = False
+    mode: Literal["on", "off", 1] = "on"
+    spare: Part | None = None
+    either: int | str = 0
+    pair: tuple[str, int] = ("", 0)
+    parts: tuple[Part, ...] = ()
+    words: frozenset[str] = frozenset()
+    table: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+
+
+finite = st.floats(allow_nan=False, allow_infinity=False)
+parts = st.builds(Part, size=st.integers(1), ratio=finite)
+wholes = st.builds(
+    Whole,
+    name=st.text(),
+    part=parts,
+    flag=st.booleans(),
+    mode=st.sampled_from(("on", "off", 1)),
+    spare=st.none() | parts,
+    either=st.integers() | st.text(),
+    pair=st.tuples(st.text(), st.integers()),
+    parts=st.lists(parts, max_size=3).map(tuple),
+    words=st.frozensets(st.text(), max_size=3),
+    table=st.dictionaries(st.text(), st.lists(st.integers(), max_size=3).map(tuple), max_size=3),
+)
+junk = st.recursive(
+    st.none() | st.booleans() | st.integers() | finite | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(("name", "part", "size")), inner),
+    max_leaves=6,
+)
+LEGAL: dict[str, Any] = {"name": "n", "part": {"size": 2}}
+
+
+@given(wholes)
+@SETTINGS
+def test_what_is_sent_arrives(whole: Whole) -> None:
+    assert codec.loads(Whole, codec.dumps(whole)) == whole
+    assert codec.conforms(Whole, whole)
+
+
+@given(wholes)
+@SETTINGS
+def test_what_is_sent_keeps_its_own_schema(whole: Whole) -> None:
+    jsonschema.Draft202012Validator(codec.schema(Whole)).validate(codec.encode(whole))
+
+
+@given(junk)
+@SETTINGS
+def test_junk_is_refused_and_nothing_else_happens(data: object) -> None:
+    with pytest.raises(Refused):
+        codec.decode(Whole, {**LEGAL, "spare": {"size": 1, "surplus": data}})
+    refused = answer_or_refusal(codec.decode, Whole, data)
+    assert isinstance(refused, Whole) or all(each.field.startswith(("Whole", "size")) for each in refused.refusals)
+
+
+MALFORMED: dict[str, tuple[dict[str, Any], str]] = {
+    "unknown-field": ({"nmae": 1}, "Whole.nmae = 1: Whole has no such field; known: name, part"),
+    "bool-for-int": ({"part": {"size": True}}, "Whole.part.size = True: is not a int; send a int"),
+    "int-for-str": ({"name": 1}, "Whole.name = 1: is not a str"),
+    "int-for-bool": ({"flag": 1}, "Whole.flag = 1: is not a bool"),
+    "bool-for-literal-1": ({"mode": True}, "Whole.mode = True: is none of 'on', 'off', 1; use one of them"),
+    "null-where-it-is-not-legal": ({"part": None}, "Whole.part = None: is not a Part; send a JSON object"),
+    "short-pair": ({"pair": ["a"]}, "Whole.pair = ['a']: has 1 entries, not 2; send exactly that many"),
+    "not-a-list": ({"parts": {}}, "Whole.parts = {}: is not a list; send a JSON array"),
+    "deep-in-a-list": ({"parts": [{"size": 1}, {"size": "2"}]}, "Whole.parts[1].size = '2': is not a int"),
+    "deep-in-a-table": ({"table": {"a": [1, "b"]}}, "Whole.table.a[1] = 'b': is not a int"),
+    "not-an-object": ({"table": []}, "Whole.table = []: is not an object; send a JSON object"),
+    "the-value's-own-rule": ({"part": {"size": 0}}, "size = 0: must be at least 1; give a size"),
+}
+
+
+@pytest.mark.parametrize("case", MALFORMED)
+def test_a_refusal_names_path_value_problem_and_remedy(case: str) -> None:
+    data, words = MALFORMED[case]
+    with pytest.raises(Refused) as caught:
+        codec.decode(Whole, {**LEGAL, **data})
+    assert words in str(caught.value)
+
+
+def test_everything_wrong_is_refused_at_once() -> None:
+    with pytest.raises(Refused) as caught:
+        codec.decode(Whole, {"part": {"size": "x", "odd": 1}, "flag": "no"}, name="whole")
+    assert set(caught.value.fields) == {"whole.name", "whole.part.size", "whole.part.odd", "whole.flag"}
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1,]", '{"name":NaN}', '{"a":Infinity}', '{"a":1,"a":1}', "[" * 100_000])
+def test_text_that_is_no_json_is_refused(text: str) -> None:
+    with pytest.raises(Refused, match="is not JSON"):
+        codec.loads(Whole, text)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), object(), {"a": 1j}])
+def test_a_value_without_a_json_form_is_refused(value: object) -> None:
+    with pytest.raises(Refused, match="JSON"):
+        codec.dumps(value)
+    assert not codec.conforms(float, value)
+
+
+def test_a_set_has_one_text_whatever_its_order() -> None:
+    assert codec.dumps(frozenset({"b", "a", "c"})) == '["a","b","c"]'
+
+
+def test_a_long_value_is_cut_to_a_line() -> None:
+    assert len(shown("x" * 10_000)) < 140
+    assert shown("x" * 10_000).endswith("(10002 characters)")
+
+
+def test_a_refused_keeps_every_refusal_in_order() -> None:
+    found = Refusals()
+    found.unless(True, "held", 1, "is right", "leave it")
+    found.unless(False, "first", 1, "is wrong", "mend it")
+    found.extend(refuse("second", "b", "is wrong too", "mend it too"))
+    with pytest.raises(Refused) as caught:
+        found.raise_any()
+    assert caught.value.fields == ("first", "second")
+    assert caught.value.refusals[1] == Refusal(
+        field="second", value="'b'", problem="is wrong too", remedy="mend it too"
+    )
+    assert str(caught.value) == "first = 1: is wrong; mend it\nsecond = 'b': is wrong too; mend it too"
+
+
+def test_a_refused_without_a_refusal_is_our_own_mistake() -> None:
+    with pytest.raises(AssertionError, match="says nothing"):
+        Refused([])
+
+
+def test_hostile_recipes_are_decoded_or_refused_and_nothing_else() -> None:
+    draw = random.Random(1904)
+    whole = [codec.dumps(recipe) for recipe in presets.PRESETS.values()]
+    spoils: list[Any] = [None, True, -1, 0, 1e308, 10**400, "", "A", [], [[]], {}, {"a": 1}, "\0", "x" * 500]
+    decoded = 0
+    for _ in range(HOSTILE):
+        text = draw.choice(whole)
+        if draw.random() < 0.5:
+            at = draw.randrange(len(text))
+            text = text[:at] + draw.choice(("", '"', "{", "}", "[", ",", "NaN", "1e999", "\\", "é")) + text[at + 1 :]
+        else:
+            data = json.loads(text)
+            for _ in range(draw.randint(1, 3)):
+                owner = draw.choice([data, *(value for value in data.values() if isinstance(value, dict) and value)])
+                owner[draw.choice([*owner, "odd"])] = draw.choice(spoils)
+            text = json.dumps(data)
+        recipe = answer_or_refusal(codec.loads, Recipe, text)
+        if isinstance(recipe, Refused):
+            assert all(refusal.remedy for refusal in recipe.refusals)
+        decoded += isinstance(recipe, Recipe)
+    assert HOSTILE // 100 < decoded < HOSTILE, f"{decoded} of {HOSTILE} decoded: one side is hardly tried"
+
+
+def test_a_lane_keeps_its_own_rules_on_the_way_in() -> None:
+    with pytest.raises(Refused, match="is missing for 2 nodes"):
+        codec.decode(Lane, {"mode": "author_dp", "nodes": 2})

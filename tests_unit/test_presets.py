@@ -1,0 +1,110 @@
+"""Presets: one configuration has one identity, a wrong name is refused with its neighbours, a label never resolves."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import TypeVar
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from contracts.spec import presets
+from contracts.spec.errors import Refused
+from contracts.spec.recipe import Recipe
+
+pytestmark = pytest.mark.unit
+
+Answer = TypeVar("Answer")
+
+HOSTILE = 10_000
+SETTINGS = settings(max_examples=200, deadline=None, database=None, derandomize=True)
+
+
+def answer_or_refusal(ask: Callable[..., Answer], *arguments: object, **named: object) -> Answer | Refused:
+    """What was answered, or the refusal. Any other exception goes on and fails the test."""
+    try:
+        return ask(*arguments, **named)
+    except Refused as refused:
+        return refused
+
+
+@pytest.mark.parametrize("name", presets.names())
+def test_a_listed_name_resolves_without_acknowledgement(name: str) -> None:
+    assert isinstance(presets.resolve(name), Recipe)
+
+
+@pytest.mark.parametrize("name", presets.PRESETS)
+def test_a_preset_is_stored_under_its_own_name(name: str) -> None:
+    assert presets.PRESETS[name].name == name
+
+
+@pytest.mark.parametrize("name", presets.ALIASES)
+def test_an_alias_is_the_very_value_of_its_preset(name: str) -> None:
+    assert presets.resolve(name) is presets.PRESETS[presets.ALIASES[name]]
+
+
+def test_no_name_is_of_two_kinds() -> None:
+    kinds = (presets.PRESETS, presets.ALIASES, presets.DEPRECATED, presets.LABELS)
+    names = [name for kind in kinds for name in kind]
+    assert len(names) == len(set(names))
+
+
+def test_aliases_and_deprecated_names_point_at_presets() -> None:
+    meant = {*presets.ALIASES.values(), *(entry.means for entry in presets.DEPRECATED.values())}
+    assert meant <= presets.PRESETS.keys()
+
+
+@pytest.mark.parametrize("name", presets.DEPRECATED)
+def test_a_deprecated_name_resolves_for_those_who_acknowledge_it(name: str) -> None:
+    entry = presets.DEPRECATED[name]
+    with pytest.raises(Refused, match=f"is deprecated: it .*; ask for {entry.means}, or acknowledge {name}"):
+        presets.resolve(name, ("another",))
+    assert presets.resolve(name, ("another", name)).name == entry.means
+
+
+@pytest.mark.parametrize("label", [*presets.LABELS, "v19c", "v7a", "v100z"])
+def test_a_label_never_resolves(label: str) -> None:
+    with pytest.raises(Refused, match=r"is a label \(.*\), not a preset; name the preset that was run"):
+        presets.resolve(label, (label,))
+
+
+def test_the_small_presets_keep_every_ratio_above_one() -> None:
+    for name in ("tiny-nam56r", "tiny-nam52", "tiny-nam52r"):
+        recipe = presets.resolve(name)
+        assert recipe.heads > recipe.kv_groups > 1
+        assert recipe.mamba.heads > recipe.mamba.groups > 1
+        assert recipe.moe is not None
+        assert recipe.moe.experts > 10
+        assert recipe.depth % len(recipe.pattern) != 0
+
+
+@given(st.sampled_from(presets.names()), st.integers(0, 60), st.sampled_from("abz019_-"))
+@SETTINGS
+def test_a_slip_in_a_name_is_refused_with_that_name(name: str, place: int, letter: str) -> None:
+    at = place % len(name)
+    slipped = name[:at] + letter + name[at + 1 :]
+    if slipped in presets.names():
+        return
+    with pytest.raises(Refused) as caught:
+        presets.resolve(slipped)
+    (refusal,) = caught.value.refusals
+    assert (refusal.field, refusal.value, refusal.problem) == ("preset", repr(slipped), "is not a preset")
+    assert name in refusal.remedy
+
+
+def test_a_hostile_name_resolves_or_is_refused_and_nothing_else() -> None:
+    draw = random.Random(19)
+    pieces = [*presets.names(), *presets.DEPRECATED, *presets.LABELS, "v19c", "", " ", "\0", "/", "..", "é", "\ud800"]
+    pieces += ["nam", "52", "56r", "_h200_", "dense", "_v1", "%s", "{0}", "x" * 3000]
+    known = set(presets.names())
+    for _ in range(HOSTILE):
+        name = "".join(draw.choices(pieces, k=draw.choice((1, 1, 2, 3))))
+        acknowledged = tuple(draw.choices(pieces, k=draw.randint(0, 2)))
+        recipe = answer_or_refusal(presets.resolve, name, acknowledged)
+        if isinstance(recipe, Refused):
+            assert recipe.fields == ("preset",)
+        else:
+            assert name in known or (name in presets.DEPRECATED and name in acknowledged)
+            assert recipe in presets.PRESETS.values()
