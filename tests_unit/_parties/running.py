@@ -11,6 +11,10 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
+
+from contracts.harness.cli import main
+
 ROOT = Path(__file__).parents[2]
 LANEGATE = Path(sys.executable).with_name("lanegate")
 BAD = "tests_unit._parties.bad"
@@ -33,14 +37,19 @@ def lanegate(*words: object, cwd: Path, **changes: str) -> Done:
     )  # fmt: skip
 
 
-def side_by_side(runs: Mapping[str, Sequence[object]], folder: Path) -> dict[str, Done]:
-    """Several runs of the command, by name, each in a directory and a process of its own.
+def side_by_side(runs: Mapping[str, Sequence[object]], folder: Path, **files: Mapping[str, str]) -> dict[str, Done]:
+    """Several runs, by name, each in a directory and a process of its own.
 
-    The processes are forked from two that have already imported the command, which saves most of a run's time.
+    A run is the words of a command: `pytest …`, or those of `lanegate` without its name. `files` are written into
+    the directory of the run they are named after, `_` for every run, before it starts. The processes are forked from
+    two that have already imported both commands, which saves most of a run's time.
     """
     jobs: list[list[dict[str, object]]] = [[], []]
     for number, (name, words) in enumerate(runs.items()):
         (folder / name).mkdir()
+        for path, text in {**files.get("_", {}), **files.get(name.replace("-", "_"), {})}.items():
+            (folder / name / path).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name / path).write_text(text, encoding="utf-8")
         jobs[number % 2].append({"cwd": str(folder / name), "words": [str(word) for word in words]})
 
     def work(job: list[dict[str, object]]) -> None:
@@ -65,14 +74,13 @@ def _run(cwd: str, words: list[str]) -> None:
     sys.path[0] = ""
     for number, name in ((1, "stdout"), (2, "stderr")):
         os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT), number)
-    from contracts.harness.cli import main
-
+    if words[0] == "pytest":
+        sys.exit(int(pytest.main(words[1:])))
     main(words, prog_name="lanegate")
 
 
 def _serve() -> None:
-    for module in ("contracts.harness.cli", "contracts.checks", "contracts.mutants", "pytest", "rich.table",
-                   "jinja2", "junitparser"):  # fmt: skip
+    for module in ("contracts.checks", "contracts.mutants", "rich.table", "jinja2", "junitparser"):
         importlib.import_module(module)
     for job in json.load(sys.stdin):
         child = os.fork()
