@@ -51,7 +51,7 @@ lint: $(READY)  ## ruff, its formatter, mypy --strict
 	$(BIN)/mypy
 
 snapshots: $(READY)  ## write snapshots/ anew; read the diff before you commit it
-	@$(BIN)/pytest -m unit -n 0 tests_unit/test_contents.py --snapshot-update
+	@$(BIN)/pytest -m unit -n 0 tests_unit/test_contents.py tests_unit/test_snapshots.py --snapshot-update
 
 megatron:  ## environments with Megatron-Core 0.19.2 and 0.16.1: .venv-megatron-VERSION
 	@$(need-python)
