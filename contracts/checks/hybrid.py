@@ -124,6 +124,31 @@ def a_mix_is_refused_where_the_launcher_cannot_say_it(
     assert any("dsa" in field for field in refused.fields), f"the refusal does not name dsa: {refused}"
 
 
+LAUNCHED = {  # pattern, depth, sparse A-ranks → layers of R, sparse layers
+    "nam52r": (
+        "AEMEAEMEAEMR", 52, (1, 2, 3, 5, 6, 7, 9, 10, 11), (12, 24, 36, 48), (5, 9, 13, 21, 25, 29, 37, 41, 45),
+    ),
+    "nam52": ("AEME", 52, (8, 9, 10, 11), (), (33, 37, 41, 45)),
+    "from-the-first-layer": ("RAEMAR", 14, (0, 3), (1, 6, 7, 12, 13), (2, 11)),
+}  # fmt: skip
+
+
+@contract("PAT-09a", asks="launch", cases=LAUNCHED, source="F10; bringup")
+def a_launch_numbers_its_layers(
+    stack: Stack, pattern: str, depth: int, sparse: tuple[int, ...], recurrent: tuple[int, ...], layers: tuple[int, ...]
+) -> None:
+    """A launch carries the layers of R and of sparse attention under the base that it states, where the launcher's
+    pattern cannot say them.
+
+    The last place where A-ranks, positions and layer numbers can still be taken for each other.
+    """
+    launch = stack.launch(_recipe(pattern, depth, *sparse), AUTHOR)
+    found = one_based(launch.recurrent)
+    assert found == recurrent, f"the launch carries R for layers {found} (1-based), expected {recurrent}"
+    found = one_based(launch.sparse)
+    assert found == layers, f"the launch carries sparse attention for layers {found} (1-based), expected {layers}"
+
+
 PREDICTED = {  # pattern, depth, dsa, heads → main pattern
     "quarter-twice": ("AEMEAEMEAEMR", 13, False, 2, "*EME*EME*EMM*"),
     "once": ("AEMEAEMEAEMR", 14, False, 1, "*EME*EME*EMM*E"),

@@ -47,7 +47,7 @@ class KeepsExpertsThatAreOff(Reference):
         return super().translate(pattern, depth, True, dsa, mtp_depth)
 
 
-@mutant(of="PAT-04", case="cut", says="has 9 symbols, expected 11", bugs=("HYB-04",))
+@mutant(of="PAT-04", case="cut", says="has 9 symbols, expected 11")
 class TranslatesCutsAway(Reference):
     """`|` is not in the table of symbols and disappears: the launcher cuts evenly."""
 
@@ -76,7 +76,7 @@ class CountsCutsAsLayers(Reference):
         return replace(right, recurrent=LayerNumbers(base=1, numbers=columns))
 
 
-@mutant(of="PAT-04a", case="first-and-last", says="and R is none of its symbols", bugs=("HYB-08",))
+@mutant(of="PAT-04a", case="first-and-last", says="and R is none of its symbols")
 class TellsTheLauncherR(Reference):
     """Over-correction: R is kept in the text so that it cannot get lost; no launcher can read it."""
 
@@ -113,7 +113,7 @@ class SubstitutesDenseAttention(Reference):
         return super().translate(pattern, depth, moe, dsa and "dsa" in self.capabilities, mtp_depth)
 
 
-@mutant(of="PAT-05", case="cut", says="the main pattern is 'DEMDMD'", bugs=("HYB-04",))
+@mutant(of="PAT-05", case="cut", says="the main pattern is 'DEMDMD'")
 class SparsePathForgetsCuts(Reference):
     """The sparse branch of the translator is a second table, and that one has no `|`."""
 
@@ -122,7 +122,7 @@ class SparsePathForgetsCuts(Reference):
         return replace(right, main=right.main.replace("|", "")) if dsa else right
 
 
-@mutant(of="PAT-05a", case="nam52", says="expected a refusal", bugs=("HYB-09",))
+@mutant(of="PAT-05a", case="nam52", says="expected a refusal")
 class WidensToEveryAttention(Reference):
     """Megatron takes no mix, so all thirteen A-ranks become sparse where four were asked for."""
 
@@ -139,6 +139,25 @@ class DropsWhatItCannotSay(Reference):
 
     def launch(self, recipe: Recipe, lane: Lane) -> Launch:
         return super().launch(replace(recipe, dsa=None) if lane.mode == "nemo_native" else recipe, lane)
+
+
+@mutant(of="PAT-09a", case="nam52", says="sparse attention for layers (8, 9, 10, 11) (1-based)", bugs=("HYB-09",))
+class HandsOnRanksAsLayers(Reference):
+    """The launch hands the A-ranks on as they stand in the recipe, and the layer spec reads layer numbers."""
+
+    def launch(self, recipe: Recipe, lane: Lane) -> Launch:
+        ranks = recipe.dsa.a_ranks if recipe.dsa else ()
+        return replace(super().launch(recipe, lane), sparse=LayerNumbers(base=1, numbers=ranks))
+
+
+@mutant(of="PAT-09a", case="from-the-first-layer", says="R for layers (0, 5, 6, 11, 12) (1-based)")
+class HandsOnPositions(Reference):
+    """The recurrent layers are positions from 0 under a base of 1; the first of them is no layer at all."""
+
+    def launch(self, recipe: Recipe, lane: Lane) -> Launch:
+        launch = super().launch(recipe, lane)
+        positions = tuple(number - 1 for number in launch.recurrent.numbers)
+        return replace(launch, recurrent=LayerNumbers(base=1, numbers=positions))
 
 
 @mutant(of="PAT-06", case="quarter-twice", says="the main pattern is '*EME*EME*EMM**-*-'", bugs=("HYB-05",))
@@ -158,7 +177,7 @@ class DropsTheHeads(Reference):
         return replace(super().translate(pattern, depth, moe, dsa, mtp_depth), mtp=())
 
 
-@mutant(of="PAT-06", case="cut", says="the head patterns differ", bugs=("HYB-06",))
+@mutant(of="PAT-06", case="cut", says="the head patterns differ")
 class ContinuesThePatternIntoTheHeads(Reference):
     """The heads take the next letters of the tiled pattern; Megatron wants them alike."""
 
@@ -167,7 +186,7 @@ class ContinuesThePatternIntoTheHeads(Reference):
         return replace(right, mtp=tuple("*EM-"[head % 4] for head in range(mtp_depth)))
 
 
-@mutant(of="PAT-10", case="nam56r", says="a legal input was refused", bugs=("HYB-08",))
+@mutant(of="PAT-10", case="nam56r", says="a legal input was refused")
 class InventsASymbol(Reads):
     """The recurrence is sent as `R`, which only a table on our side knows."""
 

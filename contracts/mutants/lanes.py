@@ -65,7 +65,7 @@ class FallsBackToTheModeItHas(Reference):
         return super().launch(recipe, lane if lane.mode in recipe.modes else replace(lane, mode=recipe.modes[0]))
 
 
-@mutant(of="NAME-09", case="old-europe", says="is identified as 'canon-8'", bugs=("PRV-34",))
+@mutant(of="NAME-09", case="old-europe", says="is identified as 'canon-8'")
 class ForgetsTheRegion(Reference):
     """A host is its box; the same box name in two regions is one lineage."""
 
@@ -73,7 +73,7 @@ class ForgetsTheRegion(Reference):
         return super().host(name).split("@")[0]
 
 
-@mutant(of="NAME-09", case="other-box-there", says="is identified as 'h200@us-west1-c'", bugs=("PRV-34",))
+@mutant(of="NAME-09", case="other-box-there", says="is identified as 'h200@us-west1-c'")
 class MergesBoxesOfARegion(Reference):
     """All boxes of a region are one host, as if their wheels and drivers were."""
 
@@ -81,7 +81,7 @@ class MergesBoxesOfARegion(Reference):
         return f"h200@{super().host(name).split('@')[1]}"
 
 
-@mutant(of="NAME-09a", case="the-H200", says="was accepted, expected a refusal", bugs=("PRV-34",))
+@mutant(of="NAME-09a", case="the-H200", says="was accepted, expected a refusal")
 class KnowsTheH200(Reference):
     """`the H200` resolves to the box that whoever wrote this had at the time."""
 
@@ -89,7 +89,7 @@ class KnowsTheH200(Reference):
         return super().host("canon-8@europe-west4-a" if "H200" in name else name)
 
 
-@mutant(of="NAME-09a", case="box-alone", says="was accepted, expected a refusal", bugs=("PRV-34",))
+@mutant(of="NAME-09a", case="box-alone", says="was accepted, expected a refusal")
 class AssumesTheRegion(Reference):
     """A box without a region is put where the newest boxes stand."""
 

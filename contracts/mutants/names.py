@@ -220,7 +220,7 @@ class FitsEverywhere(Renames):
         return replace(recipe, hbm_gib=80)
 
 
-@mutant(of="NAME-08", case="h200", says="declares 192 of HBM", bugs=("PRV-26",))
+@mutant(of="NAME-08", case="h200", says="declares 192 of HBM")
 class AsksMoreThanItsCard(Renames):
     """Over-correction: a margin is added until the preset no longer fits the card in its name."""
 

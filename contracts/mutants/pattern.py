@@ -105,7 +105,7 @@ class TruncatesToTheDepth(Reference):
         return super().blocks(letters if len(letters) > depth else pattern, depth)
 
 
-@mutant(of="PAT-02a", case="would-tile-with-a-tail", says="expected a refusal", bugs=("HYB-04",))
+@mutant(of="PAT-02a", case="would-tile-with-a-tail", says="expected a refusal")
 class TilesACut(Reference):
     """The cuts are dropped and the letters tiled: the stages that were asked for exist nowhere."""
 
@@ -139,7 +139,7 @@ class SwapsSparseAndFull(Reference):
         return super().placement(pattern, depth, super().placement(pattern, depth, sparse_ranks).full_ranks)
 
 
-@mutant(of="PAT-07", case="uneven-strides", says="sparse attention stands at layers", bugs=("HYB-09",))
+@mutant(of="PAT-07", case="uneven-strides", says="sparse attention stands at layers")
 class AssumesAnEvenStride(Reference):
     """A-rank k stands at layer 4k + 1, which holds for AEME and for nothing else."""
 
@@ -176,7 +176,7 @@ class AddsOneTwice(Reference):
         return replace(right, full_layers=LayerNumbers(base=1, numbers=tuple(n + 1 for n in right.full_layers.numbers)))
 
 
-@mutant(of="PAT-11", case="drawn-56", says="renders as", bugs=("HYB-04",))
+@mutant(of="PAT-11", case="drawn-56", says="renders as")
 class RendersWithoutCuts(Reference):
     """The renderer writes letters alone; the stages that were written out are lost on the way back."""
 
@@ -184,7 +184,7 @@ class RendersWithoutCuts(Reference):
         return super().render(pattern, depth).replace("|", "")
 
 
-@mutant(of="PAT-11", case="drawn-11", says="renders as", bugs=("HYB-07",))
+@mutant(of="PAT-11", case="drawn-11", says="renders as")
 class RendersOnePeriod(Reference):
     """The renderer answers with the pattern as it was given, which is the right text only for whole depths."""
 
@@ -193,7 +193,7 @@ class RendersOnePeriod(Reference):
         return pattern
 
 
-@mutant(of="PAT-11a", case="drawn-11", says="expected a refusal", bugs=("ARG-27",))
+@mutant(of="PAT-11a", case="drawn-11", says="expected a refusal")
 class RendersWithoutReading(Reference):
     """`blocks` validates and `render` does not: an illegal pattern reaches the launch text."""
 

@@ -12,7 +12,7 @@ from contracts.spec.topology import Degrees, Layout
 from contracts.stacks.reference.stack import Reference
 
 
-@mutant(of="REC-01", case="rope-theta", says="has rope_theta 10000, expected 500000", bugs=("PRV-04",))
+@mutant(of="REC-01", case="rope-theta", says="has rope_theta 10000, expected 500000")
 class UsesTheUsualTheta(Reference):
     """The recipe does not say rope theta, and the launcher's default is 10000."""
 
@@ -20,7 +20,7 @@ class UsesTheUsualTheta(Reference):
         return replace(super().preset(name, acknowledge), rope_theta=10_000)
 
 
-@mutant(of="REC-01", case="kv-groups", says="has kv_groups 56, expected 8", bugs=("PRV-04",))
+@mutant(of="REC-01", case="kv-groups", says="has kv_groups 56, expected 8")
 class HasNoGroups(Reference):
     """Grouped queries are off: 56 heads with 56 keys and values, seven times the cache, under the same name."""
 
@@ -64,7 +64,7 @@ class LeavesOneRankWithoutTokens(Divides):
         return replace(recipe, seq_length=-(-recipe.seq_length // shards) * shards), degrees
 
 
-@mutant(of="REC-02", case="ssm-groups-without-m", says="was accepted, expected a refusal", bugs=("HYB-08",))
+@mutant(of="REC-02", case="ssm-groups-without-m", says="was accepted, expected a refusal")
 class ForgetsThatRHasGroups(Divides):
     """SSM groups are checked where the pattern has an M; an R block has them too."""
 
