@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import os
@@ -9,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import redirect_stdout
 from pathlib import Path
 
 import pytest
@@ -82,6 +84,9 @@ def _run(cwd: str, words: list[str]) -> None:
 def _serve() -> None:
     for module in ("contracts.checks", "contracts.mutants", "rich.table", "jinja2", "junitparser"):
         importlib.import_module(module)
+    with open(os.devnull, "w", encoding="utf-8") as nowhere, redirect_stdout(nowhere):  # noqa: PTH123
+        pytest.main(["--version", "--version", "-p", "contracts.harness.plugin"])  # imports pytest's own plugins
+    gc.freeze()
     for job in json.load(sys.stdin):
         child = os.fork()
         if child == 0:
