@@ -14,7 +14,6 @@ from tests_unit._parties.running import BAD, LANEGATE, Done, environment, side_b
 pytestmark = pytest.mark.unit
 
 VIOLATED, INCOMPLETE, BROKEN = EXIT_CODES["violated"], EXIT_CODES["incomplete"], EXIT_CODES["broken"]
-NOTHING_RAN = EXIT_CODES["nothing ran"]
 USAGE = 2
 
 PROJECT = {
@@ -61,7 +60,7 @@ class Flaky(Reference):
         return replace(built, dp=built.dp + 1) if self.asked == 1 else built
 """
 
-GATE = ("pytest", "-q", "-p", "no:cacheprovider", "--gate", "--with=none", "--report=out")
+GATE = ("pytest", "-q", "-p", "no:cacheprovider", "--disable-plugin-autoload", "--gate", "--with=none", "--report=out")
 CHECK = ("check", "--with", "none", "--report", "out")
 ONE = "TOPO-02[pp2-tp2-on-4]"
 EIGHT = ",".join(["PAT-01[nam56r]", "PAT-01[nam52]", *(f"ARGV-02[{case}]" for case in ("native", "author")), "PAT-10"])
@@ -81,7 +80,15 @@ RUNS: dict[str, tuple[object, ...]] = {
     "return-instead-of-skip": (*GATE, "--profile=DEMO-01"),
     "retried": (*GATE, f"--profile={ONE}", "--stack=flaky:Flaky"),
     "retried-never": (*GATE, f"--profile={ONE}", "--stack=flaky:Flaky"),
-    "not-gating": ("pytest", "-q", "-p", "no:cacheprovider", "--with=none", "--profile=PAT-10"),
+    "not-gating": (
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "--disable-plugin-autoload",
+        "--with=none",
+        "--profile=PAT-10",
+    ),
     "addopts": (*CHECK, "--profile", "TOPO-02"),
 }
 
@@ -119,20 +126,20 @@ def _in_a_shell(script: str, cwd: Path, **changes: str) -> Done:
 
 def test_a_conftest_that_forgives_exit_5_does_not_forgive_the_gate(runs: dict[str, Done]) -> None:
     done = runs["exit-5-forgiven-by-a-conftest"]
-    assert done.returncode == NOTHING_RAN, _said(done)[-400:]
-    assert "NOTHING RAN: reference" in done.stdout
+    assert done.returncode == INCOMPLETE, _said(done)[-400:]
+    assert "INCOMPLETE: reference" in done.stdout
 
 
 def test_a_script_that_forgives_exit_5_does_not_forgive_the_gate(tmp_path: Path) -> None:
     forgiving = "lanegate check --with none --profile gpu --report out; code=$?; [ $code -eq 5 ] && exit 0; exit $code"
-    assert _in_a_shell(forgiving, tmp_path).returncode == NOTHING_RAN
+    assert _in_a_shell(forgiving, tmp_path).returncode == INCOMPLETE
     shorter = "lanegate check --with none --profile gpu --report out || [ $? -eq 5 ]"
     assert _in_a_shell(shorter, tmp_path).returncode == 1  # the shell's own, of a test that did not hold
 
 
 def test_a_tier_that_is_missing_is_red(runs: dict[str, Done], folder: Path) -> None:
     done = runs["a-tier-missing"]
-    assert done.returncode == NOTHING_RAN, _said(done)[-400:]
+    assert done.returncode == INCOMPLETE, _said(done)[-400:]
     plan = json.loads((folder / "a-tier-missing/out/run.jsonl").read_text().splitlines()[1])["plan"]
     assert {"TOPO-02", "PREC-04"} <= {item["id"] for item in plan["items"]}
 
@@ -140,7 +147,7 @@ def test_a_tier_that_is_missing_is_red(runs: dict[str, Done], folder: Path) -> N
 def test_a_test_folder_that_was_renamed_or_emptied_is_red(runs: dict[str, Done], folder: Path) -> None:
     assert runs["folder-renamed"].returncode == 4  # pytest's usage error, before there is a verdict
     assert not (folder / "folder-renamed/out/run.jsonl").exists()
-    assert runs["folder-emptied"].returncode == NOTHING_RAN
+    assert runs["folder-emptied"].returncode == INCOMPLETE
 
 
 def test_a_gate_that_was_never_triggered_has_no_record_to_show(runs: dict[str, Done]) -> None:
@@ -166,7 +173,7 @@ def test_what_was_deselected_is_missed(runs: dict[str, Done]) -> None:
 
 def test_a_missing_prerequisite_is_not_a_pass(runs: dict[str, Done]) -> None:
     done = runs["prerequisite-missing"]
-    assert done.returncode == NOTHING_RAN
+    assert done.returncode == INCOMPLETE
     assert "nobody answers read_pattern" in done.stdout
 
 
@@ -205,7 +212,7 @@ def test_a_retry_does_not_launder_a_failure(runs: dict[str, Done]) -> None:
 
 def test_the_gate_does_not_guess_from_the_environment_whether_it_gates(tmp_path: Path, runs: dict[str, Done]) -> None:
     check = "lanegate check --with none --profile PAT-10 --report out"
-    assert {_in_a_shell(check, tmp_path, CI=value).returncode for value in ("true", "")} == {NOTHING_RAN}
+    assert {_in_a_shell(check, tmp_path, CI=value).returncode for value in ("true", "")} == {INCOMPLETE}
     assert runs["not-gating"].returncode == 0  # without --gate the plugin is a plain test run, in CI too
 
 

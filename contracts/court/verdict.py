@@ -1,7 +1,8 @@
 """Run → verdict. Pure arithmetic: the same run and the same day give the same verdict, here or offline.
 
-Precedence: a violation is the strongest thing that can be said, then a broken suite, then what did not run. A run in
-which nothing was judged has no verdict but that.
+Precedence: a violation is the strongest thing that can be said, then a broken suite, then what did not run. "Nothing
+ran" is left for a run that had nothing to judge. A run that had and did not is incomplete: its exit code 3 is not the 5
+of pytest that scripts are used to forgive.
 """
 
 from __future__ import annotations
@@ -148,5 +149,5 @@ def _word(results: list[Result], faults: list[Fault]) -> Word:
 def _precedence(outcomes: set[Outcome], faults: set[str]) -> Iterator[tuple[Word, bool]]:
     yield "violated", "violated" in outcomes or bool({"deviation", "claim"} & faults)
     yield "broken", "broken" in outcomes or bool({"plan", "suite"} & faults)
-    yield "nothing ran", not outcomes & JUDGED
     yield "incomplete", bool({"not run", "untested"} & outcomes)
+    yield "nothing ran", not outcomes & JUDGED

@@ -1,6 +1,6 @@
 """`lanegate`: check a stack, read the law, emit a launch, read or replay a recorded run, test the suite itself.
 
-Exit codes: 0 conformant, 1 violated, 2 usage, 3 incomplete, 4 broken, 6 nothing ran.
+Exit codes: 0 conformant, 1 violated, 2 usage, 3 incomplete, 4 broken, 5 nothing ran.
 """
 
 from __future__ import annotations

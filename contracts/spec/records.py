@@ -23,8 +23,9 @@ Form = Literal["terminal", "markdown", "junit", "html", "json"]
 FORMS: tuple[Form, ...] = ("terminal", "markdown", "junit", "html", "json")
 
 Word = Literal["conformant", "violated", "incomplete", "broken", "nothing ran"]
-EXIT_CODES: Mapping[Word, int] = {"conformant": 0, "violated": 1, "incomplete": 3, "broken": 4, "nothing ran": 6}
-"""5 is not given: it is pytest's "no tests collected", and scripts forgive it (`pytest … || [ $? -eq 5 ]`)."""
+EXIT_CODES: Mapping[Word, int] = {"conformant": 0, "violated": 1, "incomplete": 3, "broken": 4, "nothing ran": 5}
+"""Scripts are used to forgive pytest's 5 (`pytest … || [ $? -eq 5 ]`); here it is kept for a run that had nothing to
+judge. A run that had and did not is incomplete."""
 USAGE_ERROR = 2
 
 
