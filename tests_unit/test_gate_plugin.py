@@ -30,7 +30,7 @@ PROJECT = {
     "test_law.py": 'from contracts.harness.suite import test_unit as test_law\n__all__ = ["test_law"]\n',
     "test_own.py": "import pytest\n@pytest.mark.unit\ndef test_of_the_project():\n    assert False, 'ours'\n",
 }
-PYTEST = ("pytest", "-q", "-p", "no:cacheprovider", "--with=none")
+PYTEST = ("pytest", "-q", "-p", "no:cacheprovider", "--disable-plugin-autoload", "--with=none")
 LAW_ALONE = (*PYTEST, "test_law.py", "--profile=TOPO-02", "--report=out")
 CHECK = ("check", "--with", "none", "--report", "out", "--stack", f"{BAD}:ForgetsPipeline")
 PLANNED = 18  # TOPO-02, TOPO-02a and TOPO-02b with six cases each
@@ -77,9 +77,9 @@ FAULTY: dict[str, tuple[str, str]] = {  # file, words of its refusal
 }
 
 RUNS: dict[str, tuple[object, ...]] = {
-    "worker-dies": (*LAW_ALONE, "--gate", "-n2", f"--stack={BAD}:EndsAWorker"),
+    "worker-dies": (*LAW_ALONE, "--gate", "-p", "xdist", "-n2", f"--stack={BAD}:EndsAWorker"),
     "violated": (*LAW_ALONE, "--gate", f"--stack={BAD}:ForgetsPipeline"),
-    "violated-by-two": (*LAW_ALONE, "--gate", "-n2", f"--stack={BAD}:ForgetsPipeline"),
+    "violated-by-two": (*LAW_ALONE, "--gate", "-p", "xdist", "-n2", f"--stack={BAD}:ForgetsPipeline"),
     "asked-of-nobody": (*LAW_ALONE, f"--stack={BAD}:ClaimsNothing"),
     "asked-of-nobody-gating": (*LAW_ALONE, "--gate", f"--stack={BAD}:ClaimsNothing"),
     "no-gate-no-report": (*PYTEST, "test_law.py", "--profile=TOPO-02", f"--stack={BAD}:ForgetsPipeline"),
