@@ -82,7 +82,7 @@ class Launch:
         argv: the script's arguments.
         env: variables the launch sets.
         unset: variables the launch removes from what it inherited.
-        recorded: inherited variables that stay and go into the receipt.
+        recorded: inherited runtime variables, with the values they came with; they go into the receipt.
         launcher: whose argument parser reads `argv`, with the version it was written for.
         recurrent: layers at which the launcher's `M` stands for an R block.
         sparse: layers with sparse attention when the pattern cannot say it.
