@@ -15,6 +15,7 @@ from contracts.court.court import Court
 from contracts.court.judge import judge, try_mutant
 from contracts.harness import parties
 from contracts.spec.errors import Unreachable
+from contracts.spec.presets import PRESETS
 from contracts.spec.stack import Party
 
 pytestmark = pytest.mark.unit
@@ -52,7 +53,9 @@ def test_a_broken_stack_is_caught_for_its_words(mutant: Mutant, reference: Party
         pytest.skip(f"{mutant.name} of {mutant.of} needs Megatron-Core (`make megatron`)")
     # A promise about a launcher's own parser is not asked of the reference; its mutants bring the parser along.
     assert sound.outcome in ("holds", "not offered"), f"without the mutation: {sound.outcome}: {sound.words}"
+    presets = repr(PRESETS)
     kill = try_mutant(mutant, contract, assistants)
+    assert repr(PRESETS) == presets, f"{mutant.name} changed the presets for everyone after it"
     if kill.fate == "void" and not _megatron_is_here():
         pytest.skip(f"{mutant.name} of {mutant.of} needs Megatron-Core (`make megatron`): {kill.words}")
     assert kill.fate == "killed", f"{kill.fate}: {kill.words}; expected words: {mutant.says}"

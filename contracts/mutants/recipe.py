@@ -161,6 +161,9 @@ class StopsAtTheFirstField(Reference):
 class EditsTheRecipe(Reference):
     """An override is written into the recipe that was given, and the next lane starts from it."""
 
+    def preset(self, name: str, acknowledge: tuple[str, ...]) -> Recipe:
+        return replace(super().preset(name, acknowledge))  # a copy: the presets outlive this mutant
+
     def launch(self, recipe: Recipe, lane: Lane) -> Launch:
         if "optim.lr" in lane.overrides:
             object.__setattr__(recipe, "optim", Optim(lr=float(lane.overrides["optim.lr"])))
