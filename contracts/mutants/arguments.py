@@ -67,7 +67,7 @@ class _Lenient(Launcher):
     lenient = True
 
 
-@mutant(of="ARGV-03a", case="native", says="num-layers against the pattern", bugs=("HYB-12",))
+@mutant(of="ARGV-03a", case="native", says="num-layers against the pattern")
 class CountsTheLayersOfOnePeriod(_Lenient):
     """Also writes --num-layers, from the letters of the pattern instead of the depth. Megatron ignores it, and
     whoever reports parameters from the argv counts 12 layers of 52."""
@@ -76,7 +76,7 @@ class CountsTheLayersOfOnePeriod(_Lenient):
         return _saying(super().launch(recipe, lane), "--num-layers", str(len(recipe.pattern)))
 
 
-@mutant(of="ARGV-03a", case="native-pp2-mla-mtp2", says="mtp-num-layers against the pattern", bugs=("HYB-05",))
+@mutant(of="ARGV-03a", case="native-pp2-mla-mtp2", says="mtp-num-layers against the pattern")
 class CountsTheHeadsOnce(_Lenient):
     """Also writes --mtp-num-layers, and always 1: the pattern says 2."""
 
@@ -110,7 +110,7 @@ class ReadsGroupsOnlyUnderTheSwitch(Launcher):
     waived = ("num-query-groups without group-query-attention",)
 
 
-@mutant(of="ARGV-03b", case="layers-against-the-pattern", says="expected a refusal about layers", bugs=("HYB-12",))
+@mutant(of="ARGV-03b", case="layers-against-the-pattern", says="expected a refusal about layers")
 class LetsThePatternWin(Launcher):
     """Takes the depth from the pattern and never compares it with --num-layers."""
 

@@ -164,7 +164,7 @@ class LetsTheRecipeOutvoteTheMode(Reference):
         return super().launch(recipe, replace(lane, degrees=asked))
 
 
-@mutant(of="ARGV-05a", case="native-at-tp1", says="was accepted, expected a refusal", bugs=("PRV-04",))
+@mutant(of="ARGV-05a", case="native-at-tp1", says="was accepted, expected a refusal")
 class MendsTheDegreesInSilence(Reference):
     """Replaces degrees that contradict the mode by the mode's own, without a word."""
 

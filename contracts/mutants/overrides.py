@@ -88,9 +88,9 @@ class RefusesWithoutHelp(Reference):
         raise refuse("override", ", ".join(lane.overrides), "is unknown", "look it up")
 
 
-@mutant(of="ARGV-08b", case="fraction-of-an-expert", says="the override moe.top_k=2.5 was accepted", bugs=("ARG-20",))
+@mutant(of="ARGV-08b", case="fraction-of-an-expert", says="the override moe.top_k=2.5 was accepted")
 class CastsToTheTypeItWants(Reference):
-    """`int(float(text))`: half an expert becomes none, and `true` a depth of one."""
+    """`int(float(text))`: two and a half experts become two."""
 
     def launch(self, recipe: Recipe, lane: Lane) -> Launch:
         def cast(text: str) -> str:
@@ -119,7 +119,7 @@ class DiscardsOutvotedSettings(Reference):
         return super().launch(recipe, _with(lane, kept))
 
 
-@mutant(of="ARGV-08c", case="feature-is-off", says="the override mtp.depth=2 was accepted", bugs=("PRV-27",))
+@mutant(of="ARGV-08c", case="feature-is-off", says="the override mtp.depth=2 was accepted")
 class IgnoresWhatIsOff(Reference):
     """Drops settings of a feature that is off, where the operator meant to switch it on."""
 
