@@ -1,5 +1,6 @@
 # Two commands need nothing but Python >= 3.11 with venv, bash and (for Megatron-Core 0.19) g++:
 #   make gate    judge the stacks        make test    test the suite
+# make itself ends with 2 whatever went wrong; the code that lanegate gave is in the last lines.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -40,6 +41,8 @@ gate: $(READY) megatron-if-possible  ## test the gate, then judge STACK="referen
 	  lanegate check "$${options[@]}" || judged=$$?
 	  if [ $$code = 0 ]; then code=$$judged; fi
 	done
+	echo
+	if [ $$code != 0 ]; then echo "not conformant: the first red exit code is $$code" >&2; fi
 	exit $$code
 
 test: $(READY) lint  ## the project's own tests, after lint
