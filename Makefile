@@ -58,12 +58,18 @@ snapshots: $(READY)  ## write snapshots/ anew; read the diff before you commit i
 
 megatron:  ## environments with Megatron-Core 0.19.2 and 0.16.1: .venv-megatron-VERSION
 	@$(need-python)
-	for version in $(MEGATRON); do PYTHON="$(PYTHON)" .ci/megatron-env $$version .venv-megatron-$$version; done
+	failed=0
+	for version in $(MEGATRON); do
+	  # A half-made environment is taken away: by its name it would be taken for an installed version.
+	  PYTHON="$(PYTHON)" .ci/megatron-env $$version .venv-megatron-$$version \
+	    || { failed=1; rm -rf .venv-megatron-$$version; }
+	done
+	exit $$failed
 
 # Without Megatron-Core the gate still runs; what only its parser can answer is then "not run", and exit code 3 says so.
 megatron-if-possible:
 	@$(MAKE) --no-print-directory megatron \
-	  || echo "Megatron-Core could not be installed: what only it can answer is not run, and the verdict is incomplete" >&2
+	  || echo "not every Megatron-Core could be installed: what only it can answer is not run, and the verdict incomplete" >&2
 
 clean:  ## remove everything that make made
 	rm -rf .venv .venv-megatron-* reports build *.egg-info .hypothesis .pytest_cache .mypy_cache .ruff_cache
