@@ -4,6 +4,8 @@
 
 The plan stands in the file before the first result, and the footer carries its hash and the number of results, so a
 file that was cut off, pasted together or edited is refused instead of being read as a smaller run.
+
+The schema under `docs/schema/` is written by `python -m contracts.court.record docs/schema/run-1.json`.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import datetime
 import hashlib
 import json
 import os
+import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -144,7 +147,7 @@ def load(path: Path) -> tuple[Run, Footer]:
 
 
 def make_folder(folder: Path, renderings: Iterable[str] = ()) -> None:
-    """Make a report folder, or empty it of an older run: whatever happens now, that must not be read as this one.
+    """Make a report folder, or empty it of an older run.
 
     Raises:
         Refused: when it cannot be made or written to.
@@ -210,6 +213,11 @@ def schema() -> dict[str, Any]:
     }
 
 
+def schema_text() -> str:
+    """The schema as the checked-in file holds it."""
+    return json.dumps(schema(), indent=1, ensure_ascii=False) + "\n"
+
+
 def _read_line(text: str, number: int) -> Any:
     name = f"line {number}"
     try:
@@ -229,4 +237,21 @@ def _only(entries: Iterable[Any], kind: type) -> list[Any]:
     return [entry for entry in entries if type(entry) is kind]
 
 
-__all__ = ["Recorder", "Refused", "fingerprint", "footer", "line", "load", "make_folder", "read", "schema", "write"]
+__all__ = [
+    "Recorder",
+    "Refused",
+    "fingerprint",
+    "footer",
+    "line",
+    "load",
+    "make_folder",
+    "read",
+    "schema",
+    "schema_text",
+    "write",
+]
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        raise SystemExit("usage: python -m contracts.court.record FILE")
+    Path(sys.argv[1]).write_text(schema_text(), encoding="utf-8")

@@ -115,10 +115,12 @@ def check(
         profiles.plan(LAW, profile)  # refuse bad input before anything is written
         if deviations is not None:
             deviations_file.load(deviations)
-        record.make_folder(folder, _FILES.values())
+        if folder.exists():  # an older run must not be read as this one, whatever happens now
+            record.make_folder(folder, _FILES.values())
         with _the_stack_talks_to_stderr():
             subject = parties.load(stack, deadline_s=deadline)
             parties.assistants(subject, assistants, quick=False)
+        record.make_folder(folder)
         return _run_suite(stack, assistants, profile, deviations, folder, form, deadline)
 
     sys.exit(supervised(lambda: _told(work)))
