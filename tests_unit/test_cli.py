@@ -1,0 +1,377 @@
+"""The command line as a user meets it: what each command prints, its exit code, and what bad input ends in."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from jsonschema import Draft202012Validator
+from syrupy.assertion import SnapshotAssertion
+
+from contracts.court import record, report
+from contracts.court.verdict import verdict
+from contracts.harness.gate import today
+from contracts.spec.records import (
+    EXIT_CODES,
+    FORMS,
+    SCHEMA,
+    Deviation,
+    Fault,
+    Form,
+    Header,
+    Item,
+    Plan,
+    Result,
+    Run,
+    Statement,
+    Subject,
+    Unclaimed,
+)
+from tests_unit._parties.running import BAD, LANEGATE, ROOT, Done, environment, side_by_side
+
+pytestmark = pytest.mark.unit
+
+USAGE, UNREACHABLE, BROKEN = 2, EXIT_CODES["incomplete"], EXIT_CODES["broken"]
+PRESET = "nam56r_h200_bf16_v1"
+AWKWARD = "o'brien's \"run\" $HOME; échec"
+EMIT = ("emit", PRESET, "--run", AWKWARD, "--nodes", "2", "--rendezvous", "node-0:29500")
+CHECK = ("check", "--with", "none", "--report", "out")
+SCHEMA_FILE = ROOT / "docs/schema/run-1.json"
+
+RUNS: dict[str, tuple[object, ...]] = {
+    "version": ("--version",),
+    "help": ("--help",),
+    "check": (*CHECK, "--stack", f"{BAD}:ForgetsPipeline", "--profile", "TOPO-02,PREC-04", "--deviations", "d.toml"),
+    "check-json": (*CHECK, "--stack", f"{BAD}:Prints", "--profile", "PAT-01", "--form", "json"),
+    "check-junit": (*CHECK, "--profile", "PAT-01", "--form", "junit"),
+    "list": ("list", "--profile", "TOPO-02,PREC-04", "--cases"),
+    "explain": ("explain", "TOPO-02"),
+    "explain-untested": ("explain", "PREC-04"),
+    "emit": EMIT,
+    "emit-json": (*EMIT, "--json"),
+    "emit-set": ("emit", PRESET, "--set", "optim.lr=1e-3", "--set", "seed=7", "--mode", "author_dp", "--json"),
+    "selftest": ("selftest", "--only", "GATE-0", "--with", "none", "--report", "kills"),
+    # bad input
+    "stack-unknown": (*CHECK, "--stack", "refrence"),
+    "stack-without-module": (*CHECK, "--stack", "no.such.module:Stack"),
+    "stack-without-class": (*CHECK, "--stack", f"{BAD}:NoSuchStack"),
+    "assistant-unknown": ("check", "--with", "megatorn", "--report", "out"),
+    "command-unknown": (*CHECK, "--stack", "launched:no-such-command --serve"),
+    "megatron-missing": (*CHECK, "--stack", "megatron==0.0.1"),
+    "deadline-negative": (*CHECK, "--deadline", "-1"),
+    "report-in-a-file": ("check", "--with", "none", "--profile", "PAT-01", "--report", "d.toml/out"),
+    "deviations-broken": (*CHECK, "--deviations", "broken.toml"),
+    "deviations-missing": (*CHECK, "--deviations", "missing.toml"),
+    "recipe-unknown": ("emit", "nam56r_h200_bf16"),
+    "mode-unknown": ("emit", PRESET, "--mode", "native"),
+    "override-unknown": ("emit", PRESET, "--set", "optim.lrr=3"),
+    "override-without-value": ("emit", PRESET, "--set", "optim.lr"),
+    "override-twice": ("emit", PRESET, "--set", "optim.lr=1", "--set", "optim.lr=2"),
+    "override-of-another-type": ("emit", PRESET, "--set", "depth=many"),
+    "deprecated": ("emit", "nam52_h200_dense_pinned_v1"),
+    "nodes-without-rendezvous": ("emit", PRESET, "--nodes", "2"),
+    "emit-not-offered": ("emit", PRESET, "--stack", f"{BAD}:Hangs"),
+    "emit-broken": ("emit", PRESET, "--stack", f"{BAD}:AnswersNan"),
+    "id-unknown": ("explain", "TOPO-2"),
+    "prefix-unknown": ("selftest", "--only", "NOPE"),
+    "run-missing": ("report", "nowhere"),
+    "run-is-an-empty-folder": ("report", "empty"),
+    "run-is-not-text": ("report", "/bin/sh"),
+    "run-is-something-else": ("report", "broken.toml"),
+    "day-unknown": ("replay", "canned.jsonl", "--as-of", "yesterday"),
+    "form-unknown": ("report", "canned.jsonl", "--form", "pdf"),
+    # a recorded run
+    **{f"report-{form}": ("report", "canned.jsonl", "--form", form) for form in FORMS},
+    "report-cut": ("report", "cut.jsonl"),
+    "report-unfinished": ("report", "unfinished"),
+    "replay": ("replay", "canned.jsonl", "--as-of", "2026-06-15"),
+    "replay-expired": ("replay", "canned.jsonl", "--as-of", "2027-01-01"),
+    "replay-without": ("replay", "canned.jsonl", "--as-of", "2026-06-15", "--deviations", "none.toml"),
+    "replay-gone": ("replay", "gone.jsonl", "--as-of", "2026-06-15"),
+}  # fmt: skip
+
+BAD_INPUT: dict[str, tuple[int, str]] = {  # exit code, words of the one error
+    "stack-unknown": (USAGE, "stack = 'refrence': is not a stack; use one of reference, megatron"),
+    "stack-without-module": (USAGE, "cannot be imported: No module named 'no'"),
+    "stack-without-class": (USAGE, "has no NoSuchStack"),
+    "assistant-unknown": (USAGE, "stack = 'megatorn': is not a stack"),
+    "command-unknown": (UNREACHABLE, "no-such-command --serve' cannot be started"),
+    "megatron-missing": (UNREACHABLE, "Megatron-Core 0.0.1 is not installed: make it with `make megatron`"),
+    "deadline-negative": (USAGE, "-1"),
+    "report-in-a-file": (USAGE, "cannot be written: Not a directory"),
+    "deviations-broken": (USAGE, "is not TOML"),
+    "deviations-missing": (USAGE, "cannot be read: No such file or directory"),
+    "recipe-unknown": (USAGE, "the nearest are nam56r_h200_bf16_v1"),
+    "mode-unknown": (USAGE, "'nemo_native', 'author_dp'"),
+    "override-unknown": (USAGE, "the nearest are optim.lr"),
+    "override-without-value": (USAGE, "has no =; write field=value"),
+    "override-twice": (USAGE, "--set = 'optim.lr': is given twice"),
+    "override-of-another-type": (USAGE, "depth"),
+    "deprecated": (USAGE, "or acknowledge nam52_h200_dense_pinned_v1"),
+    "nodes-without-rendezvous": (USAGE, "rendezvous = None: is missing for 2 nodes"),
+    "emit-not-offered": (USAGE, "not offered: bad does not offer preset, launch"),
+    "emit-broken": (BROKEN, "which is not a Recipe"),
+    "id-unknown": (USAGE, "the nearest are TOPO-02"),
+    "prefix-unknown": (USAGE, "--only = 'NOPE': selects no promise"),
+    "run-missing": (USAGE, "cannot be read: No such file or directory"),
+    "run-is-an-empty-folder": (USAGE, "cannot be read: No such file or directory"),
+    "run-is-not-text": (USAGE, "is not text"),
+    "run-is-something-else": (USAGE, "line 1 = '[[deviation': is not JSON"),
+    "report-cut": (USAGE, "ends without a footer: it was cut off"),
+    "report-unfinished": (USAGE, "holds a run that did not finish"),
+    "day-unknown": (USAGE, "--as-of = 'yesterday': is not a date"),
+    "form-unknown": (USAGE, "'pdf'"),
+}
+
+DEVIATION = Deviation(
+    id="TOPO-02", case="pp*", reason="the mesh is rebuilt", issue="#7", owner="mesh", expires="2026-12-31"
+)
+CANNED = Run(
+    header=Header(
+        schema=SCHEMA, suite="0.1.0", revision="0123456789ab", profile="TOPO-02,ARGV-02,PREC-04,PAT-08",
+        subject=Subject(name="mine", version="3", origin="my.stack:Mine", offers=frozenset({"topology", "launch"}),
+                        layouts=frozenset({"borrowed"}), labels={"topology": "shimmed: gloo"}),
+        assistants=(), started="2026-06-15T12:00:00+00:00", command=("lanegate", "check"), python="3.11.7",
+        platform="Linux-x86_64",
+    ),
+    plan=Plan(
+        items=(Item(id="TOPO-02", case="pp2"), Item(id="TOPO-02", case="pp4"), Item(id="TOPO-02a", case="tp|2"),
+               Item(id="ARGV-02", case="native"), Item(id="PAT-08", case="pp2"), Item(id="PREC-04"),
+               Item(id="PAT-01", case="nam52")),
+        outside=("GATE-01", "BLK-01"),
+        promises={
+            "TOPO-02": Statement(promise="DP is what the other axes leave.", source="bringup", asks=("topology",)),
+            "TOPO-02a": Statement(promise="The same | borrowed.", source="bringup", asks=("topology",)),
+            "ARGV-02": Statement(promise="Every flag exists.", source="naming", asks=("launch", "read_argv")),
+            "PAT-08": Statement(promise="Cuts concatenate.", source="bringup", asks=("stages",)),
+            "PREC-04": Statement(promise="FP8 state survives.", source="the law; no check yet"),
+            "PAT-01": Statement(promise="Layer i is pattern[i mod len].", source="naming", asks=("blocks",)),
+        },
+    ),
+    results=(
+        Result(id="TOPO-02", case="pp2", outcome="violated", words="dp is 4, expected 2", seconds=0.25, rank=5,
+               answered={"topology": "mine 3 (shimmed: gloo)"}),
+        Result(id="TOPO-02", case="pp4", outcome="violated", words="dp is 8, expected 2"),
+        Result(id="TOPO-02a", case="tp|2", outcome="violated", words="<dp> is 4 & 'odd'\nsecond line | with a bar"),
+        Result(id="ARGV-02", case="native", outcome="not run", words="nobody answers read_argv: name a party --with"),
+        Result(id="PAT-08", case="pp2", outcome="broken", words="mine raised KeyError on stages at my/stack.py:7: 3"),
+        Result(id="PREC-04", outcome="untested", words="needs a GPU"),
+        Result(id="PAT-01", case="nam52", outcome="holds", seconds=0.5),
+    ),
+    deviations=(DEVIATION,),
+    unclaimed=(Unclaimed(question="render", evidence="PAT-11[drawn-11] holds"),),
+)  # fmt: skip
+GONE = replace(  # conformant by its deviation, of a stack that exists nowhere
+    CANNED,
+    plan=replace(CANNED.plan, items=CANNED.plan.items[:2]),
+    results=CANNED.results[:2],
+    header=replace(CANNED.header, subject=replace(CANNED.header.subject, origin="gone.stack:Gone", offers=frozenset())),
+)
+
+
+def _text(run: Run) -> str:
+    return record.write(run, today().replace(year=2026, month=6, day=15))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cli")
+
+
+@pytest.fixture(scope="module")
+def runs(folder: Path) -> dict[str, Done]:
+    canned = _text(CANNED)
+    files = {
+        "d.toml": "", "none.toml": "", "broken.toml": "[[deviation\n", "empty/.keep": "", "canned.jsonl": canned,
+        "gone.jsonl": _text(GONE), "cut.jsonl": "".join(canned.splitlines(keepends=True)[:-1]),
+        "unfinished/run.jsonl.part": "".join(canned.splitlines(keepends=True)[:3]),
+    }  # fmt: skip
+    return side_by_side(RUNS, folder, _=files)
+
+
+def test_the_installed_command_runs(tmp_path: Path) -> None:
+    done = subprocess.run([LANEGATE, "--version"], cwd=tmp_path, env=environment(), capture_output=True, text=True,
+                          check=True)  # fmt: skip
+    assert done.stdout.startswith("lanegate, version ")
+
+
+@pytest.mark.parametrize("name", BAD_INPUT)
+def test_bad_input_ends_in_one_clear_error(name: str, runs: dict[str, Done], folder: Path) -> None:
+    code, words = BAD_INPUT[name]
+    done = runs[name]
+    assert (done.returncode, done.stdout) == (code, ""), done.stderr
+    assert words in " ".join(done.stderr.split())
+    assert "Traceback" not in done.stderr
+    if done.stderr.startswith("lanegate: "):
+        assert len(done.stderr.splitlines()) == 1
+    assert not (folder / name / "out").exists(), "something was written"
+
+
+def test_a_check_writes_its_record_and_every_rendering(runs: dict[str, Done], folder: Path) -> None:
+    assert runs["check"].returncode == EXIT_CODES["violated"]
+    out = folder / "check/out"
+    assert {path.name for path in out.iterdir()} == {
+        "run.jsonl", "junit.xml", "summary.md", "report.html", "verdict.json",
+    }  # fmt: skip
+    run, _ = record.load(out)
+    judged = verdict(run, today())
+    assert runs["check"].stdout.startswith(report.render(run, judged, "terminal"))
+    assert (out / "summary.md").read_text() == report.render(run, judged, "markdown")
+    assert run.header.subject.origin == f"{BAD}:ForgetsPipeline"
+
+
+def test_a_form_is_all_that_stands_on_standard_output(runs: dict[str, Done]) -> None:
+    assert json.loads(runs["check-json"].stdout)["word"] == "conformant"
+    assert "loading weights" in runs["check-json"].stderr
+    ElementTree.fromstring(runs["check-junit"].stdout.encode())
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_recorded_run_is_told_in_every_form(form: Form, runs: dict[str, Done], snapshot: SnapshotAssertion) -> None:
+    done = runs[f"report-{form}"]
+    assert done.returncode == EXIT_CODES["violated"]
+    assert done.stderr == ""
+    assert done.stdout == snapshot
+
+
+def test_html_and_junit_escape_what_a_stack_says(runs: dict[str, Done]) -> None:
+    assert "&lt;dp&gt; is 4 &amp; " in runs["report-html"].stdout
+    suites = ElementTree.fromstring(runs["report-junit"].stdout.encode())
+    said = [failure.get("message") for failure in suites.iter("failure")]
+    assert "<dp> is 4 & 'odd'" in said
+
+
+def test_a_replay_needs_no_stack_and_knows_the_day(runs: dict[str, Done]) -> None:
+    assert runs["replay-gone"].returncode == 0, runs["replay-gone"].stderr
+    assert "CONFORMANT: mine 3" in runs["replay-gone"].stdout
+    assert runs["replay"].returncode == EXIT_CODES["violated"]
+    expired = runs["replay-expired"]
+    assert "deviation TOPO-02[pp*] expired on 2026-12-31" in expired.stdout
+    assert "TOPO-02[pp2]" in runs["replay-without"].stdout
+    assert "Deviates, as declared" not in runs["replay-without"].stdout
+    assert "Deviates, as declared: 2" in runs["replay"].stdout
+
+
+def test_a_replay_says_where_it_differs_from_the_record(tmp_path: Path) -> None:
+    (tmp_path / "gone.jsonl").write_text(_text(GONE), encoding="utf-8")
+    done = side_by_side({"late": ("replay", "../gone.jsonl", "--as-of", "2027-01-01")}, tmp_path)["late"]
+    assert done.returncode == EXIT_CODES["violated"]
+    assert "the record said conformant on 2026-06-15" in done.stdout
+    assert "judged as of 2027-01-01 it is violated" in done.stdout
+
+
+def test_list_shows_promise_tier_cases_mutants_and_what_is_untested(runs: dict[str, Done]) -> None:
+    lines = runs["list"].stdout.splitlines()
+    assert runs["list"].returncode == 0
+    [topo] = [line for line in lines if line.startswith("TOPO-02 ")]
+    assert topo.split()[1] == "unit"
+    assert "[6 cases, 3 mutants]" in topo
+    assert any(line.strip() == "TOPO-02[pp13-on-52]" for line in lines)
+    [prec] = [line for line in lines if line.startswith("PREC-04 ")]
+    assert "gpu" in prec.split()
+    assert "[untested: " in prec
+
+
+def test_explain_tells_promise_story_cases_mutants_and_how_to_see_it_fail(runs: dict[str, Done]) -> None:
+    said = runs["explain"].stdout
+    for words in ("TOPO-02\n", "divides the world by every other axis", "source  ", "asks    topology", "pp13-on-52: ",
+                  "mutants it must kill", "ForgetsPipeline (DPS-01)", "lanegate selftest --only TOPO-02"):  # fmt: skip
+        assert words in said
+    assert "Not judged yet: " in runs["explain-untested"].stdout
+
+
+STUB = """#!/bin/sh
+for word in "$0" "$@"; do printf '%s\\0' "$word"; done > words
+env -0 > variables
+"""
+
+
+def test_emitted_text_survives_the_shell(runs: dict[str, Done], folder: Path) -> None:
+    launch = json.loads(runs["emit-json"].stdout)
+    assert AWKWARD in " ".join(launch["command"]), "this test needs a word that must be quoted"
+    stubs = folder / "stubs"
+    stubs.mkdir()
+    stub = stubs / launch["command"][0]
+    stub.write_text(STUB, encoding="utf-8")
+    stub.chmod(stub.stat().st_mode | stat.S_IXUSR)
+    inherited = dict.fromkeys(launch["unset"], "inherited")
+    subprocess.run(["sh", "-c", runs["emit"].stdout], cwd=folder, check=True, timeout=30,
+                   env={**os.environ, **inherited, "PATH": f"{stubs}:{os.environ['PATH']}"})  # fmt: skip
+    words = (folder / "words").read_bytes().decode().split("\0")[:-1]
+    assert words[1:] == launch["command"][1:]
+    variables = dict(pair.split("=", 1) for pair in (folder / "variables").read_bytes().decode().split("\0")[:-1])
+    assert {name: variables.get(name) for name in launch["env"]} == launch["env"]
+    assert not set(launch["unset"]) & variables.keys()
+
+
+def test_emitted_json_holds_the_same_launch(runs: dict[str, Done]) -> None:
+    launch = json.loads(runs["emit-json"].stdout)
+    assert launch["command"] == [*launch["torchrun"], *launch["script"], *launch["argv"]]
+    assert launch["shell"] == runs["emit"].stdout.splitlines()[-1]
+    for given_up in launch["gives_up"]:
+        assert f"# this lane gives up: {given_up}" in runs["emit"].stdout
+
+
+def test_emit_overrides_single_fields_of_the_recipe(runs: dict[str, Done]) -> None:
+    argv = json.loads(runs["emit-set"].stdout)["argv"]
+    assert argv[argv.index("--lr") + 1] == "0.001"
+    assert argv[argv.index("--seed") + 1] == "7"
+
+
+def test_selftest_prints_the_kill_matrix_and_writes_it(runs: dict[str, Done], folder: Path) -> None:
+    done = runs["selftest"]
+    assert done.returncode == 0, done.stdout[-400:]
+    assert "Kill matrix" in done.stdout
+    kills = json.loads((folder / "selftest/kills/kills.json").read_text())
+    assert kills["unguarded"] == []
+    assert {kill["fate"] for kill in kills["kills"]} == {"killed"}
+    assert f"{len(kills['kills'])} of {len(kills['kills'])} mutants killed for their words" in done.stdout
+
+
+def test_help_names_every_command(runs: dict[str, Done]) -> None:
+    for command in ("check", "list", "explain", "emit", "report", "replay", "selftest"):
+        assert f"  {command} " in runs["help"].stdout
+
+
+def test_the_published_schema_of_a_record_is_that_of_the_types() -> None:
+    published = SCHEMA_FILE.read_text(encoding="utf-8")
+    assert published == record.schema_text(), "python -m contracts.court.record docs/schema/run-1.json"
+
+
+def test_every_line_of_a_real_record_matches_the_published_schema(runs: dict[str, Done], folder: Path) -> None:
+    valid = Draft202012Validator(json.loads(SCHEMA_FILE.read_text(encoding="utf-8")))
+    real = [folder / "check/out/run.jsonl", folder / "replay/canned.jsonl"]
+    seen = set()
+    for line in "".join(path.read_text() for path in real).splitlines():
+        entry = json.loads(line)
+        valid.validate(entry)
+        seen |= entry.keys()
+    assert seen == {"header", "plan", "deviation", "result", "unclaimed", "footer"}
+    assert not valid.is_valid({"result": {"id": "X-01", "outcome": "fine"}})
+    assert not valid.is_valid({"verdict": {}})
+
+
+def test_a_record_with_a_date_that_is_none_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "run.jsonl"
+    file.write_text(_text(CANNED).replace("2026-12-31", "soon"), encoding="utf-8")
+    done = side_by_side({"soon": ("report", file)}, tmp_path)["soon"]
+    assert (done.returncode, done.stdout) == (USAGE, "")
+    assert "deviation TOPO-02.expires = 'soon': is not a date" in done.stderr
+
+
+def test_the_verdict_of_a_canned_run_is_worked_out_by_hand() -> None:
+    judged = verdict(CANNED, today().replace(year=2026, month=6, day=15))
+    assert judged.word == "violated"
+    assert dict(judged.counts) == {
+        "holds": 1, "violated": 1, "deviates": 2, "not offered": 0, "untested": 1, "not run": 1, "broken": 1,
+    }  # fmt: skip
+    assert judged.faults == ()
+    late = verdict(CANNED, today().replace(year=2027, month=1, day=1))
+    words = "deviation TOPO-02[pp*] expired on 2026-12-31; mend it or argue for a new date"
+    assert late.faults == (Fault(kind="deviation", words=words),)
