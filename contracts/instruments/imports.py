@@ -1,0 +1,26 @@
+"""What an import brings with it, seen in a fresh interpreter."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+_SEEN = "import sys; sys.stderr.write('\\n'.join(sys.modules))"
+
+
+def modules_after(statement: str) -> frozenset[str]:
+    """The names in `sys.modules` after a statement, in an interpreter that has done nothing else.
+
+    What the statement prints on standard output is dropped; a `SystemExit` is the end of the statement.
+
+    Raises:
+        ImportError: when the statement fails, with its last line.
+    """
+    program = f"try:\n    exec({statement!r})\nexcept SystemExit:\n    pass\n{_SEEN}\n"
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", program], capture_output=True, text=True, timeout=300, check=False
+    )
+    if done.returncode:
+        lines = done.stderr.strip().splitlines()
+        raise ImportError(f"{statement}: {lines[-1] if lines else f'exit code {done.returncode}'}")
+    return frozenset(done.stderr.splitlines())

@@ -1,0 +1,125 @@
+"""Imports go down only. Proved by importing each module in a fresh interpreter, not by reading it."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+import types
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from contracts.instruments.imports import modules_after
+from contracts.spec import errors
+
+pytestmark = pytest.mark.unit
+
+FLOORS: dict[str, tuple[str, ...]] = {  # floor → the floors it stands on
+    "contracts.spec": (),
+    "contracts.contract": ("contracts.spec",),
+    "contracts.instruments": ("contracts.spec", "contracts.contract"),
+    "contracts.checks": ("contracts.spec", "contracts.contract", "contracts.instruments"),
+    "contracts.stacks": ("contracts.spec", "contracts.instruments"),
+    "contracts.court": ("contracts.spec", "contracts.contract"),
+    "contracts.mutants": (
+        "contracts.spec", "contracts.contract", "contracts.instruments", "contracts.stacks", "contracts.court",
+    ),
+    "contracts.harness": (
+        "contracts.spec", "contracts.contract", "contracts.instruments", "contracts.stacks", "contracts.court",
+        "contracts.checks", "contracts.mutants",
+    ),
+}  # fmt: skip
+
+HEAVY = {"torch", "numpy", "megatron", "transformer_engine", "torchtitan", "triton"}
+
+
+def _modules(floor: str) -> list[str]:
+    package = importlib.import_module(floor)
+    if not hasattr(package, "__path__"):
+        return [floor]
+    return [floor, *(found.name for found in pkgutil.walk_packages(package.__path__, f"{floor}."))]
+
+
+def _floor(module: str) -> str:
+    return ".".join(module.split(".")[:2])
+
+
+@pytest.fixture(scope="module")
+def brought() -> dict[str, frozenset[str]]:
+    """Floor → what importing every module of it brings."""
+    together = {floor: "; ".join(f"import {module}" for module in _modules(floor)) for floor in FLOORS}
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        return dict(zip(together, pool.map(modules_after, together.values()), strict=True))
+
+
+@pytest.mark.parametrize("floor", FLOORS)
+def test_a_floor_stands_on_those_below_it_and_on_no_other(floor: str, brought: dict[str, frozenset[str]]) -> None:
+    ours = {_floor(module) for module in brought[floor] if module.startswith("contracts.")}
+    assert ours - {floor} <= set(FLOORS[floor])
+
+
+@pytest.mark.parametrize("floor", FLOORS)
+def test_no_module_of_the_pure_law_loads_a_framework(floor: str, brought: dict[str, frozenset[str]]) -> None:
+    assert not {module.split(".")[0] for module in brought[floor]} & HEAVY
+
+
+def test_only_the_harness_knows_pytest(brought: dict[str, frozenset[str]]) -> None:
+    assert {floor for floor, modules in brought.items() if "pytest" in modules} == {"contracts.harness"}
+
+
+def test_a_stack_by_itself_loads_no_framework_of_the_suite() -> None:
+    """The answering side runs in environments where nothing but the standard library can be assumed."""
+    outside = modules_after("import contracts.stacks.serve, contracts.stacks.reference.stack")
+    installed = {"click", "rich", "jinja2", "junitparser", "pytest", "pluggy", "hypothesis"}
+    assert not {module.split(".")[0] for module in outside} & installed
+
+
+def test_a_whole_check_loads_no_torch(tmp_path: Path) -> None:
+    words = ["check", "--with", "flag-table", "--report", str(tmp_path / "out"), "--form", "json"]
+    # run in the process that is looked at: a supervised check leaves no trace in its parent
+    modules = modules_after(
+        f"import contracts.harness.cli as cli; cli.supervised = lambda work: work(); cli.main({words!r})"
+    )
+    assert (tmp_path / "out/run.jsonl").exists()
+    assert "contracts.stacks.flag_table" in modules
+    assert not {module.split(".")[0] for module in modules} & HEAVY
+
+
+def _borrowed(module: types.ModuleType) -> set[str]:
+    """Functions of the spec that stand in a module under any name."""
+    return {
+        f"{value.__module__}.{value.__qualname__}"
+        for value in vars(module).values()
+        if inspect.isfunction(inspect.unwrap(value) if callable(value) else value)
+        and getattr(value, "__module__", "").startswith("contracts.spec")
+        and value is not errors.shown
+    }
+
+
+def test_a_borrowed_function_is_seen_under_any_name() -> None:
+    from contracts.spec import codec, pattern, topology
+
+    module = types.ModuleType("borrower")
+    vars(module).update(mine=pattern.parse, cached=codec.hints, value=topology.Degrees, said=errors.shown)
+    assert _borrowed(module) == {"contracts.spec.pattern.parse", "contracts.spec.codec.hints"}
+
+
+CHECKS = [name for name in _modules("contracts.checks") if name != "contracts.checks"]
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_checks_compute_nothing_with_the_code_under_test(name: str) -> None:
+    module = importlib.import_module(name)
+    assert _borrowed(module) == set(), "work the expected value out by hand, or enumerate it in the check"
+    lent = {value.__name__ for value in vars(module).values() if inspect.ismodule(value)}
+    assert not {each for each in lent if each.startswith("contracts.spec")}, "a module lends all its functions"
+
+
+def test_the_instrument_sees_what_an_import_brings() -> None:
+    assert "json.decoder" in modules_after("import json")
+    assert "json.decoder" not in modules_after("import math")
+    assert "colorsys" in modules_after("import colorsys, sys; sys.exit(3)")
+    with pytest.raises(ImportError, match="no_such_module: ModuleNotFoundError: No module named 'no_such_module'"):
+        modules_after("import no_such_module")
