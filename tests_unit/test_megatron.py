@@ -27,7 +27,7 @@ MODEL = (
     "--num-layers 8 --hidden-size 128 --num-attention-heads 8 --seq-length 128 --max-position-embeddings 128"
     " --micro-batch-size 1 --train-iters 10 --lr 1e-4 --position-embedding-type rope --disable-bias-linear"
 )
-WORLDS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 160, 192, 256, 384, 512)
+WORLDS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 96, 128, 160, 192, 256, 384, 512)
 DRAWS = 300
 
 
