@@ -69,7 +69,8 @@ megatron:  ## environments with Megatron-Core 0.19.2 and 0.16.1: .venv-megatron-
 # Without Megatron-Core the gate still runs; what only its parser can answer is then "not run", and exit code 3 says so.
 megatron-if-possible:
 	@$(MAKE) --no-print-directory megatron \
-	  || echo "not every Megatron-Core could be installed: what only a missing one answers is not run, and that verdict incomplete" >&2
+	  || echo "not every Megatron-Core could be installed: what only a missing one answers is not run," \
+	    "and that verdict incomplete" >&2
 
 clean:  ## remove everything that make made
 	rm -rf .venv .venv-megatron-* reports build *.egg-info .hypothesis .pytest_cache .mypy_cache .ruff_cache
