@@ -18,6 +18,7 @@ from contracts.court import record
 from contracts.court.judge import judge, try_mutant
 from contracts.court.verdict import verdict
 from contracts.harness.gate import today
+from contracts.spec.launch import Lane
 from contracts.spec.records import EXIT_CODES, Word
 from contracts.spec.stack import Stack
 from contracts.stacks.reference.stack import Reference
@@ -191,6 +192,20 @@ def test_a_check_that_leaves_by_itself_is_broken() -> None:
 
     assert judge(_contract(skips), "only", Reference()).words == "the check raised Skipped: not here"
     assert judge(_contract(leaves), "only", Reference()).outcome == "broken"
+
+
+def test_a_refusal_is_a_violation_only_if_the_stack_gave_it() -> None:
+    def asks_for_a_legal_pattern(stack: Stack) -> None:
+        stack.blocks("AXE", 52)
+
+    def builds_an_illegal_value(stack: Stack) -> None:
+        stack.blocks("AEME", 52)
+        Lane(mode="author_dp", nodes=2)
+
+    assert judge(_contract(asks_for_a_legal_pattern), "only", Reference()).outcome == "violated"
+    result = judge(_contract(builds_an_illegal_value), "only", Reference())
+    assert result.outcome == "broken"
+    assert result.words.startswith("the check itself could not be carried out: rendezvous = None")
 
 
 def test_a_check_that_asks_beyond_its_contract_is_broken() -> None:

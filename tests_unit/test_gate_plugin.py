@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import datetime
 import json
+import os
+import signal
+import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +19,7 @@ from contracts.court import deviations, record
 from contracts.harness import profiles
 from contracts.spec.errors import Refused
 from contracts.spec.records import EXIT_CODES, Item
-from tests_unit._parties.running import BAD, Done, side_by_side
+from tests_unit._parties.running import BAD, LANEGATE, Done, environment, side_by_side
 
 pytestmark = pytest.mark.unit
 assert contracts.checks
@@ -124,6 +128,23 @@ def test_the_plan_is_on_disk_before_anything_runs(runs: dict[str, Done], folder:
     lines: list[dict[str, Any]] = [json.loads(line) for line in (out / "run.jsonl.part").read_text().splitlines()]
     assert [next(iter(line)) for line in lines] == ["header", "plan", "result"]
     assert len(lines[1]["plan"]["items"]) == PLANNED
+
+
+def test_an_interrupt_from_the_keyboard_ends_the_run_without_a_verdict(tmp_path: Path) -> None:
+    words = ["check", "--with", "none", "--report", "out", "--profile", "PAT-01[nam56r]", "--stack", f"{BAD}:Hangs"]
+    running = subprocess.Popen([LANEGATE, *words], cwd=tmp_path, env=environment(), start_new_session=True,
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)  # fmt: skip
+    part = tmp_path / "out/run.jsonl.part"
+    until = time.monotonic() + 30
+    while not (part.exists() and part.read_text().count("\n") == 2) and time.monotonic() < until:
+        time.sleep(0.02)
+    time.sleep(0.2)  # into the question
+    os.killpg(running.pid, signal.SIGINT)  # as a terminal does: to the whole group
+    said, complained = running.communicate(timeout=30)
+    assert running.returncode == BROKEN, complained
+    assert "the run ended early" in complained
+    assert "Traceback" not in said + complained
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["run.jsonl.part"]
 
 
 def test_a_run_that_was_cut_off_is_refused_by_every_reader(runs: dict[str, Done], folder: Path) -> None:

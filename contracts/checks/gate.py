@@ -240,14 +240,14 @@ TOLD = ("dp is 4, expected 2", "DP divides the world by every other axis.", "bri
         "lanegate explain TOPO-02")  # fmt: skip
 
 
-@contract("GATE-06", asks="render", cases={form: (form,) for form in FORMS if form != "json"}, source="law: GATE-06")
+@contract("GATE-06", asks="report", cases={form: (form,) for form in FORMS if form != "json"}, source="law: GATE-06")
 def a_violation_tells_all_that_is_needed(court: Court, form: Form) -> None:
     """A violation prints the values, the promise, its source, the case, the rank that diverged first, who answered and
     how, and a line to run it again.
 
     "Tensors differ" at three in the morning costs a day; the same failure with its rank and a command costs minutes.
     """
-    text = unescape(court.render(_FAILED, TODAY, form))
+    text = unescape(court.report(_FAILED, TODAY, form))
     plain = " ".join(re.sub(r"<[^>]+>", " ", text).split())
     missing = [words for words in TOLD if words not in plain]
     assert not missing, f"{form} does not say {missing}"
@@ -311,7 +311,7 @@ SAME_EVERYWHERE: dict[str, tuple[Run]] = {
 }
 
 
-@contract("GATE-08", asks=("verdict", "render"), cases=SAME_EVERYWHERE, source="law: GATE-08")
+@contract("GATE-08", asks=("verdict", "report"), cases=SAME_EVERYWHERE, source="law: GATE-08")
 def every_form_tells_the_same_verdict(court: Court, run: Run) -> None:
     """Terminal, JSON, JUnit, Markdown and HTML tell the one verdict, and every planned id stands in each of them.
 
@@ -319,7 +319,7 @@ def every_form_tells_the_same_verdict(court: Court, run: Run) -> None:
     """
     judged = court.verdict(run, TODAY)
     for form in FORMS:
-        text = unescape(court.render(run, TODAY, form))
+        text = unescape(court.report(run, TODAY, form))
         missing = [item.id for item in run.plan.items if item.id not in text]
         assert not missing, f"{form} does not list {missing}"
         if form == "json":

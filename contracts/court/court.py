@@ -8,7 +8,8 @@ from __future__ import annotations
 import datetime
 from collections.abc import Mapping
 
-from contracts.court import judge, record, report
+from contracts.court import judge, record
+from contracts.court.report import render
 from contracts.court.verdict import verdict
 from contracts.spec.records import Fate, Form, Result, Run, Verdict
 from contracts.spec.topology import Layout
@@ -21,7 +22,7 @@ class Court:
     version = "1"
     layouts: frozenset[Layout] = frozenset()
     labels: Mapping[str, str] = {}
-    offers = frozenset({"verdict", "write_run", "read_run", "render", "fate"})
+    offers = frozenset({"verdict", "write_run", "read_run", "report", "fate"})
 
     def verdict(self, run: Run, today: str) -> Verdict:
         return verdict(run, datetime.date.fromisoformat(today))
@@ -32,8 +33,8 @@ class Court:
     def read_run(self, text: str) -> Run:
         return record.read(text)[0]
 
-    def render(self, run: Run, today: str, form: Form) -> str:
-        return report.render(run, self.verdict(run, today), form)
+    def report(self, run: Run, today: str, form: Form) -> str:
+        return render(run, self.verdict(run, today), form)
 
     def fate(self, result: Result, says: str) -> Fate:
         return judge.fate_of(result, says)

@@ -45,6 +45,8 @@ def judge(
     except AssertionError as violation:
         return result("violated", str(violation) or "the check gave no words")
     except Refused as refused:
+        if refused is not stand.declined:
+            return result("broken", f"the check itself could not be carried out: {refused}")
         return result("violated", f"a legal input was refused: {refused}")
     except NotOffered as declined:
         return result("not offered", str(declined) or f"{subject.name} declined this case")

@@ -32,6 +32,7 @@ class OnTheStand:
         self.name = subject.name
         self.layouts = subject.layouts
         self.answered: dict[str, str] = {}
+        self.declined: Refused | NotOffered | None = None  # the last one that came from a party, not from the check
         self._asks = asks
         self._parties: dict[str, Party] = {}
         for asked in asks:
@@ -52,7 +53,11 @@ class OnTheStand:
 
         def put(*arguments: Any, **named: Any) -> Any:
             self.answered[name] = f"{party.name} {party.version} ({party.labels.get(name, 'unpatched')})"
-            return _put(party, known[name], arguments, named)
+            try:
+                return _put(party, known[name], arguments, named)
+            except (Refused, NotOffered) as declined:
+                self.declined = declined
+                raise
 
         return put
 

@@ -34,8 +34,7 @@ def supervised(work: Callable[[], int]) -> int:
     try:
         _, status = os.waitpid(child, 0)
     except KeyboardInterrupt:  # the terminal sent it to the copy as well, which is closing its files
-        os.waitpid(child, 0)
-        raise
+        _, status = os.waitpid(child, 0)
     os.set_blocking(reading, False)  # a process that the stack left behind may still hold the other end
     with os.fdopen(reading, "rb", buffering=0) as pipe:
         said = pipe.read(1)

@@ -123,8 +123,8 @@ class ClaimsAreBelieved(Court):
 class NoLineToRunItAgain(Court):
     """The report says what is wrong and not how to see it."""
 
-    def render(self, run: Run, today: str, form: Form) -> str:
-        return re.sub(r"lanegate check \S+", "see the log", super().render(run, today, form))
+    def report(self, run: Run, today: str, form: Form) -> str:
+        return re.sub(r"lanegate check \S+", "see the log", super().report(run, today, form))
 
 
 @mutant(of="GATE-07", case="by-a-crash", says="fate is 'killed', expected 'crashed'", bugs=("TST-03",))
@@ -156,8 +156,8 @@ class MatrixIsDecoration(Court):
 class SkipsAreGreenInJUnit(Court):
     """The JUnit file carries results and no verdict, so that a run of skips is green."""
 
-    def render(self, run: Run, today: str, form: Form) -> str:
-        text = super().render(run, today, form)
+    def report(self, run: Run, today: str, form: Form) -> str:
+        text = super().report(run, today, form)
         return re.sub(r"<(failure|error)\b.*?</\1>", "", text, flags=re.DOTALL) if form == "junit" else text
 
 

@@ -1,5 +1,8 @@
 """The questions: what can be asked of a stack under test. Checks and stacks meet here and nowhere else.
 
+What is asked about the launch stands in this file; about the node in `machine`, about receipts in `evidence`, about a
+run's life in `lifecycle`, about memory and kernels in `capacity`. Each is a protocol, and `questions` reads them all.
+
 A stack answers the questions it `offers`; a check names the ones it `asks`. Values go in, values come out, and every
 parameter and answer has a JSON form, so a stack may live in another process, another environment, another language
 (`stacks/launched.py`). To decline: raise `Refused` for an illegal input, `NotOffered` for a question or a case that
@@ -11,30 +14,19 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
+from contracts.spec.capacity import Capacity
 from contracts.spec.codec import hints
+from contracts.spec.evidence import Evidence
 from contracts.spec.launch import Lane, Launch, Reading, Reread
+from contracts.spec.lifecycle import Lifecycle
+from contracts.spec.machine import Machine
+from contracts.spec.party import Party
 from contracts.spec.pattern import HybridPattern, Placement, Translation
 from contracts.spec.recipe import Recipe
 from contracts.spec.records import Fate, Form, Result, Run, Verdict
 from contracts.spec.topology import Degrees, ExpertLane, GradientReduction, GroupCall, Kind, Layout, Topology
-
-
-@runtime_checkable
-class Party(Protocol):
-    """What every party says of itself.
-
-    `offers` names the questions it answers, `layouts` the parallel layouts it can build (none for one that builds no
-    mesh), `labels` says how an answer came about where that is not plainly the code under test: a shim, a
-    substituted kernel, a table of facts. All three stand in every report.
-    """
-
-    name: str
-    version: str
-    offers: frozenset[str]
-    layouts: frozenset[Layout]
-    labels: Mapping[str, str]
 
 
 class Stack(Party, Protocol):
@@ -131,7 +123,7 @@ class Court(Party, Protocol):
         """A run read back; refuses one that was cut off, altered or mixed."""
         ...
 
-    def render(self, run: Run, today: str, form: Form) -> str:
+    def report(self, run: Run, today: str, form: Form) -> str:
         """The verdict on a run in one of the report forms."""
         ...
 
@@ -158,10 +150,12 @@ def questions() -> Mapping[str, Question]:
 
 def _read_questions() -> dict[str, Question]:
     found = {}
-    for protocol in (Stack, Court):
+    for protocol in (Stack, Machine, Evidence, Lifecycle, Capacity, Court):
         for name, function in vars(protocol).items():
             if name.startswith("_") or not inspect.isfunction(function):
                 continue
+            if name in found:
+                raise AssertionError(f"{protocol.__name__} asks {name!r}, which another protocol asks already")
             types = dict(hints(function))
             answer = types.pop("return")
             doc = inspect.getdoc(function) or ""
@@ -170,3 +164,5 @@ def _read_questions() -> dict[str, Question]:
 
 
 _QUESTIONS = _read_questions()
+
+__all__ = ["Court", "Party", "Question", "Stack", "questions"]
