@@ -80,7 +80,8 @@ def test_a_whole_check_loads_no_torch(tmp_path: Path) -> None:
     words = ["check", "--with", "flag-table", "--report", str(tmp_path / "out"), "--form", "json"]
     # run in the process that is looked at: a supervised check leaves no trace in its parent
     modules = modules_after(
-        f"import contracts.harness.cli as cli; cli.supervised = lambda work: work(); cli.main({words!r})"
+        "from contracts.harness.commands import check; check.supervised = lambda work: work(); "
+        f"from contracts.harness.cli import main; main({words!r})"
     )
     assert (tmp_path / "out/run.jsonl").exists()
     assert "contracts.stacks.flag_table" in modules

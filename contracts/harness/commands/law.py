@@ -1,0 +1,62 @@
+"""`list` and `explain`: the law as a person reads it."""
+
+from __future__ import annotations
+
+import difflib
+
+import click
+
+from contracts.contract import LAW, Contract
+from contracts.harness import profiles
+from contracts.harness.commands._guard import one_clear_error, read_law, short
+from contracts.spec.errors import refuse
+
+
+@click.command(name="list")
+@click.option("--profile", default="full", show_default=True, help="As for `check`.")
+@click.option("--cases", is_flag=True, help="List every case.")
+@one_clear_error
+def list_(profile: str, cases: bool) -> None:
+    """List the promises of the law with their state."""
+    read_law()
+    planned = profiles.plan(LAW, profile)
+    for id, statement in planned.promises.items():
+        entry = LAW.contracts.get(id) or LAW.untested[id]
+        if isinstance(entry, Contract):
+            state = f"{len(entry.cases)} cases, {len(LAW.mutants_of(id))} mutants"
+        else:
+            state = f"untested: {entry.why}"
+        click.echo(f"{id:<9} {entry.tier:<5} {statement.promise}  [{state}]")
+        for item in planned.items if cases else ():
+            if item.id == id and item.case:
+                click.echo(f"{'':<16}{item}")
+
+
+@click.command()
+@click.argument("id")
+@one_clear_error
+def explain(id: str) -> None:
+    """What a promise says, why it exists, its cases, its mutants, and how to see it fail."""
+    read_law()
+    if id not in {*LAW.ids()}:
+        near = difflib.get_close_matches(id, list(LAW.ids()), n=3) or list(LAW.ids())[:3]
+        raise refuse("id", id, "is not in the law", f"the nearest are {', '.join(near)}")
+    click.secho(id, bold=True)
+    if id in LAW.untested:
+        untested = LAW.untested[id]
+        click.echo(f"{untested.promise}\n\nNot judged yet: {untested.why}")
+        return
+    contract = LAW.contracts[id]
+    click.echo(contract.promise)
+    if contract.story:
+        click.echo(f"\n{contract.story}")
+    click.echo(f"\nsource  {contract.source}\nasks    {', '.join(contract.asks)}\ntier    {contract.tier}")
+    click.echo(f"judged  {contract.check.__module__}.{contract.check.__name__}")
+    click.echo("\ncases")
+    for case, arguments in contract.cases.items():
+        click.echo(f"  {case}: {', '.join(short(argument) for argument in arguments)}")
+    click.echo("\nmutants it must kill")
+    for mutant in LAW.mutants_of(id):
+        bugs = f" ({', '.join(mutant.bugs)})" if mutant.bugs else ""
+        click.echo(f"  {mutant.name}{bugs}: {mutant.story.splitlines()[0]}\n    in {mutant.case}, says: {mutant.says}")
+    click.echo(f"\nreproduce\n  lanegate check --stack reference --profile {id}\n  lanegate selftest --only {id}")
