@@ -1,7 +1,7 @@
 """Profiles: which promises a verdict is about. A profile turns the law into a plan, before anything runs.
 
-A named profile is a tier, everything, or the launch side. Anything else is a comma-separated list of id prefixes
-(`TOPO`, `PAT-0`, `ARGV-03b`) or single items (`TOPO-02[pp2-tp2]`).
+A profile is a comma-separated list. Each word names a side (`launch`, `machine`), a tier, the whole law (`full`), ids by
+their beginning (`TOPO`, `PAT-0`, `ARGV-03b`) or a single item (`TOPO-02[pp2-tp2]`).
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ LAUNCH_FAMILIES = ("GATE", "PAT", "NAME", "REC", "ARGV", "ENV", "TOPO")
 
 NAMED: Mapping[str, str] = {
     "launch": "what is emitted before anything is built: patterns, names, recipes, argv, environment, meshes; tested "
+    "promises of one process",
+    "machine": "what surrounds the step: node, disks, installed stack, receipts, comparison, manifests, budgets; tested "
     "promises of one process",
     "unit": "every promise of one CPU process, those without a check included",
     "gpu": "every promise that needs one GPU",
@@ -57,20 +59,20 @@ def _statement(entry: _Entry) -> Statement:
 
 
 def _chooser(law: Law, profile: str) -> Callable[[_Entry, str], bool]:
-    if profile == "full":
-        return lambda entry, case: True
-    if profile in TIERS:
-        return lambda entry, case: entry.tier == profile
-    if profile == "launch":
-        return lambda entry, case: (
-            isinstance(entry, Contract) and entry.tier == "unit" and entry.family in LAUNCH_FAMILIES
-        )
     words = [word.strip() for word in profile.split(",") if word.strip()]
     for word in words:
-        if not any(_matches(word, id, case) for id in law.ids() for case in _cases(law, id)):
+        if word not in NAMED and not any(_matches(word, id, case) for id in law.ids() for case in _cases(law, id)):
             near = difflib.get_close_matches(word, [*NAMED, *law.ids()], n=3) or [*NAMED]
             raise refuse("profile", word, "selects no promise", f"the nearest are {', '.join(near)}")
-    return lambda entry, case: any(_matches(word, entry.id, case) for word in words)
+    return lambda entry, case: any(_chosen(word, entry, case) for word in words)
+
+
+def _chosen(word: str, entry: _Entry, case: str) -> bool:
+    if word in _FAMILIES:
+        return isinstance(entry, Contract) and entry.tier == "unit" and entry.family in _FAMILIES[word]
+    if word in TIERS:
+        return entry.tier == word
+    return word == "full" or _matches(word, entry.id, case)
 
 
 def _cases(law: Law, id: str) -> tuple[str, ...]:

@@ -18,24 +18,43 @@ from contracts.spec.recipe import Recipe
 from contracts.spec.topology import Degrees, ExpertLane, GradientReduction, GroupCall, Kind, Layout, Topology
 from contracts.stacks.reference import arguments, hosts
 from contracts.stacks.reference import launch as launching
+from contracts.stacks.reference.capacity import CapacitySide
+from contracts.stacks.reference.disks import DisksSide
+from contracts.stacks.reference.lifecycle import LifecycleSide
+from contracts.stacks.reference.node import NodeSide
+from contracts.stacks.reference.receipts import ReceiptsSide
 
 VERSION = "0.1.0"
 
 
-class Reference:
-    """The stack that ships here: a small real hybrid stack, the default party under test."""
+LAUNCH_SIDE = frozenset(
+    {
+        "blocks", "render", "translate", "stages", "placement",
+        "preset", "preset_names", "divide", "host", "launch", "read_back",
+        "topology", "group_calls", "gradient_reduction", "expert_lane",
+    }
+)  # fmt: skip
+
+
+class Reference(NodeSide, DisksSide, ReceiptsSide, LifecycleSide, CapacitySide):
+    """The stack that ships here: a small real hybrid stack, the default party under test.
+
+    What it says about launch and mesh stands below; what it says about the node and the evidence in the files of the
+    sides it inherits.
+    """
 
     name = "reference"
     version = VERSION
     layouts: frozenset[Layout] = frozenset({"own-axis", "borrowed"})
     labels: Mapping[str, str] = {}
-    offers = frozenset(
-        {
-            "blocks", "render", "translate", "stages", "placement",
-            "preset", "preset_names", "divide", "host", "launch", "read_back",
-            "topology", "group_calls", "gradient_reduction", "expert_lane",
-        }
-    )  # fmt: skip
+    offers = (
+        LAUNCH_SIDE
+        | NodeSide.QUESTIONS
+        | DisksSide.QUESTIONS
+        | ReceiptsSide.QUESTIONS
+        | LifecycleSide.QUESTIONS
+        | CapacitySide.QUESTIONS
+    )
 
     capabilities: frozenset[str] = frozenset({"dsa"})
     """What the runtime can do; without `dsa` the sparse-attention symbol is refused."""
