@@ -93,6 +93,8 @@ RUNS: dict[str, tuple[object, ...]] = {
     "replay": ("replay", "canned.jsonl", "--as-of", "2026-06-15"),
     "replay-expired": ("replay", "canned.jsonl", "--as-of", "2027-01-01"),
     "replay-without": ("replay", "canned.jsonl", "--as-of", "2026-06-15", "--deviations", "none.toml"),
+    "replay-late": ("replay", "gone.jsonl", "--as-of", "2027-01-01"),
+    "report-no-date": ("report", "soon.jsonl"),
     "replay-gone": ("replay", "gone.jsonl", "--as-of", "2026-06-15"),
 }  # fmt: skip
 
@@ -189,7 +191,7 @@ def runs(folder: Path) -> dict[str, Done]:
     canned = _text(CANNED)
     files = {
         "d.toml": "", "none.toml": "", "broken.toml": "[[deviation\n", "empty/.keep": "", "canned.jsonl": canned,
-        "gone.jsonl": _text(GONE), "cut.jsonl": "".join(canned.splitlines(keepends=True)[:-1]),
+        "gone.jsonl": _text(GONE), "soon.jsonl": canned.replace("2026-12-31", "soon"), "cut.jsonl": "".join(canned.splitlines(keepends=True)[:-1]),
         "unfinished/run.jsonl.part": "".join(canned.splitlines(keepends=True)[:3]),
     }  # fmt: skip
     return side_by_side(RUNS, folder, _=files)
@@ -258,9 +260,8 @@ def test_a_replay_needs_no_stack_and_knows_the_day(runs: dict[str, Done]) -> Non
     assert "Deviates, as declared: 2" in runs["replay"].stdout
 
 
-def test_a_replay_says_where_it_differs_from_the_record(tmp_path: Path) -> None:
-    (tmp_path / "gone.jsonl").write_text(_text(GONE), encoding="utf-8")
-    done = side_by_side({"late": ("replay", "../gone.jsonl", "--as-of", "2027-01-01")}, tmp_path)["late"]
+def test_a_replay_says_where_it_differs_from_the_record(runs: dict[str, Done]) -> None:
+    done = runs["replay-late"]
     assert done.returncode == EXIT_CODES["violated"]
     assert "the record said conformant on 2026-06-15" in done.stdout
     assert "judged as of 2027-01-01 it is violated" in done.stdout
@@ -357,10 +358,8 @@ def test_every_line_of_a_real_record_matches_the_published_schema(runs: dict[str
     assert not valid.is_valid({"verdict": {}})
 
 
-def test_a_record_with_a_date_that_is_none_is_refused(tmp_path: Path) -> None:
-    file = tmp_path / "run.jsonl"
-    file.write_text(_text(CANNED).replace("2026-12-31", "soon"), encoding="utf-8")
-    done = side_by_side({"soon": ("report", file)}, tmp_path)["soon"]
+def test_a_record_with_a_date_that_is_none_is_refused(runs: dict[str, Done]) -> None:
+    done = runs["report-no-date"]
     assert (done.returncode, done.stdout) == (USAGE, "")
     assert "deviation TOPO-02.expires = 'soon': is not a date" in done.stderr
 

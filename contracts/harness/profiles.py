@@ -1,7 +1,7 @@
 """Profiles: which promises a verdict is about. A profile turns the law into a plan, before anything runs.
 
-A profile is a comma-separated list. Each word names a side (`launch`, `machine`), a tier, the whole law (`full`), ids by
-their beginning (`TOPO`, `PAT-0`, `ARGV-03b`) or a single item (`TOPO-02[pp2-tp2]`).
+A profile is a comma-separated list. Each word names a side (`launch`, `machine`), a tier, the whole law (`full`), ids
+by their beginning (`TOPO`, `PAT-0`, `ARGV-03b`) or a single item (`TOPO-02[pp2-tp2]`).
 """
 
 from __future__ import annotations
@@ -13,13 +13,16 @@ from contracts.contract import TIERS, Contract, Law, Untested
 from contracts.spec.errors import refuse
 from contracts.spec.records import Item, Plan, Statement
 
-LAUNCH_FAMILIES = ("GATE", "PAT", "NAME", "REC", "ARGV", "ENV", "TOPO")
+_FAMILIES: Mapping[str, tuple[str, ...]] = {
+    "launch": ("GATE", "PAT", "NAME", "REC", "ARGV", "ENV", "TOPO"),
+    "machine": ("GATE", "PREF", "INST", "STOR", "RCPT", "CMP", "MANI", "MEM", "KRN", "GOOD"),
+}
 
 NAMED: Mapping[str, str] = {
     "launch": "what is emitted before anything is built: patterns, names, recipes, argv, environment, meshes; tested "
     "promises of one process",
-    "machine": "what surrounds the step: node, disks, installed stack, receipts, comparison, manifests, budgets; tested "
-    "promises of one process",
+    "machine": "what surrounds the step: node, disks, installed stack, receipts, comparison, manifests, budgets; "
+    "tested promises of one process",
     "unit": "every promise of one CPU process, those without a check included",
     "gpu": "every promise that needs one GPU",
     "dist": "every promise that needs several ranks",
