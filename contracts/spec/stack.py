@@ -1,6 +1,6 @@
 """The questions: what can be asked of a stack under test. Checks and stacks meet here and nowhere else.
 
-What is asked about the launch stands in this file; about the node in `machine`, about receipts in `evidence`, about a
+What is asked about the launch stands in this file; about the node in `machine` and `installation`, about receipts in `evidence`, about a
 run's life in `lifecycle`, about memory and kernels in `capacity`. Each is a protocol, and `questions` reads them all.
 
 A stack answers the questions it `offers`; a check names the ones it `asks`. Values go in, values come out, and every
@@ -19,6 +19,7 @@ from typing import Any, Protocol
 from contracts.spec.capacity import Capacity
 from contracts.spec.codec import hints
 from contracts.spec.evidence import Evidence
+from contracts.spec.installation import Installation
 from contracts.spec.launch import Lane, Launch, Reading, Reread
 from contracts.spec.lifecycle import Lifecycle
 from contracts.spec.machine import Machine
@@ -150,7 +151,7 @@ def questions() -> Mapping[str, Question]:
 
 def _read_questions() -> dict[str, Question]:
     found = {}
-    for protocol in (Stack, Machine, Evidence, Lifecycle, Capacity, Court):
+    for protocol in (Stack, Machine, Installation, Evidence, Lifecycle, Capacity, Court):
         for name, function in vars(protocol).items():
             if name.startswith("_") or not inspect.isfunction(function):
                 continue
