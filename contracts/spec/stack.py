@@ -1,7 +1,7 @@
 """The questions: what can be asked of a stack under test. Checks and stacks meet here and nowhere else.
 
-What is asked about the launch stands in this file; about the node in `machine` and `installation`, about receipts in `evidence`, about a
-run's life in `lifecycle`, about memory and kernels in `capacity`. Each is a protocol, and `questions` reads them all.
+What is asked about the launch stands in this file; about the node in `machine` and `installation`, about receipts in
+`evidence`, about a run's life in `lifecycle`, about memory and kernels in `capacity`. `questions` reads them all.
 
 A stack answers the questions it `offers`; a check names the ones it `asks`. Values go in, values come out, and every
 parameter and answer has a JSON form, so a stack may live in another process, another environment, another language
