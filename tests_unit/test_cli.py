@@ -191,7 +191,8 @@ def runs(folder: Path) -> dict[str, Done]:
     canned = _text(CANNED)
     files = {
         "d.toml": "", "none.toml": "", "broken.toml": "[[deviation\n", "empty/.keep": "", "canned.jsonl": canned,
-        "gone.jsonl": _text(GONE), "soon.jsonl": canned.replace("2026-12-31", "soon"), "cut.jsonl": "".join(canned.splitlines(keepends=True)[:-1]),
+        "gone.jsonl": _text(GONE), "soon.jsonl": canned.replace("2026-12-31", "soon"),
+        "cut.jsonl": "".join(canned.splitlines(keepends=True)[:-1]),
         "unfinished/run.jsonl.part": "".join(canned.splitlines(keepends=True)[:3]),
     }  # fmt: skip
     return side_by_side(RUNS, folder, _=files)

@@ -30,15 +30,6 @@ def environment(**changes: str) -> dict[str, str]:
     return {**kept, "PYTHONPATH": str(ROOT), "COLUMNS": "120", **changes}
 
 
-def lanegate(*words: object, cwd: Path, **changes: str) -> Done:
-    """One run of the command."""
-    return subprocess.run(
-        [str(LANEGATE), *map(str, words)],
-        cwd=cwd, env=environment(**changes), capture_output=True, text=True, timeout=120, check=False,
-        stdin=subprocess.DEVNULL,
-    )  # fmt: skip
-
-
 def side_by_side(runs: Mapping[str, Sequence[object]], folder: Path, **files: Mapping[str, str]) -> dict[str, Done]:
     """Several runs, by name, each in a directory and a process of its own.
 
