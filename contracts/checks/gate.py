@@ -136,6 +136,14 @@ def _shrink_plan(text: str) -> str:
     return text.replace('{"id":"TOPO-02","case":"pp2-ep2"}', '{"id":"TOPO-02","case":"pp2-tp2"}', 1)
 
 
+def _edit_outcome(text: str) -> str:
+    return text.replace('"outcome":"violated"', '"outcome":"deviates"', 1)
+
+
+def _forget_a_deviation(text: str) -> str:
+    return "".join(f"{line}\n" for line in text.splitlines() if not line.startswith('{"deviation"'))
+
+
 def _join_two(text: str) -> str:
     return text + text
 
@@ -153,6 +161,8 @@ DAMAGE: Mapping[str, Callable[[str], str]] = {
     "cut-mid-line": _cut_mid_line,
     "result-removed": _drop_one_result,
     "plan-edited": _shrink_plan,
+    "outcome-edited": _edit_outcome,
+    "deviation-removed": _forget_a_deviation,
     "two-joined": _join_two,
     "another-schema": _another_schema,
     "unknown-field": _unknown_field,
@@ -166,7 +176,7 @@ def a_damaged_record_is_refused(court: Court, damage: str) -> None:
 
     A truncated log of an older run read as a green one is the commonest way in which evidence lies.
     """
-    text = court.write_run(_run((A, "holds"), (B, "holds")), TODAY)
+    text = court.write_run(_run((A, "violated"), (B, "holds"), deviations=(_declared("pp2-tp2"),)), TODAY)
     damaged = DAMAGE[damage](text)
     assert damaged != text, f"{damage} changed nothing, so this case proves nothing"
     refusal_of(court.read_run, damaged)

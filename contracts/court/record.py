@@ -2,8 +2,8 @@
 
     {"header": …}  {"plan": …}  {"deviation": …}*  {"result": …}*  {"unclaimed": …}*  {"kill": …}*  {"footer": …}
 
-The plan stands in the file before the first result, and the footer carries its hash and the number of results, so a
-file that was cut off, pasted together or edited is refused instead of being read as a smaller run.
+The plan stands in the file before the first result, and the footer carries the hash of every line above it, so a file
+that was cut off, pasted together or edited is refused instead of being read as another run.
 
 The schema under `docs/schema/` is written by `python -m contracts.court.record docs/schema/run-1.json`.
 """
@@ -22,7 +22,7 @@ from typing import Any, TextIO
 
 from contracts.court.verdict import verdict
 from contracts.spec import codec
-from contracts.spec.errors import Refusals, Refused, refuse
+from contracts.spec.errors import Refusals, refuse
 from contracts.spec.records import (
     SCHEMA,
     Deviation,
@@ -53,34 +53,29 @@ def line(entry: object) -> str:
     return f'{{"{_NAMES[type(entry)]}":{codec.dumps(entry)}}}'
 
 
-def fingerprint(plan: Plan) -> str:
-    """SHA-256 of the plan as it is written."""
-    return hashlib.sha256(line(plan).encode()).hexdigest()
+def digest(text: str) -> str:
+    """SHA-256 of the lines of a record."""
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
-def footer(run: Run, judged: Verdict, finished: str) -> Footer:
-    """The line that closes a run."""
-    return Footer(
-        plan=fingerprint(run.plan),
-        results=len(run.results),
-        word=judged.word,
-        exit_code=judged.exit_code,
-        finished=finished,
-    )
+def footer(above: str, results: int, judged: Verdict, finished: str) -> Footer:
+    """The line that closes a run; `above` is the digest of the lines before it."""
+    return Footer(digest=above, results=results, word=judged.word, exit_code=judged.exit_code, finished=finished)
 
 
 def write(run: Run, today: datetime.date) -> str:
     """A whole run as text, judged on a given day."""
     entries: list[object] = [run.header, run.plan, *run.deviations, *run.results, *run.unclaimed, *run.kills]
-    entries.append(footer(run, verdict(run, today), run.header.started))
-    return "".join(f"{line(entry)}\n" for entry in entries)
+    text = "".join(f"{line(entry)}\n" for entry in entries)
+    closing = footer(digest(text), len(run.results), verdict(run, today), run.header.started)
+    return f"{text}{line(closing)}\n"
 
 
 def read(text: str) -> tuple[Run, Footer]:
     """Read a run back.
 
     Raises:
-        Refused: when it has no footer, when plan or results do not match it, when a line is not of the schema, or when
+        Refused: when it has no footer, when the lines do not match it, when a line is not of the schema, or when
             it was written by another schema version.
     """
     entries = [_read_line(each, number) for number, each in enumerate(text.split("\n"), start=1) if each]
@@ -100,8 +95,8 @@ def read(text: str) -> tuple[Run, Footer]:
         kills=tuple(_only(entries, Kill)),
     )
     closing = _only(entries, Footer)[0]
-    if closing.plan != fingerprint(run.plan):
-        raise refuse("run", closing.plan, "the footer belongs to another plan", "do not join or edit records")
+    if closing.digest != digest(text[: text.rindex("\n", 0, -1) + 1]):
+        raise refuse("run", closing.digest, "the footer belongs to other lines", "do not join or edit records")
     if closing.results != len(run.results):
         problem = f"the footer counts {closing.results} results, the record holds {len(run.results)}"
         raise refuse("run", closing.results, problem, "run it again")
@@ -173,14 +168,19 @@ class Recorder:
         self.path = folder / "run.jsonl"
         self._part = folder / "run.jsonl.part"
         self._file: TextIO = self._part.open("w", encoding="utf-8")
+        self._above = hashlib.sha256()
+        self._results = 0
 
     def add(self, entry: object) -> None:
-        self._file.write(f"{line(entry)}\n")
+        text = f"{line(entry)}\n"
+        self._file.write(text)
         self._file.flush()
+        self._above.update(text.encode())
+        self._results += isinstance(entry, Result)
 
-    def close(self, last: Footer) -> None:
+    def close(self, judged: Verdict, finished: str) -> None:
         """Write the footer and give the file its name."""
-        self.add(last)
+        self.add(footer(self._above.hexdigest(), self._results, judged, finished))
         os.fsync(self._file.fileno())
         self._file.close()
         self._part.replace(self.path)
@@ -236,20 +236,6 @@ def _read_line(text: str, number: int) -> Any:
 def _only(entries: Iterable[Any], kind: type) -> list[Any]:
     return [entry for entry in entries if type(entry) is kind]
 
-
-__all__ = [
-    "Recorder",
-    "Refused",
-    "fingerprint",
-    "footer",
-    "line",
-    "load",
-    "make_folder",
-    "read",
-    "schema",
-    "schema_text",
-    "write",
-]
 
 if __name__ == "__main__":
     if len(sys.argv) != 2:

@@ -103,7 +103,7 @@ class Gate:
         if self.recorder is not None:
             for entry in (*self.unclaimed, *self.kills):
                 self.recorder.add(entry)
-            self.recorder.close(record.footer(run, judged, utc_now()))
+            self.recorder.close(judged, utc_now())
         return judged
 
     def run(self) -> Run:

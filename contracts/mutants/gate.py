@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from dataclasses import replace
 
@@ -66,13 +65,21 @@ class FooterIsOptional(Court):
     def read_run(self, text: str) -> Run:
         lines = text.splitlines()
         if lines and not lines[-1].startswith('{"footer"'):
-            plan = hashlib.sha256(lines[1].encode()).hexdigest()
             results = sum(line.startswith('{"result"') for line in lines)
-            closing = Footer(
-                plan=plan, results=results, word="conformant", exit_code=0, finished="2026-06-15T00:00:00+00:00"
-            )
+            above, finished = record.digest(text), "2026-06-15T00:00:00+00:00"
+            closing = Footer(digest=above, results=results, word="conformant", exit_code=0, finished=finished)
             text += f"{record.line(closing)}\n"
         return super().read_run(text)
+
+
+@mutant(of="GATE-02a", case="outcome-edited", says="was accepted, expected a refusal")
+class FooterVouchesForThePlanAlone(Court):
+    """The hash in the footer covers the plan, so that a result can be edited under it."""
+
+    def read_run(self, text: str) -> Run:
+        above, newline, closing = text.rstrip("\n").rpartition("\n")
+        vouched = re.sub(r'"digest":"\w*"', f'"digest":"{record.digest(above + newline)}"', closing)
+        return super().read_run(f"{above}{newline}{vouched}\n")
 
 
 @mutant(of="GATE-03", case="stale", says="verdict is conformant, expected violated")

@@ -125,9 +125,9 @@ class Plan:
 
 @dataclass(frozen=True, kw_only=True)
 class Footer:
-    """Closes a run. A run without it was cut off and is refused. `plan` is the SHA-256 of the plan line."""
+    """Closes a run. A run without it was cut off and is refused. `digest` is the SHA-256 of every line above it."""
 
-    plan: str
+    digest: str
     results: int
     word: Word
     exit_code: int
