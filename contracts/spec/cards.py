@@ -1,0 +1,65 @@
+"""Cards by their bytes, and whether a need fits one: what a plan may say, and what only a measurement may."""
+
+from __future__ import annotations
+
+from contracts.spec.capacity import Card, Fit, FitWord, Measured
+from contracts.spec.errors import Refusals, refuse
+
+# The data sheets' figures read as decimal gigabytes. Drivers report more (143 771 MiB = 150.8 GB on an H200, 81 559 MiB
+# = 85.5 GB on an H100), of which the context takes its share: the decimal reading keeps about 6 % in hand on both.
+CARDS = {
+    "h200": Card(name="h200", usable_bytes=141_000_000_000),
+    "h100": Card(name="h100", usable_bytes=80_000_000_000),
+}
+REFUSED_ABOVE = 95  # per cent of the usable bytes
+WARNED_ABOVE = 90  # less than 10 % of headroom
+SETTLED_STEP = 100  # before it the allocator has not seen its worst; a peak measured earlier proves no fit
+
+
+def card(name: str) -> Card:
+    """The card behind a name.
+
+    Raises:
+        Refused: for a name that is not a card; a host or a box is none.
+    """
+    if name not in CARDS:
+        raise refuse("card", name, "is not a card", f"use one of {', '.join(CARDS)}, or give its bytes")
+    return CARDS[name]
+
+
+def word(needed_bytes: int, card: Card) -> FitWord:
+    """Above 95 % of the usable bytes a plan is refused, above 90 % it is tight. In whole bytes, without rounding."""
+    if needed_bytes * 100 > card.usable_bytes * REFUSED_ABOVE:
+        return "too large"
+    return "tight" if needed_bytes * 100 > card.usable_bytes * WARNED_ABOVE else "fits"
+
+
+def fit(needed_bytes: int, card: Card, measured: Measured | None) -> Fit:
+    """Whether a need fits a card. Only a receipt of a settled run on that card proves it, and what was reserved there
+    overrides a smaller plan.
+
+    Raises:
+        Refused: for sizes that are not positive.
+    """
+    found = Refusals()
+    positive("needed_bytes", needed_bytes, found)
+    positive("usable_bytes", card.usable_bytes, found)
+    found.raise_any()
+    if measured is None:
+        return Fit(word=word(needed_bytes, card), proved=False, reason="planned, not measured")
+    if measured.card != card.name:
+        reason = f"measured on {measured.card}, which says nothing of {card.name}"
+        return Fit(word=word(needed_bytes, card), proved=False, reason=reason)
+    peak = max(measured.reserved_bytes, measured.allocated_bytes)
+    verdict = word(max(needed_bytes, peak), card)
+    if not measured.receipt:
+        return Fit(word=verdict, proved=False, reason=f"a peak of {peak} bytes without a receipt")
+    if measured.step < SETTLED_STEP:
+        reason = f"{measured.receipt} ended at step {measured.step}, before step {SETTLED_STEP}"
+        return Fit(word=verdict, proved=False, reason=reason)
+    return Fit(word=verdict, proved=True, reason=f"{measured.receipt}: {peak} bytes at step {measured.step}")
+
+
+def positive(name: str, value: int, found: Refusals) -> None:
+    """Record a refusal of a size that is not positive."""
+    found.unless(value > 0, name, value, "must be positive", "give bytes, not a label")

@@ -1,0 +1,214 @@
+"""The tensors of a model, counted: each block of the pattern as a list of tensors with their size and how TP cuts them.
+
+Sources: GQA and relu²/SwiGLU MLPs as in Megatron-LM; MLA, arXiv 2405.04434 (latent projections on every TP rank, heads
+cut); the DSA indexer as in Megatron-Core (on every rank); Mamba-2, arXiv 2405.21060 and mamba-ssm; the M²RNN block,
+arXiv 2603.14360; hyper-connections, arXiv 2512.24880.
+
+Assumed, because a recipe does not say it:
+
+- no biases but the convolution's, dt_bias and those of the hyper-connections; RMSNorm before every block;
+- the convolution of M is 4 wide; R has no convolution, and its heads, state and head_dim are those of `mamba`;
+- M is counted as Mamba-2 in both modes. Mamba-3 (author_dp) drops the convolution and adds trap, A and angle
+  projections, 1.2 % of the block at NAM56R's sizes. R is the M²RNN block in both modes; nemo_native builds the smaller
+  M in its place;
+- hyper-connections stand on A blocks; an MTP head is a GQA or MLA block, never sparse, and a dense MLP;
+- the vocabulary is not padded. Megatron-LM pads it to a multiple of 128 · tp.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from contracts.spec import pattern as patterns
+from contracts.spec.capacity import ParameterCount, Share
+from contracts.spec.recipe import Recipe
+
+CONV_WIDTH = 4  # mamba-ssm's default d_conv; Megatron-LM has no flag for it
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tensor:
+    """One tensor of a block. `times` counts alike tensors (experts); `whole` is its size before TP or EP cut it.
+
+    `pieces` is into how many pieces it can be cut at most: KV heads, SSM groups. Beyond that, TP ranks hold copies.
+    `fp32` marks state-space vectors that stay float32 under bf16.
+    """
+
+    name: str
+    whole: int
+    share: Share = "replicated"
+    times: int = 1
+    pieces: int | None = None
+    fp32: bool = False
+
+    def on_a_rank(self, tp: int, ep: int, etp: int) -> int:
+        """Its parameters on one rank, before data parallelism cuts it."""
+        if self.share == "replicated":
+            return self.whole * self.times
+        if self.share == "ep":
+            return self.whole * self.times // (ep * etp)
+        return self.whole * self.times // min(tp, self.pieces or tp)
+
+    @property
+    def parameters(self) -> int:
+        return self.whole * self.times
+
+
+Tensors = tuple[Tensor, ...]
+
+
+def block(recipe: Recipe, letter: str, *, sparse: bool = False) -> Tensors:
+    """The tensors of one block; `sparse` says that an A block carries the DSA indexer."""
+    norm = Tensor(name="norm", whole=recipe.hidden)
+    if letter == "A":
+        return (norm, *_attention(recipe), *(_indexer(recipe) if sparse else ()), *_hyper_connections(recipe))
+    if letter == "E":
+        return (norm, *(_experts(recipe) if recipe.moe else _mlp(recipe, recipe.ffn_hidden)))
+    return (norm, *(_mamba(recipe) if letter == "M" else _recurrent(recipe)))
+
+
+def blocks(recipe: Recipe) -> tuple[Tensors, ...]:
+    """The tensors of each layer, in order."""
+    letters = patterns.parse(recipe.pattern, recipe.depth).letters
+    sparse, rank, found = recipe.dsa.a_ranks if recipe.dsa else (), 0, []
+    for letter in letters:
+        found.append(block(recipe, letter, sparse=letter == "A" and rank in sparse))
+        rank += letter == "A"
+    return tuple(found)
+
+
+def embedding(recipe: Recipe) -> Tensors:
+    return (Tensor(name="embedding", whole=recipe.vocab * recipe.hidden, share="tp"),)
+
+
+def head(recipe: Recipe) -> Tensors:
+    """The output projection; none of its own when it is tied to the embedding."""
+    if not recipe.untied_embeddings:
+        return ()
+    return (Tensor(name="head", whole=recipe.vocab * recipe.hidden, share="tp"),)
+
+
+def final_norm(recipe: Recipe) -> Tensors:
+    return (Tensor(name="norm", whole=recipe.hidden),)
+
+
+def mtp(recipe: Recipe) -> Tensors:
+    """The heads of multi-token prediction: two norms and a projection, a dense block pair, and a norm behind it.
+
+    DeepSeek-V3, arXiv 2412.19437 section 2.2. Embedding and output projection are the model's own.
+    """
+    if recipe.mtp is None:
+        return ()
+    hidden = recipe.hidden
+    one = (
+        Tensor(name="norms", whole=3 * hidden),
+        Tensor(name="projection", whole=2 * hidden * hidden, share="tp"),
+        Tensor(name="norm", whole=2 * hidden),
+        *_attention(recipe),
+        *_mlp(recipe, recipe.ffn_hidden),
+    )
+    return one * recipe.mtp.depth
+
+
+def count(recipe: Recipe) -> ParameterCount:
+    """Parameters of the whole model by family, and those that one token passes through."""
+    letters = patterns.parse(recipe.pattern, recipe.depth).letters
+    families = dict.fromkeys(("A", "E", "M", "R"), 0)
+    for letter, tensors in zip(letters, blocks(recipe), strict=True):
+        families[letter] += total(tensors)
+    families |= {
+        "embedding": total(embedding(recipe)),
+        "head": total(head(recipe)),
+        "norm": total(final_norm(recipe)),
+        "mtp": total(mtp(recipe)),
+    }
+    whole, idle = sum(families.values()), 0
+    if recipe.moe is not None:
+        expert = _matrices(recipe) * recipe.hidden * recipe.moe.expert_hidden
+        idle = letters.count("E") * (recipe.moe.experts - recipe.moe.top_k) * expert
+    return ParameterCount(total=whole, active=whole - idle, families=families)
+
+
+def total(tensors: Iterable[Tensor]) -> int:
+    return sum(tensor.parameters for tensor in tensors)
+
+
+def _matrices(recipe: Recipe) -> int:
+    """Matrices of an MLP: up and down, and with SwiGLU the gate."""
+    return 3 if recipe.activation == "swiglu" else 2
+
+
+def _mlp(recipe: Recipe, inner: int) -> Tensors:
+    return (Tensor(name="mlp", whole=_matrices(recipe) * recipe.hidden * inner, share="tp"),)
+
+
+def _experts(recipe: Recipe) -> Tensors:
+    moe = recipe.moe
+    assert moe is not None
+    expert = _matrices(recipe) * recipe.hidden * moe.expert_hidden
+    router = Tensor(name="router", whole=recipe.hidden * moe.experts, fp32=True)
+    experts = Tensor(name="experts", whole=expert, share="ep", times=moe.experts)
+    return (router, experts, *(_mlp(recipe, moe.shared_hidden) if moe.shared_hidden else ()))
+
+
+def _attention(recipe: Recipe) -> Tensors:
+    hidden, heads, mla = recipe.hidden, recipe.heads, recipe.mla
+    if mla is None:
+        keys_and_values = 2 * hidden * recipe.kv_groups * recipe.head_dim
+        found = (
+            Tensor(name="query and output", whole=2 * hidden * hidden, share="tp"),
+            Tensor(name="key and value", whole=keys_and_values, share="tp", pieces=recipe.kv_groups),
+        )
+        return (*found, Tensor(name="qk norm", whole=2 * recipe.head_dim)) if recipe.qk_norm else found
+    down = hidden * (mla.q_lora + mla.kv_lora + mla.qk_rope)
+    up = heads * (mla.q_lora * (mla.qk_head + mla.qk_rope) + mla.kv_lora * (mla.qk_head + mla.v_head))
+    return (
+        Tensor(name="latent down", whole=down),
+        Tensor(name="latent norms", whole=mla.q_lora + mla.kv_lora),
+        Tensor(name="latent up", whole=up, share="tp"),
+        Tensor(name="output", whole=heads * mla.v_head * hidden, share="tp"),
+    )
+
+
+def _indexer(recipe: Recipe) -> Tensors:
+    assert recipe.dsa is not None
+    assert recipe.mla is not None
+    wide, heads = recipe.dsa.index_head_dim, recipe.dsa.index_heads
+    whole = recipe.mla.q_lora * heads * wide + recipe.hidden * (wide + heads) + 2 * wide
+    return (Tensor(name="indexer", whole=whole),)
+
+
+def _hyper_connections(recipe: Recipe) -> Tensors:
+    if recipe.mhc is None:
+        return ()
+    n = recipe.mhc.streams
+    mixes = 2 * n + n * n  # reading, writing, and stream to stream
+    return (Tensor(name="hyper-connections", whole=n * recipe.hidden * mixes + mixes + 3),)
+
+
+def _mamba(recipe: Recipe) -> Tensors:
+    mamba, hidden = recipe.mamba, recipe.hidden
+    inner, grouped = mamba.heads * mamba.head_dim, 2 * mamba.groups * mamba.state
+    return (
+        Tensor(name="z, x, dt in", whole=hidden * (2 * inner + mamba.heads), share="tp"),
+        Tensor(name="B and C in", whole=hidden * grouped, share="tp", pieces=mamba.groups),
+        Tensor(name="convolution of x", whole=inner * (CONV_WIDTH + 1), share="tp"),
+        Tensor(name="convolution of B and C", whole=grouped * (CONV_WIDTH + 1), share="tp", pieces=mamba.groups),
+        Tensor(name="A_log, D, dt_bias", whole=3 * mamba.heads, share="tp", fp32=True),
+        Tensor(name="gated norm", whole=inner, share="tp"),
+        Tensor(name="out", whole=inner * hidden, share="tp"),
+    )
+
+
+def _recurrent(recipe: Recipe) -> Tensors:
+    mamba, hidden = recipe.mamba, recipe.hidden
+    inner, keyed = mamba.heads * mamba.head_dim, 2 * mamba.heads * mamba.state
+    return (
+        Tensor(name="g, v, f in", whole=hidden * (2 * inner + mamba.heads), share="tp"),
+        Tensor(name="q and k in", whole=hidden * keyed, share="tp"),
+        Tensor(name="W", whole=mamba.heads * mamba.head_dim * mamba.head_dim, share="tp"),
+        Tensor(name="A_log, D, dt_bias", whole=3 * mamba.heads, share="tp", fp32=True),
+        Tensor(name="gated norm", whole=inner, share="tp"),
+        Tensor(name="out", whole=inner * hidden, share="tp"),
+    )
