@@ -22,19 +22,8 @@ from math import prod
 
 from contracts.spec import parameters
 from contracts.spec import pattern as patterns
-from contracts.spec.capacity import (
-    PARTS,
-    Budget,
-    Card,
-    Fit,
-    FitWord,
-    Line,
-    Measured,
-    Plan,
-    Share,
-    StageBudget,
-    positive,
-)
+from contracts.spec.capacity import PARTS, Budget, Card, Line, Plan, Share, StageBudget
+from contracts.spec.cards import positive, word
 from contracts.spec.parameters import Tensors
 from contracts.spec.recipe import Recipe, refusals_on
 from contracts.spec.topology import Grids, Kind, grids

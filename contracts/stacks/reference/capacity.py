@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from contracts.spec import kernels as catalogue
 from contracts.spec import cards, memory, parameters
+from contracts.spec import kernels as catalogue
 from contracts.spec.capacity import (
     Budget,
     Card,
