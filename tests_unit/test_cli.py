@@ -181,8 +181,8 @@ GONE = replace(  # conformant by its deviation, of a stack that exists nowhere
 def _vouched(text: str) -> str:
     """An edited record whose footer was made to fit."""
     above, newline, closing = text.rstrip("\n").rpartition("\n")
-    digest = record.digest(above + newline)
-    return f"{above}{newline}{re.sub(r'(?<="digest":")[^"]*', digest, closing)}\n"
+    vouched = re.sub(r'(?<="digest":")[^"]*', record.digest(above + newline), closing)
+    return f"{above}{newline}{vouched}\n"
 
 
 def _text(run: Run) -> str:

@@ -132,7 +132,8 @@ def test_the_plan_is_on_disk_before_anything_runs(runs: dict[str, Done], folder:
 
 def test_an_interrupt_from_the_keyboard_ends_the_run_without_a_verdict(tmp_path: Path) -> None:
     words = ["check", "--with", "none", "--report", "out", "--profile", "PAT-01[nam56r]", "--stack", f"{BAD}:Hangs"]
-    running = subprocess.Popen([LANEGATE, *words], cwd=tmp_path, env=environment(), start_new_session=True,
+    heard = ("env", "--default-signal=INT")  # a job in the background of a script inherits an ignored SIGINT
+    running = subprocess.Popen([*heard, LANEGATE, *words], cwd=tmp_path, env=environment(), start_new_session=True,
                                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)  # fmt: skip
     part = tmp_path / "out/run.jsonl.part"
     until = time.monotonic() + 30
