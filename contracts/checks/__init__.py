@@ -19,12 +19,13 @@ from contracts.checks import (  # isort: skip
     expert_lane,  # when EP is active, and what follows
     reductions,  # over whom a gradient is averaged
     scale,  # all of the mesh at 65 536 ranks
+    manifest,  # a detached run's states, and what a re-run takes over
     gate,  # the suite itself
     unwritten,  # what no contract judges yet
 )
 
 __all__ = [
     "arguments", "environment", "expert_lane", "features", "gate", "group_calls", "groups", "hybrid", "inherited",
-    "lanes", "launch", "names", "overrides", "pattern", "recipe", "reductions", "scale", "stages", "topology",
-    "unwritten",
+    "lanes", "launch", "manifest", "names", "overrides", "pattern", "recipe", "reductions", "scale", "stages",
+    "topology", "unwritten",
 ]  # fmt: skip

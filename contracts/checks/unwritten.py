@@ -75,11 +75,6 @@ _WAITING: Mapping[str, Mapping[str, tuple[Tier, str]]] = {
         "MEM-02": ("unit", "The memory budget names its parts against 141 GB H200 and 80 GB H100."),
         "MEM-03": ("unit", "expandable_segments is judged by the gap reserved − allocated under one shape."),
         "MEM-04": ("unit", "Fragmentation and true exhaustion are told apart from the record."),
-        "PREF-01": ("unit", "Every GPU–GPU cell of `nvidia-smi topo -m` reads NV18 on an eight-way node, or the launch "
-                            "is refused with the cell."),
-        "PREF-02": ("unit", "Host automatic NUMA balancing is off."),
-        "PREF-04": ("unit", "On several nodes, communicator order and GPU–NIC affinity agree with the host's map."),
-        "PREF-05": ("unit", "All refusals at once; a tool that is absent or prints garbage is a refusal, not a pass."),
         "INST-01": ("unit", "The stack table is data; the installed stack is compared with it line by line."),
         "INST-02": ("unit", "Install order: torch first; a plan that could move torch is refused."),
         "INST-03": ("unit", "torch is the build it was, else stop; binaries agree with its ABI."),
@@ -94,11 +89,8 @@ _WAITING: Mapping[str, Mapping[str, tuple[Tier, str]]] = {
         "RCPT-05": ("unit", "tokens/s, MFU and parameter counts follow their definitions."),
         "CMP-01": ("unit", "Two runs compare only with the same host lineage, preset family and launch regime."),
         "CMP-02": ("unit", "A changed backend identity or runtime provenance is a changed class, not a regression."),
-        "MANI-01": ("unit", "A detached run goes detached → running → ok or error and no other way."),
         "MANI-02": ("unit", "A stuck manifest is classified by where it is stuck."),
         "MANI-03": ("unit", "The symptom table is executable: six symptoms → layer, first surface, fix."),
-        "MANI-04": ("unit", "Checkpoint, compile cache and data state are separate volumes; a re-run states which it "
-                            "reused."),
         "GOOD-01": ("unit", "Step, compile, checkpoint, data, eval and idle partition the wall clock."),
     },
     "needs a GPU, and the kernels' checks are not written yet": {

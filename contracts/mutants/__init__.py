@@ -12,6 +12,7 @@ from contracts.mutants import (
     inherited,
     lanes,
     launch,
+    manifest,
     names,
     overrides,
     pattern,
@@ -24,5 +25,6 @@ from contracts.mutants import (
 
 __all__ = [
     "arguments", "environment", "expert_lane", "features", "gate", "group_calls", "groups", "hybrid", "inherited",
-    "lanes", "launch", "names", "overrides", "pattern", "recipe", "reductions", "scale", "stages", "topology",
+    "lanes", "launch", "manifest", "names", "overrides", "pattern", "recipe", "reductions", "scale", "stages",
+    "topology",
 ]  # fmt: skip

@@ -1,0 +1,195 @@
+"""What the allocator's record says: why an allocation failed, and whether reserved drifts away from allocated.
+
+`allocated` is what tensors use, `reserved` what the allocator holds from the device. Their gap is memory that is held
+and not used. A gap that grows while the shape of the steps does not is fragmentation; both numbers growing together is
+the model. One out-of-memory line cannot tell them apart over a run, two readbacks cannot either. All sizes in bytes.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from contracts.spec.errors import Refusals
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutOfMemory:
+    """A failed allocation as the allocator tells it. None: not recorded.
+
+    Args:
+        requested: what could not be had; `capacity`: of the device; `free`: what the device had left.
+        allocated, reserved: in use by tensors, and held by this process's allocator, at that moment.
+        own_overhead: used by this process beside the allocator (context, NCCL buffers).
+    """
+
+    requested: int
+    capacity: int
+    free: int | None
+    allocated: int | None
+    reserved: int | None
+    own_overhead: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class OomCause:
+    """fragmentation: the bytes were there, in pieces. exhaustion: they were not. occupied: they would be there, but
+    another process has them."""
+
+    word: Literal["fragmentation", "exhaustion", "occupied", "cannot say"]
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemorySample:
+    """One readback. Batch and sequence are the shape on which the memory of a step depends."""
+
+    step: int
+    batch: int
+    sequence: int
+    allocated: int
+    reserved: int
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.batch, self.sequence
+
+    @property
+    def gap(self) -> int:
+        return self.reserved - self.allocated
+
+
+@dataclass(frozen=True, kw_only=True)
+class AllocatorTrend:
+    """Late in the run and under one shape. fragmenting: reserved drifts away from allocated. pressure: both grow
+    together. steady: neither."""
+
+    word: Literal["steady", "fragmenting", "pressure", "cannot say"]
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlagEffect:
+    """Whether expandable_segments did useful work between two runs of one shape."""
+
+    word: Literal["helps", "does not help", "cannot say"]
+    why: str
+
+
+GIB = 2**30
+SLACK = 0.01  # of reserved: growth below it is the allocator's rounding (2 MiB blocks, 20 MiB segments)
+ROUNDING = 0.02  # of the capacity: a gap below it is never nothing, and giving it back mends nothing
+FEWEST = 6  # readbacks under one shape; two thirds of them are compared with each other
+
+
+def oom_cause(record: OutOfMemory) -> OomCause:
+    """Why an allocation failed.
+
+    Raises:
+        Refused: for numbers that cannot be: negative, more allocated than reserved, more held than the device has.
+    """
+    _possible(record)
+    free, allocated, reserved = record.free, record.allocated, record.reserved
+    if free is None or allocated is None or reserved is None:
+        missing = [name for name in ("free", "allocated", "reserved") if getattr(record, name) is None]
+        return OomCause(word="cannot say", why=f"the record lacks {', '.join(missing)}")
+    asked, gap = record.requested, reserved - allocated
+    said = f"asked {_gib(asked)}, free {_gib(free)}, held and unused {_gib(gap)}, of {_gib(record.capacity)}"
+    if asked <= free:
+        return OomCause(word="cannot say", why=f"it would have fitted, so the record is of another moment: {said}")
+    if asked <= free + gap and gap > ROUNDING * record.capacity:
+        return OomCause(word="fragmentation", why=f"the bytes are there in pieces: {said}")
+    if record.own_overhead is not None:
+        others = record.capacity - free - reserved - record.own_overhead
+        if asked <= free + gap + others and others > ROUNDING * record.capacity:
+            return OomCause(word="occupied", why=f"another process holds {_gib(others)}: {said}")
+    return OomCause(word="exhaustion", why=f"the bytes are not there: {said}")
+
+
+def allocator_trend(samples: Sequence[MemorySample]) -> AllocatorTrend:
+    """What the gap and the allocation do, late in a run, under one shape. The worst shape speaks for the run.
+
+    The last third of a shape's readbacks is compared with the third before it: the first third is warm-up, in which
+    every allocator grows.
+
+    Raises:
+        Refused: for readbacks whose numbers cannot be, or that do not come in order of their steps.
+    """
+    _in_order(samples)
+    shapes: dict[tuple[int, int], list[MemorySample]] = {}
+    for sample in samples:
+        shapes.setdefault(sample.shape, []).append(sample)
+    enough = {shape: each for shape, each in shapes.items() if len(each) >= FEWEST}
+    if not enough:
+        most = max(map(len, shapes.values()), default=0)
+        return AllocatorTrend(word="cannot say", why=f"at most {most} readbacks under one shape, {FEWEST} are needed")
+    trends = [_trend_of(shape, each) for shape, each in enough.items()]
+    worst = ("fragmenting", "pressure", "steady")
+    return min(trends, key=lambda trend: worst.index(trend.word))
+
+
+def expandable_effect(off: Sequence[MemorySample], on: Sequence[MemorySample]) -> FlagEffect:
+    """Whether expandable_segments helped: without it the gap grows, with it it stops, under the same shapes.
+
+    Raises:
+        Refused: as `allocator_trend`.
+    """
+    without, with_ = allocator_trend(off), allocator_trend(on)
+    shapes = [sorted({sample.shape for sample in run}) for run in (off, on)]
+    if shapes[0] != shapes[1]:
+        return FlagEffect(word="cannot say", why=f"other shapes without it ({shapes[0]}) than with it ({shapes[1]})")
+    if "cannot say" in (without.word, with_.word):
+        return FlagEffect(word="cannot say", why=f"without: {without.why}; with: {with_.why}")
+    helps = without.word == "fragmenting" and with_.word != "fragmenting"
+    words = f"without it {without.word} ({without.why}), with it {with_.word} ({with_.why})"
+    return FlagEffect(word="helps" if helps else "does not help", why=words)
+
+
+def _trend_of(shape: tuple[int, int], samples: Sequence[MemorySample]) -> AllocatorTrend:
+    third = len(samples) // 3
+    before, last = samples[-2 * third : -third], samples[-third:]
+
+    def grown(name: Literal["gap", "allocated"]) -> float:
+        middle, late = (statistics.median(int(getattr(sample, name)) for sample in part) for part in (before, last))
+        return float(late - middle)
+
+    gap, allocated = grown("gap"), grown("allocated")
+    slack = SLACK * statistics.median(sample.reserved for sample in before)
+    said = f"batch {shape[0]}, sequence {shape[1]}: gap {_gib(gap)}, allocated {_gib(allocated)} more late in the run"
+    if gap > slack:
+        return AllocatorTrend(word="fragmenting", why=said)
+    return AllocatorTrend(word="pressure" if allocated > slack else "steady", why=said)
+
+
+def _possible(record: OutOfMemory) -> None:
+    found = Refusals()
+    for name in ("requested", "capacity"):
+        found.unless(getattr(record, name) > 0, name, getattr(record, name), "must be positive", "read it again")
+    for name in ("free", "allocated", "reserved", "own_overhead"):
+        size = getattr(record, name)
+        found.unless(size is None or size >= 0, name, size, "must not be negative", "leave out what is not known")
+    if record.allocated is not None and record.reserved is not None:
+        words = f"exceeds reserved ({record.reserved})"
+        found.unless(record.allocated <= record.reserved, "allocated", record.allocated, words, "are they swapped?")
+    held = sum(size or 0 for size in (record.free, record.reserved, record.own_overhead))
+    words = f"is less than free, reserved and overhead together ({held})"
+    found.unless(held <= record.capacity, "capacity", record.capacity, words, "read all at one moment")
+    found.raise_any()
+
+
+def _in_order(samples: Sequence[MemorySample]) -> None:
+    found = Refusals()
+    for place, sample in enumerate(samples):
+        name = f"samples[{place}]"
+        words = f"exceeds reserved ({sample.reserved})"
+        found.unless(0 <= sample.allocated <= sample.reserved, f"{name}.allocated", sample.allocated, words, "swapped?")
+        if place:
+            last = samples[place - 1].step
+            found.unless(sample.step > last, f"{name}.step", sample.step, f"does not follow {last}", "sort by step")
+    found.raise_any()
+
+
+def _gib(size: float) -> str:
+    return f"{size / GIB:.2f} GiB"
