@@ -20,12 +20,14 @@ from contracts.checks import (  # isort: skip
     reductions,  # over whom a gradient is averaged
     scale,  # all of the mesh at 65 536 ranks
     manifest,  # a detached run's states, and what a re-run takes over
+    installation,  # what is installed, against what should be
+    install_plan,  # how it gets there
     gate,  # the suite itself
     unwritten,  # what no contract judges yet
 )
 
 __all__ = [
     "arguments", "environment", "expert_lane", "features", "gate", "group_calls", "groups", "hybrid", "inherited",
-    "lanes", "launch", "manifest", "names", "overrides", "pattern", "recipe", "reductions", "scale", "stages",
-    "topology", "unwritten",
+    "install_plan", "installation", "lanes", "launch", "manifest", "names", "overrides", "pattern", "recipe",
+    "reductions", "scale", "stages", "topology", "unwritten",
 ]  # fmt: skip

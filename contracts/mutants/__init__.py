@@ -10,6 +10,8 @@ from contracts.mutants import (
     groups,
     hybrid,
     inherited,
+    install_plan,
+    installation,
     lanes,
     launch,
     manifest,
@@ -25,6 +27,6 @@ from contracts.mutants import (
 
 __all__ = [
     "arguments", "environment", "expert_lane", "features", "gate", "group_calls", "groups", "hybrid", "inherited",
-    "lanes", "launch", "manifest", "names", "overrides", "pattern", "recipe", "reductions", "scale", "stages",
-    "topology",
+    "install_plan", "installation", "lanes", "launch", "manifest", "names", "overrides", "pattern", "recipe",
+    "reductions", "scale", "stages", "topology",
 ]  # fmt: skip
