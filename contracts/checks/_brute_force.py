@@ -135,6 +135,8 @@ def _parts(world: int, groups: Iterable[Group]) -> list[int]:
     part = list(range(world))
     held: dict[int, list[int]] = {}  # part → its members, once it has more than one
     for members in groups:
+        if len(members) == 1:
+            continue
         parts = {part[rank] for rank in members}
         if len(parts) == 1:
             continue

@@ -158,6 +158,7 @@ def _junit(run: Run, verdict: Verdict) -> str:
     suite = TestSuite(f"lanegate {verdict.subject} {verdict.profile}")
     suite.add_property("verdict", verdict.word)
     suite.add_property("exit_code", str(verdict.exit_code))
+    cases = []
     for result in verdict.results:
         case = TestCase(name=str(result.item), classname=f"{run.header.subject.name}.{result.id}", time=result.seconds)
         text = "\n".join(f"{label}: {words}" for label, words in details(run, result))
@@ -167,12 +168,12 @@ def _junit(run: Run, verdict: Verdict) -> str:
             case.result = [_told(Error(_first(result.words), "broken"), text)]
         elif result.outcome != "holds":
             case.result = [Skipped(f"{result.outcome}: {_first(result.words)}", result.outcome)]
-        suite.add_testcase(case)
+        cases.append(case)
     closing = TestCase(name="verdict", classname=f"{run.header.subject.name}.lanegate", time=0)
     if verdict.exit_code:
         words = "\n".join([headline(verdict), *(f"{fault.kind}: {fault.words}" for fault in verdict.faults)])
         closing.result = [_told(Failure(headline(verdict), verdict.word), words)]
-    suite.add_testcase(closing)
+    suite.add_testcases([*cases, closing])  # at once: every addition counts the whole suite anew
     xml = JUnitXml()
     xml.add_testsuite(suite)
     buffer = io.BytesIO()

@@ -123,6 +123,6 @@ class Reference(NodeSide, DisksSide, ReceiptsSide, LifecycleSide, CapacitySide):
         )
 
 
-@functools.lru_cache(maxsize=2)  # a world of 65 536 ranks takes 0.3 s and 60 MB, and is asked rank by rank
+@functools.lru_cache(maxsize=8)  # a world of 65 536 ranks takes 0.3 s and 60 MB, and is asked rank by rank
 def _group_calls(degrees: Degrees, world: int, layout: Layout) -> tuple[GroupCall, ...]:
     return mesh.group_calls(mesh.topology(degrees, world, layout))
