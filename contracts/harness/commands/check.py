@@ -92,7 +92,7 @@ def _run_suite(arguments: list[str], folder: Path, form: Form) -> int:
     ]  # fmt: skip
     for inherited in ("PYTEST_ADDOPTS", "PYTEST_PLUGINS"):
         os.environ.pop(inherited, None)
-    gc.set_threshold(200_000)  # a mesh of 65 536 ranks is a million live tuples; looking for cycles in them costs a third
+    gc.set_threshold(200_000)  # a mesh of 65 536 ranks is a million tuples; looking for cycles costs a quarter
     with the_stack_talks_to_stderr():
         status = pytest.main([str(SUITE), "--gate", f"--report={folder}", *arguments, *apart])
     if not (folder / "run.jsonl").exists():
