@@ -22,12 +22,14 @@ from contracts.checks import (  # isort: skip
     manifest,  # a detached run's states, and what a re-run takes over
     installation,  # what is installed, against what should be
     install_plan,  # how it gets there
+    triage,  # facts of a run that is stuck, failed or thin → where to look first
+    allocator,  # fragmentation, exhaustion, and what a flag did about them
     gate,  # the suite itself
     unwritten,  # what no contract judges yet
 )
 
 __all__ = [
-    "arguments", "environment", "expert_lane", "features", "gate", "group_calls", "groups", "hybrid", "inherited",
-    "install_plan", "installation", "lanes", "launch", "manifest", "names", "overrides", "pattern", "recipe",
-    "reductions", "scale", "stages", "topology", "unwritten",
+    "allocator", "arguments", "environment", "expert_lane", "features", "gate", "group_calls", "groups", "hybrid",
+    "inherited", "install_plan", "installation", "lanes", "launch", "manifest", "names", "overrides", "pattern",
+    "recipe", "reductions", "scale", "stages", "topology", "triage", "unwritten",
 ]  # fmt: skip

@@ -73,8 +73,6 @@ _WAITING: Mapping[str, Mapping[str, tuple[Tier, str]]] = {
         "KRN-02": ("unit", "Guards by compute capability fail closed: an unknown device takes no fast path."),
         "KRN-03": ("unit", "Only an executed proof counts as proof."),
         "MEM-02": ("unit", "The memory budget names its parts against 141 GB H200 and 80 GB H100."),
-        "MEM-03": ("unit", "expandable_segments is judged by the gap reserved − allocated under one shape."),
-        "MEM-04": ("unit", "Fragmentation and true exhaustion are told apart from the record."),
         "STOR-01": ("unit", "Durable state, scratch caches and receipts are three places; none on the root volume."),
         "STOR-02": ("unit", "The data root is the intended volume, links resolved."),
         "STOR-03": ("unit", "Compile and Triton caches are per run, in scratch, off the checkpoint and data path."),
@@ -86,8 +84,6 @@ _WAITING: Mapping[str, Mapping[str, tuple[Tier, str]]] = {
         "RCPT-05": ("unit", "tokens/s, MFU and parameter counts follow their definitions."),
         "CMP-01": ("unit", "Two runs compare only with the same host lineage, preset family and launch regime."),
         "CMP-02": ("unit", "A changed backend identity or runtime provenance is a changed class, not a regression."),
-        "MANI-02": ("unit", "A stuck manifest is classified by where it is stuck."),
-        "MANI-03": ("unit", "The symptom table is executable: six symptoms → layer, first surface, fix."),
         "GOOD-01": ("unit", "Step, compile, checkpoint, data, eval and idle partition the wall clock."),
     },
     "needs a GPU, and the kernels' checks are not written yet": {

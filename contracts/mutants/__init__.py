@@ -1,6 +1,7 @@
 """The counterexamples, under the names of the checks they must fail."""
 
 from contracts.mutants import (
+    allocator,
     arguments,
     environment,
     expert_lane,
@@ -23,10 +24,11 @@ from contracts.mutants import (
     scale,
     stages,
     topology,
+    triage,
 )
 
 __all__ = [
-    "arguments", "environment", "expert_lane", "features", "gate", "group_calls", "groups", "hybrid", "inherited",
-    "install_plan", "installation", "lanes", "launch", "manifest", "names", "overrides", "pattern", "recipe",
-    "reductions", "scale", "stages", "topology",
+    "allocator", "arguments", "environment", "expert_lane", "features", "gate", "group_calls", "groups", "hybrid",
+    "inherited", "install_plan", "installation", "lanes", "launch", "manifest", "names", "overrides", "pattern",
+    "recipe", "reductions", "scale", "stages", "topology", "triage",
 ]  # fmt: skip

@@ -1,0 +1,121 @@
+"""Diagnoses from one number: a line, an end, a maximum, whichever shape it was."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from contracts.contract import mutant
+from contracts.spec.allocator import AllocatorTrend, FlagEffect, MemorySample, OomCause, OutOfMemory
+from contracts.stacks.reference.stack import Reference
+
+
+@mutant(of="MEM-04", case="held-in-pieces", says="the cause is exhaustion, expected fragmentation")
+class EveryOomIsExhaustion(Reference):
+    """Out of memory means too much model: the gap is not looked at, and the batch is halved for nothing."""
+
+    def oom_cause(self, record: OutOfMemory) -> OomCause:
+        return super().oom_cause(replace(record, allocated=record.reserved))
+
+
+@mutant(of="MEM-04", case="gap-but-too-small", says="the cause is fragmentation, expected exhaustion")
+class AnyGapIsFragmentation(Reference):
+    """Over-correction: a large gap is fragmentation, whether or not all of it would have been enough."""
+
+    def oom_cause(self, record: OutOfMemory) -> OomCause:
+        if record.reserved and record.allocated and record.reserved - record.allocated > record.capacity // 10:
+            return OomCause(word="fragmentation", why="much is held and unused")
+        return super().oom_cause(record)
+
+
+@mutant(of="MEM-04", case="stale-process", says="the cause is exhaustion, expected occupied", bugs=("PRV-22",))
+class TheDeviceIsOurs(Reference):
+    """What is not free is taken to be this process's: a dead run's memory reads as an exhausted model."""
+
+    def oom_cause(self, record: OutOfMemory) -> OomCause:
+        return super().oom_cause(replace(record, own_overhead=None))
+
+
+@mutant(of="MEM-04", case="no-readback", says="the cause is exhaustion, expected cannot say", bugs=("PRV-23",))
+class MissingIsZero(Reference):
+    """No readback is stored as 0 allocated and 0 reserved: a diagnosis out of nothing."""
+
+    def oom_cause(self, record: OutOfMemory) -> OomCause:
+        return super().oom_cause(replace(record, allocated=record.allocated or 0, reserved=record.reserved or 0,
+                                         own_overhead=None))  # fmt: skip
+
+
+@mutant(of="MEM-04a", case="allocated-over-reserved", says="was accepted, expected a refusal")
+class SwapsBack(Reference):
+    """Whichever is larger must be reserved: swapped columns, or two moments, are read all the same."""
+
+    def oom_cause(self, record: OutOfMemory) -> OomCause:
+        if record.allocated is None or record.reserved is None:
+            return super().oom_cause(record)
+        pair = sorted((record.allocated, record.reserved))
+        return super().oom_cause(replace(record, allocated=pair[0], reserved=pair[1]))
+
+
+def _one_shape(samples: tuple[MemorySample, ...]) -> tuple[MemorySample, ...]:
+    return tuple(replace(sample, batch=1, sequence=1) for sample in samples)
+
+
+@mutant(of="MEM-03a", case="longer-sequences-later", says="the trend is fragmenting, expected steady")
+class ForgetsTheShape(Reference):
+    """All readbacks are one series: a longer sequence, which needs another pool, reads as drift."""
+
+    def allocator_trend(self, samples: tuple[MemorySample, ...]) -> AllocatorTrend:
+        grown = _gap(samples[-1]) - _gap(samples[0])
+        return AllocatorTrend(word="fragmenting", why="the gap grew") if grown > 0 else super().allocator_trend(samples)
+
+
+def _gap(sample: MemorySample) -> int:
+    return sample.reserved - sample.allocated
+
+
+@mutant(of="MEM-03a", case="every-shape-once", says="the trend is fragmenting, expected cannot say")
+class PoolsEveryShape(Reference):
+    """Over-correction for a run of changing shapes: they are taken for one, so that there is something to judge."""
+
+    def allocator_trend(self, samples: tuple[MemorySample, ...]) -> AllocatorTrend:
+        return super().allocator_trend(_one_shape(samples))
+
+
+@mutant(of="MEM-03a", case="gap-grows", says="the trend is steady, expected fragmenting", bugs=("PRV-23",))
+class WatchesAllocatedAlone(Reference):
+    """Only allocated is read back: it is flat until the run is out of memory."""
+
+    def allocator_trend(self, samples: tuple[MemorySample, ...]) -> AllocatorTrend:
+        return super().allocator_trend(tuple(replace(sample, reserved=sample.allocated) for sample in samples))
+
+
+@mutant(of="MEM-03a", case="both-grow", says="the trend is fragmenting, expected pressure")
+class WatchesReservedAlone(Reference):
+    """Reserved grows, so the allocator drifts: a model that grows is given allocator flags."""
+
+    def allocator_trend(self, samples: tuple[MemorySample, ...]) -> AllocatorTrend:
+        return super().allocator_trend(tuple(replace(sample, allocated=0) for sample in samples))
+
+
+@mutant(of="MEM-03", case="out-of-memory-then-none", says="the flag helps, expected cannot say")
+class OneLineProves(Reference):
+    """It ran out of memory without the flag and not with it, so the flag helped."""
+
+    def expandable_effect(self, off: tuple[MemorySample, ...], on: tuple[MemorySample, ...]) -> FlagEffect:
+        return FlagEffect(word="helps" if on[-1].reserved < off[-1].reserved else "does not help", why="the last line")
+
+
+@mutant(of="MEM-03", case="nothing-to-mend", says="the flag helps, expected does not help")
+class OnAndSteadyIsCredited(Reference):
+    """The gap is steady with the flag, so the flag did it; whether it ever grew without is not asked."""
+
+    def expandable_effect(self, off: tuple[MemorySample, ...], on: tuple[MemorySample, ...]) -> FlagEffect:
+        steady = super().allocator_trend(on).word == "steady"
+        return FlagEffect(word="helps", why="steady with it") if steady else super().expandable_effect(off, on)
+
+
+@mutant(of="MEM-03", case="another-shape", says="the flag helps, expected cannot say")
+class ComparesAcrossShapes(Reference):
+    """The run with the flag had half the batch, and the flag gets the credit."""
+
+    def expandable_effect(self, off: tuple[MemorySample, ...], on: tuple[MemorySample, ...]) -> FlagEffect:
+        return super().expandable_effect(_one_shape(off), _one_shape(on))

@@ -1,0 +1,108 @@
+"""Operators' habits that cost a day: everything hangs in the network, everything is the launcher, run it again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from contracts.contract import mutant
+from contracts.spec.triage import Diagnosis, RunFacts, Symptom
+from contracts.stacks.reference.stack import Reference
+
+
+@mutant(of="MANI-02", case="stuck-detached", says="layer is collector, expected launch")
+class WaitingIsWaiting(Reference):
+    """A manifest that does not move is the collector's, whether or not the remote call ever began."""
+
+    def triage(self, facts: RunFacts) -> Diagnosis:
+        return super().triage(replace(facts, state="running", steps=1) if facts.state == "detached" else facts)
+
+
+@mutant(
+    of="MANI-02", case="one-artifact-of-three-absent", says="layer is None, expected observability", bugs=("PRV-18",)
+)
+class CountsADeclaredArtifactAsThere(Reference):
+    """The bundle is the list in the manifest; nobody looks whether the files exist."""
+
+    def triage(self, facts: RunFacts) -> Diagnosis:
+        return super().triage(replace(facts, present=facts.declared))
+
+
+@mutant(of="MANI-02", case="complete-since-yesterday", says="layer is collector, expected None")
+class EndedIsStuckToo(Reference):
+    """Over-correction: a watchdog on the age of the manifest that forgets to ask whether the run has ended."""
+
+    def triage(self, facts: RunFacts) -> Diagnosis:
+        late = facts.unchanged_s > facts.patience_s and facts.state == "ok"
+        return super().triage(replace(facts, state="running") if late else facts)
+
+
+@mutant(of="MANI-02", case="running-and-polled", says="layer is collector, expected None")
+class NoReceiptYetIsStuck(Reference):
+    """Over-correction: running without a receipt means stuck, from the first second."""
+
+    def triage(self, facts: RunFacts) -> Diagnosis:
+        waits = facts.state == "running" and not facts.receipt
+        return super().triage(replace(facts, unchanged_s=2 * facts.patience_s) if waits else facts)
+
+
+@mutant(of="MANI-02a", case="last-rank-empty", says="layer is distributed compile, expected sharding", bugs=("CMP-03",))
+class NeverCountsTokens(Reference):
+    """All hangs before the first step look alike: the rank without tokens is not looked for."""
+
+    def triage(self, facts: RunFacts) -> Diagnosis:
+        return super().triage(replace(facts, local_tokens=()))
+
+
+@mutant(of="MANI-02a", case="short-last-rank", says="layer is sharding, expected distributed compile")
+class UnevenIsEmpty(Reference):
+    """Over-correction: any rank with fewer tokens than the others is blamed, though a short shard still takes part."""
+
+    def triage(self, facts: RunFacts) -> Diagnosis:
+        most = max(facts.local_tokens, default=0)
+        return super().triage(replace(facts, local_tokens=tuple(n if n == most else 0 for n in facts.local_tokens)))
+
+
+@mutant(of="MANI-03", case="first-collective", says="layer is execution, expected distributed compile")
+class BlamesTheNetwork(Reference):
+    """Every hang is NCCL: the ablation that was rejected first."""
+
+    def symptom_row(self, symptom: Symptom) -> Diagnosis:
+        if symptom != "first collective hangs":
+            return super().symptom_row(symptom)
+        return Diagnosis(layer="execution", symptom=symptom, first_surface="NCCL_DEBUG=INFO", fix="raise the timeout")
+
+
+@mutant(of="MANI-03", case="re-run", says="the fix names none of")
+class RunsItAgain(Reference):
+    """The fix for everything is another run, which changes one more thing at once."""
+
+    def symptom_row(self, symptom: Symptom) -> Diagnosis:
+        return replace(super().symptom_row(symptom), fix="retry")
+
+
+@mutant(of="MANI-03a", case="other-backend", says="expected ('re-run differs', 'image or volume')", bugs=("PRV-20",))
+class SameNameSameBackend(Reference):
+    """The backend's identity is not compared: an image that moved under the same name reads as a regression."""
+
+    def triage(self, facts: RunFacts) -> Diagnosis:
+        if facts.own is None or facts.prior is None:
+            return super().triage(facts)
+        return super().triage(replace(facts, own=replace(facts.own, backend_identity=facts.prior.backend_identity)))
+
+
+@mutant(of="MANI-03a", case="older-volume", says="expected ('re-run differs', 'image or volume')", bugs=("PRV-21",))
+class MountedIsCurrent(Reference):
+    """The names of the mounted volumes are compared, and what was visible in them is not."""
+
+    def triage(self, facts: RunFacts) -> Diagnosis:
+        if facts.own is None or facts.prior is None or facts.own.volumes.keys() != facts.prior.volumes.keys():
+            return super().triage(facts)
+        return super().triage(replace(facts, own=replace(facts.own, volumes=facts.prior.volumes)))
+
+
+@mutant(of="MANI-03a", case="still-compiling", says="expected (None, None)")
+class NoStepIsAHang(Reference):
+    """Over-correction: a run without a step after the usual patience of a poll is called slow, in a cold compile."""
+
+    def triage(self, facts: RunFacts) -> Diagnosis:
+        return super().triage(replace(facts, startup_budget_s=facts.patience_s))
