@@ -19,17 +19,26 @@ from contracts.checks import (  # isort: skip
     expert_lane,  # when EP is active, and what follows
     reductions,  # over whom a gradient is averaged
     scale,  # all of the mesh at 65 536 ranks
+    preflight,  # the node: fabric, devices, memory, NUMA
+    rank_map,  # ranks → devices and NICs, as the hosts have them
+    illegible,  # tools that are absent, captures that are cut
     manifest,  # a detached run's states, and what a re-run takes over
     installation,  # what is installed, against what should be
     install_plan,  # how it gets there
+    storage,  # where state lies
     triage,  # facts of a run that is stuck, failed or thin → where to look first
     allocator,  # fragmentation, exhaustion, and what a flag did about them
+    receipts,  # what a run leaves behind, whole, however it ended
+    redaction,  # what must not stand in it
+    metrics,  # the figures of a run, and what they need beside them
+    comparison,  # which two runs compare
     gate,  # the suite itself
     unwritten,  # what no contract judges yet
 )
 
 __all__ = [
-    "allocator", "arguments", "environment", "expert_lane", "features", "gate", "group_calls", "groups", "hybrid",
-    "inherited", "install_plan", "installation", "lanes", "launch", "manifest", "names", "overrides", "pattern",
-    "recipe", "reductions", "scale", "stages", "topology", "triage", "unwritten",
+    "allocator", "arguments", "comparison", "environment", "expert_lane", "features", "gate", "group_calls", "groups",
+    "hybrid", "illegible", "inherited", "install_plan", "installation", "lanes", "launch", "manifest", "metrics",
+    "names", "overrides", "pattern", "preflight", "rank_map", "receipts", "recipe", "redaction", "reductions",
+    "scale", "stages", "storage", "topology", "triage", "unwritten",
 ]  # fmt: skip

@@ -70,20 +70,6 @@ _WAITING: Mapping[str, Mapping[str, tuple[Tier, str]]] = {
         "TRAF-04": ("unit", "Collectives and bytes of a step per axis are a snapshot for each lane of NAM56R at its "
                             "true size."),
         "TRAF-05": ("unit", "Bytes a rank do not grow with the data-parallel world beyond the ring bound."),
-        "KRN-02": ("unit", "Guards by compute capability fail closed: an unknown device takes no fast path."),
-        "KRN-03": ("unit", "Only an executed proof counts as proof."),
-        "MEM-02": ("unit", "The memory budget names its parts against 141 GB H200 and 80 GB H100."),
-        "STOR-01": ("unit", "Durable state, scratch caches and receipts are three places; none on the root volume."),
-        "STOR-02": ("unit", "The data root is the intended volume, links resolved."),
-        "STOR-03": ("unit", "Compile and Triton caches are per run, in scratch, off the checkpoint and data path."),
-        "RCPT-01": ("unit", "A receipt carries revision, dirty state, machine class, preflight, environment, lane, "
-                            "rank map, first step window, peak memory and backend identity."),
-        "RCPT-02": ("unit", "A receipt is written whole or not at all; NaN is not 0; unknown fields are refused."),
-        "RCPT-03": ("unit", "No secret leaves the environment."),
-        "RCPT-04": ("unit", "A throughput figure needs a correctness witness."),
-        "RCPT-05": ("unit", "tokens/s, MFU and parameter counts follow their definitions."),
-        "CMP-01": ("unit", "Two runs compare only with the same host lineage, preset family and launch regime."),
-        "CMP-02": ("unit", "A changed backend identity or runtime provenance is a changed class, not a regression."),
         "GOOD-01": ("unit", "Step, compile, checkpoint, data, eval and idle partition the wall clock."),
     },
     "needs a GPU, and the kernels' checks are not written yet": {
