@@ -28,7 +28,7 @@ MODEL = (
     " --micro-batch-size 1 --train-iters 10 --lr 1e-4 --position-embedding-type rope --disable-bias-linear"
 )
 WORLDS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 96, 128, 160, 192, 256, 384, 512)
-DRAWS = 300
+DRAWS = 60  # the gate draws 300 (TOPO-05c); here the adapter alone is looked at
 
 
 def megatron(version: str) -> Megatron:
@@ -96,7 +96,7 @@ def test_the_party_says_who_it_is_and_how_it_answers(each: Megatron) -> None:
 
 
 @pytest.mark.parametrize(("version", "seed"), [(OLD, 16), (NEW, 19)])
-def test_300_drawn_topologies_are_those_of_a_brute_force_enumeration(version: str, seed: int) -> None:
+def test_drawn_topologies_are_those_of_a_brute_force_enumeration(version: str, seed: int) -> None:
     party = megatron(version)
     legal, different = 0, []
     for degrees, world in drawn(seed):
@@ -116,7 +116,7 @@ def test_300_drawn_topologies_are_those_of_a_brute_force_enumeration(version: st
             assert answer.sizes == {axis: len(members[0]) for axis, members in expected.items()}
             assert answer.expert_dp == len(expected["edp"][0])
     assert not different, f"{len(different)} of {DRAWS}: {different[0]}"
-    assert 60 <= legal <= DRAWS - 60, f"only {legal} draws are legal, or too many: draw better ones"
+    assert DRAWS // 5 <= legal <= DRAWS - DRAWS // 5, f"only {legal} draws are legal, or too many: draw better ones"
 
 
 def test_groups_of_a_world_too_large_for_every_rank_are_still_megatrons(newest: Megatron) -> None:
