@@ -39,6 +39,6 @@ from contracts.checks import (  # isort: skip
 __all__ = [
     "allocator", "arguments", "comparison", "environment", "expert_lane", "features", "gate", "group_calls", "groups",
     "hybrid", "illegible", "inherited", "install_plan", "installation", "lanes", "launch", "manifest", "metrics",
-    "names", "overrides", "pattern", "preflight", "rank_map", "receipts", "recipe", "redaction", "reductions",
-    "scale", "stages", "storage", "topology", "triage", "unwritten",
+    "names", "overrides", "pattern", "preflight", "rank_map", "receipts", "recipe", "redaction", "reductions", "scale",
+    "stages", "storage", "topology", "triage", "unwritten",
 ]  # fmt: skip

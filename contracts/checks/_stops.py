@@ -8,12 +8,14 @@ from contracts.spec.machine import Finding
 def stopped_at(findings: tuple[Finding, ...], field: str, *words: str) -> Finding:
     """The finding on a field that names every word; which of its parts says it is the stack's choice.
 
+    `one or other` is either field: where two collide, both are to blame.
+
     Raises:
         AssertionError: when nothing was found, nothing on the field, or nothing with the words.
     """
-    wanted = f"expected a finding on {field} that names {', '.join(words)}"
+    wanted = f"expected a finding on {field}" + (f" that names {', '.join(words)}" if words else "")
     assert findings, f"nothing was found, {wanted}"
-    on_field = [finding for finding in findings if finding.field == field]
+    on_field = [finding for finding in findings if finding.field in field.split(" or ")]
     named = ", ".join(finding.field for finding in findings)
     assert on_field, f"found on {named} only, {wanted}"
     for finding in on_field:

@@ -38,6 +38,6 @@ from contracts.mutants import (
 __all__ = [
     "allocator", "arguments", "comparison", "environment", "expert_lane", "features", "gate", "group_calls", "groups",
     "hybrid", "illegible", "inherited", "install_plan", "installation", "lanes", "launch", "manifest", "metrics",
-    "names", "overrides", "pattern", "preflight", "rank_map", "receipts", "recipe", "redaction", "reductions",
-    "scale", "stages", "storage", "topology", "triage",
+    "names", "overrides", "pattern", "preflight", "rank_map", "receipts", "recipe", "redaction", "reductions", "scale",
+    "stages", "storage", "topology", "triage",
 ]  # fmt: skip
