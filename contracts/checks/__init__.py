@@ -32,13 +32,14 @@ from contracts.checks import (  # isort: skip
     redaction,  # what must not stand in it
     metrics,  # the figures of a run, and what they need beside them
     comparison,  # which two runs compare
+    goodput,  # a wall clock in parts
     gate,  # the suite itself
     unwritten,  # what no contract judges yet
 )
 
 __all__ = [
-    "allocator", "arguments", "comparison", "environment", "expert_lane", "features", "gate", "group_calls", "groups",
-    "hybrid", "illegible", "inherited", "install_plan", "installation", "lanes", "launch", "manifest", "metrics",
-    "names", "overrides", "pattern", "preflight", "rank_map", "receipts", "recipe", "redaction", "reductions", "scale",
-    "stages", "storage", "topology", "triage", "unwritten",
+    "allocator", "arguments", "comparison", "environment", "expert_lane", "features", "gate", "goodput", "group_calls",
+    "groups", "hybrid", "illegible", "inherited", "install_plan", "installation", "lanes", "launch", "manifest",
+    "metrics", "names", "overrides", "pattern", "preflight", "rank_map", "receipts", "recipe", "redaction",
+    "reductions", "scale", "stages", "storage", "topology", "triage", "unwritten",
 ]  # fmt: skip

@@ -70,7 +70,6 @@ _WAITING: Mapping[str, Mapping[str, tuple[Tier, str]]] = {
         "TRAF-04": ("unit", "Collectives and bytes of a step per axis are a snapshot for each lane of NAM56R at its "
                             "true size."),
         "TRAF-05": ("unit", "Bytes a rank do not grow with the data-parallel world beyond the ring bound."),
-        "GOOD-01": ("unit", "Step, compile, checkpoint, data, eval and idle partition the wall clock."),
     },
     "needs a GPU, and the kernels' checks are not written yet": {
         "BLK-08": ("gpu", "mamba-ssm's and Transformer Engine's kernels agree with the reference within the dtype's "

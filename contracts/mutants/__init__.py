@@ -8,6 +8,7 @@ from contracts.mutants import (
     expert_lane,
     features,
     gate,
+    goodput,
     group_calls,
     groups,
     hybrid,
@@ -36,8 +37,8 @@ from contracts.mutants import (
 )
 
 __all__ = [
-    "allocator", "arguments", "comparison", "environment", "expert_lane", "features", "gate", "group_calls", "groups",
-    "hybrid", "illegible", "inherited", "install_plan", "installation", "lanes", "launch", "manifest", "metrics",
-    "names", "overrides", "pattern", "preflight", "rank_map", "receipts", "recipe", "redaction", "reductions", "scale",
-    "stages", "storage", "topology", "triage",
+    "allocator", "arguments", "comparison", "environment", "expert_lane", "features", "gate", "goodput", "group_calls",
+    "groups", "hybrid", "illegible", "inherited", "install_plan", "installation", "lanes", "launch", "manifest",
+    "metrics", "names", "overrides", "pattern", "preflight", "rank_map", "receipts", "recipe", "redaction",
+    "reductions", "scale", "stages", "storage", "topology", "triage",
 ]  # fmt: skip
