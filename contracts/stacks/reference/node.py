@@ -10,9 +10,9 @@ from contracts.spec.errors import Refused
 from contracts.spec.fabric import Fabric, read_fabric
 from contracts.spec.machine import Finding, Need, NodeCapture, RankPlace
 
-_GPU_LINE = re.compile(r"GPU ([0-9]+): .+ \(UUID: (GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})\)")
+_GPU_LINE = re.compile(r"GPU ([0-9]{1,4}): .+ \(UUID: (GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})\)")
 _MIG_LINE = re.compile(r"\s+MIG (\S+)\s+Device\s+[0-9]+: \(UUID: MIG-[^()\s]+\)")
-_MEMORY_LINE = re.compile(r"([0-9]+), ([0-9]+)")
+_MEMORY_LINE = re.compile(r"([0-9]{1,4}), ([0-9]{1,9})")
 _SHOWN = 0.99  # of its name: 143771 MiB of 141 GiB are 0.996, 81559 MiB of 80 GiB are 0.9956
 
 
@@ -69,7 +69,9 @@ class NodeSide:
                 uuids.append(gpu[2])
                 last = f"GPU{gpu[1]}"
             elif (mig := _MIG_LINE.fullmatch(line.rstrip())) and last:
-                yield _sick(last, f"is cut into MIG instances ({mig[1]})", "turn MIG off: a rank owns a whole GPU")
+                yield _sick(
+                    last, f"is cut into MIG instances ({mig[1]})", "turn MIG off: a rank owns a whole GPU", "devices"
+                )
             elif line.strip():
                 yield _garbage("devices", line, "is no line of `nvidia-smi -L`", "capture its standard output")
         if numbers != list(range(len(numbers))) or len(set(uuids)) != len(uuids):
@@ -78,7 +80,7 @@ class NodeSide:
         if len(numbers) < need.gpus:
             yield _sick(
                 f"{len(numbers)} GPUs", f"are listed, the run needs {need.gpus}",
-                "look for a GPU that fell off the bus (`dmesg | grep Xid`) and drain the node",
+                "look for a GPU that fell off the bus (`dmesg | grep Xid`) and drain the node", "devices",
             )  # fmt: skip
 
     def device_memory(self, capture: NodeCapture, need: Need) -> Iterator[Finding]:
@@ -87,8 +89,10 @@ class NodeSide:
             yield _absent(capture, "memory", "ask `nvidia-smi --query-gpu=index,memory.total` on the node")
             return
         lines = [line.strip() for line in capture.memory.split("\n") if line.strip()]
+        seen = set()
         for line in lines:
             match = _MEMORY_LINE.fullmatch(line)
+            seen.add(match[1] if match else "")
             if match is None:
                 yield _garbage("memory", line, "is not `index, MiB`", "capture it as csv without header and units")
             elif int(match[2]) < need.hbm_gib * 1024 * _SHOWN:
@@ -97,15 +101,16 @@ class NodeSide:
                     problem=f"the recipe was planned for {need.hbm_gib} GiB",
                     remedy="take a node of that class, or a recipe planned for this one",
                 )  # fmt: skip
-        if len(lines) < need.gpus:
-            yield _garbage("memory", f"{len(lines)} lines", f"for {need.gpus} GPUs", "capture it whole")
+        if len(seen) < need.gpus or len(seen) < len(lines):
+            problem = f"are about {len(seen)} GPUs, the run needs {need.gpus}"
+            yield _garbage("memory", f"{len(lines)} lines", problem, "capture it whole")
 
     def numa_balancing(self, capture: NodeCapture) -> Iterator[Finding]:
         """Automatic NUMA balancing moves pages under pinned buffers; 1, 2 and 3 all turn it on."""
         remedy = "sysctl kernel.numa_balancing=0, and keep it in /etc/sysctl.d"
         if capture.numa_balancing is None:
             yield _absent(capture, "numa_balancing", remedy)
-        elif not re.fullmatch(r"[0-9]+\s*", capture.numa_balancing):
+        elif not re.fullmatch(r"[0-9]{1,9}\s*", capture.numa_balancing):
             yield _garbage("numa_balancing", capture.numa_balancing, "is not a number", remedy)
         elif int(capture.numa_balancing) != 0:
             value = capture.numa_balancing.strip()
@@ -132,17 +137,21 @@ class NodeSide:
             yield _misplaced(host, "is captured twice", "give each node once")
         expected = [(host, local) for host in hosts for local in range(need.gpus)]
         told = sorted(ranks, key=lambda place: place.rank)
-        if [place.rank for place in told] != list(range(len(expected))):
-            numbers = ", ".join(str(place.rank) for place in told)
-            yield _misplaced(
-                f"ranks {numbers}", f"are not 0 … {len(expected) - 1}, each once",
-                f"start {need.gpus} ranks on each of {len(hosts)} nodes",
-            )  # fmt: skip
+        numbers = [place.rank for place in told]
+        for rank in sorted({*numbers, *range(len(expected))}):
+            if rank not in range(len(expected)):
+                problem = f"is beyond the world of {len(expected)}"
+            elif numbers.count(rank) != 1:
+                problem = "did not come" if rank not in numbers else f"came {numbers.count(rank)} times"
+            else:
+                continue
+            remedy = f"start {need.gpus} ranks on each of {len(hosts)} nodes"
+            yield _misplaced(f"rank {rank}", problem, remedy)
         for place in told:
             if place.host not in hosts:
                 yield _misplaced(f"rank {place.rank}", f"is on {place.host}, which has no map", "capture every node")
                 continue
-            if place.rank < len(expected) and expected[place.rank] != (place.host, place.local_rank):
+            if place.rank in range(len(expected)) and expected[place.rank] != (place.host, place.local_rank):
                 host, local = expected[place.rank]
                 yield _misplaced(
                     f"rank {place.rank}",
@@ -183,8 +192,8 @@ class NodeSide:
                 )  # fmt: skip
 
 
-def _sick(cell: str, problem: str, remedy: str) -> Finding:
-    return Finding(promise="PREF-01", field="topology", value=cell, problem=problem, remedy=remedy)
+def _sick(cell: str, problem: str, remedy: str, field: str = "topology") -> Finding:
+    return Finding(promise="PREF-01", field=field, value=cell, problem=problem, remedy=remedy)
 
 
 def _misplaced(what: str, problem: str, remedy: str) -> Finding:
