@@ -33,13 +33,16 @@ from contracts.checks import (  # isort: skip
     metrics,  # the figures of a run, and what they need beside them
     comparison,  # which two runs compare
     goodput,  # a wall clock in parts
+    footprint,  # what a model holds on a rank
+    budget,  # whether that fits a card, and what proves it
+    kernels,  # which kernel may run where
     gate,  # the suite itself
     unwritten,  # what no contract judges yet
 )
 
 __all__ = [
-    "allocator", "arguments", "comparison", "environment", "expert_lane", "features", "gate", "goodput", "group_calls",
-    "groups", "hybrid", "illegible", "inherited", "install_plan", "installation", "lanes", "launch", "manifest",
-    "metrics", "names", "overrides", "pattern", "preflight", "rank_map", "receipts", "recipe", "redaction",
-    "reductions", "scale", "stages", "storage", "topology", "triage", "unwritten",
+    "allocator", "arguments", "budget", "comparison", "environment", "expert_lane", "features", "footprint", "gate",
+    "goodput", "group_calls", "groups", "hybrid", "illegible", "inherited", "install_plan", "installation", "kernels",
+    "lanes", "launch", "manifest", "metrics", "names", "overrides", "pattern", "preflight", "rank_map", "receipts",
+    "recipe", "redaction", "reductions", "scale", "stages", "storage", "topology", "triage", "unwritten",
 ]  # fmt: skip

@@ -3,10 +3,12 @@
 from contracts.mutants import (
     allocator,
     arguments,
+    budget,
     comparison,
     environment,
     expert_lane,
     features,
+    footprint,
     gate,
     goodput,
     group_calls,
@@ -16,6 +18,7 @@ from contracts.mutants import (
     inherited,
     install_plan,
     installation,
+    kernels,
     lanes,
     launch,
     manifest,
@@ -37,8 +40,8 @@ from contracts.mutants import (
 )
 
 __all__ = [
-    "allocator", "arguments", "comparison", "environment", "expert_lane", "features", "gate", "goodput", "group_calls",
-    "groups", "hybrid", "illegible", "inherited", "install_plan", "installation", "lanes", "launch", "manifest",
-    "metrics", "names", "overrides", "pattern", "preflight", "rank_map", "receipts", "recipe", "redaction",
-    "reductions", "scale", "stages", "storage", "topology", "triage",
+    "allocator", "arguments", "budget", "comparison", "environment", "expert_lane", "features", "footprint", "gate",
+    "goodput", "group_calls", "groups", "hybrid", "illegible", "inherited", "install_plan", "installation", "kernels",
+    "lanes", "launch", "manifest", "metrics", "names", "overrides", "pattern", "preflight", "rank_map", "receipts",
+    "recipe", "redaction", "reductions", "scale", "stages", "storage", "topology", "triage",
 ]  # fmt: skip

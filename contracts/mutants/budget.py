@@ -1,0 +1,169 @@
+"""Stacks whose budget hides a part, reads a card's bytes wrong, or takes a plan for a proof."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from contracts.contract import mutant
+from contracts.spec.capacity import Budget, Card, Fit, FitWord, Measured, Plan
+from contracts.spec.errors import Refused
+from contracts.spec.recipe import Recipe
+from contracts.stacks.reference.stack import Reference
+
+
+@mutant(of="MEM-02", case="own-axis-tp2-ep3", says="does not name communication")
+class HidesCommunication(Reference):
+    """Has no line for gathered blocks and buckets: they are "part of the framework"."""
+
+    def budget(self, recipe: Recipe, plan: Plan, card: Card) -> Budget:
+        budget = super().budget(recipe, plan, card)
+        stages = tuple(
+            replace(stage, lines=tuple(line for line in stage.lines if line.part != "communication"))
+            for stage in budget.stages
+        )
+        return replace(budget, stages=stages)
+
+
+@mutant(of="MEM-02", case="own-axis-pp3-ep2", says="the budget is")
+class AveragesTheStages(Reference):
+    """Divides the sum over stages by their number: no card holds an average stage."""
+
+    def budget(self, recipe: Recipe, plan: Plan, card: Card) -> Budget:
+        budget = super().budget(recipe, plan, card)
+        mean = sum(stage.total_bytes for stage in budget.stages) // len(budget.stages)
+        return replace(budget, total_bytes=mean)
+
+
+@mutant(of="MEM-02", case="own-axis-mhc-mtp", says="the lines add up to")
+class LeavesTheReserveOutOfTheTotal(Reference):
+    """Prints the reserve and does not add it."""
+
+    def budget(self, recipe: Recipe, plan: Plan, card: Card) -> Budget:
+        budget = super().budget(recipe, plan, card)
+        stages = tuple(
+            replace(stage, total_bytes=sum(line.bytes for line in stage.lines if line.part != "reserve"))
+            for stage in budget.stages
+        )
+        return replace(budget, stages=stages, total_bytes=max(stage.total_bytes for stage in stages))
+
+
+@mutant(of="MEM-02", case="borrowed-pp2-tp2-ep2", says="the stages own")
+class CutsTheDepthEvenly(Reference):
+    """Budgets equal stages where the pattern writes unequal ones out."""
+
+    def budget(self, recipe: Recipe, plan: Plan, card: Card) -> Budget:
+        budget = super().budget(recipe, plan, card)
+        letters = recipe.pattern.replace("|", "")
+        size = -(-recipe.depth // plan.degrees.pp)
+        stages = tuple(
+            replace(stage, letters=letters[stage.stage * size : (stage.stage + 1) * size]) for stage in budget.stages
+        )
+        return replace(budget, stages=stages)
+
+
+@mutant(of="MEM-02", case="borrowed-dense", says="is called 'fits', expected 'too large'")
+class AlwaysFits(Reference):
+    """Prints the budget and leaves the comparison to the reader."""
+
+    def budget(self, recipe: Recipe, plan: Plan, card: Card) -> Budget:
+        return replace(super().budget(recipe, plan, card), fit="fits")
+
+
+@mutant(of="MEM-02i", case="h200-95-per-cent", says="is called 'too large', expected 'tight'")
+class RefusesTheLimitItself(Reference):
+    """`>=` where the rule says "more than"."""
+
+    def fit(self, needed_bytes: int, card: Card, measured: Measured | None) -> Fit:
+        return super().fit(needed_bytes + 1, card, measured)
+
+
+@mutant(of="MEM-02i", case="h100-a-byte-more-than-76-gb", says="is called 'tight', expected 'too large'")
+class RoundsToWholePerCent(Reference):
+    """Compares rounded percentages: 95.9 % is 95."""
+
+    def fit(self, needed_bytes: int, card: Card, measured: Measured | None) -> Fit:
+        answer = super().fit(needed_bytes, card, measured)
+        cent = needed_bytes * 100 // card.usable_bytes
+        word: FitWord = "too large" if cent > 95 else "tight" if cent > 90 else "fits"
+        return replace(answer, word=word)
+
+
+@mutant(of="MEM-02i", case="h100-78-gb", says="78000000000 of 80000000000 bytes is called 'fits'")
+class JudgesEveryCardAsAnH200(Reference):
+    """The box at hand is an H200, and so is every card in the code."""
+
+    def fit(self, needed_bytes: int, card: Card, measured: Measured | None) -> Fit:
+        return super().fit(needed_bytes, replace(card, usable_bytes=141_000_000_000), measured)
+
+
+@mutant(of="MEM-02j", case="h200", says="h200 has 151397597184 usable bytes")
+class ReadsGigabytesAsGibibytes(Reference):
+    """141 · 2³⁰: 10 GB that the card does not have."""
+
+    def card(self, name: str) -> Card:
+        card = super().card(name)
+        return replace(card, usable_bytes=card.usable_bytes // 10**9 * 2**30)
+
+
+@mutant(of="MEM-02j", case="h100", says="h100 has 69")
+class ConvertsTwice(Reference):
+    """Over-correction: GB to GiB in the table and again where it is read."""
+
+    def card(self, name: str) -> Card:
+        card = super().card(name)
+        return replace(card, usable_bytes=card.usable_bytes * 10**18 // 2**60)
+
+
+@mutant(of="MEM-02k", case="not-built", says="was accepted, expected a refusal")
+class FallsBackToTheH200(Reference):
+    """An unknown card gets the bytes of the one that everybody has."""
+
+    def card(self, name: str) -> Card:
+        try:
+            return super().card(name)
+        except Refused:
+            return super().card("h200")
+
+
+@mutant(of="MEM-02l", case="no-measurement", says="proved is True, expected False", bugs=("PRV-26",))
+class TakesTheCardsNameForProof(Reference):
+    """Known to run on H200: a plan for one is called proved."""
+
+    def fit(self, needed_bytes: int, card: Card, measured: Measured | None) -> Fit:
+        answer = super().fit(needed_bytes, card, measured)
+        return replace(answer, proved=answer.proved or card.name == "h200")
+
+
+@mutant(of="MEM-02l", case="measured-on-another-card", says="proved is True, expected False", bugs=("PRV-26",))
+class CarriesTheMeasurementOver(Reference):
+    """A run on an H200 is evidence for every card: its receipt says that the recipe ran."""
+
+    def fit(self, needed_bytes: int, card: Card, measured: Measured | None) -> Fit:
+        answer = super().fit(needed_bytes, card, measured)
+        return replace(answer, proved=measured is not None and bool(measured.receipt))
+
+
+@mutant(of="MEM-02l", case="measured-at-step-2", says="proved is True, expected False")
+class TrustsTheSecondStep(Reference):
+    """Any peak will do: the smoke test of two steps proves the fit of a month."""
+
+    def fit(self, needed_bytes: int, card: Card, measured: Measured | None) -> Fit:
+        settled = None if measured is None else replace(measured, step=1000)
+        return super().fit(needed_bytes, card, settled)
+
+
+@mutant(of="MEM-02l", case="measured-beyond-the-plan", says="is called 'fits', expected 'too large'")
+class BelievesThePlan(Reference):
+    """Keeps the plan's number when the run took 38 GB more."""
+
+    def fit(self, needed_bytes: int, card: Card, measured: Measured | None) -> Fit:
+        answer = super().fit(needed_bytes, card, measured)
+        return replace(answer, word=super().fit(needed_bytes, card, None).word)
+
+
+@mutant(of="MEM-02l", case="measured", says="proved is False, expected True")
+class ProvesNothing(Reference):
+    """Over-correction: no receipt is ever good enough, so nobody writes one."""
+
+    def fit(self, needed_bytes: int, card: Card, measured: Measured | None) -> Fit:
+        return replace(super().fit(needed_bytes, card, measured), proved=False)
