@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import click
 
-from contracts.harness.commands import check, emit, law, runs
+from contracts.harness.commands import check, emit, law, preflight, runs
 from contracts.harness.gate import suite_version
 
 
@@ -17,5 +17,5 @@ def main() -> None:
     """The conformance suite that gates merges to hybrid LLM training stacks."""
 
 
-for command in (check.check, check.selftest, law.list_, law.explain, emit.emit, runs.report, runs.replay):
+for command in (check.check, check.selftest, law.list_, law.explain, emit.emit, runs.report, runs.replay, preflight.preflight):
     main.add_command(command)
