@@ -17,5 +17,14 @@ def main() -> None:
     """The conformance suite that gates merges to hybrid LLM training stacks."""
 
 
-for command in (check.check, check.selftest, law.list_, law.explain, emit.emit, runs.report, runs.replay, preflight.preflight):
+for command in (
+    check.check,
+    check.selftest,
+    law.list_,
+    law.explain,
+    emit.emit,
+    runs.report,
+    runs.replay,
+    preflight.preflight,
+):
     main.add_command(command)

@@ -1,0 +1,134 @@
+"""One bounded all-reduce pass over the ranks that a run would have, before the run: what does the fabric carry?
+
+    torchrun --standalone --nproc_per_node=8 -m contracts.instruments.allreduce --floor 350
+
+Bandwidths by the definitions of nccl-tests (doc/PERFORMANCE.md): algbw = bytes / seconds, and for an all-reduce
+busbw = algbw · 2(n − 1)/n, which is what the slowest link carried and does not depend on the number of ranks. GB is
+10⁹ bytes. The first passes, which build rings and buffers, are dropped; the pass that is kept is judged by its median
+on the slowest rank. The result is checked too: a fabric that is fast and wrong is not fit.
+
+Exit code 0 when the floor is reached, 1 when it is not or a sum is wrong, 2 for a wrong question.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from typing import Any
+
+WARMUPS = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pass:
+    """What one pass measured.
+
+    Args:
+        ranks: size of the world.
+        backend: nccl on GPUs, gloo on CPUs.
+        message: bytes a rank contributes.
+        seconds: of each kept round, on its slowest rank, in the order of the rounds.
+        right: whether every element of the last sum was exact on every rank.
+    """
+
+    ranks: int
+    backend: str
+    message: int
+    seconds: tuple[float, ...]
+    right: bool
+
+    @property
+    def algbw(self) -> float:
+        """GB/s of the median round."""
+        return self.message / statistics.median(self.seconds) / 1e9
+
+    @property
+    def busbw(self) -> float:
+        return self.algbw * 2 * (self.ranks - 1) / self.ranks
+
+
+def reasons(measured: Pass, floor: float) -> tuple[str, ...]:
+    """What stands against a launch, all at once; `floor` is a bus bandwidth in GB/s."""
+    found = []
+    if measured.ranks < 2:
+        found.append(f"ranks = {measured.ranks}: one rank reduces nothing; start it under torchrun")
+    if not measured.right:
+        found.append("sum = wrong: a rank holds another sum than the others; drain the node")
+    if not measured.busbw >= floor:
+        found.append(f"busbw = {measured.busbw:.3g} GB/s: the floor is {floor:g}; look at PREF-01 and PREF-04 first")
+    return tuple(found)
+
+
+def measure(*, message: int, rounds: int, timeout_s: float) -> Pass:
+    """Join the world that torchrun has prepared and reduce `message` bytes, `WARMUPS` + `rounds` times.
+
+    No rank waits longer than `timeout_s` for the others.
+    """
+    torch: Any = importlib.import_module("torch")  # heavy, and absent where the law is only read
+    dist: Any = importlib.import_module("torch.distributed")
+
+    on_gpu = torch.cuda.is_available()
+    backend = "nccl" if on_gpu else "gloo"
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if on_gpu else torch.device("cpu")
+    if on_gpu:
+        torch.cuda.set_device(device)
+    dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
+    try:
+        ranks, rank = dist.get_world_size(), dist.get_rank()
+        source = torch.full((max(1, message // 4),), float(rank + 1), device=device)  # N float32 elements
+        kept = torch.zeros(rounds, dtype=torch.float64, device=device)  # R rounds, in seconds
+        summed = source
+        for at in range(-WARMUPS, rounds):
+            summed = source.clone()
+            dist.barrier()
+            _settle(torch, device)
+            started = time.perf_counter()
+            dist.all_reduce(summed)
+            _settle(torch, device)
+            if at >= 0:
+                kept[at] = time.perf_counter() - started
+        dist.all_reduce(kept, op=dist.ReduceOp.MAX)  # the slowest rank is the one a step waits for
+        wrong = torch.tensor([float((summed != ranks * (ranks + 1) / 2).any())], device=device)
+        dist.all_reduce(wrong, op=dist.ReduceOp.MAX)
+        seconds = tuple(float(each) for each in kept.tolist())
+        message = source.numel() * source.element_size()
+        return Pass(ranks=ranks, backend=backend, message=message, seconds=seconds, right=not wrong.item())
+    finally:
+        dist.destroy_process_group()
+
+
+def _settle(torch: Any, device: Any) -> None:
+    """Wait until what was queued on a GPU is done; a CPU queues nothing."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m contracts.instruments.allreduce", description="PREF-03")
+    parser.add_argument("--floor", type=float, required=True, help="bus bandwidth that must be reached, GB/s")
+    parser.add_argument("--mib", type=int, default=256, help="message of a rank, MiB (default 256)")
+    parser.add_argument("--rounds", type=int, default=10, help="rounds that are kept (default 10)")
+    parser.add_argument("--timeout", type=float, default=60.0, help="seconds a rank waits for the others (default 60)")
+    asked = parser.parse_args(arguments)
+    if not (0 < asked.floor < float("inf") and 1 <= asked.mib <= 16384 and 1 <= asked.rounds <= 1000):
+        parser.error("floor must be above 0, mib 1 … 16384, rounds 1 … 1000: the pass is bounded")
+    if "RANK" not in os.environ:
+        parser.error("RANK is not set: start it under torchrun, one process a GPU")
+    measured = measure(message=asked.mib * 2**20, rounds=asked.rounds, timeout_s=asked.timeout)
+    found = reasons(measured, asked.floor)
+    if os.environ["RANK"] == "0":
+        body = asdict(measured) | {"algbw": measured.algbw, "busbw": measured.busbw, "floor": asked.floor}
+        sys.stdout.write(json.dumps(body | {"against": found}) + "\n")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
