@@ -13,25 +13,25 @@ from contracts.spec.lifecycle import Lifecycle
 from contracts.spec.manifest import RunError
 from contracts.spec.triage import Diagnosis, Layer, RunFacts, RunIdentity, Symptom
 
-# A manifest is usually touched every minute; ten minutes without a change is too long, and so is an hour of startup.
+# A running manifest is polled every minute: ten minutes of silence is too long, and so is an hour of startup.
 DETACHED = RunFacts(
-    state="detached", unchanged_s=40.0, patience_s=600.0, startup_s=40.0, startup_budget_s=3600.0, steps=0,
+    state="detached", silent_s=40.0, patience_s=600.0, startup_s=40.0, startup_budget_s=3600.0, steps=0,
     receipt=False, logs=False,
 )  # fmt: skip
-RUNNING = replace(DETACHED, state="running", unchanged_s=55.0, startup_s=900.0, steps=340, logs=True)
+RUNNING = replace(DETACHED, state="running", silent_s=55.0, startup_s=900.0, steps=340, logs=True)
 OK = replace(
     RUNNING, state="ok", receipt=True, declared=("receipt.json", "trace/rank-10.json", "summary.md"),
     present=("summary.md", "receipt.json", "trace/rank-10.json", "stdout.log"),
 )  # fmt: skip
-LONG_AGO = replace(OK, unchanged_s=86_400.0)  # a run that ended yesterday is not stuck
+LONG_AGO = replace(OK, silent_s=86_400.0)  # a run that ended yesterday is not stuck
 FAILED = replace(RUNNING, state="error", error=RunError(type="NCCLError", message="remote peer of rank 11 is gone"))
 
 STUCK: dict[str, tuple[RunFacts, Layer | None]] = {  # facts → the layer they speak against
-    "stuck-detached": (replace(DETACHED, unchanged_s=7200.0), "launch"),
+    "stuck-detached": (replace(DETACHED, silent_s=7200.0), "launch"),
     "just-launched": (DETACHED, None),
     "no-manifest": (replace(DETACHED, state=None, logs=True), "launch"),
-    "stuck-running-without-receipt": (replace(RUNNING, unchanged_s=7200.0), "collector"),
-    "stuck-running-with-receipt": (replace(RUNNING, unchanged_s=7200.0, receipt=True), "collector"),
+    "stuck-running-without-receipt": (replace(RUNNING, silent_s=7200.0), "collector"),
+    "stuck-running-with-receipt": (replace(RUNNING, silent_s=7200.0, receipt=True), "collector"),
     "running-and-polled": (RUNNING, None),
     "receipt-without-artifacts": (replace(OK, declared=(), present=("stdout.log",)), "observability"),
     "one-artifact-of-three-absent": (replace(OK, present=("summary.md", "receipt.json")), "observability"),
@@ -39,7 +39,7 @@ STUCK: dict[str, tuple[RunFacts, Layer | None]] = {  # facts → the layer they 
     "complete": (OK, None),
     "complete-since-yesterday": (LONG_AGO, None),
     "failed": (FAILED, "execution"),
-    "failed-without-a-receipt-long-ago": (replace(FAILED, unchanged_s=86_400.0), "execution"),
+    "failed-without-a-receipt-long-ago": (replace(FAILED, silent_s=86_400.0), "execution"),
 }
 
 
@@ -54,16 +54,14 @@ def a_stuck_manifest_is_classified(stack: Lifecycle, facts: RunFacts, layer: Lay
     """
     found = stack.triage(facts)
     assert found.layer == layer, (
-        f"layer is {found.layer}, expected {layer}: state {facts.state}, unchanged for {facts.unchanged_s:g} s, "
+        f"layer is {found.layer}, expected {layer}: state {facts.state}, silent for {facts.silent_s:g} s, "
         f"receipt {facts.receipt}, artifacts {facts.declared} of which exist {facts.present}"
     )
     assert layer is None or (found.first_surface and found.fix), f"{layer} is named without a surface or a fix: {found}"
 
 
 TOKENS = (512,) * 7
-HANGING = replace(
-    RUNNING, steps=0, unchanged_s=1800.0, waiting_ranks=(0, 1, 2, 4, 5, 6, 7), local_tokens=(512, *TOKENS)
-)
+HANGING = replace(RUNNING, steps=0, silent_s=1800.0, waiting_ranks=(0, 1, 2, 4, 5, 6, 7), local_tokens=(512, *TOKENS))
 UNEVEN = {
     "last-rank-empty": (
         replace(HANGING, waiting_ranks=(0, 1, 2, 3, 4, 5, 6), local_tokens=(*TOKENS, 0)), "sharding", "7",
@@ -141,9 +139,10 @@ def _against(**changes: str | dict[str, str]) -> RunFacts:
 SEEN: dict[str, tuple[RunFacts, Symptom | None, Layer | None]] = {  # facts → symptom and layer
     "no-step-after-two-hours": (replace(RUNNING, steps=0, startup_s=7200.0), "long startup", "bootstrap"),
     "still-compiling": (replace(RUNNING, steps=0, startup_s=1800.0), None, None),
+    "nobody-counted-steps": (replace(RUNNING, steps=None, startup_s=None), None, None),
     "slow-start-then-ok": (replace(OK, startup_s=7200.0), "long startup", "bootstrap"),
     "first-collective": (HANGING, "first collective hangs", "distributed compile"),
-    "collector": (replace(RUNNING, unchanged_s=7200.0), "collector never finishes", "collector"),
+    "collector": (replace(RUNNING, silent_s=7200.0), "collector never finishes", "collector"),
     "no-bundle": (replace(OK, receipt=False, declared=(), present=()), "logs without a bundle", "observability"),
     "other-lane": (_against(lane="author_dp/tp1"), "numbers are suspect", "comparison"),
     "other-metric": (_against(metric="tokens/s a GPU, mean"), "numbers are suspect", "comparison"),

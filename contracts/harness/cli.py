@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import click
 
-from contracts.harness.commands import check, emit, law, preflight, runs
+from contracts.harness.commands import check, emit, law, preflight, runs, triage
 from contracts.harness.gate import suite_version
 
 
@@ -26,5 +26,7 @@ for command in (
     runs.report,
     runs.replay,
     preflight.preflight,
+    triage.triage,
+    triage.goodput,
 ):
     main.add_command(command)

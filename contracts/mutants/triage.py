@@ -32,7 +32,7 @@ class EndedIsStuckToo(Reference):
     """Over-correction: a watchdog on the age of the manifest that forgets to ask whether the run has ended."""
 
     def triage(self, facts: RunFacts) -> Diagnosis:
-        late = facts.unchanged_s > facts.patience_s and facts.state == "ok"
+        late = facts.silent_s > facts.patience_s and facts.state == "ok"
         return super().triage(replace(facts, state="running") if late else facts)
 
 
@@ -42,7 +42,7 @@ class NoReceiptYetIsStuck(Reference):
 
     def triage(self, facts: RunFacts) -> Diagnosis:
         waits = facts.state == "running" and not facts.receipt
-        return super().triage(replace(facts, unchanged_s=2 * facts.patience_s) if waits else facts)
+        return super().triage(replace(facts, silent_s=2 * facts.patience_s) if waits else facts)
 
 
 @mutant(of="MANI-02a", case="last-rank-empty", says="layer is distributed compile, expected sharding", bugs=("CMP-03",))

@@ -42,19 +42,21 @@ class RunFacts:
 
     Args:
         state: of the manifest; None when there is no manifest.
-        unchanged_s: seconds since the manifest last changed; `patience_s`: how many are usual.
+        silent_s: seconds since a detached run was launched, since a running one was last polled; `patience_s`: how many
+            are usual.
         startup_s: seconds from launch to the first useful step, or until now while there is none.
+        steps: how many were seen. None, here and above: nobody knows.
         waiting_ranks: ranks seen waiting in a collective; `local_tokens`: each rank's share, empty when unknown.
         declared, present: artifacts that the manifest names, and those that exist.
         own, prior: identities of this run and of the one it is held against.
     """
 
     state: State | None
-    unchanged_s: float
+    silent_s: float
     patience_s: float
-    startup_s: float
+    startup_s: float | None
     startup_budget_s: float
-    steps: int
+    steps: int | None
     receipt: bool
     logs: bool
     waiting_ranks: tuple[int, ...] = ()
@@ -135,11 +137,11 @@ def triage(facts: RunFacts) -> Diagnosis:
 
 
 def _under_way(facts: RunFacts) -> Diagnosis:
-    waits = f"{facts.state} and unchanged for {facts.unchanged_s:g} s, {facts.patience_s:g} s are usual"
-    stuck = facts.unchanged_s > facts.patience_s
+    waits = f"{facts.state} and silent for {facts.silent_s:.0f} s, {facts.patience_s:g} s are usual"
+    stuck = facts.silent_s > facts.patience_s
     if facts.state == "detached":
         if not stuck:
-            return Diagnosis(layer=None, why=f"detached for {facts.unchanged_s:g} s only")
+            return Diagnosis(layer=None, why=f"detached for {facts.silent_s:.0f} s only")
         return Diagnosis(
             layer="launch", first_surface="the launch record and the scheduler: did the remote call ever start?",
             fix="verify the remote call's identity and the capacity asked for; launch again if it never began",
@@ -147,12 +149,14 @@ def _under_way(facts: RunFacts) -> Diagnosis:
         )  # fmt: skip
     if facts.steps == 0 and facts.waiting_ranks and stuck:
         return _hang(facts)
-    if facts.steps == 0 and facts.startup_s > facts.startup_budget_s:
-        return _row("long startup", f"no step after {facts.startup_s:g} s, {facts.startup_budget_s:g} s are usual")
+    if facts.steps == 0 and _slow(facts):
+        return _row(
+            "long startup", f"no step after {facts.startup_s or 0:.0f} s, {facts.startup_budget_s:g} s are usual"
+        )
     if stuck:
         landed = "a receipt landed" if facts.receipt else "no receipt"
         return _row("collector never finishes", f"{waits}; {landed}")
-    return Diagnosis(layer=None, why=f"running, and changed {facts.unchanged_s:g} s ago")
+    return Diagnosis(layer=None, why=f"running, and polled {facts.silent_s:.0f} s ago")
 
 
 def _hang(facts: RunFacts) -> Diagnosis:
@@ -192,9 +196,13 @@ def _ended(facts: RunFacts) -> Diagnosis:
             return _row("numbers are suspect", f"not the same {', '.join(changed)}")
         if changed:
             return _row("re-run differs", f"not the same {', '.join(changed)}")
-    if facts.startup_s > facts.startup_budget_s:
-        return _row("long startup", f"the first step came after {facts.startup_s:g} s")
+    if _slow(facts):
+        return _row("long startup", f"the first step came after {facts.startup_s or 0:.0f} s")
     return Diagnosis(layer=None, why="ok, with a receipt and every artifact it names")
+
+
+def _slow(facts: RunFacts) -> bool:
+    return facts.startup_s is not None and facts.startup_s > facts.startup_budget_s
 
 
 def _row(symptom: Symptom, why: str) -> Diagnosis:
@@ -204,8 +212,9 @@ def _row(symptom: Symptom, why: str) -> Diagnosis:
 
 def _possible(facts: RunFacts) -> None:
     found = Refusals()
-    for name in ("unchanged_s", "patience_s", "startup_s", "startup_budget_s", "steps"):
-        found.unless(getattr(facts, name) >= 0, name, getattr(facts, name), "must not be negative", "measure it again")
+    for name in ("silent_s", "patience_s", "startup_s", "startup_budget_s", "steps"):
+        value = getattr(facts, name)
+        found.unless(value is None or value >= 0, name, value, "must not be negative", "measure it again")
     state, error = facts.state, facts.error
     found.unless(error is None or state == "error", "error", error, f"stands beside state {state}", "read both at once")
     world = len(facts.local_tokens)

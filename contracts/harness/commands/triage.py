@@ -1,0 +1,155 @@
+"""`triage` and `goodput`: where to look first in a run's folder, and where its wall clock went."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from contracts.court.party import OnTheStand
+from contracts.harness import parties
+from contracts.harness.commands._guard import one_clear_error, the_stack_talks_to_stderr
+from contracts.instruments import run_folder
+from contracts.instruments.run_folder import RunFolder
+from contracts.spec import codec
+from contracts.spec.errors import NotOffered, Refused, refuse
+from contracts.spec.goodput import Span
+from contracts.spec.manifest import Manifest
+from contracts.spec.triage import Diagnosis, RunFacts
+
+WRONG = 1
+"""Exit code when something is wrong with the run; 0 when nothing is, or it still has time."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Clock:
+    """The file that `goodput` reads, in ms."""
+
+    start: int
+    end: int
+    spans: tuple[Span, ...]
+
+
+@click.command()
+@click.argument("run", type=click.Path(path_type=Path))
+@click.option("--stack", default="reference", show_default=True, help="Whose rules and receipts.")
+@click.option("--patience", type=float, default=600.0, show_default=True, help="Seconds of silence that are usual.")
+@click.option("--startup", type=float, default=3600.0, show_default=True, help="Seconds to the first step, cold.")
+@click.option("--steps", type=int, help="How many steps were seen; leave out when nobody knows.")
+@click.option("--waiting", metavar="RANKS", default="", help="Ranks seen waiting in a collective: 0,1,5.")
+@click.option("--tokens", metavar="COUNTS", default="", help="Tokens of each rank's shard: 512,512,0.")
+@click.option("--json", "as_json", is_flag=True, help="JSON instead of text.")
+@one_clear_error
+def triage(
+    run: Path, stack: str, patience: float, startup: float, steps: int | None, waiting: str, tokens: str, as_json: bool
+) -> None:
+    """Where to look first in the folder RUN: its manifest.json, receipt.json, logs and artifacts."""
+    seen = run_folder.look(run)
+    with the_stack_talks_to_stderr():
+        party: Any = OnTheStand(parties.load(stack), (), ("triage", "read_receipt"))
+    if "triage" in party.missing:
+        raise NotOffered(f"{party.name} does not offer triage")
+    unread = None if "read_receipt" in party.missing else _why_unread(party, seen.receipt)
+    facts = _facts(seen, unread is None and seen.receipt is not None, patience, startup, steps, waiting, tokens)
+    found: Diagnosis = party.triage(facts)
+    if as_json:
+        body = {"run": str(run), "facts": codec.encode(facts), "receipt_unread": unread,
+                "diagnosis": codec.encode(found)}  # fmt: skip
+        click.echo(json.dumps(body, indent=2, allow_nan=False))
+    else:
+        click.echo(_told(seen.manifest, found, unread))
+    sys.exit(0 if found.layer is None else WRONG)
+
+
+@click.command()
+@click.argument("spans", type=click.Path(path_type=Path))
+@click.option("--stack", default="reference", show_default=True, help="Whose arithmetic.")
+@click.option("--json", "as_json", is_flag=True, help="JSON instead of text.")
+@one_clear_error
+def goodput(spans: Path, stack: str, as_json: bool) -> None:
+    """The wall clock in parts: SPANS holds {"start": ms, "end": ms, "spans": [{"kind", "start", "end"}, …]}."""
+    clock = _read_clock(spans)
+    with the_stack_talks_to_stderr():
+        party: Any = OnTheStand(parties.load(stack), (), ("goodput",))
+    if party.missing:
+        raise NotOffered(f"{party.name} does not offer goodput")
+    found = party.goodput(clock.spans, clock.start, clock.end)
+    if as_json:
+        click.echo(json.dumps(codec.encode(found), indent=2, allow_nan=False))
+        return
+    for part, took in found.parts.items():
+        click.echo(f"{part:<11}{took / 1000:>14.3f} s {took / found.wall:>7.1%}")
+    click.echo(f"{'wall':<11}{found.wall / 1000:>14.3f} s   goodput {found.goodput:.1%}")
+    if found.steady:
+        each = found.steady_ms / len(found.steady)
+        click.echo(f"{len(found.steady)} of {found.steps} steps ran undisturbed, {each:.1f} ms each")
+    else:
+        click.echo(f"none of {found.steps} steps ran undisturbed: there is no step time")
+
+
+def _facts(
+    seen: RunFolder, receipt: bool, patience: float, startup: float, steps: int | None, waiting: str, tokens: str
+) -> RunFacts:
+    manifest, now = seen.manifest, datetime.datetime.now(datetime.UTC)
+    begun = steps is None or steps > 0 or manifest is None
+    launched = now if manifest is None else datetime.datetime.fromisoformat(manifest.launched_at)
+    return RunFacts(
+        state=manifest.state if manifest else None,
+        silent_s=run_folder.silence(manifest, now) if manifest else 0.0,
+        patience_s=patience,
+        startup_s=None if begun else max(0.0, (now - launched).total_seconds()),
+        startup_budget_s=startup,
+        steps=steps,
+        receipt=receipt,
+        logs=bool(seen.logs),
+        waiting_ranks=_numbers("--waiting", waiting),
+        local_tokens=_numbers("--tokens", tokens),
+        declared=manifest.artifacts if manifest else (),
+        present=seen.present,
+        error=manifest.error if manifest else None,
+    )
+
+
+def _told(manifest: Manifest | None, found: Diagnosis, unread: str | None) -> str:
+    name = f"{manifest.run}: {manifest.state}" if manifest else "no manifest"
+    lines = [f"{name}, {found.why}" if found.layer is None else name]
+    rows = {
+        "layer": found.layer, "symptom": found.symptom, "because": found.why, "look first at": found.first_surface,
+        "usual fix": found.fix,
+    }  # fmt: skip
+    lines += [f"  {title:<14}{text}" for title, text in rows.items() if text and found.layer]
+    lines += [f"  {'receipt':<14}is no receipt: {unread}"] if unread else []
+    return "\n".join(lines)
+
+
+def _why_unread(party: Any, receipt: bytes | None) -> str | None:
+    """Why the file is not taken for a receipt: a torn one is none."""
+    if receipt is None:
+        return None
+    try:
+        party.read_receipt(receipt.decode())
+    except UnicodeDecodeError as error:
+        return f"not text: {error}"
+    except Refused as refused:
+        return str(refused.refusals[0])
+    return None
+
+
+def _numbers(option: str, text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(word) for word in text.split(",")) if text.strip() else ()
+    except ValueError:
+        raise refuse(option, text, "is no list of whole numbers", "write 0,1,5") from None
+
+
+def _read_clock(path: Path) -> Clock:
+    try:
+        text = path.read_bytes()
+    except OSError as error:
+        raise refuse("spans", str(path), f"cannot be read: {error.strerror or error}", "give a JSON file") from None
+    return codec.loads(Clock, text, name="spans")
