@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import click
 
-from contracts.harness.commands import check, emit, law, preflight, runs, triage
+from contracts.harness.commands import check, compare, emit, launch, law, preflight, runs, triage
 from contracts.harness.gate import suite_version
 
 
@@ -23,6 +23,8 @@ for command in (
     law.list_,
     law.explain,
     emit.emit,
+    launch.launch,
+    compare.compare,
     runs.report,
     runs.replay,
     preflight.preflight,

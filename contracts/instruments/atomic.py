@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import tempfile
+import uuid
 from pathlib import Path
 
 from contracts.spec.errors import refuse
@@ -20,24 +20,20 @@ def write_whole(path: Path, text: str) -> None:
     Raises:
         Refused: when the file cannot be written; the old one stands.
     """
-    unfinished: Path | None = None
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}-{uuid.uuid4().hex}.part")
     try:
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
-        unfinished = Path(name)
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
+        with unfinished.open("x", encoding="utf-8") as file:  # not mkstemp, whose files only their owner may read
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
         unfinished.replace(path)
-        unfinished = None
         _sync_folder(path.parent)
     except OSError as error:
         problem = f"cannot be written: {error.strerror or error}"
         raise refuse("path", str(path), problem, "give a path on a volume with space") from error
     finally:
-        if unfinished is not None:
-            with contextlib.suppress(OSError):
-                unfinished.unlink()
+        with contextlib.suppress(OSError):
+            unfinished.unlink()
 
 
 def _sync_folder(folder: Path) -> None:

@@ -35,6 +35,10 @@ _NAMED = re.compile(
     r"[\"']? \s*[=:]\s*) (?:\"[^\"]*\" | '[^']*' | [^\s\"',;&}]+)"
 )
 
+_FLAG = re.compile(
+    r"(?i)((?<![\w-])--?(?:\w+-)*(?:token|secret|password|passwd|passphrase|api-?key|credentials?)\s+)(?!-)\S+"
+)
+
 
 def names_a_secret(name: str) -> bool:
     """Whether a variable or a flag of this name holds a secret: `HF_TOKEN`, `--wandb-api-key`, `aws_access_key_id`."""
@@ -64,7 +68,19 @@ def redact(text: str, known: Iterable[str] = ()) -> str:
     text = _HEADER.sub(rf"\1{REDACTED}", text)
     text = _BEARER.sub(rf"\1{REDACTED}", text)
     text = _FORMS.sub(REDACTED, text)
-    return _NAMED.sub(rf"\1{REDACTED}", text)
+    text = _NAMED.sub(rf"\1{REDACTED}", text)
+    return _FLAG.sub(rf"\1{REDACTED}", text)
+
+
+def secrets_in(words: Iterable[str]) -> frozenset[str]:
+    """The values that the words of a command give under a secret's name."""
+    words = tuple(words)
+    found = set()
+    for word, following in zip(words, (*words[1:], ""), strict=True):
+        flag, equals, value = word.partition("=")
+        if flag.startswith("-") and names_a_secret(flag):
+            found.add(value if equals else following)
+    return frozenset(each for each in found if len(each) >= SHORTEST_KNOWN and not each.startswith("--"))
 
 
 def redact_variable(name: str, value: str, known: Iterable[str] = ()) -> str:

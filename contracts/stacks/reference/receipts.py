@@ -28,7 +28,7 @@ from contracts.spec.evidence import (
     Work,
 )
 from contracts.spec.launch import RECORDED_PREFIXES
-from contracts.spec.redaction import redact, redact_variable, redact_words, secrets_of
+from contracts.spec.redaction import redact, redact_variable, redact_words, secrets_in, secrets_of
 from contracts.stacks.reference import comparison, metrics
 
 ALLOCATOR_NAMES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
@@ -103,7 +103,8 @@ def build(facts: LaunchedRun) -> Receipt:
         else None,
         backends=facts.backends,
     )
-    return without_secrets(receipt, secrets_of(facts.lane.inherited) | secrets_of(facts.launch.env))
+    known = secrets_of(facts.lane.inherited) | secrets_of(facts.launch.env) | secrets_of(facts.lane.overrides)
+    return without_secrets(receipt, known | secrets_in(facts.launch.command))
 
 
 def _refuse_what_proves_nothing(facts: LaunchedRun) -> None:

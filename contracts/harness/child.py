@@ -1,0 +1,153 @@
+"""A command run as a child of the launcher: its output kept without secrets, its signals forwarded, its end told."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import BinaryIO
+
+from contracts.spec.redaction import LineRedactor
+
+FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+LONGEST_LINE = 1 << 20  # bytes; a progress bar without a newline must not fill the memory
+LAST_LINES, LAST_CHARACTERS = 20, 2000
+DRAIN_S = 5.0  # a worker that outlives its launcher may hold the pipe open for ever
+NOT_FOUND = 127  # what a shell says
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """How a child ended: its exit code (negative: the signal), the signal that was forwarded to it if one was, and the
+    last lines it printed, without secrets."""
+
+    exit_code: int
+    stopped_by: signal.Signals | None
+    last_words: str
+
+
+class Stop:
+    """Receives SIGTERM, SIGINT and SIGHUP from the first moment on and hands them to the child once there is one."""
+
+    def __init__(self, grace_s: float) -> None:
+        self.first: signal.Signals | None = None
+        self._grace_s = grace_s
+        self._child: subprocess.Popen[bytes] | None = None
+        self._timer: threading.Timer | None = None
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        if self.first is not None and self._child is None:
+            sys.exit(128 + number)  # asked twice while there is nothing to stop
+        self.first = self.first or signal.Signals(number)
+        self._hand_on(signal.Signals(number))
+
+    def attach(self, child: subprocess.Popen[bytes]) -> None:
+        """From now on signals go to this child, also one that came before it was there."""
+        self._child = child
+        if self.first is not None:
+            self._hand_on(self.first)
+
+    def detach(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._child = None
+
+    def _hand_on(self, number: signal.Signals) -> None:
+        if self._child is None:
+            return
+        # To the launcher alone: torchrun stops its own workers, and a signal to both is counted twice.
+        with suppress(ProcessLookupError):
+            self._child.send_signal(number)
+        if self._timer is None:
+            self._timer = threading.Timer(self._grace_s, self._kill, (self._child.pid,))
+            self._timer.daemon = True
+            self._timer.start()
+
+    def _kill(self, group: int) -> None:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(group, signal.SIGKILL)
+
+
+@contextmanager
+def stoppable(grace_s: float) -> Iterator[Stop]:
+    """While the block runs, the forwarded signals go to its `Stop` instead of ending this process."""
+    stop = Stop(grace_s)
+    before = {number: signal.signal(number, stop) for number in FORWARDED}
+    try:
+        yield stop
+    finally:
+        stop.detach()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def run(
+    command: tuple[str, ...], env: Mapping[str, str], log: Path, known: frozenset[str], stop: Stop,
+    echo: Callable[[str], object],
+) -> Ended:  # fmt: skip
+    """Run a command to its end, in a process group of its own; everything it prints goes redacted to `log` and `echo`.
+
+    A command that cannot be started ends as it would in a shell, with 127 and the reason as its last words.
+    """
+    keeper = _Keeper(log, known, echo)
+    if stop.first is not None:
+        keeper.keep(f"stopped by {stop.first.name} before it was started\n")
+        return Ended(exit_code=-stop.first, stopped_by=stop.first, last_words=keeper.last_words())
+    try:
+        child = subprocess.Popen(
+            command, env=dict(env), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )  # fmt: skip
+    except OSError as error:
+        keeper.keep(f"{command[0]} cannot be started: {error.strerror}\n")
+        return Ended(exit_code=NOT_FOUND, stopped_by=stop.first, last_words=keeper.last_words())
+    stop.attach(child)
+    assert child.stdout is not None
+    reader = threading.Thread(target=keeper.drain, args=(child.stdout,), daemon=True)
+    reader.start()
+    code = child.wait()
+    stop.detach()
+    reader.join(DRAIN_S)
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(child.pid, signal.SIGTERM)  # workers that outlived their launcher
+    reader.join(DRAIN_S)
+    return Ended(exit_code=code, stopped_by=stop.first, last_words=keeper.last_words())
+
+
+class _Keeper:
+    """Writes lines, redacted, to a log and to whoever watches, and remembers the last ones."""
+
+    def __init__(self, log: Path, known: frozenset[str], echo: Callable[[str], object]) -> None:
+        self._file = log.open("w", encoding="utf-8", buffering=1)
+        self._redactor = LineRedactor(known)
+        self._echo = echo
+        self._last: deque[str] = deque(maxlen=LAST_LINES)
+        self._whole = True
+
+    def drain(self, pipe: BinaryIO) -> None:
+        for raw in iter(lambda: pipe.readline(LONGEST_LINE), b""):
+            self.keep(raw.decode("utf-8", "replace"))
+
+    def keep(self, line: str) -> None:
+        clean = self._redactor.line(line)
+        self._last.append(clean)
+        # A full disk or a closed terminal must not stop the run, nor block it on a pipe that nobody reads.
+        with suppress(OSError, ValueError):
+            self._file.write(clean)
+        with suppress(OSError, ValueError):
+            self._echo(clean)
+
+    def last_words(self) -> str:
+        text = re.sub(r"\n{2,}", "\n", "".join(self._last)).strip()
+        with suppress(OSError):
+            self._file.close()
+        return text[-LAST_CHARACTERS:]

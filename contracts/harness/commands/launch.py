@@ -1,0 +1,243 @@
+"""`launch`: starts a recipe behind its preflight and leaves a receipt, however the run ends."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import tempfile
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from contracts.court.party import OnTheStand
+from contracts.harness import child, parties, telemetry
+from contracts.harness.commands._guard import one_clear_error, the_stack_talks_to_stderr
+from contracts.harness.commands.compare import RECEIPT
+from contracts.harness.gate import utc_now
+from contracts.instruments import provenance
+from contracts.instruments.node import read_node
+from contracts.spec.errors import NotOffered, Refusals, Refused, refuse
+from contracts.spec.evidence import Ending, LaunchedRun, Place, Preflight, Provenance
+from contracts.spec.launch import Lane, Launch, shell
+from contracts.spec.machine import Finding, Need, NodeCapture
+from contracts.spec.recipe import Recipe
+from contracts.spec.records import EXIT_CODES, USAGE_ERROR
+from contracts.spec.redaction import secrets_in, secrets_of
+
+ASKS = ("preset", "launch", "receipt", "publish_receipt")
+HOST = "LANEGATE_HOST"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """A run that is ready to start."""
+
+    recipe: Recipe
+    lane: Lane
+    launch: Launch
+    taken: Provenance
+    preflight: Preflight
+    places: tuple[Place, ...]
+    warmup: int
+    bounded: int
+
+    @property
+    def standing(self) -> tuple[Finding, ...]:
+        """The findings that nobody acknowledged."""
+        return tuple(each for each in self.preflight.findings if each.promise not in self.preflight.acknowledged)
+
+
+@click.command()
+@click.argument("recipe")
+@click.argument("words", nargs=-1, type=click.UNPROCESSED)
+@click.option("--stack", default="reference", show_default=True)
+@click.option("--mode", type=click.Choice(["nemo_native", "author_dp"]), help="Default: the recipe's first.")
+@click.option("--regime", type=click.Choice(["megatron", "fsdp2"]), default="megatron", show_default=True)
+@click.option("--nodes", type=int, default=1, show_default=True)
+@click.option("--gpus", type=int, default=8, show_default=True, help="GPUs of one node.")
+@click.option("--rendezvous", metavar="HOST:PORT", help="c10d endpoint; needed for more than one node.")
+@click.option("--run", "run_name", default="run", show_default=True, help="Name of the run and rendezvous id.")
+@click.option("--compile", "compile_", type=click.Choice(["none", "regional"]), default="none", show_default=True)
+@click.option("--set", "changes", multiple=True, metavar="FIELD=VALUE", help="Override one field of the recipe.")
+@click.option("--acknowledge", multiple=True, metavar="ID", help="Launch in spite of a finding, or a deprecated name.")
+@click.option("--receipts", type=click.Path(path_type=Path), default=Path("receipts"), show_default=True)
+@click.option("--host", envvar=HOST, metavar="BOX@REGION", help=f"Lineage of this machine [{HOST}].")
+@click.option("--image", metavar="DIGEST", help="Digest of the container image, where there is one.")
+@click.option("--warmup", type=click.IntRange(0), default=1, show_default=True, help="Steps that are not measured.")
+@click.option("--window", "bounded", type=click.IntRange(1), default=20, show_default=True, help="Steps that are.")
+@click.option("--grace", type=click.FloatRange(0), default=60.0, show_default=True, help="Seconds to stop in.")
+@click.option("--dry-run", is_flag=True, help="Print findings and command; start and write nothing.")
+@one_clear_error
+def launch(
+    recipe: str, words: tuple[str, ...], stack: str, mode: Any, regime: Any, nodes: int, gpus: int,
+    rendezvous: str | None, run_name: str, compile_: Any, changes: tuple[str, ...], acknowledge: tuple[str, ...],
+    receipts: Path, host: str | None, image: str | None, warmup: int, bounded: int, grace: float, dry_run: bool,
+) -> None:  # fmt: skip
+    """Start RECIPE on a lane, with further WORDS for its script behind `--`.
+
+    Preflight findings refuse the launch unless each is acknowledged by its id. Every launch leaves a folder in
+    --receipts with the receipt and the log. Ends with the exit code of the run, with 2 when it was refused.
+    """
+    taken = provenance.take(folder=Path.cwd(), host=host, devices=gpus, image=image)  # before a stack may load torch
+    if taken.loaded:
+        raise refuse("provenance", taken.loaded, "were imported before the launch", "start lanegate in a clean process")
+    with child.stoppable(grace) as stop:
+        started = utc_now()
+        with the_stack_talks_to_stderr():
+            subject = parties.load(stack)
+        party: Any = OnTheStand(subject, (), (*ASKS, "host", "preflight"))
+        if missing := [asked for asked in ASKS if asked in party.missing]:
+            raise NotOffered(f"{subject.name} does not offer {', '.join(missing)}")
+        settled = party.preset(recipe, acknowledge)
+        lane = Lane(
+            mode=mode or settled.modes[0], regime=regime, nodes=nodes, gpus=gpus, rendezvous=rendezvous,
+            run=run_name, compile=compile_, overrides=_overrides(changes), inherited=dict(os.environ),
+        )  # fmt: skip
+        ready = _prepare(party, settled, lane, taken, acknowledge, words, warmup, bounded)
+        for finding in ready.preflight.findings:
+            said = "acknowledged: " if finding not in ready.standing else ""
+            click.echo(f"lanegate: {said}{finding}", err=True)
+        if dry_run:
+            click.echo(shell(ready.launch))
+            sys.exit(USAGE_ERROR if ready.standing else 0)
+        folder = _folder(receipts, run_name)
+        if ready.standing:
+            ended = child.Ended(exit_code=USAGE_ERROR, stopped_by=None, last_words="refused by preflight")
+            facts = _facts(ready, started, "refused", ended, telemetry.Telemetry())
+            facts = replace(facts, exit_code=None)
+        else:
+            ended, told = _run(ready, folder, stop)
+            facts = _facts(ready, started, _ending(ended), ended, told)
+        code = ended.exit_code if ended.exit_code >= 0 else 128 - ended.exit_code
+        try:
+            path = party.publish_receipt(party.receipt(facts), str(folder / RECEIPT))
+        except Refused as refused:
+            click.echo(f"lanegate: {facts.ending}, and no receipt: {refused}", err=True)
+            sys.exit(code or EXIT_CODES["broken"])
+    click.echo(f"lanegate: {facts.ending}, receipt in {path}", err=True)
+    sys.exit(code)
+
+
+def _overrides(changes: tuple[str, ...]) -> Mapping[str, str]:
+    found, overrides = Refusals(), {}
+    for change in changes:
+        key, equals, value = change.partition("=")
+        found.unless(bool(equals), "--set", change, "has no =", "write field=value")
+        found.unless(key not in overrides, "--set", key, "is given twice", "give each field once")
+        overrides[key] = value
+    found.raise_any()
+    return overrides
+
+
+def _prepare(
+    party: Any, recipe: Recipe, lane: Lane, taken: Provenance, acknowledge: tuple[str, ...], words: tuple[str, ...],
+    warmup: int, bounded: int,
+) -> Prepared:  # fmt: skip
+    host = taken.machine.host
+    if host is not None and "host" not in party.missing:
+        taken = provenance.at(taken, party.host(host))
+    launched: Launch = party.launch(recipe, lane)
+    capture = read_node()
+    return Prepared(
+        recipe=recipe,
+        lane=lane,
+        launch=replace(launched, argv=(*launched.argv, *_further(launched, words))),
+        taken=taken,
+        preflight=_preflight(party, capture, Need(gpus=lane.gpus, hbm_gib=recipe.hbm_gib), acknowledge),
+        places=provenance.places(lane.gpus, capture.topology),
+        warmup=warmup,
+        bounded=bounded,
+    )
+
+
+def _further(launched: Launch, words: tuple[str, ...]) -> tuple[str, ...]:
+    """The user's own words, which may add to the lane and not contradict it: what runs is what the receipt says.
+
+    Raises:
+        Refused: for a flag that the lane has written already.
+    """
+    said = {word.partition("=")[0] for word in launched.argv if word.startswith("--")}
+    for word in words:
+        if word.partition("=")[0] in said:
+            raise refuse("words", word, "is said by the lane already", "change the recipe, the lane or --set")
+    return words
+
+
+def _preflight(party: Any, capture: NodeCapture, need: Need, acknowledge: tuple[str, ...]) -> Preflight:
+    if "preflight" in party.missing:
+        return Preflight(ran=False)
+    findings = tuple(party.preflight(capture, need))
+    found = {finding.promise for finding in findings}
+    return Preflight(ran=True, findings=findings, acknowledged=tuple(each for each in acknowledge if each in found))
+
+
+def _folder(receipts: Path, run: str) -> Path:
+    """A new folder for this launch, made before anything starts.
+
+    Raises:
+        Refused: when it cannot be made.
+    """
+    name = re.sub(r"[^\w.-]+", "_", run).strip(".") or "run"
+    try:
+        receipts.mkdir(parents=True, exist_ok=True)
+        stamp = re.sub(r"\D", "", utc_now())[:14]
+        folder = receipts.resolve() / f"{name[:80]}-{stamp}-{uuid.uuid4().hex[:8]}"
+        folder.mkdir()
+        return folder
+    except OSError as error:
+        raise refuse(
+            "--receipts", str(receipts), f"cannot be written: {error.strerror}", "give a folder on a volume with space"
+        ) from None
+
+
+def _run(ready: Prepared, folder: Path, stop: child.Stop) -> tuple[child.Ended, telemetry.Telemetry]:
+    env = {name: value for name, value in ready.lane.inherited.items() if name not in ready.launch.unset}
+    env |= ready.launch.env
+    with tempfile.TemporaryDirectory(prefix="lanegate-") as outside:  # what a run tells may hold secrets
+        told = Path(outside) / "telemetry.jsonl"
+        known = secrets_of(env) | secrets_in(ready.launch.command)
+        env[telemetry.VARIABLE] = str(told)
+        ended = child.run(
+            ready.launch.command, env, folder / "log.txt", known, stop, lambda line: click.echo(line, nl=False)
+        )
+        return ended, telemetry.read(told)
+
+
+def _ending(ended: child.Ended) -> Ending:
+    if ended.stopped_by is not None:
+        return "terminated"
+    return "ok" if ended.exit_code == 0 else "failed"
+
+
+def _facts(ready: Prepared, started: str, ending: Ending, ended: child.Ended, told: telemetry.Telemetry) -> LaunchedRun:
+    reported = {place.local_rank: place for place in told.places}
+    lost = f"{told.lost} lines of telemetry could not be read" if told.lost else ""
+    failure = None if ending == "ok" else ended.last_words
+    # A run that does not say why a backend was replaced has a receipt all the same, which says so.
+    backends = tuple(
+        replace(each, reason=each.reason or "the run did not say") if each.actual != each.requested else each
+        for each in told.backends
+    )
+    return LaunchedRun(
+        recipe=ready.recipe,
+        lane=ready.lane,
+        launch=ready.launch,
+        provenance=ready.taken,
+        preflight=ready.preflight,
+        places=tuple(reported.get(place.local_rank, place) for place in ready.places),
+        started=started,
+        finished=utc_now(),
+        ending=ending,
+        exit_code=ended.exit_code,
+        failure="\n".join(filter(None, (lost, failure))) or None,
+        steps=told.steps,
+        warmup=ready.warmup,
+        bounded=ready.bounded,
+        memory=told.memory,
+        backends=backends,
+    )

@@ -1,0 +1,67 @@
+"""What a run tells its launcher while it runs: one JSON object with one key a line, in the file that
+`LANEGATE_TELEMETRY` names.
+
+    {"step": {"number": 1, "seconds": 2.0, "tokens": 262144, "loss": 9.7, "grad_norm": 3.1}}
+    {"memory": {"rank": 3, "allocated": 94489280512, "reserved": 104152956928}}
+    {"backend": {"part": "attention", "requested": "flash4", "actual": "flash2", "reason": "…"}}
+    {"place": {"local_rank": 3, "device": 3, "bus": "0000:5d:00.0", "nic": "mlx5_1"}}
+
+Rank 0 writes steps, every rank its own memory and place. A line that is not of this form is counted and left out: a
+run does not lose its receipt over one line, and the receipt says that lines were lost.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from contracts.spec import codec
+from contracts.spec.errors import Refused
+from contracts.spec.evidence import Backend, Place, RankMemory, Step
+
+VARIABLE = "LANEGATE_TELEMETRY"
+KINDS: Mapping[str, type] = {"step": Step, "memory": RankMemory, "backend": Backend, "place": Place}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Telemetry:
+    """What was told, in the order in which it came; `lost` is the number of lines that could not be read."""
+
+    steps: tuple[Step, ...] = ()
+    memory: tuple[RankMemory, ...] = ()
+    backends: tuple[Backend, ...] = ()
+    places: tuple[Place, ...] = ()
+    lost: int = 0
+
+
+def read(path: Path) -> Telemetry:
+    """What a run told; nothing when it told nothing. The last word on a step, a rank or a part counts."""
+    try:
+        lines = path.read_bytes().decode("utf-8", "replace").splitlines()
+    except OSError:
+        return Telemetry()
+    told = [entry for line in lines if line.strip() for entry in (_entry(line),)]
+    heard = [entry for entry in told if entry is not None]
+    steps = {each.number: each for each in heard if isinstance(each, Step)}
+    memory = {each.rank: each for each in heard if isinstance(each, RankMemory)}
+    backends = {each.part: each for each in heard if isinstance(each, Backend)}
+    places = {each.local_rank: each for each in heard if isinstance(each, Place)}
+    return Telemetry(
+        steps=tuple(steps[number] for number in sorted(steps)),
+        memory=tuple(memory[rank] for rank in sorted(memory)),
+        backends=tuple(backends.values()),
+        places=tuple(places[rank] for rank in sorted(places)),
+        lost=len(told) - len(heard),
+    )
+
+
+def _entry(line: str) -> Any:
+    try:
+        data = json.loads(line, parse_constant=str)  # Python's writers put a bare NaN; its text is a Figure
+        ((kind, body),) = data.items()
+        return codec.decode(KINDS[kind], body)
+    except (Refused, ValueError, KeyError, AttributeError, TypeError, RecursionError):
+        return None

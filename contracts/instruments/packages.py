@@ -1,0 +1,79 @@
+"""What is installed in the environment of the interpreter that runs this file, as JSON on standard output.
+
+Run as a file, by the interpreter that will start the ranks, which may know nothing of this suite: standard library
+only, and no package that it names is imported. `build` is a commit of a version-control checkout without changes, or
+the digest of the list of installed files with their hashes; null where neither proves what the version stands for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+from importlib import metadata
+
+RUNTIME = (
+    "torch", "triton", "torchao", "torchtitan", "megatron-core", "transformer-engine", "flash-attn", "flash-attn-4",
+    "flash-linear-attention", "fla-core", "mamba-ssm", "causal-conv1d", "dualpipe", "nvidia-cutlass-dsl",
+    "quack-kernels", "nvidia-nccl-cu12", "nvidia-nccl-cu13", "nvidia-cudnn-cu12", "nvidia-cudnn-cu13",
+)  # fmt: skip
+"""Packages that change what a step does or how fast it is."""
+
+GIT_TIMEOUT_S = 10.0
+
+
+def build_of(name: str) -> str | None:
+    """What proves which build of an installed package this is."""
+    distribution = metadata.distribution(name)
+    try:
+        origin = json.loads(distribution.read_text("direct_url.json") or "{}")
+    except ValueError:
+        return None
+    commit = origin.get("vcs_info", {}).get("commit_id")
+    if commit:
+        return f"git:{commit}"
+    if origin.get("dir_info", {}).get("editable"):
+        return _commit_of(origin["url"].removeprefix("file://"))
+    record = distribution.read_text("RECORD")
+    if not record:
+        return None
+    # Byte-code, entry points (`../../bin/…`) and metadata are written by the installer and differ between machines.
+    files = sorted(
+        line
+        for line in record.splitlines()
+        if ",sha256=" in line and ".dist-info/" not in line and not line.startswith("..")
+    )
+    return f"sha256:{hashlib.sha256(chr(10).join(files).encode()).hexdigest()[:16]}" if files else None
+
+
+def _commit_of(folder: str) -> str | None:
+    """The commit of a checkout that has no changes."""
+    said = []
+    for words in (("rev-parse", "HEAD"), ("status", "--porcelain", "--untracked-files=no")):
+        try:
+            said.append(
+                subprocess.run(
+                    ["git", "-C", folder, *words], capture_output=True, text=True, check=True, timeout=GIT_TIMEOUT_S
+                ).stdout.strip()
+            )
+        except (OSError, subprocess.SubprocessError):
+            return None
+    revision, changes = said
+    return None if changes else f"git:{revision}"
+
+
+def installed() -> list[dict[str, str | None]]:
+    """Name, version and build of every runtime package that is installed."""
+    found: list[dict[str, str | None]] = []
+    for name in RUNTIME:
+        try:
+            version = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+        found.append({"name": name, "version": version, "build": build_of(name)})
+    return found
+
+
+if __name__ == "__main__":
+    json.dump({"python": sys.version.split()[0], "components": installed()}, sys.stdout)
