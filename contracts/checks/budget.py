@@ -7,7 +7,7 @@ from dataclasses import replace
 from contracts.checks._models import ROOMY, SMALL, bytes_of, needs_layout
 from contracts.checks._refusals import refusal_of
 from contracts.contract import contract, untested
-from contracts.spec.capacity import Capacity, Card, Measured, Plan
+from contracts.spec.capacity import Capacity, Card, Measured, Spread
 from contracts.spec.recipe import Mhc, Mtp, Recipe
 from contracts.spec.topology import Degrees
 
@@ -17,34 +17,34 @@ _WIDE = replace(SMALL, depth=6)
 NAMED = {  # recipe, plan → the letters of each stage, in model order
     "own-axis-tp2-ep3": (
         SMALL,
-        Plan(degrees=Degrees(tp=2, ep=3, etp=1, sp=True), world=12, layout="own-axis"),
+        Spread(degrees=Degrees(tp=2, ep=3, etp=1, sp=True), world=12, layout="own-axis"),
         "AEMAE",
     ),
     "own-axis-mhc-mtp": (
         replace(SMALL, mhc=Mhc(streams=4), mtp=Mtp(depth=2)),
-        Plan(degrees=Degrees(ep=2), world=6, layout="own-axis", sharding="optimizer"),
+        Spread(degrees=Degrees(ep=2), world=6, layout="own-axis", sharding="optimizer"),
         "AEMAE",
     ),
-    "own-axis-pp3-ep2": (_WIDE, Plan(degrees=Degrees(pp=3, ep=2), world=12, layout="own-axis"), "AE MA EM"),
+    "own-axis-pp3-ep2": (_WIDE, Spread(degrees=Degrees(pp=3, ep=2), world=12, layout="own-axis"), "AE MA EM"),
     "borrowed-pp2-tp2-ep2": (
         replace(SMALL, pattern="A|EMAE"),
-        Plan(degrees=Degrees(pp=2, tp=2, ep=2, etp=1), world=8, layout="borrowed"),
+        Spread(degrees=Degrees(pp=2, tp=2, ep=2, etp=1), world=8, layout="borrowed"),
         "A EMAE",
     ),
-    "borrowed-dense": (replace(SMALL, moe=None), Plan(degrees=Degrees(cp=2), world=6, layout="borrowed"), "AEMAE"),
+    "borrowed-dense": (replace(SMALL, moe=None), Spread(degrees=Degrees(cp=2), world=6, layout="borrowed"), "AEMAE"),
 }
 
 
 @contract("MEM-02", asks="budget", cases=NAMED, source="hub: memory budget anatomy; playbook")
-def a_budget_names_its_parts(stack: Capacity, recipe: Recipe, plan: Plan, letters: str) -> None:
+def a_budget_names_its_parts(stack: Capacity, recipe: Recipe, spread: Spread, letters: str) -> None:
     """A budget names weights, gradients, optimizer, activations, routing buffers, communication and reserve for each
     pipeline stage, with the arithmetic of each line; lines add up to stages, and the heaviest stage decides.
 
     "It should fit" is said of weights and heard of everything. Once the parts are named, a lane that does not fit says
     which part to change, and the same budget answers for 141 GB and for 80.
     """
-    needs_layout(stack, plan.layout)
-    budget = stack.budget(recipe, plan, ROOMY)
+    needs_layout(stack, spread.layout)
+    budget = stack.budget(recipe, spread, ROOMY)
     owned = " ".join(stage.letters for stage in budget.stages)
     assert owned == letters, f"the stages own {owned!r}, expected {letters!r}"
     for stage in budget.stages:
@@ -66,7 +66,7 @@ def a_budget_names_its_parts(stack: Capacity, recipe: Recipe, plan: Plan, letter
     assert budget.total_bytes == max(totals), f"the budget is {budget.total_bytes}, its stages are {totals}"
     assert totals[budget.heaviest] == max(totals), f"stage {budget.heaviest} is called the heaviest of {totals}"
     for usable, word in ((budget.total_bytes * 2, "fits"), (budget.total_bytes, "too large")):
-        again = stack.budget(recipe, plan, Card(name="made to measure", usable_bytes=usable))
+        again = stack.budget(recipe, spread, Card(name="made to measure", usable_bytes=usable))
         assert again.total_bytes == budget.total_bytes, f"the need changes with the card: {again.total_bytes}"
         assert again.fit == word, f"{again.total_bytes} of {usable} bytes is called {again.fit!r}, expected {word!r}"
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from contracts.checks._models import ROOMY, SMALL, any_layout, bytes_of, needs_layout, only_stage, within
 from contracts.contract import contract
-from contracts.spec.capacity import Capacity, Plan, Sharding
+from contracts.spec.capacity import Capacity, Sharding, Spread
 from contracts.spec.recipe import Batch, Dtype, Mamba, Mla, Moe, Recipe
 from contracts.spec.topology import Degrees, Layout
 
@@ -71,53 +71,53 @@ def parameters_are_counted_by_family(
 
 _WIDE = replace(SMALL, depth=6)  # A E M A E M, which two or three stages share out
 SPREAD = {  # recipe, plan; TP stays within the KV groups and SSM groups, so nothing is copied
-    "own-axis-tp2-ep3": (SMALL, Plan(degrees=Degrees(tp=2, ep=3, etp=1), world=12, layout="own-axis")),
-    "own-axis-pp2-tp2-ep3": (_WIDE, Plan(degrees=Degrees(pp=2, tp=2, ep=3, etp=1), world=24, layout="own-axis")),
-    "borrowed-tp2-ep4-etp2": (SMALL, Plan(degrees=Degrees(tp=2, ep=4), world=8, layout="borrowed")),
-    "borrowed-pp3-cp2-ep6": (_WIDE, Plan(degrees=Degrees(pp=3, cp=2, ep=6), world=36, layout="borrowed")),
+    "own-axis-tp2-ep3": (SMALL, Spread(degrees=Degrees(tp=2, ep=3, etp=1), world=12, layout="own-axis")),
+    "own-axis-pp2-tp2-ep3": (_WIDE, Spread(degrees=Degrees(pp=2, tp=2, ep=3, etp=1), world=24, layout="own-axis")),
+    "borrowed-tp2-ep4-etp2": (SMALL, Spread(degrees=Degrees(tp=2, ep=4), world=8, layout="borrowed")),
+    "borrowed-pp3-cp2-ep6": (_WIDE, Spread(degrees=Degrees(pp=3, cp=2, ep=6), world=36, layout="borrowed")),
     "borrowed-unequal-stages": (
         replace(SMALL, pattern="AE|MAE"),
-        Plan(degrees=Degrees(pp=2, tp=2, ep=2, etp=1), world=8, layout="borrowed"),
+        Spread(degrees=Degrees(pp=2, tp=2, ep=2, etp=1), world=8, layout="borrowed"),
     ),
 }
 
 
 @contract("MEM-02b", asks=("budget", "count_parameters"), cases=SPREAD, source="hub: memory budget anatomy")
-def the_shares_of_all_ranks_add_up_to_the_model(stack: Capacity, recipe: Recipe, plan: Plan) -> None:
+def the_shares_of_all_ranks_add_up_to_the_model(stack: Capacity, recipe: Recipe, spread: Spread) -> None:
     """Summed over stages and over the ranks that cut them, the shares of a budget are the model, each tensor once.
 
     What TP and EP do not cut stays whole on every rank: dividing the total by tp · ep promises memory that is not
     there, and counting the embedding on every stage asks for memory that is not needed.
     """
-    needs_layout(stack, plan.layout)
-    degrees = plan.degrees
+    needs_layout(stack, spread.layout)
+    degrees = spread.degrees
     times = {"replicated": 1, "tp": degrees.tp, "ep": degrees.ep * (degrees.etp or degrees.tp)}
-    budget = stack.budget(recipe, plan, ROOMY)
+    budget = stack.budget(recipe, spread, ROOMY)
     unknown = {share for stage in budget.stages for share in stage.parameters} - times.keys()
     assert not unknown, f"shares {sorted(unknown)} are unknown; known are {', '.join(times)}"
-    spread = sum(held * times[share] for stage in budget.stages for share, held in stage.parameters.items())
+    everywhere = sum(held * times[share] for stage in budget.stages for share, held in stage.parameters.items())
     total = stack.count_parameters(recipe).total
-    assert spread == total, f"the ranks hold {spread} parameters of a model of {total} ({degrees})"
+    assert everywhere == total, f"the ranks hold {everywhere} parameters of a model of {total} ({degrees})"
 
 
 EXPERTS = {  # plan → routed experts on one rank: 2 blocks · 12 / ep experts · 2 · 96 · 40 / etp, biases left room for
-    "own-axis-ep3": (Plan(degrees=Degrees(ep=3), world=6, layout="own-axis"), 61_440, 62_400),
-    "own-axis-tp2-ep4-etp1": (Plan(degrees=Degrees(tp=2, ep=4, etp=1), world=16, layout="own-axis"), 46_080, 46_800),
-    "borrowed-tp4-ep2-etp1": (Plan(degrees=Degrees(tp=4, ep=2, etp=1), world=8, layout="borrowed"), 92_160, 93_600),
-    "borrowed-ep6-follows-tp": (Plan(degrees=Degrees(tp=2, ep=6), world=24, layout="borrowed"), 15_360, 15_760),
+    "own-axis-ep3": (Spread(degrees=Degrees(ep=3), world=6, layout="own-axis"), 61_440, 62_400),
+    "own-axis-tp2-ep4-etp1": (Spread(degrees=Degrees(tp=2, ep=4, etp=1), world=16, layout="own-axis"), 46_080, 46_800),
+    "borrowed-tp4-ep2-etp1": (Spread(degrees=Degrees(tp=4, ep=2, etp=1), world=8, layout="borrowed"), 92_160, 93_600),
+    "borrowed-ep6-follows-tp": (Spread(degrees=Degrees(tp=2, ep=6), world=24, layout="borrowed"), 15_360, 15_760),
 }
 
 
 @contract("MEM-02c", asks="budget", cases=EXPERTS, source="hub: memory budget anatomy; bringup")
-def ep_cuts_routed_experts_and_nothing_else(stack: Capacity, plan: Plan, low: int, high: int) -> None:
+def ep_cuts_routed_experts_and_nothing_else(stack: Capacity, spread: Spread, low: int, high: int) -> None:
     """A rank holds experts / ep whole experts, cut further by their own tensor parallelism only.
 
     The shared expert and the router stay with the dense parameters. With etp 1 a TP rank holds whole experts.
     """
-    needs_layout(stack, plan.layout)
+    needs_layout(stack, spread.layout)
     recipe = replace(SMALL, replicate_ssm_groups=True)
-    stage = only_stage(stack.budget(recipe, plan, ROOMY))
-    within(stage.parameters.get("ep", 0), low, high, f"the ep share of a rank ({plan.degrees})")
+    stage = only_stage(stack.budget(recipe, spread, ROOMY))
+    within(stage.parameters.get("ep", 0), low, high, f"the ep share of a rank ({spread.degrees})")
 
 
 DOUBLED = {  # sharding → how weights, gradients and optimizer state change when the world doubles
@@ -138,7 +138,7 @@ def data_parallelism_cuts_what_its_sharding_says(
     FSDP2 cuts weights, gradients and optimizer state, a distributed optimizer its state alone, DDP nothing. Eight cards
     do not turn 141 GB into a terabyte: activations stay where they are.
     """
-    base = Plan(degrees=Degrees(ep=3), world=6, layout=layout, sharding=sharding)
+    base = Spread(degrees=Degrees(ep=3), world=6, layout=layout, sharding=sharding)
     needs_layout(stack, base.layout)
     few = only_stage(stack.budget(SMALL, base, ROOMY))
     many = only_stage(stack.budget(SMALL, replace(base, world=12), ROOMY))
@@ -171,8 +171,8 @@ def training_a_parameter_takes_more_than_its_weight(
     """
     recipe = replace(SMALL, dtype=dtype, batch=Batch(micro=1, total=4))
     layout = any_layout(stack)
-    plan = Plan(degrees=Degrees(), world=4, layout=layout, sharding=sharding)
-    stage = only_stage(stack.budget(recipe, plan, ROOMY))
+    spread = Spread(degrees=Degrees(), world=4, layout=layout, sharding=sharding)
+    stage = only_stage(stack.budget(recipe, spread, ROOMY))
     state = bytes_of(stage, "weights", "gradients", "optimizer")
     low, high = per_parameter
     each = state / stack.count_parameters(recipe).total
@@ -196,7 +196,7 @@ def activations_grow_with_the_micro_batch(stack: Capacity, micro: int, low: floa
     """
     layout = any_layout(stack)
     recipe = replace(LONG, batch=Batch(micro=micro, total=16))
-    stage = only_stage(stack.budget(recipe, Plan(degrees=Degrees(), world=2, layout=layout), ROOMY))
+    stage = only_stage(stack.budget(recipe, Spread(degrees=Degrees(), world=2, layout=layout), ROOMY))
     within(bytes_of(stage, "activations"), low, high, f"bytes of activations of {micro} sequences")
 
 
@@ -216,8 +216,8 @@ def a_first_stage_holds_the_passes_in_flight(stack: Capacity, microbatches: int,
     """
     layout = any_layout(stack)
     recipe = replace(LONG, batch=Batch(micro=1, total=microbatches))
-    whole = only_stage(stack.budget(recipe, Plan(degrees=Degrees(), world=1, layout=layout), ROOMY))
-    staged = stack.budget(recipe, Plan(degrees=Degrees(pp=4), world=4, layout=layout), ROOMY)
+    whole = only_stage(stack.budget(recipe, Spread(degrees=Degrees(), world=1, layout=layout), ROOMY))
+    staged = stack.budget(recipe, Spread(degrees=Degrees(pp=4), world=4, layout=layout), ROOMY)
     ratio = bytes_of(staged.stages[0], "activations") / bytes_of(whole, "activations")
     what = f"activations of stage 0 of 4 with {microbatches} micro batches, as a part of those without a pipeline,"
     within(round(ratio, 3), low, high, what)
@@ -228,20 +228,20 @@ _ROUTED = replace(LONG, pattern="AE", depth=2, moe=Moe(experts=64, top_k=6, expe
 # expert has ⌈1.25 · 4096 · 6 / 64⌉ = 480 slots, 64 · 480 rows both ways 188.7 MB. Router logits: 4096 · 64 · 4 B =
 # 1.05 MB.
 ROUTED = {
-    "ep1": (Plan(degrees=Degrees(), world=2, layout="own-axis"), 76.5e6, 400e6),
-    "ep4-shares-one-batch": (Plan(degrees=Degrees(ep=4), world=8, layout="own-axis"), 19.9e6, 120e6),
+    "ep1": (Spread(degrees=Degrees(), world=2, layout="own-axis"), 76.5e6, 400e6),
+    "ep4-shares-one-batch": (Spread(degrees=Degrees(ep=4), world=8, layout="own-axis"), 19.9e6, 120e6),
     # each rank of the EP group sends tokens of its own, so a rank receives as much as it sends
-    "ep4-brings-its-own": (Plan(degrees=Degrees(ep=4), world=8, layout="borrowed"), 76.5e6, 400e6),
+    "ep4-brings-its-own": (Spread(degrees=Degrees(ep=4), world=8, layout="borrowed"), 76.5e6, 400e6),
 }
 
 
 @contract("MEM-02h", asks="budget", cases=ROUTED, source="hub: H200 memory geometry")
-def routing_buffers_hold_every_token_sent(stack: Capacity, plan: Plan, low: float, high: float) -> None:
+def routing_buffers_hold_every_token_sent(stack: Capacity, spread: Spread, low: float, high: float) -> None:
     """Routing buffers hold at least the rows that arrive at a rank's experts, and the router's float32 logits.
 
     Where EP is carved out of data parallelism a larger EP group means fewer experts a rank and more senders: the
     buffers do not shrink.
     """
-    needs_layout(stack, plan.layout)
-    stage = only_stage(stack.budget(_ROUTED, plan, ROOMY))
-    within(bytes_of(stage, "routing"), low, high, f"bytes of routing buffers ({plan.degrees}, {plan.layout})")
+    needs_layout(stack, spread.layout)
+    stage = only_stage(stack.budget(_ROUTED, spread, ROOMY))
+    within(bytes_of(stage, "routing"), low, high, f"bytes of routing buffers ({spread.degrees}, {spread.layout})")

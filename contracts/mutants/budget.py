@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from contracts.contract import mutant
-from contracts.spec.capacity import Budget, Card, Fit, FitWord, Measured, Plan
+from contracts.spec.capacity import Budget, Card, Fit, FitWord, Measured, Spread
 from contracts.spec.errors import Refused
 from contracts.spec.recipe import Recipe
 from contracts.stacks.reference.stack import Reference
@@ -15,8 +15,8 @@ from contracts.stacks.reference.stack import Reference
 class HidesCommunication(Reference):
     """Has no line for gathered blocks and buckets: they are "part of the framework"."""
 
-    def budget(self, recipe: Recipe, plan: Plan, card: Card) -> Budget:
-        budget = super().budget(recipe, plan, card)
+    def budget(self, recipe: Recipe, spread: Spread, card: Card) -> Budget:
+        budget = super().budget(recipe, spread, card)
         stages = tuple(
             replace(stage, lines=tuple(line for line in stage.lines if line.part != "communication"))
             for stage in budget.stages
@@ -28,8 +28,8 @@ class HidesCommunication(Reference):
 class AveragesTheStages(Reference):
     """Divides the sum over stages by their number: no card holds an average stage."""
 
-    def budget(self, recipe: Recipe, plan: Plan, card: Card) -> Budget:
-        budget = super().budget(recipe, plan, card)
+    def budget(self, recipe: Recipe, spread: Spread, card: Card) -> Budget:
+        budget = super().budget(recipe, spread, card)
         mean = sum(stage.total_bytes for stage in budget.stages) // len(budget.stages)
         return replace(budget, total_bytes=mean)
 
@@ -38,8 +38,8 @@ class AveragesTheStages(Reference):
 class LeavesTheReserveOutOfTheTotal(Reference):
     """Prints the reserve and does not add it."""
 
-    def budget(self, recipe: Recipe, plan: Plan, card: Card) -> Budget:
-        budget = super().budget(recipe, plan, card)
+    def budget(self, recipe: Recipe, spread: Spread, card: Card) -> Budget:
+        budget = super().budget(recipe, spread, card)
         stages = tuple(
             replace(stage, total_bytes=sum(line.bytes for line in stage.lines if line.part != "reserve"))
             for stage in budget.stages
@@ -51,10 +51,10 @@ class LeavesTheReserveOutOfTheTotal(Reference):
 class CutsTheDepthEvenly(Reference):
     """Budgets equal stages where the pattern writes unequal ones out."""
 
-    def budget(self, recipe: Recipe, plan: Plan, card: Card) -> Budget:
-        budget = super().budget(recipe, plan, card)
+    def budget(self, recipe: Recipe, spread: Spread, card: Card) -> Budget:
+        budget = super().budget(recipe, spread, card)
         letters = recipe.pattern.replace("|", "")
-        size = -(-recipe.depth // plan.degrees.pp)
+        size = -(-recipe.depth // spread.degrees.pp)
         stages = tuple(
             replace(stage, letters=letters[stage.stage * size : (stage.stage + 1) * size]) for stage in budget.stages
         )
@@ -65,8 +65,8 @@ class CutsTheDepthEvenly(Reference):
 class AlwaysFits(Reference):
     """Prints the budget and leaves the comparison to the reader."""
 
-    def budget(self, recipe: Recipe, plan: Plan, card: Card) -> Budget:
-        return replace(super().budget(recipe, plan, card), fit="fits")
+    def budget(self, recipe: Recipe, spread: Spread, card: Card) -> Budget:
+        return replace(super().budget(recipe, spread, card), fit="fits")
 
 
 @mutant(of="MEM-02i", case="h200-95-per-cent", says="is called 'too large', expected 'tight'")

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from contracts.contract import mutant
-from contracts.spec.capacity import Budget, Card, Line, ParameterCount, Plan, StageBudget
+from contracts.spec.capacity import Budget, Card, Line, ParameterCount, Spread, StageBudget
 from contracts.spec.recipe import Recipe
 from contracts.stacks.reference.stack import Reference
 
@@ -98,149 +98,151 @@ class CountsMlaAsGqa(Reference):
 class DividesTheTotal(Reference):
     """Divides all parameters by tp · ep: norms and routers, which every rank holds whole, are cut too."""
 
-    def budget(self, recipe: Recipe, plan: Plan, card: Card) -> Budget:
-        cut = plan.degrees.tp * plan.degrees.ep
+    def budget(self, recipe: Recipe, spread: Spread, card: Card) -> Budget:
+        cut = spread.degrees.tp * spread.degrees.ep
         each = self.count_parameters(recipe).total // cut
-        return _of_stages(super().budget(recipe, plan, card), lambda stage: replace(stage, parameters={"tp": each}))
+        return _of_stages(super().budget(recipe, spread, card), lambda stage: replace(stage, parameters={"tp": each}))
 
 
 @mutant(of="MEM-02b", case="borrowed-pp3-cp2-ep6", says="the ranks hold")
 class EmbedsOnEveryStage(Reference):
     """Counts the embedding on each pipeline stage: the stage module is built from the whole model."""
 
-    def budget(self, recipe: Recipe, plan: Plan, card: Card) -> Budget:
-        table = recipe.vocab * recipe.hidden // plan.degrees.tp
+    def budget(self, recipe: Recipe, spread: Spread, card: Card) -> Budget:
+        table = recipe.vocab * recipe.hidden // spread.degrees.tp
 
         def embed(stage: StageBudget) -> StageBudget:
             more = table if stage.stage else 0
             return replace(stage, parameters={**stage.parameters, "tp": stage.parameters["tp"] + more})
 
-        return _of_stages(super().budget(recipe, plan, card), embed)
+        return _of_stages(super().budget(recipe, spread, card), embed)
 
 
 @mutant(of="MEM-02c", case="own-axis-tp2-ep4-etp1", says="the ep share of a rank")
 class CutsExpertsByTp(Reference):
     """Takes etp 1 for "follow TP": half of every expert is budgeted, the whole of it is loaded."""
 
-    def budget(self, recipe: Recipe, plan: Plan, card: Card) -> Budget:
-        return super().budget(recipe, replace(plan, degrees=replace(plan.degrees, etp=0)), card)
+    def budget(self, recipe: Recipe, spread: Spread, card: Card) -> Budget:
+        return super().budget(recipe, replace(spread, degrees=replace(spread.degrees, etp=0)), card)
 
 
 @mutant(of="MEM-02c", case="own-axis-ep3", says="the ep share of a rank")
 class SpreadsTheSharedExpert(Reference):
     """Counts the shared expert among the routed ones and cuts it by EP, though every rank runs all of it."""
 
-    def budget(self, recipe: Recipe, plan: Plan, card: Card) -> Budget:
+    def budget(self, recipe: Recipe, spread: Spread, card: Card) -> Budget:
         assert recipe.moe is not None
         moe = replace(recipe.moe, shared_hidden=0, expert_hidden=recipe.moe.expert_hidden + recipe.moe.shared_hidden)
-        return super().budget(replace(recipe, moe=moe), plan, card)
+        return super().budget(replace(recipe, moe=moe), spread, card)
 
 
 @mutant(of="MEM-02d", case="own-axis-full", says="weights go from")
 class ShardsTheOptimizerAlone(Reference):
     """Plans FSDP2 as if it were a distributed optimizer: weights and gradients whole on every rank."""
 
-    def budget(self, recipe: Recipe, plan: Plan, card: Card) -> Budget:
-        return super().budget(recipe, replace(plan, sharding="optimizer" if plan.sharding == "full" else "none"), card)
+    def budget(self, recipe: Recipe, spread: Spread, card: Card) -> Budget:
+        return super().budget(
+            recipe, replace(spread, sharding="optimizer" if spread.sharding == "full" else "none"), card
+        )
 
 
 @mutant(of="MEM-02d", case="borrowed-optimizer", says="weights go from")
 class ShardsEverything(Reference):
     """Plans a distributed optimizer as if it were FSDP2: weights that stay whole are divided."""
 
-    def budget(self, recipe: Recipe, plan: Plan, card: Card) -> Budget:
-        return super().budget(recipe, replace(plan, sharding="full"), card)
+    def budget(self, recipe: Recipe, spread: Spread, card: Card) -> Budget:
+        return super().budget(recipe, replace(spread, sharding="full"), card)
 
 
 @mutant(of="MEM-02d", case="own-axis-none", says="activations go from")
 class ShardsActivations(Reference):
     """Pools the memory of all cards: what does not fit one is divided by the world."""
 
-    def budget(self, recipe: Recipe, plan: Plan, card: Card) -> Budget:
+    def budget(self, recipe: Recipe, spread: Spread, card: Card) -> Budget:
         def pooled(line: Line) -> Line:
-            return replace(line, bytes=line.bytes // plan.world) if line.part == "activations" else line
+            return replace(line, bytes=line.bytes // spread.world) if line.part == "activations" else line
 
-        return _of_lines(super().budget(recipe, plan, card), pooled)
+        return _of_lines(super().budget(recipe, spread, card), pooled)
 
 
 @mutant(of="MEM-02e", case="bf16-whole", says="bytes of training state a bf16 parameter, sharding none, is 2.0")
 class CountsWeightsAlone(Reference):
     """The budget of a loader: two bytes a parameter, and neither gradients nor optimizer state."""
 
-    def budget(self, recipe: Recipe, plan: Plan, card: Card) -> Budget:
+    def budget(self, recipe: Recipe, spread: Spread, card: Card) -> Budget:
         def loaded(line: Line) -> Line:
             return replace(line, bytes=0) if line.part in {"gradients", "optimizer"} else line
 
-        return _of_lines(super().budget(recipe, plan, card), loaded)
+        return _of_lines(super().budget(recipe, spread, card), loaded)
 
 
 @mutant(of="MEM-02e", case="fp32-whole", says="sharding none, is 20.0, expected 16.0")
 class KeepsAMasterOfFloat32(Reference):
     """Over-correction: a master copy is budgeted for parameters that are float32 themselves."""
 
-    def budget(self, recipe: Recipe, plan: Plan, card: Card) -> Budget:
+    def budget(self, recipe: Recipe, spread: Spread, card: Card) -> Budget:
         def mastered(line: Line) -> Line:
             whole = line.part == "optimizer" and recipe.dtype == "fp32"
             return replace(line, bytes=line.bytes * 12 // 8) if whole else line
 
-        return _of_lines(super().budget(recipe, plan, card), mastered)
+        return _of_lines(super().budget(recipe, spread, card), mastered)
 
 
 @mutant(of="MEM-02f", case="micro-batch-4", says="bytes of activations of 4 sequences is")
 class ForgetsTheMicroBatch(Reference):
     """The formula was written for one sequence and is used for four."""
 
-    def budget(self, recipe: Recipe, plan: Plan, card: Card) -> Budget:
-        return super().budget(replace(recipe, batch=replace(recipe.batch, micro=1)), plan, card)
+    def budget(self, recipe: Recipe, spread: Spread, card: Card) -> Budget:
+        return super().budget(replace(recipe, batch=replace(recipe.batch, micro=1)), spread, card)
 
 
 @mutant(of="MEM-02f", case="micro-batch-1", says="bytes of activations of 1 sequences is")
 class KeepsTheResidualAlone(Reference):
     """One tensor a layer, 2 bytes an element: true with every block recomputed, which the recipe does not ask for."""
 
-    def budget(self, recipe: Recipe, plan: Plan, card: Card) -> Budget:
+    def budget(self, recipe: Recipe, spread: Spread, card: Card) -> Budget:
         def residual(line: Line) -> Line:
             return replace(line, bytes=line.bytes // 17) if line.part == "activations" else line
 
-        return _of_lines(super().budget(recipe, plan, card), residual)
+        return _of_lines(super().budget(recipe, spread, card), residual)
 
 
 @mutant(of="MEM-02g", case="as-many-as-stages", says="activations of stage 0 of 4 with 4 micro batches")
 class DividesActivationsByStages(Reference):
     """A stage has a quarter of the layers, so a quarter of the activations; the passes in flight are forgotten."""
 
-    def budget(self, recipe: Recipe, plan: Plan, card: Card) -> Budget:
+    def budget(self, recipe: Recipe, spread: Spread, card: Card) -> Budget:
         def one_pass(line: Line) -> Line:
-            return replace(line, bytes=line.bytes // plan.degrees.pp) if line.part == "activations" else line
+            return replace(line, bytes=line.bytes // spread.degrees.pp) if line.part == "activations" else line
 
-        return _of_lines(super().budget(recipe, plan, card), one_pass)
+        return _of_lines(super().budget(recipe, spread, card), one_pass)
 
 
 @mutant(of="MEM-02g", case="two-for-four-stages", says="activations of stage 0 of 4 with 2 micro batches")
 class FillsThePipelineAlways(Reference):
     """Over-correction: pp passes in flight, also in a step that has fewer micro batches than stages."""
 
-    def budget(self, recipe: Recipe, plan: Plan, card: Card) -> Budget:
-        batch = replace(recipe.batch, total=max(recipe.batch.total, recipe.batch.micro * plan.degrees.pp))
-        return super().budget(replace(recipe, batch=batch), plan, card)
+    def budget(self, recipe: Recipe, spread: Spread, card: Card) -> Budget:
+        batch = replace(recipe.batch, total=max(recipe.batch.total, recipe.batch.micro * spread.degrees.pp))
+        return super().budget(replace(recipe, batch=batch), spread, card)
 
 
 @mutant(of="MEM-02h", case="ep4-brings-its-own", says="bytes of routing buffers")
 class SharesOneBatchEverywhere(Reference):
     """Divides the buffers by ep in the borrowed layout, where each rank of the EP group brings tokens of its own."""
 
-    def budget(self, recipe: Recipe, plan: Plan, card: Card) -> Budget:
+    def budget(self, recipe: Recipe, spread: Spread, card: Card) -> Budget:
         def divided(line: Line) -> Line:
-            borrowed = plan.layout == "borrowed" and line.part == "routing"
-            return replace(line, bytes=line.bytes // plan.degrees.ep) if borrowed else line
+            borrowed = spread.layout == "borrowed" and line.part == "routing"
+            return replace(line, bytes=line.bytes // spread.degrees.ep) if borrowed else line
 
-        return _of_lines(super().budget(recipe, plan, card), divided)
+        return _of_lines(super().budget(recipe, spread, card), divided)
 
 
 @mutant(of="MEM-02h", case="ep1", says="bytes of routing buffers")
 class CountsEachTokenOnce(Reference):
     """Buffers for the tokens of the batch, though each goes to top-k experts."""
 
-    def budget(self, recipe: Recipe, plan: Plan, card: Card) -> Budget:
+    def budget(self, recipe: Recipe, spread: Spread, card: Card) -> Budget:
         assert recipe.moe is not None
-        return super().budget(replace(recipe, moe=replace(recipe.moe, top_k=1)), plan, card)
+        return super().budget(replace(recipe, moe=replace(recipe.moe, top_k=1)), spread, card)

@@ -40,7 +40,7 @@ class Card:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class Spread:
     """How a recipe is spread: the degrees that run, over how many ranks, and what data parallelism cuts."""
 
     degrees: Degrees
@@ -211,7 +211,7 @@ class Capacity(Party, Protocol):
         """The parameters of the whole model, by family."""
         ...
 
-    def budget(self, recipe: Recipe, plan: Plan, card: Card) -> Budget:
+    def budget(self, recipe: Recipe, spread: Spread, card: Card) -> Budget:
         """The memory that one rank of each pipeline stage needs, part by part; refuses a plan that does not divide."""
         ...
 

@@ -22,7 +22,7 @@ from math import prod
 
 from contracts.spec import parameters
 from contracts.spec import pattern as patterns
-from contracts.spec.capacity import PARTS, Budget, Card, Line, Plan, Share, StageBudget
+from contracts.spec.capacity import PARTS, Budget, Card, Line, Share, Spread, StageBudget
 from contracts.spec.cards import positive, word
 from contracts.spec.parameters import Tensors
 from contracts.spec.recipe import Recipe, refusals_on
@@ -41,21 +41,21 @@ def capacity_of_an_expert(tokens: int, top_k: int, experts: int) -> int:
     return _ceil(over * tokens * top_k, under * experts)
 
 
-def budget(recipe: Recipe, plan: Plan, card: Card) -> Budget:
+def budget(recipe: Recipe, spread: Spread, card: Card) -> Budget:
     """What one rank of each stage holds, and the heaviest stage, which decides.
 
     Raises:
         Refused: for axes that do not multiply to the world, or a recipe that does not divide over them; all at once.
     """
-    both = grids(plan.degrees, plan.world, plan.layout)
+    both = grids(spread.degrees, spread.world, spread.layout)
     dp = len(both.dense.groups("dp")[0])
-    found = refusals_on(recipe, plan.degrees, dp)
+    found = refusals_on(recipe, spread.degrees, dp)
     positive("usable_bytes", card.usable_bytes, found)
     found.raise_any()
     microbatches = recipe.batch.total // (recipe.batch.micro * dp)
     stages = tuple(
-        _stage_budget(_Rank(recipe=recipe, plan=plan, both=both, stage=stage, microbatches=microbatches))
-        for stage in range(plan.degrees.pp)
+        _stage_budget(_Rank(recipe=recipe, spread=spread, both=both, stage=stage, microbatches=microbatches))
+        for stage in range(spread.degrees.pp)
     )
     heaviest = max(range(len(stages)), key=lambda stage: stages[stage].total_bytes)
     total = stages[heaviest].total_bytes
@@ -67,7 +67,7 @@ class _Rank:
     """One rank of a pipeline stage: everything that its lines are computed from."""
 
     recipe: Recipe
-    plan: Plan
+    spread: Spread
     both: Grids
     stage: int
     microbatches: int
@@ -75,9 +75,9 @@ class _Rank:
     @property
     def chunks(self) -> tuple[range, ...]:
         """The layers of each model chunk that the stage owns, 0-based; several when stages are virtual."""
-        segments = patterns.stages(patterns.parse(self.recipe.pattern, self.recipe.depth), self.plan.degrees.pp)
+        segments = patterns.stages(patterns.parse(self.recipe.pattern, self.recipe.depth), self.spread.degrees.pp)
         ends = [sum(map(len, segments[: i + 1])) for i in range(len(segments))]
-        owned = range(self.stage, len(segments), self.plan.degrees.pp)
+        owned = range(self.stage, len(segments), self.spread.degrees.pp)
         return tuple(range(ends[i] - len(segments[i]), ends[i]) for i in owned)
 
     @property
@@ -87,7 +87,7 @@ class _Rank:
 
     @property
     def last(self) -> bool:
-        return self.stage == self.plan.degrees.pp - 1
+        return self.stage == self.spread.degrees.pp - 1
 
     @property
     def units(self) -> tuple[Tensors, ...]:
@@ -98,14 +98,14 @@ class _Rank:
             found.append(parameters.embedding(recipe))
         if self.last:
             found += [parameters.final_norm(recipe), parameters.head(recipe), parameters.mtp(recipe)]
-            if self.plan.degrees.pp > 1 and (recipe.mtp is not None or not recipe.untied_embeddings):
+            if self.spread.degrees.pp > 1 and (recipe.mtp is not None or not recipe.untied_embeddings):
                 found.append(parameters.embedding(recipe))  # the last stage looks tokens up in a copy of its own
         return tuple(found)
 
     @property
     def in_flight(self) -> tuple[int, int]:
         """Forward passes whose activations wait for their backward pass, and into how many chunks a pass is cut."""
-        pp, chunks = self.plan.degrees.pp, len(self.chunks)
+        pp, chunks = self.spread.degrees.pp, len(self.chunks)
         ahead = pp - self.stage - 1
         warmup = ahead if chunks == 1 else 2 * ahead + (chunks - 1) * pp
         return min(warmup + 1, self.microbatches * chunks), chunks
@@ -117,7 +117,7 @@ class _Rank:
     @property
     def tokens(self) -> int:
         """Tokens of one micro batch on a rank, before sequence parallelism cuts them."""
-        return self.recipe.batch.micro * self.recipe.seq_length // self.plan.degrees.cp
+        return self.recipe.batch.micro * self.recipe.seq_length // self.spread.degrees.cp
 
     def shards(self, share: Share) -> int:
         """Over how many data ranks a tensor of this share can be cut."""
@@ -127,7 +127,7 @@ class _Rank:
 
     def held(self, tensors: Tensors, share: Share, *, fp32: bool | None = None) -> int:
         """Parameters of a share on this rank, before data parallelism cuts them."""
-        degrees = self.plan.degrees
+        degrees = self.spread.degrees
         return sum(
             tensor.on_a_rank(degrees.tp, degrees.ep, degrees.expert_tp)
             for tensor in tensors
@@ -151,7 +151,7 @@ def _state(rank: _Rank) -> Iterator[Line]:
     """Weights, gradients and optimizer state, share by share."""
     wide = rank.element_bytes
     a_parameter = {"weights": (wide, 4), "gradients": (4, 4), "optimizer": (12 if wide == 2 else 8, 8)}
-    cut = {"none": (), "optimizer": ("optimizer",), "full": tuple(a_parameter)}[rank.plan.sharding]
+    cut = {"none": (), "optimizer": ("optimizer",), "full": tuple(a_parameter)}[rank.spread.sharding]
     tensors = tuple(tensor for unit in rank.units for tensor in unit)
     for part in PARTS[:3]:
         for share in SHARES:
@@ -171,7 +171,7 @@ def _state(rank: _Rank) -> Iterator[Line]:
 
 
 def _activations(rank: _Rank) -> Iterator[Line]:
-    recipe, degrees, wide = rank.recipe, rank.plan.degrees, rank.element_bytes
+    recipe, degrees, wide = rank.recipe, rank.spread.degrees, rank.element_bytes
     passes, chunks = rank.in_flight
     layers = len(rank.letters) + (2 * recipe.mtp.depth if recipe.mtp and rank.last else 0)
     kept = 34 if degrees.sp else 10 * degrees.tp + 24  # over tp
@@ -211,14 +211,14 @@ def _routing(rank: _Rank) -> Iterator[Line]:
 
     In the own-axis layout the ranks of an EP group share one batch; in the borrowed layout each brings its own tokens.
     """
-    recipe, degrees, moe = rank.recipe, rank.plan.degrees, rank.recipe.moe
+    recipe, degrees, moe = rank.recipe, rank.spread.degrees, rank.recipe.moe
     layers = rank.letters.count("E")
     if moe is None or not layers:
         yield Line(part="routing", share="replicated", what="none", bytes=0, formula="no E block with experts: 0")
         return
     passes, chunks = rank.in_flight
     local = rank.tokens // (degrees.tp if degrees.sp else 1)
-    routed = local * (degrees.ep if rank.plan.layout == "borrowed" else 1)
+    routed = local * (degrees.ep if rank.spread.layout == "borrowed" else 1)
     slots, experts = capacity_of_an_expert(routed, moe.top_k, moe.experts), moe.experts // degrees.ep
     held = f"{layers} E * {passes}/{chunks} in flight"
     yield Line(
@@ -238,8 +238,8 @@ def _routing(rank: _Rank) -> Iterator[Line]:
 
 
 def _communication(rank: _Rank) -> Iterator[Line]:
-    recipe, degrees, wide = rank.recipe, rank.plan.degrees, rank.element_bytes
-    if rank.plan.sharding == "full":
+    recipe, degrees, wide = rank.recipe, rank.spread.degrees, rank.element_bytes
+    if rank.spread.sharding == "full":
         cut = [share for share in SHARES if rank.shards(share) > 1]
         largest = max(sum(rank.held(unit, share) for share in cut) for unit in rank.units)
         size, formula = (

@@ -13,9 +13,9 @@ from contracts.spec.capacity import (
     KernelRule,
     Measured,
     ParameterCount,
-    Plan,
     Promotion,
     Proof,
+    Spread,
 )
 from contracts.spec.recipe import Recipe
 
@@ -33,8 +33,8 @@ class CapacitySide:
     def count_parameters(self, recipe: Recipe) -> ParameterCount:
         return parameters.count(recipe)
 
-    def budget(self, recipe: Recipe, plan: Plan, card: Card) -> Budget:
-        return memory.budget(recipe, plan, card)
+    def budget(self, recipe: Recipe, spread: Spread, card: Card) -> Budget:
+        return memory.budget(recipe, spread, card)
 
     def fit(self, needed_bytes: int, card: Card, measured: Measured | None) -> Fit:
         return cards.fit(needed_bytes, card, measured)
