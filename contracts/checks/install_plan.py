@@ -92,6 +92,9 @@ MOVES: dict[str, tuple[InstallPlan, str, tuple[str, ...]]] = {  # plan, step, wo
     "stable-torch-from-the-start": (
         _changing(TORCH, replace(TORCH, would_install={"torch": STABLE})), "torch", (NIGHTLY, STABLE),
     ),
+    "repaired-while-verifying": (
+        _changing(VERIFY, replace(VERIFY, would_install={"torch": STABLE})), "verify", ("torch", NIGHTLY, STABLE),
+    ),
     "pip-gave-no-report": (_changing(FA4, replace(FA4, would_install=None)), "flash-attn-4", ()),
 }  # fmt: skip
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import click
 
-from contracts.harness.commands import check, compare, emit, launch, law, preflight, runs, triage
+from contracts.harness.commands import check, compare, emit, installation, launch, law, preflight, runs, storage, triage
 from contracts.harness.gate import suite_version
 
 
@@ -30,5 +30,8 @@ for command in (
     preflight.preflight,
     triage.triage,
     triage.goodput,
+    installation.installed,
+    installation.check_install_plan,
+    storage.check_storage,
 ):
     main.add_command(command)

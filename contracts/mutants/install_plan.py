@@ -74,6 +74,15 @@ class NoReportNoChange(Reference):
         return super().check_plan(replace(plan, steps=steps))
 
 
+@mutant(of="INST-02", case="repaired-while-verifying", says="nothing was found, expected a finding on verify")
+class AsksOnlyWhatInstalls(Reference):
+    """Believes a step's kind: the one that verifies "repairs" torch with whatever the index has."""
+
+    def check_plan(self, plan: InstallPlan) -> tuple[Finding, ...]:
+        steps = tuple(replace(step, would_install={}) if step.kind == "verify" else step for step in plan.steps)
+        return super().check_plan(replace(plan, steps=steps))
+
+
 @mutant(of="INST-02", case="stable-torch-from-the-start", says="nothing was found, expected a finding on torch")
 class AnyTorchIsTorch(Reference):
     """The torch step installs torch; which one is left to the index."""

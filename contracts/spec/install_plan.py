@@ -60,11 +60,9 @@ def _order(plan: InstallPlan) -> Iterator[Finding]:
 def _moves(plan: InstallPlan) -> Iterator[Finding]:
     stands: dict[str, str] = {}  # torch and what came with it
     for step in plan.steps:
-        if step.kind == "verify":
-            continue
         if step.would_install is None:
-            yield _finding(step.name, " ".join(step.words), "nobody knows what it would install: pip gave no report",
-                           "ask pip with --dry-run --report")  # fmt: skip
+            unknown = f"nobody knows what it would install: {step.error or 'pip gave no report'}"
+            yield _finding(step.name, " ".join(step.words), unknown, "ask pip with --dry-run --report")
             continue
         brings = {normal(name): version for name, version in step.would_install.items()}
         for name, version in brings.items():

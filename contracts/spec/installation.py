@@ -14,9 +14,10 @@ from typing import Literal, Protocol
 from contracts.spec.machine import Finding
 from contracts.spec.party import Party
 
-Source = Literal["system", "index", "wheel", "git", "bundled"]
+Source = Literal["system", "index", "wheel", "git", "directory", "bundled"]
 """`system`: the host's image or package manager. `index`: a package index. `wheel`: a file built before and kept.
-`git`: a checkout. `bundled`: came with another line of the table."""
+`git`: a revision of a repository. `directory`: a folder, which says nothing about its revision. `bundled`: came with
+another line of the table."""
 
 Kind = Literal["environment", "torch", "packages", "verify"]
 
@@ -75,6 +76,7 @@ class InstallStep:
         would_install: name → version, from pip's own dry run with the steps before it in place. None when pip was
             not asked or did not answer; a step that installs nothing has an empty one.
         requires: name → the `Requires-Dist` of what would be installed, from the same report.
+        error: what pip said instead of a report.
     """
 
     name: str
@@ -82,6 +84,7 @@ class InstallStep:
     words: tuple[str, ...]
     would_install: Mapping[str, str] | None = None
     requires: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    error: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

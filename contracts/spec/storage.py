@@ -156,7 +156,7 @@ def storage_findings(storage: StorageMap, disks: Disks) -> tuple[Finding, ...]:
             found.append(_finding(promise, name, path, f"{told} does not exist", "make it, or mend the link"))
         if host.on_root_volume(mount):
             found.append(_finding(promise, name, path, f"{told} lies on the root volume", "use a data volume"))
-        elif name != "scratch" and mount.kind in VOLATILE:
+        elif name in ("durable", "receipts") and mount.kind in VOLATILE:
             found.append(_finding(promise, name, path, f"{told} lies in memory ({mount.kind})", "use a disk"))
         if name != "data" and "ro" in mount.options:
             found.append(_finding(promise, name, path, f"{told} is mounted read-only", "mount it for writing"))

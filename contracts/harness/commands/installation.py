@@ -1,0 +1,130 @@
+"""`installed` and `install-plan`: the running environment against a stack table, and a plan proved by pip's dry run."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+import tomllib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from contracts.harness.commands._guard import one_clear_error
+from contracts.instruments import pip_plan
+from contracts.instruments.environment import Environment
+from contracts.spec import codec, install_plan, stack_table
+from contracts.spec.errors import refuse
+from contracts.spec.installation import InstallPlan, StackTable, TorchBuild
+from contracts.spec.machine import Finding
+from contracts.spec.records import EXIT_CODES
+
+
+@click.command()
+@click.option("--table", metavar="FILE.toml", help="The stack table; default: that of the H200 hosts, cu132.")
+@click.option("--python", default=sys.executable, metavar="PATH", help="The interpreter of the environment.")
+@click.option("--load", is_flag=True, help="Also import torch and the compiled packages of the table.")
+@click.option("--json", "as_json", is_flag=True, help="JSON instead of lines.")
+@one_clear_error
+def installed(table: str | None, python: str, load: bool, as_json: bool) -> None:
+    """Compare what is installed with a stack table, line by line."""
+    stated = stack_table.H200 if table is None else read_table(Path(table))
+    environment = Environment(python)
+    parts = environment.parts()
+    if load:
+        held = {stack_table.normal(part.name) for part in parts}
+        bundled = {"nccl": "nvidia-nccl", "cudnn": "nvidia-cudnn"}
+        runtime = environment.runtime() if environment.torch else ()
+        parts += tuple(each for each in runtime if not any(name.startswith(bundled[each.name]) for name in held))
+    compared = stack_table.compare(stated, parts)
+    findings = stack_table.findings(stated, parts)
+    wanted = _build(stated)
+    if wanted is not None:
+        names = [line.component for line in stated.lines if line.source in ("wheel", "git")]
+        extensions = environment.extensions(names, load=load)
+        findings += install_plan.torch_findings(wanted, environment.torch, extensions)
+    if as_json:
+        lines = [{**codec.encode(each), "found": codec.encode(each.found)} for each in compared]
+        click.echo(json.dumps({"table": stated.name, "lines": lines, "findings": codec.encode(findings)}, indent=2))
+    else:
+        for each in compared:
+            version = f"{each.line.version}{'+' if each.line.at_least else ''}"
+            found = ", ".join(part.version or "no version" for part in each.found) or "-"
+            click.echo(f"{each.state:<13} {each.line.component:<24} {version:<28} {found}")
+        equal = sum(each.state == "equal" for each in compared)
+        click.echo(f"{equal} of {len(compared)} lines of {stated.name} are equal")
+        show(each for each in findings if each.promise != "INST-01")
+    sys.exit(EXIT_CODES["violated"] if findings else 0)
+
+
+@click.command(name="install-plan")
+@click.argument("plan", metavar="PLAN.toml")
+@click.option("--python", default=sys.executable, metavar="PATH", help="The interpreter the environment is made from.")
+@click.option("--json", "as_json", is_flag=True, help="JSON instead of lines.")
+@one_clear_error
+def check_install_plan(plan: str, python: str, as_json: bool) -> None:
+    """Ask pip what each step of PLAN.toml would install, and refuse a plan that could move torch.
+
+    Nothing is installed: pip is asked with --dry-run, in an empty environment in which the steps before it look done.
+    """
+    asked = pip_plan.ask(read_plan(Path(plan)), folder=Path(plan).resolve().parent, python=python)
+    findings = install_plan.plan_findings(asked)
+    if as_json:
+        click.echo(json.dumps({"plan": codec.encode(asked), "findings": codec.encode(findings)}, indent=2))
+    else:
+        for step in asked.steps:
+            brings = " ".join(f"{name}=={version}" for name, version in (step.would_install or {}).items())
+            click.echo(f"{step.name:<16} {brings or ('-' if step.would_install is not None else 'unknown')}")
+        show(findings)
+        click.echo(f"torch {asked.torch} " + ("may be moved: the plan is refused" if findings else "stays"))
+    sys.exit(EXIT_CODES["violated"] if findings else 0)
+
+
+def show(findings: Iterable[Finding]) -> None:
+    for finding in findings:
+        click.echo(str(finding))
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """
+    Raises:
+        Refused: when the file cannot be read or is not TOML.
+    """
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise refuse("file", str(path), f"cannot be read: {error.strerror}", "give a TOML file") from None
+    except ValueError as error:  # not UTF-8 either
+        raise refuse("file", str(path), f"is not TOML: {error}", "give a TOML file") from None
+
+
+def read_table(path: Path) -> StackTable:
+    """A stack table from a file of `[[lines]]`."""
+    return codec.decode(StackTable, {"name": path.stem, **read_toml(path)}, name=path.name)
+
+
+def read_plan(path: Path) -> InstallPlan:
+    """A plan from a file of `[[steps]]`; a step's words may be written as one shell line."""
+    data = read_toml(path)
+    for step in data.get("steps", ()) if isinstance(data.get("steps"), list) else ():
+        if isinstance(step, dict) and isinstance(step.get("words"), str):
+            step["words"] = shlex.split(step["words"])
+        for observed in ("would_install", "requires", "error"):
+            if isinstance(step, dict) and observed in step:
+                raise refuse(f"steps.{observed}", step[observed], "is pip's to say", "leave it out of the file")
+    return codec.decode(InstallPlan, data, name=path.name)
+
+
+def _build(table: StackTable) -> TorchBuild | None:
+    """The torch that a table asks for; None when it has no such line, or one without a CUDA tag."""
+    lines = {stack_table.normal(line.component): line for line in table.lines}
+    if "torch" not in lines or "python" not in lines:
+        return None
+    version = lines["torch"].version
+    tag = version.partition("+")[2]
+    numbers = stack_table.release(lines["python"].version) or ()
+    if not (tag.startswith("cu") and tag[2:].isdigit() and len(numbers) >= 2):
+        return None
+    return TorchBuild(version=version, cuda=f"{tag[2:-1]}.{tag[-1]}", python_tag=f"cp{numbers[0]}{numbers[1]}")

@@ -1,0 +1,49 @@
+"""`storage`: where a run's state would lie on this host."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import sys
+from pathlib import Path
+
+import click
+
+from contracts.harness.commands._guard import one_clear_error
+from contracts.harness.commands.installation import read_toml, show
+from contracts.instruments.mounts import disks
+from contracts.spec import codec, storage
+from contracts.spec.installation import StorageMap
+from contracts.spec.records import EXIT_CODES
+
+PLACES = ("durable", "scratch", "receipts", "data")
+
+
+@click.command(name="storage")
+@click.argument("map_", metavar="MAP.toml")
+@click.option("--run", metavar="NAME", help="Also look at the caches of this run, under the environment of this shell.")
+@click.option("--json", "as_json", is_flag=True, help="JSON instead of lines.")
+@one_clear_error
+def check_storage(map_: str, run: str | None, as_json: bool) -> None:
+    """Refuse a storage map whose places lie on the root volume, in one another, or somewhere else than they say.
+
+    MAP.toml names durable, scratch, receipts, data and data_volume.
+    """
+    places = codec.decode(StorageMap, read_toml(Path(map_)), name=Path(map_).name)
+    caches = {} if run is None else storage.cache_directories(places, run)
+    host = disks([*(getattr(places, name) for name in PLACES), *filter(None, map(os.environ.get, caches))])
+    findings = storage.storage_findings(places, host)
+    if run is not None:
+        findings += storage.cache_findings(places, host, run, dict(os.environ))
+    if as_json:
+        body = {"map": codec.encode(places), "findings": codec.encode(findings), "caches": caches}
+        click.echo(json.dumps(body, indent=2))
+    else:
+        for name in PLACES:
+            click.echo(f"{name:<9} {getattr(places, name)}")
+        show(findings)
+        if any(finding.promise == "STOR-03" for finding in findings):
+            click.echo("\n".join(f"export {name}={shlex.quote(path)}" for name, path in caches.items()))
+        click.echo("refused" if findings else "each place is where it should be")
+    sys.exit(EXIT_CODES["violated"] if findings else 0)
