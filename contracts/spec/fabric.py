@@ -103,8 +103,8 @@ def _lines(text: str, found: Refusals) -> list[list[str]]:
         found.add("topology", " ".join(columns), "names no GPU", _REMEDY)
     for name in {name for name in columns if columns.count(name) > 1}:
         found.add("topology", name, "has two columns", _REMEDY)
-    for words in (words for line, words in enumerate(lines[len(table) :]) if line and words):
-        if len(words) > 1 and _DEVICE.fullmatch(words[0]):
+    for words in (words for words in lines[len(table) :] if words):
+        if _DEVICE.fullmatch(words[0]):
             found.add("topology", words[0], "has a row below the table", _REMEDY)
     return table
 

@@ -110,7 +110,7 @@ class NodeSide:
         remedy = "sysctl kernel.numa_balancing=0, and keep it in /etc/sysctl.d"
         if capture.numa_balancing is None:
             yield _absent(capture, "numa_balancing", remedy)
-        elif not re.fullmatch(r"[0-9]{1,9}\s*", capture.numa_balancing):
+        elif not re.fullmatch(r"[0-9]{1,9}[ \t\r\n]*", capture.numa_balancing):
             yield _garbage("numa_balancing", capture.numa_balancing, "is not a number", remedy)
         elif int(capture.numa_balancing) != 0:
             value = capture.numa_balancing.strip()
