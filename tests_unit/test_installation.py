@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
 import json
 import sys
 import venv
@@ -249,6 +250,29 @@ def test_an_environment_is_read_without_importing_torch(other: Path) -> None:
     assert (flash.built_for, flash.cxx11_abi, flash.tag) == ("2.8", True, "cp310-cp310-linux_x86_64")
 
 
+def test_compiled_modules_are_loaded_beside_torch_and_their_error_is_kept(tmp_path: Path) -> None:
+    venv.create(tmp_path / "env", with_pip=False, symlinks=True)
+    packages = next(tmp_path.glob("env/lib/python3*/site-packages"))
+    (packages / "torch").mkdir()
+    (packages / "torch/__init__.py").touch()
+    compiled = Path(importlib.util.find_spec("_bz2").origin)  # type: ignore[union-attr, arg-type]
+    (packages / compiled.name).write_bytes(compiled.read_bytes())
+    (packages / "kernels").mkdir()
+    (packages / "kernels/fast.so").write_text("not a library")
+    (packages / "kernels/libfast.so").write_text("what a module links is no module")
+    for name, files in {"good": [compiled.name], "bad": ["kernels/fast.so", "kernels/libfast.so"]}.items():
+        info = packages / f"{name}-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+        (info / "RECORD").write_text("".join(f"{file},,\n" for file in files))
+    found = Environment(str(tmp_path / "env/bin/python")).extensions(["good", "bad"], load=True)
+    bad, good = sorted(found, key=lambda each: each.name)
+    assert (good.loads, good.error) == (True, "")
+    assert bad.loads is False
+    assert bad.error.startswith("ImportError: ")
+    assert "kernels/fast.so" in bad.error
+
+
 def test_the_running_environment_is_that_of_importlib() -> None:
     seen = {part.name: part.version for part in Environment().parts()}
     assert seen["click"] == importlib.metadata.version("click")
@@ -315,3 +339,10 @@ def test_the_command_stops_at_binaries_that_do_not_fit(other: Path, tmp_path: Pa
     assert (
         f"flash_attn = 2.8.3+cu13torch2.8cxx11abiTRUE: was built for torch 2.8, installed is {NIGHTLY}" in done.stdout
     )
+
+
+def test_a_torch_that_does_not_load_is_found(other: Path) -> None:
+    done = CliRunner().invoke(installed, ["--python", str(other), "--load", "--json"])
+    assert done.exit_code == 1
+    (found,) = [each for each in json.loads(done.stdout)["findings"] if "does not load: " in each["problem"]]
+    assert (found["field"], found["value"]) == ("torch", NIGHTLY)

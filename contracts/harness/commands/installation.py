@@ -16,8 +16,8 @@ from contracts.harness.commands._guard import one_clear_error
 from contracts.instruments import pip_plan
 from contracts.instruments.environment import Environment
 from contracts.spec import codec, install_plan, stack_table
-from contracts.spec.errors import refuse
-from contracts.spec.installation import InstallPlan, StackTable, TorchBuild
+from contracts.spec.errors import Unreachable, refuse
+from contracts.spec.installation import InstalledPart, InstallPlan, StackTable, TorchBuild
 from contracts.spec.machine import Finding
 from contracts.spec.records import EXIT_CODES
 
@@ -33,13 +33,16 @@ def installed(table: str | None, python: str, load: bool, as_json: bool) -> None
     stated = stack_table.H200 if table is None else read_table(Path(table))
     environment = Environment(python)
     parts = environment.parts()
-    if load:
-        held = {stack_table.normal(part.name) for part in parts}
-        bundled = {"nccl": "nvidia-nccl", "cudnn": "nvidia-cudnn"}
-        runtime = environment.runtime() if environment.torch else ()
-        parts += tuple(each for each in runtime if not any(name.startswith(bundled[each.name]) for name in held))
+    broken: tuple[Finding, ...] = ()
+    if load and environment.torch is not None:
+        try:
+            parts += _beside(parts, environment.runtime())
+        except Unreachable as error:
+            version = environment.torch.version
+            broken = (Finding(promise="INST-03", field="torch", value=version, problem=f"does not load: {error}",
+                              remedy="stop: do not just try training"),)  # fmt: skip
     compared = stack_table.compare(stated, parts)
-    findings = stack_table.findings(stated, parts)
+    findings = stack_table.findings(stated, parts) + broken
     wanted = _build(stated)
     if wanted is not None:
         names = [line.component for line in stated.lines if line.source in ("wheel", "git")]
@@ -80,6 +83,12 @@ def check_install_plan(plan: str, python: str, as_json: bool) -> None:
         show(findings)
         click.echo(f"torch {asked.torch} " + ("may be moved: the plan is refused" if findings else "stays"))
     sys.exit(EXIT_CODES["violated"] if findings else 0)
+
+
+def _beside(parts: Iterable[InstalledPart], runtime: Iterable[InstalledPart]) -> tuple[InstalledPart, ...]:
+    """What torch reports of its own libraries, where no distribution does: it would otherwise be there twice."""
+    held = {stack_table.normal(part.name) for part in parts}
+    return tuple(each for each in runtime if not any(name.startswith(f"nvidia-{each.name}") for name in held))
 
 
 def show(findings: Iterable[Finding]) -> None:
