@@ -12,10 +12,13 @@ from click.testing import CliRunner, Result
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from contracts.checks._runs import FACTS
 from contracts.harness.cli import main
 from contracts.spec.errors import Refused
+from contracts.spec.evidence import Receipt
 from contracts.spec.manifest import Manifest, RunError, dumps
 from contracts.spec.triage import TABLE, RunFacts, Symptom, symptom_row, triage
+from contracts.stacks.reference.stack import Reference
 
 pytestmark = pytest.mark.unit
 
@@ -170,3 +173,38 @@ def test_what_cannot_be_read_ends_in_one_clear_error(tmp_path: Path, text: str, 
     assert done.exit_code in (2, 3)
     assert said in done.stderr
     assert "Traceback" not in done.stderr + done.output
+
+
+def run_with_receipt(tmp_path: Path, name: str, receipt: Receipt) -> Path:
+    (tmp_path / name).mkdir()
+    folder = run_folder(tmp_path / name, OK, "trace/rank-10.json")
+    (folder / "receipt.json").write_text(Reference().write_receipt(receipt))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("part", "symptom"), [("nothing", None), ("mode", "numbers are suspect"), ("image", "re-run differs")]
+)
+def test_two_runs_are_held_against_each_other_by_their_receipts(
+    tmp_path: Path, part: str, symptom: Symptom | None
+) -> None:
+    receipt = Reference().receipt(FACTS)
+    changed = {
+        "nothing": receipt,
+        "mode": replace(receipt, lane=replace(receipt.lane, mode="author_dp")),
+        "image": replace(receipt, provenance=replace(receipt.provenance, image="sha256:another")),
+    }[part]
+    prior, run = (run_with_receipt(tmp_path, name, r) for name, r in (("prior", receipt), ("run", changed)))
+    done = asked(run, "--against", str(prior), "--json")
+    found = json.loads(done.output)["diagnosis"]
+    assert found["symptom"] == symptom
+    assert symptom is None or part.replace("mode", "lane") in found["why"]
+
+
+def test_a_run_is_not_held_against_one_without_a_receipt(tmp_path: Path) -> None:
+    run = run_with_receipt(tmp_path, "run", Reference().receipt(FACTS))
+    (tmp_path / "prior").mkdir()
+    prior = run_folder(tmp_path / "prior", OK)
+    done = asked(run, "--against", str(prior))
+    assert done.exit_code == 2
+    assert "holds no receipt" in done.stderr

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,10 @@ from contracts.instruments import run_folder
 from contracts.instruments.run_folder import RunFolder
 from contracts.spec import codec
 from contracts.spec.errors import NotOffered, Refused, refuse
+from contracts.spec.evidence import Receipt
 from contracts.spec.goodput import Span
 from contracts.spec.manifest import Manifest
-from contracts.spec.triage import Diagnosis, RunFacts
+from contracts.spec.triage import Diagnosis, RunFacts, RunIdentity
 
 WRONG = 1
 """Exit code when something is wrong with the run; 0 when nothing is, or it still has time."""
@@ -43,19 +44,26 @@ class Clock:
 @click.option("--steps", type=int, help="How many steps were seen; leave out when nobody knows.")
 @click.option("--waiting", metavar="RANKS", default="", help="Ranks seen waiting in a collective: 0,1,5.")
 @click.option("--tokens", metavar="COUNTS", default="", help="Tokens of each rank's shard: 512,512,0.")
+@click.option("--against", type=click.Path(path_type=Path), help="Folder of the run that this one should be like.")
 @click.option("--json", "as_json", is_flag=True, help="JSON instead of text.")
 @one_clear_error
 def triage(
-    run: Path, stack: str, patience: float, startup: float, steps: int | None, waiting: str, tokens: str, as_json: bool
-) -> None:
+    run: Path, stack: str, patience: float, startup: float, steps: int | None, waiting: str, tokens: str,
+    against: Path | None, as_json: bool,
+) -> None:  # fmt: skip
     """Where to look first in the folder RUN: its manifest.json, receipt.json, logs and artifacts."""
     seen = run_folder.look(run)
     with the_stack_talks_to_stderr():
         party: Any = OnTheStand(parties.load(stack), (), ("triage", "read_receipt"))
     if "triage" in party.missing:
         raise NotOffered(f"{party.name} does not offer triage")
-    unread = None if "read_receipt" in party.missing else _why_unread(party, seen.receipt)
-    facts = _facts(seen, unread is None and seen.receipt is not None, patience, startup, steps, waiting, tokens)
+    receipt, unread = _read(party, seen.receipt)
+    facts = _facts(seen, receipt is not None, patience, startup, steps, waiting, tokens)
+    if against is not None:
+        prior, why = _read(party, run_folder.look(against).receipt)
+        if not isinstance(prior, Receipt):
+            raise refuse("--against", str(against), f"holds no receipt: {why or 'no receipt.json'}", "give a whole run")
+        facts = replace(facts, own=_identity(receipt) if isinstance(receipt, Receipt) else None, prior=_identity(prior))
     found: Diagnosis = party.triage(facts)
     if as_json:
         body = {"run": str(run), "facts": codec.encode(facts), "receipt_unread": unread,
@@ -127,17 +135,31 @@ def _told(manifest: Manifest | None, found: Diagnosis, unread: str | None) -> st
     return "\n".join(lines)
 
 
-def _why_unread(party: Any, receipt: bytes | None) -> str | None:
-    """Why the file is not taken for a receipt: a torn one is none."""
-    if receipt is None:
-        return None
+def _read(party: Any, text: bytes | None) -> tuple[Receipt | bytes | None, str | None]:
+    """The receipt, and why the file is not taken for one: a torn one is none. Of a stack that reads no receipts any
+    file will do."""
+    if text is None or "read_receipt" in party.missing:
+        return text, None
     try:
-        party.read_receipt(receipt.decode())
+        return party.read_receipt(text.decode()), None
     except UnicodeDecodeError as error:
-        return f"not text: {error}"
+        return None, f"not text: {error}"
     except Refused as refused:
-        return str(refused.refusals[0])
-    return None
+        return None, str(refused.refusals[0])
+
+
+def _identity(receipt: Receipt) -> RunIdentity:
+    """What a receipt says of its run. What it does not say cannot differ; `compare` is strict about that."""
+    lane, provenance = receipt.lane, receipt.provenance
+    components = [f"{c.name} {c.version} {c.build or ''}".strip() for c in provenance.components]
+    return RunIdentity(
+        lane=f"{lane.preset} {lane.mode} {lane.regime} {lane.compile} {codec.dumps(lane.degrees)} x{lane.world}",
+        metric="tokens/s over the bounded window",
+        image=provenance.image or "not said",
+        backend_identity=", ".join(sorted(f"{backend.part}={backend.actual}" for backend in receipt.backends)),
+        runtime_provenance=", ".join([f"python {provenance.python}", *sorted(components)]),
+        volumes={},
+    )
 
 
 def _numbers(option: str, text: str) -> tuple[int, ...]:
