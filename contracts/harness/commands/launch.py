@@ -18,17 +18,23 @@ from contracts.court.party import OnTheStand
 from contracts.harness import child, parties, telemetry
 from contracts.harness.commands._guard import one_clear_error, the_stack_talks_to_stderr
 from contracts.harness.commands.compare import RECEIPT
+from contracts.harness.commands.installation import read_toml
+from contracts.harness.commands.storage import PLACES
 from contracts.harness.gate import utc_now
 from contracts.instruments import provenance
+from contracts.instruments.mounts import disks
 from contracts.instruments.node import read_node
+from contracts.spec import codec
 from contracts.spec.errors import NotOffered, Refusals, Refused, refuse
 from contracts.spec.evidence import Ending, LaunchedRun, Place, Preflight, Provenance
+from contracts.spec.installation import StorageMap
 from contracts.spec.launch import Lane, Launch, shell
-from contracts.spec.machine import Finding, Need, NodeCapture
+from contracts.spec.machine import Finding, Need
 from contracts.spec.recipe import Recipe
 from contracts.spec.records import EXIT_CODES, USAGE_ERROR
 from contracts.spec.redaction import secrets_in, secrets_of
 
+STORAGE_ASKS = ("cache_env", "check_storage", "check_caches")
 ASKS = ("preset", "launch", "receipt", "publish_receipt")
 HOST = "LANEGATE_HOST"
 
@@ -65,7 +71,13 @@ class Prepared:
 @click.option("--compile", "compile_", type=click.Choice(["none", "regional"]), default="none", show_default=True)
 @click.option("--set", "changes", multiple=True, metavar="FIELD=VALUE", help="Override one field of the recipe.")
 @click.option("--acknowledge", multiple=True, metavar="ID", help="Launch in spite of a finding, or a deprecated name.")
-@click.option("--receipts", type=click.Path(path_type=Path), default=Path("receipts"), show_default=True)
+@click.option("--receipts", type=click.Path(path_type=Path), help="Default: of the storage map, else ./receipts.")
+@click.option(
+    "--storage",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="TOML map of the disks, as for `storage`; its places are judged too.",
+)
 @click.option("--host", envvar=HOST, metavar="BOX@REGION", help=f"Lineage of this machine [{HOST}].")
 @click.option("--image", metavar="DIGEST", help="Digest of the container image, where there is one.")
 @click.option("--warmup", type=click.IntRange(0), default=1, show_default=True, help="Steps that are not measured.")
@@ -76,7 +88,7 @@ class Prepared:
 def launch(
     recipe: str, words: tuple[str, ...], stack: str, mode: Any, regime: Any, nodes: int, gpus: int,
     rendezvous: str | None, run_name: str, compile_: Any, changes: tuple[str, ...], acknowledge: tuple[str, ...],
-    receipts: Path, host: str | None, image: str | None, warmup: int, bounded: int, grace: float, dry_run: bool,
+    receipts: Path | None, storage: Path | None, host: str | None, image: str | None, warmup: int, bounded: int, grace: float, dry_run: bool,
 ) -> None:  # fmt: skip
     """Start RECIPE on a lane, with further WORDS for its script behind `--`.
 
@@ -90,22 +102,24 @@ def launch(
         started = utc_now()
         with the_stack_talks_to_stderr():
             subject = parties.load(stack)
-        party: Any = OnTheStand(subject, (), (*ASKS, "host", "preflight"))
-        if missing := [asked for asked in ASKS if asked in party.missing]:
+        asks = (*ASKS, *STORAGE_ASKS) if storage else ASKS
+        party: Any = OnTheStand(subject, (), (*asks, "host", "preflight"))
+        if missing := [asked for asked in asks if asked in party.missing]:
             raise NotOffered(f"{subject.name} does not offer {', '.join(missing)}")
+        places = codec.decode(StorageMap, read_toml(storage), name=storage.name) if storage else None
         settled = party.preset(recipe, acknowledge)
         lane = Lane(
             mode=mode or settled.modes[0], regime=regime, nodes=nodes, gpus=gpus, rendezvous=rendezvous,
             run=run_name, compile=compile_, overrides=_overrides(changes), inherited=dict(os.environ),
         )  # fmt: skip
-        ready = _prepare(party, settled, lane, taken, acknowledge, words, warmup, bounded)
+        ready = _prepare(party, settled, lane, taken, places, acknowledge, words, warmup, bounded)
         for finding in ready.preflight.findings:
             said = "acknowledged: " if finding not in ready.standing else ""
             click.echo(f"lanegate: {said}{finding}", err=True)
         if dry_run:
             click.echo(shell(ready.launch))
             sys.exit(USAGE_ERROR if ready.standing else 0)
-        folder = _folder(receipts, run_name)
+        folder = _folder(receipts or Path(places.receipts if places else "receipts"), run_name)
         if ready.standing:
             ended = child.Ended(exit_code=USAGE_ERROR, stopped_by=None, last_words="refused by preflight")
             facts = _facts(ready, started, "refused", ended, telemetry.Telemetry())
@@ -135,24 +149,47 @@ def _overrides(changes: tuple[str, ...]) -> Mapping[str, str]:
 
 
 def _prepare(
-    party: Any, recipe: Recipe, lane: Lane, taken: Provenance, acknowledge: tuple[str, ...], words: tuple[str, ...],
-    warmup: int, bounded: int,
+    party: Any, recipe: Recipe, lane: Lane, taken: Provenance, places: StorageMap | None,
+    acknowledge: tuple[str, ...], words: tuple[str, ...], warmup: int, bounded: int,
 ) -> Prepared:  # fmt: skip
     host = taken.machine.host
     if host is not None and "host" not in party.missing:
         taken = provenance.at(taken, party.host(host))
     launched: Launch = party.launch(recipe, lane)
+    caches = party.cache_env(places, lane.run) if places else {}
+    launched = replace(
+        launched, argv=(*launched.argv, *_further(launched, words)), env={**launched.env, **caches},
+        unset=tuple(name for name in launched.unset if name not in caches),
+    )  # fmt: skip
     capture = read_node()
+    findings: tuple[Finding, ...] = ()
+    if "preflight" not in party.missing:
+        findings = party.preflight(capture, Need(gpus=lane.gpus, hbm_gib=recipe.hbm_gib))
+    if places is not None:
+        seen = disks([*(getattr(places, name) for name in PLACES), *caches.values()])
+        findings = (*findings, *party.check_storage(places, seen))
+        findings = (*findings, *party.check_caches(places, seen, lane.run, reaching(launched, lane)))
+    found = {finding.promise for finding in findings}
     return Prepared(
         recipe=recipe,
         lane=lane,
-        launch=replace(launched, argv=(*launched.argv, *_further(launched, words))),
+        launch=launched,
         taken=taken,
-        preflight=_preflight(party, capture, Need(gpus=lane.gpus, hbm_gib=recipe.hbm_gib), acknowledge),
+        preflight=Preflight(
+            ran="preflight" not in party.missing,
+            findings=tuple(findings),
+            acknowledged=tuple(each for each in acknowledge if each in found),
+        ),
         places=provenance.places(lane.gpus, capture.topology),
         warmup=warmup,
         bounded=bounded,
     )
+
+
+def reaching(launched: Launch, lane: Lane) -> dict[str, str]:
+    """The environment that the ranks see: what was inherited, less what is unset, under what is set."""
+    kept = {name: value for name, value in lane.inherited.items() if name not in launched.unset}
+    return {**kept, **launched.env}
 
 
 def _further(launched: Launch, words: tuple[str, ...]) -> tuple[str, ...]:
@@ -166,14 +203,6 @@ def _further(launched: Launch, words: tuple[str, ...]) -> tuple[str, ...]:
         if word.partition("=")[0] in said:
             raise refuse("words", word, "is said by the lane already", "change the recipe, the lane or --set")
     return words
-
-
-def _preflight(party: Any, capture: NodeCapture, need: Need, acknowledge: tuple[str, ...]) -> Preflight:
-    if "preflight" in party.missing:
-        return Preflight(ran=False)
-    findings = tuple(party.preflight(capture, need))
-    found = {finding.promise for finding in findings}
-    return Preflight(ran=True, findings=findings, acknowledged=tuple(each for each in acknowledge if each in found))
 
 
 def _folder(receipts: Path, run: str) -> Path:
@@ -196,8 +225,7 @@ def _folder(receipts: Path, run: str) -> Path:
 
 
 def _run(ready: Prepared, folder: Path, stop: child.Stop) -> tuple[child.Ended, telemetry.Telemetry]:
-    env = {name: value for name, value in ready.lane.inherited.items() if name not in ready.launch.unset}
-    env |= ready.launch.env
+    env = reaching(ready.launch, ready.lane)
     with tempfile.TemporaryDirectory(prefix="lanegate-") as outside:  # what a run tells may hold secrets
         told = Path(outside) / "telemetry.jsonl"
         known = secrets_of(env) | secrets_in(ready.launch.command)

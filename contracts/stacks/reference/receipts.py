@@ -1,9 +1,14 @@
-"""What the reference writes about a run: built from what a launcher saw, redacted, written and read back."""
+"""What the reference writes about a run: built from what a launcher saw, redacted, written and read back.
+
+The schema under `docs/schema/` is written by
+`python -m contracts.stacks.reference.receipts docs/schema/receipt-1.json`.
+"""
 
 from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -280,3 +285,14 @@ def _figure(number: float) -> Any:
     if math.isfinite(number):
         return number
     return "NaN" if math.isnan(number) else "Infinity" if number > 0 else "-Infinity"
+
+
+def schema_text() -> str:
+    """The JSON Schema of a receipt, as the checked-in file holds it."""
+    return json.dumps({"title": f"A {SCHEMA} receipt", **codec.schema(Receipt)}, indent=1, ensure_ascii=False) + "\n"
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        raise SystemExit("usage: python -m contracts.stacks.reference.receipts FILE")
+    Path(sys.argv[1]).write_text(schema_text(), encoding="utf-8")
