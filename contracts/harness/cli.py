@@ -7,7 +7,19 @@ from __future__ import annotations
 
 import click
 
-from contracts.harness.commands import check, compare, emit, installation, launch, law, preflight, runs, storage, triage
+from contracts.harness.commands import (
+    capacity,
+    check,
+    compare,
+    emit,
+    installation,
+    launch,
+    law,
+    preflight,
+    runs,
+    storage,
+    triage,
+)
 from contracts.harness.gate import suite_version
 
 
@@ -23,6 +35,8 @@ for command in (
     law.list_,
     law.explain,
     emit.emit,
+    capacity.budget,
+    capacity.kernels,
     launch.launch,
     compare.compare,
     runs.report,

@@ -176,7 +176,7 @@ def _activations(rank: _Rank) -> Iterator[Line]:
     layers = len(rank.letters) + (2 * recipe.mtp.depth if recipe.mtp and rank.last else 0)
     kept = 34 if degrees.sp else 10 * degrees.tp + 24  # over tp
     share: Share = "tp" if degrees.tp > 1 else "replicated"
-    held = f"{passes} in flight" if chunks == 1 else f"{passes}/{chunks} in flight"
+    held = _in_flight(passes, chunks)
     yield Line(
         part="activations",
         share=share,
@@ -220,7 +220,7 @@ def _routing(rank: _Rank) -> Iterator[Line]:
     local = rank.tokens // (degrees.tp if degrees.sp else 1)
     routed = local * (degrees.ep if rank.spread.layout == "borrowed" else 1)
     slots, experts = capacity_of_an_expert(routed, moe.top_k, moe.experts), moe.experts // degrees.ep
-    held = f"{layers} E * {passes}/{chunks} in flight"
+    held = f"{layers} E * {_in_flight(passes, chunks)}"
     yield Line(
         part="routing",
         share="replicated",
@@ -246,7 +246,7 @@ def _communication(rank: _Rank) -> Iterator[Line]:
             largest * (2 * wide + 4),
             f"{largest:_} parameters * (2 gathered * {wide} B + 1 unreduced * 4 B)",
         )
-        what = "the largest block and its successor, gathered"
+        what = "the largest block and the next"
     else:
         over = rank.shards("tp")
         everything = sum(rank.held(unit, share) for unit in rank.units for share in SHARES)
@@ -269,6 +269,10 @@ def _communication(rank: _Rank) -> Iterator[Line]:
             bytes=2 * local * row,
             formula=formula,
         )
+
+
+def _in_flight(passes: int, chunks: int) -> str:
+    return f"{passes} in flight" if chunks == 1 else f"{passes}/{chunks} in flight"
 
 
 def _reserve() -> Line:

@@ -1,0 +1,169 @@
+"""`budget` and `kernels`: whether a recipe fits a card, line by line, and which kernels would be chosen, and why."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import click
+
+from contracts.court.party import OnTheStand
+from contracts.harness import parties
+from contracts.harness.commands._guard import one_clear_error, the_stack_talks_to_stderr
+from contracts.spec import codec
+from contracts.spec.capacity import PARTS, Budget, Card, KernelRequest, KernelRule, Spread, StageBudget
+from contracts.spec.errors import NotOffered, Refused, refuse
+from contracts.spec.recipe import Recipe
+from contracts.spec.topology import Degrees, Layout
+
+TOO_LARGE = 1
+GB = 10**9
+
+_DEGREES = ("pp", "tp", "cp", "ep", "etp", "sp")
+
+
+@click.command()
+@click.argument("recipe")
+@click.option("--stack", default="reference", show_default=True)
+@click.option("--degrees", "changes", metavar="pp=2,tp=2,…", help="Change degrees of the recipe: pp tp cp ep etp sp.")
+@click.option("--world", type=int, default=8, show_default=True, help="Number of ranks.")
+@click.option("--layout", type=click.Choice(["own-axis", "borrowed"]), help="Default: own-axis where the stack has it.")
+@click.option("--sharding", type=click.Choice(["none", "optimizer", "full"]), default="full", show_default=True,
+              help="What data parallelism cuts.")  # fmt: skip
+@click.option("--micro", type=int, help="Sequences of a micro batch, instead of the recipe's.")
+@click.option("--card", "card_name", metavar="NAME|GIB", default="h200", show_default=True,
+              help="A card by name, or the GiB that a process may use.")  # fmt: skip
+@click.option("--acknowledge", multiple=True, metavar="NAME", help="Accept a deprecated name.")
+@click.option("--json", "as_json", is_flag=True, help="JSON instead of text.")
+@one_clear_error
+def budget(
+    recipe: str, stack: str, changes: str | None, world: int, layout: Layout | None, sharding: Any, micro: int | None,
+    card_name: str, acknowledge: tuple[str, ...], as_json: bool,
+) -> None:  # fmt: skip
+    """The memory RECIPE needs on one rank of each pipeline stage, with its arithmetic, against a card.
+
+    Exit code 0 when it fits or is tight, 1 when it is too large, 2 for a wrong question. A budget is a plan: what
+    proves a fit is the receipt of a run.
+    """
+    party = _asked(stack, "preset", "budget", "fit", "card", "count_parameters")
+    settled = party.preset(recipe, acknowledge)
+    if micro is not None:
+        settled = replace(settled, batch=replace(settled.batch, micro=micro))
+    degrees = _degrees(settled.degrees, changes or "")
+    spread = Spread(degrees=degrees, world=world, layout=layout or _layout(party), sharding=sharding)
+    card = _card(party, card_name)
+    answer = party.budget(settled, spread, card)
+    fit = party.fit(answer.total_bytes, card, None)
+    if as_json:
+        body = {"recipe": settled.name, "spread": codec.encode(spread), "budget": codec.encode(answer)}
+        click.echo(json.dumps(body | {"fit": codec.encode(fit)}, indent=2))
+    else:
+        counted = party.count_parameters(settled)
+        click.echo(f"{settled.name}: {counted.total:_} parameters, {counted.active:_} active")
+        click.echo("\n".join(told(settled, spread, answer)))
+        click.echo(f"{fit.reason}: no proof of a fit")
+    sys.exit(TOO_LARGE if fit.word == "too large" else 0)
+
+
+def told(recipe: Recipe, spread: Spread, answer: Budget) -> Iterator[str]:
+    """A budget as lines of text: every stage with its lines, and the comparison with the card."""
+    degrees = " ".join(f"{name} {getattr(spread.degrees, name)}" for name in _DEGREES)
+    yield f"{spread.world} ranks, {spread.layout}, {degrees}, data ranks cut: {spread.sharding}"
+    yield f"micro batch {recipe.batch.micro} of {recipe.seq_length} tokens, {recipe.dtype}"
+    for stage in answer.stages:
+        yield ""
+        yield f"stage {stage.stage}: {len(stage.letters)} layers {stage.letters}"
+        yield from _lines(stage)
+    yield ""
+    usable = answer.card.usable_bytes
+    need = f"{_gb(answer.total_bytes)} of {_gb(usable)} ({100 * answer.total_bytes / usable:.1f} %)"
+    yield f"stage {answer.heaviest} needs {need} on {answer.card.name}"
+    yield f"verdict: {answer.fit}"
+
+
+def _lines(stage: StageBudget) -> Iterator[str]:
+    for part in PARTS:
+        lines = [line for line in stage.lines if line.part == part]
+        yield f"  {part:<40}{_gb(sum(line.bytes for line in lines)):>12}"
+        for line in lines:
+            yield f"    {line.what:<38}{line.bytes:>16_} B  = {line.formula}"
+    yield f"  {'total':<40}{_gb(stage.total_bytes):>12}"
+
+
+@click.command()
+@click.option("--stack", default="reference", show_default=True)
+@click.option("--device", metavar="sm_NN", help="What the driver says; without it no fast kernel is chosen.")
+@click.option("--without", multiple=True, metavar="PACKAGE", help="A package that is not installed; may be repeated.")
+@click.option("--json", "as_json", is_flag=True, help="JSON instead of text.")
+@one_clear_error
+def kernels(stack: str, device: str | None, without: tuple[str, ...], as_json: bool) -> None:
+    """Which kernel would run for each variant of the catalogue on a device, and why not the one asked for.
+
+    The workload is plain causal attention, and every package that a rule names counts as installed. What runs in a job
+    is in its receipt.
+    """
+    party = _asked(stack, "kernels", "kernel")
+    rules: tuple[KernelRule, ...] = party.kernels()
+    installed = frozenset(rule.package for rule in rules if rule.package) - set(without)
+    found = []
+    for rule in rules:
+        request = KernelRequest(variant=rule.variant, device=device, installed=installed)
+        try:
+            found.append((rule, party.kernel(request)))
+        except Refused as refused:
+            raise refuse("variant", rule.variant, f"is in the catalogue and refused: {refused}", "mend it") from None
+    if as_json:
+        body = [{"rule": codec.encode(rule), "choice": codec.encode(choice)} for rule, choice in found]
+        click.echo(json.dumps({"device": device, "kernels": body}, indent=2))
+        return
+    click.echo(f"device {device or 'unknown'}")
+    for rule, choice in found:
+        guard = ", ".join(rule.devices) or "any device"
+        click.echo(f"{rule.family:<10} {rule.variant:<11} → {choice.actual:<11} [{guard}; {rule.source}]")
+        if choice.fallback_reason:
+            click.echo(f"{'':<25}{choice.fallback_reason}")
+
+
+def _asked(stack: str, *asks: str) -> Any:
+    with the_stack_talks_to_stderr():
+        subject = parties.load(stack)
+    party = OnTheStand(subject, (), asks)
+    if party.missing:
+        raise NotOffered(f"{subject.name} does not offer {', '.join(party.missing)}")
+    return party
+
+
+def _layout(party: Any) -> Layout:
+    return "borrowed" if party.layouts and "own-axis" not in party.layouts else "own-axis"
+
+
+def _card(party: Any, text: str) -> Card:
+    """A card by name, or one of so many GiB."""
+    if not text.isdigit():
+        card: Card = party.card(text)
+        return card
+    if not 1 <= int(text) <= 10_000:
+        raise refuse("--card", text, "must lie in 1 … 10000 GiB", "give the GiB that a process may use")
+    return Card(name=f"{text} GiB", usable_bytes=int(text) * 2**30)
+
+
+def _degrees(degrees: Degrees, changes: str) -> Degrees:
+    """The recipe's degrees with those of `pp=2,tp=2` changed. `sp` is 0 or 1."""
+    values: dict[str, int | bool] = {}
+    for change in filter(None, changes.split(",")):
+        name, equals, text = change.strip().partition("=")
+        if name not in _DEGREES or not equals:
+            raise refuse("--degrees", change, "is not a degree", f"write NAME=NUMBER with {', '.join(_DEGREES)}")
+        if not text.isdecimal() or len(text) > 7:
+            raise refuse("--degrees", change, "has no number of ranks", "write a whole number")
+        if name in values:
+            raise refuse("--degrees", name, "is given twice", "give each degree once")
+        values[name] = text != "0" if name == "sp" else int(text)
+    return replace(degrees, **values)  # type: ignore[arg-type]  # names were looked up above
+
+
+def _gb(number: int) -> str:
+    return f"{number / GB:.2f} GB"

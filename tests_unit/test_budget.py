@@ -1,0 +1,239 @@
+"""Budgets: parameters by hand, literals of the sources, identities over drawn recipes, the presets as they stand."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from syrupy.assertion import SnapshotAssertion
+
+from contracts.harness.commands.capacity import told
+from contracts.spec import cards, memory, parameters, presets
+from contracts.spec.capacity import PARTS, Budget, Card, Part, Sharding, Share, Spread
+from contracts.spec.errors import Refused
+from contracts.spec.recipe import Batch, Dsa, Mamba, Mhc, Mla, Moe, Mtp, Recipe
+from contracts.spec.topology import Degrees, Layout
+from tests_unit._parties.running import side_by_side
+
+pytestmark = pytest.mark.unit
+
+ROOMY = Card(name="roomy", usable_bytes=10**15)
+SETTINGS = settings(max_examples=60, deadline=None, database=None, derandomize=True)
+
+# Two KV groups of 4, 4 heads; inner width of M 3 · 4 = 12.
+TINY = Recipe(
+    name="tiny", family="test", pattern="AEMR", depth=5, hidden=16, ffn_hidden=24, heads=4, kv_groups=2, seq_length=8,
+    vocab=50, moe=Moe(experts=12, top_k=3, expert_hidden=6, shared_hidden=10),
+    mamba=Mamba(heads=3, head_dim=4, state=5, groups=1), batch=Batch(micro=1, total=24),
+)  # fmt: skip
+
+BY_HAND = {
+    # norm 16 + q and o 2 · 16 · 16 = 512 + k and v 2 · 16 · 8 = 256 + QK norms 2 · 4 = 8
+    "A": 792,
+    # norm 16 + router 16 · 12 = 192 + experts 12 · 2 · 16 · 6 = 2304 + shared 2 · 16 · 10 = 320
+    "E": 2832,
+    # norm 16 + in 16 · (12 + 12 + 3 + 2 · 5) = 592 + convolution (12 + 10) · 5 = 110 + A_log, D, dt_bias 9 + norm 12
+    # + out 12 · 16 = 192
+    "M": 931,
+    # norm 16 + in 16 · (12 + 12 + 3 + 2 · 3 · 5) = 912 + W 3 · 4 · 4 = 48 + vectors 9 + norm 12 + out 192
+    "R": 1189,
+}
+
+
+@pytest.mark.parametrize("letter", BY_HAND)
+def test_a_block_has_the_parameters_counted_by_hand(letter: str) -> None:
+    assert parameters.total(parameters.block(TINY, letter)) == BY_HAND[letter]
+
+
+def test_a_model_is_its_blocks_and_two_tables_and_a_norm() -> None:
+    counted = parameters.count(TINY)  # A E M R A
+    assert counted.families == {
+        "A": 1584, "E": 2832, "M": 931, "R": 1189, "embedding": 800, "head": 800, "norm": 16, "mtp": 0,
+    }  # fmt: skip
+    assert counted.total == 8152
+    assert counted.active == 8152 - 9 * 192  # nine idle experts of 2 · 16 · 6
+
+
+def test_latent_attention_and_its_indexer_are_counted_by_hand() -> None:
+    mla = replace(TINY, mla=Mla(q_lora=7, kv_lora=5, qk_head=4, qk_rope=2, v_head=3))
+    # norm 16 + down 16 · (7 + 5 + 2) = 224 + latent norms 12 + up 4 · (7 · 6 + 5 · 7) = 308 + out 4 · 3 · 16 = 192
+    assert parameters.total(parameters.block(mla, "A")) == 752
+    sparse = replace(mla, dsa=Dsa(a_ranks=(1,), index_heads=2, index_head_dim=8, top_k=4))
+    # indexer: queries 7 · 2 · 8 = 112 + keys and head weights 16 · (8 + 2) = 160 + its norm 16
+    assert parameters.total(parameters.block(sparse, "A", sparse=True)) == 752 + 288
+    assert parameters.count(sparse).families["A"] == 2 * 752 + 288  # the second A block alone is sparse
+
+
+def test_hyper_connections_and_prediction_heads_are_counted_by_hand() -> None:
+    # 3 streams: 3 · 16 rows of 3 + 3 + 9 mixes = 720, their 15 biases and 3 gates
+    assert parameters.count(replace(TINY, mhc=Mhc(streams=3))).families["A"] == 2 * (792 + 738)
+    # 3 norms 48 + projection 2 · 16 · 16 = 512 + two block norms 32 + attention 776 + MLP 2 · 16 · 24 = 768
+    assert parameters.count(replace(TINY, mtp=Mtp(depth=2))).families["mtp"] == 2 * 2136
+
+
+def test_copied_heads_take_their_place_on_every_rank_that_copies_them() -> None:
+    keys = next(tensor for tensor in parameters.block(TINY, "A") if tensor.name == "key and value")
+    assert [keys.on_a_rank(tp, 1, 1) for tp in (1, 2, 4)] == [256, 128, 128]
+
+
+def test_the_sources_example_of_activations_is_reproduced() -> None:
+    recipe = replace(TINY, pattern="A", depth=52, hidden=1536, seq_length=4096, vocab=2, batch=Batch(micro=1, total=1),
+                     moe=None)  # fmt: skip
+    budget = memory.budget(recipe, Spread(degrees=Degrees(), world=1, layout="own-axis"), ROOMY)
+    (blocks,) = [line for line in budget.stages[0].lines if line.part == "activations" and line.what == "blocks"]
+    assert blocks.bytes == 11_123_294_208
+    assert 10.35 < blocks.bytes / 2**30 < 10.37
+
+
+def test_the_sources_example_of_an_experts_capacity_is_reproduced() -> None:
+    assert memory.capacity_of_an_expert(4096, 6, 64) == 480
+    assert memory.capacity_of_an_expert(16384, 4, 16) == 5120
+    assert memory.capacity_of_an_expert(1, 1, 64) == 1
+
+
+# Megatron-Core's table for bf16 parameters and float32 gradients: 18, 6 + 12/d, and 18/d for FSDP2.
+@pytest.mark.parametrize(("sharding", "each"), [("none", Fraction(18)), ("optimizer", Fraction(9)),
+                                                ("full", Fraction(9, 2))])  # fmt: skip
+def test_bytes_a_parameter_are_those_of_the_published_table(sharding: Sharding, each: Fraction) -> None:
+    recipe = replace(TINY, pattern="A", moe=None, batch=Batch(micro=1, total=4))
+    spread = Spread(degrees=Degrees(), world=4, layout="borrowed", sharding=sharding)
+    (stage,) = memory.budget(recipe, spread, ROOMY).stages
+    state = sum(line.bytes for line in stage.lines if line.part in PARTS[:3])
+    assert state == each * parameters.count(recipe).total
+
+
+@st.composite
+def spreads(draw: st.DrawFn) -> tuple[Recipe, Spread]:
+    """A recipe and degrees that divide it, over drawn features and layouts."""
+    layout: Layout = draw(st.sampled_from(["own-axis", "borrowed"]))
+    tp, ep, pp = draw(st.sampled_from([1, 2, 4])), draw(st.sampled_from([1, 2, 3])), draw(st.sampled_from([1, 2, 3]))
+    cp = 1 if layout == "own-axis" else draw(st.sampled_from([1, 2]))
+    etp = draw(st.sampled_from([0, 1]))
+    recipe = Recipe(
+        name="drawn", family="test", pattern=draw(st.sampled_from(["AEMR", "AE", "MAE", "ARE"])), depth=6, hidden=32,
+        ffn_hidden=48, heads=8, kv_groups=4, seq_length=16, vocab=64,
+        activation=draw(st.sampled_from(["relu2", "swiglu"])),
+        moe=Moe(experts=12, top_k=2, expert_hidden=8, shared_hidden=draw(st.sampled_from([0, 8]))),
+        mla=draw(st.none() | st.just(Mla(q_lora=4, kv_lora=4, qk_head=4, qk_rope=4, v_head=4))),
+        mhc=draw(st.none() | st.just(Mhc(streams=4))), mamba=Mamba(heads=8, head_dim=4, state=4, groups=4),
+        batch=Batch(micro=1, total=96),
+    )  # fmt: skip
+    degrees = Degrees(pp=pp, tp=tp, cp=cp, ep=ep, etp=etp, sp=tp > 1 and draw(st.booleans()))
+    world = pp * tp * cp * ep * draw(st.sampled_from([1, 2]))
+    sharding: Sharding = draw(st.sampled_from(["none", "optimizer", "full"]))
+    return recipe, Spread(degrees=degrees, world=world, layout=layout, sharding=sharding)
+
+
+@given(spreads())
+@SETTINGS
+def test_all_ranks_together_hold_the_model_once(drawn: tuple[Recipe, Spread]) -> None:
+    recipe, spread = drawn
+    budget = memory.budget(recipe, spread, ROOMY)
+    times: dict[Share, int] = {"replicated": 1, "tp": spread.degrees.tp,
+                               "ep": spread.degrees.ep * spread.degrees.expert_tp}  # fmt: skip
+    held = sum(stage.parameters[share] * times[share] for stage in budget.stages for share in memory.SHARES)
+    assert held == parameters.count(recipe).total
+
+
+@given(spreads())
+@SETTINGS
+def test_parts_add_up_and_a_larger_world_asks_for_no_more(drawn: tuple[Recipe, Spread]) -> None:
+    recipe, spread = drawn
+    budget = memory.budget(recipe, spread, ROOMY)
+    for stage in budget.stages:
+        assert stage.total_bytes == sum(_part(budget, stage.stage, part) for part in PARTS)
+    wider = memory.budget(recipe, replace(spread, world=2 * spread.world), ROOMY)
+    for stage in budget.stages:
+        for part in PARTS[:3]:
+            assert _part(wider, stage.stage, part) <= _part(budget, stage.stage, part)
+
+
+def _part(budget: Budget, stage: int, part: Part) -> int:
+    return sum(line.bytes for line in budget.stages[stage].lines if line.part == part)
+
+
+def test_virtual_stages_hold_more_passes_of_smaller_chunks() -> None:
+    """Interleaved 1F1B over 2 ranks of 2 chunks: rank 0 warms up with 4 chunk passes, rank 1 with 2, and one runs."""
+    plain = replace(TINY, pattern="A" * 8, depth=8, moe=None, batch=Batch(micro=1, total=8))
+    virtual = replace(plain, pattern="AA|AA|AA|AA")
+    spread = Spread(degrees=Degrees(pp=2), world=2, layout="borrowed")
+    blocks = [
+        next(line.bytes for line in stage.lines if line.what == "blocks")
+        for recipe in (plain, virtual)
+        for stage in memory.budget(recipe, spread, ROOMY).stages
+    ]
+    chunk = blocks[1] // 2  # the last stage of the plain schedule keeps one pass of four layers; a chunk has two
+    assert blocks == [4 * chunk, 2 * chunk, 5 * chunk, 3 * chunk]
+
+
+def test_a_tied_table_stands_on_both_ends_of_a_pipeline() -> None:
+    tied = replace(TINY, pattern="AAAA", depth=4, moe=None, untied_embeddings=False)
+    spread = Spread(degrees=Degrees(pp=2), world=2, layout="borrowed")
+    first, last = memory.budget(tied, spread, ROOMY).stages
+    assert last.parameters["tp"] == first.parameters["tp"]
+    assert parameters.count(tied).families["head"] == 0
+
+
+def test_everything_that_does_not_divide_is_refused_at_once() -> None:
+    with pytest.raises(Refused) as caught:
+        memory.budget(TINY, Spread(degrees=Degrees(ep=5, pp=3), world=15, layout="own-axis"), ROOMY)
+    assert set(caught.value.fields) == {"ep", "pp"}
+    with pytest.raises(Refused, match="usable_bytes = 0: must be positive"):
+        memory.budget(TINY, Spread(degrees=Degrees(), world=1, layout="own-axis"), Card(name="no", usable_bytes=0))
+
+
+@pytest.mark.parametrize("sizes", [(0, 1), (1, 0), (-1, 5)])
+def test_a_fit_of_nothing_is_refused(sizes: tuple[int, int]) -> None:
+    needed, usable = sizes
+    with pytest.raises(Refused, match="must be positive"):
+        cards.fit(needed, Card(name="card", usable_bytes=usable), None)
+
+
+PRESETS = {
+    "nam52": "nam52_h200_dense_ref_v1",
+    "nam52r": "nam52r_h200_4full_9sparse_candidate_v1",
+    "nam56r": "nam56r_h200_bf16_v1",
+}
+
+
+@pytest.mark.parametrize("card", ["h200", "h100"])
+@pytest.mark.parametrize("name", PRESETS)
+def test_the_budget_of_a_preset_is_as_before(name: str, card: str, snapshot: SnapshotAssertion) -> None:
+    """Micro batches of 4, as the preset has it, and of 1, over one node of eight."""
+    preset = presets.resolve(PRESETS[name])
+    text = [f"{preset.name}: {parameters.count(preset).total:_} parameters"]
+    for micro in (4, 1):
+        recipe = replace(preset, batch=replace(preset.batch, micro=micro))
+        spread = Spread(degrees=recipe.degrees, world=8, layout="own-axis")
+        text += ["", *told(recipe, spread, memory.budget(recipe, spread, cards.card(card)))]
+    assert "\n".join(text) == snapshot
+
+
+COMMANDS: dict[str, tuple[tuple[str, ...], int, str]] = {
+    "too-large": (("budget", PRESETS["nam56r"]), 1, "verdict: too large"),
+    "fits": (("budget", PRESETS["nam56r"], "--micro", "1"), 0, "verdict: fits"),
+    "small-card": (("budget", "tiny-nam56r", "--card", "1"), 1, "of 1.07 GB"),
+    "pipeline": (
+        ("budget", PRESETS["nam56r"], "--degrees", "pp=2,tp=2,sp=1,ep=2", "--layout", "borrowed", "--micro", "1"),
+        0,
+        "stage 1: 26 layers",
+    ),
+    "degree-unknown": (("budget", PRESETS["nam56r"], "--degrees", "dp=2"), 2, "'dp=2': is not a degree"),
+    "card-unknown": (("budget", PRESETS["nam56r"], "--card", "b300"), 2, "'b300': is not a card"),
+    "world-too-small": (("budget", PRESETS["nam56r"], "--world", "2"), 2, "must be a multiple of pp * ep * tp (4)"),
+    "micro-does-not-divide": (("budget", PRESETS["nam56r"], "--micro", "3"), 2, "must divide batch.total (64)"),
+    "json": (("budget", PRESETS["nam56r"], "--json"), 1, '"word": "too large"'),
+}
+
+
+def test_the_command_answers_by_exit_code_and_in_numbers(tmp_path: Path) -> None:
+    ended = side_by_side({name: words for name, (words, _, _) in COMMANDS.items()}, tmp_path)
+    for name, (_, code, words) in COMMANDS.items():
+        assert ended[name].returncode == code, f"{name}: {ended[name]}"
+        assert words in ended[name].stdout + ended[name].stderr, f"{name}: {ended[name]}"
+    assert json.loads(ended["json"].stdout)["fit"]["proved"] is False
