@@ -164,7 +164,7 @@ def test_a_plan_that_cannot_be_asked_ends_in_one_clear_error(
 
 
 def test_words_that_are_no_pip_install_are_not_run(tmp_path: Path) -> None:
-    (tmp_path / "plan.toml").write_text(PLAN.replace("MAMBA", "touch made").replace("FLA", "uv sync"))
+    (tmp_path / "plan.toml").write_text(PLAN.replace("MAMBA", "touch made").replace("FLA", "uv pip install fla-core"))
     plan = read_plan(tmp_path / "plan.toml")
     only = InstallPlan(torch=plan.torch, data_volume="/", environment="/", steps=plan.steps[2:])
     asked = pip_plan.ask(only, folder=tmp_path)

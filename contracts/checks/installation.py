@@ -26,6 +26,7 @@ TABLE = StackTable(
         StackLine(component="triton", version="3.7.0+git9c288bc5", source="bundled",
                   distributions=("triton", "pytorch-triton")),
         StackLine(component="driver", version="590.48", source="system", at_least=True),
+        StackLine(component="datasets", version="4.8", source="index", at_least=True),
         StackLine(component="flash-attn", version="2.8.3", source="wheel"),
         StackLine(component="flash-linear-attention", version="0.5.0", source="git", no_deps=True),
         StackLine(component="quack-kernels", version="0.3.9", source="bundled", origin="flash-attn-4"),
@@ -37,6 +38,7 @@ WELL = {
     "torch": InstalledPart(name="torch", version=NIGHTLY, source="index"),
     "triton": InstalledPart(name="pytorch-triton", version="3.7.0+git9c288bc5", source="index"),
     "driver": InstalledPart(name="driver", version="590.48.01", source="system"),
+    "datasets": InstalledPart(name="datasets", version="4.10.1", source="index"),
     "flash-attn": InstalledPart(name="flash_attn", version="2.8.3", source="wheel"),
     "flash-linear-attention": InstalledPart(name="flash-linear-attention", version="0.5.0", source="git"),
     "quack-kernels": InstalledPart(name="Quack.Kernels", version="0.3.9", source="index"),
@@ -64,6 +66,7 @@ ENVIRONMENTS: dict[str, tuple[tuple[InstalledPart, ...], Expected]] = {
     "newer-driver": (_with(driver="590.105.08"), ()),  # as text 590.105 is below 590.48
     "older-driver": (_with(driver="580.95.05"), (("driver", "580.95.05", "590.48"),)),
     "driver-590-9": (_with(driver="590.9"), (("driver", "590.9", "590.48"),)),
+    "datasets-below-its-floor": (_with(datasets="4.7.0"), (("datasets", "4.7.0", "4.8"),)),  # breaks the second resume
     "torch-downgraded": (_with(torch=STABLE), (("torch", STABLE, NIGHTLY),)),
     "torch-of-the-next-day": (_with(torch="2.12.0.dev20260406+cu132"), (("torch", "20260406", "20260405"),)),
     "torch-of-another-cuda": (_with(torch="2.12.0.dev20260405+cu130"), (("torch", "cu130", "cu132"),)),

@@ -46,7 +46,12 @@ def ask(plan: InstallPlan, *, folder: Path, python: str = sys.executable, timeou
 
 
 def arguments(step: InstallStep) -> tuple[str, ...] | None:
-    """What follows `pip install` in a step's words; None when it is another command."""
+    """What follows `pip install` in a step's words; None when it is another command.
+
+    `uv pip install` is another command: its resolver has rules of its own, and pip's answer would not be its.
+    """
+    if any(Path(word).name == "uv" for word in step.words):
+        return None
     for index, word in enumerate(step.words[:-1]):
         if Path(word).name.rstrip("0123456789.") == "pip" and step.words[index + 1] == "install":
             return step.words[index + 2 :]

@@ -122,6 +122,20 @@ class ComparesPythonPackages(Reference):
         return super().compare_stack(replace(table, lines=packages), installed)
 
 
+@mutant(
+    of="INST-01",
+    case="datasets-below-its-floor",
+    says="nothing was found, expected a finding on datasets",
+    bugs=("INS-07",),
+)
+class FloorsOfTheHostOnly(Reference):
+    """A floor is asserted for the driver; for a library any version will do, and the second resume starts over."""
+
+    def compare_stack(self, table: StackTable, installed: Parts) -> tuple[Finding, ...]:
+        free = {line.component for line in table.lines if line.at_least and line.source != "system"}
+        return tuple(each for each in super().compare_stack(table, installed) if each.field not in free)
+
+
 @mutant(of="INST-01a", case="nccl", says="nccl has 0 lines")
 class LeavesOutWhatIsBundled(Reference):
     """What came with torch is not listed, so nobody sees when another package replaces it."""

@@ -46,7 +46,7 @@ def parse_mountinfo(text: str) -> tuple[Mount, ...]:
         Refused: when a line is not one of proc(5)'s, a mount is there twice, or there is no root.
     """
     mounts: dict[int, Mount] = {}
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(text.removesuffix("\n").split("\n"), 1):  # a name may hold other line breaks
         match = _LINE.fullmatch(line)
         if match is None or int(match["id"]) in mounts:
             raise refuse("mountinfo", line, f"line {number} is not a mount", "read /proc/self/mountinfo whole")
