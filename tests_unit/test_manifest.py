@@ -214,6 +214,14 @@ def test_a_deeply_nested_file_is_refused() -> None:
         loads("[" * 100_000 + "]" * 100_000)
 
 
+@pytest.mark.parametrize("schema", [None, "lanegate.manifest/2", 1])
+def test_another_version_is_told_before_its_fields_are(schema: object) -> None:
+    data = {**json.loads(dumps(RUNNING)), "schema": schema, "new_in_2": 1}
+    with pytest.raises(Refused, match="is not lanegate.manifest/1") as caught:
+        loads(json.dumps(data))
+    assert caught.value.fields == ("schema",)
+
+
 def test_every_contradiction_is_told_at_once() -> None:
     with pytest.raises(Refused) as caught:
         run_state(replace(OK, run=" ", completed_at=None, artifacts=(), error=RunError(type="T", message="m")))

@@ -27,7 +27,7 @@ class AnyGapIsFragmentation(Reference):
         return super().oom_cause(record)
 
 
-@mutant(of="MEM-04", case="stale-process", says="the cause is exhaustion, expected occupied", bugs=("PRV-22",))
+@mutant(of="MEM-04", case="stale-process", says="the cause is exhaustion, expected occupied")
 class TheDeviceIsOurs(Reference):
     """What is not free is taken to be this process's: a dead run's memory reads as an exhausted model."""
 
@@ -35,7 +35,7 @@ class TheDeviceIsOurs(Reference):
         return super().oom_cause(replace(record, own_overhead=None))
 
 
-@mutant(of="MEM-04", case="no-readback", says="the cause is exhaustion, expected cannot say", bugs=("PRV-23",))
+@mutant(of="MEM-04", case="no-readback", says="the cause is exhaustion, expected cannot say")
 class MissingIsZero(Reference):
     """No readback is stored as 0 allocated and 0 reserved: a diagnosis out of nothing."""
 

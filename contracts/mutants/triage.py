@@ -45,7 +45,7 @@ class NoReceiptYetIsStuck(Reference):
         return super().triage(replace(facts, silent_s=2 * facts.patience_s) if waits else facts)
 
 
-@mutant(of="MANI-02a", case="last-rank-empty", says="layer is distributed compile, expected sharding", bugs=("CMP-03",))
+@mutant(of="MANI-02a", case="last-rank-empty", says="layer is distributed compile, expected sharding")
 class NeverCountsTokens(Reference):
     """All hangs before the first step look alike: the rank without tokens is not looked for."""
 

@@ -159,9 +159,13 @@ def loads(text: str | bytes) -> Manifest:
     """A manifest from its file.
 
     Raises:
-        Refused: for text that is no manifest, and for a manifest that contradicts itself.
+        Refused: for text that is no manifest, one of another schema, and a manifest that contradicts itself.
     """
-    manifest = codec.loads(Manifest, text, name="manifest")
+    data: object = codec.loads(object, text, name="manifest")
+    version = data.get("schema") if isinstance(data, dict) else None
+    if version != SCHEMA:
+        raise refuse("schema", version, f"is not {SCHEMA}", "read it with the version that wrote it")
+    manifest = codec.decode(Manifest, data, name="manifest")
     run_state(manifest)
     return manifest
 
