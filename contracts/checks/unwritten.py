@@ -62,7 +62,7 @@ _WAITING: Mapping[str, Mapping[str, tuple[Tier, str]]] = {
         "PAR-05": ("unit", "Gradient accumulation equals the large batch; unequal valid tokens weigh by token."),
         "PAR-06": ("unit", "Every sample id is consumed exactly once; label pairs survive sharding."),
     },
-    "the checks of the machine and the evidence are not written yet": {
+    "the traffic of a step cannot be observed before there is a step": {
         "TRAF-01": ("unit", "All members of a group issue the same collectives with the same shapes and dtypes in the "
                             "same order."),
         "TRAF-02": ("unit", "Point-to-point operations pair up: no cycle, no orphan."),
