@@ -217,7 +217,7 @@ def test_a_deeply_nested_file_is_refused() -> None:
 @pytest.mark.parametrize("schema", [None, "lanegate.manifest/2", 1])
 def test_another_version_is_told_before_its_fields_are(schema: object) -> None:
     data = {**json.loads(dumps(RUNNING)), "schema": schema, "new_in_2": 1}
-    with pytest.raises(Refused, match="is not lanegate.manifest/1") as caught:
+    with pytest.raises(Refused, match=r"is not lanegate\.manifest/1") as caught:
         loads(json.dumps(data))
     assert caught.value.fields == ("schema",)
 
