@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from syrupy.assertion import SnapshotAssertion
 
 from contracts.harness.commands.capacity import told
-from contracts.spec import cards, memory, parameters, presets
+from contracts.spec import cards, codec, memory, parameters, presets
 from contracts.spec.capacity import PARTS, Budget, Card, Part, Sharding, Share, Spread
 from contracts.spec.errors import Refused
 from contracts.spec.recipe import Batch, Dsa, Mamba, Mhc, Mla, Moe, Mtp, Recipe
@@ -155,6 +155,13 @@ def test_parts_add_up_and_a_larger_world_asks_for_no_more(drawn: tuple[Recipe, S
 
 def _part(budget: Budget, stage: int, part: Part) -> int:
     return sum(line.bytes for line in budget.stages[stage].lines if line.part == part)
+
+
+@given(spreads())
+@settings(max_examples=20, deadline=None, database=None, derandomize=True)
+def test_a_budget_survives_its_json_form(drawn: tuple[Recipe, Spread]) -> None:
+    budget = memory.budget(*drawn, ROOMY)
+    assert codec.loads(Budget, codec.dumps(budget)) == budget
 
 
 def test_virtual_stages_hold_more_passes_of_smaller_chunks() -> None:

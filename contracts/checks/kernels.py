@@ -19,11 +19,11 @@ UNKNOWN = {
     "a-prefix-of-90": ("sm_9",),
     "90-and-a-digit": ("sm_900",),
     "121-and-a-digit": ("sm_1210",),
-    "a-number-above-all": ("sm_130",),
+    "a-number-above-all": ("sm_990",),
     "a-list": ("sm_90,sm_100",),
     "a-pattern": ("sm_*",),
-    "another-maker": ("gfx942",),
-    "no-gpu": ("cpu",),
+    "a-build-target": ("compute_90",),
+    "a-marketing-name": ("NVIDIA H200",),
 }
 
 

@@ -9,7 +9,7 @@ from contracts.spec.capacity import KernelChoice, KernelRequest, KernelRule, Pro
 from contracts.stacks.reference.stack import Reference
 
 
-@mutant(of="KRN-02", case="a-number-above-all", says="is fast and runs on 'sm_130'")
+@mutant(of="KRN-02", case="a-number-above-all", says="is fast and runs on 'sm_990'")
 class OpensUpwards(Reference):
     """`capability >= 90`: every card that comes later takes the fast path."""
 
