@@ -41,7 +41,8 @@ UNREADABLE = {
     "a-device-not-itself": with_cells(H200, GPU2_GPU2="NV18"),
     "self-in-two-places": with_cells(H200, GPU2_GPU3=" X "),
     "bytes-of-something-else": replace(H200, topology="\x00\x01\x7fELF" * 9),
-    "progress-bar-over-it": replace(H200, topology=_TABLE.replace("NV18\tNV18", "NV18\x1b[2K\tNV18", 1)),
+    # a terminal shows SYS here
+    "struck-over": replace(H200, topology=_TABLE.replace("NV18\tNV18", "NV18\b\b\b\bSYS \tNV18", 1)),
     "json": replace(H200, topology='{"GPU0": {"GPU1": "NV18"}}'),
     "numa-in-words": replace(H200, numa_balancing="off\n"),
     "numa-of-a-failed-cat": replace(H200, numa_balancing="cat: /proc/sys/kernel/numa_balancing: No such file\n"),

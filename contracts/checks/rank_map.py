@@ -5,6 +5,7 @@ Two nodes of eight GPUs, cabled differently: on n0 mlx5_0 is beside GPU0, on n1 
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 from contracts.checks._captures import H200, OTHER_CABLING, WITHOUT_NICS, names, ranks_of, said, with_cells
@@ -97,10 +98,14 @@ def _judge_ranks(
         assert names(text, word), f"{word} is not named: {text}"
 
 
+UUIDS = tuple(re.findall(r"UUID: (GPU-[0-9a-f-]+)", H200.devices or ""))
+
 # CUDA_VISIBLE_DEVICES in the environment of the launch, whether the map is still the host's
 VISIBLE = {
     "unset": (None, True),
     "all-in-order": ("0,1,2,3,4,5,6,7", True),
+    "all-by-uuid": (",".join(UUIDS), True),
+    "two-uuids-exchanged": (",".join((*UUIDS[:6], UUIDS[7], UUIDS[6])), False),
     "each-worker-owns-device-0": ("5", False),
     "reversed": ("7,6,5,4,3,2,1,0", False),
     "two-exchanged": ("0,1,2,4,3,5,6,7", False),

@@ -122,7 +122,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error("floor must be above 0, mib 1 … 16384, rounds 1 … 1000: the pass is bounded")
     if "RANK" not in os.environ:
         parser.error("RANK is not set: start it under torchrun, one process a GPU")
-    measured = measure(message=asked.mib * 2**20, rounds=asked.rounds, timeout_s=asked.timeout)
+    try:
+        measured = measure(message=asked.mib * 2**20, rounds=asked.rounds, timeout_s=asked.timeout)
+    except RuntimeError as error:  # a rank that did not come, or died on the way
+        line = (str(error).splitlines() or [type(error).__name__])[0]
+        sys.stdout.write(json.dumps({"rank": os.environ["RANK"], "against": [f"pass = unfinished: {line}"]}) + "\n")
+        return 1
     found = reasons(measured, asked.floor)
     if os.environ["RANK"] == "0":
         body = asdict(measured) | {"algbw": measured.algbw, "busbw": measured.busbw, "floor": asked.floor}

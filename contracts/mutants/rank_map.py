@@ -120,3 +120,12 @@ class ForbidsTheVariable(Reference):
     def preflight(self, capture: NodeCapture, need: Need) -> tuple[Finding, ...]:
         masked = dict.fromkeys(capture.environment, "masked")
         return super().preflight(replace(capture, environment=masked), need)
+
+
+@mutant(of="PREF-04b", case="all-by-uuid", says="shows the host's own map and was refused")
+class ReadsNumbersAlone(Reference):
+    """Compares the text with 0,1,…: a device plugin that lists the same devices by UUID is refused."""
+
+    def preflight(self, capture: NodeCapture, need: Need) -> tuple[Finding, ...]:
+        plain = {name: value.replace("GPU-", "gpu ") for name, value in capture.environment.items()}
+        return super().preflight(replace(capture, environment=plain), need)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 from itertools import combinations
 
@@ -10,7 +11,9 @@ from contracts.spec.errors import Refused
 from contracts.spec.fabric import Fabric, read_fabric
 from contracts.spec.machine import Finding, Need, NodeCapture, RankPlace
 
-_GPU_LINE = re.compile(r"GPU ([0-9]{1,4}): .+ \(UUID: (GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})\)")
+_GPU = r"GPU ([0-9]{1,4}): .+ \(UUID: (GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})\)"
+_GPU_LINE = re.compile(_GPU)
+_GPU_IN_LINE = re.compile(rf"^{_GPU}", re.MULTILINE)
 _MIG_LINE = re.compile(r"\s+MIG (\S+)\s+Device\s+[0-9]+: \(UUID: MIG-[^()\s]+\)")
 _MEMORY_LINE = re.compile(r"([0-9]{1,4}), ([0-9]{1,9})")
 _SHOWN = 0.99  # of its name: 143771 MiB of 141 GiB are 0.996, 81559 MiB of 80 GiB are 0.9956
@@ -121,7 +124,9 @@ class NodeSide:
     def visible_devices(self, capture: NodeCapture, need: Need) -> Iterator[Finding]:
         """A masked or renumbered list of devices makes the communicator's map another one than the host's."""
         shown = capture.environment.get("CUDA_VISIBLE_DEVICES")
-        if shown is not None and shown.split(",") != [str(number) for number in range(need.gpus)]:
+        by_uuid = {uuid: number for number, uuid in _GPU_IN_LINE.findall(capture.devices or "")}
+        order = [by_uuid.get(each, each) for each in (shown or "").split(",")]
+        if shown is not None and order != [str(number) for number in range(need.gpus)]:
             yield Finding(
                 promise="PREF-04", field="CUDA_VISIBLE_DEVICES", value=repr(shown),
                 problem=f"is not the host's own order of {need.gpus} devices", remedy="unset it, for every rank alike",
@@ -137,12 +142,12 @@ class NodeSide:
             yield _misplaced(host, "is captured twice", "give each node once")
         expected = [(host, local) for host in hosts for local in range(need.gpus)]
         told = sorted(ranks, key=lambda place: place.rank)
-        numbers = [place.rank for place in told]
-        for rank in sorted({*numbers, *range(len(expected))}):
+        came = Counter(place.rank for place in told)
+        for rank in sorted({*came, *range(len(expected))}):
             if rank not in range(len(expected)):
                 problem = f"is beyond the world of {len(expected)}"
-            elif numbers.count(rank) != 1:
-                problem = "did not come" if rank not in numbers else f"came {numbers.count(rank)} times"
+            elif came[rank] != 1:
+                problem = f"came {came[rank]} times" if came[rank] else "did not come"
             else:
                 continue
             remedy = f"start {need.gpus} ranks on each of {len(hosts)} nodes"
