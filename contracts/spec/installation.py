@@ -186,11 +186,16 @@ class Installation(Party, Protocol):
         ...
 
     def compare_stack(self, table: StackTable, installed: tuple[InstalledPart, ...]) -> tuple[Finding, ...]:
-        """What is installed against the table, line by line; the finding's `field` is the line's component."""
+        """What is installed against the table, line by line; the finding's `field` is the line's component.
+
+        Names and versions are compared as indexes compare them, floors as numbers. A `bundled` line is not asked where
+        it came from, nor is a part whose source nobody recorded. What no line names does not count.
+        """
         ...
 
     def check_plan(self, plan: InstallPlan) -> tuple[Finding, ...]:
-        """Whether a plan can leave another torch than it says; the finding's `field` is the step's name."""
+        """Whether a plan can leave another torch than it says, or move what came with torch; the finding's `field` is
+        the step's name, or anything where it is about the plan as a whole."""
         ...
 
     def check_torch(
@@ -201,11 +206,16 @@ class Installation(Party, Protocol):
         ...
 
     def check_storage(self, storage: StorageMap, disks: Disks) -> tuple[Finding, ...]:
-        """Whether state lies where it should; the finding's `field` is a field of the storage map."""
+        """Whether state lies where it should; the finding's `field` is a field of the storage map.
+
+        Links are followed as the kernel does. A volume is told by its device. Several directories of one volume are
+        several places, and scratch and data may lie in memory.
+        """
         ...
 
     def cache_env(self, storage: StorageMap, run: str) -> Mapping[str, str]:
-        """The variables that send the caches of one run to their place. Refuses a run name that cannot name one."""
+        """The variables that send the caches of one run to a directory of scratch with the run's name, Inductor's and
+        Triton's at least. Refuses a run name that no directory can have (`run`)."""
         ...
 
     def check_caches(self, storage: StorageMap, disks: Disks, run: str, env: Mapping[str, str]) -> tuple[Finding, ...]:
