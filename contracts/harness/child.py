@@ -21,7 +21,7 @@ from contracts.spec.redaction import LineRedactor
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 LONGEST_LINE = 1 << 20  # bytes; a progress bar without a newline must not fill the memory
 LAST_LINES, LAST_CHARACTERS = 20, 2000
-DRAIN_S = 5.0  # a worker that outlives its launcher may hold the pipe open for ever
+DRAIN_S = 2.0  # a worker that outlives its launcher may hold the pipe open for ever
 NOT_FOUND = 127  # what a shell says
 
 

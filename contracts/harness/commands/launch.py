@@ -88,7 +88,8 @@ class Prepared:
 def launch(
     recipe: str, words: tuple[str, ...], stack: str, mode: Any, regime: Any, nodes: int, gpus: int,
     rendezvous: str | None, run_name: str, compile_: Any, changes: tuple[str, ...], acknowledge: tuple[str, ...],
-    receipts: Path | None, storage: Path | None, host: str | None, image: str | None, warmup: int, bounded: int, grace: float, dry_run: bool,
+    receipts: Path | None, storage: Path | None, host: str | None, image: str | None, warmup: int, bounded: int,
+    grace: float, dry_run: bool,
 ) -> None:  # fmt: skip
     """Start RECIPE on a lane, with further WORDS for its script behind `--`.
 
