@@ -16,7 +16,7 @@ from contracts.harness.commands.capacity import told
 from contracts.spec import cards, codec, memory, parameters, presets
 from contracts.spec.capacity import PARTS, Budget, Card, Part, Sharding, Share, Spread
 from contracts.spec.errors import Refused
-from contracts.spec.recipe import Batch, Dsa, Mamba, Mhc, Mla, Moe, Mtp, Recipe
+from contracts.spec.recipe import Batch, Dsa, Dtype, Mamba, Mhc, Mla, Moe, Mtp, Recipe
 from contracts.spec.topology import Degrees, Layout
 from tests_unit._parties.running import side_by_side
 
@@ -96,15 +96,21 @@ def test_the_sources_example_of_an_experts_capacity_is_reproduced() -> None:
     assert memory.capacity_of_an_expert(1, 1, 64) == 1
 
 
-# Megatron-Core's table for bf16 parameters and float32 gradients: 18, 6 + 12/d, and 18/d for FSDP2.
-@pytest.mark.parametrize(("sharding", "each"), [("none", Fraction(18)), ("optimizer", Fraction(9)),
-                                                ("full", Fraction(9, 2))])  # fmt: skip
-def test_bytes_a_parameter_are_those_of_the_published_table(sharding: Sharding, each: Fraction) -> None:
-    recipe = replace(TINY, pattern="A", moe=None, batch=Batch(micro=1, total=4))
+# Megatron-Core's table at d = 4 (docs: distributed optimizer); FSDP2 cuts the whole of the first column.
+TABLE: dict[tuple[Dtype, Sharding], Fraction] = {
+    ("bf16", "none"): Fraction(18), ("bf16", "optimizer"): 6 + Fraction(12, 4), ("bf16", "full"): Fraction(18, 4),
+    ("fp16", "none"): Fraction(20), ("fp16", "optimizer"): 4 + Fraction(16, 4), ("fp16", "full"): Fraction(20, 4),
+    ("fp32", "none"): Fraction(16), ("fp32", "optimizer"): 8 + Fraction(8, 4), ("fp32", "full"): Fraction(16, 4),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("dtype", "sharding"), TABLE)
+def test_bytes_a_parameter_are_those_of_the_published_table(dtype: Dtype, sharding: Sharding) -> None:
+    recipe = replace(TINY, dtype=dtype, pattern="A", moe=None, batch=Batch(micro=1, total=4))
     spread = Spread(degrees=Degrees(), world=4, layout="borrowed", sharding=sharding)
     (stage,) = memory.budget(recipe, spread, ROOMY).stages
     state = sum(line.bytes for line in stage.lines if line.part in PARTS[:3])
-    assert state == each * parameters.count(recipe).total
+    assert state == TABLE[dtype, sharding] * parameters.count(recipe).total
 
 
 @st.composite

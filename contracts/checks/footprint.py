@@ -156,7 +156,9 @@ STATES = {
     "bf16-whole": ("bf16", "none", (12.0, 18.0)),
     "bf16-distributed-optimizer": ("bf16", "optimizer", (6.0, 9.0)),
     "bf16-fully-sharded": ("bf16", "full", (3.0, 4.5)),
+    "fp16-whole": ("fp16", "none", (12.0, 20.0)),  # 2 + 2 + 8, and with float32 master and main gradients 8 more
     "fp32-whole": ("fp32", "none", (16.0, 16.0)),
+    "fp32-distributed-optimizer": ("fp32", "optimizer", (10.0, 10.0)),
     "fp32-fully-sharded": ("fp32", "full", (4.0, 4.0)),
 }
 

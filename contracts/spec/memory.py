@@ -1,8 +1,8 @@
 """The memory a plan needs on one rank of each pipeline stage, part by part, with the arithmetic written out.
 
-Bytes a parameter, as in Megatron-Core's distributed-optimizer guide (bf16 parameters, fp32 gradients: 18, or 6 + 12/d
-with the optimizer state cut over d ranks): weights 2, gradients 4, optimizer 12 (fp32 master and two Adam moments). A
-float32 parameter needs no master: 4 + 4 + 8. FSDP2 cuts all three.
+Bytes a parameter are those of Megatron-Core's table of the distributed optimizer, which cuts optimizer state over d
+ranks: bf16 18, or 6 + 12/d (weights 2, float32 gradients 4, master and two Adam moments 12); fp16 20, or 4 + 16/d;
+float32 16, or 8 + 8/d. FSDP2 cuts all three states.
 
 Activations: 34 bytes a token, hidden element and layer at 16 bits (Korthikanti et al., arXiv 2205.05198, with the
 attention core recomputed or flash attention); TP leaves 10 + 24/tp of them, SP 34/tp. The source's example is B 1,
@@ -16,7 +16,7 @@ whose chunks count as equal; 1.5 GB for context, libraries and workspaces.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 
@@ -25,10 +25,12 @@ from contracts.spec import pattern as patterns
 from contracts.spec.capacity import PARTS, Budget, Card, Line, Share, Spread, StageBudget
 from contracts.spec.cards import positive, word
 from contracts.spec.parameters import Tensors
-from contracts.spec.recipe import Recipe, refusals_on
+from contracts.spec.recipe import Dtype, Recipe, refusals_on
 from contracts.spec.topology import Grids, Kind, grids
 
 SHARES: tuple[Share, ...] = ("replicated", "tp", "ep")
+STATE_BYTES: Mapping[Dtype, tuple[int, int, int]] = {"bf16": (2, 4, 12), "fp16": (2, 2, 16), "fp32": (4, 4, 8)}
+"""Bytes of a parameter's weight, gradient and optimizer state. fp16 keeps float32 main gradients with the state."""
 
 CAPACITY_FACTOR = (5, 4)  # 1.25 as a fraction, so that C_e is exact
 RESERVE_BYTES = 1_500_000_000
@@ -149,8 +151,8 @@ def _stage_budget(rank: _Rank) -> StageBudget:
 
 def _state(rank: _Rank) -> Iterator[Line]:
     """Weights, gradients and optimizer state, share by share."""
-    wide = rank.element_bytes
-    a_parameter = {"weights": (wide, 4), "gradients": (4, 4), "optimizer": (12 if wide == 2 else 8, 8)}
+    weight, gradient, state = STATE_BYTES[rank.recipe.dtype]
+    a_parameter = {"weights": (weight, 4), "gradients": (gradient, 4), "optimizer": (state, 8)}
     cut = {"none": (), "optimizer": ("optimizer",), "full": tuple(a_parameter)}[rank.spread.sharding]
     tensors = tuple(tensor for unit in rank.units for tensor in unit)
     for part in PARTS[:3]:
