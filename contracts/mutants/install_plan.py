@@ -10,10 +10,6 @@ from contracts.spec.machine import Finding
 from contracts.stacks.reference.stack import Reference
 
 
-def _each(plan: InstallPlan, **changes: object) -> InstallPlan:
-    return replace(plan, steps=tuple(replace(step, **changes) for step in plan.steps))  # type: ignore[arg-type]
-
-
 @mutant(
     of="INST-02", case="mamba-from-the-index", says="expected a finding on wheels that names torch", bugs=("INS-01",)
 )
