@@ -28,6 +28,8 @@ CAUSES: dict[str, tuple[OutOfMemory, tuple[str, ...]]] = {  # record → the wor
     "gap-but-too-small": (_oom(40 * GIB, 10 * GIB, 111 * GIB, 129 * GIB), ("exhaustion",)),
     # 8 GiB are asked; of the 140 − 2 − 70 − 1 = 67 GiB that another process holds they would come
     "stale-process": (_oom(8 * GIB, 2 * GIB, 69 * GIB, 70 * GIB), ("occupied", "cannot say")),
+    "stale-process-or-overhead": (_oom(8 * GIB, 2 * GIB, 69 * GIB, 70 * GIB, own=None), ("occupied", "cannot say")),
+    "nothing-left-overhead-unknown": (_oom(16 * GIB, 1 * GIB, 137 * GIB, 138 * GIB, own=None), ("exhaustion",)),
     "no-readback": (_oom(2 * GIB, 1 * GIB, None, None), ("cannot say",)),
     "reserved-alone": (_oom(2 * GIB, 1 * GIB, None, 138 * GIB), ("cannot say",)),
     # 20 GiB are free on the device: the numbers are of another moment, or another device

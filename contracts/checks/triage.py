@@ -69,6 +69,7 @@ UNEVEN = {
     "rank-11-of-12-empty": (
         replace(HANGING, waiting_ranks=(0, 1), local_tokens=(*(344,) * 11, 0)), "sharding", "11",
     ),
+    "polled-all-the-while": (replace(HANGING, silent_s=30.0, startup_s=7200.0), "distributed compile", "compile"),
     "every-rank-has-tokens": (HANGING, "distributed compile", "compile"),
     "tokens-unknown": (replace(HANGING, local_tokens=()), "distributed compile", "compile"),
     "short-last-rank": (replace(HANGING, local_tokens=(*TOKENS, 8)), "distributed compile", "compile"),

@@ -32,16 +32,18 @@ class TheDeviceIsOurs(Reference):
     """What is not free is taken to be this process's: a dead run's memory reads as an exhausted model."""
 
     def oom_cause(self, record: OutOfMemory) -> OomCause:
-        return super().oom_cause(replace(record, own_overhead=None))
+        if record.free is None or record.reserved is None:
+            return super().oom_cause(record)
+        ours = record.capacity - record.free - record.reserved
+        return super().oom_cause(replace(record, own_overhead=ours))
 
 
-@mutant(of="MEM-04", case="no-readback", says="the cause is exhaustion, expected cannot say")
+@mutant(of="MEM-04", case="no-readback", says="the cause is occupied, expected cannot say")
 class MissingIsZero(Reference):
-    """No readback is stored as 0 allocated and 0 reserved: a diagnosis out of nothing."""
+    """No readback is stored as 0 allocated and 0 reserved: another process is blamed, out of nothing."""
 
     def oom_cause(self, record: OutOfMemory) -> OomCause:
-        return super().oom_cause(replace(record, allocated=record.allocated or 0, reserved=record.reserved or 0,
-                                         own_overhead=None))  # fmt: skip
+        return super().oom_cause(replace(record, allocated=record.allocated or 0, reserved=record.reserved or 0))
 
 
 @mutant(of="MEM-04a", case="allocated-over-reserved", says="was accepted, expected a refusal")

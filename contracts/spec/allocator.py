@@ -81,6 +81,7 @@ class FlagEffect:
 GIB = 2**30
 SLACK = 0.01  # of reserved: growth below it is the allocator's rounding (2 MiB blocks, 20 MiB segments)
 ROUNDING = 0.02  # of the capacity: a gap below it is never nothing, and giving it back mends nothing
+OVERHEAD = 4 * GIB  # a process's context, NCCL and cuBLAS buffers together stay below it
 FEWEST = 6  # readbacks under one shape; two thirds of them are compared with each other
 
 
@@ -101,10 +102,13 @@ def oom_cause(record: OutOfMemory) -> OomCause:
         return OomCause(word="cannot say", why=f"it would have fitted, so the record is of another moment: {said}")
     if asked <= free + gap and gap > ROUNDING * record.capacity:
         return OomCause(word="fragmentation", why=f"the bytes are there in pieces: {said}")
-    if record.own_overhead is not None:
-        others = record.capacity - free - reserved - record.own_overhead
-        if asked <= free + gap + others and others > ROUNDING * record.capacity:
-            return OomCause(word="occupied", why=f"another process holds {_gib(others)}: {said}")
+    overhead = record.own_overhead
+    others = record.capacity - free - reserved - (overhead or 0)
+    noise = OVERHEAD if overhead is None else ROUNDING * record.capacity
+    if others > noise and asked <= free + gap + others:
+        if overhead is None:
+            return OomCause(word="cannot say", why=f"nobody knows whose {_gib(others)} are: {said}")
+        return OomCause(word="occupied", why=f"another process holds {_gib(others)}: {said}")
     return OomCause(word="exhaustion", why=f"the bytes are not there: {said}")
 
 

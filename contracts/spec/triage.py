@@ -147,7 +147,7 @@ def _under_way(facts: RunFacts) -> Diagnosis:
             fix="verify the remote call's identity and the capacity asked for; launch again if it never began",
             why=waits,
         )  # fmt: skip
-    if facts.steps == 0 and facts.waiting_ranks and stuck:
+    if facts.steps == 0 and facts.waiting_ranks and (stuck or _slow(facts)):
         return _hang(facts)
     if facts.steps == 0 and _slow(facts):
         return _row(
