@@ -62,6 +62,14 @@ class UnevenIsEmpty(Reference):
         return super().triage(replace(facts, local_tokens=tuple(n if n == most else 0 for n in facts.local_tokens)))
 
 
+@mutant(of="MANI-02a", case="polled-all-the-while", says="layer is bootstrap, expected distributed compile")
+class APolledRunDoesNotHang(Reference):
+    """The collector polls on, so nobody looks who waits in the collective: two hours of a hang read as a cold start."""
+
+    def triage(self, facts: RunFacts) -> Diagnosis:
+        return super().triage(replace(facts, waiting_ranks=()) if facts.silent_s <= facts.patience_s else facts)
+
+
 @mutant(of="MANI-03", case="first-collective", says="layer is execution, expected distributed compile")
 class BlamesTheNetwork(Reference):
     """Every hang is NCCL: the ablation that was rejected first."""
