@@ -164,6 +164,10 @@ def test_only_one_order_of_sixteen_ranks_is_right(order: list[int]) -> None:
     assert {int(each.value.split()[1]) for each in findings} == {order[at] for at in wrong}
 
 
+def test_no_nodes_are_no_pass() -> None:
+    assert Reference().rank_map((), (), NEED)
+
+
 def test_the_nearest_nic_is_a_name_of_the_legend() -> None:
     fabric = read_fabric(H200.topology or "")
     assert fabric.nearest_nics("GPU4") == ("mlx5_5",)

@@ -138,6 +138,8 @@ class NodeSide:
     def rank_order(self, nodes: tuple[NodeCapture, ...], ranks: tuple[RankPlace, ...], need: Need) -> Iterator[Finding]:
         """Node by node, each local rank on the device of its number, every rank once."""
         hosts = [node.host for node in nodes]
+        if not hosts:
+            yield _misplaced("0 nodes", "are no world", "capture every node")
         for host in sorted({host for host in hosts if hosts.count(host) > 1}):
             yield _misplaced(host, "is captured twice", "give each node once")
         expected = [(host, local) for host in hosts for local in range(need.gpus)]
