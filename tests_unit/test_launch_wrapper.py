@@ -41,7 +41,7 @@ echo all well""",
     "fails": f"{TRAINS}\nseq 1 100\necho 'RuntimeError: out of patience' >&2\nexit 7",
     "diverges": TRAINS.replace("4.25", "NaN"),
     "dies": "kill -KILL $$",
-    "leaves-a-worker": "sleep 60 &\necho left",
+    "leaves-a-worker": "setsid sh -c 'echo $$ > worker.txt; sleep 60; true' &\nsleep 0.2\necho left",
     "refused": "touch started.txt",
     "dry": "touch started.txt",
     "contradicts": "touch started.txt",
@@ -113,6 +113,12 @@ def ended(folder: Path, process: subprocess.Popen[str]) -> Launched:
     return Launched(folder, out, err, process.returncode)
 
 
+def alive(file: Path) -> bool:
+    """Whether the process whose number stands in a file still runs."""
+    stat = Path("/proc", file.read_text(encoding="utf-8").strip(), "stat")
+    return stat.exists() and stat.read_text(encoding="utf-8").rpartition(") ")[2][0] not in "ZX"
+
+
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Launched]:
     root = tmp_path_factory.mktemp("launches")
@@ -172,7 +178,9 @@ def test_a_launcher_that_was_killed_is_told_from_one_that_was_stopped(runs: Mapp
 
 
 def test_a_worker_that_outlives_torchrun_does_not_hold_the_receipt(runs: Mapping[str, Launched]) -> None:
-    assert (runs["leaves-a-worker"].code, runs["leaves-a-worker"].receipt["ending"]) == (0, "ok")
+    run = runs["leaves-a-worker"]
+    assert (run.code, run.receipt["ending"]) == (0, "ok")
+    assert not alive(run.folder / "worker.txt"), "the worker keeps its GPU and its port"
 
 
 def test_preflight_refuses_before_anything_starts_and_leaves_a_receipt_that_says_so(
@@ -225,7 +233,8 @@ def test_the_storage_map_is_judged_and_its_caches_reach_the_ranks(runs: Mapping[
 
 WAITS = {
     "stops": "trap 'echo stopping; exit 0' TERM INT\ntouch started.txt\nwhile :; do sleep 0.05; done",
-    "does-not-stop": "trap '' TERM INT\ntouch started.txt\nsleep 60 & while :; do sleep 0.05; done",
+    "does-not-stop": "setsid sh -c 'echo $$ > worker.txt; sleep 60; true' &\nsleep 0.2\n"
+    "trap '' TERM INT\ntouch started.txt\nwhile :; do sleep 0.05; done",
 }
 
 
@@ -266,6 +275,7 @@ def test_a_run_that_does_not_stop_is_killed_after_its_grace_with_everything_it_s
 ) -> None:
     run = stopped["hangup-ignored"]
     assert (run.code, run.receipt["ending"], run.receipt["exit_code"]) == (128 + 9, "terminated", -9)
+    assert not alive(run.folder / "worker.txt"), "a worker in a session of its own survived its launcher"
 
 
 # Secrets.

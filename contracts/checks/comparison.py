@@ -8,6 +8,7 @@ from dataclasses import replace
 from contracts.checks._runs import RECEIPT, on, with_component
 from contracts.contract import contract
 from contracts.spec.evidence import Backend, Component, Evidence, Part, Receipt
+from contracts.spec.topology import Degrees
 
 BRINGUP = "bringup: anything missing one of the three is a rumor"
 MODAL = "modal: changed identity means the class changed, not a regression"
@@ -101,6 +102,37 @@ def runs_of_one_class_compare(stack: Evidence, base: Receipt, candidate: Receipt
         assert found.ratio == ratio, f"the ratio is {found.ratio}, expected {ratio}"
     else:
         assert math.isclose(found.ratio, ratio), f"the ratio is {found.ratio}, expected {ratio}"
+
+
+BESIDES: dict[str, tuple[Receipt, tuple[str, ...]]] = {  # a faster candidate → what must be said beside its ratio
+    "twice-the-world": (replace(FASTER, lane=replace(FASTER.lane, world=16)), ("8", "16")),
+    "another-layout": (replace(FASTER, lane=replace(FASTER.lane, degrees=Degrees(tp=2, sp=True, ep=4))), ("ep",)),
+    "a-narrower-model": (
+        replace(FASTER, lane=replace(FASTER.lane, overrides={"moe.expert_hidden": "448"})), ("moe.expert_hidden", "448")
+    ),
+    "another-preset": (_lane(FASTER, preset="nam56r_h200_fp8_v1"), ("nam56r_h200_fp8_v1",)),
+}  # fmt: skip
+
+
+@contract("CMP-01b", asks="compare", cases=BESIDES, source=BRINGUP)
+def what_moves_a_ratio_is_said_beside_it(stack: Evidence, candidate: Receipt, words: tuple[str, ...]) -> None:
+    """Inside a class, a difference in world, degrees, overrides or preset is named beside the ratio.
+
+    Twice the GPUs are twice the tokens. One nickname for several models put a narrower one at the top of the table.
+    """
+    besides = stack.compare(RECEIPT, candidate).besides
+    for word in words:
+        assert any(word in each for each in besides), (
+            f"beside the ratio stands {list(besides)}, expected {word!r} in it"
+        )
+
+
+@contract("CMP-01c", asks="compare", cases={"alike": (RECEIPT, FASTER)}, source=BRINGUP)
+def nothing_is_said_beside_a_ratio_of_like_runs(stack: Evidence, base: Receipt, candidate: Receipt) -> None:
+    """Runs that differ in their figures alone have nothing beside their ratio: a warning that always stands is not
+    read."""
+    besides = stack.compare(base, candidate).besides
+    assert not besides, f"beside the ratio of like runs stands {list(besides)}"
 
 
 _ATTENTION, _EXPERTS = RECEIPT.backends

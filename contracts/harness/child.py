@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 import signal
 import subprocess
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -21,7 +23,8 @@ from contracts.spec.redaction import LineRedactor
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 LONGEST_LINE = 1 << 20  # bytes; a progress bar without a newline must not fill the memory
 LAST_LINES, LAST_CHARACTERS = 20, 2000
-DRAIN_S = 2.0  # a worker that outlives its launcher may hold the pipe open for ever
+DRAIN_S = 2.0  # seconds for what outlives its launcher to end, and for the pipe that it held to run dry
+_PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 NOT_FOUND = 127  # what a shell says
 
 
@@ -72,9 +75,9 @@ class Stop:
             self._timer.daemon = True
             self._timer.start()
 
-    def _kill(self, group: int) -> None:
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(group, signal.SIGKILL)
+    def _kill(self, pid: int) -> None:
+        tree = descendants(pid)  # while there is a parent to find them by
+        send(signal.SIGKILL, {pid, *tree})
 
 
 @contextmanager
@@ -102,6 +105,8 @@ def run(
     if stop.first is not None:
         keeper.keep(f"stopped by {stop.first.name} before it was started\n")
         return Ended(exit_code=-stop.first, stopped_by=stop.first, last_words=keeper.last_words())
+    _adopt_orphans()
+    others = descendants(os.getpid())
     try:
         child = subprocess.Popen(
             command, env=dict(env), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
@@ -116,11 +121,48 @@ def run(
     reader.start()
     code = child.wait()
     stop.detach()
-    reader.join(DRAIN_S)
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(child.pid, signal.SIGTERM)  # workers that outlived their launcher
+    _end_what_is_left(others)
     reader.join(DRAIN_S)
     return Ended(exit_code=code, stopped_by=stop.first, last_words=keeper.last_words())
+
+
+def _adopt_orphans() -> None:
+    """Make this process the parent of what its children leave behind: torchrun starts every worker in a session of its
+    own, so neither its process group nor its death reaches them, and an orphan keeps the GPU and the port."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def _end_what_is_left(others: set[int]) -> None:
+    """End everything that a child has left behind: asked first, then killed. `others` were there before it."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        send(number, descendants(os.getpid()) - others)
+        patience = time.monotonic() + DRAIN_S
+        while descendants(os.getpid()) - others and time.monotonic() < patience:
+            time.sleep(0.02)
+
+
+def descendants(pid: int) -> set[int]:
+    """Every living process that descends from one, by /proc; a zombie holds nothing and does not count."""
+    parents: dict[int, int] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            with suppress(OSError, ValueError, IndexError):
+                # `pid (name, which may hold anything) state parent …`
+                state, parent = (entry / "stat").read_text(errors="replace").rpartition(") ")[2].split()[:2]
+                if state not in "ZX":
+                    parents[int(entry.name)] = int(parent)
+    found: set[int] = set()
+    while grown := {each for each, parent in parents.items() if parent in found | {pid}} - found:
+        found |= grown
+    return found
+
+
+def send(number: signal.Signals, pids: set[int]) -> None:
+    """A signal to each of some processes, those that ended meanwhile left out."""
+    for pid in pids:
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, number)
 
 
 class _Keeper:

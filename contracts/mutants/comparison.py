@@ -115,6 +115,23 @@ class WithheldIsZero(Reference):
         return replace(found, ratio=found.ratio or 0.0)
 
 
+@mutant(of="CMP-01b", case="a-narrower-model", says="beside the ratio stands []", bugs=("PRV-04",))
+class TrustsTheFamily(Reference):
+    """One family, one column: overrides that make another model of it are in the receipts, for who looks."""
+
+    def compare(self, base: Receipt, candidate: Receipt) -> Comparison:
+        return replace(super().compare(base, candidate), besides=())
+
+
+@mutant(of="CMP-01c", case="alike", says="beside the ratio of like runs stands")
+class WarnsAlways(Reference):
+    """Prints every circumstance of both runs, equal or not."""
+
+    def compare(self, base: Receipt, candidate: Receipt) -> Comparison:
+        found = super().compare(base, candidate)
+        return replace(found, besides=(*found.besides, f"world {base.lane.world}, {candidate.lane.world}"))
+
+
 @mutant(of="CMP-02", case="other-kernel-same-request", says="the runs are called same class", bugs=("PRV-20",))
 class ComparesWhatWasRequested(Reference):
     """Both asked for flash4. One of them got it."""

@@ -1,8 +1,8 @@
 """What a run leaves behind and how two runs compare: receipts and comparison classes (RCPT, CMP).
 
-A receipt is one JSON object with a `schema`, written after a run however it ended. `LaunchedRun` is what a launcher saw,
-`Receipt` what it keeps of it: bounded, redacted, and with no figure that the run did not earn. JSON has no NaN, so a
-measured number is a `Figure`: NaN is the text "NaN", never 0, and what was not measured is null, never 0 either.
+A receipt is one JSON object with a `schema`, written after a run however it ended. `LaunchedRun` is what a launcher
+saw, `Receipt` what it keeps of it: bounded, redacted, and with no figure that the run did not earn. JSON has no NaN, so
+a measured number is a `Figure`: NaN is the text "NaN", never 0, and what was not measured is null, never 0 either.
 """
 
 from __future__ import annotations
@@ -252,13 +252,15 @@ class Difference:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """What may be said of two runs. `ratio` is candidate over base in tokens/s, and stands inside a class only."""
+    """What may be said of two runs. `ratio` is candidate over base in tokens/s, and stands inside a class only.
+    `besides` names what else differs and moves a ratio without being part of the class: `world 8 ≠ 16`."""
 
     standing: Standing
     differences: tuple[Difference, ...]
     ratio: float | None
     base: float | None
     candidate: float | None
+    besides: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -68,6 +68,7 @@ def told(found: Comparison, base: Receipt, candidate: Receipt) -> str:
         lines.append(f"  {name:<9} {_figure(receipt)}")
     if found.ratio is not None:
         lines.append(f"  ratio     {found.ratio:.4f} (candidate / base, tokens/s)")
+    lines += [f"  besides   {each}" for each in found.besides]
     return "\n".join(lines)
 
 

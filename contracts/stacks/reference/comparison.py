@@ -29,6 +29,7 @@ def compare(base: Receipt, candidate: Receipt) -> Comparison:
         ratio=ratio,
         base=base.tokens_per_second if same else None,
         candidate=candidate.tokens_per_second if same else None,
+        besides=tuple(_besides(base, candidate)),
     )
 
 
@@ -92,6 +93,26 @@ def _apart(part: Part, base: Mapping[str, str], candidate: Mapping[str, str]) ->
         ours, theirs = base.get(name), candidate.get(name)
         if ours != theirs:
             yield Difference(part=part, base=_said(name, ours), candidate=_said(name, theirs))
+
+
+def _besides(base: Receipt, candidate: Receipt) -> Iterable[str]:
+    """What moves a ratio inside a class: another size of world or model, another layout, an unknown work tree."""
+    ours, theirs = _circumstances(base), _circumstances(candidate)
+    for name in sorted(ours.keys() | theirs.keys()):
+        if ours.get(name) != theirs.get(name):
+            yield f"{name} {ours.get(name, 'as the preset')} ≠ {theirs.get(name, 'as the preset')}"
+
+
+def _circumstances(receipt: Receipt) -> dict[str, str]:
+    lane, tree = receipt.lane, receipt.provenance.source.dirty
+    degrees = " ".join(f"{name}={value}" for name, value in vars(lane.degrees).items())
+    return {
+        "preset": str(lane.preset),
+        "world": str(lane.world),
+        "degrees": degrees,
+        "work tree": "unknown" if tree is None else "dirty" if tree else "clean",
+        **lane.overrides,
+    }
 
 
 def _said(name: str, value: str | None) -> str | None:

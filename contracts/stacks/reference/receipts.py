@@ -82,7 +82,8 @@ def build(facts: LaunchedRun) -> Receipt:
     _refuse_what_proves_nothing(facts)
     measured = window(facts.steps, facts.warmup, facts.bounded)
     seen = witness(facts.steps)
-    withheld = _why_withheld(facts.steps, measured, seen)
+    inside = facts.steps[facts.warmup : facts.warmup + facts.bounded]
+    withheld = _why_withheld(inside, measured, seen)
     receipt = Receipt(
         schema=SCHEMA,
         run=facts.lane.run,
@@ -191,11 +192,10 @@ def witness(steps: tuple[Step, ...]) -> Witness | None:
     )
 
 
-def _why_withheld(steps: tuple[Step, ...], measured: Window | None, seen: Witness | None) -> str | None:
-    """Why there is no throughput, or None when there may be one."""
+def _why_withheld(inside: tuple[Step, ...], measured: Window | None, seen: Witness | None) -> str | None:
+    """Why there is no throughput, or None when there may be one. `inside` are the steps of the window."""
     if seen is None or measured is None:
-        return f"no step ran after the warm-up ({len(steps)} steps were reported)"
-    inside = [step for step in steps if measured.first <= step.number <= measured.last]
+        return "no step ran after the warm-up"
     if any(step.skipped for step in inside):
         return "a step of the window was skipped and updated no weight"
     if not seen.finite_losses:
