@@ -16,7 +16,7 @@ from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contracts.harness.commands.installation import check_install_plan, installed, read_plan, read_table
+from contracts.harness.commands.installation import check_install_plan, read_plan, read_table, stack
 from contracts.instruments import pip_plan
 from contracts.instruments.environment import Environment, tools
 from contracts.spec.errors import Unreachable
@@ -315,11 +315,11 @@ def test_the_command_compares_line_by_line_and_its_exit_code_says_so(tmp_path: P
     table = tmp_path / "ours.toml"
     table.write_text(TABLE.replace("CLICK", importlib.metadata.version("click")))
     assert read_table(table).name == "ours"
-    done = CliRunner().invoke(installed, ["--table", str(table)])
+    done = CliRunner().invoke(stack, ["--table", str(table)])
     assert done.exit_code == 0, done.output
     assert "2 of 2 lines of ours are equal" in done.stdout
     table.write_text(TABLE.replace("CLICK", "1.0"))
-    done = CliRunner().invoke(installed, ["--table", str(table), "--json"])
+    done = CliRunner().invoke(stack, ["--table", str(table), "--json"])
     assert done.exit_code == 1
     body = json.loads(done.stdout)
     assert [line["state"] for line in body["lines"]] == ["differs", "equal"]
@@ -333,7 +333,7 @@ def test_the_command_stops_at_binaries_that_do_not_fit(other: Path, tmp_path: Pa
         f'[[lines]]\ncomponent = "torch"\nversion = "{NIGHTLY}"\nsource = "index"\n'
         '[[lines]]\ncomponent = "flash-attn"\nversion = "2.8.3+cu13torch2.8cxx11abiTRUE"\nsource = "wheel"\n'
     )
-    done = CliRunner().invoke(installed, ["--table", str(table), "--python", str(other)])
+    done = CliRunner().invoke(stack, ["--table", str(table), "--python", str(other)])
     assert done.exit_code == 1
     assert "3 of 3 lines of h200 are equal" in done.stdout
     assert (
@@ -342,7 +342,7 @@ def test_the_command_stops_at_binaries_that_do_not_fit(other: Path, tmp_path: Pa
 
 
 def test_a_torch_that_does_not_load_is_found(other: Path) -> None:
-    done = CliRunner().invoke(installed, ["--python", str(other), "--load", "--json"])
+    done = CliRunner().invoke(stack, ["--python", str(other), "--load", "--json"])
     assert done.exit_code == 1
     (found,) = [each for each in json.loads(done.stdout)["findings"] if "does not load: " in each["problem"]]
     assert (found["field"], found["value"]) == ("torch", NIGHTLY)

@@ -44,7 +44,7 @@ for command in (
     preflight.preflight,
     triage.triage,
     triage.goodput,
-    installation.installed,
+    installation.stack,
     installation.check_install_plan,
     storage.check_storage,
 ):

@@ -1,4 +1,4 @@
-"""`installed` and `install-plan`: the running environment against a stack table, and a plan proved by pip's dry run."""
+"""`stack` and `install-plan`: the running environment against a stack table, and a plan proved by pip's dry run."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from contracts.spec.records import EXIT_CODES
 @click.option("--load", is_flag=True, help="Also import torch and the compiled packages of the table.")
 @click.option("--json", "as_json", is_flag=True, help="JSON instead of lines.")
 @one_clear_error
-def installed(table: str | None, python: str, load: bool, as_json: bool) -> None:
+def stack(table: str | None, python: str, load: bool, as_json: bool) -> None:
     """Compare what is installed with a stack table, line by line."""
     stated = stack_table.H200 if table is None else read_table(Path(table))
     environment = Environment(python)
