@@ -267,6 +267,7 @@ def test_a_signal_reaches_torchrun_and_the_receipt_is_written_after_it(
 ) -> None:
     receipt = stopped[name].receipt
     assert (receipt["ending"], receipt["exit_code"]) == ("terminated", 0)
+    assert stopped[name].code == 128 + {"term": 15, "interrupt": 2}[name], "a stopped run is no success"
     assert receipt["failure"] == "stopping"
 
 
@@ -276,6 +277,18 @@ def test_a_run_that_does_not_stop_is_killed_after_its_grace_with_everything_it_s
     run = stopped["hangup-ignored"]
     assert (run.code, run.receipt["ending"], run.receipt["exit_code"]) == (128 + 9, "terminated", -9)
     assert not alive(run.folder / "worker.txt"), "a worker in a session of its own survived its launcher"
+
+
+def test_nohup_means_what_it_says(tmp_path: Path) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        process = start(tmp_path / "run", ACKNOWLEDGED, "touch started.txt\nsleep 0.4\necho through")
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    while not (tmp_path / "run/started.txt").exists() and process.poll() is None:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGHUP)
+    assert ended(tmp_path / "run", process).receipt["ending"] == "ok"
 
 
 # Secrets.

@@ -116,10 +116,10 @@ WRITER = """
 import sys
 from pathlib import Path
 from contracts.instruments.atomic import write_whole
-path, size = Path(sys.argv[1]), int(sys.argv[2])
+path, size, name = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 print("ready", flush=True)
 for number in range(1_000_000):
-    write_whole(path, f"{number}\\n" * size + "end\\n")
+    write_whole(path, f"{name} {number}\\n" * size + "end\\n")
 """
 
 
@@ -130,13 +130,13 @@ def _names(folder: Path) -> list[str]:
 def test_a_writer_killed_at_any_moment_leaves_a_whole_record(tmp_path: Path) -> None:
     """Thirty kills at random moments of a writer that does nothing but replace 300 kB records."""
     path, chance, seen = tmp_path / "receipt.json", random.Random(3), set()
-    for _ in range(30):
+    for name in range(30):
         with subprocess.Popen(
-            [sys.executable, "-c", WRITER, str(path), "50000"], cwd=ROOT, stdout=subprocess.PIPE, text=True
+            [sys.executable, "-c", WRITER, str(path), "50000", str(name)], cwd=ROOT, stdout=subprocess.PIPE, text=True
         ) as writer:
             assert writer.stdout is not None
             writer.stdout.readline()
-            time.sleep(chance.uniform(0, 0.05))
+            time.sleep(chance.uniform(0, 0.06))
             writer.send_signal(signal.SIGKILL)
         if path.exists():
             first, *_, last = lines = path.read_text(encoding="utf-8").splitlines()

@@ -82,9 +82,11 @@ class Stop:
 
 @contextmanager
 def stoppable(grace_s: float) -> Iterator[Stop]:
-    """While the block runs, the forwarded signals go to its `Stop` instead of ending this process."""
+    """While the block runs, the forwarded signals go to its `Stop` instead of ending this process. One that was ignored
+    from the start stays ignored: `nohup` means it."""
     stop = Stop(grace_s)
-    before = {number: signal.signal(number, stop) for number in FORWARDED}
+    heard = [number for number in FORWARDED if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, stop) for number in heard}
     try:
         yield stop
     finally:

@@ -128,7 +128,7 @@ def launch(
         else:
             ended, told = _run(ready, folder, stop)
             facts = _facts(ready, started, _ending(ended), ended, told)
-        code = ended.exit_code if ended.exit_code >= 0 else 128 - ended.exit_code
+        code = _exit_code(ended)
         try:
             path = party.publish_receipt(party.receipt(facts), str(folder / RECEIPT))
         except Refused as refused:
@@ -136,6 +136,13 @@ def launch(
             sys.exit(code or EXIT_CODES["broken"])
     click.echo(f"lanegate: {facts.ending}, receipt in {path}", err=True)
     sys.exit(code)
+
+
+def _exit_code(ended: child.Ended) -> int:
+    """The run's own, as a shell says it. A run that was stopped and ended with 0 is no success for what comes next."""
+    if ended.exit_code == 0 and ended.stopped_by is not None:
+        return 128 + ended.stopped_by
+    return ended.exit_code if ended.exit_code >= 0 else 128 - ended.exit_code
 
 
 def _overrides(changes: tuple[str, ...]) -> Mapping[str, str]:
