@@ -211,7 +211,7 @@ def every_preset_declares_its_memory(stack: Stack, card: str, least: int, most: 
     "Fits on H200" was read as "fits on Hopper".
     """
     for name, recipe in presets_named(stack, card):
-        declared = recipe.hbm_gib
+        declared = recipe.hbm_gb
         assert least <= declared <= most, f"{name} declares {declared} of HBM, expected {least} … {most}"
 
 

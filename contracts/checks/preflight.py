@@ -167,10 +167,10 @@ def automatic_numa_balancing_is_off(stack: Machine, content: str, fit: bool) -> 
         assert names(text, value), f"the value {value} is not said: {text}"
 
 
-# MiB a GPU as the driver says it, GiB the recipe was planned for, the GPUs that are too small
+# MiB a GPU as the driver says it, decimal GB the recipe was planned for, the GPUs that are too small
 MEMORY = {
     "h200": ((143771,) * 8, 141, ()),
-    "h100-for-an-80-gib-recipe": ((81559,) * 8, 80, ()),
+    "h100-for-an-80-gb-recipe": ((81559,) * 8, 80, ()),
     "h100-for-an-h200-recipe": ((81559,) * 8, 141, tuple(f"GPU{gpu}" for gpu in range(8))),
     "one-of-another-kind": ((143771,) * 5 + (81559,) + (143771,) * 2, 141, ("GPU5",)),
     "an-h20-of-96": ((97871,) * 8, 141, ("GPU0", "GPU7")),
@@ -179,23 +179,21 @@ MEMORY = {
 
 @contract("PREF-06", asks="preflight", cases=MEMORY, source="playbook bringup: HBM need of a preset")
 def every_gpu_has_the_memory_the_recipe_was_planned_for(
-    stack: Machine, memory: tuple[int, ...], hbm_gib: int, small: tuple[str, ...]
+    stack: Machine, memory: tuple[int, ...], hbm_gb: int, small: tuple[str, ...]
 ) -> None:
     """Every GPU has the memory that the recipe was planned for, as far as a card shows it; a smaller one is named.
 
-    A preset planned for an H200 starts on an 80 GB H100 and dies at the first long batch. The driver shows a little
-    less than the name of the card, 143771 MiB for 141 GiB: a strict comparison refuses the very card it asks for.
+    A preset planned for an H200 starts on an 80 GB H100 and dies at the first long batch. A driver counts in MiB and
+    a data sheet in decimal GB: who reads 141 as GiB refuses every H200, which shows 143771 MiB.
     """
     node = replace(H200, memory="".join(f"{gpu}, {mib}\n" for gpu, mib in enumerate(memory)))
-    findings = stack.preflight(node, Need(hbm_gib=hbm_gib))
+    findings = stack.preflight(node, Need(hbm_gb=hbm_gb))
     text = said(findings)
     if not small:
-        assert not findings, f"{memory[0]} MiB is what a card of {hbm_gib} GiB shows, and was refused: {text}"
+        assert not findings, f"{memory[0]} MiB is what a card of {hbm_gb} GB shows, and was refused: {text}"
     for gpu in small:
-        line = next((line for line in text.split("\n") if names(line, gpu) and names(line, str(hbm_gib))), None)
-        assert line is not None, (
-            f"{gpu} is too small for {hbm_gib} GiB and no finding says so; said: {text or 'nothing'}"
-        )
+        line = next((line for line in text.split("\n") if names(line, gpu) and names(line, str(hbm_gb))), None)
+        assert line is not None, f"{gpu} is too small for {hbm_gb} GB and no finding says so; said: {text or 'nothing'}"
 
 
 untested(

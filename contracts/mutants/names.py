@@ -217,7 +217,7 @@ class FitsEverywhere(Renames):
     named = "nam56r_h200_fp8_v1"
 
     def wrong(self, recipe: Recipe) -> Recipe:
-        return replace(recipe, hbm_gib=80)
+        return replace(recipe, hbm_gb=80)
 
 
 @mutant(of="NAME-08", case="h200", says="declares 192 of HBM")
@@ -227,4 +227,4 @@ class AsksMoreThanItsCard(Renames):
     named = DENSE
 
     def wrong(self, recipe: Recipe) -> Recipe:
-        return replace(recipe, hbm_gib=192, moe=Moe())
+        return replace(recipe, hbm_gb=192, moe=Moe())

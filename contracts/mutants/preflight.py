@@ -141,27 +141,27 @@ class ComparesWithTheNewline(Reference):
         return super().preflight(replace(capture, numa_balancing="0\n" if exact else "1\n"), need)
 
 
-@mutant(of="PREF-06", case="h100-for-an-h200-recipe", says="GPU0 is too small for 141 GiB and no finding says so")
+@mutant(of="PREF-06", case="h100-for-an-h200-recipe", says="GPU0 is too small for 141 GB and no finding says so")
 class TakesAnyHopper(Reference):
-    """Runs on H200 and on H100: they are one architecture, and 61 GiB apart."""
+    """Runs on H200 and on H100: they are one architecture, and 61 GB apart."""
 
     def preflight(self, capture: NodeCapture, need: Need) -> tuple[Finding, ...]:
-        return super().preflight(capture, replace(need, hbm_gib=min(need.hbm_gib, 80)))
+        return super().preflight(capture, replace(need, hbm_gb=min(need.hbm_gb, 80)))
 
 
-@mutant(of="PREF-06", case="h200", says="143771 MiB is what a card of 141 GiB shows, and was refused")
+@mutant(of="PREF-06", case="h200", says="143771 MiB is what a card of 141 GB shows, and was refused")
 class ComparesWithTheNameOfTheCard(Reference):
-    """The over-correction: 141 GiB are 144384 MiB, and no H200 has shown them yet."""
+    """Reads gigabytes as gibibytes: 141 GiB are 144384 MiB, and no H200 has shown them yet."""
 
     def preflight(self, capture: NodeCapture, need: Need) -> tuple[Finding, ...]:
         least = min(int(line.split(",")[1]) for line in (capture.memory or "0, 0").splitlines())
         short = Finding(
             promise="PREF-06", field="GPU0", value=f"{least} MiB", problem="too small", remedy="take another"
         )
-        return (*super().preflight(capture, need), *((short,) if least < need.hbm_gib * 1024 else ()))
+        return (*super().preflight(capture, need), *((short,) if least < need.hbm_gb * 1024 else ()))
 
 
-@mutant(of="PREF-06", case="one-of-another-kind", says="GPU5 is too small for 141 GiB and no finding says so")
+@mutant(of="PREF-06", case="one-of-another-kind", says="GPU5 is too small for 141 GB and no finding says so")
 class AsksTheFirstCard(Reference):
     """Reads the memory of GPU0 and takes eight of a kind for granted."""
 

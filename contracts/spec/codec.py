@@ -233,7 +233,7 @@ def _decode_dataclass(kind: type, data: object, path: str, found: Refusals) -> o
         found.add(path, data, f"is not a {kind.__name__}", "send a JSON object")
         return None
     fields = {field.name: field for field in dataclasses.fields(kind)}
-    for key in data.keys() - fields.keys():
+    for key in [key for key in data if key not in fields]:
         found.add(f"{path}.{key}", data[key], f"{kind.__name__} has no such field", f"known: {', '.join(fields)}")
     inside = Refusals()
     values = {}

@@ -62,18 +62,18 @@ class Need:
     Args:
         gpus: ranks of a node, one GPU each.
         link: what each GPU–GPU cell must read. An eight-way Hopper node has 18 NVLinks a GPU into its switches.
-        hbm_gib: memory of one GPU the recipe was planned for; 0 asks for none. A card shows a little less than its
-            name: an H200 of 141 has 143771 MiB, an H100 of 80 has 81559.
+        hbm_gb: memory of one GPU the recipe was planned for, in the decimal gigabytes of a data sheet; 0 asks for
+            none. A card shows more than its name: an H200 of 141 GB has 143771 MiB, which are 150.8 GB.
     """
 
     gpus: int = 8
     link: str = "NV18"
-    hbm_gib: int = 0
+    hbm_gb: int = 0
 
     def __post_init__(self) -> None:
         found = Refusals()
         found.unless(self.gpus >= 1, "gpus", self.gpus, "must be at least 1", "give the GPUs of one node")
-        found.unless(self.hbm_gib >= 0, "hbm_gib", self.hbm_gib, "must not be negative", "give GiB, or 0")
+        found.unless(self.hbm_gb >= 0, "hbm_gb", self.hbm_gb, "must not be negative", "give gigabytes, or 0")
         found.raise_any()
 
 

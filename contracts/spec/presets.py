@@ -69,7 +69,7 @@ _TINY_SIZES = {
     "optim": Optim(lr=3e-3, min_lr=3e-4, warmup=5, steps=50),
     "batch": Batch(micro=2, total=16),
     "degrees": Degrees(ep=2, etp=1),
-    "hbm_gib": 1,
+    "hbm_gb": 2,
 }
 _TINY_MOE = Moe(experts=12, top_k=2, expert_hidden=32, shared_hidden=48)
 

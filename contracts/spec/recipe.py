@@ -135,7 +135,8 @@ class Recipe:
 
     `modes` are the lanes the recipe may run as, and `degrees` what it asks of every axis but data parallelism; the
     mode decides TP and SP. `author_spec` is the module and the name of the layer spec that keeps the custom mixers in
-    the author_dp mode. `hbm_gib` is the memory of the smallest card it was planned for, `family` the preset family
+    the author_dp mode. `hbm_gb` is the memory of the smallest card it was planned for, in
+    the decimal gigabytes of its data sheet (141 for an H200), `family` the preset family
     that a comparison needs.
     """
 
@@ -171,7 +172,7 @@ class Recipe:
     replicate_ssm_groups: bool = False
     modes: tuple[Mode, ...] = ("nemo_native", "author_dp")
     author_spec: tuple[str, str] = ("nam56r_author_spec", "hybrid_stack_spec")
-    hbm_gib: int = 141
+    hbm_gb: int = 141
     seed: int = 1234
 
     def __post_init__(self) -> None:
@@ -196,7 +197,7 @@ INERT: dict[str, str] = {
     "name": "identity; it reaches the run's name, not what runs",
     "family": "what a comparison needs to know, not what runs",
     "modes": "which lanes are legal; the lane says which one runs",
-    "hbm_gib": "a statement about the card, checked before the launch",
+    "hbm_gb": "a statement about the card, checked before the launch",
     "replicate_kv": "permission to replicate KV groups; seen when a degree exceeds them",
     "replicate_ssm_groups": "permission to replicate SSM groups; seen when a degree exceeds them",
 }
@@ -264,7 +265,7 @@ _POSITIVE = {
         "vocab",
         "rope_theta",
         "norm_eps",
-        "hbm_gib",
+        "hbm_gb",
     ),
     "moe": ("experts", "top_k", "expert_hidden"),
     "mla": ("q_lora", "kv_lora", "qk_head", "qk_rope", "v_head"),

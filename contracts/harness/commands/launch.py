@@ -172,7 +172,7 @@ def _prepare(
     capture = read_node()
     findings: tuple[Finding, ...] = ()
     if "preflight" not in party.missing:
-        findings = party.preflight(capture, Need(gpus=lane.gpus, hbm_gib=recipe.hbm_gib))
+        findings = party.preflight(capture, Need(gpus=lane.gpus, hbm_gb=recipe.hbm_gb))
     if places is not None:
         seen = disks([*(getattr(places, name) for name in PLACES), *caches.values()])
         findings = (*findings, *party.check_storage(places, seen))

@@ -54,7 +54,7 @@ def preflight(
     party: Any = OnTheStand(subject, (), asked)
     if party.missing:
         raise NotOffered(f"{subject.name} does not offer {', '.join(party.missing)}")
-    need = Need(gpus=gpus, link=link, hbm_gib=party.preset(recipe, ()).hbm_gib if recipe else 0)
+    need = Need(gpus=gpus, link=link, hbm_gb=party.preset(recipe, ()).hbm_gb if recipe else 0)
     captures = tuple(_read(NodeCapture, file) for file in files) or (read_node(),)
     places = _read(tuple[RankPlace, ...], ranks) if ranks else None
     found: dict[str, _Findings] = {}
@@ -91,7 +91,7 @@ def _read(kind: Any, file: Path) -> Any:
 
 
 def _as_text(found: dict[str, _Findings], need: Need) -> str:
-    memory = f", {need.hbm_gib} GiB each" if need.hbm_gib else ""
+    memory = f", {need.hbm_gb} GB each" if need.hbm_gb else ""
     lines = [f"need: {need.gpus} GPUs a node, {need.link} between them{memory}"]
     for where, findings in found.items():
         lines.append(f"{where}: {'fit' if not findings else f'{len(findings)} against a launch'}")

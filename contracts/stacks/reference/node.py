@@ -16,7 +16,7 @@ _GPU_LINE = re.compile(_GPU)
 _GPU_IN_LINE = re.compile(rf"^{_GPU}", re.MULTILINE)
 _MIG_LINE = re.compile(r"\s+MIG (\S+)\s+Device\s+[0-9]+: \(UUID: MIG-[^()\s]+\)")
 _MEMORY_LINE = re.compile(r"([0-9]{1,4}), ([0-9]{1,9})")
-_SHOWN = 0.99  # of its name: 143771 MiB of 141 GiB are 0.996, 81559 MiB of 80 GiB are 0.9956
+MIB, GB = 2**20, 10**9  # a driver counts in the first, a data sheet in the second
 
 
 class NodeSide:
@@ -28,7 +28,7 @@ class NodeSide:
         fabric = self.fabric_of(capture)
         found = [*(self.sick_cells(fabric, need) if isinstance(fabric, Fabric) else fabric)]
         found += self.listed_devices(capture, need)
-        if need.hbm_gib:
+        if need.hbm_gb:
             found += self.device_memory(capture, need)
         found += self.numa_balancing(capture)
         found += self.visible_devices(capture, need)
@@ -98,10 +98,10 @@ class NodeSide:
             seen.add(match[1] if match else "")
             if match is None:
                 yield _garbage("memory", line, "is not `index, MiB`", "capture it as csv without header and units")
-            elif int(match[2]) < need.hbm_gib * 1024 * _SHOWN:
+            elif int(match[2]) * MIB < need.hbm_gb * GB:
                 yield Finding(
                     promise="PREF-06", field=f"GPU{match[1]}", value=f"{match[2]} MiB",
-                    problem=f"the recipe was planned for {need.hbm_gib} GiB",
+                    problem=f"the recipe was planned for {need.hbm_gb} GB",
                     remedy="take a node of that class, or a recipe planned for this one",
                 )  # fmt: skip
         if len(seen) < need.gpus or len(seen) < len(lines):
