@@ -20,7 +20,7 @@ from contracts.stacks.flag_table import table
 from contracts.stacks.launched import Launched
 from contracts.stacks.megatron import VERSIONS, Megatron, installed
 
-pytestmark = pytest.mark.unit
+pytestmark = pytest.mark.megatron
 
 OLD, NEW = VERSIONS
 MODEL = (

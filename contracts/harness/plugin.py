@@ -15,6 +15,7 @@ from contracts.court import deviations, report
 from contracts.court.judge import DEADLINE_S
 from contracts.harness import parties, profiles
 from contracts.harness.gate import Gate
+from contracts.harness.profiles import DEFAULT, NAMED
 from contracts.spec import codec
 from contracts.spec.errors import Refused, Unreachable, refuse
 from contracts.spec.records import Item, Result, Verdict
@@ -36,7 +37,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--stack", default="reference", help="the stack under test: a name or package.module:Name")
     group.addoption("--with", dest="assistants", action="append", default=[], metavar="PARTY",
                     help="who answers what the stack does not (a launcher's parser); `none` for nobody")  # fmt: skip
-    group.addoption("--profile", default="launch", help="launch, unit, gpu, dist, full, or ids and prefixes of ids")
+    group.addoption("--profile", default=DEFAULT, help=f"any of {', '.join(NAMED)}, ids and prefixes of ids")
     group.addoption("--deviations", type=Path, help="TOML file of declared deviations")
     group.addoption("--report", type=Path, metavar="DIR", help="write the run as JSON lines to DIR/run.jsonl")
     group.addoption("--selftest", action="store_true", help="put the suite's own mutants before the law first")

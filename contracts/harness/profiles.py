@@ -29,6 +29,8 @@ NAMED: Mapping[str, str] = {
     "full": "the whole law",
 }
 
+DEFAULT = "launch,machine"
+
 _Entry = Contract | Untested
 
 

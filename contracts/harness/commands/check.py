@@ -45,8 +45,8 @@ _FILES: dict[Form, str] = {
 @click.option("--stack", default="reference", show_default=True, help="A name, or package.module:Name.")
 @click.option("--with", "assistants", multiple=True, metavar="PARTY",
               help="Who answers what the stack does not, such as a launcher's parser; `none` for nobody.")  # fmt: skip
-@click.option("--profile", default="launch", show_default=True,
-              help="launch, unit, gpu, dist, full, or a comma-separated list of ids, prefixes and items.")  # fmt: skip
+@click.option("--profile", default=profiles.DEFAULT, show_default=True,
+              help=f"A comma-separated list of {', '.join(profiles.NAMED)}, ids, prefixes and items.")  # fmt: skip
 @click.option("--deviations", type=click.Path(path_type=Path), help="TOML file of declared deviations.")
 @click.option("--report", "folder", type=click.Path(path_type=Path, file_okay=False), default=Path("reports/last"),
               show_default=True, help="Folder for the record and its renderings.")  # fmt: skip
