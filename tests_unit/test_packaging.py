@@ -16,8 +16,6 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.unit
-
 ROOT = Path(__file__).parents[1]
 SEEDS_NIGHTLY = "2.12.0.dev20260405+cu132"  # the torch of the stack this suite was written for
 LATER_NIGHTLY = "2.14.0.dev20261101+cu132"
@@ -85,6 +83,7 @@ def plan(python: Path, *wanted: str) -> dict[str, str]:
     return {each["metadata"]["name"].lower(): each["metadata"]["version"] for each in report["install"]}
 
 
+@pytest.mark.registry
 @pytest.mark.parametrize(
     ("extra", "torch", "brings"),
     [
@@ -103,6 +102,7 @@ def test_a_torch_nightly_stays_what_it_is(wheel: Path, python: Path, extra: str,
     assert not moved, f"lanegate{extra} beside torch {torch} would also install {moved}"
 
 
+@pytest.mark.registry
 def test_only_a_torch_that_is_too_old_would_be_looked_for(python: Path) -> None:
     # The counterpart, without a registry: what is there does not do, so pip looks for another and finds none.
     pretend(python, "torch", "2.10.0")
@@ -112,6 +112,7 @@ def test_only_a_torch_that_is_too_old_would_be_looked_for(python: Path) -> None:
     assert "No matching distribution found for torch>=2.11" in done.stderr
 
 
+@pytest.mark.unit
 def test_the_core_requires_no_torch_and_no_extra_bounds_it_from_above() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert not [each for each in project["dependencies"] if "torch" in each]
@@ -119,6 +120,7 @@ def test_the_core_requires_no_torch_and_no_extra_bounds_it_from_above() -> None:
     assert extras == {"torch>=2.11"}
 
 
+@pytest.mark.registry
 def test_the_wheel_holds_every_file_of_the_package(wheel: Path) -> None:
     tracked = subprocess.run(
         ["git", "ls-files", "contracts"], cwd=ROOT, capture_output=True, text=True, check=True
@@ -129,6 +131,7 @@ def test_the_wheel_holds_every_file_of_the_package(wheel: Path) -> None:
     assert any(name.endswith("licenses/LICENSE") for name in shipped)
 
 
+@pytest.mark.registry
 def test_the_unpacked_wheel_judges_without_the_checkout(wheel: Path, tmp_path: Path) -> None:
     zipfile.ZipFile(wheel).extractall(tmp_path / "site")
     code = "import contracts.harness.cli as cli; print(cli.__file__, flush=True); cli.main()"
