@@ -237,6 +237,36 @@ def test_the_command_says_every_reason_with_its_remedy(tmp_path: Path) -> None:
     assert done.output.endswith("refused\n")
 
 
+def test_the_command_judges_environment_disks_and_installed_stack_with_the_node(tmp_path: Path) -> None:
+    places = {name: f"/nowhere/{name}" for name in ("durable", "scratch", "receipts", "data")} | {
+        "data_volume": "/nowhere"
+    }
+    (tmp_path / "map.toml").write_text("".join(f"{name} = {json.dumps(path)}\n" for name, path in places.items()))
+    words = [
+        "preflight",
+        "--recipe",
+        "tiny-nam56r",
+        "--storage",
+        str(tmp_path / "map.toml"),
+        "--table",
+        "h200",
+        "--json",
+    ]
+    done = CliRunner().invoke(main, words, env={"NCCL_MNNVL_ENABLE": "1", "PYTORCH_CUDA_ALLOC_CONF": "backend:native"})
+    assert done.exit_code == 1, done.output
+    found = json.loads(done.stdout)["findings"]
+    assert {"environment", "disks", "stack"} <= found.keys()
+    assert {each["promise"] for each in found["environment"]} == {"ENV-03", "ENV-05"}
+    assert "STOR-01" in {each["promise"] for each in found["disks"]}
+    assert "INST-01" in {each["promise"] for each in found["stack"]}
+
+
+def test_the_command_does_not_mix_a_captured_node_with_this_ones_disks(tmp_path: Path) -> None:
+    done = _command(tmp_path, "--capture", "fit", "--table", "h200", fit=H200)
+    assert done.exit_code == 2
+    assert "was taken elsewhere" in done.output
+
+
 def test_the_command_passes_a_fit_node_for_a_recipe(tmp_path: Path) -> None:
     recipe = ("--recipe", "nam56r_h200_bf16_v1")
     assert _command(tmp_path, "--capture", "n0", *recipe, n0=H200).exit_code == 0

@@ -31,23 +31,7 @@ from contracts.spec.records import EXIT_CODES
 def stack(table: str | None, python: str, load: bool, as_json: bool) -> None:
     """Compare what is installed with a stack table, line by line."""
     stated = stack_table.H200 if table is None else read_table(Path(table))
-    environment = Environment(python)
-    parts = environment.parts()
-    broken: tuple[Finding, ...] = ()
-    if load and environment.torch is not None:
-        try:
-            parts += _beside(parts, environment.runtime())
-        except Unreachable as error:
-            version = environment.torch.version
-            broken = (Finding(promise="INST-03", field="torch", value=version, problem=f"does not load: {error}",
-                              remedy="stop: do not just try training"),)  # fmt: skip
-    compared = stack_table.compare(stated, parts)
-    findings = stack_table.findings(stated, parts) + broken
-    wanted = _build(stated)
-    if wanted is not None:
-        names = [line.component for line in stated.lines if line.source in ("wheel", "git")]
-        extensions = environment.extensions(names, load=load)
-        findings += install_plan.torch_findings(wanted, environment.torch, extensions)
+    compared, findings = compare_installed(stated, Environment(python), load=load)
     if as_json:
         lines = [{**codec.encode(each), "found": codec.encode(each.found)} for each in compared]
         click.echo(json.dumps({"table": stated.name, "lines": lines, "findings": codec.encode(findings)}, indent=2))
@@ -83,6 +67,27 @@ def check_install_plan(plan: str, python: str, as_json: bool) -> None:
         show(findings)
         click.echo(f"torch {asked.torch} " + ("may be moved: the plan is refused" if findings else "stays"))
     sys.exit(EXIT_CODES["violated"] if findings else 0)
+
+
+def compare_installed(
+    stated: StackTable, environment: Environment, *, load: bool = False
+) -> tuple[tuple[stack_table.Compared, ...], tuple[Finding, ...]]:
+    """Every line of a stack table against an environment, and what stands against a launch in it."""
+    parts = environment.parts()
+    broken: tuple[Finding, ...] = ()
+    if load and environment.torch is not None:
+        try:
+            parts += _beside(parts, environment.runtime())
+        except Unreachable as error:
+            version = environment.torch.version
+            broken = (Finding(promise="INST-03", field="torch", value=version, problem=f"does not load: {error}",
+                              remedy="stop: do not just try training"),)  # fmt: skip
+    findings = stack_table.findings(stated, parts) + broken
+    wanted = _build(stated)
+    if wanted is not None:
+        names = [line.component for line in stated.lines if line.source in ("wheel", "git")]
+        findings += install_plan.torch_findings(wanted, environment.torch, environment.extensions(names, load=load))
+    return stack_table.compare(stated, parts), findings
 
 
 def _beside(parts: Iterable[InstalledPart], runtime: Iterable[InstalledPart]) -> tuple[InstalledPart, ...]:

@@ -18,13 +18,10 @@ from contracts.court.party import OnTheStand
 from contracts.harness import child, parties, telemetry
 from contracts.harness.commands._guard import one_clear_error, the_stack_talks_to_stderr
 from contracts.harness.commands.compare import RECEIPT
-from contracts.harness.commands.installation import read_toml
-from contracts.harness.commands.storage import PLACES
+from contracts.harness.commands.storage import places_on_this_host, read_map
 from contracts.harness.gate import utc_now
 from contracts.instruments import provenance
-from contracts.instruments.mounts import disks
 from contracts.instruments.node import read_node
-from contracts.spec import codec
 from contracts.spec.errors import NotOffered, Refusals, Refused, refuse
 from contracts.spec.evidence import Ending, LaunchedRun, Place, Preflight, Provenance
 from contracts.spec.installation import StorageMap
@@ -107,7 +104,7 @@ def launch(
         party: Any = OnTheStand(subject, (), (*asks, "host", "preflight"))
         if missing := [asked for asked in asks if asked in party.missing]:
             raise NotOffered(f"{subject.name} does not offer {', '.join(missing)}")
-        places = codec.decode(StorageMap, read_toml(storage), name=storage.name) if storage else None
+        places = read_map(storage) if storage else None
         settled = party.preset(recipe, acknowledge)
         lane = Lane(
             mode=mode or settled.modes[0], regime=regime, nodes=nodes, gpus=gpus, rendezvous=rendezvous,
@@ -174,7 +171,7 @@ def _prepare(
     if "preflight" not in party.missing:
         findings = party.preflight(capture, Need(gpus=lane.gpus, hbm_gb=recipe.hbm_gb))
     if places is not None:
-        seen = disks([*(getattr(places, name) for name in PLACES), *caches.values()])
+        seen = places_on_this_host(places, *caches.values())
         findings = (*findings, *party.check_storage(places, seen))
         findings = (*findings, *party.check_caches(places, seen, lane.run, reaching(launched, lane)))
     found = {finding.promise for finding in findings}

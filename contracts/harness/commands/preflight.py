@@ -1,8 +1,13 @@
-"""`preflight`: whether this node, or several that were captured, may be launched on."""
+"""`preflight`: whether this node, or several that were captured, may be launched on.
+
+Fabric, devices, memory and host settings always; the environment with a recipe; the disks and the installed stack with
+the file that says what they should be.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,10 +17,15 @@ import click
 from contracts.court.party import OnTheStand
 from contracts.harness import parties
 from contracts.harness.commands._guard import one_clear_error, the_stack_talks_to_stderr
+from contracts.harness.commands.installation import compare_installed, read_table
+from contracts.harness.commands.storage import places_on_this_host, read_map
+from contracts.instruments.environment import Environment
 from contracts.instruments.node import read_node
-from contracts.spec import codec
-from contracts.spec.errors import NotOffered, refuse
+from contracts.spec import codec, stack_table
+from contracts.spec.errors import NotOffered, Refused, refuse
+from contracts.spec.launch import Lane
 from contracts.spec.machine import Finding, Need, NodeCapture, RankPlace
+from contracts.spec.recipe import Recipe
 
 REFUSED = 1
 
@@ -31,13 +41,17 @@ _Findings = tuple[Finding, ...]
               help="Judge a node captured before, not this one; once for each node, in order.")  # fmt: skip
 @click.option("--ranks", metavar="FILE", type=click.Path(path_type=Path),
               help="JSON list of places: rank, host, local_rank, device, nic.")  # fmt: skip
+@click.option("--storage", metavar="MAP.toml", type=click.Path(path_type=Path),
+              help="Also judge where this node's state would lie; see `lanegate storage`.")  # fmt: skip
+@click.option("--table", metavar="FILE.toml", help="Also judge what is installed; `h200` is the table that ships here.")
+@click.option("--python", default=sys.executable, metavar="PATH", help="The interpreter that --table is about.")
 @click.option("--print-capture", is_flag=True, help="Print what this node says, as JSON for --capture; judge nothing.")
 @click.option("--stack", default="reference", show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="JSON instead of text.")
 @one_clear_error
 def preflight(
     recipe: str | None, gpus: int, link: str, nodes: int, files: tuple[Path, ...], ranks: Path | None,
-    print_capture: bool, stack: str, as_json: bool,
+    storage: Path | None, table: str | None, python: str, print_capture: bool, stack: str, as_json: bool,
 ) -> None:  # fmt: skip
     """Refuse a node that is not fit for a run: every reason at once, each with what to do.
 
@@ -48,22 +62,34 @@ def preflight(
         return
     if nodes < 1 or ((files or nodes > 1) and len(files) != nodes):
         raise refuse("--capture", len(files), f"must be given once for each of {nodes} nodes", "see --print-capture")
-    asked = ("preflight", *(("rank_map",) if nodes > 1 or ranks else ()), *(("preset",) if recipe else ()))
+    if files and (storage or table):
+        raise refuse("--capture", len(files), "was taken elsewhere", "ask --storage and --table on the node itself")
+    places = read_map(storage) if storage else None
+    stated = None if table is None else stack_table.H200 if table == "h200" else read_table(Path(table))
+    asked = ("preflight", *(("rank_map",) if nodes > 1 or ranks else ()), *(("preset", "launch") if recipe else ()),
+             *(("check_storage",) if places else ()))  # fmt: skip
     with the_stack_talks_to_stderr():
         subject = parties.load(stack)
     party: Any = OnTheStand(subject, (), asked)
     if party.missing:
         raise NotOffered(f"{subject.name} does not offer {', '.join(party.missing)}")
-    need = Need(gpus=gpus, link=link, hbm_gb=party.preset(recipe, ()).hbm_gb if recipe else 0)
+    settled = party.preset(recipe, ()) if recipe else None
+    need = Need(gpus=gpus, link=link, hbm_gb=settled.hbm_gb if settled else 0)
     captures = tuple(_read(NodeCapture, file) for file in files) or (read_node(),)
-    places = _read(tuple[RankPlace, ...], ranks) if ranks else None
+    where = _read(tuple[RankPlace, ...], ranks) if ranks else None
     found: dict[str, _Findings] = {}
     for capture in captures:
         found[capture.host] = (*found.get(capture.host, ()), *party.preflight(capture, need))
-    if places is not None:
-        found["ranks"] = party.rank_map(captures, places, need)
+    if where is not None:
+        found["ranks"] = party.rank_map(captures, where, need)
     elif nodes > 1:
         found["ranks"] = (_UNKNOWN,)
+    if settled and not files:
+        found["environment"] = _environment(party, settled, gpus)
+    if places is not None:
+        found["disks"] = party.check_storage(places, places_on_this_host(places))
+    if stated is not None:
+        found["stack"] = compare_installed(stated, Environment(python))[1]
     click.echo(_as_json(found, need, captures) if as_json else _as_text(found, need))
     sys.exit(REFUSED if any(found.values()) else 0)
 
@@ -72,6 +98,23 @@ _UNKNOWN = Finding(
     promise="PREF-04", field="ranks", value="nothing", problem="nobody says which rank is on which device and NIC",
     remedy="give --ranks; `NCCL_DEBUG=INFO` prints the NIC of each rank",
 )  # fmt: skip
+
+
+_PROMISES = {"NCCL_MNNVL_ENABLE": "ENV-05", "PYTORCH_CUDA_ALLOC_CONF": "ENV-03", "CUDA_VISIBLE_DEVICES": "ENV-06"}
+
+
+def _environment(party: Any, recipe: Recipe, gpus: int) -> _Findings:
+    """What in this shell's environment keeps the recipe from being launched, in any lane that it has."""
+    lane = Lane(mode=recipe.modes[0], gpus=gpus, inherited=dict(os.environ))
+    try:
+        party.launch(recipe, lane)
+    except Refused as refused:
+        return tuple(
+            Finding(promise=_PROMISES.get(each.field, "REC-02"), field=each.field, value=each.value,
+                    problem=each.problem, remedy=each.remedy)
+            for each in refused.refusals
+        )  # fmt: skip
+    return ()
 
 
 def _read(kind: Any, file: Path) -> Any:

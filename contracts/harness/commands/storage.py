@@ -14,10 +14,24 @@ from contracts.harness.commands._guard import one_clear_error
 from contracts.harness.commands.installation import read_toml, show
 from contracts.instruments.mounts import disks
 from contracts.spec import codec, storage
-from contracts.spec.installation import StorageMap
+from contracts.spec.installation import Disks, StorageMap
 from contracts.spec.records import EXIT_CODES
 
 PLACES = ("durable", "scratch", "receipts", "data")
+
+
+def read_map(path: Path) -> StorageMap:
+    """A storage map from its file.
+
+    Raises:
+        Refused: when the file cannot be read, or does not name the five places.
+    """
+    return codec.decode(StorageMap, read_toml(path), name=path.name)
+
+
+def places_on_this_host(places: StorageMap, *also: str) -> Disks:
+    """The mounts and links of this host that a storage map, and other paths, lead to."""
+    return disks([*(getattr(places, name) for name in PLACES), *also])
 
 
 @click.command(name="storage")
@@ -30,9 +44,9 @@ def check_storage(map_: str, run: str | None, as_json: bool) -> None:
 
     MAP.toml names durable, scratch, receipts, data and data_volume.
     """
-    places = codec.decode(StorageMap, read_toml(Path(map_)), name=Path(map_).name)
+    places = read_map(Path(map_))
     caches = {} if run is None else storage.cache_directories(places, run)
-    host = disks([*(getattr(places, name) for name in PLACES), *filter(None, map(os.environ.get, caches))])
+    host = places_on_this_host(places, *filter(None, map(os.environ.get, caches)))
     findings = storage.storage_findings(places, host)
     if run is not None:
         findings += storage.cache_findings(places, host, run, dict(os.environ))
