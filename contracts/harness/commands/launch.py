@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 import tempfile
 import uuid
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,12 +15,13 @@ import click
 from contracts.court.party import OnTheStand
 from contracts.harness import child, parties, telemetry
 from contracts.harness.commands._guard import one_clear_error, the_stack_talks_to_stderr
+from contracts.harness.commands._lane import lane_of, lane_options
 from contracts.harness.commands.compare import RECEIPT
 from contracts.harness.commands.storage import places_on_this_host, read_map
 from contracts.harness.gate import utc_now
 from contracts.instruments import provenance
 from contracts.instruments.node import read_node
-from contracts.spec.errors import NotOffered, Refusals, Refused, refuse
+from contracts.spec.errors import NotOffered, Refused, refuse
 from contracts.spec.evidence import Ending, LaunchedRun, Place, Preflight, Provenance
 from contracts.spec.installation import StorageMap
 from contracts.spec.launch import Lane, Launch, shell
@@ -58,15 +57,7 @@ class Prepared:
 @click.command()
 @click.argument("recipe")
 @click.argument("words", nargs=-1, type=click.UNPROCESSED)
-@click.option("--stack", default="reference", show_default=True)
-@click.option("--mode", type=click.Choice(["nemo_native", "author_dp"]), help="Default: the recipe's first.")
-@click.option("--regime", type=click.Choice(["megatron", "fsdp2"]), default="megatron", show_default=True)
-@click.option("--nodes", type=int, default=1, show_default=True)
-@click.option("--gpus", type=int, default=8, show_default=True, help="GPUs of one node.")
-@click.option("--rendezvous", metavar="HOST:PORT", help="c10d endpoint; needed for more than one node.")
-@click.option("--run", "run_name", default="run", show_default=True, help="Name of the run and rendezvous id.")
-@click.option("--compile", "compile_", type=click.Choice(["none", "regional"]), default="none", show_default=True)
-@click.option("--set", "changes", multiple=True, metavar="FIELD=VALUE", help="Override one field of the recipe.")
+@lane_options
 @click.option("--acknowledge", multiple=True, metavar="ID", help="Launch in spite of a finding, or a deprecated name.")
 @click.option("--receipts", type=click.Path(path_type=Path), help="Default: of the storage map, else ./receipts.")
 @click.option(
@@ -83,17 +74,18 @@ class Prepared:
 @click.option("--dry-run", is_flag=True, help="Print findings and command; start and write nothing.")
 @one_clear_error
 def launch(
-    recipe: str, words: tuple[str, ...], stack: str, mode: Any, regime: Any, nodes: int, gpus: int,
-    rendezvous: str | None, run_name: str, compile_: Any, changes: tuple[str, ...], acknowledge: tuple[str, ...],
-    receipts: Path | None, storage: Path | None, host: str | None, image: str | None, warmup: int, bounded: int,
-    grace: float, dry_run: bool,
+    recipe: str, words: tuple[str, ...], stack: str, acknowledge: tuple[str, ...], receipts: Path | None,
+    storage: Path | None, host: str | None, image: str | None, warmup: int, bounded: int, grace: float, dry_run: bool,
+    **asked: Any,
 ) -> None:  # fmt: skip
     """Start RECIPE on a lane, with further WORDS for its script behind `--`.
 
     Preflight findings refuse the launch unless each is acknowledged by its id. Every launch leaves a folder in
     --receipts with the receipt and the log. Ends with the exit code of the run, with 2 when it was refused.
     """
-    taken = provenance.take(folder=Path.cwd(), host=host, devices=gpus, image=image)  # before a stack may load torch
+    taken = provenance.take(
+        folder=Path.cwd(), host=host, devices=asked["gpus"], image=image
+    )  # before a stack may load torch
     if taken.loaded:
         raise refuse("provenance", taken.loaded, "were imported before the launch", "start lanegate in a clean process")
     with child.stoppable(grace) as stop:
@@ -106,10 +98,7 @@ def launch(
             raise NotOffered(f"{subject.name} does not offer {', '.join(missing)}")
         places = read_map(storage) if storage else None
         settled = party.preset(recipe, acknowledge)
-        lane = Lane(
-            mode=mode or settled.modes[0], regime=regime, nodes=nodes, gpus=gpus, rendezvous=rendezvous,
-            run=run_name, compile=compile_, overrides=_overrides(changes), inherited=dict(os.environ),
-        )  # fmt: skip
+        lane = lane_of(settled, **asked)
         ready = _prepare(party, settled, lane, taken, places, acknowledge, words, warmup, bounded)
         for finding in ready.preflight.findings:
             said = "acknowledged: " if finding not in ready.standing else ""
@@ -117,7 +106,7 @@ def launch(
         if dry_run:
             click.echo(shell(ready.launch))
             sys.exit(USAGE_ERROR if ready.standing else 0)
-        folder = _folder(receipts or Path(places.receipts if places else "receipts"), run_name)
+        folder = _folder(receipts or Path(places.receipts if places else "receipts"), lane.run)
         if ready.standing:
             ended = child.Ended(exit_code=USAGE_ERROR, stopped_by=None, last_words="refused by preflight")
             facts = _facts(ready, started, "refused", ended, telemetry.Telemetry())
@@ -140,17 +129,6 @@ def _exit_code(ended: child.Ended) -> int:
     if ended.exit_code == 0 and ended.stopped_by is not None:
         return 128 + ended.stopped_by
     return ended.exit_code if ended.exit_code >= 0 else 128 - ended.exit_code
-
-
-def _overrides(changes: tuple[str, ...]) -> Mapping[str, str]:
-    found, overrides = Refusals(), {}
-    for change in changes:
-        key, equals, value = change.partition("=")
-        found.unless(bool(equals), "--set", change, "has no =", "write field=value")
-        found.unless(key not in overrides, "--set", key, "is given twice", "give each field once")
-        overrides[key] = value
-    found.raise_any()
-    return overrides
 
 
 def _prepare(
