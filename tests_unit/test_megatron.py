@@ -12,13 +12,17 @@ from typing import Any
 import pytest
 from test_flag_table import ONE_CONNECTION, RULES, argv_of, env_of
 
+from contracts.spec import presets
 from contracts.spec.errors import NotOffered, Refused, Unreachable
+from contracts.spec.launch import Lane
 from contracts.spec.pattern import HybridPattern
+from contracts.spec.recipe import Mode, Recipe
 from contracts.spec.stack import Party
 from contracts.spec.topology import Degrees, Group
 from contracts.stacks.flag_table import table
 from contracts.stacks.launched import Launched
 from contracts.stacks.megatron import VERSIONS, Megatron, installed
+from contracts.stacks.reference.stack import Reference
 
 pytestmark = pytest.mark.megatron
 
@@ -339,3 +343,17 @@ def test_environments_are_found_from_any_directory_below_and_the_nearest_wins(
 def test_two_parties_of_one_version_share_one_worker(each: Megatron) -> None:
     workers: Mapping[str, Launched] = {"one": each._worker, "other": Megatron(each.version)._worker}
     assert workers["one"] is workers["other"]
+
+
+EMITTED = [
+    pytest.param(recipe, mode, id=f"{name}-{mode}") for name, recipe in presets.PRESETS.items() for mode in recipe.modes
+]
+
+
+@pytest.mark.parametrize(("recipe", "mode"), EMITTED)
+def test_every_argv_that_the_reference_emits_is_accepted_and_all_of_it_takes_effect(
+    newest: Megatron, recipe: Recipe, mode: Mode
+) -> None:
+    launch = Reference().launch(recipe, Lane(mode=mode))
+    reading = newest.read_argv(launch.argv, dict(launch.env), launch.world)
+    assert (reading.stage, dict(reading.dropped)) == ("accepted", {}), reading.message
