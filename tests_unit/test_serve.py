@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import os
 import subprocess
 import sys
+import typing
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -83,6 +85,27 @@ def served() -> Iterator[Launched]:
 def test_the_published_schema_is_current() -> None:
     written = (ROOT / "docs/schema/lanegate-1.json").read_text(encoding="utf-8")
     assert written == schema_text(), "run: python -m contracts.stacks.protocol docs/schema/lanegate-1.json"
+
+
+def _reached(kind: Any) -> Iterator[type]:
+    """Every dataclass that a type leads to."""
+    if dataclasses.is_dataclass(kind):
+        yield kind
+        for each in codec.hints(kind).values():
+            yield from _reached(each)
+    for each in typing.get_args(kind):
+        yield from _reached(each)
+
+
+def test_no_two_values_of_the_protocol_share_a_name() -> None:
+    """The schema keys them by it: the second would take the place of the first."""
+    named: dict[str, set[type]] = {}
+    for question in questions().values():
+        for kind in (*question.parameters.values(), question.answer):
+            for each in _reached(kind):
+                named.setdefault(each.__name__, set()).add(each)
+    assert len(named) > 50
+    assert not [name for name, kinds in named.items() if len(kinds) > 1]
 
 
 def test_the_schema_is_a_schema_and_knows_every_question() -> None:

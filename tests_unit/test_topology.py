@@ -21,7 +21,6 @@ from contracts.spec.topology import (
     gradient_reduction,
     grids,
     group_calls,
-    node_of,
     topology,
 )
 
@@ -238,7 +237,3 @@ def test_degrees_of_any_json_are_degrees_or_refused(data: object) -> None:
     except Refused:
         return
     assert decode(Degrees, encode(degrees)) == degrees
-
-
-def test_ranks_are_dealt_to_nodes_of_eight_in_order() -> None:
-    assert [node_of(rank) for rank in (0, 7, 8, 15, 16, 65535)] == [0, 0, 1, 1, 2, 8191]

@@ -248,10 +248,5 @@ def gradient_reduction(degrees: Degrees, world: int, layout: Layout, rank: int, 
     return GradientReduction(ranks=ranks, divisor=len(both.dense.groups(*both.reduced["dense"])[0]))
 
 
-def node_of(rank: int) -> int:
-    """The node of a rank when ranks are dealt to nodes in order."""
-    return rank // NVLINK_DOMAIN
-
-
 def _strides(sizes: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(math.prod(sizes[index + 1 :]) for index in range(len(sizes)))
