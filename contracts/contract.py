@@ -58,6 +58,11 @@ class Contract:
         return all(questions()[asked].of_the_court for asked in self.asks)
 
     @property
+    def of_numbers(self) -> bool:
+        """Whether it asks for tensors, so that judging it loads torch."""
+        return any(questions()[asked].of_numbers for asked in self.asks)
+
+    @property
     def promise(self) -> str:
         """The statement: the first paragraph of the check's docstring, on one line."""
         return _paragraphs(self.check)[0]

@@ -23,6 +23,7 @@ NAMED: Mapping[str, str] = {
     "promises of one process",
     "machine": "what surrounds the step: node, disks, installed stack, receipts, comparison, manifests, budgets; "
     "tested promises of one process",
+    "numeric": "blocks, model, optimizer, checkpoints, by their numbers; tested promises of one process, with torch",
     "unit": "every promise of one CPU process, those without a check included",
     "gpu": "every promise that needs one GPU",
     "dist": "every promise that needs several ranks",
@@ -73,8 +74,10 @@ def _chooser(law: Law, profile: str) -> Callable[[_Entry, str], bool]:
 
 
 def _chosen(word: str, entry: _Entry, case: str) -> bool:
-    if word in _FAMILIES:
-        return isinstance(entry, Contract) and entry.tier == "unit" and entry.family in _FAMILIES[word]
+    if word in (*_FAMILIES, "numeric"):
+        if not isinstance(entry, Contract) or entry.tier != "unit":
+            return False
+        return entry.of_numbers if word == "numeric" else not entry.of_numbers and entry.family in _FAMILIES[word]
     if word in TIERS:
         return entry.tier == word
     return word == "full" or _matches(word, entry.id, case)

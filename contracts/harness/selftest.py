@@ -6,6 +6,7 @@ empty: a mutant proves nothing where the promise does not hold to begin with.
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
@@ -55,6 +56,7 @@ def run(law: Law = LAW, assistants: Iterable[Party] | None = None) -> Matrix:
 
     assert contracts.checks
     assert contracts.mutants
+    read_numeric_mutants()
     subject = parties.load("reference")
     helping = tuple(assistants) if assistants is not None else tuple(
         party for _, party in parties.assistants(subject, (), quick=False)
@@ -67,6 +69,14 @@ def run(law: Law = LAW, assistants: Iterable[Party] | None = None) -> Matrix:
     kills = [try_mutant(mutant, _contract(law, mutant.of), helping) for mutant in law.mutants]
     unguarded = tuple(id for id in law.contracts if not law.mutants_of(id))
     return Matrix(baseline=tuple(baseline), kills=tuple(kills), unguarded=unguarded)
+
+
+def read_numeric_mutants() -> None:
+    """Enter the counterexamples that are torch modules into the law, where there is torch."""
+    if importlib.util.find_spec("torch"):
+        import contracts.mutants.numeric
+
+        assert contracts.mutants.numeric
 
 
 def part_of(law: Law, ids: Collection[str]) -> Law:

@@ -23,7 +23,11 @@ Schedule = Literal["cosine", "linear", "constant", "WSD"]
 
 @dataclass(frozen=True, kw_only=True)
 class Moe:
-    """Token-choice experts on the E blocks. `shared_hidden` 0 means no shared expert."""
+    """Token-choice experts on the E blocks. `shared_hidden` 0 means no shared expert.
+
+    `capacity_factor` is an expert's token slots over its fair share; None drops no token. `route_scale` multiplies the
+    gates, `bias_rate` is the step of the selection bias.
+    """
 
     experts: int = 16
     top_k: int = 4
@@ -33,6 +37,9 @@ class Moe:
     selection_bias: bool = False
     aux_loss: float = 1e-2
     z_loss: float = 0.0
+    route_scale: float = 1.0
+    bias_rate: float = 1e-3
+    capacity_factor: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,8 +98,12 @@ class Fp8:
 
 @dataclass(frozen=True, kw_only=True)
 class Optim:
-    """Optimizer and schedule; `warmup` and `steps` count optimizer steps."""
+    """Optimizer and schedule; `warmup` and `steps` count optimizer steps.
 
+    `rule` muon moves the matrices of the blocks by Muon and everything else by AdamW.
+    """
+
+    rule: Literal["adamw", "muon"] = "adamw"
     lr: float = 3e-4
     min_lr: float = 3e-5
     schedule: Schedule = "cosine"
@@ -163,6 +174,7 @@ class Recipe:
     mamba: Mamba = field(default_factory=Mamba)
     dtype: Dtype = "bf16"
     fp8: Fp8 | None = None
+    recompute: Literal["none", "full"] = "none"
     optim: Optim = field(default_factory=Optim)
     batch: Batch = field(default_factory=Batch)
     data: Data = field(default_factory=Data)

@@ -1,7 +1,8 @@
 """The questions: what can be asked of a stack under test. Checks and stacks meet here and nowhere else.
 
 What is asked about the launch stands in this file; about the node in `machine` and `installation`, about receipts in
-`evidence`, about a run's life in `lifecycle`, about memory and kernels in `capacity`. `questions` reads them all.
+`evidence`, about a run's life in `lifecycle`, about memory and kernels in `capacity`, about numbers in `blocks` and
+`training`. `questions` reads them all.
 
 A stack answers the questions it `offers`; a check names the ones it `asks`. Values go in, values come out, and every
 parameter and answer has a JSON form, so a stack may live in another process, another environment, another language
@@ -16,6 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from contracts.spec.blocks import Blocks
 from contracts.spec.capacity import Capacity
 from contracts.spec.codec import hints
 from contracts.spec.evidence import Evidence
@@ -28,6 +30,8 @@ from contracts.spec.pattern import HybridPattern, Placement, Translation
 from contracts.spec.recipe import Recipe
 from contracts.spec.records import Fate, Form, Result, Run, Verdict
 from contracts.spec.topology import Degrees, ExpertLane, GradientReduction, GroupCall, Kind, Layout, Topology
+from contracts.spec.training import Training
+from contracts.spec.world import World
 
 
 class Stack(Party, Protocol):
@@ -142,6 +146,11 @@ class Question:
     answer: Any
     doc: str
     of_the_court: bool = False
+    of_numbers: bool = False
+
+
+NUMERIC = (Blocks, Training)
+"""The protocols that are answered with tensors, and need torch on the answering side."""
 
 
 def questions() -> Mapping[str, Question]:
@@ -151,7 +160,7 @@ def questions() -> Mapping[str, Question]:
 
 def _read_questions() -> dict[str, Question]:
     found = {}
-    for protocol in (Stack, Machine, Installation, Evidence, Lifecycle, Capacity, Court):
+    for protocol in (Stack, Machine, Installation, Evidence, Lifecycle, Capacity, *NUMERIC, Court):
         for name, function in vars(protocol).items():
             if name.startswith("_") or not inspect.isfunction(function):
                 continue
@@ -160,7 +169,10 @@ def _read_questions() -> dict[str, Question]:
             types = dict(hints(function))
             answer = types.pop("return")
             doc = inspect.getdoc(function) or ""
-            found[name] = Question(name=name, parameters=types, answer=answer, doc=doc, of_the_court=protocol is Court)
+            found[name] = Question(
+                name=name, parameters=types, answer=answer, doc=doc,
+                of_the_court=protocol is Court, of_numbers=protocol in NUMERIC,
+            )  # fmt: skip
     return found
 
 

@@ -6,6 +6,7 @@ It builds both parallel layouts; the seeds' `own-axis` is its own.
 from __future__ import annotations
 
 import functools
+import importlib.util
 from collections.abc import Mapping
 
 from contracts.spec import pattern as patterns
@@ -18,6 +19,7 @@ from contracts.spec.recipe import Recipe
 from contracts.spec.topology import Degrees, ExpertLane, GradientReduction, GroupCall, Kind, Layout, Topology
 from contracts.stacks.reference import arguments, hosts
 from contracts.stacks.reference import launch as launching
+from contracts.stacks.reference.branch import BlocksSide
 from contracts.stacks.reference.capacity import CapacitySide
 from contracts.stacks.reference.disks import DisksSide
 from contracts.stacks.reference.lifecycle import LifecycleSide
@@ -35,8 +37,11 @@ LAUNCH_SIDE = frozenset(
     }
 )  # fmt: skip
 
+NUMERIC_SIDE = BlocksSide.QUESTIONS if importlib.util.find_spec("torch") else frozenset()
+"""What is answered with tensors; without torch there is nobody to answer it."""
 
-class Reference(NodeSide, DisksSide, ReceiptsSide, LifecycleSide, CapacitySide):
+
+class Reference(NodeSide, DisksSide, ReceiptsSide, LifecycleSide, CapacitySide, BlocksSide):
     """The stack that ships here: a small real hybrid stack, the default party under test.
 
     What it says about launch and mesh stands below; what it says about the node and the evidence in the files of the
@@ -54,6 +59,7 @@ class Reference(NodeSide, DisksSide, ReceiptsSide, LifecycleSide, CapacitySide):
         | ReceiptsSide.QUESTIONS
         | LifecycleSide.QUESTIONS
         | CapacitySide.QUESTIONS
+        | NUMERIC_SIDE
     )
 
     capabilities: frozenset[str] = frozenset({"dsa"})

@@ -1,0 +1,2 @@
+"""The promises about numbers, in reading order. No file here loads torch when it is imported: `instruments` does, when
+a check first uses one of them."""

@@ -1,0 +1,29 @@
+"""Oracles: each block of a hybrid model written down once more, from its paper, in the plainest form there is.
+
+They stand apart from every stack and import none. All take and give torch tensors, work in the dtype they are given
+(float64 when they judge), and prefer a loop over tokens or experts to anything clever. A file is a subject; its
+module is reached as `instruments.oracles.attention`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from contracts.instruments.oracles import attention as attention
+    from contracts.instruments.oracles import experts as experts
+    from contracts.instruments.oracles import mamba as mamba
+    from contracts.instruments.oracles import model as model
+    from contracts.instruments.oracles import optimizers as optimizers
+    from contracts.instruments.oracles import recurrent as recurrent
+
+
+def __getattr__(name: str) -> ModuleType:
+    try:
+        return importlib.import_module(f"{__name__}.{name}")
+    except ModuleNotFoundError as error:
+        if error.name == f"{__name__}.{name}":
+            raise AttributeError(f"there is no oracle {name}") from None
+        raise

@@ -1,0 +1,1 @@
+"""Token-choice experts, one token at a time."""

@@ -1,0 +1,1 @@
+"""Mamba-2 and Mamba-3, one token at a time."""

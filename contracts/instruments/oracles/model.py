@@ -1,0 +1,1 @@
+"""What stands around the blocks: hyper-connections, multi-token prediction, the loss."""

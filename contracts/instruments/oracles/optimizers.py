@@ -1,0 +1,1 @@
+"""AdamW, Muon, schedules and clipping, one tensor at a time."""

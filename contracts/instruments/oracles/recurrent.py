@@ -1,0 +1,1 @@
+"""The M²RNN recurrence, one token at a time."""

@@ -1,0 +1,4 @@
+"""The counterexamples about numbers: their parts are torch modules, so they are read only where there is torch.
+
+File names are those of `checks/numeric/`.
+"""

@@ -1,0 +1,101 @@
+"""What is asked about the numbers of one block: its output, its gradients, its state (BLK, MOE).
+
+A block is the branch of the residual stream that a pattern letter names, its norm included and the residual left out:
+`y = mixer(norm(x))`. Weights go in and gradients come out under the names below, whatever the stack calls them itself.
+
+    D hidden · H heads · G KV groups · d head_dim · F inner width · E experts · h, p, g, n the `mamba` dims heads,
+    head_dim, groups, state. A matrix is (out, in), as torch.nn.Linear has it. Every norm is an RMSNorm in float32.
+
+    every block   norm.weight (D); the names below begin with `mixer.`
+    A             wq.weight (H·d, D), wk.weight and wv.weight (G·d, D), wo.weight (D, H·d);
+                  q_norm.weight and k_norm.weight (d) with qk_norm. Scale d^-1/2; query head i reads KV head i // (H/G);
+                  QK norm before rope; rope pairs element i with i + d/2 and starts at 0 in each document
+    A with MLA    wq_a.weight (q_lora, D), q_norm.weight (q_lora), wq_b.weight (H·(qk_head + qk_rope), q_lora),
+                  wkv_a.weight (kv_lora + qk_rope, D), kv_norm.weight (kv_lora), wkv_b.weight (H·(qk_head + v_head),
+                  kv_lora), wo.weight (D, H·v_head). A head is [without rope | with rope], [key | value]; scale
+                  (qk_head + qk_rope)^-1/2
+    A with DSA    and indexer.wq.weight (index_heads·index_head_dim, q_lora) on the normed query latent,
+                  indexer.wk.weight (index_head_dim, D), indexer.k_norm.weight and .bias (index_head_dim; LayerNorm),
+                  indexer.weights.weight (index_heads, D)
+    E             router.weight (E, D), router.bias (E; with selection_bias, a buffer), experts.w1 (E, F, D) and
+                  experts.w2 (E, D, F), experts.w3 (E, F, D) with swiglu; shared.w1.weight (S, D), shared.w2.weight
+                  (D, S), shared.w3.weight
+    E without MoE w1.weight (ffn, D), w2.weight (D, ffn), w3.weight (ffn, D) with swiglu.
+                  relu2: w2 relu(w1 x)²; swiglu: w2 (silu(w1 x) · w3 x)
+    M (Mamba-2)   wz.weight and wx.weight (h·p, D), wb.weight and wc.weight (g·n, D), wdt.weight (h, D),
+                  conv_x.weight (h·p, 4) and conv_x.bias, conv_b and conv_c alike over g·n; A_log, D, dt_bias (h);
+                  out_norm.weight (h·p; over y·silu(z), one norm a group of heads), wo.weight (D, h·p)
+    R (M²RNN)     wg.weight and wv.weight (h·p, D), wq.weight and wk.weight (h·n, D), wf.weight (h, D), W (h, p, p),
+                  A_log, D, dt_bias (h), out_norm.weight (h·p), wo.weight (D, h·p)
+
+State: `ssm` (B, h, p, n) and `conv_x`, `conv_b`, `conv_c` (B, channels, 3) for M; `h` (B, h, n, p) for R.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from contracts.spec.array import Array, Arrays, Shape
+from contracts.spec.party import Party
+from contracts.spec.recipe import Mode, Recipe
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockCall:
+    """One forward pass through one block, and one backward pass if there is an upstream gradient.
+
+    Args:
+        recipe: its sizes and features.
+        layer: 0-based position in the pattern; it decides the letter and, among attention layers, the A-rank.
+        mode: decides the mixer of M: Mamba-2 in nemo_native, Mamba-3 in author_dp.
+        weights: every parameter and buffer of the block, by name; their dtype is the parameters' dtype.
+        x: (B, T, D), the residual stream before the block's norm. Its dtype is the dtype of the activations.
+        dy: (B, T, D), gradient of the objective by y; None asks for no gradients.
+        documents: (B, T) int64, the number of each token's document, rising along T; None means one a row.
+        state: recurrent state before the first token; empty means zero.
+        chunk: tokens a chunk of the scan holds; None leaves it to the stack.
+    """
+
+    recipe: Recipe
+    layer: int
+    weights: Arrays
+    x: Array
+    dy: Array | None = None
+    mode: Mode = "nemo_native"
+    documents: Array | None = None
+    state: Arrays = field(default_factory=dict)
+    chunk: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockRun:
+    """What a block gave.
+
+    Args:
+        y: (B, T, D).
+        gradients: of <y, dy> plus the recipe's weighted auxiliary losses, by each trainable weight and by `x`.
+        losses: auxiliary losses before their weight: `aux` and `z` of a router, each a scalar.
+        state: recurrent state after the last token.
+        seen: what was routed or selected: `experts` (B, T, k) int64 and `gates` (B, T, k) of each token, `counts` (E)
+            int64 of assignments asked for, `dropped` (B, T, k) bool; `selected` (B, T, T) bool, query by key, of DSA.
+    """
+
+    y: Array
+    gradients: Arrays = field(default_factory=dict)
+    losses: Arrays = field(default_factory=dict)
+    state: Arrays = field(default_factory=dict)
+    seen: Arrays = field(default_factory=dict)
+
+
+class Blocks(Party, Protocol):
+    """The blocks of a stack, one at a time."""
+
+    def block_weights(self, recipe: Recipe, layer: int, mode: Mode) -> Mapping[str, Shape]:
+        """Names, shapes and dtypes of a block's parameters and buffers, as the stack holds them under the recipe."""
+        ...
+
+    def run_block(self, call: BlockCall) -> BlockRun:
+        """A block forward, and backward where the call has an upstream gradient."""
+        ...

@@ -1,0 +1,74 @@
+"""What the blocks share: what goes in beside the activations, what comes out, the norm, the matrix.
+
+B sequences · T tokens · D hidden
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+State = Mapping[str, Tensor]
+"""Recurrent state by name; empty means zero."""
+
+
+class Packing(NamedTuple):
+    """Where documents lie in packed sequences.
+
+    `documents_BT` numbers them along each row; `positions_BT` counts tokens from the start of each. Both are int64.
+    `boundless` says that no row holds more than one document, which a block may use and need not.
+    """
+
+    documents_BT: Tensor
+    positions_BT: Tensor
+    boundless: bool = False
+
+
+class Output(NamedTuple):
+    """What a block gives: the branch, its auxiliary losses, its recurrent state, and what it routed or selected."""
+
+    y_BTD: Tensor
+    losses: dict[str, Tensor] = {}  # noqa: RUF012  # never written to
+    state: dict[str, Tensor] = {}  # noqa: RUF012
+    seen: dict[str, Tensor] = {}  # noqa: RUF012
+
+
+def packing(tokens_BT: Tensor, documents_BT: Tensor | None = None) -> Packing:
+    """The packing of a batch; without document numbers each row is one document."""
+    batch, length = tokens_BT.shape[:2]
+    index_T = torch.arange(length, device=tokens_BT.device)
+    if documents_BT is None:
+        whole = index_T.expand(batch, length)
+        return Packing(documents_BT=torch.zeros_like(whole), positions_BT=whole, boundless=True)
+    first_BT = torch.ones_like(documents_BT, dtype=torch.bool)
+    first_BT[:, 1:] = documents_BT[:, 1:] != documents_BT[:, :-1]
+    start_BT = torch.where(first_BT, index_T, 0).cummax(dim=1).values
+    return Packing(documents_BT=documents_BT, positions_BT=index_T - start_BT)
+
+
+class Linear(nn.Linear):
+    """A matrix without bias, (out, in), held in float32 and applied in the dtype of the activations."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(inputs, outputs, bias=False)
+
+    def forward(self, input: Tensor) -> Tensor:
+        return F.linear(input, self.weight.to(input.dtype))
+
+
+class RMSNorm(nn.Module):
+    """x / rms(x) · weight over the last dim, computed in float32 at least and returned in the dtype of x."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
+        return (wide * scale * self.weight).to(x.dtype)

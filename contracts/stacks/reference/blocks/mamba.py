@@ -1,0 +1,31 @@
+"""M: Mamba-2 and Mamba-3."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torch import Tensor, nn
+
+from contracts.spec.recipe import Recipe
+from contracts.stacks.reference.blocks.common import Output, Packing, State
+
+if TYPE_CHECKING:
+    from contracts.stacks.reference.parts import Parts
+
+
+class Mamba2(nn.Module):
+    def __init__(self, recipe: Recipe, parts: Parts) -> None:
+        super().__init__()
+        raise NotImplementedError
+
+    def forward(self, x_BTD: Tensor, packing: Packing, state: State) -> Output:
+        raise NotImplementedError
+
+
+class Mamba3(nn.Module):
+    def __init__(self, recipe: Recipe, parts: Parts) -> None:
+        super().__init__()
+        raise NotImplementedError
+
+    def forward(self, x_BTD: Tensor, packing: Packing, state: State) -> Output:
+        raise NotImplementedError

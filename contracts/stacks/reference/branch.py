@@ -1,0 +1,85 @@
+"""One block by itself: the answers of `Reference` about single blocks (spec/blocks.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, cast
+
+from contracts.spec.array import Element, Shape
+from contracts.spec.blocks import BlockCall, BlockRun
+from contracts.spec.errors import refuse
+from contracts.spec.recipe import Mode, Recipe
+
+if TYPE_CHECKING:  # torch is loaded when a block is asked for, not when the stack is introduced
+    from torch import Tensor, nn
+
+    from contracts.stacks.reference.parts import Parts
+
+
+class BlocksSide:
+    """The answers of `Reference` on this subject."""
+
+    QUESTIONS: frozenset[str] = frozenset({"block_weights", "run_block"})
+
+    def parts(self) -> Parts:
+        """The classes everything is built of; a counterexample exchanges one."""
+        from contracts.stacks.reference.parts import PARTS
+
+        return PARTS
+
+    def block_weights(self, recipe: Recipe, layer: int, mode: Mode) -> Mapping[str, Shape]:
+        import torch
+
+        with torch.device("meta"):
+            held = _branch(recipe, layer, mode, self.parts()).state_dict()
+        return {
+            name: Shape(dtype=cast(Element, str(each.dtype).removeprefix("torch.")), shape=tuple(each.shape))
+            for name, each in held.items()
+        }
+
+    def run_block(self, call: BlockCall) -> BlockRun:
+        import torch
+
+        from contracts.instruments import numerics
+        from contracts.stacks.reference.blocks.common import Output, packing
+
+        parts = self.parts()
+        branch = _branch(call.recipe, call.layer, call.mode, parts)
+        held = numerics.tensors(call.weights)
+        branch = branch.to(next(each.dtype for each in held.values() if each.is_floating_point()))
+        branch.load_state_dict(held, strict=True, assign=True)
+        branch.requires_grad_(call.dy is not None)
+        x_BTD = numerics.tensor(call.x).requires_grad_(call.dy is not None)
+        state = {name: each.requires_grad_(call.dy is not None) for name, each in numerics.tensors(call.state).items()}
+        documents = None if call.documents is None else numerics.tensor(call.documents)
+        mixer = branch["mixer"]
+        if call.chunk is not None and hasattr(mixer, "chunk"):
+            setattr(mixer, "chunk", call.chunk)  # noqa: B010  # nn.Module types its attributes as tensors
+        out: Output = mixer(branch["norm"](x_BTD), packing(x_BTD, documents), state)
+        gradients = {}
+        if call.dy is not None:
+            objective = (out.y_BTD * numerics.tensor(call.dy)).sum()
+            for name, loss in out.losses.items():
+                objective = objective + parts.moe.weight_of(call.recipe, name) * loss
+            leaves: dict[str, Tensor] = dict(branch.named_parameters())
+            leaves |= {"x": x_BTD} | {f"state.{name}": each for name, each in state.items()}
+            found = torch.autograd.grad(objective, list(leaves.values()), allow_unused=True)
+            gradients = {name: grad for name, grad in zip(leaves, found, strict=True) if grad is not None}
+        return BlockRun(
+            y=numerics.array(out.y_BTD),
+            gradients=numerics.arrays(gradients),
+            losses=numerics.arrays(out.losses),
+            state=numerics.arrays(out.state),
+            seen=numerics.arrays(out.seen),
+        )
+
+
+def _branch(recipe: Recipe, layer: int, mode: Mode, parts: Parts) -> nn.ModuleDict:
+    """A block's norm and mixer, under the names that spec/blocks.py gives their weights."""
+    from torch import nn
+
+    if not 0 <= layer < recipe.depth:
+        raise refuse("layer", layer, f"must lie in 0 … {recipe.depth - 1}", "count layers from 0")
+    return nn.ModuleDict(
+        {"norm": parts.norm(recipe.hidden, recipe.norm_eps), "mixer": parts.mixer(recipe, layer, mode)}
+    )

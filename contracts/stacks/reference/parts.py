@@ -1,0 +1,57 @@
+"""The classes that the reference is built of, as one table, so that a single part can be exchanged.
+
+A stack of one's own, and every counterexample, is this table with one entry replaced:
+
+    replace(PARTS, attention=Tiled)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import nn
+
+from contracts.spec import pattern as patterns
+from contracts.spec.recipe import Mode, Recipe
+from contracts.stacks.reference.blocks.attention import Attention, Indexer, LatentAttention
+from contracts.stacks.reference.blocks.common import RMSNorm
+from contracts.stacks.reference.blocks.experts import Experts, MoE, Router
+from contracts.stacks.reference.blocks.mamba import Mamba2, Mamba3
+from contracts.stacks.reference.blocks.mlp import Mlp
+from contracts.stacks.reference.blocks.recurrent import M2RNN
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """Every exchangeable class, by its role."""
+
+    norm: type[RMSNorm] = RMSNorm
+    attention: type[Attention] = Attention
+    latent_attention: type[LatentAttention] = LatentAttention
+    indexer: type[Indexer] = Indexer
+    mlp: type[Mlp] = Mlp
+    router: type[Router] = Router
+    experts: type[Experts] = Experts
+    moe: type[MoE] = MoE
+    mamba2: type[Mamba2] = Mamba2
+    mamba3: type[Mamba3] = Mamba3
+    recurrent: type[M2RNN] = M2RNN
+
+    def mixer(self, recipe: Recipe, layer: int, mode: Mode) -> nn.Module:
+        """The mixer of one layer (0-based)."""
+        letters = patterns.parse(recipe.pattern, recipe.depth).letters
+        letter = letters[layer]
+        if letter == "A":
+            rank = letters[:layer].count("A")
+            sparse = recipe.dsa is not None and rank in recipe.dsa.a_ranks
+            if recipe.mla is None:
+                return self.attention(recipe, self)
+            return self.latent_attention(recipe, self, sparse=sparse)
+        if letter == "E":
+            return self.mlp(recipe, recipe.ffn_hidden) if recipe.moe is None else self.moe(recipe, self)
+        if letter == "M":
+            return self.mamba2(recipe, self) if mode == "nemo_native" else self.mamba3(recipe, self)
+        return self.recurrent(recipe, self)
+
+
+PARTS = Parts()
