@@ -202,6 +202,22 @@ def activations_grow_with_the_micro_batch(stack: Capacity, micro: int, low: floa
     within(bytes_of(stage, "activations"), low, high, f"bytes of activations of {micro} sequences")
 
 
+# 4096 · 1536 · 2 B · 52 inputs are 654 MB; beside them the block being recomputed holds 34 · 4096 · 1536 B = 214 MB.
+RECOMPUTED = {"micro-batch-1": (1, 650e6, 1400e6), "micro-batch-4": (4, 2600e6, 5600e6)}
+
+
+@contract("MEM-02n", asks="budget", cases=RECOMPUTED, source="arXiv 2205.05198 section 5; hub")
+def recomputing_every_block_keeps_its_input(stack: Capacity, micro: int, low: float, high: float) -> None:
+    """With every block recomputed a layer keeps its input, and one layer at a time what its backward pass needs.
+
+    The block under recomputation is as large as ever: a plan that counts inputs alone is out of memory by one layer.
+    """
+    layout = any_layout(stack)
+    recipe = replace(LONG, recompute="full", batch=Batch(micro=micro, total=16))
+    stage = only_stage(stack.budget(recipe, Spread(degrees=Degrees(), world=2, layout=layout), ROOMY))
+    within(bytes_of(stage, "activations"), low, high, f"bytes of activations of {micro} recomputed sequences")
+
+
 PIPELINED = {  # micro batches of a step → how much of the unpipelined activations the first of 4 stages holds
     "as-many-as-stages": (4, 0.95, 4.2),
     "more-than-stages": (16, 0.95, 4.2 * 4),  # a schedule that keeps all 16 is legal, and costs four times as much

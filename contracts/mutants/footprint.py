@@ -246,3 +246,24 @@ class CountsEachTokenOnce(Reference):
     def budget(self, recipe: Recipe, spread: Spread, card: Card) -> Budget:
         assert recipe.moe is not None
         return super().budget(replace(recipe, moe=replace(recipe.moe, top_k=1)), spread, card)
+
+
+@mutant(of="MEM-02n", case="micro-batch-4", says="bytes of activations of 4 recomputed sequences")
+class RecomputesAndPlansAsBefore(Reference):
+    """Budgets a recomputed model as if it kept everything: a lane that fits is refused."""
+
+    def budget(self, recipe: Recipe, spread: Spread, card: Card) -> Budget:
+        return super().budget(replace(recipe, recompute="none"), spread, card)
+
+
+@mutant(of="MEM-02n", case="micro-batch-1", says="bytes of activations of 1 recomputed sequences")
+class RecomputesForNothing(Reference):
+    """Takes recomputation to keep nothing at all, and is out of memory at the first backward pass."""
+
+    def budget(self, recipe: Recipe, spread: Spread, card: Card) -> Budget:
+        budget = super().budget(recipe, spread, card)
+        stages = tuple(
+            replace(stage, lines=tuple(line for line in stage.lines if line.what != "inputs of blocks"))
+            for stage in budget.stages
+        )
+        return replace(budget, stages=stages)

@@ -9,7 +9,10 @@ attention core recomputed or flash attention); TP leaves 10 + 24/tp of them, SP 
 T 4096, D 1536, 52 layers: 11.12 GB. Routing: the router's float32 logits, and token buffers into and out of the local
 experts at capacity factor 1.25.
 
-Assumed: no recomputation of blocks; each letter of the pattern counts as one layer of 34 bytes, which is generous for
+With full recomputation a layer keeps its input (2 bytes a token and element at 16 bits; SP cuts it) and one layer at a
+time its 34 bytes and its routing.
+
+Assumed: each letter of the pattern counts as one layer of 34 bytes, which is generous for
 E, M and R; FP8 changes matmuls and not what is stored; a pipeline runs 1F1B, interleaved where stages are virtual,
 whose chunks count as equal; 1.5 GB for context, libraries and workspaces.
 """
@@ -179,6 +182,16 @@ def _activations(rank: _Rank) -> Iterator[Line]:
     kept = 34 if degrees.sp else 10 * degrees.tp + 24  # over tp
     share: Share = "tp" if degrees.tp > 1 else "replicated"
     held = _in_flight(passes, chunks)
+    if recipe.recompute == "full":
+        cut = degrees.tp if degrees.sp else 1
+        yield Line(
+            part="activations",
+            share="tp" if cut > 1 else "replicated",
+            what="inputs of blocks",
+            bytes=_ceil(rank.tokens * recipe.hidden * wide * layers * passes, cut * chunks),
+            formula=f"{rank.tokens} tokens * {recipe.hidden} * {wide} B * {layers} layers / {cut} * {held}",
+        )
+        layers, passes, chunks, held = 1, 1, 1, "being recomputed"
     yield Line(
         part="activations",
         share=share,
@@ -223,6 +236,8 @@ def _routing(rank: _Rank) -> Iterator[Line]:
     routed = local * (degrees.ep if rank.spread.layout == "borrowed" else 1)
     slots, experts = capacity_of_an_expert(routed, moe.top_k, moe.experts), moe.experts // degrees.ep
     held = f"{layers} E * {_in_flight(passes, chunks)}"
+    if recipe.recompute == "full":
+        layers, passes, chunks, held = 1, 1, 1, "the E being recomputed"
     yield Line(
         part="routing",
         share="replicated",

@@ -332,6 +332,9 @@ def _relations(recipe: Recipe, found: Refusals) -> None:
             f"needs sigmoid scores (moe.score is {recipe.moe.score})",
             "set moe.score to sigmoid",
         )
+        for name in ("route_scale", "bias_rate", "capacity_factor"):
+            value = getattr(recipe.moe, name)
+            found.unless(value is None or value > 0, f"moe.{name}", value, "must be positive", "give a factor above 0")
     if recipe.dsa is not None:
         found.unless(recipe.mla is not None, "dsa", "on", "needs MLA, and mla is off", "turn mla on")
         for rank in recipe.dsa.a_ranks:

@@ -31,6 +31,7 @@ def write(recipe: Recipe, lane: Lane, degrees: Degrees, dp: int, pattern: Patter
         lambda: _attention(recipe),
         lambda: _mtp(recipe),
         lambda: _precision(recipe),
+        lambda: _recompute(recipe),
         lambda: _parallel(recipe, degrees, dp),
         lambda: _optim(recipe),
         lambda: _data(recipe),
@@ -98,7 +99,8 @@ def _moe(recipe: Recipe) -> Words:
         *_flag("--moe-router-dtype", "fp32"),
         *_flag("--moe-token-dispatcher-type", "alltoall"),
         "--moe-grouped-gemm",
-        *_flag("--moe-router-load-balancing-type", "aux_loss" if moe.aux_loss else "none"),
+        # By sequence, so that the loss does not depend on how a batch is cut into microbatches and ranks.
+        *_flag("--moe-router-load-balancing-type", "seq_aux_loss" if moe.aux_loss else "none"),
     )
     if moe.aux_loss:
         words += _flag("--moe-aux-loss-coeff", moe.aux_loss)
@@ -106,7 +108,11 @@ def _moe(recipe: Recipe) -> Words:
         words += _flag("--moe-z-loss-coeff", moe.z_loss)
     if moe.shared_hidden:
         words += _flag("--moe-shared-expert-intermediate-size", moe.shared_hidden)
-    return words + (("--moe-router-enable-expert-bias",) if moe.selection_bias else ())
+    if moe.selection_bias:
+        words += ("--moe-router-enable-expert-bias", *_flag("--moe-router-bias-update-rate", moe.bias_rate))
+    if moe.route_scale != 1.0:
+        words += _flag("--moe-router-topk-scaling-factor", moe.route_scale)
+    return words if moe.capacity_factor is None else words + _flag("--moe-expert-capacity-factor", moe.capacity_factor)
 
 
 def _attention(recipe: Recipe) -> Words:
@@ -141,6 +147,13 @@ def _precision(recipe: Recipe) -> Words:
     if recipe.fp8 is not None:
         words += (*_flag("--fp8-format", recipe.fp8.format), *_flag("--fp8-recipe", recipe.fp8.scaling))
     return words
+
+
+def _recompute(recipe: Recipe) -> Words:
+    if recipe.recompute == "none":
+        return ()
+    words = _flag("--recompute-granularity", recipe.recompute)
+    return (*words, *_flag("--recompute-method", "uniform"), *_flag("--recompute-num-layers", 1))
 
 
 def _parallel(recipe: Recipe, degrees: Degrees, dp: int) -> Words:
@@ -203,6 +216,9 @@ def refuse_what_it_cannot_express(recipe: Recipe, lane: Lane, pattern: Pattern, 
     if recipe.optim.schedule == "WSD":
         problem = "needs the length of its last phase, which a recipe does not say and Megatron-LM does not guess"
         found.add("optim.schedule", "WSD", problem, "use cosine, linear or constant, or the fsdp2 regime")
+    if recipe.optim.rule == "muon":
+        problem = f"is our trainer's rule; {MEGATRON[0]} {MEGATRON[1]} has one of its own, with other constants"
+        found.add("optim.rule", "muon", problem, "use adamw, or the fsdp2 regime")
     said = {
         "data.path": recipe.data.path,
         "data.tokenizer": recipe.data.tokenizer,
