@@ -93,5 +93,5 @@ $(READY): pyproject.toml constraints.txt
 	[ -x $(BIN)/python ] || $(PYTHON) -m venv .venv
 	echo "installing lanegate and its development tools into .venv"
 	PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt \
-	  $(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	  $(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,torch]'
 	touch $@

@@ -8,12 +8,13 @@ import pytest
 
 import contracts.checks
 import contracts.mutants
+import contracts.mutants.numeric
 from contracts.contract import LAW
 from contracts.harness.contents import contents
 
 pytestmark = pytest.mark.unit
 assert contracts.checks
-assert contracts.mutants
+assert contracts.mutants.numeric
 
 REVIEWED = Path(__file__).parents[1] / "snapshots" / "contracts.md"
 

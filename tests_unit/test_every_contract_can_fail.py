@@ -10,6 +10,7 @@ import pytest
 
 import contracts.checks
 import contracts.mutants
+import contracts.mutants.numeric
 from contracts.contract import LAW, Mutant
 from contracts.court.court import Court
 from contracts.court.judge import judge, try_mutant
@@ -18,7 +19,7 @@ from contracts.spec.presets import PRESETS
 from contracts.spec.stack import Party
 
 assert contracts.checks
-assert contracts.mutants
+assert contracts.mutants.numeric
 
 
 @pytest.fixture(scope="session")
