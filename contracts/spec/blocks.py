@@ -19,7 +19,15 @@ A block is the branch of the residual stream that a pattern letter names, its no
                   indexer.weights.weight (index_heads, D)
     E             router.weight (E, D), router.bias (E; with selection_bias, a buffer), experts.w1 (E, F, D) and
                   experts.w2 (E, D, F), experts.w3 (E, F, D) with swiglu; shared.w1.weight (S, D), shared.w2.weight
-                  (D, S), shared.w3.weight
+                  (D, S), shared.w3.weight. y = sum over the k chosen of gate · expert(x), plus shared(x); an expert and
+                  the shared one are MLPs as below. Scores and gates are float32 at least. Gates: softmax over the k
+                  chosen logits, or their sigmoids over the sum of them (k = 1: the sigmoid itself), times route_scale.
+                  router.bias is added to the sigmoids to choose experts and for nothing else.
+                  aux: E · sum of f · P over experts for each row of B, the mean over rows; f is an expert's part of
+                  the row's assignments, P the row's mean of scores normalised over all experts, without the bias.
+                  z: mean over tokens of logsumexp(logits)².
+                  With capacity_factor an expert has ceil(factor · B·T · k / E) slots, which tokens take in their order
+                  in (B, T); an assignment without a slot adds nothing and leaves the token's other gates unchanged
     E without MoE w1.weight (ffn, D), w2.weight (D, ffn), w3.weight (ffn, D) with swiglu.
                   relu2: w2 relu(w1 x)²; swiglu: w2 (silu(w1 x) · w3 x)
     M (Mamba-2)   wz.weight and wx.weight (h·p, D), wb.weight and wc.weight (g·n, D), wdt.weight (h, D),
