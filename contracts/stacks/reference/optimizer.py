@@ -6,6 +6,7 @@ own: torch.optim.Muon rounds to bfloat16 inside, whatever dtype it is given, and
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -84,7 +85,7 @@ class Muon(torch.optim.Optimizer):
 
     def scale(self, matrix: Tensor) -> float:
         outputs, inputs = matrix.shape[-2:]
-        return 0.2 * max(outputs, inputs) ** 0.5
+        return 0.2 * math.sqrt(max(outputs, inputs))
 
 
 def orthogonal(matrix: Tensor) -> Tensor:
@@ -94,7 +95,7 @@ def orthogonal(matrix: Tensor) -> Tensor:
     """
     a, b, c = QUINTIC
     tall = matrix.shape[-2] > matrix.shape[-1]
-    x = matrix.mT if tall else matrix
+    x: Tensor = matrix.mT if tall else matrix
     x = x / (x.flatten(-2).norm(dim=-1)[..., None, None] + 1e-7)
     for _ in range(ITERATIONS):
         gram = x @ x.mT
@@ -180,7 +181,7 @@ class Optimizer:
 
     def state(self) -> dict[str, Tensor]:
         """State by `name/entry`; empty before the first step."""
-        found = {}
+        found: dict[str, Tensor] = {}
         for member in self.members:
             held = self.rules[self.rule(member)].state[member.parameter]
             found |= {f"{member.name}/{entry}": value for entry, value in held.items()}
