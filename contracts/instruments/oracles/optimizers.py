@@ -1,1 +1,81 @@
-"""AdamW, Muon, schedules and clipping, one tensor at a time."""
+"""AdamW, Muon and clipping, one tensor at a time, in the dtype of what they are given.
+
+AdamW: arXiv 1711.05101, algorithm 2, as torch words it: decay before the step and multiplied by the rate.
+Muon: kellerjordan.github.io/posts/muon, with the scale of Moonlight, arXiv 2502.16982, eq. 4.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+
+def adamw(
+    weight: Tensor,
+    gradients: Sequence[Tensor],
+    rates: Sequence[float],
+    *,
+    decay: float,
+    beta1: float,
+    beta2: float,
+    epsilon: float = 1e-8,
+) -> list[Tensor]:
+    """The weight after each step: gradient t (1-based) is applied at rate t."""
+    first, second = torch.zeros_like(weight), torch.zeros_like(weight)
+    found = []
+    for step, (gradient, rate) in enumerate(zip(gradients, rates, strict=True), start=1):
+        first = beta1 * first + (1 - beta1) * gradient
+        second = beta2 * second + (1 - beta2) * gradient**2
+        unbiased_first = first / (1 - beta1**step)
+        unbiased_second = second / (1 - beta2**step)
+        weight = weight - rate * decay * weight - rate * unbiased_first / (unbiased_second.sqrt() + epsilon)
+        found.append(weight)
+    return found
+
+
+def muon(
+    weight: Tensor, gradients: Sequence[Tensor], rates: Sequence[float], *, decay: float, momentum: float = 0.95
+) -> list[Tensor]:
+    """The weight after each step; leading dims of it are so many matrices, each by itself."""
+    if weight.dim() > 2:
+        parts = [
+            muon(each, [gradient[i] for gradient in gradients], rates, decay=decay, momentum=momentum)
+            for i, each in enumerate(weight)
+        ]
+        return [torch.stack(step) for step in zip(*parts, strict=True)]
+    buffer, found = torch.zeros_like(weight), []
+    size = 0.2 * math.sqrt(max(weight.shape))
+    for gradient, rate in zip(gradients, rates, strict=True):
+        buffer = momentum * buffer + gradient
+        turned = newton_schulz(gradient + momentum * buffer)
+        weight = weight - rate * decay * weight - rate * size * turned
+        found.append(weight)
+    return found
+
+
+def newton_schulz(matrix: Tensor) -> Tensor:
+    """Five steps of X ← aX + b(XXᵀ)X + c(XXᵀ)²X from X = matrix / |matrix|, by its singular values.
+
+    The iteration is odd in X, so it acts on the singular values alone: s ← a·s + b·s³ + c·s⁵. No matrix is multiplied.
+    """
+    if not bool(matrix.any()):
+        return torch.zeros_like(matrix)
+    left, values, right = torch.linalg.svd(matrix, full_matrices=False)
+    values = values / (values.norm() + 1e-7)
+    for _ in range(5):
+        values = 3.4445 * values - 4.7750 * values**3 + 2.0315 * values**5
+    turned: Tensor = left @ torch.diag(values) @ right
+    return turned
+
+
+def norm(gradients: Mapping[str, Tensor]) -> float:
+    """The global norm, every gradient once."""
+    return math.sqrt(sum(float(each.double().square().sum()) for each in gradients.values()))
+
+
+def clip(total: float, limit: float) -> float:
+    """What every gradient is multiplied by."""
+    return min(1.0, limit / (total + 1e-6)) if limit > 0 else 1.0
