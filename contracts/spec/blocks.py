@@ -4,7 +4,8 @@ A block is the branch of the residual stream that a pattern letter names, its no
 `y = mixer(norm(x))`. Weights go in and gradients come out under the names below, whatever the stack calls them itself.
 
     D hidden · H heads · G KV groups · d head_dim · F inner width · E experts · h, p, g, n the `mamba` dims heads,
-    head_dim, groups, state. A matrix is (out, in), as torch.nn.Linear has it. Every norm is an RMSNorm in float32.
+    head_dim, groups, state. A matrix is (out, in), as torch.nn.Linear has it. Every norm is an RMSNorm in float32
+    with the recipe's norm_eps.
 
     every block   norm.weight (D); the names below begin with `mixer.`
     A             wq.weight (H·d, D), wk.weight and wv.weight (G·d, D), wo.weight (D, H·d);
@@ -16,7 +17,10 @@ A block is the branch of the residual stream that a pattern letter names, its no
                   (qk_head + qk_rope)^-1/2
     A with DSA    and indexer.wq.weight (index_heads·index_head_dim, q_lora) on the normed query latent,
                   indexer.wk.weight (index_head_dim, D), indexer.k_norm.weight and .bias (index_head_dim; LayerNorm),
-                  indexer.weights.weight (index_heads, D)
+                  indexer.weights.weight (index_heads, D). A query's score for a key is the sum over index heads j of
+                  weights_j(x) · relu(q_j · k), with rope on the last qk_rope elements of q_j and k. Of the keys that a
+                  query may see it attends to the top_k with the highest scores, or to all where they are no more.
+                  The choice passes no gradient: <y, dy> has none by the indexer's weights
     E             router.weight (E, D), router.bias (E; with selection_bias, a buffer), experts.w1 (E, F, D) and
                   experts.w2 (E, D, F), experts.w3 (E, F, D) with swiglu; shared.w1.weight (S, D), shared.w2.weight
                   (D, S), shared.w3.weight. y = sum over the k chosen of gate · expert(x), plus shared(x); an expert and

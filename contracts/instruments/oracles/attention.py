@@ -1,1 +1,172 @@
-"""Attention, as its papers define it."""
+"""Attention, as its papers define it: one token, one head, one key at a time.
+
+    T tokens of one row · D hidden · d elements of a head
+
+Every function takes float64 tensors and the canonical weights of `spec/blocks.py`, and differentiates. `stored` is
+applied wherever a stack holds a tensor in the dtype of its activations; the identity makes the exact answer, rounding
+makes a control: what no stack in that dtype can do much better than.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+from contracts.spec.recipe import Recipe
+
+Weights = Mapping[str, Tensor]
+Stored = Callable[[Tensor], Tensor]
+
+
+def exact(x: Tensor) -> Tensor:
+    return x
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """RMSNorm over the last dim, arXiv 1910.07467."""
+    return x / torch.sqrt((x * x).mean(-1, keepdim=True) + eps) * weight
+
+
+def turned(x: Tensor, position: int, theta: float) -> Tensor:
+    """Rope on one vector: pair (j, j + d/2) turned by position · theta^(-2j/d). arXiv 2104.09864 section 3.4.2."""
+    half = x.shape[-1] // 2
+    out: list[Tensor] = [x[0]] * (2 * half)
+    for j in range(half):
+        angle = position * theta ** (-2 * j / (2 * half))
+        cos, sin = math.cos(angle), math.sin(angle)
+        out[j] = x[j] * cos - x[j + half] * sin
+        out[j + half] = x[j + half] * cos + x[j] * sin
+    return torch.stack(out)
+
+
+def softmax_mean(query: Tensor, keys: list[Tensor], values: list[Tensor], scale: float) -> Tensor:
+    """The mean of values, weighed by exp(scale · query · key)."""
+    scores = torch.stack([scale * torch.dot(query, key) for key in keys])
+    weights = torch.exp(scores - scores.max())
+    total = torch.stack([weight * value for weight, value in zip(weights, values, strict=True)]).sum(0)
+    return total / weights.sum()
+
+
+def places(documents_T: Tensor | None, length: int) -> tuple[list[list[int]], list[int]]:
+    """Of each token: the tokens of its document up to itself, and its position in the document."""
+    numbers = [0] * length if documents_T is None else documents_T.tolist()
+    seen = [[s for s in range(t + 1) if numbers[s] == numbers[t]] for t in range(length)]
+    return seen, [len(before) - 1 for before in seen]
+
+
+def grouped(
+    recipe: Recipe, weights: Weights, x_TD: Tensor, documents_T: Tensor | None = None, *,
+    rows: range | None = None, stored: Stored = exact,
+) -> Tensor:  # fmt: skip
+    """One row through a GQA block: (T, D), or the rows asked for. arXiv 2305.13245; QK norm, 2302.05442 section 2.
+
+    Raises KeyError for a weight that is missing.
+    """
+    heads, groups, d = recipe.heads, recipe.kv_groups, recipe.hidden // recipe.heads
+    seen, position = places(documents_T, len(x_TD))
+    h_TD = stored(rms_norm(x_TD, weights["norm.weight"], recipe.norm_eps))
+    q, k, v = (stored(h_TD @ weights[f"mixer.{name}.weight"].T) for name in ("wq", "wk", "wv"))
+
+    def placed(x: Tensor, name: str, head: int, t: int) -> Tensor:
+        one = x[t, head * d : (head + 1) * d]
+        if recipe.qk_norm:
+            one = stored(rms_norm(one, weights[f"mixer.{name}_norm.weight"], recipe.norm_eps))
+        return stored(turned(one, position[t], recipe.rope_theta))
+
+    asked = rows or range(len(x_TD))
+    out: list[list[Tensor]] = [[] for _ in asked]
+    for head in range(heads):
+        group = head // (heads // groups)
+        keys = [placed(k, "k", group, s) for s in range(len(x_TD))]
+        values = [v[s, group * d : (group + 1) * d] for s in range(len(x_TD))]
+        for row, t in enumerate(asked):
+            query = placed(q, "q", head, t)
+            mean = softmax_mean(query, [keys[s] for s in seen[t]], [values[s] for s in seen[t]], d**-0.5)
+            out[row].append(stored(mean))
+    return torch.stack([stored(torch.cat(each) @ weights["mixer.wo.weight"].T) for each in out])
+
+
+def latent(
+    recipe: Recipe, weights: Weights, x_TD: Tensor, documents_T: Tensor | None = None, *,
+    selected_TS: Tensor | None = None, stored: Stored = exact,
+) -> Tensor:  # fmt: skip
+    """One row through an MLA block, keys and values of every head written out: (T, D). arXiv 2405.04434 section 2.1.
+
+    `selected_TS` names the keys of each query where the block is sparse.
+    """
+    mla = recipe.mla
+    assert mla is not None, "the recipe has no MLA"
+    n, r, width = mla.qk_head, mla.qk_rope, mla.v_head
+    seen, position = places(documents_T, len(x_TD))
+    if selected_TS is not None:
+        seen = [[s for s in range(len(x_TD)) if bool(selected_TS[t, s])] for t in range(len(x_TD))]
+    h_TD, q_latent = query_latent(recipe, weights, x_TD, stored)
+    q = stored(q_latent @ weights["mixer.wq_b.weight"].T)
+    compressed = stored(h_TD @ weights["mixer.wkv_a.weight"].T)
+    c = stored(rms_norm(compressed[:, : mla.kv_lora], weights["mixer.kv_norm.weight"], recipe.norm_eps))
+    shared = [stored(turned(compressed[s, mla.kv_lora :], position[s], recipe.rope_theta)) for s in range(len(x_TD))]
+    kv = stored(c @ weights["mixer.wkv_b.weight"].T)
+    out: list[list[Tensor]] = [[] for _ in range(len(x_TD))]
+    for head in range(recipe.heads):
+        mine = kv[:, head * (n + width) : (head + 1) * (n + width)]
+        keys = [torch.cat((mine[s, :n], shared[s])) for s in range(len(x_TD))]
+        values = [mine[s, n:] for s in range(len(x_TD))]
+        for t in range(len(x_TD)):
+            one = q[t, head * (n + r) : (head + 1) * (n + r)]
+            query = torch.cat((one[:n], stored(turned(one[n:], position[t], recipe.rope_theta))))
+            allowed = seen[t]
+            mean = softmax_mean(query, [keys[s] for s in allowed], [values[s] for s in allowed], (n + r) ** -0.5)
+            out[t].append(stored(mean))
+    return torch.stack([stored(torch.cat(each) @ weights["mixer.wo.weight"].T) for each in out])
+
+
+def query_latent(recipe: Recipe, weights: Weights, x_TD: Tensor, stored: Stored = exact) -> tuple[Tensor, Tensor]:
+    """The normed input of the block, and the normed latent that queries are read out of."""
+    h_TD = stored(rms_norm(x_TD, weights["norm.weight"], recipe.norm_eps))
+    low = stored(h_TD @ weights["mixer.wq_a.weight"].T)
+    return h_TD, stored(rms_norm(low, weights["mixer.q_norm.weight"], recipe.norm_eps))
+
+
+def index_scores(recipe: Recipe, weights: Weights, x_TD: Tensor, documents_T: Tensor | None = None) -> Tensor:
+    """(T, T): I_ts = sum over j of w_tj · relu(q_tj · k_s) where t sees s, -inf elsewhere. arXiv 2512.02556 eq. 1."""
+    dsa, mla = recipe.dsa, recipe.mla
+    assert dsa is not None, "the recipe has no DSA"
+    assert mla is not None, "the recipe has no MLA"
+    size, plain = dsa.index_head_dim, dsa.index_head_dim - mla.qk_rope
+    seen, position = places(documents_T, len(x_TD))
+    h_TD, q_latent = query_latent(recipe, weights, x_TD)
+    q, w = q_latent @ weights["mixer.indexer.wq.weight"].T, h_TD @ weights["mixer.indexer.weights.weight"].T
+    k = h_TD @ weights["mixer.indexer.wk.weight"].T
+    centred = k - k.mean(-1, keepdim=True)
+    k = centred / torch.sqrt((centred * centred).mean(-1, keepdim=True) + recipe.norm_eps)
+    k = k * weights["mixer.indexer.k_norm.weight"] + weights["mixer.indexer.k_norm.bias"]
+
+    def placed(one: Tensor, t: int) -> Tensor:
+        return torch.cat((one[:plain], turned(one[plain:], position[t], recipe.rope_theta)))
+
+    keys = [placed(k[s], s) for s in range(len(x_TD))]
+    scores = torch.full((len(x_TD), len(x_TD)), -math.inf, dtype=x_TD.dtype)
+    for t in range(len(x_TD)):
+        queries = [placed(q[t, j * size : (j + 1) * size], t) for j in range(dsa.index_heads)]
+        for s in seen[t]:
+            alike = [w[t, j] * torch.relu(torch.dot(queries[j], keys[s])) for j in range(dsa.index_heads)]
+            scores[t, s] = torch.stack(alike).sum()
+    return scores
+
+
+def selection(scores_TS: Tensor, top_k: int) -> Tensor:
+    """(T, T) bool: of each query's finite scores the `top_k` highest, or all where there are fewer."""
+    chosen = torch.zeros_like(scores_TS, dtype=torch.bool)
+    for t, row in enumerate(scores_TS.tolist()):
+        order = sorted((s for s, score in enumerate(row) if score > -math.inf), key=lambda s: -row[s])
+        chosen[t, order[:top_k]] = True
+    return chosen
+
+
+def margin(scores_TS: Tensor, top_k: int) -> float:
+    """How far the least chosen score stands above the best one left out, at its narrowest."""
+    rows = (sorted((score for score in row if score > -math.inf), reverse=True) for row in scores_TS.tolist())
+    return min((row[top_k - 1] - row[top_k] for row in rows if len(row) > top_k), default=math.inf)
