@@ -37,10 +37,18 @@ A block is the branch of the residual stream that a pattern letter names, its no
     M (Mamba-2)   wz.weight and wx.weight (h·p, D), wb.weight and wc.weight (g·n, D), wdt.weight (h, D),
                   conv_x.weight (h·p, 4) and conv_x.bias, conv_b and conv_c alike over g·n; A_log, D, dt_bias (h);
                   out_norm.weight (h·p; over y·silu(z), one norm a group of heads), wo.weight (D, h·p)
+    M (Mamba-3)   wz.weight and wx.weight (h·p, D), wb.weight and wc.weight (g·n, D), wdt.weight, wa.weight and
+                  wtrap.weight (h, D), wangle.weight (n/4, D); b_norm.weight and c_norm.weight (n; over each group),
+                  then b_bias and c_bias (h, n); D, dt_bias (h), wo.weight (D, h·p). A is -softplus(wa x), -1e-4 at
+                  most; elements 2i and 2i + 1 of B and C turn by the sum of π tanh(wangle x) dt, for i < n/4; the end
+                  of a step weighs sigmoid(wtrap x); y·silu(z) without a norm
     R (M²RNN)     wg.weight and wv.weight (h·p, D), wq.weight and wk.weight (h·n, D), wf.weight (h, D), W (h, p, p),
-                  A_log, D, dt_bias (h), out_norm.weight (h·p), wo.weight (D, h·p)
+                  A_log, D, dt_bias (h), out_norm.weight (h·p; over y·silu(g), one norm a group of heads), wo.weight
+                  (D, h·p). W multiplies the state from the right: h W
 
-State: `ssm` (B, h, p, n) and `conv_x`, `conv_b`, `conv_c` (B, channels, 3) for M; `h` (B, h, n, p) for R.
+State: `ssm` (B, h, p, n) and `conv_x`, `conv_b`, `conv_c` (B, channels, 3) for Mamba-2, inputs of the convolution, the
+last token's last; `ssm`, `angle` (B, h, n/4; modulo 2π), `k` (B, h, n; normed, biased and turned) and `v` (B, h, p) of
+the last token for Mamba-3; `h` (B, h, n, p) for R. A state that is given belongs to the document of the first token.
 """
 
 from __future__ import annotations

@@ -16,7 +16,8 @@ from contracts.spec.recipe import Mode, Recipe
 from contracts.stacks.reference.blocks.attention import Attention, Indexer, LatentAttention
 from contracts.stacks.reference.blocks.common import RMSNorm
 from contracts.stacks.reference.blocks.experts import Experts, MoE, Router
-from contracts.stacks.reference.blocks.mamba import Mamba2, Mamba3
+from contracts.stacks.reference.blocks.mamba import Mamba2
+from contracts.stacks.reference.blocks.mamba3 import Mamba3
 from contracts.stacks.reference.blocks.mlp import Mlp
 from contracts.stacks.reference.blocks.recurrent import M2RNN
 

@@ -1,31 +1,140 @@
-"""M: Mamba-2 and Mamba-3."""
+"""M in nemo_native: Mamba-2, the state-space dual form in chunks (Dao and Gu, arXiv 2405.21060).
+
+B sequences · T tokens · Q tokens of a chunk · D hidden · h heads · p head_dim · g groups · n state · I = h·p inner ·
+c channels of a convolution
+"""
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
+from contracts.spec.parameters import CONV_WIDTH
 from contracts.spec.recipe import Recipe
-from contracts.stacks.reference.blocks.common import Output, Packing, State
+from contracts.stacks.reference.blocks.common import Linear, Output, Packing, RMSNorm, State
+from contracts.stacks.reference.blocks.scan import chunked_scan
 
 if TYPE_CHECKING:
     from contracts.stacks.reference.parts import Parts
 
 
 class Mamba2(nn.Module):
+    """A gated state-space mixer with a short causal convolution before the scan.
+
+    `chunk` is how many tokens the scan takes at once; it changes time and memory, and no number. A_log, D and dt_bias
+    are float32 parameters and stay so; with them the scan is computed in float32 at least, whatever the activations.
+    """
+
     def __init__(self, recipe: Recipe, parts: Parts) -> None:
         super().__init__()
-        raise NotImplementedError
+        mamba, hidden = recipe.mamba, recipe.hidden
+        self.heads, self.groups, self.chunk = mamba.heads, mamba.groups, 64
+        inner, grouped = mamba.heads * mamba.head_dim, mamba.groups * mamba.state
+        self.wz, self.wx = Linear(hidden, inner), Linear(hidden, inner)
+        self.wb, self.wc = Linear(hidden, grouped), Linear(hidden, grouped)
+        self.wdt = Linear(hidden, mamba.heads)
+        self.conv_x, self.conv_b, self.conv_c = CausalConv(inner), CausalConv(grouped), CausalConv(grouped)
+        self.A_log = nn.Parameter(torch.log(torch.empty(mamba.heads).uniform_(1, 16)))
+        self.D = nn.Parameter(torch.ones(mamba.heads))
+        self.dt_bias = nn.Parameter(initial_dt_bias(mamba.heads))
+        self.out_norm = GatedNorm(inner, mamba.groups, recipe.norm_eps)
+        self.wo = Linear(inner, hidden)
 
     def forward(self, x_BTD: Tensor, packing: Packing, state: State) -> Output:
-        raise NotImplementedError
+        x_BTI, conv_x = self.conv_x(self.wx(x_BTD), packing, state.get("conv_x"))
+        b_BTc, conv_b = self.conv_b(self.wb(x_BTD), packing, state.get("conv_b"))
+        c_BTc, conv_c = self.conv_c(self.wc(x_BTD), packing, state.get("conv_c"))
+        x_BThp = wide(split(x_BTI, self.heads))
+        dt_BTh = self.time_step(self.wdt(x_BTD))
+        y_BThp, ssm = self.scan(x_BThp, dt_BTh, self.per_head(b_BTc), self.per_head(c_BTc), packing, state.get("ssm"))
+        y_BThp = y_BThp + self.D[:, None] * x_BThp
+        y_BTI = self.out_norm(y_BThp.flatten(-2), self.wz(x_BTD))
+        carried = {"ssm": ssm, "conv_x": conv_x, "conv_b": conv_b, "conv_c": conv_c}
+        return Output(self.wo(y_BTI.to(x_BTD.dtype)), state=carried)
+
+    def time_step(self, dt_BTh: Tensor) -> Tensor:
+        """How long each head steps at each token, above 0."""
+        return F.softplus(wide(dt_BTh) + self.dt_bias)
+
+    def decay_rate(self) -> Tensor:
+        """A: (h), below 0, per unit of time."""
+        return -torch.exp(self.A_log)
+
+    def per_head(self, grouped_BTc: Tensor) -> Tensor:
+        """B or C of each group (B, T, g·n) for each head (B, T, h, n): neighbouring heads share a group."""
+        grouped_BTgn = wide(split(grouped_BTc, self.groups))
+        return grouped_BTgn.repeat_interleave(self.heads // self.groups, dim=2)
+
+    def scan(
+        self, x_BThp: Tensor, dt_BTh: Tensor, b_BThn: Tensor, c_BThn: Tensor, packing: Packing, state: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """s_t = exp(dt_t A) s_{t-1} + dt_t x_t B_tᵀ and y_t = s_t C_t: (B, T, h, p), and the last s (B, h, p, n)."""
+        return chunked_scan(
+            dt_BTh[..., None] * x_BThp, dt_BTh * self.decay_rate(), b_BThn, c_BThn, packing, state, self.chunk
+        )
 
 
-class Mamba3(nn.Module):
-    def __init__(self, recipe: Recipe, parts: Parts) -> None:
+class CausalConv(nn.Module):
+    """A depthwise causal convolution and silu: each channel sees itself at this token and the three before it.
+
+    `weight[:, -1]` meets the token itself. What lies in another document counts as zero. The state are the last
+    three inputs (B, c, 3), those of the last token's document.
+    """
+
+    def __init__(self, channels: int) -> None:
         super().__init__()
-        raise NotImplementedError
+        bound = 1 / math.sqrt(CONV_WIDTH)  # as nn.Conv1d: a channel has CONV_WIDTH inputs
+        self.weight = nn.Parameter(torch.empty(channels, CONV_WIDTH).uniform_(-bound, bound))
+        self.bias = nn.Parameter(torch.empty(channels).uniform_(-bound, bound))
 
-    def forward(self, x_BTD: Tensor, packing: Packing, state: State) -> Output:
-        raise NotImplementedError
+    def forward(self, u_BTc: Tensor, packing: Packing, state: Tensor | None) -> tuple[Tensor, Tensor]:
+        batch, length, channels = u_BTc.shape
+        before = CONV_WIDTH - 1
+        past_Bwc = u_BTc.new_zeros(batch, before, channels) if state is None else state.mT.to(u_BTc.dtype)
+        seen_Bwc = torch.cat([past_Bwc, u_BTc], dim=1)
+        # What came before the first token belongs to its document.
+        documents = packing.documents_BT
+        of_Bw = torch.cat([documents[:, :1].expand(-1, before), documents], dim=1)
+        out_BTc = self.bias.to(torch.promote_types(u_BTc.dtype, torch.float32))
+        for tap in range(CONV_WIDTH):
+            same_BT = of_Bw[:, tap : tap + length] == documents
+            out_BTc = out_BTc + self.weight[:, tap] * seen_Bwc[:, tap : tap + length] * same_BT[..., None]
+        last_Bwc = seen_Bwc[:, -before:] * (of_Bw[:, -before:] == documents[:, -1:])[..., None]
+        return F.silu(out_BTc).to(u_BTc.dtype), last_Bwc.mT
+
+
+class GatedNorm(RMSNorm):
+    """RMSNorm of y · silu(gate), one over each group of heads, in float32 at least."""
+
+    def __init__(self, size: int, groups: int, eps: float) -> None:
+        super().__init__(size, eps)
+        self.groups = groups
+
+    def forward(self, y_BTI: Tensor, gate_BTI: Tensor) -> Tensor:  # type: ignore[override]  # a norm of two
+        return self.normed(wide(y_BTI) * F.silu(wide(gate_BTI)))
+
+    def normed(self, y_BTI: Tensor) -> Tensor:
+        grouped = split(y_BTI, self.groups)
+        scale = torch.rsqrt(grouped.square().mean(-1, keepdim=True) + self.eps)
+        normed: Tensor = (grouped * scale).flatten(-2) * self.weight
+        return normed
+
+
+def split(x: Tensor, pieces: int) -> Tensor:
+    """The last dim cut into equal pieces: (…, pieces, size of one)."""
+    return x.reshape(*x.shape[:-1], pieces, -1)
+
+
+def wide(x: Tensor) -> Tensor:
+    """In float32, or wider if it is."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def initial_dt_bias(heads: int) -> Tensor:
+    """Biases whose softplus is spread evenly in the logarithm over 1e-3 … 1e-1, as mamba-ssm draws them."""
+    step = torch.exp(torch.empty(heads).uniform_(math.log(1e-3), math.log(1e-1)))
+    return step + torch.log(-torch.expm1(-step))
