@@ -4,6 +4,24 @@ A run is a value too: batches or a seed go in; losses, gradients, weights and st
 of one stack (tp 2 against tp 1, compiled against eager, resumed against uninterrupted) compare name by name. Names of
 parameters are the stack's own. Inside a world of several ranks every rank asks the same, and every rank is answered
 with the whole tensors.
+
+A step, where the recipe leaves it open:
+
+- Its objective is lm + mtp.loss_weight · mtp + aux_loss · aux + z_loss · z, each the mean over the whole batch of the
+  step however it is cut: lm and mtp over labels that count, aux over sequences and z over tokens, both summed over
+  layers. Parameters, gradients and optimizer state are float32; state is there after the first step.
+- The rate of step s = 1, 2, … is lr · s / warmup up to s = warmup, and then, with u = (s - warmup) / (steps - warmup),
+  min_lr + (lr - min_lr) · (1 + cos πu) / 2 (cosine) or min_lr + (lr - min_lr) · (1 - u) (linear). `constant` stays at
+  lr; `WSD` does, and falls linearly over the last fifth of the steps. min_lr is met at s = steps and kept.
+- Gradients are multiplied by min(1, clip / (norm + 1e-6)), all by one number; clip 0 means never.
+- AdamW (arXiv 1711.05101) corrects its bias, adds 1e-8 to the root, and its decay is decoupled: a weight loses
+  lr · weight_decay of itself. Norms, biases, A_log, D and dt_bias do not decay; matrices do.
+- Muon takes the matrices and experts of the layers, an expert at a time, and no embedding, output projection, router or
+  prediction head: Nesterov momentum 0.95, five steps of Jordan's quintic Newton-Schulz iteration, step
+  lr · 0.2 · sqrt(max(out, in)) (arXiv 2502.16982), decay as above.
+- A router's selection bias moves once a step, by the step's summed counts.
+- Sequences come in an order that the seed fixes, each once an epoch; a step takes the next `batch.total`, and the ranks
+  in their order share them. A label is the token behind its position, -100 where that is another document's.
 """
 
 from __future__ import annotations
