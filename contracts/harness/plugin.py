@@ -6,6 +6,7 @@ xdist the controller plans, records and judges, and the workers only run: result
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,9 @@ from contracts.harness.profiles import DEFAULT, NAMED
 from contracts.spec import codec
 from contracts.spec.errors import Refused, Unreachable, refuse
 from contracts.spec.records import Item, Result, Verdict
+
+# Only where torchrun has started several ranks: in one process the ranks plugin would have nothing to do.
+pytest_plugins = ["contracts.harness.ranks.plugin"] if int(os.environ.get("WORLD_SIZE") or 1) > 1 else []
 
 GATE = pytest.StashKey[Gate]()
 VERDICT = pytest.StashKey[Verdict]()

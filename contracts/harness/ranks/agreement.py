@@ -1,0 +1,177 @@
+"""How ranks come to one view: every rank writes its own, waits for the others with a deadline, and reads all.
+
+Over torchrun's key-value store and never over the group under test, which may be what is broken. A `step` is one such
+exchange; it grows by one on every rank for every exchange, and nothing that happens on one rank alone moves it.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+SLICE_S = 0.25  # one blocking wait; between two of them a rank looks round. Polling costs three times as much a test
+
+
+class Store(Protocol):
+    """What is used of torch.distributed.Store."""
+
+    def set(self, key: str, value: str, /) -> None: ...
+    def get(self, key: str, /) -> bytes: ...
+    def add(self, key: str, amount: int, /) -> int: ...
+    def check(self, keys: list[str], /) -> bool: ...
+    def wait(self, keys: list[str], timeout: datetime.timedelta, /) -> None: ...
+    def multi_get(self, keys: list[str], /) -> list[bytes]: ...
+    def compare_set(self, key: str, expected: str, desired: str, /) -> bytes: ...
+    def delete_key(self, key: str, /) -> bool: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """Seconds. `test` is what a phase of a test may take, `grace` what its peers get once a rank has failed, `hard`
+    what an aborted rank gets to come back to Python."""
+
+    test: float = 60.0
+    grace: float = 1.0
+    hard: float = 10.0
+    collection: float = 300.0
+    end: float = 60.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class End:
+    """Why a run is over. `restart` says whether torchrun is to start the ranks again, `silent` who did not answer."""
+
+    reason: str
+    restart: bool = True
+    rank: int = -1
+    silent: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Waiting:
+    """What a rank that waits for others can see.
+
+    `since` counts from the beginning of the phase, `bad` from the first outcome that did not pass as far as this rank
+    knows, `called_off` from when it saw that the phase is called off (None: it has not). `lost` and `stopped` say how
+    the processes of missing ranks are, as far as they stand on this host; `stopped` with the seconds they have been so.
+    """
+
+    since: float
+    limit: float
+    missing: tuple[int, ...]
+    bad: float | None = None
+    called_off: float | None = None
+    lost: tuple[int, ...] = ()
+    stopped: Mapping[int, float] = field(default_factory=dict)
+    me: int = -1
+
+
+def decide(seen: Waiting, limits: Limits) -> End | str | None:
+    """What a waiting rank does: end the run, call the phase off for the reason given, or wait on."""
+    names = ", ".join(map(str, seen.missing))
+    if seen.lost:
+        gone = ", ".join(map(str, seen.lost))
+        return End(reason=f"rank {gone} died without an outcome", rank=seen.lost[0], silent=seen.lost)
+    if seen.stopped and max(seen.stopped.values()) > 2 * limits.grace:
+        still = tuple(sorted(seen.stopped))
+        return End(reason=f"rank {', '.join(map(str, still))} was stopped by a signal", rank=still[0], silent=still)
+    if seen.called_off is not None:
+        if seen.called_off <= limits.hard + limits.grace:
+            return None
+        words = f"rank {names} did not come back within {limits.hard:g} s of the abort"
+        return End(reason=words, rank=seen.missing[0], silent=seen.missing)
+    if seen.bad is not None and seen.bad > limits.grace:
+        return f"rank {seen.me} did not pass; rank {names} still busy {limits.grace:g} s later"
+    if seen.since > seen.limit + limits.grace:
+        return f"rank {names} did not finish within {seen.limit:g} s"
+    return None
+
+
+class Agreement:
+    """One rank's side of the exchanges. Not for two threads: each takes an agreement of its own, over its own
+    connection, for a client of a TCPStore that waits blocks every other use of it."""
+
+    def __init__(self, store: Store, *, rank: int, size: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self.store, self.rank, self.size, self.clock = store, rank, size, clock
+        self.step = 0
+        self._spent: list[str] = []
+
+    def next(self) -> int:
+        """Begin the next exchange."""
+        self.step += 1
+        return self.step
+
+    def order(self) -> int:
+        """The place of this rank among those that did not pass in this step, from 1."""
+        return self.store.add(f"{self.step}/order", 1)
+
+    def gather(self, mine: str, look: Callable[[tuple[int, ...]], None], name: str = "") -> list[str]:
+        """What every rank has to say in this step, by rank. `look` is called with the missing ranks while it waits.
+
+        Raises: whatever `look` raises, to give up.
+        """
+        keys = [f"{self.step}/{name}/{rank}" for rank in range(self.size)]
+        self.store.set(keys[self.rank], mine)
+        while not self._all_there(keys):
+            look(tuple(rank for rank, key in enumerate(keys) if not self.store.check([key])))
+        said = [value.decode() for value in self.store.multi_get(keys)]
+        # Everybody has written this step, so everybody has read the one before: its keys are nobody's any more.
+        for key in self._spent:
+            self.store.delete_key(key)
+        self._spent = [keys[self.rank]]
+        return said
+
+    def _all_there(self, keys: list[str]) -> bool:
+        try:
+            self.store.wait(keys, datetime.timedelta(seconds=SLICE_S))
+        except RuntimeError as error:  # DistStoreError is one; a lost connection must not look like a late rank
+            if "timeout" not in str(error).lower() and "timed out" not in str(error).lower():
+                raise
+            return False
+        return True
+
+    def call_off(self, step: int, reason: str) -> str:
+        """Tell every rank to leave a step. Returns the reason that stands: the first one."""
+        return self.store.compare_set(f"{step}/abort", "", reason).decode()
+
+    def called_off(self, step: int) -> str | None:
+        """Why a step is called off, or None."""
+        key = f"{step}/abort"
+        return self.store.get(key).decode() if self.store.check([key]) else None
+
+    def end(self, end: End) -> End:
+        """Tell every rank that the run is over. Returns the end that stands: the first one."""
+        said = self.store.compare_set("end", "", json.dumps(end.__dict__)).decode()
+        return _end(said)
+
+    def ended(self) -> End | None:
+        return _end(self.store.get("end").decode()) if self.store.check(["end"]) else None
+
+    def seen(self, step: int) -> int:
+        """Count this rank among those whose picture of a step is taken; returns how many are."""
+        return self.store.add(f"{step}/seen", 1)
+
+    def all_seen(self, step: int) -> bool:
+        return self.store.add(f"{step}/seen", 0) >= self.size
+
+
+def _end(text: str) -> End:
+    plain = json.loads(text)
+    return End(**{**plain, "silent": tuple(plain["silent"])})
+
+
+def differences(views: Sequence[Mapping[str, object]]) -> list[str]:
+    """Where the ranks' views differ, one line a field: the values with the ranks that hold them."""
+    lines = []
+    for name in dict.fromkeys(key for view in views for key in view):
+        held: dict[str, list[int]] = {}
+        for rank, view in enumerate(views):
+            held.setdefault(str(view.get(name, "(nothing)")), []).append(rank)
+        if len(held) > 1:
+            said = "; ".join(f"rank {', '.join(map(str, ranks))}: {value}" for value, ranks in held.items())
+            lines.append(f"{name}: {said}")
+    return lines

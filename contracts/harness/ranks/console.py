@@ -1,0 +1,64 @@
+"""Who writes where: rank 0 to the console, the others to their logs."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+
+def take(config: pytest.Config, log: Path | None) -> int:
+    """Send this process's output to `log`, if there is one. Returns a descriptor of the console that was there before.
+
+    pytest captures at the descriptors, and remembers which ones it took over: so capturing is ended before they change
+    hands and begun again after. The two calls are pytest's own, if not documented; seen in 3.7 to 9.2.
+    """
+    capture = config.pluginmanager.getplugin("capturemanager")
+    if capture is not None:
+        capture.stop_global_capturing()
+    console = os.dup(2)
+    if log is not None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        target = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        os.dup2(target, 1)
+        os.dup2(target, 2)
+        os.close(target)
+    if capture is not None:
+        capture.start_global_capturing()
+        capture.suspend_global_capture()
+    return console
+
+
+def say(config: pytest.Config, line: str) -> None:
+    """A line on its own among pytest's dots."""
+    reporter = config.pluginmanager.getplugin("terminalreporter")
+    if reporter is not None:
+        reporter.ensure_newline()
+        reporter.write_line(line, red=True)
+
+
+def say_raw(console: int, text: str) -> None:
+    """Past pytest, for what pytest will not live to print."""
+    os.write(console, text.encode(errors="replace"))
+
+
+def finish(config: pytest.Config, session: pytest.Session, report: pytest.TestReport | None, reason: str) -> None:
+    """Write pytest's last page and its report files from a thread, while the main thread is out of reach.
+
+    Not all of the end of a session: fixtures are not finalized, for that is what could hang. The exit status handed to
+    plugins is "interrupted", so that nobody takes what is written for the whole.
+    """
+    capture = config.pluginmanager.getplugin("capturemanager")
+    if capture is not None:
+        capture.suspend(in_=True)
+    if report is not None:
+        config.hook.pytest_runtest_logreport(report=report)
+    session.exitstatus = pytest.ExitCode.TESTS_FAILED
+    session.shouldfail = reason
+    without = [plugin for name in ("runner", "ranks") if (plugin := config.pluginmanager.getplugin(name)) is not None]
+    hook = config.pluginmanager.subset_hook_caller("pytest_sessionfinish", remove_plugins=without)
+    hook(session=session, exitstatus=pytest.ExitCode.INTERRUPTED)
+    sys.stdout.flush()

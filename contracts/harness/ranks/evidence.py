@@ -1,0 +1,81 @@
+"""What a rank was doing: its Python stack, and the last collective of each of its groups."""
+
+from __future__ import annotations
+
+import json
+import sys
+import traceback
+from pathlib import Path
+
+FRAMES = 12  # of a stack, the innermost
+HIDDEN = (
+    "/_pytest/",
+    "/pluggy/",
+    "/pytest/__main__",
+    "/harness/ranks/",
+    "<frozen ",
+)  # frames of the runner, which are the same for every test
+
+
+def stack(thread: int) -> str:
+    """Where a thread of this process is, as a traceback, the runner's own frames left out."""
+    frame = sys._current_frames().get(thread)
+    if frame is None:
+        return "(the thread has ended)"
+    frames = [each for each in traceback.extract_stack(frame) if not any(part in each.filename for part in HIDDEN)]
+    return "".join(traceback.format_list(frames[-FRAMES:])).rstrip()
+
+
+def collectives(since_ns: int = 0) -> list[str]:
+    """The last collective of each group since a moment (Unix time, ns), one line a group."""
+    last: dict[object, dict[str, object]] = {}
+    for entry in _recorded():
+        made = entry.get("time_created_ns", 0)
+        if isinstance(made, int) and made >= since_ns:
+            group = entry.get("process_group") or entry.get("pg_id")
+            last[" ".join(map(str, group)) if isinstance(group, list) else str(group)] = entry
+    return [_line(group, entry) for group, entry in last.items()]
+
+
+def _line(group: object, entry: dict[str, object]) -> str:
+    sizes = entry.get("input_sizes") or ""
+    return (
+        f"group {group}: {entry.get('profiling_name')} number {entry.get('collective_seq_id')} "
+        f"{sizes} {entry.get('state', '')}".rstrip()
+    )
+
+
+def _recorded() -> list[dict[str, object]]:
+    """The entries of c10d's flight recorder, the oldest first; empty where it has none.
+
+    Private in torch: the public way is a file, written when the process dies. Without stacks, which want the GIL.
+    Seen in 2.9 to 2.13; TORCH_FR_BUFFER_SIZE turns it on.
+    """
+    c10d = getattr(sys.modules.get("torch._C"), "_distributed_c10d", None)
+    found: list[dict[str, object]] = []
+    for dump in (getattr(c10d, "_dump_fr_trace_json", None), getattr(c10d, "_dump_nccl_trace_json", None)):
+        if dump is not None:
+            try:
+                found += json.loads(dump(True, False)).get("entries", [])
+            except (RuntimeError, ValueError):
+                continue
+    return found
+
+
+def tail(path: Path, characters: int = 4000) -> str:
+    """The end of a file that another process may have left."""
+    try:
+        return path.read_text(errors="replace")[-characters:].strip()
+    except OSError:
+        return ""
+
+
+def shown(views: dict[int, dict[str, object]]) -> str:
+    """The evidence of several ranks, equal views together."""
+    alike: dict[str, list[int]] = {}
+    for rank, view in sorted(views.items()):
+        lines = [str(view["stack"])] if view.get("stack") else []
+        listed = view.get("collectives")
+        lines += [f"last collective of {line}" for line in listed] if isinstance(listed, list) else []
+        alike.setdefault("\n".join(lines) or "had left the test; no collective in it", []).append(rank)
+    return "\n".join(f"rank {', '.join(map(str, ranks))}:\n{text}" for text, ranks in alike.items())

@@ -1,0 +1,210 @@
+"""One rank's side of a session: agreement, watchdog, recovery and process group, and a phase of a test put through.
+
+Every rank makes the same calls in the same order; each decision to make one comes from something merged.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+
+from contracts.harness.ranks import evidence, groups, place, recovery
+from contracts.harness.ranks.agreement import Agreement, End, Limits, Waiting, decide
+from contracts.harness.ranks.merge import Merged, Post, merge, read, written
+from contracts.harness.ranks.watchdog import Aborted, Region, Watchdog
+
+
+@dataclass(kw_only=True)
+class Counts:
+    """What happened in this session, for its last page."""
+
+    rebuilt: int = 0
+    aborted: int = 0
+    left_by: dict[str, int] = field(default_factory=dict)  # test → groups it made and did not destroy
+    leaked: int = 0
+
+
+class Job:
+    """The machinery of a session, connected; `close` takes it apart."""
+
+    def __init__(
+        self,
+        here: place.Place,
+        folder: place.Folder,
+        limits: Limits,
+        *,
+        backend: str,
+        restart_only: bool,
+        speak: Callable[[str, bool], None],
+    ) -> None:
+        from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # public, not in `__all__`
+
+        self.here, self.folder, self.limits, self.restart_only = here, folder, limits, restart_only
+        self.counts = Counts()
+        self.poisoned = False
+        self._exchange_bad: float | None = None
+        prefix = f"ranks/{here.attempt}"
+        self._connections = [groups.connection(here, first=True), groups.connection(here)]
+        mine, watchdogs = (
+            Agreement(PrefixStore(prefix, connection), rank=here.rank, size=here.size)
+            for connection in self._connections
+        )
+        self.agreement = mine
+        timeout_s = limits.test + limits.grace + limits.hard + 60
+        self.group = groups.SessionGroup(here, backend=groups.backend_of(backend), timeout_s=timeout_s)
+        self.recovery = recovery.Recovery(here, folder, doing=self._doing, speak=speak)
+        self.watchdog = Watchdog(
+            watchdogs, limits, abort=self._abort, picture=self._picture, over=self.recovery.leave
+        )  # fmt: skip
+        self.signals = recovery.Signals(
+            lambda name: self.recovery.leave(End(reason=f"signal {name} from outside", restart=True))
+        )
+
+    def start(self) -> None:
+        """Tell the others which process this rank is, and begin to watch."""
+        self.agreement.store.set(f"peer/{self.here.rank}", json.dumps(recovery.myself(self.here).__dict__))
+        self.watchdog.start()
+        self.signals.start()
+
+    def close(self) -> None:
+        self.group.close()
+        self.watchdog.stop()
+        self.signals.stop()
+
+    # -- exchanges ---------------------------------------------------------------------------------------------
+
+    def exchange(
+        self, mine: str, *, limit: float, name: str = "", bad: bool = False, grace: float | None = None
+    ) -> list[str]:
+        """What every rank says in this step; gives up as `decide` says. Raises: Ended never comes back to a test."""
+        began = bad_since = time.monotonic()
+        step, called_off = self.agreement.step, None
+        limits = self.limits if grace is None else Limits(test=limit, grace=grace, hard=self.limits.hard)
+
+        def look(missing: tuple[int, ...]) -> None:
+            nonlocal called_off
+            now = time.monotonic()
+            self._meet(missing)
+            ended = self.agreement.ended()
+            if ended is not None:
+                self.recovery.leave(ended)
+            if called_off is None and self.agreement.called_off(step) is not None:
+                called_off = now
+            seen = Waiting(
+                since=now - began, limit=limit, missing=missing, bad=now - bad_since if bad else None,
+                called_off=None if called_off is None else now - called_off, lost=self.recovery.lost(missing),
+                stopped=self.recovery.stopped(missing), me=self.here.rank,
+            )  # fmt: skip
+            verdict = decide(seen, limits)
+            if isinstance(verdict, End):
+                self.recovery.leave(self.agreement.end(verdict))
+            if verdict:
+                self.agreement.call_off(step, verdict)
+
+        if bad:
+            self.agreement.seen(step)
+        return self.agreement.gather(mine, look, name)
+
+    def _meet(self, ranks: tuple[int, ...]) -> None:
+        """Learn which processes the missing ranks are."""
+        for rank in ranks:
+            if rank not in self.recovery.peers and self.agreement.store.check([f"peer/{rank}"]):
+                self.recovery.peers[rank] = recovery.Peer(**json.loads(self.agreement.store.get(f"peer/{rank}")))
+
+    def meet_all(self) -> None:
+        self._meet(tuple(range(self.here.size)))
+
+    def end(self, reason: str, *, restart: bool) -> None:
+        """End the run for every rank."""
+        self.recovery.leave(self.agreement.end(End(reason=reason, restart=restart, rank=self.here.rank)))
+
+    # -- a phase of a test -------------------------------------------------------------------------------------
+
+    @contextmanager
+    def phase(self, label: str, limit: float) -> Iterator[Region]:
+        """A step under watch. Agree on it afterwards, whatever came of it."""
+        step = self.agreement.next()
+        with self.watchdog.watched(step, label, limit) as region:
+            yield region
+            self.group.synchronize()
+
+    def why_aborted(self, region: Region, *, raised: bool) -> str:
+        """Why this rank's part of a phase does not count, or "". An exception after the phase was called off is the
+        work of the first cut connection, even where this rank's own was not cut yet."""
+        if region.cut is not None or region.thrown:
+            return region.reason
+        return (self.agreement.called_off(region.step) or "") if raised else ""
+
+    def agree(self, post: Post, region: Region, *, grace: float | None = None) -> Merged:
+        """Put one rank's outcome of a phase beside the others'."""
+        bad = post.kind not in ("passed", "skipped") or bool(post.aborted)
+        posts = [
+            read(text) for text in self.exchange(written(post), limit=region.limit, bad=bad, grace=grace)
+        ]  # fmt: skip
+        merged = merge(posts)
+        if merged.poisoned and (merged.aborted or self.group.backend != "nccl"):
+            self.poisoned = True
+        self.counts.aborted += merged.aborted
+        if merged.kind == "failed" and any(said != "failed" for said in merged.outcomes.values()):
+            return self._with_evidence(merged, region)
+        return merged
+
+    def order(self) -> int:
+        return self.agreement.order()
+
+    def _with_evidence(self, merged: Merged, region: Region) -> Merged:
+        mine = region.picture or {"collectives": evidence.collectives(region.since_ns)}
+        views = self.exchange(json.dumps(mine), limit=self.limits.end, name="evidence")
+        told = evidence.shown({rank: json.loads(view) for rank, view in enumerate(views)})
+        return replace(merged, text=f"{merged.text}\n----- where each rank was -----\n{told}")
+
+    # -- the group ---------------------------------------------------------------------------------------------
+
+    def open_group(self) -> None:
+        self._agreed(self.group.open, "the process group")
+
+    def rebuild(self, drop: Callable[[], None]) -> None:
+        """Take down what holds the poisoned group, and make another. Where that fails, or is not wanted, leave and let
+        torchrun start the ranks again."""
+        if self.restart_only:
+            self.end("the process group was poisoned and --dist-recover is restart", restart=True)
+
+        def anew() -> None:
+            drop()
+            self.group.close()
+            self.group.open()
+
+        self._agreed(anew, "the next process group")
+        self.poisoned = False
+        self.counts.rebuilt += 1
+
+    def _agreed(self, work: Callable[[], object], name: str) -> None:
+        limit, fault = self.limits.test, ""
+        try:
+            with self.phase(name, limit):
+                work()
+        except (Exception, Aborted) as error:
+            fault = f"{type(error).__name__}: {error}"
+        faults = self.exchange(fault, limit=limit, bad=bool(fault))
+        if any(faults):
+            rank = next(rank for rank, words in enumerate(faults) if words)
+            self.end(f"rank {rank} could not make {name}: {faults[rank]}", restart=True)
+
+    def _abort(self) -> None:
+        self.group.abort()
+
+    def _picture(self, region: Region) -> dict[str, object]:
+        return {
+            "stack": evidence.stack(self.watchdog.main),
+            "collectives": evidence.collectives(region.since_ns),
+            "label": region.label,
+        }
+
+    def _doing(self) -> dict[str, object]:
+        region = self.watchdog.region
+        if region is not None:
+            return region.picture or self._picture(region)
+        return {"stack": "", "collectives": evidence.collectives(), "label": "between two phases"}

@@ -1,0 +1,197 @@
+"""One outcome of a test from the outcomes of its ranks. Pure: values in, a value out.
+
+A test passes only where it passed on every rank. A rank that was aborted says nothing about the test; the rank for
+whose sake it was aborted does.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+
+KINDS = ("passed", "failed", "skipped", "xfailed", "xpassed")
+TEXT = 20_000  # characters of a failure that travel; the whole stands in the rank's log
+VERDICT = "ranks.verdict"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Post:
+    """What one rank has to say after a phase.
+
+    `order` is the place at which it came among those that did not pass, from 1, as the store counted them: no clocks
+    are compared. `aborted` is why its own group was cut, or empty. `raised` says that an exception passed through the
+    test, which leaves its peers in an unknown place even where the outcome is not a failure.
+    """
+
+    rank: int
+    kind: str = "passed"
+    text: str = ""
+    crash: str = ""
+    reason: str = ""
+    where: tuple[str, int] | None = None
+    sections: tuple[tuple[str, str], ...] = ()
+    properties: tuple[tuple[str, object], ...] = ()
+    aborted: str = ""
+    raised: bool = False
+    order: int = 0
+
+
+def written(post: Post) -> str:
+    """A post as text of the store; what equals its default is left out."""
+    plain = {key: value for key, value in asdict(post).items() if value != _DEFAULTS.get(key)}
+    return json.dumps({**plain, "text": post.text[-TEXT:]} if post.text else plain, default=str)
+
+
+def read(text: str) -> Post:
+    """The post that `written` wrote."""
+    plain = json.loads(text)
+    for name in ("sections", "properties"):
+        plain[name] = tuple(tuple(pair) for pair in plain.get(name, ()))
+    if plain.get("where"):
+        plain["where"] = tuple(plain["where"])
+    return Post(**plain)
+
+
+_DEFAULTS = asdict(Post(rank=-1))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Merged:
+    """The outcome of one phase of a test, equal on every rank.
+
+    `primary` is the rank that decided: the first to diverge; `poisoned` says that the process group cannot be trusted
+    any more.
+    """
+
+    kind: str
+    primary: int = 0
+    text: str = ""
+    crash: str = ""
+    reason: str = ""
+    where: tuple[str, int] | None = None
+    sections: tuple[tuple[str, str], ...] = ()
+    properties: tuple[tuple[str, object], ...] = ()
+    poisoned: bool = False
+    aborted: bool = False
+    outcomes: Mapping[int, str] = field(default_factory=dict)
+
+
+def merge(posts: Sequence[Post]) -> Merged:
+    """The outcome of the test as a whole. `posts` has one post of every rank, in any order."""
+    posts = sorted(posts, key=lambda post: post.rank)
+    outcomes = {post.rank: post.kind + (" (aborted)" if post.aborted else "") for post in posts}
+    merged = replace(
+        _decide(posts),
+        outcomes=outcomes,
+        poisoned=any(post.raised or post.aborted for post in posts) or len({post.kind for post in posts}) > 1,
+        aborted=any(post.aborted for post in posts),
+    )
+    if merged.kind != "failed":
+        return merged
+    verdict = {
+        "outcome": "failed",
+        "primary": merged.primary,
+        "words": merged.crash,
+        "recovery": "aborted" if merged.aborted else "",
+        "outcomes": {str(rank): said for rank, said in outcomes.items()},
+    }
+    return replace(merged, properties=(*merged.properties, (VERDICT, json.dumps(verdict))))
+
+
+def _decide(posts: Sequence[Post]) -> Merged:
+    own = [post for post in posts if not post.aborted]
+    kinds = {post.kind for post in posts}
+    failed = sorted((post for post in own if post.kind == "failed"), key=_first)
+    if failed:
+        return _failed(failed[0], posts)
+    if len(kinds) == 1 and len(own) == len(posts):
+        return _unanimous(posts)
+    if len(own) < len(posts) and {post.kind for post in own} <= {"passed"}:
+        return _aborted(posts)
+    if any(post.kind == "xfailed" for post in own) and {post.kind for post in own} <= {"xfailed", "xpassed", "passed"}:
+        said = next(post for post in own if post.kind == "xfailed")
+        return Merged(kind="xfailed", primary=said.rank, reason=said.reason, text=said.text, sections=said.sections,
+                      properties=said.properties)  # fmt: skip
+    return _disagreed(posts)
+
+
+def _first(post: Post) -> tuple[bool, int, int]:
+    return (post.order == 0, post.order, post.rank)
+
+
+def _unanimous(posts: Sequence[Post]) -> Merged:
+    speaker = posts[0]
+    reasons = {post.reason for post in posts}
+    reason = speaker.reason if len(reasons) == 1 else "; ".join(f"rank {post.rank}: {post.reason}" for post in posts)
+    return Merged(kind=speaker.kind, reason=reason, where=speaker.where, text=speaker.text, sections=speaker.sections,
+                  properties=speaker.properties)  # fmt: skip
+
+
+def _failed(first: Post, posts: Sequence[Post]) -> Merged:
+    """A rank failed by itself. What others said of the test is not its result any more: the first to fail speaks."""
+    unanimous = all(post.kind == "failed" and not post.aborted for post in posts)
+    speaker = posts[0] if unanimous and posts[0].text == first.text else first
+    crash = first.crash or first.text.strip().rpartition("\n")[2]
+    return Merged(
+        kind="failed",
+        primary=speaker.rank,
+        crash=crash if unanimous else f"rank {first.rank} diverged first: {crash}",
+        text=_texts(posts, first=speaker),
+        sections=_sections(posts),
+        properties=speaker.properties,
+    )
+
+
+def _aborted(posts: Sequence[Post]) -> Merged:
+    """Nobody failed by himself and somebody did not come back."""
+    cut = sorted((post for post in posts if post.aborted), key=_first)
+    return Merged(kind="failed", primary=cut[0].rank, crash=cut[0].aborted, text=_texts(posts, first=cut[0]),
+                  sections=_sections(posts))  # fmt: skip
+
+
+def _disagreed(posts: Sequence[Post]) -> Merged:
+    """The ranks went different ways, and none of them by a failure."""
+    groups: dict[str, list[int]] = defaultdict(list)
+    for post in posts:
+        groups[post.kind].append(post.rank)
+    fewest = min(groups.values(), key=lambda ranks: (len(ranks), -ranks[0]))
+    said = "; ".join(f"{kind} on {_names(ranks)}" for kind, ranks in groups.items())
+    words = f"ranks disagree on the outcome: {said}"
+    reasons = [f"rank {post.rank}: {post.reason}" for post in posts if post.reason]
+    return Merged(kind="failed", primary=fewest[0], crash=words, text="\n".join([words, *reasons]),
+                  sections=_sections(posts))  # fmt: skip
+
+
+def _names(ranks: Sequence[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+
+
+def _texts(posts: Sequence[Post], *, first: Post) -> str:
+    """The failures, equal ones together, the first to diverge at the top, those that followed from it below."""
+    alike: dict[tuple[bool, str], list[Post]] = defaultdict(list)
+    for post in posts:
+        if post.kind != "passed" or post.aborted:
+            alike[bool(post.aborted), post.text or post.reason].append(post)
+    ranked = sorted(alike.items(), key=lambda pair: (first not in pair[1], pair[0][0], min(map(_first, pair[1]))))
+    parts = [f"----- {_names([post.rank for post in group])} -----\n{_why(group)}{text}" for (_, text), group in ranked]
+    table = ", ".join(f"{post.rank}:{post.kind}{'(aborted)' if post.aborted else ''}" for post in posts)
+    return "\n".join([*parts, f"outcome per rank: {table}"])
+
+
+def _why(group: Sequence[Post]) -> str:
+    return f"aborted: {group[0].aborted}\n" if group[0].aborted else ""
+
+
+def _sections(posts: Sequence[Post]) -> tuple[tuple[str, str], ...]:
+    """What the ranks printed, equal texts together."""
+    alike: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for post in posts:
+        for section in post.sections:
+            alike[section].append(post.rank)
+    everyone = len(posts)
+    return tuple(
+        (name if len(ranks) == everyone else f"{name} of {_names(ranks)}", text)
+        for (name, text), ranks in alike.items()
+    )

@@ -1,0 +1,197 @@
+"""How ranks leave together when a rank cannot be brought back: last words, an end for those who do not answer, exit.
+
+Whether that is the end of the run or torchrun starts the ranks again is told by `--max-restarts`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import IO, NoReturn
+
+from contracts.harness.ranks import evidence, place
+from contracts.harness.ranks.agreement import End
+
+LEFT = 77  # exit status of a rank that leaves; torchrun makes 1 of it
+ANSWER_S = 1.0  # what peers get for their last words
+TAKE_STACKS = signal.SIGRTMIN + 7  # nobody's convention; faulthandler answers even where the GIL is held
+
+
+@dataclass(frozen=True, kw_only=True)
+class Peer:
+    """A rank's process. `begun` tells it from another that was given its id."""
+
+    rank: int
+    host: str
+    pid: int
+    begun: int
+
+
+def myself(here: place.Place) -> Peer:
+    return Peer(rank=here.rank, host=here.host, pid=os.getpid(), begun=place.started(os.getpid()))
+
+
+class Recovery:
+    """What a rank does at an end that it did not choose. `speak` is called on the one rank that tells it."""
+
+    def __init__(
+        self,
+        here: place.Place,
+        folder: place.Folder,
+        *,
+        doing: Callable[[], dict[str, object]],
+        speak: Callable[[str, bool], None],
+    ) -> None:
+        self.here, self.folder = here, folder
+        self.peers: dict[int, Peer] = {}
+        self._doing, self._speak = doing, speak
+        self._leaving = threading.Lock()
+        self._stopped_since: dict[int, float] = {}
+        self.stacks: IO[str] = folder.stacks(here.rank, here.attempt).open("w", encoding="utf-8")
+
+    def watch_for_crashes(self) -> None:
+        """Let the interpreter write every thread's stack where it crashes, or is asked to."""
+        faulthandler.enable(file=self.stacks)
+        faulthandler.register(TAKE_STACKS, file=self.stacks, all_threads=True, chain=False)
+
+    def lost(self, ranks: Iterable[int]) -> tuple[int, ...]:
+        """Those of `ranks` whose process on this host is gone."""
+        return tuple(rank for rank in ranks if self._state(rank) == "gone")
+
+    def stopped(self, ranks: Iterable[int]) -> dict[int, float]:
+        """Those of `ranks` that a signal holds on this host, with the seconds for which they were seen so."""
+        now = time.monotonic()
+        held = [rank for rank in ranks if self._state(rank) == "stopped"]
+        self._stopped_since = {rank: self._stopped_since.get(rank, now) for rank in held}
+        return {rank: now - since for rank, since in self._stopped_since.items()}
+
+    def _state(self, rank: int) -> str:
+        peer = self.peers.get(rank)
+        return place.state(peer.pid, peer.begun) if peer and peer.host == self.here.host else "alive"
+
+    def leave(self, end: End) -> NoReturn:
+        """Say what is known and leave this process. Any thread may call it; the first call counts."""
+        if not self._leaving.acquire(blocking=False):
+            while True:  # the thread that came first ends the process
+                time.sleep(1)
+        self._write_last_words(end)
+        self._wait_for_answers()
+        again = end.restart and self.here.restarts_left > 0
+        answered = self._answered()
+        if self.here.rank == min(answered):
+            self._end_the_silent(answered)
+            with contextlib.suppress(Exception):  # whatever the reporting meets, the process is to end
+                self._speak(account(self.folder, self.here.attempt, self.here.size).told(), again)
+        if not end.restart:
+            self.folder.complete.write_text("1")
+        sys.stdout.flush()
+        os._exit(LEFT)
+
+    def _write_last_words(self, end: End) -> None:
+        gone = self.lost(self.peers)
+        reason = f"rank {', '.join(map(str, gone))} died without an outcome" if gone else end.reason
+        words = {"reason": reason, "rank": gone[0] if gone else end.rank, "when": time.time(), **self._doing()}
+        path = self.folder.last_words(self.here.rank, self.here.attempt)
+        part = path.with_suffix(".part")
+        part.write_text(json.dumps(words), encoding="utf-8")
+        part.replace(path)
+
+    def _answered(self) -> set[int]:
+        ranks = range(self.here.size)
+        return {rank for rank in ranks if self.folder.last_words(rank, self.here.attempt).exists()}
+
+    def _wait_for_answers(self) -> None:
+        deadline = time.monotonic() + ANSWER_S
+        while time.monotonic() < deadline and len(self._answered()) + len(self.lost(self.peers)) < self.here.size:
+            time.sleep(0.02)
+
+    def _end_the_silent(self, answered: set[int]) -> None:
+        """Take the stacks of those who hold the GIL or are stopped, and kill them: torchrun waits 30 s for them."""
+        silent = [peer for rank, peer in self.peers.items() if rank not in answered and self._state(rank) != "gone"]
+        silent = [peer for peer in silent if peer.host == self.here.host]
+        for peer in silent:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(peer.pid, TAKE_STACKS)
+                os.kill(peer.pid, signal.SIGCONT)
+        time.sleep(0.2 if silent else 0)
+        for peer in silent:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(peer.pid, signal.SIGKILL)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Account:
+    """Why an attempt ended, and what each rank of this host was doing."""
+
+    reason: str
+    rank: int
+    doing: str
+
+    def told(self) -> str:
+        return f"{self.reason}\n{self.doing}".rstrip()
+
+
+def account(folder: place.Folder, attempt: int, size: int) -> Account:
+    """What the last words of an attempt add up to. A death weighs more than the signals that follow from it."""
+    views: dict[int, dict[str, object]] = {}
+    crashes = []
+    for rank in range(size):
+        said = evidence.tail(folder.last_words(rank, attempt), 1_000_000)
+        if said:
+            views[rank] = json.loads(said)
+        stack = evidence.tail(folder.stacks(rank, attempt))
+        if stack:
+            crashes.append(f"rank {rank}, as the interpreter left it:\n{stack}")
+    ranked = sorted(views.values(), key=lambda view: (_weight(str(view["reason"])), str(view["when"])))
+    first = ranked[0] if ranked else {"reason": "every rank died without a word", "rank": -1}
+    doing = "\n".join([evidence.shown(views) if views else "", *crashes])
+    return Account(reason=str(first["reason"]), rank=int(str(first["rank"])), doing=doing)
+
+
+def _weight(reason: str) -> int:
+    return 1 if reason.startswith("signal ") else 0
+
+
+class Signals:
+    """SIGTERM and SIGINT, heard also while the main thread is inside a collective.
+
+    A plain handler waits for the main thread to come back to Python, and torchrun kills after 30 s; a wakeup descriptor
+    is written by the C handler at once, and a thread reads it.
+    """
+
+    HEARD = (signal.SIGTERM, signal.SIGINT)
+
+    def __init__(self, heard: Callable[[str], None]) -> None:
+        self._heard = heard
+        self._read, self._write = os.pipe()
+        os.set_blocking(self._write, False)
+        self._former: dict[int, object] = {}
+        self._thread = threading.Thread(target=self._listen, name="ranks-signals", daemon=True)
+
+    def start(self) -> None:
+        self._former = {number: signal.signal(number, lambda *_: None) for number in self.HEARD}
+        signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
+        self._thread.start()
+
+    def stop(self) -> None:
+        signal.set_wakeup_fd(-1)
+        for number, handler in self._former.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]  # what signal.signal gave is what it takes
+        os.write(self._write, b"\0")
+        self._thread.join()
+
+    def _listen(self) -> None:
+        while True:
+            for number in os.read(self._read, 64):
+                if number == 0:
+                    return
+                if number in self.HEARD:
+                    self._heard(signal.Signals(number).name)

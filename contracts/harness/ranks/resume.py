@@ -1,0 +1,73 @@
+"""The journal of a session: what a restarted session need not run again, and which test was under way.
+
+JSON lines, written by rank 0 alone and flushed at once: a test starts, its reports follow, it is done.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+Report = dict[str, Any]  # what pytest_report_to_serializable makes of a TestReport
+
+
+@dataclass(frozen=True, kw_only=True)
+class Past:
+    """What earlier attempts have left. `under_way` had begun and never ended; its `begun` reports came before."""
+
+    done: dict[str, list[Report]] = field(default_factory=dict)
+    under_way: str | None = None
+    begun: tuple[Report, ...] = ()
+
+    def text(self) -> str:
+        return json.dumps([self.done, self.under_way, self.begun])
+
+    @classmethod
+    def of(cls, text: str) -> Past:
+        done, under_way, begun = json.loads(text)
+        return cls(done=done, under_way=under_way, begun=tuple(begun))
+
+
+class Journal:
+    """Written by rank 0 while the tests run."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("a", encoding="utf-8")
+
+    def start(self, nodeid: str) -> None:
+        self._write({"start": nodeid})
+
+    def report(self, nodeid: str, report: Report) -> None:
+        self._write({"of": nodeid, "report": report})
+
+    def done(self, nodeid: str) -> None:
+        self._write({"done": nodeid})
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _write(self, entry: dict[str, object]) -> None:
+        self._file.write(json.dumps(entry, default=str) + "\n")
+        self._file.flush()
+
+
+def past(path: Path) -> Past:
+    """What a journal tells. A last line cut short, by the death of who wrote it, is no line."""
+    done: dict[str, list[Report]] = {}
+    under_way: str | None = None
+    begun: list[Report] = []
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+        try:
+            entry = json.loads(line)
+        except ValueError:
+            continue
+        if "start" in entry:
+            under_way, begun = entry["start"], []
+        elif "report" in entry:
+            begun.append(entry["report"])
+        else:
+            done[entry["done"]], under_way = begun, None
+            begun = []
+    return Past(done=done, under_way=under_way, begun=tuple(begun))
