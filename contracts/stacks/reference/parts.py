@@ -20,6 +20,10 @@ from contracts.stacks.reference.blocks.mamba import Mamba2
 from contracts.stacks.reference.blocks.mamba3 import Mamba3
 from contracts.stacks.reference.blocks.mlp import Mlp
 from contracts.stacks.reference.blocks.recurrent import M2RNN
+from contracts.stacks.reference.blocks.streams import Streams
+from contracts.stacks.reference.initial import Initial
+from contracts.stacks.reference.model import Layer, Model
+from contracts.stacks.reference.prediction import Prediction
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +41,11 @@ class Parts:
     mamba2: type[Mamba2] = Mamba2
     mamba3: type[Mamba3] = Mamba3
     recurrent: type[M2RNN] = M2RNN
+    streams: type[Streams] = Streams
+    layer: type[Layer] = Layer
+    prediction: type[Prediction] = Prediction
+    model: type[Model] = Model
+    initial: type[Initial] = Initial
 
     def mixer(self, recipe: Recipe, layer: int, mode: Mode) -> nn.Module:
         """The mixer of one layer (0-based)."""

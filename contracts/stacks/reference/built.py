@@ -1,0 +1,182 @@
+"""The whole model as a value: what was built, what it starts from, and one pass through it (spec/training.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, cast
+
+from contracts.spec.array import Arrays, Element
+from contracts.spec.errors import NotOffered, Refusals
+from contracts.spec.recipe import Mode, Recipe
+from contracts.spec.training import Built, BuiltLayer, Execution, Parameter, Pass, Role, Rule, Tokens
+
+if TYPE_CHECKING:  # torch is loaded when a model is asked for, not when the stack is introduced
+    from torch import nn
+
+    from contracts.stacks.reference.model import Layer, Model
+    from contracts.stacks.reference.parts import Parts
+
+IN_FLOAT32: frozenset[Role] = frozenset({"norm", "router", "ssm", "mixing"})
+"""Roles that compute in float32 whatever the activations are."""
+STATE: Mapping[Rule, Mapping[str, Element]] = {
+    "adamw": {"step": "float32", "exp_avg": "float32", "exp_avg_sq": "float32"},
+    "muon": {"momentum_buffer": "float32"},
+}
+
+
+class ModelSide:
+    """The answers of `Reference` on this subject."""
+
+    QUESTIONS: frozenset[str] = frozenset({"built", "initial", "run_model"})
+
+    def parts(self) -> Parts:
+        """The classes everything is built of; a counterexample exchanges one."""
+        from contracts.stacks.reference.parts import PARTS
+
+        return PARTS
+
+    def built(self, recipe: Recipe, mode: Mode) -> Built:
+        import torch
+
+        parts = self.parts()
+        with torch.device("meta"):
+            model = parts.model(recipe, mode, parts)
+        layers = tuple(_layer(int(number), layer) for number, layer in model.layers.items())  # type: ignore[arg-type]
+        features = {"tied_embeddings" if model.head is None else "untied_embeddings"} | (
+            {"mtp"} if model.mtp else set()
+        )
+        buffers = {name: tuple(each.shape) for name, each in model.named_buffers()}
+        return Built(layers=layers, parameters=_rows(model), features=frozenset(features), buffers=buffers)
+
+    def initial(self, recipe: Recipe, mode: Mode) -> Arrays:
+        from contracts.instruments import numerics
+
+        return numerics.arrays(made(recipe, Execution(mode=mode), self.parts()).state_dict())
+
+    def run_model(self, recipe: Recipe, execution: Execution, weights: Arrays, batch: Tokens, backward: bool) -> Pass:
+        import torch
+
+        from contracts.instruments import numerics
+
+        model = made(recipe, execution, self.parts(), weights)
+        held = [numerics.tensor(each) for each in (batch.tokens, batch.labels)]
+        held += [numerics.tensor(batch.documents)] if batch.documents else []
+        with torch.set_grad_enabled(backward):
+            passes = [
+                model(*piece) for piece in zip(*(each.chunk(execution.microbatches) for each in held), strict=True)
+            ]
+            sums = {name: torch.stack([each.sums[name] for each in passes]).sum(0) for name in passes[0].sums}
+            counts = {name: torch.stack([each.counts[name] for each in passes]).sum(0) for name in passes[0].counts}
+            losses = model.objective(sums, counts)
+        gradients = {}
+        if backward:
+            leaves = dict(model.named_parameters())
+            found = torch.autograd.grad(losses["total"], list(leaves.values()), allow_unused=True)
+            gradients = {name: grad for name, grad in zip(leaves, found, strict=True) if grad is not None}
+        further = zip(*(each.mtp_logits for each in passes), strict=True)
+        return Pass(
+            logits=numerics.array(torch.cat([each.logits_BTV for each in passes])),
+            mtp_logits=tuple(numerics.array(torch.cat(depth)) for depth in further),
+            losses={name: float(loss.detach()) for name, loss in losses.items()},
+            gradients=numerics.arrays(gradients),
+        )
+
+
+def made(recipe: Recipe, execution: Execution, parts: Parts, weights: Arrays | None = None) -> Model:
+    """The model on the CPU in the precision asked for, with its initial weights or with those given.
+
+    Raises:
+        Refused: for a parameter that is not given while others are, and for a name that the model does not have.
+        NotOffered: for a model in several processes or compiled, which this function does not make.
+    """
+    import torch
+
+    from contracts.stacks.reference.model import ACTIVATIONS
+
+    degrees = execution.degrees
+    if execution.compile != "none" or execution.fsdp or degrees.pp * degrees.tp * degrees.cp * degrees.ep > 1:
+        raise NotOffered("one pass through a model is answered in one process and uncompiled")
+    with torch.device("meta"):
+        model = parts.model(recipe, execution.mode, parts)
+    parts.initial(recipe).fill(model)
+    if execution.precision == "float64":
+        model.double()  # before weights are taken: those given in float64 are not rounded
+    if weights:
+        _take(model, weights)
+    declared = execution.precision == "declared"
+    model.activations = ACTIVATIONS[recipe.dtype] if declared else getattr(torch, execution.precision)
+    model.recompute = model.recompute or execution.recompute
+    return model
+
+
+def _take(model: Model, weights: Arrays) -> None:
+    """Load every parameter, and the buffers that are given."""
+    from contracts.instruments import numerics
+
+    found, held = Refusals(), model.state_dict()
+    missing = sorted({name for name, _ in model.named_parameters()} - weights.keys())
+    found.unless(not missing, "weights", len(weights), f"lack {', '.join(missing[:5])}", "give every parameter")
+    extra = sorted(weights.keys() - held.keys())
+    found.unless(not extra, "weights", len(weights), f"have {', '.join(extra[:5])}", "give what the model has")
+    found.raise_any()
+    model.load_state_dict(numerics.tensors(weights), strict=False)
+
+
+def _layer(number: int, layer: Layer) -> BuiltLayer:
+    family, features = _witnesses(layer.mixer)
+    if layer.streams is not None:
+        features = features | {"mhc"}
+    count = sum(each.numel() for each in layer.parameters())
+    return BuiltLayer(number=number, family=family, features=frozenset(features), parameters=count)
+
+
+def _witnesses(mixer: nn.Module) -> tuple[str, set[str]]:
+    """The family of a mixer and the features that stand in it, by its modules and their sizes."""
+    from contracts.stacks.reference.blocks.attention import Attention, LatentAttention
+    from contracts.stacks.reference.blocks.experts import MoE
+    from contracts.stacks.reference.blocks.mamba import Mamba2
+    from contracts.stacks.reference.blocks.mlp import Mlp
+    from contracts.stacks.reference.blocks.recurrent import M2RNN
+
+    names = {name for name, _ in (*mixer.named_parameters(), *mixer.named_buffers())}
+    found: set[str] = set()
+    if isinstance(mixer, Attention):
+        found |= {"rope"} | ({"gqa"} if mixer.wk.out_features < mixer.wq.out_features else set())
+        return "A", found | ({"qk_norm"} if {"q_norm.weight", "k_norm.weight"} <= names else set())
+    if isinstance(mixer, LatentAttention):
+        return "A", {"mla", "rope"} | ({"dsa"} if mixer.indexer is not None else set())
+    if isinstance(mixer, MoE):
+        found |= {"moe", "swiglu" if "experts.w3" in names else "relu2"}
+        found |= {"shared_expert"} if mixer.shared is not None else set()
+        return "E", found | ({"selection_bias"} if "router.bias" in names else set())
+    if isinstance(mixer, Mlp):
+        return "E", {"swiglu" if "w3.weight" in names else "relu2"}
+    if isinstance(mixer, M2RNN):
+        return "R", {"m2rnn"}
+    return "M", {"mamba2" if isinstance(mixer, Mamba2) else "mamba3"}
+
+
+def _rows(model: Model) -> tuple[Parameter, ...]:
+    """A row for each parameter, routed as the optimizer routes it."""
+    from contracts.stacks.reference.optimizer import Optimizer
+    from contracts.stacks.reference.roles import members
+
+    optimizer = Optimizer(model.recipe.optim, members(model))
+    activations = cast(Element, str(model.activations).removeprefix("torch."))
+    rows = []
+    for member in optimizer.members:
+        rule = optimizer.rule(member)
+        rows.append(
+            Parameter(
+                name=member.name,
+                shape=tuple(member.parameter.shape),
+                dtype=cast(Element, str(member.parameter.dtype).removeprefix("torch.")),
+                compute="float32" if member.role in IN_FLOAT32 else activations,
+                role=member.role,
+                layer=member.layer,
+                optimizer=rule,
+                weight_decay=optimizer.decay(member),
+                state=STATE[rule],
+            )
+        )
+    return tuple(rows)
