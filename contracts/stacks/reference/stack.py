@@ -20,6 +20,7 @@ from contracts.spec.topology import Degrees, ExpertLane, GradientReduction, Grou
 from contracts.stacks.reference import arguments, hosts
 from contracts.stacks.reference import launch as launching
 from contracts.stacks.reference.branch import BlocksSide
+from contracts.stacks.reference.built import ModelSide
 from contracts.stacks.reference.capacity import CapacitySide
 from contracts.stacks.reference.disks import DisksSide
 from contracts.stacks.reference.lifecycle import LifecycleSide
@@ -37,11 +38,11 @@ LAUNCH_SIDE = frozenset(
     }
 )  # fmt: skip
 
-NUMERIC_SIDE = BlocksSide.QUESTIONS if importlib.util.find_spec("torch") else frozenset()
+NUMERIC_SIDE = BlocksSide.QUESTIONS | ModelSide.QUESTIONS if importlib.util.find_spec("torch") else frozenset()
 """What is answered with tensors; without torch there is nobody to answer it."""
 
 
-class Reference(NodeSide, DisksSide, ReceiptsSide, LifecycleSide, CapacitySide, BlocksSide):
+class Reference(NodeSide, DisksSide, ReceiptsSide, LifecycleSide, CapacitySide, BlocksSide, ModelSide):
     """The stack that ships here: a small real hybrid stack, the default party under test.
 
     What it says about launch and mesh stands below; what it says about the node and the evidence in the files of the
