@@ -1,0 +1,249 @@
+"""A model in training: one optimizer step is a window of microbatches, one clip, one step, one move of the biases.
+
+Everything that a mean divides by is counted over the whole window before the first backward pass, so that a label
+weighs the same in whatever microbatch it lies. `python -m contracts.stacks.reference.train` and the questions about
+training both run this.
+
+B sequences · T tokens · E experts
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from contracts.spec.errors import NotOffered, refuse
+from contracts.spec.recipe import Recipe
+from contracts.spec.topology import Degrees
+from contracts.spec.training import Execution, Precision
+from contracts.stacks.reference import schedule
+from contracts.stacks.reference.blocks.common import packing
+from contracts.stacks.reference.data import IGNORED, Corpus, Ledger
+from contracts.stacks.reference.model import Forward, Model
+from contracts.stacks.reference.optimizer import Optimizer
+from contracts.stacks.reference.parts import PARTS, Parts
+from contracts.stacks.reference.prediction import ahead
+from contracts.stacks.reference.roles import layer_of, members
+
+PRECISIONS: Mapping[Precision, torch.dtype] = {"float32": torch.float32, "float64": torch.float64}
+
+
+class Batch(NamedTuple):
+    """Packed sequences: tokens, labels (-100 where none counts) and documents, each (B, T) int64."""
+
+    tokens_BT: Tensor
+    labels_BT: Tensor
+    documents_BT: Tensor | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Done:
+    """What a step did; `gradients` are clones from before clipping, where they were wanted."""
+
+    number: int
+    losses: dict[str, float]
+    tokens: int
+    lr: float
+    grad_norm: float
+    clip_coef: float
+    samples: tuple[int, ...] = ()
+    gradients: dict[str, Tensor] = field(default_factory=dict)
+    seen: dict[str, Tensor] = field(default_factory=dict)
+
+
+class Trainer:
+    """A model, its optimizer and its place in the data, on one rank.
+
+    `number` is the last optimizer step that was taken, `consumed` the sequences that all steps took of the data.
+    """
+
+    optimizer_class: type[Optimizer] = Optimizer
+    corpus_class: type[Corpus] = Corpus
+    ledger_class: type[Ledger] = Ledger
+    rate: Callable[..., float] = staticmethod(schedule.learning_rate)
+
+    def __init__(self, recipe: Recipe, execution: Execution | None = None, parts: Parts = PARTS) -> None:
+        self.recipe, self.execution, self.parts = recipe, execution or Execution(), parts
+        _refuse_what_needs_more(self.execution)
+        self.model = self.build()
+        self.optimizer = self.optimizer_class(recipe.optim, members(self.model))
+        self.corpus = self.corpus_class(recipe)
+        self.ledger = self.ledger_class(len(self.corpus), recipe.seed)
+        self.number = 0
+        self.consumed = 0
+
+    def build(self) -> Model:
+        """The model with its initial weights, in the precision of the execution."""
+        model = self.parts.model(self.recipe, self.execution.mode, self.parts)
+        self.parts.initial(self.recipe).fill(model)
+        if self.execution.precision != "declared":
+            model.activations = PRECISIONS[self.execution.precision]
+            model.to(model.activations)
+        model.recompute = model.recompute or self.execution.recompute
+        return model
+
+    # a step
+    def next(self, wanted: bool = False) -> Done:
+        """A step over the next sequences of the data; `wanted` says whether its gradients are."""
+        ids = self.ledger.ids(self.consumed, self.recipe.batch.total)
+        done = self.step(self.batch(ids), wanted, ids)
+        self.consumed += len(ids)
+        return done
+
+    def batch(self, ids: Sequence[int]) -> Batch:
+        return Batch(*(torch.cat(rows) for rows in zip(*map(self.corpus.sequence, ids), strict=True)))
+
+    def step(self, batch: Batch, wanted: bool = False, samples: tuple[int, ...] = ()) -> Done:
+        """One optimizer step over a whole batch."""
+        window = self.cut(batch)
+        counts = self.total([self.count(micro) for micro in window])
+        self.optimizer.zero()
+        passes = [self.accumulate(micro, counts) for micro in window]
+        losses = self.model.objective(self.total([each.sums for each in passes]), counts)
+        gradients = self.gradients() if wanted else {}
+        norm, coefficient = self.optimizer.clip()
+        lr = self.rate(self.recipe.optim, self.number + 1)
+        self.optimizer.step(lr)
+        seen = self.total([_counters(each.seen) for each in passes])
+        self.move_biases(seen)
+        self.number += 1
+        return Done(
+            number=self.number,
+            losses={name: float(loss) for name, loss in losses.items()},
+            tokens=int(counts["lm"]),
+            lr=lr,
+            grad_norm=norm,
+            clip_coef=coefficient,
+            samples=samples,
+            gradients=gradients,
+            seen=seen,
+        )
+
+    def cut(self, batch: Batch) -> list[Batch]:
+        """The microbatches: runs of sequences whose numbers differ by one at most."""
+        parts, rows = self.execution.microbatches, len(batch.tokens_BT)
+        if not 0 < parts <= rows:
+            raise refuse("microbatches", parts, f"must lie in 1 … {rows}, the sequences of the batch", "cut fewer")
+        cut = [[None] * parts if each is None else torch.tensor_split(each, parts) for each in batch]
+        return [Batch(*each) for each in zip(*cut, strict=True)]
+
+    def count(self, micro: Batch) -> dict[str, Tensor]:
+        """What the sums of a pass over this microbatch will count, by the model's names."""
+        pack = packing(micro.tokens_BT, micro.documents_BT)
+        found = {"lm": (micro.labels_BT != IGNORED).sum()}
+        for depth in range(self.recipe.mtp.depth if self.recipe.mtp else 0):
+            found[f"mtp.{depth}"] = (ahead(micro.labels_BT, pack, depth + 1, IGNORED) != IGNORED).sum()
+        rows, length = micro.tokens_BT.shape
+        return found | {"aux": torch.tensor(rows), "z": torch.tensor(rows * length)}
+
+    def accumulate(self, micro: Batch, counts: Mapping[str, Tensor]) -> Forward:
+        """Forward and backward over one microbatch, as its part of the window."""
+        out: Forward = self.model(*micro)
+        self.model.objective(out.sums, counts)["total"].backward()  # type: ignore[no-untyped-call]  # torch's
+        nothing = out.logits_BTV.new_empty(0)
+        return out._replace(
+            logits_BTV=nothing, mtp_logits=(), sums={name: each.detach() for name, each in out.sums.items()}
+        )
+
+    def total(self, parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+        """What the microbatches add up to, by name."""
+        found: dict[str, Tensor] = {}
+        for part in parts:
+            for name, value in part.items():
+                found[name] = found[name] + value if name in found else value
+        return found
+
+    def gradients(self) -> dict[str, Tensor]:
+        """The gradients by name, as they stand; zeros where a parameter got none."""
+        return {
+            name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.clone()
+            for name, parameter in self.model.named_parameters()
+            if parameter.requires_grad
+        }
+
+    def move_biases(self, seen: Mapping[str, Tensor]) -> None:
+        """Every router's selection bias by one step, by the counts of the whole window."""
+        for name, bias_E in self.model.named_buffers():
+            layer = layer_of(name)
+            if name.endswith("router.bias") and layer is not None and self.recipe.moe is not None:
+                self.parts.moe.update_bias(bias_E, seen[f"layers.{layer}.counts"], self.recipe.moe.bias_rate)
+
+    # what a checkpoint holds
+    def state(self) -> dict[str, Tensor]:
+        """Weights, buffers and optimizer state by `weights/…`, `buffers/…`, `optimizer/…`; not copied."""
+        held = {f"weights/{name}": each.detach() for name, each in self.model.named_parameters()}
+        held |= {f"buffers/{name}": each for name, each in self.model.named_buffers()}
+        return held | {f"optimizer/{name}": each for name, each in self.optimizer.state().items()}
+
+    def position(self) -> dict[str, int]:
+        return {"step": self.number, "consumed": self.consumed, "seed": self.recipe.seed}
+
+    def load(self, state: Mapping[str, Tensor], position: Mapping[str, int]) -> None:
+        """Take over what `state` and `position` gave.
+
+        Raises:
+            Refused: for a tensor that this model does not have or lacks, and for another seed.
+        """
+        if position["seed"] != self.recipe.seed:
+            remedy = "resume under the recipe that was saved"
+            raise refuse("seed", self.recipe.seed, f"the saved run has {position['seed']}", remedy)
+        self.put(_under("weights/", state), dict(self.model.named_parameters()), "weights")
+        self.put(_under("buffers/", state), dict(self.model.named_buffers()), "buffers")
+        self.optimizer.load({name: each.clone() for name, each in _under("optimizer/", state).items()})
+        self.number, self.consumed = position["step"], position["consumed"]
+
+    def save(self, folder: str) -> None:
+        raise NotOffered("this trainer does not save yet")
+
+    def resume(self, folder: str) -> None:
+        raise NotOffered("this trainer does not resume yet")
+
+    @torch.no_grad()
+    def put(self, values: Mapping[str, Tensor], into: Mapping[str, Tensor], what: str) -> None:
+        """Copy values into tensors of the same names, shapes and all.
+
+        Raises:
+            Refused: when a name or a shape is another.
+        """
+        strange = sorted(set(values) ^ set(into))
+        if strange:
+            raise refuse(what, strange, "are on one side only", "give the tensors of this recipe, each once")
+        for name, held in into.items():
+            if held.shape != values[name].shape:
+                problem = f"has shape {tuple(values[name].shape)}, the model {tuple(held.shape)}"
+                raise refuse(what, name, problem, "give the tensors of this recipe")
+            held.copy_(values[name])
+
+
+def random_state() -> dict[str, Tensor]:
+    """The states of this process's random generators: torch's, and Python's as its 625 words."""
+    _, words, _ = random.getstate()
+    return {"torch": torch.get_rng_state(), "python": torch.tensor(words, dtype=torch.int64)}
+
+
+def restore_random_state(state: Mapping[str, Tensor]) -> None:
+    torch.set_rng_state(state["torch"])
+    random.setstate((3, tuple(state["python"].tolist()), None))  # 3: the version of the form; None: no spare gauss
+
+
+def _under(prefix: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): each for name, each in state.items() if name.startswith(prefix)}
+
+
+def _counters(seen: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What of a pass's `seen` adds up: assignments by expert, and how many were dropped."""
+    found = {name: each for name, each in seen.items() if name.endswith(".counts")}
+    dropped = [each.sum() for name, each in seen.items() if name.endswith(".dropped")]
+    return found | ({"dropped": torch.stack(dropped).sum()} if dropped else {})
+
+
+def _refuse_what_needs_more(execution: Execution) -> None:
+    if execution.degrees != Degrees() or execution.fsdp or execution.replicas > 1:
+        raise NotOffered("this trainer runs on one rank")
+    if execution.compile != "none":
+        raise NotOffered("this trainer compiles nothing")

@@ -1,0 +1,105 @@
+"""What the reference answers about training: a run of steps as a value, and which step consumes which sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from contracts.spec.array import Array
+from contracts.spec.errors import refuse
+from contracts.spec.recipe import Recipe
+from contracts.spec.training import Session, Step, Tokens, Trained
+
+if TYPE_CHECKING:  # torch is loaded when a run is asked for, not when the stack is introduced
+    from contracts.stacks.reference.parts import Parts
+    from contracts.stacks.reference.trainer import Batch, Done, Trainer
+
+
+class TrainingSide:
+    """The answers of `Reference` on this subject."""
+
+    QUESTIONS: frozenset[str] = frozenset({"train", "samples", "sample"})
+
+    def parts(self) -> Parts:
+        raise NotImplementedError  # BlocksSide's
+
+    def trainer(self) -> type[Trainer]:
+        """The class that trains; a counterexample gives another."""
+        from contracts.stacks.reference.trainer import Trainer
+
+        return Trainer
+
+    def train(self, session: Session) -> Trained:
+        from contracts.instruments import numerics
+
+        if session.batches and len(session.batches) != session.steps:
+            raise refuse("batches", len(session.batches), f"must be one a step ({session.steps})", "give as many")
+        trainer = self.trainer()(session.recipe, session.execution, self.parts())
+        if session.load is not None:
+            trainer.resume(session.load)
+        if session.weights:
+            trainer.put(numerics.tensors(session.weights), dict(trainer.model.named_parameters()), "weights")
+        if session.buffers:
+            trainer.put(numerics.tensors(session.buffers), dict(trainer.model.named_buffers()), "buffers")
+        start = trainer.number
+        return Trained(start=start, steps=tuple(_step(trainer, session, index) for index in range(session.steps)))
+
+    def samples(self, recipe: Recipe, step: int, rank: int, dp: int) -> tuple[int, ...]:
+        kind, total = self.trainer(), recipe.batch.total
+        if step < 1:
+            raise refuse("step", step, "must be at least 1", "count optimizer steps from 1")
+        ledger = kind.ledger_class(len(kind.corpus_class(recipe)), recipe.seed)
+        return ledger.of_rank((step - 1) * total, total, rank, dp)
+
+    def sample(self, recipe: Recipe, id: int) -> Tokens:
+        from contracts.instruments import numerics
+
+        tokens_BT, labels_BT, documents_BT = self.trainer().corpus_class(recipe).sequence(id)
+        return Tokens(
+            tokens=numerics.array(tokens_BT),
+            labels=numerics.array(labels_BT),
+            documents=numerics.array(documents_BT),
+        )
+
+
+def _step(trainer: Trainer, session: Session, index: int) -> Step:
+    """One step of a session, and what is to be seen of it."""
+    number = trainer.number + 1
+    seen = session.observe if not session.at or number in session.at else frozenset()
+    wanted = "gradients" in seen
+    done = trainer.step(_batch(session.batches[index]), wanted) if session.batches else trainer.next(wanted)
+    if session.save is not None and number in session.save_at:
+        trainer.save(session.save)
+    return _answer(trainer, done, seen)
+
+
+def _answer(trainer: Trainer, done: Done, seen: frozenset[str]) -> Step:
+    from contracts.instruments import numerics
+    from contracts.stacks.reference.trainer import random_state
+
+    held: Mapping[str, Mapping[str, Array]] = {
+        "weights": numerics.arrays(dict(trainer.model.named_parameters())) if "weights" in seen else {},
+        "buffers": numerics.arrays(dict(trainer.model.named_buffers())) if "buffers" in seen else {},
+        "optimizer": numerics.arrays(trainer.optimizer.state()) if "optimizer" in seen else {},
+        "rng": numerics.arrays(random_state()) if "rng" in seen else {},
+    }
+    return Step(
+        number=done.number,
+        losses=done.losses,
+        tokens=done.tokens,
+        lr=done.lr,
+        grad_norm=done.grad_norm,
+        clip_coef=done.clip_coef,
+        samples=done.samples,
+        gradients=numerics.arrays(done.gradients),
+        seen=numerics.arrays(done.seen),
+        **held,
+    )
+
+
+def _batch(tokens: Tokens) -> Batch:
+    from contracts.instruments import numerics
+    from contracts.stacks.reference.trainer import Batch
+
+    documents = None if tokens.documents is None else numerics.tensor(tokens.documents)
+    return Batch(numerics.tensor(tokens.tokens), numerics.tensor(tokens.labels), documents)
