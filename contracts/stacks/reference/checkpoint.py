@@ -1,0 +1,290 @@
+"""Checkpoints of one run: written whole or not at all, found by number, loaded whole or not at all, retired in time.
+
+A checkpoint is a folder, `step-00000010`. It is written under another name, synced, and gets its own by one rename, so
+whatever bears the name is complete; there is no pointer to it that could be stale. Tensors go through
+`torch.distributed.checkpoint` (DCP), everything else through the manifest.
+
+    kept = Checkpoints("/mnt/data/checkpoints/run-1")
+    kept.save(State(step=10, tensors=tensors, position={"sample": 640}))
+    state = kept.load(tensors)         # in place, into the names, shapes and dtypes that are expected
+    kept.retire(keep=3)
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import uuid
+import warnings
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import get_args
+
+import torch
+from torch import Tensor
+from torch.distributed import ProcessGroup
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+
+from contracts.spec import codec
+from contracts.spec.array import Element
+from contracts.spec.errors import Refusals, Refused, refuse
+from contracts.spec.recipe import Checkpoint, Recipe
+from contracts.stacks.reference import saved_manifest as manifests
+from contracts.stacks.reference.durable import Disk
+from contracts.stacks.reference.saved_manifest import Held, Kept, Manifest
+from contracts.stacks.reference.shards import ShardReader, ShardWriter
+
+_STEP = re.compile(r"step-([0-9]{8,})")  # [0-9]: \d takes the digits of every script, and so does int()
+_LEFTOVER = re.compile(r"step-([0-9]{8,})\.(?:tmp|gone)-[0-9a-f]{32}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class State:
+    """What one rank saves or has loaded: tensors by name (DTensors where they are sharded), counters, the recipe."""
+
+    step: int
+    tensors: Mapping[str, Tensor]
+    position: Mapping[str, int] = field(default_factory=dict)
+    recipe: str = ""
+
+
+def recipe_digest(recipe: Recipe) -> str:
+    """What a state may be loaded into: everything of the recipe but where its checkpoints lie."""
+    return hashlib.sha256(codec.dumps(replace(recipe, checkpoint=Checkpoint())).encode("ascii")).hexdigest()
+
+
+class Checkpoints:
+    """The checkpoints in one folder, of which this process is the only writer (or one rank of it).
+
+    Args:
+        file_bytes: no file holds more than about this many bytes of tensors.
+        group: the ranks that save and load together; None is all of them. Saves in the background need one of their
+            own, since their collectives run beside those of the training.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        *,
+        disk: Disk | None = None,
+        file_bytes: int = 2**30,
+        group: ProcessGroup | None = None,
+    ) -> None:
+        self.folder = Path(folder)
+        self.disk = disk or Disk()
+        self.file_bytes = file_bytes
+        self.group = group
+        self.writer = ThreadPoolExecutor(max_workers=1)  # one: saves become complete in the order of their calls
+        self.pending: list[Future[None]] = []
+
+    # writing
+    def save(self, state: State) -> None:
+        """Write a checkpoint and return when it is durable.
+
+        Raises:
+            Refused: when it cannot be written, or the step is there already; what was there before is untouched.
+        """
+        final = self.folder / self.name_of(state.step)
+        _savable(state, final)
+        unfinished = final.with_name(f"{final.name}.tmp-{uuid.uuid4().hex}")
+
+        def publish(drawn: str, tensors: Mapping[str, Held], files: Mapping[str, Kept]) -> None:
+            manifest = Manifest(
+                step=state.step, save=drawn, recipe=state.recipe, position=dict(state.position),
+                tensors=tensors, files=files,
+            )  # fmt: skip
+            self.publish(unfinished, final, manifest)
+
+        sink = ShardWriter(unfinished, self.disk, step=state.step, file_bytes=self.file_bytes, publish=publish)
+        try:
+            with _plain_errors(self.folder):
+                save(
+                    dict(state.tensors), storage_writer=sink, planner=DefaultSavePlanner(flatten_state_dict=False),
+                    process_group=self.group,
+                )  # fmt: skip
+        except BaseException:
+            self.disk.discard(unfinished)
+            raise
+
+    def publish(self, unfinished: Path, final: Path, manifest: Manifest) -> None:
+        """Everything that makes it complete first, the name last."""
+        self.disk.write(unfinished / manifests.NAME, [manifests.text_of(manifest)])
+        self.disk.sync(unfinished)
+        self.disk.rename(unfinished, final)
+        self.disk.sync(self.folder)
+
+    def save_later(self, state: State) -> None:
+        """Save the state as it is now, and return before it is written.
+
+        The copy costs the memory of the state. A failure is raised by the next `wait`, or by a load, which waits.
+        """
+        self.pending.append(self.writer.submit(self.save, self.snapshot(state)))
+
+    def snapshot(self, state: State) -> State:
+        """The state in memory of its own, on the host: training goes on in the old one."""
+        copies = {name: each.detach().to("cpu", copy=True) for name, each in state.tensors.items()}
+        return replace(state, tensors=copies, position=dict(state.position))
+
+    def wait(self) -> None:
+        """Until every save that was started is durable.
+
+        Raises:
+            Refused: when one could not be written.
+        """
+        pending, self.pending = self.pending, []
+        for each in pending:
+            each.exception()  # waits for all of them, then tells of the first
+        for each in pending:
+            each.result()
+
+    # finding
+    def name_of(self, step: int) -> str:
+        return f"step-{step:08d}"
+
+    def steps(self) -> tuple[int, ...]:
+        """The steps of every complete checkpoint, ascending by number."""
+        return tuple(sorted(step for step, path in self.named() if self.is_complete(step, path)))
+
+    def named(self) -> list[tuple[int, Path]]:
+        """What bears the name of a checkpoint."""
+        matches = [(_STEP.fullmatch(path.name), path) for path in self.folder.iterdir()]
+        return [(int(match[1]), path) for match, path in matches if match]
+
+    def is_complete(self, step: int, path: Path) -> bool:
+        try:
+            manifest = manifests.read(path)
+        except Refused:
+            return False
+        return manifest.step == step and not manifests.cut_off(path, manifest)
+
+    def latest(self) -> int | None:
+        return max(self.steps(), default=None)
+
+    # loading
+    def load(self, target: Mapping[str, Tensor], *, recipe: str = "", step: int | None = None) -> State:
+        """Fill the target in place with a step, or the latest: all of it or nothing.
+
+        Raises:
+            Refused: every reason at once: what is missing, foreign, misshapen, of another dtype, damaged.
+        """
+        self.wait()
+        chosen = self.latest() if step is None else step
+        if chosen is None:
+            raise refuse("folder", str(self.folder), "holds no complete checkpoint", "start without one")
+        folder = self.folder / self.name_of(chosen)
+        manifest = manifests.read(folder)
+        found = manifests.cut_off(folder, manifest)
+        found.merge(manifests.strangers(folder, manifest))
+        found.unless(
+            manifest.step == chosen, "step", manifest.step, f"is not {chosen}, as the folder says", "rename it"
+        )
+        if recipe != manifest.recipe:
+            found.add("recipe", recipe, f"is not the one it was saved under, {manifest.recipe!r}", "load into that one")
+        found.merge(self.misfits(manifest, target))
+        found.raise_any()
+        self.fill(target, self.read(folder, manifest, target))
+        return State(step=chosen, tensors=target, position=manifest.position, recipe=recipe)
+
+    def misfits(self, manifest: Manifest, target: Mapping[str, Tensor]) -> Refusals:
+        """Tensors that one side lacks, or that are not what is expected. DCP itself casts without a word."""
+        found = Refusals()
+        where = f"the checkpoint of step {manifest.step}"
+        for name in sorted(target.keys() - manifest.tensors.keys()):
+            found.add(name, _kind(target[name]), f"is missing from {where}", "load into the model it was saved from")
+        for name in sorted(manifest.tensors.keys() - target.keys()):
+            found.add(name, manifest.tensors[name].shape, f"is in {where}, and nothing expects it", "expect it")
+        for name in sorted(target.keys() & manifest.tensors.keys()):
+            held = manifest.tensors[name]
+            saved = f"{held.dtype} {list(held.shape)}"
+            found.unless(
+                _kind(target[name]) == saved, name, _kind(target[name]), f"was saved as {saved}", "expect that"
+            )
+        return found
+
+    def read(self, folder: Path, manifest: Manifest, target: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """New tensors, each like its target. They cost the memory of the state, so that a load that fails half way
+        leaves the target as it was."""
+        fresh = {name: torch.empty_like(each, requires_grad=False) for name, each in target.items()}
+        with _plain_errors(folder):
+            load(
+                fresh, storage_reader=ShardReader(folder, manifest), process_group=self.group,
+                planner=DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False),
+            )  # fmt: skip
+        return fresh
+
+    def fill(self, target: Mapping[str, Tensor], fresh: Mapping[str, Tensor]) -> None:
+        with torch.no_grad():
+            for name, each in target.items():
+                each.copy_(fresh[name])
+
+    # retiring
+    def retire(self, keep: int, durable: frozenset[int] | None = None) -> tuple[int, ...]:
+        """Remove old checkpoints and what dead writers left; the steps that were removed.
+
+        Args:
+            durable: steps whose copy has reached the storage that counts; None where this folder is that storage.
+
+        Raises:
+            Refused: when `keep` is not positive.
+        """
+        removed = self.removable(keep, durable)
+        for step in removed:
+            path = self.folder / self.name_of(step)
+            gone = path.with_name(f"{path.name}.gone-{uuid.uuid4().hex}")
+            self.disk.rename(path, gone)  # first, so that one half removed is no checkpoint
+            self.disk.sync(self.folder)
+            self.disk.remove(gone)
+        newest = self.latest()
+        for path in list(self.folder.iterdir()):
+            match = _LEFTOVER.fullmatch(path.name)
+            if match and newest is not None and int(match[1]) <= newest:  # a later one may be under way
+                self.disk.remove(path)
+        return removed
+
+    def removable(self, keep: int, durable: frozenset[int] | None) -> tuple[int, ...]:
+        """Complete checkpoints older than the newest `keep`, each with a newer one that is durable."""
+        if keep < 1:
+            raise refuse("keep", keep, "must be at least 1", "keep the checkpoint that a resume needs")
+        steps = self.steps()
+        safe = steps if durable is None else tuple(step for step in steps if step in durable)
+        return tuple(step for step in steps[:-keep] if any(newer > step for newer in safe))
+
+
+def _savable(state: State, final: Path) -> None:
+    found = Refusals()
+    found.unless(state.step >= 0, "step", state.step, "must not be negative", "count optimizer steps from 1")
+    found.unless(not final.exists(), "step", state.step, f"is in {final.parent} already", "use a folder of its own")
+    for name, each in state.tensors.items():
+        dtype = str(each.dtype).removeprefix("torch.")
+        found.unless(dtype in get_args(Element), name, dtype, "has no form on the disk", "save another dtype")
+    found.raise_any()
+
+
+def _kind(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+
+
+@contextmanager
+def _plain_errors(folder: Path) -> Iterator[None]:
+    """What DCP wraps: refusals of all ranks as one refusal, a failing disk as a refusal."""
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
+            yield
+    except CheckpointException as error:
+        found = Refusals()
+        for rank, (cause, _) in sorted(error.failures.items()):
+            if isinstance(cause, Refused):
+                found.extend(cause)
+            elif isinstance(cause, OSError):
+                problem = f"rank {rank} cannot use it: {cause.strerror or cause}"
+                found.add("folder", str(folder), problem, "give a volume with space")
+            else:
+                raise cause from None
+        found.raise_any()
