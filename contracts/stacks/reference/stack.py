@@ -26,6 +26,7 @@ from contracts.stacks.reference.disks import DisksSide
 from contracts.stacks.reference.lifecycle import LifecycleSide
 from contracts.stacks.reference.node import NodeSide
 from contracts.stacks.reference.receipts import ReceiptsSide
+from contracts.stacks.reference.training_side import TrainingSide
 
 VERSION = "0.1.0"
 
@@ -38,11 +39,17 @@ LAUNCH_SIDE = frozenset(
     }
 )  # fmt: skip
 
-NUMERIC_SIDE = BlocksSide.QUESTIONS | ModelSide.QUESTIONS if importlib.util.find_spec("torch") else frozenset()
+NUMERIC_SIDE = (
+    BlocksSide.QUESTIONS | ModelSide.QUESTIONS | TrainingSide.QUESTIONS
+    if importlib.util.find_spec("torch")
+    else frozenset()
+)
 """What is answered with tensors; without torch there is nobody to answer it."""
 
 
-class Reference(NodeSide, DisksSide, ReceiptsSide, LifecycleSide, CapacitySide, BlocksSide, ModelSide):
+class Reference(
+    NodeSide, DisksSide, ReceiptsSide, LifecycleSide, CapacitySide, BlocksSide, ModelSide, TrainingSide
+):
     """The stack that ships here: a small real hybrid stack, the default party under test.
 
     What it says about launch and mesh stands below; what it says about the node and the evidence in the files of the
