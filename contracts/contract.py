@@ -62,6 +62,17 @@ class Contract:
         """Whether it asks for tensors, so that judging it loads torch."""
         return any(questions()[asked].of_numbers for asked in self.asks)
 
+    def ranks(self, case: str) -> int:
+        """How many ranks judge a case: in tier dist the argument `world` of the check, else one.
+
+        A promise of the gate itself starts the ranks that it needs, and is put by one.
+        """
+        if self.tier != "dist" or self.of_the_court:
+            return 1
+        world = inspect.signature(self.check).bind(None, *self.cases[case]).arguments["world"]
+        assert isinstance(world, int)
+        return world
+
     @property
     def promise(self) -> str:
         """The statement: the first paragraph of the check's docstring, on one line."""
@@ -166,7 +177,10 @@ def contract(
     def enter(check: _Check) -> _Check:
         if not check.__doc__:
             raise AssertionError(f"{id} has no docstring: it is the promise")
-        LAW.add(Contract(id=id, check=check, asks=asked, cases=table, source=source, tier=tier, layout=layout))
+        entry = Contract(id=id, check=check, asks=asked, cases=table, source=source, tier=tier, layout=layout)
+        if tier == "dist" and not entry.of_the_court and "world" not in inspect.signature(check).parameters:
+            raise AssertionError(f"{id} is judged by several ranks; its parameter `world` must say by how many")
+        LAW.add(entry)
         return check
 
     return enter

@@ -17,10 +17,12 @@ from contracts.checks import (  # isort: skip
     groups,  # who is in which group
     group_calls,  # in which order groups are made
     expert_lane,  # when EP is active, and what follows
+    live_groups,  # the groups of a running world
     reductions,  # over whom a gradient is averaged
     scale,  # all of the mesh at 65 536 ranks
     preflight,  # the node: fabric, devices, memory, NUMA
     rank_map,  # ranks → devices and NICs, as the hosts have them
+    fabric,  # what the ranks measure between them, and the devices that they see
     illegible,  # tools that are absent, captures that are cut
     manifest,  # a detached run's states, and what a re-run takes over
     installation,  # what is installed, against what should be
@@ -36,13 +38,15 @@ from contracts.checks import (  # isort: skip
     footprint,  # what a model holds on a rank
     budget,  # whether that fits a card, and what proves it
     kernels,  # which kernel may run where
+    numeric,  # what a step computes, by its numbers
     gate,  # the suite itself
     unwritten,  # what no contract judges yet
 )
 
 __all__ = [
-    "allocator", "arguments", "budget", "comparison", "environment", "expert_lane", "features", "footprint", "gate",
-    "goodput", "group_calls", "groups", "hybrid", "illegible", "inherited", "install_plan", "installation", "kernels",
-    "lanes", "launch", "manifest", "metrics", "names", "overrides", "pattern", "preflight", "rank_map", "receipts",
-    "recipe", "redaction", "reductions", "scale", "stages", "storage", "topology", "triage", "unwritten",
+    "allocator", "arguments", "budget", "comparison", "environment", "expert_lane", "fabric", "features",
+    "footprint", "gate", "goodput", "group_calls", "groups", "hybrid", "illegible", "inherited", "install_plan",
+    "installation", "kernels", "lanes", "launch", "live_groups", "manifest", "metrics", "names", "numeric", "overrides",
+    "pattern", "preflight", "rank_map", "receipts", "recipe", "redaction", "reductions", "scale", "stages",
+    "storage", "topology", "triage", "unwritten",
 ]  # fmt: skip

@@ -6,7 +6,7 @@ import re
 
 from contracts.checks._brute_force import flaw_of_grid, flaw_of_partition
 from contracts.spec.errors import NotOffered
-from contracts.spec.stack import Stack
+from contracts.spec.party import Party
 from contracts.spec.topology import Degrees, Group, Layout, Topology
 
 REQUIRED: dict[Layout, tuple[str, ...]] = {
@@ -20,7 +20,7 @@ GRIDS: dict[Layout, tuple[tuple[str, ...], ...]] = {
 }
 
 
-def needs_layout(stack: Stack, layout: Layout) -> None:
+def needs_layout(stack: Party, layout: Layout) -> None:
     """Leave a case aside when the stack does not build its layout.
 
     Raises:

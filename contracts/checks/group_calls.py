@@ -8,7 +8,7 @@ group of the whole world need no call of their own.
 from __future__ import annotations
 
 from contracts.checks._layouts import groups_of, needs_layout
-from contracts.contract import contract, untested
+from contracts.contract import contract
 from contracts.spec.stack import Stack
 from contracts.spec.topology import Degrees, GroupCall, Layout
 
@@ -58,14 +58,6 @@ def every_group_of_the_mesh_is_created(stack: Stack, degrees: Degrees, world: in
                 assert frozenset(members) in created, f"no call creates the {axis} group {list(members)}"
 
 
-untested(
-    "TOPO-06d",
-    "The ranks of a running job create the same groups in the same order.",
-    why="needs a running job whose new_group calls are recorded on every rank",
-    tier="dist",
-)
-
-
 @contract("TOPO-07", asks="group_calls", cases=MESHES, source="bringup")
 def no_members_are_grouped_twice(stack: Stack, degrees: Degrees, world: int, layout: Layout) -> None:
     """No two calls create a group of the same members: an axis reuses the group that already covers them.
@@ -97,14 +89,6 @@ def a_shared_group_has_the_members_of_each_axis(stack: Stack, degrees: Degrees, 
             known = {frozenset(members) for members in groups_of(answer, axis)}
             fits = frozenset(call.members) in known
             assert fits, f"{axis} is served by {sorted(call.members)}, which is no {axis} group"
-
-
-untested(
-    "TOPO-07d",
-    "A running job holds one communicator for the same members, also after compile.",
-    why="needs a running job whose communicators are listed on every rank",
-    tier="dist",
-)
 
 
 def _members(calls: tuple[GroupCall, ...]) -> list[Members]:

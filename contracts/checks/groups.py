@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from contracts.checks._brute_force import borrowed, drawn, is_legal
 from contracts.checks._layouts import REQUIRED, assert_grid, assert_partitions, groups_of, needs_layout
-from contracts.contract import contract, untested
+from contracts.contract import contract
 from contracts.spec.errors import Refused
 from contracts.spec.stack import Stack
 from contracts.spec.topology import Degrees, Layout, Topology
@@ -134,13 +134,6 @@ def drawn_own_axis_topologies_are_grids(stack: Stack, first: int, end: int) -> N
             assert_partitions(answer, "own-axis", degrees)
             assert_grid(answer, "own-axis", degrees)
 
-
-untested(
-    "TOPO-05d",
-    "The groups of a running job are those of its topology, on every rank.",
-    why="needs the ranks of a running job; this part asks a stack what it would build",
-    tier="dist",
-)
 
 NODES: dict[str, tuple[Degrees, int, Layout]] = {
     "own-axis-pp4-tp8": (Degrees(pp=4, tp=8), 64, "own-axis"),

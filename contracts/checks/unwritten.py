@@ -95,7 +95,6 @@ _WAITING: Mapping[str, Mapping[str, tuple[Tier, str]]] = {
                             "refused."),
         "CKPT-03": ("dist", "At every write boundary one complete checkpoint exists."),
         "CKPT-07": ("dist", "Checkpoints go to the durable volume of the storage contract."),
-        "PREF-03": ("dist", "One bounded all-reduce pass reaches the floor set for the fabric."),
         "GATE-05": ("dist", "One rank failing, hanging, dying or collecting other tests gives one named verdict within "
                             "the deadline; the tests after it still run."),
     },

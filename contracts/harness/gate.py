@@ -20,6 +20,7 @@ from contracts.court.court import Court
 from contracts.court.judge import DEADLINE_S, judge
 from contracts.court.verdict import covers, expired, verdict
 from contracts.harness import parties, selftest
+from contracts.instruments.ranks import here
 from contracts.spec.records import (
     SCHEMA,
     Deviation,
@@ -78,9 +79,23 @@ class Gate:
     def judge(self, item: Item) -> Result:
         """Put one item to the subject, or to the court if it is a promise of the gate itself."""
         contract = LAW.contracts[item.id]
+        missing = self.missing_ranks(item)
+        if missing:
+            return Result(id=item.id, case=item.case, outcome="not run", words=missing)
         party = Court() if contract.of_the_court else self.subject
         helping = [assistant for _, assistant in self.assistants]
         return judge(contract, item.case, party, helping, deadline_s=self.deadline_s)
+
+    def missing_ranks(self, item: Item) -> str:
+        """Why an item of the dist tier cannot be judged by as many ranks as there are; empty when it can be."""
+        contract = LAW.contracts[item.id]
+        needed = contract.ranks(item.case)
+        if contract.tier != "dist" or (1 < here().world >= needed):
+            return ""
+        many = max(2, needed)
+        said = f"needs {needed} ranks, and there are {here().world}" if needed > 1 else "starts ranks of its own"
+        by_torchrun = f"torchrun --nproc-per-node {many} -m pytest -m dist"
+        return f"{said}: `lanegate check --ranks {many} --profile '{item}'`, or `{by_torchrun}`"
 
     def add(self, result: Result) -> None:
         """Take a result in; it is on disk before the next one starts."""
@@ -140,7 +155,9 @@ def _unclaimed(subject: Party, deadline_s: float) -> list[Unclaimed]:
     for question in questions().values():
         if question.of_the_court or question.name in subject.offers:
             continue
-        alone: Contract | None = next((c for c in LAW.contracts.values() if c.asks == (question.name,)), None)
+        alone: Contract | None = next(
+            (c for c in LAW.contracts.values() if c.asks == (question.name,) and c.tier == "unit"), None
+        )
         if alone is None:
             continue
         case = next(iter(alone.cases))

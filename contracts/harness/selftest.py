@@ -10,7 +10,7 @@ import importlib.util
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from contracts.contract import LAW, Contract, Law
+from contracts.contract import LAW, Contract, Law, Tier
 from contracts.court.court import Court
 from contracts.court.judge import judge, try_mutant
 from contracts.harness import parties
@@ -57,6 +57,7 @@ def run(law: Law = LAW, assistants: Iterable[Party] | None = None) -> Matrix:
     assert contracts.checks
     assert contracts.mutants
     read_numeric_mutants()
+    law = part_of(law, law.contracts)
     subject = parties.load("reference")
     helping = tuple(assistants) if assistants is not None else tuple(
         party for _, party in parties.assistants(subject, (), quick=False)
@@ -79,10 +80,10 @@ def read_numeric_mutants() -> None:
         assert contracts.mutants.numeric
 
 
-def part_of(law: Law, ids: Collection[str]) -> Law:
-    """Some of the contracts, with their mutants."""
+def part_of(law: Law, ids: Collection[str], tier: Tier = "unit") -> Law:
+    """Some of the contracts of one tier, with their mutants. Those of dist are tried by `trials`."""
     part = Law()
-    part.contracts = {id: contract for id, contract in law.contracts.items() if id in ids}
+    part.contracts = {id: entry for id, entry in law.contracts.items() if id in ids and entry.tier == tier}
     part.mutants = [mutant for mutant in law.mutants if mutant.of in part.contracts]
     return part
 

@@ -13,7 +13,6 @@ Exit code 0 when the floor is reached, 1 when it is not or a sum is wrong, 2 for
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import os
 import statistics
@@ -23,6 +22,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import Any
+
+from contracts.instruments.ranks import device, here, torch_distributed
 
 WARMUPS = 3
 
@@ -72,43 +73,58 @@ def measure(*, message: int, rounds: int, timeout_s: float) -> Pass:
 
     No rank waits longer than `timeout_s` for the others.
     """
-    torch: Any = importlib.import_module("torch")  # heavy, and absent where the law is only read
-    dist: Any = importlib.import_module("torch.distributed")
-
+    torch, dist = torch_distributed()
     on_gpu = torch.cuda.is_available()
-    backend = "nccl" if on_gpu else "gloo"
-    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if on_gpu else torch.device("cpu")
     if on_gpu:
-        torch.cuda.set_device(device)
-    dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
+        torch.cuda.set_device(here().local_rank)
+    dist.init_process_group("nccl" if on_gpu else "gloo", timeout=timedelta(seconds=timeout_s))
     try:
-        ranks, rank = dist.get_world_size(), dist.get_rank()
-        source = torch.full((max(1, message // 4),), float(rank + 1), device=device)  # N float32 elements
-        kept = torch.zeros(rounds, dtype=torch.float64, device=device)  # R rounds, in seconds
-        summed = source
-        for at in range(-WARMUPS, rounds):
-            summed = source.clone()
-            dist.barrier()
-            _settle(torch, device)
-            started = time.perf_counter()
-            dist.all_reduce(summed)
-            _settle(torch, device)
-            if at >= 0:
-                kept[at] = time.perf_counter() - started
-        dist.all_reduce(kept, op=dist.ReduceOp.MAX)  # the slowest rank is the one a step waits for
-        wrong = torch.tensor([float((summed != ranks * (ranks + 1) / 2).any())], device=device)
-        dist.all_reduce(wrong, op=dist.ReduceOp.MAX)
-        seconds = tuple(float(each) for each in kept.tolist())
-        message = source.numel() * source.element_size()
-        return Pass(ranks=ranks, backend=backend, message=message, seconds=seconds, right=not wrong.item())
+        return reduce_over(dist.group.WORLD, message=message, rounds=rounds)
     finally:
         dist.destroy_process_group()
 
 
-def _settle(torch: Any, device: Any) -> None:
+def reduce_over(group: Any, *, message: int, rounds: int, offset: float = 0.0) -> Pass:
+    """The pass over the ranks of a process group, which bounds how long they wait for each other.
+
+    Args:
+        offset: is added to the last element that this rank contributes; a fault made on purpose.
+
+    Raises:
+        RuntimeError: torch's own, on a rank whose peers did not come in time.
+    """
+    torch, dist = torch_distributed()
+    where = device()
+    ranks, rank = dist.get_world_size(group), dist.get_rank(group)
+    source_N = torch.full((max(1, message // 4),), float(rank + 1), device=where)  # N float32 elements
+    source_N[-1] += offset
+    kept_R = torch.zeros(rounds, dtype=torch.float64, device=where)  # R rounds, in seconds
+    summed_N = source_N
+    for at in range(-WARMUPS, rounds):
+        summed_N = source_N.clone()
+        dist.barrier(group=group)
+        _settle(torch, where)
+        started = time.perf_counter()
+        dist.all_reduce(summed_N, group=group)
+        _settle(torch, where)
+        if at >= 0:
+            kept_R[at] = time.perf_counter() - started
+    dist.all_reduce(kept_R, op=dist.ReduceOp.MAX, group=group)  # the slowest rank is the one a step waits for
+    wrong = torch.tensor([float((summed_N != ranks * (ranks + 1) / 2).any())], device=where)
+    dist.all_reduce(wrong, op=dist.ReduceOp.MAX, group=group)
+    return Pass(
+        ranks=ranks,
+        backend=dist.get_backend(group),
+        message=source_N.numel() * source_N.element_size(),
+        seconds=tuple(float(each) for each in kept_R.tolist()),
+        right=not wrong.item(),
+    )
+
+
+def _settle(torch: Any, where: Any) -> None:
     """Wait until what was queued on a GPU is done; a CPU queues nothing."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    if where.type == "cuda":
+        torch.cuda.synchronize(where)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -7,6 +7,7 @@ from contracts.mutants import (
     comparison,
     environment,
     expert_lane,
+    fabric,
     features,
     footprint,
     gate,
@@ -21,6 +22,7 @@ from contracts.mutants import (
     kernels,
     lanes,
     launch,
+    live_groups,
     manifest,
     metrics,
     names,
@@ -40,8 +42,9 @@ from contracts.mutants import (
 )
 
 __all__ = [
-    "allocator", "arguments", "budget", "comparison", "environment", "expert_lane", "features", "footprint", "gate",
-    "goodput", "group_calls", "groups", "hybrid", "illegible", "inherited", "install_plan", "installation", "kernels",
-    "lanes", "launch", "manifest", "metrics", "names", "overrides", "pattern", "preflight", "rank_map", "receipts",
-    "recipe", "redaction", "reductions", "scale", "stages", "storage", "topology", "triage",
+    "allocator", "arguments", "budget", "comparison", "environment", "expert_lane", "fabric", "features",
+    "footprint", "gate", "goodput", "group_calls", "groups", "hybrid", "illegible", "inherited", "install_plan",
+    "installation", "kernels", "lanes", "launch", "live_groups", "manifest", "metrics", "names", "overrides",
+    "pattern", "preflight", "rank_map", "receipts", "recipe", "redaction", "reductions", "scale", "stages",
+    "storage", "topology", "triage",
 ]  # fmt: skip

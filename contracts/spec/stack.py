@@ -2,7 +2,7 @@
 
 What is asked about the launch stands in this file; about the node in `machine` and `installation`, about receipts in
 `evidence`, about a run's life in `lifecycle`, about memory and kernels in `capacity`, about numbers in `blocks` and
-`training`. `questions` reads them all.
+`training`, about a running world in `world`. `questions` reads them all.
 
 A stack answers the questions it `offers`; a check names the ones it `asks`. Values go in, values come out, and every
 parameter and answer has a JSON form, so a stack may live in another process, another environment, another language
@@ -160,7 +160,7 @@ def questions() -> Mapping[str, Question]:
 
 def _read_questions() -> dict[str, Question]:
     found = {}
-    for protocol in (Stack, Machine, Installation, Evidence, Lifecycle, Capacity, *NUMERIC, Court):
+    for protocol in (Stack, Machine, Installation, Evidence, Lifecycle, Capacity, *NUMERIC, World, Court):
         for name, function in vars(protocol).items():
             if name.startswith("_") or not inspect.isfunction(function):
                 continue

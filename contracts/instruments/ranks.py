@@ -1,0 +1,84 @@
+"""The place of this process among the ranks, and what the ranks tell each other.
+
+The environment that torchrun gives a worker is read here and turned into a value at once.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+Group = tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where a process stands.
+
+    Args:
+        rank: in the world, from 0.
+        world: number of ranks.
+        node: number of the node, from 0: torchrun's GROUP_RANK.
+        local_rank: within the node, from 0.
+    """
+
+    rank: int
+    world: int
+    node: int
+    local_rank: int
+
+
+ALONE = Place(rank=0, world=1, node=0, local_rank=0)
+
+
+def here() -> Place:
+    """The place that torchrun gave this process; `ALONE` outside torchrun."""
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
+    if not all(name in os.environ for name in names):
+        return ALONE
+    rank, world, local_rank = (int(os.environ[name]) for name in names)
+    return Place(rank=rank, world=world, node=int(os.environ.get("GROUP_RANK", "0")), local_rank=local_rank)
+
+
+def torch_distributed() -> tuple[Any, Any]:
+    """`torch` and `torch.distributed`: heavy, and absent where the law is only read; imported where they are used."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Failed to initialize NumPy")  # torch says so once, where there is no NumPy
+        return importlib.import_module("torch"), importlib.import_module("torch.distributed")
+
+
+def device() -> Any:
+    """Where a tensor has to lie for a collective of the default group: the GPU of the local rank, or the CPU."""
+    torch, dist = torch_distributed()
+    return torch.device("cuda", here().local_rank) if dist.get_backend() == "nccl" else torch.device("cpu")
+
+
+def gathered(value: Any) -> tuple[Any, ...]:
+    """What every rank of the default group says, by rank. `value` is anything that JSON knows.
+
+    `torch.distributed.all_gather_object` does the same by pickle, and needs NumPy.
+    """
+    torch, dist = torch_distributed()
+    said = json.dumps(value).encode()
+    length = torch.tensor([len(said)], device=device())
+    dist.all_reduce(length, op=dist.ReduceOp.MAX)
+    mine_L = torch.tensor(list(said.ljust(int(length.item()))), dtype=torch.uint8, device=device())  # L bytes
+    every = [torch.empty_like(mine_L) for _ in range(dist.get_world_size())]
+    dist.all_gather(every, mine_L)
+    return tuple(json.loads(bytes(each.tolist())) for each in every)
+
+
+def held_groups() -> tuple[Group, ...]:
+    """The members of every process group that this process holds, the default group first, in order of creation.
+
+    torch has no public list of them. `_world.pg_group_ranks` (group → {global rank: rank in the group}) is in every
+    torch.distributed from 2.0 to 2.13; should it go, this is the one place that reads it. It also remembers the last
+    group that the process is no member of, under a key that is no group.
+    """
+    _, dist = torch_distributed()
+    every = dist.distributed_c10d._world.pg_group_ranks.items()
+    return tuple(tuple(sorted(ranks, key=ranks.get)) for group, ranks in every if isinstance(group, dist.ProcessGroup))
