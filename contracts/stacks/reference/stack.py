@@ -26,6 +26,7 @@ from contracts.stacks.reference.disks import DisksSide
 from contracts.stacks.reference.lifecycle import LifecycleSide
 from contracts.stacks.reference.node import NodeSide
 from contracts.stacks.reference.receipts import ReceiptsSide
+from contracts.stacks.reference.world import WorldSide
 from contracts.stacks.reference.training_side import TrainingSide
 
 VERSION = "0.1.0"
@@ -49,7 +50,7 @@ NUMERIC_SIDE = (
 
 class Reference(
     NodeSide, DisksSide, ReceiptsSide, LifecycleSide, CapacitySide, BlocksSide, ModelSide, TrainingSide
-):
+, WorldSide):
     """The stack that ships here: a small real hybrid stack, the default party under test.
 
     What it says about launch and mesh stands below; what it says about the node and the evidence in the files of the
@@ -68,6 +69,7 @@ class Reference(
         | LifecycleSide.QUESTIONS
         | CapacitySide.QUESTIONS
         | NUMERIC_SIDE
+        | WorldSide.QUESTIONS
     )
 
     capabilities: frozenset[str] = frozenset({"dsa"})
