@@ -19,6 +19,7 @@ from typing import Any, Protocol
 
 from contracts.spec.blocks import Blocks
 from contracts.spec.capacity import Capacity
+from contracts.spec.checkpointing import Checkpointing
 from contracts.spec.codec import hints
 from contracts.spec.evidence import Evidence
 from contracts.spec.installation import Installation
@@ -149,7 +150,7 @@ class Question:
     of_numbers: bool = False
 
 
-NUMERIC = (Blocks, Training)
+NUMERIC = (Blocks, Training, Checkpointing)
 """The protocols that are answered with tensors, and need torch on the answering side."""
 
 

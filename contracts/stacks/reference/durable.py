@@ -84,14 +84,19 @@ class Mortal(Disk):
 
 
 class Slow(Disk):
-    """A disk that does nothing until it is released."""
+    """A disk that does nothing until it is released; `named` are the names that it gave by renaming, in order."""
 
     def __init__(self) -> None:
         self.released = threading.Event()
+        self.named: list[str] = []
 
     def make(self, folder: Path) -> None:
         self.released.wait()
         super().make(folder)
+
+    def rename(self, old: Path, new: Path) -> None:
+        super().rename(old, new)
+        self.named.append(new.name)
 
 
 DEATH = 86

@@ -21,9 +21,11 @@ from contracts.stacks.reference.blocks.mamba3 import Mamba3
 from contracts.stacks.reference.blocks.mlp import Mlp
 from contracts.stacks.reference.blocks.recurrent import M2RNN
 from contracts.stacks.reference.blocks.streams import Streams
+from contracts.stacks.reference.checkpoint import Checkpoints
 from contracts.stacks.reference.initial import Initial
 from contracts.stacks.reference.model import Layer, Model
 from contracts.stacks.reference.prediction import Prediction
+from contracts.stacks.reference.weight_names import WeightNames
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +48,8 @@ class Parts:
     prediction: type[Prediction] = Prediction
     model: type[Model] = Model
     initial: type[Initial] = Initial
+    checkpoints: type[Checkpoints] = Checkpoints
+    weight_names: type[WeightNames] = WeightNames
 
     def mixer(self, recipe: Recipe, layer: int, mode: Mode) -> nn.Module:
         """The mixer of one layer (0-based)."""

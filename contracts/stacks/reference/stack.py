@@ -26,8 +26,9 @@ from contracts.stacks.reference.disks import DisksSide
 from contracts.stacks.reference.lifecycle import LifecycleSide
 from contracts.stacks.reference.node import NodeSide
 from contracts.stacks.reference.receipts import ReceiptsSide
-from contracts.stacks.reference.world import WorldSide
+from contracts.stacks.reference.saved import CheckpointSide
 from contracts.stacks.reference.training_side import TrainingSide
+from contracts.stacks.reference.world import WorldSide
 
 VERSION = "0.1.0"
 
@@ -41,7 +42,7 @@ LAUNCH_SIDE = frozenset(
 )  # fmt: skip
 
 NUMERIC_SIDE = (
-    BlocksSide.QUESTIONS | ModelSide.QUESTIONS | TrainingSide.QUESTIONS
+    BlocksSide.QUESTIONS | ModelSide.QUESTIONS | TrainingSide.QUESTIONS | CheckpointSide.QUESTIONS
     if importlib.util.find_spec("torch")
     else frozenset()
 )
@@ -49,8 +50,17 @@ NUMERIC_SIDE = (
 
 
 class Reference(
-    NodeSide, DisksSide, ReceiptsSide, LifecycleSide, CapacitySide, BlocksSide, ModelSide, TrainingSide
-, WorldSide):
+    NodeSide,
+    DisksSide,
+    ReceiptsSide,
+    LifecycleSide,
+    CapacitySide,
+    BlocksSide,
+    ModelSide,
+    TrainingSide,
+    CheckpointSide,
+    WorldSide,
+):
     """The stack that ships here: a small real hybrid stack, the default party under test.
 
     What it says about launch and mesh stands below; what it says about the node and the evidence in the files of the

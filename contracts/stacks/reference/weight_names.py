@@ -1,0 +1,76 @@
+"""Names of weights in files of others: experts in one tensor or one by one, with or without the prefix of a wrapper."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from contracts.spec.checkpointing import Naming
+from contracts.spec.errors import Refusals
+
+WRAPPERS = ("module.", "_orig_mod.")
+"""What DDP and Megatron's Float16Module, and torch.compile, put before a name; each may stand there more than once."""
+
+_EXPERT = re.compile(r"(?P<head>.*\bexperts)\.(?P<number>[0-9]+)\.(?P<tail>[^.]+)")
+_STACK = re.compile(r"(?P<head>.*\bexperts)\.(?P<tail>w[0-9]+)")
+
+
+class WeightNames:
+    """Renames the weights of a model; every tensor comes out once, whatever its role."""
+
+    def rename(self, tensors: Mapping[str, Tensor], naming: Naming) -> dict[str, Tensor]:
+        """Tensors under the names of one format.
+
+        Raises:
+            Refused: when two tensors get one name, or experts do not count from 0 without a gap.
+        """
+        plain = self.unwrapped(tensors)
+        return self.stacked(plain) if naming == "stacked" else self.per_expert(plain)
+
+    def unwrapped(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        found, plain = Refusals(), dict[str, Tensor]()
+        for name, tensor in tensors.items():
+            bare = self.bare(name)
+            found.unless(bare not in plain, "name", name, f"becomes {bare}, as another does", "save one of the two")
+            plain[bare] = tensor
+        found.raise_any()
+        return plain
+
+    def bare(self, name: str) -> str:
+        """The name without wrappers, wherever in it they stand: a block that is compiled by itself has one inside."""
+        parts = name.split(".")
+        wrappers = {each.rstrip(".") for each in WRAPPERS}
+        return ".".join(part for part in parts if part not in wrappers)
+
+    def stacked(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        rows: dict[str, dict[int, Tensor]] = {}
+        plain: dict[str, Tensor] = {}
+        for name, tensor in tensors.items():
+            match = _EXPERT.fullmatch(name)
+            if match is None:
+                plain[name] = tensor
+            else:
+                rows.setdefault(f"{match['head']}.{match['tail']}", {})[int(match["number"])] = tensor
+        found = Refusals()
+        for name, experts in rows.items():
+            whole = sorted(experts) == list(range(len(experts)))
+            found.unless(whole, name, sorted(experts), "are not all experts from 0 on", "give every expert")
+        found.raise_any()
+        return plain | {name: self.stack(experts) for name, experts in rows.items()}
+
+    def stack(self, experts: Mapping[int, Tensor]) -> Tensor:
+        """(experts, …), by number: as text, 10 comes before 2."""
+        return torch.stack([experts[number] for number in sorted(experts)])
+
+    def per_expert(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        found: dict[str, Tensor] = {}
+        for name, tensor in tensors.items():
+            match = _STACK.fullmatch(name)
+            if match is None:
+                found[name] = tensor
+            else:
+                found |= {f"{match['head']}.{number}.{match['tail']}": each for number, each in enumerate(tensor)}
+        return found
