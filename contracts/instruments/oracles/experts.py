@@ -1,1 +1,146 @@
-"""Token-choice experts, one token at a time."""
+"""Token-choice experts, one token and one expert at a time.
+
+Top-k gating: arXiv 1701.06538, section 2.1. Sigmoid gates, the selection bias and the loss of a sequence's balance:
+arXiv 2412.19437, eq. 12-20. z loss: arXiv 2202.08906, eq. 5. Conventions and names: spec/blocks.py.
+
+B sequences · T tokens · K experts a token · E experts · D hidden · F inner width
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from contracts.spec.recipe import Moe, Recipe
+
+
+class Routed(NamedTuple):
+    """What a mixture of experts does with a batch; slots of a token stand in the order of their experts' numbers."""
+
+    y_BTD: Tensor
+    experts_BTK: Tensor
+    gates_BTK: Tensor
+    dropped_BTK: Tensor
+    counts_E: Tensor
+    aux: Tensor
+    z: Tensor
+
+
+def block(recipe: Recipe, weights: Mapping[str, Tensor], x_BTD: Tensor) -> Routed:
+    """The E block, norm included: weights by their names in spec/blocks.py, in the dtype of `x_BTD`."""
+    moe = recipe.moe
+    assert moe is not None
+    batch, length, _ = x_BTD.shape
+    normed_BTD = _norm(x_BTD, weights["norm.weight"], recipe.norm_eps)
+    logits_BTE = normed_BTD @ weights["mixer.router.weight"].T
+    bias_E = weights.get("mixer.router.bias", torch.zeros(moe.experts, dtype=x_BTD.dtype))
+    taken, slots = [0] * moe.experts, _slots(moe, batch * length)
+    rows, chosen, gates, dropped = [], [], [x_BTD.new_zeros(0)], []
+    for logits_E, x_D in zip(logits_BTE.flatten(0, 1), normed_BTD.flatten(0, 1), strict=True):
+        experts = _choose(moe, logits_E, bias_E)
+        lost = [taken[expert] >= slots for expert in experts]
+        for expert in experts:
+            taken[expert] += 1
+        weighed = _gates(moe, logits_E, experts)
+        rows.append(_token(recipe, weights, x_D, [(*each,) for each in zip(experts, weighed, lost, strict=True)]))
+        chosen.append(experts)
+        gates.append(weighed)
+        dropped.append(lost)
+    shape = (batch, length, moe.top_k)
+    experts_BTK = torch.tensor(chosen, dtype=torch.int64).reshape(shape)
+    return Routed(
+        y_BTD=torch.stack(rows).reshape(x_BTD.shape) if rows else torch.zeros_like(x_BTD),
+        experts_BTK=experts_BTK,
+        gates_BTK=torch.cat(gates).reshape(shape),
+        dropped_BTK=torch.tensor(dropped, dtype=torch.bool).reshape(shape),
+        counts_E=torch.tensor(taken, dtype=torch.int64),
+        aux=balance_loss(moe, logits_BTE, experts_BTK),
+        z=z_loss(logits_BTE),
+    )
+
+
+def _token(recipe: Recipe, weights: Mapping[str, Tensor], x_D: Tensor, slots: list[tuple[int, Tensor, bool]]) -> Tensor:
+    """What one normed token gets: gate times expert for each slot that was not dropped, and the shared expert."""
+    assert recipe.moe is not None
+    y_D = torch.zeros_like(x_D)
+    for expert, gate, dropped in slots:
+        if not dropped:
+            y_D = y_D + gate * _mlp(recipe, _of_expert(weights, expert), x_D)
+    return y_D + _mlp(recipe, _of_shared(weights), x_D) if recipe.moe.shared_hidden else y_D
+
+
+def balance_loss(moe: Moe, logits_BTE: Tensor, experts_BTK: Tensor) -> Tensor:
+    """The mean over sequences of E · sum of f · P: an expert's part of the assignments times its mean probability."""
+    losses = []
+    for logits_TE, experts_TK in zip(logits_BTE, experts_BTK, strict=True):
+        asked = experts_TK.flatten().tolist()
+        loss = logits_BTE.new_zeros(())
+        probability_TE = [_probabilities(moe, logits_E) for logits_E in logits_TE]
+        for expert in range(moe.experts if asked else 0):
+            part = asked.count(expert) / len(asked)
+            mean = torch.stack([each_E[expert] for each_E in probability_TE]).mean()
+            loss = loss + moe.experts * part * mean
+        losses.append(loss)
+    return torch.stack(losses).mean()
+
+
+def z_loss(logits_BTE: Tensor) -> Tensor:
+    """The mean over tokens of the squared log of the sum of exponentials."""
+    tokens = logits_BTE.reshape(-1, logits_BTE.shape[-1])
+    if not len(tokens):
+        return logits_BTE.new_zeros(())
+    return torch.stack([torch.log(torch.exp(each).sum()) ** 2 for each in tokens]).mean()
+
+
+def _choose(moe: Moe, logits_E: Tensor, bias_E: Tensor) -> list[int]:
+    """The k experts of the largest score plus bias, by number."""
+    score_E = (torch.sigmoid(logits_E) + bias_E) if moe.score == "sigmoid" else logits_E
+    ranked = sorted(range(moe.experts), key=lambda expert: -float(score_E[expert].detach()))
+    return sorted(ranked[: moe.top_k])
+
+
+def _gates(moe: Moe, logits_E: Tensor, experts: list[int]) -> Tensor:
+    chosen = [logits_E[expert] for expert in experts]
+    if moe.score == "softmax":
+        raw = torch.stack([torch.exp(each - max(chosen).detach()) for each in chosen])
+    else:
+        raw = torch.stack([1 / (1 + torch.exp(-each)) for each in chosen])
+    alone = moe.score == "sigmoid" and moe.top_k == 1
+    return moe.route_scale * (raw if alone else raw / raw.sum())
+
+
+def _probabilities(moe: Moe, logits_E: Tensor) -> Tensor:
+    raw_E = torch.exp(logits_E) if moe.score == "softmax" else 1 / (1 + torch.exp(-logits_E))
+    return raw_E / raw_E.sum()
+
+
+def _slots(moe: Moe, tokens: int) -> float:
+    """Tokens an expert takes in a call."""
+    if moe.capacity_factor is None:
+        return math.inf
+    return math.ceil(moe.capacity_factor * tokens * moe.top_k / moe.experts)
+
+
+def _of_expert(weights: Mapping[str, Tensor], expert: int) -> dict[str, Tensor]:
+    names = [name for name in ("w1", "w2", "w3") if f"mixer.experts.{name}" in weights]
+    return {name: weights[f"mixer.experts.{name}"][expert] for name in names}
+
+
+def _of_shared(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    names = [name for name in ("w1", "w2", "w3") if f"mixer.shared.{name}.weight" in weights]
+    return {name: weights[f"mixer.shared.{name}.weight"] for name in names}
+
+
+def _mlp(recipe: Recipe, held: Mapping[str, Tensor], x_D: Tensor) -> Tensor:
+    up_F = held["w1"] @ x_D
+    if recipe.activation == "relu2":
+        return held["w2"] @ (torch.clamp(up_F, min=0) ** 2)
+    return held["w2"] @ (up_F / (1 + torch.exp(-up_F)) * (held["w3"] @ x_D))
+
+
+def _norm(x_BTD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
+    return x_BTD / torch.sqrt((x_BTD**2).mean(-1, keepdim=True) + eps) * weight_D

@@ -2,3 +2,7 @@
 
 File names are those of `checks/numeric/`.
 """
+
+from contracts.mutants.numeric import routing
+
+__all__ = ["routing"]
