@@ -23,8 +23,6 @@ _WAITING: Mapping[str, Mapping[str, tuple[Tier, str]]] = {
         "BLK-06": ("unit", "relu² MLP, MTP losses, mHC streams and DSA top-k follow their definitions."),
         "BLK-07": ("unit", "Gradients pass gradcheck in float64; every trainable tensor gets a gradient and is moved "
                            "by exactly one optimizer."),
-        "MOE-01": ("unit", "Token choice: exactly top-k distinct experts a token, weights by the declared score "
-                           "function, no selection bias in them; router in float32."),
         "MOE-02": ("unit", "Dispatch then combine returns every token to its place."),
         "MOE-03": ("unit", "The shared expert runs exactly once a token."),
         "MOE-04": ("unit", "Renaming experts, weights and router rows together, changes nothing."),
