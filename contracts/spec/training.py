@@ -207,13 +207,14 @@ class Pass:
 
     Args:
         logits: (B, T, vocab). mtp_logits: one of that shape for each MTP depth.
-        losses: as in `Step`. gradients: of `total`, by name.
+        losses: as in `Step`. gradients: of `total`, by name. seen: counters of the pass, for instance `layers.3.counts`.
     """
 
     logits: Array
     losses: Mapping[str, float]
     mtp_logits: tuple[Array, ...] = ()
     gradients: Arrays = field(default_factory=dict)
+    seen: Arrays = field(default_factory=dict)
 
 
 class Training(Party, Protocol):

@@ -11,7 +11,7 @@ from contracts.spec.recipe import Mode, Recipe
 from contracts.spec.training import Built, BuiltLayer, Execution, Parameter, Pass, Role, Rule, Tokens
 
 if TYPE_CHECKING:  # torch is loaded when a model is asked for, not when the stack is introduced
-    from torch import nn
+    from torch import Tensor, nn
 
     from contracts.stacks.reference.model import Layer, Model
     from contracts.stacks.reference.parts import Parts
@@ -79,6 +79,7 @@ class ModelSide:
             mtp_logits=tuple(numerics.array(torch.cat(depth)) for depth in further),
             losses={name: float(loss.detach()) for name, loss in losses.items()},
             gradients=numerics.arrays(gradients),
+            seen=numerics.arrays({name: sum(each.seen[name] for each in passes) for name in _counted(passes[0].seen)}),
         )
 
 
@@ -107,6 +108,11 @@ def made(recipe: Recipe, execution: Execution, parts: Parts, weights: Arrays | N
     model.activations = ACTIVATIONS[recipe.dtype] if declared else getattr(torch, execution.precision)
     model.recompute = model.recompute or execution.recompute
     return model
+
+
+def _counted(seen: Mapping[str, Tensor]) -> list[str]:
+    """What of a pass is counted, so that passes add up."""
+    return [name for name in seen if name.endswith(".counts")]
 
 
 def _take(model: Model, weights: Arrays) -> None:
