@@ -1,12 +1,15 @@
 """The pytest plugin: brings a stack before the law and lets one verdict decide.
 
 Hooks stand in the order in which pytest calls them; what they do stands in `gate`, `profiles` and `parties`. With
-xdist the controller plans, records and judges, and the workers only run: results travel in the reports.
+xdist the controller plans, records and judges, and the workers only run: results travel in the reports. Under torchrun
+every rank plans and judges, and rank 0 records what the ranks agreed on.
 """
 
 from __future__ import annotations
 
+import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +20,8 @@ from contracts.court.judge import DEADLINE_S
 from contracts.harness import parties, profiles
 from contracts.harness.gate import Gate
 from contracts.harness.profiles import DEFAULT, NAMED
+from contracts.harness.worlds import narrowed
+from contracts.instruments.ranks import here
 from contracts.spec import codec
 from contracts.spec.errors import Refused, Unreachable, refuse
 from contracts.spec.records import Item, Result, Verdict
@@ -27,13 +32,14 @@ pytest_plugins = ["contracts.harness.ranks.plugin"] if int(os.environ.get("WORLD
 GATE = pytest.StashKey[Gate]()
 VERDICT = pytest.StashKey[Verdict]()
 _PROPERTY = "lanegate.result"
+_OF_RANKS = "ranks.verdict"  # what the ranks plugin says of a test that did not pass on all of them
 
 NEEDS = {
     "unit": "no promise of this profile is judged in one process",
     "gpu": "the gpu tier needs one CUDA device, and no promise of it has a check yet; see snapshots/contracts.md",
-    "dist": "the dist tier needs `torchrun --nproc-per-node N -m pytest -m dist`, and no promise of it has a check "
-    "yet; see snapshots/contracts.md",
+    "dist": "no promise of this profile is judged by several ranks",
 }
+OWN_RANKS_S = 240.0  # for a promise of the gate itself, which starts ranks of its own, one torchrun after the other
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -41,7 +47,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--stack", default="reference", help="the stack under test: a name or package.module:Name")
     group.addoption("--with", dest="assistants", action="append", default=[], metavar="PARTY",
                     help="who answers what the stack does not (a launcher's parser); `none` for nobody")  # fmt: skip
-    group.addoption("--profile", default=DEFAULT, help=f"any of {', '.join(NAMED)}, ids and prefixes of ids")
+    profile = "dist" if here().world > 1 else DEFAULT
+    group.addoption("--profile", default=profile, help=f"any of {', '.join(NAMED)}, ids and prefixes of ids")
     group.addoption("--deviations", type=Path, help="TOML file of declared deviations")
     group.addoption("--report", type=Path, metavar="DIR", help="write the run as JSON lines to DIR/run.jsonl")
     group.addoption("--selftest", action="store_true", help="put the suite's own mutants before the law first")
@@ -56,8 +63,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_sessionstart(session: pytest.Session) -> None:
     config = session.config
-    if _gating(config) and not hasattr(config, "workerinput"):
+    if _records(config):
         gate = _gate(config)
+        if config.getoption("selftest") and here().world > 1:
+            raise pytest.UsageError("--selftest is of one process; several ranks: lanegate selftest --profile dist")
         try:
             gate.open(config.getoption("report"))
         except Refused as error:
@@ -70,14 +79,25 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "promise" not in metafunc.fixturenames:
         return
-    tier = next(mark.name for mark in metafunc.definition.iter_markers() if mark.name in NEEDS)
+    tier = metafunc.function.__name__.removeprefix("test_")
     gate = _gate(metafunc.config)
     items = [i for i in gate.plan.items if i.id in LAW.contracts and LAW.contracts[i.id].tier == tier]
     if not items:
-        nothing = pytest.param(None, marks=pytest.mark.skip(reason=NEEDS[tier]), id="nothing")
-        metafunc.parametrize("promise", [nothing])
+        marks = (getattr(pytest.mark, tier), pytest.mark.skip(reason=NEEDS[tier]))
+        metafunc.parametrize("promise", [pytest.param(None, marks=marks, id="nothing")])
         return
-    metafunc.parametrize("promise", items, ids=[f"{item.id}-{item.case}" for item in items], indirect=True)
+    each = [pytest.param(item, marks=_mark(gate, item), id=f"{item.id}-{item.case}") for item in items]
+    metafunc.parametrize("promise", each, indirect=True)
+
+
+def _mark(gate: Gate, item: Item) -> pytest.MarkDecorator:
+    """The tier of an item; of many ranks also how many, where there are as many."""
+    contract = LAW.contracts[item.id]
+    if contract.tier != "dist" or gate.missing_ranks(item):
+        return getattr(pytest.mark, contract.tier)  # type: ignore[no-any-return]  # by name, so Any
+    if contract.of_the_court:
+        return pytest.mark.dist(ranks=1, timeout=OWN_RANKS_S)
+    return pytest.mark.dist(ranks=contract.ranks(item.case))
 
 
 @pytest.fixture
@@ -94,7 +114,10 @@ class Promise:
 
     def keep(self) -> None:
         """Judge it. The result travels in the test's report; pytest's own outcome follows from it."""
-        result = self._gate.judge(self._item)
+        contract = LAW.contracts[self._item.id]
+        alone = contract.of_the_court or bool(self._gate.missing_ranks(self._item))
+        with narrowed(here().world if alone else contract.ranks(self._item.case), self._node.nodeid):
+            result = self._gate.judge(self._item)
         self._node.user_properties.append((_PROPERTY, codec.dumps(result)))
         words = "\n".join(f"{label:>12}  {text}" for label, text in report.details(self._gate.run(), result))
         if result.outcome == "violated":
@@ -109,23 +132,50 @@ class Promise:
 
 
 class _Collector:
-    """Takes the results in, from this process or from xdist's workers."""
+    """Takes the results in, from this process, from xdist's workers or from other ranks."""
 
     def __init__(self, gate: Gate) -> None:
         self._gate = gate
+        self._items: dict[str, Item] = {}
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        for node in session.items:
+            item = getattr(node, "callspec", None) and node.callspec.params.get("promise")  # type: ignore[attr-defined]
+            if isinstance(item, Item):
+                self._items[node.nodeid] = item
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if report.when != "call":
-            return
-        said = [value for name, value in report.user_properties if name == _PROPERTY]
-        if said:  # the last one: a test that is run again keeps the properties of its first run
-            self._gate.add(codec.loads(Result, str(said[-1])))
+        found = result_of(report, self._items.get(report.nodeid))
+        if found is not None:
+            self._gate.add(found)
+
+
+def result_of(report: pytest.TestReport, item: Item | None) -> Result | None:
+    """The result that a report carries; None where it carries none.
+
+    Of several ranks it is that of the first to diverge. Where that one could not say a word, since it died, hung or ran
+    another test, the item is broken, in the words of the ranks plugin.
+    """
+    said = [str(value) for name, value in report.user_properties if name == _PROPERTY]
+    of_ranks = [json.loads(str(value)) for name, value in report.user_properties if name == _OF_RANKS]
+    # the last one: a test that is run again keeps the properties of its first run
+    result = codec.loads(Result, said[-1]) if said and report.when == "call" else None
+    if not of_ranks:
+        return result
+    first, words = of_ranks[-1]["primary"], of_ranks[-1]["words"]
+    rank = first if first >= 0 else None
+    if result is not None and result.outcome in ("violated", "broken"):
+        return replace(result, rank=rank)
+    if item is None:
+        return None
+    return Result(id=item.id, case=item.case, outcome="broken", words=words, rank=rank)
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     config = session.config
-    if GATE not in config.stash or not _gating(config) or hasattr(config, "workerinput"):
+    if GATE not in config.stash or not _records(config):
         return
     if exitstatus in (pytest.ExitCode.INTERRUPTED, pytest.ExitCode.INTERNAL_ERROR, pytest.ExitCode.USAGE_ERROR):
         return  # no footer: the record stays unfinished and is refused by every reader
@@ -150,6 +200,11 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 def _gating(config: pytest.Config) -> bool:
     return bool(config.getoption("gate") or config.getoption("report"))
+
+
+def _records(config: pytest.Config) -> bool:
+    """Whether this process writes the record: not a worker of xdist, and of several ranks the first."""
+    return _gating(config) and not hasattr(config, "workerinput") and here().rank == 0
 
 
 def _gate(config: pytest.Config) -> Gate:
