@@ -31,7 +31,7 @@ SMALL = Recipe(
 """Layer 0 is A, 1 E, 2 M, 11 R."""
 
 SMALL_MLA = replace(SMALL, name="small-mla", mla=Mla(q_lora=12, kv_lora=10, qk_head=6, qk_rope=4, v_head=8))
-SMALL_DSA = replace(SMALL_MLA, name="small-dsa", dsa=Dsa(a_ranks=(0, 2), index_heads=2, index_head_dim=8, top_k=5))
+SMALL_DSA = replace(SMALL_MLA, name="small-dsa", dsa=Dsa(a_ranks=(0, 2), index_heads=5, index_head_dim=8, top_k=5))
 """A-ranks 0 and 2 are sparse: layers 0 and 8."""
 
 A_LAYER, E_LAYER, M_LAYER, R_LAYER = 0, 1, 2, 11

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from contracts.instruments.oracles import attention as attention
     from contracts.instruments.oracles import experts as experts
     from contracts.instruments.oracles import mamba as mamba
+    from contracts.instruments.oracles import mlp as mlp
     from contracts.instruments.oracles import model as model
     from contracts.instruments.oracles import optimizers as optimizers
     from contracts.instruments.oracles import recurrent as recurrent

@@ -33,21 +33,16 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 def turned(x: Tensor, position: int, theta: float) -> Tensor:
     """Rope on one vector: pair (j, j + d/2) turned by position · theta^(-2j/d). arXiv 2104.09864 section 3.4.2."""
     half = x.shape[-1] // 2
-    out: list[Tensor] = [x[0]] * (2 * half)
-    for j in range(half):
-        angle = position * theta ** (-2 * j / (2 * half))
-        cos, sin = math.cos(angle), math.sin(angle)
-        out[j] = x[j] * cos - x[j + half] * sin
-        out[j + half] = x[j + half] * cos + x[j] * sin
-    return torch.stack(out)
+    angle = [position * theta ** (-2 * j / (2 * half)) for j in range(half)]
+    cos, sin = (x.new_tensor([of(each) for each in angle]) for of in (math.cos, math.sin))
+    return torch.cat((x[:half] * cos - x[half:] * sin, x[half:] * cos + x[:half] * sin))
 
 
-def softmax_mean(query: Tensor, keys: list[Tensor], values: list[Tensor], scale: float) -> Tensor:
+def softmax_mean(query_d: Tensor, keys_Sd: Tensor, values_Sv: Tensor, scale: float) -> Tensor:
     """The mean of values, weighed by exp(scale · query · key)."""
-    scores = torch.stack([scale * torch.dot(query, key) for key in keys])
-    weights = torch.exp(scores - scores.max())
-    total = torch.stack([weight * value for weight, value in zip(weights, values, strict=True)]).sum(0)
-    return total / weights.sum()
+    scores_S = scale * (keys_Sd @ query_d)
+    weights_S = torch.exp(scores_S - scores_S.max())
+    return weights_S @ values_Sv / weights_S.sum()
 
 
 def places(documents_T: Tensor | None, length: int) -> tuple[list[list[int]], list[int]]:
@@ -78,14 +73,13 @@ def grouped(
 
     asked = rows or range(len(x_TD))
     out: list[list[Tensor]] = [[] for _ in asked]
-    for head in range(heads):
-        group = head // (heads // groups)
-        keys = [placed(k, "k", group, s) for s in range(len(x_TD))]
-        values = [v[s, group * d : (group + 1) * d] for s in range(len(x_TD))]
-        for row, t in enumerate(asked):
-            query = placed(q, "q", head, t)
-            mean = softmax_mean(query, [keys[s] for s in seen[t]], [values[s] for s in seen[t]], d**-0.5)
-            out[row].append(stored(mean))
+    for group in range(groups):
+        keys = torch.stack([placed(k, "k", group, s) for s in range(len(x_TD))])
+        values = v[:, group * d : (group + 1) * d]
+        for head in range(group * heads // groups, (group + 1) * heads // groups):
+            for row, t in enumerate(asked):
+                query = placed(q, "q", head, t)
+                out[row].append(stored(softmax_mean(query, keys[seen[t]], values[seen[t]], d**-0.5)))
     return torch.stack([stored(torch.cat(each) @ weights["mixer.wo.weight"].T) for each in out])
 
 
@@ -112,14 +106,12 @@ def latent(
     out: list[list[Tensor]] = [[] for _ in range(len(x_TD))]
     for head in range(recipe.heads):
         mine = kv[:, head * (n + width) : (head + 1) * (n + width)]
-        keys = [torch.cat((mine[s, :n], shared[s])) for s in range(len(x_TD))]
-        values = [mine[s, n:] for s in range(len(x_TD))]
+        keys = torch.stack([torch.cat((mine[s, :n], shared[s])) for s in range(len(x_TD))])
+        values = mine[:, n:]
         for t in range(len(x_TD)):
             one = q[t, head * (n + r) : (head + 1) * (n + r)]
             query = torch.cat((one[:n], stored(turned(one[n:], position[t], recipe.rope_theta))))
-            allowed = seen[t]
-            mean = softmax_mean(query, [keys[s] for s in allowed], [values[s] for s in allowed], (n + r) ** -0.5)
-            out[t].append(stored(mean))
+            out[t].append(stored(softmax_mean(query, keys[seen[t]], values[seen[t]], (n + r) ** -0.5)))
     return torch.stack([stored(torch.cat(each) @ weights["mixer.wo.weight"].T) for each in out])
 
 

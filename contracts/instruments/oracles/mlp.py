@@ -1,0 +1,24 @@
+"""The dense MLP, one token at a time. relu²: arXiv 2109.08668; SwiGLU: 2002.05202."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from contracts.spec.recipe import Recipe
+
+
+def dense(recipe: Recipe, weights: Mapping[str, Tensor], x_TD: Tensor) -> Tensor:
+    """Tokens through the norm and the MLP of a block of E without experts: (T, D). Takes float64, differentiates."""
+    rows = []
+    for x in x_TD:
+        h = x / torch.sqrt((x * x).mean() + recipe.norm_eps) * weights["norm.weight"]
+        one = weights["mixer.w1.weight"] @ h
+        if recipe.activation == "relu2":
+            inner = torch.where(one > 0, one * one, torch.zeros_like(one))
+        else:
+            inner = one / (1 + torch.exp(-one)) * (weights["mixer.w3.weight"] @ h)
+        rows.append(weights["mixer.w2.weight"] @ inner)
+    return torch.stack(rows)
