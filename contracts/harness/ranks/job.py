@@ -16,6 +16,8 @@ from contracts.harness.ranks.agreement import Agreement, End, Limits, Waiting, d
 from contracts.harness.ranks.merge import Merged, Post, merge, read, written
 from contracts.harness.ranks.watchdog import Aborted, Region, Watchdog
 
+SKIPPED = 5  # times the grace: what the peers of a rank that skipped get
+
 
 @dataclass(kw_only=True)
 class Counts:
@@ -140,10 +142,11 @@ class Job:
 
     def agree(self, post: Post, region: Region, *, grace: float | None = None) -> Merged:
         """Put one rank's outcome of a phase beside the others'."""
-        bad = post.kind not in ("passed", "skipped") or bool(post.aborted)
-        posts = [
-            read(text) for text in self.exchange(written(post), limit=region.limit, bad=bad, grace=grace)
-        ]  # fmt: skip
+        bad = post.kind != "passed" or bool(post.aborted)
+        if post.kind == "skipped" and grace is None:  # most often every rank skips, and some later than others
+            grace = SKIPPED * self.limits.grace
+        said = self.exchange(written(post), limit=region.limit, bad=bad, grace=grace)
+        posts = [read(text) for text in said]
         merged = merge(posts)
         if merged.poisoned and (merged.aborted or self.group.backend != "nccl"):
             self.poisoned = True

@@ -392,7 +392,9 @@ class Ranks:
         reports.rewrite(report, merged, own=post.kind, rank=self.here.rank)
         if call.when == "teardown" and self._poisoned_before and self._failed and merged.kind == "failed":
             reports.soften(report, merged)
-        self._failed |= merged.kind == "failed"
+        if merged.kind == "failed":  # later phases carry the properties of the rank that decided, on every rank
+            item.user_properties[:] = merged.properties
+            self._failed = True
         return report
 
     @pytest.hookimpl(trylast=True)

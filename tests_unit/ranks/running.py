@@ -1,0 +1,130 @@
+"""Starts torchrun on test files written for the occasion, and reads what rank 0 says of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from junitparser import Error, Failure, JUnitXml, Skipped
+
+ROOT = Path(__file__).parents[2]
+TORCHRUN = re.compile(r"RANK|WORLD_SIZE|LOCAL_|MASTER_|TORCHELASTIC_|GROUP_|ROLE_|PYTEST_|COV_|OMP_")
+CONFTEST = 'pytest_plugins = ["contracts.harness.ranks.plugin"]\n'
+HEAD = """
+import os, time, pytest, torch, torch.distributed as dist
+pytestmark = pytest.mark.dist
+RANK = int(os.environ["RANK"])
+
+def summed(x, group=None):
+    t = torch.tensor([x])
+    dist.all_reduce(t, group=group)
+    return t.item()
+"""
+
+
+def needs_torch() -> list[pytest.MarkDecorator]:
+    """The marks of a file of such tests."""
+    import importlib.util
+
+    there = importlib.util.find_spec("torch") is not None
+    return [pytest.mark.torchrun, pytest.mark.skipif(not there, reason="torch is not installed; pip install torch")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """How one torchrun ended. `outcomes` is rank 0's JUnit file: test → outcomes and words, in its order."""
+
+    code: int
+    seconds: float
+    output: str
+    outcomes: dict[str, list[tuple[str, str]]]
+    folder: Path
+
+    def outcome(self, name: str) -> str:
+        return "+".join(dict.fromkeys(kind for kind, _ in self.outcomes.get(name, [("absent", "")])))
+
+    def words(self, name: str) -> str:
+        return "\n".join(words for _, words in self.outcomes.get(name, []))
+
+    def left(self, pattern: str) -> list[Path]:
+        """The files that the ranks left behind."""
+        return sorted(self.folder.glob(f"out/*/{pattern}"))
+
+    def journal(self) -> list[dict[str, object]]:
+        return [json.loads(line) for path in self.left("journal.jsonl") for line in path.read_text().splitlines()]
+
+
+def write(folder: Path, files: dict[str, str]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in {"conftest.py": CONFTEST, "pytest.ini": "[pytest]\njunit_family = xunit1\n", **files}.items():
+        body = HEAD + textwrap.dedent(text) if name.startswith("test_") else textwrap.dedent(text)
+        (folder / name).write_text(body, encoding="utf-8")
+
+
+def command(ranks: int, restarts: int, *options: str) -> list[str]:
+    return [
+        *(sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"),
+        *(f"--max-restarts={restarts}", "-m", "pytest", "-p", "no:cacheprovider", "--junitxml=junit.xml"),
+        *("--dist-out=out", "--dist-timeout=20", "--dist-grace=0.5", "--dist-hard=3", *options),
+    ]
+
+
+def start(folder: Path, argv: list[str]) -> subprocess.Popen[str]:
+    clean = {name: value for name, value in os.environ.items() if not TORCHRUN.match(name)}
+    clean |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "PYTHONFAULTHANDLER": ""}
+    with (folder / "console.txt").open("w") as log:
+        return subprocess.Popen(argv, cwd=folder, env=clean, stdout=log, stderr=subprocess.STDOUT, text=True,
+                            start_new_session=True)  # fmt: skip
+
+
+def torchrun(
+    folder: Path, files: dict[str, str], *options: str, ranks: int = 3, restarts: int = 0, limit_s: float = 150
+) -> Run:
+    """Run test files under torchrun. Nothing of it is left running, whatever happens."""
+    write(folder, files)
+    began = time.monotonic()
+    process = start(folder, command(ranks, restarts, *options))
+    try:
+        code = process.wait(limit_s)
+    finally:
+        end(process)
+    return ended(folder, code, time.monotonic() - began)
+
+
+def end(process: subprocess.Popen[str]) -> None:
+    """torchrun puts each rank into a session of its own; they go with it only if it is asked to end them."""
+    if process.poll() is None:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(35)
+        except subprocess.TimeoutExpired:
+            process.kill()
+
+
+def ended(folder: Path, code: int, seconds: float) -> Run:
+    console = (folder / "console.txt").read_text(errors="replace")
+    return Run(code=code, seconds=seconds, output=console, outcomes=_outcomes(folder / "junit.xml"), folder=folder)
+
+
+def _outcomes(path: Path) -> dict[str, list[tuple[str, str]]]:
+    found: dict[str, list[tuple[str, str]]] = {}
+    for suite in JUnitXml.fromfile(str(path)) if path.exists() else ():
+        for case in suite:
+            results = [(_KINDS[type(each)], f"{each.message}\n{each.text or ''}") for each in case.result]
+            said = case.system_out or ""
+            found.setdefault(case.name, []).extend(
+                [(kind, f"{words}\n{said}") for kind, words in results] or [("passed", said)]
+            )
+    return found
+
+
+_KINDS: dict[type, str] = {Failure: "failed", Error: "error", Skipped: "skipped"}
