@@ -3,6 +3,7 @@ a check first uses one of them."""
 
 from contracts.checks.numeric import (  # isort: skip
     routing,  # tokens → experts and gates
+    streams,  # residual streams beside each other
 )
 
-__all__ = ["routing"]
+__all__ = ["routing", "streams"]

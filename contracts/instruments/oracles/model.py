@@ -1,1 +1,154 @@
-"""What stands around the blocks: hyper-connections, multi-token prediction, the loss."""
+"""A whole model of A and dense E layers, one token at a time: residual layers, streams, heads that look ahead, losses.
+
+Hyper-connections: arXiv 2512.24880, section 4. Multi-token prediction: arXiv 2412.19437, section 2.2. Conventions and
+names of weights: spec/blocks.py.
+
+T tokens of one row · D hidden · N streams · V vocabulary
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+from contracts.instruments.oracles import attention
+from contracts.spec.recipe import Recipe
+
+Weights = Mapping[str, Tensor]
+Branch = Callable[[Tensor], Tensor]
+IGNORED = -100
+
+
+def logits(recipe: Recipe, letters: str, weights: Weights, tokens_T: Tensor, documents_T: Tensor) -> list[Tensor]:
+    """The logits of one row (T, V): the model's, then those of each depth that looks ahead."""
+    embedded_TD = weights["embedding.weight"][tokens_T]
+    head_VD = weights.get("head.weight", weights["embedding.weight"])
+    hidden_TD = trunk(recipe, letters, weights, embedded_TD, documents_T)
+    found = [normed(recipe, hidden_TD, weights["norm.weight"]) @ head_VD.T]
+    for depth in range(recipe.mtp.depth if recipe.mtp else 0):
+        mine = under(weights, f"mtp.{depth}.")
+        hidden_TD = look_ahead(recipe, mine, hidden_TD, embedded_TD, documents_T, depth + 1)
+        found.append(normed(recipe, hidden_TD, mine["norm.weight"]) @ head_VD.T)
+    return found
+
+
+def trunk(recipe: Recipe, letters: str, weights: Weights, x_TD: Tensor, documents_T: Tensor) -> Tensor:
+    """The residual stream behind the last layer, or the mean of the streams."""
+    number = recipe.mhc.streams if recipe.mhc else 1
+    streams = [x_TD] * number
+    for layer, letter in enumerate(letters):
+        mine = under(weights, f"layers.{layer}.")
+        branch = branch_of(recipe, letter, mine, documents_T)
+        if recipe.mhc and letter == "A":
+            streams = connected(recipe, mine, streams, branch)
+        else:
+            y_TD = branch(torch.stack(streams).mean(0))
+            streams = [each + y_TD for each in streams]
+    return torch.stack(streams).mean(0)
+
+
+def branch_of(recipe: Recipe, letter: str, weights: Weights, documents_T: Tensor) -> Branch:
+    """A block without its residual, norm included."""
+    if letter == "A":
+        attends = attention.grouped if recipe.mla is None else attention.latent
+        return lambda x_TD: attends(recipe, weights, x_TD, documents_T)
+    return lambda x_TD: mlp(recipe, weights, x_TD)
+
+
+def mlp(recipe: Recipe, weights: Weights, x_TD: Tensor) -> Tensor:
+    """w2 relu(w1 x)², or w2 (silu(w1 x) · w3 x)."""
+    h_TD = normed(recipe, x_TD, weights["norm.weight"])
+    up_TF = h_TD @ weights["mixer.w1.weight"].T
+    if recipe.activation == "relu2":
+        inner_TF = torch.where(up_TF > 0, up_TF, 0) ** 2
+    else:
+        inner_TF = up_TF / (1 + torch.exp(-up_TF)) * (h_TD @ weights["mixer.w3.weight"].T)
+    return inner_TF @ weights["mixer.w2.weight"].T
+
+
+def connected(recipe: Recipe, weights: Weights, streams: list[Tensor], branch: Branch) -> list[Tensor]:
+    """Streams behind a layer with hyper-connections: S' = H_res S + h_post branch(h_pre S), token by token."""
+    n, tokens = len(streams), len(streams[0])
+    maps = [maps_of(recipe, weights, torch.cat([stream[t] for stream in streams])) for t in range(tokens)]
+    read = [sum((maps[t][i] * streams[i][t] for i in range(n)), torch.zeros(())) for t in range(tokens)]
+    y_TD = branch(torch.stack([torch.as_tensor(each) for each in read]))
+    behind: list[list[Tensor]] = [[] for _ in range(n)]
+    for t in range(tokens):
+        mixing = doubly_stochastic(maps[t][2 * n :].reshape(n, n))
+        post = maps[t][n : 2 * n]
+        for i in range(n):
+            kept = torch.stack([mixing[i, j] * streams[j][t] for j in range(n)]).sum(0)
+            behind[i].append(kept + post[i] * y_TD[t])
+    return [torch.stack(each) for each in behind]
+
+
+def maps_of(recipe: Recipe, weights: Weights, flat: Tensor) -> Tensor:
+    """h_pre (n), h_post (n) and the logits of H_res (n²) of one token, from its streams laid end to end."""
+    assert recipe.mhc is not None
+    n = recipe.mhc.streams
+    projected = weights["streams.phi.weight"] @ (flat / torch.sqrt((flat * flat).mean() + recipe.norm_eps))
+    pre, post, res = projected[:n], projected[n : 2 * n], projected[2 * n :]
+    alpha, bias = weights["streams.alpha"], weights["streams.bias"]
+    reading = 1 / (1 + torch.exp(-(alpha[0] * pre + bias[:n])))
+    writing = 2 / (1 + torch.exp(-(alpha[1] * post + bias[n : 2 * n])))
+    return torch.cat((reading, writing, alpha[2] * res + bias[2 * n :]))
+
+
+def doubly_stochastic(logits_NN: Tensor, rounds: int = 40) -> Tensor:
+    """Sinkhorn's limit: rows and columns divided by their sums in turn, until nothing changes any more."""
+    matrix = torch.exp(logits_NN)
+    for _ in range(rounds):
+        matrix = matrix / matrix.sum(1, keepdim=True)
+        matrix = matrix / matrix.sum(0, keepdim=True)
+    return matrix
+
+
+def look_ahead(
+    recipe: Recipe, weights: Weights, hidden_TD: Tensor, embedded_TD: Tensor, documents_T: Tensor, steps: int
+) -> Tensor:
+    """The hidden state of one depth: joined with the token `steps` later, then through an attention and an MLP."""
+    joined = []
+    for t in range(len(hidden_TD)):
+        token_D = torch.zeros_like(hidden_TD[t])
+        if t + steps < len(hidden_TD) and documents_T[t + steps] == documents_T[t]:
+            token_D = embedded_TD[t + steps]
+        pair = (
+            normed(recipe, hidden_TD[t], weights["hidden_norm.weight"]),
+            normed(recipe, token_D, weights["token_norm.weight"]),
+        )
+        joined.append(weights["projection.weight"] @ torch.cat(pair))
+    x_TD = torch.stack(joined)
+    for letter, name in (("A", "attention."), ("E", "mlp.")):
+        x_TD = x_TD + branch_of(recipe, letter, under(weights, name), documents_T)(x_TD)
+    return x_TD
+
+
+def mean_loss(logits_BTV: Tensor, labels_BT: Tensor) -> Tensor:
+    """Cross entropy in nats, the mean over the labels that are not -100; 0 when there are none."""
+    found = [
+        torch.logsumexp(row_V, 0) - row_V[label]
+        for row_V, label in zip(logits_BTV.flatten(0, 1), labels_BT.flatten().tolist(), strict=True)
+        if label != IGNORED
+    ]
+    return torch.stack(found).mean() if found else logits_BTV.sum() * 0
+
+
+def later_labels(labels_BT: Tensor, documents_BT: Tensor, steps: int) -> Tensor:
+    """The label `steps` later, -100 where that lies in another document or behind the row."""
+    found = torch.full_like(labels_BT, IGNORED)
+    for b, row in enumerate(documents_BT.tolist()):
+        for t in range(len(row) - steps):
+            if row[t] == row[t + steps]:
+                found[b, t] = labels_BT[b, t + steps]
+    return found
+
+
+def normed(recipe: Recipe, x: Tensor, weight: Tensor) -> Tensor:
+    return attention.rms_norm(x, weight, recipe.norm_eps)
+
+
+def under(weights: Weights, prefix: str) -> dict[str, Tensor]:
+    """The weights whose names begin so, under the rest of their names."""
+    return {name.removeprefix(prefix): each for name, each in weights.items() if name.startswith(prefix)}

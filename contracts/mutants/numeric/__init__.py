@@ -3,6 +3,6 @@
 File names are those of `checks/numeric/`.
 """
 
-from contracts.mutants.numeric import routing
+from contracts.mutants.numeric import routing, streams
 
-__all__ = ["routing"]
+__all__ = ["routing", "streams"]
