@@ -46,15 +46,15 @@ A block is the branch of the residual stream that a pattern letter names, its no
                   A_log, D, dt_bias (h), out_norm.weight (h·p; over y·silu(g), one norm a group of heads), wo.weight
                   (D, h·p). W multiplies the state from the right: h W
 
-A whole model has `embedding.weight` and `head.weight` (vocab, D; no head when tied), `norm.weight`, and `layers.3.` before
-the names of a block. Hyper-connections (arXiv 2512.24880) of n streams stand on A layers: `streams.phi.weight` (m, n·D)
-and `streams.bias` (m) with m = 2n + n², and `streams.alpha` (3), both in the order reading, writing, H_res row by row;
-H_res[i, j] goes from stream j to stream i. Streams begin as copies and end as their mean; a layer without maps reads
-their mean and writes 1 to each. Depth k + 1 of multi-token prediction (arXiv 2412.19437 section 2.2): `mtp.k.` before
-`hidden_norm.weight`, `token_norm.weight` (D), `projection.weight` (D, 2D; hidden state first, then token), `norm.weight`
-(D), and before `attention.` and `mlp.` with the names of a dense A and a dense E block. It reads the residual stream
-before the final norm, or that of the depth below. A check that gives weights to a whole model uses these names; a stack
-that has others is not asked it.
+A whole model has `embedding.weight` and `head.weight` (vocab, D; no head when tied), `norm.weight`, and `layers.3.`
+before the names of a block. Hyper-connections (arXiv 2512.24880) of n streams stand on A layers: `streams.phi.weight`
+(m, n·D) and `streams.bias` (m) with m = 2n + n², and `streams.alpha` (3), in the order reading, writing, H_res row by
+row; H_res[i, j] goes from stream j to stream i. Streams begin as copies and end as their mean; a layer without maps
+reads their mean and writes 1 to each. Depth k + 1 of multi-token prediction (arXiv 2412.19437 section 2.2): `mtp.k.`
+before `hidden_norm.weight`, `token_norm.weight` (D), `projection.weight` (D, 2D; hidden state first, then token),
+`norm.weight` (D), and before `attention.` and `mlp.` with the names of a dense A and a dense E block. It reads the
+residual stream before the final norm, or that of the depth below. A check that gives weights to a whole model uses
+these names; a stack that has others is not asked it.
 
 State: `ssm` (B, h, p, n) and `conv_x`, `conv_b`, `conv_c` (B, channels, 3) for Mamba-2, inputs of the convolution, the
 last token's last; `ssm`, `angle` (B, h, n/4; modulo 2π), `k` (B, h, n; normed, biased and turned) and `v` (B, h, p) of

@@ -207,7 +207,8 @@ class Pass:
 
     Args:
         logits: (B, T, vocab). mtp_logits: one of that shape for each MTP depth.
-        losses: as in `Step`. gradients: of `total`, by name. seen: counters of the pass, for instance `layers.3.counts`.
+        losses: as in `Step`. gradients: of `total`, by name.
+        seen: counters of the pass, for instance `layers.3.counts`.
     """
 
     logits: Array
