@@ -108,7 +108,7 @@ class Router(nn.Module):
         """
         rows, tokens, _ = experts_BTK.shape
         asked_BE = F.one_hot(experts_BTK.flatten(1), self.moe.experts).sum(1)
-        fraction_BE = asked_BE / max(tokens * self.moe.top_k, 1)
+        fraction_BE = asked_BE.to(probabilities_BTE.dtype) / max(tokens * self.moe.top_k, 1)
         mean_BE = probabilities_BTE.sum(1) / max(tokens, 1)
         return self.moe.experts * (fraction_BE * mean_BE).sum() / max(rows, 1)
 
@@ -222,7 +222,7 @@ class MoE(nn.Module):
     def combine(self, given_SD: Tensor, order_S: Tensor, gates_NK: Tensor, dropped_NK: Tensor) -> Tensor:
         """What the experts gave, back at its token, times its gate, summed in the gates' dtype."""
         back_S = torch.empty_like(order_S).scatter(0, order_S, torch.arange(len(order_S), device=order_S.device))
-        given_NKD = given_SD[back_S].view(*gates_NK.shape, -1)
+        given_NKD = given_SD[back_S].view(*gates_NK.shape, given_SD.shape[-1])
         if self.moe.capacity_factor is not None:  # masked, not multiplied: 0 · NaN is NaN
             given_NKD = given_NKD.masked_fill(dropped_NK.unsqueeze(-1), 0)
             gates_NK = gates_NK.masked_fill(dropped_NK, 0)
