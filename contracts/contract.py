@@ -38,6 +38,8 @@ class Contract:
         cases: name → arguments, literals worked out by hand.
         source: where the promise comes from.
         layout: the parallel layout it is about; None when it is about any or none.
+        slow: whether a case takes more than some seconds (a compiler that starts cold). `pytest -m unit` leaves those
+            to `pytest -m slow`; a profile does not.
     """
 
     id: str
@@ -47,6 +49,7 @@ class Contract:
     source: str
     tier: Tier
     layout: Layout | None = None
+    slow: bool = False
 
     @property
     def family(self) -> str:
@@ -160,6 +163,7 @@ def contract(
     source: str,
     tier: Tier = "unit",
     layout: Layout | None = None,
+    slow: bool = False,
 ) -> Callable[[_Check], _Check]:
     """Enter a check into the law.
 
@@ -177,7 +181,9 @@ def contract(
     def enter(check: _Check) -> _Check:
         if not check.__doc__:
             raise AssertionError(f"{id} has no docstring: it is the promise")
-        entry = Contract(id=id, check=check, asks=asked, cases=table, source=source, tier=tier, layout=layout)
+        entry = Contract(
+            id=id, check=check, asks=asked, cases=table, source=source, tier=tier, layout=layout, slow=slow
+        )
         if tier == "dist" and not entry.of_the_court and "world" not in inspect.signature(check).parameters:
             raise AssertionError(f"{id} is judged by several ranks; its parameter `world` must say by how many")
         LAW.add(entry)

@@ -28,6 +28,8 @@ def reference() -> Party:
 
 
 def _needs(mutant: Mutant) -> pytest.MarkDecorator:
+    if LAW.contracts[mutant.of].slow:
+        return pytest.mark.slow
     return pytest.mark.megatron if "read_pattern" in LAW.contracts[mutant.of].asks else pytest.mark.unit
 
 

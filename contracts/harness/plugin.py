@@ -31,7 +31,7 @@ pytest_plugins = ["contracts.harness.ranks.plugin"] if int(os.environ.get("WORLD
 
 GATE = pytest.StashKey[Gate]()
 VERDICT = pytest.StashKey[Verdict]()
-_PROPERTY = "lanegate.result"
+PROPERTY = "lanegate.result"
 _OF_RANKS = "ranks.verdict"  # what the ranks plugin says of a test that did not pass on all of them
 
 NEEDS = {
@@ -59,6 +59,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     for tier, needs in {"unit": "one CPU process", "gpu": "one CUDA device", "dist": "several ranks"}.items():
         config.addinivalue_line("markers", f"{tier}: a promise or test that needs {needs}")
+    config.addinivalue_line("markers", "slow: a promise or test of one CPU process that takes more than some seconds")
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
@@ -93,6 +94,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def _mark(gate: Gate, item: Item) -> pytest.MarkDecorator:
     """The tier of an item; of many ranks also how many, where there are as many."""
     contract = LAW.contracts[item.id]
+    if contract.slow:
+        return pytest.mark.slow
     if contract.tier != "dist" or gate.missing_ranks(item):
         return getattr(pytest.mark, contract.tier)  # type: ignore[no-any-return]  # by name, so Any
     if contract.of_the_court:
@@ -118,7 +121,7 @@ class Promise:
         alone = contract.of_the_court or bool(self._gate.missing_ranks(self._item))
         with narrowed(here().world if alone else contract.ranks(self._item.case), self._node.nodeid):
             result = self._gate.judge(self._item)
-        self._node.user_properties.append((_PROPERTY, codec.dumps(result)))
+        self._node.user_properties.append((PROPERTY, codec.dumps(result)))
         words = "\n".join(f"{label:>12}  {text}" for label, text in report.details(self._gate.run(), result))
         if result.outcome == "violated":
             declared = self._gate.declared(result)
@@ -157,7 +160,7 @@ def result_of(report: pytest.TestReport, item: Item | None) -> Result | None:
     Of several ranks it is that of the first to diverge. Where that one could not say a word, since it died, hung or ran
     another test, the item is broken, in the words of the ranks plugin.
     """
-    said = [str(value) for name, value in report.user_properties if name == _PROPERTY]
+    said = [str(value) for name, value in report.user_properties if name == PROPERTY]
     of_ranks = [json.loads(str(value)) for name, value in report.user_properties if name == _OF_RANKS]
     # the last one: a test that is run again keeps the properties of its first run
     result = codec.loads(Result, said[-1]) if said and report.when == "call" else None
