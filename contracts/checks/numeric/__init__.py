@@ -4,6 +4,7 @@ a check first uses one of them."""
 from contracts.checks.numeric import (  # isort: skip
     routing,  # tokens → experts and gates
     streams,  # residual streams beside each other
+    prediction,  # heads that look ahead
 )
 
-__all__ = ["routing", "streams"]
+__all__ = ["prediction", "routing", "streams"]

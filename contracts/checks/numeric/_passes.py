@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 from contracts import instruments
 from contracts.checks.numeric._recipes import SMALL
-from contracts.spec.array import Array, Arrays, Element, Shape
+from contracts.spec.array import Array, Arrays, Shape
 from contracts.spec.errors import NotOffered
 from contracts.spec.recipe import Mhc, Mode, Mtp, Recipe
-from contracts.spec.stack import Stack
-from contracts.spec.training import Execution, Pass, Precision, Tokens
+from contracts.spec.tolerance import FLOAT64, FLOAT64_SCAN
+from contracts.spec.training import Execution, Pass, Precision, Tokens, Training
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,7 +29,7 @@ PACKED: Lengths = ((5, 1, 7), (2, 11), (9, 4))
 SHORT: Lengths = ((3, 4), (6, 1))
 
 
-def drawn(stack: Stack, recipe: Recipe, *, mode: Mode = "nemo_native", seed: int = 0) -> dict[str, Array]:
+def drawn(stack: Training, recipe: Recipe, *, mode: Mode = "nemo_native", seed: int = 0) -> dict[str, Array]:
     """Drawn weights and buffers for a whole model, float64: of a size that makes every part of it felt."""
     import torch
 
@@ -37,7 +37,7 @@ def drawn(stack: Stack, recipe: Recipe, *, mode: Mode = "nemo_native", seed: int
     return dict(instruments.fixtures.as_arrays(instruments.fixtures.weights(shapes, seed=seed), torch.float64))
 
 
-def canonical(stack: Stack, weights: Arrays, name: str = "layers.0.norm.weight") -> None:
+def canonical(stack: Training, weights: Arrays, name: str = "layers.0.norm.weight") -> None:
     """Leave a case aside whose weights have other names than spec/blocks.py gives them.
 
     Raises:
@@ -69,7 +69,7 @@ def batch(recipe: Recipe, lengths: Lengths = PACKED, *, seed: int = 0, masked: b
 
 
 def one_pass(
-    stack: Stack, recipe: Recipe, weights: Arrays, tokens: Tokens, *,
+    stack: Training, recipe: Recipe, weights: Arrays, tokens: Tokens, *,
     backward: bool = False, precision: Precision = "float64", mode: Mode = "nemo_native", recompute: bool = False,
 ) -> Pass:  # fmt: skip
     """One pass on one rank."""
@@ -83,8 +83,29 @@ def tensor(value: Array | None) -> Tensor:
     return instruments.numerics.tensor(value)
 
 
-def as_dtype(values: Arrays, dtype: Element) -> Arrays:
-    """Floating-point tensors in another dtype."""
+def differs_from_its_definition(stack: Training, recipe: Recipe, letters: str, weights: Arrays) -> str:
+    """In what a pass differs from the oracle of whole models: logits, then gradients; nothing if it does not."""
     import torch
 
-    return instruments.numerics.arrays(instruments.numerics.tensors(values, getattr(torch, dtype)))
+    numerics, oracle = instruments.numerics, instruments.oracles.model
+    tokens = batch(recipe, SHORT)
+    run = one_pass(stack, recipe, weights, tokens, backward=True)
+    held = {name: each.requires_grad_() for name, each in numerics.tensors(weights).items()}
+    documents_BT, labels_BT = tensor(tokens.documents), tensor(tokens.labels)
+    pairs = zip(tensor(tokens.tokens), documents_BT, strict=True)
+    rows = [oracle.logits(recipe, letters, held, *row) for row in pairs]
+    first, *further = (torch.stack(depth) for depth in zip(*rows, strict=True))
+    if len(run.mtp_logits) != len(further):
+        return f"there are {len(run.mtp_logits)} heads that look ahead, expected {len(further)}"
+    named = {"the logits": (run.logits, first)}
+    named |= {f"the logits of depth {k + 1}": pair for k, pair in enumerate(zip(run.mtp_logits, further, strict=True))}
+    for what, (got, want) in named.items():
+        if words := numerics.apart(what, got, want.detach(), FLOAT64):
+            return words
+    total = oracle.mean_loss(first, labels_BT)
+    if recipe.mtp is not None:
+        later = [oracle.later_labels(labels_BT, documents_BT, k + 1) for k in range(len(further))]
+        losses = [oracle.mean_loss(logits, labels) for logits, labels in zip(further, later, strict=True)]
+        total = total + recipe.mtp.loss_weight * torch.stack(losses).mean()
+    gradients = dict(zip(held, torch.autograd.grad(total, list(held.values())), strict=True))
+    return numerics.named_apart("the gradient of", run.gradients, gradients, FLOAT64_SCAN)

@@ -9,11 +9,21 @@ import math
 from dataclasses import replace
 
 from contracts import instruments
-from contracts.checks.numeric._passes import AHEAD, PACKED, SHORT, STREAMED, batch, canonical, drawn, one_pass, tensor
+from contracts.checks.numeric._passes import (
+    AHEAD,
+    PACKED,
+    STREAMED,
+    batch,
+    canonical,
+    differs_from_its_definition,
+    drawn,
+    one_pass,
+    tensor,
+)
 from contracts.contract import contract
 from contracts.spec.recipe import Mhc, Recipe
-from contracts.spec.stack import Stack
-from contracts.spec.tolerance import FLOAT64, FLOAT64_SCAN
+from contracts.spec.tolerance import FLOAT64
+from contracts.spec.training import Training
 
 _FIRST = "layers.0.streams.bias"
 
@@ -25,38 +35,18 @@ DEFINED = {  # recipe, letters
 
 
 @contract("BLK-06m", asks=("initial", "run_model"), cases=DEFINED, source="naming; arXiv 2512.24880 section 4")
-def streams_follow_their_definition(stack: Stack, recipe: Recipe, letters: str) -> None:
+def streams_follow_their_definition(stack: Training, recipe: Recipe, letters: str) -> None:
     """With hyper-connections a layer is S' = H_res S + h_post · branch(h_pre S): reading by a sigmoid, writing by twice
     a sigmoid, mixing by the doubly stochastic matrix of Sinkhorn, each a function of the token's own streams.
 
     Logits and the gradient of every weight are compared with the sum written out. H_res is no symmetric matrix, and
     stream j goes to stream i: the transposed one is doubly stochastic too, and trains.
     """
-    import torch
-
     weights = drawn(stack, recipe)
     canonical(stack, weights, _FIRST)
     for name in [name for name in weights if name.endswith(".alpha")]:  # so that Sinkhorn's 20 rounds reach its limit
         weights[name] = instruments.numerics.array(tensor(weights[name]) / 8)
-    tokens = batch(recipe, SHORT)
-    run = one_pass(stack, recipe, weights, tokens, backward=True)
-    numerics, oracle = instruments.numerics, instruments.oracles.model
-    held = {name: each.requires_grad_() for name, each in numerics.tensors(weights).items()}
-    documents_BT, labels_BT = tensor(tokens.documents), tensor(tokens.labels)
-    rows = [oracle.logits(recipe, letters, held, *row) for row in zip(tensor(tokens.tokens), documents_BT, strict=True)]
-    by_depth = [torch.stack(depth) for depth in zip(*rows, strict=True)]
-    for what, got, want in zip(("logits", "mtp 0", "mtp 1"), (run.logits, *run.mtp_logits), by_depth, strict=False):
-        words = numerics.apart(what, got, want.detach(), FLOAT64)
-        assert not words, words
-    total = oracle.mean_loss(by_depth[0], labels_BT)
-    later = [oracle.later_labels(labels_BT, documents_BT, depth + 1) for depth in range(len(by_depth) - 1)]
-    if recipe.mtp is not None:
-        ahead = [oracle.mean_loss(each, labels) for each, labels in zip(by_depth[1:], later, strict=True)]
-        total = total + recipe.mtp.loss_weight * torch.stack(ahead).mean()
-    gradients = torch.autograd.grad(total, list(held.values()))
-    words = numerics.named_apart(
-        "the gradient of", run.gradients, dict(zip(held, gradients, strict=True)), FLOAT64_SCAN
-    )
+    words = differs_from_its_definition(stack, recipe, letters, weights)
     assert not words, words
 
 
@@ -68,7 +58,7 @@ CONSERVED = {  # h_post of each stream, adding up to their number
 
 
 @contract("BLK-06n", asks=("initial", "run_model"), cases=CONSERVED, source="arXiv 2512.24880 section 4.1")
-def mixing_keeps_the_mean_of_the_streams(stack: Stack, recipe: Recipe, writes: tuple[float, ...]) -> None:
+def mixing_keeps_the_mean_of_the_streams(stack: Training, recipe: Recipe, writes: tuple[float, ...]) -> None:
     """A layer that reads the mean of the streams and writes 1 on average is a plain residual layer, however it mixes:
     columns of H_res add up to 1.
 
@@ -98,7 +88,7 @@ ORDERS = {"three-streams": (STREAMED, (2, 0, 1)), "two-streams": (replace(STREAM
 
 
 @contract("BLK-06o", asks=("initial", "run_model"), cases=ORDERS, source="arXiv 2512.24880 section 4")
-def streams_have_no_order(stack: Stack, recipe: Recipe, order: tuple[int, ...]) -> None:
+def streams_have_no_order(stack: Training, recipe: Recipe, order: tuple[int, ...]) -> None:
     """Renaming the streams in every map at once changes no logit: they begin alike and end as their mean."""
     import torch
 
@@ -112,7 +102,7 @@ def streams_have_no_order(stack: Stack, recipe: Recipe, order: tuple[int, ...]) 
     for name in [name for name in weights if ".streams." in name and not name.endswith(".alpha")]:
         held = tensor(weights[name])[rows]
         if name.endswith(".phi.weight"):
-            held = held.unflatten(1, (n, recipe.hidden))[:, places].flatten(1)
+            held = held.view(-1, n, recipe.hidden)[:, places].flatten(1)
         weights[name] = instruments.numerics.array(held)
     after = one_pass(stack, recipe, weights, tokens)
     words = instruments.numerics.apart("the logits under other names of streams", after.logits, before.logits, FLOAT64)

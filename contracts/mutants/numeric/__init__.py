@@ -3,6 +3,6 @@
 File names are those of `checks/numeric/`.
 """
 
-from contracts.mutants.numeric import routing, streams
+from contracts.mutants.numeric import prediction, routing, streams
 
-__all__ = ["routing", "streams"]
+__all__ = ["prediction", "routing", "streams"]
