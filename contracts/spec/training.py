@@ -22,6 +22,8 @@ A step, where the recipe leaves it open:
 - A router's selection bias moves once a step, by the step's summed counts.
 - Sequences come in an order that the seed fixes, each once an epoch; a step takes the next `batch.total`, and the ranks
   in their order share them. A label is the token behind its position, -100 where that is another document's.
+- Of a file (`data.path`) each byte is a token, modulo the vocabulary, and a blank line ends a document. Sequence i has
+  the tokens from i · seq_length on; there are (bytes - 1) // seq_length of them.
 """
 
 from __future__ import annotations

@@ -20,17 +20,16 @@ from torch import Tensor
 from contracts.spec.errors import NotOffered, refuse
 from contracts.spec.recipe import Recipe
 from contracts.spec.topology import Degrees
-from contracts.spec.training import Execution, Precision
+from contracts.spec.training import Execution
 from contracts.stacks.reference import schedule
 from contracts.stacks.reference.blocks.common import packing
+from contracts.stacks.reference.built import made
 from contracts.stacks.reference.data import IGNORED, Corpus, Ledger
 from contracts.stacks.reference.model import Forward, Model
 from contracts.stacks.reference.optimizer import Optimizer
 from contracts.stacks.reference.parts import PARTS, Parts
 from contracts.stacks.reference.prediction import ahead
 from contracts.stacks.reference.roles import layer_of, members
-
-PRECISIONS: Mapping[Precision, torch.dtype] = {"float32": torch.float32, "float64": torch.float64}
 
 
 class Batch(NamedTuple):
@@ -79,13 +78,7 @@ class Trainer:
 
     def build(self) -> Model:
         """The model with its initial weights, in the precision of the execution."""
-        model = self.parts.model(self.recipe, self.execution.mode, self.parts)
-        self.parts.initial(self.recipe).fill(model)
-        if self.execution.precision != "declared":
-            model.activations = PRECISIONS[self.execution.precision]
-            model.to(model.activations)
-        model.recompute = model.recompute or self.execution.recompute
-        return model
+        return made(self.recipe, self.execution, self.parts)
 
     # a step
     def next(self, wanted: bool = False) -> Done:
@@ -243,7 +236,5 @@ def _counters(seen: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _refuse_what_needs_more(execution: Execution) -> None:
-    if execution.degrees != Degrees() or execution.fsdp or execution.replicas > 1:
-        raise NotOffered("this trainer runs on one rank")
-    if execution.compile != "none":
-        raise NotOffered("this trainer compiles nothing")
+    if execution.degrees != Degrees() or execution.fsdp or execution.replicas > 1 or execution.compile != "none":
+        raise NotOffered("this trainer runs on one rank and uncompiled")
