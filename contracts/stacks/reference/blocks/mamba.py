@@ -81,8 +81,7 @@ class Mamba2(nn.Module):
 class CausalConv(nn.Module):
     """A depthwise causal convolution and silu: each channel sees itself at this token and the three before it.
 
-    `weight[:, -1]` meets the token itself. What lies in another document counts as zero. The state are the last
-    three inputs (B, c, 3), those of the last token's document.
+    `weight[:, -1]` meets the token itself. What lies in another document counts as zero.
     """
 
     def __init__(self, channels: int) -> None:
@@ -92,19 +91,30 @@ class CausalConv(nn.Module):
         self.bias = nn.Parameter(torch.empty(channels).uniform_(-bound, bound))
 
     def forward(self, u_BTc: Tensor, packing: Packing, state: Tensor | None) -> tuple[Tensor, Tensor]:
-        batch, length, channels = u_BTc.shape
-        before = CONV_WIDTH - 1
-        past_Bwc = u_BTc.new_zeros(batch, before, channels) if state is None else state.mT.to(u_BTc.dtype)
-        seen_Bwc = torch.cat([past_Bwc, u_BTc], dim=1)
-        # What came before the first token belongs to its document.
-        documents = packing.documents_BT
-        of_Bw = torch.cat([documents[:, :1].expand(-1, before), documents], dim=1)
-        out_BTc = self.bias.to(torch.promote_types(u_BTc.dtype, torch.float32))
+        seen_Bwc, of_Bw = self.extended(u_BTc, packing, state)
+        return F.silu(self.mixed(seen_Bwc, of_Bw)).to(u_BTc.dtype), self.last(seen_Bwc, of_Bw)
+
+    def extended(self, u_BTc: Tensor, packing: Packing, state: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The inputs behind the three that came before them, w = T + 3, and the document of each."""
+        batch, _, channels = u_BTc.shape
+        past_Bwc = u_BTc.new_zeros(batch, CONV_WIDTH - 1, channels) if state is None else state.mT.to(u_BTc.dtype)
+        documents = packing.documents_BT  # what came before the first token belongs to its document
+        of_Bw = torch.cat([documents[:, :1].expand(-1, CONV_WIDTH - 1), documents], dim=1)
+        return torch.cat([past_Bwc, u_BTc], dim=1), of_Bw
+
+    def mixed(self, seen_Bwc: Tensor, of_Bw: Tensor) -> Tensor:
+        """The convolution alone, in float32 at least: (B, T, c)."""
+        length = seen_Bwc.shape[1] - (CONV_WIDTH - 1)
+        out_BTc = wide(self.bias)
         for tap in range(CONV_WIDTH):
-            same_BT = of_Bw[:, tap : tap + length] == documents
+            same_BT = of_Bw[:, tap : tap + length] == of_Bw[:, -length:]
             out_BTc = out_BTc + self.weight[:, tap] * seen_Bwc[:, tap : tap + length] * same_BT[..., None]
-        last_Bwc = seen_Bwc[:, -before:] * (of_Bw[:, -before:] == documents[:, -1:])[..., None]
-        return F.silu(out_BTc).to(u_BTc.dtype), last_Bwc.mT
+        return out_BTc
+
+    def last(self, seen_Bwc: Tensor, of_Bw: Tensor) -> Tensor:
+        """The state: the last three inputs (B, c, 3), as far as they are of the last token's document."""
+        before = CONV_WIDTH - 1
+        return (seen_Bwc[:, -before:] * (of_Bw[:, -before:] == of_Bw[:, -1:])[..., None]).mT
 
 
 class GatedNorm(RMSNorm):

@@ -1,0 +1,184 @@
+"""M as Mamba-2: its recurrence, its convolution, its gate and norm, its tensors and what is computed in float32.
+
+Cases have 2 to 3 rows, 4 or 6 heads in 2 or 3 groups, and lengths that no chunk divides.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from contracts import instruments
+from contracts.checks.numeric import _scans
+from contracts.checks.numeric._recipes import M_LAYER, SMALL
+from contracts.checks.numeric._scans import PACKED, WHOLE, Fed, drawn, run
+from contracts.contract import contract
+from contracts.spec.blocks import Blocks
+from contracts.spec.recipe import Mamba
+from contracts.spec.tolerance import FLOAT32_SCAN, FLOAT64
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+THREE_GROUPS = replace(SMALL, name="three-groups", mamba=Mamba(heads=6, head_dim=4, state=8, groups=3))
+
+DEFINED = {
+    "plain": Fed(lengths=WHOLE, chunk=16),
+    "packed-with-state": Fed(lengths=PACKED, state=True, chunk=8),
+    "three-groups-of-two": Fed(recipe=THREE_GROUPS, lengths=((11,), (11,), (11,)), chunk=4),
+    "float32": Fed(lengths=((27, 21), (48,)), dtype="float32", chunk=16),
+    "shorter-than-the-convolution": Fed(lengths=((2,), (1, 1)), state=True),
+    "one-token": Fed(lengths=((1,), (1,)), state=True),
+    "a-large-epsilon": Fed(recipe=replace(SMALL, norm_eps=0.3), lengths=((9,), (9,))),
+}
+
+
+@contract("BLK-04a", asks=("block_weights", "run_block"), cases=DEFINED, source="arXiv 2405.21060; mamba-ssm")
+def mamba2_is_its_recurrence(stack: Blocks, fed: Fed) -> None:
+    """Output, last state and every gradient of Mamba-2, the initial state's too, are those of its recurrence.
+
+    s_t = exp(dt_t A) s_{t-1} + dt_t x_t B_tᵀ and y_t = s_t C_t + D x_t, behind a causal convolution of four taps with
+    bias and silu; then the norm of y · silu(z).
+    """
+    _scans.equals_its_definition(stack, fed, instruments.oracles.mamba.mamba2)
+
+
+FORGETS = {  # A_log: decay so fast that nothing is left, and so slow that everything is
+    "memoryless": (20.0, ((12,), (12,))),
+    "everything-kept": (-40.0, ((12,), (12,))),
+}
+
+
+@contract("BLK-04e", asks=("block_weights", "run_block"), cases=FORGETS, source="arXiv 2405.21060 §2: limits of A")
+def the_decay_has_its_limits(stack: Blocks, a_log: float, lengths: _scans.Lengths) -> None:
+    """With A towards minus infinity a token sees itself alone; with A at 0 the last state is the same from either end.
+
+    The convolution is set to pass a token on unmixed, so that the scan is all that remembers.
+    """
+    import torch
+
+    taps = {f"mixer.conv_{name}.weight": [0.0, 0.0, 0.0, 1.0] for name in "xbc"}
+    fed = Fed(lengths=lengths, chunk=5, weights={**taps, "mixer.A_log": a_log, "mixer.dt_bias": 0.5})
+    inputs, numerics = drawn(stack, fed), instruments.numerics
+    one = run(stack, fed, inputs, backward=False)
+    order = torch.arange(fed.tokens - 1, -1, -1)
+    two = run(stack, fed, replace(inputs, x=inputs.x[:, order]), backward=False)
+    if a_log > 0:
+        words = numerics.apart("y of the reversed sequence", numerics.tensor(two.y)[:, order], one.y, FLOAT64)
+        assert not words, f"{words}: each token should see itself alone"
+    else:
+        words = numerics.apart("the state of the reversed sequence", two.state["ssm"], one.state["ssm"], FLOAT64)
+        assert not words, f"{words}: nothing should be forgotten"
+
+
+def _shapes(recipe_heads: int, width: int, groups: int, state: int, hidden: int) -> dict[str, tuple[int, ...]]:
+    inner, grouped = recipe_heads * width, groups * state
+    convolutions = {f"mixer.conv_{name}": size for name, size in (("x", inner), ("b", grouped), ("c", grouped))}
+    return {
+        "norm.weight": (hidden,), "mixer.wz.weight": (inner, hidden), "mixer.wx.weight": (inner, hidden),
+        "mixer.wb.weight": (grouped, hidden), "mixer.wc.weight": (grouped, hidden),
+        "mixer.wdt.weight": (recipe_heads, hidden), "mixer.out_norm.weight": (inner,),
+        "mixer.wo.weight": (hidden, inner), **{f"mixer.{name}": (recipe_heads,) for name in ("A_log", "D", "dt_bias")},
+        **{f"{name}.weight": (size, 4) for name, size in convolutions.items()},
+        **{f"{name}.bias": (size,) for name, size in convolutions.items()},
+    }  # fmt: skip
+
+
+TENSORS = {
+    "float32": (SMALL, _shapes(4, 8, 2, 16, 24)),
+    "bf16": (replace(SMALL, dtype="bf16"), _shapes(4, 8, 2, 16, 24)),
+    "bf16-three-groups": (replace(THREE_GROUPS, dtype="bf16"), _shapes(6, 4, 3, 8, 24)),
+}
+
+
+@contract("BLK-04f", asks="block_weights", cases=TENSORS, source="naming hub; mamba-ssm _no_weight_decay")
+def mamba2_holds_these_tensors(stack: Blocks, recipe: Any, expected: dict[str, tuple[int, ...]]) -> None:
+    """Mamba-2 holds the tensors of its definition and no others; D, dt_bias and A_log are float32 under bf16 too.
+
+    Rounded to bfloat16, a dt_bias of -5 is off by 1.5 %, and so is every step of that head.
+    """
+    held = stack.block_weights(recipe, M_LAYER, "nemo_native")
+    shapes = {name: each.shape for name, each in held.items()}
+    odd = {name for name in shapes.keys() | expected.keys() if shapes.get(name) != expected.get(name)}
+    words = "; ".join(f"{name} is {shapes.get(name)}, expected {expected.get(name)}" for name in sorted(odd)[:3])
+    assert not odd, words
+    for name in ("A_log", "D", "dt_bias"):
+        dtype = held[f"mixer.{name}"].dtype
+        assert dtype == "float32", f"{name} is held in {dtype} under {recipe.dtype}, expected float32"
+
+
+# Neither of these is a bfloat16 number: -4.011 rounds to -4, and 1.0078 to 1.
+FADING = {
+    "mamba2": ("mamba2", {"mixer.A_log": 1.0078, "mixer.dt_bias": -4.011}, 50 * math.exp(1.0078)),
+    "mamba3": ("mamba3", {"mixer.dt_bias": -4.011}, 50 * math.log(2)),  # A of a zero input is -softplus(0)
+}
+
+
+@contract("BLK-04g", asks=("block_weights", "run_block"), cases=FADING, source="naming hub; mamba-ssm: A.float()")
+def decay_is_computed_in_float32(stack: Blocks, block: str, weights: dict[str, float], rate_of_50: float) -> None:
+    """Under bfloat16 activations the state is float32, and so is the arithmetic of what fades it.
+
+    With zero inputs and no bias of the convolution, 50 tokens leave s · exp(50 dt A), dt being softplus(dt_bias): no
+    activation takes part, and any rounding of dt_bias, A_log or the state shows in the fourth digit.
+    """
+    import torch
+
+    biases = {f"mixer.conv_{name}.bias": 0.0 for name in "xbc"} if block == "mamba2" else {}
+    fed = Fed(block=block, lengths=((50,), (50,)), dtype="float32", chunk=16, state=True, weights=weights | biases)
+    inputs = drawn(stack, fed)
+    state = {name: each if name == "ssm" else torch.zeros_like(each) for name, each in inputs.state.items()}
+    inputs = replace(inputs, x=torch.zeros_like(inputs.x), state=state)
+    asked = _scans.call(fed, inputs, backward=False)
+    zero = instruments.numerics.array(inputs.x.to(torch.bfloat16))
+    found = stack.run_block(replace(asked, x=zero)).state["ssm"]
+    assert found.dtype == "float32", f"the state is {found.dtype} under bfloat16 activations, expected float32"
+    step = math.log1p(math.exp(weights["mixer.dt_bias"]))
+    want: Tensor = state["ssm"] * math.exp(-rate_of_50 * step)
+    words = instruments.numerics.apart("the state after 50 empty tokens", found, want, FLOAT32_SCAN)
+    assert not words, words
+
+
+STEPS = {  # dt_bias of four heads, wdt being 0
+    "long-and-short": [-50.0, 0.0, 21.0, 100.0],
+    "near-the-switch": [19.0, 20.0, 20.5, -1.0],
+}
+
+
+@contract("BLK-04h", asks=("block_weights", "run_block"), cases=STEPS, source="mamba-ssm: softplus over dt > 20")
+def the_step_is_softplus_everywhere(stack: Blocks, biases: list[float]) -> None:
+    """The time step is softplus of its input from -50 to 100, in float32 forward and backward.
+
+    log(1 + exp(x)) taken literally is infinite from 89 on, and its gradient is not a number.
+    """
+    weights = {"mixer.dt_bias": biases, "mixer.wdt.weight": 0.0, "mixer.A_log": -3.0}
+    fed = Fed(lengths=((7,), (4, 3)), dtype="float32", weights=weights)
+    _scans.equals_its_definition(stack, fed, instruments.oracles.mamba.mamba2)
+
+
+READ = {  # the head that is read, and the group whose B, C and norm it shares
+    "first-of-the-second-group": (2, 1),
+    "last-of-the-first-group": (1, 0),
+    "last": (5, 2),
+}
+
+
+@contract("BLK-04i", asks=("block_weights", "run_block"), cases=READ, source="arXiv 2405.21060 §7.2; mamba-ssm ngroups")
+def neighbouring_heads_share_a_group(stack: Blocks, head: int, group: int) -> None:
+    """Head i of h reads group i // (h / g), and is normed together with the heads of that group alone.
+
+    Read through one head's rows of wo, the gradients by B and C are zero outside that group's rows, and those by x and
+    z outside its heads'. 6 heads in 3 groups; read in turn, head 2 would take group 2.
+    """
+    import torch
+
+    fed = Fed(recipe=THREE_GROUPS, lengths=((11,), (6, 5)), chunk=4)
+    inputs, width, size, together = drawn(stack, fed), 4, 8, 2
+    wo = torch.zeros_like(inputs.weights["mixer.wo.weight"])
+    read = slice(head * width, (head + 1) * width)
+    wo[:, read] = inputs.weights["mixer.wo.weight"][:, read]
+    got = run(stack, fed, replace(inputs, weights=inputs.weights | {"mixer.wo.weight": wo}))
+    for name, rows in (("wb", size), ("wc", size), ("wx", width * together), ("wz", width * together)):
+        gradient = instruments.numerics.tensor(got.gradients[f"mixer.{name}.weight"])
+        reached = [i for i, part in enumerate(gradient.split(rows)) if bool(part.any())]  # type: ignore[no-untyped-call]
+        assert reached == [group], f"head {head} reaches the rows of groups {reached} of {name}, expected [{group}]"

@@ -1,0 +1,98 @@
+"""M as a scan: what it sees, what passes from chunk to chunk, from call to call, and not from document to document.
+
+Mamba-2 and Mamba-3 keep the same promises here. 37 tokens are a multiple of no chunk.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from contracts import instruments
+from contracts.checks.numeric import _scans
+from contracts.checks.numeric._scans import PACKED, Fed, drawn, run
+from contracts.contract import contract
+from contracts.spec.blocks import Blocks
+
+CAUSAL = {
+    "mamba2": (Fed(chunk=8), 21),
+    "mamba2-packed": (Fed(lengths=PACKED, chunk=16), 23),
+    "mamba3": (Fed(block="mamba3", chunk=8), 21),
+    "mamba3-packed": (Fed(block="mamba3", lengths=PACKED, chunk=16), 23),
+}
+
+
+@contract("BLK-01c", asks=("block_weights", "run_block"), cases=CAUSAL, source="naming; arXiv 2405.21060")
+def m_sees_nothing_of_the_future(stack: Blocks, fed: Fed, at: int) -> None:
+    """In M a token changes no output before it, and a loss before it has no gradient there: exactly 0.
+
+    A loss on the last token reaches the first one all the same.
+    """
+    _scans.sees_nothing_of_the_future(stack, fed, at)
+
+
+APART = {
+    "mamba2": Fed(lengths=PACKED, chunk=8),
+    "mamba2-one-chunk": Fed(lengths=PACKED, chunk=64),
+    "mamba3": Fed(block="mamba3", lengths=PACKED, chunk=8),
+    "mamba3-one-chunk": Fed(block="mamba3", lengths=PACKED, chunk=64),
+}
+
+
+@contract("BLK-02c", asks=("block_weights", "run_block"), cases=APART, source="F06; mamba-ssm seq_idx")
+def m_keeps_documents_apart(stack: Blocks, fed: Fed) -> None:
+    """In M a packed document changes no other, in state and convolution, output and gradient: exactly 0."""
+    _scans.keeps_documents_apart(stack, fed)
+
+
+CHUNKS = {
+    "one-token": (Fed(state=True), 1),
+    "five": (Fed(lengths=PACKED, state=True), 5),
+    "sixteen": (Fed(state=True), 16),
+    "more-than-there-are": (Fed(lengths=PACKED), 64),
+    "mamba3-one-token": (Fed(block="mamba3", lengths=PACKED, state=True), 1),
+    "mamba3-five": (Fed(block="mamba3", state=True), 5),
+    "mamba3-sixteen": (Fed(block="mamba3", lengths=PACKED, state=True), 16),
+}
+
+
+@contract("BLK-04b", asks=("block_weights", "run_block"), cases=CHUNKS, source="naming hub; arXiv 2405.21060 §6")
+def the_chunk_changes_no_number(stack: Blocks, fed: Fed, chunk: int) -> None:
+    """Output, state and gradients of M do not depend on how many tokens a chunk holds, whole chunks or not."""
+    inputs = drawn(stack, fed)
+    got, want = (run(stack, replace(fed, chunk=each), inputs) for each in (chunk, 13))
+    tensors = instruments.numerics.tensors
+    _scans.agree(got, tensors({"y": want.y})["y"], tensors(want.state), tensors(want.gradients), fed)
+
+
+HALVES = {
+    "inside-a-chunk": (Fed(chunk=8), 20),
+    "at-the-edge-of-a-chunk": (Fed(state=True, chunk=8), 16),
+    "after-one-token": (Fed(state=True, chunk=8), 1),
+    "inside-a-document": (Fed(lengths=((9, 28), (17, 20)), chunk=8), 19),
+    "mamba3-inside-a-chunk": (Fed(block="mamba3", chunk=8), 20),
+    "mamba3-after-one-token": (Fed(block="mamba3", state=True, chunk=8), 1),
+    "mamba3-inside-a-document": (Fed(block="mamba3", lengths=((9, 28), (17, 20)), chunk=8), 19),
+}
+
+
+@contract("BLK-04c", asks=("block_weights", "run_block"), cases=HALVES, source="naming hub; mamba-ssm state passing")
+def m_passes_its_state(stack: Blocks, fed: Fed, at: int) -> None:
+    """A sequence in two calls, the second with all the state that the first left, gives what one call gives.
+
+    For Mamba-2 that is the state of the scan and the last three inputs of each convolution; for Mamba-3 the state, the
+    angle, and the last k and v. Each of them left out is an error of its own.
+    """
+    _scans.passes_its_state(stack, fed, at)
+
+
+ALONE = {
+    "mamba2": Fed(lengths=PACKED, chunk=8),
+    "mamba2-one-chunk": Fed(lengths=PACKED, chunk=64),
+    "mamba3": Fed(block="mamba3", lengths=PACKED, chunk=8),
+}
+
+
+@contract("BLK-04d", asks=("block_weights", "run_block"), cases=ALONE, source="F06; mamba-ssm")
+def m_gives_a_packed_document_what_it_gets_alone(stack: Blocks, fed: Fed) -> None:
+    """In M a packed document has the output, gradient and state that it has alone: reset neither early nor late."""
+    _scans.gives_each_document_what_it_gets_alone(stack, fed)
