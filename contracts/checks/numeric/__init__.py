@@ -3,8 +3,11 @@ a check first uses one of them."""
 
 from contracts.checks.numeric import (  # isort: skip
     routing,  # tokens → experts and gates
+    experts,  # tokens to their experts and back
+    scan,  # M: what it sees, carries and keeps apart
+    mamba,  # M as Mamba-2: its recurrence
     streams,  # residual streams beside each other
     prediction,  # heads that look ahead
 )
 
-__all__ = ["prediction", "routing", "streams"]
+__all__ = ["experts", "mamba", "prediction", "routing", "scan", "streams"]

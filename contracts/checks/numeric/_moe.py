@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import log
 from typing import TYPE_CHECKING, Literal
 
 from contracts import instruments
@@ -33,6 +34,9 @@ WIDE = replace(SMALL, hidden=64, norm_eps=1e-30)
 
 Activation = Literal["relu2", "swiglu"]
 Logits = Sequence[Sequence[Sequence[float]]]
+
+Routes = Sequence[Sequence[tuple[int, ...]]]
+"""For each sequence the experts of each token; their gates are as 1 : 2 : 3 : …"""
 
 
 def with_moe(moe: Moe, activation: Activation = "relu2") -> Recipe:
@@ -101,8 +105,7 @@ def expected(call: BlockCall) -> Expected:
     found = torch.autograd.grad(objective, list(trained.values()), allow_unused=True)
     pairs = zip(trained.items(), found, strict=True)
     gradients = {name: torch.zeros_like(leaf) if grad is None else grad for (name, leaf), grad in pairs}
-    routed = routed._make(each.detach() for each in routed)
-    return Expected(routed=routed, gradients=gradients)
+    return Expected(routed=type(routed)(*(each.detach() for each in routed)), gradients=gradients)
 
 
 def labelled(
@@ -132,6 +135,22 @@ def labelled(
         weights["mixer.shared.w2.weight"] = eye[63:].T * label_D
     x_BTD = 8 * eye[:count].reshape(*logits_BTE.shape[:2], 64)
     return call_of(recipe, weights, x_BTD, torch.ones_like(x_BTD) if backward else None, dtype)
+
+
+def gates_of(moe: Moe) -> tuple[float, ...]:
+    """Gates of a labelled token's experts, in order: as 1 : 2 : 3 : …"""
+    total = moe.top_k * (moe.top_k + 1) / 2
+    return tuple((slot + 1) / total for slot in range(moe.top_k))
+
+
+def sent(moe: Moe, routes: Routes, dtype: Element, *, backward: bool = False) -> BlockCall:
+    """A labelled call whose tokens go where `routes` says."""
+
+    def logits(experts: tuple[int, ...]) -> list[float]:
+        found = {expert: 20 + log(slot + 1) for slot, expert in enumerate(experts)}
+        return [found.get(expert, 0.0) for expert in range(moe.experts)]
+
+    return labelled(moe, [[logits(experts) for experts in row] for row in routes], dtype=dtype, backward=backward)
 
 
 def rows(value: Array) -> list[list[list[float]]]:

@@ -3,6 +3,6 @@
 File names are those of `checks/numeric/`.
 """
 
-from contracts.mutants.numeric import prediction, routing, streams
+from contracts.mutants.numeric import experts, mamba, prediction, routing, scan, streams
 
-__all__ = ["prediction", "routing", "streams"]
+__all__ = ["experts", "mamba", "prediction", "routing", "scan", "streams"]
