@@ -45,7 +45,7 @@ def say_raw(console: int, text: str) -> None:
     os.write(console, text.encode(errors="replace"))
 
 
-def finish(config: pytest.Config, session: pytest.Session, report: pytest.TestReport | None, reason: str) -> None:
+def finish(config: pytest.Config, session: pytest.Session, said: list[pytest.TestReport], reason: str) -> None:
     """Write pytest's last page and its report files from a thread, while the main thread is out of reach.
 
     Not all of the end of a session: fixtures are not finalized, for that is what could hang. The exit status handed to
@@ -54,7 +54,7 @@ def finish(config: pytest.Config, session: pytest.Session, report: pytest.TestRe
     capture = config.pluginmanager.getplugin("capturemanager")
     if capture is not None:
         capture.suspend(in_=True)
-    if report is not None:
+    for report in said:
         config.hook.pytest_runtest_logreport(report=report)
     session.exitstatus = pytest.ExitCode.TESTS_FAILED
     session.shouldfail = reason

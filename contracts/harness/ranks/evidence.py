@@ -22,8 +22,18 @@ def stack(thread: int) -> str:
     frame = sys._current_frames().get(thread)
     if frame is None:
         return "(the thread has ended)"
-    frames = [each for each in traceback.extract_stack(frame) if not any(part in each.filename for part in HIDDEN)]
+    frames = [each for each in traceback.extract_stack(frame) if not _hidden(each.filename)]
     return "".join(traceback.format_list(frames[-FRAMES:])).rstrip()
+
+
+def raised_at(error: BaseException) -> str:
+    """Where an exception came from, in the same form."""
+    frames = [each for each in traceback.extract_tb(error.__traceback__) if not _hidden(each.filename)]
+    return "".join(traceback.format_list(frames[-FRAMES:])) + f"{type(error).__name__}: {str(error)[:500]}"
+
+
+def _hidden(line: str) -> bool:
+    return any(part in line for part in HIDDEN)
 
 
 def collectives(since_ns: int = 0) -> list[str]:
@@ -68,6 +78,17 @@ def tail(path: Path, characters: int = 4000) -> str:
         return path.read_text(errors="replace")[-characters:].strip()
     except OSError:
         return ""
+
+
+def crash(path: Path) -> str:
+    """What the interpreter wrote of a crash, or when it was asked: the threads in which anything but a runner was."""
+    said = []
+    for block in tail(path, 100_000).split("\n\n"):
+        lines = [line for line in block.splitlines() if not _hidden(line) and not line.startswith("Extension modules:")]
+        frames = [line for line in lines if line.startswith("  File ") and "/threading.py" not in line]
+        if frames or block.startswith(("Fatal", "Timeout")):
+            said += lines
+    return "\n".join(said[-60:])
 
 
 def shown(views: dict[int, dict[str, object]]) -> str:

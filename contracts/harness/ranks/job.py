@@ -47,7 +47,7 @@ class Job:
         self.here, self.folder, self.limits, self.restart_only = here, folder, limits, restart_only
         self.counts = Counts()
         self.poisoned = False
-        self._exchange_bad: float | None = None
+        self._raised = ""  # where an exception left the last phase
         prefix = f"ranks/{here.attempt}"
         self._connections = [groups.connection(here, first=True), groups.connection(here)]
         mine, watchdogs = (
@@ -128,10 +128,14 @@ class Job:
     @contextmanager
     def phase(self, label: str, limit: float) -> Iterator[Region]:
         """A step under watch. Agree on it afterwards, whatever came of it."""
-        step = self.agreement.next()
-        with self.watchdog.watched(step, label, limit) as region:
-            yield region
-            self.group.synchronize()
+        step, self._raised = self.agreement.next(), ""
+        try:
+            with self.watchdog.watched(step, label, limit) as region:
+                yield region
+                self.group.synchronize()
+        except BaseException as error:
+            self._raised = evidence.raised_at(error)  # at once: torchrun may end this rank before it is reported
+            raise
 
     def why_aborted(self, region: Region, *, raised: bool) -> str:
         """Why this rank's part of a phase does not count, or "". An exception after the phase was called off is the
@@ -159,7 +163,7 @@ class Job:
         return self.agreement.order()
 
     def _with_evidence(self, merged: Merged, region: Region) -> Merged:
-        mine = region.picture or {"collectives": evidence.collectives(region.since_ns)}
+        mine = region.picture or {"stack": self._raised, "collectives": evidence.collectives(region.since_ns)}
         views = self.exchange(json.dumps(mine), limit=self.limits.end, name="evidence")
         told = evidence.shown({rank: json.loads(view) for rank, view in enumerate(views)})
         return replace(merged, text=f"{merged.text}\n----- where each rank was -----\n{told}")
@@ -210,4 +214,4 @@ class Job:
         region = self.watchdog.region
         if region is not None:
             return region.picture or self._picture(region)
-        return {"stack": "", "collectives": evidence.collectives(), "label": "between two phases"}
+        return {"stack": self._raised, "collectives": evidence.collectives(), "label": "between two phases"}

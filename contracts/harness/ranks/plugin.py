@@ -245,14 +245,16 @@ class Ranks:
             return past
         account = recovery.account(self.folder, self.here.attempt - 1, self.here.size)
         verdict = {"outcome": "failed", "primary": account.rank, "words": account.reason, "recovery": "restarted"}
-        failure = reports.failure(item, account.told(), account.reason, [(VERDICT, json.dumps(verdict))])
-        plain = self.config.hook.pytest_report_to_serializable(config=self.config, report=failure)
-        plain["longrepr"] = {"text": account.told(), "crash": account.reason}
         journal = resume.Journal(self.folder.journal)
-        journal.report(item.nodeid, plain)
+        for report in reports.failure(item, account.told(), account.reason, [(VERDICT, json.dumps(verdict))]):
+            journal.report(item.nodeid, self._serialized(report))
         journal.done(item.nodeid)
         journal.close()
         return resume.past(self.folder.journal)
+
+    def _serialized(self, report: pytest.TestReport) -> resume.Report:
+        plain: resume.Report = self.config.hook.pytest_report_to_serializable(config=self.config, report=report)
+        return {**plain, "longrepr": _plain(report)}
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtestloop(self, session: pytest.Session) -> Generator[None, object, object]:
@@ -401,9 +403,7 @@ class Ranks:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if self.journal is None or report.nodeid in self.past.done:
             return
-        plain = self.config.hook.pytest_report_to_serializable(config=self.config, report=report)
-        plain["longrepr"] = _plain(report)
-        self.journal.report(report.nodeid, plain)
+        self.journal.report(report.nodeid, self._serialized(report))
         crash = getattr(getattr(report.longrepr, "reprcrash", None), "message", "")
         if report.failed and crash:  # at once: the last page may never come
             console.say(self.config, f"{report.nodeid} ({report.when}): {str(crash).partition(chr(10))[0]}")
@@ -456,11 +456,11 @@ class Ranks:
         if not self.here.speaks or self.session is None:
             console.say_raw(self.console, told + "\n")
             return
-        report = None
+        said = []
         if self._item is not None:
             verdict = {"outcome": "failed", "primary": -1, "words": reason, "recovery": "stopped"}
-            report = reports.failure(self._item, told, reason, [(VERDICT, json.dumps(verdict))])
-        console.finish(self.config, self.session, report, reason)
+            said = reports.failure(self._item, told, reason, [(VERDICT, json.dumps(verdict))])
+        console.finish(self.config, self.session, said, reason)
         leaving.error_file(reason)
 
     def leave(self, code: int) -> None:

@@ -147,7 +147,7 @@ def account(folder: place.Folder, attempt: int, size: int) -> Account:
         said = evidence.tail(folder.last_words(rank, attempt), 1_000_000)
         if said:
             views[rank] = json.loads(said)
-        stack = evidence.tail(folder.stacks(rank, attempt))
+        stack = evidence.crash(folder.stacks(rank, attempt))
         if stack:
             crashes.append(f"rank {rank}, as the interpreter left it:\n{stack}")
     ranked = sorted(views.values(), key=lambda view: (_weight(str(view["reason"])), str(view["when"])))

@@ -96,15 +96,12 @@ def soften(report: pytest.TestReport, merged: Merged) -> None:
     report.sections.append(("teardown after the failure", merged.text))
 
 
-def failure(item: pytest.Item, text: str, crash: str, properties: list[tuple[str, object]]) -> pytest.TestReport:
-    """The report of a test whose ranks did not live to report."""
+def failure(item: pytest.Item, text: str, crash: str, properties: list[tuple[str, object]]) -> list[pytest.TestReport]:
+    """The reports of a test whose ranks did not live to report: its call, and the teardown that JUnit waits for."""
     path, line, _ = item.location
-    return pytest.TestReport(
-        nodeid=item.nodeid,
-        location=item.location,
-        keywords={},
-        outcome="failed",
-        longrepr=Words(text, crash, path, (line or 0) + 1),  # type: ignore[arg-type]  # by duck, as above
-        when="call",
-        user_properties=properties,
-    )
+    words = Words(text, crash, path, (line or 0) + 1)
+    common = {"nodeid": item.nodeid, "location": item.location, "keywords": {}, "user_properties": properties}
+    return [
+        pytest.TestReport(**common, outcome="failed", longrepr=words, when="call"),  # type: ignore[arg-type]
+        pytest.TestReport(**common, outcome="passed", longrepr=None, when="teardown"),  # type: ignore[arg-type]
+    ]
