@@ -8,6 +8,7 @@ from contracts.checks.numeric import (  # isort: skip
     mamba,  # M as Mamba-2: its recurrence
     streams,  # residual streams beside each other
     prediction,  # heads that look ahead
+    loss,  # what is averaged over what
 )
 
-__all__ = ["experts", "mamba", "prediction", "routing", "scan", "streams"]
+__all__ = ["experts", "loss", "mamba", "prediction", "routing", "scan", "streams"]

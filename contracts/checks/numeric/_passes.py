@@ -109,3 +109,13 @@ def differs_from_its_definition(stack: Training, recipe: Recipe, letters: str, w
         total = total + recipe.mtp.loss_weight * torch.stack(losses).mean()
     gradients = dict(zip(held, torch.autograd.grad(total, list(held.values())), strict=True))
     return numerics.named_apart("the gradient of", run.gradients, gradients, FLOAT64_SCAN)
+
+
+def not_changed_from(one: Array, other: Array, first: int) -> str:
+    """In what two answers (B, T, …) fail to differ in row 0 from position `first` on and nowhere else."""
+    left, right = tensor(one), tensor(other)
+    changes_BT = (left - right).abs().amax(-1) > 1e-12 * left.abs().max()
+    if bool(changes_BT[1:].any()):
+        return "another row changes"
+    found = min(changes_BT[0].nonzero().flatten().tolist(), default=None)
+    return "" if found == first else f"logits change from position {found} on, expected {first}"

@@ -17,11 +17,11 @@ from contracts.checks.numeric._passes import (
     canonical,
     differs_from_its_definition,
     drawn,
+    not_changed_from,
     one_pass,
     tensor,
 )
 from contracts.contract import contract
-from contracts.spec.array import Array
 from contracts.spec.recipe import Mla, Mtp, Recipe
 from contracts.spec.tolerance import FLOAT64, FLOAT64_SCAN
 from contracts.spec.training import Training
@@ -144,16 +144,5 @@ def a_depth_sees_exactly_one_token_further(stack: Training, place: int, length: 
     after = one_pass(stack, recipe, weights, replace(tokens, tokens=array(changed))).mtp_logits
     for depth, (one, other) in enumerate(zip(before, after, strict=True), start=1):
         first = max(place - depth, 0)
-        words = _from(one, other, first)
+        words = not_changed_from(one, other, first)
         assert not words, f"depth {depth}, token {place} changed: {words}"
-
-
-def _from(one: Array, other: Array, first: int) -> str:
-    """In what row 0 does not differ from `first` on, other rows not at all."""
-    left, right = tensor(one), tensor(other)
-    changes = (left - right).abs().amax(-1) > 1e-12 * left.abs().max()
-    places = changes[0].nonzero().flatten().tolist()
-    if bool(changes[1:].any()):
-        return "another row changes"
-    found = min(places, default=None)
-    return "" if found == first else f"logits change from position {found} on, expected {first}"
