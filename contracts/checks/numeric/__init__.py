@@ -4,6 +4,7 @@ a check first uses one of them."""
 from contracts.checks.numeric import (  # isort: skip
     routing,  # tokens → experts and gates
     experts,  # tokens to their experts and back
+    dropping,  # capacity: who finds no slot
     scan,  # M: what it sees, carries and keeps apart
     mamba,  # M as Mamba-2: its recurrence
     streams,  # residual streams beside each other
@@ -11,4 +12,4 @@ from contracts.checks.numeric import (  # isort: skip
     loss,  # what is averaged over what
 )
 
-__all__ = ["experts", "loss", "mamba", "prediction", "routing", "scan", "streams"]
+__all__ = ["dropping", "experts", "loss", "mamba", "prediction", "routing", "scan", "streams"]

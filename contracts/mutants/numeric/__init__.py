@@ -3,6 +3,6 @@
 File names are those of `checks/numeric/`.
 """
 
-from contracts.mutants.numeric import experts, loss, mamba, prediction, routing, scan, streams
+from contracts.mutants.numeric import dropping, experts, loss, mamba, prediction, routing, scan, streams
 
-__all__ = ["experts", "loss", "mamba", "prediction", "routing", "scan", "streams"]
+__all__ = ["dropping", "experts", "loss", "mamba", "prediction", "routing", "scan", "streams"]
