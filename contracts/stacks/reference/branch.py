@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, cast
 
 from contracts.spec.array import Element, Shape
@@ -13,6 +13,7 @@ from contracts.spec.recipe import Mode, Recipe
 if TYPE_CHECKING:  # torch is loaded when a block is asked for, not when the stack is introduced
     from torch import Tensor, nn
 
+    from contracts.stacks.reference.blocks.common import Output, Packing, State
     from contracts.stacks.reference.parts import Parts
 
 
@@ -38,40 +39,59 @@ class BlocksSide:
         }
 
     def run_block(self, call: BlockCall) -> BlockRun:
-        import torch
+        held = loaded(call, self.parts())
+        return called(held, lambda *given: through(held, *given), call, self.parts())
 
-        from contracts.instruments import numerics
-        from contracts.stacks.reference.blocks.common import Output, packing
 
-        parts = self.parts()
-        branch = _branch(call.recipe, call.layer, call.mode, parts)
-        held = numerics.tensors(call.weights)
-        branch = branch.to(next(each.dtype for each in held.values() if each.is_floating_point()))
-        branch.load_state_dict(held, strict=True, assign=True)
-        branch.requires_grad_(call.dy is not None)
-        x_BTD = numerics.tensor(call.x).requires_grad_(call.dy is not None)
-        state = {name: each.requires_grad_(call.dy is not None) for name, each in numerics.tensors(call.state).items()}
-        documents = None if call.documents is None else numerics.tensor(call.documents)
-        mixer = branch["mixer"]
-        if call.chunk is not None and hasattr(mixer, "chunk"):
-            setattr(mixer, "chunk", call.chunk)  # noqa: B010  # nn.Module types its attributes as tensors
-        out: Output = mixer(branch["norm"](x_BTD), packing(x_BTD, documents), state)
-        gradients = {}
-        if call.dy is not None:
-            objective = (out.y_BTD * numerics.tensor(call.dy)).sum()
-            for name, loss in out.losses.items():
-                objective = objective + parts.moe.weight_of(call.recipe, name) * loss
-            leaves: dict[str, Tensor] = dict(branch.named_parameters())
-            leaves |= {"x": x_BTD} | {f"state.{name}": each for name, each in state.items()}
-            found = torch.autograd.grad(objective, list(leaves.values()), allow_unused=True)
-            gradients = {name: grad for name, grad in zip(leaves, found, strict=True) if grad is not None}
-        return BlockRun(
-            y=numerics.array(out.y_BTD),
-            gradients=numerics.arrays(gradients),
-            losses=numerics.arrays(out.losses),
-            state=numerics.arrays(out.state),
-            seen=numerics.arrays(out.seen),
-        )
+def loaded(call: BlockCall, parts: Parts) -> nn.ModuleDict:
+    """A block with the call's weights, in their dtype."""
+    from contracts.instruments import numerics
+
+    branch = _branch(call.recipe, call.layer, call.mode, parts)
+    held = numerics.tensors(call.weights)
+    branch = branch.to(next(each.dtype for each in held.values() if each.is_floating_point()))
+    branch.load_state_dict(held, strict=True, assign=True)
+    branch.requires_grad_(call.dy is not None)
+    mixer = branch["mixer"]
+    if call.chunk is not None and hasattr(mixer, "chunk"):
+        setattr(mixer, "chunk", call.chunk)  # noqa: B010  # nn.Module types its attributes as tensors
+    return branch
+
+
+def through(branch: nn.ModuleDict, x_BTD: Tensor, packing: Packing, state: State) -> Output:
+    """A block's forward pass, the residual left out."""
+    out: Output = branch["mixer"](branch["norm"](x_BTD), packing, state)
+    return out
+
+
+def called(branch: nn.ModuleDict, forward: Callable[..., Output], call: BlockCall, parts: Parts) -> BlockRun:
+    """One call of a block's forward pass, and its gradients where the call has an upstream one."""
+    import torch
+
+    from contracts.instruments import numerics
+    from contracts.stacks.reference.blocks.common import packing
+
+    learns = call.dy is not None
+    x_BTD = numerics.tensor(call.x).requires_grad_(learns)
+    state = {name: each.requires_grad_(learns) for name, each in numerics.tensors(call.state).items()}
+    documents = None if call.documents is None else numerics.tensor(call.documents)
+    out = forward(x_BTD, packing(x_BTD, documents), state)
+    gradients = {}
+    if call.dy is not None:
+        objective = (out.y_BTD * numerics.tensor(call.dy)).sum()
+        for name, loss in out.losses.items():
+            objective = objective + parts.moe.weight_of(call.recipe, name) * loss
+        leaves: dict[str, Tensor] = dict(branch.named_parameters())
+        leaves |= {"x": x_BTD} | {f"state.{name}": each for name, each in state.items()}
+        found = torch.autograd.grad(objective, list(leaves.values()), allow_unused=True)
+        gradients = {name: grad for name, grad in zip(leaves, found, strict=True) if grad is not None}
+    return BlockRun(
+        y=numerics.array(out.y_BTD),
+        gradients=numerics.arrays(gradients),
+        losses=numerics.arrays(out.losses),
+        state=numerics.arrays(out.state),
+        seen=numerics.arrays(out.seen),
+    )
 
 
 def _branch(recipe: Recipe, layer: int, mode: Mode, parts: Parts) -> nn.ModuleDict:

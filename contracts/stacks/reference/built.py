@@ -54,33 +54,35 @@ class ModelSide:
         return numerics.arrays(made(recipe, Execution(mode=mode), self.parts()).state_dict())
 
     def run_model(self, recipe: Recipe, execution: Execution, weights: Arrays, batch: Tokens, backward: bool) -> Pass:
-        import torch
+        return passed(made(recipe, execution, self.parts(), weights), execution, batch, backward=backward)
 
-        from contracts.instruments import numerics
 
-        model = made(recipe, execution, self.parts(), weights)
-        held = [numerics.tensor(each) for each in (batch.tokens, batch.labels)]
-        held += [numerics.tensor(batch.documents)] if batch.documents else []
-        with torch.set_grad_enabled(backward):
-            passes = [
-                model(*piece) for piece in zip(*(each.chunk(execution.microbatches) for each in held), strict=True)
-            ]
-            sums = {name: torch.stack([each.sums[name] for each in passes]).sum(0) for name in passes[0].sums}
-            counts = {name: torch.stack([each.counts[name] for each in passes]).sum(0) for name in passes[0].counts}
-            losses = model.objective(sums, counts)
-        gradients = {}
-        if backward:
-            leaves = dict(model.named_parameters())
-            found = torch.autograd.grad(losses["total"], list(leaves.values()), allow_unused=True)
-            gradients = {name: grad for name, grad in zip(leaves, found, strict=True) if grad is not None}
-        further = zip(*(each.mtp_logits for each in passes), strict=True)
-        return Pass(
-            logits=numerics.array(torch.cat([each.logits_BTV for each in passes])),
-            mtp_logits=tuple(numerics.array(torch.cat(depth)) for depth in further),
-            losses={name: float(loss.detach()) for name, loss in losses.items()},
-            gradients=numerics.arrays(gradients),
-            seen=numerics.arrays({name: sum(each.seen[name] for each in passes) for name in _counted(passes[0].seen)}),
-        )
+def passed(model: Model, execution: Execution, batch: Tokens, *, backward: bool) -> Pass:
+    """One pass over a batch, in the microbatches of the execution, and its gradients if they are wanted."""
+    import torch
+
+    from contracts.instruments import numerics
+
+    held = [numerics.tensor(each) for each in (batch.tokens, batch.labels)]
+    held += [numerics.tensor(batch.documents)] if batch.documents else []
+    with torch.set_grad_enabled(backward):
+        passes = [model(*piece) for piece in zip(*(each.chunk(execution.microbatches) for each in held), strict=True)]
+        sums = {name: torch.stack([each.sums[name] for each in passes]).sum(0) for name in passes[0].sums}
+        counts = {name: torch.stack([each.counts[name] for each in passes]).sum(0) for name in passes[0].counts}
+        losses = model.objective(sums, counts)
+    gradients = {}
+    if backward:
+        leaves = dict(model.named_parameters())
+        found = torch.autograd.grad(losses["total"], list(leaves.values()), allow_unused=True)
+        gradients = {name: grad for name, grad in zip(leaves, found, strict=True) if grad is not None}
+    further = zip(*(each.mtp_logits for each in passes), strict=True)
+    return Pass(
+        logits=numerics.array(torch.cat([each.logits_BTV for each in passes])),
+        mtp_logits=tuple(numerics.array(torch.cat(depth)) for depth in further),
+        losses={name: float(loss.detach()) for name, loss in losses.items()},
+        gradients=numerics.arrays(gradients),
+        seen=numerics.arrays({name: sum(each.seen[name] for each in passes) for name in _counted(passes[0].seen)}),
+    )
 
 
 def made(recipe: Recipe, execution: Execution, parts: Parts, weights: Arrays | None = None) -> Model:

@@ -22,6 +22,7 @@ from contracts.stacks.reference import launch as launching
 from contracts.stacks.reference.branch import BlocksSide
 from contracts.stacks.reference.built import ModelSide
 from contracts.stacks.reference.capacity import CapacitySide
+from contracts.stacks.reference.compiled import CompilingSide
 from contracts.stacks.reference.disks import DisksSide
 from contracts.stacks.reference.lifecycle import LifecycleSide
 from contracts.stacks.reference.node import NodeSide
@@ -42,7 +43,11 @@ LAUNCH_SIDE = frozenset(
 )  # fmt: skip
 
 NUMERIC_SIDE = (
-    BlocksSide.QUESTIONS | ModelSide.QUESTIONS | TrainingSide.QUESTIONS | CheckpointSide.QUESTIONS
+    BlocksSide.QUESTIONS
+    | ModelSide.QUESTIONS
+    | TrainingSide.QUESTIONS
+    | CheckpointSide.QUESTIONS
+    | CompilingSide.QUESTIONS
     if importlib.util.find_spec("torch")
     else frozenset()
 )
@@ -59,6 +64,7 @@ class Reference(
     ModelSide,
     TrainingSide,
     CheckpointSide,
+    CompilingSide,
     WorldSide,
 ):
     """The stack that ships here: a small real hybrid stack, the default party under test.

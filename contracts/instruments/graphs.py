@@ -1,0 +1,98 @@
+"""What a compiler made of a function: graphs, operations, breaks and their places, recompilations.
+
+Counted by a backend of our own that hands each graph on to the real one. Breaks and the number of a recompilation are
+not public in any torch; `_breaks` and `_attempt` read them, and say from which versions.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+
+from contracts.spec.compiling import Break, Graphs
+
+
+@dataclass
+class Counter:
+    """A backend for `torch.compile` that counts what passes through it."""
+
+    backend: str
+    graphs: int = 0
+    recompiles: int = 0
+    operations: int = 0
+    targets: set[str] = field(default_factory=set)
+
+    def __call__(self, graph: GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+        calls = [node for node in graph.graph.nodes if node.op.startswith("call_")]
+        self.graphs += 1
+        self.recompiles += _attempt() > 0
+        self.operations += len(calls)
+        self.targets |= {_target(node.target) for node in calls}
+        compiled: Callable[..., Any] = torch._dynamo.lookup_backend(self.backend)(graph, inputs)
+        return compiled
+
+    def seen(self) -> Graphs:
+        return Graphs(
+            graphs=self.graphs, recompiles=self.recompiles, operations=self.operations, breaks=_breaks(),
+            targets=frozenset(self.targets),
+        )  # fmt: skip
+
+
+@contextmanager
+def counted(backend: str) -> Iterator[Counter]:
+    """Compile under a counter, from a compiler that remembers nothing, and leave it so.
+
+    A recompilation beyond the limit is an error here: by itself it is a silent return to eager.
+    """
+    import torch._dynamo.config as dynamo
+    import torch._inductor.config as inductor
+
+    _forget()
+    try:
+        with dynamo.patch(fail_on_recompile_limit_hit=True), inductor.patch(fx_graph_cache=False):
+            yield Counter(backend)
+    finally:
+        _forget()
+
+
+def _forget() -> None:
+    from torch._dynamo.utils import counters
+
+    torch._dynamo.reset()
+    counters.clear()
+
+
+def _breaks() -> tuple[Break, ...]:
+    """Reasons for graph breaks since the last reset, with the function they name.
+
+    `torch._dynamo.utils.counters["graph_break"]`, private, torch 2.1 to 2.13: reason → how often.
+    """
+    from torch._dynamo.utils import counters
+
+    found = []
+    for reason, count in sorted(counters["graph_break"].items()):
+        named = re.search(r"<function (\S+) at|function `?([\w.]+)`?|method (\S+) of", reason)
+        site = next((name for name in named.groups() if name), "") if named else ""
+        found.append(Break(site=site, reason=" ".join(reason.split())[:300], count=int(count)))
+    return tuple(found)
+
+
+def _attempt() -> int:
+    """How often the frame that is being compiled was compiled before.
+
+    `torch._guards.CompileContext`, private, torch 2.1 to 2.13: the id of a compilation is frame and attempt.
+    """
+    from torch._guards import CompileContext
+
+    compiling = CompileContext.current_compile_id()
+    return 0 if compiling is None else int(compiling.frame_compile_id or 0)
+
+
+def _target(target: object) -> str:
+    return target if isinstance(target, str) else getattr(target, "__name__", str(target))

@@ -1,0 +1,98 @@
+"""What the reference compiles, as a value (spec/compiling.py)."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from contracts.spec import codec
+from contracts.spec.array import Arrays, Element
+from contracts.spec.blocks import BlockCall
+from contracts.spec.compiling import AllowedBreak, Backend, CompiledPasses, CompiledRuns, Operation, Outcome
+from contracts.spec.recipe import Recipe
+from contracts.spec.training import Execution, Tokens
+
+if TYPE_CHECKING:  # torch is loaded when something is compiled, not when the stack is introduced
+    from contracts.stacks.reference.parts import Parts
+
+COLD_S = 300.0  # inductor was seen to take 40 s for a block on two busy cores
+
+
+class CompilingSide:
+    """The answers of `Reference` on this subject."""
+
+    QUESTIONS: frozenset[str] = frozenset(
+        {"run_compiled", "pass_compiled", "allowed_breaks", "compile_cold", "probe_compiler", "pads_rows"}
+    )
+
+    def parts(self) -> Parts:
+        """The classes everything is built of; a counterexample exchanges one."""
+        from contracts.stacks.reference.parts import PARTS
+
+        return PARTS
+
+    def run_compiled(self, calls: tuple[BlockCall, ...], backend: Backend) -> CompiledRuns:
+        from contracts.instruments.graphs import counted
+        from contracts.stacks.reference import branch
+        from contracts.stacks.reference.compile import compiled
+
+        held = branch.loaded(calls[0], self.parts())
+        runs, graphs = [], []
+        with counted(backend) as counter:
+            forward = compiled(held, lambda *given: branch.through(held, *given), counter)
+            for call in calls:
+                runs.append(branch.called(held, forward, call, self.parts()))
+                graphs.append(counter.seen())
+        return CompiledRuns(runs=tuple(runs), graphs=tuple(graphs))
+
+    def pass_compiled(
+        self, recipe: Recipe, execution: Execution, weights: Arrays, batches: tuple[Tokens, ...]
+    ) -> CompiledPasses:
+        from contracts.instruments.graphs import counted
+        from contracts.stacks.reference.built import made, passed
+        from contracts.stacks.reference.compile import compile_regions
+
+        model = made(recipe, replace(execution, compile="none"), self.parts(), weights)
+        passes, graphs = [], []
+        with counted(execution.backend) as counter:
+            compile_regions(model, execution.compile, counter)
+            for batch in batches:
+                passes.append(passed(model, execution, batch, backward=True))
+                graphs.append(counter.seen())
+        return CompiledPasses(passes=tuple(passes), graphs=tuple(graphs))
+
+    def allowed_breaks(self, recipe: Recipe, execution: Execution) -> tuple[AllowedBreak, ...]:
+        from contracts.stacks.reference.compile import ALLOWED
+
+        return ALLOWED
+
+    def compile_cold(self, call: BlockCall, backend: Backend) -> Outcome:
+        cold = ("contracts.stacks.reference.cold", type(self).__module__, type(self).__qualname__, backend)
+        return _in_a_fresh_interpreter(cold, codec.dumps(call))
+
+    def probe_compiler(self, operation: Operation, dtype: Element, sabotaged: bool) -> Outcome:
+        words = ("contracts.instruments.indexed", operation, dtype, "sabotaged" if sabotaged else "as installed")
+        return _in_a_fresh_interpreter(words, "")
+
+    def pads_rows(self, device: str, compiled: bool) -> bool:
+        """Never: rows are sorted by expert and lie without gaps, in eager and in every graph."""
+        return False
+
+
+def _in_a_fresh_interpreter(words: tuple[str, ...], said: str) -> Outcome:
+    """What a module of ours answers when it is run by itself, with nothing cached from another run."""
+    alone = {**os.environ, "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+    command = (sys.executable, "-W", "ignore", "-m", *words)
+    try:
+        done = subprocess.run(
+            command, input=said, capture_output=True, text=True, timeout=COLD_S, check=False, env=alone
+        )
+    except subprocess.TimeoutExpired:
+        return Outcome(worked=False, words=f"no end within {COLD_S:g} s")
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        return Outcome(worked=False, words=last)
+    return codec.loads(Outcome, done.stdout.strip().splitlines()[-1])
