@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from contracts import instruments
-from contracts.checks.numeric._recipes import A_LAYER, SMALL
+from contracts.checks.numeric._recipes import A_LAYER, SMALL, SMALL_DSA
 from contracts.spec.array import Array, Arrays, Element
 from contracts.spec.blocks import BlockCall, BlockRun, Blocks
-from contracts.spec.recipe import Recipe
+from contracts.spec.recipe import Dsa, Recipe
 from contracts.spec.tolerance import FLOAT32, FLOAT64, Tolerance
 
 Lengths = tuple[tuple[int, ...], ...]
@@ -83,4 +83,9 @@ def differs_from(call: BlockCall, run: BlockRun, tolerance: Tolerance) -> str:
         if bool(numerics.tensor(run.gradients[name]).any()):
             return f"{name} has a gradient, though it takes part only in a choice"
     got = {name: each for name, each in run.gradients.items() if name not in idle}
-    return numerics.named_apart("the gradient of", got, want, tolerance)
+    return numerics.named_apart("gradient", got, want, tolerance)
+
+
+def keeping(top_k: int, a_ranks: tuple[int, ...] = (0, 2)) -> Recipe:
+    """The small recipe with sparse attention of k keys on some A-ranks."""
+    return replace(SMALL_DSA, dsa=Dsa(a_ranks=a_ranks, index_heads=5, index_head_dim=8, top_k=top_k))

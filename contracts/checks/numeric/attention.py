@@ -1,4 +1,4 @@
-"""Attention against its definition: grouped-query and latent, output and every gradient; what a block of it holds."""
+"""Attention against its definition: its heads, what a softmax keeps, what a block of it holds."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from contracts.checks.numeric._attending import (
     differs_from,
     with_weights,
 )
-from contracts.checks.numeric._recipes import A_LAYER, SMALL, SMALL_DSA, SMALL_MLA
+from contracts.checks.numeric._recipes import SMALL, SMALL_DSA, SMALL_MLA
 from contracts.contract import contract
 from contracts.spec.array import Element
 from contracts.spec.blocks import Blocks
@@ -50,31 +50,6 @@ def grouped_query_attention_is_its_definition(stack: Blocks, recipe: Recipe, len
     """
     call = call_of(stack, recipe, lengths, dtype=dtype)
     words = differs_from(call, stack.run_block(call), TOLERANCES[dtype])
-    assert not words, words
-
-
-LATENT: dict[str, tuple[Recipe, Lengths, Element]] = {
-    "one-document": (SMALL_MLA, ROWS, "float64"),
-    "packed": (SMALL_MLA, PACKED, "float64"),
-    "theta-100": (replace(SMALL_MLA, rope_theta=100), ROWS, "float64"),
-    "wide-eps": (replace(SMALL_MLA, norm_eps=0.1), PACKED, "float64"),
-    "3-heads-of-8": (replace(SMALL_MLA, heads=3, kv_groups=1), ((7,), (7,)), "float64"),
-    "a-layer-beside-sparse-ones": (SMALL_DSA, PACKED, "float64"),  # layer 4 is A-rank 1
-    "float32": (SMALL_MLA, PACKED, "float32"),
-}
-
-
-@contract("BLK-03b", asks=_ASKS, cases=LATENT, source="naming hub")
-def latent_attention_is_its_definition(stack: Blocks, recipe: Recipe, lengths: Lengths, dtype: Element) -> None:
-    """Multi-latent attention has the outputs and every gradient of its definition, keys and values written out.
-
-    The part of a key with rope is one for all heads, is no part of the latent's norm, and counts in the scale.
-    """
-    layer = A_LAYER if recipe.dsa is None else 4
-    call = call_of(stack, recipe, lengths, layer=layer, dtype=dtype)
-    run = stack.run_block(call)
-    assert "selected" not in run.seen, f"layer {layer} selects keys, and only A-ranks 0 and 2 are sparse"
-    words = differs_from(call, run, TOLERANCES[dtype])
     assert not words, words
 
 

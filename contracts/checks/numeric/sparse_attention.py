@@ -6,22 +6,16 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from contracts import instruments
-from contracts.checks.numeric._attending import PACKED, ROWS, TOLERANCES, Lengths, call_of, differs_from
-from contracts.checks.numeric._recipes import SMALL_DSA
+from contracts.checks.numeric._attending import PACKED, ROWS, TOLERANCES, Lengths, call_of, differs_from, keeping
 from contracts.contract import contract
 from contracts.spec.array import Element
 from contracts.spec.blocks import BlockRun, Blocks
-from contracts.spec.recipe import Dsa, Recipe
-from contracts.spec.tolerance import EXACT, FLOAT64
+from contracts.spec.tolerance import EXACT
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 _ASKS = ("block_weights", "run_block")
-
-
-def _keeping(top_k: int, a_ranks: tuple[int, ...] = (0, 2)) -> Recipe:
-    return replace(SMALL_DSA, dsa=Dsa(a_ranks=a_ranks, index_heads=5, index_head_dim=8, top_k=top_k))
 
 
 def _selected(run: BlockRun) -> Tensor:
@@ -46,7 +40,7 @@ def a_query_selects_k_of_the_keys_it_may_see(
 
     Keys that are chosen among all and masked afterwards are too few: what may not be seen crowds out what may.
     """
-    chosen_BTS = _selected(stack.run_block(call_of(stack, _keeping(top_k), lengths, backward=False)))
+    chosen_BTS = _selected(stack.run_block(call_of(stack, keeping(top_k), lengths, backward=False)))
     documents = instruments.fixtures.documents(lengths).tolist()
     for row, numbers in enumerate(documents):
         for t, count in enumerate(counts[row]):
@@ -76,7 +70,7 @@ def the_keys_with_the_highest_index_scores_are_selected(stack: Blocks, top_k: in
     Every score is the indexer's own: they are not those of the attention, and no head chooses for itself.
     """
     numerics, oracle = instruments.numerics, instruments.oracles.attention
-    call = call_of(stack, _keeping(top_k), lengths, backward=False)
+    call = call_of(stack, keeping(top_k), lengths, backward=False)
     chosen_BTS = _selected(stack.run_block(call))
     weights, x_BTD = numerics.tensors(call.weights), numerics.tensor(call.x)
     documents_BT = instruments.fixtures.documents(lengths)
@@ -88,32 +82,6 @@ def the_keys_with_the_highest_index_scores_are_selected(stack: Blocks, top_k: in
         for t, (got, want) in enumerate(zip(chosen_BTS[row].tolist(), want_TS.tolist(), strict=True)):
             one, other = ([s for s, chosen in enumerate(keys) if chosen] for keys in (got, want))
             assert one == other, f"query {t} of row {row} selects {one}, the highest {top_k} scores are of {other}"
-
-
-DENSE = {
-    "k-is-T": (9, ROWS),
-    "k-above-T": (256, ROWS),
-    "packed-k-is-the-longest": (8, PACKED),
-}
-
-
-@contract("BLK-06c", asks=_ASKS, cases=DENSE, source="naming bringup")
-def selecting_every_key_is_dense_attention(stack: Blocks, top_k: int, lengths: Lengths) -> None:
-    """With k no less than a document's length a sparse block has the outputs and gradients of dense MLA.
-
-    Sparse layers often attend over the latent itself (absorbed) and dense ones over written-out keys and values: this
-    is also where the two forms must agree.
-    """
-    call = call_of(stack, _keeping(top_k), lengths)
-    dense_names = {name for name in call.weights if "indexer" not in name}
-    dense_weights = {name: call.weights[name] for name in dense_names}
-    sparse = stack.run_block(call)
-    dense = stack.run_block(replace(call, recipe=replace(call.recipe, dsa=None), weights=dense_weights))
-    words = instruments.numerics.apart("y", sparse.y, dense.y, FLOAT64)
-    assert not words, f"sparse against dense, {words}"
-    got = {name: each for name, each in sparse.gradients.items() if "indexer" not in name}
-    words = instruments.numerics.named_apart("the gradient of", got, dense.gradients, FLOAT64)
-    assert not words, f"sparse against dense, {words}"
 
 
 SPARSE: dict[str, tuple[int, Lengths, Element]] = {
@@ -133,7 +101,7 @@ def sparse_attention_is_attention_over_what_is_selected(
     The indexer's own training loss is no part of <y, dy>: its weights have no gradient of it, and neither do the
     inputs of its scores.
     """
-    call = call_of(stack, _keeping(top_k), lengths, dtype=dtype)
+    call = call_of(stack, keeping(top_k), lengths, dtype=dtype)
     run = stack.run_block(call)
     _selected(run)
     words = differs_from(call, run, TOLERANCES[dtype])
@@ -156,7 +124,7 @@ def a_key_that_is_not_selected_counts_for_nothing(stack: Blocks, top_k: int, len
     import torch
 
     numerics = instruments.numerics
-    call = call_of(stack, _keeping(top_k), lengths)
+    call = call_of(stack, keeping(top_k), lengths)
     other_BTD = numerics.tensor(call.x)
     other_BTD[:, s] += instruments.fixtures.normal("a little", tuple(other_BTD[:, s].shape), scale=0.1)
     one, two = stack.run_block(call), stack.run_block(replace(call, x=numerics.array(other_BTD), dy=None))
@@ -192,7 +160,7 @@ WHERE = {  # sparse A-ranks, layer, whether it is sparse; A stands at layers 0, 
 @contract("BLK-06f", asks=_ASKS, cases=WHERE, source="naming bringup")
 def sparse_layers_stand_where_ranks_say(stack: Blocks, a_ranks: tuple[int, ...], layer: int, sparse: bool) -> None:
     """A-ranks count attention layers from 0: a layer selects keys if its rank is among them, and otherwise does not."""
-    run = stack.run_block(call_of(stack, _keeping(3, a_ranks), ROWS, layer=layer, backward=False))
+    run = stack.run_block(call_of(stack, keeping(3, a_ranks), ROWS, layer=layer, backward=False))
     found = "selected" in run.seen
     words = "selects keys" if found else "does not select keys"
     assert found == sparse, f"layer {layer} {words}, and the sparse A-ranks are {a_ranks}"
