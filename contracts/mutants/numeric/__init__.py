@@ -3,6 +3,38 @@
 File names are those of `checks/numeric/`.
 """
 
-from contracts.mutants.numeric import dropping, experts, loss, mamba, prediction, routing, scan, streams
+from contracts.mutants.numeric import (
+    attention,
+    dropping,
+    experts,
+    isolation,
+    latent_attention,
+    loss,
+    mamba,
+    mlp,
+    prediction,
+    rope,
+    routing,
+    scan,
+    sparse_attention,
+    streams,
+    visibility,
+)
 
-__all__ = ["dropping", "experts", "loss", "mamba", "prediction", "routing", "scan", "streams"]
+__all__ = [
+    "attention",
+    "dropping",
+    "experts",
+    "isolation",
+    "latent_attention",
+    "loss",
+    "mamba",
+    "mlp",
+    "prediction",
+    "rope",
+    "routing",
+    "scan",
+    "sparse_attention",
+    "streams",
+    "visibility",
+]
