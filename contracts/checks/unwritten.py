@@ -23,13 +23,9 @@ _WAITING: Mapping[str, Mapping[str, tuple[Tier, str]]] = {
         "BLK-06": ("unit", "relu² MLP, MTP losses, mHC streams and DSA top-k follow their definitions."),
         "BLK-07": ("unit", "Gradients pass gradcheck in float64; every trainable tensor gets a gradient and is moved "
                            "by exactly one optimizer."),
-        "MOE-02": ("unit", "Dispatch then combine returns every token to its place."),
-        "MOE-03": ("unit", "The shared expert runs exactly once a token."),
-        "MOE-04": ("unit", "Renaming experts, weights and router rows together, changes nothing."),
         "MOE-05": ("unit", "Aux and z losses do not depend on TP, SP, EP, CP or microbatches; their gradients reach "
                            "the router."),
         "MOE-06": ("unit", "The expert-bias update uses global counts, in every layer, once a step."),
-        "MOE-08": ("unit", "Capacity and padding drop the declared tokens and count them."),
         "OPT-01": ("unit", "Optimizer groups partition the trainable parameters; dtype, lr, decay, optimizer and "
                            "placement are a table by name."),
         "OPT-02": ("unit", "No weight decay on norms, biases, A_log, D, dt_bias; Muon only on matrices."),
