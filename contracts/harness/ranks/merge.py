@@ -155,11 +155,11 @@ def _disagreed(posts: Sequence[Post]) -> Merged:
     """The ranks went different ways, and none of them by a failure."""
     groups: dict[str, list[int]] = defaultdict(list)
     for post in posts:
-        groups[post.kind].append(post.rank)
+        groups["aborted" if post.aborted else post.kind].append(post.rank)
     fewest = min(groups.values(), key=lambda ranks: (len(ranks), -ranks[0]))
     said = "; ".join(f"{kind} on {_names(ranks)}" for kind, ranks in groups.items())
     words = f"ranks disagree on the outcome: {said}"
-    reasons = [f"rank {post.rank}: {post.reason}" for post in posts if post.reason]
+    reasons = [f"rank {post.rank}: {post.aborted or post.reason}" for post in posts if post.aborted or post.reason]
     return Merged(kind="failed", primary=fewest[0], crash=words, text="\n".join([words, *reasons]),
                   sections=_sections(posts))  # fmt: skip
 

@@ -1,0 +1,196 @@
+"""How ranks come to one view: ranks are threads here, over one HashStore, with a clock that is moved by hand."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from contracts.harness.ranks.agreement import Agreement, End, Limits, Waiting, decide, differences
+
+pytestmark = pytest.mark.unit
+LIMITS = Limits(test=60, grace=1, hard=10)
+
+
+def store() -> Any:
+    return pytest.importorskip("torch.distributed", reason="torch is not installed").HashStore()
+
+
+def together(size: int, work: Callable[[Agreement], Any]) -> list[Any]:
+    shared = store()
+    with ThreadPoolExecutor(size) as pool:
+        ranks = [Agreement(shared, rank=rank, size=size) for rank in range(size)]
+        return [done.result(30) for done in [pool.submit(work, rank) for rank in ranks]]
+
+
+def no_look(missing: tuple[int, ...]) -> None:
+    pass
+
+
+def test_every_rank_reads_what_every_rank_wrote() -> None:
+    def work(rank: Agreement) -> list[str]:
+        rank.next()
+        return rank.gather(f"of {rank.rank}", no_look)
+
+    assert together(4, work) == [["of 0", "of 1", "of 2", "of 3"]] * 4
+
+
+def test_a_hundred_exchanges_in_a_row_stay_apart() -> None:
+    def work(rank: Agreement) -> list[list[str]]:
+        said = []
+        for number in range(100):
+            rank.next()
+            said.append(rank.gather(f"{number}.{rank.rank}", no_look))
+            said.append(rank.gather(f"{number}.{rank.rank}", no_look, name="again"))
+        return said
+
+    expected = [[f"{number}.{rank}" for rank in range(3)] for number in range(100) for _ in range(2)]
+    assert together(3, work) == [expected] * 3
+
+
+def test_what_everybody_has_read_is_deleted() -> None:
+    shared = store()
+
+    def work(rank: Agreement) -> None:
+        for _ in range(50):
+            rank.next()
+            rank.gather("x", no_look)
+
+    ranks = [Agreement(shared, rank=rank, size=2) for rank in range(2)]
+    with ThreadPoolExecutor(2) as pool:
+        for done in [pool.submit(work, rank) for rank in ranks]:
+            done.result(30)
+    assert shared.num_keys() <= 4
+
+
+def test_who_waits_sees_who_is_missing_and_may_give_up() -> None:
+    seen: list[tuple[int, ...]] = []
+
+    class GivesUp(Exception):
+        pass
+
+    def look(missing: tuple[int, ...]) -> None:
+        seen.append(missing)
+        if len(seen) > 1:
+            raise GivesUp
+
+    rank = Agreement(store(), rank=1, size=4)
+    rank.next()
+    with pytest.raises(GivesUp):
+        rank.gather("mine", look)
+    assert seen == [(0, 2, 3), (0, 2, 3)]
+
+
+def test_the_first_reason_to_call_a_step_off_stands_and_for_that_step_alone() -> None:
+    def work(rank: Agreement) -> str:
+        return rank.call_off(7, f"because of {rank.rank}")
+
+    said = together(5, work)
+    assert len(set(said)) == 1
+    rank = Agreement(store(), rank=0, size=2)
+    assert rank.called_off(7) is None
+    rank.call_off(7, "late")
+    assert (rank.called_off(7), rank.called_off(8)) == ("late", None)
+
+
+def test_the_first_end_stands_with_all_that_it_says() -> None:
+    rank = Agreement(store(), rank=0, size=2)
+    assert rank.ended() is None
+    end = End(reason="rank 1 died", restart=False, rank=1, silent=(1, 3))
+    assert rank.end(end) == end
+    assert rank.end(End(reason="another")) == end
+    assert rank.ended() == end
+
+
+def test_those_that_did_not_pass_are_counted_by_the_store_and_not_by_clocks() -> None:
+    def work(rank: Agreement) -> int:
+        rank.step = 5
+        return rank.order()
+
+    assert sorted(together(6, work)) == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_store_that_is_gone_is_no_late_rank() -> None:
+    class Gone:
+        def set(self, key: str, value: str) -> None: ...
+
+        def wait(self, *_: object) -> None:
+            raise RuntimeError("Connection reset by peer")
+
+    rank = Agreement(Gone(), rank=0, size=2)  # type: ignore[arg-type]
+    with pytest.raises(RuntimeError, match="Connection reset by peer"):
+        rank.gather("mine", no_look)
+
+
+DECISIONS = {  # what a waiting rank sees → what it does: a word of it, or None to wait on
+    "just-begun": ({"since": 0.3}, None),
+    "within-the-limit": ({"since": 59.0}, None),
+    "within-limit-and-grace": ({"since": 60.9}, None),
+    "past-limit-and-grace": ({"since": 61.1}, "rank 1, 2 did not finish within 60 s"),
+    "bad-just-now": ({"since": 5.0, "bad": 0.9}, None),
+    "bad-and-grace-over": ({"since": 5.0, "bad": 1.1}, "rank 0 did not pass; rank 1, 2 still busy 1 s later"),
+    "called-off-just-now": ({"since": 70.0, "bad": 9.0, "called_off": 0.1}, None),
+    "called-off-in-time": ({"since": 70.0, "bad": 9.0, "called_off": 10.9}, None),
+    "called-off-too-long": ({"since": 80.0, "called_off": 11.1}, End(
+        reason="rank 1, 2 did not come back within 10 s of the abort", rank=1, silent=(1, 2))),
+    "one-is-dead": ({"since": 0.1, "lost": (2,)}, End(reason="rank 2 died without an outcome", rank=2, silent=(2,))),
+    "dead-while-called-off": ({"since": 0.1, "called_off": 0.1, "lost": (1, 2)}, End(
+        reason="rank 1, 2 died without an outcome", rank=1, silent=(1, 2))),
+    "stopped-for-a-moment": ({"since": 0.1, "stopped": {1: 1.9}}, None),
+    "stopped": ({"since": 0.1, "stopped": {1: 2.1}}, End(
+        reason="rank 1 was stopped by a signal", rank=1, silent=(1,))),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", DECISIONS)
+def test_a_rank_that_waits_does_the_least_that_bounds_its_wait(case: str) -> None:
+    seen, expected = DECISIONS[case]
+    assert decide(Waiting(limit=60, missing=(1, 2), me=0, **seen), LIMITS) == expected  # type: ignore[arg-type]
+
+
+def test_no_wait_is_without_end() -> None:
+    """Whatever a waiting rank sees, by limit + grace + hard + grace it has ended the run or is no longer waiting."""
+    called_off_at = None
+    for tenth in range(10_000):
+        now = tenth / 10
+        off = None if called_off_at is None else now - called_off_at
+        verdict = decide(Waiting(since=now, limit=60, missing=(1,), called_off=off, me=0), LIMITS)
+        if isinstance(verdict, End):
+            assert now == pytest.approx(60 + 1 + 10 + 1, abs=0.5)
+            return
+        if verdict and called_off_at is None:
+            called_off_at = now
+    raise AssertionError("it waits still")
+
+
+def test_views_that_differ_are_told_by_field_value_and_rank() -> None:
+    views = [{"tests": 3, "torch": "2.13"}, {"tests": 4, "torch": "2.13"}, {"tests": 3, "torch": "2.13", "NCCL_X": "1"}]
+    assert differences(views) == [
+        "tests: rank 0, 2: 3; rank 1: 4",
+        "NCCL_X: rank 0, 1: (nothing); rank 2: 1",
+    ]
+    assert differences([{"tests": 3}, {"tests": 3}]) == []
+
+
+def test_a_thread_of_its_own_can_call_off_what_another_waits_for() -> None:
+    shared = store()
+    waiter, watchdog = (Agreement(shared, rank=0, size=2) for _ in range(2))
+    heard: list[str] = []
+
+    class Heard(Exception):
+        pass
+
+    def look(missing: tuple[int, ...]) -> None:
+        reason = waiter.called_off(waiter.step)
+        if reason:
+            heard.append(reason)
+            raise Heard
+
+    waiter.next()
+    threading.Timer(0.05, lambda: watchdog.call_off(1, "too late")).start()
+    with pytest.raises(Heard):
+        waiter.gather("mine", look)
+    assert heard == ["too late"]

@@ -1,0 +1,64 @@
+"""What a restarted session takes from the journal of the one before."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from contracts.harness.ranks.resume import Journal, Past, past
+
+pytestmark = pytest.mark.unit
+
+
+def journal(path: Path, *calls: tuple[str, ...]) -> Past:
+    written = Journal(path)
+    for verb, nodeid, *outcome in calls:
+        if verb == "report":
+            written.report(nodeid, {"nodeid": nodeid, "outcome": outcome[0]})
+        else:
+            getattr(written, verb)(nodeid)
+    written.close()
+    return past(path)
+
+
+A, B = "test_x.py::test_a", "test_x.py::test_b[1-é]"
+
+
+def test_no_journal_is_no_past(tmp_path: Path) -> None:
+    assert past(tmp_path / "none") == Past()
+
+
+def test_a_test_that_was_done_is_not_run_again(tmp_path: Path) -> None:
+    found = journal(tmp_path / "j", ("start", A), ("report", A, "passed"), ("report", A, "failed"), ("done", A))
+    assert found.done == {A: [{"nodeid": A, "outcome": "passed"}, {"nodeid": A, "outcome": "failed"}]}
+    assert found.under_way is None
+
+
+def test_a_test_that_had_begun_is_under_way_with_what_it_had_reported(tmp_path: Path) -> None:
+    found = journal(tmp_path / "j", ("start", A), ("done", A), ("start", B), ("report", B, "passed"))
+    assert list(found.done) == [A]
+    assert found.under_way == B
+    assert found.begun == ({"nodeid": B, "outcome": "passed"},)
+
+
+def test_a_journal_goes_on_over_several_attempts(tmp_path: Path) -> None:
+    journal(tmp_path / "j", ("start", A), ("report", A, "passed"))
+    found = journal(tmp_path / "j", ("report", A, "failed"), ("done", A), ("start", B))
+    assert found.done == {A: [{"nodeid": A, "outcome": "passed"}, {"nodeid": A, "outcome": "failed"}]}
+    assert found.under_way == B
+
+
+@pytest.mark.parametrize("cut", range(1, 12))
+def test_a_last_line_that_was_cut_short_is_no_line(tmp_path: Path, cut: int) -> None:
+    path = tmp_path / "j"
+    journal(path, ("start", A), ("done", A), ("start", B))
+    path.write_text(path.read_text(encoding="utf-8")[:-cut], encoding="utf-8")
+    found = past(path)
+    assert list(found.done) == [A]
+    assert found.under_way in (None, B)
+
+
+def test_a_past_travels_as_text(tmp_path: Path) -> None:
+    found = journal(tmp_path / "j", ("start", A), ("report", A, "passed"), ("done", A), ("start", B))
+    assert Past.of(found.text()) == found
