@@ -181,9 +181,8 @@ class Checkpoints:
         manifest = manifests.read(folder)
         found = manifests.cut_off(folder, manifest)
         found.merge(manifests.strangers(folder, manifest))
-        found.unless(
-            manifest.step == chosen, "step", manifest.step, f"is not {chosen}, as the folder says", "rename it"
-        )
+        told = f"is of step {manifest.step}, the folder of {chosen}"
+        found.unless(manifest.step == chosen, manifests.NAME, str(folder), told, manifests.REMEDY)
         if recipe != manifest.recipe:
             found.add("recipe", recipe, f"is not the one it was saved under, {manifest.recipe!r}", "load into that one")
         found.merge(self.misfits(manifest, target))

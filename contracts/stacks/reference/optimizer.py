@@ -187,6 +187,16 @@ class Optimizer:
             found |= {f"{member.name}/{entry}": value for entry, value in held.items()}
         return found
 
+    def blank(self) -> dict[str, Tensor]:
+        """What `state` gives after a first step, in zeros: what a checkpoint is expected to hold."""
+        found: dict[str, Tensor] = {}
+        for member in self.members:
+            moments = ("momentum_buffer",) if self.rule(member) == "muon" else ("exp_avg", "exp_avg_sq")
+            found |= {f"{member.name}/{entry}": torch.zeros_like(member.parameter.detach()) for entry in moments}
+            if self.rule(member) == "adamw":
+                found[f"{member.name}/step"] = torch.zeros(())
+        return found
+
     def load(self, state: Mapping[str, Tensor]) -> None:
         """Take over what `state` gave, by name and never by order.
 

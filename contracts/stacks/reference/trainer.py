@@ -9,7 +9,6 @@ B sequences · T tokens · E experts
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -21,9 +20,10 @@ from contracts.spec.errors import NotOffered, refuse
 from contracts.spec.recipe import Recipe
 from contracts.spec.topology import Degrees
 from contracts.spec.training import Execution
-from contracts.stacks.reference import schedule
+from contracts.stacks.reference import randomness, schedule
 from contracts.stacks.reference.blocks.common import packing
 from contracts.stacks.reference.built import made
+from contracts.stacks.reference.checkpoint import State, recipe_digest
 from contracts.stacks.reference.data import IGNORED, Corpus, Ledger
 from contracts.stacks.reference.model import Forward, Model
 from contracts.stacks.reference.optimizer import Optimizer
@@ -191,10 +191,25 @@ class Trainer:
         self.number, self.consumed = position["step"], position["consumed"]
 
     def save(self, folder: str) -> None:
-        raise NotOffered("this trainer does not save yet")
+        """Write a checkpoint of this step, the random generators included."""
+        self.parts.checkpoints(folder).save(self.saved())
+
+    def saved(self) -> State:
+        tensors = self.state() | {f"rng/0/{name}": each for name, each in randomness.capture().items()}
+        digest = recipe_digest(self.recipe)
+        return State(step=self.number, tensors=tensors, position=self.position(), recipe=digest)
 
     def resume(self, folder: str) -> None:
-        raise NotOffered("this trainer does not resume yet")
+        """Go on where the latest checkpoint of a folder was taken.
+
+        Raises:
+            Refused: when there is none, or it is not of this recipe.
+        """
+        blank = {f"optimizer/{name}": each for name, each in self.optimizer.blank().items()}
+        target = {name: each.clone() for name, each in (blank | dict(self.saved().tensors)).items()}
+        loaded = self.parts.checkpoints(folder).load(target, recipe=recipe_digest(self.recipe))
+        self.load(target, loaded.position)
+        randomness.restore(_under("rng/0/", target))  # last: building or loading may have drawn from them
 
     @torch.no_grad()
     def put(self, values: Mapping[str, Tensor], into: Mapping[str, Tensor], what: str) -> None:
@@ -211,17 +226,6 @@ class Trainer:
                 problem = f"has shape {tuple(values[name].shape)}, the model {tuple(held.shape)}"
                 raise refuse(what, name, problem, "give the tensors of this recipe")
             held.copy_(values[name])
-
-
-def random_state() -> dict[str, Tensor]:
-    """The states of this process's random generators: torch's, and Python's as its 625 words."""
-    _, words, _ = random.getstate()
-    return {"torch": torch.get_rng_state(), "python": torch.tensor(words, dtype=torch.int64)}
-
-
-def restore_random_state(state: Mapping[str, Tensor]) -> None:
-    torch.set_rng_state(state["torch"])
-    random.setstate((3, tuple(state["python"].tolist()), None))  # 3: the version of the form; None: no spare gauss
 
 
 def _under(prefix: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -75,13 +75,13 @@ def _step(trainer: Trainer, session: Session, index: int) -> Step:
 
 def _answer(trainer: Trainer, done: Done, seen: frozenset[str]) -> Step:
     from contracts.instruments import numerics
-    from contracts.stacks.reference.trainer import random_state
+    from contracts.stacks.reference.randomness import capture
 
     held: Mapping[str, Mapping[str, Array]] = {
         "weights": numerics.arrays(dict(trainer.model.named_parameters())) if "weights" in seen else {},
         "buffers": numerics.arrays(dict(trainer.model.named_buffers())) if "buffers" in seen else {},
         "optimizer": numerics.arrays(trainer.optimizer.state()) if "optimizer" in seen else {},
-        "rng": numerics.arrays(random_state()) if "rng" in seen else {},
+        "rng": numerics.arrays(capture()) if "rng" in seen else {},
     }
     return Step(
         number=done.number,
