@@ -17,22 +17,34 @@ from contracts.checks.numeric import (  # isort: skip
     prediction,  # heads that look ahead
     loss,  # what is averaged over what
     isolation,  # what a position of the whole model may see
+    optimizer_table,  # who moves which parameter how
+    updates,  # what a step makes of weights and moments
+    schedule,  # rates and clipping
+    accumulation,  # one step in several microbatches
+    ledger,  # which sequence is consumed where
+    model,  # what was built, and its layers in a row
 )
 
 __all__ = [
+    "accumulation",
     "attention",
     "dropping",
     "experts",
     "isolation",
     "latent_attention",
+    "ledger",
     "loss",
     "mamba",
     "mlp",
+    "model",
+    "optimizer_table",
     "prediction",
     "rope",
     "routing",
     "scan",
+    "schedule",
     "sparse_attention",
     "streams",
+    "updates",
     "visibility",
 ]
