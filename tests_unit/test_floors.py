@@ -37,6 +37,8 @@ TENSORS = (  # what is made of tensors, and imported only where numbers are judg
     "contracts.instruments.fixtures", "contracts.instruments.numerics", "contracts.instruments.oracles.",
     "contracts.mutants.numeric.",
     "contracts.stacks.reference.parts", "contracts.stacks.reference.blocks.",
+    "contracts.stacks.reference.checkpoint", "contracts.stacks.reference.randomness",
+    "contracts.stacks.reference.shards", "contracts.stacks.reference.weight_names",
 )  # fmt: skip
 
 
