@@ -110,7 +110,7 @@ def only_matrices_decay(stack: Training, recipe: Recipe) -> None:
         weight = instruments.numerics.tensor(weights[row.name])
         shares = (moved[1][row.name] - moved[0][row.name]) / (lr * weight)
         low, high = float(shares.min()), float(shares.max())
-        found = f"decays by {low:.4g} … {high:.4g}"
+        found = f"decays by {round(low, 6) + 0.0:.4g} … {round(high, 6) + 0.0:.4g}"
         if row.role in ("norm", "bias", "ssm") or len(row.shape) < 2:
             assert max(abs(low), abs(high)) < 1e-6, f"{row.role} {row.name} {row.shape} {found}, expected none"
         if row.role in ("matrix", "expert"):

@@ -1,0 +1,21 @@
+"""A reference that trains by another trainer."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from contracts.stacks.reference.optimizer import Optimizer
+from contracts.stacks.reference.stack import Reference
+from contracts.stacks.reference.trainer import Trainer
+
+
+class Trained(Reference):
+    """The reference, with the trainer or the optimizer that is named exchanged."""
+
+    trains: ClassVar[type[Trainer]] = Trainer
+    moves: ClassVar[type[Optimizer] | None] = None
+
+    def trainer(self) -> type[Trainer]:
+        if self.moves is None:
+            return self.trains
+        return type("Moved", (self.trains,), {"optimizer_class": self.moves})
