@@ -19,11 +19,6 @@ _WAITING: Mapping[str, Mapping[str, tuple[Tier, str]]] = {
                            "by exactly one optimizer."),
         "MOE-05": ("unit", "Aux and z losses do not depend on TP, SP, EP, CP or microbatches; their gradients reach "
                            "the router."),
-        "MOE-06": ("unit", "The expert-bias update uses global counts, in every layer, once a step."),
-        "OPT-01": ("unit", "Optimizer groups partition the trainable parameters; dtype, lr, decay, optimizer and "
-                           "placement are a table by name."),
-        "OPT-02": ("unit", "No weight decay on norms, biases, A_log, D, dt_bias; Muon only on matrices."),
-        "OPT-05": ("unit", "State dtypes are as declared, the scheduler follows the declared unit, clip_coef ≤ 1."),
         "COMP-01": ("unit", "Compiled equals eager, forward and gradients, from the router to the whole model."),
         "COMP-02": ("unit", "The compiled MoE does not meet both a fallback and a decomposition of index_add; the "
                             "padded permute branch is off on compiled CUDA by default."),
@@ -47,8 +42,6 @@ _WAITING: Mapping[str, Mapping[str, tuple[Tier, str]]] = {
         "CKPT-06": ("unit", "Keys order by number, not as text."),
         "MEM-01": ("unit", "Predicted bytes a rank equal the bytes of the model as sharded, at true size, without "
                            "allocating it."),
-        "PAR-05": ("unit", "Gradient accumulation equals the large batch; unequal valid tokens weigh by token."),
-        "PAR-06": ("unit", "Every sample id is consumed exactly once; label pairs survive sharding."),
     },
     "the traffic of a step cannot be observed before there is a step": {
         "TRAF-01": ("unit", "All members of a group issue the same collectives with the same shapes and dtypes in the "
@@ -76,7 +69,10 @@ _WAITING: Mapping[str, Mapping[str, tuple[Tier, str]]] = {
         "PAR-10": ("dist", "Mixed precision: reductions in float32, parameters as declared, loss scale once."),
         "PAR-11": ("dist", "Tied or shared tensors across stages stay equal."),
         "OPT-03": ("dist", "Distributed Adam only where effective DP > 1; a singleton lane takes the local path."),
-        "OPT-04": ("dist", "An optimizer step equals the one-rank step, sharded or not."),
+        "OPT-04d": ("dist", "An optimizer step equals the one-rank step, sharded or not."),
+        "PAR-05d": ("dist", "A window's labels and sequences are counted over all data-parallel ranks."),
+        "PAR-06g": ("dist", "Label pairs survive sharding of the sequence."),
+        "MOE-06c": ("dist", "The expert-bias update sums the counts of all data-parallel ranks."),
         "COMP-06": ("dist", "Ranks compile the same graphs; a cold cache on one rank does not hang the others."),
         "COMP-07": ("dist", "The compiled TP+SP+EP+FSDP2 and PP+TP+SP lanes step."),
         "CKPT-02": ("dist", "Resume onto another topology gives the same weights by name; what cannot be resharded is "
