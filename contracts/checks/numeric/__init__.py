@@ -23,6 +23,7 @@ from contracts.checks.numeric import (  # isort: skip
     accumulation,  # one step in several microbatches
     ledger,  # which sequence is consumed where
     model,  # what was built, and its layers in a row
+    gradients,  # gradients of the whole model, and their recomputation
 )
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "attention",
     "dropping",
     "experts",
+    "gradients",
     "isolation",
     "latent_attention",
     "ledger",
