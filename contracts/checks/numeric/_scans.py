@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from contracts import instruments
 from contracts.checks.numeric._recipes import M_LAYER, R_LAYER, SMALL
-from contracts.spec.array import Element
+from contracts.spec.array import Element, Shape
 from contracts.spec.blocks import BlockCall, BlockRun, Blocks
 from contracts.spec.recipe import Recipe
 from contracts.spec.tolerance import FLOAT32_SCAN, FLOAT64, FLOAT64_SCAN, Tolerance
@@ -279,3 +279,25 @@ def passes_its_state(stack: Blocks, fed: Fed, at: int) -> None:
     one, two = (on_the_circle(numerics.tensors(each.state)) for each in (after, whole))
     words = numerics.named_apart("after two halves the state", one, two, fed.tolerances[0])
     assert not words, words
+
+
+def holds(
+    held: Mapping[str, Shape], expected: Mapping[str, tuple[int, ...]], float32: tuple[str, ...], dtype: str
+) -> None:
+    """A block holds tensors of these names and shapes, and some of them in float32 whatever the recipe's dtype."""
+    shapes = {name: each.shape for name, each in held.items()}
+    odd = {name for name in shapes.keys() | expected.keys() if shapes.get(name) != expected.get(name)}
+    words = "; ".join(f"{name} is {shapes.get(name)}, expected {expected.get(name)}" for name in sorted(odd)[:3])
+    assert not odd, words
+    for name in float32:
+        found = held[f"mixer.{name}"].dtype
+        assert found == "float32", f"{name} is held in {found} under {dtype}, expected float32"
+
+
+def reaches(got: BlockRun, name: str, rows: int, head: int, expected: list[int]) -> None:
+    """What a head's output has a gradient by: which parts of a weight, of so many rows each."""
+    import torch
+
+    gradient = instruments.numerics.tensor(got.gradients[f"mixer.{name}"])
+    reached = [i for i, part in enumerate(torch.split(gradient, rows)) if bool(part.any())]
+    assert reached == expected, f"head {head} reaches parts {reached} of {name}, expected {expected}"

@@ -99,13 +99,7 @@ def mamba2_holds_these_tensors(stack: Blocks, recipe: Any, expected: dict[str, t
     Rounded to bfloat16, a dt_bias of -5 is off by 1.5 %, and so is every step of that head.
     """
     held = stack.block_weights(recipe, M_LAYER, "nemo_native")
-    shapes = {name: each.shape for name, each in held.items()}
-    odd = {name for name in shapes.keys() | expected.keys() if shapes.get(name) != expected.get(name)}
-    words = "; ".join(f"{name} is {shapes.get(name)}, expected {expected.get(name)}" for name in sorted(odd)[:3])
-    assert not odd, words
-    for name in ("A_log", "D", "dt_bias"):
-        dtype = held[f"mixer.{name}"].dtype
-        assert dtype == "float32", f"{name} is held in {dtype} under {recipe.dtype}, expected float32"
+    _scans.holds(held, expected, ("A_log", "D", "dt_bias"), recipe.dtype)
 
 
 # Neither of these is a bfloat16 number: -4.011 rounds to -4, and 1.0078 to 1.
@@ -179,6 +173,4 @@ def neighbouring_heads_share_a_group(stack: Blocks, head: int, group: int) -> No
     wo[:, read] = inputs.weights["mixer.wo.weight"][:, read]
     got = run(stack, fed, replace(inputs, weights=inputs.weights | {"mixer.wo.weight": wo}))
     for name, rows in (("wb", size), ("wc", size), ("wx", width * together), ("wz", width * together)):
-        gradient = instruments.numerics.tensor(got.gradients[f"mixer.{name}.weight"])
-        reached = [i for i, part in enumerate(gradient.split(rows)) if bool(part.any())]  # type: ignore[no-untyped-call]
-        assert reached == [group], f"head {head} reaches the rows of groups {reached} of {name}, expected [{group}]"
+        _scans.reaches(got, f"{name}.weight", rows, head, [group])

@@ -285,7 +285,7 @@ class _Tiles(Mamba2):
         return neighbouring.repeat(1, 1, self.heads // self.groups, 1)
 
 
-@mutant(of="BLK-04i", case="last-of-the-first-group", says="head 1 reaches the rows of groups [0, 1] of wb")
+@mutant(of="BLK-04i", case="last-of-the-first-group", says="head 1 reaches parts [0, 1] of wb.weight")
 class TilesTheGroups(Exchanged):
     """Head i reads group i modulo g: repeat for repeat_interleave."""
 
@@ -304,7 +304,7 @@ class _ReadsTheFirstGroup(Mamba2):
         return super().per_head(grouped_BTc)[:, :, :1].expand(-1, -1, self.heads, -1)
 
 
-@mutant(of="BLK-04i", case="last", says="head 5 reaches the rows of groups [0] of wb, expected [2]")
+@mutant(of="BLK-04i", case="last", says="head 5 reaches parts [0] of wb.weight, expected [2]")
 class ReadsTheFirstGroupInEveryHead(Exchanged):
     """ngroups is taken for 1, as it is by default."""
 
@@ -320,7 +320,7 @@ class _NormsTheWhole(Normed):
     gated = _Whole
 
 
-@mutant(of="BLK-04i", case="last", says="head 5 reaches the rows of groups [0, 1, 2] of wb, expected [2]")
+@mutant(of="BLK-04i", case="last", says="head 5 reaches parts [0, 1, 2] of wb.weight, expected [2]")
 class NormsAcrossGroups(Exchanged):
     """One norm over the inner width: under TP it would need a reduction that nobody makes."""
 

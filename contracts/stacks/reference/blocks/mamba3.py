@@ -54,9 +54,9 @@ class Mamba3(nn.Module):
     def forward(self, x_BTD: Tensor, packing: Packing, state: State) -> Output:
         v_BThp = wide(split(self.wx(x_BTD), self.heads))
         dt_BTh = self.time_step(self.wdt(x_BTD))
-        angle_BThS = running_sum(self.turn(self.wangle(x_BTD), dt_BTh), packing, state.get("angle"), self.chunk)
-        k_BThn = rotated(self.per_head(self.b_norm, self.wb(x_BTD)) + self.b_bias, angle_BThS)
-        q_BThn = rotated(self.per_head(self.c_norm, self.wc(x_BTD)) + self.c_bias, angle_BThS)
+        angle_BThS = self.angle(self.turn(self.wangle(x_BTD), dt_BTh), packing, state.get("angle"))
+        k_BThn = self.rotated(self.per_head(self.b_norm, self.wb(x_BTD)) + self.b_bias, angle_BThS)
+        q_BThn = self.rotated(self.per_head(self.c_norm, self.wc(x_BTD)) + self.c_bias, angle_BThS)
         log_decay_BTh = dt_BTh * self.decay_rate(self.wa(x_BTD))
         mix_BTh = self.mix(self.wtrap(x_BTD))
         y_BThp, ssm = self.scan(v_BThp, k_BThn, q_BThn, dt_BTh, log_decay_BTh, mix_BTh, packing, state)
@@ -82,6 +82,18 @@ class Mamba3(nn.Module):
         """By how much the state turns at each token, in radians (B, T, h, S): half a turn per unit of time at most."""
         return math.pi * torch.tanh(wide(angle_BTS))[:, :, None] * dt_BTh[..., None]
 
+    def angle(self, turn_BThS: Tensor, packing: Packing, state: Tensor | None) -> Tensor:
+        """How far the state has turned since its document began."""
+        return running_sum(turn_BThS, packing, state, self.chunk)
+
+    def rotated(self, u_BThn: Tensor, angle_BThS: Tensor) -> Tensor:
+        """Element 2i with 2i + 1 turned by angle i; the elements from 2S on stay as they are."""
+        turned = 2 * angle_BThS.shape[-1]
+        even, odd = u_BThn[..., :turned:2], u_BThn[..., 1:turned:2]
+        cos, sin = torch.cos(angle_BThS), torch.sin(angle_BThS)
+        pairs = torch.stack([even * cos - odd * sin, even * sin + odd * cos], dim=-1)
+        return torch.cat([pairs.flatten(-2), u_BThn[..., turned:]], dim=-1)
+
     def per_head(self, norm: nn.Module, grouped_BTc: Tensor) -> Tensor:
         """B or C of each group, normed, for each head (B, T, h, n): neighbouring heads share a group."""
         grouped_BTgn = wide(norm(split(grouped_BTc, self.groups)))
@@ -99,7 +111,7 @@ class Mamba3(nn.Module):
         state: State,
     ) -> tuple[Tensor, Tensor]:
         """s_t = a_t s_{t-1} + (1-λ_t) dt_t a_t v_{t-1} k_{t-1}ᵀ + λ_t dt_t v_t k_tᵀ, as two scans with one decay."""
-        end_BTh, begin_BTh = mix_BTh * dt_BTh, (1 - mix_BTh) * dt_BTh * log_decay_BTh.exp()
+        end_BTh, begin_BTh = self.ends(dt_BTh, log_decay_BTh, mix_BTh)
         y_BThp, ssm = chunked_scan(
             end_BTh[..., None] * v_BThp, log_decay_BTh, k_BThn, q_BThn, packing, state.get("ssm"), self.chunk
         )
@@ -110,6 +122,10 @@ class Mamba3(nn.Module):
         )
         return y_BThp + more_BThp, ssm + more
 
+    def ends(self, dt_BTh: Tensor, log_decay_BTh: Tensor, mix_BTh: Tensor) -> tuple[Tensor, Tensor]:
+        """How much the end of a step adds to the state, and its beginning, which fades over the step."""
+        return mix_BTh * dt_BTh, (1 - mix_BTh) * dt_BTh * log_decay_BTh.exp()
+
     def before(self, u_BThx: Tensor, packing: Packing, state: Tensor | None) -> Tensor:
         """What stood at the token before; zero at the first of a document."""
         first_BThx = torch.zeros_like(u_BThx[:, :1]) if state is None else state[:, None].to(u_BThx.dtype)
@@ -118,12 +134,3 @@ class Mamba3(nn.Module):
         same_BT = torch.ones_like(documents, dtype=torch.bool)
         same_BT[:, 1:] = documents[:, 1:] == documents[:, :-1]
         return shifted_BThx * same_BT[:, :, None, None]
-
-
-def rotated(u_BThn: Tensor, angle_BThS: Tensor) -> Tensor:
-    """Element 2i with 2i + 1 turned by angle i; the elements from 2S on stay as they are."""
-    turned = 2 * angle_BThS.shape[-1]
-    even, odd = u_BThn[..., :turned:2], u_BThn[..., 1:turned:2]
-    cos, sin = torch.cos(angle_BThS), torch.sin(angle_BThS)
-    pairs = torch.stack([even * cos - odd * sin, even * sin + odd * cos], dim=-1)
-    return torch.cat([pairs.flatten(-2), u_BThn[..., turned:]], dim=-1)
