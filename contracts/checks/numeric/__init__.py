@@ -13,6 +13,8 @@ from contracts.checks.numeric import (  # isort: skip
     dropping,  # capacity: who finds no slot
     scan,  # M: what it sees, carries and keeps apart
     mamba,  # M as Mamba-2: its recurrence
+    mamba3,  # M as Mamba-3: its recurrence
+    recurrent,  # R: its recurrence
     streams,  # residual streams beside each other
     prediction,  # heads that look ahead
     loss,  # what is averaged over what
@@ -37,10 +39,12 @@ __all__ = [
     "ledger",
     "loss",
     "mamba",
+    "mamba3",
     "mlp",
     "model",
     "optimizer_table",
     "prediction",
+    "recurrent",
     "rope",
     "routing",
     "scan",
