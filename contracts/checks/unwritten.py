@@ -12,9 +12,6 @@ from contracts.contract import Tier, untested
 
 _WAITING: Mapping[str, Mapping[str, tuple[Tier, str]]] = {
     "the reference model is not built yet": {
-        "BLK-04": ("unit", "Mamba: invariant under the chunk size, state passing exact, equal to the sequential "
-                           "recurrence; D, dt_bias and A_log stay float32."),
-        "BLK-05": ("unit", "The recurrent block equals its sequential definition and carries its state."),
         "BLK-07": ("unit", "Gradients pass gradcheck in float64; every trainable tensor gets a gradient and is moved "
                            "by exactly one optimizer."),
         "MOE-05": ("unit", "Aux and z losses do not depend on TP, SP, EP, CP or microbatches; their gradients reach "
