@@ -11,6 +11,7 @@ from contracts.checks.numeric import (  # isort: skip
     routing,  # tokens → experts and gates
     experts,  # tokens to their experts and back
     dropping,  # capacity: who finds no slot
+    balance,  # losses and biases that spread the tokens
     scan,  # M: what it sees, carries and keeps apart
     mamba,  # M as Mamba-2: its recurrence
     mamba3,  # M as Mamba-3: its recurrence
@@ -31,6 +32,7 @@ from contracts.checks.numeric import (  # isort: skip
 __all__ = [
     "accumulation",
     "attention",
+    "balance",
     "dropping",
     "experts",
     "gradients",

@@ -6,6 +6,7 @@ File names are those of `checks/numeric/`.
 from contracts.mutants.numeric import (
     accumulation,
     attention,
+    balance,
     dropping,
     experts,
     gradients,
@@ -33,6 +34,7 @@ from contracts.mutants.numeric import (
 __all__ = [
     "accumulation",
     "attention",
+    "balance",
     "dropping",
     "experts",
     "gradients",

@@ -94,7 +94,7 @@ class _Renormalises(MoE):
         return super().combine(given_SD, order_S, gates_NK / share_N1, dropped_NK)
 
 
-@mutant(of="MOE-08a", case="half-a-share", says="expected gate x label", bugs=("AUX-18",))
+@mutant(of="MOE-08a", case="half-a-share", says="expected gate x label")
 class RenormalisesAfterDropping(Exchanged):
     """The gates that are left are made to add up to 1 again."""
 
