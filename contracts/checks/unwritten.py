@@ -14,8 +14,6 @@ _WAITING: Mapping[str, Mapping[str, tuple[Tier, str]]] = {
     "the reference model is not built yet": {
         "BLK-07": ("unit", "Gradients pass gradcheck in float64; every trainable tensor gets a gradient and is moved "
                            "by exactly one optimizer."),
-        "MOE-05": ("unit", "Aux and z losses do not depend on TP, SP, EP, CP or microbatches; their gradients reach "
-                           "the router."),
         "COMP-01": ("unit", "Compiled equals eager, forward and gradients, from the router to the whole model."),
         "COMP-02": ("unit", "The compiled MoE does not meet both a fallback and a decomposition of index_add; the "
                             "padded permute branch is off on compiled CUDA by default."),
@@ -76,8 +74,6 @@ _WAITING: Mapping[str, Mapping[str, tuple[Tier, str]]] = {
                             "refused."),
         "CKPT-03": ("dist", "At every write boundary one complete checkpoint exists."),
         "CKPT-07": ("dist", "Checkpoints go to the durable volume of the storage contract."),
-        "GATE-05": ("dist", "One rank failing, hanging, dying or collecting other tests gives one named verdict within "
-                            "the deadline; the tests after it still run."),
     },
 }  # fmt: skip
 
