@@ -2,15 +2,13 @@
 
     T tokens of one row · D hidden · d elements of a head
 
-Every function takes float64 tensors and the canonical weights of `spec/blocks.py`, and differentiates. `stored` is
-applied wherever a stack holds a tensor in the dtype of its activations; the identity makes the exact answer, rounding
-makes a control: what no stack in that dtype can do much better than.
+Every function takes float64 tensors and the canonical weights of `spec/blocks.py`, and differentiates.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -18,11 +16,6 @@ from torch import Tensor
 from contracts.spec.recipe import Recipe
 
 Weights = Mapping[str, Tensor]
-Stored = Callable[[Tensor], Tensor]
-
-
-def exact(x: Tensor) -> Tensor:
-    return x
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -54,7 +47,7 @@ def places(documents_T: Tensor | None, length: int) -> tuple[list[list[int]], li
 
 def grouped(
     recipe: Recipe, weights: Weights, x_TD: Tensor, documents_T: Tensor | None = None, *,
-    rows: range | None = None, stored: Stored = exact,
+    rows: range | None = None,
 ) -> Tensor:  # fmt: skip
     """One row through a GQA block: (T, D), or the rows asked for. arXiv 2305.13245; QK norm, 2302.05442 section 2.
 
@@ -62,14 +55,14 @@ def grouped(
     """
     heads, groups, d = recipe.heads, recipe.kv_groups, recipe.hidden // recipe.heads
     seen, position = places(documents_T, len(x_TD))
-    h_TD = stored(rms_norm(x_TD, weights["norm.weight"], recipe.norm_eps))
-    q, k, v = (stored(h_TD @ weights[f"mixer.{name}.weight"].T) for name in ("wq", "wk", "wv"))
+    h_TD = rms_norm(x_TD, weights["norm.weight"], recipe.norm_eps)
+    q, k, v = (h_TD @ weights[f"mixer.{name}.weight"].T for name in ("wq", "wk", "wv"))
 
     def placed(x: Tensor, name: str, head: int, t: int) -> Tensor:
         one = x[t, head * d : (head + 1) * d]
         if recipe.qk_norm:
-            one = stored(rms_norm(one, weights[f"mixer.{name}_norm.weight"], recipe.norm_eps))
-        return stored(turned(one, position[t], recipe.rope_theta))
+            one = rms_norm(one, weights[f"mixer.{name}_norm.weight"], recipe.norm_eps)
+        return turned(one, position[t], recipe.rope_theta)
 
     asked = rows or range(len(x_TD))
     out: list[list[Tensor]] = [[] for _ in asked]
@@ -79,13 +72,13 @@ def grouped(
         for head in range(group * heads // groups, (group + 1) * heads // groups):
             for row, t in enumerate(asked):
                 query = placed(q, "q", head, t)
-                out[row].append(stored(softmax_mean(query, keys[seen[t]], values[seen[t]], d**-0.5)))
-    return torch.stack([stored(torch.cat(each) @ weights["mixer.wo.weight"].T) for each in out])
+                out[row].append(softmax_mean(query, keys[seen[t]], values[seen[t]], d**-0.5))
+    return torch.stack([torch.cat(each) @ weights["mixer.wo.weight"].T for each in out])
 
 
 def latent(
     recipe: Recipe, weights: Weights, x_TD: Tensor, documents_T: Tensor | None = None, *,
-    selected_TS: Tensor | None = None, stored: Stored = exact,
+    selected_TS: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """One row through an MLA block, keys and values of every head written out: (T, D). arXiv 2405.04434 section 2.1.
 
@@ -97,12 +90,12 @@ def latent(
     seen, position = places(documents_T, len(x_TD))
     if selected_TS is not None:
         seen = [[s for s in range(len(x_TD)) if bool(selected_TS[t, s])] for t in range(len(x_TD))]
-    h_TD, q_latent = query_latent(recipe, weights, x_TD, stored)
-    q = stored(q_latent @ weights["mixer.wq_b.weight"].T)
-    compressed = stored(h_TD @ weights["mixer.wkv_a.weight"].T)
-    c = stored(rms_norm(compressed[:, : mla.kv_lora], weights["mixer.kv_norm.weight"], recipe.norm_eps))
-    shared = [stored(turned(compressed[s, mla.kv_lora :], position[s], recipe.rope_theta)) for s in range(len(x_TD))]
-    kv = stored(c @ weights["mixer.wkv_b.weight"].T)
+    h_TD, q_latent = query_latent(recipe, weights, x_TD)
+    q = q_latent @ weights["mixer.wq_b.weight"].T
+    compressed = h_TD @ weights["mixer.wkv_a.weight"].T
+    c = rms_norm(compressed[:, : mla.kv_lora], weights["mixer.kv_norm.weight"], recipe.norm_eps)
+    shared = [turned(compressed[s, mla.kv_lora :], position[s], recipe.rope_theta) for s in range(len(x_TD))]
+    kv = c @ weights["mixer.wkv_b.weight"].T
     out: list[list[Tensor]] = [[] for _ in range(len(x_TD))]
     for head in range(recipe.heads):
         mine = kv[:, head * (n + width) : (head + 1) * (n + width)]
@@ -110,16 +103,16 @@ def latent(
         values = mine[:, n:]
         for t in range(len(x_TD)):
             one = q[t, head * (n + r) : (head + 1) * (n + r)]
-            query = torch.cat((one[:n], stored(turned(one[n:], position[t], recipe.rope_theta))))
-            out[t].append(stored(softmax_mean(query, keys[seen[t]], values[seen[t]], (n + r) ** -0.5)))
-    return torch.stack([stored(torch.cat(each) @ weights["mixer.wo.weight"].T) for each in out])
+            query = torch.cat((one[:n], turned(one[n:], position[t], recipe.rope_theta)))
+            out[t].append(softmax_mean(query, keys[seen[t]], values[seen[t]], (n + r) ** -0.5))
+    return torch.stack([torch.cat(each) @ weights["mixer.wo.weight"].T for each in out])
 
 
-def query_latent(recipe: Recipe, weights: Weights, x_TD: Tensor, stored: Stored = exact) -> tuple[Tensor, Tensor]:
+def query_latent(recipe: Recipe, weights: Weights, x_TD: Tensor) -> tuple[Tensor, Tensor]:
     """The normed input of the block, and the normed latent that queries are read out of."""
-    h_TD = stored(rms_norm(x_TD, weights["norm.weight"], recipe.norm_eps))
-    low = stored(h_TD @ weights["mixer.wq_a.weight"].T)
-    return h_TD, stored(rms_norm(low, weights["mixer.q_norm.weight"], recipe.norm_eps))
+    h_TD = rms_norm(x_TD, weights["norm.weight"], recipe.norm_eps)
+    low = h_TD @ weights["mixer.wq_a.weight"].T
+    return h_TD, rms_norm(low, weights["mixer.q_norm.weight"], recipe.norm_eps)
 
 
 def index_scores(recipe: Recipe, weights: Weights, x_TD: Tensor, documents_T: Tensor | None = None) -> Tensor:
