@@ -7,6 +7,7 @@ from contracts.checks.numeric import (  # isort: skip
     rope,  # angles, places, QK norm
     sparse_attention,  # A with DSA: what is selected, and what follows
     visibility,  # who sees whom in A
+    half_precision,  # what A adds up in
     mlp,  # E without experts
     routing,  # tokens → experts and gates
     experts,  # tokens to their experts and back
@@ -35,6 +36,7 @@ __all__ = [
     "balance",
     "dropping",
     "experts",
+    "half_precision",
     "gradients",
     "isolation",
     "latent_attention",
