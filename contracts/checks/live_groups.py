@@ -144,12 +144,18 @@ def a_mesh_that_is_closed_leaves_nothing_behind(stack: World, degrees: Degrees, 
 
     Each NCCL communicator keeps device memory and a thread; a run that rebuilds its mesh at each resume runs out.
     """
-    first, again = (_asked(stack, degrees, world, layout) for _ in range(2))
-    found, left = Counter(first.before), Counter(again.after)
+    first = _asked(stack, degrees, world, layout)
+    _nothing_is_left(first.before, first.after)
+    again = _asked(stack, degrees, world, layout)
+    _nothing_is_left(first.before, again.after)
+    assert again.calls == first.calls, f"the second mesh makes {len(again.calls)} groups, the first {len(first.calls)}"
+
+
+def _nothing_is_left(before: tuple[Group, ...], after: tuple[Group, ...]) -> None:
+    found, left = Counter(before), Counter(after)
     more, gone = list((left - found).elements()), list((found - left).elements())
     assert not more, f"rank {here().rank} is left with {len(more)} groups of closed meshes: {_shown(more)}"
     assert not gone, f"rank {here().rank} has lost {_shown(gone)}, which it held before the mesh was built"
-    assert again.calls == first.calls, f"the second mesh makes {len(again.calls)} groups, the first {len(first.calls)}"
 
 
 def _asked(stack: World, degrees: Degrees, world: int, layout: Layout) -> LiveMesh:

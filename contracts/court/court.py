@@ -9,10 +9,12 @@ import datetime
 from collections.abc import Mapping
 
 from contracts.court import judge, record
+from contracts.court import ranks as ranking
 from contracts.court.report import render
 from contracts.court.verdict import verdict
 from contracts.spec.records import Fate, Form, Result, Run, Verdict
 from contracts.spec.topology import Layout
+from contracts.spec.world import RanksRun
 
 
 class Court:
@@ -22,7 +24,7 @@ class Court:
     version = "1"
     layouts: frozenset[Layout] = frozenset()
     labels: Mapping[str, str] = {}
-    offers = frozenset({"verdict", "write_run", "read_run", "report", "fate"})
+    offers = frozenset({"verdict", "write_run", "read_run", "report", "fate", "run_ranks"})
 
     def verdict(self, run: Run, today: str) -> Verdict:
         return verdict(run, datetime.date.fromisoformat(today))
@@ -38,3 +40,6 @@ class Court:
 
     def fate(self, result: Result, says: str) -> Fate:
         return judge.fate_of(result, says)
+
+    def run_ranks(self, tests: str, ranks: int, limit_s: float) -> RanksRun:
+        return ranking.run(tests, ranks, limit_s)

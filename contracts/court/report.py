@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from itertools import groupby
 from typing import Any
 
+from contracts.contract import LAW
 from contracts.spec import codec
 from contracts.spec.records import OUTCOMES, Form, Item, Outcome, Result, Run, Verdict
 
@@ -43,6 +44,9 @@ def headline(verdict: Verdict) -> str:
 def rerun(run: Run, item: Item) -> str:
     """The command that judges one item again."""
     words = ["lanegate", "check", "--stack", run.header.subject.origin, "--profile", str(item)]
+    contract = LAW.contracts.get(item.id)  # empty where a record is read without the law
+    if contract is not None and contract.tier == "dist":
+        words += ["--ranks", str(max(2, contract.ranks(item.case)))]
     return shlex.join(words)
 
 

@@ -160,6 +160,8 @@ def result_of(report: pytest.TestReport, item: Item | None) -> Result | None:
     Of several ranks it is that of the first to diverge. Where that one could not say a word, since it died, hung or ran
     another test, the item is broken, in the words of the ranks plugin.
     """
+    if report.when != "call" and not report.failed:
+        return None
     said = [str(value) for name, value in report.user_properties if name == PROPERTY]
     of_ranks = [json.loads(str(value)) for name, value in report.user_properties if name == _OF_RANKS]
     # the last one: a test that is run again keeps the properties of its first run

@@ -24,6 +24,7 @@ from contracts.mutants import (
     launch,
     live_groups,
     manifest,
+    many_ranks,
     metrics,
     names,
     overrides,
@@ -44,7 +45,7 @@ from contracts.mutants import (
 __all__ = [
     "allocator", "arguments", "budget", "comparison", "environment", "expert_lane", "fabric", "features",
     "footprint", "gate", "goodput", "group_calls", "groups", "hybrid", "illegible", "inherited", "install_plan",
-    "installation", "kernels", "lanes", "launch", "live_groups", "manifest", "metrics", "names", "overrides",
-    "pattern", "preflight", "rank_map", "receipts", "recipe", "redaction", "reductions", "scale", "stages",
-    "storage", "topology", "triage",
+    "installation", "kernels", "lanes", "launch", "live_groups", "manifest", "many_ranks", "metrics", "names",
+    "overrides", "pattern", "preflight", "rank_map", "receipts", "recipe", "redaction", "reductions", "scale",
+    "stages", "storage", "topology", "triage",
 ]  # fmt: skip

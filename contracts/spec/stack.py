@@ -33,7 +33,7 @@ from contracts.spec.recipe import Recipe
 from contracts.spec.records import Fate, Form, Result, Run, Verdict
 from contracts.spec.topology import Degrees, ExpertLane, GradientReduction, GroupCall, Kind, Layout, Topology
 from contracts.spec.training import Training
-from contracts.spec.world import World
+from contracts.spec.world import RanksRun, World
 
 
 class Stack(Party, Protocol):
@@ -136,6 +136,10 @@ class Court(Party, Protocol):
 
     def fate(self, result: Result, says: str) -> Fate:
         """What the judgement of a mutant proves, when `says` are the words it must provoke."""
+        ...
+
+    def run_ranks(self, tests: str, ranks: int, limit_s: float) -> RanksRun:
+        """Run a pytest file on several ranks of this machine. `limit_s` is what one phase of a test may take."""
         ...
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 from contracts.spec.party import Party
 from contracts.spec.topology import Degrees, Group, Layout
@@ -87,6 +87,31 @@ class SeenDevices:
     visible: str | None
     names: tuple[str, ...]
     uses: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Told:
+    """What a report says of one test, with the text of its failure or the reason of its skip."""
+
+    outcome: Literal["passed", "failed", "skipped"]
+    words: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RanksRun:
+    """A test file run by several ranks, as whoever asked for the run gets to see it.
+
+    Args:
+        tests: name of a test → what the report file says of it; a test that did not run has no entry.
+        console: the end of what was printed.
+        exit_code: the launcher's.
+        seconds: from the start of the launcher to its end.
+    """
+
+    tests: Mapping[str, Told]
+    console: str
+    exit_code: int
+    seconds: float
 
 
 class World(Party, Protocol):

@@ -6,16 +6,17 @@ import gc
 import json
 import os
 import sys
+import tempfile
 from pathlib import Path
 
 import click
 
-from contracts.contract import LAW
+from contracts.contract import LAW, Tier
 from contracts.court import deviations as deviations_file
 from contracts.court import record, report
 from contracts.court.judge import DEADLINE_S
 from contracts.court.verdict import verdict
-from contracts.harness import parties, profiles
+from contracts.harness import parties, profiles, torchrun
 from contracts.harness import selftest as self_test
 from contracts.harness.commands._guard import (
     COLOURS,
@@ -29,10 +30,11 @@ from contracts.harness.commands._guard import (
 from contracts.harness.gate import today
 from contracts.harness.supervisor import Ended, supervised
 from contracts.spec import codec
-from contracts.spec.errors import refuse
-from contracts.spec.records import EXIT_CODES, FORMS, Fate, Form
+from contracts.spec.errors import Refusals, refuse
+from contracts.spec.records import EXIT_CODES, FORMS, Fate, Form, Plan
 
 SUITE = Path(__file__).parents[1] / "suite.py"
+TRIALS = SUITE.with_name("trial_suite.py")
 _FILES: dict[Form, str] = {
     "junit": "junit.xml",
     "markdown": "summary.md",
@@ -45,8 +47,10 @@ _FILES: dict[Form, str] = {
 @click.option("--stack", default="reference", show_default=True, help="A name, or package.module:Name.")
 @click.option("--with", "assistants", multiple=True, metavar="PARTY",
               help="Who answers what the stack does not, such as a launcher's parser; `none` for nobody.")  # fmt: skip
-@click.option("--profile", default=profiles.DEFAULT, show_default=True,
+@click.option("--profile", show_default=f"{profiles.DEFAULT}; with --ranks: dist",
               help=f"A comma-separated list of {', '.join(profiles.NAMED)}, ids, prefixes and items.")  # fmt: skip
+@click.option("--ranks", type=click.IntRange(min=2), metavar="N",
+              help="Judge by N ranks of this machine, which torchrun starts: the dist tier.")  # fmt: skip
 @click.option("--deviations", type=click.Path(path_type=Path), help="TOML file of declared deviations.")
 @click.option("--report", "folder", type=click.Path(path_type=Path, file_okay=False), default=Path("reports/last"),
               show_default=True, help="Folder for the record and its renderings.")  # fmt: skip
@@ -56,19 +60,23 @@ _FILES: dict[Form, str] = {
 @click.option("--selftest", "prove", is_flag=True, help="Put the suite's own mutants before the law first.")
 @one_clear_error
 def check(
-    stack: str, assistants: tuple[str, ...], profile: str, deviations: Path | None, folder: Path, form: Form,
-    deadline: float, prove: bool,
+    stack: str, assistants: tuple[str, ...], profile: str | None, ranks: int | None, deviations: Path | None,
+    folder: Path, form: Form, deadline: float, prove: bool,
 ) -> None:  # fmt: skip
     """Put a stack under test and print the verdict."""
+    profile = profile or ("dist" if ranks else profiles.DEFAULT)
     arguments = [
-        f"--stack={stack}", f"--profile={profile}", f"--deadline={deadline}",
-        *(f"--with={name}" for name in assistants), *([f"--deviations={deviations}"] if deviations else []),
+        str(SUITE), "--gate", f"--report={folder}", f"--stack={stack}", f"--profile={profile}",
+        f"--deadline={deadline}", *(f"--with={name}" for name in assistants),
+        *([f"--deviations={deviations}"] if deviations else []),
         *(["--selftest"] if prove else []),
     ]  # fmt: skip
 
     def work() -> int:
         read_law()
-        profiles.plan(LAW, profile)  # refuse bad input before anything is written
+        plan = profiles.plan(LAW, profile)  # refuse bad input before anything is written
+        if ranks is not None:
+            _refuse_what_ranks_do_not_judge(plan, ranks, prove=prove)
         if deviations is not None:
             deviations_file.load(deviations)
         if folder.exists():  # an older run must not be read as this one, whatever happens now
@@ -77,26 +85,44 @@ def check(
             subject = parties.load(stack, deadline_s=deadline)
             parties.assistants(subject, assistants, quick=False)
         record.make_folder(folder)
-        return _run_suite(arguments, folder, form)
+        how = _run_in_one_process(arguments) if ranks is None else torchrun.run(ranks, [*arguments, *APART], folder)
+        return _verdict(folder, form, how)
 
     sys.exit(supervised(lambda: told(work)))
 
 
-def _run_suite(arguments: list[str], folder: Path, form: Form) -> int:
+# Nothing of the place we are called from: neither its ini file, nor its conftest, nor its plugins.
+APART = (
+    "-c", os.devnull, f"--rootdir={SUITE.parent}", "--noconftest", "--disable-plugin-autoload",
+    "-p", "contracts.harness.plugin", "-p", "no:cacheprovider",
+)  # fmt: skip
+
+
+def _refuse_what_ranks_do_not_judge(plan: Plan, ranks: int, *, prove: bool) -> None:
+    found = Refusals()
+    alone = [id for id in plan.promises if id in LAW.contracts and LAW.contracts[id].tier != "dist"]
+    problem = f"judge what needs several, and {', '.join(alone[:3])} of the profile need one process"
+    found.unless(not alone, "ranks", ranks, problem, "choose by --profile dist, or by id")
+    found.unless(not prove, "selftest", True, "is of one process", "run `lanegate selftest --profile dist`")
+    found.raise_any()
+
+
+def _run_in_one_process(arguments: list[str]) -> str:
+    """Run the suite; returns how pytest ended."""
     import pytest
 
-    # Nothing of the place we are called from: neither its ini file, nor its conftest, nor its plugins.
-    apart = [
-        "-c", os.devnull, f"--rootdir={SUITE.parent}", "--noconftest", "--disable-plugin-autoload",
-        "-p", "contracts.harness.plugin", "-p", "no:cacheprovider", "-p", "no:terminal",
-    ]  # fmt: skip
     for inherited in ("PYTEST_ADDOPTS", "PYTEST_PLUGINS"):
         os.environ.pop(inherited, None)
     gc.set_threshold(200_000)  # a mesh of 65 536 ranks is a million tuples; looking for cycles costs a quarter
     with the_stack_talks_to_stderr():
-        status = pytest.main([str(SUITE), "--gate", f"--report={folder}", *arguments, *apart])
+        status = pytest.main([*arguments, *APART, "-p", "no:terminal"])
+    return f"pytest said {status!r}"
+
+
+def _verdict(folder: Path, form: Form, how: str) -> int:
+    """Read the record of a run, render and print it; `how` is how the run ended, for where there is none."""
     if not (folder / "run.jsonl").exists():
-        raise Ended(f"the run ended early (pytest said {status!r}); {folder} holds what came in")
+        raise Ended(f"the run ended early ({how}); {folder} holds what came in")
     run, closing = record.load(folder)
     judged = verdict(run, today())
     for rendering, name in _FILES.items():
@@ -109,23 +135,43 @@ def _run_suite(arguments: list[str], folder: Path, form: Form) -> int:
 
 @click.command()
 @click.option("--only", metavar="PREFIX", help="Only mutants of ids that begin so.")
+@click.option("--profile", type=click.Choice(["unit", "dist"]), default="unit", show_default=True,
+              help="The tier: what one process judges, or what several ranks do.")  # fmt: skip
+@click.option("--ranks", type=click.IntRange(min=2), default=4, show_default=True, metavar="N",
+              help="For dist: ranks of this machine, which torchrun starts.")  # fmt: skip
 @click.option("--report", "folder", type=click.Path(path_type=Path, file_okay=False), help="Write kills.json there.")
 @click.option("--with", "assistants", multiple=True, metavar="PARTY", help="As for `check`.")
 @one_clear_error
-def selftest(only: str | None, folder: Path | None, assistants: tuple[str, ...]) -> None:
+def selftest(only: str | None, profile: Tier, ranks: int, folder: Path | None, assistants: tuple[str, ...]) -> None:
     """Put every mutant before the law and print the kill matrix."""
     read_law()
-    law = self_test.part_of(LAW, [id for id in LAW.contracts if id.startswith(only or "")])
+    law = self_test.part_of(LAW, [id for id in LAW.contracts if id.startswith(only or "")], profile)
     if not law.contracts:
         raise refuse("--only", only, "selects no promise", "give an id or the beginning of one")
-    subject = parties.load("reference")
-    helping = [party for _, party in parties.assistants(subject, assistants, quick=False)]
-    matrix = self_test.run(law, helping)
+    if profile == "dist":
+        matrix = _tried_by_ranks(ranks, only or "", folder)
+    else:
+        subject = parties.load("reference")
+        helping = [party for _, party in parties.assistants(subject, assistants, quick=False)]
+        matrix = self_test.run(law, helping)
     _show_matrix(matrix)
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "kills.json").write_text(json.dumps(codec.encode(matrix), indent=1) + "\n", encoding="utf-8")
     sys.exit(EXIT_CODES[matrix.word])
+
+
+def _tried_by_ranks(ranks: int, only: str, folder: Path | None) -> self_test.Matrix:
+    """The matrix of the dist tier: one torchrun for all of its mutants."""
+    with tempfile.TemporaryDirectory() as place:
+        kept = Path(place) if folder is None else folder
+        kept.mkdir(parents=True, exist_ok=True)
+        file = Path(place) / "matrix.json"
+        arguments = [str(TRIALS), "-p", "contracts.harness.trials", f"--trials={file}", f"--only={only}", *APART]
+        last_words = torchrun.run(ranks, arguments, kept)
+        if not file.exists():
+            raise Ended(f"the ranks ended without a matrix: {last_words}")
+        return codec.loads(self_test.Matrix, file.read_text(encoding="utf-8"))
 
 
 def _show_matrix(matrix: self_test.Matrix) -> None:

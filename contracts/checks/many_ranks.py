@@ -1,0 +1,176 @@
+"""The gate under torchrun: a file in which ranks go wrong, put to it, and what its report says of each test.
+
+Left alone, pytest under torchrun lies: a rank that raises before a collective goes on to the next test, whose
+collective meets the one that its peers are still in, so that the broken test passes and a right one fails. The files
+below are plain pytest; nothing in them knows who runs them.
+"""
+
+from __future__ import annotations
+
+from contracts.contract import contract
+from contracts.spec.stack import Court
+
+Expected = dict[str, tuple[str, ...]]  # test → its outcome, and what the words of a failure have to name
+
+_HEAD = '''
+import datetime, os, signal, time
+import pytest
+import torch
+import torch.distributed as dist
+
+pytestmark = pytest.mark.dist
+RANK = int(os.environ["RANK"])
+
+@pytest.fixture(autouse=True, scope="session")
+def world():
+    plain = not dist.is_initialized()
+    if plain:
+        dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=5))
+    yield
+    if plain:
+        time.sleep(3 * RANK)  # torchrun ends everybody after the first that fails; rank 0 has a report to write
+
+def total(value):
+    """The sum over the ranks: 1 + 10 times `value` on two of them, 111 on three."""
+    x = torch.tensor([value * 10 ** RANK])
+    dist.all_reduce(x)
+    return int(x.item())
+'''
+
+_WRONG_TURNS = """
+def test_before():
+    assert total(1) == 11
+
+def test_raises():
+    if RANK == 1:
+        raise ValueError("found 41, expected 42")
+    total(2)
+
+def test_after_the_raise():
+    assert total(3) == 33
+
+def test_skips():
+    if RANK == 1:
+        pytest.skip("not here")
+    total(4)
+
+def test_after_the_skip():
+    assert total(5) == 55
+
+def test_hangs():
+    while RANK == 1:
+        time.sleep(0.01)
+    total(6)
+
+def test_after_the_hang():
+    assert total(7) == 77
+"""
+
+_DEATHS = """
+def test_before():
+    assert total(1) == 11
+
+def test_is_killed():
+    if RANK == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    total(2)
+
+def test_after_the_kill():
+    assert total(3) == 33
+
+def test_leaves_with_0():
+    if RANK == 1:
+        os._exit(0)
+    total(4)
+
+def test_after_the_leave():
+    assert total(5) == 55
+"""
+
+_OTHER_TESTS = """
+@pytest.mark.parametrize("name", ["common", "of-rank-0" if RANK == 0 else "of-another"])
+def test_each(name):
+    assert total(1) == 11
+"""
+
+# file, ranks, seconds it may take in all, what the report has to say
+FILES: dict[str, tuple[str, int, float, Expected]] = {
+    "raises-and-skips": (
+        _HEAD + _WRONG_TURNS, 2, 60.0,
+        {"test_before": ("passed",), "test_raises": ("failed", "rank 1", "found 41, expected 42"),
+         "test_after_the_raise": ("passed",), "test_skips": ("failed", "rank 1", "not here"),
+         "test_after_the_skip": ("passed",)},
+    ),
+    "hangs": (
+        _HEAD + _HANG, 2, 45.0,
+        {"test_before": ("passed",), "test_hangs": ("failed", "rank 1"), "test_after_the_hang": ("passed",)},
+    ),
+    "dies-twice": (
+        _HEAD + _DEATHS, 2, 90.0,
+        {"test_before": ("passed",), "test_is_killed": ("failed", "rank 0 died"), "test_after_the_kill": ("passed",),
+         "test_leaves_with_0": ("failed", "rank 1 died"), "test_after_the_leave": ("passed",)},
+    ),
+}  # fmt: skip
+
+
+@contract("GATE-05", asks="run_ranks", cases=FILES, source="torchrun -m pytest, measured", tier="dist")
+def a_rank_that_goes_wrong_costs_one_test(
+    court: Court, tests: str, ranks: int, deadline_s: float, expected: Expected
+) -> None:
+    """One rank that raises, skips, hangs or dies gives one failed test which names it, within the deadline; the tests
+    before and after it keep their own outcome."""
+    found = court.run_ranks(tests, ranks, 5.0)
+    for name, (outcome, *named) in expected.items():
+        assert name in found.tests, f"{name} has no outcome; reported are {', '.join(found.tests) or 'none'}"
+        told = found.tests[name]
+        assert told.outcome == outcome, f"{name} is {told.outcome}, expected {outcome}: {told.words[-400:]}"
+        missing = [words for words in named if words not in told.words]
+        assert not missing, f"the failure of {name} does not name {missing}: {told.words[-400:]}"
+    assert found.exit_code != 0, f"{ranks} ranks end with 0 after a failed test"
+    assert found.seconds < deadline_s, f"the run took {found.seconds:g} s, the limit is {deadline_s:g}"
+
+
+@contract(
+    "GATE-05a", asks="run_ranks", cases={"by-parameter": (_HEAD + _OTHER_TESTS, 2, ("of-rank-0", "of-another"))},
+    source="torchrun -m pytest, measured", tier="dist",
+)  # fmt: skip
+def ranks_with_other_tests_do_not_start(court: Court, tests: str, ranks: int, differ: tuple[str, ...]) -> None:
+    """Where the ranks have collected different tests, none is run, and what differs is named.
+
+    Test for test they would meet in each other's collectives: as long as the shapes fit, everything passes.
+    """
+    found = court.run_ranks(tests, ranks, 5.0)
+    ran = [name for name, told in found.tests.items() if told.outcome == "passed"]
+    assert not ran, f"{', '.join(ran)} passed, though the ranks had collected different tests"
+    assert found.exit_code != 0, "the run ends with 0, though the ranks had collected different tests"
+    missing = [name for name in differ if name not in found.console]
+    assert not missing, f"the console does not name {missing}: {found.console[-400:]}"
+
+
+_TWO_FAIL = """
+def test_two_fail():
+    if RANK == 1:
+        time.sleep(0.5)
+        assert RANK == 99, "rank one came second"
+    assert RANK != 2, "rank two found 17, expected 18"
+    total(1)
+"""
+
+FIRST = {
+    "the-third-of-three": (_HEAD + _TWO_FAIL, 3, "test_two_fail", "rank 2 diverged first", "found 17, expected 18")
+}
+
+
+@contract("GATE-06d", asks="run_ranks", cases=FIRST, source="torchrun -m pytest, measured", tier="dist")
+def the_rank_that_diverged_first_is_named(
+    court: Court, tests: str, ranks: int, name: str, first: str, values: str
+) -> None:
+    """A failure of several ranks begins with the rank that diverged first and the values that it found.
+
+    What the others say is what a broken connection says; the longest traceback is not the cause.
+    """
+    found = court.run_ranks(tests, ranks, 5.0).tests
+    assert name in found, f"{name} has no outcome; reported are {', '.join(found) or 'none'}"
+    line = found[name].words.partition("\n")[0]
+    assert first in line, f"the first line of the failure does not say {first!r}: {line[:300]}"
+    assert values in line, f"the first line of the failure does not say {values!r}: {line[:300]}"

@@ -1,0 +1,140 @@
+"""The mutants of the dist tier before the law, as tests of one run: `lanegate selftest --profile dist` starts it.
+
+Every mutant is judged by the ranks of its case in a world that is still there afterwards; one that leaves the process
+group unusable costs a new group. Rank 0 writes the kill matrix. A plugin: the tests stand in `trial_suite`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from contracts.contract import LAW, Contract, Law, Mutant
+from contracts.court.court import Court
+from contracts.court.judge import fate_of, judge
+from contracts.harness import parties, selftest
+from contracts.harness.commands._guard import read_law
+from contracts.harness.plugin import OWN_RANKS_S, PROPERTY, result_of
+from contracts.harness.selftest import Matrix
+from contracts.harness.worlds import narrowed
+from contracts.instruments.ranks import here
+from contracts.spec import codec
+from contracts.spec.records import Item, Kill, Result
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """One judgement: of a mutant, or of the correct party where there is none."""
+
+    contract: Contract
+    case: str
+    mutant: Mutant | None = None
+
+    @property
+    def name(self) -> str:
+        return f"{self.contract.id}-{self.case}-{self.mutant.name if self.mutant else 'baseline'}"
+
+    def judged(self, node: str) -> Result:
+        """The result of this rank."""
+        if self.mutant is not None:
+            party = self.mutant.make()
+        else:
+            party = Court() if self.contract.of_the_court else parties.load("reference")
+        world = here().world if self.contract.of_the_court else self.contract.ranks(self.case)
+        with narrowed(world, node):
+            return judge(self.contract, self.case, party)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("lanegate trials")
+    group.addoption("--trials", type=Path, required=True, metavar="FILE", help="where the kill matrix goes, as JSON")
+    group.addoption("--only", default="", metavar="PREFIX", help="only promises whose id begins so")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    read_law()
+    each = [pytest.param(trial, marks=_mark(trial), id=trial.name) for trial in _trials(part(metafunc.config))]
+    metafunc.parametrize("trial", each)
+
+
+def part(config: pytest.Config) -> Law:
+    """The promises of the dist tier that were asked for."""
+    return selftest.part_of(LAW, [id for id in LAW.contracts if id.startswith(config.getoption("only"))], "dist")
+
+
+def _trials(law: Law) -> Iterator[Trial]:
+    """What fits into this world; a case for more ranks is left to a larger one."""
+    for contract in law.contracts.values():
+        fitting = [case for case in contract.cases if contract.ranks(case) <= here().world]
+        yield from (Trial(contract=contract, case=case) for case in fitting)
+    for mutant in law.mutants:
+        contract = law.contracts[mutant.of]
+        if contract.ranks(mutant.case) <= here().world:
+            yield Trial(contract=contract, case=mutant.case, mutant=mutant)
+
+
+def _mark(trial: Trial) -> pytest.MarkDecorator:
+    limit = OWN_RANKS_S if trial.contract.of_the_court else None
+    return pytest.mark.dist(ranks=trial.contract.ranks(trial.case), timeout=limit)
+
+
+def put(trial: Trial, node: pytest.Item) -> None:
+    """Judge a trial on this rank. Whatever is no promise kept leaves the test failed, so that the ranks agree on it."""
+    result = trial.judged(node.nodeid)
+    node.user_properties.append((PROPERTY, codec.dumps(result)))
+    if result.outcome in ("violated", "broken"):
+        pytest.fail(f"{result.outcome}: {result.words}", pytrace=False)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_configure(config: pytest.Config) -> None:
+    if here().rank == 0:
+        config.pluginmanager.register(_Clerk(config), "lanegate-clerk")
+
+
+class _Clerk:
+    """Takes down on rank 0 what became of each trial."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+        self._trials: dict[str, Trial] = {}
+        self._baseline: list[Result] = []
+        self._kills: list[Kill] = []
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        self._trials = {node.nodeid: node.callspec.params["trial"] for node in session.items}  # type: ignore[attr-defined]
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        trial = self._trials[report.nodeid]
+        result = result_of(report, Item(id=trial.contract.id, case=trial.case))
+        if result is None:
+            return
+        if trial.mutant is None:
+            self._baseline.append(result)
+        else:
+            self._kills.append(_kill(trial.mutant, result, report.longreprtext))
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        session.exitstatus = pytest.ExitCode.OK  # a mutant that is caught fails its test; the matrix decides
+        law = part(self._config)
+        matrix = Matrix(
+            baseline=tuple(self._baseline),
+            kills=tuple(self._kills),
+            unguarded=tuple(id for id in law.contracts if not law.mutants_of(id)),
+        )
+        self._config.getoption("trials").write_text(json.dumps(codec.encode(matrix)), encoding="utf-8")
+
+
+def _kill(mutant: Mutant, result: Result, every: str) -> Kill:
+    """The fate of a mutant. `every` holds the words of all ranks: the first to diverge need not be the declared one."""
+    said = replace(result, words=f"{result.words}\n{every}") if result.outcome == "violated" else result
+    words = f"{result.outcome}: {result.words}"
+    if result.outcome == "violated" and mutant.says not in result.words and mutant.says in every:
+        words = next(line for line in every.splitlines() if mutant.says in line)
+    fate = fate_of(said, mutant.says)
+    return Kill(mutant=mutant.name, of=mutant.of, case=mutant.case, fate=fate, words=words, bugs=mutant.bugs)
