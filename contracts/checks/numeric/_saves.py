@@ -1,0 +1,118 @@
+"""States that checkpoints are tried with, and the folders they are written to.
+
+More than ten experts, more than ten files, a scalar, an empty tensor, and every kind of number that training keeps.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from contracts import instruments
+from contracts.spec.array import Array, Arrays, Element, Shape
+from contracts.spec.checkpointing import Checkpointing, Snapshot
+from contracts.spec.tolerance import EXACT
+
+FAMILIES = "field: resume and checkpoint faults of Megatron-LM, torchtitan, NeMo and DCP"
+
+FILE_BYTES = 96
+"""Small enough to give more than ten files."""
+ONE_FILE = 1 << 20
+
+EXPERTS = "weights/layers.1.mixer.experts.w1"
+BIAS = "buffers/layers.1.mixer.router.bias"
+STEPS_TAKEN = "optimizer/head.weight/step"
+
+SHAPES: Mapping[str, Shape] = {
+    "weights/embedding.weight": Shape(dtype="bfloat16", shape=(7, 3)),
+    EXPERTS: Shape(dtype="float32", shape=(12, 4, 3)),
+    BIAS: Shape(dtype="float32", shape=(12,)),
+    "optimizer/head.weight/exp_avg": Shape(dtype="float32", shape=(5, 3)),
+    STEPS_TAKEN: Shape(dtype="float32", shape=()),
+    "buffers/empty": Shape(dtype="float64", shape=(0, 4)),
+    "buffers/seen": Shape(dtype="int64", shape=(3,)),
+    "rng/0/torch": Shape(dtype="uint8", shape=(19,)),
+}
+LITTLE = {name: SHAPES[name] for name in (BIAS, STEPS_TAKEN)}
+"""For what is written once for each boundary of a write."""
+
+
+def state(step: int, shapes: Mapping[str, Shape] = SHAPES) -> Snapshot:
+    """A state of a step: no two steps share a number."""
+    tensors = {name: _drawn(name, each, step) for name, each in shapes.items()}
+    return Snapshot(step=step, tensors=tensors, position={"sample": 64 * step + 3, "tokens": 10**9 * step}, recipe="r1")
+
+
+def target(of: Snapshot) -> Snapshot:
+    """Something of the same kind to load into, whose numbers are none of any state's."""
+    tensors = {name: _drawn(name, Shape(dtype=each.dtype, shape=each.shape), -1) for name, each in of.tensors.items()}
+    return Snapshot(step=-1, tensors=tensors, position={"sample": -1, "tokens": -1}, recipe=of.recipe)
+
+
+def _drawn(name: str, shape: Shape, step: int) -> Array:
+    import torch
+
+    numbers = 40 * instruments.fixtures.normal(name, shape.shape, seed=step + 1)
+    dtype: torch.dtype = getattr(torch, shape.dtype)
+    return instruments.numerics.array((numbers.abs() if dtype == torch.uint8 else numbers).to(dtype))
+
+
+def filled(shape: tuple[int, ...], value: float, dtype: Element = "float32") -> Array:
+    import torch
+
+    return instruments.numerics.array(torch.full(shape, value, dtype=getattr(torch, dtype)))
+
+
+@contextmanager
+def folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="checkpoints-") as path:
+        yield Path(path)
+
+
+def write(stack: Checkpointing, to: Path, state: Snapshot, file_bytes: int = FILE_BYTES) -> list[Path]:
+    """Write a checkpoint, and the files that it put there, those of the lowest folder, in order."""
+    before = files(to)
+    written = stack.write_checkpoint(str(to), state, file_bytes, None)
+    assert written.ending == "done", f"step {state.step} was not written: {written.ending} {written.words}".rstrip()
+    return sorted(files(to) - before)
+
+
+def files(below: Path) -> set[Path]:
+    return {path for path in below.rglob("*") if path.is_file()}
+
+
+def unlike(got: Snapshot, want: Snapshot) -> str:
+    """In what two states differ, in words; empty when they are the same to the bit."""
+    if got.step != want.step:
+        return f"its step is {got.step}, expected {want.step}"
+    if dict(got.position) != dict(want.position):
+        return f"its position is {dict(got.position)}, expected {dict(want.position)}"
+    return tensors_unlike(got.tensors, want.tensors)
+
+
+def tensors_unlike(got: Arrays, want: Arrays) -> str:
+    """By bits, so that NaN is NaN and -0.0 is not 0.0."""
+    for name in sorted(want.keys() & got.keys()):
+        if got[name].dtype != want[name].dtype:
+            return f"{name} is {got[name].dtype}, expected {want[name].dtype}"
+    shared = [name for name in want if got.get(name) == want[name]]
+    left, right = ({name: each for name, each in side.items() if name not in shared} for side in (got, want))
+    words = instruments.numerics.named_apart("the state", left, right, EXACT)
+    return words or (f"{', '.join(sorted(right))} has other bits" if right else "")
+
+
+def unloaded(stack: Checkpointing, at: Path, want: Snapshot, step: int | None) -> str:
+    """Why a load does not give a state, in words; empty when it does."""
+    loaded = stack.load_checkpoint(str(at), step, target(want))
+    if loaded.refused:
+        return f"it was refused: {loaded.refused}"
+    return unlike(loaded.state, want)
+
+
+def half_loaded(after: Snapshot, before: Snapshot) -> str:
+    """What a refused load changed in its target, in words."""
+    words = unlike(replace(after, recipe=before.recipe), before)
+    return f"the target is not what it was: {words}" if words else ""

@@ -1,0 +1,163 @@
+"""A run that was resumed is the run that was not interrupted: every bit, twice in a row, two steps past the load."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+from contracts.checks.numeric import _saves
+from contracts.checks.numeric._recipes import SMALL
+from contracts.checks.numeric._saves import FAMILIES
+from contracts.contract import contract
+from contracts.spec.array import Arrays
+from contracts.spec.recipe import Batch, Moe, Mtp, Optim, Recipe
+from contracts.spec.training import Execution, Observed, Session, Step, Trained, Training
+
+SHORT = replace(
+    SMALL,
+    name="short",
+    pattern="AEMR",
+    depth=4,
+    seq_length=17,
+    moe=Moe(experts=12, top_k=3, expert_hidden=12, shared_hidden=16, score="sigmoid", selection_bias=True, z_loss=0.01),
+    optim=Optim(lr=1e-2, min_lr=1e-3, warmup=3, steps=7, weight_decay=0.3, clip=0.7),
+    batch=Batch(micro=1, total=5),
+)
+"""A E M R. Warm-up ends between the two loads, the schedule after the run; 12 experts with a selection bias."""
+MUON = replace(SHORT, name="short-muon", optim=replace(SHORT.optim, rule="muon"))
+AHEAD = replace(SHORT, name="short-mtp", mtp=Mtp(depth=1), optim=replace(SHORT.optim, schedule="WSD", clip=0.0))
+
+EVERYTHING: frozenset[Observed] = frozenset({"weights", "optimizer", "buffers", "rng"})
+RUNS: dict[str, tuple[Recipe, Execution, tuple[int, ...]]] = {  # steps between one load and the next
+    "adamw": (SHORT, Execution(), (2, 2, 2)),
+    "muon": (MUON, Execution(), (2, 2, 2)),
+    "accumulated": (SHORT, Execution(microbatches=3), (1, 3, 2)),
+    "mtp-without-clipping": (AHEAD, Execution(), (3, 1, 2)),
+}
+
+
+@contract("CKPT-01a", asks="train", cases=RUNS, source=FAMILIES)
+def resumed_twice_is_uninterrupted(
+    stack: Training, recipe: Recipe, execution: Execution, parts: tuple[int, ...]
+) -> None:
+    """A run that is saved and loaded twice on its way is, at every step, the run that was not interrupted: weights,
+    optimizer state, buffers, random generators, learning rate, place in the data, losses, gradient norm.
+
+    One load hides what is only wrong at the second: a state dict that is kept from the first load is saved again,
+    stale. Equal weights after a load hide what the next step uses: moments, their bias correction, the schedule.
+    """
+    _generators(recipe.seed)
+    whole = stack.train(Session(recipe=recipe, steps=sum(parts), execution=execution, observe=EVERYTHING))
+    _generators(recipe.seed)
+    start = 0
+    with _saves.folder() as at:
+        for number, steps in enumerate(parts):
+            end = start + steps
+            session = Session(
+                recipe=recipe, steps=steps, execution=execution, observe=EVERYTHING, save=str(at),
+                save_at=frozenset({end}), load=str(at) if number else None,
+            )  # fmt: skip
+            run = stack.train(session)
+            said = f"after {number} loads" if number else "before any load"
+            assert run.start == start, f"{said} the run began after step {run.start}, expected {start}"
+            for got, want in zip(run.steps, whole.steps[start:end], strict=True):
+                words = _unlike(got, want)
+                assert not words, f"{said}, step {want.number}: {words}"
+            start = end
+            if number < len(parts) - 1:
+                _somewhere_else(stack, recipe, number)
+
+
+def _generators(seed: int) -> None:
+    """Put this process's random generators where both runs begin. A stack of its own process need not care."""
+    import torch
+
+    random.seed(seed)
+    torch.manual_seed(seed)
+
+
+def _somewhere_else(stack: Training, recipe: Recipe, number: int) -> None:
+    """Another run in the same process, and numbers drawn: what a resumed run has, it must have loaded."""
+    _generators(999 + number)
+    random.gauss(0, 1)  # the second of a pair waits
+    stack.train(Session(recipe=replace(recipe, seed=recipe.seed + 77), steps=1))
+
+
+def _unlike(got: Step, want: Step) -> str:
+    """The first thing in which a step differs, in the order in which faults show."""
+    facts = ("number", "samples", "lr", "losses", "tokens", "grad_norm", "clip_coef")
+    for fact in facts:
+        if getattr(got, fact) != getattr(want, fact):
+            return f"{fact} is {getattr(got, fact)}, expected {getattr(want, fact)}"
+    states: tuple[tuple[str, Arrays, Arrays], ...] = (
+        ("buffers", got.buffers, want.buffers), ("optimizer", got.optimizer, want.optimizer),
+        ("weights", got.weights, want.weights), ("rng", got.rng, want.rng),
+    )  # fmt: skip
+    for what, left, right in states:
+        words = _saves.tensors_unlike(left, right)
+        if words:
+            return f"{what}: {words}"
+    return ""
+
+
+@contract("CKPT-01b", asks="train", cases={"adamw": (SHORT,), "muon": (MUON,)}, source=FAMILIES)
+def a_save_does_not_touch_the_run(stack: Training, recipe: Recipe) -> None:
+    """A run that saves after every step is the run that never saves.
+
+    A save that gathers, casts or draws in place changes what it writes down.
+    """
+    _generators(recipe.seed)
+    plain = stack.train(Session(recipe=recipe, steps=4, observe=EVERYTHING))
+    _generators(recipe.seed)
+    with _saves.folder() as at:
+        session = Session(recipe=recipe, steps=4, observe=EVERYTHING, save=str(at), save_at=frozenset({1, 2, 3, 4}))
+        saving = stack.train(session)
+    for got, want in zip(saving.steps, plain.steps, strict=True):
+        words = _unlike(got, want)
+        assert not words, f"with a save after each step, step {want.number}: {words}"
+
+
+CHANGED: dict[str, Recipe] = {
+    "seed": replace(SHORT, seed=SHORT.seed + 1),
+    "rope": replace(SHORT, rope_theta=10_000),
+    "top-k": replace(SHORT, moe=replace(SHORT.moe or Moe(), top_k=2)),
+    "optimizer": MUON,
+    "width": replace(SHORT, ffn_hidden=44, hidden=28),
+    "deeper": replace(SHORT, depth=5),
+}
+
+
+@contract("CKPT-01c", asks="train", cases=CHANGED, source=FAMILIES)
+def a_run_resumes_under_its_own_recipe(stack: Training, other: Recipe) -> None:
+    """A checkpoint is refused under another recipe, with the reason; under its own it is taken.
+
+    Most of a recipe is in no tensor's shape: the run goes on, as another.
+    """
+    with _saves.folder() as at:
+        stack.train(Session(recipe=SHORT, steps=1, save=str(at), save_at=frozenset({1})))
+        refused, run = _refused(stack, Session(recipe=other, steps=1, load=str(at)))
+        began = run.start if run else 0
+        assert refused, f"saved under {SHORT.name}, the run of {other.name} went on after step {began}"
+        own = stack.train(Session(recipe=SHORT, steps=1, load=str(at)))
+    assert own.start == 1, f"under its own recipe the run began after step {own.start}, expected 1"
+
+
+@contract("CKPT-01d", asks="train", cases={"empty-folder": ()}, source=FAMILIES)
+def a_resume_from_nothing_is_refused(stack: Training) -> None:
+    """A run that is told to load from a folder without a checkpoint is refused: it does not begin anew.
+
+    The volume was not mounted; the run began at step 0 and wrote over what came back with the mount.
+    """
+    with _saves.folder() as at:
+        refused, run = _refused(stack, Session(recipe=SHORT, steps=1, load=str(at)))
+    assert refused, f"there is no checkpoint, and the run began after step {run.start if run else 0}"
+
+
+def _refused(stack: Training, session: Session) -> tuple[str, Trained | None]:
+    from contracts.spec.errors import Refused
+
+    try:
+        run = stack.train(session)
+    except Refused as refused:
+        return str(refused), None
+    return "", run
