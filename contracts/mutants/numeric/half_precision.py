@@ -21,7 +21,8 @@ class _WrittenOut(Attention):
         return (self.probabilities(self.scores(q, k), visible_BTS).to(v.dtype) @ v).transpose(1, 2)
 
     def scores(self, q_BHTd: Tensor, k_BHSd: Tensor) -> Tensor:
-        return (q_BHTd @ k_BHSd.mT) * self.scale
+        scores_BHTS: Tensor = (q_BHTd @ k_BHSd.mT) * self.scale
+        return scores_BHTS
 
 
 @mutant(of="BLK-03k", case="close-scores", says="close scores in bfloat16: y of the last three tokens differs")
@@ -67,8 +68,8 @@ class AnglesAreHalf(Exchanged):
 
 class _HalfNorm(RMSNorm):
     def forward(self, x: Tensor) -> Tensor:
-        scale = torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps)
-        return x * scale * self.weight.to(x.dtype)
+        scaled: Tensor = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps) * self.weight.to(x.dtype)
+        return scaled
 
 
 @mutant(of="BLK-03k", case="loud-float16", says="loud in float16: ")
