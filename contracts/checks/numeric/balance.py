@@ -151,7 +151,7 @@ def microbatches_do_not_change_the_losses(stack: Blocks, moe: Moe, split: tuple[
     whole = stack.run_block(replace(call, dy=numerics.array(zeros_BTD)))
     total = dict.fromkeys(("aux", "z"), torch.zeros((), dtype=torch.float64))
     gradient = torch.zeros(12, 24, dtype=torch.float64)
-    for part_BTD, zeros in zip(x_BTD.split(split), zeros_BTD.split(split), strict=True):
+    for part_BTD, zeros in zip(torch.split(x_BTD, list(split)), torch.split(zeros_BTD, list(split)), strict=True):
         run = stack.run_block(replace(call, x=numerics.array(part_BTD), dy=numerics.array(zeros)))
         share = len(part_BTD) / len(x_BTD)
         total = {loss: total[loss] + share * numerics.tensor(run.losses[loss]) for loss in total}
