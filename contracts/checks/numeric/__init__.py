@@ -28,6 +28,7 @@ from contracts.checks.numeric import (  # isort: skip
     ledger,  # which sequence is consumed where
     model,  # what was built, and its layers in a row
     gradients,  # gradients of the whole model, and their recomputation
+    initial,  # what training starts from
 )
 
 __all__ = [
@@ -38,6 +39,7 @@ __all__ = [
     "experts",
     "gradients",
     "half_precision",
+    "initial",
     "isolation",
     "latent_attention",
     "ledger",
