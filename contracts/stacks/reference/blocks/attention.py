@@ -37,7 +37,8 @@ class Causal(nn.Module):
         """`size` elements of a query decide the scale; `turned` of them carry rope."""
         super().__init__()
         if turned % 2:
-            raise refuse("head_dim", turned, "must be even, because rope turns pairs", "choose other heads or hidden")
+            field = "head_dim" if recipe.mla is None else "mla.qk_rope"
+            raise refuse(field, turned, "must be even, because rope turns pairs", "choose another size")
         self.theta = recipe.rope_theta
         self.scale = size**-0.5
 
