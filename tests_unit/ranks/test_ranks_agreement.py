@@ -107,8 +107,7 @@ def test_the_first_end_stands_with_all_that_it_says() -> None:
 
 def test_those_that_did_not_pass_are_counted_by_the_store_and_not_by_clocks() -> None:
     def work(rank: Agreement) -> int:
-        rank.step = 5
-        return rank.order()
+        return rank.order(5)
 
     assert sorted(together(6, work)) == [1, 2, 3, 4, 5, 6]
 

@@ -19,10 +19,10 @@ import ctypes, re, signal, sys
 two = pytest.mark.dist(timeout=2)
 
 def test_begins():
-    assert summed(RANK) == 3
+    assert summed(RANK) == 1
 
 def test_fails_before_the_deaths():
-    assert summed(1) == 4
+    assert summed(1) == 3
 
 def test_killed():
     if RANK == 1:
@@ -30,7 +30,7 @@ def test_killed():
     summed(1)
 
 def test_after_the_kill():
-    assert summed(1) == 3
+    assert summed(1) == 2
 
 def test_rank_zero_killed():
     if RANK == 0:
@@ -38,7 +38,7 @@ def test_rank_zero_killed():
     summed(1)
 
 def test_segfault():
-    if RANK == 2:
+    if RANK == 1:
         ctypes.string_at(0)
     summed(1)
 
@@ -48,7 +48,7 @@ def test_leaves_with_zero():
     summed(1)
 
 def test_stopped():
-    if RANK == 2:
+    if RANK == 1:
         os.kill(os.getpid(), signal.SIGSTOP)
     summed(1)
 
@@ -59,25 +59,25 @@ def test_holds_the_gil():
     summed(1)
 
 def test_ends():
-    assert summed(RANK + 1) == 6
+    assert summed(RANK + 1) == 3
 """
 
 EXPECTED = {  # test → outcome, words
     "test_begins": ("passed", ()),
-    "test_fails_before_the_deaths": ("failed", ("assert 3 == 4",)),
+    "test_fails_before_the_deaths": ("failed", ("assert 2 == 3",)),
     "test_killed": ("failed", ("rank 1 died without an outcome", "summed(1)", "gloo:all_reduce")),
     "test_after_the_kill": ("passed", ()),
     "test_rank_zero_killed": ("failed", ("rank 0 died without an outcome", "summed(1)")),
-    "test_segfault": ("failed", ("rank 2 died without an outcome", "Segmentation fault", "in test_segfault")),
+    "test_segfault": ("failed", ("rank 1 died without an outcome", "Segmentation fault", "in test_segfault")),
     "test_leaves_with_zero": ("failed", ("rank 1 died without an outcome", "summed(1)")),
-    "test_stopped": ("failed", ("rank 2 was stopped by a signal", "in test_stopped")),
+    "test_stopped": ("failed", ("rank 1 was stopped by a signal", "in test_stopped")),
     "test_holds_the_gil": ("failed", ("rank 1 did not", "in test_holds_the_gil")),
     "test_ends": ("passed", ()),
 }
 
 
 def test_with_restarts_a_death_costs_one_test(tmp_path: Path, subtests: pytest.Subtests) -> None:
-    run = torchrun(tmp_path, {"test_deaths.py": DEATHS}, "--dist-grace=0.3", restarts=8, limit_s=200)
+    run = torchrun(tmp_path, {"test_deaths.py": DEATHS}, "--dist-grace=0.3", ranks=2, restarts=8, limit_s=200)
     assert list(run.outcomes) == list(EXPECTED), run.output[-4000:]
     for name, (outcome, words) in EXPECTED.items():
         with subtests.test(name):

@@ -1,7 +1,7 @@
 """How ranks come to one view: every rank writes its own, waits for the others with a deadline, and reads all.
 
-Over torchrun's key-value store and never over the group under test, which may be what is broken. A `step` is one such
-exchange; it grows by one on every rank for every exchange, and nothing that happens on one rank alone moves it.
+Over torchrun's key-value store and never over the group under test, which may be what is broken. Exchanges and phases
+are counted, on every rank alike: nothing that happens on one rank alone moves a count.
 """
 
 from __future__ import annotations
@@ -97,29 +97,31 @@ class Agreement:
 
     def __init__(self, store: Store, *, rank: int, size: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.store, self.rank, self.size, self.clock = store, rank, size, clock
-        self.step = 0
+        self.step = 0  # of a phase; phases nest
+        self._exchanges = 0
         self._spent: list[str] = []
 
     def next(self) -> int:
-        """Begin the next exchange."""
+        """Begin the next phase."""
         self.step += 1
         return self.step
 
-    def order(self) -> int:
-        """The place of this rank among those that did not pass in this step, from 1."""
-        return self.store.add(f"{self.step}/order", 1)
+    def order(self, step: int) -> int:
+        """The place of this rank among those that did not pass in a step, from 1."""
+        return self.store.add(f"{step}/order", 1)
 
     def gather(self, mine: str, look: Callable[[tuple[int, ...]], None], name: str = "") -> list[str]:
-        """What every rank has to say in this step, by rank. `look` is called with the missing ranks while it waits.
+        """What every rank has to say in the next exchange, by rank. While it waits, `look` is called with the missing.
 
         Raises: whatever `look` raises, to give up.
         """
-        keys = [f"{self.step}/{name}/{rank}" for rank in range(self.size)]
+        self._exchanges += 1
+        keys = [f"exchange/{self._exchanges}/{name}/{rank}" for rank in range(self.size)]
         self.store.set(keys[self.rank], mine)
         while not self._all_there(keys):
             look(tuple(rank for rank, key in enumerate(keys) if not self.store.check([key])))
         said = [value.decode() for value in self.store.multi_get(keys)]
-        # Everybody has written this step, so everybody has read the one before: its keys are nobody's any more.
+        # Everybody has written this one, so everybody has read the one before: its keys are nobody's any more.
         for key in self._spent:
             self.store.delete_key(key)
         self._spent = [keys[self.rank]]

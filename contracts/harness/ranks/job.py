@@ -79,11 +79,18 @@ class Job:
     # -- exchanges ---------------------------------------------------------------------------------------------
 
     def exchange(
-        self, mine: str, *, limit: float, name: str = "", bad: bool = False, grace: float | None = None
+        self,
+        mine: str,
+        *,
+        limit: float,
+        step: int | None = None,
+        name: str = "",
+        bad: bool = False,
+        grace: float | None = None,
     ) -> list[str]:
-        """What every rank says in this step; gives up as `decide` says. Raises: Ended never comes back to a test."""
+        """What every rank says. Where one does not, calls `step` off or ends the run, as `decide` says."""
         began = bad_since = time.monotonic()
-        step, called_off = self.agreement.step, None
+        step, called_off = self.agreement.next() if step is None else step, None
         limits = self.limits if grace is None else Limits(test=limit, grace=grace, hard=self.limits.hard)
 
         def look(missing: tuple[int, ...]) -> None:
@@ -95,6 +102,7 @@ class Job:
                 self.recovery.leave(ended)
             if called_off is None and self.agreement.called_off(step) is not None:
                 called_off = now
+                self.agreement.seen(step)  # nobody needs to wait for a picture of who waits
             seen = Waiting(
                 since=now - began, limit=limit, missing=missing, bad=now - bad_since if bad else None,
                 called_off=None if called_off is None else now - called_off, lost=self.recovery.lost(missing),
@@ -106,8 +114,6 @@ class Job:
             if verdict:
                 self.agreement.call_off(step, verdict)
 
-        if bad:
-            self.agreement.seen(step)
         return self.agreement.gather(mine, look, name)
 
     def _meet(self, ranks: tuple[int, ...]) -> None:
@@ -140,27 +146,23 @@ class Job:
     def why_aborted(self, region: Region, *, raised: bool) -> str:
         """Why this rank's part of a phase does not count, or "". An exception after the phase was called off is the
         work of the first cut connection, even where this rank's own was not cut yet."""
-        if region.cut is not None or region.thrown:
+        if region.reason:
             return region.reason
         return (self.agreement.called_off(region.step) or "") if raised else ""
 
-    def agree(self, post: Post, region: Region, *, grace: float | None = None) -> Merged:
+    def agree(self, post: Post, region: Region, *, grace: float | None = None, name: str = "") -> Merged:
         """Put one rank's outcome of a phase beside the others'."""
         bad = post.kind != "passed" or bool(post.aborted)
         if post.kind == "skipped" and grace is None:  # most often every rank skips, and some later than others
             grace = SKIPPED * self.limits.grace
-        said = self.exchange(written(post), limit=region.limit, bad=bad, grace=grace)
+        said = self.exchange(written(post), name=name, limit=region.limit, step=region.step, bad=bad, grace=grace)
         posts = [read(text) for text in said]
         merged = merge(posts)
         if merged.poisoned and (merged.aborted or self.group.backend != "nccl"):
             self.poisoned = True
-        self.counts.aborted += merged.aborted
         if merged.kind == "failed" and any(said != "failed" for said in merged.outcomes.values()):
             return self._with_evidence(merged, region)
         return merged
-
-    def order(self) -> int:
-        return self.agreement.order()
 
     def _with_evidence(self, merged: Merged, region: Region) -> Merged:
         mine = region.picture or {"stack": self._raised, "collectives": evidence.collectives(region.since_ns)}
@@ -189,13 +191,13 @@ class Job:
         self.counts.rebuilt += 1
 
     def _agreed(self, work: Callable[[], object], name: str) -> None:
-        limit, fault = self.limits.test, ""
+        limit, fault, region = self.limits.test, "", None
         try:
-            with self.phase(name, limit):
+            with self.phase(name, limit) as region:
                 work()
         except (Exception, Aborted) as error:
             fault = f"{type(error).__name__}: {error}"
-        faults = self.exchange(fault, limit=limit, bad=bool(fault))
+        faults = self.exchange(fault, limit=limit, step=region.step if region else None, bad=bool(fault))
         if any(faults):
             rank = next(rank for rank, words in enumerate(faults) if words)
             self.end(f"rank {rank} could not make {name}: {faults[rank]}", restart=True)

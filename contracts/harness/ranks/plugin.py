@@ -170,7 +170,6 @@ class Ranks:
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         """Agree on what is run, with what; then resume, and make the group."""
         ids = [item.nodeid for item in session.items]
-        self.job.agreement.next()
         views = [json.loads(view) for view in self._say_all(json.dumps(self._view(ids)), "collection")]
         self.job.meet_all()
         found = differences(views)
@@ -229,7 +228,6 @@ class Ranks:
     def _resume(self, session: pytest.Session) -> None:
         if self.here.attempt:
             mine = self._what_happened().text() if self.here.speaks else ""
-            self.job.agreement.next()
             self.past = resume.Past.of(self._say_all(mine, "past")[0])
         if self.here.speaks:
             self.journal = resume.Journal(self.folder.journal)
@@ -349,7 +347,7 @@ class Ranks:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, object, object]:
-        with self._watched(item, "call"), examples.in_step(item, self.job, self._limit(item)):
+        with self._watched(item, "call") as region, examples.in_step(item, self.job, region):
             return (yield)
 
     @pytest.hookimpl(tryfirst=True)
@@ -365,10 +363,10 @@ class Ranks:
             return (yield)
 
     @contextmanager
-    def _watched(self, item: pytest.Item, when: str) -> Iterator[None]:
+    def _watched(self, item: pytest.Item, when: str) -> Iterator[Region]:
         with self.job.phase(f"the {when} of {item.nodeid}", self._limit(item)) as region:
             self._regions[when] = region
-            yield
+            yield region
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_makereport(
@@ -386,7 +384,7 @@ class Ranks:
             self.here.rank,
             aborted=aborted,
             raised=(error is not None and not skipped) or lost_group,
-            order=self.job.order() if bad else 0,
+            order=self.job.agreement.order(region.step) if bad else 0,
         )
         if isinstance(error, Aborted):  # the stack of the abort stands in the evidence
             post = replace(post, text=str(error), crash="")
@@ -394,6 +392,7 @@ class Ranks:
         reports.rewrite(report, merged, own=post.kind, rank=self.here.rank)
         if call.when == "teardown" and self._poisoned_before and self._failed and merged.kind == "failed":
             reports.soften(report, merged)
+        self.job.counts.aborted += merged.aborted
         if merged.kind == "failed":  # later phases carry the properties of the rank that decided, on every rank
             item.user_properties[:] = merged.properties
             self._failed = True
@@ -436,7 +435,6 @@ class Ranks:
 
     @pytest.hookimpl(trylast=True)
     def pytest_unconfigure(self) -> None:
-        self.job.agreement.next()
         code = int(self.session.exitstatus) if self.session is not None else 4
         codes = self.job.exchange(str(code), limit=self.limits.end, name="end")
         if self.here.local_rank == 0:
