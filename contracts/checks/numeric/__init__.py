@@ -28,6 +28,7 @@ from contracts.checks.numeric import (  # isort: skip
     ledger,  # which sequence is consumed where
     model,  # what was built, and its layers in a row
     gradients,  # gradients of the whole model, and their recomputation
+    compiled,  # what a compiler makes of blocks and model
     initial,  # what training starts from
 )
 

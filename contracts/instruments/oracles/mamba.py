@@ -55,18 +55,37 @@ def _mamba2_row(recipe: Recipe, weights: Weights, x_TD: Tensor, documents_T: Ten
     b_Tgn, c_Tgn = (each.reshape(len(each), mamba.groups, mamba.state) for each in (b_Tc, c_Tc))
     dt_Th = F.softplus(u_TD @ weights["mixer.wdt.weight"].T + weights["mixer.dt_bias"])
     a_h = -torch.exp(weights["mixer.A_log"])
-    s_hpn = given.get("ssm", x_Thp.new_zeros(mamba.heads, mamba.head_dim, mamba.state))
-    ys = []
-    for t in range(len(x_TD)):
-        if t and documents_T[t] != documents_T[t - 1]:
-            s_hpn = torch.zeros_like(s_hpn)
-        b_hn, c_hn = _of_heads(b_Tgn[t], mamba.heads), _of_heads(c_Tgn[t], mamba.heads)
-        added = dt_Th[t][:, None, None] * x_Thp[t][:, :, None] * b_hn[:, None, :]
-        s_hpn = torch.exp(dt_Th[t] * a_h)[:, None, None] * s_hpn + added
-        ys.append((s_hpn * c_hn[:, None, :]).sum(-1) + weights["mixer.D"][:, None] * x_Thp[t])
-    normed = gated_norm(torch.stack(ys), z_Thp, mamba.groups, recipe.norm_eps) * weights["mixer.out_norm.weight"]
+    y_Thp, s_hpn = mamba2_core(x_Thp, dt_Th, a_h, b_Tgn, c_Tgn, documents_T, given.get("ssm"))
+    y_Thp = y_Thp + weights["mixer.D"][:, None] * x_Thp
+    normed = gated_norm(y_Thp, z_Thp, mamba.groups, recipe.norm_eps) * weights["mixer.out_norm.weight"]
     state = {"ssm": s_hpn, "conv_x": conv_x, "conv_b": conv_b, "conv_c": conv_c}
     return Found(normed @ weights["mixer.wo.weight"].T, state)
+
+
+def mamba2_core(
+    x_Thp: Tensor,
+    dt_Th: Tensor,
+    a_h: Tensor,
+    b_Tgn: Tensor,
+    c_Tgn: Tensor,
+    documents_T: Tensor,
+    given_hpn: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """The recurrence itself: y (T, h, p) without D, and the state (h, p, n) after the last token.
+
+    s_t = exp(dt_t A) s_{t-1} + dt_t x_t B_tᵀ; y_t = s_t C_t.
+    """
+    _, heads, width = x_Thp.shape
+    s_hpn = x_Thp.new_zeros(heads, width, b_Tgn.shape[-1]) if given_hpn is None else given_hpn
+    ys = []
+    for t in range(len(x_Thp)):
+        if t and documents_T[t] != documents_T[t - 1]:
+            s_hpn = torch.zeros_like(s_hpn)
+        b_hn, c_hn = of_heads(b_Tgn[t], heads), of_heads(c_Tgn[t], heads)
+        added_hpn = dt_Th[t][:, None, None] * x_Thp[t][:, :, None] * b_hn[:, None, :]
+        s_hpn = torch.exp(dt_Th[t] * a_h)[:, None, None] * s_hpn + added_hpn
+        ys.append((s_hpn * c_hn[:, None, :]).sum(-1))
+    return torch.stack(ys), s_hpn
 
 
 def convolved(
@@ -113,8 +132,8 @@ def _mamba3_row(recipe: Recipe, weights: Weights, x_TD: Tensor, documents_T: Ten
     end_Th = torch.sigmoid(u_TD @ weights["mixer.wtrap.weight"].T)
     turn_TS = math.pi * torch.tanh(u_TD @ weights["mixer.wangle.weight"].T)
     core = Mamba3Inputs(
-        q_Thn=torch.stack([_of_heads(each, mamba.heads) + weights["mixer.c_bias"] for each in c_Tgn]),
-        k_Thn=torch.stack([_of_heads(each, mamba.heads) + weights["mixer.b_bias"] for each in b_Tgn]),
+        q_Thn=torch.stack([of_heads(each, mamba.heads) + weights["mixer.c_bias"] for each in c_Tgn]),
+        k_Thn=torch.stack([of_heads(each, mamba.heads) + weights["mixer.b_bias"] for each in b_Tgn]),
         v_Thp=v_Thp,
         dt_Th=dt_Th,
         log_decay_Th=a_Th * dt_Th,
@@ -187,7 +206,7 @@ def _projected(u_TD: Tensor, weights: Weights, name: str, pieces: int) -> Tensor
     return projected.reshape(len(projected), pieces, -1)
 
 
-def _of_heads(each_gn: Tensor, heads: int) -> Tensor:
+def of_heads(each_gn: Tensor, heads: int) -> Tensor:
     """Head i reads group i // (h / g)."""
     return torch.stack([each_gn[head // (heads // len(each_gn))] for head in range(heads)])
 
