@@ -13,7 +13,6 @@ whatever bears the name is complete; there is no pointer to it that could be sta
 from __future__ import annotations
 
 import hashlib
-import re
 import uuid
 import warnings
 from collections.abc import Iterator, Mapping
@@ -37,11 +36,9 @@ from contracts.spec.errors import Refusals, Refused, refuse
 from contracts.spec.recipe import Checkpoint, Recipe
 from contracts.stacks.reference import saved_manifest as manifests
 from contracts.stacks.reference.durable import Disk
-from contracts.stacks.reference.saved_manifest import Held, Kept, Manifest
+from contracts.stacks.reference.kept import Kept
+from contracts.stacks.reference.saved_manifest import Held, Manifest, StoredFile
 from contracts.stacks.reference.shards import ShardReader, ShardWriter
-
-_STEP = re.compile(r"step-([0-9]{8,})")  # [0-9]: \d takes the digits of every script, and so does int()
-_LEFTOVER = re.compile(r"step-([0-9]{8,})\.(?:tmp|gone)-[0-9a-f]{32}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +56,7 @@ def recipe_digest(recipe: Recipe) -> str:
     return hashlib.sha256(codec.dumps(replace(recipe, checkpoint=Checkpoint())).encode("ascii")).hexdigest()
 
 
-class Checkpoints:
+class Checkpoints(Kept):
     """The checkpoints in one folder, of which this process is the only writer (or one rank of it).
 
     Args:
@@ -67,6 +64,8 @@ class Checkpoints:
         group: the ranks that save and load together; None is all of them. Saves in the background need one of their
             own, since their collectives run beside those of the training.
     """
+
+    reader: type[ShardReader] = ShardReader
 
     def __init__(
         self,
@@ -76,8 +75,7 @@ class Checkpoints:
         file_bytes: int = 2**30,
         group: ProcessGroup | None = None,
     ) -> None:
-        self.folder = Path(folder)
-        self.disk = disk or Disk()
+        super().__init__(folder, disk)
         self.file_bytes = file_bytes
         self.group = group
         self.writer = ThreadPoolExecutor(max_workers=1)  # one: saves become complete in the order of their calls
@@ -92,9 +90,9 @@ class Checkpoints:
         """
         final = self.folder / self.name_of(state.step)
         _savable(state, final)
-        unfinished = final.with_name(f"{final.name}.tmp-{uuid.uuid4().hex}")
+        unfinished = self.unfinished(final)
 
-        def publish(drawn: str, tensors: Mapping[str, Held], files: Mapping[str, Kept]) -> None:
+        def publish(drawn: str, tensors: Mapping[str, Held], files: Mapping[str, StoredFile]) -> None:
             manifest = Manifest(
                 step=state.step, save=drawn, recipe=state.recipe, position=dict(state.position),
                 tensors=tensors, files=files,
@@ -109,8 +107,16 @@ class Checkpoints:
                     process_group=self.group,
                 )  # fmt: skip
         except BaseException:
-            self.disk.discard(unfinished)
+            self.abandon(unfinished)
             raise
+
+    def unfinished(self, final: Path) -> Path:
+        """Another name for each attempt: what a dead writer left is in nobody's way."""
+        return final.with_name(f"{final.name}.tmp-{uuid.uuid4().hex}")
+
+    def abandon(self, unfinished: Path) -> None:
+        """Give the room back that a failed save took."""
+        self.disk.discard(unfinished)
 
     def publish(self, unfinished: Path, final: Path, manifest: Manifest) -> None:
         """Everything that makes it complete first, the name last."""
@@ -143,29 +149,6 @@ class Checkpoints:
         for each in pending:
             each.result()
 
-    # finding
-    def name_of(self, step: int) -> str:
-        return f"step-{step:08d}"
-
-    def steps(self) -> tuple[int, ...]:
-        """The steps of every complete checkpoint, ascending by number."""
-        return tuple(sorted(step for step, path in self.named() if self.is_complete(step, path)))
-
-    def named(self) -> list[tuple[int, Path]]:
-        """What bears the name of a checkpoint."""
-        matches = [(_STEP.fullmatch(path.name), path) for path in self.folder.iterdir()]
-        return [(int(match[1]), path) for match, path in matches if match]
-
-    def is_complete(self, step: int, path: Path) -> bool:
-        try:
-            manifest = manifests.read(path)
-        except Refused:
-            return False
-        return manifest.step == step and not manifests.cut_off(path, manifest)
-
-    def latest(self) -> int | None:
-        return max(self.steps(), default=None)
-
     # loading
     def load(self, target: Mapping[str, Tensor], *, recipe: str = "", step: int | None = None) -> State:
         """Fill the target in place with a step, or the latest: all of it or nothing.
@@ -179,8 +162,7 @@ class Checkpoints:
             raise refuse("folder", str(self.folder), "holds no complete checkpoint", "start without one")
         folder = self.folder / self.name_of(chosen)
         manifest = manifests.read(folder)
-        found = manifests.cut_off(folder, manifest)
-        found.merge(manifests.strangers(folder, manifest))
+        found = self.damages(folder, manifest)
         told = f"is of step {manifest.step}, the folder of {chosen}"
         found.unless(manifest.step == chosen, manifests.NAME, str(folder), told, manifests.REMEDY)
         if recipe != manifest.recipe:
@@ -212,7 +194,7 @@ class Checkpoints:
         fresh = {name: torch.empty_like(each, requires_grad=False) for name, each in target.items()}
         with _plain_errors(folder):
             load(
-                fresh, storage_reader=ShardReader(folder, manifest), process_group=self.group,
+                fresh, storage_reader=self.reader(folder, manifest), process_group=self.group,
                 planner=DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False),
             )  # fmt: skip
         return fresh
@@ -221,38 +203,6 @@ class Checkpoints:
         with torch.no_grad():
             for name, each in target.items():
                 each.copy_(fresh[name])
-
-    # retiring
-    def retire(self, keep: int, durable: frozenset[int] | None = None) -> tuple[int, ...]:
-        """Remove old checkpoints and what dead writers left; the steps that were removed.
-
-        Args:
-            durable: steps whose copy has reached the storage that counts; None where this folder is that storage.
-
-        Raises:
-            Refused: when `keep` is not positive.
-        """
-        removed = self.removable(keep, durable)
-        for step in removed:
-            path = self.folder / self.name_of(step)
-            gone = path.with_name(f"{path.name}.gone-{uuid.uuid4().hex}")
-            self.disk.rename(path, gone)  # first, so that one half removed is no checkpoint
-            self.disk.sync(self.folder)
-            self.disk.remove(gone)
-        newest = self.latest()
-        for path in list(self.folder.iterdir()):
-            match = _LEFTOVER.fullmatch(path.name)
-            if match and newest is not None and int(match[1]) <= newest:  # a later one may be under way
-                self.disk.remove(path)
-        return removed
-
-    def removable(self, keep: int, durable: frozenset[int] | None) -> tuple[int, ...]:
-        """Complete checkpoints older than the newest `keep`, each with a newer one that is durable."""
-        if keep < 1:
-            raise refuse("keep", keep, "must be at least 1", "keep the checkpoint that a resume needs")
-        steps = self.steps()
-        safe = steps if durable is None else tuple(step for step in steps if step in durable)
-        return tuple(step for step in steps[:-keep] if any(newer > step for newer in safe))
 
 
 def _savable(state: State, final: Path) -> None:

@@ -45,7 +45,7 @@ class Held:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kept:
+class StoredFile:
     """One file: its length and the SHA-256 of its bytes, in hexadecimal."""
 
     bytes: int
@@ -62,7 +62,7 @@ class Manifest:
     recipe: str
     position: Mapping[str, int]
     tensors: Mapping[str, Held]
-    files: Mapping[str, Kept]
+    files: Mapping[str, StoredFile]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -33,7 +33,7 @@ from torch.futures import Future
 from contracts.spec.array import Element
 from contracts.spec.errors import Refusals, refuse
 from contracts.stacks.reference.durable import Disk
-from contracts.stacks.reference.saved_manifest import REMEDY, Held, Kept, Manifest, Piece, digest
+from contracts.stacks.reference.saved_manifest import REMEDY, Held, Manifest, Piece, StoredFile, digest
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class _Stored:
     """Where one tensor of the plan went, and the files that the rank has written so far."""
 
     pieces: tuple[Piece, ...]
-    files: Mapping[str, Kept]
+    files: Mapping[str, StoredFile]
 
 
 class ShardWriter(StorageWriter):
@@ -62,7 +62,7 @@ class ShardWriter(StorageWriter):
     """
 
     def __init__(self, folder: Path, disk: Disk, *, step: int, file_bytes: int,
-                 publish: Callable[[str, Mapping[str, Held], Mapping[str, Kept]], None]) -> None:  # fmt: skip
+                 publish: Callable[[str, Mapping[str, Held], Mapping[str, StoredFile]], None]) -> None:  # fmt: skip
         self.folder, self.disk, self.step, self.file_bytes, self.publish = folder, disk, step, file_bytes, publish
         self.save = ""
 
@@ -82,7 +82,7 @@ class ShardWriter(StorageWriter):
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         share = cast(_Share, plan.storage_data)
         head = json.dumps({"step": self.step, "save": share.save}).encode("ascii") + b"\n"
-        files: dict[str, Kept] = {}
+        files: dict[str, StoredFile] = {}
         pieces: dict[int, list[Piece]] = {number: [] for number in range(len(plan.items))}
         for count, batch in enumerate(_batches(plan, planner, self.file_bytes)):
             name = f"shard-{share.rank:05d}-{count:05d}.bin"
@@ -93,7 +93,7 @@ class ShardWriter(StorageWriter):
                 parts.append(raw)
                 start += len(raw)
             self.disk.write(Path(share.folder) / name, [b"".join(parts)])
-            files[name] = Kept(bytes=start, sha256=digest(parts))
+            files[name] = StoredFile(bytes=start, sha256=digest(parts))
         results = [
             WriteResult(index=item.index, size_in_bytes=0, storage_data=_Stored(tuple(pieces[number]), files))
             for number, item in enumerate(plan.items)
@@ -104,7 +104,7 @@ class ShardWriter(StorageWriter):
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         placed: dict[str, list[Piece]] = {}
-        files: dict[str, Kept] = {}
+        files: dict[str, StoredFile] = {}
         for result in (each for rank in results for each in rank):
             stored = cast(_Stored, result.storage_data)
             placed.setdefault(result.index.fqn, []).extend(stored.pieces)
@@ -190,7 +190,7 @@ class ShardReader(StorageReader):
             by_file.setdefault(self.pieces[item.storage_index].file, []).append(item)
         found = Refusals()
         for name, items in by_file.items():
-            content = (self.folder / name).read_bytes()
+            content = self.content_of(name)
             words = self.fault_of(name, content)
             if words:
                 found.add(name, str(self.folder), words, REMEDY)
@@ -201,6 +201,9 @@ class ShardReader(StorageReader):
         done: Future[None] = Future()
         done.set_result(None)
         return done
+
+    def content_of(self, name: str) -> bytes:
+        return (self.folder / name).read_bytes()
 
     def fault_of(self, name: str, content: bytes) -> str:
         """Why a file is not the one that was written; empty when it is."""

@@ -209,7 +209,10 @@ class Trainer:
         target = {name: each.clone() for name, each in (blank | dict(self.saved().tensors)).items()}
         loaded = self.parts.checkpoints(folder).load(target, recipe=recipe_digest(self.recipe))
         self.load(target, loaded.position)
-        randomness.restore(_under("rng/0/", target))  # last: building or loading may have drawn from them
+        self.restore_generators(_under("rng/0/", target))  # last: building or loading may have drawn from them
+
+    def restore_generators(self, states: Mapping[str, Tensor]) -> None:
+        randomness.restore(states)
 
     @torch.no_grad()
     def put(self, values: Mapping[str, Tensor], into: Mapping[str, Tensor], what: str) -> None:
