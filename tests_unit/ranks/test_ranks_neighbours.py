@@ -214,11 +214,30 @@ EMPTY = """
 @pytest.mark.parametrize("number", range(400))
 def test_empty(number): pass
 """
+CLOCK = """
+import time
+pytest_plugins = ["contracts.harness.ranks.plugin"]
+began = []
+def pytest_runtestloop(): began.append(time.process_time())
+def pytest_sessionfinish(): print("seconds of CPU:", time.process_time() - began[0])
+"""
 
 
 def test_agreement_costs_little(tmp_path: Path) -> None:
-    """400 empty tests on 2 ranks. The bound is four times what two quiet cores need, for cores that are not."""
-    run = torchrun(tmp_path, {"test_empty.py": EMPTY}, "-q", ranks=2)
+    """400 empty tests on 2 ranks, in CPU time, which other work on the machine does not change; pytest's own is in it.
+
+    Time by the clock is what benchmarks/ranks.py measures.
+    """
+    run = torchrun(tmp_path, {"test_empty.py": EMPTY, "conftest.py": CLOCK}, "-q", "-s", ranks=2)
     assert run.code == 0
-    seconds = float(run.output.rpartition(" passed in ")[2].partition("s")[0])
-    assert seconds / 400 < 0.02, f"{1000 * seconds / 400:.1f} ms a test"
+    seconds = float(run.output.rpartition("seconds of CPU: ")[2].split()[0])
+    assert seconds / 400 < 0.01, f"{1000 * seconds / 400:.1f} ms a test"
+
+
+def test_one_rank_is_none_of_its_business(tmp_path: Path) -> None:
+    alone = {"test_alone.py": "import sys\ndef test_alone(request):\n"
+             "    assert request.config.pluginmanager.getplugin('ranks') is None\n"}  # fmt: skip
+    run = torchrun(tmp_path, alone, ranks=1)
+    assert run.code == 0
+    assert run.outcome("test_alone") == "passed"
+    assert not run.left("*")

@@ -1,0 +1,28 @@
+"""The ranks package stands by itself: pytest and torch.distributed are all that it knows."""
+
+from __future__ import annotations
+
+import pkgutil
+
+import pytest
+
+import contracts.harness.ranks
+from contracts.instruments.imports import modules_after
+
+pytestmark = pytest.mark.unit
+
+MODULES = [
+    name
+    for _, name, _ in pkgutil.iter_modules(contracts.harness.ranks.__path__, f"{contracts.harness.ranks.__name__}.")
+]
+
+
+def test_it_imports_nothing_of_this_project() -> None:
+    brought = modules_after("; ".join(f"import {name}" for name in MODULES))
+    ours = {name for name in brought if name.startswith("contracts.")}
+    assert ours <= {"contracts.harness", "contracts.harness.ranks", *MODULES}
+
+
+def test_it_loads_torch_only_where_there_are_ranks() -> None:
+    brought = modules_after("; ".join(f"import {name}" for name in MODULES))
+    assert not {"torch", "hypothesis", "numpy"} & {name.split(".")[0] for name in brought}
