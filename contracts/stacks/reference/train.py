@@ -1,0 +1,275 @@
+"""The trainer as a command, on one rank:
+
+    python -m contracts.stacks.reference.train --recipe tiny-nam56r --steps 50 --save runs/first
+    python -m contracts.stacks.reference.train --recipe tiny-nam56r --steps 50 --save runs/first --resume
+
+Its words are those that a launch writes (`arguments.py`) and four of its own:
+
+    --steps N       the step to stop after, counted over the whole run; the recipe's optim.steps if not given, which
+                    the schedule follows in any case
+    --save DIR      checkpoints in DIR/checkpoints, every `checkpoint.interval` steps and after the last; a receipt in
+                    DIR. Without it the recipe's checkpoint.save, and without that nothing is kept
+    --resume        go on after the latest checkpoint of DIR; begins anew where there is none
+    --log-every N   a line every N steps where there is no terminal
+
+What `LANEGATE_TELEMETRY` names is appended to (docs/receipts.md); then the launcher writes the receipt.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import math
+import os
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from contracts.instruments import provenance
+from contracts.instruments.atomic import write_whole
+from contracts.spec import codec, presets
+from contracts.spec import pattern as patterns
+from contracts.spec.errors import NotOffered, Refused, refuse
+from contracts.spec.evidence import Ending, Figure, LaunchedRun, Preflight, Provenance, Step
+from contracts.spec.launch import Lane, Launch
+from contracts.spec.training import Execution
+from contracts.stacks.reference import arguments, overrides, receipts
+from contracts.stacks.reference.arguments import TrainerArguments
+from contracts.stacks.reference.launch import SCRIPTS
+
+if TYPE_CHECKING:  # torch is loaded after the provenance of the run is taken
+    from contracts.stacks.reference.trainer import Trainer
+
+TELEMETRY, HOST = "LANEGATE_TELEMETRY", "LANEGATE_HOST"
+USAGE_ERROR = 2
+NARROW = 512
+"""Width below which one thread computes: on a CPU several wait for each other longer than they work."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What a run was asked for. `argv` are its words, for the receipt; `telemetry` and `host` come from outside."""
+
+    asked: TrainerArguments
+    argv: tuple[str, ...]
+    steps: int
+    save: Path | None
+    resume: bool
+    log_every: int
+    telemetry: Path | None = None
+    host: str | None = None
+
+
+def read(argv: tuple[str, ...], environment: Mapping[str, str]) -> Settings:
+    """The settings of a run from its words and its environment.
+
+    Raises:
+        Refused: for words that nobody reads, an illegal recipe, a resume from nowhere.
+    """
+    own = argparse.ArgumentParser(prog="train", allow_abbrev=False, add_help=False)
+    own.add_argument("--steps", type=int)
+    own.add_argument("--save", type=Path)
+    own.add_argument("--resume", action="store_true")
+    own.add_argument("--log-every", type=int, default=10)
+    said, rest = own.parse_known_args(argv)
+    asked = arguments.read(_with_mode(tuple(rest)))
+    recipe = asked.recipe
+    save = said.save or (Path(recipe.checkpoint.save) if recipe.checkpoint.save else None)
+    resume = said.resume or recipe.checkpoint.load is not None
+    if resume and save is None and recipe.checkpoint.load is None:
+        raise refuse("--resume", True, "needs the folder of a run", "give --save")
+    return Settings(
+        asked=asked,
+        argv=argv,
+        steps=recipe.optim.steps if said.steps is None else said.steps,
+        save=save,
+        resume=resume,
+        log_every=max(1, said.log_every),
+        telemetry=Path(environment[TELEMETRY]) if environment.get(TELEMETRY) else None,
+        host=environment.get(HOST),
+    )
+
+
+def _with_mode(words: tuple[str, ...]) -> tuple[str, ...]:
+    """A run by hand may leave the mode out: the recipe's first."""
+    if "--mode" in words or "--recipe" not in words[:-1]:
+        return words
+    return (*words, "--mode", presets.resolve(words[words.index("--recipe") + 1]).modes[0])
+
+
+@dataclass
+class Record:
+    """What a run did so far."""
+
+    started: str
+    taken: Provenance
+    steps: list[Step] = field(default_factory=list)
+
+
+def train(settings: Settings, record: Record) -> Trainer:
+    """Train up to the last step asked for; each step is told, shown, recorded and, in its turn, saved.
+
+    Raises:
+        Refused: for a checkpoint that is not of this recipe. NotOffered: for degrees above one.
+    """
+    import torch
+
+    from contracts.stacks.reference.trainer import Trainer
+
+    if settings.asked.recipe.hidden < NARROW and not torch.cuda.is_available():
+        torch.set_num_threads(1)
+    asked, recipe = settings.asked, settings.asked.recipe
+    microbatches = recipe.batch.total // recipe.batch.micro
+    if asked.compile != "none":
+        raise NotOffered(f"this trainer runs uncompiled, --compile {asked.compile} is not for it")
+    trainer = Trainer(recipe, Execution(mode=asked.mode, degrees=asked.degrees, microbatches=microbatches))
+    folder = checkpoints(settings)
+    source = folder if recipe.checkpoint.load is None else Path(recipe.checkpoint.load)
+    if settings.resume and source is not None and _holds_one(trainer, source):
+        trainer.resume(str(source))
+    with shown(settings, trainer.number) as show:
+        while trainer.number < settings.steps:
+            before = time.perf_counter()
+            done = trainer.next()
+            step = Step(
+                number=done.number, seconds=time.perf_counter() - before, tokens=done.tokens,
+                loss=_figure(done.losses["lm"]), grad_norm=_figure(done.grad_norm),
+            )  # fmt: skip
+            record.steps.append(step)
+            tell(settings.telemetry, "step", step)
+            show.step(step, done.lr)
+            if folder is not None and (done.number % recipe.checkpoint.interval == 0 or done.number == settings.steps):
+                folder.mkdir(parents=True, exist_ok=True)
+                trainer.save(str(folder))
+    return trainer
+
+
+def _holds_one(trainer: Trainer, folder: Path) -> bool:
+    """Whether there is a complete checkpoint: a run that is started again before its first one begins anew."""
+    return folder.is_dir() and trainer.parts.checkpoints(folder).latest() is not None
+
+
+def checkpoints(settings: Settings) -> Path | None:
+    """Where checkpoints of a run lie."""
+    return None if settings.save is None else settings.save / "checkpoints"
+
+
+def tell(path: Path | None, kind: str, value: Step) -> None:
+    """Append a line of telemetry, where somebody listens."""
+    if path is not None:
+        with path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({kind: codec.encode(value)}) + "\n")
+
+
+def _figure(number: float) -> Figure:
+    """JSON has no NaN and no infinity; the receipt has their names."""
+    if math.isfinite(number):
+        return number
+    return "NaN" if math.isnan(number) else "Infinity" if number > 0 else "-Infinity"
+
+
+class Show(Protocol):
+    """What watches a run."""
+
+    def step(self, step: Step, lr: float) -> None: ...
+
+
+@contextmanager
+def shown(settings: Settings, start: int) -> Iterator[Show]:
+    """A progress bar on a terminal, a line every few steps elsewhere; on standard error."""
+    if not sys.stderr.isatty():
+        yield Lines(settings)
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.fields[recipe]}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True)) as progress:
+        task = progress.add_task("", total=settings.steps, completed=start, recipe=settings.asked.recipe.name)
+
+        class Bar:
+            def step(self, step: Step, lr: float) -> None:
+                progress.update(task, completed=step.number, description=_line(step, lr))
+
+        yield Bar()
+
+
+@dataclass(frozen=True)
+class Lines:
+    """A run without a terminal: its first step, every few, and its last."""
+
+    settings: Settings
+
+    def step(self, step: Step, lr: float) -> None:
+        every, last = self.settings.log_every, self.settings.steps
+        if step.number in (1, last) or step.number % every == 0:
+            print(f"step {step.number}/{last}  {_line(step, lr)}", file=sys.stderr, flush=True)  # noqa: T201
+
+
+def _line(step: Step, lr: float) -> str:
+    loss, norm = (math.nan if each is None else float(each) for each in (step.loss, step.grad_norm))
+    return f"loss {loss:.4f}  norm {norm:.3g}  lr {lr:.2e}  {step.tokens / float(step.seconds):,.0f} tokens/s"
+
+
+def keep_receipt(settings: Settings, record: Record, ending: Ending, failure: str | None) -> Path | None:
+    """A receipt beside the checkpoints, named by the steps that it is about; the launcher's own where there is one."""
+    if settings.save is None or settings.telemetry is not None or not record.steps:
+        return None
+    settings.save.mkdir(parents=True, exist_ok=True)
+    first, last = record.steps[0].number, record.steps[-1].number
+    path = settings.save / f"receipt-{first:08d}-{last:08d}.json"
+    write_whole(path, receipts.write(receipts.build(_facts(settings, record, ending, failure))))
+    return path
+
+
+def _facts(settings: Settings, record: Record, ending: Ending, failure: str | None) -> LaunchedRun:
+    asked, recipe = settings.asked, settings.asked.recipe
+    base = presets.PRESETS.get(recipe.name)
+    lane = Lane(
+        mode=asked.mode, regime="fsdp2", gpus=1, run=asked.run, degrees=asked.degrees,
+        overrides=overrides.difference(base, recipe) if base else {}, inherited=dict(os.environ),
+    )  # fmt: skip
+    pattern = patterns.parse(recipe.pattern, recipe.depth)
+    sparse = recipe.dsa.a_ranks if recipe.dsa else ()
+    launch = Launch(
+        torchrun=(sys.executable,), script=SCRIPTS["fsdp2"], argv=settings.argv, env={}, unset=(), recorded={},
+        launcher=arguments.LAUNCHER, launcher_version=arguments.VERSION, degrees=asked.degrees, world=1,
+        recurrent=patterns.layers_of(pattern, "R"), sparse=patterns.placement(pattern, sparse).sparse_layers,
+    )  # fmt: skip
+    return LaunchedRun(
+        recipe=recipe, lane=lane, launch=launch, provenance=record.taken, preflight=Preflight(ran=False), places=(),
+        started=record.started, finished=_now(), ending=ending, exit_code=0 if ending == "ok" else 1, failure=failure,
+        steps=tuple(record.steps),
+    )  # fmt: skip
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+
+
+def main(argv: tuple[str, ...] | None = None) -> int:
+    """Run; the exit code. A run that fails half way keeps its checkpoints and leaves a receipt that says so."""
+    try:
+        settings = read(tuple(sys.argv[1:]) if argv is None else argv, os.environ)
+        record = Record(started=_now(), taken=provenance.take(folder=Path.cwd(), host=settings.host, devices=0))
+        train(settings, record)
+    except (Refused, NotOffered) as declined:
+        print(f"train: {declined}", file=sys.stderr)  # noqa: T201
+        return USAGE_ERROR
+    except BaseException as error:
+        ending: Ending = "terminated" if isinstance(error, KeyboardInterrupt) else "failed"
+        keep_receipt(settings, record, ending, f"{type(error).__name__}: {error}")
+        raise
+    path = keep_receipt(settings, record, "ok", None)
+    if path is not None:
+        print(f"train: receipt in {path}", file=sys.stderr)  # noqa: T201
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
