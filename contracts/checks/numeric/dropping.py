@@ -90,6 +90,27 @@ def what_is_dropped_has_no_gradient(stack: Blocks, moe: Moe, activation: Activat
     assert not words, words
 
 
+MANY = {"601-tokens": (601, 6.04, 303), "2051-tokens": (2051, 12.0, 2051), "2053-tokens-full": (2053, 11.985, 2051)}
+
+
+@contract("MOE-08d", asks="run_block", cases=MANY, source="arXiv 2101.03961, section 2.2")
+def slots_are_counted_in_whole_numbers(stack: Blocks, tokens: int, factor: float, slots: int) -> None:
+    """Places and counts of many tokens on one expert are exact: as many are kept as there are slots, from the first on.
+
+    Counted in a floating-point dtype they stop being whole: bfloat16 at 256, float16 at 2048.
+    """
+    moe = replace(SIGMOID, top_k=1, shared_hidden=0, expert_hidden=4, capacity_factor=factor)
+    call = replace(_moe.drawn(_moe.with_moe(moe), 1, tokens, "float32"), dy=None)
+    weights = instruments.numerics.tensors(call.weights)
+    weights["mixer.router.bias"][7] = 5.0
+    seen = stack.run_block(replace(call, weights=instruments.numerics.arrays(weights))).seen
+    counts = instruments.numerics.tensor(seen["counts"]).tolist()
+    assert counts[7] == tokens, f"{tokens} tokens asked for expert 7, counts says {counts[7]}"
+    kept_N = ~instruments.numerics.tensor(seen["dropped"]).flatten()
+    assert int(kept_N.sum()) == slots, f"{int(kept_N.sum())} tokens are kept, there are {slots} slots"
+    assert bool(kept_N[:slots].all()), f"token {int((~kept_N).nonzero()[0])} is dropped, and {slots} slots are there"
+
+
 PADDED: dict[str, tuple[float, Routes]] = {"mixed": (0.5, ROUTES), "crowd": (0.4, CROWD), "a-share": (1.0, ROUTES)}
 
 

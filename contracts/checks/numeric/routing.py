@@ -22,6 +22,7 @@ DRAWN = {  # experts, sequences, tokens of each
     "sigmoid-1-of-12": (replace(SIGMOID, top_k=1), 2, 9),
     "softmax-5-of-17": (replace(SOFTMAX, experts=17, top_k=5), 2, 6),
     "full": (replace(SOFTMAX, capacity_factor=0.5), 2, 7),
+    "300-experts": (replace(SIGMOID, experts=300, top_k=4, expert_hidden=3), 2, 3),
 }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from contracts.contract import mutant
@@ -212,6 +213,48 @@ class CutsTokensThatLostASlot(Exchanged):
     """A token that lost one slot gets no gradient through those that it kept."""
 
     exchange = {"moe": _StopsAtDrops}
+
+
+class _PlacesInBfloat16(MoE):
+    def drop(self, experts_BTK: Tensor) -> Tensor:
+        asked_NE = F.one_hot(experts_BTK.flatten(0, 1), self.moe.experts).sum(1)
+        taken_NE = asked_NE.bfloat16().cumsum(0)
+        place_NK = taken_NE.gather(1, experts_BTK.flatten(0, 1))
+        return (place_NK > self.capacity(len(place_NK))).view(experts_BTK.shape)
+
+
+@mutant(of="MOE-08d", case="601-tokens", says="tokens are kept, there are 303 slots")
+class CountsPlacesInBfloat16(Exchanged):
+    """The running sum over the mask is taken in the dtype that the mask was cast to for a matmul."""
+
+    exchange = {"moe": _PlacesInBfloat16}
+
+
+class _PlacesInFloat16(MoE):
+    def drop(self, experts_BTK: Tensor) -> Tensor:
+        asked_NE = F.one_hot(experts_BTK.flatten(0, 1), self.moe.experts).sum(1)
+        place_NK = asked_NE.double().cumsum(0).half().gather(1, experts_BTK.flatten(0, 1))
+        return (place_NK > self.capacity(len(place_NK))).view(experts_BTK.shape)
+
+
+@mutant(of="MOE-08d", case="2053-tokens-full", says="tokens are kept, there are 2051 slots")
+class KeepsPlacesInFloat16(Exchanged):
+    """Places are summed exactly and kept in float16: behind 2048 every other one is missing."""
+
+    exchange = {"moe": _PlacesInFloat16}
+
+
+class _CountsInBfloat16(MoE):
+    def forward(self, x_BTD: Tensor, packing: Packing, state: State) -> Output:
+        out = super().forward(x_BTD, packing, state)
+        return out._replace(seen=out.seen | {"counts": out.seen["counts"].bfloat16().long()})
+
+
+@mutant(of="MOE-08d", case="2051-tokens", says="2051 tokens asked for expert 7, counts says 2048")
+class CountsLoadInBfloat16(Exchanged):
+    """The load travels through a bfloat16 buffer."""
+
+    exchange = {"moe": _CountsInBfloat16}
 
 
 class _Uninitialised(Experts):

@@ -110,6 +110,18 @@ class ReadsSequenceFirst(Exchanged):
     exchange = {"router": _AcrossRows}
 
 
+class _InBytes(Router):
+    def choose(self, scores_BTE: Tensor) -> Tensor:
+        return super().choose(scores_BTE).to(torch.uint8).long()
+
+
+@mutant(of="MOE-01a", case="300-experts", says="its best are")
+class KeepsNumbersInBytes(Exchanged):
+    """Expert numbers are packed into a byte: expert 256 is expert 0."""
+
+    exchange = {"router": _InBytes}
+
+
 class _CountsTheLastSlot(Router):
     def count(self, experts_BTK: Tensor) -> Tensor:
         return super().count(experts_BTK[..., -1])
