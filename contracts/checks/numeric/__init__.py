@@ -10,9 +10,12 @@ from contracts.checks.numeric import (  # isort: skip
     half_precision,  # what A adds up in
     mlp,  # E without experts
     routing,  # tokens → experts and gates
-    experts,  # tokens to their experts and back
+    gates,  # what an expert's output is multiplied by
+    dispatch,  # tokens to their experts and back
+    experts,  # what an expert computes, and the shared one
     dropping,  # capacity: who finds no slot
     balance,  # losses and biases that spread the tokens
+    selection_bias,  # balance without a loss
     scan,  # M: what it sees, carries and keeps apart
     mamba,  # M as Mamba-2: its recurrence
     mamba3,  # M as Mamba-3: its recurrence
@@ -30,14 +33,17 @@ from contracts.checks.numeric import (  # isort: skip
     gradients,  # gradients of the whole model, and their recomputation
     compiled,  # what a compiler makes of blocks and model
     initial,  # what training starts from
+    witnesses,  # features and fields that show
 )
 
 __all__ = [
     "accumulation",
     "attention",
     "balance",
+    "dispatch",
     "dropping",
     "experts",
+    "gates",
     "gradients",
     "half_precision",
     "initial",
@@ -56,8 +62,10 @@ __all__ = [
     "routing",
     "scan",
     "schedule",
+    "selection_bias",
     "sparse_attention",
     "streams",
     "updates",
     "visibility",
+    "witnesses",
 ]

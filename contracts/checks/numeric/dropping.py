@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from contracts import instruments
 from contracts.checks.numeric import _moe
-from contracts.checks.numeric._moe import SIGMOID, SOFTMAX, Activation, Routes, gates_of, sent
+from contracts.checks.numeric._moe import CROWD, MIXED, ROUTED, SIGMOID, SOFTMAX, Activation, Routes, gates_of, sent
 from contracts.contract import contract
 from contracts.spec.blocks import Blocks
 from contracts.spec.recipe import Moe
@@ -16,26 +16,20 @@ from contracts.spec.tolerance import BFLOAT16, FLOAT64
 Lost = Mapping[tuple[int, int], set[int]]
 """(sequence, token) → the experts that had no slot for it."""
 
-# Eight tokens ask 24 times for twelve experts: the fair share is 2. Asked: 11 by tokens 0, 1, 4, 6; 10 by 1, 3, 6;
-# 0 by 0, 2, 4; 1 by 0, 5, 7; 2, 3, 5 and 9 twice; 4, 7, 8 once; 6 never.
-ROUTES: Routes = (
-    ((0, 1, 11), (11, 10, 2), (3, 0, 9), (5, 4, 10)),
-    ((2, 11, 0), (1, 8, 3), (10, 11, 9), (7, 5, 1)),
-)
+# The eight tokens of MIXED ask 24 times for twelve experts: the fair share is 2. 11 is asked by tokens 0, 1, 4, 6;
+# 10 by 1, 3, 6; 0 by 0, 2, 4; 1 by 0, 5, 7; 2, 3, 5 and 9 twice; 4, 7, 8 once; 6 never.
 ONE_SLOT: Lost = {
     (0, 1): {11}, (0, 2): {0}, (0, 3): {10}, (1, 0): {2, 11, 0}, (1, 1): {1, 3}, (1, 2): {10, 11, 9}, (1, 3): {5, 1},
 }  # fmt: skip
 TWO_SLOTS: Lost = {(1, 0): {11, 0}, (1, 2): {10, 11}, (1, 3): {1}}
-CROWD: Routes = (((11, 0, 5), (5, 11, 0), (11, 0, 5)),) * 3
-ROUTED = replace(SOFTMAX, shared_hidden=0)
 
 SLOTS: dict[str, tuple[float | None, Routes, Lost]] = {  # factor, routes, who loses what
-    "half-a-share": (0.5, ROUTES, ONE_SLOT),
-    "rounded-up": (0.55, ROUTES, TWO_SLOTS),  # 1.1 slots are 2
-    "a-share": (1.0, ROUTES, TWO_SLOTS),
-    "share-and-a-half": (1.5, ROUTES, {(1, 2): {11}}),
-    "more-slots-than-tokens": (100.0, ROUTES, {}),
-    "none": (None, ROUTES, {}),
+    "half-a-share": (0.5, MIXED, ONE_SLOT),
+    "rounded-up": (0.55, MIXED, TWO_SLOTS),  # 1.1 slots are 2
+    "a-share": (1.0, MIXED, TWO_SLOTS),
+    "share-and-a-half": (1.5, MIXED, {(1, 2): {11}}),
+    "more-slots-than-tokens": (100.0, MIXED, {}),
+    "none": (None, MIXED, {}),
     "crowd": (1.0, CROWD, {(b, t): {0, 5, 11} for b in (1, 2) for t in range(3)}),  # 27 / 12 are 3 slots
     "one-token": (0.1, (((7, 2, 10),),), {}),
 }
@@ -111,7 +105,7 @@ def slots_are_counted_in_whole_numbers(stack: Blocks, tokens: int, factor: float
     assert bool(kept_N[:slots].all()), f"token {int((~kept_N).nonzero()[0])} is dropped, and {slots} slots are there"
 
 
-PADDED: dict[str, tuple[float, Routes]] = {"mixed": (0.5, ROUTES), "crowd": (0.4, CROWD), "a-share": (1.0, ROUTES)}
+PADDED: dict[str, tuple[float, Routes]] = {"mixed": (0.5, MIXED), "crowd": (0.4, CROWD), "a-share": (1.0, MIXED)}
 
 
 @contract("MOE-08c", asks="run_block", cases=PADDED, source="torch issues 154557, 193633; F21")
