@@ -29,6 +29,7 @@ def call_of(
 
     element: torch.dtype = getattr(torch, dtype)
     shape = (len(lengths), sum(lengths[0]), recipe.hidden)
+    recipe = replace(recipe, seq_length=max(recipe.seq_length, shape[1]))  # a stack may hold tables of that length
     weights = instruments.fixtures.weights(stack.block_weights(recipe, layer, "nemo_native"), seed=seed)
     x_BTD, dy_BTD = (instruments.fixtures.normal(name, shape, seed=seed).to(element) for name in ("x", "dy"))
     packed = any(len(row) > 1 for row in lengths)
