@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 WHOLE = replace(SMALL, pattern="AEMR", depth=6)
 """A E M R A E: every family, and a depth that the pattern's length does not divide."""
+assert SMALL.moe is not None
+MOE = SMALL.moe
 EVERYTHING = replace(WHOLE, mhc=Mhc(streams=3), mtp=Mtp(depth=2, loss_weight=0.3))
 STREAMED = replace(SMALL, pattern="AAE", depth=5, moe=None, mhc=Mhc(streams=3))
 """A A E A A, the E dense: what the oracle of whole models can judge."""

@@ -7,6 +7,7 @@ from dataclasses import replace
 from contracts import instruments
 from contracts.checks.numeric._passes import (
     EVERYTHING,
+    MOE,
     PACKED,
     WHOLE,
     batch,
@@ -52,14 +53,12 @@ def a_model_does_not_see_what_comes_later(stack: Training, recipe: Recipe, mode:
         assert not words, f"token {place} changed, depth {depth}: {words}"
 
 
-_UNBALANCED = (
-    {"moe": replace(WHOLE.moe, aux_loss=0.0)} if WHOLE.moe else {}
-)  # the aux loss is a row's, not a document's
+_UNBALANCED = replace(MOE, aux_loss=0.0)  # the aux loss is a row's, not a document's
 SEPARATED: dict[str, tuple[Recipe, Mode]] = {
     "streams-and-depths": (EVERYTHING, "nemo_native"),
-    "every-family": (replace(WHOLE, **_UNBALANCED), "nemo_native"),
-    "custom-mixers": (replace(WHOLE, **_UNBALANCED), "author_dp"),
-    "latent-and-sparse": (replace(_SPARSE, **_UNBALANCED), "author_dp"),
+    "every-family": (replace(WHOLE, moe=_UNBALANCED), "nemo_native"),
+    "custom-mixers": (replace(WHOLE, moe=_UNBALANCED), "author_dp"),
+    "latent-and-sparse": (replace(_SPARSE, moe=_UNBALANCED), "author_dp"),
 }
 
 

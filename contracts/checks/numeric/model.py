@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from contracts import instruments
 from contracts.checks._models import ROOMY, any_layout, within
-from contracts.checks.numeric._passes import WHOLE, batch, canonical, drawn, one_pass, tensor
+from contracts.checks.numeric._passes import MOE, WHOLE, batch, canonical, drawn, one_pass, tensor
 from contracts.checks.numeric._recipes import SMALL, SMALL_DSA, SMALL_MLA
 from contracts.contract import contract
 from contracts.spec.blocks import BlockCall, Blocks
@@ -77,7 +77,7 @@ TWISTED = {
     "swiglu-mla-two-depths": (replace(SMALL_MLA, activation="swiglu", mtp=Mtp(depth=2)),),
     "no-qk-norm-streams": (replace(SMALL, qk_norm=False, mhc=Mhc(streams=3)),),
     "dense": (replace(SMALL, moe=None),),
-    "no-shared-expert": (replace(SMALL, moe=replace(SMALL.moe, shared_hidden=0)) if SMALL.moe else SMALL,),
+    "no-shared-expert": (replace(SMALL, moe=replace(MOE, shared_hidden=0)),),
 }
 
 
@@ -107,7 +107,7 @@ def _families(built: Built) -> dict[str, int]:
     found: dict[str, int] = {}
     by_layer = {layer.number: layer.family for layer in built.layers}
     for row in built.parameters:
-        outside = row.role if row.role in ("embedding", "head") else "mtp"
+        outside: str = row.role if row.role in ("embedding", "head") else "mtp"
         if row.role == "norm" and "mtp" not in row.name:
             outside = "norm"
         family = outside if row.layer is None else by_layer[row.layer]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import zlib
+from collections.abc import Collection
 
 import torch
 from torch import Tensor, nn
@@ -142,8 +143,8 @@ class ScalesByTheWrongFan(Exchanged):
 
 
 class Skips(Initial):
-    def fill(self, model: nn.Module) -> None:
-        super().fill(model)
+    def fill(self, model: nn.Module, given: Collection[str] = ()) -> None:
+        super().fill(model, given)
         for name, each in model.named_parameters():
             if name.endswith("alpha"):
                 with torch.no_grad():

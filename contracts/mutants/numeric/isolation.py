@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from contracts.contract import mutant
 from contracts.mutants.numeric._exchanged import Exchanged
@@ -77,25 +77,17 @@ class DropsDocuments(Exchanged):
     exchange = {"model": NeverPacked}
 
 
-class KeepsPositions(Model):
-    def trunk(self, x: Tensor, pack: Packing) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
-        first = Packing(torch.zeros_like(pack.documents_BT), pack.positions_BT, boundless=True)
-        for number, layer in self.layers.items():
-            assert isinstance(layer, Layer)
-            layer.state = first if number == "2" else pack  # type: ignore[assignment]  # not a tensor
-        return super().trunk(x, pack)
-
-    def run(self, layer: torch.nn.Module, x: Tensor, pack: Packing) -> Output:
-        mine = layer.state
-        assert isinstance(mine, Packing)
-        return super().run(layer, x, mine)
+class Forgetful(Model):
+    def run(self, layer: nn.Module, x: Tensor, pack: Packing) -> Output:
+        whole = Packing(torch.zeros_like(pack.documents_BT), pack.positions_BT, boundless=True)
+        return super().run(layer, x, whole if layer is self.layers["2"] else pack)
 
 
 @mutant(of="BLK-02e", case="streams-and-depths", says="the logits of row 0 from 5 on differs")
 class OneLayerForgetsDocuments(Exchanged):
     """Layer 2, the first with a state, is called without document numbers."""
 
-    exchange = {"model": KeepsPositions}
+    exchange = {"model": Forgetful}
 
 
 class DepthsNeverPacked(Prediction):

@@ -173,7 +173,7 @@ class TakesTheNormForTheResidual(Exchanged):
 
 class OneNorm(Model):
     def run(self, layer: nn.Module, x: Tensor, pack: Packing) -> Output:
-        layer.norm = self.layers["0"].norm  # type: ignore[assignment]  # a module, typed as a tensor
+        layer.norm = self.layers["0"].norm
         return super().run(layer, x, pack)
 
 
@@ -213,7 +213,8 @@ class AveragesRouterLossesOverAllLayers(Exchanged):
 
 class EmbedsScaled(Model):
     def embed(self, tokens_BT: Tensor) -> Tensor:
-        return super().embed(tokens_BT) * self.recipe.hidden**0.5
+        width: float = self.recipe.hidden**0.5
+        return super().embed(tokens_BT) * width
 
 
 @mutant(of="PAT-12e", case="sparse-by-rank", says="the logits differs")

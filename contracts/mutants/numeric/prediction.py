@@ -178,7 +178,7 @@ class CopiesTheHead(Model):
         assert self.head is not None
         held = self.head.weight
         del self.head.weight
-        self.head.weight = held.detach()  # type: ignore[assignment]  # a tensor in a parameter's place
+        self.head.weight = held.detach()  # a tensor in a parameter's place
         found = super().look_ahead(hidden_BTD, tokens_BT, pack)
         del self.head.weight
         self.head.weight = held

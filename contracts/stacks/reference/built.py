@@ -38,8 +38,10 @@ class ModelSide:
     def built(self, recipe: Recipe, mode: Mode) -> Built:
         import torch
 
+        from contracts.stacks.reference.initial import Undrawn
+
         parts = self.parts()
-        with torch.device("meta"):
+        with torch.device("meta"), Undrawn():
             model = parts.model(recipe, mode, parts)
         layers = tuple(_layer(int(number), layer) for number, layer in model.layers.items())  # type: ignore[arg-type]
         features = {"tied_embeddings" if model.head is None else "untied_embeddings"} | (
@@ -94,14 +96,15 @@ def made(recipe: Recipe, execution: Execution, parts: Parts, weights: Arrays | N
     """
     import torch
 
+    from contracts.stacks.reference.initial import Undrawn
     from contracts.stacks.reference.model import ACTIVATIONS
 
     degrees = execution.degrees
     if execution.compile != "none" or execution.fsdp or degrees.pp * degrees.tp * degrees.cp * degrees.ep > 1:
         raise NotOffered("one pass through a model is answered in one process and uncompiled")
-    with torch.device("meta"):
+    with Undrawn():
         model = parts.model(recipe, execution.mode, parts)
-    parts.initial(recipe).fill(model)
+    parts.initial(recipe).fill(model, (weights or {}).keys())
     if execution.precision == "float64":
         model.double()  # before weights are taken: those given in float64 are not rounded
     if weights:

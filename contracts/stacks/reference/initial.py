@@ -12,9 +12,12 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Callable, Collection
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from contracts.spec.recipe import Recipe
 from contracts.stacks.reference.blocks.streams import initial_bias
@@ -26,20 +29,37 @@ DECAY = (1.0, 16.0)  # of exp(A_log), 1 / time
 STEP = (1e-3, 1e-1)  # of softplus(dt_bias), time
 
 
+class Undrawn(TorchFunctionMode):
+    """Within it modules are made without the numbers that `Initial` replaces: nothing is drawn from the process's
+    generator, and nothing is computed for the meta device.
+    """
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if getattr(func, "__module__", "") == "torch.nn.init":
+            return args[0] if args else (kwargs or {}).get("tensor")
+        return func(*args, **(kwargs or {}))
+
+
 class Initial:
     """The initial weights of a recipe's model."""
 
     def __init__(self, recipe: Recipe) -> None:
         self.recipe = recipe
 
-    def fill(self, model: nn.Module) -> None:
-        """Give every parameter and buffer of a model its initial value, in place; from the meta device on the CPU."""
+    def fill(self, model: nn.Module, given: Collection[str] = ()) -> None:
+        """Give every parameter and buffer of a model its initial value, in place; from the meta device on the CPU.
+
+        Those that are `given` get their memory and are left to whoever gives them.
+        """
         for owner in model.modules():
-            held = dict(owner.named_parameters(recurse=False)) | dict(owner.named_buffers(recurse=False))
-            if any(each.is_meta for each in held.values()):
+            own = (*owner.parameters(recurse=False), *owner.buffers(recurse=False))
+            if any(each.is_meta for each in own):
                 owner.to_empty(device="cpu", recurse=False)
         with torch.no_grad():
-            for name, each in (*model.named_parameters(), *model.named_buffers()):
+            held = [*model.named_parameters(), *model.named_buffers()]
+            for name, each in (pair for pair in held if pair[0] not in given):
                 each.copy_(self.tensor(name, tuple(each.shape)))
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> Tensor:
