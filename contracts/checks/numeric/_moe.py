@@ -40,16 +40,11 @@ Routes = Sequence[Sequence[tuple[int, ...]]]
 
 ROUTED = replace(SOFTMAX, shared_hidden=0)
 
-
 MIXED: Routes = (
     ((0, 1, 11), (11, 10, 2), (3, 0, 9), (5, 4, 10)),
     ((2, 11, 0), (1, 8, 3), (10, 11, 9), (7, 5, 1)),
 )  # expert 6 has no token
-
-
 CROWD: Routes = (((11, 0, 5), (5, 11, 0), (11, 0, 5)),) * 3
-
-
 IDLE_ENDS: Routes = (((1, 4, 2), (4, 1, 3)), ((2, 3, 8), (8, 1, 2)), ((3, 8, 4), (2, 3, 1)))
 
 

@@ -19,18 +19,10 @@ if TYPE_CHECKING:
     pass
 
 PAPERS = "arXiv 2412.19437, eq. 17-20; arXiv 2202.08906, eq. 5"
-
-
 LN3, LN5 = log(3), log(5)
 TWO = replace(SOFTMAX, top_k=2, shared_hidden=0)
-
-
 ONE = replace(SOFTMAX, top_k=1, shared_hidden=0)
-
-
 TWO_SIGMOIDS = replace(SIGMOID, top_k=2, shared_hidden=0)
-
-
 ONE_SIGMOID = replace(TWO_SIGMOIDS, top_k=1)
 
 
@@ -50,7 +42,6 @@ def _raised(experts: Sequence[int], by: float) -> list[float]:
 
 
 _FULL = replace(TWO, capacity_factor=0.5)
-
 
 # moe, rows of logits, selection bias, aux. By hand, E · sum of f · P:
 # balanced: f = P = 1/12, so 1 for any k. Two of twelve at ln 5, ten at 0: P = 5/20 each of the two, f = 1/2, so

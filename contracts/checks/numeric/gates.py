@@ -14,16 +14,9 @@ from contracts.spec.recipe import Moe
 from contracts.spec.tolerance import FLOAT64
 
 PAPERS = "arXiv 1701.06538; arXiv 2412.19437"
-
-
 THREE = replace(SOFTMAX, shared_hidden=0)
-
-
 ONE = replace(SIGMOID, top_k=1, selection_bias=False, shared_hidden=0)
-
-
 _PLAIN = replace(SIGMOID, selection_bias=False, route_scale=1.0)
-
 
 # moe, logits of some experts, logit of the others, selection bias of some experts, gates. Sigmoids of ln 3, 0, -ln 3
 # are 3/4, 1/2, 1/4: together 3/2.

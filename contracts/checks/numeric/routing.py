@@ -14,7 +14,6 @@ from contracts.spec.tolerance import FLOAT32
 
 PAPERS = "arXiv 1701.06538; arXiv 2412.19437"
 
-
 DRAWN = {  # experts, sequences, tokens of each
     "softmax-3-of-12": (SOFTMAX, 2, 7),
     "sigmoid-3-of-12-with-bias": (SIGMOID, 3, 5),
@@ -66,8 +65,6 @@ CLOSE = {
     "softmax": (replace(SOFTMAX, shared_hidden=0), 10.0, 5e-3),
     "sigmoid": (replace(SIGMOID, shared_hidden=0, route_scale=1.0), 0.5, 3e-4),
 }
-
-
 _RANKS = ((0, 1, 2, 3, 4, 5), (5, 4, 3, 2, 1, 0), (3, 0, 5, 1, 4, 2))
 
 

@@ -17,16 +17,10 @@ if TYPE_CHECKING:
 
 TWO_SIGMOIDS = replace(SIGMOID, top_k=2, shared_hidden=0)
 
-
 # Token v goes to experts v and v + 1. How often each token stands in the batch, and so how often each expert is asked:
 _TOKENS = (6, 0, 0, 4, 0, 2, 2, 2, 2, 2, 1, 3)
-
-
 _ASKED = (9, 6, 0, 4, 4, 2, 4, 4, 4, 4, 3, 4)  # 48 of 24 tokens: the mean is 4
-
-
 _MOVES = (-1, -1, 1, 0, 0, 1, 0, 0, 0, 0, 1, 0)
-
 
 MOVED: dict[str, tuple[float, int, float | None]] = {  # rate, microbatches, capacity factor
     "small": (1e-3, 1, None),
