@@ -116,7 +116,9 @@ def test_a_store_that_is_gone_is_no_late_rank() -> None:
     class Gone:
         def set(self, key: str, value: str) -> None: ...
 
-        def wait(self, *_: object) -> None:
+        def set_timeout(self, *_: object) -> None: ...
+
+        def multi_get(self, *_: object) -> None:
             raise RuntimeError("Connection reset by peer")
 
     rank = Agreement(Gone(), rank=0, size=2)  # type: ignore[arg-type]

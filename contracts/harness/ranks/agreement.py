@@ -23,7 +23,7 @@ class Store(Protocol):
     def get(self, key: str, /) -> bytes: ...
     def add(self, key: str, amount: int, /) -> int: ...
     def check(self, keys: list[str], /) -> bool: ...
-    def wait(self, keys: list[str], timeout: datetime.timedelta, /) -> None: ...
+    def set_timeout(self, timeout: datetime.timedelta, /) -> None: ...
     def multi_get(self, keys: list[str], /) -> list[bytes]: ...
     def compare_set(self, key: str, expected: str, desired: str, /) -> bytes: ...
     def delete_key(self, key: str, /) -> bool: ...
@@ -97,6 +97,7 @@ class Agreement:
 
     def __init__(self, store: Store, *, rank: int, size: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.store, self.rank, self.size, self.clock = store, rank, size, clock
+        store.set_timeout(datetime.timedelta(seconds=SLICE_S))
         self.step = 0  # of a phase; phases nest
         self._exchanges = 0
         self._spent: list[str] = []
@@ -118,23 +119,22 @@ class Agreement:
         self._exchanges += 1
         keys = [f"exchange/{self._exchanges}/{name}/{rank}" for rank in range(self.size)]
         self.store.set(keys[self.rank], mine)
-        while not self._all_there(keys):
+        while (said := self._all(keys)) is None:
             look(tuple(rank for rank, key in enumerate(keys) if not self.store.check([key])))
-        said = [value.decode() for value in self.store.multi_get(keys)]
         # Everybody has written this one, so everybody has read the one before: its keys are nobody's any more.
         for key in self._spent:
             self.store.delete_key(key)
         self._spent = [keys[self.rank]]
         return said
 
-    def _all_there(self, keys: list[str]) -> bool:
+    def _all(self, keys: list[str]) -> list[str] | None:
+        """The values of all keys; None where one was not written for the length of a slice."""
         try:
-            self.store.wait(keys, datetime.timedelta(seconds=SLICE_S))
+            return [value.decode() for value in self.store.multi_get(keys)]
         except RuntimeError as error:  # DistStoreError is one; a lost connection must not look like a late rank
             if "timeout" not in str(error).lower() and "timed out" not in str(error).lower():
                 raise
-            return False
-        return True
+            return None
 
     def call_off(self, step: int, reason: str) -> str:
         """Tell every rank to leave a step. Returns the reason that stands: the first one."""

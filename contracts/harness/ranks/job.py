@@ -170,6 +170,16 @@ class Job:
         told = evidence.shown({rank: json.loads(view) for rank, view in enumerate(views)})
         return replace(merged, text=f"{merged.text}\n----- where each rank was -----\n{told}")
 
+    def from_rank_0(self, mine: str) -> str:
+        """A value of rank 0, on every rank; called by all of them, in a phase of a test."""
+        key = f"{self.agreement.step}/of-rank-0"
+        store = self.agreement.store
+        if self.here.speaks:
+            store.set(key, mine)
+        while not store.check([key]):
+            time.sleep(0.002)  # and not a blocking wait, which the watchdog could not end
+        return store.get(key).decode()
+
     # -- the group ---------------------------------------------------------------------------------------------
 
     def open_group(self) -> None:

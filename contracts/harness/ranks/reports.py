@@ -105,3 +105,18 @@ def failure(item: pytest.Item, text: str, crash: str, properties: list[tuple[str
         pytest.TestReport(**common, outcome="failed", longrepr=words, when="call"),  # type: ignore[arg-type]
         pytest.TestReport(**common, outcome="passed", longrepr=None, when="teardown"),  # type: ignore[arg-type]
     ]
+
+
+def words_of(report: pytest.TestReport) -> object:
+    """A report's words as JSON."""
+    if report.longrepr is None or isinstance(report.longrepr, tuple):
+        return report.longrepr
+    crash = getattr(getattr(report.longrepr, "reprcrash", None), "message", "")
+    return {"text": report.longreprtext, "crash": str(crash)}
+
+
+def from_words(plain: Any) -> Any:
+    """What `words_of` gave."""
+    if plain is None:
+        return None
+    return Words(plain["text"], plain["crash"]) if isinstance(plain, dict) else tuple(plain)

@@ -1,0 +1,160 @@
+"""What the ranks run, agreed on before the first test: the same tests in one order, with equal versions and settings.
+
+After a restart that is what the journal of the attempts before does not have yet.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+from collections.abc import Generator
+from dataclasses import replace
+from importlib import metadata
+
+import pytest
+
+from contracts.harness.ranks import neighbours, recovery, reports, resume
+from contracts.harness.ranks.agreement import differences
+from contracts.harness.ranks.merge import VERDICT
+from contracts.harness.ranks.session import Session, wanted
+
+ENVIRONMENT = ("NCCL_", "TORCH_", "PYTORCH_", "CUBLAS_", "CUDA_DEVICE_MAX_CONNECTIONS", "OMP_NUM_THREADS")
+VERSIONS = ("torch", "pytest", "numpy", "hypothesis")
+
+
+class Collection:
+    """The hooks from collection to the first test."""
+
+    def __init__(self, ranks: Session) -> None:
+        self.ranks, self.config, self.here, self.job = ranks, ranks.config, ranks.here, ranks.job
+        self._faults: dict[str, str] = {}
+        self._replayed: list[pytest.Item] = []
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:
+            self._faults[report.nodeid] = str(report.longrepr)
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
+        others = [item for item in items if item.get_closest_marker("dist") is None]
+        if others:
+            config.hook.pytest_deselected(items=others)
+            items[:] = [item for item in items if item.get_closest_marker("dist") is not None]
+        for item in items:
+            ranks = wanted(item, self.here.size)
+            if ranks > self.here.size:
+                item.add_marker(pytest.mark.skip(reason=f"needs {ranks} ranks, and there are {self.here.size}"))
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        """Agree on what is run, with what; then resume, and make the group."""
+        ids = [item.nodeid for item in session.items]
+        views = [json.loads(view) for view in self._say_all(json.dumps(self._view(ids)), "collection")]
+        self.job.meet_all()
+        found = differences(views)
+        if found:
+            self._stop_before_the_first_test(ids, found)
+        if self._faults or self.config.option.collectonly or not ids:
+            self.ranks.agreed_to_stop = True
+            return
+        self._resume(session)
+        if session.items:
+            self.job.open_group()
+
+    def _view(self, ids: list[str]) -> dict[str, object]:
+        chosen = {
+            name: value
+            for name, value in os.environ.items()
+            if name.startswith(ENVIRONMENT) and not name.endswith("_IFNAME")
+        }
+        return {
+            "tests": len(ids),
+            "tests' ids": hashlib.sha256("\n".join(ids).encode()).hexdigest()[:16],
+            **{f"collection of {nodeid}": text for nodeid, text in self._faults.items()},
+            "python": platform.python_version(),
+            **{package: _version(package) for package in VERSIONS},
+            "arguments": [arg for arg in self.config.invocation_params.args if isinstance(arg, str)],
+            **chosen,
+        }
+
+    def _stop_before_the_first_test(self, ids: list[str], found: list[str]) -> None:
+        lists = [json.loads(said) for said in self._say_all(json.dumps(ids), "ids")]
+        for rank, other in enumerate(lists[1:], start=1):
+            more, fewer = [i for i in other if i not in lists[0]], [i for i in lists[0] if i not in other]
+            found += [f"only on rank {rank}, not on 0: {', '.join(more[:10])}"] if more else []
+            found += [f"only on rank 0, not on {rank}: {', '.join(fewer[:10])}"] if fewer else []
+            if not more and not fewer and other != lists[0]:
+                theirs, ours = next(pair for pair in zip(other, lists[0], strict=True) if pair[0] != pair[1])
+                found.append(f"order: {ours} on rank 0 where {theirs} on rank {rank}")
+        self.ranks.agreed_to_stop = True
+        pytest.exit("the ranks would not run the same tests in the same way:\n  " + "\n  ".join(found), returncode=4)
+
+    def _say_all(self, mine: str, name: str) -> list[str]:
+        return self.job.exchange(mine, limit=self.ranks.limits.collection, name=name)
+
+    def _resume(self, session: pytest.Session) -> None:
+        if self.here.attempt:
+            mine = self._what_happened(session.items).text() if self.here.speaks else ""
+            self.ranks.past = resume.Past.of(self._say_all(mine, "past")[0])
+        if self.here.speaks:
+            self.ranks.journal = resume.Journal(self.ranks.folder.journal)
+        self._replayed = [item for item in session.items if item.nodeid in self.ranks.past.done]
+        session.items[:] = [item for item in session.items if item.nodeid not in self.ranks.past.done]
+
+    def _what_happened(self, items: list[pytest.Item]) -> resume.Past:
+        """The journal, with the test that was under way as a failed one: it is not tried again."""
+        past = resume.past(self.ranks.folder.journal)
+        account = recovery.account(self.ranks.folder, self.here.attempt - 1, self.here.size)
+        item = next((each for each in items if each.nodeid == past.under_way), None)
+        if item is None:
+            return self._after_a_test(past, account)
+        verdict = {"outcome": "failed", "primary": account.rank, "words": account.reason, "recovery": "restarted"}
+        journal = resume.Journal(self.ranks.folder.journal)
+        for report in reports.failure(item, account.told(), account.reason, [(VERDICT, json.dumps(verdict))]):
+            journal.report(item.nodeid, self.ranks.serialized(report))
+        journal.done(item.nodeid)
+        journal.close()
+        return resume.past(self.ranks.folder.journal)
+
+    def _after_a_test(self, past: resume.Past, account: recovery.Account) -> resume.Past:
+        """An end between two tests is charged to the one before, where nothing of it has failed already."""
+        last = next(reversed(past.done), None)
+        if last is None or any(report["outcome"] == "failed" for report in past.done[last]):
+            return past
+        end = {**past.done[last][-1], "outcome": "failed", "when": "teardown"}
+        end["longrepr"] = {"text": account.told(), "crash": f"after the test: {account.reason}"}
+        return replace(past, done={**past.done, last: [*past.done[last], end]})
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> Generator[None, object, object]:
+        if not self.here.speaks:
+            neighbours.forget(self.config)
+        if self.ranks.past.done and not self.config.option.collectonly:
+            # pytest refuses to start where something has failed, unless it is told that this is meant.
+            self.config.option.continue_on_collection_errors = True
+            self._replay()
+            if session.shouldfail:
+                raise session.Failed(session.shouldfail)
+        return (yield)
+
+    def _replay(self) -> None:
+        for item in self._replayed:
+            hook = item.ihook
+            hook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+            for plain in self.ranks.past.done[item.nodeid]:
+                words = plain.get("longrepr")
+                report = self.config.hook.pytest_report_from_serializable(
+                    config=self.config, data={**plain, "longrepr": None}
+                )
+                report.longrepr = reports.from_words(words)
+                hook.pytest_runtest_logreport(report=report)
+            hook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "none"

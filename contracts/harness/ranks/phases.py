@@ -1,0 +1,161 @@
+"""A test among several ranks: each of its phases under watch, its outcome agreed on, and what it leaves behind."""
+
+from __future__ import annotations
+
+import faulthandler
+import sys
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from contracts.harness.ranks import console, examples, neighbours, reports
+from contracts.harness.ranks.session import Session, wanted
+from contracts.harness.ranks.watchdog import Aborted, Region
+
+
+class Phases:
+    """The hooks of a test, in the order in which pytest calls them."""
+
+    def __init__(self, ranks: Session) -> None:
+        self.ranks, self.config, self.here, self.job = ranks, ranks.config, ranks.here, ranks.job
+        self._limits: dict[str, float] = {}
+        self._regions: dict[str, Region] = {}
+        self._failed = False  # whether the test that runs has failed already
+        self._poisoned_before = False
+        self._groups_before = 1
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_timeout_set_timer(self, item: pytest.Item, settings: Any) -> bool:
+        """pytest-timeout reads option, ini and marker; the clock is ours: its own would end the process."""
+        self._limits[item.nodeid] = settings.timeout
+        return True
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_timeout_cancel_timer(self, item: pytest.Item) -> bool:
+        return True
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
+        if self.ranks.journal is not None:
+            self.ranks.journal.start(item.nodeid)
+        limits, self.ranks.item = self.ranks.limits, item
+        self._failed = self._poisoned_before = False
+        self._groups_before = self.job.group.count()
+        last = 3 * (self._limit(item) + limits.grace + limits.hard) + examples.AFTER_S + 30  # setup, call, teardown
+        faulthandler.dump_traceback_later(last, exit=True, file=self.job.recovery.stacks)
+        try:
+            ran = yield
+        except (KeyboardInterrupt, pytest.exit.Exception) as error:
+            self.job.end(f"rank {self.here.rank} stopped the session in {item.nodeid}: {error}", restart=False)
+            raise
+        finally:
+            faulthandler.cancel_dump_traceback_later()
+        self._after(item)
+        self.ranks.item = None
+        return ran
+
+    def _after(self, item: pytest.Item) -> None:
+        if self.ranks.journal is not None:
+            self.ranks.journal.done(item.nodeid)
+        self._limits.pop(item.nodeid, None)
+        counts = self.job.counts
+        if self.job.poisoned:
+            self.job.rebuild(lambda: self._drop_fixtures(item.session))
+        elif (made := self.job.group.count() - self._groups_before) > 0:
+            counts.left_by[item.nodeid] = made
+        if counts.aborted >= self.config.getoption("dist_max_aborts"):
+            item.session.shouldfail = f"{counts.aborted} phases were aborted; see --dist-max-aborts"
+
+    def _drop_fixtures(self, session: pytest.Session) -> None:
+        """Tear down every fixture that is left, of all scopes; what that raises follows from what was reported."""
+        for _ in range(2):  # the second time for what the first exception left
+            try:
+                _tear_down(session)
+            except Exception as error:
+                sys.stderr.write(f"teardown after an abort: {type(error).__name__}: {error}\n")
+            else:
+                return
+
+    def _limit(self, item: pytest.Item) -> float:
+        marker = item.get_closest_marker("dist")
+        own = marker.kwargs.get("timeout") if marker is not None else None
+        return float(own or self._limits.get(item.nodeid) or self.ranks.limits.test)
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> Generator[None, object, object]:
+        with self._watched(item, "setup"):
+            neighbours.roll(neighbours.seed_of(item.nodeid, self.config.getoption("dist_seed")))
+            return (yield)
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, object, object]:
+        with self._watched(item, "call") as region, examples.in_step(item, self.job, region):
+            return (yield)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> bool | None:
+        return True if self.here.rank >= wanted(pyfuncitem, self.here.size) else None
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_teardown(self, item: pytest.Item) -> Generator[None, object, object]:
+        self._poisoned_before = self.job.poisoned
+        with self._watched(item, "teardown"):
+            if self._poisoned_before:
+                _tear_down(item.session)
+            return (yield)
+
+    @contextmanager
+    def _watched(self, item: pytest.Item, when: str) -> Iterator[Region]:
+        with self.job.phase(f"the {when} of {item.nodeid}", self._limit(item)) as region:
+            self._regions[when] = region
+            yield region
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_makereport(
+        self, item: pytest.Item, call: pytest.CallInfo[None]
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        report = yield
+        region = self._regions.pop(call.when)
+        error = None if call.excinfo is None else call.excinfo.value
+        skipped = isinstance(error, pytest.skip.Exception)
+        aborted = self.job.why_aborted(region, raised=error is not None and not skipped)
+        lost_group = call.when == "teardown" and not self.job.poisoned and not self.job.group.alive()
+        bad = not report.passed or bool(aborted)
+        post = reports.post_of(
+            report,
+            self.here.rank,
+            aborted=aborted,
+            raised=(error is not None and not skipped) or lost_group,
+            order=self.job.agreement.order(region.step) if bad else 0,
+        )
+        if isinstance(error, Aborted):  # the stack of the abort stands in the evidence
+            post = replace(post, text=str(error), crash="")
+        merged = self.job.agree(post, region)
+        reports.rewrite(report, merged, own=post.kind, rank=self.here.rank)
+        if call.when == "teardown" and self._poisoned_before and self._failed and merged.kind == "failed":
+            reports.soften(report, merged)
+        self.job.counts.aborted += merged.aborted
+        if merged.kind == "failed":  # later phases carry the properties of the rank that decided, on every rank
+            item.user_properties[:] = merged.properties
+            self._failed = True
+        return report
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if self.ranks.journal is None or report.nodeid in self.ranks.past.done:
+            return
+        self.ranks.journal.report(report.nodeid, self.ranks.serialized(report))
+        crash = getattr(getattr(report.longrepr, "reprcrash", None), "message", "")
+        if report.failed and crash:  # at once: the last page may never come
+            console.say(self.config, f"{report.nodeid} ({report.when}): {str(crash).partition(chr(10))[0]}")
+
+
+def _tear_down(session: pytest.Session) -> None:
+    """Finalize every fixture that lives, of all scopes.
+
+    Private in pytest: what holds a dead process group may be a fixture of the session. Seen in 7.0 to 9.2.
+    """
+    session._setupstate.teardown_exact(None)

@@ -1,0 +1,144 @@
+"""One rank's session: what it is made of, how it begins, and the two ways in which it ends."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import pytest
+
+from contracts.harness.ranks import console, leaving, neighbours, place, reports, resume
+from contracts.harness.ranks.agreement import Limits
+from contracts.harness.ranks.job import Job
+from contracts.harness.ranks.merge import VERDICT
+
+PEERS_S = 5.0  # what the other ranks get to leave before rank 0 does
+
+
+class Session:
+    """What the hooks of a rank share, and the hooks of its beginning and its end.
+
+    `item` is the test that runs; `agreed_to_stop` says that all ranks are leaving before the first test.
+    """
+
+    def __init__(self, config: pytest.Config, here: place.Place) -> None:
+        self.config, self.here = config, here
+        self.folder = place.folder(config.getoption("dist_out"))
+        if here.attempt and self.folder.complete.exists():  # torchrun restarts after an ordinary red session as well
+            leaving.leave_quietly(int(self.folder.complete.read_text()) if here.speaks else 0)
+        self.console = console.take(config, None if here.speaks else self.folder.log(here.rank, here.attempt))
+        neighbours.own_basetemp(config, here.rank)
+        if not here.speaks:
+            neighbours.quieten(config)
+        self.job = self._job(config.getoption("dist_backend"))
+        self.limits = self.job.limits
+        if config.pluginmanager.hasplugin("hypothesispytest"):
+            neighbours.draw_alike(self.job.group.backend)
+        self.past = resume.Past()
+        self.journal: resume.Journal | None = None
+        self.session: pytest.Session | None = None
+        self.item: pytest.Item | None = None
+        self.agreed_to_stop = False
+        self.job.start()
+
+    def _job(self, backend: str) -> Job:
+        from contracts.harness.ranks.groups import backend_of
+
+        option, nccl = self.config.getoption, backend_of(backend) == "nccl"
+
+        def chosen(name: str, gloo: float, other: float) -> float:
+            value = option(name)
+            return float(value) if value is not None else (other if nccl else gloo)
+
+        limits = Limits(
+            test=chosen("dist_timeout", 60, 120), grace=chosen("dist_grace", 1, 5), hard=chosen("dist_hard", 10, 20)
+        )
+        restart = option("dist_recover") == "restart"
+        return Job(self.here, self.folder, limits, backend=backend, restart_only=restart, speak=self._speak)
+
+    def serialized(self, report: pytest.TestReport) -> resume.Report:
+        plain: resume.Report = self.config.hook.pytest_report_to_serializable(config=self.config, report=report)
+        return {**plain, "longrepr": reports.words_of(report)}
+
+    def pytest_sessionstart(self, session: pytest.Session) -> None:
+        self.session = session
+        self.job.recovery.watch_for_crashes()  # here, because pytest's own faulthandler plugin came before
+
+    def pytest_report_header(self) -> str:
+        here, limits = self.here, self.limits
+        return (
+            f"ranks: {here.size} over {self.job.group.backend}, seed {self.config.getoption('dist_seed')}, "
+            f"limit {limits.test:g} s, attempt {here.attempt + 1} of {here.attempt + here.restarts_left + 1}, "
+            f"logs in {self.folder.path}"
+        )
+
+    def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
+        if not self.agreed_to_stop:
+            self.job.end(f"rank {self.here.rank} stopped the session: {excinfo.value}", restart=False)
+
+    def pytest_internalerror(self, excrepr: object) -> None:
+        console.say_raw(self.console, f"rank {self.here.rank}, internal error:\n{excrepr}\n")
+        self.job.end(f"rank {self.here.rank} met an internal error of pytest", restart=False)
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self) -> None:
+        self.job.counts.leaked = max(0, self.job.group.count() - 1)
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        counts, where = self.job.counts, self.folder.path
+        if counts.rebuilt or counts.leaked or self.here.attempt:
+            terminalreporter.section("ranks")
+            terminalreporter.write_line(
+                f"{counts.aborted} phases aborted, {counts.rebuilt} times a new process group, "
+                f"{self.here.attempt} restarts; logs of every rank: {where}"
+            )
+        if counts.leaked:
+            tests = ", ".join(f"{nodeid} ({made})" for nodeid, made in counts.left_by.items())
+            terminalreporter.write_line(f"{counts.leaked} process groups were made and never destroyed: {tests}")
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_unconfigure(self) -> None:
+        code = int(self.session.exitstatus) if self.session is not None else 4
+        codes = self.job.exchange(str(code), limit=self.limits.end, name="end")
+        if self.here.local_rank == 0:
+            self.folder.complete.write_text(codes[0])
+        self.job.close()
+        if self.journal is not None:
+            self.journal.close()
+
+    def _speak(self, told: str, again: bool) -> None:
+        """Tell how this attempt ended, on the console; called in whatever thread saw the end."""
+        reason, _, _ = told.partition("\n")
+        where = self.item.nodeid if self.item is not None else "between two tests"
+        then = "torchrun starts the ranks again" if again else "nothing is run after it"
+        console.say_raw(self.console, f"\nranks: {reason} ({where}); {then}; logs in {self.folder.path}\n")
+        if again:
+            return
+        if not self.here.speaks or self.session is None:
+            console.say_raw(self.console, told + "\n")
+            return
+        said = []
+        if self.item is not None:
+            verdict = {"outcome": "failed", "primary": -1, "words": reason, "recovery": "stopped"}
+            said = reports.failure(self.item, told, reason, [(VERDICT, json.dumps(verdict))])
+        console.finish(self.config, self.session, said, reason)
+        leaving.error_file(reason)
+
+    def leave(self, code: int) -> None:
+        """Leave in order: the first to go with another code than 0 takes all others with it, so rank 0 goes last and
+        alone carries the code."""
+        if not self.here.speaks:
+            leaving.leave_quietly(0)
+        deadline = time.monotonic() + PEERS_S
+        others = [rank for rank in self.job.recovery.peers if rank != self.here.rank]
+        while time.monotonic() < deadline and len(self.job.recovery.lost(others)) < len(others):
+            time.sleep(0.01)
+        if code and self.session is not None:
+            leaving.error_file(f"{self.session.testsfailed} of {self.session.testscollected} tests failed")
+
+
+def wanted(item: pytest.Item, size: int) -> int:
+    """The ranks that a test asks for by its marker; all, if it does not say."""
+    marker = item.get_closest_marker("dist")
+    return int(marker.kwargs.get("ranks", size)) if marker is not None else size
