@@ -6,7 +6,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .ONESHELL:
 .DEFAULT_GOAL := help
-.PHONY: help gate test lint snapshots megatron megatron-if-possible clean
+.PHONY: help gate test lint snapshots megatron megatron-if-possible kernels clean
 
 # The first interpreter that runs, is new enough and can make an environment; a pyenv shim may exist and not run.
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.14 python3; do \
@@ -46,7 +46,7 @@ gate: $(READY) megatron-if-possible  ## test the gate, then judge STACK="referen
 	exit $$code
 
 test: $(READY) lint  ## the project's own tests, after lint
-	@$(BIN)/pytest -m "unit or slow or megatron or registry or torchrun" -n 2 --dist worksteal
+	@$(BIN)/pytest -m "unit or slow or megatron or kernels or registry or torchrun" -n 2 --dist worksteal
 
 lint: $(READY)  ## ruff, its formatter, mypy --strict
 	@$(BIN)/ruff check
@@ -76,8 +76,12 @@ megatron-if-possible:
 	  || echo "not every Megatron-Core could be installed: what only a missing one answers is not run," \
 	    "and that verdict incomplete" >&2
 
+kernels:  ## the environment in which mamba-ssm's own kernels run on a CPU: .venv-kernels (a minute and a half)
+	@$(need-python)
+	PYTHON="$(PYTHON)" .ci/kernels-env .venv-kernels || { rm -rf .venv-kernels; exit 1; }
+
 clean:  ## remove everything that make made
-	rm -rf .venv .venv-megatron-* reports build *.egg-info .hypothesis .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv .venv-megatron-* .venv-kernels reports build *.egg-info .hypothesis .pytest_cache .mypy_cache .ruff_cache
 
 define need-python
 if [ -z "$(PYTHON)" ]; then
