@@ -58,21 +58,21 @@ def grouped(
     h_TD = rms_norm(x_TD, weights["norm.weight"], recipe.norm_eps)
     q, k, v = (h_TD @ weights[f"mixer.{name}.weight"].T for name in ("wq", "wk", "wv"))
 
-    def placed(x: Tensor, name: str, head: int, t: int) -> Tensor:
-        one = x[t, head * d : (head + 1) * d]
+    def placed(x: Tensor, name: str, head: int, tokens: range) -> Tensor:
+        mine = x[:, head * d : (head + 1) * d]
         if recipe.qk_norm:
-            one = rms_norm(one, weights[f"mixer.{name}_norm.weight"], recipe.norm_eps)
-        return turned(one, position[t], recipe.rope_theta)
+            mine = rms_norm(mine, weights[f"mixer.{name}_norm.weight"], recipe.norm_eps)
+        return torch.stack([turned(mine[t], position[t], recipe.rope_theta) for t in tokens])
 
-    asked = rows or range(len(x_TD))
+    every = range(len(x_TD))
+    asked = rows or every
     out: list[list[Tensor]] = [[] for _ in asked]
     for group in range(groups):
-        keys = torch.stack([placed(k, "k", group, s) for s in range(len(x_TD))])
-        values = v[:, group * d : (group + 1) * d]
+        keys, values = placed(k, "k", group, every), v[:, group * d : (group + 1) * d]
         for head in range(group * heads // groups, (group + 1) * heads // groups):
+            queries = placed(q, "q", head, asked)
             for row, t in enumerate(asked):
-                query = placed(q, "q", head, t)
-                out[row].append(softmax_mean(query, keys[seen[t]], values[seen[t]], d**-0.5))
+                out[row].append(softmax_mean(queries[row], keys[seen[t]], values[seen[t]], d**-0.5))
     return torch.stack([torch.cat(each) @ weights["mixer.wo.weight"].T for each in out])
 
 
