@@ -10,6 +10,9 @@ from __future__ import annotations
 from contracts.contract import contract
 from contracts.spec.stack import Court
 
+LIMIT_S = 5.0  # what a phase of a test may take
+LATEST_S = 20.0  # when its ranks are back, on a loaded machine
+
 Expected = dict[str, tuple[str, ...]]  # test → its outcome, and what the words of a failure have to name
 
 _HEAD = '''
@@ -98,20 +101,20 @@ def test_each(name):
     assert total(1) == 11
 """
 
-# file, ranks, seconds it may take in all, what the report has to say
-FILES: dict[str, tuple[str, int, float, Expected]] = {
+# file, ranks, what the report has to say
+FILES: dict[str, tuple[str, int, Expected]] = {
     "raises-and-skips": (
-        _HEAD + _WRONG_TURNS, 2, 60.0,
+        _HEAD + _WRONG_TURNS, 2,
         {"test_before": ("passed",), "test_raises": ("failed", "rank 1", "found 41, expected 42"),
          "test_after_the_raise": ("passed",), "test_skips": ("failed", "rank 1", "not here"),
          "test_after_the_skip": ("passed",)},
     ),
     "hangs": (
-        _HEAD + _HANG, 2, 45.0,
+        _HEAD + _HANG, 2,
         {"test_before": ("passed",), "test_hangs": ("failed", "rank 1"), "test_after_the_hang": ("passed",)},
     ),
     "dies-twice": (
-        _HEAD + _DEATHS, 2, 90.0,
+        _HEAD + _DEATHS, 2,
         {"test_before": ("passed",), "test_is_killed": ("failed", "rank 0 died"), "test_after_the_kill": ("passed",),
          "test_leaves_with_0": ("failed", "rank 1 died"), "test_after_the_leave": ("passed",)},
     ),
@@ -119,20 +122,18 @@ FILES: dict[str, tuple[str, int, float, Expected]] = {
 
 
 @contract("GATE-05", asks="run_ranks", cases=FILES, source="torchrun -m pytest, measured", tier="dist")
-def a_rank_that_goes_wrong_costs_one_test(
-    court: Court, tests: str, ranks: int, deadline_s: float, expected: Expected
-) -> None:
+def a_rank_that_goes_wrong_costs_one_test(court: Court, tests: str, ranks: int, expected: Expected) -> None:
     """One rank that raises, skips, hangs or dies gives one failed test which names it, within the deadline; the tests
     before and after it keep their own outcome."""
-    found = court.run_ranks(tests, ranks, 5.0)
+    found = court.run_ranks(tests, ranks, LIMIT_S)
     for name, (outcome, *named) in expected.items():
         assert name in found.tests, f"{name} has no outcome; reported are {', '.join(found.tests) or 'none'}"
         told = found.tests[name]
         assert told.outcome == outcome, f"{name} is {told.outcome}, expected {outcome}: {told.words[-400:]}"
         missing = [words for words in named if words not in told.words]
         assert not missing, f"the failure of {name} does not name {missing}: {told.words[-400:]}"
+        assert told.seconds < LATEST_S, f"{name} took {told.seconds:g} s, the limit of a test is {LIMIT_S:g} s"
     assert found.exit_code != 0, f"{ranks} ranks end with 0 after a failed test"
-    assert found.seconds < deadline_s, f"the run took {found.seconds:g} s, the limit is {deadline_s:g}"
 
 
 @contract(
@@ -144,7 +145,7 @@ def ranks_with_other_tests_do_not_start(court: Court, tests: str, ranks: int, di
 
     Test for test they would meet in each other's collectives: as long as the shapes fit, everything passes.
     """
-    found = court.run_ranks(tests, ranks, 5.0)
+    found = court.run_ranks(tests, ranks, LIMIT_S)
     ran = [name for name, told in found.tests.items() if told.outcome == "passed"]
     assert not ran, f"{', '.join(ran)} passed, though the ranks had collected different tests"
     assert found.exit_code != 0, "the run ends with 0, though the ranks had collected different tests"
@@ -174,7 +175,7 @@ def the_rank_that_diverged_first_is_named(
 
     What the others say is what a broken connection says; the longest traceback is not the cause.
     """
-    found = court.run_ranks(tests, ranks, 5.0).tests
+    found = court.run_ranks(tests, ranks, LIMIT_S).tests
     assert name in found, f"{name} has no outcome; reported are {', '.join(found) or 'none'}"
     line = found[name].words.partition("\n")[0]
     assert first in line, f"the first line of the failure does not say {first!r}: {line[:300]}"

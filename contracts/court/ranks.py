@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -61,10 +60,8 @@ def run(
         limits = [f"--dist-timeout={limit_s}", f"--dist-out={folder}/ranks"] if plugin else []
         asked = command(ranks, [f"{folder}/test_ranks.py", *words, *plugin, *limits, f"--junitxml={report}"],
                         restarts=restarts)  # fmt: skip
-        started = time.monotonic()
         code, console = _to_its_end(asked, folder)
-        seconds = round(time.monotonic() - started, 3)
-        return RanksRun(tests=_read(report), console=console[-LAST_CHARACTERS:], exit_code=code, seconds=seconds)
+        return RanksRun(tests=_read(report), console=console[-LAST_CHARACTERS:], exit_code=code)
 
 
 def _to_its_end(asked: Sequence[str], folder: str) -> tuple[int, str]:
@@ -93,10 +90,11 @@ def _read(report: Path) -> dict[str, Told]:
 
 
 def _told(case: TestCase) -> Told:
+    seconds = float(case.time or 0.0)
     for entry in case.result:
         words = f"{entry.message or ''}\n{entry.text or ''}".strip()
         if isinstance(entry, (Failure, Error)):
-            return Told(outcome="failed", words=words)
+            return Told(outcome="failed", words=words, seconds=seconds)
         if isinstance(entry, Skipped):
-            return Told(outcome="skipped", words=words)
-    return Told(outcome="passed")
+            return Told(outcome="skipped", words=words, seconds=seconds)
+    return Told(outcome="passed", seconds=seconds)

@@ -91,10 +91,11 @@ class SeenDevices:
 
 @dataclass(frozen=True, kw_only=True)
 class Told:
-    """What a report says of one test, with the text of its failure or the reason of its skip."""
+    """What a report says of one test: its outcome, the text of its failure or the reason of its skip, its time."""
 
     outcome: Literal["passed", "failed", "skipped"]
     words: str = ""
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,13 +106,11 @@ class RanksRun:
         tests: name of a test → what the report file says of it; a test that did not run has no entry.
         console: the end of what was printed.
         exit_code: the launcher's.
-        seconds: from the start of the launcher to its end.
     """
 
     tests: Mapping[str, Told]
     console: str
     exit_code: int
-    seconds: float
 
 
 class World(Party, Protocol):
