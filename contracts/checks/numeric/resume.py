@@ -85,20 +85,18 @@ def _somewhere_else(stack: Training, recipe: Recipe, number: int) -> None:
 
 
 def _unlike(got: Step, want: Step) -> str:
-    """The first thing in which a step differs, in the order in which faults show."""
+    """In what a step differs: the first of its facts, and one tensor of each of its states."""
     facts = ("number", "samples", "lr", "losses", "tokens", "grad_norm", "clip_coef")
-    for fact in facts:
-        if getattr(got, fact) != getattr(want, fact):
-            return f"{fact} is {getattr(got, fact)}, expected {getattr(want, fact)}"
+    unequal = [fact for fact in facts if getattr(got, fact) != getattr(want, fact)]
+    found = [f"{fact} is {getattr(got, fact)}, expected {getattr(want, fact)}" for fact in unequal[:1]]
     states: tuple[tuple[str, Arrays, Arrays], ...] = (
         ("buffers", got.buffers, want.buffers), ("optimizer", got.optimizer, want.optimizer),
         ("weights", got.weights, want.weights), ("rng", got.rng, want.rng),
     )  # fmt: skip
     for what, left, right in states:
         words = _saves.tensors_unlike(left, right)
-        if words:
-            return f"{what}: {words}"
-    return ""
+        found += [f"{what}: {words.split(';')[0]}"] if words else []
+    return "; ".join(found)
 
 
 @contract("CKPT-01b", asks="train", cases={"adamw": (SHORT,), "muon": (MUON,)}, source=FAMILIES)

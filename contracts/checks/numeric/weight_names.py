@@ -22,7 +22,7 @@ RENAMED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {  # as another wr
 }  # fmt: skip
 
 
-@contract("CKPT-06d", asks="rename_weights", cases=RENAMED, source=FAMILIES)
+@contract("CKPT-06c", asks="rename_weights", cases=RENAMED, source=FAMILIES)
 def a_wrapper_leaves_the_rest_of_a_name_alone(
     stack: Checkpointing, names: tuple[str, ...], bare: tuple[str, ...]
 ) -> None:
@@ -45,7 +45,7 @@ EXPERT_CASES: dict[str, tuple[tuple[int, ...], bool]] = {  # order in which they
 }
 
 
-@contract("CKPT-06e", asks="rename_weights", cases=EXPERT_CASES, source=FAMILIES)
+@contract("CKPT-06d", asks="rename_weights", cases=EXPERT_CASES, source=FAMILIES)
 def expert_k_stands_at_place_k(stack: Checkpointing, order: tuple[int, ...], wrapped: bool) -> None:
     """Experts saved one by one are stacked by their number, and taken apart again give the same names and tensors;
     whatever is no expert, a router's bias included, comes through once.

@@ -149,8 +149,11 @@ class KeepsReferences(Exchanged):
 
 class _CopiesInTheBackground(Checkpoints):
     def save_later(self, state: State) -> None:
-        position = dict(state.position)
-        self.pending.append(self.writer.submit(lambda: self.save(replace(self.snapshot(state), position=position))))
+        self.pending.append(self.writer.submit(self._copy_and_save, state, dict(state.position)))
+
+    def _copy_and_save(self, state: State, position: dict[str, int]) -> None:
+        self.disk.sync(self.folder)
+        self.save(replace(self.snapshot(state), position=position))
 
 
 @mutant(of="CKPT-03c", case="the-next-save", says="step 9 was saved in the background, and the state", bugs=("RSM-06",))

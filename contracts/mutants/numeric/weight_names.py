@@ -18,7 +18,7 @@ class _StripsLetters(WeightNames):
         return name.removeprefix("_orig_mod.").lstrip("module.")  # the fault
 
 
-@mutant(of="CKPT-06d", case="begins-with-the-same-letters", says="becomes weight, as another does", bugs=("RSM-43",))
+@mutant(of="CKPT-06c", case="begins-with-the-same-letters", says="becomes weight, as another does", bugs=("RSM-43",))
 class StripsLetters(Exchanged):
     """lstrip takes a set of letters, and not a prefix."""
 
@@ -30,7 +30,7 @@ class _StripsOnce(WeightNames):
         return name.removeprefix("_orig_mod.").removeprefix("module.")
 
 
-@mutant(of="CKPT-06d", case="wrapped-twice", says="['module.module.layers.0.mixer.wq.weight'] became ['module.layers")
+@mutant(of="CKPT-06c", case="wrapped-twice", says="['module.module.layers.0.mixer.wq.weight'] became ['module.layers")
 class StripsOnce(Exchanged):
     """Takes one prefix off, where DDP wraps a Float16Module."""
 
@@ -44,7 +44,7 @@ class _StripsInFrontAlone(WeightNames):
         return name
 
 
-@mutant(of="CKPT-06d", case="a-block-by-itself", says="became ['layers.3._orig_mod.mixer.w1.weight']")
+@mutant(of="CKPT-06c", case="a-block-by-itself", says="became ['layers.3._orig_mod.mixer.w1.weight']")
 class StripsInFrontAlone(Exchanged):
     """Forgets that each block is compiled by itself."""
 
@@ -56,7 +56,7 @@ class _StripsAnywhere(WeightNames):
         return name.replace("_orig_mod.", "").replace("module", "").strip(".")
 
 
-@mutant(of="CKPT-06d", case="bare", says="mtp.0._norm.weight")
+@mutant(of="CKPT-06c", case="bare", says="mtp.0._norm.weight")
 class StripsAnywhere(Exchanged):
     """Over-correction: replaces the letters wherever they stand, inside a name too."""
 
@@ -68,7 +68,7 @@ class _StacksAsText(WeightNames):
         return torch.stack([experts[number] for number in sorted(experts, key=str)])
 
 
-@mutant(of="CKPT-06e", case="ascending", says="were stacked, and the state layers.1.mixer.experts.w1 differs")
+@mutant(of="CKPT-06d", case="ascending", says="were stacked, and the state layers.1.mixer.experts.w1 differs")
 class StacksAsText(Exchanged):
     """Sorts the names: expert 10 stands third, every router row behind it meets another expert."""
 
@@ -80,7 +80,7 @@ class _StacksAsFound(WeightNames):
         return torch.stack(list(experts.values()))
 
 
-@mutant(of="CKPT-06e", case="wrapped", says="were stacked, and the state layers.1.mixer.experts.w1 differs")
+@mutant(of="CKPT-06d", case="wrapped", says="were stacked, and the state layers.1.mixer.experts.w1 differs")
 class StacksAsFound(Exchanged):
     """Takes the order in which the file lists them."""
 
@@ -93,7 +93,7 @@ class _LeavesBuffersBehind(WeightNames):
         return {name: each for name, each in renamed.items() if not name.endswith("router.bias")}
 
 
-@mutant(of="CKPT-06e", case="ascending", says="lacks layers.1.mixer.router.bias", bugs=("EXB-09",))
+@mutant(of="CKPT-06d", case="ascending", says="lacks layers.1.mixer.router.bias", bugs=("EXB-09",))
 class LeavesBuffersBehind(Exchanged):
     """Maps parameters, and a router's selection bias is a buffer."""
 
@@ -112,7 +112,7 @@ def _next(head: str, tail: str) -> str:
     return f"{head}.experts.{int(number) + 1}.{rest}"
 
 
-@mutant(of="CKPT-06e", case="ascending", says="12 experts were taken apart, and the state lacks")
+@mutant(of="CKPT-06d", case="ascending", says="12 experts were taken apart, and the state lacks")
 class CountsFromOne(Exchanged):
     """Writes the names of a format that counts experts from 1."""
 

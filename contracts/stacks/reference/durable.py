@@ -94,6 +94,10 @@ class Slow(Disk):
         self.released.wait()
         super().make(folder)
 
+    def sync(self, folder: Path) -> None:
+        self.released.wait()
+        super().sync(folder)
+
     def rename(self, old: Path, new: Path) -> None:
         super().rename(old, new)
         self.named.append(new.name)
