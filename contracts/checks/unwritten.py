@@ -20,12 +20,6 @@ _WAITING: Mapping[str, Mapping[str, tuple[Tier, str]]] = {
                             "runs and is recorded."),
         "KRN-01": ("unit", "A kernel choice records what was requested, what ran and why; a silent fallback is a "
                            "violation."),
-        "CKPT-01": ("unit", "Uninterrupted equals resumed, bit for bit, twice in a row, looked at two steps past the "
-                            "load."),
-        "CKPT-04": ("unit", "Truncated, corrupt, foreign or mixed-step files raise a named error; no pickle is "
-                            "executed."),
-        "CKPT-05": ("unit", "Retention never deletes the last durable copy."),
-        "CKPT-06": ("unit", "Keys order by number, not as text."),
     },
     "the traffic of a step cannot be observed before there is a step": {
         "TRAF-01": ("unit", "All members of a group issue the same collectives with the same shapes and dtypes in the "
@@ -63,8 +57,11 @@ _WAITING: Mapping[str, Mapping[str, tuple[Tier, str]]] = {
         "COMP-07": ("dist", "The compiled TP+SP+EP+FSDP2 and PP+TP+SP lanes step."),
         "CKPT-02": ("dist", "Resume onto another topology gives the same weights by name; what cannot be resharded is "
                             "refused."),
-        "CKPT-03": ("dist", "At every write boundary one complete checkpoint exists."),
-        "CKPT-07": ("dist", "Checkpoints go to the durable volume of the storage contract."),
+        "CKPT-01e": ("dist", "Resumed equals uninterrupted on several ranks, the random generators of each "
+                             "rank included."),
+        "CKPT-03d": ("dist", "One rank dying at any write boundary leaves one complete checkpoint, and no rank "
+                             "waits for it longer than the deadline."),
+        "CKPT-07c": ("dist", "The ranks of a running world write their checkpoints to the durable volume."),
     },
 }  # fmt: skip
 

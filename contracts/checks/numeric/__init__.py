@@ -34,12 +34,23 @@ from contracts.checks.numeric import (  # isort: skip
     compiled,  # what a compiler makes of blocks and model
     initial,  # what training starts from
     witnesses,  # features and fields that show
+    checkpoint,  # what a checkpoint gives back
+    damage,  # what was altered, mixed, planted
+    crash,  # a writer that dies, a full disk, a save that is overtaken
+    latest,  # which is the newest, and where they lie
+    retention,  # which may go
+    weight_names,  # weights in the files of others
+    resume,  # resumed is uninterrupted
 )
 
 __all__ = [
     "accumulation",
     "attention",
     "balance",
+    "checkpoint",
+    "compiled",
+    "crash",
+    "damage",
     "dispatch",
     "dropping",
     "experts",
@@ -49,6 +60,7 @@ __all__ = [
     "initial",
     "isolation",
     "latent_attention",
+    "latest",
     "ledger",
     "loss",
     "mamba",
@@ -58,6 +70,8 @@ __all__ = [
     "optimizer_table",
     "prediction",
     "recurrent",
+    "resume",
+    "retention",
     "rope",
     "routing",
     "scan",
@@ -67,5 +81,6 @@ __all__ = [
     "streams",
     "updates",
     "visibility",
+    "weight_names",
     "witnesses",
 ]
