@@ -1,0 +1,226 @@
+"""The reference's optimizer, schedule, data and trainer command, over drawn inputs and through real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from contracts.checks.numeric._recipes import SMALL
+from contracts.instruments import fixtures, numerics
+from contracts.instruments.oracles import optimizers as oracle
+from contracts.spec.errors import Refused
+from contracts.spec.recipe import Batch, Data, Optim
+from contracts.spec.tolerance import FLOAT64, FLOAT64_SCAN
+from contracts.spec.training import Execution
+from contracts.stacks.reference import train
+from contracts.stacks.reference.data import Corpus, Ledger, permuted
+from contracts.stacks.reference.optimizer import Member, Optimizer, orthogonal
+from contracts.stacks.reference.schedule import learning_rate
+from contracts.stacks.reference.trainer import Trainer
+
+pytestmark = pytest.mark.unit
+torch.set_num_threads(1)
+few = settings(deadline=None, max_examples=20, derandomize=True)
+
+
+# optimizer
+@few
+@given(rows=st.integers(1, 9), columns=st.integers(1, 9), stack=st.integers(1, 3), seed=st.integers(0, 99))
+def test_newton_schulz_acts_on_singular_values_alone(rows: int, columns: int, stack: int, seed: int) -> None:
+    matrices = fixtures.normal("matrix", (stack, rows, columns), seed=seed)
+    turned = orthogonal(matrices)
+    for each, whole in zip(turned, matrices, strict=True):
+        assert not numerics.apart("it", each, oracle.newton_schulz(whole), FLOAT64_SCAN)
+    assert not numerics.apart("a transposed one", orthogonal(matrices.mT), turned.mT, FLOAT64_SCAN)
+    assert float(torch.linalg.matrix_norm(turned, 2).max()) < 1.3
+
+
+def test_a_matrix_without_gradient_is_turned_into_zeros() -> None:
+    assert not bool(orthogonal(torch.zeros(2, 3, 4)).any())
+
+
+@few
+@given(
+    shape=st.sampled_from([(5,), (4, 7), (7, 4), (3, 5, 2)]),
+    rule=st.sampled_from(["adamw", "muon"]),
+    decay=st.sampled_from([0.0, 0.2]),
+    seed=st.integers(0, 99),
+)
+def test_three_steps_are_those_of_the_oracle(shape: tuple[int, ...], rule: str, decay: float, seed: int) -> None:
+    optim = Optim(rule=rule, weight_decay=decay, clip=0.0)  # type: ignore[arg-type]
+    weight = fixtures.normal("weight", shape, seed=seed)
+    parameter = torch.nn.Parameter(weight.clone())
+    role = "norm" if len(shape) == 1 else "matrix"
+    optimizer = Optimizer(optim, [Member(name="w", parameter=parameter, role=role, layer=0)])  # type: ignore[arg-type]
+    gradients = [fixtures.normal(f"gradient {i}", shape, seed=seed) for i in range(3)]
+    rates = [0.1, 0.3, 0.2]
+    for gradient, rate in zip(gradients, rates, strict=True):
+        parameter.grad = gradient.clone()
+        optimizer.step(rate)
+    if role == "norm":
+        decay = 0.0
+    if rule == "muon" and role == "matrix":
+        want = oracle.muon(weight, gradients, rates, decay=decay)[-1]
+    else:
+        want = oracle.adamw(weight, gradients, rates, decay=decay, beta1=0.9, beta2=0.95)[-1]
+    assert not numerics.apart("the weight", parameter.detach(), want, FLOAT64_SCAN)
+
+
+def test_a_parameter_that_is_given_twice_is_refused() -> None:
+    parameter = torch.nn.Parameter(torch.ones(2, 2))
+    twice = [Member(name=name, parameter=parameter, role="matrix", layer=0) for name in ("one", "other")]
+    with pytest.raises(Refused, match="other"):
+        Optimizer(Optim(), twice)
+
+
+def test_state_goes_back_by_name_and_never_by_order() -> None:
+    recipe = replace(SMALL, pattern="AE", depth=2, optim=replace(SMALL.optim, rule="muon"))
+    one, other = (Trainer(recipe, Execution(precision="float64")) for _ in range(2))
+    one.next()
+    shuffled = dict(sorted(one.optimizer.state().items(), reverse=True))
+    other.optimizer.load(shuffled)
+    assert all(torch.equal(each, other.optimizer.state()[name]) for name, each in one.optimizer.state().items())
+    with pytest.raises(Refused, match=r"head.weight.*has no entry"):
+        other.optimizer.load({name: each for name, each in shuffled.items() if not name.startswith("head.weight")})
+    with pytest.raises(Refused, match="belongs to no parameter"):
+        other.optimizer.load({**shuffled, "nobody/exp_avg": torch.zeros(1)})
+
+
+# schedule
+@few
+@given(
+    kind=st.sampled_from(["cosine", "linear", "constant", "WSD"]),
+    warmup=st.integers(0, 12),
+    steps=st.integers(1, 30),
+)
+def test_a_rate_rises_then_falls_and_ends_where_it_should(kind: str, warmup: int, steps: int) -> None:
+    optim = Optim(lr=1.0, min_lr=0.1, schedule=kind, warmup=warmup, steps=steps)  # type: ignore[arg-type]
+    rates = [learning_rate(optim, step) for step in range(1, steps + warmup + 5)]
+    assert all(0 < rate <= 1 for rate in rates)
+    rising, falling = rates[:warmup], rates[warmup:]
+    assert rising == sorted(rising)
+    assert falling == sorted(falling, reverse=True)
+    if warmup:
+        assert rates[warmup - 1] == 1.0
+    if kind != "constant":
+        assert rates[-1] == pytest.approx(0.1)
+        assert learning_rate(optim, max(steps, warmup + 1)) == pytest.approx(0.1)
+
+
+# data
+@few
+@given(size=st.integers(1, 300), key=st.binary(max_size=8))
+def test_a_permutation_meets_every_place_once(size: int, key: bytes) -> None:
+    assert sorted(permuted(index, size, key) for index in range(size)) == list(range(size))
+
+
+@few
+@given(size=st.integers(1, 40), dp=st.integers(1, 4), share=st.integers(1, 5), steps=st.integers(1, 9))
+def test_ranks_and_steps_consume_whole_epochs(size: int, dp: int, share: int, steps: int) -> None:
+    ledger, total = Ledger(size, 7), dp * share
+    taken = [id for step in range(steps) for rank in range(dp) for id in ledger.of_rank(step * total, total, rank, dp)]
+    counts = Counter(taken)
+    epochs, rest = divmod(len(taken), size)
+    assert all(counts[id] in (epochs, epochs + 1) for id in range(size))
+    assert sum(counts[id] == epochs + 1 for id in range(size)) == rest
+
+
+def test_the_text_that_ships_is_learnable_and_in_many_documents() -> None:
+    corpus = Corpus(replace(SMALL, vocab=256, seq_length=128))
+    assert len(corpus) > 300
+    tokens, labels, documents = corpus.sequence(5)
+    assert tokens.shape == labels.shape == documents.shape == (1, 128)
+    assert corpus.stream.count(b"\n\n") > 150
+    assert set(corpus.stream) < set(range(10, 127))
+
+
+def test_a_text_shorter_than_a_sequence_is_read_around(tmp_path: Path) -> None:
+    path = tmp_path / "short"
+    path.write_bytes(b"abc")
+    corpus = Corpus(replace(SMALL, vocab=256, seq_length=5, data=Data(path=str(path))))
+    assert len(corpus) == 1
+    assert bytes(corpus.sequence(0)[0][0].tolist()) == b"abcab"
+    path.write_bytes(b"a")
+    with pytest.raises(Refused, match="fewer than two bytes"):
+        Corpus(replace(corpus.recipe, data=Data(path=str(path.rename(tmp_path / "other")))))
+
+
+def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(Refused, match=r"data\.path.*cannot be read"):
+        Corpus(replace(SMALL, data=Data(path=str(tmp_path / "nothing"))))
+
+
+# trainer
+def test_a_loss_falls_and_a_resume_continues_bit_for_bit_twice(tmp_path: Path) -> None:
+    recipe = replace(SMALL, pattern="AEMR", depth=4, seq_length=16, batch=Batch(micro=2, total=4))
+    execution = Execution(microbatches=2)
+    whole = Trainer(recipe, execution)
+    losses = [whole.next().losses["lm"] for _ in range(6)]
+    assert losses[-1] < losses[0] - 0.2
+    for turn in range(3):
+        part = Trainer(recipe, execution)
+        if turn:
+            part.resume(str(tmp_path))
+        resumed = [part.next().losses["lm"] for _ in range(2)]
+        assert resumed == losses[2 * turn : 2 * turn + 2]
+        part.save(str(tmp_path))
+    assert all(torch.equal(each, whole.state()[name]) for name, each in part.state().items())
+
+
+# the command
+SHORT = ("--recipe", "tiny-nam52", "--set", "dtype=fp32", "--set", "depth=3", "--set", "seq_length=32",
+         "--set", "batch.total=4")  # fmt: skip
+
+
+def _train(folder: Path, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "contracts.stacks.reference.train", *SHORT, *words]
+    env = os.environ | {"OMP_NUM_THREADS": "1"} | environment
+    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_the_command_trains_resumes_tells_and_leaves_receipts(tmp_path: Path) -> None:
+    told = tmp_path / "telemetry"
+    first = _train(tmp_path, "--steps", "2", "--save", "run")
+    assert first.returncode == 0, first.stderr
+    second = _train(tmp_path, "--steps", "4", "--save", "run", "--resume", LANEGATE_TELEMETRY=str(told))
+    assert second.returncode == 0, second.stderr
+    assert "step 4/4" in second.stderr
+    steps = [json.loads(line)["step"] for line in told.read_text().splitlines()]
+    assert [step["number"] for step in steps] == [3, 4]
+    whole = Trainer(train.read((*SHORT, "--steps", "4"), {}).asked.recipe, Execution(microbatches=2))
+    losses = [whole.next().losses["lm"] for _ in range(4)]
+    assert [step["loss"] for step in steps] == losses[2:]  # resumed in another process
+    (path,) = (tmp_path / "run").glob("receipt-*.json")  # the second run's launcher writes its own
+    receipt = json.loads(path.read_text())
+    assert (receipt["ending"], receipt["witness"]["steps"], receipt["witness"]["last_loss"]) == ("ok", 2, losses[1])
+    assert receipt["provenance"]["loaded"] == []
+
+
+def test_words_that_nobody_reads_and_ranks_that_are_not_there_end_with_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train.main(("--recipe", "tiny-nam52", "--stepz", "3")) == 2
+    assert "--stepz" in capsys.readouterr().err
+    assert train.main(("--recipe", "tiny-nam52", "--tp", "2", "--sp")) == 2
+    assert "one rank" in capsys.readouterr().err
+    assert train.main(("--recipe", "tiny-nam52", "--resume")) == 2
+    assert "needs the folder of a run" in capsys.readouterr().err
+
+
+def test_float64_is_carried_through_a_step() -> None:
+    trainer = Trainer(replace(SMALL, pattern="AM", depth=2), Execution(precision="float64"))
+    done = trainer.next(wanted=True)
+    assert {each.dtype for each in done.gradients.values()} == {torch.float64}
+    norm = oracle.norm(done.gradients)
+    assert done.grad_norm == pytest.approx(norm, rel=FLOAT64.bound)
+    assert done.clip_coef == pytest.approx(oracle.clip(norm, 1.0))
