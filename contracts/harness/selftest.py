@@ -56,7 +56,6 @@ def run(law: Law = LAW, assistants: Iterable[Party] | None = None) -> Matrix:
 
     assert contracts.checks
     assert contracts.mutants
-    read_numeric_mutants()
     law = part_of(law, law.contracts)
     subject = parties.load("reference")
     helping = tuple(assistants) if assistants is not None else tuple(
@@ -82,6 +81,7 @@ def read_numeric_mutants() -> None:
 
 def part_of(law: Law, ids: Collection[str], tier: Tier = "unit") -> Law:
     """Some of the contracts of one tier, with their mutants. Those of dist are tried by `trials`."""
+    read_numeric_mutants()
     part = Law()
     part.contracts = {id: entry for id, entry in law.contracts.items() if id in ids and entry.tier == tier}
     part.mutants = [mutant for mutant in law.mutants if mutant.of in part.contracts]
