@@ -31,8 +31,9 @@ class Kept:
         return tuple(sorted(step for step, path in self.named() if self.is_complete(step, path)))
 
     def named(self) -> list[tuple[int, Path]]:
-        """What bears the name of a checkpoint."""
-        matches = [(_STEP.fullmatch(path.name), path) for path in self.folder.iterdir()]
+        """What bears the name of a checkpoint. A folder that is not there holds none; the first save makes it."""
+        entries = self.folder.iterdir() if self.folder.is_dir() else ()
+        matches = [(_STEP.fullmatch(path.name), path) for path in entries]
         return [(int(match[1]), path) for match, path in matches if match]
 
     def is_complete(self, step: int, path: Path) -> bool:
@@ -85,7 +86,9 @@ class Kept:
     def clear(self) -> None:
         """Remove what writers and removers left that died. What is newer than the latest may still be under way."""
         newest = self.latest()
+        if newest is None:
+            return
         for path in list(self.folder.iterdir()):
             match = _LEFTOVER.fullmatch(path.name)
-            if match and newest is not None and int(match[1]) <= newest:
+            if match and int(match[1]) <= newest:
                 self.disk.remove(path)
