@@ -112,7 +112,13 @@ def _moe(recipe: Recipe) -> Words:
         words += ("--moe-router-enable-expert-bias", *_flag("--moe-router-bias-update-rate", moe.bias_rate))
     if moe.route_scale != 1.0:
         words += _flag("--moe-router-topk-scaling-factor", moe.route_scale)
-    return words if moe.capacity_factor is None else words + _flag("--moe-expert-capacity-factor", moe.capacity_factor)
+    if moe.capacity_factor is not None:
+        # By position: a token that comes later displaces none before it. Megatron drops the smallest gates by itself.
+        words += (
+            *_flag("--moe-expert-capacity-factor", moe.capacity_factor),
+            *_flag("--moe-token-drop-policy", "position"),
+        )
+    return words
 
 
 def _attention(recipe: Recipe) -> Words:
