@@ -51,13 +51,13 @@ def test_a_hundred_exchanges_in_a_row_stay_apart() -> None:
     assert together(3, work) == [expected] * 3
 
 
-def test_what_everybody_has_read_is_deleted() -> None:
+def test_what_is_long_and_everybody_has_read_is_deleted() -> None:
     shared = store()
 
     def work(rank: Agreement) -> None:
         for _ in range(50):
             rank.next()
-            rank.gather("x", no_look)
+            rank.gather("x" * 1000, no_look)
 
     ranks = [Agreement(shared, rank=rank, size=2) for rank in range(2)]
     with ThreadPoolExecutor(2) as pool:

@@ -138,10 +138,10 @@ def test_output_of_all_ranks_stands_once_and_of_some_with_their_names() -> None:
 @pytest.mark.parametrize("case", TABLE)
 def test_a_post_is_read_as_it_was_written(case: str) -> None:
     for post in _with_properties(*TABLE[case][0]):
-        assert read(written(post)) == post
+        assert read(written(post), post.rank) == post
 
 
 def test_a_long_failure_travels_with_its_end() -> None:
     post = Post(rank=1, kind="failed", text="x" * 100_000 + "the end")
-    assert len(read(written(post)).text) == 20_000
-    assert read(written(post)).text.endswith("the end")
+    assert len(read(written(post), post.rank).text) == 20_000
+    assert read(written(post), post.rank).text.endswith("the end")

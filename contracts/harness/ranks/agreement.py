@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 SLICE_S = 0.25  # one blocking wait; between two of them a rank looks round. Polling costs three times as much a test
+KEPT = 100  # characters
 
 
 class Store(Protocol):
@@ -100,7 +101,7 @@ class Agreement:
         store.set_timeout(datetime.timedelta(seconds=SLICE_S))
         self.step = 0  # of a phase; phases nest
         self._exchanges = 0
-        self._spent: list[str] = []
+        self._spent = ""
 
     def next(self) -> int:
         """Begin the next phase."""
@@ -121,10 +122,11 @@ class Agreement:
         self.store.set(keys[self.rank], mine)
         while (said := self._all(keys)) is None:
             look(tuple(rank for rank, key in enumerate(keys) if not self.store.check([key])))
-        # Everybody has written this one, so everybody has read the one before: its keys are nobody's any more.
-        for key in self._spent:
-            self.store.delete_key(key)
-        self._spent = [keys[self.rank]]
+        # Everybody has written this one, so everybody has read the one before: its key is nobody's any more. A short
+        # one is left, for a deletion costs as much as a reading: some 100 bytes of torchrun's.
+        if self._spent:
+            self.store.delete_key(self._spent)
+        self._spent = keys[self.rank] if len(mine) > KEPT else ""
         return said
 
     def _all(self, keys: list[str]) -> list[str] | None:

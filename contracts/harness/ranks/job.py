@@ -46,6 +46,7 @@ class Job:
 
         self.here, self.folder, self.limits, self.restart_only = here, folder, limits, restart_only
         self.counts = Counts()
+        self._all_passed = merge([Post(rank=rank) for rank in range(here.size)])
         self.poisoned = False
         self._raised = ""  # where an exception left the last phase
         prefix = f"ranks/{here.attempt}"
@@ -156,8 +157,9 @@ class Job:
         if post.kind == "skipped" and grace is None:  # most often every rank skips, and some later than others
             grace = SKIPPED * self.limits.grace
         said = self.exchange(written(post), name=name, limit=region.limit, step=region.step, bad=bad, grace=grace)
-        posts = [read(text) for text in said]
-        merged = merge(posts)
+        if not any(said):
+            return self._all_passed
+        merged = merge([read(text, rank) for rank, text in enumerate(said)])
         if merged.poisoned and (merged.aborted or self.group.backend != "nccl"):
             self.poisoned = True
         if merged.kind == "failed" and any(said != "failed" for said in merged.outcomes.values()):

@@ -39,13 +39,17 @@ class Post:
 
 
 def written(post: Post) -> str:
-    """A post as text of the store; what equals its default is left out."""
+    """A post as text of the store: nothing for a plain pass, which most are."""
+    if post == Post(rank=post.rank):
+        return ""
     plain = {key: value for key, value in asdict(post).items() if value != _DEFAULTS.get(key)}
     return json.dumps({**plain, "text": post.text[-TEXT:]} if post.text else plain, default=str)
 
 
-def read(text: str) -> Post:
-    """The post that `written` wrote."""
+def read(text: str, rank: int) -> Post:
+    """The post of a rank that `written` wrote."""
+    if not text:
+        return Post(rank=rank)
     plain = json.loads(text)
     for name in ("sections", "properties"):
         plain[name] = tuple(tuple(pair) for pair in plain.get(name, ()))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import faulthandler
 import sys
+import time
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -14,6 +15,8 @@ import pytest
 from contracts.harness.ranks import console, examples, neighbours, reports
 from contracts.harness.ranks.session import Session, wanted
 from contracts.harness.ranks.watchdog import Aborted, Region
+
+REARM_S = 30.0
 
 
 class Phases:
@@ -26,6 +29,7 @@ class Phases:
         self._failed = False  # whether the test that runs has failed already
         self._poisoned_before = False
         self._groups_before = 1
+        self._armed_until = 0.0
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_timeout_set_timer(self, item: pytest.Item, settings: Any) -> bool:
@@ -44,18 +48,25 @@ class Phases:
         limits, self.ranks.item = self.ranks.limits, item
         self._failed = self._poisoned_before = False
         self._groups_before = self.job.group.count()
-        last = 3 * (self._limit(item) + limits.grace + limits.hard) + examples.AFTER_S + 30  # setup, call, teardown
-        faulthandler.dump_traceback_later(last, exit=True, file=self.job.recovery.stacks)
+        self._arm(3 * (self._limit(item) + limits.grace + limits.hard) + examples.AFTER_S)  # setup, call, teardown
         try:
             ran = yield
         except (KeyboardInterrupt, pytest.exit.Exception) as error:
             self.job.end(f"rank {self.here.rank} stopped the session in {item.nodeid}: {error}", restart=False)
             raise
-        finally:
-            faulthandler.cancel_dump_traceback_later()
         self._after(item)
         self.ranks.item = None
         return ran
+
+    def _arm(self, seconds: float) -> None:
+        """Have the interpreter end this process even where every rank holds the GIL: from C, with all stacks written.
+
+        Not for every test anew: each time a thread is ended and another begun.
+        """
+        now = time.monotonic()
+        if now + seconds > self._armed_until:
+            self._armed_until = now + seconds + REARM_S
+            faulthandler.dump_traceback_later(seconds + REARM_S, exit=True, file=self.job.recovery.stacks)
 
     def _after(self, item: pytest.Item) -> None:
         if self.ranks.journal is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import time
 from typing import Any
@@ -99,6 +100,7 @@ class Session:
 
     @pytest.hookimpl(trylast=True)
     def pytest_unconfigure(self) -> None:
+        faulthandler.cancel_dump_traceback_later()
         code = int(self.session.exitstatus) if self.session is not None else 4
         codes = self.job.exchange(str(code), limit=self.limits.end, name="end")
         if self.here.local_rank == 0:
