@@ -17,33 +17,8 @@ import sys
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel is decorated
-
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
-
-
-@triton.jit
-def cos_approx(x):  # type: ignore[no-untyped-def]
-    return tl.cos(x)
-
-
-@triton.jit
-def sin_approx(x):  # type: ignore[no-untyped-def]
-    return tl.sin(x)
-
-
-@triton.jit
-def tanh_approx(x):  # type: ignore[no-untyped-def]
-    return 2 * tl.sigmoid(2 * x) - 1
-
-
-@triton.jit
-def sech2_approx(x):  # type: ignore[no-untyped-def]
-    tanh = 2 * tl.sigmoid(2 * x) - 1
-    return 1 - tanh * tanh
 
 
 class _WideTorch(ModuleType):
@@ -67,18 +42,25 @@ def on_the_cpu() -> None:
     torch.cuda.device = lambda *_: contextlib.nullcontext()  # type: ignore[assignment,misc]
     torch.cuda.get_device_properties = lambda *_: SimpleNamespace(multi_processor_count=1)  # type: ignore[assignment]
     torch.cuda.get_device_capability = lambda *_: (9, 0)
+    os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel is decorated, so before these
     import mamba_ssm.modules.mamba2
     import mamba_ssm.modules.mamba3  # noqa: F401
+    import triton
+    import triton.language as tl
 
     for each in gc.get_objects():
         if isinstance(each, triton.runtime.autotuner.Autotuner):
             each.configs, each.early_config_prune = each.configs[:1], None
-    replaced = (cos_approx, sin_approx, tanh_approx, sech2_approx)
+    replaced = {  # looked up when called: while a kernel runs, the interpreter puts its own functions into tl
+        "cos_approx": lambda x: tl.cos(x),  # noqa: PLW0108
+        "sin_approx": lambda x: tl.sin(x),  # noqa: PLW0108
+        "tanh_approx": lambda x: 2 * tl.sigmoid(2 * x) - 1,
+        "sech2_approx": lambda x: 4 * tl.sigmoid(2 * x) * (1 - tl.sigmoid(2 * x)),
+    }
     for name, module in list(sys.modules.items()):
         if name.startswith("mamba_ssm.ops.triton.mamba3"):
-            for function in replaced:
-                if hasattr(module, function.__name__):
-                    setattr(module, function.__name__, function)
+            for function in replaced.keys() & vars(module).keys():
+                setattr(module, function, replaced[function])
         if name.endswith(("mamba3_siso_fwd", "mamba3_siso_combined")):
             setattr(module, "torch", _WideTorch("torch"))  # noqa: B010
 
