@@ -16,14 +16,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from contracts.checks.numeric._recipes import SMALL
-from contracts.instruments import fixtures, numerics
+from contracts.harness import telemetry
+from contracts.instruments import fixtures, numerics, provenance
 from contracts.instruments.oracles import optimizers as oracle
 from contracts.spec.errors import Refused
-from contracts.spec.recipe import Batch, Data, Optim
+from contracts.spec.launch import Lane
+from contracts.spec.presets import PRESETS
+from contracts.spec.recipe import Batch, Data, Mode, Optim, Recipe
 from contracts.spec.tolerance import FLOAT64, FLOAT64_SCAN
 from contracts.spec.training import Execution
 from contracts.stacks.reference import train
 from contracts.stacks.reference.data import Corpus, Ledger, permuted
+from contracts.stacks.reference.launch import launch
 from contracts.stacks.reference.optimizer import Member, Optimizer, orthogonal
 from contracts.stacks.reference.schedule import learning_rate
 from contracts.stacks.reference.trainer import Trainer
@@ -182,28 +186,55 @@ SHORT = ("--recipe", "tiny-nam52", "--set", "dtype=fp32", "--set", "depth=3", "-
          "--set", "batch.total=4")  # fmt: skip
 
 
-def _train(folder: Path, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "contracts.stacks.reference.train", *SHORT, *words]
-    env = os.environ | {"OMP_NUM_THREADS": "1"} | environment
-    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=120, check=False)
+def _recipe(*words: str) -> Recipe:
+    return train.read((*SHORT, *words), {}).asked.recipe
 
 
-def test_the_command_trains_resumes_tells_and_leaves_receipts(tmp_path: Path) -> None:
-    told = tmp_path / "telemetry"
-    first = _train(tmp_path, "--steps", "2", "--save", "run")
-    assert first.returncode == 0, first.stderr
-    second = _train(tmp_path, "--steps", "4", "--save", "run", "--resume", LANEGATE_TELEMETRY=str(told))
-    assert second.returncode == 0, second.stderr
-    assert "step 4/4" in second.stderr
-    steps = [json.loads(line)["step"] for line in told.read_text().splitlines()]
-    assert [step["number"] for step in steps] == [3, 4]
-    whole = Trainer(train.read((*SHORT, "--steps", "4"), {}).asked.recipe, Execution(microbatches=2))
-    losses = [whole.next().losses["lm"] for _ in range(4)]
-    assert [step["loss"] for step in steps] == losses[2:]  # resumed in another process
-    (path,) = (tmp_path / "run").glob("receipt-*.json")  # the second run's launcher writes its own
-    receipt = json.loads(path.read_text())
-    assert (receipt["ending"], receipt["witness"]["steps"], receipt["witness"]["last_loss"]) == ("ok", 2, losses[1])
+def test_the_command_resumes_in_another_process_and_leaves_a_receipt(tmp_path: Path) -> None:
+    whole = Trainer(_recipe(), Execution(microbatches=2))
+    losses = []
+    for number in range(1, 5):
+        losses.append(whole.next().losses["lm"])
+        if number == 2:
+            folder = tmp_path / "run" / "checkpoints"
+            folder.mkdir(parents=True)
+            whole.save(str(folder))
+    words = ("-m", "contracts.stacks.reference.train", *SHORT, "--steps", "4", "--save", "run", "--resume")
+    env = os.environ | {"OMP_NUM_THREADS": "1"}
+    command = [sys.executable, *words]
+    ended = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=240, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert "step 4/4" in ended.stderr
+    receipt = json.loads((tmp_path / "run" / "receipt-00000003-00000004.json").read_text())
+    witness = receipt["witness"]
+    assert (receipt["ending"], witness["steps"]) == ("ok", 2)
+    assert [witness["first_loss"], witness["last_loss"]] == losses[2:]
     assert receipt["provenance"]["loaded"] == []
+    assert whole.parts.checkpoints(folder).steps() == (2, 4)
+
+
+def test_the_command_tells_its_launcher_each_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = tmp_path / "telemetry"
+    monkeypatch.setenv("LANEGATE_TELEMETRY", str(told))
+    assert train.main((*SHORT, "--steps", "2", "--save", str(tmp_path / "run"))) == 0
+    heard = telemetry.read(told)
+    assert heard.lost == 0
+    assert [step.number for step in heard.steps] == [1, 2]
+    assert all(step.tokens > 100 and step.loss for step in heard.steps)
+    assert not list((tmp_path / "run").glob("receipt-*")), "the launcher writes the receipt"
+
+
+def test_a_run_that_fails_leaves_a_receipt_that_says_so(tmp_path: Path) -> None:
+    record = train.Record(
+        started="2026-11-21T00:00:00+00:00",
+        taken=replace(provenance.take(folder=tmp_path, host=None, devices=0), loaded=()),
+    )
+    asked = train.read((*SHORT, "--steps", "3", "--save", str(tmp_path / "run")), {})
+    train.train(replace(asked, steps=1), record)
+    path = train.keep_receipt(asked, record, "failed", "RuntimeError: out of luck")
+    assert path is not None
+    receipt = json.loads(path.read_text())
+    assert (receipt["ending"], receipt["exit_code"], receipt["failure"]) == ("failed", 1, "RuntimeError: out of luck")
 
 
 def test_words_that_nobody_reads_and_ranks_that_are_not_there_end_with_2(
@@ -215,6 +246,16 @@ def test_words_that_nobody_reads_and_ranks_that_are_not_there_end_with_2(
     assert "one rank" in capsys.readouterr().err
     assert train.main(("--recipe", "tiny-nam52", "--resume")) == 2
     assert "needs the folder of a run" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("mode", ["nemo_native", "author_dp"])
+def test_what_a_launch_writes_is_what_the_command_reads(mode: Mode) -> None:
+    recipe = PRESETS["tiny-nam56r"]
+    lane = Lane(mode=mode, regime="fsdp2", gpus=4, overrides={"optim.lr": "1e-4", "optim.rule": "muon"})
+    launched = launch(recipe, lane)
+    read = train.read((*launched.argv, "--log-every", "5"), {})
+    assert read.asked.recipe.optim == replace(recipe.optim, lr=1e-4, rule="muon")
+    assert (read.asked.mode, read.asked.degrees, read.log_every) == (mode, launched.degrees, 5)
 
 
 def test_float64_is_carried_through_a_step() -> None:
