@@ -41,6 +41,7 @@ from contracts.checks.numeric import (  # isort: skip
     retention,  # which may go
     weight_names,  # weights in the files of others
     resume,  # resumed is uninterrupted
+    continuation,  # where a resumed run goes on
 )
 
 __all__ = [
@@ -49,6 +50,7 @@ __all__ = [
     "balance",
     "checkpoint",
     "compiled",
+    "continuation",
     "crash",
     "damage",
     "dispatch",

@@ -11,7 +11,7 @@ from contracts.checks.numeric._saves import FAMILIES
 from contracts.contract import contract
 from contracts.spec.array import Arrays
 from contracts.spec.recipe import Batch, Moe, Mtp, Optim, Recipe
-from contracts.spec.training import Execution, Observed, Session, Step, Trained, Training
+from contracts.spec.training import Execution, Observed, Session, Step, Training
 
 SHORT = replace(
     SMALL,
@@ -114,49 +114,3 @@ def a_save_does_not_touch_the_run(stack: Training, recipe: Recipe) -> None:
     for got, want in zip(saving.steps, plain.steps, strict=True):
         words = _unlike(got, want)
         assert not words, f"with a save after each step, step {want.number}: {words}"
-
-
-CHANGED: dict[str, Recipe] = {
-    "seed": replace(SHORT, seed=SHORT.seed + 1),
-    "rope": replace(SHORT, rope_theta=10_000),
-    "top-k": replace(SHORT, moe=replace(SHORT.moe or Moe(), top_k=2)),
-    "optimizer": MUON,
-    "width": replace(SHORT, ffn_hidden=44, hidden=28),
-    "deeper": replace(SHORT, depth=5),
-}
-
-
-@contract("CKPT-01c", asks="train", cases=CHANGED, source=FAMILIES)
-def a_run_resumes_under_its_own_recipe(stack: Training, other: Recipe) -> None:
-    """A checkpoint is refused under another recipe, with the reason; under its own it is taken.
-
-    Most of a recipe is in no tensor's shape: the run goes on, as another.
-    """
-    with _saves.folder() as at:
-        stack.train(Session(recipe=SHORT, steps=1, save=str(at), save_at=frozenset({1})))
-        refused, run = _refused(stack, Session(recipe=other, steps=1, load=str(at)))
-        began = run.start if run else 0
-        assert refused, f"saved under {SHORT.name}, the run of {other.name} went on after step {began}"
-        own = stack.train(Session(recipe=SHORT, steps=1, load=str(at)))
-    assert own.start == 1, f"under its own recipe the run began after step {own.start}, expected 1"
-
-
-@contract("CKPT-01d", asks="train", cases={"empty-folder": ()}, source=FAMILIES)
-def a_resume_from_nothing_is_refused(stack: Training) -> None:
-    """A run that is told to load from a folder without a checkpoint is refused: it does not begin anew.
-
-    The volume was not mounted; the run began at step 0 and wrote over what came back with the mount.
-    """
-    with _saves.folder() as at:
-        refused, run = _refused(stack, Session(recipe=SHORT, steps=1, load=str(at)))
-    assert refused, f"there is no checkpoint, and the run began after step {run.start if run else 0}"
-
-
-def _refused(stack: Training, session: Session) -> tuple[str, Trained | None]:
-    from contracts.spec.errors import Refused
-
-    try:
-        run = stack.train(session)
-    except Refused as refused:
-        return str(refused), None
-    return "", run

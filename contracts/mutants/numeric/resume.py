@@ -10,11 +10,8 @@ import torch
 from torch import Tensor
 
 from contracts.contract import mutant
-from contracts.mutants.numeric._exchanged import Exchanged
 from contracts.mutants.numeric._trained import Trained
-from contracts.spec.errors import refuse
-from contracts.stacks.reference import saved_manifest
-from contracts.stacks.reference.checkpoint import Checkpoints, State
+from contracts.stacks.reference.checkpoint import State
 from contracts.stacks.reference.optimizer import Optimizer
 from contracts.stacks.reference.trainer import Trainer
 
@@ -113,6 +110,31 @@ class LoadsOneRuleAlone(Trained):
     """Of two optimizers the one that came first is loaded: Muon's momentum begins at zero."""
 
     moves = _ForgetsMomentum
+
+
+class _HoldsOldGroups(Optimizer):
+    loaded = False
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        super().load(state)
+        self.loaded = True
+
+    def step(self, lr: float) -> None:
+        if not self.loaded:
+            return super().step(lr)
+        for rule in self.rules.values():
+            for group in rule.param_groups:
+                group["lr"] = lr if rule is self.rules["adamw"] else self.optim.lr
+            rule.step()
+        return None
+
+
+@mutant(of="CKPT-01a", case="muon", says="weights: the state", bugs=("RSM-17",))
+class HoldsOldGroups(Trained):
+    """After a load the scheduler still writes to the groups that were there before it; one of two optimizers keeps
+    its initial rate, and the rate that is logged is right."""
+
+    moves = _HoldsOldGroups
 
 
 class _ByOrder(Optimizer):
@@ -268,43 +290,3 @@ class NamesByChance(Trained):
     """The save draws from the generator that the data uses."""
 
     trains = _NamesByChance
-
-
-class _AsksNoRecipe(Checkpoints):
-    def load(self, target: Mapping[str, Tensor], *, recipe: str = "", step: int | None = None) -> State:
-        latest = self.latest()
-        if latest is not None:
-            recipe = saved_manifest.read(self.folder / self.name_of(latest)).recipe
-        return super().load(target, recipe=recipe, step=step)
-
-
-@mutant(of="CKPT-01c", case="rope", says="the run of short went on after step 1", bugs=("PRV-06",))
-class AsksNoRecipe(Exchanged):
-    """Every tensor fits, so the run goes on, with another rope base."""
-
-    exchange = {"checkpoints": _AsksNoRecipe}
-
-
-class _AsksTheProcess(Trainer):
-    def resume(self, folder: str) -> None:
-        raise refuse("recipe", hash(self), "is not the one it was saved under", "resume in the process that saved")
-
-
-@mutant(of="CKPT-01c", case="top-k", says="a legal input was refused")
-class AsksTheProcess(Trained):
-    """Over-correction: the digest is a hash that Python salts anew in each process, so that no run is ever resumed."""
-
-    trains = _AsksTheProcess
-
-
-class _BeginsAnew(Trainer):
-    def resume(self, folder: str) -> None:
-        if self.parts.checkpoints(folder).latest() is not None:
-            super().resume(folder)
-
-
-@mutant(of="CKPT-01d", case="empty-folder", says="there is no checkpoint, and the run began after step 0")
-class BeginsAnew(Trained):
-    """Resumes if it can, and starts if it cannot."""
-
-    trains = _BeginsAnew
