@@ -30,8 +30,7 @@ AHEAD = replace(SHORT, name="short-mtp", mtp=Mtp(depth=1), optim=replace(SHORT.o
 EVERYTHING: frozenset[Observed] = frozenset({"weights", "optimizer", "buffers", "rng"})
 RUNS: dict[str, tuple[Recipe, Execution, tuple[int, ...]]] = {  # steps between one load and the next
     "adamw": (SHORT, Execution(), (2, 2, 2)),
-    "muon": (MUON, Execution(), (2, 2, 2)),
-    "accumulated": (SHORT, Execution(microbatches=3), (1, 3, 2)),
+    "muon-accumulated": (MUON, Execution(microbatches=3), (1, 3, 2)),
     "mtp-without-clipping": (AHEAD, Execution(), (3, 1, 2)),
 }
 

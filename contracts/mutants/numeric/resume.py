@@ -57,7 +57,12 @@ class _CountsStepsFromTheLoad(Trainer):
         self.number = 0
 
 
-@mutant(of="CKPT-01a", case="muon", says="after 1 loads the run began after step 0, expected 2", bugs=("RSM-03",))
+@mutant(
+    of="CKPT-01a",
+    case="muon-accumulated",
+    says="after 1 loads the run began after step 0, expected 1",
+    bugs=("RSM-03",),
+)
 class CountsStepsFromTheLoad(Trained):
     """Steps are numbered anew: logs and checkpoints of the second part overwrite those of the first."""
 
@@ -105,7 +110,7 @@ class _ForgetsMomentum(Optimizer):
         super().load({n: torch.zeros_like(each) if "momentum" in n else each for n, each in state.items()})
 
 
-@mutant(of="CKPT-01a", case="muon", says="/momentum_buffer differs", bugs=("RSM-57",))
+@mutant(of="CKPT-01a", case="muon-accumulated", says="/momentum_buffer differs", bugs=("RSM-57",))
 class LoadsOneRuleAlone(Trained):
     """Of two optimizers the one that came first is loaded: Muon's momentum begins at zero."""
 
@@ -129,7 +134,7 @@ class _HoldsOldGroups(Optimizer):
         return None
 
 
-@mutant(of="CKPT-01a", case="muon", says="weights: the state", bugs=("RSM-17",))
+@mutant(of="CKPT-01a", case="muon-accumulated", says="weights: the state", bugs=("RSM-17",))
 class HoldsOldGroups(Trained):
     """After a load the scheduler still writes to the groups that were there before it; one of two optimizers keeps
     its initial rate, and the rate that is logged is right."""
@@ -162,7 +167,7 @@ class _Rounds(Optimizer):
         super().load({n: each if n.endswith("/step") else each.bfloat16().to(each.dtype) for n, each in state.items()})
 
 
-@mutant(of="CKPT-01a", case="accumulated", says="/exp_avg differs")
+@mutant(of="CKPT-01a", case="muon-accumulated", says="/exp_avg differs")
 class RoundsTheMoments(Trained):
     """torch.optim's load_state_dict casts state to the parameter's dtype: float32 moments come back as bfloat16."""
 
@@ -205,7 +210,7 @@ class _BeginsTheData(Trainer):
         self.consumed = 0
 
 
-@mutant(of="CKPT-01a", case="accumulated", says="after 1 loads, step 2: samples is", bugs=("RSM-26",))
+@mutant(of="CKPT-01a", case="muon-accumulated", says="after 1 loads, step 2: samples is", bugs=("RSM-26",))
 class BeginsTheData(Trained):
     """The sampler starts again: the first batches are trained twice, the last never."""
 
