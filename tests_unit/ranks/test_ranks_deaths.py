@@ -135,6 +135,39 @@ def test_rank_zero_dead_without_restarts_is_told_by_another(tmp_path: Path) -> N
     assert "summed(1)" in run.output
 
 
+RESTARTS = """
+def test_poisons():
+    if RANK == 1:
+        raise ValueError("poison")
+    summed(1)
+
+def test_after():
+    assert summed(1) == 2
+
+def test_dies_after_its_end():
+    if RANK == 1:
+        import threading
+        threading.Timer(0.5, os._exit, [3]).start()
+
+@pytest.fixture(scope="module", autouse=True)
+def slow_to_end():
+    yield
+    time.sleep(2)
+"""
+
+
+def test_a_session_that_wants_no_recovery_in_place_restarts_and_goes_on(tmp_path: Path) -> None:
+    """And a death in the teardown of a module, after the last test has passed its call, is not silent."""
+    run = torchrun(tmp_path, {"test_restarts.py": RESTARTS}, "--dist-recover=restart", ranks=2, restarts=2)
+    assert run.code == 1
+    assert run.outcome("test_poisons") == "failed"
+    assert "rank 1 diverged first: ValueError: poison" in run.words("test_poisons")
+    assert run.outcome("test_after") == "passed"
+    assert "failed" in run.outcome("test_dies_after_its_end")
+    assert "rank 1 died without an outcome" in run.words("test_dies_after_its_end")
+    assert "the process group was poisoned and --dist-recover is restart" in run.output
+
+
 SLOW = """
 def test_begins():
     assert summed(RANK) == 1

@@ -63,6 +63,19 @@ def test_a_loop_that_swallows_exceptions():
 def test_after_that():
     assert summed(5) == 15
 
+def test_a_tracer_after_an_abort():
+    import sys
+    lines = []
+    def tracer(frame, event, arg):
+        lines.append(event)
+        return tracer
+    sys.settrace(tracer)
+    try:
+        assert summed(5) == 15
+    finally:
+        sys.settrace(None)
+    assert 10 < len(lines) < 100_000
+
 @two
 def test_a_sleep_past_the_limit():
     time.sleep(3.5 if RANK == 2 else 0)
@@ -126,8 +139,12 @@ def test_a_hang_costs_one_test_and_says_where_every_rank_was(tmp_path: Path, sub
             for part in words:
                 assert part in run.words(name)
     with subtests.test("the tests after a hang have their own outcome"):
-        after = {name: run.outcome(name) for name in run.outcomes if name.startswith(("test_after", "test_groups_of"))}
-        assert len(after) == 7
+        after = {
+            name: run.outcome(name)
+            for name in run.outcomes
+            if name.startswith(("test_after", "test_groups_of", "test_a_tracer"))
+        }
+        assert len(after) == 8
         assert set(after.values()) == {"passed"}
     with subtests.test("forty divergences in a row, and right sums after each"):
         for number in range(40):

@@ -134,6 +134,12 @@ def test_decided_by_rank_two(record_property):
     record_property("said by", RANK)
     assert RANK != 2, "rank two decides"
 
+def test_a_subtest_fails_on_one_rank(subtests):
+    for n in range(3):
+        with subtests.test(n=n):
+            assert (RANK, n) != (1, 2), "part two of rank one"
+    assert summed(1) == 3
+
 def test_ends_the_group():
     dist.destroy_process_group()
 
@@ -179,6 +185,7 @@ EXPECTED = {  # test → what JUnit says, words that stand in it
     "test_poisons_the_mesh": ("failed", ("rank 0 diverged first",)),
     "test_mesh_again": ("passed", ()),
     "test_decided_by_rank_two": ("failed", ("rank 2 diverged first: AssertionError: rank two decides",)),
+    "test_a_subtest_fails_on_one_rank": ("failed", ("rank 1 diverged first: ", "part two of rank one")),
     "test_ends_the_group": ("passed", ()),
     "test_has_a_group_again": ("passed", ()),
     "test_stops_the_session_on_one_rank_only_by_exit_code": ("failed", ("rank 1 diverged first: SystemExit: 3",)),
@@ -199,7 +206,7 @@ def test_a_test_has_one_outcome_and_the_one_after_it_its_own(tmp_path: Path, sub
         assert run.code == 1
         assert "SIGABRT" not in run.output
         assert "SIGTERM" not in run.output
-        assert "of 28 tests failed" in run.output  # in torchrun's own last page
+        assert "of 29 tests failed" in run.output  # in torchrun's own last page
         assert run.output.count("short test summary info") == 1
     with subtests.test("the properties are those of the rank that decided"):
         xml = (tmp_path / "junit.xml").read_text()

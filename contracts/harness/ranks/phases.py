@@ -30,6 +30,7 @@ class Phases:
         self._poisoned_before = False
         self._groups_before = 1
         self._armed_until = 0.0
+        self._parts: list[str] = []  # failures of subtests, on this rank
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_timeout_set_timer(self, item: pytest.Item, settings: Any) -> bool:
@@ -47,6 +48,7 @@ class Phases:
             self.ranks.journal.start(item.nodeid)
         limits, self.ranks.item = self.ranks.limits, item
         self._failed = self._poisoned_before = False
+        self._parts = []
         self._groups_before = self.job.group.count()
         self._arm(3 * (self._limit(item) + limits.grace + limits.hard) + examples.AFTER_S)  # setup, call, teardown
         try:
@@ -54,8 +56,8 @@ class Phases:
         except (KeyboardInterrupt, pytest.exit.Exception) as error:
             self.job.end(f"rank {self.here.rank} stopped the session in {item.nodeid}: {error}", restart=False)
             raise
-        self._after(item)
         self.ranks.item = None
+        self._after(item)
         return ran
 
     def _arm(self, seconds: float) -> None:
@@ -129,7 +131,12 @@ class Phases:
         self, item: pytest.Item, call: pytest.CallInfo[None]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         report = yield
+        if self.job.watchdog.region is not None:  # of a part of a test that still runs: a subtest
+            self._parts += [report.longreprtext] if report.failed else []
+            return report
         region = self._regions.pop(call.when)
+        if call.when == "call" and self._parts and report.passed:
+            report.outcome, report.longrepr = "failed", "\n".join(["a subtest failed", *self._parts])
         error = None if call.excinfo is None else call.excinfo.value
         skipped = isinstance(error, pytest.skip.Exception)
         aborted = self.job.why_aborted(region, raised=error is not None and not skipped)
@@ -154,8 +161,20 @@ class Phases:
             self._failed = True
         return report
 
-    @pytest.hookimpl(trylast=True)
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> Generator[None, object, object]:
+        """Count subtests with their test alone: on which rank one failed is not to decide when the session stops."""
+        session = self.ranks.session
+        assert session is not None
+        before = session.testsfailed, session.shouldfail
+        logged = yield
+        if isinstance(report, pytest.SubtestReport):
+            session.testsfailed, session.shouldfail = before
+        else:
+            self._tell(report)
+        return logged
+
+    def _tell(self, report: pytest.TestReport) -> None:
         if self.ranks.journal is None or report.nodeid in self.ranks.past.done:
             return
         self.ranks.journal.report(report.nodeid, self.ranks.serialized(report))
