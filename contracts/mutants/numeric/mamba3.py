@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from contracts.contract import mutant
 from contracts.mutants.numeric._exchanged import Exchanged
-from contracts.mutants.numeric.scan import GRADIENT, Y, unpacked
+from contracts.mutants.numeric._mamba import GRADIENT, Y, unpacked
 from contracts.spec.recipe import Recipe
 from contracts.stacks.reference.blocks.common import Output, Packing, State
 from contracts.stacks.reference.blocks.mamba import split, wide

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from contracts.contract import mutant
 from contracts.mutants.numeric._exchanged import Exchanged
-from contracts.mutants.numeric.scan import GRADIENT, Y, become, shifted, unpacked
+from contracts.mutants.numeric._mamba import GRADIENT, Y, become, shifted, unpacked
 from contracts.spec.blocks import BlockCall, BlockRun
 from contracts.spec.recipe import Recipe
 from contracts.stacks.reference.blocks.common import Packing, RMSNorm, packing

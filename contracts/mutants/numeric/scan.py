@@ -1,6 +1,6 @@
-"""Mamba-2 wrong in one place: what a token sees, what passes from chunk to chunk, call to call, document to document.
+"""Mamba-2 wrong in what passes from chunk to chunk and from call to call.
 
-B sequences · T tokens · h heads · p head_dim · g groups · n state · c channels · w = T + 3 inputs of the convolution
+B sequences · T tokens · h heads · p head_dim · n state · c channels · w = T + 3 inputs of the convolution
 """
 
 from __future__ import annotations
@@ -9,158 +9,13 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from contracts.contract import mutant
 from contracts.mutants.numeric._exchanged import Exchanged
-from contracts.spec.recipe import Recipe
+from contracts.mutants.numeric._mamba import GRADIENT, Convolved, Y
 from contracts.stacks.reference.blocks.common import Packing
-from contracts.stacks.reference.blocks.mamba import CausalConv, GatedNorm, Mamba2
-
-Y, GRADIENT, STATE = "y differs: ", "the gradient of ", "the state "
-
-
-def become(mixer: nn.Module, old: type[nn.Module], new: type[nn.Module]) -> None:
-    """Every part of one class becomes one of another, with the same tensors."""
-    for each in mixer.modules():
-        if type(each) is old:
-            each.__class__ = new
-
-
-def shifted(packing: Packing, by: int) -> Packing:
-    """Documents that begin so many tokens later (or earlier, below 0)."""
-    documents = packing.documents_BT
-    length = documents.shape[1]
-    moved = (torch.arange(length, device=documents.device) - by).clamp(0, length - 1)
-    return packing._replace(documents_BT=documents[:, moved])
-
-
-def unpacked(packing: Packing) -> Packing:
-    """The row as one document."""
-    return packing._replace(documents_BT=torch.zeros_like(packing.documents_BT), boundless=True)
-
-
-class Convolved(Mamba2):
-    """Mamba-2 with another convolution."""
-
-    convolution: type[CausalConv]
-
-    def __init__(self, recipe: Recipe, parts: Any) -> None:
-        super().__init__(recipe, parts)
-        become(self, CausalConv, self.convolution)
-
-
-class Normed(Mamba2):
-    """Mamba-2 with another gated norm."""
-
-    gated: type[GatedNorm]
-
-    def __init__(self, recipe: Recipe, parts: Any) -> None:
-        super().__init__(recipe, parts)
-        become(self, GatedNorm, self.gated)
-
-
-# what it sees
-
-
-class _Untruncated(CausalConv):
-    def mixed(self, seen_Bwc: Tensor, of_Bw: Tensor) -> Tensor:
-        ahead = torch.cat([seen_Bwc[:, 3:], torch.zeros_like(seen_Bwc[:, :3])], dim=1)
-        return super().mixed(ahead, of_Bw)
-
-
-class _ConvolvesUntruncated(Convolved):
-    convolution = _Untruncated
-
-
-@mutant(of="BLK-01c", case="mamba2", says="change the output at token 18 of row 0", bugs=("SSM-08",))
-class TakesTheEndOfThePaddedConvolution(Exchanged):
-    """Pads three on both sides and takes the last T outputs, not the first: each token sees three ahead."""
-
-    exchange = {"mamba2": _ConvolvesUntruncated}
-
-
-class _Reversed(CausalConv):
-    def mixed(self, seen_Bwc: Tensor, of_Bw: Tensor) -> Tensor:
-        taps = [seen_Bwc[:, i : seen_Bwc.shape[1] - 3 + i] * self.weight[:, 3 - i] for i in range(4)]
-        return torch.stack(taps).sum(0) + self.bias
-
-
-class _ConvolvesReversed(Convolved):
-    convolution = _Reversed
-
-
-@mutant(of="BLK-04a", case="plain", says=Y)
-class ReadsTheTapsBackwards(Exchanged):
-    """The tap of the token itself meets the token three before: a convolution for a correlation."""
-
-    exchange = {"mamba2": _ConvolvesReversed}
-
-
-class _AdmitsTheNextDocument(CausalConv):
-    def extended(self, u_BTc: Tensor, packing: Packing, state: Tensor | None) -> tuple[Tensor, Tensor]:
-        return super().extended(u_BTc, unpacked(packing), state)
-
-
-class _ConvolvesAcross(Convolved):
-    convolution = _AdmitsTheNextDocument
-
-
-@mutant(of="BLK-02c", case="mamba2", says="document 0 changes the output at token 3 of another one")
-class ResetsTheStateAndNotTheConvolution(Exchanged):
-    """The scan is given the documents, the convolution is not: three tokens leak at every border."""
-
-    exchange = {"mamba2": _ConvolvesAcross}
-
-
-class _ScansAcross(Mamba2):
-    def scan(self, x: Tensor, dt: Tensor, b: Tensor, c: Tensor, packing: Packing, state: Any) -> tuple[Tensor, Tensor]:
-        return super().scan(x, dt, b, c, unpacked(packing), state)
-
-
-@mutant(of="BLK-02c", case="mamba2", says="document 0 changes the output at token 3 of another one")
-class ResetsTheConvolutionAndNotTheState(Exchanged):
-    """seq_idx reaches the convolution alone, and the state walks on through every document."""
-
-    exchange = {"mamba2": _ScansAcross}
-
-
-class _ResetsLate(Mamba2):
-    def scan(self, x: Tensor, dt: Tensor, b: Tensor, c: Tensor, packing: Packing, state: Any) -> tuple[Tensor, Tensor]:
-        return super().scan(x, dt, b, c, shifted(packing, 1), state)
-
-
-@mutant(of="BLK-02c", case="mamba2", says="document 0 changes the output at token 3 of another one")
-class ResetsOneTokenLate(Exchanged):
-    """The first token of a document still reads the state of the one before."""
-
-    exchange = {"mamba2": _ResetsLate}
-
-
-class _ResetsEarly(Mamba2):
-    def scan(self, x: Tensor, dt: Tensor, b: Tensor, c: Tensor, packing: Packing, state: Any) -> tuple[Tensor, Tensor]:
-        return super().scan(x, dt, b, c, shifted(packing, -1), state)
-
-
-@mutant(of="BLK-04d", case="mamba2", says="y of document 0 of row 0 differs")
-class ResetsOneTokenEarly(Exchanged):
-    """Over-correction: the last token of a document has already lost it, which leaks nothing."""
-
-    exchange = {"mamba2": _ResetsEarly}
-
-
-class _LeaksInTheLastChunk(Mamba2):
-    def scan(self, x: Tensor, dt: Tensor, b: Tensor, c: Tensor, packing: Packing, state: Any) -> tuple[Tensor, Tensor]:
-        found = super().scan(x, dt, b, c, packing, state)
-        return found[0], super().scan(x, dt, b, c, unpacked(packing), state)[1]
-
-
-@mutant(of="BLK-04d", case="mamba2", says="after row 0 the state ssm differs")
-class LeavesTheStateOfEveryDocument(Exchanged):
-    """Outputs are kept apart, but the state that is left for the next call holds all documents of the row."""
-
-    exchange = {"mamba2": _LeaksInTheLastChunk}
-
+from contracts.stacks.reference.blocks.mamba import CausalConv, Mamba2
 
 # what passes from chunk to chunk
 

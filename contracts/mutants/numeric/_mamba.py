@@ -1,0 +1,57 @@
+"""What the counterexamples of M and R share: words, exchanged parts, documents that lie elsewhere.
+
+B sequences · T tokens
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from contracts.spec.recipe import Recipe
+from contracts.stacks.reference.blocks.common import Packing
+from contracts.stacks.reference.blocks.mamba import CausalConv, GatedNorm, Mamba2
+
+Y, GRADIENT = "y differs: ", "the gradient of "
+
+
+def become(mixer: nn.Module, old: type[nn.Module], new: type[nn.Module]) -> None:
+    """Every part of one class becomes one of another, with the same tensors."""
+    for each in mixer.modules():
+        if type(each) is old:
+            each.__class__ = new
+
+
+def shifted(packing: Packing, by: int) -> Packing:
+    """Documents that begin so many tokens later (or earlier, below 0)."""
+    documents = packing.documents_BT
+    length = documents.shape[1]
+    moved = (torch.arange(length, device=documents.device) - by).clamp(0, length - 1)
+    return packing._replace(documents_BT=documents[:, moved])
+
+
+def unpacked(packing: Packing) -> Packing:
+    """The row as one document."""
+    return packing._replace(documents_BT=torch.zeros_like(packing.documents_BT), boundless=True)
+
+
+class Convolved(Mamba2):
+    """Mamba-2 with another convolution."""
+
+    convolution: type[CausalConv]
+
+    def __init__(self, recipe: Recipe, parts: Any) -> None:
+        super().__init__(recipe, parts)
+        become(self, CausalConv, self.convolution)
+
+
+class Normed(Mamba2):
+    """Mamba-2 with another gated norm."""
+
+    gated: type[GatedNorm]
+
+    def __init__(self, recipe: Recipe, parts: Any) -> None:
+        super().__init__(recipe, parts)
+        become(self, GatedNorm, self.gated)
