@@ -20,6 +20,8 @@ from contracts.checks.numeric import (  # isort: skip
     mamba,  # M as Mamba-2: its recurrence
     mamba3,  # M as Mamba-3: its recurrence
     recurrent,  # R: its recurrence
+    visibility_of_m,  # who sees whom in M
+    ssm_precision,  # M: what is held and computed in float32
     streams,  # residual streams beside each other
     prediction,  # heads that look ahead
     loss,  # what is averaged over what
@@ -80,9 +82,11 @@ __all__ = [
     "schedule",
     "selection_bias",
     "sparse_attention",
+    "ssm_precision",
     "streams",
     "updates",
     "visibility",
+    "visibility_of_m",
     "weight_names",
     "witnesses",
 ]

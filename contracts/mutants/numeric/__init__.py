@@ -38,9 +38,11 @@ from contracts.mutants.numeric import (
     schedule,
     selection_bias,
     sparse_attention,
+    ssm_precision,
     streams,
     updates,
     visibility,
+    visibility_of_m,
     weight_names,
     witnesses,
 )
@@ -80,9 +82,11 @@ __all__ = [
     "schedule",
     "selection_bias",
     "sparse_attention",
+    "ssm_precision",
     "streams",
     "updates",
     "visibility",
+    "visibility_of_m",
     "weight_names",
     "witnesses",
 ]
