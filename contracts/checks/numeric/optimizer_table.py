@@ -53,7 +53,7 @@ def the_table_has_each_parameter_once(stack: Training, recipe: Recipe) -> None:
 
 @contract("OPT-01b", asks=("built", "train"), cases=TABLES, source="F09 F18")
 def a_step_moves_every_parameter_by_its_rule(stack: Training, recipe: Recipe) -> None:
-    """The first step moves every trainable parameter, by the rule that the table names and by it alone.
+    """A gradient reaches every trainable parameter, and the first step moves it by the rule that the table names alone.
 
     Without decay AdamW's first step is lr · g / (|g| + 1e-8), Muon's an orthogonal matrix: a tensor tells who moved it.
     One that is in two groups moves twice, one that was forgotten not at all.
@@ -66,8 +66,7 @@ def a_step_moves_every_parameter_by_its_rule(stack: Training, recipe: Recipe) ->
     gradients = instruments.numerics.tensors(step.gradients)
     for row in rows:
         assert row.name in gradients, f"{row.name} got no gradient and is in the table under {row.optimizer}"
-        if not bool(gradients[row.name].any()):
-            continue  # the batch did not reach it, so nothing is to be seen
+        assert bool(gradients[row.name].any()), f"no gradient reaches {row.name}, in the table under {row.optimizer}"
         assert bool(moved[row.name].any()), f"{row.name} did not move, and is in the table under {row.optimizer}"
         by = _rules(moved[row.name], gradients[row.name] * step.clip_coef, step.lr)
         assert row.optimizer in by, (

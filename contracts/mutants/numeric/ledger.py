@@ -48,7 +48,7 @@ class _FillsUp(Ledger):
         return self.order(epoch, index % self.size)
 
 
-@mutant(of="PAR-06a", case="more-than-a-hundred", says="more than once", bugs=("DAT-04",))
+@mutant(of="PAR-06a", case="more-than-a-hundred", says="more than once")
 class FillsUpTheLastStep(Trained):
     """Over-correction: the last step of an epoch is filled with its first sequences once more."""
 
@@ -69,6 +69,20 @@ class FetchesOneTooMany(Trained):
         ledger_class = _SkipsOne
 
 
+class _LateEachEpoch(Ledger):
+    def id(self, position: int) -> int:
+        epoch, index = divmod(position, self.size - 3)
+        return self.order(epoch, index + 3)
+
+
+@mutant(of="PAR-06a", case="a-step-divides-the-epoch", says="epoch 0 of 12 sequences", bugs=("RSM-25",))
+class SkipsTheOffsetEachEpoch(Trained):
+    """The place of a resume is skipped in every epoch and not in the first alone."""
+
+    class trains(Trainer):  # noqa: N801
+        ledger_class = _LateEachEpoch
+
+
 class _Strided(Ledger):
     def of_rank(self, start: int, total: int, rank: int, dp: int) -> tuple[int, ...]:
         return self.ids(start, total)[rank::dp]
@@ -87,7 +101,7 @@ class _SameForAll(Ledger):
         return super().of_rank(start, total, 0, dp)
 
 
-@mutant(of="PAR-06b", case="2", says="on 2 ranks", bugs=("DAT-27",))
+@mutant(of="PAR-06b", case="2", says="on 2 ranks")
 class GivesEveryRankTheSame(Trained):
     """The sampler does not know its rank: every data-parallel rank trains on the first share."""
 
@@ -178,7 +192,7 @@ class CountsWhatIsFetched(Trained):
             return super().next(wanted)
 
 
-@mutant(of="PAR-06e", case="three", says="`samples` says", bugs=("RSM-25",))
+@mutant(of="PAR-06e", case="three", says="`samples` says")
 class AppliesTheOffsetAgain(Trained):
     """The place in the epoch is added to the place in the run, and grows twice as fast."""
 
@@ -221,7 +235,7 @@ class _ShiftedTwice(Corpus):
         return tokens, torch.cat((labels[:, 1:], labels[:, -1:]), 1), documents
 
 
-@mutant(of="PAR-06f", case="16", says="sequence 0 position 0 has label", bugs=("DAT-05",))
+@mutant(of="PAR-06f", case="16", says="sequence 0 position 0 has label")
 class ShiftsLabelsTwice(Trained):
     """The loader shifts, and so does the collator."""
 
@@ -252,7 +266,7 @@ class _LosesTheLast(Corpus):
         return tokens, labels, documents
 
 
-@mutant(of="PAR-06f", case="16", says="position 15 has label -100, expected")
+@mutant(of="PAR-06f", case="16", says="position 15 has label -100, expected", bugs=("DAT-05",))
 class LosesTheLastLabel(Trained):
     """Labels are shifted inside the sequence, and the pair at its end is lost."""
 

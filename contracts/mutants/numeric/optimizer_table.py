@@ -7,12 +7,14 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from contracts.contract import mutant
+from contracts.mutants.numeric._exchanged import Exchanged
 from contracts.mutants.numeric._trained import Trained
 from contracts.spec.recipe import Mode, Optim, Recipe
 from contracts.spec.training import Built, Rule
+from contracts.stacks.reference.blocks.experts import Experts
 from contracts.stacks.reference.optimizer import Member, Muon, Optimizer
 from contracts.stacks.reference.stack import Reference
 
@@ -27,7 +29,7 @@ class ForgetsTheRecurrentBlock(Reference):
         return replace(answer, parameters=tuple(row for row in answer.parameters if "mixer.wf" not in row.name))
 
 
-@mutant(of="OPT-01a", case="tied", says="embedding.weight stands in the table 2 times", bugs=("OPT-23",))
+@mutant(of="OPT-01a", case="tied", says="embedding.weight stands in the table 2 times")
 class ListsTheTiedTensorTwice(Reference):
     """A tied output projection is put into the head's group as well."""
 
@@ -36,7 +38,7 @@ class ListsTheTiedTensorTwice(Reference):
         return replace(answer, parameters=(*answer.parameters, answer.parameters[0]))
 
 
-@mutant(of="OPT-01a", case="muon", says="has state {'momentum_buffer': 'bfloat16'}, expected float32", bugs=("OPT-28",))
+@mutant(of="OPT-01a", case="muon", says="has state {'momentum_buffer': 'bfloat16'}, expected float32")
 class KeepsMomentumInBfloat16(Reference):
     """Muon's momentum is made in the dtype that the iteration runs in."""
 
@@ -53,7 +55,7 @@ class _WithoutTheHead(Optimizer):
         super().__init__(optim, [member for member in members if member.role != "head"])
 
 
-@mutant(of="OPT-01b", case="adamw", says="head.weight did not move", bugs=("OPT-26",))
+@mutant(of="OPT-01b", case="adamw", says="head.weight did not move")
 class LeavesOutTheHead(Trained):
     """The output projection is in no group: it keeps its initial weights, and the loss falls all the same."""
 
@@ -74,6 +76,42 @@ class MovesTheRouterTwice(Trained):
     """The router stands in a second optimizer of its own, made for a higher rate."""
 
     moves = _Doubled
+
+
+class _Detached(Experts):
+    def matmul(self, x_SI: Tensor, weight_EOI: Tensor, ends_E: Tensor) -> Tensor:
+        return super().matmul(x_SI, weight_EOI.detach(), ends_E)
+
+
+@mutant(of="OPT-01b", case="adamw", says="no gradient reaches layers.1.mixer.experts.w1", bugs=("OPT-26",))
+class TrainsNoExpert(Exchanged):
+    """The experts' kernel is called past autograd: tokens flow, gradients of the input too, and no expert learns."""
+
+    exchange = {"experts": _Detached}
+
+
+class _Leaking(Optimizer):
+    def groups(self, rule: Rule) -> list[dict[str, Any]]:
+        share = 1.0
+        found = []
+        for member in self.members:
+            if self.rule(member) == rule:
+                share = 2.0 if member.role == "router" else share  # never set back
+                found.append({"params": [member.parameter], "weight_decay": self.decay(member), "share": share})
+        return found
+
+    def step(self, lr: float) -> None:
+        for optimizer in self.rules.values():
+            for group in optimizer.param_groups:
+                group["lr"] = lr * group["share"]
+            optimizer.step()
+
+
+@mutant(of="OPT-01b", case="adamw", says="moved by another rule, 2 times the rate", bugs=("OPT-05",))
+class LeaksARateToLaterParameters(Trained):
+    """The router's multiple of the rate is kept in the loop's variable, and every later parameter gets it."""
+
+    moves = _Leaking
 
 
 class _ByDimension(Optimizer):
@@ -128,7 +166,7 @@ class _Flattening(Optimizer):
     muon = _OneMatrixOfMany
 
 
-@mutant(of="OPT-02b", case="muon", says="(14, 20, 24) moved as by neither rule, expected muon", bugs=("OPT-17",))
+@mutant(of="OPT-02b", case="muon", says="(14, 20, 24) moved as by neither rule, expected muon")
 class OrthogonalizesAllExpertsAsOne(Trained):
     """A stack of experts is flattened to one tall matrix: experts share what each should have for itself."""
 
@@ -177,9 +215,7 @@ class _DecaysExpertsNot(Optimizer):
         return 0.0 if member.parameter.dim() == 3 else super().decay(member)
 
 
-@mutant(
-    of="OPT-02a", case="adamw", says="expert layers.1.mixer.experts.w1 decays by 0 … 0, expected 0.3", bugs=("OPT-05",)
-)
+@mutant(of="OPT-02a", case="adamw", says="expert layers.1.mixer.experts.w1 decays by 0 … 0, expected 0.3")
 class SparesExperts(Trained):
     """Over-correction: whatever is no plain matrix is spared, stacked experts with it."""
 
@@ -229,7 +265,7 @@ class _SkipsIdleExperts(Optimizer):
                 parameter[~busy] = old[~busy]
 
 
-@mutant(of="OPT-01c", case="one-expert-for-all", says="got no token and did not decay", bugs=("RSM-41",))
+@mutant(of="OPT-01c", case="one-expert-for-all", says="got no token and did not decay")
 class SkipsExpertsWithoutTokens(Trained):
     """Experts that got no token this step are left out of it: no decay, no moments."""
 

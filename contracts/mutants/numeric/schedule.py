@@ -82,19 +82,19 @@ class RampsTheWrongWay(Trained):
     trains = _Upward
 
 
+def _unguarded(optim: Optim, step: int) -> float:
+    if step <= optim.warmup:
+        return learning_rate(optim, step)
+    return optim.lr - (optim.lr - optim.min_lr) * (step - optim.warmup) / (optim.steps - optim.warmup)
+
+
 class _Unguarded(Trainer):
-    rate = staticmethod(
-        lambda optim, step: (
-            optim.min_lr
-            if step > optim.steps
-            else learning_rate(replace(optim, warmup=min(optim.warmup, optim.steps - 1)), step)
-        )
-    )
+    rate = staticmethod(_unguarded)
 
 
-@mutant(of="OPT-05b", case="warm-up-longer-than-the-run", says="the rate of step 1 is", bugs=("OPT-11",))
-class ShortensTheWarmup(Trained):
-    """A warm-up longer than the run is cut to fit instead of being kept: a short trial runs at higher rates."""
+@mutant(of="OPT-05b", case="warm-up-longer-than-the-run", says="the rate of step 7 is 0.7666667", bugs=("OPT-11",))
+class ClimbsWhereThereIsNoDecay(Trained):
+    """A warm-up longer than the run makes the decay's length negative: the rate goes on rising, above lr."""
 
     trains = _Unguarded
 
@@ -124,15 +124,15 @@ class CountsMicrobatches(Trained):
     trains = _ByMicrobatch
 
 
-class _BySequence(Trainer):
+class _SteppedTwice(Trainer):
     rate = staticmethod(lambda optim, step: learning_rate(optim, 2 * step))
 
 
 @mutant(of="OPT-05c", case="more-sequences", says="the rate of step 1 is 1 with 1 microbatches of 2", bugs=("OPT-07",))
-class CountsSequences(Trained):
-    """The scheduler counts consumed sequences and the warm-up is given in steps."""
+class StepsTheSchedulerTwice(Trained):
+    """The scheduler is prepared for two processes and wrapped again: two of its steps to one of the optimizer."""
 
-    trains = _BySequence
+    trains = _SteppedTwice
 
 
 # clipping
@@ -141,7 +141,7 @@ class _ScalesUp(Optimizer):
         return self.optim.clip / (norm + 1e-6)
 
 
-@mutant(of="OPT-05d", case="below-the-limit", says="at a limit of 10000, expected 1", bugs=("CLP-05",))
+@mutant(of="OPT-05d", case="below-the-limit", says="at a limit of 10000, expected 1")
 class ScalesGradientsUp(Trained):
     """clip / norm without its upper bound: small gradients are blown up to the limit."""
 

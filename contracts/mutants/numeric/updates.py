@@ -59,6 +59,21 @@ class DecaysByTheFullRate(Trained):
     moves = _DecaysByFullRate
 
 
+class _LateRate(Optimizer):
+    before: float | None = None
+
+    def step(self, lr: float) -> None:
+        super().step(self.before if self.before is not None else lr)
+        self.before = lr
+
+
+@mutant(of="OPT-04a", case="warming-up-and-clipped", says="(step 2)")
+class AppliesTheRateOfTheStepBefore(Trained):
+    """The rate is set after the step and reported as if before: each step is taken at that of the one before."""
+
+    moves = _LateRate
+
+
 class _ClipsAfterwards(Optimizer):
     def clip(self) -> tuple[float, float]:
         norm, coefficient = super().clip()
@@ -200,7 +215,7 @@ class _RoundsBack(Trainer):
         return done
 
 
-@mutant(of="OPT-05a", case="bf16-muon", says="moved by 0 in a first step", bugs=("OPT-29",))
+@mutant(of="OPT-05a", case="bf16-muon", says="moved by 0 in a first step")
 class RoundsWeightsAfterTheStep(Trained):
     """Float32 in name: the masters are read back from the bfloat16 copy, so small steps are lost."""
 
