@@ -2,13 +2,15 @@
 
 Hooks stand in the order in which pytest calls them; what they do stands in `gate`, `profiles` and `parties`. With
 xdist the controller plans, records and judges, and the workers only run: results travel in the reports. Under torchrun
-every rank plans and judges, and rank 0 records what the ranks agreed on.
+every rank plans and judges and draws the same verdict from what the ranks agreed on; rank 0 writes it down.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import sys
+from collections.abc import Generator
 from dataclasses import replace
 from pathlib import Path
 
@@ -62,14 +64,26 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "slow: a promise or test of one CPU process that takes more than some seconds")
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_cmdline_main(config: pytest.Config) -> Generator[None, int | None, int | None]:
+    """On every node but rank 0's one rank ends with the session's code as well: the launcher of a node whose ranks all
+    end with 0 waits five minutes for the others."""
+    code = yield
+    if code and here().node > 0 and here().local_rank == 0:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(int(code))
+    return code
+
+
 def pytest_sessionstart(session: pytest.Session) -> None:
     config = session.config
-    if _records(config):
+    if _judges(config):
         gate = _gate(config)
         if config.getoption("selftest") and here().world > 1:
             raise pytest.UsageError("--selftest is of one process; several ranks: lanegate selftest --profile dist")
         try:
-            gate.open(config.getoption("report"))
+            gate.open(config.getoption("report") if here().rank == 0 else None)
         except Refused as error:
             raise pytest.UsageError(str(error)) from error
         if config.getoption("selftest"):
@@ -180,7 +194,7 @@ def result_of(report: pytest.TestReport, item: Item | None) -> Result | None:
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     config = session.config
-    if GATE not in config.stash or not _records(config):
+    if GATE not in config.stash or not _judges(config):
         return
     if exitstatus in (pytest.ExitCode.INTERRUPTED, pytest.ExitCode.INTERNAL_ERROR, pytest.ExitCode.USAGE_ERROR):
         return  # no footer: the record stays unfinished and is refused by every reader
@@ -207,9 +221,9 @@ def _gating(config: pytest.Config) -> bool:
     return bool(config.getoption("gate") or config.getoption("report"))
 
 
-def _records(config: pytest.Config) -> bool:
-    """Whether this process writes the record: not a worker of xdist, and of several ranks the first."""
-    return _gating(config) and not hasattr(config, "workerinput") and here().rank == 0
+def _judges(config: pytest.Config) -> bool:
+    """Whether this process draws the verdict: not a worker of xdist, but every rank, so that all end with one code."""
+    return _gating(config) and not hasattr(config, "workerinput")
 
 
 def _gate(config: pytest.Config) -> Gate:
