@@ -36,7 +36,7 @@ class Snapshot:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fault:
+class WriteFault:
     """How a write is upset.
 
     Args:
@@ -92,7 +92,7 @@ class Overtaken:
 class Checkpointing(Party, Protocol):
     """How a stack keeps state on a disk."""
 
-    def write_checkpoint(self, folder: str, state: Snapshot, file_bytes: int, fault: Fault | None) -> Written:
+    def write_checkpoint(self, folder: str, state: Snapshot, file_bytes: int, fault: WriteFault | None) -> Written:
         """Write one checkpoint, in a process of its own if a fault is given. No file holds more than about
         `file_bytes` of tensors: larger ones are cut along their first dimension."""
         ...
@@ -113,7 +113,7 @@ class Checkpointing(Party, Protocol):
         """Load a step, or the latest, into a target that has the names, shapes and dtypes that are expected."""
         ...
 
-    def retire_checkpoints(self, folder: str, keep: int, durable: frozenset[int], fault: Fault | None) -> Written:
+    def retire_checkpoints(self, folder: str, keep: int, durable: frozenset[int], fault: WriteFault | None) -> Written:
         """Remove what is older than the newest `keep` complete checkpoints, as far as that is safe.
 
         `durable` are the steps whose copy is known to have reached the durable storage.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contracts.checks.numeric import _saves
 from contracts.checks.numeric._saves import FAMILIES, LITTLE, ONE_FILE, SHAPES, state, target, unlike, unloaded
 from contracts.contract import contract
-from contracts.spec.checkpointing import Checkpointing, Fault
+from contracts.spec.checkpointing import Checkpointing, WriteFault
 
 MANY = 40
 """More boundaries than a write of one small file has in any stack that was seen; the reference has ten."""
@@ -27,7 +27,7 @@ def a_writer_may_die_at_any_boundary(stack: Checkpointing, *before: int) -> None
         with _saves.folder() as at:
             for step in before:
                 _saves.write(stack, at, state(step, LITTLE), ONE_FILE)
-            written = stack.write_checkpoint(str(at), new, ONE_FILE, Fault(dies_after=boundary))
+            written = stack.write_checkpoint(str(at), new, ONE_FILE, WriteFault(dies_after=boundary))
             said = f"the writer of step 4 {written.ending} at boundary {boundary}, and"
             latest = stack.latest_checkpoint(str(at))
             allowed = {4} if written.ending == "done" else {4, *(before or (None,))}
@@ -61,7 +61,7 @@ def a_full_disk_takes_nothing_with_it(stack: Checkpointing, room: int) -> None:
     with _saves.folder() as at:
         _saves.write(stack, at, old)
         there = _saves.files(at)
-        written = stack.write_checkpoint(str(at), new, ONE_FILE, Fault(room=room))
+        written = stack.write_checkpoint(str(at), new, ONE_FILE, WriteFault(room=room))
         assert written.ending == "refused", f"with room for {room} bytes a file the save was {written.ending}"
         assert written.words, "the save was refused without a word"
         latest = stack.latest_checkpoint(str(at))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contracts.checks.numeric import _saves
 from contracts.checks.numeric._saves import FAMILIES, LITTLE, ONE_FILE, state, target, unlike, unloaded
 from contracts.contract import contract
-from contracts.spec.checkpointing import Checkpointing, Fault
+from contracts.spec.checkpointing import Checkpointing, WriteFault
 
 KEPT: dict[str, tuple[tuple[int, ...], int, frozenset[int], tuple[int, ...]]] = {  # there, keep, durable → left
     "the-newest-two": ((2, 4, 6, 8), 2, frozenset({2, 4, 6, 8}), (6, 8)),
@@ -68,7 +68,7 @@ def what_is_incomplete_counts_for_nothing(stack: Checkpointing, dies_after: int)
         for step in (2, 4):
             _saves.write(stack, at, state(step, LITTLE), ONE_FILE)
         for step in (6, 8, 10):
-            stack.write_checkpoint(str(at), state(step, LITTLE), ONE_FILE, Fault(dies_after=dies_after))
+            stack.write_checkpoint(str(at), state(step, LITTLE), ONE_FILE, WriteFault(dies_after=dies_after))
         stack.retire_checkpoints(str(at), 1, frozenset({2, 4, 6, 8, 10}), None)
         latest = stack.latest_checkpoint(str(at))
         assert latest == 4, f"the writers of 6, 8 and 10 died, and the latest is {latest}, expected 4"
@@ -94,7 +94,7 @@ def a_remover_may_die_at_any_boundary(stack: Checkpointing, *there: int) -> None
         with _saves.folder() as at:
             for step in there:
                 whole = len(_saves.write(stack, at, state(step, LITTLE), ONE_FILE))
-            retired = stack.retire_checkpoints(str(at), 1, frozenset(there), Fault(dies_after=boundary))
+            retired = stack.retire_checkpoints(str(at), 1, frozenset(there), WriteFault(dies_after=boundary))
             said = f"the remover {retired.ending} at boundary {boundary}, and"
             latest = stack.latest_checkpoint(str(at))
             assert latest == there[-1], f"{said} the latest is {latest}, expected {there[-1]}"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from contracts.spec import storage as volumes
 from contracts.spec.array import Arrays
-from contracts.spec.checkpointing import Fault, Loaded, Naming, Overtaken, Snapshot, Written
+from contracts.spec.checkpointing import Loaded, Naming, Overtaken, Snapshot, WriteFault, Written
 from contracts.spec.errors import Refused, refuse
 from contracts.spec.installation import Disks, StorageMap
 
@@ -40,7 +40,7 @@ class CheckpointSide:
     def parts(self) -> Parts:
         raise NotImplementedError  # BlocksSide's
 
-    def write_checkpoint(self, folder: str, state: Snapshot, file_bytes: int, fault: Fault | None) -> Written:
+    def write_checkpoint(self, folder: str, state: Snapshot, file_bytes: int, fault: WriteFault | None) -> Written:
         held = _held(state)
 
         def write(disk: Disk) -> None:
@@ -48,7 +48,7 @@ class CheckpointSide:
 
         return _upset(write, fault)
 
-    def retire_checkpoints(self, folder: str, keep: int, durable: frozenset[int], fault: Fault | None) -> Written:
+    def retire_checkpoints(self, folder: str, keep: int, durable: frozenset[int], fault: WriteFault | None) -> Written:
         def retire(disk: Disk) -> None:
             self.parts().checkpoints(folder, disk=disk).retire(keep, durable)
 
@@ -127,7 +127,7 @@ def _loaded(load: Callable[..., State], step: int | None, target: Snapshot) -> L
     return Loaded(state=after, refused=refused)
 
 
-def _upset(change: Callable[[Disk], None], fault: Fault | None) -> Written:
+def _upset(change: Callable[[Disk], None], fault: WriteFault | None) -> Written:
     """Change a folder under a fault: in a copy of this process, of which nothing comes back but words."""
     from contracts.stacks.reference.durable import DEATH
 
@@ -154,7 +154,7 @@ def _upset(change: Callable[[Disk], None], fault: Fault | None) -> Written:
     return told
 
 
-def _change_and_tell(change: Callable[[Disk], None], fault: Fault, sending: Connection) -> None:
+def _change_and_tell(change: Callable[[Disk], None], fault: WriteFault, sending: Connection) -> None:
     if fault.room is not None:
         _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
         resource.setrlimit(resource.RLIMIT_FSIZE, (fault.room, hard))  # Python ignores the signal: EFBIG is raised
