@@ -110,7 +110,7 @@ def a_save_in_the_background_is_of_its_call(stack: Checkpointing, *steps: int) -
 
 untested(
     "CKPT-03e",
-    "What is published survives a power cut: files and folders are synced before the name is given, and the name after.",
+    "What is published survives a power cut: all is synced before the name is given, and the name after.",
     why="a process that dies leaves its pages in the kernel's cache, so that a missing fsync shows only when the power "
     "goes; it needs a block device that can be cut off",
 )
