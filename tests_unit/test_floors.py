@@ -34,7 +34,7 @@ FLOORS: dict[str, tuple[str, ...]] = {  # floor → the floors it stands on
 
 HEAVY = {"torch", "numpy", "megatron", "transformer_engine", "torchtitan", "triton"}
 TENSORS = (  # what is made of tensors, and imported only where numbers are judged or a model is run
-    "contracts.instruments.fixtures", "contracts.instruments.numerics", "contracts.instruments.oracles.",
+    "contracts.instruments.fixtures", "contracts.instruments.graphs", "contracts.instruments.indexed", "contracts.instruments.numerics", "contracts.instruments.oracles.",
     "contracts.instruments.mamba_ssm",
     "contracts.mutants.numeric.",
     "contracts.stacks.reference.parts", "contracts.stacks.reference.blocks.",
@@ -43,6 +43,9 @@ TENSORS = (  # what is made of tensors, and imported only where numbers are judg
     "contracts.stacks.reference.initial", "contracts.stacks.reference.model", "contracts.stacks.reference.prediction",
     "contracts.stacks.reference.optimizer", "contracts.stacks.reference.roles", "contracts.stacks.reference.trainer",
     "contracts.stacks.reference.compile", "contracts.stacks.reference.cold",
+    "contracts.stacks.reference.collectives", "contracts.stacks.reference.tensor_parallel",
+    "contracts.stacks.reference.expert_parallel", "contracts.stacks.reference.sharding",
+    "contracts.stacks.reference.parallel", "contracts.stacks.reference.pipeline", "contracts.stacks.reference.foreign.",
 )  # fmt: skip
 
 
