@@ -1,7 +1,8 @@
 """Every promise can fail: each has a stack, broken in one place, that it catches in the words it declares.
 
 A crash is no kill, and a mutant proves nothing where the promise does not hold to begin with. Promises that only the
-parser of a real Megatron-Core can hold the reference to are marked `megatron` and skipped where there is none.
+parser of a real Megatron-Core can hold the reference to are marked `megatron` and skipped where there is none, those
+that need a CUDA device `gpu`.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from contracts.contract import LAW, Mutant
 from contracts.court.court import Court
 from contracts.court.judge import judge, try_mutant
 from contracts.harness import parties
+from contracts.instruments import accelerator
 from contracts.spec.presets import PRESETS
 from contracts.spec.stack import Party
 
@@ -28,6 +30,8 @@ def reference() -> Party:
 
 
 def _needs(mutant: Mutant) -> pytest.MarkDecorator:
+    if LAW.contracts[mutant.of].tier == "gpu":
+        return pytest.mark.gpu
     if LAW.contracts[mutant.of].slow:
         return pytest.mark.slow
     return pytest.mark.megatron if "read_pattern" in LAW.contracts[mutant.of].asks else pytest.mark.unit
@@ -72,6 +76,8 @@ IN_ONE_PROCESS = [each for each in LAW.mutants if LAW.contracts[each.of].tier !=
 )
 def test_a_broken_stack_is_caught_for_its_words(mutant: Mutant, reference: Party, assistants: list[Party]) -> None:
     contract = LAW.contracts[mutant.of]
+    if contract.tier == "gpu" and accelerator.name() is None:
+        pytest.skip("torch sees no CUDA device (`make gpu` where one is)")
     sound = judge(contract, mutant.case, Court() if contract.of_the_court else reference, assistants)
     # A promise about a launcher's own parser is not asked of the reference; its mutants bring the parser along.
     assert sound.outcome in ("holds", "not offered"), f"without the mutation: {sound.outcome}: {sound.words}"

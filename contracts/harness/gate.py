@@ -20,6 +20,7 @@ from contracts.court.court import Court
 from contracts.court.judge import DEADLINE_S, judge
 from contracts.court.verdict import covers, expired, verdict
 from contracts.harness import parties, selftest
+from contracts.instruments import accelerator
 from contracts.instruments.ranks import here
 from contracts.spec.records import (
     SCHEMA,
@@ -79,7 +80,7 @@ class Gate:
     def judge(self, item: Item) -> Result:
         """Put one item to the subject, or to the court if it is a promise of the gate itself."""
         contract = LAW.contracts[item.id]
-        missing = self.missing_ranks(item)
+        missing = self.missing_ranks(item) or self.missing_device(item)
         if missing:
             return Result(id=item.id, case=item.case, outcome="not run", words=missing)
         party = Court() if contract.of_the_court else self.subject
@@ -96,6 +97,12 @@ class Gate:
         said = f"needs {needed} ranks, and there are {here().world}" if needed > 1 else "starts ranks of its own"
         by_torchrun = f"torchrun --nproc-per-node {many} -m pytest -m dist"
         return f"{said}: `lanegate check --ranks {many} --profile '{item}'`, or `{by_torchrun}`"
+
+    def missing_device(self, item: Item) -> str:
+        """Why an item of the gpu tier cannot be judged here; empty when it can be, and for every other tier."""
+        if LAW.contracts[item.id].tier != "gpu" or accelerator.name() is not None:
+            return ""
+        return f"needs a CUDA device, and torch sees none: `lanegate check --profile '{item}'` or `make gpu` where one is"
 
     def add(self, result: Result) -> None:
         """Take a result in; it is on disk before the next one starts."""

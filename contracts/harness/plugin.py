@@ -38,7 +38,7 @@ _OF_RANKS = "ranks.verdict"  # what the ranks plugin says of a test that did not
 
 NEEDS = {
     "unit": "no promise of this profile is judged in one process",
-    "gpu": "the gpu tier needs one CUDA device, and no promise of it has a check yet; see snapshots/contracts.md",
+    "gpu": "no promise of this profile is judged on a GPU",
     "dist": "no promise of this profile is judged by several ranks",
 }
 OWN_RANKS_S = 240.0  # for a promise of the gate itself, which starts ranks of its own, one torchrun after the other

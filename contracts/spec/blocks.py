@@ -86,6 +86,7 @@ class BlockCall:
         documents: (B, T) int64, the number of each token's document, rising along T; None means one a row.
         state: recurrent state before the first token; empty means zero.
         chunk: tokens a chunk of the scan holds; None leaves it to the stack.
+        device: where it runs, as torch names it: `cpu`, `cuda`. The answer's tensors come back to the host.
     """
 
     recipe: Recipe
@@ -97,6 +98,7 @@ class BlockCall:
     documents: Array | None = None
     state: Arrays = field(default_factory=dict)
     chunk: int | None = None
+    device: str = "cpu"
 
 
 @dataclass(frozen=True, kw_only=True)

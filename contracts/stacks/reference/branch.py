@@ -44,12 +44,12 @@ class BlocksSide:
 
 
 def loaded(call: BlockCall, parts: Parts) -> nn.ModuleDict:
-    """A block with the call's weights, in their dtype."""
+    """A block with the call's weights, in their dtype, on the call's device."""
     from contracts.instruments import numerics
 
     branch = _branch(call.recipe, call.layer, call.mode, parts)
-    held = numerics.tensors(call.weights)
-    branch = branch.to(next(each.dtype for each in held.values() if each.is_floating_point()))
+    held = _on(call.device, numerics.tensors(call.weights))
+    branch = branch.to(call.device).to(next(each.dtype for each in held.values() if each.is_floating_point()))
     branch.load_state_dict(held, strict=True, assign=True)
     branch.requires_grad_(call.dy is not None)
     mixer = branch["mixer"]
@@ -72,13 +72,14 @@ def called(branch: nn.ModuleDict, forward: Callable[..., Output], call: BlockCal
     from contracts.stacks.reference.blocks.common import packing
 
     learns = call.dy is not None
-    x_BTD = numerics.tensor(call.x).requires_grad_(learns)
-    state = {name: each.requires_grad_(learns) for name, each in numerics.tensors(call.state).items()}
-    documents = None if call.documents is None else numerics.tensor(call.documents)
+    x_BTD = numerics.tensor(call.x).to(call.device).requires_grad_(learns)
+    given = _on(call.device, numerics.tensors(call.state))
+    state = {name: each.requires_grad_(learns) for name, each in given.items()}
+    documents = None if call.documents is None else numerics.tensor(call.documents).to(call.device)
     out = forward(x_BTD, packing(x_BTD, documents), state)
     gradients = {}
     if call.dy is not None:
-        objective = (out.y_BTD * numerics.tensor(call.dy)).sum()
+        objective = (out.y_BTD * numerics.tensor(call.dy).to(call.device)).sum()
         for name, loss in out.losses.items():
             objective = objective + parts.moe.weight_of(call.recipe, name) * loss
         leaves: dict[str, Tensor] = dict(branch.named_parameters())
@@ -92,6 +93,10 @@ def called(branch: nn.ModuleDict, forward: Callable[..., Output], call: BlockCal
         state=numerics.arrays(out.state),
         seen=numerics.arrays(out.seen),
     )
+
+
+def _on(device: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: each.to(device) for name, each in tensors.items()}
 
 
 def _branch(recipe: Recipe, layer: int, mode: Mode, parts: Parts) -> nn.ModuleDict:
