@@ -64,6 +64,8 @@ class Initial:
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """The whole initial tensor of a parameter or buffer, float32, on the CPU."""
+        if "fp8" in name.split("."):
+            return torch.ones(shape) if name.endswith(".scale") else torch.zeros(shape)  # and an empty history
         role, (owner, last) = role_of(name), name.rsplit(".", 2)[-2:]
         if role == "norm":
             return torch.ones(shape)

@@ -16,6 +16,7 @@ from contracts.spec.recipe import Mode, Recipe
 from contracts.stacks.reference.blocks.attention import Attention, Indexer, LatentAttention
 from contracts.stacks.reference.blocks.common import RMSNorm
 from contracts.stacks.reference.blocks.experts import Experts, MoE, Router
+from contracts.stacks.reference.blocks.low_precision import LowPrecision
 from contracts.stacks.reference.blocks.mamba import Mamba2
 from contracts.stacks.reference.blocks.mamba3 import Mamba3
 from contracts.stacks.reference.blocks.mlp import Mlp
@@ -43,6 +44,7 @@ class Parts:
     mamba2: type[Mamba2] = Mamba2
     mamba3: type[Mamba3] = Mamba3
     recurrent: type[M2RNN] = M2RNN
+    low_precision: type[LowPrecision] = LowPrecision
     streams: type[Streams] = Streams
     layer: type[Layer] = Layer
     prediction: type[Prediction] = Prediction
@@ -52,7 +54,11 @@ class Parts:
     weight_names: type[WeightNames] = WeightNames
 
     def mixer(self, recipe: Recipe, layer: int, mode: Mode) -> nn.Module:
-        """The mixer of one layer (0-based)."""
+        """The mixer of one layer (0-based), with the products in FP8 that the recipe asks for."""
+        mixer = self.plain_mixer(recipe, layer, mode)
+        return mixer if recipe.fp8 is None else self.low_precision(recipe.fp8).applied(mixer)
+
+    def plain_mixer(self, recipe: Recipe, layer: int, mode: Mode) -> nn.Module:
         letters = patterns.parse(recipe.pattern, recipe.depth).letters
         letter = letters[layer]
         if letter == "A":

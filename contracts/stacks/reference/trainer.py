@@ -21,6 +21,7 @@ from contracts.spec.recipe import Recipe
 from contracts.spec.topology import Degrees
 from contracts.spec.training import Execution
 from contracts.stacks.reference import randomness, schedule
+from contracts.stacks.reference.blocks import low_precision
 from contracts.stacks.reference.blocks.common import packing
 from contracts.stacks.reference.built import made
 from contracts.stacks.reference.checkpoint import State, recipe_digest
@@ -102,6 +103,7 @@ class Trainer:
         norm, coefficient = self.optimizer.clip()
         lr = self.rate(self.recipe.optim, self.number + 1)
         self.optimizer.step(lr)
+        low_precision.advance(self.model)
         seen = self.total([_counters(each.seen) for each in passes])
         self.move_biases(seen)
         self.number += 1

@@ -53,10 +53,16 @@ def packing(tokens_BT: Tensor, documents_BT: Tensor | None = None) -> Packing:
 class Linear(nn.Linear):
     """A matrix without bias, (out, in), held in float32 and applied in the dtype of the activations."""
 
+    fp8: nn.Module | None
+    """Who multiplies instead, where the recipe has the matrix in FP8 (blocks/low_precision.py)."""
+
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__(inputs, outputs, bias=False)
+        self.register_module("fp8", None)
 
     def forward(self, input: Tensor) -> Tensor:
+        if self.fp8 is not None:
+            return self.fp8(input, self.weight)  # type: ignore[no-any-return]  # torch types calls as Any
         return F.linear(input, self.weight.to(input.dtype))
 
 

@@ -122,6 +122,8 @@ class Experts(nn.Module):
     """E small MLPs, applied to rows that lie sorted by expert."""
 
     w3: Tensor | None
+    fp8: nn.ModuleDict | None
+    """Who multiplies instead by each matrix, where the recipe has them in FP8 (blocks/low_precision.py)."""
 
     def __init__(self, recipe: Recipe, parts: Parts) -> None:
         super().__init__()
@@ -132,6 +134,7 @@ class Experts(nn.Module):
         self.register_parameter("w3", nn.Parameter(torch.empty(count, inner, hidden)) if gated else None)
         for weight in self.parameters():
             nn.init.normal_(weight, std=weight.shape[-1] ** -0.5)
+        self.register_module("fp8", None)
 
     def forward(self, x_SD: Tensor, ends_E: Tensor) -> Tensor:
         """The rows of each expert put through it; expert e has the rows from ends_E[e - 1] to ends_E[e].
@@ -144,6 +147,9 @@ class Experts(nn.Module):
 
     def matmul(self, x_SI: Tensor, weight_EOI: Tensor, ends_E: Tensor) -> Tensor:
         """Row s times the transposed matrix of its expert: (S, I) and (E, O, I) give (S, O)."""
+        if self.fp8 is not None:
+            name = next(name for name, each in self.named_parameters(recurse=False) if each is weight_EOI)
+            return self.fp8[name].grouped(x_SI, weight_EOI, ends_E)  # type: ignore[operator, no-any-return]  # torch's
         weight_EOI = weight_EOI.to(x_SI.dtype)
         if self.backend(x_SI) == "grouped":
             return F.grouped_mm(x_SI, weight_EOI.transpose(-2, -1), offs=ends_E.to(torch.int32))
