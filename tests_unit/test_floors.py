@@ -34,7 +34,8 @@ FLOORS: dict[str, tuple[str, ...]] = {  # floor → the floors it stands on
 
 HEAVY = {"torch", "numpy", "megatron", "transformer_engine", "torchtitan", "triton"}
 TENSORS = (  # what is made of tensors, and imported only where numbers are judged or a model is run
-    "contracts.instruments.fixtures", "contracts.instruments.graphs", "contracts.instruments.indexed", "contracts.instruments.numerics", "contracts.instruments.oracles.",
+    "contracts.instruments.fixtures", "contracts.instruments.graphs", "contracts.instruments.indexed",
+    "contracts.instruments.numerics", "contracts.instruments.oracles.",
     "contracts.instruments.mamba_ssm",
     "contracts.mutants.numeric.",
     "contracts.stacks.reference.parts", "contracts.stacks.reference.blocks.",
@@ -126,6 +127,14 @@ def test_a_borrowed_function_is_seen_under_any_name() -> None:
     module = types.ModuleType("borrower")
     vars(module).update(mine=pattern.parse, cached=codec.hints, value=topology.Degrees, said=errors.shown)
     assert _borrowed(module) == {"contracts.spec.pattern.parse", "contracts.spec.codec.hints"}
+
+
+@pytest.mark.parametrize("floor", ["contracts.checks", "contracts.mutants"])
+def test_every_subject_stands_in_the_table_of_contents(floor: str) -> None:
+    """A file that nobody imports is a promise that nobody judges."""
+    subjects = {name for name in _modules(floor) if not name.rsplit(".", 1)[-1].startswith("_")}
+    read = "import contracts.mutants.numeric" if floor == "contracts.mutants" else f"import {floor}"
+    assert subjects <= modules_after(read), f"not imported: {sorted(subjects - modules_after(read))}"
 
 
 CHECKS = [name for name in _modules("contracts.checks") if name != "contracts.checks"]
