@@ -72,7 +72,8 @@ IN_ONE_PROCESS = [each for each in LAW.mutants if LAW.contracts[each.of].tier !=
 
 
 @pytest.mark.parametrize(
-    "mutant", [pytest.param(each, id=f"{each.of}-{each.name}", marks=_needs(each)) for each in IN_ONE_PROCESS]
+    "mutant",
+    [pytest.param(each, id=f"{each.of}-{each.case}-{each.name}", marks=_needs(each)) for each in IN_ONE_PROCESS],
 )
 def test_a_broken_stack_is_caught_for_its_words(mutant: Mutant, reference: Party, assistants: list[Party]) -> None:
     contract = LAW.contracts[mutant.of]

@@ -102,7 +102,7 @@ class Gate:
         """Why an item of the gpu tier cannot be judged here; empty when it can be, and for every other tier."""
         if LAW.contracts[item.id].tier != "gpu" or accelerator.name() is not None:
             return ""
-        return f"needs a CUDA device, and torch sees none: `lanegate check --profile '{item}'` or `make gpu` where one is"
+        return f"torch sees no CUDA device: where one is, `lanegate check --profile '{item}'` or `make gpu`"
 
     def add(self, result: Result) -> None:
         """Take a result in; it is on disk before the next one starts."""
