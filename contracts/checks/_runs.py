@@ -18,8 +18,8 @@ from contracts.spec.evidence import (
     Provenance,
     RankMemory,
     Receipt,
+    ReportedStep,
     Source,
-    Step,
     Window,
     Witness,
 )
@@ -78,10 +78,10 @@ PLACES = tuple(
 # The first step compiles for five minutes; the window is the two after it, so 524 288 tokens in 8 s, 65 536 tokens/s.
 # The mean of the two rates would be 87 381.3, and all four steps together give 3 276.8.
 STEPS = (
-    Step(number=0, seconds=308.0, tokens=TOKENS, loss=11.09, grad_norm=9.0),
-    Step(number=1, seconds=2.0, tokens=TOKENS, loss=10.5, grad_norm=4.0),
-    Step(number=2, seconds=6.0, tokens=TOKENS, loss=9.75, grad_norm=3.5),
-    Step(number=3, seconds=4.0, tokens=TOKENS, loss=9.5, grad_norm=2.5),
+    ReportedStep(number=0, seconds=308.0, tokens=TOKENS, loss=11.09, grad_norm=9.0),
+    ReportedStep(number=1, seconds=2.0, tokens=TOKENS, loss=10.5, grad_norm=4.0),
+    ReportedStep(number=2, seconds=6.0, tokens=TOKENS, loss=9.75, grad_norm=3.5),
+    ReportedStep(number=3, seconds=4.0, tokens=TOKENS, loss=9.5, grad_norm=2.5),
 )
 GIB = 2**30
 FACTS = LaunchedRun(

@@ -10,18 +10,18 @@ from typing import Any
 from contracts.checks._refusals import refusal_of
 from contracts.checks._runs import FACTS, RECEIPT, STEPS
 from contracts.contract import contract
-from contracts.spec.evidence import Evidence, Receipt, Step, Weight, Work
+from contracts.spec.evidence import Evidence, Receipt, ReportedStep, Weight, Work
 
 F16 = "F16: a figure needs its witness"
 F17 = "F17: metric identities"
 
 
-def _from_step(first: int, **changes: Any) -> tuple[Step, ...]:
+def _from_step(first: int, **changes: Any) -> tuple[ReportedStep, ...]:
     return tuple(replace(step, **changes) if step.number >= first else step for step in STEPS)
 
 
 # The run of the shared literals: four steps, of which the second and third are the window.
-UNWITNESSED: dict[str, tuple[tuple[Step, ...]]] = {
+UNWITNESSED: dict[str, tuple[tuple[ReportedStep, ...]]] = {
     "no-step": ((),),
     "warm-up-only": (STEPS[:1],),
     "nan-gradients-finite-loss": (_from_step(0, grad_norm="NaN"),),
@@ -35,7 +35,7 @@ UNWITNESSED: dict[str, tuple[tuple[Step, ...]]] = {
 
 
 @contract("RCPT-04", asks="receipt", cases=UNWITNESSED, source=F16)
-def a_throughput_needs_a_witness(stack: Evidence, steps: tuple[Step, ...]) -> None:
+def a_throughput_needs_a_witness(stack: Evidence, steps: tuple[ReportedStep, ...]) -> None:
     """A run has a throughput only if steps ran after the warm-up, none of its window was skipped, and every loss and
     gradient norm was measured and finite; otherwise the figure is withheld and the receipt says why.
 
@@ -55,7 +55,7 @@ SKIPPED_IN_WARMUP = (replace(STEPS[0], skipped=True, grad_norm="Infinity"), *STE
 
 @contract("RCPT-04b", asks="receipt", cases={"all-finite": (STEPS,), "scaler-searching": (SKIPPED_IN_WARMUP,)},
           source=F16)  # fmt: skip
-def a_witnessed_throughput_stands(stack: Evidence, steps: tuple[Step, ...]) -> None:
+def a_witnessed_throughput_stands(stack: Evidence, steps: tuple[ReportedStep, ...]) -> None:
     """A run whose steps trained has its figure, also when the loss scaler skipped steps of the warm-up.
 
     The first steps of a dynamic loss scale overflow by design. A witness that counts them withholds every figure of

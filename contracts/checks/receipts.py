@@ -22,8 +22,8 @@ from contracts.spec.evidence import (
     Preflight,
     RankMemory,
     Receipt,
+    ReportedStep,
     Source,
-    Step,
 )
 from contracts.spec.topology import Degrees
 
@@ -98,7 +98,8 @@ def provenance_is_taken_before_the_first_heavy_import(stack: Evidence, *loaded: 
 
 # Steps of 1 s and of 262 144 tokens, of which the first compiles; six of them.
 LONG_RUN = tuple(
-    Step(number=number, seconds=1.0 if number else 90.0, tokens=262_144, loss=9.0, grad_norm=1.0) for number in range(6)
+    ReportedStep(number=number, seconds=1.0 if number else 90.0, tokens=262_144, loss=9.0, grad_norm=1.0)
+    for number in range(6)
 )
 
 WINDOWS = {  # steps, warm-up, bound → first, last, tokens, seconds, tokens/s
@@ -114,7 +115,7 @@ WINDOWS = {  # steps, warm-up, bound → first, last, tokens, seconds, tokens/s
 
 @contract("RCPT-01d", asks="receipt", cases=WINDOWS, source=PLAYBOOK)
 def the_window_is_the_first_one_after_the_warm_up(
-    stack: Evidence, steps: tuple[Step, ...], warmup: int, bounded: int, expected: tuple[Any, ...], rate: float
+    stack: Evidence, steps: tuple[ReportedStep, ...], warmup: int, bounded: int, expected: tuple[Any, ...], rate: float
 ) -> None:
     """The first bounded window of steps is measured, its warm-up dropped: tokens over seconds of that window.
 

@@ -20,17 +20,17 @@ from typing import Any
 
 from contracts.spec import codec
 from contracts.spec.errors import Refused
-from contracts.spec.evidence import Backend, Place, RankMemory, Step
+from contracts.spec.evidence import Backend, Place, RankMemory, ReportedStep
 
 VARIABLE = "LANEGATE_TELEMETRY"
-KINDS: Mapping[str, type] = {"step": Step, "memory": RankMemory, "backend": Backend, "place": Place}
+KINDS: Mapping[str, type] = {"step": ReportedStep, "memory": RankMemory, "backend": Backend, "place": Place}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Telemetry:
     """What was told, in the order in which it came; `lost` is the number of lines that could not be read."""
 
-    steps: tuple[Step, ...] = ()
+    steps: tuple[ReportedStep, ...] = ()
     memory: tuple[RankMemory, ...] = ()
     backends: tuple[Backend, ...] = ()
     places: tuple[Place, ...] = ()
@@ -45,7 +45,7 @@ def read(path: Path) -> Telemetry:
         return Telemetry()
     told = [entry for line in lines if line.strip() for entry in (_entry(line),)]
     heard = [entry for entry in told if entry is not None]
-    steps = {each.number: each for each in heard if isinstance(each, Step)}
+    steps = {each.number: each for each in heard if isinstance(each, ReportedStep)}
     memory = {each.rank: each for each in heard if isinstance(each, RankMemory)}
     backends = {each.part: each for each in heard if isinstance(each, Backend)}
     places = {each.local_rank: each for each in heard if isinstance(each, Place)}

@@ -88,7 +88,7 @@ class Place:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Step:
+class ReportedStep:
     """One optimizer step as rank 0 reported it. `tokens` counts all ranks; `skipped` when no weight was updated."""
 
     number: int
@@ -139,7 +139,7 @@ class LaunchedRun:
     ending: Ending
     exit_code: int | None = None
     failure: str | None = None
-    steps: tuple[Step, ...] = ()
+    steps: tuple[ReportedStep, ...] = ()
     warmup: int = 1
     bounded: int = 20
     memory: tuple[RankMemory, ...] = ()

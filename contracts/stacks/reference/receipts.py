@@ -25,7 +25,7 @@ from contracts.spec.evidence import (
     LaunchedRun,
     Peak,
     Receipt,
-    Step,
+    ReportedStep,
     Weight,
     WeightCount,
     Window,
@@ -161,7 +161,7 @@ def effective_lane(facts: LaunchedRun) -> EffectiveLane:
     )
 
 
-def window(steps: tuple[Step, ...], warmup: int, bounded: int) -> Window | None:
+def window(steps: tuple[ReportedStep, ...], warmup: int, bounded: int) -> Window | None:
     """The first `bounded` steps after the first `warmup` of them; None when none is left."""
     measured = steps[warmup : warmup + bounded]
     if not measured:
@@ -177,7 +177,7 @@ def window(steps: tuple[Step, ...], warmup: int, bounded: int) -> Window | None:
     )
 
 
-def witness(steps: tuple[Step, ...]) -> Witness | None:
+def witness(steps: tuple[ReportedStep, ...]) -> Witness | None:
     """Whether the run trained, by its own steps; None when it reported none."""
     if not steps:
         return None
@@ -192,7 +192,7 @@ def witness(steps: tuple[Step, ...]) -> Witness | None:
     )
 
 
-def _why_withheld(inside: tuple[Step, ...], measured: Window | None, seen: Witness | None) -> str | None:
+def _why_withheld(inside: tuple[ReportedStep, ...], measured: Window | None, seen: Witness | None) -> str | None:
     """Why there is no throughput, or None when there may be one. `inside` are the steps of the window."""
     if seen is None or measured is None:
         return "no step ran after the warm-up"

@@ -35,7 +35,7 @@ from contracts.instruments.atomic import write_whole
 from contracts.spec import codec, presets
 from contracts.spec import pattern as patterns
 from contracts.spec.errors import NotOffered, Refused, refuse
-from contracts.spec.evidence import Ending, Figure, LaunchedRun, Preflight, Provenance, Step
+from contracts.spec.evidence import Ending, Figure, LaunchedRun, Preflight, Provenance, ReportedStep
 from contracts.spec.launch import Lane, Launch
 from contracts.spec.training import Execution
 from contracts.stacks.reference import arguments, overrides, receipts
@@ -108,7 +108,7 @@ class Record:
 
     started: str
     taken: Provenance
-    steps: list[Step] = field(default_factory=list)
+    steps: list[ReportedStep] = field(default_factory=list)
 
 
 def train(settings: Settings, record: Record) -> Trainer:
@@ -136,7 +136,7 @@ def train(settings: Settings, record: Record) -> Trainer:
         while trainer.number < settings.steps:
             before = time.perf_counter()
             done = trainer.next()
-            step = Step(
+            step = ReportedStep(
                 number=done.number, seconds=time.perf_counter() - before, tokens=done.tokens,
                 loss=_figure(done.losses["lm"]), grad_norm=_figure(done.grad_norm),
             )  # fmt: skip
@@ -159,7 +159,7 @@ def checkpoints(settings: Settings) -> Path | None:
     return None if settings.save is None else settings.save / "checkpoints"
 
 
-def tell(path: Path | None, kind: str, value: Step) -> None:
+def tell(path: Path | None, kind: str, value: ReportedStep) -> None:
     """Append a line of telemetry, where somebody listens."""
     if path is not None:
         with path.open("a", encoding="utf-8") as file:
@@ -176,7 +176,7 @@ def _figure(number: float) -> Figure:
 class Show(Protocol):
     """What watches a run."""
 
-    def step(self, step: Step, lr: float) -> None: ...
+    def step(self, step: ReportedStep, lr: float) -> None: ...
 
 
 @contextmanager
@@ -193,7 +193,7 @@ def shown(settings: Settings, start: int) -> Iterator[Show]:
         task = progress.add_task("", total=settings.steps, completed=start, recipe=settings.asked.recipe.name)
 
         class Bar:
-            def step(self, step: Step, lr: float) -> None:
+            def step(self, step: ReportedStep, lr: float) -> None:
                 progress.update(task, completed=step.number, description=_line(step, lr))
 
         yield Bar()
@@ -205,13 +205,13 @@ class Lines:
 
     settings: Settings
 
-    def step(self, step: Step, lr: float) -> None:
+    def step(self, step: ReportedStep, lr: float) -> None:
         every, last = self.settings.log_every, self.settings.steps
         if step.number in (1, last) or step.number % every == 0:
             print(f"step {step.number}/{last}  {_line(step, lr)}", file=sys.stderr, flush=True)  # noqa: T201
 
 
-def _line(step: Step, lr: float) -> str:
+def _line(step: ReportedStep, lr: float) -> str:
     loss, norm = (math.nan if each is None else float(each) for each in (step.loss, step.grad_norm))
     return f"loss {loss:.4f}  norm {norm:.3g}  lr {lr:.2e}  {step.tokens / float(step.seconds):,.0f} tokens/s"
 
