@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
-from contracts.harness.ranks.agreement import Agreement, End, Limits, Waiting, decide, differences
+from contracts.harness.ranks.agreement import Agreement, End, Limits, Waiting, decide, differences, gathering
 
 pytestmark = pytest.mark.unit
 LIMITS = Limits(test=60, grace=1, hard=10)
@@ -165,6 +166,36 @@ def test_no_wait_is_without_end() -> None:
         if verdict and called_off_at is None:
             called_off_at = now
     raise AssertionError("it waits still")
+
+
+def test_ranks_that_begin_together_find_one_name_and_each_start_a_name_of_its_own() -> None:
+    shared = store()
+
+    def begin(size: int) -> list[str]:
+        with ThreadPoolExecutor(size) as pool:
+            begun = [pool.submit(gathering, shared, rank=rank, size=size, limit=20) for rank in reversed(range(size))]
+            return [done.result(30) for done in begun]
+
+    names = [begin(4) for _ in range(20)]
+    assert all(len(set(each)) == 1 for each in names)
+    assert len({each[0] for each in names}) == 20
+
+
+def test_a_rank_that_begins_before_rank_zero_does_not_join_the_start_before() -> None:
+    shared = store()
+    with ThreadPoolExecutor(2) as pool:
+        first = [pool.submit(gathering, shared, rank=rank, size=2, limit=20) for rank in range(2)]
+        former = {done.result(30) for done in first}
+        early = pool.submit(gathering, shared, rank=1, size=2, limit=20)
+        time.sleep(0.2)
+        assert not early.done()
+        assert {gathering(shared, rank=0, size=2, limit=20)} == {early.result(30)}
+        assert {early.result()} != former
+
+
+def test_a_rank_that_never_begins_is_not_waited_for_without_end() -> None:
+    with pytest.raises(TimeoutError, match=r"rank 0 waited 0\.1 s for the other ranks to begin"):
+        gathering(store(), rank=0, size=2, limit=0.1)
 
 
 def test_views_that_differ_are_told_by_field_value_and_rank() -> None:

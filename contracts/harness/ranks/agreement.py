@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime
 import json
 import time
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -90,6 +91,33 @@ def decide(seen: Waiting, limits: Limits) -> End | str | None:
     if seen.since > seen.limit + limits.grace:
         return f"rank {names} did not finish within {seen.limit:g} s"
     return None
+
+
+def gathering(store: Store, *, rank: int, size: int, limit: float) -> str:
+    """A name for this start of all ranks, of which the store, which outlives them, has seen none of the keys.
+
+    torchrun's own count of restarts does not do: it differs from node to node. So rank 0 draws a name, every rank
+    writes a nonce under it, and the name holds once rank 0 has read all nonces: no earlier rank 0 has read this one.
+
+    Raises: TimeoutError where a rank does not come within `limit` seconds.
+    """
+    nonce, until = uuid.uuid4().hex, time.monotonic() + limit
+    store.set_timeout(datetime.timedelta(seconds=SLICE_S))
+    if rank == 0:
+        store.set("ranks/name", nonce)
+        store.set(f"{nonce}/0", nonce)
+    while time.monotonic() < until:
+        name = store.get("ranks/name").decode() if store.check(["ranks/name"]) else ""
+        if rank == 0 and store.check([f"{name}/{other}" for other in range(size)]):
+            read = store.multi_get([f"{name}/{other}" for other in range(size)])
+            store.set(f"{name}/all", b" ".join(read).decode())
+            return name
+        if name and rank:
+            store.set(f"{name}/{rank}", nonce)
+            if store.check([f"{name}/all"]) and nonce in store.get(f"{name}/all").decode():
+                return name
+        time.sleep(0.01)
+    raise TimeoutError(f"rank {rank} waited {limit:g} s for the other ranks to begin")
 
 
 class Agreement:

@@ -95,9 +95,9 @@ class Collection:
         return self.job.exchange(mine, limit=self.ranks.limits.collection, name=name)
 
     def _resume(self, session: pytest.Session) -> None:
-        if self.here.attempt:
-            mine = self._what_happened(session.items).text() if self.here.speaks else ""
-            self.ranks.past = resume.Past.of(self._say_all(mine, "past")[0])
+        again = self.here.speaks and self.here.attempt > 0
+        said = self._say_all(self._what_happened(session.items).text() if again else "", "past")
+        self.ranks.past = resume.Past.of(said[0]) if said[0] else resume.Past()
         if self.here.speaks:
             self.ranks.journal = resume.Journal(self.ranks.folder.journal)
         self._replayed = [item for item in session.items if item.nodeid in self.ranks.past.done]

@@ -49,8 +49,8 @@ class SessionGroup:
     limit of a test: the watchdog is to find a hang, not the backend.
     """
 
-    def __init__(self, place: Place, *, backend: str, timeout_s: float) -> None:
-        self.place, self.backend = place, backend
+    def __init__(self, place: Place, name: str, *, backend: str, timeout_s: float) -> None:
+        self.place, self.name, self.backend = place, name, backend
         self.timeout = datetime.timedelta(seconds=timeout_s)
         self.generation = -1  # counts the groups made, from 0
         self._keep: frozenset[int] = frozenset()
@@ -73,7 +73,7 @@ class SessionGroup:
         self._store = connection(self.place, seconds=self.timeout.total_seconds())
         torch.distributed.init_process_group(
             "cpu:gloo,cuda:nccl" if self.backend == "nccl" else self.backend,
-            store=PrefixStore(f"group/{self.place.attempt}/{self.generation}", self._store),
+            store=PrefixStore(f"{self.name}/group/{self.generation}", self._store),
             rank=self.place.rank,
             world_size=self.place.size,
             timeout=self.timeout,

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from contracts.harness.ranks import evidence, groups, place, recovery
-from contracts.harness.ranks.agreement import Agreement, End, Limits, Waiting, decide
+from contracts.harness.ranks.agreement import Agreement, End, Limits, Waiting, decide, gathering
 from contracts.harness.ranks.merge import Merged, Post, merge, read, written
 from contracts.harness.ranks.watchdog import Aborted, Region, Watchdog
 
@@ -49,15 +49,15 @@ class Job:
         self._all_passed = merge([Post(rank=rank) for rank in range(here.size)])
         self.poisoned = False
         self._raised = ""  # where an exception left the last phase
-        prefix = f"ranks/{here.attempt}"
         self._connections = [groups.connection(here, first=True), groups.connection(here)]
+        prefix = gathering(self._connections[0], rank=here.rank, size=here.size, limit=limits.collection)
         mine, watchdogs = (
             Agreement(PrefixStore(prefix, connection), rank=here.rank, size=here.size)
             for connection in self._connections
         )
         self.agreement = mine
         timeout_s = limits.test + limits.grace + limits.hard + 60
-        self.group = groups.SessionGroup(here, backend=groups.backend_of(backend), timeout_s=timeout_s)
+        self.group = groups.SessionGroup(here, prefix, backend=groups.backend_of(backend), timeout_s=timeout_s)
         self.recovery = recovery.Recovery(here, folder, doing=self._doing, speak=speak)
         self.watchdog = Watchdog(
             watchdogs, limits, abort=self._abort, picture=self._picture, over=self.recovery.leave
@@ -138,7 +138,13 @@ class Job:
         step, self._raised = self.agreement.next(), ""
         try:
             with self.watchdog.watched(step, label, limit) as region:
-                yield region
+                try:
+                    yield region
+                except Aborted:  # the device's queue went with the group
+                    raise
+                except BaseException:
+                    self.group.synchronize()
+                    raise
                 self.group.synchronize()
         except BaseException as error:
             self._raised = evidence.raised_at(error)  # at once: torchrun may end this rank before it is reported
@@ -196,6 +202,7 @@ class Job:
         def anew() -> None:
             drop()
             self.group.close()
+            self.group.synchronize()  # a device that does not come back from the abort is a case for a restart
             self.group.open()
 
         self._agreed(anew, "the next process group")

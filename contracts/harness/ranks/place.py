@@ -14,8 +14,9 @@ from pathlib import Path
 class Place:
     """Which rank this process is, and of which job.
 
-    `attempt` counts torchrun's restarts from 0, `restarts_left` is how many may follow. `agent_store` says whether the
-    store is torchrun's own and so outlives this process.
+    `attempt` counts from 0 how often this node's torchrun has started its ranks, `restarts_left` is how many starts may
+    follow. `agent_store` says whether the store is torchrun's own and so outlives this process. `host` names the node:
+    a torchrun of a machine, for two of them on one machine are two nodes.
     """
 
     rank: int
@@ -38,17 +39,17 @@ def from_environment(environment: Mapping[str, str]) -> Place | None:
     """The place that torchrun gave, or None where there is only one rank."""
     if int(environment.get("WORLD_SIZE") or 1) < 2 or "RANK" not in environment:
         return None
-    attempt = int(environment.get("TORCHELASTIC_RESTART_COUNT", 0))
     return Place(
         rank=int(environment["RANK"]),
         size=int(environment["WORLD_SIZE"]),
         local_rank=int(environment.get("LOCAL_RANK", environment["RANK"])),
         address=environment.get("MASTER_ADDR", "127.0.0.1"),
         port=int(environment.get("MASTER_PORT", 29500)),
-        attempt=attempt,
-        restarts_left=int(environment.get("TORCHELASTIC_MAX_RESTARTS", 0)) - attempt,
+        attempt=int(environment.get("TORCHELASTIC_RESTART_COUNT", 0)),
+        restarts_left=int(environment.get("TORCHELASTIC_MAX_RESTARTS", 0))
+        - int(environment.get("TORCHELASTIC_RESTART_COUNT", 0)),
         agent_store=environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
-        host=socket.gethostname(),
+        host=f"{socket.gethostname()}/{os.getppid()}",
     )
 
 
@@ -70,6 +71,10 @@ class Folder:
 
     def last_words(self, rank: int, attempt: int) -> Path:
         return self.path / f"rank{rank}.{attempt}.last.json"
+
+    def attempts(self, rank: int) -> int:
+        """How often a rank has begun here. torchrun does not count a restart that another node has caused."""
+        return len(list(self.path.glob(f"rank{rank}.*.stacks")))
 
     @property
     def journal(self) -> Path:

@@ -19,6 +19,7 @@ SET_WHERE_UNSET = {
     "TORCH_CPP_LOG_LEVEL": "ERROR",  # c10d warns of every wait that runs out, and waiting in slices is what we do
     "TORCH_FR_BUFFER_SIZE": "2000",  # entries of the flight recorder
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",  # NCCL's own watchdog would end the process that we want to bring back
+    "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",  # an error of the device is met by the test that waits for it
     "OMP_NUM_THREADS": "1",
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import faulthandler
 import json
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -24,8 +25,9 @@ class Session:
     """
 
     def __init__(self, config: pytest.Config, here: place.Place) -> None:
-        self.config, self.here = config, here
         self.folder = place.folder(config.getoption("dist_out"))
+        here = replace(here, attempt=max(here.attempt, self.folder.attempts(here.rank)))
+        self.config, self.here = config, here
         if here.attempt and self.folder.complete.exists():  # torchrun restarts after an ordinary red session as well
             leaving.leave_quietly(int(self.folder.complete.read_text()) if here.speaks else 0)
         self.console = console.take(config, None if here.speaks else self.folder.log(here.rank, here.attempt))
