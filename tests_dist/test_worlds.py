@@ -1,0 +1,60 @@
+"""Worlds of fewer ranks than there are, and what ranks tell each other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from contracts.harness.worlds import narrowed
+from contracts.instruments.ranks import gathered, held_groups, here, torch_distributed
+
+
+def _total(value: int) -> int:
+    torch, dist = torch_distributed()
+    sum_1: Any = torch.tensor([value])
+    dist.all_reduce(sum_1)
+    return int(sum_1.item())
+
+
+@pytest.mark.dist(ranks=2)
+def test_the_first_two_ranks_have_a_world_of_their_own(request: pytest.FixtureRequest) -> None:
+    _, dist = torch_distributed()
+    with narrowed(2, request.node.nodeid):
+        assert (dist.get_world_size(), dist.get_rank()) == (2, here().rank)
+        assert held_groups() == ((0, 1),)
+        assert _total(2 ** here().rank) == 3
+    assert not dist.is_initialized() or here().world == 2
+
+
+@pytest.mark.dist
+def test_after_a_smaller_world_everybody_is_back() -> None:
+    _, dist = torch_distributed()
+    assert dist.get_world_size() == here().world
+    assert _total(2 ** here().rank) == 2 ** here().world - 1
+
+
+@pytest.mark.dist(ranks=3)
+def test_a_smaller_world_ends_with_an_exception_as_well(request: pytest.FixtureRequest) -> None:
+    class Wrong(Exception):
+        pass
+
+    with pytest.raises(Wrong), narrowed(3, request.node.nodeid):
+        raise Wrong
+
+
+@pytest.mark.dist
+def test_every_rank_hears_every_other_by_rank() -> None:
+    said = gathered({"rank": here().rank, "long": "ä" * here().rank})
+    assert said == tuple({"rank": rank, "long": "ä" * rank} for rank in range(here().world))
+
+
+@pytest.mark.dist
+def test_groups_are_listed_where_they_are_held_and_nowhere_else() -> None:
+    _, dist = torch_distributed()
+    everybody = tuple(range(here().world))
+    group = dist.new_group([1, 0])
+    assert held_groups() == (everybody, (0, 1)) if here().rank < 2 else held_groups() == (everybody,)
+    if here().rank < 2:
+        dist.destroy_process_group(group)
+    assert held_groups() == (everybody,)
