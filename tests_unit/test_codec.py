@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import random
 from collections.abc import Callable, Mapping
@@ -192,7 +193,7 @@ def test_hostile_recipes_are_decoded_or_refused_and_nothing_else() -> None:
             data = json.loads(text)
             for _ in range(draw.randint(1, 3)):
                 owner = draw.choice([data, *(value for value in data.values() if isinstance(value, dict) and value)])
-                owner[draw.choice([*owner, "odd"])] = draw.choice(spoils)
+                owner[draw.choice([*owner, "odd"])] = copy.deepcopy(draw.choice(spoils))
             text = json.dumps(data)
         recipe = answer_or_refusal(codec.loads, Recipe, text)
         if isinstance(recipe, Refused):
