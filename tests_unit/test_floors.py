@@ -39,6 +39,7 @@ TENSORS = (  # what is made of tensors, and imported only where numbers are judg
     "contracts.instruments.mamba_ssm",
     "contracts.mutants.numeric.",
     "contracts.stacks.reference.parts", "contracts.stacks.reference.blocks.",
+    "contracts.stacks.reference.sites", "contracts.stacks.reference.foreign.",
     "contracts.stacks.reference.checkpoint", "contracts.stacks.reference.randomness",
     "contracts.stacks.reference.shards", "contracts.stacks.reference.weight_names",
     "contracts.stacks.reference.initial", "contracts.stacks.reference.model", "contracts.stacks.reference.prediction",

@@ -70,6 +70,7 @@ from typing import Protocol
 from contracts.spec.array import Array, Arrays, Shape
 from contracts.spec.party import Party
 from contracts.spec.recipe import Mode, Recipe
+from contracts.spec.seams import Kernel, Site, Wish
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +88,7 @@ class BlockCall:
         state: recurrent state before the first token; empty means zero.
         chunk: tokens a chunk of the scan holds; None leaves it to the stack.
         device: where it runs, as torch names it: `cpu`, `cuda`. The answer's tensors come back to the host.
+        kernels: what is asked for at each site (spec/seams.py); a site that is not named has the stack's default.
     """
 
     recipe: Recipe
@@ -99,6 +101,7 @@ class BlockCall:
     state: Arrays = field(default_factory=dict)
     chunk: int | None = None
     device: str = "cpu"
+    kernels: Mapping[Site, Wish] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,6 +115,8 @@ class BlockRun:
         state: recurrent state after the last token.
         seen: what was routed or selected: `experts` (B, T, k) int64 and `gates` (B, T, k) of each token, `counts` (E)
             int64 of assignments asked for, `dropped` (B, T, k) bool; `selected` (B, T, T) bool, query by key, of DSA.
+        buffers: those of the block as the pass left them, the amax histories of delayed scaling for instance.
+        kernels: what ran at each site, noted where it ran and not where it was chosen.
     """
 
     y: Array
@@ -119,6 +124,8 @@ class BlockRun:
     losses: Arrays = field(default_factory=dict)
     state: Arrays = field(default_factory=dict)
     seen: Arrays = field(default_factory=dict)
+    buffers: Arrays = field(default_factory=dict)
+    kernels: Mapping[Site, Kernel] = field(default_factory=dict)
 
 
 class Blocks(Party, Protocol):

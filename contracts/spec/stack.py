@@ -31,6 +31,7 @@ from contracts.spec.party import Party
 from contracts.spec.pattern import HybridPattern, Placement, Translation
 from contracts.spec.recipe import Recipe
 from contracts.spec.records import Fate, Form, Result, Run, Verdict
+from contracts.spec.seams import Seams
 from contracts.spec.topology import Degrees, ExpertLane, GradientReduction, GroupCall, Kind, Layout, Topology
 from contracts.spec.training import Training
 from contracts.spec.world import RanksRun, World
@@ -155,7 +156,7 @@ class Question:
     of_numbers: bool = False
 
 
-NUMERIC = (Blocks, Training, Checkpointing, Compiling)
+NUMERIC = (Blocks, Training, Checkpointing, Compiling, Seams)
 """The protocols that are answered with tensors, and need torch on the answering side."""
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
 from contracts.spec.array import Element, Shape
 from contracts.spec.blocks import BlockCall, BlockRun
 from contracts.spec.errors import refuse
 from contracts.spec.recipe import Mode, Recipe
+from contracts.spec.seams import Facts, Seam, Site, Wish
 
 if TYPE_CHECKING:  # torch is loaded when a block is asked for, not when the stack is introduced
     from torch import Tensor, nn
@@ -38,9 +40,20 @@ class BlocksSide:
             for name, each in held.items()
         }
 
+    def kernel_facts(self) -> Facts:
+        raise NotImplementedError  # SeamsSide's
+
+    def seams(self, recipe: Recipe, mode: Mode, requested: Mapping[Site, Wish], facts: Facts) -> tuple[Seam, ...]:
+        raise NotImplementedError  # SeamsSide's
+
     def run_block(self, call: BlockCall) -> BlockRun:
+        from contracts.stacks.reference.sites import equipped
+
         held = loaded(call, self.parts())
-        return called(held, lambda *given: through(held, *given), call, self.parts())
+        chosen = self.seams(call.recipe, call.mode, call.kernels, self.kernel_facts()) if call.kernels else ()
+        ran = equipped(held, call.recipe, chosen)
+        run = called(held, lambda *given: through(held, *given), call, self.parts())
+        return replace(run, kernels=ran)
 
 
 def loaded(call: BlockCall, parts: Parts) -> nn.ModuleDict:
@@ -92,6 +105,7 @@ def called(branch: nn.ModuleDict, forward: Callable[..., Output], call: BlockCal
         losses=numerics.arrays(out.losses),
         state=numerics.arrays(out.state),
         seen=numerics.arrays(out.seen),
+        buffers=numerics.arrays(dict(branch.named_buffers())),
     )
 
 

@@ -28,6 +28,7 @@ from contracts.stacks.reference.lifecycle import LifecycleSide
 from contracts.stacks.reference.node import NodeSide
 from contracts.stacks.reference.receipts import ReceiptsSide
 from contracts.stacks.reference.saved import CheckpointSide
+from contracts.stacks.reference.seams import SeamsSide
 from contracts.stacks.reference.training_side import TrainingSide
 from contracts.stacks.reference.world import WorldSide
 
@@ -48,6 +49,7 @@ NUMERIC_SIDE = (
     | TrainingSide.QUESTIONS
     | CheckpointSide.QUESTIONS
     | CompilingSide.QUESTIONS
+    | SeamsSide.QUESTIONS
     if importlib.util.find_spec("torch")
     else frozenset()
 )
@@ -60,6 +62,7 @@ class Reference(
     ReceiptsSide,
     LifecycleSide,
     CapacitySide,
+    SeamsSide,
     BlocksSide,
     ModelSide,
     TrainingSide,
