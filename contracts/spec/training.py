@@ -116,6 +116,8 @@ class Execution:
     """How a step is carried out. It may change the time and the memory of a run, and nothing else.
 
     Args:
+        world: ranks that the run is spread over; 1 is this process by itself, whatever world it lives in.
+        fsdp: whether parameters are sharded over data-parallel ranks, in `replicas` copies; else each holds them whole.
         compile: which regions are compiled: none, each block, or the whole model.
         backend: the compiler behind it.
         recompute: whether blocks are recomputed in the backward pass.
@@ -127,6 +129,7 @@ class Execution:
     mode: Mode = "nemo_native"
     degrees: Degrees = field(default_factory=Degrees)
     layout: Layout = "own-axis"
+    world: int = 1
     fsdp: bool = False
     replicas: int = 1
     compile: Literal["none", "blocks", "model"] = "none"

@@ -6,11 +6,19 @@ group, whatever axes share it; the world keeps the group it has, and a rank alon
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 from contracts.instruments.ranks import device, torch_distributed
-from contracts.spec.topology import Group, Topology, group_calls
+from contracts.spec.errors import Refusals
+from contracts.spec.topology import Grids, Group, Mesh, Topology, grids, group_calls, topology
+from contracts.spec.training import Execution
+
+REPLICA, SHARD = ("replica",), ("shard",)
+EXPERT_REPLICA, EXPERT_SHARD = ("replica",), ("shard", "etp_replica")
+"""Of which axes of the grids a dim of torch's mesh consists: copies of whole experts are data-parallel too."""
 
 TIMEOUT_S = 60.0  # `new_group` does not inherit the default group's: without one it waits for half an hour
 
@@ -69,3 +77,95 @@ class ProcessMesh:
             if self.rank in members:
                 self._dist.destroy_process_group(group)
         self._made.clear()
+
+
+class TrainingMesh(ProcessMesh):
+    """The groups that a training run needs, and torch's views of them. The groups are made once and shared by all.
+
+    Beside the axes of the topology these have groups: `rows`, the ranks that read other sequences; `replica` and
+    `shard`, the same ranks as copies of sharded parameters and as the ranks between which one copy is sharded;
+    `expert_replica` and `expert_shard`, likewise for experts; `sharers`, the ranks that route the same tokens;
+    `apart`, those that route other ones.
+    """
+
+    def __init__(self, execution: Execution) -> None:
+        self.execution, self.degrees = execution, execution.degrees
+        self.grids = _split(grids(self.degrees, execution.world, execution.layout), execution)
+        super().__init__(self._with_views(topology(self.degrees, execution.world, execution.layout)))
+        self.dense = self.view(self.grids.dense, {"replica": REPLICA, "shard": SHARD, "tp": ("tp",)})
+        kept = {"replica": EXPERT_REPLICA, "shard": EXPERT_SHARD, "ep": ("ep",), "etp": ("etp",)}
+        self.expert = self.view(self.grids.expert, kept)
+
+    @property
+    def lane(self) -> bool:
+        """Whether rows are sent to their experts; else an expert is cut like any other mixer, or whole."""
+        return self.degrees.ep_active or self.degrees.expert_tp != self.degrees.tp
+
+    def _with_views(self, made: Topology) -> Topology:
+        dense, expert, tp = self.grids.dense, self.grids.expert, ("tp",)
+        same: tuple[str, ...] = ("ep",) if self.execution.layout == "own-axis" else ()
+        same += () if self.degrees.sp else tp
+        more = {
+            "rows": dense.groups(*REPLICA, *SHARD),
+            "replica": dense.groups(*REPLICA),
+            "shard": dense.groups(*SHARD),
+            "expert_replica": _groups(expert, EXPERT_REPLICA),
+            "expert_shard": _groups(expert, EXPERT_SHARD),
+            "sharers": dense.groups(*same) if self.lane else dense.groups(),
+            "apart": dense.groups(*REPLICA, *SHARD, *(tp if self.lane and self.degrees.sp else ())),
+        }
+        groups = {**made.groups, **more}
+        return replace(made, groups=groups, sizes={axis: len(members[0]) for axis, members in groups.items()})
+
+    def view(self, grid: Mesh, dims: Mapping[str, tuple[str, ...]]) -> Any:
+        """A DeviceMesh over this rank's ranks of some axes, from the groups that exist; axes of one rank left out.
+
+        None when this rank is alone on all of them.
+        """
+        from torch.distributed.device_mesh import DeviceMesh
+
+        axes = {name: tuple(axis for axis in of if axis in grid.axes) for name, of in dims.items()}
+        sizes = {name: len(grid.groups(*of)[0]) for name, of in axes.items()}
+        names = tuple(name for name, size in sizes.items() if size > 1)
+        if not names:
+            return None
+        every = next(group for group in grid.groups(*sum(axes.values(), ())) if self.rank in group)
+        ranks = self._torch.tensor(sorted(every, key=lambda rank: _place(grid, rank, axes))).view(
+            [sizes[name] for name in names]
+        )
+        groups = [self.of(next(group for group in grid.groups(*axes[name]) if self.rank in group)) for name in names]
+        return DeviceMesh.from_group(groups, device().type, mesh=ranks, mesh_dim_names=names)
+
+    def of(self, members: Group) -> Any:
+        """The process group of some members."""
+        return self._dist.group.WORLD if len(members) == self.topology.world else self._made[members]
+
+
+def _place(grid: Mesh, rank: int, axes: Mapping[str, tuple[str, ...]]) -> tuple[int, ...]:
+    """Where a rank stands on each of some axes."""
+    at = grid.coordinates(rank)
+    return tuple(at[axis] for of in axes.values() for axis in of)
+
+
+def _groups(grid: Mesh, axes: tuple[str, ...]) -> tuple[Group, ...]:
+    return grid.groups(*(axis for axis in axes if axis in grid.axes))
+
+
+def _split(both: Grids, execution: Execution) -> Grids:
+    """The grids with data parallelism cut into replicas and shards."""
+    replicas = execution.replicas
+    found = Refusals()
+    cut = []
+    for grid, axis, tensor in (
+        (both.dense, "dp", "tp"),
+        (both.expert, "edp" if "edp" in both.expert.axes else "dp", "etp"),
+    ):
+        size = grid.sizes[grid.axes.index(axis)]
+        found.unless(size % replicas == 0, "replicas", replicas, f"must divide {axis} ({size})", "choose a divisor")
+        at = grid.axes.index(axis)
+        axes = (*grid.axes[:at], "replica", "shard", *grid.axes[at + 1 :])
+        sizes = (*grid.sizes[:at], replicas, size // replicas, *grid.sizes[at + 1 :])
+        axes = tuple(tensor if each == "tp" else each for each in axes)
+        cut.append(Mesh(axes=axes, sizes=sizes))
+    found.raise_any()
+    return Grids(dense=cut[0], expert=cut[1], reduced=both.reduced)

@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 
 from contracts.spec import pattern as patterns
 from contracts.spec.recipe import Mode, Recipe
-from contracts.stacks.reference.blocks.common import Output, Packing, packing
+from contracts.stacks.reference.blocks.common import Output, Packing, local, packing
 from contracts.stacks.reference.prediction import IGNORED, ahead
 
 if TYPE_CHECKING:
@@ -46,6 +46,27 @@ class Forward(NamedTuple):
     seen: dict[str, Tensor]
 
 
+class Vocabulary:
+    """The two ends of the model, where tokens become vectors and vectors tokens; here the whole of it is on this rank.
+
+    `tensor_parallel.py` has the one whose rows lie on several ranks.
+    """
+
+    def lookup(self, tokens_BT: Tensor, weight_VD: Tensor) -> Tensor:
+        return F.embedding(tokens_BT, weight_VD)
+
+    def here(self, x_BT: Tensor) -> Tensor:
+        """Of something given for each token, what belongs to the tokens of this rank's residual stream."""
+        return x_BT
+
+    def logits(self, hidden_BTD: Tensor, weight_VD: Tensor) -> Tensor:
+        return F.linear(hidden_BTD, weight_VD.to(hidden_BTD.dtype))
+
+    def cross_entropy(self, logits_NV: Tensor, labels_N: Tensor) -> Tensor:
+        """The sum over valid labels."""
+        return F.cross_entropy(logits_NV, labels_N, ignore_index=IGNORED, reduction="sum")
+
+
 class Layer(nn.Module):
     """A residual layer: x + mixer(norm(x)), or its form over several streams where there are hyper-connections."""
 
@@ -68,8 +89,9 @@ class Layer(nn.Module):
         return out._replace(y_BTD=x + out.y_BTD.unsqueeze(-2))
 
     def branch(self, x_BTD: Tensor, packing: Packing) -> Output:
+        """What the mixer adds; the state it ends in is nobody's."""
         out: Output = self.mixer(self.norm(x_BTD), packing, {})
-        return out
+        return out._replace(state={})
 
 
 class Model(nn.Module):
@@ -84,6 +106,7 @@ class Model(nn.Module):
         self.activations = ACTIVATIONS[recipe.dtype]
         self.recompute = recipe.recompute == "full"
         self.weight_of = parts.moe.weight_of
+        self.vocabulary = Vocabulary()
         self.embedding = nn.Embedding(recipe.vocab, recipe.hidden)
         self.layers = nn.ModuleDict({str(number): self.layer(number, parts) for number in range(recipe.depth)})
         self.norm = parts.norm(recipe.hidden, recipe.norm_eps)
@@ -120,7 +143,7 @@ class Model(nn.Module):
         return Forward(logits_BTV=logits_BTV, mtp_logits=tuple(further), sums=sums, counts=counts, seen=seen)
 
     def embed(self, tokens_BT: Tensor) -> Tensor:
-        return self.embedding(tokens_BT).to(self.activations)  # type: ignore[no-any-return]  # torch types calls as Any
+        return self.vocabulary.lookup(tokens_BT, local(self.embedding.weight)).to(self.activations)
 
     def widen(self, x_BTD: Tensor) -> Tensor:
         """One copy for each stream, where there are several."""
@@ -153,7 +176,7 @@ class Model(nn.Module):
     def predict(self, hidden_BTD: Tensor) -> Tensor:
         """Logits in float32 at least, of a normed hidden state."""
         weight_VD = self.embedding.weight if self.head is None else self.head.weight
-        logits_BTV = F.linear(hidden_BTD, weight_VD.to(hidden_BTD.dtype))
+        logits_BTV = self.vocabulary.logits(hidden_BTD, local(weight_VD))
         return logits_BTV.to(torch.promote_types(logits_BTV.dtype, torch.float32))
 
     def look_ahead(self, hidden_BTD: Tensor, tokens_BT: Tensor, pack: Packing) -> list[Tensor]:
@@ -161,7 +184,7 @@ class Model(nn.Module):
         found = []
         for depth, prediction in enumerate(self.mtp):
             later_BT = ahead(tokens_BT, pack, depth + 1, IGNORED)
-            seen_BTD = self.embed(later_BT.clamp(min=0)) * (later_BT >= 0).unsqueeze(-1)
+            seen_BTD = self.embed(later_BT.clamp(min=0)) * self.vocabulary.here(later_BT >= 0).unsqueeze(-1)
             hidden_BTD = prediction(hidden_BTD, seen_BTD, pack)
             found.append(self.predict(prediction.norm(hidden_BTD)))  # type: ignore[operator]  # modules type as Tensor
         return found
@@ -169,7 +192,7 @@ class Model(nn.Module):
     def cross_entropy(self, logits_BTV: Tensor, labels_BT: Tensor) -> tuple[Tensor, Tensor]:
         """The sum over valid labels, and how many there are."""
         flat, labels = logits_BTV.flatten(0, 1), labels_BT.flatten()
-        return F.cross_entropy(flat, labels, ignore_index=IGNORED, reduction="sum"), (labels != IGNORED).sum()
+        return self.vocabulary.cross_entropy(flat, labels), (labels != IGNORED).sum()
 
     def objective(self, sums: Mapping[str, Tensor], counts: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Losses by name from sums and what they count, and `total`, what is minimised.

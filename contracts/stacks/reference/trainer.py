@@ -69,7 +69,7 @@ class Trainer:
 
     def __init__(self, recipe: Recipe, execution: Execution | None = None, parts: Parts = PARTS) -> None:
         self.recipe, self.execution, self.parts = recipe, execution or Execution(), parts
-        _refuse_what_needs_more(self.execution)
+        self.offered()
         self.model = self.build()
         self.optimizer = self.optimizer_class(recipe.optim, members(self.model))
         self.corpus = self.corpus_class(recipe)
@@ -95,16 +95,17 @@ class Trainer:
     def step(self, batch: Batch, wanted: bool = False, samples: tuple[int, ...] = ()) -> Done:
         """One optimizer step over a whole batch."""
         window = self.cut(batch)
-        counts = self.total([self.count(micro) for micro in window])
+        counts = self.over_rows(self.total([self.count(micro) for micro in window]))
         self.optimizer.zero()
         passes = [self.accumulate(micro, counts) for micro in window]
-        losses = self.model.objective(self.total([each.sums for each in passes]), counts)
+        self.reduce()
+        losses = self.model.objective(self.over_parts(self.total([each.sums for each in passes])), counts)
         gradients = self.gradients() if wanted else {}
         norm, coefficient = self.optimizer.clip()
         lr = self.rate(self.recipe.optim, self.number + 1)
         self.optimizer.step(lr)
         low_precision.advance(self.model)
-        seen = self.total([_counters(each.seen) for each in passes])
+        seen = self.over_parts(self.total([_counters(each.seen) for each in passes]))
         self.move_biases(seen)
         self.number += 1
         return Done(
@@ -118,6 +119,32 @@ class Trainer:
             gradients=gradients,
             seen=seen,
         )
+
+    # what several ranks do otherwise (parallel_trainer.py)
+    def offered(self) -> None:
+        """Refuse an execution that this trainer does not carry out."""
+        execution = self.execution
+        if execution.world > 1 or execution.degrees != Degrees() or execution.fsdp or execution.compile != "none":
+            raise NotOffered("this trainer runs on one rank and uncompiled")
+
+    def share(self, batch: Batch) -> Batch:
+        """This rank's rows of a whole batch."""
+        return batch
+
+    def over_rows(self, counts: dict[str, Tensor]) -> dict[str, Tensor]:
+        """What ranks counted over their rows, together."""
+        return counts
+
+    def over_parts(self, values: dict[str, Tensor]) -> dict[str, Tensor]:
+        """What ranks found over the tokens that each of them saw alone, together."""
+        return values
+
+    def reduce(self) -> None:
+        """Bring the gradients of the window together, where each rank has its part of them."""
+
+    def whole(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Tensors by name, whole, on every rank."""
+        return dict(tensors)
 
     def cut(self, batch: Batch) -> list[Batch]:
         """The microbatches: runs of sequences whose numbers differ by one at most."""
@@ -155,11 +182,13 @@ class Trainer:
 
     def gradients(self) -> dict[str, Tensor]:
         """The gradients by name, as they stand; zeros where a parameter got none."""
-        return {
-            name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.clone()
-            for name, parameter in self.model.named_parameters()
-            if parameter.requires_grad
-        }
+        return self.whole(
+            {
+                name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.clone()
+                for name, parameter in self.model.named_parameters()
+                if parameter.requires_grad
+            }
+        )
 
     def move_biases(self, seen: Mapping[str, Tensor]) -> None:
         """Every router's selection bias by one step, by the counts of the whole window."""
@@ -230,7 +259,11 @@ class Trainer:
             if held.shape != values[name].shape:
                 problem = f"has shape {tuple(values[name].shape)}, the model {tuple(held.shape)}"
                 raise refuse(what, name, problem, "give the tensors of this recipe")
-            held.copy_(values[name])
+            self.take(values[name], held)
+
+    def take(self, value: Tensor, into: Tensor) -> None:
+        """Copy a whole tensor into what this rank holds of it."""
+        into.copy_(value)
 
 
 def _under(prefix: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -242,8 +275,3 @@ def _counters(seen: Mapping[str, Tensor]) -> dict[str, Tensor]:
     found = {name: each for name, each in seen.items() if name.endswith(".counts")}
     dropped = [each.sum() for name, each in seen.items() if name.endswith(".dropped")]
     return found | ({"dropped": torch.stack(dropped).sum()} if dropped else {})
-
-
-def _refuse_what_needs_more(execution: Execution) -> None:
-    if execution.degrees != Degrees() or execution.fsdp or execution.replicas > 1 or execution.compile != "none":
-        raise NotOffered("this trainer runs on one rank and uncompiled")

@@ -29,12 +29,19 @@ class TrainingSide:
 
         return Trainer
 
+    def parallel_trainer(self) -> type[Trainer]:
+        """The class that trains on several ranks."""
+        from contracts.stacks.reference.parallel_trainer import ParallelTrainer
+
+        return ParallelTrainer
+
     def train(self, session: Session) -> Trained:
         from contracts.instruments import numerics
 
         if session.batches and len(session.batches) != session.steps:
             raise refuse("batches", len(session.batches), f"must be one a step ({session.steps})", "give as many")
-        trainer = self.trainer()(session.recipe, session.execution, self.parts())
+        kind = self.trainer() if session.execution.world == 1 else self.parallel_trainer()
+        trainer = kind(session.recipe, session.execution, self.parts())
         if session.load is not None:
             trainer.resume(session.load)
         if session.weights:
@@ -67,7 +74,10 @@ def _step(trainer: Trainer, session: Session, index: int) -> Step:
     number = trainer.number + 1
     seen = session.observe if not session.at or number in session.at else frozenset()
     wanted = "gradients" in seen
-    done = trainer.step(_batch(session.batches[index]), wanted) if session.batches else trainer.next(wanted)
+    if session.batches:
+        done = trainer.step(trainer.share(_batch(session.batches[index])), wanted)
+    else:
+        done = trainer.next(wanted)
     if session.save is not None and number in session.save_at:
         trainer.save(session.save)
     return _answer(trainer, done, seen)
@@ -78,9 +88,9 @@ def _answer(trainer: Trainer, done: Done, seen: frozenset[str]) -> Step:
     from contracts.stacks.reference.randomness import capture
 
     held: Mapping[str, Mapping[str, Array]] = {
-        "weights": numerics.arrays(dict(trainer.model.named_parameters())) if "weights" in seen else {},
+        "weights": numerics.arrays(trainer.whole(dict(trainer.model.named_parameters()))) if "weights" in seen else {},
         "buffers": numerics.arrays(dict(trainer.model.named_buffers())) if "buffers" in seen else {},
-        "optimizer": numerics.arrays(trainer.optimizer.state()) if "optimizer" in seen else {},
+        "optimizer": numerics.arrays(trainer.whole(trainer.optimizer.state())) if "optimizer" in seen else {},
         "rng": numerics.arrays(capture()) if "rng" in seen else {},
     }
     return Step(

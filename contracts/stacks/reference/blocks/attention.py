@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from contracts.spec.errors import refuse
 from contracts.spec.recipe import Dsa, Mla, Recipe
-from contracts.stacks.reference.blocks.common import Linear, Output, Packing, State
+from contracts.stacks.reference.blocks.common import Linear, Output, Packing, State, local
 
 if TYPE_CHECKING:
     from contracts.stacks.reference.parts import Parts
@@ -171,7 +171,7 @@ class LatentAttention(Causal):
         self, q_BTHn: Tensor, q_BTHr: Tensor, c_BSc: Tensor, k_BSr: Tensor, visible_BTS: Tensor | None
     ) -> Tensor:
         """The same without keys or values: W_k moves over to the queries, W_v behind the mean of latents."""
-        up_Hdc = self.wkv_b.weight.to(c_BSc.dtype).reshape(-1, sum(self.kv_dims), c_BSc.shape[-1])
+        up_Hdc = local(self.wkv_b.weight).to(c_BSc.dtype).reshape(-1, sum(self.kv_dims), c_BSc.shape[-1])
         key_Hnc, value_Hvc = torch.split(up_Hdc, self.kv_dims, dim=1)
         q_BTHc = torch.einsum("bthn,hnc->bthc", q_BTHn, key_Hnc)
         heads = q_BTHc.shape[2]
@@ -208,7 +208,8 @@ class Indexer(Causal):
         return self.select(self.score(q_BTIi, k_BSi, self.weights(x_BTD)), self.visible(packing))
 
     def key(self, x_BTD: Tensor) -> Tensor:
-        normed_BTi: Tensor = self.k_norm(self.wk(x_BTD).to(self.k_norm.weight.dtype))
+        weight, bias = local(self.k_norm.weight), local(self.k_norm.bias)
+        normed_BTi = F.layer_norm(self.wk(x_BTD).to(weight.dtype), weight.shape, weight, bias, self.k_norm.eps)
         return normed_BTi.to(x_BTD.dtype)
 
     def turn(self, x_BTIi: Tensor, packing: Packing) -> Tensor:

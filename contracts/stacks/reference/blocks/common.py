@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Partial, Replicate
 
 State = Mapping[str, Tensor]
 """Recurrent state by name; empty means zero."""
@@ -50,8 +51,33 @@ def packing(tokens_BT: Tensor, documents_BT: Tensor | None = None) -> Packing:
     return Packing(documents_BT=documents_BT, positions_BT=index_T - start_BT)
 
 
+Piece = tuple[int, int]
+"""Which of how many equal parts of a tensor's rows."""
+
+
+def local(parameter: Tensor, summed: bool = True, piece: Piece | None = None) -> Tensor:
+    """What this rank computes with of a parameter: its shard, or its copy where the ranks of an axis hold copies.
+
+    Args:
+        summed: whether the gradients of copies add up, because each rank put other tokens or other heads through its
+            own. Otherwise all ranks computed the same, and each has the whole gradient already.
+        piece: the rows that this rank uses, where it holds more than it uses.
+    """
+    held = parameter
+    if isinstance(parameter, DTensor):
+        copied = Partial() if summed else Replicate()
+        held = parameter.to_local(grad_placements=[copied if at.is_replicate() else at for at in parameter.placements])
+    return held if piece is None else held.chunk(piece[1])[piece[0]]
+
+
 class Linear(nn.Linear):
-    """A matrix without bias, (out, in), held in float32 and applied in the dtype of the activations."""
+    """A matrix without bias, (out, in), held in float32 and applied in the dtype of the activations.
+
+    `summed` and `piece` are those of `local`.
+    """
+
+    summed: bool = True
+    piece: Piece | None = None
 
     fp8: nn.Module | None
     """Who multiplies instead, where the recipe has the matrix in FP8 (blocks/low_precision.py)."""
@@ -63,11 +89,13 @@ class Linear(nn.Linear):
     def forward(self, input: Tensor) -> Tensor:
         if self.fp8 is not None:
             return self.fp8(input, self.weight)  # type: ignore[no-any-return]  # torch types calls as Any
-        return F.linear(input, self.weight.to(input.dtype))
+        return F.linear(input, local(self.weight, self.summed, self.piece).to(input.dtype))
 
 
 class RMSNorm(nn.Module):
     """x / rms(x) · weight over the last dim, computed in float32 at least and returned in the dtype of x."""
+
+    summed: bool = True
 
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()
@@ -77,4 +105,4 @@ class RMSNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
         scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
-        return (wide * scale * self.weight).to(x.dtype)
+        return (wide * scale * local(self.weight, self.summed)).to(x.dtype)

@@ -16,14 +16,15 @@ B sequences · T tokens · N = B·T · K experts a token · S = N·K assignments
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from contracts.spec.recipe import Moe, Recipe
-from contracts.stacks.reference.blocks.common import Output, Packing, State
+from contracts.stacks.reference.blocks.common import Output, Packing, State, local
 
 if TYPE_CHECKING:
     from contracts.stacks.reference.parts import Parts
@@ -44,6 +45,9 @@ class Router(nn.Module):
     """Chooses K distinct experts a token. `bias` moves the choice, never a gate, a loss or a gradient."""
 
     bias: Tensor | None
+    summed: bool = True
+    sequence: Callable[[Tensor], Tensor] | None = None
+    """The mean over the ranks that share a sequence, where several do."""
 
     def __init__(self, recipe: Recipe, parts: Parts) -> None:
         super().__init__()
@@ -65,7 +69,7 @@ class Router(nn.Module):
     def logits(self, x_BTD: Tensor) -> Tensor:
         """In float32 at least: bfloat16 logits choose other experts."""
         wide = torch.promote_types(x_BTD.dtype, torch.float32)
-        return F.linear(x_BTD.to(wide), self.weight.to(wide))
+        return F.linear(x_BTD.to(wide), local(self.weight, self.summed).to(wide))
 
     def scores(self, logits_BTE: Tensor) -> Tensor:
         """What experts are chosen by. Softmax keeps the order of the logits, so they are chosen by those."""
@@ -109,6 +113,7 @@ class Router(nn.Module):
         rows, tokens, _ = experts_BTK.shape
         asked_BE = F.one_hot(experts_BTK.flatten(1), self.moe.experts).sum(1)
         fraction_BE = asked_BE.to(probabilities_BTE.dtype) / max(tokens * self.moe.top_k, 1)
+        fraction_BE = fraction_BE if self.sequence is None else self.sequence(fraction_BE)
         mean_BE = probabilities_BTE.sum(1) / max(tokens, 1)
         return self.moe.experts * (fraction_BE * mean_BE).sum() / max(rows, 1)
 
@@ -141,9 +146,11 @@ class Experts(nn.Module):
 
         Rows behind the last end belong to no expert; what is returned for them is undefined.
         """
-        up_SF = self.matmul(x_SD, self.w1, ends_E)
-        inner_SF = up_SF.relu().square() if self.w3 is None else F.silu(up_SF) * self.matmul(x_SD, self.w3, ends_E)
-        return self.matmul(inner_SF, self.w2, ends_E)
+        up_SF = self.matmul(x_SD, local(self.w1), ends_E)
+        inner_SF = (
+            up_SF.relu().square() if self.w3 is None else F.silu(up_SF) * self.matmul(x_SD, local(self.w3), ends_E)
+        )
+        return self.matmul(inner_SF, local(self.w2), ends_E)
 
     def matmul(self, x_SI: Tensor, weight_EOI: Tensor, ends_E: Tensor) -> Tensor:
         """Row s times the transposed matrix of its expert: (S, I) and (E, O, I) give (S, O)."""
@@ -166,14 +173,30 @@ class Experts(nn.Module):
         `torch.nn.functional.grouped_mm` is public from torch 2.10; it wants bfloat16, SM80 or a CPU, and rows of a
         multiple of 16 bytes. It leaves rows behind the last end uninitialised, forward and backward.
         """
-        widths = (self.w1.shape[1], self.w1.shape[2])
+        widths = local(self.w1).shape[1:]
         aligned = all(width % 8 == 0 for width in widths)
         able = x.device.type == "cpu" or (x.is_cuda and torch.cuda.get_device_capability(x.device) >= (8, 0))
         return "grouped" if x.dtype == torch.bfloat16 and aligned and able else "loop"
 
 
+class Peers(Protocol):
+    """The other ranks of a layer whose experts lie on several (`expert_parallel.py`)."""
+
+    def share(
+        self, routed: Callable[[Tensor, Routing, Tensor], Tensor], x_BTD: Tensor, routing: Routing, dropped_BTK: Tensor
+    ) -> Tensor:
+        """What `routed` gives for all tokens, each rank computing it for its part of those that several hold."""
+        ...
+
+    def through(self, experts: Callable[[Tensor, Tensor], Tensor], x_SD: Tensor, counts_E: Tensor) -> Tensor:
+        """Rows sorted by expert put through experts wherever they lie, and back."""
+        ...
+
+
 class MoE(nn.Module):
-    """Router, experts and the shared expert."""
+    """Router, experts and the shared expert. `peers` are there where the experts lie on several ranks."""
+
+    peers: Peers | None
 
     def __init__(self, recipe: Recipe, parts: Parts) -> None:
         super().__init__()
@@ -181,11 +204,15 @@ class MoE(nn.Module):
         self.router = parts.router(recipe, parts)
         self.experts = parts.experts(recipe, parts)
         self.shared = parts.mlp(recipe, self.moe.shared_hidden) if self.moe.shared_hidden else None
+        self.peers = None
 
     def forward(self, x_BTD: Tensor, packing: Packing, state: State) -> Output:
         routing = self.router(x_BTD)
         dropped_BTK = self.drop(routing.experts_BTK)
-        y_BTD = self.routed(x_BTD, routing, dropped_BTK)
+        if self.peers is None:
+            y_BTD = self.routed(x_BTD, routing, dropped_BTK)
+        else:
+            y_BTD = self.peers.share(self.routed, x_BTD, routing, dropped_BTK)
         if self.shared is not None:
             y_BTD = y_BTD + self.shared(x_BTD, packing, state).y_BTD
         seen = {"experts": routing.experts_BTK, "gates": routing.gates_BTK.detach(), "counts": routing.counts_E}
@@ -197,9 +224,16 @@ class MoE(nn.Module):
         order_S = slots_NK.flatten().argsort(stable=True)  # dropped ones sort behind the last expert
         kept_E = _tally(slots_NK.flatten(), self.moe.experts + 1)[:-1]
         sent_SD = self.dispatch(x_BTD.flatten(0, 1), order_S, dropped_BTK)
-        given_SD = self.experts(sent_SD, kept_E.cumsum(0))
+        given_SD = self.applied(sent_SD, kept_E)
         y_ND = self.combine(given_SD, order_S, routing.gates_BTK.flatten(0, 1), dropped_BTK.flatten(0, 1))
         return y_ND.view(x_BTD.shape)
+
+    def applied(self, sent_SD: Tensor, kept_E: Tensor) -> Tensor:
+        """Each row through its expert."""
+        if self.peers is not None:
+            return self.peers.through(self.experts, sent_SD, kept_E)
+        given_SD: Tensor = self.experts(sent_SD, kept_E.cumsum(0))
+        return given_SD
 
     def drop(self, experts_BTK: Tensor) -> Tensor:
         """Which assignments find their expert full, (B, T, K): the first in token order are kept."""

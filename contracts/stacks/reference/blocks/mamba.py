@@ -7,6 +7,7 @@ c channels of a convolution
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 
 from contracts.spec.parameters import CONV_WIDTH
 from contracts.spec.recipe import Recipe
-from contracts.stacks.reference.blocks.common import Linear, Output, Packing, RMSNorm, State
+from contracts.stacks.reference.blocks.common import Linear, Output, Packing, Piece, RMSNorm, State, local
 from contracts.stacks.reference.blocks.scan import chunked_scan
 
 if TYPE_CHECKING:
@@ -51,18 +52,18 @@ class Mamba2(nn.Module):
         x_BThp = wide(split(x_BTI, self.heads))
         dt_BTh = self.time_step(self.wdt(x_BTD))
         y_BThp, ssm = self.scan(x_BThp, dt_BTh, self.per_head(b_BTc), self.per_head(c_BTc), packing, state.get("ssm"))
-        y_BThp = y_BThp + self.D[:, None] * x_BThp
+        y_BThp = y_BThp + local(self.D)[:, None] * x_BThp
         y_BTI = self.out_norm(y_BThp.flatten(-2), self.wz(x_BTD))
         carried = {"ssm": ssm, "conv_x": conv_x, "conv_b": conv_b, "conv_c": conv_c}
         return Output(self.wo(y_BTI.to(x_BTD.dtype)), state=carried)
 
     def time_step(self, dt_BTh: Tensor) -> Tensor:
         """How long each head steps at each token, above 0."""
-        return F.softplus(wide(dt_BTh) + self.dt_bias)
+        return F.softplus(wide(dt_BTh) + local(self.dt_bias))
 
     def decay_rate(self) -> Tensor:
         """A: (h), below 0, per unit of time."""
-        return -torch.exp(self.A_log)
+        return -torch.exp(local(self.A_log))
 
     def per_head(self, grouped_BTc: Tensor) -> Tensor:
         """B or C of each group (B, T, g·n) for each head (B, T, h, n): neighbouring heads share a group."""
@@ -83,6 +84,8 @@ class CausalConv(nn.Module):
 
     `weight[:, -1]` meets the token itself. What lies in another document counts as zero.
     """
+
+    piece: Piece | None = None
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -105,10 +108,10 @@ class CausalConv(nn.Module):
     def mixed(self, seen_Bwc: Tensor, of_Bw: Tensor) -> Tensor:
         """The convolution alone, in float32 at least: (B, T, c)."""
         length = seen_Bwc.shape[1] - (CONV_WIDTH - 1)
-        out_BTc = wide(self.bias)
+        weight_cw, out_BTc = local(self.weight, piece=self.piece), wide(local(self.bias, piece=self.piece))
         for tap in range(CONV_WIDTH):
             same_BT = of_Bw[:, tap : tap + length] == of_Bw[:, -length:]
-            out_BTc = out_BTc + self.weight[:, tap] * seen_Bwc[:, tap : tap + length] * same_BT[..., None]
+            out_BTc = out_BTc + weight_cw[:, tap] * seen_Bwc[:, tap : tap + length] * same_BT[..., None]
         return out_BTc
 
     def last(self, seen_Bwc: Tensor, of_Bw: Tensor) -> Tensor:
@@ -120,6 +123,8 @@ class CausalConv(nn.Module):
 class GatedNorm(RMSNorm):
     """RMSNorm of y · silu(gate), one over each group of heads, in float32 at least."""
 
+    over_ranks: Callable[[Tensor], Tensor] | None = None
+
     def __init__(self, size: int, groups: int, eps: float) -> None:
         super().__init__(size, eps)
         self.groups = groups
@@ -129,9 +134,14 @@ class GatedNorm(RMSNorm):
 
     def normed(self, y_BTI: Tensor) -> Tensor:
         grouped = split(y_BTI, self.groups)
-        scale = torch.rsqrt(grouped.square().mean(-1, keepdim=True) + self.eps)
-        normed: Tensor = (grouped * scale).flatten(-2) * self.weight
+        scale = torch.rsqrt(self.mean_square(grouped) + self.eps)
+        normed: Tensor = (grouped * scale).flatten(-2) * local(self.weight)
         return normed
+
+    def mean_square(self, grouped: Tensor) -> Tensor:
+        """Over each group, of which other ranks may hold the rest."""
+        mean = grouped.square().mean(-1, keepdim=True)
+        return mean if self.over_ranks is None else self.over_ranks(mean)
 
 
 def split(x: Tensor, pieces: int) -> Tensor:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from contracts.spec.errors import refuse
 from contracts.spec.recipe import Recipe
-from contracts.stacks.reference.blocks.common import Linear, Output, Packing, State
+from contracts.stacks.reference.blocks.common import Linear, Output, Packing, State, local
 from contracts.stacks.reference.blocks.mamba import initial_dt_bias, split, wide
 from contracts.stacks.reference.blocks.scan import chunked_scan, running_sum
 
@@ -55,12 +55,12 @@ class Mamba3(nn.Module):
         v_BThp = wide(split(self.wx(x_BTD), self.heads))
         dt_BTh = self.time_step(self.wdt(x_BTD))
         angle_BThS = self.angle(self.turn(self.wangle(x_BTD), dt_BTh), packing, state.get("angle"))
-        k_BThn = self.rotated(self.per_head(self.b_norm, self.wb(x_BTD)) + self.b_bias, angle_BThS)
-        q_BThn = self.rotated(self.per_head(self.c_norm, self.wc(x_BTD)) + self.c_bias, angle_BThS)
+        k_BThn = self.rotated(self.per_head(self.b_norm, self.wb(x_BTD)) + local(self.b_bias), angle_BThS)
+        q_BThn = self.rotated(self.per_head(self.c_norm, self.wc(x_BTD)) + local(self.c_bias), angle_BThS)
         log_decay_BTh = dt_BTh * self.decay_rate(self.wa(x_BTD))
         mix_BTh = self.mix(self.wtrap(x_BTD))
         y_BThp, ssm = self.scan(v_BThp, k_BThn, q_BThn, dt_BTh, log_decay_BTh, mix_BTh, packing, state)
-        y_BThp = y_BThp + self.D[:, None] * v_BThp
+        y_BThp = y_BThp + local(self.D)[:, None] * v_BThp
         y_BTI = y_BThp.flatten(-2) * F.silu(wide(self.wz(x_BTD)))
         angle = angle_BThS[:, -1].remainder(2 * math.pi)  # a sum that only grows would lose its digits in float32
         carried = {"angle": angle, "ssm": ssm, "k": k_BThn[:, -1], "v": v_BThp[:, -1]}
@@ -68,7 +68,7 @@ class Mamba3(nn.Module):
 
     def time_step(self, dt_BTh: Tensor) -> Tensor:
         """How long each head steps at each token, above 0."""
-        return F.softplus(wide(dt_BTh) + self.dt_bias)
+        return F.softplus(wide(dt_BTh) + local(self.dt_bias))
 
     def decay_rate(self, a_BTh: Tensor) -> Tensor:
         """A of each head at each token, below 0, per unit of time."""

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from contracts.spec.recipe import Recipe
-from contracts.stacks.reference.blocks.common import Linear, Output, Packing, State
+from contracts.stacks.reference.blocks.common import Linear, Output, Packing, State, local
 from contracts.stacks.reference.blocks.mamba import GatedNorm, initial_dt_bias, split, wide
 
 if TYPE_CHECKING:
@@ -48,13 +48,13 @@ class M2RNN(nn.Module):
         k_BThn = wide(split(self.wk(x_BTD), self.heads))
         v_BThp = wide(split(self.wv(x_BTD), self.heads))
         h_BThnp = self.recur(k_BThn, v_BThp, self.forget(self.wf(x_BTD)), packing, state.get("h"))
-        y_BThp = self.read(q_BThn, h_BThnp) + self.D[:, None] * v_BThp
+        y_BThp = self.read(q_BThn, h_BThnp) + local(self.D)[:, None] * v_BThp
         y_BTI = self.out_norm(y_BThp.flatten(-2), self.wg(x_BTD))
         return Output(self.wo(y_BTI.to(x_BTD.dtype)), state={"h": h_BThnp[:, -1]})
 
     def forget(self, f_BTh: Tensor) -> Tensor:
         """How much of the state each head keeps at each token, in 0 … 1."""
-        return torch.exp(-torch.exp(self.A_log) * F.softplus(wide(f_BTh) + self.dt_bias))
+        return torch.exp(-torch.exp(local(self.A_log)) * F.softplus(wide(f_BTh) + local(self.dt_bias)))
 
     def recur(self, k_BThn: Tensor, v_BThp: Tensor, f_BTh: Tensor, packing: Packing, state: Tensor | None) -> Tensor:
         """The state after every token, (B, T, h, n, p); zero before the first token of a document."""
@@ -71,7 +71,7 @@ class M2RNN(nn.Module):
 
     def step(self, h_Bhnp: Tensor, k_Bhn: Tensor, v_Bhp: Tensor, f_Bh11: Tensor) -> Tensor:
         """h_t = f_t h_{t-1} + (1 - f_t) tanh(h_{t-1} W + k_t v_tᵀ)."""
-        proposed_Bhnp = torch.tanh(h_Bhnp @ self.W + k_Bhn[..., :, None] * v_Bhp[..., None, :])
+        proposed_Bhnp = torch.tanh(h_Bhnp @ local(self.W) + k_Bhn[..., :, None] * v_Bhp[..., None, :])
         return f_Bh11 * h_Bhnp + (1 - f_Bh11) * proposed_Bhnp
 
     def read(self, q_BThn: Tensor, h_BThnp: Tensor) -> Tensor:

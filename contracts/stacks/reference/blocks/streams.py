@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from contracts.spec.recipe import Recipe
-from contracts.stacks.reference.blocks.common import Linear
+from contracts.stacks.reference.blocks.common import Linear, local
 
 if TYPE_CHECKING:
     from contracts.stacks.reference.parts import Parts
@@ -35,6 +35,8 @@ class Streams(nn.Module):
     Rows of `phi` and elements of `bias` are h_pre, then h_post, then H_res row by row. The maps are computed in float32
     at least.
     """
+
+    summed: bool = True
 
     def __init__(self, recipe: Recipe, parts: Parts) -> None:
         super().__init__()
@@ -58,9 +60,10 @@ class Streams(nn.Module):
         flat = flat.to(torch.promote_types(flat.dtype, torch.float32))
         flat = flat * torch.rsqrt(flat.square().mean(-1, keepdim=True) + self.eps)
         n = self.number
-        alpha_M = self.alpha.repeat_interleave(torch.tensor((n, n, n * n), device=flat.device), output_size=n * (n + 2))
+        alpha_M = local(self.alpha, self.summed)
+        alpha_M = alpha_M.repeat_interleave(torch.tensor((n, n, n * n), device=flat.device), output_size=n * (n + 2))
         mapped_BTM: Tensor = self.phi(flat)
-        return alpha_M * mapped_BTM + self.bias
+        return alpha_M * mapped_BTM + local(self.bias, self.summed)
 
     def mixing(self, logits_BTNN: Tensor) -> Tensor:
         """The doubly stochastic matrix nearest to exp(logits) in the sense of Sinkhorn: rows, then columns, in turn."""

@@ -1,0 +1,153 @@
+"""The collectives that gradients pass through, each with what it does to them.
+
+    forward                     backward
+    shared     nothing          sum over ranks: each put the same tensor to its own use
+    summed     sum over ranks   nothing: each gets the gradient of the whole sum
+    gathered   all-gather       reduce-scatter
+    scattered  reduce-scatter   all-gather
+    exchanged  all-to-all       all-to-all back
+    cut        own rows         all-gather: every rank gets the gradient of all rows
+    joined     all-gather       own rows
+
+`torch.distributed` itself differentiates none of these: its in-place calls drop the graph without a word. Those that
+do stand in `torch.distributed._functional_collectives`, differentiable from torch 2.13 on and named here only. What
+they return is waited for at once: compiled code that is given an unfinished tensor loses its gradient (torch 2.13).
+
+N rows · n rows of one rank
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
+from torch import Tensor
+
+Group = Any
+"""A process group; torch's stubs type what makes one as Any."""
+
+
+def gathered(x: Tensor, dim: int, group: Group) -> Tensor:
+    return _finished(functional.all_gather_single(x.contiguous(), dim, group))
+
+
+def scattered(x: Tensor, dim: int, group: Group) -> Tensor:
+    return _finished(functional.reduce_scatter_single(x.contiguous(), "sum", dim, group))
+
+
+def exchanged(x_ND: Tensor, received: list[int], sent: list[int], group: Group) -> Tensor:
+    """Rows to and from each rank of a group, in their order; both lists count rows by rank."""
+    return _finished(functional.all_to_all_single(x_ND.contiguous(), received, sent, group))
+
+
+def _finished(x: Tensor) -> Tensor:
+    held: Tensor = functional.wait_tensor(x)  # type: ignore[no-untyped-call]  # torch's; x.wait() drops the graph
+    return held
+
+
+def shared(x: Tensor, group: Group) -> Tensor:
+    held: Tensor = _Shared.apply(x, group)  # type: ignore[no-untyped-call]  # torch's
+    return held
+
+
+def summed(x: Tensor, group: Group) -> Tensor:
+    held: Tensor = _Summed.apply(x, group)  # type: ignore[no-untyped-call]
+    return held
+
+
+def cut(x_ND: Tensor, group: Group) -> Tensor:
+    """This rank's run of rows; the runs differ in length by one at most."""
+    held: Tensor = _Cut.apply(x_ND, group)  # type: ignore[no-untyped-call]
+    return held
+
+
+def joined(x_nD: Tensor, rows: int, group: Group) -> Tensor:
+    """The inverse of `cut`; `rows` is how many there are of all ranks together."""
+    held: Tensor = _Joined.apply(x_nD, rows, group)  # type: ignore[no-untyped-call]
+    return held
+
+
+def weighed(x: Tensor, factor: float) -> Tensor:
+    """x itself, with its gradient times a factor."""
+    held: Tensor = _Weighed.apply(x, factor)  # type: ignore[no-untyped-call]
+    return held
+
+
+def total(x: Tensor, group: Group) -> Tensor:
+    """The sum over ranks, with no gradient; x itself where there is no group."""
+    if group is None:
+        return x
+    held = x.detach().clone()
+    dist.all_reduce(held, group=group)
+    return held
+
+
+def own_rows(x_ND: Tensor, group: Group) -> Tensor:
+    return x_ND.tensor_split(dist.get_world_size(group))[dist.get_rank(group)]
+
+
+def every_row(x_nD: Tensor, rows: int, group: Group) -> Tensor:
+    """All-gather of runs that `own_rows` gave: padded to the longest, and the padding left out."""
+    size = dist.get_world_size(group)
+    longest = -(-rows // size)
+    padded = torch.cat([x_nD, x_nD.new_zeros(longest - len(x_nD), *x_nD.shape[1:])])
+    every = [torch.empty_like(padded) for _ in range(size)]
+    dist.all_gather(every, padded.contiguous(), group=group)
+    lengths = [len(part) for part in torch.empty(rows, 0).tensor_split(size)]
+    return torch.cat([part[:length] for part, length in zip(every, lengths, strict=True)])
+
+
+class _Shared(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return total(grads[0], ctx.group), None
+
+
+class _Summed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
+        return total(x, group)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return grads[0], None
+
+
+class _Cut(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x_ND: Tensor, group: Group) -> Tensor:
+        ctx.rows, ctx.group = len(x_ND), group
+        return own_rows(x_ND, group).clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return every_row(grads[0], ctx.rows, ctx.group), None
+
+
+class _Joined(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x_nD: Tensor, rows: int, group: Group) -> Tensor:
+        ctx.group = group
+        return every_row(x_nD, rows, group)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        return own_rows(grads[0], ctx.group).contiguous(), None, None
+
+
+class _Weighed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, factor: float) -> Tensor:
+        ctx.factor = factor
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return grads[0] * ctx.factor, None

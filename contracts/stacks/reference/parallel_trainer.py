@@ -1,0 +1,199 @@
+"""The trainer on several ranks: each takes its rows of the batch, and sums what the others found.
+
+Losses are sums divided by counts of the whole batch over all ranks, so that gradients are sums too and nothing is ever
+averaged. What is asked of a run is answered with whole tensors, on every rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Placement, distribute_tensor
+from torch.nn.utils import get_total_norm
+
+from contracts.spec.errors import NotOffered, refuse
+from contracts.spec.recipe import refusals_on
+from contracts.spec.topology import Degrees
+from contracts.stacks.reference.built import made
+from contracts.stacks.reference.collectives import total
+from contracts.stacks.reference.mesh import TrainingMesh
+from contracts.stacks.reference.model import Model
+from contracts.stacks.reference.optimizer import Muon, Optimizer, orthogonal
+from contracts.stacks.reference.parallelize import parallelize
+from contracts.stacks.reference.roles import role_of
+from contracts.stacks.reference.trainer import Batch, Trainer
+
+
+class ShardedMuon(Muon):
+    """Muon over matrices of which each rank has a part: gathered, orthogonalized whole, and the part taken back.
+
+    An expert that lies whole on a rank is orthogonalized there.
+    """
+
+    def direction(self, grad: Tensor, buffer: Tensor, momentum: float) -> Tensor:
+        buffer.mul_(momentum).add_(grad)
+        ahead = grad + momentum * buffer
+        if not isinstance(ahead, DTensor):
+            return orthogonal(ahead)
+        mesh, placements = ahead.device_mesh, ahead.placements
+        if ahead.dim() > 2 and all(_keeps_matrices(at) for at in placements):
+            part = orthogonal(ahead.to_local())
+            return DTensor.from_local(part, mesh, placements, shape=ahead.shape, stride=ahead.stride())
+        return distribute_tensor(orthogonal(ahead.full_tensor()), mesh, placements, src_data_rank=None)
+
+
+def _keeps_matrices(at: Placement) -> bool:
+    """Whether a placement of a stack of matrices cuts none of them."""
+    return at.is_replicate() or getattr(at, "dim", None) == 0
+
+
+class ShardedOptimizer(Optimizer):
+    """The rules over parameters on several meshes. Their state lies as they do."""
+
+    muon: type[Muon] = ShardedMuon
+
+    def clip(self) -> tuple[float, float]:
+        parameters = [member.parameter for member in self.members]
+        for parameter in parameters:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        norm = self.norm()
+        coefficient = self.coefficient(norm)
+        for parameter in parameters if coefficient < 1 else ():
+            assert parameter.grad is not None
+            parameter.grad.mul_(coefficient)
+        return norm, coefficient
+
+    def norm(self) -> float:
+        """Of all gradients, whole, each once."""
+        return self.norm_of([member.parameter for member in self.members])
+
+    def norm_of(self, parameters: Iterable[nn.Parameter]) -> float:
+        """A norm for each mesh, because torch stacks none of two; together they are the norm of all gradients."""
+        by_mesh: dict[DeviceMesh | None, list[Tensor]] = {}
+        for parameter in parameters:
+            if parameter.grad is not None:
+                by_mesh.setdefault(getattr(parameter, "device_mesh", None), []).append(parameter.grad)
+        norms = [_whole(get_total_norm(gradients, foreach=False)) for gradients in by_mesh.values()]
+        return float(torch.stack([each.double() for each in norms]).norm())
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """`state` has whole tensors; each rank keeps its part of them."""
+        parameters = {member.name: member.parameter for member in self.members}
+        held = {}
+        for key, value in state.items():
+            like = parameters.get(key.rpartition("/")[0])
+            held[key] = part_of(value, like) if like is not None and like.shape == value.shape else value
+        super().load(held)
+
+
+class ParallelTrainer(Trainer):
+    """One rank of a run over several. The default process group must hold the execution's world."""
+
+    optimizer_class: type[Optimizer] = ShardedOptimizer
+    mesh: TrainingMesh
+
+    def offered(self) -> None:
+        execution = self.execution
+        if execution.degrees.pp > 1 or execution.degrees.cp > 1:
+            raise NotOffered("this trainer has no pipeline and no context parallel")
+        refusals_on(self.recipe, execution.degrees, dp=1).raise_any()
+        ranks = dist.get_world_size() if dist.is_initialized() else 1
+        if execution.world != ranks:
+            raise refuse("world", execution.world, f"is not the number of ranks ({ranks})", "start as many ranks")
+
+    def build(self) -> Model:
+        self.mesh = TrainingMesh(self.execution)
+        alone = replace(self.execution, degrees=Degrees(), world=1, fsdp=False, compile="none", recompute=False)
+        model = made(self.recipe, alone, self.parts)
+        self.wrapped = parallelize(model, self.execution, self.mesh)
+        return model
+
+    # rows
+    def batch(self, ids: Sequence[int]) -> Batch:
+        """The rows of this rank alone are read."""
+        return super().batch(self.own(ids))
+
+    def share(self, batch: Batch) -> Batch:
+        rows = self.own(range(len(batch.tokens_BT)))
+        cut = [None if each is None else each[rows[0] : rows[-1] + 1] for each in batch]
+        return Batch(*cut)  # type: ignore[arg-type]  # documents alone may be None
+
+    def own(self, rows: Sequence[int]) -> Sequence[int]:
+        """This rank's run of rows: the ranks share them in their order, the first ranks one more where need be."""
+        members = self.mesh.place("rows")
+        each, more = divmod(len(rows), len(members))
+        if not each:
+            raise refuse("sequences", len(rows), f"must be dp ({len(members)}) at least", "give every rank one")
+        at = members.index(self.mesh.rank)
+        first = at * each + min(at, more)
+        return rows[first : first + each + (at < more)]
+
+    # sums over ranks
+    def over_rows(self, counts: dict[str, Tensor]) -> dict[str, Tensor]:
+        return _totals(counts, self.mesh.group("rows"))
+
+    def over_parts(self, values: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Losses of tokens and labels lie with their rows; what routers found, with the tokens that each routed."""
+        routed = {name: each for name, each in values.items() if not _of_labels(name)}
+        labels = {name: each for name, each in values.items() if _of_labels(name)}
+        return _totals(labels, self.mesh.group("rows")) | _totals(routed, self.mesh.group("apart"))
+
+    def reduce(self) -> None:
+        """Partial gradients become what their parameters are; without FSDP data-parallel ranks are summed here."""
+        for name, parameter in self.model.named_parameters():
+            if parameter.grad is None:
+                continue
+            grad = parameter.grad
+            if isinstance(parameter, DTensor) and isinstance(grad, DTensor) and grad.placements != parameter.placements:
+                parameter.grad = grad = grad.redistribute(placements=parameter.placements)
+            group = self.unreduced(name)
+            if group is not None:
+                held = grad.to_local() if isinstance(grad, DTensor) else grad
+                dist.all_reduce(held, group=group)
+
+    def unreduced(self, name: str) -> Any:
+        """The ranks whose gradients of a parameter are still to be summed; None where there are none."""
+        apart = self.mesh.lane and role_of(name) == "expert"
+        of_kind = self.mesh.expert if apart else self.mesh.dense
+        sharded = self.execution.fsdp and of_kind is not None and "shard" in (of_kind.mesh_dim_names or ())
+        return None if sharded else self.mesh.group("edp" if apart else "rows")
+
+    # whole tensors
+    def whole(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {name: _whole(each.detach()) for name, each in tensors.items()}
+
+    def take(self, value: Tensor, into: Tensor) -> None:
+        into.copy_(part_of(value.to(into.dtype), into))
+
+
+def part_of(value: Tensor, like: Tensor) -> Tensor:
+    """What this rank holds of a whole tensor that lies as another does."""
+    if not isinstance(like, DTensor):
+        return value.clone()
+    return distribute_tensor(value, like.device_mesh, like.placements, src_data_rank=None)
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def _of_labels(name: str) -> bool:
+    return name == "lm" or name.startswith("mtp")
+
+
+def _totals(values: Mapping[str, Tensor], group: Any) -> dict[str, Tensor]:
+    """Sums over ranks by name, in one message for each dtype."""
+    found = dict(values)
+    for dtype in sorted({each.dtype for each in values.values()}, key=str):
+        names = [name for name in sorted(values) if values[name].dtype == dtype]
+        flat = total(torch.cat([values[name].reshape(-1) for name in names]), group)
+        for name, part in zip(names, torch.split(flat, [values[name].numel() for name in names]), strict=True):
+            found[name] = part.view(values[name].shape)
+    return found

@@ -1,0 +1,129 @@
+"""A model over several ranks, in the order in which it is wrapped.
+
+tensor and sequence parallel   heads and channels of every mixer, rows of the vocabulary
+expert parallel                whole experts, or parts of them on a mesh of their own
+activation checkpoint          each layer, inside the compiled region
+compile                        each layer; the exchange of rows stays outside (compile.ALLOWED)
+FSDP2, HSDP                    last, around all of it: what it gathers are the local shards of the others
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import nn
+from torch.distributed.tensor import Placement, Shard
+
+from contracts.spec.training import Execution
+from contracts.stacks.reference import sharding
+from contracts.stacks.reference.blocks.common import Output
+from contracts.stacks.reference.blocks.experts import MoE
+from contracts.stacks.reference.collectives import Group, total
+from contracts.stacks.reference.compile import compile_regions
+from contracts.stacks.reference.expert_parallel import ExpertPeers
+from contracts.stacks.reference.mesh import TrainingMesh
+from contracts.stacks.reference.model import Layer, Model
+from contracts.stacks.reference.prediction import Prediction
+from contracts.stacks.reference.tensor_parallel import TensorParallel, on_mesh
+
+EXPERT_SPLIT = {"w1": 1, "w3": 1, "w2": 2}
+"""The inner dim of an expert's matrices."""
+
+Step = Callable[[Model, Execution, TrainingMesh], None]
+
+
+def parallelize(model: Model, execution: Execution, mesh: TrainingMesh) -> tuple[str, ...]:
+    """Spread a whole model over the ranks of a mesh, in place; the steps that were taken, in order.
+
+    Every rank comes with the same whole weights and keeps its part of them; names stay as they are.
+    """
+    taken = []
+    for step in ORDER:
+        if wanted(step, execution, mesh):
+            step(model, execution, mesh)
+            taken.append(step.__name__)
+    return tuple(taken)
+
+
+def wanted(step: Step, execution: Execution, mesh: TrainingMesh) -> bool:
+    """Whether an execution has anything for a step to do."""
+    asked: dict[Step, bool] = {
+        tensor_parallel: execution.degrees.tp > 1,
+        expert_parallel: mesh.lane,
+        activation_checkpoint: execution.recompute,
+        compile: execution.compile != "none",
+        fully_shard: execution.fsdp,
+    }
+    return asked[step]
+
+
+def tensor_parallel(model: Model, execution: Execution, mesh: TrainingMesh) -> None:
+    axis = TensorParallel(mesh=mesh.dense["tp"], sequence=execution.degrees.sp)
+    axis.ends(model)
+    axis.between(model.norm)
+    for layer in layers(model):
+        axis.between(layer.norm)
+        if layer.streams is not None:
+            axis.between(layer.streams)
+        if isinstance(layer.mixer, MoE) and mesh.lane:
+            axis.between(layer.mixer.router)
+            if layer.mixer.shared is not None:
+                axis.mixer(layer.mixer.shared)
+        else:
+            axis.mixer(layer.mixer)
+    for head in heads(model):
+        for module in (head.hidden_norm, head.token_norm, head.projection, head.norm):
+            axis.between(module)
+
+
+def expert_parallel(model: Model, execution: Execution, mesh: TrainingMesh) -> None:
+    """Each rank keeps its experts (ep) or its part of each (etp); rows travel."""
+    peers = ExpertPeers(ep=mesh.group("ep"), etp=mesh.group("etp"), sharers=mesh.group("sharers"))
+    for layer in layers(model):
+        if isinstance(layer.mixer, MoE):
+            spread_experts(layer.mixer, mesh)
+            layer.mixer.peers = peers
+            if execution.degrees.sp:
+                share_losses(layer.mixer, mesh.group("tp"), execution.degrees.tp)
+
+
+def activation_checkpoint(model: Model, execution: Execution, mesh: TrainingMesh) -> None:
+    model.recompute = True
+
+
+def compile(model: Model, execution: Execution, mesh: TrainingMesh) -> None:
+    compile_regions(model, execution.compile, execution.backend)
+
+
+def fully_shard(model: Model, execution: Execution, mesh: TrainingMesh) -> None:
+    sharding.shard(model, mesh.dense, mesh.expert)
+
+
+ORDER: tuple[Step, ...] = (tensor_parallel, expert_parallel, activation_checkpoint, compile, fully_shard)
+
+
+def layers(model: Model) -> list[Layer]:
+    """Every residual layer, those of the prediction heads included."""
+    return [each for each in model.modules() if isinstance(each, Layer)]
+
+
+def heads(model: Model) -> list[Prediction]:
+    return [each for each in model.mtp if isinstance(each, Prediction)]
+
+
+def spread_experts(moe: MoE, mesh: TrainingMesh) -> None:
+    names = [name for name in ("ep", "etp") if mesh.expert is not None and name in mesh.expert.mesh_dim_names]
+    for name, parameter in list(moe.experts.named_parameters()) if names else ():
+        at: dict[str, Placement] = {"ep": Shard(0), "etp": Shard(EXPERT_SPLIT[name])}
+        held = on_mesh(parameter, mesh.expert[tuple(names)], [at[each] for each in names])
+        setattr(moe.experts, name, held)
+
+
+def share_losses(moe: MoE, group: Group, ranks: int) -> None:
+    """Ranks that have a run of each sequence: f is over the whole of it, and each loss is a part that adds up."""
+    moe.router.sequence = lambda fraction_BE: total(fraction_BE, group) / ranks
+
+    def parts(_: nn.Module, args: object, out: Output) -> Output:
+        return out._replace(losses={name: loss / ranks for name, loss in out.losses.items()})
+
+    moe.register_forward_hook(parts)
