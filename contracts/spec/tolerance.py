@@ -33,3 +33,40 @@ BFLOAT16_MEAN = Tolerance(
     bound=3e-2,
     why="a mean over hundreds of drawn values is small beside what was rounded in them",
 )
+
+
+@dataclass(frozen=True, kw_only=True)
+class HalfPrecision:
+    """What a result in half precision may be off by (`instruments.policy`).
+
+    Args:
+        factor: how many times as wrong as the control it may be.
+        floor: one rounding of what is stored; a bound below it would be luck.
+        cap: absolute, whatever the control says; a control beyond it judges nothing.
+    """
+
+    name: str
+    factor: float
+    floor: float
+    cap: float
+    why: str
+
+
+HALF_OUTPUT = HalfPrecision(
+    name="bfloat16 output", factor=2.0, floor=2**-9, cap=2e-2,
+    why="products stored with 8 bits, summed in float32: 5e-3 were seen; what is lost or added twice is off by 1e-1",
+)  # fmt: skip
+HALF_GRADIENT = HalfPrecision(
+    name="bfloat16 gradient",
+    factor=3.0,
+    floor=2**-9,
+    cap=3e-2,
+    why="passes through every product twice, and is a sum over tokens",
+)
+HALF_SCAN_GRADIENT = HalfPrecision(
+    name="bfloat16 gradient of a scan",
+    factor=4.0,
+    floor=2**-9,
+    cap=5e-2,
+    why="of a number a head, or four a channel: sums over all tokens of terms that partly cancel; controls reach 2e-2",
+)

@@ -33,6 +33,7 @@ from contracts.checks.numeric import (  # isort: skip
     ledger,  # which sequence is consumed where
     model,  # what was built, and its layers in a row
     gradients,  # gradients of the whole model, and their recomputation
+    bfloat16,  # blocks in bfloat16, on a CPU and on a GPU
     compiled,  # what a compiler makes of blocks and model
     initial,  # what training starts from
     witnesses,  # features and fields that show
@@ -50,6 +51,7 @@ __all__ = [
     "accumulation",
     "attention",
     "balance",
+    "bfloat16",
     "checkpoint",
     "compiled",
     "continuation",

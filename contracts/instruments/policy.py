@@ -1,0 +1,88 @@
+"""How far a result in half precision may be from its definition: the policy, and the control that it measures by.
+
+The oracle runs in float64 on the very numbers that went in. Beside it runs a control: the same oracle whose matrix
+products take and give half precision, as any stack's do. A result may be a small multiple as wrong as the control, no
+more than an absolute cap, and never less exact than one rounding of what is stored. There are no percentiles and no
+masks; the worst token is a distance of its own (`numerics.distances`), and what is not finite is said first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from contracts.instruments import numerics
+from contracts.spec.array import Array
+from contracts.spec.tolerance import HalfPrecision, Tolerance
+
+_aten = torch.ops.aten
+_PRODUCTS = {_aten.mm, _aten.bmm, _aten.addmm, _aten.mv, _aten.addmv, _aten.dot}
+_FINITE = Tolerance(name="finite", bound=float("inf"), why="shape and finiteness alone")
+WEAK = 3.0
+"""A fault that exceeds the bound less than this is seen by luck: each counterexample has to exceed it by more."""
+
+
+class Stored(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
+    """Matrix products take and give a half precision, forward and backward; everything else is left as it is.
+
+    `wide` are shapes of matrices whose products are not rounded on their way out: a router's.
+
+    `torch.utils._python_dispatch`, private by its name and documented (torch 2.1 to 2.13), is the one way to see the
+    products of a backward pass too.
+    """
+
+    def __init__(self, half: torch.dtype, wide: frozenset[tuple[int, ...]] = frozenset()) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch's
+        self.half, self.wide = half, wide
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.overloadpacket not in _PRODUCTS:
+            return func(*args, **(kwargs or {}))
+        out = func(*(self.rounded(each) for each in args), **(kwargs or {}))
+        wide = any(isinstance(each, Tensor) and tuple(each.shape) in self.wide for each in args)
+        return out if wide else self.rounded(out)
+
+    def rounded(self, value: Any) -> Any:
+        return value.to(self.half).to(value.dtype) if isinstance(value, Tensor) else value
+
+
+def beyond(what: str, got: Array | Tensor, want: Tensor, control: Tensor, rule: HalfPrecision) -> str:
+    """In what a result exceeds the policy, in words; nothing when it does not.
+
+    A control that is beyond the cap by itself judges nothing, and is said.
+    """
+    left = got if isinstance(got, Tensor) else numerics.tensor(got)
+    words = numerics.apart(what, left, want, _FINITE)
+    if words:
+        return words
+    errors = numerics.distances(left.double(), want.double())
+    controls = numerics.distances(control.double(), want.double())
+    found = []
+    for name, error in errors.items():
+        if controls[name] > rule.cap:
+            return f"the control of {what} is off by {controls[name]:.1e} itself, over the cap {rule.cap:.0e}"
+        near = max(controls["L2"], controls[name]) if name == "largest" else controls[name]  # one element is luck
+        bound = min(rule.cap, max(rule.factor * near, rule.floor))
+        found.append((error / bound, name, error, bound))
+    times, name, error, bound = max(found)
+    if times <= 1:
+        return ""
+    times_over = f"over {WEAK:g} times the bound" if times > WEAK else "over the bound"
+    judged = f"{times_over} {bound:.1e} ({rule.name}, control {controls[name]:.1e})"
+    return f"{what} differs: {name} error {error:.1e}, {judged}"
+
+
+def named_beyond(
+    what: str, got: Mapping[str, Array], want: Mapping[str, Tensor], control: Mapping[str, Tensor],
+    rule: HalfPrecision,
+) -> str:  # fmt: skip
+    """`beyond` over tensors by name, the first that exceeds it; a name that one side lacks is said first."""
+    strange = sorted(want.keys() ^ got.keys())
+    if strange:
+        return f"{what}: {', '.join(strange)} on one side only"
+    each = (beyond(f"{what} {name}", got[name], want[name], control[name], rule) for name in sorted(want))
+    return next((words for words in each if words), "")
