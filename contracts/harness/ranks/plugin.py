@@ -61,9 +61,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_cmdline_main(config: pytest.Config) -> Generator[None, Any, Any]:
     code = yield
     ranks = config.pluginmanager.getplugin("ranks")
-    if ranks is not None:
-        ranks.leave(int(code or 0))
-    return code
+    return code if ranks is None else ranks.leave(int(code or 0))
 
 
 @pytest.fixture

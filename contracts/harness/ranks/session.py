@@ -29,7 +29,7 @@ class Session:
         here = replace(here, attempt=max(here.attempt, self.folder.attempts(here.rank)))
         self.config, self.here = config, here
         if here.attempt and self.folder.complete.exists():  # torchrun restarts after an ordinary red session as well
-            leaving.leave_quietly(int(self.folder.complete.read_text()) if here.speaks else 0)
+            leaving.leave_quietly(int(self.folder.complete.read_text()) if here.local_rank == 0 else 0)
         self.console = console.take(config, None if here.speaks else self.folder.log(here.rank, here.attempt))
         neighbours.own_basetemp(config, here.rank)
         if not here.speaks:
@@ -43,6 +43,7 @@ class Session:
         self.session: pytest.Session | None = None
         self.item: pytest.Item | None = None
         self.agreed_to_stop = False
+        self.code: int | None = None  # of the whole session, once all ranks have ended it
         self.job.start()
 
     def _job(self, backend: str) -> Job:
@@ -105,6 +106,7 @@ class Session:
         faulthandler.cancel_dump_traceback_later()
         code = int(self.session.exitstatus) if self.session is not None else 4
         codes = self.job.exchange(str(code), limit=self.limits.end, name="end")
+        self.code = int(codes[0])
         if self.here.local_rank == 0:
             self.folder.complete.write_text(codes[0])
         self.job.close()
@@ -129,17 +131,22 @@ class Session:
         console.finish(self.config, self.session, said, reason)
         leaving.error_file(reason)
 
-    def leave(self, code: int) -> None:
-        """Leave in order: the first to go with another code than 0 takes all others with it, so rank 0 goes last and
-        alone carries the code."""
-        if not self.here.speaks:
+    def leave(self, code: int) -> int:
+        """Leave in order: the first of a node to go with another code than 0 takes the others with it.
+
+        So a node's local rank 0 goes last and alone carries the code, which is that of rank 0. Returns it.
+        """
+        code = code if self.code is None else self.code
+        if self.here.local_rank != 0:
             leaving.leave_quietly(0)
         deadline = time.monotonic() + PEERS_S
-        others = [rank for rank in self.job.recovery.peers if rank != self.here.rank]
+        here = [peer.rank for peer in self.job.recovery.peers.values() if peer.host == self.here.host]
+        others = [rank for rank in here if rank != self.here.rank]
         while time.monotonic() < deadline and len(self.job.recovery.lost(others)) < len(others):
             time.sleep(0.01)
         if code and self.session is not None:
             leaving.error_file(f"{self.session.testsfailed} of {self.session.testscollected} tests failed")
+        return code
 
 
 def wanted(item: pytest.Item, size: int) -> int:
