@@ -163,7 +163,9 @@ def test_sessions_stop_and_remember_alike_on_all_ranks(tmp_path: Path, subtests:
     with subtests.test("--lf"):
         remembered = json.loads((tmp_path / "cache/v/cache/lastfailed").read_text())
         assert list(remembered) == ["test_stops.py::test_b", "test_stops.py::test_d"]
-        run = torchrun(tmp_path, files, "--lf", "-x", "-s", "-o", "cache_dir=cache", "-p", "cacheprovider")
+        early = {**files, "conftest.py": ""}
+        options = ("-p", "contracts.harness.ranks.plugin", "--lf", "-x")
+        run = torchrun(tmp_path, early, *options, "-s", "-o", "cache_dir=cache", "-p", "cacheprovider")
         assert {name: run.outcome(name) for name in run.outcomes} == {"test_b": "failed"}
 
 

@@ -44,7 +44,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--dist-max-aborts", type=int, default=20, metavar="N", help="give the session up after so many")
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
+    """Before others: what they read in theirs, such as where reports go, differs from rank to rank."""
     config.addinivalue_line("markers", "dist(ranks=N, timeout=S): needs N ranks (all); the ranks beyond stand idle")
     if HERE is not None:
         neighbours.refuse(config)

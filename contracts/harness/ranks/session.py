@@ -36,8 +36,6 @@ class Session:
             neighbours.quieten(config)
         self.job = self._job(config.getoption("dist_backend"))
         self.limits = self.job.limits
-        if config.pluginmanager.hasplugin("hypothesispytest"):
-            neighbours.draw_alike(self.job.group.backend)
         self.past = resume.Past()
         self.journal: resume.Journal | None = None
         self.session: pytest.Session | None = None
@@ -67,6 +65,8 @@ class Session:
 
     def pytest_sessionstart(self, session: pytest.Session) -> None:
         self.session = session
+        if self.config.pluginmanager.hasplugin("hypothesispytest"):
+            neighbours.draw_alike(self.job.group.backend)  # after a profile that was chosen, whose parent it is
         self.job.recovery.watch_for_crashes()  # here, because pytest's own faulthandler plugin came before
 
     def pytest_report_header(self) -> str:
