@@ -100,9 +100,15 @@ class ParallelTrainer(Trainer):
     mesh: TrainingMesh
 
     def offered(self) -> None:
+        if self.execution.degrees.pp > 1:
+            raise NotOffered("this trainer has no pipeline: pipeline_trainer.py has")
+        self.fits()
+
+    def fits(self) -> None:
+        """Refuse what does not divide, and a world that is not there."""
         execution = self.execution
-        if execution.degrees.pp > 1 or execution.degrees.cp > 1:
-            raise NotOffered("this trainer has no pipeline and no context parallel")
+        if execution.degrees.cp > 1:
+            raise NotOffered("this trainer has no context parallel")
         refusals_on(self.recipe, execution.degrees, dp=1).raise_any()
         ranks = dist.get_world_size() if dist.is_initialized() else 1
         if execution.world != ranks:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from contracts.spec.array import Array
 from contracts.spec.errors import refuse
 from contracts.spec.recipe import Recipe
-from contracts.spec.training import Session, Step, Tokens, Trained
+from contracts.spec.training import Execution, Session, Step, Tokens, Trained
 
 if TYPE_CHECKING:  # torch is loaded when a run is asked for, not when the stack is introduced
     from contracts.stacks.reference.parts import Parts
@@ -35,13 +35,23 @@ class TrainingSide:
 
         return ParallelTrainer
 
+    def pipeline_trainer(self) -> type[Trainer]:
+        """The class that trains on ranks that hold different layers."""
+        from contracts.stacks.reference.pipeline_trainer import PipelineTrainer
+
+        return PipelineTrainer
+
+    def trainer_of(self, execution: Execution) -> type[Trainer]:
+        if execution.world == 1:
+            return self.trainer()
+        return self.parallel_trainer() if execution.degrees.pp == 1 else self.pipeline_trainer()
+
     def train(self, session: Session) -> Trained:
         from contracts.instruments import numerics
 
         if session.batches and len(session.batches) != session.steps:
             raise refuse("batches", len(session.batches), f"must be one a step ({session.steps})", "give as many")
-        kind = self.trainer() if session.execution.world == 1 else self.parallel_trainer()
-        trainer = kind(session.recipe, session.execution, self.parts())
+        trainer = self.trainer_of(session.execution)(session.recipe, session.execution, self.parts())
         if session.load is not None:
             trainer.resume(session.load)
         if session.weights:
@@ -89,7 +99,7 @@ def _answer(trainer: Trainer, done: Done, seen: frozenset[str]) -> Step:
 
     held: Mapping[str, Mapping[str, Array]] = {
         "weights": numerics.arrays(trainer.whole(dict(trainer.model.named_parameters()))) if "weights" in seen else {},
-        "buffers": numerics.arrays(dict(trainer.model.named_buffers())) if "buffers" in seen else {},
+        "buffers": numerics.arrays(trainer.whole(dict(trainer.model.named_buffers()))) if "buffers" in seen else {},
         "optimizer": numerics.arrays(trainer.whole(trainer.optimizer.state())) if "optimizer" in seen else {},
         "rng": numerics.arrays(capture()) if "rng" in seen else {},
     }

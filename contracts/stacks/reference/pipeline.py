@@ -1,0 +1,245 @@
+"""Pipeline parallel: ranks hold consecutive layers of one model and pass microbatches along.
+
+A stage is the model with the layers of others taken out; what is left keeps its name in the whole. The first stage has
+the embedding, the last the final norm, the output projection and the prediction heads, and a copy of the embedding
+where it needs one (tied, or to look ahead).
+
+Every rank has the whole microbatch: tokens, labels and documents are the same on all stages, and only the residual
+stream travels. A stage's losses are parts of the objective over the counts of the whole window, so gradients add up
+and nothing is scaled. Those of experts, which lie on every stage, enter the backward pass where they arise.
+
+B sequences · T tokens · D hidden
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.pipelining import Schedule1F1B, ScheduleInterleaved1F1B
+
+from contracts.spec import pattern as patterns
+from contracts.spec.errors import Refusals, refuse
+from contracts.spec.recipe import Recipe
+from contracts.spec.training import Execution
+from contracts.stacks.reference.blocks.common import Packing, packing
+from contracts.stacks.reference.model import Model
+from contracts.stacks.reference.pipeline_messages import BatchedStage, batched
+from contracts.stacks.reference.prediction import IGNORED, ahead
+from contracts.stacks.reference.trainer import Batch
+
+CHUNKS = 2  # stages of a rank in an interleaved pipeline whose pattern does not write them out
+
+
+@dataclass(frozen=True, kw_only=True)
+class Piece:
+    """The part of the model that is one stage. `layers` are numbers in the whole model, 0-based."""
+
+    stage: int
+    stages: int
+    layers: range
+
+    @property
+    def first(self) -> bool:
+        return self.stage == 0
+
+    @property
+    def last(self) -> bool:
+        return self.stage == self.stages - 1
+
+
+def pieces(recipe: Recipe, execution: Execution) -> tuple[Piece, ...]:
+    """Every stage, in the order of the model. Stage s lies on pipeline rank s modulo pp.
+
+    Raises:
+        Refused: when the pattern cannot be cut so, or is written out for another schedule.
+    """
+    pp, schedule = execution.degrees.pp, execution.schedule
+    pattern = patterns.parse(recipe.pattern, recipe.depth)
+    cut = patterns.stages(pattern, pp if pattern.cuts or schedule == "1f1b" else CHUNKS * pp)
+    if schedule == "1f1b" and len(cut) != pp:
+        problem = f"1f1b has one stage a rank, and the pattern has {len(cut)}"
+        raise refuse("pp", pp, problem, "ask for the interleaved schedule, or write fewer stages")
+    if schedule == "interleaved" and len(cut) == pp:
+        problem = f"interleaved has at least {CHUNKS} stages a rank, and the pattern has {len(cut)} in all"
+        raise refuse("pp", pp, problem, "ask for 1f1b, or write more stages")
+    ends = [sum(map(len, cut[: stage + 1])) for stage in range(len(cut))]
+    return tuple(
+        Piece(stage=stage, stages=len(cut), layers=range(end - len(letters), end))
+        for stage, (letters, end) in enumerate(zip(cut, ends, strict=True))
+    )
+
+
+def refuse_microbatches(execution: Execution) -> None:
+    """
+    Raises:
+        Refused: for a number of microbatches that the schedule cannot run.
+    """
+    count, pp, found = execution.microbatches, execution.degrees.pp, Refusals()
+    found.unless(count >= pp, "microbatches", count, f"must be pp ({pp}) at least", "cut more")
+    if execution.schedule == "interleaved":
+        problem = f"must be a multiple of pp ({pp}) in the interleaved schedule"
+        found.unless(count % pp == 0, "microbatches", count, problem, "cut another number")
+    found.raise_any()
+
+
+class Passed(NamedTuple):
+    """What a stage found in a microbatch: sums and counters by name, as in `Forward`."""
+
+    sums: dict[str, Tensor]
+    seen: dict[str, Tensor]
+
+
+class Stage(Model):
+    """A part of the model, called with one microbatch. `counts` are those of the whole window."""
+
+    piece: Piece
+    counts: Mapping[str, Tensor]
+    passed: list[Passed]
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.counts, self.passed = {}, []
+        self.keep()
+
+    def keep(self) -> None:
+        """Take out what other stages have. A module without parameters stands where one is gone."""
+        for number in list(self.layers):
+            if int(number) not in self.piece.layers:
+                del self.layers[number]
+        if not self.piece.first and not (self.piece.last and self.embeds_again()):
+            self.embedding = nn.Identity()  # type: ignore[assignment]  # never called
+        if not self.piece.last:
+            self.norm = nn.Identity()  # type: ignore[assignment]
+            self.head, self.mtp = None, nn.ModuleList()
+
+    def embeds_again(self) -> bool:
+        """Whether the last stage needs the embedding too: for its logits, or for the tokens that lie ahead."""
+        return self.head is None or len(self.mtp) > 0
+
+    def forward(self, x: Tensor, tokens_BT: Tensor, labels_BT: Tensor, documents_BT: Tensor | None = None) -> Tensor:  # type: ignore[override]  # a stage takes a stream and gives one
+        """The residual stream behind this stage; on the last one its part of what is minimised, (1,).
+
+        Args:
+            x: the residual stream behind the stage before. The first stage embeds `tokens_BT`, whatever x is.
+        """
+        pack = packing(tokens_BT, documents_BT)
+        x, losses, seen = self.trunk(self.widen(self.embed(tokens_BT)) if self.piece.first else x, pack)
+        sums = self.auxiliary(losses, tokens_BT)
+        if self.piece.last:
+            sums |= self.predicted(x, tokens_BT, labels_BT, pack)
+        self.passed.append(Passed({name: each.detach() for name, each in sums.items()}, seen))
+        part = self.objective(sums, self.counts)["total"]
+        if self.piece.last:
+            return torch.stack([part])
+        return joined(x, part) if sums else x
+
+    def auxiliary(self, losses: Mapping[str, Tensor], tokens_BT: Tensor) -> dict[str, Tensor]:
+        """Sums of the losses that the layers here have, which are means of what they were given."""
+        return {name: loss * (len(tokens_BT) if name == "aux" else tokens_BT.numel()) for name, loss in losses.items()}
+
+    def predicted(self, x: Tensor, tokens_BT: Tensor, labels_BT: Tensor, pack: Packing) -> dict[str, Tensor]:
+        """Sums of the losses of the output projection and of the prediction heads."""
+        hidden_BTD = self.narrow(x)
+        sums = {"lm": self.cross_entropy(self.predict(self.norm(hidden_BTD)), labels_BT)[0]}
+        for depth, further_BTV in enumerate(self.look_ahead(hidden_BTD, tokens_BT, pack)):
+            targets_BT = ahead(labels_BT, pack, depth + 1, IGNORED)
+            sums[f"mtp.{depth}"] = self.cross_entropy(further_BTV, targets_BT)[0]
+        return sums
+
+
+def staged(model: type[Model], piece: Piece, stage: type[Stage] = Stage) -> type[Model]:
+    """The class of a model of which one piece is made."""
+    return type("Stage", (stage, model), {"piece": piece})
+
+
+def joined(x: Tensor, part: Tensor) -> Tensor:
+    """x, with which a part of the objective goes: where a gradient of x arrives, that of the part is 1."""
+    held: Tensor = _Joined.apply(x, part)  # type: ignore[no-untyped-call]  # torch's
+    return held
+
+
+class _Joined(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, part: Tensor) -> Tensor:
+        ctx.save_for_backward(part)
+        return x.clone()  # no view: FSDP2 warns of views that leave it
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
+        (part,) = ctx.saved_tensors
+        return grads[0], torch.ones_like(part)
+
+
+class Chunks(nn.Module):
+    """The parameters of all stages of a rank, under their names in the whole model, and the objective."""
+
+    def __init__(self, stages: Sequence[Model]) -> None:
+        super().__init__()
+        held = [dict(stage.named_children()) for stage in stages]
+        self.objective = stages[0].objective
+        self.layers = nn.ModuleDict({number: each for stage in stages for number, each in stage.layers.items()})
+        for children in held:
+            for name, child in children.items():
+                if name != "layers" and list(child.parameters()):
+                    self.add_module(name, child)
+
+
+class Pipeline:
+    """The stages of one rank, and the schedule by which microbatches go through them and back."""
+
+    def __init__(self, stages: Sequence[Stage], execution: Execution, group: Any) -> None:
+        self.stages, self.execution, self.group = stages, execution, group
+        torch.distributed.barrier(group)  # the first call of a group is one that all its ranks make
+
+    def run(self, window: Batch, counts: Mapping[str, Tensor]) -> list[Passed]:
+        """Forward and backward over a window; the gradients stay in the parameters.
+
+        Raises:
+            Refused: when the microbatches would differ in size.
+        """
+        for stage in self.stages:
+            stage.counts, stage.passed = counts, []
+        first, last = self.stages[0].piece.first, self.stages[-1].piece.last
+        with batched():
+            self.schedule(window.tokens_BT).step(
+                *((window.tokens_BT,) if first else ()),
+                target=window.labels_BT if last else None,
+                return_outputs=False,
+                **{name: each for name, each in window._asdict().items() if each is not None},
+            )
+        return [passed for stage in self.stages for passed in stage.passed]
+
+    def schedule(self, tokens_BT: Tensor) -> Any:
+        """A schedule for microbatches of this shape. It does not outlive the window: the next may have another."""
+        rows, count = len(tokens_BT), self.execution.microbatches
+        if rows % count:
+            raise refuse("microbatches", count, f"must divide the sequences of a rank ({rows})", "cut another number")
+        stages = [self.stage(each, tokens_BT[: rows // count]) for each in self.stages]
+        if self.execution.schedule == "interleaved":
+            return ScheduleInterleaved1F1B(stages, count, loss_fn=own_part, scale_grads=False)  # type: ignore[arg-type]
+        return Schedule1F1B(stages[0], count, loss_fn=own_part, scale_grads=False)
+
+    def stage(self, stage: Stage, tokens_BT: Tensor) -> BatchedStage:
+        piece, x = stage.piece, self.stream(stage, tokens_BT)
+        return BatchedStage(
+            stage, piece.stage, piece.stages, tokens_BT.device, group=self.group,
+            input_args=tokens_BT if piece.first else x,
+            output_args=x.new_empty(1, dtype=torch.promote_types(x.dtype, torch.float32)) if piece.last else x,
+        )  # fmt: skip
+
+    def stream(self, stage: Stage, tokens_BT: Tensor) -> Tensor:
+        """A residual stream of a microbatch, without its memory."""
+        rows, length = stage.vocabulary.here(tokens_BT).shape
+        streams = () if stage.recipe.mhc is None else (stage.recipe.mhc.streams,)
+        return torch.empty(
+            rows, length, *streams, stage.recipe.hidden, dtype=stage.activations, device="meta", requires_grad=True
+        )
+
+
+def own_part(part_1: Tensor, labels_BT: Tensor) -> Tensor:
+    """What the schedule takes the gradient of: the last stage has made the loss of its labels itself."""
+    return part_1.squeeze(0)
