@@ -118,7 +118,7 @@ class ParallelTrainer(Trainer):
         self.mesh = TrainingMesh(self.execution)
         alone = replace(self.execution, degrees=Degrees(), world=1, fsdp=False, compile="none", recompute=False)
         model = made(self.recipe, alone, self.parts)
-        self.wrapped = parallelize(model, self.execution, self.mesh)
+        self.wrapped = parallelize(model, self.execution, self.mesh, self.parts)
         return model
 
     # rows

@@ -20,19 +20,19 @@ from contracts.stacks.reference.blocks.common import Output
 from contracts.stacks.reference.blocks.experts import MoE
 from contracts.stacks.reference.collectives import Group, total
 from contracts.stacks.reference.compile import compile_regions
-from contracts.stacks.reference.expert_parallel import ExpertPeers
 from contracts.stacks.reference.mesh import TrainingMesh
 from contracts.stacks.reference.model import Layer, Model
+from contracts.stacks.reference.parts import PARTS, Parts
 from contracts.stacks.reference.prediction import Prediction
-from contracts.stacks.reference.tensor_parallel import TensorParallel, on_mesh
+from contracts.stacks.reference.tensor_parallel import on_mesh
 
 EXPERT_SPLIT = {"w1": 1, "w3": 1, "w2": 2}
 """The inner dim of an expert's matrices."""
 
-Step = Callable[[Model, Execution, TrainingMesh], None]
+Step = Callable[[Model, Execution, TrainingMesh, Parts], None]
 
 
-def parallelize(model: Model, execution: Execution, mesh: TrainingMesh) -> tuple[str, ...]:
+def parallelize(model: Model, execution: Execution, mesh: TrainingMesh, parts: Parts = PARTS) -> tuple[str, ...]:
     """Spread a whole model over the ranks of a mesh, in place; the steps that were taken, in order.
 
     Every rank comes with the same whole weights and keeps its part of them; names stay as they are.
@@ -40,7 +40,7 @@ def parallelize(model: Model, execution: Execution, mesh: TrainingMesh) -> tuple
     taken = []
     for step in ORDER:
         if wanted(step, execution, mesh):
-            step(model, execution, mesh)
+            step(model, execution, mesh, parts)
             taken.append(step.__name__)
     return tuple(taken)
 
@@ -57,8 +57,8 @@ def wanted(step: Step, execution: Execution, mesh: TrainingMesh) -> bool:
     return asked[step]
 
 
-def tensor_parallel(model: Model, execution: Execution, mesh: TrainingMesh) -> None:
-    axis = TensorParallel(mesh=mesh.dense["tp"], sequence=execution.degrees.sp)
+def tensor_parallel(model: Model, execution: Execution, mesh: TrainingMesh, parts: Parts) -> None:
+    axis = parts.tensor_parallel(mesh=mesh.dense["tp"], sequence=execution.degrees.sp)
     axis.ends(model)
     axis.between(model.norm)
     for layer in layers(model):
@@ -76,9 +76,9 @@ def tensor_parallel(model: Model, execution: Execution, mesh: TrainingMesh) -> N
             axis.between(module)
 
 
-def expert_parallel(model: Model, execution: Execution, mesh: TrainingMesh) -> None:
+def expert_parallel(model: Model, execution: Execution, mesh: TrainingMesh, parts: Parts) -> None:
     """Each rank keeps its experts (ep) or its part of each (etp); rows travel."""
-    peers = ExpertPeers(ep=mesh.group("ep"), etp=mesh.group("etp"), sharers=mesh.group("sharers"))
+    peers = parts.expert_peers(ep=mesh.group("ep"), etp=mesh.group("etp"), sharers=mesh.group("sharers"))
     for layer in layers(model):
         if isinstance(layer.mixer, MoE):
             spread_experts(layer.mixer, mesh)
@@ -87,15 +87,15 @@ def expert_parallel(model: Model, execution: Execution, mesh: TrainingMesh) -> N
                 share_losses(layer.mixer, mesh.group("tp"), execution.degrees.tp)
 
 
-def activation_checkpoint(model: Model, execution: Execution, mesh: TrainingMesh) -> None:
+def activation_checkpoint(model: Model, execution: Execution, mesh: TrainingMesh, parts: Parts) -> None:
     model.recompute = True
 
 
-def compile(model: Model, execution: Execution, mesh: TrainingMesh) -> None:
+def compile(model: Model, execution: Execution, mesh: TrainingMesh, parts: Parts) -> None:
     compile_regions(model, execution.compile, execution.backend)
 
 
-def fully_shard(model: Model, execution: Execution, mesh: TrainingMesh) -> None:
+def fully_shard(model: Model, execution: Execution, mesh: TrainingMesh, parts: Parts) -> None:
     sharding.shard(model, mesh.dense, mesh.expert)
 
 

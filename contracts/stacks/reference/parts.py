@@ -23,9 +23,11 @@ from contracts.stacks.reference.blocks.mlp import Mlp
 from contracts.stacks.reference.blocks.recurrent import M2RNN
 from contracts.stacks.reference.blocks.streams import Streams
 from contracts.stacks.reference.checkpoint import Checkpoints
+from contracts.stacks.reference.expert_parallel import ExpertPeers
 from contracts.stacks.reference.initial import Initial
 from contracts.stacks.reference.model import Layer, Model
 from contracts.stacks.reference.prediction import Prediction
+from contracts.stacks.reference.tensor_parallel import TensorParallel
 from contracts.stacks.reference.weight_names import WeightNames
 
 
@@ -52,6 +54,8 @@ class Parts:
     initial: type[Initial] = Initial
     checkpoints: type[Checkpoints] = Checkpoints
     weight_names: type[WeightNames] = WeightNames
+    tensor_parallel: type[TensorParallel] = TensorParallel
+    expert_peers: type[ExpertPeers] = ExpertPeers
 
     def mixer(self, recipe: Recipe, layer: int, mode: Mode) -> nn.Module:
         """The mixer of one layer (0-based), with the products in FP8 that the recipe asks for."""
