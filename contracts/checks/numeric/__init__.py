@@ -35,6 +35,7 @@ from contracts.checks.numeric import (  # isort: skip
     gradients,  # gradients of the whole model, and their recomputation
     bfloat16,  # blocks in bfloat16, on a CPU and on a GPU
     compiled,  # what a compiler makes of blocks and model
+    compiled_experts,  # the token-choice layer compiled, at its true size on a GPU
     initial,  # what training starts from
     witnesses,  # features and fields that show
     checkpoint,  # what a checkpoint gives back
@@ -54,6 +55,7 @@ __all__ = [
     "bfloat16",
     "checkpoint",
     "compiled",
+    "compiled_experts",
     "continuation",
     "crash",
     "damage",

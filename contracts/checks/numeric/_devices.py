@@ -37,6 +37,9 @@ BLOCKS: dict[str, tuple[Recipe, int, Mode]] = {
     "recurrent": (WIDE, R_LAYER, "nemo_native"),
 }
 
+Routes = Sequence[tuple[int, ...]]
+"""The experts of each token."""
+
 Lengths = tuple[tuple[int, ...], ...]
 SHORT: Lengths = ((3, 8, 2), (9, 4))
 LONG: Lengths = ((4, 57, 2, 34), (61, 36))
@@ -44,7 +47,9 @@ LONG: Lengths = ((4, 57, 2, 34), (61, 36))
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """One block on a device, in a dtype of the activations; weights are float32 and exact in bfloat16."""
+    """One block on a device, in a dtype of the activations. Weights are exact in bfloat16 and held in float32, or in
+    float64 beside float64. `spread` says which way the tokens of a block with experts go.
+    """
 
     recipe: Recipe
     layer: int
@@ -52,6 +57,7 @@ class Asked:
     device: str
     dtype: Element = "bfloat16"
     lengths: Lengths = SHORT
+    spread: str = "last-idle"
 
     @property
     def family(self) -> str:
@@ -68,23 +74,45 @@ def on(device: str, *names: str, dtype: Element = "bfloat16") -> dict[str, Asked
     }
 
 
+def spreads(moe: Moe, tokens: int) -> dict[str, Routes]:
+    """Ten ways in which tokens go to experts."""
+    every, slots = moe.experts, moe.top_k
+    half = every // 2
+
+    def strided(step: int, first: int, count: int) -> Routes:
+        return [tuple(first + (step * n + slot) % count for slot in range(slots)) for n in range(tokens)]
+
+    alike = tuple(every - 1 - slot for slot in range(slots))
+    return {
+        "even": strided(slots, 0, every),
+        "last-idle": strided(1, 0, every - 1),
+        "first-idle": strided(1, 1, every - 1),
+        "upper-half-idle": strided(1, 0, half),
+        "lower-half-idle": strided(1, every - half, half),
+        "all-alike": [alike] * tokens,
+        "all-but-one-alike": [alike] * (tokens - 1) + [tuple(range(slots))],
+        "one-everywhere": [(0, *(1 + (n + slot) % (every - 1) for slot in range(slots - 1))) for n in range(tokens)],
+        "in-runs": [tuple((slots * (8 * n // tokens) + slot) % every for slot in range(slots)) for n in range(tokens)],
+        "strided-by-5": strided(5, 0, every),
+    }
+
+
 def call_of(stack: Blocks, asked: Asked, *, seed: int = 0) -> BlockCall:
     """Drawn weights, tokens and upstream gradient; the tokens of a block with experts are steered."""
     import torch
 
     fixtures, numerics, recipe = instruments.fixtures, instruments.numerics, asked.recipe
-    shape = (len(asked.lengths), sum(asked.lengths[0]), recipe.hidden)
+    shape, several = (len(asked.lengths), sum(asked.lengths[0]), recipe.hidden), any(len(r) > 1 for r in asked.lengths)
     weights = fixtures.weights(stack.block_weights(recipe, asked.layer, asked.mode), seed=seed)
     x_BTD, dy_BTD = (fixtures.normal(name, shape, seed=seed) for name in ("x", "dy"))
     if asked.family == "E" and recipe.moe is not None:
-        tokens, every = shape[0] * shape[1], recipe.moe.experts
-        routes = [tuple((7 * n + 5 * k) % (every - 1) for k in range(recipe.moe.top_k)) for n in range(tokens)]
-        steer(recipe, weights, x_BTD, routes)  # the last expert has no token
+        steer(recipe, weights, x_BTD, spreads(recipe.moe, shape[0] * shape[1])[asked.spread])
     if asked.family == "M":  # long steps, and little past the scan: of drawn ones the scan is a hundredth of the output
         weights["mixer.D"] *= 0.3
         weights["mixer.dt_bias"] += 2
     half, element = torch.bfloat16, getattr(torch, asked.dtype)
-    held = {name: each.to(half).float() for name, each in weights.items()}
+    kept = torch.float64 if asked.dtype == "float64" else torch.float32
+    held = {name: each.to(half).to(kept) for name, each in weights.items()}
     return BlockCall(
         recipe=recipe,
         layer=asked.layer,
@@ -92,13 +120,13 @@ def call_of(stack: Blocks, asked: Asked, *, seed: int = 0) -> BlockCall:
         weights=numerics.arrays(held),
         x=numerics.array(x_BTD.to(half).to(element)),
         dy=numerics.array(dy_BTD.to(half).to(element)),
-        documents=numerics.array(fixtures.documents(asked.lengths)),
+        documents=numerics.array(fixtures.documents(asked.lengths)) if several else None,
         chunk=5 if asked.family == "M" else None,
         device=asked.device,
     )
 
 
-def steer(recipe: Recipe, weights: dict[str, Tensor], x_BTD: Tensor, routes: Sequence[tuple[int, ...]]) -> None:
+def steer(recipe: Recipe, weights: dict[str, Tensor], x_BTD: Tensor, routes: Routes) -> None:
     """Send token n to the experts routes[n], in place: element e of a token is the score that expert e reads.
 
     Chosen ones lie at 2 and above, the others at -2 and below, a quarter apart.
