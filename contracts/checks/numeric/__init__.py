@@ -33,6 +33,7 @@ from contracts.checks.numeric import (  # isort: skip
     ledger,  # which sequence is consumed where
     model,  # what was built, and its layers in a row
     gradients,  # gradients of the whole model, and their recomputation
+    reach,  # whom a token reads, on a CPU and on a GPU
     bfloat16,  # blocks in bfloat16, on a CPU and on a GPU
     compiled,  # what a compiler makes of blocks and model
     compiled_experts,  # the token-choice layer compiled, at its true size on a GPU
@@ -77,6 +78,7 @@ __all__ = [
     "model",
     "optimizer_table",
     "prediction",
+    "reach",
     "recurrent",
     "resume",
     "retention",
