@@ -57,18 +57,19 @@ def device() -> Any:
     return torch.device("cuda", here().local_rank) if dist.get_backend() == "nccl" else torch.device("cpu")
 
 
-def gathered(value: Any) -> tuple[Any, ...]:
-    """What every rank of the default group says, by rank. `value` is anything that JSON knows.
+def gathered(value: Any, group: Any = None) -> tuple[Any, ...]:
+    """What every rank of a group says, by rank; of the default group if none is given. `value` is anything that JSON
+    knows.
 
     `torch.distributed.all_gather_object` does the same by pickle, and needs NumPy.
     """
     torch, dist = torch_distributed()
     said = json.dumps(value).encode()
     length = torch.tensor([len(said)], device=device())
-    dist.all_reduce(length, op=dist.ReduceOp.MAX)
+    dist.all_reduce(length, op=dist.ReduceOp.MAX, group=group)
     mine_L = torch.tensor(list(said.ljust(int(length.item()))), dtype=torch.uint8, device=device())  # L bytes
-    every = [torch.empty_like(mine_L) for _ in range(dist.get_world_size())]
-    dist.all_gather(every, mine_L)
+    every = [torch.empty_like(mine_L) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(every, mine_L, group=group)
     return tuple(json.loads(bytes(each.tolist())) for each in every)
 
 

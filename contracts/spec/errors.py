@@ -5,7 +5,7 @@ Standard library only, like everything on this floor.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 
@@ -83,6 +83,9 @@ class Refusals:
 
     def __bool__(self) -> bool:
         return bool(self._found)
+
+    def __iter__(self) -> Iterator[Refusal]:
+        return iter(self._found)
 
     def raise_any(self) -> None:
         """Raise everything that was recorded.

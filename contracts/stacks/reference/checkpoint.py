@@ -14,10 +14,8 @@ from __future__ import annotations
 
 import hashlib
 import uuid
-import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import get_args
@@ -25,7 +23,6 @@ from typing import get_args
 import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
-from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
@@ -39,6 +36,7 @@ from contracts.stacks.reference.durable import Disk
 from contracts.stacks.reference.kept import Kept
 from contracts.stacks.reference.saved_manifest import Held, Manifest, StoredFile
 from contracts.stacks.reference.shards import ShardReader, ShardWriter
+from contracts.stacks.reference.together import Together, plain_errors
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,10 +57,15 @@ def recipe_digest(recipe: Recipe) -> str:
 class Checkpoints(Kept):
     """The checkpoints in one folder, of which this process is the only writer (or one rank of it).
 
+    In a running world every rank saves and loads at the same time: each writes what it alone holds, the first one
+    publishes when all have synced theirs, and each reads what it needs, whoever wrote it.
+
     Args:
         file_bytes: no file holds more than about this many bytes of tensors.
         group: the ranks that save and load together; None is all of them. Saves in the background need one of their
             own, since their collectives run beside those of the training.
+        alone: whether this process saves by itself, whatever world it lives in.
+        of_ranks: how names begin of which each rank loads its own and leaves those of the others; empty for none.
     """
 
     reader: type[ShardReader] = ShardReader
@@ -74,10 +77,14 @@ class Checkpoints(Kept):
         disk: Disk | None = None,
         file_bytes: int = 2**30,
         group: ProcessGroup | None = None,
+        alone: bool = False,
+        of_ranks: str = "",
     ) -> None:
         super().__init__(folder, disk)
         self.file_bytes = file_bytes
         self.group = group
+        self.ranks = Together(group=group, alone=alone)
+        self.of_ranks = of_ranks
         self.writer = ThreadPoolExecutor(max_workers=1)  # one: saves become complete in the order of their calls
         self.pending: list[Future[None]] = []
 
@@ -89,7 +96,7 @@ class Checkpoints(Kept):
             Refused: when it cannot be written, or the step is there already; what was there before is untouched.
         """
         final = self.folder / self.name_of(state.step)
-        _savable(state, final)
+        self.ranks.agree(self.unsavable(state, final))
         unfinished = self.unfinished(final)
 
         def publish(drawn: str, tensors: Mapping[str, Held], files: Mapping[str, StoredFile]) -> None:
@@ -101,14 +108,27 @@ class Checkpoints(Kept):
 
         sink = ShardWriter(unfinished, self.disk, step=state.step, file_bytes=self.file_bytes, publish=publish)
         try:
-            with _plain_errors(self.folder):
+            with plain_errors(self.folder):
                 save(
                     dict(state.tensors), storage_writer=sink, planner=DefaultSavePlanner(flatten_state_dict=False),
-                    process_group=self.group,
+                    process_group=self.group, no_dist=self.ranks.single,
                 )  # fmt: skip
         except BaseException:
             self.abandon(unfinished)
             raise
+
+    def unsavable(self, state: State, final: Path) -> Refusals:
+        """Why this rank cannot save a state under a name."""
+        found = Refusals()
+        steps = self.ranks.said(state.step)
+        same = f"differs over the ranks, which say {list(steps)}"
+        found.unless(len(set(steps)) == 1, "step", steps[0], same, "save on all ranks after the same step")
+        found.unless(state.step >= 0, "step", state.step, "must not be negative", "count optimizer steps from 1")
+        found.unless(not final.exists(), "step", state.step, f"is in {final.parent} already", "use a folder of its own")
+        for name, each in state.tensors.items():
+            dtype = str(each.dtype).removeprefix("torch.")
+            found.unless(dtype in get_args(Element), name, dtype, "has no form on the disk", "save another dtype")
+        return found
 
     def unfinished(self, final: Path) -> Path:
         """Another name for each attempt: what a dead writer left is in nobody's way."""
@@ -157,20 +177,44 @@ class Checkpoints(Kept):
             Refused: every reason at once: what is missing, foreign, misshapen, of another dtype, damaged.
         """
         self.wait()
-        chosen = self.latest() if step is None else step
-        if chosen is None:
-            raise refuse("folder", str(self.folder), "holds no complete checkpoint", "start without one")
-        folder = self.folder / self.name_of(chosen)
-        manifest = manifests.read(folder)
-        found = self.damages(folder, manifest)
-        told = f"is of step {manifest.step}, the folder of {chosen}"
-        found.unless(manifest.step == chosen, manifests.NAME, str(folder), told, manifests.REMEDY)
+        manifest = self.opened(step)
+        found = self.damages(self.folder_of(manifest), manifest)
         if recipe != manifest.recipe:
             found.add("recipe", recipe, f"is not the one it was saved under, {manifest.recipe!r}", "load into that one")
         found.merge(self.misfits(manifest, target))
-        found.raise_any()
-        self.fill(target, self.read(folder, manifest, target))
-        return State(step=chosen, tensors=target, position=manifest.position, recipe=recipe)
+        self.ranks.agree(found)
+        self.fill(target, self.read(self.folder_of(manifest), manifest, target))
+        return State(step=manifest.step, tensors=target, position=manifest.position, recipe=recipe)
+
+    def folder_of(self, manifest: Manifest) -> Path:
+        return self.folder / self.name_of(manifest.step)
+
+    def opened(self, step: int | None = None) -> Manifest:
+        """The manifest of a step, or of the latest: the same one on every rank.
+
+        Which is the latest the first rank says. One that sees another folder, a disk of its own node say, finds
+        nothing of that step there, or a save that is not the same; both are refused by all.
+
+        Raises:
+            Refused: when there is none, or a rank cannot read it.
+        """
+        chosen, *_ = self.ranks.said(self.latest() if step is None else step)
+        if chosen is None:
+            raise refuse("folder", str(self.folder), "holds no complete checkpoint", "start without one")
+        folder, found, save = self.folder / self.name_of(chosen), Refusals(), ""
+        try:
+            manifest = manifests.read(folder)
+            save = manifest.save
+            told = f"is of step {manifest.step}, the folder of {chosen}"
+            found.unless(manifest.step == chosen, manifests.NAME, str(folder), told, manifests.REMEDY)
+        except Refused as refused:
+            found.extend(refused)
+        self.ranks.agree(found)
+        saves = self.ranks.said(save)
+        other = f"leads to another save than on rank 0: {saves[0]}"
+        found.unless(save == saves[0], "folder", str(folder), other, "give a folder that all ranks see")
+        self.ranks.agree(found)
+        return manifest
 
     def misfits(self, manifest: Manifest, target: Mapping[str, Tensor]) -> Refusals:
         """Tensors that one side lacks, or that are not what is expected. DCP itself casts without a word."""
@@ -178,7 +222,7 @@ class Checkpoints(Kept):
         where = f"the checkpoint of step {manifest.step}"
         for name in sorted(target.keys() - manifest.tensors.keys()):
             found.add(name, _kind(target[name]), f"is missing from {where}", "load into the model it was saved from")
-        for name in sorted(manifest.tensors.keys() - target.keys()):
+        for name in self.unexpected(manifest, target):
             found.add(name, manifest.tensors[name].shape, f"is in {where}, and nothing expects it", "expect it")
         for name in sorted(target.keys() & manifest.tensors.keys()):
             held = manifest.tensors[name]
@@ -188,13 +232,23 @@ class Checkpoints(Kept):
             )
         return found
 
+    def unexpected(self, manifest: Manifest, target: Mapping[str, Tensor]) -> list[str]:
+        """Names of the checkpoint that no rank expects; in a pipeline each expects those of its own stages."""
+        left = [name for name in manifest.tensors if name not in target and not self.is_of_ranks(name)]
+        first, *others = (set(each) for each in self.ranks.said(left))
+        return sorted(first.intersection(*others))
+
+    def is_of_ranks(self, name: str) -> bool:
+        return bool(self.of_ranks) and name.startswith(self.of_ranks)
+
     def read(self, folder: Path, manifest: Manifest, target: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """New tensors, each like its target. They cost the memory of the state, so that a load that fails half way
         leaves the target as it was."""
         fresh = {name: torch.empty_like(each, requires_grad=False) for name, each in target.items()}
-        with _plain_errors(folder):
+        with plain_errors(folder):
             load(
                 fresh, storage_reader=self.reader(folder, manifest), process_group=self.group,
+                no_dist=self.ranks.single,
                 planner=DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False),
             )  # fmt: skip
         return fresh
@@ -205,35 +259,5 @@ class Checkpoints(Kept):
                 each.copy_(fresh[name])
 
 
-def _savable(state: State, final: Path) -> None:
-    found = Refusals()
-    found.unless(state.step >= 0, "step", state.step, "must not be negative", "count optimizer steps from 1")
-    found.unless(not final.exists(), "step", state.step, f"is in {final.parent} already", "use a folder of its own")
-    for name, each in state.tensors.items():
-        dtype = str(each.dtype).removeprefix("torch.")
-        found.unless(dtype in get_args(Element), name, dtype, "has no form on the disk", "save another dtype")
-    found.raise_any()
-
-
 def _kind(tensor: Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
-
-
-@contextmanager
-def _plain_errors(folder: Path) -> Iterator[None]:
-    """What DCP wraps: refusals of all ranks as one refusal, a failing disk as a refusal."""
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
-            yield
-    except CheckpointException as error:
-        found = Refusals()
-        for rank, (cause, _) in sorted(error.failures.items()):
-            if isinstance(cause, Refused):
-                found.extend(cause)
-            elif isinstance(cause, OSError):
-                problem = f"rank {rank} cannot use it: {cause.strerror or cause}"
-                found.add("folder", str(folder), problem, "give a volume with space")
-            else:
-                raise cause from None
-        found.raise_any()

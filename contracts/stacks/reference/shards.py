@@ -94,6 +94,8 @@ class ShardWriter(StorageWriter):
                 start += len(raw)
             self.disk.write(Path(share.folder) / name, [b"".join(parts)])
             files[name] = StoredFile(bytes=start, sha256=digest(parts))
+        if files:
+            self.disk.sync(Path(share.folder))  # the names, from the node that gave them
         results = [
             WriteResult(index=item.index, size_in_bytes=0, storage_data=_Stored(tuple(pieces[number]), files))
             for number, item in enumerate(plan.items)
