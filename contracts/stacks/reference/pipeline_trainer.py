@@ -74,7 +74,7 @@ class PipelineTrainer(ParallelTrainer):
             for piece in pieces(self.recipe, self.execution)
             if ranks[piece.stage % len(ranks)] == self.mesh.rank
         ]
-        (self.wrapped, *_) = [parallelize(stage, self.execution, self.mesh) for stage in stages]
+        (self.wrapped, *_) = [parallelize(stage, self.execution, self.mesh, self.parts) for stage in stages]
         self.pipeline = self.pipeline_class(stages, self.execution, self.group)
         return Chunks(stages)  # type: ignore[return-value]  # of the model it has the parameters and the objective
 
@@ -152,10 +152,10 @@ class PipelineTrainer(ParallelTrainer):
         known = self.elsewhere(into)
         super().put({name: each for name, each in values.items() if name in into or name not in known}, into, what)
 
-    def elsewhere(self, here: Mapping[str, Tensor]) -> set[str]:
-        """Names that other stages have beside these."""
+    def elsewhere(self, here: Mapping[str, Tensor]) -> frozenset[str]:
+        """Names that other stages have."""
         nothing = {name: torch.empty(0, device=device()) for name in here}
-        return {name for names in every_rank(nothing, self.group) for name in names} - here.keys()
+        return frozenset(name for names in every_rank(nothing, self.group) for name in names) - here.keys()
 
 
 def every_rank(values: Mapping[str, Tensor], group: Any) -> list[dict[str, Tensor]]:
