@@ -7,7 +7,7 @@ averaged. What is asked of a run is answered with whole tensors, on every rank.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
@@ -21,13 +21,14 @@ from contracts.spec.errors import NotOffered, refuse
 from contracts.spec.recipe import refusals_on
 from contracts.spec.topology import Degrees
 from contracts.stacks.reference.built import made
+from contracts.stacks.reference.checkpoint import Checkpoints
 from contracts.stacks.reference.collectives import total
 from contracts.stacks.reference.mesh import TrainingMesh
 from contracts.stacks.reference.model import Model
 from contracts.stacks.reference.optimizer import Muon, Optimizer, orthogonal
 from contracts.stacks.reference.parallelize import parallelize
 from contracts.stacks.reference.roles import role_of
-from contracts.stacks.reference.trainer import Batch, Trainer
+from contracts.stacks.reference.trainer import GENERATORS, Batch, Trainer
 
 
 class ShardedMuon(Muon):
@@ -171,6 +172,20 @@ class ParallelTrainer(Trainer):
         sharded = self.execution.fsdp and of_kind is not None and "shard" in (of_kind.mesh_dim_names or ())
         return None if sharded else self.mesh.group("edp" if apart else "rows")
 
+    # checkpoints
+    def kept(self, folder: str) -> Checkpoints:
+        return self.parts.checkpoints(folder, of_ranks=GENERATORS)
+
+    def layout(self) -> dict[str, int]:
+        execution, degrees = self.execution, asdict(self.execution.degrees)
+        more = {"world": execution.world, "fsdp": execution.fsdp, "replicas": execution.replicas}
+        borrowed = {"borrowed": execution.layout == "borrowed"}
+        return {name: int(each) for name, each in (degrees | more | borrowed).items()}
+
+    @property
+    def own_generators(self) -> str:
+        return f"{GENERATORS}{dist.get_rank()}/"
+
     # whole tensors
     def whole(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {name: _whole(each.detach()) for name, each in tensors.items()}
@@ -180,8 +195,8 @@ class ParallelTrainer(Trainer):
 
 
 def part_of(value: Tensor, like: Tensor) -> Tensor:
-    """What this rank holds of a whole tensor that lies as another does."""
-    if not isinstance(like, DTensor):
+    """What this rank holds of a whole tensor that lies as another does. A DTensor lies so already."""
+    if not isinstance(like, DTensor) or isinstance(value, DTensor):
         return value.clone()
     return distribute_tensor(value, like.device_mesh, like.placements, src_data_rank=None)
 

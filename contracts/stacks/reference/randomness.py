@@ -5,6 +5,7 @@ Each rank has its own: the names under which a world saves them carry the rank.
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import random
 import struct
@@ -46,6 +47,18 @@ def restore(states: Mapping[str, Tensor]) -> None:
         numpy.random.set_state(("MT19937", keys, words[-1], int(gauss is not None), gauss or 0.0))
     for device in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
         torch.cuda.set_rng_state(states[f"cuda.{device}"].cpu(), device)
+
+
+def begin(seed: int, step: int, whose: str) -> None:
+    """Begin every generator of this process anew: another stream for each run, step and owner, the same each time."""
+    drawn = hashlib.sha256(f"{seed}/{step}/{whose}".encode("ascii")).digest()
+    number = int.from_bytes(drawn[:4], "little")  # NumPy takes 32 bits
+    random.seed(number)
+    torch.manual_seed(number)
+    if importlib.util.find_spec("numpy"):
+        import numpy
+
+        numpy.random.seed(number)
 
 
 def _packed(words: tuple[int, ...], gauss: float | None) -> Tensor:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -24,13 +24,16 @@ from contracts.stacks.reference import randomness, schedule
 from contracts.stacks.reference.blocks import low_precision
 from contracts.stacks.reference.blocks.common import packing
 from contracts.stacks.reference.built import made
-from contracts.stacks.reference.checkpoint import State, recipe_digest
+from contracts.stacks.reference.checkpoint import Checkpoints, State, recipe_digest
 from contracts.stacks.reference.data import IGNORED, Corpus, Ledger
 from contracts.stacks.reference.model import Forward, Model
 from contracts.stacks.reference.optimizer import Optimizer
 from contracts.stacks.reference.parts import PARTS, Parts
 from contracts.stacks.reference.prediction import ahead
 from contracts.stacks.reference.roles import layer_of, members
+
+GENERATORS, LAYOUT = "rng/", "layout."  # of names in a checkpoint: tensors of one rank, counters that say which ranks
+Value = TypeVar("Value")
 
 
 class Batch(NamedTuple):
@@ -221,26 +224,53 @@ class Trainer:
         self.optimizer.load({name: each.clone() for name, each in _under("optimizer/", state).items()})
         self.number, self.consumed = position["step"], position["consumed"]
 
+    def kept(self, folder: str) -> Checkpoints:
+        """The checkpoints of a folder, as this trainer writes and reads them."""
+        return self.parts.checkpoints(folder, alone=True, of_ranks=GENERATORS)
+
     def save(self, folder: str) -> None:
         """Write a checkpoint of this step, the random generators included."""
-        self.parts.checkpoints(folder).save(self.saved())
+        self.kept(folder).save(self.saved())
 
     def saved(self) -> State:
-        tensors = self.state() | {f"rng/0/{name}": each for name, each in randomness.capture().items()}
+        generators = {f"{self.own_generators}{name}": each for name, each in randomness.capture().items()}
+        place = {f"{LAYOUT}{name}": size for name, size in self.layout().items()}
         digest = recipe_digest(self.recipe)
-        return State(step=self.number, tensors=tensors, position=self.position(), recipe=digest)
+        return State(
+            step=self.number, tensors=self.state() | generators, position=self.position() | place, recipe=digest
+        )  # fmt: skip
+
+    def layout(self) -> dict[str, int]:
+        """How the state lies on ranks; empty on one."""
+        return {}
+
+    @property
+    def own_generators(self) -> str:
+        """How the names of this rank's generators begin."""
+        return f"{GENERATORS}0/"
 
     def resume(self, folder: str) -> None:
-        """Go on where the latest checkpoint of a folder was taken.
+        """Go on where the latest checkpoint of a folder was taken, whatever ranks it was taken on.
+
+        Generators go on where the ranks are the same. On others there is nobody whose numbers a rank could go on with:
+        each gets a stream of its own, by seed, step and rank.
 
         Raises:
             Refused: when there is none, or it is not of this recipe.
         """
+        kept = self.kept(folder)
+        saved = kept.opened()
+        same = _under(LAYOUT, saved.position) == self.layout()
         blank = {f"optimizer/{name}": each for name, each in self.optimizer.blank().items()}
         target = {name: each.clone() for name, each in (blank | dict(self.saved().tensors)).items()}
-        loaded = self.parts.checkpoints(folder).load(target, recipe=recipe_digest(self.recipe))
+        if not same:
+            target = {name: each for name, each in target.items() if not name.startswith(GENERATORS)}
+        loaded = kept.load(target, recipe=recipe_digest(self.recipe), step=saved.step)
         self.load(target, loaded.position)
-        self.restore_generators(_under("rng/0/", target))  # last: building or loading may have drawn from them
+        if same:
+            self.restore_generators(_under(self.own_generators, target))  # last: what builds or loads may draw
+        else:
+            randomness.begin(self.recipe.seed, self.number, self.own_generators)
 
     def restore_generators(self, states: Mapping[str, Tensor]) -> None:
         randomness.restore(states)
@@ -266,7 +296,7 @@ class Trainer:
         into.copy_(value)
 
 
-def _under(prefix: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _under(prefix: str, state: Mapping[str, Value]) -> dict[str, Value]:
     return {name.removeprefix(prefix): each for name, each in state.items() if name.startswith(prefix)}
 
 
