@@ -149,7 +149,8 @@ class Session:
         batches: one for each step; empty means the stack's own data under the recipe's seed.
         weights: whole tensors by name, in place of the initial ones; empty means initial ones by the recipe's seed.
         buffers: likewise, for buffers such as the selection bias of a router.
-        observe: what is wanted of each step beside losses; `at` narrows it to these steps (1-based, all if empty).
+        observe: what is wanted of each step beside losses; `at` narrows it to these steps (1-based, all if empty). 0
+            among them asks for the state as it was loaded, before the first step.
         save: folder of checkpoints; `save_at` the steps after which one is written.
         load: folder whose latest checkpoint is loaded before the first step.
     """
@@ -200,10 +201,16 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True)
 class Trained:
-    """A run that came to its end. `start` is the step it began after: 0, or that of the loaded checkpoint."""
+    """A run that came to its end.
+
+    Args:
+        start: the step it began after: 0, or that of the loaded checkpoint.
+        loaded: the state at `start` where a checkpoint was loaded and `at` asks for it: no losses, no tokens.
+    """
 
     start: int
     steps: tuple[Step, ...]
+    loaded: Step | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

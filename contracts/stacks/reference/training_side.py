@@ -59,7 +59,9 @@ class TrainingSide:
         if session.buffers:
             trainer.put(numerics.tensors(session.buffers), dict(trainer.model.named_buffers()), "buffers")
         start = trainer.number
-        return Trained(start=start, steps=tuple(_step(trainer, session, index) for index in range(session.steps)))
+        loaded = _loaded(trainer, session) if session.load is not None and 0 in session.at else None
+        steps = tuple(_step(trainer, session, index) for index in range(session.steps))
+        return Trained(start=start, steps=steps, loaded=loaded)
 
     def samples(self, recipe: Recipe, step: int, rank: int, dp: int) -> tuple[int, ...]:
         kind, total = self.trainer(), recipe.batch.total
@@ -91,6 +93,14 @@ def _step(trainer: Trainer, session: Session, index: int) -> Step:
     if session.save is not None and number in session.save_at:
         trainer.save(session.save)
     return _answer(trainer, done, seen)
+
+
+def _loaded(trainer: Trainer, session: Session) -> Step:
+    """What stands in a trainer before its first step."""
+    from contracts.stacks.reference.trainer import Done
+
+    none = Done(number=trainer.number, losses={}, tokens=0, lr=0.0, grad_norm=0.0, clip_coef=1.0)
+    return _answer(trainer, none, session.observe)
 
 
 def _answer(trainer: Trainer, done: Done, seen: frozenset[str]) -> Step:
