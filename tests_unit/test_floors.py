@@ -36,6 +36,7 @@ HEAVY = {"torch", "numpy", "megatron", "transformer_engine", "torchtitan", "trit
 TENSORS = (  # what is made of tensors, and imported only where numbers are judged or a model is run
     "contracts.instruments.fixtures", "contracts.instruments.graphs", "contracts.instruments.indexed",
     "contracts.instruments.numerics", "contracts.instruments.oracles.", "contracts.instruments.policy",
+    "contracts.instruments.memory", "contracts.stacks.reference.allocating",
     "contracts.instruments.mamba_ssm",
     "contracts.mutants.numeric.",
     "contracts.stacks.reference.parts", "contracts.stacks.reference.blocks.",

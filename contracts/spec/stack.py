@@ -22,6 +22,7 @@ from contracts.spec.capacity import Capacity
 from contracts.spec.checkpointing import Checkpointing
 from contracts.spec.codec import hints
 from contracts.spec.compiling import Compiling
+from contracts.spec.devices import Devices
 from contracts.spec.evidence import Evidence
 from contracts.spec.installation import Installation
 from contracts.spec.launch import Lane, Launch, Reading, Reread
@@ -156,7 +157,7 @@ class Question:
     of_numbers: bool = False
 
 
-NUMERIC = (Blocks, Training, Checkpointing, Compiling, Seams)
+NUMERIC = (Blocks, Training, Checkpointing, Compiling, Seams, Devices)
 """The protocols that are answered with tensors, and need torch on the answering side."""
 
 

@@ -37,6 +37,7 @@ from contracts.checks.numeric import (  # isort: skip
     bfloat16,  # blocks in bfloat16, on a CPU and on a GPU
     compiled,  # what a compiler makes of blocks and model
     compiled_experts,  # the token-choice layer compiled, at its true size on a GPU
+    footprint_of_a_step,  # bytes held on a device, against the budget
     initial,  # what training starts from
     witnesses,  # features and fields that show
     checkpoint,  # what a checkpoint gives back
@@ -63,6 +64,7 @@ __all__ = [
     "dispatch",
     "dropping",
     "experts",
+    "footprint_of_a_step",
     "gates",
     "gradients",
     "half_precision",

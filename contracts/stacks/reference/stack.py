@@ -23,6 +23,7 @@ from contracts.stacks.reference.branch import BlocksSide
 from contracts.stacks.reference.built import ModelSide
 from contracts.stacks.reference.capacity import CapacitySide
 from contracts.stacks.reference.compiled import CompilingSide
+from contracts.stacks.reference.devices import DevicesSide
 from contracts.stacks.reference.disks import DisksSide
 from contracts.stacks.reference.lifecycle import LifecycleSide
 from contracts.stacks.reference.node import NodeSide
@@ -49,6 +50,7 @@ NUMERIC_SIDE = (
     | TrainingSide.QUESTIONS
     | CheckpointSide.QUESTIONS
     | CompilingSide.QUESTIONS
+    | DevicesSide.QUESTIONS
     | SeamsSide.QUESTIONS
     if importlib.util.find_spec("torch")
     else frozenset()
@@ -68,6 +70,7 @@ class Reference(
     TrainingSide,
     CheckpointSide,
     CompilingSide,
+    DevicesSide,
     WorldSide,
 ):
     """The stack that ships here: a small real hybrid stack, the default party under test.

@@ -1,0 +1,60 @@
+"""Bytes of tensors on a device while something runs: on CUDA the allocator counts them, on a CPU torch's profiler."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seen:
+    """Bytes at the end of a stretch and at its highest, beyond what was there before the first."""
+
+    held: int
+    peak: int
+    reserved: int
+
+
+class Meter:
+    """Counts from when it is made; stretches follow each other."""
+
+    def __init__(self, device: str) -> None:
+        self.cuda = torch.device(device).type == "cuda"
+        self.held = 0
+        if self.cuda:
+            torch.cuda.empty_cache()
+            self.before, self.reserved = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
+
+    def during(self, run: Callable[[], object]) -> Seen:
+        return self._on_cuda(run) if self.cuda else self._on_a_cpu(run)
+
+    def _on_cuda(self, run: Callable[[], object]) -> Seen:
+        torch.cuda.reset_peak_memory_stats()
+        run()
+        torch.cuda.synchronize()
+        held, peak = torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated()
+        reserved = torch.cuda.max_memory_reserved() - self.reserved
+        return Seen(held=held - self.before, peak=peak - self.before, reserved=reserved)
+
+    def _on_a_cpu(self, run: Callable[[], object]) -> Seen:
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
+            run()
+        held, peak = self.held, self.held
+        for change in _changes(found):
+            held += change
+            peak = max(peak, held)
+        self.held = held
+        return Seen(held=held, peak=peak, reserved=peak)
+
+
+def _changes(found: profile) -> list[int]:
+    """Bytes allocated (above 0) and freed (below), in the order in which it happened.
+
+    `profiler.kineto_results.events()`, private, torch 2.1 to 2.13: the public tables add these up by operator.
+    """
+    results = found.profiler.kineto_results if found.profiler is not None else None
+    events = [] if results is None else [each for each in results.events() if each.name() == "[memory]"]
+    return [each.nbytes() for each in sorted(events, key=lambda each: each.start_ns())]

@@ -1,0 +1,71 @@
+"""What the reference answers about a device: training on it, step by step, and the allocator of its ranks."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from contracts.spec.devices import AllocatorSeen, StepMemory
+from contracts.spec.errors import Unreachable
+from contracts.spec.recipe import Mode, Recipe
+from contracts.spec.training import Execution
+
+if TYPE_CHECKING:  # torch is loaded when something is trained, not when the stack is introduced
+    from contracts.stacks.reference.parts import Parts
+    from contracts.stacks.reference.trainer import Trainer
+
+LIMIT_S = 120.0
+
+
+class DevicesSide:
+    """The answers of `Reference` on this subject."""
+
+    QUESTIONS: frozenset[str] = frozenset({"step_memory", "allocator_seen"})
+
+    def parts(self) -> Parts:
+        raise NotImplementedError  # BlocksSide's
+
+    def trainer(self) -> type[Trainer]:
+        raise NotImplementedError  # TrainingSide's
+
+    def step_memory(self, recipe: Recipe, mode: Mode, device: str, steps: int) -> tuple[StepMemory, ...]:
+        from contracts.instruments.memory import Meter
+
+        meter, made, found = Meter(device), placed(self.trainer(), device), []
+        held: list[Trainer] = []
+        meter.during(lambda: held.append(made(recipe, Execution(mode=mode), self.parts())))
+        for step in range(1, steps + 1):
+            seen = meter.during(held[0].next)
+            found.append(StepMemory(step=step, held=seen.held, peak=seen.peak, reserved=seen.reserved))
+        return tuple(found)
+
+    def allocator_seen(self, environment: Mapping[str, str], device: str) -> AllocatorSeen:
+        own = {name: value for name, value in os.environ.items() if not name.startswith("PYTORCH_")}
+        command = (sys.executable, "-W", "ignore", "-m", "contracts.stacks.reference.allocating", device)
+        done = subprocess.run(
+            command, env={**own, **environment}, capture_output=True, text=True, timeout=LIMIT_S, check=False
+        )
+        if done.returncode:
+            last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+            raise Unreachable(f"a process that takes memory from {device} ended: {last}")
+        return AllocatorSeen(**json.loads(done.stdout.strip().splitlines()[-1]))
+
+
+def placed(kind: type[Trainer], device: str) -> type[Trainer]:
+    """A trainer whose model and batches lie on a device."""
+    from contracts.stacks.reference.model import Model
+    from contracts.stacks.reference.trainer import Batch
+
+    class Placed(kind):  # type: ignore[valid-type, misc]  # a class that is given
+        def build(self) -> Model:
+            model: Model = super().build().to(device)
+            return model
+
+        def batch(self, ids: Sequence[int]) -> Batch:
+            return Batch(*(None if each is None else each.to(device) for each in super().batch(ids)))
+
+    return Placed
