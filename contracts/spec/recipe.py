@@ -292,7 +292,8 @@ def _fp8_widths(recipe: Recipe, degrees: Degrees) -> list[tuple[str, object, str
     found: list[tuple[str, object, str, int, int]] = [("hidden", recipe.hidden, "hidden", recipe.hidden, 1)]
     if "A" in letters and recipe.mla is None:
         groups, dim = recipe.kv_groups, recipe.head_dim
-        found.append(("heads", heads, "heads * head_dim", heads * dim, tp))
+        if tp > 1:  # on one rank it is hidden
+            found.append(("heads", heads, "heads * head_dim", heads * dim, tp))
         kept = groups if tp > groups else tp  # more ranks than groups hold one each
         found.append(("kv_groups", groups, "kv_groups * head_dim", groups * dim, kept))
     elif "A" in letters and recipe.mla is not None:

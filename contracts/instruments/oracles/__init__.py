@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from contracts.instruments.oracles import attention as attention
     from contracts.instruments.oracles import experts as experts
+    from contracts.instruments.oracles import low_precision as low_precision
     from contracts.instruments.oracles import mamba as mamba
     from contracts.instruments.oracles import mlp as mlp
     from contracts.instruments.oracles import model as model
