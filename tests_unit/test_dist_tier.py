@@ -21,7 +21,7 @@ from contracts.harness.cli import main
 from contracts.harness.plugin import result_of
 from contracts.mutants.many_ranks import _RANK_0_REPORTS
 from contracts.spec import codec
-from contracts.spec.records import Item, Result
+from contracts.spec.records import Result
 from tests_unit._parties.running import LANEGATE, environment
 from tests_unit.ranks.running import needs_torch
 
@@ -198,11 +198,11 @@ class TestUnderTorchrun:
             port = free.getsockname()[1]
         chosen = {"NODES": "2", "RANKS": "2", "ENDPOINT": f"localhost:{port}", "RUN": "two", "PROFILE": profile,
                   "REPORT": str(tmp_path / "out")}  # fmt: skip
-        path = f"{Path(LANEGATE).parent}:{ranking.environment()['PATH']}"
-        block = _example("several-nodes.md", "plain")
-        agents = [subprocess.Popen(["bash", "-c", block], cwd=tmp_path, env=ranking.environment() | chosen | {"PATH": path},
-                                   stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-                  for _ in range(2)]  # fmt: skip
+        outside = ranking.environment() | chosen
+        outside["PATH"] = f"{Path(LANEGATE).parent}:{outside['PATH']}"
+        block = ["bash", "-c", _example("several-nodes.md", "plain")]
+        agents = [subprocess.Popen(block, cwd=tmp_path, env=outside, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                                   text=True) for _ in range(2)]  # fmt: skip
         said = []
         try:
             said = [agent.communicate(timeout=150)[0] for agent in agents]

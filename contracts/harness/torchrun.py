@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from contracts.spec.errors import Unreachable
 
 GRACE_S = 20.0  # what the ranks get after a signal before they are killed
 LOG = "ranks.log"
+LAST_CHARACTERS = 2000
 
 
 def run(ranks: int, arguments: Sequence[str], folder: Path) -> str:
@@ -22,6 +24,12 @@ def run(ranks: int, arguments: Sequence[str], folder: Path) -> str:
     """
     if importlib.util.find_spec("torch") is None:
         raise Unreachable("several ranks need torch: pip install 'lanegate[torch]'")
-    with child.stoppable(GRACE_S) as stop:
-        ended = child.run(command(ranks, arguments), environment(), folder / LOG, frozenset(), stop, lambda line: None)
-    return ended.last_words
+    log = folder / LOG
+    with child.stoppable(GRACE_S) as stop, log.open("wb") as file:
+        running = subprocess.Popen(
+            command(ranks, arguments), env=environment(), stdin=subprocess.DEVNULL, stdout=file, stderr=file,
+            start_new_session=True,
+        )  # fmt: skip
+        stop.attach(running)
+        running.wait()
+    return log.read_text(encoding="utf-8", errors="replace")[-LAST_CHARACTERS:].strip()
