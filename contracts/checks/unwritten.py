@@ -13,9 +13,6 @@ from contracts.contract import Tier, untested
 _WAITING: Mapping[str, Mapping[str, tuple[Tier, str]]] = {
     "the reference model is not built yet": {
         "COMP-05": ("unit", "Order of wrapping: TP/SP, EP, activation checkpointing, compile, FSDP2."),
-        "PREC-01": ("unit", "What runs in FP8 is declared and nothing else is; router, norms, embeddings and SSM "
-                            "parameters stay out."),
-        "PREC-02": ("unit", "FP8 alignment rules hold or the recipe is refused."),
         "PREC-03": ("unit", "With Transformer Engine the bridge layer equals the native one; without it the fallback "
                             "runs and is recorded."),
         "KRN-01": ("unit", "A kernel choice records what was requested, what ran and why; a silent fallback is a "
@@ -33,7 +30,7 @@ _WAITING: Mapping[str, Mapping[str, tuple[Tier, str]]] = {
     "needs a GPU, and the kernels' checks are not written yet": {
         "BLK-08": ("gpu", "mamba-ssm's and Transformer Engine's kernels agree with the reference within the dtype's "
                           "tolerance."),
-        "PREC-04": ("gpu", "FP8 state (amax) survives save and resume."),
+        "PREC-04b": ("gpu", "The state of FP8 that Transformer Engine holds survives save and resume."),
     },
     "needs several ranks, and the parallel reference is not built yet": {
         "MOE-07": ("dist", "The EP degree changes no output and no gradient."),

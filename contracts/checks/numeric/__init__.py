@@ -35,6 +35,10 @@ from contracts.checks.numeric import (  # isort: skip
     gradients,  # gradients of the whole model, and their recomputation
     reach,  # whom a token reads, on a CPU and on a GPU
     bfloat16,  # blocks in bfloat16, on a CPU and on a GPU
+    precision,  # what is in FP8 and what is not
+    fp8_products,  # products of FP8 factors
+    fp8_scales,  # delayed scaling: its rings and scales
+    fp8_widths,  # widths that FP8 takes
     compiled,  # what a compiler makes of blocks and model
     compiled_experts,  # the token-choice layer compiled, at its true size on a GPU
     footprint_of_a_step,  # bytes held on a device, against the budget
@@ -65,6 +69,9 @@ __all__ = [
     "dropping",
     "experts",
     "footprint_of_a_step",
+    "fp8_products",
+    "fp8_scales",
+    "fp8_widths",
     "gates",
     "gradients",
     "half_precision",
@@ -79,6 +86,7 @@ __all__ = [
     "mlp",
     "model",
     "optimizer_table",
+    "precision",
     "prediction",
     "reach",
     "recurrent",
