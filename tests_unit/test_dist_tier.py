@@ -38,11 +38,11 @@ from contracts.stacks.reference.stack import Reference
 
 class GoesWrong(Reference):
     def live_mesh(self, degrees, world, layout, contribution):
-        if degrees.pp == 2 and here().rank == 1:
-            os._exit(0)
         if degrees.cp == 2 and here().rank == 2:
             raise RuntimeError("no route to rank 3")
         mesh = super().live_mesh(degrees, world, layout, contribution)
+        if degrees.pp == 2 and here().rank == 1:
+            os._exit(0)
         if degrees.etp == 1 and here().rank == 3:
             mesh = replace(mesh, groups={**mesh.groups, "tp": (1, 3)})
         return mesh
