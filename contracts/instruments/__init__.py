@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from contracts.instruments import fixtures as fixtures
     from contracts.instruments import numerics as numerics
     from contracts.instruments import oracles as oracles
+    from contracts.instruments import traffic as traffic
 
 
 def __getattr__(name: str) -> ModuleType:

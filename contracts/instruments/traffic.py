@@ -1,0 +1,246 @@
+"""The collectives of this process as they are issued, and each held against those of the other ranks before it runs.
+
+Ranks that do not issue the same collective hang, or end in SIGABRT, or compute with what was in the buffer: gloo and
+NCCL take float32 for int32 and the largest for the sum without a word. `watched` lets the members of a group tell each
+other what they are about to issue, over the store of the world; whoever finds another's word different raises, and
+nothing has been sent yet. torch's own TORCH_DISTRIBUTED_DEBUG=DETAIL leaves out the reduction, and has to be set before
+the world is made.
+
+Only what is eager is seen: what a compiled graph issues does not pass by.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from contracts.instruments.ranks import gathered
+
+Group = tuple[int, ...]
+
+NAMESPACES = ("c10d", "_c10d_functional", "_dtensor")
+SILENT = ("wait_tensor", "_wrap_tensor_autograd", "check_for_nan", "barrier", "monitored_barrier")
+PAIRED = ("send", "recv", "isend", "irecv", "batch_p2p_ops", "recv_any_source")
+UNEVEN = ("alltoall_base", "all_to_all_single")
+INPUTS = ("input", "inputs", "input_tensor", "input_tensors", "input_list", "tensor", "tensors")
+NAMES = {  # torch has several for one; what a rank says must not depend on the way it took
+    "_allgather_base": "all_gather", "all_gather_into_tensor": "all_gather", "allgather": "all_gather",
+    "_reduce_scatter_base": "reduce_scatter", "reduce_scatter_tensor": "reduce_scatter",
+    "allreduce": "all_reduce", "alltoall_base": "all_to_all", "all_to_all_single": "all_to_all",
+}  # fmt: skip
+LIMIT_S = 20.0  # what a rank waits for the word of another; one that has ended says so at once
+PAUSE_S = 0.002
+
+
+class Diverged(Exception):
+    """The ranks of a group are about to issue different collectives. The words say which."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Collective:
+    """One collective that a rank issued.
+
+    Args:
+        op: all_reduce, all_gather, reduce_scatter, all_to_all, broadcast …
+        members: of its group, by rank in the group.
+        shapes, dtypes: of what this rank puts in.
+        reduce: sum, max … where it reduces.
+        sent, received: rows to and from each member, where they are given.
+    """
+
+    op: str
+    members: Group
+    shapes: tuple[tuple[int, ...], ...]
+    dtypes: tuple[str, ...]
+    reduce: str = ""
+    root: int | None = None
+    sent: tuple[int, ...] = ()
+    received: tuple[int, ...] = ()
+
+    @property
+    def uneven(self) -> bool:
+        """Whether the ranks may put in different lengths."""
+        return self.op == "all_to_all"
+
+    @property
+    def bytes(self) -> int:
+        """What this rank puts in."""
+        each = zip(self.shapes, self.dtypes, strict=True)
+        return sum(math.prod(shape) * getattr(torch, dtype).itemsize for shape, dtype in each)
+
+    def said(self) -> str:
+        """In words, all that the members must have in common."""
+        shapes = [shape[1:] if self.uneven else shape for shape in self.shapes]
+        kept = f"{self.op}({self.reduce})" if self.reduce else self.op
+        root = "" if self.root is None else f" from {self.root}"
+        more = "rows of " if self.uneven else ""
+        return f"{kept} {more}{', '.join(map(_shape, shapes))} {', '.join(self.dtypes)}{root}"
+
+
+@dataclass
+class Watch:
+    """What a rank issued while it was watched."""
+
+    issued: list[Collective] = field(default_factory=list)
+
+    def of(self, *ops: str) -> list[Collective]:
+        return [each for each in self.issued if each.op in ops]
+
+
+@contextmanager
+def watched(*, limit_s: float = LIMIT_S) -> Iterator[Watch]:
+    """Record what this rank issues. Every rank of the world enters, and leaves, whatever becomes of it.
+
+    Raises:
+        Diverged: before the first collective on which the members of its group do not agree.
+    """
+    watch = Watch()
+    mode = _Mode(watch, _Words(limit_s))
+    try:
+        with mode:
+            yield watch
+    finally:
+        mode.words.close()
+
+
+class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
+    """Sees every call of an operator. torch has no public way to see a collective with its tensors; the modes have
+    been under this name since torch 1.13, and CommDebugMode, which is public, counts by means of one."""
+
+    def __init__(self, watch: Watch, words: _Words) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.watch, self.words = watch, words
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(issubclass(each, DTensor) for each in types):
+            return NotImplemented  # its collectives are issued a level below
+        if func.namespace in NAMESPACES:
+            found = _read(func, args, kwargs or {})
+            if found is not None:
+                self.watch.issued.append(found)
+                self.words.compare(found)
+        return func(*args, **(kwargs or {}))
+
+
+def _read(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Collective | None:
+    """A call of a collective, read by the names of its arguments; None for what is none."""
+    name = func._schema.name.split("::")[1].rstrip("_")
+    if name in SILENT or name in PAIRED:
+        return None
+    named = dict(zip((each.name for each in func._schema.arguments), args, strict=False)) | kwargs
+    given = next(each for key, each in named.items() if key in INPUTS)
+    tensors = list(_tensors(given))
+    members = tuple(dist.get_process_group_ranks(_group(named)))
+    return Collective(
+        op=NAMES.get(name, name),
+        members=members,
+        shapes=tuple(tuple(each.shape) for each in tensors),
+        dtypes=tuple(str(each.dtype).removeprefix("torch.") for each in tensors),
+        reduce=_reduction(named.get("reduce_op")),
+        root=named.get("root_rank", named.get("src")),
+        sent=tuple(named.get("input_split_sizes", ())),
+        received=tuple(named.get("output_split_sizes", ())),
+    )
+
+
+def _group(named: dict[str, Any]) -> Any:
+    held = named.get("process_group", named.get("group_name"))
+    if isinstance(held, str):
+        return c10d._resolve_process_group(c10d.GroupName(held))  # type: ignore[attr-defined]
+    return dist.ProcessGroup.unbox(held) if isinstance(held, torch.ScriptObject) else held
+
+
+def _reduction(held: Any) -> str:
+    if held is None:
+        return ""
+    return (held if isinstance(held, str) else str(held.op()).rpartition(".")[2]).lower()
+
+
+def _tensors(given: Any) -> Iterator[Tensor]:
+    if isinstance(given, Tensor):
+        yield given
+    else:
+        for each in given:
+            yield from _tensors(each)
+
+
+def _shape(shape: tuple[int, ...]) -> str:
+    return "x".join(map(str, shape)) or "1"
+
+
+class _Words:
+    """What ranks tell each other over the store of the world, which no collective passes through."""
+
+    def __init__(self, limit_s: float) -> None:
+        self.limit_s, self.rank = limit_s, dist.get_rank()
+        store = c10d._get_default_store()  # private; the public ones need an address (torch 2.0 - 2.13)
+        self.store = c10d.PrefixStore(f"lanegate/traffic/{_number(store, self.rank)}", store)
+        self.issued: dict[Group, int] = {}
+
+    def compare(self, found: Collective) -> None:
+        """Tell the members what this rank is about to do, and hold it against what they are."""
+        index = self.issued[found.members] = self.issued.get(found.members, -1) + 1
+        mine = json.dumps({"said": found.said(), "sent": found.sent, "received": found.received})
+        self.store.set(_key(found.members, index, self.rank), mine)
+        self.store.set(f"at/{self.rank}", f"{found.said()} over {list(found.members)}")
+        for at, other in enumerate(found.members):
+            if other != self.rank:
+                word = self.word(found, index, other)
+                _alike(found, json.loads(word), index, self.rank, other, at)
+
+    def word(self, found: Collective, index: int, other: int) -> str:
+        """What another rank says of a collective of this group."""
+        where, until = _key(found.members, index, other), time.monotonic() + self.limit_s
+        mine = f"collective {index} over {list(found.members)} is {found.said()} on rank {self.rank}"
+        while not self.store.check([where]):
+            if self.store.check([f"end/{other}"]) and not self.store.check([where]):
+                raise Diverged(f"{mine}; rank {other} has ended its step without one")
+            if time.monotonic() > until:
+                raise Diverged(f"{mine}; rank {other} {self.place(other)}")
+            time.sleep(PAUSE_S)
+        return str(self.store.get(where).decode())
+
+    def place(self, other: int) -> str:
+        if not self.store.check([f"at/{other}"]):
+            return "has issued none"
+        return f"is at {self.store.get(f'at/{other}').decode()}"
+
+    def close(self) -> None:
+        self.store.set(f"end/{self.rank}", "")
+
+
+def _alike(found: Collective, other: dict[str, Any], index: int, rank: int, its: int, at: int) -> None:
+    where = f"collective {index} over {list(found.members)}"
+    if other["said"] != found.said():
+        raise Diverged(f"{where} is {found.said()} on rank {rank} and {other['said']} on rank {its}")
+    own = found.members.index(rank)
+    if found.received and other["sent"] and found.received[at] != other["sent"][own]:
+        words = (
+            f"{where}: rank {rank} expects {found.received[at]} rows of rank {its}, which sends {other['sent'][own]}"
+        )
+        raise Diverged(words)
+
+
+def _key(members: Group, index: int, rank: int) -> str:
+    return f"{'-'.join(map(str, members))}/{index}/{rank}"
+
+
+def _number(store: c10d.Store, rank: int) -> int:
+    """A number that no watch of this world had before, the same on every rank, wherever an earlier one was left."""
+    own = f"lanegate/traffic/{rank}"
+    before = store.add(own, 0)
+    number = 1 + max(gathered(before))
+    store.add(own, number - before)
+    return int(number)
