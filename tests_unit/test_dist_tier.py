@@ -17,6 +17,7 @@ from click.testing import CliRunner
 import contracts.checks
 from contracts.contract import LAW, contract
 from contracts.court import ranks as ranking
+from contracts.harness import profiles
 from contracts.harness.cli import main
 from contracts.harness.plugin import result_of
 from contracts.mutants.many_ranks import _RANK_0_REPORTS
@@ -72,14 +73,23 @@ def test_without_ranks_an_item_is_not_run_and_says_what_to_type(tmp_path: Path) 
 
 
 @pytest.mark.unit
-def test_ranks_are_refused_for_what_one_process_judges() -> None:
+def test_ranks_are_refused_for_what_one_process_judges(tmp_path: Path) -> None:
     done = CliRunner().invoke(main, ["selftest", "--profile", "dist", "--only", "PAT"])
     assert done.exit_code == USAGE
-    refused = subprocess.run([LANEGATE, "check", "--ranks", "4", "--profile", "TOPO-02,TOPO-05d", "--selftest"],
-                             capture_output=True, text=True, check=False, timeout=60)  # fmt: skip
-    assert refused.returncode == USAGE
-    assert "TOPO-02, TOPO-02a, TOPO-02b of the profile need one process" in refused.stderr
-    assert "lanegate selftest --profile dist" in refused.stderr
+    for words, reason in (
+        (("TOPO-02",), "TOPO-02, TOPO-02a, TOPO-02b': is judged by one process"),
+        (("TOPO-05d", "--selftest"), "lanegate selftest --profile dist"),
+    ):
+        refused = _lanegate("check", "--ranks", "4", "--report", "out", "--profile", *words, cwd=tmp_path)
+        assert refused.returncode == USAGE
+        assert reason in refused.stderr
+
+
+@pytest.mark.unit
+def test_of_a_mixed_profile_the_ranks_judge_their_part() -> None:
+    plan = profiles.of_several_ranks(LAW, profiles.plan(LAW, "PREF-03"))
+    assert set(plan.promises) == {"PREF-03", "PREF-03b", "PREF-03c"} == {item.id for item in plan.items}
+    assert {"PREF-03a", "TOPO-01"} <= set(plan.outside)
 
 
 @pytest.mark.unit

@@ -239,12 +239,13 @@ def _gate(config: pytest.Config) -> Gate:
             raise refuse("deadline", seconds, "is not a time", "give the seconds that one case may take")
         subject = parties.load(name, deadline_s=seconds)
         quick = not config.getoption("gate")
+        plan = profiles.plan(LAW, config.getoption("profile"))
         gate = Gate(
             subject=subject,
             origin=name,
             assistants=parties.assistants(subject, tuple(config.getoption("assistants")), quick=quick),
             profile=config.getoption("profile"),
-            plan=profiles.plan(LAW, config.getoption("profile")),
+            plan=plan if here().world == 1 else profiles.of_several_ranks(LAW, plan),
             deviations=() if declared is None else deviations.load(declared),
             deadline_s=seconds,
         )

@@ -58,6 +58,21 @@ def plan(law: Law, profile: str) -> Plan:
     return Plan(items=tuple(items), outside=outside, promises=promises)
 
 
+def of_several_ranks(law: Law, plan: Plan) -> Plan:
+    """What of a plan is judged by several ranks; the rest of it is outside.
+
+    Raises:
+        Refused: when nothing is.
+    """
+    entries: dict[str, _Entry] = {**law.contracts, **law.untested}
+    kept = {id: statement for id, statement in plan.promises.items() if entries[id].tier == "dist"}
+    if not kept:
+        alone = ", ".join(list(plan.promises)[:3])
+        raise refuse("ranks", alone, "is judged by one process", "choose by --profile dist, or leave --ranks out")
+    outside = (*plan.outside, *(id for id in plan.promises if id not in kept))
+    return Plan(items=tuple(item for item in plan.items if item.id in kept), outside=outside, promises=kept)
+
+
 def _statement(entry: _Entry) -> Statement:
     if isinstance(entry, Untested):
         return Statement(promise=entry.promise, source="the law; no check yet")

@@ -30,8 +30,8 @@ from contracts.harness.commands._guard import (
 from contracts.harness.gate import today
 from contracts.harness.supervisor import Ended, supervised
 from contracts.spec import codec
-from contracts.spec.errors import Refusals, refuse
-from contracts.spec.records import EXIT_CODES, FORMS, Fate, Form, Plan
+from contracts.spec.errors import refuse
+from contracts.spec.records import EXIT_CODES, FORMS, Fate, Form
 
 SUITE = Path(__file__).parents[1] / "suite.py"
 TRIALS = SUITE.with_name("trial_suite.py")
@@ -76,7 +76,9 @@ def check(
         read_law()
         plan = profiles.plan(LAW, profile)  # refuse bad input before anything is written
         if ranks is not None:
-            _refuse_what_ranks_do_not_judge(plan, ranks, prove=prove)
+            profiles.of_several_ranks(LAW, plan)
+            if prove:
+                raise refuse("selftest", True, "is of one process", "run `lanegate selftest --profile dist`")
         if deviations is not None:
             deviations_file.load(deviations)
         if folder.exists():  # an older run must not be read as this one, whatever happens now
@@ -96,15 +98,6 @@ APART = (
     "-c", os.devnull, f"--rootdir={SUITE.parent}", "--noconftest", "--disable-plugin-autoload",
     "-p", "contracts.harness.plugin", "-p", "no:cacheprovider",
 )  # fmt: skip
-
-
-def _refuse_what_ranks_do_not_judge(plan: Plan, ranks: int, *, prove: bool) -> None:
-    found = Refusals()
-    alone = [id for id in plan.promises if id in LAW.contracts and LAW.contracts[id].tier != "dist"]
-    problem = f"judge what needs several, and {', '.join(alone[:3])} of the profile need one process"
-    found.unless(not alone, "ranks", ranks, problem, "choose by --profile dist, or by id")
-    found.unless(not prove, "selftest", True, "is of one process", "run `lanegate selftest --profile dist`")
-    found.raise_any()
 
 
 def _run_in_one_process(arguments: list[str]) -> str:
