@@ -18,6 +18,7 @@ from contracts.court.judge import judge, try_mutant
 from contracts.harness import parties
 from contracts.instruments import accelerator
 from contracts.spec.presets import PRESETS
+from contracts.spec.records import Result
 from contracts.spec.stack import Party
 
 assert contracts.checks
@@ -67,6 +68,12 @@ def test_every_mutant_is_of_a_contract_in_one_of_its_cases() -> None:
     assert not stray, f"mutants that meet no case: {', '.join(stray)}"
 
 
+@pytest.fixture(scope="session")
+def judged() -> dict[tuple[str, str, bool], Result]:
+    """The correct party, judged once for all the mutants of a case; who assists is part of the key."""
+    return {}
+
+
 # What needs several ranks is put before the law by them: tests_dist.
 IN_ONE_PROCESS = [each for each in LAW.mutants if LAW.contracts[each.of].tier != "dist"]
 
@@ -75,11 +82,17 @@ IN_ONE_PROCESS = [each for each in LAW.mutants if LAW.contracts[each.of].tier !=
     "mutant",
     [pytest.param(each, id=f"{each.of}-{each.case}-{each.name}", marks=_needs(each)) for each in IN_ONE_PROCESS],
 )
-def test_a_broken_stack_is_caught_for_its_words(mutant: Mutant, reference: Party, assistants: list[Party]) -> None:
+def test_a_broken_stack_is_caught_for_its_words(
+    mutant: Mutant, reference: Party, assistants: list[Party], table: list[Party],
+    judged: dict[tuple[str, str, bool], Result],
+) -> None:  # fmt: skip
     contract = LAW.contracts[mutant.of]
     if contract.tier == "gpu" and accelerator.name() is None:
         pytest.skip("torch sees no CUDA device (`make gpu` where one is)")
-    sound = judge(contract, mutant.case, Court() if contract.of_the_court else reference, assistants)
+    key = (mutant.of, mutant.case, assistants is table)
+    if key not in judged:
+        judged[key] = judge(contract, mutant.case, Court() if contract.of_the_court else reference, assistants)
+    sound = judged[key]
     # A promise about a launcher's own parser is not asked of the reference; its mutants bring the parser along.
     assert sound.outcome in ("holds", "not offered"), f"without the mutation: {sound.outcome}: {sound.words}"
     presets = repr(PRESETS)
