@@ -52,6 +52,14 @@ def test_a_hundred_exchanges_in_a_row_stay_apart() -> None:
     assert together(3, work) == [expected] * 3
 
 
+def test_where_nothing_is_said_nothing_is_read_and_one_word_is_read_by_all() -> None:
+    def work(rank: Agreement) -> list[list[str]]:
+        return [rank.gather("a word" if (number, rank.rank) == (3, 2) else "", no_look) for number in range(6)]
+
+    expected = [[""] * 3, [""] * 3, [""] * 3, ["", "", "a word"], [""] * 3, [""] * 3]
+    assert together(3, work) == [expected] * 3
+
+
 def test_what_is_long_and_everybody_has_read_is_deleted() -> None:
     shared = store()
 
@@ -117,9 +125,7 @@ def test_a_store_that_is_gone_is_no_late_rank() -> None:
     class Gone:
         def set(self, key: str, value: str) -> None: ...
 
-        def set_timeout(self, *_: object) -> None: ...
-
-        def multi_get(self, *_: object) -> None:
+        def wait(self, *_: object) -> None:
             raise RuntimeError("Connection reset by peer")
 
     rank = Agreement(Gone(), rank=0, size=2)  # type: ignore[arg-type]

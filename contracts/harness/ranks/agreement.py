@@ -25,7 +25,7 @@ class Store(Protocol):
     def get(self, key: str, /) -> bytes: ...
     def add(self, key: str, amount: int, /) -> int: ...
     def check(self, keys: list[str], /) -> bool: ...
-    def set_timeout(self, timeout: datetime.timedelta, /) -> None: ...
+    def wait(self, keys: list[str], timeout: datetime.timedelta, /) -> None: ...
     def multi_get(self, keys: list[str], /) -> list[bytes]: ...
     def compare_set(self, key: str, expected: str, desired: str, /) -> bytes: ...
     def delete_key(self, key: str, /) -> bool: ...
@@ -102,7 +102,6 @@ def gathering(store: Store, *, rank: int, size: int, limit: float) -> str:
     Raises: TimeoutError where a rank does not come within `limit` seconds.
     """
     nonce, until = uuid.uuid4().hex, time.monotonic() + limit
-    store.set_timeout(datetime.timedelta(seconds=SLICE_S))
     if rank == 0:
         store.set("ranks/name", nonce)
         store.set(f"{nonce}/0", nonce)
@@ -126,10 +125,9 @@ class Agreement:
 
     def __init__(self, store: Store, *, rank: int, size: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.store, self.rank, self.size, self.clock = store, rank, size, clock
-        store.set_timeout(datetime.timedelta(seconds=SLICE_S))
         self.step = 0  # of a phase; phases nest
         self._exchanges = 0
-        self._spent = ""
+        self._spent: tuple[str, ...] = ()
 
     def next(self) -> int:
         """Begin the next phase."""
@@ -146,25 +144,31 @@ class Agreement:
         Raises: whatever `look` raises, to give up.
         """
         self._exchanges += 1
-        keys = [f"exchange/{self._exchanges}/{name}/{rank}" for rank in range(self.size)]
+        stem = f"exchange/{self._exchanges}/{name}"
+        keys = [f"{stem}/{rank}" for rank in range(self.size)]
+        if mine:  # before its own key: who sees all keys sees this one, and need not read them where nothing was said
+            self.store.set(f"{stem}/said", "")
         self.store.set(keys[self.rank], mine)
-        while (said := self._all(keys)) is None:
+        while not self._all_there(keys):
             look(tuple(rank for rank, key in enumerate(keys) if not self.store.check([key])))
+        said = [""] * self.size
+        if self.store.check([f"{stem}/said"]):
+            said = [value.decode() for value in self.store.multi_get(keys)]
         # Everybody has written this one, so everybody has read the one before: its key is nobody's any more. A short
         # one is left, for a deletion costs as much as a reading: some 100 bytes of torchrun's.
-        if self._spent:
-            self.store.delete_key(self._spent)
-        self._spent = keys[self.rank] if len(mine) > KEPT else ""
+        for key in self._spent:
+            self.store.delete_key(key)
+        self._spent = (keys[self.rank], f"{stem}/said") if len(mine) > KEPT else ()
         return said
 
-    def _all(self, keys: list[str]) -> list[str] | None:
-        """The values of all keys; None where one was not written for the length of a slice."""
+    def _all_there(self, keys: list[str]) -> bool:
         try:
-            return [value.decode() for value in self.store.multi_get(keys)]
+            self.store.wait(keys, datetime.timedelta(seconds=SLICE_S))
         except RuntimeError as error:  # DistStoreError is one; a lost connection must not look like a late rank
             if "timeout" not in str(error).lower() and "timed out" not in str(error).lower():
                 raise
-            return None
+            return False
+        return True
 
     def call_off(self, step: int, reason: str) -> str:
         """Tell every rank to leave a step. Returns the reason that stands: the first one."""
