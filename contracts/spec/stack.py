@@ -2,7 +2,8 @@
 
 What is asked about the launch stands in this file; about the node in `machine` and `installation`, about receipts in
 `evidence`, about a run's life in `lifecycle`, about memory and kernels in `capacity`, about numbers in `blocks` and
-`training`, about a running world in `world`. `questions` reads them all.
+`training`, about a running world in `world`, about what its ranks send each other in `messages`. `questions` reads them
+all.
 
 A stack answers the questions it `offers`; a check names the ones it `asks`. Values go in, values come out, and every
 parameter and answer has a JSON form, so a stack may live in another process, another environment, another language
@@ -28,6 +29,7 @@ from contracts.spec.installation import Installation
 from contracts.spec.launch import Lane, Launch, Reading, Reread
 from contracts.spec.lifecycle import Lifecycle
 from contracts.spec.machine import Machine
+from contracts.spec.messages import Messaging
 from contracts.spec.party import Party
 from contracts.spec.pattern import HybridPattern, Placement, Translation
 from contracts.spec.recipe import Recipe
@@ -157,7 +159,7 @@ class Question:
     of_numbers: bool = False
 
 
-NUMERIC = (Blocks, Training, Checkpointing, Compiling, Seams, Devices)
+NUMERIC = (Blocks, Training, Checkpointing, Compiling, Seams, Devices, Messaging)
 """The protocols that are answered with tensors, and need torch on the answering side."""
 
 

@@ -26,6 +26,7 @@ from contracts.stacks.reference.compiled import CompilingSide
 from contracts.stacks.reference.devices import DevicesSide
 from contracts.stacks.reference.disks import DisksSide
 from contracts.stacks.reference.lifecycle import LifecycleSide
+from contracts.stacks.reference.messages import MessagesSide
 from contracts.stacks.reference.node import NodeSide
 from contracts.stacks.reference.receipts import ReceiptsSide
 from contracts.stacks.reference.saved import CheckpointSide
@@ -52,6 +53,7 @@ NUMERIC_SIDE = (
     | CompilingSide.QUESTIONS
     | DevicesSide.QUESTIONS
     | SeamsSide.QUESTIONS
+    | MessagesSide.QUESTIONS
     if importlib.util.find_spec("torch")
     else frozenset()
 )
@@ -68,6 +70,7 @@ class Reference(
     BlocksSide,
     ModelSide,
     TrainingSide,
+    MessagesSide,
     CheckpointSide,
     CompilingSide,
     DevicesSide,

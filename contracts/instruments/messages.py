@@ -1,0 +1,87 @@
+"""Messages between two ranks, as this process issues them: seen by the interpreter, with nothing put in their way.
+
+`torch.distributed.P2POp` takes only torch's own `isend` and `irecv`, and `send`, `recv` and `batch_isend_irecv` end in
+them too. So every message is a call of one of two functions, and a profile function (`sys.setprofile`) sees it with its
+arguments and with who called. Messages that another thread issues are not seen.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any, cast
+
+import torch.distributed as dist
+
+from contracts.instruments.ranks import held_groups
+from contracts.spec.array import Element
+from contracts.spec.messages import Message
+from contracts.spec.topology import Group
+
+SENDS, RECEIVES = dist.isend.__code__, dist.irecv.__code__
+BATCH = dist.batch_isend_irecv.__code__
+
+
+@dataclass
+class Seen:
+    """What was seen: messages in their order, the process groups held when the last was issued, warnings."""
+
+    issued: list[Message] = field(default_factory=list)
+    held: tuple[Group, ...] = ()
+    warnings: list[str] = field(default_factory=list)
+    batches: list[FrameType] = field(default_factory=list)
+
+
+@contextmanager
+def watched() -> Iterator[Seen]:
+    """Record the messages that this thread issues, and the warnings that it is given."""
+    seen, former = Seen(), sys.getprofile()
+
+    def look(frame: FrameType, event: str, _: Any) -> None:
+        if event == "call" and frame.f_code in (SENDS, RECEIVES):
+            seen.issued.append(_message(frame, seen.batches))
+            seen.held = held_groups()
+
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        sys.setprofile(look)
+        try:
+            yield seen
+        finally:
+            sys.setprofile(former)
+            seen.warnings = [str(each.message) for each in warned]
+            seen.batches.clear()
+
+
+def _message(frame: FrameType, batches: list[FrameType]) -> Message:
+    """A call of `isend` or `irecv`. `batches` keeps the frames of the calls, which tells them apart."""
+    sends, given, caller = frame.f_code is SENDS, frame.f_locals, frame.f_back
+    assert caller is not None
+    batched = caller.f_code is BATCH
+    call = caller if batched else frame
+    if not batches or batches[-1] is not call:
+        batches.append(call)
+    tensor = given["tensor"]
+    return Message(
+        sends=sends,
+        peer=_peer(given, "dst" if sends else "src"),
+        shape=tuple(tensor.shape),
+        dtype=cast(Element, str(tensor.dtype).removeprefix("torch.")),
+        batch=len(batches) - 1,
+        batched=batched,
+    )
+
+
+def _peer(given: dict[str, Any], name: str) -> int:
+    """The other rank in the world: named so, or by its place in the group; -1 for whoever sends first."""
+    if given[name] is not None:
+        return int(given[name])
+    if given[f"group_{name}"] is None:
+        return -1
+    group = given["group"] or dist.group.WORLD
+    assert group is not None
+    return int(dist.get_global_rank(group, given[f"group_{name}"]))

@@ -1,0 +1,24 @@
+"""What the reference answers about the messages of a run."""
+
+from __future__ import annotations
+
+from contracts.instruments.ranks import held_groups
+from contracts.spec.messages import Messages
+from contracts.spec.training import Session, Trained
+
+
+class MessagesSide:
+    """The answers of `Reference` on this subject."""
+
+    QUESTIONS: frozenset[str] = frozenset({"messages"})
+
+    def train(self, session: Session) -> Trained:
+        raise NotImplementedError  # TrainingSide's
+
+    def messages(self, session: Session) -> Messages:
+        from contracts.instruments import messages
+
+        before = held_groups()
+        with messages.watched() as seen:
+            self.train(session)
+        return Messages(issued=tuple(seen.issued), warnings=tuple(seen.warnings), before=before, held=seen.held)
