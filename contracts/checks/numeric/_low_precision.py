@@ -21,6 +21,7 @@ FP8 = replace(
     mamba=Mamba(heads=4, head_dim=16, state=16, groups=2),
 )  # fmt: skip
 DENSE = replace(FP8, moe=None)
+BF16 = replace(FP8, name="small-bf16", fp8=None)
 LATENT = replace(
     FP8, mla=Mla(q_lora=32, kv_lora=16, qk_head=16, qk_rope=16, v_head=16),
     dsa=Dsa(a_ranks=(1,), index_heads=2, index_head_dim=16, top_k=5), mtp=Mtp(depth=2),

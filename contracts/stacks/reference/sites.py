@@ -60,8 +60,11 @@ def _matrices(
 
 
 def _experts(experts: Experts, actual: Mapping[Site, Kernel], recipe: Recipe, ran: dict[Site, Kernel]) -> None:
-    if actual.get("experts") != "transformer-engine":
-        setattr(experts, "matmul", _observed(experts.matmul, ran))  # noqa: B010  # nn.Module types its attributes as tensors
+    chosen = actual.get("experts")
+    if chosen == "native":
+        setattr(experts, "backend", lambda x_SI: "loop")  # noqa: B010  # nn.Module types its attributes as tensors
+    if chosen != "transformer-engine":
+        setattr(experts, "matmul", _observed(experts.matmul, ran))  # noqa: B010
         return
     bridges = [(each, transformer_engine.grouped(each, recipe.fp8)) for each in experts.parameters()]
 
