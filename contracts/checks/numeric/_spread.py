@@ -1,0 +1,116 @@
+"""Two runs from the same whole weights and batches, on one rank and on several, and what tells them apart.
+
+Experts and routers weigh more than the rest, so that what goes wrong in them is not lost beside the residual stream.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from contracts import instruments
+from contracts.checks._layouts import needs_layout
+from contracts.checks.numeric._training import LETTERS, batch, table, uneven
+from contracts.spec.array import Array, Arrays
+from contracts.spec.recipe import Moe, Recipe
+from contracts.spec.tolerance import FLOAT64_SCAN, Tolerance
+from contracts.spec.topology import Degrees
+from contracts.spec.training import Execution, Observed, Session, Step, Tokens, Training
+
+SPREAD = replace(
+    LETTERS,
+    name="spread",
+    pattern="AEMRE",
+    depth=5,
+    seq_length=16,
+    vocab=67,
+    moe=Moe(experts=16, top_k=3, expert_hidden=20, shared_hidden=28, aux_loss=0.3, z_loss=0.05),
+    batch=replace(LETTERS.batch, total=4),
+)
+BIASED = replace(
+    SPREAD,
+    name="spread-biased",
+    moe=Moe(
+        experts=16, top_k=3, expert_hidden=20, score="sigmoid", selection_bias=True, bias_rate=0.25, aux_loss=0.3,
+        z_loss=0.05,
+    ),
+)  # fmt: skip
+ROWS = (((16,), 13), ((4, 12), 0), ((1, 5, 10), 6), ((13, 3), 0))
+"""Documents of each row, and how many labels are masked: 2, 14, 8 and 14 count."""
+
+
+def own(world: int, *, fsdp: bool = False, replicas: int = 1, **degrees: int) -> Execution:
+    return Execution(world=world, degrees=Degrees(**degrees), fsdp=fsdp, replicas=replicas)  # type: ignore[arg-type]  # sp
+
+
+def borrowed(world: int, *, fsdp: bool = False, replicas: int = 1, **degrees: int) -> Execution:
+    return replace(own(world, fsdp=fsdp, replicas=replicas, **degrees), layout="borrowed")
+
+
+def batches(steps: int) -> tuple[Tokens, ...]:
+    return tuple(batch(f"spread {step}", SPREAD.vocab, ROWS) for step in range(steps))
+
+
+def heavy(stack: Training, recipe: Recipe) -> Arrays:
+    """Drawn weights, those of experts and routers doubled."""
+    drawn = instruments.numerics.tensors(uneven(table(stack, recipe)))
+    strong = (".experts.", "router.weight")
+    return instruments.numerics.arrays(
+        {name: each * (2 if any(part in name for part in strong) else 1) for name, each in drawn.items()}
+    )
+
+
+def both(
+    stack: Training,
+    recipe: Recipe,
+    execution: Execution,
+    given: tuple[Tokens, ...],
+    *observe: Observed,
+    weights: Arrays | None = None,
+    buffers: Arrays | None = None,
+) -> list[tuple[Step, Step]]:
+    """(on one rank, on all) for each step, in float64."""
+    needs_layout(stack, execution.layout)
+    session = Session(
+        recipe=recipe,
+        steps=len(given) or 1,
+        batches=given,
+        weights=heavy(stack, recipe) if weights is None else weights,
+        buffers=buffers or {},
+        observe=frozenset(observe),
+    )
+    runs = [
+        stack.train(replace(session, execution=replace(each, precision="float64"))).steps
+        for each in (Execution(mode=execution.mode), execution)
+    ]
+    return list(zip(*runs, strict=True))
+
+
+def told(alone: Step, many: Step) -> str:
+    """What somebody sees who looks at the loss and at the gradient's norm, as a curve shows them."""
+    found = []
+    pairs = (("loss", many.losses.get("total", float("nan")), alone.losses["total"]),
+             ("norm", many.grad_norm, alone.grad_norm))  # fmt: skip
+    for name, got, want in pairs:
+        alike = abs(got - want) <= 1e-4 * abs(want)
+        found.append(f"{name} agrees" if alike else f"{name} is {got:.5g} and not {want:.5g}")
+    return ", ".join(found)
+
+
+def apart(alone: Step, many: Step, what: str, got: Arrays, want: Arrays, tolerance: Tolerance = FLOAT64_SCAN) -> str:
+    """In which tensors two steps differ, behind what the loss and the norm tell of it; nothing when they are alike."""
+    words = instruments.numerics.named_apart(what, got, want, tolerance)
+    return f"{told(alone, many)}: {words} (step {alone.number})" if words else ""
+
+
+def losses_apart(alone: Step, many: Step, *names: str) -> str:
+    """The first loss on which two steps do not agree; all losses when none is named."""
+    for name in names or alone.losses:
+        found, want = many.losses.get(name, float("nan")), alone.losses[name]
+        if not abs(found - want) <= 1e-11 * max(1.0, abs(want)):
+            return f"{told(alone, many)}: {name} is {found:.10g}, {want:.10g} on one rank (step {alone.number})"
+    return ""
+
+
+def some(arrays: Arrays, *parts: str) -> dict[str, Array]:
+    """Those of some tensors whose names have one of these parts."""
+    return {name: each for name, each in arrays.items() if any(part in name for part in parts)}

@@ -1,0 +1,40 @@
+"""A reference that goes wrong on several ranks alone: another trainer of several ranks, other parts of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from torch import nn
+
+from contracts.stacks.reference.blocks.experts import MoE
+from contracts.stacks.reference.model import Model
+from contracts.stacks.reference.parallel_trainer import ParallelTrainer, ShardedOptimizer
+from contracts.stacks.reference.parts import Parts
+from contracts.stacks.reference.stack import Reference
+from contracts.stacks.reference.trainer import Trainer
+
+
+class Spread(Reference):
+    """The reference, with parts, the trainer of several ranks or its optimizer exchanged."""
+
+    exchange: ClassVar[Mapping[str, Any]] = {}
+    trains: ClassVar[type[ParallelTrainer]] = ParallelTrainer
+    moves: ClassVar[type[ShardedOptimizer] | None] = None
+
+    def parts(self) -> Parts:
+        return replace(super().parts(), **self.exchange)
+
+    def parallel_trainer(self) -> type[Trainer]:
+        if self.moves is None:
+            return self.trains
+        return type("Moved", (self.trains,), {"optimizer_class": self.moves})
+
+
+def routed(model: Model) -> Iterator[MoE]:
+    """The layers that route, in order."""
+    for layer in model.layers.values():
+        mixer: nn.Module = layer.mixer  # type: ignore[assignment]  # modules type their attributes as tensors
+        if isinstance(mixer, MoE):
+            yield mixer
