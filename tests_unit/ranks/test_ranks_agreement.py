@@ -144,6 +144,11 @@ DECISIONS = {  # what a waiting rank sees → what it does: a word of it, or Non
     "called-off-in-time": ({"since": 70.0, "bad": 9.0, "called_off": 10.9}, None),
     "called-off-too-long": ({"since": 80.0, "called_off": 11.1}, End(
         reason="rank 1, 2 did not come back within 10 s of the abort", rank=1, silent=(1, 2))),
+    "back-and-writing-its-report": ({"since": 80.0, "called_off": 30.0, "back": (1, 2)}, None),
+    "one-of-two-is-back": ({"since": 80.0, "called_off": 11.1, "back": (1,)}, End(
+        reason="rank 1, 2 did not come back within 10 s of the abort", rank=1, silent=(1, 2))),
+    "back-and-never-heard-of": ({"since": 200.0, "called_off": 61.0, "back": (1, 2)}, End(
+        reason="rank 1, 2 did not come back within 10 s of the abort", rank=1, silent=(1, 2))),
     "one-is-dead": ({"since": 0.1, "lost": (2,)}, End(reason="rank 2 died without an outcome", rank=2, silent=(2,))),
     "dead-while-called-off": ({"since": 0.1, "called_off": 0.1, "lost": (1, 2)}, End(
         reason="rank 1, 2 died without an outcome", rank=1, silent=(1, 2))),

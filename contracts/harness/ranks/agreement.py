@@ -60,6 +60,7 @@ class Waiting:
     `since` counts from the beginning of the phase, `bad` from the first outcome that did not pass as far as this rank
     knows, `called_off` from when it saw that the phase is called off (None: it has not). `lost` and `stopped` say how
     the processes of missing ranks are, as far as they stand on this host; `stopped` with the seconds they have been so.
+    `back` are the ranks that have left the phase and have yet to say how: to write up a failure can take seconds.
     """
 
     since: float
@@ -69,6 +70,7 @@ class Waiting:
     called_off: float | None = None
     lost: tuple[int, ...] = ()
     stopped: Mapping[int, float] = field(default_factory=dict)
+    back: tuple[int, ...] = ()
     me: int = -1
 
 
@@ -82,7 +84,8 @@ def decide(seen: Waiting, limits: Limits) -> End | str | None:
         still = tuple(sorted(seen.stopped))
         return End(reason=f"rank {', '.join(map(str, still))} was stopped by a signal", rank=still[0], silent=still)
     if seen.called_off is not None:
-        if seen.called_off <= limits.hard + limits.grace:
+        bound = limits.end if set(seen.missing) <= set(seen.back) else limits.hard + limits.grace
+        if seen.called_off <= bound:
             return None
         words = f"rank {names} did not come back within {limits.hard:g} s of the abort"
         return End(reason=words, rank=seen.missing[0], silent=seen.missing)
@@ -178,6 +181,14 @@ class Agreement:
         """Why a step is called off, or None."""
         key = f"{step}/abort"
         return self.store.get(key).decode() if self.store.check([key]) else None
+
+    def come_back(self, step: int) -> None:
+        """Say that this rank has left a step, though not yet how."""
+        self.store.set(f"{step}/back/{self.rank}", "")
+
+    def back(self, step: int, ranks: Sequence[int]) -> tuple[int, ...]:
+        """Those of `ranks` that have left a step."""
+        return tuple(rank for rank in ranks if self.store.check([f"{step}/back/{rank}"]))
 
     def end(self, end: End) -> End:
         """Tell every rank that the run is over. Returns the end that stands: the first one."""

@@ -108,6 +108,7 @@ class Job:
                 since=now - began, limit=limit, missing=missing, bad=now - bad_since if bad else None,
                 called_off=None if called_off is None else now - called_off, lost=self.recovery.lost(missing),
                 stopped=self.recovery.stopped(missing), me=self.here.rank,
+                back=() if called_off is None else self.agreement.back(step, missing),
             )  # fmt: skip
             verdict = decide(seen, limits)
             if isinstance(verdict, End):
@@ -147,6 +148,7 @@ class Job:
                     raise
                 self.group.synchronize()
         except BaseException as error:
+            self.agreement.come_back(step)
             self._raised = evidence.raised_at(error)  # at once: torchrun may end this rank before it is reported
             raise
 
