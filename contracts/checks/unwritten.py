@@ -13,10 +13,6 @@ from contracts.contract import Tier, untested
 _WAITING: Mapping[str, Mapping[str, tuple[Tier, str]]] = {
     "the reference model is not built yet": {
         "COMP-05": ("unit", "Order of wrapping: TP/SP, EP, activation checkpointing, compile, FSDP2."),
-        "PREC-03": ("unit", "With Transformer Engine the bridge layer equals the native one; without it the fallback "
-                            "runs and is recorded."),
-        "KRN-01": ("unit", "A kernel choice records what was requested, what ran and why; a silent fallback is a "
-                           "violation."),
     },
     "the traffic of a step cannot be observed before there is a step": {
         "TRAF-01": ("unit", "All members of a group issue the same collectives with the same shapes and dtypes in the "

@@ -39,6 +39,8 @@ from contracts.checks.numeric import (  # isort: skip
     fp8_products,  # products of FP8 factors
     fp8_scales,  # delayed scaling: its rings and scales
     fp8_widths,  # widths that FP8 takes
+    seams,  # whose kernel runs where, and why
+    kernels_that_ran,  # what ran, against what was said
     compiled,  # what a compiler makes of blocks and model
     compiled_experts,  # the token-choice layer compiled, at its true size on a GPU
     footprint_of_a_step,  # bytes held on a device, against the budget
@@ -77,6 +79,7 @@ __all__ = [
     "half_precision",
     "initial",
     "isolation",
+    "kernels_that_ran",
     "latent_attention",
     "latest",
     "ledger",
@@ -96,6 +99,7 @@ __all__ = [
     "routing",
     "scan",
     "schedule",
+    "seams",
     "selection_bias",
     "sparse_attention",
     "ssm_precision",

@@ -38,7 +38,7 @@ class _Offers(Seams, Blocks):
 
 @contract("KRN-01g", asks=("seams", "kernel_facts", "block_weights", "run_block"), cases=RAN, source="hub")
 def what_runs_is_what_is_said(stack: _Offers, recipe: Recipe, layer: int, mode: Mode) -> None:
-    """What a block ran at each of its sites is what the rows say, with no wish, with wishes for packages, and for none."""
+    """What a block ran at each of its sites is what the rows say: with no wish, with packages, with its own kernels."""
     facts = stack.kernel_facts()
     every: Mapping[Site, Wish] = {
         "attention": Wish(kernel=TE), "mlp": Wish(kernel=TE), "experts": Wish(kernel=TE), "scan": Wish(kernel=SSM),
