@@ -19,9 +19,7 @@ class LeavesWidthsToTheLibrary(Exchanged):
         return super().divide(replace(recipe, fp8=None), degrees, world, layout)
 
 
-@mutant(
-    of="PREC-02a", case="everywhere", says="mamba.groups, mamba.head_dim, mamba.state, seq_length are not refused"
-)
+@mutant(of="PREC-02a", case="everywhere", says="mamba.groups, mamba.head_dim, mamba.state, seq_length are not refused")
 class RefusesTheFirst(Exchanged):
     """One refusal at a time: eight runs to find eight widths."""
 
