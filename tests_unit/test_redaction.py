@@ -109,3 +109,10 @@ def test_a_private_key_stays_out_line_by_line_to_its_end() -> None:
     )  # fmt: skip
     kept = "".join(map(redactor.line, lines))
     assert kept == f"before\nkey: {REDACTED}\n{REDACTED} x\nafter\n{REDACTED}\n"
+
+
+@pytest.mark.timeout(30)
+def test_a_rule_across_the_screen_costs_no_time() -> None:
+    """pytest draws lines of underscores; a pattern that tries every way to cut one takes minutes a line."""
+    for rule in ("_" * 4000, "_.-" * 1500, "a_" * 2000):
+        assert LineRedactor().line(f"{rule} x\n") == f"{rule} x\n"

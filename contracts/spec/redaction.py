@@ -30,7 +30,7 @@ _FORMS = re.compile(
     r"|\beyJ[\w-]{8,}\.[\w-]{8,}(?:\.[\w-]*)?"
 )
 _NAMED = re.compile(
-    r"(?ix) ((?<![\w-]) -{0,2} (?:[\w.]+[_.-])*? "
+    r"(?ix) ((?<![\w-]) -{0,2} [\w.-]*? (?<![a-z0-9]) "  # one lazy run: two nested ones take 2^n on n underscores
     r"(?:token|secret|password|passwd|passphrase|api[_-]?key|(?:secret[_-])?access[_-]?key(?:[_-]id)?|credentials?)"
     r"[\"']? \s*[=:]\s*) (?:\"[^\"]*\" | '[^']*' | [^\s\"',;&}]+)"
 )
