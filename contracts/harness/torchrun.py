@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 from contracts.court.ranks import command, environment
 from contracts.harness import child
 from contracts.spec.errors import Unreachable
+from contracts.spec.redaction import LineRedactor, secrets_of
 
 GRACE_S = 20.0  # what the ranks get after a signal before they are killed
 LOG = "ranks.log"
@@ -32,4 +34,13 @@ def run(ranks: int, arguments: Sequence[str], folder: Path) -> str:
         )  # fmt: skip
         stop.attach(running)
         running.wait()
-    return log.read_text(encoding="utf-8", errors="replace")[-LAST_CHARACTERS:].strip()
+    return _redacted(log)[-LAST_CHARACTERS:].strip()
+
+
+def _redacted(log: Path) -> str:
+    """The log without secrets, on disk as well."""
+    redactor = LineRedactor(secrets_of(os.environ))
+    with log.open(encoding="utf-8", errors="replace") as lines:
+        text = "".join(redactor.line(line) for line in lines)
+    log.write_text(text, encoding="utf-8")
+    return text
