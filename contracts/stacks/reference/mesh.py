@@ -91,6 +91,7 @@ class TrainingMesh(ProcessMesh):
     def __init__(self, execution: Execution) -> None:
         self.execution, self.degrees = execution, execution.degrees
         self.grids = _split(grids(self.degrees, execution.world, execution.layout), execution)
+        forget_meshes()
         super().__init__(self._with_views(topology(self.degrees, execution.world, execution.layout)))
         self.dense = self.view(self.grids.dense, {"replica": REPLICA, "shard": SHARD, "tp": ("tp",)})
         kept = {"replica": EXPERT_REPLICA, "shard": EXPERT_SHARD, "ep": ("ep",), "etp": ("etp",)}
@@ -139,6 +140,21 @@ class TrainingMesh(ProcessMesh):
     def of(self, members: Group) -> Any:
         """The process group of some members."""
         return self._dist.group.WORLD if len(members) == self.topology.world else self._made[members]
+
+
+def forget_meshes() -> None:
+    """Let torch forget the meshes of earlier runs.
+
+    DTensor keeps what it worked out on a mesh, and two meshes of the same ranks are equal to it whatever groups they
+    hold: an operation of a second run would go to the groups of the first, which are closed, or which other ranks no
+    longer use. Nothing public clears these caches; they are those of torch 2.13.
+    """
+    import torch
+    from torch.distributed.tensor import DTensor, _redistribute
+
+    DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding.cache_clear()  # type: ignore[no-untyped-call]
+    _redistribute._gen_transform_infos.cache_clear()
+    torch._C._clear_DTensor_sharding_propagator_cache()
 
 
 def _place(grid: Mesh, rank: int, axes: Mapping[str, tuple[str, ...]]) -> tuple[int, ...]:

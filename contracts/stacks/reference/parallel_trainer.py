@@ -186,6 +186,11 @@ class ParallelTrainer(Trainer):
     def own_generators(self) -> str:
         return f"{GENERATORS}{dist.get_rank()}/"
 
+    def close(self) -> None:
+        """Every rank is through with its groups before one takes them down."""
+        dist.barrier()
+        self.mesh.close()
+
     # whole tensors
     def whole(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {name: _whole(each.detach()) for name, each in tensors.items()}

@@ -149,6 +149,9 @@ class Trainer:
         """Tensors by name, whole, on every rank."""
         return dict(tensors)
 
+    def close(self) -> None:
+        """Give back what the run held of the world."""
+
     def cut(self, batch: Batch) -> list[Batch]:
         """The microbatches: runs of sequences whose numbers differ by one at most."""
         parts, rows = self.execution.microbatches, len(batch.tokens_BT)

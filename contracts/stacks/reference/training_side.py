@@ -61,6 +61,7 @@ class TrainingSide:
         start = trainer.number
         loaded = _loaded(trainer, session) if session.load is not None and 0 in session.at else None
         steps = tuple(_step(trainer, session, index) for index in range(session.steps))
+        trainer.close()
         return Trained(start=start, steps=steps, loaded=loaded)
 
     def samples(self, recipe: Recipe, step: int, rank: int, dp: int) -> tuple[int, ...]:
