@@ -6,7 +6,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .ONESHELL:
 .DEFAULT_GOAL := help
-.PHONY: help gate test lint snapshots megatron megatron-if-possible kernels clean
+.PHONY: help gate test lint snapshots megatron megatron-if-possible kernels gpu clean
 
 # The first interpreter that runs, is new enough and can make an environment; a pyenv shim may exist and not run.
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.14 python3; do \
@@ -79,6 +79,10 @@ megatron-if-possible:
 kernels:  ## the environment in which mamba-ssm's own kernels run on a CPU: .venv-kernels (a minute and a half)
 	@$(need-python)
 	PYTHON="$(PYTHON)" .ci/kernels-env .venv-kernels || { rm -rf .venv-kernels; exit 1; }
+
+# Installs nothing: where torch with CUDA is another environment's, BIN=DIR/bin names that.
+gpu:  ## the GPU tier, its counterexamples, the benchmarks and a receipt, into reports/gpu; needs one CUDA device
+	@$(BIN)/python -m benchmarks.gpu --out reports/gpu
 
 clean:  ## remove everything that make made
 	rm -rf .venv .venv-megatron-* .venv-kernels reports build *.egg-info .hypothesis .pytest_cache .mypy_cache .ruff_cache

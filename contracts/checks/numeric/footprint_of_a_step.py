@@ -76,7 +76,7 @@ def the_allocator_overlay_reaches_cuda(stack: Stack, device: str) -> None:
 
     A misspelt or late variable is accepted in silence: the run prints the setting and has the other allocator.
     """
-    lane = Lane(mode="nemo_native", regime="fsdp2", gpus=1)
+    lane = Lane(mode="author_dp", regime="fsdp2", gpus=1, degrees=Degrees())
     environment = stack.launch(replace(ONE_CARD, dtype="bf16"), lane).env
     seen = stack.allocator_seen(environment, device)
     assert seen.segments > 0, f"nothing was taken from {seen.device}"

@@ -1,0 +1,115 @@
+"""The GPU tier in one command: the law, its counterexamples, the benchmarks, and a receipt of steps on the device.
+
+    python -m benchmarks.gpu --out reports/gpu
+    python -m benchmarks.gpu --out reports/gpu-rehearsal --device cpu
+
+Nothing is installed. On a CPU it is a rehearsal: the law is not run there and says so, everything else is small. The
+exit code is the first that is not 0; each part is run whatever became of the one before.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import os
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from contracts.instruments import provenance
+from contracts.instruments.atomic import write_whole
+from contracts.spec.evidence import LaunchedRun, Preflight, Provenance, RankMemory, ReportedStep
+from contracts.spec.launch import Lane
+from contracts.spec.recipe import Batch, Recipe
+from contracts.spec.topology import Degrees
+from contracts.stacks.reference import launch, receipts
+
+if TYPE_CHECKING:  # torch is loaded after the provenance of the run is taken
+    from contracts.stacks.reference.trainer import Trainer
+
+STEPS, WARMUP = 12, 2
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__.splitlines()[0])
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR")
+    parser.add_argument("--host", default=os.environ.get("LANEGATE_HOST"), help="box@region, for the receipt")
+    parser.add_argument("--receipt-alone", action="store_true", help="only the steps and their receipt")
+    asked = parser.parse_args(argv)
+    asked.out.mkdir(parents=True, exist_ok=True)
+    rehearsal = asked.device == "cpu"
+    taken = provenance.take(folder=Path.cwd(), host=asked.host, devices=0 if rehearsal else 1)  # before torch
+    codes = [] if asked.receipt_alone else [_part(words) for words in _parts(asked.out, asked.device, rehearsal)]
+    path = _receipt(asked.out / "receipt.json", asked.device, taken)
+    print(f"receipt in {path}", file=sys.stderr)  # noqa: T201
+    return next((code for code in codes if code), 0)
+
+
+def _parts(out: Path, device: str, rehearsal: bool) -> list[list[str]]:
+    """Commands, each in a process of its own: what one leaves in a compiler's caches is not there for the next."""
+    law = ["-m", "contracts.harness.cli", "check", "--with", "none", "--profile", "gpu", "--report", str(out / "law")]
+    mutants = ["-m", "pytest", "-q", "-m", "gpu", "tests_unit/test_every_contract_can_fail.py"]
+    figures = ["-m", "benchmarks", "--device", device, "--out", str(out)]
+    return [[*figures, "--small"]] if rehearsal else [law, mutants, figures]
+
+
+def _part(words: list[str]) -> int:
+    print(f"\n== python {' '.join(words)}", file=sys.stderr, flush=True)  # noqa: T201
+    return subprocess.run([sys.executable, *words], check=False).returncode
+
+
+def _receipt(path: Path, device: str, taken: Provenance) -> Path:
+    """Steps of a one-card recipe on the device, with the memory they took, as a receipt of the reference."""
+    started, recipe = _now(), _recipe(device)
+    lane = Lane(
+        mode="author_dp", regime="fsdp2", gpus=1, degrees=Degrees(), run="gpu-tier", inherited=dict(os.environ)
+    )
+    steps, memory = _steps(recipe, device)
+    facts = LaunchedRun(
+        recipe=recipe, lane=lane, launch=launch.launch(recipe, lane), provenance=taken, preflight=Preflight(ran=False),
+        places=(), started=started, finished=_now(), ending="ok", exit_code=0, steps=steps, warmup=WARMUP,
+        bounded=STEPS - WARMUP, memory=memory,
+    )  # fmt: skip
+    write_whole(path, receipts.write(receipts.build(facts)))
+    return path
+
+
+def _recipe(device: str) -> Recipe:
+    from contracts.checks.numeric.footprint_of_a_step import LITTLE, ONE_CARD
+
+    recipe = replace(LITTLE, batch=Batch(micro=2, total=2)) if device == "cpu" else ONE_CARD
+    return replace(recipe, dtype="bf16")
+
+
+def _steps(recipe: Recipe, device: str) -> tuple[tuple[ReportedStep, ...], tuple[RankMemory, ...]]:
+    import torch
+
+    from contracts.spec.training import Execution
+    from contracts.stacks.reference.devices import placed
+    from contracts.stacks.reference.trainer import Trainer
+
+    trainer: Trainer = placed(Trainer, device)(recipe, Execution(mode="author_dp"))
+    found = []
+    for _ in range(STEPS):
+        before = time.perf_counter()
+        done = trainer.next()  # its losses are read, so the device has come to the end of the step
+        found.append(
+            ReportedStep(number=done.number, seconds=time.perf_counter() - before, tokens=done.tokens,
+                         loss=done.losses["lm"], grad_norm=done.grad_norm)
+        )  # fmt: skip
+    if device == "cpu":
+        return tuple(found), ()
+    peak = RankMemory(rank=0, allocated=torch.cuda.max_memory_allocated(), reserved=torch.cuda.max_memory_reserved())
+    return tuple(found), (peak,)
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
