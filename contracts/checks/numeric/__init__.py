@@ -54,6 +54,10 @@ from contracts.checks.numeric import (  # isort: skip
     weight_names,  # weights in the files of others
     resume,  # resumed is uninterrupted
     continuation,  # where a resumed run goes on
+    layouts,  # a step on several ranks is the step on one
+    pipeline,  # layers on several ranks
+    pipeline_runs,  # what a pipeline begins with, saves and refuses
+    messages,  # what stages send each other
 )
 
 __all__ = [
@@ -82,13 +86,17 @@ __all__ = [
     "kernels_that_ran",
     "latent_attention",
     "latest",
+    "layouts",
     "ledger",
     "loss",
     "mamba",
     "mamba3",
+    "messages",
     "mlp",
     "model",
     "optimizer_table",
+    "pipeline",
+    "pipeline_runs",
     "precision",
     "prediction",
     "reach",
