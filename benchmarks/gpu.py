@@ -65,12 +65,12 @@ def _part(words: list[str]) -> int:
 def _receipt(path: Path, device: str, taken: Provenance) -> Path:
     """Steps of a one-card recipe on the device, with the memory they took, as a receipt of the reference."""
     started, recipe = _now(), _recipe(device)
-    lane = Lane(
-        mode="author_dp", regime="fsdp2", gpus=1, degrees=Degrees(), run="gpu-tier", inherited=dict(os.environ)
-    )
+    lane = Lane(mode="author_dp", regime="fsdp2", gpus=1, degrees=Degrees(), run="gpu-tier", inherited=dict(os.environ))
+    launched = launch.launch(recipe, lane)
+    os.environ.update(launched.env)  # what the receipt says reached the rank; before torch is loaded, which reads it
     steps, memory = _steps(recipe, device)
     facts = LaunchedRun(
-        recipe=recipe, lane=lane, launch=launch.launch(recipe, lane), provenance=taken, preflight=Preflight(ran=False),
+        recipe=recipe, lane=lane, launch=launched, provenance=taken, preflight=Preflight(ran=False),
         places=(), started=started, finished=_now(), ending="ok", exit_code=0, steps=steps, warmup=WARMUP,
         bounded=STEPS - WARMUP, memory=memory,
     )  # fmt: skip

@@ -23,8 +23,9 @@ _WAITING: Mapping[str, Mapping[str, tuple[Tier, str]]] = {
         "TRAF-05": ("unit", "Bytes a rank do not grow with the data-parallel world beyond the ring bound."),
     },
     "needs a GPU, and the kernels' checks are not written yet": {
-        "BLK-08": ("gpu", "mamba-ssm's and Transformer Engine's kernels agree with the reference within the dtype's "
-                          "tolerance."),
+        "BLK-08a": ("gpu", "mamba-ssm's kernels, compiled for the device, agree with the reference within the dtype's "
+                           "tolerance."),
+        "BLK-08b": ("gpu", "Transformer Engine's modules agree with the reference within the dtype's tolerance."),
         "PREC-04b": ("gpu", "The state of FP8 that Transformer Engine holds survives save and resume."),
     },
     "needs several ranks, and the parallel reference is not built yet": {
