@@ -33,6 +33,7 @@ from contracts.checks.numeric._shared import (
     shown,
     state_unlike,
 )
+from contracts.checks.numeric.resume import EVERYTHING
 from contracts.contract import contract
 from contracts.instruments.ranks import gathered, here
 from contracts.spec.recipe import Recipe
@@ -60,9 +61,8 @@ def ranks_resumed_twice_are_uninterrupted(
     they are one rank's everywhere after the load, and dropout is the same on all.
     """
     needs_layout(stack, execution.layout)
-    everything = STATE | {"rng"}
     _generators(recipe.seed)
-    whole = stack.train(Session(recipe=recipe, steps=sum(parts), execution=execution, observe=everything))
+    whole = stack.train(Session(recipe=recipe, steps=sum(parts), execution=execution, observe=EVERYTHING))
     _generators(recipe.seed)
     start = 0
     with shared_folder() as at:
@@ -70,7 +70,7 @@ def ranks_resumed_twice_are_uninterrupted(
             end = start + steps
             run = stack.train(
                 Session(
-                    recipe=recipe, steps=steps, execution=execution, observe=everything, save=str(at),
+                    recipe=recipe, steps=steps, execution=execution, observe=EVERYTHING, save=str(at),
                     save_at=frozenset({end}), load=str(at) if number else None,
                 )
             )  # fmt: skip
@@ -196,3 +196,30 @@ def _apart(got: Step, want: Step) -> str:
             return f"step {want.number}: {fact} is {getattr(got, fact)}, expected {getattr(want, fact)}"
     words = instruments.numerics.named_apart("the gradient of", got.gradients, want.gradients, FLOAT64_SCAN)
     return f"step {want.number}: {words}" if words else ""
+
+
+GROWN = {"one-to-two": (ONE, FSDP2, 2), "tp-to-dp": (TP2_SP, FSDP2, 2)}
+
+
+@contract("CKPT-02c", asks="train", cases=GROWN, source=FAMILIES, tier="dist")
+def ranks_that_load_from_others_draw_their_own_numbers(
+    stack: Training, saves: Execution, loads: Execution, world: int
+) -> None:
+    """Data-parallel ranks that load what other ranks saved do not draw the same numbers, and load the same state
+    whatever they have drawn before.
+
+    A generator is saved by rank. Given to whoever has that number, or its number modulo the old world, two ranks of
+    the new one get the same, and drop the same units of every sequence.
+    """
+    with shared_folder() as at:
+        _generators(SPREAD.seed)
+        folder = place(at, saves).as_posix()
+        _saved(stack, SPREAD, saves, folder)
+        (source, *_) = gathered(folder)
+        _generators(SPREAD.seed)
+        session = Session(recipe=SPREAD, steps=0, execution=loads, observe=EVERYTHING, at=frozenset({0}), load=source)
+        loaded = stack.train(session).loaded
+        assert loaded is not None, "nothing is told of what was loaded"
+        for name in sorted(loaded.rng):
+            states = gathered(loaded.rng[name].data)
+            assert len(set(states)) == world, f"{world} ranks have {len(set(states))} states of the generator {name}"
