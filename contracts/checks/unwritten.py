@@ -41,10 +41,6 @@ _WAITING: Mapping[str, Mapping[str, tuple[Tier, str]]] = {
         "MOE-06c": ("dist", "The expert-bias update sums the counts of all data-parallel ranks."),
         "COMP-06": ("dist", "Ranks compile the same graphs; a cold cache on one rank does not hang the others."),
         "COMP-07": ("dist", "The compiled TP+SP+EP+FSDP2 and PP+TP+SP lanes step."),
-        "CKPT-02": ("dist", "Resume onto another topology gives the same weights by name; what cannot be resharded is "
-                            "refused."),
-        "CKPT-01e": ("dist", "Resumed equals uninterrupted on several ranks, the random generators of each "
-                             "rank included."),
         "CKPT-03d": ("dist", "One rank dying at any write boundary leaves one complete checkpoint, and no rank "
                              "waits for it longer than the deadline."),
         "CKPT-07c": ("dist", "The ranks of a running world write their checkpoints to the durable volume."),
