@@ -57,4 +57,5 @@ def _changes(found: profile) -> list[int]:
     """
     results = found.profiler.kineto_results if found.profiler is not None else None
     events = [] if results is None else [each for each in results.events() if each.name() == "[memory]"]
-    return [each.nbytes() for each in sorted(events, key=lambda each: each.start_ns())]
+    events.sort(key=lambda each: each.start_ns())
+    return [each.nbytes() for each in events]  # type: ignore[attr-defined]  # its stub lacks it

@@ -15,7 +15,7 @@ def seen(device: str) -> dict[str, object]:
     """The fields of `spec.devices.AllocatorSeen`. A CPU has no segments."""
     kept = [torch.empty(size, dtype=torch.uint8, device=device) for size in SIZES]
     # memory_snapshot is public; `is_expandable` stands in it from torch 2.1 on
-    segments = torch.cuda.memory_snapshot() if kept[0].is_cuda else []
+    segments = torch.cuda.memory_snapshot() if kept[0].is_cuda else []  # type: ignore[no-untyped-call]  # torch's
     return {
         "device": torch.cuda.get_device_name() if kept[0].is_cuda else "cpu",
         "setting": os.environ.get("PYTORCH_ALLOC_CONF", ""),

@@ -66,6 +66,8 @@ def placed(kind: type[Trainer], device: str) -> type[Trainer]:
             return model
 
         def batch(self, ids: Sequence[int]) -> Batch:
-            return Batch(*(None if each is None else each.to(device) for each in super().batch(ids)))
+            tokens_BT, labels_BT, documents_BT = super().batch(ids)
+            documents_BT = None if documents_BT is None else documents_BT.to(device)
+            return Batch(tokens_BT.to(device), labels_BT.to(device), documents_BT)
 
     return Placed
