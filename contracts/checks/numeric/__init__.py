@@ -56,6 +56,7 @@ from contracts.checks.numeric import (  # isort: skip
     continuation,  # where a resumed run goes on
     layouts,  # a step on several ranks is the step on one
     pipeline,  # layers on several ranks
+    pipeline_updates,  # what a pipeline makes of its gradients
     pipeline_runs,  # what a pipeline begins with, saves and refuses
     messages,  # what stages send each other
 )
@@ -97,6 +98,7 @@ __all__ = [
     "optimizer_table",
     "pipeline",
     "pipeline_runs",
+    "pipeline_updates",
     "precision",
     "prediction",
     "reach",

@@ -14,6 +14,7 @@ B sequences · T tokens · D hidden
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -135,7 +136,11 @@ class Stage(Model):
         part = self.objective(sums, self.counts)["total"]
         if self.piece.last:
             return torch.stack([part])
-        return joined(x, part) if sums else x
+        return self.carrying(part, x) if sums else x
+
+    def carrying(self, part: Tensor, x: Tensor) -> Tensor:
+        """x, with which this stage's part of what is minimised goes."""
+        return joined(x, part)
 
     def auxiliary(self, losses: Mapping[str, Tensor], tokens_BT: Tensor) -> dict[str, Tensor]:
         """Sums of the losses that the layers here have, which are means of what they were given."""
@@ -191,6 +196,8 @@ class Chunks(nn.Module):
 class Pipeline:
     """The stages of one rank, and the schedule by which microbatches go through them and back."""
 
+    stage_class: type[BatchedStage] = BatchedStage
+
     def __init__(self, stages: Sequence[Stage], execution: Execution, group: Any) -> None:
         self.stages, self.execution, self.group = stages, execution, group
         torch.distributed.barrier(group)  # the first call of a group is one that all its ranks make
@@ -204,7 +211,7 @@ class Pipeline:
         for stage in self.stages:
             stage.counts, stage.passed = counts, []
         first, last = self.stages[0].piece.first, self.stages[-1].piece.last
-        with batched():
+        with self.sending():
             self.schedule(window.tokens_BT).step(
                 *((window.tokens_BT,) if first else ()),
                 target=window.labels_BT if last else None,
@@ -212,6 +219,10 @@ class Pipeline:
                 **{name: each for name, each in window._asdict().items() if each is not None},
             )
         return [passed for stage in self.stages for passed in stage.passed]
+
+    def sending(self) -> AbstractContextManager[None]:
+        """Within it the schedule sends as stages of this pipeline do."""
+        return batched()
 
     def schedule(self, tokens_BT: Tensor) -> Any:
         """A schedule for microbatches of this shape. It does not outlive the window: the next may have another."""
@@ -225,7 +236,7 @@ class Pipeline:
 
     def stage(self, stage: Stage, tokens_BT: Tensor) -> BatchedStage:
         piece, x = stage.piece, self.stream(stage, tokens_BT)
-        return BatchedStage(
+        return self.stage_class(
             stage, piece.stage, piece.stages, tokens_BT.device, group=self.group,
             input_args=tokens_BT if piece.first else x,
             output_args=x.new_empty(1, dtype=torch.promote_types(x.dtype, torch.float32)) if piece.last else x,

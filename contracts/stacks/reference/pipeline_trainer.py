@@ -54,6 +54,7 @@ class PipelineTrainer(ParallelTrainer):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
+        self.copies = self.shared()
         self.optimizer.stages, self.optimizer.lent = self.group, self.lent()
 
     def offered(self) -> None:
@@ -69,14 +70,14 @@ class PipelineTrainer(ParallelTrainer):
     def build(self) -> Model:
         self.mesh = TrainingMesh(self.execution)
         ranks = self.mesh.place("pp")
-        stages = [
-            self.part(piece)
-            for piece in pieces(self.recipe, self.execution)
-            if ranks[piece.stage % len(ranks)] == self.mesh.rank
-        ]
+        stages = [self.part(piece) for piece in self.plan() if ranks[piece.stage % len(ranks)] == self.mesh.rank]
         (self.wrapped, *_) = [parallelize(stage, self.execution, self.mesh, self.parts) for stage in stages]
         self.pipeline = self.pipeline_class(stages, self.execution, self.group)
         return Chunks(stages)  # type: ignore[return-value]  # of the model it has the parameters and the objective
+
+    def plan(self) -> tuple[Piece, ...]:
+        """Every stage of the pipeline, in the order of the model."""
+        return pieces(self.recipe, self.execution)
 
     def part(self, piece: Piece) -> Stage:
         """One stage with its initial weights, before it is spread over the ranks that share it."""
@@ -114,7 +115,7 @@ class PipelineTrainer(ParallelTrainer):
 
     def lent(self) -> frozenset[str]:
         """The parameters that are here as copies of another stage's."""
-        return frozenset(name for name, ranks in self.shared().items() if ranks[0] != self.mesh.rank)
+        return frozenset(name for name, ranks in self.copies.items() if ranks[0] != self.mesh.rank)
 
     def shared(self) -> dict[str, list[int]]:
         """The parameters of this rank that another rank of the pipeline holds too."""
@@ -123,7 +124,7 @@ class PipelineTrainer(ParallelTrainer):
 
     def reduce(self) -> None:
         super().reduce()
-        for name, ranks in self.shared().items():
+        for name, ranks in self.copies.items():
             (peer,) = (rank for rank in ranks if rank != self.mesh.rank)
             self.add(self.model.get_parameter(name), peer)
 
