@@ -131,7 +131,7 @@ def test_initial_weights_are_equal_in_a_process_that_hashes_differently() -> Non
 
 
 ELSEWHERE = {
-    "fp8": "what runs in FP8 is a matter of kernels, which one CPU process has not",
+    "fp8": "felt in what computes in it (PREC-01)",
     "recompute": "recomputation changes nothing (BLK-07c)",
     "batch.micro": "how a batch is cut changes nothing (PAR-05)",
     "data.path": "text of one's own; reaches the run through the trainer's command line",
@@ -146,7 +146,7 @@ ELSEWHERE = {
 def test_every_field_of_a_recipe_is_felt_or_declared_to_change_no_number() -> None:
     known = {*witnesses.FIELDS, *witnesses.STEPS, *INERT, *ELSEWHERE}
     everything = replace(_passes.EVERYTHING, mla=SMALL_DSA.mla, dsa=Dsa(a_ranks=(0,)))
-    whole = {"fp8", "checkpoint", "degrees"}  # of which no field changes a number
+    whole = {"fp8", "checkpoint", "degrees"}  # judged elsewhere, field by field
     assert [name for name in _names(everything) if name not in known and name.split(".")[0] not in whole] == []
 
 

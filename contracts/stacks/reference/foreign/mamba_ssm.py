@@ -27,7 +27,7 @@ def scan(mixer: Mamba2) -> Scan:
     def apply(
         x_BThp: Tensor, dt_BTh: Tensor, b_BThn: Tensor, c_BThn: Tensor, packing: Packing, state: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        documents_BT = None if packing.boundless else packing.documents_BT.to(torch.int32).contiguous()
+        documents_BT = None if packing.boundless else _from_zero(packing.documents_BT)
         y_BThp, last_Bhpn = kernel(
             x_BThp, dt_BTh, mixer.decay_rate(), b_BThn, c_BThn, chunk_size=mixer.chunk, initial_states=state,
             seq_idx=documents_BT, return_final_states=True,
@@ -35,6 +35,11 @@ def scan(mixer: Mamba2) -> Scan:
         return y_BThp, last_Bhpn
 
     return apply
+
+
+def _from_zero(documents_BT: Tensor) -> Tensor:
+    """The documents of each row counted from 0: the kernel gives its initial state to document 0."""
+    return (documents_BT - documents_BT[:, :1]).to(torch.int32).contiguous()
 
 
 def _kernel() -> Callable[..., Any]:
