@@ -91,9 +91,10 @@ class Collective:
 
 @dataclass
 class Watch:
-    """What a rank issued while it was watched."""
+    """What a rank issued while it was watched; `diverged` are the words when the ranks were about to part."""
 
     issued: list[Collective] = field(default_factory=list)
+    diverged: str = ""
 
     def of(self, *ops: str) -> list[Collective]:
         return [each for each in self.issued if each.op in ops]
@@ -103,14 +104,17 @@ class Watch:
 def watched(*, limit_s: float = LIMIT_S) -> Iterator[Watch]:
     """Record what this rank issues. Every rank of the world enters, and leaves, whatever becomes of it.
 
-    Raises:
-        Diverged: before the first collective on which the members of its group do not agree.
+    Before the first collective on which the members of its group do not agree, what runs inside is ended by `Diverged`.
+    It does not come out of here, under whatever name it would: `diverged` has the words, and nobody hangs.
     """
     watch = Watch()
     mode = _Mode(watch, _Words(limit_s))
     try:
         with mode:
             yield watch
+    except Exception:
+        if not watch.diverged:
+            raise
     finally:
         mode.words.close()
 
@@ -130,8 +134,15 @@ class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
             found = _read(func, args, kwargs or {})
             if found is not None:
                 self.watch.issued.append(found)
-                self.words.compare(found)
+                self.compare(found)
         return func(*args, **(kwargs or {}))
+
+    def compare(self, found: Collective) -> None:
+        try:
+            self.words.compare(found)
+        except Diverged as diverged:
+            self.watch.diverged = self.watch.diverged or str(diverged)
+            raise
 
 
 def _read(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Collective | None:
@@ -165,7 +176,7 @@ def _group(named: dict[str, Any]) -> Any:
 def _reduction(held: Any) -> str:
     if held is None:
         return ""
-    return (held if isinstance(held, str) else str(held.op()).rpartition(".")[2]).lower()
+    return (held if isinstance(held, str) else dist.ReduceOp.RedOpType(held.op()).name).lower()
 
 
 def _tensors(given: Any) -> Iterator[Tensor]:

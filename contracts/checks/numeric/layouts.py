@@ -17,12 +17,13 @@ from dataclasses import replace
 from contracts import instruments
 from contracts.checks._layouts import needs_layout
 from contracts.checks.numeric._recipes import SMALL_MLA
+from contracts.checks.numeric._spread import apart
 from contracts.checks.numeric._training import LETTERS, batch, uneven
 from contracts.contract import contract
 from contracts.instruments.ranks import gathered, here
 from contracts.spec.array import Arrays
-from contracts.spec.recipe import Dsa, Mhc, Mode, Moe, Mtp, Recipe
-from contracts.spec.tolerance import EXACT, FLOAT32_SCAN, FLOAT64_SCAN
+from contracts.spec.recipe import Dsa, Mamba, Mhc, Mode, Moe, Mtp, Recipe
+from contracts.spec.tolerance import EXACT, FLOAT32_SCAN
 from contracts.spec.topology import Degrees
 from contracts.spec.training import Execution, Observed, Precision, Session, Step, Training
 
@@ -46,6 +47,9 @@ SWIGLU = replace(MANY, name="layouts-swiglu", activation="swiglu")
 MUON = replace(MANY, name="layouts-muon", optim=replace(MANY.optim, rule="muon"))
 FEW_GROUPS = replace(MANY, name="layouts-groups", replicate_kv=True, replicate_ssm_groups=True)
 """Two KV heads and two SSM groups, and four ranks."""
+ONE_GROUP = replace(
+    FEW_GROUPS, name="layouts-one-group", kv_groups=1, mamba=Mamba(heads=4, head_dim=8, state=16, groups=1)
+)
 
 ROWS = (((16,), 13), ((4, 12), 0), ((1, 5, 10), 6), ((13, 3), 0))
 """Labels that count: 2, 14, 8, 14."""
@@ -83,6 +87,8 @@ LAYOUTS: dict[str, Cell] = {
     "tp2-tied": cell(TIED, own(2, TP)),
     "tp2-sp-swiglu": cell(SWIGLU, own(2, SP)),
     "tp2-sp-muon": cell(MUON, own(2, SP)),
+    "tp2-one-group": cell(ONE_GROUP, own(2, TP)),
+    "tp2-sp-etp1": cell(MANY, own(2, Degrees(tp=2, etp=1, sp=True))),
     "tp4-few-groups": cell(FEW_GROUPS, own(4, Degrees(tp=4))),
     "tp4-sp-few-groups": cell(FEW_GROUPS, own(4, Degrees(tp=4, sp=True))),
     "dp2": cell(MANY, own(2, Degrees())),
@@ -176,7 +182,7 @@ def every_gradient_is_that_of_one_rank(
     (many,) = steps(stack, recipe, execution, 1, "gradients", mode=mode)
     words = losses_apart(many, alone, 1e-11)
     assert not words, f"{words} (rank {here().rank})"
-    words = instruments.numerics.named_apart("the gradient of", many.gradients, alone.gradients, FLOAT64_SCAN)
+    words = apart(alone, many, "the gradient of", many.gradients, alone.gradients)
     assert not words, f"{words} (rank {here().rank})"
 
 
@@ -196,7 +202,7 @@ def every_gradient_is_that_of_one_rank_in_float32(
     (many,) = steps(stack, recipe, execution, 1, "gradients", mode=mode, precision="float32")
     words = losses_apart(many, alone, 1e-5)
     assert not words, f"{words} (rank {here().rank})"
-    words = instruments.numerics.named_apart("the gradient of", many.gradients, alone.gradients, FLOAT32_SCAN)
+    words = apart(alone, many, "the gradient of", many.gradients, alone.gradients, FLOAT32_SCAN)
     assert not words, f"{words} (rank {here().rank})"
 
 
@@ -223,8 +229,8 @@ def weights_after_some_steps_are_those_of_one_rank(
     alone = steps(stack, recipe, Execution(), 3, "weights", "optimizer", "buffers", mode=mode)[-1]
     many = steps(stack, recipe, execution, 3, "weights", "optimizer", "buffers", mode=mode)[-1]
     for what in ("weights", "optimizer", "buffers"):
-        words = instruments.numerics.named_apart(what, getattr(many, what), getattr(alone, what), FLOAT64_SCAN)
-        assert not words, f"{words} (step {many.number}, rank {here().rank})"
+        words = apart(alone, many, what, getattr(many, what), getattr(alone, what))
+        assert not words, f"{words} (rank {here().rank})"
 
 
 @contract("PAR-02b", asks=("built", "train"), cases=MOVED, source="F02", tier="dist")
@@ -282,5 +288,5 @@ def a_window_on_several_ranks_is_the_batch(
     (many,) = steps(stack, recipe, execution, 1, "gradients", mode=mode, microbatches=microbatches)
     words = losses_apart(many, alone, 1e-11)
     assert not words, f"{words} (rank {here().rank})"
-    words = instruments.numerics.named_apart("the gradient of", many.gradients, alone.gradients, FLOAT64_SCAN)
+    words = apart(alone, many, "the gradient of", many.gradients, alone.gradients)
     assert not words, f"{words} (rank {here().rank})"
