@@ -1,7 +1,10 @@
-"""The trainer as a command, on one rank:
+r"""The trainer as a command, on one rank or on several:
 
     python -m contracts.stacks.reference.train --recipe tiny-nam56r --steps 50 --save runs/first
-    python -m contracts.stacks.reference.train --recipe tiny-nam56r --steps 50 --save runs/first --resume
+    torchrun --nproc-per-node=4 -m contracts.stacks.reference.train --recipe tiny-nam56r --steps 50 --save runs/first \
+        --tp 2 --ep 2 --resume
+
+A run goes on where it was left, on as many ranks as it is given.
 
 Its words are those that a launch writes (`arguments.py`) and four of its own:
 
@@ -32,15 +35,16 @@ from typing import TYPE_CHECKING, Protocol
 
 from contracts.instruments import provenance
 from contracts.instruments.atomic import write_whole
+from contracts.instruments.ranks import ALONE, Place, here
 from contracts.spec import codec, presets
 from contracts.spec import pattern as patterns
 from contracts.spec.errors import NotOffered, Refused, refuse
 from contracts.spec.evidence import Ending, Figure, LaunchedRun, Preflight, Provenance, ReportedStep
 from contracts.spec.launch import Lane, Launch
-from contracts.spec.training import Execution
-from contracts.stacks.reference import arguments, overrides, receipts
+from contracts.stacks.reference import arguments, overrides, receipts, started
 from contracts.stacks.reference.arguments import TrainerArguments
 from contracts.stacks.reference.launch import SCRIPTS
+from contracts.stacks.reference.training_side import TrainingSide
 
 if TYPE_CHECKING:  # torch is loaded after the provenance of the run is taken
     from contracts.stacks.reference.trainer import Trainer
@@ -111,28 +115,31 @@ class Record:
     steps: list[ReportedStep] = field(default_factory=list)
 
 
-def train(settings: Settings, record: Record) -> Trainer:
+def train(settings: Settings, record: Record, place: Place = ALONE) -> Trainer:
     """Train up to the last step asked for; each step is told, shown, recorded and, in its turn, saved.
 
+    The first rank alone tells and shows.
+
     Raises:
-        Refused: for a checkpoint that is not of this recipe. NotOffered: for degrees above one.
+        Refused: for a checkpoint that is not of this recipe. NotOffered: for what no trainer here does.
     """
     import torch
 
-    from contracts.stacks.reference.trainer import Trainer
+    from contracts.stacks.reference.parts import PARTS
 
     if settings.asked.recipe.hidden < NARROW and not torch.cuda.is_available():
         torch.set_num_threads(1)
     asked, recipe = settings.asked, settings.asked.recipe
-    microbatches = recipe.batch.total // recipe.batch.micro
     if asked.compile != "none":
         raise NotOffered(f"this trainer runs uncompiled, --compile {asked.compile} is not for it")
-    trainer = Trainer(recipe, Execution(mode=asked.mode, degrees=asked.degrees, microbatches=microbatches))
+    execution = started.execution(asked, place)
+    trainer = TrainingSide().trainer_of(execution)(recipe, execution, PARTS)
     folder = checkpoints(settings)
     source = folder if recipe.checkpoint.load is None else Path(recipe.checkpoint.load)
     if settings.resume and source is not None and _holds_one(trainer, source):
         trainer.resume(str(source))
-    with shown(settings, trainer.number) as show:
+    listened = settings.telemetry if place.rank == 0 else None
+    with shown(settings, trainer.number, place) as show:
         while trainer.number < settings.steps:
             before = time.perf_counter()
             done = trainer.next()
@@ -141,7 +148,7 @@ def train(settings: Settings, record: Record) -> Trainer:
                 loss=_figure(done.losses["lm"]), grad_norm=_figure(done.grad_norm),
             )  # fmt: skip
             record.steps.append(step)
-            tell(settings.telemetry, "step", step)
+            tell(listened, "step", step)
             show.step(step, done.lr)
             if folder is not None and (done.number % recipe.checkpoint.interval == 0 or done.number == settings.steps):
                 folder.mkdir(parents=True, exist_ok=True)
@@ -150,8 +157,9 @@ def train(settings: Settings, record: Record) -> Trainer:
 
 
 def _holds_one(trainer: Trainer, folder: Path) -> bool:
-    """Whether there is a complete checkpoint: a run that is started again before its first one begins anew."""
-    return folder.is_dir() and trainer.parts.checkpoints(folder).latest() is not None
+    """Whether the first rank sees a complete checkpoint: a run that is started again before its first begins anew."""
+    kept = trainer.kept(str(folder))
+    return bool(kept.ranks.said(kept.latest() is not None)[0])
 
 
 def checkpoints(settings: Settings) -> Path | None:
@@ -180,8 +188,11 @@ class Show(Protocol):
 
 
 @contextmanager
-def shown(settings: Settings, start: int) -> Iterator[Show]:
-    """A progress bar on a terminal, a line every few steps elsewhere; on standard error."""
+def shown(settings: Settings, start: int, place: Place) -> Iterator[Show]:
+    """A progress bar on a terminal, a line every few steps elsewhere; on standard error, from the first rank."""
+    if place.rank > 0:
+        yield Silence()
+        return
     if not sys.stderr.isatty():
         yield Lines(settings)
         return
@@ -197,6 +208,13 @@ def shown(settings: Settings, start: int) -> Iterator[Show]:
                 progress.update(task, completed=step.number, description=_line(step, lr))
 
         yield Bar()
+
+
+class Silence:
+    """What the other ranks show."""
+
+    def step(self, step: ReportedStep, lr: float) -> None:
+        """Nothing: the first rank has the same numbers."""
 
 
 @dataclass(frozen=True)
@@ -218,7 +236,7 @@ def _line(step: ReportedStep, lr: float) -> str:
 
 def keep_receipt(settings: Settings, record: Record, ending: Ending, failure: str | None) -> Path | None:
     """A receipt beside the checkpoints, named by the steps that it is about; the launcher's own where there is one."""
-    if settings.save is None or settings.telemetry is not None or not record.steps:
+    if settings.save is None or settings.telemetry is not None or not record.steps or here().rank > 0:
         return None
     settings.save.mkdir(parents=True, exist_ok=True)
     first, last = record.steps[0].number, record.steps[-1].number
@@ -231,14 +249,14 @@ def _facts(settings: Settings, record: Record, ending: Ending, failure: str | No
     asked, recipe = settings.asked, settings.asked.recipe
     base = presets.PRESETS.get(recipe.name)
     lane = Lane(
-        mode=asked.mode, regime="fsdp2", gpus=1, run=asked.run, degrees=asked.degrees,
+        mode=asked.mode, regime="fsdp2", gpus=here().world, run=asked.run, degrees=asked.degrees,
         overrides=overrides.difference(base, recipe) if base else {}, inherited=dict(os.environ),
     )  # fmt: skip
     pattern = patterns.parse(recipe.pattern, recipe.depth)
     sparse = recipe.dsa.a_ranks if recipe.dsa else ()
     launch = Launch(
         torchrun=(sys.executable,), script=SCRIPTS["fsdp2"], argv=settings.argv, env={}, unset=(), recorded={},
-        launcher=arguments.LAUNCHER, launcher_version=arguments.VERSION, degrees=asked.degrees, world=1,
+        launcher=arguments.LAUNCHER, launcher_version=arguments.VERSION, degrees=asked.degrees, world=here().world,
         recurrent=patterns.layers_of(pattern, "R"), sparse=patterns.placement(pattern, sparse).sparse_layers,
     )  # fmt: skip
     return LaunchedRun(
@@ -257,7 +275,8 @@ def main(argv: tuple[str, ...] | None = None) -> int:
     try:
         settings = read(tuple(sys.argv[1:]) if argv is None else argv, os.environ)
         record = Record(started=_now(), taken=provenance.take(folder=Path.cwd(), host=settings.host, devices=0))
-        train(settings, record)
+        with started.world() as place:
+            train(settings, record, place)
     except (Refused, NotOffered) as declined:
         print(f"train: {declined}", file=sys.stderr)  # noqa: T201
         return USAGE_ERROR
