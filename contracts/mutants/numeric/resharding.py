@@ -74,7 +74,7 @@ def _again(held: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> dict[str, 
     found = dict(held)
     for name, each in held.items():
         whole = like.get(name.rpartition("/")[0] if name.rpartition("/")[0] in like else name)
-        if ".experts." in name and isinstance(whole, DTensor) and not isinstance(each, DTensor):
+        if ".experts." in name and isinstance(whole, DTensor) and each.dim() and not isinstance(each, DTensor):
             found[name] = DTensor.from_local(
                 each, whole.device_mesh, whole.placements, shape=whole.shape, stride=whole.stride()
             )
