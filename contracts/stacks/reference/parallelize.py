@@ -9,10 +9,12 @@ FSDP2, HSDP                    last, around all of it: what it gathers are the l
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 from torch import nn
 from torch.distributed.tensor import Placement, Shard
+from torch.utils.checkpoint import checkpoint
 
 from contracts.spec.training import Execution
 from contracts.stacks.reference import sharding
@@ -39,18 +41,18 @@ def parallelize(model: Model, execution: Execution, mesh: TrainingMesh, parts: P
     """
     taken = []
     for step in ORDER:
-        if wanted(step, execution, mesh):
+        if wanted(step, model, execution, mesh):
             step(model, execution, mesh, parts)
             taken.append(step.__name__)
     return tuple(taken)
 
 
-def wanted(step: Step, execution: Execution, mesh: TrainingMesh) -> bool:
+def wanted(step: Step, model: Model, execution: Execution, mesh: TrainingMesh) -> bool:
     """Whether an execution has anything for a step to do."""
     asked: dict[Step, bool] = {
         tensor_parallel: execution.degrees.tp > 1,
         expert_parallel: mesh.lane,
-        activation_checkpoint: execution.recompute,
+        activation_checkpoint: execution.recompute or model.recompute,
         compile: execution.compile != "none",
         fully_shard: execution.fsdp,
     }
@@ -88,7 +90,11 @@ def expert_parallel(model: Model, execution: Execution, mesh: TrainingMesh, part
 
 
 def activation_checkpoint(model: Model, execution: Execution, mesh: TrainingMesh, parts: Parts) -> None:
-    model.recompute = True
+    """Each layer by itself, so that what is compiled and what is gathered next stand around it."""
+    model.recompute = False  # the model's own way stands around the whole layer
+    for layer in model.layers.values():
+        forward = functools.partial(checkpoint, layer.forward, use_reentrant=False)
+        layer.forward = forward  # type: ignore[method-assign]
 
 
 def compile(model: Model, execution: Execution, mesh: TrainingMesh, parts: Parts) -> None:
