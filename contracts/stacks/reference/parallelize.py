@@ -3,7 +3,7 @@
 tensor and sequence parallel   heads and channels of every mixer, rows of the vocabulary
 expert parallel                whole experts, or parts of them on a mesh of their own
 activation checkpoint          each layer, inside the compiled region
-compile                        each layer; the exchange of rows stays outside (compile.ALLOWED)
+compile                        each layer
 FSDP2, HSDP                    last, around all of it: what it gathers are the local shards of the others
 """
 
@@ -94,7 +94,7 @@ def activation_checkpoint(model: Model, execution: Execution, mesh: TrainingMesh
     model.recompute = False  # the model's own way stands around the whole layer
     for layer in model.layers.values():
         forward = functools.partial(checkpoint, layer.forward, use_reentrant=False)
-        layer.forward = forward  # type: ignore[method-assign]
+        layer.forward = forward
 
 
 def compile(model: Model, execution: Execution, mesh: TrainingMesh, parts: Parts) -> None:
