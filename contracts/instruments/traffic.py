@@ -31,7 +31,7 @@ from contracts.instruments.ranks import gathered
 Group = tuple[int, ...]
 
 NAMESPACES = ("c10d", "_c10d_functional", "_dtensor")
-SILENT = ("wait_tensor", "_wrap_tensor_autograd", "check_for_nan", "barrier", "monitored_barrier")
+SILENT = ("wait_tensor", "_wrap_tensor_autograd", "check_for_nan", "monitored_barrier")
 PAIRED = ("send", "recv", "isend", "irecv", "batch_p2p_ops", "recv_any_source")
 UNEVEN = ("alltoall_base", "all_to_all_single")
 INPUTS = ("input", "inputs", "input_tensor", "input_tensors", "input_list", "tensor", "tensors")
@@ -206,10 +206,8 @@ class _Words:
         mine = json.dumps({"said": found.said(), "sent": found.sent, "received": found.received})
         self.store.set(_key(found.members, index, self.rank), mine)
         self.store.set(f"at/{self.rank}", f"{found.said()} over {list(found.members)}")
-        for at, other in enumerate(found.members):
-            if other != self.rank:
-                word = self.word(found, index, other)
-                _alike(found, json.loads(word), index, self.rank, other, at)
+        every = {other: mine if other == self.rank else self.word(found, index, other) for other in found.members}
+        _alike(found, {rank: json.loads(word) for rank, word in every.items()}, index, self.rank)
 
     def word(self, found: Collective, index: int, other: int) -> str:
         """What another rank says of a collective of this group."""
@@ -232,16 +230,17 @@ class _Words:
         self.store.set(f"end/{self.rank}", "")
 
 
-def _alike(found: Collective, other: dict[str, Any], index: int, rank: int, its: int, at: int) -> None:
+def _alike(found: Collective, every: dict[int, dict[str, Any]], index: int, rank: int) -> None:
+    """Hold all words against each other: whoever is part of it stops, also where two others differ."""
     where = f"collective {index} over {list(found.members)}"
-    if other["said"] != found.said():
-        raise Diverged(f"{where} is {found.said()} on rank {rank} and {other['said']} on rank {its}")
-    own = found.members.index(rank)
-    if found.received and other["sent"] and found.received[at] != other["sent"][own]:
-        words = (
-            f"{where}: rank {rank} expects {found.received[at]} rows of rank {its}, which sends {other['sent'][own]}"
-        )
-        raise Diverged(words)
+    for other, word in every.items():
+        if word["said"] != found.said():
+            raise Diverged(f"{where} is {found.said()} on rank {rank} and {word['said']} on rank {other}")
+    for at, (taker, its) in enumerate(every.items()):
+        for sender, rows in zip(every, its["received"], strict=False):
+            sent = every[sender]["sent"]
+            if sent and sent[at] != rows:
+                raise Diverged(f"{where}: rank {taker} expects {rows} rows of rank {sender}, which sends {sent[at]}")
 
 
 def _key(members: Group, index: int, rank: int) -> str:
