@@ -59,6 +59,9 @@ from contracts.checks.numeric import (  # isort: skip
     pipeline_updates,  # what a pipeline makes of its gradients
     pipeline_runs,  # what a pipeline begins with, saves and refuses
     messages,  # what stages send each other
+    expert_layouts,  # experts on several ranks
+    sharded_optimizer,  # what several ranks begin with, and make of a step
+    traffic,  # what ranks send each other
 )
 
 __all__ = [
@@ -74,6 +77,7 @@ __all__ = [
     "damage",
     "dispatch",
     "dropping",
+    "expert_layouts",
     "experts",
     "footprint_of_a_step",
     "fp8_products",
@@ -111,9 +115,11 @@ __all__ = [
     "schedule",
     "seams",
     "selection_bias",
+    "sharded_optimizer",
     "sparse_attention",
     "ssm_precision",
     "streams",
+    "traffic",
     "updates",
     "visibility",
     "visibility_of_m",
