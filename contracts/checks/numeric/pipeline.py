@@ -39,7 +39,7 @@ FLOWS: dict[str, Flow] = {
     "two-stages": flow(HALVES, IN_TWO),
     "no-more-microbatches-than-stages": flow(HALVES, replace(IN_TWO, microbatches=2)),
     "cut-evenly": flow(replace(STAGED, depth=6), IN_TWO),
-    "streams": flow(replace(HALVES, mhc=Mhc(streams=3)), IN_TWO),
+    "streams": flow(replace(HALVES, pattern="AE|MA", depth=4, mhc=Mhc(streams=3)), IN_TWO),  # A reads them on both
     "prediction-heads": flow(AHEAD, IN_TWO),
     "tied": flow(TIED, IN_TWO),
     "recomputed": flow(HALVES, replace(IN_TWO, recompute=True)),

@@ -1,0 +1,167 @@
+"""Pipelines whose messages are not in batches, have no counterpart, or wait in a circle."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.pipelining import PipelineStage, schedules
+
+from contracts.contract import mutant
+from contracts.mutants.numeric._staged import Staged
+from contracts.stacks.reference.model import Forward
+from contracts.stacks.reference.pipeline import Pipeline
+from contracts.stacks.reference.pipeline_trainer import PipelineTrainer
+from contracts.stacks.reference.trainer import Batch
+
+
+class _AsTorchDoes(Pipeline):
+    def sending(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+
+@mutant(of="PAR-09", case="two-stages", says="messages by themselves", bugs=("PPS-01",))
+class SendsOneWayBatchesPlainly(Staged):
+    """A batch in one direction is taken apart into plain sends or receives, as torch's schedules do."""
+
+    runs = _AsTorchDoes
+
+
+@mutant(of="PAR-09", case="interleaved", says="messages by themselves", bugs=("PPS-01",))
+class SendsPlainlyBetweenInterleavedStages(Staged):
+    """Between interleaved stages each message is a batch of one direction."""
+
+    runs = _AsTorchDoes
+
+
+@mutant(of="PAR-09", case="four-stages", says="messages by themselves, the first a")
+class VotesPlainly(Staged):
+    """Only the schedule sends in batches; the vote on shapes before the first step goes stage by stage."""
+
+    class runs(Pipeline):  # noqa: N801
+        stage_class = PipelineStage  # type: ignore[assignment]
+
+
+@mutant(of="PAR-09", case="tied", says="messages by themselves")
+class JoinsCopiesPlainly(Staged):
+    """Gradients of copies are exchanged behind the schedule, by a send and a receive."""
+
+    class trains(PipelineTrainer):  # noqa: N801
+        def add(self, parameter: Tensor, peer: int) -> None:
+            assert parameter.grad is not None
+            theirs = torch.empty_like(parameter.grad)
+            sent = dist.isend(parameter.grad.clone(), peer, group=self.group)
+            dist.recv(theirs, peer, group=self.group)
+            assert sent is not None
+            sent.wait()
+            parameter.grad += theirs
+
+
+class _Reporting(PipelineTrainer):
+    """The last stage sends its loss to the first, which does not ask for it."""
+
+    last_step = 1
+
+    def accumulate(self, micro: Batch, counts: Mapping[str, Tensor]) -> Forward:
+        out = super().accumulate(micro, counts)
+        first, *_, last = self.mesh.place("pp")
+        if self.mesh.rank == last and self.number >= self.last_step:
+            self.said = out.sums["lm"].clone().reshape(1)  # gloo reads it when it can
+            dist.batch_isend_irecv([dist.P2POp(dist.isend, self.said, first, self.group, tag=7)])
+        return out
+
+    said: Tensor
+
+
+@mutant(of="TRAF-02a", case="interleaved", says="messages to rank 0, which receives")
+class SendsALossThatNobodyTakes(Staged):
+    """The last step's loss is sent for a log that has been closed."""
+
+    trains = _Reporting
+
+
+@mutant(of="TRAF-02a", case="four-stages", says="from rank 3 to rank 0 is 1 float64, received as")
+class SendsALossBeforeTheCopies(Staged):
+    """A loss is sent where the first stage waits for the gradient of a copy; gloo tells them apart by a tag."""
+
+    class trains(_Reporting):  # noqa: N801
+        last_step = 0
+
+
+class _InTwoCalls(PipelineTrainer):
+    """Sends in one batch, receives in the next."""
+
+    def add(self, parameter: Tensor, peer: int) -> None:
+        assert parameter.grad is not None
+        sent, theirs = parameter.grad.clone(), torch.empty_like(parameter.grad)
+        works: list[Any] = []
+        for op, held in ((dist.isend, sent), (dist.irecv, theirs)):
+            works += dist.batch_isend_irecv([dist.P2POp(op, held, peer, self.group)])
+        for work in works:
+            work.wait()
+        parameter.grad += theirs
+
+
+@mutant(of="TRAF-02b", case="tied", says="ranks wait for each other: rank 0 at a send of")
+class SendsBeforeItReceives(Staged):
+    """Both holders of a copy send theirs first, and receive when that is done."""
+
+    trains = _InTwoCalls
+
+
+@contextmanager
+def _sends_first() -> Iterator[None]:
+    """What goes out and what comes in as two batches, the outgoing first on every stage."""
+    former = schedules._batch_p2p
+
+    def in_order(p2p_ops: list[dist.P2POp], desc: str | None = None) -> list[dist.Work]:
+        out = [each for each in p2p_ops if each.op is dist.isend]
+        back = [each for each in p2p_ops if each.op is not dist.isend]
+        return [work for ops in (out, back) if ops for work in dist.batch_isend_irecv(ops)]
+
+    schedules._batch_p2p = in_order
+    try:
+        yield
+    finally:
+        schedules._batch_p2p = former
+
+
+@mutant(of="TRAF-02b", case="two-stages", says="ranks wait for each other: rank 0 at a send of", bugs=("PPS-03",))
+class OrdersMessagesByItself(Staged):
+    """Each stage puts its sends before its receives: in the steady state both neighbours send and neither receives."""
+
+    class runs(Pipeline):  # noqa: N801
+        def sending(self) -> AbstractContextManager[None]:
+            return _sends_first()
+
+
+class _GroupOfItsOwn(PipelineTrainer):
+    """Makes a group of the pipeline's ranks, whoever has one already."""
+
+    made: Any = None
+
+    @property
+    def group(self) -> Any:
+        if self.made is None:
+            for members in self.mesh.topology.groups["pp"]:
+                group = dist.new_group(list(members))
+                self.made = group if self.mesh.rank in members else self.made
+        return self.made
+
+
+@mutant(of="TOPO-07f", case="the-world", says="makes a group of all 2 ranks beside the world's", bugs=("PG-09",))
+class MakesAGroupBesideTheWorld(Staged):
+    """The pipeline makes its group though the data-parallel group from before has the same ranks."""
+
+    trains = _GroupOfItsOwn
+
+
+@mutant(of="TOPO-07f", case="two-of-four", says="makes 2 groups of [0, 2]", bugs=("PG-09",))
+class MakesAGroupBesideTheMesh(Staged):
+    """The mesh has a group of the pipeline's ranks, and the pipeline makes another."""
+
+    trains = _GroupOfItsOwn
