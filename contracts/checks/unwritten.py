@@ -19,9 +19,6 @@ _WAITING: Mapping[str, Mapping[str, tuple[Tier, str]]] = {
                             "true size."),
     },
     "needs a GPU, and the kernels' checks are not written yet": {
-        "BLK-08a": ("gpu", "mamba-ssm's kernels, compiled for the device, agree with the reference within the dtype's "
-                           "tolerance."),
-        "BLK-08b": ("gpu", "Transformer Engine's modules agree with the reference within the dtype's tolerance."),
         "PREC-04b": ("gpu", "The state of FP8 that Transformer Engine holds survives save and resume."),
     },
     "needs several ranks, and the parallel reference is not built yet": {

@@ -35,6 +35,7 @@ from contracts.checks.numeric import (  # isort: skip
     gradients,  # gradients of the whole model, and their recomputation
     reach,  # whom a token reads, on a CPU and on a GPU
     bfloat16,  # blocks in bfloat16, on a CPU and on a GPU
+    foreign_kernels,  # the same blocks by the kernels of others
     precision,  # what is in FP8 and what is not
     fp8_products,  # products of FP8 factors
     fp8_scales,  # delayed scaling: its rings and scales
@@ -54,6 +55,8 @@ from contracts.checks.numeric import (  # isort: skip
     weight_names,  # weights in the files of others
     resume,  # resumed is uninterrupted
     continuation,  # where a resumed run goes on
+    resharding,  # checkpoints of several ranks, loaded on others
+    same_checkpoint,  # all ranks load one, or none
     layouts,  # a step on several ranks is the step on one
     pipeline,  # layers on several ranks
     pipeline_updates,  # what a pipeline makes of its gradients
@@ -83,6 +86,7 @@ __all__ = [
     "fp8_products",
     "fp8_scales",
     "fp8_widths",
+    "foreign_kernels",
     "gates",
     "gradients",
     "half_precision",
@@ -107,10 +111,12 @@ __all__ = [
     "prediction",
     "reach",
     "recurrent",
+    "resharding",
     "resume",
     "retention",
     "rope",
     "routing",
+    "same_checkpoint",
     "scan",
     "schedule",
     "seams",
