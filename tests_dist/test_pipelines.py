@@ -1,0 +1,58 @@
+"""Pipelines over drawn patterns, cuts and microbatches: the step of one rank, whatever is drawn."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from contracts.checks.numeric import _stages as stages
+from contracts.checks.numeric._training import batch
+from contracts.harness.worlds import narrowed
+from contracts.instruments.ranks import gathered
+from contracts.spec.recipe import Mtp, Recipe
+from contracts.spec.topology import Degrees
+from contracts.spec.training import Execution
+from contracts.stacks.reference.stack import Reference
+
+DRAWN = settings(
+    deadline=None, max_examples=12, derandomize=True, database=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)  # fmt: skip
+
+
+@st.composite
+def _pipelines(draw: st.DrawFn) -> tuple[Recipe, Execution, int]:
+    """A recipe cut into stages, how it is run on two ranks, and the rows of its batch."""
+    each = draw(st.integers(1, 2))
+    segments = draw(st.lists(st.text("AEMR", min_size=1, max_size=2), min_size=2 * each, max_size=2 * each))
+    recipe = replace(
+        stages.STAGED, pattern="|".join(segments), depth=sum(map(len, segments)),
+        untied_embeddings=draw(st.booleans()), mtp=draw(st.sampled_from([None, Mtp(depth=1, loss_weight=0.4)])),
+    )  # fmt: skip
+    count = draw(st.sampled_from([2, 4] if each == 2 else [2, 3, 4]))
+    execution = Execution(
+        world=2, degrees=Degrees(pp=2), microbatches=count, recompute=draw(st.booleans()),
+        schedule="1f1b" if each == 1 else "interleaved",
+    )  # fmt: skip
+    return recipe, execution, count * draw(st.integers(1, 2))
+
+
+@pytest.mark.dist(ranks=2)
+def test_any_pipeline_takes_the_step_of_one_rank(request: pytest.FixtureRequest) -> None:
+    @DRAWN
+    @given(_pipelines())
+    def holds(drawn: tuple[Recipe, Execution, int]) -> None:
+        recipe, execution, rows = drawn
+        packed = tuple(stages.ROWS_16[row % 4] for row in range(rows))
+        given = (batch("drawn", recipe.vocab, packed),)
+        one, many = stages.both(Reference(), recipe, execution, given, "gradients")
+        (want,), (got,) = one.steps, many.steps
+        words = stages.losses_apart(got, want)
+        words = words or stages.unlike(got, want, "the gradient of", got.gradients, want.gradients)
+        assert not any(gathered(words)), words or "another rank differs"
+
+    with narrowed(2, request.node.nodeid):
+        holds()
