@@ -14,7 +14,7 @@ from contracts.spec.array import Arrays
 from contracts.spec.installation import Disks, StorageMap
 from contracts.spec.party import Party
 
-Ending = Literal["done", "died", "refused"]
+Ending = Literal["done", "died", "refused", "hung"]
 Naming = Literal["stacked", "per_expert"]
 
 
@@ -51,7 +51,7 @@ class WriteFault:
 
 @dataclass(frozen=True, kw_only=True)
 class Written:
-    """How a write or a removal ended.
+    """How a write or a removal ended; `hung` is a process that was still waiting at its deadline.
 
     Args:
         boundaries: how many boundaries it passed, the last one included.
@@ -102,6 +102,16 @@ class Checkpointing(Party, Protocol):
 
         One set of live tensors becomes the first state, a save is started, becomes the second, and so on. The disk is
         so slow that nothing is written before the last save has been started; then a load of the latest is asked for.
+        """
+        ...
+
+    def write_on_ranks(
+        self, folder: str, state: Snapshot, ranks: int, faults: Mapping[int, WriteFault]
+    ) -> tuple[Written, ...]:
+        """Write one checkpoint from so many ranks, each a process of its own; how it ended on each of them.
+
+        Every rank holds a run of the rows of each tensor, ranks behind the last row none, and of a scalar the whole.
+        `faults` are by rank. Ranks that outlive one that died are given time to notice.
         """
         ...
 

@@ -6,7 +6,7 @@ import contextlib
 import multiprocessing
 import resource
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from contracts.spec import storage as volumes
@@ -32,8 +32,8 @@ class CheckpointSide:
 
     QUESTIONS: frozenset[str] = frozenset(
         {
-            "write_checkpoint", "write_in_background", "latest_checkpoint", "load_checkpoint", "retire_checkpoints",
-            "checkpoint_folder", "rename_weights",
+            "write_checkpoint", "write_on_ranks", "write_in_background", "latest_checkpoint", "load_checkpoint",
+            "retire_checkpoints", "checkpoint_folder", "rename_weights",
         }
     )  # fmt: skip
 
@@ -47,6 +47,14 @@ class CheckpointSide:
             self.parts().checkpoints(folder, disk=disk, file_bytes=file_bytes).save(held)
 
         return _upset(write, fault)
+
+    def write_on_ranks(
+        self, folder: str, state: Snapshot, ranks: int, faults: Mapping[int, WriteFault]
+    ) -> tuple[Written, ...]:
+        from contracts.stacks.reference.saving_world import written
+
+        held = _held(state)
+        return written(lambda disk: self.parts().checkpoints(folder, disk=disk), held, ranks, faults)
 
     def retire_checkpoints(self, folder: str, keep: int, durable: frozenset[int], fault: WriteFault | None) -> Written:
         def retire(disk: Disk) -> None:
