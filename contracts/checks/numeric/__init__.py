@@ -57,6 +57,7 @@ from contracts.checks.numeric import (  # isort: skip
     continuation,  # where a resumed run goes on
     resharding,  # checkpoints of several ranks, loaded on others
     same_checkpoint,  # all ranks load one, or none
+    world_crash,  # one of several ranks dies in a save
     layouts,  # a step on several ranks is the step on one
     pipeline,  # layers on several ranks
     pipeline_updates,  # what a pipeline makes of its gradients
@@ -131,4 +132,5 @@ __all__ = [
     "visibility_of_m",
     "weight_names",
     "witnesses",
+    "world_crash",
 ]

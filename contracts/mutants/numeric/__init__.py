@@ -68,6 +68,7 @@ from contracts.mutants.numeric import (
     visibility_of_m,
     weight_names,
     witnesses,
+    world_crash,
 )
 
 __all__ = [
@@ -135,4 +136,5 @@ __all__ = [
     "visibility_of_m",
     "weight_names",
     "witnesses",
+    "world_crash",
 ]
