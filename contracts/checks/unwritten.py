@@ -28,7 +28,6 @@ _WAITING: Mapping[str, Mapping[str, tuple[Tier, str]]] = {
         "PAR-06g": ("dist", "Label pairs survive sharding of the sequence."),
         "COMP-06": ("dist", "Ranks compile the same graphs; a cold cache on one rank does not hang the others."),
         "COMP-07": ("dist", "The compiled TP+SP+EP+FSDP2 and PP+TP+SP lanes step."),
-        "CKPT-07c": ("dist", "The ranks of a running world write their checkpoints to the durable volume."),
     },
 }  # fmt: skip
 

@@ -57,6 +57,7 @@ from contracts.checks.numeric import (  # isort: skip
     continuation,  # where a resumed run goes on
     resharding,  # checkpoints of several ranks, loaded on others
     same_checkpoint,  # all ranks load one, or none
+    durable_shards,  # what ranks write, and where
     world_crash,  # one of several ranks dies in a save
     layouts,  # a step on several ranks is the step on one
     pipeline,  # layers on several ranks
@@ -81,13 +82,14 @@ __all__ = [
     "damage",
     "dispatch",
     "dropping",
+    "durable_shards",
     "expert_layouts",
     "experts",
     "footprint_of_a_step",
+    "foreign_kernels",
     "fp8_products",
     "fp8_scales",
     "fp8_widths",
-    "foreign_kernels",
     "gates",
     "gradients",
     "half_precision",
