@@ -121,6 +121,7 @@ def what_a_pipeline_cannot_run_is_refused(
 
     Whoever goes on with what remains waits for a microbatch that nobody sends, or drops sequences in silence.
     """
+    gathered(0)  # all have come before one is refused and leaves
     refused = refusal_of(stack.train, Session(recipe=recipe, steps=1, execution=execution, batches=given(1)))
     missing = sorted(set(numbers) - numbers_in(refused))
     assert not missing, f"the refusal does not name {missing}: {refused}"

@@ -59,6 +59,7 @@ class PipelineTrainer(ParallelTrainer):
 
     def offered(self) -> None:
         refuse_microbatches(self.execution)
+        self.plan()
         self.fits()
 
     @property
