@@ -6,7 +6,7 @@ The degrees decide. Which mesh objects happen to exist decides nothing.
 from __future__ import annotations
 
 from contracts.checks._layouts import groups_of, needs_layout
-from contracts.contract import contract, untested
+from contracts.contract import contract
 from contracts.spec.stack import Stack
 from contracts.spec.topology import Degrees, Layout
 
@@ -107,11 +107,3 @@ def without_ep_the_manual_hook_stays(
     assert lane.ep_active is False, f"ep_active is {lane.ep_active} with ep {degrees.ep}"
     assert lane.manual_sp is manual, f"manual_sp is {lane.manual_sp}, expected {manual} ({degrees})"
     assert lane.router_in == router_in, f"router_in is {lane.router_in}, expected {router_in}"
-
-
-untested(
-    "TOPO-04d",
-    "In a running job with EP active no hook gathers the router's input, and its shape is the local shard's.",
-    why="needs the modules and shapes of a running job; this part asks a stack what it would wire",
-    tier="dist",
-)

@@ -6,7 +6,7 @@ Dense and expert parameters are enumerated apart. Ranks are compared as sets.
 from __future__ import annotations
 
 from contracts.checks._layouts import groups_of, needs_layout
-from contracts.contract import contract, untested
+from contracts.contract import contract
 from contracts.spec.stack import Stack
 from contracts.spec.topology import Degrees, Group, Kind, Layout
 
@@ -115,14 +115,6 @@ def members_of_a_sum_agree_on_it(stack: Stack, degrees: Degrees, world: int, lay
                     f"rank {rank} sums its {kind} gradient over {sorted(mine.ranks)} / {mine.divisor}, "
                     f"rank {peer} over {sorted(sums[peer].ranks)} / {sums[peer].divisor}"
                 )
-
-
-untested(
-    "TOPO-09d",
-    "After a step in a running job every gradient is the mean over exactly these ranks, by name.",
-    why="needs gradients of a running job; PAR-01 compares them with a one-rank run",
-    tier="dist",
-)
 
 
 def _sums(stack: Stack, mesh: Mesh, rank: int, kind: Kind, expected: Sum) -> None:

@@ -10,7 +10,7 @@ from math import prod
 
 from contracts.checks._layouts import groups_of, needs_layout, numbers_in
 from contracts.checks._refusals import refusal_of
-from contracts.contract import contract, untested
+from contracts.contract import contract
 from contracts.spec.recipe import Batch, Mamba, Moe, Recipe
 from contracts.spec.stack import Stack
 from contracts.spec.topology import Degrees, Layout
@@ -224,11 +224,3 @@ def an_idle_rank_is_refused_before_launch(
     assert shared in numbers, f"the refusal does not name {shared}: {refused}"
     named = prod(among) in numbers or numbers.issuperset(among)
     assert named, f"the refusal names neither {prod(among)} nor {' * '.join(map(str, among))}: {refused}"
-
-
-untested(
-    "TOPO-10d",
-    "In a running job no rank holds an empty shard of batch, sequence or parameters, or all of them know that it does.",
-    why="needs the shards of a running job; a launch is judged by what it divides",
-    tier="dist",
-)

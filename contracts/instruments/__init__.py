@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from contracts.instruments import fixtures as fixtures
+    from contracts.instruments import graphs as graphs
     from contracts.instruments import numerics as numerics
     from contracts.instruments import oracles as oracles
     from contracts.instruments import traffic as traffic

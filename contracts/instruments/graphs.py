@@ -53,19 +53,30 @@ def counted(backend: str) -> Iterator[Counter]:
     import torch._dynamo.config as dynamo
     import torch._inductor.config as inductor
 
-    _forget()
+    forget()
     try:
         with dynamo.patch(fail_on_recompile_limit_hit=True), inductor.patch(fx_graph_cache=False):
             yield Counter(backend)
     finally:
-        _forget()
+        forget()
 
 
-def _forget() -> None:
+def forget() -> None:
+    """Leave this process's compiler as if it had compiled nothing."""
     from torch._dynamo.utils import counters
 
     torch._dynamo.reset()
     counters.clear()
+
+
+def made() -> int:
+    """Graphs that this process has made since it began or was told to forget.
+
+    `torch._dynamo.utils.counters["stats"]["unique_graphs"]`, private, torch 2.1 to 2.13.
+    """
+    from torch._dynamo.utils import counters
+
+    return int(counters["stats"]["unique_graphs"])
 
 
 def _breaks() -> tuple[Break, ...]:

@@ -34,7 +34,9 @@ NAMESPACES = ("c10d", "_c10d_functional", "_dtensor")
 SILENT = ("wait_tensor", "_wrap_tensor_autograd", "check_for_nan", "monitored_barrier")
 PAIRED = ("send", "recv", "isend", "irecv", "batch_p2p_ops", "recv_any_source")
 UNEVEN = ("alltoall_base", "all_to_all_single")
-INPUTS = ("input", "inputs", "input_tensor", "input_tensors", "input_list", "tensor", "tensors")
+INPUTS = (  # of a scatter the outputs are read: its root alone puts something in
+    "input", "inputs", "input_tensor", "input_tensors", "input_list", "tensor", "tensors",
+)  # fmt: skip
 NAMES = {  # torch has several for one; what a rank says must not depend on the way it took
     "_allgather_base": "all_gather", "all_gather_into_tensor": "all_gather", "allgather": "all_gather",
     "_reduce_scatter_base": "reduce_scatter", "reduce_scatter_tensor": "reduce_scatter",
@@ -151,7 +153,7 @@ def _read(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Collective 
     if name in SILENT or name in PAIRED:
         return None
     named = dict(zip((each.name for each in func._schema.arguments), args, strict=False)) | kwargs
-    given = next(each for key, each in named.items() if key in INPUTS)
+    given = named["output_tensors"] if name == "scatter" else next(each for key, each in named.items() if key in INPUTS)
     tensors = list(_tensors(given))
     members = tuple(dist.get_process_group_ranks(_group(named)))
     return Collective(

@@ -12,7 +12,7 @@ from contracts.spec.array import Arrays, Element
 from contracts.spec.blocks import BlockCall, BlockRun
 from contracts.spec.party import Party
 from contracts.spec.recipe import Recipe
-from contracts.spec.training import Execution, Pass, Tokens
+from contracts.spec.training import Execution, Pass, Tokens, Wrap
 
 Backend = Literal["eager", "aot_eager", "inductor"]
 Operation = Literal["index_add", "index_select", "scatter_add", "index_put"]
@@ -109,4 +109,8 @@ class Compiling(Party, Protocol):
 
     def pads_rows(self, device: str, compiled: bool) -> bool:
         """Whether tokens are permuted into rows padded for each expert on a device (`cpu`, `cuda`), by default."""
+        ...
+
+    def wrapping(self, recipe: Recipe, execution: Execution) -> tuple[Wrap, ...]:
+        """What is put around a model on this rank of an execution's world, from the inside out."""
         ...

@@ -67,12 +67,13 @@ def both(
     *observe: Observed,
     weights: Arrays | None = None,
     buffers: Arrays | None = None,
+    steps: int = 0,
 ) -> list[tuple[Step, Step]]:
-    """(on one rank, on all) for each step, in float64."""
+    """(on one rank, on all) for each step, in float64; `steps` of them over the stack's own data if none is given."""
     needs_layout(stack, execution.layout)
     session = Session(
         recipe=recipe,
-        steps=len(given) or 1,
+        steps=len(given) or steps,
         batches=given,
         weights=heavy(stack, recipe) if weights is None else weights,
         buffers=buffers or {},

@@ -175,7 +175,7 @@ IDLE: dict[str, tuple[Execution, int, int, str]] = {
 }
 
 
-@contract("TOPO-10g", asks=("built", "train"), cases=IDLE, source="modal F21", tier="dist")
+@contract("TOPO-10d", asks=("built", "train"), cases=IDLE, source="modal F21", tier="dist")
 def no_rank_is_left_without_work(stack: Training, execution: Execution, world: int, rows: int, field: str) -> None:
     """A batch that leaves a rank without a sequence, or cuts sequences unevenly, is refused by every rank before it
     sends anything.

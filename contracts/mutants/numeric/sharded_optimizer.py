@@ -315,7 +315,7 @@ class _SharesByCeiling(ParallelTrainer):
         return rows[at * each : (at + 1) * each] or rows[:1]
 
 
-@mutant(of="TOPO-10g", case="a-rank-without-a-sequence", says="was accepted, expected a refusal")
+@mutant(of="TOPO-10d", case="a-rank-without-a-sequence", says="was accepted, expected a refusal")
 class GivesAnIdleRankTheFirstRow(Spread):
     """A rank without a sequence is given the first one again, so that nothing hangs; its labels weigh twice."""
 

@@ -6,17 +6,18 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from contracts.spec import codec
 from contracts.spec.array import Arrays, Element
 from contracts.spec.blocks import BlockCall
 from contracts.spec.compiling import AllowedBreak, Backend, CompiledPasses, CompiledRuns, Operation, Outcome
 from contracts.spec.recipe import Recipe
-from contracts.spec.training import Execution, Tokens
+from contracts.spec.training import Execution, Tokens, Wrap
 
 if TYPE_CHECKING:  # torch is loaded when something is compiled, not when the stack is introduced
     from contracts.stacks.reference.parts import Parts
+    from contracts.stacks.reference.trainer import Trainer
 
 COLD_S = 300.0  # inductor was seen to take 40 s for a block on two busy cores
 
@@ -25,7 +26,7 @@ class CompilingSide:
     """The answers of `Reference` on this subject."""
 
     QUESTIONS: frozenset[str] = frozenset(
-        {"run_compiled", "pass_compiled", "allowed_breaks", "compile_cold", "probe_compiler", "pads_rows"}
+        {"run_compiled", "pass_compiled", "allowed_breaks", "compile_cold", "probe_compiler", "pads_rows", "wrapping"}
     )
 
     def parts(self) -> Parts:
@@ -80,6 +81,14 @@ class CompilingSide:
     def pads_rows(self, device: str, compiled: bool) -> bool:
         """Never: rows are sorted by expert and lie without gaps, in eager and in every graph."""
         return False
+
+    def trainer_of(self, execution: Execution) -> type[Trainer]:
+        raise NotImplementedError  # TrainingSide's
+
+    def wrapping(self, recipe: Recipe, execution: Execution) -> tuple[Wrap, ...]:
+        trainer = self.trainer_of(execution)(recipe, execution, self.parts())
+        trainer.close()
+        return cast("tuple[Wrap, ...]", getattr(trainer, "wrapped", ()))
 
 
 def _in_a_fresh_interpreter(words: tuple[str, ...], said: str) -> Outcome:

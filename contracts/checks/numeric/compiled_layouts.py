@@ -1,0 +1,160 @@
+"""The lanes of several ranks, eager and compiled: they step, they save, every rank compiles the same, and the compiler
+changes no gradient."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from contracts import instruments
+from contracts.checks._layouts import needs_layout
+from contracts.checks.numeric._spread import BIASED, SPREAD, apart, batches, borrowed, heavy, own, told
+from contracts.contract import contract
+from contracts.instruments.ranks import gathered, here
+from contracts.spec.compiling import Compiling
+from contracts.spec.training import Execution, Session, Step, Training, Wrap
+
+LANES: dict[str, tuple[Execution, int]] = {
+    "borrowed-tp2-sp-ep2-etp1": (borrowed(2, tp=2, ep=2, etp=1, sp=True), 2),
+    "borrowed-ep2-fsdp2": (borrowed(2, ep=2, fsdp=True), 2),
+    "borrowed-tp2-sp-ep2-etp1-fsdp": (borrowed(4, tp=2, ep=2, etp=1, sp=True, fsdp=True), 4),
+    "tp2-sp-ep2-fsdp2": (own(8, tp=2, ep=2, sp=True, fsdp=True), 8),
+}
+
+
+@contract("PAR-07", asks=("built", "train"), cases=LANES, source="bringup", tier="dist")
+def the_lane_steps_and_saves(stack: Training, execution: Execution, world: int) -> None:
+    """TP, SP, EP and FSDP2 together take five steps with no rank left behind, every parameter moves, and what is saved
+    after the fifth is where a run goes on: the bring-up's milestones.
+
+    A lane that stands still in one kind of parameter has a falling loss, too.
+    """
+    needs_layout(stack, execution.layout)
+    weights = heavy(stack, BIASED)
+    with _shared_folder() as folder:
+        session = Session(
+            recipe=BIASED, steps=5, execution=execution, batches=batches(1) * 5, weights=weights,
+            observe=frozenset({"weights"}), at=frozenset({5}), save=folder, save_at=frozenset({5}),
+        )  # fmt: skip
+        with instruments.traffic.watched() as watch:
+            steps = stack.train(session).steps
+        assert not watch.diverged, f"{watch.diverged} (rank {here().rank})"
+        _moved(weights, steps)
+        again = Session(recipe=BIASED, steps=1, execution=execution, batches=batches(1), load=folder)
+        gone_on = stack.train(again)
+    assert gone_on.start == 5, f"the run goes on behind step {gone_on.start}, saved after 5"
+    before, after = steps[-1].losses["total"], gone_on.steps[0].losses["total"]
+    assert after < before, f"the step behind the save has loss {after:.6g}, the one before it {before:.6g}"
+
+
+def _moved(weights: object, steps: tuple[Step, ...]) -> None:
+    first, last = steps[0].losses["total"], steps[-1].losses["total"]
+    assert last < first, f"over five steps on one batch the loss goes from {first:.6g} to {last:.6g}"
+    start, end = instruments.numerics.tensors(weights), instruments.numerics.tensors(steps[-1].weights)  # type: ignore[arg-type]
+    still = sorted(name for name, each in end.items() if bool((each == start[name].to(each.dtype)).all()))
+    assert not still, f"after five steps {', '.join(still[:3])} did not move"
+
+
+@contextmanager
+def _shared_folder() -> Iterator[str]:
+    """A folder that all ranks of this machine see; rank 0 makes it, and takes it away."""
+    with tempfile.TemporaryDirectory() as own_folder:
+        folder = gathered(own_folder)[0]
+        yield str(Path(folder, "checkpoints"))
+        gathered(None)
+
+
+SHORT = replace(SPREAD, name="spread-short", pattern="AEM", depth=3)
+COMPILED: dict[str, tuple[Execution, int]] = {
+    name: (replace(execution, compile="blocks", backend="aot_eager"), execution.world)
+    for name, execution in {
+        "tp2": own(2, tp=2),
+        "fsdp2": own(2, fsdp=True),
+        "borrowed-tp2-sp-ep2-etp1": borrowed(2, tp=2, ep=2, etp=1, sp=True),
+        "borrowed-tp2-sp-ep2-etp1-fsdp": borrowed(4, tp=2, ep=2, etp=1, sp=True, fsdp=True),
+    }.items()
+}
+
+
+@contract("COMP-07", asks=("built", "train"), cases=COMPILED, source="bringup", tier="dist", slow=True)
+def a_compiled_lane_is_the_eager_lane(stack: Training, execution: Execution, world: int) -> None:
+    """A compiled step on several ranks has the losses and gradients of the eager one on the same ranks.
+
+    An all-reduce in place passes its gradient through when it is eager, and sums it when it is compiled; an unfinished
+    tensor that enters compiled code leaves no gradient behind it. Neither changes the loss of the step.
+    """
+    needs_layout(stack, execution.layout)
+    eager, compiled = (_step(stack, each) for each in (replace(execution, compile="none"), execution))
+    words = apart(eager, compiled, "compiled, the gradient of", compiled.gradients, eager.gradients)
+    assert not words, f"{words} (rank {here().rank})"
+    loss, want = compiled.losses["total"], eager.losses["total"]
+    assert abs(loss - want) <= 1e-11 * want, f"{told(eager, compiled)}: compiled it is {loss:.12g}, eager {want:.12g}"
+
+
+@contract("COMP-06", asks=("built", "train"), cases=COMPILED, source="modal; CMP-04", tier="dist", slow=True)
+def ranks_compile_the_same_graphs(stack: Training, execution: Execution, world: int) -> None:
+    """Every rank makes as many graphs as every other, and one whose compiler has forgotten everything holds nobody up:
+    the step of all is what it was.
+
+    Ranks that compile differently add up in another order, and where their collectives move, they hang.
+    """
+    needs_layout(stack, execution.layout)
+    before = instruments.graphs.made()
+    warm = _step(stack, execution)
+    every = gathered(instruments.graphs.made() - before)
+    assert every[0] > 0, "nothing was compiled"
+    for rank, graphs in enumerate(every):
+        assert graphs == every[0], f"{every[0]} graphs are made on rank 0 and {graphs} on rank {rank}"
+    if here().rank == world - 1:
+        instruments.graphs.forget()
+    cold = _step(stack, execution)
+    words = apart(warm, cold, "with a cold cache on one rank, the gradient of", cold.gradients, warm.gradients)
+    assert not words, f"{words} (rank {here().rank})"
+
+
+def _step(stack: Training, execution: Execution) -> Step:
+    (step,) = stack.train(
+        Session(
+            recipe=SHORT,
+            steps=1,
+            execution=replace(execution, precision="float64"),
+            batches=batches(1),
+            weights=heavy(stack, SHORT),
+            observe=frozenset({"gradients"}),
+        )
+    ).steps
+    return step
+
+
+EVERYTHING: tuple[Wrap, ...] = (
+    "tensor_parallel", "expert_parallel", "activation_checkpoint", "compile", "fully_shard",
+)  # fmt: skip
+WRAPPED: dict[str, tuple[Execution, int, tuple[Wrap, ...]]] = {
+    "everything": (
+        replace(borrowed(4, tp=2, ep=2, etp=1, sp=True, fsdp=True), recompute=True, compile="blocks"), 4, EVERYTHING,
+    ),
+    "tp2-recompute-compile": (
+        replace(own(2, tp=2, sp=True), recompute=True, compile="blocks"), 2,
+        ("tensor_parallel", "activation_checkpoint", "compile"),
+    ),
+    "ep2-compile-fsdp2": (
+        replace(borrowed(2, ep=2, fsdp=True), compile="blocks"), 2, ("expert_parallel", "compile", "fully_shard"),
+    ),
+}  # fmt: skip
+
+
+@contract("COMP-05", asks="wrapping", cases=WRAPPED, source="bringup; torchtitan", tier="dist")
+def a_model_is_wrapped_in_one_order(
+    stack: Compiling, execution: Execution, world: int, expected: tuple[Wrap, ...]
+) -> None:
+    """A model is wrapped from the inside out: tensor parallel, expert parallel, activation checkpoint, compile, FSDP2.
+
+    Recomputation outside what is compiled recomputes graphs; FSDP2 inside it is a break in every layer, and its hooks
+    gather what tensor parallel has not cut yet.
+    """
+    needs_layout(stack, execution.layout)
+    found = stack.wrapping(SPREAD, execution)
+    assert found == expected, f"wrapped in the order {', '.join(found)}, expected {', '.join(expected)}"

@@ -1,0 +1,157 @@
+"""Lanes of several ranks that stand still, do not save, or compile otherwise than they run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch.distributed as dist
+from torch import Tensor
+
+from contracts.contract import mutant
+from contracts.mutants.numeric._spread import Spread
+from contracts.spec.topology import Degrees
+from contracts.stacks.reference.built import made
+from contracts.stacks.reference.mesh import TrainingMesh
+from contracts.stacks.reference.model import Model
+from contracts.stacks.reference.parallel_trainer import ParallelTrainer, ShardedOptimizer
+from contracts.stacks.reference.parallelize import (
+    Step,
+    activation_checkpoint,
+    compile,
+    expert_parallel,
+    fully_shard,
+    tensor_parallel,
+    wanted,
+)
+from contracts.stacks.reference.tensor_parallel import TensorParallel
+
+
+class _NoExperts(ShardedOptimizer):
+    def step(self, lr: float) -> None:
+        kept = {member.name: member.parameter.detach().clone() for member in self.members if member.role == "expert"}
+        super().step(lr)
+        for member in self.members:
+            if member.name in kept:
+                member.parameter.detach().copy_(kept[member.name])
+
+
+@mutant(of="PAR-07", case="borrowed-ep2-fsdp2", says="experts.w1", bugs=("OPT-30",))
+class LeavesOutExpertsWithoutCopies(Spread):
+    """Experts of which every rank has its own are in no optimizer of the lane: the loss falls without them."""
+
+    moves = _NoExperts
+
+
+class _SavesEarly(ParallelTrainer):
+    def position(self) -> dict[str, int]:
+        return super().position() | {"step": 4}
+
+
+@mutant(of="PAR-07", case="borrowed-tp2-sp-ep2-etp1", says="the run goes on behind step 4, saved after 5")
+class SavesTheStepBeforeIt(Spread):
+    """The step that a save names is counted before it was taken."""
+
+    trains = _SavesEarly
+
+
+class _StopsShort(ParallelTrainer):
+    def move_biases(self, seen: object) -> None:
+        if self.number == 4 and dist.get_rank() == 1:
+            dist.barrier()
+        super().move_biases(seen)  # type: ignore[arg-type]
+
+
+@mutant(of="PAR-07", case="borrowed-tp2-sp-ep2-etp1", says="is barrier")
+class WaitsForNobodyAtTheFifthStep(Spread):
+    """One rank waits for the others before it saves, at a place that the others do not pass."""
+
+    trains = _StopsShort
+
+
+class _SumsInPlace(TensorParallel):
+    def leave(self, y_BTD: Tensor) -> Tensor:
+        if self.sequence:
+            return super().leave(y_BTD)
+        held = y_BTD.clone()
+        dist.all_reduce(held, group=self.group)
+        return held
+
+
+@mutant(of="COMP-07", case="tp2", says="compiled, the gradient of")
+class SumsInPlace(Spread):
+    """An all-reduce in place: eager autograd does not see it, and its gradient passes through as it should. Compiled it
+    becomes one whose way back is an all-reduce too."""
+
+    exchange = {"tensor_parallel": _SumsInPlace}
+
+
+class _CompilesOnOne(ParallelTrainer):
+    def build(self) -> Model:
+        kept = self.execution
+        if dist.get_rank():
+            self.execution = replace(kept, compile="none")
+        model = super().build()
+        self.execution = kept
+        return model
+
+
+@mutant(of="COMP-06", case="tp2", says="graphs are made on rank 0 and 0 on rank 1")
+class CompilesOnOneRank(Spread):
+    """The other rank found no compiler and went on eagerly: the loss is the same, the step is as long as the slower."""
+
+    trains = _CompilesOnOne
+
+
+class _CompilesAnother(ParallelTrainer):
+    def build(self) -> Model:
+        kept = self.execution
+        if dist.get_rank():
+            self.execution = replace(kept, compile="model")
+        model = super().build()
+        self.execution = kept
+        return model
+
+
+@mutant(of="COMP-06", case="tp2", says="graphs are made on rank 0 and")
+class CompilesOtherRegionsOnOneRank(Spread):
+    """A setting of one node: there the whole model is compiled, elsewhere each block."""
+
+    trains = _CompilesAnother
+
+
+class _InAnotherOrder(ParallelTrainer):
+    """Takes the steps of `parallelize` in an order of its own."""
+
+    order: tuple[Step, ...] = ()
+
+    def build(self) -> Model:
+        self.mesh = TrainingMesh(self.execution)
+        alone = replace(self.execution, degrees=Degrees(), world=1, fsdp=False, compile="none", recompute=False)
+        model = made(self.recipe, alone, self.parts)
+        taken = [step for step in self.order if wanted(step, model, self.execution, self.mesh)]
+        for step in taken:
+            step(model, self.execution, self.mesh, self.parts)
+        self.wrapped = tuple(step.__name__ for step in taken)
+        return model
+
+
+class _CompilesFirst(_InAnotherOrder):
+    order = (tensor_parallel, expert_parallel, compile, activation_checkpoint, fully_shard)
+
+
+@mutant(of="COMP-05", case="tp2-recompute-compile", says="tensor_parallel, compile, activation_checkpoint, expected")
+class RecomputesAroundWhatIsCompiled(Spread):
+    """Layers are compiled and then recomputed from outside: the compiler cannot see what it may drop."""
+
+    trains = _CompilesFirst
+
+
+class _ShardsInside(_InAnotherOrder):
+    order = (tensor_parallel, expert_parallel, activation_checkpoint, fully_shard, compile)
+
+
+@mutant(of="COMP-05", case="ep2-compile-fsdp2", says="expert_parallel, fully_shard, compile, expected")
+class CompilesAroundTheShards(Spread):
+    """FSDP2 is inside what is compiled: its hooks break every graph."""
+
+    trains = _ShardsInside
