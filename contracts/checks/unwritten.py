@@ -11,9 +11,6 @@ from collections.abc import Mapping
 from contracts.contract import Tier, untested
 
 _WAITING: Mapping[str, Mapping[str, tuple[Tier, str]]] = {
-    "the reference model is not built yet": {
-        "COMP-05": ("unit", "Order of wrapping: TP/SP, EP, activation checkpointing, compile, FSDP2."),
-    },
     "the traffic of a step cannot be observed before there is a step": {
         "TRAF-04": ("unit", "Collectives and bytes of a step per axis are a snapshot for each lane of NAM56R at its "
                             "true size."),
@@ -24,10 +21,6 @@ _WAITING: Mapping[str, Mapping[str, tuple[Tier, str]]] = {
     "needs several ranks, and the parallel reference is not built yet": {
         "MEM-01b": ("dist", "Predicted bytes a rank equal the bytes of the model as sharded, at true size, without "
                             "allocating it."),
-        "PAR-07": ("dist", "The TP+SP+EP+FSDP2 lane does a step and saves a checkpoint; five steps run with no hang."),
-        "PAR-06g": ("dist", "Label pairs survive sharding of the sequence."),
-        "COMP-06": ("dist", "Ranks compile the same graphs; a cold cache on one rank does not hang the others."),
-        "COMP-07": ("dist", "The compiled TP+SP+EP+FSDP2 and PP+TP+SP lanes step."),
     },
 }  # fmt: skip
 

@@ -67,16 +67,21 @@ from contracts.checks.numeric import (  # isort: skip
     expert_layouts,  # experts on several ranks
     sharded_optimizer,  # what several ranks begin with, and make of a step
     traffic,  # what ranks send each other
+    axis_traffic,  # over which ranks a step reduces and gathers
+    rows_of_ranks,  # which rank reads which sequences
+    compiled_layouts,  # lanes of several ranks, compiled and not
 )
 
 __all__ = [
     "accumulation",
     "attention",
+    "axis_traffic",
     "balance",
     "bfloat16",
     "checkpoint",
     "compiled",
     "compiled_experts",
+    "compiled_layouts",
     "continuation",
     "crash",
     "damage",
@@ -119,6 +124,7 @@ __all__ = [
     "retention",
     "rope",
     "routing",
+    "rows_of_ranks",
     "same_checkpoint",
     "scan",
     "schedule",
