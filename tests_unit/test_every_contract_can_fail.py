@@ -33,8 +33,8 @@ def reference() -> Party:
 def _needs(mutant: Mutant) -> pytest.MarkDecorator:
     if LAW.contracts[mutant.of].tier == "gpu":
         return pytest.mark.gpu
-    if LAW.contracts[mutant.of].slow:
-        return pytest.mark.slow
+    if LAW.contracts[mutant.of].slow or LAW.contracts[mutant.of].of_numbers:
+        return pytest.mark.slow  # each of the latter is quick, and there are many hundreds
     return pytest.mark.megatron if "read_pattern" in LAW.contracts[mutant.of].asks else pytest.mark.unit
 
 
