@@ -17,12 +17,25 @@ from contracts.checks.numeric import _saves
 from contracts.checks.numeric.resume import SHORT
 from contracts.instruments.ranks import gathered, here
 from contracts.spec.array import Arrays
+from contracts.spec.recipe import Fp8
 from contracts.spec.topology import Degrees
 from contracts.spec.training import Execution, Observed, Step
 
 SPREAD = replace(SHORT, name="short-spread", seq_length=18)
 """12 experts, 61 rows of the vocabulary, 2 KV heads and 2 SSM groups, norms of 8 and 24; a batch of 5 sequences."""
 SPREAD_MUON = replace(SPREAD, name="short-spread-muon", optim=replace(SPREAD.optim, rule="muon"))
+
+SCALED = replace(
+    SPREAD,
+    name="short-fp8",
+    seq_length=16,
+    hidden=32,
+    ffn_hidden=48,
+    moe=replace(SPREAD.moe, expert_hidden=16, shared_hidden=16) if SPREAD.moe else None,
+    dtype="bf16",
+    fp8=Fp8(scaling="delayed"),
+)
+"""With scales of steps before, which each rank has from the tokens that it saw; its widths are whole tiles."""
 
 STATE: frozenset[Observed] = frozenset({"weights", "optimizer", "buffers"})
 ONE = Execution(precision="float64")

@@ -21,6 +21,7 @@ from contracts.checks.numeric._shared import (
     HSDP,
     ONE,
     PP2,
+    SCALED,
     SPREAD,
     SPREAD_MUON,
     STATE,
@@ -37,6 +38,7 @@ from contracts.checks.numeric._shared import (
 from contracts.checks.numeric.resume import EVERYTHING
 from contracts.contract import contract
 from contracts.instruments.ranks import gathered, here
+from contracts.spec.errors import Refused
 from contracts.spec.recipe import Recipe
 from contracts.spec.tolerance import FLOAT64_SCAN
 from contracts.spec.training import Execution, Session, Step, Training
@@ -46,6 +48,7 @@ RANKS: dict[str, tuple[Recipe, Execution, int, tuple[int, ...]]] = {  # steps be
     "tp2-sp-muon": (SPREAD_MUON, TP2_SP, 2, (1, 2, 2)),
     "ep2": (SPREAD, EP2, 2, (2, 1, 2)),
     "borrowed-ep2-fsdp-accumulated": (SPREAD_MUON, replace(EP2_BORROWED, microbatches=2), 2, (1, 2, 2)),
+    "fsdp2-delayed-fp8": (SCALED, FSDP2, 2, (1, 1, 2)),
     "tp2-sp-ep2": (SPREAD, TP2_EP2, 4, (2, 1, 2)),
     "hsdp-2x2": (SPREAD, HSDP, 4, (1, 2, 2)),
 }
@@ -226,3 +229,32 @@ def ranks_that_load_from_others_draw_their_own_numbers(
         for name in sorted(loaded.rng):
             states = gathered(loaded.rng[name].data)
             assert len(set(states)) == world, f"{world} ranks have {len(set(states))} states of the generator {name}"
+
+
+OWN = {"to-one-rank": (FSDP2, ONE, 2), "to-expert-parallel": (FSDP2, EP2, 2)}
+
+
+@contract("CKPT-02f", asks="train", cases=OWN, source=FAMILIES, tier="dist")
+def what_is_of_one_rank_is_not_given_to_others(stack: Training, saves: Execution, loads: Execution, world: int) -> None:
+    """State that differs from rank to rank and is no part of a whole, as FP8's scales from the tokens that a rank saw,
+    is refused by name on other ranks, by all of them.
+
+    One rank's scales on all of them overflow where another rank's activations are larger, and nothing says why.
+    """
+    with shared_folder() as at:
+        folder = place(at, saves).as_posix()
+        saved = _saved(stack, SCALED, saves, folder)
+        own = [name for name in sorted(saved.buffers) if len(set(gathered(saved.buffers[name].data))) > 1]
+        session = Session(recipe=SCALED, steps=0, execution=loads, load=folder)
+        told = gathered(_refusal(stack, session) if own else "nothing differs")
+    assert all(told), f"{len(own)} buffers differ from rank to rank, and {shown(loads)} loaded them, as {own[0]}"
+    named = own[0] in told[0] if own else True
+    assert named, f"the refusal does not name {own[0]}: {told[0][:300]}"
+
+
+def _refusal(stack: Training, session: Session) -> str:
+    try:
+        stack.train(session)
+    except Refused as refused:
+        return str(refused)
+    return ""

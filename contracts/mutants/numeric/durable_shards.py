@@ -25,7 +25,7 @@ class _LinksToTheNode(Disk):
 
 
 class _WritesNearby(Checkpoints):
-    def __init__(self, folder: str | Path, *, alone: bool = False, of_ranks: str = "") -> None:
+    def __init__(self, folder: str | Path, *, alone: bool = False, of_ranks: tuple[str, ...] = ()) -> None:
         disk = _LinksToTheNode() if dist.is_initialized() and dist.get_rank() > 0 else Disk()
         super().__init__(folder, disk=disk, alone=alone, of_ranks=of_ranks)
 

@@ -270,3 +270,16 @@ class SeedsAllAlike(Spread):
     """The mend overshoots: after a change of ranks all are seeded with the run's seed."""
 
     trains = _GoesOnUnseeded
+
+
+class _SavesOneScale(ParallelTrainer):
+    def state(self) -> dict[str, Tensor]:
+        return {name.removeprefix(self.own_names): each for name, each in super().state().items()}
+
+
+@mutant(of="CKPT-01e", case="fsdp2-delayed-fp8", says="buffers: the state layers.", bugs=("RSM-24",))
+@mutant(of="CKPT-02f", case="to-one-rank", says="buffers differ from rank to rank, and one-rank loaded them, as")
+class SavesOneScale(Spread):
+    """A buffer is a buffer: one rank's is written, and every rank loads it."""
+
+    trains = _SavesOneScale

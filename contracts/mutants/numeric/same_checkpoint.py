@@ -34,7 +34,7 @@ class TheStepIsEnough(Spread):
 
 class _BeginsWhereNothingIs(ParallelTrainer):
     def kept(self, folder: str) -> Checkpoints:
-        return self.parts.checkpoints(folder, alone=self.loads, of_ranks=GENERATORS)
+        return self.parts.checkpoints(folder, alone=self.loads, of_ranks=(GENERATORS,))
 
     loads = False
 

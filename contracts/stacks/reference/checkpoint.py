@@ -78,7 +78,7 @@ class Checkpoints(Kept):
         file_bytes: int = 2**30,
         group: ProcessGroup | None = None,
         alone: bool = False,
-        of_ranks: str = "",
+        of_ranks: tuple[str, ...] = (),
     ) -> None:
         super().__init__(folder, disk)
         self.file_bytes = file_bytes
@@ -239,7 +239,7 @@ class Checkpoints(Kept):
         return sorted(first.intersection(*others))
 
     def is_of_ranks(self, name: str) -> bool:
-        return bool(self.of_ranks) and name.startswith(self.of_ranks)
+        return name.startswith(self.of_ranks)
 
     def read(self, folder: Path, manifest: Manifest, target: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """New tensors, each like its target. They cost the memory of the state, so that a load that fails half way

@@ -28,7 +28,7 @@ from contracts.stacks.reference.model import Model
 from contracts.stacks.reference.optimizer import Muon, Optimizer, orthogonal
 from contracts.stacks.reference.parallelize import parallelize
 from contracts.stacks.reference.roles import role_of
-from contracts.stacks.reference.trainer import GENERATORS, Batch, Trainer
+from contracts.stacks.reference.trainer import GENERATORS, OWN, Batch, Trainer
 
 
 class ShardedMuon(Muon):
@@ -174,13 +174,25 @@ class ParallelTrainer(Trainer):
 
     # checkpoints
     def kept(self, folder: str) -> Checkpoints:
-        return self.parts.checkpoints(folder, of_ranks=GENERATORS)
+        return self.parts.checkpoints(folder, of_ranks=(GENERATORS, OWN))
 
     def layout(self) -> dict[str, int]:
         execution, degrees = self.execution, asdict(self.execution.degrees)
         more = {"world": execution.world, "fsdp": execution.fsdp, "replicas": execution.replicas}
         borrowed = {"borrowed": execution.layout == "borrowed"}
         return {name: int(each) for name, each in (degrees | more | borrowed).items()}
+
+    def state(self) -> dict[str, Tensor]:
+        """As on one rank; what each rank has seen of its own tensors (FP8's delayed scales) is saved by rank."""
+        held = super().state()
+        return {f"{self.own_names}{name}" if _is_own(name) else name: each for name, each in held.items()}
+
+    def load(self, state: Mapping[str, Tensor], position: Mapping[str, int]) -> None:
+        super().load({name.removeprefix(self.own_names): each for name, each in state.items()}, position)
+
+    @property
+    def own_names(self) -> str:
+        return f"{OWN}{dist.get_rank()}/"
 
     @property
     def own_generators(self) -> str:
@@ -204,6 +216,10 @@ def part_of(value: Tensor, like: Tensor) -> Tensor:
     if not isinstance(like, DTensor) or isinstance(value, DTensor):
         return value.clone()
     return distribute_tensor(value, like.device_mesh, like.placements, src_data_rank=None)
+
+
+def _is_own(name: str) -> bool:
+    return name.startswith("buffers/") and name.rpartition(".")[2] in ("amax_history", "scale")
 
 
 def _whole(tensor: Tensor) -> Tensor:

@@ -9,14 +9,14 @@ B sequences · T tokens · E experts
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
-from contracts.spec.errors import NotOffered, refuse
+from contracts.spec.errors import NotOffered, Refusals, refuse
 from contracts.spec.recipe import Recipe
 from contracts.spec.topology import Degrees
 from contracts.spec.training import Execution
@@ -32,7 +32,8 @@ from contracts.stacks.reference.parts import PARTS, Parts
 from contracts.stacks.reference.prediction import ahead
 from contracts.stacks.reference.roles import layer_of, members
 
-GENERATORS, LAYOUT = "rng/", "layout."  # of names in a checkpoint: tensors of one rank, counters that say which ranks
+GENERATORS, OWN = "rng/", "own/"  # how names in a checkpoint begin whose tensors are of one rank
+LAYOUT = "layout."  # and the counters that say which ranks there were
 Value = TypeVar("Value")
 
 
@@ -229,7 +230,7 @@ class Trainer:
 
     def kept(self, folder: str) -> Checkpoints:
         """The checkpoints of a folder, as this trainer writes and reads them."""
-        return self.parts.checkpoints(folder, alone=True, of_ranks=GENERATORS)
+        return self.parts.checkpoints(folder, alone=True, of_ranks=(GENERATORS, OWN))
 
     def save(self, folder: str) -> None:
         """Write a checkpoint of this step, the random generators included."""
@@ -267,6 +268,7 @@ class Trainer:
         blank = {f"optimizer/{name}": each for name, each in self.optimizer.blank().items()}
         target = {name: each.clone() for name, each in (blank | dict(self.saved().tensors)).items()}
         if not same:
+            self.refuse_own(saved.tensors)
             target = {name: each for name, each in target.items() if not name.startswith(GENERATORS)}
         loaded = kept.load(target, recipe=recipe_digest(self.recipe), step=saved.step)
         self.load(target, loaded.position)
@@ -274,6 +276,13 @@ class Trainer:
             self.restore_generators(_under(self.own_generators, target))  # last: what builds or loads may draw
         else:
             randomness.begin(self.recipe.seed, self.number, self.own_generators)
+
+    def refuse_own(self, names: Iterable[str]) -> None:
+        """Refuse what other ranks saved each for itself, and what is no part of a whole."""
+        found = Refusals()
+        for name in sorted({name.removeprefix(OWN).partition("/")[2] for name in names if name.startswith(OWN)}):
+            found.add(name, "of each rank", "cannot be brought onto other ranks", "resume on the layout that saved it")
+        found.raise_any()
 
     def restore_generators(self, states: Mapping[str, Tensor]) -> None:
         randomness.restore(states)
