@@ -44,6 +44,7 @@ TENSORS = (  # what is made of tensors, and imported only where numbers are judg
     "contracts.stacks.reference.sites", "contracts.stacks.reference.foreign.",
     "contracts.stacks.reference.checkpoint", "contracts.stacks.reference.randomness",
     "contracts.stacks.reference.shards", "contracts.stacks.reference.weight_names",
+    "contracts.stacks.reference.together", "contracts.stacks.reference.saving_world",
     "contracts.stacks.reference.initial", "contracts.stacks.reference.model", "contracts.stacks.reference.prediction",
     "contracts.stacks.reference.optimizer", "contracts.stacks.reference.roles", "contracts.stacks.reference.trainer",
     "contracts.stacks.reference.compile", "contracts.stacks.reference.cold",
