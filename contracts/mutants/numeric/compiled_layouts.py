@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from contracts.contract import mutant
 from contracts.mutants.numeric._spread import Spread
 from contracts.spec.topology import Degrees
+from contracts.stacks.reference import collectives
 from contracts.stacks.reference.built import made
 from contracts.stacks.reference.mesh import TrainingMesh
 from contracts.stacks.reference.model import Model
@@ -68,21 +70,18 @@ class WaitsForNobodyAtTheFifthStep(Spread):
     trains = _StopsShort
 
 
-class _SumsInPlace(TensorParallel):
+class _SumsOtherwiseCompiled(TensorParallel):
     def leave(self, y_BTD: Tensor) -> Tensor:
-        if self.sequence:
-            return super().leave(y_BTD)
-        held = y_BTD.clone()
-        dist.all_reduce(held, group=self.group)
-        return held
+        compiling = torch.compiler.is_compiling() and not self.sequence
+        return super().leave(collectives.shared(y_BTD, self.group) if compiling else y_BTD)
 
 
 @mutant(of="COMP-07", case="tp2", says="compiled, the gradient of")
-class SumsInPlace(Spread):
-    """An all-reduce in place: eager autograd does not see it, and its gradient passes through as it should. Compiled it
-    becomes one whose way back is an all-reduce too."""
+class SumsOtherwiseWhereItIsCompiled(Spread):
+    """Compiled code takes an all-reduce whose way back is one too, eager code one that passes its gradient through: what
+    becomes of `dist.all_reduce` in place when it is traced."""
 
-    exchange = {"tensor_parallel": _SumsInPlace}
+    exchange = {"tensor_parallel": _SumsOtherwiseCompiled}
 
 
 class _CompilesOnOne(ParallelTrainer):
