@@ -78,7 +78,7 @@ class _SumsOtherwiseCompiled(TensorParallel):
 
 @mutant(of="COMP-07", case="tp2", says="compiled, the gradient of")
 class SumsOtherwiseWhereItIsCompiled(Spread):
-    """Compiled code takes an all-reduce whose way back is one too, eager code one that passes its gradient through: what
+    """Compiled code takes an all-reduce whose way back is one too, eager code one that passes gradients through: what
     becomes of `dist.all_reduce` in place when it is traced."""
 
     exchange = {"tensor_parallel": _SumsOtherwiseCompiled}
