@@ -38,7 +38,7 @@ TENSORS = (  # what is made of tensors, and imported only where numbers are judg
     "contracts.instruments.messages",
     "contracts.instruments.numerics", "contracts.instruments.oracles.", "contracts.instruments.policy",
     "contracts.instruments.memory", "contracts.stacks.reference.allocating",
-    "contracts.instruments.mamba_ssm",
+    "contracts.instruments.mamba_ssm", "contracts.instruments.traffic",
     "contracts.mutants.numeric.",
     "contracts.stacks.reference.parts", "contracts.stacks.reference.blocks.",
     "contracts.stacks.reference.sites", "contracts.stacks.reference.foreign.",
