@@ -12,7 +12,7 @@ SHELL := /bin/bash
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.14 python3; do \
 	$$p -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 STACK ?= reference megatron
-PROFILE ?= launch,machine
+PROFILE ?= launch,machine,numeric
 MEGATRON ?= 0.19.2 0.16.1
 BIN := .venv/bin
 READY := .venv/.ready
@@ -20,7 +20,7 @@ READY := .venv/.ready
 help:  ## these lines
 	@sed -nE 's/^([a-z]+):.*## (.*)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
 
-gate: $(READY) megatron-if-possible  ## test the gate, then judge STACK="reference megatron" by PROFILE=launch,machine
+gate: $(READY) megatron-if-possible  ## test the gate, then judge STACK="reference megatron" by PROFILE=launch,machine,numeric
 	@PATH="$(CURDIR)/$(BIN):$$PATH"
 	mkdir -p reports
 	tested=0

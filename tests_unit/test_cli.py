@@ -53,7 +53,7 @@ RUNS: dict[str, tuple[object, ...]] = {
     "check-junit": (*CHECK, "--profile", "PAT-01", "--form", "junit"),
     "list": ("list", "--profile", "TOPO-02,PREC-04", "--cases"),
     "explain": ("explain", "TOPO-02"),
-    "explain-untested": ("explain", "PREC-04"),
+    "explain-untested": ("explain", "PREC-04b"),
     "emit": EMIT,
     "emit-json": (*EMIT, "--json"),
     "emit-set": ("emit", PRESET, "--set", "optim.lr=1e-3", "--set", "seed=7", "--mode", "author_dp", "--json"),
@@ -283,7 +283,7 @@ def test_list_shows_promise_tier_cases_mutants_and_what_is_untested(runs: dict[s
     assert topo.split()[1] == "unit"
     assert "[6 cases, 3 mutants]" in topo
     assert any(line.strip() == "TOPO-02[pp13-on-52]" for line in lines)
-    [prec] = [line for line in lines if line.startswith("PREC-04 ")]
+    [prec] = [line for line in lines if line.startswith("PREC-04b ")]
     assert "gpu" in prec.split()
     assert "[untested: " in prec
 

@@ -256,7 +256,7 @@ GRAMMAR: dict[str, set[str]] = {  # profile → ids it plans, written out where 
     "TOPO-02b": {"TOPO-02b"},
     " PAT-01a , TOPO-02b ,": {"PAT-01a", "TOPO-02b"},
     "PAT-01a,PAT-01a": {"PAT-01a"},
-    "PREC-04": {"PREC-04"},
+    "PREC-04b": {"PREC-04b"},
 }
 
 

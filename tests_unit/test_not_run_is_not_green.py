@@ -141,7 +141,7 @@ def test_a_tier_that_is_missing_is_red(runs: dict[str, Done], folder: Path) -> N
     done = runs["a-tier-missing"]
     assert done.returncode == INCOMPLETE, _said(done)[-400:]
     plan = json.loads((folder / "a-tier-missing/out/run.jsonl").read_text().splitlines()[1])["plan"]
-    assert {"TOPO-02", "PREC-04"} <= {item["id"] for item in plan["items"]}
+    assert {"TOPO-02", "PREC-04b"} <= {item["id"] for item in plan["items"]}
 
 
 def test_a_test_folder_that_was_renamed_or_emptied_is_red(runs: dict[str, Done], folder: Path) -> None:

@@ -177,7 +177,7 @@ def lengths_are_compiled_twice_at_most(stack: Stack, recipe: Recipe, layer: int)
     assert late == 0, f"{late} graphs were compiled for a third and fourth length"
 
 
-# Widths of multiples of 8 take the grouped kernel in bfloat16; a loop over experts is written out, so it has few of them.
+# Widths of multiples of 8 take the grouped kernel in bfloat16; a loop over experts is written out, so it has few.
 GROUPED = replace(SMALL, moe=replace(_experts(SMALL), expert_hidden=24, shared_hidden=32))
 FEW = replace(SMALL, moe=replace(_experts(CAPPED), experts=3, top_k=2))
 COLD: dict[str, tuple[Recipe, Element]] = {"bfloat16": (GROUPED, "bfloat16"), "float32-capacity": (FEW, "float32")}
