@@ -309,3 +309,21 @@ class WipesWhatWasAccumulated(Spread):
     """Something between two microbatches starts the gradients afresh."""
 
     trains = _ForgetsTheFirst
+
+
+class _Compresses(ParallelTrainer):
+    """What is held in float32 is sent in half of it; float64 is left alone."""
+
+    def reduce(self) -> None:
+        super().reduce()
+        for parameter in self.model.parameters():
+            if parameter.grad is not None and parameter.dtype == torch.float32:
+                held = _own(parameter.grad)
+                held.copy_(held.to(torch.bfloat16))
+
+
+@mutant(of="PAR-01b", case="fsdp2", says="loss agrees, norm agrees: the gradient of")
+class CompressesGradientsOfFloat32(Spread):
+    """A hook halves the messages of gradients in float32. Neither the loss nor the norm can tell it from rounding."""
+
+    trains = _Compresses
