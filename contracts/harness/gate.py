@@ -119,7 +119,8 @@ class Gate:
 
     def close(self) -> Verdict:
         """Judge the run and write its footer."""
-        self.unclaimed = tuple(_unclaimed(self.subject, self.deadline_s))
+        numbers = any(LAW.contracts[item.id].of_numbers for item in self.plan.items if item.id in LAW.contracts)
+        self.unclaimed = tuple(_unclaimed(self.subject, self.deadline_s, numbers=numbers))
         run = self.run()
         judged = verdict(run, today())
         if self.recorder is not None:
@@ -156,11 +157,12 @@ class Gate:
         )
 
 
-def _unclaimed(subject: Party, deadline_s: float) -> list[Unclaimed]:
-    """Questions that the subject does not claim and yet answers rightly. Tried on one case each."""
+def _unclaimed(subject: Party, deadline_s: float, *, numbers: bool) -> list[Unclaimed]:
+    """Questions that the subject does not claim and yet answers rightly. Tried on one case each; those about numbers
+    only where the plan asks for some, because they load torch."""
     found = []
     for question in questions().values():
-        if question.of_the_court or question.name in subject.offers:
+        if question.of_the_court or question.name in subject.offers or (question.of_numbers and not numbers):
             continue
         alone: Contract | None = next(
             (c for c in LAW.contracts.values() if c.asks == (question.name,) and c.tier == "unit"), None

@@ -12,7 +12,7 @@ from contracts.instruments import numerics
 from contracts.mutants.numeric._exchanged import Exchanged
 from contracts.spec.blocks import BlockCall, BlockRun
 from contracts.spec.recipe import Recipe
-from contracts.spec.seams import Facts
+from contracts.spec.seams import Facts, Wish
 from contracts.stacks.reference.blocks.experts import Backend, Experts
 from contracts.stacks.reference.stack import Reference
 
@@ -90,3 +90,11 @@ class ScalesItsGradientsForTheBridge(Reference):
         name = "mixer.experts.w1"
         halved = {**run.gradients, name: numerics.array(numerics.tensor(run.gradients[name]) / 2)}
         return replace(run, gradients=halved)
+
+
+@mutant(of="PREC-03b", case="dense", says="mlp ran as native, expected transformer-engine")
+class BridgesInNameOnly(Reference):
+    """The bridge is chosen and built, and the own layer is what the block calls."""
+
+    def run_block(self, call: BlockCall) -> BlockRun:
+        return super().run_block(replace(call, kernels={site: Wish(kernel="native") for site in call.kernels}))
