@@ -24,6 +24,7 @@ def narrowed(world: int, name: str) -> Iterator[None]:
     backend = dist.get_backend_config()
     dist.destroy_process_group()
     dist.init_process_group(backend, store=_store(dist, name), rank=here().rank, world_size=world)
+    dist.barrier()  # a rank that leaves at once would cut off one that is still connecting
     try:
         yield
     finally:

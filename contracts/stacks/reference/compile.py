@@ -6,6 +6,7 @@ its layers. What stays outside is declared in `ALLOWED`, and counted by the suit
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -42,6 +43,8 @@ def settle() -> None:
     dynamo.capture_dynamic_output_shape_ops = True
     dynamo.capture_scalar_outputs = True
     dynamo.recompile_limit = KINDS * SHAPES
+    # At a break in the middle of a layer dynamo looks at `.grad` of what goes on, and torch warns it of its own look.
+    warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf", UserWarning)
 
 
 def compile_regions(model: Model, regions: Regions, compiler: Compiler) -> None:
