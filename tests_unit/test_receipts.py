@@ -28,13 +28,12 @@ from contracts.spec.errors import Refused
 from contracts.stacks.reference.receipts import schema_text
 from contracts.stacks.reference.stack import Reference
 
-pytestmark = pytest.mark.unit
-
 ROOT = Path(__file__).parents[1]
 STACK = Reference()
 TEXT = STACK.write_receipt(RECEIPT)
 
 
+@pytest.mark.unit
 def test_the_published_schema_is_current_and_receipts_fit_it() -> None:
     text = (ROOT / "docs/schema/receipt-1.json").read_text(encoding="utf-8")
     assert text == schema_text(), "write it: python -m contracts.stacks.reference.receipts docs/schema/receipt-1.json"
@@ -90,6 +89,7 @@ def _replace(text: str, chance: random.Random) -> str:
 DAMAGES: tuple[Callable[[str, random.Random], str], ...] = (_cut, _flip, _splice, _replace)
 
 
+@pytest.mark.slow
 def test_twelve_thousand_damaged_receipts_are_read_or_refused_and_nothing_else() -> None:
     chance = random.Random(17)
     refused = 0
@@ -104,6 +104,7 @@ def test_twelve_thousand_damaged_receipts_are_read_or_refused_and_nothing_else()
     assert refused > 8_000
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize("text", ["", "null", "[]", "{}", "[" * 100_000, '{"schema": NaN}', "\ufeff{}", '"\\ud800"'])
 def test_what_is_no_receipt_at_all_is_refused(text: str) -> None:
     with pytest.raises(Refused, match="receipt"):
@@ -127,6 +128,7 @@ def _names(folder: Path) -> list[str]:
     return sorted(each.name for each in folder.iterdir())
 
 
+@pytest.mark.slow
 def test_a_writer_killed_at_any_moment_leaves_a_whole_record(tmp_path: Path) -> None:
     """Thirty kills at random moments of a writer that does nothing but replace 300 kB records."""
     path, chance, seen = tmp_path / "receipt.json", random.Random(3), set()
@@ -145,6 +147,7 @@ def test_a_writer_killed_at_any_moment_leaves_a_whole_record(tmp_path: Path) -> 
     assert len(seen) > 1, "the kills came before anything was written"
 
 
+@pytest.mark.unit
 def test_a_full_disk_leaves_the_old_record_and_nothing_beside_it(tmp_path: Path) -> None:
     path = tmp_path / "receipt.json"
     STACK.publish_receipt(RECEIPT, str(path))
@@ -159,6 +162,7 @@ def test_a_full_disk_leaves_the_old_record_and_nothing_beside_it(tmp_path: Path)
     assert _names(tmp_path) == ["receipt.json"]
 
 
+@pytest.mark.unit
 def test_a_volume_without_space_leaves_the_old_record(tmp_path: Path) -> None:
     """ENOSPC itself, on a file system of 64 kB, where this process may mount one."""
     mounted = subprocess.run(
@@ -177,6 +181,7 @@ def test_a_volume_without_space_leaves_the_old_record(tmp_path: Path) -> None:
         subprocess.run(["umount", str(tmp_path)], check=True)
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize("where", ["no-such-folder/receipt.json", "a-folder", "a-file/receipt.json"])
 def test_a_path_that_cannot_be_written_is_refused(tmp_path: Path, where: str) -> None:
     (tmp_path / "a-folder").mkdir()
@@ -186,6 +191,7 @@ def test_a_path_that_cannot_be_written_is_refused(tmp_path: Path, where: str) ->
     assert _names(tmp_path) == ["a-file", "a-folder"]
 
 
+@pytest.mark.unit
 def test_others_may_read_a_receipt_as_the_umask_says(tmp_path: Path) -> None:
     before = os.umask(0o022)
     try:
@@ -215,6 +221,7 @@ def tree(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.unit
 def test_a_clean_tree_is_clean_and_every_kind_of_change_makes_it_dirty(tree: Path) -> None:
     clean = provenance.source(tree)
     assert (clean.revision, clean.dirty, clean.changed) == (_git(tree, "rev-parse", "HEAD"), False, ())
@@ -231,12 +238,14 @@ def test_a_clean_tree_is_clean_and_every_kind_of_change_makes_it_dirty(tree: Pat
     assert not (tree / ".git/index.lock").exists()
 
 
+@pytest.mark.unit
 def test_a_folder_without_history_is_unknown_and_not_clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     found = provenance.source(tmp_path)
     assert (found.revision, found.dirty) == (None, None)
 
 
+@pytest.mark.unit
 def test_taking_provenance_loads_no_framework() -> None:
     loaded = modules_after(
         "from pathlib import Path\nfrom contracts.instruments import provenance\n"
@@ -245,6 +254,7 @@ def test_taking_provenance_loads_no_framework() -> None:
     assert not {name.split(".")[0] for name in loaded} & set(provenance.HEAVY)
 
 
+@pytest.mark.unit
 def test_the_runtime_is_that_of_the_interpreter_behind_torchrun(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -273,6 +283,7 @@ def test_the_runtime_is_that_of_the_interpreter_behind_torchrun(
     assert provenance.runtime()[1] != components, "another file under the same version is another build"
 
 
+@pytest.mark.unit
 def test_the_packages_of_this_environment_have_a_build_or_say_that_none_is_known() -> None:
     for each in packages.installed():
         assert each["build"] is None or str(each["build"]).startswith(("git:", "sha256:"))
@@ -281,6 +292,7 @@ def test_the_packages_of_this_environment_have_a_build_or_say_that_none_is_known
 # Telemetry: a line that cannot be read costs a line.
 
 
+@pytest.mark.unit
 def test_telemetry_is_read_line_by_line_and_counts_what_it_lost(tmp_path: Path) -> None:
     path = tmp_path / "telemetry.jsonl"
     path.write_bytes(

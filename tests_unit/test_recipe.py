@@ -18,8 +18,6 @@ from contracts.spec.recipe import INERT, Batch, Data, Dsa, Fp8, Mamba, Mla, Moe,
 from contracts.spec.topology import Degrees
 from contracts.stacks.reference import overrides
 
-pytestmark = pytest.mark.unit
-
 Answer = TypeVar("Answer")
 
 SETTINGS = settings(max_examples=150, deadline=None, database=None, derandomize=True)
@@ -69,6 +67,7 @@ def derived(values: dict[str, Any]) -> Recipe | None:
         return None
 
 
+@pytest.mark.unit
 @given(changes)
 @SETTINGS
 def test_json_loses_no_field(values: dict[str, Any]) -> None:
@@ -77,6 +76,7 @@ def test_json_loses_no_field(values: dict[str, Any]) -> None:
         assert codec.loads(Recipe, codec.dumps(recipe)) == recipe
 
 
+@pytest.mark.unit
 @given(changes)
 @SETTINGS
 def test_the_overrides_between_two_recipes_lead_from_one_to_the_other(values: dict[str, Any]) -> None:
@@ -85,11 +85,13 @@ def test_the_overrides_between_two_recipes_lead_from_one_to_the_other(values: di
         assert overrides.apply(NAM56R, overrides.difference(NAM56R, recipe)) == recipe
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize("name", presets.PRESETS)
 def test_a_preset_survives_json(name: str) -> None:
     assert codec.loads(Recipe, codec.dumps(presets.PRESETS[name])) == presets.PRESETS[name]
 
 
+@pytest.mark.unit
 def test_a_recipe_and_its_parts_are_frozen() -> None:
     for value, field in ((NAM56R, "depth"), (NAM56R.moe, "experts"), (NAM56R.optim, "lr"), (NAM56R.degrees, "tp")):
         with pytest.raises(dataclasses.FrozenInstanceError):
@@ -114,6 +116,7 @@ BROKEN = {
 }
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize("case", BROKEN)
 def test_a_broken_relation_is_refused_with_field_value_and_remedy(case: str) -> None:
     values, words = BROKEN[case]
@@ -122,6 +125,7 @@ def test_a_broken_relation_is_refused_with_field_value_and_remedy(case: str) -> 
     assert words in str(caught.value)
 
 
+@pytest.mark.unit
 def test_every_broken_relation_is_refused_at_once() -> None:
     with pytest.raises(Refused) as caught:
         dataclasses.replace(NAM56R, kv_groups=9, batch=Batch(micro=3), dsa=Dsa(a_ranks=(50,)), pattern="AxME")
@@ -139,6 +143,7 @@ OVER = {  # degrees, dp → refused fields
 }
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize("case", OVER)
 def test_what_does_not_divide_is_refused_by_its_field(case: str) -> None:
     degrees, dp, fields = OVER[case]
@@ -146,6 +151,7 @@ def test_what_does_not_divide_is_refused_by_its_field(case: str) -> None:
     assert (refused.fields if isinstance(refused, Refused) else ()) == fields
 
 
+@pytest.mark.unit
 def test_declared_replication_is_for_multiples_of_the_groups() -> None:
     few = dataclasses.replace(NAM56R, kv_groups=2, replicate_kv=True)
     assert not refusals_on(few, Degrees(tp=4), 1)
@@ -153,6 +159,7 @@ def test_declared_replication_is_for_multiples_of_the_groups() -> None:
     assert refusals_on(dataclasses.replace(few, heads=56, kv_groups=4), Degrees(tp=14), 1)
 
 
+@pytest.mark.unit
 def test_every_field_has_an_alternative_or_is_declared_inert() -> None:
     fields = set()
     for field in dataclasses.fields(features.EVERYTHING):
@@ -163,6 +170,7 @@ def test_every_field_has_an_alternative_or_is_declared_inert() -> None:
     assert fields == {*features.ALTERNATIVES, *INERT, *features.BY_THE_MODE}
 
 
+@pytest.mark.slow
 def test_hostile_overrides_give_a_recipe_or_a_refusal_and_nothing_else() -> None:
     draw = random.Random(7)
     keys = [*overrides.keys(features.EVERYTHING), "", ".", "optim.", ".lr", "moe.experts.x", "__class__", "optim.lrr"]

@@ -29,8 +29,6 @@ from contracts.stacks.reference.checkpoint import Checkpoints, State
 from contracts.stacks.reference.saved_manifest import Held, Manifest, Piece
 from contracts.stacks.reference.stack import Reference
 
-pytestmark = pytest.mark.unit
-
 DTYPES = (torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.uint8, torch.bool)
 
 
@@ -47,6 +45,7 @@ def _blank(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: torch.zeros_like(each) for name, each in tensors.items()}
 
 
+@pytest.mark.unit
 @settings(deadline=None, max_examples=25, derandomize=True)
 @given(tensors=_tensors(), file_bytes=st.integers(1, 200))
 def test_any_state_comes_back_from_files_of_any_size(tensors: dict[str, Tensor], file_bytes: int) -> None:
@@ -58,6 +57,7 @@ def test_any_state_comes_back_from_files_of_any_size(tensors: dict[str, Tensor],
     assert all(torch.equal(target[name], each) for name, each in tensors.items())
 
 
+@pytest.mark.unit
 def test_a_view_is_saved_without_what_it_is_a_view_of(tmp_path: Path) -> None:
     large = torch.randn(1000, 100)
     views = {"row": large[3:4], "column": large[:, 7], "turned": large[:4, :5].T}
@@ -71,6 +71,7 @@ def test_a_view_is_saved_without_what_it_is_a_view_of(tmp_path: Path) -> None:
     assert all(torch.equal(target[name], each) for name, each in views.items())
 
 
+@pytest.mark.unit
 def test_a_folder_that_is_not_there_holds_nothing_and_the_first_save_makes_it(tmp_path: Path) -> None:
     kept = Checkpoints(tmp_path / "run-1" / "checkpoints")
     assert kept.latest() is None
@@ -78,6 +79,7 @@ def test_a_folder_that_is_not_there_holds_nothing_and_the_first_save_makes_it(tm
     assert kept.latest() == 1
 
 
+@pytest.mark.unit
 def test_a_step_is_not_written_over(tmp_path: Path) -> None:
     kept = Checkpoints(tmp_path)
     kept.save(State(step=1, tensors={"w": torch.ones(2)}))
@@ -85,12 +87,14 @@ def test_a_step_is_not_written_over(tmp_path: Path) -> None:
         kept.save(State(step=1, tensors={"w": torch.zeros(2)}))
 
 
+@pytest.mark.unit
 def test_what_has_no_form_on_the_disk_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     with pytest.raises(Refused, match=r"complex64.*has no form"):
         Checkpoints(tmp_path).save(State(step=1, tensors={"w": torch.ones(2, dtype=torch.complex64)}))
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.unit
 def test_a_failed_save_in_the_background_is_told_by_the_next_wait(tmp_path: Path) -> None:
     kept = Checkpoints(tmp_path)
     for _ in range(2):
@@ -100,6 +104,7 @@ def test_a_failed_save_in_the_background_is_told_by_the_next_wait(tmp_path: Path
     kept.wait()
 
 
+@pytest.mark.unit
 def test_a_manifest_whose_pieces_do_not_cover_a_tensor_is_not_written() -> None:
     """What a rank that died did not write would come back as what lay in memory."""
     piece = Piece(offsets=(0, 0), sizes=(2, 3), file="shard-00000-00000.bin", start=0)
@@ -111,6 +116,7 @@ def test_a_manifest_whose_pieces_do_not_cover_a_tensor_is_not_written() -> None:
         saved_manifest.text_of(lacking)
 
 
+@pytest.mark.unit
 def test_generators_go_on_where_they_were() -> None:
     numpy = pytest.importorskip("numpy")
 
@@ -171,6 +177,7 @@ def _world(world: int, folder: Path, saves: bool) -> None:
     assert codes == [0] * world
 
 
+@pytest.mark.unit
 def test_shards_of_three_ranks_are_read_by_one_and_by_two(tmp_path: Path) -> None:
     """12 experts over 3 ranks, 5 rows over 3, and the ranks' files are twelve and more."""
     folder = tmp_path / "kept"
@@ -195,6 +202,7 @@ print(codec.dumps(Reference().train(session).steps[-1]))
 """
 
 
+@pytest.mark.slow
 def test_a_run_resumes_in_another_process(tmp_path: Path) -> None:
     """Nothing but the files goes from one process to the other."""
     last = Session(recipe=SHORT, steps=5, observe=frozenset({"weights", "optimizer", "buffers"}), at=frozenset({5}))

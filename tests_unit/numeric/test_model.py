@@ -28,11 +28,11 @@ from contracts.stacks.reference.parts import PARTS
 from contracts.stacks.reference.prediction import IGNORED, ahead
 from contracts.stacks.reference.stack import Reference
 
-pytestmark = pytest.mark.unit
 STACK = Reference()
 QUICK = settings(deadline=None, max_examples=6, derandomize=True)
 
 
+@pytest.mark.unit
 @QUICK
 @given(
     letters=st.text("AE", min_size=1, max_size=3),
@@ -55,6 +55,7 @@ def test_a_model_of_drawn_shape_is_its_definition(
     assert _passes.differs_from_its_definition(STACK, recipe, letters, weights) == ""
 
 
+@pytest.mark.unit
 @QUICK
 @given(streams=st.integers(1, 6), scale=st.floats(0.1, 5.0), seed=st.integers(0, 99))
 def test_mixing_is_doubly_stochastic_and_exact_on_columns(streams: int, scale: float, seed: int) -> None:
@@ -67,6 +68,7 @@ def test_mixing_is_doubly_stochastic_and_exact_on_columns(streams: int, scale: f
     assert bool((matrix > 0).all())
 
 
+@pytest.mark.unit
 def test_the_value_ahead_stays_within_row_and_document() -> None:
     values, documents = torch.tensor([[10, 11, 12, 13, 14]]), torch.tensor([[0, 0, 0, 1, 1]])
     packed = packing(values, documents)
@@ -76,6 +78,7 @@ def test_the_value_ahead_stays_within_row_and_document() -> None:
     assert ahead(values, packed, 9, IGNORED).tolist() == [[-100] * 5]
 
 
+@pytest.mark.unit
 def test_a_batch_may_be_cut_into_microbatches() -> None:
     recipe = replace(_passes.EVERYTHING, moe=replace(_passes.MOE, z_loss=0.01))
     weights, tokens = _passes.drawn(STACK, recipe), _passes.batch(recipe)
@@ -89,6 +92,7 @@ def test_a_batch_may_be_cut_into_microbatches() -> None:
     assert runs[1].seen == runs[0].seen
 
 
+@pytest.mark.unit
 def test_weights_that_lack_a_name_are_refused_with_it() -> None:
     weights = _passes.drawn(STACK, _passes.AHEAD)
     del weights["mtp.1.norm.weight"]
@@ -99,6 +103,7 @@ def test_weights_that_lack_a_name_are_refused_with_it() -> None:
         STACK.run_model(_passes.AHEAD, Execution(), more, _passes.batch(_passes.AHEAD), False)
 
 
+@pytest.mark.unit
 def test_the_flagship_is_built_at_its_true_size_in_seconds_and_without_its_memory() -> None:
     start = time.perf_counter()
     built = STACK.built(presets.resolve("nam56r_h200_bf16_v1"), "author_dp")
@@ -106,6 +111,7 @@ def test_the_flagship_is_built_at_its_true_size_in_seconds_and_without_its_memor
     assert sum(math.prod(row.shape) for row in built.parameters) > 4_000_000_000
 
 
+@pytest.mark.unit
 def test_initial_scales_are_those_of_gpt_2() -> None:
     drawn = Initial(SMALL)
     assert float(drawn.tensor("layers.0.mixer.wq.weight", (200, 200)).std()) == pytest.approx(0.02, rel=0.02)
@@ -116,6 +122,7 @@ def test_initial_scales_are_those_of_gpt_2() -> None:
     assert drawn.tensor("layers.11.mixer.W", (2, 3, 3)).tolist() == [torch.eye(3).tolist()] * 2
 
 
+@pytest.mark.slow
 def test_initial_weights_are_equal_in_a_process_that_hashes_differently() -> None:
     program = (
         "from contracts.spec import presets; from contracts.stacks.reference.stack import Reference;"
@@ -143,6 +150,7 @@ ELSEWHERE = {
 }  # fmt: skip
 
 
+@pytest.mark.unit
 def test_every_field_of_a_recipe_is_felt_or_declared_to_change_no_number() -> None:
     known = {*witnesses.FIELDS, *witnesses.STEPS, *INERT, *ELSEWHERE}
     everything = replace(_passes.EVERYTHING, mla=SMALL_DSA.mla, dsa=Dsa(a_ranks=(0,)))

@@ -32,12 +32,12 @@ from contracts.stacks.reference.optimizer import Member, Optimizer, orthogonal
 from contracts.stacks.reference.schedule import learning_rate
 from contracts.stacks.reference.trainer import Trainer
 
-pytestmark = pytest.mark.unit
 torch.set_num_threads(1)
 few = settings(deadline=None, max_examples=20, derandomize=True)
 
 
 # optimizer
+@pytest.mark.unit
 @few
 @given(rows=st.integers(1, 9), columns=st.integers(1, 9), stack=st.integers(1, 3), seed=st.integers(0, 99))
 def test_newton_schulz_acts_on_singular_values_alone(rows: int, columns: int, stack: int, seed: int) -> None:
@@ -49,10 +49,12 @@ def test_newton_schulz_acts_on_singular_values_alone(rows: int, columns: int, st
     assert float(torch.linalg.matrix_norm(turned, 2).max()) < 1.3
 
 
+@pytest.mark.unit
 def test_a_matrix_without_gradient_is_turned_into_zeros() -> None:
     assert not bool(orthogonal(torch.zeros(2, 3, 4)).any())
 
 
+@pytest.mark.unit
 @few
 @given(
     shape=st.sampled_from([(5,), (4, 7), (7, 4), (3, 5, 2)]),
@@ -80,6 +82,7 @@ def test_three_steps_are_those_of_the_oracle(shape: tuple[int, ...], rule: str, 
     assert not numerics.apart("the weight", parameter.detach(), want, FLOAT64_SCAN)
 
 
+@pytest.mark.unit
 def test_a_parameter_that_is_given_twice_is_refused() -> None:
     parameter = torch.nn.Parameter(torch.ones(2, 2))
     twice = [Member(name=name, parameter=parameter, role="matrix", layer=0) for name in ("one", "other")]
@@ -87,6 +90,7 @@ def test_a_parameter_that_is_given_twice_is_refused() -> None:
         Optimizer(Optim(), twice)
 
 
+@pytest.mark.unit
 def test_state_goes_back_by_name_and_never_by_order() -> None:
     recipe = replace(SMALL, pattern="AE", depth=2, optim=replace(SMALL.optim, rule="muon"))
     one, other = (Trainer(recipe, Execution(precision="float64")) for _ in range(2))
@@ -101,6 +105,7 @@ def test_state_goes_back_by_name_and_never_by_order() -> None:
 
 
 # schedule
+@pytest.mark.unit
 @few
 @given(
     kind=st.sampled_from(["cosine", "linear", "constant", "WSD"]),
@@ -122,12 +127,14 @@ def test_a_rate_rises_then_falls_and_ends_where_it_should(kind: str, warmup: int
 
 
 # data
+@pytest.mark.unit
 @few
 @given(size=st.integers(1, 300), key=st.binary(max_size=8))
 def test_a_permutation_meets_every_place_once(size: int, key: bytes) -> None:
     assert sorted(permuted(index, size, key) for index in range(size)) == list(range(size))
 
 
+@pytest.mark.unit
 @few
 @given(size=st.integers(1, 40), dp=st.integers(1, 4), share=st.integers(1, 5), steps=st.integers(1, 9))
 def test_ranks_and_steps_consume_whole_epochs(size: int, dp: int, share: int, steps: int) -> None:
@@ -139,6 +146,7 @@ def test_ranks_and_steps_consume_whole_epochs(size: int, dp: int, share: int, st
     assert sum(counts[id] == epochs + 1 for id in range(size)) == rest
 
 
+@pytest.mark.unit
 def test_the_text_that_ships_is_learnable_and_in_many_documents() -> None:
     corpus = Corpus(replace(SMALL, vocab=256, seq_length=128))
     assert len(corpus) > 300
@@ -148,6 +156,7 @@ def test_the_text_that_ships_is_learnable_and_in_many_documents() -> None:
     assert set(corpus.stream) < set(range(10, 127))
 
 
+@pytest.mark.unit
 def test_a_text_shorter_than_a_sequence_is_read_around(tmp_path: Path) -> None:
     path = tmp_path / "short"
     path.write_bytes(b"abc")
@@ -159,12 +168,14 @@ def test_a_text_shorter_than_a_sequence_is_read_around(tmp_path: Path) -> None:
         Corpus(replace(corpus.recipe, data=Data(path=str(path.rename(tmp_path / "other")))))
 
 
+@pytest.mark.unit
 def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Refused, match=r"data\.path.*cannot be read"):
         Corpus(replace(SMALL, data=Data(path=str(tmp_path / "nothing"))))
 
 
 # trainer
+@pytest.mark.unit
 def test_a_loss_falls_and_a_resume_continues_bit_for_bit_twice(tmp_path: Path) -> None:
     recipe = replace(SMALL, pattern="AEMR", depth=4, seq_length=16, batch=Batch(micro=2, total=4))
     execution = Execution(microbatches=2)
@@ -190,6 +201,7 @@ def _recipe(*words: str) -> Recipe:
     return train.read((*SHORT, *words), {}).asked.recipe
 
 
+@pytest.mark.slow
 def test_the_command_resumes_in_another_process_and_leaves_a_receipt(tmp_path: Path) -> None:
     whole = Trainer(_recipe(), Execution(microbatches=2))
     losses = []
@@ -213,6 +225,7 @@ def test_the_command_resumes_in_another_process_and_leaves_a_receipt(tmp_path: P
     assert whole.parts.checkpoints(folder).steps() == (2, 4)
 
 
+@pytest.mark.unit
 def test_the_command_tells_its_launcher_each_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told = tmp_path / "telemetry"
     monkeypatch.setenv("LANEGATE_TELEMETRY", str(told))
@@ -224,6 +237,7 @@ def test_the_command_tells_its_launcher_each_step(tmp_path: Path, monkeypatch: p
     assert not list((tmp_path / "run").glob("receipt-*")), "the launcher writes the receipt"
 
 
+@pytest.mark.unit
 def test_a_run_that_fails_leaves_a_receipt_that_says_so(tmp_path: Path) -> None:
     record = train.Record(
         started="2026-11-21T00:00:00+00:00",
@@ -237,6 +251,7 @@ def test_a_run_that_fails_leaves_a_receipt_that_says_so(tmp_path: Path) -> None:
     assert (receipt["ending"], receipt["exit_code"], receipt["failure"]) == ("failed", 1, "RuntimeError: out of luck")
 
 
+@pytest.mark.unit
 def test_words_that_nobody_reads_and_ranks_that_are_not_there_end_with_2(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -248,6 +263,7 @@ def test_words_that_nobody_reads_and_ranks_that_are_not_there_end_with_2(
     assert "needs the folder of a run" in capsys.readouterr().err
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize("mode", ["nemo_native", "author_dp"])
 def test_what_a_launch_writes_is_what_the_command_reads(mode: Mode) -> None:
     recipe = PRESETS["tiny-nam56r"]
@@ -258,6 +274,7 @@ def test_what_a_launch_writes_is_what_the_command_reads(mode: Mode) -> None:
     assert (read.asked.mode, read.asked.degrees, read.log_every) == (mode, launched.degrees, 5)
 
 
+@pytest.mark.unit
 def test_float64_is_carried_through_a_step() -> None:
     trainer = Trainer(replace(SMALL, pattern="AM", depth=2), Execution(precision="float64"))
     done = trainer.next(wanted=True)
