@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import random
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar
 
 import jsonschema
@@ -205,3 +206,34 @@ def test_hostile_recipes_are_decoded_or_refused_and_nothing_else() -> None:
 def test_a_lane_keeps_its_own_rules_on_the_way_in() -> None:
     with pytest.raises(Refused, match="is missing for 2 nodes"):
         codec.decode(Lane, {"mode": "author_dp", "nodes": 2})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """What may have diverged, beside what may not."""
+
+    losses: Mapping[str, codec.Real] = field(default_factory=dict)
+    norm: codec.Real = 0.0
+    rate: float = 0.0
+
+
+DIVERGED = Measured(losses={"lm": math.nan, "aux": 2.5}, norm=-math.inf)
+
+
+def test_a_number_that_is_none_is_a_value_where_it_is_declared() -> None:
+    sent = codec.dumps(DIVERGED)
+    assert sent == '{"losses":{"lm":"NaN","aux":2.5},"norm":"-Infinity","rate":0.0}'
+    back = codec.loads(Measured, sent)
+    assert math.isnan(back.losses["lm"])
+    assert (back.losses["aux"], back.norm) == (2.5, -math.inf)
+    assert codec.conforms(Measured, DIVERGED)
+    jsonschema.Draft202012Validator(codec.schema(Measured)).validate(codec.encode(DIVERGED))
+
+
+def test_a_number_that_is_none_is_refused_everywhere_else() -> None:
+    assert not codec.conforms(Measured, replace(DIVERGED, rate=math.nan))
+    with pytest.raises(Refused, match="JSON has no such number"):
+        codec.encode(replace(DIVERGED, rate=math.nan))
+    for data in ({"rate": "NaN"}, {"norm": "nan"}, {"norm": None}, {"losses": {"lm": True}}):
+        with pytest.raises(Refused, match="is not a float"):
+            codec.decode(Measured, data)

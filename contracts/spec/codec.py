@@ -5,7 +5,8 @@ environments where nothing but the standard library can be assumed, and because 
 
 A value is built from dataclasses, `tuple`, `frozenset[str]`, `Mapping[str, T]`, `Literal`, `T | None` and the
 JSON scalars. Unknown keys, missing keys and values of another type are refused with their path; a `bool` is not
-an `int`, an `int` is not a `str`, and NaN is not a number that JSON knows.
+an `int`, an `int` is not a `str`, and NaN is not a number that JSON knows. A field of type `Real` may hold it all the
+same, and infinities: its JSON form is then one of the texts "NaN", "Infinity", "-Infinity".
 """
 
 from __future__ import annotations
@@ -20,25 +21,39 @@ import operator
 import types
 import typing
 from collections.abc import Callable, Iterable
-from typing import Any, TypeVar, cast
+from typing import Annotated, Any, TypeVar, cast
 
 from contracts.spec.errors import Refusals, Refused, refuse
 
 T = TypeVar("T")
 _MAPPINGS = (dict, collections.abc.Mapping)
 
+Real = Annotated[float, "NaN and infinities are values of it"]
+"""A number that was measured and may be none. A plain `float` is finite: no comparison holds for want of a number."""
+_UNBOUNDED = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+
 
 def encode(value: object) -> Any:
     """The JSON form of a value: dataclasses become objects, tuples lists, frozensets sorted lists."""
+    return _encode(value, real=False)
+
+
+def _encode(value: object, *, real: bool) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: encode(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        reals = _reals(type(value))
+        return {
+            field.name: _encode(getattr(value, field.name), real=field.name in reals)
+            for field in dataclasses.fields(value)
+        }
     if isinstance(value, collections.abc.Mapping):
-        return {str(key): encode(item) for key, item in value.items()}
+        return {str(key): _encode(item, real=real) for key, item in value.items()}
     if isinstance(value, (frozenset, set)):
-        return sorted(encode(item) for item in value)
+        return sorted(_encode(item, real=real) for item in value)
     if isinstance(value, (tuple, list)):
-        return [encode(item) for item in value]
+        return [_encode(item, real=real) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
+        if real:
+            return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
         raise refuse("value", value, "JSON has no such number", "record why the number is missing instead")
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
@@ -86,7 +101,17 @@ def schema(kind: Any) -> dict[str, Any]:
 @functools.cache
 def hints(kind: type) -> dict[str, Any]:
     """The resolved annotations of a class or function, computed once."""
-    return typing.get_type_hints(kind)
+    return typing.get_type_hints(kind, include_extras=True)
+
+
+@functools.cache
+def _reals(kind: type) -> frozenset[str]:
+    """The fields of a dataclass that hold `Real` numbers."""
+    return frozenset(name for name, held in hints(kind).items() if _holds_real(held))
+
+
+def _holds_real(kind: Any) -> bool:
+    return kind == Real or any(map(_holds_real, typing.get_args(kind)))
 
 
 def conforms(kind: Any, value: object) -> bool:
@@ -128,6 +153,8 @@ def _fits(kind: Any) -> Callable[[object], bool]:
         types_of = hints(cast(type, kind))
         fields = {field.name: _fits(types_of[field.name]) for field in dataclasses.fields(kind)}
         return lambda value: type(value) is kind and all(fits(getattr(value, name)) for name, fits in fields.items())
+    if kind == Real:
+        return lambda value: type(value) in (int, float)
     if kind is float:
         return lambda value: type(value) in (int, float) and math.isfinite(cast(float, value))
     return lambda value: type(value) is kind
@@ -252,6 +279,12 @@ def _decode_dataclass(kind: type, data: object, path: str, found: Refusals) -> o
 
 
 def _decode_scalar(kind: Any, data: object, path: str, found: Refusals) -> object:
+    if kind == Real:
+        return (
+            _UNBOUNDED[data]
+            if isinstance(data, str) and data in _UNBOUNDED
+            else _decode_scalar(float, data, path, found)
+        )
     legal = {
         bool: isinstance(data, bool),
         int: isinstance(data, int) and not isinstance(data, bool),
@@ -295,6 +328,8 @@ def _schema(kind: Any, definitions: dict[str, Any]) -> dict[str, Any]:
             definitions[name] = {}  # stops the recursion of a type that reaches itself
             definitions[name] = _schema_of_fields(cast(type, kind), definitions)
         return {"$ref": f"#/$defs/{name}"}
+    if kind == Real:
+        return {"anyOf": [{"type": "number"}, {"enum": list(_UNBOUNDED)}]}
     names = {bool: "boolean", int: "integer", float: "number", str: "string", type(None): "null"}
     return {"type": names[kind]}
 

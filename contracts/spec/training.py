@@ -33,6 +33,7 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from contracts.spec.array import Array, Arrays, Element
+from contracts.spec.codec import Real
 from contracts.spec.party import Party
 from contracts.spec.recipe import Mode, Recipe
 from contracts.spec.topology import Degrees, Layout
@@ -176,7 +177,8 @@ class Step:
 
     Args:
         number: 1-based and counted over the whole run, resumed or not.
-        losses: `lm` (mean over valid labels), `aux`, `z`, `mtp` before their weights, `total` with them.
+        losses: `lm` (mean over valid labels), `aux`, `z`, `mtp` before their weights, `total` with them. NaN is an
+            answer, as it is of the norm: a run that diverged is judged by its numbers.
         tokens: labels that counted.
         grad_norm: global, over every parameter, before clipping; `clip_coef` what gradients were multiplied by.
         samples: ids of the sequences consumed, in order; empty when batches were given.
@@ -187,11 +189,11 @@ class Step:
     """
 
     number: int
-    losses: Mapping[str, float]
+    losses: Mapping[str, Real]
     tokens: int
     lr: float
-    grad_norm: float
-    clip_coef: float
+    grad_norm: Real
+    clip_coef: Real
     samples: tuple[int, ...] = ()
     gradients: Arrays = field(default_factory=dict)
     weights: Arrays = field(default_factory=dict)
@@ -226,7 +228,7 @@ class Pass:
     """
 
     logits: Array
-    losses: Mapping[str, float]
+    losses: Mapping[str, Real]
     mtp_logits: tuple[Array, ...] = ()
     gradients: Arrays = field(default_factory=dict)
     seen: Arrays = field(default_factory=dict)

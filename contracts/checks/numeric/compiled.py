@@ -92,7 +92,7 @@ def a_compiled_model_is_the_eager_one(stack: Stack, execution: Execution) -> Non
     words = words or numerics.named_apart("compiled gradient of", run.gradients, eager.gradients, FLOAT32_SCAN)
     assert not words, words
     off = [f"{name} {run.losses.get(name)}, eager {loss}" for name, loss in eager.losses.items()
-           if abs(run.losses.get(name, float("inf")) - loss) > 1e-5 * abs(loss)]  # fmt: skip
+           if not abs(run.losses.get(name, float("inf")) - loss) <= 1e-5 * abs(loss)]  # fmt: skip
     assert not off, f"compiled losses differ: {'; '.join(off)}"
     assert graphs.operations >= 100, f"only {graphs.operations} operations of the model are compiled"
     _only_declared(stack, ONE_OF_EACH, execution, graphs)

@@ -81,8 +81,8 @@ def a_depth_is_held_to_the_labels_of_its_own_distance(stack: Training, recipe: R
     assert abs(got - want) <= FLOAT64.bound * abs(want), f"mtp loss is {got:.6f}, expected the mean of {by_depth}"
     share = run.losses["total"] - sum(run.losses[name] for name in ("lm",))
     weighed = recipe.mtp.loss_weight * want
-    off = abs(share - weighed) > 1e-11
-    assert not off, f"total holds {share:.6f} of the mtp loss, expected {recipe.mtp.loss_weight} of {want:.6f}"
+    alike = abs(share - weighed) <= 1e-11
+    assert alike, f"total holds {share:.6f} of the mtp loss, expected {recipe.mtp.loss_weight} of {want:.6f}"
 
 
 TRAINED = {

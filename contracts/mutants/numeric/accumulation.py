@@ -31,6 +31,21 @@ class TakesTheMeanOfMeans(Trained):
     trains = _MeanOfMeans
 
 
+class _MeanOverNothing(Trainer):
+    def accumulate(self, micro: Batch, counts: Mapping[str, Tensor]) -> Forward:
+        parts = self.execution.microbatches
+        own = {name: each * parts for name, each in self.count(micro).items()}
+        out = super().accumulate(micro, own)
+        return out._replace(sums={name: each / own[name] * counts[name] for name, each in out.sums.items()})
+
+
+@mutant(of="PAR-05a", case="a-microbatch-without-a-label", says="lm is nan in 5 microbatches")
+class DividesByNoLabels(Trained):
+    """The mean over a microbatch without a label is 0 / 0, and so is the step that holds it: every weight is lost."""
+
+    trains = _MeanOverNothing
+
+
 class _MeanOfSequences(Trainer):
     def accumulate(self, micro: Batch, counts: Mapping[str, Tensor]) -> Forward:
         held = [torch.split(each, 1) for each in micro if each is not None]
