@@ -20,7 +20,7 @@ from typing import Any
 
 from contracts.spec.launch import Reading, Stage
 from contracts.spec.topology import Layout
-from contracts.stacks.megatron_arguments import as_text
+from contracts.stacks.megatron.arguments import as_text
 
 CANONICAL = "0.19.2"
 UNKNOWN_BEYOND = (

@@ -27,9 +27,9 @@ TIMEOUT_S = 120.0  # the first question imports Megatron, and a world of 65 536 
 # The environment's own packages come first and this suite last, so that it cannot replace any of them.
 _BOOTSTRAP = (
     "import sys; sys.path.append(sys.argv.pop(1)); "
-    "from contracts.stacks.megatron_worker import main; main(sys.argv[1:])"
+    "from contracts.stacks.megatron.worker import main; main(sys.argv[1:])"
 )
-_SUITE = Path(__file__).parents[2]
+_SUITE = Path(__file__).parents[3]
 _CLEARED = ("NCCL_", "CUDA_", "TORCH_", "PYTORCH_", "NVTE_", "WORLD_SIZE", "RANK", "LOCAL_RANK", "MASTER_", "PYTHON")
 
 

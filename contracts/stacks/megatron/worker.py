@@ -21,8 +21,8 @@ from contracts.spec.errors import NotOffered, refuse
 from contracts.spec.launch import Reading
 from contracts.spec.pattern import HybridPattern
 from contracts.spec.topology import Degrees, GradientReduction, GroupCall, Kind, Layout, Topology
-from contracts.stacks import megatron_arguments, megatron_groups
 from contracts.stacks.forked import Died, in_a_fork
+from contracts.stacks.megatron import arguments, groups
 from contracts.stacks.protocol import HELLO, PROTOCOL
 from contracts.stacks.serve import own_stdout, reply
 
@@ -33,7 +33,7 @@ NEEDS = {
     "group_calls": ("megatron.core.parallel_state",),
     "gradient_reduction": ("megatron.core.parallel_state", "megatron.core.distributed", "megatron.core.transformer"),
     "read_pattern": (HYBRID,),
-    "read_argv": (megatron_arguments.MODULE,),
+    "read_argv": (arguments.MODULE,),
 }
 """question → what is imported before it is answered. Who offers it depends on what the package ships."""
 
@@ -63,7 +63,7 @@ class Worker:
         for module in NEEDS[question]:
             importlib.import_module(module)
         if question == "read_argv":
-            megatron_arguments.prepare()
+            arguments.prepare()
 
     def read_pattern(self, text: str) -> HybridPattern:
         """The blocks that Megatron's hybrid parser reads, by the names it gives its own symbols, in lower case.
@@ -85,25 +85,25 @@ class Worker:
         )
 
     def read_argv(self, argv: tuple[str, ...], env: Mapping[str, str], world: int) -> Reading:
-        """What parser, validation and configuration make of an argv; see `megatron_arguments`."""
-        return megatron_arguments.read(argv, env, world, self.version, shimmed=self._overridden)
+        """What parser, validation and configuration make of an argv; see `arguments`."""
+        return arguments.read(argv, env, world, self.version, shimmed=self._overridden)
 
     def topology(self, degrees: Degrees, world: int, layout: Layout) -> Topology:
-        """Sizes and groups of every axis, in the borrowed layout; see `megatron_groups`."""
+        """Sizes and groups of every axis, in the borrowed layout; see `groups`."""
         _only_borrowed(layout)
-        return megatron_groups.topology(degrees, world)
+        return groups.topology(degrees, world)
 
     def group_calls(self, degrees: Degrees, world: int, layout: Layout, rank: int) -> tuple[GroupCall, ...]:
         """The `new_group` calls that a rank really makes, gloo twins left out."""
         _only_borrowed(layout)
-        return megatron_groups.group_calls(degrees, world, rank)
+        return groups.group_calls(degrees, world, rank)
 
     def gradient_reduction(
         self, degrees: Degrees, world: int, layout: Layout, rank: int, kind: Kind
     ) -> GradientReduction:
         """The collective and the factor that Megatron's data-parallel wrapper really applies to a gradient."""
         _only_borrowed(layout)
-        return megatron_groups.gradient_reduction(degrees, world, rank, kind)
+        return groups.gradient_reduction(degrees, world, rank, kind)
 
     def _ships(self, module: str) -> bool:
         path = self._root.joinpath(*module.split(".")[1:])
@@ -119,7 +119,7 @@ class Worker:
                 return f"shimmed: torch.cuda.current_device and current_stream are the CPU's; under {FAKE_GROUP}"
             case "read_argv":
                 also = " and typing.override" if self._overridden else ""
-                engine = megatron_arguments.TRANSFORMER_ENGINE
+                engine = arguments.TRANSFORMER_ENGINE
                 return f"shimmed: device capability 9.0{also}; Transformer Engine {engine} presumed where it says so"
         return "unpatched"
 
@@ -162,13 +162,13 @@ def _dumps(message: Mapping[str, object]) -> str:
     return json.dumps(message, separators=(",", ":"), allow_nan=False)
 
 
-def main(arguments: list[str]) -> None:
+def main(words: list[str]) -> None:
     """Serve; with the one word `flags`, print every flag of the live parser as JSON instead."""
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the same answers with and without a device
     with own_stdout() as stdout:
         worker = Worker()
-        if arguments == ["flags"]:
+        if words == ["flags"]:
             worker.prepare("read_argv")
-            json.dump(megatron_arguments.flags(), stdout)
+            json.dump(arguments.flags(), stdout)
         else:
             serve(worker, sys.stdin, stdout)
