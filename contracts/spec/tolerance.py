@@ -27,6 +27,12 @@ FLOAT32_SCAN = Tolerance(name="float32 scan", bound=1e-5, why="gradients of scan
 FLOAT32_LAYOUT = Tolerance(
     name="float32 layout", bound=5e-6, why="sums in another order differ by 5e-7; real layout faults start at 1e-2"
 )
+FLOAT32_TRANSFORMER = Tolerance(
+    name="float32 transformer", bound=2e-5, why="a norm's gradient sums terms that cancel: 6e-6 seen; faults from 1e-2"
+)
+FLOAT32_MOMENTS = Tolerance(
+    name="float32 moments", bound=4e-5, why="the square of a gradient is off by twice as much as the gradient"
+)
 BFLOAT16 = Tolerance(name="bfloat16", bound=1e-2, why="units of 2^-9 over sums accumulated in float32")
 BFLOAT16_MEAN = Tolerance(
     name="bfloat16 mean",

@@ -65,11 +65,13 @@ from contracts.checks.numeric import (  # isort: skip
     pipeline_runs,  # what a pipeline begins with, saves and refuses
     messages,  # what stages send each other
     expert_layouts,  # experts on several ranks
+    transformers,  # a step of a transformer with experts, which other stacks can be asked
     sharded_optimizer,  # what several ranks begin with, and make of a step
     traffic,  # what ranks send each other
     axis_traffic,  # over which ranks a step reduces and gathers
     rows_of_ranks,  # which rank reads which sequences
     compiled_layouts,  # lanes of several ranks, compiled and not
+    refused_runs,  # what a refused run leaves behind
 )
 
 __all__ = [
@@ -119,6 +121,7 @@ __all__ = [
     "prediction",
     "reach",
     "recurrent",
+    "refused_runs",
     "resharding",
     "resume",
     "retention",
@@ -135,6 +138,7 @@ __all__ = [
     "ssm_precision",
     "streams",
     "traffic",
+    "transformers",
     "updates",
     "visibility",
     "visibility_of_m",
