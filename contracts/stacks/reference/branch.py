@@ -11,6 +11,7 @@ from contracts.spec.blocks import BlockCall, BlockRun
 from contracts.spec.errors import refuse
 from contracts.spec.recipe import Mode, Recipe
 from contracts.spec.seams import Facts, Seam, Site, Wish
+from contracts.stacks.reference.assembled import Assembled
 
 if TYPE_CHECKING:  # torch is loaded when a block is asked for, not when the stack is introduced
     from torch import Tensor, nn
@@ -19,16 +20,10 @@ if TYPE_CHECKING:  # torch is loaded when a block is asked for, not when the sta
     from contracts.stacks.reference.parts import Parts
 
 
-class BlocksSide:
+class BlocksSide(Assembled):
     """The answers of `Reference` on this subject."""
 
     QUESTIONS: frozenset[str] = frozenset({"block_weights", "run_block"})
-
-    def parts(self) -> Parts:
-        """The classes everything is built of; a counterexample exchanges one."""
-        from contracts.stacks.reference.parts import PARTS
-
-        return PARTS
 
     def block_weights(self, recipe: Recipe, layer: int, mode: Mode) -> Mapping[str, Shape]:
         import torch

@@ -9,6 +9,7 @@ from contracts.spec.array import Arrays, Element
 from contracts.spec.errors import NotOffered, Refusals
 from contracts.spec.recipe import Mode, Recipe
 from contracts.spec.training import Built, BuiltLayer, Execution, Parameter, Pass, Role, Rule, Tokens
+from contracts.stacks.reference.assembled import Assembled
 
 if TYPE_CHECKING:  # torch is loaded when a model is asked for, not when the stack is introduced
     from torch import Tensor, nn
@@ -24,16 +25,10 @@ STATE: Mapping[Rule, Mapping[str, Element]] = {
 }
 
 
-class ModelSide:
+class ModelSide(Assembled):
     """The answers of `Reference` on this subject."""
 
     QUESTIONS: frozenset[str] = frozenset({"built", "initial", "run_model"})
-
-    def parts(self) -> Parts:
-        """The classes everything is built of; a counterexample exchanges one."""
-        from contracts.stacks.reference.parts import PARTS
-
-        return PARTS
 
     def built(self, recipe: Recipe, mode: Mode) -> Built:
         import torch

@@ -14,26 +14,20 @@ from contracts.spec.blocks import BlockCall
 from contracts.spec.compiling import AllowedBreak, Backend, CompiledPasses, CompiledRuns, Operation, Outcome
 from contracts.spec.recipe import Recipe
 from contracts.spec.training import Execution, Tokens, Wrap
+from contracts.stacks.reference.assembled import Assembled
 
 if TYPE_CHECKING:  # torch is loaded when something is compiled, not when the stack is introduced
-    from contracts.stacks.reference.parts import Parts
     from contracts.stacks.reference.trainer import Trainer
 
 COLD_S = 300.0  # inductor was seen to take 40 s for a block on two busy cores
 
 
-class CompilingSide:
+class CompilingSide(Assembled):
     """The answers of `Reference` on this subject."""
 
     QUESTIONS: frozenset[str] = frozenset(
         {"run_compiled", "pass_compiled", "allowed_breaks", "compile_cold", "probe_compiler", "pads_rows", "wrapping"}
     )
-
-    def parts(self) -> Parts:
-        """The classes everything is built of; a counterexample exchanges one."""
-        from contracts.stacks.reference.parts import PARTS
-
-        return PARTS
 
     def run_compiled(self, calls: tuple[BlockCall, ...], backend: Backend) -> CompiledRuns:
         from contracts.instruments.graphs import counted

@@ -13,24 +13,18 @@ from contracts.spec.devices import AllocatorSeen, StepMemory
 from contracts.spec.errors import Unreachable
 from contracts.spec.recipe import Mode, Recipe
 from contracts.spec.training import Execution
+from contracts.stacks.reference.assembled import Assembled
 
 if TYPE_CHECKING:  # torch is loaded when something is trained, not when the stack is introduced
-    from contracts.stacks.reference.parts import Parts
     from contracts.stacks.reference.trainer import Trainer
 
 LIMIT_S = 120.0
 
 
-class DevicesSide:
+class DevicesSide(Assembled):
     """The answers of `Reference` on this subject."""
 
     QUESTIONS: frozenset[str] = frozenset({"step_memory", "allocator_seen"})
-
-    def parts(self) -> Parts:
-        raise NotImplementedError  # BlocksSide's
-
-    def trainer(self) -> type[Trainer]:
-        raise NotImplementedError  # TrainingSide's
 
     def step_memory(self, recipe: Recipe, mode: Mode, device: str, steps: int) -> tuple[StepMemory, ...]:
         from contracts.instruments.memory import Meter

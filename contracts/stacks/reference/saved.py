@@ -14,6 +14,7 @@ from contracts.spec.array import Arrays
 from contracts.spec.checkpointing import Loaded, Naming, Overtaken, Snapshot, WriteFault, Written
 from contracts.spec.errors import Refused, refuse
 from contracts.spec.installation import Disks, StorageMap
+from contracts.stacks.reference.assembled import Assembled
 
 if TYPE_CHECKING:  # torch is loaded when a checkpoint is asked for, not when the stack is introduced
     from multiprocessing.connection import Connection
@@ -22,12 +23,11 @@ if TYPE_CHECKING:  # torch is loaded when a checkpoint is asked for, not when th
 
     from contracts.stacks.reference.checkpoint import State
     from contracts.stacks.reference.durable import Disk
-    from contracts.stacks.reference.parts import Parts
 
 DEADLINE_S = 60.0  # of a process that may die; a whole write takes 20 ms
 
 
-class CheckpointSide:
+class CheckpointSide(Assembled):
     """The answers of `Reference` on this subject."""
 
     QUESTIONS: frozenset[str] = frozenset(
@@ -36,9 +36,6 @@ class CheckpointSide:
             "retire_checkpoints", "checkpoint_folder", "rename_weights",
         }
     )  # fmt: skip
-
-    def parts(self) -> Parts:
-        raise NotImplementedError  # BlocksSide's
 
     def write_checkpoint(self, folder: str, state: Snapshot, file_bytes: int, fault: WriteFault | None) -> Written:
         held = _held(state)

@@ -9,25 +9,16 @@ from contracts.spec.array import Array
 from contracts.spec.errors import refuse
 from contracts.spec.recipe import Recipe
 from contracts.spec.training import Execution, Session, Step, Tokens, Trained
+from contracts.stacks.reference.assembled import Assembled
 
 if TYPE_CHECKING:  # torch is loaded when a run is asked for, not when the stack is introduced
-    from contracts.stacks.reference.parts import Parts
     from contracts.stacks.reference.trainer import Batch, Done, Trainer
 
 
-class TrainingSide:
+class TrainingSide(Assembled):
     """The answers of `Reference` on this subject."""
 
     QUESTIONS: frozenset[str] = frozenset({"train", "samples", "sample"})
-
-    def parts(self) -> Parts:
-        raise NotImplementedError  # BlocksSide's
-
-    def trainer(self) -> type[Trainer]:
-        """The class that trains; a counterexample gives another."""
-        from contracts.stacks.reference.trainer import Trainer
-
-        return Trainer
 
     def parallel_trainer(self) -> type[Trainer]:
         """The class that trains on several ranks."""
@@ -47,22 +38,16 @@ class TrainingSide:
         return self.parallel_trainer() if execution.degrees.pp == 1 else self.pipeline_trainer()
 
     def train(self, session: Session) -> Trained:
-        from contracts.instruments import numerics
-
         if session.batches and len(session.batches) != session.steps:
             raise refuse("batches", len(session.batches), f"must be one a step ({session.steps})", "give as many")
         trainer = self.trainer_of(session.execution)(session.recipe, session.execution, self.parts())
-        if session.load is not None:
-            trainer.resume(session.load)
-        if session.weights:
-            trainer.put(numerics.tensors(session.weights), dict(trainer.model.named_parameters()), "weights")
-        if session.buffers:
-            trainer.put(numerics.tensors(session.buffers), dict(trainer.model.named_buffers()), "buffers")
-        start = trainer.number
-        loaded = _loaded(trainer, session) if session.load is not None and 0 in session.at else None
-        steps = tuple(_step(trainer, session, index) for index in range(session.steps))
+        try:
+            trained = _trained(trainer, session)
+        except BaseException:
+            trainer.abandon()
+            raise
         trainer.close()
-        return Trained(start=start, steps=steps, loaded=loaded)
+        return trained
 
     def samples(self, recipe: Recipe, step: int, rank: int, dp: int) -> tuple[int, ...]:
         kind, total = self.trainer(), recipe.batch.total
@@ -80,6 +65,22 @@ class TrainingSide:
             labels=numerics.array(labels_BT),
             documents=numerics.array(documents_BT),
         )
+
+
+def _trained(trainer: Trainer, session: Session) -> Trained:
+    """A session, from what it loads to its last step."""
+    from contracts.instruments import numerics
+
+    if session.load is not None:
+        trainer.resume(session.load)
+    if session.weights:
+        trainer.put(numerics.tensors(session.weights), dict(trainer.model.named_parameters()), "weights")
+    if session.buffers:
+        trainer.put(numerics.tensors(session.buffers), dict(trainer.model.named_buffers()), "buffers")
+    start = trainer.number
+    loaded = _loaded(trainer, session) if session.load is not None and 0 in session.at else None
+    steps = tuple(_step(trainer, session, index) for index in range(session.steps))
+    return Trained(start=start, steps=steps, loaded=loaded)
 
 
 def _step(trainer: Trainer, session: Session, index: int) -> Step:
