@@ -31,7 +31,7 @@ from contracts.checks.numeric._transformers import (
 from contracts.contract import contract
 from contracts.instruments.ranks import gathered, here
 from contracts.spec.recipe import Moe, Recipe
-from contracts.spec.tolerance import FLOAT32_TRANSFORMER, FLOAT32_MOMENTS
+from contracts.spec.tolerance import FLOAT32_MOMENTS
 from contracts.spec.training import Execution, Observed, Training
 
 L, G = LATENT_EXPERTS, GROUPED_EXPERTS
