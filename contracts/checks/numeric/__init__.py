@@ -72,6 +72,7 @@ from contracts.checks.numeric import (  # isort: skip
     rows_of_ranks,  # which rank reads which sequences
     compiled_layouts,  # lanes of several ranks, compiled and not
     refused_runs,  # what a refused run leaves behind
+    refused_runs,  # what a refused run leaves behind
 )
 
 __all__ = [
@@ -121,6 +122,7 @@ __all__ = [
     "prediction",
     "reach",
     "recurrent",
+    "refused_runs",
     "refused_runs",
     "resharding",
     "resume",

@@ -100,6 +100,13 @@ class ParallelTrainer(Trainer):
     optimizer_class: type[Optimizer] = ShardedOptimizer
     mesh: TrainingMesh
 
+    def __init__(self, *args: Any) -> None:
+        try:
+            super().__init__(*args)
+        except BaseException:
+            self.abandon()
+            raise
+
     def offered(self) -> None:
         if self.execution.degrees.pp > 1:
             raise NotOffered("this trainer has no pipeline: pipeline_trainer.py has")
@@ -202,6 +209,11 @@ class ParallelTrainer(Trainer):
         """Every rank is through with its groups before one takes them down."""
         dist.barrier()
         self.mesh.close()
+
+    def abandon(self) -> None:
+        """A peer that still waits in one of the groups hears of it now, and not when its patience ends."""
+        if hasattr(self, "mesh"):
+            self.mesh.close()
 
     # whole tensors
     def whole(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

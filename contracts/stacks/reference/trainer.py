@@ -153,6 +153,9 @@ class Trainer:
     def close(self) -> None:
         """Give back what the run held of the world."""
 
+    def abandon(self) -> None:
+        """The same for a run that failed: nobody is waited for, since nobody may come."""
+
     def cut(self, batch: Batch) -> list[Batch]:
         """The microbatches: runs of sequences whose numbers differ by one at most."""
         parts, rows = self.execution.microbatches, len(batch.tokens_BT)
