@@ -83,22 +83,6 @@ def _trained(trainer: Trainer, session: Session) -> Trained:
     return Trained(start=start, steps=steps, loaded=loaded)
 
 
-def _trained(trainer: Trainer, session: Session) -> Trained:
-    """A session, from what it loads to its last step."""
-    from contracts.instruments import numerics
-
-    if session.load is not None:
-        trainer.resume(session.load)
-    if session.weights:
-        trainer.put(numerics.tensors(session.weights), dict(trainer.model.named_parameters()), "weights")
-    if session.buffers:
-        trainer.put(numerics.tensors(session.buffers), dict(trainer.model.named_buffers()), "buffers")
-    start = trainer.number
-    loaded = _loaded(trainer, session) if session.load is not None and 0 in session.at else None
-    steps = tuple(_step(trainer, session, index) for index in range(session.steps))
-    return Trained(start=start, steps=steps, loaded=loaded)
-
-
 def _step(trainer: Trainer, session: Session, index: int) -> Step:
     """One step of a session, and what is to be seen of it."""
     number = trainer.number + 1
