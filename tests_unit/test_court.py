@@ -18,6 +18,7 @@ from contracts.court import record
 from contracts.court.judge import judge, try_mutant
 from contracts.court.verdict import verdict
 from contracts.harness.gate import today
+from contracts.spec.errors import Unreachable
 from contracts.spec.launch import Lane
 from contracts.spec.records import EXIT_CODES, Word
 from contracts.spec.stack import Stack
@@ -206,6 +207,27 @@ def test_a_refusal_is_a_violation_only_if_the_stack_gave_it() -> None:
     result = judge(_contract(builds_an_illegal_value), "only", Reference())
     assert result.outcome == "broken"
     assert result.words.startswith("the check itself could not be carried out: rendezvous = None")
+
+
+def test_what_a_check_needs_and_lacks_here_was_not_run() -> None:
+    def wants_a_package(stack: Stack) -> None:
+        stack.blocks("A", 1)
+        raise Unreachable("transformer-engine is not installed: pip install …")
+
+    result = judge(_contract(wants_a_package), "only", Reference())
+    assert (result.outcome, result.words) == ("not run", "transformer-engine is not installed: pip install …")
+
+
+def test_a_party_that_cannot_be_reached_is_broken_and_not_merely_not_run() -> None:
+    class Away(Reference):
+        def blocks(self, pattern: str, depth: int) -> tuple[str, ...]:
+            raise Unreachable("the machine it runs on does not answer")
+
+    def asks(stack: Stack) -> None:
+        stack.blocks("A", 1)
+
+    result = judge(_contract(asks), "only", Away())
+    assert (result.outcome, result.words.split(": ")[0]) == ("broken", "reference could not be asked for blocks")
 
 
 def test_a_check_that_asks_beyond_its_contract_is_broken() -> None:

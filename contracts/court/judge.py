@@ -1,8 +1,9 @@
 """Judge one contract in one case. Knows neither pytest nor files: a function from parties to a result.
 
 Only an AssertionError raised by the check itself is a violation. A refusal of a legal input is one too, since the
-check asked for an answer. Everything else that goes wrong is broken, and so is a check that comes back without having
-put a question: it judged nothing, whatever it returns.
+check asked for an answer. A check that lacks what it needs here, a package say, raises Unreachable, and was not run.
+Everything else that goes wrong is broken, and so is a check that comes back without having put a question: it judged
+nothing, whatever it returns.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Iterable
 from contracts.contract import Contract, Mutant
 from contracts.court.deadline import Overdue, deadline
 from contracts.court.party import Broken, OnTheStand
-from contracts.spec.errors import NotOffered, Refused
+from contracts.spec.errors import NotOffered, Refused, Unreachable
 from contracts.spec.records import Fate, Kill, Outcome, Result
 from contracts.spec.stack import Party
 
@@ -42,25 +43,33 @@ def judge(
     try:
         with deadline(deadline_s):
             contract.check(stand, *contract.cases[case])
-    except AssertionError as violation:
-        return result("violated", str(violation) or "the check gave no words")
-    except Refused as refused:
-        if refused is not stand.declined:
-            return result("broken", f"the check itself could not be carried out: {refused}")
-        return result("violated", f"a legal input was refused: {refused}")
-    except NotOffered as declined:
-        return result("not offered", str(declined) or f"{subject.name} declined this case")
-    except Broken as broken:
-        return result("broken", str(broken))
-    except Overdue:
-        return result("broken", f"no answer within {deadline_s:g} s")
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # the check itself failed, or ended itself by pytest.skip or sys.exit
-        return result("broken", f"the check raised {type(error).__name__}: {error}")
+    except Overdue:
+        return result("broken", f"no answer within {deadline_s:g} s")
+    except BaseException as error:  # pytest.skip and sys.exit are no Exception
+        return result(*ending(error, stand))
     if not stand.answered:
         return result("broken", "the check put no question, so it judged nothing")
     return result("holds")
+
+
+def ending(error: BaseException, stand: OnTheStand) -> tuple[Outcome, str]:
+    """What the exception that ended a check says of its promise, in which words."""
+    match error:
+        case AssertionError():
+            return "violated", str(error) or "the check gave no words"
+        case Refused() if error is stand.declined:
+            return "violated", f"a legal input was refused: {error}"
+        case Refused():
+            return "broken", f"the check itself could not be carried out: {error}"
+        case NotOffered():
+            return "not offered", str(error) or f"{stand.name} declined this case"
+        case Unreachable():  # the check's own: a party's has become Broken
+            return "not run", str(error) or "the check gave no words"
+        case Broken():
+            return "broken", str(error)
+    return "broken", f"the check raised {type(error).__name__}: {error}"
 
 
 def remedy_for(missing: Iterable[str]) -> str:

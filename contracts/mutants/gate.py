@@ -30,6 +30,15 @@ class UntestedIsForgiven(Court):
         return super().verdict(replace(run, results=known, plan=replace(run.plan, items=items)), today)
 
 
+@mutant(of="GATE-01", case="one-not-run", says="verdict is conformant, expected incomplete")
+class AbsenceIsADecline(Court):
+    """A package that is not installed is booked as something that the stack never had, and the rest is a pass."""
+
+    def verdict(self, run: Run, today: str) -> Verdict:
+        declined = tuple(replace(r, outcome="not offered") if r.outcome == "not run" else r for r in run.results)
+        return super().verdict(replace(run, results=declined), today)
+
+
 @mutant(of="GATE-01", case="one-not-offered", says="verdict is incomplete, expected conformant")
 class NotOfferedIsHeldAgainstIt(Court):
     """The over-correction: a stack is blamed for what it never claimed."""

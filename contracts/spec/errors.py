@@ -42,7 +42,10 @@ class NotOffered(Exception):
 
 
 class Unreachable(Exception):
-    """The party could not be asked: its environment is missing or its protocol broke. Never a violation."""
+    """What is needed here is not there: an environment, a package, a protocol that works. Never a violation.
+
+    Raised by a party it is broken; raised by a check, of a package that is not installed say, its case was not run.
+    """
 
 
 def refuse(field: str, value: object, problem: str, remedy: str) -> Refused:

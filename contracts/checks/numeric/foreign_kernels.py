@@ -9,7 +9,7 @@ from contracts.checks.numeric._devices import Asked, call_of, on
 from contracts.checks.numeric.bfloat16 import held_to_its_definition
 from contracts.contract import contract
 from contracts.spec.blocks import Blocks
-from contracts.spec.errors import NotOffered
+from contracts.spec.errors import Unreachable
 from contracts.spec.seams import Kernel, Package, Seams, Site, Wish
 
 
@@ -38,8 +38,8 @@ def mamba_ssm_computes_what_the_block_is_defined_as(stack: Stack, asked: Asked, 
     """mamba-ssm's kernel in the place of the scan gives the block's definition, output and every gradient, as near as
     bfloat16 allows; it is mamba-ssm that ran.
 
-    One version string of it was seen with two different maths. Where it is not installed nothing is judged; where it
-    is installed and cannot be imported, that is a violation and no absence.
+    One version string of it was seen with two different maths. Where it is not installed the promise was not run; where
+    it is installed and cannot be imported, that is a violation and no absence.
     """
     _held(stack, asked, site, "mamba-ssm")
 
@@ -61,7 +61,7 @@ def _held(stack: Stack, asked: Asked, site: Site, kernel: Kernel) -> None:
     package = stack.kernel_facts().packages.get(kernel, Package(state="absent"))
     assert package.state != "broken", f"{kernel} is installed and cannot be imported: {package.words}"
     if package.state == "absent":
-        raise NotOffered(f"{kernel} is not installed: {INSTALL[kernel]}")
+        raise Unreachable(f"{kernel} is not installed: {INSTALL[kernel]}")
     call = replace(call_of(stack, asked), kernels={site: Wish(kernel=kernel, required=True)})
     run = stack.run_block(call)
     ran = run.kernels.get(site)

@@ -11,7 +11,7 @@ from contracts.checks.numeric._recipes import A_LAYER, E_LAYER, M_LAYER, R_LAYER
 from contracts.checks.numeric.seams import NARROW, SSM, TE
 from contracts.contract import contract
 from contracts.spec.blocks import BlockCall, Blocks
-from contracts.spec.errors import NotOffered
+from contracts.spec.errors import NotOffered, Unreachable
 from contracts.spec.recipe import Mode, Recipe
 from contracts.spec.seams import Facts, Package, Seams, Site, Wish
 from contracts.spec.tolerance import BFLOAT16, EXACT
@@ -102,7 +102,7 @@ def the_bridge_is_the_own_layer(stack: _Offers, recipe: Recipe, layer: int, site
     facts = stack.kernel_facts()
     found = facts.packages.get(TE, Package(state="absent"))
     if found.state == "absent":
-        raise NotOffered("Transformer Engine is not installed here: build 2.12 for the device's architecture")
+        raise Unreachable("transformer-engine is not installed: build 2.12 for the device's architecture (docs/gpu.md)")
     wishes: Mapping[Site, Wish] = {site: Wish(kernel=TE, required=True)}
     bridged = stack.run_block(_call(stack, recipe, layer, "nemo_native", wishes, facts))
     own: Mapping[Site, Wish] = {site: Wish(kernel="native")}
