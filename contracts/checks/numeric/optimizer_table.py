@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from contracts import instruments
+from contracts.checks.numeric._recipes import SMALL_DSA
 from contracts.checks.numeric._training import AHEAD, LETTERS, MUON, TIED, batch, run, table, uneven, updates
 from contracts.contract import contract
 from contracts.spec.recipe import Mhc, Moe, Recipe
@@ -181,3 +183,43 @@ def every_parameter_has_state(stack: Training, recipe: Recipe) -> None:
             still = (first[row.name] == second[row.name]).flatten(1).all(1)
             lacking = still.nonzero().flatten().tolist()
             assert not lacking, f"experts {lacking} of {row.name} got no token and did not decay"
+
+
+SPARSE = replace(SMALL_DSA, name="sparse", pattern="AE", depth=5, seq_length=13, vocab=61, optim=LETTERS.optim)
+"""A E A E A, an indexer in layers 0 and 4. One holds (40, 12) + (8, 24) + 8 + 8 + (5, 24) = 808 numbers."""
+INDEXED = {"adamw": (SPARSE,), "muon": (replace(SPARSE, optim=MUON.optim),)}
+
+
+@contract("OPT-01d", asks=("built", "initial", "train"), cases=INDEXED, source="F09; arXiv 2512.02556 section 2.1")
+def what_is_frozen_stands_still(stack: Training, recipe: Recipe) -> None:
+    """A parameter that the table calls frozen has no state and is the same bit for bit after two steps with decay;
+    every other one gets a gradient and moves. Whole indexers are frozen, or nothing is.
+
+    An indexer that no loss trains gets no gradient. In the optimizer all the same it decays to zero, and chooses keys
+    by noise.
+    """
+    rows, whole = table(stack, recipe), stack.initial(recipe, "nemo_native")
+    names = sorted(row.name for row in rows)
+    lost = sorted(set(whole) - set(names) - set(stack.built(recipe, "nemo_native").buffers))
+    assert not lost, f"{', '.join(lost[:3])} of the model stands in no row of the table"
+    weights = uneven(rows)
+    given = (batch("frozen 1"), batch("frozen 2"))
+    trained = run(stack, recipe, given, "gradients", "weights", "optimizer", weights=weights)
+    start, last = instruments.numerics.tensors(weights), instruments.numerics.tensors(trained.steps[-1].weights)
+    gradients = instruments.numerics.tensors(trained.steps[0].gradients)
+    for row in rows:
+        still = bool((last[row.name] == start[row.name]).all())
+        held = sorted(each for each in trained.steps[-1].optimizer if each.startswith(f"{row.name}/"))
+        if row.optimizer is None:
+            assert still, f"{row.name} is frozen in the table, and two steps moved it"
+            assert not held, f"{row.name} is frozen in the table, and has the state {', '.join(held)}"
+            continue
+        reached = row.name in gradients and bool(gradients[row.name].any())
+        assert reached, f"no gradient reaches {row.name}, which stands in the table under {row.optimizer}"
+        assert not still, f"{row.name} stands in the table under {row.optimizer} and did not move"
+    for layer in range(5):
+        frozen = sum(math.prod(row.shape) for row in rows if row.layer == layer and row.optimizer is None)
+        allowed = (0, 808) if layer in (0, 4) else (0,)
+        assert frozen in allowed, (
+            f"{frozen} numbers of layer {layer} are frozen, expected {' or '.join(map(str, allowed))}"
+        )

@@ -14,8 +14,10 @@ from contracts.mutants.numeric._exchanged import Exchanged
 from contracts.mutants.numeric._trained import Trained
 from contracts.spec.recipe import Mode, Optim, Recipe
 from contracts.spec.training import Built, Rule
+from contracts.stacks.reference.blocks.attention import Indexer, LatentAttention
 from contracts.stacks.reference.blocks.experts import Experts
 from contracts.stacks.reference.optimizer import Member, Muon, Optimizer
+from contracts.stacks.reference.parts import Parts
 from contracts.stacks.reference.stack import Reference
 
 
@@ -282,3 +284,57 @@ class GivesNoStateOfSomeExperts(Trained):
     """State is collected from the tensors of the last group that was stepped; one tensor's never is."""
 
     moves = _NoStateWithoutGradient
+
+
+# what is frozen
+class _Thawed(Indexer):
+    def __init__(self, recipe: Recipe, parts: Parts) -> None:
+        super().__init__(recipe, parts)
+        self.requires_grad_(True)
+
+
+@mutant(of="OPT-01d", case="adamw", says="no gradient reaches layers.0.mixer.indexer.")
+class DecaysAnIndexerThatNothingTrains(Exchanged):
+    """The indexer stands in the optimizer, no loss reaches it, and decay takes it to zero."""
+
+    exchange = {"indexer": _Thawed}
+
+
+@mutant(of="OPT-01d", case="muon", says="is frozen in the table, and two steps moved it")
+class CallsFrozenWhatDecays(Exchanged):
+    """The table leaves out what has no gradient; the optimizer is built of every parameter, and decays it."""
+
+    exchange = {"indexer": _Thawed}
+
+    def built(self, recipe: Recipe, mode: Mode) -> Built:
+        answer = super().built(recipe, mode)
+        rows = (replace(row, optimizer=None, state={}) if ".indexer." in row.name else row for row in answer.parameters)
+        return replace(answer, parameters=tuple(rows))
+
+
+class _FreezesAround(LatentAttention):
+    def __init__(self, recipe: Recipe, parts: Parts, *, sparse: bool) -> None:
+        super().__init__(recipe, parts, sparse=sparse)
+        if sparse:
+            self.wq_a.requires_grad_(False)
+            self.q_norm.requires_grad_(False)
+
+
+@mutant(of="OPT-01d", case="adamw", says="numbers of layer 0 are frozen, expected 0 or 808")
+class FreezesTheQueriesToo(Exchanged):
+    """What feeds the indexer is frozen with it; the attention shares it."""
+
+    exchange = {"latent_attention": _FreezesAround}
+
+
+class _HalfThawed(Indexer):
+    def __init__(self, recipe: Recipe, parts: Parts) -> None:
+        super().__init__(recipe, parts)
+        self.weights.requires_grad_(True)
+
+
+@mutant(of="OPT-01d", case="muon", says="no gradient reaches layers.0.mixer.indexer.weights.weight")
+class FreezesMostOfTheIndexer(Exchanged):
+    """Parameters are frozen by a list of names, on which the weights of the index heads do not stand."""
+
+    exchange = {"indexer": _HalfThawed}

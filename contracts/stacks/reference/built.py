@@ -69,7 +69,7 @@ def passed(model: Model, execution: Execution, batch: Tokens, *, backward: bool)
         losses = model.objective(sums, counts)
     gradients = {}
     if backward:
-        leaves = dict(model.named_parameters())
+        leaves = {name: each for name, each in model.named_parameters() if each.requires_grad}
         found = torch.autograd.grad(losses["total"], list(leaves.values()), allow_unused=True)
         gradients = {name: grad for name, grad in zip(leaves, found, strict=True) if grad is not None}
     further = zip(*(each.mtp_logits for each in passes), strict=True)
@@ -163,26 +163,28 @@ def _witnesses(mixer: nn.Module) -> tuple[str, set[str]]:
 
 
 def _rows(model: Model) -> tuple[Parameter, ...]:
-    """A row for each parameter, routed as the optimizer routes it."""
+    """A row for each parameter, routed as the optimizer routes it; no rule moves one that is frozen."""
     from contracts.stacks.reference.optimizer import Optimizer
-    from contracts.stacks.reference.roles import members
+    from contracts.stacks.reference.roles import layer_of, members, role_of
 
     optimizer = Optimizer(model.recipe.optim, members(model))
+    moved = {member.name: member for member in optimizer.members}
     activations = cast(Element, str(model.activations).removeprefix("torch."))
     rows = []
-    for member in optimizer.members:
-        rule = optimizer.rule(member)
+    for name, parameter in model.named_parameters():
+        member, role = moved.get(name), role_of(name)
+        rule = None if member is None else optimizer.rule(member)
         rows.append(
             Parameter(
-                name=member.name,
-                shape=tuple(member.parameter.shape),
-                dtype=cast(Element, str(member.parameter.dtype).removeprefix("torch.")),
-                compute="float32" if member.role in IN_FLOAT32 else activations,
-                role=member.role,
-                layer=member.layer,
+                name=name,
+                shape=tuple(parameter.shape),
+                dtype=cast(Element, str(parameter.dtype).removeprefix("torch.")),
+                compute="float32" if role in IN_FLOAT32 else activations,
+                role=role,
+                layer=layer_of(name),
                 optimizer=rule,
-                weight_decay=optimizer.decay(member),
-                state=STATE[rule],
+                weight_decay=0.0 if member is None else optimizer.decay(member),
+                state={} if rule is None else STATE[rule],
             )
         )
     return tuple(rows)

@@ -185,7 +185,8 @@ class LatentAttention(Causal):
 class Indexer(Causal):
     """The lightning indexer: a cheap score of every key for every query, and the keys with the k highest.
 
-    It is given no gradient by the block's output, because what it gives is a choice. Scores are float32 at least.
+    It is given no gradient by the block's output, because what it gives is a choice. Nothing else trains it here, so it
+    is frozen: weight decay alone would take it to zero. Scores are float32 at least.
     """
 
     def __init__(self, recipe: Recipe, parts: Parts) -> None:
@@ -199,6 +200,7 @@ class Indexer(Causal):
         self.wk = Linear(recipe.hidden, dsa.index_head_dim)
         self.k_norm = nn.LayerNorm(dsa.index_head_dim, eps=recipe.norm_eps)
         self.weights = Linear(recipe.hidden, dsa.index_heads)
+        self.requires_grad_(False)
 
     @torch.no_grad()
     def forward(self, x_BTD: Tensor, latent_BTq: Tensor, packing: Packing) -> Tensor:
