@@ -101,6 +101,7 @@ class _WithTheBias(Router):
 
 
 @mutant(of="MOE-05a", case="bias-not-in-p", says="expected 2.25")
+@mutant(of="MOE-01d", case="up", says="on every selection bias loss aux differs")
 class BalancesBiasedScores(Exchanged):
     """The probabilities of the loss have the bias in them, so two rules pull at one score."""
 

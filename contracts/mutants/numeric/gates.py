@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from contracts.contract import mutant
 from contracts.mutants.numeric._exchanged import Exchanged
 from contracts.spec.recipe import Recipe
-from contracts.stacks.reference.blocks.experts import Router, Routing
+from contracts.stacks.reference.blocks.experts import Router
 from contracts.stacks.reference.parts import Parts
 
 
@@ -180,22 +180,6 @@ class LearnsTheBias(Exchanged):
     """The bias is a parameter: the optimizer moves and decays what the balance rule moves."""
 
     exchange = {"router": _LearnsTheBias}
-
-
-class _BalancesBiasedScores(Router):
-    def forward(self, x_BTD: Tensor) -> Routing:
-        routing = super().forward(x_BTD)
-        assert self.bias is not None
-        scores_BTE = self.logits(x_BTD).sigmoid() + self.bias
-        biased = scores_BTE / scores_BTE.sum(-1, keepdim=True)
-        return routing._replace(losses=routing.losses | {"aux": self.balance_loss(biased, routing.experts_BTK)})
-
-
-@mutant(of="MOE-01d", case="up", says="on every selection bias loss aux differs")
-class BalancesBiasedScores(Exchanged):
-    """The balance loss is taken of the biased scores."""
-
-    exchange = {"router": _BalancesBiasedScores}
 
 
 class _DetachesGates(Router):
