@@ -6,9 +6,9 @@ check on numbers can be read, planned and listed where there is no torch.
 
 from __future__ import annotations
 
-import importlib
-from types import ModuleType
 from typing import TYPE_CHECKING
+
+from contracts.instruments._lazily import reader
 
 if TYPE_CHECKING:
     from contracts.instruments import fixtures as fixtures
@@ -18,10 +18,4 @@ if TYPE_CHECKING:
     from contracts.instruments import traffic as traffic
 
 
-def __getattr__(name: str) -> ModuleType:
-    try:
-        return importlib.import_module(f"{__name__}.{name}")
-    except ModuleNotFoundError as error:
-        if error.name == f"{__name__}.{name}":
-            raise AttributeError(f"there is no instrument {name}") from None
-        raise
+__getattr__ = reader(__name__, "instrument")

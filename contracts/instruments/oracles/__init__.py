@@ -7,9 +7,9 @@ module is reached as `instruments.oracles.attention`.
 
 from __future__ import annotations
 
-import importlib
-from types import ModuleType
 from typing import TYPE_CHECKING
+
+from contracts.instruments._lazily import reader
 
 if TYPE_CHECKING:
     from contracts.instruments.oracles import attention as attention
@@ -22,10 +22,4 @@ if TYPE_CHECKING:
     from contracts.instruments.oracles import recurrent as recurrent
 
 
-def __getattr__(name: str) -> ModuleType:
-    try:
-        return importlib.import_module(f"{__name__}.{name}")
-    except ModuleNotFoundError as error:
-        if error.name == f"{__name__}.{name}":
-            raise AttributeError(f"there is no oracle {name}") from None
-        raise
+__getattr__ = reader(__name__, "oracle")

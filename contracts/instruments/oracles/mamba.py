@@ -10,7 +10,7 @@ B sequences · T tokens · D hidden · h heads · p head_dim · g groups · n st
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import torch
@@ -37,11 +37,7 @@ def mamba2(
     state: Weights | None = None,
 ) -> Found:
     """A Mamba-2 block, its norm before it included."""
-    rows = [
-        _mamba2_row(recipe, weights, row_TD, documents_T, {name: each[b] for name, each in (state or {}).items()})
-        for b, (row_TD, documents_T) in enumerate(zip(x_BTD, _documents(x_BTD, documents_BT), strict=True))
-    ]
-    return _stacked(rows)
+    return _row_by_row(_mamba2_row, recipe, weights, x_BTD, documents_BT, state)
 
 
 def _mamba2_row(recipe: Recipe, weights: Weights, x_TD: Tensor, documents_T: Tensor, given: Weights) -> Found:
@@ -113,11 +109,7 @@ def mamba3(
     state: Weights | None = None,
 ) -> Found:
     """A Mamba-3 block, its norm before it included. The angle of its state is modulo 2π."""
-    rows = [
-        _mamba3_row(recipe, weights, row_TD, documents_T, {name: each[b] for name, each in (state or {}).items()})
-        for b, (row_TD, documents_T) in enumerate(zip(x_BTD, _documents(x_BTD, documents_BT), strict=True))
-    ]
-    return _stacked(rows)
+    return _row_by_row(_mamba3_row, recipe, weights, x_BTD, documents_BT, state)
 
 
 def _mamba3_row(recipe: Recipe, weights: Weights, x_TD: Tensor, documents_T: Tensor, given: Weights) -> Found:
@@ -211,10 +203,20 @@ def of_heads(each_gn: Tensor, heads: int) -> Tensor:
     return torch.stack([each_gn[head // (heads // len(each_gn))] for head in range(heads)])
 
 
-def _documents(x_BTD: Tensor, documents_BT: Tensor | None) -> Tensor:
-    return torch.zeros(x_BTD.shape[:2], dtype=torch.int64) if documents_BT is None else documents_BT
-
-
-def _stacked(rows: list[Found]) -> Found:
-    state = {name: torch.stack([row.state[name] for row in rows]) for name in rows[0].state}
-    return Found(torch.stack([row.y_BTD for row in rows]), state)
+def _row_by_row(
+    row: Callable[[Recipe, Weights, Tensor, Tensor, Weights], Found],
+    recipe: Recipe,
+    weights: Weights,
+    x_BTD: Tensor,
+    documents_BT: Tensor | None,
+    state: Weights | None,
+) -> Found:
+    """A block of one sequence, put to each sequence with its own part of the state."""
+    if documents_BT is None:
+        documents_BT = torch.zeros(x_BTD.shape[:2], dtype=torch.int64)
+    rows = [
+        row(recipe, weights, x_TD, documents_T, {name: each[b] for name, each in (state or {}).items()})
+        for b, (x_TD, documents_T) in enumerate(zip(x_BTD, documents_BT, strict=True))
+    ]
+    carried = {name: torch.stack([each.state[name] for each in rows]) for name in rows[0].state}
+    return Found(torch.stack([each.y_BTD for each in rows]), carried)
