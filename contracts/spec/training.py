@@ -42,7 +42,9 @@ Role = Literal["embedding", "head", "matrix", "expert", "router", "norm", "bias"
 """What a parameter is for. `ssm` are A_log, D and dt_bias; `mixing` the vectors and maps of hyper-connections."""
 Rule = Literal["adamw", "muon"]
 Precision = Literal["declared", "float32", "float64"]
-Wrap = Literal["tensor_parallel", "expert_parallel", "activation_checkpoint", "compile", "fully_shard"]
+Wrap = Literal[
+    "tensor_parallel", "expert_parallel", "context_parallel", "activation_checkpoint", "compile", "fully_shard"
+]
 """What is put around a model to spread it over ranks."""
 Observed = Literal["gradients", "weights", "optimizer", "buffers", "rng"]
 

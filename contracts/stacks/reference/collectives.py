@@ -8,6 +8,8 @@
     exchanged  all-to-all       all-to-all back
     cut        own rows         all-gather: every rank gets the gradient of all rows
     joined     all-gather       own rows
+    received   from a rank      its gradient back to that rank
+    handed     to a rank        the gradient from that rank, added
 
 `torch.distributed` itself differentiates none of these: its in-place calls drop the graph without a word. Those that
 do stand in `torch.distributed._functional_collectives`, differentiable from torch 2.13 on and named here only. What
@@ -66,6 +68,18 @@ def cut(x_ND: Tensor, group: Group) -> Tensor:
 def joined(x_nD: Tensor, rows: int, group: Group) -> Tensor:
     """The inverse of `cut`; `rows` is how many there are of all ranks together."""
     held: Tensor = _Joined.apply(x_nD, rows, group)  # type: ignore[no-untyped-call]
+    return held
+
+
+def received(like: Tensor, peer: int, group: Group) -> Tensor:
+    """What another rank (its number in the group) hands on, of the shape and dtype of `like`."""
+    held: Tensor = _Received.apply(torch.zeros_like(like).requires_grad_(), peer, group)  # type: ignore[no-untyped-call]
+    return held
+
+
+def handed(x: Tensor, peer: int, group: Group) -> Tensor:
+    """x itself, which another rank is given too. It must be used: the gradient of the other comes in through it."""
+    held: Tensor = _Handed.apply(x, peer, group)  # type: ignore[no-untyped-call]
     return held
 
 
@@ -140,6 +154,45 @@ class _Joined(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
         return own_rows(grads[0], ctx.group).contiguous(), None, None
+
+
+class _Received(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, blank: Tensor, peer: int, group: Group) -> Tensor:
+        ctx.peer, ctx.group = peer, group
+        return _from(blank, peer, group)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[None, None, None]:
+        _to(grads[0], ctx.peer, ctx.group)
+        return None, None, None
+
+
+class _Handed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, peer: int, group: Group) -> Tensor:
+        ctx.peer, ctx.group = peer, group
+        _to(x, peer, group)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        return grads[0] + _from(grads[0], ctx.peer, ctx.group), None, None
+
+
+def _to(x: Tensor, peer: int, group: Group) -> None:
+    _message(dist.isend, x.contiguous(), peer, group)
+
+
+def _from(like: Tensor, peer: int, group: Group) -> Tensor:
+    held = torch.empty_like(like, memory_format=torch.contiguous_format)
+    _message(dist.irecv, held, peer, group)
+    return held
+
+
+def _message(op: Any, x: Tensor, peer: int, group: Group) -> None:
+    for work in dist.batch_isend_irecv([dist.P2POp(op, x, group=group, group_peer=peer)]):
+        work.wait()
 
 
 class _Weighed(torch.autograd.Function):

@@ -16,9 +16,10 @@ from contracts.spec.errors import Refusals
 from contracts.spec.topology import Grids, Group, Mesh, Topology, grids, group_calls, topology
 from contracts.spec.training import Execution
 
-REPLICA, SHARD = ("replica",), ("shard",)
+REPLICA, SHARD = ("replica",), ("shard", "cp")
 EXPERT_REPLICA, EXPERT_SHARD = ("replica",), ("shard", "etp_replica")
-"""Of which axes of the grids a dim of torch's mesh consists: copies of whole experts are data-parallel too."""
+"""Of which axes of the grids a dim of torch's mesh consists: copies of whole experts are data-parallel too, and
+the ranks of context parallel have read other tokens, so that parameters are sharded over them as well."""
 
 TIMEOUT_S = 60.0  # `new_group` does not inherit the default group's: without one it waits for half an hour
 
@@ -83,7 +84,7 @@ class TrainingMesh(ProcessMesh):
     """The groups that a training run needs, and torch's views of them. The groups are made once and shared by all.
 
     Beside the axes of the topology these have groups: `rows`, the ranks that read other sequences; `replica` and
-    `shard`, the same ranks as copies of sharded parameters and as the ranks between which one copy is sharded;
+    `shard`, the ranks of dp_cp as copies of sharded parameters and as those between which one copy is sharded;
     `expert_replica` and `expert_shard`, likewise for experts; `sharers`, the ranks that route the same tokens;
     `apart`, those that route other ones.
     """
@@ -107,7 +108,7 @@ class TrainingMesh(ProcessMesh):
         same: tuple[str, ...] = ("ep",) if self.execution.layout == "own-axis" else ()
         same += () if self.degrees.sp else tp
         more = {
-            "rows": dense.groups(*REPLICA, *SHARD),
+            "rows": dense.groups("replica", "shard"),
             "replica": dense.groups(*REPLICA),
             "shard": dense.groups(*SHARD),
             "expert_replica": _groups(expert, EXPERT_REPLICA),

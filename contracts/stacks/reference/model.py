@@ -22,6 +22,7 @@ from torch.utils.checkpoint import checkpoint
 from contracts.spec import pattern as patterns
 from contracts.spec.recipe import Mode, Recipe
 from contracts.stacks.reference.blocks.common import Output, Packing, local, packing
+from contracts.stacks.reference.blocks.row import WHOLE, Row
 from contracts.stacks.reference.prediction import IGNORED, ahead
 
 if TYPE_CHECKING:
@@ -100,6 +101,8 @@ class Model(nn.Module):
     `recompute` recomputes each layer in the backward pass instead of keeping its activations.
     """
 
+    row: Row = WHOLE
+
     def __init__(self, recipe: Recipe, mode: Mode, parts: Parts) -> None:
         super().__init__()
         self.recipe, self.mode = recipe, mode
@@ -124,18 +127,21 @@ class Model(nn.Module):
     def forward(self, tokens_BT: Tensor, labels_BT: Tensor, documents_BT: Tensor | None = None) -> Forward:
         """One pass over packed sequences; labels are -100 where none counts.
 
+        Every rank is given whole rows, and what looks to other tokens (labels, documents, what lies ahead) is read off
+        before its own tokens are cut out.
+
         Args:
             tokens_BT, labels_BT: int64, (B, T). documents_BT: numbers rising along T; None means one a row.
         """
         pack = packing(tokens_BT, documents_BT)
-        x, losses, seen = self.trunk(self.widen(self.embed(tokens_BT)), pack)
+        x, losses, seen = self.trunk(self.widen(self.embed(self.row.own(tokens_BT))), self.row.packing(pack))
         hidden_BTD = self.narrow(x)
         logits_BTV = self.predict(self.norm(hidden_BTD))
         sums, counts = {}, {}
-        sums["lm"], counts["lm"] = self.cross_entropy(logits_BTV, labels_BT)
+        sums["lm"], counts["lm"] = self.cross_entropy(logits_BTV, self.row.own(labels_BT))
         further = self.look_ahead(hidden_BTD, tokens_BT, pack)
         for depth, further_BTV in enumerate(further):
-            targets_BT = ahead(labels_BT, pack, depth + 1, IGNORED)
+            targets_BT = self.row.own(ahead(labels_BT, pack, depth + 1, IGNORED))
             sums[f"mtp.{depth}"], counts[f"mtp.{depth}"] = self.cross_entropy(further_BTV, targets_BT)
         for name, loss in losses.items():  # means of what was given: of sequences for aux, of tokens for z
             number = tokens_BT.shape[0] if name == "aux" else tokens_BT.numel()
@@ -183,9 +189,9 @@ class Model(nn.Module):
         """The logits of each depth of multi-token prediction."""
         found = []
         for depth, prediction in enumerate(self.mtp):
-            later_BT = ahead(tokens_BT, pack, depth + 1, IGNORED)
+            later_BT = self.row.own(ahead(tokens_BT, pack, depth + 1, IGNORED))
             seen_BTD = self.embed(later_BT.clamp(min=0)) * self.vocabulary.here(later_BT >= 0).unsqueeze(-1)
-            hidden_BTD = prediction(hidden_BTD, seen_BTD, pack)
+            hidden_BTD = prediction(hidden_BTD, seen_BTD, self.row.packing(pack))
             found.append(self.predict(prediction.norm(hidden_BTD)))  # type: ignore[operator]  # modules type as Tensor
         return found
 

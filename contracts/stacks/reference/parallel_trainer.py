@@ -115,8 +115,6 @@ class ParallelTrainer(Trainer):
     def fits(self) -> None:
         """Refuse what does not divide, and a world that is not there."""
         execution = self.execution
-        if execution.degrees.cp > 1:
-            raise NotOffered("this trainer has no context parallel")
         refusals_on(self.recipe, execution.degrees, dp=1).raise_any()
         ranks = dist.get_world_size() if dist.is_initialized() else 1
         if execution.world != ranks:
@@ -154,10 +152,10 @@ class ParallelTrainer(Trainer):
         return _totals(counts, self.mesh.group("rows"))
 
     def over_parts(self, values: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Losses of tokens and labels lie with their rows; what routers found, with the tokens that each routed."""
+        """Losses of labels lie with the tokens of a rank; what routers found, with the tokens that each routed."""
         routed = {name: each for name, each in values.items() if not _of_labels(name)}
         labels = {name: each for name, each in values.items() if _of_labels(name)}
-        return _totals(labels, self.mesh.group("rows")) | _totals(routed, self.mesh.group("apart"))
+        return _totals(labels, self.mesh.group("dp_cp")) | _totals(routed, self.mesh.group("apart"))
 
     def reduce(self) -> None:
         """Partial gradients become what their parameters are; without FSDP data-parallel ranks are summed here."""
@@ -177,7 +175,7 @@ class ParallelTrainer(Trainer):
         apart = self.mesh.lane and role_of(name) == "expert"
         of_kind = self.mesh.expert if apart else self.mesh.dense
         sharded = self.execution.fsdp and of_kind is not None and "shard" in (of_kind.mesh_dim_names or ())
-        return None if sharded else self.mesh.group("edp" if apart else "rows")
+        return None if sharded else self.mesh.group("edp" if apart else "dp_cp")
 
     # checkpoints
     def kept(self, folder: str) -> Checkpoints:

@@ -2,6 +2,7 @@
 
 tensor and sequence parallel   heads and channels of every mixer, rows of the vocabulary
 expert parallel                whole experts, or parts of them on a mesh of their own
+context parallel               runs of each row: what of a block looks to other tokens asks the ranks that have them
 activation checkpoint          each layer, inside the compiled region
 compile                        each layer
 FSDP2, HSDP                    last, around all of it: what it gathers are the local shards of the others
@@ -52,6 +53,7 @@ def wanted(step: Step, model: Model, execution: Execution, mesh: TrainingMesh) -
     asked: dict[Step, bool] = {
         tensor_parallel: execution.degrees.tp > 1,
         expert_parallel: mesh.lane,
+        context_parallel: execution.degrees.cp > 1,
         activation_checkpoint: execution.recompute or model.recompute,
         compile: execution.compile != "none",
         fully_shard: execution.fsdp,
@@ -89,6 +91,16 @@ def expert_parallel(model: Model, execution: Execution, mesh: TrainingMesh, part
                 share_losses(layer.mixer, mesh.group("tp"), execution.degrees.tp)
 
 
+def context_parallel(model: Model, execution: Execution, mesh: TrainingMesh, parts: Parts) -> None:
+    """Every part of the model that looks to other tokens of a row is told which ranks have them."""
+    row = parts.context_parallel(group=mesh.group("cp"))
+    for module in model.modules():
+        if hasattr(module, "row"):
+            module.row = row  # type: ignore[assignment]  # modules type their attributes as tensors
+        if isinstance(module, MoE):
+            share_losses(module, mesh.group("cp"), execution.degrees.cp)
+
+
 def activation_checkpoint(model: Model, execution: Execution, mesh: TrainingMesh, parts: Parts) -> None:
     """Each layer by itself, so that what is compiled and what is gathered next stand around it."""
     model.recompute = False  # the model's own way stands around the whole layer
@@ -105,7 +117,9 @@ def fully_shard(model: Model, execution: Execution, mesh: TrainingMesh, parts: P
     sharding.shard(model, mesh.dense, mesh.expert)
 
 
-ORDER: tuple[Step, ...] = (tensor_parallel, expert_parallel, activation_checkpoint, compile, fully_shard)
+ORDER: tuple[Step, ...] = (
+    tensor_parallel, expert_parallel, context_parallel, activation_checkpoint, compile, fully_shard,
+)  # fmt: skip
 
 
 def layers(model: Model) -> list[Layer]:
@@ -127,7 +141,8 @@ def spread_experts(moe: MoE, mesh: TrainingMesh) -> None:
 
 def share_losses(moe: MoE, group: Group, ranks: int) -> None:
     """Ranks that have a run of each sequence: f is over the whole of it, and each loss is a part that adds up."""
-    moe.router.sequence = lambda fraction_BE: total(fraction_BE, group) / ranks
+    within = moe.router.sequence or (lambda fraction_BE: fraction_BE)  # of a run that is cut further
+    moe.router.sequence = lambda fraction_BE: total(within(fraction_BE), group) / ranks
 
     def parts(_: nn.Module, args: object, out: Output) -> Output:
         return out._replace(losses={name: loss / ranks for name, loss in out.losses.items()})

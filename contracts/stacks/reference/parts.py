@@ -23,6 +23,7 @@ from contracts.stacks.reference.blocks.mlp import Mlp
 from contracts.stacks.reference.blocks.recurrent import M2RNN
 from contracts.stacks.reference.blocks.streams import Streams
 from contracts.stacks.reference.checkpoint import Checkpoints
+from contracts.stacks.reference.context_parallel import ContextParallel
 from contracts.stacks.reference.expert_parallel import ExpertPeers
 from contracts.stacks.reference.initial import Initial
 from contracts.stacks.reference.model import Layer, Model
@@ -56,6 +57,7 @@ class Parts:
     weight_names: type[WeightNames] = WeightNames
     tensor_parallel: type[TensorParallel] = TensorParallel
     expert_peers: type[ExpertPeers] = ExpertPeers
+    context_parallel: type[ContextParallel] = ContextParallel
 
     def mixer(self, recipe: Recipe, layer: int, mode: Mode) -> nn.Module:
         """The mixer of one layer (0-based), with the products in FP8 that the recipe asks for."""

@@ -128,7 +128,9 @@ class Stage(Model):
             x: the residual stream behind the stage before. The first stage embeds `tokens_BT`, whatever x is.
         """
         pack = packing(tokens_BT, documents_BT)
-        x, losses, seen = self.trunk(self.widen(self.embed(tokens_BT)) if self.piece.first else x, pack)
+        if self.piece.first:
+            x = self.widen(self.embed(self.row.own(tokens_BT)))
+        x, losses, seen = self.trunk(x, self.row.packing(pack))
         sums = self.auxiliary(losses, tokens_BT)
         if self.piece.last:
             sums |= self.predicted(x, tokens_BT, labels_BT, pack)
@@ -149,9 +151,9 @@ class Stage(Model):
     def predicted(self, x: Tensor, tokens_BT: Tensor, labels_BT: Tensor, pack: Packing) -> dict[str, Tensor]:
         """Sums of the losses of the output projection and of the prediction heads."""
         hidden_BTD = self.narrow(x)
-        sums = {"lm": self.cross_entropy(self.predict(self.norm(hidden_BTD)), labels_BT)[0]}
+        sums = {"lm": self.cross_entropy(self.predict(self.norm(hidden_BTD)), self.row.own(labels_BT))[0]}
         for depth, further_BTV in enumerate(self.look_ahead(hidden_BTD, tokens_BT, pack)):
-            targets_BT = ahead(labels_BT, pack, depth + 1, IGNORED)
+            targets_BT = self.row.own(ahead(labels_BT, pack, depth + 1, IGNORED))
             sums[f"mtp.{depth}"] = self.cross_entropy(further_BTV, targets_BT)[0]
         return sums
 
@@ -244,7 +246,7 @@ class Pipeline:
 
     def stream(self, stage: Stage, tokens_BT: Tensor) -> Tensor:
         """A residual stream of a microbatch, without its memory."""
-        rows, length = stage.vocabulary.here(tokens_BT).shape
+        rows, length = stage.vocabulary.here(stage.row.own(tokens_BT)).shape
         streams = () if stage.recipe.mhc is None else (stage.recipe.mhc.streams,)
         return torch.empty(
             rows, length, *streams, stage.recipe.hidden, dtype=stage.activations, device="meta", requires_grad=True

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from contracts.spec.errors import refuse
 from contracts.spec.recipe import Dsa, Mla, Recipe
 from contracts.stacks.reference.blocks.common import Linear, Output, Packing, State, local
+from contracts.stacks.reference.blocks.row import WHOLE, Row
 
 if TYPE_CHECKING:
     from contracts.stacks.reference.parts import Parts
@@ -33,6 +34,8 @@ def heads_of(x_BTF: Tensor, size: int) -> Tensor:
 class Causal(nn.Module):
     """What every attention shares: who sees whom, rope, and the mean of values weighed by a softmax."""
 
+    row: Row = WHOLE
+
     def __init__(self, recipe: Recipe, size: int, turned: int) -> None:
         """`size` elements of a query decide the scale; `turned` of them carry rope."""
         super().__init__()
@@ -44,9 +47,8 @@ class Causal(nn.Module):
 
     def visible(self, packing: Packing) -> Tensor:
         """(B, T, S) bool: a token sees itself and what stands before it in its own document."""
-        documents_BT = packing.documents_BT
-        same_BTS = documents_BT[:, :, None] == documents_BT[:, None, :]
-        return same_BTS.tril()
+        same_BTS = packing.documents_BT[:, :, None] == packing.whole_row[:, None, :]
+        return same_BTS.tril(packing.first)
 
     def angles(self, positions_BT: Tensor, size: int) -> Tensor:
         """(B, T, size / 2) float64 angles: a float32 one is off by 4e-3 at position 65 536."""
@@ -95,9 +97,9 @@ class Attention(Causal):
     def forward(self, x_BTD: Tensor, packing: Packing, state: State) -> Output:
         q_BTHd, k_BTGd, v_BTGd = (self.split(matrix(x_BTD)) for matrix in (self.wq, self.wk, self.wv))
         q_BTHd, k_BTGd = self.place(q_BTHd, k_BTGd, packing)
-        k_BTHd, v_BTHd = (self.repeat(each, q_BTHd.shape[2]) for each in (k_BTGd, v_BTGd))
+        k_BSHd, v_BSHd = (self.repeat(self.row.keys(each), q_BTHd.shape[2]) for each in (k_BTGd, v_BTGd))
         visible_BTS = None if packing.boundless else self.visible(packing)
-        out_BTHd = self.attend(q_BTHd, k_BTHd, v_BTHd, visible_BTS)
+        out_BTHd = self.attend(q_BTHd, k_BSHd, v_BSHd, visible_BTS)
         return Output(y_BTD=self.wo(out_BTHd.flatten(2)))
 
     def split(self, x_BTF: Tensor) -> Tensor:
@@ -138,13 +140,13 @@ class LatentAttention(Causal):
     def forward(self, x_BTD: Tensor, packing: Packing, state: State) -> Output:
         latent_BTq = self.q_norm(self.wq_a(x_BTD))
         q_BTHn, q_BTHr = self.queries(latent_BTq, packing)
-        c_BTc, k_BTr = self.latents(x_BTD, packing)
+        c_BSc, k_BSr = (self.row.keys(each) for each in self.latents(x_BTD, packing))
         if self.indexer is None:
             visible_BTS = None if packing.boundless else self.visible(packing)
-            out_BTHv = self.unabsorbed(q_BTHn, q_BTHr, c_BTc, k_BTr, visible_BTS)
+            out_BTHv = self.unabsorbed(q_BTHn, q_BTHr, c_BSc, k_BSr, visible_BTS)
             return Output(y_BTD=self.wo(out_BTHv.flatten(2)))
         selected_BTS = self.indexer(x_BTD, latent_BTq, packing)
-        out_BTHv = self.absorbed(q_BTHn, q_BTHr, c_BTc, k_BTr, selected_BTS)
+        out_BTHv = self.absorbed(q_BTHn, q_BTHr, c_BSc, k_BSr, selected_BTS)
         return Output(y_BTD=self.wo(out_BTHv.flatten(2)), seen={"selected": selected_BTS})
 
     def queries(self, latent_BTq: Tensor, packing: Packing) -> tuple[Tensor, Tensor]:
@@ -206,7 +208,7 @@ class Indexer(Causal):
     def forward(self, x_BTD: Tensor, latent_BTq: Tensor, packing: Packing) -> Tensor:
         """(B, T, S) bool: the keys that each query attends to."""
         q_BTIi = self.turn(heads_of(self.wq(latent_BTq), sum(self.dims)), packing)
-        k_BSi = self.turn(self.key(x_BTD)[:, :, None], packing)[:, :, 0]
+        k_BSi = self.row.keys(self.turn(self.key(x_BTD)[:, :, None], packing)[:, :, 0])
         return self.select(self.score(q_BTIi, k_BSi, self.weights(x_BTD)), self.visible(packing))
 
     def key(self, x_BTD: Tensor) -> Tensor:

@@ -21,12 +21,20 @@ class Packing(NamedTuple):
     """Where documents lie in packed sequences.
 
     `documents_BT` numbers them along each row; `positions_BT` counts tokens from the start of each. Both are int64.
-    `boundless` says that no row holds more than one document, which a block may use and need not.
+    `boundless` says that no row holds more than one document, which a block may use and need not. Where a rank has a
+    run of each row, `first` is the place of its first token, and `row_BS` has the documents of all tokens.
     """
 
     documents_BT: Tensor
     positions_BT: Tensor
     boundless: bool = False
+    first: int = 0
+    row_BS: Tensor | None = None
+
+    @property
+    def whole_row(self) -> Tensor:
+        """The document of every token of the row."""
+        return self.documents_BT if self.row_BS is None else self.row_BS
 
 
 class Output(NamedTuple):

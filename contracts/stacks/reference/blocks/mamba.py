@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from contracts.spec.parameters import CONV_WIDTH
 from contracts.spec.recipe import Recipe
 from contracts.stacks.reference.blocks.common import Linear, Output, Packing, Piece, RMSNorm, State, local
-from contracts.stacks.reference.blocks.scan import chunked_scan
+from contracts.stacks.reference.blocks.row import WHOLE, Row
 
 if TYPE_CHECKING:
     from contracts.stacks.reference.parts import Parts
@@ -29,6 +29,8 @@ class Mamba2(nn.Module):
     `chunk` is how many tokens the scan takes at once; it changes time and memory, and no number. A_log, D and dt_bias
     are float32 parameters and stay so; with them the scan is computed in float32 at least, whatever the activations.
     """
+
+    row: Row = WHOLE
 
     def __init__(self, recipe: Recipe, parts: Parts) -> None:
         super().__init__()
@@ -74,7 +76,7 @@ class Mamba2(nn.Module):
         self, x_BThp: Tensor, dt_BTh: Tensor, b_BThn: Tensor, c_BThn: Tensor, packing: Packing, state: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """s_t = exp(dt_t A) s_{t-1} + dt_t x_t B_tᵀ and y_t = s_t C_t: (B, T, h, p), and the last s (B, h, p, n)."""
-        return chunked_scan(
+        return self.row.scan(
             dt_BTh[..., None] * x_BThp, dt_BTh * self.decay_rate(), b_BThn, c_BThn, packing, state, self.chunk
         )
 
@@ -86,6 +88,7 @@ class CausalConv(nn.Module):
     """
 
     piece: Piece | None = None
+    row: Row = WHOLE
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -99,8 +102,7 @@ class CausalConv(nn.Module):
 
     def extended(self, u_BTc: Tensor, packing: Packing, state: Tensor | None) -> tuple[Tensor, Tensor]:
         """The inputs behind the three that came before them, w = T + 3, and the document of each."""
-        batch, _, channels = u_BTc.shape
-        past_Bwc = u_BTc.new_zeros(batch, CONV_WIDTH - 1, channels) if state is None else state.mT.to(u_BTc.dtype)
+        past_Bwc = self.row.past(u_BTc, CONV_WIDTH - 1, packing) if state is None else state.mT.to(u_BTc.dtype)
         documents = packing.documents_BT  # what came before the first token belongs to its document
         of_Bw = torch.cat([documents[:, :1].expand(-1, CONV_WIDTH - 1), documents], dim=1)
         return torch.cat([past_Bwc, u_BTc], dim=1), of_Bw

@@ -19,7 +19,7 @@ from contracts.spec.errors import refuse
 from contracts.spec.recipe import Recipe
 from contracts.stacks.reference.blocks.common import Linear, Output, Packing, State, local
 from contracts.stacks.reference.blocks.mamba import initial_dt_bias, split, wide
-from contracts.stacks.reference.blocks.scan import chunked_scan, running_sum
+from contracts.stacks.reference.blocks.row import WHOLE, Row
 
 if TYPE_CHECKING:
     from contracts.stacks.reference.parts import Parts
@@ -30,6 +30,8 @@ SLOWEST = 1e-4
 
 class Mamba3(nn.Module):
     """A gated state-space mixer with a trapezoidal step and a rotated state."""
+
+    row: Row = WHOLE
 
     def __init__(self, recipe: Recipe, parts: Parts) -> None:
         super().__init__()
@@ -84,7 +86,7 @@ class Mamba3(nn.Module):
 
     def angle(self, turn_BThS: Tensor, packing: Packing, state: Tensor | None) -> Tensor:
         """How far the state has turned since its document began."""
-        return running_sum(turn_BThS, packing, state, self.chunk)
+        return self.row.running_sum(turn_BThS, packing, state, self.chunk)
 
     def rotated(self, u_BThn: Tensor, angle_BThS: Tensor) -> Tensor:
         """Element 2i with 2i + 1 turned by angle i; the elements from 2S on stay as they are."""
@@ -112,12 +114,12 @@ class Mamba3(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """s_t = a_t s_{t-1} + (1-λ_t) dt_t a_t v_{t-1} k_{t-1}ᵀ + λ_t dt_t v_t k_tᵀ, as two scans with one decay."""
         end_BTh, begin_BTh = self.ends(dt_BTh, log_decay_BTh, mix_BTh)
-        y_BThp, ssm = chunked_scan(
+        y_BThp, ssm = self.row.scan(
             end_BTh[..., None] * v_BThp, log_decay_BTh, k_BThn, q_BThn, packing, state.get("ssm"), self.chunk
         )
         v_before = self.before(v_BThp, packing, state.get("v"))
         k_before = self.before(k_BThn, packing, state.get("k"))
-        more_BThp, more = chunked_scan(
+        more_BThp, more = self.row.scan(
             begin_BTh[..., None] * v_before, log_decay_BTh, k_before, q_BThn, packing, None, self.chunk
         )
         return y_BThp + more_BThp, ssm + more
@@ -128,7 +130,7 @@ class Mamba3(nn.Module):
 
     def before(self, u_BThx: Tensor, packing: Packing, state: Tensor | None) -> Tensor:
         """What stood at the token before; zero at the first of a document."""
-        first_BThx = torch.zeros_like(u_BThx[:, :1]) if state is None else state[:, None].to(u_BThx.dtype)
+        first_BThx = self.row.past(u_BThx, 1, packing) if state is None else state[:, None].to(u_BThx.dtype)
         shifted_BThx = torch.cat([first_BThx, u_BThx[:, :-1]], dim=1)
         documents = packing.documents_BT
         same_BT = torch.ones_like(documents, dtype=torch.bool)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from contracts.spec.recipe import Recipe
 from contracts.stacks.reference.blocks.common import Linear, Output, Packing, State, local
 from contracts.stacks.reference.blocks.mamba import GatedNorm, initial_dt_bias, split, wide
+from contracts.stacks.reference.blocks.row import WHOLE, Row
 
 if TYPE_CHECKING:
     from contracts.stacks.reference.parts import Parts
@@ -27,6 +28,8 @@ class M2RNN(nn.Module):
     The state and everything that makes it are float32 at least: in bfloat16 the error of a recurrence that is not
     linear grows with the sequence.
     """
+
+    row: Row = WHOLE
 
     def __init__(self, recipe: Recipe, parts: Parts) -> None:
         super().__init__()
@@ -47,7 +50,9 @@ class M2RNN(nn.Module):
         q_BThn = wide(split(self.wq(x_BTD), self.heads))
         k_BThn = wide(split(self.wk(x_BTD), self.heads))
         v_BThp = wide(split(self.wv(x_BTD), self.heads))
-        h_BThnp = self.recur(k_BThn, v_BThp, self.forget(self.wf(x_BTD)), packing, state.get("h"))
+        f_BTh = self.forget(self.wf(x_BTD))
+        before_Bhnp = self.row.taken_over(state.get("h"), blank(k_BThn, v_BThp), packing)
+        h_BThnp = self.row.handed_on(self.recur(k_BThn, v_BThp, f_BTh, packing, before_Bhnp))
         y_BThp = self.read(q_BThn, h_BThnp) + local(self.D)[:, None] * v_BThp
         y_BTI = self.out_norm(y_BThp.flatten(-2), self.wg(x_BTD))
         return Output(self.wo(y_BTI.to(x_BTD.dtype)), state={"h": h_BThnp[:, -1]})
@@ -60,8 +65,7 @@ class M2RNN(nn.Module):
         """The state after every token, (B, T, h, n, p); zero before the first token of a document."""
         first_BT = packing.positions_BT == 0
         first_BT = torch.cat([torch.zeros_like(first_BT[:, :1]), first_BT[:, 1:]], dim=1)  # the first may continue
-        k_Bhn = k_BThn[:, 0]
-        h_Bhnp = torch.zeros_like(k_Bhn[..., None] * v_BThp[:, 0, :, None]) if state is None else state.to(k_Bhn.dtype)
+        h_Bhnp = blank(k_BThn, v_BThp) if state is None else state.to(k_BThn.dtype)
         found = []
         for t in range(k_BThn.shape[1]):
             h_Bhnp = torch.where(first_BT[:, t, None, None, None], 0, h_Bhnp)
@@ -77,3 +81,8 @@ class M2RNN(nn.Module):
     def read(self, q_BThn: Tensor, h_BThnp: Tensor) -> Tensor:
         """y_t = q_tᵀ h_t, (B, T, h, p)."""
         return torch.einsum("bthn,bthnp->bthp", q_BThn, h_BThnp)
+
+
+def blank(k_BThn: Tensor, v_BThp: Tensor) -> Tensor:
+    """A state without content."""
+    return torch.zeros_like(k_BThn[:, 0, :, :, None] * v_BThp[:, 0, :, None])
