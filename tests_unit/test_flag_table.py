@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from contracts.spec.stack import Party
-from contracts.stacks.flag_table import CANONICAL, FlagTable, table
+from contracts.stacks.flag_rules import table
+from contracts.stacks.flag_table import CANONICAL, FlagTable
 
 pytestmark = pytest.mark.unit
 
