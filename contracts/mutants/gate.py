@@ -8,7 +8,7 @@ from dataclasses import replace
 from contracts.contract import mutant
 from contracts.court import record
 from contracts.court.court import Court
-from contracts.spec.records import Fate, Footer, Form, Result, Run, Verdict
+from contracts.spec.records import Fate, Footer, Result, Run, Verdict
 
 
 @mutant(of="GATE-01", case="all-skipped", says="verdict is conformant, expected incomplete")
@@ -135,14 +135,6 @@ class ClaimsAreBelieved(Court):
         return super().verdict(replace(run, header=replace(run.header, subject=subject)), today)
 
 
-@mutant(of="GATE-06", case="terminal", says="terminal does not say ['lanegate check --stack my.stack:Mine")
-class NoLineToRunItAgain(Court):
-    """The report says what is wrong and not how to see it."""
-
-    def report(self, run: Run, today: str, form: Form) -> str:
-        return re.sub(r"lanegate check \S+", "see the log", super().report(run, today, form))
-
-
 @mutant(of="GATE-07", case="by-a-crash", says="fate is 'killed', expected 'crashed'", bugs=("TST-03",))
 class CrashIsAKill(Court):
     """Any end but a pass counts as a kill."""
@@ -166,20 +158,3 @@ class MatrixIsDecoration(Court):
 
     def verdict(self, run: Run, today: str) -> Verdict:
         return super().verdict(replace(run, kills=()), today)
-
-
-@mutant(of="GATE-08", case="not-run", says="junit has 0 failures, the verdict is incomplete")
-class SkipsAreGreenInJUnit(Court):
-    """The JUnit file carries results and no verdict, so that a run of skips is green."""
-
-    def report(self, run: Run, today: str, form: Form) -> str:
-        text = super().report(run, today, form)
-        return re.sub(r"<(failure|error)\b.*?</\1>", "", text, flags=re.DOTALL) if form == "junit" else text
-
-
-@mutant(of="GATE-09", case="deviates", says="replayed verdict is violated")
-class RecordForgetsDeviations(Court):
-    """The deviations that were in force are not written, so a replay judges another run."""
-
-    def write_run(self, run: Run, today: str) -> str:
-        return super().write_run(replace(run, deviations=()), today)
