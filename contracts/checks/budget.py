@@ -174,6 +174,7 @@ def only_a_measured_receipt_proves_a_fit(
 untested(
     "MEM-02m",
     "The peak of a settled step lies within 5 % of the budget, or the budget is mended.",
-    why="needs a GPU and the reference model",
+    why="needs a settled step of true size on a GPU, by the fused kernels whose activations the budget counts; MEM-01f "
+    "and MEM-01g hold a small one to four times them",
     tier="gpu",
 )

@@ -15,7 +15,7 @@ _WAITING: Mapping[str, Mapping[str, tuple[Tier, str]]] = {
         "TRAF-04": ("unit", "Collectives and bytes of a step per axis are a snapshot for each lane of NAM56R at its "
                             "true size."),
     },
-    "needs a GPU, and the kernels' checks are not written yet": {
+    "needs a GPU with Transformer Engine; the scales that the reference keeps itself are judged by PREC-04a": {
         "PREC-04b": ("gpu", "The state of FP8 that Transformer Engine holds survives save and resume."),
     },
     "needs several ranks, and the parallel reference is not built yet": {
