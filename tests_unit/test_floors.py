@@ -35,7 +35,7 @@ FLOORS: dict[str, tuple[str, ...]] = {  # floor → the floors it stands on
 HEAVY = {"torch", "numpy", "megatron", "transformer_engine", "torchtitan", "triton"}
 TENSORS = (  # what is made of tensors, and imported only where numbers are judged or a model is run
     "contracts.instruments.fixtures", "contracts.instruments.graphs", "contracts.instruments.indexed",
-    "contracts.instruments.messages",
+    "contracts.instruments.messages", "contracts.instruments.rehearsal", "contracts.stacks.reference.rehearsed",
     "contracts.instruments.numerics", "contracts.instruments.oracles.", "contracts.instruments.policy",
     "contracts.instruments.memory", "contracts.stacks.reference.allocating",
     "contracts.instruments.mamba_ssm", "contracts.instruments.traffic",

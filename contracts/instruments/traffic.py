@@ -33,6 +33,7 @@ Group = tuple[int, ...]
 NAMESPACES = ("c10d", "_c10d_functional", "_dtensor")
 SILENT = ("wait_tensor", "_wrap_tensor_autograd", "check_for_nan", "monitored_barrier")
 PAIRED = ("send", "recv", "isend", "irecv", "batch_p2p_ops", "recv_any_source")
+MESSAGES = {"send": "send", "recv": "receive"}
 UNEVEN = ("alltoall_base", "all_to_all_single")
 INPUTS = (  # of a scatter the outputs are read: its root alone puts something in
     "input", "inputs", "input_tensor", "input_tensors", "input_list", "tensor", "tensors",
@@ -133,7 +134,7 @@ class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
         if any(issubclass(each, DTensor) for each in types):
             return NotImplemented  # its collectives are issued a level below
         if func.namespace in NAMESPACES:
-            found = _read(func, args, kwargs or {})
+            found = read(func, args, kwargs or {})
             if found is not None:
                 self.watch.issued.append(found)
                 self.compare(found)
@@ -147,12 +148,12 @@ class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
             raise
 
 
-def _read(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Collective | None:
+def read(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Collective | None:
     """A call of a collective, read by the names of its arguments; None for what is none."""
-    name = func._schema.name.split("::")[1].rstrip("_")
+    name = _name(func)
     if name in SILENT or name in PAIRED:
         return None
-    named = dict(zip((each.name for each in func._schema.arguments), args, strict=False)) | kwargs
+    named = _named(func, args, kwargs)
     given = named["output_tensors"] if name == "scatter" else next(each for key, each in named.items() if key in INPUTS)
     tensors = list(_tensors(given))
     members = tuple(dist.get_process_group_ranks(_group(named)))
@@ -166,6 +167,31 @@ def _read(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Collective 
         sent=tuple(named.get("input_split_sizes", ())),
         received=tuple(named.get("output_split_sizes", ())),
     )
+
+
+def message(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Collective | None:
+    """A call of `c10d::send` or `c10d::recv_`, as a collective of two: `root` is the other rank, in the world."""
+    name = _name(func)
+    if func.namespace != "c10d" or name not in MESSAGES:
+        return None
+    named = _named(func, args, kwargs)
+    tensors = list(_tensors(named["tensors"]))
+    members = tuple(dist.get_process_group_ranks(_group(named)))
+    return Collective(
+        op=MESSAGES[name],
+        members=members,
+        shapes=tuple(tuple(each.shape) for each in tensors),
+        dtypes=tuple(str(each.dtype).removeprefix("torch.") for each in tensors),
+        root=members[named["dst" if name == "send" else "src"]],
+    )
+
+
+def _name(func: Any) -> str:
+    return str(func._schema.name.split("::")[1].rstrip("_"))
+
+
+def _named(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
+    return dict(zip((each.name for each in func._schema.arguments), args, strict=False)) | kwargs
 
 
 def _group(named: dict[str, Any]) -> Any:

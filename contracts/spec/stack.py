@@ -2,8 +2,8 @@
 
 What is asked about the launch stands in this file; about the node in `machine` and `installation`, about receipts in
 `evidence`, about a run's life in `lifecycle`, about memory and kernels in `capacity`, about numbers in `blocks` and
-`training`, about a running world in `world`, about what its ranks send each other in `messages`. `questions` reads them
-all.
+`training`, about a running world in `world`, about what its ranks send each other in `messages` and `traffic`.
+`questions` reads them all.
 
 A stack answers the questions it `offers`; a check names the ones it `asks`. Values go in, values come out, and every
 parameter and answer has a JSON form, so a stack may live in another process, another environment, another language
@@ -36,6 +36,7 @@ from contracts.spec.recipe import Recipe
 from contracts.spec.records import Fate, Form, Result, Run, Verdict
 from contracts.spec.seams import Seams
 from contracts.spec.topology import Degrees, ExpertLane, GradientReduction, GroupCall, Kind, Layout, Topology
+from contracts.spec.traffic import Rehearsing
 from contracts.spec.training import Training
 from contracts.spec.world import RanksRun, World
 
@@ -159,8 +160,10 @@ class Question:
     of_numbers: bool = False
 
 
-NUMERIC = (Blocks, Training, Checkpointing, Compiling, Seams, Devices, Messaging)
+NUMERIC = (Blocks, Training, Checkpointing, Compiling, Seams, Devices, Messaging, Rehearsing)
 """The protocols that are answered with tensors, and need torch on the answering side."""
+PROTOCOLS = (Stack, Machine, Installation, Evidence, Lifecycle, Capacity, *NUMERIC, World)
+"""Every question of a stack, a protocol a side."""
 
 
 def questions() -> Mapping[str, Question]:
@@ -170,7 +173,7 @@ def questions() -> Mapping[str, Question]:
 
 def _read_questions() -> dict[str, Question]:
     found = {}
-    for protocol in (Stack, Machine, Installation, Evidence, Lifecycle, Capacity, *NUMERIC, World, Court):
+    for protocol in (*PROTOCOLS, Court):
         for name, function in vars(protocol).items():
             if name.startswith("_") or not inspect.isfunction(function):
                 continue

@@ -29,6 +29,7 @@ from contracts.stacks.reference.lifecycle import LifecycleSide
 from contracts.stacks.reference.messages import MessagesSide
 from contracts.stacks.reference.node import NodeSide
 from contracts.stacks.reference.receipts import ReceiptsSide
+from contracts.stacks.reference.rehearsal import RehearsalSide
 from contracts.stacks.reference.saved import CheckpointSide
 from contracts.stacks.reference.seams import SeamsSide
 from contracts.stacks.reference.training_side import TrainingSide
@@ -54,6 +55,7 @@ NUMERIC_SIDE = (
     | DevicesSide.QUESTIONS
     | SeamsSide.QUESTIONS
     | MessagesSide.QUESTIONS
+    | RehearsalSide.QUESTIONS
     if importlib.util.find_spec("torch")
     else frozenset()
 )
@@ -71,6 +73,7 @@ class Reference(
     ModelSide,
     TrainingSide,
     MessagesSide,
+    RehearsalSide,
     CheckpointSide,
     CompilingSide,
     DevicesSide,
