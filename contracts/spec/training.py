@@ -152,11 +152,16 @@ class Session:
     Args:
         steps: how many steps are taken; the first is `start + 1`, where `start` is what was loaded.
         batches: one for each step; empty means the stack's own data under the recipe's seed.
+        windows: in place of batches, the microbatches of each step, as many as the execution has. They may differ in
+            sequences and in length; data-parallel ranks share each of them as they share a batch.
         weights: whole tensors by name, in place of the initial ones; empty means initial ones by the recipe's seed.
         buffers: likewise, for buffers such as the selection bias of a router.
         observe: what is wanted of each step beside losses; `at` narrows it to these steps (1-based, all if empty). 0
             among them asks for the state as it was loaded, before the first step.
         save: folder of checkpoints; `save_at` the steps after which one is written.
+        keep: how many of the newest stay when one was written; None keeps all.
+        durable: folder to which somebody copies the checkpoints of `save`. None goes that has no newer one which has
+            arrived there whole. Where it is not named, `save` is the place that lasts.
         load: folder whose latest checkpoint is loaded before the first step.
     """
 
@@ -164,12 +169,15 @@ class Session:
     steps: int
     execution: Execution = field(default_factory=Execution)
     batches: tuple[Tokens, ...] = ()
+    windows: tuple[tuple[Tokens, ...], ...] = ()
     weights: Arrays = field(default_factory=dict)
     buffers: Arrays = field(default_factory=dict)
     observe: frozenset[Observed] = frozenset()
     at: frozenset[int] = frozenset()
     save: str | None = None
     save_at: frozenset[int] = frozenset()
+    keep: int | None = None
+    durable: str | None = None
     load: str | None = None
 
 

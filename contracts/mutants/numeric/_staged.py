@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
+
+import torch
+from torch import Tensor
 
 from contracts.stacks.reference.pipeline import Pipeline, Stage
 from contracts.stacks.reference.pipeline_trainer import PipelineTrainer
 from contracts.stacks.reference.stack import Reference
+from contracts.stacks.reference.trainer import Batch
 
 
 class Staged(Reference):
@@ -18,3 +23,19 @@ class Staged(Reference):
 
     def pipeline_trainer(self) -> type[PipelineTrainer]:
         return type("Exchanged", (self.trains,), {"stage_class": self.stage, "pipeline_class": self.runs})
+
+
+def joined(window: Sequence[Batch]) -> Batch:
+    """Microbatches of one length as one batch."""
+    held = [None if each[0] is None else torch.cat(each) for each in zip(*window, strict=True)]
+    return Batch(*held)  # type: ignore[arg-type]  # documents alone may be None
+
+
+def cut(batch: Batch, parts: int) -> list[Batch]:
+    """A batch in as many microbatches."""
+    held = [[None] * parts if each is None else _chunks(each, parts) for each in batch]
+    return [Batch(*each) for each in zip(*held, strict=True)]
+
+
+def _chunks(tensor: Tensor, parts: int) -> list[Tensor]:
+    return list(torch.tensor_split(tensor, parts))

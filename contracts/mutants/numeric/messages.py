@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -15,6 +15,7 @@ from contracts.contract import mutant
 from contracts.mutants.numeric._staged import Staged
 from contracts.stacks.reference.model import Forward
 from contracts.stacks.reference.pipeline import Pipeline
+from contracts.stacks.reference.pipeline_messages import BatchedStage
 from contracts.stacks.reference.pipeline_trainer import PipelineTrainer
 from contracts.stacks.reference.trainer import Batch
 
@@ -38,12 +39,17 @@ class SendsPlainlyBetweenInterleavedStages(Staged):
     runs = _AsTorchDoes
 
 
+class _Voting(BatchedStage):
+    _warmup_forward_vote = PipelineStage._warmup_forward_vote
+    _warmup_backward_result = PipelineStage._warmup_backward_result
+
+
 @mutant(of="PAR-09", case="four-stages", says="messages by themselves, the first a")
 class VotesPlainly(Staged):
     """Only the schedule sends in batches; the vote on shapes before the first step goes stage by stage."""
 
     class runs(Pipeline):  # noqa: N801
-        stage_class = PipelineStage  # type: ignore[assignment]
+        stage_class = _Voting
 
 
 @mutant(of="PAR-09", case="tied", says="messages by themselves")
@@ -66,13 +72,14 @@ class _Reporting(PipelineTrainer):
 
     last_step = 1
 
-    def accumulate(self, micro: Batch, counts: Mapping[str, Tensor]) -> Forward:
-        out = super().accumulate(micro, counts)
+    def passes(self, window: Sequence[Batch], counts: Mapping[str, Tensor]) -> list[Forward]:
+        found = super().passes(window, counts)
+        (out,) = found
         first, *_, last = self.mesh.place("pp")
         if self.mesh.rank == last and self.number >= self.last_step:
             self.said = out.sums["lm"].clone().reshape(1)  # gloo reads it when it can
             dist.batch_isend_irecv([dist.P2POp(dist.isend, self.said, first, self.group, tag=7)])
-        return out
+        return found
 
     said: Tensor
 

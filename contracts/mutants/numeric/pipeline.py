@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from contracts.contract import mutant
-from contracts.mutants.numeric._staged import Staged
+from contracts.mutants.numeric._staged import Staged, cut, joined
 from contracts.stacks.reference.blocks.common import Packing
 from contracts.stacks.reference.pipeline import Passed, Piece, Pipeline, Stage
 from contracts.stacks.reference.pipeline_messages import BatchedStage
@@ -27,8 +27,8 @@ class TakesTheMeanOfMicrobatches(Staged):
     """The schedule divides gradients by the microbatches, as it does unless told otherwise; the loss was already."""
 
     class runs(Pipeline):  # noqa: N801  # the attribute that the base asks for
-        def schedule(self, tokens_BT: Tensor) -> Any:
-            schedule = super().schedule(tokens_BT)
+        def schedule(self, window: Sequence[Batch]) -> Any:
+            schedule = super().schedule(window)
             schedule.scale_grads = True
             return schedule
 
@@ -117,8 +117,9 @@ class CountsWhatIsRecomputed(Staged):
 class _Mixing(Pipeline):
     """Stages behind the first see something else of the window."""
 
-    def run(self, window: Batch, counts: Mapping[str, Tensor]) -> list[Passed]:
-        return super().run(window if self.stages[0].piece.first else self.other(window), counts)
+    def run(self, window: Sequence[Batch], counts: Mapping[str, Tensor]) -> list[Passed]:
+        first = self.stages[0].piece.first
+        return super().run(window if first else cut(self.other(joined(window)), len(window)), counts)
 
     def other(self, window: Batch) -> Batch:
         raise NotImplementedError
@@ -166,9 +167,8 @@ class LosesTheLastMicrobatch(Staged):
     """The cool-down ends one microbatch early; the counts are those of the whole window."""
 
     class runs(Pipeline):  # noqa: N801
-        def run(self, window: Batch, counts: Mapping[str, Tensor]) -> list[Passed]:
-            self.execution = replace(self.execution, microbatches=3)
-            return super().run(Batch(*(None if each is None else each[:3] for each in window)), counts)  # type: ignore[arg-type]
+        def run(self, window: Sequence[Batch], counts: Mapping[str, Tensor]) -> list[Passed]:
+            return super().run(window[:3], counts)
 
 
 @mutant(of="PAR-08a", case="two-stages", says="loss agrees", bugs=("DPS-44",))
@@ -176,12 +176,12 @@ class StartsTheScheduleAnew(Staged):
     """The schedule is set up again in the middle of the window, which clears what the gradients have held so far."""
 
     class runs(Pipeline):  # noqa: N801
-        def run(self, window: Batch, counts: Mapping[str, Tensor]) -> list[Passed]:
-            self.execution, found = replace(self.execution, microbatches=2), []
-            for half in (slice(None, 2), slice(2, None)):
+        def run(self, window: Sequence[Batch], counts: Mapping[str, Tensor]) -> list[Passed]:
+            found = []
+            for half in (window[:2], window[2:]):
                 for stage in self.stages:
                     stage.zero_grad()
-                found += super().run(Batch(*(None if each is None else each[half] for each in window)), counts)  # type: ignore[arg-type]
+                found += super().run(half, counts)
             return found
 
 
@@ -311,10 +311,10 @@ class ClearsGradientsWhereTheLengthChanges(Staged):
     class runs(Pipeline):  # noqa: N801
         length: int | None = None
 
-        def run(self, window: Batch, counts: Mapping[str, Tensor]) -> list[Passed]:
-            passed = super().run(window, counts)
-            if self.length not in (None, window.tokens_BT.shape[1]):
+        def run(self, window: Sequence[Batch], counts: Mapping[str, Tensor]) -> list[Passed]:
+            passed, length = super().run(window, counts), window[0].tokens_BT.shape[1]
+            if self.length not in (None, length):
                 for stage in self.stages[:1]:
                     stage.zero_grad()
-            self.length = window.tokens_BT.shape[1]
+            self.length = length
             return passed

@@ -13,7 +13,7 @@ from contracts.mutants.numeric._staged import Staged
 from contracts.spec.errors import refuse
 from contracts.stacks.reference.checkpoint import State
 from contracts.stacks.reference.initial import Initial
-from contracts.stacks.reference.pipeline import Piece, Pipeline, Stage
+from contracts.stacks.reference.pipeline import Piece, Stage
 from contracts.stacks.reference.pipeline_trainer import PipelineTrainer
 from contracts.stacks.reference.trainer import Batch
 
@@ -107,34 +107,34 @@ class _Unasked(PipelineTrainer):
         self.fits()
 
 
-class _Rounding(Pipeline):
+class _Rounding(PipelineTrainer):
     """Takes the sequences that divide."""
 
-    def run(self, window: Batch, counts: Any) -> Any:
-        rows = len(window.tokens_BT) // self.execution.microbatches * self.execution.microbatches
-        return super().run(Batch(*(None if each is None else each[:rows] for each in window)), counts)  # type: ignore[arg-type]
+    def cut(self, batch: Batch) -> list[Batch]:
+        rows = len(batch.tokens_BT) // self.execution.microbatches * self.execution.microbatches
+        return super().cut(Batch(*(None if each is None else each[:rows] for each in batch)))  # type: ignore[arg-type]
 
 
 @mutant(of="PAR-08f", case="sequences-do-not-divide", says="was accepted, expected a refusal", bugs=("PPS-17",))
 class DropsSequencesThatAreLeftOver(Staged):
     """Sequences over microbatches are rounded down, and the last ones are never seen."""
 
-    runs = _Rounding
+    trains = _Rounding
 
 
-class _OfOneSequence(Pipeline):
+class _OfOneSequence(PipelineTrainer):
     """Fewer microbatches than asked for, where there are not as many sequences."""
 
-    def run(self, window: Batch, counts: Any) -> Any:
-        self.execution = replace(self.execution, microbatches=min(len(window.tokens_BT), self.execution.microbatches))
-        return super().run(window, counts)
+    def cut(self, batch: Batch) -> list[Batch]:
+        self.execution = replace(self.execution, microbatches=min(len(batch.tokens_BT), self.execution.microbatches))
+        return super().cut(batch)
 
 
 @mutant(of="PAR-08f", case="more-than-sequences", says="was accepted, expected a refusal")
 class CutsAsManyAsThereAre(Staged):
     """Eight microbatches are asked for, four are run, and the log says eight."""
 
-    runs = _OfOneSequence
+    trains = _OfOneSequence
 
 
 @mutant(of="PAR-08f", case="no-multiple-when-interleaved", says="the refusal does not name [2]", bugs=("ARG-26",))

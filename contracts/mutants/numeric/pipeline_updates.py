@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 import torch.distributed as dist
@@ -73,8 +73,8 @@ class MovesBiasesWithEveryMicrobatch(Staged):
     """The bias moves where tokens are counted: as often as microbatches pass, by a part of the counts."""
 
     class trains(PipelineTrainer):  # noqa: N801
-        def accumulate(self, micro: Batch, counts: Mapping[str, Tensor]) -> Forward:
-            out = super().accumulate(micro, counts)
+        def passes(self, window: Sequence[Batch], counts: Mapping[str, Tensor]) -> list[Forward]:
+            out = super().passes(window, counts)
             for stage in self.pipeline.stages:
                 for passed in stage.passed:
                     super().move_biases(passed.seen)
@@ -110,10 +110,10 @@ class CountsTheFirstStageOfARank(Staged):
     """A rank that has two stages reports the tokens of one."""
 
     class trains(PipelineTrainer):  # noqa: N801
-        def accumulate(self, micro: Batch, counts: Mapping[str, Tensor]) -> Forward:
-            out = super().accumulate(micro, counts)
+        def passes(self, window: Sequence[Batch], counts: Mapping[str, Tensor]) -> list[Forward]:
+            (out,) = super().passes(window, counts)
             own = {f"layers.{layer}.counts" for layer in self.pipeline.stages[0].piece.layers}
-            return out._replace(seen={name: each * (name in own) for name, each in out.seen.items()})
+            return [out._replace(seen={name: each * (name in own) for name, each in out.seen.items()})]
 
 
 # copies

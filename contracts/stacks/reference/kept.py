@@ -52,6 +52,15 @@ class Kept:
         found.merge(manifests.strangers(folder, manifest))
         return found
 
+    def copies_of(self, other: Kept) -> frozenset[int]:
+        """The steps that are complete here and are the same save there: a run that began anew has the same steps."""
+        both = set(self.steps()) & set(other.steps())
+        return frozenset(step for step in both if self.save_of(step) == other.save_of(step))
+
+    def save_of(self, step: int) -> str:
+        """What tells the saves of one step from each other."""
+        return manifests.read(self.folder / self.name_of(step)).save
+
     # retiring
     def retire(self, keep: int, durable: frozenset[int] | None = None) -> tuple[int, ...]:
         """Remove old checkpoints and what dead writers left; the steps that were removed.

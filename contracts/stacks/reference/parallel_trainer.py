@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, distribute_tensor
 from torch.nn.utils import get_total_norm
 
-from contracts.spec.errors import NotOffered, refuse
+from contracts.spec.errors import NotOffered, Refusals, Refused, refuse
 from contracts.spec.recipe import refusals_on
 from contracts.spec.topology import Degrees
 from contracts.stacks.reference.built import made
@@ -180,6 +180,16 @@ class ParallelTrainer(Trainer):
     # checkpoints
     def kept(self, folder: str) -> Checkpoints:
         return self.parts.checkpoints(folder, of_ranks=(GENERATORS, OWN))
+
+    def retire(self, folder: str, keep: int, durable: str | None = None) -> None:
+        """The first rank removes, and nobody goes on before it has; what it refuses, all refuse."""
+        found, ranks = Refusals(), self.kept(folder).ranks
+        if dist.get_rank() == 0:
+            try:
+                super().retire(folder, keep, durable)
+            except Refused as refused:
+                found.extend(refused)
+        ranks.agree(found)
 
     def layout(self) -> dict[str, int]:
         execution, degrees = self.execution, asdict(self.execution.degrees)

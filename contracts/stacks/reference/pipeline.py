@@ -204,21 +204,15 @@ class Pipeline:
         self.stages, self.execution, self.group = stages, execution, group
         torch.distributed.barrier(group)  # the first call of a group is one that all its ranks make
 
-    def run(self, window: Batch, counts: Mapping[str, Tensor]) -> list[Passed]:
-        """Forward and backward over a window; the gradients stay in the parameters.
-
-        Raises:
-            Refused: when the microbatches would differ in size.
-        """
+    def run(self, window: Sequence[Batch], counts: Mapping[str, Tensor]) -> list[Passed]:
+        """Forward and backward over the microbatches of a window; the gradients stay in the parameters."""
         for stage in self.stages:
             stage.counts, stage.passed = counts, []
         first, last = self.stages[0].piece.first, self.stages[-1].piece.last
+        numbers = torch.arange(len(window))  # what the schedule cuts: a stage looks up what has that number
         with self.sending():
-            self.schedule(window.tokens_BT).step(
-                *((window.tokens_BT,) if first else ()),
-                target=window.labels_BT if last else None,
-                return_outputs=False,
-                **{name: each for name, each in window._asdict().items() if each is not None},
+            self.schedule(window).step(
+                *((numbers,) if first else ()), target=numbers if last else None, return_outputs=False
             )
         return [passed for stage in self.stages for passed in stage.passed]
 
@@ -226,23 +220,23 @@ class Pipeline:
         """Within it the schedule sends as stages of this pipeline do."""
         return batched()
 
-    def schedule(self, tokens_BT: Tensor) -> Any:
-        """A schedule for microbatches of this shape. It does not outlive the window: the next may have another."""
-        rows, count = len(tokens_BT), self.execution.microbatches
-        if rows % count:
-            raise refuse("microbatches", count, f"must divide the sequences of a rank ({rows})", "cut another number")
-        stages = [self.stage(each, tokens_BT[: rows // count]) for each in self.stages]
+    def schedule(self, window: Sequence[Batch]) -> Any:
+        """A schedule for the microbatches of a window. It does not outlive it: the next may have other shapes."""
+        count, stages = len(window), [self.stage(each, window) for each in self.stages]
         if self.execution.schedule == "interleaved":
             return ScheduleInterleaved1F1B(stages, count, loss_fn=own_part, scale_grads=False)  # type: ignore[arg-type]
         return Schedule1F1B(stages[0], count, loss_fn=own_part, scale_grads=False)
 
-    def stage(self, stage: Stage, tokens_BT: Tensor) -> BatchedStage:
-        piece, x = stage.piece, self.stream(stage, tokens_BT)
-        return self.stage_class(
+    def stage(self, stage: Stage, window: Sequence[Batch]) -> BatchedStage:
+        piece, streams = stage.piece, [self.stream(stage, micro.tokens_BT) for micro in window]
+        (x, *_), tokens_BT = streams, window[0].tokens_BT
+        made = self.stage_class(
             stage, piece.stage, piece.stages, tokens_BT.device, group=self.group,
             input_args=tokens_BT if piece.first else x,
             output_args=x.new_empty(1, dtype=torch.promote_types(x.dtype, torch.float32)) if piece.last else x,
         )  # fmt: skip
+        made.calls, made.streams = [_named(micro) for micro in window], streams
+        return made
 
     def stream(self, stage: Stage, tokens_BT: Tensor) -> Tensor:
         """A residual stream of a microbatch, without its memory."""
@@ -253,6 +247,11 @@ class Pipeline:
         )
 
 
-def own_part(part_1: Tensor, labels_BT: Tensor) -> Tensor:
+def own_part(part_1: Tensor, number_1: Tensor) -> Tensor:
     """What the schedule takes the gradient of: the last stage has made the loss of its labels itself."""
     return part_1.squeeze(0)
+
+
+def _named(micro: Batch) -> dict[str, Tensor]:
+    """What a stage is called with beside the stream."""
+    return {name: each for name, each in micro._asdict().items() if each is not None}

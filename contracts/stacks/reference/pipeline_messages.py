@@ -9,8 +9,9 @@ file is the one place that names them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -25,7 +26,33 @@ class BatchedStage(PipelineStage):
 
     `input_args` and `output_args` must be given. The first call of a group has to be one that all its ranks make:
     whoever builds stages makes one beforehand.
+
+    The schedule counts microbatches; what each is called with, and the stream that it brings, stand in `calls` and
+    `streams`, by its number. They may differ in shape, of which torch's stage knows one: what it receives into is made
+    anew for each.
     """
+
+    calls: Sequence[Mapping[str, torch.Tensor]] = ()
+    streams: Sequence[torch.Tensor] = ()
+
+    def forward_one_chunk(self, fwd_chunk_id: int, args: tuple[Any, ...], *given: Any, **named: Any) -> Any:
+        call = self.calls[fwd_chunk_id]
+        return super().forward_one_chunk(fwd_chunk_id, (call["tokens_BT"],), dict(call), *given[1:], **named)
+
+    def _setup_forward_recv_info(self, num_microbatches: int, has_backward: bool) -> None:
+        super()._setup_forward_recv_info(num_microbatches, has_backward)
+        if not self.is_first:
+            self.receive_into(self.args_recv_info)
+
+    def _setup_backward_recv_info(self, num_microbatches: int) -> None:
+        super()._setup_backward_recv_info(num_microbatches)
+        if not self.is_last:
+            self.receive_into(self.grad_recv_info)
+
+    def receive_into(self, received: Mapping[int, tuple[Any, ...]]) -> None:
+        """A buffer of its own shape for each microbatch."""
+        for number, (info,) in received.items():
+            info.buffer = torch.empty_like(self.streams[number], device=self.device, requires_grad=False)
 
     def _warmup_forward_vote(self, has_backward: bool, received_acc: torch.Tensor | None = None) -> torch.Tensor:
         return torch.tensor([STATIC], dtype=torch.int32, device=self.device)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from contracts.instruments.ranks import device
+from contracts.spec.errors import refuse
 from contracts.spec.topology import Degrees
 from contracts.stacks.reference.built import made
 from contracts.stacks.reference.mesh import TrainingMesh
@@ -90,15 +91,22 @@ class PipelineTrainer(ParallelTrainer):
 
     # a window
     def cut(self, batch: Batch) -> list[Batch]:
-        """The whole window: the schedule cuts it."""
-        return [batch]
+        """
+        Raises:
+            Refused: when the microbatches would differ in size.
+        """
+        rows, count = len(batch.tokens_BT), self.execution.microbatches
+        if rows % count:
+            raise refuse("microbatches", count, f"must divide the sequences of a rank ({rows})", "cut another number")
+        return super().cut(batch)
 
-    def accumulate(self, micro: Batch, counts: Mapping[str, Tensor]) -> Forward:
-        passed = self.pipeline.run(micro, counts)
+    def passes(self, window: Sequence[Batch], counts: Mapping[str, Tensor]) -> list[Forward]:
+        """One pass of the schedule."""
+        passed = self.pipeline.run(window, counts)
         sums = self.total([each.sums for each in passed])
         seen = self.total([_adding_up(each.seen) for each in passed])
-        nothing = micro.tokens_BT.new_empty(0)
-        return Forward(logits_BTV=nothing, mtp_logits=(), sums=sums, counts=dict(counts), seen=seen)
+        nothing = window[0].tokens_BT.new_empty(0)
+        return [Forward(logits_BTV=nothing, mtp_logits=(), sums=sums, counts=dict(counts), seen=seen)]
 
     def over_parts(self, values: dict[str, Tensor]) -> dict[str, Tensor]:
         """Each stage knows the losses and counts of its own layers."""

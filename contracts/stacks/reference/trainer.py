@@ -98,10 +98,13 @@ class Trainer:
 
     def step(self, batch: Batch, wanted: bool = False, samples: tuple[int, ...] = ()) -> Done:
         """One optimizer step over a whole batch."""
-        window = self.cut(batch)
+        return self.step_over(self.cut(batch), wanted, samples)
+
+    def step_over(self, window: Sequence[Batch], wanted: bool = False, samples: tuple[int, ...] = ()) -> Done:
+        """One optimizer step over microbatches, which may differ in sequences and in length."""
         counts = self.over_rows(self.total([self.count(micro) for micro in window]))
         self.optimizer.zero()
-        passes = [self.accumulate(micro, counts) for micro in window]
+        passes = self.passes(window, counts)
         self.reduce()
         losses = self.model.objective(self.over_parts(self.total([each.sums for each in passes])), counts)
         gradients = self.gradients() if wanted else {}
@@ -173,6 +176,10 @@ class Trainer:
         rows, length = micro.tokens_BT.shape
         return found | {"aux": torch.tensor(rows), "z": torch.tensor(rows * length)}
 
+    def passes(self, window: Sequence[Batch], counts: Mapping[str, Tensor]) -> list[Forward]:
+        """Forward and backward over the whole window."""
+        return [self.accumulate(micro, counts) for micro in window]
+
     def accumulate(self, micro: Batch, counts: Mapping[str, Tensor]) -> Forward:
         """Forward and backward over one microbatch, as its part of the window."""
         out: Forward = self.model(*micro)
@@ -238,6 +245,19 @@ class Trainer:
     def save(self, folder: str) -> None:
         """Write a checkpoint of this step, the random generators included."""
         self.kept(folder).save(self.saved())
+
+    def retire(self, folder: str, keep: int, durable: str | None = None) -> None:
+        """Remove what is older than the newest `keep` checkpoints, each only when a newer one is where it lasts.
+
+        Args:
+            durable: where copies of the checkpoints arrive; None where `folder` is that place.
+        """
+        arrived = None if durable is None else self.arrived(folder, durable)
+        self.kept(folder).retire(keep, arrived)
+
+    def arrived(self, folder: str, durable: str) -> frozenset[int]:
+        """The steps of which the whole copy lies in another folder, and is of the same save."""
+        return self.kept(durable).copies_of(self.kept(folder))
 
     def saved(self) -> State:
         generators = {f"{self.own_generators}{name}": each for name, each in randomness.capture().items()}

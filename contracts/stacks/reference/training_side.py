@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from contracts.spec.array import Array
-from contracts.spec.errors import refuse
+from contracts.spec.errors import Refusals, refuse
 from contracts.spec.recipe import Recipe
 from contracts.spec.training import Execution, Session, Step, Tokens, Trained
 from contracts.stacks.reference.assembled import Assembled
@@ -38,8 +38,7 @@ class TrainingSide(Assembled):
         return self.parallel_trainer() if execution.degrees.pp == 1 else self.pipeline_trainer()
 
     def train(self, session: Session) -> Trained:
-        if session.batches and len(session.batches) != session.steps:
-            raise refuse("batches", len(session.batches), f"must be one a step ({session.steps})", "give as many")
+        _refuse_uncounted(session)
         trainer = self.trainer_of(session.execution)(session.recipe, session.execution, self.parts())
         try:
             trained = _trained(trainer, session)
@@ -67,6 +66,18 @@ class TrainingSide(Assembled):
         )
 
 
+def _refuse_uncounted(session: Session) -> None:
+    """Refuse batches or microbatches that are not as many as are asked for."""
+    found, parts = Refusals(), session.execution.microbatches
+    for name, given in (("batches", session.batches), ("windows", session.windows)):
+        found.unless(len(given) in (0, session.steps), name, len(given), f"must be one a step ({session.steps})",
+                     "give as many")  # fmt: skip
+    problem = f"must each have as many as the execution ({parts})"
+    found.unless(all(len(window) == parts for window in session.windows), "windows", [*map(len, session.windows)],
+                 problem, "set microbatches")  # fmt: skip
+    found.raise_any()
+
+
 def _trained(trainer: Trainer, session: Session) -> Trained:
     """A session, from what it loads to its last step."""
     from contracts.instruments import numerics
@@ -88,12 +99,16 @@ def _step(trainer: Trainer, session: Session, index: int) -> Step:
     number = trainer.number + 1
     seen = session.observe if not session.at or number in session.at else frozenset()
     wanted = "gradients" in seen
-    if session.batches:
+    if session.windows:
+        done = trainer.step_over([trainer.share(_batch(micro)) for micro in session.windows[index]], wanted)
+    elif session.batches:
         done = trainer.step(trainer.share(_batch(session.batches[index])), wanted)
     else:
         done = trainer.next(wanted)
     if session.save is not None and number in session.save_at:
         trainer.save(session.save)
+        if session.keep is not None:
+            trainer.retire(session.save, session.keep, session.durable)
     return _answer(trainer, done, seen)
 
 
