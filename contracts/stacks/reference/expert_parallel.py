@@ -9,8 +9,8 @@ Rows are sorted by expert before and behind. How many go where is exchanged firs
 may have none. With expert tensor parallel (`etp`) every rank of that axis puts the rows of all of them through its
 part of each expert, and each gets its own rows back, summed.
 
-B sequences · T tokens · K experts a token · S rows, R received ones · n ranks of ep, m of etp · E experts, e local ones
-D hidden
+B sequences · T tokens · K experts a token · S rows, L of them without an expert, R received ones · n ranks of ep, m of
+etp · E experts, e local ones · D hidden
 """
 
 from __future__ import annotations
@@ -52,12 +52,17 @@ class ExpertPeers(nn.Module):
 
     # rows to their experts and back
     def through(self, experts: Experts, x_SD: Tensor, counts_E: Tensor) -> Tensor:
-        """Rows sorted by expert through experts wherever they lie; what comes back stands in the same order."""
+        """Rows sorted by expert through experts wherever they lie; what comes back stands in the same order.
+
+        Rows behind those that are counted have no expert, and stay.
+        """
         counts_nE = self.announced(counts_E)  # of this rank's experts, by sender
         sent, received = self.lengths(counts_E), [int(rows) for rows in counts_nE.sum(1)]
+        x_SD, left_LD = x_SD.split([sum(sent), len(x_SD) - sum(sent)])
         x_RD = x_SD if self.ep is None else exchanged(x_SD, received, sent, self.ep)
         y_RD = self.with_all_parts(experts, x_RD, counts_nE)
-        return y_RD if self.ep is None else exchanged(y_RD, sent, received, self.ep)
+        y_SD = y_RD if self.ep is None else exchanged(y_RD, sent, received, self.ep)
+        return torch.cat([y_SD, left_LD])
 
     def lengths(self, counts_E: Tensor) -> list[int]:
         """Rows for each rank of the axis."""
