@@ -7,7 +7,7 @@ uneven instead: the last rank sees the most keys.
 
 What a block is told of the tokens before its own, and what becomes of gradients:
 
-    keys          all-gather               reduce-scatter: each rank's queries say what they think of every key
+    every         all-gather               reduce-scatter: each rank's queries say what they think of every key
     past          the last tokens of all   reduce-scatter
     scan, sum     each run from zero; what it leaves behind and what it keeps of what came in are gathered and
                   combined, and what comes in is added afterwards: both are linear in it
@@ -59,8 +59,8 @@ class ContextParallel(Row):
             first=self.rank * documents_BT.shape[1], row_BS=whole.documents_BT,
         )  # fmt: skip
 
-    # attention
-    def keys(self, x_BTx: Tensor) -> Tensor:
+    # every token
+    def every(self, x_BTx: Tensor) -> Tensor:
         return gathered(x_BTx, 1, self.group)
 
     # what stands before

@@ -97,7 +97,7 @@ class Attention(Causal):
     def forward(self, x_BTD: Tensor, packing: Packing, state: State) -> Output:
         q_BTHd, k_BTGd, v_BTGd = (self.split(matrix(x_BTD)) for matrix in (self.wq, self.wk, self.wv))
         q_BTHd, k_BTGd = self.place(q_BTHd, k_BTGd, packing)
-        k_BSHd, v_BSHd = (self.repeat(self.row.keys(each), q_BTHd.shape[2]) for each in (k_BTGd, v_BTGd))
+        k_BSHd, v_BSHd = (self.repeat(self.row.every(each), q_BTHd.shape[2]) for each in (k_BTGd, v_BTGd))
         visible_BTS = None if packing.boundless else self.visible(packing)
         out_BTHd = self.attend(q_BTHd, k_BSHd, v_BSHd, visible_BTS)
         return Output(y_BTD=self.wo(out_BTHd.flatten(2)))
@@ -140,7 +140,7 @@ class LatentAttention(Causal):
     def forward(self, x_BTD: Tensor, packing: Packing, state: State) -> Output:
         latent_BTq = self.q_norm(self.wq_a(x_BTD))
         q_BTHn, q_BTHr = self.queries(latent_BTq, packing)
-        c_BSc, k_BSr = (self.row.keys(each) for each in self.latents(x_BTD, packing))
+        c_BSc, k_BSr = (self.row.every(each) for each in self.latents(x_BTD, packing))
         if self.indexer is None:
             visible_BTS = None if packing.boundless else self.visible(packing)
             out_BTHv = self.unabsorbed(q_BTHn, q_BTHr, c_BSc, k_BSr, visible_BTS)
@@ -208,7 +208,7 @@ class Indexer(Causal):
     def forward(self, x_BTD: Tensor, latent_BTq: Tensor, packing: Packing) -> Tensor:
         """(B, T, S) bool: the keys that each query attends to."""
         q_BTIi = self.turn(heads_of(self.wq(latent_BTq), sum(self.dims)), packing)
-        k_BSi = self.row.keys(self.turn(self.key(x_BTD)[:, :, None], packing)[:, :, 0])
+        k_BSi = self.row.every(self.turn(self.key(x_BTD)[:, :, None], packing)[:, :, 0])
         return self.select(self.score(q_BTIi, k_BSi, self.weights(x_BTD)), self.visible(packing))
 
     def key(self, x_BTD: Tensor) -> Tensor:

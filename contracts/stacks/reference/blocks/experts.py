@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from contracts.spec.recipe import Moe, Recipe
 from contracts.stacks.reference.blocks.common import Output, Packing, State, local
+from contracts.stacks.reference.blocks.row import WHOLE, Row
 
 if TYPE_CHECKING:
     from contracts.stacks.reference.parts import Parts
@@ -196,6 +197,7 @@ class Peers(Protocol):
 class MoE(nn.Module):
     """Router, experts and the shared expert. `peers` are there where the experts lie on several ranks."""
 
+    row: Row = WHOLE
     peers: Peers | None
 
     def __init__(self, recipe: Recipe, parts: Parts) -> None:
@@ -239,9 +241,10 @@ class MoE(nn.Module):
         """Which assignments find their expert full, (B, T, K): the first in token order are kept."""
         if self.moe.capacity_factor is None:
             return torch.zeros_like(experts_BTK, dtype=torch.bool)
-        taken_NE = F.one_hot(experts_BTK.flatten(0, 1), self.moe.experts).sum(1).cumsum(0)
-        place_NK = taken_NE.gather(1, experts_BTK.flatten(0, 1))  # 1 for the first token of an expert
-        return (place_NK > self.capacity(len(place_NK))).view(experts_BTK.shape)
+        every_BSK = self.row.every(experts_BTK)  # slots go in the order of whole rows
+        taken_NE = F.one_hot(every_BSK.flatten(0, 1), self.moe.experts).sum(1).cumsum(0)
+        place_NK = taken_NE.gather(1, every_BSK.flatten(0, 1))  # 1 for the first token of an expert
+        return self.row.own((place_NK > self.capacity(len(place_NK))).view(every_BSK.shape))
 
     def capacity(self, tokens: int) -> int:
         """Slots of an expert in a call of so many tokens."""

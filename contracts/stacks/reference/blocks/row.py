@@ -30,8 +30,8 @@ class Row:
         return whole
 
     # what is asked of other tokens
-    def keys(self, x_BTx: Tensor) -> Tensor:
-        """(B, S, …): what attention looks at, of every token of the row."""
+    def every(self, x_BTx: Tensor) -> Tensor:
+        """(B, S, …): of every token of the row, what is known of the tokens here."""
         return x_BTx
 
     def past(self, u_BTx: Tensor, tokens: int, packing: Packing) -> Tensor:
