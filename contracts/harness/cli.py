@@ -1,4 +1,5 @@
-"""`lanegate`: check a stack, read the law, emit a launch, read or replay a recorded run, test the suite itself.
+"""`lanegate`: check a stack or begin an adapter for one, read the law, emit a launch, replay a recorded run, test the
+suite itself.
 
 Exit codes: 0 conformant, 1 violated, 2 usage, 3 incomplete, 4 broken, 5 nothing ran.
 """
@@ -12,6 +13,7 @@ from contracts.harness.commands import (
     check,
     compare,
     emit,
+    init,
     installation,
     launch,
     law,
@@ -32,6 +34,7 @@ def main() -> None:
 for command in (
     check.check,
     check.selftest,
+    init.init,
     law.list_,
     law.explain,
     emit.emit,

@@ -1,0 +1,140 @@
+"""`init` begins an adapter for a stack of one's own, and says how far it has come."""
+
+from __future__ import annotations
+
+import keyword
+import re
+import sys
+import textwrap
+from pathlib import Path
+
+import click
+
+from contracts.contract import TIERS
+from contracts.court import report
+from contracts.court.judge import DEADLINE_S
+from contracts.harness import parties, probe, skeleton
+from contracts.harness.commands._guard import (
+    COLOURS,
+    one_clear_error,
+    read_law,
+    the_stack_talks_to_stderr,
+    told,
+)
+from contracts.harness.gate import today
+from contracts.harness.supervisor import supervised
+from contracts.spec.errors import Refusals
+from contracts.spec.records import Outcome, Run, Verdict
+
+_BY_TIER = dict(zip(TIERS, ("one process", "one GPU", "several ranks"), strict=True))
+_LABELS: dict[Outcome, str] = {"violated": "Violated", "broken": "Broken", "not run": "Not run"}
+
+
+@click.command()
+@click.argument("name", required=False)
+@click.option("--group", "groups", multiple=True, metavar="GROUP",
+              help=f"The questions to begin with: {', '.join(skeleton.sides())}. "
+              f"[default: {', '.join(skeleton.DEFAULT)}]")  # fmt: skip
+@click.option("--probe", "stack", metavar="PACKAGE.MODULE:NAME", help="Judge what an adapter offers so far.")
+@click.option("--propose", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
+              help="With --probe: write what is violated as deviations, for somebody to fill in.")  # fmt: skip
+@click.option("--deadline", type=click.FloatRange(min=0, min_open=True), default=DEADLINE_S, show_default=True,
+              metavar="SECONDS", help="What one case, and loading the stack, may take.")  # fmt: skip
+@one_clear_error
+def init(name: str | None, groups: tuple[str, ...], stack: str | None, propose: Path | None, deadline: float) -> None:
+    """Write NAME_lane.py, an adapter that answers nothing yet; or probe one that answers something."""
+    file = Path(f"{name}_lane.py")
+    _refuse(name, groups, stack, propose, file)
+    if stack is None:
+        file.write_text(skeleton.written(str(name), groups or skeleton.DEFAULT), encoding="utf-8")
+        click.echo(f"{file} answers nothing yet. Fill a method, name it in `offers`, then:\n"
+                   f"  lanegate init --probe {name}_lane:Stack")  # fmt: skip
+        return
+    sys.exit(supervised(lambda: told(lambda: _probe(stack, propose, deadline))))
+
+
+def _refuse(name: str | None, groups: tuple[str, ...], stack: str | None, propose: Path | None, file: Path) -> None:
+    """Refuse what cannot be carried out, before anything is written; every fault at once."""
+    found = Refusals()
+    found.unless((name is None) != (stack is None), "init", name or stack, "wants a NAME or a --probe, and one of them",
+                 "write `lanegate init NAME`, or `lanegate init --probe NAME_lane:Stack`")  # fmt: skip
+    if name is not None:
+        legal = re.fullmatch(r"[a-z][a-z0-9_]*", name) and not keyword.iskeyword(name)
+        found.unless(bool(legal), "name", name, "is no name of a module", "write lower-case letters, digits and _")
+        found.unless(not file.exists(), "file", str(file), "exists and is not written over",
+                     "choose another name, or probe what is there")  # fmt: skip
+    for group in groups:
+        found.unless(group in skeleton.sides(), "group", group, "is no group of questions",
+                     f"the groups are {', '.join(skeleton.sides())}")  # fmt: skip
+    if propose is not None:
+        found.unless(stack is not None, "propose", str(propose), "proposes what a probe found", "give --probe")
+        found.unless(not propose.exists(), "propose", str(propose), "exists and is not written over",
+                     "what somebody declared there stays; choose another file")  # fmt: skip
+        found.unless(propose.parent.is_dir(), "propose", str(propose), "lies in no folder", "make the folder first")
+    found.raise_any()
+
+
+def _probe(stack: str, propose: Path | None, deadline: float) -> int:
+    read_law()
+    with the_stack_talks_to_stderr():
+        party = parties.load(stack, deadline_s=deadline)
+        run, judged = probe.probed(party, stack, deadline_s=deadline)
+    _show(run, judged)
+    _show_next(run)
+    if propose is not None:
+        _propose(run, propose)
+    click.secho(report.headline(judged), fg=COLOURS.get(judged.word, "red"), bold=True)
+    return judged.exit_code
+
+
+def _show(run: Run, judged: Verdict) -> None:
+    """What works, by id, and what does not, with its words."""
+    subject = run.header.subject
+    click.echo(f"{subject.name} {subject.version} answers {', '.join(sorted(subject.offers)) or 'nothing yet'}")
+    held = list(dict.fromkeys(r.id for r in judged.results if r.outcome == "holds"))
+    declined = [r.id for r in judged.results if r.outcome == "not offered" and r.id not in held]
+    for label, ids in (("holds", held), ("declines", list(dict.fromkeys(declined)))):
+        if ids:
+            click.echo(textwrap.fill(f"{label}: {len(ids)} promises, {' '.join(ids)}", 120, subsequent_indent="  "))
+    for outcome, label in _LABELS.items():
+        found = probe.first_of_each(result for result in judged.results if result.outcome == outcome)
+        if found:
+            click.echo(f"\n{label}: {len(found)} promises")
+        for result, others in found:
+            more = f" and {len(others)} more cases" if others else ""
+            click.echo(f"  {result.item}{more}")
+            for name, words in report.details(run, result):
+                if name in ("got", "promise", "rerun"):
+                    click.echo(f"    {name:<8} " + words.replace("\n", f"\n{'':<13}"))
+    for fault in judged.faults:
+        click.echo(f"fault ({fault.kind}): {fault.words}")
+    for each in run.unclaimed:
+        click.echo(f"works and is not claimed: {each.question} ({each.evidence}); name it in `offers`")
+
+
+def _show_next(run: Run) -> None:
+    """The table of what to answer next, and what only several ranks can judge."""
+    subject = run.header.subject
+    wide = probe.of_ranks(subject.offers)
+    if wide:
+        click.echo(f"\n{len(wide)} promises of several ranks ask for nothing else:\n"
+                   f"  lanegate check --stack {subject.origin} --with none --profile dist --ranks 4")  # fmt: skip
+    rows = probe.unlocked(subject.offers)
+    if not rows:
+        return
+    width = max(len(" + ".join(row.questions)) for row in rows)
+    head = "".join(f"{name:>15}" for name in _BY_TIER.values())
+    click.echo(f"\n{'answer next':<{width}}{head}   (promises more that could be judged, by …)")
+    for row in rows:
+        counts = "".join(f"{row.promises[tier] or '':>15}" for tier in _BY_TIER)
+        click.echo(f"{' + '.join(row.questions):<{width}}{counts}")
+    click.echo("")
+
+
+def _propose(run: Run, propose: Path) -> None:
+    count = sum(result.outcome == "violated" for result in run.results)
+    if not count:
+        click.echo(f"nothing is violated, and {propose} is not written")
+        return
+    propose.write_text(probe.proposal(run, today()), encoding="utf-8")
+    click.echo(f"{propose} proposes deviations for {count} violated cases: fill in reason, issue and owner of each")

@@ -1,0 +1,121 @@
+"""A stack that is being put under test question by question: what it keeps so far, and what to answer next."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import re
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import groupby
+
+from contracts.contract import LAW, Contract, Law, Tier
+from contracts.court.judge import DEADLINE_S
+from contracts.harness import profiles
+from contracts.harness.gate import Gate
+from contracts.spec.records import Item, Plan, Result, Run, Verdict
+from contracts.spec.stack import Party
+
+PROFILE = "what it offers"
+DAYS = 30  # that a proposed deviation lasts
+ROWS = 8  # of the table of what to answer next
+AT_ONCE = 3  # questions that are proposed together
+
+
+def probed(party: Party, origin: str, *, deadline_s: float = DEADLINE_S) -> tuple[Run, Verdict]:
+    """Judge, by this process and without assistants, each promise that asks for nothing but what the party offers."""
+    gate = Gate(
+        subject=party, origin=origin, assistants=(), profile=PROFILE, plan=plan_of(party.offers), deadline_s=deadline_s
+    )
+    for item in gate.plan.items:
+        gate.add(gate.judge(item))
+    judged = gate.close()
+    return gate.run(), judged
+
+
+def plan_of(offers: Collection[str], law: Law = LAW) -> Plan:
+    """The cases of one process that these questions suffice for."""
+    whole = profiles.plan(law, "unit")
+    asked = {id for id in whole.promises if id in law.contracts and _suffices(law.contracts[id], offers)}
+    return replace(
+        whole,
+        items=tuple(item for item in whole.items if item.id in asked),
+        outside=(),
+        promises={id: statement for id, statement in whole.promises.items() if id in asked},
+    )
+
+
+def _suffices(contract: Contract, offers: Collection[str]) -> bool:
+    return not contract.of_the_court and set(contract.asks) <= set(offers)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unlocked:
+    """Questions that are not answered yet, and how many more promises of each tier could be judged if they were."""
+
+    questions: tuple[str, ...]
+    promises: Counter[Tier]
+
+
+def unlocked(offers: Collection[str], law: Law = LAW) -> list[Unlocked]:
+    """What to answer next: the sets of questions that unlock most promises for each question in them.
+
+    A set that contains a better one is left out: it is proposed again when that one is answered.
+    """
+    lacking = {c.id: frozenset(c.asks) - set(offers) for c in law.contracts.values() if not c.of_the_court}
+    gained = {
+        together: Counter(law.contracts[id].tier for id, lacks in lacking.items() if lacks and lacks <= together)
+        for together in lacking.values()
+        if 0 < len(together) <= AT_ONCE
+    }
+    best: list[frozenset[str]] = []
+    for together in sorted(gained, key=lambda each: (-gained[each].total() / len(each), sorted(each))):
+        if not any(better < together for better in best):
+            best.append(together)
+    return [Unlocked(questions=tuple(sorted(each)), promises=gained[each]) for each in best[:ROWS]]
+
+
+def of_ranks(offers: Collection[str], law: Law = LAW) -> list[str]:
+    """The promises of several ranks that these questions suffice for."""
+    return [c.id for c in law.contracts.values() if c.tier == "dist" and _suffices(c, offers)]
+
+
+def proposal(run: Run, today: datetime.date) -> str:
+    """A deviations file of what is violated. The gate refuses it until reason, issue and owner are filled in."""
+    subject = run.header.subject
+    head = (
+        f"# What {subject.name} {subject.version} ({subject.origin}) did not keep on {today.isoformat()}: a proposal, "
+        "and no deviation yet.\n"
+        "# Somebody fills in reason, issue and owner of each entry; the gate refuses one in which any is empty.\n"
+        f"# Each ends in {DAYS} days by itself, and is red as soon as its promise holds again.\n"
+    )
+    return head + "".join(_entry(result, case, today) for result, case in _selected(run))
+
+
+def _selected(run: Run) -> Iterator[tuple[Result, str]]:
+    """A result and the selector that declares it: each violated case by name, or all where none holds."""
+    for _, group in groupby(run.results, key=lambda result: result.id):
+        results = list(group)
+        violated = [result for result in results if result.outcome == "violated"]
+        if len(violated) > 1 and not any(result.outcome == "holds" for result in results):
+            yield violated[0], "*"
+        else:
+            yield from ((result, re.sub(r"([*?[])", r"[\1]", result.case)) for result in violated)
+
+
+def _entry(result: Result, case: str, today: datetime.date) -> str:
+    words = "".join(f"# {line[:112]}\n" for line in result.words.splitlines()[:3])
+    expires = today + datetime.timedelta(days=DAYS)
+    fields = {"id": result.id, "case": case, "reason": "", "issue": "", "owner": ""}
+    told = "".join(f"{name} = {json.dumps(value, ensure_ascii=False)}\n" for name, value in fields.items())
+    return f"\n{words}[[deviation]]\n{told}expires = {expires.isoformat()}\n"
+
+
+def first_of_each(results: Iterable[Result]) -> list[tuple[Result, list[Item]]]:
+    """The first result of each contract, and the other cases that ended alike."""
+    found = []
+    for _, group in groupby(results, key=lambda result: result.id):
+        first, *others = group
+        found.append((first, [other.item for other in others]))
+    return found
