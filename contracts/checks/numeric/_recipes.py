@@ -30,6 +30,9 @@ SMALL = Recipe(
 )
 """Layer 0 is A, 1 E, 2 M, 11 R."""
 
+DENSE = replace(SMALL, name="dense", pattern="AE", depth=4, moe=None, activation="swiglu")
+"""Attention and MLPs alone, as a plain transformer has them: every stack of the field can be asked these cases."""
+
 SMALL_MLA = replace(SMALL, name="small-mla", mla=Mla(q_lora=12, kv_lora=10, qk_head=6, qk_rope=4, v_head=8))
 SMALL_DSA = replace(SMALL_MLA, name="small-dsa", dsa=Dsa(a_ranks=(0, 2), index_heads=5, index_head_dim=8, top_k=5))
 """A-ranks 0 and 2 are sparse: layers 0 and 8."""

@@ -29,6 +29,7 @@ LETTERS = replace(
 
 MUON = replace(LETTERS, name="letters-muon", optim=replace(LETTERS.optim, rule="muon"))
 AHEAD = replace(LETTERS, name="letters-mtp", mtp=Mtp(depth=2, loss_weight=0.4))
+DENSE = replace(LETTERS, name="letters-dense", pattern="AE", depth=4, moe=None, activation="swiglu")
 TIED = replace(LETTERS, name="letters-tied", untied_embeddings=False)
 
 ROWS: tuple[tuple[tuple[int, ...], int], ...] = (  # documents of each row of 13 tokens, and how many labels are masked

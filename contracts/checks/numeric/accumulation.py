@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from contracts import instruments
-from contracts.checks.numeric._training import AHEAD, LETTERS, ROWS, batch, batches, run, table, uneven
+from contracts.checks.numeric._training import AHEAD, DENSE, LETTERS, ROWS, batch, batches, run, table, uneven
 from contracts.contract import contract
 from contracts.spec.array import Array
 from contracts.spec.recipe import Moe, Recipe
@@ -22,6 +22,7 @@ CUTS = {
     "one-a-sequence": (LETTERS, ROWS, 5),
     "no-auxiliary-losses": (PLAIN, ROWS, 4),
     "prediction-heads": (AHEAD, ROWS, 4),
+    "dense": (DENSE, ROWS, 4),
     "a-microbatch-without-a-label": (LETTERS, EMPTY, 5),
 }
 """Five sequences, so that no number of microbatches but 5 divides them."""

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from contracts.checks.numeric import _saves
 from contracts.checks.numeric._saves import FAMILIES
-from contracts.checks.numeric.resume import MUON, SHORT
+from contracts.checks.numeric.resume import DENSE, MUON, SHORT
 from contracts.contract import contract
 from contracts.spec.errors import Refused
 from contracts.spec.recipe import Data, Moe, Recipe
@@ -67,14 +67,14 @@ def a_run_resumes_under_its_own_recipe(stack: Training, other: Recipe) -> None:
     assert own.start == 1, f"under its own recipe the run began after step {own.start}, expected 1"
 
 
-@contract("CKPT-01d", asks="train", cases={"empty-folder": ()}, source=FAMILIES)
-def a_resume_from_nothing_is_refused(stack: Training) -> None:
+@contract("CKPT-01d", asks="train", cases={"empty-folder": (SHORT,), "empty-folder-dense": (DENSE,)}, source=FAMILIES)
+def a_resume_from_nothing_is_refused(stack: Training, recipe: Recipe) -> None:
     """A run that is told to load from a folder without a checkpoint is refused: it does not begin anew.
 
     The volume was not mounted; the run began at step 0 and wrote over what came back with the mount.
     """
     with _saves.folder() as at:
-        refused, run = _refused(stack, Session(recipe=SHORT, steps=1, load=str(at)))
+        refused, run = _refused(stack, Session(recipe=recipe, steps=1, load=str(at)))
     assert refused, f"there is no checkpoint, and the run began after step {run.start if run else 0}"
 
 

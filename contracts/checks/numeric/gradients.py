@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from contracts import instruments
 from contracts.checks.numeric._passes import EVERYTHING, WHOLE, batch, drawn, one_pass, tensor
-from contracts.checks.numeric._recipes import SMALL_MLA
+from contracts.checks.numeric._recipes import DENSE, SMALL_MLA
 from contracts.contract import contract
 from contracts.spec.array import Array
 from contracts.spec.recipe import Mhc, Mode, Moe, Mtp, Recipe
@@ -20,6 +20,7 @@ _SIGMOID = Moe(
 DIFFERENCED: dict[str, tuple[Recipe, Mode]] = {
     "streams-and-depths": (replace(EVERYTHING, moe=_SIGMOID, depth=4), "nemo_native"),
     "custom-mixers": (replace(WHOLE, depth=4), "author_dp"),
+    "dense": (DENSE, "nemo_native"),
     "tied-latent": (
         replace(SMALL_MLA, pattern="AE", depth=2, untied_embeddings=False, mtp=Mtp(depth=1)),
         "nemo_native",
@@ -67,6 +68,7 @@ def _place(row: Parameter) -> str:
 REACHED: dict[str, tuple[Recipe, Mode]] = {
     "streams-and-depths": (replace(EVERYTHING, moe=_SIGMOID), "nemo_native"),
     "custom-mixers": (replace(WHOLE, activation="swiglu"), "author_dp"),
+    "dense": (DENSE, "nemo_native"),
     "latent": (replace(SMALL_MLA, pattern="AER", depth=3, mtp=Mtp(depth=1)), "nemo_native"),
     "bf16": (replace(EVERYTHING, dtype="bf16"), "nemo_native"),
 }

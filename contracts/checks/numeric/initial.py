@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from contracts import instruments
 from contracts.checks.numeric._passes import EVERYTHING, WHOLE, batch, one_pass
-from contracts.checks.numeric._recipes import SMALL, SMALL_MLA
+from contracts.checks.numeric._recipes import DENSE, SMALL, SMALL_MLA
 from contracts.contract import contract
 from contracts.spec.recipe import Batch, Mhc, Mode, Moe, Mtp, Recipe
 from contracts.spec.tolerance import EXACT, FLOAT32
@@ -22,6 +22,7 @@ DRAWN: dict[str, tuple[Recipe, Mode]] = {
     "streams-and-depths": (EVERYTHING, "nemo_native"),
     "custom-mixers": (SMALL, "author_dp"),
     "bf16": (replace(WHOLE, dtype="bf16"), "nemo_native"),
+    "dense": (DENSE, "nemo_native"),
 }
 
 

@@ -16,7 +16,7 @@ from contracts.checks.numeric._passes import (
     one_pass,
     tensor,
 )
-from contracts.checks.numeric._recipes import SMALL_DSA
+from contracts.checks.numeric._recipes import DENSE, SMALL_DSA
 from contracts.contract import contract
 from contracts.spec.array import Array, Arrays
 from contracts.spec.recipe import Dsa, Mode, Recipe
@@ -30,6 +30,7 @@ CHANGED: dict[str, tuple[Recipe, Mode, int]] = {  # recipe, mode, the position w
     "streams-and-depths": (EVERYTHING, "nemo_native", 9),
     "custom-mixers": (WHOLE, "author_dp", 6),
     "sparse-attention": (_SPARSE, "author_dp", 8),
+    "dense": (DENSE, "nemo_native", 6),
     "the-last-token": (EVERYTHING, "nemo_native", 12),
 }
 
@@ -58,6 +59,7 @@ SEPARATED: dict[str, tuple[Recipe, Mode]] = {
     "streams-and-depths": (EVERYTHING, "nemo_native"),
     "every-family": (replace(WHOLE, moe=_UNBALANCED), "nemo_native"),
     "custom-mixers": (replace(WHOLE, moe=_UNBALANCED), "author_dp"),
+    "dense": (DENSE, "nemo_native"),
     "latent-and-sparse": (replace(_SPARSE, moe=_UNBALANCED), "author_dp"),
 }
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from contracts import instruments
 from contracts.checks.numeric._passes import EVERYTHING, PACKED, WHOLE, Lengths, batch, drawn, one_pass, tensor
+from contracts.checks.numeric._recipes import DENSE
 from contracts.contract import contract
 from contracts.spec.array import Element
 from contracts.spec.recipe import Dtype, Mhc, Moe, Recipe
@@ -19,6 +20,7 @@ _SMALLEST = replace(WHOLE, pattern="AE", depth=2)
 
 AVERAGED: dict[str, tuple[Recipe, Precision, Lengths, Tolerance]] = {  # recipe, precision, documents of each row
     "unequal-rows": (WHOLE, "float64", PACKED, FLOAT64),
+    "dense": (DENSE, "float64", PACKED, FLOAT64),
     "one-row": (_SMALLEST, "float64", ((4, 6),), FLOAT64),
     "float32": (WHOLE, "float32", PACKED, FLOAT32),
     "bf16": (replace(WHOLE, dtype="bf16", vocab=509), "declared", PACKED, FLOAT32),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from contracts import instruments
 from contracts.checks.numeric._recipes import SMALL_DSA
-from contracts.checks.numeric._training import AHEAD, LETTERS, MUON, TIED, batch, run, table, uneven, updates
+from contracts.checks.numeric._training import AHEAD, DENSE, LETTERS, MUON, TIED, batch, run, table, uneven, updates
 from contracts.contract import contract
 from contracts.spec.recipe import Mhc, Moe, Recipe
 from contracts.spec.tolerance import Tolerance
@@ -25,6 +25,7 @@ TABLES = {
     "muon": (MUON,),
     "muon-with-prediction-heads": (replace(AHEAD, optim=MUON.optim),),
     "tied": (TIED,),
+    "dense": (DENSE,),
     "streams-and-swiglu": (replace(MUON, mhc=Mhc(streams=2), activation="swiglu"),),
 }
 
@@ -154,6 +155,7 @@ def muon_moves_matrices_of_the_layers_alone(
 IDLE = {
     "adamw": (LETTERS,),
     "muon": (MUON,),
+    "dense": (DENSE,),
     "one-expert-for-all": (replace(LETTERS, moe=Moe(experts=14, top_k=1, expert_hidden=20)),),
 }
 

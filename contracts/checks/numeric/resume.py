@@ -27,11 +27,14 @@ SHORT = replace(
 MUON = replace(SHORT, name="short-muon", optim=replace(SHORT.optim, rule="muon"))
 AHEAD = replace(SHORT, name="short-mtp", mtp=Mtp(depth=1), optim=replace(SHORT.optim, schedule="WSD", clip=0.0))
 
+DENSE = replace(SHORT, name="short-dense", pattern="AE", moe=None, activation="swiglu")
+
 EVERYTHING: frozenset[Observed] = frozenset({"weights", "optimizer", "buffers", "rng"})
 RUNS: dict[str, tuple[Recipe, Execution, tuple[int, ...]]] = {  # steps between one load and the next
     "adamw": (SHORT, Execution(), (2, 2, 2)),
     "muon-accumulated": (MUON, Execution(microbatches=3), (1, 3, 2)),
     "mtp-without-clipping": (AHEAD, Execution(), (3, 1, 2)),
+    "dense": (DENSE, Execution(), (2, 2, 2)),
 }
 
 
@@ -98,7 +101,7 @@ def _unlike(got: Step, want: Step) -> str:
     return "; ".join(found)
 
 
-@contract("CKPT-01b", asks="train", cases={"adamw": (SHORT,), "muon": (MUON,)}, source=FAMILIES)
+@contract("CKPT-01b", asks="train", cases={"adamw": (SHORT,), "muon": (MUON,), "dense": (DENSE,)}, source=FAMILIES)
 def a_save_does_not_touch_the_run(stack: Training, recipe: Recipe) -> None:
     """A run that saves after every step is the run that never saves.
 

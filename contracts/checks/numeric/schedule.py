@@ -6,15 +6,13 @@ import math
 from dataclasses import replace
 
 from contracts import instruments
-from contracts.checks.numeric._training import LETTERS, MUON, ROWS, TIED, batch, batches, run, table, uneven
+from contracts.checks.numeric._training import DENSE, LETTERS, MUON, ROWS, TIED, batch, batches, run, table, uneven
 from contracts.contract import contract
 from contracts.spec.recipe import Batch, Optim, Recipe, Schedule
 from contracts.spec.training import Training
 
-LITTLE = replace(
-    LETTERS, name="little", pattern="A", depth=1, hidden=8, ffn_hidden=8, heads=2, kv_groups=1, moe=None, vocab=17
-)
-"""One layer: a step takes milliseconds."""
+LITTLE = replace(DENSE, name="little", depth=2, hidden=8, ffn_hidden=8, heads=2, kv_groups=1, vocab=17)
+"""Two layers: a step takes milliseconds."""
 
 # kind, warm-up, steps, lr, min_lr → the rate of each step, worked out by hand
 RATES: dict[str, tuple[Schedule, int, int, float, float, tuple[float, ...]]] = {
@@ -66,6 +64,7 @@ CLIPS = {
     "clipped": (LETTERS, 0.5),
     "clipped-under-muon": (MUON, 0.01),
     "tied": (TIED, 0.5),
+    "dense": (DENSE, 0.5),
     "below-the-limit": (LETTERS, 1e4),
     "no-limit": (LETTERS, 0.0),
 }

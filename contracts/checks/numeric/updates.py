@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from contracts import instruments
-from contracts.checks.numeric._training import LETTERS, MUON, TIED, batch, batches, run, table, uneven, updates
+from contracts.checks.numeric._training import DENSE, LETTERS, MUON, TIED, batch, batches, run, table, uneven, updates
 from contracts.checks.numeric.optimizer_table import ORTHOGONAL
 from contracts.contract import contract
 from contracts.spec.recipe import Optim, Recipe
@@ -27,6 +27,7 @@ STEPS = {
     "gradients-as-small-as-epsilon": (_with(LETTERS, clip=1e-6),),
     "other-betas": (_with(LETTERS, beta1=0.5, beta2=0.7, weight_decay=0.0),),
     "tied": (TIED,),
+    "dense": (DENSE,),
     "muon": (MUON,),
     "muon-never-clipped": (_with(MUON, clip=0.0, warmup=0),),
 }
@@ -73,7 +74,7 @@ def _clipped(trained: Trained, name: str) -> list[Tensor]:
     return [tensor(step.gradients[name]) * step.clip_coef for step in trained.steps]
 
 
-MOMENTS = {"adamw": (LETTERS,), "muon": (MUON,)}
+MOMENTS = {"adamw": (LETTERS,), "muon": (MUON,), "dense": (DENSE,)}
 
 
 @contract("OPT-04b", asks=("built", "train"), cases=MOMENTS, source="F01 F07")
@@ -102,6 +103,7 @@ PRECISIONS = {
     "bf16": (replace(LETTERS, dtype="bf16"),),
     "bf16-muon": (replace(MUON, dtype="bf16"),),
     "fp32": (LETTERS,),
+    "fp32-dense": (DENSE,),
 }
 
 
@@ -125,7 +127,7 @@ def weights_and_state_are_float32(stack: Training, recipe: Recipe) -> None:
             assert 0.9e-4 < largest < 1.1e-4, f"{row.name} moved by {largest:.3g} in a first step at a rate of 0.0001"
 
 
-FRESH = {"adamw": (LETTERS,), "muon": (MUON,)}
+FRESH = {"adamw": (LETTERS,), "muon": (MUON,), "dense": (DENSE,)}
 
 
 @contract("OPT-04c", asks=("built", "train"), cases=FRESH, source="F07 F19")

@@ -91,9 +91,12 @@ def _show(run: Run, judged: Verdict) -> None:
     """What works, by id, and what does not, with its words."""
     subject = run.header.subject
     click.echo(f"{subject.name} {subject.version} answers {', '.join(sorted(subject.offers)) or 'nothing yet'}")
-    held = list(dict.fromkeys(r.id for r in judged.results if r.outcome == "holds"))
-    declined = [r.id for r in judged.results if r.outcome == "not offered" and r.id not in held]
-    for label, ids in (("holds", held), ("declines", list(dict.fromkeys(declined)))):
+    ends: dict[str, set[Outcome]] = {}
+    for result in judged.results:
+        ends.setdefault(result.id, set()).add(result.outcome)
+    held = [id for id, seen in ends.items() if "holds" in seen and seen <= {"holds", "not offered"}]
+    declined = [id for id, seen in ends.items() if seen == {"not offered"}]
+    for label, ids in (("holds", held), ("declines", declined)):
         if ids:
             click.echo(textwrap.fill(f"{label}: {len(ids)} promises, {' '.join(ids)}", 120, subsequent_indent="  "))
     for outcome, label in _LABELS.items():
