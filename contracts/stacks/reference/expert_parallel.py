@@ -58,7 +58,7 @@ class ExpertPeers(nn.Module):
         """
         counts_nE = self.announced(counts_E)  # of this rank's experts, by sender
         sent, received = self.lengths(counts_E), [int(rows) for rows in counts_nE.sum(1)]
-        x_SD, left_LD = x_SD.split([sum(sent), len(x_SD) - sum(sent)])
+        x_SD, left_LD = torch.split(x_SD, [sum(sent), len(x_SD) - sum(sent)])
         x_RD = x_SD if self.ep is None else exchanged(x_SD, received, sent, self.ep)
         y_RD = self.with_all_parts(experts, x_RD, counts_nE)
         y_SD = y_RD if self.ep is None else exchanged(y_RD, sent, received, self.ep)
