@@ -55,6 +55,9 @@ LATENT_EXPERTS = replace(
 )  # fmt: skip
 """Latent attention, gates by sigmoids with a bias that selects, a shared expert."""
 
+DENSE = replace(GROUPED_EXPERTS, name="dense", moe=None)
+"""The same with an MLP in the place of the experts: a plain transformer."""
+
 IN_HALVES = {"pattern": "AE|AE", "depth": 4}
 IN_QUARTERS = {"pattern": "AE|AE|AE|AE", "depth": 8}
 MASKED = (13, 0, 6, 3)

@@ -13,6 +13,7 @@ from dataclasses import replace
 from contracts import instruments
 from contracts.checks.numeric._shared import found_first, shared_folder, shown, state_unlike
 from contracts.checks.numeric._transformers import (
+    DENSE,
     GROUPED_EXPERTS,
     IN_HALVES,
     IN_QUARTERS,
@@ -36,6 +37,9 @@ from contracts.spec.training import Execution, Observed, Training
 
 L, G = LATENT_EXPERTS, GROUPED_EXPERTS
 CELLS: dict[str, Cell] = {
+    "dense-dp2": cell(DENSE, 2),
+    "dense-fsdp2": cell(DENSE, 2, fsdp=True),
+    "dense-tp2-sp": cell(DENSE, 2, tp=2, sp=True),
     "dp2": cell(L, 2),
     "fsdp2": cell(G, 2, fsdp=True),
     "hsdp-2x2": cell(L, 4, fsdp=True, replicas=2),
@@ -74,8 +78,8 @@ def every_gradient_of_a_transformer_is_that_of_one_rank(
     assert not words, words
 
 
-STEPPED = some("dp2", "fsdp2", "hsdp-2x2", "tp2-sp", "ep2", "tp2-sp-ep2-etp1", "borrowed-ep2", "borrowed-ep2-fsdp",
-               "borrowed-tp2-sp-ep4-etp1-fsdp")  # fmt: skip
+STEPPED = some("dense-dp2", "dense-fsdp2", "dp2", "fsdp2", "hsdp-2x2", "tp2-sp", "ep2", "tp2-sp-ep2-etp1",
+               "borrowed-ep2", "borrowed-ep2-fsdp", "borrowed-tp2-sp-ep4-etp1-fsdp")  # fmt: skip
 
 
 @contract("OPT-04e", asks=("built", "train"), cases=STEPPED, source="F01", tier="dist")
@@ -262,7 +266,7 @@ def a_compiled_transformer_is_the_eager_one(stack: Training, recipe: Recipe, exe
     assert not words, words
 
 
-RULED = some("fsdp2", "borrowed-tp2-sp-ep4-etp1-fsdp")
+RULED = some("dense-dp2", "dense-fsdp2", "fsdp2", "borrowed-tp2-sp-ep4-etp1-fsdp")
 
 
 @contract("OPT-01h", asks=("built", "train"), cases=RULED, source="F09", tier="dist")
