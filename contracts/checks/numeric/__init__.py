@@ -65,6 +65,7 @@ from contracts.checks.numeric import (  # isort: skip
     pipeline_runs,  # what a pipeline begins with, saves and refuses
     messages,  # what stages send each other
     expert_layouts,  # experts on several ranks
+    context_parallel,  # tokens of a row on several ranks
     transformers,  # a step of a transformer with experts, which other stacks can be asked
     sharded_optimizer,  # what several ranks begin with, and make of a step
     traffic,  # what ranks send each other
@@ -85,6 +86,7 @@ __all__ = [
     "compiled",
     "compiled_experts",
     "compiled_layouts",
+    "context_parallel",
     "continuation",
     "crash",
     "damage",
