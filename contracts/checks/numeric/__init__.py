@@ -30,6 +30,7 @@ from contracts.checks.numeric import (  # isort: skip
     updates,  # what a step makes of weights and moments
     schedule,  # rates and clipping
     accumulation,  # one step in several microbatches
+    windows,  # microbatches of one step that differ in length
     ledger,  # which sequence is consumed where
     model,  # what was built, and its layers in a row
     gradients,  # gradients of the whole model, and their recomputation
@@ -147,6 +148,7 @@ __all__ = [
     "visibility",
     "visibility_of_m",
     "weight_names",
+    "windows",
     "witnesses",
     "world_crash",
 ]

@@ -76,6 +76,7 @@ from contracts.mutants.numeric import (
     visibility,
     visibility_of_m,
     weight_names,
+    windows,
     witnesses,
     world_crash,
 )
@@ -153,6 +154,7 @@ __all__ = [
     "visibility",
     "visibility_of_m",
     "weight_names",
+    "windows",
     "witnesses",
     "world_crash",
 ]

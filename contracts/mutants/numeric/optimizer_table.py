@@ -300,7 +300,7 @@ class DecaysAnIndexerThatNothingTrains(Exchanged):
     exchange = {"indexer": _Thawed}
 
 
-@mutant(of="OPT-01d", case="muon", says="is frozen in the table, and two steps moved it")
+@mutant(of="OPT-01d", case="muon", says="is frozen in the table, and two steps moved it", bugs=("OPT-23",))
 class CallsFrozenWhatDecays(Exchanged):
     """The table leaves out what has no gradient; the optimizer is built of every parameter, and decays it."""
 
