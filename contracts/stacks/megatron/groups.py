@@ -77,7 +77,7 @@ def topology(degrees: Degrees, world: int) -> Topology:
                 groups = {axis: run.generated(axis) for axis in GENERATED}
             for axis, members in groups.items():
                 _agree(f"rank {rank} creates the {axis} groups", run.created(axis), members)
-            for axis, own in _handed_out().items():
+            for axis, own in handed_out().items():
                 found = tuple(group for group in groups[axis] if rank in group)
                 _agree(f"rank {rank} is handed the {axis} group", (own,), found)
     return Topology(
@@ -219,7 +219,7 @@ def _recorded(module: Any, name: str) -> Iterator[list[dict[str, Any]]]:
         setattr(module, name, real)
 
 
-def _handed_out() -> dict[str, Group]:
+def handed_out() -> dict[str, Group]:
     """The group of each axis that Megatron's getters hand to this rank."""
     state: Any = importlib.import_module("megatron.core.parallel_state")
     dist: Any = importlib.import_module("torch.distributed")

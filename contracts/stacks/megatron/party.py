@@ -1,16 +1,20 @@
-"""The real Megatron-Core as a party: in its own environment, in a process of its own, any version beside another.
+"""The real Megatron-Core as a party: in its own environment, any version beside another.
 
 Megatron needs a Python, a torch and a dozen packages that must not move the suite's; so it lives in a virtual
-environment `.venv-megatron-VERSION` (`make megatron` builds them) and is asked over `lanegate/1`. One worker a version
-and process imports it once, some 4 s, and answers from forked copies in milliseconds.
+environment `.venv-megatron-VERSION` (`make megatron` builds them). About its launch it is asked over `lanegate/1`: one
+worker a version and process imports it once, some 4 s, and answers from forked copies in milliseconds. About its
+numbers it is asked in process, by a suite that runs in that environment: `.venv-megatron-VERSION/bin/lanegate`.
 """
 
 from __future__ import annotations
 
 import functools
+import importlib
+import importlib.metadata
 import json
 import os
 import subprocess
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -37,10 +41,11 @@ class Megatron:
     """An installed Megatron-Core.
 
     Offers `topology`, `group_calls` and `gradient_reduction` in the borrowed layout and, from 0.17 on, `read_argv`
-    and `read_pattern`. `labels` says for each question what had to be replaced for it to run on a CPU.
+    and `read_pattern`; where it is installed in this very interpreter, blocks, training and live groups too. `labels`
+    says for each question what had to be replaced for it to run on a CPU.
 
     Args:
-        version: which one; the newest of `VERSIONS` that is installed when None.
+        version: which one; when None that of this interpreter, else the newest that is installed.
         pythons: version → Python executable of its environment; looked for as `.venv-megatron-VERSION` in the current
             directory, its parents and the directory of this suite when None.
 
@@ -52,7 +57,10 @@ class Megatron:
         self, version: str | None = None, *, pythons: Mapping[str, str | os.PathLike[str]] | None = None
     ) -> None:
         found = {name: Path(path) for name, path in pythons.items()} if pythons is not None else installed()
-        chosen = version or (max(found, key=_order) if found else VERSIONS[-1])
+        own = of_this_interpreter() if pythons is None else ""
+        if own:
+            found[own] = Path(sys.executable)
+        chosen = version or own or (max(found, key=_order) if found else VERSIONS[-1])
         if chosen not in found:
             raise Unreachable(f"Megatron-Core {chosen} is not installed: make it with `make megatron`")
         self._worker = _worker(found[chosen])
@@ -61,11 +69,17 @@ class Megatron:
         self._python = found[chosen]
         self.name, self.version = self._worker.name, self._worker.version
         self.offers, self.layouts, self.labels = self._worker.offers, self._worker.layouts, self._worker.labels
+        self._numbers: Any = None
+        if chosen == own:
+            self._numbers = importlib.import_module("contracts.stacks.megatron.numbers").Numbers()
+            self.offers |= self._numbers.offers
+            self.labels = {**self.labels, **self._numbers.labels}
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         if name not in questions():
             raise AttributeError(f"{type(self).__name__} has no {name!r}, and it is no question")
-        asked: Callable[..., Any] = getattr(self._worker, name)
+        of_numbers = self._numbers is not None and name in self._numbers.offers
+        asked: Callable[..., Any] = getattr(self._numbers if of_numbers else self._worker, name)
         return asked
 
     def flags(self) -> list[dict[str, Any]]:
@@ -79,6 +93,14 @@ class Megatron:
             raise Unreachable(f"megatron {self.version} has no argument parser: {error.stderr[-600:]}") from None
         listed: list[dict[str, Any]] = json.loads(done.stdout)
         return listed
+
+
+def of_this_interpreter() -> str:
+    """The version of Megatron-Core that is installed where this runs; empty where none is."""
+    try:
+        return importlib.metadata.version("megatron-core")
+    except importlib.metadata.PackageNotFoundError:
+        return ""
 
 
 def installed() -> dict[str, Path]:

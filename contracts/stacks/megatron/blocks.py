@@ -1,0 +1,221 @@
+"""One block of Megatron-Core: the norm and the attention or the experts of one of its layers, on one rank."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from contracts.instruments import numerics
+from contracts.spec import pattern as patterns
+from contracts.spec.array import Shape
+from contracts.spec.blocks import BlockCall, BlockRun
+from contracts.spec.errors import NotOffered
+from contracts.spec.recipe import Recipe
+from contracts.spec.topology import Degrees
+from contracts.stacks.megatron.live import parallel
+from contracts.stacks.megatron.model import Plan, config_of, layer_spec, mask_of, planned
+from contracts.stacks.megatron.shims import mcore, on_the_host
+from contracts.stacks.megatron.weights import block_pieces, ours_of, theirs_of
+
+THEIRS = "decoder.layers.0."
+ONE = Degrees()
+
+
+def plan_of(recipe: Recipe, layer: int, dtype: torch.dtype) -> Plan:
+    """The plan of one block: its letter alone.
+
+    Raises:
+        NotOffered: for a letter or a feature that Megatron does not have on a CPU.
+    """
+    parsed = patterns.parse(recipe.pattern, recipe.depth)
+    letter = parsed.letters[layer]
+    sparse = recipe.dsa is not None and letter == "A"
+    if letter not in "AE" or sparse:
+        raise NotOffered(f"Megatron-Core's transformer layers have no {'sparse ' * sparse}{letter} block on a CPU")
+    plain = recipe if recipe.dsa is None else _without_dsa(recipe)
+    single = _single(plain, letter, dtype)
+    return planned(single, ONE, dtype)
+
+
+def _without_dsa(recipe: Recipe) -> Recipe:
+    from dataclasses import replace
+
+    return replace(recipe, dsa=None)
+
+
+def _single(recipe: Recipe, letter: str, dtype: torch.dtype) -> Recipe:
+    """The recipe of this block alone; what lies outside blocks is left out."""
+    from dataclasses import replace
+
+    held = {torch.bfloat16: "fp32", torch.float32: "fp32", torch.float64: "fp32"}[dtype]
+    return replace(recipe, pattern=letter, depth=1, mtp=None, mhc=None, dtype=held)  # type: ignore[arg-type]
+
+
+def run_block(call: BlockCall) -> BlockRun:
+    """A block forward, and backward where the call has an upstream gradient."""
+    if call.device != "cpu" or call.kernels:
+        raise NotOffered("Megatron-Core is asked on a CPU here, with the operations of its local specification")
+    dtype = numerics.tensor(call.x).dtype
+    plan = plan_of(call.recipe, call.layer, dtype)
+    with on_the_host(wide=dtype is torch.float64), parallel(ONE, 1):
+        block = _Block(plan)
+        block.load(numerics.tensors(call.weights))
+        return block.run(call)
+
+
+def block_weights(recipe: Recipe, layer: int) -> Mapping[str, Shape]:
+    """Names, shapes and dtypes of a block's parameters and buffers."""
+    plan = plan_of(recipe, layer, torch.float32)
+    with on_the_host(), parallel(ONE, 1):
+        held = _Block(plan).ours({name: each.detach() for name, each in _Block(plan).tensors().items()})
+    return {
+        name: Shape(dtype=numerics.array(each).dtype, shape=tuple(each.shape)) for name, each in sorted(held.items())
+    }
+
+
+class _Block:
+    """A transformer layer of which one half is left out."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.letter = plan.letters
+        config = config_of(plan)
+        config.calculate_per_token_loss = False  # the block's own objective is no mean over labels
+        spec = layer_spec(plan, self.letter)
+        self.layer = mcore("transformer.spec_utils").build_module(spec, config=config, layer_number=1)
+        self.table = {each.theirs: each for each in block_pieces(plan.recipe, self.letter, THEIRS, "")}
+        self.routed: list[tuple[Tensor, Tensor]] = []
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Its parameters and buffers that have a place among ours, by Megatron's name in a model."""
+        named = {THEIRS + name: each for name, each in (*self.layer.named_parameters(), *self.layer.named_buffers())}
+        return {name: each for name, each in named.items() if name in self.table}
+
+    def ours(self, theirs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return ours_of(self.table, theirs)
+
+    def load(self, weights: Mapping[str, Tensor]) -> None:
+        given, held = theirs_of(self.table, weights), self.tensors()
+        if given.keys() != held.keys():
+            raise AssertionError(f"weights and model differ in {sorted(given.keys() ^ held.keys())}")
+        with torch.no_grad():
+            for name, each in held.items():
+                each.copy_(given[name])
+
+    def run(self, call: BlockCall) -> BlockRun:
+        x_TBD = numerics.tensor(call.x).transpose(0, 1).contiguous().requires_grad_()
+        with self._watched_router():
+            y_TBD = self._forward(x_TBD, call)
+            gradients = {} if call.dy is None else self._backward(x_TBD, y_TBD, numerics.tensor(call.dy))
+        return BlockRun(
+            y=numerics.array(y_TBD.transpose(0, 1)),
+            gradients=numerics.arrays(gradients),
+            losses=numerics.arrays({name: each.sum() for name, each in noted_losses().items()}),
+            seen=numerics.arrays(self._seen(tuple(x_TBD.shape))),
+        )
+
+    def _forward(self, x_TBD: Tensor, call: BlockCall) -> Tensor:
+        if not x_TBD.numel():
+            raise NotOffered("Megatron-Core's layers reshape to a size that no token leaves open, and raise")
+        clear_losses()
+        scaler = mcore("transformer.moe.moe_utils").MoEAuxLossAutoScaler
+        scaler.set_loss_scale(torch.ones(1, dtype=x_TBD.dtype))
+        layer = self.layer
+        if self.letter == "E":
+            out: Tensor = layer.mlp(layer.pre_mlp_layernorm(x_TBD))[0]
+            return out
+        shape_BT = (x_TBD.shape[1], x_TBD.shape[0])
+        documents_BT = torch.zeros(shape_BT) if call.documents is None else numerics.tensor(call.documents)
+        out, _ = layer.self_attention(
+            layer.input_layernorm(x_TBD), attention_mask=mask_of(documents_BT), rotary_pos_emb=self._rope(shape_BT[1])
+        )
+        return out
+
+    def _rope(self, length: int) -> Any:
+        """Angles from 0 over the row. A document's own begin at its first token, which a score cannot tell: it knows
+        differences of positions alone, and other documents are masked."""
+        recipe = self.plan.recipe
+        if recipe.mla is not None:
+            return None
+        made = mcore("models.common.embeddings.rotary_pos_embedding").RotaryEmbedding(
+            kv_channels=recipe.head_dim, rotary_percent=1.0, rotary_base=recipe.rope_theta, use_cpu_initialization=True
+        )
+        return made(length)
+
+    def _backward(self, x_TBD: Tensor, y_TBD: Tensor, dy_BTD: Tensor) -> dict[str, Tensor]:
+        (y_TBD * dy_BTD.transpose(0, 1)).sum().backward()  # type: ignore[no-untyped-call]
+        held = {name: each for name, each in self.tensors().items() if each.requires_grad}
+        found = self.ours({name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in held.items()})
+        x_grad = torch.zeros_like(x_TBD) if x_TBD.grad is None else x_TBD.grad
+        return found | {"x": x_grad.transpose(0, 1)}
+
+    @contextlib.contextmanager
+    def _watched_router(self) -> Iterator[None]:
+        """What the router chose, before a capacity drops any of it."""
+        router = mcore("transformer.moe.router")
+        real = router.topk_routing_with_score_function
+
+        def watched(*arguments: Any, **named: Any) -> Any:
+            found = real(*arguments, **named)
+            self.routed.append(found)
+            return found
+
+        router.topk_routing_with_score_function = watched
+        final: list[tuple[Tensor, Tensor]] = []
+        hooks = []
+        if hasattr(self.layer.mlp, "router"):
+            hooks = [self.layer.mlp.router.register_forward_hook(lambda *told: final.append(told[2]))]
+        try:
+            yield
+        finally:
+            router.topk_routing_with_score_function = real
+            for hook in hooks:
+                hook.remove()
+            self.routed += final
+
+    def _seen(self, shape: tuple[int, ...]) -> dict[str, Tensor]:
+        """Experts of each token by falling gate, and how often each was asked for."""
+        moe = self.plan.recipe.moe
+        if moe is None or self.letter != "E":
+            return {}
+        (probs, asked), (_, kept) = self.routed[0], self.routed[-1]
+        length, batch, _ = shape
+
+        def of_tokens(each: Tensor) -> Tensor:
+            return each.detach().reshape(length, batch, moe.experts).transpose(0, 1)
+
+        weighed = torch.where(of_tokens(asked).bool(), of_tokens(probs), torch.full((), -1.0, dtype=probs.dtype))
+        gates_BTK, experts_BTK = weighed.topk(moe.top_k)
+        found = {"experts": experts_BTK, "gates": gates_BTK, "counts": of_tokens(asked).sum((0, 1)).long()}
+        return found | {"dropped": ~of_tokens(kept).bool().gather(-1, experts_BTK)}
+
+
+def clear_losses() -> None:
+    """Forget what routers noted of their losses."""
+    try:
+        mcore("transformer.moe.moe_logging").destroy_moe_metrics_tracker()
+    except ModuleNotFoundError:
+        _kept().clear()
+
+
+def noted_losses() -> dict[str, Tensor]:
+    """Losses by layer as the routers of this process noted them, before their weights; none that has no weight.
+
+    0.16 keeps a dictionary beside its groups, 0.19 a tracker object.
+    """
+    try:
+        metrics = mcore("transformer.moe.moe_logging").get_moe_metrics_tracker().metrics
+        noted = {name: each.values for name, each in metrics.items()}
+    except ModuleNotFoundError:
+        noted = {name: each["values"] for name, each in _kept().items()}
+    names = {"seq_load_balancing_loss": "aux", "z_loss": "z"}
+    return {ours: noted[theirs] for theirs, ours in names.items() if theirs in noted}
+
+
+def _kept() -> dict[str, Any]:
+    found: dict[str, Any] = mcore("transformer.moe.moe_utils").get_moe_layer_wise_logging_tracker()
+    return found

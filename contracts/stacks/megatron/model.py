@@ -1,0 +1,281 @@
+"""A recipe as Megatron-Core builds it: its configuration, its layer specification, its GPT model on this rank.
+
+A pattern of attention and experts in turn is Megatron's transformer layer, both in one; any other order of the two is
+a layer each, the other half left out, as Megatron's hybrid model has it. Everything is of the `local` specification:
+Transformer Engine runs on GPUs.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from contracts.spec import pattern as patterns
+from contracts.spec.errors import NotOffered, Unreachable, refuse
+from contracts.spec.recipe import Moe, Recipe
+from contracts.spec.topology import Degrees
+from contracts.stacks.megatron.shims import mcore
+from contracts.stacks.megatron.weights import Piece, pieces
+
+Dispatcher = str  # allgather or alltoall
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What is built of a recipe, and how it is cut.
+
+    Args:
+        letters: of all layers. paired: whether a Megatron layer holds an A and the E behind it.
+        chunks: pieces of the model that one rank holds, more than one when the pipeline is interleaved.
+    """
+
+    recipe: Recipe
+    degrees: Degrees
+    dtype: torch.dtype
+    letters: str
+    paired: bool
+    chunks: int = 1
+    dispatcher: Dispatcher = "alltoall"
+    per_token: bool = True
+
+    @property
+    def layers(self) -> int:
+        """Megatron's layers, of all ranks."""
+        return len(self.letters) // 2 if self.paired else len(self.letters)
+
+    def table(self) -> dict[str, Piece]:
+        """Every tensor by Megatron's name."""
+        return pieces(self.recipe, self.letters, [n // 2 if self.paired else n for n in range(len(self.letters))])
+
+
+def planned(recipe: Recipe, degrees: Degrees, dtype: torch.dtype, *, interleaved: bool = False) -> Plan:
+    """What Megatron makes of a recipe.
+
+    Raises:
+        NotOffered: for what its transformer layers have not, or not on a CPU.
+    """
+    parsed = patterns.parse(recipe.pattern, recipe.depth)
+    letters = "".join(parsed.letters)
+    _offered(recipe, degrees, letters)
+    stages = patterns.stages(parsed, degrees.pp)
+    paired = all(stage == "AE" * (len(stage) // 2) for stage in stages)
+    segments = "".join(parsed.letters) if degrees.pp == 1 else "|".join(stages)
+    chunks = _chunks(recipe, degrees) if interleaved else 1
+    if len({len(stage) for stage in segments.split("|")}) > 1:
+        raise NotOffered(f"Megatron-Core cuts layers evenly, and the stages are {', '.join(stages)}")
+    return Plan(recipe=recipe, degrees=degrees, dtype=dtype, letters=letters, paired=paired, chunks=chunks)
+
+
+def _chunks(recipe: Recipe, degrees: Degrees) -> int:
+    """Segments of the pattern over the ranks of the pipeline; 1 for a pattern that is not cut."""
+    segments = recipe.pattern.count("|") + 1
+    return segments // degrees.pp if segments % degrees.pp == 0 else 1
+
+
+def _offered(recipe: Recipe, degrees: Degrees, letters: str) -> None:
+    other = sorted(set(letters) - set("AE"))
+    reasons = (
+        (bool(other), f"transformer layers have no {', '.join(other)} block"),
+        (recipe.mtp is not None, "multi-token prediction is not asked through this adapter yet"),
+        (recipe.dsa is not None, "sparse attention asserts bfloat16, and wants a kernel that a CPU lacks"),
+        (recipe.mhc is not None, "it has no hyper-connections in a version that was tried"),
+        (recipe.fp8 is not None, "FP8 is Transformer Engine's, and that runs on GPUs"),
+        (recipe.dtype != "fp32", f"{recipe.dtype} is not asked through this adapter yet"),
+        (degrees.cp > 1, "context parallel is Transformer Engine's attention alone"),
+        (recipe.vocab % degrees.tp != 0, f"a vocabulary of {recipe.vocab} is padded to a multiple of tp {degrees.tp}, "
+         "and padded rows take part in the loss"),
+        (degrees.tp > 1 and recipe.mla is None and recipe.kv_groups % degrees.tp != 0, "fewer KV groups than TP ranks"),
+        (degrees.expert_tp > 1 and recipe.moe is not None and degrees.ep > 1 and degrees.expert_tp != 1,
+         "experts that are cut exchange pieces of unequal size, which gloo does not"),
+        (recipe.rope_theta != int(recipe.rope_theta), "the base of rope is a whole number"),
+    )  # fmt: skip
+    for holds, words in reasons:
+        if holds:
+            raise NotOffered(f"Megatron-Core: {words}")
+
+
+def config_of(plan: Plan) -> Any:
+    """Megatron's configuration of a plan.
+
+    Raises:
+        Refused: in Megatron's own words, when its validation refuses it.
+    """
+    recipe, degrees = plan.recipe, plan.degrees
+    module = mcore("transformer.transformer_config")
+    kind = module.MLATransformerConfig if recipe.mla else module.TransformerConfig
+    given = _general(plan) | _parallel(plan) | (_routed(plan, recipe.moe) if recipe.moe else {}) | _latent(recipe)
+    try:
+        return kind(**given)
+    except TypeError as error:
+        raise Unreachable(f"the configuration has other fields: {error}") from None
+    except (AssertionError, ValueError) as error:
+        words = " ".join(str(error).split()) or type(error).__name__
+        raise refuse("recipe", recipe.name, f"on {degrees}: {words}", "change what Megatron names") from None
+
+
+def _general(plan: Plan) -> dict[str, Any]:
+    recipe = plan.recipe
+    functional = torch.nn.functional
+    given: dict[str, Any] = {
+        "num_layers": plan.layers,
+        "hidden_size": recipe.hidden,
+        "num_attention_heads": recipe.heads,
+        "num_query_groups": recipe.kv_groups,
+        "kv_channels": recipe.head_dim,
+        "ffn_hidden_size": recipe.ffn_hidden,
+        "normalization": "RMSNorm",
+        "layernorm_epsilon": recipe.norm_eps,
+        "qk_layernorm": recipe.qk_norm or recipe.mla is not None,
+        "add_bias_linear": False,
+        "gated_linear_unit": recipe.activation == "swiglu",
+        "activation_func": functional.silu if recipe.activation == "swiglu" else mcore("activations").squared_relu,
+        "hidden_dropout": 0.0,
+        "attention_dropout": 0.0,
+        "params_dtype": plan.dtype,
+        "use_cpu_initialization": True,
+        "calculate_per_token_loss": plan.per_token,
+    }
+    if plan.dtype is torch.bfloat16:
+        given["bf16"] = True
+    fused = ("bias_activation_fusion", "bias_dropout_fusion", "masked_softmax_fusion", "apply_rope_fusion",
+             "gradient_accumulation_fusion", "persist_layer_norm")  # fmt: skip
+    return given | dict.fromkeys(fused, False)
+
+
+def _parallel(plan: Plan) -> dict[str, Any]:
+    degrees = plan.degrees
+    return {
+        "tensor_model_parallel_size": degrees.tp,
+        "pipeline_model_parallel_size": degrees.pp,
+        "virtual_pipeline_model_parallel_size": plan.chunks if plan.chunks > 1 else None,
+        "pipeline_dtype": plan.dtype,
+        "expert_model_parallel_size": degrees.ep,
+        "expert_tensor_parallel_size": degrees.expert_tp,
+        "sequence_parallel": degrees.sp,
+        "deallocate_pipeline_outputs": degrees.pp > 1,
+    }
+
+
+def _routed(plan: Plan, moe: Moe) -> dict[str, Any]:
+    return {
+        "moe_token_dispatcher_type": plan.dispatcher,
+        "num_moe_experts": moe.experts,
+        "moe_router_topk": moe.top_k,
+        "moe_ffn_hidden_size": moe.expert_hidden,
+        "moe_shared_expert_intermediate_size": moe.shared_hidden or None,
+        "moe_router_score_function": moe.score,
+        "moe_router_enable_expert_bias": moe.selection_bias,
+        "moe_router_bias_update_rate": moe.bias_rate,
+        "moe_router_topk_scaling_factor": moe.route_scale if moe.route_scale != 1.0 else None,
+        "moe_router_dtype": "fp64" if plan.dtype is torch.float64 else "fp32",
+        "moe_router_load_balancing_type": "seq_aux_loss" if moe.aux_loss else "none",
+        "moe_aux_loss_coeff": moe.aux_loss,
+        "moe_z_loss_coeff": moe.z_loss or None,
+        "moe_expert_capacity_factor": moe.capacity_factor,
+        "moe_token_drop_policy": "position" if moe.capacity_factor else "probs",
+    }
+
+
+def _latent(recipe: Recipe) -> dict[str, Any]:
+    mla = recipe.mla
+    if mla is None:
+        return {}
+    return {
+        "q_lora_rank": mla.q_lora,
+        "kv_lora_rank": mla.kv_lora,
+        "qk_head_dim": mla.qk_head,
+        "qk_pos_emb_head_dim": mla.qk_rope,
+        "v_head_dim": mla.v_head,
+        "kv_channels": mla.v_head,
+        "rope_type": "rope",
+        "rotary_base": recipe.rope_theta,
+        "num_query_groups": recipe.heads,
+        "multi_latent_attention": True,
+    }
+
+
+def layer_spec(plan: Plan, letter: str = "") -> Any:
+    """Megatron's local specification of a layer; with a letter, of the half of it that the letter names."""
+    recipe, spec = plan.recipe, mcore("models.gpt.gpt_layer_specs")
+    made = spec.get_gpt_layer_local_spec(
+        num_experts=recipe.moe.experts if recipe.moe else None,
+        qk_layernorm=recipe.qk_norm or recipe.mla is not None,
+        multi_latent_attention=recipe.mla is not None,
+        normalization="RMSNorm",
+    )
+    halves = made.submodules
+    if recipe.mla is not None:
+        halves.self_attention.submodules.core_attention = _latent_core()
+    bare = type(halves)()
+    if letter == "A":
+        made.submodules = replace(halves, pre_mlp_layernorm=bare.pre_mlp_layernorm, mlp=bare.mlp, mlp_bda=bare.mlp_bda)
+    elif letter == "E":
+        made.submodules = replace(
+            halves, input_layernorm=bare.input_layernorm, self_attention=bare.self_attention,
+            self_attn_bda=bare.self_attn_bda,
+        )  # fmt: skip
+    return made
+
+
+LATENT = "; under MLA the local attention is substituted by one that takes MLA's arguments and calls it"
+
+
+@functools.cache
+def _latent_core() -> type:
+    """Megatron's own local attention with the two arguments that MLA gives and it does not know.
+
+    Keys are `qk_head + qk_rope` wide and values `v_head`; it takes both widths from what it is given, and the width of
+    its output from the configuration's kv_channels, which is `v_head`.
+    """
+    local: Any = mcore("transformer.dot_product_attention").DotProductAttention
+
+    def made(self: Any, *arguments: Any, k_channels: int = 0, v_channels: int = 0, **named: Any) -> None:
+        local.__init__(self, *arguments, **named)
+
+    return type("LatentDotProductAttention", (local,), {"__init__": made})
+
+
+def chunks_of(plan: Plan, config: Any) -> list[Any]:
+    """The model of this rank, in training mode: one GPTModel for each chunk of the pipeline."""
+    state = mcore("parallel_state")
+    found = []
+    for chunk in range(plan.chunks):
+        virtual = {"vp_stage": chunk} if plan.chunks > 1 else {}
+        found.append(
+            mcore("models.gpt").GPTModel(
+                config=config,
+                transformer_layer_spec=_block_spec(plan, config, chunk),
+                vocab_size=plan.recipe.vocab,
+                max_sequence_length=plan.recipe.seq_length,
+                pre_process=state.is_pipeline_first_stage(ignore_virtual=plan.chunks == 1, **virtual),
+                post_process=state.is_pipeline_last_stage(ignore_virtual=plan.chunks == 1, **virtual),
+                share_embeddings_and_output_weights=not plan.recipe.untied_embeddings,
+                position_embedding_type="rope",
+                rotary_base=plan.recipe.rope_theta,
+                **virtual,
+            )
+        )
+    return found
+
+
+def _block_spec(plan: Plan, config: Any, chunk: int) -> Any:
+    """The layers that this rank builds of a chunk."""
+    block = mcore("transformer.transformer_block")
+    virtual = {"vp_stage": chunk} if plan.chunks > 1 else {}
+    count = block.get_num_layers_to_build(config, **virtual)
+    first = mcore("transformer.transformer_layer").get_transformer_layer_offset(config, **virtual)
+    letters = [""] * count if plan.paired else list(plan.letters[first : first + count])
+    norm = mcore("transformer.torch_norm").WrappedTorchNorm
+    return block.TransformerBlockSubmodules(layer_specs=[layer_spec(plan, each) for each in letters], layer_norm=norm)
+
+
+def mask_of(documents_BT: Tensor) -> Tensor:
+    """(B, 1, T, T), true where a query may not see a key: behind it, or of another document."""
+    length = documents_BT.shape[1]
+    behind_TT = torch.ones(length, length, dtype=torch.bool).triu(1)
+    other_BTT = documents_BT[:, :, None] != documents_BT[:, None, :]
+    return (behind_TT | other_BTT)[:, None]

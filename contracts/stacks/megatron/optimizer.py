@@ -1,0 +1,55 @@
+"""Megatron's data parallel wrapper, optimizer and rate for a recipe."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from contracts.spec.errors import NotOffered, refuse
+from contracts.spec.recipe import Recipe
+from contracts.stacks.megatron.model import Plan
+from contracts.stacks.megatron.shims import mcore
+
+
+def wrapped(config: Any, chunk: Any) -> Any:
+    distributed = mcore("distributed")
+    return distributed.DistributedDataParallel(
+        config=config, ddp_config=distributed.DistributedDataParallelConfig(), module=chunk
+    )
+
+
+def optimizer_of(plan: Plan, chunks: list[Any]) -> Any:
+    optim, module = plan.recipe.optim, mcore("optimizer")
+    if optim.rule != "adamw":
+        raise NotOffered("Megatron-Core's Muon is a package of its own that is not asked here")
+    config = module.OptimizerConfig(
+        optimizer="adam", lr=optim.lr, min_lr=optim.min_lr, weight_decay=optim.weight_decay, adam_beta1=optim.beta1,
+        adam_beta2=optim.beta2, adam_eps=1e-8, clip_grad=optim.clip, params_dtype=plan.dtype,
+        use_distributed_optimizer=False,
+    )  # fmt: skip
+    return module.get_megatron_optimizer(config, chunks, use_gloo_process_groups=False)
+
+
+def inner(optimizer: Any) -> list[Any]:
+    """The torch optimizers inside Megatron's."""
+    chained = getattr(optimizer, "chained_optimizers", [optimizer])
+    return [each.optimizer for each in chained if each.optimizer is not None]
+
+
+def rate_of(recipe: Recipe, optimizer: Any) -> Any:
+    """Megatron's schedule, which counts the steps that were taken: the first one has the rate of 0.
+
+    So that step s = 1, 2, … has the recipe's rate it is told one step less of everything, and begins at lr / warmup.
+    """
+    optim = recipe.optim
+    style = {"cosine": "cosine", "linear": "linear", "constant": "constant", "WSD": "WSD"}[optim.schedule]
+    later = {"wsd_decay_steps": max(1, optim.steps // 5), "lr_wsd_decay_style": "linear"} if style == "WSD" else {}
+    try:
+        return mcore("optimizer_param_scheduler").OptimizerParamScheduler(
+            optimizer, init_lr=optim.lr / max(1, optim.warmup), max_lr=optim.lr, min_lr=optim.min_lr,
+            lr_warmup_steps=max(0, optim.warmup - 1), lr_decay_steps=optim.steps - 1, lr_decay_style=style,
+            start_wd=optim.weight_decay, end_wd=optim.weight_decay, wd_incr_steps=0, wd_incr_style="constant",
+            use_checkpoint_opt_param_scheduler=False, override_opt_param_scheduler=False, **later,
+        )  # fmt: skip
+    except AssertionError as error:
+        words = " ".join(str(error).split()) or "asserts lr_warmup_steps < lr_decay_steps and 0 < lr_decay_steps"
+        raise refuse("optim", f"warmup {optim.warmup} of {optim.steps}", words, "make the run longer") from None

@@ -1,0 +1,234 @@
+"""What is replaced so that Megatron-Core runs on a CPU over gloo: one place, each with its reason.
+
+A shim changes where something runs or what this machine lacks, never what is computed; where it does more, it is called
+substituted. Every point that is replaced is looked for first: a version that has it no more cannot be asked, and says
+which one it was.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from contracts.spec.errors import Unreachable
+
+TRIED = ("0.16.1", "0.19.2")
+"""The versions on which all of this was tried."""
+
+
+def mcore(module: str) -> Any:
+    """A module of the installed Megatron-Core."""
+    return importlib.import_module(f"megatron.core.{module}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shim:
+    """One replaced name.
+
+    Args:
+        at: module and attribute, the attribute behind a colon.
+        put: what stands there while a question is answered.
+        why: what this machine lacks.
+        optional: whether a version may be without it: then nothing calls it.
+    """
+
+    at: str
+    put: Any
+    why: str
+    optional: bool = False
+
+    def owner(self) -> tuple[Any, str]:
+        """The object that holds the name, and the name.
+
+        Raises:
+            Unreachable: when there is no such name.
+        """
+        module, _, path = self.at.partition(":")
+        *parents, name = path.split(".")
+        try:
+            found = importlib.import_module(module)
+            for parent in parents:
+                found = getattr(found, parent)
+        except (ImportError, AttributeError) as error:
+            raise Unreachable(f"{self.at}, which is replaced for {self.why}, cannot be reached: {error}") from None
+        if not hasattr(found, name) and not self.optional:
+            raise Unreachable(f"{module} has no {path}, which is replaced for {self.why}; tried on {', '.join(TRIED)}")
+        return found, name
+
+
+class Nowhere:
+    """A stream or an event of a machine that has none: work is done when it is asked for."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        pass
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return lambda *_, **__: self
+
+    def __enter__(self) -> Nowhere:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+
+class OnTheHost(TorchFunctionMode):
+    """`device="cuda"` is the CPU, `.cuda()` stays, and a tensor's type has the name that it has on a device.
+
+    Args:
+        wide: whether float64 stays float64 where float32 is asked for by name, so that a run in float64 is one.
+    """
+
+    def __init__(self, *, wide: bool) -> None:
+        super().__init__()
+        self.wide = wide
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = dict(kwargs or {})
+        name = getattr(func, "__name__", "")
+        if name == "cuda":
+            return args[0]
+        if name == "type" and len(args) == 1 and not given:
+            named = func(*args).replace("torch.", "torch.cuda.")
+            return named.replace("Double", "Float") if self.wide else named
+        if str(given.get("device", "")).startswith("cuda") or isinstance(given.get("device"), int):
+            given["device"] = "cpu"
+        given.pop("pin_memory", None)
+        if name == "backward":
+            with self:
+                return _backward(*args, **given)
+        if not self.wide:
+            return func(*args, **given)
+        if name == "float" and args[0].dtype is torch.float64:
+            return args[0]
+        if given.get("dtype") is torch.float32:
+            given["dtype"] = torch.float64
+        return func(*(torch.float64 if each is torch.float32 else each for each in args), **given)
+
+
+def _backward(tensors: Any, gradient: Any = None, *_: Any, **named: Any) -> None:
+    """`backward` without its dispatch: a mode is off while it handles a call, and Megatron's own backward functions,
+    which need this one, would run inside that.
+
+    `_execution_engine` is what torch.autograd.backward calls, and Megatron's pipeline too, from torch 1 to 2.13.
+    """
+    several = tensors if isinstance(tensors, tuple | list) else (tensors,)
+    given = named.get("grad_tensors", gradient)
+    given = given if isinstance(given, tuple | list) else (given,)
+    grads = tuple(torch.ones_like(each) if grad is None else grad for each, grad in zip(several, given, strict=True))
+    engine: Any = torch.autograd.Variable._execution_engine
+    engine.run_backward(
+        tuple(several), grads, bool(named.get("retain_graph")), False, (), allow_unreachable=True, accumulate_grad=True
+    )
+
+
+def _norm(cls: Any, config: Any, hidden_size: int, eps: float = 1e-5, **_: Any) -> torch.nn.Module:
+    """The torch norm that the local specification asks for, sequence parallel included.
+
+    Under sequence parallel Megatron refuses torch's norm, because nobody would tell its optimizer to add up the
+    weight's gradients of the ranks; the mark by which Megatron's own norms say so is set here.
+    """
+    kind = {"LayerNorm": torch.nn.LayerNorm, "RMSNorm": torch.nn.RMSNorm}[config.normalization]
+    made: torch.nn.Module = kind(normalized_shape=hidden_size, eps=eps, dtype=config.params_dtype)
+    for weight in made.parameters():
+        weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]  # Megatron's mark
+    return made
+
+
+def _splits(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
+    """A tensor that is on the host already, turned into what the callers expect of one that was moved there."""
+    return tensor.numpy() if as_numpy and torch.is_tensor(tensor) else tensor
+
+
+_STREAMS = "torch.cuda streams, which a CPU does not have"
+SHIMS: tuple[Shim, ...] = (
+    Shim(at="torch:cuda.current_device", put=lambda: torch.device("cpu"), why="the current CUDA device"),
+    Shim(at="torch:cuda.current_stream", put=Nowhere, why=_STREAMS),
+    Shim(at="torch:cuda.Stream", put=Nowhere, why=_STREAMS),
+    Shim(at="torch:cuda.Event", put=Nowhere, why=_STREAMS),
+    Shim(at="torch:cuda.stream", put=Nowhere, why=_STREAMS),
+    Shim(at="torch:cuda.synchronize", put=lambda *_: None, why=_STREAMS),
+    Shim(
+        at="megatron.core.tensor_parallel.random:CudaRNGStatesTracker.fork",
+        put=lambda self, *_: contextlib.nullcontext(),
+        why="the generators of CUDA: nothing is drawn, since dropout is 0 and weights are given",
+    ),
+    Shim(
+        at="megatron.core.transformer.torch_norm:WrappedTorchNorm.__new__",
+        put=staticmethod(_norm),
+        why="the norms of Transformer Engine and Apex: torch's norm instead, under sequence parallel too",
+    ),
+    Shim(
+        at="megatron.core.transformer.moe.token_dispatcher:maybe_move_tensor_to_cpu",
+        put=_splits,
+        why="the copy of the dispatcher's splits to the host: they are there",
+    ),
+    Shim(
+        at="megatron.core.transformer.moe.moe_utils:te_general_gemm",
+        put=None,
+        why="Transformer Engine: 0.16.1 names its matrix product without having imported it",
+        optional=True,
+    ),
+    Shim(
+        at="megatron.core.transformer.multi_latent_attention:HAVE_TE",
+        put=False,
+        why="Transformer Engine: 0.16.1 takes it for installed there",
+    ),
+)
+LABEL = (
+    "shimmed: CUDA's device, streams and generators are the CPU's, norms are torch's (marked for sequence parallel), "
+    "splits of the dispatcher are on the host, nothing is compiled, te_general_gemm is none"
+)
+WIDE = "; in float64 what asks for float32 by name is given float64"
+
+
+@contextlib.contextmanager
+def on_the_host(*, wide: bool = False) -> Iterator[None]:
+    """Megatron-Core on this CPU, for as long as a question is answered.
+
+    Raises:
+        Unreachable: when a point that has to be replaced is not there.
+    """
+    with contextlib.ExitStack() as undone:
+        for shim in SHIMS:
+            _put(shim, undone)
+        undone.enter_context(torch.compiler.set_stance("force_eager"))
+        undone.callback(torch.set_default_dtype, torch.get_default_dtype())
+        torch.set_default_dtype(torch.float64 if wide else torch.float32)
+        log = logging.getLogger("megatron")
+        undone.callback(log.setLevel, log.level)
+        log.setLevel(logging.ERROR)  # that GPTModel is deprecated, once a model
+        undone.enter_context(OnTheHost(wide=wide))
+        yield
+
+
+def _put(shim: Shim, undone: contextlib.ExitStack) -> None:
+    owner, name = shim.owner()
+    there = hasattr(owner, name)
+    if shim.optional and there:
+        return
+    if name in vars(owner):
+        undone.callback(setattr, owner, name, vars(owner)[name])  # as it stands there: a descriptor stays one
+    else:
+        undone.callback(delattr, owner, name)
+    setattr(owner, name, shim.put)
+
+
+def unreachable() -> tuple[str, ...]:
+    """What would have to be replaced and cannot be found in this version, in words."""
+    found = []
+    for shim in SHIMS:
+        try:
+            shim.owner()
+        except Unreachable as error:
+            found.append(str(error))
+    return tuple(found)

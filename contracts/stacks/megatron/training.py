@@ -1,0 +1,256 @@
+"""Training with Megatron-Core: its model, schedules and optimizer, over the ranks that are here."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from contracts.instruments import numerics
+from contracts.spec.array import Arrays
+from contracts.spec.errors import NotOffered, refuse
+from contracts.spec.training import Execution, Session, Step, Tokens, Trained
+from contracts.stacks.megatron.blocks import clear_losses, noted_losses
+from contracts.stacks.megatron.held import held_of, is_trained, whole
+from contracts.stacks.megatron.live import parallel
+from contracts.stacks.megatron.model import Plan, chunks_of, config_of, mask_of, planned
+from contracts.stacks.megatron.optimizer import inner, optimizer_of, rate_of, wrapped
+from contracts.stacks.megatron.shims import mcore, on_the_host
+from contracts.stacks.megatron.table import MOMENTS, whole_of, whole_shapes
+from contracts.stacks.megatron.weights import cut, theirs_of
+
+
+class Trainer:
+    """A model of Megatron-Core on this rank, its optimizer and its rate."""
+
+    def __init__(self, plan: Plan, execution: Execution) -> None:
+        self.plan, self.execution = plan, execution
+        self.recipe = plan.recipe
+        self.table = plan.table()
+        self.config = config_of(plan)
+        self.bare = chunks_of(plan, self.config)
+        self.held = [each for chunk in self.bare for each in held_of(chunk, self.table)]
+        self.chunks = [wrapped(self.config, chunk) for chunk in self.bare]
+        self.config.finalize_model_grads_func = mcore("distributed.finalize_model_grads").finalize_model_grads
+        self.optimizer = optimizer_of(plan, self.chunks)
+        self.rate = rate_of(self.recipe, self.optimizer)
+        self.number = 0
+        self.shapes = whole_shapes(self.recipe, self.table)
+
+    def put(self, ours: Mapping[str, Tensor]) -> None:
+        """Give this rank its part of whole tensors."""
+        given = theirs_of(self.table, ours)
+        lacking = sorted(given.keys() - self.shapes.keys())
+        if lacking:
+            raise refuse("weights", lacking[0], "has no place in the model", "give what `built` names")
+        with torch.no_grad():
+            for each in self.held:
+                if each.name in given:
+                    part = cut(self.table[each.name], given[each.name], each.tensor.shape, each.part)
+                    each.tensor.copy_(part)
+        self.optimizer.reload_model_params()
+
+    def _whole(self, local: Mapping[int, Tensor]) -> dict[str, Tensor]:
+        return whole(self.table, self.shapes, self.held, local)
+
+    def step(self, batch: Tokens, wanted: bool) -> Step:
+        """One step over this rank's share of a batch."""
+        clear_losses()
+        for chunk in self.chunks:
+            chunk.zero_grad_buffer()
+        self.optimizer.zero_grad()
+        rows = _share(batch, self.execution)
+        told = self._forward_backward(rows)
+        lm, tokens = _mean(told)
+        gradients = self.gradients() if wanted else {}
+        before = [float(each.norm()) for each in self._main_grads()]
+        lr = self._lr()
+        done, norm, _ = self.optimizer.step()
+        if not done:
+            raise AssertionError("Megatron's optimizer left the step out")
+        after = [float(each.norm()) for each in self._main_grads()]
+        self.rate.step(increment=1)
+        self.number += 1
+        return Step(
+            number=self.number, losses=self._losses(lm), tokens=tokens, lr=lr, grad_norm=float(norm),
+            clip_coef=_shrunk(before, after), gradients=numerics.arrays(gradients),
+        )  # fmt: skip
+
+    def _forward_backward(self, rows: Mapping[str, Tensor]) -> list[Mapping[str, Tensor]]:
+        cuts = self.execution.microbatches
+        size = rows["tokens"].shape[0] // cuts
+        if size * cuts != rows["tokens"].shape[0]:
+            raise refuse("microbatches", cuts, f"must divide {rows['tokens'].shape[0]} sequences", "choose a divisor")
+        run = mcore("pipeline_parallel").get_forward_backward_func()
+        sources = [_microbatches(rows, cuts) for _ in self.chunks]
+        found: list[Mapping[str, Tensor]] = run(
+            forward_step_func=_forward_step,
+            data_iterator=sources if len(sources) > 1 else sources[0],
+            model=self.chunks if len(self.chunks) > 1 else self.chunks[0],
+            num_microbatches=cuts,
+            seq_length=rows["tokens"].shape[1],
+            micro_batch_size=size,
+            forward_only=False,
+        )
+        return found
+
+    def _main_grads(self) -> list[Tensor]:
+        return [each.tensor.main_grad for each in self.held if hasattr(each.tensor, "main_grad")]
+
+    def gradients(self) -> dict[str, Tensor]:
+        """Whole gradients by our names, as they stand before the optimizer."""
+        return self._whole({n: each.tensor.main_grad for n, each in enumerate(self.held) if is_trained(each)})
+
+    def weights(self) -> dict[str, Tensor]:
+        return self._whole({n: each.tensor for n, each in enumerate(self.held) if is_trained(each)})
+
+    def buffers(self) -> dict[str, Tensor]:
+        return self._whole({n: each.tensor for n, each in enumerate(self.held) if not is_trained(each)})
+
+    def moments(self) -> dict[str, Tensor]:
+        """Adam's two moments as `name/entry`."""
+        states = [torch_optimizer.state for torch_optimizer in inner(self.optimizer)]
+        found: dict[str, Tensor] = {}
+        for entry in MOMENTS:
+            local = {
+                n: state[each.tensor][entry]
+                for n, each in enumerate(self.held)
+                for state in states
+                if each.tensor in state
+            }
+            found |= {f"{name}/{entry}": each for name, each in self._whole(local).items()}
+        return found
+
+    def _lr(self) -> float:
+        return float(max(group["lr"] for each in inner(self.optimizer) for group in each.param_groups))
+
+    def _losses(self, lm: float) -> dict[str, float]:
+        """Losses of the whole batch, and `total` with their weights."""
+        moe, degrees = self.recipe.moe, self.plan.degrees
+        batches = self.execution.microbatches * mcore("parallel_state").get_data_parallel_world_size()
+        every: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(every, {name: float(each.sum()) for name, each in noted_losses().items()})
+        found, total = {"lm": lm}, lm
+        # Ranks of a TP group each note their part of the balance, and each the z loss of its own tokens.
+        for name, weight, parts in (("aux", moe.aux_loss, 1), ("z", moe.z_loss, degrees.tp)) if moe else ():
+            if weight:
+                found[name] = sum(rank.get(name, 0.0) for rank in every) / (batches * parts)
+                total += weight * found[name]
+        return found | {"total": total}
+
+
+def _share(batch: Tokens, execution: Execution) -> dict[str, Tensor]:
+    """The sequences of this data-parallel rank."""
+    state = mcore("parallel_state")
+    ranks, rank = state.get_data_parallel_world_size(), state.get_data_parallel_rank()
+    tokens_BT = numerics.tensor(batch.tokens)
+    if tokens_BT.shape[0] % ranks:
+        raise refuse("batch.total", tokens_BT.shape[0], f"must be a multiple of dp ({ranks})", "choose a multiple")
+    documents_BT = torch.zeros_like(tokens_BT) if batch.documents is None else numerics.tensor(batch.documents)
+    rows = {"tokens": tokens_BT, "labels": numerics.tensor(batch.labels), "documents": documents_BT}
+    return {name: each.chunk(ranks)[rank] for name, each in rows.items()}
+
+
+def _microbatches(rows: Mapping[str, Tensor], cuts: int) -> Iterator[dict[str, Tensor]]:
+    for place in range(cuts):
+        yield {name: each.chunk(cuts)[place] for name, each in rows.items()}
+
+
+def _forward_step(source: Iterator[dict[str, Tensor]], model: Any, *_: Any) -> Any:
+    """What Megatron's pretraining scripts give its schedules: the loss of each token, and how to add it up."""
+    rows = next(source)
+    labels_BT = rows["labels"]
+    length = labels_BT.shape[1]
+    counts_BT = labels_BT >= 0
+    losses_BT = model(
+        rows["tokens"], torch.arange(length).expand(labels_BT.shape), mask_of(rows["documents"]),
+        labels=labels_BT.clamp(min=0),
+    )  # fmt: skip
+    return losses_BT, functools.partial(_summed, counts_BT)
+
+
+def _summed(counts_BT: Tensor, losses_BT: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    total = (losses_BT * counts_BT).sum()
+    tokens = counts_BT.sum().to(torch.int)
+    return total, tokens, {"sum": total.detach().clone(), "tokens": tokens.clone()}
+
+
+def _mean(told: list[Mapping[str, Tensor]]) -> tuple[float, int]:
+    """The loss a label and the labels that count, over the ranks that saw them; each batch once."""
+    state = mcore("parallel_state")
+    mine = [(float(each["sum"]), int(each["tokens"])) for each in told]
+    if not mine or state.get_tensor_model_parallel_rank() or not state.is_pipeline_last_stage(ignore_virtual=True):
+        mine = []
+    every: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(every, mine)
+    rows = [row for rows in every for row in rows]
+    tokens = sum(count for _, count in rows)
+    return sum(total for total, _ in rows) / max(1, tokens), tokens
+
+
+def _shrunk(before: list[float], after: list[float]) -> float:
+    """By what the gradients that this rank holds were multiplied; told by the largest of them."""
+    largest = max(range(len(before)), key=before.__getitem__, default=-1)
+    return after[largest] / before[largest] if largest >= 0 and before[largest] else 1.0
+
+
+def _dtype(execution: Execution) -> torch.dtype:
+    return torch.float64 if execution.precision == "float64" else torch.float32
+
+
+def _offered(session: Session) -> None:
+    execution = session.execution
+    reasons = (
+        (execution.fsdp, "parameters are sharded over data-parallel ranks by FSDP alone, and that is not asked here"),
+        (execution.compile != "none", "it has no option that compiles the model"),
+        (execution.recompute, "recomputing wants the generators of CUDA"),
+        (not session.batches and session.steps > 0, "it reads data sets of its own, not the recipe's"),
+        (session.save is not None or session.load is not None, "checkpoints are not asked through this adapter yet"),
+    )
+    for holds, words in reasons:
+        if holds:
+            raise NotOffered(f"Megatron-Core: {words}")
+
+
+def train(session: Session) -> Trained:
+    """A run of steps over the ranks of an execution.
+
+    Raises:
+        NotOffered: for what Megatron has not, or not on a CPU.
+        Refused: what Megatron refuses, in its words.
+    """
+    _offered(session)
+    execution, recipe = session.execution, session.recipe
+    dtype = _dtype(execution)
+    plan = planned(recipe, execution.degrees, dtype, interleaved=execution.schedule == "interleaved")
+    whole_of(recipe)  # built alone, before there are groups
+    with (
+        on_the_host(wide=dtype is torch.float64),
+        parallel(execution.degrees, execution.world, virtual=plan.chunks if plan.chunks > 1 else None),
+    ):
+        trainer = Trainer(plan, execution)
+        trainer.put(numerics.tensors(session.weights) | numerics.tensors(session.buffers))
+        steps = tuple(_seen(trainer, session, index) for index in range(session.steps))
+    return Trained(start=0, steps=steps)
+
+
+def _seen(trainer: Trainer, session: Session, index: int) -> Step:
+    """One step of a session, and what is to be seen of it."""
+    number = trainer.number + 1
+    observed = session.observe if not session.at or number in session.at else frozenset()
+    step = trainer.step(session.batches[index], "gradients" in observed)
+    return replace(
+        step,
+        weights=_told(trainer.weights()) if "weights" in observed else {},
+        buffers=_told(trainer.buffers()) if "buffers" in observed else {},
+        optimizer=_told(trainer.moments()) if "optimizer" in observed else {},
+    )
+
+
+def _told(tensors: Mapping[str, Tensor]) -> Arrays:
+    return numerics.arrays(tensors)
