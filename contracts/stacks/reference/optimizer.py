@@ -110,6 +110,7 @@ class Optimizer:
         Refused: when a parameter is given twice or not at all of `trainable`.
     """
 
+    adamw: type[torch.optim.AdamW] = torch.optim.AdamW
     muon: type[Muon] = Muon
 
     def __init__(self, optim: Optim, members: Iterable[Member]) -> None:
@@ -120,7 +121,7 @@ class Optimizer:
         betas = (optim.beta1, optim.beta2)
         self.rules: dict[Rule, torch.optim.Optimizer] = {}
         if adamw:
-            self.rules["adamw"] = torch.optim.AdamW(adamw, lr=0.0, betas=betas, eps=EPSILON, foreach=False)
+            self.rules["adamw"] = self.adamw(adamw, lr=0.0, betas=betas, eps=EPSILON, foreach=False)
         if muon:
             self.rules["muon"] = self.muon(muon)
 

@@ -31,6 +31,20 @@ from contracts.stacks.reference.roles import role_of
 from contracts.stacks.reference.trainer import GENERATORS, OWN, Batch, Trainer
 
 
+class ShardedAdamW(torch.optim.AdamW):
+    """AdamW over the parts that this rank holds: it moves each element by itself.
+
+    Asked of whole DTensors each operation works out first where its result lies, which takes longer than the step.
+    """
+
+    def _init_group(self, group: dict[str, Any], *tensors: list[Tensor]) -> bool:
+        """Private in torch: parameters, gradients and moments of a group as `step` uses them. Seen in 2.0 to 2.13."""
+        is_complex: bool = super()._init_group(group, *tensors)  # type: ignore[no-untyped-call]  # torch's
+        for held in tensors:
+            held[:] = [_part(each) for each in held]
+        return is_complex
+
+
 class ShardedMuon(Muon):
     """Muon over matrices of which each rank has a part: gathered, orthogonalized whole, and the part taken back.
 
@@ -57,6 +71,7 @@ def _keeps_matrices(at: Placement) -> bool:
 class ShardedOptimizer(Optimizer):
     """The rules over parameters on several meshes. Their state lies as they do."""
 
+    adamw: type[torch.optim.AdamW] = ShardedAdamW
     muon: type[Muon] = ShardedMuon
 
     def clip(self) -> tuple[float, float]:
@@ -68,7 +83,7 @@ class ShardedOptimizer(Optimizer):
         coefficient = self.coefficient(norm)
         for parameter in parameters if coefficient < 1 else ():
             assert parameter.grad is not None
-            parameter.grad.mul_(coefficient)
+            _part(parameter.grad).mul_(coefficient)
         return norm, coefficient
 
     def norm(self) -> float:
@@ -167,8 +182,7 @@ class ParallelTrainer(Trainer):
                 parameter.grad = grad = grad.redistribute(placements=parameter.placements)
             group = self.unreduced(name)
             if group is not None:
-                held = grad.to_local() if isinstance(grad, DTensor) else grad
-                dist.all_reduce(held, group=group)
+                dist.all_reduce(_part(grad), group=group)
 
     def unreduced(self, name: str) -> Any:
         """The ranks whose gradients of a parameter are still to be summed; None where there are none."""
@@ -225,10 +239,11 @@ class ParallelTrainer(Trainer):
 
     # whole tensors
     def whole(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return {name: _whole(each.detach()) for name, each in tensors.items()}
+        with torch.no_grad():
+            return {name: _whole(each).detach() for name, each in tensors.items()}
 
     def take(self, value: Tensor, into: Tensor) -> None:
-        into.copy_(part_of(value.to(into.dtype), into))
+        _part(into).copy_(_part(part_of(value.to(into.dtype), into)))
 
 
 def part_of(value: Tensor, like: Tensor) -> Tensor:
@@ -240,6 +255,11 @@ def part_of(value: Tensor, like: Tensor) -> Tensor:
 
 def _is_own(name: str) -> bool:
     return name.startswith("buffers/") and name.rpartition(".")[2] in ("amax_history", "scale")
+
+
+def _part(tensor: Tensor) -> Tensor:
+    """What this rank holds of a tensor, in the same memory."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def _whole(tensor: Tensor) -> Tensor:

@@ -199,13 +199,12 @@ class Trainer:
 
     def gradients(self) -> dict[str, Tensor]:
         """The gradients by name, as they stand; zeros where a parameter got none."""
-        return self.whole(
-            {
-                name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.clone()
-                for name, parameter in self.model.named_parameters()
-                if parameter.requires_grad
-            }
-        )
+        held = {
+            name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            for name, parameter in self.model.named_parameters()
+            if parameter.requires_grad
+        }
+        return {name: grad.clone() for name, grad in self.whole(held).items()}  # clipping changes those in place
 
     def move_biases(self, seen: Mapping[str, Tensor]) -> None:
         """Every router's selection bias by one step, by the counts of the whole window."""
