@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -26,6 +27,7 @@ from contracts.spec.recipe import Batch, Data, Mode, Optim, Recipe
 from contracts.spec.tolerance import FLOAT64, FLOAT64_SCAN
 from contracts.spec.training import Execution
 from contracts.stacks.reference import train
+from contracts.stacks.reference.checkpoint import Checkpoints
 from contracts.stacks.reference.data import Corpus, Ledger, permuted
 from contracts.stacks.reference.launch import launch
 from contracts.stacks.reference.optimizer import Member, Optimizer, orthogonal
@@ -249,6 +251,34 @@ def test_a_run_that_fails_leaves_a_receipt_that_says_so(tmp_path: Path) -> None:
     assert path is not None
     receipt = json.loads(path.read_text())
     assert (receipt["ending"], receipt["exit_code"], receipt["failure"]) == ("failed", 1, "RuntimeError: out of luck")
+
+
+@pytest.mark.unit
+def test_the_newest_checkpoints_stay_and_none_goes_before_its_copy_has_arrived(tmp_path: Path) -> None:
+    folder, copies = tmp_path / "run" / "checkpoints", tmp_path / "elsewhere"
+    each = ("--set", "checkpoint.interval=1", "--save", str(tmp_path / "run"), "--resume")
+    _trains(*each, "--keep", "2", "--steps", "4")
+    assert Checkpoints(folder).steps() == (3, 4)
+    shutil.copytree(folder, copies)
+    min((copies / "step-00000004").iterdir()).unlink()  # the newest is still under way
+    elsewhere = (*each, "--keep", "1", "--durable", str(copies))
+    _trains(*elsewhere, "--steps", "6")
+    assert Checkpoints(folder).steps() == (3, 4, 5, 6), "step 3 is the newest that has arrived, and nothing is older"
+    shutil.rmtree(copies)
+    shutil.copytree(folder, copies)
+    _trains(*elsewhere, "--steps", "7")
+    assert Checkpoints(folder).steps() == (6, 7), "step 6 has arrived"
+
+
+def _trains(*words: str) -> None:
+    taken = replace(provenance.take(folder=Path.cwd(), host=None, devices=0), loaded=())
+    train.train(train.read((*SHORT, *words), {}), train.Record(started="2026-11-21T00:00:00+00:00", taken=taken))
+
+
+@pytest.mark.unit
+def test_to_keep_no_checkpoint_is_refused() -> None:
+    with pytest.raises(Refused, match="--keep = 0: must be at least 1"):
+        train.read((*SHORT, "--keep", "0"), {})
 
 
 @pytest.mark.unit

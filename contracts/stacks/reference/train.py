@@ -6,13 +6,16 @@ r"""The trainer as a command, on one rank or on several:
 
 A run goes on where it was left, on as many ranks as it is given.
 
-Its words are those that a launch writes (`arguments.py`) and four of its own:
+Its words are those that a launch writes (`arguments.py`) and six of its own:
 
     --steps N       the step to stop after, counted over the whole run; the recipe's optim.steps if not given, which
                     the schedule follows in any case
     --save DIR      checkpoints in DIR/checkpoints, every `checkpoint.interval` steps and after the last; a receipt in
                     DIR. Without it the recipe's checkpoint.save, and without that nothing is kept
     --resume        go on after the latest checkpoint of DIR; begins anew where there is none
+    --keep N        of the checkpoints the newest N stay, once the last was written; all, if it is not given
+    --durable DIR   where somebody copies DIR/checkpoints to: none goes that has no newer one there, whole. Without it
+                    DIR itself is the place that lasts
     --log-every N   a line every N steps where there is no terminal
 
 What `LANEGATE_TELEMETRY` names is appended to (docs/receipts.md); then the launcher writes the receipt.
@@ -65,6 +68,8 @@ class Settings:
     save: Path | None
     resume: bool
     log_every: int
+    keep: int | None = None
+    durable: str | None = None
     telemetry: Path | None = None
     host: str | None = None
 
@@ -79,6 +84,8 @@ def read(argv: tuple[str, ...], environment: Mapping[str, str]) -> Settings:
     own.add_argument("--steps", type=int)
     own.add_argument("--save", type=Path)
     own.add_argument("--resume", action="store_true")
+    own.add_argument("--keep", type=int)
+    own.add_argument("--durable")
     own.add_argument("--log-every", type=int, default=10)
     said, rest = own.parse_known_args(argv)
     asked = arguments.read(_with_mode(tuple(rest)))
@@ -87,6 +94,8 @@ def read(argv: tuple[str, ...], environment: Mapping[str, str]) -> Settings:
     resume = said.resume or recipe.checkpoint.load is not None
     if resume and save is None and recipe.checkpoint.load is None:
         raise refuse("--resume", True, "needs the folder of a run", "give --save")
+    if said.keep is not None and said.keep < 1:
+        raise refuse("--keep", said.keep, "must be at least 1", "keep the checkpoint that a resume needs")
     return Settings(
         asked=asked,
         argv=argv,
@@ -94,6 +103,8 @@ def read(argv: tuple[str, ...], environment: Mapping[str, str]) -> Settings:
         save=save,
         resume=resume,
         log_every=max(1, said.log_every),
+        keep=said.keep,
+        durable=said.durable,
         telemetry=Path(environment[TELEMETRY]) if environment.get(TELEMETRY) else None,
         host=environment.get(HOST),
     )
@@ -151,9 +162,16 @@ def train(settings: Settings, record: Record, place: Place = ALONE) -> Trainer:
             tell(listened, "step", step)
             show.step(step, done.lr)
             if folder is not None and (done.number % recipe.checkpoint.interval == 0 or done.number == settings.steps):
-                folder.mkdir(parents=True, exist_ok=True)
-                trainer.save(str(folder))
+                keep(trainer, folder, settings)
     return trainer
+
+
+def keep(trainer: Trainer, folder: Path, settings: Settings) -> None:
+    """Write a checkpoint, and remove what is then too many."""
+    folder.mkdir(parents=True, exist_ok=True)
+    trainer.save(str(folder))
+    if settings.keep is not None:
+        trainer.retire(str(folder), settings.keep, settings.durable)
 
 
 def _holds_one(trainer: Trainer, folder: Path) -> bool:
