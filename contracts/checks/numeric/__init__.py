@@ -67,6 +67,7 @@ from contracts.checks.numeric import (  # isort: skip
     messages,  # what stages send each other
     expert_layouts,  # experts on several ranks
     context_parallel,  # tokens of a row on several ranks
+    context_borders,  # and what crosses from one of them to the next
     transformers,  # a step of a transformer with experts, which other stacks can be asked
     sharded_optimizer,  # what several ranks begin with, and make of a step
     traffic,  # what ranks send each other
@@ -87,6 +88,7 @@ __all__ = [
     "compiled",
     "compiled_experts",
     "compiled_layouts",
+    "context_borders",
     "context_parallel",
     "continuation",
     "crash",
