@@ -91,6 +91,8 @@ def _offered(recipe: Recipe, degrees: Degrees, letters: str) -> None:
         (degrees.tp > 1 and recipe.mla is None and recipe.kv_groups % degrees.tp != 0, "fewer KV groups than TP ranks"),
         (degrees.expert_tp > 1 and recipe.moe is not None and degrees.ep > 1 and degrees.expert_tp != 1,
          "experts that are cut exchange pieces of unequal size, which gloo does not"),
+        (degrees.tp > 1 and not degrees.sp and recipe.moe is not None and "E" in letters,
+         "under tp without sp its experts raise in the first forward pass of training"),
         (recipe.rope_theta != int(recipe.rope_theta), "the base of rope is a whole number"),
     )  # fmt: skip
     for holds, words in reasons:
@@ -156,7 +158,10 @@ def _parallel(plan: Plan) -> dict[str, Any]:
         "expert_model_parallel_size": degrees.ep,
         "expert_tensor_parallel_size": degrees.expert_tp,
         "sequence_parallel": degrees.sp,
-        "deallocate_pipeline_outputs": degrees.pp > 1,
+        "deallocate_pipeline_outputs": False,  # gloo may be sending one still: no stream orders the two
+        # Its own validation wants this of an interleaved pipeline of two ranks: batched, both directions would meet.
+        "overlap_p2p_comm": plan.chunks > 1,
+        "batch_p2p_comm": plan.chunks == 1,
     }
 
 
