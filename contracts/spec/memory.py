@@ -2,7 +2,7 @@
 
 Bytes a parameter are those of Megatron-Core's table of the distributed optimizer, which cuts optimizer state over d
 ranks: bf16 18, or 6 + 12/d (weights 2, float32 gradients 4, master and two Adam moments 12); fp16 20, or 4 + 16/d;
-float32 16, or 8 + 8/d. FSDP2 cuts all three states.
+float32 16, or 8 + 8/d. FSDP2 cuts all three states. Of a matrix that Muon moves one moment is kept, 4 bytes less.
 
 Activations: 34 bytes a token, hidden element and layer at 16 bits (Korthikanti et al., arXiv 2205.05198, with the
 attention core recomputed or flash attention); TP leaves 10 + 24/tp of them, SP 34/tp. The source's example is B 1,
@@ -34,6 +34,9 @@ from contracts.spec.topology import Grids, Kind, grids
 SHARES: tuple[Share, ...] = ("replicated", "tp", "ep")
 STATE_BYTES: Mapping[Dtype, tuple[int, int, int]] = {"bf16": (2, 4, 12), "fp16": (2, 2, 16), "fp32": (4, 4, 8)}
 """Bytes of a parameter's weight, gradient and optimizer state. fp16 keeps float32 main gradients with the state."""
+
+MOMENT_BYTES = 4
+"""AdamW keeps two moments of a parameter in float32, Muon one of a matrix."""
 
 CAPACITY_FACTOR = (5, 4)  # 1.25 as a fraction, so that C_e is exact
 RESERVE_BYTES = 1_500_000_000
@@ -130,13 +133,13 @@ class _Rank:
         grid = self.both.expert if share == "ep" else self.both.dense
         return prod(size for axis, size in zip(grid.axes, grid.sizes, strict=True) if axis in self.both.reduced[kind])
 
-    def held(self, tensors: Tensors, share: Share, *, fp32: bool | None = None) -> int:
+    def held(self, tensors: Tensors, share: Share, *, fp32: bool | None = None, matrix: bool | None = None) -> int:
         """Parameters of a share on this rank, before data parallelism cuts them."""
         degrees = self.spread.degrees
         return sum(
             tensor.on_a_rank(degrees.tp, degrees.ep, degrees.expert_tp)
             for tensor in tensors
-            if tensor.share == share and fp32 in (None, tensor.fp32)
+            if tensor.share == share and fp32 in (None, tensor.fp32) and matrix in (None, tensor.matrix)
         )
 
 
@@ -158,6 +161,7 @@ def _state(rank: _Rank) -> Iterator[Line]:
     a_parameter = {"weights": (weight, 4), "gradients": (gradient, 4), "optimizer": (state, 8)}
     cut = {"none": (), "optimizer": ("optimizer",), "full": tuple(a_parameter)}[rank.spread.sharding]
     tensors = tuple(tensor for unit in rank.units for tensor in unit)
+    muon = rank.recipe.optim.rule == "muon"
     for part in PARTS[:3]:
         for share in SHARES:
             low, full = (rank.held(tensors, share, fp32=fp32) for fp32 in (False, True))
@@ -166,11 +170,13 @@ def _state(rank: _Rank) -> Iterator[Line]:
             over = rank.shards(share) if part in cut else 1
             low_bytes, full_bytes = a_parameter[part]
             formula = f"{low:_} * {low_bytes} B" + (f" + {full:_} float32 * {full_bytes} B" if full else "")
+            one_moment = rank.held(tensors, share, matrix=True) if part == "optimizer" and muon else 0
+            formula += f" - {one_moment:_} under Muon * {MOMENT_BYTES} B" if one_moment else ""
             yield Line(
                 part=part,
                 share=share,
                 what=f"{share} parameters",
-                bytes=_ceil(low * low_bytes + full * full_bytes, over),
+                bytes=_ceil(low * low_bytes + full * full_bytes - one_moment * MOMENT_BYTES, over),
                 formula=f"({formula}) / {over} data ranks" if over > 1 else formula,
             )
 

@@ -18,7 +18,7 @@ Assumed, because a recipe does not say it:
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from contracts.spec import pattern as patterns
 from contracts.spec.capacity import ParameterCount, Share
@@ -32,7 +32,7 @@ class Tensor:
     """One tensor of a block. `times` counts alike tensors (experts); `whole` is its size before TP or EP cut it.
 
     `pieces` is into how many pieces it can be cut at most: KV heads, SSM groups. Beyond that, TP ranks hold copies.
-    `fp32` marks state-space vectors that stay float32 under bf16.
+    `fp32` marks state-space vectors that stay float32 under bf16, `matrix` what Muon moves where a recipe asks for it.
     """
 
     name: str
@@ -41,6 +41,7 @@ class Tensor:
     times: int = 1
     pieces: int | None = None
     fp32: bool = False
+    matrix: bool = False
 
     def on_a_rank(self, tp: int, ep: int, etp: int) -> int:
         """Its parameters on one rank, before data parallelism cuts it."""
@@ -96,7 +97,8 @@ def final_norm(recipe: Recipe) -> Tensors:
 def mtp(recipe: Recipe) -> Tensors:
     """The heads of multi-token prediction: two norms and a projection, a dense block pair, and a norm behind it.
 
-    DeepSeek-V3, arXiv 2412.19437 section 2.2. Embedding and output projection are the model's own.
+    DeepSeek-V3, arXiv 2412.19437 section 2.2. Embedding and output projection are the model's own. AdamW moves them,
+    like the output projection.
     """
     if recipe.mtp is None:
         return ()
@@ -108,7 +110,7 @@ def mtp(recipe: Recipe) -> Tensors:
         *_attention(recipe),
         *_mlp(recipe, recipe.ffn_hidden),
     )
-    return one * recipe.mtp.depth
+    return tuple(replace(tensor, matrix=False) for tensor in one) * recipe.mtp.depth
 
 
 def count(recipe: Recipe) -> ParameterCount:
@@ -140,7 +142,7 @@ def _matrices(recipe: Recipe) -> int:
 
 
 def _mlp(recipe: Recipe, inner: int) -> Tensors:
-    return (Tensor(name="mlp", whole=_matrices(recipe) * recipe.hidden * inner, share="tp"),)
+    return (Tensor(name="mlp", whole=_matrices(recipe) * recipe.hidden * inner, share="tp", matrix=True),)
 
 
 def _experts(recipe: Recipe) -> Tensors:
@@ -148,7 +150,7 @@ def _experts(recipe: Recipe) -> Tensors:
     assert moe is not None
     expert = _matrices(recipe) * recipe.hidden * moe.expert_hidden
     router = Tensor(name="router", whole=recipe.hidden * moe.experts, fp32=True)
-    experts = Tensor(name="experts", whole=expert, share="ep", times=moe.experts)
+    experts = Tensor(name="experts", whole=expert, share="ep", times=moe.experts, matrix=True)
     return (router, experts, *(_mlp(recipe, moe.shared_hidden) if moe.shared_hidden else ()))
 
 
@@ -157,17 +159,17 @@ def _attention(recipe: Recipe) -> Tensors:
     if mla is None:
         keys_and_values = 2 * hidden * recipe.kv_groups * recipe.head_dim
         found = (
-            Tensor(name="query and output", whole=2 * hidden * hidden, share="tp"),
-            Tensor(name="key and value", whole=keys_and_values, share="tp", pieces=recipe.kv_groups),
+            Tensor(name="query and output", whole=2 * hidden * hidden, share="tp", matrix=True),
+            Tensor(name="key and value", whole=keys_and_values, share="tp", pieces=recipe.kv_groups, matrix=True),
         )
         return (*found, Tensor(name="qk norm", whole=2 * recipe.head_dim)) if recipe.qk_norm else found
     down = hidden * (mla.q_lora + mla.kv_lora + mla.qk_rope)
     up = heads * (mla.q_lora * (mla.qk_head + mla.qk_rope) + mla.kv_lora * (mla.qk_head + mla.v_head))
     return (
-        Tensor(name="latent down", whole=down),
+        Tensor(name="latent down", whole=down, matrix=True),
         Tensor(name="latent norms", whole=mla.q_lora + mla.kv_lora),
-        Tensor(name="latent up", whole=up, share="tp"),
-        Tensor(name="output", whole=heads * mla.v_head * hidden, share="tp"),
+        Tensor(name="latent up", whole=up, share="tp", matrix=True),
+        Tensor(name="output", whole=heads * mla.v_head * hidden, share="tp", matrix=True),
     )
 
 
@@ -175,8 +177,8 @@ def _indexer(recipe: Recipe) -> Tensors:
     assert recipe.dsa is not None
     assert recipe.mla is not None
     wide, heads = recipe.dsa.index_head_dim, recipe.dsa.index_heads
-    whole = recipe.mla.q_lora * heads * wide + recipe.hidden * (wide + heads) + 2 * wide
-    return (Tensor(name="indexer", whole=whole),)
+    whole = recipe.mla.q_lora * heads * wide + recipe.hidden * (wide + heads)
+    return (Tensor(name="indexer", whole=whole, matrix=True), Tensor(name="indexer norm", whole=2 * wide))
 
 
 def _hyper_connections(recipe: Recipe) -> Tensors:
@@ -191,13 +193,13 @@ def _mamba(recipe: Recipe) -> Tensors:
     mamba, hidden = recipe.mamba, recipe.hidden
     inner, grouped = mamba.heads * mamba.head_dim, 2 * mamba.groups * mamba.state
     return (
-        Tensor(name="z, x, dt in", whole=hidden * (2 * inner + mamba.heads), share="tp"),
-        Tensor(name="B and C in", whole=hidden * grouped, share="tp", pieces=mamba.groups),
+        Tensor(name="z, x, dt in", whole=hidden * (2 * inner + mamba.heads), share="tp", matrix=True),
+        Tensor(name="B and C in", whole=hidden * grouped, share="tp", pieces=mamba.groups, matrix=True),
         Tensor(name="convolution of x", whole=inner * (CONV_WIDTH + 1), share="tp"),
         Tensor(name="convolution of B and C", whole=grouped * (CONV_WIDTH + 1), share="tp", pieces=mamba.groups),
         Tensor(name="A_log, D, dt_bias", whole=3 * mamba.heads, share="tp", fp32=True),
         Tensor(name="gated norm", whole=inner, share="tp"),
-        Tensor(name="out", whole=inner * hidden, share="tp"),
+        Tensor(name="out", whole=inner * hidden, share="tp", matrix=True),
     )
 
 
@@ -205,10 +207,10 @@ def _recurrent(recipe: Recipe) -> Tensors:
     mamba, hidden = recipe.mamba, recipe.hidden
     inner, keyed = mamba.heads * mamba.head_dim, 2 * mamba.heads * mamba.state
     return (
-        Tensor(name="g, v, f in", whole=hidden * (2 * inner + mamba.heads), share="tp"),
-        Tensor(name="q and k in", whole=hidden * keyed, share="tp"),
-        Tensor(name="W", whole=mamba.heads * mamba.head_dim * mamba.head_dim, share="tp"),
+        Tensor(name="g, v, f in", whole=hidden * (2 * inner + mamba.heads), share="tp", matrix=True),
+        Tensor(name="q and k in", whole=hidden * keyed, share="tp", matrix=True),
+        Tensor(name="W", whole=mamba.heads * mamba.head_dim * mamba.head_dim, share="tp", matrix=True),
         Tensor(name="A_log, D, dt_bias", whole=3 * mamba.heads, share="tp", fp32=True),
         Tensor(name="gated norm", whole=inner, share="tp"),
-        Tensor(name="out", whole=inner * hidden, share="tp"),
+        Tensor(name="out", whole=inner * hidden, share="tp", matrix=True),
     )
