@@ -60,6 +60,7 @@ from contracts.checks.numeric import (  # isort: skip
     same_checkpoint,  # all ranks load one, or none
     durable_shards,  # what ranks write, and where
     world_crash,  # one of several ranks dies in a save
+    world_retention,  # which checkpoints several ranks keep
     layouts,  # a step on several ranks is the step on one
     pipeline,  # layers on several ranks
     pipeline_updates,  # what a pipeline makes of its gradients
@@ -72,9 +73,10 @@ from contracts.checks.numeric import (  # isort: skip
     sharded_optimizer,  # what several ranks begin with, and make of a step
     traffic,  # what ranks send each other
     axis_traffic,  # over which ranks a step reduces and gathers
+    true_size,  # what a step of NAM56R sends, without a GPU
+    sharded_bytes,  # what a rank of NAM56R holds, without a GPU
     rows_of_ranks,  # which rank reads which sequences
     compiled_layouts,  # lanes of several ranks, compiled and not
-    refused_runs,  # what a refused run leaves behind
     refused_runs,  # what a refused run leaves behind
 )
 
@@ -128,7 +130,6 @@ __all__ = [
     "reach",
     "recurrent",
     "refused_runs",
-    "refused_runs",
     "resharding",
     "resume",
     "retention",
@@ -140,12 +141,14 @@ __all__ = [
     "schedule",
     "seams",
     "selection_bias",
+    "sharded_bytes",
     "sharded_optimizer",
     "sparse_attention",
     "ssm_precision",
     "streams",
     "traffic",
     "transformers",
+    "true_size",
     "updates",
     "visibility",
     "visibility_of_m",
@@ -153,4 +156,5 @@ __all__ = [
     "windows",
     "witnesses",
     "world_crash",
+    "world_retention",
 ]
