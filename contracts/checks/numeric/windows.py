@@ -118,7 +118,7 @@ SPREAD_OUT: dict[str, tuple[Recipe, Execution, int]] = {
 }
 
 
-@contract("PAR-05h", asks=("built", "train"), cases=SPREAD_OUT, source="F19; F20", tier="dist")
+@contract("PAR-05g", asks=("built", "train"), cases=SPREAD_OUT, source="F19; F20", tier="dist")
 def a_window_of_unequal_microbatches_is_that_of_one_rank(
     stack: Training, recipe: Recipe, execution: Execution, world: int
 ) -> None:

@@ -156,7 +156,7 @@ class _OwnLabels(ParallelTrainer):
         return whole | {"lm": counts["lm"] * ranks}
 
 
-@mutant(of="PAR-05h", case="dp2", says="labels count")
+@mutant(of="PAR-05g", case="dp2", says="labels count")
 class DividesByTheLabelsOfEachRank(Spread):
     """Each rank takes the mean over its own labels, and ranks are averaged."""
 
@@ -170,7 +170,7 @@ class _OwnMeans(ParallelTrainer):
         return out._replace(sums={**out.sums, "lm": out.sums["lm"] / own * counts["lm"]})
 
 
-@mutant(of="PAR-05h", case="dp2", says="lm is nan", bugs=("DPS-27",))
+@mutant(of="PAR-05g", case="dp2", says="lm is nan", bugs=("DPS-27",))
 class DividesByNoLabelsOnOneRank(Spread):
     """A rank whose sequences of a microbatch are masked altogether divides by zero, and every rank has its NaN."""
 
@@ -185,7 +185,7 @@ class _OnePerMicrobatch(ParallelTrainer):
         return out._replace(sums={**out.sums, "lm": out.sums["lm"] / (own["lm"] * parts) * counts["lm"]})
 
 
-@mutant(of="PAR-05h", case="fsdp2", says="lm is")
+@mutant(of="PAR-05g", case="fsdp2", says="lm is")
 class SumsLabelsOverRanksAndNotOverTheWindow(Spread):
     """Labels are added up over the ranks for each microbatch: right for each, and a mean of means over the window."""
 
@@ -201,7 +201,7 @@ class _PadsOnRanks(ParallelTrainer):
     labels = IGNORED
 
 
-@mutant(of="PAR-05h", case="borrowed-ep2-fsdp2", says="aux is", bugs=("AUX-08",))
+@mutant(of="PAR-05g", case="borrowed-ep2-fsdp2", says="aux is", bugs=("AUX-08",))
 class SendsPaddingToExperts(Spread):
     """Every rank pads to one length, so that all-to-alls have one size; experts and their losses count it."""
 
@@ -229,7 +229,7 @@ class _LongestBuffer(BatchedStage):
         return long[:rows, :length]
 
 
-@mutant(of="PAR-05h", case="pp2", says="lm is")
+@mutant(of="PAR-05g", case="pp2", says="lm is")
 class ReceivesIntoTheLongestBuffer(Staged):
     """One buffer for all microbatches, as long as the longest: shorter rows do not lie where they are looked for."""
 
@@ -246,7 +246,7 @@ class _LongestGradient(_LongestBuffer):
         return tuple(each if each is None else self.front(each, bwd_chunk_id) for each in found)
 
 
-@mutant(of="PAR-05h", case="pp4", says="loss agrees")
+@mutant(of="PAR-05g", case="pp4", says="loss agrees")
 class ReceivesGradientsIntoTheLongestBuffer(Staged):
     """The way forward has buffers of its own for each length; the way back kept those of the first step."""
 
@@ -264,7 +264,7 @@ class _OwnCounts(Stage):
         return out
 
 
-@mutant(of="PAR-05h", case="pp2-interleaved", says="loss agrees")
+@mutant(of="PAR-05g", case="pp2-interleaved", says="loss agrees")
 class DividesByTheLabelsOfEachMicrobatchInStages(Staged):
     """The last stage takes the gradient of each microbatch's own mean; the loss that is told is over all labels."""
 
