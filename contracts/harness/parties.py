@@ -31,6 +31,12 @@ def _megatron() -> Party:
     return Megatron()
 
 
+def _torchtitan() -> Party:
+    from contracts.stacks.torchtitan.stack import Torchtitan
+
+    return Torchtitan()
+
+
 def _flag_table() -> Party:
     from contracts.stacks.flag_table import FlagTable
 
@@ -40,6 +46,7 @@ def _flag_table() -> Party:
 BY_NAME: Mapping[str, Callable[[], Party]] = {
     "reference": _reference,
     "megatron": _megatron,
+    "torchtitan": _torchtitan,
     "flag-table": _flag_table,
 }
 """The parties that ship here. The next one is a file under `stacks/` and a line in this table."""
@@ -72,6 +79,10 @@ def _load(name: str) -> Party:
         from contracts.stacks.megatron import Megatron
 
         return Megatron(version=rest)
+    if head == "torchtitan" and rest:
+        from contracts.stacks.torchtitan.stack import Torchtitan
+
+        return Torchtitan(version=rest)
     head, _, rest = name.partition(":")
     if head == "launched" and rest:
         from contracts.stacks.launched import Launched

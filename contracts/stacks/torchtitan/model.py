@@ -1,0 +1,148 @@
+"""A recipe as torchtitan configures it: DeepSeek-V3 where attention is latent, else Qwen3-MoE."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from torch import nn
+
+from contracts.spec import pattern as patterns
+from contracts.spec.errors import NotOffered
+from contracts.spec.recipe import Moe, Recipe
+
+DRAWN = {"weight": partial(nn.init.trunc_normal_, std=0.02), "bias": nn.init.zeros_}
+ONES = {"weight": nn.init.ones_}
+OF_EXPERTS = {name: partial(nn.init.trunc_normal_, std=0.02) for name in ("w1_EFD", "w2_EDF", "w3_EFD")}
+
+
+def declined(recipe: Recipe) -> None:
+    """Leave aside what torchtitan 0.3.0 has no model for, or has another one.
+
+    Raises:
+        NotOffered: with the reason.
+    """
+    letters = patterns.parse(recipe.pattern, recipe.depth).letters
+    moe = recipe.moe or Moe()
+    reasons = {
+        "it has no M and no R blocks": set(letters) - set("AE"),
+        "its layer is attention and then experts, no other order": "".join(letters) != "AE" * (len(letters) // 2),
+        "dense layers were not tried": recipe.moe is None,
+        "its experts are gated by silu alone": recipe.activation != "swiglu",
+        "its layers of prediction have experts, the law's none": recipe.mtp,
+        "it has no hyper-connections": recipe.mhc,
+        "it has no sparse attention": recipe.dsa,
+        "FP8 needs a GPU": recipe.fp8,
+        "it has no auxiliary loss, only a selection bias": recipe.moe and (moe.aux_loss or moe.z_loss),
+        "it drops no token": moe.capacity_factor,
+        "tied embeddings were not tried": not recipe.untied_embeddings,
+        "recomputation was not tried": recipe.recompute != "none",
+        "gates of one expert are not normalised otherwise": moe.top_k == 1,
+    }
+    for reason, found in reasons.items():
+        if found:
+            raise NotOffered(f"torchtitan 0.3.0: {reason}")
+
+
+def config_of(recipe: Recipe) -> Any:
+    """The configuration of the model; a new one each time, for torchtitan writes into it."""
+    from torchtitan.models.common import Embedding, Linear
+    from torchtitan.models.common.attention import ScaledDotProductAttention
+    from torchtitan.models.common.nn_modules import RMSNorm
+    from torchtitan.models.deepseek_v3 import DeepSeekV3Model
+    from torchtitan.models.qwen3 import Qwen3Model
+
+    model = Qwen3Model if recipe.mla is None else DeepSeekV3Model
+    layers = _grouped(recipe) if recipe.mla is None else _latent(recipe)
+    for layer in layers:
+        layer.attention.inner_attention = ScaledDotProductAttention.Config()
+        layer.moe.load_balance_coeff = recipe.moe.bias_rate if recipe.moe and recipe.moe.selection_bias else None
+        if not recipe.moe or not recipe.moe.shared_hidden:
+            layer.moe.shared_experts = None
+    config = model.Config(
+        vocab_size=recipe.vocab,
+        dim=recipe.hidden,
+        tok_embeddings=Embedding.Config(num_embeddings=recipe.vocab, embedding_dim=recipe.hidden, param_init=DRAWN),
+        lm_head=Linear.Config(in_features=recipe.hidden, out_features=recipe.vocab, param_init=DRAWN),
+        norm=RMSNorm.Config(normalized_shape=recipe.hidden, param_init=ONES),
+        layers=layers,
+    )
+    for _, norm, _, _ in config.traverse(RMSNorm.Config):
+        norm.eps = recipe.norm_eps
+    return config
+
+
+def _moe(recipe: Recipe) -> Any:
+    from torchtitan.models.common.config_utils import (
+        make_ffn_config,
+        make_moe_config,
+        make_routed_experts_config,
+        make_router_config,
+    )
+
+    moe = recipe.moe
+    assert moe is not None
+    return make_moe_config(
+        num_experts=moe.experts,
+        router=make_router_config(
+            dim=recipe.hidden, num_experts=moe.experts, gate_param_init=DRAWN, top_k=moe.top_k, score_func=moe.score,
+            route_norm=True, route_scale=moe.route_scale,
+        ),
+        routed_experts=make_routed_experts_config(
+            dim=recipe.hidden, hidden_dim=moe.expert_hidden, num_experts=moe.experts, top_k=moe.top_k,
+            param_init=OF_EXPERTS, comm_backend="standard",
+        ),
+        shared_experts=make_ffn_config(
+            dim=recipe.hidden, hidden_dim=moe.shared_hidden or 1, w1_param_init=DRAWN, w2w3_param_init=DRAWN
+        ),
+    )  # fmt: skip
+
+
+def _grouped(recipe: Recipe) -> list[Any]:
+    from torchtitan.models.common import CosSinRoPE
+    from torchtitan.models.common.attention import FlexAttention
+    from torchtitan.models.common.config_utils import make_gqa_config
+    from torchtitan.models.common.nn_modules import RMSNorm
+    from torchtitan.models.qwen3.model import Qwen3TransformerBlock
+
+    rope = CosSinRoPE.Config(dim=recipe.head_dim, max_seq_len=recipe.seq_length, theta=float(recipe.rope_theta))
+    norm = partial(RMSNorm.Config, param_init=ONES)
+    return [
+        Qwen3TransformerBlock.Config(
+            attention_norm=norm(normalized_shape=recipe.hidden),
+            ffn_norm=norm(normalized_shape=recipe.hidden),
+            attention=make_gqa_config(
+                dim=recipe.hidden, n_heads=recipe.heads, n_kv_heads=recipe.kv_groups, head_dim=recipe.head_dim,
+                wqkv_param_init=DRAWN, wo_param_init=DRAWN, inner_attention=FlexAttention.Config(), fuse_qkv=True,
+                rope=rope, qk_norm=norm(normalized_shape=recipe.head_dim) if recipe.qk_norm else None,
+            ),
+            moe=_moe(recipe),
+        )
+        for _ in range(recipe.depth // 2)
+    ]  # fmt: skip
+
+
+def _latent(recipe: Recipe) -> list[Any]:
+    from torchtitan.models.common import ComplexRoPE
+    from torchtitan.models.common.nn_modules import RMSNorm
+    from torchtitan.models.deepseek_v3 import make_mla_attention_config
+    from torchtitan.models.deepseek_v3.model import DeepSeekV3TransformerBlock
+
+    mla = recipe.mla
+    assert mla is not None
+    rope = ComplexRoPE.Config(dim=mla.qk_rope, max_seq_len=recipe.seq_length, theta=float(recipe.rope_theta))
+    norm = partial(RMSNorm.Config, normalized_shape=recipe.hidden, param_init=ONES)
+    return [
+        DeepSeekV3TransformerBlock.Config(
+            attention_norm=norm(),
+            ffn_norm=norm(),
+            attention=make_mla_attention_config(
+                layer_id=number, dim=recipe.hidden, n_heads=recipe.heads, q_lora_rank=mla.q_lora,
+                kv_lora_rank=mla.kv_lora, qk_nope_head_dim=mla.qk_head, qk_rope_head_dim=mla.qk_rope,
+                v_head_dim=mla.v_head, attn_backend="flex", linear_init=DRAWN, norm_init=ONES,
+                depth_init=lambda _: DRAWN, rope=rope,
+            ),
+            moe=_moe(recipe),
+        )
+        for number in range(recipe.depth // 2)
+    ]  # fmt: skip

@@ -1,0 +1,402 @@
+"""Runs of torchtitan's trainer: a session becomes its configuration, its steps become values."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from contracts.instruments import numerics
+from contracts.instruments.ranks import gathered
+from contracts.spec import pattern as patterns
+from contracts.spec.array import Arrays
+from contracts.spec.errors import NotOffered, refuse
+from contracts.spec.recipe import Recipe
+from contracts.spec.training import Execution, Session, Step, Tokens, Trained
+from contracts.stacks.torchtitan import shims, weights
+from contracts.stacks.torchtitan.model import config_of, declined
+
+
+def declined_execution(recipe: Recipe, execution: Execution) -> None:
+    """Leave aside what torchtitan 0.3.0 cannot carry out, or not on a CPU.
+
+    Raises:
+        NotOffered: with the reason, and the version that has it where there is one.
+    """
+    degrees, optim = execution.degrees, recipe.optim
+    dp = execution.world // (degrees.pp * degrees.tp * degrees.cp)
+    precision = "float32" if execution.precision == "declared" and recipe.dtype == "fp32" else execution.precision
+    reasons = {
+        f"its own trainer and experts were tried in float32, not in {precision}": precision != "float32",
+        "context parallel over its flex_attention was not tried": degrees.cp > 1,
+        "experts are whole on a rank with EP; 0.2.2 has an expert TP": degrees.ep > 1 and degrees.expert_tp > 1,
+        "experts are cut as the rest is without EP": degrees.ep == 1 and degrees.expert_tp != degrees.tp,
+        "experts lie on ranks that shard: EP wants FSDP": degrees.ep > 1 and dp > 1 and not execution.fsdp,
+        "its optimizers have DistMuon, which was not tried": optim.rule != "adamw",
+        "its schedules of the learning rate are other formulas": optim.schedule != "constant" or optim.warmup > 1,
+        "recomputation was not tried": execution.recompute,
+        "the meta kernel of torch 2.13's grouped product takes bfloat16 alone, so that experts do not compile in "
+        "float32": execution.compile != "none",
+    }
+    for reason, found in reasons.items():
+        if found:
+            raise NotOffered(f"torchtitan 0.3.0: {reason}")
+
+
+def configuration(session: Session, folder: str) -> Any:
+    """The session as a `Trainer.Config`."""
+    from torchtitan.components.checkpointer import CheckpointManager
+    from torchtitan.components.loss import CrossEntropyLoss
+    from torchtitan.components.optimizer import LRSchedulersContainer
+    from torchtitan.config.configs import CompileConfig, DebugConfig, TrainingConfig
+    from torchtitan.trainer import Trainer
+
+    from contracts.stacks.torchtitan.trainer import Nothing, Rows, Seen
+
+    recipe, execution = session.recipe, session.execution
+    total = len(numerics.tensor(session.batches[0].tokens)) if session.batches else recipe.batch.total
+    dp = execution.world // (execution.degrees.pp * execution.degrees.tp)
+    staged = execution.degrees.pp > 1
+    rows = total // dp if staged else total // (dp * execution.microbatches)
+    kept = bool(session.load or session.save)
+    return Trainer.Config(
+        model_spec=_spec(recipe, alone=execution.world == 1),
+        dump_folder=folder,
+        metrics=Seen.Config(),
+        tokenizer=Nothing.Config(),
+        dataloader=Rows.Config(),
+        loss=CrossEntropyLoss.Config(),
+        optimizer=_optimizer(recipe),
+        lr_scheduler=LRSchedulersContainer.Config(warmup_steps=1, decay_ratio=0.0),
+        training=TrainingConfig(
+            local_batch_size=rows, global_batch_size=total, seq_len=recipe.seq_length, max_norm=recipe.optim.clip,
+            steps=max(recipe.optim.steps, session.steps), dtype="float32", mixed_precision_param="float32",
+            mixed_precision_reduce="float32", disable_cuda_graphs=True, gc_freq=1000,
+        ),
+        parallelism=_parallelism(recipe, execution, max(total // dp // execution.microbatches, 1)),
+        checkpoint=CheckpointManager.Config(
+            enable=kept, folder=session.load or session.save or "checkpoint", interval=1, keep_latest_k=0,
+            last_save_model_only=False,
+        ),
+        activation_checkpoint=None,
+        compile=CompileConfig(enable=execution.compile != "none", components=["model"], backend=execution.backend),
+        debug=DebugConfig(seed=recipe.seed, enable_structured_logging=False),
+    )  # fmt: skip
+
+
+def _spec(recipe: Recipe, *, alone: bool) -> Any:
+    from torchtitan.components.optimizer import register_moe_load_balancing_hook
+    from torchtitan.distributed.pipeline_parallel import pipeline_llm
+    from torchtitan.models.deepseek_v3 import parallelize_deepseekv3
+    from torchtitan.models.qwen3 import parallelize_qwen3
+    from torchtitan.protocols.model_spec import ModelSpec
+
+    spread = parallelize_qwen3 if recipe.mla is None else parallelize_deepseekv3
+    return ModelSpec(
+        name="qwen3" if recipe.mla is None else "deepseek_v3",
+        flavor=recipe.name,
+        model=config_of(recipe),
+        parallelize_fn=(lambda model, **_: model) if alone else spread,
+        pipelining_fn=pipeline_llm,
+        post_optimizer_build_fn=register_moe_load_balancing_hook,
+        state_dict_adapter=None,
+    )
+
+
+def _optimizer(recipe: Recipe) -> Any:
+    """Two groups of its routing: what does not decay first, then the rest."""
+    from torchtitan.components.optimizer import OptimizersContainer, ParamGroupConfig
+
+    optim = recipe.optim
+    common = {"lr": optim.lr, "betas": (optim.beta1, optim.beta2), "eps": 1e-8}
+    decays = ((r"norm\.weight$", 0.0), (r".*", optim.weight_decay))
+    return OptimizersContainer.Config(
+        param_groups=[
+            ParamGroupConfig(
+                pattern=pattern, optimizer_name="AdamW", optimizer_kwargs={**common, "weight_decay": decay}
+            )
+            for pattern, decay in decays
+        ],
+        implementation="fused",
+    )
+
+
+def _parallelism(recipe: Recipe, execution: Execution, micro: int) -> Any:
+    from torchtitan.config.configs import ParallelismConfig
+
+    degrees = execution.degrees
+    dp = execution.world // (degrees.pp * degrees.tp)
+    replicas = execution.replicas if execution.fsdp else dp
+    segments = [len(part) // 2 for part in recipe.pattern.split("|")]
+    return ParallelismConfig(
+        data_parallel_replicate_degree=replicas,
+        data_parallel_shard_degree=dp // replicas,
+        tensor_parallel_degree=degrees.tp,
+        enable_sequence_parallel=degrees.sp,
+        expert_parallel_degree=degrees.ep,
+        pipeline_parallel_degree=degrees.pp,
+        pipeline_parallel_schedule="Interleaved1F1B" if execution.schedule == "interleaved" else "1F1B",
+        pipeline_parallel_microbatch_size=micro,
+        module_fqns_per_model_part=_parts(segments) if degrees.pp > 1 and len(segments) > 1 else None,
+        spmd_backend="partial_dtensor",
+    )
+
+
+def _parts(segments: list[int]) -> list[list[str]]:
+    """The modules of each stage: `segments` layers each, the embedding before them and the head behind."""
+    first, found = 0, []
+    for size in segments:
+        found.append([f"layers.{number}" for number in range(first, first + size)])
+        first += size
+    found[0].insert(0, "tok_embeddings")
+    found[-1] += ["norm", "lm_head"]
+    return found
+
+
+class Run:
+    """One trainer from its construction to its end."""
+
+    def __init__(self, session: Session) -> None:
+        from contracts.stacks.torchtitan.trainer import Observed, OneProcess, OneRank
+
+        self.session, self.recipe = session, session.recipe
+        self.alone = session.execution.world == 1
+        os.environ.setdefault("LOCAL_RANK", "0")  # the trainer asks for it where nobody launched ranks
+        self.folder = tempfile.TemporaryDirectory(prefix="titan-")
+        _reset()
+        kind = OneProcess if self.alone else OneRank
+        self.trainer: Observed = kind(configuration(session, self.folder.name))
+        self.trainer.before_clip = self.note
+        shims.sums_alone(self.trainer.model_parts)
+        if self.trainer.parallel_dims.pp_enabled:
+            shims.whole_batches(self.trainer.pp_schedule)
+        self.raw: dict[str, Tensor] = {}
+        self.before: list[Tensor] = []
+
+    def note(self, trainer: Any) -> None:
+        """Gradients as they are before they are clipped; `before` this rank's part of them."""
+        grads = {name: each.grad for name, each in self.parameters().items() if each.grad is not None}
+        self.before = [_local(each).clone() for each in grads.values()]
+        if self.wants("gradients", trainer.step):
+            self.raw = {name: _whole(each).clone() for name, each in grads.items()}
+
+    def parameters(self) -> dict[str, Tensor]:
+        return {_plain(name): each for part in self.trainer.model_parts for name, each in part.named_parameters()}
+
+    def buffers(self) -> dict[str, Tensor]:
+        return {
+            _plain(name): each
+            for part in self.trainer.model_parts
+            for name, each in part.named_buffers()
+            if name.endswith("expert_bias_E")
+        }
+
+    def wants(self, what: Any, step: int) -> bool:
+        return what in self.session.observe and (not self.session.at or step in self.session.at)
+
+    # in
+    def put(self, values: Arrays, into: Mapping[str, Tensor], what: str) -> None:
+        """Whole tensors by canonical name; each rank keeps its part. What is put is read back."""
+        given = weights.to_titan(numerics.tensors(values, torch.float32), self.recipe)
+        known = set().union(*self.over_stages(list(into)))
+        unknown = sorted(set(given) - known)
+        if unknown:
+            raise refuse(what, unknown[0], "is no tensor of the model", "use the names that built() gives")
+        with torch.no_grad():
+            for name, target in into.items():
+                if name not in given:
+                    raise refuse(what, name, "is missing", "give every tensor")
+                value = given[name]
+                like = isinstance(target, DTensor)
+                mesh, placements = (
+                    (target.device_mesh, target.placements) if isinstance(target, DTensor) else (None, ())
+                )
+                part = distribute_tensor(value, mesh, placements, src_data_rank=None) if like else value
+                target.copy_(part)
+                if not torch.equal(_whole(target.detach()), value):
+                    raise RuntimeError(f"{name} was put and is another")
+
+    def rows(self, batch: Tokens) -> Iterator[Any]:
+        """This rank's microbatches, in the order in which the trainer asks for them."""
+        tokens_BT, labels_BT = numerics.tensor(batch.tokens), numerics.tensor(batch.labels)
+        dims, size = self.trainer.parallel_dims, self.size()
+        mesh = dims.get_optional_mesh("batch")
+        ranks, rank = (1, 0) if mesh is None else (mesh.size(), mesh.get_local_rank())
+        for first in range(rank * len(tokens_BT) // ranks, (rank + 1) * len(tokens_BT) // ranks, size):
+            yield {"input": tokens_BT[first : first + size]}, labels_BT[first : first + size]
+
+    def size(self) -> int:
+        config = self.trainer.config
+        staged = self.trainer.parallel_dims.pp_enabled
+        found: int = (
+            config.parallelism.pipeline_parallel_microbatch_size if staged else config.training.local_batch_size
+        )
+        return found
+
+    # steps
+    def step(self, batch: Tokens) -> Step:
+        trainer = self.trainer
+        trainer.step += 1
+        lr = trainer.lr_schedulers.schedulers[0].get_last_lr()[0]
+        self.raw = {}
+        trainer.train_step(trainer.batch_generator([*self.rows(batch)]))
+        after = [_local(each.grad) for each in self.parameters().values() if each.grad is not None]
+        loss = self.loss()
+        found = Step(
+            number=trainer.step,
+            losses={"lm": loss, "total": loss},
+            tokens=trainer.tokens,
+            lr=lr,
+            grad_norm=trainer.metrics_processor.norm,
+            clip_coef=self.coefficient(after),
+            gradients=self.canonical(self.raw),
+        )
+        found = replace(found, **self.state(trainer.step))
+        self.raw, self.before = {}, []
+        if self.session.save is not None and trainer.step in self.session.save_at:
+            trainer.checkpointer.folder = self.session.save
+            trainer.checkpointer.save(trainer.step)
+        return found
+
+    def loss(self) -> float:
+        """What the trainer would have logged; of a pipeline, the rank that has the last stage."""
+        said = self.trainer.metrics_processor.loss
+        if not self.trainer.parallel_dims.pp_enabled:
+            return float(said)
+        every = gathered([float(said), bool(self.trainer.pp_has_last_stage)])
+        return next(float(loss) for loss, last in every if last)
+
+    def coefficient(self, after: list[Tensor]) -> float:
+        """By what gradients were multiplied, read off them: of all their parts, over all ranks."""
+        both = torch.tensor(
+            [
+                sum(float((now.double() * was.double()).sum()) for now, was in zip(after, self.before, strict=True)),
+                sum(float(was.double().square().sum()) for was in self.before),
+            ],
+            dtype=torch.float64,
+        )
+        if not self.alone:
+            dist.all_reduce(both)
+        return float(both[0] / both[1])
+
+    def state(self, step: int) -> dict[str, Any]:
+        """What the session wants of the state, whole, by canonical name."""
+        found: dict[str, Any] = {}
+        for what, tensors in (("weights", self.parameters), ("buffers", self.buffers)):
+            if self.wants(what, step):
+                found[what] = self.canonical({name: _whole(each.detach()) for name, each in tensors().items()})
+        if self.wants("optimizer", step):
+            found["optimizer"] = self.moments()
+        return found
+
+    def moments(self) -> Arrays:
+        """`exp_avg` and `exp_avg_sq` of every parameter."""
+        names = {id(each): name for name, each in self.parameters().items()}
+        found: dict[str, Any] = {}
+        for entry in ("exp_avg", "exp_avg_sq"):
+            held = {
+                names[id(parameter)]: _whole(state[entry])
+                for optimizer in self.trainer.optimizers
+                for parameter, state in optimizer.state.items()
+                if entry in state
+            }
+            found |= {f"{name}/{entry}": each for name, each in self.canonical(held).items()}
+        return found
+
+    # out
+    def canonical(self, tensors: Mapping[str, Tensor]) -> Arrays:
+        """Of every stage, by canonical name."""
+        whole: dict[str, Tensor] = {}
+        for each in self.over_stages({name: numerics.array(value) for name, value in tensors.items()}):
+            whole |= numerics.tensors(each)
+        return numerics.arrays(weights.to_canonical(whole, self.recipe))
+
+    def over_stages(self, mine: Any) -> list[Any]:
+        """What the ranks of this pipeline say, the first stage first; a rank without one says it to itself."""
+        mesh = self.trainer.parallel_dims.get_optional_mesh("pp")
+        if mesh is None:
+            return [mine]
+        every: list[Any] = [None] * mesh.size()
+        dist.all_gather_object(every, mine, group=mesh.get_group())
+        return every
+
+    def close(self) -> None:
+        self.trainer.close()
+        self.folder.cleanup()
+        if not self.alone:
+            dist.barrier()
+            _close_groups()
+
+
+def _reset() -> None:
+    """DTensor remembers meshes of runs before by their ranks: see the function that forgets them."""
+    from contracts.stacks.reference.mesh import forget_meshes
+
+    forget_meshes()
+
+
+def _close_groups() -> None:
+    """Take down every group but the world: torchtitan makes a dozen a run and leaves them to the end of the process.
+
+    torch has no public list of groups; `_world.pg_map` is in 2.13.
+    """
+    for group in list(dist.distributed_c10d._world.pg_map):
+        if group is not dist.group.WORLD:
+            dist.destroy_process_group(group)
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _plain(name: str) -> str:
+    return name.replace("_orig_mod.", "").replace("_checkpoint_wrapped_module.", "")
+
+
+def train(session: Session) -> Trained:
+    """A session, on one rank of its world or in this process by itself."""
+    declined(session.recipe)
+    declined_execution(session.recipe, session.execution)
+    if not session.batches and session.steps:
+        raise NotOffered("torchtitan 0.3.0: its data sets need a tokenizer's files; give batches")
+    if any(each.documents is not None and _packed(each) for each in session.batches):
+        raise NotOffered("torchtitan 0.3.0: packed documents need its flex_attention, which a CPU has not compiled")
+    patterns.parse(session.recipe.pattern, session.recipe.depth)
+    with shims.quiet():
+        run = Run(session)
+        try:
+            return _run(run, session)
+        finally:
+            run.close()
+
+
+def _run(run: Run, session: Session) -> Trained:
+    if session.load is not None and not run.trainer.checkpointer.load(-1):
+        raise refuse("load", session.load, "holds no checkpoint", "name a folder that a run saved to")
+    if session.weights:
+        run.put(session.weights, run.parameters(), "weights")
+    if session.buffers:
+        run.put(session.buffers, run.buffers(), "buffers")
+    start = run.trainer.step
+    loaded = None
+    if session.load is not None and 0 in session.at:
+        nothing = Step(number=start, losses={}, tokens=0, lr=0.0, grad_norm=0.0, clip_coef=1.0)
+        loaded = replace(nothing, **run.state(0))
+    return Trained(start=start, steps=tuple(run.step(batch) for batch in session.batches), loaded=loaded)
+
+
+def _packed(batch: Tokens) -> bool:
+    assert batch.documents is not None
+    documents_BT = numerics.tensor(batch.documents)
+    return bool((documents_BT[:, :1] != documents_BT).any())
