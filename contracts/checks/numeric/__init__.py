@@ -61,6 +61,7 @@ from contracts.checks.numeric import (  # isort: skip
     durable_shards,  # what ranks write, and where
     world_crash,  # one of several ranks dies in a save
     world_retention,  # which checkpoints several ranks keep
+    world_retention,  # which checkpoints several ranks keep
     layouts,  # a step on several ranks is the step on one
     pipeline,  # layers on several ranks
     pipeline_updates,  # what a pipeline makes of its gradients
@@ -156,5 +157,6 @@ __all__ = [
     "windows",
     "witnesses",
     "world_crash",
+    "world_retention",
     "world_retention",
 ]

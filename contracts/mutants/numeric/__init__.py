@@ -79,6 +79,7 @@ from contracts.mutants.numeric import (
     windows,
     witnesses,
     world_crash,
+    world_retention,
 )
 
 __all__ = [
@@ -157,4 +158,5 @@ __all__ = [
     "windows",
     "witnesses",
     "world_crash",
+    "world_retention",
 ]
