@@ -61,7 +61,6 @@ from contracts.checks.numeric import (  # isort: skip
     durable_shards,  # what ranks write, and where
     world_crash,  # one of several ranks dies in a save
     world_retention,  # which checkpoints several ranks keep
-    world_retention,  # which checkpoints several ranks keep
     layouts,  # a step on several ranks is the step on one
     pipeline,  # layers on several ranks
     pipeline_updates,  # what a pipeline makes of its gradients
@@ -75,6 +74,7 @@ from contracts.checks.numeric import (  # isort: skip
     traffic,  # what ranks send each other
     axis_traffic,  # over which ranks a step reduces and gathers
     true_size,  # what a step of NAM56R sends, without a GPU
+    rank_classes,  # what every class of ranks sends, at true size
     sharded_bytes,  # what a rank of NAM56R holds, without a GPU
     rows_of_ranks,  # which rank reads which sequences
     compiled_layouts,  # lanes of several ranks, compiled and not
@@ -128,6 +128,7 @@ __all__ = [
     "pipeline_updates",
     "precision",
     "prediction",
+    "rank_classes",
     "reach",
     "recurrent",
     "refused_runs",
@@ -157,6 +158,5 @@ __all__ = [
     "windows",
     "witnesses",
     "world_crash",
-    "world_retention",
     "world_retention",
 ]

@@ -9,6 +9,7 @@ B sequences · T tokens · E experts · h heads · n state · p head_dim
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
@@ -34,6 +35,7 @@ from contracts.stacks.reference.trainer import Batch, Trainer
 CHUNK = 1024  # tokens of a chunk of a scan: of 64, half of a step's operators would be theirs
 
 
+@functools.lru_cache(maxsize=64)  # several questions are about one step, which takes a second or a minute
 def rehearsed(
     recipe: Recipe, execution: Execution, rank: int, routing: Routing, kind: type[Trainer], parts: Parts
 ) -> Rehearsal:
