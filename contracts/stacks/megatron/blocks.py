@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -36,29 +37,16 @@ def plan_of(recipe: Recipe, layer: int, dtype: torch.dtype) -> Plan:
     sparse = recipe.dsa is not None and letter == "A"
     if letter not in "AE" or sparse:
         raise NotOffered(f"Megatron-Core's transformer layers have no {'sparse ' * sparse}{letter} block on a CPU")
-    plain = recipe if recipe.dsa is None else _without_dsa(recipe)
-    single = _single(plain, letter, dtype)
-    return planned(single, ONE, dtype)
-
-
-def _without_dsa(recipe: Recipe) -> Recipe:
-    from dataclasses import replace
-
-    return replace(recipe, dsa=None)
-
-
-def _single(recipe: Recipe, letter: str, dtype: torch.dtype) -> Recipe:
-    """The recipe of this block alone; what lies outside blocks is left out."""
-    from dataclasses import replace
-
-    held = {torch.bfloat16: "fp32", torch.float32: "fp32", torch.float64: "fp32"}[dtype]
-    return replace(recipe, pattern=letter, depth=1, mtp=None, mhc=None, dtype=held)  # type: ignore[arg-type]
+    alone = replace(recipe, pattern=letter, depth=1, dsa=None, mtp=None, mhc=None, fp8=None, dtype="fp32")
+    return planned(alone, ONE, dtype)
 
 
 def run_block(call: BlockCall) -> BlockRun:
     """A block forward, and backward where the call has an upstream gradient."""
     if call.device != "cpu" or call.kernels:
         raise NotOffered("Megatron-Core is asked on a CPU here, with the operations of its local specification")
+    if call.recipe.fp8 is not None:
+        raise NotOffered("Megatron-Core: FP8 is Transformer Engine's, and that runs on GPUs")
     dtype = numerics.tensor(call.x).dtype
     plan = plan_of(call.recipe, call.layer, dtype)
     with on_the_host(wide=dtype is torch.float64), parallel(ONE, 1):

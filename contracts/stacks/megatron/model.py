@@ -141,8 +141,8 @@ def _general(plan: Plan) -> dict[str, Any]:
         "use_cpu_initialization": True,
         "calculate_per_token_loss": plan.per_token,
     }
-    if plan.dtype is torch.bfloat16:
-        given["bf16"] = True
+    half = {torch.bfloat16: {"bf16": True}, torch.float16: {"fp16": True}}
+    given |= half.get(plan.dtype, {})
     fused = ("bias_activation_fusion", "bias_dropout_fusion", "masked_softmax_fusion", "apply_rope_fusion",
              "gradient_accumulation_fusion", "persist_layer_norm")  # fmt: skip
     return given | dict.fromkeys(fused, False)

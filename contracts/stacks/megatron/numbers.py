@@ -27,7 +27,7 @@ class Numbers:
         "block_weights": shims.LABEL + LOCAL,
         "run_block": shims.LABEL + LOCAL + LATENT + shims.WIDE,
         "built": shims.LABEL + LOCAL + LATENT,
-        "train": shims.LABEL + LOCAL + LATENT + shims.WIDE,
+        "train": shims.LABEL + LOCAL + LATENT + shims.WIDE + "; the schedule is told of one step before the first",
     }
     offers = frozenset(labels)
 

@@ -36,20 +36,23 @@ def inner(optimizer: Any) -> list[Any]:
 
 
 def rate_of(recipe: Recipe, optimizer: Any) -> Any:
-    """Megatron's schedule, which counts the steps that were taken: the first one has the rate of 0.
+    """Megatron's schedule, told of one step before the first.
 
-    So that step s = 1, 2, … has the recipe's rate it is told one step less of everything, and begins at lr / warmup.
+    It counts the steps that were taken, so that in its own training loop the first step has the rate of step 0, which
+    under a warm-up is 0: a step that moves nothing, and comparisons of a first step that see nothing.
     """
     optim = recipe.optim
     style = {"cosine": "cosine", "linear": "linear", "constant": "constant", "WSD": "WSD"}[optim.schedule]
     later = {"wsd_decay_steps": max(1, optim.steps // 5), "lr_wsd_decay_style": "linear"} if style == "WSD" else {}
     try:
-        return mcore("optimizer_param_scheduler").OptimizerParamScheduler(
-            optimizer, init_lr=optim.lr / max(1, optim.warmup), max_lr=optim.lr, min_lr=optim.min_lr,
-            lr_warmup_steps=max(0, optim.warmup - 1), lr_decay_steps=optim.steps - 1, lr_decay_style=style,
-            start_wd=optim.weight_decay, end_wd=optim.weight_decay, wd_incr_steps=0, wd_incr_style="constant",
+        made = mcore("optimizer_param_scheduler").OptimizerParamScheduler(
+            optimizer, init_lr=0.0, max_lr=optim.lr, min_lr=optim.min_lr, lr_warmup_steps=optim.warmup,
+            lr_decay_steps=optim.steps, lr_decay_style=style, start_wd=optim.weight_decay,
+            end_wd=optim.weight_decay, wd_incr_steps=0, wd_incr_style="constant",
             use_checkpoint_opt_param_scheduler=False, override_opt_param_scheduler=False, **later,
         )  # fmt: skip
     except AssertionError as error:
-        words = " ".join(str(error).split()) or "asserts lr_warmup_steps < lr_decay_steps and 0 < lr_decay_steps"
+        words = " ".join(str(error).split()) or "asserts that the warm-up is shorter than the run"
         raise refuse("optim", f"warmup {optim.warmup} of {optim.steps}", words, "make the run longer") from None
+    made.step(increment=1)
+    return made

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -47,7 +47,7 @@ def built(recipe: Recipe) -> Built:
             for name, each in ours_of(plan.table(), {e.name: e.tensor for e in held if not is_trained(e)}).items()
         }
     features = frozenset({"untied_embeddings" if recipe.untied_embeddings else "tied_embeddings"})
-    return Built(layers=_layers(plan, rows), parameters=rows, features=features, buffers=buffers)
+    return Built(layers=_layers(plan, rows, buffers), parameters=rows, features=features, buffers=buffers)
 
 
 def _decays(optimizer: Any, recipe: Recipe) -> dict[int, float]:
@@ -93,15 +93,19 @@ def _role(name: str) -> Role:
     return next((role for part, role in roles if part in name), "matrix")
 
 
-def _layers(plan: Plan, rows: tuple[Parameter, ...]) -> tuple[BuiltLayer, ...]:
+def _of_layer(names: Iterable[str], number: int) -> list[str]:
+    return [name for name in names if name.startswith(f"layers.{number}.")]
+
+
+def _layers(plan: Plan, rows: tuple[Parameter, ...], buffers: Iterable[str]) -> tuple[BuiltLayer, ...]:
     families = patterns.parse(plan.recipe.pattern, plan.recipe.depth)
     found = []
     for number, letter in enumerate(families.letters):
         own = [row for row in rows if row.layer == number]
         found.append(
             BuiltLayer(
-                number=number, family={"A": "ablock", "E": "eblock"}[letter],
-                features=_features(plan.recipe, [row.name for row in own]),
+                number=number, family=letter,
+                features=_features(plan.recipe, [*(row.name for row in own), *_of_layer(buffers, number)]),
                 parameters=sum(torch.Size(row.shape).numel() for row in own),
             )
         )  # fmt: skip
@@ -114,7 +118,7 @@ def _features(recipe: Recipe, names: list[str]) -> frozenset[str]:
     seen = {
         "mla": "wkv_a" in told, "gqa": "wk.weight" in told and recipe.kv_groups < recipe.heads,
         "qk_norm": "k_norm" in told, "rope": "wo.weight" in told, "moe": ".experts." in told,
-        "shared_expert": ".shared." in told, "selection_bias": False, "swiglu": "w3" in told,
+        "shared_expert": ".shared." in told, "selection_bias": "router.bias" in told, "swiglu": "w3" in told,
         "relu2": "w1" in told and "w3" not in told,
     }  # fmt: skip
     return frozenset(name for name, holds in seen.items() if holds)

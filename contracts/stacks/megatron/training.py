@@ -85,7 +85,7 @@ class Trainer:
         cuts = self.execution.microbatches
         size = rows["tokens"].shape[0] // cuts
         if size * cuts != rows["tokens"].shape[0]:
-            raise refuse("microbatches", cuts, f"must divide {rows['tokens'].shape[0]} sequences", "choose a divisor")
+            raise NotOffered(f"Megatron-Core: microbatches of unequal size ({rows['tokens'].shape[0]} rows in {cuts})")
         run = mcore("pipeline_parallel").get_forward_backward_func()
         sources = [_microbatches(rows, cuts) for _ in self.chunks]
         found: list[Mapping[str, Tensor]] = run(
