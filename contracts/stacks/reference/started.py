@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from contracts.instruments.ranks import Place, here, torch_distributed
+from contracts.spec.topology import Layout
 from contracts.spec.training import Execution
 from contracts.stacks.reference.arguments import TrainerArguments
 
@@ -32,10 +33,16 @@ def world() -> Iterator[Place]:
 
 
 def execution(asked: TrainerArguments, place: Place) -> Execution:
-    """One microbatch is `batch.micro` sequences of one data-parallel rank; parameters are sharded over those ranks."""
+    """One microbatch is `batch.micro` sequences of one data-parallel rank; parameters are sharded over those ranks.
+
+    With context parallel the layout is the borrowed one, which alone has it; there experts lie on ranks that read
+    other tokens, and ep takes nothing from dp.
+    """
     degrees, batch = asked.degrees, asked.recipe.batch
-    rows = batch.total * degrees.tp * degrees.pp * degrees.cp * degrees.ep // place.world  # of one rank
+    layout: Layout = "borrowed" if degrees.cp > 1 else "own-axis"
+    alike = degrees.tp * degrees.pp * degrees.cp * (degrees.ep if layout == "own-axis" else 1)  # with the same rows
+    rows = batch.total * alike // place.world
     return Execution(
-        mode=asked.mode, degrees=degrees, world=place.world, fsdp=place.world > 1,
+        mode=asked.mode, degrees=degrees, layout=layout, world=place.world, fsdp=place.world > 1,
         microbatches=max(1, rows // batch.micro),
     )  # fmt: skip
