@@ -56,6 +56,9 @@ CELLS: dict[str, Cell] = {
     "borrowed-ep2-fsdp4": cell(G, 4, ep=2, fsdp=True),
     "borrowed-ep4-fsdp": cell(L, 4, ep=4, fsdp=True),
     "borrowed-hsdp-2x2-ep2": cell(L, 4, ep=2, fsdp=True, replicas=2),
+    "borrowed-ep2-dp4": cell(L, 4, ep=2),
+    "borrowed-ep4": cell(L, 4, ep=4),
+    "borrowed-tp2-sp-ep4-etp1": cell(G, 4, tp=2, ep=4, etp=1, sp=True),
     "borrowed-tp2-sp-ep2-etp1": cell(G, 2, tp=2, ep=2, etp=1, sp=True),
     "borrowed-tp2-sp-ep2-etp1-fsdp": cell(G, 4, tp=2, ep=2, etp=1, sp=True, fsdp=True),
     "borrowed-tp2-sp-ep4-etp1-fsdp": cell(L, 4, tp=2, ep=4, etp=1, sp=True, fsdp=True),
@@ -79,7 +82,8 @@ def every_gradient_of_a_transformer_is_that_of_one_rank(
 
 
 STEPPED = some("dense-dp2", "dense-fsdp2", "dp2", "fsdp2", "hsdp-2x2", "tp2-sp", "ep2", "tp2-sp-ep2-etp1",
-               "borrowed-ep2", "borrowed-ep2-fsdp", "borrowed-tp2-sp-ep4-etp1-fsdp")  # fmt: skip
+               "borrowed-ep2", "borrowed-ep4", "borrowed-tp2-sp-ep4-etp1", "borrowed-ep2-fsdp",
+               "borrowed-tp2-sp-ep4-etp1-fsdp")  # fmt: skip
 
 
 @contract("OPT-04e", asks=("built", "train"), cases=STEPPED, source="F01", tier="dist")
