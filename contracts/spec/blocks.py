@@ -28,7 +28,8 @@ A block is the branch of the residual stream that a pattern letter names, its no
                   chosen logits, or their sigmoids over the sum of them (k = 1: the sigmoid itself), times route_scale.
                   router.bias is added to the sigmoids to choose experts and for nothing else.
                   aux: E · sum of f · P over experts for each row of B, the mean over rows; f is an expert's part of
-                  the row's assignments, P the row's mean of scores normalised over all experts, without the bias.
+                  the row's assignments, or of those that scores without the bias would make (arXiv 2412.19437
+                  eq. 18), P the row's mean of scores normalised over all experts, without the bias.
                   z: mean over tokens of logsumexp(logits)².
                   With capacity_factor an expert has ceil(factor · B·T · k / E) slots, which tokens take in their order
                   in (B, T); an assignment without a slot adds nothing and leaves the token's other gates unchanged

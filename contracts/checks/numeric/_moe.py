@@ -7,7 +7,7 @@ gives the last element the label.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import log
 from typing import TYPE_CHECKING, Literal
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal
 from contracts import instruments
 from contracts.checks.numeric._recipes import E_LAYER, SMALL
 from contracts.spec.array import Array, Element, Shape
-from contracts.spec.blocks import BlockCall
+from contracts.spec.blocks import BlockCall, BlockRun
 from contracts.spec.recipe import Moe, Recipe
 from contracts.spec.tolerance import BFLOAT16, FLOAT32, FLOAT64, Tolerance
 
@@ -100,14 +100,14 @@ class Expected:
     gradients: Mapping[str, Tensor]
 
 
-def expected(call: BlockCall) -> Expected:
+def expected(call: BlockCall, *, by_score: bool = False) -> Expected:
     """The oracle's answer, with the gradients of <y, dy> plus the weighted losses."""
     import torch
 
     moe, numerics = _of(call.recipe), instruments.numerics
     leaves = numerics.tensors(call.weights, torch.float64) | {"x": numerics.tensor(call.x, torch.float64)}
     trained = {name: each.requires_grad_() for name, each in leaves.items() if not name.endswith("router.bias")}
-    routed = instruments.oracles.experts.block(call.recipe, leaves, leaves["x"])
+    routed = instruments.oracles.experts.block(call.recipe, leaves, leaves["x"], by_score=by_score)
     objective = moe.aux_loss * routed.aux + moe.z_loss * routed.z
     if call.dy is not None:
         objective = objective + (routed.y_BTD * numerics.tensor(call.dy, torch.float64)).sum()
@@ -115,6 +115,25 @@ def expected(call: BlockCall) -> Expected:
     pairs = zip(trained.items(), found, strict=True)
     gradients = {name: torch.zeros_like(leaf) if grad is None else grad for (name, leaf), grad in pairs}
     return Expected(routed=type(routed)(*(each.detach() for each in routed)), gradients=gradients)
+
+
+def unlike(call: BlockCall, words_of: Callable[[Expected], str]) -> str:
+    """In what an answer differs from the oracle's, in words: from both, where a balance loss can be of either choice.
+
+    Its source counts the experts of the largest scores without the bias (arXiv 2412.19437, eq. 18), which is what
+    Megatron-Core does; others count the experts that tokens go to.
+    """
+    moe = _of(call.recipe)
+    found = words_of(expected(call))
+    either = moe.selection_bias and moe.aux_loss
+    return "" if found and either and not words_of(expected(call, by_score=True)) else found
+
+
+def told_losses(call: BlockCall, run: BlockRun, want: Expected) -> dict[str, Tensor]:
+    """The losses that a block has to tell: those with a weight, and those without that it tells."""
+    moe = _of(call.recipe)
+    rows = (("aux", moe.aux_loss, want.routed.aux), ("z", moe.z_loss, want.routed.z))
+    return {name: value for name, weight, value in rows if weight or name in run.losses}
 
 
 def labelled(

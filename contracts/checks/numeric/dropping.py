@@ -76,11 +76,14 @@ def what_is_dropped_has_no_gradient(stack: Blocks, moe: Moe, activation: Activat
     The balance loss still counts what was asked: it is what makes dropping rarer.
     """
     call = _moe.drawn(_moe.with_moe(moe, activation), batch, length)
-    run, want, numerics = stack.run_block(call), _moe.expected(call), instruments.numerics
-    words = numerics.apart("y", run.y, want.routed.y_BTD, FLOAT64)
-    losses = {"aux": want.routed.aux, "z": want.routed.z}
-    words = words or numerics.named_apart("loss", run.losses, losses, FLOAT64)
-    words = words or numerics.named_apart("gradient of", run.gradients, want.gradients, FLOAT64)
+    run, numerics = stack.run_block(call), instruments.numerics
+
+    def words_of(want: _moe.Expected) -> str:
+        words = numerics.apart("y", run.y, want.routed.y_BTD, FLOAT64)
+        words = words or numerics.named_apart("loss", run.losses, _moe.told_losses(call, run, want), FLOAT64)
+        return words or numerics.named_apart("gradient of", run.gradients, want.gradients, FLOAT64)
+
+    words = _moe.unlike(call, words_of)
     assert not words, words
 
 

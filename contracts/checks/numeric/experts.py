@@ -35,10 +35,14 @@ def the_block_is_its_definition(
 ) -> None:
     """Output and every gradient of the block are those of a loop over tokens and their experts."""
     call = _moe.drawn(_moe.with_moe(moe, activation), batch, length, dtype)
-    run, want = stack.run_block(call), _moe.expected(call)
+    run = stack.run_block(call)
     tolerance, numerics = _moe.TOLERANCE[dtype], instruments.numerics
-    words = numerics.apart("y", run.y, want.routed.y_BTD, tolerance)
-    words = words or numerics.named_apart("gradient of", run.gradients, want.gradients, tolerance)
+
+    def words_of(want: _moe.Expected) -> str:
+        words = numerics.apart("y", run.y, want.routed.y_BTD, tolerance)
+        return words or numerics.named_apart("gradient of", run.gradients, want.gradients, tolerance)
+
+    words = _moe.unlike(call, words_of)
     assert not words, words
 
 

@@ -30,8 +30,11 @@ class Routed(NamedTuple):
     z: Tensor
 
 
-def block(recipe: Recipe, weights: Mapping[str, Tensor], x_BTD: Tensor) -> Routed:
-    """The E block, norm included: weights by their names in spec/blocks.py, in the dtype of `x_BTD`."""
+def block(recipe: Recipe, weights: Mapping[str, Tensor], x_BTD: Tensor, *, by_score: bool = False) -> Routed:
+    """The E block, norm included: weights by their names in spec/blocks.py, in the dtype of `x_BTD`.
+
+    The balance loss is of the experts that tokens go to, or `by_score` of those they would go to without the bias.
+    """
     moe = recipe.moe
     assert moe is not None
     batch, length, _ = x_BTD.shape
@@ -39,7 +42,7 @@ def block(recipe: Recipe, weights: Mapping[str, Tensor], x_BTD: Tensor) -> Route
     logits_BTE = normed_BTD @ weights["mixer.router.weight"].T
     bias_E = weights.get("mixer.router.bias", torch.zeros(moe.experts, dtype=x_BTD.dtype))
     taken, slots = [0] * moe.experts, _slots(moe, batch * length)
-    rows, chosen, gates, dropped = [], [], [x_BTD.new_zeros(0)], []
+    rows, chosen, weighed_by, gates, dropped = [], [], [], [x_BTD.new_zeros(0)], []
     for logits_E, x_D in zip(logits_BTE.flatten(0, 1), normed_BTD.flatten(0, 1), strict=True):
         experts = _choose(moe, logits_E, bias_E)
         lost = [taken[expert] >= slots for expert in experts]
@@ -48,6 +51,7 @@ def block(recipe: Recipe, weights: Mapping[str, Tensor], x_BTD: Tensor) -> Route
         weighed = _gates(moe, logits_E, experts)
         rows.append(_token(recipe, weights, x_D, [(*each,) for each in zip(experts, weighed, lost, strict=True)]))
         chosen.append(experts)
+        weighed_by.append(_choose(moe, logits_E, torch.zeros_like(bias_E)) if by_score else experts)
         gates.append(weighed)
         dropped.append(lost)
     shape = (batch, length, moe.top_k)
@@ -58,7 +62,7 @@ def block(recipe: Recipe, weights: Mapping[str, Tensor], x_BTD: Tensor) -> Route
         gates_BTK=torch.cat(gates).reshape(shape),
         dropped_BTK=torch.tensor(dropped, dtype=torch.bool).reshape(shape),
         counts_E=torch.tensor(taken, dtype=torch.int64),
-        aux=balance_loss(moe, logits_BTE, experts_BTK),
+        aux=balance_loss(moe, logits_BTE, torch.tensor(weighed_by, dtype=torch.int64).reshape(shape)),
         z=z_loss(logits_BTE),
     )
 
