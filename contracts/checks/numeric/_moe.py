@@ -120,12 +120,11 @@ def expected(call: BlockCall, *, by_score: bool = False) -> Expected:
 def unlike(call: BlockCall, words_of: Callable[[Expected], str]) -> str:
     """In what an answer differs from the oracle's, in words: from both, where a balance loss can be of either choice.
 
-    Its source counts the experts of the largest scores without the bias (arXiv 2412.19437, eq. 18), which is what
-    Megatron-Core does; others count the experts that tokens go to.
+    Its source counts the experts of the largest scores without the bias (arXiv 2412.19437, eq. 18), and so do some
+    stacks; others count the experts that tokens go to.
     """
-    moe = _of(call.recipe)
     found = words_of(expected(call))
-    either = moe.selection_bias and moe.aux_loss
+    either = _of(call.recipe).selection_bias
     return "" if found and either and not words_of(expected(call, by_score=True)) else found
 
 
