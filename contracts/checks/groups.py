@@ -6,6 +6,8 @@ tp and ep, and in the borrowed layout cp and edp as well; etp and dp_cp are judg
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from contracts.checks._brute_force import borrowed, drawn, is_legal
 from contracts.checks._layouts import REQUIRED, assert_grid, assert_partitions, groups_of, needs_layout
 from contracts.contract import contract
@@ -108,17 +110,32 @@ def drawn_topologies_equal_their_enumeration(stack: Stack, first: int, end: int)
     Legal layouts were refused and illegal ones accepted where a validator multiplied EP into the model-parallel size.
     """
     for degrees, world in drawn("borrowed")[first:end]:
-        answer = _accepted(stack, degrees, world, "borrowed")
-        if answer is None:
+        _as_enumerated(stack, degrees, world)
+
+
+@contract("TOPO-05g", asks="topology", cases=DRAWN_BORROWED, source="F04", layout="borrowed")
+def drawn_topologies_of_whole_experts_equal_their_enumeration(stack: Stack, first: int, end: int) -> None:
+    """The same of 300 drawn degrees whose experts are whole on a rank: what a stack without an expert TP builds.
+
+    EP then borrows the tensor ranks first, so that its groups are runs of neighbours.
+    """
+    for degrees, world in drawn("borrowed")[first:end]:
+        _as_enumerated(stack, replace(degrees, etp=1 if degrees.ep > 1 else 0), world)
+
+
+def _as_enumerated(stack: Stack, degrees: Degrees, world: int) -> None:
+    """Accepted or refused as the axes tile the world, and on every axis the groups of the enumeration."""
+    answer = _accepted(stack, degrees, world, "borrowed")
+    if answer is None:
+        return
+    for axis, expected in borrowed(degrees, world).items():
+        if axis not in REQUIRED["borrowed"] and axis not in answer.groups:
             continue
-        for axis, expected in borrowed(degrees, world).items():
-            if axis not in REQUIRED["borrowed"] and axis not in answer.groups:
-                continue
-            found = {frozenset(members) for members in groups_of(answer, axis)}
-            odd = sorted(sorted(members) for members in found - expected)
-            lost = sorted(sorted(members) for members in expected - found)
-            assert not odd, f"{odd[0]} is no {axis} group of {degrees} on {world} ranks"
-            assert not lost, f"the {axis} group {lost[0]} of {degrees} on {world} ranks is missing"
+        found = {frozenset(members) for members in groups_of(answer, axis)}
+        odd = sorted(sorted(members) for members in found - expected)
+        lost = sorted(sorted(members) for members in expected - found)
+        assert not odd, f"{odd[0]} is no {axis} group of {degrees} on {world} ranks"
+        assert not lost, f"the {axis} group {lost[0]} of {degrees} on {world} ranks is missing"
 
 
 DRAWN_OWN_AXIS = {f"drawn-{first:03}-{first + 99:03}": (first, first + 100) for first in range(0, 300, 100)}

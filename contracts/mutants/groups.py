@@ -114,6 +114,11 @@ class MultipliesEpIntoTheModel(Reference):
         return super().topology(degrees, world, layout)
 
 
+@mutant(of="TOPO-05g", case="drawn-000-049", says="is legal and was refused", bugs=("PG-14",))
+class MultipliesEpOfWholeExperts(MultipliesEpIntoTheModel):
+    """The same where experts are whole on a rank."""
+
+
 @mutant(of="TOPO-05c", case="drawn-050-099", says="is illegal and was accepted")
 class ChecksDenseAxesAlone(Reference):
     """Never looks at pp · etp · ep; experts that do not fit are cut down instead of refused."""
@@ -123,6 +128,11 @@ class ChecksDenseAxesAlone(Reference):
         if world % (degrees.pp * tensor * degrees.ep):
             degrees = replace(degrees, ep=1, etp=1)
         return super().topology(degrees, world, layout)
+
+
+@mutant(of="TOPO-05g", case="drawn-050-099", says="is illegal and was accepted")
+class LeavesEpUnchecked(ChecksDenseAxesAlone):
+    """EP that does not divide what the dense axes leave is found by nobody before the mesh is cut."""
 
 
 @mutant(of="TOPO-05c", case="drawn-100-149", says="is no edp group")
