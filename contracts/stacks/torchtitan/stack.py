@@ -5,9 +5,9 @@ from __future__ import annotations
 import importlib.metadata
 from collections.abc import Mapping
 
-from contracts.spec.errors import Unreachable
+from contracts.spec.errors import NotOffered, Unreachable
 from contracts.spec.recipe import Mode, Recipe
-from contracts.spec.topology import Layout
+from contracts.spec.topology import Degrees, Layout, Topology
 from contracts.spec.training import Built, Session, Trained
 from contracts.stacks.torchtitan import shims
 
@@ -42,11 +42,20 @@ class Torchtitan:
                 f"for {wanted}, and its bin/lanegate judges it"
             )
         self.version = found
-        self.offers = frozenset({"built", "train"})
+        self.offers = frozenset({"topology", "built", "train"} if found == NEWEST else {"topology"})
         every = "; ".join(shims.SHIMS.values())
-        self.labels: Mapping[str, str] = {"built": f"shimmed: {shims.SHIMS['device']}", "train": f"shimmed: {every}"}
+        device = f"shimmed: {shims.SHIMS['device']}"
+        said = {"topology": f"{device}; torch's fake process group", "built": device, "train": f"shimmed: {every}"}
+        self.labels: Mapping[str, str] = {question: said[question] for question in self.offers}
         shims.on_cpu()
         shims.without_triton()
+
+    def topology(self, degrees: Degrees, world: int, layout: Layout) -> Topology:
+        from contracts.stacks.torchtitan.topology import topology
+
+        if layout != "borrowed":
+            raise NotOffered("torchtitan carves experts out of the data-parallel and tensor-parallel ranks: borrowed")
+        return topology(degrees, world)
 
     def built(self, recipe: Recipe, mode: Mode) -> Built:
         from contracts.stacks.torchtitan.built import built

@@ -1,0 +1,141 @@
+"""The meshes that torchtitan's ParallelDims builds, as one rank after another of a world that moves no data.
+
+Axes are read off the views of the world mesh: the law's dp is its `batch`, dp_cp its `loss`, edp its `dp_replicate`
+and `efsdp`. Nothing here computes a group. What the mesh says of this rank's group and what torch's process group says
+must agree, and three ranks of the world must see the same meshes.
+
+0.3.0 keeps experts whole on a rank where EP is on (expert TP 1) and cuts them as the rest is where it is off; 0.2.2
+has an axis for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+from contracts.spec.errors import NotOffered, Unreachable, refuse
+from contracts.spec.topology import Degrees, Group, Topology
+
+VIEWS: dict[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
+    "pp": (("dataloading", ("pp",)),),
+    "dp": (("dataloading", ("batch",)),),
+    "cp": (("dataloading", ("cp",)),),
+    "tp": (("dataloading", ("tp",)),),
+    "dp_cp": (("dataloading", ("batch", "cp")),),
+    "ep": (("sparse", ("ep",)),),
+    "edp": (("sparse", ("dp_replicate", "efsdp")),),
+    "etp": (("sparse", ("etp",)),),
+}
+"""Our axis → the view of the world, and the dims of it that the axis consists of."""
+OWN = {"pp": "pp", "dp": "batch", "cp": "cp", "tp": "tp", "ep": "ep"}
+"""Our axis → torchtitan's mesh of one dim, whose process group this rank holds."""
+
+
+def topology(degrees: Degrees, world: int) -> Topology:
+    """Sizes and groups of every axis.
+
+    Raises:
+        Refused: torchtitan refuses the degrees; in its own words.
+        NotOffered: it has no such expert TP.
+    """
+    from torchtitan.distributed.parallel_dims import ParallelDims
+
+    known = {each.name for each in dataclasses.fields(ParallelDims)}
+    whole = _whole_experts(degrees, known)
+    groups: dict[str, tuple[Group, ...]] = {}
+    for rank in sorted({0, world // 2, world - 1} if world > 0 else {0}):
+        with _pretended(world, rank):
+            seen = _seen(_built(ParallelDims, known, degrees, world), whole, rank)
+        if groups and seen != groups:
+            raise RuntimeError(f"rank {rank} sees other meshes than rank 0")
+        groups = seen
+    return Topology(
+        world=world, layout="borrowed", dp=len(groups["dp"][0]), expert_dp=len(groups["edp"][0]),
+        sizes={axis: len(members[0]) for axis, members in groups.items()}, groups=groups,
+    )  # fmt: skip
+
+
+def _whole_experts(degrees: Degrees, known: set[str]) -> bool:
+    """Whether experts are whole on a rank, as far as this version has a choice."""
+    if "etp" in known:
+        return degrees.expert_tp == 1
+    if degrees.ep > 1 and degrees.expert_tp != 1:
+        raise NotOffered("torchtitan 0.3.0: experts are whole on a rank with EP; 0.2.2 has an expert TP")
+    if degrees.ep == 1 and degrees.expert_tp != degrees.tp:
+        raise NotOffered("torchtitan 0.3.0: experts are cut as the rest is without EP")
+    return degrees.ep > 1
+
+
+def _built(kind: Any, known: set[str], degrees: Degrees, world: int) -> Any:
+    """ParallelDims with its meshes. What it says against the degrees is a refusal, early or late."""
+    given = {
+        "dp_replicate": 1, "dp_shard": -1, "cp": degrees.cp, "tp": degrees.tp, "pp": degrees.pp, "ep": degrees.ep,
+        "etp": degrees.expert_tp, "world_size": world, "spmd_backend": "partial_dtensor",
+    }  # fmt: skip
+    try:
+        dims = kind(**{name: value for name, value in given.items() if name in known})
+    except (AssertionError, ValueError) as error:
+        raise refuse("degrees", degrees, f"torchtitan: {error or 'an assertion without words'}", "change one") from None
+    try:
+        dims.build_mesh()
+    except (AssertionError, ValueError, RuntimeError) as error:
+        raise refuse("degrees", degrees, f"torchtitan, building the mesh: {error}", "change a degree") from None
+    return dims
+
+
+def _seen(dims: Any, whole: bool, rank: int) -> dict[str, tuple[Group, ...]]:
+    """Every axis with its groups, off the views; without EP experts lie as everything else does."""
+    found = {}
+    for axis, ((view, of),) in VIEWS.items():
+        mesh = dims._global_meshes[view]
+        if all(name in mesh.mesh_dim_names for name in of):
+            found[axis] = _groups(mesh, of)
+    single = tuple((rank,) for rank in range(dims.world_size))
+    if "etp" not in found:
+        found["etp"] = single if whole else found["tp"]
+        found["edp"] = found["edp"] if whole else found["dp_cp"]
+    for axis, name in OWN.items():
+        mine = next(group for group in found[axis] if rank in group)
+        held = dims.get_optional_mesh(name)
+        if held is not None and tuple(_members(held)) != mine:
+            raise RuntimeError(f"the {axis} group of rank {rank} is {_members(held)}, and its mesh says {mine}")
+    return found
+
+
+def _groups(mesh: Any, of: tuple[str, ...]) -> tuple[Group, ...]:
+    """The groups over some dims of a mesh, by first member: rows of its tensor of ranks with those dims last."""
+    ranks, names = mesh.mesh, list(mesh.mesh_dim_names)
+    rest = [index for index, name in enumerate(names) if name not in of]
+    kept = [names.index(name) for name in of]
+    size = 1
+    for index in kept:
+        size *= ranks.shape[index]
+    rows = ranks.permute(*rest, *kept).reshape(-1, size).tolist()
+    return tuple(sorted(tuple(row) for row in rows))
+
+
+def _members(mesh: Any) -> list[int]:
+    import torch.distributed as dist
+
+    return list(dist.get_process_group_ranks(mesh.get_group()))
+
+
+@contextlib.contextmanager
+def _pretended(world: int, rank: int) -> Iterator[None]:
+    """A world of torch's fake backend, which forms groups of any size in one process and moves no data."""
+    import torch.distributed as dist
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    if dist.is_initialized():
+        raise Unreachable("the layout of a world is asked outside of a running one")
+    if world < 1:
+        raise refuse("world", world, "must be at least 1", "give the number of ranks")
+    logging.getLogger().setLevel(logging.ERROR)
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
