@@ -16,8 +16,8 @@ from click.testing import CliRunner
 
 import contracts.checks
 from contracts.contract import LAW, contract
+from contracts.court import profiles
 from contracts.court import ranks as ranking
-from contracts.harness import profiles
 from contracts.harness.cli import main
 from contracts.harness.plugin import result_of
 from contracts.mutants.many_ranks import _RANK_0_REPORTS

@@ -15,8 +15,7 @@ import pytest
 
 import contracts.checks
 from contracts.contract import LAW
-from contracts.court import deviations, record
-from contracts.harness import profiles
+from contracts.court import deviations, profiles, record
 from contracts.spec.errors import Refused
 from contracts.spec.records import EXIT_CODES, Item
 from tests_unit._parties.running import BAD, LANEGATE, Done, environment, side_by_side
@@ -265,7 +264,7 @@ def test_a_profile_selects_by_item_id_and_prefix(profile: str) -> None:
     plan = profiles.plan(LAW, profile)
     assert {item.id for item in plan.items} == GRAMMAR[profile]
     assert len(set(plan.items)) == len(plan.items)
-    assert set(plan.outside) == set(LAW.ids()) - GRAMMAR[profile]
+    assert {each for each in plan.outside if "[" not in each} == set(LAW.ids()) - GRAMMAR[profile]
     assert set(plan.promises) == GRAMMAR[profile]
 
 
@@ -278,6 +277,17 @@ def test_the_named_profiles_are_tiers_and_the_launch_side() -> None:
     families = {"GATE", "PAT", "NAME", "REC", "ARGV", "ENV", "TOPO"}
     launch = {id for id, each in LAW.contracts.items() if each.family in families and not each.of_numbers}
     assert planned["launch"] == {id for id in launch if _tier(id) == "unit"}
+
+
+def test_four_ranks_are_a_profile_whose_larger_cases_are_listed_as_outside() -> None:
+    plan = profiles.plan(LAW, "dist4")
+    assert {"PAR-01a", "PREF-03"} <= set(plan.promises)
+    assert "PREF-03[16-mib-on-8]" in plan.outside
+    assert Item(id="PREF-03", case="16-mib-on-8") not in plan.items
+    assert {LAW.contracts[item.id].ranks(item.case) for item in plan.items} == {1, 2, 3, 4}
+    kept = profiles.of_several_ranks(LAW, profiles.plan(LAW, "TOPO-02[pp2-tp2],dist4"))
+    assert kept.items == plan.items
+    assert set(kept.outside) == set(plan.outside)
 
 
 def _tier(id: str) -> str:

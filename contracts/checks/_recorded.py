@@ -25,8 +25,9 @@ def recorded(
     plan: tuple[Item, ...] | None = None,
     deviations: tuple[Deviation, ...] = (),
     offers: frozenset[str] = frozenset({"topology"}),
+    cut: tuple[str, ...] = (),
 ) -> Run:
-    """A run of two planned items, or as many as came, with some words for each outcome."""
+    """A run of two planned items, or as many as came, with some words for each outcome. `cut` are cases outside."""
     planned = plan if plan is not None else tuple(item for item, _ in came)
     promise = Statement(promise="DP divides the world by every other axis.", source="bringup", asks=("topology",))
     return Run(
@@ -35,7 +36,7 @@ def recorded(
             subject=Subject(name="mine", version="3", origin="my.stack:Mine", offers=offers, layouts=frozenset()),
             assistants=(), command=("lanegate", "check"), python="3.11", platform="linux",
         ),
-        plan=Plan(items=planned, outside=("ARGV-01",), promises={item.id: promise for item in planned}),
+        plan=Plan(items=planned, outside=("ARGV-01", *cut), promises={item.id: promise for item in planned}),
         results=tuple(
             Result(id=item.id, case=item.case, outcome=outcome, words="" if outcome == "holds" else "some words")
             for item, outcome in came

@@ -149,6 +149,7 @@ DEVIATIONS: dict[str, tuple[Run, Word, str]] = {
     "unmatched-case": (recorded((A, "holds"), deviations=(declared("tp9"),)), "violated", "matches nothing"),
     "unmatched-id": (recorded((A, "holds"), deviations=(declared("*", id="TOPO-99"),)), "violated", "matches nothing"),
     "outside-the-profile": (recorded((A, "holds"), deviations=(declared("*", id="ARGV-01"),)), "conformant", ""),
+    "a-case-outside": (recorded((A, "holds"), deviations=(declared("pp4"),), cut=("TOPO-02[pp4]",)), "conformant", ""),
     "does-not-cover-broken": (recorded((A, "broken"), deviations=(declared(),)), "broken", ""),
     "does-not-cover-others": (
         recorded((A, "violated"), (B, "violated"), deviations=(declared("pp2-tp2"),)), "violated", ""

@@ -8,11 +8,12 @@ from __future__ import annotations
 import datetime
 from collections.abc import Mapping
 
-from contracts.court import judge, record
+from contracts.contract import LAW
+from contracts.court import judge, profiles, record
 from contracts.court import ranks as ranking
 from contracts.court.report import render
 from contracts.court.verdict import verdict
-from contracts.spec.records import Fate, Form, Result, Run, Verdict
+from contracts.spec.records import Fate, Form, Plan, Result, Run, Verdict
 from contracts.spec.topology import Layout
 from contracts.spec.world import RanksRun
 
@@ -24,7 +25,10 @@ class Court:
     version = "1"
     layouts: frozenset[Layout] = frozenset()
     labels: Mapping[str, str] = {}
-    offers = frozenset({"verdict", "write_run", "read_run", "report", "fate", "run_ranks"})
+    offers = frozenset({"plan", "verdict", "write_run", "read_run", "report", "fate", "run_ranks"})
+
+    def plan(self, profile: str) -> Plan:
+        return profiles.plan(LAW, profile)
 
     def verdict(self, run: Run, today: str) -> Verdict:
         return verdict(run, datetime.date.fromisoformat(today))

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from fnmatch import fnmatchcase
 
-from contracts.spec.records import OUTCOMES, Deviation, Fate, Fault, Item, Outcome, Result, Run, Verdict, Word
+from contracts.spec.records import OUTCOMES, Deviation, Fate, Fault, Item, Outcome, Plan, Result, Run, Verdict, Word
 
 JUDGED: frozenset[Outcome] = frozenset({"holds", "violated", "deviates"})
 _WORST_FIRST: tuple[Outcome, ...] = (
@@ -90,7 +90,7 @@ def _deviation_faults(run: Run, results: list[Result], today: datetime.date) -> 
         holding = [result for result in matched if result.outcome == "holds"]
         if expired(deviation, today):
             words.append(f"{entry} expired on {deviation.expires}; mend it or argue for a new date")
-        elif not matched and deviation.id not in run.plan.outside:
+        elif not matched and not _lies_outside(deviation, run.plan):
             words.append(f"{entry} matches nothing in the plan; remove it or correct its selector")
         elif holding and not failing:
             words.append(f"{entry} is stale: the promise now holds; remove it")
@@ -102,6 +102,12 @@ def _deviation_faults(run: Run, results: list[Result], today: datetime.date) -> 
         if len(covering) > 1:
             words.append(f"{item} is covered by {len(covering)} deviations; keep one")
     return [Fault(kind="deviation", words=each) for each in words]
+
+
+def _lies_outside(deviation: Deviation, plan: Plan) -> bool:
+    """Whether a deviation is about what the profile leaves outside: a whole promise, or cases of one."""
+    items = (Item(id=id, case=case.removesuffix("]")) for id, _, case in (each.partition("[") for each in plan.outside))
+    return any(item.id == deviation.id and (not item.case or covers(deviation, item)) for item in items)
 
 
 def _claim_faults(run: Run, results: list[Result]) -> list[Fault]:

@@ -17,11 +17,11 @@ from pathlib import Path
 import pytest
 
 from contracts.contract import LAW
-from contracts.court import deviations, report
+from contracts.court import deviations, profiles, report
 from contracts.court.judge import DEADLINE_S
-from contracts.harness import parties, profiles
+from contracts.court.profiles import DEFAULT, NAMED
+from contracts.harness import parties
 from contracts.harness.gate import Gate
-from contracts.harness.profiles import DEFAULT, NAMED
 from contracts.harness.worlds import narrowed
 from contracts.instruments.ranks import here
 from contracts.spec import codec

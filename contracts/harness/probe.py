@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 
 from contracts.contract import LAW, Contract, Law, Tier
+from contracts.court import profiles
 from contracts.court.judge import DEADLINE_S
-from contracts.harness import profiles
 from contracts.harness.gate import Gate
 from contracts.spec.records import Item, Plan, Result, Run, Verdict
 from contracts.spec.stack import Party

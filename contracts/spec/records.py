@@ -115,7 +115,8 @@ class Statement:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Every item that must have a result, fixed before anything runs; and the promises outside the profile."""
+    """Every item that must have a result, fixed before anything runs; and what lies outside the profile: promises by
+    id, and single cases (`ID[case]`) of promises that are planned in part."""
 
     items: tuple[Item, ...]
     outside: tuple[str, ...] = ()

@@ -33,7 +33,7 @@ from contracts.spec.messages import Messaging
 from contracts.spec.party import Party
 from contracts.spec.pattern import HybridPattern, Placement, Translation
 from contracts.spec.recipe import Recipe
-from contracts.spec.records import Fate, Form, Result, Run, Verdict
+from contracts.spec.records import Fate, Form, Plan, Result, Run, Verdict
 from contracts.spec.seams import Seams
 from contracts.spec.topology import Degrees, ExpertLane, GradientReduction, GroupCall, Kind, Layout, Topology
 from contracts.spec.traffic import Rehearsing
@@ -122,6 +122,10 @@ class Stack(Party, Protocol):
 
 class Court(Party, Protocol):
     """The gate's own questions. The suite is a party too: its promises (GATE) are judged like any other."""
+
+    def plan(self, profile: str) -> Plan:
+        """What a profile demands of this law, and what it leaves outside."""
+        ...
 
     def verdict(self, run: Run, today: str) -> Verdict:
         """The verdict on a run. `today` (ISO date) decides which deviations have expired."""

@@ -13,10 +13,10 @@ import click
 
 from contracts.contract import LAW, Tier
 from contracts.court import deviations as deviations_file
-from contracts.court import record, report
+from contracts.court import profiles, record, report
 from contracts.court.judge import DEADLINE_S
 from contracts.court.verdict import verdict
-from contracts.harness import parties, profiles, torchrun
+from contracts.harness import parties, torchrun
 from contracts.harness import selftest as self_test
 from contracts.harness.commands._guard import (
     COLOURS,

@@ -7,7 +7,7 @@ import difflib
 import click
 
 from contracts.contract import LAW, Contract
-from contracts.harness import profiles
+from contracts.court import profiles
 from contracts.harness.commands._guard import one_clear_error, read_law, short
 from contracts.spec.errors import refuse
 

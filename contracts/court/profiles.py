@@ -1,7 +1,8 @@
 """Profiles: which promises a verdict is about. A profile turns the law into a plan, before anything runs.
 
 A profile is a comma-separated list. Each word names a side (`launch`, `machine`), a tier, the whole law (`full`), ids
-by their beginning (`TOPO`, `PAT-0`, `ARGV-03b`) or a single item (`TOPO-02[pp2-tp2]`).
+by their beginning (`TOPO`, `PAT-0`, `ARGV-03b`) or a single item (`TOPO-02[pp2-tp2]`). What a profile does not plan
+it lists as outside: whole promises by id, and of a promise planned in part its other cases.
 """
 
 from __future__ import annotations
@@ -27,16 +28,18 @@ NAMED: Mapping[str, str] = {
     "unit": "every promise of one CPU process, those without a check included",
     "gpu": "every promise that needs one GPU",
     "dist": "every promise that needs several ranks",
+    "dist4": "promises of several ranks, as far as four ranks go; tested promises, whose larger cases are outside",
     "full": "the whole law",
 }
 
 DEFAULT = "launch,machine"
+_FOUR = 4
 
 _Entry = Contract | Untested
 
 
 def plan(law: Law, profile: str) -> Plan:
-    """The items a profile demands, in the order of the law, and the ids it leaves outside.
+    """The items a profile demands, in the order of the law, and the ids and cases it leaves outside.
 
     Raises:
         Refused: for a profile that selects nothing, with the nearest names.
@@ -44,6 +47,7 @@ def plan(law: Law, profile: str) -> Plan:
     chosen = _chooser(law, profile)
     items: list[Item] = []
     promises: dict[str, Statement] = {}
+    left: dict[str, list[str]] = {}
     entries: list[_Entry] = [*law.contracts.values(), *law.untested.values()]
     for entry in entries:
         cases = tuple(entry.cases) if isinstance(entry, Contract) else ("",)
@@ -51,10 +55,11 @@ def plan(law: Law, profile: str) -> Plan:
         if picked:
             items += picked
             promises[entry.id] = _statement(entry)
+            left[entry.id] = [str(Item(id=entry.id, case=case)) for case in cases if not chosen(entry, case)]
     if not items:
         near = difflib.get_close_matches(profile, [*NAMED, *law.ids()], n=3) or [*NAMED]
         raise refuse("profile", profile, "selects no promise", f"the nearest are {', '.join(near)}")
-    outside = tuple(id for id in law.ids() if id not in promises)
+    outside = tuple(each for id in law.ids() for each in left.get(id, [id]))
     return Plan(items=tuple(items), outside=outside, promises=promises)
 
 
@@ -67,9 +72,11 @@ def of_several_ranks(law: Law, plan: Plan) -> Plan:
     entries: dict[str, _Entry] = {**law.contracts, **law.untested}
     kept = {id: statement for id, statement in plan.promises.items() if entries[id].tier == "dist"}
     if not kept:
-        alone = ", ".join(list(plan.promises)[:3])
-        raise refuse("ranks", alone, "is judged by one process", "choose by --profile dist, or leave --ranks out")
-    outside = (*plan.outside, *(id for id in plan.promises if id not in kept))
+        first = ", ".join(list(plan.promises)[:3])
+        raise refuse("ranks", first, "is judged by one process", "choose by --profile dist, or leave --ranks out")
+    alone = [id for id in plan.promises if id not in kept]
+    cut = {str(Item(id=id, case=case)) for id in alone if id in law.contracts for case in law.contracts[id].cases}
+    outside = (*(each for each in plan.outside if each not in cut), *alone)
     return Plan(items=tuple(item for item in plan.items if item.id in kept), outside=outside, promises=kept)
 
 
@@ -93,6 +100,8 @@ def _chosen(word: str, entry: _Entry, case: str) -> bool:
         if not isinstance(entry, Contract) or entry.tier != "unit":
             return False
         return entry.of_numbers if word == "numeric" else not entry.of_numbers and entry.family in _FAMILIES[word]
+    if word == "dist4":
+        return isinstance(entry, Contract) and entry.tier == "dist" and entry.ranks(case) <= _FOUR
     if word in TIERS:
         return entry.tier == word
     return word == "full" or _matches(word, entry.id, case)

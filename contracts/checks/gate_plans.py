@@ -1,0 +1,65 @@
+"""GATE: what a profile plans. A verdict is about its plan; one that is smaller than its name passes what nobody tried.
+
+The law itself is counted out here, entry by entry and case by case, by what each says of itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from contracts.contract import LAW, Contract, Untested, contract
+from contracts.spec.records import Item
+from contracts.spec.stack import Court
+
+EVERY = 1 << 20  # ranks
+PROFILES: dict[str, tuple[str, str, int, bool]] = {
+    "one-process": ("unit", "unit", EVERY, True),
+    "one-gpu": ("gpu", "gpu", EVERY, True),
+    "several-ranks": ("dist", "dist", EVERY, True),
+    "four-ranks": ("dist4", "dist", 4, False),
+    "two-words": ("dist4,gpu", "dist gpu", 4, True),
+}
+"""A profile, its tiers, the most ranks of a case, and whether promises without a check are planned too."""
+FOR_FOUR, FOR_EIGHT = "PAR-01a[tp2-sp-ep2]", "PAR-01a[tp2-sp-ep2-fsdp2]"
+
+
+@contract("GATE-02b", asks="plan", cases=PROFILES, source="law: GATE-01, GATE-02")
+def a_profile_plans_what_it_names_and_lists_the_rest(
+    court: Court, profile: str, tiers: str, ranks: int, untested: bool
+) -> None:
+    """A profile plans every case that it names and no other, each once; whatever else stands in the law is listed as
+    outside, also the single cases of a promise that is planned in part.
+
+    A tier that is cut to what the machine at hand can do is a smaller promise. It needs a name of its own, and the
+    reader of the verdict must find what was cut: a case that was planned and did not run is not green, and one that
+    was left out of the plan without a word would be.
+    """
+    plan = court.plan(profile)
+    outside = set(plan.outside)
+    wanted = [item for entry, item, needs in _cases() if _named(entry, tiers, needs, ranks, untested)]
+    lacking = [str(item) for item in wanted if item not in set(plan.items)]
+    assert not lacking, f"{profile} does not plan {', '.join(lacking[:3])} ({len(lacking)} of {len(wanted)} it names)"
+    more = [str(item) for item in plan.items if item not in set(wanted)]
+    assert not more, f"{profile} plans {', '.join(more[:3])}, which it does not name"
+    assert len(plan.items) == len(wanted), f"{profile} plans {len(plan.items)} items, {len(wanted)} of them once"
+    for _, item, _ in _cases():
+        listed = item.id in outside or str(item) in outside
+        assert listed or item in wanted, f"{item} is neither planned by {profile} nor listed as outside"
+        assert not (listed and item in wanted), f"{item} is planned by {profile} and listed as outside"
+    if profile == "dist4":
+        assert {FOR_FOUR, FOR_EIGHT} & {str(item) for item in plan.items} == {FOR_FOUR}
+
+
+def _cases() -> Iterator[tuple[Contract | Untested, Item, int]]:
+    """Every case of the law, and how many ranks judge it."""
+    for id, entry in LAW.contracts.items():
+        yield from ((entry, Item(id=id, case=case), entry.ranks(case)) for case in entry.cases)
+    yield from ((entry, Item(id=id), 1) for id, entry in LAW.untested.items())
+
+
+def _named(entry: Contract | Untested, tiers: str, needs: int, ranks: int, untested: bool) -> bool:
+    """Whether a profile of these tiers, for cases of so many ranks at most, names a case."""
+    if entry.tier not in tiers.split():
+        return False
+    cut = entry.tier == "dist" and ranks < EVERY
+    return needs <= ranks and (isinstance(entry, Contract) or (untested and not cut))
