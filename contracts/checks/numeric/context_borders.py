@@ -83,13 +83,14 @@ AT_BORDERS: dict[str, tuple[Execution, int]] = {
 @contract("PAR-06i", asks=("built", "train"), cases=AT_BORDERS, source="F05; ROP-23", tier="dist")
 def labels_at_the_borders_of_ranks_count(stack: Training, execution: Execution, world: int) -> None:
     """The label of the last token of a rank is the first token of the next, for the loss and for heads that look
-    ahead; the labels next to the borders alone count here.
+    ahead; the two labels on either side of each border alone count here.
 
-    Labels that each rank shifts for itself lose one in T / CP, and the second head two.
+    Labels that each rank shifts for itself lose one in T / CP. A further head that looks for its token in the run of
+    its rank finds none at the end, and predicts what is behind the border without it.
     """
-    given = _borders(world)
+    given = _borders(execution.degrees.cp)
     ((alone, many),) = both(stack, AHEAD, execution, (given,), "gradients")
-    counted = 4 * 2 * (world - 1)
+    counted = 4 * 4 * (execution.degrees.cp - 1)
     assert many.tokens == counted, f"{many.tokens} labels count, expected {counted}"
     words = losses_apart(alone, many, "lm", "mtp")
     words = words or apart(alone, many, "the gradient of", many.gradients, alone.gradients)
@@ -97,14 +98,14 @@ def labels_at_the_borders_of_ranks_count(stack: Training, execution: Execution, 
 
 
 def _borders(runs: int) -> Tokens:
-    """Rows of one document, in which the last two tokens of each of so many runs but the last have their labels."""
+    """Rows of one document, in which two tokens before each border between so many runs have labels, and two behind."""
     import torch
 
     given = batch("context borders", AHEAD.vocab, (((16,), 0),) * 4)
     tokens_BT = instruments.numerics.tensor(given.tokens)
     labels_BT = torch.full_like(tokens_BT, -100)
     for border in range(16 // runs, 16, 16 // runs):
-        labels_BT[:, border - 2 : border] = tokens_BT[:, border - 1 : border + 1]
+        labels_BT[:, border - 2 : border + 2] = tokens_BT[:, border - 1 : border + 3]
     return replace(given, labels=instruments.numerics.array(labels_BT), documents=None)
 
 
