@@ -30,7 +30,7 @@ from contracts.checks.numeric._true_size import (
 from contracts.contract import contract
 from contracts.spec.recipe import Recipe
 from contracts.spec.topology import Group
-from contracts.spec.traffic import Rehearsal, Routing
+from contracts.spec.traffic import Rehearsal, Routing, Sent
 
 SHARDED = {name: LANES[name] for name in ("fsdp8", "hsdp-2x8", "tp2-sp-ep2-fsdp2", "borrowed-tp2-sp-ep4-fsdp4")}
 IN_SEQUENCE = {name: LANES[name] for name in ("tp2-sp-ep2-fsdp2", "borrowed-tp2-sp-ep4-fsdp4")}
@@ -232,12 +232,18 @@ def _stream(found: Rehearsal, recipe: Recipe, lane: Lane) -> None:
         assert got == crossings * size, words
         wide = 2 * (crossings + 2) * size  # the embedding may be in float32
         assert bytes_of(*issued) <= wide, f"{bytes_of(*issued)} bytes go into {op} over TP, at most {wide} in 16 bits"
+    whole = [each for each in sorts.get("stream", []) if each.op == "all_reduce"]
+    assert not whole, f"{_shape(whole[0])} is all-reduced over TP, and {len(whole) - 1} more of its size"
     alike = parameters(recipe, lane)[0]
     got = sum(elements(each) for each in sorts.get("copies", []))
     limit = alike + 8 * tokens + LITTLE // 4
     assert alike - D <= got <= limit, (
         f"{got} elements are summed over TP, whose ranks hold {alike} parameters alike; at most {limit}"
     )
+
+
+def _shape(each: Sent) -> str:
+    return "x".join(map(str, each.shapes[0]))
 
 
 def _rows(found: Rehearsal, recipe: Recipe, lane: Lane, routing: Routing = "balanced") -> None:
