@@ -6,21 +6,25 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .ONESHELL:
 .DEFAULT_GOAL := help
-.PHONY: help gate test lint snapshots megatron megatron-if-possible kernels gpu clean
+.PHONY: help gate test lint snapshots megatron megatron-if-possible kernels titan gate-of gpu clean
 
 # The first interpreter that runs, is new enough and can make an environment; a pyenv shim may exist and not run.
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.14 python3; do \
 	$$p -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 STACK ?= reference megatron
 PROFILE ?= launch,machine,numeric
+# What several ranks judge of a stack that answers anything about them; RANKS=8 with RANKS_PROFILE=dist is all of it.
+RANKS_PROFILE ?= dist4
+RANKS ?= 4
 MEGATRON ?= 0.19.2 0.16.1
+TITAN ?= 0.3.0
 BIN := .venv/bin
 READY := .venv/.ready
 
 help:  ## these lines
 	@sed -nE 's/^([a-z]+):.*## (.*)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
 
-gate: $(READY) megatron-if-possible  ## test the gate, then judge STACK="reference megatron" by PROFILE=launch,machine,numeric
+gate: $(READY) megatron-if-possible  ## test the gate, then judge STACK="reference megatron", also on RANKS=4
 	@PATH="$(CURDIR)/$(BIN):$$PATH"
 	mkdir -p reports
 	tested=0
@@ -31,15 +35,23 @@ gate: $(READY) megatron-if-possible  ## test the gate, then judge STACK="referen
 	  exit $$tested
 	fi
 	code=$$tested
-	for stack in $(STACK); do
-	  folder=reports/$$(tr -c '[:alnum:].=\n-' '_' <<< "$$stack")
-	  deviations=docs/deviations/$$stack.toml
-	  options=(--stack "$$stack" --profile $(PROFILE) --report "$$folder")
+	judge() {  # a stack, the folder of its report, further options
+	  local stack=$$1 folder=$$2 deviations=docs/deviations/$$1.toml judged=0
+	  local options=(--stack "$$stack" --report "$$folder" "$${@:3}")
 	  if [ -f "$$deviations" ]; then options+=(--deviations "$$deviations"); fi
 	  echo; echo "== lanegate check $${options[*]}"
-	  judged=0
 	  lanegate check "$${options[@]}" || judged=$$?
 	  if [ $$code = 0 ]; then code=$$judged; fi
+	}
+	for stack in $(STACK); do
+	  folder=reports/$$(tr -c '[:alnum:].=\n-' '_' <<< "$$stack")
+	  judge "$$stack" "$$folder" --profile $(PROFILE)
+	  many=$$($(BIN)/python -m contracts.harness.offering "$$stack" $(RANKS_PROFILE)) || many=unknown
+	  if [ "$$many" != 0 ]; then
+	    judge "$$stack" "$$folder-ranks" --profile $(RANKS_PROFILE) --ranks $(RANKS)
+	  else
+	    echo "$$stack answers nothing that $(RANKS_PROFILE) asks: no ranks are started for it"
+	  fi
 	done
 	echo
 	if [ $$code != 0 ]; then echo "not conformant: the first red exit code is $$code" >&2; fi
@@ -76,6 +88,25 @@ megatron-if-possible:
 	  || echo "not every Megatron-Core could be installed: what only a missing one answers is not run," \
 	    "and that verdict incomplete" >&2
 
+titan:  ## environments with torchtitan 0.3.0 and the suite: .venv-torchtitan-VERSION
+	@$(need-python)
+	failed=0
+	for version in $(TITAN); do
+	  PYTHON="$(PYTHON)" .ci/titan-env $$version .venv-torchtitan-$$version \
+	    || { failed=1; rm -rf .venv-torchtitan-$$version; }
+	done
+	exit $$failed
+
+# torchtitan is asked in its own interpreter, so the gate that judges it is that one's; its environment is made if need be.
+gate-of:
+	@case "$(STACK)" in
+	  torchtitan*)
+	    version="$(STACK)"; version=$${version#torchtitan}; version=$${version#==}; version=$${version:-$(firstword $(TITAN))}
+	    $(MAKE) --no-print-directory titan TITAN=$$version >&2
+	    echo "$(CURDIR)/.venv-torchtitan-$$version/bin/lanegate";;
+	  *) echo lanegate;;
+	esac
+
 kernels:  ## the environment in which mamba-ssm's own kernels run on a CPU: .venv-kernels (a minute and a half)
 	@$(need-python)
 	PYTHON="$(PYTHON)" .ci/kernels-env .venv-kernels || { rm -rf .venv-kernels; exit 1; }
@@ -85,7 +116,7 @@ gpu:  ## the GPU tier, its counterexamples, the benchmarks and a receipt, into r
 	@$(BIN)/python -m benchmarks.gpu --out reports/gpu
 
 clean:  ## remove everything that make made
-	rm -rf .venv .venv-megatron-* .venv-kernels reports build *.egg-info .hypothesis .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv .venv-megatron-* .venv-torchtitan-* .venv-kernels reports build *.egg-info .hypothesis .pytest_cache .mypy_cache .ruff_cache
 
 define need-python
 if [ -z "$(PYTHON)" ]; then

@@ -16,8 +16,11 @@ import pytest
 import contracts.checks
 from contracts.contract import LAW
 from contracts.court import deviations, profiles, record
+from contracts.harness.offering import askable
 from contracts.spec.errors import Refused
 from contracts.spec.records import EXIT_CODES, Item
+from contracts.stacks.flag_table import FlagTable
+from contracts.stacks.reference.stack import Reference
 from tests_unit._parties.running import BAD, LANEGATE, Done, environment, side_by_side
 
 pytestmark = pytest.mark.unit
@@ -285,9 +288,16 @@ def test_four_ranks_are_a_profile_whose_larger_cases_are_listed_as_outside() -> 
     assert "PREF-03[16-mib-on-8]" in plan.outside
     assert Item(id="PREF-03", case="16-mib-on-8") not in plan.items
     assert {LAW.contracts[item.id].ranks(item.case) for item in plan.items} == {1, 2, 3, 4}
-    kept = profiles.of_several_ranks(LAW, profiles.plan(LAW, "TOPO-02[pp2-tp2],dist4"))
+    kept = profiles.of_several_ranks(LAW, profiles.plan(LAW, "TOPO-02[pp2-tp2-on-4],dist4"))
     assert kept.items == plan.items
     assert set(kept.outside) == set(plan.outside)
+
+
+def test_ranks_are_started_for_a_stack_that_answers_about_several() -> None:
+    planned = profiles.plan(LAW, "dist4").promises
+    assert askable(LAW, "dist4", Reference()) == sum(not id.startswith("GATE") for id in planned)
+    assert askable(LAW, "dist4", FlagTable()) == 0
+    assert askable(LAW, "launch", FlagTable()) > 0
 
 
 def _tier(id: str) -> str:
