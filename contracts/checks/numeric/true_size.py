@@ -68,7 +68,7 @@ def the_stream_travels_in_and_out_of_each_mixer(stack: Stack, lane: Lane) -> Non
 
 ROUTED: dict[str, tuple[Lane, Routing]] = {
     f"{name}-{routing}": (LANES[name], routing) for name in IN_SEQUENCE for routing in ("balanced", "crowded")
-}  # type: ignore[misc]  # mypy widens the words of a tuple
+}
 
 
 @contract("TRAF-04d", asks="rehearse", cases=ROUTED, source="hub; bringup; F01")

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, ClassVar
+from typing import Any
 
 from contracts.stacks.reference.model import Model
 from contracts.stacks.reference.parallel_trainer import ParallelTrainer
 
 
-class Swapped(ParallelTrainer):
-    """Builds with another function of that name in a module."""
+def built_with(of: Any, name: str, other: Callable[..., Any]) -> type[ParallelTrainer]:
+    """A trainer that builds with another function of that name in a module."""
 
-    of: ClassVar[Any]
-    name: ClassVar[str]
-    other: ClassVar[Callable[..., Any]]
+    class Swapped(ParallelTrainer):
+        def build(self) -> Model:
+            with swapped(of, name, other):
+                return super().build()
 
-    def build(self) -> Model:
-        with swapped(self.of, self.name, type(self).other):
-            return super().build()
+    return Swapped
 
 
 @contextmanager

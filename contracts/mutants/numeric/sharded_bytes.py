@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor, Replicate
 from contracts.contract import mutant
 from contracts.mutants.numeric._spread import Spread
 from contracts.mutants.numeric._staged import Staged
-from contracts.mutants.numeric._swapped import Swapped
+from contracts.mutants.numeric._swapped import built_with
 from contracts.spec.capacity import Budget, Card
 from contracts.spec.capacity import Spread as Plan
 from contracts.spec.recipe import Recipe
@@ -90,16 +90,12 @@ class _OwnOfAll(Experts):
         return self.matmul(up_SF, self.w2[: len(ends_E)], ends_E)
 
 
-class _Unspread(Swapped):
-    of, name, other = parallelize, "spread_experts", _nowhere
-
-
 @mutant(of="MEM-01b", case="borrowed-tp2-sp-ep4-fsdp4", says="bytes of weights of experts, predicted", bugs=("OPT-30",))
 class KeepsEveryExpertOnEveryRank(Spread):
     """Rows are sent to their experts, of which every rank holds all: EP saves no memory."""
 
     exchange = {"experts": _OwnOfAll}
-    trains = _Unspread
+    trains = built_with(parallelize, "spread_experts", _nowhere)
 
 
 class _WholeEnds(TensorParallel):

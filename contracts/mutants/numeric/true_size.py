@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 
 from contracts.contract import mutant
 from contracts.mutants.numeric._spread import Spread, routed
-from contracts.mutants.numeric._swapped import Swapped
+from contracts.mutants.numeric._swapped import built_with
 from contracts.stacks.reference import sharding
 from contracts.stacks.reference.blocks.common import Linear, Output, RMSNorm
 from contracts.stacks.reference.blocks.experts import Routing
@@ -31,7 +31,7 @@ class _NormOfWhole(ShardedOptimizer):
     def norm(self) -> float:
         for member in self.members:
             if isinstance(member.parameter, DTensor):
-                member.parameter.detach().full_tensor()
+                member.parameter.detach().full_tensor()  # type: ignore[attr-defined]
         return super().norm()
 
 
@@ -45,15 +45,11 @@ class GathersWeightsOnceMore(Spread):
 _in_float64 = functools.partial(fully_shard, mp_policy=MixedPrecisionPolicy(param_dtype=torch.float64))
 
 
-class _WideWeights(Swapped):
-    of, name, other = sharding, "fully_shard", _in_float64
-
-
 @mutant(of="TRAF-04a", case="tp2-sp-ep2-fsdp2", says="all-gathers of weights are in float64")
 class GathersWeightsInFloat64(Spread):
     """The policy of a precision test is left on: weights are widened before they are gathered."""
 
-    trains = _WideWeights
+    trains = built_with(sharding, "fully_shard", _in_float64)
 
 
 def _every_matrix(model: Model) -> list[nn.Module]:
@@ -61,30 +57,22 @@ def _every_matrix(model: Model) -> list[nn.Module]:
     return [*(each for layer in layers for each in layer.modules() if isinstance(each, Linear)), *layers, model]
 
 
-class _ModuleByModule(Swapped):
-    of, name, other = sharding, "units", _every_matrix
-
-
 @mutant(of="TRAF-04a", case="fsdp8", says="all-gathers bring the weights of 4 layers, at most")
 class GathersOneTensorAtATime(Spread):
     """`fully_shard` on every matrix: as many bytes, in many times as many collectives."""
 
-    trains = _ModuleByModule
+    trains = built_with(sharding, "units", _every_matrix)
 
 
 def _not_at_all(*args: Any) -> None:
     pass
 
 
-class _Unsharded(Swapped):
-    of, name, other = sharding, "shard", _not_at_all
-
-
 @mutant(of="TRAF-04a", case="hsdp-2x8", says="not all is gathered", bugs=("PG-04",))
 class NeverShards(Spread):
     """FSDP is asked for and wraps nothing, because one of its degrees was 1 when it was looked at."""
 
-    trains = _Unsharded
+    trains = built_with(sharding, "shard", _not_at_all)
 
 
 # gradients
@@ -116,30 +104,22 @@ class AllReducesTheEmbeddingWhole(Spread):
 _in_bf16 = functools.partial(fully_shard, mp_policy=MixedPrecisionPolicy(reduce_dtype=torch.bfloat16))
 
 
-class _NarrowReductions(Swapped):
-    of, name, other = sharding, "fully_shard", _in_bf16
-
-
 @mutant(of="TRAF-04b", case="borrowed-tp2-sp-ep4-fsdp4", says="gradients are reduced in bfloat16", bugs=("MXP-09",))
 class ReducesInBfloat16(Spread):
     """Gradients are summed over the ranks in 16 bits."""
 
-    trains = _NarrowReductions
+    trains = built_with(sharding, "fully_shard", _in_bf16)
 
 
 def _one_copy(mesh: Any) -> Any:
     return None if mesh is None else mesh["shard"]
 
 
-class _OneCopy(Swapped):
-    of, name, other = sharding, "data_of", _one_copy
-
-
 @mutant(of="TRAF-04b", case="hsdp-2x8", says="0 elements are reduced over [0, 8], which hold the same", bugs=("PG-03",))
 class ForgetsTheCopies(Spread):
     """HSDP loses its replicas: each copy of the model is trained by itself."""
 
-    trains = _OneCopy
+    trains = built_with(sharding, "data_of", _one_copy)
 
 
 # residual stream
@@ -350,15 +330,11 @@ def _first_dim(mesh: Any) -> Callable[[nn.Parameter], None]:
     return lambda parameter: None
 
 
-class _ByExpert(Swapped):
-    of, name, other = sharding, "along", _first_dim
-
-
 @mutant(of="TRAF-05a", case="fsdp", says="times as much among 512 ranks as among 8")
 class CutsBetweenExperts(Spread):
     """Parameters are cut along their first dimension, whatever it is: 16 experts over 512 ranks are padded to 512."""
 
-    trains = _ByExpert
+    trains = built_with(sharding, "along", _first_dim)
 
 
 class _GathersALog(ParallelTrainer):

@@ -33,4 +33,5 @@ class RehearsalSide(Assembled):
             raise NotOffered("what a compiled graph issues is not seen; rehearse the execution uncompiled")
         if dist.is_initialized():
             raise NotOffered("a rehearsal needs a process without a world")
-        return rehearsed.rehearsed(recipe, execution, rank, routing, self.trainer_of(execution), self.parts())
+        kind, parts = self.trainer_of(execution), self.parts()
+        return rehearsed.rehearsed(recipe, execution, rank, routing, kind, parts)  # type: ignore[arg-type]  # a class is

@@ -29,8 +29,9 @@ def shard(model: Model, dense: DeviceMesh | None, expert: DeviceMesh | None) -> 
     """
     over, experts_over = data_of(dense), data_of(expert)
     apart = [each.experts for each in model.modules() if isinstance(each, MoE) and each.peers is not None]
-    for experts in apart if experts_over is not None else ():
-        fully_shard(experts, mesh=experts_over, shard_placement_fn=along(experts_over))
+    if experts_over is not None:
+        for experts in apart:
+            fully_shard(experts, mesh=experts_over, shard_placement_fn=along(experts_over))
     ignored = set() if experts_over is not None else {each for experts in apart for each in experts.parameters()}
     if over is not None:
         for unit in units(model):
