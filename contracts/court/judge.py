@@ -16,7 +16,7 @@ from contracts.court.deadline import Overdue, deadline
 from contracts.court.party import Broken, OnTheStand
 from contracts.spec.errors import NotOffered, Refused, Unreachable
 from contracts.spec.records import Fate, Kill, Outcome, Result
-from contracts.spec.stack import Party
+from contracts.spec.stack import Party, questions
 
 DEADLINE_S = 300.0  # for one case; the slowest real one, group calls of 65 536 foreign ranks, was seen to take 107
 
@@ -38,6 +38,9 @@ def judge(
         return result("not offered", f"{subject.name} does not offer {', '.join(contract.asks)}")
     if contract.layout is not None and contract.layout not in subject.layouts:
         return result("not offered", f"{subject.name} does not build the {contract.layout} layout")
+    alone = [asked for asked in stand.missing if questions()[asked].of_numbers]
+    if alone:
+        return result("not offered", f"{subject.name} does not offer {', '.join(alone)}, which nobody answers for it")
     if stand.missing:
         return result("not run", f"nobody answers {', '.join(stand.missing)}: {remedy_for(stand.missing)}")
     try:

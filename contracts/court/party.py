@@ -25,7 +25,8 @@ class OnTheStand:
     """What a check sees as `stack`: every question it asks goes to the party that answers it.
 
     The subject answers what it offers. A question it does not offer goes to the first assistant that does, and the
-    report says so. `answered` maps each question that was really put to the one who answered and how.
+    report says so; one about numbers goes to nobody else: tensors of two stacks have nothing to agree on. `answered`
+    maps each question that was really put to the one who answered and how.
     """
 
     def __init__(self, subject: Party, assistants: Iterable[Party], asks: tuple[str, ...]) -> None:
@@ -34,9 +35,11 @@ class OnTheStand:
         self.answered: dict[str, str] = {}
         self.declined: Refused | NotOffered | None = None  # the last one that came from a party, not from the check
         self._asks = asks
+        assistants = tuple(assistants)
         self._parties: dict[str, Party] = {}
         for asked in asks:
-            for party in (subject, *assistants):
+            others = () if questions()[asked].of_numbers else assistants
+            for party in (subject, *others):
                 if asked in party.offers:
                     self._parties[asked] = party
                     break
