@@ -6,6 +6,7 @@ any of them asserts.
 
 from __future__ import annotations
 
+import atexit
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -56,15 +57,18 @@ EP4_BORROWED = Execution(
 
 @contextmanager
 def shared_folder() -> Iterator[Path]:
-    """A new folder of which all ranks know. It goes when every rank is done, or when the first has failed."""
+    """A new folder of which all ranks know. It goes when every rank is done, or with the process where one has failed.
+
+    A rank that leaves early, because the stack declines the case say, must not take it from those that come after.
+    """
     own = tempfile.mkdtemp(prefix="checkpoints-") if here().rank == 0 else ""
     (at, *_) = gathered(own)
-    try:
-        yield Path(at)
-        gathered("done")
-    finally:
-        if own:
-            shutil.rmtree(own, ignore_errors=True)
+    if own:
+        atexit.register(shutil.rmtree, own, ignore_errors=True)
+    yield Path(at)
+    gathered("done")
+    if own:
+        shutil.rmtree(own, ignore_errors=True)
 
 
 def place(at: Path, execution: Execution) -> Path:
