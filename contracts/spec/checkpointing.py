@@ -115,6 +115,15 @@ class Checkpointing(Party, Protocol):
         """
         ...
 
+    def write_in_background_on_ranks(
+        self, folder: str, states: tuple[Snapshot, ...], ranks: int, late: int
+    ) -> tuple[Overtaken, ...]:
+        """`write_in_background` on so many ranks, which share the states as in `write_on_ranks`; by rank.
+
+        The disk of the rank `late` takes up its work after those of the others. A rank loads whole tensors.
+        """
+        ...
+
     def latest_checkpoint(self, folder: str) -> int | None:
         """The step of the newest complete checkpoint."""
         ...

@@ -60,6 +60,7 @@ from contracts.checks.numeric import (  # isort: skip
     same_checkpoint,  # all ranks load one, or none
     durable_shards,  # what ranks write, and where
     world_crash,  # one of several ranks dies in a save
+    world_overtaken,  # saves of several ranks in the background
     world_retention,  # which checkpoints several ranks keep
     layouts,  # a step on several ranks is the step on one
     pipeline,  # layers on several ranks
@@ -158,5 +159,6 @@ __all__ = [
     "windows",
     "witnesses",
     "world_crash",
+    "world_overtaken",
     "world_retention",
 ]

@@ -87,6 +87,7 @@ from contracts.mutants.numeric import (
     windows,
     witnesses,
     world_crash,
+    world_overtaken,
     world_retention,
 )
 
@@ -174,5 +175,6 @@ __all__ = [
     "windows",
     "witnesses",
     "world_crash",
+    "world_overtaken",
     "world_retention",
 ]

@@ -32,8 +32,8 @@ class CheckpointSide(Assembled):
 
     QUESTIONS: frozenset[str] = frozenset(
         {
-            "write_checkpoint", "write_on_ranks", "write_in_background", "latest_checkpoint", "load_checkpoint",
-            "retire_checkpoints", "checkpoint_folder", "rename_weights",
+            "write_checkpoint", "write_on_ranks", "write_in_background", "write_in_background_on_ranks",
+            "latest_checkpoint", "load_checkpoint", "retire_checkpoints", "checkpoint_folder", "rename_weights",
         }
     )  # fmt: skip
 
@@ -83,6 +83,16 @@ class CheckpointSide(Assembled):
         with contextlib.suppress(Refused):
             kept.wait()
         return Overtaken(published=tuple(int(name.removeprefix("step-")) for name in disk.named), loaded=loaded)
+
+    def write_in_background_on_ranks(
+        self, folder: str, states: tuple[Snapshot, ...], ranks: int, late: int
+    ) -> tuple[Overtaken, ...]:
+        from contracts.stacks.reference.saving_later import overtaken
+
+        held = tuple(map(_held, states))
+        return overtaken(
+            lambda disk, group: self.parts().checkpoints(folder, disk=disk, group=group), held, ranks, late
+        )
 
     def latest_checkpoint(self, folder: str) -> int | None:
         return self.parts().checkpoints(folder).latest()

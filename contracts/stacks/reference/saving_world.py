@@ -81,7 +81,7 @@ def _rank(
         "gloo", init_method=f"file://{meeting}", rank=rank, world_size=ranks, timeout=timedelta(seconds=2 * DEADLINE_S)
     )
     mesh = init_device_mesh("cpu", (ranks,))
-    held = replace(state, tensors={name: _share(each, mesh) for name, each in state.tensors.items()})
+    held = replace(state, tensors={name: share(each, mesh) for name, each in state.tensors.items()})
     dist.barrier()  # after it whoever dies is missed, and not waited for at the beginning
     if fault.room is not None:
         _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -100,6 +100,6 @@ def _rank(
     os._exit(0)  # a group of which a member is gone is not taken down in peace
 
 
-def _share(tensor: Tensor, mesh: DeviceMesh) -> Tensor:
+def share(tensor: Tensor, mesh: DeviceMesh) -> Tensor:
     at = Shard(0) if tensor.dim() else Replicate()
     return distribute_tensor(tensor, mesh, [at], src_data_rank=None)

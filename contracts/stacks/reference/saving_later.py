@@ -1,0 +1,102 @@
+"""A world of processes that save in the background while they train on, and load what they were about to save."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
+
+from contracts.instruments import numerics
+from contracts.spec.checkpointing import Loaded, Overtaken, Snapshot
+from contracts.spec.errors import Refused
+from contracts.stacks.reference.checkpoint import Checkpoints, State
+from contracts.stacks.reference.durable import Disk, Slow
+from contracts.stacks.reference.saving_world import DEADLINE_S, share
+
+LATE_S = 0.5  # long beside a write, which takes 20 ms
+Kept = Callable[[Disk, Any], Checkpoints]
+"""Checkpoints on a disk, whose ranks are those of a group."""
+
+
+def overtaken(kept: Kept, states: tuple[State, ...], ranks: int, late: int) -> tuple[Overtaken, ...]:
+    """Let so many processes save the states one upon the other, and say what became of it on each."""
+    context = multiprocessing.get_context("fork")
+    with tempfile.TemporaryDirectory(prefix="meeting-") as meeting, warnings.catch_warnings():
+        # Python 3.12 warns of a fork beside threads. The copies run none of theirs, and take none of their locks.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        pipes = [context.Pipe(duplex=False) for _ in range(ranks)]
+        copies = [
+            context.Process(
+                target=_rank, daemon=True, args=(kept, states, rank, ranks, late, f"{meeting}/store", sending)
+            )
+            for rank, (_, sending) in enumerate(pipes)
+        ]
+        for copy, (_, sending) in zip(copies, pipes, strict=True):
+            copy.start()
+            sending.close()
+        try:
+            return tuple(_told(rank, receiving) for rank, (receiving, _) in enumerate(pipes))
+        finally:
+            for copy in copies:
+                copy.kill()
+                copy.join()
+
+
+def _told(rank: int, receiving: Connection) -> Overtaken:
+    if not receiving.poll(DEADLINE_S):
+        raise RuntimeError(f"rank {rank} was not through with its saves within {DEADLINE_S:g} s")
+    told: Overtaken = receiving.recv()  # an end of file goes on: the process died
+    return told
+
+
+def _rank(
+    kept: Kept, states: tuple[State, ...], rank: int, ranks: int, late: int, meeting: str, sending: Connection
+) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{meeting}", rank=rank, world_size=ranks, timeout=timedelta(seconds=2 * DEADLINE_S)
+    )
+    mesh, disk = init_device_mesh("cpu", (ranks,)), Slow()
+    checkpoints = kept(disk, dist.new_group())
+    shares = [{name: share(each, mesh) for name, each in state.tensors.items()} for state in states]
+    live = {name: torch.zeros_like(each) for name, each in shares[0].items()}
+    position: dict[str, int] = {}
+    for state, own in zip(states, shares, strict=True):
+        for name, each in own.items():
+            live[name].copy_(each)
+        position |= state.position
+        checkpoints.save_later(State(step=state.step, tensors=live, position=position, recipe=state.recipe))
+    time.sleep(LATE_S if rank == late else 0.0)
+    disk.released.set()
+    loaded = _loaded(checkpoints, {name: torch.zeros_like(each) for name, each in live.items()}, states[-1].recipe)
+    checkpoints.wait()
+    published = tuple(int(name.removeprefix("step-")) for name in disk.named)
+    dist.barrier()  # a rank that ends takes its connections with it
+    sending.send(Overtaken(published=published, loaded=loaded))
+    sending.close()
+    os._exit(0)
+
+
+def _loaded(checkpoints: Checkpoints, target: Mapping[str, Tensor], recipe: str) -> Loaded:
+    """What a load into blank shares gives, whole."""
+    step, position, refused = -1, {}, ""
+    try:
+        state = checkpoints.load(target, recipe=recipe)
+        step, position = state.step, dict(state.position)
+    except Refused as declined:
+        refused = str(declined)
+    whole = {name: each.full_tensor() if isinstance(each, DTensor) else each for name, each in target.items()}
+    held = Snapshot(step=step, tensors=numerics.arrays(whole), position=position, recipe=recipe)
+    return Loaded(state=held, refused=refused)
