@@ -57,6 +57,7 @@ from contracts.checks.numeric import (  # isort: skip
     resume,  # resumed is uninterrupted
     continuation,  # where a resumed run goes on
     resharding,  # checkpoints of several ranks, loaded on others
+    every_layout,  # any layout goes on from any other
     same_checkpoint,  # all ranks load one, or none
     durable_shards,  # what ranks write, and where
     world_crash,  # one of several ranks dies in a save
@@ -100,6 +101,7 @@ __all__ = [
     "dispatch",
     "dropping",
     "durable_shards",
+    "every_layout",
     "expert_layouts",
     "experts",
     "footprint_of_a_step",

@@ -26,6 +26,10 @@ SPREAD = replace(SHORT, name="short-spread", seq_length=18)
 """12 experts, 61 rows of the vocabulary, 2 KV heads and 2 SSM groups, norms of 8 and 24; a batch of 5 sequences."""
 SPREAD_MUON = replace(SPREAD, name="short-spread-muon", optim=replace(SPREAD.optim, rule="muon"))
 
+EVEN = replace(SPREAD, name="short-even", batch=replace(SPREAD.batch, total=4))
+"""A batch that stages can cut into as many microbatches as there are stages."""
+EVEN_MUON = replace(EVEN, name="short-even-muon", optim=SPREAD_MUON.optim)
+
 SCALED = replace(
     SPREAD,
     name="short-fp8",
@@ -46,6 +50,14 @@ TP2_SP = Execution(world=2, degrees=Degrees(tp=2, sp=True), precision="float64")
 EP2 = Execution(world=2, degrees=Degrees(ep=2), precision="float64")
 EP2_BORROWED = Execution(world=2, degrees=Degrees(ep=2), layout="borrowed", fsdp=True, precision="float64")
 PP2 = Execution(world=2, degrees=Degrees(pp=2), microbatches=5, precision="float64")
+PP2_EVEN = Execution(world=2, degrees=Degrees(pp=2), microbatches=4, precision="float64")
+INTERLEAVED = Execution(world=2, degrees=Degrees(pp=2), microbatches=2, schedule="interleaved", precision="float64")
+PP4 = Execution(world=4, degrees=Degrees(pp=4), microbatches=4, precision="float64")
+PP2_FSDP2 = Execution(world=4, degrees=Degrees(pp=2), microbatches=2, fsdp=True, precision="float64")
+PP2_TP2 = Execution(world=4, degrees=Degrees(pp=2, tp=2, sp=True), microbatches=4, precision="float64")
+INTERLEAVED_FSDP2 = Execution(
+    world=4, degrees=Degrees(pp=2), microbatches=2, schedule="interleaved", fsdp=True, precision="float64"
+)
 FSDP4 = Execution(world=4, fsdp=True, precision="float64")
 HSDP = Execution(world=4, fsdp=True, replicas=2, precision="float64")
 TP2_EP2 = Execution(world=4, degrees=Degrees(tp=2, ep=2, sp=True), precision="float64")
@@ -85,6 +97,7 @@ def shown(execution: Execution) -> str:
     words = [f"{name}{size}" for name, size in sizes.items() if size > 1]
     words += ["sp"] if degrees.sp else []
     words += ["fsdp"] if execution.fsdp else []
+    words += [execution.schedule] if execution.schedule == "interleaved" else []
     words += [execution.layout] if execution.layout == "borrowed" else []
     return "-".join([f"{execution.world}-ranks" if execution.world > 1 else "one-rank", *words])
 

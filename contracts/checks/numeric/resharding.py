@@ -16,11 +16,19 @@ from contracts.checks.numeric._shared import (
     EP2,
     EP2_BORROWED,
     EP4_BORROWED,
+    EVEN,
+    EVEN_MUON,
     FSDP2,
     FSDP4,
     HSDP,
+    INTERLEAVED,
+    INTERLEAVED_FSDP2,
     ONE,
     PP2,
+    PP2_EVEN,
+    PP2_FSDP2,
+    PP2_TP2,
+    PP4,
     SCALED,
     SPREAD,
     SPREAD_MUON,
@@ -51,6 +59,8 @@ RANKS: dict[str, tuple[Recipe, Execution, int, tuple[int, ...]]] = {  # steps be
     "fsdp2-delayed-fp8": (SCALED, FSDP2, 2, (1, 1, 2)),
     "tp2-sp-ep2": (SPREAD, TP2_EP2, 4, (2, 1, 2)),
     "hsdp-2x2": (SPREAD, HSDP, 4, (1, 2, 2)),
+    "interleaved": (EVEN_MUON, INTERLEAVED, 2, (1, 2, 2)),
+    "pp2-tp2-sp": (EVEN, PP2_TP2, 4, (2, 1, 2)),
 }
 
 
@@ -160,6 +170,8 @@ def _loaded_unlike(start: int, loaded: Step | None, saved: Step) -> str:
 
 GOES_ON: dict[str, tuple[Recipe, int, Execution, tuple[Execution, ...]]] = {
     "two-to-two": (SPREAD, 2, TP2_SP, (FSDP2, EP2_BORROWED)),
+    "stages-to-one-to-other-stages": (EVEN_MUON, 2, PP2_EVEN, (ONE, INTERLEAVED)),
+    "four-stages-to-two-to-two-twice": (EVEN, 4, PP4, (PP2_FSDP2, INTERLEAVED_FSDP2)),
     "one-to-two-to-one": (SPREAD_MUON, 2, ONE, (FSDP2, ONE)),
     "four-to-four-to-one": (SPREAD, 4, TP2_EP2, (HSDP, ONE)),
 }
