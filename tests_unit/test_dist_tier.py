@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import re
 import shlex
@@ -22,6 +23,7 @@ from contracts.harness.cli import main
 from contracts.harness.plugin import result_of
 from contracts.mutants.many_ranks import _RANK_0_REPORTS
 from contracts.spec import codec
+from contracts.spec.errors import NotOffered
 from contracts.spec.records import Result
 from tests_unit._parties.running import LANEGATE, environment
 from tests_unit.ranks.running import needs_torch
@@ -223,3 +225,22 @@ class TestUnderTorchrun:
         record = (tmp_path / "out/run.jsonl").read_text().splitlines()
         footer = json.loads(record[-1])["footer"]
         assert footer["word"] == ("conformant" if code == 0 else "incomplete")
+
+
+@pytest.mark.unit
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="the folder is told by torch.distributed")
+def test_a_rank_that_declines_leaves_the_shared_folder_to_the_ranks_behind_it() -> None:
+    import torch.distributed as dist
+
+    from contracts.checks.numeric._shared import shared_folder
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        with pytest.raises(NotOffered), shared_folder() as left:
+            raise NotOffered("has no FSDP2")
+        assert left.is_dir()
+        with shared_folder() as done:
+            assert done.is_dir()
+        assert not done.exists()
+    finally:
+        dist.destroy_process_group()

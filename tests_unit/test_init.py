@@ -18,8 +18,6 @@ from contracts.spec.records import EXIT_CODES
 from contracts.spec.stack import questions
 from tests_unit._parties.running import LANEGATE, environment
 
-pytestmark = pytest.mark.unit
-
 USAGE = 2
 REPEATS = """
     def blocks(self, pattern, depth):
@@ -45,6 +43,7 @@ def begun(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.unit
 def test_every_question_becomes_a_method_that_answers_nothing(tmp_path: Path) -> None:
     file = tmp_path / "ours_lane.py"
     file.write_text(skeleton.written("ours", skeleton.sides()), encoding="utf-8")
@@ -62,6 +61,7 @@ def test_every_question_becomes_a_method_that_answers_nothing(tmp_path: Path) ->
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.unit
 def test_the_docstrings_are_those_of_the_protocol() -> None:
     text = skeleton.written("ours", ("blocks", "training"))
     for words in (
@@ -74,6 +74,7 @@ def test_the_docstrings_are_those_of_the_protocol() -> None:
     assert text.count("One global batch: every sequence of one optimizer step.") == 1
 
 
+@pytest.mark.unit
 def test_a_skeleton_is_typed_and_without_lint(tmp_path: Path) -> None:
     file = tmp_path / "ours_lane.py"
     file.write_text(skeleton.written("ours", skeleton.sides()), encoding="utf-8")
@@ -83,6 +84,7 @@ def test_a_skeleton_is_typed_and_without_lint(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stdout
 
 
+@pytest.mark.unit
 def test_an_adapter_that_answers_nothing_is_told_what_to_answer_first(begun: Path) -> None:
     done = lanegate(begun, "init", "--probe", "ours_lane:Stack")
     assert done.returncode == EXIT_CODES["nothing ran"], done.stderr
@@ -92,6 +94,7 @@ def test_an_adapter_that_answers_nothing_is_told_what_to_answer_first(begun: Pat
     assert int(row[1]) > 0
 
 
+@pytest.mark.unit
 def test_a_method_that_is_filled_in_is_judged_in_words(begun: Path) -> None:
     done = lanegate(begun, "init", "--probe", "more_lane:Stack")
     assert done.returncode == EXIT_CODES["violated"], done.stderr
@@ -102,6 +105,7 @@ def test_a_method_that_is_filled_in_is_judged_in_words(begun: Path) -> None:
     assert "\nblocks " not in done.stdout
 
 
+@pytest.mark.slow
 def test_a_proposal_is_no_deviation_until_somebody_signs_it(begun: Path, tmp_path: Path) -> None:
     file = tmp_path / "ours.toml"
     done = lanegate(begun, "init", "--probe", "more_lane:Stack", "--propose", str(file))
@@ -124,6 +128,7 @@ def test_a_proposal_is_no_deviation_until_somebody_signs_it(begun: Path, tmp_pat
     assert file.read_text(encoding="utf-8") == text
 
 
+@pytest.mark.slow
 def test_everything_that_cannot_be_carried_out_is_refused_at_once(begun: Path) -> None:
     done = lanegate(begun, "init", "Not A Name", "--group", "nobody", "--propose", "nowhere/x.toml")
     assert done.returncode == USAGE
@@ -140,6 +145,7 @@ def test_everything_that_cannot_be_carried_out_is_refused_at_once(begun: Path) -
     assert "wants a NAME or a --probe, and one of them" in neither.stderr
 
 
+@pytest.mark.unit
 def test_what_to_answer_next_shrinks_as_questions_are_answered() -> None:
     import contracts.checks
 
