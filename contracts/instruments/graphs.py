@@ -1,7 +1,7 @@
 """What a compiler made of a function: graphs, operations, breaks and their places, recompilations.
 
 Counted by a backend of our own that hands each graph on to the real one. Breaks and the number of a recompilation are
-not public in any torch; `_breaks` and `_attempt` read them, and say from which versions.
+not public in any torch; `breaks` and `_attempt` read them, and say from which versions.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Counter:
 
     def seen(self) -> Graphs:
         return Graphs(
-            graphs=self.graphs, recompiles=self.recompiles, operations=self.operations, breaks=_breaks(),
+            graphs=self.graphs, recompiles=self.recompiles, operations=self.operations, breaks=breaks(),
             targets=frozenset(self.targets),
         )  # fmt: skip
 
@@ -79,7 +79,7 @@ def made() -> int:
     return int(counters["stats"]["unique_graphs"])
 
 
-def _breaks() -> tuple[Break, ...]:
+def breaks() -> tuple[Break, ...]:
     """Reasons for graph breaks since the last reset, with the function they name.
 
     `torch._dynamo.utils.counters["graph_break"]`, private, torch 2.1 to 2.13: reason → how often.

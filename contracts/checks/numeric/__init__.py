@@ -80,6 +80,7 @@ from contracts.checks.numeric import (  # isort: skip
     sharded_bytes,  # what a rank of NAM56R holds, without a GPU
     rows_of_ranks,  # which rank reads which sequences
     compiled_layouts,  # lanes of several ranks, compiled and not
+    compiled_stages,  # stages and experts of several ranks, compiled
     refused_runs,  # what a refused run leaves behind
 )
 
@@ -93,6 +94,7 @@ __all__ = [
     "compiled",
     "compiled_experts",
     "compiled_layouts",
+    "compiled_stages",
     "context_borders",
     "context_parallel",
     "continuation",

@@ -31,6 +31,16 @@ ALLOWED: tuple[AllowedBreak, ...] = (
 )
 """Methods of mixers that stay outside the graphs, by name; a break counts once in every function around it."""
 
+BETWEEN_RANKS: tuple[AllowedBreak, ...] = (
+    AllowedBreak(
+        site="hand_back",
+        why="what experts give goes back in as many rows as the routers of other ranks say: ranks whose graphs differ "
+        "would wait here, and a graph that is made anew for each number is no gain",
+        budget=16,
+    ),
+)
+"""What stays outside besides, where experts lie on several ranks."""
+
 
 def settle() -> None:
     """The compiler's settings, for the process.
@@ -68,7 +78,7 @@ def compiled(block: nn.Module, forward: Callable[..., Any], compiler: Compiler) 
 def leave_out(module: nn.Module) -> None:
     """Keep the declared methods of everything below a module out of the graphs."""
     for each in module.modules():
-        for allowed in ALLOWED:
+        for allowed in (*ALLOWED, *BETWEEN_RANKS):
             method = getattr(each, allowed.site, None)
             if method is not None:
                 outside = torch.compiler.disable(method, reason=allowed.why)  # type: ignore[no-untyped-call]  # torch's

@@ -60,9 +60,10 @@ class CompilingSide(Assembled):
         return CompiledPasses(passes=tuple(passes), graphs=tuple(graphs))
 
     def allowed_breaks(self, recipe: Recipe, execution: Execution) -> tuple[AllowedBreak, ...]:
-        from contracts.stacks.reference.compile import ALLOWED
+        from contracts.stacks.reference.compile import ALLOWED, BETWEEN_RANKS
 
-        return ALLOWED
+        apart = execution.degrees.ep_active and recipe.moe is not None
+        return (*ALLOWED, *BETWEEN_RANKS) if apart else ALLOWED
 
     def compile_cold(self, call: BlockCall, backend: Backend) -> Outcome:
         cold = ("contracts.stacks.reference.cold", type(self).__module__, type(self).__qualname__, backend)

@@ -61,8 +61,12 @@ class ExpertPeers(nn.Module):
         x_SD, left_LD = torch.split(x_SD, [sum(sent), len(x_SD) - sum(sent)])
         x_RD = x_SD if self.ep is None else exchanged(x_SD, received, sent, self.ep)
         y_RD = self.with_all_parts(experts, x_RD, counts_nE)
-        y_SD = y_RD if self.ep is None else exchanged(y_RD, sent, received, self.ep)
+        y_SD = y_RD if self.ep is None else self.hand_back(y_RD, sent, received)
         return torch.cat([y_SD, left_LD])
+
+    def hand_back(self, y_RD: Tensor, sent: list[int], received: list[int]) -> Tensor:
+        """Rows back to where they came from; no compiled region holds it (compile.py)."""
+        return exchanged(y_RD, sent, received, self.ep)
 
     def lengths(self, counts_E: Tensor) -> list[int]:
         """Rows for each rank of the axis."""
