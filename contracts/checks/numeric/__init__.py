@@ -61,8 +61,8 @@ from contracts.checks.numeric import (  # isort: skip
     same_checkpoint,  # all ranks load one, or none
     durable_shards,  # what ranks write, and where
     world_crash,  # one of several ranks dies in a save
-    world_overtaken,  # saves of several ranks in the background
     world_retention,  # which checkpoints several ranks keep
+    world_overtaken,  # saves of several ranks in the background
     layouts,  # a step on several ranks is the step on one
     pipeline,  # layers on several ranks
     pipeline_updates,  # what a pipeline makes of its gradients
