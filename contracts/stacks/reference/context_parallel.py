@@ -31,6 +31,8 @@ from contracts.stacks.reference.blocks.row import Row
 from contracts.stacks.reference.blocks.scan import chunked_scan, running_sum
 from contracts.stacks.reference.collectives import Group, gathered, handed, received
 
+WAITS = "the first rank of a row waits for nobody, and the last hands nothing on"
+
 
 class ContextParallel(Row):
     """A row of which the ranks of a group hold a run each, in their order."""
@@ -38,6 +40,9 @@ class ContextParallel(Row):
     def __init__(self, *, group: Group) -> None:
         self.group = group
         self.ranks, self.rank = dist.get_world_size(group), dist.get_rank(group)
+        for site in ("taken_over", "handed_on"):  # other ranks would compile other graphs, and break within them
+            outside = torch.compiler.disable(getattr(self, site), reason=WAITS)  # type: ignore[no-untyped-call]  # torch's
+            setattr(self, site, outside)
 
     # what is cut
     def own(self, x_BS: Tensor) -> Tensor:
