@@ -14,6 +14,7 @@ from contracts.contract import LAW, Contract, Law, Tier
 from contracts.court.court import Court
 from contracts.court.judge import judge, try_mutant
 from contracts.harness import parties
+from contracts.harness.curves import AGREES
 from contracts.spec.records import Kill, Result, Word
 from contracts.spec.stack import Party
 
@@ -42,6 +43,16 @@ class Matrix:
         if "broken" in outcomes or "crashed" in fates:
             return "broken"
         return "incomplete" if "not run" in outcomes or "void" in fates else "conformant"
+
+    @property
+    def trained(self) -> tuple[Kill, ...]:
+        """The kills of which a loss curve would have told something."""
+        return tuple(kill for kill in self.kills if kill.fate == "killed" and kill.loss)
+
+    @property
+    def unseen(self) -> int:
+        """How many of those no loss curve would have shown."""
+        return sum(kill.loss == AGREES for kill in self.trained)
 
     @property
     def bugs(self) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from contracts.court.ranks import command, environment
+from contracts.court.ranks import RESTARTS, command, environment
 from contracts.harness import child
 from contracts.spec.errors import Unreachable
 from contracts.spec.redaction import LineRedactor, secrets_of
@@ -18,8 +18,10 @@ LOG = "ranks.log"
 LAST_CHARACTERS = 2000
 
 
-def run(ranks: int, arguments: Sequence[str], folder: Path) -> str:
+def run(ranks: int, arguments: Sequence[str], folder: Path, *, restarts: int = RESTARTS) -> str:
     """Run pytest on `ranks` ranks to its end; everything that is printed goes to `folder`. Returns the last words.
+
+    `restarts` is how many tests may end a rank before the run is over.
 
     Raises:
         Unreachable: where torch is not installed.
@@ -29,8 +31,8 @@ def run(ranks: int, arguments: Sequence[str], folder: Path) -> str:
     log = folder / LOG
     with child.stoppable(GRACE_S) as stop, log.open("wb") as file:
         running = subprocess.Popen(
-            command(ranks, arguments), env=environment(), stdin=subprocess.DEVNULL, stdout=file, stderr=file,
-            start_new_session=True,
+            command(ranks, arguments, restarts=restarts), env=environment(), stdin=subprocess.DEVNULL, stdout=file,
+            stderr=file, start_new_session=True,
         )  # fmt: skip
         stop.attach(running)
         running.wait()

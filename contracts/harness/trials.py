@@ -18,12 +18,15 @@ from contracts.court.court import Court
 from contracts.court.judge import fate_of, judge
 from contracts.harness import parties, selftest
 from contracts.harness.commands._guard import read_law
+from contracts.harness.curves import Curves, Watched
 from contracts.harness.plugin import OWN_RANKS_S, PROPERTY, result_of
 from contracts.harness.selftest import Matrix
 from contracts.harness.worlds import narrowed
 from contracts.instruments.ranks import here
 from contracts.spec import codec
 from contracts.spec.records import Item, Kill, Result
+
+CURVES = "lanegate.curves"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,15 +41,16 @@ class Trial:
     def name(self) -> str:
         return f"{self.contract.id}-{self.case}-{self.mutant.name if self.mutant else 'baseline'}"
 
-    def judged(self, node: str) -> Result:
-        """The result of this rank."""
+    def judged(self, node: str) -> tuple[Result, Curves]:
+        """The result of this rank, and what loss and norm alone would have told."""
         if self.mutant is not None:
             party = self.mutant.make()
         else:
             party = Court() if self.contract.of_the_court else parties.load("reference")
+        watched = Watched(party)
         world = here().world if self.contract.of_the_court else self.contract.ranks(self.case)
         with narrowed(world, node):
-            return judge(self.contract, self.case, party)
+            return judge(self.contract, self.case, watched), watched.curves
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -69,12 +73,16 @@ def part(config: pytest.Config) -> Law:
 def _trials(law: Law) -> Iterator[Trial]:
     """What fits into this world; a case for more ranks is left to a larger one."""
     for contract in law.contracts.values():
-        fitting = [case for case in contract.cases if contract.ranks(case) <= here().world]
+        fitting = [case for case in contract.cases if _fits(contract, case)]
         yield from (Trial(contract=contract, case=case) for case in fitting)
     for mutant in law.mutants:
         contract = law.contracts[mutant.of]
-        if contract.ranks(mutant.case) <= here().world:
+        if _fits(contract, mutant.case):
             yield Trial(contract=contract, case=mutant.case, mutant=mutant)
+
+
+def _fits(contract: Contract, case: str) -> bool:
+    return contract.ranks(case) <= here().world
 
 
 def _mark(trial: Trial) -> pytest.MarkDecorator:
@@ -84,8 +92,8 @@ def _mark(trial: Trial) -> pytest.MarkDecorator:
 
 def put(trial: Trial, node: pytest.Item) -> None:
     """Judge a trial on this rank. Whatever is no promise kept leaves the test failed, so that the ranks agree on it."""
-    result = trial.judged(node.nodeid)
-    node.user_properties.append((PROPERTY, codec.dumps(result)))
+    result, curves = trial.judged(node.nodeid)
+    node.user_properties += [(PROPERTY, codec.dumps(result)), (CURVES, codec.dumps(curves))]
     if result.outcome in ("violated", "broken"):
         pytest.fail(f"{result.outcome}: {result.words}", pytrace=False)
 
@@ -117,11 +125,14 @@ class _Clerk:
         if trial.mutant is None:
             self._baseline.append(result)
         else:
-            self._kills.append(_kill(trial.mutant, result, report.longreprtext))
+            self._kills.append(_kill(trial.mutant, result, report))
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         session.exitstatus = pytest.ExitCode.OK  # a mutant that is caught fails its test; the matrix decides
         law = part(self._config)
+        self._kills += [
+            _left(mutant, law) for mutant in law.mutants if not _fits(law.contracts[mutant.of], mutant.case)
+        ]
         matrix = Matrix(
             baseline=tuple(self._baseline),
             kills=tuple(self._kills),
@@ -130,11 +141,24 @@ class _Clerk:
         self._config.getoption("trials").write_text(json.dumps(codec.encode(matrix)), encoding="utf-8")
 
 
-def _kill(mutant: Mutant, result: Result, every: str) -> Kill:
-    """The fate of a mutant. `every` holds the words of all ranks: the first to diverge need not be the declared one."""
+def _left(mutant: Mutant, law: Law) -> Kill:
+    """What a mutant proves that needs more ranks than there are: nothing."""
+    words = f"needs {law.contracts[mutant.of].ranks(mutant.case)} ranks, and there are {here().world}"
+    return Kill(mutant=mutant.name, of=mutant.of, case=mutant.case, fate="void", words=words, bugs=mutant.bugs)
+
+
+def _kill(mutant: Mutant, result: Result, report: pytest.TestReport) -> Kill:
+    """The fate of a mutant, by the words of all ranks: the first to diverge need not be the one that says the declared
+    ones."""
+    every = report.longreprtext
+    told = [codec.loads(Curves, str(value)) for name, value in report.user_properties if name == CURVES]
+    curves = told[-1] if told else Curves()
     said = replace(result, words=f"{result.words}\n{every}") if result.outcome == "violated" else result
     words = f"{result.outcome}: {result.words}"
     if result.outcome == "violated" and mutant.says not in result.words and mutant.says in every:
         words = next(line for line in every.splitlines() if mutant.says in line)
     fate = fate_of(said, mutant.says)
-    return Kill(mutant=mutant.name, of=mutant.of, case=mutant.case, fate=fate, words=words, bugs=mutant.bugs)
+    return Kill(
+        mutant=mutant.name, of=mutant.of, case=mutant.case, fate=fate, words=words, bugs=mutant.bugs,
+        loss=curves.loss, norm=curves.norm,
+    )  # fmt: skip

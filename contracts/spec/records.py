@@ -185,7 +185,11 @@ Fate = Literal["killed", "survived", "wrong words", "crashed", "void"]
 
 @dataclass(frozen=True, kw_only=True)
 class Kill:
-    """What became of one mutant: killed for its words, or survived, or proved nothing."""
+    """What became of one mutant: killed for its words, or survived, or proved nothing.
+
+    `loss` and `norm` are what these two alone would have told of it, where the check trained it: "agrees", or the two
+    numbers.
+    """
 
     mutant: str
     of: str
@@ -193,3 +197,5 @@ class Kill:
     fate: Fate
     words: str
     bugs: tuple[str, ...] = ()
+    loss: str = ""
+    norm: str = ""

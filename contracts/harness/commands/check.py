@@ -35,6 +35,7 @@ from contracts.spec.records import EXIT_CODES, FORMS, Fate, Form
 
 SUITE = Path(__file__).parents[1] / "suite.py"
 TRIALS = SUITE.with_name("trial_suite.py")
+TRIALS_LOST = 20  # so many mutants may end a rank before the matrix is given up
 _FILES: dict[Form, str] = {
     "junit": "junit.xml",
     "markdown": "summary.md",
@@ -161,7 +162,7 @@ def _tried_by_ranks(ranks: int, only: str, folder: Path | None) -> self_test.Mat
         kept.mkdir(parents=True, exist_ok=True)
         file = Path(place) / "matrix.json"
         arguments = [str(TRIALS), "-p", "contracts.harness.trials", f"--trials={file}", f"--only={only}", *APART]
-        last_words = torchrun.run(ranks, arguments, kept)
+        last_words = torchrun.run(ranks, arguments, kept, restarts=TRIALS_LOST)
         if not file.exists():
             raise Ended(f"the ranks ended without a matrix: {last_words}")
         return codec.loads(self_test.Matrix, file.read_text(encoding="utf-8"))
@@ -171,12 +172,14 @@ def _show_matrix(matrix: self_test.Matrix) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table("contract", "case", "mutant", "fate", "words", title="Kill matrix", title_justify="left")
+    curves = ("loss alone", "norm alone") if matrix.trained else ()
+    table = Table("contract", "case", "mutant", "fate", *curves, "words", title="Kill matrix", title_justify="left")
     styles: dict[Fate, str] = {"killed": "green", "void": "yellow"}
     for kill in matrix.kills:
         words = kill.words if kill.fate != "killed" else kill.words.removeprefix("violated: ")
         style = styles.get(kill.fate, "bold red")
-        table.add_row(kill.of, kill.case, kill.mutant, f"[{style}]{kill.fate}[/]", short(words, quote=False))
+        told = (kill.loss or "—", kill.norm or "—") if curves else ()
+        table.add_row(kill.of, kill.case, kill.mutant, f"[{style}]{kill.fate}[/]", *told, short(words, quote=False))
     Console().print(table)
     for result in matrix.failing:
         click.secho(f"baseline: {result.item} {result.outcome}: {result.words}", fg="red")
@@ -185,4 +188,6 @@ def _show_matrix(matrix: self_test.Matrix) -> None:
     killed = sum(kill.fate == "killed" for kill in matrix.kills)
     line = f"{matrix.word.upper()}: {killed} of {len(matrix.kills)} mutants killed for their words, "
     line += f"{len(matrix.baseline)} baseline judgements, {len(matrix.bugs)} catalogued bugs embodied"
+    if matrix.trained:
+        line += f"; {matrix.unseen} of {len(matrix.trained)} that trained invisible to the loss"
     click.secho(line, fg=COLOURS.get(matrix.word, "red"), bold=True)
