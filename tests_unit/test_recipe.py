@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from contracts.checks import features
 from contracts.spec import codec, presets
+from contracts.spec.division import refusals_on
 from contracts.spec.errors import Refused
-from contracts.spec.recipe import INERT, Batch, Data, Dsa, Fp8, Mamba, Mla, Moe, Mtp, Optim, Recipe, refusals_on
+from contracts.spec.recipe import INERT, Batch, Data, Dsa, Fp8, Mamba, Mla, Moe, Mtp, Optim, Recipe
 from contracts.spec.topology import Degrees
 from contracts.stacks.reference import overrides
 

@@ -10,10 +10,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from contracts.spec import pattern as patterns
+from contracts.spec.division import refusals_on
 from contracts.spec.errors import Refusals, refuse
 from contracts.spec.launch import RECORDED_PREFIXES, Lane, Launch, Regime
 from contracts.spec.pattern import LayerNumbers, Pattern
-from contracts.spec.recipe import Mode, Recipe, refusals_on
+from contracts.spec.recipe import Mode, Recipe
 from contracts.spec.topology import NVLINK_DOMAIN, Degrees, Layout, grids
 from contracts.stacks.reference import arguments, environment, flags, overrides
 

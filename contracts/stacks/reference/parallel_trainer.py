@@ -17,8 +17,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, distribute_tensor
 from torch.nn.utils import get_total_norm
 
+from contracts.spec.division import refusals_on
 from contracts.spec.errors import NotOffered, Refusals, Refused, refuse
-from contracts.spec.recipe import refusals_on
 from contracts.spec.topology import Degrees
 from contracts.stacks.reference.built import made
 from contracts.stacks.reference.checkpoint import Checkpoints
