@@ -71,6 +71,7 @@ from contracts.checks.numeric import (  # isort: skip
     expert_layouts,  # experts on several ranks
     context_parallel,  # tokens of a row on several ranks
     context_borders,  # and what crosses from one of them to the next
+    context_counts,  # and what is counted over all of them
     transformers,  # a step of a transformer with experts, which other stacks can be asked
     sharded_optimizer,  # what several ranks begin with, and make of a step
     traffic,  # what ranks send each other
@@ -96,6 +97,7 @@ __all__ = [
     "compiled_layouts",
     "compiled_stages",
     "context_borders",
+    "context_counts",
     "context_parallel",
     "continuation",
     "crash",

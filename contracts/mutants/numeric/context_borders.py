@@ -1,24 +1,19 @@
-"""Stacks that lose, or count twice, what crosses the border between two ranks of a row."""
+"""Stacks that lose, or count twice, the state that crosses the border between two ranks of a row."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from contracts.contract import mutant
-from contracts.mutants.numeric._spread import Spread, routed
+from contracts.mutants.numeric._spread import Spread
 from contracts.stacks.reference import collectives
-from contracts.stacks.reference.blocks.common import Output, Packing
+from contracts.stacks.reference.blocks.common import Packing
 from contracts.stacks.reference.blocks.row import Row
 from contracts.stacks.reference.blocks.scan import running_sum
+from contracts.stacks.reference.collectives import Group
 from contracts.stacks.reference.context_parallel import ContextParallel
-from contracts.stacks.reference.model import Forward, Model
-from contracts.stacks.reference.parallel_trainer import ParallelTrainer
-from contracts.stacks.reference.prediction import IGNORED, ahead
-from contracts.stacks.reference.trainer import Batch
 
 
 # what a convolution looks back on
@@ -205,168 +200,14 @@ class AveragesTheGradientOfTheState(Spread):
     exchange = {"context_parallel": _TakesTheState}
 
 
-# labels
-class _ShiftsWithin(Model):
-    def cross_entropy(self, logits_BTV: Tensor, labels_BT: Tensor) -> tuple[Tensor, Tensor]:
-        if isinstance(self.row, ContextParallel) and self.row.rank < self.row.ranks - 1:
-            labels_BT = labels_BT.clone()
-            labels_BT[:, -1] = IGNORED
-        return super().cross_entropy(logits_BTV, labels_BT)
+class _WaitsWithin(ContextParallel):
+    def __init__(self, *, group: Group) -> None:
+        super().__init__(group=group)
+        del self.taken_over, self.handed_on  # those of the class, which the compiler looks into
 
 
-@mutant(of="PAR-06i", case="cp2", says="lm is", bugs=("ROP-23",))
-class ShiftsLabelsWithinEachRank(Spread):
-    """Each rank shifts the tokens of its own run, whose last is left without a label."""
+@mutant(of="COMP-06g", case="cp2-recurrence", says="graphs are made on rank")
+class BreaksWithinTheMessages(Spread):
+    """The compiler is let into what sends and receives: one rank has a break there that the other has not."""
 
-    exchange = {"model": _ShiftsWithin}
-
-
-class _LooksAheadWithin(Model):
-    def look_ahead(self, hidden_BTD: Tensor, tokens_BT: Tensor, pack: Packing) -> list[Tensor]:
-        found = []
-        own_BT, cut = self.row.own(tokens_BT), self.row.packing(pack)
-        for depth, prediction in enumerate(self.mtp):
-            later_BT = ahead(own_BT, cut, depth + 1, IGNORED)
-            seen_BTD = self.embed(later_BT.clamp(min=0)) * self.vocabulary.here(later_BT >= 0).unsqueeze(-1)
-            hidden_BTD = prediction(hidden_BTD, seen_BTD, cut)
-            found.append(self.predict(prediction.norm(hidden_BTD)))  # type: ignore[operator]  # modules type as Tensor
-        return found
-
-
-@mutant(of="PAR-06i", case="cp2", says="mtp is", bugs=("ROP-23",))
-class LooksAheadWithinEachRank(Spread):
-    """The tokens that a further head may see are looked up in the run of the rank, and end with it."""
-
-    exchange = {"model": _LooksAheadWithin}
-
-
-class _CountsRuns(ParallelTrainer):
-    def count(self, micro: Batch) -> dict[str, Tensor]:
-        labels_BT = self.model.row.own(micro.labels_BT)
-        return super().count(micro) | {"lm": (labels_BT != IGNORED).sum()}
-
-
-@mutant(of="PAR-05h", case="cp2", says="labels count", bugs=("DPS-20",))
-class CountsLabelsOfARunForTheRow(Spread):
-    """Labels are counted on each rank, and summed over data-parallel ranks alone."""
-
-    trains = _CountsRuns
-
-
-class _MeansOfRuns(ParallelTrainer):
-    def accumulate(self, micro: Batch, counts: Mapping[str, Tensor]) -> Forward:
-        own = (self.model.row.own(micro.labels_BT) != IGNORED).sum() * self.execution.degrees.cp
-        return super().accumulate(micro, {**counts, "lm": own})
-
-
-@mutant(of="PAR-05h", case="cp2", says="loss agrees, norm is", bugs=("DPS-22",))
-class AveragesMeansOfRuns(Spread):
-    """Each rank divides by its own labels, and the means are averaged: the loss that is told is that of all labels."""
-
-    trains = _MeansOfRuns
-
-
-# reading
-class _ReadsByWorld(ParallelTrainer):
-    def own(self, rows: Sequence[int]) -> Sequence[int]:
-        each = len(rows) // self.execution.world
-        return rows[self.mesh.rank * each : (self.mesh.rank + 1) * each]
-
-
-@mutant(of="PAR-06j", case="cp2", says="on one rank", bugs=("DAT-27",))
-class ReadsByItsRankInTheWorld(Spread):
-    """The ranks of a row read different sequences, and each keeps its run of them."""
-
-    trains = _ReadsByWorld
-
-
-class _CutsTwice(ParallelTrainer):
-    def batch(self, ids: Sequence[int]) -> Batch:
-        cut = [None if each is None else each.chunk(2, dim=1)[0] for each in super().batch(ids)]
-        return Batch(*cut)  # type: ignore[arg-type]  # documents alone may be None
-
-
-@mutant(of="PAR-06j", case="cp2", says="labels count", bugs=("ROP-07",))
-class CutsRowsThatTheModelCutsAgain(Spread):
-    """The reader hands out a half of each row, of which the model takes a half."""
-
-    trains = _CutsTwice
-
-
-# balance
-class _BalancesRuns(ParallelTrainer):
-    def build(self) -> Model:
-        model = super().build()
-        for moe in routed(model):
-            moe.router.sequence = None
-        return model
-
-
-@mutant(of="MOE-05g", case="cp2", says="aux is", bugs=("AUX-15",))
-class BalancesEachRunByItself(Spread):
-    """f is of the tokens of one rank: the loss is the mean of two that ask for more."""
-
-    trains = _BalancesRuns
-
-
-class _WholeLossOfEach(ParallelTrainer):
-    def build(self) -> Model:
-        model, ranks = super().build(), self.execution.degrees.cp
-
-        def whole(_: nn.Module, args: object, out: Output) -> Output:
-            return out._replace(losses={name: collectives.weighed(each, ranks) for name, each in out.losses.items()})
-
-        for moe in routed(model):
-            moe.register_forward_hook(whole)
-        return model
-
-
-@mutant(of="MOE-05g", case="cp2", says="loss agrees, norm is", bugs=("AUX-01",))
-class TakesTheBalanceOfARunForThatOfTheRow(Spread):
-    """The losses that are told are parts and add up; their gradients are those of a whole on each rank."""
-
-    trains = _WholeLossOfEach
-
-
-class _ToldByRuns(ParallelTrainer):
-    def over_parts(self, values: dict[str, Tensor]) -> dict[str, Tensor]:
-        own = {name: values[name] for name in ("z",) if name in values}
-        return super().over_parts(values) | {
-            name: collectives.total(each, self.mesh.group("rows")) for name, each in own.items()
-        }
-
-
-@mutant(of="MOE-05g", case="cp2", says="z is", bugs=("AUX-15",))
-class TellsTheZLossOfOneRun(Spread):
-    """The z loss that is told is summed over data-parallel ranks alone."""
-
-    trains = _ToldByRuns
-
-
-class _BiasByRuns(ParallelTrainer):
-    def over_parts(self, values: dict[str, Tensor]) -> dict[str, Tensor]:
-        own = {name: each.clone() for name, each in values.items() if name.endswith(".counts")}
-        return super().over_parts(values) | own
-
-
-@mutant(of="MOE-06g", case="cp2", says="assignments, expected 192")
-@mutant(of="PAR-02g", case="cp2-ep2-fsdp", says="hold unequal")
-class MovesBiasesByTheTokensOfOneRank(Spread):
-    """Each rank moves its copy of a bias by its own run, and the copies drift apart."""
-
-    trains = _BiasByRuns
-
-
-class _BiasTwice(ParallelTrainer):
-    def over_parts(self, values: dict[str, Tensor]) -> dict[str, Tensor]:
-        found = super().over_parts(values)
-        return {
-            name: each * self.execution.degrees.cp if name.endswith(".counts") else each for name, each in found.items()
-        }
-
-
-@mutant(of="MOE-06g", case="cp2", says="assignments, expected 192")
-class CountsAssignmentsOnEachRankOfARow(Spread):
-    """The other way round: the counts of a row are summed over ranks that have each summed them."""
-
-    trains = _BiasTwice
+    exchange = {"context_parallel": _WaitsWithin}
