@@ -77,6 +77,7 @@ from contracts.checks.numeric import (  # isort: skip
     traffic,  # what ranks send each other
     axis_traffic,  # over which ranks a step reduces and gathers
     true_size,  # what a step of NAM56R sends, without a GPU
+    rehearsed_step,  # that a rehearsal is of the step that runs
     rank_classes,  # what every class of ranks sends, at true size
     sharded_bytes,  # what a rank of NAM56R holds, without a GPU
     rows_of_ranks,  # which rank reads which sequences
@@ -139,6 +140,7 @@ __all__ = [
     "reach",
     "recurrent",
     "refused_runs",
+    "rehearsed_step",
     "resharding",
     "resume",
     "retention",
