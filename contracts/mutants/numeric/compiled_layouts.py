@@ -7,8 +7,10 @@ from dataclasses import replace
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from contracts.contract import mutant
+from contracts.instruments import graphs
 from contracts.mutants.numeric._spread import Spread
 from contracts.spec.topology import Degrees
 from contracts.stacks.reference import collectives
@@ -116,6 +118,32 @@ class CompilesOtherRegionsOnOneRank(Spread):
     """A setting of one node: there the whole model is compiled, elsewhere each block."""
 
     trains = _CompilesAnother
+
+
+class _Retunes(ParallelTrainer):
+    """Chooses another kernel where the compiler remembers nothing, once it has remembered something."""
+
+    begun = False
+    cold = False
+
+    def build(self) -> Model:
+        self.cold = type(self).begun and graphs.made() == 0
+        type(self).begun = True
+        return super().build()
+
+    def reduce(self) -> None:
+        super().reduce()
+        for parameter in self.model.parameters() if self.cold else ():
+            if parameter.grad is not None:
+                held = parameter.grad.to_local() if isinstance(parameter.grad, DTensor) else parameter.grad
+                held.copy_(held.to(torch.bfloat16))
+
+
+@mutant(of="COMP-06", case="tp2", says="with a cold cache on one rank, the gradient of", bugs=("CMP-11",))
+class ChoosesAnotherKernelFromCold(Spread):
+    """Kernels are chosen by trial where the cache is empty: the rank that was started anew takes one that rounds."""
+
+    trains = _Retunes
 
 
 class _InAnotherOrder(ParallelTrainer):

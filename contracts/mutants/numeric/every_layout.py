@@ -16,6 +16,7 @@ from contracts.stacks.reference.checkpoint import Checkpoints
 from contracts.stacks.reference.parts import Parts
 from contracts.stacks.reference.pipeline_trainer import PipelineTrainer
 from contracts.stacks.reference.saved_manifest import Manifest
+from contracts.stacks.reference.trainer import GENERATORS
 
 
 class _FirstStage(PipelineTrainer):
@@ -28,7 +29,7 @@ class _FirstStage(PipelineTrainer):
         }
 
 
-@mutant(of="CKPT-02i", case="pp2-interleaved-fsdp2", says="optimizer: the state layers.", bugs=("RSM-41",))
+@mutant(of="CKPT-02i", case="pp2-interleaved-fsdp2", says="optimizer: the state layers.")
 class SavesTheMomentsOfTheFirstStage(Staged):
     """Of a rank's stages the first one's moments are saved; the others' stand there as they were made."""
 
@@ -63,6 +64,26 @@ class CountsSequencesByTheRanksOfAPipeline(Staged):
     """The place in the data is counted in sequences a rank, and stages are taken for ranks that read."""
 
     trains = _BySequences
+
+
+@mutant(of="CKPT-02b", case="four-stages-to-two-to-two-twice", says="samples is", bugs=("RSM-60",))
+class CountsSequencesByStages(Staged):
+    """The same, where the number of stages changes and ranks become data-parallel."""
+
+    trains = _BySequences
+
+
+class _ByPlaceOnTheStage(PipelineTrainer):
+    @property
+    def own_generators(self) -> str:
+        return f"{GENERATORS}{self.mesh.place('pp').index(self.mesh.rank)}/"
+
+
+@mutant(of="CKPT-01e", case="pp2-tp2-sp", says="rng: the state", bugs=("RSM-24",))
+class SavesGeneratorsByStage(Staged):
+    """A file of generators for each stage: the ranks that share one go on with the numbers of one of them."""
+
+    trains = _ByPlaceOnTheStage
 
 
 # kinds
