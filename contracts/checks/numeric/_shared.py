@@ -58,6 +58,9 @@ PP2_TP2 = Execution(world=4, degrees=Degrees(pp=2, tp=2, sp=True), microbatches=
 INTERLEAVED_FSDP2 = Execution(
     world=4, degrees=Degrees(pp=2), microbatches=2, schedule="interleaved", fsdp=True, precision="float64"
 )
+CP2 = Execution(world=2, degrees=Degrees(cp=2), layout="borrowed", precision="float64")
+CP2_FSDP = replace(CP2, fsdp=True)
+CP2_TP2 = Execution(world=4, degrees=Degrees(cp=2, tp=2), layout="borrowed", fsdp=True, precision="float64")
 FSDP4 = Execution(world=4, fsdp=True, precision="float64")
 HSDP = Execution(world=4, fsdp=True, replicas=2, precision="float64")
 TP2_EP2 = Execution(world=4, degrees=Degrees(tp=2, ep=2, sp=True), precision="float64")
@@ -93,7 +96,7 @@ def place(at: Path, execution: Execution) -> Path:
 def shown(execution: Execution) -> str:
     """An execution in a word, for messages and names of folders."""
     degrees = execution.degrees
-    sizes = {"tp": degrees.tp, "ep": degrees.ep, "pp": degrees.pp, "copies": execution.replicas}
+    sizes = {"tp": degrees.tp, "ep": degrees.ep, "pp": degrees.pp, "cp": degrees.cp, "copies": execution.replicas}
     words = [f"{name}{size}" for name, size in sizes.items() if size > 1]
     words += ["sp"] if degrees.sp else []
     words += ["fsdp"] if execution.fsdp else []

@@ -13,6 +13,9 @@ from contracts import instruments
 from contracts.checks._layouts import needs_layout
 from contracts.checks.numeric._saves import FAMILIES
 from contracts.checks.numeric._shared import (
+    CP2,
+    CP2_FSDP,
+    CP2_TP2,
     EP2,
     EP2_BORROWED,
     EP4_BORROWED,
@@ -58,6 +61,7 @@ RANKS: dict[str, tuple[Recipe, Execution, int, tuple[int, ...]]] = {  # steps be
     "borrowed-ep2-fsdp-accumulated": (SPREAD_MUON, replace(EP2_BORROWED, microbatches=2), 2, (1, 2, 2)),
     "fsdp2-delayed-fp8": (SCALED, FSDP2, 2, (1, 1, 2)),
     "tp2-sp-ep2": (SPREAD, TP2_EP2, 4, (2, 1, 2)),
+    "borrowed-cp2-fsdp": (SPREAD_MUON, CP2_FSDP, 2, (1, 2, 2)),
     "hsdp-2x2": (SPREAD, HSDP, 4, (1, 2, 2)),
     "interleaved": (EVEN_MUON, INTERLEAVED, 2, (1, 2, 2)),
     "pp2-tp2-sp": (EVEN, PP2_TP2, 4, (2, 1, 2)),
@@ -124,8 +128,11 @@ OTHERS: dict[str, tuple[Recipe, int, Execution, tuple[Execution, ...]]] = {
     "borrowed-ep2-fsdp": (SPREAD_MUON, 2, EP2_BORROWED, (ONE, EP2, TP2)),
     "pp2": (SPREAD, 2, PP2, (ONE, FSDP2)),
     "one-rank-to-pp2": (SPREAD_MUON, 2, ONE, (PP2,)),
+    "cp2-fsdp": (SPREAD_MUON, 2, CP2_FSDP, (ONE, CP2, TP2_SP)),
+    "one-rank-to-cp2": (SPREAD, 2, ONE, (CP2, CP2_FSDP)),
     "tp2-sp-ep2": (SPREAD, 4, TP2_EP2, (ONE, HSDP, TP2_FSDP2)),
     "hsdp-2x2": (SPREAD, 4, HSDP, (FSDP4, EP4_BORROWED)),
+    "borrowed-cp2-tp2-fsdp": (SPREAD, 4, CP2_TP2, (HSDP, TP2_EP2)),
     "borrowed-tp2-sp-ep4-fsdp": (SPREAD, 4, EP4_BORROWED, (ONE, FSDP4)),
     "tp2-sp-fsdp2": (SPREAD, 4, TP2_FSDP2, (HSDP, TP2_EP2)),
 }
@@ -172,6 +179,7 @@ GOES_ON: dict[str, tuple[Recipe, int, Execution, tuple[Execution, ...]]] = {
     "two-to-two": (SPREAD, 2, TP2_SP, (FSDP2, EP2_BORROWED)),
     "stages-to-one-to-other-stages": (EVEN_MUON, 2, PP2_EVEN, (ONE, INTERLEAVED)),
     "four-stages-to-two-to-two-twice": (EVEN, 4, PP4, (PP2_FSDP2, INTERLEAVED_FSDP2)),
+    "two-to-two-of-one-row": (SPREAD, 2, FSDP2, (CP2_FSDP, TP2)),
     "one-to-two-to-one": (SPREAD_MUON, 2, ONE, (FSDP2, ONE)),
     "four-to-four-to-one": (SPREAD, 4, TP2_EP2, (HSDP, ONE)),
 }
