@@ -25,9 +25,7 @@ INTERLEAVED = replace(PIPELINE, execution=replace(PIPELINE.execution, schedule="
 
 CLASSES: dict[str, tuple[Recipe, Lane, Group]] = {
     "dp8": (LETTERS, LANES["dp8"], (0, 7)),
-    "hsdp-2x8": (LETTERS, LANES["hsdp-2x8"], (0, 7, 8)),
     "tp2-sp-ep2-fsdp2": (LETTERS, LANES["tp2-sp-ep2-fsdp2"], (0, 1, 2, 4)),
-    "borrowed-tp2-sp-ep4-fsdp4": (LETTERS, LANES["borrowed-tp2-sp-ep4-fsdp4"], (0, 1, 2, 4)),
     "pp2-tp2-sp": (LETTERS, PIPELINE, (0, 1, 2, 3)),
 }
 CLASSES_OF_MANY: dict[str, tuple[Recipe, Lane, Group]] = {

@@ -148,7 +148,7 @@ RING = (511 / 512) / (7 / 8)  # of what is reduced or gathered a ring of n carri
 PADDING = 1.03  # shards of equal length
 
 
-@contract("TRAF-05a", asks="rehearse", cases=GROWN, source="playbook")
+@contract("TRAF-05a", asks="rehearse", cases=GROWN, source="playbook", slow=True)
 def bytes_of_a_rank_do_not_grow_from_8_to_512(stack: Stack, few: Lane, many: Lane) -> None:
     """From 8 data-parallel ranks to 512, each with as many tokens, what a rank's link carries grows by what rings of
     512 carry more than rings of 8, a seventh, and by what is cut or copied over ranks only then; and by no more.

@@ -42,7 +42,7 @@ class _SkipsIdle(ExpertPeers):
         return exchanged(y_RD, sent, received, self.ep)
 
 
-@mutant(of="TRAF-01a", case="borrowed-tp2-sp-ep4-fsdp4", says="is all_to_all rows of 3584 bfloat16 on rank 0",
+@mutant(of="TRAF-01a", case="tp2-sp-ep2-fsdp2", says="is all_to_all rows of 3584 bfloat16 on rank 0",
         bugs=("FSD-03", "DSP-22", "PPS-14"))  # fmt: skip
 class LeavesTheExchangeOutWithoutRows(Spread):
     """A rank whose experts were chosen by nobody has nothing to take, and forgets that it has rows to send."""
