@@ -142,6 +142,10 @@ WRAPPED: dict[str, tuple[Execution, int, tuple[Wrap, ...]]] = {
     "everything": (
         replace(borrowed(4, tp=2, ep=2, etp=1, sp=True, fsdp=True), recompute=True, compile="blocks"), 4, EVERYTHING,
     ),
+    "everything-over-cut-rows": (
+        replace(borrowed(4, cp=2, tp=2, ep=2, etp=1, sp=True, fsdp=True), recompute=True, compile="blocks"), 4,
+        (*EVERYTHING[:2], "context_parallel", *EVERYTHING[2:]),
+    ),
     "tp2-recompute-compile": (
         replace(own(2, tp=2, sp=True), recompute=True, compile="blocks"), 2,
         ("tensor_parallel", "activation_checkpoint", "compile"),
@@ -156,7 +160,8 @@ WRAPPED: dict[str, tuple[Execution, int, tuple[Wrap, ...]]] = {
 def a_model_is_wrapped_in_one_order(
     stack: Compiling, execution: Execution, world: int, expected: tuple[Wrap, ...]
 ) -> None:
-    """A model is wrapped from the inside out: tensor parallel, expert parallel, activation checkpoint, compile, FSDP2.
+    """A model is wrapped from the inside out: tensor parallel, expert parallel, context parallel, activation
+    checkpoint, compile, FSDP2.
 
     Recomputation outside what is compiled recomputes graphs; FSDP2 inside it is a break in every layer, and its hooks
     gather what tensor parallel has not cut yet.
