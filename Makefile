@@ -36,17 +36,20 @@ gate: $(READY) megatron-if-possible  ## test the gate, then judge STACK="referen
 	fi
 	code=$$tested
 	judge() {  # a stack, the folder of its report, further options
-	  local stack=$$1 folder=$$2 deviations=docs/deviations/$$1.toml judged=0
+	  local stack=$$1 folder=$$2 deviations=docs/deviations/$$1.toml judged=0 gate
 	  local options=(--stack "$$stack" --report "$$folder" "$${@:3}")
 	  if [ -f "$$deviations" ]; then options+=(--deviations "$$deviations"); fi
 	  echo; echo "== lanegate check $${options[*]}"
-	  lanegate check "$${options[@]}" || judged=$$?
+	  gate=$$($(MAKE) --no-print-directory gate-of STACK="$$stack")
+	  "$$gate" check "$${options[@]}" || judged=$$?
 	  if [ $$code = 0 ]; then code=$$judged; fi
 	}
 	for stack in $(STACK); do
 	  folder=reports/$$(tr -c '[:alnum:].=\n-' '_' <<< "$$stack")
 	  judge "$$stack" "$$folder" --profile $(PROFILE)
-	  many=$$($(BIN)/python -m contracts.harness.offering "$$stack" $(RANKS_PROFILE)) || many=unknown
+	  gate=$$($(MAKE) --no-print-directory gate-of STACK="$$stack")
+	  many=$$("$$(dirname "$$(command -v "$$gate")")/python" -m contracts.harness.offering "$$stack" $(RANKS_PROFILE)) \
+	    || many=unknown
 	  if [ "$$many" != 0 ]; then
 	    judge "$$stack" "$$folder-ranks" --profile $(RANKS_PROFILE) --ranks $(RANKS)
 	  else
@@ -104,6 +107,10 @@ gate-of:
 	    version="$(STACK)"; version=$${version#torchtitan}; version=$${version#==}; version=$${version:-$(firstword $(TITAN))}
 	    $(MAKE) --no-print-directory titan TITAN=$$version >&2
 	    echo "$(CURDIR)/.venv-torchtitan-$$version/bin/lanegate";;
+	  megatron*)  # about numbers and ranks it is asked in the interpreter that has it
+	    version="$(STACK)"; version=$${version#megatron}; version=$${version#==}; version=$${version:-$(firstword $(MEGATRON))}
+	    own="$(CURDIR)/.venv-megatron-$$version/bin/lanegate"
+	    if [ -x "$$own" ]; then echo "$$own"; else echo lanegate; fi;;
 	  *) echo lanegate;;
 	esac
 
