@@ -73,6 +73,7 @@ from contracts.checks.numeric import (  # isort: skip
     context_borders,  # and what crosses from one of them to the next
     context_counts,  # and what is counted over all of them
     transformers,  # a step of a transformer with experts, which other stacks can be asked
+    transformer_step,  # the same in one process, against its definition
     sharded_optimizer,  # what several ranks begin with, and make of a step
     traffic,  # what ranks send each other
     axis_traffic,  # over which ranks a step reduces and gathers
@@ -81,6 +82,7 @@ from contracts.checks.numeric import (  # isort: skip
     rank_classes,  # what every class of ranks sends, at true size
     sharded_bytes,  # what a rank of NAM56R holds, without a GPU
     rows_of_ranks,  # which rank reads which sequences
+    caches_of_ranks,  # where the files of their compilers go
     compiled_layouts,  # lanes of several ranks, compiled and not
     compiled_stages,  # stages and experts of several ranks, compiled
     refused_runs,  # what a refused run leaves behind
@@ -92,6 +94,7 @@ __all__ = [
     "axis_traffic",
     "balance",
     "bfloat16",
+    "caches_of_ranks",
     "checkpoint",
     "compiled",
     "compiled_experts",
@@ -158,6 +161,7 @@ __all__ = [
     "ssm_precision",
     "streams",
     "traffic",
+    "transformer_step",
     "transformers",
     "true_size",
     "updates",
