@@ -87,7 +87,7 @@ class Megatron:
         command = [*_command(self._python), "flags"]
         try:
             done = subprocess.run(
-                command, env=_environment(), capture_output=True, text=True, check=True, timeout=TIMEOUT_S
+                command, env=environment(), capture_output=True, text=True, check=True, timeout=TIMEOUT_S
             )
         except subprocess.CalledProcessError as error:
             raise Unreachable(f"megatron {self.version} has no argument parser: {error.stderr[-600:]}") from None
@@ -127,7 +127,7 @@ def _command(python: Path) -> tuple[str, ...]:
     return (str(python), "-P", "-s", "-W", "ignore", "-c", _BOOTSTRAP, str(_SUITE))
 
 
-def _environment() -> dict[str, str]:
+def environment() -> dict[str, str]:
     """What a worker inherits: nothing that steers Python, torch or Megatron, so a launch alone says what is set."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(_CLEARED)}
     return kept | {"PYTHONHASHSEED": "0"}  # Megatron prints sets in its errors
@@ -135,4 +135,4 @@ def _environment() -> dict[str, str]:
 
 @functools.cache
 def _worker(python: Path) -> Launched:
-    return Launched(_command(python), env=_environment(), inherit=False, persistent=True, timeout_s=TIMEOUT_S)
+    return Launched(_command(python), env=environment(), inherit=False, persistent=True, timeout_s=TIMEOUT_S)

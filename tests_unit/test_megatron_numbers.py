@@ -1,0 +1,63 @@
+"""The numbers of the real Megatron-Core: scripts that confirm what it does otherwise, and promises that it keeps.
+
+Both run in the interpreter that has it, each in a process of its own.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from contracts.stacks.megatron import VERSIONS, installed
+from contracts.stacks.megatron.party import environment
+
+pytestmark = pytest.mark.megatron
+
+ROOT = Path(__file__).parents[1]
+SCRIPTS = sorted((ROOT / "docs/confirmed").glob("megatron_*.py"))
+OLD, NEW = VERSIONS
+LATER = {"megatron_empty_stage", "megatron_router_in_bfloat16", "megatron_counts_what_was_kept"}
+"""What 0.16.1 has not, or not without Transformer Engine."""
+KEPT = "MOE-01a,MOE-02b,MOE-04a,MOE-05d,BLK-03a,BLK-03d,OPT-05d,TOPO-05c"
+
+
+def python(version: str) -> Path:
+    """The interpreter that has a version, or a skip where nobody made its environment."""
+    if version not in installed():
+        pytest.skip(f"Megatron-Core {version} is not installed: make it with `make megatron`")
+    return installed()[version]
+
+
+def run(*command: str | Path) -> subprocess.CompletedProcess[str]:
+    env = environment() | {"OMP_NUM_THREADS": "1"}
+    words = [str(word) for word in command]
+    return subprocess.run(words, check=False, capture_output=True, text=True, cwd=ROOT, env=env, timeout=280)
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=[script.stem for script in SCRIPTS])
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_fault_that_is_declared_shows_without_the_suite(version: str, script: Path) -> None:
+    if version == OLD and script.stem in LATER:
+        pytest.skip(f"{script.stem} asks for a later version than {OLD}")
+    done = run(python(version), "-W", "ignore", script)
+    assert done.returncode == 0, done.stdout[-600:] + done.stderr[-600:]
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=[script.stem for script in SCRIPTS])
+def test_a_script_is_short_and_stands_without_the_suite(script: Path) -> None:
+    text = script.read_text()
+    assert len(text.splitlines()) <= 40
+    assert "lanegate" not in text
+    assert "contracts" not in text
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_blocks_and_steps_are_judged_in_the_interpreter_that_has_it(version: str, tmp_path: Path) -> None:
+    lanegate = python(version).with_name("lanegate")
+    if not lanegate.exists():
+        pytest.skip(f"the environment of {version} is older than its suite: run `make megatron`")
+    done = run(lanegate, "check", "--stack", f"megatron=={version}", "--profile", KEPT, "--report", tmp_path)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-600:]
+    assert "shimmed: CUDA's device" in (tmp_path / "run.jsonl").read_text()
