@@ -20,7 +20,7 @@ from contracts.spec.errors import Unreachable
 
 SHIMS = {
     "device": "device type cpu in torchtitan.tools.utils, which knows accelerators alone",
-    "kernels": "an empty module for minimal_async_ep.kernels where triton is missing; its dispatcher is not used",
+    "kernels": "empty modules for kernels where triton is missing: of minimal_async_ep, whose dispatcher is not used",
     "experts": "experts' products in the dtype of their input; GroupedExperts.forward rounds to bfloat16",
     "sums": "fully_shard adds and does not scale: gloo has no PREMUL_SUM, and the factor is 1",
     "stages": "microbatches are joined before torch's pipeline schedules cut them: step() of torch 2.13 takes no list",
@@ -48,23 +48,31 @@ def on_cpu() -> None:
         setattr(utils, name, value)
 
 
+KERNELS = ("torchtitan.distributed.minimal_async_ep.kernels", "torchtitan.models.moe.kernels")
+"""Modules that import triton at their top: of 0.3.0 and of 0.2.2."""
+
+
 def without_triton() -> None:
-    """Put a module of the same functions, which refuse to be called, in the place of kernels that need triton."""
-    name = "torchtitan.distributed.minimal_async_ep.kernels"
-    if importlib.util.find_spec("triton") is not None or name in sys.modules:
+    """Put modules of the same functions, which refuse to be called, in the place of kernels that need triton."""
+    if importlib.util.find_spec("triton") is not None:
         return
-    source = Path(str(_module("torchtitan").__file__)).parent / "distributed/minimal_async_ep/kernels.py"
-    if not source.exists():  # 0.2.2 has no such dispatcher
-        return
-    stub = ModuleType(name)
-    for node in ast.parse(source.read_text()).body:
-        if isinstance(node, ast.FunctionDef):
-            setattr(stub, node.name, _absent)
-    sys.modules[name] = stub
+    found = importlib.util.find_spec("torchtitan")  # which does not import it: 0.2.2 wants triton at its first line
+    if found is None or found.origin is None:
+        raise Unreachable("could not reach torchtitan; `make titan` installs it")
+    root = Path(found.origin).parent.parent
+    for name in KERNELS:
+        source = root / f"{name.replace('.', '/')}.py"
+        if name in sys.modules or not source.exists():
+            continue
+        stub = ModuleType(name)
+        for node in ast.parse(source.read_text()).body:
+            if isinstance(node, ast.FunctionDef):
+                setattr(stub, node.name, _absent)
+        sys.modules[name] = stub
 
 
 def _absent(*_: Any, **__: Any) -> None:
-    raise NotImplementedError("a kernel of torchtitan's minimal_async_ep was called, and triton is not installed")
+    raise NotImplementedError("a kernel of torchtitan's was called, and triton is not installed")
 
 
 def experts_keep_their_dtype() -> None:
@@ -120,8 +128,8 @@ def _module(name: str) -> Any:
 
 def apply() -> None:
     """Every shim that comes before the rest of torchtitan is imported, and the one on its experts."""
-    on_cpu()
     without_triton()
+    on_cpu()
     experts_keep_their_dtype()
 
 

@@ -47,8 +47,8 @@ class Torchtitan:
         device = f"shimmed: {shims.SHIMS['device']}"
         said = {"topology": f"{device}; torch's fake process group", "built": device, "train": f"shimmed: {every}"}
         self.labels: Mapping[str, str] = {question: said[question] for question in self.offers}
-        shims.on_cpu()
         shims.without_triton()
+        shims.on_cpu()
 
     def topology(self, degrees: Degrees, world: int, layout: Layout) -> Topology:
         from contracts.stacks.torchtitan.topology import topology
