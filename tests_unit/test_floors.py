@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import inspect
 import pkgutil
 import types
@@ -40,6 +41,13 @@ TENSORS = (  # what is made of tensors, and imported only where numbers are judg
     "contracts.instruments.memory", "contracts.stacks.reference.allocating",
     "contracts.instruments.mamba_ssm", "contracts.instruments.traffic",
     "contracts.mutants.numeric.",
+    "contracts.stacks.megatron.blocks", "contracts.stacks.megatron.held", "contracts.stacks.megatron.live",
+    "contracts.stacks.megatron.model", "contracts.stacks.megatron.numbers", "contracts.stacks.megatron.optimizer",
+    "contracts.stacks.megatron.shims", "contracts.stacks.megatron.table", "contracts.stacks.megatron.training",
+    "contracts.stacks.megatron.weights", "contracts.stacks.reference.context_parallel",
+    "contracts.stacks.reference.saving_later",
+    "contracts.stacks.torchtitan.built", "contracts.stacks.torchtitan.model", "contracts.stacks.torchtitan.trainer",
+    "contracts.stacks.torchtitan.training", "contracts.stacks.torchtitan.weights",
     "contracts.stacks.reference.parts", "contracts.stacks.reference.blocks.",
     "contracts.stacks.reference.sites", "contracts.stacks.reference.foreign.",
     "contracts.stacks.reference.checkpoint", "contracts.stacks.reference.randomness",
@@ -52,13 +60,16 @@ TENSORS = (  # what is made of tensors, and imported only where numbers are judg
     "contracts.stacks.reference.expert_parallel", "contracts.stacks.reference.sharding",
     "contracts.stacks.reference.parallel", "contracts.stacks.reference.pipeline", "contracts.stacks.reference.foreign.",
 )  # fmt: skip
+ELSEWHERE = () if importlib.util.find_spec("torchtitan") else ("contracts.stacks.torchtitan.trainer",)
+"""What only the environment of a framework can import."""
 
 
 def _modules(floor: str) -> list[str]:
     package = importlib.import_module(floor)
     if not hasattr(package, "__path__"):
         return [floor]
-    return [floor, *(found.name for found in pkgutil.walk_packages(package.__path__, f"{floor}."))]
+    found = [module.name for module in pkgutil.walk_packages(package.__path__, f"{floor}.")]
+    return [floor, *(module for module in found if module not in ELSEWHERE)]
 
 
 def _floor(module: str) -> str:
