@@ -20,11 +20,13 @@ from contracts.contract import LAW, contract
 from contracts.court import profiles
 from contracts.court import ranks as ranking
 from contracts.harness.cli import main
-from contracts.harness.plugin import result_of
+from contracts.harness.gate import Gate
+from contracts.harness.plugin import _marks, result_of
 from contracts.mutants.many_ranks import _RANK_0_REPORTS
 from contracts.spec import codec
 from contracts.spec.errors import NotOffered
 from contracts.spec.records import Result
+from contracts.stacks.reference.stack import Reference
 from tests_unit._parties.running import LANEGATE, environment
 from tests_unit.ranks.running import needs_torch
 
@@ -72,6 +74,13 @@ def test_without_ranks_an_item_is_not_run_and_says_what_to_type(tmp_path: Path) 
     (result,) = json.loads(done.stdout)["results"]
     assert result["outcome"] == "not run"
     assert "lanegate check --ranks 8 --profile 'TOPO-05d[own-axis-2x4]'" in result["words"]
+
+
+@pytest.mark.unit
+def test_a_slow_promise_of_several_ranks_is_still_one_of_several_ranks() -> None:
+    plan = profiles.plan(LAW, "COMP-06[tp2]")
+    gate = Gate(subject=Reference(), origin="reference", assistants=(), profile="COMP-06[tp2]", plan=plan)
+    assert {mark.name for item in plan.items for mark in _marks(gate, item)} == {"dist", "slow"}
 
 
 @pytest.mark.unit

@@ -41,6 +41,7 @@ NEEDS = {
     "gpu": "no promise of this profile is judged on a GPU",
     "dist": "no promise of this profile is judged by several ranks",
 }
+SLOW_S = 240.0  # for a promise whose compiler starts cold on every rank
 OWN_RANKS_S = 240.0  # for a promise of the gate itself, which starts ranks of its own, one torchrun after the other
 
 
@@ -101,20 +102,23 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         marks = (getattr(pytest.mark, tier), pytest.mark.skip(reason=NEEDS[tier]))
         metafunc.parametrize("promise", [pytest.param(None, marks=marks, id="nothing")])
         return
-    each = [pytest.param(item, marks=_mark(gate, item), id=f"{item.id}-{item.case}") for item in items]
+    each = [pytest.param(item, marks=_marks(gate, item), id=f"{item.id}-{item.case}") for item in items]
     metafunc.parametrize("promise", each, indirect=True)
 
 
-def _mark(gate: Gate, item: Item) -> pytest.MarkDecorator:
-    """The tier of an item; of many ranks also how many, where there are as many."""
+def _marks(gate: Gate, item: Item) -> tuple[pytest.MarkDecorator, ...]:
+    """The tier of an item, or that it is slow; of many ranks both, and how many, where there are as many: without the
+    mark of its tier a test is put to no ranks."""
     contract = LAW.contracts[item.id]
-    if contract.slow:
-        return pytest.mark.slow
-    if contract.tier != "dist" or gate.missing_ranks(item):
-        return getattr(pytest.mark, contract.tier)  # type: ignore[no-any-return]  # by name, so Any
+    slow = (pytest.mark.slow,) if contract.slow else ()
+    if contract.tier != "dist":
+        return slow or (getattr(pytest.mark, contract.tier),)
+    if gate.missing_ranks(item):
+        return (pytest.mark.dist, *slow)
     if contract.of_the_court:
-        return pytest.mark.dist(ranks=1, timeout=OWN_RANKS_S)
-    return pytest.mark.dist(ranks=contract.ranks(item.case))
+        return (pytest.mark.dist(ranks=1, timeout=OWN_RANKS_S),)
+    limit = SLOW_S if contract.slow else None
+    return (pytest.mark.dist(ranks=contract.ranks(item.case), timeout=limit), *slow)
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from contracts.court.judge import fate_of, judge
 from contracts.harness import parties, selftest
 from contracts.harness.commands._guard import read_law
 from contracts.harness.curves import Curves, Watched
-from contracts.harness.plugin import OWN_RANKS_S, PROPERTY, result_of
+from contracts.harness.plugin import OWN_RANKS_S, PROPERTY, SLOW_S, result_of
 from contracts.harness.selftest import Matrix
 from contracts.harness.worlds import narrowed
 from contracts.instruments.ranks import here
@@ -86,7 +86,7 @@ def _fits(contract: Contract, case: str) -> bool:
 
 
 def _mark(trial: Trial) -> pytest.MarkDecorator:
-    limit = OWN_RANKS_S if trial.contract.of_the_court else None
+    limit = OWN_RANKS_S if trial.contract.of_the_court else SLOW_S if trial.contract.slow else None
     return pytest.mark.dist(ranks=trial.contract.ranks(trial.case), timeout=limit)
 
 

@@ -55,6 +55,8 @@ def settle() -> None:
     dynamo.recompile_limit = KINDS * SHAPES
     # At a break in the middle of a layer dynamo looks at `.grad` of what goes on, and torch warns it of its own look.
     warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf", UserWarning)
+    # It stands for the context of an autograd function by an object of that class, against torch's own advice.
+    warnings.filterwarnings("ignore", ".*should not be instantiated", DeprecationWarning)
 
 
 def compile_regions(model: Model, regions: Regions, compiler: Compiler) -> None:
