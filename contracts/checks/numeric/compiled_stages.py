@@ -25,6 +25,8 @@ DEPTH_4 = replace(
     moe=Moe(experts=4, top_k=2, expert_hidden=20, shared_hidden=0, aux_loss=0.3, z_loss=0.05),
 )  # fmt: skip
 """Few experts: the compiler writes out each of them."""
+ROUTED = replace(DEPTH_4, name="staged-routed", pattern="AE", depth=2)
+"""One layer whose experts lie on several ranks: every break in it is met anew in each function around it."""
 QUARTERS = replace(DEPTH_4, pattern="A|E|M|E")
 
 
@@ -40,10 +42,10 @@ LANES: dict[str, Flow] = {
     "pp2": _compiled(DEPTH_4, _staged(2, 4, pp=2)),
     "pp2-interleaved": _compiled(QUARTERS, replace(_staged(2, 2, pp=2), schedule="interleaved")),
     "pp2-tp2-sp": _compiled(DEPTH_4, _staged(4, 4, pp=2, tp=2, sp=True)),
-    "pp2-ep2": _compiled(DEPTH_4, _staged(4, 2, pp=2, ep=2)),
+    "pp2-ep2": _compiled(ROUTED, _staged(4, 2, pp=2, ep=2)),
     "pp2-dp2-fsdp": _compiled(DEPTH_4, replace(_staged(4, 2, pp=2), fsdp=True)),
-    "borrowed-tp2-sp-ep2-etp1-fsdp": _compiled(DEPTH_4, borrowed(4, tp=2, ep=2, etp=1, sp=True, fsdp=True)),
-    "tp2-sp-ep2-fsdp2": _compiled(DEPTH_4, own(8, tp=2, ep=2, sp=True, fsdp=True)),
+    "borrowed-tp2-sp-ep2-etp1-fsdp": _compiled(ROUTED, borrowed(4, tp=2, ep=2, etp=1, sp=True, fsdp=True)),
+    "tp2-sp-ep2-fsdp2": _compiled(ROUTED, own(8, tp=2, ep=2, sp=True, fsdp=True)),
 }
 
 
@@ -70,8 +72,8 @@ def a_compiled_lane_steps_as_one_eager_rank_does(
 
 
 APART: dict[str, Flow] = {
-    "borrowed-ep2": _compiled(DEPTH_4, borrowed(2, ep=2)),
-    "pp2-ep2": _compiled(replace(DEPTH_4, pattern="AE|ME"), _staged(4, 2, pp=2, ep=2)),
+    "borrowed-ep2": _compiled(ROUTED, borrowed(2, ep=2)),
+    "pp2-ep2": _compiled(ROUTED, _staged(4, 2, pp=2, ep=2)),
 }
 
 

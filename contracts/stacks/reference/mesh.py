@@ -22,6 +22,7 @@ EXPERT_REPLICA, EXPERT_SHARD = ("replica",), ("shard", "etp_replica")
 the ranks of context parallel have read other tokens, so that parameters are sharded over them as well."""
 
 TIMEOUT_S = 60.0  # `new_group` does not inherit the default group's: without one it waits for half an hour
+COMPILING_S = 280.0  # a stage waits while the one before it compiles: 40 s on two idle cores, 100 s on busy ones
 
 
 class ProcessMesh:
@@ -93,7 +94,10 @@ class TrainingMesh(ProcessMesh):
         self.execution, self.degrees = execution, execution.degrees
         self.grids = _split(grids(self.degrees, execution.world, execution.layout), execution)
         forget_meshes()
-        super().__init__(self._with_views(topology(self.degrees, execution.world, execution.layout)))
+        super().__init__(
+            self._with_views(topology(self.degrees, execution.world, execution.layout)),
+            timeout_s=TIMEOUT_S if execution.compile == "none" else COMPILING_S,
+        )
         self.dense = self.view(self.grids.dense, {"replica": REPLICA, "shard": SHARD, "tp": ("tp",)})
         kept = {"replica": EXPERT_REPLICA, "shard": EXPERT_SHARD, "ep": ("ep",), "etp": ("etp",)}
         self.expert = self.view(self.grids.expert, kept)
