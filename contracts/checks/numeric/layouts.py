@@ -188,7 +188,10 @@ def every_gradient_is_that_of_one_rank(
 
 IN_FLOAT32 = {
     name: LAYOUTS[name] for name in ("tp2-sp", "fsdp2", "ep4-idle", "tp2-sp-ep2", "borrowed-tp2-sp-ep2-etp1-fsdp")
-}
+} | {
+    "borrowed-cp2": cell(MANY, borrowed(2, Degrees(cp=2))),
+    "borrowed-cp2-fsdp-custom-mixers": cell(AHEAD, borrowed(2, Degrees(cp=2), fsdp=True), "author_dp"),
+}  # fmt: skip
 
 
 @contract("PAR-01b", asks=("built", "train"), cases=IN_FLOAT32, source="F01", tier="dist")

@@ -116,6 +116,20 @@ class LeavesTheGradientOfTheState(Spread):
     exchange = {"context_parallel": _StateWithoutGradient}
 
 
+class _NarrowState(ContextParallel):
+    def of_every_rank(self, x_Bx: Tensor) -> Tensor:
+        if x_Bx.dtype == torch.float64:
+            return super().of_every_rank(x_Bx)
+        return super().of_every_rank(x_Bx.bfloat16()).to(x_Bx.dtype)
+
+
+@mutant(of="PAR-01b", case="borrowed-cp2", says="loss agrees, norm agrees: the gradient of")
+class SendsTheStateInBfloat16(Spread):
+    """A state that is kept in float32 on a rank is sent to the next with the digits of an activation."""
+
+    exchange = {"context_parallel": _NarrowState}
+
+
 class _NothingFades(ContextParallel):
     def entering(self, left_Bx: Tensor, kept_Bx: Tensor, packing: Packing) -> Tensor:
         return super().entering(left_Bx, torch.ones_like(kept_Bx), packing)
