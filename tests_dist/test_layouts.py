@@ -1,0 +1,58 @@
+"""Drawn layouts over drawn models and batches: the step of one rank, whatever is drawn, gradient by gradient."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from contracts import instruments
+from contracts.checks.numeric import _spread as spread
+from contracts.checks.numeric._training import batch, uneven
+from contracts.harness.plugin import SLOW_S
+from contracts.harness.worlds import narrowed
+from contracts.instruments.ranks import gathered
+from contracts.stacks.reference.stack import Reference
+from tests_dist._drawn import Drawn, cells, layouts
+
+DRAWN = {2: cells(2, 18), 4: cells(4, 46), 8: cells(8, 5)}  # world → name → cell
+
+
+def _differs(drawn: Drawn) -> str:
+    """In what the step of all ranks differs from the step of one, in words."""
+    recipe, execution, rows = drawn
+    given = (batch("drawn", recipe.vocab, rows),)
+    weights = uneven(Reference().built(recipe, execution.mode).parameters)
+    ((alone, many),) = spread.both(Reference(), recipe, execution, given, "gradients", weights=weights)
+    words = spread.losses_apart(alone, many)
+    return words or spread.apart(alone, many, "the gradient of", many.gradients, alone.gradients)
+
+
+@pytest.mark.parametrize(
+    ("world", "name"),
+    [pytest.param(world, name, marks=pytest.mark.dist(ranks=world)) for world in DRAWN for name in DRAWN[world]],
+)
+def test_any_layout_takes_the_step_of_one_rank(world: int, name: str, request: pytest.FixtureRequest) -> None:
+    with narrowed(world, request.node.nodeid):
+        words = _differs(DRAWN[world][name])
+        assert not any(gathered(words)), words or "another rank differs"
+
+
+@pytest.mark.parametrize("name", [name for name in DRAWN[2] if "pp" not in name][::5])
+@pytest.mark.dist(ranks=2, timeout=SLOW_S)
+def test_a_compiled_layout_takes_the_step_of_one_rank(name: str, request: pytest.FixtureRequest) -> None:
+    recipe, execution, rows = DRAWN[2][name]
+    compiled = replace(execution, compile="blocks", backend="aot_eager", recompute=False, microbatches=1)
+    with narrowed(2, request.node.nodeid):
+        instruments.graphs.forget()  # what is cached names groups of worlds that are no more
+        words = _differs((recipe, compiled, rows))
+        assert not any(gathered(words)), words or "another rank differs"
+
+
+@pytest.mark.unit
+def test_sixty_layouts_are_drawn_from_every_axis() -> None:
+    assert [len(DRAWN[world]) for world in DRAWN] == [18, 46, 5]
+    assert [len(set(layouts(world))) for world in DRAWN] == [37, 190, 632]
+    names = [name for world in (2, 4) for name in DRAWN[world]]
+    often = {axis: sum(f"-{axis}" in name for name in names) for axis in ("pp", "tp", "sp", "cp", "ep", "etp", "fsdp")}
+    assert min(often.values()) >= 6, often
