@@ -20,6 +20,7 @@ from contracts.harness.commands import (
     preflight,
     runs,
     storage,
+    traffic,
     triage,
 )
 from contracts.harness.gate import suite_version
@@ -40,6 +41,7 @@ for command in (
     emit.emit,
     capacity.budget,
     capacity.kernels,
+    traffic.traffic,
     launch.launch,
     compare.compare,
     runs.report,

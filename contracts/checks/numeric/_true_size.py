@@ -17,7 +17,7 @@ from contracts.spec.traffic import Rehearsal, Rehearsing, Routing, Sent
 from contracts.spec.training import Execution
 
 D, T = 3584, 4096  # hidden, tokens of a sequence
-WHOLE = PRESETS["nam56r_h200_bf16_v1"]  # A 13, E 26, M 9, R 4
+WHOLE = PRESETS["nam56r_h200_bf16_v1"]  # A 13, E 22, M 13, R 4
 LETTERS = replace(WHOLE, name="nam56r-letters", pattern="AEMR", depth=4)
 """One layer of each letter, and both ends."""
 

@@ -48,12 +48,12 @@ def budget(
     Exit code 0 when it fits or is tight, 1 when it is too large, 2 for a wrong question. A budget is a plan: what
     proves a fit is the receipt of a run.
     """
-    party = _asked(stack, "preset", "budget", "fit", "card", "count_parameters")
+    party = asked(stack, "preset", "budget", "fit", "card", "count_parameters")
     settled = party.preset(recipe, acknowledge)
     if micro is not None:
         settled = replace(settled, batch=replace(settled.batch, micro=micro))
-    degrees = _degrees(settled.degrees, changes or "")
-    spread = Spread(degrees=degrees, world=world, layout=layout or _layout(party), sharding=sharding)
+    degrees = changed(settled.degrees, changes or "")
+    spread = Spread(degrees=degrees, world=world, layout=layout or layout_of(party), sharding=sharding)
     card = _card(party, card_name)
     answer = party.budget(settled, spread, card)
     fit = party.fit(answer.total_bytes, card, None)
@@ -105,7 +105,7 @@ def kernels(stack: str, device: str | None, without: tuple[str, ...], as_json: b
     The workload is plain causal attention, and every package that a rule names counts as installed. What runs in a job
     is in its receipt.
     """
-    party = _asked(stack, "kernels", "kernel")
+    party = asked(stack, "kernels", "kernel")
     rules: tuple[KernelRule, ...] = party.kernels()
     installed = frozenset(rule.package for rule in rules if rule.package) - set(without)
     found = []
@@ -127,7 +127,7 @@ def kernels(stack: str, device: str | None, without: tuple[str, ...], as_json: b
             click.echo(f"{'':<25}{choice.fallback_reason}")
 
 
-def _asked(stack: str, *asks: str) -> Any:
+def asked(stack: str, *asks: str) -> Any:
     with the_stack_talks_to_stderr():
         subject = parties.load(stack)
     party = OnTheStand(subject, (), asks)
@@ -136,7 +136,7 @@ def _asked(stack: str, *asks: str) -> Any:
     return party
 
 
-def _layout(party: Any) -> Layout:
+def layout_of(party: Any) -> Layout:
     return "borrowed" if party.layouts and "own-axis" not in party.layouts else "own-axis"
 
 
@@ -150,7 +150,7 @@ def _card(party: Any, text: str) -> Card:
     return Card(name=f"{text} GiB", usable_bytes=int(text) * 2**30)
 
 
-def _degrees(degrees: Degrees, changes: str) -> Degrees:
+def changed(degrees: Degrees, changes: str) -> Degrees:
     """The recipe's degrees with those of `pp=2,tp=2` changed. `sp` is 0 or 1."""
     values: dict[str, int | bool] = {}
     for change in filter(None, changes.split(",")):
