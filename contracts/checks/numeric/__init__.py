@@ -82,7 +82,6 @@ from contracts.checks.numeric import (  # isort: skip
     rank_classes,  # what every class of ranks sends, at true size
     sharded_bytes,  # what a rank of NAM56R holds, without a GPU
     rows_of_ranks,  # which rank reads which sequences
-    caches_of_ranks,  # where the files of their compilers go
     compiled_layouts,  # lanes of several ranks, compiled and not
     compiled_stages,  # stages and experts of several ranks, compiled
     refused_runs,  # what a refused run leaves behind
@@ -94,7 +93,6 @@ __all__ = [
     "axis_traffic",
     "balance",
     "bfloat16",
-    "caches_of_ranks",
     "checkpoint",
     "compiled",
     "compiled_experts",
