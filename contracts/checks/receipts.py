@@ -202,7 +202,8 @@ untested(
     "RCPT-01a",
     "On several ranks, window, peaks, rank map and backend identity are those of all ranks, and no rank writes over "
     "another's receipt.",
-    why="needs several ranks, and the parallel reference is not built yet",
+    why="the trainer's receipt of several ranks is the first rank's: it has no rank map and no peaks; and no question "
+    "asks for the receipt of a run that several ranks made",
     tier="dist",
 )
 

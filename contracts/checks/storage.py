@@ -248,6 +248,7 @@ def caches_that_lie_elsewhere_are_refused(
 untested(
     "STOR-03c",
     "On every rank, the files that a compiled step writes lie in the run's own scratch, and nowhere else.",
-    why="needs several ranks that compile; the parallel reference is not built yet",
+    why="needs two ranks that compile by inductor, for minutes; for CPUs it leaves precompiled headers below TMPDIR, "
+    "whatever TORCHINDUCTOR_CACHE_DIR says (torch 2.13), so that a run's TMPDIR has to be its own first",
     tier="dist",
 )
