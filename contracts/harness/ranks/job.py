@@ -159,15 +159,22 @@ class Job:
             return region.reason
         return (self.agreement.called_off(region.step) or "") if raised else ""
 
-    def agree(self, post: Post, region: Region, *, grace: float | None = None, name: str = "") -> Merged:
-        """Put one rank's outcome of a phase beside the others'."""
+    def agree(
+        self, post: Post, region: Region, *, grace: float | None = None, name: str = "", took: int | None = None
+    ) -> Merged:
+        """Put one rank's outcome of a phase beside the others'.
+
+        `took` ranks took part, where not all did; that those behind them passed says nothing.
+        """
         bad = post.kind != "passed" or bool(post.aborted)
         if post.kind == "skipped" and grace is None:  # most often every rank skips, and some later than others
             grace = SKIPPED * self.limits.grace
         said = self.exchange(written(post), name=name, limit=region.limit, step=region.step, bad=bad, grace=grace)
         if not any(said):
             return self._all_passed
-        merged = merge([read(text, rank) for rank, text in enumerate(said)])
+        posts = [read(text, rank) for rank, text in enumerate(said)]
+        idle = [post for post in posts[took:] if post.kind == "passed" and not post.aborted] if took else []
+        merged = merge([post for post in posts if post not in idle])
         if merged.poisoned and (merged.aborted or self.group.backend != "nccl"):
             self.poisoned = True
         if merged.kind == "failed" and any(said != "failed" for said in merged.outcomes.values()):
