@@ -61,7 +61,7 @@ gate: $(READY) megatron-if-possible  ## test the gate, then judge STACK="referen
 	exit $$code
 
 test: $(READY) lint  ## the project's own tests, after lint
-	@$(BIN)/pytest -m "unit or slow or megatron or kernels or registry or torchrun" -n 2 --dist worksteal
+	@$(BIN)/pytest -m "unit or slow or megatron or titan or kernels or registry or torchrun" -n 2 --dist worksteal
 
 lint: $(READY)  ## ruff, its formatter, mypy --strict
 	@$(BIN)/ruff check
