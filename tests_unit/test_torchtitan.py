@@ -1,4 +1,4 @@
-"""The real torchtitan, where it is installed: scripts that confirm what it does otherwise, and promises that it keeps."""
+"""The real torchtitan, where it is installed: scripts that confirm what it does otherwise, promises that it keeps."""
 
 from __future__ import annotations
 
