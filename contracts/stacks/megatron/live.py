@@ -149,14 +149,17 @@ def _alone() -> Iterator[None]:
     """A default group of this process alone, inside a world of several.
 
     Megatron asks torch how many ranks there are, and torch has no public way to be another world for a while: the
-    default group is put aside with `_update_default_pg`, there from torch 2.1 to 2.13. This is the one place that does.
+    default group is put aside with `_update_default_pg`, there from torch 2.1 to 2.13. `group_count` names the groups
+    that ranks make together and must be the same on all of them afterwards, whoever was alone. This is the one place
+    that reads either.
     """
-    everybody = dist.group.WORLD
+    everybody, inner = dist.group.WORLD, dist.distributed_c10d
     own = dist.new_group([dist.get_rank()], use_local_synchronization=True)
-    change = dist.distributed_c10d._update_default_pg
-    change(own)
+    count = inner._world.group_count
+    inner._update_default_pg(own)
     try:
         yield
     finally:
-        change(everybody)
+        inner._update_default_pg(everybody)
+        inner._world.group_count = count
         dist.destroy_process_group(own)
