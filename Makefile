@@ -16,6 +16,8 @@ PROFILE ?= launch,machine,numeric
 # What several ranks judge of a stack that answers anything about them; RANKS=8 with RANKS_PROFILE=dist is all of it.
 RANKS_PROFILE ?= dist4
 RANKS ?= 4
+# Processes that share what one process judges.
+JOBS ?= $(shell nproc 2>/dev/null || echo 1)
 MEGATRON ?= 0.19.2 0.16.1
 TITAN ?= 0.3.0
 BIN := .venv/bin
@@ -28,7 +30,7 @@ gate: $(READY) megatron-if-possible  ## test the gate, then judge STACK="referen
 	@PATH="$(CURDIR)/$(BIN):$$PATH"
 	mkdir -p reports
 	tested=0
-	lanegate selftest --report reports/selftest > reports/selftest.txt || tested=$$?
+	lanegate selftest --jobs $(JOBS) --report reports/selftest > reports/selftest.txt || tested=$$?
 	echo "selftest: $$(tail -n 1 reports/selftest.txt) (matrix: reports/selftest.txt)"
 	if [ $$tested != 0 ] && [ $$tested != 3 ]; then
 	  echo "the suite fails its own test and judges nobody; see reports/selftest.txt" >&2
@@ -46,7 +48,7 @@ gate: $(READY) megatron-if-possible  ## test the gate, then judge STACK="referen
 	}
 	for stack in $(STACK); do
 	  folder=reports/$$(tr -c '[:alnum:].=\n-' '_' <<< "$$stack")
-	  judge "$$stack" "$$folder" --profile $(PROFILE)
+	  judge "$$stack" "$$folder" --profile $(PROFILE) --jobs $(JOBS)
 	  gate=$$($(MAKE) --no-print-directory gate-of STACK="$$stack")
 	  many=$$("$$(dirname "$$(command -v "$$gate")")/python" -m contracts.harness.offering "$$stack" $(RANKS_PROFILE)) \
 	    || many=unknown
@@ -60,8 +62,10 @@ gate: $(READY) megatron-if-possible  ## test the gate, then judge STACK="referen
 	if [ $$code != 0 ]; then echo "not conformant: the first red exit code is $$code" >&2; fi
 	exit $$code
 
-test: $(READY) lint  ## the project's own tests, after lint
-	@$(BIN)/pytest -m "unit or slow or megatron or titan or kernels or registry or torchrun" -n 2 --dist worksteal
+test: $(READY) lint  ## the project's own tests, after lint; those of several ranks first, on RANKS=4
+	@OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --nproc-per-node $(RANKS) --max-restarts 3 \
+	  -m pytest -q -m "dist and not slow" tests_dist
+	$(BIN)/pytest -m "unit or slow or megatron or titan or kernels or registry or torchrun" -n 2 --dist worksteal
 
 lint: $(READY)  ## ruff, its formatter, mypy --strict
 	@$(BIN)/ruff check

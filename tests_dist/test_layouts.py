@@ -30,7 +30,11 @@ def _differs(drawn: Drawn) -> str:
 
 @pytest.mark.parametrize(
     ("world", "name"),
-    [pytest.param(world, name, marks=pytest.mark.dist(ranks=world)) for world in DRAWN for name in DRAWN[world]],
+    [
+        pytest.param(world, name, marks=pytest.mark.dist(ranks=world, timeout=SLOW_S))
+        for world in DRAWN
+        for name in DRAWN[world]
+    ],
 )
 def test_any_layout_takes_the_step_of_one_rank(world: int, name: str, request: pytest.FixtureRequest) -> None:
     with narrowed(world, request.node.nodeid):

@@ -293,6 +293,21 @@ def test_four_ranks_are_a_profile_whose_larger_cases_are_listed_as_outside() -> 
     assert set(kept.outside) == set(plan.outside)
 
 
+def test_several_processes_share_the_promises_and_draw_one_verdict(tmp_path: Path) -> None:
+    def lanegate(*asked: str) -> subprocess.CompletedProcess[str]:
+        words = [LANEGATE, *asked, "--jobs", "2", "--with", "none", "--report", "out"]
+        return subprocess.run(words, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False)
+
+    done = lanegate("check", "--profile", "GATE-01,GATE-03", "--form", "json")
+    assert done.returncode == CONFORMANT, done.stderr
+    planned = {(item.id, item.case) for item in profiles.plan(LAW, "GATE-01,GATE-03").items}
+    assert {(each["id"], each["case"]) for each in json.loads(done.stdout)["results"]} == planned
+    done = lanegate("selftest", "--only", "GATE-02")
+    assert done.returncode == CONFORMANT, done.stdout + done.stderr
+    kills = json.loads((tmp_path / "out/kills.json").read_text())["kills"]
+    assert [kill["mutant"] for kill in kills] == [each.name for each in LAW.mutants if each.of.startswith("GATE-02")]
+
+
 def test_ranks_are_started_for_a_stack_that_answers_about_several() -> None:
     planned = profiles.plan(LAW, "dist4").promises
     assert askable(LAW, "dist4", Reference()) == sum(not id.startswith("GATE") for id in planned)

@@ -6,8 +6,12 @@ empty: a mutant proves nothing where the promise does not hold to begin with.
 
 from __future__ import annotations
 
+import functools
 import importlib.util
+import multiprocessing
+import os
 from collections.abc import Collection, Iterable
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 
 from contracts.contract import LAW, Contract, Law, Tier
@@ -60,6 +64,38 @@ class Matrix:
         return tuple(sorted({bug for kill in self.kills if kill.fate == "killed" for bug in kill.bugs}))
 
 
+def shared(law: Law, named: tuple[str, ...], jobs: int) -> Matrix:
+    """The same as `run`, by several processes, each of which takes the next promise that nobody has taken.
+
+    They are fresh ones: what torch has started in this process would be lost in a fork of it.
+    """
+    # one thread each: on tensors as small as these a second one only waits
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    part = functools.partial(_of_one_promise, named)
+    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
+        parts = list(pool.map(part, law.contracts))
+    return Matrix(
+        baseline=tuple(result for each in parts for result in each.baseline),
+        kills=tuple(kill for each in parts for kill in each.kills),
+        unguarded=tuple(id for each in parts for id in each.unguarded),
+    )
+
+
+def _of_one_promise(named: tuple[str, ...], id: str) -> Matrix:
+    """What a process of `shared` does with a promise."""
+    import contracts.checks
+    import contracts.mutants
+
+    assert contracts.checks
+    assert contracts.mutants
+    return run(part_of(LAW, [id]), _assistants(named))
+
+
+@functools.cache
+def _assistants(named: tuple[str, ...]) -> tuple[Party, ...]:
+    return tuple(party for _, party in parties.assistants(parties.load("reference"), named, quick=False))
+
+
 def run(law: Law = LAW, assistants: Iterable[Party] | None = None) -> Matrix:
     """Judge the baseline and every mutant of the law."""
     import contracts.checks
@@ -69,9 +105,7 @@ def run(law: Law = LAW, assistants: Iterable[Party] | None = None) -> Matrix:
     assert contracts.mutants
     law = part_of(law, law.contracts)
     subject = parties.load("reference")
-    helping = tuple(assistants) if assistants is not None else tuple(
-        party for _, party in parties.assistants(subject, (), quick=False)
-    )  # fmt: skip
+    helping = tuple(assistants) if assistants is not None else _assistants(())
     baseline = [
         judge(contract, case, Court() if contract.of_the_court else subject, helping)
         for contract in law.contracts.values()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib.util
 import json
 import os
 import sys
@@ -30,7 +31,7 @@ from contracts.harness.commands._guard import (
 from contracts.harness.gate import today
 from contracts.harness.supervisor import Ended, supervised
 from contracts.spec import codec
-from contracts.spec.errors import refuse
+from contracts.spec.errors import Unreachable, refuse
 from contracts.spec.records import EXIT_CODES, FORMS, Fate, Form
 
 SUITE = Path(__file__).parents[1] / "suite.py"
@@ -58,11 +59,13 @@ _FILES: dict[Form, str] = {
 @click.option("--form", type=click.Choice(FORMS), default="terminal", show_default=True, help="What is printed.")
 @click.option("--deadline", type=click.FloatRange(min=0, min_open=True), default=DEADLINE_S, show_default=True,
               metavar="SECONDS", help="What one case, and loading the stack, may take.")  # fmt: skip
+@click.option("--jobs", type=click.IntRange(min=1), default=1, show_default=True, metavar="N",
+              help="Processes that share the promises of one process; more than one needs pytest-xdist.")  # fmt: skip
 @click.option("--selftest", "prove", is_flag=True, help="Put the suite's own mutants before the law first.")
 @one_clear_error
 def check(
     stack: str, assistants: tuple[str, ...], profile: str | None, ranks: int | None, deviations: Path | None,
-    folder: Path, form: Form, deadline: float, prove: bool,
+    folder: Path, form: Form, deadline: float, jobs: int, prove: bool,
 ) -> None:  # fmt: skip
     """Put a stack under test and print the verdict."""
     profile = profile or ("dist" if ranks else profiles.DEFAULT)
@@ -70,7 +73,7 @@ def check(
         str(SUITE), "--gate", f"--report={folder}", f"--stack={stack}", f"--profile={profile}",
         f"--deadline={deadline}", *(f"--with={name}" for name in assistants),
         *([f"--deviations={deviations}"] if deviations else []),
-        *(["--selftest"] if prove else []),
+        *(["--selftest"] if prove else []), *_shared_by(jobs),
     ]  # fmt: skip
 
     def work() -> int:
@@ -78,6 +81,8 @@ def check(
         plan = profiles.plan(LAW, profile)  # refuse bad input before anything is written
         if ranks is not None:
             profiles.of_several_ranks(LAW, plan)
+            if jobs > 1:
+                raise refuse("jobs", jobs, "is of one process", "leave it out: the ranks are processes")
             if prove:
                 raise refuse("selftest", True, "is of one process", "run `lanegate selftest --profile dist`")
         if deviations is not None:
@@ -92,6 +97,20 @@ def check(
         return _verdict(folder, form, how)
 
     sys.exit(supervised(lambda: told(work)))
+
+
+def _shared_by(jobs: int) -> list[str]:
+    """The words that let several processes judge.
+
+    Raises:
+        Unreachable: where pytest-xdist is not installed.
+    """
+    if jobs == 1:
+        return []
+    if importlib.util.find_spec("xdist") is None:
+        raise Unreachable("--jobs needs pytest-xdist: pip install pytest-xdist")
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # as many threads as cores in each of them would only wait
+    return ["-p", "xdist", "-n", str(jobs), "--dist", "worksteal"]
 
 
 # Nothing of the place we are called from: neither its ini file, nor its conftest, nor its plugins.
@@ -134,9 +153,13 @@ def _verdict(folder: Path, form: Form, how: str) -> int:
 @click.option("--ranks", type=click.IntRange(min=2), default=4, show_default=True, metavar="N",
               help="For dist: ranks of this machine, which torchrun starts.")  # fmt: skip
 @click.option("--report", "folder", type=click.Path(path_type=Path, file_okay=False), help="Write kills.json there.")
+@click.option("--jobs", type=click.IntRange(min=1), default=1, show_default=True, metavar="N",
+              help="For unit: processes that share the promises.")  # fmt: skip
 @click.option("--with", "assistants", multiple=True, metavar="PARTY", help="As for `check`.")
 @one_clear_error
-def selftest(only: str | None, profile: Tier, ranks: int, folder: Path | None, assistants: tuple[str, ...]) -> None:
+def selftest(
+    only: str | None, profile: Tier, ranks: int, folder: Path | None, jobs: int, assistants: tuple[str, ...]
+) -> None:
     """Put every mutant before the law and print the kill matrix."""
     read_law()
     law = self_test.part_of(LAW, [id for id in LAW.contracts if id.startswith(only or "")], profile)
@@ -144,6 +167,8 @@ def selftest(only: str | None, profile: Tier, ranks: int, folder: Path | None, a
         raise refuse("--only", only, "selects no promise", "give an id or the beginning of one")
     if profile == "dist":
         matrix = _tried_by_ranks(ranks, only or "", folder)
+    elif jobs > 1:
+        matrix = self_test.shared(law, assistants, jobs)
     else:
         subject = parties.load("reference")
         helping = [party for _, party in parties.assistants(subject, assistants, quick=False)]
