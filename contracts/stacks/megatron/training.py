@@ -55,6 +55,12 @@ class Trainer:
                     each.tensor.copy_(part)
         self.optimizer.reload_model_params()
 
+    def close(self) -> None:
+        """Let go of the model: hooks of Megatron's DDP hold it through nodes of autograd, where Python's collector does
+        not look, and with it every process group and the threads that gloo keeps for each."""
+        for chunk in self.chunks:
+            vars(chunk).clear()
+
     def _whole(self, local: Mapping[int, Tensor]) -> dict[str, Tensor]:
         return whole(self.table, self.shapes, self.held, local)
 
@@ -234,8 +240,11 @@ def train(session: Session) -> Trained:
         parallel(execution.degrees, execution.world, virtual=plan.chunks if plan.chunks > 1 else None),
     ):
         trainer = Trainer(plan, execution)
-        trainer.put(numerics.tensors(session.weights) | numerics.tensors(session.buffers))
-        steps = tuple(_seen(trainer, session, index) for index in range(session.steps))
+        try:
+            trainer.put(numerics.tensors(session.weights) | numerics.tensors(session.buffers))
+            steps = tuple(_seen(trainer, session, index) for index in range(session.steps))
+        finally:
+            trainer.close()
     return Trained(start=0, steps=steps)
 
 
