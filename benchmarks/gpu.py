@@ -25,7 +25,8 @@ from contracts.spec.evidence import LaunchedRun, Preflight, Provenance, RankMemo
 from contracts.spec.launch import Lane
 from contracts.spec.recipe import Batch, Recipe
 from contracts.spec.topology import Degrees
-from contracts.stacks.reference import launch, receipts
+from contracts.stacks.reference import receipts
+from contracts.stacks.reference.launching import launch
 
 if TYPE_CHECKING:  # torch is loaded after the provenance of the run is taken
     from contracts.stacks.reference.trainer import Trainer
@@ -89,7 +90,7 @@ def _steps(recipe: Recipe, device: str) -> tuple[tuple[ReportedStep, ...], tuple
     import torch
 
     from contracts.spec.training import Execution
-    from contracts.stacks.reference.devices import placed
+    from contracts.stacks.reference.answers.devices import placed
     from contracts.stacks.reference.trainer import Trainer
 
     trainer: Trainer = placed(Trainer, device)(recipe, Execution(mode="author_dp"))

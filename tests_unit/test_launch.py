@@ -17,8 +17,8 @@ from contracts.spec.launch import Lane, shell
 from contracts.spec.presets import PRESETS
 from contracts.spec.recipe import Checkpoint, Data, Mode, Optim, Recipe
 from contracts.spec.topology import Degrees
-from contracts.stacks.reference import arguments, overrides
-from contracts.stacks.reference.launch import launch
+from contracts.stacks.reference.launching import arguments, overrides
+from contracts.stacks.reference.launching.launch import launch
 
 pytestmark = pytest.mark.unit
 

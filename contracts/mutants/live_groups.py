@@ -7,7 +7,7 @@ from typing import Any
 
 from contracts.contract import mutant
 from contracts.spec.topology import Group, Mesh, group_calls
-from contracts.stacks.reference.mesh import ProcessMesh
+from contracts.stacks.reference.parallel.mesh import ProcessMesh
 from contracts.stacks.reference.stack import Reference
 
 

@@ -18,7 +18,7 @@ from contracts.instruments import fixtures, numerics
 from contracts.instruments.mamba_ssm_worker import on_the_cpu
 from contracts.spec.blocks import BlockCall, BlockRun
 from contracts.spec.seams import Seam
-from contracts.stacks.reference import branch
+from contracts.stacks.reference.answers import blocks as branch
 from contracts.stacks.reference.parts import PARTS
 from contracts.stacks.reference.sites import equipped
 from contracts.stacks.reference.stack import Reference

@@ -24,9 +24,10 @@ from contracts.checks.numeric.resume import SHORT
 from contracts.spec import codec
 from contracts.spec.errors import Refused
 from contracts.spec.training import Session, Step
-from contracts.stacks.reference import randomness, saved_manifest
-from contracts.stacks.reference.checkpoint import Checkpoints, State
-from contracts.stacks.reference.saved_manifest import Held, Manifest, Piece
+from contracts.stacks.reference import randomness
+from contracts.stacks.reference.checkpoints import saved_manifest
+from contracts.stacks.reference.checkpoints.checkpoint import Checkpoints, State
+from contracts.stacks.reference.checkpoints.saved_manifest import Held, Manifest, Piece
 from contracts.stacks.reference.stack import Reference
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.uint8, torch.bool)

@@ -17,9 +17,17 @@ from contracts.spec.messages import Message
 from contracts.spec.recipe import Mtp, Recipe
 from contracts.spec.topology import Degrees
 from contracts.spec.training import Execution
-from contracts.stacks.reference.built import made
+from contracts.stacks.reference.answers.model import made
+from contracts.stacks.reference.parallel.pipeline import (
+    Chunks,
+    Piece,
+    Stage,
+    joined,
+    pieces,
+    refuse_microbatches,
+    staged,
+)
 from contracts.stacks.reference.parts import PARTS
-from contracts.stacks.reference.pipeline import Chunks, Piece, Stage, joined, pieces, refuse_microbatches, staged
 
 pytestmark = pytest.mark.unit
 QUICK = settings(deadline=None, max_examples=40, derandomize=True)

@@ -10,7 +10,7 @@ from torch import nn
 
 from contracts.stacks.reference.blocks.experts import MoE
 from contracts.stacks.reference.model import Model
-from contracts.stacks.reference.parallel_trainer import ParallelTrainer, ShardedOptimizer
+from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer, ShardedOptimizer
 from contracts.stacks.reference.parts import Parts
 from contracts.stacks.reference.stack import Reference
 from contracts.stacks.reference.trainer import Trainer

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from contracts.mutants.numeric._exchanged import Exchanged
 from contracts.stacks.reference.optimizer import Optimizer
-from contracts.stacks.reference.parallel_trainer import ParallelTrainer
+from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer
 
 
 class Spread(Exchanged):

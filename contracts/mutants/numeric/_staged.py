@@ -8,8 +8,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from contracts.stacks.reference.pipeline import Pipeline, Stage
-from contracts.stacks.reference.pipeline_trainer import PipelineTrainer
+from contracts.stacks.reference.parallel.pipeline import Pipeline, Stage
+from contracts.stacks.reference.parallel.pipeline_trainer import PipelineTrainer
 from contracts.stacks.reference.stack import Reference
 from contracts.stacks.reference.trainer import Batch
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from contracts.stacks.reference.model import Model
-from contracts.stacks.reference.parallel_trainer import ParallelTrainer
+from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer
 
 
 def built_with(of: Any, name: str, other: Callable[..., Any]) -> type[ParallelTrainer]:

@@ -10,9 +10,9 @@ from torch import nn
 from contracts.contract import mutant
 from contracts.mutants.numeric._spread import Spread, routed
 from contracts.stacks.reference.blocks.common import Output
-from contracts.stacks.reference.collectives import gathered
 from contracts.stacks.reference.model import Model
-from contracts.stacks.reference.parallel_trainer import ParallelTrainer
+from contracts.stacks.reference.parallel.collectives import gathered
+from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer
 from contracts.stacks.reference.roles import role_of
 
 

@@ -13,12 +13,12 @@ from contracts.contract import mutant
 from contracts.instruments import graphs
 from contracts.mutants.numeric._spread import Spread
 from contracts.spec.topology import Degrees
-from contracts.stacks.reference import collectives
-from contracts.stacks.reference.built import made
-from contracts.stacks.reference.mesh import TrainingMesh
+from contracts.stacks.reference.answers.model import made
 from contracts.stacks.reference.model import Model
-from contracts.stacks.reference.parallel_trainer import ParallelTrainer, ShardedOptimizer
-from contracts.stacks.reference.parallelize import (
+from contracts.stacks.reference.parallel import collectives
+from contracts.stacks.reference.parallel.mesh import TrainingMesh
+from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer, ShardedOptimizer
+from contracts.stacks.reference.parallel.parallelize import (
     Step,
     activation_checkpoint,
     compile,
@@ -27,7 +27,7 @@ from contracts.stacks.reference.parallelize import (
     tensor_parallel,
     wanted,
 )
-from contracts.stacks.reference.tensor_parallel import TensorParallel
+from contracts.stacks.reference.parallel.tensor_parallel import TensorParallel
 
 
 class _NoExperts(ShardedOptimizer):

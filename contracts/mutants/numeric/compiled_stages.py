@@ -13,12 +13,12 @@ from torch import Tensor
 from contracts.contract import mutant
 from contracts.mutants.numeric._spread import Spread
 from contracts.mutants.numeric._staged import Staged
-from contracts.stacks.reference.collectives import exchanged
-from contracts.stacks.reference.expert_parallel import ExpertPeers, Experts
 from contracts.stacks.reference.model import Model
-from contracts.stacks.reference.pipeline import Stage
-from contracts.stacks.reference.pipeline_trainer import PipelineTrainer
-from contracts.stacks.reference.tensor_parallel import SplitVocabulary, TensorParallel
+from contracts.stacks.reference.parallel.collectives import exchanged
+from contracts.stacks.reference.parallel.expert_parallel import ExpertPeers, Experts
+from contracts.stacks.reference.parallel.pipeline import Stage
+from contracts.stacks.reference.parallel.pipeline_trainer import PipelineTrainer
+from contracts.stacks.reference.parallel.tensor_parallel import SplitVocabulary, TensorParallel
 
 
 class _Patched(Stage):

@@ -8,11 +8,11 @@ from torch import Tensor, nn
 
 from contracts.contract import mutant
 from contracts.mutants.numeric._spread import Spread, routed
-from contracts.stacks.reference import collectives
 from contracts.stacks.reference.blocks.common import Output, Packing
-from contracts.stacks.reference.context_parallel import ContextParallel
 from contracts.stacks.reference.model import Forward, Model
-from contracts.stacks.reference.parallel_trainer import ParallelTrainer
+from contracts.stacks.reference.parallel import collectives
+from contracts.stacks.reference.parallel.context_parallel import ContextParallel
+from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer
 from contracts.stacks.reference.prediction import IGNORED, ahead
 from contracts.stacks.reference.trainer import Batch
 

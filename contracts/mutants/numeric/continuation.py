@@ -10,8 +10,8 @@ from contracts.contract import mutant
 from contracts.mutants.numeric._exchanged import Exchanged
 from contracts.mutants.numeric._trained import Trained
 from contracts.spec.errors import refuse
-from contracts.stacks.reference import saved_manifest
-from contracts.stacks.reference.checkpoint import Checkpoints, State
+from contracts.stacks.reference.checkpoints import saved_manifest
+from contracts.stacks.reference.checkpoints.checkpoint import Checkpoints, State
 from contracts.stacks.reference.data import Ledger
 from contracts.stacks.reference.trainer import Trainer
 

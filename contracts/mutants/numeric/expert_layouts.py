@@ -12,10 +12,10 @@ from contracts.contract import mutant
 from contracts.mutants.numeric._spread import Spread, routed
 from contracts.stacks.reference.blocks.common import Output, Packing, State
 from contracts.stacks.reference.blocks.experts import MoE, Routing
-from contracts.stacks.reference.collectives import cut, gathered, joined, own_rows, total
-from contracts.stacks.reference.expert_parallel import ExpertPeers, Experts
 from contracts.stacks.reference.model import Model
-from contracts.stacks.reference.parallel_trainer import ParallelTrainer
+from contracts.stacks.reference.parallel.collectives import cut, gathered, joined, own_rows, total
+from contracts.stacks.reference.parallel.expert_parallel import ExpertPeers, Experts
+from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer
 
 Routed = Callable[[Tensor, Routing, Tensor], Tensor]
 

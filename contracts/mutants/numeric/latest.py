@@ -10,8 +10,8 @@ from contracts.contract import mutant
 from contracts.mutants.numeric._exchanged import Exchanged
 from contracts.spec.errors import refuse
 from contracts.spec.installation import Disks, StorageMap
-from contracts.stacks.reference import saved_manifest
-from contracts.stacks.reference.checkpoint import Checkpoints
+from contracts.stacks.reference.checkpoints import saved_manifest
+from contracts.stacks.reference.checkpoints.checkpoint import Checkpoints
 from contracts.stacks.reference.stack import Reference
 
 

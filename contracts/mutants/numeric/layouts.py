@@ -9,12 +9,12 @@ from torch import Tensor, nn
 
 from contracts.contract import mutant
 from contracts.mutants.numeric._spread import Spread
-from contracts.stacks.reference import collectives
 from contracts.stacks.reference.blocks.common import Linear, Output, RMSNorm
 from contracts.stacks.reference.blocks.experts import MoE
 from contracts.stacks.reference.blocks.mamba import GatedNorm, Mamba2
 from contracts.stacks.reference.model import Model
-from contracts.stacks.reference.tensor_parallel import GroupMean, SplitVocabulary, TensorParallel
+from contracts.stacks.reference.parallel import collectives
+from contracts.stacks.reference.parallel.tensor_parallel import GroupMean, SplitVocabulary, TensorParallel
 
 
 class _KeepsItsOwn(TensorParallel):

@@ -14,9 +14,9 @@ from torch.distributed.pipelining import PipelineStage, schedules
 from contracts.contract import mutant
 from contracts.mutants.numeric._staged import Staged
 from contracts.stacks.reference.model import Forward
-from contracts.stacks.reference.pipeline import Pipeline
-from contracts.stacks.reference.pipeline_messages import BatchedStage
-from contracts.stacks.reference.pipeline_trainer import PipelineTrainer
+from contracts.stacks.reference.parallel.pipeline import Pipeline
+from contracts.stacks.reference.parallel.pipeline_messages import BatchedStage
+from contracts.stacks.reference.parallel.pipeline_trainer import PipelineTrainer
 from contracts.stacks.reference.trainer import Batch
 
 

@@ -11,10 +11,10 @@ from torch import Tensor
 from contracts.contract import mutant
 from contracts.mutants.numeric._spread import Spread
 from contracts.mutants.numeric._staged import Staged
-from contracts.stacks.reference.collectives import exchanged
-from contracts.stacks.reference.expert_parallel import ExpertPeers, Experts
-from contracts.stacks.reference.parallel_trainer import ParallelTrainer
-from contracts.stacks.reference.pipeline_trainer import PipelineTrainer
+from contracts.stacks.reference.parallel.collectives import exchanged
+from contracts.stacks.reference.parallel.expert_parallel import ExpertPeers, Experts
+from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer
+from contracts.stacks.reference.parallel.pipeline_trainer import PipelineTrainer
 
 
 class _LastTellsMore(ParallelTrainer):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contracts.contract import mutant
 from contracts.instruments.ranks import torch_distributed
 from contracts.mutants.numeric._spread import Spread
-from contracts.stacks.reference.parallel_trainer import ParallelTrainer
+from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer
 
 
 class _Keeps(ParallelTrainer):

@@ -12,7 +12,7 @@ from contracts.mutants.numeric._spread import Spread
 from contracts.spec.recipe import Recipe
 from contracts.spec.traffic import Rehearsal, Routing
 from contracts.spec.training import Execution
-from contracts.stacks.reference.parallel_trainer import ParallelTrainer
+from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer
 
 
 @mutant(of="TRAF-04g", case="tp2-sp", says="rehearsed as all_reduce(sum)")

@@ -15,10 +15,10 @@ from torch.distributed.tensor import DTensor
 from contracts.contract import mutant
 from contracts.mutants.numeric._spread_saves import Spread
 from contracts.stacks.reference import randomness
-from contracts.stacks.reference.checkpoint import Checkpoints
-from contracts.stacks.reference.parallel_trainer import ParallelTrainer, ShardedOptimizer
-from contracts.stacks.reference.saved_manifest import Manifest
-from contracts.stacks.reference.shards import ShardReader
+from contracts.stacks.reference.checkpoints.checkpoint import Checkpoints
+from contracts.stacks.reference.checkpoints.saved_manifest import Manifest
+from contracts.stacks.reference.checkpoints.shards import ShardReader
+from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer, ShardedOptimizer
 from contracts.stacks.reference.trainer import GENERATORS
 
 Position = Mapping[str, int]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from contracts.contract import mutant
 from contracts.mutants.numeric._trained import Trained
-from contracts.stacks.reference.checkpoint import State
+from contracts.stacks.reference.checkpoints.checkpoint import State
 from contracts.stacks.reference.optimizer import Optimizer
 from contracts.stacks.reference.trainer import Trainer
 

@@ -9,9 +9,9 @@ from torch import Tensor
 from contracts.contract import mutant
 from contracts.mutants.numeric._spread import Spread
 from contracts.stacks.reference.model import Model
-from contracts.stacks.reference.parallel_trainer import ParallelTrainer
+from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer
+from contracts.stacks.reference.parallel.tensor_parallel import SplitVocabulary, TensorParallel
 from contracts.stacks.reference.prediction import IGNORED
-from contracts.stacks.reference.tensor_parallel import SplitVocabulary, TensorParallel
 from contracts.stacks.reference.trainer import Batch
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from contracts.contract import mutant
 from contracts.mutants.numeric._spread_saves import Spread
-from contracts.stacks.reference import saved_manifest
-from contracts.stacks.reference.checkpoint import Checkpoints
-from contracts.stacks.reference.parallel_trainer import ParallelTrainer
-from contracts.stacks.reference.saved_manifest import Manifest
-from contracts.stacks.reference.shards import ShardReader
+from contracts.stacks.reference.checkpoints import saved_manifest
+from contracts.stacks.reference.checkpoints.checkpoint import Checkpoints
+from contracts.stacks.reference.checkpoints.saved_manifest import Manifest
+from contracts.stacks.reference.checkpoints.shards import ShardReader
+from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer
 from contracts.stacks.reference.trainer import GENERATORS
 
 

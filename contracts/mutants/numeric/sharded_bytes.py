@@ -18,14 +18,14 @@ from contracts.spec.capacity import Budget, Card
 from contracts.spec.capacity import Spread as Plan
 from contracts.spec.recipe import Recipe
 from contracts.spec.training import Rule
-from contracts.stacks.reference import parallelize
 from contracts.stacks.reference.blocks.experts import Experts
 from contracts.stacks.reference.model import Model
 from contracts.stacks.reference.optimizer import Member
-from contracts.stacks.reference.parallel_trainer import ParallelTrainer, ShardedOptimizer
-from contracts.stacks.reference.pipeline import Stage
+from contracts.stacks.reference.parallel import parallelize
+from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer, ShardedOptimizer
+from contracts.stacks.reference.parallel.pipeline import Stage
+from contracts.stacks.reference.parallel.tensor_parallel import TensorParallel
 from contracts.stacks.reference.stack import Reference
-from contracts.stacks.reference.tensor_parallel import TensorParallel
 
 
 def _whole(like: Tensor) -> Tensor:

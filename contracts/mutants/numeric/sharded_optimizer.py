@@ -15,7 +15,7 @@ from contracts.contract import mutant
 from contracts.mutants.numeric._spread import Spread
 from contracts.stacks.reference.model import Model
 from contracts.stacks.reference.optimizer import Member, orthogonal
-from contracts.stacks.reference.parallel_trainer import ParallelTrainer, ShardedMuon, ShardedOptimizer
+from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer, ShardedMuon, ShardedOptimizer
 
 
 def _squares(parameters: Iterable[nn.Parameter]) -> Tensor:

@@ -27,11 +27,11 @@ from contracts.mutants.numeric._spread import Spread
 from contracts.mutants.numeric._staged import Staged
 from contracts.spec.recipe import Mode, Recipe
 from contracts.spec.training import Built
-from contracts.stacks.reference import collectives
-from contracts.stacks.reference.parallel_trainer import ShardedOptimizer
-from contracts.stacks.reference.pipeline_trainer import PipelineTrainer
+from contracts.stacks.reference.parallel import collectives
+from contracts.stacks.reference.parallel.parallel_trainer import ShardedOptimizer
+from contracts.stacks.reference.parallel.pipeline_trainer import PipelineTrainer
+from contracts.stacks.reference.parallel.tensor_parallel import TensorParallel
 from contracts.stacks.reference.stack import Reference
-from contracts.stacks.reference.tensor_parallel import TensorParallel
 
 GRADIENT = "the gradient of"
 

@@ -15,15 +15,15 @@ from torch.distributed.tensor import DTensor
 from contracts.contract import mutant
 from contracts.mutants.numeric._spread import Spread, routed
 from contracts.mutants.numeric._swapped import built_with
-from contracts.stacks.reference import sharding
 from contracts.stacks.reference.blocks.common import Linear, Output, RMSNorm
 from contracts.stacks.reference.blocks.experts import Routing
-from contracts.stacks.reference.collectives import every_row, exchanged, gathered, own_rows, summed
-from contracts.stacks.reference.expert_parallel import ExpertPeers, Experts
 from contracts.stacks.reference.model import Model
-from contracts.stacks.reference.parallel_trainer import ParallelTrainer, ShardedOptimizer
+from contracts.stacks.reference.parallel import sharding
+from contracts.stacks.reference.parallel.collectives import every_row, exchanged, gathered, own_rows, summed
+from contracts.stacks.reference.parallel.expert_parallel import ExpertPeers, Experts
+from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer, ShardedOptimizer
+from contracts.stacks.reference.parallel.tensor_parallel import TensorParallel
 from contracts.stacks.reference.roles import layer_of
-from contracts.stacks.reference.tensor_parallel import TensorParallel
 
 
 # weights

@@ -17,9 +17,9 @@ from contracts.mutants.numeric._trained import Trained
 from contracts.stacks.reference.blocks.common import Packing
 from contracts.stacks.reference.data import IGNORED
 from contracts.stacks.reference.model import Forward, Model
-from contracts.stacks.reference.parallel_trainer import ParallelTrainer
-from contracts.stacks.reference.pipeline import Pipeline, Stage
-from contracts.stacks.reference.pipeline_messages import BatchedStage
+from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer
+from contracts.stacks.reference.parallel.pipeline import Pipeline, Stage
+from contracts.stacks.reference.parallel.pipeline_messages import BatchedStage
 from contracts.stacks.reference.trainer import Batch, Trainer
 
 OVER = "over the window"

@@ -10,10 +10,10 @@ import torch.distributed as dist
 from contracts.contract import mutant
 from contracts.mutants.numeric._exchanged import Exchanged
 from contracts.spec.errors import Refused
-from contracts.stacks.reference import saved_manifest
-from contracts.stacks.reference.checkpoint import Checkpoints, State
-from contracts.stacks.reference.durable import Disk
-from contracts.stacks.reference.saved_manifest import Manifest
+from contracts.stacks.reference.checkpoints import saved_manifest
+from contracts.stacks.reference.checkpoints.checkpoint import Checkpoints, State
+from contracts.stacks.reference.checkpoints.durable import Disk
+from contracts.stacks.reference.checkpoints.saved_manifest import Manifest
 
 
 def _rank() -> int:

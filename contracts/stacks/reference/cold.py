@@ -14,7 +14,7 @@ from contracts.instruments import numerics
 from contracts.spec import codec
 from contracts.spec.blocks import BlockCall
 from contracts.spec.compiling import Backend, Outcome
-from contracts.stacks.reference import branch
+from contracts.stacks.reference.answers import blocks as branch
 from contracts.stacks.reference.compile import compiled
 from contracts.stacks.reference.parts import Parts
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 
 from contracts.spec.evidence import Comparison, Difference, Part, Receipt
-from contracts.stacks.reference import hosts
+from contracts.stacks.reference.launching import hosts
 
 Reader = Callable[[Receipt], str | None]
 

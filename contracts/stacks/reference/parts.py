@@ -22,13 +22,13 @@ from contracts.stacks.reference.blocks.mamba3 import Mamba3
 from contracts.stacks.reference.blocks.mlp import Mlp
 from contracts.stacks.reference.blocks.recurrent import M2RNN
 from contracts.stacks.reference.blocks.streams import Streams
-from contracts.stacks.reference.checkpoint import Checkpoints
-from contracts.stacks.reference.context_parallel import ContextParallel
-from contracts.stacks.reference.expert_parallel import ExpertPeers
+from contracts.stacks.reference.checkpoints.checkpoint import Checkpoints
 from contracts.stacks.reference.initial import Initial
 from contracts.stacks.reference.model import Layer, Model
+from contracts.stacks.reference.parallel.context_parallel import ContextParallel
+from contracts.stacks.reference.parallel.expert_parallel import ExpertPeers
+from contracts.stacks.reference.parallel.tensor_parallel import TensorParallel
 from contracts.stacks.reference.prediction import Prediction
-from contracts.stacks.reference.tensor_parallel import TensorParallel
 from contracts.stacks.reference.weight_names import WeightNames
 
 

@@ -17,7 +17,7 @@ from contracts.spec.capacity import KernelRequest
 from contracts.spec.errors import refuse
 from contracts.spec.recipe import Mode, Recipe
 from contracts.spec.seams import Compute, Computed, Facts, Kernel, Package, Seam, Site, Wish
-from contracts.stacks.reference.built import ModelSide
+from contracts.stacks.reference.answers.model import ModelSide
 
 CHOICES: Mapping[Site, tuple[Kernel, ...]] = {
     "attention": ("native", "transformer-engine"),

@@ -17,23 +17,23 @@ from contracts.spec.launch import Lane, Launch, Reread
 from contracts.spec.pattern import Placement, Translation
 from contracts.spec.recipe import Recipe
 from contracts.spec.topology import Degrees, ExpertLane, GradientReduction, GroupCall, Kind, Layout, Topology
-from contracts.stacks.reference import arguments, hosts
-from contracts.stacks.reference import launch as launching
-from contracts.stacks.reference.branch import BlocksSide
-from contracts.stacks.reference.built import ModelSide
-from contracts.stacks.reference.capacity import CapacitySide
-from contracts.stacks.reference.compiled import CompilingSide
-from contracts.stacks.reference.devices import DevicesSide
-from contracts.stacks.reference.disks import DisksSide
-from contracts.stacks.reference.lifecycle import LifecycleSide
-from contracts.stacks.reference.messages import MessagesSide
-from contracts.stacks.reference.node import NodeSide
+from contracts.stacks.reference.answers.blocks import BlocksSide
+from contracts.stacks.reference.answers.capacity import CapacitySide
+from contracts.stacks.reference.answers.checkpointing import CheckpointSide
+from contracts.stacks.reference.answers.compiling import CompilingSide
+from contracts.stacks.reference.answers.devices import DevicesSide
+from contracts.stacks.reference.answers.installation import DisksSide
+from contracts.stacks.reference.answers.lifecycle import LifecycleSide
+from contracts.stacks.reference.answers.machine import NodeSide
+from contracts.stacks.reference.answers.messages import MessagesSide
+from contracts.stacks.reference.answers.model import ModelSide
+from contracts.stacks.reference.answers.traffic import RehearsalSide
+from contracts.stacks.reference.answers.training import TrainingSide
+from contracts.stacks.reference.answers.world import WorldSide
+from contracts.stacks.reference.launching import arguments, hosts
+from contracts.stacks.reference.launching import launch as launching
 from contracts.stacks.reference.receipts import ReceiptsSide
-from contracts.stacks.reference.rehearsal import RehearsalSide
-from contracts.stacks.reference.saved import CheckpointSide
 from contracts.stacks.reference.seams import SeamsSide
-from contracts.stacks.reference.training_side import TrainingSide
-from contracts.stacks.reference.world import WorldSide
 
 VERSION = "0.1.0"
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from contracts.instruments.ranks import Place, here, torch_distributed
 from contracts.spec.topology import Layout
 from contracts.spec.training import Execution
-from contracts.stacks.reference.arguments import TrainerArguments
+from contracts.stacks.reference.launching.arguments import TrainerArguments
 
 PATIENCE_S = 600.0  # for ranks that load what others have not finished to write
 

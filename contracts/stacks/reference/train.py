@@ -44,10 +44,11 @@ from contracts.spec import pattern as patterns
 from contracts.spec.errors import NotOffered, Refused, refuse
 from contracts.spec.evidence import Ending, Figure, LaunchedRun, Preflight, Provenance, ReportedStep
 from contracts.spec.launch import Lane, Launch
-from contracts.stacks.reference import arguments, overrides, receipts, started
-from contracts.stacks.reference.arguments import TrainerArguments
-from contracts.stacks.reference.launch import SCRIPTS
-from contracts.stacks.reference.training_side import TrainingSide
+from contracts.stacks.reference import receipts, started
+from contracts.stacks.reference.answers.training import TrainingSide
+from contracts.stacks.reference.launching import arguments, overrides
+from contracts.stacks.reference.launching.arguments import TrainerArguments
+from contracts.stacks.reference.launching.launch import SCRIPTS
 
 if TYPE_CHECKING:  # torch is loaded after the provenance of the run is taken
     from contracts.stacks.reference.trainer import Trainer

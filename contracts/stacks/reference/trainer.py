@@ -21,10 +21,10 @@ from contracts.spec.recipe import Recipe
 from contracts.spec.topology import Degrees
 from contracts.spec.training import Execution
 from contracts.stacks.reference import randomness, schedule
+from contracts.stacks.reference.answers.model import made
 from contracts.stacks.reference.blocks import low_precision
 from contracts.stacks.reference.blocks.common import packing
-from contracts.stacks.reference.built import made
-from contracts.stacks.reference.checkpoint import Checkpoints, State, recipe_digest
+from contracts.stacks.reference.checkpoints.checkpoint import Checkpoints, State, recipe_digest
 from contracts.stacks.reference.data import IGNORED, Corpus, Ledger
 from contracts.stacks.reference.model import Forward, Model
 from contracts.stacks.reference.optimizer import Optimizer

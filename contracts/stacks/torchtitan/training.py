@@ -337,7 +337,7 @@ class Run:
 
 def _reset() -> None:
     """DTensor remembers meshes of runs before by their ranks: see the function that forgets them."""
-    from contracts.stacks.reference.mesh import forget_meshes
+    from contracts.stacks.reference.parallel.mesh import forget_meshes
 
     forget_meshes()
 

@@ -7,9 +7,9 @@ import uuid
 from pathlib import Path
 
 from contracts.spec.errors import Refusals, Refused, refuse
-from contracts.stacks.reference import saved_manifest as manifests
-from contracts.stacks.reference.durable import Disk
-from contracts.stacks.reference.saved_manifest import Manifest
+from contracts.stacks.reference.checkpoints import saved_manifest as manifests
+from contracts.stacks.reference.checkpoints.durable import Disk
+from contracts.stacks.reference.checkpoints.saved_manifest import Manifest
 
 _STEP = re.compile(r"step-([0-9]{8,})")  # [0-9]: \d takes the digits of every script, and so does int()
 _LEFTOVER = re.compile(r"step-([0-9]{8,})\.(?:tmp|gone)-[0-9a-f]{32}")

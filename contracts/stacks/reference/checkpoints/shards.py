@@ -32,8 +32,8 @@ from torch.futures import Future
 
 from contracts.spec.array import Element
 from contracts.spec.errors import Refusals, refuse
-from contracts.stacks.reference.durable import Disk
-from contracts.stacks.reference.saved_manifest import REMEDY, Held, Manifest, Piece, StoredFile, digest
+from contracts.stacks.reference.checkpoints.durable import Disk
+from contracts.stacks.reference.checkpoints.saved_manifest import REMEDY, Held, Manifest, Piece, StoredFile, digest
 
 
 @dataclass(frozen=True)

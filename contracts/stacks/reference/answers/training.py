@@ -22,13 +22,13 @@ class TrainingSide(Assembled):
 
     def parallel_trainer(self) -> type[Trainer]:
         """The class that trains on several ranks."""
-        from contracts.stacks.reference.parallel_trainer import ParallelTrainer
+        from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer
 
         return ParallelTrainer
 
     def pipeline_trainer(self) -> type[Trainer]:
         """The class that trains on ranks that hold different layers."""
-        from contracts.stacks.reference.pipeline_trainer import PipelineTrainer
+        from contracts.stacks.reference.parallel.pipeline_trainer import PipelineTrainer
 
         return PipelineTrainer
 

@@ -11,7 +11,7 @@ from contracts.instruments import allreduce
 from contracts.instruments.ranks import held_groups, here, torch_distributed
 from contracts.spec.topology import Degrees, Layout, topology
 from contracts.spec.world import FabricPass, LiveMesh, SeenDevices, Upset
-from contracts.stacks.reference.mesh import ProcessMesh
+from contracts.stacks.reference.parallel.mesh import ProcessMesh
 
 
 class WorldSide:

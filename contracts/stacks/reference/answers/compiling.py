@@ -31,7 +31,7 @@ class CompilingSide(Assembled):
 
     def run_compiled(self, calls: tuple[BlockCall, ...], backend: Backend) -> CompiledRuns:
         from contracts.instruments.graphs import counted
-        from contracts.stacks.reference import branch
+        from contracts.stacks.reference.answers import blocks as branch
         from contracts.stacks.reference.compile import compiled
 
         held = branch.loaded(calls[0], self.parts())
@@ -47,7 +47,7 @@ class CompilingSide(Assembled):
         self, recipe: Recipe, execution: Execution, weights: Arrays, batches: tuple[Tokens, ...]
     ) -> CompiledPasses:
         from contracts.instruments.graphs import counted
-        from contracts.stacks.reference.built import made, passed
+        from contracts.stacks.reference.answers.model import made, passed
         from contracts.stacks.reference.compile import compile_regions
 
         model = made(recipe, replace(execution, compile="none"), self.parts(), weights)

@@ -34,8 +34,8 @@ from contracts.stacks.reference.blocks.mamba3 import Mamba3
 from contracts.stacks.reference.blocks.mlp import Mlp
 from contracts.stacks.reference.blocks.recurrent import M2RNN
 from contracts.stacks.reference.blocks.streams import Streams
-from contracts.stacks.reference.collectives import Group, gathered, scattered, shared, summed, total, weighed
 from contracts.stacks.reference.model import Model, Vocabulary
+from contracts.stacks.reference.parallel.collectives import Group, gathered, scattered, shared, summed, total, weighed
 from contracts.stacks.reference.prediction import IGNORED
 
 _MLP = {"w1.weight": 0, "w3.weight": 0, "w2.weight": 1}

@@ -28,7 +28,7 @@ from contracts.spec.recipe import Recipe
 from contracts.spec.training import Execution
 from contracts.stacks.reference.blocks.common import Packing, packing
 from contracts.stacks.reference.model import Model
-from contracts.stacks.reference.pipeline_messages import BatchedStage, batched
+from contracts.stacks.reference.parallel.pipeline_messages import BatchedStage, batched
 from contracts.stacks.reference.prediction import IGNORED, ahead
 from contracts.stacks.reference.trainer import Batch
 

@@ -21,9 +21,9 @@ from torch.distributed.tensor import DTensor
 from contracts.instruments import numerics
 from contracts.spec.checkpointing import Loaded, Overtaken, Snapshot
 from contracts.spec.errors import Refused
-from contracts.stacks.reference.checkpoint import Checkpoints, State
-from contracts.stacks.reference.durable import Disk, Slow
-from contracts.stacks.reference.saving_world import DEADLINE_S, share
+from contracts.stacks.reference.checkpoints.checkpoint import Checkpoints, State
+from contracts.stacks.reference.checkpoints.durable import Disk, Slow
+from contracts.stacks.reference.checkpoints.saving_world import DEADLINE_S, share
 
 LATE_S = 0.5  # long beside a write, which takes 20 ms
 Kept = Callable[[Disk, Any], Checkpoints]

@@ -29,7 +29,7 @@ from contracts.spec.errors import refuse
 from contracts.stacks.reference.blocks.common import Packing
 from contracts.stacks.reference.blocks.row import Row
 from contracts.stacks.reference.blocks.scan import chunked_scan, running_sum
-from contracts.stacks.reference.collectives import Group, gathered, handed, received
+from contracts.stacks.reference.parallel.collectives import Group, gathered, handed, received
 
 WAITS = "the first rank of a row waits for nobody, and the last hands nothing on"
 

@@ -41,7 +41,7 @@ class RehearsalSide(Assembled):
         return self.rehearsed_here(recipe, execution, rank, routing)
 
     def rehearsed_here(self, recipe: Recipe, execution: Execution, rank: int, routing: Routing) -> Rehearsal:
-        from contracts.stacks.reference import rehearsed
+        from contracts.stacks.reference.parallel import rehearsed
 
         kind, parts = self.trainer_of(execution), self.parts()
         return rehearsed.rehearsed(recipe, execution, rank, routing, kind, parts)  # type: ignore[arg-type]  # a class is
@@ -49,7 +49,7 @@ class RehearsalSide(Assembled):
     def rehearsed_elsewhere(self, recipe: Recipe, execution: Execution, rank: int, routing: Routing) -> Rehearsal:
         """In a process of its own, for one that is a rank of a real world already."""
         said = [codec.encode(recipe), codec.encode(execution), rank, routing]
-        words = ("-m", "contracts.stacks.reference.rehearsal", type(self).__module__, type(self).__qualname__)
+        words = ("-m", "contracts.stacks.reference.answers.traffic", type(self).__module__, type(self).__qualname__)
         done = subprocess.run(
             (sys.executable, "-W", "ignore", *words), input=json.dumps(said), capture_output=True, text=True,
             timeout=PATIENCE_S, check=False,

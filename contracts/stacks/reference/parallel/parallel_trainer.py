@@ -20,13 +20,13 @@ from torch.nn.utils import get_total_norm
 from contracts.spec.division import refusals_on
 from contracts.spec.errors import NotOffered, Refusals, Refused, refuse
 from contracts.spec.topology import Degrees
-from contracts.stacks.reference.built import made
-from contracts.stacks.reference.checkpoint import Checkpoints
-from contracts.stacks.reference.collectives import total
-from contracts.stacks.reference.mesh import TrainingMesh
+from contracts.stacks.reference.answers.model import made
+from contracts.stacks.reference.checkpoints.checkpoint import Checkpoints
 from contracts.stacks.reference.model import Model
 from contracts.stacks.reference.optimizer import Muon, Optimizer, orthogonal
-from contracts.stacks.reference.parallelize import parallelize
+from contracts.stacks.reference.parallel.collectives import total
+from contracts.stacks.reference.parallel.mesh import TrainingMesh
+from contracts.stacks.reference.parallel.parallelize import parallelize
 from contracts.stacks.reference.roles import role_of
 from contracts.stacks.reference.trainer import GENERATORS, OWN, Batch, Trainer
 

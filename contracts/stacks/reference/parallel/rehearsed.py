@@ -28,8 +28,8 @@ from contracts.stacks.reference.blocks.common import Packing
 from contracts.stacks.reference.blocks.experts import Router
 from contracts.stacks.reference.blocks.recurrent import M2RNN
 from contracts.stacks.reference.initial import Initial
+from contracts.stacks.reference.parallel.pipeline_trainer import PipelineTrainer
 from contracts.stacks.reference.parts import Parts
-from contracts.stacks.reference.pipeline_trainer import PipelineTrainer
 from contracts.stacks.reference.trainer import Batch, Trainer
 
 CHUNK = 1024  # tokens of a chunk of a scan: of 64, half of a step's operators would be theirs

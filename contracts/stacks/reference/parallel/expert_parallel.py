@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from contracts.stacks.reference.blocks.experts import Routing
-from contracts.stacks.reference.collectives import Group, cut, exchanged, joined, own_rows, total
+from contracts.stacks.reference.parallel.collectives import Group, cut, exchanged, joined, own_rows, total
 
 Experts = Callable[[Tensor, Tensor], Tensor]
 

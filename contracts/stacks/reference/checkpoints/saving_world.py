@@ -24,8 +24,8 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from contracts.spec.checkpointing import WriteFault, Written
 from contracts.spec.errors import Refused
-from contracts.stacks.reference.checkpoint import Checkpoints, State
-from contracts.stacks.reference.durable import DEATH, Disk, Mortal
+from contracts.stacks.reference.checkpoints.checkpoint import Checkpoints, State
+from contracts.stacks.reference.checkpoints.durable import DEATH, Disk, Mortal
 
 DEADLINE_S = 40.0  # of the whole world; a write takes 0.2 s, and a peer's death is noticed at once
 Kept = Callable[[Disk], Checkpoints]

@@ -31,12 +31,12 @@ from contracts.spec import codec
 from contracts.spec.array import Element
 from contracts.spec.errors import Refusals, Refused, refuse
 from contracts.spec.recipe import Checkpoint, Recipe
-from contracts.stacks.reference import saved_manifest as manifests
-from contracts.stacks.reference.durable import Disk
-from contracts.stacks.reference.kept import Kept
-from contracts.stacks.reference.saved_manifest import Held, Manifest, StoredFile
-from contracts.stacks.reference.shards import ShardReader, ShardWriter
-from contracts.stacks.reference.together import Together, plain_errors
+from contracts.stacks.reference.checkpoints import saved_manifest as manifests
+from contracts.stacks.reference.checkpoints.durable import Disk
+from contracts.stacks.reference.checkpoints.kept import Kept
+from contracts.stacks.reference.checkpoints.saved_manifest import Held, Manifest, StoredFile
+from contracts.stacks.reference.checkpoints.shards import ShardReader, ShardWriter
+from contracts.stacks.reference.checkpoints.together import Together, plain_errors
 
 
 @dataclass(frozen=True, kw_only=True)

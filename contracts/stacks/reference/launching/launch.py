@@ -16,7 +16,7 @@ from contracts.spec.launch import RECORDED_PREFIXES, Lane, Launch, Regime
 from contracts.spec.pattern import LayerNumbers, Pattern
 from contracts.spec.recipe import Mode, Recipe
 from contracts.spec.topology import NVLINK_DOMAIN, Degrees, Layout, grids
-from contracts.stacks.reference import arguments, environment, flags, overrides
+from contracts.stacks.reference.launching import arguments, environment, flags, overrides
 
 SCRIPTS = {"megatron": ("pretrain_hybrid.py",), "fsdp2": ("-m", "contracts.stacks.reference.train")}
 LAYOUTS: Mapping[Regime, Layout] = {"megatron": "borrowed", "fsdp2": "own-axis"}

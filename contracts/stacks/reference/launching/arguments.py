@@ -14,7 +14,7 @@ from contracts.spec.errors import Refused, refuse
 from contracts.spec.launch import Lane
 from contracts.spec.recipe import Mode, Recipe
 from contracts.spec.topology import Degrees
-from contracts.stacks.reference import overrides
+from contracts.stacks.reference.launching import overrides
 
 LAUNCHER = "lanegate-reference"
 VERSION = "0.1.0"
@@ -93,4 +93,4 @@ class _Parser(argparse.ArgumentParser):
     """argparse that raises our refusal instead of leaving the interpreter."""
 
     def error(self, message: str) -> Refused:  # type: ignore[override]  # it raises, where argparse exits
-        raise refuse("argv", self.prog, message, "see contracts/stacks/reference/arguments.py")
+        raise refuse("argv", self.prog, message, "see contracts/stacks/reference/launching/arguments.py")

@@ -20,12 +20,20 @@ from torch.distributed.tensor import DTensor
 from contracts.instruments.ranks import device
 from contracts.spec.errors import refuse
 from contracts.spec.topology import Degrees
-from contracts.stacks.reference.built import made
-from contracts.stacks.reference.mesh import TrainingMesh
+from contracts.stacks.reference.answers.model import made
 from contracts.stacks.reference.model import Forward, Model
-from contracts.stacks.reference.parallel_trainer import ParallelTrainer, ShardedOptimizer
-from contracts.stacks.reference.parallelize import parallelize
-from contracts.stacks.reference.pipeline import Chunks, Piece, Pipeline, Stage, pieces, refuse_microbatches, staged
+from contracts.stacks.reference.parallel.mesh import TrainingMesh
+from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer, ShardedOptimizer
+from contracts.stacks.reference.parallel.parallelize import parallelize
+from contracts.stacks.reference.parallel.pipeline import (
+    Chunks,
+    Piece,
+    Pipeline,
+    Stage,
+    pieces,
+    refuse_microbatches,
+    staged,
+)
 from contracts.stacks.reference.trainer import Batch
 
 

@@ -1,0 +1,1 @@
+"""What the reference answers, a file a protocol of `contracts/spec/`: values in, values out."""

@@ -1,0 +1,1 @@
+"""Recipe and lane → argv and environment, for Megatron-LM's launcher and for our own trainer."""
