@@ -73,11 +73,11 @@ lint: $(READY)  ## ruff, its formatter, mypy --strict
 	$(BIN)/mypy
 
 snapshots: $(READY)  ## write snapshots/ and docs/schema/ anew; read the diff before you commit it
-	@$(BIN)/pytest -m unit -n 0 --snapshot-update \
-	  tests_unit/test_contents.py tests_unit/test_snapshots.py tests_unit/test_cli.py tests_unit/test_budget.py
-	$(BIN)/python -m contracts.stacks.protocol docs/schema/lanegate-1.json
+	@$(BIN)/python -m contracts.stacks.protocol docs/schema/lanegate-1.json
 	$(BIN)/python -m contracts.court.record docs/schema/run-1.json
 	$(BIN)/python -m contracts.stacks.reference.receipts docs/schema/receipt-1.json
+	$(BIN)/pytest -m unit -n 0 --snapshot-update \
+	  tests_unit/test_contents.py tests_unit/test_snapshots.py tests_unit/test_cli.py tests_unit/test_budget.py
 
 megatron:  ## environments with Megatron-Core 0.19.2 and 0.16.1: .venv-megatron-VERSION
 	@$(need-python)
