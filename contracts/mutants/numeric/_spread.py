@@ -6,10 +6,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
+import torch.distributed as dist
 from torch import nn
 
+from contracts.stacks.reference.blocks.common import Output
 from contracts.stacks.reference.blocks.experts import MoE
 from contracts.stacks.reference.model import Model
+from contracts.stacks.reference.parallel.collectives import gathered
 from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer, ShardedOptimizer
 from contracts.stacks.reference.parts import Parts
 from contracts.stacks.reference.stack import Reference
@@ -38,3 +41,22 @@ def routed(model: Model) -> Iterator[MoE]:
         mixer: nn.Module = layer.mixer  # type: ignore[assignment]  # modules type their attributes as tensors
         if isinstance(mixer, MoE):
             yield mixer
+
+
+class GathersFirst(ParallelTrainer):
+    """Layers that route are given the whole sequence over TP, and hand back this rank's run of what they say."""
+
+    def build(self) -> Model:
+        model = super().build()
+        group = self.mesh.group("tp")
+
+        def before(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+            return (gathered(args[0], 1, group), *args[1:])
+
+        def behind(_: nn.Module, args: tuple[Any, ...], out: Output) -> Output:
+            return out._replace(y_BTD=out.y_BTD.chunk(self.execution.degrees.tp, dim=1)[dist.get_rank(group)])
+
+        for moe in routed(model):
+            moe.register_forward_pre_hook(before)
+            moe.register_forward_hook(behind)
+        return model

@@ -5,13 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch.distributed as dist
-from torch import nn
 
 from contracts.contract import mutant
-from contracts.mutants.numeric._spread import Spread, routed
-from contracts.stacks.reference.blocks.common import Output
-from contracts.stacks.reference.model import Model
-from contracts.stacks.reference.parallel.collectives import gathered
+from contracts.mutants.numeric._spread import GathersFirst, Spread
 from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer
 from contracts.stacks.reference.roles import role_of
 
@@ -56,25 +52,8 @@ class ReducesNothing(Spread):
     trains = _NobodyReduces
 
 
-class _GathersFirst(ParallelTrainer):
-    def build(self) -> Model:
-        model = super().build()
-        group = self.mesh.group("tp")
-
-        def before(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-            return (gathered(args[0], 1, group), *args[1:])
-
-        def behind(_: nn.Module, args: tuple[Any, ...], out: Output) -> Output:
-            return out._replace(y_BTD=out.y_BTD.chunk(self.execution.degrees.tp, dim=1)[dist.get_rank(group)])
-
-        for moe in routed(model):
-            moe.register_forward_pre_hook(before)
-            moe.register_forward_hook(behind)
-        return model
-
-
 @mutant(of="TOPO-04d", case="borrowed-tp2-sp-ep2-etp1", says="move the residual stream")
 class HooksSequenceParallelOntoExperts(Spread):
     """The hook that gathers the sequence is there for expert layers too, with EP active: the bring-up's first hang."""
 
-    trains = _GathersFirst
+    trains = GathersFirst

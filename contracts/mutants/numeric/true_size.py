@@ -13,9 +13,9 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from contracts.contract import mutant
-from contracts.mutants.numeric._spread import Spread, routed
+from contracts.mutants.numeric._spread import GathersFirst, Spread
 from contracts.mutants.numeric._swapped import built_with
-from contracts.stacks.reference.blocks.common import Linear, Output, RMSNorm
+from contracts.stacks.reference.blocks.common import Linear, RMSNorm
 from contracts.stacks.reference.blocks.experts import Routing
 from contracts.stacks.reference.model import Model
 from contracts.stacks.reference.parallel import sharding
@@ -147,28 +147,11 @@ class AllReducesAndKeepsItsRun(Spread):
     exchange = {"tensor_parallel": _SumsAndCuts}
 
 
-class _GathersForExperts(ParallelTrainer):
-    def build(self) -> Model:
-        model = super().build()
-        group = self.mesh.group("tp")
-
-        def before(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-            return (gathered(args[0], 1, group), *args[1:])
-
-        def behind(_: nn.Module, args: tuple[Any, ...], out: Output) -> Output:
-            return out._replace(y_BTD=out.y_BTD.chunk(self.execution.degrees.tp, dim=1)[dist.get_rank(group)])
-
-        for moe in routed(model):
-            moe.register_forward_pre_hook(before)
-            moe.register_forward_hook(behind)
-        return model
-
-
 @mutant(of="TRAF-04c", case="tp2-sp-ep2-fsdp2", says="times the residual stream goes into all_gather over TP")
 class GathersTheStreamForExperts(Spread):
     """Routers are given the whole sequence though their layers send their own rows."""
 
-    trains = _GathersForExperts
+    trains = GathersFirst
 
 
 class _OwnNorms(TensorParallel):

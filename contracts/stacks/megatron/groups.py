@@ -219,11 +219,10 @@ def _recorded(module: Any, name: str) -> Iterator[list[dict[str, Any]]]:
         setattr(module, name, real)
 
 
-def handed_out() -> dict[str, Group]:
-    """The group of each axis that Megatron's getters hand to this rank."""
+def handles() -> dict[str, Any]:
+    """The group of each axis, as Megatron's getters hand it to this rank."""
     state: Any = importlib.import_module("megatron.core.parallel_state")
-    dist: Any = importlib.import_module("torch.distributed")
-    groups = {
+    return {
         "pp": state.get_pipeline_model_parallel_group(),
         "dp": state.get_data_parallel_group(),
         "cp": state.get_context_parallel_group(),
@@ -233,4 +232,9 @@ def handed_out() -> dict[str, Group]:
         "edp": state.get_expert_data_parallel_group(),
         "etp": state.get_expert_tensor_parallel_group(),
     }
-    return {axis: tuple(dist.get_process_group_ranks(group)) for axis, group in groups.items()}
+
+
+def handed_out() -> dict[str, Group]:
+    """The members of each of them."""
+    dist: Any = importlib.import_module("torch.distributed")
+    return {axis: tuple(dist.get_process_group_ranks(group)) for axis, group in handles().items()}

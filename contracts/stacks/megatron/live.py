@@ -13,7 +13,7 @@ from contracts.instruments.ranks import held_groups
 from contracts.spec.errors import refuse
 from contracts.spec.topology import Degrees, Group
 from contracts.spec.world import LiveMesh
-from contracts.stacks.megatron.groups import handed_out
+from contracts.stacks.megatron.groups import handed_out, handles
 from contracts.stacks.megatron.shims import mcore
 
 
@@ -27,25 +27,11 @@ def live_mesh(degrees: Degrees, world: int, contribution: int) -> LiveMesh:
     with _made_groups() as made:
         _initialise(degrees, world, None)
         groups = handed_out()
-        state = mcore("parallel_state")
-        sums = {axis: _total(group, contribution) for axis, group in _handles(state).items()}
+        sums = {axis: _total(group, contribution) for axis, group in handles().items()}
         held = held_groups()
-        state.destroy_model_parallel()
+        mcore("parallel_state").destroy_model_parallel()
         after = held_groups()
     return LiveMesh(groups=groups, sums=sums, calls=tuple(made), before=before, held=held, after=after)
-
-
-def _handles(state: Any) -> dict[str, Any]:
-    return {
-        "pp": state.get_pipeline_model_parallel_group(),
-        "dp": state.get_data_parallel_group(),
-        "cp": state.get_context_parallel_group(),
-        "tp": state.get_tensor_model_parallel_group(),
-        "dp_cp": state.get_data_parallel_group(with_context_parallel=True),
-        "ep": state.get_expert_model_parallel_group(),
-        "edp": state.get_expert_data_parallel_group(),
-        "etp": state.get_expert_tensor_parallel_group(),
-    }
 
 
 def _total(group: Any, contribution: int) -> int:
