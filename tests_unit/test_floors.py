@@ -46,7 +46,7 @@ TENSORS = (  # what is made of tensors, and imported only where numbers are judg
     "contracts.stacks.megatron.model", "contracts.stacks.megatron.numbers", "contracts.stacks.megatron.optimizer",
     "contracts.stacks.megatron.shims", "contracts.stacks.megatron.table", "contracts.stacks.megatron.training",
     "contracts.stacks.megatron.weights", "contracts.stacks.reference.parallel.context_parallel",
-    "contracts.stacks.reference.checkpoints.saving_later",
+    "contracts.stacks.reference.checkpoints.saving_later", "contracts.stacks.reference.checkpoints.copies",
     "contracts.stacks.torchtitan.built", "contracts.stacks.torchtitan.model", "contracts.stacks.torchtitan.trainer",
     "contracts.stacks.torchtitan.training", "contracts.stacks.torchtitan.weights",
     "contracts.stacks.reference.parts", "contracts.stacks.reference.blocks.",

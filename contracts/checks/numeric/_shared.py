@@ -18,9 +18,10 @@ from contracts.checks.numeric import _saves
 from contracts.checks.numeric.resume import SHORT
 from contracts.instruments.ranks import gathered, here
 from contracts.spec.array import Arrays
+from contracts.spec.errors import Refused
 from contracts.spec.recipe import Fp8
 from contracts.spec.topology import Degrees
-from contracts.spec.training import Execution, Observed, Step
+from contracts.spec.training import Execution, Observed, Session, Step, Training
 
 SPREAD = replace(SHORT, name="short-spread", seq_length=18)
 """12 experts, 61 rows of the vocabulary, 2 KV heads and 2 SSM groups, norms of 8 and 24; a batch of 5 sequences."""
@@ -120,3 +121,12 @@ def state_unlike(got: Step, want: Step) -> str:
     found = [f"{kind}: {words.split(';')[0]}" for kind, left, right in kinds
              if (words := _saves.tensors_unlike(left, right))]  # fmt: skip
     return "; ".join(found)
+
+
+def refusal(stack: Training, session: Session) -> str:
+    """The words in which a run is refused; empty when it was carried out."""
+    try:
+        stack.train(session)
+    except Refused as refused:
+        return str(refused)
+    return ""

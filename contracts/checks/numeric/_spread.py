@@ -12,7 +12,7 @@ from contracts.checks._layouts import needs_layout
 from contracts.checks.numeric._training import LETTERS, batch, table, uneven
 from contracts.spec.array import Array, Arrays
 from contracts.spec.recipe import Moe, Recipe
-from contracts.spec.tolerance import FLOAT64_SCAN, Tolerance
+from contracts.spec.tolerance import EXACT, FLOAT64_SCAN, Tolerance
 from contracts.spec.topology import Degrees
 from contracts.spec.training import Execution, Observed, Session, Step, Tokens, Training
 
@@ -115,3 +115,12 @@ def losses_apart(alone: Step, many: Step, *names: str) -> str:
 def some(arrays: Arrays, *parts: str) -> dict[str, Array]:
     """Those of some tensors whose names have one of these parts."""
     return {name: each for name, each in arrays.items() if any(part in name for part in parts)}
+
+
+def biases_apart(alone: Step, many: Step, assignments: int) -> str:
+    """How a router's counts of a step, or the biases that they moved, are wrong; nothing when they are right."""
+    for name, counts in instruments.numerics.tensors(some(many.seen, ".counts")).items():
+        if int(counts.sum()) != assignments:
+            return f"{name} has {int(counts.sum())} assignments, expected {assignments}"
+    words = instruments.numerics.named_apart("the buffer", many.buffers, alone.buffers, EXACT)
+    return f"{told(alone, many)}: {words}" if words else ""

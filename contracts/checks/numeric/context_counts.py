@@ -9,13 +9,21 @@ from __future__ import annotations
 from dataclasses import replace
 
 from contracts import instruments
-from contracts.checks.numeric._spread import BIASED, SPREAD, apart, borrowed, both, losses_apart, some, told
+from contracts.checks.numeric._spread import (
+    BIASED,
+    SPREAD,
+    apart,
+    biases_apart,
+    borrowed,
+    both,
+    losses_apart,
+    some,
+)
 from contracts.checks.numeric._training import batch
 from contracts.checks.numeric.context_parallel import AHEAD, HALVES, QUARTERS, Rows
 from contracts.contract import contract
 from contracts.instruments.ranks import here
 from contracts.spec.recipe import Moe
-from contracts.spec.tolerance import EXACT
 from contracts.spec.training import Execution, Tokens, Training
 
 AT_BORDERS: dict[str, tuple[Execution, int]] = {
@@ -150,9 +158,5 @@ def a_bias_moves_by_the_counts_of_whole_rows(stack: Training, execution: Executi
     all of its ranks."""
     given = tuple(batch(f"context bias {step}", BIASED.vocab, HALVES) for step in range(3))
     for alone, many in both(stack, BIASED, execution, given, "buffers"):
-        where = f"(step {alone.number}, rank {here().rank})"
-        for name, counts in instruments.numerics.tensors(some(many.seen, ".counts")).items():
-            found = int(counts.sum())
-            assert found == ASSIGNMENTS, f"{name} has {found} assignments, expected {ASSIGNMENTS} {where}"
-        words = instruments.numerics.named_apart("the buffer", many.buffers, alone.buffers, EXACT)
-        assert not words, f"{told(alone, many)}: {words} {where}"
+        words = biases_apart(alone, many, ASSIGNMENTS)
+        assert not words, f"{words} (step {alone.number}, rank {here().rank})"

@@ -26,13 +26,13 @@ from contracts.checks.numeric._shared import (
     TP2_FSDP2,
     found_first,
     place,
+    refusal,
     shared_folder,
     shown,
     state_unlike,
 )
 from contracts.contract import contract
 from contracts.instruments.ranks import gathered
-from contracts.spec.errors import Refused
 from contracts.spec.tolerance import FLOAT64_SCAN
 from contracts.spec.training import Execution, Session, Step, Training
 
@@ -112,18 +112,10 @@ def numbers_of_another_kind_are_refused_by_every_rank(stack: Training, execution
         session = Session(recipe=SPREAD, steps=1, execution=execution, save=folder, save_at=frozenset({1}))
         stack.train(session)
         again = replace(session, steps=0, save=None, load=folder)
-        told = gathered(_refusal(stack, replace(again, execution=replace(execution, precision="float32"))))
+        told = gathered(refusal(stack, replace(again, execution=replace(execution, precision="float32"))))
         start = stack.train(again).start
     for rank, words in enumerate(told):
         assert words, f"float64 was loaded into float32 on {shown(execution)} by rank {rank}"
         missing = [each for each in ("float64", "float32", "weight") if each not in words]
         assert not missing, f"the refusal of rank {rank} does not name {missing}: {words[:200]}"
     assert start == 1, f"after the refusal the ranks go on after step {start}, expected 1"
-
-
-def _refusal(stack: Training, session: Session) -> str:
-    try:
-        stack.train(session)
-    except Refused as refused:
-        return str(refused)
-    return ""

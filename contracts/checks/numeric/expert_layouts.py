@@ -14,18 +14,17 @@ from contracts.checks.numeric._spread import (
     SPREAD,
     apart,
     batches,
+    biases_apart,
     borrowed,
     both,
     losses_apart,
     own,
     some,
-    told,
 )
 from contracts.contract import contract
 from contracts.instruments.ranks import here
 from contracts.spec.array import Arrays
 from contracts.spec.recipe import Moe, Recipe
-from contracts.spec.tolerance import EXACT
 from contracts.spec.training import Execution, Tokens, Training
 
 DEGREES: dict[str, tuple[Execution, int]] = {
@@ -177,9 +176,5 @@ def a_bias_moves_by_the_counts_of_all_ranks(stack: Training, execution: Executio
     change no sign while nothing else is added to it.
     """
     for alone, many in both(stack, BIASED, execution, batches(3), "buffers"):
-        where = f"(step {alone.number}, rank {here().rank})"
-        for name, counts in instruments.numerics.tensors(some(many.seen, ".counts")).items():
-            found = int(counts.sum())
-            assert found == ASSIGNMENTS, f"{name} has {found} assignments, expected {ASSIGNMENTS} {where}"
-        words = instruments.numerics.named_apart("the buffer", many.buffers, alone.buffers, EXACT)
-        assert not words, f"{told(alone, many)}: {words} {where}"
+        words = biases_apart(alone, many, ASSIGNMENTS)
+        assert not words, f"{words} (step {alone.number}, rank {here().rank})"

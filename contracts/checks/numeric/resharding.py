@@ -42,6 +42,7 @@ from contracts.checks.numeric._shared import (
     TP2_SP,
     found_first,
     place,
+    refusal,
     shared_folder,
     shown,
     state_unlike,
@@ -49,7 +50,6 @@ from contracts.checks.numeric._shared import (
 from contracts.checks.numeric.resume import EVERYTHING
 from contracts.contract import contract
 from contracts.instruments.ranks import gathered, here
-from contracts.spec.errors import Refused
 from contracts.spec.recipe import Recipe
 from contracts.spec.tolerance import FLOAT64_SCAN
 from contracts.spec.training import Execution, Session, Step, Training
@@ -266,15 +266,7 @@ def what_is_of_one_rank_is_not_given_to_others(stack: Training, saves: Execution
         saved = _saved(stack, SCALED, saves, folder)
         own = [name for name in sorted(saved.buffers) if len(set(gathered(saved.buffers[name].data))) > 1]
         session = Session(recipe=SCALED, steps=0, execution=loads, load=folder)
-        told = gathered(_refusal(stack, session) if own else "nothing differs")
+        told = gathered(refusal(stack, session) if own else "nothing differs")
     assert all(told), f"{len(own)} buffers differ from rank to rank, and {shown(loads)} loaded them, as {own[0]}"
     named = own[0] in told[0] if own else True
     assert named, f"the refusal does not name {own[0]}: {told[0][:300]}"
-
-
-def _refusal(stack: Training, session: Session) -> str:
-    try:
-        stack.train(session)
-    except Refused as refused:
-        return str(refused)
-    return ""

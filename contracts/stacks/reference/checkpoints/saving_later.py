@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
-import tempfile
 import time
-import warnings
 from collections.abc import Callable, Mapping
-from datetime import timedelta
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -22,8 +18,9 @@ from contracts.instruments import numerics
 from contracts.spec.checkpointing import Loaded, Overtaken, Snapshot
 from contracts.spec.errors import Refused
 from contracts.stacks.reference.checkpoints.checkpoint import Checkpoints, State
+from contracts.stacks.reference.checkpoints.copies import DEADLINE_S, copies, meet
 from contracts.stacks.reference.checkpoints.durable import Disk, Slow
-from contracts.stacks.reference.checkpoints.saving_world import DEADLINE_S, share
+from contracts.stacks.reference.checkpoints.saving_world import share
 
 LATE_S = 0.5  # long beside a write, which takes 20 ms
 Kept = Callable[[Disk, Any], Checkpoints]
@@ -32,26 +29,12 @@ Kept = Callable[[Disk, Any], Checkpoints]
 
 def overtaken(kept: Kept, states: tuple[State, ...], ranks: int, late: int) -> tuple[Overtaken, ...]:
     """Let so many processes save the states one upon the other, and say what became of it on each."""
-    context = multiprocessing.get_context("fork")
-    with tempfile.TemporaryDirectory(prefix="meeting-") as meeting, warnings.catch_warnings():
-        # Python 3.12 warns of a fork beside threads. The copies run none of theirs, and take none of their locks.
-        warnings.simplefilter("ignore", DeprecationWarning)
-        pipes = [context.Pipe(duplex=False) for _ in range(ranks)]
-        copies = [
-            context.Process(
-                target=_rank, daemon=True, args=(kept, states, rank, ranks, late, f"{meeting}/store", sending)
-            )
-            for rank, (_, sending) in enumerate(pipes)
-        ]
-        for copy, (_, sending) in zip(copies, pipes, strict=True):
-            copy.start()
-            sending.close()
-        try:
-            return tuple(_told(rank, receiving) for rank, (receiving, _) in enumerate(pipes))
-        finally:
-            for copy in copies:
-                copy.kill()
-                copy.join()
+
+    def work(rank: int, meeting: str, sending: Connection) -> None:
+        _rank(kept, states, rank, ranks, late, meeting, sending)
+
+    with copies(ranks, work) as started:
+        return tuple(_told(rank, receiving) for rank, (_, receiving) in enumerate(started))
 
 
 def _told(rank: int, receiving: Connection) -> Overtaken:
@@ -64,10 +47,7 @@ def _told(rank: int, receiving: Connection) -> Overtaken:
 def _rank(
     kept: Kept, states: tuple[State, ...], rank: int, ranks: int, late: int, meeting: str, sending: Connection
 ) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", init_method=f"file://{meeting}", rank=rank, world_size=ranks, timeout=timedelta(seconds=2 * DEADLINE_S)
-    )
+    meet(rank, ranks, meeting)
     mesh, disk = init_device_mesh("cpu", (ranks,)), Slow()
     checkpoints = kept(disk, dist.new_group())
     shares = [{name: share(each, mesh) for name, each in state.tensors.items()} for state in states]
