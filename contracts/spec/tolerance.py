@@ -24,9 +24,6 @@ FLOAT64 = Tolerance(name="float64", bound=1e-12, why="rounding of 2^-53 over tho
 FLOAT64_SCAN = Tolerance(name="float64 scan", bound=1e-10, why="gradients of a scan divide by small decays")
 FLOAT32 = Tolerance(name="float32", bound=2e-6, why="32 units of 2^-24; a wrong term was never seen under 1e-3")
 FLOAT32_SCAN = Tolerance(name="float32 scan", bound=1e-5, why="gradients of scans and biases sum over every token")
-FLOAT32_LAYOUT = Tolerance(
-    name="float32 layout", bound=5e-6, why="sums in another order differ by 5e-7; real layout faults start at 1e-2"
-)
 FLOAT32_TRANSFORMER = Tolerance(
     name="float32 transformer", bound=2e-5, why="a norm's gradient sums terms that cancel: 6e-6 seen; faults from 1e-2"
 )
