@@ -11,7 +11,7 @@ Its words are those that a launch writes (`arguments.py`) and six of its own:
     --steps N       the step to stop after, counted over the whole run; the recipe's optim.steps if not given, which
                     the schedule follows in any case
     --save DIR      checkpoints in DIR/checkpoints, every `checkpoint.interval` steps and after the last; a receipt in
-                    DIR. Without it the recipe's checkpoint.save, and without that nothing is kept
+                    DIR from every rank. Without it the recipe's checkpoint.save, and without that nothing is kept
     --resume        go on after the latest checkpoint of DIR; begins anew where there is none
     --keep N        of the checkpoints the newest N stay, once the last was written; all, if it is not given
     --durable DIR   where somebody copies DIR/checkpoints to: none goes that has no newer one there, whole. Without it
@@ -24,31 +24,33 @@ What `LANEGATE_TELEMETRY` names is appended to (docs/receipts.md); then the laun
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import math
 import os
 import sys
-import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from contracts.instruments import provenance
-from contracts.instruments.atomic import write_whole
-from contracts.instruments.ranks import ALONE, Place, here
-from contracts.spec import codec, presets
-from contracts.spec import pattern as patterns
+from contracts.instruments.ranks import ALONE
+from contracts.spec import codec, evidence, presets
 from contracts.spec.errors import NotOffered, Refused, refuse
-from contracts.spec.evidence import Ending, Figure, LaunchedRun, Preflight, Provenance, ReportedStep
-from contracts.spec.launch import Lane, Launch
-from contracts.stacks.reference import receipts, started
+from contracts.spec.evidence import (
+    Backend,
+    Ending,
+    Figure,
+    RankMemory,
+    ReportedStep,
+)
+from contracts.stacks.reference import started
 from contracts.stacks.reference.answers.training import TrainingSide
-from contracts.stacks.reference.launching import arguments, overrides
+from contracts.stacks.reference.launching import arguments
 from contracts.stacks.reference.launching.arguments import TrainerArguments
-from contracts.stacks.reference.launching.launch import SCRIPTS
+from contracts.stacks.reference.run_receipt import Record, keep_receipt, now
+from contracts.stacks.reference.showing import shown
+from contracts.stacks.reference.told import Ranks, Told
 
 if TYPE_CHECKING:  # torch is loaded after the provenance of the run is taken
     from contracts.stacks.reference.trainer import Trainer
@@ -118,19 +120,10 @@ def _with_mode(words: tuple[str, ...]) -> tuple[str, ...]:
     return (*words, "--mode", presets.resolve(words[words.index("--recipe") + 1]).modes[0])
 
 
-@dataclass
-class Record:
-    """What a run did so far."""
-
-    started: str
-    taken: Provenance
-    steps: list[ReportedStep] = field(default_factory=list)
-
-
-def train(settings: Settings, record: Record, place: Place = ALONE) -> Trainer:
+def train(settings: Settings, record: Record, ranks: Ranks | None = None) -> Trainer:
     """Train up to the last step asked for; each step is told, shown, recorded and, in its turn, saved.
 
-    The first rank alone tells and shows.
+    The first rank alone shows and tells of steps; every rank tells where it stands and what it held.
 
     Raises:
         Refused: for a checkpoint that is not of this recipe. NotOffered: for what no trainer here does.
@@ -144,8 +137,24 @@ def train(settings: Settings, record: Record, place: Place = ALONE) -> Trainer:
     asked, recipe = settings.asked, settings.asked.recipe
     if asked.compile != "none":
         raise NotOffered(f"this trainer runs uncompiled, --compile {asked.compile} is not for it")
-    execution = started.execution(asked, place)
+    ranks = ranks or Ranks(ALONE)
+    record.place = ranks.place
+    execution = started.execution(asked, ranks.place)
     trainer = TrainingSide().trainer_of(execution)(recipe, execution, PARTS)
+    ranks.watch(trainer)
+    try:
+        _steps(settings, record, ranks, trainer)
+        record.told = ranks.together(ranks.own(trainer))
+    except BaseException:
+        record.told = ranks.own(trainer)
+        raise
+    finally:
+        _tell_of_ranks(settings.telemetry, ranks, record.told)
+    return trainer
+
+
+def _steps(settings: Settings, record: Record, ranks: Ranks, trainer: Trainer) -> None:
+    recipe, place = settings.asked.recipe, ranks.place
     folder = checkpoints(settings)
     source = folder if recipe.checkpoint.load is None else Path(recipe.checkpoint.load)
     if settings.resume and source is not None and _holds_one(trainer, source):
@@ -153,10 +162,9 @@ def train(settings: Settings, record: Record, place: Place = ALONE) -> Trainer:
     listened = settings.telemetry if place.rank == 0 else None
     with shown(settings, trainer.number, place) as show:
         while trainer.number < settings.steps:
-            before = time.perf_counter()
-            done = trainer.next()
+            done, seconds = ranks.clocked(trainer.next)
             step = ReportedStep(
-                number=done.number, seconds=time.perf_counter() - before, tokens=done.tokens,
+                number=done.number, seconds=seconds, tokens=done.tokens,
                 loss=_figure(done.losses["lm"]), grad_norm=_figure(done.grad_norm),
             )  # fmt: skip
             record.steps.append(step)
@@ -164,7 +172,18 @@ def train(settings: Settings, record: Record, place: Place = ALONE) -> Trainer:
             show.step(step, done.lr)
             if folder is not None and (done.number % recipe.checkpoint.interval == 0 or done.number == settings.steps):
                 keep(trainer, folder, settings)
-    return trainer
+
+
+def _tell_of_ranks(path: Path | None, ranks: Ranks, told: Told) -> None:
+    """Every rank tells of itself; the first tells which backends ran, on all of them if they could be asked."""
+    for place in told.places:
+        if place.local_rank == ranks.place.local_rank:
+            tell(path, "place", place)
+    for memory in told.memory:
+        if memory.rank == ranks.place.rank:
+            tell(path, "memory", memory)
+    for backend in told.backends if ranks.place.rank == 0 else ():
+        tell(path, "backend", backend)
 
 
 def keep(trainer: Trainer, folder: Path, settings: Settings) -> None:
@@ -186,7 +205,7 @@ def checkpoints(settings: Settings) -> Path | None:
     return None if settings.save is None else settings.save / "checkpoints"
 
 
-def tell(path: Path | None, kind: str, value: ReportedStep) -> None:
+def tell(path: Path | None, kind: str, value: ReportedStep | evidence.Place | RankMemory | Backend) -> None:
     """Append a line of telemetry, where somebody listens."""
     if path is not None:
         with path.open("a", encoding="utf-8") as file:
@@ -200,102 +219,13 @@ def _figure(number: float) -> Figure:
     return "NaN" if math.isnan(number) else "Infinity" if number > 0 else "-Infinity"
 
 
-class Show(Protocol):
-    """What watches a run."""
-
-    def step(self, step: ReportedStep, lr: float) -> None: ...
-
-
-@contextmanager
-def shown(settings: Settings, start: int, place: Place) -> Iterator[Show]:
-    """A progress bar on a terminal, a line every few steps elsewhere; on standard error, from the first rank."""
-    if place.rank > 0:
-        yield Silence()
-        return
-    if not sys.stderr.isatty():
-        yield Lines(settings)
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("{task.fields[recipe]}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
-    with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True)) as progress:
-        task = progress.add_task("", total=settings.steps, completed=start, recipe=settings.asked.recipe.name)
-
-        class Bar:
-            def step(self, step: ReportedStep, lr: float) -> None:
-                progress.update(task, completed=step.number, description=_line(step, lr))
-
-        yield Bar()
-
-
-class Silence:
-    """What the other ranks show."""
-
-    def step(self, step: ReportedStep, lr: float) -> None:
-        """Nothing: the first rank has the same numbers."""
-
-
-@dataclass(frozen=True)
-class Lines:
-    """A run without a terminal: its first step, every few, and its last."""
-
-    settings: Settings
-
-    def step(self, step: ReportedStep, lr: float) -> None:
-        every, last = self.settings.log_every, self.settings.steps
-        if step.number in (1, last) or step.number % every == 0:
-            print(f"step {step.number}/{last}  {_line(step, lr)}", file=sys.stderr, flush=True)  # noqa: T201
-
-
-def _line(step: ReportedStep, lr: float) -> str:
-    loss, norm = (math.nan if each is None else float(each) for each in (step.loss, step.grad_norm))
-    return f"loss {loss:.4f}  norm {norm:.3g}  lr {lr:.2e}  {step.tokens / float(step.seconds):,.0f} tokens/s"
-
-
-def keep_receipt(settings: Settings, record: Record, ending: Ending, failure: str | None) -> Path | None:
-    """A receipt beside the checkpoints, named by the steps that it is about; the launcher's own where there is one."""
-    if settings.save is None or settings.telemetry is not None or not record.steps or here().rank > 0:
-        return None
-    settings.save.mkdir(parents=True, exist_ok=True)
-    first, last = record.steps[0].number, record.steps[-1].number
-    path = settings.save / f"receipt-{first:08d}-{last:08d}.json"
-    write_whole(path, receipts.write(receipts.build(_facts(settings, record, ending, failure))))
-    return path
-
-
-def _facts(settings: Settings, record: Record, ending: Ending, failure: str | None) -> LaunchedRun:
-    asked, recipe = settings.asked, settings.asked.recipe
-    base = presets.PRESETS.get(recipe.name)
-    lane = Lane(
-        mode=asked.mode, regime="fsdp2", gpus=here().world, run=asked.run, degrees=asked.degrees,
-        overrides=overrides.difference(base, recipe) if base else {}, inherited=dict(os.environ),
-    )  # fmt: skip
-    pattern = patterns.parse(recipe.pattern, recipe.depth)
-    sparse = recipe.dsa.a_ranks if recipe.dsa else ()
-    launch = Launch(
-        torchrun=(sys.executable,), script=SCRIPTS["fsdp2"], argv=settings.argv, env={}, unset=(), recorded={},
-        launcher=arguments.LAUNCHER, launcher_version=arguments.VERSION, degrees=asked.degrees, world=here().world,
-        recurrent=patterns.layers_of(pattern, "R"), sparse=patterns.placement(pattern, sparse).sparse_layers,
-    )  # fmt: skip
-    return LaunchedRun(
-        recipe=recipe, lane=lane, launch=launch, provenance=record.taken, preflight=Preflight(ran=False), places=(),
-        started=record.started, finished=_now(), ending=ending, exit_code=0 if ending == "ok" else 1, failure=failure,
-        steps=tuple(record.steps),
-    )  # fmt: skip
-
-
-def _now() -> str:
-    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-
-
 def main(argv: tuple[str, ...] | None = None) -> int:
     """Run; the exit code. A run that fails half way keeps its checkpoints and leaves a receipt that says so."""
     try:
         settings = read(tuple(sys.argv[1:]) if argv is None else argv, os.environ)
-        record = Record(started=_now(), taken=provenance.take(folder=Path.cwd(), host=settings.host, devices=0))
+        record = Record(started=now(), taken=provenance.take(folder=Path.cwd(), host=settings.host, devices=0))
         with started.world() as place:
-            train(settings, record, place)
+            train(settings, record, Ranks(place))
     except (Refused, NotOffered) as declined:
         print(f"train: {declined}", file=sys.stderr)  # noqa: T201
         return USAGE_ERROR
@@ -304,7 +234,7 @@ def main(argv: tuple[str, ...] | None = None) -> int:
         keep_receipt(settings, record, ending, f"{type(error).__name__}: {error}")
         raise
     path = keep_receipt(settings, record, "ok", None)
-    if path is not None:
+    if path is not None and record.place.rank == 0:
         print(f"train: receipt in {path}", file=sys.stderr)  # noqa: T201
     return 0
 
