@@ -15,7 +15,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, distribute_tensor
-from torch.nn.utils import get_total_norm
 
 from contracts.spec.division import refusals_on
 from contracts.spec.errors import NotOffered, Refusals, Refused, refuse
@@ -27,6 +26,7 @@ from contracts.stacks.reference.optimizer import Muon, Optimizer, orthogonal
 from contracts.stacks.reference.parallel.collectives import total
 from contracts.stacks.reference.parallel.mesh import TrainingMesh
 from contracts.stacks.reference.parallel.parallelize import parallelize
+from contracts.stacks.reference.parallel.wholes import Dims, cut_over, part, whole
 from contracts.stacks.reference.roles import role_of
 from contracts.stacks.reference.trainer import GENERATORS, OWN, Batch, Trainer
 
@@ -41,7 +41,7 @@ class ShardedAdamW(torch.optim.AdamW):
         """Private in torch: parameters, gradients and moments of a group as `step` uses them. Seen in 2.0 to 2.13."""
         is_complex: bool = super()._init_group(group, *tensors)  # type: ignore[no-untyped-call]  # torch's
         for held in tensors:
-            held[:] = [_part(each) for each in held]
+            held[:] = [part(each) for each in held]
         return is_complex
 
 
@@ -83,7 +83,7 @@ class ShardedOptimizer(Optimizer):
         coefficient = self.coefficient(norm)
         for parameter in parameters if coefficient < 1 else ():
             assert parameter.grad is not None
-            _part(parameter.grad).mul_(coefficient)
+            part(parameter.grad).mul_(coefficient)
         return norm, coefficient
 
     def norm(self) -> float:
@@ -91,13 +91,25 @@ class ShardedOptimizer(Optimizer):
         return self.norm_of([member.parameter for member in self.members])
 
     def norm_of(self, parameters: Iterable[nn.Parameter]) -> float:
-        """A norm for each mesh, because torch stacks none of two; together they are the norm of all gradients."""
-        by_mesh: dict[DeviceMesh | None, list[Tensor]] = {}
+        """Squares of what this rank holds, summed over the ranks that hold other parts of the same tensors.
+
+        torch's own `get_total_norm` stacks norms of one mesh only, and sends one message a tensor.
+        """
+        squares: dict[tuple[DeviceMesh, Dims] | None, list[Tensor]] = {}
         for parameter in parameters:
-            if parameter.grad is not None:
-                by_mesh.setdefault(getattr(parameter, "device_mesh", None), []).append(parameter.grad)
-        norms = [_whole(get_total_norm(gradients, foreach=False)) for gradients in by_mesh.values()]
-        return float(torch.stack([each.double() for each in norms]).norm())
+            grad = parameter.grad
+            if grad is not None:
+                where = (grad.device_mesh, cut_over(grad)) if isinstance(grad, DTensor) else None
+                squares.setdefault(where, []).append(part(grad).double().square().sum())
+        sums = []
+        for where, each in squares.items():
+            total = torch.stack(each).sum()
+            if where is not None:
+                mesh, dims = where
+                for dim in dims:
+                    dist.all_reduce(total, group=mesh.get_group(dim))
+            sums.append(total)
+        return float(torch.stack(sums).sum().sqrt())
 
     def load(self, state: Mapping[str, Tensor]) -> None:
         """`state` has whole tensors; each rank keeps its part of them."""
@@ -182,7 +194,7 @@ class ParallelTrainer(Trainer):
                 parameter.grad = grad = grad.redistribute(placements=parameter.placements)
             group = self.unreduced(name)
             if group is not None:
-                dist.all_reduce(_part(grad), group=group)
+                dist.all_reduce(part(grad), group=group)
 
     def unreduced(self, name: str) -> Any:
         """The ranks whose gradients of a parameter are still to be summed; None where there are none."""
@@ -239,11 +251,10 @@ class ParallelTrainer(Trainer):
 
     # whole tensors
     def whole(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        with torch.no_grad():
-            return {name: _whole(each).detach() for name, each in tensors.items()}
+        return whole(tensors)
 
     def take(self, value: Tensor, into: Tensor) -> None:
-        _part(into).copy_(_part(part_of(value.to(into.dtype), into)))
+        part(into).copy_(part(part_of(value.to(into.dtype), into)))
 
 
 def part_of(value: Tensor, like: Tensor) -> Tensor:
@@ -257,15 +268,6 @@ def _is_own(name: str) -> bool:
     return name.startswith("buffers/") and name.rpartition(".")[2] in ("amax_history", "scale")
 
 
-def _part(tensor: Tensor) -> Tensor:
-    """What this rank holds of a tensor, in the same memory."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
-def _whole(tensor: Tensor) -> Tensor:
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-
-
 def _of_labels(name: str) -> bool:
     return name == "lm" or name.startswith("mtp")
 
@@ -276,6 +278,6 @@ def _totals(values: Mapping[str, Tensor], group: Any) -> dict[str, Tensor]:
     for dtype in sorted({each.dtype for each in values.values()}, key=str):
         names = [name for name in sorted(values) if values[name].dtype == dtype]
         flat = total(torch.cat([values[name].reshape(-1) for name in names]), group)
-        for name, part in zip(names, torch.split(flat, [values[name].numel() for name in names]), strict=True):
-            found[name] = part.view(values[name].shape)
+        for name, piece in zip(names, torch.split(flat, [values[name].numel() for name in names]), strict=True):
+            found[name] = piece.view(values[name].shape)
     return found
