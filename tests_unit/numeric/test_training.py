@@ -238,7 +238,10 @@ def test_the_command_tells_its_launcher_each_step(tmp_path: Path, monkeypatch: p
     assert all(step.tokens > 100 and step.loss for step in heard.steps)
     assert [(place.local_rank, row.rank) for place, row in zip(heard.places, heard.memory, strict=True)] == [(0, 0)]
     assert heard.memory[0].allocated > 2**26, "torch alone takes more"
-    assert {row.part: row.actual for row in heard.backends}["experts"] == "torch-grouped"
+    experts = next(row for row in heard.backends if row.part == "experts")
+    assert (experts.requested, experts.actual) == ("torch-grouped", "native")
+    assert experts.reason is not None, "the recipe is float32, and the receipt says nothing of it"
+    assert "fp32" in experts.reason
     assert not list((tmp_path / "run").glob("receipt-*")), "the launcher writes the receipt"
 
 
