@@ -31,6 +31,7 @@ from contracts.checks import (  # isort: skip
     triage,  # facts of a run that is stuck, failed or thin → where to look first
     allocator,  # fragmentation, exhaustion, and what a flag did about them
     receipts,  # what a run leaves behind, whole, however it ended
+    run_receipts,  # the same of a run that several ranks made
     redaction,  # what must not stand in it
     metrics,  # the figures of a run, and what they need beside them
     comparison,  # which two runs compare
@@ -52,5 +53,5 @@ __all__ = [
     "inherited", "install_plan",
     "installation", "kernels", "lanes", "launch", "live_groups", "manifest", "many_ranks", "metrics", "names",
     "numeric", "overrides", "pattern", "preflight", "rank_map", "receipts", "recipe", "redaction", "reductions",
-    "scale", "stages", "storage", "topology", "triage", "unwritten",
+    "run_receipts", "scale", "stages", "storage", "topology", "triage", "unwritten",
 ]  # fmt: skip

@@ -12,7 +12,7 @@ from typing import Any
 
 from contracts.checks._refusals import refusal_of
 from contracts.checks._runs import FACTS, RECEIPT, STEPS
-from contracts.contract import contract, untested
+from contracts.contract import contract
 from contracts.spec.evidence import (
     Backend,
     Ending,
@@ -197,15 +197,6 @@ def a_replaced_backend_says_why(stack: Evidence, backend: Backend) -> None:
     for word in (backend.requested, backend.actual):
         assert word in str(refused), f"the refusal does not name {word}: {refused}"
 
-
-untested(
-    "RCPT-01a",
-    "On several ranks, window, peaks, rank map and backend identity are those of all ranks, and no rank writes over "
-    "another's receipt.",
-    why="the trainer's receipt of several ranks is the first rank's: it has no rank map and no peaks; and no question "
-    "asks for the receipt of a run that several ranks made",
-    tier="dist",
-)
 
 ENDINGS: dict[str, tuple[LaunchedRun, Ending]] = {
     "ok": (FACTS, "ok"),

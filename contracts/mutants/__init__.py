@@ -37,6 +37,7 @@ from contracts.mutants import (
     recipe,
     redaction,
     reductions,
+    run_receipts,
     scale,
     stages,
     storage,
@@ -49,6 +50,7 @@ __all__ = [
     "footprint", "gate", "gate_plans", "gate_reports", "goodput", "group_calls", "groups", "hybrid", "illegible",
     "inherited", "install_plan",
     "installation", "kernels", "lanes", "launch", "live_groups", "manifest", "many_ranks", "metrics", "names",
-    "overrides", "pattern", "preflight", "rank_map", "receipts", "recipe", "redaction", "reductions", "scale",
+    "overrides", "pattern", "preflight", "rank_map", "receipts", "recipe", "redaction", "reductions",
+    "run_receipts", "scale",
     "stages", "storage", "topology", "triage",
 ]  # fmt: skip

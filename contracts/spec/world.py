@@ -10,7 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from contracts.spec.evidence import Provenance, Receipt
 from contracts.spec.party import Party
+from contracts.spec.recipe import Recipe
+from contracts.spec.seams import Kernel
 from contracts.spec.topology import Degrees, Group, Layout
 
 
@@ -90,6 +93,34 @@ class SeenDevices:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Strain:
+    """What is made unlike on one rank of a run, so that its receipt has to be one of all ranks.
+
+    Args:
+        held: bytes that this rank holds while it trains, beside the run's own, where it trains.
+        late_s: seconds that this rank takes longer over the last step, after the last word of the others in it.
+        lacks: a kernel that this rank cannot run, so that it falls back.
+    """
+
+    held: int = 0
+    late_s: float = 0.0
+    lacks: Kernel | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeftReceipts:
+    """What lies in the folder of a run when all its ranks have ended.
+
+    Args:
+        own: the name under which this rank left its receipt.
+        kept: name → receipt, of every rank.
+    """
+
+    own: str
+    kept: Mapping[str, Receipt]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Told:
     """What a report says of one test: its outcome, the text of its failure or the reason of its skip, its time."""
 
@@ -127,6 +158,17 @@ class World(Party, Protocol):
 
     def fabric_reasons(self, measured: FabricPass) -> tuple[str, ...]:
         """What stands against a launch on a fabric that was measured so, all at once; none when it is fit."""
+        ...
+
+    def run_receipts(
+        self, recipe: Recipe, degrees: Degrees, steps: int, folder: str, taken: Provenance, strain: Strain
+    ) -> LeftReceipts:
+        """Train `steps` steps over the world, from the first, as a run in a folder that all ranks share, and leave its
+        receipts there.
+
+        The window is of all steps after the first. `taken` is the provenance of this rank, from before it loaded
+        anything; `strain` is of this rank. Answers when every rank has left its receipt.
+        """
         ...
 
     def devices(self) -> SeenDevices:

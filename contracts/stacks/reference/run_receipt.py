@@ -26,11 +26,12 @@ if TYPE_CHECKING:
 
 @dataclass
 class Record:
-    """What a run did so far, as the rank at `place` knows it."""
+    """What a run did so far, as the rank at `place` knows it. `mark` tells its receipt from the others'."""
 
     started: str
     taken: Provenance
     place: Place = ALONE
+    mark: str = ""
     steps: list[ReportedStep] = field(default_factory=list)
     told: Told = field(default_factory=Told)
 
@@ -41,8 +42,8 @@ def keep_receipt(settings: Settings, record: Record, ending: Ending, failure: st
     if settings.save is None or settings.telemetry is not None or not record.steps:
         return None
     settings.save.mkdir(parents=True, exist_ok=True)
-    first, last, rank = record.steps[0].number, record.steps[-1].number, record.place.rank
-    path = settings.save / f"receipt-{first:08d}-{last:08d}{f'-rank{rank:05d}' if rank else ''}.json"
+    first, last = record.steps[0].number, record.steps[-1].number
+    path = settings.save / f"receipt-{first:08d}-{last:08d}{record.mark}.json"
     write_whole(path, receipts.write(receipts.build(facts(settings, record, ending, failure))))
     return path
 

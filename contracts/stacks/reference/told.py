@@ -40,6 +40,12 @@ class Ranks:
     def __init__(self, place: ranks.Place) -> None:
         self.place = place
         self.ran: set[str] = set()
+        self.widths: set[tuple[int, ...]] = set()
+
+    @property
+    def mark(self) -> str:
+        """What the name of this rank's receipt ends with; of the first rank's it is nothing."""
+        return f"-rank{self.place.rank:05d}" if self.place.rank else ""
 
     # a step
     def clocked(self, step: Callable[[], Done]) -> tuple[Done, float]:
@@ -58,11 +64,13 @@ class Ranks:
 
     # what this rank says
     def watch(self, trainer: Trainer) -> None:
-        """Note what multiplies the experts' matrices, whenever something does."""
+        """Note what multiplies the experts' matrices, whenever something does, and how wide they are on this rank."""
+        from contracts.stacks.reference.blocks.common import local
         from contracts.stacks.reference.blocks.experts import Experts
 
         for module in trainer.model.modules():
             if isinstance(module, Experts):
+                self.widths.add(tuple(local(module.w1).shape[1:]))
                 setattr(module, "backend", self._noted(module.backend))  # noqa: B010  # nn.Module types its attributes
 
     def _noted(self, choose: Callable[..., str]) -> Callable[..., str]:
@@ -115,8 +123,10 @@ class Ranks:
             if seam.site != "experts" or self.ran in (set(), {row.actual}):
                 yield row
                 continue
-            reason = row.reason or f"on this rank ran {', '.join(sorted(self.ran))}"
-            yield replace(row, actual=", ".join(sorted(self.ran)), reason=reason)
+            ran = ", ".join(sorted(self.ran))
+            yield replace(
+                row, actual=ran, reason=row.reason or f"{ran} took the experts' matrices, {sorted(self.widths)}"
+            )
 
     # what all say
     def together(self, own: Told) -> Told:

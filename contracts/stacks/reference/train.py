@@ -138,7 +138,7 @@ def train(settings: Settings, record: Record, ranks: Ranks | None = None) -> Tra
     if asked.compile != "none":
         raise NotOffered(f"this trainer runs uncompiled, --compile {asked.compile} is not for it")
     ranks = ranks or Ranks(ALONE)
-    record.place = ranks.place
+    record.place, record.mark = ranks.place, ranks.mark
     execution = started.execution(asked, ranks.place)
     trainer = TrainingSide().trainer_of(execution)(recipe, execution, PARTS)
     ranks.watch(trainer)

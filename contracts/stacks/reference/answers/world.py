@@ -6,20 +6,26 @@ import os
 import time
 from dataclasses import asdict
 from datetime import timedelta
+from pathlib import Path
 
 from contracts.instruments import allreduce
 from contracts.instruments.ranks import held_groups, here, torch_distributed
+from contracts.spec.evidence import Provenance
+from contracts.spec.recipe import Recipe
 from contracts.spec.topology import Degrees, Layout, topology
-from contracts.spec.world import FabricPass, LiveMesh, SeenDevices, Upset
+from contracts.spec.world import FabricPass, LeftReceipts, LiveMesh, SeenDevices, Strain, Upset
+from contracts.stacks.reference import strained
 from contracts.stacks.reference.parallel.mesh import ProcessMesh
+from contracts.stacks.reference.told import Ranks
 
 
 class WorldSide:
     """The answers of `Reference` on this subject."""
 
-    QUESTIONS: frozenset[str] = frozenset({"live_mesh", "fabric_pass", "fabric_reasons", "devices"})
+    QUESTIONS: frozenset[str] = frozenset({"live_mesh", "fabric_pass", "fabric_reasons", "devices", "run_receipts"})
 
     mesh: type[ProcessMesh] = ProcessMesh
+    ranks: type[Ranks] = Ranks
     fabric_floor_gbs: float | None = None  # no number fits every fabric: see docs/preflight.md
 
     def live_mesh(self, degrees: Degrees, world: int, layout: Layout, contribution: int) -> LiveMesh:
@@ -59,6 +65,11 @@ class WorldSide:
             right=measured.right,
         )  # fmt: skip
         return allreduce.reasons(seen, measured.floor or 0.0)
+
+    def run_receipts(
+        self, recipe: Recipe, degrees: Degrees, steps: int, folder: str, taken: Provenance, strain: Strain
+    ) -> LeftReceipts:
+        return strained.run(self.ranks, recipe, degrees, steps, Path(folder), taken, strain)
 
     def devices(self) -> SeenDevices:
         torch, _ = torch_distributed()
