@@ -115,7 +115,7 @@ def a_transformer_goes_the_way_of_one_rank(stack: Training, recipe: Recipe, exec
     rank moved by its own counts.
     """
     asked = session(stack, recipe, execution, 3)
-    alone, many = both(stack, recipe, execution, 3, "weights", "buffers")[-1]
+    alone, many = both(stack, recipe, execution, 3, "weights", "buffers", at=frozenset({3}))[-1]
     words = moved_apart(asked.weights, many.weights, alone.weights, WAY)
     assert not words, f"{words} (rank {here().rank})"
     held = {**many.weights, **many.buffers}
@@ -197,14 +197,28 @@ def a_bias_of_a_transformer_moves_by_all_counts(
         assert not words, words
 
 
-SAVED: dict[str, tuple[Recipe, Execution, int, tuple[Execution, ...]]] = {
-    name: (*CELLS[name], tuple(CELLS[other][1] for other in others))
+def onto(saves: Cell, *loads: Cell) -> tuple[Recipe, Execution, int, tuple[Execution, ...]]:
+    """Recipe, the layout that saves, ranks, and the layouts that load."""
+    return (*saves, tuple(execution for _, execution, _ in loads))
+
+
+SAVED = {
+    name: onto(*some(name, *others).values())
     for name, others in {
         "fsdp2": ("tp2-sp-grouped", "borrowed-tp2-sp-ep2-etp1"),
         "ep2": ("fsdp2", "tp2-sp"),
         "borrowed-ep2-fsdp": ("fsdp2", "tp2-sp"),
         "borrowed-tp2-sp-ep4-etp1-fsdp": ("hsdp-2x2", "borrowed-ep4-fsdp"),
+        "tp2-sp": ("dp2",),
+        "borrowed-ep2": ("borrowed-tp2-sp-ep2-etp1",),
+        "borrowed-tp2-sp-ep4-etp1": ("borrowed-ep4", "borrowed-ep2-dp4"),
     }.items()
+} | {
+    "dp2-to-borrowed-ep2": onto(CELLS["dp2"], CELLS["borrowed-ep2"]),
+    "borrowed-ep2-to-tp2-sp": onto(CELLS["borrowed-ep2"], CELLS["tp2-sp"]),
+    "tp2-sp-to-etp1": onto(CELLS["tp2-sp"], cell(L, 2, tp=2, etp=1, sp=True)),
+    "1f1b": onto(STAGES["1f1b"], CELLS["dp2"], cell(L, 1)),
+    "interleaved": onto(STAGES["interleaved"], STAGES["1f1b"], CELLS["tp2-sp-grouped"]),
 }
 STATE: tuple[Observed, ...] = ("weights", "optimizer", "buffers")
 
@@ -213,13 +227,14 @@ STATE: tuple[Observed, ...] = ("weights", "optimizer", "buffers")
 def a_transformer_resumed_twice_is_uninterrupted(
     stack: Training, recipe: Recipe, execution: Execution, world: int
 ) -> None:
-    """A run that saves and loads twice on its way holds at every step, to the bit, the weights, moments and biases of
-    the run that was not interrupted."""
-    asked = session(stack, recipe, execution, 5, *STATE)
+    """A run that saves and loads twice on its way holds wherever it saves, to the bit, the weights, moments and biases
+    of the run that was not interrupted."""
+    ends = (1, 3, 5)
+    asked = replace(session(stack, recipe, execution, ends[-1], *STATE), at=frozenset(ends))
     whole = stack.train(asked)
     start = 0
     with shared_folder() as at:
-        for end in (1, 3, 5):
+        for end in ends:
             given = asked if start == 0 else replace(asked, weights={}, buffers={}, load=str(at))
             part = replace(given, steps=end - start, batches=asked.batches[start:end], save=str(at),
                            save_at=frozenset({end}))  # fmt: skip

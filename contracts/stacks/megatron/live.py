@@ -136,13 +136,15 @@ def _alone() -> Iterator[None]:
 
     Megatron asks torch how many ranks there are, and torch has no public way to be another world for a while: the
     default group is put aside with `_update_default_pg`, there from torch 2.1 to 2.13. `group_count` names the groups
-    that ranks make together and must be the same on all of them afterwards, whoever was alone. This is the one place
-    that reads either.
+    that ranks make together and must be the same on all of them afterwards, whoever was alone. `pg_group_ranks` says
+    of a group which of its ranks is which of the world: that of a world of one is 0, and torch's checkpoints ask for
+    that rank by its number. This is the one place that reads any of the three.
     """
     everybody, inner = dist.group.WORLD, dist.distributed_c10d
     own = dist.new_group([dist.get_rank()], use_local_synchronization=True)
     count = inner._world.group_count
     inner._update_default_pg(own)
+    inner._world.pg_group_ranks[own] = {0: 0}
     try:
         yield
     finally:

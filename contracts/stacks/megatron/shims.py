@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import logging
+import queue
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -183,10 +184,16 @@ SHIMS: tuple[Shim, ...] = (
         put=False,
         why="Transformer Engine: 0.16.1 takes it for installed there",
     ),
+    Shim(
+        at="megatron.core.dist_checkpointing.strategies.filesystem_async:_results_queue",
+        put=queue.SimpleQueue(),
+        why="a queue in a process of its own, which outlives a run that is ended: writers tell of their files here",
+    ),
 )
 LABEL = (
     "shimmed: CUDA's device, streams and generators are the CPU's, norms are torch's (marked for sequence parallel), "
-    "splits of the dispatcher are on the host, nothing is compiled, te_general_gemm is none"
+    "splits of the dispatcher are on the host, nothing is compiled, te_general_gemm is none, writers of a checkpoint "
+    "tell of their files in the same process"
 )
 WIDE = "; in float64 what asks for float32 by name is given float64"
 

@@ -14,7 +14,8 @@ from torch import Tensor
 from contracts.instruments import numerics
 from contracts.spec.array import Arrays
 from contracts.spec.errors import NotOffered, refuse
-from contracts.spec.training import Execution, Session, Step, Tokens, Trained
+from contracts.spec.training import Execution, Observed, Session, Step, Tokens, Trained
+from contracts.stacks.megatron import checkpoint
 from contracts.stacks.megatron.blocks import clear_losses, noted_losses
 from contracts.stacks.megatron.held import held_of, is_trained, whole
 from contracts.stacks.megatron.live import parallel
@@ -216,8 +217,10 @@ def _offered(session: Session) -> None:
         (execution.compile != "none", "it has no option that compiles the model"),
         (execution.recompute, "recomputing wants the generators of CUDA"),
         (not session.batches and session.steps > 0, "it reads data sets of its own, not the recipe's"),
-        (session.save is not None or session.load is not None, "checkpoints are not asked through this adapter yet"),
-    )
+        (session.keep is not None or session.durable is not None,
+         "it removes no checkpoints; of its training script, which 0.16.1 has not, --save-retain-interval keeps "
+         "every n-th and no newest"),
+    )  # fmt: skip
     for holds, words in reasons:
         if holds:
             raise NotOffered(f"Megatron-Core: {words}")
@@ -241,18 +244,30 @@ def train(session: Session) -> Trained:
     ):
         trainer = Trainer(plan, execution)
         try:
+            if session.load is not None:
+                checkpoint.load(trainer, session.load)
             trainer.put(numerics.tensors(session.weights) | numerics.tensors(session.buffers))
+            start, loaded = trainer.number, None
+            if session.load is not None and 0 in session.at:
+                nothing = Step(number=start, losses={}, tokens=0, lr=0.0, grad_norm=0.0, clip_coef=1.0)
+                loaded = _with_state(trainer, nothing, session.observe)
             steps = tuple(_seen(trainer, session, index) for index in range(session.steps))
         finally:
             trainer.close()
-    return Trained(start=0, steps=steps)
+    return Trained(start=start, steps=steps, loaded=loaded)
 
 
 def _seen(trainer: Trainer, session: Session, index: int) -> Step:
-    """One step of a session, and what is to be seen of it."""
+    """One step of a session, what is to be seen of it, and its checkpoint."""
     number = trainer.number + 1
     observed = session.observe if not session.at or number in session.at else frozenset()
-    step = trainer.step(session.batches[index], "gradients" in observed)
+    step = _with_state(trainer, trainer.step(session.batches[index], "gradients" in observed), observed)
+    if session.save is not None and number in session.save_at:
+        checkpoint.save(trainer, session.save)
+    return step
+
+
+def _with_state(trainer: Trainer, step: Step, observed: frozenset[Observed]) -> Step:
     return replace(
         step,
         weights=_told(trainer.weights()) if "weights" in observed else {},
