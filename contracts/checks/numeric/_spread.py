@@ -68,8 +68,10 @@ def both(
     weights: Arrays | None = None,
     buffers: Arrays | None = None,
     steps: int = 0,
+    at: frozenset[int] = frozenset(),
 ) -> list[tuple[Step, Step]]:
-    """(on one rank, on all) for each step, in float64; `steps` of them over the stack's own data if none is given."""
+    """(on one rank, on all) for each step, in float64; `steps` of them over the stack's own data if none is given.
+    What is observed is told of the steps `at` alone, of every one where that is empty."""
     needs_layout(stack, execution.layout)
     session = Session(
         recipe=recipe,
@@ -78,6 +80,7 @@ def both(
         weights=heavy(stack, recipe) if weights is None else weights,
         buffers=buffers or {},
         observe=frozenset(observe),
+        at=at,
     )
     runs = [
         stack.train(replace(session, execution=replace(each, precision="float64"))).steps

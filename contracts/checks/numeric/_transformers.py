@@ -138,10 +138,15 @@ def session(stack: Training, recipe: Recipe, execution: Execution, steps: int, *
 
 
 def both(
-    stack: Training, recipe: Recipe, execution: Execution, steps: int, *observe: Observed
+    stack: Training,
+    recipe: Recipe,
+    execution: Execution,
+    steps: int,
+    *observe: Observed,
+    at: frozenset[int] = frozenset(),
 ) -> list[tuple[Step, Step]]:
-    """(on one rank, on all) for each step."""
-    asked = session(stack, recipe, execution, steps, *observe)
+    """(on one rank, on all) for each step; what is observed is told of the steps `at` alone, where some are named."""
+    asked = replace(session(stack, recipe, execution, steps, *observe), at=at)
     alone = stack.train(replace(asked, execution=Execution(precision="float32", layout=asked.execution.layout)))
     return list(zip(alone.steps, stack.train(asked).steps, strict=True))
 

@@ -73,10 +73,10 @@ CELLS: dict[str, Cell] = {
 def runs(
     stack: Training, recipe: Recipe, mode: Mode, execution: Execution, rows: Rows, steps: int, *observe: Observed
 ) -> list[tuple[Step, Step]]:
-    """(on one rank, on all) for each step, from drawn weights."""
+    """(on one rank, on all) for each step, from drawn weights; what is observed is told of the last."""
     given = tuple(batch(f"context {step}", recipe.vocab, rows) for step in range(steps))
     weights = uneven(stack.built(recipe, mode).parameters)
-    return both(stack, recipe, replace(execution, mode=mode), given, *observe, weights=weights)
+    return both(stack, recipe, replace(execution, mode=mode), given, *observe, weights=weights, at=frozenset({steps}))
 
 
 @contract("PAR-01g", asks=("built", "train"), cases=CELLS, source="F01; F06", tier="dist")

@@ -68,6 +68,11 @@ def borrowed(world: int, degrees: Degrees, *, fsdp: bool = False, replicas: int 
     return replace(BORROWED, world=world, degrees=degrees, fsdp=fsdp, replicas=replicas)
 
 
+def within(execution: Execution, mode: Mode, *, precision: Precision = "float64", microbatches: int = 1) -> Execution:
+    """An execution of a cell, in a mode and where nothing but the layout can tell."""
+    return replace(execution, mode=mode, precision=precision, microbatches=microbatches)
+
+
 Cell = tuple[Recipe, Mode, Execution, int]
 
 
@@ -120,41 +125,51 @@ LAYOUTS: dict[str, Cell] = {
 }  # fmt: skip
 
 
-def steps(
+def last(
     stack: Training,
     recipe: Recipe,
     execution: Execution,
     number: int,
     *observe: Observed,
-    mode: Mode = "nemo_native",
-    precision: Precision = "float64",
-    microbatches: int = 1,
-) -> tuple[Step, ...]:
-    """Steps over packed batches from drawn weights, on the ranks of an execution."""
-    execution = replace(execution, mode=mode, precision=precision, microbatches=microbatches)
+    given: tuple[Arrays, Arrays] | None = None,
+) -> Step:
+    """The last of some steps over packed batches, on the ranks of an execution, from weights and buffers."""
+    weights, buffers = given or drawn(stack, recipe, execution.mode)
     return stack.train(
         Session(
             recipe=recipe,
             steps=number,
             execution=execution,
             batches=tuple(batch(f"layout {step}", rows=ROWS) for step in range(number)),
-            weights=uneven(stack.built(recipe, mode).parameters),
-            buffers=_idle(stack, recipe, mode),
+            weights=weights,
+            buffers=buffers,
             observe=frozenset(observe),
+            at=frozenset({number}),
         )
-    ).steps
+    ).steps[-1]
 
 
-def _idle(stack: Training, recipe: Recipe, mode: Mode) -> Arrays:
-    """Selection biases that keep some experts from being chosen, where the recipe has biases."""
+def both(stack: Training, recipe: Recipe, execution: Execution, number: int, *observe: Observed) -> tuple[Step, Step]:
+    """The last step on one rank and on those of an execution, from the same weights."""
+    needs_layout(stack, execution.layout)
+    given = drawn(stack, recipe, execution.mode)
+    alone = Execution(mode=execution.mode, precision=execution.precision)
+    return (
+        last(stack, recipe, alone, number, *observe, given=given),
+        last(stack, recipe, execution, number, *observe, given=given),
+    )
+
+
+def drawn(stack: Training, recipe: Recipe, mode: Mode) -> tuple[Arrays, Arrays]:
+    """Weights, and selection biases that keep some experts from being chosen, where the recipe has biases."""
     import torch
 
-    found = {}
-    for index, (name, shape) in enumerate(sorted(stack.built(recipe, mode).buffers.items())):
+    built, found = stack.built(recipe, mode), {}
+    for index, (name, shape) in enumerate(sorted(built.buffers.items())):
         bias_E = torch.zeros(shape, dtype=torch.float64)
         bias_E[list(IDLE[index % len(IDLE)])] = -4.0  # sigmoids lie in 0 … 1
         found[name] = instruments.numerics.array(bias_E)
-    return found
+    return uneven(built.parameters), found
 
 
 def losses_apart(found: Step, want: Step, bound: float) -> str:
@@ -177,9 +192,7 @@ def every_gradient_is_that_of_one_rank(
     The router, the norms under sequence parallel and the shared weights of a mixer are where ranks hold copies and
     each computes a part; experts are where a divisor of the wrong mesh hides. Neither shows in a loss.
     """
-    needs_layout(stack, execution.layout)
-    (alone,) = steps(stack, recipe, Execution(), 1, "gradients", mode=mode)
-    (many,) = steps(stack, recipe, execution, 1, "gradients", mode=mode)
+    alone, many = both(stack, recipe, within(execution, mode), 1, "gradients")
     words = losses_apart(many, alone, 1e-11)
     assert not words, f"{words} (rank {here().rank})"
     words = apart(alone, many, "the gradient of", many.gradients, alone.gradients)
@@ -200,9 +213,7 @@ def every_gradient_is_that_of_one_rank_in_float32(
 ) -> None:
     """The same in the dtype that parameters are held in, as far as float32 can tell: a stack may choose what it sends
     in which dtype by the dtype it is given."""
-    needs_layout(stack, execution.layout)
-    (alone,) = steps(stack, recipe, Execution(), 1, "gradients", mode=mode, precision="float32")
-    (many,) = steps(stack, recipe, execution, 1, "gradients", mode=mode, precision="float32")
+    alone, many = both(stack, recipe, within(execution, mode, precision="float32"), 1, "gradients")
     words = losses_apart(many, alone, 1e-5)
     assert not words, f"{words} (rank {here().rank})"
     words = apart(alone, many, "the gradient of", many.gradients, alone.gradients, FLOAT32_SCAN)
@@ -228,9 +239,7 @@ def weights_after_some_steps_are_those_of_one_rank(
     An update that is right once can leave behind what is wrong at the next: a momentum of one shard, a bias that each
     rank moved by its own counts.
     """
-    needs_layout(stack, execution.layout)
-    alone = steps(stack, recipe, Execution(), 3, "weights", "optimizer", "buffers", mode=mode)[-1]
-    many = steps(stack, recipe, execution, 3, "weights", "optimizer", "buffers", mode=mode)[-1]
+    alone, many = both(stack, recipe, within(execution, mode), 3, "weights", "optimizer", "buffers")
     for what in ("weights", "optimizer", "buffers"):
         words = apart(alone, many, what, getattr(many, what), getattr(alone, what))
         assert not words, f"{words} (rank {here().rank})"
@@ -243,8 +252,8 @@ def replicas_stay_equal(stack: Training, recipe: Recipe, mode: Mode, execution: 
     Copies that drift apart by rounding drift further: each computes gradients of weights of its own.
     """
     needs_layout(stack, execution.layout)
-    last = steps(stack, recipe, execution, 3, "weights", "optimizer", "buffers", mode=mode)[-1]
-    held = {**last.weights, **last.optimizer, **last.buffers}
+    many = last(stack, recipe, within(execution, mode), 3, "weights", "optimizer", "buffers")
+    held = {**many.weights, **many.optimizer, **many.buffers}
     digests = {name: hashlib.sha256(value.data.encode()).hexdigest()[:16] for name, value in held.items()}
     for rank, other in enumerate(gathered(digests)):
         unequal = sorted(name for name in digests.keys() | other.keys() if digests.get(name) != other.get(name))
@@ -260,10 +269,8 @@ def the_norm_and_the_clip_are_those_of_one_rank(
 
     A norm that counts replicas twice or leaves out experts clips another run than the one on one rank.
     """
-    needs_layout(stack, execution.layout)
     clipped = replace(recipe, optim=replace(recipe.optim, clip=0.05))
-    (alone,) = steps(stack, clipped, Execution(), 1, mode=mode)
-    (many,) = steps(stack, clipped, execution, 1, mode=mode)
+    alone, many = both(stack, clipped, within(execution, mode), 1)
     for what in ("grad_norm", "clip_coef"):
         found, want = getattr(many, what), getattr(alone, what)
         assert abs(found - want) <= 1e-11 * abs(want), f"{what} is {found:.10g}, {want:.10g} on one rank"
@@ -286,9 +293,7 @@ def a_window_on_several_ranks_is_the_batch(
 
     Means of microbatches, averaged over ranks, weigh a label by how few it stands beside.
     """
-    needs_layout(stack, execution.layout)
-    (alone,) = steps(stack, recipe, Execution(), 1, "gradients", mode=mode)
-    (many,) = steps(stack, recipe, execution, 1, "gradients", mode=mode, microbatches=microbatches)
+    alone, many = both(stack, recipe, within(execution, mode, microbatches=microbatches), 1, "gradients")
     words = losses_apart(many, alone, 1e-11)
     assert not words, f"{words} (rank {here().rank})"
     words = apart(alone, many, "the gradient of", many.gradients, alone.gradients)

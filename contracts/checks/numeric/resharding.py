@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from itertools import accumulate
 
 from contracts import instruments
 from contracts.checks._layouts import needs_layout
@@ -72,15 +73,16 @@ RANKS: dict[str, tuple[Recipe, Execution, int, tuple[int, ...]]] = {  # steps be
 def ranks_resumed_twice_are_uninterrupted(
     stack: Training, recipe: Recipe, execution: Execution, world: int, parts: tuple[int, ...]
 ) -> None:
-    """Ranks that save and load twice on their way are, at every step and to the bit, the ranks that were not
-    interrupted: weights, optimizer state, buffers, the generators of each rank, its place in the data.
+    """Ranks that save and load twice on their way are, to the bit, the ranks that were not interrupted: losses at every
+    step; weights, optimizer state, buffers, the generators of each rank and its place in the data wherever they save.
 
     Each rank draws numbers of its own. Saved for the first rank only, or by data-parallel rank where two share one,
     they are one rank's everywhere after the load, and dropout is the same on all.
     """
     needs_layout(stack, execution.layout)
     _generators(recipe.seed)
-    whole = stack.train(Session(recipe=recipe, steps=sum(parts), execution=execution, observe=EVERYTHING))
+    ends = frozenset(accumulate(parts))
+    whole = stack.train(Session(recipe=recipe, steps=sum(parts), execution=execution, observe=EVERYTHING, at=ends))
     _generators(recipe.seed)
     start = 0
     with shared_folder() as at:
@@ -88,7 +90,7 @@ def ranks_resumed_twice_are_uninterrupted(
             end = start + steps
             run = stack.train(
                 Session(
-                    recipe=recipe, steps=steps, execution=execution, observe=EVERYTHING, save=str(at),
+                    recipe=recipe, steps=steps, execution=execution, observe=EVERYTHING, at=ends, save=str(at),
                     save_at=frozenset({end}), load=str(at) if number else None,
                 )
             )  # fmt: skip

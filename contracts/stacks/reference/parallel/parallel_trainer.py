@@ -26,7 +26,7 @@ from contracts.stacks.reference.optimizer import Muon, Optimizer, orthogonal
 from contracts.stacks.reference.parallel.collectives import total
 from contracts.stacks.reference.parallel.mesh import TrainingMesh
 from contracts.stacks.reference.parallel.parallelize import parallelize
-from contracts.stacks.reference.parallel.wholes import Dims, cut_over, part, whole
+from contracts.stacks.reference.parallel.wholes import Dims, cut_over, part, parted, whole
 from contracts.stacks.reference.roles import role_of
 from contracts.stacks.reference.trainer import GENERATORS, OWN, Batch, Trainer
 
@@ -39,6 +39,12 @@ class ShardedAdamW(torch.optim.AdamW):
 
     def _init_group(self, group: dict[str, Any], *tensors: list[Tensor]) -> bool:
         """Private in torch: parameters, gradients and moments of a group as `step` uses them. Seen in 2.0 to 2.13."""
+        for parameter in group["params"]:
+            state = self.state[parameter]
+            if not state and isinstance(parameter, DTensor):
+                state["step"] = torch.zeros((), dtype=torch.get_default_dtype())
+                for moment in ("exp_avg", "exp_avg_sq"):
+                    state[moment] = parted(torch.zeros_like(parameter.to_local()), parameter)
         is_complex: bool = super()._init_group(group, *tensors)  # type: ignore[no-untyped-call]  # torch's
         for held in tensors:
             held[:] = [part(each) for each in held]
@@ -52,15 +58,14 @@ class ShardedMuon(Muon):
     """
 
     def direction(self, grad: Tensor, buffer: Tensor, momentum: float) -> Tensor:
-        buffer.mul_(momentum).add_(grad)
-        ahead = grad + momentum * buffer
-        if not isinstance(ahead, DTensor):
-            return orthogonal(ahead)
-        mesh, placements = ahead.device_mesh, ahead.placements
-        if ahead.dim() > 2 and all(_keeps_matrices(at) for at in placements):
-            part = orthogonal(ahead.to_local())
-            return DTensor.from_local(part, mesh, placements, shape=ahead.shape, stride=ahead.stride())
-        return distribute_tensor(orthogonal(ahead.full_tensor()), mesh, placements, src_data_rank=None)
+        if not isinstance(grad, DTensor):
+            return super().direction(grad, buffer, momentum)
+        moved = part(buffer).mul_(momentum).add_(part(grad))
+        ahead = parted(part(grad) + momentum * moved, grad)
+        if ahead.dim() > 2 and all(_keeps_matrices(at) for at in ahead.placements):
+            return parted(orthogonal(part(ahead)), ahead)
+        (gathered,) = whole({"": ahead}).values()
+        return distribute_tensor(orthogonal(gathered), ahead.device_mesh, ahead.placements, src_data_rank=None)
 
 
 def _keeps_matrices(at: Placement) -> bool:

@@ -25,6 +25,13 @@ def part(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
+def parted(part: Tensor, like: DTensor) -> DTensor:
+    """The tensor of which each rank holds a part, as it holds one of `like`. Nothing is sent or worked out."""
+    return DTensor.from_local(
+        part, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
+    )
+
+
 def cut_over(tensor: DTensor) -> Dims:
     """The dims of its mesh over which a tensor is cut; over the others ranks hold copies."""
     return tuple(dim for dim, at in enumerate(tensor.placements) if not at.is_replicate())
