@@ -218,7 +218,8 @@ SAVED = {
     "borrowed-ep2-to-tp2-sp": onto(CELLS["borrowed-ep2"], CELLS["tp2-sp"]),
     "tp2-sp-to-etp1": onto(CELLS["tp2-sp"], cell(L, 2, tp=2, etp=1, sp=True)),
     "1f1b": onto(STAGES["1f1b"], CELLS["dp2"], cell(L, 1)),
-    "interleaved": onto(STAGES["interleaved"], STAGES["1f1b"], CELLS["tp2-sp-grouped"]),
+    "interleaved": onto(STAGES["interleaved"], CELLS["tp2-sp-grouped"]),
+    "tp2-sp-to-interleaved": onto(cell(QUARTERS, 2, tp=2, sp=True), STAGES["interleaved"]),
 }
 STATE: tuple[Observed, ...] = ("weights", "optimizer", "buffers")
 
