@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 from dataclasses import replace
+from importlib import metadata
 from typing import TYPE_CHECKING, cast
 
 from contracts.spec import codec
@@ -20,6 +25,12 @@ if TYPE_CHECKING:  # torch is loaded when something is compiled, not when the st
     from contracts.stacks.reference.trainer import Trainer
 
 COLD_S = 300.0  # inductor was seen to take 40 s for a block on two busy cores
+
+_NO_GRAPHS = {
+    "TORCHINDUCTOR_FX_GRAPH_CACHE": "0", "TORCHINDUCTOR_AUTOGRAD_CACHE": "0", "TORCHINDUCTOR_COMPILE_THREADS": "1",
+}  # fmt: skip
+"""Not FORCE_DISABLE_CACHES: with it inductor asks the C++ compiler anew which instructions the processor has, 9 of the
+15 s that one operation takes, and has the same source translated that it had a minute ago."""
 
 
 class CompilingSide(Assembled):
@@ -86,9 +97,21 @@ class CompilingSide(Assembled):
         return cast("tuple[Wrap, ...]", getattr(trainer, "wrapped", ()))
 
 
+@functools.cache
+def _libraries() -> str:
+    """Where inductor keeps what the C++ compiler made of a source, by the hash of source and command: a folder for
+    each version of torch and of the compiler, which that hash leaves out."""
+    found = shutil.which(os.environ.get("CXX", "g++"))
+    said = subprocess.run((found, "--version"), capture_output=True, check=False).stdout if found else b""
+    version = hashlib.sha256(metadata.version("torch").encode() + said).hexdigest()[:12]
+    ours = os.environ.get("TORCHINDUCTOR_CACHE_DIR") or f"{tempfile.gettempdir()}/torchinductor_{os.getuid()}"
+    return f"{ours}/lanegate-{version}"
+
+
 def _in_a_fresh_interpreter(words: tuple[str, ...], said: str) -> Outcome:
-    """What a module of ours answers when it is run by itself, with nothing cached from another run."""
-    alone = {**os.environ, "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+    """What a module of ours answers when it is run by itself: no graph is known to inductor from another run, and each
+    is lowered and written out as source anew."""
+    alone = {**os.environ, **_NO_GRAPHS, "TORCHINDUCTOR_CACHE_DIR": _libraries()}
     command = (sys.executable, "-W", "ignore", "-m", *words)
     try:
         done = subprocess.run(
