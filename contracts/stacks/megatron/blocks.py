@@ -15,10 +15,12 @@ from contracts.spec import pattern as patterns
 from contracts.spec.array import Shape
 from contracts.spec.blocks import BlockCall, BlockRun
 from contracts.spec.errors import NotOffered
-from contracts.spec.recipe import Recipe
+from contracts.spec.recipe import Mode, Recipe
 from contracts.spec.topology import Degrees
 from contracts.stacks.megatron.live import parallel
+from contracts.stacks.megatron.mamba import MambaBlock, declined
 from contracts.stacks.megatron.model import Plan, config_of, layer_spec, mask_of, planned
+from contracts.stacks.megatron.scan import KERNELS
 from contracts.stacks.megatron.shims import mcore, on_the_host
 from contracts.stacks.megatron.weights import block_pieces, ours_of, theirs_of
 
@@ -35,10 +37,24 @@ def plan_of(recipe: Recipe, layer: int, dtype: torch.dtype) -> Plan:
     parsed = patterns.parse(recipe.pattern, recipe.depth)
     letter = parsed.letters[layer]
     sparse = recipe.dsa is not None and letter == "A"
-    if letter not in "AE" or sparse:
-        raise NotOffered(f"Megatron-Core's transformer layers have no {'sparse ' * sparse}{letter} block on a CPU")
+    if letter not in "AEM" or sparse:
+        raise NotOffered(f"Megatron-Core's layers have no {'sparse ' * sparse}{letter} block on a CPU")
     alone = replace(recipe, pattern=letter, depth=1, dsa=None, mtp=None, mhc=None, fp8=None, dtype="fp32")
-    return planned(alone, ONE, dtype)
+    return planned(alone, ONE, dtype, families="AEM")
+
+
+def _block(plan: Plan) -> _Block | MambaBlock:
+    return MambaBlock(plan, THEIRS) if plan.letters == "M" else _Block(plan)
+
+
+@contextlib.contextmanager
+def _hosted(plan: Plan, mode: Mode) -> Iterator[None]:
+    """This CPU and Megatron's groups of one rank, with what the block of a plan needs."""
+    if plan.letters == "M":
+        declined(mode)
+    kernels = KERNELS if plan.letters == "M" else ()
+    with on_the_host(wide=plan.dtype is torch.float64, besides=kernels), parallel(ONE, 1):
+        yield
 
 
 def run_block(call: BlockCall) -> BlockRun:
@@ -49,17 +65,20 @@ def run_block(call: BlockCall) -> BlockRun:
         raise NotOffered("Megatron-Core: FP8 is Transformer Engine's, and that runs on GPUs")
     dtype = numerics.tensor(call.x).dtype
     plan = plan_of(call.recipe, call.layer, dtype)
-    with on_the_host(wide=dtype is torch.float64), parallel(ONE, 1):
-        block = _Block(plan)
+    with _hosted(plan, call.mode):
+        block = _block(plan)
         block.load(numerics.tensors(call.weights))
         return block.run(call)
 
 
-def block_weights(recipe: Recipe, layer: int) -> Mapping[str, Shape]:
+def block_weights(recipe: Recipe, layer: int, mode: Mode) -> Mapping[str, Shape]:
     """Names, shapes and dtypes of a block's parameters and buffers."""
     plan = plan_of(recipe, layer, torch.float32)
-    with on_the_host(), parallel(ONE, 1):
-        held = _Block(plan).ours({name: each.detach() for name, each in _Block(plan).tensors().items()})
+    if plan.letters == "M" and recipe.dtype == "bf16":
+        plan = replace(plan, dtype=torch.bfloat16)
+    with _hosted(plan, mode):
+        block = _block(plan)
+        held = block.ours({name: each.detach() for name, each in block.tensors().items()})
     return {
         name: Shape(dtype=numerics.array(each).dtype, shape=tuple(each.shape)) for name, each in sorted(held.items())
     }

@@ -52,15 +52,17 @@ class Plan:
         return pieces(self.recipe, self.letters, [n // 2 if self.paired else n for n in range(len(self.letters))])
 
 
-def planned(recipe: Recipe, degrees: Degrees, dtype: torch.dtype, *, interleaved: bool = False) -> Plan:
-    """What Megatron makes of a recipe.
+def planned(
+    recipe: Recipe, degrees: Degrees, dtype: torch.dtype, *, interleaved: bool = False, families: str = "AE"
+) -> Plan:
+    """What Megatron makes of a recipe; `families` are the letters that are asked for.
 
     Raises:
         NotOffered: for what its transformer layers have not, or not on a CPU.
     """
     parsed = patterns.parse(recipe.pattern, recipe.depth)
     letters = "".join(parsed.letters)
-    _offered(recipe, degrees, letters)
+    _offered(recipe, degrees, letters, families)
     stages = patterns.stages(parsed, degrees.pp)
     paired = all(stage == "AE" * (len(stage) // 2) for stage in stages)
     segments = "".join(parsed.letters) if degrees.pp == 1 else "|".join(stages)
@@ -76,8 +78,8 @@ def _chunks(recipe: Recipe, degrees: Degrees) -> int:
     return segments // degrees.pp if segments % degrees.pp == 0 else 1
 
 
-def _offered(recipe: Recipe, degrees: Degrees, letters: str) -> None:
-    other = sorted(set(letters) - set("AE"))
+def _offered(recipe: Recipe, degrees: Degrees, letters: str, families: str) -> None:
+    other = sorted(set(letters) - set(families))
     reasons = (
         (bool(other), f"transformer layers have no {', '.join(other)} block"),
         (recipe.mtp is not None, "multi-token prediction is not asked through this adapter yet"),
@@ -110,6 +112,7 @@ def config_of(plan: Plan) -> Any:
     module = mcore("transformer.transformer_config")
     kind = module.MLATransformerConfig if recipe.mla else module.TransformerConfig
     given = _general(plan) | _parallel(plan) | (_routed(plan, recipe.moe) if recipe.moe else {}) | _latent(recipe)
+    given |= _scanned(recipe) if "M" in plan.letters else {}
     try:
         return kind(**given)
     except TypeError as error:
@@ -200,6 +203,16 @@ def _latent(recipe: Recipe) -> dict[str, Any]:
         "rotary_base": recipe.rope_theta,
         "num_query_groups": recipe.heads,
         "multi_latent_attention": True,
+    }
+
+
+def _scanned(recipe: Recipe) -> dict[str, Any]:
+    mamba = recipe.mamba
+    return {
+        "mamba_num_heads": mamba.heads,
+        "mamba_head_dim": mamba.head_dim,
+        "mamba_state_dim": mamba.state,
+        "mamba_num_groups": mamba.groups,
     }
 
 

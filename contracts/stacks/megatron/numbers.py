@@ -11,7 +11,7 @@ from contracts.spec.recipe import Mode, Recipe
 from contracts.spec.topology import Degrees, Layout
 from contracts.spec.training import Built, Session, Trained
 from contracts.spec.world import LiveMesh
-from contracts.stacks.megatron import blocks, live, shims
+from contracts.stacks.megatron import blocks, live, scan, shims
 from contracts.stacks.megatron.model import LATENT
 from contracts.stacks.megatron.table import built
 from contracts.stacks.megatron.training import train
@@ -24,8 +24,8 @@ class Numbers:
 
     labels: Mapping[str, str] = {
         "live_mesh": "unpatched, over the ranks that are here; gloo twins left out",
-        "block_weights": shims.LABEL + LOCAL,
-        "run_block": shims.LABEL + LOCAL + LATENT + shims.WIDE,
+        "block_weights": shims.LABEL + LOCAL + scan.LABEL,
+        "run_block": shims.LABEL + LOCAL + LATENT + scan.LABEL + shims.WIDE,
         "built": shims.LABEL + LOCAL + LATENT,
         "train": shims.LABEL + LOCAL + LATENT + shims.WIDE + "; the schedule is told of one step before the first",
     }
@@ -36,7 +36,7 @@ class Numbers:
         return live.live_mesh(degrees, world, contribution)
 
     def block_weights(self, recipe: Recipe, layer: int, mode: Mode) -> Mapping[str, Shape]:
-        return blocks.block_weights(recipe, layer)
+        return blocks.block_weights(recipe, layer, mode)
 
     def run_block(self, call: BlockCall) -> BlockRun:
         return blocks.run_block(call)

@@ -199,14 +199,14 @@ WIDE = "; in float64 what asks for float32 by name is given float64"
 
 
 @contextlib.contextmanager
-def on_the_host(*, wide: bool = False) -> Iterator[None]:
-    """Megatron-Core on this CPU, for as long as a question is answered.
+def on_the_host(*, wide: bool = False, besides: tuple[Shim, ...] = ()) -> Iterator[None]:
+    """Megatron-Core on this CPU, for as long as a question is answered; `besides` are replaced as well.
 
     Raises:
         Unreachable: when a point that has to be replaced is not there.
     """
     with contextlib.ExitStack() as undone:
-        for shim in SHIMS:
+        for shim in (*SHIMS, *besides):
             _put(shim, undone)
         undone.enter_context(torch.compiler.set_stance("force_eager"))
         undone.callback(torch.set_default_dtype, torch.get_default_dtype())

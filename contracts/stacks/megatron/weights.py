@@ -6,6 +6,7 @@ optimizer's moments go the same way as weights.
     linear_qkv    by KV group: the group's query heads, its key, its value
     linear_fc1    [gate; up] with swiglu, where ours are w1 and w3; tensor parallel cuts each of the two
     experts       one module an expert, ours stacked
+    in_proj       of M: z, x, B, C and dt on top of each other; conv1d x, B and C, with a channel of one
     MLA           elements 2i and 2i + 1 of the part with rope turn together, ours i and i + d/2
 """
 
@@ -68,6 +69,11 @@ def block_pieces(recipe: Recipe, letter: str, theirs: str, ours: str) -> list[Pi
         norm = _same(f"{theirs}pre_mlp_layernorm.weight", f"{ours}norm.weight")
         inner = _experts if recipe.moe else _dense
         return [norm, *inner(recipe, f"{theirs}mlp.", f"{ours}mixer.")]
+    if letter == "M":
+        return [
+            _same(f"{theirs}norm.weight", f"{ours}norm.weight"),
+            *_mamba(recipe, f"{theirs}mixer.", f"{ours}mixer."),
+        ]
     raise NotOffered(f"Megatron-Core's transformer layers have no {letter} block")
 
 
@@ -146,6 +152,27 @@ def _experts(recipe: Recipe, theirs: str, ours: str) -> list[Piece]:
     if moe.shared_hidden:
         found += _mlp(recipe, f"{theirs}shared_experts.", f"{ours}shared.", ".weight")
     return found
+
+
+def _mamba(recipe: Recipe, theirs: str, ours: str) -> list[Piece]:
+    mamba = recipe.mamba
+    inner, grouped = mamba.heads * mamba.head_dim, mamba.groups * mamba.state
+    of_projection = [inner, inner, grouped, grouped, mamba.heads]
+    of_convolution = [inner, grouped, grouped]
+    projection = tuple(f"{ours}{name}.weight" for name in ("wz", "wx", "wb", "wc", "wdt"))
+    weights = tuple(f"{ours}conv_{name}.weight" for name in "xbc")
+    biases = tuple(f"{ours}conv_{name}.bias" for name in "xbc")
+    return [
+        Piece(theirs=f"{theirs}in_proj.weight", ours=projection, pack=torch.cat,
+              unpack=lambda held: list(torch.split(held, of_projection))),
+        Piece(theirs=f"{theirs}conv1d_weight", ours=weights, pack=lambda given: torch.cat(given)[:, None],
+              unpack=lambda held: list(torch.split(held[:, 0], of_convolution))),
+        Piece(theirs=f"{theirs}conv1d_bias", ours=biases, pack=torch.cat,
+              unpack=lambda held: list(torch.split(held, of_convolution))),
+        *(_same(f"{theirs}{name}", f"{ours}{name}") for name in ("A_log", "D", "dt_bias")),
+        _same(f"{theirs}norm.weight", f"{ours}out_norm.weight"),
+        _same(f"{theirs}out_proj.weight", f"{ours}wo.weight"),
+    ]  # fmt: skip
 
 
 _STACKED = (".experts.w1", ".experts.w2", ".experts.w3")

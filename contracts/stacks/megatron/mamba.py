@@ -1,0 +1,139 @@
+"""The M block of Megatron-Core: its norm and its Mamba-2 mixer, on one rank, over substituted kernels.
+
+Output and gradients are those of its training pass. That pass tells no state, and begins from an empty one; the state
+after the last token is what its inference keeps of a prompt, here of the last document of each row.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from contracts.instruments import numerics
+from contracts.spec.blocks import BlockCall, BlockRun
+from contracts.spec.errors import NotOffered
+from contracts.spec.recipe import Mode, Recipe
+from contracts.stacks.megatron.model import Plan, config_of
+from contracts.stacks.megatron.shims import mcore
+from contracts.stacks.megatron.weights import block_pieces, ours_of, theirs_of
+
+STATES = ("conv_x", "conv_b", "conv_c")
+
+
+def declined(mode: Mode) -> None:
+    """Leave aside what has no M block here.
+
+    Raises:
+        NotOffered: with the reason.
+    """
+    if mode != "nemo_native":
+        raise NotOffered("Megatron-Core: M is Mamba-2, it has no Mamba-3")
+    try:
+        importlib.import_module("megatron.core.ssm.mamba_mixer")
+    except ModuleNotFoundError as error:
+        raise NotOffered(f"Megatron-Core of this version imports its mixer with {error.name} alone") from None
+
+
+class MambaBlock:
+    """A Mamba layer of which the residual is left out."""
+
+    def __init__(self, plan: Plan, theirs: str) -> None:
+        self.recipe: Recipe = plan.recipe
+        self.prefix = theirs
+        config = config_of(plan)
+        self.layer = _layer(config)
+        if plan.dtype is torch.bfloat16:
+            mcore("transformer.module").Float16Module(config, self.layer)  # as training holds it: cast, all of it
+        self.table = {each.theirs: each for each in block_pieces(plan.recipe, "M", theirs, "")}
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Its parameters by Megatron's name in a model; all of them have a place among ours."""
+        return {self.prefix + name: each for name, each in self.layer.named_parameters()}
+
+    def ours(self, theirs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return ours_of(self.table, theirs)
+
+    def load(self, weights: Mapping[str, Tensor]) -> None:
+        given, held = theirs_of(self.table, weights), self.tensors()
+        if given.keys() != held.keys():
+            raise AssertionError(f"weights and model differ in {sorted(given.keys() ^ held.keys())}")
+        with torch.no_grad():
+            for name, each in held.items():
+                each.copy_(given[name])
+
+    def run(self, call: BlockCall) -> BlockRun:
+        x_BTD = numerics.tensor(call.x).clone().requires_grad_()
+        if call.state:
+            raise NotOffered("Megatron-Core: the training pass of M begins from an empty state")
+        if x_BTD.dtype is torch.bfloat16 or not x_BTD.numel():
+            raise NotOffered("Megatron-Core: M over substituted kernels, of tokens in float32 and float64")
+        documents_BT = None if call.documents is None else numerics.tensor(call.documents)
+        y_BTD = self._trained(x_BTD, documents_BT)
+        gradients = {}
+        if call.dy is not None:
+            (y_BTD * numerics.tensor(call.dy)).sum().backward()  # type: ignore[no-untyped-call]
+            gradients = self.ours({name: _gradient(each) for name, each in self.tensors().items()})
+            gradients["x"] = _gradient(x_BTD)
+        with torch.no_grad():
+            state = self._state(x_BTD, documents_BT)
+        return BlockRun(y=numerics.array(y_BTD), gradients=numerics.arrays(gradients), state=numerics.arrays(state))
+
+    def _trained(self, x_BTD: Tensor, documents_BT: Tensor | None) -> Tensor:
+        """Packed rows are one sequence of documents to Megatron, one behind the other."""
+        if documents_BT is None:
+            out: Tensor = self.layer.mixer(self.layer.norm(x_BTD.transpose(0, 1)))[0]
+            return out.transpose(0, 1)
+        rows, length = documents_BT.shape
+        beyond = int(documents_BT.max()) + 1
+        seq_idx = (documents_BT + beyond * torch.arange(rows)[:, None]).reshape(1, -1).int()
+        packed = mcore("packed_seq_params").PackedSeqParams(qkv_format="thd", seq_idx=seq_idx)
+        out = self.layer.mixer(self.layer.norm(x_BTD.reshape(rows * length, 1, -1)), packed_seq_params=packed)[0]
+        return out.reshape(rows, length, -1)
+
+    def _state(self, x_BTD: Tensor, documents_BT: Tensor | None) -> dict[str, Tensor]:
+        """`ssm` and the last three inputs of the convolutions, row by row."""
+        mamba = self.recipe.mamba
+        found = []
+        for row, x_TD in enumerate(x_BTD):
+            own = slice(None) if documents_BT is None else documents_BT[row] == documents_BT[row, -1]
+            found.append(self._prompted(x_TD[own][:, None]))
+        conv_Bcw, ssm_Bhpn = (torch.cat(each) for each in zip(*found, strict=True))
+        grouped = mamba.groups * mamba.state
+        parts = torch.split(conv_Bcw[..., 1:], [mamba.heads * mamba.head_dim, grouped, grouped], 1)
+        return {"ssm": ssm_Bhpn, **dict(zip(STATES, parts, strict=True))}
+
+    def _prompted(self, x_T1D: Tensor) -> tuple[Tensor, Tensor]:
+        """What inference keeps of a prompt: its mixer has no public name for that but a whole engine's context."""
+        mixer = self.layer.mixer
+        conv, ssm = (x_T1D.new_zeros(1, *shape) for shape in mixer.mamba_state_shapes_per_request())
+        mixer._ssm_prefill(mixer.in_proj(self.layer.norm(x_T1D))[0], conv_state=conv, ssm_state=ssm)
+        return conv, ssm
+
+
+def _layer(config: Any) -> Any:
+    """Megatron's Mamba layer over its local specification; the one that it ships asks for Transformer Engine."""
+    layer, mixer, parallel = mcore("ssm.mamba_layer"), mcore("ssm.mamba_mixer"), mcore("tensor_parallel")
+    build = mcore("transformer.spec_utils")
+    spec = build.ModuleSpec(
+        module=layer.MambaLayer,
+        submodules=layer.MambaLayerSubmodules(
+            norm=mcore("transformer.torch_norm").WrappedTorchNorm,
+            mixer=build.ModuleSpec(
+                module=mixer.MambaMixer,
+                submodules=mixer.MambaMixerSubmodules(
+                    in_proj=parallel.ColumnParallelLinear, out_proj=parallel.RowParallelLinear
+                ),
+            ),
+            mamba_bda=mcore("fusions.fused_bias_dropout").get_bias_dropout_add,
+        ),
+    )
+    groups = mcore("process_groups_config").ProcessGroupCollection.use_mpu_process_groups(["tp", "cp"])
+    return build.build_module(spec, config=config, layer_number=1, pg_collection=groups)
+
+
+def _gradient(tensor: Tensor) -> Tensor:
+    return torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
