@@ -89,6 +89,7 @@ RUNS: dict[str, tuple[object, ...]] = {
     "form-unknown": ("report", "canned.jsonl", "--form", "pdf"),
     # a recorded run
     **{f"report-{form}": ("report", "canned.jsonl", "--form", form) for form in FORMS},
+    "report-verbose": ("report", "canned.jsonl", "--verbose"),
     "report-cut": ("report", "cut.jsonl"),
     "report-unfinished": ("report", "unfinished"),
     "replay": ("replay", "canned.jsonl", "--as-of", "2026-06-15"),
@@ -147,7 +148,7 @@ CANNED = Run(
         items=(Item(id="TOPO-02", case="pp2"), Item(id="TOPO-02", case="pp4"), Item(id="TOPO-02a", case="tp|2"),
                Item(id="ARGV-02", case="native"), Item(id="PAT-08", case="pp2"), Item(id="PREC-04"),
                Item(id="PAT-01", case="nam52")),
-        outside=("GATE-01", "BLK-01"),
+        outside=("GATE-01", "GATE-06d", "BLK-01", "TOPO-07[borrowed-pp2-tp2-on-8]"),
         promises={
             "TOPO-02": Statement(promise="DP is what the other axes leave.", source="bringup", asks=("topology",)),
             "TOPO-02a": Statement(promise="The same | borrowed.", source="bringup", asks=("topology",)),
@@ -249,6 +250,14 @@ def test_a_recorded_run_is_told_in_every_form(form: Form, runs: dict[str, Done],
     assert done.returncode == EXIT_CODES["violated"]
     assert done.stderr == ""
     assert done.stdout == snapshot
+
+
+def test_what_lies_outside_is_counted_by_family_and_listed_where_it_is_asked_for(runs: dict[str, Done]) -> None:
+    assert "  GATE 2, BLK 1, TOPO 1 (--verbose lists them)" in runs["report-terminal"].stdout
+    assert "GATE-06d" not in runs["report-terminal"].stdout
+    assert "  GATE-01 GATE-06d BLK-01 TOPO-07[borrowed-pp2-tp2-on-8]" in runs["report-verbose"].stdout
+    assert "GATE-06d" in runs["report-markdown"].stdout
+    assert "GATE-06d" in runs["report-html"].stdout
 
 
 def test_html_and_junit_escape_what_a_stack_says(runs: dict[str, Done]) -> None:

@@ -17,6 +17,7 @@ from contracts.spec.errors import NotOffered, Refused, Unreachable
 from contracts.spec.records import EXIT_CODES, USAGE_ERROR, Form, Word
 
 P = ParamSpec("P")
+VERBOSE = "List every id that the profile leaves outside, where a terminal has counts."
 COLOURS: dict[Word, str] = {"conformant": "green", "incomplete": "yellow", "broken": "magenta"}
 
 

@@ -21,6 +21,7 @@ from contracts.harness import parties, torchrun
 from contracts.harness import selftest as self_test
 from contracts.harness.commands._guard import (
     COLOURS,
+    VERBOSE,
     one_clear_error,
     print_report,
     read_law,
@@ -62,10 +63,11 @@ _FILES: dict[Form, str] = {
 @click.option("--jobs", type=click.IntRange(min=1), default=1, show_default=True, metavar="N",
               help="Processes that share the promises of one process; more than one needs pytest-xdist.")  # fmt: skip
 @click.option("--selftest", "prove", is_flag=True, help="Put the suite's own mutants before the law first.")
+@click.option("--verbose", is_flag=True, help=VERBOSE)
 @one_clear_error
 def check(
     stack: str, assistants: tuple[str, ...], profile: str | None, ranks: int | None, deviations: Path | None,
-    folder: Path, form: Form, deadline: float, jobs: int, prove: bool,
+    folder: Path, form: Form, deadline: float, jobs: int, prove: bool, verbose: bool,
 ) -> None:  # fmt: skip
     """Put a stack under test and print the verdict."""
     profile = profile or ("dist" if ranks else profiles.DEFAULT)
@@ -94,7 +96,7 @@ def check(
             parties.assistants(subject, assistants, quick=False)
         record.make_folder(folder)
         how = _run_in_one_process(arguments) if ranks is None else torchrun.run(ranks, [*arguments, *APART], folder)
-        return _verdict(folder, form, how)
+        return _verdict(folder, form, how, verbose)
 
     sys.exit(supervised(lambda: told(work)))
 
@@ -132,7 +134,7 @@ def _run_in_one_process(arguments: list[str]) -> str:
     return f"pytest said {status!r}"
 
 
-def _verdict(folder: Path, form: Form, how: str) -> int:
+def _verdict(folder: Path, form: Form, how: str, verbose: bool) -> int:
     """Read the record of a run, render and print it; `how` is how the run ended, for where there is none."""
     if not (folder / "run.jsonl").exists():
         raise Ended(f"the run ended early ({how}); {folder} holds what came in")
@@ -140,7 +142,7 @@ def _verdict(folder: Path, form: Form, how: str) -> int:
     judged = verdict(run, today())
     for rendering, name in _FILES.items():
         (folder / name).write_text(report.render(run, judged, rendering), encoding="utf-8")
-    print_report(report.render(run, judged, form), closing.word, form)
+    print_report(report.render(run, judged, form, verbose), closing.word, form)
     if form == "terminal":
         click.echo(f"report: {folder / 'report.html'} (run.jsonl, junit.xml, summary.md, verdict.json beside it)")
     return judged.exit_code

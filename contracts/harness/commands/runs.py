@@ -13,7 +13,7 @@ from contracts.court import deviations as deviations_file
 from contracts.court import record
 from contracts.court import report as renderings
 from contracts.court.verdict import verdict
-from contracts.harness.commands._guard import one_clear_error, print_report
+from contracts.harness.commands._guard import VERBOSE, one_clear_error, print_report
 from contracts.harness.gate import today
 from contracts.spec.errors import refuse
 from contracts.spec.records import FORMS, Form
@@ -22,12 +22,13 @@ from contracts.spec.records import FORMS, Form
 @click.command(name="report")
 @click.argument("run", type=click.Path(path_type=Path))
 @click.option("--form", type=click.Choice(FORMS), default="terminal", show_default=True)
+@click.option("--verbose", is_flag=True, help=VERBOSE)
 @one_clear_error
-def report(run: Path, form: Form) -> None:
+def report(run: Path, form: Form, verbose: bool) -> None:
     """Print a recorded run as text, JUnit, Markdown (for a step summary), HTML or JSON."""
     recorded, closing = record.load(run)
     judged = verdict(recorded, day_of(closing.finished))
-    print_report(renderings.render(recorded, judged, form), judged.word, form)
+    print_report(renderings.render(recorded, judged, form, verbose), judged.word, form)
     sys.exit(judged.exit_code)
 
 
@@ -35,8 +36,9 @@ def report(run: Path, form: Form) -> None:
 @click.argument("run", type=click.Path(path_type=Path))
 @click.option("--as-of", metavar="DATE", help="Judge as on this day instead of today (deviations expire).")
 @click.option("--deviations", type=click.Path(path_type=Path), help="Judge with these instead of the recorded ones.")
+@click.option("--verbose", is_flag=True, help=VERBOSE)
 @one_clear_error
-def replay(run: Path, as_of: str | None, deviations: Path | None) -> None:
+def replay(run: Path, as_of: str | None, deviations: Path | None, verbose: bool) -> None:
     """Judge a recorded run again, offline, without the stack."""
     recorded, closing = record.load(run)
     if deviations is not None:
@@ -46,7 +48,7 @@ def replay(run: Path, as_of: str | None, deviations: Path | None) -> None:
     except ValueError:
         raise refuse("--as-of", as_of, "is not a date", "write YYYY-MM-DD") from None
     judged = verdict(recorded, day)
-    print_report(renderings.render(recorded, judged, "terminal"), judged.word, "terminal")
+    print_report(renderings.render(recorded, judged, "terminal", verbose), judged.word, "terminal")
     if judged.word != closing.word:
         click.echo(f"the record said {closing.word} on {closing.finished}; judged as of {day} it is {judged.word}")
     sys.exit(judged.exit_code)
