@@ -11,15 +11,16 @@ the modes of dispatch are used by torchtitan for the same purpose, and are those
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 import torch.distributed._tools.fake_collectives  # what collectives make of tensors without elements
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_invocation_manager
 from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -27,6 +28,7 @@ from torch.utils._pytree import tree_map
 
 from contracts.instruments.traffic import NAMESPACES, Collective, message, read
 
+HOST = torch.device("cpu")
 DEVICE = torch.ops.prim.device.default
 ITEM = torch.ops.aten._local_scalar_dense.default
 REDISTRIBUTION = "torch.distributed.tensor._redistribute"
@@ -60,6 +62,7 @@ class Shapes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
         super().__init__()  # type: ignore[no-untyped-call]
         self.fake = FakeTensorMode()
         self.issued: list[Collective] = []
+        self.found: dict[Any, tuple[tuple[int, ...], tuple[int, ...], torch.dtype] | None] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is DEVICE and isinstance(args[0], FakeTensor):
@@ -72,7 +75,7 @@ class Shapes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
             return told(args[0])
         found = self.seen(func, args, kwargs or {})
         if shapeless:
-            return self.on_shapes(func, args, kwargs or {})
+            return self.on_shapes(func, args, kwargs or {}, given)
         if found is not None:
             return alike(found, func, args, kwargs or {})
         return self.on_numbers(func, args, kwargs or {}, bool(given))
@@ -86,13 +89,45 @@ class Shapes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
             self.issued.append(found)
         return found
 
-    def on_shapes(self, func: Any, args: Any, kwargs: Any) -> Any:
-        args, kwargs = tree_map(self.shaped, (args, kwargs))
-        with self.fake:
-            return func(*args, **kwargs)
+    def on_shapes(self, func: Any, args: Any, kwargs: Any, given: list[Tensor]) -> Any:
+        if not all(isinstance(each, FakeTensor) for each in given):
+            args, kwargs = tree_map(self.shaped, (args, kwargs))
+        kind = kind_of(func) if given and kwargs.get("device") is None else "other"
+        if kind == "other":
+            with self.fake:
+                return func(*args, **kwargs)
+        if kind == "view":
+            return self.at_once(func, args, kwargs)
+        return self.as_before(func, args, kwargs)
+
+    def at_once(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """What FakeTensorMode comes to, without its questions whether it may."""
+        with in_kernel_invocation_manager(self.fake):
+            out = func(*args, **kwargs)
+        if isinstance(out, Tensor):
+            return self.wrapped(out)
+        return type(out)(map(self.wrapped, out))
+
+    def wrapped(self, out: Tensor) -> Tensor:
+        return out if isinstance(out, FakeTensor) else FakeTensor(self.fake, out, HOST)
+
+    def as_before(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """An operator of one tensor that is new or the one it wrote into: what 52 layers ask 52 times is found once."""
+        key = (func, asked(args), asked(tuple(kwargs.items())))
+        if key not in self.found:
+            out = self.at_once(func, args, kwargs)
+            self.found[key] = None if out is args[0] else (tuple(out.shape), out.stride(), out.dtype)
+            return out
+        found = self.found[key]
+        if found is None:
+            return args[0]
+        shape, stride, dtype = found
+        return FakeTensor(self.fake, torch.empty_strided(shape, stride, dtype=dtype, device="meta"), HOST)
 
     def shaped(self, x: Any) -> Any:
-        return self.fake.from_tensor(x) if isinstance(x, Tensor) and not isinstance(x, FakeTensor) else x
+        if not isinstance(x, Tensor) or isinstance(x, FakeTensor):
+            return x
+        return FakeTensor(self.fake, torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta"), HOST)
 
     def on_numbers(self, func: Any, args: Any, kwargs: Any, given: bool) -> Any:
         """What has only whole numbers to begin with, or nothing: real, unless it makes floating point."""
@@ -100,10 +135,41 @@ class Shapes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
         if given and not (dtype is not None and dtype.is_floating_point):
             return func(*args, **kwargs)
         if given:
-            return self.on_shapes(func, args, kwargs)
+            return self.on_shapes(func, args, kwargs, list(_tensors((args, kwargs))))
         with self.fake:
             out = func(*args, **kwargs)
         return func(*args, **kwargs) if isinstance(out, Tensor) and not out.is_floating_point() else out
+
+
+Kind = Literal["view", "one", "other"]
+_ON_VALUES = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.nondeterministic_seeded}
+
+
+@functools.cache
+def kind_of(func: Any) -> Kind:
+    """How an operator of tensors without elements is carried out: `view` on what they share, `one` where its answer is
+    one new tensor or the one that it writes into, `other` where FakeTensorMode knows best."""
+    on_meta = torch._C._dispatch_has_computed_kernel_for_dispatch_key(func.name(), "Meta")
+    if func.namespace != "aten" or not on_meta or _ON_VALUES & set(func.tags) or torch.Tag.inplace_view in func.tags:
+        return "other"
+    returns = func._schema.returns
+    if func.is_view:
+        return "view"
+    if len(returns) != 1 or str(returns[0].type) != "Tensor":
+        return "other"
+    wrote = [each.alias_info is not None for each in func._schema.arguments]
+    if not any(wrote):
+        return "one"
+    return "one" if wrote[0] and not any(wrote[1:]) else "other"
+
+
+def asked(given: Any) -> Any:
+    """Arguments as a key: of a tensor what its shape, and no value, could change."""
+    if isinstance(given, Tensor):
+        return tuple(given.shape), given.stride(), given.storage_offset(), given.dtype
+    if isinstance(given, list | tuple):
+        return tuple(map(asked, given))
+    return type(given), given
 
 
 def told(x: Tensor) -> float:
