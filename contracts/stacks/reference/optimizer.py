@@ -18,6 +18,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from contracts.spec.errors import Refusals
 from contracts.spec.recipe import Optim
 from contracts.spec.training import Role, Rule
+from contracts.stacks.reference.placed import blank, part
 
 EPSILON = 1e-8  # of AdamW, added to the root and not under it
 MOMENTUM = 0.95  # of Muon
@@ -73,10 +74,11 @@ class Muon(torch.optim.Optimizer):
             for parameter in group["params"]:
                 state = self.state[parameter]
                 if not state:
-                    state["momentum_buffer"] = torch.zeros_like(parameter)
+                    state["momentum_buffer"] = blank(parameter)
                 update = self.direction(parameter.grad, state["momentum_buffer"], group["momentum"])
-                parameter.mul_(1 - group["lr"] * group["weight_decay"])
-                parameter.add_(update, alpha=-group["lr"] * self.scale(parameter))
+                held = part(parameter)
+                held.mul_(1 - group["lr"] * group["weight_decay"])
+                held.add_(part(update), alpha=-group["lr"] * self.scale(parameter))
 
     def direction(self, grad: Tensor, buffer: Tensor, momentum: float) -> Tensor:
         """Nesterov's momentum, orthogonalized. The buffer is moved on."""
@@ -158,7 +160,7 @@ class Optimizer:
         parameters = [member.parameter for member in self.members]
         for parameter in parameters:
             if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
+                parameter.grad = blank(parameter)
         norm = get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
         coefficient = self.coefficient(float(norm))
         if coefficient < 1:
@@ -193,7 +195,7 @@ class Optimizer:
         found: dict[str, Tensor] = {}
         for member in self.members:
             moments = ("momentum_buffer",) if self.rule(member) == "muon" else ("exp_avg", "exp_avg_sq")
-            found |= {f"{member.name}/{entry}": torch.zeros_like(member.parameter.detach()) for entry in moments}
+            found |= {f"{member.name}/{entry}": blank(member.parameter) for entry in moments}
             if self.rule(member) == "adamw":
                 found[f"{member.name}/step"] = torch.zeros(())
         return found

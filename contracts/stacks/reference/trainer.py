@@ -29,6 +29,7 @@ from contracts.stacks.reference.data import IGNORED, Corpus, Ledger
 from contracts.stacks.reference.model import Forward, Model
 from contracts.stacks.reference.optimizer import Optimizer
 from contracts.stacks.reference.parts import PARTS, Parts
+from contracts.stacks.reference.placed import blank, copied
 from contracts.stacks.reference.prediction import ahead
 from contracts.stacks.reference.roles import layer_of, members
 
@@ -200,7 +201,7 @@ class Trainer:
     def gradients(self) -> dict[str, Tensor]:
         """The gradients by name, as they stand; zeros where a parameter got none."""
         held = {
-            name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            name: blank(parameter) if parameter.grad is None else parameter.grad
             for name, parameter in self.model.named_parameters()
             if parameter.requires_grad
         }
@@ -234,7 +235,7 @@ class Trainer:
             raise refuse("seed", self.recipe.seed, f"the saved run has {position['seed']}", remedy)
         self.put(_under("weights/", state), dict(self.model.named_parameters()), "weights")
         self.put(_under("buffers/", state), dict(self.model.named_buffers()), "buffers")
-        self.optimizer.load({name: each.clone() for name, each in _under("optimizer/", state).items()})
+        self.optimizer.load({name: copied(each) for name, each in _under("optimizer/", state).items()})
         self.number, self.consumed = position["step"], position["consumed"]
 
     def kept(self, folder: str) -> Checkpoints:
@@ -287,8 +288,8 @@ class Trainer:
         kept = self.kept(folder)
         saved = kept.opened()
         same = _under(LAYOUT, saved.position) == self.layout()
-        blank = {f"optimizer/{name}": each for name, each in self.optimizer.blank().items()}
-        target = {name: each.clone() for name, each in (blank | dict(self.saved().tensors)).items()}
+        expected = {f"optimizer/{name}": each for name, each in self.optimizer.blank().items()}
+        target = {name: copied(each) for name, each in (expected | dict(self.saved().tensors)).items()}
         if not same:
             self.refuse_own(saved.tensors)
             target = {name: each for name, each in target.items() if not name.startswith(GENERATORS)}

@@ -37,7 +37,8 @@ class CompilingSide(Assembled):
     """The answers of `Reference` on this subject."""
 
     QUESTIONS: frozenset[str] = frozenset(
-        {"run_compiled", "pass_compiled", "allowed_breaks", "compile_cold", "probe_compiler", "pads_rows", "wrapping"}
+        {"run_compiled", "pass_compiled", "allowed_breaks", "compile_cold", "compile_under", "probe_compiler",
+         "pads_rows", "wrapping"}
     )
 
     def run_compiled(self, calls: tuple[BlockCall, ...], backend: Backend) -> CompiledRuns:
@@ -80,6 +81,10 @@ class CompilingSide(Assembled):
         cold = ("contracts.stacks.reference.cold", type(self).__module__, type(self).__qualname__, backend)
         return _in_a_fresh_interpreter(cold, codec.dumps(call))
 
+    def compile_under(self, call: BlockCall, environment: Mapping[str, str], folder: str) -> Outcome:
+        cold = ("contracts.stacks.reference.cold", type(self).__module__, type(self).__qualname__, "inductor")
+        return _in_an_interpreter(cold, codec.dumps(call), environment, folder)
+
     def probe_compiler(self, operation: Operation, dtype: Element, sabotaged: bool) -> Outcome:
         words = ("contracts.instruments.indexed", operation, dtype, "sabotaged" if sabotaged else "as installed")
         return _in_a_fresh_interpreter(words, "")
@@ -111,11 +116,17 @@ def _libraries() -> str:
 def _in_a_fresh_interpreter(words: tuple[str, ...], said: str) -> Outcome:
     """What a module of ours answers when it is run by itself: no graph is known to inductor from another run, and each
     is lowered and written out as source anew."""
-    alone = {**os.environ, **_NO_GRAPHS, "TORCHINDUCTOR_CACHE_DIR": _libraries()}
+    return _in_an_interpreter(words, said, {**os.environ, **_NO_GRAPHS, "TORCHINDUCTOR_CACHE_DIR": _libraries()})
+
+
+def _in_an_interpreter(
+    words: tuple[str, ...], said: str, environment: Mapping[str, str], folder: str | None = None
+) -> Outcome:
     command = (sys.executable, "-W", "ignore", "-m", *words)
     try:
         done = subprocess.run(
-            command, input=said, capture_output=True, text=True, timeout=COLD_S, check=False, env=alone
+            command, input=said, capture_output=True, text=True, timeout=COLD_S, check=False, env=environment,
+            cwd=folder,
         )
     except subprocess.TimeoutExpired:
         return Outcome(worked=False, words=f"no end within {COLD_S:g} s")

@@ -37,6 +37,7 @@ from contracts.stacks.reference.checkpoints.kept import Kept
 from contracts.stacks.reference.checkpoints.saved_manifest import Held, Manifest, StoredFile
 from contracts.stacks.reference.checkpoints.shards import ShardReader, ShardWriter
 from contracts.stacks.reference.checkpoints.together import Together, plain_errors
+from contracts.stacks.reference.placed import blank, part
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -244,7 +245,7 @@ class Checkpoints(Kept):
     def read(self, folder: Path, manifest: Manifest, target: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """New tensors, each like its target. They cost the memory of the state, so that a load that fails half way
         leaves the target as it was."""
-        fresh = {name: torch.empty_like(each, requires_grad=False) for name, each in target.items()}
+        fresh = {name: blank(each) for name, each in target.items()}
         with plain_errors(folder):
             load(
                 fresh, storage_reader=self.reader(folder, manifest), process_group=self.group,
@@ -256,7 +257,7 @@ class Checkpoints(Kept):
     def fill(self, target: Mapping[str, Tensor], fresh: Mapping[str, Tensor]) -> None:
         with torch.no_grad():
             for name, each in target.items():
-                each.copy_(fresh[name])
+                part(each).copy_(part(fresh[name]))
 
 
 def _kind(tensor: Tensor) -> str:

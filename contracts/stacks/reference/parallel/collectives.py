@@ -20,6 +20,7 @@ N rows · n rows of one rank
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -96,6 +97,38 @@ def total(x: Tensor, group: Group) -> Tensor:
     held = x.detach().clone()
     dist.all_reduce(held, group=group)
     return held
+
+
+BUCKET = 2**23  # elements: 32 MiB in float32, as DDP takes 25
+
+
+def add_up(tensors: Iterable[Tensor], group: Group) -> None:
+    """Sum each of some tensors over ranks, in place, many in one message. All ranks give the same shapes."""
+    by_dtype: dict[torch.dtype, list[Tensor]] = {}
+    for each in tensors:
+        by_dtype.setdefault(each.dtype, []).append(each)
+    for held in by_dtype.values():
+        for bucket in _buckets(held):
+            if len(bucket) == 1 and bucket[0].is_contiguous():
+                dist.all_reduce(bucket[0], group=group)
+                continue
+            flat = torch.cat([each.reshape(-1) for each in bucket])
+            dist.all_reduce(flat, group=group)
+            for each, summed in zip(bucket, torch.split(flat, [each.numel() for each in bucket]), strict=True):
+                each.copy_(summed.view(each.shape))
+
+
+def _buckets(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
+    """Runs of tensors of `BUCKET` elements at most; a larger one stands alone."""
+    found: list[list[Tensor]] = []
+    size = 0
+    for each in tensors:
+        if not found or size + each.numel() > BUCKET:
+            found.append([])
+            size = 0
+        found[-1].append(each)
+        size += each.numel()
+    return found
 
 
 def own_rows(x_ND: Tensor, group: Group) -> Tensor:

@@ -23,10 +23,11 @@ from contracts.stacks.reference.answers.model import made
 from contracts.stacks.reference.checkpoints.checkpoint import Checkpoints
 from contracts.stacks.reference.model import Model
 from contracts.stacks.reference.optimizer import Muon, Optimizer, orthogonal
-from contracts.stacks.reference.parallel.collectives import total
+from contracts.stacks.reference.parallel.collectives import add_up, total
 from contracts.stacks.reference.parallel.mesh import TrainingMesh
 from contracts.stacks.reference.parallel.parallelize import parallelize
-from contracts.stacks.reference.parallel.wholes import Dims, cut_over, part, parted, whole
+from contracts.stacks.reference.parallel.wholes import Dims, cut_over, whole
+from contracts.stacks.reference.placed import blank, part, parted
 from contracts.stacks.reference.roles import role_of
 from contracts.stacks.reference.trainer import GENERATORS, OWN, Batch, Trainer
 
@@ -44,7 +45,7 @@ class ShardedAdamW(torch.optim.AdamW):
             if not state and isinstance(parameter, DTensor):
                 state["step"] = torch.zeros((), dtype=torch.get_default_dtype())
                 for moment in ("exp_avg", "exp_avg_sq"):
-                    state[moment] = parted(torch.zeros_like(parameter.to_local()), parameter)
+                    state[moment] = blank(parameter)
         is_complex: bool = super()._init_group(group, *tensors)  # type: ignore[no-untyped-call]  # torch's
         for held in tensors:
             held[:] = [part(each) for each in held]
@@ -83,7 +84,7 @@ class ShardedOptimizer(Optimizer):
         parameters = [member.parameter for member in self.members]
         for parameter in parameters:
             if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
+                parameter.grad = blank(parameter)
         norm = self.norm()
         coefficient = self.coefficient(norm)
         for parameter in parameters if coefficient < 1 else ():
@@ -191,15 +192,17 @@ class ParallelTrainer(Trainer):
 
     def reduce(self) -> None:
         """Partial gradients become what their parameters are; without FSDP data-parallel ranks are summed here."""
-        for name, parameter in self.model.named_parameters():
-            if parameter.grad is None:
-                continue
-            grad = parameter.grad
-            if isinstance(parameter, DTensor) and isinstance(grad, DTensor) and grad.placements != parameter.placements:
-                parameter.grad = grad = grad.redistribute(placements=parameter.placements)
+        trained = {name: each for name, each in self.model.named_parameters() if each.grad is not None}
+        summed: dict[Any, list[Tensor]] = {}
+        for parameter in trained.values():
+            for mesh, dim in completed(parameter):
+                summed.setdefault(mesh.get_group(dim), []).append(_held(parameter))
+        for name, parameter in trained.items():
             group = self.unreduced(name)
             if group is not None:
-                dist.all_reduce(part(grad), group=group)
+                summed.setdefault(group, []).append(_held(parameter))
+        for group, grads in summed.items():
+            add_up(grads, group)
 
     def unreduced(self, name: str) -> Any:
         """The ranks whose gradients of a parameter are still to be summed; None where there are none."""
@@ -260,6 +263,29 @@ class ParallelTrainer(Trainer):
 
     def take(self, value: Tensor, into: Tensor) -> None:
         part(into).copy_(part(part_of(value.to(into.dtype), into)))
+
+
+def _held(parameter: nn.Parameter) -> Tensor:
+    """What this rank holds of a gradient."""
+    assert parameter.grad is not None
+    return part(parameter.grad)
+
+
+def completed(parameter: nn.Parameter) -> list[tuple[DeviceMesh, int]]:
+    """Where a gradient is a part of a sum: the dims of the mesh over which it has to be summed, as it now says it is.
+
+    What is to be cut as well is summed and cut at once.
+    """
+    grad = parameter.grad
+    if not isinstance(parameter, DTensor) or not isinstance(grad, DTensor) or grad.placements == parameter.placements:
+        return []
+    pairs = list(zip(grad.placements, parameter.placements, strict=True))
+    open_ = [dim for dim, (have, want) in enumerate(pairs) if have != want]
+    if any(not pairs[dim][0].is_partial("sum") or not pairs[dim][1].is_replicate() for dim in open_):
+        parameter.grad = grad.redistribute(placements=parameter.placements)
+        return []
+    parameter.grad = parted(part(grad).contiguous(), parameter)
+    return [(grad.device_mesh, dim) for dim in open_]
 
 
 def part_of(value: Tensor, like: Tensor) -> Tensor:

@@ -15,7 +15,6 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from contracts.instruments.ranks import device
 from contracts.spec.errors import refuse
@@ -34,6 +33,7 @@ from contracts.stacks.reference.parallel.pipeline import (
     refuse_microbatches,
     staged,
 )
+from contracts.stacks.reference.placed import blank, part
 from contracts.stacks.reference.trainer import Batch
 
 
@@ -148,8 +148,8 @@ class PipelineTrainer(ParallelTrainer):
     def add(self, parameter: Tensor, peer: int) -> None:
         """The gradient of a copy becomes the sum of both: a + b here and b + a there, which are the same bits."""
         if parameter.grad is None:
-            parameter.grad = torch.zeros_like(parameter)
-        mine = parameter.grad.to_local() if isinstance(parameter.grad, DTensor) else parameter.grad
+            parameter.grad = blank(parameter)
+        mine = part(parameter.grad)
         sent, theirs = mine.contiguous(), torch.empty_like(mine)
         ops = [dist.P2POp(dist.isend, sent, peer, self.group), dist.P2POp(dist.irecv, theirs, peer, self.group)]
         for work in dist.batch_isend_irecv(ops):

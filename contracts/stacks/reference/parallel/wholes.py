@@ -16,20 +16,10 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement
 
+from contracts.stacks.reference.placed import part
+
 Dims = tuple[int, ...]
 """Dims of a mesh."""
-
-
-def part(tensor: Tensor) -> Tensor:
-    """What this rank holds of a tensor, in the same memory."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
-def parted(part: Tensor, like: DTensor) -> DTensor:
-    """The tensor of which each rank holds a part, as it holds one of `like`. Nothing is sent or worked out."""
-    return DTensor.from_local(
-        part, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
-    )
 
 
 def cut_over(tensor: DTensor) -> Dims:

@@ -1,0 +1,38 @@
+"""What a rank holds of a tensor, and tensors that lie as another does. On one rank all of it is the tensor itself.
+
+Asked for a copy or for zeros, DTensor works out for each shape where the result lies, and a run forgets what an earlier
+one worked out (parallel/mesh.py): that takes a hundred times as long as the copy. What lies as another tensor needs no
+working out.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+
+def part(tensor: Tensor) -> Tensor:
+    """What this rank holds of a tensor, in the same memory."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def parted(part: Tensor, like: DTensor) -> DTensor:
+    """The tensor of which each rank holds a part, as it holds one of `like`. Nothing is sent or worked out."""
+    return DTensor.from_local(
+        part, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
+    )
+
+
+@torch.no_grad()
+def copied(tensor: Tensor) -> Tensor:
+    """A copy that lies as the tensor does."""
+    return parted(tensor.to_local().clone(), tensor) if isinstance(tensor, DTensor) else tensor.clone()
+
+
+@torch.no_grad()
+def blank(tensor: Tensor) -> Tensor:
+    """Zeros that lie as a tensor does."""
+    if isinstance(tensor, DTensor):
+        return parted(torch.zeros_like(tensor.to_local()), tensor)
+    return torch.zeros_like(tensor)
