@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
 
 from contracts.harness.worlds import narrowed
-from contracts.instruments.ranks import here
-from contracts.stacks.reference.parallel.wholes import whole
+from contracts.stacks.reference.parallel.wholes import cut, whole
 
 PLACED: dict[str, tuple[tuple[int, ...], tuple[Placement, Placement]]] = {
     "over both": ((8, 6), (Shard(0), Shard(1))),
@@ -27,50 +27,51 @@ PLACED: dict[str, tuple[tuple[int, ...], tuple[Placement, Placement]]] = {
 }
 
 
-@pytest.fixture
-def four(request: pytest.FixtureRequest) -> Iterator[None]:
-    """A world of four ranks."""
-    if here().rank >= 4:
-        yield
-        return
-    with narrowed(4, request.node.nodeid):
-        yield
+@contextmanager
+def mesh_2x2(name: str, *dims: str) -> Iterator[DeviceMesh]:
+    """A mesh of two times two ranks, in a world of four, whose groups are taken down behind it."""
+    with narrowed(4, name):
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=dims)
+        yield mesh
+        for group in mesh.get_all_groups():
+            dist.destroy_process_group(group)
 
 
-@pytest.mark.usefixtures("four")
 @pytest.mark.dist(ranks=4)
-def test_tensors_are_gathered_together_as_each_by_itself() -> None:
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("shard", "tp"))
-    torch.manual_seed(0)
-    placed = {
-        f"{name}, {dtype}": distribute_tensor(torch.rand(*shape).to(dtype), mesh, at)
-        for name, (shape, at) in PLACED.items()
-        for dtype in (torch.float32, torch.bfloat16)
-    }
-    found = whole(placed)
-    for name, tensor in placed.items():
-        assert torch.equal(found[name], tensor.full_tensor()), name
+def test_tensors_are_gathered_together_as_each_by_itself(request: pytest.FixtureRequest) -> None:
+    with mesh_2x2(request.node.nodeid, "shard", "tp") as mesh:
+        torch.manual_seed(0)
+        placed = {
+            f"{name}, {dtype}": distribute_tensor(torch.rand(*shape).to(dtype), mesh, at)
+            for name, (shape, at) in PLACED.items()
+            for dtype in (torch.float32, torch.bfloat16)
+        }
+        found = whole(placed)
+        for name, tensor in placed.items():
+            assert torch.equal(found[name], tensor.full_tensor()), name
+            assert torch.equal(cut(found[name], tensor), tensor.to_local()), name
 
 
-@pytest.mark.usefixtures("four")
 @pytest.mark.dist(ranks=4)
-def test_what_tensor_parallel_cut_before_fsdp_comes_back_in_its_order() -> None:
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("shard", "tp"))
-    torch.manual_seed(0)
-    layer = torch.nn.Linear(6, 8)
-    kept = layer.weight.detach().clone()
-    for name, parameter in list(layer.named_parameters()):
-        setattr(layer, name, torch.nn.Parameter(distribute_tensor(parameter.detach(), mesh["tp"], [Shard(0)])))
-    fully_shard(layer, mesh=mesh["shard"])
-    found = whole(dict(layer.named_parameters()))
-    assert torch.equal(found["weight"], kept)
+def test_what_tensor_parallel_cut_before_fsdp_comes_back_in_its_order(request: pytest.FixtureRequest) -> None:
+    with mesh_2x2(request.node.nodeid, "shard", "tp") as mesh:
+        torch.manual_seed(0)
+        layer = torch.nn.Linear(6, 8)
+        kept = layer.weight.detach().clone()
+        for name, parameter in list(layer.named_parameters()):
+            setattr(layer, name, torch.nn.Parameter(distribute_tensor(parameter.detach(), mesh["tp"], [Shard(0)])))
+        fully_shard(layer, mesh=mesh["shard"])
+        found = whole(dict(layer.named_parameters()))
+        assert torch.equal(found["weight"], kept)
+        held = layer.weight
+        assert isinstance(held, DTensor)
+        assert torch.equal(cut(kept, held), held.to_local())
 
 
-@pytest.mark.usefixtures("four")
 @pytest.mark.dist(ranks=4)
-def test_of_copies_a_rank_tells_its_own() -> None:
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replica", "shard"))
-    replica, shard = mesh.get_local_rank("replica"), mesh.get_local_rank("shard")
-    mine = torch.full((2,), 10.0 * replica + shard)
-    (found,) = whole({"drifted": DTensor.from_local(mine, mesh, (Replicate(), Shard(0)), run_check=False)}).values()
-    assert found.tolist() == [10.0 * replica] * 2 + [10.0 * replica + 1] * 2, dist.get_rank()
+def test_of_copies_a_rank_tells_its_own(request: pytest.FixtureRequest) -> None:
+    with mesh_2x2(request.node.nodeid, "replica", "shard") as mesh:
+        replica, shard = mesh.get_local_rank("replica"), mesh.get_local_rank("shard")
+        mine = torch.full((2,), 10.0 * replica + shard)
+        (found,) = whole({"drifted": DTensor.from_local(mine, mesh, (Replicate(), Shard(0)), run_check=False)}).values()
+        assert found.tolist() == [10.0 * replica] * 2 + [10.0 * replica + 1] * 2, dist.get_rank()

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from dataclasses import replace
 from importlib import metadata
 from typing import TYPE_CHECKING, cast
@@ -37,8 +38,16 @@ class CompilingSide(Assembled):
     """The answers of `Reference` on this subject."""
 
     QUESTIONS: frozenset[str] = frozenset(
-        {"run_compiled", "pass_compiled", "allowed_breaks", "compile_cold", "compile_under", "probe_compiler",
-         "pads_rows", "wrapping"}
+        {
+            "run_compiled",
+            "pass_compiled",
+            "allowed_breaks",
+            "compile_cold",
+            "compile_under",
+            "probe_compiler",
+            "pads_rows",
+            "wrapping",
+        }
     )
 
     def run_compiled(self, calls: tuple[BlockCall, ...], backend: Backend) -> CompiledRuns:
@@ -125,7 +134,13 @@ def _in_an_interpreter(
     command = (sys.executable, "-W", "ignore", "-m", *words)
     try:
         done = subprocess.run(
-            command, input=said, capture_output=True, text=True, timeout=COLD_S, check=False, env=environment,
+            command,
+            input=said,
+            capture_output=True,
+            text=True,
+            timeout=COLD_S,
+            check=False,
+            env=environment,
             cwd=folder,
         )
     except subprocess.TimeoutExpired:

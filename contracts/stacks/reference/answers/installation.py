@@ -45,7 +45,7 @@ class DisksSide:
         return volumes.storage_findings(storage, disks)
 
     def cache_env(self, storage: StorageMap, run: str) -> Mapping[str, str]:
-        return volumes.cache_directories(storage, run)
+        return volumes.cache_environment(storage, run)
 
     def check_caches(self, storage: StorageMap, disks: Disks, run: str, env: Mapping[str, str]) -> tuple[Finding, ...]:
         return volumes.cache_findings(storage, disks, run, env)

@@ -6,6 +6,7 @@ of itself, so that a changed byte in it is seen before it is believed. Standard 
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -93,16 +94,27 @@ def read(folder: Path) -> Manifest:
         words = f"cannot be read ({error.strerror}): this is no checkpoint of {FORMAT!r}"
         raise refuse(NAME, str(folder), words, REMEDY) from None
     try:
-        sealed = codec.loads(_Sealed, text, name=NAME)
+        manifest, unbroken = _understood(text)
     except ValueError as error:
         raise refuse(NAME, str(folder), f"is not a manifest: {str(error).splitlines()[0]}", REMEDY) from None
-    manifest = sealed.manifest
     if manifest.format != FORMAT:
         raise refuse(NAME, manifest.format, f"is another format than {FORMAT!r}", "read it with the code that wrote it")
-    if sealed.sha256 != _seal(manifest):
+    if not unbroken:
         raise refuse(NAME, str(folder), "is not what was written: its digest differs", REMEDY)
     _whole(manifest)
     return manifest
+
+
+@functools.lru_cache(maxsize=4)
+def _understood(text: bytes) -> tuple[Manifest, bool]:
+    """What a file says, and whether it is what was written. A load reads one several times, and to make sense of a
+    hundred tensors takes longer than to load them.
+
+    Raises:
+        ValueError: where it is no manifest.
+    """
+    sealed = codec.loads(_Sealed, text, name=NAME)
+    return sealed.manifest, sealed.sha256 == _seal(sealed.manifest)
 
 
 def cut_off(folder: Path, manifest: Manifest) -> Refusals:

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Placement, distribute_tensor
+from torch.distributed.tensor import DTensor, Placement
 
 from contracts.spec.division import refusals_on
 from contracts.spec.errors import NotOffered, Refusals, Refused, refuse
@@ -26,8 +26,8 @@ from contracts.stacks.reference.optimizer import Muon, Optimizer, orthogonal
 from contracts.stacks.reference.parallel.collectives import add_up, total
 from contracts.stacks.reference.parallel.mesh import TrainingMesh
 from contracts.stacks.reference.parallel.parallelize import parallelize
-from contracts.stacks.reference.parallel.wholes import Dims, cut_over, whole
-from contracts.stacks.reference.placed import blank, part, parted
+from contracts.stacks.reference.parallel.wholes import Dims, cut, cut_over, whole
+from contracts.stacks.reference.placed import blank, copied, part, parted
 from contracts.stacks.reference.roles import role_of
 from contracts.stacks.reference.trainer import GENERATORS, OWN, Batch, Trainer
 
@@ -66,7 +66,7 @@ class ShardedMuon(Muon):
         if ahead.dim() > 2 and all(_keeps_matrices(at) for at in ahead.placements):
             return parted(orthogonal(part(ahead)), ahead)
         (gathered,) = whole({"": ahead}).values()
-        return distribute_tensor(orthogonal(gathered), ahead.device_mesh, ahead.placements, src_data_rank=None)
+        return parted(cut(orthogonal(gathered), ahead), ahead)
 
 
 def _keeps_matrices(at: Placement) -> bool:
@@ -262,7 +262,7 @@ class ParallelTrainer(Trainer):
         return whole(tensors)
 
     def take(self, value: Tensor, into: Tensor) -> None:
-        part(into).copy_(part(part_of(value.to(into.dtype), into)))
+        part(into).copy_(part(part_of(value, into)))
 
 
 def _held(parameter: nn.Parameter) -> Tensor:
@@ -291,8 +291,8 @@ def completed(parameter: nn.Parameter) -> list[tuple[DeviceMesh, int]]:
 def part_of(value: Tensor, like: Tensor) -> Tensor:
     """What this rank holds of a whole tensor that lies as another does. A DTensor lies so already."""
     if not isinstance(like, DTensor) or isinstance(value, DTensor):
-        return value.clone()
-    return distribute_tensor(value, like.device_mesh, like.placements, src_data_rank=None)
+        return copied(value)
+    return parted(cut(value, like), like)
 
 
 def _is_own(name: str) -> bool:

@@ -6,6 +6,7 @@ weights, gradients and state: on ranks that share a processor each message costs
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import Any
@@ -14,17 +15,27 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Placement
+from torch.distributed.tensor import DTensor
 
 from contracts.stacks.reference.placed import part
 
 Dims = tuple[int, ...]
 """Dims of a mesh."""
+Line = Sequence[int]
+"""Which lines of a dim of a tensor; a range where they follow one another."""
 
 
 def cut_over(tensor: DTensor) -> Dims:
     """The dims of its mesh over which a tensor is cut; over the others ranks hold copies."""
     return tuple(dim for dim, at in enumerate(tensor.placements) if not at.is_replicate())
+
+
+@torch.no_grad()
+def cut(whole: Tensor, like: DTensor) -> Tensor:
+    """What this rank keeps of a whole tensor that is to lie as another does. Nothing is sent."""
+    mesh = like.device_mesh
+    at = {dim: (mesh.size(dim), mesh.get_local_rank(dim)) for dim in cut_over(like)}
+    return _select(whole, _lines(like, at)).clone(memory_format=torch.contiguous_format)
 
 
 @torch.no_grad()
@@ -34,7 +45,7 @@ def whole(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     Every rank of a mesh calls this with the same names.
     """
     found: dict[str, Tensor] = {}
-    together: dict[tuple[DeviceMesh, Dims, torch.dtype], list[str]] = {}
+    together: dict[tuple[DeviceMesh, Dims, torch.dtype], dict[str, DTensor]] = {}
     for name, tensor in tensors.items():
         if not isinstance(tensor, DTensor):
             found[name] = tensor.detach()
@@ -43,14 +54,13 @@ def whole(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         elif not (dims := cut_over(tensor)):
             found[name] = tensor.to_local().detach()
         else:
-            together.setdefault((tensor.device_mesh, dims, tensor.dtype), []).append(name)
-    for (mesh, dims, _), names in together.items():
-        cut = [tensors[name] for name in names]
-        found |= zip(names, _joined(cut, mesh, dims), strict=True)
+            together.setdefault((tensor.device_mesh, dims, tensor.dtype), {})[name] = tensor
+    for (mesh, dims, _), cut in together.items():
+        found |= zip(cut, _joined([*cut.values()], mesh, dims), strict=True)
     return {name: found[name] for name in tensors}
 
 
-def _joined(tensors: Sequence[Tensor], mesh: DeviceMesh, dims: Dims) -> list[Tensor]:
+def _joined(tensors: Sequence[DTensor], mesh: DeviceMesh, dims: Dims) -> list[Tensor]:
     """Tensors of one dtype that are cut over the same dims of one mesh."""
     ranks = [mesh.size(dim) for dim in dims]
     places = list(product(*map(range, ranks)))
@@ -58,7 +68,7 @@ def _joined(tensors: Sequence[Tensor], mesh: DeviceMesh, dims: Dims) -> list[Ten
         at: [_lines(tensor, dict(zip(dims, zip(ranks, at, strict=True), strict=True))) for tensor in tensors]
         for at in places
     }
-    sizes = {at: [_elements(each) for each in of] for at, of in lines.items()}
+    sizes = {at: [math.prod(map(len, each)) for each in of] for at, of in lines.items()}
     mine = torch.cat([part(tensor).reshape(-1) for tensor in tensors])
     flat = torch.cat([mine, mine.new_zeros(max(map(sum, sizes.values())) - len(mine))])
     for dim in reversed(dims):  # the last dim of a mesh is the innermost
@@ -78,46 +88,46 @@ def _gathered(flat: Tensor, group: Any) -> Tensor:
     return torch.cat(every)
 
 
-def _lines(tensor: Tensor, at: Mapping[int, tuple[int, int]]) -> list[Tensor]:
+def _lines(tensor: DTensor, at: Mapping[int, tuple[int, int]]) -> list[Line]:
     """For each dim of a tensor, which of its lines the rank has that stands at some place of the mesh.
 
     Args:
         at: by dim of the mesh, how many ranks it has, and which of them.
     """
-    assert isinstance(tensor, DTensor)
-    lines = [torch.arange(size) for size in tensor.shape]
+    lines: list[Line] = [range(size) for size in tensor.shape]
     for dim, (ranks, rank) in at.items():
-        placement = tensor.placements[dim]
-        along = _dim_of(placement)
-        lines[along] = _kept(lines[along], placement, ranks, rank)
+        placement: Any = tensor.placements[dim]  # a Shard or a strided one
+        lines[placement.dim] = _kept(lines[placement.dim], getattr(placement, "split_factor", 1), ranks, rank)
     return lines
 
 
-def _dim_of(placement: Placement) -> int:
-    """The dim of a tensor that a placement cuts."""
-    return int(placement.dim)  # type: ignore[attr-defined]  # of Shard and of the strided one
+def _kept(line: Line, pieces: int, ranks: int, rank: int) -> Line:
+    """The lines that a rank keeps: its chunk of them, as `torch.chunk` cuts; of lines that FSDP cut before another dim
+    of the mesh cuts them into pieces, its chunk of each piece."""
+    if pieces == 1:
+        return _chunk(line, ranks, rank)
+    return [each for piece in range(pieces) for each in _chunk(_chunk(line, pieces, piece), ranks, rank)]
 
 
-def _kept(line_N: Tensor, placement: Placement, ranks: int, rank: int) -> Tensor:
-    """The lines that a rank keeps: torch's chunk of them; of lines that another dim of the mesh is to cut afterwards
-    and FSDP cut first, its chunk of each piece."""
-    pieces = line_N.chunk(getattr(placement, "split_factor", 1))
-    chunks = [piece.chunk(ranks) for piece in pieces]
-    return torch.cat([each[rank] if rank < len(each) else line_N[:0] for each in chunks])
+def _chunk(line: Line, chunks: int, chunk: int) -> Line:
+    size = -(-len(line) // chunks)
+    return line[chunk * size : (chunk + 1) * size]
 
 
-def _elements(lines: Sequence[Tensor]) -> int:
-    return int(torch.tensor([len(line) for line in lines]).prod())
+def _select(tensor: Tensor, lines: Sequence[Line]) -> Tensor:
+    """Some lines of a tensor: of its own memory where they follow one another."""
+    for dim, line in enumerate(lines):
+        if isinstance(line, range):
+            tensor = tensor.narrow(dim, line.start, len(line))
+        else:
+            tensor = tensor.index_select(dim, torch.tensor(line, device=tensor.device))
+    return tensor
 
 
-def _put(held: Tensor, into: Tensor, lines: Sequence[Tensor]) -> None:
+def _put(held: Tensor, into: Tensor, lines: Sequence[Line]) -> None:
     """Copy a part to its place in the whole."""
-    shape = [len(line) for line in lines]
-    if not held.numel():
-        return
-    if all(int(line[-1]) - int(line[0]) + 1 == len(line) for line in lines):
-        for dim, line in enumerate(lines):
-            into = into.narrow(dim, int(line[0]), len(line))
-        into.copy_(held.view(shape))
+    held = held.view([len(line) for line in lines])
+    if all(isinstance(line, range) for line in lines):
+        _select(into, lines).copy_(held)
     else:
-        into[torch.meshgrid(*lines, indexing="ij")] = held.view(shape)
+        into[torch.meshgrid(*(torch.tensor(line) for line in lines), indexing="ij")] = held
