@@ -112,9 +112,9 @@ class Worker:
     def _label(self, question: str) -> str:
         match question:
             case "topology":
-                return f"unpatched, under {FAKE_GROUP}"
+                return f"unpatched, under {FAKE_GROUP}, which makes the groups that a rank is in"
             case "group_calls":
-                return f"unpatched, new_group recorded under {FAKE_GROUP}, gloo twins left out"
+                return f"unpatched, new_group recorded, and run for own groups, under {FAKE_GROUP}, gloo twins left out"
             case "gradient_reduction":
                 return f"shimmed: torch.cuda.current_device and current_stream are the CPU's; under {FAKE_GROUP}"
             case "read_argv":
