@@ -16,6 +16,7 @@ from contracts.stacks.reference.stack import Reference
 from tests_dist._drawn import Drawn, cells, layouts
 
 DRAWN = {2: cells(2, 18), 4: cells(4, 46), 8: cells(8, 5)}  # world → name → cell
+QUICK = 3  # one of so many is among the quick tests
 
 
 def _differs(drawn: Drawn) -> str:
@@ -31,9 +32,13 @@ def _differs(drawn: Drawn) -> str:
 @pytest.mark.parametrize(
     ("world", "name"),
     [
-        pytest.param(world, name, marks=pytest.mark.dist(ranks=world, timeout=SLOW_S))
+        pytest.param(
+            world,
+            name,
+            marks=(pytest.mark.dist(ranks=world, timeout=SLOW_S), *([pytest.mark.slow] if place % QUICK else [])),
+        )
         for world in DRAWN
-        for name in DRAWN[world]
+        for place, name in enumerate(DRAWN[world])
     ],
 )
 def test_any_layout_takes_the_step_of_one_rank(world: int, name: str, request: pytest.FixtureRequest) -> None:
@@ -42,6 +47,7 @@ def test_any_layout_takes_the_step_of_one_rank(world: int, name: str, request: p
         assert not any(gathered(words)), words or "another rank differs"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in DRAWN[2] if "pp" not in name][::5])
 @pytest.mark.dist(ranks=2, timeout=SLOW_S)
 def test_a_compiled_layout_takes_the_step_of_one_rank(name: str, request: pytest.FixtureRequest) -> None:

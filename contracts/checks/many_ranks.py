@@ -121,7 +121,7 @@ FILES: dict[str, tuple[str, int, Expected]] = {
 }  # fmt: skip
 
 
-@contract("GATE-05", asks="run_ranks", cases=FILES, source="torchrun -m pytest, measured", tier="dist")
+@contract("GATE-05", asks="run_ranks", cases=FILES, source="torchrun -m pytest, measured", tier="dist", slow=True)
 def a_rank_that_goes_wrong_costs_one_test(court: Court, tests: str, ranks: int, expected: Expected) -> None:
     """One rank that raises, skips, hangs or dies gives one failed test which names it, within the deadline; the tests
     before and after it keep their own outcome."""
@@ -138,7 +138,7 @@ def a_rank_that_goes_wrong_costs_one_test(court: Court, tests: str, ranks: int, 
 
 @contract(
     "GATE-05a", asks="run_ranks", cases={"by-parameter": (_HEAD + _OTHER_TESTS, 2, ("of-rank-0", "of-another"))},
-    source="torchrun -m pytest, measured", tier="dist",
+    source="torchrun -m pytest, measured", tier="dist", slow=True,
 )  # fmt: skip
 def ranks_with_other_tests_do_not_start(court: Court, tests: str, ranks: int, differ: tuple[str, ...]) -> None:
     """Where the ranks have collected different tests, none is run, and what differs is named.
@@ -167,7 +167,7 @@ FIRST = {
 }
 
 
-@contract("GATE-06d", asks="run_ranks", cases=FIRST, source="torchrun -m pytest, measured", tier="dist")
+@contract("GATE-06d", asks="run_ranks", cases=FIRST, source="torchrun -m pytest, measured", tier="dist", slow=True)
 def the_rank_that_diverged_first_is_named(
     court: Court, tests: str, ranks: int, name: str, first: str, values: str
 ) -> None:

@@ -91,12 +91,11 @@ class Gate:
         """Why an item of the dist tier cannot be judged by as many ranks as there are; empty when it can be."""
         contract = LAW.contracts[item.id]
         needed = contract.ranks(item.case)
-        if contract.tier != "dist" or (1 < here().world >= needed):
-            return ""
-        many = max(2, needed)
-        said = f"needs {needed} ranks, and there are {here().world}" if needed > 1 else "starts ranks of its own"
-        by_torchrun = f"torchrun --nproc-per-node {many} -m pytest -m dist"
-        return f"{said}: `lanegate check --ranks {many} --profile '{item}'`, or `{by_torchrun}`"
+        if contract.tier != "dist" or contract.of_the_court or (1 < here().world >= needed):
+            return ""  # the court starts ranks of its own
+        said = f"needs {needed} ranks, and there are {here().world}"
+        by_torchrun = f"torchrun --nproc-per-node {needed} -m pytest -m dist"
+        return f"{said}: `lanegate check --ranks {needed} --profile '{item}'`, or `{by_torchrun}`"
 
     def missing_device(self, item: Item) -> str:
         """Why an item of the gpu tier cannot be judged here; empty when it can be, and for every other tier."""

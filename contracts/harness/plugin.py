@@ -116,7 +116,7 @@ def _marks(gate: Gate, item: Item) -> tuple[pytest.MarkDecorator, ...]:
     if gate.missing_ranks(item):
         return (pytest.mark.dist, *slow)
     if contract.of_the_court:
-        return (pytest.mark.dist(ranks=1, timeout=OWN_RANKS_S),)
+        return (pytest.mark.dist(ranks=1, timeout=OWN_RANKS_S), *slow)
     limit = SLOW_S if contract.slow else None
     return (pytest.mark.dist(ranks=contract.ranks(item.case), timeout=limit), *slow)
 
