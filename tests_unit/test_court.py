@@ -238,6 +238,35 @@ def test_a_check_that_asks_beyond_its_contract_is_broken() -> None:
     assert (result.outcome, result.words) == ("broken", "the check puts 'stages', which its contract does not ask")
 
 
+class _Counts(Reference):
+    """Says that it repeats itself, and counts how often it is asked."""
+
+    repeats = frozenset({"blocks"})
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def blocks(self, pattern: str, depth: int) -> tuple[str, ...]:
+        self.asked += 1
+        return super().blocks(pattern, depth)
+
+
+class _AsksNobodyTwice(_Counts):
+    """Of the same kind, and another party."""
+
+
+def test_a_party_that_repeats_itself_is_asked_once_a_run_and_anew_within_a_case() -> None:
+    def twice(stack: Stack, depth: int) -> None:
+        assert stack.blocks("AEM", depth) == stack.blocks("AEM", depth)
+
+    contract = _contract(twice, a=(3,), b=(3,), c=(4,))
+    party, other = _Counts(), _AsksNobodyTwice()
+    assert [judge(contract, "a", party).outcome, party.asked] == ["holds", 2]
+    assert [judge(contract, "b", party).outcome, party.asked] == ["holds", 3], "the first answer of a case may be old"
+    assert [judge(contract, "c", party).outcome, party.asked] == ["holds", 5], "another question"
+    assert [judge(contract, "a", other).outcome, other.asked] == ["holds", 2], "another party"
+
+
 def test_who_was_really_asked_stands_in_the_result() -> None:
     def asks(stack: Stack) -> None:
         raise AssertionError(f"the family is {stack.blocks('A', 1)[0]}")

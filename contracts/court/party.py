@@ -3,18 +3,29 @@
 Whatever a party does wrong is told apart here, once: an answer of the wrong type, an exception that is neither a
 refusal nor a decline, an AssertionError of its own, a `sys.exit` or a `pytest.skip` are *broken*. None of them may read
 as a violation, because an error proves nothing about the promise; none may read as a pass, or end the gate.
+
+Some parties answer each question in a fresh copy of one process, so that no answer can depend on an earlier one, and
+name such questions in `repeats`. What one of them answered in one case it is not asked again in the next. Within a
+case it is: a check that asks twice holds two answers against each other.
 """
 
 from __future__ import annotations
 
 import traceback
+import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from contracts.court.deadline import Overdue
+from contracts.spec import codec
 from contracts.spec.codec import conforms
 from contracts.spec.errors import NotOffered, Refused, Unreachable, shown
 from contracts.spec.stack import Party, Question, questions
+
+KEPT = 1024  # answers of a party; a mesh of 65 536 ranks is 100 MB of them, and three are asked for
+_ANSWERS: weakref.WeakKeyDictionary[Party, OrderedDict[str, Any]] = weakref.WeakKeyDictionary()
+"""Party → question with its arguments → answer. A mutant is another party than what it was made of."""
 
 
 class Broken(Exception):
@@ -35,6 +46,7 @@ class OnTheStand:
         self.answered: dict[str, str] = {}
         self.declined: Refused | NotOffered | None = None  # the last one that came from a party, not from the check
         self._asks = asks
+        self._put: set[str] = set()
         assistants = tuple(assistants)
         self._parties: dict[str, Party] = {}
         for asked in asks:
@@ -57,12 +69,26 @@ class OnTheStand:
         def put(*arguments: Any, **named: Any) -> Any:
             self.answered[name] = f"{party.name} {party.version} ({party.labels.get(name, 'unpatched')})"
             try:
-                return _put(party, known[name], arguments, named)
+                return self._answer(party, known[name], arguments, named)
             except (Refused, NotOffered) as declined:
                 self.declined = declined
                 raise
 
         return put
+
+    def _answer(self, party: Party, question: Question, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        """Put a question, unless the party has answered it in an earlier case and says that it would repeat itself."""
+        if question.name not in getattr(party, "repeats", ()):
+            return _put(party, question, arguments, named)
+        answers = _ANSWERS.setdefault(party, OrderedDict())
+        asked = codec.dumps([question.name, arguments, named])
+        if asked in self._put or asked not in answers:
+            answers[asked] = _put(party, question, arguments, named)
+        answers.move_to_end(asked)
+        self._put.add(asked)
+        while len(answers) > KEPT:
+            answers.popitem(last=False)
+        return answers[asked]
 
 
 def _put(party: Party, question: Question, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:

@@ -69,10 +69,12 @@ class Megatron:
         self._python = found[chosen]
         self.name, self.version = self._worker.name, self._worker.version
         self.offers, self.layouts, self.labels = self._worker.offers, self._worker.layouts, self._worker.labels
+        self.repeats = self.offers  # each answer comes from a forked copy of one process, which no question changes
         self._numbers: Any = None
         if chosen == own:
             self._numbers = importlib.import_module("contracts.stacks.megatron.numbers").Numbers()
             self.offers |= self._numbers.offers
+            self.repeats -= self._numbers.offers
             self.labels = {**self.labels, **self._numbers.labels}
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
