@@ -43,6 +43,7 @@ TENSORS = (  # what is made of tensors, and imported only where numbers are judg
     "contracts.instruments.mamba_ssm", "contracts.instruments.traffic",
     "contracts.mutants.numeric.",
     "contracts.stacks.megatron.blocks", "contracts.stacks.megatron.checkpoint", "contracts.stacks.megatron.held",
+    "contracts.stacks.megatron.hybrid",
     "contracts.stacks.megatron.live", "contracts.stacks.megatron.mamba", "contracts.stacks.megatron.scan",
     "contracts.stacks.megatron.model", "contracts.stacks.megatron.numbers", "contracts.stacks.megatron.optimizer",
     "contracts.stacks.megatron.shims", "contracts.stacks.megatron.table", "contracts.stacks.megatron.training",

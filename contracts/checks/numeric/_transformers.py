@@ -17,7 +17,7 @@ from contracts.checks._layouts import needs_layout
 from contracts.checks.numeric._training import table, uneven
 from contracts.instruments.ranks import here
 from contracts.spec.array import Array, Arrays
-from contracts.spec.recipe import Batch, Mla, Moe, Optim, Recipe
+from contracts.spec.recipe import Batch, Mamba, Mla, Moe, Optim, Recipe
 from contracts.spec.tolerance import FLOAT32_TRANSFORMER, Tolerance
 from contracts.spec.topology import Degrees, Layout
 from contracts.spec.training import Execution, Observed, Session, Step, Tokens, Training
@@ -57,6 +57,11 @@ LATENT_EXPERTS = replace(
 
 DENSE = replace(GROUPED_EXPERTS, name="dense", moe=None)
 """The same with an MLP in the place of the experts: a plain transformer."""
+
+HYBRID_EXPERTS = replace(
+    GROUPED_EXPERTS, name="hybrid-experts", pattern="AEME", mamba=Mamba(heads=8, head_dim=8, state=8, groups=4)
+)
+"""The same with every second attention a scan: a hybrid of the three blocks that several stacks of the field have."""
 
 IN_HALVES = {"pattern": "AE|AE", "depth": 4}
 IN_QUARTERS = {"pattern": "AE|AE|AE|AE", "depth": 8}

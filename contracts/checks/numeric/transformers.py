@@ -15,6 +15,7 @@ from contracts.checks.numeric._shared import found_first, shared_folder, shown, 
 from contracts.checks.numeric._transformers import (
     DENSE,
     GROUPED_EXPERTS,
+    HYBRID_EXPERTS,
     IN_HALVES,
     IN_QUARTERS,
     LATENT_EXPERTS,
@@ -35,7 +36,7 @@ from contracts.spec.recipe import Moe, Recipe
 from contracts.spec.tolerance import FLOAT32_MOMENTS
 from contracts.spec.training import Execution, Observed, Training
 
-L, G = LATENT_EXPERTS, GROUPED_EXPERTS
+L, G, H = LATENT_EXPERTS, GROUPED_EXPERTS, HYBRID_EXPERTS
 CELLS: dict[str, Cell] = {
     "dense-dp2": cell(DENSE, 2),
     "dense-fsdp2": cell(DENSE, 2, fsdp=True),
@@ -63,6 +64,9 @@ CELLS: dict[str, Cell] = {
     "borrowed-tp2-sp-ep2-etp1-fsdp": cell(G, 4, tp=2, ep=2, etp=1, sp=True, fsdp=True),
     "borrowed-tp2-sp-ep4-etp1-fsdp": cell(L, 4, tp=2, ep=4, etp=1, sp=True, fsdp=True),
     "borrowed-tp2-sp-ep2-etp2-fsdp": cell(G, 4, tp=2, ep=2, etp=2, sp=True, fsdp=True),
+    "hybrid-dp2": cell(H, 2),
+    "hybrid-tp2-sp": cell(H, 2, tp=2, sp=True),
+    "hybrid-borrowed-tp2-sp-ep2-etp1": cell(H, 2, tp=2, ep=2, etp=1, sp=True),
 }  # fmt: skip
 
 
@@ -83,7 +87,7 @@ def every_gradient_of_a_transformer_is_that_of_one_rank(
 
 STEPPED = some("dense-dp2", "dense-fsdp2", "dp2", "fsdp2", "hsdp-2x2", "tp2-sp", "ep2", "tp2-sp-ep2-etp1",
                "borrowed-ep2", "borrowed-ep4", "borrowed-tp2-sp-ep4-etp1", "borrowed-ep2-fsdp",
-               "borrowed-tp2-sp-ep4-etp1-fsdp")  # fmt: skip
+               "borrowed-tp2-sp-ep4-etp1-fsdp", "hybrid-tp2-sp")  # fmt: skip
 
 
 @contract("OPT-04e", asks=("built", "train"), cases=STEPPED, source="F01", tier="dist")
@@ -159,6 +163,7 @@ STAGES: dict[str, Cell] = {
     "1f1b": cell(HALVES, 2, pp=2, microbatches=4),
     "interleaved": cell(QUARTERS, 2, pp=2, microbatches=4, interleaved=True),
     "beside-fsdp2": cell(HALVES, 4, pp=2, fsdp=True, microbatches=2),
+    "hybrid-1f1b": cell(replace(H, pattern="AE|ME"), 2, pp=2, microbatches=4),
     "beside-tp2-sp": cell(replace(G, **IN_HALVES), 4, pp=2, tp=2, sp=True, microbatches=4),  # type: ignore[arg-type]
     "beside-ep2": cell(HALVES, 4, layout="own-axis", pp=2, ep=2, microbatches=2),
     "beside-borrowed-ep2-fsdp": cell(HALVES, 4, pp=2, ep=2, fsdp=True, microbatches=2),
@@ -212,6 +217,7 @@ SAVED = {
         "tp2-sp": ("dp2",),
         "borrowed-ep2": ("borrowed-tp2-sp-ep2-etp1",),
         "borrowed-tp2-sp-ep4-etp1": ("borrowed-ep4", "borrowed-ep2-dp4"),
+        "hybrid-tp2-sp": ("hybrid-dp2",),
     }.items()
 } | {
     "dp2-to-borrowed-ep2": onto(CELLS["dp2"], CELLS["borrowed-ep2"]),
@@ -219,6 +225,7 @@ SAVED = {
     "tp2-sp-to-etp1": onto(CELLS["tp2-sp"], cell(L, 2, tp=2, etp=1, sp=True)),
     "1f1b": onto(STAGES["1f1b"], CELLS["dp2"], cell(L, 1)),
     "interleaved": onto(STAGES["interleaved"], CELLS["tp2-sp-grouped"]),
+    "hybrid-1f1b": onto(STAGES["hybrid-1f1b"], CELLS["hybrid-tp2-sp"]),
     "tp2-sp-to-interleaved": onto(cell(QUARTERS, 2, tp=2, sp=True), STAGES["interleaved"]),
 }
 STATE: tuple[Observed, ...] = ("weights", "optimizer", "buffers")

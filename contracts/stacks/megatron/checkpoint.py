@@ -50,9 +50,16 @@ def load(trainer: Trainer, folder: str) -> None:
         trainer.rate.num_steps = 0  # what is loaded is added to what was counted
         trainer.rate.load_state_dict(found["opt_param_scheduler"])
     except (*failures, AssertionError, KeyError, ValueError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
-        words = " ".join(str(error).split())[:600] or type(error).__name__
-        raise refuse("load", str(at), words, "load what a run of this recipe saved") from None
+        raise refuse("load", str(at), _words(error), "load what a run of this recipe saved") from None
     trainer.number = int(found["iteration"])
+
+
+def _words(error: BaseException) -> str:
+    """What a failure says; of one that torch gathered over ranks, what the first rank says and not where."""
+    if isinstance(error, CheckpointException):
+        (rank, (error, _)) = min(error.failures.items(), key=lambda failure: failure[0])
+        return f"rank {rank}: {_words(error)}"
+    return " ".join(str(error).split())[:600] or type(error).__name__
 
 
 def _state(trainer: Trainer, *, loading: bool) -> dict[str, Any]:

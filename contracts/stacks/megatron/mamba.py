@@ -17,6 +17,7 @@ from contracts.instruments import numerics
 from contracts.spec.blocks import BlockCall, BlockRun
 from contracts.spec.errors import NotOffered
 from contracts.spec.recipe import Mode, Recipe
+from contracts.stacks.megatron.hybrid import mamba_spec
 from contracts.stacks.megatron.model import Plan, config_of
 from contracts.stacks.megatron.shims import mcore
 from contracts.stacks.megatron.weights import block_pieces, ours_of, theirs_of
@@ -35,7 +36,7 @@ def declined(mode: Mode) -> None:
     try:
         importlib.import_module("megatron.core.ssm.mamba_mixer")
     except ModuleNotFoundError as error:
-        raise NotOffered(f"Megatron-Core of this version imports its mixer with {error.name} alone") from None
+        raise NotOffered(f"Megatron-Core of this version imports its mixer only where there is {error.name}") from None
 
 
 class MambaBlock:
@@ -115,24 +116,9 @@ class MambaBlock:
 
 
 def _layer(config: Any) -> Any:
-    """Megatron's Mamba layer over its local specification; the one that it ships asks for Transformer Engine."""
-    layer, mixer, parallel = mcore("ssm.mamba_layer"), mcore("ssm.mamba_mixer"), mcore("tensor_parallel")
-    build = mcore("transformer.spec_utils")
-    spec = build.ModuleSpec(
-        module=layer.MambaLayer,
-        submodules=layer.MambaLayerSubmodules(
-            norm=mcore("transformer.torch_norm").WrappedTorchNorm,
-            mixer=build.ModuleSpec(
-                module=mixer.MambaMixer,
-                submodules=mixer.MambaMixerSubmodules(
-                    in_proj=parallel.ColumnParallelLinear, out_proj=parallel.RowParallelLinear
-                ),
-            ),
-            mamba_bda=mcore("fusions.fused_bias_dropout").get_bias_dropout_add,
-        ),
-    )
     groups = mcore("process_groups_config").ProcessGroupCollection.use_mpu_process_groups(["tp", "cp"])
-    return build.build_module(spec, config=config, layer_number=1, pg_collection=groups)
+    build = mcore("transformer.spec_utils").build_module
+    return build(mamba_spec(), config=config, layer_number=1, pg_collection=groups)
 
 
 def _gradient(tensor: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from contracts.spec import pattern as patterns
 from contracts.spec.array import Shape
 from contracts.spec.blocks import BlockCall, BlockRun
 from contracts.spec.errors import NotOffered
@@ -12,6 +13,7 @@ from contracts.spec.topology import Degrees, Layout
 from contracts.spec.training import Built, Session, Trained
 from contracts.spec.world import LiveMesh
 from contracts.stacks.megatron import blocks, live, scan, shims
+from contracts.stacks.megatron.mamba import declined
 from contracts.stacks.megatron.model import LATENT
 from contracts.stacks.megatron.table import built
 from contracts.stacks.megatron.training import train
@@ -26,8 +28,13 @@ class Numbers:
         "live_mesh": "unpatched, over the ranks that are here; gloo twins left out",
         "block_weights": shims.LABEL + LOCAL + scan.LABEL,
         "run_block": shims.LABEL + LOCAL + LATENT + scan.LABEL + shims.WIDE,
-        "built": shims.LABEL + LOCAL + LATENT,
-        "train": shims.LABEL + LOCAL + LATENT + shims.WIDE + "; the schedule is told of one step before the first",
+        "built": shims.LABEL + LOCAL + LATENT + scan.LABEL,
+        "train": shims.LABEL
+        + LOCAL
+        + LATENT
+        + scan.LABEL
+        + shims.WIDE
+        + "; the schedule is told of one step before the first",
     }
     offers = frozenset(labels)
 
@@ -42,13 +49,20 @@ class Numbers:
         return blocks.run_block(call)
 
     def built(self, recipe: Recipe, mode: Mode) -> Built:
+        _mixers(recipe, mode)
         return built(recipe)
 
     def train(self, session: Session) -> Trained:
         degrees = session.execution.degrees
         if degrees.ep > 1:
             _only_borrowed(session.execution.layout)
+        _mixers(session.recipe, session.execution.mode)
         return train(session)
+
+
+def _mixers(recipe: Recipe, mode: Mode) -> None:
+    if "M" in patterns.parse(recipe.pattern, recipe.depth).letters:
+        declined(mode)
 
 
 def _only_borrowed(layout: Layout) -> None:

@@ -8,13 +8,17 @@ left of s at t, all pairs at once and no state between them. The signatures are 
 
 from __future__ import annotations
 
+import functools
+import importlib.util
+import sys
+import types
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from contracts.stacks.megatron.shims import Shim
+from contracts.stacks.megatron.shims import Shim, local_norm
 
 LABEL = "; under M the kernels of mamba-ssm, scan and gated norm, are substituted by torch's operations"
 
@@ -103,13 +107,46 @@ class GatedNorm(nn.Module):
         return found
 
 
+@functools.cache
+def _extended() -> Any:
+    """Megatron's own class over that norm, which knows how it is cut and saved.
+
+    Its module makes the class of what mamba-ssm has when it is imported; so a copy is imported beside something by that
+    name, and nobody else sees either.
+    """
+    names = ("mamba_ssm", "mamba_ssm.ops", "mamba_ssm.ops.triton")
+    norm, scan = (types.ModuleType(f"{names[-1]}.{name}") for name in ("layernorm_gated", "ssd_combined"))
+    vars(norm)["RMSNorm"] = GatedNorm
+    vars(scan).update(mamba_chunk_scan_combined=chunk_scan, mamba_split_conv1d_scan_combined=split_conv1d_scan)
+    given = {name: types.ModuleType(name) for name in names} | {each.__name__: each for each in (norm, scan)}
+    spec = importlib.util.find_spec("megatron.core.ssm.mamba_mixer")
+    assert spec is not None
+    assert spec.loader is not None
+    copy = importlib.util.module_from_spec(spec)
+    before = {name: sys.modules[name] for name in given if name in sys.modules}
+    sys.modules.update(given)
+    try:
+        spec.loader.exec_module(copy)
+    finally:
+        for name in given:
+            del sys.modules[name]
+        sys.modules.update(before)
+    return copy.ExtendedRMSNorm
+
+
+def extended_norm(*sizes: int, **made: Any) -> nn.Module:
+    """A norm of that class, made where Megatron's mixer makes one."""
+    found: nn.Module = _extended()(*sizes, **made)
+    return found
+
+
 _MIXER = "megatron.core.ssm.mamba_mixer:"
 _KERNEL = "a kernel of mamba-ssm, which is written in Triton for GPUs: substituted"
 KERNELS: tuple[Shim, ...] = (
     Shim(at=_MIXER + "HAVE_MAMBA_SSM", put=True, why="mamba-ssm, whose kernels are substituted"),
     Shim(at=_MIXER + "mamba_split_conv1d_scan_combined", put=split_conv1d_scan, why=_KERNEL),
     Shim(at=_MIXER + "mamba_chunk_scan_combined", put=chunk_scan, why=_KERNEL),
-    Shim(at=_MIXER + "ExtendedRMSNorm", put=GatedNorm, why=_KERNEL),
+    Shim(at=_MIXER + "ExtendedRMSNorm", put=extended_norm, why=_KERNEL),
     Shim(
         at=_MIXER + "_check_mamba_sequence_packing_support",
         put=lambda **_: (True, None),
@@ -117,3 +154,17 @@ KERNELS: tuple[Shim, ...] = (
     ),
 )
 """What is replaced besides the shims of every question where a block is M."""
+STACK: tuple[Shim, ...] = (
+    *KERNELS,
+    Shim(
+        at="megatron.core.models.hybrid.hybrid_block:TENorm",
+        put=lambda *, config, hidden_size, eps: local_norm(None, config, hidden_size, eps),
+        why="the norm of Transformer Engine, which its hybrid model names for its last norm: torch's instead",
+    ),
+)
+"""And where there is a whole model with an M."""
+
+
+def kernels(letters: str) -> tuple[Shim, ...]:
+    """What is replaced for a model of these letters."""
+    return STACK if "M" in letters else ()

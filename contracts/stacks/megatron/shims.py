@@ -132,7 +132,7 @@ def _backward(tensors: Any, gradient: Any = None, *_: Any, **named: Any) -> None
     )
 
 
-def _norm(cls: Any, config: Any, hidden_size: int, eps: float = 1e-5, **_: Any) -> torch.nn.Module:
+def local_norm(cls: Any, config: Any, hidden_size: int, eps: float = 1e-5, **_: Any) -> torch.nn.Module:
     """The torch norm that the local specification asks for, sequence parallel included.
 
     Under sequence parallel Megatron refuses torch's norm, because nobody would tell its optimizer to add up the
@@ -165,7 +165,7 @@ SHIMS: tuple[Shim, ...] = (
     ),
     Shim(
         at="megatron.core.transformer.torch_norm:WrappedTorchNorm.__new__",
-        put=staticmethod(_norm),
+        put=staticmethod(local_norm),
         why="the norms of Transformer Engine and Apex: torch's norm instead, under sequence parallel too",
     ),
     Shim(

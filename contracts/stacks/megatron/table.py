@@ -16,9 +16,11 @@ from contracts.spec.recipe import Recipe
 from contracts.spec.topology import Degrees
 from contracts.spec.training import Built, BuiltLayer, Parameter, Role
 from contracts.stacks.megatron.held import Held, held_of, is_trained
+from contracts.stacks.megatron.hybrid import chunks_of
 from contracts.stacks.megatron.live import parallel
-from contracts.stacks.megatron.model import Plan, chunks_of, config_of, planned
+from contracts.stacks.megatron.model import Plan, config_of, planned
 from contracts.stacks.megatron.optimizer import inner, optimizer_of, wrapped
+from contracts.stacks.megatron.scan import kernels
 from contracts.stacks.megatron.shims import on_the_host
 from contracts.stacks.megatron.weights import Piece, ours_of, theirs_of
 
@@ -33,11 +35,11 @@ def built(recipe: Recipe) -> Built:
     Raises:
         NotOffered: for a model of more parameters than a table is worth building for.
     """
-    plan = planned(recipe, Degrees(), torch.float32)
+    plan = planned(recipe, Degrees(), torch.float32, families="AEM")
     elements = parameters.count(recipe).total
     if elements > LARGEST:
         raise NotOffered(f"Megatron-Core: a model without memory is not built on a CPU, and this one has {elements}")
-    with on_the_host(), parallel(Degrees(), 1):
+    with on_the_host(besides=kernels(plan.letters)), parallel(Degrees(), 1):
         chunks = chunks_of(plan, config_of(plan))
         held = [each for chunk in chunks for each in held_of(chunk, plan.table())]
         decays = _decays(optimizer_of(plan, [wrapped(chunk.config, chunk) for chunk in chunks]), recipe)
@@ -88,7 +90,7 @@ def _rows(plan: Plan, held: list[Held], decays: Mapping[int, float]) -> tuple[Pa
 def _role(name: str) -> Role:
     roles: tuple[tuple[str, Role], ...] = (
         ("embedding.", "embedding"), ("head.", "head"), ("norm.weight", "norm"), (".router.", "router"),
-        (".experts.", "expert"),
+        (".experts.", "expert"), (".conv_", "conv"), (".A_log", "ssm"), ("mixer.D", "ssm"), (".dt_bias", "ssm"),
     )  # fmt: skip
     return next((role for part, role in roles if part in name), "matrix")
 
@@ -119,7 +121,7 @@ def _features(recipe: Recipe, names: list[str]) -> frozenset[str]:
         "mla": "wkv_a" in told, "gqa": "wk.weight" in told and recipe.kv_groups < recipe.heads,
         "qk_norm": "k_norm" in told, "rope": "wo.weight" in told, "moe": ".experts." in told,
         "shared_expert": ".shared." in told, "selection_bias": "router.bias" in told, "swiglu": "w3" in told,
-        "relu2": "w1" in told and "w3" not in told,
+        "relu2": "w1" in told and "w3" not in told, "mamba2": "A_log" in told,
     }  # fmt: skip
     return frozenset(name for name, holds in seen.items() if holds)
 

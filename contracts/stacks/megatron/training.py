@@ -18,9 +18,11 @@ from contracts.spec.training import Execution, Observed, Session, Step, Tokens, 
 from contracts.stacks.megatron import checkpoint
 from contracts.stacks.megatron.blocks import clear_losses, noted_losses
 from contracts.stacks.megatron.held import held_of, is_trained, whole
+from contracts.stacks.megatron.hybrid import chunks_of
 from contracts.stacks.megatron.live import parallel
-from contracts.stacks.megatron.model import Plan, chunks_of, config_of, mask_of, planned
+from contracts.stacks.megatron.model import Plan, config_of, mask_of, planned
 from contracts.stacks.megatron.optimizer import inner, optimizer_of, rate_of, wrapped
+from contracts.stacks.megatron.scan import kernels
 from contracts.stacks.megatron.shims import mcore, on_the_host
 from contracts.stacks.megatron.table import MOMENTS, whole_of, whole_shapes
 from contracts.stacks.megatron.weights import cut, theirs_of
@@ -236,10 +238,13 @@ def train(session: Session) -> Trained:
     _offered(session)
     execution, recipe = session.execution, session.recipe
     dtype = _dtype(execution)
-    plan = planned(recipe, execution.degrees, dtype, interleaved=execution.schedule == "interleaved")
+    interleaved = execution.schedule == "interleaved"
+    plan = planned(recipe, execution.degrees, dtype, interleaved=interleaved, families="AEM")
+    if "M" in plan.letters and any(_packed(batch) for batch in session.batches):
+        raise NotOffered("Megatron-Core: packed rows are one sequence to its mixers and several to its attention here")
     whole_of(recipe)  # built alone, before there are groups
     with (
-        on_the_host(wide=dtype is torch.float64),
+        on_the_host(wide=dtype is torch.float64, besides=kernels(plan.letters)),
         parallel(execution.degrees, execution.world, virtual=plan.chunks if plan.chunks > 1 else None),
     ):
         trainer = Trainer(plan, execution)
@@ -255,6 +260,13 @@ def train(session: Session) -> Trained:
         finally:
             trainer.close()
     return Trained(start=start, steps=steps, loaded=loaded)
+
+
+def _packed(batch: Tokens) -> bool:
+    if batch.documents is None:
+        return False
+    documents_BT = numerics.tensor(batch.documents)
+    return bool((documents_BT != documents_BT[:, :1]).any())
 
 
 def _seen(trainer: Trainer, session: Session, index: int) -> Step:

@@ -30,7 +30,7 @@ class Piece:
         theirs: its name in a whole model, layers and experts counted over all ranks.
         ours: what it is made of.
         pack: ours → theirs. unpack: theirs → ours.
-        halves: whether it is two matrices on top of each other, each cut by tensor parallel.
+        stacked: of matrices on top of each other, each cut by tensor parallel, the rows in proportion; one for none.
         expert: whether the experts' tensor parallel cuts it.
     """
 
@@ -38,7 +38,7 @@ class Piece:
     ours: tuple[str, ...]
     pack: Callable[[list[Tensor]], Tensor]
     unpack: Callable[[Tensor], list[Tensor]]
-    halves: bool = False
+    stacked: tuple[int, ...] = (1,)
     expert: bool = False
 
 
@@ -46,7 +46,7 @@ def pieces(recipe: Recipe, letters: str, places: list[int]) -> dict[str, Piece]:
     """Every tensor of a model by Megatron's name; `places` are the Megatron layers that hold ours."""
     found = [
         _same("embedding.word_embeddings.weight", "embedding.weight"),
-        _same("decoder.final_layernorm.weight", "norm.weight"),
+        _same(f"decoder.{'final_norm' if 'M' in letters else 'final_layernorm'}.weight", "norm.weight"),
     ]
     if recipe.untied_embeddings:
         found.append(_same("output_layer.weight", "head.weight"))
@@ -129,7 +129,7 @@ def _mlp(recipe: Recipe, theirs: str, ours: str, ending: str, *, expert: bool = 
     gated = recipe.activation == "swiglu"
     names = tuple(f"{ours}{name}{ending}" for name in (("w1", "w3") if gated else ("w1",)))
     first = Piece(
-        theirs=f"{theirs}linear_fc1.weight", ours=names, halves=gated, expert=expert,
+        theirs=f"{theirs}linear_fc1.weight", ours=names, stacked=(1,) * len(names), expert=expert,
         pack=torch.cat, unpack=lambda held: list(held.chunk(len(names))),
     )  # fmt: skip
     second = f"{ours}w2{ending}"
@@ -163,11 +163,12 @@ def _mamba(recipe: Recipe, theirs: str, ours: str) -> list[Piece]:
     weights = tuple(f"{ours}conv_{name}.weight" for name in "xbc")
     biases = tuple(f"{ours}conv_{name}.bias" for name in "xbc")
     return [
-        Piece(theirs=f"{theirs}in_proj.weight", ours=projection, pack=torch.cat,
+        Piece(theirs=f"{theirs}in_proj.weight", ours=projection, stacked=tuple(of_projection), pack=torch.cat,
               unpack=lambda held: list(torch.split(held, of_projection))),
-        Piece(theirs=f"{theirs}conv1d_weight", ours=weights, pack=lambda given: torch.cat(given)[:, None],
+        Piece(theirs=f"{theirs}conv1d_weight", ours=weights, stacked=tuple(of_convolution),
+              pack=lambda given: torch.cat(given)[:, None],
               unpack=lambda held: list(torch.split(held[:, 0], of_convolution))),
-        Piece(theirs=f"{theirs}conv1d_bias", ours=biases, pack=torch.cat,
+        Piece(theirs=f"{theirs}conv1d_bias", ours=biases, stacked=tuple(of_convolution), pack=torch.cat,
               unpack=lambda held: list(torch.split(held, of_convolution))),
         *(_same(f"{theirs}{name}", f"{ours}{name}") for name in ("A_log", "D", "dt_bias")),
         _same(f"{theirs}norm.weight", f"{ours}out_norm.weight"),
@@ -227,9 +228,8 @@ def cut(piece: Piece, whole: Tensor, shape: Iterable[int], index: int) -> Tensor
     if tuple(whole.shape) == local:
         return whole
     dim, parts = _cut_along(tuple(whole.shape), local)
-    if not piece.halves or dim != 0:
-        return whole.chunk(parts, dim)[index]
-    return torch.cat([half.chunk(parts, 0)[index] for half in whole.chunk(2)])
+    matrices = torch.split(whole, _rows(piece, whole.shape[0])) if dim == 0 else (whole,)
+    return torch.cat([each.chunk(parts, dim)[index] for each in matrices], dim)
 
 
 def joined(piece: Piece, parts: list[Tensor], shape: Iterable[int]) -> Tensor:
@@ -238,9 +238,15 @@ def joined(piece: Piece, parts: list[Tensor], shape: Iterable[int]) -> Tensor:
     if tuple(parts[0].shape) == whole:
         return parts[0]
     dim, _ = _cut_along(whole, tuple(parts[0].shape))
-    if not piece.halves or dim != 0:
+    if dim:
         return torch.cat(parts, dim)
-    return torch.cat([torch.cat([part.chunk(2)[half] for part in parts]) for half in (0, 1)])
+    matrices = zip(*(torch.split(part, _rows(piece, part.shape[0])) for part in parts), strict=True)
+    return torch.cat([torch.cat(each) for each in matrices])
+
+
+def _rows(piece: Piece, rows: int) -> list[int]:
+    """Of each of the matrices that stand on top of each other in so many rows."""
+    return [share * rows // sum(piece.stacked) for share in piece.stacked]
 
 
 def _cut_along(whole: tuple[int, ...], local: tuple[int, ...]) -> tuple[int, int]:
