@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from contracts.checks._refusals import refusal_of
 from contracts.checks._stops import goes_on, stopped_at
-from contracts.contract import contract, untested
+from contracts.contract import contract
 from contracts.spec.installation import Disks, Installation, StorageMap
 
 # proc(5): id, parent, device, root, mount point, options, optional fields, -, type, source, super options
@@ -243,12 +243,3 @@ def caches_that_lie_elsewhere_are_refused(
         stopped_at(findings, variable, *words)
     else:
         goes_on(findings)
-
-
-untested(
-    "STOR-03c",
-    "On every rank, the files that a compiled step writes lie in the run's own scratch, and nowhere else.",
-    why="needs two ranks that compile by inductor, for minutes; for CPUs it leaves precompiled headers below TMPDIR, "
-    "whatever TORCHINDUCTOR_CACHE_DIR says (torch 2.13), so that a run's TMPDIR has to be its own first",
-    tier="dist",
-)

@@ -5,6 +5,7 @@ Breaks are counted, not graphs: one function cut at a declared place is two grap
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -99,6 +100,11 @@ class Compiling(Party, Protocol):
     def compile_cold(self, call: BlockCall, backend: Backend) -> Outcome:
         """A block compiled in an interpreter that has compiled nothing, forward and backward. `apart` is the relative
         L2 distance of its output to the eager one."""
+        ...
+
+    def compile_under(self, call: BlockCall, environment: Mapping[str, str], folder: str) -> Outcome:
+        """A block compiled by inductor, forward and backward, in an interpreter that begins in a folder and with this
+        environment and no other variable. On several ranks each compiles its own."""
         ...
 
     def probe_compiler(self, operation: Operation, dtype: Element, sabotaged: bool) -> Outcome:

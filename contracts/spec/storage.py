@@ -17,6 +17,8 @@ PLACES = ("durable", "scratch", "receipts")
 CACHES = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
 """Variable → directory of the run. Both are set: Triton's own default is the home directory, also beneath Inductor
 when a hand-written kernel is compiled first."""
+KEPT = {"TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0"}
+"""What keeps inductor to those directories: see `cache_environment`."""
 
 VOLATILE = frozenset({"tmpfs", "ramfs", "devtmpfs"})
 MAX_LINKS = 40  # the kernel's own limit
@@ -207,6 +209,19 @@ def cache_directories(storage: StorageMap, run: str) -> dict[str, str]:
             "run", run, "cannot name a directory", "use letters, digits and . _ + = -, a letter or digit first"
         )
     return {name: f"{storage.scratch.rstrip('/')}/{run}/{leaf}" for name, leaf in CACHES.items()}
+
+
+def cache_environment(storage: StorageMap, run: str) -> dict[str, str]:
+    """The directories of `cache_directories`, and what keeps inductor to them.
+
+    Its precompiled headers for C++ lie below TMPDIR, in a folder that is set when it is imported and asks for no
+    variable (`_HEADER_DIR` in torch 2.13's codecache.py). Without them a kernel for the CPU takes longer to compile;
+    where kernels are Triton's nothing changes.
+
+    Raises:
+        Refused: as `cache_directories`.
+    """
+    return {**cache_directories(storage, run), **KEPT}
 
 
 def cache_findings(storage: StorageMap, disks: Disks, run: str, env: Mapping[str, str]) -> tuple[Finding, ...]:

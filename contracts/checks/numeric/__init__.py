@@ -45,6 +45,7 @@ from contracts.checks.numeric import (  # isort: skip
     kernels_that_ran,  # what ran, against what was said
     compiled,  # what a compiler makes of blocks and model
     compiled_experts,  # the token-choice layer compiled, at its true size on a GPU
+    compiled_files,  # what a compiler leaves on a disk, and where
     footprint_of_a_step,  # bytes held on a device, against the budget
     initial,  # what training starts from
     witnesses,  # features and fields that show
@@ -96,6 +97,7 @@ __all__ = [
     "checkpoint",
     "compiled",
     "compiled_experts",
+    "compiled_files",
     "compiled_layouts",
     "compiled_stages",
     "context_borders",

@@ -149,7 +149,7 @@ def _prepare(
     if "preflight" not in party.missing:
         findings = party.preflight(capture, Need(gpus=lane.gpus, hbm_gb=recipe.hbm_gb))
     if places is not None:
-        seen = places_on_this_host(places, *caches.values())
+        seen = places_on_this_host(places, *(each for each in caches.values() if each.startswith("/")))
         findings = (*findings, *party.check_storage(places, seen))
         findings = (*findings, *party.check_caches(places, seen, lane.run, reaching(launched, lane)))
     found = {finding.promise for finding in findings}

@@ -58,6 +58,7 @@ def check_storage(map_: str, run: str | None, as_json: bool) -> None:
             click.echo(f"{name:<9} {getattr(places, name)}")
         show(findings)
         if any(finding.promise == "STOR-03" for finding in findings):
-            click.echo("\n".join(f"export {name}={shlex.quote(path)}" for name, path in caches.items()))
+            variables = storage.cache_environment(places, run) if run is not None else {}
+            click.echo("\n".join(f"export {name}={shlex.quote(value)}" for name, value in variables.items()))
         click.echo("refused" if findings else "each place is where it should be")
     sys.exit(EXIT_CODES["violated"] if findings else 0)

@@ -1,0 +1,37 @@
+"""Stacks whose compiled steps leave files where the run has no place for them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from contracts.contract import mutant
+from contracts.instruments.ranks import here
+from contracts.spec.blocks import BlockCall
+from contracts.spec.compiling import Outcome
+from contracts.spec.installation import StorageMap
+from contracts.stacks.reference.stack import Reference
+
+
+@mutant(of="STOR-03c", case="two-ranks", says="files in tmp, such as", bugs=("PRV-16",))
+class SendsTheCachesAlone(Reference):
+    """Sets the two directories, and leaves inductor its precompiled headers: they ask for neither."""
+
+    def cache_env(self, storage: StorageMap, run: str) -> Mapping[str, str]:
+        return {name: value for name, value in super().cache_env(storage, run).items() if value.startswith("/")}
+
+
+@mutant(of="STOR-03c", case="two-ranks", says="rank 1 left")
+class TellsTheFirstRankAlone(Reference):
+    """The launcher's own process has the environment; the ranks beside the first are started with the shell's."""
+
+    def compile_under(self, call: BlockCall, environment: Mapping[str, str], folder: str) -> Outcome:
+        kept = {name: value for name, value in environment.items() if here().rank == 0 or "CACHE" not in name}
+        return super().compile_under(call, kept, folder)
+
+
+@mutant(of="STOR-03c", case="two-ranks", says="and nothing lies in the scratch of nam56r-0417")
+class RunsWhatItCalledCompiled(Reference):
+    """Falls back to the eager block without a word, and so writes nothing anywhere."""
+
+    def compile_under(self, call: BlockCall, environment: Mapping[str, str], folder: str) -> Outcome:
+        return Outcome(worked=True, words="", apart=0.0)
