@@ -1,8 +1,8 @@
 """A step of a transformer with experts, on several ranks and on one: what every stack of this kind can be asked.
 
-The promises are those of `layouts`, `expert_layouts`, `pipeline` and `resharding`, over two recipes of attention and
-experts alone and in float32, so that stacks without our other layers are judged by them too. Losses and norms see few
-faults of this kind; gradients by name of the first step see most.
+The promises are those of `layouts`, `expert_layouts`, `pipeline` and `resharding`, over recipes of attention and
+experts in float32, so that stacks without our other layers are judged by them too; one has a scan beside them. Losses
+and norms see few faults of this kind; gradients by name of the first step see most.
 """
 
 from __future__ import annotations
