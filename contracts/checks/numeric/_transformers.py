@@ -1,7 +1,8 @@
 """What the checks on transformers with experts share: recipes that many stacks can run, layouts, runs in float32.
 
-Attention and experts alone, in pairs, and one recipe with a scan; no packed documents and no auxiliary loss: what is left is
-what the field's stacks have in common. Every size divides by 4 and by 16 bytes, because grouped products of real stacks want it.
+Attention and experts alone, in pairs, and one recipe with a scan; no packed documents and no auxiliary loss: what is
+left is what the field's stacks have in common. Every size divides by 4 and by 16 bytes, because grouped products of
+real stacks want it.
 
 The oracle is the same stack on one rank. float32 is what they all offer, so that bounds are wider than in `layouts`
 and gradients of the first step, from the same whole weights, say the most: Adam makes signs of what is rounding.
