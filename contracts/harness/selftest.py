@@ -65,7 +65,8 @@ class Matrix:
 
 
 def shared(law: Law, named: tuple[str, ...], jobs: int) -> Matrix:
-    """The same as `run`, by several processes, each of which takes the next promise that nobody has taken.
+    """The same as `run`, by several processes, each of which takes the next promise that nobody has taken: the slow
+    ones first, so that none of them is left to one process at the end.
 
     They are fresh ones: what torch has started in this process would be lost in a fork of it.
     """
@@ -73,7 +74,9 @@ def shared(law: Law, named: tuple[str, ...], jobs: int) -> Matrix:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     part = functools.partial(_of_one_promise, named)
     with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
-        parts = list(pool.map(part, law.contracts))
+        order = sorted(law.contracts, key=lambda id: not law.contracts[id].slow)
+        judged = dict(zip(order, pool.map(part, order), strict=True))
+    parts = [judged[id] for id in law.contracts]
     return Matrix(
         baseline=tuple(result for each in parts for result in each.baseline),
         kills=tuple(kill for each in parts for kill in each.kills),
