@@ -8,8 +8,10 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,7 +22,9 @@ from contracts.checks.numeric._recipes import SMALL
 from contracts.harness import telemetry
 from contracts.instruments import fixtures, numerics, provenance
 from contracts.instruments.oracles import optimizers as oracle
+from contracts.instruments.ranks import Place
 from contracts.spec.errors import Refused
+from contracts.spec.evidence import Backend
 from contracts.spec.launch import Lane
 from contracts.spec.presets import PRESETS
 from contracts.spec.recipe import Batch, Data, Mode, Optim, Recipe
@@ -32,6 +36,7 @@ from contracts.stacks.reference.data import Corpus, Ledger, permuted
 from contracts.stacks.reference.launching.launch import launch
 from contracts.stacks.reference.optimizer import Member, Optimizer, orthogonal
 from contracts.stacks.reference.schedule import learning_rate
+from contracts.stacks.reference.told import Ranks, joined
 from contracts.stacks.reference.trainer import Trainer
 
 torch.set_num_threads(1)
@@ -257,6 +262,44 @@ def test_a_run_that_fails_leaves_a_receipt_that_says_so(tmp_path: Path) -> None:
     assert path is not None
     receipt = json.loads(path.read_text())
     assert (receipt["ending"], receipt["exit_code"], receipt["failure"]) == ("failed", 1, "RuntimeError: out of luck")
+
+
+class _Breaks(Ranks):
+    """The second step fails on this rank, which is the second of two as far as its receipt is named."""
+
+    mark = "-rank00001"
+
+    def clocked(self, step: Callable[[], Any]) -> tuple[Any, float]:
+        done = super().clocked(step)
+        if done[0].number == 2:
+            raise RuntimeError("out of luck")
+        return done
+
+
+@pytest.mark.unit
+def test_a_rank_that_fails_speaks_for_itself_under_its_own_name(tmp_path: Path) -> None:
+    taken = replace(provenance.take(folder=tmp_path, host=None, devices=0), loaded=())
+    record = train.Record(started="2026-11-21T00:00:00+00:00", taken=taken)
+    asked = train.read((*SHORT, "--steps", "3", "--save", str(tmp_path / "run")), {})
+    with pytest.raises(RuntimeError, match="out of luck"):
+        train.train(asked, record, _Breaks(Place(rank=0, world=1, node=0, local_rank=3)))
+    path = train.keep_receipt(asked, record, "failed", "RuntimeError: out of luck")
+    assert path is not None
+    assert path.name == "receipt-00000001-00000001-rank00001.json"
+    receipt = json.loads(path.read_text())
+    assert receipt["places"] == [{"local_rank": 3, "device": None, "bus": None, "nic": None}]
+    assert receipt["peak"]["allocated"] > 2**26, "torch alone takes more"
+
+
+@pytest.mark.unit
+def test_backends_of_ranks_that_differ_are_told_by_rank() -> None:
+    grouped = Backend(part="experts", requested="torch-grouped", actual="torch-grouped")
+    alone = replace(grouped, actual="native", reason="sm_70")
+    scan = Backend(part="scan", requested="native", actual="native")
+    said = joined([(grouped, scan), (alone, scan), (grouped, scan)])
+    assert said[1] == scan
+    assert said[0].actual == "torch-grouped on rank 0, 2; native on rank 1"
+    assert (said[0].requested, said[0].reason) == ("torch-grouped", "sm_70")
 
 
 @pytest.mark.unit
