@@ -215,8 +215,8 @@ def cache_environment(storage: StorageMap, run: str) -> dict[str, str]:
     """The directories of `cache_directories`, and what keeps inductor to them.
 
     Its precompiled headers for C++ lie below TMPDIR, in a folder that is set when it is imported and asks for no
-    variable (`_HEADER_DIR` in torch 2.13's codecache.py). Without them a kernel for the CPU takes longer to compile;
-    where kernels are Triton's nothing changes.
+    cache variable (`_HEADER_DIR` in torch 2.13's codecache.py). Without them each kernel in C++ reads its headers
+    anew; Triton's kernels have none.
 
     Raises:
         Refused: as `cache_directories`.
