@@ -24,7 +24,9 @@ LATER = {
     "megatron_scan_has_its_epsilon",
 }  # fmt: skip
 """What 0.16.1 has not, or not without Transformer Engine; its package has no argument parser."""
-KEPT = "MOE-01a,MOE-02b,MOE-04a,MOE-05d,BLK-03a,BLK-03d,OPT-05d,TOPO-05c"
+KEPT = "MOE-01a,MOE-02b,MOE-04a,MOE-05d,BLK-03a,BLK-03d,BLK-04e,BLK-04i,OPT-05d,TOPO-05c"
+
+SAVED = "CKPT-01h[borrowed-ep2],CKPT-02h[tp2-sp],CKPT-02h[tp2-sp-to-interleaved],CKPT-02h[hybrid-tp2-sp]"
 
 
 def python(version: str) -> Path:
@@ -65,3 +67,15 @@ def test_blocks_and_steps_are_judged_in_the_interpreter_that_has_it(version: str
     done = run(lanegate, "check", "--stack", f"megatron=={version}", "--profile", KEPT, "--report", tmp_path)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-600:]
     assert "shimmed: CUDA's device" in (tmp_path / "run.jsonl").read_text()
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_ranks_resume_what_they_and_others_saved(version: str, tmp_path: Path) -> None:
+    lanegate = python(version).with_name("lanegate")
+    if not lanegate.exists():
+        pytest.skip(f"the environment of {version} is older than its suite: run `make megatron`")
+    done = run(
+        lanegate, "check", "--stack", f"megatron=={version}", "--ranks", "2", "--profile", SAVED, "--report", tmp_path
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-600:]
+    assert "4 holds" in done.stdout or version == OLD, done.stdout[-600:]
