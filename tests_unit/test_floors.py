@@ -62,6 +62,7 @@ TENSORS = (  # what is made of tensors, and imported only where numbers are judg
     "contracts.stacks.reference.parallel.collectives", "contracts.stacks.reference.parallel.tensor_parallel",
     "contracts.stacks.reference.parallel.expert_parallel", "contracts.stacks.reference.parallel.sharding",
     "contracts.stacks.reference.parallel.parallel", "contracts.stacks.reference.parallel.pipeline",
+    "contracts.stacks.reference.parallel.wholes", "contracts.stacks.reference.placed",
     "contracts.stacks.reference.foreign.",
 )  # fmt: skip
 ELSEWHERE = () if importlib.util.find_spec("torchtitan") else ("contracts.stacks.torchtitan.trainer",)
