@@ -56,8 +56,11 @@ def config_of(recipe: Recipe) -> Any:
     layers = _grouped(recipe) if recipe.mla is None else _latent(recipe)
     for layer in layers:
         layer.attention.inner_attention = ScaledDotProductAttention.Config()
-        layer.moe.load_balance_coeff = recipe.moe.bias_rate if recipe.moe and recipe.moe.selection_bias else None
-        if not recipe.moe or not recipe.moe.shared_hidden:
+        if recipe.moe is None:
+            layer.moe, layer.feed_forward = None, _mlp(recipe)
+            continue
+        layer.moe.load_balance_coeff = recipe.moe.bias_rate if recipe.moe.selection_bias else None
+        if not recipe.moe.shared_hidden:
             layer.moe.shared_experts = None
     config = model.Config(
         vocab_size=recipe.vocab,
@@ -70,6 +73,12 @@ def config_of(recipe: Recipe) -> Any:
     for _, norm, _, _ in config.traverse(RMSNorm.Config):
         norm.eps = recipe.norm_eps
     return config
+
+
+def _mlp(recipe: Recipe) -> Any:
+    from torchtitan.models.common.config_utils import make_ffn_config
+
+    return make_ffn_config(dim=recipe.hidden, hidden_dim=recipe.ffn_hidden, w1_param_init=DRAWN, w2w3_param_init=DRAWN)
 
 
 def _moe(recipe: Recipe) -> Any:
@@ -86,7 +95,8 @@ def _moe(recipe: Recipe) -> Any:
         num_experts=moe.experts,
         router=make_router_config(
             dim=recipe.hidden, num_experts=moe.experts, gate_param_init=DRAWN, top_k=moe.top_k, score_func=moe.score,
-            route_norm=True, route_scale=moe.route_scale,
+            route_norm=moe.top_k > 1 or moe.score == "softmax",  # a lone sigmoid is its own gate
+            route_scale=moe.route_scale,
         ),
         routed_experts=make_routed_experts_config(
             dim=recipe.hidden, hidden_dim=moe.expert_hidden, num_experts=moe.experts, top_k=moe.top_k,
@@ -116,7 +126,7 @@ def _grouped(recipe: Recipe) -> list[Any]:
                 wqkv_param_init=DRAWN, wo_param_init=DRAWN, inner_attention=FlexAttention.Config(), fuse_qkv=True,
                 rope=rope, qk_norm=norm(normalized_shape=recipe.head_dim) if recipe.qk_norm else None,
             ),
-            moe=_moe(recipe),
+            moe=_moe(recipe) if recipe.moe else None,
         )
         for _ in range(recipe.depth // 2)
     ]  # fmt: skip
@@ -142,7 +152,7 @@ def _latent(recipe: Recipe) -> list[Any]:
                 v_head_dim=mla.v_head, attn_backend="flex", linear_init=DRAWN, norm_init=ONES,
                 depth_init=lambda _: DRAWN, rope=rope,
             ),
-            moe=_moe(recipe),
+            moe=_moe(recipe) if recipe.moe else None,
         )
         for number in range(recipe.depth // 2)
     ]  # fmt: skip

@@ -11,12 +11,15 @@ import contextlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import FunctionType, ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from contracts.spec.errors import Unreachable
+
+if TYPE_CHECKING:
+    import torch
 
 SHIMS = {
     "device": "device type cpu in torchtitan.tools.utils, which knows accelerators alone",
@@ -25,6 +28,9 @@ SHIMS = {
     "sums": "fully_shard adds and does not scale: gloo has no PREMUL_SUM, and the factor is 1",
     "stages": "microbatches are joined before torch's pipeline schedules cut them: step() of torch 2.13 takes no list",
     "attention": "its ScaledDotProductAttention in place of flex_attention, which wants a compiler",
+    "wide": "in float64, experts' products one expert at a time, for torch._grouped_mm has no float64, and gates and "
+    "outputs multiplied and rope's angles and turns in float64, which it rounds to float32",
+    "gate": "under bfloat16 the router's product in float32, as its autocast asks: autocast of a CPU knows no float32",
 }
 """Every shim, by the name under which labels list it."""
 
@@ -91,6 +97,64 @@ def experts_keep_their_dtype() -> None:
     forward.__code__ = forward.__code__.replace(
         co_names=tuple("float" if name == "bfloat16" else name for name in names)
     )
+
+
+ROUNDS = {"torch.bfloat16": "bfloat16", "torch.float32": "float", "torch.float64": "double"}
+"""The method that rounds a tensor to a dtype."""
+ROPE = ("_precompute_cache", "apply_rotary_emb")
+"""Where rope rounds."""
+
+
+@contextlib.contextmanager
+def block_in(dtype: torch.dtype) -> Iterator[None]:
+    """Experts in the dtype of a call and in no other, for as long as it is answered; float64 wherever it is that.
+
+    Raises:
+        Unreachable: where something is rounded in another place.
+    """
+    wide = str(dtype) == "torch.float64"
+    experts_keep_their_dtype()
+    experts = _module("torchtitan.models.common.moe").GroupedExperts
+    functions = [(experts.forward, "float", ROUNDS[str(dtype)])]
+    if wide:
+        combine = _module("torchtitan.models.common.token_dispatcher").LocalTokenDispatcher.combine
+        rope = _module("torchtitan.models.common.rope")
+        turns = [getattr(kind, name) for kind in (rope.CosSinRoPE, rope.ComplexRoPE) for name in ROPE]
+        functions += [(combine, "float32", "float64"), *((each, "float", "double") for each in turns)]
+    with contextlib.ExitStack() as undone:
+        for function, name, other in functions:
+            undone.callback(setattr, function, "__code__", function.__code__)
+            _renamed(function, name, other)
+        if wide:
+            undone.callback(setattr, experts, "_grouped_mm", experts._grouped_mm)
+            experts._grouped_mm = _one_by_one
+        yield
+
+
+def _renamed(function: FunctionType, name: str, other: str) -> None:
+    """Let a function's code name something else; the code stays its own."""
+    if name not in function.__code__.co_names:
+        raise Unreachable(f"could not reach the rounding of {function.__qualname__}: it names no {name}")
+    names = tuple(other if each == name else each for each in function.__code__.co_names)
+    function.__code__ = function.__code__.replace(co_names=names)
+
+
+def _one_by_one(_: Any, *, A: Any, B_t: Any, offs: Any) -> Any:
+    """`GroupedExperts._grouped_mm`, a seam of torchtitan's own, without the operation."""
+    import torch
+
+    ends = offs.tolist()
+    starts = [0, *ends[:-1]]
+    return torch.cat([A[start:end] @ B_t[e] for e, (start, end) in enumerate(zip(starts, ends, strict=True))])
+
+
+def wide_gate(router: Any, dtype: torch.dtype) -> None:
+    """What `autocast(dtype=float32)` does on a GPU: the product in float32, from the weight as it is given."""
+    from torch.nn.functional import linear
+
+    if str(dtype) == "torch.bfloat16":
+        gate = router.gate
+        gate.forward = lambda x_BTD: linear(x_BTD.float(), gate.weight.float())
 
 
 def sums_alone(modules: Iterable[Any]) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.metadata
 from collections.abc import Mapping
 
+from contracts.spec.array import Shape
+from contracts.spec.blocks import BlockCall, BlockRun
 from contracts.spec.errors import NotOffered, Unreachable
 from contracts.spec.recipe import Mode, Recipe
 from contracts.spec.topology import Degrees, Layout, Topology
@@ -12,6 +14,9 @@ from contracts.spec.training import Built, Session, Trained
 from contracts.stacks.torchtitan import shims
 
 NEWEST = "0.3.0"
+STEPS = ("device", "kernels", "experts", "sums", "stages", "attention")
+BLOCK = ("device", "kernels", "experts", "attention", "wide", "gate")
+"""What is changed for a question, by the names in `shims.SHIMS`."""
 
 
 def installed() -> str | None:
@@ -20,6 +25,10 @@ def installed() -> str | None:
         return importlib.metadata.version("torchtitan")
     except importlib.metadata.PackageNotFoundError:
         return None
+
+
+def _shimmed(names: tuple[str, ...]) -> str:
+    return f"shimmed: {'; '.join(shims.SHIMS[name] for name in names)}"
 
 
 class Torchtitan:
@@ -42,11 +51,13 @@ class Torchtitan:
                 f"for {wanted}, and its bin/lanegate judges it"
             )
         self.version = found
-        self.offers = frozenset({"topology", "built", "train"} if found == NEWEST else {"topology"})
-        every = "; ".join(shims.SHIMS.values())
         device = f"shimmed: {shims.SHIMS['device']}"
-        said = {"topology": f"{device}; torch's fake process group", "built": device, "train": f"shimmed: {every}"}
-        self.labels: Mapping[str, str] = {question: said[question] for question in self.offers}
+        said = {"topology": f"{device}; torch's fake process group"}
+        if found == NEWEST:
+            steps, block = (_shimmed(every) for every in (STEPS, BLOCK))
+            said |= {"built": device, "train": steps, "block_weights": device, "run_block": block}
+        self.offers = frozenset(said)
+        self.labels: Mapping[str, str] = said
         shims.without_triton()
         shims.on_cpu()
 
@@ -67,3 +78,13 @@ class Torchtitan:
         from contracts.stacks.torchtitan.training import train
 
         return train(session)
+
+    def block_weights(self, recipe: Recipe, layer: int, mode: Mode) -> Mapping[str, Shape]:
+        from contracts.stacks.torchtitan.blocks import block_weights
+
+        return block_weights(recipe, layer)
+
+    def run_block(self, call: BlockCall) -> BlockRun:
+        from contracts.stacks.torchtitan.blocks import run_block
+
+        return run_block(call)

@@ -27,6 +27,7 @@ EXPERTS = {
     "mixer.shared.w3.weight": "moe.shared_experts.w3.weight",
     "mixer.router.bias": "moe.expert_bias_E",
 }
+MLP = {f"mixer.{name}.weight": f"feed_forward.{name}.weight" for name in ("w1", "w2", "w3")}
 FUSED = "qkv_linear.wqkv.weight"
 
 
@@ -42,7 +43,7 @@ def table(recipe: Recipe) -> dict[str, str]:
         a, e, there = f"layers.{2 * number}.", f"layers.{2 * number + 1}.", f"layers.{number}."
         found[f"{a}norm.weight"], found[f"{e}norm.weight"] = f"{there}attention_norm.weight", f"{there}ffn_norm.weight"
         found |= {f"{a}mixer.{name}.weight": f"{there}attention.{name}.weight" for name in attention}
-        found |= {f"{e}{name}": f"{there}{other}" for name, other in EXPERTS.items()}
+        found |= {f"{e}{name}": f"{there}{other}" for name, other in (EXPERTS if recipe.moe else MLP).items()}
     return found
 
 

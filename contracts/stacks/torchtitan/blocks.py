@@ -1,0 +1,173 @@
+"""One block of torchtitan: the norm and the attention, the experts or the MLP of one of its layers, in one process.
+
+The modules are its own and are called with the tensors of the question. Under bfloat16 activations parameters are
+float32 and rounded on the way in, which is what the mixed precision of its `fully_shard` does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from contracts.instruments import numerics
+from contracts.spec import pattern as patterns
+from contracts.spec.array import Shape
+from contracts.spec.blocks import BlockCall, BlockRun
+from contracts.spec.errors import NotOffered
+from contracts.spec.recipe import Moe, Recipe
+from contracts.stacks.torchtitan import shims, weights
+from contracts.stacks.torchtitan.model import config_of
+
+THERE = "layers.0."
+FEW = Moe(experts=2, top_k=2, expert_hidden=8, shared_hidden=0, aux_loss=0.0)
+
+
+def alone(recipe: Recipe, layer: int) -> tuple[str, Recipe]:
+    """The letter of a layer, and the recipe of torchtitan's layer in which that block stands.
+
+    Raises:
+        NotOffered: for a block that torchtitan 0.3.0 does not have.
+    """
+    parsed = patterns.parse(recipe.pattern, recipe.depth)
+    letter = parsed.letters[layer]
+    ranks = [number for number, each in enumerate(parsed.letters) if each == "A"]
+    moe = recipe.moe
+    routed = letter == "E" and moe is not None
+    reasons = {
+        f"it has no {letter} block": letter not in "AE",
+        "FP8 needs a GPU": recipe.fp8 is not None,
+        "it has no sparse attention": letter == "A" and recipe.dsa and ranks.index(layer) in recipe.dsa.a_ranks,
+        "its MLPs and its experts are gated by silu alone": letter == "E" and recipe.activation != "swiglu",
+        "it has no auxiliary loss, only a selection bias": routed and moe and (moe.aux_loss or moe.z_loss),
+        "it drops no token": routed and moe and moe.capacity_factor,
+    }
+    for reason, found in reasons.items():
+        if found:
+            raise NotOffered(f"torchtitan 0.3.0: {reason}")
+    one = replace(recipe, pattern="AE", depth=2, dsa=None, mtp=None, mhc=None)
+    return letter, replace(one, moe=FEW, activation="swiglu") if letter == "A" else one
+
+
+def block_weights(recipe: Recipe, layer: int) -> Mapping[str, Shape]:
+    """Names and shapes of a block's parameters and buffers; torchtitan holds them in float32."""
+    letter, one = alone(recipe, layer)
+    with torch.device("meta"):
+        held = _Block(letter, one).named()
+    ours = _ours(held, letter, one)
+    return {name: Shape(dtype="float32", shape=tuple(each.shape)) for name, each in sorted(ours.items())}
+
+
+def run_block(call: BlockCall) -> BlockRun:
+    """A block forward, and backward where the call has an upstream gradient."""
+    letter, one = alone(call.recipe, call.layer)
+    x_BTD = numerics.tensor(call.x)
+    declined(call, letter, x_BTD)
+    one = replace(one, seq_length=max(one.seq_length, x_BTD.shape[1]))
+    with shims.quiet(), shims.block_in(x_BTD.dtype):
+        return _Block(letter, one).run(call, x_BTD.requires_grad_(call.dy is not None))
+
+
+def declined(call: BlockCall, letter: str, x_BTD: Tensor) -> None:
+    """Leave aside a call that torchtitan 0.3.0 cannot answer, or not on a CPU.
+
+    Raises:
+        NotOffered: with the reason.
+    """
+    reasons = {
+        "it is asked on a CPU here, with its own operations": call.device != "cpu" or bool(call.kernels),
+        "packed documents need its flex_attention, which a CPU has not compiled": letter == "A"
+        and call.documents is not None,
+        "its mixed precision is bfloat16, not float16": x_BTD.dtype is torch.float16,
+    }
+    for reason, found in reasons.items():
+        if found:
+            raise NotOffered(f"torchtitan 0.3.0: {reason}")
+
+
+class _Block(nn.Module):
+    """Half of a layer: its norm and what stands behind it."""
+
+    def __init__(self, letter: str, recipe: Recipe) -> None:
+        super().__init__()
+        self.letter, self.recipe = letter, recipe
+        (layer,) = config_of(recipe).layers
+        self.before, self.branch = ("attention_norm", "attention") if letter == "A" else ("ffn_norm", _branch(recipe))
+        for name in (self.before, self.branch):
+            self.add_module(name, getattr(layer, name).build())
+
+    def named(self) -> dict[str, Tensor]:
+        return {**dict(self.named_parameters()), **dict(self.named_buffers())}
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        normed_BTD = getattr(self, self.before)(x_BTD)
+        branch = getattr(self, self.branch)
+        y_BTD: Tensor = branch(normed_BTD, None) if self.letter == "A" else branch(normed_BTD)
+        return y_BTD
+
+    def run(self, call: BlockCall, x_BTD: Tensor) -> BlockRun:
+        given = _theirs(numerics.tensors(call.weights), self.letter, self.recipe)
+        self._fits(given)
+        trained = {name: given[name].requires_grad_() for name, _ in self.named_parameters()}
+        counts_E = torch.zeros(self.recipe.moe.experts if self.recipe.moe else 0)
+        tensors = {name: each.to(x_BTD.dtype) for name, each in trained.items()}
+        tensors |= {name: each for name, each in given.items() if name not in trained}
+        routed: list[Any] = []
+        branch: Any = getattr(self, self.branch)
+        if self.branch == "moe":
+            tensors["moe.tokens_per_expert_E"] = counts_E
+            branch.router.register_forward_hook(lambda *told: routed.append(told[2]))
+            shims.wide_gate(branch.router, x_BTD.dtype)
+        y_BTD = torch.func.functional_call(self, tensors, (x_BTD,))
+        gradients = {} if call.dy is None else self._gradients(y_BTD, numerics.tensor(call.dy), trained, x_BTD)
+        return BlockRun(
+            y=numerics.array(y_BTD.detach()),
+            gradients=numerics.arrays(gradients),
+            seen=numerics.arrays(_seen(routed, counts_E)),
+        )
+
+    def _fits(self, given: Mapping[str, Tensor]) -> None:
+        """Every tensor of the block is given, and no other; tables of its own and its counter are no weights."""
+        own = {name for name in self.named() if not name.endswith(("rope.cache", "tokens_per_expert_E"))}
+        if own != given.keys():
+            raise AssertionError(f"weights and block differ in {sorted(own ^ given.keys())}")
+
+    def _gradients(
+        self, y_BTD: Tensor, dy_BTD: Tensor, trained: Mapping[str, Tensor], x_BTD: Tensor
+    ) -> dict[str, Tensor]:
+        leaves = {**trained, "x": x_BTD}
+        found = torch.autograd.grad((y_BTD * dy_BTD).sum(), list(leaves.values()), allow_unused=True)
+        pairs = zip(leaves.items(), found, strict=True)
+        whole = {name: torch.zeros_like(leaf) if grad is None else grad for (name, leaf), grad in pairs}
+        x_grad = whole.pop("x")
+        return {**_ours(whole, self.letter, self.recipe), "x": x_grad}
+
+
+def _branch(recipe: Recipe) -> str:
+    return "feed_forward" if recipe.moe is None else "moe"
+
+
+def _prefix(letter: str) -> str:
+    return f"layers.{'AE'.index(letter)}."
+
+
+def _theirs(ours: Mapping[str, Tensor], letter: str, recipe: Recipe) -> dict[str, Tensor]:
+    given = weights.to_titan({f"{_prefix(letter)}{name}": each for name, each in ours.items()}, recipe)
+    return {name.removeprefix(THERE): each for name, each in given.items()}
+
+
+def _ours(theirs: Mapping[str, Tensor], letter: str, recipe: Recipe) -> dict[str, Tensor]:
+    held = weights.to_canonical({f"{THERE}{name}": each for name, each in theirs.items()}, recipe)
+    return {name.removeprefix(_prefix(letter)): each for name, each in held.items()}
+
+
+def _seen(routed: list[Any], counts_E: Tensor) -> dict[str, Tensor]:
+    """What the router told, and what the layer added to its own counter."""
+    if not routed:
+        return {}
+    gates_BTK, experts_BTK, _ = routed[0]
+    dropped_BTK = torch.zeros_like(experts_BTK, dtype=torch.bool)  # its dispatcher has no capacity
+    return {"experts": experts_BTK, "gates": gates_BTK.detach(), "counts": counts_E.long(), "dropped": dropped_BTK}
