@@ -39,7 +39,7 @@ class Contract:
         source: where the promise comes from.
         layout: the parallel layout it is about; None when it is about any or none.
         slow: whether a case takes more than some seconds (a compiler that starts cold). `pytest -m unit` leaves those
-            to `pytest -m slow`; a profile does not.
+            to `pytest -m slow`, and the profile `dist4` to `dist`; the other profiles plan them.
     """
 
     id: str

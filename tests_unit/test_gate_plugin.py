@@ -287,7 +287,9 @@ def test_four_ranks_are_a_profile_whose_larger_cases_are_listed_as_outside() -> 
     assert {"PAR-01a", "PREF-03"} <= set(plan.promises)
     assert "PREF-03[16-mib-on-8]" in plan.outside
     assert Item(id="PREF-03", case="16-mib-on-8") not in plan.items
-    assert {LAW.contracts[item.id].ranks(item.case) for item in plan.items} == {1, 2, 3, 4}
+    assert {LAW.contracts[item.id].ranks(item.case) for item in plan.items} == {2, 3, 4}
+    assert not any(LAW.contracts[item.id].slow for item in plan.items)
+    assert {"GATE-05", "COMP-07"} <= set(plan.outside)
     kept = profiles.of_several_ranks(LAW, profiles.plan(LAW, "TOPO-02[pp2-tp2-on-4],dist4"))
     assert kept.items == plan.items
     assert set(kept.outside) == set(plan.outside)

@@ -16,7 +16,7 @@ PROFILES: dict[str, tuple[str, str, int, bool]] = {
     "one-process": ("unit", "unit", EVERY, True),
     "one-gpu": ("gpu", "gpu", EVERY, True),
     "several-ranks": ("dist", "dist", EVERY, True),
-    "four-ranks": ("dist4", "dist", 4, False),
+    "four-ranks": ("dist4", "dist", 4, False),  # and not what takes more than seconds
     "two-words": ("dist4,gpu", "dist gpu", 4, True),
 }
 """A profile, its tiers, the most ranks of a case, and whether promises without a check are planned too."""
@@ -62,4 +62,6 @@ def _named(entry: Contract | Untested, tiers: str, needs: int, ranks: int, untes
     if entry.tier not in tiers.split():
         return False
     cut = entry.tier == "dist" and ranks < EVERY
-    return needs <= ranks and (isinstance(entry, Contract) or (untested and not cut))
+    if not isinstance(entry, Contract):
+        return untested and not cut
+    return needs <= ranks and not (cut and entry.slow)

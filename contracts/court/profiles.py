@@ -28,7 +28,7 @@ NAMED: Mapping[str, str] = {
     "unit": "every promise of one CPU process, those without a check included",
     "gpu": "every promise that needs one GPU",
     "dist": "every promise that needs several ranks",
-    "dist4": "promises of several ranks, as far as four ranks go; tested promises, whose larger cases are outside",
+    "dist4": "promises of several ranks that four ranks judge in seconds; larger cases and slow promises are outside",
     "full": "the whole law",
 }
 
@@ -101,7 +101,7 @@ def _chosen(word: str, entry: _Entry, case: str) -> bool:
             return False
         return entry.of_numbers if word == "numeric" else not entry.of_numbers and entry.family in _FAMILIES[word]
     if word == "dist4":
-        return isinstance(entry, Contract) and entry.tier == "dist" and entry.ranks(case) <= _FOUR
+        return isinstance(entry, Contract) and entry.tier == "dist" and not entry.slow and entry.ranks(case) <= _FOUR
     if word in TIERS:
         return entry.tier == word
     return word == "full" or _matches(word, entry.id, case)

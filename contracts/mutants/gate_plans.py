@@ -39,6 +39,17 @@ class PlansWhatFourRanksCannotJudge(Court):
         return super().plan("dist" if profile == "dist4" else profile)
 
 
+@mutant(of="GATE-02b", case="four-ranks", says="dist4 plans")
+class PlansWhatTakesAnHour(Court):
+    """A compiler that starts cold is among what every merge waits for."""
+
+    def plan(self, profile: str) -> Plan:
+        plan = super().plan(profile)
+        every = super().plan("dist" if profile == "dist4" else profile)
+        slow = tuple(item for item in every.items if item.id in LAW.contracts and LAW.contracts[item.id].slow)
+        return replace(plan, items=(*plan.items, *(item for item in slow if _ranks(item) <= 4)))
+
+
 @mutant(of="GATE-02b", case="two-words", says="does not plan")
 class TakesTheLastWord(Court):
     """Of several words the last counts, as with an option that is given twice."""
