@@ -2,7 +2,7 @@
 
 In a labelled block token n of a call is a one in element n, and nothing is rounded: the norm leaves it alone, the
 router gives it the logits that the case says, expert e gives element e the token's label n + 1, and the shared expert
-gives the last element the label.
+gives the last element the label. Experts are gated by silu, which the field's stacks all have: 64 is its own silu.
 """
 
 from __future__ import annotations
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 SOFTMAX = Moe(experts=12, top_k=3, expert_hidden=20, shared_hidden=28, z_loss=1e-3)
 SIGMOID = replace(SOFTMAX, score="sigmoid", selection_bias=True, route_scale=2.5)
 
+PLAIN, PLAIN_SIGMOID = (replace(each, aux_loss=0.0, z_loss=0.0) for each in (SOFTMAX, SIGMOID))
+"""Without losses, for promises that are not about them: not every stack has a loss of balance."""
+
 TOLERANCE: Mapping[Element, Tolerance] = {"float64": FLOAT64, "float32": FLOAT32, "bfloat16": BFLOAT16}
 
 WIDE = replace(SMALL, hidden=64, norm_eps=1e-30)
@@ -38,7 +41,7 @@ Logits = Sequence[Sequence[Sequence[float]]]
 Routes = Sequence[Sequence[tuple[int, ...]]]
 """For each sequence the experts of each token; their gates are as 1 : 2 : 3 : …"""
 
-ROUTED = replace(SOFTMAX, shared_hidden=0)
+ROUTED = replace(PLAIN, shared_hidden=0)
 
 MIXED: Routes = (
     ((0, 1, 11), (11, 10, 2), (3, 0, 9), (5, 4, 10)),
@@ -141,7 +144,9 @@ def labelled(
     """A labelled call: `logits` has a row of tokens for each sequence, and a token the logits of its experts."""
     import torch
 
-    recipe = replace(WIDE, moe=replace(moe, expert_hidden=64, shared_hidden=64 if moe.shared_hidden else 0))
+    recipe = replace(
+        WIDE, activation="swiglu", moe=replace(moe, expert_hidden=64, shared_hidden=64 if moe.shared_hidden else 0)
+    )
     logits_BTE = torch.tensor(logits, dtype=torch.float64)
     count, eye = logits_BTE.shape[0] * logits_BTE.shape[1], torch.eye(64, dtype=torch.float64)
     label_D = torch.arange(1, 65, dtype=torch.float64)
@@ -152,16 +157,19 @@ def labelled(
     weights = {
         "norm.weight": torch.ones(64),
         "mixer.router.weight": router_ED,
-        "mixer.experts.w1": (eye / 8).expand(moe.experts, 64, 64),
+        "mixer.experts.w1": (8 * eye).expand(moe.experts, 64, 64),  # 64, times 1 / 64
+        "mixer.experts.w3": (eye / 512).expand(moe.experts, 64, 64),
         "mixer.experts.w2": w2_EDF,
     }
     if moe.selection_bias:
         weights["mixer.router.bias"] = torch.tensor(bias or [0.0] * moe.experts)
     if moe.shared_hidden:
-        weights["mixer.shared.w1.weight"] = eye / 8
+        weights["mixer.shared.w1.weight"] = 8 * eye
+        weights["mixer.shared.w3.weight"] = eye / 512
         weights["mixer.shared.w2.weight"] = eye[63:].T * label_D
     x_BTD = 8 * eye[:count].reshape(*logits_BTE.shape[:2], 64)
-    return call_of(recipe, weights, x_BTD, torch.ones_like(x_BTD) if backward else None, dtype)
+    dy_D = 1 + torch.arange(64, dtype=torch.float64) % 4 / 4  # alike, it would leave a router nothing to learn
+    return call_of(recipe, weights, x_BTD, dy_D.expand(x_BTD.shape) if backward else None, dtype)
 
 
 def gates_of(moe: Moe) -> tuple[float, ...]:

@@ -7,7 +7,19 @@ from typing import TYPE_CHECKING
 
 from contracts import instruments
 from contracts.checks.numeric import _moe
-from contracts.checks.numeric._moe import CROWD, IDLE_ENDS, MIXED, ROUTED, SIGMOID, SOFTMAX, Routes, gates_of, sent
+from contracts.checks.numeric._moe import (
+    CROWD,
+    IDLE_ENDS,
+    MIXED,
+    PLAIN,
+    PLAIN_SIGMOID,
+    ROUTED,
+    SIGMOID,
+    SOFTMAX,
+    Routes,
+    gates_of,
+    sent,
+)
 from contracts.contract import contract
 from contracts.spec.array import Element
 from contracts.spec.blocks import Blocks
@@ -65,12 +77,13 @@ def many_contributions_add_up_in_float32(stack: Blocks, top_k: int) -> None:
     weights = {
         "norm.weight": torch.ones(16),
         "mixer.router.weight": torch.zeros(top_k, 16),  # k equal gates, which route_scale makes 1
-        "mixer.experts.w1": ones / 4,  # 1 for a token that is 4 in one element; its gradient reaches all elements
+        "mixer.experts.w1": 16 * ones,  # 64, its own silu, for a token that is 4 in one element
+        "mixer.experts.w3": ones / 256,  # 1 / 64; their gradients reach all elements
         "mixer.experts.w2": ones * torch.eye(16)[3],  # from inner element 3
     }
     x_BTD, dy_BTD = 4 * torch.eye(16)[torch.tensor([[5, 2], [9, 0]])], torch.zeros(2, 2, 16)
-    dy_BTD[..., 7] = 2.0  # of w2 relu(w1 x)², times 1/4 in w1
-    recipe = replace(_moe.WIDE, hidden=16, moe=moe)
+    dy_BTD[..., 7] = 2.0  # of w2 (silu(w1 x) · w3 x): 1/64 · 16 by w1 and 64 / 256 by w3, a half
+    recipe = replace(_moe.WIDE, hidden=16, activation="swiglu", moe=moe)
     run = stack.run_block(_moe.call_of(recipe, weights, x_BTD, dy_BTD, "bfloat16"))
     y, gradient = _moe.rows(run.y)[1][0][7], _moe.rows(run.gradients["x"])[1][0][0]
     assert abs(y - top_k) <= 0.01 * top_k, f"{top_k} contributions of 1 add up to {y:g}"
@@ -80,6 +93,7 @@ def many_contributions_add_up_in_float32(stack: Blocks, top_k: int) -> None:
 ORDERS = {
     "softmax": (SOFTMAX, (3, 0, 11, 7, 1, 10, 2, 9, 4, 8, 5, 6)),
     "sigmoid-with-bias": (SIGMOID, (10, 11, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9)),
+    "without-losses": (PLAIN_SIGMOID, (10, 11, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9)),
     "full": (replace(SIGMOID, capacity_factor=0.6), (1, 0, 3, 2, 5, 4, 11, 6, 7, 8, 9, 10)),
 }
 
@@ -104,10 +118,10 @@ def names_of_experts_do_not_matter(stack: Blocks, moe: Moe, order: tuple[int, ..
 
 
 PERTURBED = {
-    "dropless": (SIGMOID, 0, 4),
-    "dropless-softmax": (SOFTMAX, 1, 2),
-    "full": (replace(SIGMOID, capacity_factor=0.7), 1, 3),
-    "full-softmax": (replace(SOFTMAX, capacity_factor=0.5), 0, 5),
+    "dropless": (PLAIN_SIGMOID, 0, 4),
+    "dropless-softmax": (PLAIN, 1, 2),
+    "full": (replace(PLAIN_SIGMOID, capacity_factor=0.7), 1, 3),
+    "full-softmax": (replace(PLAIN, capacity_factor=0.5), 0, 5),
 }
 
 
@@ -119,7 +133,7 @@ def a_token_depends_on_no_later_one(stack: Blocks, moe: Moe, b: int, t: int) -> 
     decide about the past, and evaluation differs from training.
     """
     numerics = instruments.numerics
-    call = replace(_moe.drawn(_moe.with_moe(moe), 2, 7), dy=None)
+    call = replace(_moe.drawn(_moe.with_moe(moe, "swiglu"), 2, 7), dy=None)
     x_BTD = numerics.tensor(call.x)
     x_BTD[b, t] = instruments.fixtures.normal("other", (24,)) * 3
     one, other = stack.run_block(call).y, stack.run_block(replace(call, x=numerics.array(x_BTD))).y

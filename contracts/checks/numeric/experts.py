@@ -7,7 +7,19 @@ from typing import TYPE_CHECKING
 
 from contracts import instruments
 from contracts.checks.numeric import _moe
-from contracts.checks.numeric._moe import CROWD, IDLE_ENDS, MIXED, ROUTED, SIGMOID, SOFTMAX, Activation, Routes, sent
+from contracts.checks.numeric._moe import (
+    CROWD,
+    IDLE_ENDS,
+    MIXED,
+    PLAIN,
+    PLAIN_SIGMOID,
+    ROUTED,
+    SIGMOID,
+    SOFTMAX,
+    Activation,
+    Routes,
+    sent,
+)
 from contracts.contract import contract
 from contracts.spec.array import Element
 from contracts.spec.blocks import Blocks
@@ -26,6 +38,10 @@ DRAWN: dict[str, tuple[Moe, Activation, int, int, Element]] = {
     "300-experts": (replace(SIGMOID, experts=300, top_k=4, expert_hidden=3), "relu2", 2, 3, "float64"),
     "one-token": (SOFTMAX, "relu2", 1, 1, "float64"),
     "float32": (SIGMOID, "relu2", 2, 7, "float32"),
+    "softmax-without-losses": (PLAIN, "swiglu", 2, 7, "float64"),
+    "sigmoid-without-losses": (PLAIN_SIGMOID, "swiglu", 3, 5, "float64"),
+    "one-expert-without-losses": (replace(PLAIN_SIGMOID, top_k=1, selection_bias=False), "swiglu", 2, 6, "float64"),
+    "float32-without-losses": (PLAIN_SIGMOID, "swiglu", 2, 7, "float32"),
 }
 
 
@@ -46,7 +62,10 @@ def the_block_is_its_definition(
     assert not words, words
 
 
-EMPTY = {"softmax": (SOFTMAX, "relu2"), "sigmoid": (SIGMOID, "swiglu")}
+EMPTY = {
+    "softmax": (SOFTMAX, "relu2"),
+    "sigmoid": (SIGMOID, "swiglu"),
+}
 
 
 @contract("MOE-02c", asks="run_block", cases=EMPTY, source="F21; torch issue 192497")
@@ -76,7 +95,7 @@ IDLE: dict[str, tuple[Routes, Element, tuple[int, ...]]] = {
 def an_idle_expert_has_a_zero_gradient(stack: Blocks, routes: Routes, dtype: Element, idle: tuple[int, ...]) -> None:
     """The weights of an expert without a token get a gradient, and it is zero; those of the others are finite."""
     gradients = stack.run_block(sent(ROUTED, routes, dtype, backward=True)).gradients
-    for name in ("mixer.experts.w1", "mixer.experts.w2"):
+    for name in ("mixer.experts.w1", "mixer.experts.w2", "mixer.experts.w3"):
         assert name in gradients, f"there is no gradient of {name}"
         found = instruments.numerics.tensor(gradients[name])
         for expert, largest in enumerate(found.abs().flatten(1).amax(1).tolist()):
@@ -87,10 +106,10 @@ def an_idle_expert_has_a_zero_gradient(stack: Blocks, routes: Routes, dtype: Ele
 
 
 SHARED = {  # moe, where tokens go
-    "softmax": (SOFTMAX, MIXED),
-    "scaled": (replace(SOFTMAX, route_scale=2.5), MIXED),
-    "k-1": (replace(SOFTMAX, top_k=1), (((3,), (11,), (3,)), ((10,), (0,), (2,)))),
-    "all-slots-taken": (replace(SOFTMAX, capacity_factor=0.1), CROWD),  # one slot each: 8 of 9 tokens lose all three
+    "softmax": (PLAIN, MIXED),
+    "scaled": (replace(PLAIN, route_scale=2.5), MIXED),
+    "k-1": (replace(PLAIN, top_k=1), (((3,), (11,), (3,)), ((10,), (0,), (2,)))),
+    "all-slots-taken": (replace(PLAIN, capacity_factor=0.1), CROWD),  # one slot each: 8 of 9 tokens lose all three
 }
 
 

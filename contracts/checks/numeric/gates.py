@@ -7,16 +7,16 @@ from math import log
 
 from contracts import instruments
 from contracts.checks.numeric import _moe
-from contracts.checks.numeric._moe import SIGMOID, SOFTMAX
+from contracts.checks.numeric._moe import PLAIN, PLAIN_SIGMOID, SIGMOID
 from contracts.contract import contract
 from contracts.spec.blocks import Blocks
 from contracts.spec.recipe import Moe
 from contracts.spec.tolerance import FLOAT64
 
 PAPERS = "arXiv 1701.06538; arXiv 2412.19437"
-THREE = replace(SOFTMAX, shared_hidden=0)
-ONE = replace(SIGMOID, top_k=1, selection_bias=False, shared_hidden=0)
-_PLAIN = replace(SIGMOID, selection_bias=False, route_scale=1.0)
+THREE = replace(PLAIN, shared_hidden=0)
+ONE = replace(PLAIN_SIGMOID, top_k=1, selection_bias=False, shared_hidden=0)
+_UNBIASED = replace(PLAIN_SIGMOID, selection_bias=False, route_scale=1.0)
 
 # moe, logits of some experts, logit of the others, selection bias of some experts, gates. Sigmoids of ln 3, 0, -ln 3
 # are 3/4, 1/2, 1/4: together 3/2.
@@ -26,14 +26,14 @@ GATES = {
         replace(THREE, route_scale=2.0), {4: 0.0, 9: log(2), 11: log(5)}, -1.0, {}, {4: 1 / 4, 9: 1 / 2, 11: 5 / 4},
     ),
     "softmax-far-from-0": (THREE, {10: 1000.0, 2: 1000 + log(3), 0: 1000.0}, 0.0, {}, {10: 0.2, 2: 0.6, 0: 0.2}),
-    "sigmoid": (_PLAIN, {0: 0.0, 7: log(3), 10: -log(3)}, -30.0, {}, {0: 1 / 3, 7: 1 / 2, 10: 1 / 6}),
-    "sigmoid-scaled": (SIGMOID, {0: 0.0, 7: log(3), 10: -log(3)}, -30.0, {}, {0: 5 / 6, 7: 5 / 4, 10: 5 / 12}),
-    "sigmoid-faint": (_PLAIN, {0: -20.0, 7: -20.0, 10: -20.0}, -40.0, {}, {0: 1 / 3, 7: 1 / 3, 10: 1 / 3}),
+    "sigmoid": (_UNBIASED, {0: 0.0, 7: log(3), 10: -log(3)}, -30.0, {}, {0: 1 / 3, 7: 1 / 2, 10: 1 / 6}),
+    "sigmoid-scaled": (PLAIN_SIGMOID, {0: 0.0, 7: log(3), 10: -log(3)}, -30.0, {}, {0: 5 / 6, 7: 5 / 4, 10: 5 / 12}),
+    "sigmoid-faint": (_UNBIASED, {0: -20.0, 7: -20.0, 10: -20.0}, -40.0, {}, {0: 1 / 3, 7: 1 / 3, 10: 1 / 3}),
     "sigmoid-alone": (replace(ONE, route_scale=1.0), {6: log(3)}, -2.0, {}, {6: 3 / 4}),
     "sigmoid-alone-scaled": (ONE, {6: log(3)}, -2.0, {}, {6: 15 / 8}),
     # Without the bias experts 1, 3 and one of the others would be chosen; 1 has the best score of all.
     "bias": (
-        replace(SIGMOID, route_scale=1.0),
+        replace(PLAIN_SIGMOID, route_scale=1.0),
         {1: 5.0, 3: log(3), 5: 0.0, 8: -log(3)}, 0.5, {1: -4.0, 5: 0.7, 8: 1.5, 3: 0.2}, {3: 1 / 2, 5: 1 / 3, 8: 1 / 6},
     ),
 }  # fmt: skip
@@ -64,7 +64,11 @@ def gates_are_the_declared_ones(
             assert abs(found - gate) <= 1e-12 * gate, f"expert {number} of token {n} has gate {found}, expected {gate}"
 
 
-SHIFTS = {"up": (SIGMOID, 3.0), "down": (replace(SIGMOID, top_k=4, route_scale=1.0), -7.0)}
+SHIFTS = {
+    "up": (SIGMOID, 3.0),
+    "down": (replace(SIGMOID, top_k=4, route_scale=1.0), -7.0),
+    "without-losses": (PLAIN_SIGMOID, 3.0),
+}
 
 
 @contract("MOE-01d", asks="run_block", cases=SHIFTS, source="arXiv 2408.15664, section 3")
@@ -73,7 +77,7 @@ def the_selection_bias_only_selects(stack: Blocks, moe: Moe, shift: float) -> No
 
     In the gates a bias would change the output and the objective; with a gradient the optimizer would move it as well.
     """
-    call = _moe.drawn(_moe.with_moe(moe), 2, 7)
+    call = _moe.drawn(_moe.with_moe(moe, "swiglu"), 2, 7)
     name, numerics = "mixer.router.bias", instruments.numerics
     shifted = numerics.array(numerics.tensor(call.weights[name]) + shift)
     one, other = stack.run_block(call), stack.run_block(replace(call, weights={**call.weights, name: shifted}))
@@ -85,9 +89,9 @@ def the_selection_bias_only_selects(stack: Blocks, moe: Moe, shift: float) -> No
 
 
 ALONE = {
-    "softmax": (replace(SOFTMAX, aux_loss=0.0, z_loss=0.0), 2, 7),
-    "sigmoid-with-bias": (replace(SIGMOID, aux_loss=0.0, z_loss=0.0), 3, 5),
-    "sigmoid-1-of-12": (replace(ONE, aux_loss=0.0, z_loss=0.0), 2, 9),
+    "softmax": (PLAIN, 2, 7),
+    "sigmoid-with-bias": (PLAIN_SIGMOID, 3, 5),
+    "sigmoid-1-of-12": (ONE, 2, 9),
 }
 
 
@@ -97,7 +101,7 @@ def the_router_learns_from_the_model(stack: Blocks, moe: Moe, batch: int, length
 
     A router that only the balance loss reaches still trains, and every loss curve looks as it should.
     """
-    call = _moe.drawn(_moe.with_moe(moe), batch, length)
+    call = _moe.drawn(_moe.with_moe(moe, "swiglu"), batch, length)
     name = "mixer.router.weight"
     got = {key: grad for key, grad in stack.run_block(call).gradients.items() if key == name}
     words = instruments.numerics.named_apart("gradient of", got, {name: _moe.expected(call).gradients[name]}, FLOAT64)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from contracts import instruments
 from contracts.checks.numeric import _moe
-from contracts.checks.numeric._moe import SIGMOID, SOFTMAX
+from contracts.checks.numeric._moe import PLAIN, PLAIN_SIGMOID
 from contracts.contract import contract
 from contracts.spec.blocks import Blocks
 from contracts.spec.recipe import Moe
@@ -15,20 +15,20 @@ from contracts.spec.tolerance import FLOAT32
 PAPERS = "arXiv 1701.06538; arXiv 2412.19437"
 
 DRAWN = {  # experts, sequences, tokens of each
-    "softmax-3-of-12": (SOFTMAX, 2, 7),
-    "sigmoid-3-of-12-with-bias": (SIGMOID, 3, 5),
-    "sigmoid-without-bias": (replace(SIGMOID, selection_bias=False), 2, 7),
-    "sigmoid-1-of-12": (replace(SIGMOID, top_k=1), 2, 9),
-    "softmax-5-of-17": (replace(SOFTMAX, experts=17, top_k=5), 2, 6),
-    "full": (replace(SOFTMAX, capacity_factor=0.5), 2, 7),
-    "300-experts": (replace(SIGMOID, experts=300, top_k=4, expert_hidden=3), 2, 3),
+    "softmax-3-of-12": (PLAIN, 2, 7),
+    "sigmoid-3-of-12-with-bias": (PLAIN_SIGMOID, 3, 5),
+    "sigmoid-without-bias": (replace(PLAIN_SIGMOID, selection_bias=False), 2, 7),
+    "sigmoid-1-of-12": (replace(PLAIN_SIGMOID, top_k=1), 2, 9),
+    "softmax-5-of-17": (replace(PLAIN, experts=17, top_k=5), 2, 6),
+    "full": (replace(PLAIN, capacity_factor=0.5), 2, 7),
+    "300-experts": (replace(PLAIN_SIGMOID, experts=300, top_k=4, expert_hidden=3), 2, 3),
 }
 
 
 @contract("MOE-01a", asks="run_block", cases=DRAWN, source=PAPERS)
 def a_token_goes_to_its_k_best_experts(stack: Blocks, moe: Moe, batch: int, length: int) -> None:
     """Each token goes to exactly k distinct experts: those of the largest score, the selection bias added to it."""
-    call = _moe.drawn(_moe.with_moe(moe), batch, length)
+    call = _moe.drawn(_moe.with_moe(moe, "swiglu"), batch, length)
     got = _moe.rows(stack.run_block(replace(call, dy=None)).seen["experts"])
     want = _moe.expected(call).routed.experts_BTK.tolist()
     for b, t in ((b, t) for b in range(batch) for t in range(length)):
@@ -38,7 +38,7 @@ def a_token_goes_to_its_k_best_experts(stack: Blocks, moe: Moe, batch: int, leng
 
 
 # Ten tokens of the last case ask for few experts: most of 40 have none, the last among them.
-COUNTED = DRAWN | {"40-experts-for-10-tokens": (replace(SIGMOID, experts=40, top_k=2), 2, 5)}
+COUNTED = DRAWN | {"40-experts-for-10-tokens": (replace(PLAIN_SIGMOID, experts=40, top_k=2), 2, 5)}
 
 
 @contract("MOE-01b", asks="run_block", cases=COUNTED, source=PAPERS)
@@ -47,7 +47,7 @@ def every_assignment_is_counted(stack: Blocks, moe: Moe, batch: int, length: int
 
     What balances the load reads these counts; a histogram without its last expert or without its zeros misleads it.
     """
-    call = _moe.drawn(_moe.with_moe(moe), batch, length, seed=4)
+    call = _moe.drawn(_moe.with_moe(moe, "swiglu"), batch, length, seed=4)
     seen = stack.run_block(replace(call, dy=None)).seen
     asked = instruments.numerics.tensor(seen["experts"]).flatten().tolist()
     counts = instruments.numerics.tensor(seen["counts"]).tolist()
@@ -62,8 +62,8 @@ def every_assignment_is_counted(stack: Blocks, moe: Moe, batch: int, length: int
 # Logits of six experts, from where and in which steps; bfloat16 has steps of 0.0625 above 10 and of 0.0039 above 0.5.
 # Rising, falling and mixed: no order in which ties are broken chooses the best three of every token.
 CLOSE = {
-    "softmax": (replace(SOFTMAX, shared_hidden=0), 10.0, 5e-3),
-    "sigmoid": (replace(SIGMOID, shared_hidden=0, route_scale=1.0), 0.5, 3e-4),
+    "softmax": (replace(PLAIN, shared_hidden=0), 10.0, 5e-3),
+    "sigmoid": (replace(PLAIN_SIGMOID, shared_hidden=0, route_scale=1.0), 0.5, 3e-4),
 }
 _RANKS = ((0, 1, 2, 3, 4, 5), (5, 4, 3, 2, 1, 0), (3, 0, 5, 1, 4, 2))
 
