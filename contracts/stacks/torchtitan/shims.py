@@ -30,6 +30,8 @@ SHIMS = {
     "attention": "its ScaledDotProductAttention in place of flex_attention, which wants a compiler",
     "wide": "in float64, experts' products one expert at a time, for torch._grouped_mm has no float64, and gates and "
     "outputs multiplied and rope's angles and turns in float64, which it rounds to float32",
+    "compiled": "under a compiler, torch's meta kernel of the grouped product takes float32, where it takes bfloat16 "
+    "alone: one name in its code is another",
     "gate": "under bfloat16 the router's product in float32, as its autocast asks: autocast of a CPU knows no float32",
 }
 """Every shim, by the name under which labels list it."""
@@ -137,6 +139,26 @@ def _renamed(function: FunctionType, name: str, other: str) -> None:
         raise Unreachable(f"could not reach the rounding of {function.__qualname__}: it names no {name}")
     names = tuple(other if each == name else each for each in function.__code__.co_names)
     function.__code__ = function.__code__.replace(co_names=names)
+
+
+@contextlib.contextmanager
+def compiled_in_float32() -> Iterator[None]:
+    """Let torch's meta kernel of the grouped product, by which a compiler learns shapes, take what the kernel takes.
+
+    Raises:
+        Unreachable: where torch 2.13's check is elsewhere.
+    """
+    from torch import _meta_registrations as meta
+
+    check = getattr(meta, "_meta_grouped_mm_common", None)
+    if check is None:
+        raise Unreachable("could not reach the meta kernel of the grouped product: this torch has another")
+    code = check.__code__
+    _renamed(check, "bfloat16", "float32")
+    try:
+        yield
+    finally:
+        check.__code__ = code
 
 
 def _one_by_one(_: Any, *, A: Any, B_t: Any, offs: Any) -> Any:

@@ -14,7 +14,7 @@ from contracts.spec.training import Built, Session, Trained
 from contracts.stacks.torchtitan import shims
 
 NEWEST = "0.3.0"
-STEPS = ("device", "kernels", "experts", "sums", "stages", "attention")
+STEPS = ("device", "kernels", "experts", "sums", "stages", "attention", "compiled")
 BLOCK = ("device", "kernels", "experts", "attention", "wide", "gate")
 """What is changed for a question, by the names in `shims.SHIMS`."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -42,8 +43,9 @@ def declined_execution(recipe: Recipe, execution: Execution) -> None:
         "its optimizers have DistMuon, which was not tried": optim.rule != "adamw",
         "its schedules of the learning rate are other formulas": optim.schedule != "constant" or optim.warmup > 1,
         "recomputation was not tried": execution.recompute,
-        "the meta kernel of torch 2.13's grouped product takes bfloat16 alone, so that experts do not compile in "
-        "float32": execution.compile != "none",
+        "it compiles each block, and never the whole model": execution.compile == "model",
+        "inductor wants a C++ compiler, and was not tried": execution.compile != "none"
+        and execution.backend == "inductor",
     }
     for reason, found in reasons.items():
         if found:
@@ -103,11 +105,20 @@ def _spec(recipe: Recipe, *, alone: bool) -> Any:
         name="qwen3" if recipe.mla is None else "deepseek_v3",
         flavor=recipe.name,
         model=config_of(recipe),
-        parallelize_fn=(lambda model, **_: model) if alone else spread,
+        parallelize_fn=_by_itself if alone else spread,
         pipelining_fn=pipeline_llm,
         post_optimizer_build_fn=register_moe_load_balancing_hook,
         state_dict_adapter=None,
     )
+
+
+def _by_itself(model: Any, *, compile_config: Any, parallel_dims: Any, **_: Any) -> Any:
+    """What its `parallelize_fn` does for a model in one process: compile it, or nothing."""
+    from torchtitan.distributed.compile import apply_compile
+
+    if compile_config.enable:
+        apply_compile(model, compile_config=compile_config, parallel_dims=parallel_dims)
+    return model
 
 
 def _optimizer(recipe: Recipe) -> Any:
@@ -373,12 +384,24 @@ def train(session: Session) -> Trained:
     if any(each.documents is not None and _packed(each) for each in session.batches):
         raise NotOffered("torchtitan 0.3.0: packed documents need its flex_attention, which a CPU has not compiled")
     patterns.parse(session.recipe.pattern, session.recipe.depth)
-    with shims.quiet():
+    compiled = session.execution.compile != "none"
+    with shims.quiet(), shims.compiled_in_float32() if compiled else contextlib.nullcontext():
+        before = _graphs()
         run = Run(session)
         try:
-            return _run(run, session)
+            found = _run(run, session)
         finally:
             run.close()
+    if compiled and session.batches and _graphs() == before:
+        raise RuntimeError("blocks were to be compiled, and no graph was made")
+    return found
+
+
+def _graphs() -> int:
+    """How many graphs the compiler has made in this process; torch counts them so from 2.0 to 2.13."""
+    from torch._dynamo.utils import counters
+
+    return int(counters["stats"]["unique_graphs"])
 
 
 def _run(run: Run, session: Session) -> Trained:
