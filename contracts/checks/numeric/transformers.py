@@ -237,7 +237,7 @@ def a_transformer_resumed_twice_is_uninterrupted(
 ) -> None:
     """A run that saves and loads twice on its way holds wherever it saves, to the bit, the weights, moments and biases
     of the run that was not interrupted."""
-    ends = (1, 3, 5)
+    ends = (1, 2, 4)
     asked = replace(session(stack, recipe, execution, ends[-1], *STATE), at=frozenset(ends))
     whole = stack.train(asked)
     start = 0
