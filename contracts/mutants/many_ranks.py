@@ -17,6 +17,10 @@ def pytest_configure(config):
     config.addinivalue_line("markers", "dist: of several ranks")
     if os.environ["RANK"] != "0":
         config.option.xmlpath = None
+
+def pytest_sessionfinish(session):
+    if os.environ["RANK"] != "0":
+        session.exitstatus = 0  # else torchrun may end rank 0 before it has written
 """
 
 
