@@ -29,9 +29,17 @@ help:  ## these lines
 gate: $(READY) megatron-if-possible  ## test the gate, then judge STACK="reference megatron", also on RANKS=4
 	@PATH="$(CURDIR)/$(BIN):$$PATH"
 	mkdir -p reports
+	# The same suite with the same packages passes its own test once: what it is made of is the name of the proof.
+	suite=$$({ find contracts -type f -not -path '*/__pycache__/*' -print0 | LC_ALL=C sort -z | xargs -0 sha256sum
+	  $(BIN)/python -m pip list --format=freeze --disable-pip-version-check; } | sha256sum | cut -c1-16)
+	proof=reports/selftest/proved-$$suite
 	tested=0
-	lanegate selftest --jobs $(JOBS) --report reports/selftest > reports/selftest.txt || tested=$$?
-	echo "selftest: $$(tail -n 1 reports/selftest.txt) (matrix: reports/selftest.txt)"
+	if [ ! -f "$$proof" ]; then
+	  rm -f reports/selftest/proved-*
+	  lanegate selftest --jobs $(JOBS) --report reports/selftest > reports/selftest.txt || tested=$$?
+	  if [ $$tested = 0 ]; then touch "$$proof"; fi
+	fi
+	echo "selftest: $$(tail -n 1 reports/selftest.txt) (matrix: reports/selftest.txt; remove $$proof to run it again)"
 	if [ $$tested != 0 ] && [ $$tested != 3 ]; then
 	  echo "the suite fails its own test and judges nobody; see reports/selftest.txt" >&2
 	  exit $$tested
