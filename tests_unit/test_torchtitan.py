@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -53,6 +54,36 @@ def test_two_ranks_of_it_keep_the_promises_of_a_step(tmp_path: Path) -> None:
     done = run(BIN / "lanegate", "check", "--stack", "torchtitan", "--ranks", "2", "--profile", cases,
                "--report", tmp_path / "report")  # fmt: skip
     assert done.returncode == 0, done.stdout[-1500:] + done.stderr[-600:]
+
+
+@pytest.mark.titan
+@needs_titan
+def test_two_ranks_of_it_compile_as_one_rank_runs(tmp_path: Path) -> None:
+    done = run(BIN / "lanegate", "check", "--stack", "torchtitan", "--ranks", "2", "--profile", "COMP-07c",
+               "--report", tmp_path / "report")  # fmt: skip
+    assert done.returncode == 0, done.stdout[-1500:] + done.stderr[-600:]
+    assert "(2 holds)" in done.stdout, done.stdout[-600:]
+
+
+@pytest.mark.titan
+@needs_titan
+def test_its_blocks_are_judged_by_their_numbers(tmp_path: Path) -> None:
+    promises = "MOE-01c,MOE-01e,MOE-02a,MOE-02b,MOE-02c,MOE-02e,MOE-03a,BLK-03a,BLK-03b,BLK-06h"
+    done = run(BIN / "lanegate", "check", "--stack", "torchtitan", "--profile", promises,
+               "--deviations", "docs/deviations/torchtitan.toml", "--report", tmp_path)  # fmt: skip
+    assert done.returncode == 0, done.stdout[-1500:] + done.stderr[-600:]
+    results = [json.loads(line).get("result") for line in (tmp_path / "run.jsonl").read_text().splitlines()]
+    found = {(each["id"], each["case"]): each for each in results if each}
+    for item in (("MOE-02b", "sigmoid-without-losses"), ("MOE-02b", "float32-without-losses"), ("MOE-02a", "mixed"),
+                 ("MOE-01c", "bias"), ("MOE-03a", "scaled"), ("MOE-02c", "without-losses"), ("BLK-06h", "swiglu"),
+                 ("BLK-03a", "4-heads-on-2"), ("BLK-03b", "one-document")):  # fmt: skip
+        assert found[item]["outcome"] == "holds", found[item]
+    for item, reason in ((("MOE-02b", "softmax-relu2"), "gated by silu alone"),
+                         (("MOE-03a", "all-slots-taken"), "drops no token"),
+                         (("MOE-02b", "17-experts"), "no auxiliary loss"),
+                         (("BLK-03a", "packed"), "flex_attention")):  # fmt: skip
+        assert found[item]["outcome"] == "not offered", found[item]
+        assert reason in found[item]["words"], found[item]
 
 
 @pytest.mark.unit
