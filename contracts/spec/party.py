@@ -15,6 +15,10 @@ class Party(Protocol):
     `offers` names the questions it answers, `layouts` the parallel layouts it can build (none for one that builds no
     mesh), `labels` says how an answer came about where that is not plainly the code under test: a shim, a
     substituted kernel, a table of facts. All three stand in every report.
+
+    A party in Python may also have `repeats`, a frozenset of those of its questions that it answers from nothing but
+    their arguments, a fresh process for each say. Such a question with the same arguments is put once a run, and again
+    only within one case, where a check that asks twice compares the two. Without it every question is put every time.
     """
 
     name: str

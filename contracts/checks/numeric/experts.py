@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from contracts import instruments
 from contracts.checks.numeric import _moe
@@ -25,9 +24,6 @@ from contracts.spec.array import Element
 from contracts.spec.blocks import Blocks
 from contracts.spec.recipe import Moe
 from contracts.spec.tolerance import EXACT
-
-if TYPE_CHECKING:
-    pass
 
 DRAWN: dict[str, tuple[Moe, Activation, int, int, Element]] = {
     "softmax-relu2": (SOFTMAX, "relu2", 2, 7, "float64"),

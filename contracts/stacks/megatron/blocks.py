@@ -17,14 +17,13 @@ from contracts.spec.blocks import BlockCall, BlockRun
 from contracts.spec.errors import NotOffered
 from contracts.spec.recipe import Mode, Recipe
 from contracts.spec.topology import Degrees
+from contracts.stacks.megatron.block import THEIRS, Block, gradient
 from contracts.stacks.megatron.live import parallel
 from contracts.stacks.megatron.mamba import MambaBlock, declined
-from contracts.stacks.megatron.model import Plan, config_of, layer_spec, mask_of, planned
+from contracts.stacks.megatron.model import Plan, layer_spec, mask_of, planned
 from contracts.stacks.megatron.scan import KERNELS
 from contracts.stacks.megatron.shims import mcore, on_the_host
-from contracts.stacks.megatron.weights import block_pieces, ours_of, theirs_of
 
-THEIRS = "decoder.layers.0."
 ONE = Degrees()
 
 
@@ -43,8 +42,8 @@ def plan_of(recipe: Recipe, layer: int, dtype: torch.dtype) -> Plan:
     return planned(alone, ONE, dtype, families="AEM")
 
 
-def _block(plan: Plan) -> _Block | MambaBlock:
-    return MambaBlock(plan, THEIRS) if plan.letters == "M" else _Block(plan)
+def _block(plan: Plan) -> Block:
+    return MambaBlock(plan) if plan.letters == "M" else TransformerBlock(plan)
 
 
 @contextlib.contextmanager
@@ -84,34 +83,22 @@ def block_weights(recipe: Recipe, layer: int, mode: Mode) -> Mapping[str, Shape]
     }
 
 
-class _Block:
+class TransformerBlock(Block):
     """A transformer layer of which one half is left out."""
 
     def __init__(self, plan: Plan) -> None:
-        self.plan = plan
+        super().__init__(plan)
         self.letter = plan.letters
-        config = config_of(plan)
-        config.calculate_per_token_loss = False  # the block's own objective is no mean over labels
-        spec = layer_spec(plan, self.letter)
-        self.layer = mcore("transformer.spec_utils").build_module(spec, config=config, layer_number=1)
-        self.table = {each.theirs: each for each in block_pieces(plan.recipe, self.letter, THEIRS, "")}
         self.routed: list[tuple[Tensor, Tensor]] = []
 
+    def build(self, config: Any) -> Any:
+        config.calculate_per_token_loss = False  # the block's own objective is no mean over labels
+        spec = layer_spec(self.plan, self.plan.letters)
+        return mcore("transformer.spec_utils").build_module(spec, config=config, layer_number=1)
+
     def tensors(self) -> dict[str, Tensor]:
-        """Its parameters and buffers that have a place among ours, by Megatron's name in a model."""
         named = {THEIRS + name: each for name, each in (*self.layer.named_parameters(), *self.layer.named_buffers())}
         return {name: each for name, each in named.items() if name in self.table}
-
-    def ours(self, theirs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return ours_of(self.table, theirs)
-
-    def load(self, weights: Mapping[str, Tensor]) -> None:
-        given, held = theirs_of(self.table, weights), self.tensors()
-        if given.keys() != held.keys():
-            raise AssertionError(f"weights and model differ in {sorted(given.keys() ^ held.keys())}")
-        with torch.no_grad():
-            for name, each in held.items():
-                each.copy_(given[name])
 
     def run(self, call: BlockCall) -> BlockRun:
         x_TBD = numerics.tensor(call.x).transpose(0, 1).contiguous().requires_grad_()
@@ -156,9 +143,8 @@ class _Block:
     def _backward(self, x_TBD: Tensor, y_TBD: Tensor, dy_BTD: Tensor) -> dict[str, Tensor]:
         (y_TBD * dy_BTD.transpose(0, 1)).sum().backward()  # type: ignore[no-untyped-call]
         held = {name: each for name, each in self.tensors().items() if each.requires_grad}
-        found = self.ours({name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in held.items()})
-        x_grad = torch.zeros_like(x_TBD) if x_TBD.grad is None else x_TBD.grad
-        return found | {"x": x_grad.transpose(0, 1)}
+        found = self.ours({name: gradient(each) for name, each in held.items()})
+        return found | {"x": gradient(x_TBD).transpose(0, 1)}
 
     @contextlib.contextmanager
     def _watched_router(self) -> Iterator[None]:

@@ -7,7 +7,6 @@ after the last token is what its inference keeps of a prompt, here of the last d
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -16,11 +15,10 @@ from torch import Tensor
 from contracts.instruments import numerics
 from contracts.spec.blocks import BlockCall, BlockRun
 from contracts.spec.errors import NotOffered
-from contracts.spec.recipe import Mode, Recipe
+from contracts.spec.recipe import Mode
+from contracts.stacks.megatron.block import THEIRS, Block, gradient
 from contracts.stacks.megatron.hybrid import mamba_spec
-from contracts.stacks.megatron.model import Plan, config_of
 from contracts.stacks.megatron.shims import mcore
-from contracts.stacks.megatron.weights import block_pieces, ours_of, theirs_of
 
 STATES = ("conv_x", "conv_b", "conv_c")
 
@@ -39,32 +37,19 @@ def declined(mode: Mode) -> None:
         raise NotOffered(f"Megatron-Core of this version imports its mixer only where there is {error.name}") from None
 
 
-class MambaBlock:
-    """A Mamba layer of which the residual is left out."""
+class MambaBlock(Block):
+    """A Mamba layer of which the residual is left out. All its parameters have a place among ours."""
 
-    def __init__(self, plan: Plan, theirs: str) -> None:
-        self.recipe: Recipe = plan.recipe
-        self.prefix = theirs
-        config = config_of(plan)
-        self.layer = _layer(config)
-        if plan.dtype is torch.bfloat16:
-            mcore("transformer.module").Float16Module(config, self.layer)  # as training holds it: cast, all of it
-        self.table = {each.theirs: each for each in block_pieces(plan.recipe, "M", theirs, "")}
+    def build(self, config: Any) -> Any:
+        groups = mcore("process_groups_config").ProcessGroupCollection.use_mpu_process_groups(["tp", "cp"])
+        build = mcore("transformer.spec_utils").build_module
+        layer = build(mamba_spec(), config=config, layer_number=1, pg_collection=groups)
+        if self.plan.dtype is torch.bfloat16:
+            mcore("transformer.module").Float16Module(config, layer)  # as training holds it: cast, all of it
+        return layer
 
     def tensors(self) -> dict[str, Tensor]:
-        """Its parameters by Megatron's name in a model; all of them have a place among ours."""
-        return {self.prefix + name: each for name, each in self.layer.named_parameters()}
-
-    def ours(self, theirs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return ours_of(self.table, theirs)
-
-    def load(self, weights: Mapping[str, Tensor]) -> None:
-        given, held = theirs_of(self.table, weights), self.tensors()
-        if given.keys() != held.keys():
-            raise AssertionError(f"weights and model differ in {sorted(given.keys() ^ held.keys())}")
-        with torch.no_grad():
-            for name, each in held.items():
-                each.copy_(given[name])
+        return {THEIRS + name: each for name, each in self.layer.named_parameters()}
 
     def run(self, call: BlockCall) -> BlockRun:
         x_BTD = numerics.tensor(call.x).clone().requires_grad_()
@@ -77,8 +62,8 @@ class MambaBlock:
         gradients = {}
         if call.dy is not None:
             (y_BTD * numerics.tensor(call.dy)).sum().backward()  # type: ignore[no-untyped-call]
-            gradients = self.ours({name: _gradient(each) for name, each in self.tensors().items()})
-            gradients["x"] = _gradient(x_BTD)
+            gradients = self.ours({name: gradient(each) for name, each in self.tensors().items()})
+            gradients["x"] = gradient(x_BTD)
         with torch.no_grad():
             state = self._state(x_BTD, documents_BT)
         return BlockRun(y=numerics.array(y_BTD), gradients=numerics.arrays(gradients), state=numerics.arrays(state))
@@ -97,7 +82,7 @@ class MambaBlock:
 
     def _state(self, x_BTD: Tensor, documents_BT: Tensor | None) -> dict[str, Tensor]:
         """`ssm` and the last three inputs of the convolutions, row by row."""
-        mamba = self.recipe.mamba
+        mamba = self.plan.recipe.mamba
         found = []
         for row, x_TD in enumerate(x_BTD):
             own = slice(None) if documents_BT is None else documents_BT[row] == documents_BT[row, -1]
@@ -113,13 +98,3 @@ class MambaBlock:
         conv, ssm = (x_T1D.new_zeros(1, *shape) for shape in mixer.mamba_state_shapes_per_request())
         mixer._ssm_prefill(mixer.in_proj(self.layer.norm(x_T1D))[0], conv_state=conv, ssm_state=ssm)
         return conv, ssm
-
-
-def _layer(config: Any) -> Any:
-    groups = mcore("process_groups_config").ProcessGroupCollection.use_mpu_process_groups(["tp", "cp"])
-    build = mcore("transformer.spec_utils").build_module
-    return build(mamba_spec(), config=config, layer_number=1, pg_collection=groups)
-
-
-def _gradient(tensor: Tensor) -> Tensor:
-    return torch.zeros_like(tensor) if tensor.grad is None else tensor.grad

@@ -8,11 +8,9 @@ from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor
 
 from contracts.instruments import numerics
 from contracts.spec.checkpointing import Loaded, Overtaken, Snapshot
@@ -21,6 +19,8 @@ from contracts.stacks.reference.checkpoints.checkpoint import Checkpoints, State
 from contracts.stacks.reference.checkpoints.copies import DEADLINE_S, copies, meet
 from contracts.stacks.reference.checkpoints.durable import Disk, Slow
 from contracts.stacks.reference.checkpoints.saving_world import share
+from contracts.stacks.reference.parallel.wholes import whole
+from contracts.stacks.reference.placed import blank
 
 LATE_S = 0.5  # long beside a write, which takes 20 ms
 Kept = Callable[[Disk, Any], Checkpoints]
@@ -51,7 +51,7 @@ def _rank(
     mesh, disk = init_device_mesh("cpu", (ranks,)), Slow()
     checkpoints = kept(disk, dist.new_group())
     shares = [{name: share(each, mesh) for name, each in state.tensors.items()} for state in states]
-    live = {name: torch.zeros_like(each) for name, each in shares[0].items()}
+    live = {name: blank(each) for name, each in shares[0].items()}
     position: dict[str, int] = {}
     for state, own in zip(states, shares, strict=True):
         for name, each in own.items():
@@ -60,7 +60,7 @@ def _rank(
         checkpoints.save_later(State(step=state.step, tensors=live, position=position, recipe=state.recipe))
     time.sleep(LATE_S if rank == late else 0.0)
     disk.released.set()
-    loaded = _loaded(checkpoints, {name: torch.zeros_like(each) for name, each in live.items()}, states[-1].recipe)
+    loaded = _loaded(checkpoints, {name: blank(each) for name, each in live.items()}, states[-1].recipe)
     checkpoints.wait()
     published = tuple(int(name.removeprefix("step-")) for name in disk.named)
     dist.barrier()  # a rank that ends takes its connections with it
@@ -77,6 +77,5 @@ def _loaded(checkpoints: Checkpoints, target: Mapping[str, Tensor], recipe: str)
         step, position = state.step, dict(state.position)
     except Refused as declined:
         refused = str(declined)
-    whole = {name: each.full_tensor() if isinstance(each, DTensor) else each for name, each in target.items()}
-    held = Snapshot(step=step, tensors=numerics.arrays(whole), position=position, recipe=recipe)
+    held = Snapshot(step=step, tensors=numerics.arrays(whole(target)), position=position, recipe=recipe)
     return Loaded(state=held, refused=refused)

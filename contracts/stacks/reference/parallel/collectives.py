@@ -131,6 +131,13 @@ def _buckets(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
     return found
 
 
+def every(x: Tensor, group: Group) -> list[Tensor]:
+    """What each rank of a group has, by rank, with no gradient. All ranks give the same shape."""
+    held = [torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(held, x.contiguous(), group=group)
+    return held
+
+
 def own_rows(x_ND: Tensor, group: Group) -> Tensor:
     return x_ND.tensor_split(dist.get_world_size(group))[dist.get_rank(group)]
 
@@ -140,10 +147,8 @@ def every_row(x_nD: Tensor, rows: int, group: Group) -> Tensor:
     size = dist.get_world_size(group)
     longest = -(-rows // size)
     padded = torch.cat([x_nD, x_nD.new_zeros(longest - len(x_nD), *x_nD.shape[1:])])
-    every = [torch.empty_like(padded) for _ in range(size)]
-    dist.all_gather(every, padded.contiguous(), group=group)
     lengths = [len(part) for part in torch.empty(rows, 0).tensor_split(size)]
-    return torch.cat([part[:length] for part, length in zip(every, lengths, strict=True)])
+    return torch.cat([part[:length] for part, length in zip(every(padded, group), lengths, strict=True)])
 
 
 class _Shared(torch.autograd.Function):

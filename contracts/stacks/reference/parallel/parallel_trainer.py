@@ -26,7 +26,7 @@ from contracts.stacks.reference.optimizer import Muon, Optimizer, orthogonal
 from contracts.stacks.reference.parallel.collectives import add_up, total
 from contracts.stacks.reference.parallel.mesh import TrainingMesh
 from contracts.stacks.reference.parallel.parallelize import parallelize
-from contracts.stacks.reference.parallel.wholes import Dims, cut, cut_over, whole
+from contracts.stacks.reference.parallel.wholes import cut, cut_over, whole
 from contracts.stacks.reference.placed import blank, copied, part, parted
 from contracts.stacks.reference.roles import role_of
 from contracts.stacks.reference.trainer import GENERATORS, OWN, Batch, Trainer
@@ -101,20 +101,20 @@ class ShardedOptimizer(Optimizer):
 
         torch's own `get_total_norm` stacks norms of one mesh only, and sends one message a tensor.
         """
-        squares: dict[tuple[DeviceMesh, Dims] | None, list[Tensor]] = {}
+        squares: dict[tuple[Any, ...], list[Tensor]] = {}  # by the groups over which they are summed
         for parameter in parameters:
             grad = parameter.grad
             if grad is not None:
-                where = (grad.device_mesh, cut_over(grad)) if isinstance(grad, DTensor) else None
-                squares.setdefault(where, []).append(part(grad).double().square().sum())
+                groups: tuple[Any, ...] = ()
+                if isinstance(grad, DTensor):
+                    groups = tuple(grad.device_mesh.get_group(dim) for dim in cut_over(grad))
+                squares.setdefault(groups, []).append(part(grad).double().square().sum())
         sums = []
-        for where, each in squares.items():
-            total = torch.stack(each).sum()
-            if where is not None:
-                mesh, dims = where
-                for dim in dims:
-                    dist.all_reduce(total, group=mesh.get_group(dim))
-            sums.append(total)
+        for groups, each in squares.items():
+            square = torch.stack(each).sum()
+            for group in groups:
+                square = total(square, group)
+            sums.append(square)
         return float(torch.stack(sums).sum().sqrt())
 
     def load(self, state: Mapping[str, Tensor]) -> None:

@@ -21,6 +21,7 @@ from contracts.spec.errors import refuse
 from contracts.spec.topology import Degrees
 from contracts.stacks.reference.answers.model import made
 from contracts.stacks.reference.model import Forward, Model
+from contracts.stacks.reference.parallel.collectives import every
 from contracts.stacks.reference.parallel.mesh import TrainingMesh
 from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer, ShardedOptimizer
 from contracts.stacks.reference.parallel.parallelize import parallelize
@@ -182,16 +183,10 @@ def every_rank(values: Mapping[str, Tensor], group: Any) -> list[dict[str, Tenso
     rows = [[name, str(values[name].dtype).removeprefix("torch."), list(values[name].shape)] for name in names]
     head = torch.tensor(list(json.dumps(rows).encode()), dtype=torch.uint8, device=device())
     mine = torch.cat([head, *(values[name].detach().contiguous().reshape(-1).view(torch.uint8) for name in names)])
-    sizes = _gathered(torch.tensor([len(head), len(mine)], device=device()), group)
+    sizes = every(torch.tensor([len(head), len(mine)], device=device()), group)
     longest = max(int(size[1]) for size in sizes)
-    every = _gathered(torch.cat([mine, mine.new_zeros(longest - len(mine))]), group)
-    return [_read(bytes_N, int(size[0])) for bytes_N, size in zip(every, sizes, strict=True)]
-
-
-def _gathered(value: Tensor, group: Any) -> list[Tensor]:
-    every = [torch.empty_like(value) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(every, value, group=group)
-    return every
+    padded = torch.cat([mine, mine.new_zeros(longest - len(mine))])
+    return [_read(bytes_N, int(size[0])) for bytes_N, size in zip(every(padded, group), sizes, strict=True)]
 
 
 def _read(bytes_N: Tensor, at: int) -> dict[str, Tensor]:

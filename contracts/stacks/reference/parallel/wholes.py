@@ -12,11 +12,11 @@ from itertools import product
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
+from contracts.stacks.reference.parallel.collectives import every
 from contracts.stacks.reference.placed import part
 
 Dims = tuple[int, ...]
@@ -55,8 +55,8 @@ def whole(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
             found[name] = tensor.to_local().detach()
         else:
             together.setdefault((tensor.device_mesh, dims, tensor.dtype), {})[name] = tensor
-    for (mesh, dims, _), cut in together.items():
-        found |= zip(cut, _joined([*cut.values()], mesh, dims), strict=True)
+    for (mesh, dims, _), alike in together.items():
+        found |= zip(alike, _joined([*alike.values()], mesh, dims), strict=True)
     return {name: found[name] for name in tensors}
 
 
@@ -72,20 +72,13 @@ def _joined(tensors: Sequence[DTensor], mesh: DeviceMesh, dims: Dims) -> list[Te
     mine = torch.cat([part(tensor).reshape(-1) for tensor in tensors])
     flat = torch.cat([mine, mine.new_zeros(max(map(sum, sizes.values())) - len(mine))])
     for dim in reversed(dims):  # the last dim of a mesh is the innermost
-        flat = _gathered(flat, mesh.get_group(dim))
+        flat = torch.cat(every(flat, mesh.get_group(dim)))
     wholes = [torch.empty(tensor.shape, dtype=tensor.dtype, device=mine.device) for tensor in tensors]
     for at, row in zip(places, flat.view(len(places), -1), strict=True):
         parts = row[: sum(sizes[at])].split(sizes[at])
         for into, held, where in zip(wholes, parts, lines[at], strict=True):
             _put(held, into, where)
     return wholes
-
-
-def _gathered(flat: Tensor, group: Any) -> Tensor:
-    """What every rank of a group has, one behind the other."""
-    every = [torch.empty_like(flat) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(every, flat, group=group)
-    return torch.cat(every)
 
 
 def _lines(tensor: DTensor, at: Mapping[int, tuple[int, int]]) -> list[Line]:
