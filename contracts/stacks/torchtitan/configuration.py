@@ -1,0 +1,157 @@
+"""A session as torchtitan's own configuration, and what of a session it cannot carry out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from contracts.instruments import numerics
+from contracts.spec.errors import NotOffered
+from contracts.spec.recipe import Recipe
+from contracts.spec.training import Execution, Session
+from contracts.stacks.torchtitan.model import config_of
+
+
+def declined_execution(recipe: Recipe, execution: Execution) -> None:
+    """Leave aside what torchtitan 0.3.0 cannot carry out, or not on a CPU.
+
+    Raises:
+        NotOffered: with the reason, and the version that has it where there is one.
+    """
+    degrees, optim = execution.degrees, recipe.optim
+    dp = execution.world // (degrees.pp * degrees.tp * degrees.cp)
+    precision = "float32" if execution.precision == "declared" and recipe.dtype == "fp32" else execution.precision
+    reasons = {
+        f"its own trainer and experts were tried in float32, not in {precision}": precision != "float32",
+        "context parallel over its flex_attention was not tried": degrees.cp > 1,
+        "experts are whole on a rank with EP; 0.2.2 has an expert TP": degrees.ep > 1 and degrees.expert_tp > 1,
+        "experts are cut as the rest is without EP": degrees.ep == 1 and degrees.expert_tp != degrees.tp,
+        "experts lie on ranks that shard: EP wants FSDP": degrees.ep > 1 and dp > 1 and not execution.fsdp,
+        "its optimizers have DistMuon, which was not tried": optim.rule != "adamw",
+        "its schedules of the learning rate are other formulas": optim.schedule != "constant" or optim.warmup > 1,
+        "recomputation was not tried": execution.recompute,
+        "it compiles each block, and never the whole model": execution.compile == "model",
+        "inductor wants a C++ compiler, and was not tried": execution.compile != "none"
+        and execution.backend == "inductor",
+    }
+    for reason, found in reasons.items():
+        if found:
+            raise NotOffered(f"torchtitan 0.3.0: {reason}")
+
+
+def configuration(session: Session, folder: str) -> Any:
+    """The session as a `Trainer.Config`."""
+    from torchtitan.components.checkpointer import CheckpointManager
+    from torchtitan.components.loss import CrossEntropyLoss
+    from torchtitan.components.optimizer import LRSchedulersContainer
+    from torchtitan.config.configs import CompileConfig, DebugConfig, TrainingConfig
+    from torchtitan.trainer import Trainer
+
+    from contracts.stacks.torchtitan.trainer import Nothing, Rows, Seen
+
+    recipe, execution = session.recipe, session.execution
+    total = len(numerics.tensor(session.batches[0].tokens)) if session.batches else recipe.batch.total
+    dp = execution.world // (execution.degrees.pp * execution.degrees.tp)
+    staged = execution.degrees.pp > 1
+    rows = total // dp if staged else total // (dp * execution.microbatches)
+    kept = bool(session.load or session.save)
+    return Trainer.Config(
+        model_spec=_spec(recipe, alone=execution.world == 1),
+        dump_folder=folder,
+        metrics=Seen.Config(),
+        tokenizer=Nothing.Config(),
+        dataloader=Rows.Config(),
+        loss=CrossEntropyLoss.Config(),
+        optimizer=_optimizer(recipe),
+        lr_scheduler=LRSchedulersContainer.Config(warmup_steps=1, decay_ratio=0.0),
+        training=TrainingConfig(
+            local_batch_size=rows, global_batch_size=total, seq_len=recipe.seq_length, max_norm=recipe.optim.clip,
+            steps=max(recipe.optim.steps, session.steps), dtype="float32", mixed_precision_param="float32",
+            mixed_precision_reduce="float32", disable_cuda_graphs=True, gc_freq=1000,
+        ),
+        parallelism=_parallelism(recipe, execution, max(total // dp // execution.microbatches, 1)),
+        checkpoint=CheckpointManager.Config(
+            enable=kept, folder=session.load or session.save or "checkpoint", interval=1, keep_latest_k=0,
+            last_save_model_only=False,
+        ),
+        activation_checkpoint=None,
+        compile=CompileConfig(enable=execution.compile != "none", components=["model"], backend=execution.backend),
+        debug=DebugConfig(seed=recipe.seed, enable_structured_logging=False),
+    )  # fmt: skip
+
+
+def _spec(recipe: Recipe, *, alone: bool) -> Any:
+    from torchtitan.components.optimizer import register_moe_load_balancing_hook
+    from torchtitan.distributed.pipeline_parallel import pipeline_llm
+    from torchtitan.models.deepseek_v3 import parallelize_deepseekv3
+    from torchtitan.models.qwen3 import parallelize_qwen3
+    from torchtitan.protocols.model_spec import ModelSpec
+
+    spread = parallelize_qwen3 if recipe.mla is None else parallelize_deepseekv3
+    return ModelSpec(
+        name="qwen3" if recipe.mla is None else "deepseek_v3",
+        flavor=recipe.name,
+        model=config_of(recipe),
+        parallelize_fn=_by_itself if alone else spread,
+        pipelining_fn=pipeline_llm,
+        post_optimizer_build_fn=register_moe_load_balancing_hook,
+        state_dict_adapter=None,
+    )
+
+
+def _by_itself(model: Any, *, compile_config: Any, parallel_dims: Any, **_: Any) -> Any:
+    """What its `parallelize_fn` does for a model in one process: compile it, or nothing."""
+    from torchtitan.distributed.compile import apply_compile
+
+    if compile_config.enable:
+        apply_compile(model, compile_config=compile_config, parallel_dims=parallel_dims)
+    return model
+
+
+def _optimizer(recipe: Recipe) -> Any:
+    """Two groups of its routing: what does not decay first, then the rest."""
+    from torchtitan.components.optimizer import OptimizersContainer, ParamGroupConfig
+
+    optim = recipe.optim
+    common = {"lr": optim.lr, "betas": (optim.beta1, optim.beta2), "eps": 1e-8}
+    decays = ((r"norm\.weight$", 0.0), (r".*", optim.weight_decay))
+    return OptimizersContainer.Config(
+        param_groups=[
+            ParamGroupConfig(
+                pattern=pattern, optimizer_name="AdamW", optimizer_kwargs={**common, "weight_decay": decay}
+            )
+            for pattern, decay in decays
+        ],
+        implementation="fused",
+    )
+
+
+def _parallelism(recipe: Recipe, execution: Execution, micro: int) -> Any:
+    from torchtitan.config.configs import ParallelismConfig
+
+    degrees = execution.degrees
+    dp = execution.world // (degrees.pp * degrees.tp)
+    replicas = execution.replicas if execution.fsdp else dp
+    segments = [len(part) // 2 for part in recipe.pattern.split("|")]
+    return ParallelismConfig(
+        data_parallel_replicate_degree=replicas,
+        data_parallel_shard_degree=dp // replicas,
+        tensor_parallel_degree=degrees.tp,
+        enable_sequence_parallel=degrees.sp,
+        expert_parallel_degree=degrees.ep,
+        pipeline_parallel_degree=degrees.pp,
+        pipeline_parallel_schedule="Interleaved1F1B" if execution.schedule == "interleaved" else "1F1B",
+        pipeline_parallel_microbatch_size=micro,
+        module_fqns_per_model_part=_parts(segments) if degrees.pp > 1 and len(segments) > 1 else None,
+        spmd_backend="partial_dtensor",
+    )
+
+
+def _parts(segments: list[int]) -> list[list[str]]:
+    """The modules of each stage: `segments` layers each, the embedding before them and the head behind."""
+    first, found = 0, []
+    for size in segments:
+        found.append([f"layers.{number}" for number in range(first, first + size)])
+        first += size
+    found[0].insert(0, "tok_embeddings")
+    found[-1] += ["norm", "lm_head"]
+    return found
