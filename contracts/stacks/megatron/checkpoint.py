@@ -97,7 +97,7 @@ def _latest(folder: str) -> int:
     complete = mcore("dist_checkpointing").check_is_distributed_checkpoint
     mine = {
         int(named[1])
-        for path in Path(folder).iterdir()
+        for path in Path(folder).glob("iter_*")
         if (named := NAMED.fullmatch(path.name)) and complete(str(path))
     }
     every: list[Any] = [None] * dist.get_world_size()
