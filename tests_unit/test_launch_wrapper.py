@@ -109,7 +109,7 @@ def start(folder: Path, words: tuple[str, ...], script: str | None, **variables:
 
 
 def ended(folder: Path, process: subprocess.Popen[str]) -> Launched:
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=300)
     return Launched(folder, out, err, process.returncode)
 
 
@@ -245,7 +245,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, L
     def one(job: tuple[str, str, signal.Signals]) -> Launched:
         name, script, number = job
         process = start(root / name, (*ACKNOWLEDGED, "--grace", "0.3"), WAITS[script])
-        patience = time.monotonic() + 30
+        patience = time.monotonic() + 120
         while not (root / name / "started.txt").exists():
             assert time.monotonic() < patience, process.poll()
             time.sleep(0.02)
