@@ -78,7 +78,7 @@ class LooksAtTheFirstElement(Reference):
         return super().fabric_pass(message, rounds, timeout_s, replace(upset, offset=0.0))
 
 
-@mutant(of="PREF-03c", case="the-last-of-4", says="the limit is 1 s")
+@mutant(of="PREF-03c", case="the-last-of-4", says="the limit is 0.5 s")
 class WaitsForEver(Reference):
     """The pass runs on the default group and its half hour; the limit that was asked for is not set anywhere."""
 
