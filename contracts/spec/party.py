@@ -17,7 +17,7 @@ class Party(Protocol):
     substituted kernel, a table of facts. All three stand in every report.
 
     A party in Python may also have `repeats`, a frozenset of those of its questions that it answers from nothing but
-    their arguments, a fresh process for each say. Such a question with the same arguments is put once a run, and again
+    their arguments (of a fresh process each, say). Such a question with the same arguments is put once a run, and again
     only within one case, where a check that asks twice compares the two. Without it every question is put every time.
     """
 

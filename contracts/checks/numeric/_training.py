@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -89,8 +90,13 @@ def table(stack: Training, recipe: Recipe) -> tuple[Parameter, ...]:
 
 def uneven(rows: tuple[Parameter, ...]) -> Arrays:
     """Weights for a model: none of them zero and no vector all alike, so that each element shows how it is moved."""
-    shapes = {row.name: Shape(dtype="float64", shape=row.shape) for row in rows}
-    return instruments.numerics.arrays(instruments.fixtures.weights(shapes))
+    return dict(_drawn(tuple((row.name, row.shape) for row in rows)))
+
+
+@functools.lru_cache(maxsize=32)  # every layout of a model begins from the same weights
+def _drawn(shapes: tuple[tuple[str, tuple[int, ...]], ...]) -> Arrays:
+    named = {name: Shape(dtype="float64", shape=shape) for name, shape in shapes}
+    return instruments.numerics.arrays(instruments.fixtures.weights(named))
 
 
 def updates(weights: Mapping[str, Array], run: Trained) -> list[dict[str, Tensor]]:

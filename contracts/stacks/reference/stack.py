@@ -100,6 +100,8 @@ class Reference(
         | WorldSide.QUESTIONS
     )
 
+    repeats = frozenset({"built"})  # read off a model on the meta device: it depends on nothing but its recipe
+
     capabilities: frozenset[str] = frozenset({"dsa"})
     """What the runtime can do; without `dsa` the sparse-attention symbol is refused."""
 
