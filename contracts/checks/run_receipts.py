@@ -10,6 +10,7 @@ from typing import Protocol
 
 from contracts import instruments
 from contracts.checks._runs import PROVENANCE
+from contracts.checks.numeric._folders import shared_folder
 from contracts.contract import contract
 from contracts.instruments import ranks, residence
 from contracts.instruments.ranks import gathered, here
@@ -56,8 +57,6 @@ def the_receipts_of_a_run_are_about_all_its_ranks(
     The first rank's own peak is not the one that runs out, its clock stops before the slowest rank's, and its kernel is
     not the one that another rank fell back to.
     """
-    from contracts.checks.numeric._shared import shared_folder  # at the top it would put that law before this one
-
     mine = replace(PROVENANCE, machine=replace(PROVENANCE.machine, host=f"box-{here().rank}@lab"))
     most = max(gathered(_peak()))
     strain = Strain(held=most - _now() + MORE, late_s=LATE_S, lacks="torch-grouped")

@@ -5,9 +5,7 @@ More than ten experts, more than ten files, a scalar, an empty tensor, and every
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -64,12 +62,6 @@ def filled(shape: tuple[int, ...], value: float, dtype: Element = "float32") -> 
     import torch
 
     return instruments.numerics.array(torch.full(shape, value, dtype=getattr(torch, dtype)))
-
-
-@contextmanager
-def folder() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="checkpoints-") as path:
-        yield Path(path)
 
 
 def write(stack: Checkpointing, to: Path, state: Snapshot, file_bytes: int = FILE_BYTES) -> list[Path]:

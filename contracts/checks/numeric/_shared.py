@@ -1,4 +1,4 @@
-"""What the checks on checkpoints of several ranks share: one folder, one recipe, and a verdict that all ranks hear.
+"""What the checks on checkpoints of several ranks share: a recipe, layouts that save and load it, and a common verdict.
 
 A rank that fails alone leaves the others in the next collective; what one rank finds is therefore told to all before
 any of them asserts.
@@ -6,11 +6,6 @@ any of them asserts.
 
 from __future__ import annotations
 
-import atexit
-import shutil
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -69,22 +64,6 @@ TP2_FSDP2 = Execution(world=4, degrees=Degrees(tp=2, sp=True), fsdp=True, precis
 EP4_BORROWED = Execution(
     world=4, degrees=Degrees(tp=2, ep=4, etp=1, sp=True), layout="borrowed", fsdp=True, precision="float64"
 )
-
-
-@contextmanager
-def shared_folder() -> Iterator[Path]:
-    """A new folder of which all ranks know. It goes when every rank is done, or with the process where one has failed.
-
-    A rank that leaves early, because the stack declines the case say, must not take it from those that come after.
-    """
-    own = tempfile.mkdtemp(prefix="checkpoints-") if here().rank == 0 else ""
-    (at, *_) = gathered(own)
-    if own:
-        atexit.register(shutil.rmtree, own, ignore_errors=True)
-    yield Path(at)
-    gathered("done")
-    if own:
-        shutil.rmtree(own, ignore_errors=True)
 
 
 def place(at: Path, execution: Execution) -> Path:

@@ -5,14 +5,10 @@ The oracle is the same stack on one rank, which every rank runs by itself: same 
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 
 from contracts import instruments
 from contracts.checks.numeric._training import LETTERS, batch, table, uneven
-from contracts.instruments.ranks import gathered, here
 from contracts.spec.array import Arrays
 from contracts.spec.recipe import Moe, Mtp, Recipe
 from contracts.spec.tolerance import FLOAT64_SCAN
@@ -99,14 +95,3 @@ def told(many: Step, one: Step) -> str:
 def _seen(name: str, got: float, want: float) -> str:
     """A figure off by 1e-4 of itself is what a curve would show at best."""
     return f"{name} agrees" if abs(got - want) <= 1e-4 * abs(want) else f"{name} is {got:.6g} and not {want:.6g}"
-
-
-@contextmanager
-def shared_folder() -> Iterator[str]:
-    """A new folder that every rank of the world sees; the first makes it, and removes it when all are done."""
-    made = tempfile.TemporaryDirectory(prefix="checkpoints-") if here().rank == 0 else None
-    try:
-        yield gathered(made.name if made else "")[0]
-    finally:
-        if made is not None:
-            made.cleanup()

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from contracts.checks.numeric import _saves
+from contracts.checks.numeric._folders import folder
 from contracts.checks.numeric._saves import BIAS, EXPERTS, FAMILIES, STEPS_TAKEN, state, target, unloaded
 from contracts.contract import contract
 from contracts.spec.array import Array, Element, Shape
@@ -31,7 +32,7 @@ def what_is_loaded_is_what_was_saved(
     10 stands before 2.
     """
     saved = replace(state(4, shapes), position=position)
-    with _saves.folder() as at:
+    with folder() as at:
         _saves.write(stack, at, saved, file_bytes)
         words = unloaded(stack, at, saved, 4)
     assert not words, f"step 4 was saved and loaded, and {words}"
@@ -55,7 +56,7 @@ def no_number_is_too_strange_to_keep(stack: Checkpointing, dtype: Element, bits:
 
     data = base64.b64encode(bytes.fromhex("".join(bits))).decode("ascii")
     saved = replace(state(4, {}), tensors={"w": Array(dtype=dtype, shape=(len(bits),), data=data)})
-    with _saves.folder() as at:
+    with folder() as at:
         _saves.write(stack, at, saved)
         got = stack.load_checkpoint(str(at), 4, target(saved))
     assert not got.refused, f"step 4 was refused: {got.refused}"
@@ -102,7 +103,7 @@ def what_does_not_fit_is_refused_at_once(stack: Checkpointing, expected: Expecte
     changed = {name: each for name, each in expected.items() if each is not None}
     tensors = {name: each for name, each in target(saved).tensors.items() if name not in expected}
     before = replace(target(saved), tensors=tensors | dict(target(state(4, changed)).tensors))
-    with _saves.folder() as at:
+    with folder() as at:
         _saves.write(stack, at, saved)
         loaded = stack.load_checkpoint(str(at), 4, before)
     assert loaded.refused, f"{', '.join(expected)} does not fit what was saved, and was loaded"
@@ -127,7 +128,7 @@ def a_state_is_loaded_into_its_recipe_alone(stack: Checkpointing, saved_under: s
     """
     saved = replace(state(4), recipe=saved_under)
     before = replace(target(saved), recipe=into)
-    with _saves.folder() as at:
+    with folder() as at:
         _saves.write(stack, at, saved)
         loaded = stack.load_checkpoint(str(at), 4, before)
     assert loaded.refused, f"a state of recipe {saved_under!r} was loaded into recipe {into!r}"
@@ -144,7 +145,7 @@ def what_is_not_there_is_refused(stack: Checkpointing, there: tuple[int, ...], s
 
     A run that is told to resume from an unmounted volume and begins again overwrites the month that it had.
     """
-    with _saves.folder() as at:
+    with folder() as at:
         for each in there:
             _saves.write(stack, at, state(each))
         before = target(state(4))

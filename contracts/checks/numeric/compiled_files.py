@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Protocol
 
 from contracts.checks.numeric._attending import call_of
-from contracts.checks.numeric._shared import shared_folder
+from contracts.checks.numeric._folders import shared_folder
 from contracts.checks.numeric._training import DENSE
 from contracts.contract import contract
 from contracts.instruments.ranks import gathered, here

@@ -3,14 +3,11 @@ changes no gradient."""
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 
 from contracts import instruments
 from contracts.checks._layouts import needs_layout
+from contracts.checks.numeric._folders import shared_folder
 from contracts.checks.numeric._spread import BIASED, SPREAD, apart, batches, borrowed, heavy, own, told
 from contracts.contract import contract
 from contracts.instruments.ranks import gathered, here
@@ -35,7 +32,8 @@ def the_lane_steps_and_saves(stack: Training, execution: Execution, world: int) 
     """
     needs_layout(stack, execution.layout)
     weights = heavy(stack, BIASED)
-    with _shared_folder() as folder:
+    with shared_folder() as at:
+        folder = str(at / "checkpoints")
         session = Session(
             recipe=BIASED, steps=5, execution=execution, batches=batches(1) * 5, weights=weights,
             observe=frozenset({"weights"}), at=frozenset({5}), save=folder, save_at=frozenset({5}),
@@ -57,15 +55,6 @@ def _moved(weights: object, steps: tuple[Step, ...]) -> None:
     start, end = instruments.numerics.tensors(weights), instruments.numerics.tensors(steps[-1].weights)  # type: ignore[arg-type]
     still = sorted(name for name, each in end.items() if bool((each == start[name].to(each.dtype)).all()))
     assert not still, f"after five steps {', '.join(still[:3])} did not move"
-
-
-@contextmanager
-def _shared_folder() -> Iterator[str]:
-    """A folder that all ranks of this machine see; rank 0 makes it, and takes it away."""
-    with tempfile.TemporaryDirectory() as own_folder:
-        folder = gathered(own_folder)[0]
-        yield str(Path(folder, "checkpoints"))
-        gathered(None)
 
 
 SHORT = replace(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from contracts.checks.numeric import _saves
+from contracts.checks.numeric._folders import folder
 from contracts.checks.numeric._saves import FAMILIES
 from contracts.checks.numeric.resume import DENSE, MUON, SHORT
 from contracts.contract import contract
@@ -23,7 +23,7 @@ def a_resume_in_the_middle_of_an_epoch_goes_on_there(stack: Training, *parts: in
     An offset that is skipped again in every later epoch, an epoch that is shuffled as the first was, the rest of an
     epoch that is dropped: none of them shows before the border.
     """
-    with _saves.folder() as at:
+    with folder() as at:
         text = at / "text.bin"
         text.write_bytes(bytes(3 * k % 59 for k in range(7 * SHORT.seq_length + 1)))  # seven sequences
         recipe = replace(SHORT, data=Data(path=str(text)))
@@ -58,7 +58,7 @@ def a_run_resumes_under_its_own_recipe(stack: Training, other: Recipe) -> None:
 
     Most of a recipe is in no tensor's shape: the run goes on, as another.
     """
-    with _saves.folder() as at:
+    with folder() as at:
         stack.train(Session(recipe=SHORT, steps=1, save=str(at), save_at=frozenset({1})))
         refused, run = _refused(stack, Session(recipe=other, steps=1, load=str(at)))
         began = run.start if run else 0
@@ -73,7 +73,7 @@ def a_resume_from_nothing_is_refused(stack: Training, recipe: Recipe) -> None:
 
     The volume was not mounted; the run began at step 0 and wrote over what came back with the mount.
     """
-    with _saves.folder() as at:
+    with folder() as at:
         refused, run = _refused(stack, Session(recipe=recipe, steps=1, load=str(at)))
     assert refused, f"there is no checkpoint, and the run began after step {run.start if run else 0}"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contracts.checks.numeric import _saves
+from contracts.checks.numeric._folders import folder
 from contracts.checks.numeric._saves import FAMILIES, LITTLE, ONE_FILE, SHAPES, state, target, unlike, unloaded
 from contracts.contract import contract, untested
 from contracts.spec.checkpointing import Checkpointing, WriteFault
@@ -24,7 +25,7 @@ def a_writer_may_die_at_any_boundary(stack: Checkpointing, *before: int) -> None
     new = state(4, LITTLE)
     died = False
     for boundary in range(1, MANY):
-        with _saves.folder() as at:
+        with folder() as at:
             for step in before:
                 _saves.write(stack, at, state(step, LITTLE), ONE_FILE)
             written = stack.write_checkpoint(str(at), new, ONE_FILE, WriteFault(dies_after=boundary))
@@ -58,7 +59,7 @@ def a_full_disk_takes_nothing_with_it(stack: Checkpointing, room: int) -> None:
     A save that swallows the error is believed. Retention then removes the last one that was real.
     """
     old, new = state(2), state(4)
-    with _saves.folder() as at:
+    with folder() as at:
         _saves.write(stack, at, old)
         there = _saves.files(at)
         written = stack.write_checkpoint(str(at), new, ONE_FILE, WriteFault(room=room))
@@ -94,7 +95,7 @@ def a_save_in_the_background_is_of_its_call(stack: Checkpointing, *steps: int) -
     loads without complaint; a step that is read when the write ends is the next one's.
     """
     states = tuple(state(step, SHAPES) for step in steps)
-    with _saves.folder() as at:
+    with folder() as at:
         overtaken = stack.write_in_background(str(at), states)
         assert overtaken.published == steps, f"complete in the order {overtaken.published}, called as {steps}"
         assert not overtaken.loaded.refused, f"a load right after the last save was refused: {overtaken.loaded.refused}"

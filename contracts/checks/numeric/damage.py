@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from contracts.checks.numeric import _saves
+from contracts.checks.numeric._folders import folder
 from contracts.checks.numeric._saves import FAMILIES, state, target, unlike, unloaded
 from contracts.contract import contract
 from contracts.spec.checkpointing import Checkpointing
@@ -31,7 +32,7 @@ def a_damaged_file_is_refused_by_name(stack: Checkpointing, damage: Damage) -> N
     A flipped bit in a weight is a number like any other. Shards of two steps have the same shapes.
     """
     old, saved = state(2), state(4)
-    with _saves.folder() as at:
+    with folder() as at:
         others = _saves.write(stack, at, old)
         for path, other in zip(_saves.write(stack, at, saved), others, strict=True):
             content = path.read_bytes()
@@ -104,7 +105,7 @@ def no_pickle_is_executed(stack: Checkpointing, form: Form, where: Literal["in p
     checkpoints is then whoever trains.
     """
     saved = state(4)
-    with _saves.folder() as at, _saves.folder() as aside:
+    with folder() as at, folder() as aside:
         marker = aside / "ran"
         payload = _payload(form, marker)
         paths = _saves.write(stack, at, saved)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from contracts.checks.numeric._folders import shared_folder
 from contracts.checks.numeric._saves import files
 from contracts.checks.numeric._shared import (
     EP2,
@@ -15,7 +16,6 @@ from contracts.checks.numeric._shared import (
     SPREAD,
     STATE,
     found_first,
-    shared_folder,
     state_unlike,
 )
 from contracts.contract import contract

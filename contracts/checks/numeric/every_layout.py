@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from contracts import instruments
 from contracts.checks._layouts import needs_layout
+from contracts.checks.numeric._folders import shared_folder
 from contracts.checks.numeric._saves import FAMILIES
 from contracts.checks.numeric._shared import (
     EP2_BORROWED,
@@ -27,7 +28,6 @@ from contracts.checks.numeric._shared import (
     found_first,
     place,
     refusal,
-    shared_folder,
     shown,
     state_unlike,
 )

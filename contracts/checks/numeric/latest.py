@@ -8,6 +8,7 @@ from pathlib import Path
 
 from contracts.checks._refusals import refusal_of
 from contracts.checks.numeric import _saves
+from contracts.checks.numeric._folders import folder
 from contracts.checks.numeric._saves import FAMILIES, LITTLE, ONE_FILE, state, unloaded
 from contracts.checks.storage import HOST, UNMOUNTED, WELL
 from contracts.contract import contract
@@ -28,7 +29,7 @@ def the_latest_is_the_highest_number(stack: Checkpointing, touched: tuple[int, .
 
     As text 9 comes after 10. A copy back from the archive gives an old checkpoint the newest time.
     """
-    with _saves.folder() as at:
+    with folder() as at:
         for step in sorted(touched):
             before = set(at.rglob("*"))
             _saves.write(stack, at, state(step, LITTLE), ONE_FILE)
@@ -55,7 +56,7 @@ def what_only_looks_like_a_checkpoint_is_none(stack: Checkpointing, junk: str) -
 
     `int()` of whatever digits a name has crashes on one folder, and takes step 7 for newer that is a copy of 4.
     """
-    with _saves.folder() as at:
+    with folder() as at:
         for step in (2, 4):
             _saves.write(stack, at, state(step, LITTLE), ONE_FILE)
         for path in list(at.iterdir()):

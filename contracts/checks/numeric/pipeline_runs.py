@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from contracts.checks._layouts import numbers_in
 from contracts.checks._refusals import refusal_of
+from contracts.checks.numeric._folders import shared_folder
 from contracts.checks.numeric._stages import (
     AHEAD,
     BESIDE_DP,
@@ -21,7 +22,6 @@ from contracts.checks.numeric._stages import (
     given,
     heavy,
     losses_apart,
-    shared_folder,
     unlike,
 )  # fmt: skip
 from contracts.contract import contract
@@ -73,15 +73,15 @@ def three_steps_at_depth_4_are_saved(stack: Training, recipe: Recipe, execution:
     precise = replace(execution, precision="float64")
     alone = Execution(precision="float64")
     batches, weights = given(4), heavy(stack, recipe)
-    with shared_folder() as folder:
+    with shared_folder() as at:
         first = Session(
-            recipe=recipe, steps=3, execution=precise, batches=batches[:3], weights=weights, save=folder,
+            recipe=recipe, steps=3, execution=precise, batches=batches[:3], weights=weights, save=str(at),
             save_at=frozenset({3}),
         )  # fmt: skip
         taken = stack.train(first).steps
         assert len(taken) == 3, f"{len(taken)} steps were taken, expected 3"
         rest = Session(
-            recipe=recipe, steps=1, execution=precise, batches=batches[3:], load=folder,
+            recipe=recipe, steps=1, execution=precise, batches=batches[3:], load=str(at),
             observe=frozenset({"weights", "optimizer"}),
         )  # fmt: skip
         resumed = {"in the same stages": stack.train(rest)}

@@ -12,6 +12,7 @@ from itertools import accumulate
 
 from contracts import instruments
 from contracts.checks._layouts import needs_layout
+from contracts.checks.numeric._folders import shared_folder
 from contracts.checks.numeric._saves import FAMILIES
 from contracts.checks.numeric._shared import (
     CP2,
@@ -44,7 +45,6 @@ from contracts.checks.numeric._shared import (
     found_first,
     place,
     refusal,
-    shared_folder,
     shown,
     state_unlike,
 )

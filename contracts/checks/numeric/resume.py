@@ -6,6 +6,7 @@ import random
 from dataclasses import replace
 
 from contracts.checks.numeric import _saves
+from contracts.checks.numeric._folders import folder
 from contracts.checks.numeric._recipes import SMALL
 from contracts.checks.numeric._saves import FAMILIES
 from contracts.contract import contract
@@ -52,7 +53,7 @@ def resumed_twice_is_uninterrupted(
     whole = stack.train(Session(recipe=recipe, steps=sum(parts), execution=execution, observe=EVERYTHING))
     _generators(recipe.seed)
     start = 0
-    with _saves.folder() as at:
+    with folder() as at:
         for number, steps in enumerate(parts):
             end = start + steps
             session = Session(
@@ -110,7 +111,7 @@ def a_save_does_not_touch_the_run(stack: Training, recipe: Recipe) -> None:
     _generators(recipe.seed)
     plain = stack.train(Session(recipe=recipe, steps=4, observe=EVERYTHING))
     _generators(recipe.seed)
-    with _saves.folder() as at:
+    with folder() as at:
         session = Session(recipe=recipe, steps=4, observe=EVERYTHING, save=str(at), save_at=frozenset({1, 2, 3, 4}))
         saving = stack.train(session)
     for got, want in zip(saving.steps, plain.steps, strict=True):

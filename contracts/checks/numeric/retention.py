@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contracts.checks.numeric import _saves
+from contracts.checks.numeric._folders import folder
 from contracts.checks.numeric._saves import FAMILIES, LITTLE, ONE_FILE, state, target, unlike, unloaded
 from contracts.contract import contract
 from contracts.spec.checkpointing import Checkpointing, WriteFault
@@ -30,7 +31,7 @@ def the_last_durable_copy_stays(
     The newest is the one whose upload has not ended. If the host is lost then, what was removed at the start of the
     save was the last copy there was.
     """
-    with _saves.folder() as at:
+    with folder() as at:
         for step in there:
             _saves.write(stack, at, state(step, LITTLE), ONE_FILE)
         retired = stack.retire_checkpoints(str(at), keep, durable, None)
@@ -47,7 +48,7 @@ def to_keep_nothing_is_refused(stack: Checkpointing, keep: int) -> None:
 
     `steps[:-keep]` is empty at 0 and so harmless, `steps[:len(steps) - keep]` is everything.
     """
-    with _saves.folder() as at:
+    with folder() as at:
         for step in (2, 4):
             _saves.write(stack, at, state(step, LITTLE), ONE_FILE)
         retired = stack.retire_checkpoints(str(at), keep, frozenset({2, 4}), None)
@@ -64,7 +65,7 @@ def what_is_incomplete_counts_for_nothing(stack: Checkpointing, dies_after: int)
 
     A counter of folders keeps three husks and removes the one that works; husks that nobody clears fill the volume.
     """
-    with _saves.folder() as at:
+    with folder() as at:
         for step in (2, 4):
             _saves.write(stack, at, state(step, LITTLE), ONE_FILE)
         for step in (6, 8, 10):
@@ -91,7 +92,7 @@ def a_remover_may_die_at_any_boundary(stack: Checkpointing, *there: int) -> None
     """
     whole = 0
     for boundary in range(1, 40):
-        with _saves.folder() as at:
+        with folder() as at:
             for step in there:
                 whole = len(_saves.write(stack, at, state(step, LITTLE), ONE_FILE))
             retired = stack.retire_checkpoints(str(at), 1, frozenset(there), WriteFault(dies_after=boundary))

@@ -11,7 +11,8 @@ import hashlib
 from dataclasses import replace
 
 from contracts import instruments
-from contracts.checks.numeric._shared import found_first, shared_folder, shown, state_unlike
+from contracts.checks.numeric._folders import shared_folder
+from contracts.checks.numeric._shared import found_first, shown, state_unlike
 from contracts.checks.numeric._transformers import (
     DENSE,
     GROUPED_EXPERTS,

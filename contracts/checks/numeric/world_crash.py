@@ -6,6 +6,7 @@ A checkpoint of many ranks is complete when the slowest has written, and not whe
 from __future__ import annotations
 
 from contracts.checks.numeric import _saves
+from contracts.checks.numeric._folders import folder
 from contracts.checks.numeric._saves import FAMILIES, SHAPES, state, unloaded
 from contracts.contract import contract
 from contracts.spec.array import Shape
@@ -38,7 +39,7 @@ def a_rank_may_die_at_any_boundary(
     """
     new = state(4, SPREAD)
     for boundary in (*boundaries, MANY):
-        with _saves.folder() as at:
+        with folder() as at:
             _saves.write(stack, at, state(2, SPREAD))
             ends = stack.write_on_ranks(str(at), new, ranks, dict.fromkeys(dying, WriteFault(dies_after=boundary)))
             said = f"the ranks that save step 4 ended {_told(ends)}, and"
@@ -67,7 +68,7 @@ def one_full_disk_takes_nothing_with_it(stack: Checkpointing, ranks: int, full: 
     One rank that goes on alone waits for the others in the next step's collective, or thinks the step was saved.
     """
     old, new = state(2, SPREAD), state(4, SPREAD)
-    with _saves.folder() as at:
+    with folder() as at:
         _saves.write(stack, at, old)
         there = _saves.files(at)
         ends = stack.write_on_ranks(str(at), new, ranks, {full: WriteFault(room=room)})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contracts.checks.numeric import _saves
+from contracts.checks.numeric._folders import folder
 from contracts.checks.numeric._saves import FAMILIES, state, target, unlike
 from contracts.checks.numeric.world_crash import SPREAD
 from contracts.contract import contract
@@ -29,7 +29,7 @@ def saves_of_ranks_in_the_background_are_of_their_calls(
     A rank that keeps references saves its shards of a later step beside the others' of this one. Their sizes agree.
     """
     states = tuple(state(step, SPREAD) for step in steps)
-    with _saves.folder() as at:
+    with folder() as at:
         every = stack.write_in_background_on_ranks(str(at), states, ranks, late)
         order = max((told.published for told in every), key=len)
         assert order == steps, f"complete in the order {order}, called as {steps}"

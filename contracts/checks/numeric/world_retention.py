@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Literal
 
 from contracts.checks._layouts import needs_layout
+from contracts.checks.numeric._folders import shared_folder
 from contracts.checks.numeric._saves import FAMILIES, files
-from contracts.checks.numeric._shared import EP2_BORROWED, FSDP2, PP2, SPREAD, TP2_EP2, shared_folder
+from contracts.checks.numeric._shared import EP2_BORROWED, FSDP2, PP2, SPREAD, TP2_EP2
 from contracts.contract import contract
 from contracts.instruments.ranks import gathered, here
 from contracts.spec.training import Execution, Session, Training
