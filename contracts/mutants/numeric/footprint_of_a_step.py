@@ -5,10 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from contracts.contract import mutant
+from contracts.mutants.numeric._spread import Spread
 from contracts.spec.devices import AllocatorSeen
+from contracts.stacks.reference.blocks.attention import Attention
+from contracts.stacks.reference.blocks.common import Output, Packing
+from contracts.stacks.reference.model import Model
 from contracts.stacks.reference.stack import Reference
 from contracts.stacks.reference.trainer import Done, Trainer
 
@@ -46,6 +52,48 @@ class LogsTensors(Reference):
 
     def trainer(self) -> type[Trainer]:
         return _Log
+
+
+class _FindsAttention(Model):
+    def run(self, layer: nn.Module, x: Tensor, pack: Packing) -> Output:
+        found = isinstance(layer.mixer, Attention)
+        return super().run(layer, x, pack) if found else layer(x, pack)
+
+
+@mutant(of="MEM-01i", case="mamba", says="bytes beside what is held, and", bugs=("ACK-07",))
+@mutant(of="MEM-01i", case="experts", says="bytes beside what is held, and", bugs=("ACK-07",))
+class RecomputesOneClassAlone(Spread):
+    """Layers are wrapped by the class of their mixer, and the list of classes is that of another model."""
+
+    exchange = {"model": _FindsAttention}
+
+
+class _KeepsWhatItGave(Model):
+    def run(self, layer: nn.Module, x: Tensor, pack: Packing) -> Output:
+        def looked_at(x: Tensor, pack: Packing) -> Output:
+            with torch.autograd.graph.save_on_cpu():
+                return layer(x, pack)  # type: ignore[no-any-return]
+
+        return looked_at(x, pack) if self.recompute else super().run(layer, x, pack)
+
+
+@mutant(of="MEM-01i", case="attention", says="bytes beside what is held, and")
+class MovesInsteadOfRecomputing(Spread):
+    """Activations are moved to the host and counted as gone: on a host they are held there all the same."""
+
+    exchange = {"model": _KeepsWhatItGave}
+
+
+class _Always(Model):
+    def run(self, layer: nn.Module, x: Tensor, pack: Packing) -> Output:
+        return checkpoint(layer, x, pack, use_reentrant=False)  # type: ignore[no-any-return]
+
+
+@mutant(of="MEM-01i", case="recurrent", says="bytes beside what is held, and")
+class RecomputesUnasked(Spread):
+    """The other way round: everything is recomputed whatever the recipe says, at a third more time a step."""
+
+    exchange = {"model": _Always}
 
 
 @mutant(of="ENV-03c", case="fsdp2", says="segments are expandable under PYTORCH_ALLOC_CONF=''")
