@@ -182,3 +182,16 @@ class CountsAssignmentsOnEachRankOfARow(Spread):
     """The other way round: the counts of a row are summed over ranks that have each summed them."""
 
     trains = _BiasTwice
+
+
+class _RemembersTheFirst(ContextParallel):
+    def packing(self, whole: Packing) -> Packing:
+        former: Packing = vars(self).setdefault(f"for {tuple(whole.documents_BT.shape)}", super().packing(whole))
+        return former
+
+
+@mutant(of="PAR-05h", case="cp2-in-microbatches", says="on one rank", bugs=("SSM-19",))
+class CutsAsForTheFirstMicrobatch(Spread):
+    """Where documents lie on the ranks of a row is worked out once, and kept for rows that are packed otherwise."""
+
+    exchange = {"context_parallel": _RemembersTheFirst}

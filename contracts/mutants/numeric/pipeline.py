@@ -70,6 +70,18 @@ class KeepsTheGradientOfTheFirstMicrobatch(Staged):
             return out if len(self.passed) == 1 else scaled(out, 0.0)
 
 
+class _AtNoBoundary(PipelineTrainer):
+    def unreduced(self, name: str) -> Any:
+        return None
+
+
+@mutant(of="PAR-08a", case="beside-dp", says=GRADIENT, bugs=("PPS-12",))
+class NeverTellsThatAWindowEnds(Staged):
+    """The schedule counts microbatches itself; who reduces gradients waits for a boundary that it is not told of."""
+
+    trains = _AtNoBoundary
+
+
 # auxiliary losses
 @mutant(of="PAR-08a", case="two-stages", says="loss agrees")
 class BalancesTheLastStageAlone(Staged):

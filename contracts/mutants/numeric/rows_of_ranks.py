@@ -72,7 +72,7 @@ class _SharesByWorld(ParallelTrainer):
         return rows[at * each : (at + 1) * each]
 
 
-@mutant(of="PAR-06h", case="ep2", says="labels count", bugs=("ROP-07",))
+@mutant(of="PAR-06h", case="ep2", says="labels count", bugs=("ROP-07", "DAT-10"))
 class CutsTheBatchByTheWorld(Spread):
     """Ranks that share a batch each take a part of it: it is cut for a second time."""
 

@@ -16,6 +16,8 @@ from contracts.mutants.numeric._spread import Spread
 from contracts.stacks.reference.model import Model
 from contracts.stacks.reference.optimizer import Member, orthogonal
 from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer, ShardedMuon, ShardedOptimizer
+from contracts.stacks.reference.parallel.wholes import cut, whole
+from contracts.stacks.reference.placed import copied, part, parted
 
 
 def _squares(parameters: Iterable[nn.Parameter]) -> Tensor:
@@ -56,6 +58,22 @@ class TakesTheNormOfItsOwnExperts(Spread):
     """Experts of other ranks are left out of the norm, and each rank clips by another number."""
 
     moves = _OfThisRank
+
+
+class _WithoutMarks(ShardedOptimizer):
+    def norm_of(self, parameters: Iterable[nn.Parameter]) -> float:
+        unmarked = {id(each.parameter) for each in self.members if each.role == "ssm" or "out_norm" in each.name}
+        given = list(parameters)
+        others = super().norm_of([each for each in given if id(each) not in unmarked])
+        own = _squares(each for each in given if id(each) in unmarked)
+        return float((own + others**2).sqrt())
+
+
+@mutant(of="PAR-03a", case="tp2-sp-muon", says="grad_norm is", bugs=("CLP-11",))
+class TakesUnmarkedShardsForCopies(Spread):
+    """Decay rates, skips and the gated norm of the heads were never marked as cut: each rank counts its own for all."""
+
+    moves = _WithoutMarks
 
 
 class _MeanOfRanks(ShardedOptimizer):
@@ -122,6 +140,22 @@ class SkipsTheClipUnderTensorParallel(Spread):
 
 
 # updates
+class _OneBuffer(ShardedOptimizer):
+    def zero(self) -> None:
+        super().zero()
+        moved = any(rule.state for rule in self.rules.values())
+        for member in self.members if moved else ():
+            if isinstance(member.parameter, DTensor):
+                member.parameter.grad = copied(member.parameter.detach())
+
+
+@mutant(of="PAR-02a", case="tp2-sp-fsdp2", says="weights ", bugs=("OPT-22",))
+class AddsToWhatWasGathered(Spread):
+    """Gradients have the memory into which parameters were gathered behind the step before, and nobody clears it."""
+
+    moves = _OneBuffer
+
+
 class _OrthogonalParts(ShardedMuon):
     def direction(self, grad: Tensor, buffer: Tensor, momentum: float) -> Tensor:
         buffer.mul_(momentum).add_(grad)
@@ -134,6 +168,27 @@ class _OrthogonalParts(ShardedMuon):
 
 class _MuonOfParts(ShardedOptimizer):
     muon = _OrthogonalParts
+
+
+class _Padded(ShardedMuon):
+    def direction(self, grad: Tensor, buffer: Tensor, momentum: float) -> Tensor:
+        if not isinstance(grad, DTensor) or grad.dim() > 2:
+            return super().direction(grad, buffer, momentum)
+        moved = part(buffer).mul_(momentum).add_(part(grad))
+        (gathered,) = whole({"": parted(part(grad) + momentum * moved, grad)}).values()
+        stale = gathered.new_full((-len(gathered) % 16 or 16, gathered.shape[1]), 1e-3)
+        return parted(cut(orthogonal(torch.cat([gathered, stale]))[: len(gathered)], grad), grad)
+
+
+class _MuonOverPadding(ShardedOptimizer):
+    muon = _Padded
+
+
+@mutant(of="PAR-02a", case="tp2-sp-muon", says="weights layers.", bugs=("OPT-18",))
+class OrthogonalisesWithItsPadding(Spread):
+    """Rows are padded to whole tiles, and what the padding still held of an earlier tensor is orthogonalized too."""
+
+    moves = _MuonOverPadding
 
 
 @mutant(of="PAR-02a", case="tp2-sp-muon", says="weights layers.", bugs=("OPT-13",))
