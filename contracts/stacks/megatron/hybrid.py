@@ -6,13 +6,16 @@ those of `model`, and its Mamba layer has a norm before it of its own.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from contracts.spec import pattern as patterns
 from contracts.spec.errors import NotOffered
 from contracts.stacks.megatron import model
 from contracts.stacks.megatron.model import Plan, layer_spec
-from contracts.stacks.megatron.shims import mcore
+from contracts.stacks.megatron.scan import hybrid_block
+from contracts.stacks.megatron.shims import mcore, older
 
 
 def chunks_of(plan: Plan, config: Any) -> list[Any]:
@@ -24,12 +27,10 @@ def chunks_of(plan: Plan, config: Any) -> list[Any]:
     state, recipe = mcore("parallel_state"), plan.recipe
     parsed, pp = patterns.parse(recipe.pattern, recipe.depth), plan.degrees.pp
     stages = patterns.stages(parsed, pp) if pp > 1 else [plan.letters]
-    made = mcore("models.hybrid.hybrid_model").HybridModel(
-        config=config,
-        hybrid_stack_spec=_stack_spec(plan),
+    cut = ["".join(_symbol(plan, letter) for letter in stage) for stage in stages]
+    made = _kind(config, _stack_spec(plan), cut)(
         vocab_size=recipe.vocab,
         max_sequence_length=recipe.seq_length,
-        hybrid_layer_pattern="|".join("".join(_symbol(plan, letter) for letter in stage) for stage in stages),
         pre_process=state.is_pipeline_first_stage(),
         post_process=state.is_pipeline_last_stage(),
         share_embeddings_and_output_weights=not recipe.untied_embeddings,
@@ -39,22 +40,36 @@ def chunks_of(plan: Plan, config: Any) -> list[Any]:
     return [made]
 
 
+def _kind(config: Any, spec: Any, stages: list[str]) -> Callable[..., Any]:
+    """Megatron's hybrid model over its letters of each stage. Until 0.16 it is a Mamba model, cut into equal stages.
+
+    Raises:
+        NotOffered: for stages of unequal length, of a version that does not have them.
+    """
+    if not older():
+        hybrid = mcore("models.hybrid.hybrid_model").HybridModel
+        return partial(hybrid, config=config, hybrid_stack_spec=spec, hybrid_layer_pattern="|".join(stages))
+    if len({len(each) for each in stages}) > 1:
+        raise NotOffered("Megatron-Core of this version cuts its hybrid model into stages of one length")
+    mamba = mcore("models.mamba.mamba_model").MambaModel
+    return partial(mamba, config=config, mamba_stack_spec=spec, hybrid_override_pattern="".join(stages))
+
+
 def _symbol(plan: Plan, letter: str) -> str:
-    """How Megatron writes a letter: attention and experts have two kinds each."""
-    attention, experts = "+" if plan.recipe.mla else "*", "E" if plan.recipe.moe else "-"
+    """How Megatron writes a letter: attention and experts have two kinds each, attention one of them until 0.16."""
+    latent = "*" if older() else "+"
+    attention, experts = latent if plan.recipe.mla else "*", "E" if plan.recipe.moe else "-"
     return {"A": attention, "E": experts, "M": "M"}[letter]
 
 
 def _stack_spec(plan: Plan) -> Any:
-    block = mcore("models.hybrid.hybrid_block")
+    block, build = mcore(hybrid_block()), mcore("transformer.spec_utils").ModuleSpec
     attention, experts = layer_spec(plan, "A"), layer_spec(plan, "E")
-    return mcore("transformer.spec_utils").ModuleSpec(
-        module=block.HybridStack,
-        submodules=block.HybridStackSubmodules(
-            mamba_layer=mamba_spec(), attention_layer=attention, mla_layer=attention, mlp_layer=experts,
-            moe_layer=experts,
-        ),
-    )  # fmt: skip
+    layers = {"mamba_layer": mamba_spec(), "attention_layer": attention, "mlp_layer": experts, "moe_layer": experts}
+    if hasattr(block, "HybridStack"):
+        submodules = block.HybridStackSubmodules(**layers, mla_layer=attention)
+        return build(module=block.HybridStack, submodules=submodules)
+    return build(module=block.MambaStack, submodules=block.MambaStackSubmodules(**layers))
 
 
 def mamba_spec() -> Any:

@@ -6,7 +6,7 @@ after the last token is what its inference keeps of a prompt, here of the last d
 
 from __future__ import annotations
 
-import importlib
+from dataclasses import fields
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from contracts.spec.errors import NotOffered
 from contracts.spec.recipe import Mode
 from contracts.stacks.megatron.block import THEIRS, Block, gradient
 from contracts.stacks.megatron.hybrid import mamba_spec
+from contracts.stacks.megatron.scan import reached
 from contracts.stacks.megatron.shims import mcore
 
 STATES = ("conv_x", "conv_b", "conv_c")
@@ -32,7 +33,7 @@ def declined(mode: Mode) -> None:
     if mode != "nemo_native":
         raise NotOffered("Megatron-Core: M is Mamba-2, it has no Mamba-3")
     try:
-        importlib.import_module("megatron.core.ssm.mamba_mixer")
+        reached()
     except ModuleNotFoundError as error:
         raise NotOffered(f"Megatron-Core of this version imports its mixer only where there is {error.name}") from None
 
@@ -76,7 +77,7 @@ class MambaBlock(Block):
         rows, length = documents_BT.shape
         beyond = int(documents_BT.max()) + 1
         seq_idx = (documents_BT + beyond * torch.arange(rows)[:, None]).reshape(1, -1).int()
-        packed = mcore("packed_seq_params").PackedSeqParams(qkv_format="thd", seq_idx=seq_idx)
+        packed = _packed(seq_idx)
         out = self.layer.mixer(self.layer.norm(x_BTD.reshape(rows * length, 1, -1)), packed_seq_params=packed)[0]
         return out.reshape(rows, length, -1)
 
@@ -98,3 +99,12 @@ class MambaBlock(Block):
         conv, ssm = (x_T1D.new_zeros(1, *shape) for shape in mixer.mamba_state_shapes_per_request())
         mixer._ssm_prefill(mixer.in_proj(self.layer.norm(x_T1D))[0], conv_state=conv, ssm_state=ssm)
         return conv, ssm
+
+
+def _packed(seq_idx_1N: Tensor) -> Any:
+    """Documents one behind the other, as Megatron is told of them: until 0.16 by where they begin, then by number."""
+    kind = mcore("packed_seq_params").PackedSeqParams
+    if any(each.name == "seq_idx" for each in fields(kind)):
+        return kind(qkv_format="thd", seq_idx=seq_idx_1N)
+    _, lengths = torch.unique_consecutive(seq_idx_1N[0], return_counts=True)
+    return kind(qkv_format="thd", cu_seqlens_q=torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).int())

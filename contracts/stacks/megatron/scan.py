@@ -8,19 +8,25 @@ left of s at t, all pairs at once and no state between them. The signatures are 
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import importlib
 import importlib.util
 import sys
 import types
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from contracts.stacks.megatron.shims import Shim, local_norm
+from contracts.stacks.megatron.shims import Shim, local_norm, older
 
-LABEL = "; under M the kernels of mamba-ssm, scan and gated norm, are substituted by torch's operations"
+LABEL = (
+    "; under M the kernels of mamba-ssm, scan and gated norm, are substituted by torch's operations, and 0.16.1 has "
+    "empty modules in place of operations of inference in Triton"
+)
 
 
 def split_conv1d_scan(
@@ -47,11 +53,12 @@ def split_conv1d_scan(
 def chunk_scan(
     x_blhp: Tensor, dt_blh: Tensor, A_h: Tensor, B_blgn: Tensor, C_blgn: Tensor, chunk_size: int = 0, *,
     D: Tensor, dt_bias: Tensor, dt_softplus: bool, z: Tensor | None = None, initial_states: Tensor | None = None,
-    seq_idx: Tensor | None = None, return_final_states: bool = False,
+    seq_idx: Tensor | None = None, return_final_states: bool = False, cu_seqlens: Tensor | None = None,
+    return_varlen_states: bool = False,
 ) -> Any:  # fmt: skip
     """`mamba_chunk_scan_combined` from an empty state: (b, l, h, p), and the last state (b, h, p, n) if asked for."""
-    if z is not None or initial_states is not None or not dt_softplus:
-        raise NotImplementedError("a gate, an initial state or a step without softplus")
+    if z is not None or initial_states is not None or not dt_softplus or cu_seqlens is not None or return_varlen_states:
+        raise NotImplementedError("a gate, an initial state, a step without softplus or states of several requests")
     share = x_blhp.shape[2] // B_blgn.shape[2]
     b_blhn, c_blhn = (each.repeat_interleave(share, 2) for each in (B_blgn, C_blgn))
     dt_bhl = F.softplus(dt_blh + dt_bias).movedim(1, -1)
@@ -107,6 +114,25 @@ class GatedNorm(nn.Module):
         return found
 
 
+_MIXER = "megatron.core.ssm.mamba_mixer"
+_SLICES = "megatron.core.inference.contexts.attention_context.triton"
+
+
+@functools.cache
+def reached() -> None:
+    """Import Megatron's mixer, where 0.16.1 too has it: that imports operations of inference in Triton beside it.
+
+    Where they cannot be imported something empty has their name meanwhile; no question calls them.
+    """
+    try:
+        importlib.import_module(_MIXER)
+    except ModuleNotFoundError as error:
+        if error.name != "triton":
+            raise
+        with _beside(_substitutes() | _slices()):
+            importlib.import_module(_MIXER)
+
+
 @functools.cache
 def _extended() -> Any:
     """Megatron's own class over that norm, which knows how it is cut and saved.
@@ -114,24 +140,42 @@ def _extended() -> Any:
     Its module makes the class of what mamba-ssm has when it is imported; so a copy is imported beside something by that
     name, and nobody else sees either.
     """
+    spec = importlib.util.find_spec(_MIXER)
+    assert spec is not None
+    assert spec.loader is not None
+    copy = importlib.util.module_from_spec(spec)
+    with _beside(_substitutes() | _slices()):
+        spec.loader.exec_module(copy)
+    return copy.ExtendedRMSNorm
+
+
+def _substitutes() -> dict[str, types.ModuleType]:
+    """Modules by mamba-ssm's names."""
     names = ("mamba_ssm", "mamba_ssm.ops", "mamba_ssm.ops.triton")
     norm, scan = (types.ModuleType(f"{names[-1]}.{name}") for name in ("layernorm_gated", "ssd_combined"))
     vars(norm)["RMSNorm"] = GatedNorm
     vars(scan).update(mamba_chunk_scan_combined=chunk_scan, mamba_split_conv1d_scan_combined=split_conv1d_scan)
-    given = {name: types.ModuleType(name) for name in names} | {each.__name__: each for each in (norm, scan)}
-    spec = importlib.util.find_spec("megatron.core.ssm.mamba_mixer")
-    assert spec is not None
-    assert spec.loader is not None
-    copy = importlib.util.module_from_spec(spec)
+    return {name: types.ModuleType(name) for name in names} | {each.__name__: each for each in (norm, scan)}
+
+
+def _slices() -> dict[str, types.ModuleType]:
+    """What 0.16.1's mixer names of inference, empty."""
+    slices = types.ModuleType(f"{_SLICES}.tensor_ops")
+    vars(slices).update(dict.fromkeys(("tensor_get_slice_after", "tensor_masked_update", "tensor_merge")))
+    return {_SLICES: types.ModuleType(_SLICES), slices.__name__: slices}
+
+
+@contextlib.contextmanager
+def _beside(given: Mapping[str, types.ModuleType]) -> Iterator[None]:
+    """Modules by name, for as long as something is imported; what had the names has them again."""
     before = {name: sys.modules[name] for name in given if name in sys.modules}
     sys.modules.update(given)
     try:
-        spec.loader.exec_module(copy)
+        yield
     finally:
         for name in given:
             del sys.modules[name]
         sys.modules.update(before)
-    return copy.ExtendedRMSNorm
 
 
 def extended_norm(*sizes: int, **made: Any) -> nn.Module:
@@ -140,31 +184,31 @@ def extended_norm(*sizes: int, **made: Any) -> nn.Module:
     return found
 
 
-_MIXER = "megatron.core.ssm.mamba_mixer:"
 _KERNEL = "a kernel of mamba-ssm, which is written in Triton for GPUs: substituted"
 KERNELS: tuple[Shim, ...] = (
-    Shim(at=_MIXER + "HAVE_MAMBA_SSM", put=True, why="mamba-ssm, whose kernels are substituted"),
-    Shim(at=_MIXER + "mamba_split_conv1d_scan_combined", put=split_conv1d_scan, why=_KERNEL),
-    Shim(at=_MIXER + "mamba_chunk_scan_combined", put=chunk_scan, why=_KERNEL),
-    Shim(at=_MIXER + "ExtendedRMSNorm", put=extended_norm, why=_KERNEL),
+    Shim(at=f"{_MIXER}:HAVE_MAMBA_SSM", put=True, why="mamba-ssm, whose kernels are substituted"),
+    Shim(at=f"{_MIXER}:mamba_split_conv1d_scan_combined", put=split_conv1d_scan, why=_KERNEL),
+    Shim(at=f"{_MIXER}:mamba_chunk_scan_combined", put=chunk_scan, why=_KERNEL),
+    Shim(at=f"{_MIXER}:ExtendedRMSNorm", put=extended_norm, why=_KERNEL),
     Shim(
-        at=_MIXER + "_check_mamba_sequence_packing_support",
+        at=f"{_MIXER}:_check_mamba_sequence_packing_support",
         put=lambda **_: (True, None),
         why="the versions of mamba-ssm and causal-conv1d: the substituted scan knows documents",
     ),
 )
 """What is replaced besides the shims of every question where a block is M."""
-STACK: tuple[Shim, ...] = (
-    *KERNELS,
-    Shim(
-        at="megatron.core.models.hybrid.hybrid_block:TENorm",
-        put=lambda *, config, hidden_size, eps: local_norm(None, config, hidden_size, eps),
-        why="the norm of Transformer Engine, which its hybrid model names for its last norm: torch's instead",
-    ),
-)
-"""And where there is a whole model with an M."""
 
 
 def kernels(letters: str) -> tuple[Shim, ...]:
-    """What is replaced for a model of these letters."""
-    return STACK if "M" in letters else ()
+    """What is replaced for a whole model of these letters."""
+    last_norm = Shim(
+        at=f"megatron.core.{hybrid_block()}:TENorm",
+        put=lambda *, config, hidden_size, eps: local_norm(None, config, hidden_size, eps),
+        why="the norm of Transformer Engine, which its hybrid model names for its last norm: torch's instead",
+    )
+    return (*KERNELS, last_norm) if "M" in letters else ()
+
+
+def hybrid_block() -> str:
+    """The module of the layers of Megatron's hybrid model."""
+    return "ssm.mamba_block" if older() else "models.hybrid.hybrid_block"

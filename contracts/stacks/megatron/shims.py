@@ -8,7 +8,9 @@ which one it was.
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
+import importlib.util
 import logging
 import queue
 from collections.abc import Callable, Iterator
@@ -27,6 +29,12 @@ TRIED = ("0.16.1", "0.19.2")
 def mcore(module: str) -> Any:
     """A module of the installed Megatron-Core."""
     return importlib.import_module(f"megatron.core.{module}")
+
+
+@functools.cache
+def older() -> bool:
+    """Whether the installed version has no hybrid model yet but a Mamba model with other letters: up to 0.16."""
+    return importlib.util.find_spec("megatron.core.models.hybrid") is None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from contracts.spec.errors import NotOffered
 from contracts.spec.recipe import Recipe
+from contracts.stacks.megatron.shims import older
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,13 +163,14 @@ def _mamba(recipe: Recipe, theirs: str, ours: str) -> list[Piece]:
     projection = tuple(f"{ours}{name}.weight" for name in ("wz", "wx", "wb", "wc", "wdt"))
     weights = tuple(f"{ours}conv_{name}.weight" for name in "xbc")
     biases = tuple(f"{ours}conv_{name}.bias" for name in "xbc")
+    convolution = f"{theirs}conv1d{'.' if older() else '_'}"
     return [
         Piece(theirs=f"{theirs}in_proj.weight", ours=projection, stacked=tuple(of_projection), pack=torch.cat,
               unpack=lambda held: list(torch.split(held, of_projection))),
-        Piece(theirs=f"{theirs}conv1d_weight", ours=weights, stacked=tuple(of_convolution),
+        Piece(theirs=f"{convolution}weight", ours=weights, stacked=tuple(of_convolution),
               pack=lambda given: torch.cat(given)[:, None],
               unpack=lambda held: list(torch.split(held[:, 0], of_convolution))),
-        Piece(theirs=f"{theirs}conv1d_bias", ours=biases, stacked=tuple(of_convolution), pack=torch.cat,
+        Piece(theirs=f"{convolution}bias", ours=biases, stacked=tuple(of_convolution), pack=torch.cat,
               unpack=lambda held: list(torch.split(held, of_convolution))),
         *(_same(f"{theirs}{name}", f"{ours}{name}") for name in ("A_log", "D", "dt_bias")),
         _same(f"{theirs}norm.weight", f"{ours}out_norm.weight"),
