@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -109,7 +109,11 @@ def start(folder: Path, words: tuple[str, ...], script: str | None, **variables:
 
 
 def ended(folder: Path, process: subprocess.Popen[str]) -> Launched:
-    out, err = process.communicate(timeout=300)
+    try:
+        out, err = process.communicate(timeout=300)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        raise
     return Launched(folder, out, err, process.returncode)
 
 
@@ -239,8 +243,10 @@ WAITS = {
 
 
 @pytest.fixture(scope="module")
-def stopped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, Launched]]:
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Launched]:
     root = tmp_path_factory.mktemp("signals")
+    # Whoever is started in the background of a shell ignores SIGINT, and so would the launches: that is another test.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def one(job: tuple[str, str, signal.Signals]) -> Launched:
         name, script, number = job
@@ -257,8 +263,12 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, L
         "interrupt": ("interrupt", "stops", signal.SIGINT),
         "hangup-ignored": ("hangup-ignored", "does-not-stop", signal.SIGTERM),
     }
-    with ThreadPoolExecutor(max_workers=3) as pool:
-        yield dict(zip(jobs, pool.map(one, jobs.values()), strict=True))
+    try:
+        with ThreadPoolExecutor(max_workers=3) as pool:
+            found = dict(zip(jobs, pool.map(one, jobs.values()), strict=True))
+    finally:
+        signal.signal(signal.SIGINT, before)
+    return found
 
 
 @pytest.mark.parametrize("name", ["term", "interrupt"])
