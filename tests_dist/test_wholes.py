@@ -53,10 +53,13 @@ def test_tensors_are_gathered_together_as_each_by_itself(request: pytest.Fixture
 
 
 @pytest.mark.dist(ranks=4)
-def test_what_tensor_parallel_cut_before_fsdp_comes_back_in_its_order(request: pytest.FixtureRequest) -> None:
+@pytest.mark.parametrize("rows", [8, 6, 2])  # of two rows, FSDP has none left for half of the ranks
+def test_what_tensor_parallel_cut_before_fsdp_comes_back_in_its_order(
+    rows: int, request: pytest.FixtureRequest
+) -> None:
     with mesh_2x2(request.node.nodeid, "shard", "tp") as mesh:
         torch.manual_seed(0)
-        layer = torch.nn.Linear(6, 8)
+        layer = torch.nn.Linear(6, rows)
         kept = layer.weight.detach().clone()
         for name, parameter in list(layer.named_parameters()):
             setattr(layer, name, torch.nn.Parameter(distribute_tensor(parameter.detach(), mesh["tp"], [Shard(0)])))

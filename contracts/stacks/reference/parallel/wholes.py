@@ -113,7 +113,7 @@ def _select(tensor: Tensor, lines: Sequence[Line]) -> Tensor:
         if isinstance(line, range):
             tensor = tensor.narrow(dim, line.start, len(line))
         else:
-            tensor = tensor.index_select(dim, torch.tensor(line, device=tensor.device))
+            tensor = tensor.index_select(dim, torch.tensor(line, dtype=torch.int64, device=tensor.device))
     return tensor
 
 
@@ -123,4 +123,4 @@ def _put(held: Tensor, into: Tensor, lines: Sequence[Line]) -> None:
     if all(isinstance(line, range) for line in lines):
         _select(into, lines).copy_(held)
     else:
-        into[torch.meshgrid(*(torch.tensor(line) for line in lines), indexing="ij")] = held
+        into[torch.meshgrid(*(torch.tensor(line, dtype=torch.int64) for line in lines), indexing="ij")] = held
