@@ -7,25 +7,24 @@ from math import log
 
 from contracts import instruments
 from contracts.checks.numeric import _moe
-from contracts.checks.numeric._moe import PLAIN, PLAIN_SIGMOID, SIGMOID
+from contracts.checks.numeric._moe import PLAIN, PLAIN_SIGMOID, ROUTED, SIGMOID
 from contracts.contract import contract
 from contracts.spec.blocks import Blocks
 from contracts.spec.recipe import Moe
 from contracts.spec.tolerance import FLOAT64
 
 PAPERS = "arXiv 1701.06538; arXiv 2412.19437"
-THREE = replace(PLAIN, shared_hidden=0)
 ONE = replace(PLAIN_SIGMOID, top_k=1, selection_bias=False, shared_hidden=0)
 _UNBIASED = replace(PLAIN_SIGMOID, selection_bias=False, route_scale=1.0)
 
 # moe, logits of some experts, logit of the others, selection bias of some experts, gates. Sigmoids of ln 3, 0, -ln 3
 # are 3/4, 1/2, 1/4: together 3/2.
 GATES = {
-    "softmax": (THREE, {4: 0.0, 9: log(2), 11: log(5)}, -9.0, {}, {4: 1 / 8, 9: 2 / 8, 11: 5 / 8}),
+    "softmax": (ROUTED, {4: 0.0, 9: log(2), 11: log(5)}, -9.0, {}, {4: 1 / 8, 9: 2 / 8, 11: 5 / 8}),
     "softmax-scaled": (
-        replace(THREE, route_scale=2.0), {4: 0.0, 9: log(2), 11: log(5)}, -1.0, {}, {4: 1 / 4, 9: 1 / 2, 11: 5 / 4},
+        replace(ROUTED, route_scale=2.0), {4: 0.0, 9: log(2), 11: log(5)}, -1.0, {}, {4: 1 / 4, 9: 1 / 2, 11: 5 / 4},
     ),
-    "softmax-far-from-0": (THREE, {10: 1000.0, 2: 1000 + log(3), 0: 1000.0}, 0.0, {}, {10: 0.2, 2: 0.6, 0: 0.2}),
+    "softmax-far-from-0": (ROUTED, {10: 1000.0, 2: 1000 + log(3), 0: 1000.0}, 0.0, {}, {10: 0.2, 2: 0.6, 0: 0.2}),
     "sigmoid": (_UNBIASED, {0: 0.0, 7: log(3), 10: -log(3)}, -30.0, {}, {0: 1 / 3, 7: 1 / 2, 10: 1 / 6}),
     "sigmoid-scaled": (PLAIN_SIGMOID, {0: 0.0, 7: log(3), 10: -log(3)}, -30.0, {}, {0: 5 / 6, 7: 5 / 4, 10: 5 / 12}),
     "sigmoid-faint": (_UNBIASED, {0: -20.0, 7: -20.0, 10: -20.0}, -40.0, {}, {0: 1 / 3, 7: 1 / 3, 10: 1 / 3}),

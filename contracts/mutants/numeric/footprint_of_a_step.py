@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from contracts.contract import mutant
-from contracts.mutants.numeric._spread import Spread
+from contracts.mutants.numeric._exchanged import Exchanged
 from contracts.spec.devices import AllocatorSeen
 from contracts.stacks.reference.blocks.attention import Attention
 from contracts.stacks.reference.blocks.common import Output, Packing
@@ -62,7 +62,7 @@ class _FindsAttention(Model):
 
 @mutant(of="MEM-01i", case="mamba", says="bytes beside what is held, and", bugs=("ACK-07",))
 @mutant(of="MEM-01i", case="experts", says="bytes beside what is held, and", bugs=("ACK-07",))
-class RecomputesOneClassAlone(Spread):
+class RecomputesOneClassAlone(Exchanged):
     """Layers are wrapped by the class of their mixer, and the list of classes is that of another model."""
 
     exchange = {"model": _FindsAttention}
@@ -78,7 +78,7 @@ class _KeepsWhatItGave(Model):
 
 
 @mutant(of="MEM-01i", case="attention", says="bytes beside what is held, and")
-class MovesInsteadOfRecomputing(Spread):
+class MovesInsteadOfRecomputing(Exchanged):
     """Activations are moved to the host and counted as gone: on a host they are held there all the same."""
 
     exchange = {"model": _KeepsWhatItGave}
@@ -90,7 +90,7 @@ class _Always(Model):
 
 
 @mutant(of="MEM-01i", case="recurrent", says="bytes beside what is held, and")
-class RecomputesUnasked(Spread):
+class RecomputesUnasked(Exchanged):
     """The other way round: everything is recomputed whatever the recipe says, at a third more time a step."""
 
     exchange = {"model": _Always}

@@ -88,7 +88,6 @@ class TransformerBlock(Block):
 
     def __init__(self, plan: Plan) -> None:
         super().__init__(plan)
-        self.letter = plan.letters
         self.routed: list[tuple[Tensor, Tensor]] = []
 
     def build(self, config: Any) -> Any:
@@ -119,7 +118,7 @@ class TransformerBlock(Block):
         scaler = mcore("transformer.moe.moe_utils").MoEAuxLossAutoScaler
         scaler.set_loss_scale(torch.ones(1, dtype=x_TBD.dtype))
         layer = self.layer
-        if self.letter == "E":
+        if self.plan.letters == "E":
             out: Tensor = layer.mlp(layer.pre_mlp_layernorm(x_TBD))[0]
             return out
         shape_BT = (x_TBD.shape[1], x_TBD.shape[0])
@@ -173,7 +172,7 @@ class TransformerBlock(Block):
     def _seen(self, shape: tuple[int, ...]) -> dict[str, Tensor]:
         """Experts of each token by falling gate, and how often each was asked for."""
         moe = self.plan.recipe.moe
-        if moe is None or self.letter != "E":
+        if moe is None or self.plan.letters != "E":
             return {}
         (probs, asked), (_, kept) = self.routed[0], self.routed[-1]
         length, batch, _ = shape

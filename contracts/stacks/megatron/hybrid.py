@@ -66,10 +66,10 @@ def _stack_spec(plan: Plan) -> Any:
     block, build = mcore(hybrid_block()), mcore("transformer.spec_utils").ModuleSpec
     attention, experts = layer_spec(plan, "A"), layer_spec(plan, "E")
     layers = {"mamba_layer": mamba_spec(), "attention_layer": attention, "mlp_layer": experts, "moe_layer": experts}
-    if hasattr(block, "HybridStack"):
-        submodules = block.HybridStackSubmodules(**layers, mla_layer=attention)
-        return build(module=block.HybridStack, submodules=submodules)
-    return build(module=block.MambaStack, submodules=block.MambaStackSubmodules(**layers))
+    if older():
+        return build(module=block.MambaStack, submodules=block.MambaStackSubmodules(**layers))
+    submodules = block.HybridStackSubmodules(**layers, mla_layer=attention)
+    return build(module=block.HybridStack, submodules=submodules)
 
 
 def mamba_spec() -> Any:

@@ -122,7 +122,8 @@ _SLICES = "megatron.core.inference.contexts.attention_context.triton"
 def reached() -> None:
     """Import Megatron's mixer, where 0.16.1 too has it: that imports operations of inference in Triton beside it.
 
-    Where they cannot be imported something empty has their name meanwhile; no question calls them.
+    Where they cannot be imported something empty has their name meanwhile; no question calls them. The substitutes of
+    mamba-ssm stand beside it: without them 0.16.1 leaves its names unset, and has nothing to replace.
     """
     try:
         importlib.import_module(_MIXER)
