@@ -10,7 +10,6 @@ from contracts import instruments
 from contracts.checks.numeric import _spread as spread
 from contracts.checks.numeric._training import batch, uneven
 from contracts.harness.plugin import SLOW_S
-from contracts.harness.worlds import narrowed
 from contracts.instruments.ranks import gathered
 from contracts.stacks.reference.stack import Reference
 from tests_dist._drawn import Drawn, cells, layouts
@@ -35,28 +34,26 @@ def _differs(drawn: Drawn) -> str:
         pytest.param(
             world,
             name,
-            marks=(pytest.mark.dist(ranks=world, timeout=SLOW_S), *([pytest.mark.slow] if place % QUICK else [])),
+            marks=(pytest.mark.dist(world=world, timeout=SLOW_S), *([pytest.mark.slow] if place % QUICK else [])),
         )
         for world in DRAWN
         for place, name in enumerate(DRAWN[world])
     ],
 )
-def test_any_layout_takes_the_step_of_one_rank(world: int, name: str, request: pytest.FixtureRequest) -> None:
-    with narrowed(world, request.node.nodeid):
-        words = _differs(DRAWN[world][name])
-        assert not any(gathered(words)), words or "another rank differs"
+def test_any_layout_takes_the_step_of_one_rank(world: int, name: str) -> None:
+    words = _differs(DRAWN[world][name])
+    assert not any(gathered(words)), words or "another rank differs"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in DRAWN[2] if "pp" not in name][::5])
-@pytest.mark.dist(ranks=2, timeout=SLOW_S)
-def test_a_compiled_layout_takes_the_step_of_one_rank(name: str, request: pytest.FixtureRequest) -> None:
+@pytest.mark.dist(world=2, timeout=SLOW_S)
+def test_a_compiled_layout_takes_the_step_of_one_rank(name: str) -> None:
     recipe, execution, rows = DRAWN[2][name]
     compiled = replace(execution, compile="blocks", backend="aot_eager", recompute=False, microbatches=1)
-    with narrowed(2, request.node.nodeid):
-        instruments.graphs.forget()  # what is cached names groups of worlds that are no more
-        words = _differs((recipe, compiled, rows))
-        assert not any(gathered(words)), words or "another rank differs"
+    instruments.graphs.forget()  # what is cached names groups of worlds that are no more
+    words = _differs((recipe, compiled, rows))
+    assert not any(gathered(words)), words or "another rank differs"
 
 
 @pytest.mark.unit

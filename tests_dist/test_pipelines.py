@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from contracts.checks.numeric import _stages as stages
 from contracts.checks.numeric._training import batch
-from contracts.harness.worlds import narrowed
 from contracts.instruments.ranks import gathered
 from contracts.spec.recipe import Mtp, Recipe
 from contracts.spec.topology import Degrees
@@ -40,8 +39,8 @@ def _pipelines(draw: st.DrawFn) -> tuple[Recipe, Execution, int]:
     return recipe, execution, count * draw(st.integers(1, 2))
 
 
-@pytest.mark.dist(ranks=2)
-def test_any_pipeline_takes_the_step_of_one_rank(request: pytest.FixtureRequest) -> None:
+@pytest.mark.dist(world=2)
+def test_any_pipeline_takes_the_step_of_one_rank() -> None:
     @DRAWN
     @given(_pipelines())
     def holds(drawn: tuple[Recipe, Execution, int]) -> None:
@@ -54,5 +53,4 @@ def test_any_pipeline_takes_the_step_of_one_rank(request: pytest.FixtureRequest)
         words = words or stages.unlike(got, want, "the gradient of", got.gradients, want.gradients)
         assert not any(gathered(words)), words or "another rank differs"
 
-    with narrowed(2, request.node.nodeid):
-        holds()
+    holds()

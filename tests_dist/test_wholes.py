@@ -12,7 +12,6 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
 
-from contracts.harness.worlds import narrowed
 from contracts.stacks.reference.parallel.wholes import cut, whole
 
 PLACED: dict[str, tuple[tuple[int, ...], tuple[Placement, Placement]]] = {
@@ -28,18 +27,17 @@ PLACED: dict[str, tuple[tuple[int, ...], tuple[Placement, Placement]]] = {
 
 
 @contextmanager
-def mesh_2x2(name: str, *dims: str) -> Iterator[DeviceMesh]:
-    """A mesh of two times two ranks, in a world of four, whose groups are taken down behind it."""
-    with narrowed(4, name):
-        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=dims)
-        yield mesh
-        for group in mesh.get_all_groups():
-            dist.destroy_process_group(group)
+def mesh_2x2(*dims: str) -> Iterator[DeviceMesh]:
+    """A mesh of two times two ranks, whose groups are taken down behind it."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=dims)
+    yield mesh
+    for group in mesh.get_all_groups():
+        dist.destroy_process_group(group)
 
 
-@pytest.mark.dist(ranks=4)
-def test_tensors_are_gathered_together_as_each_by_itself(request: pytest.FixtureRequest) -> None:
-    with mesh_2x2(request.node.nodeid, "shard", "tp") as mesh:
+@pytest.mark.dist(world=4)
+def test_tensors_are_gathered_together_as_each_by_itself() -> None:
+    with mesh_2x2("shard", "tp") as mesh:
         torch.manual_seed(0)
         placed = {
             f"{name}, {dtype}": distribute_tensor(torch.rand(*shape).to(dtype), mesh, at)
@@ -52,12 +50,10 @@ def test_tensors_are_gathered_together_as_each_by_itself(request: pytest.Fixture
             assert torch.equal(cut(found[name], tensor), tensor.to_local()), name
 
 
-@pytest.mark.dist(ranks=4)
+@pytest.mark.dist(world=4)
 @pytest.mark.parametrize("rows", [8, 6, 2])  # of two rows, FSDP has none left for half of the ranks
-def test_what_tensor_parallel_cut_before_fsdp_comes_back_in_its_order(
-    rows: int, request: pytest.FixtureRequest
-) -> None:
-    with mesh_2x2(request.node.nodeid, "shard", "tp") as mesh:
+def test_what_tensor_parallel_cut_before_fsdp_comes_back_in_its_order(rows: int) -> None:
+    with mesh_2x2("shard", "tp") as mesh:
         torch.manual_seed(0)
         layer = torch.nn.Linear(6, rows)
         kept = layer.weight.detach().clone()
@@ -71,9 +67,9 @@ def test_what_tensor_parallel_cut_before_fsdp_comes_back_in_its_order(
         assert torch.equal(cut(kept, held), held.to_local())
 
 
-@pytest.mark.dist(ranks=4)
-def test_of_copies_a_rank_tells_its_own(request: pytest.FixtureRequest) -> None:
-    with mesh_2x2(request.node.nodeid, "replica", "shard") as mesh:
+@pytest.mark.dist(world=4)
+def test_of_copies_a_rank_tells_its_own() -> None:
+    with mesh_2x2("replica", "shard") as mesh:
         replica, shard = mesh.get_local_rank("replica"), mesh.get_local_rank("shard")
         mine = torch.full((2,), 10.0 * replica + shard)
         (found,) = whole({"drifted": DTensor.from_local(mine, mesh, (Replicate(), Shard(0)), run_check=False)}).values()

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from contracts.checks.numeric._spread import SPREAD, apart, heavy, losses_apart, own
 from contracts.checks.numeric._training import batch
-from contracts.harness.worlds import narrowed
 from contracts.instruments.ranks import gathered
 from contracts.spec.recipe import Recipe
 from contracts.spec.training import Execution, Session, Tokens
@@ -42,8 +41,8 @@ def _windows(draw: st.DrawFn) -> tuple[Recipe, Execution, tuple[Tokens, ...]]:
     return replace(SPREAD, pattern=pattern, depth=depth), replace(execution, microbatches=len(found)), tuple(found)
 
 
-@pytest.mark.dist(ranks=2)
-def test_any_window_takes_the_step_of_one_rank(request: pytest.FixtureRequest) -> None:
+@pytest.mark.dist(world=2)
+def test_any_window_takes_the_step_of_one_rank() -> None:
     @DRAWN
     @given(_windows())
     def holds(drawn: tuple[Recipe, Execution, tuple[Tokens, ...]]) -> None:
@@ -57,5 +56,4 @@ def test_any_window_takes_the_step_of_one_rank(request: pytest.FixtureRequest) -
         words = losses_apart(want, got) or apart(want, got, "the gradient of", got.gradients, want.gradients)
         assert not any(gathered(words)), words or "another rank differs"
 
-    with narrowed(2, request.node.nodeid):
-        holds()
+    holds()

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from contracts.harness.worlds import narrowed
 from contracts.instruments.ranks import gathered, held_groups, here, torch_distributed
 
 
@@ -17,14 +16,12 @@ def _total(value: int) -> int:
     return int(sum_1.item())
 
 
-@pytest.mark.dist(ranks=2)
-def test_the_first_two_ranks_have_a_world_of_their_own(request: pytest.FixtureRequest) -> None:
+@pytest.mark.dist(world=2)
+def test_the_first_two_ranks_have_a_world_of_their_own() -> None:
     _, dist = torch_distributed()
-    with narrowed(2, request.node.nodeid):
-        assert (dist.get_world_size(), dist.get_rank()) == (2, here().rank)
-        assert held_groups() == ((0, 1),)
-        assert _total(2 ** here().rank) == 3
-    assert not dist.is_initialized() or here().world == 2
+    assert (dist.get_world_size(), dist.get_rank()) == (2, here().rank)
+    assert held_groups() == ((0, 1),)
+    assert _total(2 ** here().rank) == 3
 
 
 @pytest.mark.dist
@@ -32,15 +29,6 @@ def test_after_a_smaller_world_everybody_is_back() -> None:
     _, dist = torch_distributed()
     assert dist.get_world_size() == here().world
     assert _total(2 ** here().rank) == 2 ** here().world - 1
-
-
-@pytest.mark.dist(ranks=3)
-def test_a_smaller_world_ends_with_an_exception_as_well(request: pytest.FixtureRequest) -> None:
-    class Wrong(Exception):
-        pass
-
-    with pytest.raises(Wrong), narrowed(3, request.node.nodeid):
-        raise Wrong
 
 
 @pytest.mark.dist

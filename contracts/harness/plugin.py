@@ -22,7 +22,6 @@ from contracts.court.judge import DEADLINE_S
 from contracts.court.profiles import DEFAULT, NAMED
 from contracts.harness import parties
 from contracts.harness.gate import Gate
-from contracts.harness.worlds import narrowed
 from contracts.instruments.ranks import here
 from contracts.spec import codec
 from contracts.spec.errors import Refused, Unreachable, refuse
@@ -118,7 +117,7 @@ def _marks(gate: Gate, item: Item) -> tuple[pytest.MarkDecorator, ...]:
     if contract.of_the_court:
         return (pytest.mark.dist(ranks=1, timeout=OWN_RANKS_S), *slow)
     limit = SLOW_S if contract.slow else None
-    return (pytest.mark.dist(ranks=contract.ranks(item.case), timeout=limit), *slow)
+    return (pytest.mark.dist(world=contract.ranks(item.case), timeout=limit), *slow)
 
 
 @pytest.fixture
@@ -135,10 +134,7 @@ class Promise:
 
     def keep(self) -> None:
         """Judge it. The result travels in the test's report; pytest's own outcome follows from it."""
-        contract = LAW.contracts[self._item.id]
-        alone = contract.of_the_court or bool(self._gate.missing_ranks(self._item))
-        with narrowed(here().world if alone else contract.ranks(self._item.case), self._node.nodeid):
-            result = self._gate.judge(self._item)
+        result = self._gate.judge(self._item)
         self._node.user_properties.append((PROPERTY, codec.dumps(result)))
         words = "\n".join(f"{label:>12}  {text}" for label, text in report.details(self._gate.run(), result))
         if result.outcome == "violated":

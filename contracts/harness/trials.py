@@ -21,7 +21,6 @@ from contracts.harness.commands._guard import read_law
 from contracts.harness.curves import Curves, Watched
 from contracts.harness.plugin import OWN_RANKS_S, PROPERTY, SLOW_S, result_of
 from contracts.harness.selftest import Matrix
-from contracts.harness.worlds import narrowed
 from contracts.instruments.ranks import here
 from contracts.spec import codec
 from contracts.spec.records import Item, Kill, Result
@@ -41,16 +40,14 @@ class Trial:
     def name(self) -> str:
         return f"{self.contract.id}-{self.case}-{self.mutant.name if self.mutant else 'baseline'}"
 
-    def judged(self, node: str) -> tuple[Result, Curves]:
+    def judged(self) -> tuple[Result, Curves]:
         """The result of this rank, and what loss and norm alone would have told."""
         if self.mutant is not None:
             party = self.mutant.make()
         else:
             party = Court() if self.contract.of_the_court else parties.load("reference")
         watched = Watched(party)
-        world = here().world if self.contract.of_the_court else self.contract.ranks(self.case)
-        with narrowed(world, node):
-            return judge(self.contract, self.case, watched), watched.curves
+        return judge(self.contract, self.case, watched), watched.curves
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -86,13 +83,15 @@ def _fits(contract: Contract, case: str) -> bool:
 
 
 def _mark(trial: Trial) -> pytest.MarkDecorator:
-    limit = OWN_RANKS_S if trial.contract.of_the_court else SLOW_S if trial.contract.slow else None
-    return pytest.mark.dist(ranks=trial.contract.ranks(trial.case), timeout=limit)
+    ranks = trial.contract.ranks(trial.case)
+    if trial.contract.of_the_court:
+        return pytest.mark.dist(ranks=ranks, timeout=OWN_RANKS_S)
+    return pytest.mark.dist(world=ranks, timeout=SLOW_S if trial.contract.slow else None)
 
 
 def put(trial: Trial, node: pytest.Item) -> None:
     """Judge a trial on this rank. Whatever is no promise kept leaves the test failed, so that the ranks agree on it."""
-    result, curves = trial.judged(node.nodeid)
+    result, curves = trial.judged()
     node.user_properties += [(PROPERTY, codec.dumps(result)), (CURVES, codec.dumps(curves))]
     if result.outcome in ("violated", "broken"):
         pytest.fail(f"{result.outcome}: {result.words}", pytrace=False)

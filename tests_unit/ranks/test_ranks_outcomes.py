@@ -111,6 +111,20 @@ def test_of_two_ranks(request):
     assert RANK < 2
     request.node.user_properties.append(("seen", RANK))
 
+@pytest.mark.dist(world=2)
+def test_of_a_world_of_two(request):
+    assert (RANK, dist.get_world_size(), summed(1)) == (RANK, 2, 2)
+
+@pytest.mark.dist(world=2)
+def test_breaks_a_world_of_two():
+    if RANK == 1:
+        raise ValueError("bug in a small world")
+    summed(1)
+
+@pytest.mark.dist(world=2)
+def test_of_a_world_of_two_again():
+    assert (dist.get_world_size(), summed(1)) == (2, 2)
+
 @pytest.mark.dist(ranks=4)
 def test_of_four_ranks():
     raise AssertionError("there are three")
@@ -157,6 +171,9 @@ def test_ends_well():
 """
 
 EXPECTED = {  # test → what JUnit says, words that stand in it
+    "test_of_a_world_of_two": ("passed", ()),  # tests of a small world come first, and together
+    "test_breaks_a_world_of_two": ("failed", ("rank 1 diverged first: ValueError: bug in a small world",)),
+    "test_of_a_world_of_two_again": ("passed", ()),
     "test_begins_well": ("passed", ()),
     "test_fails_before_a_collective": (
         "failed",
@@ -206,7 +223,7 @@ def test_a_test_has_one_outcome_and_the_one_after_it_its_own(tmp_path: Path, sub
         assert run.code == 1
         assert "SIGABRT" not in run.output
         assert "SIGTERM" not in run.output
-        assert "of 29 tests failed" in run.output  # in torchrun's own last page
+        assert f"of {len(EXPECTED)} tests failed" in run.output  # in torchrun's own last page
         assert run.output.count("short test summary info") == 1
     with subtests.test("the properties are those of the rank that decided"):
         xml = (tmp_path / "junit.xml").read_text()

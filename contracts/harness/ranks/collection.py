@@ -15,10 +15,10 @@ from importlib import metadata
 
 import pytest
 
-from contracts.harness.ranks import neighbours, recovery, reports, resume
+from contracts.harness.ranks import crowd, neighbours, recovery, reports, resume
 from contracts.harness.ranks.agreement import differences
 from contracts.harness.ranks.merge import VERDICT
-from contracts.harness.ranks.session import Session, wanted
+from contracts.harness.ranks.session import Session, wanted, world_of
 
 ENVIRONMENT = ("NCCL_", "TORCH_", "PYTORCH_", "CUBLAS_", "CUDA_DEVICE_MAX_CONNECTIONS", "OMP_NUM_THREADS")
 VERSIONS = ("torch", "pytest", "numpy", "hypothesis")
@@ -46,6 +46,7 @@ class Collection:
             ranks = wanted(item, self.here.size)
             if ranks > self.here.size:
                 item.add_marker(pytest.mark.skip(reason=f"needs {ranks} ranks, and there are {self.here.size}"))
+        items.sort(key=lambda item: world_of(item, self.here.size))  # each change of worlds costs a new group
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_finish(self, session: pytest.Session) -> None:
@@ -60,6 +61,7 @@ class Collection:
             self.ranks.agreed_to_stop = True
             return
         self._resume(session)
+        crowd.keep_what_is_imported()
         if session.items:
             self.job.open_group()
 

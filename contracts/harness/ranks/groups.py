@@ -51,14 +51,16 @@ class SessionGroup:
 
     def __init__(self, place: Place, name: str, *, backend: str, timeout_s: float) -> None:
         self.place, self.name, self.backend = place, name, backend
+        self.world = place.size  # the first so many ranks are its members
         self.timeout = datetime.timedelta(seconds=timeout_s)
         self.generation = -1  # counts the groups made, from 0
         self._keep: frozenset[int] = frozenset()
         self._store: TCPStore | None = None
-        self._world: object = None
+        self._group: object = None
 
     def open(self) -> None:
-        """Make the group, or the next one. Every rank calls it at the same place."""
+        """Make the group of the first `world` ranks, or the next one. Every rank calls it at the same place; those
+        beyond have no group then."""
         import torch
         from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # as above
 
@@ -70,22 +72,34 @@ class SessionGroup:
         if self.backend == "nccl":
             device = torch.device("cuda", self.place.local_rank)  # by index: devices are not renumbered for a rank
             torch.cuda.set_device(device)
-        self._store = connection(self.place, seconds=self.timeout.total_seconds())
-        torch.distributed.init_process_group(
-            "cpu:gloo,cuda:nccl" if self.backend == "nccl" else self.backend,
-            store=PrefixStore(f"{self.name}/group/{self.generation}", self._store),
-            rank=self.place.rank,
-            world_size=self.place.size,
-            timeout=self.timeout,
-            device_id=device,
-        )
-        self._world = torch.distributed.group.WORLD
+        if self._store is None:  # a connection costs both its ends a look-up of names, and some resolvers are slow
+            self._store = connection(self.place, seconds=self.timeout.total_seconds())
+        self._group = None
+        if self.place.rank < self.world:
+            torch.distributed.init_process_group(
+                "cpu:gloo,cuda:nccl" if self.backend == "nccl" else self.backend,
+                store=PrefixStore(f"{self.name}/group/{self.generation}", self._store),
+                rank=self.place.rank,
+                world_size=self.world,
+                timeout=self.timeout,
+                device_id=device,
+            )
+            self._group = torch.distributed.group.WORLD
+
+    def resize(self, world: int) -> None:
+        """Let the first `world` ranks have the group. Every rank calls it at the same place, with nothing under way."""
+        import torch.distributed
+
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
+        self.world = world
+        self.open()
 
     def alive(self) -> bool:
         """Whether the default group is still the one that was made here: a test may have destroyed it."""
         import torch.distributed
 
-        return self._world is not None and torch.distributed.group.WORLD is self._world
+        return self.generation >= 0 and torch.distributed.group.WORLD is self._group
 
     def synchronize(self) -> None:
         """Wait for the device, so that a kernel that never ends is charged to the test that started it."""
@@ -105,7 +119,7 @@ class SessionGroup:
         """Drop the group and those derived from it; nothing is sent and nobody waited for."""
         self.abort()
         drop_groups()
-        self._store = self._world = None
+        self._store = self._group = None
 
     def count(self) -> int:
         """How many groups there are in this process, the default one among them."""

@@ -202,6 +202,17 @@ class Job:
     def open_group(self) -> None:
         self._agreed(self.group.open, "the process group")
 
+    def fit(self, world: int, drop: Callable[[], None]) -> None:
+        """Let the first `world` ranks have the default group, if they do not: first `drop` what holds the other."""
+        if world == self.group.world:
+            return
+
+        def other() -> None:
+            drop()
+            self.group.resize(world)
+
+        self._agreed(other, f"the process group of {world} ranks")
+
     def rebuild(self, drop: Callable[[], None]) -> None:
         """Take down what holds the poisoned group, and make another. Where that fails, or is not wanted, leave and let
         torchrun start the ranks again."""

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from contracts.harness.ranks import console, examples, neighbours, reports
-from contracts.harness.ranks.session import Session, wanted
+from contracts.harness.ranks.session import Session, wanted, world_of
 from contracts.harness.ranks.watchdog import Aborted, Region
 
 REARM_S = 30.0
@@ -47,6 +47,9 @@ class Phases:
         if self.ranks.journal is not None:
             self.ranks.journal.start(item.nodeid)
         limits, self.ranks.item = self.ranks.limits, item
+        world = world_of(item, self.here.size)
+        if world <= self.here.size:  # a test for more ranks is skipped, and needs none
+            self.job.fit(world, lambda: self._drop_fixtures(item.session))
         self._failed = self._poisoned_before = False
         self._parts = []
         self._groups_before = self.job.group.count()

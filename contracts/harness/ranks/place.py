@@ -15,13 +15,14 @@ class Place:
     """Which rank this process is, and of which job.
 
     `attempt` counts from 0 how often this node's torchrun has started its ranks, `restarts_left` is how many starts may
-    follow. `agent_store` says whether the store is torchrun's own and so outlives this process. `host` names the node:
-    a torchrun of a machine, for two of them on one machine are two nodes.
+    follow. `local_size` counts the ranks of this node. `agent_store` says whether the store is torchrun's own and so
+    outlives this process. `host` names the node: a torchrun of a machine, for two of them on one machine are two nodes.
     """
 
     rank: int
     size: int
     local_rank: int
+    local_size: int
     address: str
     port: int
     attempt: int = 0
@@ -43,6 +44,7 @@ def from_environment(environment: Mapping[str, str]) -> Place | None:
         rank=int(environment["RANK"]),
         size=int(environment["WORLD_SIZE"]),
         local_rank=int(environment.get("LOCAL_RANK", environment["RANK"])),
+        local_size=int(environment.get("LOCAL_WORLD_SIZE", environment["WORLD_SIZE"])),
         address=environment.get("MASTER_ADDR", "127.0.0.1"),
         port=int(environment.get("MASTER_PORT", 29500)),
         attempt=int(environment.get("TORCHELASTIC_RESTART_COUNT", 0)),

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from contracts.harness.ranks import neighbours, place
+from contracts.harness.ranks import crowd, neighbours, place
 from contracts.harness.ranks.collection import Collection
 from contracts.harness.ranks.phases import Phases
 from contracts.harness.ranks.session import Session
@@ -28,6 +28,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     if HERE is not None:
         for name, value in SET_WHERE_UNSET.items():
             os.environ.setdefault(name, value)
+        crowd.take_turns(HERE.local_size)  # before torch has threads
     group = parser.getgroup("ranks", "tests of several ranks, under torchrun")
     group.addoption(
         "--dist-timeout", type=float, metavar="SECONDS", help="what a phase of a test may take (60; NCCL 120)"
@@ -47,7 +48,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     """Before others: what they read in theirs, such as where reports go, differs from rank to rank."""
-    config.addinivalue_line("markers", "dist(ranks=N, timeout=S): needs N ranks (all); the ranks beyond stand idle")
+    config.addinivalue_line(
+        "markers",
+        "dist(ranks=N, world=N, timeout=S): needs N ranks (all), those beyond stand idle; of a world the ranks have a "
+        "default group of their own",
+    )
     if HERE is not None:
         neighbours.refuse(config)
         ranks = Session(config, HERE)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import faulthandler
 import json
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -151,5 +152,15 @@ class Session:
 
 def wanted(item: pytest.Item, size: int) -> int:
     """The ranks that a test asks for by its marker; all, if it does not say."""
+    said = _marked(item)
+    return int(said.get("world", said.get("ranks", size)))
+
+
+def world_of(item: pytest.Item, size: int) -> int:
+    """The size of the default group that a test wants to find; of all ranks, if it does not say."""
+    return int(_marked(item).get("world", size))
+
+
+def _marked(item: pytest.Item) -> Mapping[str, Any]:
     marker = item.get_closest_marker("dist")
-    return int(marker.kwargs.get("ranks", size)) if marker is not None else size
+    return {} if marker is None else marker.kwargs
