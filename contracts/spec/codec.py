@@ -27,6 +27,7 @@ from contracts.spec.errors import Refusals, Refused, refuse
 
 T = TypeVar("T")
 _MAPPINGS = (dict, collections.abc.Mapping)
+_PLAIN = frozenset({str, int, bool})  # most of what there is to code, and the same in JSON: looked for first
 
 Real = Annotated[float, "NaN and infinities are values of it"]
 """A number that was measured and may be none. A plain `float` is finite: no comparison holds for want of a number."""
@@ -39,12 +40,11 @@ def encode(value: object) -> Any:
 
 
 def _encode(value: object, *, real: bool) -> Any:
+    if value is None or type(value) in _PLAIN:
+        return value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         reals = _reals(type(value))
-        return {
-            field.name: _encode(getattr(value, field.name), real=field.name in reals)
-            for field in dataclasses.fields(value)
-        }
+        return {name: _encode(getattr(value, name), real=name in reals) for name in _fields(type(value))}
     if isinstance(value, collections.abc.Mapping):
         return {str(key): _encode(item, real=real) for key, item in value.items()}
     if isinstance(value, (frozenset, set)):
@@ -55,7 +55,7 @@ def _encode(value: object, *, real: bool) -> Any:
         if real:
             return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
         raise refuse("value", value, "JSON has no such number", "record why the number is missing instead")
-    if value is None or isinstance(value, (bool, int, float, str)):
+    if isinstance(value, (bool, int, float, str)):
         return value
     raise refuse("value", value, f"a {type(value).__name__} has no JSON form", "use a dataclass of scalars")
 
@@ -102,6 +102,11 @@ def schema(kind: Any) -> dict[str, Any]:
 def hints(kind: type) -> dict[str, Any]:
     """The resolved annotations of a class or function, computed once."""
     return typing.get_type_hints(kind, include_extras=True)
+
+
+@functools.cache
+def _fields(kind: type) -> dict[str, dataclasses.Field[Any]]:
+    return {field.name: field for field in dataclasses.fields(kind)}
 
 
 @functools.cache
@@ -210,6 +215,8 @@ def _title(kind: Any) -> str:
 
 
 def _decode(kind: Any, data: object, path: str, found: Refusals) -> object:
+    if type(data) is kind and kind in _PLAIN:
+        return data
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if kind is Any or kind is object:
         return data
@@ -259,7 +266,7 @@ def _decode_dataclass(kind: type, data: object, path: str, found: Refusals) -> o
     if not isinstance(data, dict):
         found.add(path, data, f"is not a {kind.__name__}", "send a JSON object")
         return None
-    fields = {field.name: field for field in dataclasses.fields(kind)}
+    fields = _fields(kind)
     for key in [key for key in data if key not in fields]:
         found.add(f"{path}.{key}", data[key], f"{kind.__name__} has no such field", f"known: {', '.join(fields)}")
     inside = Refusals()
