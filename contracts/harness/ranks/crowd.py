@@ -23,5 +23,5 @@ def take_turns(ranks: int) -> bool:
 
 
 def keep_what_is_imported() -> None:
-    """Let no collection of garbage walk through the modules again that are there now: torch has a million objects."""
+    """Let no collection of garbage walk through the modules again that are there now: torch has 250 000 objects."""
     gc.freeze()
