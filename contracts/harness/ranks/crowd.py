@@ -1,9 +1,7 @@
-"""What a rank does about having too few cores, and about all that was imported before the first test."""
+"""What ranks do about having too few cores."""
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import os
 
 
@@ -16,12 +14,8 @@ def take_turns(ranks: int) -> bool:
     """
     if not hasattr(os, "SCHED_BATCH") or ranks < len(os.sched_getaffinity(0)):  # of Linux
         return False
-    with contextlib.suppress(OSError):  # a sandbox may forbid it
+    try:
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
-        return True
-    return False
-
-
-def keep_what_is_imported() -> None:
-    """Let no collection of garbage walk through the modules again that are there now: torch has 250 000 objects."""
-    gc.freeze()
+    except OSError:  # a sandbox may forbid it
+        return False
+    return True
