@@ -6,6 +6,7 @@ group, whatever axes share it; the world keeps the group it has, and a rank alon
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import timedelta
@@ -93,11 +94,11 @@ class TrainingMesh(ProcessMesh):
     def __init__(self, execution: Execution) -> None:
         self.execution, self.degrees = execution, execution.degrees
         self.grids = _split(grids(self.degrees, execution.world, execution.layout), execution)
-        forget_meshes()
         super().__init__(
             self._with_views(topology(self.degrees, execution.world, execution.layout)),
             timeout_s=TIMEOUT_S if execution.compile == "none" else COMPILING_S,
         )
+        _forget_closed_groups(makes_groups=bool(self._made))
         self.dense = self.view(self.grids.dense, {"replica": REPLICA, "shard": SHARD, "tp": ("tp",)})
         kept = {"replica": EXPERT_REPLICA, "shard": EXPERT_SHARD, "ep": ("ep",), "etp": ("etp",)}
         self.expert = self.view(self.grids.expert, kept)
@@ -147,8 +148,21 @@ class TrainingMesh(ProcessMesh):
         return self._dist.group.WORLD if len(members) == self.topology.world else self._made[members]
 
 
+_only: list[weakref.ref[Any]] = []  # the default group, while torch knows meshes of that group alone
+
+
+def _forget_closed_groups(*, makes_groups: bool) -> None:
+    """Let torch forget the meshes of earlier runs, unless those had no group but the default one, as the next has. What
+    it worked out on them stays right, and that is most of what it takes to shard a small model."""
+    _, dist = torch_distributed()
+    world = dist.group.WORLD
+    if makes_groups or not any(group() is world for group in _only):
+        forget_meshes()
+    _only[:] = [] if makes_groups else [weakref.ref(world)]
+
+
 def forget_meshes() -> None:
-    """Let torch forget the meshes of earlier runs.
+    """Let torch forget all meshes that it has seen.
 
     DTensor keeps what it worked out on a mesh, and two meshes of the same ranks are equal to it whatever groups they
     hold: an operation of a second run would go to the groups of the first, which are closed, or which other ranks no
@@ -157,6 +171,7 @@ def forget_meshes() -> None:
     import torch
     from torch.distributed.tensor import DTensor, _redistribute
 
+    _only.clear()
     DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding.cache_clear()  # type: ignore[no-untyped-call]
     _redistribute._gen_transform_infos.cache_clear()
     torch._C._clear_DTensor_sharding_propagator_cache()

@@ -1,0 +1,62 @@
+"""What torch remembers of the meshes of earlier runs: forgotten where their groups are closed, else kept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from unittest import mock
+
+import pytest
+
+from contracts.checks.numeric import _spread as spread
+from contracts.spec.training import Execution, Session, Step
+from contracts.stacks.reference.parallel import mesh
+from contracts.stacks.reference.stack import Reference
+
+ONLY_THE_WORLD = spread.own(4, fsdp=True)
+OF_ITS_OWN = spread.own(4, tp=2, sp=True, fsdp=True)
+
+
+def _step(execution: Execution) -> Step:
+    stack = Reference()
+    session = Session(
+        recipe=spread.SPREAD, steps=1, execution=execution, batches=spread.batches(1),
+        weights=spread.heavy(stack, spread.SPREAD), observe=frozenset({"gradients"}),
+    )  # fmt: skip
+    return stack.train(session).steps[0]
+
+
+@contextmanager
+def _forgetting() -> Iterator[list[None]]:
+    """How often torch is made to forget."""
+    times: list[None] = []
+    forget = mesh.forget_meshes
+
+    def counted() -> None:
+        times.append(None)
+        forget()
+
+    with mock.patch.object(mesh, "forget_meshes", counted):
+        yield times
+
+
+@pytest.mark.dist(world=4)
+def test_torch_forgets_a_mesh_when_its_groups_are_closed_and_no_sooner() -> None:
+    mesh.forget_meshes()
+    taken, forgotten = [], []
+    for execution in (ONLY_THE_WORLD, ONLY_THE_WORLD, OF_ITS_OWN, OF_ITS_OWN, ONLY_THE_WORLD, ONLY_THE_WORLD):
+        with _forgetting() as times:
+            taken.append(_step(execution))
+        forgotten.append(len(times))
+    assert forgotten == [1, 0, 1, 1, 1, 0]
+    first, again, own, own_again, back, last = taken
+    assert first == again == back == last
+    assert own == own_again
+
+
+@pytest.mark.dist(world=2)
+def test_in_another_world_there_is_one_run_to_begin_with() -> None:
+    with _forgetting() as times:
+        for _ in range(2):
+            _step(spread.own(2, fsdp=True))
+    assert len(times) == 1
