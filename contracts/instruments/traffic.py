@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -44,7 +45,7 @@ NAMES = {  # torch has several for one; what a rank says must not depend on the 
     "allreduce": "all_reduce", "alltoall_base": "all_to_all", "all_to_all_single": "all_to_all",
 }  # fmt: skip
 LIMIT_S = 20.0  # what a rank waits for the word of another; one that has ended says so at once
-PAUSE_S = 0.002
+LOOK_UP = timedelta(seconds=0.25)  # how often a rank that waits looks whether the others are still on their way
 
 
 class Diverged(Exception):
@@ -232,22 +233,27 @@ class _Words:
         """Tell the members what this rank is about to do, and hold it against what they are."""
         index = self.issued[found.members] = self.issued.get(found.members, -1) + 1
         mine = json.dumps({"said": found.said(), "sent": found.sent, "received": found.received})
-        self.store.set(_key(found.members, index, self.rank), mine)
-        self.store.set(f"at/{self.rank}", f"{found.said()} over {list(found.members)}")
-        every = {other: mine if other == self.rank else self.word(found, index, other) for other in found.members}
-        _alike(found, {rank: json.loads(word) for rank, word in every.items()}, index, self.rank)
+        keys = {other: _key(found.members, index, other) for other in found.members}
+        at = f"{found.said()} over {list(found.members)}"
+        self.store.multi_set([keys[self.rank], f"at/{self.rank}"], [mine, at])  # type: ignore[attr-defined]  # it has
+        others = {other: key for other, key in keys.items() if other != self.rank}
+        self.await_all(others, f"collective {index} over {list(found.members)} is {found.said()} on rank {self.rank}")
+        every = zip(keys, self.store.multi_get(list(keys.values())), strict=True)
+        _alike(found, {other: json.loads(word) for other, word in every}, index, self.rank)
 
-    def word(self, found: Collective, index: int, other: int) -> str:
-        """What another rank says of a collective of this group."""
-        where, until = _key(found.members, index, other), time.monotonic() + self.limit_s
-        mine = f"collective {index} over {list(found.members)} is {found.said()} on rank {self.rank}"
-        while not self.store.check([where]):
-            if self.store.check([f"end/{other}"]) and not self.store.check([where]):
-                raise Diverged(f"{mine}; rank {other} has ended its step without one")
-            if time.monotonic() > until:
-                raise Diverged(f"{mine}; rank {other} {self.place(other)}")
-            time.sleep(PAUSE_S)
-        return str(self.store.get(where).decode())
+    def await_all(self, keys: dict[int, str], mine: str) -> None:
+        """Until the others have told their words of a collective, of which this rank's are `mine`."""
+        until = time.monotonic() + self.limit_s
+        while True:
+            try:
+                return self.store.wait(list(keys.values()), LOOK_UP)
+            except dist.DistStoreError:  # not all of them in this time
+                silent = [other for other, key in keys.items() if not self.store.check([key])]
+            for other in silent:
+                if self.store.check([f"end/{other}"]) and not self.store.check([keys[other]]):
+                    raise Diverged(f"{mine}; rank {other} has ended its step without one")
+            if silent and time.monotonic() > until:
+                raise Diverged(f"{mine}; rank {silent[0]} {self.place(silent[0])}")
 
     def place(self, other: int) -> str:
         if not self.store.check([f"at/{other}"]):
