@@ -10,6 +10,7 @@ import shlex
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -265,6 +266,37 @@ def test_a_party_that_repeats_itself_is_asked_once_a_run_and_anew_within_a_case(
     assert [judge(contract, "b", party).outcome, party.asked] == ["holds", 3], "the first answer of a case may be old"
     assert [judge(contract, "c", party).outcome, party.asked] == ["holds", 5], "another question"
     assert [judge(contract, "a", other).outcome, other.asked] == ["holds", 2], "another party"
+
+
+class _CountsAll(_Counts):
+    """Says of nothing that it would repeat it."""
+
+    repeats = frozenset()
+
+
+def test_what_a_check_recalls_is_put_once_a_party_and_what_it_asks_each_time() -> None:
+    def compares(stack: Any, depth: int) -> None:
+        assert stack.blocks("AEM", depth) == stack.recall("blocks", "AEM", depth)
+
+    contract = _contract(compares, a=(3,), b=(3,), c=(4,))
+    party, other = _CountsAll(), _CountsAll()
+    assert [judge(contract, "a", party).outcome, party.asked] == ["holds", 2]
+    assert [judge(contract, "b", party).outcome, party.asked] == ["holds", 3], "what is judged is asked anew"
+    assert [judge(contract, "c", party).outcome, party.asked] == ["holds", 5], "another question"
+    assert [judge(contract, "a", other).outcome, other.asked] == ["holds", 2], "another party"
+
+
+def test_what_is_recalled_was_asked_as_the_contract_says_and_stands_in_the_result() -> None:
+    def beyond(stack: Any) -> None:
+        stack.recall("stages", "AEME", 52, 2)
+
+    def within(stack: Any) -> None:
+        stack.recall("blocks", "A", 1)
+
+    party = _CountsAll()
+    assert judge(_contract(beyond), "only", party).words == "the check puts 'stages', which its contract does not ask"
+    for _ in range(2):
+        assert judge(_contract(within), "only", party).answered == {"blocks": f"reference {party.version} (unpatched)"}
 
 
 def test_who_was_really_asked_stands_in_the_result() -> None:

@@ -6,11 +6,13 @@ as a violation, because an error proves nothing about the promise; none may read
 
 Some parties answer each question in a fresh copy of one process, so that no answer can depend on an earlier one, and
 name such questions in `repeats`. What one of them answered in one case it is not asked again in the next. Within a
-case it is: a check that asks twice holds two answers against each other.
+case it is: a check that asks twice holds two answers against each other. Of other parties a check may `recall` what
+they said: the run on one rank, which one layout after the other is held against.
 """
 
 from __future__ import annotations
 
+import hashlib
 import traceback
 import weakref
 from collections import OrderedDict
@@ -24,8 +26,11 @@ from contracts.spec.errors import NotOffered, Refused, Unreachable, shown
 from contracts.spec.stack import Party, Question, questions
 
 KEPT = 1024  # answers of a party; a mesh of 65 536 ranks is 100 MB of them, and three are asked for
-_ANSWERS: weakref.WeakKeyDictionary[Party, OrderedDict[str, Any]] = weakref.WeakKeyDictionary()
+RECALLED = 256  # answers of a party; a run that tells weights and state is 2 MB, and most tell less
+Answers = weakref.WeakKeyDictionary[Party, OrderedDict[str, Any]]
 """Party → question with its arguments → answer. A mutant is another party than what it was made of."""
+_ANSWERS, _RECALLED = Answers(), Answers()
+Answering = Callable[[Party, Question, tuple[Any, ...], dict[str, Any]], Any]
 
 
 class Broken(Exception):
@@ -62,19 +67,31 @@ class OnTheStand:
         known = questions()
         if name not in known:
             raise AttributeError(name)
+        party = self._party(name)
+        return lambda *arguments, **named: self._asked(self._answer, party, known[name], arguments, named)
+
+    def recall(self, name: str, *arguments: Any) -> Any:
+        """What the party answered in an earlier case; what it answers now, if it was not asked or that is long ago.
+
+        For what a check holds other answers against, and never for what it judges. Each rank recalls by itself, so
+        nothing may be recalled that several ranks answer together.
+        """
+        return self._asked(self._recalled, self._party(name), questions()[name], arguments, {})
+
+    def _party(self, name: str) -> Party:
         if name not in self._asks:
             raise Broken(f"the check puts {name!r}, which its contract does not ask")
-        party = self._parties[name]
+        return self._parties[name]
 
-        def put(*arguments: Any, **named: Any) -> Any:
-            self.answered[name] = f"{party.name} {party.version} ({party.labels.get(name, 'unpatched')})"
-            try:
-                return self._answer(party, known[name], arguments, named)
-            except (Refused, NotOffered) as declined:
-                self.declined = declined
-                raise
-
-        return put
+    def _asked(
+        self, answer: Answering, party: Party, question: Question, arguments: tuple[Any, ...], named: dict[str, Any]
+    ) -> Any:
+        self.answered[question.name] = f"{party.name} {party.version} ({party.labels.get(question.name, 'unpatched')})"
+        try:
+            return answer(party, question, arguments, named)
+        except (Refused, NotOffered) as declined:
+            self.declined = declined
+            raise
 
     def _answer(self, party: Party, question: Question, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
         """Put a question, unless the party has answered it in an earlier case and says that it would repeat itself."""
@@ -84,11 +101,23 @@ class OnTheStand:
         asked = codec.dumps([question.name, arguments, named])
         if asked in self._put or asked not in answers:
             answers[asked] = _put(party, question, arguments, named)
-        answers.move_to_end(asked)
         self._put.add(asked)
-        while len(answers) > KEPT:
-            answers.popitem(last=False)
-        return answers[asked]
+        return _latest(answers, asked, KEPT)
+
+    def _recalled(self, party: Party, question: Question, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        answers = _RECALLED.setdefault(party, OrderedDict())
+        asked = hashlib.sha256(codec.dumps([question.name, arguments, named]).encode()).hexdigest()
+        if asked not in answers:
+            answers[asked] = _put(party, question, arguments, named)
+        return _latest(answers, asked, RECALLED)
+
+
+def _latest(answers: OrderedDict[str, Any], asked: str, kept: int) -> Any:
+    """An answer, which becomes the last to be forgotten of as many as are kept."""
+    answers.move_to_end(asked)
+    while len(answers) > kept:
+        answers.popitem(last=False)
+    return answers[asked]
 
 
 def _put(party: Party, question: Question, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:

@@ -78,7 +78,7 @@ class LooksAtTheFirstElement(Reference):
         return super().fabric_pass(message, rounds, timeout_s, replace(upset, offset=0.0))
 
 
-@mutant(of="PREF-03c", case="the-last-of-4", says="the limit is 0.5 s")
+@mutant(of="PREF-03c", case="rank-0-of-3", says="the limit is 0.5 s")
 class WaitsForEver(Reference):
     """The pass runs on the default group and its half hour; the limit that was asked for is not set anywhere."""
 
@@ -86,7 +86,7 @@ class WaitsForEver(Reference):
         return super().fabric_pass(message, rounds, 60.0, upset)
 
 
-@mutant(of="PREF-03c", case="one-of-2", says="for which rank 1 stayed away")
+@mutant(of="PREF-03c", case="rank-0-of-3", says="for which rank 0 stayed away")
 class GivesUpAndCallsItGood(Reference):
     """A pass that ran out of time is reported as if it had been one."""
 

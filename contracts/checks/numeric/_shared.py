@@ -50,7 +50,7 @@ PP2_EVEN = Execution(world=2, degrees=Degrees(pp=2), microbatches=4, precision="
 INTERLEAVED = Execution(world=2, degrees=Degrees(pp=2), microbatches=2, schedule="interleaved", precision="float64")
 PP4 = Execution(world=4, degrees=Degrees(pp=4), microbatches=4, precision="float64")
 PP2_FSDP2 = Execution(world=4, degrees=Degrees(pp=2), microbatches=2, fsdp=True, precision="float64")
-PP2_TP2 = Execution(world=4, degrees=Degrees(pp=2, tp=2, sp=True), microbatches=4, precision="float64")
+PP2_TP2 = Execution(world=4, degrees=Degrees(pp=2, tp=2, sp=True), microbatches=2, precision="float64")
 INTERLEAVED_FSDP2 = Execution(
     world=4, degrees=Degrees(pp=2), microbatches=2, schedule="interleaved", fsdp=True, precision="float64"
 )

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from contracts import instruments
 from contracts.checks._layouts import needs_layout
+from contracts.checks.numeric._alone import on_one_rank
 from contracts.checks.numeric._training import LETTERS, batch, table, uneven
 from contracts.spec.array import Array, Arrays
 from contracts.spec.recipe import Moe, Recipe
@@ -82,11 +83,9 @@ def both(
         observe=frozenset(observe),
         at=at,
     )
-    runs = [
-        stack.train(replace(session, execution=replace(each, precision="float64"))).steps
-        for each in (Execution(mode=execution.mode), execution)
-    ]
-    return list(zip(*runs, strict=True))
+    alone = replace(session, execution=Execution(mode=execution.mode, precision="float64"))
+    many = replace(session, execution=replace(execution, precision="float64"))
+    return list(zip(on_one_rank(stack, alone).steps, stack.train(many).steps, strict=True))
 
 
 def told(alone: Step, many: Step) -> str:

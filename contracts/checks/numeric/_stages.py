@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from contracts import instruments
+from contracts.checks.numeric._alone import on_one_rank
 from contracts.checks.numeric._training import LETTERS, batch, table, uneven
 from contracts.spec.array import Arrays
 from contracts.spec.recipe import Moe, Mtp, Recipe
@@ -68,7 +69,8 @@ def both(
         recipe=recipe, steps=len(batches), execution=Execution(precision="float64"), batches=batches,
         weights=heavy(stack, recipe), observe=frozenset(observe),
     )  # fmt: skip
-    return stack.train(session), stack.train(replace(session, execution=replace(execution, precision="float64")))
+    many = replace(session, execution=replace(execution, precision="float64"))
+    return on_one_rank(stack, session), stack.train(many)
 
 
 def losses_apart(many: Step, one: Step) -> str:

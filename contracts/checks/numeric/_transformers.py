@@ -15,6 +15,7 @@ from dataclasses import replace
 
 from contracts import instruments
 from contracts.checks._layouts import needs_layout
+from contracts.checks.numeric._alone import on_one_rank
 from contracts.checks.numeric._training import table, uneven
 from contracts.instruments.ranks import here
 from contracts.spec.array import Array, Arrays
@@ -153,8 +154,8 @@ def both(
 ) -> list[tuple[Step, Step]]:
     """(on one rank, on all) for each step; what is observed is told of the steps `at` alone, where some are named."""
     asked = replace(session(stack, recipe, execution, steps, *observe), at=at)
-    alone = stack.train(replace(asked, execution=Execution(precision="float32", layout=asked.execution.layout)))
-    return list(zip(alone.steps, stack.train(asked).steps, strict=True))
+    alone = replace(asked, execution=Execution(precision="float32", layout=asked.execution.layout))
+    return list(zip(on_one_rank(stack, alone).steps, stack.train(asked).steps, strict=True))
 
 
 def told(alone: Step, many: Step) -> str:

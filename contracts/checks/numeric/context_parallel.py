@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from contracts import instruments
 from contracts.checks._layouts import needs_layout, numbers_in
+from contracts.checks.numeric._alone import on_one_rank
 from contracts.checks.numeric._recipes import SMALL_MLA
 from contracts.checks.numeric._spread import BIASED, SPREAD, apart, borrowed, both, losses_apart
 from contracts.checks.numeric._training import batch, uneven
@@ -219,7 +220,7 @@ def no_token_is_lost_where_a_row_does_not_divide(
         missing = sorted({length, execution.degrees.cp} - numbers_in(many))
         assert not missing, f"the refusal does not name {missing}: {many}"
         return
-    (one,) = stack.train(alone).steps
+    (one,) = on_one_rank(stack, alone).steps
     assert many.tokens == one.tokens, f"{many.tokens} labels count, {one.tokens} on one rank"
     words = losses_apart(one, many)
     assert not words, f"{words} (rank {here().rank})"

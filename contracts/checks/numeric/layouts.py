@@ -16,6 +16,7 @@ from dataclasses import replace
 
 from contracts import instruments
 from contracts.checks._layouts import needs_layout
+from contracts.checks.numeric._alone import on_one_rank
 from contracts.checks.numeric._recipes import SMALL_MLA
 from contracts.checks.numeric._spread import apart
 from contracts.checks.numeric._training import LETTERS, batch, uneven
@@ -125,39 +126,22 @@ LAYOUTS: dict[str, Cell] = {
 }  # fmt: skip
 
 
-def last(
-    stack: Training,
-    recipe: Recipe,
-    execution: Execution,
-    number: int,
-    *observe: Observed,
-    given: tuple[Arrays, Arrays] | None = None,
-) -> Step:
-    """The last of some steps over packed batches, on the ranks of an execution, from weights and buffers."""
-    weights, buffers = given or drawn(stack, recipe, execution.mode)
-    return stack.train(
-        Session(
-            recipe=recipe,
-            steps=number,
-            execution=execution,
-            batches=tuple(batch(f"layout {step}", rows=ROWS) for step in range(number)),
-            weights=weights,
-            buffers=buffers,
-            observe=frozenset(observe),
-            at=frozenset({number}),
-        )
-    ).steps[-1]
-
-
 def both(stack: Training, recipe: Recipe, execution: Execution, number: int, *observe: Observed) -> tuple[Step, Step]:
-    """The last step on one rank and on those of an execution, from the same weights."""
+    """The last of some steps over packed batches, on one rank and on those of an execution, from the same weights."""
     needs_layout(stack, execution.layout)
-    given = drawn(stack, recipe, execution.mode)
-    alone = Execution(mode=execution.mode, precision=execution.precision)
-    return (
-        last(stack, recipe, alone, number, *observe, given=given),
-        last(stack, recipe, execution, number, *observe, given=given),
+    weights, buffers = drawn(stack, recipe, execution.mode)
+    session = Session(
+        recipe=recipe,
+        steps=number,
+        execution=execution,
+        batches=tuple(batch(f"layout {step}", rows=ROWS) for step in range(number)),
+        weights=weights,
+        buffers=buffers,
+        observe=frozenset(observe),
+        at=frozenset({number}),
     )
+    alone = replace(session, execution=Execution(mode=execution.mode, precision=execution.precision))
+    return on_one_rank(stack, alone).steps[-1], stack.train(session).steps[-1]
 
 
 def drawn(stack: Training, recipe: Recipe, mode: Mode) -> tuple[Arrays, Arrays]:
@@ -231,33 +215,25 @@ MOVED = {
 
 
 @contract("PAR-02a", asks=("built", "train"), cases=MOVED, source="F02", tier="dist")
-def weights_after_some_steps_are_those_of_one_rank(
+def ranks_stay_replicas_of_one_rank(
     stack: Training, recipe: Recipe, mode: Mode, execution: Execution, world: int
 ) -> None:
-    """After three steps weights, optimizer state and the routers' biases are those of the run on one rank.
+    """After three steps weights, optimizer state and the routers' biases are those of the run on one rank, and every
+    rank holds them to the bit as every other does.
 
     An update that is right once can leave behind what is wrong at the next: a momentum of one shard, a bias that each
-    rank moved by its own counts.
+    rank moved by its own counts. Copies that drift apart by rounding drift further: each computes gradients of weights
+    of its own.
     """
     alone, many = both(stack, recipe, within(execution, mode), 3, "weights", "optimizer", "buffers")
-    for what in ("weights", "optimizer", "buffers"):
-        words = apart(alone, many, what, getattr(many, what), getattr(alone, what))
-        assert not words, f"{words} (rank {here().rank})"
-
-
-@contract("PAR-02b", asks=("built", "train"), cases=MOVED, source="F02", tier="dist")
-def replicas_stay_equal(stack: Training, recipe: Recipe, mode: Mode, execution: Execution, world: int) -> None:
-    """After three steps every rank holds, to the bit, the weights, state and buffers that every other rank holds.
-
-    Copies that drift apart by rounding drift further: each computes gradients of weights of its own.
-    """
-    needs_layout(stack, execution.layout)
-    many = last(stack, recipe, within(execution, mode), 3, "weights", "optimizer", "buffers")
     held = {**many.weights, **many.optimizer, **many.buffers}
     digests = {name: hashlib.sha256(value.data.encode()).hexdigest()[:16] for name, value in held.items()}
     for rank, other in enumerate(gathered(digests)):
         unequal = sorted(name for name in digests.keys() | other.keys() if digests.get(name) != other.get(name))
         assert not unequal, f"rank {here().rank} and rank {rank} hold unequal {', '.join(unequal[:3])}"
+    for what in ("weights", "optimizer", "buffers"):
+        words = apart(alone, many, what, getattr(many, what), getattr(alone, what))
+        assert not words, f"{words} (rank {here().rank})"
 
 
 @contract("PAR-03a", asks=("built", "train"), cases=MOVED, source="F03", tier="dist")

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from contracts.checks._layouts import numbers_in
 from contracts.checks._refusals import refusal_of
+from contracts.checks.numeric._alone import on_one_rank
 from contracts.checks.numeric._folders import shared_folder
 from contracts.checks.numeric._stages import (
     AHEAD,
@@ -46,7 +47,8 @@ def stages_begin_as_one_rank_does(stack: Training, recipe: Recipe, execution: Ex
     session = Session(
         recipe=recipe, steps=2, execution=Execution(precision="float64"), observe=frozenset({"weights", "gradients"})
     )
-    one, many = stack.train(session), stack.train(replace(session, execution=replace(execution, precision="float64")))
+    many = stack.train(replace(session, execution=replace(execution, precision="float64")))
+    one = on_one_rank(stack, session)
     shares = gathered([list(step.samples) for step in many.steps])
     for index, (want, got) in enumerate(zip(one.steps, many.steps, strict=True)):
         consumed = sorted({sample for share in shares for sample in share[index]})

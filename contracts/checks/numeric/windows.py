@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from contracts import instruments
 from contracts.checks._layouts import needs_layout
+from contracts.checks.numeric._alone import on_one_rank
 from contracts.checks.numeric._spread import SPREAD, apart, borrowed, heavy, losses_apart, own
 from contracts.checks.numeric._training import batch
 from contracts.contract import contract
@@ -131,9 +132,9 @@ def a_window_of_unequal_microbatches_is_that_of_one_rank(
     needs_layout(stack, execution.layout)
     orders = ((0, 1, 2, 3), (2, 3, 0, 1))
     session = _session(recipe, execution, orders, heavy(stack, recipe))
-    one = stack.train(replace(session, execution=Execution(microbatches=4, precision="float64"))).steps
-    for alone, many in zip(one, stack.train(session).steps, strict=True):
-        words = _unlike(alone, many)
+    alone = replace(session, execution=Execution(microbatches=4, precision="float64"))
+    for one, many in zip(on_one_rank(stack, alone).steps, stack.train(session).steps, strict=True):
+        words = _unlike(one, many)
         assert not words, f"{words} (rank {here().rank})"
 
 

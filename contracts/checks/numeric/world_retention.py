@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -15,6 +16,8 @@ from contracts.contract import contract
 from contracts.instruments.ranks import gathered, here
 from contracts.spec.training import Execution, Session, Training
 
+STATE = replace(SPREAD, name="short-state", pattern="AE", depth=2)
+"""What it holds is asked elsewhere; it has to be in several files."""
 Copied = Literal["in-place", "under-way", "arrived", "of-another-run"]
 """Where checkpoints last: where they are written, or elsewhere, where the copy of step 2 lacks a file, is whole, or is
 that of another run."""
@@ -47,7 +50,7 @@ def ranks_keep_the_last_copy_that_arrived(
             _on_rank_0(lambda: _exchanged(copy, at / "another"))
         _on_rank_0(lambda: _take_from(copy, save, own[1 if copied != "arrived" else 2], copied))
         session = Session(
-            recipe=SPREAD, steps=1, execution=execution, load=str(save), save=str(save), save_at=frozenset({3, 4}),
+            recipe=STATE, steps=1, execution=execution, load=str(save), save=str(save), save_at=frozenset({3, 4}),
             keep=1, durable=None if copied == "in-place" else str(copy),
         )  # fmt: skip
         written = {1: own[1], 2: own[2]}
@@ -58,7 +61,7 @@ def ranks_keep_the_last_copy_that_arrived(
             written[step] = files(save) - before
         there = files(save)
         found = tuple(step for step, its in written.items() if its <= there)
-        start = stack.train(Session(recipe=SPREAD, steps=0, execution=execution, load=str(save))).start
+        start = stack.train(Session(recipe=STATE, steps=0, execution=execution, load=str(save))).start
     assert found == left, f"copies are {copied}, one is to be kept, and of steps 1 to 4 {found} are left, not {left}"
     assert start == 4, f"the ranks go on after step {start}, expected 4"
 
@@ -70,7 +73,7 @@ def _first_two(stack: Training, execution: Execution, save: Path) -> dict[int, s
         before = files(save)
         gathered(len(before))
         session = Session(
-            recipe=SPREAD, steps=1, execution=execution, save=str(save), save_at=frozenset({1, 2}),
+            recipe=STATE, steps=1, execution=execution, save=str(save), save_at=frozenset({1, 2}),
             load=str(save) if step == 2 else None,
         )  # fmt: skip
         stack.train(session)

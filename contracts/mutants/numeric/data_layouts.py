@@ -59,7 +59,7 @@ class NeverReducesWithoutShards(Spread):
     trains = _NeverReduces
 
 
-@mutant(of="PAR-02b", case="dp2", says="hold unequal")
+@mutant(of="PAR-02a", case="dp2", says="hold unequal")
 class LetsReplicasTrainByThemselves(Spread):
     """The same, seen after three steps: as many models as ranks, and each loss falls."""
 
@@ -75,7 +75,7 @@ class _SkipsCopies(ParallelTrainer):
                 parameter.grad = vectors[name]
 
 
-@mutant(of="PAR-02b", case="dp2", says="hold unequal")
+@mutant(of="PAR-02a", case="dp2", says="hold unequal")
 class SkipsSmallTensorsInTheReduction(Spread):
     """Vectors do not fill a bucket, and the last bucket is never sent."""
 

@@ -32,7 +32,7 @@ class LeavesNormGradientsOfSequenceParallel(Spread):
     exchange = {"tensor_parallel": _KeepsItsOwn}
 
 
-@mutant(of="PAR-02b", case="tp2-sp-muon", says="hold unequal", bugs=("SP-11",))
+@mutant(of="PAR-02a", case="tp2-sp-muon", says="hold unequal", bugs=("SP-11",))
 class LetsNormsDriftApart(Spread):
     """The same, seen after some steps: each rank trains a norm of its own, and no loss tells."""
 

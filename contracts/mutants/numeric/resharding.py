@@ -222,7 +222,7 @@ class _CountsByRank(ParallelTrainer):
         self.consumed *= len(self.mesh.place("rows"))
 
 
-@mutant(of="CKPT-02b", case="two-to-two", says="step 3: samples is", bugs=("RSM-60",))
+@mutant(of="CKPT-02b", case="two-to-two", says="step 2: samples is", bugs=("RSM-60",))
 class CountsSequencesByRank(Spread):
     """The place in the data is counted by rank: the same number means another sequence to more of them."""
 
