@@ -15,7 +15,7 @@ from contracts.stacks.reference.stack import Reference
 from tests_dist._drawn import Drawn, cells, layouts
 
 DRAWN = {2: cells(2, 18), 4: cells(4, 46), 8: cells(8, 5)}  # world → name → cell
-QUICK = 3  # one of so many is among the quick tests
+QUICK = 6  # one of so many is among the quick tests
 
 
 def _differs(drawn: Drawn) -> str:
