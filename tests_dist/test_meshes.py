@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from unittest import mock
@@ -9,6 +10,7 @@ from unittest import mock
 import pytest
 
 from contracts.checks.numeric import _spread as spread
+from contracts.instruments.ranks import torch_distributed
 from contracts.spec.training import Execution, Session, Step
 from contracts.stacks.reference.parallel import mesh
 from contracts.stacks.reference.stack import Reference
@@ -55,8 +57,12 @@ def test_torch_forgets_a_mesh_when_its_groups_are_closed_and_no_sooner() -> None
 
 
 @pytest.mark.dist(world=2)
-def test_in_another_world_there_is_one_run_to_begin_with() -> None:
-    with _forgetting() as times:
+def test_what_was_worked_out_in_another_world_is_forgotten() -> None:
+    _, dist = torch_distributed()
+    another = dist.new_group()
+    _step(spread.own(2, fsdp=True))
+    with _forgetting() as times, mock.patch.object(mesh, "_only", [weakref.ref(another)]):
         for _ in range(2):
             _step(spread.own(2, fsdp=True))
+    dist.destroy_process_group(another)
     assert len(times) == 1
