@@ -16,7 +16,7 @@ from contracts.instruments.ranks import gathered, here
 from contracts.spec.world import FabricPass, Upset, World
 
 PATIENCE_S = 60.0
-SLACK_S = 3.0  # what a loaded machine may add to a time limit
+SLACK_S = 2.0  # what a loaded machine may add to a time limit
 
 # bytes a rank contributes, rounds kept, ranks, busbw / algbw by hand
 PASSES = {
