@@ -20,7 +20,7 @@ WIDEST = 4  # ranks: a layout that needs more stands for no smaller one
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         of_the_law = "promise" in getattr(item, "fixturenames", ())
-        if of_the_law and (_about_transformers(item) or _within_another(item)):
+        if of_the_law and (_about_transformers(item) or _within_another(item) or _second_to_save(item)):
             item.add_marker(pytest.mark.slow)
         if here().world == 1 and not of_the_law and item.get_closest_marker("dist") is not None:
             item.add_marker(pytest.mark.skip(reason=NEEDED))
@@ -42,6 +42,16 @@ def _within_another(item: pytest.Item) -> bool:
     contract, mine = LAW.contracts[promise.id], _axes(promise.case)
     others = [_axes(case) for case in contract.cases if contract.ranks(case) <= WIDEST]
     return "to" not in mine and any(mine < other and ("borrowed" in mine) == ("borrowed" in other) for other in others)
+
+
+def _second_to_save(item: pytest.Item) -> bool:
+    """Whether a promise is one about checkpoints, and of those of its layouts that need as many ranks as there can be
+    here this one is the second, fourth …: each trains, saves and loads several times."""
+    promise = _promise(item)
+    if promise is None or not promise.id.startswith("CKPT"):
+        return False
+    contract = LAW.contracts[promise.id]
+    return promise.case in [case for case in contract.cases if contract.ranks(case) == WIDEST][1::2]
 
 
 def _axes(case: str) -> frozenset[str]:
