@@ -9,49 +9,51 @@ from __future__ import annotations
 import pytest
 
 from contracts.checks.numeric import transformers
-from contracts.contract import LAW
+from contracts.contract import LAW, Contract
 from contracts.instruments.ranks import here
 from contracts.spec.records import Item
 
 NEEDED = "needs ranks: torchrun --standalone --nproc-per-node 4 -m pytest -m dist"
 WIDEST = 4  # ranks: a layout that needs more stands for no smaller one
+WAITS = "PREF-03c"  # a time limit and what a loaded machine may add to it, in every case
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        of_the_law = "promise" in getattr(item, "fixturenames", ())
-        if of_the_law and (_about_transformers(item) or _within_another(item) or _second_to_save(item)):
-            item.add_marker(pytest.mark.slow)
-        if here().world == 1 and not of_the_law and item.get_closest_marker("dist") is not None:
+        if "promise" in getattr(item, "fixturenames", ()):
+            promise = _promise(item)
+            if promise is not None and _left_to_the_gate(LAW.contracts[promise.id], promise.case):
+                item.add_marker(pytest.mark.slow)
+        elif here().world == 1 and item.get_closest_marker("dist") is not None:
             item.add_marker(pytest.mark.skip(reason=NEEDED))
 
 
-def _about_transformers(item: pytest.Item) -> bool:
+def _left_to_the_gate(contract: Contract, case: str) -> bool:
+    return (
+        _about_transformers(contract)
+        or _within_another(contract, case)
+        or (contract.id.startswith("CKPT") and case in _every_other(contract))
+        or (contract.id == WAITS and case != next(iter(contract.cases)))
+    )
+
+
+def _about_transformers(contract: Contract) -> bool:
     """Whether a promise is one that every transformer can answer. Of the reference, which has every letter, the same is
     asked layout by layout in checks/numeric/layouts.py: `make gate` asks both."""
-    promise = _promise(item)
-    return promise is not None and LAW.contracts[promise.id].check.__module__ == transformers.__name__
+    return contract.check.__module__ == transformers.__name__
 
 
-def _within_another(item: pytest.Item) -> bool:
+def _within_another(contract: Contract, case: str) -> bool:
     """Whether another layout of the same promise has every axis of this one, and more: as `tp2` is within `tp2-sp`.
     Cases name their axes. One that goes from a layout to another is within none."""
-    promise = _promise(item)
-    if promise is None:
-        return False
-    contract, mine = LAW.contracts[promise.id], _axes(promise.case)
-    others = [_axes(case) for case in contract.cases if contract.ranks(case) <= WIDEST]
+    mine = _axes(case)
+    others = [_axes(other) for other in contract.cases if contract.ranks(other) <= WIDEST]
     return "to" not in mine and any(mine < other and ("borrowed" in mine) == ("borrowed" in other) for other in others)
 
 
-def _second_to_save(item: pytest.Item) -> bool:
-    """Whether a promise is one about checkpoints, and of those of its layouts that need as many ranks as there can be
-    here this one is the second, fourth …: each trains, saves and loads several times."""
-    promise = _promise(item)
-    if promise is None or not promise.id.startswith("CKPT"):
-        return False
-    contract = LAW.contracts[promise.id]
-    return promise.case in [case for case in contract.cases if contract.ranks(case) == WIDEST][1::2]
+def _every_other(contract: Contract) -> list[str]:
+    """The second, fourth … of the layouts that need all ranks: for checkpoints each trains, saves and loads often."""
+    return [case for case in contract.cases if contract.ranks(case) == WIDEST][1::2]
 
 
 def _axes(case: str) -> frozenset[str]:

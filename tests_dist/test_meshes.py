@@ -61,7 +61,7 @@ def test_what_was_worked_out_in_another_world_is_forgotten() -> None:
     _, dist = torch_distributed()
     another = dist.new_group()
     _step(spread.own(2, fsdp=True))
-    with _forgetting() as times, mock.patch.object(mesh, "_only", [weakref.ref(another)]):
+    with _forgetting() as times, mock.patch.object(mesh, "_only_group", [weakref.ref(another)]):
         for _ in range(2):
             _step(spread.own(2, fsdp=True))
     dist.destroy_process_group(another)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import shlex
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -256,32 +257,28 @@ class _AsksNobodyTwice(_Counts):
     """Of the same kind, and another party."""
 
 
-def test_a_party_that_repeats_itself_is_asked_once_a_run_and_anew_within_a_case() -> None:
-    def twice(stack: Stack, depth: int) -> None:
-        assert stack.blocks("AEM", depth) == stack.blocks("AEM", depth)
-
-    contract = _contract(twice, a=(3,), b=(3,), c=(4,))
-    party, other = _Counts(), _AsksNobodyTwice()
-    assert [judge(contract, "a", party).outcome, party.asked] == ["holds", 2]
-    assert [judge(contract, "b", party).outcome, party.asked] == ["holds", 3], "the first answer of a case may be old"
-    assert [judge(contract, "c", party).outcome, party.asked] == ["holds", 5], "another question"
-    assert [judge(contract, "a", other).outcome, other.asked] == ["holds", 2], "another party"
-
-
 class _CountsAll(_Counts):
     """Says of nothing that it would repeat it."""
 
     repeats = frozenset()
 
 
-def test_what_a_check_recalls_is_put_once_a_party_and_what_it_asks_each_time() -> None:
-    def compares(stack: Any, depth: int) -> None:
-        assert stack.blocks("AEM", depth) == stack.recall("blocks", "AEM", depth)
+def _asks_twice(stack: Any, depth: int) -> None:
+    assert stack.blocks("AEM", depth) == stack.blocks("AEM", depth)
 
-    contract = _contract(compares, a=(3,), b=(3,), c=(4,))
-    party, other = _CountsAll(), _CountsAll()
+
+def _asks_and_recalls(stack: Any, depth: int) -> None:
+    assert stack.blocks("AEM", depth) == stack.recall("blocks", "AEM", depth)
+
+
+@pytest.mark.parametrize(("kind", "check"), [(_Counts, _asks_twice), (_CountsAll, _asks_and_recalls)])
+def test_what_was_answered_in_an_earlier_case_stands_for_one_of_two_answers(
+    kind: type[_Counts], check: Callable[..., None]
+) -> None:
+    contract = _contract(check, a=(3,), b=(3,), c=(4,))
+    party, other = kind(), _AsksNobodyTwice()
     assert [judge(contract, "a", party).outcome, party.asked] == ["holds", 2]
-    assert [judge(contract, "b", party).outcome, party.asked] == ["holds", 3], "what is judged is asked anew"
+    assert [judge(contract, "b", party).outcome, party.asked] == ["holds", 3], "the first answer of a case may be old"
     assert [judge(contract, "c", party).outcome, party.asked] == ["holds", 5], "another question"
     assert [judge(contract, "a", other).outcome, other.asked] == ["holds", 2], "another party"
 

@@ -59,13 +59,13 @@ RANKS: dict[str, tuple[Recipe, Execution, int, tuple[int, ...]]] = {  # steps be
     "fsdp2": (SPREAD, FSDP2, 2, (2, 1, 2)),
     "tp2-sp-muon": (SPREAD_MUON, TP2_SP, 2, (1, 2, 1)),
     "ep2": (SPREAD, EP2, 2, (2, 1, 2)),
-    "borrowed-ep2-fsdp-accumulated": (SPREAD_MUON, replace(EP2_BORROWED, microbatches=2), 2, (1, 1, 2)),
+    "borrowed-ep2-fsdp-accumulated": (SPREAD_MUON, replace(EP2_BORROWED, microbatches=2), 2, (1, 2, 1)),
     "fsdp2-delayed-fp8": (SCALED, FSDP2, 2, (1, 1, 2)),
-    "tp2-sp-ep2": (SPREAD, TP2_EP2, 4, (1, 1, 2)),
+    "tp2-sp-ep2": (SPREAD, TP2_EP2, 4, (2, 1, 1)),
     "borrowed-cp2-fsdp": (SPREAD_MUON, CP2_FSDP, 2, (1, 2, 1)),
     "hsdp-2x2": (SPREAD, HSDP, 4, (1, 2, 1)),
     "interleaved": (EVEN_MUON, INTERLEAVED, 2, (1, 2, 2)),
-    "pp2-tp2-sp": (EVEN, PP2_TP2, 4, (1, 1, 2)),
+    "pp2-tp2-sp": (EVEN, PP2_TP2, 4, (2, 1, 1)),
 }
 
 

@@ -148,7 +148,7 @@ class TrainingMesh(ProcessMesh):
         return self._dist.group.WORLD if len(members) == self.topology.world else self._made[members]
 
 
-_only: list[weakref.ref[Any]] = []  # the default group, while torch knows meshes of that group alone
+_only_group: list[weakref.ref[Any]] = []  # the default group, while torch knows meshes of that group alone
 
 
 def _forget_closed_groups(*, makes_groups: bool) -> None:
@@ -156,9 +156,9 @@ def _forget_closed_groups(*, makes_groups: bool) -> None:
     it worked out on them stays right, and that is most of what it takes to shard a small model."""
     _, dist = torch_distributed()
     world = dist.group.WORLD
-    if makes_groups or not any(group() is world for group in _only):
+    if makes_groups or not any(group() is world for group in _only_group):
         forget_meshes()
-    _only[:] = [] if makes_groups else [weakref.ref(world)]
+    _only_group[:] = [] if makes_groups else [weakref.ref(world)]
 
 
 def forget_meshes() -> None:
@@ -171,7 +171,7 @@ def forget_meshes() -> None:
     import torch
     from torch.distributed.tensor import DTensor, _redistribute
 
-    _only.clear()
+    _only_group.clear()
     DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding.cache_clear()  # type: ignore[no-untyped-call]
     _redistribute._gen_transform_infos.cache_clear()
     torch._C._clear_DTensor_sharding_propagator_cache()
