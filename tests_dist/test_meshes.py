@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from unittest import mock
 
 import pytest
@@ -17,13 +18,14 @@ from contracts.stacks.reference.stack import Reference
 
 ONLY_THE_WORLD = spread.own(4, fsdp=True)
 OF_ITS_OWN = spread.own(4, tp=2, sp=True, fsdp=True)
+MODEL = replace(spread.SPREAD, pattern="AE", depth=2)
 
 
 def _step(execution: Execution) -> Step:
     stack = Reference()
     session = Session(
-        recipe=spread.SPREAD, steps=1, execution=execution, batches=spread.batches(1),
-        weights=spread.heavy(stack, spread.SPREAD), observe=frozenset({"gradients"}),
+        recipe=MODEL, steps=1, execution=execution, batches=spread.batches(1),
+        weights=spread.heavy(stack, MODEL), observe=frozenset({"gradients"}),
     )  # fmt: skip
     return stack.train(session).steps[0]
 
