@@ -62,6 +62,7 @@ class Whole:
     parts: tuple[Part, ...] = ()
     words: frozenset[str] = frozenset()
     table: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    raw: bytes = b""
 
 
 finite = st.floats(allow_nan=False, allow_infinity=False)
@@ -78,6 +79,7 @@ wholes = st.builds(
     parts=st.lists(parts, max_size=3).map(tuple),
     words=st.frozensets(st.text(), max_size=3),
     table=st.dictionaries(st.text(), st.lists(st.integers(), max_size=3).map(tuple), max_size=3),
+    raw=st.binary(),
 )
 junk = st.recursive(
     st.none() | st.booleans() | st.integers() | finite | st.text(max_size=5),
@@ -120,6 +122,9 @@ MALFORMED: dict[str, tuple[dict[str, Any], str]] = {
     "not-a-list": ({"parts": {}}, "Whole.parts = {}: is not a list; send a JSON array"),
     "deep-in-a-list": ({"parts": [{"size": 1}, {"size": "2"}]}, "Whole.parts[1].size = '2': is not a int"),
     "deep-in-a-table": ({"table": {"a": [1, "b"]}}, "Whole.table.a[1] = 'b': is not a int"),
+    "int-for-bytes": ({"raw": 1}, "Whole.raw = 1: is not base64; send the bytes as a base64 text"),
+    "no-base64": ({"raw": "AA-="}, "Whole.raw = 'AA-=': is not base64"),
+    "half-a-byte": ({"raw": "A"}, "Whole.raw = 'A': is not base64"),
     "not-an-object": ({"table": []}, "Whole.table = []: is not an object; send a JSON object"),
     "the-value's-own-rule": ({"part": {"size": 0}}, "size = 0: must be at least 1; give a size"),
 }
@@ -150,6 +155,10 @@ def test_a_value_without_a_json_form_is_refused(value: object) -> None:
     with pytest.raises(Refused, match="JSON"):
         codec.dumps(value)
     assert not codec.conforms(float, value)
+
+
+def test_bytes_are_base64_in_json() -> None:
+    assert codec.dumps(b"\x00\xff?") == '"AP8/"'
 
 
 def test_a_set_has_one_text_whatever_its_order() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import ctypes
 import math
 from collections.abc import Mapping
@@ -20,7 +19,7 @@ def array(tensor: Tensor) -> Array:
     held = tensor.detach().to("cpu").contiguous()
     element = str(held.dtype).removeprefix("torch.")
     data = ctypes.string_at(held.data_ptr(), held.nbytes) if held.nbytes else b""  # numpy may not be installed
-    return Array(dtype=cast(Element, element), shape=tuple(held.shape), data=base64.b64encode(data).decode("ascii"))
+    return Array(dtype=cast(Element, element), shape=tuple(held.shape), data=data)
 
 
 def arrays(tensors: Mapping[str, Tensor]) -> Arrays:
@@ -30,7 +29,7 @@ def arrays(tensors: Mapping[str, Tensor]) -> Arrays:
 def tensor(value: Array, dtype: torch.dtype | None = None) -> Tensor:
     """A value as a tensor of its own memory, converted to `dtype` if one is given."""
     element = getattr(torch, value.dtype)
-    data = bytearray(base64.b64decode(value.data))
+    data = bytearray(value.data)
     flat = torch.frombuffer(data, dtype=element) if data else torch.empty(0, dtype=element)
     held = flat.reshape(value.shape)
     return held if dtype is None else held.to(dtype)

@@ -6,6 +6,7 @@ and nothing of its autograd graph leaks into the check. `instruments.numerics` t
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -15,14 +16,19 @@ Element = Literal["float64", "float32", "bfloat16", "float16", "int64", "int32",
 
 @dataclass(frozen=True, kw_only=True)
 class Array:
-    """`data` holds the elements in row-major order, little-endian, as base64."""
+    """`data` holds the elements in row-major order, little-endian; in JSON it is base64."""
 
     dtype: Element
     shape: tuple[int, ...]
-    data: str
+    data: bytes
 
     def __repr__(self) -> str:
         return f"Array({self.dtype}, {list(self.shape)})"
+
+    @property
+    def fingerprint(self) -> str:
+        """What its bits come to, as 16 hexadecimal digits: equal on two ranks that hold the same."""
+        return hashlib.sha256(self.data).hexdigest()[:16]
 
 
 Arrays = Mapping[str, Array]

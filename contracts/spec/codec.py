@@ -3,14 +3,15 @@
 Written here, and not taken from pydantic, because the Megatron worker and a user's twenty-line adapter run in
 environments where nothing but the standard library can be assumed, and because all refusals come at once.
 
-A value is built from dataclasses, `tuple`, `frozenset[str]`, `Mapping[str, T]`, `Literal`, `T | None` and the
-JSON scalars. Unknown keys, missing keys and values of another type are refused with their path; a `bool` is not
-an `int`, an `int` is not a `str`, and NaN is not a number that JSON knows. A field of type `Real` may hold it all the
-same, and infinities: its JSON form is then one of the texts "NaN", "Infinity", "-Infinity".
+A value is built from dataclasses, `tuple`, `frozenset[str]`, `Mapping[str, T]`, `Literal`, `T | None`, the JSON scalars
+and `bytes`, which are base64 in JSON. Unknown keys, missing keys and values of another type are refused with their
+path; a `bool` is not an `int`, an `int` is not a `str`, and NaN is not a number that JSON knows. A field of type `Real`
+may hold it all the same, and infinities: its JSON form is then one of the texts "NaN", "Infinity", "-Infinity".
 """
 
 from __future__ import annotations
 
+import base64
 import collections.abc
 import dataclasses
 import functools
@@ -42,6 +43,8 @@ def encode(value: object) -> Any:
 def _encode(value: object, *, real: bool) -> Any:
     if value is None or type(value) in _PLAIN:
         return value
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode("ascii")
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         reals = _reals(type(value))
         return {name: _encode(getattr(value, name), real=name in reals) for name in _fields(type(value))}
@@ -168,7 +171,7 @@ def _fits(kind: Any) -> Callable[[object], bool]:
 @functools.cache
 def _every(kind: Any) -> Callable[[Iterable[object]], bool]:
     """Whether all of many values fit, looked at level by level instead of one by one."""
-    if kind in (int, str, bool):
+    if kind in (int, str, bool, bytes):
         return lambda values: set(map(type, values)) <= {kind}
     arguments = typing.get_args(kind)
     if typing.get_origin(kind) is tuple and len(arguments) == 2 and arguments[1] is ...:
@@ -285,7 +288,17 @@ def _decode_dataclass(kind: type, data: object, path: str, found: Refusals) -> o
     return None
 
 
+def _decode_bytes(data: object, path: str, found: Refusals) -> bytes:
+    try:
+        return base64.b64decode(cast(str, data), validate=True)
+    except (TypeError, ValueError):  # no text, or one of other characters; a wrong length is a ValueError too
+        found.add(path, data, "is not base64", "send the bytes as a base64 text")
+        return b""
+
+
 def _decode_scalar(kind: Any, data: object, path: str, found: Refusals) -> object:
+    if kind is bytes:
+        return _decode_bytes(data, path, found)
     if kind == Real:
         return (
             _UNBOUNDED[data]
@@ -335,6 +348,8 @@ def _schema(kind: Any, definitions: dict[str, Any]) -> dict[str, Any]:
             definitions[name] = {}  # stops the recursion of a type that reaches itself
             definitions[name] = _schema_of_fields(cast(type, kind), definitions)
         return {"$ref": f"#/$defs/{name}"}
+    if kind is bytes:
+        return {"type": "string", "contentEncoding": "base64"}
     if kind == Real:
         return {"anyOf": [{"type": "number"}, {"enum": list(_UNBOUNDED)}]}
     names = {bool: "boolean", int: "integer", float: "number", str: "string", type(None): "null"}

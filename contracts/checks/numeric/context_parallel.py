@@ -8,7 +8,6 @@ with four ranks a rank has two tokens, fewer than a convolution looks back.
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import replace
 
 from contracts import instruments
@@ -113,7 +112,7 @@ def ranks_of_one_row_stay_replicas(
     """
     alone, many = runs(stack, recipe, mode, execution, rows, 3, "weights", "optimizer", "buffers")[-1]
     held = {**many.weights, **many.optimizer, **many.buffers}
-    digests = {name: hashlib.sha256(value.data.encode()).hexdigest()[:16] for name, value in held.items()}
+    digests = {name: value.fingerprint for name, value in held.items()}
     for rank, other in enumerate(gathered(digests)):
         unequal = sorted(name for name in digests.keys() | other.keys() if digests.get(name) != other.get(name))
         assert not unequal, f"rank {here().rank} and rank {rank} hold unequal {', '.join(unequal[:3])}"

@@ -11,7 +11,6 @@ bias keeps from being chosen are all of one rank's.
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import replace
 
 from contracts import instruments
@@ -227,7 +226,7 @@ def ranks_stay_replicas_of_one_rank(
     """
     alone, many = both(stack, recipe, within(execution, mode), 3, "weights", "optimizer", "buffers")
     held = {**many.weights, **many.optimizer, **many.buffers}
-    digests = {name: hashlib.sha256(value.data.encode()).hexdigest()[:16] for name, value in held.items()}
+    digests = {name: value.fingerprint for name, value in held.items()}
     for rank, other in enumerate(gathered(digests)):
         unequal = sorted(name for name in digests.keys() | other.keys() if digests.get(name) != other.get(name))
         assert not unequal, f"rank {here().rank} and rank {rank} hold unequal {', '.join(unequal[:3])}"

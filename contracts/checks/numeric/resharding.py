@@ -248,7 +248,7 @@ def ranks_that_load_from_others_draw_their_own_numbers(
         loaded = stack.train(session).loaded
         assert loaded is not None, "nothing is told of what was loaded"
         for name in sorted(loaded.rng):
-            states = gathered(loaded.rng[name].data)
+            states = gathered(loaded.rng[name].fingerprint)
             assert len(set(states)) == world, f"{world} ranks have {len(set(states))} states of the generator {name}"
 
 
@@ -265,7 +265,7 @@ def what_is_of_one_rank_is_not_given_to_others(stack: Training, saves: Execution
     with shared_folder() as at:
         folder = place(at, saves).as_posix()
         saved = _saved(stack, SCALED, saves, folder)
-        own = [name for name in sorted(saved.buffers) if len(set(gathered(saved.buffers[name].data))) > 1]
+        own = [name for name in sorted(saved.buffers) if len(set(gathered(saved.buffers[name].fingerprint))) > 1]
         session = Session(recipe=SCALED, steps=0, execution=loads, load=folder)
         told = gathered(refusal(stack, session) if own else "nothing differs")
     assert all(told), f"{len(own)} buffers differ from rank to rank, and {shown(loads)} loaded them, as {own[0]}"

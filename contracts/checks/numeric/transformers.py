@@ -7,7 +7,6 @@ and norms see few faults of this kind; gradients by name of the first step see m
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import replace
 
 from contracts import instruments
@@ -124,7 +123,7 @@ def a_transformer_goes_the_way_of_one_rank(stack: Training, recipe: Recipe, exec
     words = moved_apart(asked.weights, many.weights, alone.weights, WAY)
     assert not words, f"{words} (rank {here().rank})"
     held = {**many.weights, **many.buffers}
-    digests = {name: hashlib.sha256(value.data.encode()).hexdigest()[:16] for name, value in held.items()}
+    digests = {name: value.fingerprint for name, value in held.items()}
     for rank, other in enumerate(gathered(digests)):
         unequal = sorted(name for name in digests.keys() | other.keys() if digests.get(name) != other.get(name))
         assert not unequal, f"rank {here().rank} and rank {rank} hold unequal {', '.join(unequal[:3])}"
