@@ -52,10 +52,10 @@ class _OneName(Disk):
         self.under = under
 
     def write(self, path: Path, parts: Iterable[bytes]) -> None:
-        if path.suffix == ".bin":
-            path = path.with_name(f"shard-00000-{path.name[-9:]}")
-            path.unlink(missing_ok=True)
-        self.under.write(path, parts)
+        beside = path.with_suffix(".part") if path.suffix == ".bin" else path
+        self.under.write(beside, parts)
+        if beside != path:
+            beside.replace(path.with_name(f"shard-00000-{path.name[-9:]}"))
 
     def passed(self) -> None:
         self.under.passed()
