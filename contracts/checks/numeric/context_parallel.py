@@ -14,10 +14,11 @@ from contracts import instruments
 from contracts.checks._layouts import needs_layout, numbers_in
 from contracts.checks.numeric._alone import on_one_rank
 from contracts.checks.numeric._recipes import SMALL_MLA
+from contracts.checks.numeric._replicas import replicas_apart
 from contracts.checks.numeric._spread import BIASED, SPREAD, apart, borrowed, both, losses_apart
 from contracts.checks.numeric._training import batch, uneven
 from contracts.contract import contract
-from contracts.instruments.ranks import gathered, here
+from contracts.instruments.ranks import here
 from contracts.spec.errors import Refused
 from contracts.spec.recipe import Dsa, Mhc, Mode, Moe, Mtp, Recipe
 from contracts.spec.training import Execution, Observed, Session, Step, Tokens, Training
@@ -111,11 +112,8 @@ def ranks_of_one_row_stay_replicas(
     that asks for data-parallel ranks before it reduces trains as many models as there are runs of a row.
     """
     alone, many = runs(stack, recipe, mode, execution, rows, 3, "weights", "optimizer", "buffers")[-1]
-    held = {**many.weights, **many.optimizer, **many.buffers}
-    digests = {name: value.fingerprint for name, value in held.items()}
-    for rank, other in enumerate(gathered(digests)):
-        unequal = sorted(name for name in digests.keys() | other.keys() if digests.get(name) != other.get(name))
-        assert not unequal, f"rank {here().rank} and rank {rank} hold unequal {', '.join(unequal[:3])}"
+    words = replicas_apart({**many.weights, **many.optimizer, **many.buffers})
+    assert not words, words
     for what in ("weights", "optimizer", "buffers"):
         words = apart(alone, many, what, getattr(many, what), getattr(alone, what))
         assert not words, f"{words} (rank {here().rank})"

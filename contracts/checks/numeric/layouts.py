@@ -17,10 +17,11 @@ from contracts import instruments
 from contracts.checks._layouts import needs_layout
 from contracts.checks.numeric._alone import on_one_rank
 from contracts.checks.numeric._recipes import SMALL_MLA
+from contracts.checks.numeric._replicas import replicas_apart
 from contracts.checks.numeric._spread import apart
 from contracts.checks.numeric._training import LETTERS, batch, uneven
 from contracts.contract import contract
-from contracts.instruments.ranks import gathered, here
+from contracts.instruments.ranks import here
 from contracts.spec.array import Arrays
 from contracts.spec.recipe import Dsa, Mamba, Mhc, Mode, Moe, Mtp, Recipe
 from contracts.spec.tolerance import EXACT, FLOAT32_SCAN
@@ -225,11 +226,8 @@ def ranks_stay_replicas_of_one_rank(
     of its own.
     """
     alone, many = both(stack, recipe, within(execution, mode), 3, "weights", "optimizer", "buffers")
-    held = {**many.weights, **many.optimizer, **many.buffers}
-    digests = {name: value.fingerprint for name, value in held.items()}
-    for rank, other in enumerate(gathered(digests)):
-        unequal = sorted(name for name in digests.keys() | other.keys() if digests.get(name) != other.get(name))
-        assert not unequal, f"rank {here().rank} and rank {rank} hold unequal {', '.join(unequal[:3])}"
+    words = replicas_apart({**many.weights, **many.optimizer, **many.buffers})
+    assert not words, words
     for what in ("weights", "optimizer", "buffers"):
         words = apart(alone, many, what, getattr(many, what), getattr(alone, what))
         assert not words, f"{words} (rank {here().rank})"

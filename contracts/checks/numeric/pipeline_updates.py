@@ -24,7 +24,7 @@ from contracts.checks.numeric._stages import (
 from contracts.contract import contract
 from contracts.instruments.ranks import gathered, here
 from contracts.spec.recipe import Recipe
-from contracts.spec.training import Execution, Step, Training
+from contracts.spec.training import Execution, Training
 
 EMBEDDING = "embedding.weight"
 MOVED: dict[str, Flow] = {
@@ -81,7 +81,7 @@ def copies_on_two_stages_stay_the_same(stack: Training, recipe: Recipe, executio
     """
     one, many = both(stack, recipe, execution, given(3), "weights", "optimizer")
     names = [EMBEDDING, f"{EMBEDDING}/exp_avg", f"{EMBEDDING}/exp_avg_sq"]
-    told = gathered([[fingerprint(step, name) for name in names] for step in many.steps])
+    told = gathered([[{**step.weights, **step.optimizer}[name].fingerprint for name in names] for step in many.steps])
     for index, (want, got) in enumerate(zip(one.steps, many.steps, strict=True)):
         for at, name in enumerate(names):
             others = [rank for rank, its in enumerate(told) if its[index][at] != told[0][index][at]]
@@ -90,8 +90,3 @@ def copies_on_two_stages_stay_the_same(stack: Training, recipe: Recipe, executio
             got, want, "the weight", {EMBEDDING: got.weights[EMBEDDING]}, {EMBEDDING: want.weights[EMBEDDING]}
         )
         assert not words, words
-
-
-def fingerprint(step: Step, name: str) -> str:
-    """What the bits of a rank's own copy come to."""
-    return (step.optimizer if "/" in name else step.weights)[name].fingerprint

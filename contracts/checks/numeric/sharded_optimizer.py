@@ -8,9 +8,10 @@ from contracts import instruments
 from contracts.checks._layouts import needs_layout
 from contracts.checks._refusals import refusal_of
 from contracts.checks.numeric._alone import on_one_rank
+from contracts.checks.numeric._replicas import replicas_apart
 from contracts.checks.numeric._spread import SPREAD, apart, batches, borrowed, both, heavy, own
 from contracts.contract import contract
-from contracts.instruments.ranks import gathered, here
+from contracts.instruments.ranks import here
 from contracts.spec.array import Array
 from contracts.spec.recipe import Recipe
 from contracts.spec.tolerance import EXACT
@@ -77,10 +78,8 @@ def a_run_begins_with_the_same_weights_on_any_layout(stack: Training, execution:
     (step,) = stack.train(
         Session(recipe=STILL, steps=1, execution=execution, batches=batches(1), observe=frozenset({"weights"}))
     ).steps
-    digests = {name: each.fingerprint for name, each in step.weights.items()}
-    for rank, other in enumerate(gathered(digests)):
-        unequal = sorted(name for name in digests if digests[name] != other.get(name))
-        assert not unequal, f"rank {here().rank} and rank {rank} hold unequal {', '.join(unequal[:3])} at the start"
+    words = replicas_apart(step.weights)
+    assert not words, f"{words} at the start"
     want = stack.initial(STILL, execution.mode)
     words = instruments.numerics.named_apart("of the initial weights", step.weights, want, EXACT)
     assert not words, f"{words} (rank {here().rank})"

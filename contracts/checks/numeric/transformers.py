@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from contracts import instruments
 from contracts.checks.numeric._folders import shared_folder
+from contracts.checks.numeric._replicas import replicas_apart
 from contracts.checks.numeric._shared import found_first, shown, state_unlike
 from contracts.checks.numeric._transformers import (
     DENSE,
@@ -31,7 +32,7 @@ from contracts.checks.numeric._transformers import (
     told_counts,
 )
 from contracts.contract import contract
-from contracts.instruments.ranks import gathered, here
+from contracts.instruments.ranks import here
 from contracts.spec.recipe import Moe, Recipe
 from contracts.spec.tolerance import FLOAT32_MOMENTS
 from contracts.spec.training import Execution, Observed, Training
@@ -122,11 +123,8 @@ def a_transformer_goes_the_way_of_one_rank(stack: Training, recipe: Recipe, exec
     alone, many = both(stack, recipe, execution, 3, "weights", "buffers", at=frozenset({3}))[-1]
     words = moved_apart(asked.weights, many.weights, alone.weights, WAY)
     assert not words, f"{words} (rank {here().rank})"
-    held = {**many.weights, **many.buffers}
-    digests = {name: value.fingerprint for name, value in held.items()}
-    for rank, other in enumerate(gathered(digests)):
-        unequal = sorted(name for name in digests.keys() | other.keys() if digests.get(name) != other.get(name))
-        assert not unequal, f"rank {here().rank} and rank {rank} hold unequal {', '.join(unequal[:3])}"
+    words = replicas_apart({**many.weights, **many.buffers})
+    assert not words, words
 
 
 @contract("PAR-03e", asks=("built", "train"), cases=STEPPED, source="F03", tier="dist")

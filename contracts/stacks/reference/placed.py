@@ -21,7 +21,7 @@ def parted(part: Tensor, like: DTensor) -> DTensor:
     """The tensor of which each rank holds a part, as it holds one of `like`. Nothing is sent, worked out or recorded.
 
     `from_local` takes ten times as long, most of it to describe anew what `_spec` describes. That attribute and the
-    constructor are private to DTensor; FSDP uses both likewise. Seen in torch 2.4 to 2.13.
+    constructor are private to DTensor; FSDP uses both likewise. Seen in torch 2.13.
     """
     if part.dtype != like.dtype:
         return DTensor.from_local(
