@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import cast
 
 import torch
@@ -43,11 +44,15 @@ def tensors(values: Arrays, dtype: torch.dtype | None = None) -> dict[str, Tenso
     }
 
 
-def apart(what: str, got: Array | Tensor, want: Array | Tensor, tolerance: Tolerance) -> str:
+def apart(what: str, got: Array | Tensor, want: Array | Tensor, tolerance: Tolerance, *, scale: float = 0.0) -> str:
     """In what two tensors differ, in words, or nothing when they agree within the tolerance.
 
     Shapes first, then non-finite elements on either side, then three distances (spec.tolerance): there are no
     percentiles and no masks, because those let a single wrong token pass.
+
+    Args:
+        scale: how large the terms are that were added up to what is expected, where they may cancel: its elements are
+            then known to some roundings of that size (`floor`) and no better, however small they are themselves.
     """
     left, right = (each if isinstance(each, Tensor) else tensor(each) for each in (got, want))
     if left.shape != right.shape:
@@ -59,48 +64,109 @@ def apart(what: str, got: Array | Tensor, want: Array | Tensor, tolerance: Toler
         where = _where(unequal)
         text = f"{what} differs: {left[where].item()} at {list(where)}, expected {right[where].item()}"
         return f"{text} ({int(unequal.sum())} of {unequal.numel()} elements)"
+    least = floor(left.dtype, scale)
     left, right = left.double(), right.double()
     for name, side in (("", left), ("what was expected of ", right)):
         if not bool(torch.isfinite(side).all()):
             return f"{name}{what} is not finite at {list(_where(~torch.isfinite(side)))}"
-    distance = distances(left, right)
-    name, worst = max(distance.items(), key=lambda item: item[1])
-    if worst <= tolerance.bound:
+    found = distances(left, right)
+    name = max(found, key=lambda name: found[name].times(tolerance.bound, least))
+    worst = found[name]
+    if worst.times(tolerance.bound, least) <= 1:
         return ""
     where = _where((left - right).abs() == (left - right).abs().max())
-    text = f"{what} differs: {name} error {worst:.1e} over {tolerance.bound:.0e} ({tolerance.name}); "
+    over = f"{worst.relative:.1e} over {tolerance.bound:.0e} ({tolerance.name})"
+    if least > tolerance.bound * worst.size:
+        over = f"{worst.off:.1e} over {least:.0e} (rounding of terms of size {scale:.1e})"
+    text = f"{what} differs: {name} error {over}; "
     return text + f"{left[where].item():.6g} at {list(where)}, expected {right[where].item():.6g}"
 
 
-def distances(got: Tensor, want: Tensor) -> dict[str, float]:
-    """Three relative distances: of the whole in L2, of the worst element, of the worst row (its last dim is one)."""
+def floor(dtype: torch.dtype, scale: float) -> float:
+    """What the rounding of terms of a size leaves where they cancel: nothing below it can be told from zero."""
+    roundings = HALF_ROUNDINGS if dtype in (torch.bfloat16, torch.float16) else ROUNDINGS
+    return roundings * torch.finfo(dtype).eps * scale if dtype.is_floating_point else 0.0
+
+
+ROUNDINGS = 8.0
+"""Units in the last place of the terms: sums of some thousand terms in any order stay within three."""
+HALF_ROUNDINGS = 0.25
+"""In half precision one rounding of a stored term is a fault's size; sums are in float32."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Distance:
+    """How far apart two tensors are, and how large what was expected is, both by element."""
+
+    off: float
+    size: float
+
+    @property
+    def relative(self) -> float:
+        """The distance over the size; infinite beside a zero."""
+        if self.off == 0:
+            return 0.0
+        return self.off / self.size if self.size else math.inf
+
+    def times(self, bound: float, least: float = 0.0) -> float:
+        """How many times the distance exceeds what is allowed: a part of the size, and never less than a floor."""
+        if self.off == 0 or math.isinf(bound):
+            return 0.0
+        allowed = max(bound * self.size, least)
+        return self.off / allowed if allowed else math.inf
+
+
+def distances(got: Tensor, want: Tensor) -> dict[str, Distance]:
+    """Three distances: of the whole in L2, of the worst element, of the worst row (its last dim is one)."""
     if not want.numel():
-        return {"L2": 0.0}
-    off = got - want
-    norm, largest = float(want.norm()), float(want.abs().max())
-    if largest == 0:
-        return {"L2": 0.0 if not bool(off.any()) else math.inf}
-    typical = norm / math.sqrt(want.numel())
+        return {"L2": Distance(off=0.0, size=0.0)}
+    off, typical = got - want, typical_size(want)
     rows = off.reshape(-1, off.shape[-1]) if off.dim() else off.reshape(1, 1)
-    by_row = float(rows.square().mean(-1).sqrt().max()) / typical
-    return {"L2": float(off.norm()) / norm, "largest": float(off.abs().max()) / largest, "row": by_row / ROW_ALLOWANCE}
+    largest_row = float((rows / (rows.abs().max() or 1)).square().mean(-1).sqrt().max()) * float(rows.abs().max())
+    return {
+        "L2": Distance(off=typical_size(off), size=typical),
+        "largest": Distance(off=float(off.abs().max()), size=float(want.abs().max())),
+        "row": Distance(off=largest_row / ROW_ALLOWANCE, size=typical),
+    }
+
+
+def typical_size(tensor: Tensor) -> float:
+    """The root of the mean square of the elements, also where their squares are too small or too large for a number."""
+    largest = float(tensor.abs().max()) if tensor.numel() else 0.0
+    if largest == 0 or not math.isfinite(largest):
+        return largest
+    return largest * float((tensor.double() / largest).square().mean().sqrt())
 
 
 ROW_ALLOWANCE = 8.0
 """How much worse than the whole the worst row may be: rounding is not spread evenly, a lost token is off by 1/u."""
 
 
-def named_apart(what: str, got: Arrays, want: Arrays | Mapping[str, Tensor], tolerance: Tolerance) -> str:
+def named_apart(
+    what: str, got: Arrays, want: Arrays | Mapping[str, Tensor], tolerance: Tolerance, *, scale: float = 0.0
+) -> str:
     """`apart` over tensors by name; a name that one side lacks is a difference. Words on at most three of them."""
     missing, extra = sorted(want.keys() - got.keys()), sorted(got.keys() - want.keys())
     found = [f"{what} lacks {', '.join(missing)}"] if missing else []
     found += [f"{what} has {', '.join(extra)}, which is not expected"] if extra else []
     for name in sorted(want.keys() & got.keys()):
-        words = apart(f"{what} {name}", got[name], want[name], tolerance)
+        words = apart(f"{what} {name}", got[name], want[name], tolerance, scale=scale)
         if words:
             found.append(words)
     more = f"; and {len(found) - 3} more" if len(found) > 3 else ""
     return "; ".join(found[:3]) + more
+
+
+def gradients_apart(what: str, got: Arrays, want: Arrays | Mapping[str, Tensor], tolerance: Tolerance) -> str:
+    """`named_apart` over the gradients of one pass: what cancels in one of them is as large as the others are."""
+    return named_apart(what, got, want, tolerance, scale=scale_of(want))
+
+
+def scale_of(named: Arrays | Mapping[str, Tensor]) -> float:
+    """The typical size of the largest tensor by that size; 0 where there is no finite one."""
+    held = (each if isinstance(each, Tensor) else tensor(each) for each in named.values())
+    sizes = (typical_size(each) for each in held if each.is_floating_point())
+    return max((size for size in sizes if math.isfinite(size)), default=0.0)
 
 
 def _where(mask: Tensor) -> tuple[int, ...]:

@@ -50,10 +50,12 @@ class Stored(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
         return value.to(self.half).to(value.dtype) if isinstance(value, Tensor) else value
 
 
-def beyond(what: str, got: Array | Tensor, want: Tensor, control: Tensor, rule: HalfPrecision) -> str:
+def beyond(
+    what: str, got: Array | Tensor, want: Tensor, control: Tensor, rule: HalfPrecision, *, scale: float = 0.0
+) -> str:
     """In what a result exceeds the policy, in words; nothing when it does not.
 
-    A control that is beyond the cap by itself judges nothing, and is said.
+    A control that is beyond the cap by itself judges nothing, and is said. `scale` is that of `numerics.apart`.
     """
     left = got if isinstance(got, Tensor) else numerics.tensor(got)
     words = numerics.apart(what, left, want, _FINITE)
@@ -61,28 +63,31 @@ def beyond(what: str, got: Array | Tensor, want: Tensor, control: Tensor, rule: 
         return words
     errors = numerics.distances(left.double(), want.double())
     controls = numerics.distances(control.double(), want.double())
+    least = numerics.floor(left.dtype, scale)
     found = []
     for name, error in errors.items():
-        if controls[name] > rule.cap:
-            return f"the control of {what} is off by {controls[name]:.1e} itself, over the cap {rule.cap:.0e}"
-        near = max(controls["L2"], controls[name]) if name == "largest" else controls[name]  # one element is luck
+        if controls[name].times(rule.cap, least) > 1:
+            return f"the control of {what} is off by {controls[name].relative:.1e} itself, over the cap {rule.cap:.0e}"
+        own = controls[name].relative
+        near = max(controls["L2"].relative, own) if name == "largest" else own  # one element is luck
         bound = min(rule.cap, max(rule.factor * near, rule.floor))
-        found.append((error / bound, name, error, bound))
-    times, name, error, bound = max(found)
+        found.append((error.times(bound, least), name, error, bound))
+    times, name, error, bound = max(found, key=lambda each: each[0])
     if times <= 1:
         return ""
     times_over = f"over {WEAK:g} times the bound" if times > WEAK else "over the bound"
-    judged = f"{times_over} {bound:.1e} ({rule.name}, control {controls[name]:.1e})"
-    return f"{what} differs: {name} error {error:.1e}, {judged}"
+    judged = f"{times_over} {bound:.1e} ({rule.name}, control {controls[name].relative:.1e})"
+    return f"{what} differs: {name} error {error.relative:.1e}, {judged}"
 
 
 def named_beyond(
     what: str, got: Mapping[str, Array], want: Mapping[str, Tensor], control: Mapping[str, Tensor],
     rule: HalfPrecision,
 ) -> str:  # fmt: skip
-    """`beyond` over tensors by name, the first that exceeds it; a name that one side lacks is said first."""
+    """`beyond` over tensors of one pass by name, the first that exceeds it; a name that one side lacks comes first."""
     strange = sorted(want.keys() ^ got.keys())
     if strange:
         return f"{what}: {', '.join(strange)} on one side only"
-    each = (beyond(f"{what} {name}", got[name], want[name], control[name], rule) for name in sorted(want))
+    scale = numerics.scale_of(want)
+    each = (beyond(f"{what} {name}", got[name], want[name], control[name], rule, scale=scale) for name in sorted(want))
     return next((words for words in each if words), "")

@@ -84,7 +84,7 @@ def differs_from(call: BlockCall, run: BlockRun, tolerance: Tolerance) -> str:
         if bool(numerics.tensor(run.gradients[name]).any()):
             return f"{name} has a gradient, though it takes part only in a choice"
     got = {name: each for name, each in run.gradients.items() if name not in idle}
-    return numerics.named_apart("gradient", got, want, tolerance)
+    return numerics.gradients_apart("gradient", got, want, tolerance)
 
 
 def keeping(top_k: int, a_ranks: tuple[int, ...] = (0, 2)) -> Recipe:

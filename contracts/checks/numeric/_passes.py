@@ -110,7 +110,7 @@ def differs_from_its_definition(stack: Training, recipe: Recipe, letters: str, w
         losses = [oracle.mean_loss(logits, labels) for logits, labels in zip(further, later, strict=True)]
         total = total + recipe.mtp.loss_weight * torch.stack(losses).mean()
     gradients = dict(zip(held, torch.autograd.grad(total, list(held.values())), strict=True))
-    return numerics.named_apart("the gradient of", run.gradients, gradients, FLOAT64_SCAN)
+    return numerics.gradients_apart("the gradient of", run.gradients, gradients, FLOAT64_SCAN)
 
 
 def not_changed_from(one: Array, other: Array, first: int) -> str:

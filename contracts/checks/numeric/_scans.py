@@ -176,7 +176,7 @@ def agree(
     words = numerics.named_apart("the state", on_the_circle(numerics.tensors(got.state)), on_the_circle(state), close)
     assert not words, words
     if gradients is not None:
-        words = numerics.named_apart("the gradient of", got.gradients, gradients, closely)
+        words = numerics.gradients_apart("the gradient of", got.gradients, gradients, closely)
         assert not words, words
 
 

@@ -105,6 +105,18 @@ def apart(alone: Step, many: Step, what: str, got: Arrays, want: Arrays, toleran
     return f"{told(alone, many)}: {words} (step {alone.number})" if words else ""
 
 
+def gradients_apart(
+    alone: Step, many: Step, *parts: str, what: str = "the gradient of", tolerance: Tolerance = FLOAT64_SCAN
+) -> str:
+    """`apart` of the gradients, or of those whose names have one of these parts; what cancels in one of them is as
+    large as the others are."""
+    got, want = (some(step.gradients, *(parts or ("",))) for step in (many, alone))
+    words = instruments.numerics.named_apart(
+        what, got, want, tolerance, scale=instruments.numerics.scale_of(alone.gradients)
+    )
+    return f"{told(alone, many)}: {words} (step {alone.number})" if words else ""
+
+
 def losses_apart(alone: Step, many: Step, *names: str) -> str:
     """The first loss on which two steps do not agree; all losses when none is named."""
     for name in names or alone.losses:

@@ -88,6 +88,12 @@ def unlike(many: Step, one: Step, what: str, got: Arrays, want: Arrays) -> str:
     return f"{told(many, one)}: {words} (step {one.number})" if words else ""
 
 
+def gradients_unlike(many: Step, one: Step, what: str = "the gradient of") -> str:
+    """`unlike` of the gradients: what cancels in one of them is as large as the others are."""
+    words = instruments.numerics.gradients_apart(what, many.gradients, one.gradients, FLOAT64_SCAN)
+    return f"{told(many, one)}: {words} (step {one.number})" if words else ""
+
+
 def told(many: Step, one: Step) -> str:
     """What somebody who looks at the loss and at the gradient's norm alone would see."""
     loss = _seen("loss", many.losses.get("total", float("nan")), one.losses["total"])

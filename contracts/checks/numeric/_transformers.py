@@ -177,6 +177,12 @@ def apart(
     return f"{told(alone, many)}: {words} (step {alone.number}, rank {here().rank})" if words else ""
 
 
+def gradients_apart(alone: Step, many: Step, tolerance: Tolerance = FLOAT32_TRANSFORMER) -> str:
+    """`apart` of the gradients: what cancels in one of them is as large as the others are."""
+    words = instruments.numerics.gradients_apart("the gradient of", many.gradients, alone.gradients, tolerance)
+    return f"{told(alone, many)}: {words} (step {alone.number}, rank {here().rank})" if words else ""
+
+
 def figures_apart(alone: Step, many: Step) -> str:
     """In which losses and counts two steps differ, in words."""
     where = f"(step {alone.number}, rank {here().rank})"
@@ -204,16 +210,16 @@ def moved_apart(before: Arrays, got: Arrays, want: Arrays, bound: float) -> str:
     L2 alone: Adam turns the rounding of a gradient that is next to nothing into a whole step of another sign, so that
     single elements may be off by twice a step in a run that has no fault.
     """
-    start, found, right = (instruments.numerics.tensors(each) for each in (before, got, want))
+    numerics = instruments.numerics
+    start, found, right = (numerics.tensors(each) for each in (before, got, want))
     for name in sorted(right):
         if name not in found:
             return f"no weight {name} is told"
         move, expected = (side[name].double() - start[name].double() for side in (found, right))
-        length = float(expected.norm())
-        off = float((move - expected).norm())
-        if not off <= bound * length:
-            part = off / length if length else float("inf")
-            return f"{name} moved otherwise: off by {part:.1e} of its way, over {bound:.0e}"
+        apart = numerics.distances(move, expected)["L2"]
+        rounding = numerics.floor(found[name].dtype, numerics.typical_size(start[name]))  # of a weight, where it lands
+        if not apart.times(bound, rounding) <= 1:
+            return f"{name} moved otherwise: off by {apart.relative:.1e} of its way, over {bound:.0e}"
     return ""
 
 

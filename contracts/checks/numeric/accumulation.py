@@ -48,8 +48,8 @@ def a_step_does_not_depend_on_its_microbatches(
             assert abs(found - want) <= 1e-11 * max(1.0, abs(want)), (
                 f"{name} is {found:.10g} {where}, {want:.10g} in one"
             )
-        apart = instruments.numerics.named_apart
-        words = apart(f"{where} the gradient of", other.gradients, one.gradients, FLOAT64_SCAN)
+        what, apart = f"{where} the gradient of", instruments.numerics.gradients_apart
+        words = apart(what, other.gradients, one.gradients, FLOAT64_SCAN)
         assert not words, f"{words} (step {one.number})"
 
 
@@ -77,7 +77,7 @@ def a_label_weighs_the_same_in_every_sequence(stack: Training, microbatches: int
         name: torch.stack([part[name] * count for part, count in zip(parts, counted, strict=True)]).sum(0) / 31
         for name in parts[0]
     }
-    words = instruments.numerics.named_apart("the batch's gradient of", whole.gradients, want, FLOAT64_SCAN)
+    words = instruments.numerics.gradients_apart("the batch's gradient of", whole.gradients, want, FLOAT64_SCAN)
     assert not words, words
 
 
@@ -99,7 +99,7 @@ def the_sequence_length_may_change_from_step_to_step(stack: Training, microbatch
     steps = run(stack, LETTERS, given, "gradients", "weights", weights=weights, microbatches=microbatches).steps
     for before, step, each in zip(steps, steps[1:], given[1:], strict=False):
         (alone,) = run(stack, LETTERS, (each,), "gradients", weights=before.weights, microbatches=microbatches).steps
-        words = instruments.numerics.named_apart("the gradient of", step.gradients, alone.gradients, FLOAT64)
+        words = instruments.numerics.gradients_apart("the gradient of", step.gradients, alone.gradients, FLOAT64)
         assert not words, f"{words} (step {step.number}, behind another length)"
 
 

@@ -79,7 +79,8 @@ def grouped_heads_are_heads_with_repeated_keys_and_values(
         want = [each[[head for head in range(4) if reads[head] == group]].sum(0) for group in range(groups)]
         got = numerics.tensor(few.gradients[name]).reshape(groups, head_dim, -1)
         for group in range(groups):
-            words = numerics.apart(f"the gradient of {name}, KV head {group},", got[group], want[group], FLOAT64)
+            what, scale = f"the gradient of {name}, KV head {group},", numerics.typical_size(each)
+            words = numerics.apart(what, got[group], want[group], FLOAT64, scale=scale)
             assert not words, f"against the sum over the heads that read it: {words}"
 
 

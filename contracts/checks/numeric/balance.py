@@ -130,7 +130,7 @@ def the_losses_move_the_router_alone(stack: Blocks, moe: Moe, activation: Activa
 
     def words_of(want: _moe.Expected) -> str:
         words = numerics.named_apart("loss", run.losses, _moe.told_losses(call, run, want), FLOAT64)
-        return words or numerics.named_apart("gradient of", run.gradients, want.gradients, FLOAT64)
+        return words or numerics.gradients_apart("gradient of", run.gradients, want.gradients, FLOAT64)
 
     words = _moe.unlike(call, words_of)
     assert not words, words

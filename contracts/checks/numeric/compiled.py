@@ -89,7 +89,7 @@ def a_compiled_model_is_the_eager_one(stack: Stack, execution: Execution) -> Non
     (run,), (graphs,) = compiled.passes, compiled.graphs
     numerics = instruments.numerics
     words = numerics.apart("compiled logits", run.logits, eager.logits, FLOAT32_SCAN)
-    words = words or numerics.named_apart("compiled gradient of", run.gradients, eager.gradients, FLOAT32_SCAN)
+    words = words or numerics.gradients_apart("compiled gradient of", run.gradients, eager.gradients, FLOAT32_SCAN)
     assert not words, words
     off = [f"{name} {run.losses.get(name)}, eager {loss}" for name, loss in eager.losses.items()
            if not abs(run.losses.get(name, float("inf")) - loss) <= 1e-5 * abs(loss)]  # fmt: skip
@@ -245,7 +245,7 @@ def _only_declared(stack: Stack, recipe: Recipe, execution: Execution, graphs: G
 def _apart(what: str, got: BlockRun, want: BlockRun) -> str:
     numerics = instruments.numerics
     words = numerics.apart(f"{what} y", got.y, want.y, FLOAT32_SCAN)
-    words = words or numerics.named_apart(f"{what} gradient of", got.gradients, want.gradients, FLOAT32_SCAN)
+    words = words or numerics.gradients_apart(f"{what} gradient of", got.gradients, want.gradients, FLOAT32_SCAN)
     words = words or numerics.named_apart(f"{what} loss", got.losses, want.losses, FLOAT32_SCAN)
     words = words or numerics.named_apart(f"{what} state", got.state, want.state, FLOAT32_SCAN)
     whole = {name: each for name, each in want.seen.items() if each.dtype in ("int64", "bool")}

@@ -8,7 +8,7 @@ from dataclasses import replace
 from contracts import instruments
 from contracts.checks._layouts import needs_layout
 from contracts.checks.numeric._folders import shared_folder
-from contracts.checks.numeric._spread import BIASED, SPREAD, apart, batches, borrowed, heavy, own, told
+from contracts.checks.numeric._spread import BIASED, SPREAD, batches, borrowed, gradients_apart, heavy, own, told
 from contracts.contract import contract
 from contracts.instruments.ranks import gathered, here
 from contracts.spec.compiling import Compiling
@@ -83,7 +83,7 @@ def a_compiled_lane_is_the_eager_lane(stack: Training, execution: Execution, wor
     needs_layout(stack, execution.layout)
     instruments.graphs.forget()  # what is cached names groups of worlds that are no more
     eager, compiled = (_step(stack, each) for each in (replace(execution, compile="none"), execution))
-    words = apart(eager, compiled, "compiled, the gradient of", compiled.gradients, eager.gradients)
+    words = gradients_apart(eager, compiled, what="compiled, the gradient of")
     assert not words, f"{words} (rank {here().rank})"
     loss, want = compiled.losses["total"], eager.losses["total"]
     assert abs(loss - want) <= 1e-11 * want, f"{told(eager, compiled)}: compiled it is {loss:.12g}, eager {want:.12g}"
@@ -106,7 +106,7 @@ def ranks_compile_the_same_graphs(stack: Training, execution: Execution, world: 
     if here().rank == world - 1:
         instruments.graphs.forget()
     cold = _step(stack, execution)
-    words = apart(warm, cold, "with a cold cache on one rank, the gradient of", cold.gradients, warm.gradients)
+    words = gradients_apart(warm, cold, what="with a cold cache on one rank, the gradient of")
     assert not words, f"{words} (rank {here().rank})"
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from contracts import instruments
-from contracts.checks.numeric._spread import SPREAD, apart, borrowed, both, losses_apart
+from contracts.checks.numeric._spread import SPREAD, borrowed, both, gradients_apart, losses_apart
 from contracts.checks.numeric._training import uneven
 from contracts.contract import contract
 from contracts.instruments.ranks import gathered, here
@@ -54,7 +54,7 @@ def _carried(stack: Training, recipe: Recipe, mode: Mode, execution: Execution, 
     grad_VD = instruments.numerics.tensor(many.gradients["embedding.weight"])
     lost = [token for token in range(4 * length) if not grad_VD[token].abs().max() > 0]
     assert not lost, f"no gradient reaches the tokens at {lost} of {4 * length} (rank {here().rank})"
-    words = losses_apart(alone, many) or apart(alone, many, "the gradient of", many.gradients, alone.gradients)
+    words = losses_apart(alone, many) or gradients_apart(alone, many)
     assert not words, f"{words} (rank {here().rank})"
 
 
@@ -90,5 +90,5 @@ def ranks_of_a_row_compile_the_same_graphs(stack: Training, recipe: Recipe, exec
     assert every[0] > 0, "nothing was compiled"
     for rank, graphs in enumerate(every):
         assert graphs == every[0], f"{every[0]} graphs are made on rank 0 and {graphs} on rank {rank}"
-    words = losses_apart(alone, many) or apart(alone, many, "the gradient of", many.gradients, alone.gradients)
+    words = losses_apart(alone, many) or gradients_apart(alone, many)
     assert not words, f"{words} (rank {here().rank})"

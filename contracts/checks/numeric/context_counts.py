@@ -12,12 +12,11 @@ from contracts import instruments
 from contracts.checks.numeric._spread import (
     BIASED,
     SPREAD,
-    apart,
     biases_apart,
     borrowed,
     both,
+    gradients_apart,
     losses_apart,
-    some,
 )
 from contracts.checks.numeric._training import batch
 from contracts.checks.numeric.context_parallel import AHEAD, HALVES, QUARTERS, Rows
@@ -47,7 +46,7 @@ def labels_at_the_borders_of_ranks_count(stack: Training, execution: Execution, 
     counted = 4 * 4 * (execution.degrees.cp - 1)
     assert many.tokens == counted, f"{many.tokens} labels count, expected {counted}"
     words = losses_apart(alone, many, "lm", "mtp")
-    words = words or apart(alone, many, "the gradient of", many.gradients, alone.gradients)
+    words = words or gradients_apart(alone, many)
     assert not words, f"{words} (rank {here().rank})"
 
 
@@ -85,7 +84,7 @@ def ranks_of_one_row_read_the_same_sequences(stack: Training, execution: Executi
         assert many.samples == alone.samples, f"step {alone.number} reads {many.samples}, on one rank {alone.samples}"
         assert many.tokens == alone.tokens, f"{many.tokens} labels count, {alone.tokens} on one rank"
     alone, many = found[0]
-    words = losses_apart(alone, many) or apart(alone, many, "the gradient of", many.gradients, alone.gradients)
+    words = losses_apart(alone, many) or gradients_apart(alone, many)
     assert not words, f"{words} (rank {here().rank})"
 
 
@@ -113,7 +112,7 @@ def a_label_weighs_the_same_on_whatever_rank_of_a_row(
     """
     ((alone, many),) = both(stack, AHEAD, execution, (batch("context labels", AHEAD.vocab, rows),), "gradients")
     assert many.tokens == alone.tokens, f"{many.tokens} labels count, {alone.tokens} on one rank"
-    words = losses_apart(alone, many) or apart(alone, many, "the gradient of", many.gradients, alone.gradients)
+    words = losses_apart(alone, many) or gradients_apart(alone, many)
     assert not words, f"{words} (rank {here().rank})"
 
 
@@ -138,7 +137,7 @@ def balance_is_of_the_whole_row(stack: Training, execution: Execution, rows: Row
     ((alone, many),) = both(stack, LOUD, execution, (batch("context balance", LOUD.vocab, rows),), "gradients")
     words = losses_apart(alone, many, "aux", "z", "total")
     assert not words, f"{words} (rank {here().rank})"
-    words = apart(alone, many, "the gradient of", some(many.gradients, "router"), some(alone.gradients, "router"))
+    words = gradients_apart(alone, many, "router")
     assert not words, f"{words} (rank {here().rank})"
 
 

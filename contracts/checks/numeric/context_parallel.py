@@ -15,7 +15,7 @@ from contracts.checks._layouts import needs_layout, numbers_in
 from contracts.checks.numeric._alone import on_one_rank
 from contracts.checks.numeric._recipes import SMALL_MLA
 from contracts.checks.numeric._replicas import replicas_apart
-from contracts.checks.numeric._spread import BIASED, SPREAD, apart, borrowed, both, losses_apart
+from contracts.checks.numeric._spread import BIASED, SPREAD, apart, borrowed, both, gradients_apart, losses_apart
 from contracts.checks.numeric._training import batch, uneven
 from contracts.contract import contract
 from contracts.instruments.ranks import here
@@ -92,7 +92,7 @@ def a_row_that_is_cut_gives_the_gradients_of_one_rank(
     """
     ((alone, many),) = runs(stack, recipe, mode, execution, rows, 1, "gradients")
     assert many.tokens == alone.tokens, f"{many.tokens} labels count, {alone.tokens} on one rank"
-    words = losses_apart(alone, many) or apart(alone, many, "the gradient of", many.gradients, alone.gradients)
+    words = losses_apart(alone, many) or gradients_apart(alone, many)
     assert not words, f"{words} (rank {here().rank})"
 
 

@@ -111,7 +111,7 @@ def names_of_experts_do_not_matter(stack: Blocks, moe: Moe, order: tuple[int, ..
     words = numerics.apart("y", other.y, run.y, FLOAT64)
     words = words or numerics.named_apart("loss", other.losses, run.losses, FLOAT64)
     gradients = _renamed(numerics.tensors(run.gradients), order)
-    words = words or numerics.named_apart("gradient of", other.gradients, gradients, FLOAT64)
+    words = words or numerics.gradients_apart("gradient of", other.gradients, gradients, FLOAT64)
     counts = numerics.tensor(run.seen["counts"])[list(order)]
     words = words or numerics.apart("counts", other.seen["counts"], counts, EXACT)
     assert not words, f"with the experts in the order {order} {words}"

@@ -81,7 +81,7 @@ def what_is_dropped_has_no_gradient(stack: Blocks, moe: Moe, activation: Activat
     def words_of(want: _moe.Expected) -> str:
         words = numerics.apart("y", run.y, want.routed.y_BTD, FLOAT64)
         words = words or numerics.named_apart("loss", run.losses, _moe.told_losses(call, run, want), FLOAT64)
-        return words or numerics.named_apart("gradient of", run.gradients, want.gradients, FLOAT64)
+        return words or numerics.gradients_apart("gradient of", run.gradients, want.gradients, FLOAT64)
 
     words = _moe.unlike(call, words_of)
     assert not words, words
@@ -124,7 +124,7 @@ def rows_of_nobody_change_nothing(stack: Blocks, factor: float, routes: Routes) 
         _foul_free_memory()
         run = stack.run_block(call)
         words = numerics.apart("y", run.y, want.routed.y_BTD, BFLOAT16)
-        words = words or numerics.named_apart("gradient of", run.gradients, want.gradients, BFLOAT16)
+        words = words or numerics.gradients_apart("gradient of", run.gradients, want.gradients, BFLOAT16)
         assert not words, f"call {attempt}: {words}"
 
 

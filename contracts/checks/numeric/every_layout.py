@@ -87,7 +87,7 @@ def _apart(got: Step, want: Step) -> str:
         found = got.losses.get(name, float("nan"))
         if not abs(found - loss) <= 1e-11 * max(1.0, abs(loss)):
             return f"step 3: {name} is {found:.10g}, expected {loss:.10g}"
-    words = instruments.numerics.named_apart("the gradient of", got.gradients, want.gradients, FLOAT64_SCAN)
+    words = instruments.numerics.gradients_apart("the gradient of", got.gradients, want.gradients, FLOAT64_SCAN)
     return f"step 3: {words}" if words else ""
 
 

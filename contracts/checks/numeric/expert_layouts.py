@@ -12,14 +12,13 @@ from contracts import instruments
 from contracts.checks.numeric._spread import (
     BIASED,
     SPREAD,
-    apart,
     batches,
     biases_apart,
     borrowed,
     both,
+    gradients_apart,
     losses_apart,
     own,
-    some,
 )
 from contracts.contract import contract
 from contracts.instruments.ranks import here
@@ -71,8 +70,7 @@ def _alike(stack: Training, recipe: Recipe, execution: Execution, buffers: Array
     words = losses_apart(alone, many)
     assert not words, f"{words} (rank {here().rank})"
     for parts in (ROUTED, ("",)):
-        got, want = some(many.gradients, *parts), some(alone.gradients, *parts)
-        words = apart(alone, many, "the gradient of", got, want)
+        words = gradients_apart(alone, many, *parts)
         assert not words, f"{words} (rank {here().rank})"
 
 
@@ -95,8 +93,7 @@ def every_token_comes_back_where_ranks_are_idle(stack: Training, execution: Exec
     words = losses_apart(alone, many)
     assert not words, f"{words} (rank {here().rank})"
     for parts in (("embedding",), ("",)):
-        got, want = some(many.gradients, *parts), some(alone.gradients, *parts)
-        words = apart(alone, many, "the gradient of", got, want)
+        words = gradients_apart(alone, many, *parts)
         assert not words, f"{words} (rank {here().rank})"
 
 
@@ -147,8 +144,7 @@ def balance_does_not_depend_on_the_layout(stack: Training, execution: Execution,
     ((alone, many),) = both(stack, LOUD, replace(execution, microbatches=microbatches), batches(1), "gradients")
     words = losses_apart(alone, many, "aux", "z", "total")
     assert not words, f"{words} (rank {here().rank})"
-    got, want = some(many.gradients, "router"), some(alone.gradients, "router")
-    words = apart(alone, many, "the gradient of", got, want)
+    words = gradients_apart(alone, many, "router")
     assert not words, f"{words} (rank {here().rank})"
 
 

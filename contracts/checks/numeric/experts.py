@@ -52,7 +52,7 @@ def the_block_is_its_definition(
 
     def words_of(want: _moe.Expected) -> str:
         words = numerics.apart("y", run.y, want.routed.y_BTD, tolerance)
-        return words or numerics.named_apart("gradient of", run.gradients, want.gradients, tolerance)
+        return words or numerics.gradients_apart("gradient of", run.gradients, want.gradients, tolerance)
 
     words = _moe.unlike(call, words_of)
     assert not words, words

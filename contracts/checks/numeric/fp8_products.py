@@ -71,7 +71,7 @@ def _differs(stack: Blocks, call: BlockCall, tolerance: Tolerance) -> str:
     objective = (y_BTD * numerics.tensor(call.dy, torch.float64)).sum()
     gradients = torch.autograd.grad(objective, list(leaves.values()), allow_unused=True)
     want = {name: each for name, each in zip(leaves, gradients, strict=True) if each is not None}
-    return numerics.named_apart("gradient", run.gradients, want, tolerance)
+    return numerics.gradients_apart("gradient", run.gradients, want, tolerance)
 
 
 STALE: dict[str, tuple[int, float]] = {  # which scale is out of date (input, weight, gradient), by what factor

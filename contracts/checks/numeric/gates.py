@@ -83,7 +83,7 @@ def the_selection_bias_only_selects(stack: Blocks, moe: Moe, shift: float) -> No
     assert name not in one.gradients, f"{name} has a gradient; what balances the load moves it, and nothing else"
     words = numerics.apart("y", other.y, one.y, FLOAT64)
     words = words or numerics.named_apart("loss", other.losses, one.losses, FLOAT64)
-    words = words or numerics.named_apart("gradient of", other.gradients, one.gradients, FLOAT64)
+    words = words or numerics.gradients_apart("gradient of", other.gradients, one.gradients, FLOAT64)
     assert not words, f"with {shift:+g} on every selection bias {words}"
 
 
@@ -103,5 +103,7 @@ def the_router_learns_from_the_model(stack: Blocks, moe: Moe, batch: int, length
     call = _moe.drawn(_moe.with_moe(moe, "swiglu"), batch, length)
     name = "mixer.router.weight"
     got = {key: grad for key, grad in stack.run_block(call).gradients.items() if key == name}
-    words = instruments.numerics.named_apart("gradient of", got, {name: _moe.expected(call).gradients[name]}, FLOAT64)
+    words = instruments.numerics.gradients_apart(
+        "gradient of", got, {name: _moe.expected(call).gradients[name]}, FLOAT64
+    )
     assert not words, words

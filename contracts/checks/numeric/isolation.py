@@ -87,7 +87,7 @@ def packed_documents_are_documents_by_themselves(stack: Training, recipe: Recipe
             shares.append((labels, run.gradients))
             start += length
     if backward:
-        words = instruments.numerics.named_apart(
+        words = instruments.numerics.gradients_apart(
             "the gradient of", packed.gradients, _weighed(shares, packed.gradients), FLOAT64_SCAN
         )
         assert not words, words

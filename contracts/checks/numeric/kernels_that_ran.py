@@ -109,5 +109,5 @@ def the_bridge_is_the_own_layer(stack: _Offers, recipe: Recipe, layer: int, site
     plain = stack.run_block(_call(stack, recipe, layer, "nemo_native", own, facts))
     assert bridged.kernels.get(site) == TE, f"{site} ran as {bridged.kernels.get(site)}, expected {TE}"
     words = instruments.numerics.apart("y", bridged.y, plain.y, BFLOAT16)
-    words = words or instruments.numerics.named_apart("gradient", bridged.gradients, plain.gradients, BFLOAT16)
+    words = words or instruments.numerics.gradients_apart("gradient", bridged.gradients, plain.gradients, BFLOAT16)
     assert not words, words

@@ -62,5 +62,5 @@ def selecting_every_key_is_dense_attention(stack: Blocks, top_k: int, lengths: L
     words = instruments.numerics.apart("y", sparse.y, dense.y, FLOAT64)
     assert not words, f"sparse against dense, {words}"
     got = {name: each for name, each in sparse.gradients.items() if "indexer" not in name}
-    words = instruments.numerics.named_apart("gradient", got, dense.gradients, FLOAT64)
+    words = instruments.numerics.gradients_apart("gradient", got, dense.gradients, FLOAT64)
     assert not words, f"sparse against dense, {words}"

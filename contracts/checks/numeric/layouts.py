@@ -18,7 +18,7 @@ from contracts.checks._layouts import needs_layout
 from contracts.checks.numeric._alone import on_one_rank
 from contracts.checks.numeric._recipes import SMALL_MLA
 from contracts.checks.numeric._replicas import replicas_apart
-from contracts.checks.numeric._spread import apart
+from contracts.checks.numeric._spread import apart, gradients_apart
 from contracts.checks.numeric._training import LETTERS, batch, uneven
 from contracts.contract import contract
 from contracts.instruments.ranks import here
@@ -179,7 +179,7 @@ def every_gradient_is_that_of_one_rank(
     alone, many = both(stack, recipe, within(execution, mode), 1, "gradients")
     words = losses_apart(many, alone, 1e-11)
     assert not words, f"{words} (rank {here().rank})"
-    words = apart(alone, many, "the gradient of", many.gradients, alone.gradients)
+    words = gradients_apart(alone, many)
     assert not words, f"{words} (rank {here().rank})"
 
 
@@ -200,7 +200,7 @@ def every_gradient_is_that_of_one_rank_in_float32(
     alone, many = both(stack, recipe, within(execution, mode, precision="float32"), 1, "gradients")
     words = losses_apart(many, alone, 1e-5)
     assert not words, f"{words} (rank {here().rank})"
-    words = apart(alone, many, "the gradient of", many.gradients, alone.gradients, FLOAT32_SCAN)
+    words = gradients_apart(alone, many, tolerance=FLOAT32_SCAN)
     assert not words, f"{words} (rank {here().rank})"
 
 
@@ -269,5 +269,5 @@ def a_window_on_several_ranks_is_the_batch(
     alone, many = both(stack, recipe, within(execution, mode, microbatches=microbatches), 1, "gradients")
     words = losses_apart(many, alone, 1e-11)
     assert not words, f"{words} (rank {here().rank})"
-    words = apart(alone, many, "the gradient of", many.gradients, alone.gradients)
+    words = gradients_apart(alone, many)
     assert not words, f"{words} (rank {here().rank})"

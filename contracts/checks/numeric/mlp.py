@@ -46,7 +46,7 @@ def the_mlp_is_its_definition(stack: Blocks, recipe: Recipe, lengths: Lengths, d
     assert not words, words
     objective = (y_BTD * numerics.tensor(call.dy, torch.float64)).sum()
     want = dict(zip(leaves, torch.autograd.grad(objective, list(leaves.values())), strict=True))
-    words = numerics.named_apart("gradient", run.gradients, want, TOLERANCES[dtype])
+    words = numerics.gradients_apart("gradient", run.gradients, want, TOLERANCES[dtype])
     assert not words, words
 
 

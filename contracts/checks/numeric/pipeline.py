@@ -26,8 +26,8 @@ from contracts.checks.numeric._stages import (
     both,
     flow,
     given,
+    gradients_unlike,
     losses_apart,
-    unlike,
 )  # fmt: skip
 from contracts.checks.numeric._training import batch
 from contracts.contract import contract
@@ -65,7 +65,7 @@ def a_step_in_stages_is_that_of_one_rank(stack: Training, recipe: Recipe, execut
     one, many = both(stack, recipe, execution, given(1), "gradients")
     for want, got in zip(one.steps, many.steps, strict=True):
         assert got.tokens == want.tokens, f"{got.tokens} labels count in {world} ranks, {want.tokens} on one"
-        words = losses_apart(got, want) or unlike(got, want, "the gradient of", got.gradients, want.gradients)
+        words = losses_apart(got, want) or gradients_unlike(got, want)
         assert not words, words
 
 
@@ -86,7 +86,7 @@ def the_length_may_change_from_step_to_step(stack: Training, recipe: Recipe, exe
     batches = tuple(_of_length(length) for length in LENGTHS)
     one, many = both(stack, recipe, execution, batches, "gradients")
     for want, got in zip(one.steps, many.steps, strict=True):
-        words = losses_apart(got, want) or unlike(got, want, "the gradient of", got.gradients, want.gradients)
+        words = losses_apart(got, want) or gradients_unlike(got, want)
         assert not words, words
 
 

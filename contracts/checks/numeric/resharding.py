@@ -221,7 +221,7 @@ def _apart(got: Step, want: Step) -> str:
     for fact in ("number", "samples", "lr", "tokens"):
         if getattr(got, fact) != getattr(want, fact):
             return f"step {want.number}: {fact} is {getattr(got, fact)}, expected {getattr(want, fact)}"
-    words = instruments.numerics.named_apart("the gradient of", got.gradients, want.gradients, FLOAT64_SCAN)
+    words = instruments.numerics.gradients_apart("the gradient of", got.gradients, want.gradients, FLOAT64_SCAN)
     return f"step {want.number}: {words}" if words else ""
 
 

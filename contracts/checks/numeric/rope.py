@@ -107,7 +107,7 @@ def a_document_is_the_same_wherever_it_stands(stack: Blocks, recipe: Recipe, len
             for name in total:
                 total[name] += numerics.tensor(run.gradients[name])
     found = {name: whole.gradients[name] for name in total}
-    words = numerics.named_apart("packed against the sum over documents, gradient", found, total, FLOAT64)
+    words = numerics.gradients_apart("packed against the sum over documents, gradient", found, total, FLOAT64)
     assert not words, words
 
 

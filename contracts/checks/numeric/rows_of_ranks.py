@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from contracts import instruments
-from contracts.checks.numeric._spread import SPREAD, apart, batches, borrowed, both, losses_apart, own
+from contracts.checks.numeric._spread import SPREAD, batches, borrowed, both, gradients_apart, losses_apart, own
 from contracts.contract import contract
 from contracts.instruments.ranks import here
 from contracts.spec.recipe import Mtp, Recipe
@@ -32,9 +32,7 @@ def labels_at_the_edges_of_a_run_count(stack: Training, recipe: Recipe, executio
     """
     ((alone, many),) = both(stack, recipe, execution, (_edges(execution.degrees.tp),), "gradients")
     assert many.tokens == alone.tokens == _counted(execution.degrees.tp), f"{many.tokens} labels count"
-    words = losses_apart(alone, many, "lm", "mtp") or apart(
-        alone, many, "the gradient of", many.gradients, alone.gradients
-    )
+    words = losses_apart(alone, many, "lm", "mtp") or gradients_apart(alone, many)
     assert not words, f"{words} (rank {here().rank})"
 
 
@@ -87,5 +85,5 @@ def ranks_read_every_sequence_once(stack: Training, execution: Execution, world:
         assert len(set(many.samples)) == 5, f"step {alone.number} reads {many.samples}: five different ones expected"
         assert many.tokens == alone.tokens, f"{many.tokens} labels count, {alone.tokens} on one rank"
     alone, many = found[0]
-    words = losses_apart(alone, many) or apart(alone, many, "the gradient of", many.gradients, alone.gradients)
+    words = losses_apart(alone, many) or gradients_apart(alone, many)
     assert not words, f"{words} (rank {here().rank})"

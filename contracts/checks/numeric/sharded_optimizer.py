@@ -9,7 +9,7 @@ from contracts.checks._layouts import needs_layout
 from contracts.checks._refusals import refusal_of
 from contracts.checks.numeric._alone import on_one_rank
 from contracts.checks.numeric._replicas import replicas_apart
-from contracts.checks.numeric._spread import SPREAD, apart, batches, borrowed, both, heavy, own
+from contracts.checks.numeric._spread import SPREAD, apart, batches, borrowed, both, gradients_apart, heavy, own
 from contracts.contract import contract
 from contracts.instruments.ranks import here
 from contracts.spec.array import Array
@@ -122,7 +122,7 @@ def a_singleton_lane_reduces_nothing(stack: Training, execution: Execution, worl
         f"asked to shard it issues {len(sharded)} collectives, {len(plain)} unasked, though dp is 1"
     )
     ((alone, many),) = both(stack, SPREAD, replace(execution, fsdp=True), batches(1), "gradients")
-    words = apart(alone, many, "the gradient of", many.gradients, alone.gradients)
+    words = gradients_apart(alone, many)
     assert not words, f"{words} (rank {here().rank})"
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from contracts import instruments
 from contracts.checks._layouts import needs_layout
-from contracts.checks.numeric._spread import BIASED, SPREAD, apart, batches, borrowed, both, heavy, own
+from contracts.checks.numeric._spread import BIASED, SPREAD, batches, borrowed, both, gradients_apart, heavy, own
 from contracts.contract import contract
 from contracts.instruments.ranks import here
 from contracts.spec.recipe import Mamba, Recipe
@@ -87,7 +87,7 @@ def nobody_sends_nothing(stack: Training, execution: Execution, world: int) -> N
             f"rank {here().rank} puts nothing into {each.said()} over {list(each.members)}"
         )
     ((alone, many),) = both(stack, TINY, execution, given, "gradients")
-    words = apart(alone, many, "the gradient of", many.gradients, alone.gradients)
+    words = gradients_apart(alone, many)
     assert not words, f"{words} (rank {here().rank})"
 
 

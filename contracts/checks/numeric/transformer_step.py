@@ -40,7 +40,7 @@ def a_step_of_a_transformer_is_its_definition(stack: Training, recipe: Recipe) -
     assert abs(found - float(loss)) <= 2e-6 * float(loss), (
         f"the loss is {found:.8g}, by its definition {float(loss):.8g}"
     )
-    words = instruments.numerics.named_apart("the gradient of", step.gradients, gradients, FLOAT32_TRANSFORMER)
+    words = instruments.numerics.gradients_apart("the gradient of", step.gradients, gradients, FLOAT32_TRANSFORMER)
     assert not words, words
 
 

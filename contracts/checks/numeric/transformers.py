@@ -26,6 +26,7 @@ from contracts.checks.numeric._transformers import (
     cell,
     entries,
     figures_apart,
+    gradients_apart,
     laid_out,
     moved_apart,
     session,
@@ -82,7 +83,7 @@ def every_gradient_of_a_transformer_is_that_of_one_rank(
     """Loss, labels that count and every gradient by name are those of the run on one rank, over data, tensor and
     expert parallel and their compositions."""
     ((alone, many),) = both(stack, recipe, execution, 1, "gradients")
-    words = figures_apart(alone, many) or apart(alone, many, "the gradient of", many.gradients, alone.gradients)
+    words = figures_apart(alone, many) or gradients_apart(alone, many)
     assert not words, words
 
 
@@ -152,7 +153,7 @@ WINDOWS: dict[str, Cell] = {
 def a_window_of_a_transformer_is_the_batch(stack: Training, recipe: Recipe, execution: Execution, world: int) -> None:
     """A window of microbatches on several ranks, whose labels are unequally many, is the whole batch at once on one."""
     ((alone, many),) = both(stack, recipe, execution, 1, "gradients")
-    words = figures_apart(alone, many) or apart(alone, many, "the gradient of", many.gradients, alone.gradients)
+    words = figures_apart(alone, many) or gradients_apart(alone, many)
     assert not words, words
 
 
@@ -173,7 +174,7 @@ def stages_of_a_transformer_are_one_rank(stack: Training, recipe: Recipe, execut
     """Cut into stages, beside the other axes too, a transformer has the loss, the gradients by name, the norm and the
     selection biases of one rank."""
     ((alone, many),) = both(stack, recipe, execution, 1, "gradients", "buffers")
-    words = figures_apart(alone, many) or apart(alone, many, "the gradient of", many.gradients, alone.gradients)
+    words = figures_apart(alone, many) or gradients_apart(alone, many)
     assert not words, words
     assert abs(many.grad_norm - alone.grad_norm) <= 2e-6 * alone.grad_norm, (
         f"the norm is {many.grad_norm:.8g}, {alone.grad_norm:.8g} on one rank"
@@ -311,12 +312,15 @@ def the_table_of_a_transformer_says_how_it_moves(
     (step,) = stack.train(asked).steps
     unequal = sorted(rows.keys() ^ step.gradients.keys())
     assert not unequal, f"{', '.join(unequal[:3])} stands in one of the table and the gradients alone"
-    before, after = (instruments.numerics.tensors(each) for each in (asked.weights, step.weights))
-    gradients = instruments.numerics.tensors(step.gradients)
+    numerics = instruments.numerics
+    before, after = (numerics.tensors(each) for each in (asked.weights, step.weights))
+    gradients = numerics.tensors(step.gradients)
     for name, row in sorted(rows.items()):
         grad = gradients[name].double() * step.clip_coef
         lr = step.lr * row.lr_scale
         want = -lr * (grad / (grad.abs() + 1e-8) + row.weight_decay * before[name].double())
-        off = float(((after[name].double() - before[name].double()) - want).norm() / want.norm())
         assert torch.isfinite(want).all(), f"the gradient of {name} is not finite"
-        assert off <= WAY, f"{name} moved otherwise than by {row.optimizer} with decay {row.weight_decay:g}: {off:.1e}"
+        off = numerics.distances(after[name].double() - before[name].double(), want)["L2"]
+        rounding = numerics.floor(after[name].dtype, numerics.typical_size(before[name]))
+        words = f"{name} moved otherwise than by {row.optimizer} with decay {row.weight_decay:g}: {off.relative:.1e}"
+        assert off.times(WAY, rounding) <= 1, words

@@ -140,7 +140,7 @@ def gradients_of_a_step_are_of_its_batch_alone(stack: Training, recipe: Recipe) 
     weights = uneven(table(stack, recipe))
     both = run(stack, recipe, (first, second), "gradients", "weights", weights=weights)
     alone = run(stack, recipe, (second,), "gradients", weights=both.steps[0].weights)
-    words = instruments.numerics.named_apart(
+    words = instruments.numerics.gradients_apart(
         "the second step's gradient of", both.steps[1].gradients, alone.steps[0].gradients, FLOAT64
     )
     assert not words, words

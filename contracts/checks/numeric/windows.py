@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from contracts import instruments
 from contracts.checks._layouts import needs_layout
 from contracts.checks.numeric._alone import on_one_rank
-from contracts.checks.numeric._spread import SPREAD, apart, borrowed, heavy, losses_apart, own
+from contracts.checks.numeric._spread import SPREAD, borrowed, gradients_apart, heavy, losses_apart, own
 from contracts.checks.numeric._training import batch
 from contracts.contract import contract
 from contracts.instruments.ranks import here
@@ -70,7 +70,7 @@ def a_window_is_the_sum_of_its_microbatches(stack: Training, order: tuple[int, .
         for name in parts[order[0]][loss][1]:
             part = torch.stack([parts[each][loss][1][name] * share[each] for each in order]).sum(0)
             want[name] = want[name] + part if name in want else part
-    words = instruments.numerics.named_apart("over the window the gradient of", found.gradients, want, FLOAT64_SCAN)
+    words = instruments.numerics.gradients_apart("over the window the gradient of", found.gradients, want, FLOAT64_SCAN)
     assert not words, words
 
 
@@ -141,7 +141,7 @@ def a_window_of_unequal_microbatches_is_that_of_one_rank(
 def _unlike(alone: Step, many: Step) -> str:
     if many.tokens != alone.tokens:
         return f"{many.tokens} labels count, {alone.tokens} on one rank (step {alone.number})"
-    return losses_apart(alone, many) or apart(alone, many, "the gradient of", many.gradients, alone.gradients)
+    return losses_apart(alone, many) or gradients_apart(alone, many)
 
 
 def _session(recipe: Recipe, execution: Execution, orders: tuple[tuple[int, ...], ...], weights: Arrays) -> Session:

@@ -155,8 +155,11 @@ def _held(step: Step) -> dict[str, Array]:
 def _differ(one: Array, other: Array) -> bool:
     if one.shape != other.shape:
         return True
+    if not one.data:
+        return False
     left, right = (tensor(each).double() for each in (one, other))
-    return bool(((left - right).abs() > 1e-5 * left.abs().max()).any())
+    largest = max(float(left.abs().max()), float(right.abs().max()))
+    return bool(((left - right).abs() > 1e-5 * largest).any())
 
 
 def changed(recipe: Recipe, field: str, value: Any) -> Recipe:

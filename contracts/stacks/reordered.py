@@ -1,0 +1,45 @@
+"""The reference with its products and sums in another order: correct stacks that differ from it by rounding alone.
+
+A contract that holds for the reference and not for these has a tolerance that rests on one machine's arithmetic.
+`--stack contracts.stacks.reordered:Reversed`, and so on, puts them under test, in one process and on several ranks.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from contracts.spec.stack import questions
+from contracts.stacks.reference.answers.compiling import CompilingSide
+from contracts.stacks.reference.stack import Reference
+
+if TYPE_CHECKING:
+    from contracts.instruments.reorder import Order
+
+
+def _in(order: Order, name: str) -> Callable[..., Any]:
+    """A question's answer, computed in another order."""
+    plain = getattr(Reference, name)
+
+    @functools.wraps(plain)
+    def answer(self: Reference, *arguments: Any, **named: Any) -> Any:
+        from contracts.instruments.reorder import Reordered  # torch, only where numbers are asked for
+
+        with Reordered(order):
+            return plain(self, *arguments, **named)
+
+    return answer
+
+
+def _reordered(title: str, order: Order) -> type[Reference]:
+    # What a compiler makes has an order of its own, and is not seen from outside.
+    asked = sorted(name for name in Reference.offers - CompilingSide.QUESTIONS if questions()[name].of_numbers)
+    body = {"name": f"reference-{order}", "__doc__": f"The reference, its sums {order}.", "__module__": __name__}
+    return type(title, (Reference,), body | {name: _in(order, name) for name in asked})
+
+
+Reversed = _reordered("Reversed", "reversed")
+Blocked = _reordered("Blocked", "blocked")
+Pairwise = _reordered("Pairwise", "pairwise")
+Unfused = _reordered("Unfused", "unfused")
