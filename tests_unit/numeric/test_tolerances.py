@@ -16,6 +16,7 @@ from torch import Tensor
 
 from contracts.checks.numeric import _spread, _stages, _transformers
 from contracts.instruments import fixtures, numerics, policy
+from contracts.spec.array import Arrays
 from contracts.spec.tolerance import EXACT, FLOAT32, FLOAT64, HALF_GRADIENT, Tolerance
 from contracts.spec.training import Step
 
@@ -131,7 +132,7 @@ def test_gradients_that_cancel_are_as_large_as_those_beside_them(dtype: torch.dt
 
 
 def test_a_small_gradient_is_not_lost_beside_large_ones() -> None:
-    """The floor is some roundings of the large ones: a small one that is half of what it should be stays a difference."""
+    """The floor is some roundings of the large ones: a small one that is half of what is expected stays a difference."""
     for dtype, small in ((torch.float64, 1e-10), (torch.float32, 1e-4)):
         want = {"large": torch.ones(16, dtype=dtype), "small": torch.full((16,), small, dtype=dtype)}
         got = numerics.arrays(want | {"small": want["small"] / 2})
@@ -183,7 +184,7 @@ def test_steps_are_alike_to_rounding_and_no_further(room: str, loss: float) -> N
     assert "the gradient of b differs" in gradients(one, other)
 
 
-def _step(loss: float, gradients: dict[str, object]) -> Step:
+def _step(loss: float, gradients: Arrays) -> Step:
     return Step(
         number=1,
         losses={"total": loss},
