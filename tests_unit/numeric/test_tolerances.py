@@ -132,7 +132,7 @@ def test_gradients_that_cancel_are_as_large_as_those_beside_them(dtype: torch.dt
 
 
 def test_a_small_gradient_is_not_lost_beside_large_ones() -> None:
-    """The floor is some roundings of the large ones: a small one that is half of what is expected stays a difference."""
+    """Half of a small gradient missing is a difference: the floor is some roundings of the large ones."""
     for dtype, small in ((torch.float64, 1e-10), (torch.float32, 1e-4)):
         want = {"large": torch.ones(16, dtype=dtype), "small": torch.full((16,), small, dtype=dtype)}
         got = numerics.arrays(want | {"small": want["small"] / 2})

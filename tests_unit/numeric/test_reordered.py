@@ -1,0 +1,109 @@
+"""The reference with its sums in another order is as right as the reference: what differs by rounding alone holds.
+
+`python -m benchmarks.machines` asks every contract of it; a few of each family are asked here.
+"""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import pytest
+import torch
+from torch import Tensor
+
+import contracts.checks
+from contracts.contract import LAW
+from contracts.court.judge import judge
+from contracts.instruments import fixtures, numerics, reorder
+from contracts.instruments.reorder import ORDERS, Order, Reordered
+from contracts.spec.records import Item
+from contracts.spec.stack import Party
+from contracts.stacks import reordered
+
+assert contracts.checks
+pytestmark = pytest.mark.unit
+
+PARTIES: dict[Order, type[Party]] = {
+    "reversed": reordered.Reversed, "blocked": reordered.Blocked, "pairwise": reordered.Pairwise,
+    "unfused": reordered.Unfused,
+}  # fmt: skip
+ASKED = (
+    Item(id="BLK-03a", case="one-token"), Item(id="BLK-03a", case="packed"), Item(id="BLK-04a", case="one-token"),
+    Item(id="BLK-05a", case="one-token"), Item(id="MOE-01c", case="sigmoid-faint"), Item(id="MOE-04a", case="softmax"),
+    Item(id="BLK-06r", case="tied"), Item(id="OPT-04a", case="tied"), Item(id="PAR-05a", case="three"),
+)  # fmt: skip
+
+
+def test_every_order_has_a_party() -> None:
+    assert tuple(PARTIES) == ORDERS == get_args(Order)
+
+
+def _products(x_TD: Tensor) -> dict[str, Tensor]:
+    w_FD = fixtures.normal("w", (40, x_TD.shape[1])).to(x_TD.dtype)
+    return {
+        "mm": x_TD @ w_FD.T, "addmm": torch.addmm(w_FD[:, 0], x_TD, w_FD.T), "mv": x_TD @ w_FD[0],
+        "dot": x_TD[0] @ w_FD[0], "bmm": x_TD.expand(3, *x_TD.shape) @ w_FD.T.expand(3, *w_FD.T.shape),
+        "sum": x_TD.sum(), "rows": x_TD.sum(1, keepdim=True), "mean": x_TD.mean((0, 1)), "softmax": x_TD.softmax(-1),
+        "logsumexp": x_TD.logsumexp(-1), "norm": x_TD.norm(), "rsqrt": x_TD.square().add(1).rsqrt(),
+        "silu": torch.nn.functional.silu(x_TD), "index_add": torch.zeros_like(x_TD).index_add(
+            0, torch.tensor([1] * x_TD.shape[0]), x_TD),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("order", ORDERS)
+def test_results_differ_by_rounding_alone_and_do_differ(order: Order, dtype: torch.dtype) -> None:
+    x_TD = fixtures.normal("x", (37, 53)).to(dtype)
+    plain = _products(x_TD)
+    with Reordered(order) as mode:
+        other = _products(x_TD)
+    assert mode.seen >= len(plain) - 1
+    eps = torch.finfo(dtype).eps
+    for name, want in plain.items():
+        off = (other[name].double() - want.double()).abs().max()
+        assert off <= 16 * eps * max(float(want.double().abs().max()), 1.0), name
+    if dtype != torch.bfloat16:  # sums in float32, rounded once, are mostly the same numbers
+        assert any(not torch.equal(other[name], plain[name]) for name in plain), "nothing was added in another order"
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_gradients_are_added_in_another_order_too(order: Order) -> None:
+    weights = fixtures.normal("w", (48, 48)).requires_grad_()
+    x = fixtures.normal("x", (48, 48))
+
+    def gradient() -> Tensor:
+        return torch.autograd.grad((torch.tanh(x @ weights) @ weights).square().sum(), weights)[0]
+
+    plain = gradient()
+    with Reordered(order) as mode:
+        forward_alone = (torch.tanh(x @ weights) @ weights).square().sum()
+        seen = mode.seen
+        other = torch.autograd.grad(forward_alone, weights)[0]
+        assert mode.seen > seen
+    assert not torch.equal(other, plain)
+    assert numerics.distances(other, plain)["L2"].relative < 1e-13
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("item", ASKED, ids=str)
+def test_what_holds_for_the_reference_holds_in_any_order(item: Item, order: Order) -> None:
+    result = judge(LAW.contracts[item.id], item.case, PARTIES[order]())
+    assert result.outcome == "holds", f"{result.outcome}: {result.words}"
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_tolerance_that_divides_by_a_zero_is_found(order: Order, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the floor, one token's gradients, which are zero but for rounding, are infinitely far from zero."""
+    monkeypatch.setattr(numerics, "ROUNDINGS", 0.0)
+    found = [judge(LAW.contracts["BLK-03a"], case, PARTIES[order]()) for case in ("one-token", "packed")]
+    assert [each.outcome for each in found] == ["violated", "holds"]
+    assert "error inf over" in found[0].words
+
+
+def test_tensors_without_data_are_left_alone() -> None:
+    with Reordered("reversed") as mode:
+        assert torch.empty(3, 4, device="meta").sum(1).shape == (3,)
+        assert int(torch.arange(5).sum()) == 10
+        assert torch.empty(0, 4).sum(0).shape == (4,)
+    assert mode.seen == 0
+    assert reorder.BLOCK > 1
