@@ -10,12 +10,17 @@ import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from contracts.spec.stack import questions
-from contracts.stacks.reference.answers.compiling import CompilingSide
+from contracts.stacks.reference.answers.blocks import BlocksSide
+from contracts.stacks.reference.answers.model import ModelSide
+from contracts.stacks.reference.answers.training import TrainingSide
 from contracts.stacks.reference.stack import Reference
 
 if TYPE_CHECKING:
     from contracts.instruments.reorder import Order
+
+
+COMPUTES = BlocksSide.QUESTIONS | ModelSide.QUESTIONS | TrainingSide.QUESTIONS
+"""The questions whose answers are sums. What a compiler makes has an order of its own; the others add nothing up."""
 
 
 def _in(order: Order, name: str) -> Callable[..., Any]:
@@ -33,10 +38,8 @@ def _in(order: Order, name: str) -> Callable[..., Any]:
 
 
 def _reordered(title: str, order: Order) -> type[Reference]:
-    # What a compiler makes has an order of its own, and is not seen from outside.
-    asked = sorted(name for name in Reference.offers - CompilingSide.QUESTIONS if questions()[name].of_numbers)
     body = {"name": f"reference-{order}", "__doc__": f"The reference, its sums {order}.", "__module__": __name__}
-    return type(title, (Reference,), body | {name: _in(order, name) for name in asked})
+    return type(title, (Reference,), body | {name: _in(order, name) for name in sorted(COMPUTES & Reference.offers)})
 
 
 Reversed = _reordered("Reversed", "reversed")
