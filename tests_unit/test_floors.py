@@ -123,7 +123,7 @@ def test_a_whole_check_loads_no_torch(tmp_path: Path) -> None:
     words = ["check", "--profile", "launch", "--with", "flag-table", "--report", out, "--form", "json"]
     # run in the process that is looked at: a supervised check leaves no trace in its parent
     modules = modules_after(
-        "from contracts.harness.commands import check; check.supervised = lambda work: work(); "
+        "from contracts.harness.commands import check; check.supervised = lambda work, _: work(); "
         f"from contracts.harness.cli import main; main({words!r})"
     )
     assert (tmp_path / "out/run.jsonl").exists()

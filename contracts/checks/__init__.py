@@ -41,6 +41,7 @@ from contracts.checks import (  # isort: skip
     kernels,  # which kernel may run where
     numeric,  # what a step computes, by its numbers
     gate,  # the suite itself
+    gate_fitness,  # which of its contracts may judge
     gate_plans,  # what a profile demands
     gate_reports,  # what it says of its verdict
     many_ranks,  # the suite on several ranks
@@ -49,8 +50,8 @@ from contracts.checks import (  # isort: skip
 
 __all__ = [
     "allocator", "arguments", "budget", "comparison", "environment", "expert_lane", "fabric", "features",
-    "footprint", "gate", "gate_plans", "gate_reports", "goodput", "group_calls", "groups", "hybrid", "illegible",
-    "inherited", "install_plan",
+    "footprint", "gate", "gate_fitness", "gate_plans", "gate_reports", "goodput", "group_calls", "groups", "hybrid",
+    "illegible", "inherited", "install_plan",
     "installation", "kernels", "lanes", "launch", "live_groups", "manifest", "many_ranks", "metrics", "names",
     "numeric", "overrides", "pattern", "preflight", "rank_map", "receipts", "recipe", "redaction", "reductions",
     "run_receipts", "scale", "stages", "storage", "topology", "triage", "unwritten",

@@ -15,6 +15,7 @@ from contracts.spec.records import (
     Form,
     Result,
     Run,
+    Unfit,
 )
 from contracts.spec.stack import Court
 
@@ -51,6 +52,7 @@ SAME_EVERYWHERE: dict[str, tuple[Run]] = {
     "broken": (recorded((A, "holds"), (B, "broken")),),
     "absent": (recorded((A, "holds"), plan=(A, B)),),
     "nothing": (recorded(plan=(A, B)),),
+    "unfit": (replace(recorded((A, "holds")), unfit=(Unfit(id=A.id, words="its mutant survived"),)),),
 }
 
 
@@ -64,6 +66,7 @@ def every_form_tells_the_same_verdict(court: Court, run: Run) -> None:
     for form in FORMS:
         text = unescape(court.report(run, TODAY, form))
         missing = [item.id for item in run.plan.items if item.id not in text]
+        missing += [each.words for each in run.unfit if each.words not in text]
         assert not missing, f"{form} does not list {missing}"
         if form == "json":
             told = json.loads(text)

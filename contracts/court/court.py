@@ -11,9 +11,10 @@ from collections.abc import Mapping
 from contracts.contract import LAW
 from contracts.court import judge, profiles, record
 from contracts.court import ranks as ranking
+from contracts.court.fitness import unfit
 from contracts.court.report import render
 from contracts.court.verdict import verdict
-from contracts.spec.records import Fate, Form, Plan, Result, Run, Verdict
+from contracts.spec.records import Fate, Form, Kill, Plan, Result, Run, Verdict
 from contracts.spec.topology import Layout
 from contracts.spec.world import RanksRun
 
@@ -25,7 +26,7 @@ class Court:
     version = "1"
     layouts: frozenset[Layout] = frozenset()
     labels: Mapping[str, str] = {}
-    offers = frozenset({"plan", "verdict", "write_run", "read_run", "report", "fate", "run_ranks"})
+    offers = frozenset({"plan", "verdict", "write_run", "read_run", "report", "fate", "unfit", "run_ranks"})
 
     def plan(self, profile: str) -> Plan:
         return profiles.plan(LAW, profile)
@@ -44,6 +45,11 @@ class Court:
 
     def fate(self, result: Result, says: str) -> Fate:
         return judge.fate_of(result, says)
+
+    def unfit(
+        self, baseline: tuple[Result, ...], kills: tuple[Kill, ...], unguarded: tuple[str, ...]
+    ) -> Mapping[str, str]:
+        return unfit(baseline, kills, unguarded)
 
     def run_ranks(self, tests: str, ranks: int, limit_s: float) -> RanksRun:
         return ranking.run(tests, ranks, limit_s)

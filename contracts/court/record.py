@@ -1,6 +1,7 @@
 """A run as JSON lines: one object with one key a line, in the order in which things happened.
 
-    {"header": …}  {"plan": …}  {"deviation": …}*  {"result": …}*  {"unclaimed": …}*  {"kill": …}*  {"footer": …}
+    {"header": …}  {"plan": …}  {"deviation": …}*  {"unfit": …}*  {"result": …}*  {"unclaimed": …}*  {"kill": …}*
+    {"footer": …}
 
 The plan stands in the file before the first result, and the footer carries the hash of every line above it, so a file
 that was cut off, pasted together or edited is refused instead of being read as another run.
@@ -33,6 +34,7 @@ from contracts.spec.records import (
     Result,
     Run,
     Unclaimed,
+    Unfit,
     Verdict,
 )
 
@@ -40,6 +42,7 @@ KINDS: Mapping[str, type] = {
     "header": Header,
     "plan": Plan,
     "deviation": Deviation,
+    "unfit": Unfit,
     "result": Result,
     "unclaimed": Unclaimed,
     "kill": Kill,
@@ -65,7 +68,8 @@ def footer(above: str, results: int, judged: Verdict, finished: str) -> Footer:
 
 def write(run: Run, today: datetime.date) -> str:
     """A whole run as text, judged on a given day."""
-    entries: list[object] = [run.header, run.plan, *run.deviations, *run.results, *run.unclaimed, *run.kills]
+    before: list[object] = [run.header, run.plan, *run.deviations, *run.unfit]
+    entries = [*before, *run.results, *run.unclaimed, *run.kills]
     text = "".join(f"{line(entry)}\n" for entry in entries)
     closing = footer(digest(text), len(run.results), verdict(run, today), run.header.started)
     return f"{text}{line(closing)}\n"
@@ -93,6 +97,7 @@ def read(text: str) -> tuple[Run, Footer]:
         deviations=tuple(_only(entries, Deviation)),
         unclaimed=tuple(_only(entries, Unclaimed)),
         kills=tuple(_only(entries, Kill)),
+        unfit=tuple(_only(entries, Unfit)),
     )
     closing = _only(entries, Footer)[0]
     if closing.digest != digest(text[: text.rindex("\n", 0, -1) + 1]):

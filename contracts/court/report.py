@@ -40,7 +40,11 @@ def headline(verdict: Verdict) -> str:
     """The verdict in one line: of whom, for which profile, and how many of what."""
     counts = ", ".join(f"{verdict.counts[outcome]} {outcome}" for outcome in OUTCOMES if verdict.counts[outcome])
     faults = f", {len(verdict.faults)} faults of the run" if verdict.faults else ""
-    return f"{verdict.word.upper()}: {verdict.subject}, profile {verdict.profile} ({counts or 'no result'}{faults})"
+    told = f"{verdict.word.upper()}: {verdict.subject}, profile {verdict.profile} ({counts or 'no result'}{faults})"
+    if not verdict.unfit:
+        return told
+    number = "1 contract is" if len(verdict.unfit) == 1 else f"{len(verdict.unfit)} contracts are"
+    return f"{told}; {number} unfit: {', '.join(verdict.unfit)}"
 
 
 def rerun(run: Run, item: Item) -> str:
@@ -116,6 +120,8 @@ def _terminal(run: Run, verdict: Verdict, verbose: bool = False) -> str:
             console.print(Padding(Text(words), (0, 0, 0, 2)))
     if run.kills:
         console.print(Text(kill_line(run)))
+    if run.header.proof:
+        console.print(Text(f"Self-test given: {run.header.proof}"))
     for fault in verdict.faults:
         console.print(Text(f"fault ({fault.kind}): {fault.words}"))
     for each in run.unclaimed:
@@ -132,6 +138,8 @@ def _markdown(run: Run, verdict: Verdict) -> str:
     lines = [f"## {headline(verdict)}", ""]
     lines += ["| outcome | items |", "|---|---|"]
     lines += [f"| {outcome} | {verdict.counts[outcome]} |" for outcome in OUTCOMES]
+    if run.header.proof:
+        lines += ["", f"Self-test given: {_inline(run.header.proof)}"]
     if verdict.faults:
         lines += ["", "### Faults of the run", *(f"- {fault.kind}: {fault.words}" for fault in verdict.faults)]
     for outcome, results in by_outcome(verdict):
@@ -170,6 +178,8 @@ def _junit(run: Run, verdict: Verdict) -> str:
     suite = TestSuite(f"lanegate {verdict.subject} {verdict.profile}")
     suite.add_property("verdict", verdict.word)
     suite.add_property("exit_code", str(verdict.exit_code))
+    if run.header.proof:
+        suite.add_property("self-test given", run.header.proof)
     cases = []
     for result in verdict.results:
         case = TestCase(name=str(result.item), classname=f"{run.header.subject.name}.{result.id}", time=result.seconds)
@@ -223,7 +233,8 @@ def _html(run: Run, verdict: Verdict) -> str:
 
 def _json(run: Run, verdict: Verdict) -> str:
     body = codec.encode(verdict) | {"exit_code": verdict.exit_code, "headline": headline(verdict)}
-    return json.dumps(body | {"outside": list(run.plan.outside)}, indent=2, ensure_ascii=False) + "\n"
+    body |= {"outside": list(run.plan.outside), "proof": run.header.proof}
+    return json.dumps(body, indent=2, ensure_ascii=False) + "\n"
 
 
 _FORMS: Mapping[Form, Callable[[Run, Verdict], str]] = {

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import datetime
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from fnmatch import fnmatchcase
 
-from contracts.spec.records import OUTCOMES, Deviation, Fate, Fault, Item, Outcome, Plan, Result, Run, Verdict, Word
+from contracts.court.fitness import MISSED
+from contracts.spec.records import OUTCOMES, Deviation, Fault, Item, Outcome, Plan, Result, Run, Verdict, Word
 
 JUDGED: frozenset[Outcome] = frozenset({"holds", "violated", "deviates"})
 _WORST_FIRST: tuple[Outcome, ...] = (
@@ -24,6 +25,10 @@ _WORST_FIRST: tuple[Outcome, ...] = (
 def verdict(run: Run, today: datetime.date) -> Verdict:
     """Judge a run against its plan and the declared deviations."""
     results, faults = _by_plan(run)
+    planned = {item.id for item in run.plan.items}
+    unfit = {each.id: each.words for each in run.unfit if each.id in planned}
+    # Whatever an unfit contract said, it is not believed: neither that a promise holds, nor that it is violated.
+    results = [not_judged(result.item, unfit[result.id]) if result.id in unfit else result for result in results]
     faults += _deviation_faults(run, results, today)
     valid = [deviation for deviation in run.deviations if not expired(deviation, today)]
     results = [_declared(result, valid) for result in results]
@@ -37,6 +42,7 @@ def verdict(run: Run, today: datetime.date) -> Verdict:
         results=tuple(results),
         faults=tuple(faults),
         counts={outcome: counts[outcome] for outcome in OUTCOMES},
+        unfit=tuple(unfit),
     )
 
 
@@ -48,6 +54,11 @@ def expired(deviation: Deviation, today: datetime.date) -> bool:
 def covers(deviation: Deviation, item: Item) -> bool:
     """Whether a deviation is about an item."""
     return deviation.id == item.id and fnmatchcase(item.case, deviation.case)
+
+
+def not_judged(item: Item, why: str) -> Result:
+    """What is said of an item whose contract failed the suite's own test."""
+    return Result(id=item.id, case=item.case, outcome="not run", words=f"its contract is unfit: {why}")
 
 
 def _declared(result: Result, deviations: Iterable[Deviation]) -> Result:
@@ -122,21 +133,14 @@ def _claim_faults(run: Run, results: list[Result]) -> list[Fault]:
 
 
 def _suite_faults(run: Run) -> list[Fault]:
-    """A recorded mutant that its promise did not kill: a suite that cannot say no is not fit to judge."""
+    """A recorded mutant that its promise did not kill, where the promise was judged all the same: a suite that cannot
+    say no is not fit to judge."""
+    unfit = {each.id for each in run.unfit}
     return [
-        Fault(
-            kind="suite", words=f"mutant {kill.mutant} of {kill.of}[{kill.case}] {_FATE_WORDS[kill.fate]}: {kill.words}"
-        )
+        Fault(kind="suite", words=f"mutant {kill.mutant} of {kill.of}[{kill.case}] {MISSED[kill.fate]}: {kill.words}")
         for kill in run.kills
-        if kill.fate in _FATE_WORDS
+        if kill.fate in MISSED and kill.of not in unfit
     ]
-
-
-_FATE_WORDS: Mapping[Fate, str] = {
-    "survived": "survived",
-    "wrong words": "was caught for other words",
-    "crashed": "crashed",
-}
 
 
 def _asks(run: Run, contract_id: str) -> tuple[str, ...]:

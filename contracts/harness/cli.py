@@ -19,6 +19,7 @@ from contracts.harness.commands import (
     law,
     preflight,
     runs,
+    selftest,
     storage,
     traffic,
     triage,
@@ -34,7 +35,7 @@ def main() -> None:
 
 for command in (
     check.check,
-    check.selftest,
+    selftest.selftest,
     init.init,
     law.list_,
     law.explain,

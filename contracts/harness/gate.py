@@ -10,6 +10,7 @@ import functools
 import platform
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -18,7 +19,7 @@ from contracts.contract import LAW, Contract
 from contracts.court import record
 from contracts.court.court import Court
 from contracts.court.judge import DEADLINE_S, judge
-from contracts.court.verdict import covers, expired, verdict
+from contracts.court.verdict import covers, expired, not_judged, verdict
 from contracts.harness import parties, selftest
 from contracts.instruments import accelerator
 from contracts.instruments.ranks import here
@@ -32,6 +33,7 @@ from contracts.spec.records import (
     Result,
     Run,
     Unclaimed,
+    Unfit,
     Verdict,
 )
 from contracts.spec.stack import Party, questions
@@ -61,12 +63,14 @@ class Gate:
     started: str = field(default_factory=utc_now)
     recorder: record.Recorder | None = None
     deadline_s: float = DEADLINE_S
+    proof: str = ""
+    unfit: Mapping[str, str] = field(default_factory=dict)
 
     def open(self, folder: Path | None) -> None:
         """Write header and plan, before anything runs, and what is known already: the untested promises."""
         if folder is not None:
             self.recorder = record.Recorder(folder)
-            for entry in (self.header, self.plan, *self.deviations):
+            for entry in (self.header, self.plan, *self.deviations, *self._unfit):
                 self.recorder.add(entry)
         for item in self.plan.items:
             if item.id in LAW.untested:
@@ -75,10 +79,24 @@ class Gate:
     def prove_the_suite(self) -> None:
         """Put the mutants of the planned promises before the law; their fates are part of the record."""
         law = selftest.part_of(LAW, self.plan.promises)
-        self.kills = selftest.run(law).kills
+        matrix = selftest.run(law)
+        self.kills = matrix.kills
+        known = {*self.unfit}
+        self.unfit = {**matrix.unfit, **self.unfit}
+        for each in self._unfit:
+            if self.recorder is not None and each.id not in known:
+                self.recorder.add(each)
+
+    @property
+    def _unfit(self) -> tuple[Unfit, ...]:
+        """The planned promises that may not judge."""
+        return tuple(Unfit(id=id, words=self.unfit[id]) for id in self.plan.promises if id in self.unfit)
 
     def judge(self, item: Item) -> Result:
-        """Put one item to the subject, or to the court if it is a promise of the gate itself."""
+        """Put one item to the subject, or to the court if it is a promise of the gate itself; to nobody where the
+        contract is unfit."""
+        if item.id in self.unfit:
+            return not_judged(item, self.unfit[item.id])
         contract = LAW.contracts[item.id]
         missing = self.missing_ranks(item) or self.missing_device(item)
         if missing:
@@ -137,6 +155,7 @@ class Gate:
             deviations=self.deviations,
             unclaimed=self.unclaimed,
             kills=self.kills,
+            unfit=self._unfit,
         )
 
     @functools.cached_property
@@ -153,6 +172,7 @@ class Gate:
             command=tuple(sys.argv),
             python=platform.python_version(),
             platform=platform.platform(),
+            proof=self.proof,
         )
 
 

@@ -20,7 +20,7 @@ from contracts.contract import LAW
 from contracts.court import deviations, profiles, report
 from contracts.court.judge import DEADLINE_S
 from contracts.court.profiles import DEFAULT, NAMED
-from contracts.harness import parties
+from contracts.harness import parties, proof
 from contracts.harness.gate import Gate
 from contracts.instruments.ranks import here
 from contracts.spec import codec
@@ -54,6 +54,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--deviations", type=Path, help="TOML file of declared deviations")
     group.addoption("--report", type=Path, metavar="DIR", help="write the run as JSON lines to DIR/run.jsonl")
     group.addoption("--selftest", action="store_true", help="put the suite's own mutants before the law first")
+    group.addoption(
+        "--proof",
+        type=Path,
+        metavar="FILE",
+        help="kills.json of `lanegate selftest`, or its folder: what failed there judges nobody",
+    )
     group.addoption("--deadline", type=float, default=DEADLINE_S, metavar="SECONDS", help="what one case may take")
     group.addoption("--gate", action="store_true", help="let the verdict decide the exit code: incomplete is red")
 
@@ -240,6 +246,8 @@ def _gate(config: pytest.Config) -> Gate:
         subject = parties.load(name, deadline_s=seconds)
         quick = not config.getoption("gate")
         plan = profiles.plan(LAW, config.getoption("profile"))
+        given = config.getoption("proof")
+        proved = None if given is None else proof.load(given)
         gate = Gate(
             subject=subject,
             origin=name,
@@ -248,6 +256,8 @@ def _gate(config: pytest.Config) -> Gate:
             plan=plan if here().world == 1 else profiles.of_several_ranks(LAW, plan),
             deviations=() if declared is None else deviations.load(declared),
             deadline_s=seconds,
+            proof="" if proved is None else proved.words(),
+            unfit={} if proved is None else proved.unfit(LAW),
         )
     except (Refused, Unreachable) as error:
         raise pytest.UsageError(str(error)) from error

@@ -10,11 +10,12 @@ import functools
 import importlib.util
 import multiprocessing
 import os
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 
 from contracts.contract import LAW, Contract, Law, Tier
+from contracts.court import fitness
 from contracts.court.court import Court
 from contracts.court.judge import judge, try_mutant
 from contracts.harness import parties
@@ -35,6 +36,11 @@ class Matrix:
     def failing(self) -> tuple[Result, ...]:
         """Promises that do not hold on the correct party, or could not be put to it."""
         return tuple(result for result in self.baseline if result.outcome not in ("holds", "not offered"))
+
+    @property
+    def unfit(self) -> Mapping[str, str]:
+        """Id → reason, of the promises that may not judge."""
+        return fitness.unfit(self.baseline, self.kills, self.unguarded)
 
     @property
     def word(self) -> Word:

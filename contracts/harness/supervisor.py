@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import NoReturn
 
 
@@ -17,8 +18,10 @@ class Ended(Exception):
     """The process ended without a verdict."""
 
 
-def supervised(work: Callable[[], int]) -> int:
+def supervised(work: Callable[[], int], meanwhile: AbstractContextManager[object] | None = None) -> int:
     """The exit code that `work` returns, run in a forked copy of this process.
+
+    `meanwhile` is entered here, once there is the copy, and left when it has ended: what it starts is not copied.
 
     Raises:
         Ended: when the copy ended before `work` returned, however it ended.
@@ -31,10 +34,11 @@ def supervised(work: Callable[[], int]) -> int:
         os.close(reading)
         _work(work, writing)
     os.close(writing)
-    try:
-        _, status = os.waitpid(child, 0)
-    except KeyboardInterrupt:  # the terminal sent it to the copy as well, which is closing its files
-        _, status = os.waitpid(child, 0)
+    with meanwhile or nullcontext():
+        try:
+            _, status = os.waitpid(child, 0)
+        except KeyboardInterrupt:  # the terminal sent it to the copy as well, which is closing its files
+            _, status = os.waitpid(child, 0)
     os.set_blocking(reading, False)  # a process that the stack left behind may still hold the other end
     with os.fdopen(reading, "rb", buffering=0) as pipe:
         said = pipe.read(1)

@@ -33,3 +33,11 @@ class RecordForgetsDeviations(Court):
 
     def write_run(self, run: Run, today: str) -> str:
         return super().write_run(replace(run, deviations=()), today)
+
+
+@mutant(of="GATE-09", case="unfit", says="replayed verdict is conformant")
+class RecordForgetsWhoIsUnfit(Court):
+    """What failed the suite's own test is not written, so a replay believes it."""
+
+    def write_run(self, run: Run, today: str) -> str:
+        return super().write_run(replace(run, unfit=()), today)

@@ -102,6 +102,8 @@ class Header:
     command: tuple[str, ...]
     python: str
     platform: str
+    proof: str = ""
+    """The self-test of the suite that this run was given: what it is of, and where it was made."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,6 +146,14 @@ class Unclaimed:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Unfit:
+    """A contract that failed the suite's own test, with the reason. Its items are not run."""
+
+    id: str
+    words: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Run:
     """A recorded run, read back."""
 
@@ -153,6 +163,7 @@ class Run:
     deviations: tuple[Deviation, ...] = ()
     unclaimed: tuple[Unclaimed, ...] = ()
     kills: tuple[Kill, ...] = ()
+    unfit: tuple[Unfit, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,6 +185,8 @@ class Verdict:
     results: tuple[Result, ...]
     faults: tuple[Fault, ...]
     counts: Mapping[str, int]
+    unfit: tuple[str, ...] = ()
+    """Planned contracts that failed the suite's own test."""
 
     @property
     def exit_code(self) -> int:

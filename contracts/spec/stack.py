@@ -33,7 +33,7 @@ from contracts.spec.messages import Messaging
 from contracts.spec.party import Party
 from contracts.spec.pattern import HybridPattern, Placement, Translation
 from contracts.spec.recipe import Recipe
-from contracts.spec.records import Fate, Form, Plan, Result, Run, Verdict
+from contracts.spec.records import Fate, Form, Kill, Plan, Result, Run, Verdict
 from contracts.spec.seams import Seams
 from contracts.spec.topology import Degrees, ExpertLane, GradientReduction, GroupCall, Kind, Layout, Topology
 from contracts.spec.traffic import Rehearsing
@@ -145,6 +145,13 @@ class Court(Party, Protocol):
 
     def fate(self, result: Result, says: str) -> Fate:
         """What the judgement of a mutant proves, when `says` are the words it must provoke."""
+        ...
+
+    def unfit(
+        self, baseline: tuple[Result, ...], kills: tuple[Kill, ...], unguarded: tuple[str, ...]
+    ) -> Mapping[str, str]:
+        """The contracts that may not judge after this self-test, each with the reason. `baseline` is what they said of
+        the correct party, `unguarded` are those without a mutant."""
         ...
 
     def run_ranks(self, tests: str, ranks: int, limit_s: float) -> RanksRun:

@@ -1,43 +1,36 @@
-"""`check` puts a stack under test, `selftest` the suite itself."""
+"""`check` puts a stack under test."""
 
 from __future__ import annotations
 
 import gc
 import importlib.util
-import json
 import os
 import sys
-import tempfile
 from pathlib import Path
 
 import click
 
-from contracts.contract import LAW, Tier
+from contracts.contract import LAW
 from contracts.court import deviations as deviations_file
 from contracts.court import profiles, record, report
 from contracts.court.judge import DEADLINE_S
 from contracts.court.verdict import verdict
-from contracts.harness import parties, torchrun
-from contracts.harness import selftest as self_test
+from contracts.harness import output as output_of
+from contracts.harness import parties, proof, torchrun
 from contracts.harness.commands._guard import (
-    COLOURS,
     VERBOSE,
     one_clear_error,
     print_report,
     read_law,
-    short,
-    the_stack_talks_to_stderr,
     told,
 )
 from contracts.harness.gate import today
+from contracts.harness.output import Output
 from contracts.harness.supervisor import Ended, supervised
-from contracts.spec import codec
 from contracts.spec.errors import Unreachable, refuse
-from contracts.spec.records import EXIT_CODES, FORMS, Fate, Form
+from contracts.spec.records import EXIT_CODES, FORMS, Form
 
 SUITE = Path(__file__).parents[1] / "suite.py"
-TRIALS = SUITE.with_name("trial_suite.py")
-TRIALS_LOST = 20  # so many mutants may end a rank before the matrix is given up
 _FILES: dict[Form, str] = {
     "junit": "junit.xml",
     "markdown": "summary.md",
@@ -62,12 +55,14 @@ _FILES: dict[Form, str] = {
               metavar="SECONDS", help="What one case, and loading the stack, may take.")  # fmt: skip
 @click.option("--jobs", type=click.IntRange(min=1), default=1, show_default=True, metavar="N",
               help="Processes that share the promises of one process; more than one needs pytest-xdist.")  # fmt: skip
+@click.option("--proof", "given", type=click.Path(path_type=Path), metavar="FILE",
+              help="kills.json of `selftest`, or its folder: contracts that failed there judge nobody.")  # fmt: skip
 @click.option("--selftest", "prove", is_flag=True, help="Put the suite's own mutants before the law first.")
 @click.option("--verbose", is_flag=True, help=VERBOSE)
 @one_clear_error
 def check(
     stack: str, assistants: tuple[str, ...], profile: str | None, ranks: int | None, deviations: Path | None,
-    folder: Path, form: Form, deadline: float, jobs: int, prove: bool, verbose: bool,
+    folder: Path, form: Form, deadline: float, jobs: int, given: Path | None, prove: bool, verbose: bool,
 ) -> None:  # fmt: skip
     """Put a stack under test and print the verdict."""
     profile = profile or ("dist" if ranks else profiles.DEFAULT)
@@ -75,7 +70,7 @@ def check(
         str(SUITE), "--gate", f"--report={folder}", f"--stack={stack}", f"--profile={profile}",
         f"--deadline={deadline}", *(f"--with={name}" for name in assistants),
         *([f"--deviations={deviations}"] if deviations else []),
-        *(["--selftest"] if prove else []), *_shared_by(jobs),
+        *([f"--proof={given}"] if given else []), *(["--selftest"] if prove else []), *_shared_by(jobs),
     ]  # fmt: skip
 
     def work() -> int:
@@ -89,16 +84,27 @@ def check(
                 raise refuse("selftest", True, "is of one process", "run `lanegate selftest --profile dist`")
         if deviations is not None:
             deviations_file.load(deviations)
+        if given is not None:
+            proof.load(given)
         if folder.exists():  # an older run must not be read as this one, whatever happens now
-            record.make_folder(folder, _FILES.values())
-        with the_stack_talks_to_stderr():
+            record.make_folder(folder, (*_FILES.values(), output_of.FILE))
+        with output.taken():
             subject = parties.load(stack, deadline_s=deadline)
             parties.assistants(subject, assistants, quick=False)
         record.make_folder(folder)
-        how = _run_in_one_process(arguments) if ranks is None else torchrun.run(ranks, [*arguments, *APART], folder)
+        if ranks is None:
+            how = _run_in_one_process(arguments, output)
+        else:
+            how = torchrun.run(ranks, [*arguments, *APART], folder)
         return _verdict(folder, form, how, verbose)
 
-    sys.exit(supervised(lambda: told(work)))
+    output, code = Output(folder), EXIT_CODES["broken"]
+    try:
+        code = supervised(lambda: told(work), output)
+    finally:
+        ended = code == EXIT_CODES["broken"] or not (folder / "run.jsonl").exists()
+        output.end(ended=ended, red=code != 0)
+    sys.exit(code)
 
 
 def _shared_by(jobs: int) -> list[str]:
@@ -122,14 +128,14 @@ APART = (
 )  # fmt: skip
 
 
-def _run_in_one_process(arguments: list[str]) -> str:
+def _run_in_one_process(arguments: list[str], output: Output) -> str:
     """Run the suite; returns how pytest ended."""
     import pytest
 
     for inherited in ("PYTEST_ADDOPTS", "PYTEST_PLUGINS"):
         os.environ.pop(inherited, None)
     gc.set_threshold(200_000)  # a mesh of 65 536 ranks is a million tuples; looking for cycles costs a quarter
-    with the_stack_talks_to_stderr():
+    with output.taken():
         status = pytest.main([*arguments, *APART, "-p", "no:terminal"])
     return f"pytest said {status!r}"
 
@@ -146,75 +152,3 @@ def _verdict(folder: Path, form: Form, how: str, verbose: bool) -> int:
     if form == "terminal":
         click.echo(f"report: {folder / 'report.html'} (run.jsonl, junit.xml, summary.md, verdict.json beside it)")
     return judged.exit_code
-
-
-@click.command()
-@click.option("--only", metavar="PREFIX", help="Only mutants of ids that begin so.")
-@click.option("--profile", type=click.Choice(["unit", "dist"]), default="unit", show_default=True,
-              help="The tier: what one process judges, or what several ranks do.")  # fmt: skip
-@click.option("--ranks", type=click.IntRange(min=2), default=4, show_default=True, metavar="N",
-              help="For dist: ranks of this machine, which torchrun starts.")  # fmt: skip
-@click.option("--report", "folder", type=click.Path(path_type=Path, file_okay=False), help="Write kills.json there.")
-@click.option("--jobs", type=click.IntRange(min=1), default=1, show_default=True, metavar="N",
-              help="For unit: processes that share the promises.")  # fmt: skip
-@click.option("--with", "assistants", multiple=True, metavar="PARTY", help="As for `check`.")
-@one_clear_error
-def selftest(
-    only: str | None, profile: Tier, ranks: int, folder: Path | None, jobs: int, assistants: tuple[str, ...]
-) -> None:
-    """Put every mutant before the law and print the kill matrix."""
-    read_law()
-    law = self_test.part_of(LAW, [id for id in LAW.contracts if id.startswith(only or "")], profile)
-    if not law.contracts:
-        raise refuse("--only", only, "selects no promise", "give an id or the beginning of one")
-    if profile == "dist":
-        matrix = _tried_by_ranks(ranks, only or "", folder)
-    elif jobs > 1:
-        matrix = self_test.shared(law, assistants, jobs)
-    else:
-        subject = parties.load("reference")
-        helping = [party for _, party in parties.assistants(subject, assistants, quick=False)]
-        matrix = self_test.run(law, helping)
-    _show_matrix(matrix)
-    if folder is not None:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "kills.json").write_text(json.dumps(codec.encode(matrix), indent=1) + "\n", encoding="utf-8")
-    sys.exit(EXIT_CODES[matrix.word])
-
-
-def _tried_by_ranks(ranks: int, only: str, folder: Path | None) -> self_test.Matrix:
-    """The matrix of the dist tier: one torchrun for all of its mutants."""
-    with tempfile.TemporaryDirectory() as place:
-        kept = Path(place) if folder is None else folder
-        kept.mkdir(parents=True, exist_ok=True)
-        file = Path(place) / "matrix.json"
-        arguments = [str(TRIALS), "-p", "contracts.harness.trials", f"--trials={file}", f"--only={only}", *APART]
-        last_words = torchrun.run(ranks, arguments, kept, restarts=TRIALS_LOST)
-        if not file.exists():
-            raise Ended(f"the ranks ended without a matrix: {last_words}")
-        return codec.loads(self_test.Matrix, file.read_text(encoding="utf-8"))
-
-
-def _show_matrix(matrix: self_test.Matrix) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    curves = ("loss alone", "norm alone") if matrix.trained else ()
-    table = Table("contract", "case", "mutant", "fate", *curves, "words", title="Kill matrix", title_justify="left")
-    styles: dict[Fate, str] = {"killed": "green", "void": "yellow"}
-    for kill in matrix.kills:
-        words = kill.words if kill.fate != "killed" else kill.words.removeprefix("violated: ")
-        style = styles.get(kill.fate, "bold red")
-        told = (kill.loss or "—", kill.norm or "—") if curves else ()
-        table.add_row(kill.of, kill.case, kill.mutant, f"[{style}]{kill.fate}[/]", *told, short(words, quote=False))
-    Console().print(table)
-    for result in matrix.failing:
-        click.secho(f"baseline: {result.item} {result.outcome}: {result.words}", fg="red")
-    for id in matrix.unguarded:
-        click.secho(f"no mutant: {id}", fg="red")
-    killed = sum(kill.fate == "killed" for kill in matrix.kills)
-    line = f"{matrix.word.upper()}: {killed} of {len(matrix.kills)} mutants killed for their words, "
-    line += f"{len(matrix.baseline)} baseline judgements, {len(matrix.bugs)} catalogued bugs embodied"
-    if matrix.trained:
-        line += f"; {matrix.unseen} of {len(matrix.trained)} that trained invisible to the loss"
-    click.secho(line, fg=COLOURS.get(matrix.word, "red"), bold=True)

@@ -1,0 +1,39 @@
+"""Which contracts failed the suite's own test, and why: they judge nobody, and all others do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from contracts.spec.records import Fate, Kill, Result
+
+MISSED: Mapping[Fate, str] = {
+    "survived": "survived",
+    "wrong words": "was caught for other words",
+    "crashed": "crashed",
+}
+"""The fates that show a contract to be blind. A void mutant could not be asked, which shows nothing."""
+TOLD = 3  # reasons a contract; a broken one fails in every case, and its report is read by a person
+
+
+def unfit(baseline: Iterable[Result], kills: Iterable[Kill], unguarded: Iterable[str]) -> Mapping[str, str]:
+    """Id → reason, of each contract that fails on the correct party, misses one of its mutants, or has none.
+
+    What could not be put to the correct party here, or to a mutant, is no reason: it is *not run*, and stays so.
+    """
+    reasons: dict[str, list[str]] = {}
+    for result in baseline:
+        if result.outcome in ("violated", "broken"):
+            words = f"on the reference {result.item} is {result.outcome}: {result.words}"
+            reasons.setdefault(result.id, []).append(words)
+    for kill in kills:
+        if kill.fate in MISSED:
+            words = f"its mutant {kill.mutant} in {kill.case} {MISSED[kill.fate]}: {kill.words}"
+            reasons.setdefault(kill.of, []).append(words)
+    for id in unguarded:
+        reasons.setdefault(id, []).append("it has no mutant, so nothing shows that it can fail")
+    return {id: _joined(each) for id, each in reasons.items()}
+
+
+def _joined(reasons: list[str]) -> str:
+    more = [f"and {len(reasons) - TOLD} more"] if len(reasons) > TOLD else []
+    return "\n".join([*reasons[:TOLD], *more])
