@@ -277,9 +277,16 @@ def test_the_named_profiles_are_tiers_and_the_launch_side() -> None:
     tiers = {name: {id for id in LAW.ids() if _tier(id) == name} for name in ("unit", "gpu", "dist")}
     assert {name: planned[name] for name in tiers} == tiers
     assert planned["launch"] <= planned["unit"] - set(LAW.untested)
-    families = {"GATE", "PAT", "NAME", "REC", "ARGV", "ENV", "TOPO"}
+    families = {"GATE", "PAT", "NAME", "REC", "PREC", "ARGV", "ENV", "TOPO"}
     launch = {id for id, each in LAW.contracts.items() if each.family in families and not each.of_numbers}
     assert planned["launch"] == {id for id in launch if _tier(id) == "unit"}
+
+
+def test_launch_machine_and_numbers_are_every_promise_of_one_process_that_has_a_check() -> None:
+    planned = profiles.plan(LAW, profiles.ONE_PROCESS).items
+    every = [item for item in profiles.plan(LAW, "unit").items if item.id in LAW.contracts]
+    assert set(planned) == set(every)
+    assert len(planned) == len(set(planned))
 
 
 def test_four_ranks_are_a_profile_whose_larger_cases_are_listed_as_outside() -> None:

@@ -15,7 +15,7 @@ from contracts.spec.errors import refuse
 from contracts.spec.records import Item, Plan, Statement
 
 _FAMILIES: Mapping[str, tuple[str, ...]] = {
-    "launch": ("GATE", "PAT", "NAME", "REC", "ARGV", "ENV", "TOPO"),
+    "launch": ("GATE", "PAT", "NAME", "REC", "PREC", "ARGV", "ENV", "TOPO"),
     "machine": ("GATE", "PREF", "INST", "STOR", "RCPT", "CMP", "MANI", "MEM", "KRN", "GOOD"),
 }
 
@@ -33,6 +33,8 @@ NAMED: Mapping[str, str] = {
 }
 
 DEFAULT = "launch,machine"
+ONE_PROCESS = "launch,machine,numeric"
+"""Every promise of one CPU process that has a check."""
 _FOUR = 4
 
 _Entry = Contract | Untested

@@ -7,6 +7,7 @@ every rank plans and judges and draws the same verdict from what the ranks agree
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import sys
@@ -19,7 +20,7 @@ import pytest
 from contracts.contract import LAW
 from contracts.court import deviations, profiles, report
 from contracts.court.judge import DEADLINE_S
-from contracts.court.profiles import DEFAULT, NAMED
+from contracts.court.profiles import NAMED, ONE_PROCESS
 from contracts.harness import parties, proof
 from contracts.harness.gate import Gate
 from contracts.instruments.ranks import here
@@ -40,6 +41,7 @@ NEEDS = {
     "gpu": "no promise of this profile is judged on a GPU",
     "dist": "no promise of this profile is judged by several ranks",
 }
+NO_TORCH = "torch is not installed, and without it no promise about numbers is judged: pip install 'lanegate[torch]'"
 SLOW_S = 240.0  # for a promise whose compiler starts cold on every rank
 OWN_RANKS_S = 240.0  # for a promise of the gate itself, which starts ranks of its own, one torchrun after the other
 
@@ -49,8 +51,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--stack", default="reference", help="the stack under test: a name or package.module:Name")
     group.addoption("--with", dest="assistants", action="append", default=[], metavar="PARTY",
                     help="who answers what the stack does not (a launcher's parser); `none` for nobody")  # fmt: skip
-    profile = "dist" if here().world > 1 else DEFAULT
-    group.addoption("--profile", default=profile, help=f"any of {', '.join(NAMED)}, ids and prefixes of ids")
+    profile = "dist" if here().world > 1 else ONE_PROCESS
+    group.addoption(
+        "--profile", default=profile, help=f"any of {', '.join(NAMED)}, ids and prefixes of ids [{profile}]"
+    )
     group.addoption("--deviations", type=Path, help="TOML file of declared deviations")
     group.addoption("--report", type=Path, metavar="DIR", help="write the run as JSON lines to DIR/run.jsonl")
     group.addoption("--selftest", action="store_true", help="put the suite's own mutants before the law first")
@@ -107,7 +111,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         marks = (getattr(pytest.mark, tier), pytest.mark.skip(reason=NEEDS[tier]))
         metafunc.parametrize("promise", [pytest.param(None, marks=marks, id="nothing")])
         return
-    each = [pytest.param(item, marks=_marks(gate, item), id=f"{item.id}-{item.case}") for item in items]
+    unjudged = () if _gating(metafunc.config) or importlib.util.find_spec("torch") else (pytest.mark.skip(NO_TORCH),)
+    each = []
+    for item in items:
+        marks = (*_marks(gate, item), *(unjudged if LAW.contracts[item.id].of_numbers else ()))
+        each.append(pytest.param(item, marks=marks, id=f"{item.id}-{item.case}"))
     metafunc.parametrize("promise", each, indirect=True)
 
 

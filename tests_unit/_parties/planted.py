@@ -1,0 +1,53 @@
+"""The reference with one fault, in a numeric case that no mutant names: only the law's own tests can find it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import contracts.checks
+import contracts.mutants
+import contracts.mutants.numeric
+from contracts import instruments
+from contracts.contract import LAW
+from contracts.court.judge import judge
+from contracts.spec.blocks import BlockCall, BlockRun
+from contracts.spec.records import Item
+from contracts.stacks.reference.stack import Reference
+
+assert contracts.checks
+assert contracts.mutants.numeric
+
+NAMED = {(mutant.of, mutant.case) for mutant in LAW.mutants}
+WHERE = next(
+    Item(id=id, case=case)
+    for id, contract in LAW.contracts.items()
+    if contract.asks == ("block_weights", "run_block") and contract.tier == "unit" and not contract.slow
+    for case in contract.cases
+    if (id, case) not in NAMED
+)
+"""The case."""
+
+
+class Listens(Reference):
+    """Keeps the calls that it hears."""
+
+    def __init__(self) -> None:
+        self.heard: list[BlockCall] = []
+
+    def run_block(self, call: BlockCall) -> BlockRun:
+        self.heard.append(call)
+        return super().run_block(call)
+
+
+class Planted(Reference):
+    """Adds one to every output of the calls of that case, and of no other."""
+
+    def __init__(self) -> None:
+        listens = Listens()
+        judge(LAW.contracts[WHERE.id], WHERE.case, listens)
+        self._calls = listens.heard
+
+    def run_block(self, call: BlockCall) -> BlockRun:
+        ran = super().run_block(call)
+        numerics = instruments.numerics
+        return replace(ran, y=numerics.array(numerics.tensor(ran.y) + 1)) if call in self._calls else ran
