@@ -79,6 +79,7 @@ def _to_its_end(asked: Sequence[str], folder: str) -> tuple[int, str]:
             except subprocess.TimeoutExpired:
                 running.kill()
                 said, _ = running.communicate()
+            said += f"\ntime ran out: the ranks were not through within {PATIENCE_S:g} s"
         return running.returncode, said
 
 
