@@ -263,6 +263,7 @@ def main(argv: list[str]) -> int:
         _say(f"not here: {words}")
     if asked.list:
         return _listed(rows, names, strength)
+    (asked.out / "machines.json").unlink(missing_ok=True)  # of an older night: a stopped one leaves none
     harness = Harness(every, asked.out, 60 * asked.budget)
     left = _run(harness, rows)
     told = _told(harness, left, names, strength)
