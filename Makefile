@@ -6,7 +6,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .ONESHELL:
 .DEFAULT_GOAL := help
-.PHONY: help gate test lint snapshots megatron megatron-if-possible kernels titan gate-of gpu clean
+.PHONY: help gate test lint snapshots megatron megatron-if-possible kernels titan gate-of gpu torch machines clean
 
 # The first interpreter that runs, is new enough and can make an environment; a pyenv shim may exist and not run.
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.14 python3; do \
@@ -20,6 +20,9 @@ RANKS ?= 4
 JOBS ?= $(shell nproc 2>/dev/null || echo 1)
 MEGATRON ?= 0.19.2 0.16.1
 TITAN ?= 0.3.0
+# Of the declared range, beside the one in constraints.txt.
+TORCH ?= 2.11.0 2.12.1
+MACHINES ?=
 BIN := .venv/bin
 READY := .venv/.ready
 
@@ -132,8 +135,19 @@ kernels:  ## the environment in which mamba-ssm's own kernels run on a CPU: .ven
 gpu:  ## the GPU tier, its counterexamples, the benchmarks and a receipt, into reports/gpu; needs one CUDA device
 	@$(BIN)/python -m benchmarks.gpu --out reports/gpu
 
+torch:  ## environments with other versions of torch, for make machines: .venv-torch-VERSION (5 GB each)
+	@$(need-python)
+	failed=0
+	for version in $(TORCH); do
+	  PYTHON="$(PYTHON)" .ci/torch-env $$version .venv-torch-$$version || { failed=1; rm -rf .venv-torch-$$version; }
+	done
+	exit $$failed
+
+machines: $(READY)  ## the reference on variations of this machine, 90 minutes; MACHINES=--quick: a few
+	@$(BIN)/python -m benchmarks.machines $(MACHINES)
+
 clean:  ## remove everything that make made
-	rm -rf .venv .venv-megatron-* .venv-torchtitan-* .venv-kernels reports build *.egg-info .hypothesis .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv .venv-megatron-* .venv-torchtitan-* .venv-torch-* .venv-kernels reports build *.egg-info .hypothesis .pytest_cache .mypy_cache .ruff_cache
 
 define need-python
 if [ -z "$(PYTHON)" ]; then

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from contracts.contract import contract
 from contracts.spec.stack import Court
+from contracts.spec.world import RanksRun
 
 LIMIT_S = 5.0  # what a phase of a test may take
 LATEST_S = 20.0  # when its ranks are back, on a loaded machine
@@ -127,7 +128,7 @@ def a_rank_that_goes_wrong_costs_one_test(court: Court, tests: str, ranks: int, 
     before and after it keep their own outcome."""
     found = court.run_ranks(tests, ranks, LIMIT_S)
     for name, (outcome, *named) in expected.items():
-        assert name in found.tests, f"{name} has no outcome; reported are {', '.join(found.tests) or 'none'}"
+        assert name in found.tests, _unreported(name, found)
         told = found.tests[name]
         assert told.outcome == outcome, f"{name} is {told.outcome}, expected {outcome}: {told.words[-400:]}"
         missing = [words for words in named if words not in told.words]
@@ -156,7 +157,7 @@ def ranks_with_other_tests_do_not_start(court: Court, tests: str, ranks: int, di
 _TWO_FAIL = """
 def test_two_fail():
     if RANK == 1:
-        time.sleep(0.5)
+        time.sleep(1.5)  # a busy machine lets a rank wait for its core, and rank 2 is to come first
         assert RANK == 99, "rank one came second"
     assert RANK != 2, "rank two found 17, expected 18"
     total(1)
@@ -175,8 +176,14 @@ def the_rank_that_diverged_first_is_named(
 
     What the others say is what a broken connection says; the longest traceback is not the cause.
     """
-    found = court.run_ranks(tests, ranks, LIMIT_S).tests
-    assert name in found, f"{name} has no outcome; reported are {', '.join(found) or 'none'}"
-    line = found[name].words.partition("\n")[0]
+    found = court.run_ranks(tests, ranks, LIMIT_S)
+    assert name in found.tests, _unreported(name, found)
+    line = found.tests[name].words.partition("\n")[0]
     assert first in line, f"the first line of the failure does not say {first!r}: {line[:300]}"
     assert values in line, f"the first line of the failure does not say {values!r}: {line[:300]}"
+
+
+def _unreported(name: str, found: RanksRun) -> str:
+    """With the launcher's last line, which says so where the ranks ran out of time."""
+    last = (found.console.strip().splitlines() or ["nothing"])[-1]
+    return f"{name} has no outcome; reported are {', '.join(found.tests) or 'none'}; last was printed: {last[-200:]}"

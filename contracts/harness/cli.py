@@ -55,3 +55,6 @@ for command in (
     storage.check_storage,
 ):
     main.add_command(command)
+
+if __name__ == "__main__":  # for an interpreter by its path, whose scripts stand elsewhere
+    main()

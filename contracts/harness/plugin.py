@@ -43,7 +43,7 @@ NEEDS = {
 }
 NO_TORCH = "torch is not installed, and without it no promise about numbers is judged: pip install 'lanegate[torch]'"
 SLOW_S = 240.0  # for a promise whose compiler starts cold on every rank
-OWN_RANKS_S = 240.0  # for a promise of the gate itself, which starts ranks of its own, one torchrun after the other
+OWN_RANKS_S = 290.0  # for a promise of the gate itself, which starts ranks of its own, one torchrun after the other
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -253,7 +253,9 @@ class _Words:
                 if self.store.check([f"end/{other}"]) and not self.store.check([keys[other]]):
                     raise Diverged(f"{mine}; rank {other} has ended its step without one")
             if silent and time.monotonic() > until:
-                raise Diverged(f"{mine}; rank {silent[0]} {self.place(silent[0])}")
+                raise Diverged(
+                    f"{mine}; rank {silent[0]} {self.place(silent[0])} after {self.limit_s:g} s: time ran out"
+                )
 
     def place(self, other: int) -> str:
         if not self.store.check([f"at/{other}"]):

@@ -55,7 +55,7 @@ class Written:
 
     Args:
         boundaries: how many boundaries it passed, the last one included.
-        words: why it was refused.
+        words: why it was refused, or how long was waited.
     """
 
     ending: Ending

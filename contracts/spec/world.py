@@ -135,7 +135,7 @@ class RanksRun:
 
     Args:
         tests: name of a test → what the report file says of it; a test that did not run has no entry.
-        console: the end of what was printed.
+        console: the end of what was printed, and at last that time ran out, if it did.
         exit_code: the launcher's.
     """
 

@@ -41,7 +41,7 @@ def written(kept: Kept, state: State, ranks: int, faults: Mapping[int, WriteFaul
 
 def _ending(code: int | None, hung: bool, receiving: Connection, fault: WriteFault | None) -> Written:
     if hung:
-        return Written(ending="hung", boundaries=0)
+        return Written(ending="hung", boundaries=0, words=f"time ran out: no end within {DEADLINE_S:g} s")
     if code == DEATH and fault is not None:
         return Written(ending="died", boundaries=fault.dies_after or 0)
     try:
