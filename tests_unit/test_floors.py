@@ -23,7 +23,7 @@ FLOORS: dict[str, tuple[str, ...]] = {  # floor → the floors it stands on
     "contracts.instruments": ("contracts.spec", "contracts.contract"),
     "contracts.checks": ("contracts.spec", "contracts.contract", "contracts.instruments"),
     "contracts.stacks": ("contracts.spec", "contracts.instruments"),
-    "contracts.court": ("contracts.spec", "contracts.contract"),
+    "contracts.court": ("contracts.spec", "contracts.contract", "contracts.instruments"),
     "contracts.mutants": (
         "contracts.spec", "contracts.contract", "contracts.instruments", "contracts.stacks", "contracts.court",
     ),
@@ -36,7 +36,7 @@ FLOORS: dict[str, tuple[str, ...]] = {  # floor → the floors it stands on
 HEAVY = {"torch", "numpy", "megatron", "transformer_engine", "torchtitan", "triton"}
 TENSORS = (  # what is made of tensors, and imported only where numbers are judged or a model is run
     "contracts.instruments.fixtures", "contracts.instruments.graphs", "contracts.instruments.indexed",
-    "contracts.instruments.messages", "contracts.instruments.rehearsal",
+    "contracts.instruments.messages", "contracts.instruments.rehearsal", "contracts.instruments.reorder",
     "contracts.stacks.reference.parallel.rehearsed",
     "contracts.instruments.numerics", "contracts.instruments.oracles.", "contracts.instruments.policy",
     "contracts.instruments.memory", "contracts.stacks.reference.allocating",

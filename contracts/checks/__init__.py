@@ -44,13 +44,15 @@ from contracts.checks import (  # isort: skip
     gate_fitness,  # which of its contracts may judge
     gate_plans,  # what a profile demands
     gate_reports,  # what it says of its verdict
+    gate_tolerances,  # what it calls a difference
     many_ranks,  # the suite on several ranks
     unwritten,  # what no contract judges yet
 )
 
 __all__ = [
     "allocator", "arguments", "budget", "comparison", "environment", "expert_lane", "fabric", "features",
-    "footprint", "gate", "gate_fitness", "gate_plans", "gate_reports", "goodput", "group_calls", "groups", "hybrid",
+    "footprint", "gate", "gate_fitness", "gate_plans", "gate_reports", "gate_tolerances", "goodput", "group_calls",
+    "groups", "hybrid",
     "illegible", "inherited", "install_plan",
     "installation", "kernels", "lanes", "launch", "live_groups", "manifest", "many_ranks", "metrics", "names",
     "numeric", "overrides", "pattern", "preflight", "rank_map", "receipts", "recipe", "redaction", "reductions",

@@ -6,15 +6,19 @@ It stands on the floor of the stacks, below the harness, because its mutants are
 from __future__ import annotations
 
 import datetime
+import importlib.util
 from collections.abc import Mapping
 
+from contracts import instruments
 from contracts.contract import LAW
 from contracts.court import judge, profiles, record
 from contracts.court import ranks as ranking
 from contracts.court.fitness import unfit
 from contracts.court.report import render
 from contracts.court.verdict import verdict
+from contracts.spec.array import Arrays
 from contracts.spec.records import Fate, Form, Kill, Plan, Result, Run, Verdict
+from contracts.spec.tolerance import FLOAT32, FLOAT64
 from contracts.spec.topology import Layout
 from contracts.spec.world import RanksRun
 
@@ -26,7 +30,9 @@ class Court:
     version = "1"
     layouts: frozenset[Layout] = frozenset()
     labels: Mapping[str, str] = {}
-    offers = frozenset({"plan", "verdict", "write_run", "read_run", "report", "fate", "unfit", "run_ranks"})
+    offers = frozenset({"plan", "verdict", "write_run", "read_run", "report", "fate", "unfit", "run_ranks"}) | (
+        {"differences"} if importlib.util.find_spec("torch") else frozenset()
+    )
 
     def plan(self, profile: str) -> Plan:
         return profiles.plan(LAW, profile)
@@ -53,3 +59,7 @@ class Court:
 
     def run_ranks(self, tests: str, ranks: int, limit_s: float) -> RanksRun:
         return ranking.run(tests, ranks, limit_s)
+
+    def differences(self, got: Arrays, want: Arrays) -> str:
+        double = all(each.dtype == "float64" for each in want.values())
+        return instruments.numerics.gradients_apart("gradient", got, want, FLOAT64 if double else FLOAT32)

@@ -14,6 +14,7 @@ from contracts.mutants import (
     gate_fitness,
     gate_plans,
     gate_reports,
+    gate_tolerances,
     goodput,
     group_calls,
     groups,
@@ -48,7 +49,8 @@ from contracts.mutants import (
 
 __all__ = [
     "allocator", "arguments", "budget", "comparison", "environment", "expert_lane", "fabric", "features",
-    "footprint", "gate", "gate_fitness", "gate_plans", "gate_reports", "goodput", "group_calls", "groups", "hybrid",
+    "footprint", "gate", "gate_fitness", "gate_plans", "gate_reports", "gate_tolerances", "goodput", "group_calls",
+    "groups", "hybrid",
     "illegible", "inherited", "install_plan",
     "installation", "kernels", "lanes", "launch", "live_groups", "manifest", "many_ranks", "metrics", "names",
     "overrides", "pattern", "preflight", "rank_map", "receipts", "recipe", "redaction", "reductions",

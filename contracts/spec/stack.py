@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from contracts.spec.array import Arrays
 from contracts.spec.blocks import Blocks
 from contracts.spec.capacity import Capacity
 from contracts.spec.checkpointing import Checkpointing
@@ -159,6 +160,15 @@ class Court(Party, Protocol):
         ...
 
 
+class CourtOfNumbers(Party, Protocol):
+    """The gate's own questions about tensors."""
+
+    def differences(self, got: Arrays, want: Arrays) -> str:
+        """In what the gradients of one pass differ from those expected, by name, in words; empty when rounding alone
+        is between them."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class Question:
     """One question with the types of its parameters and of its answer."""
@@ -184,7 +194,7 @@ def questions() -> Mapping[str, Question]:
 
 def _read_questions() -> dict[str, Question]:
     found = {}
-    for protocol in (*PROTOCOLS, Court):
+    for protocol in (*PROTOCOLS, Court, CourtOfNumbers):
         for name, function in vars(protocol).items():
             if name.startswith("_") or not inspect.isfunction(function):
                 continue
@@ -195,11 +205,11 @@ def _read_questions() -> dict[str, Question]:
             doc = inspect.getdoc(function) or ""
             found[name] = Question(
                 name=name, parameters=types, answer=answer, doc=doc,
-                of_the_court=protocol is Court, of_numbers=protocol in NUMERIC,
+                of_the_court=protocol in (Court, CourtOfNumbers), of_numbers=protocol in (*NUMERIC, CourtOfNumbers),
             )  # fmt: skip
     return found
 
 
 _QUESTIONS = _read_questions()
 
-__all__ = ["Court", "Party", "Question", "Stack", "questions"]
+__all__ = ["Court", "CourtOfNumbers", "Party", "Question", "Stack", "questions"]
