@@ -221,12 +221,15 @@ class Harness:
 
 
 def _ended(running: subprocess.Popen[bytes]) -> None:
-    """The whole group is gone: first asked, then killed, whether or not its leader has ended."""
+    """The whole group is gone: first asked, then killed. A torchrun in it ends its ranks, which have groups of their
+    own, so it is given the time even where the leader has ended before it."""
+    until = time.monotonic() + GRACE_S
     with contextlib.suppress(ProcessLookupError):
-        if running.poll() is None:
-            os.killpg(running.pid, signal.SIGTERM)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                running.wait(timeout=GRACE_S)
+        os.killpg(running.pid, signal.SIGTERM)
+        while time.monotonic() < until:
+            running.poll()  # one that has ended and was not waited for still belongs to the group
+            os.killpg(running.pid, 0)
+            time.sleep(0.05)
         os.killpg(running.pid, signal.SIGKILL)
     running.wait()
 
