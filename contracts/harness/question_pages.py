@@ -17,8 +17,8 @@ from contracts.spec.party import Party
 HEAD = """# The questions
 
 Generated from the docstrings of `contracts/spec/`; `make snapshots` writes it anew. A stack under test answers the
-questions that it names in `offers`. Values are frozen dataclasses; each one is explained where it is first met. Their JSON form
-is in [`schema/`](schema/), how a question travels to another process in [protocol.md](protocol.md), and
+questions that it names in `offers`. Values are frozen dataclasses; each one is explained where it is first met.
+[`schema/`](schema/) has their JSON form, and [protocol.md](protocol.md) says how a question travels to another process.
 `rankproof init NAME --group GROUP` writes an adapter with the methods of a group.
 
 ## What every stack says of itself
