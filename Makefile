@@ -6,7 +6,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .ONESHELL:
 .DEFAULT_GOAL := help
-.PHONY: help gate test lint snapshots megatron megatron-if-possible kernels titan gate-of gpu torch machines clean
+.PHONY: help gate test lint snapshots picture megatron megatron-if-possible kernels titan gate-of gpu torch machines clean
 
 # The first interpreter that runs, is new enough and can make an environment; a pyenv shim may exist and not run.
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.14 python3; do \
@@ -81,12 +81,22 @@ lint: $(READY)  ## ruff, its formatter, mypy --strict
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 
-snapshots: $(READY)  ## write snapshots/ and docs/schema/ anew; read the diff before you commit it
+snapshots: $(READY)  ## write snapshots/, docs/schema/ and docs/questions.md anew; read the diff before you commit it
 	@$(BIN)/python -m contracts.stacks.protocol docs/schema/lanegate-1.json
 	$(BIN)/python -m contracts.court.record docs/schema/run-1.json
 	$(BIN)/python -m contracts.stacks.reference.receipts docs/schema/receipt-1.json
+	$(BIN)/python -m contracts.harness.question_pages docs/questions.md
 	$(BIN)/pytest -m unit -n 0 --snapshot-update \
 	  tests_unit/test_contents.py tests_unit/test_snapshots.py tests_unit/test_cli.py tests_unit/test_budget.py
+
+# The command's name and the machine's kernel are not the report's: the picture has them as a reader would.
+picture: $(READY)  ## draw docs/images/report.png, the report of README's example; needs chromium
+	@folder=$$(mktemp -d); trap 'rm -rf "$$folder"' EXIT
+	cp docs/examples/whole_periods/ours.py "$$folder"
+	(cd "$$folder" && "$(CURDIR)/$(BIN)/lanegate" check --stack ours:Ours --profile PAT-01 > /dev/null) || [ $$? = 1 ]
+	sed -i -E 's|[^ >]*/bin/lanegate|lanegate|; s|Linux-[^ ]*|Linux|' "$$folder/reports/last/report.html"
+	chromium --headless --no-sandbox --hide-scrollbars --window-size=1100,560 \
+	  --screenshot="$(CURDIR)/docs/images/report.png" "file://$$folder/reports/last/report.html" 2> /dev/null
 
 megatron:  ## environments with Megatron-Core 0.19.2 and 0.16.1: .venv-megatron-VERSION
 	@$(need-python)

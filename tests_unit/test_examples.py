@@ -1,9 +1,10 @@
-"""docs/put-your-stack-under-test.md is carried out as it stands: its commands, what they print, and its mistakes.
+"""README.md, CONTRIBUTING.md and docs/put-your-stack-under-test.md are carried out as they stand.
 
-A block of the page has a comment before it: `change: NAME in FILE` is a diff from a mistake to what stands in the
-example; `run: with NAME, …; file NAME; ranks; counts` are commands, run in a copy of the example with these mistakes
-put back; `in FILE` is code of it; `file: NAME` is a file. In what is printed `…` stands for anything, and with `counts`
-a number for any number.
+A block has a comment before it. `run: with NAME, …; file NAME; in FOLDER; ranks; slow; counts` are commands, run in a
+copy of the folder with these mistakes put back (the guide's folder is the toy trainer's). `change: NAME in FILE` is a
+diff from a mistake to what stands in the example; `in FILE` is code of it; `file: NAME` is a file; `not run: WHY` is a
+block that no test runs. In what is printed `…` stands for anything, and with `counts` a number for any number. A
+command of which nothing is shown has to end with 0.
 """
 
 from __future__ import annotations
@@ -23,12 +24,13 @@ from tests_unit._parties.running import LANEGATE, ROOT, environment
 
 TOY = ROOT / "docs/examples/toy_trainer"
 PAGE = ROOT / "docs/put-your-stack-under-test.md"
-BLOCK = re.compile(r"<!-- ([a-z]+):? ?(.*?) -->\n```\w+\n(.*?)```", re.DOTALL)
+README = ROOT / "README.md"
+CONTRIBUTING = ROOT / "CONTRIBUTING.md"
+COMMAND = "rankproof"
+BLOCK = re.compile(r"<!-- ([a-z]+):? ?([^\n]*?) -->\n```\w+\n(.*?)```", re.DOTALL)
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="the toy trainer needs torch"),
-]
+needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="these commands need torch")
+slow = [pytest.mark.slow, needs_torch]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,34 +39,39 @@ class Run:
 
     mistakes: tuple[str, ...]
     files: tuple[str, ...]
+    folder: str
     counts: bool
     ranks: bool
+    slow: bool
     shown: str
 
 
-def _blocks(kind: str) -> list[tuple[str, str]]:
-    return [(told, text) for found, told, text in BLOCK.findall(PAGE.read_text(encoding="utf-8")) if found == kind]
+def _blocks(kind: str, page: Path = PAGE) -> list[tuple[str, str]]:
+    return [(told, text) for found, told, text in BLOCK.findall(page.read_text(encoding="utf-8")) if found == kind]
 
 
-def _run(told: str, text: str) -> Run:
+def _run(told: str, text: str, folder: str, *, slow: bool) -> Run:
     words = [word.strip() for word in told.split(";")]
     said = dict(word.partition(" ")[::2] for word in words)
     listed = {name: tuple(filter(None, said.get(name, "").split(", "))) for name in ("with", "file")}
     return Run(
-        mistakes=listed["with"], files=listed["file"], counts="counts" in said, ranks="ranks" in said, shown=text
-    )
+        mistakes=listed["with"], files=listed["file"], folder=said.get("in", folder), counts="counts" in said,
+        ranks="ranks" in said, slow=slow or "slow" in said, shown=text,
+    )  # fmt: skip
 
 
-RUNS = [_run(*block) for block in _blocks("run")]
+RUNS = [_run(*block, str(TOY.relative_to(ROOT)), slow=True) for block in _blocks("run")]
+README_RUNS = [_run(*block, "", slow=False) for block in _blocks("run", README)]
 CHANGES = {told.partition(" in ")[0]: (told.partition(" in ")[2], text) for told, text in _blocks("change")}
 FILES = dict(_blocks("file"))
 MARKED = [
     pytest.param(
         run,
-        marks=pytest.mark.torchrun if run.ranks else (),
-        id=f"{number}-{'-and-'.join(run.mistakes) or 'as-it-stands'}",
+        marks=[*(slow if run.slow else [pytest.mark.unit]), *([pytest.mark.torchrun] if run.ranks else [])],
+        id=f"{page}-{number}-{'-and-'.join(run.mistakes) or 'as-it-stands'}",
     )
-    for number, run in enumerate(RUNS, start=1)
+    for page, runs in (("guide", RUNS), ("readme", README_RUNS))
+    for number, run in enumerate(runs, start=1)
 ]
 
 
@@ -79,12 +86,15 @@ def _put_back(folder: Path, mistake: str) -> None:
     (folder / name).write_text(text.replace(now, then), encoding="utf-8")
 
 
-def _printed(command: str, folder: Path) -> str:
-    name, *words = shlex.split(command)
-    assert name == "lanegate", f"the page runs {name}"
-    done = subprocess.run([LANEGATE, *words], cwd=folder, env=environment(OMP_NUM_THREADS="1"), capture_output=True,
-                          text=True, check=False, timeout=280)  # fmt: skip
-    return done.stdout + "\n".join(line for line in done.stderr.splitlines() if line.startswith("lanegate: "))
+def _done(command: str, folder: Path) -> tuple[int, str]:
+    """The exit code of a command, and what it printed."""
+    name, *words = shlex.split(command, comments=True)
+    programs = {COMMAND: LANEGATE, "python": sys.executable}
+    assert name in programs, f"the page runs {name}"
+    done = subprocess.run([programs[name], *words], cwd=folder, env=environment(OMP_NUM_THREADS="1"),
+                          capture_output=True, text=True, check=False, timeout=280)  # fmt: skip
+    told = [line for line in done.stderr.splitlines() if line.startswith(f"{LANEGATE.name}: ")]
+    return done.returncode, (done.stdout + "\n".join(told)).replace(LANEGATE.name, COMMAND)
 
 
 def _pattern(line: str, counts: bool) -> str:
@@ -105,15 +115,19 @@ def _behind(pattern: str, lines: list[str], start: int) -> int:
 
 @pytest.mark.parametrize("run", MARKED)
 def test_the_page_prints_what_its_commands_print(run: Run, tmp_path: Path) -> None:
-    folder = tmp_path / "toy"
-    shutil.copytree(TOY, folder, ignore=shutil.ignore_patterns("__pycache__", "reports"))
+    folder = tmp_path / "here"
+    folder.mkdir()
+    if run.folder:
+        kept = shutil.ignore_patterns("__pycache__", "reports")
+        shutil.copytree(ROOT / run.folder, folder, ignore=kept, dirs_exist_ok=True)
     for mistake in run.mistakes:
         _put_back(folder, mistake)
     for name in run.files:
         (folder / name).write_text(FILES[name], encoding="utf-8")
     for part in run.shown.split("$ ")[1:]:
         command, *shown = part.splitlines()
-        printed = _printed(command, folder)
+        code, printed = _done(command, folder)
+        assert shown or code == 0, f"{command} ended with {code}:\n{printed}"
         lines, at = [" ".join(line.split()) for line in printed.splitlines()], 0
         for line in shown:
             pattern = _pattern(line, run.counts)
@@ -122,6 +136,35 @@ def test_the_page_prints_what_its_commands_print(run: Run, tmp_path: Path) -> No
                 assert at >= 0, f"{command}: no {line!r} in\n{printed}"
 
 
+@pytest.mark.unit
+def test_every_console_block_of_the_readme_is_run_or_says_why_not() -> None:
+    text = README.read_text(encoding="utf-8")
+    marked = len(README_RUNS) + len(re.findall(r"<!-- not run: \w.* -->\n```console\n", text))
+    assert README_RUNS
+    assert text.count("```console\n") == marked
+
+
+@pytest.mark.unit
+def test_the_stack_of_the_readme_is_the_one_that_it_runs() -> None:
+    (shown,) = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
+    assert shown == (ROOT / "docs/examples/whole_periods/ours.py").read_text(encoding="utf-8")
+
+
+@pytest.mark.unit
+def test_the_contract_of_contributing_is_judged_and_kills_its_mutant(tmp_path: Path) -> None:
+    (check,), (mutant,) = ([text for _, text in _blocks(kind, CONTRIBUTING)] for kind in ("check", "mutant"))
+    (tmp_path / "depths.py").write_text(check, encoding="utf-8")
+    (tmp_path / "broken.py").write_text(mutant, encoding="utf-8")
+    told = "import depths, broken, sys; from contracts.harness.cli import main; main(sys.argv[1:])"
+    words = [sys.executable, "-c", told, "selftest", "--only", "PAT-13", "--with", "none"]
+    done = subprocess.run(
+        words, cwd=tmp_path, env=environment(), check=False, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 of 1 mutants killed for their words" in done.stdout
+
+
+@pytest.mark.unit
 def test_the_code_on_the_page_stands_in_the_example() -> None:
     shown = _blocks("in")
     assert shown
@@ -129,10 +172,13 @@ def test_the_code_on_the_page_stands_in_the_example() -> None:
         assert text in (TOY / name).read_text(encoding="utf-8"), f"{name} does not have\n{text}"
 
 
+@pytest.mark.unit
 def test_every_mistake_on_the_page_is_run() -> None:
     assert CHANGES.keys() == {mistake for run in RUNS for mistake in run.mistakes}
 
 
+@pytest.mark.slow
+@needs_torch
 def test_the_toy_trains(tmp_path: Path) -> None:
     command = [sys.executable, TOY / "trainer.py", "--steps", "8", "--save", tmp_path]
     done = subprocess.run(

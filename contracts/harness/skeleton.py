@@ -47,7 +47,7 @@ def sides() -> Mapping[str, Any]:
 def written(name: str, groups: Iterable[str]) -> str:
     """The text of an adapter of this name that answers nothing yet."""
     told: set[str] = set()
-    found = [_group(group, sides()[group], told) for group in dict.fromkeys(groups)]
+    found = [group_of(group, sides()[group], told) for group in dict.fromkeys(groups)]
     environment = Environment(
         loader=PackageLoader("contracts.harness", "."), undefined=StrictUndefined, trim_blocks=True,
         keep_trailing_newline=True,
@@ -55,7 +55,8 @@ def written(name: str, groups: Iterable[str]) -> str:
     return environment.get_template("skeleton.py.j2").render(name=name, groups=found, imports=_imports(found))
 
 
-def _group(name: str, protocol: Any, told: set[str]) -> Group:
+def group_of(name: str, protocol: Any, told: set[str]) -> Group:
+    """The questions of one side. `told` has the dataclasses that were explained before, and grows by those met here."""
     methods = tuple(_method(protocol, questions()[each], told) for each in vars(protocol) if each in questions())
     about = (inspect.getdoc(protocol) or "").splitlines()[0].rstrip(".")
     return Group(name=name, about=about, module=protocol.__module__, methods=methods)
