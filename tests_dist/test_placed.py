@@ -8,7 +8,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from contracts.instruments.ranks import here
-from contracts.stacks.reference.placed import blank, copied, part, parted
+from contracts.stacks.reference.parallel.placements import blank, copied, part, parted
 
 SHAPE = (5, 3)  # rank 0 holds three lines of five, rank 1 two
 

@@ -13,7 +13,7 @@ from contracts.spec.recipe import Recipe
 from contracts.spec.topology import Degrees
 from contracts.spec.world import LeftReceipts, Strain
 from contracts.stacks.reference.stack import Reference
-from contracts.stacks.reference.told import Ranks, Told
+from contracts.stacks.reference.training.run_facts import Ranks, Told
 
 
 class _SpeaksForItself(Ranks):

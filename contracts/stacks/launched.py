@@ -20,8 +20,8 @@ from contracts.spec import codec
 from contracts.spec.errors import NotOffered, Refusal, Refused, Unreachable, shown
 from contracts.spec.stack import Question, questions
 from contracts.spec.topology import Layout
+from contracts.stacks.line_process import Failed, Running
 from contracts.stacks.protocol import HELLO, OUTCOMES, PROTOCOL, Introduction
-from contracts.stacks.running import Failed, Running
 
 TIMEOUT_S = 60.0
 LIMIT_BYTES = 32 * 2**20  # the groups of 65 536 ranks on nine axes take 4 MiB

@@ -19,8 +19,8 @@ from contracts.instruments.mamba_ssm_worker import on_the_cpu
 from contracts.spec.blocks import BlockCall, BlockRun
 from contracts.spec.seams import Seam
 from contracts.stacks.reference.answers import blocks as branch
-from contracts.stacks.reference.parts import PARTS
-from contracts.stacks.reference.sites import equipped
+from contracts.stacks.reference.kernels.substitution import equipped
+from contracts.stacks.reference.model.parts import PARTS
 from contracts.stacks.reference.stack import Reference
 
 

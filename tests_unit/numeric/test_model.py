@@ -22,10 +22,10 @@ from contracts.spec.errors import Refused
 from contracts.spec.recipe import INERT, Dsa, Mhc, Mtp, Recipe
 from contracts.spec.tolerance import FLOAT64, FLOAT64_SCAN
 from contracts.spec.training import Execution
-from contracts.stacks.reference.blocks.common import packing
-from contracts.stacks.reference.initial import Initial
-from contracts.stacks.reference.parts import PARTS
-from contracts.stacks.reference.prediction import IGNORED, ahead
+from contracts.stacks.reference.model.blocks.common import packing
+from contracts.stacks.reference.model.init import Initial
+from contracts.stacks.reference.model.mtp import IGNORED, ahead
+from contracts.stacks.reference.model.parts import PARTS
 from contracts.stacks.reference.stack import Reference
 
 STACK = Reference()

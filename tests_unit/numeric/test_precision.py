@@ -14,7 +14,7 @@ from contracts.instruments import fixtures, numerics
 from contracts.instruments.oracles import low_precision as oracle
 from contracts.spec.recipe import Fp8
 from contracts.spec.tolerance import FLOAT64
-from contracts.stacks.reference.blocks.low_precision import DTYPES, HISTORY, LARGEST, Format, Product
+from contracts.stacks.reference.model.blocks.fp8 import DTYPES, HISTORY, LARGEST, Format, Product
 
 pytestmark = pytest.mark.unit
 

@@ -31,13 +31,13 @@ from contracts.spec.recipe import Batch, Data, Mode, Optim, Recipe
 from contracts.spec.tolerance import FLOAT64, FLOAT64_SCAN
 from contracts.spec.training import Execution
 from contracts.stacks.reference import train
-from contracts.stacks.reference.checkpoints.checkpoint import Checkpoints
+from contracts.stacks.reference.checkpoint.checkpoint import Checkpoints
 from contracts.stacks.reference.data import Corpus, Ledger, permuted
-from contracts.stacks.reference.launching.launch import launch
-from contracts.stacks.reference.optimizer import Member, Optimizer, orthogonal
-from contracts.stacks.reference.schedule import learning_rate
-from contracts.stacks.reference.told import Ranks, joined
-from contracts.stacks.reference.trainer import Trainer
+from contracts.stacks.reference.launch.launch import launch
+from contracts.stacks.reference.optim.optimizer import Member, Optimizer, orthogonal
+from contracts.stacks.reference.optim.schedule import learning_rate
+from contracts.stacks.reference.training.run_facts import Ranks, joined
+from contracts.stacks.reference.training.trainer import Trainer
 
 torch.set_num_threads(1)
 few = settings(deadline=None, max_examples=20, derandomize=True)

@@ -11,8 +11,8 @@ from contracts.contract import mutant
 from contracts.mutants.numeric._exchanged import Exchanged
 from contracts.mutants.numeric._trained import Trained
 from contracts.stacks.reference.data import IGNORED
-from contracts.stacks.reference.model import Forward, Model
-from contracts.stacks.reference.trainer import Batch, Trainer
+from contracts.stacks.reference.model.hybrid_model import Forward, Model
+from contracts.stacks.reference.training.trainer import Batch, Trainer
 
 
 class _MeanOfMeans(Trainer):

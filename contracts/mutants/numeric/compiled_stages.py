@@ -13,7 +13,7 @@ from torch import Tensor
 from contracts.contract import mutant
 from contracts.mutants.numeric._spread import Spread
 from contracts.mutants.numeric._staged import Staged
-from contracts.stacks.reference.model import Model
+from contracts.stacks.reference.model.hybrid_model import Model
 from contracts.stacks.reference.parallel.collectives import exchanged
 from contracts.stacks.reference.parallel.expert_parallel import ExpertPeers, Experts
 from contracts.stacks.reference.parallel.pipeline import Stage

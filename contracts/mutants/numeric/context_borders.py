@@ -8,9 +8,9 @@ from torch import Tensor
 
 from contracts.contract import mutant
 from contracts.mutants.numeric._spread import Spread
-from contracts.stacks.reference.blocks.common import Packing
-from contracts.stacks.reference.blocks.row import Row
-from contracts.stacks.reference.blocks.scan import running_sum
+from contracts.stacks.reference.model.blocks.chunked_scan import running_sum
+from contracts.stacks.reference.model.blocks.common import Packing
+from contracts.stacks.reference.model.blocks.sequence import Row
 from contracts.stacks.reference.parallel import collectives
 from contracts.stacks.reference.parallel.collectives import Group
 from contracts.stacks.reference.parallel.context_parallel import ContextParallel

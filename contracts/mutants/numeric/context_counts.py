@@ -8,13 +8,13 @@ from torch import Tensor, nn
 
 from contracts.contract import mutant
 from contracts.mutants.numeric._spread import Spread, routed
-from contracts.stacks.reference.blocks.common import Output, Packing
-from contracts.stacks.reference.model import Forward, Model
+from contracts.stacks.reference.model.blocks.common import Output, Packing
+from contracts.stacks.reference.model.hybrid_model import Forward, Model
+from contracts.stacks.reference.model.mtp import IGNORED, ahead
 from contracts.stacks.reference.parallel import collectives
 from contracts.stacks.reference.parallel.context_parallel import ContextParallel
 from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer
-from contracts.stacks.reference.prediction import IGNORED, ahead
-from contracts.stacks.reference.trainer import Batch
+from contracts.stacks.reference.training.trainer import Batch
 
 
 # labels

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from contracts.contract import mutant
 from contracts.mutants.numeric._spread import Spread, routed
 from contracts.spec.errors import refuse
-from contracts.stacks.reference.blocks.common import Packing, packing
-from contracts.stacks.reference.blocks.row import WHOLE
-from contracts.stacks.reference.model import Model
+from contracts.stacks.reference.model.blocks.common import Packing, packing
+from contracts.stacks.reference.model.blocks.sequence import WHOLE
+from contracts.stacks.reference.model.hybrid_model import Model
 from contracts.stacks.reference.parallel import collectives
 from contracts.stacks.reference.parallel.context_parallel import ContextParallel
 from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer, ShardedOptimizer

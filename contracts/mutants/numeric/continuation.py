@@ -10,10 +10,10 @@ from contracts.contract import mutant
 from contracts.mutants.numeric._exchanged import Exchanged
 from contracts.mutants.numeric._trained import Trained
 from contracts.spec.errors import refuse
-from contracts.stacks.reference.checkpoints import saved_manifest
-from contracts.stacks.reference.checkpoints.checkpoint import Checkpoints, State
+from contracts.stacks.reference.checkpoint import manifest as manifests
+from contracts.stacks.reference.checkpoint.checkpoint import Checkpoints, State
 from contracts.stacks.reference.data import Ledger
-from contracts.stacks.reference.trainer import Trainer
+from contracts.stacks.reference.training.trainer import Trainer
 
 Position = Mapping[str, int]
 
@@ -81,7 +81,7 @@ class _AsksNoRecipe(Checkpoints):
     def load(self, target: Mapping[str, Tensor], *, recipe: str = "", step: int | None = None) -> State:
         latest = self.latest()
         if latest is not None:
-            recipe = saved_manifest.read(self.folder / self.name_of(latest)).recipe
+            recipe = manifests.read(self.folder / self.name_of(latest)).recipe
         return super().load(target, recipe=recipe, step=step)
 
 

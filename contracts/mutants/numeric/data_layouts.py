@@ -11,11 +11,11 @@ from torch.distributed.tensor import DTensor
 
 from contracts.contract import mutant
 from contracts.mutants.numeric._spread import Spread
-from contracts.stacks.reference.model import Forward
+from contracts.stacks.reference.model.hybrid_model import Forward
+from contracts.stacks.reference.model.parameter_roles import role_of
 from contracts.stacks.reference.parallel.collectives import total
 from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer
-from contracts.stacks.reference.roles import role_of
-from contracts.stacks.reference.trainer import Batch
+from contracts.stacks.reference.training.trainer import Batch
 
 
 def _own(tensor: Tensor) -> Tensor:

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from contracts.contract import mutant
 from contracts.mutants.numeric._spread import Spread, routed
-from contracts.stacks.reference.blocks.common import Output, Packing, State
-from contracts.stacks.reference.blocks.experts import MoE, Routing
-from contracts.stacks.reference.model import Model
+from contracts.stacks.reference.model.blocks.common import Output, Packing, State
+from contracts.stacks.reference.model.blocks.moe import MoE, Routing
+from contracts.stacks.reference.model.hybrid_model import Model
 from contracts.stacks.reference.parallel.collectives import cut, gathered, joined, own_rows, total
 from contracts.stacks.reference.parallel.expert_parallel import ExpertPeers, Experts
 from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer

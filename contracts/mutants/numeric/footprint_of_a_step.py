@@ -12,11 +12,11 @@ from torch.utils.checkpoint import checkpoint
 from contracts.contract import mutant
 from contracts.mutants.numeric._exchanged import Exchanged
 from contracts.spec.devices import AllocatorSeen
-from contracts.stacks.reference.blocks.attention import Attention
-from contracts.stacks.reference.blocks.common import Output, Packing
-from contracts.stacks.reference.model import Model
+from contracts.stacks.reference.model.blocks.attention import Attention
+from contracts.stacks.reference.model.blocks.common import Output, Packing
+from contracts.stacks.reference.model.hybrid_model import Model
 from contracts.stacks.reference.stack import Reference
-from contracts.stacks.reference.trainer import Done, Trainer
+from contracts.stacks.reference.training.trainer import Done, Trainer
 
 
 class _Spare(Trainer):

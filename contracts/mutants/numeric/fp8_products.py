@@ -8,7 +8,7 @@ from torch import Tensor
 from contracts.contract import mutant
 from contracts.mutants.numeric._exchanged import Exchanged
 from contracts.spec.recipe import Fp8
-from contracts.stacks.reference.blocks.low_precision import (
+from contracts.stacks.reference.model.blocks.fp8 import (
     DTYPES,
     GRADIENT,
     INPUT,

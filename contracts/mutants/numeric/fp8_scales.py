@@ -11,8 +11,8 @@ from contracts.contract import mutant
 from contracts.mutants.numeric._exchanged import Exchanged
 from contracts.mutants.numeric._trained import Trained
 from contracts.mutants.numeric.fp8_products import multiplying_by
-from contracts.stacks.reference.blocks.low_precision import GRADIENT, INPUT, WEIGHT, Product
-from contracts.stacks.reference.trainer import Trainer
+from contracts.stacks.reference.model.blocks.fp8 import GRADIENT, INPUT, WEIGHT, Product
+from contracts.stacks.reference.training.trainer import Trainer
 
 
 class _Input(Product):

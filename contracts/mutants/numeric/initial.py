@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from contracts.contract import mutant
 from contracts.mutants.numeric._exchanged import Exchanged
 from contracts.spec.recipe import Recipe
-from contracts.stacks.reference.initial import Initial
+from contracts.stacks.reference.model.init import Initial
 
 
 class OneStream(Initial):

@@ -7,9 +7,9 @@ from torch import Tensor, nn
 
 from contracts.contract import mutant
 from contracts.mutants.numeric._exchanged import Exchanged
-from contracts.stacks.reference.blocks.common import Output, Packing, RMSNorm, packing
-from contracts.stacks.reference.model import Layer, Model
-from contracts.stacks.reference.prediction import Prediction
+from contracts.stacks.reference.model.blocks.common import Output, Packing, RMSNorm, packing
+from contracts.stacks.reference.model.hybrid_model import Layer, Model
+from contracts.stacks.reference.model.mtp import Prediction
 
 
 class LooksOneAhead(Model):

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 from contracts.contract import mutant
 from contracts.mutants.numeric._spread import Spread
-from contracts.stacks.reference.blocks.common import Linear, Output, RMSNorm
-from contracts.stacks.reference.blocks.experts import MoE
-from contracts.stacks.reference.blocks.mamba import GatedNorm, Mamba2
-from contracts.stacks.reference.model import Model
+from contracts.stacks.reference.model.blocks.common import Linear, Output, RMSNorm
+from contracts.stacks.reference.model.blocks.mamba2 import GatedNorm, Mamba2
+from contracts.stacks.reference.model.blocks.moe import MoE
+from contracts.stacks.reference.model.hybrid_model import Model
 from contracts.stacks.reference.parallel import collectives
 from contracts.stacks.reference.parallel.tensor_parallel import GroupMean, SplitVocabulary, TensorParallel
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from contracts.contract import mutant
 from contracts.mutants.numeric._trained import Trained
 from contracts.stacks.reference.data import IGNORED, Corpus, Ledger, permuted
-from contracts.stacks.reference.trainer import Done, Trainer
+from contracts.stacks.reference.training.trainer import Done, Trainer
 
 
 class _SeedByRank(Ledger):

@@ -13,11 +13,11 @@ from torch.distributed.pipelining import PipelineStage, schedules
 
 from contracts.contract import mutant
 from contracts.mutants.numeric._staged import Staged
-from contracts.stacks.reference.model import Forward
+from contracts.stacks.reference.model.hybrid_model import Forward
 from contracts.stacks.reference.parallel.pipeline import Pipeline
 from contracts.stacks.reference.parallel.pipeline_messages import BatchedStage
 from contracts.stacks.reference.parallel.pipeline_trainer import PipelineTrainer
-from contracts.stacks.reference.trainer import Batch
+from contracts.stacks.reference.training.trainer import Batch
 
 
 class _AsTorchDoes(Pipeline):

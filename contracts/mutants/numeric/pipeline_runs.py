@@ -11,11 +11,11 @@ import torch
 from contracts.contract import mutant
 from contracts.mutants.numeric._staged import Staged
 from contracts.spec.errors import refuse
-from contracts.stacks.reference.checkpoints.checkpoint import State
-from contracts.stacks.reference.initial import Initial
+from contracts.stacks.reference.checkpoint.checkpoint import State
+from contracts.stacks.reference.model.init import Initial
 from contracts.stacks.reference.parallel.pipeline import Piece, Stage
 from contracts.stacks.reference.parallel.pipeline_trainer import PipelineTrainer
-from contracts.stacks.reference.trainer import Batch
+from contracts.stacks.reference.training.trainer import Batch
 
 
 class _ByPlace(Initial):

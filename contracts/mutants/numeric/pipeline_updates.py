@@ -11,9 +11,9 @@ from torch.distributed.tensor import DTensor
 
 from contracts.contract import mutant
 from contracts.mutants.numeric._staged import Staged
-from contracts.stacks.reference.model import Forward
+from contracts.stacks.reference.model.hybrid_model import Forward
 from contracts.stacks.reference.parallel.pipeline_trainer import PipelineTrainer, StagedOptimizer, every_rank
-from contracts.stacks.reference.trainer import Batch
+from contracts.stacks.reference.training.trainer import Batch
 
 
 # norm, clipping, biases

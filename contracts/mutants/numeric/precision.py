@@ -11,11 +11,11 @@ from contracts.contract import mutant
 from contracts.mutants.numeric._exchanged import Exchanged
 from contracts.spec.recipe import Mode, Recipe
 from contracts.spec.seams import Computed
-from contracts.stacks.reference.blocks.common import RMSNorm
-from contracts.stacks.reference.blocks.experts import Experts, Router
-from contracts.stacks.reference.blocks.low_precision import LowPrecision, Product
-from contracts.stacks.reference.blocks.mamba import Mamba2
-from contracts.stacks.reference.model import Model
+from contracts.stacks.reference.model.blocks.common import RMSNorm
+from contracts.stacks.reference.model.blocks.fp8 import LowPrecision, Product
+from contracts.stacks.reference.model.blocks.mamba2 import Mamba2
+from contracts.stacks.reference.model.blocks.moe import Experts, Router
+from contracts.stacks.reference.model.hybrid_model import Model
 
 
 def in_fp8(weight: Tensor) -> Tensor:

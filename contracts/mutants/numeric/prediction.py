@@ -9,9 +9,9 @@ from torch import Tensor
 
 from contracts.contract import mutant
 from contracts.mutants.numeric._exchanged import Exchanged
-from contracts.stacks.reference.blocks.common import Packing
-from contracts.stacks.reference.model import Forward, Model
-from contracts.stacks.reference.prediction import IGNORED, Prediction, ahead
+from contracts.stacks.reference.model.blocks.common import Packing
+from contracts.stacks.reference.model.hybrid_model import Forward, Model
+from contracts.stacks.reference.model.mtp import IGNORED, Prediction, ahead
 
 
 class TokenFirst(Prediction):

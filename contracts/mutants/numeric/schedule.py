@@ -9,9 +9,9 @@ import torch
 from contracts.contract import mutant
 from contracts.mutants.numeric._trained import Trained
 from contracts.spec.recipe import Optim
-from contracts.stacks.reference.optimizer import Optimizer
-from contracts.stacks.reference.schedule import learning_rate
-from contracts.stacks.reference.trainer import Batch, Done, Trainer
+from contracts.stacks.reference.optim.optimizer import Optimizer
+from contracts.stacks.reference.optim.schedule import learning_rate
+from contracts.stacks.reference.training.trainer import Batch, Done, Trainer
 
 
 class _FromZero(Trainer):

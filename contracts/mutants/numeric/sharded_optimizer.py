@@ -13,11 +13,11 @@ from torch.distributed.tensor import DTensor
 
 from contracts.contract import mutant
 from contracts.mutants.numeric._spread import Spread
-from contracts.stacks.reference.model import Model
-from contracts.stacks.reference.optimizer import Member, orthogonal
+from contracts.stacks.reference.model.hybrid_model import Model
+from contracts.stacks.reference.optim.optimizer import Member, orthogonal
+from contracts.stacks.reference.parallel.gather import cut, whole
 from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer, ShardedMuon, ShardedOptimizer
-from contracts.stacks.reference.parallel.wholes import cut, whole
-from contracts.stacks.reference.placed import copied, part, parted
+from contracts.stacks.reference.parallel.placements import copied, part, parted
 
 
 def _squares(parameters: Iterable[nn.Parameter]) -> Tensor:

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from contracts.contract import mutant
 from contracts.mutants.numeric._spread import Spread
-from contracts.stacks.reference.blocks.common import Linear, local
-from contracts.stacks.reference.blocks.mamba import Mamba2
+from contracts.stacks.reference.model.blocks.common import Linear, local
+from contracts.stacks.reference.model.blocks.mamba2 import Mamba2
 from contracts.stacks.reference.parallel.collectives import gathered
 from contracts.stacks.reference.parallel.tensor_parallel import TensorParallel
 

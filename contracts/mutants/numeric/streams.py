@@ -7,9 +7,9 @@ from torch import Tensor
 
 from contracts.contract import mutant
 from contracts.mutants.numeric._exchanged import Exchanged
-from contracts.stacks.reference.blocks.common import Output, Packing
-from contracts.stacks.reference.blocks.streams import Streams
-from contracts.stacks.reference.model import Layer, Model
+from contracts.stacks.reference.model.blocks.common import Output, Packing
+from contracts.stacks.reference.model.blocks.hyper_connections import Streams
+from contracts.stacks.reference.model.hybrid_model import Layer, Model
 
 
 class Transposed(Streams):

@@ -12,11 +12,11 @@ from torch.distributed.tensor import DTensor
 
 from contracts.contract import mutant
 from contracts.mutants.numeric._spread import Spread
-from contracts.stacks.reference.model import Forward
+from contracts.stacks.reference.model.hybrid_model import Forward
 from contracts.stacks.reference.parallel.collectives import exchanged
 from contracts.stacks.reference.parallel.expert_parallel import ExpertPeers, Experts
 from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer, ShardedOptimizer
-from contracts.stacks.reference.trainer import Batch
+from contracts.stacks.reference.training.trainer import Batch
 
 
 class _OneTellsMore(ParallelTrainer):

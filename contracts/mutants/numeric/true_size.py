@@ -15,15 +15,15 @@ from torch.distributed.tensor import DTensor
 from contracts.contract import mutant
 from contracts.mutants.numeric._spread import GathersFirst, Spread
 from contracts.mutants.numeric._swapped import built_with
-from contracts.stacks.reference.blocks.common import Linear, RMSNorm
-from contracts.stacks.reference.blocks.experts import Routing
-from contracts.stacks.reference.model import Model
-from contracts.stacks.reference.parallel import sharding
+from contracts.stacks.reference.model.blocks.common import Linear, RMSNorm
+from contracts.stacks.reference.model.blocks.moe import Routing
+from contracts.stacks.reference.model.hybrid_model import Model
+from contracts.stacks.reference.model.parameter_roles import layer_of
+from contracts.stacks.reference.parallel import fsdp
 from contracts.stacks.reference.parallel.collectives import every_row, exchanged, gathered, own_rows, summed
 from contracts.stacks.reference.parallel.expert_parallel import ExpertPeers, Experts
 from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer, ShardedOptimizer
 from contracts.stacks.reference.parallel.tensor_parallel import TensorParallel
-from contracts.stacks.reference.roles import layer_of
 
 
 # weights
@@ -49,7 +49,7 @@ _in_float64 = functools.partial(fully_shard, mp_policy=MixedPrecisionPolicy(para
 class GathersWeightsInFloat64(Spread):
     """The policy of a precision test is left on: weights are widened before they are gathered."""
 
-    trains = built_with(sharding, "fully_shard", _in_float64)
+    trains = built_with(fsdp, "fully_shard", _in_float64)
 
 
 def _every_matrix(model: Model) -> list[nn.Module]:
@@ -61,7 +61,7 @@ def _every_matrix(model: Model) -> list[nn.Module]:
 class GathersOneTensorAtATime(Spread):
     """`fully_shard` on every matrix: as many bytes, in many times as many collectives."""
 
-    trains = built_with(sharding, "units", _every_matrix)
+    trains = built_with(fsdp, "units", _every_matrix)
 
 
 def _not_at_all(*args: Any) -> None:
@@ -72,7 +72,7 @@ def _not_at_all(*args: Any) -> None:
 class NeverShards(Spread):
     """FSDP is asked for and wraps nothing, because one of its degrees was 1 when it was looked at."""
 
-    trains = built_with(sharding, "shard", _not_at_all)
+    trains = built_with(fsdp, "shard", _not_at_all)
 
 
 # gradients
@@ -108,7 +108,7 @@ _in_bf16 = functools.partial(fully_shard, mp_policy=MixedPrecisionPolicy(reduce_
 class ReducesInBfloat16(Spread):
     """Gradients are summed over the ranks in 16 bits."""
 
-    trains = built_with(sharding, "fully_shard", _in_bf16)
+    trains = built_with(fsdp, "fully_shard", _in_bf16)
 
 
 def _one_copy(mesh: Any) -> Any:
@@ -119,7 +119,7 @@ def _one_copy(mesh: Any) -> Any:
 class ForgetsTheCopies(Spread):
     """HSDP loses its replicas: each copy of the model is trained by itself."""
 
-    trains = built_with(sharding, "data_of", _one_copy)
+    trains = built_with(fsdp, "data_of", _one_copy)
 
 
 # residual stream
@@ -317,7 +317,7 @@ def _first_dim(mesh: Any) -> Callable[[nn.Parameter], None]:
 class CutsBetweenExperts(Spread):
     """Parameters are cut along their first dimension, whatever it is: 16 experts over 512 ranks are padded to 512."""
 
-    trains = built_with(sharding, "along", _first_dim)
+    trains = built_with(fsdp, "along", _first_dim)
 
 
 class _GathersALog(ParallelTrainer):

@@ -10,9 +10,9 @@ from torch import Tensor
 from contracts.contract import mutant
 from contracts.mutants.numeric._trained import Trained
 from contracts.spec.training import Rule
-from contracts.stacks.reference.model import Model
-from contracts.stacks.reference.optimizer import Muon, Optimizer, orthogonal
-from contracts.stacks.reference.trainer import Batch, Trainer
+from contracts.stacks.reference.model.hybrid_model import Model
+from contracts.stacks.reference.optim.optimizer import Muon, Optimizer, orthogonal
+from contracts.stacks.reference.training.trainer import Batch, Trainer
 
 
 # AdamW

@@ -14,13 +14,13 @@ from contracts.mutants.numeric._exchanged import Exchanged
 from contracts.mutants.numeric._spread import Spread
 from contracts.mutants.numeric._staged import Staged
 from contracts.mutants.numeric._trained import Trained
-from contracts.stacks.reference.blocks.common import Packing
 from contracts.stacks.reference.data import IGNORED
-from contracts.stacks.reference.model import Forward, Model
+from contracts.stacks.reference.model.blocks.common import Packing
+from contracts.stacks.reference.model.hybrid_model import Forward, Model
 from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer
 from contracts.stacks.reference.parallel.pipeline import Pipeline, Stage
 from contracts.stacks.reference.parallel.pipeline_messages import BatchedStage
-from contracts.stacks.reference.trainer import Batch, Trainer
+from contracts.stacks.reference.training.trainer import Batch, Trainer
 
 OVER = "over the window"
 

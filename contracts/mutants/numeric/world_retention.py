@@ -7,11 +7,11 @@ from dataclasses import replace
 from contracts.contract import mutant
 from contracts.mutants.numeric._spread_saves import Spread
 from contracts.mutants.numeric._staged import Staged
-from contracts.stacks.reference.checkpoints.checkpoint import Checkpoints
-from contracts.stacks.reference.checkpoints.kept import Kept
+from contracts.stacks.reference.checkpoint.checkpoint import Checkpoints
+from contracts.stacks.reference.checkpoint.retention import Kept
+from contracts.stacks.reference.model.parts import Parts
 from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer
 from contracts.stacks.reference.parallel.pipeline_trainer import PipelineTrainer
-from contracts.stacks.reference.parts import Parts
 
 
 class _ByName(Checkpoints):

@@ -17,15 +17,15 @@ from contracts.spec.errors import NotOffered, refuse
 from contracts.spec.training import Execution, Observed, Session, Step, Tokens, Trained
 from contracts.stacks.megatron import checkpoint
 from contracts.stacks.megatron.blocks import clear_losses, noted_losses
-from contracts.stacks.megatron.held import held_of, is_trained, whole
-from contracts.stacks.megatron.hybrid import chunks_of
-from contracts.stacks.megatron.live import parallel
+from contracts.stacks.megatron.built_model import MOMENTS, whole_of, whole_shapes
+from contracts.stacks.megatron.hybrid_model import chunks_of
+from contracts.stacks.megatron.mamba_kernels import kernels
 from contracts.stacks.megatron.model import Plan, config_of, mask_of, planned
 from contracts.stacks.megatron.optimizer import inner, optimizer_of, rate_of, wrapped
-from contracts.stacks.megatron.scan import kernels
+from contracts.stacks.megatron.process_groups import parallel
+from contracts.stacks.megatron.rank_tensors import held_of, is_trained, whole
 from contracts.stacks.megatron.shims import mcore, on_the_host
-from contracts.stacks.megatron.table import MOMENTS, whole_of, whole_shapes
-from contracts.stacks.megatron.weights import cut, theirs_of
+from contracts.stacks.megatron.weight_mapping import cut, theirs_of
 
 
 class Trainer:

@@ -23,17 +23,17 @@ from contracts.stacks.reference.answers.checkpointing import CheckpointSide
 from contracts.stacks.reference.answers.compiling import CompilingSide
 from contracts.stacks.reference.answers.devices import DevicesSide
 from contracts.stacks.reference.answers.installation import DisksSide
+from contracts.stacks.reference.answers.kernel_selection import SeamsSide
 from contracts.stacks.reference.answers.lifecycle import LifecycleSide
-from contracts.stacks.reference.answers.machine import NodeSide
 from contracts.stacks.reference.answers.messages import MessagesSide
 from contracts.stacks.reference.answers.model import ModelSide
+from contracts.stacks.reference.answers.node import NodeSide
 from contracts.stacks.reference.answers.traffic import RehearsalSide
 from contracts.stacks.reference.answers.training import TrainingSide
 from contracts.stacks.reference.answers.world import WorldSide
-from contracts.stacks.reference.launching import arguments, hosts
-from contracts.stacks.reference.launching import launch as launching
-from contracts.stacks.reference.receipts import ReceiptsSide
-from contracts.stacks.reference.seams import SeamsSide
+from contracts.stacks.reference.launch import hosts, trainer_arguments
+from contracts.stacks.reference.launch import launch as launching
+from contracts.stacks.reference.receipts.receipt import ReceiptsSide
 
 VERSION = "0.1.0"
 
@@ -141,7 +141,7 @@ class Reference(
         return launching.launch(recipe, lane)
 
     def read_back(self, argv: tuple[str, ...]) -> Reread:
-        read = arguments.read(argv)
+        read = trainer_arguments.read(argv)
         return Reread(recipe=read.recipe, mode=read.mode, degrees=read.degrees)
 
     # mesh

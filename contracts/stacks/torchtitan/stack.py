@@ -69,7 +69,7 @@ class Torchtitan:
         return topology(degrees, world)
 
     def built(self, recipe: Recipe, mode: Mode) -> Built:
-        from contracts.stacks.torchtitan.built import built
+        from contracts.stacks.torchtitan.built_model import built
 
         return built(recipe)
 

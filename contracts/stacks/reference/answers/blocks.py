@@ -11,13 +11,13 @@ from contracts.spec.blocks import BlockCall, BlockRun
 from contracts.spec.errors import refuse
 from contracts.spec.recipe import Mode, Recipe
 from contracts.spec.seams import Facts, Seam, Site, Wish
-from contracts.stacks.reference.assembled import Assembled
+from contracts.stacks.reference.answers.base import Assembled
 
 if TYPE_CHECKING:  # torch is loaded when a block is asked for, not when the stack is introduced
     from torch import Tensor, nn
 
-    from contracts.stacks.reference.blocks.common import Output, Packing, State
-    from contracts.stacks.reference.parts import Parts
+    from contracts.stacks.reference.model.blocks.common import Output, Packing, State
+    from contracts.stacks.reference.model.parts import Parts
 
 
 class BlocksSide(Assembled):
@@ -42,7 +42,7 @@ class BlocksSide(Assembled):
         raise NotImplementedError  # SeamsSide's
 
     def run_block(self, call: BlockCall) -> BlockRun:
-        from contracts.stacks.reference.sites import equipped
+        from contracts.stacks.reference.kernels.substitution import equipped
 
         held = loaded(call, self.parts())
         chosen = self.seams(call.recipe, call.mode, call.kernels, self.kernel_facts()) if call.kernels else ()
@@ -77,7 +77,7 @@ def called(branch: nn.ModuleDict, forward: Callable[..., Output], call: BlockCal
     import torch
 
     from contracts.instruments import numerics
-    from contracts.stacks.reference.blocks.common import packing
+    from contracts.stacks.reference.model.blocks.common import packing
 
     learns = call.dy is not None
     x_BTD = numerics.tensor(call.x).to(call.device).requires_grad_(learns)

@@ -14,15 +14,15 @@ from contracts.spec.array import Arrays
 from contracts.spec.checkpointing import Loaded, Naming, Overtaken, Snapshot, WriteFault, Written
 from contracts.spec.errors import Refused, refuse
 from contracts.spec.installation import Disks, StorageMap
-from contracts.stacks.reference.assembled import Assembled
+from contracts.stacks.reference.answers.base import Assembled
 
 if TYPE_CHECKING:  # torch is loaded when a checkpoint is asked for, not when the stack is introduced
     from multiprocessing.connection import Connection
 
     from torch import Tensor
 
-    from contracts.stacks.reference.checkpoints.checkpoint import State
-    from contracts.stacks.reference.checkpoints.durable import Disk
+    from contracts.stacks.reference.checkpoint.checkpoint import State
+    from contracts.stacks.reference.checkpoint.filesystem import Disk
 
 DEADLINE_S = 60.0  # of a process that may die; a whole write takes 20 ms
 
@@ -48,7 +48,7 @@ class CheckpointSide(Assembled):
     def write_on_ranks(
         self, folder: str, state: Snapshot, ranks: int, faults: Mapping[int, WriteFault]
     ) -> tuple[Written, ...]:
-        from contracts.stacks.reference.checkpoints.saving_world import written
+        from contracts.stacks.reference.checkpoint.crash_during_save import written
 
         held = _held(state)
         return written(lambda disk: self.parts().checkpoints(folder, disk=disk), held, ranks, faults)
@@ -63,8 +63,8 @@ class CheckpointSide(Assembled):
         import torch
 
         from contracts.instruments import numerics
-        from contracts.stacks.reference.checkpoints.checkpoint import State
-        from contracts.stacks.reference.checkpoints.durable import Slow
+        from contracts.stacks.reference.checkpoint.checkpoint import State
+        from contracts.stacks.reference.checkpoint.filesystem import Slow
 
         disk = Slow()
         kept = self.parts().checkpoints(folder, disk=disk)
@@ -87,7 +87,7 @@ class CheckpointSide(Assembled):
     def write_in_background_on_ranks(
         self, folder: str, states: tuple[Snapshot, ...], ranks: int, late: int
     ) -> tuple[Overtaken, ...]:
-        from contracts.stacks.reference.checkpoints.saving_later import overtaken
+        from contracts.stacks.reference.checkpoint.async_save import overtaken
 
         held = tuple(map(_held, states))
         return overtaken(
@@ -122,7 +122,7 @@ class CheckpointSide(Assembled):
 
 def _held(state: Snapshot) -> State:
     from contracts.instruments import numerics
-    from contracts.stacks.reference.checkpoints.checkpoint import State
+    from contracts.stacks.reference.checkpoint.checkpoint import State
 
     return State(step=state.step, tensors=numerics.tensors(state.tensors), position=state.position, recipe=state.recipe)
 
@@ -144,7 +144,7 @@ def _loaded(load: Callable[..., State], step: int | None, target: Snapshot) -> L
 
 def _upset(change: Callable[[Disk], None], fault: WriteFault | None) -> Written:
     """Change a folder under a fault: in a copy of this process, of which nothing comes back but words."""
-    from contracts.stacks.reference.checkpoints.durable import DEATH
+    from contracts.stacks.reference.checkpoint.filesystem import DEATH
 
     if fault is None:
         return _changed(change, None)
@@ -177,7 +177,7 @@ def _change_and_tell(change: Callable[[Disk], None], fault: WriteFault, sending:
 
 
 def _changed(change: Callable[[Disk], None], dies_after: int | None) -> Written:
-    from contracts.stacks.reference.checkpoints.durable import Mortal
+    from contracts.stacks.reference.checkpoint.filesystem import Mortal
 
     disk = Mortal(dies_after)
     try:

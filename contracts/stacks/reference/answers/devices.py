@@ -13,10 +13,10 @@ from contracts.spec.devices import AllocatorSeen, StepMemory
 from contracts.spec.errors import Unreachable
 from contracts.spec.recipe import Mode, Recipe
 from contracts.spec.training import Execution
-from contracts.stacks.reference.assembled import Assembled
+from contracts.stacks.reference.answers.base import Assembled
 
 if TYPE_CHECKING:  # torch is loaded when something is trained, not when the stack is introduced
-    from contracts.stacks.reference.trainer import Trainer
+    from contracts.stacks.reference.training.trainer import Trainer
 
 LIMIT_S = 120.0
 
@@ -39,7 +39,7 @@ class DevicesSide(Assembled):
 
     def allocator_seen(self, environment: Mapping[str, str], device: str) -> AllocatorSeen:
         own = {name: value for name, value in os.environ.items() if not name.startswith("PYTORCH_")}
-        command = (sys.executable, "-W", "ignore", "-m", "contracts.stacks.reference.allocating", device)
+        command = (sys.executable, "-W", "ignore", "-m", "contracts.stacks.reference.answers.allocator_probe", device)
         done = subprocess.run(
             command, env={**own, **environment}, capture_output=True, text=True, timeout=LIMIT_S, check=False
         )
@@ -51,8 +51,8 @@ class DevicesSide(Assembled):
 
 def placed(kind: type[Trainer], device: str) -> type[Trainer]:
     """A trainer whose model and batches lie on a device."""
-    from contracts.stacks.reference.model import Model
-    from contracts.stacks.reference.trainer import Batch
+    from contracts.stacks.reference.model.hybrid_model import Model
+    from contracts.stacks.reference.training.trainer import Batch
 
     class Placed(kind):  # type: ignore[valid-type, misc]  # a class that is given
         def build(self) -> Model:

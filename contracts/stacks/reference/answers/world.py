@@ -14,9 +14,9 @@ from contracts.spec.evidence import Provenance
 from contracts.spec.recipe import Recipe
 from contracts.spec.topology import Degrees, Layout, topology
 from contracts.spec.world import FabricPass, LeftReceipts, LiveMesh, SeenDevices, Strain, Upset
-from contracts.stacks.reference import strained
 from contracts.stacks.reference.parallel.mesh import ProcessMesh
-from contracts.stacks.reference.told import Ranks
+from contracts.stacks.reference.training import fault_injection
+from contracts.stacks.reference.training.run_facts import Ranks
 
 
 class WorldSide:
@@ -69,7 +69,7 @@ class WorldSide:
     def run_receipts(
         self, recipe: Recipe, degrees: Degrees, steps: int, folder: str, taken: Provenance, strain: Strain
     ) -> LeftReceipts:
-        return strained.run(self.ranks, recipe, degrees, steps, Path(folder), taken, strain)
+        return fault_injection.run(self.ranks, recipe, degrees, steps, Path(folder), taken, strain)
 
     def devices(self) -> SeenDevices:
         torch, _ = torch_distributed()

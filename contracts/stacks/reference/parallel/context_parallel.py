@@ -26,9 +26,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from contracts.spec.errors import refuse
-from contracts.stacks.reference.blocks.common import Packing
-from contracts.stacks.reference.blocks.row import Row
-from contracts.stacks.reference.blocks.scan import chunked_scan, running_sum
+from contracts.stacks.reference.model.blocks.chunked_scan import chunked_scan, running_sum
+from contracts.stacks.reference.model.blocks.common import Packing
+from contracts.stacks.reference.model.blocks.sequence import Row
 from contracts.stacks.reference.parallel.collectives import Group, gathered, handed, received
 
 WAITS = "the first rank of a row waits for nobody, and the last hands nothing on"

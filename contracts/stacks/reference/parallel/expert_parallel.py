@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from contracts.stacks.reference.blocks.experts import Routing
+from contracts.stacks.reference.model.blocks.moe import Routing
 from contracts.stacks.reference.parallel.collectives import Group, cut, exchanged, joined, own_rows, total
 
 Experts = Callable[[Tensor, Tensor], Tensor]
@@ -65,7 +65,7 @@ class ExpertPeers(nn.Module):
         return torch.cat([y_SD, left_LD])
 
     def hand_back(self, y_RD: Tensor, sent: list[int], received: list[int]) -> Tensor:
-        """Rows back to where they came from; no compiled region holds it (compile.py)."""
+        """Rows back to where they came from; no compiled region holds it (model/compile.py)."""
         return exchanged(y_RD, sent, received, self.ep)
 
     def lengths(self, counts_E: Tensor) -> list[int]:

@@ -19,17 +19,17 @@ from torch.distributed.tensor import DTensor, Placement
 from contracts.spec.division import refusals_on
 from contracts.spec.errors import NotOffered, Refusals, Refused, refuse
 from contracts.spec.topology import Degrees
-from contracts.stacks.reference.answers.model import made
-from contracts.stacks.reference.checkpoints.checkpoint import Checkpoints
-from contracts.stacks.reference.model import Model
-from contracts.stacks.reference.optimizer import Muon, Optimizer, orthogonal
+from contracts.stacks.reference.checkpoint.checkpoint import Checkpoints
+from contracts.stacks.reference.model.build import build_model
+from contracts.stacks.reference.model.hybrid_model import Model
+from contracts.stacks.reference.model.parameter_roles import role_of
+from contracts.stacks.reference.optim.optimizer import Muon, Optimizer, orthogonal
 from contracts.stacks.reference.parallel.collectives import add_up, total
+from contracts.stacks.reference.parallel.gather import cut, cut_over, whole
 from contracts.stacks.reference.parallel.mesh import TrainingMesh
 from contracts.stacks.reference.parallel.parallelize import parallelize
-from contracts.stacks.reference.parallel.wholes import cut, cut_over, whole
-from contracts.stacks.reference.placed import blank, copied, part, parted
-from contracts.stacks.reference.roles import role_of
-from contracts.stacks.reference.trainer import GENERATORS, OWN, Batch, Trainer
+from contracts.stacks.reference.parallel.placements import blank, copied, part, parted
+from contracts.stacks.reference.training.trainer import GENERATORS, OWN, Batch, Trainer
 
 
 class ShardedAdamW(torch.optim.AdamW):
@@ -156,7 +156,7 @@ class ParallelTrainer(Trainer):
     def build(self) -> Model:
         self.mesh = TrainingMesh(self.execution)
         alone = replace(self.execution, degrees=Degrees(), world=1, fsdp=False, compile="none", recompute=False)
-        model = made(self.recipe, alone, self.parts)
+        model = build_model(self.recipe, alone, self.parts)
         self.wrapped = parallelize(model, self.execution, self.mesh, self.parts)
         return model
 

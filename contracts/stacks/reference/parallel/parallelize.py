@@ -18,16 +18,16 @@ from torch.distributed.tensor import Placement, Shard
 from torch.utils.checkpoint import checkpoint
 
 from contracts.spec.training import Execution
-from contracts.stacks.reference.blocks.common import Output
-from contracts.stacks.reference.blocks.experts import MoE
-from contracts.stacks.reference.compile import compile_regions
-from contracts.stacks.reference.model import Layer, Model
-from contracts.stacks.reference.parallel import sharding
+from contracts.stacks.reference.model.blocks.common import Output
+from contracts.stacks.reference.model.blocks.moe import MoE
+from contracts.stacks.reference.model.compile import compile_regions
+from contracts.stacks.reference.model.hybrid_model import Layer, Model
+from contracts.stacks.reference.model.mtp import Prediction
+from contracts.stacks.reference.model.parts import PARTS, Parts
+from contracts.stacks.reference.parallel import fsdp
 from contracts.stacks.reference.parallel.collectives import Group, total
 from contracts.stacks.reference.parallel.mesh import TrainingMesh
 from contracts.stacks.reference.parallel.tensor_parallel import on_mesh
-from contracts.stacks.reference.parts import PARTS, Parts
-from contracts.stacks.reference.prediction import Prediction
 
 EXPERT_SPLIT = {"w1": 1, "w3": 1, "w2": 2}
 """The inner dim of an expert's matrices."""
@@ -114,7 +114,7 @@ def compile(model: Model, execution: Execution, mesh: TrainingMesh, parts: Parts
 
 
 def fully_shard(model: Model, execution: Execution, mesh: TrainingMesh, parts: Parts) -> None:
-    sharding.shard(model, mesh.dense, mesh.expert)
+    fsdp.shard(model, mesh.dense, mesh.expert)
 
 
 ORDER: tuple[Step, ...] = (

@@ -26,11 +26,11 @@ from contracts.spec import pattern as patterns
 from contracts.spec.errors import Refusals, refuse
 from contracts.spec.recipe import Recipe
 from contracts.spec.training import Execution
-from contracts.stacks.reference.blocks.common import Packing, packing
-from contracts.stacks.reference.model import Model
+from contracts.stacks.reference.model.blocks.common import Packing, packing
+from contracts.stacks.reference.model.hybrid_model import Model
+from contracts.stacks.reference.model.mtp import IGNORED, ahead
 from contracts.stacks.reference.parallel.pipeline_messages import BatchedStage, batched
-from contracts.stacks.reference.prediction import IGNORED, ahead
-from contracts.stacks.reference.trainer import Batch
+from contracts.stacks.reference.training.trainer import Batch
 
 CHUNKS = 2  # stages of a rank in an interleaved pipeline whose pattern does not write them out
 

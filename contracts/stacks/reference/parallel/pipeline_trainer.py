@@ -19,8 +19,8 @@ from torch import Tensor
 from contracts.instruments.ranks import device
 from contracts.spec.errors import refuse
 from contracts.spec.topology import Degrees
-from contracts.stacks.reference.answers.model import made
-from contracts.stacks.reference.model import Forward, Model
+from contracts.stacks.reference.model.build import build_model
+from contracts.stacks.reference.model.hybrid_model import Forward, Model
 from contracts.stacks.reference.parallel.collectives import every
 from contracts.stacks.reference.parallel.mesh import TrainingMesh
 from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer, ShardedOptimizer
@@ -34,8 +34,8 @@ from contracts.stacks.reference.parallel.pipeline import (
     refuse_microbatches,
     staged,
 )
-from contracts.stacks.reference.placed import blank, part
-from contracts.stacks.reference.trainer import Batch
+from contracts.stacks.reference.parallel.placements import blank, part
+from contracts.stacks.reference.training.trainer import Batch
 
 
 class StagedOptimizer(ShardedOptimizer):
@@ -96,7 +96,7 @@ class PipelineTrainer(ParallelTrainer):
             self.execution, degrees=Degrees(), world=1, fsdp=False, replicas=1, compile="none", recompute=False
         )
         kind = staged(self.parts.model, piece, self.stage_class)
-        return cast(Stage, made(self.recipe, alone, replace(self.parts, model=kind)))
+        return cast(Stage, build_model(self.recipe, alone, replace(self.parts, model=kind)))
 
     # a window
     def cut(self, batch: Batch) -> list[Batch]:

@@ -26,17 +26,17 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Placement, Replicate, Shard, distribute_tensor
 
 from contracts.spec.errors import refuse
-from contracts.stacks.reference.blocks.attention import Attention, LatentAttention
-from contracts.stacks.reference.blocks.common import Linear, Output, RMSNorm
-from contracts.stacks.reference.blocks.experts import MoE, Router
-from contracts.stacks.reference.blocks.mamba import Mamba2
-from contracts.stacks.reference.blocks.mamba3 import Mamba3
-from contracts.stacks.reference.blocks.mlp import Mlp
-from contracts.stacks.reference.blocks.recurrent import M2RNN
-from contracts.stacks.reference.blocks.streams import Streams
-from contracts.stacks.reference.model import Model, Vocabulary
+from contracts.stacks.reference.model.blocks.attention import Attention, LatentAttention
+from contracts.stacks.reference.model.blocks.common import Linear, Output, RMSNorm
+from contracts.stacks.reference.model.blocks.hyper_connections import Streams
+from contracts.stacks.reference.model.blocks.m2rnn import M2RNN
+from contracts.stacks.reference.model.blocks.mamba2 import Mamba2
+from contracts.stacks.reference.model.blocks.mamba3 import Mamba3
+from contracts.stacks.reference.model.blocks.mlp import Mlp
+from contracts.stacks.reference.model.blocks.moe import MoE, Router
+from contracts.stacks.reference.model.hybrid_model import Model, Vocabulary
+from contracts.stacks.reference.model.mtp import IGNORED
 from contracts.stacks.reference.parallel.collectives import Group, gathered, scattered, shared, summed, total, weighed
-from contracts.stacks.reference.prediction import IGNORED
 
 _MLP = {"w1.weight": 0, "w3.weight": 0, "w2.weight": 1}
 _PER_HEAD = dict.fromkeys(("A_log", "D", "dt_bias", "out_norm.weight"), 0) | {"wo.weight": 1}
