@@ -1,4 +1,4 @@
-"""Recipe and lane → launch, for Megatron-LM's own launcher (`megatron_flags.py`) or our trainer (`trainer_arguments.py`).
+"""Recipe and lane → launch: Megatron-LM's own launcher (`megatron_flags.py`) or ours (`trainer_arguments.py`).
 
 `launch` reads in order: settle the recipe and the degrees, refuse what the lane cannot run, write the environment and
 the arguments.
