@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
 
-from contracts.stacks.reference.parallel.gather import cut, whole
+from contracts.stacks.reference.parallel.gather import full_tensors, shard_like
 
 PLACED: dict[str, tuple[tuple[int, ...], tuple[Placement, Placement]]] = {
     "over both": ((8, 6), (Shard(0), Shard(1))),
@@ -44,10 +44,10 @@ def test_tensors_are_gathered_together_as_each_by_itself() -> None:
             for name, (shape, at) in PLACED.items()
             for dtype in (torch.float32, torch.bfloat16)
         }
-        found = whole(placed)
+        found = full_tensors(placed)
         for name, tensor in placed.items():
             assert torch.equal(found[name], tensor.full_tensor()), name
-            assert torch.equal(cut(found[name], tensor), tensor.to_local()), name
+            assert torch.equal(shard_like(found[name], tensor), tensor.to_local()), name
 
 
 @pytest.mark.dist(world=4)
@@ -60,11 +60,11 @@ def test_what_tensor_parallel_cut_before_fsdp_comes_back_in_its_order(rows: int)
         for name, parameter in list(layer.named_parameters()):
             setattr(layer, name, torch.nn.Parameter(distribute_tensor(parameter.detach(), mesh["tp"], [Shard(0)])))
         fully_shard(layer, mesh=mesh["shard"])
-        found = whole(dict(layer.named_parameters()))
+        found = full_tensors(dict(layer.named_parameters()))
         assert torch.equal(found["weight"], kept)
         held = layer.weight
         assert isinstance(held, DTensor)
-        assert torch.equal(cut(kept, held), held.to_local())
+        assert torch.equal(shard_like(kept, held), held.to_local())
 
 
 @pytest.mark.dist(world=4)
@@ -72,5 +72,7 @@ def test_of_copies_a_rank_tells_its_own() -> None:
     with mesh_2x2("replica", "shard") as mesh:
         replica, shard = mesh.get_local_rank("replica"), mesh.get_local_rank("shard")
         mine = torch.full((2,), 10.0 * replica + shard)
-        (found,) = whole({"drifted": DTensor.from_local(mine, mesh, (Replicate(), Shard(0)), run_check=False)}).values()
+        (found,) = full_tensors(
+            {"drifted": DTensor.from_local(mine, mesh, (Replicate(), Shard(0)), run_check=False)}
+        ).values()
         assert found.tolist() == [10.0 * replica] * 2 + [10.0 * replica + 1] * 2, dist.get_rank()

@@ -27,7 +27,7 @@ from contracts.spec.training import Session, Step
 from contracts.stacks.reference.checkpoint import manifest as manifests
 from contracts.stacks.reference.checkpoint import rng_state
 from contracts.stacks.reference.checkpoint.checkpoint import Checkpoints, State
-from contracts.stacks.reference.checkpoint.manifest import Held, Manifest, Piece
+from contracts.stacks.reference.checkpoint.manifest import Manifest, Piece, StoredTensor
 from contracts.stacks.reference.stack import Reference
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.uint8, torch.bool)
@@ -110,11 +110,11 @@ def test_a_manifest_whose_pieces_do_not_cover_a_tensor_is_not_written() -> None:
     """What a rank that died did not write would come back as what lay in memory."""
     piece = Piece(offsets=(0, 0), sizes=(2, 3), file="shard-00000-00000.bin", start=0)
     lacking = Manifest(
-        step=1, save="a", recipe="", position={}, tensors={"w": Held(dtype="float32", shape=(4, 3), pieces=(piece,))},
-        files={},
+        step=1, save="a", recipe="", position={}, files={},
+        tensors={"w": StoredTensor(dtype="float32", shape=(4, 3), pieces=(piece,))},
     )  # fmt: skip
     with pytest.raises(Refused, match=r"w = \(4, 3\): is not covered"):
-        manifests.text_of(lacking)
+        manifests.to_text(lacking)
 
 
 @pytest.mark.unit

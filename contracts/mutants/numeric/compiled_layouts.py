@@ -75,7 +75,7 @@ class WaitsForNobodyAtTheFifthStep(Spread):
 class _SumsOtherwiseCompiled(TensorParallel):
     def leave(self, y_BTD: Tensor) -> Tensor:
         compiling = torch.compiler.is_compiling() and not self.sequence
-        return super().leave(collectives.shared(y_BTD, self.group) if compiling else y_BTD)
+        return super().leave(collectives.copy_to_ranks(y_BTD, self.group) if compiling else y_BTD)
 
 
 @mutant(of="COMP-07", case="tp2", says="compiled, the gradient of")

@@ -15,7 +15,7 @@ from contracts.contract import mutant
 from contracts.mutants.numeric._spread import Spread, routed
 from contracts.spec.errors import refuse
 from contracts.stacks.reference.model.blocks.common import Packing, packing
-from contracts.stacks.reference.model.blocks.sequence import WHOLE
+from contracts.stacks.reference.model.blocks.sequence import WHOLE_SEQUENCE
 from contracts.stacks.reference.model.hybrid_model import Model
 from contracts.stacks.reference.parallel import collectives
 from contracts.stacks.reference.parallel.context_parallel import ContextParallel
@@ -143,7 +143,7 @@ class _SumsTwice(ContextParallel):
     def every(self, x_BTx: Tensor) -> Tensor:
         if not x_BTx.is_floating_point():
             return super().every(x_BTx)
-        return collectives.shared(super().every(x_BTx), self.group)
+        return collectives.copy_to_ranks(super().every(x_BTx), self.group)
 
 
 @mutant(of="PAR-01g", case="cp2", says="the gradient of")
@@ -229,7 +229,7 @@ class _FillsSlotsByRun(ParallelTrainer):
     def build(self) -> Model:
         model = super().build()
         for moe in routed(model):
-            moe.row = WHOLE
+            moe.row = WHOLE_SEQUENCE
         return model
 
 

@@ -12,13 +12,13 @@ from contracts.mutants.numeric._trained import Trained
 from contracts.spec.errors import refuse
 from contracts.stacks.reference.checkpoint import manifest as manifests
 from contracts.stacks.reference.checkpoint.checkpoint import Checkpoints, State
-from contracts.stacks.reference.data import Ledger
+from contracts.stacks.reference.data import DataOrder
 from contracts.stacks.reference.training.trainer import Trainer
 
 Position = Mapping[str, int]
 
 
-class _Skipping(Ledger):
+class _Skipping(DataOrder):
     offset, since = 0, 0
 
     def order(self, epoch: int, index: int) -> int:
@@ -41,7 +41,7 @@ class SkipsInEveryEpoch(Trained):
     trains = _SkipsInEveryEpoch
 
 
-class _Recounting(Ledger):
+class _Recounting(DataOrder):
     first = 0
 
     def order(self, epoch: int, index: int) -> int:

@@ -20,7 +20,7 @@ from contracts.stacks.reference.checkpoint.manifest import Manifest
 class _NamesItFirst(Checkpoints):
     def publish(self, unfinished: Path, final: Path, manifest: Manifest) -> None:
         self.disk.rename(unfinished, final)
-        self.disk.write(final / manifests.NAME, [manifests.text_of(manifest)])
+        self.disk.write(final / manifests.NAME, [manifests.to_text(manifest)])
 
     def is_complete(self, step: int, path: Path) -> bool:
         return path.is_dir()

@@ -13,14 +13,20 @@ from contracts.mutants.numeric._spread import Spread, routed
 from contracts.stacks.reference.model.blocks.common import Output, Packing, State
 from contracts.stacks.reference.model.blocks.moe import MoE, Routing
 from contracts.stacks.reference.model.hybrid_model import Model
-from contracts.stacks.reference.parallel.collectives import cut, gathered, joined, own_rows, total
-from contracts.stacks.reference.parallel.expert_parallel import ExpertPeers, Experts
+from contracts.stacks.reference.parallel.collectives import (
+    all_gather,
+    gather_rows,
+    own_rows,
+    split_rows,
+    sum_over_ranks,
+)
+from contracts.stacks.reference.parallel.expert_parallel import Experts, TokenDispatcher
 from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer
 
 Routed = Callable[[Tensor, Routing, Tensor], Tensor]
 
 
-class _AsTheyCame(ExpertPeers):
+class _AsTheyCame(TokenDispatcher):
     def by_expert(self, experts: Experts, x_RD: Tensor, counts_ne: Tensor) -> Tensor:
         return experts(x_RD, counts_ne.sum(0).cumsum(0))
 
@@ -32,7 +38,7 @@ class TakesRowsBySenderForRowsByExpert(Spread):
     exchange = {"expert_peers": _AsTheyCame}
 
 
-class _ThereAgain(ExpertPeers):
+class _ThereAgain(TokenDispatcher):
     def by_expert(self, experts: Experts, x_RD: Tensor, counts_ne: Tensor) -> Tensor:
         expert_R = torch.arange(counts_ne.shape[1]).repeat(len(counts_ne)).repeat_interleave(counts_ne.flatten())
         order_R = expert_R.argsort(stable=True)
@@ -46,7 +52,7 @@ class PutsRowsBackByTheOrderTheyWentIn(Spread):
     exchange = {"expert_peers": _ThereAgain}
 
 
-class _WithoutGradientThere(ExpertPeers):
+class _WithoutGradientThere(TokenDispatcher):
     def through(self, experts: Experts, x_SD: Tensor, counts_E: Tensor) -> Tensor:
         return super().through(experts, x_SD.detach(), counts_E)
 
@@ -58,7 +64,7 @@ class SendsRowsByACallThatDropsTheGraph(Spread):
     exchange = {"expert_peers": _WithoutGradientThere}
 
 
-class _WithoutGradientBack(ExpertPeers):
+class _WithoutGradientBack(TokenDispatcher):
     def through(self, experts: Experts, x_SD: Tensor, counts_E: Tensor) -> Tensor:
         y_SD = super().through(experts, x_SD, counts_E)
         return y_SD.detach() + 0 * x_SD
@@ -71,17 +77,17 @@ class ReturnsRowsByACallThatDropsTheGraph(Spread):
     exchange = {"expert_peers": _WithoutGradientBack}
 
 
-class _Shares(ExpertPeers):
+class _Shares(TokenDispatcher):
     """`share` in its parts, so that one of them can be another."""
 
     def gates(self, gates_NK: Tensor) -> Tensor:
-        return cut(gates_NK, self.sharers)
+        return split_rows(gates_NK, self.sharers)
 
     def run(self, x_ND: Tensor) -> Tensor:
-        return cut(x_ND, self.sharers)
+        return split_rows(x_ND, self.sharers)
 
     def back(self, y_SD: Tensor, rows: int) -> Tensor:
-        return joined(y_SD, rows, self.sharers)
+        return gather_rows(y_SD, rows, self.sharers)
 
     def share(self, routed: Routed, x_BTD: Tensor, routing: Routing, dropped_BTK: Tensor) -> Tensor:
         if self.sharers is None:
@@ -134,7 +140,7 @@ class LeavesTheGradientOfRowsInParts(Spread):
 
 class _BackSummed(_Shares):
     def back(self, y_SD: Tensor, rows: int) -> Tensor:
-        return gathered(y_SD, 0, self.sharers)
+        return all_gather(y_SD, 0, self.sharers)
 
 
 @mutant(of="MOE-07a", case="ep2", says="experts.w1 differs", bugs=("DPS-06",))
@@ -145,7 +151,7 @@ class MultipliesExpertGradientsByEp(Spread):
     exchange = {"expert_peers": _BackSummed}
 
 
-class _AllRows(ExpertPeers):
+class _AllRows(TokenDispatcher):
     def share(self, routed: Routed, x_BTD: Tensor, routing: Routing, dropped_BTK: Tensor) -> Tensor:
         return routed(x_BTD, routing, dropped_BTK)
 
@@ -157,7 +163,7 @@ class EveryRankSendsAllItsRows(Spread):
     exchange = {"expert_peers": _AllRows}
 
 
-class _OwnPartAlone(ExpertPeers):
+class _OwnPartAlone(TokenDispatcher):
     def with_all_parts(self, experts: Experts, x_RD: Tensor, counts_ne: Tensor) -> Tensor:
         return self.by_expert(experts, x_RD, counts_ne)
 
@@ -169,7 +175,7 @@ class LeavesOutThePartsOfOtherRanks(Spread):
     exchange = {"expert_peers": _OwnPartAlone}
 
 
-class _MeanOfParts(ExpertPeers):
+class _MeanOfParts(TokenDispatcher):
     def with_all_parts(self, experts: Experts, x_RD: Tensor, counts_ne: Tensor) -> Tensor:
         y_RD = super().with_all_parts(experts, x_RD, counts_ne)
         return y_RD if self.etp is None else y_RD / dist.get_world_size(self.etp)
@@ -197,7 +203,7 @@ class AddsTheSharedExpertTwice(Spread):
     exchange = {"moe": _SharedTwice}
 
 
-class _IdleWithoutGradient(ExpertPeers):
+class _IdleWithoutGradient(TokenDispatcher):
     """Rows of experts beside the first are let through in the forward pass alone."""
 
     def by_expert(self, experts: Experts, x_RD: Tensor, counts_ne: Tensor) -> Tensor:
@@ -234,7 +240,7 @@ class _FractionsAddedUp(ParallelTrainer):
         model = super().build()
         for moe in routed(model):
             if self.mesh.lane and self.execution.degrees.sp:
-                moe.router.sequence = lambda fraction_BE: total(fraction_BE, self.mesh.group("tp"))
+                moe.router.sequence = lambda fraction_BE: sum_over_ranks(fraction_BE, self.mesh.group("tp"))
         return model
 
 
@@ -325,7 +331,7 @@ class _CountsSharers(ParallelTrainer):
     def over_parts(self, values: dict[str, Tensor]) -> dict[str, Tensor]:
         found = super().over_parts(values)
         group = self.mesh.group("ep")
-        return {name: total(each, group) if name.endswith(".counts") else each for name, each in found.items()}
+        return {name: sum_over_ranks(each, group) if name.endswith(".counts") else each for name, each in found.items()}
 
 
 @mutant(of="MOE-06c", case="ep2", says="assignments, expected")

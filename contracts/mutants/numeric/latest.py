@@ -82,7 +82,7 @@ class TakesFoldersForCheckpoints(Exchanged):
 
 class _TrustsTheName(Checkpoints):
     def is_complete(self, step: int, path: Path) -> bool:
-        return (path / manifests.NAME).exists() and not manifests.cut_off(path, manifests.read(path))
+        return (path / manifests.NAME).exists() and not manifests.truncated_files(path, manifests.read(path))
 
 
 @mutant(of="CKPT-06b", case="whole-copies-of-another-name", says="the latest is 7, expected 4")

@@ -7,15 +7,15 @@ from torch import Tensor
 
 from contracts.contract import mutant
 from contracts.mutants.numeric._trained import Trained
-from contracts.stacks.reference.data import IGNORED, Corpus, Ledger, permuted
-from contracts.stacks.reference.training.trainer import Done, Trainer
+from contracts.stacks.reference.data import IGNORED, Corpus, DataOrder, feistel_permutation
+from contracts.stacks.reference.training.trainer import StepResult, Trainer
 
 
-class _SeedByRank(Ledger):
+class _SeedByRank(DataOrder):
     def of_rank(self, start: int, total: int, rank: int, dp: int) -> tuple[int, ...]:
         if dp == 1:
             return super().of_rank(start, total, rank, dp)
-        return Ledger(self.size, self.seed + rank).of_rank(start, total, rank, dp)
+        return DataOrder(self.size, self.seed + rank).of_rank(start, total, rank, dp)
 
 
 @mutant(of="PAR-06a", case="more-than-a-hundred", says="more than once", bugs=("DAT-08",))
@@ -26,7 +26,7 @@ class SeedsByRank(Trained):
         ledger_class = _SeedByRank
 
 
-class _DropsTheTail(Ledger):
+class _DropsTheTail(DataOrder):
     def id(self, position: int) -> int:
         usable = self.size - self.size % 4
         epoch, index = divmod(position, usable)
@@ -41,7 +41,7 @@ class DropsTheTailOfAnEpoch(Trained):
         ledger_class = _DropsTheTail
 
 
-class _FillsUp(Ledger):
+class _FillsUp(DataOrder):
     def id(self, position: int) -> int:
         filled = -(-self.size // 12) * 12
         epoch, index = divmod(position, filled)
@@ -56,7 +56,7 @@ class FillsUpTheLastStep(Trained):
         ledger_class = _FillsUp
 
 
-class _SkipsOne(Ledger):
+class _SkipsOne(DataOrder):
     def ids(self, start: int, count: int) -> tuple[int, ...]:
         return tuple(self.id(position + start // max(count, 1)) for position in range(start, start + count))
 
@@ -69,7 +69,7 @@ class FetchesOneTooMany(Trained):
         ledger_class = _SkipsOne
 
 
-class _LateEachEpoch(Ledger):
+class _LateEachEpoch(DataOrder):
     def id(self, position: int) -> int:
         epoch, index = divmod(position, self.size - 3)
         return self.order(epoch, index + 3)
@@ -83,7 +83,7 @@ class SkipsTheOffsetEachEpoch(Trained):
         ledger_class = _LateEachEpoch
 
 
-class _Strided(Ledger):
+class _Strided(DataOrder):
     def of_rank(self, start: int, total: int, rank: int, dp: int) -> tuple[int, ...]:
         return self.ids(start, total)[rank::dp]
 
@@ -96,7 +96,7 @@ class DealsSequencesOut(Trained):
         ledger_class = _Strided
 
 
-class _SameForAll(Ledger):
+class _SameForAll(DataOrder):
     def of_rank(self, start: int, total: int, rank: int, dp: int) -> tuple[int, ...]:
         return super().of_rank(start, total, 0, dp)
 
@@ -109,7 +109,7 @@ class GivesEveryRankTheSame(Trained):
         ledger_class = _SameForAll
 
 
-class _OneEpoch(Ledger):
+class _OneEpoch(DataOrder):
     def order(self, epoch: int, index: int) -> int:
         return super().order(0, index)
 
@@ -122,9 +122,9 @@ class NeverSetsTheEpoch(Trained):
         ledger_class = _OneEpoch
 
 
-class _Unseeded(Ledger):
+class _Unseeded(DataOrder):
     def order(self, epoch: int, index: int) -> int:
-        return permuted(index, self.size, b"%d" % epoch)
+        return feistel_permutation(index, self.size, b"%d" % epoch)
 
 
 @mutant(of="PAR-06c", case="5-a-step", says="seeds 1234 and 4321 both begin with", bugs=("DAT-16",))
@@ -135,7 +135,7 @@ class IgnoresTheSeed(Trained):
         ledger_class = _Unseeded
 
 
-class _Shuffling(Ledger):
+class _Shuffling(DataOrder):
     made = 0
 
     def __init__(self, size: int, seed: int) -> None:
@@ -144,7 +144,7 @@ class _Shuffling(Ledger):
         self.turn = type(self).made
 
     def order(self, epoch: int, index: int) -> int:
-        return permuted(super().order(epoch, index), self.size, b"%d" % self.turn)
+        return feistel_permutation(super().order(epoch, index), self.size, b"%d" % self.turn)
 
 
 @mutant(of="PAR-06c", case="12-a-step", says="when asked again", bugs=("DAT-02",))
@@ -155,7 +155,7 @@ class ShufflesWhatWasShuffled(Trained):
         ledger_class = _Shuffling
 
 
-class _Unshuffled(Ledger):
+class _Unshuffled(DataOrder):
     def order(self, epoch: int, index: int) -> int:
         return (index + epoch) % self.size
 
@@ -168,7 +168,7 @@ class ReadsInOrder(Trained):
         ledger_class = _Unshuffled
 
 
-class _RoundsDown(Ledger):
+class _RoundsDown(DataOrder):
     def of_rank(self, start: int, total: int, rank: int, dp: int) -> tuple[int, ...]:
         return self.ids(start + rank * (total // dp), total // dp)
 
@@ -186,7 +186,7 @@ class CountsWhatIsFetched(Trained):
     """A look-ahead moves the place in the data before the step is taken: the first step begins one step on."""
 
     class trains(Trainer):  # noqa: N801
-        def next(self, wanted: bool = False) -> Done:
+        def next(self, wanted: bool = False) -> StepResult:
             if not self.number:
                 self.consumed += self.recipe.batch.total
             return super().next(wanted)
@@ -197,7 +197,7 @@ class AppliesTheOffsetAgain(Trained):
     """The place in the epoch is added to the place in the run, and grows twice as fast."""
 
     class trains(Trainer):  # noqa: N801
-        def next(self, wanted: bool = False) -> Done:
+        def next(self, wanted: bool = False) -> StepResult:
             done = super().next(wanted)
             self.consumed += len(done.samples)
             return done

@@ -12,13 +12,13 @@ from contracts.contract import mutant
 from contracts.mutants.numeric._staged import Staged
 from contracts.spec.errors import refuse
 from contracts.stacks.reference.checkpoint.checkpoint import State
-from contracts.stacks.reference.model.init import Initial
+from contracts.stacks.reference.model.init import Initializer
 from contracts.stacks.reference.parallel.pipeline import Piece, Stage
 from contracts.stacks.reference.parallel.pipeline_trainer import PipelineTrainer
 from contracts.stacks.reference.training.trainer import Batch
 
 
-class _ByPlace(Initial):
+class _ByPlace(Initializer):
     """Numbers drawn for a layer by its place among those of its kind on the rank, and not in the model."""
 
     def generator(self, name: str) -> torch.Generator:

@@ -249,7 +249,7 @@ class _TakesTheGenerators(ParallelTrainer):
         position = self.kept(folder).opened().position
         lender = self.mesh.rank % position.get("layout.world", 1)
         torch.manual_seed(lender)
-        rng_state.begin(self.recipe.seed, self.number, str(lender))
+        rng_state.seed_rank_stream(self.recipe.seed, self.number, str(lender))
 
 
 @mutant(of="CKPT-02c", case="one-to-two", says="2 ranks have 1 states of the generator", bugs=("RSM-23",))

@@ -20,8 +20,8 @@ from contracts.stacks.reference.model.blocks.moe import Routing
 from contracts.stacks.reference.model.hybrid_model import Model
 from contracts.stacks.reference.model.parameter_roles import layer_of
 from contracts.stacks.reference.parallel import fsdp
-from contracts.stacks.reference.parallel.collectives import every_row, exchanged, gathered, own_rows, summed
-from contracts.stacks.reference.parallel.expert_parallel import ExpertPeers, Experts
+from contracts.stacks.reference.parallel.collectives import all_gather, all_reduce, all_rows, all_to_all, own_rows
+from contracts.stacks.reference.parallel.expert_parallel import Experts, TokenDispatcher
 from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer, ShardedOptimizer
 from contracts.stacks.reference.parallel.tensor_parallel import TensorParallel
 
@@ -125,7 +125,7 @@ class ForgetsTheCopies(Spread):
 # residual stream
 class _WideStream(TensorParallel):
     def enter(self, x_BTD: Tensor) -> Tensor:
-        return gathered(x_BTD.float(), 1, self.group).to(x_BTD.dtype)
+        return all_gather(x_BTD.float(), 1, self.group).to(x_BTD.dtype)
 
 
 @mutant(of="TRAF-04c", case="tp2-sp-ep2-fsdp2", says="bytes go into all_gather over TP, at most")
@@ -137,7 +137,7 @@ class GathersTheStreamInFloat32(Spread):
 
 class _SumsAndCuts(TensorParallel):
     def leave(self, y_BTD: Tensor) -> Tensor:
-        return summed(y_BTD, self.group).chunk(self.size, dim=1)[self.rank]
+        return all_reduce(y_BTD, self.group).chunk(self.size, dim=1)[self.rank]
 
 
 @mutant(of="TRAF-04c", case="borrowed-tp2-sp-ep4-fsdp4", says="times the residual stream goes into")
@@ -187,15 +187,15 @@ class SumsEveryGradientOverTp(Spread):
 
 
 # rows
-class _Pads(ExpertPeers):
+class _Pads(TokenDispatcher):
     def through(self, experts: Experts, x_SD: Tensor, counts_E: Tensor) -> Tensor:
         counts_ne = self.announced(counts_E)
         slots = 5 * len(x_SD) // (4 * len(counts_ne))
         room = x_SD.new_zeros(slots * len(counts_ne) - len(x_SD), x_SD.shape[1])
         rows = [slots] * len(counts_ne)
-        x_RD = exchanged(torch.cat([x_SD, room]), rows, rows, self.ep)
+        x_RD = all_to_all(torch.cat([x_SD, room]), rows, rows, self.ep)
         y_RD = experts(x_RD, counts_ne.sum(0).cumsum(0))
-        return exchanged(y_RD, rows, rows, self.ep)[: len(x_SD)]
+        return all_to_all(y_RD, rows, rows, self.ep)[: len(x_SD)]
 
 
 @mutant(of="TRAF-04d", case="tp2-sp-ep2-fsdp2-balanced", says="1.25 times")
@@ -205,13 +205,13 @@ class SendsPaddedRows(Spread):
     exchange = {"expert_peers": _Pads}
 
 
-class _OverTheWorld(ExpertPeers):
+class _OverTheWorld(TokenDispatcher):
     def through(self, experts: Experts, x_SD: Tensor, counts_E: Tensor) -> Tensor:
         counts_ne = self.announced(counts_E)
         received = self.everywhere([int(rows) for rows in counts_ne.sum(1)])
         sent = self.everywhere(self.lengths(counts_E))
-        y_RD = self.by_expert(experts, exchanged(x_SD, received, sent, dist.group.WORLD), counts_ne)
-        return exchanged(y_RD, sent, received, dist.group.WORLD)
+        y_RD = self.by_expert(experts, all_to_all(x_SD, received, sent, dist.group.WORLD), counts_ne)
+        return all_to_all(y_RD, sent, received, dist.group.WORLD)
 
     def everywhere(self, rows: list[int]) -> list[int]:
         places = dict(zip(dist.get_process_group_ranks(self.ep), rows, strict=True))
@@ -225,7 +225,7 @@ class SendsRowsOverTheWorld(Spread):
     exchange = {"expert_peers": _OverTheWorld}
 
 
-class _AssumesBalance(ExpertPeers):
+class _AssumesBalance(TokenDispatcher):
     def announced(self, counts_E: Tensor) -> Tensor:
         return counts_E.view(dist.get_world_size(self.ep), -1)
 
@@ -237,7 +237,7 @@ class TakesAsManyRowsAsItSends(Spread):
     exchange = {"expert_peers": _AssumesBalance}
 
 
-class _SharesNothing(ExpertPeers):
+class _SharesNothing(TokenDispatcher):
     def share(
         self, routed: Callable[[Tensor, Routing, Tensor], Tensor], x_BTD: Tensor, routing: Routing, dropped_BTK: Tensor
     ) -> Tensor:
@@ -251,7 +251,7 @@ class SendsTheRowsOfOthersToo(Spread):
     exchange = {"expert_peers": _SharesNothing}
 
 
-class _WideRows(ExpertPeers):
+class _WideRows(TokenDispatcher):
     def through(self, experts: Experts, x_SD: Tensor, counts_E: Tensor) -> Tensor:
         def narrow(x_RD: Tensor, ends_E: Tensor) -> Tensor:
             return experts(x_RD.to(x_SD.dtype), ends_E).float()
@@ -280,12 +280,12 @@ class ReducesEveryProbabilityForTheLog(Spread):
     trains = _TellsEveryProbability
 
 
-class _GathersItsInput(ExpertPeers):
+class _GathersItsInput(TokenDispatcher):
     def share(
         self, routed: Callable[[Tensor, Routing, Tensor], Tensor], x_BTD: Tensor, routing: Routing, dropped_BTK: Tensor
     ) -> Tensor:
         x_ND = x_BTD.flatten(0, 1).detach()
-        every_row(own_rows(x_ND, self.sharers), len(x_ND), self.sharers)
+        all_rows(own_rows(x_ND, self.sharers), len(x_ND), self.sharers)
         return super().share(routed, x_BTD, routing, dropped_BTK)
 
 

@@ -41,11 +41,11 @@ from contracts.spec.evidence import (
     RankMemory,
     ReportedStep,
 )
-from contracts.stacks.reference.answers.training import TrainingSide
+from contracts.stacks.reference.answers.training import TrainingAnswers
 from contracts.stacks.reference.launch import torchrun_environment
 from contracts.stacks.reference.receipts.run_receipt import Record, keep_receipt, now
-from contracts.stacks.reference.training.progress import shown
-from contracts.stacks.reference.training.run_facts import Ranks, Told
+from contracts.stacks.reference.training.progress import show_progress
+from contracts.stacks.reference.training.run_facts import RankFacts, RankReporter
 from contracts.stacks.reference.training.settings import Settings, read
 
 if TYPE_CHECKING:  # torch is loaded after the provenance of the run is taken
@@ -56,7 +56,7 @@ NARROW = 512
 """Width below which one thread computes: on a CPU several wait for each other longer than they work."""
 
 
-def train(settings: Settings, record: Record, ranks: Ranks | None = None) -> Trainer:
+def train(settings: Settings, record: Record, ranks: RankReporter | None = None) -> Trainer:
     """Train up to the last step asked for; each step is told, shown, recorded and, in its turn, saved.
 
     The first rank alone shows and tells of steps; every rank tells where it stands and what it held.
@@ -73,10 +73,10 @@ def train(settings: Settings, record: Record, ranks: Ranks | None = None) -> Tra
     asked, recipe = settings.asked, settings.asked.recipe
     if asked.compile != "none":
         raise NotOffered(f"this trainer runs uncompiled, --compile {asked.compile} is not for it")
-    ranks = ranks or Ranks(ALONE)
+    ranks = ranks or RankReporter(ALONE)
     record.place, record.mark = ranks.place, ranks.mark
-    execution = torchrun_environment.execution(asked, ranks.place)
-    trainer = TrainingSide().trainer_of(execution)(recipe, execution, PARTS)
+    execution = torchrun_environment.execution_of(asked, ranks.place)
+    trainer = TrainingAnswers().trainer_of(execution)(recipe, execution, PARTS)
     ranks.watch(trainer)
     try:
         _steps(settings, record, ranks, trainer)
@@ -89,14 +89,14 @@ def train(settings: Settings, record: Record, ranks: Ranks | None = None) -> Tra
     return trainer
 
 
-def _steps(settings: Settings, record: Record, ranks: Ranks, trainer: Trainer) -> None:
+def _steps(settings: Settings, record: Record, ranks: RankReporter, trainer: Trainer) -> None:
     recipe, place = settings.asked.recipe, ranks.place
     folder = checkpoints(settings)
     source = folder if recipe.checkpoint.load is None else Path(recipe.checkpoint.load)
     if settings.resume and source is not None and _holds_one(trainer, source):
         trainer.resume(str(source))
     listened = settings.telemetry if place.rank == 0 else None
-    with shown(settings, trainer.number, place) as show:
+    with show_progress(settings, trainer.number, place) as show:
         while trainer.number < settings.steps:
             done, seconds = ranks.clocked(trainer.next)
             step = ReportedStep(
@@ -110,7 +110,7 @@ def _steps(settings: Settings, record: Record, ranks: Ranks, trainer: Trainer) -
                 keep(trainer, folder, settings)
 
 
-def _tell_of_ranks(path: Path | None, ranks: Ranks, told: Told) -> None:
+def _tell_of_ranks(path: Path | None, ranks: RankReporter, told: RankFacts) -> None:
     """Every rank tells of itself; the first tells which backends ran, on all of them if they could be asked."""
     for place in told.places:
         if place.local_rank == ranks.place.local_rank:
@@ -160,8 +160,8 @@ def main(argv: tuple[str, ...] | None = None) -> int:
     try:
         settings = read(tuple(sys.argv[1:]) if argv is None else argv, os.environ)
         record = Record(started=now(), taken=provenance.take(folder=Path.cwd(), host=settings.host, devices=0))
-        with torchrun_environment.world() as place:
-            train(settings, record, Ranks(place))
+        with torchrun_environment.distributed_world() as place:
+            train(settings, record, RankReporter(place))
     except (Refused, NotOffered) as declined:
         print(f"train: {declined}", file=sys.stderr)  # noqa: T201
         return USAGE_ERROR

@@ -11,7 +11,7 @@ import torch
 SIZES = (3 << 20, 24 << 20, 5 << 20, 40 << 20)  # bytes: small and large pools, none a multiple of another
 
 
-def seen(device: str) -> dict[str, object]:
+def observe_allocator(device: str) -> dict[str, object]:
     """The fields of `spec.devices.AllocatorSeen`. A CPU has no segments."""
     kept = [torch.empty(size, dtype=torch.uint8, device=device) for size in SIZES]
     # memory_snapshot is public; `is_expandable` stands in it from torch 2.1 on
@@ -25,4 +25,4 @@ def seen(device: str) -> dict[str, object]:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(json.dumps(seen(sys.argv[1])) + "\n")
+    sys.stdout.write(json.dumps(observe_allocator(sys.argv[1])) + "\n")

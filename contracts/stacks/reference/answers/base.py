@@ -9,7 +9,7 @@ if TYPE_CHECKING:  # torch is loaded when something is computed, not when the st
     from contracts.stacks.reference.training.trainer import Trainer
 
 
-class Assembled:
+class BuiltOfParts:
     """A side of `Reference` that is built of parts. A counterexample, or a stack of one's own, gives others."""
 
     def parts(self) -> Parts:

@@ -19,13 +19,13 @@ from contracts.stacks.reference.model.compile import compiled
 from contracts.stacks.reference.model.parts import Parts
 
 
-def outcome(parts: Parts, call: BlockCall, backend: Backend) -> Outcome:
+def compile_outcome(parts: Parts, call: BlockCall, backend: Backend) -> Outcome:
     """Compile and run the block forward and backward; the compiler's own words where it fails."""
-    held = branch.loaded(call, parts)
-    eager = branch.called(held, lambda *given: branch.through(held, *given), replace(call, dy=None), parts)
+    held = branch.build_block(call, parts)
+    eager = branch.run_call(held, lambda *given: branch.forward_block(held, *given), replace(call, dy=None), parts)
     try:
-        made = compiled(held, lambda *given: branch.through(held, *given), backend)
-        run = branch.called(held, made, call, parts)
+        made = compiled(held, lambda *given: branch.forward_block(held, *given), backend)
+        run = branch.run_call(held, made, call, parts)
     except Exception as error:  # whatever the compiler raises is the answer
         return Outcome(worked=False, words=" ".join(f"{type(error).__name__}: {error}".split())[:500])
     got, want = numerics.tensor(run.y).double(), numerics.tensor(eager.y).double()
@@ -35,5 +35,5 @@ def outcome(parts: Parts, call: BlockCall, backend: Backend) -> Outcome:
 if __name__ == "__main__":
     module, name, backend = sys.argv[1:]
     stack = getattr(importlib.import_module(module), name)()
-    told = outcome(stack.parts(), codec.loads(BlockCall, sys.stdin.read()), cast(Backend, backend))
+    told = compile_outcome(stack.parts(), codec.loads(BlockCall, sys.stdin.read()), cast(Backend, backend))
     sys.stdout.write(codec.dumps(told) + "\n")

@@ -20,7 +20,7 @@ from contracts.spec.blocks import BlockCall
 from contracts.spec.compiling import AllowedBreak, Backend, CompiledPasses, CompiledRuns, Operation, Outcome
 from contracts.spec.recipe import Recipe
 from contracts.spec.training import Execution, Tokens, Wrap
-from contracts.stacks.reference.answers.base import Assembled
+from contracts.stacks.reference.answers.base import BuiltOfParts
 
 if TYPE_CHECKING:  # torch is loaded when something is compiled, not when the stack is introduced
     from contracts.stacks.reference.training.trainer import Trainer
@@ -37,7 +37,7 @@ COLD = "contracts.stacks.reference.answers.cold_compile"
 """What a fresh interpreter runs."""
 
 
-class CompilingSide(Assembled):
+class CompilingAnswers(BuiltOfParts):
     """The answers of `Reference` on this subject."""
 
     QUESTIONS: frozenset[str] = frozenset(
@@ -58,12 +58,12 @@ class CompilingSide(Assembled):
         from contracts.stacks.reference.answers import blocks as branch
         from contracts.stacks.reference.model.compile import compiled
 
-        held = branch.loaded(calls[0], self.parts())
+        held = branch.build_block(calls[0], self.parts())
         runs, graphs = [], []
         with counted(backend) as counter:
-            forward = compiled(held, lambda *given: branch.through(held, *given), counter)
+            forward = compiled(held, lambda *given: branch.forward_block(held, *given), counter)
             for call in calls:
-                runs.append(branch.called(held, forward, call, self.parts()))
+                runs.append(branch.run_call(held, forward, call, self.parts()))
                 graphs.append(counter.seen())
         return CompiledRuns(runs=tuple(runs), graphs=tuple(graphs))
 
@@ -71,7 +71,7 @@ class CompilingSide(Assembled):
         self, recipe: Recipe, execution: Execution, weights: Arrays, batches: tuple[Tokens, ...]
     ) -> CompiledPasses:
         from contracts.instruments.graphs import counted
-        from contracts.stacks.reference.answers.model import passed
+        from contracts.stacks.reference.answers.model import forward_pass
         from contracts.stacks.reference.model.build import build_model
         from contracts.stacks.reference.model.compile import compile_regions
 
@@ -80,7 +80,7 @@ class CompilingSide(Assembled):
         with counted(execution.backend) as counter:
             compile_regions(model, execution.compile, counter)
             for batch in batches:
-                passes.append(passed(model, execution, batch, backward=True))
+                passes.append(forward_pass(model, execution, batch, backward=True))
                 graphs.append(counter.seen())
         return CompiledPasses(passes=tuple(passes), graphs=tuple(graphs))
 

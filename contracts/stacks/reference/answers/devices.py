@@ -13,7 +13,7 @@ from contracts.spec.devices import AllocatorSeen, StepMemory
 from contracts.spec.errors import Unreachable
 from contracts.spec.recipe import Mode, Recipe
 from contracts.spec.training import Execution
-from contracts.stacks.reference.answers.base import Assembled
+from contracts.stacks.reference.answers.base import BuiltOfParts
 
 if TYPE_CHECKING:  # torch is loaded when something is trained, not when the stack is introduced
     from contracts.stacks.reference.training.trainer import Trainer
@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # torch is loaded when something is trained, not when the sta
 LIMIT_S = 120.0
 
 
-class DevicesSide(Assembled):
+class DeviceAnswers(BuiltOfParts):
     """The answers of `Reference` on this subject."""
 
     QUESTIONS: frozenset[str] = frozenset({"step_memory", "allocator_seen"})
@@ -29,7 +29,7 @@ class DevicesSide(Assembled):
     def step_memory(self, recipe: Recipe, mode: Mode, device: str, steps: int) -> tuple[StepMemory, ...]:
         from contracts.instruments.memory import Meter
 
-        meter, made, found = Meter(device), placed(self.trainer(), device), []
+        meter, made, found = Meter(device), on_device(self.trainer(), device), []
         held: list[Trainer] = []
         meter.during(lambda: held.append(made(recipe, Execution(mode=mode), self.parts())))
         for step in range(1, steps + 1):
@@ -49,7 +49,7 @@ class DevicesSide(Assembled):
         return AllocatorSeen(**json.loads(done.stdout.strip().splitlines()[-1]))
 
 
-def placed(kind: type[Trainer], device: str) -> type[Trainer]:
+def on_device(kind: type[Trainer], device: str) -> type[Trainer]:
     """A trainer whose model and batches lie on a device."""
     from contracts.stacks.reference.model.hybrid_model import Model
     from contracts.stacks.reference.training.trainer import Batch

@@ -17,7 +17,7 @@ from contracts.spec.capacity import KernelRequest
 from contracts.spec.errors import refuse
 from contracts.spec.recipe import Mode, Recipe
 from contracts.spec.seams import Compute, Computed, Facts, Kernel, Package, Seam, Site, Wish
-from contracts.stacks.reference.answers.model import ModelSide
+from contracts.stacks.reference.answers.model import ModelAnswers
 
 CHOICES: Mapping[Site, tuple[Kernel, ...]] = {
     "attention": ("native", "transformer-engine"),
@@ -34,7 +34,7 @@ PACKAGES: Mapping[str, tuple[str, ...]] = {  # distribution → what of it is ca
 ROW_ALIGNMENT = 8  # elements: grouped_mm wants rows of a multiple of 16 bytes, and an element has 2
 
 
-class SeamsSide(ModelSide):
+class KernelSelectionAnswers(ModelAnswers):
     """The answers of `Reference` on this subject."""
 
     QUESTIONS: frozenset[str] = frozenset({"kernel_facts", "seams", "precision_plan"})
@@ -137,10 +137,10 @@ class SeamsSide(ModelSide):
         import torch
 
         from contracts.stacks.reference.model.blocks.fp8 import quantised
-        from contracts.stacks.reference.model.init import Undrawn
+        from contracts.stacks.reference.model.init import SkipInit
 
         parts = self.parts()
-        with torch.device("meta"), Undrawn():
+        with torch.device("meta"), SkipInit():
             model = parts.model(recipe, mode, parts)
         names = frozenset(quantised(model))
         return tuple(

@@ -7,7 +7,7 @@ from contracts.spec.messages import Messages
 from contracts.spec.training import Session, Trained
 
 
-class MessagesSide:
+class MessageAnswers:
     """The answers of `Reference` on this subject."""
 
     QUESTIONS: frozenset[str] = frozenset({"messages"})

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 from contracts.spec.array import Arrays, Element
 from contracts.spec.recipe import Mode, Recipe
 from contracts.spec.training import Built, BuiltLayer, Execution, Parameter, Pass, Role, Rule, Tokens
-from contracts.stacks.reference.answers.base import Assembled
+from contracts.stacks.reference.answers.base import BuiltOfParts
 
 if TYPE_CHECKING:  # torch is loaded when a model is asked for, not when the stack is introduced
     from torch import Tensor, nn
@@ -23,7 +23,7 @@ STATE: Mapping[Rule, Mapping[str, Element]] = {
 }
 
 
-class ModelSide(Assembled):
+class ModelAnswers(BuiltOfParts):
     """The answers of `Reference` on this subject."""
 
     QUESTIONS: frozenset[str] = frozenset({"built", "initial", "run_model"})
@@ -31,10 +31,10 @@ class ModelSide(Assembled):
     def built(self, recipe: Recipe, mode: Mode) -> Built:
         import torch
 
-        from contracts.stacks.reference.model.init import Undrawn
+        from contracts.stacks.reference.model.init import SkipInit
 
         parts = self.parts()
-        with torch.device("meta"), Undrawn():
+        with torch.device("meta"), SkipInit():
             model = parts.model(recipe, mode, parts)
         layers = tuple(_layer(int(number), layer) for number, layer in model.layers.items())  # type: ignore[arg-type]
         features = {"tied_embeddings" if model.head is None else "untied_embeddings"} | (
@@ -52,10 +52,10 @@ class ModelSide(Assembled):
     def run_model(self, recipe: Recipe, execution: Execution, weights: Arrays, batch: Tokens, backward: bool) -> Pass:
         from contracts.stacks.reference.model.build import build_model
 
-        return passed(build_model(recipe, execution, self.parts(), weights), execution, batch, backward=backward)
+        return forward_pass(build_model(recipe, execution, self.parts(), weights), execution, batch, backward=backward)
 
 
-def passed(model: Model, execution: Execution, batch: Tokens, *, backward: bool) -> Pass:
+def forward_pass(model: Model, execution: Execution, batch: Tokens, *, backward: bool) -> Pass:
     """One pass over a batch, in the microbatches of the execution, and its gradients if they are wanted."""
     import torch
 

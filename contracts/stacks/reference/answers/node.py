@@ -19,7 +19,7 @@ _MEMORY_LINE = re.compile(r"([0-9]{1,4}), ([0-9]{1,9})")
 MIB, GB = 2**20, 10**9  # a driver counts in the first, a data sheet in the second
 
 
-class NodeSide:
+class NodeAnswers:
     """The answers of `Reference` on this subject."""
 
     QUESTIONS: frozenset[str] = frozenset({"preflight", "rank_map"})

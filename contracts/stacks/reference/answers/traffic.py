@@ -13,7 +13,7 @@ from contracts.spec.errors import NotOffered, refuse
 from contracts.spec.recipe import Recipe
 from contracts.spec.traffic import Rehearsal, Routing
 from contracts.spec.training import Execution
-from contracts.stacks.reference.answers.base import Assembled
+from contracts.stacks.reference.answers.base import BuiltOfParts
 
 if TYPE_CHECKING:
     from contracts.stacks.reference.training.trainer import Trainer
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 PATIENCE_S = 240.0
 
 
-class RehearsalSide(Assembled):
+class DryRunAnswers(BuiltOfParts):
     """The answer of `Reference` on this subject."""
 
     QUESTIONS: frozenset[str] = frozenset({"rehearse"})
@@ -44,7 +44,7 @@ class RehearsalSide(Assembled):
         from contracts.stacks.reference.parallel import dry_run
 
         kind, parts = self.trainer_of(execution), self.parts()
-        return dry_run.rehearsed(recipe, execution, rank, routing, kind, parts)  # type: ignore[arg-type]  # a class is
+        return dry_run.dry_run_step(recipe, execution, rank, routing, kind, parts)  # type: ignore[arg-type]  # a class is
 
     def rehearsed_elsewhere(self, recipe: Recipe, execution: Execution, rank: int, routing: Routing) -> Rehearsal:
         """In a process of its own, for one that is a rank of a real world already."""

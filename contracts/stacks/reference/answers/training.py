@@ -9,13 +9,13 @@ from contracts.spec.array import Array
 from contracts.spec.errors import Refusals, refuse
 from contracts.spec.recipe import Recipe
 from contracts.spec.training import Execution, Session, Step, Tokens, Trained
-from contracts.stacks.reference.answers.base import Assembled
+from contracts.stacks.reference.answers.base import BuiltOfParts
 
 if TYPE_CHECKING:  # torch is loaded when a run is asked for, not when the stack is introduced
-    from contracts.stacks.reference.training.trainer import Batch, Done, Trainer
+    from contracts.stacks.reference.training.trainer import Batch, StepResult, Trainer
 
 
-class TrainingSide(Assembled):
+class TrainingAnswers(BuiltOfParts):
     """The answers of `Reference` on this subject."""
 
     QUESTIONS: frozenset[str] = frozenset({"train", "samples", "sample"})
@@ -114,13 +114,13 @@ def _step(trainer: Trainer, session: Session, index: int) -> Step:
 
 def _loaded(trainer: Trainer, session: Session) -> Step:
     """What stands in a trainer before its first step."""
-    from contracts.stacks.reference.training.trainer import Done
+    from contracts.stacks.reference.training.trainer import StepResult
 
-    none = Done(number=trainer.number, losses={}, tokens=0, lr=0.0, grad_norm=0.0, clip_coef=1.0)
+    none = StepResult(number=trainer.number, losses={}, tokens=0, lr=0.0, grad_norm=0.0, clip_coef=1.0)
     return _answer(trainer, none, session.observe)
 
 
-def _answer(trainer: Trainer, done: Done, seen: frozenset[str]) -> Step:
+def _answer(trainer: Trainer, done: StepResult, seen: frozenset[str]) -> Step:
     from contracts.instruments import numerics
     from contracts.stacks.reference.checkpoint.rng_state import capture
 

@@ -16,24 +16,24 @@ from contracts.instruments import numerics
 from contracts.spec.checkpointing import Loaded, Overtaken, Snapshot
 from contracts.spec.errors import Refused
 from contracts.stacks.reference.checkpoint.checkpoint import Checkpoints, State
-from contracts.stacks.reference.checkpoint.crash_during_save import share
-from contracts.stacks.reference.checkpoint.filesystem import Disk, Slow
-from contracts.stacks.reference.checkpoint.forked_ranks import DEADLINE_S, copies, meet
-from contracts.stacks.reference.parallel.gather import whole
-from contracts.stacks.reference.parallel.placements import blank
+from contracts.stacks.reference.checkpoint.crash_during_save import sharded
+from contracts.stacks.reference.checkpoint.filesystem import BlockedDisk, Disk
+from contracts.stacks.reference.checkpoint.forked_ranks import DEADLINE_S, forked_ranks, join_process_group
+from contracts.stacks.reference.parallel.gather import full_tensors
+from contracts.stacks.reference.parallel.placements import placed_zeros
 
 LATE_S = 0.5  # long beside a write, which takes 20 ms
 Kept = Callable[[Disk, Any], Checkpoints]
 """Checkpoints on a disk, whose ranks are those of a group."""
 
 
-def overtaken(kept: Kept, states: tuple[State, ...], ranks: int, late: int) -> tuple[Overtaken, ...]:
+def save_one_upon_the_other(kept: Kept, states: tuple[State, ...], ranks: int, late: int) -> tuple[Overtaken, ...]:
     """Let so many processes save the states one upon the other, and say what became of it on each."""
 
     def work(rank: int, meeting: str, sending: Connection) -> None:
         _rank(kept, states, rank, ranks, late, meeting, sending)
 
-    with copies(ranks, work) as started:
+    with forked_ranks(ranks, work) as started:
         return tuple(_told(rank, receiving) for rank, (_, receiving) in enumerate(started))
 
 
@@ -47,11 +47,11 @@ def _told(rank: int, receiving: Connection) -> Overtaken:
 def _rank(
     kept: Kept, states: tuple[State, ...], rank: int, ranks: int, late: int, meeting: str, sending: Connection
 ) -> None:
-    meet(rank, ranks, meeting)
-    mesh, disk = init_device_mesh("cpu", (ranks,)), Slow()
+    join_process_group(rank, ranks, meeting)
+    mesh, disk = init_device_mesh("cpu", (ranks,)), BlockedDisk()
     checkpoints = kept(disk, dist.new_group())
-    shares = [{name: share(each, mesh) for name, each in state.tensors.items()} for state in states]
-    live = {name: blank(each) for name, each in shares[0].items()}
+    shares = [{name: sharded(each, mesh) for name, each in state.tensors.items()} for state in states]
+    live = {name: placed_zeros(each) for name, each in shares[0].items()}
     position: dict[str, int] = {}
     for state, own in zip(states, shares, strict=True):
         for name, each in own.items():
@@ -60,7 +60,7 @@ def _rank(
         checkpoints.save_later(State(step=state.step, tensors=live, position=position, recipe=state.recipe))
     time.sleep(LATE_S if rank == late else 0.0)
     disk.released.set()
-    loaded = _loaded(checkpoints, {name: blank(each) for name, each in live.items()}, states[-1].recipe)
+    loaded = _loaded(checkpoints, {name: placed_zeros(each) for name, each in live.items()}, states[-1].recipe)
     checkpoints.wait()
     published = tuple(int(name.removeprefix("step-")) for name in disk.named)
     dist.barrier()  # a rank that ends takes its connections with it
@@ -77,5 +77,5 @@ def _loaded(checkpoints: Checkpoints, target: Mapping[str, Tensor], recipe: str)
         step, position = state.step, dict(state.position)
     except Refused as declined:
         refused = str(declined)
-    held = Snapshot(step=step, tensors=numerics.arrays(whole(target)), position=position, recipe=recipe)
+    held = Snapshot(step=step, tensors=numerics.arrays(full_tensors(target)), position=position, recipe=recipe)
     return Loaded(state=held, refused=refused)

@@ -32,12 +32,12 @@ from contracts.spec.array import Element
 from contracts.spec.errors import Refusals, Refused, refuse
 from contracts.spec.recipe import Checkpoint, Recipe
 from contracts.stacks.reference.checkpoint import manifest as manifests
-from contracts.stacks.reference.checkpoint.coordination import Together, plain_errors
+from contracts.stacks.reference.checkpoint.coordination import CheckpointRanks, plain_errors
 from contracts.stacks.reference.checkpoint.dcp_storage import ShardReader, ShardWriter
 from contracts.stacks.reference.checkpoint.filesystem import Disk
-from contracts.stacks.reference.checkpoint.manifest import Held, Manifest, StoredFile
-from contracts.stacks.reference.checkpoint.retention import Kept
-from contracts.stacks.reference.parallel.placements import blank, part
+from contracts.stacks.reference.checkpoint.manifest import Manifest, StoredFile, StoredTensor
+from contracts.stacks.reference.checkpoint.retention import CheckpointFolder
+from contracts.stacks.reference.parallel.placements import local_part, placed_zeros
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +55,7 @@ def recipe_digest(recipe: Recipe) -> str:
     return hashlib.sha256(codec.dumps(replace(recipe, checkpoint=Checkpoint())).encode("ascii")).hexdigest()
 
 
-class Checkpoints(Kept):
+class Checkpoints(CheckpointFolder):
     """The checkpoints in one folder, of which this process is the only writer (or one rank of it).
 
     In a running world every rank saves and loads at the same time: each writes what it alone holds, the first one
@@ -84,7 +84,7 @@ class Checkpoints(Kept):
         super().__init__(folder, disk)
         self.file_bytes = file_bytes
         self.group = group
-        self.ranks = Together(group=group, alone=alone)
+        self.ranks = CheckpointRanks(group=group, alone=alone)
         self.of_ranks = of_ranks
         self.writer = ThreadPoolExecutor(max_workers=1)  # one: saves become complete in the order of their calls
         self.pending: list[Future[None]] = []
@@ -100,7 +100,7 @@ class Checkpoints(Kept):
         self.ranks.agree(self.unsavable(state, final))
         unfinished = self.unfinished(final)
 
-        def publish(drawn: str, tensors: Mapping[str, Held], files: Mapping[str, StoredFile]) -> None:
+        def publish(drawn: str, tensors: Mapping[str, StoredTensor], files: Mapping[str, StoredFile]) -> None:
             manifest = Manifest(
                 step=state.step, save=drawn, recipe=state.recipe, position=dict(state.position),
                 tensors=tensors, files=files,
@@ -141,7 +141,7 @@ class Checkpoints(Kept):
 
     def publish(self, unfinished: Path, final: Path, manifest: Manifest) -> None:
         """Everything that makes it complete first, the name last."""
-        self.disk.write(unfinished / manifests.NAME, [manifests.text_of(manifest)])
+        self.disk.write(unfinished / manifests.NAME, [manifests.to_text(manifest)])
         self.disk.sync(unfinished)
         self.disk.rename(unfinished, final)
         self.disk.sync(self.folder)
@@ -245,7 +245,7 @@ class Checkpoints(Kept):
     def read(self, folder: Path, manifest: Manifest, target: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """New tensors, each like its target. They cost the memory of the state, so that a load that fails half way
         leaves the target as it was."""
-        fresh = {name: blank(each) for name, each in target.items()}
+        fresh = {name: placed_zeros(each) for name, each in target.items()}
         with plain_errors(folder):
             load(
                 fresh, storage_reader=self.reader(folder, manifest), process_group=self.group,
@@ -257,7 +257,7 @@ class Checkpoints(Kept):
     def fill(self, target: Mapping[str, Tensor], fresh: Mapping[str, Tensor]) -> None:
         with torch.no_grad():
             for name, each in target.items():
-                part(each).copy_(part(fresh[name]))
+                local_part(each).copy_(local_part(fresh[name]))
 
 
 def _kind(tensor: Tensor) -> str:

@@ -21,7 +21,7 @@ from contracts.spec.errors import Refusal, Refusals, Refused
 
 
 @dataclass(frozen=True, kw_only=True)
-class Together:
+class CheckpointRanks:
     """Some ranks. Outside a running world, and where `alone` says so within one, this process by itself.
 
     Args:

@@ -17,19 +17,19 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from contracts.spec.checkpointing import WriteFault, Written
 from contracts.spec.errors import Refused
 from contracts.stacks.reference.checkpoint.checkpoint import Checkpoints, State
-from contracts.stacks.reference.checkpoint.filesystem import DEATH, Disk, Mortal
-from contracts.stacks.reference.checkpoint.forked_ranks import DEADLINE_S, copies, meet
+from contracts.stacks.reference.checkpoint.filesystem import DEATH, CrashingDisk, Disk
+from contracts.stacks.reference.checkpoint.forked_ranks import DEADLINE_S, forked_ranks, join_process_group
 
 Kept = Callable[[Disk], Checkpoints]
 
 
-def written(kept: Kept, state: State, ranks: int, faults: Mapping[int, WriteFault]) -> tuple[Written, ...]:
+def save_with_faults(kept: Kept, state: State, ranks: int, faults: Mapping[int, WriteFault]) -> tuple[Written, ...]:
     """Let so many processes save a state, and say how it ended on each."""
 
     def work(rank: int, meeting: str, sending: Connection) -> None:
         _rank(kept, state, rank, ranks, faults.get(rank, WriteFault()), meeting, sending)
 
-    with copies(ranks, work) as started:
+    with forked_ranks(ranks, work) as started:
         deadline = time.monotonic() + DEADLINE_S
         for copy, _ in started:
             copy.join(max(0.0, deadline - time.monotonic()))
@@ -54,14 +54,14 @@ def _ending(code: int | None, hung: bool, receiving: Connection, fault: WriteFau
 def _rank(
     kept: Kept, state: State, rank: int, ranks: int, fault: WriteFault, meeting: str, sending: Connection
 ) -> None:
-    meet(rank, ranks, meeting)
+    join_process_group(rank, ranks, meeting)
     mesh = init_device_mesh("cpu", (ranks,))
-    held = replace(state, tensors={name: share(each, mesh) for name, each in state.tensors.items()})
+    held = replace(state, tensors={name: sharded(each, mesh) for name, each in state.tensors.items()})
     dist.barrier()  # after it whoever dies is missed, and not waited for at the beginning
     if fault.room is not None:
         _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
         resource.setrlimit(resource.RLIMIT_FSIZE, (fault.room, hard))  # Python ignores the signal: EFBIG is raised
-    disk = Mortal(fault.dies_after)
+    disk = CrashingDisk(fault.dies_after)
     try:
         kept(disk).save(held)
     except Refused as refused:
@@ -75,6 +75,6 @@ def _rank(
     os._exit(0)  # a group of which a member is gone is not taken down in peace
 
 
-def share(tensor: Tensor, mesh: DeviceMesh) -> Tensor:
+def sharded(tensor: Tensor, mesh: DeviceMesh) -> Tensor:
     at = Shard(0) if tensor.dim() else Replicate()
     return distribute_tensor(tensor, mesh, [at], src_data_rank=None)

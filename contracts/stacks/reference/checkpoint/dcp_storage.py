@@ -33,7 +33,7 @@ from torch.futures import Future
 from contracts.spec.array import Element
 from contracts.spec.errors import Refusals, refuse
 from contracts.stacks.reference.checkpoint.filesystem import Disk
-from contracts.stacks.reference.checkpoint.manifest import REMEDY, Held, Manifest, Piece, StoredFile, digest
+from contracts.stacks.reference.checkpoint.manifest import REMEDY, Manifest, Piece, StoredFile, StoredTensor, digest
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,10 @@ class _Stored:
     files: Mapping[str, StoredFile]
 
 
+Publish = Callable[[str, Mapping[str, StoredTensor], Mapping[str, StoredFile]], None]
+"""Takes the save, its tensors by name and its files by name."""
+
+
 class ShardWriter(StorageWriter):
     """Writes each rank's share to files of its own; the coordinator publishes what all of them have written.
 
@@ -61,8 +65,7 @@ class ShardWriter(StorageWriter):
         publish: called once, by the coordinator, when every rank's files are durable.
     """
 
-    def __init__(self, folder: Path, disk: Disk, *, step: int, file_bytes: int,
-                 publish: Callable[[str, Mapping[str, Held], Mapping[str, StoredFile]], None]) -> None:  # fmt: skip
+    def __init__(self, folder: Path, disk: Disk, *, step: int, file_bytes: int, publish: Publish) -> None:
         self.folder, self.disk, self.step, self.file_bytes, self.publish = folder, disk, step, file_bytes, publish
         self.save = ""
 
@@ -115,7 +118,7 @@ class ShardWriter(StorageWriter):
         for name, known in metadata.state_dict_metadata.items():
             whole = cast(TensorStorageMetadata, known)
             dtype = cast(Element, str(whole.properties.dtype).removeprefix("torch."))
-            tensors[name] = Held(dtype=dtype, shape=tuple(whole.size), pieces=tuple(placed.get(name, ())))
+            tensors[name] = StoredTensor(dtype=dtype, shape=tuple(whole.size), pieces=tuple(placed.get(name, ())))
         self.publish(self.save, tensors, files)
 
     def reset(self, checkpoint_id: Any = None) -> None:
@@ -242,7 +245,7 @@ class ShardReader(StorageReader):
         return False
 
 
-def _described(held: Held) -> TensorStorageMetadata:
+def _described(held: StoredTensor) -> TensorStorageMetadata:
     return TensorStorageMetadata(
         properties=TensorProperties(dtype=getattr(torch, held.dtype)),
         size=torch.Size(held.shape),

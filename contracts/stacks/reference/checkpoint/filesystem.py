@@ -70,7 +70,7 @@ class Disk:
         """Called at each boundary: after each operation, and in the middle of each part of a file."""
 
 
-class Mortal(Disk):
+class CrashingDisk(Disk):
     """A disk whose process dies at the n-th boundary, as by SIGKILL: no handler runs and no buffer is flushed."""
 
     def __init__(self, dies_after: int | None) -> None:
@@ -83,7 +83,7 @@ class Mortal(Disk):
             os._exit(DEATH)
 
 
-class Slow(Disk):
+class BlockedDisk(Disk):
     """A disk that does nothing until it is released; `named` are the names that it gave by renaming, in order."""
 
     def __init__(self) -> None:

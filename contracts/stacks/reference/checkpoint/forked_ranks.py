@@ -23,7 +23,7 @@ Work = Callable[[int, str, Connection], None]
 
 
 @contextmanager
-def copies(ranks: int, work: Work) -> Iterator[list[tuple[BaseProcess, Connection]]]:
+def forked_ranks(ranks: int, work: Work) -> Iterator[list[tuple[BaseProcess, Connection]]]:
     """Each rank's process and where it is heard; whoever still lives at the end is killed."""
     context = multiprocessing.get_context("fork")
     with tempfile.TemporaryDirectory(prefix="meeting-") as meeting, warnings.catch_warnings():
@@ -44,7 +44,7 @@ def copies(ranks: int, work: Work) -> Iterator[list[tuple[BaseProcess, Connectio
                 process.join()
 
 
-def meet(rank: int, ranks: int, meeting: str) -> None:
+def join_process_group(rank: int, ranks: int, meeting: str) -> None:
     """The default process group of the copies."""
     torch.set_num_threads(1)
     dist.init_process_group(

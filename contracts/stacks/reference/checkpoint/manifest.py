@@ -33,7 +33,7 @@ class Piece:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Held:
+class StoredTensor:
     """One whole tensor and the pieces that make it up."""
 
     dtype: Element
@@ -62,7 +62,7 @@ class Manifest:
     save: str
     recipe: str
     position: Mapping[str, int]
-    tensors: Mapping[str, Held]
+    tensors: Mapping[str, StoredTensor]
     files: Mapping[str, StoredFile]
 
 
@@ -72,7 +72,7 @@ class _Sealed:
     manifest: Manifest
 
 
-def text_of(manifest: Manifest) -> bytes:
+def to_text(manifest: Manifest) -> bytes:
     """The file.
 
     Raises:
@@ -117,7 +117,7 @@ def _understood(text: bytes) -> tuple[Manifest, bool]:
     return sealed.manifest, sealed.sha256 == _seal(sealed.manifest)
 
 
-def cut_off(folder: Path, manifest: Manifest) -> Refusals:
+def truncated_files(folder: Path, manifest: Manifest) -> Refusals:
     """Files that are missing or not of their length, without reading them."""
     found = Refusals()
     for name, kept in manifest.files.items():
@@ -129,7 +129,7 @@ def cut_off(folder: Path, manifest: Manifest) -> Refusals:
     return found
 
 
-def strangers(folder: Path, manifest: Manifest) -> Refusals:
+def unlisted_files(folder: Path, manifest: Manifest) -> Refusals:
     """Files that nobody put there who wrote the checkpoint; they are not opened."""
     found = Refusals()
     for name in sorted({path.name for path in folder.iterdir()} - manifest.files.keys() - {NAME}):

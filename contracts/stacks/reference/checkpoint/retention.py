@@ -15,7 +15,7 @@ _STEP = re.compile(r"step-([0-9]{8,})")  # [0-9]: \d takes the digits of every s
 _LEFTOVER = re.compile(r"step-([0-9]{8,})\.(?:tmp|gone)-[0-9a-f]{32}")
 
 
-class Kept:
+class CheckpointFolder:
     """What lies in a folder of checkpoints, of which this process is the only writer (or one rank of it)."""
 
     def __init__(self, folder: str | Path, disk: Disk | None = None) -> None:
@@ -41,18 +41,18 @@ class Kept:
             manifest = manifests.read(path)
         except Refused:
             return False
-        return manifest.step == step and not manifests.cut_off(path, manifest)
+        return manifest.step == step and not manifests.truncated_files(path, manifest)
 
     def latest(self) -> int | None:
         return max(self.steps(), default=None)
 
     def damages(self, folder: Path, manifest: Manifest) -> Refusals:
         """What is wrong with the files of a checkpoint, as far as that is seen without reading them."""
-        found = manifests.cut_off(folder, manifest)
-        found.merge(manifests.strangers(folder, manifest))
+        found = manifests.truncated_files(folder, manifest)
+        found.merge(manifests.unlisted_files(folder, manifest))
         return found
 
-    def copies_of(self, other: Kept) -> frozenset[int]:
+    def copies_of(self, other: CheckpointFolder) -> frozenset[int]:
         """The steps that are complete here and are the same save there: a run that began anew has the same steps."""
         both = set(self.steps()) & set(other.steps())
         return frozenset(step for step in both if self.save_of(step) == other.save_of(step))

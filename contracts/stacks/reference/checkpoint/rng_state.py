@@ -49,7 +49,7 @@ def restore(states: Mapping[str, Tensor]) -> None:
         torch.cuda.set_rng_state(states[f"cuda.{device}"].cpu(), device)
 
 
-def begin(seed: int, step: int, whose: str) -> None:
+def seed_rank_stream(seed: int, step: int, whose: str) -> None:
     """Begin every generator of this process anew: another stream for each run, step and owner, the same each time."""
     drawn = hashlib.sha256(f"{seed}/{step}/{whose}".encode("ascii")).digest()
     number = int.from_bytes(drawn[:4], "little")  # NumPy takes 32 bits

@@ -27,7 +27,7 @@ from contracts.stacks.reference.model.blocks.moe import Experts
 _Call = TypeVar("_Call", bound=Callable[..., Any])
 
 
-def equipped(block: nn.Module, recipe: Recipe, seams: tuple[Seam, ...]) -> dict[Site, Kernel]:
+def substitute_kernels(block: nn.Module, recipe: Recipe, seams: tuple[Seam, ...]) -> dict[Site, Kernel]:
     """Put the chosen kernels into a block. Gives what ran at each site; it fills while the block runs."""
     ran: dict[Site, Kernel] = {}
     actual = {seam.site: seam.actual for seam in seams}

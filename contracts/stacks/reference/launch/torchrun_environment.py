@@ -15,7 +15,7 @@ PATIENCE_S = 600.0  # for ranks that load what others have not finished to write
 
 
 @contextmanager
-def world() -> Iterator[Place]:
+def distributed_world() -> Iterator[Place]:
     """The place of this process, with a default process group where there are several ranks.
 
     A rank that fails leaves the group as it is: to take it down is a collective, and torchrun ends the others.
@@ -32,7 +32,7 @@ def world() -> Iterator[Place]:
         dist.destroy_process_group()
 
 
-def execution(asked: TrainerArguments, place: Place) -> Execution:
+def execution_of(asked: TrainerArguments, place: Place) -> Execution:
     """One microbatch is `batch.micro` sequences of one data-parallel rank; parameters are sharded over those ranks.
 
     With context parallel the layout is the borrowed one, which alone has it; there experts lie on ranks that read

@@ -10,7 +10,7 @@ from contracts.spec.errors import NotOffered, Refusals
 from contracts.spec.recipe import Recipe
 from contracts.spec.training import Execution
 from contracts.stacks.reference.model.hybrid_model import ACTIVATIONS, Model
-from contracts.stacks.reference.model.init import Undrawn
+from contracts.stacks.reference.model.init import SkipInit
 from contracts.stacks.reference.model.parts import Parts
 
 
@@ -24,7 +24,7 @@ def build_model(recipe: Recipe, execution: Execution, parts: Parts, weights: Arr
     degrees = execution.degrees
     if execution.compile != "none" or execution.fsdp or degrees.pp * degrees.tp * degrees.cp * degrees.ep > 1:
         raise NotOffered("one pass through a model is answered in one process and uncompiled")
-    with Undrawn():
+    with SkipInit():
         model = parts.model(recipe, execution.mode, parts)
     parts.initial(recipe).fill(model, (weights or {}).keys())
     if execution.precision == "float64":

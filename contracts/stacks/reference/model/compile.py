@@ -42,7 +42,7 @@ BETWEEN_RANKS: tuple[AllowedBreak, ...] = (
 """What stays outside besides, where experts lie on several ranks."""
 
 
-def settle() -> None:
+def configure_compiler() -> None:
     """The compiler's settings, for the process.
 
     Experts read how many rows they have (`nonzero`, `tolist`): with these captures that is a symbol in one graph, not
@@ -61,8 +61,8 @@ def settle() -> None:
 
 def compile_regions(model: Model, regions: Regions, compiler: Compiler) -> None:
     """Compile the layers or the whole model, in place. It happens at the first call; parameters keep their names."""
-    settle()
-    leave_out(model)
+    configure_compiler()
+    exclude_from_graphs(model)
     if regions == "model":
         model.compile(backend=compiler)
     for layer in model.layers.values() if regions == "blocks" else ():
@@ -71,13 +71,13 @@ def compile_regions(model: Model, regions: Regions, compiler: Compiler) -> None:
 
 def compiled(block: nn.Module, forward: Callable[..., Any], compiler: Compiler) -> Callable[..., Any]:
     """The forward pass of one block, compiled as a layer is."""
-    settle()
-    leave_out(block)
+    configure_compiler()
+    exclude_from_graphs(block)
     made: Callable[..., Any] = torch.compile(forward, backend=compiler)
     return made
 
 
-def leave_out(module: nn.Module) -> None:
+def exclude_from_graphs(module: nn.Module) -> None:
     """Keep the declared methods of everything below a module out of the graphs."""
     for each in module.modules():
         for allowed in (*ALLOWED, *BETWEEN_RANKS):

@@ -22,17 +22,17 @@ from torch.utils.checkpoint import checkpoint
 from contracts.spec import pattern as patterns
 from contracts.spec.recipe import Mode, Recipe
 from contracts.stacks.reference.model.blocks.common import Output, Packing, local, packing
-from contracts.stacks.reference.model.blocks.sequence import WHOLE, Row
-from contracts.stacks.reference.model.mtp import IGNORED, ahead
+from contracts.stacks.reference.model.blocks.sequence import WHOLE_SEQUENCE, SequenceView
+from contracts.stacks.reference.model.mtp import IGNORED, shift_left
 from contracts.stacks.reference.model.parts_interface import PartsInterface
 
 if TYPE_CHECKING:
-    from contracts.stacks.reference.model.blocks.hyper_connections import Streams
+    from contracts.stacks.reference.model.blocks.hyper_connections import HyperConnections
 
 ACTIVATIONS = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
-class Forward(NamedTuple):
+class ModelOutput(NamedTuple):
     """What a pass gives.
 
     `sums` are over the valid labels (`lm`, `mtp.0` …), the sequences (`aux`) or the tokens (`z`), `counts` how many of
@@ -71,7 +71,9 @@ class Vocabulary:
 class Layer(nn.Module):
     """A residual layer: x + mixer(norm(x)), or its form over several streams where there are hyper-connections."""
 
-    def __init__(self, recipe: Recipe, parts: PartsInterface, mixer: nn.Module, streams: Streams | None = None) -> None:
+    def __init__(
+        self, recipe: Recipe, parts: PartsInterface, mixer: nn.Module, streams: HyperConnections | None = None
+    ) -> None:
         super().__init__()
         self.norm = parts.norm(recipe.hidden, recipe.norm_eps)
         self.mixer = mixer
@@ -101,7 +103,7 @@ class Model(nn.Module):
     `recompute` recomputes each layer in the backward pass instead of keeping its activations.
     """
 
-    row: Row = WHOLE
+    row: SequenceView = WHOLE_SEQUENCE
 
     def __init__(self, recipe: Recipe, mode: Mode, parts: PartsInterface) -> None:
         super().__init__()
@@ -125,7 +127,7 @@ class Model(nn.Module):
         layer: Layer = parts.layer(recipe, parts, parts.mixer(recipe, number, self.mode), streams)
         return layer
 
-    def forward(self, tokens_BT: Tensor, labels_BT: Tensor, documents_BT: Tensor | None = None) -> Forward:
+    def forward(self, tokens_BT: Tensor, labels_BT: Tensor, documents_BT: Tensor | None = None) -> ModelOutput:
         """One pass over packed sequences; labels are -100 where none counts.
 
         Every rank is given whole rows, and what looks to other tokens (labels, documents, what lies ahead) is read off
@@ -142,12 +144,12 @@ class Model(nn.Module):
         sums["lm"], counts["lm"] = self.cross_entropy(logits_BTV, self.row.own(labels_BT))
         further = self.look_ahead(hidden_BTD, tokens_BT, pack)
         for depth, further_BTV in enumerate(further):
-            targets_BT = self.row.own(ahead(labels_BT, pack, depth + 1, IGNORED))
+            targets_BT = self.row.own(shift_left(labels_BT, pack, depth + 1, IGNORED))
             sums[f"mtp.{depth}"], counts[f"mtp.{depth}"] = self.cross_entropy(further_BTV, targets_BT)
         for name, loss in losses.items():  # means of what was given: of sequences for aux, of tokens for z
             number = tokens_BT.shape[0] if name == "aux" else tokens_BT.numel()
             sums[name], counts[name] = loss * number, torch.tensor(number, device=loss.device)
-        return Forward(logits_BTV=logits_BTV, mtp_logits=tuple(further), sums=sums, counts=counts, seen=seen)
+        return ModelOutput(logits_BTV=logits_BTV, mtp_logits=tuple(further), sums=sums, counts=counts, seen=seen)
 
     def embed(self, tokens_BT: Tensor) -> Tensor:
         return self.vocabulary.lookup(tokens_BT, local(self.embedding.weight)).to(self.activations)
@@ -190,7 +192,7 @@ class Model(nn.Module):
         """The logits of each depth of multi-token prediction."""
         found = []
         for depth, prediction in enumerate(self.mtp):
-            later_BT = self.row.own(ahead(tokens_BT, pack, depth + 1, IGNORED))
+            later_BT = self.row.own(shift_left(tokens_BT, pack, depth + 1, IGNORED))
             seen_BTD = self.embed(later_BT.clamp(min=0)) * self.vocabulary.here(later_BT >= 0).unsqueeze(-1)
             hidden_BTD = prediction(hidden_BTD, seen_BTD, self.row.packing(pack))
             found.append(self.predict(prediction.norm(hidden_BTD)))  # type: ignore[operator]  # modules type as Tensor

@@ -29,7 +29,7 @@ DECAY = (1.0, 16.0)  # of exp(A_log), 1 / time
 STEP = (1e-3, 1e-1)  # of softplus(dt_bias), time
 
 
-class Undrawn(TorchFunctionMode):
+class SkipInit(TorchFunctionMode):
     """Within it modules are made without the numbers that `Initial` replaces: nothing is drawn from the process's
     generator, and nothing is computed for the meta device.
     """
@@ -42,7 +42,7 @@ class Undrawn(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-class Initial:
+class Initializer:
     """The initial weights of a recipe's model."""
 
     def __init__(self, recipe: Recipe) -> None:

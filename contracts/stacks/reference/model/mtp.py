@@ -23,7 +23,7 @@ from contracts.stacks.reference.model.parts_interface import PartsInterface
 IGNORED = -100  # the label of a position that counts in no loss
 
 
-class Prediction(nn.Module):
+class MtpModule(nn.Module):
     """One depth: two norms and a projection, attention and a dense MLP, and a norm before the shared head."""
 
     def __init__(self, recipe: Recipe, parts: PartsInterface) -> None:
@@ -46,7 +46,7 @@ class Prediction(nn.Module):
         return x_BTD
 
 
-def ahead(values_BT: Tensor, packing: Packing, steps: int, otherwise: int) -> Tensor:
+def shift_left(values_BT: Tensor, packing: Packing, steps: int, otherwise: int) -> Tensor:
     """The value `steps` later in the same row and document, or `otherwise` where there is none."""
     later_BT = torch.full_like(values_BT, otherwise)
     within = packing.documents_BT[:, steps:] == packing.documents_BT[:, : max(values_BT.shape[1] - steps, 0)]

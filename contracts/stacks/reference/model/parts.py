@@ -17,18 +17,18 @@ from contracts.stacks.reference.checkpoint.checkpoint import Checkpoints
 from contracts.stacks.reference.checkpoint.weight_names import WeightNames
 from contracts.stacks.reference.model.blocks.attention import Attention, Indexer, LatentAttention
 from contracts.stacks.reference.model.blocks.common import RMSNorm
-from contracts.stacks.reference.model.blocks.fp8 import LowPrecision
-from contracts.stacks.reference.model.blocks.hyper_connections import Streams
+from contracts.stacks.reference.model.blocks.fp8 import Fp8Conversion
+from contracts.stacks.reference.model.blocks.hyper_connections import HyperConnections
 from contracts.stacks.reference.model.blocks.m2rnn import M2RNN
 from contracts.stacks.reference.model.blocks.mamba2 import Mamba2
 from contracts.stacks.reference.model.blocks.mamba3 import Mamba3
 from contracts.stacks.reference.model.blocks.mlp import Mlp
 from contracts.stacks.reference.model.blocks.moe import Experts, MoE, Router
 from contracts.stacks.reference.model.hybrid_model import Layer, Model
-from contracts.stacks.reference.model.init import Initial
-from contracts.stacks.reference.model.mtp import Prediction
+from contracts.stacks.reference.model.init import Initializer
+from contracts.stacks.reference.model.mtp import MtpModule
 from contracts.stacks.reference.parallel.context_parallel import ContextParallel
-from contracts.stacks.reference.parallel.expert_parallel import ExpertPeers
+from contracts.stacks.reference.parallel.expert_parallel import TokenDispatcher
 from contracts.stacks.reference.parallel.tensor_parallel import TensorParallel
 
 
@@ -47,16 +47,16 @@ class Parts:
     mamba2: type[Mamba2] = Mamba2
     mamba3: type[Mamba3] = Mamba3
     recurrent: type[M2RNN] = M2RNN
-    low_precision: type[LowPrecision] = LowPrecision
-    streams: type[Streams] = Streams
+    low_precision: type[Fp8Conversion] = Fp8Conversion
+    streams: type[HyperConnections] = HyperConnections
     layer: type[Layer] = Layer
-    prediction: type[Prediction] = Prediction
+    prediction: type[MtpModule] = MtpModule
     model: type[Model] = Model
-    initial: type[Initial] = Initial
+    initial: type[Initializer] = Initializer
     checkpoints: type[Checkpoints] = Checkpoints
     weight_names: type[WeightNames] = WeightNames
     tensor_parallel: type[TensorParallel] = TensorParallel
-    expert_peers: type[ExpertPeers] = ExpertPeers
+    expert_peers: type[TokenDispatcher] = TokenDispatcher
     context_parallel: type[ContextParallel] = ContextParallel
 
     def mixer(self, recipe: Recipe, layer: int, mode: Mode) -> nn.Module:

@@ -19,7 +19,7 @@ from contracts.spec.errors import Refusals
 from contracts.spec.recipe import Optim
 from contracts.spec.training import Role, Rule
 from contracts.stacks.reference.model.parameter_roles import layer_of, role_of
-from contracts.stacks.reference.parallel.placements import blank, part
+from contracts.stacks.reference.parallel.placements import local_part, placed_zeros
 
 EPSILON = 1e-8  # of AdamW, added to the root and not under it
 MOMENTUM = 0.95  # of Muon
@@ -84,23 +84,23 @@ class Muon(torch.optim.Optimizer):
             for parameter in group["params"]:
                 state = self.state[parameter]
                 if not state:
-                    state["momentum_buffer"] = blank(parameter)
+                    state["momentum_buffer"] = placed_zeros(parameter)
                 update = self.direction(parameter.grad, state["momentum_buffer"], group["momentum"])
-                held = part(parameter)
+                held = local_part(parameter)
                 held.mul_(1 - group["lr"] * group["weight_decay"])
-                held.add_(part(update), alpha=-group["lr"] * self.scale(parameter))
+                held.add_(local_part(update), alpha=-group["lr"] * self.scale(parameter))
 
     def direction(self, grad: Tensor, buffer: Tensor, momentum: float) -> Tensor:
         """Nesterov's momentum, orthogonalized. The buffer is moved on."""
         buffer.mul_(momentum).add_(grad)
-        return orthogonal(grad + momentum * buffer)
+        return orthogonalise(grad + momentum * buffer)
 
     def scale(self, matrix: Tensor) -> float:
         outputs, inputs = matrix.shape[-2:]
         return 0.2 * math.sqrt(max(outputs, inputs))
 
 
-def orthogonal(matrix: Tensor) -> Tensor:
+def orthogonalise(matrix: Tensor) -> Tensor:
     """About U Vᵀ of matrix = U S Vᵀ over the last two dims, by five steps of a quintic Newton-Schulz iteration.
 
     Singular values end near 1 and not at 1; the dtype is kept.
@@ -170,7 +170,7 @@ class Optimizer:
         parameters = [member.parameter for member in self.members]
         for parameter in parameters:
             if parameter.grad is None:
-                parameter.grad = blank(parameter)
+                parameter.grad = placed_zeros(parameter)
         norm = get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
         coefficient = self.coefficient(float(norm))
         if coefficient < 1:
@@ -205,7 +205,7 @@ class Optimizer:
         found: dict[str, Tensor] = {}
         for member in self.members:
             moments = ("momentum_buffer",) if self.rule(member) == "muon" else ("exp_avg", "exp_avg_sq")
-            found |= {f"{member.name}/{entry}": blank(member.parameter) for entry in moments}
+            found |= {f"{member.name}/{entry}": placed_zeros(member.parameter) for entry in moments}
             if self.rule(member) == "adamw":
                 found[f"{member.name}/step"] = torch.zeros(())
         return found

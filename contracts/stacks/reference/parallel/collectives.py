@@ -32,15 +32,15 @@ Group = Any
 """A process group; torch's stubs type what makes one as Any."""
 
 
-def gathered(x: Tensor, dim: int, group: Group) -> Tensor:
+def all_gather(x: Tensor, dim: int, group: Group) -> Tensor:
     return _finished(functional.all_gather_single(x.contiguous(), dim, group))
 
 
-def scattered(x: Tensor, dim: int, group: Group) -> Tensor:
+def reduce_scatter(x: Tensor, dim: int, group: Group) -> Tensor:
     return _finished(functional.reduce_scatter_single(x.contiguous(), "sum", dim, group))
 
 
-def exchanged(x_ND: Tensor, received: list[int], sent: list[int], group: Group) -> Tensor:
+def all_to_all(x_ND: Tensor, received: list[int], sent: list[int], group: Group) -> Tensor:
     """Rows to and from each rank of a group, in their order; both lists count rows by rank."""
     return _finished(functional.all_to_all_single(x_ND.contiguous(), received, sent, group))
 
@@ -50,47 +50,47 @@ def _finished(x: Tensor) -> Tensor:
     return held
 
 
-def shared(x: Tensor, group: Group) -> Tensor:
+def copy_to_ranks(x: Tensor, group: Group) -> Tensor:
     held: Tensor = _Shared.apply(x, group)  # type: ignore[no-untyped-call]  # torch's
     return held
 
 
-def summed(x: Tensor, group: Group) -> Tensor:
+def all_reduce(x: Tensor, group: Group) -> Tensor:
     held: Tensor = _Summed.apply(x, group)  # type: ignore[no-untyped-call]
     return held
 
 
-def cut(x_ND: Tensor, group: Group) -> Tensor:
+def split_rows(x_ND: Tensor, group: Group) -> Tensor:
     """This rank's run of rows; the runs differ in length by one at most."""
     held: Tensor = _Cut.apply(x_ND, group)  # type: ignore[no-untyped-call]
     return held
 
 
-def joined(x_nD: Tensor, rows: int, group: Group) -> Tensor:
+def gather_rows(x_nD: Tensor, rows: int, group: Group) -> Tensor:
     """The inverse of `cut`; `rows` is how many there are of all ranks together."""
     held: Tensor = _Joined.apply(x_nD, rows, group)  # type: ignore[no-untyped-call]
     return held
 
 
-def received(like: Tensor, peer: int, group: Group) -> Tensor:
+def recv(like: Tensor, peer: int, group: Group) -> Tensor:
     """What another rank (its number in the group) hands on, of the shape and dtype of `like`."""
     held: Tensor = _Received.apply(torch.zeros_like(like).requires_grad_(), peer, group)  # type: ignore[no-untyped-call]
     return held
 
 
-def handed(x: Tensor, peer: int, group: Group) -> Tensor:
+def send(x: Tensor, peer: int, group: Group) -> Tensor:
     """x itself, which another rank is given too. It must be used: the gradient of the other comes in through it."""
     held: Tensor = _Handed.apply(x, peer, group)  # type: ignore[no-untyped-call]
     return held
 
 
-def weighed(x: Tensor, factor: float) -> Tensor:
+def scale_gradient(x: Tensor, factor: float) -> Tensor:
     """x itself, with its gradient times a factor."""
     held: Tensor = _Weighed.apply(x, factor)  # type: ignore[no-untyped-call]
     return held
 
 
-def total(x: Tensor, group: Group) -> Tensor:
+def sum_over_ranks(x: Tensor, group: Group) -> Tensor:
     """The sum over ranks, with no gradient; x itself where there is no group."""
     if group is None:
         return x
@@ -102,7 +102,7 @@ def total(x: Tensor, group: Group) -> Tensor:
 BUCKET = 2**23  # elements: 32 MiB in float32, as DDP takes 25
 
 
-def add_up(tensors: Iterable[Tensor], group: Group) -> None:
+def all_reduce_in_place(tensors: Iterable[Tensor], group: Group) -> None:
     """Sum each of some tensors over ranks, in place, many in one message. All ranks give the same shapes."""
     by_dtype: dict[torch.dtype, list[Tensor]] = {}
     for each in tensors:
@@ -131,7 +131,7 @@ def _buckets(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
     return found
 
 
-def every(x: Tensor, group: Group) -> list[Tensor]:
+def all_gather_list(x: Tensor, group: Group) -> list[Tensor]:
     """What each rank of a group has, by rank, with no gradient. All ranks give the same shape."""
     held = [torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(dist.get_world_size(group))]
     dist.all_gather(held, x.contiguous(), group=group)
@@ -142,13 +142,13 @@ def own_rows(x_ND: Tensor, group: Group) -> Tensor:
     return x_ND.tensor_split(dist.get_world_size(group))[dist.get_rank(group)]
 
 
-def every_row(x_nD: Tensor, rows: int, group: Group) -> Tensor:
+def all_rows(x_nD: Tensor, rows: int, group: Group) -> Tensor:
     """All-gather of runs that `own_rows` gave: padded to the longest, and the padding left out."""
     size = dist.get_world_size(group)
     longest = -(-rows // size)
     padded = torch.cat([x_nD, x_nD.new_zeros(longest - len(x_nD), *x_nD.shape[1:])])
     lengths = [len(part) for part in torch.empty(rows, 0).tensor_split(size)]
-    return torch.cat([part[:length] for part, length in zip(every(padded, group), lengths, strict=True)])
+    return torch.cat([part[:length] for part, length in zip(all_gather_list(padded, group), lengths, strict=True)])
 
 
 class _Shared(torch.autograd.Function):
@@ -159,13 +159,13 @@ class _Shared(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        return total(grads[0], ctx.group), None
+        return sum_over_ranks(grads[0], ctx.group), None
 
 
 class _Summed(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
-        return total(x, group)
+        return sum_over_ranks(x, group)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
@@ -180,14 +180,14 @@ class _Cut(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        return every_row(grads[0], ctx.rows, ctx.group), None
+        return all_rows(grads[0], ctx.rows, ctx.group), None
 
 
 class _Joined(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_nD: Tensor, rows: int, group: Group) -> Tensor:
         ctx.group = group
-        return every_row(x_nD, rows, group)
+        return all_rows(x_nD, rows, group)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:

@@ -28,13 +28,13 @@ from torch import Tensor
 from contracts.spec.errors import refuse
 from contracts.stacks.reference.model.blocks.chunked_scan import chunked_scan, running_sum
 from contracts.stacks.reference.model.blocks.common import Packing
-from contracts.stacks.reference.model.blocks.sequence import Row
-from contracts.stacks.reference.parallel.collectives import Group, gathered, handed, received
+from contracts.stacks.reference.model.blocks.sequence import SequenceView
+from contracts.stacks.reference.parallel.collectives import Group, all_gather, recv, send
 
 WAITS = "the first rank of a row waits for nobody, and the last hands nothing on"
 
 
-class ContextParallel(Row):
+class ContextParallel(SequenceView):
     """A row of which the ranks of a group hold a run each, in their order."""
 
     def __init__(self, *, group: Group) -> None:
@@ -66,7 +66,7 @@ class ContextParallel(Row):
 
     # every token
     def every(self, x_BTx: Tensor) -> Tensor:
-        return gathered(x_BTx, 1, self.group)
+        return all_gather(x_BTx, 1, self.group)
 
     # what stands before
     def past(self, u_BTx: Tensor, tokens: int, packing: Packing) -> Tensor:
@@ -80,7 +80,7 @@ class ContextParallel(Row):
 
     def tails(self, u_BTx: Tensor, tokens: int) -> Tensor:
         """The last tokens of every rank, in order."""
-        return gathered(u_BTx[:, -tokens:], 1, self.group)
+        return all_gather(u_BTx[:, -tokens:], 1, self.group)
 
     # scans
     def scan(
@@ -121,7 +121,7 @@ class ContextParallel(Row):
         return torch.stack(found)[self.rank]  # of all, so that every rank takes part in the way back
 
     def of_every_rank(self, x_Bx: Tensor) -> Tensor:
-        return gathered(x_Bx[None], 0, self.group)
+        return all_gather(x_Bx[None], 0, self.group)
 
     def goes_on(self, packing: Packing, rank: int) -> Tensor:
         """(B) bool: whether the first document of a rank began on one before it."""
@@ -134,13 +134,13 @@ class ContextParallel(Row):
     def taken_over(self, state: Tensor | None, like_Bx: Tensor, packing: Packing) -> Tensor | None:
         if self.rank == 0:
             return None
-        state_Bx = received(like_Bx, self.rank - 1, self.group)
+        state_Bx = recv(like_Bx, self.rank - 1, self.group)
         return torch.where(_like(self.goes_on(packing, self.rank), state_Bx), state_Bx, 0)
 
     def handed_on(self, states_BTx: Tensor) -> Tensor:
         if self.rank == self.ranks - 1:
             return states_BTx
-        last_Bx = handed(states_BTx[:, -1], self.rank + 1, self.group)
+        last_Bx = send(states_BTx[:, -1], self.rank + 1, self.group)
         return torch.cat([states_BTx[:, :-1], last_Bx[:, None]], dim=1)
 
 

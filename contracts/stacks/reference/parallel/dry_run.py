@@ -27,7 +27,7 @@ from contracts.spec.training import Execution
 from contracts.stacks.reference.model.blocks.common import Packing
 from contracts.stacks.reference.model.blocks.m2rnn import M2RNN
 from contracts.stacks.reference.model.blocks.moe import Router
-from contracts.stacks.reference.model.init import Initial
+from contracts.stacks.reference.model.init import Initializer
 from contracts.stacks.reference.model.parts import Parts
 from contracts.stacks.reference.parallel.pipeline_trainer import PipelineTrainer
 from contracts.stacks.reference.training.trainer import Batch, Trainer
@@ -36,7 +36,7 @@ CHUNK = 1024  # tokens of a chunk of a scan: of 64, half of a step's operators w
 
 
 @functools.lru_cache(maxsize=64)  # several questions are about one step, which takes a second or a minute
-def rehearsed(
+def dry_run_step(
     recipe: Recipe, execution: Execution, rank: int, routing: Routing, kind: type[Trainer], parts: Parts
 ) -> Rehearsal:
     """One step of `kind`, built of `parts`, on one rank of the execution's world."""
@@ -67,7 +67,7 @@ def _on_shapes(parts: Parts, routing: Routing) -> Parts:
     )
 
 
-class _Undrawn(Initial):
+class _Undrawn(Initializer):
     def fill(self, model: nn.Module, given: Collection[str] = ()) -> None:
         """Nothing: there is nothing to fill."""
 

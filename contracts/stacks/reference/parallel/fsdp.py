@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 from contracts.stacks.reference.model.blocks.moe import MoE
 from contracts.stacks.reference.model.hybrid_model import Model
-from contracts.stacks.reference.model.mtp import Prediction
+from contracts.stacks.reference.model.mtp import MtpModule
 
 DATA = ("replica", "shard")
 
@@ -64,7 +64,7 @@ def along(mesh: DeviceMesh) -> Callable[[nn.Parameter], Shard | None]:
 
 def units(model: Model) -> list[nn.Module]:
     """What is gathered and dropped together: each layer, each layer of a prediction head, the rest."""
-    heads = [layer for head in model.mtp if isinstance(head, Prediction) for layer in (head.attention, head.mlp)]
+    heads = [layer for head in model.mtp if isinstance(head, MtpModule) for layer in (head.attention, head.mlp)]
     return [*model.layers.values(), *heads, model]
 
 

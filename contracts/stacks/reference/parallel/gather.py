@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from contracts.stacks.reference.parallel.collectives import every
-from contracts.stacks.reference.parallel.placements import part
+from contracts.stacks.reference.parallel.collectives import all_gather_list
+from contracts.stacks.reference.parallel.placements import local_part
 
 Dims = tuple[int, ...]
 """Dims of a mesh."""
@@ -25,21 +25,21 @@ Line = Sequence[int]
 """Which lines of a dim of a tensor; a range where they follow one another."""
 
 
-def cut_over(tensor: DTensor) -> Dims:
+def sharded_mesh_dims(tensor: DTensor) -> Dims:
     """The dims of its mesh over which a tensor is cut; over the others ranks hold copies."""
     return tuple(dim for dim, at in enumerate(tensor.placements) if not at.is_replicate())
 
 
 @torch.no_grad()
-def cut(whole: Tensor, like: DTensor) -> Tensor:
+def shard_like(whole: Tensor, like: DTensor) -> Tensor:
     """What this rank keeps of a whole tensor that is to lie as another does. Nothing is sent."""
     mesh = like.device_mesh
-    at = {dim: (mesh.size(dim), mesh.get_local_rank(dim)) for dim in cut_over(like)}
+    at = {dim: (mesh.size(dim), mesh.get_local_rank(dim)) for dim in sharded_mesh_dims(like)}
     return _select(whole, _lines(like, at)).clone(memory_format=torch.contiguous_format)
 
 
 @torch.no_grad()
-def whole(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def full_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Tensors by name, each whole. Of what ranks hold as copies, each takes its own: a copy that drifted shows.
 
     Every rank of a mesh calls this with the same names.
@@ -51,7 +51,7 @@ def whole(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
             found[name] = tensor.detach()
         elif any(at.is_partial() for at in tensor.placements):
             found[name] = tensor.full_tensor().detach()
-        elif not (dims := cut_over(tensor)):
+        elif not (dims := sharded_mesh_dims(tensor)):
             found[name] = tensor.to_local().detach()
         else:
             together.setdefault((tensor.device_mesh, dims, tensor.dtype), {})[name] = tensor
@@ -69,10 +69,10 @@ def _joined(tensors: Sequence[DTensor], mesh: DeviceMesh, dims: Dims) -> list[Te
         for at in places
     }
     sizes = {at: [math.prod(map(len, each)) for each in of] for at, of in lines.items()}
-    mine = torch.cat([part(tensor).reshape(-1) for tensor in tensors])
+    mine = torch.cat([local_part(tensor).reshape(-1) for tensor in tensors])
     flat = torch.cat([mine, mine.new_zeros(max(map(sum, sizes.values())) - len(mine))])
     for dim in reversed(dims):  # the last dim of a mesh is the innermost
-        flat = torch.cat(every(flat, mesh.get_group(dim)))
+        flat = torch.cat(all_gather_list(flat, mesh.get_group(dim)))
     wholes = [torch.empty(tensor.shape, dtype=tensor.dtype, device=mine.device) for tensor in tensors]
     for at, row in zip(places, flat.view(len(places), -1), strict=True):
         parts = row[: sum(sizes[at])].split(sizes[at])

@@ -22,10 +22,10 @@ from contracts.stacks.reference.model.blocks.common import Output
 from contracts.stacks.reference.model.blocks.moe import MoE
 from contracts.stacks.reference.model.compile import compile_regions
 from contracts.stacks.reference.model.hybrid_model import Layer, Model
-from contracts.stacks.reference.model.mtp import Prediction
+from contracts.stacks.reference.model.mtp import MtpModule
 from contracts.stacks.reference.model.parts import PARTS, Parts
 from contracts.stacks.reference.parallel import fsdp
-from contracts.stacks.reference.parallel.collectives import Group, total
+from contracts.stacks.reference.parallel.collectives import Group, sum_over_ranks
 from contracts.stacks.reference.parallel.mesh import TrainingMesh
 from contracts.stacks.reference.parallel.tensor_parallel import on_mesh
 
@@ -127,8 +127,8 @@ def layers(model: Model) -> list[Layer]:
     return [each for each in model.modules() if isinstance(each, Layer)]
 
 
-def heads(model: Model) -> list[Prediction]:
-    return [each for each in model.mtp if isinstance(each, Prediction)]
+def heads(model: Model) -> list[MtpModule]:
+    return [each for each in model.mtp if isinstance(each, MtpModule)]
 
 
 def spread_experts(moe: MoE, mesh: TrainingMesh) -> None:
@@ -142,7 +142,7 @@ def spread_experts(moe: MoE, mesh: TrainingMesh) -> None:
 def share_losses(moe: MoE, group: Group, ranks: int) -> None:
     """Ranks that have a run of each sequence: f is over the whole of it, and each loss is a part that adds up."""
     within = moe.router.sequence or (lambda fraction_BE: fraction_BE)  # of a run that is cut further
-    moe.router.sequence = lambda fraction_BE: total(within(fraction_BE), group) / ranks
+    moe.router.sequence = lambda fraction_BE: sum_over_ranks(within(fraction_BE), group) / ranks
 
     def parts(_: nn.Module, args: object, out: Output) -> Output:
         return out._replace(losses={name: loss / ranks for name, loss in out.losses.items()})

@@ -12,12 +12,12 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 
-def part(tensor: Tensor) -> Tensor:
+def local_part(tensor: Tensor) -> Tensor:
     """What this rank holds of a tensor, in the same memory."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def parted(part: Tensor, like: DTensor) -> DTensor:
+def from_local_part(part: Tensor, like: DTensor) -> DTensor:
     """The tensor of which each rank holds a part, as it holds one of `like`. Nothing is sent, worked out or recorded.
 
     `from_local` takes ten times as long, most of it to describe anew what `_spec` describes. That attribute and the
@@ -31,14 +31,14 @@ def parted(part: Tensor, like: DTensor) -> DTensor:
 
 
 @torch.no_grad()
-def copied(tensor: Tensor) -> Tensor:
+def placed_copy(tensor: Tensor) -> Tensor:
     """A copy that lies as the tensor does."""
-    return parted(tensor.to_local().clone(), tensor) if isinstance(tensor, DTensor) else tensor.clone()
+    return from_local_part(tensor.to_local().clone(), tensor) if isinstance(tensor, DTensor) else tensor.clone()
 
 
 @torch.no_grad()
-def blank(tensor: Tensor) -> Tensor:
+def placed_zeros(tensor: Tensor) -> Tensor:
     """Zeros that lie as a tensor does."""
     if isinstance(tensor, DTensor):
-        return parted(torch.zeros_like(tensor.to_local()), tensor)
+        return from_local_part(torch.zeros_like(tensor.to_local()), tensor)
     return torch.zeros_like(tensor)

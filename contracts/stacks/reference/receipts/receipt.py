@@ -40,7 +40,7 @@ ALLOCATOR_NAMES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 """torch reads the first; the second is its older alias and counts where the first is not set."""
 
 
-class ReceiptsSide:
+class ReceiptAnswers:
     """The answers of `Reference` on this subject."""
 
     QUESTIONS: frozenset[str] = frozenset(

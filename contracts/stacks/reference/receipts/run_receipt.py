@@ -17,7 +17,7 @@ from contracts.spec.launch import Lane, Launch
 from contracts.stacks.reference.launch import overrides, trainer_arguments
 from contracts.stacks.reference.launch.launch import SCRIPTS
 from contracts.stacks.reference.receipts import receipt
-from contracts.stacks.reference.training.run_facts import Told
+from contracts.stacks.reference.training.run_facts import RankFacts
 from contracts.stacks.reference.training.settings import Settings
 
 
@@ -30,7 +30,7 @@ class Record:
     place: Place = ALONE
     mark: str = ""
     steps: list[ReportedStep] = field(default_factory=list)
-    told: Told = field(default_factory=Told)
+    told: RankFacts = field(default_factory=RankFacts)
 
 
 def keep_receipt(settings: Settings, record: Record, ending: Ending, failure: str | None) -> Path | None:

@@ -17,7 +17,7 @@ from contracts.spec.world import LeftReceipts, Strain
 from contracts.stacks.reference import train
 from contracts.stacks.reference.launch.trainer_arguments import TrainerArguments
 from contracts.stacks.reference.receipts import receipt, run_receipt
-from contracts.stacks.reference.training.run_facts import Ranks
+from contracts.stacks.reference.training.run_facts import RankReporter
 from contracts.stacks.reference.training.settings import Settings
 
 if TYPE_CHECKING:  # torch is loaded when something is trained
@@ -26,8 +26,14 @@ if TYPE_CHECKING:  # torch is loaded when something is trained
 Done = TypeVar("Done")
 
 
-def run(
-    kind: type[Ranks], recipe: Recipe, degrees: Degrees, steps: int, folder: Path, taken: Provenance, strain: Strain
+def run_with_fault(
+    kind: type[RankReporter],
+    recipe: Recipe,
+    degrees: Degrees,
+    steps: int,
+    folder: Path,
+    taken: Provenance,
+    strain: Strain,
 ) -> LeftReceipts:
     """The run, from its first step to the receipts of all ranks.
 
@@ -67,7 +73,7 @@ def _held(size: int) -> object:
     return torch.ones(size, dtype=torch.uint8, device="cuda" if torch.cuda.is_available() else "cpu")
 
 
-def _strained(kind: type[Ranks], strain: Strain, last: int) -> type[Ranks]:
+def _strained(kind: type[RankReporter], strain: Strain, last: int) -> type[RankReporter]:
     class Strained(kind):  # type: ignore[valid-type, misc]  # a class that is given
         steps = 0
 

@@ -14,20 +14,20 @@ from contracts.spec.evidence import ReportedStep
 from contracts.stacks.reference.training.settings import Settings
 
 
-class Show(Protocol):
+class Progress(Protocol):
     """What watches a run."""
 
     def step(self, step: ReportedStep, lr: float) -> None: ...
 
 
 @contextmanager
-def shown(settings: Settings, start: int, place: Place) -> Iterator[Show]:
+def show_progress(settings: Settings, start: int, place: Place) -> Iterator[Progress]:
     """A progress bar on a terminal, a line every few steps elsewhere; on standard error, from the first rank."""
     if place.rank > 0:
-        yield Silence()
+        yield NoProgress()
         return
     if not sys.stderr.isatty():
-        yield Lines(settings)
+        yield ProgressLines(settings)
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -43,7 +43,7 @@ def shown(settings: Settings, start: int, place: Place) -> Iterator[Show]:
         yield Bar()
 
 
-class Silence:
+class NoProgress:
     """What the other ranks show."""
 
     def step(self, step: ReportedStep, lr: float) -> None:
@@ -51,7 +51,7 @@ class Silence:
 
 
 @dataclass(frozen=True)
-class Lines:
+class ProgressLines:
     """A run without a terminal: its first step, every few, and its last."""
 
     settings: Settings

@@ -16,7 +16,7 @@ from contracts.instruments.node import read_node
 from contracts.spec import codec, evidence
 from contracts.spec.evidence import Backend, RankMemory
 from contracts.spec.seams import Facts
-from contracts.stacks.reference.answers.kernel_selection import SeamsSide
+from contracts.stacks.reference.answers.kernel_selection import KernelSelectionAnswers
 
 if TYPE_CHECKING:  # torch is loaded after the provenance of the run is taken
     from contracts.stacks.reference.training.trainer import Trainer
@@ -26,7 +26,7 @@ KERNELS = {"grouped": "torch-grouped", "loop": "native"}  # as the experts call 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Told:
+class RankFacts:
     """What one rank says, or what is known of all: `places` those of one node, `memory` by rank."""
 
     places: tuple[evidence.Place, ...] = ()
@@ -34,7 +34,7 @@ class Told:
     backends: tuple[Backend, ...] = ()
 
 
-class Ranks:
+class RankReporter:
     """One of the ranks of a run, as the others hear it. `place` is its own."""
 
     def __init__(self, place: ranks.Place) -> None:
@@ -81,8 +81,8 @@ class Ranks:
 
         return chosen
 
-    def own(self, trainer: Trainer) -> Told:
-        return Told(
+    def own(self, trainer: Trainer) -> RankFacts:
+        return RankFacts(
             places=(self.standing(),),
             memory=(self.held(),),
             backends=(*self.collectives(), *self.kernels(trainer)),
@@ -118,7 +118,7 @@ class Ranks:
         cuda = torch.cuda.is_available()
         capability = "sm_{}{}".format(*torch.cuda.get_device_capability()) if cuda else None
         facts = Facts(device="cuda" if cuda else "cpu", capability=capability)
-        for seam in SeamsSide().seams(trainer.recipe, trainer.execution.mode, {}, facts):
+        for seam in KernelSelectionAnswers().seams(trainer.recipe, trainer.execution.mode, {}, facts):
             row = Backend(part=seam.site, requested=seam.requested, actual=seam.actual, reason=seam.reason)
             if seam.site != "experts" or self.ran in (set(), {row.actual}):
                 yield row
@@ -129,21 +129,21 @@ class Ranks:
             )
 
     # what all say
-    def together(self, own: Told) -> Told:
+    def together(self, own: RankFacts) -> RankFacts:
         """What all ranks said; of the places, those of this rank's node. Every rank comes here."""
         if self.place.world == 1:
             return own
         said = ranks.gathered([self.place.node, codec.encode(own)])
-        every = [(node, codec.decode(Told, told)) for node, told in said]
+        every = [(node, codec.decode(RankFacts, told)) for node, told in said]
         places = [place for node, told in every for place in told.places if node == self.place.node]
-        return Told(
+        return RankFacts(
             places=tuple(sorted(places, key=lambda place: place.local_rank)),
             memory=tuple(row for _, told in every for row in told.memory),
-            backends=joined([told.backends for _, told in every]),
+            backends=merge_backends([told.backends for _, told in every]),
         )
 
 
-def joined(every: list[tuple[Backend, ...]]) -> tuple[Backend, ...]:
+def merge_backends(every: list[tuple[Backend, ...]]) -> tuple[Backend, ...]:
     """The backends of all ranks, by part. Where ranks differ, the row says which had what."""
     said: dict[str, dict[int, Backend]] = {}
     for rank, rows in enumerate(every):

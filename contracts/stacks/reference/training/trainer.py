@@ -22,17 +22,17 @@ from contracts.spec.topology import Degrees
 from contracts.spec.training import Execution
 from contracts.stacks.reference.checkpoint import rng_state
 from contracts.stacks.reference.checkpoint.checkpoint import Checkpoints, State, recipe_digest
-from contracts.stacks.reference.data import IGNORED, Corpus, Ledger
+from contracts.stacks.reference.data import IGNORED, Corpus, DataOrder
 from contracts.stacks.reference.model.blocks import fp8
 from contracts.stacks.reference.model.blocks.common import packing
 from contracts.stacks.reference.model.build import build_model
-from contracts.stacks.reference.model.hybrid_model import Forward, Model
-from contracts.stacks.reference.model.mtp import ahead
+from contracts.stacks.reference.model.hybrid_model import Model, ModelOutput
+from contracts.stacks.reference.model.mtp import shift_left
 from contracts.stacks.reference.model.parameter_roles import layer_of
 from contracts.stacks.reference.model.parts import PARTS, Parts
 from contracts.stacks.reference.optim import schedule
 from contracts.stacks.reference.optim.optimizer import Optimizer, members
-from contracts.stacks.reference.parallel.placements import blank, copied
+from contracts.stacks.reference.parallel.placements import placed_copy, placed_zeros
 
 GENERATORS, OWN = "rng/", "own/"  # how names in a checkpoint begin whose tensors are of one rank
 LAYOUT = "layout."  # and the counters that say which ranks there were
@@ -48,7 +48,7 @@ class Batch(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Done:
+class StepResult:
     """What a step did; `gradients` are clones from before clipping, where they were wanted."""
 
     number: int
@@ -70,7 +70,7 @@ class Trainer:
 
     optimizer_class: type[Optimizer] = Optimizer
     corpus_class: type[Corpus] = Corpus
-    ledger_class: type[Ledger] = Ledger
+    ledger_class: type[DataOrder] = DataOrder
     rate: Callable[..., float] = staticmethod(schedule.learning_rate)
 
     def __init__(self, recipe: Recipe, execution: Execution | None = None, parts: Parts = PARTS) -> None:
@@ -88,7 +88,7 @@ class Trainer:
         return build_model(self.recipe, self.execution, self.parts)
 
     # a step
-    def next(self, wanted: bool = False) -> Done:
+    def next(self, wanted: bool = False) -> StepResult:
         """A step over the next sequences of the data; `wanted` says whether its gradients are."""
         ids = self.ledger.ids(self.consumed, self.recipe.batch.total)
         done = self.step(self.batch(ids), wanted, ids)
@@ -98,11 +98,11 @@ class Trainer:
     def batch(self, ids: Sequence[int]) -> Batch:
         return Batch(*(torch.cat(rows) for rows in zip(*map(self.corpus.sequence, ids), strict=True)))
 
-    def step(self, batch: Batch, wanted: bool = False, samples: tuple[int, ...] = ()) -> Done:
+    def step(self, batch: Batch, wanted: bool = False, samples: tuple[int, ...] = ()) -> StepResult:
         """One optimizer step over a whole batch."""
         return self.step_over(self.cut(batch), wanted, samples)
 
-    def step_over(self, window: Sequence[Batch], wanted: bool = False, samples: tuple[int, ...] = ()) -> Done:
+    def step_over(self, window: Sequence[Batch], wanted: bool = False, samples: tuple[int, ...] = ()) -> StepResult:
         """One optimizer step over microbatches, which may differ in sequences and in length."""
         counts = self.over_rows(self.total([self.count(micro) for micro in window]))
         self.optimizer.zero()
@@ -113,11 +113,11 @@ class Trainer:
         norm, coefficient = self.optimizer.clip()
         lr = self.rate(self.recipe.optim, self.number + 1)
         self.optimizer.step(lr)
-        fp8.advance(self.model)
+        fp8.advance_scales(self.model)
         seen = self.over_parts(self.total([_counters(each.seen) for each in passes]))
         self.move_biases(seen)
         self.number += 1
-        return Done(
+        return StepResult(
             number=self.number,
             losses={name: float(loss) for name, loss in losses.items()},
             tokens=int(counts["lm"]),
@@ -174,17 +174,17 @@ class Trainer:
         pack = packing(micro.tokens_BT, micro.documents_BT)
         found = {"lm": (micro.labels_BT != IGNORED).sum()}
         for depth in range(self.recipe.mtp.depth if self.recipe.mtp else 0):
-            found[f"mtp.{depth}"] = (ahead(micro.labels_BT, pack, depth + 1, IGNORED) != IGNORED).sum()
+            found[f"mtp.{depth}"] = (shift_left(micro.labels_BT, pack, depth + 1, IGNORED) != IGNORED).sum()
         rows, length = micro.tokens_BT.shape
         return found | {"aux": torch.tensor(rows), "z": torch.tensor(rows * length)}
 
-    def passes(self, window: Sequence[Batch], counts: Mapping[str, Tensor]) -> list[Forward]:
+    def passes(self, window: Sequence[Batch], counts: Mapping[str, Tensor]) -> list[ModelOutput]:
         """Forward and backward over the whole window."""
         return [self.accumulate(micro, counts) for micro in window]
 
-    def accumulate(self, micro: Batch, counts: Mapping[str, Tensor]) -> Forward:
+    def accumulate(self, micro: Batch, counts: Mapping[str, Tensor]) -> ModelOutput:
         """Forward and backward over one microbatch, as its part of the window."""
-        out: Forward = self.model(*micro)
+        out: ModelOutput = self.model(*micro)
         self.model.objective(out.sums, counts)["total"].backward()  # type: ignore[no-untyped-call]  # torch's
         nothing = out.logits_BTV.new_empty(0)
         return out._replace(
@@ -202,7 +202,7 @@ class Trainer:
     def gradients(self) -> dict[str, Tensor]:
         """The gradients by name, as they stand; zeros where a parameter got none."""
         held = {
-            name: blank(parameter) if parameter.grad is None else parameter.grad
+            name: placed_zeros(parameter) if parameter.grad is None else parameter.grad
             for name, parameter in self.model.named_parameters()
             if parameter.requires_grad
         }
@@ -236,7 +236,7 @@ class Trainer:
             raise refuse("seed", self.recipe.seed, f"the saved run has {position['seed']}", remedy)
         self.put(_under("weights/", state), dict(self.model.named_parameters()), "weights")
         self.put(_under("buffers/", state), dict(self.model.named_buffers()), "buffers")
-        self.optimizer.load({name: copied(each) for name, each in _under("optimizer/", state).items()})
+        self.optimizer.load({name: placed_copy(each) for name, each in _under("optimizer/", state).items()})
         self.number, self.consumed = position["step"], position["consumed"]
 
     def kept(self, folder: str) -> Checkpoints:
@@ -290,7 +290,7 @@ class Trainer:
         saved = kept.opened()
         same = _under(LAYOUT, saved.position) == self.layout()
         expected = {f"optimizer/{name}": each for name, each in self.optimizer.blank().items()}
-        target = {name: copied(each) for name, each in (expected | dict(self.saved().tensors)).items()}
+        target = {name: placed_copy(each) for name, each in (expected | dict(self.saved().tensors)).items()}
         if not same:
             self.refuse_own(saved.tensors)
             target = {name: each for name, each in target.items() if not name.startswith(GENERATORS)}
@@ -299,7 +299,7 @@ class Trainer:
         if same:
             self.restore_generators(_under(self.own_generators, target))  # last: what builds or loads may draw
         else:
-            rng_state.begin(self.recipe.seed, self.number, self.own_generators)
+            rng_state.seed_rank_stream(self.recipe.seed, self.number, self.own_generators)
 
     def refuse_own(self, names: Iterable[str]) -> None:
         """Refuse what other ranks saved each for itself, and what is no part of a whole."""

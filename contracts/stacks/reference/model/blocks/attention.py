@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from contracts.spec.errors import refuse
 from contracts.spec.recipe import Dsa, Mla, Recipe
 from contracts.stacks.reference.model.blocks.common import Linear, Output, Packing, State, local
-from contracts.stacks.reference.model.blocks.sequence import WHOLE, Row
+from contracts.stacks.reference.model.blocks.sequence import WHOLE_SEQUENCE, SequenceView
 from contracts.stacks.reference.model.parts_interface import PartsInterface
 
 
@@ -30,7 +30,7 @@ def heads_of(x_BTF: Tensor, size: int) -> Tensor:
 class Causal(nn.Module):
     """What every attention shares: who sees whom, rope, and the mean of values weighed by a softmax."""
 
-    row: Row = WHOLE
+    row: SequenceView = WHOLE_SEQUENCE
 
     def __init__(self, recipe: Recipe, size: int, turned: int) -> None:
         """`size` elements of a query decide the scale; `turned` of them carry rope."""

@@ -30,7 +30,7 @@ HISTORY = 16
 BLOCK, MX_BLOCK = 128, 32
 
 
-class Product(nn.Module):
+class Fp8Matmul(nn.Module):
     """x wᵀ of FP8 factors, and both products of its backward pass.
 
     With delayed scaling it has state: `amax_history` (H, 3, E), whose row 0 is the step's own, and `scale` (3, E).
@@ -121,7 +121,7 @@ class _Products(torch.autograd.Function):
     """y = q(x) q(w)ᵀ, dx = q(dy) q(w), dw = q(dy)ᵀ q(x): each factor quantised along the dim that its product sums."""
 
     @staticmethod
-    def forward(ctx: Any, x_SI: Tensor, weight_OI: Tensor, product: Product, matrix: int) -> Tensor:
+    def forward(ctx: Any, x_SI: Tensor, weight_OI: Tensor, product: Fp8Matmul, matrix: int) -> Tensor:
         ctx.save_for_backward(x_SI, weight_OI)
         ctx.product, ctx.matrix = product, matrix
         x, weight = _wide(x_SI), _wide(weight_OI, x_SI)
@@ -138,10 +138,10 @@ class _Products(torch.autograd.Function):
         return dx_SI.to(x_SI.dtype), dw_OI.to(weight_OI.dtype), None, None
 
 
-_products = cast(Callable[[Tensor, Tensor, Product, int], Tensor], _Products.apply)
+_products = cast(Callable[[Tensor, Tensor, Fp8Matmul, int], Tensor], _Products.apply)
 
 
-class LowPrecision:
+class Fp8Conversion:
     """Which matrices of a mixer have FP8 products, and giving them those.
 
     In: projections of A, M and R, MLPs, experts. Out, besides what spec/seams.py keeps out: the projections that make
@@ -151,7 +151,7 @@ class LowPrecision:
     """
 
     kept_out: frozenset[str] = frozenset({"wdt", "wa", "wtrap", "wangle", "wf"})
-    product: type[Product] = Product
+    product: type[Fp8Matmul] = Fp8Matmul
 
     def __init__(self, fp8: Fp8) -> None:
         self.fp8 = fp8
@@ -181,10 +181,10 @@ def quantised(model: nn.Module) -> Iterator[str]:
             yield from (f"{name}.{each}" for each in module.fp8)
 
 
-def advance(model: nn.Module) -> None:
+def advance_scales(model: nn.Module) -> None:
     """The end of an optimizer step, for every product of a model."""
     for module in model.modules():
-        if isinstance(module, Product):
+        if isinstance(module, Fp8Matmul):
             module.advance()
 
 

@@ -26,7 +26,7 @@ from contracts.stacks.reference.model.parts_interface import PartsInterface
 ROUNDS = 20  # of Sinkhorn, as in the paper
 
 
-class Streams(nn.Module):
+class HyperConnections(nn.Module):
     """How one layer reads from the streams and writes to them: `phi` (M, N·D), `bias` (M), `alpha` (3).
 
     Rows of `phi` and elements of `bias` are h_pre, then h_post, then H_res row by row. The maps are computed in float32

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from contracts.spec.recipe import Recipe
 from contracts.stacks.reference.model.blocks.common import Linear, Output, Packing, State, local
 from contracts.stacks.reference.model.blocks.mamba2 import GatedNorm, initial_dt_bias, split, wide
-from contracts.stacks.reference.model.blocks.sequence import WHOLE, Row
+from contracts.stacks.reference.model.blocks.sequence import WHOLE_SEQUENCE, SequenceView
 from contracts.stacks.reference.model.parts_interface import PartsInterface
 
 
@@ -25,7 +25,7 @@ class M2RNN(nn.Module):
     linear grows with the sequence.
     """
 
-    row: Row = WHOLE
+    row: SequenceView = WHOLE_SEQUENCE
 
     def __init__(self, recipe: Recipe, parts: PartsInterface) -> None:
         super().__init__()

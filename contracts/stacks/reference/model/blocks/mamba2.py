@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from contracts.spec.parameters import CONV_WIDTH
 from contracts.spec.recipe import Recipe
 from contracts.stacks.reference.model.blocks.common import Linear, Output, Packing, Piece, RMSNorm, State, local
-from contracts.stacks.reference.model.blocks.sequence import WHOLE, Row
+from contracts.stacks.reference.model.blocks.sequence import WHOLE_SEQUENCE, SequenceView
 from contracts.stacks.reference.model.parts_interface import PartsInterface
 
 
@@ -27,7 +27,7 @@ class Mamba2(nn.Module):
     are float32 parameters and stay so; with them the scan is computed in float32 at least, whatever the activations.
     """
 
-    row: Row = WHOLE
+    row: SequenceView = WHOLE_SEQUENCE
 
     def __init__(self, recipe: Recipe, parts: PartsInterface) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ class CausalConv(nn.Module):
     """
 
     piece: Piece | None = None
-    row: Row = WHOLE
+    row: SequenceView = WHOLE_SEQUENCE
 
     def __init__(self, channels: int) -> None:
         super().__init__()

@@ -18,7 +18,7 @@ from contracts.spec.errors import refuse
 from contracts.spec.recipe import Recipe
 from contracts.stacks.reference.model.blocks.common import Linear, Output, Packing, State, local
 from contracts.stacks.reference.model.blocks.mamba2 import initial_dt_bias, split, wide
-from contracts.stacks.reference.model.blocks.sequence import WHOLE, Row
+from contracts.stacks.reference.model.blocks.sequence import WHOLE_SEQUENCE, SequenceView
 from contracts.stacks.reference.model.parts_interface import PartsInterface
 
 SLOWEST = 1e-4
@@ -28,7 +28,7 @@ SLOWEST = 1e-4
 class Mamba3(nn.Module):
     """A gated state-space mixer with a trapezoidal step and a rotated state."""
 
-    row: Row = WHOLE
+    row: SequenceView = WHOLE_SEQUENCE
 
     def __init__(self, recipe: Recipe, parts: PartsInterface) -> None:
         super().__init__()

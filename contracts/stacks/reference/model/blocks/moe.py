@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from contracts.spec.recipe import Moe, Recipe
 from contracts.stacks.reference.model.blocks.common import Output, Packing, State, local
-from contracts.stacks.reference.model.blocks.sequence import WHOLE, Row
+from contracts.stacks.reference.model.blocks.sequence import WHOLE_SEQUENCE, SequenceView
 from contracts.stacks.reference.model.parts_interface import PartsInterface
 
 Backend = Literal["grouped", "loop"]
@@ -178,7 +178,7 @@ class Experts(nn.Module):
         return "grouped" if x.dtype == torch.bfloat16 and aligned and able else "loop"
 
 
-class Peers(Protocol):
+class Dispatcher(Protocol):
     """The other ranks of a layer whose experts lie on several (`expert_parallel.py`)."""
 
     def share(
@@ -195,8 +195,8 @@ class Peers(Protocol):
 class MoE(nn.Module):
     """Router, experts and the shared expert. `peers` are there where the experts lie on several ranks."""
 
-    row: Row = WHOLE
-    peers: Peers | None
+    row: SequenceView = WHOLE_SEQUENCE
+    peers: Dispatcher | None
 
     def __init__(self, recipe: Recipe, parts: PartsInterface) -> None:
         super().__init__()

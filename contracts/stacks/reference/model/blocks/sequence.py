@@ -14,7 +14,7 @@ from contracts.stacks.reference.model.blocks.chunked_scan import chunked_scan, r
 from contracts.stacks.reference.model.blocks.common import Packing
 
 
-class Row:
+class SequenceView:
     """The tokens of a row, here all on this rank: nothing stands before the first.
 
     `context_parallel.py` has the row of which each rank holds a run.
@@ -68,4 +68,4 @@ class Row:
         return states_BTx
 
 
-WHOLE = Row()
+WHOLE_SEQUENCE = SequenceView()
