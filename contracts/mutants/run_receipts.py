@@ -17,7 +17,7 @@ from contracts.stacks.reference.training.run_facts import RankFacts, RankReporte
 
 
 class _SpeaksForItself(RankReporter):
-    def together(self, own: RankFacts) -> RankFacts:
+    def gather(self, own: RankFacts) -> RankFacts:
         return own
 
 
@@ -30,8 +30,8 @@ class KeepsTheMapOfOneRank(Reference):
 
 
 class _AsksTheFirst(RankReporter):
-    def together(self, own: RankFacts) -> RankFacts:
-        told = super().together(own)
+    def gather(self, own: RankFacts) -> RankFacts:
+        told = super().gather(own)
         return replace(told, memory=told.memory[:1])
 
 
@@ -43,8 +43,8 @@ class KeepsThePeakOfTheFirst(Reference):
 
 
 class _HearsTheLast(RankReporter):
-    def together(self, own: RankFacts) -> RankFacts:
-        told = super().together(own)
+    def gather(self, own: RankFacts) -> RankFacts:
+        told = super().gather(own)
         return replace(told, memory=told.memory[-1:])
 
 
@@ -86,8 +86,8 @@ class TakesTheMeanOfTheClocks(Reference):
 class _CountsByTwo(RankReporter):
     factor = 2.0
 
-    def clocked(self, step: Callable[[], Any]) -> tuple[Any, float]:
-        done, seconds = super().clocked(step)
+    def timed_step(self, step: Callable[[], Any]) -> tuple[Any, float]:
+        done, seconds = super().timed_step(step)
         return replace(done, tokens=int(done.tokens * self.factor)), seconds
 
 
@@ -110,8 +110,8 @@ class CountsTheTokensOfItsRows(Reference):
 
 
 class _NamesTheFirstsKernels(RankReporter):
-    def together(self, own: RankFacts) -> RankFacts:
-        told = super().together(own)
+    def gather(self, own: RankFacts) -> RankFacts:
+        told = super().gather(own)
         return replace(told, backends=tuple(replace(row, **_first(row)) for row in told.backends))
 
 

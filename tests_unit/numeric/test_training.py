@@ -269,8 +269,8 @@ class _Breaks(RankReporter):
 
     mark = "-rank00001"
 
-    def clocked(self, step: Callable[[], Any]) -> tuple[Any, float]:
-        done = super().clocked(step)
+    def timed_step(self, step: Callable[[], Any]) -> tuple[Any, float]:
+        done = super().timed_step(step)
         if done[0].number == 2:
             raise RuntimeError("out of luck")
         return done

@@ -93,7 +93,7 @@ class _Inside(TokenDispatcher):
 class CompilesWhatExpertsHandBack(Spread):
     """The list of what stays outside names a method that nothing calls any more."""
 
-    exchange = {"expert_peers": _Inside}
+    exchange = {"token_dispatcher": _Inside}
 
 
 class _Prints(TokenDispatcher):
@@ -106,4 +106,4 @@ class _Prints(TokenDispatcher):
 class BreaksInFrontOfTheExperts(Spread):
     """Something that the compiler cannot take stands between the exchange and the experts of a rank."""
 
-    exchange = {"expert_peers": _Prints}
+    exchange = {"token_dispatcher": _Prints}

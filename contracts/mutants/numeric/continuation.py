@@ -26,12 +26,12 @@ class _Skipping(DataOrder):
 
 
 class _SkipsInEveryEpoch(Trainer):
-    ledger_class = _Skipping
+    data_order_class = _Skipping
 
     def load(self, state: Mapping[str, Tensor], position: Position) -> None:
         super().load(state, position)
-        assert isinstance(self.ledger, _Skipping)
-        self.ledger.since, self.ledger.offset = divmod(self.consumed, self.ledger.size)
+        assert isinstance(self.data_order, _Skipping)
+        self.data_order.since, self.data_order.offset = divmod(self.consumed, self.data_order.size)
 
 
 @mutant(of="CKPT-01f", case="resumed-in-the-second-and-third", says="the samples are", bugs=("RSM-25",))
@@ -49,12 +49,12 @@ class _Recounting(DataOrder):
 
 
 class _CountsEpochsAnew(Trainer):
-    ledger_class = _Recounting
+    data_order_class = _Recounting
 
     def load(self, state: Mapping[str, Tensor], position: Position) -> None:
         super().load(state, position)
-        assert isinstance(self.ledger, _Recounting)
-        self.ledger.first = self.consumed // self.ledger.size
+        assert isinstance(self.data_order, _Recounting)
+        self.data_order.first = self.consumed // self.data_order.size
 
 
 @mutant(of="CKPT-01f", case="resumed-in-the-second-and-third", says="the samples are", bugs=("RSM-26", "DAT-02"))

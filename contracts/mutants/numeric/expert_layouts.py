@@ -35,7 +35,7 @@ class _AsTheyCame(TokenDispatcher):
 class TakesRowsBySenderForRowsByExpert(Spread):
     """Received rows lie by sender and then by expert, and go through the experts as if they lay by expert."""
 
-    exchange = {"expert_peers": _AsTheyCame}
+    exchange = {"token_dispatcher": _AsTheyCame}
 
 
 class _ThereAgain(TokenDispatcher):
@@ -49,7 +49,7 @@ class _ThereAgain(TokenDispatcher):
 class PutsRowsBackByTheOrderTheyWentIn(Spread):
     """The permutation is applied again where its inverse is wanted: right for two rows, wrong for three."""
 
-    exchange = {"expert_peers": _ThereAgain}
+    exchange = {"token_dispatcher": _ThereAgain}
 
 
 class _WithoutGradientThere(TokenDispatcher):
@@ -61,7 +61,7 @@ class _WithoutGradientThere(TokenDispatcher):
 class SendsRowsByACallThatDropsTheGraph(Spread):
     """`dist.all_to_all_single` in place: rows arrive, and what the experts say about them never comes back."""
 
-    exchange = {"expert_peers": _WithoutGradientThere}
+    exchange = {"token_dispatcher": _WithoutGradientThere}
 
 
 class _WithoutGradientBack(TokenDispatcher):
@@ -74,7 +74,7 @@ class _WithoutGradientBack(TokenDispatcher):
 class ReturnsRowsByACallThatDropsTheGraph(Spread):
     """The same on the way back: experts stand still, and the shared expert and the residual carry the loss."""
 
-    exchange = {"expert_peers": _WithoutGradientBack}
+    exchange = {"token_dispatcher": _WithoutGradientBack}
 
 
 class _Shares(TokenDispatcher):
@@ -111,7 +111,7 @@ class _GatesOfItsRun(_Shares):
 class LeavesTheGradientOfGatesInParts(Spread):
     """Ranks that route the same tokens each weigh a run of them; nobody adds up what they found about the gates."""
 
-    exchange = {"expert_peers": _GatesOfItsRun}
+    exchange = {"token_dispatcher": _GatesOfItsRun}
 
 
 class _GatesWithoutGradient(_Shares):
@@ -123,7 +123,7 @@ class _GatesWithoutGradient(_Shares):
 class GathersGatesWithoutTheirGradient(Spread):
     """Gates come by a collective that autograd does not see: the router learns balance and nothing of the task."""
 
-    exchange = {"expert_peers": _GatesWithoutGradient}
+    exchange = {"token_dispatcher": _GatesWithoutGradient}
 
 
 class _RowsOfItsRun(_Shares):
@@ -135,7 +135,7 @@ class _RowsOfItsRun(_Shares):
 class LeavesTheGradientOfRowsInParts(Spread):
     """Each of the ranks that hold the same tokens keeps the gradient of the rows that it sent, and zeros elsewhere."""
 
-    exchange = {"expert_peers": _RowsOfItsRun}
+    exchange = {"token_dispatcher": _RowsOfItsRun}
 
 
 class _BackSummed(_Shares):
@@ -148,7 +148,7 @@ class MultipliesExpertGradientsByEp(Spread):
     """Outputs come back by an all-gather whose way back sums: every sharer has the same gradient, and experts get EP
     times of it."""
 
-    exchange = {"expert_peers": _BackSummed}
+    exchange = {"token_dispatcher": _BackSummed}
 
 
 class _AllRows(TokenDispatcher):
@@ -160,7 +160,7 @@ class _AllRows(TokenDispatcher):
 class EveryRankSendsAllItsRows(Spread):
     """Ranks that hold the same tokens all send them: outputs are right, experts see each token EP times."""
 
-    exchange = {"expert_peers": _AllRows}
+    exchange = {"token_dispatcher": _AllRows}
 
 
 class _OwnPartAlone(TokenDispatcher):
@@ -172,7 +172,7 @@ class _OwnPartAlone(TokenDispatcher):
 class LeavesOutThePartsOfOtherRanks(Spread):
     """Experts are cut over two ranks, and each puts its own rows through its own half."""
 
-    exchange = {"expert_peers": _OwnPartAlone}
+    exchange = {"token_dispatcher": _OwnPartAlone}
 
 
 class _MeanOfParts(TokenDispatcher):
@@ -185,13 +185,13 @@ class _MeanOfParts(TokenDispatcher):
 class AveragesThePartsOfAnExpert(Spread):
     """Parts of an inner width add up; their mean is taken."""
 
-    exchange = {"expert_peers": _MeanOfParts}
+    exchange = {"token_dispatcher": _MeanOfParts}
 
 
 class _SharedTwice(MoE):
     def forward(self, x_BTD: Tensor, packing: Packing, state: State) -> Output:
         out = super().forward(x_BTD, packing, state)
-        if self.peers is None or self.shared is None:
+        if self.dispatcher is None or self.shared is None:
             return out
         return out._replace(y_BTD=out.y_BTD + self.shared(x_BTD, packing, state).y_BTD)
 
@@ -215,7 +215,7 @@ class _IdleWithoutGradient(TokenDispatcher):
 class GivesNoGradientWhereAnExpertIsIdle(Spread):
     """On a rank where one expert has no token the backward pass is left out for all of them."""
 
-    exchange = {"expert_peers": _IdleWithoutGradient}
+    exchange = {"token_dispatcher": _IdleWithoutGradient}
 
 
 # losses that balance

@@ -23,7 +23,7 @@ class SeedsByRank(Trained):
     """seed + rank: every rank shuffles for itself, and the ranks' parts overlap."""
 
     class trains(Trainer):  # noqa: N801  # the attribute that the base asks for
-        ledger_class = _SeedByRank
+        data_order_class = _SeedByRank
 
 
 class _DropsTheTail(DataOrder):
@@ -38,7 +38,7 @@ class DropsTheTailOfAnEpoch(Trained):
     """drop_last: what does not fill a step at the end of an epoch is never consumed."""
 
     class trains(Trainer):  # noqa: N801
-        ledger_class = _DropsTheTail
+        data_order_class = _DropsTheTail
 
 
 class _FillsUp(DataOrder):
@@ -53,7 +53,7 @@ class FillsUpTheLastStep(Trained):
     """Over-correction: the last step of an epoch is filled with its first sequences once more."""
 
     class trains(Trainer):  # noqa: N801
-        ledger_class = _FillsUp
+        data_order_class = _FillsUp
 
 
 class _SkipsOne(DataOrder):
@@ -66,7 +66,7 @@ class FetchesOneTooMany(Trained):
     """next() is called once too often to see whether there is more: a sequence a step is lost."""
 
     class trains(Trainer):  # noqa: N801
-        ledger_class = _SkipsOne
+        data_order_class = _SkipsOne
 
 
 class _LateEachEpoch(DataOrder):
@@ -80,7 +80,7 @@ class SkipsTheOffsetEachEpoch(Trained):
     """The place of a resume is skipped in every epoch and not in the first alone."""
 
     class trains(Trainer):  # noqa: N801
-        ledger_class = _LateEachEpoch
+        data_order_class = _LateEachEpoch
 
 
 class _Strided(DataOrder):
@@ -93,7 +93,7 @@ class DealsSequencesOut(Trained):
     """Ranks take every dp-th sequence: the order of a step depends on how many there are."""
 
     class trains(Trainer):  # noqa: N801
-        ledger_class = _Strided
+        data_order_class = _Strided
 
 
 class _SameForAll(DataOrder):
@@ -106,7 +106,7 @@ class GivesEveryRankTheSame(Trained):
     """The sampler does not know its rank: every data-parallel rank trains on the first share."""
 
     class trains(Trainer):  # noqa: N801
-        ledger_class = _SameForAll
+        data_order_class = _SameForAll
 
 
 class _OneEpoch(DataOrder):
@@ -119,7 +119,7 @@ class NeverSetsTheEpoch(Trained):
     """set_epoch is never called: every epoch has the first one's order."""
 
     class trains(Trainer):  # noqa: N801
-        ledger_class = _OneEpoch
+        data_order_class = _OneEpoch
 
 
 class _Unseeded(DataOrder):
@@ -132,7 +132,7 @@ class IgnoresTheSeed(Trained):
     """The order is a function of the epoch alone."""
 
     class trains(Trainer):  # noqa: N801
-        ledger_class = _Unseeded
+        data_order_class = _Unseeded
 
 
 class _Shuffling(DataOrder):
@@ -152,7 +152,7 @@ class ShufflesWhatWasShuffled(Trained):
     """A resume shuffles the list that the run before had already shuffled."""
 
     class trains(Trainer):  # noqa: N801
-        ledger_class = _Shuffling
+        data_order_class = _Shuffling
 
 
 class _Unshuffled(DataOrder):
@@ -165,7 +165,7 @@ class ReadsInOrder(Trained):
     """shuffle=False, and an offset by epoch."""
 
     class trains(Trainer):  # noqa: N801
-        ledger_class = _Unshuffled
+        data_order_class = _Unshuffled
 
 
 class _RoundsDown(DataOrder):
@@ -178,7 +178,7 @@ class RoundsSharesDown(Trained):
     """total // dp sequences a rank; the rest of every step is nobody's."""
 
     class trains(Trainer):  # noqa: N801
-        ledger_class = _RoundsDown
+        data_order_class = _RoundsDown
 
 
 @mutant(of="PAR-06e", case="one", says="`samples` says", bugs=("RSM-28",))

@@ -47,7 +47,7 @@ class _SkipsIdle(TokenDispatcher):
 class LeavesTheExchangeOutWithoutRows(Spread):
     """A rank whose experts were chosen by nobody has nothing to take, and forgets that it has rows to send."""
 
-    exchange = {"expert_peers": _SkipsIdle}
+    exchange = {"token_dispatcher": _SkipsIdle}
 
 
 class _FullOnOne(ParallelTrainer):

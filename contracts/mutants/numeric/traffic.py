@@ -62,7 +62,7 @@ class _SkipsIdle(TokenDispatcher):
 class SkipsTheExchangeWithLittleToDo(Spread):
     """A rank whose experts have little or nothing to do leaves the exchange out."""
 
-    exchange = {"expert_peers": _SkipsIdle}
+    exchange = {"token_dispatcher": _SkipsIdle}
 
 
 class _Backwards(ParallelTrainer):
@@ -141,7 +141,7 @@ class _LosesARow(TokenDispatcher):
 class SendsOtherLengthsThanItSaid(Spread):
     """Counts are announced before tokens are dropped. gloo takes the short message, and leaves old rows behind it."""
 
-    exchange = {"expert_peers": _LosesARow}
+    exchange = {"token_dispatcher": _LosesARow}
 
 
 # nothing

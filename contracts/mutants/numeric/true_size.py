@@ -202,7 +202,7 @@ class _Pads(TokenDispatcher):
 class SendsPaddedRows(Spread):
     """Every rank is sent a full load of slots, whoever has rows for them."""
 
-    exchange = {"expert_peers": _Pads}
+    exchange = {"token_dispatcher": _Pads}
 
 
 class _OverTheWorld(TokenDispatcher):
@@ -222,7 +222,7 @@ class _OverTheWorld(TokenDispatcher):
 class SendsRowsOverTheWorld(Spread):
     """The exchange goes over the default group: right where EP is the world, and elsewhere a group of all ranks."""
 
-    exchange = {"expert_peers": _OverTheWorld}
+    exchange = {"token_dispatcher": _OverTheWorld}
 
 
 class _AssumesBalance(TokenDispatcher):
@@ -234,7 +234,7 @@ class _AssumesBalance(TokenDispatcher):
 class TakesAsManyRowsAsItSends(Spread):
     """Counts are not exchanged: each rank takes from another what it sends there. Balanced tokens hide it."""
 
-    exchange = {"expert_peers": _AssumesBalance}
+    exchange = {"token_dispatcher": _AssumesBalance}
 
 
 class _SharesNothing(TokenDispatcher):
@@ -248,7 +248,7 @@ class _SharesNothing(TokenDispatcher):
 class SendsTheRowsOfOthersToo(Spread):
     """Ranks of EP that read the same sequences each send all of their rows."""
 
-    exchange = {"expert_peers": _SharesNothing}
+    exchange = {"token_dispatcher": _SharesNothing}
 
 
 class _WideRows(TokenDispatcher):
@@ -263,7 +263,7 @@ class _WideRows(TokenDispatcher):
 class SendsRowsInFloat32(Spread):
     """Rows are widened for the gates before they travel, and not behind it."""
 
-    exchange = {"expert_peers": _WideRows}
+    exchange = {"token_dispatcher": _WideRows}
 
 
 # all else
@@ -293,7 +293,7 @@ class _GathersItsInput(TokenDispatcher):
 class GathersWhatEveryRankHas(Spread):
     """Ranks that hold the same tokens gather them from each other before they are routed."""
 
-    exchange = {"expert_peers": _GathersItsInput}
+    exchange = {"token_dispatcher": _GathersItsInput}
 
 
 class _FirstHalf(ParallelTrainer):

@@ -77,12 +77,12 @@ def train(settings: Settings, record: Record, ranks: RankReporter | None = None)
     record.place, record.mark = ranks.place, ranks.mark
     execution = torchrun_environment.execution_of(asked, ranks.place)
     trainer = TrainingAnswers().trainer_of(execution)(recipe, execution, PARTS)
-    ranks.watch(trainer)
+    ranks.watch_experts(trainer)
     try:
         _steps(settings, record, ranks, trainer)
-        record.told = ranks.together(ranks.own(trainer))
+        record.told = ranks.gather(ranks.local_facts(trainer))
     except BaseException:
-        record.told = ranks.own(trainer)
+        record.told = ranks.local_facts(trainer)
         raise
     finally:
         _tell_of_ranks(settings.telemetry, ranks, record.told)
@@ -98,7 +98,7 @@ def _steps(settings: Settings, record: Record, ranks: RankReporter, trainer: Tra
     listened = settings.telemetry if place.rank == 0 else None
     with show_progress(settings, trainer.number, place) as show:
         while trainer.number < settings.steps:
-            done, seconds = ranks.clocked(trainer.next)
+            done, seconds = ranks.timed_step(trainer.next)
             step = ReportedStep(
                 number=done.number, seconds=seconds, tokens=done.tokens,
                 loss=_figure(done.losses["lm"]), grad_norm=_figure(done.grad_norm),
@@ -133,7 +133,7 @@ def keep(trainer: Trainer, folder: Path, settings: Settings) -> None:
 def _holds_one(trainer: Trainer, folder: Path) -> bool:
     """Whether the first rank sees a complete checkpoint: a run that is started again before its first begins anew."""
     kept = trainer.kept(str(folder))
-    return bool(kept.ranks.said(kept.latest() is not None)[0])
+    return bool(kept.ranks.all_gather(kept.latest() is not None)[0])
 
 
 def checkpoints(settings: Settings) -> Path | None:

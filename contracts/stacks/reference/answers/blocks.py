@@ -36,10 +36,10 @@ class BlockAnswers(BuiltOfParts):
         }
 
     def kernel_facts(self) -> Facts:
-        raise NotImplementedError  # SeamsSide's
+        raise NotImplementedError  # KernelSelectionAnswers'
 
     def seams(self, recipe: Recipe, mode: Mode, requested: Mapping[Site, Wish], facts: Facts) -> tuple[Seam, ...]:
-        raise NotImplementedError  # SeamsSide's
+        raise NotImplementedError  # KernelSelectionAnswers'
 
     def run_block(self, call: BlockCall) -> BlockRun:
         from contracts.stacks.reference.kernels.substitution import substitute_kernels

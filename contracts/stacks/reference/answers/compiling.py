@@ -117,7 +117,7 @@ class CompilingAnswers(BuiltOfParts):
         return False
 
     def trainer_of(self, execution: Execution) -> type[Trainer]:
-        raise NotImplementedError  # TrainingSide's
+        raise NotImplementedError  # TrainingAnswers'
 
     def wrapping(self, recipe: Recipe, execution: Execution) -> tuple[Wrap, ...]:
         trainer = self.trainer_of(execution)(recipe, execution, self.parts())

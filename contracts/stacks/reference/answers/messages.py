@@ -13,7 +13,7 @@ class MessageAnswers:
     QUESTIONS: frozenset[str] = frozenset({"messages"})
 
     def train(self, session: Session) -> Trained:
-        raise NotImplementedError  # TrainingSide's
+        raise NotImplementedError  # TrainingAnswers'
 
     def messages(self, session: Session) -> Messages:
         from contracts.instruments import messages

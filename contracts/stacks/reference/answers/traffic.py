@@ -27,7 +27,7 @@ class DryRunAnswers(BuiltOfParts):
     QUESTIONS: frozenset[str] = frozenset({"rehearse"})
 
     def trainer_of(self, execution: Execution) -> type[Trainer]:
-        raise NotImplementedError  # TrainingSide's
+        raise NotImplementedError  # TrainingAnswers'
 
     def rehearse(self, recipe: Recipe, execution: Execution, rank: int, routing: Routing) -> Rehearsal:
         import torch.distributed as dist

@@ -52,7 +52,7 @@ class TrainingAnswers(BuiltOfParts):
         kind, total = self.trainer(), recipe.batch.total
         if step < 1:
             raise refuse("step", step, "must be at least 1", "count optimizer steps from 1")
-        ledger = kind.ledger_class(len(kind.corpus_class(recipe)), recipe.seed)
+        ledger = kind.data_order_class(len(kind.corpus_class(recipe)), recipe.seed)
         return ledger.of_rank((step - 1) * total, total, rank, dp)
 
     def sample(self, recipe: Recipe, id: int) -> Tokens:

@@ -97,7 +97,7 @@ class Checkpoints(CheckpointFolder):
             Refused: when it cannot be written, or the step is there already; what was there before is untouched.
         """
         final = self.folder / self.name_of(state.step)
-        self.ranks.agree(self.unsavable(state, final))
+        self.ranks.refuse_together(self.unsavable(state, final))
         unfinished = self.unfinished(final)
 
         def publish(drawn: str, tensors: Mapping[str, StoredTensor], files: Mapping[str, StoredFile]) -> None:
@@ -121,7 +121,7 @@ class Checkpoints(CheckpointFolder):
     def unsavable(self, state: State, final: Path) -> Refusals:
         """Why this rank cannot save a state under a name."""
         found = Refusals()
-        steps = self.ranks.said(state.step)
+        steps = self.ranks.all_gather(state.step)
         same = f"differs over the ranks, which say {list(steps)}"
         found.unless(len(set(steps)) == 1, "step", steps[0], same, "save on all ranks after the same step")
         found.unless(state.step >= 0, "step", state.step, "must not be negative", "count optimizer steps from 1")
@@ -183,7 +183,7 @@ class Checkpoints(CheckpointFolder):
         if recipe != manifest.recipe:
             found.add("recipe", recipe, f"is not the one it was saved under, {manifest.recipe!r}", "load into that one")
         found.merge(self.misfits(manifest, target))
-        self.ranks.agree(found)
+        self.ranks.refuse_together(found)
         self.fill(target, self.read(self.folder_of(manifest), manifest, target))
         return State(step=manifest.step, tensors=target, position=manifest.position, recipe=recipe)
 
@@ -199,7 +199,7 @@ class Checkpoints(CheckpointFolder):
         Raises:
             Refused: when there is none, or a rank cannot read it.
         """
-        chosen, *_ = self.ranks.said(self.latest() if step is None else step)
+        chosen, *_ = self.ranks.all_gather(self.latest() if step is None else step)
         if chosen is None:
             raise refuse("folder", str(self.folder), "holds no complete checkpoint", "start without one")
         folder, found, save = self.folder / self.name_of(chosen), Refusals(), ""
@@ -210,11 +210,11 @@ class Checkpoints(CheckpointFolder):
             found.unless(manifest.step == chosen, manifests.NAME, str(folder), told, manifests.REMEDY)
         except Refused as refused:
             found.extend(refused)
-        self.ranks.agree(found)
-        saves = self.ranks.said(save)
+        self.ranks.refuse_together(found)
+        saves = self.ranks.all_gather(save)
         other = f"leads to another save than on rank 0: {saves[0]}"
         found.unless(save == saves[0], "folder", str(folder), other, "give a folder that all ranks see")
-        self.ranks.agree(found)
+        self.ranks.refuse_together(found)
         return manifest
 
     def misfits(self, manifest: Manifest, target: Mapping[str, Tensor]) -> Refusals:
@@ -236,7 +236,7 @@ class Checkpoints(CheckpointFolder):
     def unexpected(self, manifest: Manifest, target: Mapping[str, Tensor]) -> list[str]:
         """Names of the checkpoint that no rank expects; in a pipeline each expects those of its own stages."""
         left = [name for name in manifest.tensors if name not in target and not self.is_of_ranks(name)]
-        first, *others = (set(each) for each in self.ranks.said(left))
+        first, *others = (set(each) for each in self.ranks.all_gather(left))
         return sorted(first.intersection(*others))
 
     def is_of_ranks(self, name: str) -> bool:

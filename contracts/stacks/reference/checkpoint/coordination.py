@@ -35,18 +35,18 @@ class CheckpointRanks:
     def single(self) -> bool:
         return self.alone or not dist.is_initialized()
 
-    def said(self, value: Any) -> tuple[Any, ...]:
+    def all_gather(self, value: Any) -> tuple[Any, ...]:
         """What every rank says, by rank. `value` is anything that JSON knows."""
         return (value,) if self.single else gathered(value, self.group)
 
-    def agree(self, found: Refusals) -> None:
+    def refuse_together(self, found: Refusals) -> None:
         """Refuse on every rank what any of them refuses; what several refuse alike is told once.
 
         Raises:
             Refused: when one of them has found a reason.
         """
         own = [asdict(each) for each in found]
-        every = [(rank, Refusal(**each)) for rank, told in enumerate(self.said(own)) for each in told]
+        every = [(rank, Refusal(**each)) for rank, told in enumerate(self.all_gather(own)) for each in told]
         if every:
             raise Refused(dict.fromkeys(_named(rank, each, self.single) for rank, each in _once(every)))
 

@@ -56,7 +56,7 @@ class Parts:
     checkpoints: type[Checkpoints] = Checkpoints
     weight_names: type[WeightNames] = WeightNames
     tensor_parallel: type[TensorParallel] = TensorParallel
-    expert_peers: type[TokenDispatcher] = TokenDispatcher
+    token_dispatcher: type[TokenDispatcher] = TokenDispatcher
     context_parallel: type[ContextParallel] = ContextParallel
 
     def mixer(self, recipe: Recipe, layer: int, mode: Mode) -> nn.Module:

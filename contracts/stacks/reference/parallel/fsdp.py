@@ -28,7 +28,7 @@ def shard(model: Model, dense: DeviceMesh | None, expert: DeviceMesh | None) -> 
         dense: the mesh of everything, expert: the mesh of experts; None where they are not kept on one of their own.
     """
     over, experts_over = data_of(dense), data_of(expert)
-    apart = [each.experts for each in model.modules() if isinstance(each, MoE) and each.peers is not None]
+    apart = [each.experts for each in model.modules() if isinstance(each, MoE) and each.dispatcher is not None]
     if experts_over is not None:
         for experts in apart:
             fully_shard(experts, mesh=experts_over, shard_placement_fn=along(experts_over))

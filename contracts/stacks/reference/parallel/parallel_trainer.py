@@ -223,7 +223,7 @@ class ParallelTrainer(Trainer):
                 super().retire(folder, keep, durable)
             except Refused as refused:
                 found.extend(refused)
-        ranks.agree(found)
+        ranks.refuse_together(found)
 
     def layout(self) -> dict[str, int]:
         execution, degrees = self.execution, asdict(self.execution.degrees)

@@ -82,11 +82,11 @@ def tensor_parallel(model: Model, execution: Execution, mesh: TrainingMesh, part
 
 def expert_parallel(model: Model, execution: Execution, mesh: TrainingMesh, parts: Parts) -> None:
     """Each rank keeps its experts (ep) or its part of each (etp); rows travel."""
-    peers = parts.expert_peers(ep=mesh.group("ep"), etp=mesh.group("etp"), sharers=mesh.group("sharers"))
+    dispatcher = parts.token_dispatcher(ep=mesh.group("ep"), etp=mesh.group("etp"), sharers=mesh.group("sharers"))
     for layer in layers(model):
         if isinstance(layer.mixer, MoE):
             spread_experts(layer.mixer, mesh)
-            layer.mixer.peers = peers
+            layer.mixer.dispatcher = dispatcher
             if execution.degrees.sp:
                 share_losses(layer.mixer, mesh.group("tp"), execution.degrees.tp)
 

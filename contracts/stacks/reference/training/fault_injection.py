@@ -77,9 +77,9 @@ def _strained(kind: type[RankReporter], strain: Strain, last: int) -> type[RankR
     class Strained(kind):  # type: ignore[valid-type, misc]  # a class that is given
         steps = 0
 
-        def clocked(self, step: Callable[[], Done]) -> tuple[Done, float]:
+        def timed_step(self, step: Callable[[], Done]) -> tuple[Done, float]:
             self.steps += 1
-            late: tuple[Done, float] = super().clocked(partial(self._late, step) if self.steps == last else step)
+            late: tuple[Done, float] = super().timed_step(partial(self._late, step) if self.steps == last else step)
             return late
 
         def _late(self, step: Callable[[], Done]) -> Done:
@@ -87,12 +87,12 @@ def _strained(kind: type[RankReporter], strain: Strain, last: int) -> type[RankR
             time.sleep(strain.late_s)
             return done
 
-        def watch(self, trainer: Trainer) -> None:
+        def watch_experts(self, trainer: Trainer) -> None:
             from contracts.stacks.reference.model.blocks.moe import Experts
 
             for module in trainer.model.modules() if strain.lacks else ():
                 if isinstance(module, Experts):
                     setattr(module, "backend", lambda x: "loop")  # noqa: B010  # nn.Module types its attributes
-            super().watch(trainer)
+            super().watch_experts(trainer)
 
     return Strained

@@ -48,7 +48,7 @@ class RankReporter:
         return f"-rank{self.place.rank:05d}" if self.place.rank else ""
 
     # a step
-    def clocked(self, step: Callable[[], Done]) -> tuple[Done, float]:
+    def timed_step(self, step: Callable[[], Done]) -> tuple[Done, float]:
         """A step, and the seconds that it took on the slowest rank: the others wait for that one here."""
         before = time.perf_counter()
         done = step()
@@ -63,7 +63,7 @@ class RankReporter:
         return float(most.item())
 
     # what this rank says
-    def watch(self, trainer: Trainer) -> None:
+    def watch_experts(self, trainer: Trainer) -> None:
         """Note what multiplies the experts' matrices, whenever something does, and how wide they are on this rank."""
         from contracts.stacks.reference.model.blocks.common import local
         from contracts.stacks.reference.model.blocks.moe import Experts
@@ -81,14 +81,14 @@ class RankReporter:
 
         return chosen
 
-    def own(self, trainer: Trainer) -> RankFacts:
+    def local_facts(self, trainer: Trainer) -> RankFacts:
         return RankFacts(
-            places=(self.standing(),),
-            memory=(self.held(),),
+            places=(self.node_place(),),
+            memory=(self.peak_memory(),),
             backends=(*self.collectives(), *self.kernels(trainer)),
         )
 
-    def standing(self) -> evidence.Place:
+    def node_place(self) -> evidence.Place:
         """On the node: as preflight has it where there are devices, and by number where there are none."""
         torch, _ = ranks.torch_distributed()
         rank = self.place.local_rank
@@ -96,7 +96,7 @@ class RankReporter:
             return evidence.Place(local_rank=rank)
         return replace(provenance.places(rank + 1, read_node().topology)[rank], device=torch.cuda.current_device())
 
-    def held(self) -> RankMemory:
+    def peak_memory(self) -> RankMemory:
         """Peaks. A CPU has no allocator that counts: there both are the most of this process that was resident."""
         torch, _ = ranks.torch_distributed()
         if torch.cuda.is_available():
@@ -129,7 +129,7 @@ class RankReporter:
             )
 
     # what all say
-    def together(self, own: RankFacts) -> RankFacts:
+    def gather(self, own: RankFacts) -> RankFacts:
         """What all ranks said; of the places, those of this rank's node. Every rank comes here."""
         if self.place.world == 1:
             return own

@@ -70,7 +70,7 @@ class Trainer:
 
     optimizer_class: type[Optimizer] = Optimizer
     corpus_class: type[Corpus] = Corpus
-    ledger_class: type[DataOrder] = DataOrder
+    data_order_class: type[DataOrder] = DataOrder
     rate: Callable[..., float] = staticmethod(schedule.learning_rate)
 
     def __init__(self, recipe: Recipe, execution: Execution | None = None, parts: Parts = PARTS) -> None:
@@ -79,7 +79,7 @@ class Trainer:
         self.model = self.build()
         self.optimizer = self.optimizer_class(recipe.optim, members(self.model))
         self.corpus = self.corpus_class(recipe)
-        self.ledger = self.ledger_class(len(self.corpus), recipe.seed)
+        self.data_order = self.data_order_class(len(self.corpus), recipe.seed)
         self.number = 0
         self.consumed = 0
 
@@ -90,7 +90,7 @@ class Trainer:
     # a step
     def next(self, wanted: bool = False) -> StepResult:
         """A step over the next sequences of the data; `wanted` says whether its gradients are."""
-        ids = self.ledger.ids(self.consumed, self.recipe.batch.total)
+        ids = self.data_order.ids(self.consumed, self.recipe.batch.total)
         done = self.step(self.batch(ids), wanted, ids)
         self.consumed += len(ids)
         return done

@@ -193,10 +193,10 @@ class Dispatcher(Protocol):
 
 
 class MoE(nn.Module):
-    """Router, experts and the shared expert. `peers` are there where the experts lie on several ranks."""
+    """Router, experts and the shared expert. A `dispatcher` is there where the experts lie on several ranks."""
 
     row: SequenceView = WHOLE_SEQUENCE
-    peers: Dispatcher | None
+    dispatcher: Dispatcher | None
 
     def __init__(self, recipe: Recipe, parts: PartsInterface) -> None:
         super().__init__()
@@ -204,15 +204,15 @@ class MoE(nn.Module):
         self.router: Router = parts.router(recipe, parts)
         self.experts: Experts = parts.experts(recipe, parts)
         self.shared = parts.mlp(recipe, self.moe.shared_hidden) if self.moe.shared_hidden else None
-        self.peers = None
+        self.dispatcher = None
 
     def forward(self, x_BTD: Tensor, packing: Packing, state: State) -> Output:
         routing = self.router(x_BTD)
         dropped_BTK = self.drop(routing.experts_BTK)
-        if self.peers is None:
+        if self.dispatcher is None:
             y_BTD = self.routed(x_BTD, routing, dropped_BTK)
         else:
-            y_BTD = self.peers.share(self.routed, x_BTD, routing, dropped_BTK)
+            y_BTD = self.dispatcher.share(self.routed, x_BTD, routing, dropped_BTK)
         if self.shared is not None:
             y_BTD = y_BTD + self.shared(x_BTD, packing, state).y_BTD
         seen = {"experts": routing.experts_BTK, "gates": routing.gates_BTK.detach(), "counts": routing.counts_E}
@@ -230,8 +230,8 @@ class MoE(nn.Module):
 
     def applied(self, sent_SD: Tensor, kept_E: Tensor) -> Tensor:
         """Each row through its expert."""
-        if self.peers is not None:
-            return self.peers.through(self.experts, sent_SD, kept_E)
+        if self.dispatcher is not None:
+            return self.dispatcher.through(self.experts, sent_SD, kept_E)
         given_SD: Tensor = self.experts(sent_SD, kept_E.cumsum(0))
         return given_SD
 
