@@ -1,4 +1,4 @@
-"""Work done in a forked copy of this process: it costs milliseconds after a slow import, and leaves no state behind.
+"""Call a function in a fork of this process: milliseconds after a slow import, and no state is left behind.
 
 Standard library only. The copy must not have started threads of its own; a process that only imported torch has none.
 """
@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 
 
-class Died(Exception):
+class ForkDied(Exception):
     """The copy ended without finishing its work."""
 
 
@@ -47,7 +47,7 @@ def in_a_fork(work: Callable[[], str]) -> str:
     _, status = os.waitpid(child, 0)
     code = os.waitstatus_to_exitcode(status)
     if code < 0:
-        raise Died(f"killed by {signal.Signals(-code).name}")
+        raise ForkDied(f"killed by {signal.Signals(-code).name}")
     if code > 0:
-        raise Died(f"ended with exit code {code}")
+        raise ForkDied(f"ended with exit code {code}")
     return said

@@ -1,4 +1,4 @@
-"""Any stack that a command can reach: it reads a question as a line of JSON and prints the answer as a line of JSON.
+"""A stack behind a command that reads a question as a line of JSON and prints the answer as a line of JSON.
 
 This is how a stack in another environment, or another language, is put under test: a shell launcher needs some twenty
 lines (`docs/examples/shell_launcher/`), a Python party one (`python -m contracts.stacks.serve package.module:Name`).

@@ -1,4 +1,4 @@
-"""A command that runs beside this process and is asked line by line: the only wait is bounded in seconds and bytes."""
+"""A subprocess that answers line by line. Every wait is bounded in seconds and bytes."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def _every_matrix(model: Model) -> list[nn.Module]:
 class GathersOneTensorAtATime(Spread):
     """`fully_shard` on every matrix: as many bytes, in many times as many collectives."""
 
-    trains = built_with(fsdp, "units", _every_matrix)
+    trains = built_with(fsdp, "fsdp_units", _every_matrix)
 
 
 def _not_at_all(*args: Any) -> None:
@@ -119,7 +119,7 @@ def _one_copy(mesh: Any) -> Any:
 class ForgetsTheCopies(Spread):
     """HSDP loses its replicas: each copy of the model is trained by itself."""
 
-    trains = built_with(fsdp, "data_of", _one_copy)
+    trains = built_with(fsdp, "data_mesh", _one_copy)
 
 
 # residual stream
@@ -317,7 +317,7 @@ def _first_dim(mesh: Any) -> Callable[[nn.Parameter], None]:
 class CutsBetweenExperts(Spread):
     """Parameters are cut along their first dimension, whatever it is: 16 experts over 512 ranks are padded to 512."""
 
-    trains = built_with(fsdp, "along", _first_dim)
+    trains = built_with(fsdp, "shard_placement", _first_dim)
 
 
 class _GathersALog(ParallelTrainer):

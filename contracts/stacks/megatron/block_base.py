@@ -1,4 +1,4 @@
-"""What the blocks of Megatron-Core share: a layer alone on one rank, and its weights under both names."""
+"""Base of the Megatron-Core blocks: one layer on one rank, its weights under Megatron's names and ours."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The model of a recipe as one rank builds it, and the table of its optimizer, read off both."""
+"""The model and optimizer table of a recipe, read off the Megatron model that one rank builds."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from contracts.stacks.megatron.mamba_kernels import kernels
 from contracts.stacks.megatron.model import Plan, config_of, planned
 from contracts.stacks.megatron.optimizer import inner, optimizer_of, wrapped
 from contracts.stacks.megatron.process_groups import parallel
-from contracts.stacks.megatron.rank_tensors import Held, held_of, is_trained
+from contracts.stacks.megatron.rank_tensors import RankTensor, is_trained, rank_tensors_of
 from contracts.stacks.megatron.shims import on_the_host
 from contracts.stacks.megatron.weight_mapping import Piece, ours_of, theirs_of
 
@@ -41,7 +41,7 @@ def built(recipe: Recipe) -> Built:
         raise NotOffered(f"Megatron-Core: a model without memory is not built on a CPU, and this one has {elements}")
     with on_the_host(besides=kernels(plan.letters)), parallel(Degrees(), 1):
         chunks = chunks_of(plan, config_of(plan))
-        held = [each for chunk in chunks for each in held_of(chunk, plan.table())]
+        held = [each for chunk in chunks for each in rank_tensors_of(chunk, plan.table())]
         decays = _decays(optimizer_of(plan, [wrapped(chunk.config, chunk) for chunk in chunks]), recipe)
         rows = _rows(plan, held, decays)
         buffers = {
@@ -62,7 +62,7 @@ def _decays(optimizer: Any, recipe: Recipe) -> dict[int, float]:
     }
 
 
-def _rows(plan: Plan, held: list[Held], decays: Mapping[int, float]) -> tuple[Parameter, ...]:
+def _rows(plan: Plan, held: list[RankTensor], decays: Mapping[int, float]) -> tuple[Parameter, ...]:
     table = plan.table()
     ours = ours_of(table, {each.name: each.tensor.detach() for each in held if is_trained(each)})
     decay = {

@@ -1,4 +1,4 @@
-"""The table of facts about Megatron's flags, and the relations between them that its validator insists on.
+"""Facts about Megatron's flags, and the relations between them that its validator enforces.
 
 Each relation was observed on the real validator of Megatron-Core 0.19.2.
 """

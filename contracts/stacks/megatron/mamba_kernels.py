@@ -1,4 +1,4 @@
-"""The kernels of mamba-ssm that Megatron's mixer calls, in operations that a CPU has: substituted, and said so.
+"""CPU replacements for the mamba-ssm kernels that Megatron's mixer calls, labelled as substituted.
 
 The scan is the quadratic form of arXiv 2405.21060 section 6: what token t gets of token s is C_t · B_s times what is
 left of s at t, all pairs at once and no state between them. The signatures are mamba-ssm 2's, as far as they are used.

@@ -1,4 +1,4 @@
-"""What an installed Megatron-Core answers with tensors, in this interpreter: blocks, steps, live groups."""
+"""Numeric answers of the Megatron-Core in this interpreter: blocks, training steps, live process groups."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from contracts.stacks.megatron.training import train
 LOCAL = "; the local specification, Megatron's own without Transformer Engine"
 
 
-class Numbers:
+class NumericAnswers:
     """The installed Megatron-Core, asked in process: torch is loaded, and what a CPU lacks is replaced meanwhile."""
 
     labels: Mapping[str, str] = {

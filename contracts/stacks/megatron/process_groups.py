@@ -1,4 +1,4 @@
-"""Megatron's process groups in a world that runs, over the default group that is there or one of this process alone."""
+"""Megatron's process groups on live ranks, over the existing default group or one of this process alone."""
 
 from __future__ import annotations
 

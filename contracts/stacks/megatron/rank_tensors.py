@@ -1,4 +1,4 @@
-"""What this rank holds of a model, under names counted over all ranks, and whole tensors of what the ranks hold."""
+"""This rank's tensors of a model, named as in the whole model, and full tensors gathered from all ranks."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from contracts.stacks.megatron.weight_mapping import Piece, joined, ours_of
 
 
 @dataclass(frozen=True, kw_only=True)
-class Held:
-    """One of this rank's tensors and its place in the whole.
+class RankTensor:
+    """One of this rank's tensors and its place in the full tensor.
 
     Args:
         name: Megatron's, with layers and experts counted over all ranks.
@@ -28,11 +28,11 @@ class Held:
     copy: int
 
 
-def is_trained(each: Held) -> bool:
+def is_trained(each: RankTensor) -> bool:
     return bool(each.tensor.requires_grad)
 
 
-def held_of(chunk: Any, table: Mapping[str, Piece]) -> list[Held]:
+def rank_tensors_of(chunk: Any, table: Mapping[str, Piece]) -> list[RankTensor]:
     """What this rank holds of a chunk, under names counted over all ranks."""
     state = mcore("parallel_state")
     first = _first_layer(chunk)
@@ -55,7 +55,7 @@ def held_of(chunk: Any, table: Mapping[str, Piece]) -> list[Held]:
         expert = table[full].expert
         part = state.get_expert_tensor_parallel_rank() if expert else state.get_tensor_model_parallel_rank()
         copy = state.get_expert_data_parallel_rank() if expert else state.get_data_parallel_rank()
-        found.append(Held(name=full, tensor=tensor, part=part, copy=copy))
+        found.append(RankTensor(name=full, tensor=tensor, part=part, copy=copy))
     return found
 
 
@@ -65,8 +65,11 @@ def _first_layer(chunk: Any) -> int:
     return int(layers[0].layer_number) - 1 if len(layers) else 0
 
 
-def whole(
-    table: Mapping[str, Piece], shapes: Mapping[str, tuple[int, ...]], held: list[Held], local: Mapping[int, Tensor]
+def full_tensors(
+    table: Mapping[str, Piece],
+    shapes: Mapping[str, tuple[int, ...]],
+    held: list[RankTensor],
+    local: Mapping[int, Tensor],
 ) -> dict[str, Tensor]:
     """Whole tensors by our names, of what this rank holds for some of its tensors (by their place in `held`).
 

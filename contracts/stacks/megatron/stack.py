@@ -1,4 +1,4 @@
-"""The real Megatron-Core as a party: in its own environment, any version beside another.
+"""The installed Megatron-Core as a stack under test: in its own environment, several versions side by side.
 
 Megatron needs a Python, a torch and a dozen packages that must not move the suite's; so it lives in a virtual
 environment `.venv-megatron-VERSION` (`make megatron` builds them). About its launch it is asked over `lanegate/1`: one
@@ -72,7 +72,7 @@ class Megatron:
         self.repeats = self.offers  # each answer comes from a forked copy of one process, which no question changes
         self._numbers: Any = None
         if chosen == own:
-            self._numbers = importlib.import_module("contracts.stacks.megatron.numeric_answers").Numbers()
+            self._numbers = importlib.import_module("contracts.stacks.megatron.numeric_answers").NumericAnswers()
             self.offers |= self._numbers.offers
             self.repeats -= self._numbers.offers
             self.labels = {**self.labels, **self._numbers.labels}

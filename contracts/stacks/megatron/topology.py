@@ -1,4 +1,4 @@
-"""Megatron's process groups, as its own initialiser makes them. Runs inside Megatron's environment.
+"""Megatron's topology: the process groups that its own initialiser creates. Runs inside Megatron's environment.
 
 Every answer is taken from a real call of `parallel_state.initialize_model_parallel` under torch's fake process group,
 which forms groups of any size in one process and moves no data. Nothing here computes a group: what Megatron's rank

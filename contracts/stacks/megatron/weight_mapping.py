@@ -1,4 +1,4 @@
-"""Names of the law (spec/blocks.py) and Megatron's parameters, both ways, whole and cut over ranks.
+"""Maps canonical weights (spec/blocks.py) to Megatron's parameters and back, full and sharded over ranks.
 
 A `Piece` is one of Megatron's tensors, made of one or several of ours by rearranging rows alone; so gradients and the
 optimizer's moments go the same way as weights.

@@ -21,7 +21,7 @@ from contracts.spec.errors import NotOffered, refuse
 from contracts.spec.launch import Reading
 from contracts.spec.pattern import HybridPattern
 from contracts.spec.topology import Degrees, GradientReduction, GroupCall, Kind, Layout, Topology
-from contracts.stacks.forked_call import Died, in_a_fork
+from contracts.stacks.forked_call import ForkDied, in_a_fork
 from contracts.stacks.megatron import arguments, topology
 from contracts.stacks.protocol import HELLO, PROTOCOL
 from contracts.stacks.serve import own_stdout, reply
@@ -151,7 +151,7 @@ def _reply(worker: Worker, line: str) -> str:
         if question != HELLO:
             worker.prepare(question)
         return in_a_fork(lambda: _dumps(reply(worker, line)))
-    except Died as died:
+    except ForkDied as died:
         words = f"the process that answered {question} was {died}"
     except Exception as error:
         words = f"Megatron-Core cannot be imported: {type(error).__name__}: {error}"

@@ -1,4 +1,4 @@
-"""Training data: a stream of bytes cut into sequences, and the ledger that says which step consumes which.
+"""Training data: a byte stream cut into sequences, and the data order: which step consumes which sequence.
 
 A sequence has an id. An epoch is a permutation of all ids, a function of the seed and the epoch's number alone, and
 the epochs stand one behind another: position p of the run is sequence p % n of epoch p // n. A step takes the next

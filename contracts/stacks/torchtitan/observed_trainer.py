@@ -1,4 +1,4 @@
-"""torchtitan's own `Trainer`, with what it cannot have here put in by its own configuration, and observed.
+"""torchtitan's own `Trainer`, observed; its configuration replaces what is missing here (tokenizer, data, logger).
 
 It gets no tokenizer, no data set and no logger; batches come from the session. Two methods are its own again with
 something noted on the way: the gradients before they are clipped, and what it would have logged.

@@ -1,4 +1,4 @@
-"""torchtitan as a party: what it answers, and how the answers came about."""
+"""torchtitan as a stack under test: what it answers, and what was changed for each answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A process that takes memory from a device as a rank does, and says what its allocator did. Argument: the device."""
+"""A process that allocates memory on a device as a rank does, and reports its allocator. Argument: the device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every side of the reference that computes is assembled of: the table of parts, and the class that trains."""
+"""The base of all answers that compute: the table of parts and the trainer class."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ if TYPE_CHECKING:  # torch is loaded when something is computed, not when the st
 
 
 class BuiltOfParts:
-    """A side of `Reference` that is built of parts. A counterexample, or a stack of one's own, gives others."""
+    """Answers that are computed with a table of parts. A mutant, or a stack of your own, overrides these."""
 
     def parts(self) -> Parts:
-        """The classes everything is built of; a counterexample exchanges one."""
+        """The classes everything is built of; a mutant replaces one."""
         from contracts.stacks.reference.model.parts import PARTS
 
         return PARTS
 
     def trainer(self) -> type[Trainer]:
-        """The class that trains; a counterexample gives another."""
+        """The trainer class; a mutant returns another."""
         from contracts.stacks.reference.training.trainer import Trainer
 
         return Trainer

@@ -1,4 +1,4 @@
-"""A block compiled in this interpreter, which has compiled nothing before: the call comes on standard input.
+"""Compile and run one block in a fresh interpreter. The call comes on standard input.
 
 Arguments: module and name of the stack, backend. Prints an `Outcome` as one line of JSON.
 """

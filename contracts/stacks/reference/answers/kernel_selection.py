@@ -1,7 +1,7 @@
-"""Whose kernel runs at which site, and why not the one that was asked for (spec/seams.py).
+"""Kernel selection: which kernel runs at each site, and why a requested one does not (spec/seams.py).
 
-A decision is a function of recipe, wish and facts alone: it imports no package and looks at no device. Every guard that
-is closed is named in the reason, so that one reading mends them all. Guards that the kernel catalogue has are asked
+A selection is a function of recipe, request and facts alone: it imports no package and queries no device. The reason
+names every closed guard, so that one reading is enough to fix them all. Guards of the kernel catalogue are taken from
 there.
 """
 

@@ -1,4 +1,4 @@
-"""A world of processes that save in the background while they train on, and load what they were about to save."""
+"""Forked ranks that save asynchronously while training continues, and then load the last save."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Kept = Callable[[Disk, Any], Checkpoints]
 
 
 def save_one_upon_the_other(kept: Kept, states: tuple[State, ...], ranks: int, late: int) -> tuple[Overtaken, ...]:
-    """Let so many processes save the states one upon the other, and say what became of it on each."""
+    """Save the states one after another from `ranks` processes. Returns each rank's result."""
 
     def work(rank: int, meeting: str, sending: Connection) -> None:
         _rank(kept, states, rank, ranks, late, meeting, sending)
@@ -70,7 +70,7 @@ def _rank(
 
 
 def _loaded(checkpoints: Checkpoints, target: Mapping[str, Tensor], recipe: str) -> Loaded:
-    """What a load into blank shares gives, whole."""
+    """The full tensors after a load into zeroed shards."""
     step, position, refused = -1, {}, ""
     try:
         state = checkpoints.load(target, recipe=recipe)

@@ -1,6 +1,6 @@
-"""The ranks that save and load one checkpoint: what each of them finds, they decide on together.
+"""Coordination of the ranks that save or load one checkpoint: they refuse, and choose a step, together.
 
-A rank that refuses alone leaves the others in a collective, and a rank that chooses alone loads another step.
+A rank that refuses alone leaves the others waiting in a collective. A rank that chooses alone loads another step.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from contracts.spec.errors import Refusal, Refusals, Refused
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointRanks:
-    """Some ranks. Outside a running world, and where `alone` says so within one, this process by itself.
+    """The ranks of a checkpoint. Without a process group, or with `alone`, this process only.
 
     Args:
         group: the ranks; None is all of them.
@@ -36,14 +36,14 @@ class CheckpointRanks:
         return self.alone or not dist.is_initialized()
 
     def all_gather(self, value: Any) -> tuple[Any, ...]:
-        """What every rank says, by rank. `value` is anything that JSON knows."""
+        """Every rank's value, by rank. `value` must be JSON."""
         return (value,) if self.single else gathered(value, self.group)
 
     def refuse_together(self, found: Refusals) -> None:
-        """Refuse on every rank what any of them refuses; what several refuse alike is told once.
+        """Refuse on every rank what any rank refuses; equal refusals are reported once.
 
         Raises:
-            Refused: when one of them has found a reason.
+            Refused: when a rank has a refusal.
         """
         own = [asdict(each) for each in found]
         every = [(rank, Refusal(**each)) for rank, told in enumerate(self.all_gather(own)) for each in told]
@@ -59,7 +59,7 @@ def _once(every: list[tuple[int, Refusal]]) -> list[tuple[int, Refusal]]:
 
 
 def _named(rank: int, refusal: Refusal, single: bool) -> Refusal:
-    """A refusal that says on which rank it was found first."""
+    """A refusal that names the first rank that found it."""
     if single or rank == 0:
         return refusal
     return Refusal(**asdict(refusal) | {"problem": f"{refusal.problem} (found on rank {rank})"})
@@ -67,7 +67,7 @@ def _named(rank: int, refusal: Refusal, single: bool) -> Refusal:
 
 @contextmanager
 def plain_errors(folder: Path) -> Iterator[None]:
-    """What DCP wraps: refusals of all ranks as one refusal, a failing disk as a refusal."""
+    """Unwrap DCP's errors: the refusals of all ranks become one, and so does a failing disk."""
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)

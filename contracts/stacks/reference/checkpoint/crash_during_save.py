@@ -1,4 +1,4 @@
-"""A world of processes that write one checkpoint together and may die at it: copies of this process, not torchrun's."""
+"""Forked ranks that write one checkpoint together, with faults: a rank may crash or run out of space."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Kept = Callable[[Disk], Checkpoints]
 
 
 def save_with_faults(kept: Kept, state: State, ranks: int, faults: Mapping[int, WriteFault]) -> tuple[Written, ...]:
-    """Let so many processes save a state, and say how it ended on each."""
+    """Save a state from `ranks` processes. Returns how the save ended on each rank."""
 
     def work(rank: int, meeting: str, sending: Connection) -> None:
         _rank(kept, state, rank, ranks, faults.get(rank, WriteFault()), meeting, sending)

@@ -1,7 +1,7 @@
 """The few operations that change a folder of checkpoints, each of them durable when it returns.
 
 Checkpoints change the disk through a `Disk` and through nothing else. So what happens between any two operations can be
-tried out (`Mortal`), and a file system that is no POSIX one needs one class.
+tried out (`CrashingDisk`), and a file system that is no POSIX one needs one class.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Disk:
 
 
 class CrashingDisk(Disk):
-    """A disk whose process dies at the n-th boundary, as by SIGKILL: no handler runs and no buffer is flushed."""
+    """A disk whose process exits at the n-th boundary, as by SIGKILL: no handler runs, no buffer is flushed."""
 
     def __init__(self, dies_after: int | None) -> None:
         self.dies_after = dies_after
@@ -84,7 +84,7 @@ class CrashingDisk(Disk):
 
 
 class BlockedDisk(Disk):
-    """A disk that does nothing until it is released; `named` are the names that it gave by renaming, in order."""
+    """A disk that blocks until it is released. `named` lists the targets of renames, in order."""
 
     def __init__(self) -> None:
         self.released = threading.Event()

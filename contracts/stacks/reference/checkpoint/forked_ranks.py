@@ -1,6 +1,6 @@
-"""Copies of this process as the ranks of a small world that may die at what it does.
+"""Forked copies of this process as the ranks of a small process group; a rank may crash without harm to this process.
 
-A new interpreter would import torch for seconds, at every boundary of every rank.
+A new interpreter would take seconds to import torch, for each rank of each case.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ import torch.distributed as dist
 
 DEADLINE_S = 40.0  # of the whole world; a write takes 0.2 s, and a peer's death is noticed at once
 Work = Callable[[int, str, Connection], None]
-"""What a rank does: its number, where the ranks meet, and where it tells what it found."""
+"""What a rank runs. Arguments: its rank, the rendezvous file, the connection for its result."""
 
 
 @contextmanager
 def forked_ranks(ranks: int, work: Work) -> Iterator[list[tuple[BaseProcess, Connection]]]:
-    """Each rank's process and where it is heard; whoever still lives at the end is killed."""
+    """Each rank's process and the connection to it. Ranks that still run at the end are killed."""
     context = multiprocessing.get_context("fork")
     with tempfile.TemporaryDirectory(prefix="meeting-") as meeting, warnings.catch_warnings():
         # Python 3.12 warns of a fork beside threads. The copies run none of theirs, and take none of their locks.
@@ -45,7 +45,7 @@ def forked_ranks(ranks: int, work: Work) -> Iterator[list[tuple[BaseProcess, Con
 
 
 def join_process_group(rank: int, ranks: int, meeting: str) -> None:
-    """The default process group of the copies."""
+    """Initialise the default process group of the forked ranks."""
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo", init_method=f"file://{meeting}", rank=rank, world_size=ranks, timeout=timedelta(seconds=2 * DEADLINE_S)

@@ -1,4 +1,4 @@
-"""Checkpoints in a folder: which are complete, which is the newest, which may go. Standard library only."""
+"""A folder of checkpoints: which are complete, which is the latest, which may be deleted. Standard library only."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LEFTOVER = re.compile(r"step-([0-9]{8,})\.(?:tmp|gone)-[0-9a-f]{32}")
 
 
 class CheckpointFolder:
-    """What lies in a folder of checkpoints, of which this process is the only writer (or one rank of it)."""
+    """A folder of checkpoints with one writer: this process, or the ranks of one run."""
 
     def __init__(self, folder: str | Path, disk: Disk | None = None) -> None:
         self.folder = Path(folder)
@@ -31,7 +31,7 @@ class CheckpointFolder:
         return tuple(sorted(step for step, path in self.named() if self.is_complete(step, path)))
 
     def named(self) -> list[tuple[int, Path]]:
-        """What bears the name of a checkpoint. A folder that is not there holds none; the first save makes it."""
+        """Entries named like a checkpoint. A missing folder has none; the first save creates it."""
         entries = self.folder.iterdir() if self.folder.is_dir() else ()
         matches = [(_STEP.fullmatch(path.name), path) for path in entries]
         return [(int(match[1]), path) for match, path in matches if match]
@@ -47,7 +47,7 @@ class CheckpointFolder:
         return max(self.steps(), default=None)
 
     def damages(self, folder: Path, manifest: Manifest) -> Refusals:
-        """What is wrong with the files of a checkpoint, as far as that is seen without reading them."""
+        """Damage to the files of a checkpoint that shows without reading them."""
         found = manifests.truncated_files(folder, manifest)
         found.merge(manifests.unlisted_files(folder, manifest))
         return found
@@ -58,12 +58,12 @@ class CheckpointFolder:
         return frozenset(step for step in both if self.save_of(step) == other.save_of(step))
 
     def save_of(self, step: int) -> str:
-        """What tells the saves of one step from each other."""
+        """The identifier of a save; two saves of one step differ in it."""
         return manifests.read(self.folder / self.name_of(step)).save
 
     # retiring
     def retire(self, keep: int, durable: frozenset[int] | None = None) -> tuple[int, ...]:
-        """Remove old checkpoints and what dead writers left; the steps that were removed.
+        """Remove old checkpoints and leftovers of dead writers. Returns the steps removed.
 
         Args:
             durable: steps whose copy has reached the storage that counts; None where this folder is that storage.
@@ -86,14 +86,14 @@ class CheckpointFolder:
         return tuple(step for step in steps[:-keep] if any(newer > step for newer in safe))
 
     def remove(self, path: Path) -> None:
-        """Take its name away first, so that one half removed is no checkpoint."""
+        """Rename first, so that a half-removed folder is not taken for a checkpoint."""
         gone = path.with_name(f"{path.name}.gone-{uuid.uuid4().hex}")
         self.disk.rename(path, gone)
         self.disk.sync(self.folder)
         self.disk.remove(gone)
 
     def clear(self) -> None:
-        """Remove what writers and removers left that died. What is newer than the latest may still be under way."""
+        """Remove leftovers of writers that died. Anything newer than the latest checkpoint may still be in progress."""
         newest = self.latest()
         if newest is None:
             return

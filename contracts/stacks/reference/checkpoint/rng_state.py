@@ -1,4 +1,4 @@
-"""The random generators of one process, as tensors, so that a checkpoint holds them like everything else.
+"""RNG states of one process as tensors, so that a checkpoint stores them like other tensors.
 
 Each rank has its own: the names under which a world saves them carry the rank.
 """

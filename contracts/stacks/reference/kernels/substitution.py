@@ -1,4 +1,4 @@
-"""The sites of a block as it stands in memory: others' kernels put in, and what runs there noted while it runs.
+"""Replaces kernels in a built block by those of other packages, and records which kernel runs at each site.
 
 S rows · I inputs · O outputs · E experts
 """
@@ -28,7 +28,7 @@ _Call = TypeVar("_Call", bound=Callable[..., Any])
 
 
 def substitute_kernels(block: nn.Module, recipe: Recipe, seams: tuple[Seam, ...]) -> dict[Site, Kernel]:
-    """Put the chosen kernels into a block. Gives what ran at each site; it fills while the block runs."""
+    """Put the selected kernels into a block. Returns what ran at each site; filled while the block runs."""
     ran: dict[Site, Kernel] = {}
     actual = {seam.site: seam.actual for seam in seams}
     for module in block.modules():

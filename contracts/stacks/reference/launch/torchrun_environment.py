@@ -1,4 +1,4 @@
-"""What torchrun started: the world of a run, and how the run's words become an execution in it."""
+"""The environment that torchrun provides: the process group of a run, and the run's parallel execution in it."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from contracts.spec.topology import Layout
 from contracts.spec.training import Execution
 from contracts.stacks.reference.launch.trainer_arguments import TrainerArguments
 
-PATIENCE_S = 600.0  # for ranks that load what others have not finished to write
+PATIENCE_S = 600.0  # for ranks that load what others are still writing
 
 
 @contextmanager
 def distributed_world() -> Iterator[Place]:
-    """The place of this process, with a default process group where there are several ranks.
+    """This process's place, with a default process group where there are several ranks.
 
-    A rank that fails leaves the group as it is: to take it down is a collective, and torchrun ends the others.
+    A failing rank leaves the group as it is: destroying it is a collective, and torchrun ends the other ranks.
     """
     place = here()
     if place.world > 1:

@@ -1,1 +1,1 @@
-"""The model: parts, layers, initial weights. `parts.py` is the page to begin with."""
+"""The model: blocks, layers, initial weights. Start with `parts.py`, the table of exchangeable classes."""

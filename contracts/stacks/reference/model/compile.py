@@ -1,4 +1,4 @@
-"""Which regions are compiled, and with which of the compiler's settings.
+"""torch.compile: which regions are compiled, and the compiler's settings.
 
 Every layer is a region of its own: a pattern of 52 layers has four kinds of them, and a compiled kind is shared by all
 its layers. What stays outside is declared in `ALLOWED`, and counted by the suite.

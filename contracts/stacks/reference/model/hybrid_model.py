@@ -1,4 +1,4 @@
-"""The whole model: embeddings, layers by the pattern, a final norm, the output projection, and heads that look ahead.
+"""The whole model: embeddings, layers by the pattern, final norm, output projection, multi-token prediction heads.
 
 Names of parameters are those of spec/blocks.py: `layers.3.norm.weight`, `layers.3.mixer.wq.weight`, `embedding.weight`,
 `head.weight`. Layers stand in a dictionary by their number in the whole model, so that a pipeline stage that owns some

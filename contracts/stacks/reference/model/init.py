@@ -1,4 +1,4 @@
-"""Initial weights: a function of the recipe's seed, the parameter's name and its shape, and of nothing else.
+"""Initial weights: a function of the recipe's seed, the parameter's name and its shape only.
 
 Every tensor is drawn whole, in float32, on the CPU, by a generator of its own: neither the order in which modules are
 made, nor the layout, the device or the dtype can change it, and no two tensors share numbers. A rank that holds a part
@@ -30,7 +30,7 @@ STEP = (1e-3, 1e-1)  # of softplus(dt_bias), time
 
 
 class SkipInit(TorchFunctionMode):
-    """Within it modules are made without the numbers that `Initial` replaces: nothing is drawn from the process's
+    """Within it modules are built without the numbers that `Initializer` replaces: nothing is drawn from the process's
     generator, and nothing is computed for the meta device.
     """
 

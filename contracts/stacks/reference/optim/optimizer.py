@@ -1,4 +1,4 @@
-"""Who moves which parameter how: a table by role, and the two rules behind it.
+"""Which rule (AdamW or Muon) updates which parameter: a table by role, and the two rules.
 
 AdamW is torch's. Muon (K. Jordan, kellerjordan.github.io/posts/muon; scaled as in Moonlight, arXiv 2502.16982) is our
 own: torch.optim.Muon rounds to bfloat16 inside, whatever dtype it is given, and takes no stack of experts.

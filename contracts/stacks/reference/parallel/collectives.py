@@ -1,19 +1,19 @@
-"""The collectives that gradients pass through, each with what it does to them.
+"""Differentiable collectives: what each does in the forward pass, and what it does to gradients.
 
-    forward                     backward
-    shared     nothing          sum over ranks: each put the same tensor to its own use
-    summed     sum over ranks   nothing: each gets the gradient of the whole sum
-    gathered   all-gather       reduce-scatter
-    scattered  reduce-scatter   all-gather
-    exchanged  all-to-all       all-to-all back
-    cut        own rows         all-gather: every rank gets the gradient of all rows
-    joined     all-gather       own rows
-    received   from a rank      its gradient back to that rank
-    handed     to a rank        the gradient from that rank, added
+                    forward          backward
+    copy_to_ranks   nothing          sum over ranks: each rank used the same tensor in its own way
+    all_reduce      sum over ranks   nothing: each rank gets the gradient of the sum
+    all_gather      all-gather       reduce-scatter
+    reduce_scatter  reduce-scatter   all-gather
+    all_to_all      all-to-all       all-to-all back
+    split_rows      own rows         all-gather: every rank gets the gradient of all rows
+    gather_rows     all-gather       own rows
+    recv            from a rank      the gradient goes back to that rank
+    send            to a rank        the gradient from that rank is added
 
-`torch.distributed` itself differentiates none of these: its in-place calls drop the graph without a word. Those that
-do stand in `torch.distributed._functional_collectives`, differentiable from torch 2.13 on and named here only. What
-they return is waited for at once: compiled code that is given an unfinished tensor loses its gradient (torch 2.13).
+`torch.distributed` differentiates none of these: its in-place calls drop the graph without a warning. The
+differentiable ones are in `torch.distributed._functional_collectives` (from torch 2.13 on), and only this file names
+them. Their results are waited for at once: compiled code that gets an unfinished tensor loses its gradient (2.13).
 
 N rows · n rows of one rank
 """
@@ -51,47 +51,47 @@ def _finished(x: Tensor) -> Tensor:
 
 
 def copy_to_ranks(x: Tensor, group: Group) -> Tensor:
-    held: Tensor = _Shared.apply(x, group)  # type: ignore[no-untyped-call]  # torch's
+    held: Tensor = _CopyToRanks.apply(x, group)  # type: ignore[no-untyped-call]  # torch's
     return held
 
 
 def all_reduce(x: Tensor, group: Group) -> Tensor:
-    held: Tensor = _Summed.apply(x, group)  # type: ignore[no-untyped-call]
+    held: Tensor = _AllReduce.apply(x, group)  # type: ignore[no-untyped-call]
     return held
 
 
 def split_rows(x_ND: Tensor, group: Group) -> Tensor:
-    """This rank's run of rows; the runs differ in length by one at most."""
-    held: Tensor = _Cut.apply(x_ND, group)  # type: ignore[no-untyped-call]
+    """This rank's rows, consecutive; ranks differ by one row at most."""
+    held: Tensor = _SplitRows.apply(x_ND, group)  # type: ignore[no-untyped-call]
     return held
 
 
 def gather_rows(x_nD: Tensor, rows: int, group: Group) -> Tensor:
-    """The inverse of `cut`; `rows` is how many there are of all ranks together."""
-    held: Tensor = _Joined.apply(x_nD, rows, group)  # type: ignore[no-untyped-call]
+    """The inverse of `split_rows`; `rows` is their number over all ranks."""
+    held: Tensor = _GatherRows.apply(x_nD, rows, group)  # type: ignore[no-untyped-call]
     return held
 
 
 def recv(like: Tensor, peer: int, group: Group) -> Tensor:
-    """What another rank (its number in the group) hands on, of the shape and dtype of `like`."""
-    held: Tensor = _Received.apply(torch.zeros_like(like).requires_grad_(), peer, group)  # type: ignore[no-untyped-call]
+    """A tensor from another rank (its number in the group), of the shape and dtype of `like`."""
+    held: Tensor = _Recv.apply(torch.zeros_like(like).requires_grad_(), peer, group)  # type: ignore[no-untyped-call]
     return held
 
 
 def send(x: Tensor, peer: int, group: Group) -> Tensor:
-    """x itself, which another rank is given too. It must be used: the gradient of the other comes in through it."""
-    held: Tensor = _Handed.apply(x, peer, group)  # type: ignore[no-untyped-call]
+    """x itself, which is also sent to another rank. Use the result: that rank's gradient arrives through it."""
+    held: Tensor = _Send.apply(x, peer, group)  # type: ignore[no-untyped-call]
     return held
 
 
 def scale_gradient(x: Tensor, factor: float) -> Tensor:
-    """x itself, with its gradient times a factor."""
-    held: Tensor = _Weighed.apply(x, factor)  # type: ignore[no-untyped-call]
+    """x itself; its gradient is multiplied by a factor."""
+    held: Tensor = _ScaleGradient.apply(x, factor)  # type: ignore[no-untyped-call]
     return held
 
 
 def sum_over_ranks(x: Tensor, group: Group) -> Tensor:
-    """The sum over ranks, with no gradient; x itself where there is no group."""
+    """The sum over ranks, without a gradient. Returns x itself where there is no group."""
     if group is None:
         return x
     held = x.detach().clone()
@@ -103,7 +103,7 @@ BUCKET = 2**23  # elements: 32 MiB in float32, as DDP takes 25
 
 
 def all_reduce_in_place(tensors: Iterable[Tensor], group: Group) -> None:
-    """Sum each of some tensors over ranks, in place, many in one message. All ranks give the same shapes."""
+    """Sum tensors over ranks in place, many in one message. All ranks give the same shapes."""
     by_dtype: dict[torch.dtype, list[Tensor]] = {}
     for each in tensors:
         by_dtype.setdefault(each.dtype, []).append(each)
@@ -132,7 +132,7 @@ def _buckets(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
 
 
 def all_gather_list(x: Tensor, group: Group) -> list[Tensor]:
-    """What each rank of a group has, by rank, with no gradient. All ranks give the same shape."""
+    """Every rank's tensor, by rank, without a gradient. All ranks give the same shape."""
     held = [torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(dist.get_world_size(group))]
     dist.all_gather(held, x.contiguous(), group=group)
     return held
@@ -143,7 +143,7 @@ def own_rows(x_ND: Tensor, group: Group) -> Tensor:
 
 
 def all_rows(x_nD: Tensor, rows: int, group: Group) -> Tensor:
-    """All-gather of runs that `own_rows` gave: padded to the longest, and the padding left out."""
+    """All-gather of rows that `own_rows` split: padded to the longest rank, padding removed."""
     size = dist.get_world_size(group)
     longest = -(-rows // size)
     padded = torch.cat([x_nD, x_nD.new_zeros(longest - len(x_nD), *x_nD.shape[1:])])
@@ -151,7 +151,7 @@ def all_rows(x_nD: Tensor, rows: int, group: Group) -> Tensor:
     return torch.cat([part[:length] for part, length in zip(all_gather_list(padded, group), lengths, strict=True)])
 
 
-class _Shared(torch.autograd.Function):
+class _CopyToRanks(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
         ctx.group = group
@@ -162,7 +162,7 @@ class _Shared(torch.autograd.Function):
         return sum_over_ranks(grads[0], ctx.group), None
 
 
-class _Summed(torch.autograd.Function):
+class _AllReduce(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
         return sum_over_ranks(x, group)
@@ -172,7 +172,7 @@ class _Summed(torch.autograd.Function):
         return grads[0], None
 
 
-class _Cut(torch.autograd.Function):
+class _SplitRows(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_ND: Tensor, group: Group) -> Tensor:
         ctx.rows, ctx.group = len(x_ND), group
@@ -183,7 +183,7 @@ class _Cut(torch.autograd.Function):
         return all_rows(grads[0], ctx.rows, ctx.group), None
 
 
-class _Joined(torch.autograd.Function):
+class _GatherRows(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_nD: Tensor, rows: int, group: Group) -> Tensor:
         ctx.group = group
@@ -194,7 +194,7 @@ class _Joined(torch.autograd.Function):
         return own_rows(grads[0], ctx.group).contiguous(), None, None
 
 
-class _Received(torch.autograd.Function):
+class _Recv(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, blank: Tensor, peer: int, group: Group) -> Tensor:
         ctx.peer, ctx.group = peer, group
@@ -206,7 +206,7 @@ class _Received(torch.autograd.Function):
         return None, None, None
 
 
-class _Handed(torch.autograd.Function):
+class _Send(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, peer: int, group: Group) -> Tensor:
         ctx.peer, ctx.group = peer, group
@@ -233,7 +233,7 @@ def _message(op: Any, x: Tensor, peer: int, group: Group) -> None:
         work.wait()
 
 
-class _Weighed(torch.autograd.Function):
+class _ScaleGradient(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, factor: float) -> Tensor:
         ctx.factor = factor

@@ -1,8 +1,8 @@
-"""A step of the reference without memory: its own model, spread, trainer and optimizer, on shapes alone.
+"""A dry run of one training step on fake tensors: the real model, parallelism, trainer and optimizer, without memory.
 
-Four things are done otherwise. Initial weights are not drawn. A router's choice is stated. A recurrence takes all
-tokens at once instead of one after another, a scan long chunks instead of short ones: neither sends anything. And the
-stages of a pipeline know what the others hold, which they would tell each other when the model is built.
+Four things differ from a real step. Initial weights are not drawn. The router's choice is given. A recurrence takes all
+tokens at once, and a scan takes longer chunks; neither communicates. Pipeline stages know what other stages hold,
+which they otherwise exchange when the model is built.
 
 B sequences · T tokens · E experts · h heads · n state · p head_dim
 """
@@ -39,7 +39,7 @@ CHUNK = 1024  # tokens of a chunk of a scan: of 64, half of a step's operators w
 def dry_run_step(
     recipe: Recipe, execution: Execution, rank: int, routing: Routing, kind: type[Trainer], parts: Parts
 ) -> Rehearsal:
-    """One step of `kind`, built of `parts`, on one rank of the execution's world."""
+    """One step of trainer `kind`, built from `parts`, on one rank of the execution's world."""
     if issubclass(kind, PipelineTrainer):
         kind = type("Rehearsed", (_KnownStages, kind), {})
     with rehearsal.made_up(execution.world, rank) as world:

@@ -35,7 +35,7 @@ Experts = Callable[[Tensor, Tensor], Tensor]
 
 
 class TokenDispatcher(nn.Module):
-    """The exchange of one layer. A group is None where this rank is alone on its axis; there are no parameters."""
+    """The token dispatcher of one layer. A group is None where this rank is alone on its axis. It has no parameters."""
 
     def __init__(self, *, ep: Group, etp: Group, sharers: Group) -> None:
         super().__init__()

@@ -22,32 +22,31 @@ DATA = ("replica", "shard")
 
 
 def shard(model: Model, dense: DeviceMesh | None, expert: DeviceMesh | None) -> None:
-    """Shard a model in place: experts that live on a mesh of their own, each layer, and what is left.
+    """Shard a model in place: experts on their own mesh first, then each layer, then the rest.
 
     Args:
         dense: the mesh of everything, expert: the mesh of experts; None where they are not kept on one of their own.
     """
-    over, experts_over = data_of(dense), data_of(expert)
+    over, experts_over = data_mesh(dense), data_mesh(expert)
     apart = [each.experts for each in model.modules() if isinstance(each, MoE) and each.dispatcher is not None]
     if experts_over is not None:
         for experts in apart:
-            fully_shard(experts, mesh=experts_over, shard_placement_fn=along(experts_over))
+            fully_shard(experts, mesh=experts_over, shard_placement_fn=shard_placement(experts_over))
     ignored = set() if experts_over is not None else {each for experts in apart for each in experts.parameters()}
     if over is not None:
-        for unit in units(model):
-            fully_shard(unit, mesh=over, ignored_params=ignored, shard_placement_fn=along(over))
+        for unit in fsdp_units(model):
+            fully_shard(unit, mesh=over, ignored_params=ignored, shard_placement_fn=shard_placement(over))
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
 
 
-def along(mesh: DeviceMesh) -> Callable[[nn.Parameter], Shard | None]:
-    """Along which dim a parameter is cut: its first, for which None stands.
+def shard_placement(mesh: DeviceMesh) -> Callable[[nn.Parameter], Shard | None]:
+    """The dim along which a parameter is sharded: its first (None), unless that is shorter than the number of ranks.
 
-    Where that is shorter than the ranks are many, most shards would be padding, and all of it would travel: sixteen
-    experts over 512 ranks thirty-two times over. It is then the first dim that the ranks divide and that is not cut
-    already.
+    Then most shards would be padding, and the padding is sent too: sixteen experts over 512 ranks cost 32 times their
+    size. In that case it is the first dim that the number of ranks divides and that is not sharded already.
     """
     ranks = mesh["shard"].size()
 
@@ -62,13 +61,13 @@ def along(mesh: DeviceMesh) -> Callable[[nn.Parameter], Shard | None]:
     return chosen
 
 
-def units(model: Model) -> list[nn.Module]:
+def fsdp_units(model: Model) -> list[nn.Module]:
     """What is gathered and dropped together: each layer, each layer of a prediction head, the rest."""
     heads = [layer for head in model.mtp if isinstance(head, MtpModule) for layer in (head.attention, head.mlp)]
     return [*model.layers.values(), *heads, model]
 
 
-def data_of(mesh: DeviceMesh | None) -> DeviceMesh | None:
+def data_mesh(mesh: DeviceMesh | None) -> DeviceMesh | None:
     """The data-parallel dims of a mesh, as far as they have more than one rank.
 
     Shards over one rank are none: replicas alone are reduced without FSDP.

@@ -1,7 +1,7 @@
-"""Whole tensors from what ranks hold of them, many in one message.
+"""Full tensors gathered from the shards of all ranks, many tensors in one message.
 
-`DTensor.full_tensor` sends each tensor by itself. A model has some hundred of them, and a run that is looked at gathers
-weights, gradients and state: on ranks that share a processor each message costs a millisecond, whatever its size.
+`DTensor.full_tensor` sends each tensor by itself. A model has some hundred tensors, and an observed run gathers all of
+them, with gradients and optimizer state. On ranks that share a processor a message costs a millisecond at any size.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ Line = Sequence[int]
 
 
 def sharded_mesh_dims(tensor: DTensor) -> Dims:
-    """The dims of its mesh over which a tensor is cut; over the others ranks hold copies."""
+    """The mesh dims over which a tensor is sharded; over the others ranks hold copies."""
     return tuple(dim for dim, at in enumerate(tensor.placements) if not at.is_replicate())
 
 
 @torch.no_grad()
 def shard_like(whole: Tensor, like: DTensor) -> Tensor:
-    """What this rank keeps of a whole tensor that is to lie as another does. Nothing is sent."""
+    """This rank's shard of a full tensor, placed as `like` is. Nothing is sent."""
     mesh = like.device_mesh
     at = {dim: (mesh.size(dim), mesh.get_local_rank(dim)) for dim in sharded_mesh_dims(like)}
     return _select(whole, _lines(like, at)).clone(memory_format=torch.contiguous_format)
@@ -40,7 +40,7 @@ def shard_like(whole: Tensor, like: DTensor) -> Tensor:
 
 @torch.no_grad()
 def full_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors by name, each whole. Of what ranks hold as copies, each takes its own: a copy that drifted shows.
+    """Full tensors by name. A replicated tensor is read from this rank, so that a copy that drifted shows.
 
     Every rank of a mesh calls this with the same names.
     """
@@ -61,7 +61,7 @@ def full_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _joined(tensors: Sequence[DTensor], mesh: DeviceMesh, dims: Dims) -> list[Tensor]:
-    """Tensors of one dtype that are cut over the same dims of one mesh."""
+    """Full tensors of one dtype, sharded over the same dims of one mesh."""
     ranks = [mesh.size(dim) for dim in dims]
     places = list(product(*map(range, ranks)))
     lines = {

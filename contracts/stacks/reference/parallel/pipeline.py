@@ -88,7 +88,7 @@ def refuse_microbatches(execution: Execution) -> None:
 
 
 class Passed(NamedTuple):
-    """What a stage found in a microbatch: sums and counters by name, as in `Forward`."""
+    """What a stage found in a microbatch: sums and counters by name, as in `ModelOutput`."""
 
     sums: dict[str, Tensor]
     seen: dict[str, Tensor]

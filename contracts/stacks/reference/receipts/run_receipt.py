@@ -1,4 +1,4 @@
-"""The receipt that each rank of a run leaves beside its checkpoints, where no launcher writes one."""
+"""The receipt that each rank writes beside its checkpoints when no launcher writes one."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from contracts.stacks.reference.training.settings import Settings
 
 @dataclass
 class Record:
-    """What a run did so far, as the rank at `place` knows it. `mark` tells its receipt from the others'."""
+    """What a run did so far, as the rank at `place` knows it. `mark` is the suffix of its receipt file."""
 
     started: str
     taken: Provenance

@@ -1,4 +1,4 @@
-"""A run of the trainer in a world that stands, with a strain on one of its ranks, and the receipts that it leaves."""
+"""A short training run in the current process group with a fault injected on one rank, and the receipts it leaves."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def run_with_fault(
     taken: Provenance,
     strain: Strain,
 ) -> LeftReceipts:
-    """The run, from its first step to the receipts of all ranks.
+    """Run from the first step to the receipts of all ranks.
 
     Raises:
         NotOffered: for a kernel that the trainer has no second one for.
@@ -61,14 +61,14 @@ def run_with_fault(
 
 
 def _place() -> Place:
-    """Of the world that stands, which may be smaller than the one that torchrun started."""
+    """This rank in the current process group, which may be smaller than the world that torchrun started."""
     _, dist = torch_distributed()
     at = here()
     return Place(rank=dist.get_rank(), world=dist.get_world_size(), node=at.node, local_rank=at.local_rank)
 
 
 def _held(size: int) -> object:
-    """Memory where the run trains, of which every page was written."""
+    """A block of memory on the training device, every page of it written."""
     torch, _ = torch_distributed()
     return torch.ones(size, dtype=torch.uint8, device="cuda" if torch.cuda.is_available() else "cpu")
 

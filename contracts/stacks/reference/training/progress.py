@@ -1,4 +1,4 @@
-"""What a person sees of a run: a progress bar on a terminal, a line every few steps elsewhere."""
+"""Progress of a run on standard error: a progress bar on a terminal, a line every few steps elsewhere."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from contracts.stacks.reference.training.settings import Settings
 
 
 class Progress(Protocol):
-    """What watches a run."""
+    """Shows each step of a run."""
 
     def step(self, step: ReportedStep, lr: float) -> None: ...
 
 
 @contextmanager
 def show_progress(settings: Settings, start: int, place: Place) -> Iterator[Progress]:
-    """A progress bar on a terminal, a line every few steps elsewhere; on standard error, from the first rank."""
+    """A progress bar on a terminal, lines elsewhere; only rank 0 shows anything."""
     if place.rank > 0:
         yield NoProgress()
         return
@@ -44,7 +44,7 @@ def show_progress(settings: Settings, start: int, place: Place) -> Iterator[Prog
 
 
 class NoProgress:
-    """What the other ranks show."""
+    """For ranks other than 0."""
 
     def step(self, step: ReportedStep, lr: float) -> None:
         """Nothing: the first rank has the same numbers."""
@@ -52,7 +52,7 @@ class NoProgress:
 
 @dataclass(frozen=True)
 class ProgressLines:
-    """A run without a terminal: its first step, every few, and its last."""
+    """Without a terminal: the first step, every `log_every`-th, and the last."""
 
     settings: Settings
 

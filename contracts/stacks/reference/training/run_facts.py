@@ -1,7 +1,7 @@
-"""What the ranks of a run tell of it: where each stands, what it held, which kernels ran, how long the slowest took.
+"""Facts that ranks report about their run: place on the node, peak memory, kernels that ran, time of the slowest.
 
-While a run goes well its ranks hear each other, and each knows what holds for all of them. Once one has failed nobody
-can be waited for, and a rank speaks for itself alone.
+While a run goes well the ranks gather their facts, so each rank knows those of all. After a failure no rank can be
+waited for, so each reports only its own.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ KERNELS = {"grouped": "torch-grouped", "loop": "native"}  # as the experts call 
 
 @dataclass(frozen=True, kw_only=True)
 class RankFacts:
-    """What one rank says, or what is known of all: `places` those of one node, `memory` by rank."""
+    """Facts of one rank, or gathered from all: `places` of one node, `memory` by rank."""
 
     places: tuple[evidence.Place, ...] = ()
     memory: tuple[RankMemory, ...] = ()
@@ -35,7 +35,7 @@ class RankFacts:
 
 
 class RankReporter:
-    """One of the ranks of a run, as the others hear it. `place` is its own."""
+    """Collects the facts of this rank and gathers those of the others. `place` is this rank's place in the world."""
 
     def __init__(self, place: ranks.Place) -> None:
         self.place = place
@@ -44,12 +44,12 @@ class RankReporter:
 
     @property
     def mark(self) -> str:
-        """What the name of this rank's receipt ends with; of the first rank's it is nothing."""
+        """The suffix of this rank's receipt file; empty for rank 0."""
         return f"-rank{self.place.rank:05d}" if self.place.rank else ""
 
     # a step
     def timed_step(self, step: Callable[[], Done]) -> tuple[Done, float]:
-        """A step, and the seconds that it took on the slowest rank: the others wait for that one here."""
+        """Run a step. Returns its result and the seconds of the slowest rank, for which the others wait here."""
         before = time.perf_counter()
         done = step()
         return done, self.slowest(time.perf_counter() - before)
@@ -62,9 +62,9 @@ class RankReporter:
         dist.all_reduce(most, op=dist.ReduceOp.MAX)
         return float(most.item())
 
-    # what this rank says
+    # this rank
     def watch_experts(self, trainer: Trainer) -> None:
-        """Note what multiplies the experts' matrices, whenever something does, and how wide they are on this rank."""
+        """Record which kernel multiplies the experts' matrices at each call, and their widths on this rank."""
         from contracts.stacks.reference.model.blocks.common import local
         from contracts.stacks.reference.model.blocks.moe import Experts
 
@@ -89,7 +89,7 @@ class RankReporter:
         )
 
     def node_place(self) -> evidence.Place:
-        """On the node: as preflight has it where there are devices, and by number where there are none."""
+        """Place on the node: as preflight reports it with devices, by number without."""
         torch, _ = ranks.torch_distributed()
         rank = self.place.local_rank
         if not torch.cuda.is_available():
@@ -97,7 +97,7 @@ class RankReporter:
         return replace(provenance.places(rank + 1, read_node().topology)[rank], device=torch.cuda.current_device())
 
     def peak_memory(self) -> RankMemory:
-        """Peaks. A CPU has no allocator that counts: there both are the most of this process that was resident."""
+        """Peak memory. A CPU has no counting allocator: both numbers are then the peak resident size."""
         torch, _ = ranks.torch_distributed()
         if torch.cuda.is_available():
             allocated, reserved = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
@@ -113,7 +113,7 @@ class RankReporter:
             yield Backend(part="collectives", requested="nccl", actual=actual, reason=reason)
 
     def kernels(self, trainer: Trainer) -> Iterable[Backend]:
-        """Every site of the recipe; at the experts, what was seen to run."""
+        """Every site of the recipe; for the experts, the kernels that were observed."""
         torch, _ = ranks.torch_distributed()
         cuda = torch.cuda.is_available()
         capability = "sm_{}{}".format(*torch.cuda.get_device_capability()) if cuda else None
@@ -128,9 +128,9 @@ class RankReporter:
                 row, actual=ran, reason=row.reason or f"{ran} took the experts' matrices, {sorted(self.widths)}"
             )
 
-    # what all say
+    # all ranks
     def gather(self, own: RankFacts) -> RankFacts:
-        """What all ranks said; of the places, those of this rank's node. Every rank comes here."""
+        """Facts of all ranks; of the places only those on this rank's node. A collective: every rank calls it."""
         if self.place.world == 1:
             return own
         said = ranks.gathered([self.place.node, codec.encode(own)])

@@ -1,4 +1,4 @@
-"""What one run of the trainer was asked for: its command line and its environment, read."""
+"""The settings of a training run, read from its command line and its environment."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TELEMETRY, HOST = "LANEGATE_TELEMETRY", "LANEGATE_HOST"
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What a run was asked for. `argv` are its words, for the receipt; `telemetry` and `host` come from outside."""
+    """Settings of a run. `argv` is kept for the receipt; `telemetry` and `host` come from the environment."""
 
     asked: TrainerArguments
     argv: tuple[str, ...]
@@ -35,7 +35,7 @@ def read(argv: tuple[str, ...], environment: Mapping[str, str]) -> Settings:
     """The settings of a run from its words and its environment.
 
     Raises:
-        Refused: for words that nobody reads, an illegal recipe, a resume from nowhere.
+        Refused: for unknown options, an illegal recipe, or a resume without a folder.
     """
     own = argparse.ArgumentParser(prog="train", allow_abbrev=False, add_help=False)
     own.add_argument("--steps", type=int)
@@ -68,7 +68,7 @@ def read(argv: tuple[str, ...], environment: Mapping[str, str]) -> Settings:
 
 
 def _with_mode(words: tuple[str, ...]) -> tuple[str, ...]:
-    """A run by hand may leave the mode out: the recipe's first."""
+    """Add `--mode` where it is missing: the recipe's first mode."""
     if "--mode" in words or "--recipe" not in words[:-1]:
         return words
     return (*words, "--mode", presets.resolve(words[words.index("--recipe") + 1]).modes[0])

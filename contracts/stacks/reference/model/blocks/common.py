@@ -1,4 +1,4 @@
-"""What the blocks share: what goes in beside the activations, what comes out, the norm, the matrix.
+"""Shared by the blocks: packing, block output, linear layer, RMS norm.
 
 B sequences · T tokens · D hidden
 """
