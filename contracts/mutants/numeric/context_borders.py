@@ -90,7 +90,7 @@ class LeavesTheGradientOfWhatIsLookedBackOn(Spread):
 
 # the state
 class _FromZero(ContextParallel):
-    def entering(self, left_Bx: Tensor, kept_Bx: Tensor, packing: Packing) -> Tensor:
+    def incoming_state(self, left_Bx: Tensor, kept_Bx: Tensor, packing: Packing) -> Tensor:
         return torch.zeros_like(left_Bx)
 
 
@@ -103,8 +103,8 @@ class ScansEachRunFromZero(Spread):
 
 
 class _StateWithoutGradient(ContextParallel):
-    def entering(self, left_Bx: Tensor, kept_Bx: Tensor, packing: Packing) -> Tensor:
-        return super().entering(left_Bx.detach(), kept_Bx.detach(), packing)
+    def incoming_state(self, left_Bx: Tensor, kept_Bx: Tensor, packing: Packing) -> Tensor:
+        return super().incoming_state(left_Bx.detach(), kept_Bx.detach(), packing)
 
 
 @mutant(of="PAR-01g", case="cp2", says="the gradient of", bugs=("SSM-18",))
@@ -131,8 +131,8 @@ class SendsTheStateInBfloat16(Spread):
 
 
 class _NothingFades(ContextParallel):
-    def entering(self, left_Bx: Tensor, kept_Bx: Tensor, packing: Packing) -> Tensor:
-        return super().entering(left_Bx, torch.ones_like(kept_Bx), packing)
+    def incoming_state(self, left_Bx: Tensor, kept_Bx: Tensor, packing: Packing) -> Tensor:
+        return super().incoming_state(left_Bx, torch.ones_like(kept_Bx), packing)
 
 
 @mutant(of="BLK-04t", case="cp4-short", says="lm is")
@@ -144,8 +144,8 @@ class AddsUpWhatRanksLeaveBehind(Spread):
 
 
 class _FadesTwice(ContextParallel):
-    def entering(self, left_Bx: Tensor, kept_Bx: Tensor, packing: Packing) -> Tensor:
-        return super().entering(left_Bx * kept_Bx, kept_Bx, packing)
+    def incoming_state(self, left_Bx: Tensor, kept_Bx: Tensor, packing: Packing) -> Tensor:
+        return super().incoming_state(left_Bx * kept_Bx, kept_Bx, packing)
 
 
 @mutant(of="BLK-04t", case="cp2", says="lm is")

@@ -91,8 +91,8 @@ class NumbersDocumentsOnEachRankFromNought(Spread):
 
 
 class _GoesOnAlways(ContextParallel):
-    def goes_on(self, packing: Packing, rank: int) -> Tensor:
-        return torch.full_like(super().goes_on(packing, rank), rank > 0)
+    def continues_document(self, packing: Packing, rank: int) -> Tensor:
+        return torch.full_like(super().continues_document(packing, rank), rank > 0)
 
 
 @mutant(of="PAR-01g", case="cp2", says="lm is")

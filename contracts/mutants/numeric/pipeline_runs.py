@@ -103,7 +103,7 @@ class ForgetsTheMomentsOfTheLastStage(Staged):
 
 # refusals
 class _Unasked(PipelineTrainer):
-    def offered(self) -> None:
+    def refuse_unsupported(self) -> None:
         self.fits()
 
 
@@ -149,7 +149,7 @@ class DropsTheLastLayers(Staged):
     """The depth over the stages is rounded down: the model is shorter than was asked for, and faster."""
 
     class trains(PipelineTrainer):  # noqa: N801
-        def offered(self) -> None:
+        def refuse_unsupported(self) -> None:
             pass
 
         def plan(self) -> tuple[Piece, ...]:
@@ -171,6 +171,6 @@ class SaysOnlyThatItCannot(Staged):
     """The refusal names the schedule and no number."""
 
     class trains(PipelineTrainer):  # noqa: N801
-        def offered(self) -> None:
+        def refuse_unsupported(self) -> None:
             if self.execution.microbatches < self.execution.degrees.pp:
                 raise refuse("schedule", self.execution.schedule, "has too few microbatches", "give more")

@@ -96,17 +96,17 @@ class ContextParallel(SequenceView):
         y_BThp, left_Bhpn = chunked_scan(u_BThp, log_decay_BTh, k_BThn, q_BThn, packing, None, chunk)
         kept_BTh = log_decay_BTh.cumsum(dim=1).exp() * continuing(packing)[..., None]
         kept_Bh11 = kept_BTh[:, -1, :, None, None]
-        state_Bhpn = self.entering(left_Bhpn, kept_Bh11, packing)
+        state_Bhpn = self.incoming_state(left_Bhpn, kept_Bh11, packing)
         more_BThp = torch.einsum("bthn,bhpn,bth->bthp", q_BThn, state_Bhpn, kept_BTh)
         return y_BThp + more_BThp, left_Bhpn + kept_Bh11 * state_Bhpn
 
     def running_sum(self, u_BTx: Tensor, packing: Packing, state: Tensor | None, chunk: int) -> Tensor:
         own_BTx = running_sum(u_BTx, packing, None, chunk)
         kept_BTx = _like(continuing(packing), own_BTx).to(own_BTx.dtype)
-        state_Bx = self.entering(own_BTx[:, -1], kept_BTx[:, -1], packing)
+        state_Bx = self.incoming_state(own_BTx[:, -1], kept_BTx[:, -1], packing)
         return own_BTx + kept_BTx * state_Bx[:, None]
 
-    def entering(self, left_Bx: Tensor, kept_Bx: Tensor, packing: Packing) -> Tensor:
+    def incoming_state(self, left_Bx: Tensor, kept_Bx: Tensor, packing: Packing) -> Tensor:
         """The state before this rank's first token (B, …); zero where a document begins with it.
 
         Args:
@@ -115,7 +115,7 @@ class ContextParallel(SequenceView):
         left_nBx, kept_nBx = self.of_every_rank(left_Bx), self.of_every_rank(kept_Bx)
         state_Bx, found = torch.zeros_like(left_Bx), []
         for rank in range(self.ranks):
-            state_Bx = torch.where(_like(self.goes_on(packing, rank), state_Bx), state_Bx, 0)
+            state_Bx = torch.where(_like(self.continues_document(packing, rank), state_Bx), state_Bx, 0)
             found.append(state_Bx)
             state_Bx = kept_nBx[rank] * state_Bx + left_nBx[rank]
         return torch.stack(found)[self.rank]  # of all, so that every rank takes part in the way back
@@ -123,7 +123,7 @@ class ContextParallel(SequenceView):
     def of_every_rank(self, x_Bx: Tensor) -> Tensor:
         return all_gather(x_Bx[None], 0, self.group)
 
-    def goes_on(self, packing: Packing, rank: int) -> Tensor:
+    def continues_document(self, packing: Packing, rank: int) -> Tensor:
         """(B) bool: whether the first document of a rank began on one before it."""
         first = rank * packing.documents_BT.shape[1]
         if first == 0:
@@ -135,7 +135,7 @@ class ContextParallel(SequenceView):
         if self.rank == 0:
             return None
         state_Bx = recv(like_Bx, self.rank - 1, self.group)
-        return torch.where(_like(self.goes_on(packing, self.rank), state_Bx), state_Bx, 0)
+        return torch.where(_like(self.continues_document(packing, self.rank), state_Bx), state_Bx, 0)
 
     def handed_on(self, states_BTx: Tensor) -> Tensor:
         if self.rank == self.ranks - 1:

@@ -140,7 +140,7 @@ class ParallelTrainer(Trainer):
             self.abandon()
             raise
 
-    def offered(self) -> None:
+    def refuse_unsupported(self) -> None:
         if self.execution.degrees.pp > 1:
             raise NotOffered("this trainer has no pipeline: pipeline_trainer.py has")
         self.fits()

@@ -67,7 +67,7 @@ class PipelineTrainer(ParallelTrainer):
         self.copies = self.shared()
         self.optimizer.stages, self.optimizer.lent = self.group, self.lent()
 
-    def offered(self) -> None:
+    def refuse_unsupported(self) -> None:
         refuse_microbatches(self.execution)
         self.plan()
         self.fits()

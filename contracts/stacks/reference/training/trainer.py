@@ -75,7 +75,7 @@ class Trainer:
 
     def __init__(self, recipe: Recipe, execution: Execution | None = None, parts: Parts = PARTS) -> None:
         self.recipe, self.execution, self.parts = recipe, execution or Execution(), parts
-        self.offered()
+        self.refuse_unsupported()
         self.model = self.build()
         self.optimizer = self.optimizer_class(recipe.optim, members(self.model))
         self.corpus = self.corpus_class(recipe)
@@ -130,7 +130,7 @@ class Trainer:
         )
 
     # what several ranks do otherwise (parallel_trainer.py)
-    def offered(self) -> None:
+    def refuse_unsupported(self) -> None:
         """Refuse an execution that this trainer does not carry out."""
         execution = self.execution
         if execution.world > 1 or execution.degrees != Degrees() or execution.fsdp or execution.compile != "none":
