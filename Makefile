@@ -84,7 +84,7 @@ lint: $(READY)  ## ruff, its formatter, mypy --strict
 snapshots: $(READY)  ## write snapshots/, docs/schema/ and docs/questions.md anew; read the diff before you commit it
 	@$(BIN)/python -m contracts.stacks.protocol docs/schema/lanegate-1.json
 	$(BIN)/python -m contracts.court.record docs/schema/run-1.json
-	$(BIN)/python -m contracts.stacks.reference.receipts docs/schema/receipt-1.json
+	$(BIN)/python -m contracts.stacks.reference.receipts.receipt docs/schema/receipt-1.json
 	$(BIN)/python -m contracts.harness.question_pages docs/questions.md
 	$(BIN)/pytest -m unit -n 0 --snapshot-update \
 	  tests_unit/test_contents.py tests_unit/test_snapshots.py tests_unit/test_cli.py tests_unit/test_budget.py

@@ -25,11 +25,11 @@ from contracts.spec.evidence import LaunchedRun, Preflight, Provenance, RankMemo
 from contracts.spec.launch import Lane
 from contracts.spec.recipe import Batch, Recipe
 from contracts.spec.topology import Degrees
-from contracts.stacks.reference import receipts
-from contracts.stacks.reference.launching import launch
+from contracts.stacks.reference.launch import launch
+from contracts.stacks.reference.receipts import receipt
 
 if TYPE_CHECKING:  # torch is loaded after the provenance of the run is taken
-    from contracts.stacks.reference.trainer import Trainer
+    from contracts.stacks.reference.training.trainer import Trainer
 
 STEPS, WARMUP = 12, 2
 
@@ -75,7 +75,7 @@ def _receipt(path: Path, device: str, taken: Provenance) -> Path:
         places=(), started=started, finished=_now(), ending="ok", exit_code=0, steps=steps, warmup=WARMUP,
         bounded=STEPS - WARMUP, memory=memory,
     )  # fmt: skip
-    write_whole(path, receipts.write(receipts.build(facts)))
+    write_whole(path, receipt.write(receipt.build(facts)))
     return path
 
 
@@ -90,10 +90,10 @@ def _steps(recipe: Recipe, device: str) -> tuple[tuple[ReportedStep, ...], tuple
     import torch
 
     from contracts.spec.training import Execution
-    from contracts.stacks.reference.answers.devices import placed
-    from contracts.stacks.reference.trainer import Trainer
+    from contracts.stacks.reference.answers.devices import on_device
+    from contracts.stacks.reference.training.trainer import Trainer
 
-    trainer: Trainer = placed(Trainer, device)(recipe, Execution(mode="author_dp"))
+    trainer: Trainer = on_device(Trainer, device)(recipe, Execution(mode="author_dp"))
     found = []
     for _ in range(STEPS):
         before = time.perf_counter()

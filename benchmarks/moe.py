@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from benchmarks._measure import Row, timed, tried
 from contracts.spec.presets import PRESETS
 from contracts.spec.recipe import Moe, Recipe
-from contracts.stacks.reference.blocks.common import Output, packing
-from contracts.stacks.reference.compile import compiled
-from contracts.stacks.reference.parts import PARTS
+from contracts.stacks.reference.model.blocks.common import Output, packing
+from contracts.stacks.reference.model.compile import compiled
+from contracts.stacks.reference.model.parts import PARTS
 
 NAM56R = PRESETS["nam56r_h200_bf16_v1"]
 SMALL = replace(

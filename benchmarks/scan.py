@@ -14,8 +14,8 @@ from torch import Tensor
 
 from benchmarks._measure import Row, timed, tried
 from contracts.spec.recipe import Mamba
-from contracts.stacks.reference.blocks.common import packing
-from contracts.stacks.reference.blocks.scan import chunked_scan
+from contracts.stacks.reference.model.blocks.chunked_scan import chunked_scan
+from contracts.stacks.reference.model.blocks.common import packing
 
 CHUNK = 64
 Inputs = dict[str, Tensor]

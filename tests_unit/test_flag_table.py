@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from contracts.spec.stack import Party
-from contracts.stacks.flag_rules import table
-from contracts.stacks.flag_table import CANONICAL, FlagTable
+from contracts.stacks.megatron.flag_rules import table
+from contracts.stacks.megatron.flag_table import CANONICAL, FlagTable
 
 pytestmark = pytest.mark.unit
 
@@ -112,5 +112,5 @@ def test_a_flag_that_megatron_follows_is_not_reported() -> None:
 
 
 def test_the_table_needs_nothing_but_the_standard_library() -> None:
-    command = [sys.executable, "-S", "-c", "from contracts.stacks.flag_table import FlagTable; FlagTable()"]
+    command = [sys.executable, "-S", "-c", "from contracts.stacks.megatron.flag_table import FlagTable; FlagTable()"]
     subprocess.run(command, cwd=Path(__file__).parents[1], check=True)

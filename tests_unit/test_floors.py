@@ -36,38 +36,38 @@ FLOORS: dict[str, tuple[str, ...]] = {  # floor → the floors it stands on
 HEAVY = {"torch", "numpy", "megatron", "transformer_engine", "torchtitan", "triton"}
 TENSORS = (  # what is made of tensors, and imported only where numbers are judged or a model is run
     "contracts.instruments.fixtures", "contracts.instruments.graphs", "contracts.instruments.indexed",
-    "contracts.instruments.messages", "contracts.instruments.rehearsal", "contracts.instruments.reorder",
-    "contracts.stacks.reference.parallel.rehearsed",
+    "contracts.instruments.mamba_ssm", "contracts.instruments.memory", "contracts.instruments.messages",
+    "contracts.instruments.reorder",
     "contracts.instruments.numerics", "contracts.instruments.oracles.", "contracts.instruments.policy",
-    "contracts.instruments.memory", "contracts.stacks.reference.allocating",
-    "contracts.instruments.mamba_ssm", "contracts.instruments.traffic",
-    "contracts.mutants.numeric.",
-    "contracts.stacks.megatron.block", "contracts.stacks.megatron.blocks", "contracts.stacks.megatron.checkpoint",
-    "contracts.stacks.megatron.held", "contracts.stacks.megatron.hybrid",
-    "contracts.stacks.megatron.live", "contracts.stacks.megatron.mamba", "contracts.stacks.megatron.scan",
-    "contracts.stacks.megatron.model", "contracts.stacks.megatron.numbers", "contracts.stacks.megatron.optimizer",
-    "contracts.stacks.megatron.shims", "contracts.stacks.megatron.table", "contracts.stacks.megatron.training",
-    "contracts.stacks.megatron.weights", "contracts.stacks.reference.parallel.context_parallel",
-    "contracts.stacks.reference.checkpoints.saving_later", "contracts.stacks.reference.checkpoints.copies",
-    "contracts.stacks.torchtitan.blocks", "contracts.stacks.torchtitan.built",
-    "contracts.stacks.torchtitan.configuration", "contracts.stacks.torchtitan.model",
-    "contracts.stacks.torchtitan.trainer", "contracts.stacks.torchtitan.training",
-    "contracts.stacks.torchtitan.weights",
-    "contracts.stacks.reference.parts", "contracts.stacks.reference.blocks.",
-    "contracts.stacks.reference.sites", "contracts.stacks.reference.foreign.",
-    "contracts.stacks.reference.checkpoints.checkpoint", "contracts.stacks.reference.randomness",
-    "contracts.stacks.reference.checkpoints.shards", "contracts.stacks.reference.weight_names",
-    "contracts.stacks.reference.checkpoints.together", "contracts.stacks.reference.checkpoints.saving_world",
-    "contracts.stacks.reference.initial", "contracts.stacks.reference.model", "contracts.stacks.reference.prediction",
-    "contracts.stacks.reference.optimizer", "contracts.stacks.reference.roles", "contracts.stacks.reference.trainer",
-    "contracts.stacks.reference.compile", "contracts.stacks.reference.cold",
-    "contracts.stacks.reference.parallel.collectives", "contracts.stacks.reference.parallel.tensor_parallel",
-    "contracts.stacks.reference.parallel.expert_parallel", "contracts.stacks.reference.parallel.sharding",
+    "contracts.instruments.rehearsal", "contracts.instruments.traffic", "contracts.mutants.numeric.",
+    "contracts.stacks.megatron.block_base", "contracts.stacks.megatron.blocks",
+    "contracts.stacks.megatron.built_model", "contracts.stacks.megatron.checkpoint",
+    "contracts.stacks.megatron.hybrid_model", "contracts.stacks.megatron.mamba_block",
+    "contracts.stacks.megatron.mamba_kernels", "contracts.stacks.megatron.model",
+    "contracts.stacks.megatron.numeric_answers", "contracts.stacks.megatron.optimizer",
+    "contracts.stacks.megatron.process_groups", "contracts.stacks.megatron.rank_tensors",
+    "contracts.stacks.megatron.shims", "contracts.stacks.megatron.training",
+    "contracts.stacks.megatron.weight_mapping", "contracts.stacks.reference.answers.allocator_probe",
+    "contracts.stacks.reference.answers.cold_compile", "contracts.stacks.reference.checkpoint.async_save",
+    "contracts.stacks.reference.checkpoint.checkpoint", "contracts.stacks.reference.checkpoint.coordination",
+    "contracts.stacks.reference.checkpoint.crash_during_save", "contracts.stacks.reference.checkpoint.dcp_storage",
+    "contracts.stacks.reference.checkpoint.forked_ranks", "contracts.stacks.reference.checkpoint.rng_state",
+    "contracts.stacks.reference.checkpoint.weight_names", "contracts.stacks.reference.kernels.",
+    "contracts.stacks.reference.model.blocks.", "contracts.stacks.reference.model.build",
+    "contracts.stacks.reference.model.compile", "contracts.stacks.reference.model.hybrid_model",
+    "contracts.stacks.reference.model.init", "contracts.stacks.reference.model.mtp",
+    "contracts.stacks.reference.model.parts", "contracts.stacks.reference.optim.optimizer",
+    "contracts.stacks.reference.parallel.collectives", "contracts.stacks.reference.parallel.context_parallel",
+    "contracts.stacks.reference.parallel.dry_run", "contracts.stacks.reference.parallel.expert_parallel",
+    "contracts.stacks.reference.parallel.fsdp", "contracts.stacks.reference.parallel.gather",
     "contracts.stacks.reference.parallel.parallel", "contracts.stacks.reference.parallel.pipeline",
-    "contracts.stacks.reference.parallel.wholes", "contracts.stacks.reference.placed",
-    "contracts.stacks.reference.foreign.",
+    "contracts.stacks.reference.parallel.placements", "contracts.stacks.reference.parallel.tensor_parallel",
+    "contracts.stacks.reference.training.trainer", "contracts.stacks.torchtitan.blocks",
+    "contracts.stacks.torchtitan.built_model", "contracts.stacks.torchtitan.configuration",
+    "contracts.stacks.torchtitan.model", "contracts.stacks.torchtitan.observed_trainer",
+    "contracts.stacks.torchtitan.training", "contracts.stacks.torchtitan.weight_mapping",
 )  # fmt: skip
-ELSEWHERE = () if importlib.util.find_spec("torchtitan") else ("contracts.stacks.torchtitan.trainer",)
+ELSEWHERE = () if importlib.util.find_spec("torchtitan") else ("contracts.stacks.torchtitan.observed_trainer",)
 """What only the environment of a framework can import."""
 
 
@@ -127,7 +127,7 @@ def test_a_whole_check_loads_no_torch(tmp_path: Path) -> None:
         f"from contracts.harness.cli import main; main({words!r})"
     )
     assert (tmp_path / "out/run.jsonl").exists()
-    assert "contracts.stacks.flag_table" in modules
+    assert "contracts.stacks.megatron.flag_table" in modules
     assert not {module.split(".")[0] for module in modules} & HEAVY
 
 

@@ -19,7 +19,7 @@ from contracts.court import deviations, profiles, record
 from contracts.harness.offering import askable
 from contracts.spec.errors import Refused
 from contracts.spec.records import EXIT_CODES, Item
-from contracts.stacks.flag_table import FlagTable
+from contracts.stacks.megatron.flag_table import FlagTable
 from contracts.stacks.reference.stack import Reference
 from tests_unit._parties.running import BAD, LANEGATE, Done, environment, side_by_side
 

@@ -17,8 +17,8 @@ from contracts.spec.launch import Lane, shell
 from contracts.spec.presets import PRESETS
 from contracts.spec.recipe import Checkpoint, Data, Mode, Optim, Recipe
 from contracts.spec.topology import Degrees
-from contracts.stacks.reference.launching import arguments, overrides
-from contracts.stacks.reference.launching.launch import launch
+from contracts.stacks.reference.launch import overrides, trainer_arguments
+from contracts.stacks.reference.launch.launch import launch
 
 pytestmark = pytest.mark.unit
 
@@ -94,7 +94,7 @@ def test_the_trainer_reads_back_every_recipe_it_was_given(name: str, mode: Mode,
     recipe = data.draw(recipes(PRESETS[name]))
     compiled = data.draw(st.sampled_from(["none", "regional"]))
     lane = Lane(mode=mode, regime="fsdp2", run=data.draw(TEXT), compile=compiled)
-    read = arguments.read(arguments.write(recipe, lane, MODES[mode]))
+    read = trainer_arguments.read(trainer_arguments.write(recipe, lane, MODES[mode]))
     assert read.recipe == recipe
     assert (read.mode, read.degrees, read.compile, read.run) == (mode, MODES[mode], compiled, lane.run)
 
@@ -155,7 +155,7 @@ def test_hostile_input_is_refused_and_never_breaks_anything(seed: int) -> None:
         refused += not takes(launch, recipe, lane)
         head = ("--recipe", "tiny-nam56r", "--mode", "author_dp")[: draw.choice((0, 2, 4, 4))]
         tail = (draw.choice(WORDS + HOSTILE) for _ in range(draw.randint(0, 5)))
-        refused += not takes(arguments.read, (*head, *tail))
+        refused += not takes(trainer_arguments.read, (*head, *tail))
     assert 1500 < refused < 2500, f"{refused} of 2500 were refused: the inputs are no longer hostile, or all are"
 
 

@@ -19,9 +19,9 @@ from contracts.spec.pattern import HybridPattern
 from contracts.spec.recipe import Mode, Recipe
 from contracts.spec.stack import Party
 from contracts.spec.topology import Degrees, Group
-from contracts.stacks.flag_rules import table
 from contracts.stacks.launched import Launched
 from contracts.stacks.megatron import VERSIONS, Megatron, installed
+from contracts.stacks.megatron.flag_rules import table
 from contracts.stacks.reference.stack import Reference
 
 pytestmark = pytest.mark.megatron

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from contracts.stacks.megatron import VERSIONS, installed
-from contracts.stacks.megatron.party import environment
+from contracts.stacks.megatron.stack import environment
 
 pytestmark = pytest.mark.megatron
 

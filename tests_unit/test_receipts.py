@@ -25,7 +25,7 @@ from contracts.instruments import packages, provenance
 from contracts.instruments.atomic import write_whole
 from contracts.instruments.imports import modules_after
 from contracts.spec.errors import Refused
-from contracts.stacks.reference.receipts import schema_text
+from contracts.stacks.reference.receipts.receipt import schema_text
 from contracts.stacks.reference.stack import Reference
 
 ROOT = Path(__file__).parents[1]
@@ -36,7 +36,9 @@ TEXT = STACK.write_receipt(RECEIPT)
 @pytest.mark.unit
 def test_the_published_schema_is_current_and_receipts_fit_it() -> None:
     text = (ROOT / "docs/schema/receipt-1.json").read_text(encoding="utf-8")
-    assert text == schema_text(), "write it: python -m contracts.stacks.reference.receipts docs/schema/receipt-1.json"
+    assert text == schema_text(), (
+        "write it: python -m contracts.stacks.reference.receipts.receipt docs/schema/receipt-1.json"
+    )
     schema = Draft202012Validator(json.loads(text))
     nan = replace(FACTS, steps=(*STEPS[:3], replace(STEPS[3], loss="NaN")), ending="failed")
     for receipt in (RECEIPT, STACK.receipt(FACTS), STACK.receipt(nan)):

@@ -17,7 +17,7 @@ from contracts.spec.division import refusals_on
 from contracts.spec.errors import Refused
 from contracts.spec.recipe import INERT, Batch, Data, Dsa, Fp8, Mamba, Mla, Moe, Mtp, Optim, Recipe
 from contracts.spec.topology import Degrees
-from contracts.stacks.reference.launching import overrides
+from contracts.stacks.reference.launch import overrides
 
 Answer = TypeVar("Answer")
 

@@ -38,7 +38,7 @@ def _torchtitan() -> Party:
 
 
 def _flag_table() -> Party:
-    from contracts.stacks.flag_table import FlagTable
+    from contracts.stacks.megatron.flag_table import FlagTable
 
     return FlagTable()
 

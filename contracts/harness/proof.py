@@ -144,7 +144,7 @@ def helping(named: Sequence[str]) -> tuple[str, ...]:
     """Who would help the reference, by name and version, without waking them."""
     if named:
         return tuple(named)
-    from contracts.stacks.megatron.party import installed, of_this_interpreter
+    from contracts.stacks.megatron.stack import installed, of_this_interpreter
 
     versions = {*installed(), *filter(None, [of_this_interpreter()])}
     return tuple(f"megatron {version}" for version in sorted(versions))

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 
 from contracts.spec.errors import refuse
 from contracts.spec.launch import Reading
-from contracts.stacks.reference.launching.flags import MEGATRON
+from contracts.stacks.reference.launch.megatron_flags import MEGATRON
 from contracts.stacks.reference.stack import Reference
 
 TYPES: Mapping[type, str] = {

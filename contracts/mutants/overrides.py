@@ -10,7 +10,7 @@ from contracts.contract import mutant
 from contracts.spec.errors import Refused, refuse
 from contracts.spec.launch import Lane, Launch
 from contracts.spec.recipe import Recipe
-from contracts.stacks.reference.launching import overrides
+from contracts.stacks.reference.launch import overrides
 from contracts.stacks.reference.stack import Reference
 
 

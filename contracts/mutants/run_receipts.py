@@ -13,11 +13,11 @@ from contracts.spec.recipe import Recipe
 from contracts.spec.topology import Degrees
 from contracts.spec.world import LeftReceipts, Strain
 from contracts.stacks.reference.stack import Reference
-from contracts.stacks.reference.told import Ranks, Told
+from contracts.stacks.reference.training.run_facts import RankFacts, RankReporter
 
 
-class _SpeaksForItself(Ranks):
-    def together(self, own: Told) -> Told:
+class _SpeaksForItself(RankReporter):
+    def gather(self, own: RankFacts) -> RankFacts:
         return own
 
 
@@ -29,9 +29,9 @@ class KeepsTheMapOfOneRank(Reference):
     ranks = _SpeaksForItself
 
 
-class _AsksTheFirst(Ranks):
-    def together(self, own: Told) -> Told:
-        told = super().together(own)
+class _AsksTheFirst(RankReporter):
+    def gather(self, own: RankFacts) -> RankFacts:
+        told = super().gather(own)
         return replace(told, memory=told.memory[:1])
 
 
@@ -42,9 +42,9 @@ class KeepsThePeakOfTheFirst(Reference):
     ranks = _AsksTheFirst
 
 
-class _HearsTheLast(Ranks):
-    def together(self, own: Told) -> Told:
-        told = super().together(own)
+class _HearsTheLast(RankReporter):
+    def gather(self, own: RankFacts) -> RankFacts:
+        told = super().gather(own)
         return replace(told, memory=told.memory[-1:])
 
 
@@ -55,7 +55,7 @@ class KeepsThePeakOfTheLast(Reference):
     ranks = _HearsTheLast
 
 
-class _HasItsOwnClock(Ranks):
+class _HasItsOwnClock(RankReporter):
     def slowest(self, seconds: float) -> float:
         return seconds
 
@@ -68,7 +68,7 @@ class StopsItsOwnClock(Reference):
     ranks = _HasItsOwnClock
 
 
-class _TakesTheMean(Ranks):
+class _TakesTheMean(RankReporter):
     def slowest(self, seconds: float) -> float:
         torch, dist = torch_distributed()
         every = torch.tensor([seconds])
@@ -83,11 +83,11 @@ class TakesTheMeanOfTheClocks(Reference):
     ranks = _TakesTheMean
 
 
-class _CountsByTwo(Ranks):
+class _CountsByTwo(RankReporter):
     factor = 2.0
 
-    def clocked(self, step: Callable[[], Any]) -> tuple[Any, float]:
-        done, seconds = super().clocked(step)
+    def timed_step(self, step: Callable[[], Any]) -> tuple[Any, float]:
+        done, seconds = super().timed_step(step)
         return replace(done, tokens=int(done.tokens * self.factor)), seconds
 
 
@@ -109,9 +109,9 @@ class CountsTheTokensOfItsRows(Reference):
     ranks = _CountsItsRows
 
 
-class _NamesTheFirstsKernels(Ranks):
-    def together(self, own: Told) -> Told:
-        told = super().together(own)
+class _NamesTheFirstsKernels(RankReporter):
+    def gather(self, own: RankFacts) -> RankFacts:
+        told = super().gather(own)
         return replace(told, backends=tuple(replace(row, **_first(row)) for row in told.backends))
 
 
@@ -128,7 +128,7 @@ class NamesTheKernelOfTheFirst(Reference):
     ranks = _NamesTheFirstsKernels
 
 
-class _LeavesOneFile(Ranks):
+class _LeavesOneFile(RankReporter):
     mark = ""
 
 

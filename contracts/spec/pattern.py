@@ -17,7 +17,7 @@ from typing import Literal
 from contracts.spec.errors import Refusals, refuse
 
 BLOCKS = {"A": "ablock", "E": "eblock", "M": "mblock", "R": "rblock"}
-"""Letter → block family. The next letter is added here and in `stacks/reference/blocks/`."""
+"""Letter → block family. The next letter is added here and in `stacks/reference/model/blocks/`."""
 
 CUT = "|"
 MTP_SEPARATOR = "/"

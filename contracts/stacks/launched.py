@@ -1,4 +1,4 @@
-"""Any stack that a command can reach: it reads a question as a line of JSON and prints the answer as a line of JSON.
+"""A stack behind a command that reads a question as a line of JSON and prints the answer as a line of JSON.
 
 This is how a stack in another environment, or another language, is put under test: a shell launcher needs some twenty
 lines (`docs/examples/shell_launcher/`), a Python party one (`python -m contracts.stacks.serve package.module:Name`).
@@ -20,8 +20,8 @@ from contracts.spec import codec
 from contracts.spec.errors import NotOffered, Refusal, Refused, Unreachable, shown
 from contracts.spec.stack import Question, questions
 from contracts.spec.topology import Layout
+from contracts.stacks.line_process import Failed, Running
 from contracts.stacks.protocol import HELLO, OUTCOMES, PROTOCOL, Introduction
-from contracts.stacks.running import Failed, Running
 
 TIMEOUT_S = 60.0
 LIMIT_BYTES = 32 * 2**20  # the groups of 65 536 ranks on nine axes take 4 MiB

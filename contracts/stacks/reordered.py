@@ -10,16 +10,16 @@ import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from contracts.stacks.reference.answers.blocks import BlocksSide
-from contracts.stacks.reference.answers.model import ModelSide
-from contracts.stacks.reference.answers.training import TrainingSide
+from contracts.stacks.reference.answers.blocks import BlockAnswers
+from contracts.stacks.reference.answers.model import ModelAnswers
+from contracts.stacks.reference.answers.training import TrainingAnswers
 from contracts.stacks.reference.stack import Reference
 
 if TYPE_CHECKING:
     from contracts.instruments.reorder import Order
 
 
-COMPUTES = BlocksSide.QUESTIONS | ModelSide.QUESTIONS | TrainingSide.QUESTIONS
+COMPUTES = BlockAnswers.QUESTIONS | ModelAnswers.QUESTIONS | TrainingAnswers.QUESTIONS
 """The questions whose answers are sums. What a compiler makes has an order of its own; the others add nothing up."""
 
 

@@ -19,16 +19,16 @@ from contracts.instruments.mamba_ssm_worker import on_the_cpu
 from contracts.spec.blocks import BlockCall, BlockRun
 from contracts.spec.seams import Seam
 from contracts.stacks.reference.answers import blocks as branch
-from contracts.stacks.reference.parts import PARTS
-from contracts.stacks.reference.sites import equipped
+from contracts.stacks.reference.kernels.substitution import substitute_kernels
+from contracts.stacks.reference.model.parts import PARTS
 from contracts.stacks.reference.stack import Reference
 
 
 def run(call: BlockCall, kernel: str) -> BlockRun:
-    held = branch.loaded(call, PARTS)
+    held = branch.build_block(call, PARTS)
     seam = Seam(site="scan", requested="mamba-ssm", actual=kernel)  # type: ignore[arg-type]
-    ran = equipped(held, call.recipe, (seam,))
-    found = branch.called(held, lambda *given: branch.through(held, *given), call, PARTS)
+    ran = substitute_kernels(held, call.recipe, (seam,))
+    found = branch.run_call(held, lambda *given: branch.forward_block(held, *given), call, PARTS)
     return replace(found, kernels=ran)
 
 

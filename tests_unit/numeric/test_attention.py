@@ -17,8 +17,8 @@ from contracts.instruments.oracles import attention as oracle
 from contracts.spec.errors import Refused
 from contracts.spec.recipe import Dsa, Mla, Recipe
 from contracts.spec.tolerance import FLOAT64
-from contracts.stacks.reference.blocks.common import packing
-from contracts.stacks.reference.parts import PARTS
+from contracts.stacks.reference.model.blocks.common import packing
+from contracts.stacks.reference.model.parts import PARTS
 from contracts.stacks.reference.stack import Reference
 
 pytestmark = pytest.mark.unit

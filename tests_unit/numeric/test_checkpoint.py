@@ -24,10 +24,10 @@ from contracts.checks.numeric.resume import SHORT
 from contracts.spec import codec
 from contracts.spec.errors import Refused
 from contracts.spec.training import Session, Step
-from contracts.stacks.reference import randomness
-from contracts.stacks.reference.checkpoints import saved_manifest
-from contracts.stacks.reference.checkpoints.checkpoint import Checkpoints, State
-from contracts.stacks.reference.checkpoints.saved_manifest import Held, Manifest, Piece
+from contracts.stacks.reference.checkpoint import manifest as manifests
+from contracts.stacks.reference.checkpoint import rng_state
+from contracts.stacks.reference.checkpoint.checkpoint import Checkpoints, State
+from contracts.stacks.reference.checkpoint.manifest import Manifest, Piece, StoredTensor
 from contracts.stacks.reference.stack import Reference
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.uint8, torch.bool)
@@ -110,11 +110,11 @@ def test_a_manifest_whose_pieces_do_not_cover_a_tensor_is_not_written() -> None:
     """What a rank that died did not write would come back as what lay in memory."""
     piece = Piece(offsets=(0, 0), sizes=(2, 3), file="shard-00000-00000.bin", start=0)
     lacking = Manifest(
-        step=1, save="a", recipe="", position={}, tensors={"w": Held(dtype="float32", shape=(4, 3), pieces=(piece,))},
-        files={},
+        step=1, save="a", recipe="", position={}, files={},
+        tensors={"w": StoredTensor(dtype="float32", shape=(4, 3), pieces=(piece,))},
     )  # fmt: skip
     with pytest.raises(Refused, match=r"w = \(4, 3\): is not covered"):
-        saved_manifest.text_of(lacking)
+        manifests.to_text(lacking)
 
 
 @pytest.mark.unit
@@ -126,10 +126,10 @@ def test_generators_go_on_where_they_were() -> None:
 
     random.gauss(0, 1)  # a second number waits in two of them
     numpy.random.standard_normal(1)
-    states = randomness.capture()
+    states = rng_state.capture()
     first = draw()
     draw()
-    randomness.restore(states)
+    rng_state.restore(states)
     assert draw() == first
 
 

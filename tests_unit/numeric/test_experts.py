@@ -18,9 +18,9 @@ from contracts.instruments import fixtures, numerics
 from contracts.instruments.oracles import experts as oracle
 from contracts.spec.recipe import Moe, Recipe
 from contracts.spec.tolerance import EXACT, FLOAT64
-from contracts.stacks.reference.blocks.common import packing
-from contracts.stacks.reference.blocks.experts import MoE
-from contracts.stacks.reference.parts import PARTS
+from contracts.stacks.reference.model.blocks.common import packing
+from contracts.stacks.reference.model.blocks.moe import MoE
+from contracts.stacks.reference.model.parts import PARTS
 from contracts.stacks.reference.stack import Reference
 
 pytestmark = pytest.mark.unit

@@ -15,7 +15,7 @@ from contracts.contract import LAW
 from contracts.court.judge import judge
 from contracts.mutants.numeric._exchanged import Exchanged
 from contracts.spec.blocks import BlockCall, BlockRun
-from contracts.stacks.reference.blocks.experts import Router, Routing
+from contracts.stacks.reference.model.blocks.moe import Router, Routing
 
 pytestmark = pytest.mark.unit
 

@@ -18,11 +18,11 @@ from contracts.instruments import fixtures
 from contracts.instruments.oracles import mamba as oracle
 from contracts.spec.errors import Refused
 from contracts.spec.recipe import Mamba, Recipe
-from contracts.stacks.reference.blocks.common import packing
-from contracts.stacks.reference.blocks.mamba import Mamba2
-from contracts.stacks.reference.blocks.mamba3 import Mamba3
-from contracts.stacks.reference.blocks.scan import chunked_scan
-from contracts.stacks.reference.parts import PARTS
+from contracts.stacks.reference.model.blocks.chunked_scan import chunked_scan
+from contracts.stacks.reference.model.blocks.common import packing
+from contracts.stacks.reference.model.blocks.mamba2 import Mamba2
+from contracts.stacks.reference.model.blocks.mamba3 import Mamba3
+from contracts.stacks.reference.model.parts import PARTS
 from contracts.stacks.reference.stack import Reference
 
 pytestmark = pytest.mark.unit

@@ -14,7 +14,7 @@ from contracts.checks.numeric._recipes import SMALL
 from contracts.instruments import fixtures
 from contracts.instruments.oracles import mlp as oracle
 from contracts.spec.recipe import Recipe
-from contracts.stacks.reference.parts import PARTS
+from contracts.stacks.reference.model.parts import PARTS
 from contracts.stacks.reference.stack import Reference
 
 pytestmark = pytest.mark.unit

@@ -22,10 +22,10 @@ from contracts.spec.errors import Refused
 from contracts.spec.recipe import INERT, Dsa, Mhc, Mtp, Recipe
 from contracts.spec.tolerance import FLOAT64, FLOAT64_SCAN
 from contracts.spec.training import Execution
-from contracts.stacks.reference.blocks.common import packing
-from contracts.stacks.reference.initial import Initial
-from contracts.stacks.reference.parts import PARTS
-from contracts.stacks.reference.prediction import IGNORED, ahead
+from contracts.stacks.reference.model.blocks.common import packing
+from contracts.stacks.reference.model.init import Initializer
+from contracts.stacks.reference.model.mtp import IGNORED, shift_left
+from contracts.stacks.reference.model.parts import PARTS
 from contracts.stacks.reference.stack import Reference
 
 STACK = Reference()
@@ -72,10 +72,10 @@ def test_mixing_is_doubly_stochastic_and_exact_on_columns(streams: int, scale: f
 def test_the_value_ahead_stays_within_row_and_document() -> None:
     values, documents = torch.tensor([[10, 11, 12, 13, 14]]), torch.tensor([[0, 0, 0, 1, 1]])
     packed = packing(values, documents)
-    assert ahead(values, packed, 1, IGNORED).tolist() == [[11, 12, -100, 14, -100]]
-    assert ahead(values, packed, 2, IGNORED).tolist() == [[12, -100, -100, -100, -100]]
-    assert ahead(values, packed, 5, IGNORED).tolist() == [[-100] * 5]
-    assert ahead(values, packed, 9, IGNORED).tolist() == [[-100] * 5]
+    assert shift_left(values, packed, 1, IGNORED).tolist() == [[11, 12, -100, 14, -100]]
+    assert shift_left(values, packed, 2, IGNORED).tolist() == [[12, -100, -100, -100, -100]]
+    assert shift_left(values, packed, 5, IGNORED).tolist() == [[-100] * 5]
+    assert shift_left(values, packed, 9, IGNORED).tolist() == [[-100] * 5]
 
 
 @pytest.mark.unit
@@ -113,7 +113,7 @@ def test_the_flagship_is_built_at_its_true_size_in_seconds_and_without_its_memor
 
 @pytest.mark.unit
 def test_initial_scales_are_those_of_gpt_2() -> None:
-    drawn = Initial(SMALL)
+    drawn = Initializer(SMALL)
     assert float(drawn.tensor("layers.0.mixer.wq.weight", (200, 200)).std()) == pytest.approx(0.02, rel=0.02)
     for name in ("mixer.wo.weight", "mixer.shared.w2.weight", "mixer.experts.w2"):
         std = float(drawn.tensor(f"layers.0.{name}", (200, 200)).std())

@@ -17,7 +17,8 @@ from contracts.spec.messages import Message
 from contracts.spec.recipe import Mtp, Recipe
 from contracts.spec.topology import Degrees
 from contracts.spec.training import Execution
-from contracts.stacks.reference.answers.model import made
+from contracts.stacks.reference.model.build import build_model
+from contracts.stacks.reference.model.parts import PARTS
 from contracts.stacks.reference.parallel.pipeline import (
     Chunks,
     Piece,
@@ -27,7 +28,6 @@ from contracts.stacks.reference.parallel.pipeline import (
     refuse_microbatches,
     staged,
 )
-from contracts.stacks.reference.parts import PARTS
 
 pytestmark = pytest.mark.unit
 QUICK = settings(deadline=None, max_examples=40, derandomize=True)
@@ -63,10 +63,10 @@ def test_stages_have_every_parameter_and_share_the_embedding_where_it_is_read_tw
         SMALL, pattern="AE|M|RA", depth=5, untied_embeddings=not tied, mtp=Mtp(depth=ahead) if ahead else None
     )
     execution = Execution(world=3, degrees=Degrees(pp=3), microbatches=3)
-    whole = {name: each.shape for name, each in made(recipe, Execution(), PARTS).named_parameters()}
+    whole = {name: each.shape for name, each in build_model(recipe, Execution(), PARTS).named_parameters()}
     found: list[str] = []
     for piece in pieces(recipe, execution):
-        stage = made(recipe, Execution(), replace(PARTS, model=staged(PARTS.model, piece)))
+        stage = build_model(recipe, Execution(), replace(PARTS, model=staged(PARTS.model, piece)))
         names = {name: each.shape for name, each in Chunks([stage]).named_parameters()}
         assert names.items() <= whole.items()
         found += names
@@ -101,7 +101,9 @@ def test_what_goes_with_a_stream_gets_a_gradient_of_one() -> None:
 
 def test_the_first_stage_has_its_layers_under_their_numbers_and_no_output() -> None:
     piece = Piece(stage=0, stages=2, layers=range(2))
-    stage = made(replace(SMALL, pattern="AE|M", depth=3), Execution(), replace(PARTS, model=staged(PARTS.model, piece)))
+    stage = build_model(
+        replace(SMALL, pattern="AE|M", depth=3), Execution(), replace(PARTS, model=staged(PARTS.model, piece))
+    )
     assert isinstance(stage, Stage)
     assert list(stage.layers) == ["0", "1"]
     assert stage.head is None

@@ -14,7 +14,7 @@ from contracts.instruments import fixtures, numerics
 from contracts.instruments.oracles import low_precision as oracle
 from contracts.spec.recipe import Fp8
 from contracts.spec.tolerance import FLOAT64
-from contracts.stacks.reference.blocks.low_precision import DTYPES, HISTORY, LARGEST, Format, Product
+from contracts.stacks.reference.model.blocks.fp8 import DTYPES, HISTORY, LARGEST, Format, Fp8Matmul
 
 pytestmark = pytest.mark.unit
 
@@ -34,7 +34,7 @@ BY_HAND: dict[tuple[Format, float], float] = {
 @pytest.mark.parametrize(("form", "value"), BY_HAND)
 def test_numbers_are_rounded_as_worked_out_by_hand(form: Format, value: float) -> None:
     single = torch.tensor([[value]], dtype=torch.float64)
-    cast = Product(Fp8()).cast(single, form).double()
+    cast = Fp8Matmul(Fp8()).cast(single, form).double()
     assert (cast.item(), oracle.rounded(single, form).item()) == (BY_HAND[form, value], BY_HAND[form, value])
 
 
@@ -44,14 +44,14 @@ def test_every_number_of_a_format_is_kept(form: Format) -> None:
     finite = every[every.abs() <= LARGEST[form]].double()
     assert len(finite) == {"e4m3": 254, "e5m2": 248}[form]  # 256 less NaN, and the infinities of e5m2
     assert torch.equal(oracle.rounded(finite, form), finite)
-    assert torch.equal(Product(Fp8()).cast(finite, form).double(), finite)
+    assert torch.equal(Fp8Matmul(Fp8()).cast(finite, form).double(), finite)
 
 
 @given(values=st.lists(st.floats(-1e6, 1e6, width=32), min_size=1, max_size=40), form=st.sampled_from(FORMATS))
 @SETTINGS
 def test_a_drawn_number_is_rounded_as_the_definition_rounds_it(values: list[float], form: Format) -> None:
     drawn = torch.tensor(values, dtype=torch.float64)
-    assert torch.equal(Product(Fp8()).cast(drawn, form).double(), oracle.rounded(drawn, form))
+    assert torch.equal(Fp8Matmul(Fp8()).cast(drawn, form).double(), oracle.rounded(drawn, form))
 
 
 @given(
@@ -65,7 +65,7 @@ def test_a_product_is_its_definition_in_every_shape(
     """Rows and columns differ by powers of ten up to `spread`, so that a block is not like its neighbour."""
     rows, inputs, outputs = shape
     fp8 = Fp8(scaling=scaling, format=form)
-    product = Product(fp8).double()
+    product = Fp8Matmul(fp8).double()
     if product.delayed:
         product.scale.copy_(torch.tensor([[30.0], [50.0], [1000.0]]))
     x_SI, weight_OI, dy_SO = (
@@ -92,7 +92,7 @@ def passed(y_SO: Tensor, dy_SO: Tensor, *leaves: Tensor) -> tuple[Tensor, ...]:
 
 def test_a_block_of_mxfp8_has_the_scale_worked_out_by_hand() -> None:
     """amax 5 and 448 / 5 = 89.6: the power of two below is 64; amax 7 gives 64, and 64 · 7 = 448 just fits."""
-    product = Product(Fp8(scaling="mxfp8"))
+    product = Fp8Matmul(Fp8(scaling="mxfp8"))
     t_RC = torch.full((1, 64), 0.5)
     t_RC[0, 3], t_RC[0, 40] = -5.0, 7.0
     scale = product.scale_of(t_RC, 0, 1, 0)
@@ -102,7 +102,7 @@ def test_a_block_of_mxfp8_has_the_scale_worked_out_by_hand() -> None:
 
 
 def test_a_ring_forgets_an_outlier_after_its_length() -> None:
-    product = Product(Fp8(scaling="delayed"))
+    product = Fp8Matmul(Fp8(scaling="delayed"))
     seen = []
     for step in range(HISTORY + 1):
         product.record(torch.tensor([[1000.0 if step == 0 else 2.0]]), 0, 0)
@@ -114,5 +114,5 @@ def test_a_ring_forgets_an_outlier_after_its_length() -> None:
 def test_a_product_in_bfloat16_is_rounded_once() -> None:
     """Sums are float32: 257 products of 1 and 1 are 257 before they become bfloat16's 256."""
     ones = torch.ones(1, 257, dtype=torch.bfloat16)
-    assert Product(Fp8())(ones, torch.ones(1, 257)).item() == 256.0
-    assert Product(Fp8())(ones.float(), torch.ones(1, 257)).item() == 257.0
+    assert Fp8Matmul(Fp8())(ones, torch.ones(1, 257)).item() == 256.0
+    assert Fp8Matmul(Fp8())(ones.float(), torch.ones(1, 257)).item() == 257.0

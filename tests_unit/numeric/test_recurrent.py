@@ -16,9 +16,9 @@ from contracts.checks.numeric._scans import Fed
 from contracts.instruments import fixtures
 from contracts.instruments.oracles import recurrent as oracle
 from contracts.spec.recipe import Mamba
-from contracts.stacks.reference.blocks.common import packing
-from contracts.stacks.reference.blocks.recurrent import M2RNN
-from contracts.stacks.reference.parts import PARTS
+from contracts.stacks.reference.model.blocks.common import packing
+from contracts.stacks.reference.model.blocks.m2rnn import M2RNN
+from contracts.stacks.reference.model.parts import PARTS
 from contracts.stacks.reference.stack import Reference
 
 pytestmark = pytest.mark.unit

@@ -15,7 +15,7 @@ import torch
 from contracts.court.ranks import environment
 from contracts.harness.child import descendants
 from contracts.instruments import numerics
-from contracts.stacks.reference.checkpoints.checkpoint import Checkpoints, State
+from contracts.stacks.reference.checkpoint.checkpoint import Checkpoints, State
 
 pytestmark = pytest.mark.torchrun
 

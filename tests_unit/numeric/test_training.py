@@ -31,13 +31,13 @@ from contracts.spec.recipe import Batch, Data, Mode, Optim, Recipe
 from contracts.spec.tolerance import FLOAT64, FLOAT64_SCAN
 from contracts.spec.training import Execution
 from contracts.stacks.reference import train
-from contracts.stacks.reference.checkpoints.checkpoint import Checkpoints
-from contracts.stacks.reference.data import Corpus, Ledger, permuted
-from contracts.stacks.reference.launching.launch import launch
-from contracts.stacks.reference.optimizer import Member, Optimizer, orthogonal
-from contracts.stacks.reference.schedule import learning_rate
-from contracts.stacks.reference.told import Ranks, joined
-from contracts.stacks.reference.trainer import Trainer
+from contracts.stacks.reference.checkpoint.checkpoint import Checkpoints
+from contracts.stacks.reference.data import Corpus, DataOrder, feistel_permutation
+from contracts.stacks.reference.launch.launch import launch
+from contracts.stacks.reference.optim.optimizer import Member, Optimizer, orthogonalise
+from contracts.stacks.reference.optim.schedule import learning_rate
+from contracts.stacks.reference.training.run_facts import RankReporter, merge_backends
+from contracts.stacks.reference.training.trainer import Trainer
 
 torch.set_num_threads(1)
 few = settings(deadline=None, max_examples=20, derandomize=True)
@@ -49,16 +49,16 @@ few = settings(deadline=None, max_examples=20, derandomize=True)
 @given(rows=st.integers(1, 9), columns=st.integers(1, 9), stack=st.integers(1, 3), seed=st.integers(0, 99))
 def test_newton_schulz_acts_on_singular_values_alone(rows: int, columns: int, stack: int, seed: int) -> None:
     matrices = fixtures.normal("matrix", (stack, rows, columns), seed=seed)
-    turned = orthogonal(matrices)
+    turned = orthogonalise(matrices)
     for each, whole in zip(turned, matrices, strict=True):
         assert not numerics.apart("it", each, oracle.newton_schulz(whole), FLOAT64_SCAN)
-    assert not numerics.apart("a transposed one", orthogonal(matrices.mT), turned.mT, FLOAT64_SCAN)
+    assert not numerics.apart("a transposed one", orthogonalise(matrices.mT), turned.mT, FLOAT64_SCAN)
     assert float(torch.linalg.matrix_norm(turned, 2).max()) < 1.3
 
 
 @pytest.mark.unit
 def test_a_matrix_without_gradient_is_turned_into_zeros() -> None:
-    assert not bool(orthogonal(torch.zeros(2, 3, 4)).any())
+    assert not bool(orthogonalise(torch.zeros(2, 3, 4)).any())
 
 
 @pytest.mark.unit
@@ -138,14 +138,14 @@ def test_a_rate_rises_then_falls_and_ends_where_it_should(kind: str, warmup: int
 @few
 @given(size=st.integers(1, 300), key=st.binary(max_size=8))
 def test_a_permutation_meets_every_place_once(size: int, key: bytes) -> None:
-    assert sorted(permuted(index, size, key) for index in range(size)) == list(range(size))
+    assert sorted(feistel_permutation(index, size, key) for index in range(size)) == list(range(size))
 
 
 @pytest.mark.unit
 @few
 @given(size=st.integers(1, 40), dp=st.integers(1, 4), share=st.integers(1, 5), steps=st.integers(1, 9))
 def test_ranks_and_steps_consume_whole_epochs(size: int, dp: int, share: int, steps: int) -> None:
-    ledger, total = Ledger(size, 7), dp * share
+    ledger, total = DataOrder(size, 7), dp * share
     taken = [id for step in range(steps) for rank in range(dp) for id in ledger.of_rank(step * total, total, rank, dp)]
     counts = Counter(taken)
     epochs, rest = divmod(len(taken), size)
@@ -264,13 +264,13 @@ def test_a_run_that_fails_leaves_a_receipt_that_says_so(tmp_path: Path) -> None:
     assert (receipt["ending"], receipt["exit_code"], receipt["failure"]) == ("failed", 1, "RuntimeError: out of luck")
 
 
-class _Breaks(Ranks):
+class _Breaks(RankReporter):
     """The second step fails on this rank, which is the second of two as far as its receipt is named."""
 
     mark = "-rank00001"
 
-    def clocked(self, step: Callable[[], Any]) -> tuple[Any, float]:
-        done = super().clocked(step)
+    def timed_step(self, step: Callable[[], Any]) -> tuple[Any, float]:
+        done = super().timed_step(step)
         if done[0].number == 2:
             raise RuntimeError("out of luck")
         return done
@@ -296,7 +296,7 @@ def test_backends_of_ranks_that_differ_are_told_by_rank() -> None:
     grouped = Backend(part="experts", requested="torch-grouped", actual="torch-grouped")
     alone = replace(grouped, actual="native", reason="sm_70")
     scan = Backend(part="scan", requested="native", actual="native")
-    said = joined([(grouped, scan), (alone, scan), (grouped, scan)])
+    said = merge_backends([(grouped, scan), (alone, scan), (grouped, scan)])
     assert said[1] == scan
     assert said[0].actual == "torch-grouped on rank 0, 2; native on rank 1"
     assert (said[0].requested, said[0].reason) == ("torch-grouped", "sm_70")

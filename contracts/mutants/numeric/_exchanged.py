@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from contracts.stacks.reference.parts import Parts
+from contracts.stacks.reference.model.parts import Parts
 from contracts.stacks.reference.stack import Reference
 
 

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from contracts.spec.recipe import Recipe
-from contracts.stacks.reference.blocks.common import Packing
-from contracts.stacks.reference.blocks.mamba import CausalConv, GatedNorm, Mamba2
+from contracts.stacks.reference.model.blocks.common import Packing
+from contracts.stacks.reference.model.blocks.mamba2 import CausalConv, GatedNorm, Mamba2
 
 Y, GRADIENT = "y differs: ", "the gradient of "
 

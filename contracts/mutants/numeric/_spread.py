@@ -9,14 +9,14 @@ from typing import Any, ClassVar
 import torch.distributed as dist
 from torch import nn
 
-from contracts.stacks.reference.blocks.common import Output
-from contracts.stacks.reference.blocks.experts import MoE
-from contracts.stacks.reference.model import Model
-from contracts.stacks.reference.parallel.collectives import gathered
+from contracts.stacks.reference.model.blocks.common import Output
+from contracts.stacks.reference.model.blocks.moe import MoE
+from contracts.stacks.reference.model.hybrid_model import Model
+from contracts.stacks.reference.model.parts import Parts
+from contracts.stacks.reference.parallel.collectives import all_gather
 from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer, ShardedOptimizer
-from contracts.stacks.reference.parts import Parts
 from contracts.stacks.reference.stack import Reference
-from contracts.stacks.reference.trainer import Trainer
+from contracts.stacks.reference.training.trainer import Trainer
 
 
 class Spread(Reference):
@@ -51,7 +51,7 @@ class GathersFirst(ParallelTrainer):
         group = self.mesh.group("tp")
 
         def before(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-            return (gathered(args[0], 1, group), *args[1:])
+            return (all_gather(args[0], 1, group), *args[1:])
 
         def behind(_: nn.Module, args: tuple[Any, ...], out: Output) -> Output:
             return out._replace(y_BTD=out.y_BTD.chunk(self.execution.degrees.tp, dim=1)[dist.get_rank(group)])

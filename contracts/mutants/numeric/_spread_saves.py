@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from contracts.mutants.numeric._exchanged import Exchanged
-from contracts.stacks.reference.optimizer import Optimizer
+from contracts.stacks.reference.optim.optimizer import Optimizer
 from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from contracts.stacks.reference.parallel.pipeline import Pipeline, Stage
 from contracts.stacks.reference.parallel.pipeline_trainer import PipelineTrainer
 from contracts.stacks.reference.stack import Reference
-from contracts.stacks.reference.trainer import Batch
+from contracts.stacks.reference.training.trainer import Batch
 
 
 class Staged(Reference):

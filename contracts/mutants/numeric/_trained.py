@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from contracts.stacks.reference.optimizer import Optimizer
+from contracts.stacks.reference.optim.optimizer import Optimizer
 from contracts.stacks.reference.stack import Reference
-from contracts.stacks.reference.trainer import Trainer
+from contracts.stacks.reference.training.trainer import Trainer
 
 
 class Trained(Reference):

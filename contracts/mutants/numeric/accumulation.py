@@ -11,12 +11,12 @@ from contracts.contract import mutant
 from contracts.mutants.numeric._exchanged import Exchanged
 from contracts.mutants.numeric._trained import Trained
 from contracts.stacks.reference.data import IGNORED
-from contracts.stacks.reference.model import Forward, Model
-from contracts.stacks.reference.trainer import Batch, Trainer
+from contracts.stacks.reference.model.hybrid_model import Model, ModelOutput
+from contracts.stacks.reference.training.trainer import Batch, Trainer
 
 
 class _MeanOfMeans(Trainer):
-    def accumulate(self, micro: Batch, counts: Mapping[str, Tensor]) -> Forward:
+    def accumulate(self, micro: Batch, counts: Mapping[str, Tensor]) -> ModelOutput:
         parts = self.execution.microbatches
         own = {name: each.clamp(min=1) * parts for name, each in self.count(micro).items()}
         out = super().accumulate(micro, own)
@@ -32,7 +32,7 @@ class TakesTheMeanOfMeans(Trained):
 
 
 class _MeanOverNothing(Trainer):
-    def accumulate(self, micro: Batch, counts: Mapping[str, Tensor]) -> Forward:
+    def accumulate(self, micro: Batch, counts: Mapping[str, Tensor]) -> ModelOutput:
         parts = self.execution.microbatches
         own = {name: each * parts for name, each in self.count(micro).items()}
         out = super().accumulate(micro, own)
@@ -47,7 +47,7 @@ class DividesByNoLabels(Trained):
 
 
 class _MeanOfSequences(Trainer):
-    def accumulate(self, micro: Batch, counts: Mapping[str, Tensor]) -> Forward:
+    def accumulate(self, micro: Batch, counts: Mapping[str, Tensor]) -> ModelOutput:
         held = [torch.split(each, 1) for each in micro if each is not None]
         pieces = [Batch(*piece) for piece in zip(*held, strict=True)]
         rows = float(counts["aux"])
@@ -71,7 +71,7 @@ class DividesOnlyTheMainLoss(Trained):
     """Auxiliary losses are added for each microbatch as they come, and grow with their number."""
 
     class trains(Trainer):  # noqa: N801  # the attribute that the base asks for
-        def accumulate(self, micro: Batch, counts: Mapping[str, Tensor]) -> Forward:
+        def accumulate(self, micro: Batch, counts: Mapping[str, Tensor]) -> ModelOutput:
             return super().accumulate(micro, {**counts, "z": self.count(micro)["z"]})
 
         def total(self, parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
@@ -84,7 +84,7 @@ class DividesAuxTwice(Trained):
     """The balance loss is divided by the window's sequences and once more by the microbatches."""
 
     class trains(Trainer):  # noqa: N801
-        def accumulate(self, micro: Batch, counts: Mapping[str, Tensor]) -> Forward:
+        def accumulate(self, micro: Batch, counts: Mapping[str, Tensor]) -> ModelOutput:
             parts = self.execution.microbatches
             out = super().accumulate(micro, {**counts, "aux": counts["aux"] * parts})
             return out._replace(sums={**out.sums, "aux": out.sums["aux"] / parts})
@@ -107,7 +107,7 @@ class ZeroesInsideTheWindow(Trained):
     """zero_grad stands inside the loop: the step is that of the last microbatch."""
 
     class trains(Trainer):  # noqa: N801
-        def accumulate(self, micro: Batch, counts: Mapping[str, Tensor]) -> Forward:
+        def accumulate(self, micro: Batch, counts: Mapping[str, Tensor]) -> ModelOutput:
             self.optimizer.zero()
             return super().accumulate(micro, counts)
 
@@ -117,7 +117,7 @@ class KeepsTheFirstMicrobatchAlone(Trained):
     """Gradients of later microbatches are dropped on their way to where the optimizer keeps them."""
 
     class trains(Trainer):  # noqa: N801
-        def accumulate(self, micro: Batch, counts: Mapping[str, Tensor]) -> Forward:
+        def accumulate(self, micro: Batch, counts: Mapping[str, Tensor]) -> ModelOutput:
             held = {name: p.grad.clone() for name, p in self.model.named_parameters() if p.grad is not None}
             out = super().accumulate(micro, counts)
             for name, parameter in self.model.named_parameters():
@@ -131,7 +131,7 @@ class CountsPredictionHeadsByTheMainLabels(Trained):
     """The heads' losses are divided by each microbatch's own labels."""
 
     class trains(Trainer):  # noqa: N801
-        def accumulate(self, micro: Batch, counts: Mapping[str, Tensor]) -> Forward:
+        def accumulate(self, micro: Batch, counts: Mapping[str, Tensor]) -> ModelOutput:
             own = {name: each for name, each in self.count(micro).items() if name.startswith("mtp")}
             parts = self.execution.microbatches
             out = super().accumulate(micro, {**counts, **{name: each * parts for name, each in own.items()}})
@@ -144,11 +144,11 @@ class SkipsMicrobatchesWithoutLabels(Trained):
     """A microbatch without labels is skipped against a division by zero, and its routing is not balanced."""
 
     class trains(Trainer):  # noqa: N801
-        def accumulate(self, micro: Batch, counts: Mapping[str, Tensor]) -> Forward:
+        def accumulate(self, micro: Batch, counts: Mapping[str, Tensor]) -> ModelOutput:
             if bool((micro.labels_BT != IGNORED).any()):
                 return super().accumulate(micro, counts)
             with torch.no_grad():
-                out: Forward = self.model(*micro)
+                out: ModelOutput = self.model(*micro)
             return out._replace(sums={name: torch.zeros_like(each) for name, each in out.sums.items()})
 
 
@@ -162,7 +162,7 @@ class DividesByPositions(Trained):
 
 
 class _KeepsPositions(Model):
-    def forward(self, tokens_BT: Tensor, labels_BT: Tensor, documents_BT: Tensor | None = None) -> Forward:
+    def forward(self, tokens_BT: Tensor, labels_BT: Tensor, documents_BT: Tensor | None = None) -> ModelOutput:
         documents_BT = self.first if self.first is not None and documents_BT is not None else documents_BT
         assert documents_BT is not None
         self.first = documents_BT if self.first is None else self.first
@@ -182,7 +182,7 @@ class KeepsTheFirstMask(Exchanged):
 
 
 class _EachMicrobatch(Trainer):
-    def accumulate(self, micro: Batch, counts: Mapping[str, Tensor]) -> Forward:
+    def accumulate(self, micro: Batch, counts: Mapping[str, Tensor]) -> ModelOutput:
         out = super().accumulate(micro, counts)
         super().move_biases(out.seen)
         return out
@@ -224,7 +224,7 @@ class CountsTheLastMicrobatch(Trained):
     """The counter is overwritten by each microbatch instead of added to."""
 
     class trains(Trainer):  # noqa: N801
-        def accumulate(self, micro: Batch, counts: Mapping[str, Tensor]) -> Forward:
+        def accumulate(self, micro: Batch, counts: Mapping[str, Tensor]) -> ModelOutput:
             out = super().accumulate(micro, counts)
             self.last = out.seen
             return out

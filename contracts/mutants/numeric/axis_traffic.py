@@ -8,8 +8,8 @@ import torch.distributed as dist
 
 from contracts.contract import mutant
 from contracts.mutants.numeric._spread import GathersFirst, Spread
+from contracts.stacks.reference.model.parameter_roles import role_of
 from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer
-from contracts.stacks.reference.roles import role_of
 
 
 class _DenseForAll(ParallelTrainer):

@@ -11,8 +11,8 @@ from torch import Tensor
 from contracts.contract import mutant
 from contracts.mutants.numeric._exchanged import Exchanged
 from contracts.spec.recipe import Recipe
-from contracts.stacks.reference.blocks.common import Output, Packing, State
-from contracts.stacks.reference.blocks.experts import MoE, Router, Routing
+from contracts.stacks.reference.model.blocks.common import Output, Packing, State
+from contracts.stacks.reference.model.blocks.moe import MoE, Router, Routing
 
 
 class _TimesK(Router):

@@ -9,13 +9,13 @@ from torch import Tensor
 
 from contracts.contract import mutant
 from contracts.mutants.numeric._exchanged import Exchanged
-from contracts.stacks.reference.blocks.attention import Attention
-from contracts.stacks.reference.blocks.common import Packing
-from contracts.stacks.reference.blocks.experts import Experts
-from contracts.stacks.reference.blocks.mamba import Mamba2
-from contracts.stacks.reference.blocks.mamba3 import Mamba3
-from contracts.stacks.reference.blocks.mlp import Mlp
-from contracts.stacks.reference.blocks.recurrent import M2RNN
+from contracts.stacks.reference.model.blocks.attention import Attention
+from contracts.stacks.reference.model.blocks.common import Packing
+from contracts.stacks.reference.model.blocks.m2rnn import M2RNN
+from contracts.stacks.reference.model.blocks.mamba2 import Mamba2
+from contracts.stacks.reference.model.blocks.mamba3 import Mamba3
+from contracts.stacks.reference.model.blocks.mlp import Mlp
+from contracts.stacks.reference.model.blocks.moe import Experts
 
 THREEFOLD = "over 3 times the bound"
 

@@ -12,9 +12,9 @@ from torch import Tensor
 from contracts.contract import mutant
 from contracts.mutants.numeric._exchanged import Exchanged
 from contracts.spec.errors import Refusals, Refused
-from contracts.stacks.reference.checkpoints import saved_manifest
-from contracts.stacks.reference.checkpoints.checkpoint import Checkpoints, State
-from contracts.stacks.reference.checkpoints.saved_manifest import Manifest
+from contracts.stacks.reference.checkpoint import manifest as manifests
+from contracts.stacks.reference.checkpoint.checkpoint import Checkpoints, State
+from contracts.stacks.reference.checkpoint.manifest import Manifest
 
 
 class _JoinsFilesAsText(Checkpoints):
@@ -103,7 +103,7 @@ class CastsMoments(Exchanged):
 class _LoadsWhatItFinds(Checkpoints):
     def load(self, target: Mapping[str, Tensor], *, recipe: str = "", step: int | None = None) -> State:
         chosen = self.latest() if step is None else step
-        held = saved_manifest.read(self.folder / self.name_of(chosen or 0)).tensors
+        held = manifests.read(self.folder / self.name_of(chosen or 0)).tensors
         known = {n: each for n, each in target.items() if n in held and held[n].shape == tuple(each.shape)}
         return super().load(known, recipe=recipe, step=step)
 
@@ -184,7 +184,7 @@ class _AsksNoRecipe(Checkpoints):
     def load(self, target: Mapping[str, Tensor], *, recipe: str = "", step: int | None = None) -> State:
         chosen = self.latest() if step is None else step
         if chosen in self.steps():
-            recipe = saved_manifest.read(self.folder / self.name_of(chosen or 0)).recipe
+            recipe = manifests.read(self.folder / self.name_of(chosen or 0)).recipe
         return super().load(target, recipe=recipe, step=step)
 
 

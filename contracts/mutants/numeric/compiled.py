@@ -15,10 +15,10 @@ from contracts.spec.array import Arrays, Element
 from contracts.spec.compiling import AllowedBreak, CompiledPasses, Operation, Outcome
 from contracts.spec.recipe import Recipe
 from contracts.spec.training import Execution, Tokens
-from contracts.stacks.reference.blocks.attention import Attention
-from contracts.stacks.reference.blocks.common import Output, Packing, State
-from contracts.stacks.reference.blocks.experts import MoE, Router
-from contracts.stacks.reference.parts import Parts
+from contracts.stacks.reference.model.blocks.attention import Attention
+from contracts.stacks.reference.model.blocks.common import Output, Packing, State
+from contracts.stacks.reference.model.blocks.moe import MoE, Router
+from contracts.stacks.reference.model.parts import Parts
 from contracts.stacks.reference.stack import Reference
 
 
@@ -179,7 +179,7 @@ class MeetsBothAFallbackAndADecomposition(Exchanged):
     exchange = {"moe": _AddsByIndex}
 
     def parts(self) -> Parts:
-        if getattr(sys.modules["__main__"].__spec__, "name", "") == "contracts.stacks.reference.cold":
+        if getattr(sys.modules["__main__"].__spec__, "name", "") == "contracts.stacks.reference.answers.cold_compile":
             indexed.sabotage()  # the compiler of that interpreter, not of this one
         return super().parts()
 

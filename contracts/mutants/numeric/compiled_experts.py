@@ -8,7 +8,7 @@ from torch import Tensor
 from contracts.contract import mutant
 from contracts.mutants.numeric._exchanged import Exchanged
 from contracts.mutants.numeric.compiled import MeetsBothAFallbackAndADecomposition
-from contracts.stacks.reference.blocks.experts import MoE, Router
+from contracts.stacks.reference.model.blocks.moe import MoE, Router
 
 
 class _Averages(MoE):

@@ -13,8 +13,8 @@ from contracts.contract import mutant
 from contracts.instruments import graphs
 from contracts.mutants.numeric._spread import Spread
 from contracts.spec.topology import Degrees
-from contracts.stacks.reference.answers.model import made
-from contracts.stacks.reference.model import Model
+from contracts.stacks.reference.model.build import build_model
+from contracts.stacks.reference.model.hybrid_model import Model
 from contracts.stacks.reference.parallel import collectives
 from contracts.stacks.reference.parallel.mesh import TrainingMesh
 from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer, ShardedOptimizer
@@ -75,7 +75,7 @@ class WaitsForNobodyAtTheFifthStep(Spread):
 class _SumsOtherwiseCompiled(TensorParallel):
     def leave(self, y_BTD: Tensor) -> Tensor:
         compiling = torch.compiler.is_compiling() and not self.sequence
-        return super().leave(collectives.shared(y_BTD, self.group) if compiling else y_BTD)
+        return super().leave(collectives.copy_to_ranks(y_BTD, self.group) if compiling else y_BTD)
 
 
 @mutant(of="COMP-07", case="tp2", says="compiled, the gradient of")
@@ -154,7 +154,7 @@ class _InAnotherOrder(ParallelTrainer):
     def build(self) -> Model:
         self.mesh = TrainingMesh(self.execution)
         alone = replace(self.execution, degrees=Degrees(), world=1, fsdp=False, compile="none", recompute=False)
-        model = made(self.recipe, alone, self.parts)
+        model = build_model(self.recipe, alone, self.parts)
         taken = [step for step in self.order if wanted(step, model, self.execution, self.mesh)]
         for step in taken:
             step(model, self.execution, self.mesh, self.parts)

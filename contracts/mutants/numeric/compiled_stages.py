@@ -13,9 +13,9 @@ from torch import Tensor
 from contracts.contract import mutant
 from contracts.mutants.numeric._spread import Spread
 from contracts.mutants.numeric._staged import Staged
-from contracts.stacks.reference.model import Model
-from contracts.stacks.reference.parallel.collectives import exchanged
-from contracts.stacks.reference.parallel.expert_parallel import ExpertPeers, Experts
+from contracts.stacks.reference.model.hybrid_model import Model
+from contracts.stacks.reference.parallel.collectives import all_to_all
+from contracts.stacks.reference.parallel.expert_parallel import Experts, TokenDispatcher
 from contracts.stacks.reference.parallel.pipeline import Stage
 from contracts.stacks.reference.parallel.pipeline_trainer import PipelineTrainer
 from contracts.stacks.reference.parallel.tensor_parallel import SplitVocabulary, TensorParallel
@@ -80,9 +80,9 @@ class LosesTheGradientOfTheEmbedding(Spread):
     exchange = {"tensor_parallel": _EndsUnfinished}
 
 
-class _Inside(ExpertPeers):
+class _Inside(TokenDispatcher):
     def hand_back(self, y_RD: Tensor, sent: list[int], received: list[int]) -> Tensor:
-        return exchanged(y_RD, sent, received, self.ep)
+        return all_to_all(y_RD, sent, received, self.ep)
 
     def through(self, experts: Experts, x_SD: Tensor, counts_E: Tensor) -> Tensor:
         self.hand_back = super().hand_back  # type: ignore[method-assign]  # what was left out is put back
@@ -93,10 +93,10 @@ class _Inside(ExpertPeers):
 class CompilesWhatExpertsHandBack(Spread):
     """The list of what stays outside names a method that nothing calls any more."""
 
-    exchange = {"expert_peers": _Inside}
+    exchange = {"token_dispatcher": _Inside}
 
 
-class _Prints(ExpertPeers):
+class _Prints(TokenDispatcher):
     def with_all_parts(self, experts: Experts, x_RD: Tensor, counts_ne: Tensor) -> Tensor:
         torch._dynamo.graph_break()
         return super().with_all_parts(experts, x_RD, counts_ne)
@@ -106,4 +106,4 @@ class _Prints(ExpertPeers):
 class BreaksInFrontOfTheExperts(Spread):
     """Something that the compiler cannot take stands between the exchange and the experts of a rank."""
 
-    exchange = {"expert_peers": _Prints}
+    exchange = {"token_dispatcher": _Prints}

@@ -8,9 +8,9 @@ from torch import Tensor
 
 from contracts.contract import mutant
 from contracts.mutants.numeric._spread import Spread
-from contracts.stacks.reference.blocks.common import Packing
-from contracts.stacks.reference.blocks.row import Row
-from contracts.stacks.reference.blocks.scan import running_sum
+from contracts.stacks.reference.model.blocks.chunked_scan import running_sum
+from contracts.stacks.reference.model.blocks.common import Packing
+from contracts.stacks.reference.model.blocks.sequence import SequenceView
 from contracts.stacks.reference.parallel import collectives
 from contracts.stacks.reference.parallel.collectives import Group
 from contracts.stacks.reference.parallel.context_parallel import ContextParallel
@@ -19,7 +19,7 @@ from contracts.stacks.reference.parallel.context_parallel import ContextParallel
 # what a convolution looks back on
 class _Blank(ContextParallel):
     def past(self, u_BTx: Tensor, tokens: int, packing: Packing) -> Tensor:
-        return Row.past(self, u_BTx, tokens, packing)
+        return SequenceView.past(self, u_BTx, tokens, packing)
 
 
 @mutant(of="PAR-01g", case="cp2", says="lm is")
@@ -66,7 +66,7 @@ class LooksBackOneRankAtMost(Spread):
 
 class _OverTheWorld(ContextParallel):
     def tails(self, u_BTx: Tensor, tokens: int) -> Tensor:
-        return collectives.gathered(u_BTx[:, -tokens:], 1, dist.group.WORLD)
+        return collectives.all_gather(u_BTx[:, -tokens:], 1, dist.group.WORLD)
 
 
 @mutant(of="PAR-01g", case="cp2-dp2", says="on one rank", bugs=("PG-25",))
@@ -90,7 +90,7 @@ class LeavesTheGradientOfWhatIsLookedBackOn(Spread):
 
 # the state
 class _FromZero(ContextParallel):
-    def entering(self, left_Bx: Tensor, kept_Bx: Tensor, packing: Packing) -> Tensor:
+    def incoming_state(self, left_Bx: Tensor, kept_Bx: Tensor, packing: Packing) -> Tensor:
         return torch.zeros_like(left_Bx)
 
 
@@ -103,8 +103,8 @@ class ScansEachRunFromZero(Spread):
 
 
 class _StateWithoutGradient(ContextParallel):
-    def entering(self, left_Bx: Tensor, kept_Bx: Tensor, packing: Packing) -> Tensor:
-        return super().entering(left_Bx.detach(), kept_Bx.detach(), packing)
+    def incoming_state(self, left_Bx: Tensor, kept_Bx: Tensor, packing: Packing) -> Tensor:
+        return super().incoming_state(left_Bx.detach(), kept_Bx.detach(), packing)
 
 
 @mutant(of="PAR-01g", case="cp2", says="the gradient of", bugs=("SSM-18",))
@@ -131,8 +131,8 @@ class SendsTheStateInBfloat16(Spread):
 
 
 class _NothingFades(ContextParallel):
-    def entering(self, left_Bx: Tensor, kept_Bx: Tensor, packing: Packing) -> Tensor:
-        return super().entering(left_Bx, torch.ones_like(kept_Bx), packing)
+    def incoming_state(self, left_Bx: Tensor, kept_Bx: Tensor, packing: Packing) -> Tensor:
+        return super().incoming_state(left_Bx, torch.ones_like(kept_Bx), packing)
 
 
 @mutant(of="BLK-04t", case="cp4-short", says="lm is")
@@ -144,8 +144,8 @@ class AddsUpWhatRanksLeaveBehind(Spread):
 
 
 class _FadesTwice(ContextParallel):
-    def entering(self, left_Bx: Tensor, kept_Bx: Tensor, packing: Packing) -> Tensor:
-        return super().entering(left_Bx * kept_Bx, kept_Bx, packing)
+    def incoming_state(self, left_Bx: Tensor, kept_Bx: Tensor, packing: Packing) -> Tensor:
+        return super().incoming_state(left_Bx * kept_Bx, kept_Bx, packing)
 
 
 @mutant(of="BLK-04t", case="cp2", says="lm is")
@@ -204,7 +204,7 @@ class LeavesTheGradientOfTheRecurrence(Spread):
 class _TakesTheState(ContextParallel):
     def taken_over(self, state: Tensor | None, like_Bx: Tensor, packing: Packing) -> Tensor | None:
         taken = super().taken_over(state, like_Bx, packing)
-        return None if taken is None else collectives.weighed(taken, 0.5)
+        return None if taken is None else collectives.scale_gradient(taken, 0.5)
 
 
 @mutant(of="BLK-05j", case="cp2", says="the gradient of")

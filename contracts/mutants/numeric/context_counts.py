@@ -8,13 +8,13 @@ from torch import Tensor, nn
 
 from contracts.contract import mutant
 from contracts.mutants.numeric._spread import Spread, routed
-from contracts.stacks.reference.blocks.common import Output, Packing
-from contracts.stacks.reference.model import Forward, Model
+from contracts.stacks.reference.model.blocks.common import Output, Packing
+from contracts.stacks.reference.model.hybrid_model import Model, ModelOutput
+from contracts.stacks.reference.model.mtp import IGNORED, shift_left
 from contracts.stacks.reference.parallel import collectives
 from contracts.stacks.reference.parallel.context_parallel import ContextParallel
 from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer
-from contracts.stacks.reference.prediction import IGNORED, ahead
-from contracts.stacks.reference.trainer import Batch
+from contracts.stacks.reference.training.trainer import Batch
 
 
 # labels
@@ -38,7 +38,7 @@ class _LooksAheadWithin(Model):
         found = []
         own_BT, cut = self.row.own(tokens_BT), self.row.packing(pack)
         for depth, prediction in enumerate(self.mtp):
-            later_BT = ahead(own_BT, cut, depth + 1, IGNORED)
+            later_BT = shift_left(own_BT, cut, depth + 1, IGNORED)
             seen_BTD = self.embed(later_BT.clamp(min=0)) * self.vocabulary.here(later_BT >= 0).unsqueeze(-1)
             hidden_BTD = prediction(hidden_BTD, seen_BTD, cut)
             found.append(self.predict(prediction.norm(hidden_BTD)))  # type: ignore[operator]  # modules type as Tensor
@@ -66,7 +66,7 @@ class CountsLabelsOfARunForTheRow(Spread):
 
 
 class _MeansOfRuns(ParallelTrainer):
-    def accumulate(self, micro: Batch, counts: Mapping[str, Tensor]) -> Forward:
+    def accumulate(self, micro: Batch, counts: Mapping[str, Tensor]) -> ModelOutput:
         own = (self.model.row.own(micro.labels_BT) != IGNORED).sum() * self.execution.degrees.cp
         return super().accumulate(micro, {**counts, "lm": own})
 
@@ -126,7 +126,9 @@ class _WholeLossOfEach(ParallelTrainer):
         model, ranks = super().build(), self.execution.degrees.cp
 
         def whole(_: nn.Module, args: object, out: Output) -> Output:
-            return out._replace(losses={name: collectives.weighed(each, ranks) for name, each in out.losses.items()})
+            return out._replace(
+                losses={name: collectives.scale_gradient(each, ranks) for name, each in out.losses.items()}
+            )
 
         for moe in routed(model):
             moe.register_forward_hook(whole)
@@ -144,7 +146,7 @@ class _ToldByRuns(ParallelTrainer):
     def over_parts(self, values: dict[str, Tensor]) -> dict[str, Tensor]:
         own = {name: values[name] for name in ("z",) if name in values}
         return super().over_parts(values) | {
-            name: collectives.total(each, self.mesh.group("rows")) for name, each in own.items()
+            name: collectives.sum_over_ranks(each, self.mesh.group("rows")) for name, each in own.items()
         }
 
 

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from contracts.contract import mutant
 from contracts.mutants.numeric._spread import Spread, routed
 from contracts.spec.errors import refuse
-from contracts.stacks.reference.blocks.common import Packing, packing
-from contracts.stacks.reference.blocks.row import WHOLE
-from contracts.stacks.reference.model import Model
+from contracts.stacks.reference.model.blocks.common import Packing, packing
+from contracts.stacks.reference.model.blocks.sequence import WHOLE_SEQUENCE
+from contracts.stacks.reference.model.hybrid_model import Model
 from contracts.stacks.reference.parallel import collectives
 from contracts.stacks.reference.parallel.context_parallel import ContextParallel
 from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer, ShardedOptimizer
@@ -91,8 +91,8 @@ class NumbersDocumentsOnEachRankFromNought(Spread):
 
 
 class _GoesOnAlways(ContextParallel):
-    def goes_on(self, packing: Packing, rank: int) -> Tensor:
-        return torch.full_like(super().goes_on(packing, rank), rank > 0)
+    def continues_document(self, packing: Packing, rank: int) -> Tensor:
+        return torch.full_like(super().continues_document(packing, rank), rank > 0)
 
 
 @mutant(of="PAR-01g", case="cp2", says="lm is")
@@ -143,7 +143,7 @@ class _SumsTwice(ContextParallel):
     def every(self, x_BTx: Tensor) -> Tensor:
         if not x_BTx.is_floating_point():
             return super().every(x_BTx)
-        return collectives.shared(super().every(x_BTx), self.group)
+        return collectives.copy_to_ranks(super().every(x_BTx), self.group)
 
 
 @mutant(of="PAR-01g", case="cp2", says="the gradient of")
@@ -229,7 +229,7 @@ class _FillsSlotsByRun(ParallelTrainer):
     def build(self) -> Model:
         model = super().build()
         for moe in routed(model):
-            moe.row = WHOLE
+            moe.row = WHOLE_SEQUENCE
         return model
 
 

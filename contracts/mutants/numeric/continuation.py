@@ -10,15 +10,15 @@ from contracts.contract import mutant
 from contracts.mutants.numeric._exchanged import Exchanged
 from contracts.mutants.numeric._trained import Trained
 from contracts.spec.errors import refuse
-from contracts.stacks.reference.checkpoints import saved_manifest
-from contracts.stacks.reference.checkpoints.checkpoint import Checkpoints, State
-from contracts.stacks.reference.data import Ledger
-from contracts.stacks.reference.trainer import Trainer
+from contracts.stacks.reference.checkpoint import manifest as manifests
+from contracts.stacks.reference.checkpoint.checkpoint import Checkpoints, State
+from contracts.stacks.reference.data import DataOrder
+from contracts.stacks.reference.training.trainer import Trainer
 
 Position = Mapping[str, int]
 
 
-class _Skipping(Ledger):
+class _Skipping(DataOrder):
     offset, since = 0, 0
 
     def order(self, epoch: int, index: int) -> int:
@@ -26,12 +26,12 @@ class _Skipping(Ledger):
 
 
 class _SkipsInEveryEpoch(Trainer):
-    ledger_class = _Skipping
+    data_order_class = _Skipping
 
     def load(self, state: Mapping[str, Tensor], position: Position) -> None:
         super().load(state, position)
-        assert isinstance(self.ledger, _Skipping)
-        self.ledger.since, self.ledger.offset = divmod(self.consumed, self.ledger.size)
+        assert isinstance(self.data_order, _Skipping)
+        self.data_order.since, self.data_order.offset = divmod(self.consumed, self.data_order.size)
 
 
 @mutant(of="CKPT-01f", case="resumed-in-the-second-and-third", says="the samples are", bugs=("RSM-25",))
@@ -41,7 +41,7 @@ class SkipsInEveryEpoch(Trained):
     trains = _SkipsInEveryEpoch
 
 
-class _Recounting(Ledger):
+class _Recounting(DataOrder):
     first = 0
 
     def order(self, epoch: int, index: int) -> int:
@@ -49,12 +49,12 @@ class _Recounting(Ledger):
 
 
 class _CountsEpochsAnew(Trainer):
-    ledger_class = _Recounting
+    data_order_class = _Recounting
 
     def load(self, state: Mapping[str, Tensor], position: Position) -> None:
         super().load(state, position)
-        assert isinstance(self.ledger, _Recounting)
-        self.ledger.first = self.consumed // self.ledger.size
+        assert isinstance(self.data_order, _Recounting)
+        self.data_order.first = self.consumed // self.data_order.size
 
 
 @mutant(of="CKPT-01f", case="resumed-in-the-second-and-third", says="the samples are", bugs=("RSM-26", "DAT-02"))
@@ -81,7 +81,7 @@ class _AsksNoRecipe(Checkpoints):
     def load(self, target: Mapping[str, Tensor], *, recipe: str = "", step: int | None = None) -> State:
         latest = self.latest()
         if latest is not None:
-            recipe = saved_manifest.read(self.folder / self.name_of(latest)).recipe
+            recipe = manifests.read(self.folder / self.name_of(latest)).recipe
         return super().load(target, recipe=recipe, step=step)
 
 

@@ -12,15 +12,15 @@ from torch import Tensor
 from contracts.contract import mutant
 from contracts.mutants.numeric._exchanged import Exchanged
 from contracts.spec.errors import Refused
-from contracts.stacks.reference.checkpoints import saved_manifest
-from contracts.stacks.reference.checkpoints.checkpoint import Checkpoints, State
-from contracts.stacks.reference.checkpoints.saved_manifest import Manifest
+from contracts.stacks.reference.checkpoint import manifest as manifests
+from contracts.stacks.reference.checkpoint.checkpoint import Checkpoints, State
+from contracts.stacks.reference.checkpoint.manifest import Manifest
 
 
 class _NamesItFirst(Checkpoints):
     def publish(self, unfinished: Path, final: Path, manifest: Manifest) -> None:
         self.disk.rename(unfinished, final)
-        self.disk.write(final / saved_manifest.NAME, [saved_manifest.text_of(manifest)])
+        self.disk.write(final / manifests.NAME, [manifests.to_text(manifest)])
 
     def is_complete(self, step: int, path: Path) -> bool:
         return path.is_dir()

@@ -12,9 +12,9 @@ from torch import Tensor
 from contracts.contract import mutant
 from contracts.mutants.numeric._exchanged import Exchanged
 from contracts.spec.errors import Refusals, Refused, refuse
-from contracts.stacks.reference.checkpoints.checkpoint import Checkpoints, State
-from contracts.stacks.reference.checkpoints.saved_manifest import Manifest
-from contracts.stacks.reference.checkpoints.shards import ShardReader
+from contracts.stacks.reference.checkpoint.checkpoint import Checkpoints, State
+from contracts.stacks.reference.checkpoint.dcp_storage import ShardReader
+from contracts.stacks.reference.checkpoint.manifest import Manifest
 
 
 class _Believing(ShardReader):

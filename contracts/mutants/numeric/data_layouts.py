@@ -11,11 +11,11 @@ from torch.distributed.tensor import DTensor
 
 from contracts.contract import mutant
 from contracts.mutants.numeric._spread import Spread
-from contracts.stacks.reference.model import Forward
-from contracts.stacks.reference.parallel.collectives import total
+from contracts.stacks.reference.model.hybrid_model import ModelOutput
+from contracts.stacks.reference.model.parameter_roles import role_of
+from contracts.stacks.reference.parallel.collectives import sum_over_ranks
 from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer
-from contracts.stacks.reference.roles import role_of
-from contracts.stacks.reference.trainer import Batch
+from contracts.stacks.reference.training.trainer import Batch
 
 
 def _own(tensor: Tensor) -> Tensor:
@@ -158,7 +158,7 @@ class AveragesMeansOfUnequalRanks(Spread):
 
 class _CountsEverybody(ParallelTrainer):
     def over_rows(self, counts: dict[str, Tensor]) -> dict[str, Tensor]:
-        return {name: total(each, dist.group.WORLD) for name, each in counts.items()}
+        return {name: sum_over_ranks(each, dist.group.WORLD) for name, each in counts.items()}
 
 
 @mutant(of="PAR-01a", case="tp2", says="labels count", bugs=("DPS-38",))
@@ -208,7 +208,7 @@ class EveryRankReadsTheFirstRows(Spread):
 
 # windows of several microbatches
 class _ReducesEach(ParallelTrainer):
-    def accumulate(self, micro: Batch, counts: Mapping[str, Tensor]) -> Forward:
+    def accumulate(self, micro: Batch, counts: Mapping[str, Tensor]) -> ModelOutput:
         out = super().accumulate(micro, counts)
         super().reduce()
         return out
@@ -231,7 +231,7 @@ class _ReducesEarly(ParallelTrainer):
         self.left = self.execution.microbatches
         return super().step(batch, wanted, samples)
 
-    def accumulate(self, micro: Batch, counts: Mapping[str, Tensor]) -> Forward:
+    def accumulate(self, micro: Batch, counts: Mapping[str, Tensor]) -> ModelOutput:
         self.left -= 1
         if self.left == 0:
             super().reduce()
@@ -249,7 +249,7 @@ class AddsTheLastMicrobatchBehindTheReduction(Spread):
 
 
 class _ReducesFirst(_ReducesEarly):
-    def accumulate(self, micro: Batch, counts: Mapping[str, Tensor]) -> Forward:
+    def accumulate(self, micro: Batch, counts: Mapping[str, Tensor]) -> ModelOutput:
         out = ParallelTrainer.accumulate(self, micro, counts)
         if self.left == self.execution.microbatches:
             ParallelTrainer.reduce(self)
@@ -277,7 +277,7 @@ class DividesByMicrobatchesOnceMore(Spread):
 
 
 class _KeepsInBfloat16(ParallelTrainer):
-    def accumulate(self, micro: Batch, counts: Mapping[str, Tensor]) -> Forward:
+    def accumulate(self, micro: Batch, counts: Mapping[str, Tensor]) -> ModelOutput:
         out = super().accumulate(micro, counts)
         for parameter in self.model.parameters():
             if parameter.grad is not None:
@@ -294,7 +294,7 @@ class AccumulatesInBfloat16(Spread):
 
 
 class _ForgetsTheFirst(_ReducesEarly):
-    def accumulate(self, micro: Batch, counts: Mapping[str, Tensor]) -> Forward:
+    def accumulate(self, micro: Batch, counts: Mapping[str, Tensor]) -> ModelOutput:
         if self.left == self.execution.microbatches - 1:
             self.optimizer.zero()
         self.left -= 1

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from contracts.contract import mutant
 from contracts.mutants.numeric._exchanged import Exchanged
-from contracts.stacks.reference.blocks.common import Output, Packing, State
-from contracts.stacks.reference.blocks.experts import Experts, MoE, Routing
+from contracts.stacks.reference.model.blocks.common import Output, Packing, State
+from contracts.stacks.reference.model.blocks.moe import Experts, MoE, Routing
 
 
 class _NeverDrops(MoE):

@@ -10,9 +10,9 @@ import torch.distributed as dist
 
 from contracts.contract import mutant
 from contracts.mutants.numeric._spread_saves import Spread
-from contracts.stacks.reference.checkpoints.checkpoint import Checkpoints
-from contracts.stacks.reference.checkpoints.durable import Disk
-from contracts.stacks.reference.checkpoints.saved_manifest import Manifest
+from contracts.stacks.reference.checkpoint.checkpoint import Checkpoints
+from contracts.stacks.reference.checkpoint.filesystem import Disk
+from contracts.stacks.reference.checkpoint.manifest import Manifest
 
 
 class _LinksToTheNode(Disk):

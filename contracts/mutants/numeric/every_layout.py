@@ -12,11 +12,11 @@ from contracts.contract import mutant
 from contracts.mutants.numeric._spread_saves import Spread
 from contracts.mutants.numeric._staged import Staged
 from contracts.spec.errors import Refusals
-from contracts.stacks.reference.checkpoints.checkpoint import Checkpoints
-from contracts.stacks.reference.checkpoints.saved_manifest import Manifest
+from contracts.stacks.reference.checkpoint.checkpoint import Checkpoints
+from contracts.stacks.reference.checkpoint.manifest import Manifest
+from contracts.stacks.reference.model.parts import Parts
 from contracts.stacks.reference.parallel.pipeline_trainer import PipelineTrainer
-from contracts.stacks.reference.parts import Parts
-from contracts.stacks.reference.trainer import GENERATORS
+from contracts.stacks.reference.training.trainer import GENERATORS
 
 
 class _FirstStage(PipelineTrainer):

@@ -10,17 +10,23 @@ from torch import Tensor
 
 from contracts.contract import mutant
 from contracts.mutants.numeric._spread import Spread, routed
-from contracts.stacks.reference.blocks.common import Output, Packing, State
-from contracts.stacks.reference.blocks.experts import MoE, Routing
-from contracts.stacks.reference.model import Model
-from contracts.stacks.reference.parallel.collectives import cut, gathered, joined, own_rows, total
-from contracts.stacks.reference.parallel.expert_parallel import ExpertPeers, Experts
+from contracts.stacks.reference.model.blocks.common import Output, Packing, State
+from contracts.stacks.reference.model.blocks.moe import MoE, Routing
+from contracts.stacks.reference.model.hybrid_model import Model
+from contracts.stacks.reference.parallel.collectives import (
+    all_gather,
+    gather_rows,
+    own_rows,
+    split_rows,
+    sum_over_ranks,
+)
+from contracts.stacks.reference.parallel.expert_parallel import Experts, TokenDispatcher
 from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer
 
 Routed = Callable[[Tensor, Routing, Tensor], Tensor]
 
 
-class _AsTheyCame(ExpertPeers):
+class _AsTheyCame(TokenDispatcher):
     def by_expert(self, experts: Experts, x_RD: Tensor, counts_ne: Tensor) -> Tensor:
         return experts(x_RD, counts_ne.sum(0).cumsum(0))
 
@@ -29,10 +35,10 @@ class _AsTheyCame(ExpertPeers):
 class TakesRowsBySenderForRowsByExpert(Spread):
     """Received rows lie by sender and then by expert, and go through the experts as if they lay by expert."""
 
-    exchange = {"expert_peers": _AsTheyCame}
+    exchange = {"token_dispatcher": _AsTheyCame}
 
 
-class _ThereAgain(ExpertPeers):
+class _ThereAgain(TokenDispatcher):
     def by_expert(self, experts: Experts, x_RD: Tensor, counts_ne: Tensor) -> Tensor:
         expert_R = torch.arange(counts_ne.shape[1]).repeat(len(counts_ne)).repeat_interleave(counts_ne.flatten())
         order_R = expert_R.argsort(stable=True)
@@ -43,10 +49,10 @@ class _ThereAgain(ExpertPeers):
 class PutsRowsBackByTheOrderTheyWentIn(Spread):
     """The permutation is applied again where its inverse is wanted: right for two rows, wrong for three."""
 
-    exchange = {"expert_peers": _ThereAgain}
+    exchange = {"token_dispatcher": _ThereAgain}
 
 
-class _WithoutGradientThere(ExpertPeers):
+class _WithoutGradientThere(TokenDispatcher):
     def through(self, experts: Experts, x_SD: Tensor, counts_E: Tensor) -> Tensor:
         return super().through(experts, x_SD.detach(), counts_E)
 
@@ -55,10 +61,10 @@ class _WithoutGradientThere(ExpertPeers):
 class SendsRowsByACallThatDropsTheGraph(Spread):
     """`dist.all_to_all_single` in place: rows arrive, and what the experts say about them never comes back."""
 
-    exchange = {"expert_peers": _WithoutGradientThere}
+    exchange = {"token_dispatcher": _WithoutGradientThere}
 
 
-class _WithoutGradientBack(ExpertPeers):
+class _WithoutGradientBack(TokenDispatcher):
     def through(self, experts: Experts, x_SD: Tensor, counts_E: Tensor) -> Tensor:
         y_SD = super().through(experts, x_SD, counts_E)
         return y_SD.detach() + 0 * x_SD
@@ -68,20 +74,20 @@ class _WithoutGradientBack(ExpertPeers):
 class ReturnsRowsByACallThatDropsTheGraph(Spread):
     """The same on the way back: experts stand still, and the shared expert and the residual carry the loss."""
 
-    exchange = {"expert_peers": _WithoutGradientBack}
+    exchange = {"token_dispatcher": _WithoutGradientBack}
 
 
-class _Shares(ExpertPeers):
+class _Shares(TokenDispatcher):
     """`share` in its parts, so that one of them can be another."""
 
     def gates(self, gates_NK: Tensor) -> Tensor:
-        return cut(gates_NK, self.sharers)
+        return split_rows(gates_NK, self.sharers)
 
     def run(self, x_ND: Tensor) -> Tensor:
-        return cut(x_ND, self.sharers)
+        return split_rows(x_ND, self.sharers)
 
     def back(self, y_SD: Tensor, rows: int) -> Tensor:
-        return joined(y_SD, rows, self.sharers)
+        return gather_rows(y_SD, rows, self.sharers)
 
     def share(self, routed: Routed, x_BTD: Tensor, routing: Routing, dropped_BTK: Tensor) -> Tensor:
         if self.sharers is None:
@@ -105,7 +111,7 @@ class _GatesOfItsRun(_Shares):
 class LeavesTheGradientOfGatesInParts(Spread):
     """Ranks that route the same tokens each weigh a run of them; nobody adds up what they found about the gates."""
 
-    exchange = {"expert_peers": _GatesOfItsRun}
+    exchange = {"token_dispatcher": _GatesOfItsRun}
 
 
 class _GatesWithoutGradient(_Shares):
@@ -117,7 +123,7 @@ class _GatesWithoutGradient(_Shares):
 class GathersGatesWithoutTheirGradient(Spread):
     """Gates come by a collective that autograd does not see: the router learns balance and nothing of the task."""
 
-    exchange = {"expert_peers": _GatesWithoutGradient}
+    exchange = {"token_dispatcher": _GatesWithoutGradient}
 
 
 class _RowsOfItsRun(_Shares):
@@ -129,12 +135,12 @@ class _RowsOfItsRun(_Shares):
 class LeavesTheGradientOfRowsInParts(Spread):
     """Each of the ranks that hold the same tokens keeps the gradient of the rows that it sent, and zeros elsewhere."""
 
-    exchange = {"expert_peers": _RowsOfItsRun}
+    exchange = {"token_dispatcher": _RowsOfItsRun}
 
 
 class _BackSummed(_Shares):
     def back(self, y_SD: Tensor, rows: int) -> Tensor:
-        return gathered(y_SD, 0, self.sharers)
+        return all_gather(y_SD, 0, self.sharers)
 
 
 @mutant(of="MOE-07a", case="ep2", says="experts.w1 differs", bugs=("DPS-06",))
@@ -142,10 +148,10 @@ class MultipliesExpertGradientsByEp(Spread):
     """Outputs come back by an all-gather whose way back sums: every sharer has the same gradient, and experts get EP
     times of it."""
 
-    exchange = {"expert_peers": _BackSummed}
+    exchange = {"token_dispatcher": _BackSummed}
 
 
-class _AllRows(ExpertPeers):
+class _AllRows(TokenDispatcher):
     def share(self, routed: Routed, x_BTD: Tensor, routing: Routing, dropped_BTK: Tensor) -> Tensor:
         return routed(x_BTD, routing, dropped_BTK)
 
@@ -154,10 +160,10 @@ class _AllRows(ExpertPeers):
 class EveryRankSendsAllItsRows(Spread):
     """Ranks that hold the same tokens all send them: outputs are right, experts see each token EP times."""
 
-    exchange = {"expert_peers": _AllRows}
+    exchange = {"token_dispatcher": _AllRows}
 
 
-class _OwnPartAlone(ExpertPeers):
+class _OwnPartAlone(TokenDispatcher):
     def with_all_parts(self, experts: Experts, x_RD: Tensor, counts_ne: Tensor) -> Tensor:
         return self.by_expert(experts, x_RD, counts_ne)
 
@@ -166,10 +172,10 @@ class _OwnPartAlone(ExpertPeers):
 class LeavesOutThePartsOfOtherRanks(Spread):
     """Experts are cut over two ranks, and each puts its own rows through its own half."""
 
-    exchange = {"expert_peers": _OwnPartAlone}
+    exchange = {"token_dispatcher": _OwnPartAlone}
 
 
-class _MeanOfParts(ExpertPeers):
+class _MeanOfParts(TokenDispatcher):
     def with_all_parts(self, experts: Experts, x_RD: Tensor, counts_ne: Tensor) -> Tensor:
         y_RD = super().with_all_parts(experts, x_RD, counts_ne)
         return y_RD if self.etp is None else y_RD / dist.get_world_size(self.etp)
@@ -179,13 +185,13 @@ class _MeanOfParts(ExpertPeers):
 class AveragesThePartsOfAnExpert(Spread):
     """Parts of an inner width add up; their mean is taken."""
 
-    exchange = {"expert_peers": _MeanOfParts}
+    exchange = {"token_dispatcher": _MeanOfParts}
 
 
 class _SharedTwice(MoE):
     def forward(self, x_BTD: Tensor, packing: Packing, state: State) -> Output:
         out = super().forward(x_BTD, packing, state)
-        if self.peers is None or self.shared is None:
+        if self.dispatcher is None or self.shared is None:
             return out
         return out._replace(y_BTD=out.y_BTD + self.shared(x_BTD, packing, state).y_BTD)
 
@@ -197,7 +203,7 @@ class AddsTheSharedExpertTwice(Spread):
     exchange = {"moe": _SharedTwice}
 
 
-class _IdleWithoutGradient(ExpertPeers):
+class _IdleWithoutGradient(TokenDispatcher):
     """Rows of experts beside the first are let through in the forward pass alone."""
 
     def by_expert(self, experts: Experts, x_RD: Tensor, counts_ne: Tensor) -> Tensor:
@@ -209,7 +215,7 @@ class _IdleWithoutGradient(ExpertPeers):
 class GivesNoGradientWhereAnExpertIsIdle(Spread):
     """On a rank where one expert has no token the backward pass is left out for all of them."""
 
-    exchange = {"expert_peers": _IdleWithoutGradient}
+    exchange = {"token_dispatcher": _IdleWithoutGradient}
 
 
 # losses that balance
@@ -234,7 +240,7 @@ class _FractionsAddedUp(ParallelTrainer):
         model = super().build()
         for moe in routed(model):
             if self.mesh.lane and self.execution.degrees.sp:
-                moe.router.sequence = lambda fraction_BE: total(fraction_BE, self.mesh.group("tp"))
+                moe.router.sequence = lambda fraction_BE: sum_over_ranks(fraction_BE, self.mesh.group("tp"))
         return model
 
 
@@ -325,7 +331,7 @@ class _CountsSharers(ParallelTrainer):
     def over_parts(self, values: dict[str, Tensor]) -> dict[str, Tensor]:
         found = super().over_parts(values)
         group = self.mesh.group("ep")
-        return {name: total(each, group) if name.endswith(".counts") else each for name, each in found.items()}
+        return {name: sum_over_ranks(each, group) if name.endswith(".counts") else each for name, each in found.items()}
 
 
 @mutant(of="MOE-06c", case="ep2", says="assignments, expected")

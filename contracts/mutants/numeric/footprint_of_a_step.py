@@ -12,15 +12,15 @@ from torch.utils.checkpoint import checkpoint
 from contracts.contract import mutant
 from contracts.mutants.numeric._exchanged import Exchanged
 from contracts.spec.devices import AllocatorSeen
-from contracts.stacks.reference.blocks.attention import Attention
-from contracts.stacks.reference.blocks.common import Output, Packing
-from contracts.stacks.reference.model import Model
+from contracts.stacks.reference.model.blocks.attention import Attention
+from contracts.stacks.reference.model.blocks.common import Output, Packing
+from contracts.stacks.reference.model.hybrid_model import Model
 from contracts.stacks.reference.stack import Reference
-from contracts.stacks.reference.trainer import Done, Trainer
+from contracts.stacks.reference.training.trainer import StepResult, Trainer
 
 
 class _Spare(Trainer):
-    def next(self, wanted: bool = False) -> Done:
+    def next(self, wanted: bool = False) -> StepResult:
         self.kept: Any = [each.detach().clone() for each in self.model.parameters()]
         return super().next(wanted)
 
@@ -39,7 +39,7 @@ class _Log(Trainer):
         self.log: list[Tensor] = []
         super().__init__(*args, **named)
 
-    def next(self, wanted: bool = False) -> Done:
+    def next(self, wanted: bool = False) -> StepResult:
         done = super().next(wanted)
         self.log += [each.grad.clone() for each in self.model.layers.parameters() if each.grad is not None][:4]
         return done

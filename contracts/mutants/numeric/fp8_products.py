@@ -8,24 +8,24 @@ from torch import Tensor
 from contracts.contract import mutant
 from contracts.mutants.numeric._exchanged import Exchanged
 from contracts.spec.recipe import Fp8
-from contracts.stacks.reference.blocks.low_precision import (
+from contracts.stacks.reference.model.blocks.fp8 import (
     DTYPES,
     GRADIENT,
     INPUT,
     LARGEST,
     WEIGHT,
     Format,
-    LowPrecision,
-    Product,
+    Fp8Conversion,
+    Fp8Matmul,
     amax,
 )
 
 
-def multiplying_by(product: type[Product]) -> dict[str, type[LowPrecision]]:
-    return {"low_precision": type("LowPrecision", (LowPrecision,), {"product": product})}
+def multiplying_by(product: type[Fp8Matmul]) -> dict[str, type[Fp8Conversion]]:
+    return {"low_precision": type("LowPrecision", (Fp8Conversion,), {"product": product})}
 
 
-class _Transposed(Product):
+class _Transposed(Fp8Matmul):
     def __init__(self, fp8: Fp8, matrices: int = 1) -> None:
         super().__init__(fp8, matrices)
         self.formats = ("e5m2", "e5m2", "e4m3") if fp8.format == "hybrid" else self.formats
@@ -38,7 +38,7 @@ class ExchangesTheFormats(Exchanged):
     exchange = multiplying_by(_Transposed)
 
 
-class _OneFormat(Product):
+class _OneFormat(Fp8Matmul):
     def __init__(self, fp8: Fp8, matrices: int = 1) -> None:
         super().__init__(fp8, matrices)
         self.formats = ("e4m3", "e4m3", "e4m3")
@@ -51,7 +51,7 @@ class IgnoresHybrid(Exchanged):
     exchange = multiplying_by(_OneFormat)
 
 
-class _AlwaysHybrid(Product):
+class _AlwaysHybrid(Fp8Matmul):
     def __init__(self, fp8: Fp8, matrices: int = 1) -> None:
         super().__init__(fp8, matrices)
         self.formats = ("e4m3", "e4m3", "e5m2")
@@ -64,7 +64,7 @@ class AlwaysHybrid(Exchanged):
     exchange = multiplying_by(_AlwaysHybrid)
 
 
-class _Inverted(Product):
+class _Inverted(Fp8Matmul):
     def fitting(self, amax: Tensor, largest: float) -> Tensor:
         return 1 / super().fitting(amax, largest)
 
@@ -76,7 +76,7 @@ class InvertsTheScale(Exchanged):
     exchange = multiplying_by(_Inverted)
 
 
-class _OfTheInput(Product):
+class _OfTheInput(Fp8Matmul):
     last: Tensor
 
     def fitting(self, amax: Tensor, largest: float) -> Tensor:
@@ -94,7 +94,7 @@ class ScalesByAnotherTensor(Exchanged):
     exchange = multiplying_by(_OfTheInput)
 
 
-class _ByRow(Product):
+class _ByRow(Fp8Matmul):
     def scale_of(self, t_RC: Tensor, role: int, along: int, matrix: int) -> Tensor:
         if self.scaling == "tensorwise":
             return self.fitting(amax(t_RC, 1), LARGEST[self.formats[role]])
@@ -108,7 +108,7 @@ class ScalesByRow(Exchanged):
     exchange = multiplying_by(_ByRow)
 
 
-class _Across(Product):
+class _Across(Fp8Matmul):
     def over_blocks(self, t_RC: Tensor, size: int, along: int) -> Tensor:
         return super().over_blocks(t_RC, size, 1 - along)
 
@@ -121,7 +121,7 @@ class BlocksAlongTheOtherDim(Exchanged):
     exchange = multiplying_by(_Across)
 
 
-class _Reused(Product):
+class _Reused(Fp8Matmul):
     def scale_of(self, t_RC: Tensor, role: int, along: int, matrix: int) -> Tensor:
         return super().scale_of(t_RC, role, 1 if role != GRADIENT else along, matrix)
 
@@ -133,7 +133,7 @@ class KeepsTheForwardBlocks(Exchanged):
     exchange = multiplying_by(_Reused)
 
 
-class _Rowwise(Product):
+class _Rowwise(Fp8Matmul):
     def scale_of(self, t_RC: Tensor, role: int, along: int, matrix: int) -> Tensor:
         return super().scale_of(t_RC, INPUT if role == WEIGHT else role, along, matrix)
 
@@ -145,7 +145,7 @@ class WeightsInStripes(Exchanged):
     exchange = multiplying_by(_Rowwise)
 
 
-class _Floats(Product):
+class _Floats(Fp8Matmul):
     def power_of_two(self, scale: Tensor) -> Tensor:
         return scale
 
@@ -157,7 +157,7 @@ class KeepsTheScaleInFloat32(Exchanged):
     exchange = multiplying_by(_Floats)
 
 
-class _Nearest(Product):
+class _Nearest(Fp8Matmul):
     def power_of_two(self, scale: Tensor) -> Tensor:
         return torch.exp2(torch.log2(scale).round())
 
@@ -169,7 +169,7 @@ class RoundsTheScaleToTheNearest(Exchanged):
     exchange = multiplying_by(_Nearest)
 
 
-class _Truncates(Product):
+class _Truncates(Fp8Matmul):
     def cast(self, t: Tensor, form: Format) -> Tensor:
         cut = t.clamp(-LARGEST[form], LARGEST[form])
         spacing = torch.exp2(torch.log2(cut.abs().clamp(min=2.0**-20)).floor() - (3 if form == "e4m3" else 2))
@@ -183,7 +183,7 @@ class RoundsTowardsZero(Exchanged):
     exchange = multiplying_by(_Truncates)
 
 
-class _Unclamped(Product):
+class _Unclamped(Fp8Matmul):
     def cast(self, t: Tensor, form: Format) -> Tensor:
         return t.to(DTYPES[form])
 
@@ -195,7 +195,7 @@ class LeavesTheClampToTheCast(Exchanged):
     exchange = multiplying_by(_Unclamped)
 
 
-class _Zeroed(Product):
+class _Zeroed(Fp8Matmul):
     def cast(self, t: Tensor, form: Format) -> Tensor:
         return super().cast(torch.where(t.abs() > LARGEST[form], 0.0, t), form)
 
@@ -208,7 +208,7 @@ class DropsWhatOverflows(Exchanged):
     exchange = multiplying_by(_Zeroed)
 
 
-class _Rescued(Product):
+class _Rescued(Fp8Matmul):
     def scale_of(self, t_RC: Tensor, role: int, along: int, matrix: int) -> Tensor:
         scale = super().scale_of(t_RC, role, along, matrix)
         if self.delayed and bool((t_RC.abs().amax() * scale < 1).all()):
@@ -223,7 +223,7 @@ class FallsBackToTheCurrentScale(Exchanged):
     exchange = multiplying_by(_Rescued)
 
 
-class _Shared(Product):
+class _Shared(Fp8Matmul):
     def grouped(self, x_SI: Tensor, weight_EOI: Tensor, ends_E: Tensor) -> Tensor:
         used = x_SI[: int(ends_E[-1])]
         common = amax(used)
@@ -243,7 +243,7 @@ class OneScaleForAllTokens(Exchanged):
     exchange = multiplying_by(_Shared)
 
 
-class _FirstExpert(Product):
+class _FirstExpert(Fp8Matmul):
     def scale_of(self, t_RC: Tensor, role: int, along: int, matrix: int) -> Tensor:
         return super().scale_of(t_RC, role, along, 0)
 
@@ -255,7 +255,7 @@ class EveryExpertHasTheFirstOnesScale(Exchanged):
     exchange = multiplying_by(_FirstExpert)
 
 
-class _Slid(Product):
+class _Slid(Fp8Matmul):
     def grouped(self, x_SI: Tensor, weight_EOI: Tensor, ends_E: Tensor) -> Tensor:
         return super().grouped(x_SI, weight_EOI.roll(1, 0) if bool((ends_E.diff() == 0).any()) else weight_EOI, ends_E)
 

@@ -11,11 +11,11 @@ from contracts.contract import mutant
 from contracts.mutants.numeric._exchanged import Exchanged
 from contracts.mutants.numeric._trained import Trained
 from contracts.mutants.numeric.fp8_products import multiplying_by
-from contracts.stacks.reference.blocks.low_precision import GRADIENT, INPUT, WEIGHT, Product
-from contracts.stacks.reference.trainer import Trainer
+from contracts.stacks.reference.model.blocks.fp8 import GRADIENT, INPUT, WEIGHT, Fp8Matmul
+from contracts.stacks.reference.training.trainer import Trainer
 
 
-class _Input(Product):
+class _Input(Fp8Matmul):
     def record(self, t_RC: Tensor, role: int, matrix: int) -> None:
         if role == INPUT:
             for each in (INPUT, WEIGHT, GRADIENT):
@@ -29,7 +29,7 @@ class RecordsTheWrongTensor(Exchanged):
     exchange = multiplying_by(_Input)
 
 
-class _Latest(Product):
+class _Latest(Fp8Matmul):
     def record(self, t_RC: Tensor, role: int, matrix: int) -> None:
         self.amax_history[0, role, matrix] = t_RC.detach().abs().max() if t_RC.numel() else 0.0
 
@@ -41,7 +41,7 @@ class ForgetsTheOtherMicrobatches(Exchanged):
     exchange = multiplying_by(_Latest)
 
 
-class _Mean(Product):
+class _Mean(Fp8Matmul):
     def record(self, t_RC: Tensor, role: int, matrix: int) -> None:
         super().record(t_RC.abs().mean(1, keepdim=True), role, matrix)
 
@@ -53,7 +53,7 @@ class RecordsTheMeanOfARow(Exchanged):
     exchange = multiplying_by(_Mean)
 
 
-class _AtOnce(Product):
+class _AtOnce(Fp8Matmul):
     def record(self, t_RC: Tensor, role: int, matrix: int) -> None:
         super().record(t_RC, role, matrix)
         self.advance()
@@ -66,7 +66,7 @@ class MovesTheRingInThePass(Exchanged):
     exchange = multiplying_by(_AtOnce)
 
 
-class _Still(Product):
+class _Still(Fp8Matmul):
     def advance(self) -> None:
         held = self.amax_history.clone() if self.delayed else None
         super().advance()
@@ -81,7 +81,7 @@ class DoesNotRollTheRing(Exchanged):
     exchange = multiplying_by(_Still)
 
 
-class _Cleared(Product):
+class _Cleared(Fp8Matmul):
     def advance(self) -> None:
         super().advance()
         if self.delayed:
@@ -95,7 +95,7 @@ class KeepsOneStep(Exchanged):
     exchange = multiplying_by(_Cleared)
 
 
-class _SameForAll(Product):
+class _SameForAll(Fp8Matmul):
     def advance(self) -> None:
         super().advance()
         if self.delayed:
@@ -109,7 +109,7 @@ class ScalesGradientsForE4m3(Exchanged):
     exchange = multiplying_by(_SameForAll)
 
 
-class _NoStep(Product):
+class _NoStep(Fp8Matmul):
     def advance(self) -> None:
         pass
 

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from contracts.contract import mutant
 from contracts.mutants.numeric._exchanged import Exchanged
 from contracts.spec.recipe import Recipe
-from contracts.stacks.reference.blocks.experts import Router
-from contracts.stacks.reference.parts import Parts
+from contracts.stacks.reference.model.blocks.moe import Router
+from contracts.stacks.reference.model.parts import Parts
 
 
 class _SoftmaxOverAll(Router):

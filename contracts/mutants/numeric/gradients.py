@@ -9,10 +9,10 @@ from torch.utils.checkpoint import checkpoint
 from contracts.contract import mutant
 from contracts.mutants.numeric._exchanged import Exchanged
 from contracts.spec.recipe import Mode, Recipe
-from contracts.stacks.reference.blocks.common import Output, Packing, RMSNorm
-from contracts.stacks.reference.blocks.experts import Experts, Router
-from contracts.stacks.reference.model import Layer, Model
-from contracts.stacks.reference.parts import Parts
+from contracts.stacks.reference.model.blocks.common import Output, Packing, RMSNorm
+from contracts.stacks.reference.model.blocks.moe import Experts, Router
+from contracts.stacks.reference.model.hybrid_model import Layer, Model
+from contracts.stacks.reference.model.parts import Parts
 
 
 class DetachedResidual(Layer):

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from contracts.contract import mutant
 from contracts.mutants.numeric._exchanged import Exchanged
-from contracts.stacks.reference.blocks.attention import Attention
-from contracts.stacks.reference.blocks.common import RMSNorm
+from contracts.stacks.reference.model.blocks.attention import Attention
+from contracts.stacks.reference.model.blocks.common import RMSNorm
 
 
 class _WrittenOut(Attention):

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from contracts.contract import mutant
 from contracts.mutants.numeric._exchanged import Exchanged
 from contracts.spec.recipe import Recipe
-from contracts.stacks.reference.initial import Initial
+from contracts.stacks.reference.model.init import Initializer
 
 
-class OneStream(Initial):
+class OneStream(Initializer):
     def __init__(self, recipe: Recipe) -> None:
         super().__init__(recipe)
         self.stream = torch.Generator().manual_seed(recipe.seed)
@@ -31,7 +31,7 @@ class DrawsInTheOrderOfCreation(Exchanged):
     exchange = {"initial": OneStream}
 
 
-class OfTheProcess(Initial):
+class OfTheProcess(Initializer):
     def generator(self, name: str) -> torch.Generator:
         return torch.Generator().manual_seed(int(torch.randint(2**31, ())))
 
@@ -43,7 +43,7 @@ class DrawsFromTheProcess(Exchanged):
     exchange = {"initial": OfTheProcess}
 
 
-class NoSeed(Initial):
+class NoSeed(Initializer):
     def generator(self, name: str) -> torch.Generator:
         return torch.Generator().manual_seed(zlib.crc32(name.encode()))
 
@@ -55,7 +55,7 @@ class IgnoresTheSeed(Exchanged):
     exchange = {"initial": NoSeed}
 
 
-class SeedOnly(Initial):
+class SeedOnly(Initializer):
     def generator(self, name: str) -> torch.Generator:
         return super().generator(re.sub(r"layers\.\d+", "layers", name))
 
@@ -67,7 +67,7 @@ class LayersStartAlike(Exchanged):
     exchange = {"initial": SeedOnly}
 
 
-class OneExpert(Initial):
+class OneExpert(Initializer):
     def matrix(self, name: str, shape: tuple[int, ...], std: float) -> Tensor:
         if ".experts." not in name:
             return super().matrix(name, shape, std)
@@ -81,7 +81,7 @@ class ExpertsStartAlike(Exchanged):
     exchange = {"initial": OneExpert}
 
 
-class BySizeAlone(Initial):
+class BySizeAlone(Initializer):
     def generator(self, name: str) -> torch.Generator:
         return super().generator(name.rsplit(".", 3)[-1] if "mtp" in name or "norm" in name else name.split(".", 2)[-1])
 
@@ -93,7 +93,7 @@ class SeedsByTheLastName(Exchanged):
     exchange = {"initial": BySizeAlone}
 
 
-class ByDepth(Initial):
+class ByDepth(Initializer):
     def generator(self, name: str) -> torch.Generator:
         return super().generator(f"{self.recipe.depth}/{name}")
 
@@ -105,7 +105,7 @@ class SeedsByTheDepth(Exchanged):
     exchange = {"initial": ByDepth}
 
 
-class ByDtype(Initial):
+class ByDtype(Initializer):
     def matrix(self, name: str, shape: tuple[int, ...], std: float) -> Tensor:
         drawn = super().matrix(name, shape, std)
         return drawn.to(torch.bfloat16).float() if self.recipe.dtype == "bf16" else drawn
@@ -118,7 +118,7 @@ class DrawsInTheDtype(Exchanged):
     exchange = {"initial": ByDtype}
 
 
-class Unscaled(Initial):
+class Unscaled(Initializer):
     def std(self, owner: str, last: str) -> float:
         return 1.0
 
@@ -130,7 +130,7 @@ class KeepsTheFrameworksScale(Exchanged):
     exchange = {"initial": Unscaled}
 
 
-class FanOut(Initial):
+class FanOut(Initializer):
     def matrix(self, name: str, shape: tuple[int, ...], std: float) -> Tensor:
         return super().matrix(name, shape, (2 / shape[0]) ** 0.5 if name.startswith(("head", "embedding")) else std)
 
@@ -142,7 +142,7 @@ class ScalesByTheWrongFan(Exchanged):
     exchange = {"initial": FanOut}
 
 
-class Skips(Initial):
+class Skips(Initializer):
     def fill(self, model: nn.Module, given: Collection[str] = ()) -> None:
         super().fill(model, given)
         for name, each in model.named_parameters():
@@ -158,7 +158,7 @@ class ForgetsNewParameters(Exchanged):
     exchange = {"initial": Skips}
 
 
-class NormsAtZero(Initial):
+class NormsAtZero(Initializer):
     def tensor(self, name: str, shape: tuple[int, ...]) -> Tensor:
         return torch.zeros(shape) if name.endswith("k_norm.weight") else super().tensor(name, shape)
 
@@ -170,7 +170,7 @@ class NormsStartAtZero(Exchanged):
     exchange = {"initial": NormsAtZero}
 
 
-class FrozenHeads(Initial):
+class FrozenHeads(Initializer):
     def state_space(self, name: str, last: str, shape: tuple[int, ...]) -> Tensor:
         if last != "A_log":
             return super().state_space(name, last, shape)
@@ -186,7 +186,7 @@ class HeadsThatNeverForget(Exchanged):
     exchange = {"initial": FrozenHeads}
 
 
-class ZeroSteps(Initial):
+class ZeroSteps(Initializer):
     def state_space(self, name: str, last: str, shape: tuple[int, ...]) -> Tensor:
         return torch.zeros(shape) if last == "dt_bias" else super().state_space(name, last, shape)
 

@@ -7,9 +7,9 @@ from torch import Tensor, nn
 
 from contracts.contract import mutant
 from contracts.mutants.numeric._exchanged import Exchanged
-from contracts.stacks.reference.blocks.common import Output, Packing, RMSNorm, packing
-from contracts.stacks.reference.model import Layer, Model
-from contracts.stacks.reference.prediction import Prediction
+from contracts.stacks.reference.model.blocks.common import Output, Packing, RMSNorm, packing
+from contracts.stacks.reference.model.hybrid_model import Layer, Model
+from contracts.stacks.reference.model.mtp import MtpModule
 
 
 class LooksOneAhead(Model):
@@ -40,7 +40,7 @@ class NormsOverTheSequence(Exchanged):
     exchange = {"norm": NormsTheRow}
 
 
-class LooksTwoAhead(Prediction):
+class LooksTwoAhead(MtpModule):
     def forward(self, hidden_BTD: Tensor, ahead_BTD: Tensor, packing: Packing) -> Tensor:
         return super().forward(hidden_BTD, ahead_BTD.roll(-1, dims=1), packing)
 
@@ -90,7 +90,7 @@ class OneLayerForgetsDocuments(Exchanged):
     exchange = {"model": Forgetful}
 
 
-class DepthsNeverPacked(Prediction):
+class DepthsNeverPacked(MtpModule):
     def forward(self, hidden_BTD: Tensor, ahead_BTD: Tensor, packing: Packing) -> Tensor:
         whole = Packing(torch.zeros_like(packing.documents_BT), packing.positions_BT)
         return super().forward(hidden_BTD, ahead_BTD, whole)

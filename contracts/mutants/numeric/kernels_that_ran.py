@@ -13,7 +13,7 @@ from contracts.mutants.numeric._exchanged import Exchanged
 from contracts.spec.blocks import BlockCall, BlockRun
 from contracts.spec.recipe import Recipe
 from contracts.spec.seams import Facts, Wish
-from contracts.stacks.reference.blocks.experts import Backend, Experts
+from contracts.stacks.reference.model.blocks.moe import Backend, Experts
 from contracts.stacks.reference.stack import Reference
 
 

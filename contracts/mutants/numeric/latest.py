@@ -10,8 +10,8 @@ from contracts.contract import mutant
 from contracts.mutants.numeric._exchanged import Exchanged
 from contracts.spec.errors import refuse
 from contracts.spec.installation import Disks, StorageMap
-from contracts.stacks.reference.checkpoints import saved_manifest
-from contracts.stacks.reference.checkpoints.checkpoint import Checkpoints
+from contracts.stacks.reference.checkpoint import manifest as manifests
+from contracts.stacks.reference.checkpoint.checkpoint import Checkpoints
 from contracts.stacks.reference.stack import Reference
 
 
@@ -58,7 +58,7 @@ class _TakesAnyDigits(Checkpoints):
         return [(int(match[0]), path) for match, path in found if match]
 
     def is_complete(self, step: int, path: Path) -> bool:
-        return (path / saved_manifest.NAME).exists()
+        return (path / manifests.NAME).exists()
 
 
 @mutant(of="CKPT-06b", case="copies-and-backups", says="the latest is 8, expected 4", bugs=("RSM-44",))
@@ -82,7 +82,7 @@ class TakesFoldersForCheckpoints(Exchanged):
 
 class _TrustsTheName(Checkpoints):
     def is_complete(self, step: int, path: Path) -> bool:
-        return (path / saved_manifest.NAME).exists() and not saved_manifest.cut_off(path, saved_manifest.read(path))
+        return (path / manifests.NAME).exists() and not manifests.truncated_files(path, manifests.read(path))
 
 
 @mutant(of="CKPT-06b", case="whole-copies-of-another-name", says="the latest is 7, expected 4")

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 from contracts.contract import mutant
 from contracts.mutants.numeric._spread import Spread
-from contracts.stacks.reference.blocks.common import Linear, Output, RMSNorm
-from contracts.stacks.reference.blocks.experts import MoE
-from contracts.stacks.reference.blocks.mamba import GatedNorm, Mamba2
-from contracts.stacks.reference.model import Model
+from contracts.stacks.reference.model.blocks.common import Linear, Output, RMSNorm
+from contracts.stacks.reference.model.blocks.mamba2 import GatedNorm, Mamba2
+from contracts.stacks.reference.model.blocks.moe import MoE
+from contracts.stacks.reference.model.hybrid_model import Model
 from contracts.stacks.reference.parallel import collectives
 from contracts.stacks.reference.parallel.tensor_parallel import GroupMean, SplitVocabulary, TensorParallel
 
@@ -71,7 +71,7 @@ class _KeepsItsRun(TensorParallel):
         if not self.sequence:
             return super().enter(x_BTD)
         length = x_BTD.shape[1] * self.size
-        return collectives.joined(x_BTD.transpose(0, 1), length, self.group).transpose(0, 1)
+        return collectives.gather_rows(x_BTD.transpose(0, 1), length, self.group).transpose(0, 1)
 
 
 @mutant(of="PAR-01a", case="tp2-sp", says="the gradient of", bugs=("SP-16", "SP-20"))
@@ -98,7 +98,7 @@ class LeavesTheGradientOfRoutedInput(Spread):
 
 class _SumsBothWays(TensorParallel):
     def leave(self, y_BTD: Tensor) -> Tensor:
-        return super().leave(y_BTD if self.sequence else collectives.shared(y_BTD, self.group))
+        return super().leave(y_BTD if self.sequence else collectives.copy_to_ranks(y_BTD, self.group))
 
 
 @mutant(of="PAR-01a", case="tp2", says="the gradient of")
@@ -130,7 +130,7 @@ class AddsTheBalanceLossOnEveryRank(Spread):
 class _LossOfNobody(_LossOnEveryRank):
     def surround(self, mixer: nn.Module) -> None:
         def twice(_: nn.Module, args: tuple[Any, ...], out: Output) -> Output:
-            losses = {name: collectives.weighed(loss, 1 / self.size) for name, loss in out.losses.items()}
+            losses = {name: collectives.scale_gradient(loss, 1 / self.size) for name, loss in out.losses.items()}
             return out._replace(losses=losses)
 
         mixer.register_forward_hook(twice)

@@ -7,15 +7,15 @@ from torch import Tensor
 
 from contracts.contract import mutant
 from contracts.mutants.numeric._trained import Trained
-from contracts.stacks.reference.data import IGNORED, Corpus, Ledger, permuted
-from contracts.stacks.reference.trainer import Done, Trainer
+from contracts.stacks.reference.data import IGNORED, Corpus, DataOrder, feistel_permutation
+from contracts.stacks.reference.training.trainer import StepResult, Trainer
 
 
-class _SeedByRank(Ledger):
+class _SeedByRank(DataOrder):
     def of_rank(self, start: int, total: int, rank: int, dp: int) -> tuple[int, ...]:
         if dp == 1:
             return super().of_rank(start, total, rank, dp)
-        return Ledger(self.size, self.seed + rank).of_rank(start, total, rank, dp)
+        return DataOrder(self.size, self.seed + rank).of_rank(start, total, rank, dp)
 
 
 @mutant(of="PAR-06a", case="more-than-a-hundred", says="more than once", bugs=("DAT-08",))
@@ -23,10 +23,10 @@ class SeedsByRank(Trained):
     """seed + rank: every rank shuffles for itself, and the ranks' parts overlap."""
 
     class trains(Trainer):  # noqa: N801  # the attribute that the base asks for
-        ledger_class = _SeedByRank
+        data_order_class = _SeedByRank
 
 
-class _DropsTheTail(Ledger):
+class _DropsTheTail(DataOrder):
     def id(self, position: int) -> int:
         usable = self.size - self.size % 4
         epoch, index = divmod(position, usable)
@@ -38,10 +38,10 @@ class DropsTheTailOfAnEpoch(Trained):
     """drop_last: what does not fill a step at the end of an epoch is never consumed."""
 
     class trains(Trainer):  # noqa: N801
-        ledger_class = _DropsTheTail
+        data_order_class = _DropsTheTail
 
 
-class _FillsUp(Ledger):
+class _FillsUp(DataOrder):
     def id(self, position: int) -> int:
         filled = -(-self.size // 12) * 12
         epoch, index = divmod(position, filled)
@@ -53,10 +53,10 @@ class FillsUpTheLastStep(Trained):
     """Over-correction: the last step of an epoch is filled with its first sequences once more."""
 
     class trains(Trainer):  # noqa: N801
-        ledger_class = _FillsUp
+        data_order_class = _FillsUp
 
 
-class _SkipsOne(Ledger):
+class _SkipsOne(DataOrder):
     def ids(self, start: int, count: int) -> tuple[int, ...]:
         return tuple(self.id(position + start // max(count, 1)) for position in range(start, start + count))
 
@@ -66,10 +66,10 @@ class FetchesOneTooMany(Trained):
     """next() is called once too often to see whether there is more: a sequence a step is lost."""
 
     class trains(Trainer):  # noqa: N801
-        ledger_class = _SkipsOne
+        data_order_class = _SkipsOne
 
 
-class _LateEachEpoch(Ledger):
+class _LateEachEpoch(DataOrder):
     def id(self, position: int) -> int:
         epoch, index = divmod(position, self.size - 3)
         return self.order(epoch, index + 3)
@@ -80,10 +80,10 @@ class SkipsTheOffsetEachEpoch(Trained):
     """The place of a resume is skipped in every epoch and not in the first alone."""
 
     class trains(Trainer):  # noqa: N801
-        ledger_class = _LateEachEpoch
+        data_order_class = _LateEachEpoch
 
 
-class _Strided(Ledger):
+class _Strided(DataOrder):
     def of_rank(self, start: int, total: int, rank: int, dp: int) -> tuple[int, ...]:
         return self.ids(start, total)[rank::dp]
 
@@ -93,10 +93,10 @@ class DealsSequencesOut(Trained):
     """Ranks take every dp-th sequence: the order of a step depends on how many there are."""
 
     class trains(Trainer):  # noqa: N801
-        ledger_class = _Strided
+        data_order_class = _Strided
 
 
-class _SameForAll(Ledger):
+class _SameForAll(DataOrder):
     def of_rank(self, start: int, total: int, rank: int, dp: int) -> tuple[int, ...]:
         return super().of_rank(start, total, 0, dp)
 
@@ -106,10 +106,10 @@ class GivesEveryRankTheSame(Trained):
     """The sampler does not know its rank: every data-parallel rank trains on the first share."""
 
     class trains(Trainer):  # noqa: N801
-        ledger_class = _SameForAll
+        data_order_class = _SameForAll
 
 
-class _OneEpoch(Ledger):
+class _OneEpoch(DataOrder):
     def order(self, epoch: int, index: int) -> int:
         return super().order(0, index)
 
@@ -119,12 +119,12 @@ class NeverSetsTheEpoch(Trained):
     """set_epoch is never called: every epoch has the first one's order."""
 
     class trains(Trainer):  # noqa: N801
-        ledger_class = _OneEpoch
+        data_order_class = _OneEpoch
 
 
-class _Unseeded(Ledger):
+class _Unseeded(DataOrder):
     def order(self, epoch: int, index: int) -> int:
-        return permuted(index, self.size, b"%d" % epoch)
+        return feistel_permutation(index, self.size, b"%d" % epoch)
 
 
 @mutant(of="PAR-06c", case="5-a-step", says="seeds 1234 and 4321 both begin with", bugs=("DAT-16",))
@@ -132,10 +132,10 @@ class IgnoresTheSeed(Trained):
     """The order is a function of the epoch alone."""
 
     class trains(Trainer):  # noqa: N801
-        ledger_class = _Unseeded
+        data_order_class = _Unseeded
 
 
-class _Shuffling(Ledger):
+class _Shuffling(DataOrder):
     made = 0
 
     def __init__(self, size: int, seed: int) -> None:
@@ -144,7 +144,7 @@ class _Shuffling(Ledger):
         self.turn = type(self).made
 
     def order(self, epoch: int, index: int) -> int:
-        return permuted(super().order(epoch, index), self.size, b"%d" % self.turn)
+        return feistel_permutation(super().order(epoch, index), self.size, b"%d" % self.turn)
 
 
 @mutant(of="PAR-06c", case="12-a-step", says="when asked again", bugs=("DAT-02",))
@@ -152,10 +152,10 @@ class ShufflesWhatWasShuffled(Trained):
     """A resume shuffles the list that the run before had already shuffled."""
 
     class trains(Trainer):  # noqa: N801
-        ledger_class = _Shuffling
+        data_order_class = _Shuffling
 
 
-class _Unshuffled(Ledger):
+class _Unshuffled(DataOrder):
     def order(self, epoch: int, index: int) -> int:
         return (index + epoch) % self.size
 
@@ -165,10 +165,10 @@ class ReadsInOrder(Trained):
     """shuffle=False, and an offset by epoch."""
 
     class trains(Trainer):  # noqa: N801
-        ledger_class = _Unshuffled
+        data_order_class = _Unshuffled
 
 
-class _RoundsDown(Ledger):
+class _RoundsDown(DataOrder):
     def of_rank(self, start: int, total: int, rank: int, dp: int) -> tuple[int, ...]:
         return self.ids(start + rank * (total // dp), total // dp)
 
@@ -178,7 +178,7 @@ class RoundsSharesDown(Trained):
     """total // dp sequences a rank; the rest of every step is nobody's."""
 
     class trains(Trainer):  # noqa: N801
-        ledger_class = _RoundsDown
+        data_order_class = _RoundsDown
 
 
 @mutant(of="PAR-06e", case="one", says="`samples` says", bugs=("RSM-28",))
@@ -186,7 +186,7 @@ class CountsWhatIsFetched(Trained):
     """A look-ahead moves the place in the data before the step is taken: the first step begins one step on."""
 
     class trains(Trainer):  # noqa: N801
-        def next(self, wanted: bool = False) -> Done:
+        def next(self, wanted: bool = False) -> StepResult:
             if not self.number:
                 self.consumed += self.recipe.batch.total
             return super().next(wanted)
@@ -197,7 +197,7 @@ class AppliesTheOffsetAgain(Trained):
     """The place in the epoch is added to the place in the run, and grows twice as fast."""
 
     class trains(Trainer):  # noqa: N801
-        def next(self, wanted: bool = False) -> Done:
+        def next(self, wanted: bool = False) -> StepResult:
             done = super().next(wanted)
             self.consumed += len(done.samples)
             return done

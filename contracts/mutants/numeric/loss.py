@@ -10,8 +10,8 @@ from torch import Tensor
 
 from contracts.contract import mutant
 from contracts.mutants.numeric._exchanged import Exchanged
-from contracts.stacks.reference.model import Model
-from contracts.stacks.reference.prediction import IGNORED
+from contracts.stacks.reference.model.hybrid_model import Model
+from contracts.stacks.reference.model.mtp import IGNORED
 
 
 class CountsIgnored(Model):

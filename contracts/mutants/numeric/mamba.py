@@ -14,8 +14,8 @@ from torch import Tensor
 from contracts.contract import mutant
 from contracts.mutants.numeric._exchanged import Exchanged
 from contracts.mutants.numeric._mamba import GRADIENT, Y
-from contracts.stacks.reference.blocks.common import Packing
-from contracts.stacks.reference.blocks.mamba import Mamba2, wide
+from contracts.stacks.reference.model.blocks.common import Packing
+from contracts.stacks.reference.model.blocks.mamba2 import Mamba2, wide
 
 
 class _Grows(Mamba2):

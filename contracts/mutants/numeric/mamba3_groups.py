@@ -14,9 +14,9 @@ from contracts.contract import mutant
 from contracts.mutants.numeric._exchanged import Exchanged
 from contracts.mutants.numeric._mamba import GRADIENT, Y
 from contracts.spec.recipe import Recipe
-from contracts.stacks.reference.blocks.common import Packing, State
-from contracts.stacks.reference.blocks.mamba import split, wide
-from contracts.stacks.reference.blocks.mamba3 import Mamba3
+from contracts.stacks.reference.model.blocks.common import Packing, State
+from contracts.stacks.reference.model.blocks.mamba2 import split, wide
+from contracts.stacks.reference.model.blocks.mamba3 import Mamba3
 
 
 class _BiasesFirst(Mamba3):

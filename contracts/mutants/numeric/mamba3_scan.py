@@ -12,9 +12,9 @@ from torch import Tensor
 from contracts.contract import mutant
 from contracts.mutants.numeric._exchanged import Exchanged
 from contracts.mutants.numeric._mamba import Y, unpacked
-from contracts.stacks.reference.blocks.common import Output, Packing, State
-from contracts.stacks.reference.blocks.mamba import wide
-from contracts.stacks.reference.blocks.mamba3 import Mamba3
+from contracts.stacks.reference.model.blocks.common import Output, Packing, State
+from contracts.stacks.reference.model.blocks.mamba2 import wide
+from contracts.stacks.reference.model.blocks.mamba3 import Mamba3
 
 
 class _LooksAhead(Mamba3):

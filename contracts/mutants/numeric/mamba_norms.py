@@ -12,8 +12,8 @@ from torch import Tensor
 from contracts.contract import mutant
 from contracts.mutants.numeric._exchanged import Exchanged
 from contracts.mutants.numeric._mamba import GRADIENT, Convolved, Normed, Y
-from contracts.stacks.reference.blocks.common import Packing, RMSNorm
-from contracts.stacks.reference.blocks.mamba import CausalConv, GatedNorm, Mamba2, wide
+from contracts.stacks.reference.model.blocks.common import Packing, RMSNorm
+from contracts.stacks.reference.model.blocks.mamba2 import CausalConv, GatedNorm, Mamba2, wide
 
 # the convolution
 

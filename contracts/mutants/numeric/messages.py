@@ -13,11 +13,11 @@ from torch.distributed.pipelining import PipelineStage, schedules
 
 from contracts.contract import mutant
 from contracts.mutants.numeric._staged import Staged
-from contracts.stacks.reference.model import Forward
+from contracts.stacks.reference.model.hybrid_model import ModelOutput
 from contracts.stacks.reference.parallel.pipeline import Pipeline
 from contracts.stacks.reference.parallel.pipeline_messages import BatchedStage
 from contracts.stacks.reference.parallel.pipeline_trainer import PipelineTrainer
-from contracts.stacks.reference.trainer import Batch
+from contracts.stacks.reference.training.trainer import Batch
 
 
 class _AsTorchDoes(Pipeline):
@@ -72,7 +72,7 @@ class _Reporting(PipelineTrainer):
 
     last_step = 1
 
-    def passes(self, window: Sequence[Batch], counts: Mapping[str, Tensor]) -> list[Forward]:
+    def passes(self, window: Sequence[Batch], counts: Mapping[str, Tensor]) -> list[ModelOutput]:
         found = super().passes(window, counts)
         (out,) = found
         first, *_, last = self.mesh.place("pp")

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from contracts.contract import mutant
 from contracts.mutants.numeric._exchanged import Exchanged
-from contracts.stacks.reference.blocks.mlp import Mlp
+from contracts.stacks.reference.model.blocks.mlp import Mlp
 
 
 class _Relu(Mlp):

@@ -11,10 +11,11 @@ from contracts.mutants.numeric._exchanged import Exchanged
 from contracts.spec.capacity import ParameterCount
 from contracts.spec.recipe import Mode, Recipe
 from contracts.spec.training import Built
-from contracts.stacks.reference.blocks.common import Output, Packing
-from contracts.stacks.reference.blocks.recurrent import M2RNN
-from contracts.stacks.reference.model import Layer, Model
-from contracts.stacks.reference.parts import Parts
+from contracts.stacks.reference.model.blocks.common import Output, Packing
+from contracts.stacks.reference.model.blocks.m2rnn import M2RNN
+from contracts.stacks.reference.model.hybrid_model import Layer, Model
+from contracts.stacks.reference.model.parts import Parts
+from contracts.stacks.reference.model.parts_interface import PartsInterface
 from contracts.stacks.reference.stack import Reference
 
 
@@ -38,7 +39,7 @@ class BuildsMambaForR(Reference):
 
 
 class ShiftsByOne(Model):
-    def layer(self, number: int, parts: Parts) -> Layer:
+    def layer(self, number: int, parts: PartsInterface) -> Layer:
         return super().layer((number + 1) % self.recipe.depth, parts)
 
 

@@ -14,10 +14,10 @@ from contracts.mutants.numeric._exchanged import Exchanged
 from contracts.mutants.numeric._trained import Trained
 from contracts.spec.recipe import Mode, Optim, Recipe
 from contracts.spec.training import Built, Rule
-from contracts.stacks.reference.blocks.attention import Indexer, LatentAttention
-from contracts.stacks.reference.blocks.experts import Experts
-from contracts.stacks.reference.optimizer import Member, Muon, Optimizer
-from contracts.stacks.reference.parts import Parts
+from contracts.stacks.reference.model.blocks.attention import Indexer, LatentAttention
+from contracts.stacks.reference.model.blocks.moe import Experts
+from contracts.stacks.reference.model.parts import Parts
+from contracts.stacks.reference.optim.optimizer import Member, Muon, Optimizer
 from contracts.stacks.reference.stack import Reference
 
 

@@ -12,11 +12,11 @@ from torch.utils.checkpoint import checkpoint
 
 from contracts.contract import mutant
 from contracts.mutants.numeric._staged import Staged, cut, joined
-from contracts.stacks.reference.blocks.common import Packing
+from contracts.stacks.reference.model.blocks.common import Packing
 from contracts.stacks.reference.parallel.pipeline import Passed, Piece, Pipeline, Stage
 from contracts.stacks.reference.parallel.pipeline_messages import BatchedStage
 from contracts.stacks.reference.parallel.pipeline_trainer import PipelineTrainer, every_rank
-from contracts.stacks.reference.trainer import Batch
+from contracts.stacks.reference.training.trainer import Batch
 
 GRADIENT = "the gradient of "
 

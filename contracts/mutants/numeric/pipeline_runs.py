@@ -11,14 +11,14 @@ import torch
 from contracts.contract import mutant
 from contracts.mutants.numeric._staged import Staged
 from contracts.spec.errors import refuse
-from contracts.stacks.reference.checkpoints.checkpoint import State
-from contracts.stacks.reference.initial import Initial
+from contracts.stacks.reference.checkpoint.checkpoint import State
+from contracts.stacks.reference.model.init import Initializer
 from contracts.stacks.reference.parallel.pipeline import Piece, Stage
 from contracts.stacks.reference.parallel.pipeline_trainer import PipelineTrainer
-from contracts.stacks.reference.trainer import Batch
+from contracts.stacks.reference.training.trainer import Batch
 
 
-class _ByPlace(Initial):
+class _ByPlace(Initializer):
     """Numbers drawn for a layer by its place among those of its kind on the rank, and not in the model."""
 
     def generator(self, name: str) -> torch.Generator:
@@ -103,7 +103,7 @@ class ForgetsTheMomentsOfTheLastStage(Staged):
 
 # refusals
 class _Unasked(PipelineTrainer):
-    def offered(self) -> None:
+    def refuse_unsupported(self) -> None:
         self.fits()
 
 
@@ -149,7 +149,7 @@ class DropsTheLastLayers(Staged):
     """The depth over the stages is rounded down: the model is shorter than was asked for, and faster."""
 
     class trains(PipelineTrainer):  # noqa: N801
-        def offered(self) -> None:
+        def refuse_unsupported(self) -> None:
             pass
 
         def plan(self) -> tuple[Piece, ...]:
@@ -171,6 +171,6 @@ class SaysOnlyThatItCannot(Staged):
     """The refusal names the schedule and no number."""
 
     class trains(PipelineTrainer):  # noqa: N801
-        def offered(self) -> None:
+        def refuse_unsupported(self) -> None:
             if self.execution.microbatches < self.execution.degrees.pp:
                 raise refuse("schedule", self.execution.schedule, "has too few microbatches", "give more")

@@ -11,9 +11,9 @@ from torch.distributed.tensor import DTensor
 
 from contracts.contract import mutant
 from contracts.mutants.numeric._staged import Staged
-from contracts.stacks.reference.model import Forward
+from contracts.stacks.reference.model.hybrid_model import ModelOutput
 from contracts.stacks.reference.parallel.pipeline_trainer import PipelineTrainer, StagedOptimizer, every_rank
-from contracts.stacks.reference.trainer import Batch
+from contracts.stacks.reference.training.trainer import Batch
 
 
 # norm, clipping, biases
@@ -73,7 +73,7 @@ class MovesBiasesWithEveryMicrobatch(Staged):
     """The bias moves where tokens are counted: as often as microbatches pass, by a part of the counts."""
 
     class trains(PipelineTrainer):  # noqa: N801
-        def passes(self, window: Sequence[Batch], counts: Mapping[str, Tensor]) -> list[Forward]:
+        def passes(self, window: Sequence[Batch], counts: Mapping[str, Tensor]) -> list[ModelOutput]:
             out = super().passes(window, counts)
             for stage in self.pipeline.stages:
                 for passed in stage.passed:
@@ -110,7 +110,7 @@ class CountsTheFirstStageOfARank(Staged):
     """A rank that has two stages reports the tokens of one."""
 
     class trains(PipelineTrainer):  # noqa: N801
-        def passes(self, window: Sequence[Batch], counts: Mapping[str, Tensor]) -> list[Forward]:
+        def passes(self, window: Sequence[Batch], counts: Mapping[str, Tensor]) -> list[ModelOutput]:
             (out,) = super().passes(window, counts)
             own = {f"layers.{layer}.counts" for layer in self.pipeline.stages[0].piece.layers}
             return [out._replace(seen={name: each * (name in own) for name, each in out.seen.items()})]

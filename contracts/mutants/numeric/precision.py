@@ -11,11 +11,11 @@ from contracts.contract import mutant
 from contracts.mutants.numeric._exchanged import Exchanged
 from contracts.spec.recipe import Mode, Recipe
 from contracts.spec.seams import Computed
-from contracts.stacks.reference.blocks.common import RMSNorm
-from contracts.stacks.reference.blocks.experts import Experts, Router
-from contracts.stacks.reference.blocks.low_precision import LowPrecision, Product
-from contracts.stacks.reference.blocks.mamba import Mamba2
-from contracts.stacks.reference.model import Model
+from contracts.stacks.reference.model.blocks.common import RMSNorm
+from contracts.stacks.reference.model.blocks.fp8 import Fp8Conversion, Fp8Matmul
+from contracts.stacks.reference.model.blocks.mamba2 import Mamba2
+from contracts.stacks.reference.model.blocks.moe import Experts, Router
+from contracts.stacks.reference.model.hybrid_model import Model
 
 
 def in_fp8(weight: Tensor) -> Tensor:
@@ -89,11 +89,11 @@ class EmbedsInFp8(Exchanged):
     exchange = {"model": _EmbeddingToo}
 
 
-class _Idle(LowPrecision):
+class _Idle(Fp8Conversion):
     def applied(self, mixer: nn.Module) -> nn.Module:
         super().applied(mixer)
         for module in mixer.modules():
-            if isinstance(module, Product):
+            if isinstance(module, Fp8Matmul):
                 module.quantise = lambda t_RC, *where: t_RC  # type: ignore[method-assign]
         return mixer
 
@@ -110,7 +110,7 @@ class SaysFp8AndRunsWithout(Exchanged):
     exchange = {"low_precision": _Idle}
 
 
-class _NoExperts(LowPrecision):
+class _NoExperts(Fp8Conversion):
     def applied(self, mixer: nn.Module) -> nn.Module:
         super().applied(mixer)
         for module in mixer.modules():
@@ -126,8 +126,8 @@ class LeavesTheExpertsOut(Exchanged):
     exchange = {"low_precision": _NoExperts}
 
 
-class _NoOutputs(LowPrecision):
-    kept_out = LowPrecision.kept_out | {"wo"}
+class _NoOutputs(Fp8Conversion):
+    kept_out = Fp8Conversion.kept_out | {"wo"}
 
 
 @mutant(of="PREC-01a", case="latent-and-ahead", says="layers.0.mixer.wo.weight computes in bfloat16, expected fp8")
@@ -185,7 +185,7 @@ class PlansWithoutTheDenseMlp(Exchanged):
         return tuple(row for row in super().precision_plan(recipe, mode) if not row.name.endswith("mixer.w1.weight"))
 
 
-class _TimeStepsToo(LowPrecision):
+class _TimeStepsToo(Fp8Conversion):
     kept_out: frozenset[str] = frozenset()
 
 

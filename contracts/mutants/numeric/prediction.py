@@ -9,12 +9,12 @@ from torch import Tensor
 
 from contracts.contract import mutant
 from contracts.mutants.numeric._exchanged import Exchanged
-from contracts.stacks.reference.blocks.common import Packing
-from contracts.stacks.reference.model import Forward, Model
-from contracts.stacks.reference.prediction import IGNORED, Prediction, ahead
+from contracts.stacks.reference.model.blocks.common import Packing
+from contracts.stacks.reference.model.hybrid_model import Model, ModelOutput
+from contracts.stacks.reference.model.mtp import IGNORED, MtpModule, shift_left
 
 
-class TokenFirst(Prediction):
+class TokenFirst(MtpModule):
     def forward(self, hidden_BTD: Tensor, ahead_BTD: Tensor, packing: Packing) -> Tensor:
         half = self.projection.weight.shape[1] // 2
         with torch.no_grad():
@@ -29,7 +29,7 @@ class JoinsTheTokenFirst(Exchanged):
     exchange = {"prediction": TokenFirst}
 
 
-class Unnormed(Prediction):
+class Unnormed(MtpModule):
     def forward(self, hidden_BTD: Tensor, ahead_BTD: Tensor, packing: Packing) -> Tensor:
         rescaled_BTD = self.token_norm.weight * ahead_BTD
         x_BTD: Tensor = self.projection(torch.cat((self.hidden_norm(hidden_BTD), rescaled_BTD), dim=-1))
@@ -61,7 +61,7 @@ class EachFromTheModel(Model):
     def look_ahead(self, hidden_BTD: Tensor, tokens_BT: Tensor, pack: Packing) -> list[Tensor]:
         found = []
         for depth, prediction in enumerate(self.mtp):
-            later_BT = ahead(tokens_BT, pack, depth + 1, IGNORED)
+            later_BT = shift_left(tokens_BT, pack, depth + 1, IGNORED)
             seen_BTD = self.embed(later_BT.clamp(min=0)) * (later_BT >= 0).unsqueeze(-1)
             found.append(self.predict(prediction.norm(prediction(hidden_BTD, seen_BTD, pack))))  # type: ignore[operator]
         return found
@@ -89,7 +89,7 @@ class SharesTheFinalNorm(Exchanged):
 
 
 class Rolls(Model):
-    def forward(self, tokens_BT: Tensor, labels_BT: Tensor, documents_BT: Tensor | None = None) -> Forward:
+    def forward(self, tokens_BT: Tensor, labels_BT: Tensor, documents_BT: Tensor | None = None) -> ModelOutput:
         out = super().forward(tokens_BT, labels_BT, documents_BT)
         for depth, logits_BTV in enumerate(out.mtp_logits):
             name, targets_BT = f"mtp.{depth}", labels_BT.roll(-depth - 1, dims=1)
@@ -105,7 +105,7 @@ class RollsLabels(Exchanged):
 
 
 class Crosses(Model):
-    def forward(self, tokens_BT: Tensor, labels_BT: Tensor, documents_BT: Tensor | None = None) -> Forward:
+    def forward(self, tokens_BT: Tensor, labels_BT: Tensor, documents_BT: Tensor | None = None) -> ModelOutput:
         out = super().forward(tokens_BT, labels_BT, documents_BT)
         for depth, logits_BTV in enumerate(out.mtp_logits):
             name, targets_BT = f"mtp.{depth}", torch.full_like(labels_BT, IGNORED)
@@ -122,7 +122,7 @@ class PredictsTheNextDocument(Exchanged):
 
 
 class OwnLabels(Model):
-    def forward(self, tokens_BT: Tensor, labels_BT: Tensor, documents_BT: Tensor | None = None) -> Forward:
+    def forward(self, tokens_BT: Tensor, labels_BT: Tensor, documents_BT: Tensor | None = None) -> ModelOutput:
         out = super().forward(tokens_BT, labels_BT, documents_BT)
         for depth, logits_BTV in enumerate(out.mtp_logits):
             out.sums[f"mtp.{depth}"], out.counts[f"mtp.{depth}"] = self.cross_entropy(logits_BTV, labels_BT)
@@ -218,7 +218,7 @@ class SeesItsAnswer(Exchanged):
     exchange = {"model": OneMore}
 
 
-class Mixes(Prediction):
+class Mixes(MtpModule):
     def forward(self, hidden_BTD: Tensor, ahead_BTD: Tensor, packing: Packing) -> Tensor:
         return super().forward(hidden_BTD, ahead_BTD + ahead_BTD.mean(0, keepdim=True), packing)
 

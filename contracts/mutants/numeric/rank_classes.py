@@ -11,8 +11,8 @@ from torch import Tensor
 from contracts.contract import mutant
 from contracts.mutants.numeric._spread import Spread
 from contracts.mutants.numeric._staged import Staged
-from contracts.stacks.reference.parallel.collectives import exchanged
-from contracts.stacks.reference.parallel.expert_parallel import ExpertPeers, Experts
+from contracts.stacks.reference.parallel.collectives import all_to_all
+from contracts.stacks.reference.parallel.expert_parallel import Experts, TokenDispatcher
 from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer
 from contracts.stacks.reference.parallel.pipeline_trainer import PipelineTrainer
 
@@ -32,14 +32,14 @@ class LastRankHasSomethingToTell(Spread):
     trains = _LastTellsMore
 
 
-class _SkipsIdle(ExpertPeers):
+class _SkipsIdle(TokenDispatcher):
     def through(self, experts: Experts, x_SD: Tensor, counts_E: Tensor) -> Tensor:
         counts_ne = self.announced(counts_E)
         if int(counts_ne.sum()) == 0:
             return x_SD * 0
         sent, received = self.lengths(counts_E), [int(rows) for rows in counts_ne.sum(1)]
-        y_RD = self.by_expert(experts, exchanged(x_SD, received, sent, self.ep), counts_ne)
-        return exchanged(y_RD, sent, received, self.ep)
+        y_RD = self.by_expert(experts, all_to_all(x_SD, received, sent, self.ep), counts_ne)
+        return all_to_all(y_RD, sent, received, self.ep)
 
 
 @mutant(of="TRAF-01a", case="tp2-sp-ep2-fsdp2", says="is all_to_all rows of 3584 bfloat16 on rank 0",
@@ -47,7 +47,7 @@ class _SkipsIdle(ExpertPeers):
 class LeavesTheExchangeOutWithoutRows(Spread):
     """A rank whose experts were chosen by nobody has nothing to take, and forgets that it has rows to send."""
 
-    exchange = {"expert_peers": _SkipsIdle}
+    exchange = {"token_dispatcher": _SkipsIdle}
 
 
 class _FullOnOne(ParallelTrainer):

@@ -7,11 +7,11 @@ from torch import Tensor
 
 from contracts.contract import mutant
 from contracts.mutants.numeric._exchanged import Exchanged
-from contracts.stacks.reference.blocks.attention import Attention
-from contracts.stacks.reference.blocks.common import Output, Packing, State
-from contracts.stacks.reference.blocks.experts import MoE
-from contracts.stacks.reference.blocks.mamba import Mamba2
-from contracts.stacks.reference.blocks.recurrent import M2RNN
+from contracts.stacks.reference.model.blocks.attention import Attention
+from contracts.stacks.reference.model.blocks.common import Output, Packing, State
+from contracts.stacks.reference.model.blocks.m2rnn import M2RNN
+from contracts.stacks.reference.model.blocks.mamba2 import Mamba2
+from contracts.stacks.reference.model.blocks.moe import MoE
 
 
 class _NegativeMask(Attention):

@@ -17,9 +17,9 @@ from contracts.mutants.numeric._exchanged import Exchanged
 from contracts.mutants.numeric._mamba import GRADIENT, Y, become
 from contracts.spec.blocks import BlockCall, BlockRun
 from contracts.spec.recipe import Recipe
-from contracts.stacks.reference.blocks.common import Packing, RMSNorm
-from contracts.stacks.reference.blocks.mamba import GatedNorm, wide
-from contracts.stacks.reference.blocks.recurrent import M2RNN
+from contracts.stacks.reference.model.blocks.common import Packing, RMSNorm
+from contracts.stacks.reference.model.blocks.m2rnn import M2RNN
+from contracts.stacks.reference.model.blocks.mamba2 import GatedNorm, wide
 
 
 class _Complement(M2RNN):

@@ -15,9 +15,9 @@ from contracts.contract import mutant
 from contracts.mutants.numeric._exchanged import Exchanged
 from contracts.mutants.numeric._mamba import Y, shifted, unpacked
 from contracts.spec.recipe import Recipe
-from contracts.stacks.reference.blocks.common import Packing, packing
-from contracts.stacks.reference.blocks.mamba import wide
-from contracts.stacks.reference.blocks.recurrent import M2RNN
+from contracts.stacks.reference.model.blocks.common import Packing, packing
+from contracts.stacks.reference.model.blocks.m2rnn import M2RNN
+from contracts.stacks.reference.model.blocks.mamba2 import wide
 
 # what a token sees
 

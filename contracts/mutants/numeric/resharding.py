@@ -14,12 +14,12 @@ from torch.distributed.tensor import DTensor
 
 from contracts.contract import mutant
 from contracts.mutants.numeric._spread_saves import Spread
-from contracts.stacks.reference import randomness
-from contracts.stacks.reference.checkpoints.checkpoint import Checkpoints
-from contracts.stacks.reference.checkpoints.saved_manifest import Manifest
-from contracts.stacks.reference.checkpoints.shards import ShardReader
+from contracts.stacks.reference.checkpoint import rng_state
+from contracts.stacks.reference.checkpoint.checkpoint import Checkpoints
+from contracts.stacks.reference.checkpoint.dcp_storage import ShardReader
+from contracts.stacks.reference.checkpoint.manifest import Manifest
 from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer, ShardedOptimizer
-from contracts.stacks.reference.trainer import GENERATORS
+from contracts.stacks.reference.training.trainer import GENERATORS
 
 Position = Mapping[str, int]
 
@@ -249,7 +249,7 @@ class _TakesTheGenerators(ParallelTrainer):
         position = self.kept(folder).opened().position
         lender = self.mesh.rank % position.get("layout.world", 1)
         torch.manual_seed(lender)
-        randomness.begin(self.recipe.seed, self.number, str(lender))
+        rng_state.seed_rank_stream(self.recipe.seed, self.number, str(lender))
 
 
 @mutant(of="CKPT-02c", case="one-to-two", says="2 ranks have 1 states of the generator", bugs=("RSM-23",))

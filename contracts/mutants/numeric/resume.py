@@ -11,9 +11,9 @@ from torch import Tensor
 
 from contracts.contract import mutant
 from contracts.mutants.numeric._trained import Trained
-from contracts.stacks.reference.checkpoints.checkpoint import State
-from contracts.stacks.reference.optimizer import Optimizer
-from contracts.stacks.reference.trainer import Trainer
+from contracts.stacks.reference.checkpoint.checkpoint import State
+from contracts.stacks.reference.optim.optimizer import Optimizer
+from contracts.stacks.reference.training.trainer import Trainer
 
 Position = Mapping[str, int]
 

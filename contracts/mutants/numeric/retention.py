@@ -6,7 +6,7 @@ from pathlib import Path
 
 from contracts.contract import mutant
 from contracts.mutants.numeric._exchanged import Exchanged
-from contracts.stacks.reference.checkpoints.checkpoint import Checkpoints
+from contracts.stacks.reference.checkpoint.checkpoint import Checkpoints
 
 
 class _AsksNobody(Checkpoints):

@@ -8,9 +8,9 @@ from torch import Tensor
 from contracts.contract import mutant
 from contracts.mutants.numeric._exchanged import Exchanged
 from contracts.spec.recipe import Recipe
-from contracts.stacks.reference.blocks.attention import Attention, LatentAttention
-from contracts.stacks.reference.blocks.common import Packing
-from contracts.stacks.reference.parts import Parts
+from contracts.stacks.reference.model.blocks.attention import Attention, LatentAttention
+from contracts.stacks.reference.model.blocks.common import Packing
+from contracts.stacks.reference.model.parts import Parts
 
 
 class _Interleaved(Attention):

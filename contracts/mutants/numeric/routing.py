@@ -8,7 +8,7 @@ from torch import Tensor
 
 from contracts.contract import mutant
 from contracts.mutants.numeric._exchanged import Exchanged
-from contracts.stacks.reference.blocks.experts import Router, Routing
+from contracts.stacks.reference.model.blocks.moe import Router, Routing
 
 
 class _LeavesTheBiasOut(Router):

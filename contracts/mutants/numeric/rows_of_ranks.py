@@ -8,11 +8,11 @@ from torch import Tensor
 
 from contracts.contract import mutant
 from contracts.mutants.numeric._spread import Spread
-from contracts.stacks.reference.model import Model
+from contracts.stacks.reference.model.hybrid_model import Model
+from contracts.stacks.reference.model.mtp import IGNORED
 from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer
 from contracts.stacks.reference.parallel.tensor_parallel import SplitVocabulary, TensorParallel
-from contracts.stacks.reference.prediction import IGNORED
-from contracts.stacks.reference.trainer import Batch
+from contracts.stacks.reference.training.trainer import Batch
 
 
 class _LosesEdges(SplitVocabulary):

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from contracts.contract import mutant
 from contracts.mutants.numeric._spread_saves import Spread
-from contracts.stacks.reference.checkpoints import saved_manifest
-from contracts.stacks.reference.checkpoints.checkpoint import Checkpoints
-from contracts.stacks.reference.checkpoints.saved_manifest import Manifest
-from contracts.stacks.reference.checkpoints.shards import ShardReader
+from contracts.stacks.reference.checkpoint import manifest as manifests
+from contracts.stacks.reference.checkpoint.checkpoint import Checkpoints
+from contracts.stacks.reference.checkpoint.dcp_storage import ShardReader
+from contracts.stacks.reference.checkpoint.manifest import Manifest
 from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer
-from contracts.stacks.reference.trainer import GENERATORS
+from contracts.stacks.reference.training.trainer import GENERATORS
 
 
 class _EachItsLatest(Checkpoints):
     def opened(self, step: int | None = None) -> Manifest:
         chosen = self.latest() if step is None else step
-        return saved_manifest.read(self.folder / self.name_of(chosen or 0))
+        return manifests.read(self.folder / self.name_of(chosen or 0))
 
 
 @mutant(of="CKPT-02d", case="rank-1-is-late", says="went on after steps [2, 1]")

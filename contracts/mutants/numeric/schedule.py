@@ -9,9 +9,9 @@ import torch
 from contracts.contract import mutant
 from contracts.mutants.numeric._trained import Trained
 from contracts.spec.recipe import Optim
-from contracts.stacks.reference.optimizer import Optimizer
-from contracts.stacks.reference.schedule import learning_rate
-from contracts.stacks.reference.trainer import Batch, Done, Trainer
+from contracts.stacks.reference.optim.optimizer import Optimizer
+from contracts.stacks.reference.optim.schedule import learning_rate
+from contracts.stacks.reference.training.trainer import Batch, StepResult, Trainer
 
 
 class _FromZero(Trainer):
@@ -111,7 +111,7 @@ class StopsAtTheEnd(Trained):
 
 
 class _ByMicrobatch(Trainer):
-    def step(self, batch: Batch, wanted: bool = False, samples: tuple[int, ...] = ()) -> Done:
+    def step(self, batch: Batch, wanted: bool = False, samples: tuple[int, ...] = ()) -> StepResult:
         parts = self.execution.microbatches
         self.rate = lambda optim, step: learning_rate(optim, (step - 1) * parts + 1)
         return super().step(batch, wanted, samples)

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from contracts.contract import mutant
 from contracts.mutants.numeric._exchanged import Exchanged
-from contracts.stacks.reference.blocks.common import Output, Packing, State
-from contracts.stacks.reference.blocks.experts import MoE
+from contracts.stacks.reference.model.blocks.common import Output, Packing, State
+from contracts.stacks.reference.model.blocks.moe import MoE
 
 
 class _MovesAway(MoE):

@@ -18,9 +18,9 @@ from contracts.spec.capacity import Budget, Card
 from contracts.spec.capacity import Spread as Plan
 from contracts.spec.recipe import Recipe
 from contracts.spec.training import Rule
-from contracts.stacks.reference.blocks.experts import Experts
-from contracts.stacks.reference.model import Model
-from contracts.stacks.reference.optimizer import Member
+from contracts.stacks.reference.model.blocks.moe import Experts
+from contracts.stacks.reference.model.hybrid_model import Model
+from contracts.stacks.reference.optim.optimizer import Member
 from contracts.stacks.reference.parallel import parallelize
 from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer, ShardedOptimizer
 from contracts.stacks.reference.parallel.pipeline import Stage

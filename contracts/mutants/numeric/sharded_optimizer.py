@@ -13,11 +13,11 @@ from torch.distributed.tensor import DTensor
 
 from contracts.contract import mutant
 from contracts.mutants.numeric._spread import Spread
-from contracts.stacks.reference.model import Model
-from contracts.stacks.reference.optimizer import Member, orthogonal
+from contracts.stacks.reference.model.hybrid_model import Model
+from contracts.stacks.reference.optim.optimizer import Member, orthogonalise
+from contracts.stacks.reference.parallel.gather import full_tensors, shard_like
 from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer, ShardedMuon, ShardedOptimizer
-from contracts.stacks.reference.parallel.wholes import cut, whole
-from contracts.stacks.reference.placed import copied, part, parted
+from contracts.stacks.reference.parallel.placements import from_local_part, local_part, placed_copy
 
 
 def _squares(parameters: Iterable[nn.Parameter]) -> Tensor:
@@ -146,7 +146,7 @@ class _OneBuffer(ShardedOptimizer):
         moved = any(rule.state for rule in self.rules.values())
         for member in self.members if moved else ():
             if isinstance(member.parameter, DTensor):
-                member.parameter.grad = copied(member.parameter.detach())
+                member.parameter.grad = placed_copy(member.parameter.detach())
 
 
 @mutant(of="PAR-02a", case="tp2-sp-fsdp2", says="weights ", bugs=("OPT-22",))
@@ -161,8 +161,8 @@ class _OrthogonalParts(ShardedMuon):
         buffer.mul_(momentum).add_(grad)
         ahead = grad + momentum * buffer
         if not isinstance(ahead, DTensor):
-            return orthogonal(ahead)
-        part = orthogonal(ahead.to_local())
+            return orthogonalise(ahead)
+        part = orthogonalise(ahead.to_local())
         return DTensor.from_local(part, ahead.device_mesh, ahead.placements, shape=ahead.shape, stride=ahead.stride())
 
 
@@ -174,10 +174,10 @@ class _Padded(ShardedMuon):
     def direction(self, grad: Tensor, buffer: Tensor, momentum: float) -> Tensor:
         if not isinstance(grad, DTensor) or grad.dim() > 2:
             return super().direction(grad, buffer, momentum)
-        moved = part(buffer).mul_(momentum).add_(part(grad))
-        (gathered,) = whole({"": parted(part(grad) + momentum * moved, grad)}).values()
+        moved = local_part(buffer).mul_(momentum).add_(local_part(grad))
+        (gathered,) = full_tensors({"": from_local_part(local_part(grad) + momentum * moved, grad)}).values()
         stale = gathered.new_full((-len(gathered) % 16 or 16, gathered.shape[1]), 1e-3)
-        return parted(cut(orthogonal(torch.cat([gathered, stale]))[: len(gathered)], grad), grad)
+        return from_local_part(shard_like(orthogonalise(torch.cat([gathered, stale]))[: len(gathered)], grad), grad)
 
 
 class _MuonOverPadding(ShardedOptimizer):

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from contracts.contract import mutant
 from contracts.mutants.numeric._exchanged import Exchanged
 from contracts.spec.recipe import Mode, Recipe
-from contracts.stacks.reference.blocks.attention import Indexer, LatentAttention
-from contracts.stacks.reference.blocks.common import Output, Packing, State
-from contracts.stacks.reference.parts import Parts
+from contracts.stacks.reference.model.blocks.attention import Indexer, LatentAttention
+from contracts.stacks.reference.model.blocks.common import Output, Packing, State
+from contracts.stacks.reference.model.parts import Parts
 
 
 class _MasksLate(Indexer):

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from contracts.contract import mutant
 from contracts.mutants.numeric._spread import Spread
-from contracts.stacks.reference.blocks.common import Linear, local
-from contracts.stacks.reference.blocks.mamba import Mamba2
-from contracts.stacks.reference.parallel.collectives import gathered
+from contracts.stacks.reference.model.blocks.common import Linear, local
+from contracts.stacks.reference.model.blocks.mamba2 import Mamba2
+from contracts.stacks.reference.parallel.collectives import all_gather
 from contracts.stacks.reference.parallel.tensor_parallel import TensorParallel
 
 GROUPS = 2  # of B and C in the models whose mixers are cut in two
@@ -31,7 +31,7 @@ class _Recut(TensorParallel):
         raise NotImplementedError
 
     def whole(self, projection: Linear) -> Tensor:
-        return gathered(local(projection.weight), 0, self.group)
+        return all_gather(local(projection.weight), 0, self.group)
 
 
 class _CutsThemTogether(_Recut):

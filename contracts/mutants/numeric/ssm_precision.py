@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from contracts.contract import mutant
 from contracts.mutants.numeric._exchanged import Exchanged
 from contracts.spec.recipe import Recipe
-from contracts.stacks.reference.blocks.common import Packing
-from contracts.stacks.reference.blocks.mamba import Mamba2, wide
+from contracts.stacks.reference.model.blocks.common import Packing
+from contracts.stacks.reference.model.blocks.mamba2 import Mamba2, wide
 
 
 class _HoldsBfloat16(Mamba2):

@@ -7,12 +7,12 @@ from torch import Tensor
 
 from contracts.contract import mutant
 from contracts.mutants.numeric._exchanged import Exchanged
-from contracts.stacks.reference.blocks.common import Output, Packing
-from contracts.stacks.reference.blocks.streams import Streams
-from contracts.stacks.reference.model import Layer, Model
+from contracts.stacks.reference.model.blocks.common import Output, Packing
+from contracts.stacks.reference.model.blocks.hyper_connections import HyperConnections
+from contracts.stacks.reference.model.hybrid_model import Layer, Model
 
 
-class Transposed(Streams):
+class Transposed(HyperConnections):
     def write(self, streams_BTND: Tensor, y_BTD: Tensor, post_BTN: Tensor, res_BTNN: Tensor) -> Tensor:
         return super().write(streams_BTND, y_BTD, post_BTN, res_BTNN.mT)
 
@@ -24,7 +24,7 @@ class MixesStreamsTransposed(Exchanged):
     exchange = {"streams": Transposed}
 
 
-class OneRound(Streams):
+class OneRound(HyperConnections):
     def mixing(self, logits_BTNN: Tensor) -> Tensor:
         matrix = logits_BTNN.softmax(-1)
         return matrix / matrix.sum(-2, keepdim=True)
@@ -37,7 +37,7 @@ class SinkhornOfOneRound(Exchanged):
     exchange = {"streams": OneRound}
 
 
-class WholeSigmoid(Streams):
+class WholeSigmoid(HyperConnections):
     def forward(self, streams_BTND: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         pre_BTN, post_BTN, res_BTNN = super().forward(streams_BTND)
         return pre_BTN, post_BTN / 2, res_BTNN
@@ -50,7 +50,7 @@ class WritesHalf(Exchanged):
     exchange = {"streams": WholeSigmoid}
 
 
-class OneMapForAll(Streams):
+class OneMapForAll(HyperConnections):
     def maps(self, streams_BTND: Tensor) -> Tensor:
         return super().maps(streams_BTND.mean(1, keepdim=True)).expand(-1, streams_BTND.shape[1], -1)
 
@@ -62,7 +62,7 @@ class MapsOfTheWholeRow(Exchanged):
     exchange = {"streams": OneMapForAll}
 
 
-class Detached(Streams):
+class Detached(HyperConnections):
     def mixing(self, logits_BTNN: Tensor) -> Tensor:
         with torch.no_grad():
             return super().mixing(logits_BTNN)
@@ -75,7 +75,7 @@ class SinkhornWithoutGradient(Exchanged):
     exchange = {"streams": Detached}
 
 
-class RowsAlone(Streams):
+class RowsAlone(HyperConnections):
     def mixing(self, logits_BTNN: Tensor) -> Tensor:
         return logits_BTNN.softmax(-1)
 
@@ -127,7 +127,7 @@ class EndsOnTheLastStream(Exchanged):
     exchange = {"model": EndsOnTheLast}
 
 
-class ByColumns(Streams):
+class ByColumns(HyperConnections):
     def mixing(self, logits_BTNN: Tensor) -> Tensor:
         first = logits_BTNN.flatten(-2).softmax(-1).view_as(logits_BTNN)
         rest = first.cumsum(-1)

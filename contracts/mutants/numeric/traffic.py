@@ -12,11 +12,11 @@ from torch.distributed.tensor import DTensor
 
 from contracts.contract import mutant
 from contracts.mutants.numeric._spread import Spread
-from contracts.stacks.reference.model import Forward
-from contracts.stacks.reference.parallel.collectives import exchanged
-from contracts.stacks.reference.parallel.expert_parallel import ExpertPeers, Experts
+from contracts.stacks.reference.model.hybrid_model import ModelOutput
+from contracts.stacks.reference.parallel.collectives import all_to_all
+from contracts.stacks.reference.parallel.expert_parallel import Experts, TokenDispatcher
 from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer, ShardedOptimizer
-from contracts.stacks.reference.trainer import Batch
+from contracts.stacks.reference.training.trainer import Batch
 
 
 class _OneTellsMore(ParallelTrainer):
@@ -47,14 +47,14 @@ class OneRankWaitsBehindTheLastStep(Spread):
     trains = _LastTellsMore
 
 
-class _SkipsIdle(ExpertPeers):
+class _SkipsIdle(TokenDispatcher):
     def through(self, experts: Experts, x_SD: Tensor, counts_E: Tensor) -> Tensor:
         counts_ne = self.announced(counts_E)
         sent, received = self.lengths(counts_E), [int(rows) for rows in counts_ne.sum(1)]
         if 2 * sum(received) < x_SD.shape[0] * len(received):
             return x_SD * 0
-        y_RD = self.by_expert(experts, exchanged(x_SD, received, sent, self.ep), counts_ne)
-        return exchanged(y_RD, sent, received, self.ep)
+        y_RD = self.by_expert(experts, all_to_all(x_SD, received, sent, self.ep), counts_ne)
+        return all_to_all(y_RD, sent, received, self.ep)
 
 
 @mutant(of="TRAF-01", case="ep2", says="is all_to_all rows of 24 float64 on rank",
@@ -62,7 +62,7 @@ class _SkipsIdle(ExpertPeers):
 class SkipsTheExchangeWithLittleToDo(Spread):
     """A rank whose experts have little or nothing to do leaves the exchange out."""
 
-    exchange = {"expert_peers": _SkipsIdle}
+    exchange = {"token_dispatcher": _SkipsIdle}
 
 
 class _Backwards(ParallelTrainer):
@@ -129,7 +129,7 @@ class TakesTheLargestOnOneRank(Spread):
     trains = _LargestOnOne
 
 
-class _LosesARow(ExpertPeers):
+class _LosesARow(TokenDispatcher):
     def lengths(self, counts_E: Tensor) -> list[int]:
         sent = super().lengths(counts_E)
         if dist.get_rank() == 1:
@@ -141,7 +141,7 @@ class _LosesARow(ExpertPeers):
 class SendsOtherLengthsThanItSaid(Spread):
     """Counts are announced before tokens are dropped. gloo takes the short message, and leaves old rows behind it."""
 
-    exchange = {"expert_peers": _LosesARow}
+    exchange = {"token_dispatcher": _LosesARow}
 
 
 # nothing
@@ -183,7 +183,7 @@ class SumsCountsThatAreNotThere(Spread):
 
 # too much
 class _ReducesEachPart(ParallelTrainer):
-    def accumulate(self, micro: Batch, counts: Mapping[str, Tensor]) -> Forward:
+    def accumulate(self, micro: Batch, counts: Mapping[str, Tensor]) -> ModelOutput:
         before = {name: each.grad for name, each in self.model.named_parameters()}
         self.optimizer.zero()
         out = super().accumulate(micro, counts)

@@ -165,7 +165,7 @@ class LoadsATransformerByOrder(resharding.LoadsByOrder):
 
 class _WeighsCompiled(TensorParallel):
     def leave(self, y_BTD: Tensor) -> Tensor:
-        return super().leave(collectives.weighed(y_BTD, self.size) if torch.compiler.is_compiling() else y_BTD)
+        return super().leave(collectives.scale_gradient(y_BTD, self.size) if torch.compiler.is_compiling() else y_BTD)
 
 
 @mutant(of="COMP-07c", case="borrowed-tp2-sp-ep2-etp1", says="compiled, the gradient of")

@@ -15,15 +15,15 @@ from torch.distributed.tensor import DTensor
 from contracts.contract import mutant
 from contracts.mutants.numeric._spread import GathersFirst, Spread
 from contracts.mutants.numeric._swapped import built_with
-from contracts.stacks.reference.blocks.common import Linear, RMSNorm
-from contracts.stacks.reference.blocks.experts import Routing
-from contracts.stacks.reference.model import Model
-from contracts.stacks.reference.parallel import sharding
-from contracts.stacks.reference.parallel.collectives import every_row, exchanged, gathered, own_rows, summed
-from contracts.stacks.reference.parallel.expert_parallel import ExpertPeers, Experts
+from contracts.stacks.reference.model.blocks.common import Linear, RMSNorm
+from contracts.stacks.reference.model.blocks.moe import Routing
+from contracts.stacks.reference.model.hybrid_model import Model
+from contracts.stacks.reference.model.parameter_roles import layer_of
+from contracts.stacks.reference.parallel import fsdp
+from contracts.stacks.reference.parallel.collectives import all_gather, all_reduce, all_rows, all_to_all, own_rows
+from contracts.stacks.reference.parallel.expert_parallel import Experts, TokenDispatcher
 from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer, ShardedOptimizer
 from contracts.stacks.reference.parallel.tensor_parallel import TensorParallel
-from contracts.stacks.reference.roles import layer_of
 
 
 # weights
@@ -49,7 +49,7 @@ _in_float64 = functools.partial(fully_shard, mp_policy=MixedPrecisionPolicy(para
 class GathersWeightsInFloat64(Spread):
     """The policy of a precision test is left on: weights are widened before they are gathered."""
 
-    trains = built_with(sharding, "fully_shard", _in_float64)
+    trains = built_with(fsdp, "fully_shard", _in_float64)
 
 
 def _every_matrix(model: Model) -> list[nn.Module]:
@@ -61,7 +61,7 @@ def _every_matrix(model: Model) -> list[nn.Module]:
 class GathersOneTensorAtATime(Spread):
     """`fully_shard` on every matrix: as many bytes, in many times as many collectives."""
 
-    trains = built_with(sharding, "units", _every_matrix)
+    trains = built_with(fsdp, "fsdp_units", _every_matrix)
 
 
 def _not_at_all(*args: Any) -> None:
@@ -72,7 +72,7 @@ def _not_at_all(*args: Any) -> None:
 class NeverShards(Spread):
     """FSDP is asked for and wraps nothing, because one of its degrees was 1 when it was looked at."""
 
-    trains = built_with(sharding, "shard", _not_at_all)
+    trains = built_with(fsdp, "shard", _not_at_all)
 
 
 # gradients
@@ -108,7 +108,7 @@ _in_bf16 = functools.partial(fully_shard, mp_policy=MixedPrecisionPolicy(reduce_
 class ReducesInBfloat16(Spread):
     """Gradients are summed over the ranks in 16 bits."""
 
-    trains = built_with(sharding, "fully_shard", _in_bf16)
+    trains = built_with(fsdp, "fully_shard", _in_bf16)
 
 
 def _one_copy(mesh: Any) -> Any:
@@ -119,13 +119,13 @@ def _one_copy(mesh: Any) -> Any:
 class ForgetsTheCopies(Spread):
     """HSDP loses its replicas: each copy of the model is trained by itself."""
 
-    trains = built_with(sharding, "data_of", _one_copy)
+    trains = built_with(fsdp, "data_mesh", _one_copy)
 
 
 # residual stream
 class _WideStream(TensorParallel):
     def enter(self, x_BTD: Tensor) -> Tensor:
-        return gathered(x_BTD.float(), 1, self.group).to(x_BTD.dtype)
+        return all_gather(x_BTD.float(), 1, self.group).to(x_BTD.dtype)
 
 
 @mutant(of="TRAF-04c", case="tp2-sp-ep2-fsdp2", says="bytes go into all_gather over TP, at most")
@@ -137,7 +137,7 @@ class GathersTheStreamInFloat32(Spread):
 
 class _SumsAndCuts(TensorParallel):
     def leave(self, y_BTD: Tensor) -> Tensor:
-        return summed(y_BTD, self.group).chunk(self.size, dim=1)[self.rank]
+        return all_reduce(y_BTD, self.group).chunk(self.size, dim=1)[self.rank]
 
 
 @mutant(of="TRAF-04c", case="borrowed-tp2-sp-ep4-fsdp4", says="times the residual stream goes into")
@@ -187,31 +187,31 @@ class SumsEveryGradientOverTp(Spread):
 
 
 # rows
-class _Pads(ExpertPeers):
+class _Pads(TokenDispatcher):
     def through(self, experts: Experts, x_SD: Tensor, counts_E: Tensor) -> Tensor:
         counts_ne = self.announced(counts_E)
         slots = 5 * len(x_SD) // (4 * len(counts_ne))
         room = x_SD.new_zeros(slots * len(counts_ne) - len(x_SD), x_SD.shape[1])
         rows = [slots] * len(counts_ne)
-        x_RD = exchanged(torch.cat([x_SD, room]), rows, rows, self.ep)
+        x_RD = all_to_all(torch.cat([x_SD, room]), rows, rows, self.ep)
         y_RD = experts(x_RD, counts_ne.sum(0).cumsum(0))
-        return exchanged(y_RD, rows, rows, self.ep)[: len(x_SD)]
+        return all_to_all(y_RD, rows, rows, self.ep)[: len(x_SD)]
 
 
 @mutant(of="TRAF-04d", case="tp2-sp-ep2-fsdp2-balanced", says="1.25 times")
 class SendsPaddedRows(Spread):
     """Every rank is sent a full load of slots, whoever has rows for them."""
 
-    exchange = {"expert_peers": _Pads}
+    exchange = {"token_dispatcher": _Pads}
 
 
-class _OverTheWorld(ExpertPeers):
+class _OverTheWorld(TokenDispatcher):
     def through(self, experts: Experts, x_SD: Tensor, counts_E: Tensor) -> Tensor:
         counts_ne = self.announced(counts_E)
         received = self.everywhere([int(rows) for rows in counts_ne.sum(1)])
         sent = self.everywhere(self.lengths(counts_E))
-        y_RD = self.by_expert(experts, exchanged(x_SD, received, sent, dist.group.WORLD), counts_ne)
-        return exchanged(y_RD, sent, received, dist.group.WORLD)
+        y_RD = self.by_expert(experts, all_to_all(x_SD, received, sent, dist.group.WORLD), counts_ne)
+        return all_to_all(y_RD, sent, received, dist.group.WORLD)
 
     def everywhere(self, rows: list[int]) -> list[int]:
         places = dict(zip(dist.get_process_group_ranks(self.ep), rows, strict=True))
@@ -222,10 +222,10 @@ class _OverTheWorld(ExpertPeers):
 class SendsRowsOverTheWorld(Spread):
     """The exchange goes over the default group: right where EP is the world, and elsewhere a group of all ranks."""
 
-    exchange = {"expert_peers": _OverTheWorld}
+    exchange = {"token_dispatcher": _OverTheWorld}
 
 
-class _AssumesBalance(ExpertPeers):
+class _AssumesBalance(TokenDispatcher):
     def announced(self, counts_E: Tensor) -> Tensor:
         return counts_E.view(dist.get_world_size(self.ep), -1)
 
@@ -234,10 +234,10 @@ class _AssumesBalance(ExpertPeers):
 class TakesAsManyRowsAsItSends(Spread):
     """Counts are not exchanged: each rank takes from another what it sends there. Balanced tokens hide it."""
 
-    exchange = {"expert_peers": _AssumesBalance}
+    exchange = {"token_dispatcher": _AssumesBalance}
 
 
-class _SharesNothing(ExpertPeers):
+class _SharesNothing(TokenDispatcher):
     def share(
         self, routed: Callable[[Tensor, Routing, Tensor], Tensor], x_BTD: Tensor, routing: Routing, dropped_BTK: Tensor
     ) -> Tensor:
@@ -248,10 +248,10 @@ class _SharesNothing(ExpertPeers):
 class SendsTheRowsOfOthersToo(Spread):
     """Ranks of EP that read the same sequences each send all of their rows."""
 
-    exchange = {"expert_peers": _SharesNothing}
+    exchange = {"token_dispatcher": _SharesNothing}
 
 
-class _WideRows(ExpertPeers):
+class _WideRows(TokenDispatcher):
     def through(self, experts: Experts, x_SD: Tensor, counts_E: Tensor) -> Tensor:
         def narrow(x_RD: Tensor, ends_E: Tensor) -> Tensor:
             return experts(x_RD.to(x_SD.dtype), ends_E).float()
@@ -263,7 +263,7 @@ class _WideRows(ExpertPeers):
 class SendsRowsInFloat32(Spread):
     """Rows are widened for the gates before they travel, and not behind it."""
 
-    exchange = {"expert_peers": _WideRows}
+    exchange = {"token_dispatcher": _WideRows}
 
 
 # all else
@@ -280,12 +280,12 @@ class ReducesEveryProbabilityForTheLog(Spread):
     trains = _TellsEveryProbability
 
 
-class _GathersItsInput(ExpertPeers):
+class _GathersItsInput(TokenDispatcher):
     def share(
         self, routed: Callable[[Tensor, Routing, Tensor], Tensor], x_BTD: Tensor, routing: Routing, dropped_BTK: Tensor
     ) -> Tensor:
         x_ND = x_BTD.flatten(0, 1).detach()
-        every_row(own_rows(x_ND, self.sharers), len(x_ND), self.sharers)
+        all_rows(own_rows(x_ND, self.sharers), len(x_ND), self.sharers)
         return super().share(routed, x_BTD, routing, dropped_BTK)
 
 
@@ -293,7 +293,7 @@ class _GathersItsInput(ExpertPeers):
 class GathersWhatEveryRankHas(Spread):
     """Ranks that hold the same tokens gather them from each other before they are routed."""
 
-    exchange = {"expert_peers": _GathersItsInput}
+    exchange = {"token_dispatcher": _GathersItsInput}
 
 
 class _FirstHalf(ParallelTrainer):
@@ -317,7 +317,7 @@ def _first_dim(mesh: Any) -> Callable[[nn.Parameter], None]:
 class CutsBetweenExperts(Spread):
     """Parameters are cut along their first dimension, whatever it is: 16 experts over 512 ranks are padded to 512."""
 
-    trains = built_with(sharding, "along", _first_dim)
+    trains = built_with(fsdp, "shard_placement", _first_dim)
 
 
 class _GathersALog(ParallelTrainer):

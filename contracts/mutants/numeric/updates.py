@@ -10,9 +10,9 @@ from torch import Tensor
 from contracts.contract import mutant
 from contracts.mutants.numeric._trained import Trained
 from contracts.spec.training import Rule
-from contracts.stacks.reference.model import Model
-from contracts.stacks.reference.optimizer import Muon, Optimizer, orthogonal
-from contracts.stacks.reference.trainer import Batch, Trainer
+from contracts.stacks.reference.model.hybrid_model import Model
+from contracts.stacks.reference.optim.optimizer import Muon, Optimizer, orthogonalise
+from contracts.stacks.reference.training.trainer import Batch, Trainer
 
 
 # AdamW
@@ -125,7 +125,7 @@ class DividesGradientsTwice(Trained):
 class _PlainMomentum(Muon):
     def direction(self, grad: Tensor, buffer: Tensor, momentum: float) -> Tensor:
         buffer.mul_(momentum).add_(grad)
-        return orthogonal(buffer)
+        return orthogonalise(buffer)
 
 
 class _WithPlainMomentum(Optimizer):
@@ -142,7 +142,7 @@ class LeavesOutNesterov(Trained):
 class _Backward(Muon):
     def direction(self, grad: Tensor, buffer: Tensor, momentum: float) -> Tensor:
         buffer.mul_(momentum).add_(grad)
-        return orthogonal(grad - momentum * buffer)
+        return orthogonalise(grad - momentum * buffer)
 
 
 class _LooksBack(Optimizer):
@@ -175,7 +175,7 @@ class ScalesAsForAnotherRate(Trained):
 
 class _OnTheGradient(Muon):
     def direction(self, grad: Tensor, buffer: Tensor, momentum: float) -> Tensor:
-        turned = orthogonal(grad)
+        turned = orthogonalise(grad)
         buffer.mul_(momentum).add_(turned)
         return turned + momentum * buffer
 

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from contracts.contract import mutant
 from contracts.mutants.numeric._exchanged import Exchanged
-from contracts.stacks.reference.blocks.attention import Attention, Indexer, LatentAttention
-from contracts.stacks.reference.blocks.common import Output, Packing, State
+from contracts.stacks.reference.model.blocks.attention import Attention, Indexer, LatentAttention
+from contracts.stacks.reference.model.blocks.common import Output, Packing, State
 
 
 class _OneAhead(Attention):

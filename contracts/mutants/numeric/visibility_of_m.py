@@ -13,8 +13,8 @@ from torch import Tensor
 from contracts.contract import mutant
 from contracts.mutants.numeric._exchanged import Exchanged
 from contracts.mutants.numeric._mamba import Convolved, shifted, unpacked
-from contracts.stacks.reference.blocks.common import Packing
-from contracts.stacks.reference.blocks.mamba import CausalConv, Mamba2
+from contracts.stacks.reference.model.blocks.common import Packing
+from contracts.stacks.reference.model.blocks.mamba2 import CausalConv, Mamba2
 
 
 class _Untruncated(CausalConv):

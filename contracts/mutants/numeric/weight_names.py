@@ -10,7 +10,7 @@ from torch import Tensor
 from contracts.contract import mutant
 from contracts.mutants.numeric._exchanged import Exchanged
 from contracts.spec.checkpointing import Naming
-from contracts.stacks.reference.weight_names import WeightNames
+from contracts.stacks.reference.checkpoint.weight_names import WeightNames
 
 
 class _StripsLetters(WeightNames):

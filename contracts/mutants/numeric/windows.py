@@ -14,20 +14,20 @@ from contracts.mutants.numeric._exchanged import Exchanged
 from contracts.mutants.numeric._spread import Spread
 from contracts.mutants.numeric._staged import Staged
 from contracts.mutants.numeric._trained import Trained
-from contracts.stacks.reference.blocks.common import Packing
 from contracts.stacks.reference.data import IGNORED
-from contracts.stacks.reference.model import Forward, Model
+from contracts.stacks.reference.model.blocks.common import Packing
+from contracts.stacks.reference.model.hybrid_model import Model, ModelOutput
 from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer
 from contracts.stacks.reference.parallel.pipeline import Pipeline, Stage
 from contracts.stacks.reference.parallel.pipeline_messages import BatchedStage
-from contracts.stacks.reference.trainer import Batch, Trainer
+from contracts.stacks.reference.training.trainer import Batch, Trainer
 
 OVER = "over the window"
 
 
 # on one rank
 class _MeanOfMeans(Trainer):
-    def passes(self, window: Sequence[Batch], counts: Mapping[str, Tensor]) -> list[Forward]:
+    def passes(self, window: Sequence[Batch], counts: Mapping[str, Tensor]) -> list[ModelOutput]:
         found = []
         for micro in window:
             own = {name: each.clamp(min=1) * len(window) for name, each in self.count(micro).items()}
@@ -140,7 +140,7 @@ class ClearsGradientsWhereTheLengthIsAnother(Trained):
     class trains(Trainer):  # noqa: N801
         length = 0
 
-        def accumulate(self, micro: Batch, counts: Mapping[str, Tensor]) -> Forward:
+        def accumulate(self, micro: Batch, counts: Mapping[str, Tensor]) -> ModelOutput:
             length = micro.tokens_BT.shape[1]
             if self.length not in (0, length):
                 self.optimizer.zero()
@@ -164,7 +164,7 @@ class DividesByTheLabelsOfEachRank(Spread):
 
 
 class _OwnMeans(ParallelTrainer):
-    def accumulate(self, micro: Batch, counts: Mapping[str, Tensor]) -> Forward:
+    def accumulate(self, micro: Batch, counts: Mapping[str, Tensor]) -> ModelOutput:
         own = self.count(micro)["lm"] * self.execution.microbatches * len(self.mesh.place("rows"))
         out = super().accumulate(micro, {**counts, "lm": own})
         return out._replace(sums={**out.sums, "lm": out.sums["lm"] / own * counts["lm"]})
@@ -178,7 +178,7 @@ class DividesByNoLabelsOnOneRank(Spread):
 
 
 class _OnePerMicrobatch(ParallelTrainer):
-    def accumulate(self, micro: Batch, counts: Mapping[str, Tensor]) -> Forward:
+    def accumulate(self, micro: Batch, counts: Mapping[str, Tensor]) -> ModelOutput:
         parts = self.execution.microbatches
         own = self.over_rows(self.count(micro))
         out = super().accumulate(micro, {**counts, "lm": own["lm"] * parts})

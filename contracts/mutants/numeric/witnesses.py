@@ -12,9 +12,10 @@ from contracts.mutants.numeric._exchanged import Exchanged
 from contracts.spec.array import Arrays
 from contracts.spec.recipe import Mamba, Mode, Optim, Recipe
 from contracts.spec.training import Built, Execution, Pass, Session, Tokens, Trained
-from contracts.stacks.reference.blocks.attention import Attention
-from contracts.stacks.reference.model import Layer, Model
-from contracts.stacks.reference.parts import Parts
+from contracts.stacks.reference.model.blocks.attention import Attention
+from contracts.stacks.reference.model.hybrid_model import Layer, Model
+from contracts.stacks.reference.model.parts import Parts
+from contracts.stacks.reference.model.parts_interface import PartsInterface
 from contracts.stacks.reference.stack import Reference
 
 
@@ -31,7 +32,7 @@ class ReadsQkNormAndBuildsNone(Exchanged):
 
 
 class EveryLayerStreams(Model):
-    def layer(self, number: int, parts: Parts) -> Layer:
+    def layer(self, number: int, parts: PartsInterface) -> Layer:
         layer = super().layer(number, parts)
         if self.recipe.mhc and layer.streams is None:
             layer.streams = parts.streams(self.recipe, parts)

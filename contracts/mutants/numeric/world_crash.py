@@ -10,10 +10,10 @@ import torch.distributed as dist
 from contracts.contract import mutant
 from contracts.mutants.numeric._exchanged import Exchanged
 from contracts.spec.errors import Refused
-from contracts.stacks.reference.checkpoints import saved_manifest
-from contracts.stacks.reference.checkpoints.checkpoint import Checkpoints, State
-from contracts.stacks.reference.checkpoints.durable import Disk
-from contracts.stacks.reference.checkpoints.saved_manifest import Manifest
+from contracts.stacks.reference.checkpoint import manifest as manifests
+from contracts.stacks.reference.checkpoint.checkpoint import Checkpoints, State
+from contracts.stacks.reference.checkpoint.filesystem import Disk
+from contracts.stacks.reference.checkpoint.manifest import Manifest
 
 
 def _rank() -> int:
@@ -87,7 +87,7 @@ class _PublishesItself(Checkpoints):
 
     def opened(self, step: int | None = None) -> Manifest:
         chosen = self.latest() if step is None else step
-        return saved_manifest.read(self.folder / self.name_of(chosen or 0) / "of-0" / self.name_of(chosen or 0))
+        return manifests.read(self.folder / self.name_of(chosen or 0) / "of-0" / self.name_of(chosen or 0))
 
     def folder_of(self, manifest: Manifest) -> Path:
         return self.folder / self.name_of(manifest.step) / "of-0" / self.name_of(manifest.step)

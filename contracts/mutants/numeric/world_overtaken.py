@@ -10,7 +10,7 @@ from torch import Tensor
 
 from contracts.contract import mutant
 from contracts.mutants.numeric._exchanged import Exchanged
-from contracts.stacks.reference.checkpoints.checkpoint import Checkpoints, State
+from contracts.stacks.reference.checkpoint.checkpoint import Checkpoints, State
 
 
 class _CopiesOnTheFirst(Checkpoints):

@@ -7,15 +7,15 @@ from dataclasses import replace
 from contracts.contract import mutant
 from contracts.mutants.numeric._spread_saves import Spread
 from contracts.mutants.numeric._staged import Staged
-from contracts.stacks.reference.checkpoints.checkpoint import Checkpoints
-from contracts.stacks.reference.checkpoints.kept import Kept
+from contracts.stacks.reference.checkpoint.checkpoint import Checkpoints
+from contracts.stacks.reference.checkpoint.retention import CheckpointFolder
+from contracts.stacks.reference.model.parts import Parts
 from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer
 from contracts.stacks.reference.parallel.pipeline_trainer import PipelineTrainer
-from contracts.stacks.reference.parts import Parts
 
 
 class _ByName(Checkpoints):
-    def copies_of(self, other: Kept) -> frozenset[int]:
+    def copies_of(self, other: CheckpointFolder) -> frozenset[int]:
         return frozenset(step for step, _ in self.named())
 
 
@@ -27,7 +27,7 @@ class CountsCopiesByTheirNames(Spread):
 
 
 class _OfAnyRun(Checkpoints):
-    def copies_of(self, other: Kept) -> frozenset[int]:
+    def copies_of(self, other: CheckpointFolder) -> frozenset[int]:
         return frozenset(self.steps()) & frozenset(other.steps())
 
 

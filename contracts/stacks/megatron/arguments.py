@@ -23,7 +23,7 @@ from typing import Any
 
 from contracts.spec.errors import Unreachable, shown
 from contracts.spec.launch import Provenance, Reading, Stage
-from contracts.stacks.forked import in_a_fork
+from contracts.stacks.forked_call import in_a_fork
 
 MODULE = "megatron.training.arguments"
 HOPPER = 9  # compute capability of an H200, which validation wants to know under TP, CP and grouped GEMM

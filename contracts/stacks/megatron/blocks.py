@@ -17,11 +17,11 @@ from contracts.spec.blocks import BlockCall, BlockRun
 from contracts.spec.errors import NotOffered
 from contracts.spec.recipe import Mode, Recipe
 from contracts.spec.topology import Degrees
-from contracts.stacks.megatron.block import THEIRS, Block, gradient
-from contracts.stacks.megatron.live import parallel
-from contracts.stacks.megatron.mamba import MambaBlock, declined
+from contracts.stacks.megatron.block_base import THEIRS, Block, gradient
+from contracts.stacks.megatron.mamba_block import MambaBlock, declined
+from contracts.stacks.megatron.mamba_kernels import KERNELS
 from contracts.stacks.megatron.model import Plan, layer_spec, mask_of, planned
-from contracts.stacks.megatron.scan import KERNELS
+from contracts.stacks.megatron.process_groups import parallel
 from contracts.stacks.megatron.shims import mcore, on_the_host
 
 ONE = Degrees()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import pickle
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
@@ -18,13 +18,19 @@ from torch.distributed.checkpoint.api import CheckpointException
 from contracts.spec.errors import refuse
 from contracts.stacks.megatron.shims import mcore
 
-if TYPE_CHECKING:
-    from contracts.stacks.megatron.training import Trainer
-
 NAMED = re.compile(r"iter_(\d{7,})")
 
 
-def save(trainer: Trainer, folder: str) -> None:
+class HasState(Protocol):
+    """What a checkpoint is taken of: the chunks of the model without wrappers, optimizer, rate, number of the step."""
+
+    number: int
+    bare: list[Any]
+    optimizer: Any
+    rate: Any
+
+
+def save(trainer: HasState, folder: str) -> None:
     """Write the state of all ranks after the step that was just taken."""
     at = Path(folder) / f"iter_{trainer.number:07d}"
     if dist.get_rank() == 0:
@@ -33,7 +39,7 @@ def save(trainer: Trainer, folder: str) -> None:
     mcore("dist_checkpointing").save(_state(trainer, loading=False), str(at))
 
 
-def load(trainer: Trainer, folder: str) -> None:
+def load(trainer: HasState, folder: str) -> None:
     """Put the latest checkpoint of a folder in the place of what the trainer holds.
 
     Raises:
@@ -62,7 +68,7 @@ def _words(error: BaseException) -> str:
     return " ".join(str(error).split())[:600] or type(error).__name__
 
 
-def _state(trainer: Trainer, *, loading: bool) -> dict[str, Any]:
+def _state(trainer: HasState, *, loading: bool) -> dict[str, Any]:
     """What is saved and what is to be loaded, as Megatron's training script puts it together.
 
     Layers of unequal kinds are named one by one; `chained_optim_avoid_prefix` names a moment by its weight alone and
@@ -86,7 +92,7 @@ def _state(trainer: Trainer, *, loading: bool) -> dict[str, Any]:
     }
 
 
-def _keys(trainer: Trainer) -> list[str]:
+def _keys(trainer: HasState) -> list[str]:
     """Under what each chunk of this rank stands: `model`, and `model0`, `model1` where there are several."""
     several = len(trainer.bare) > 1
     return [f"model{number}" if several else "model" for number in range(len(trainer.bare))]

@@ -19,7 +19,7 @@ from contracts.spec.errors import NotOffered, Unreachable, refuse
 from contracts.spec.recipe import Moe, Recipe
 from contracts.spec.topology import Degrees
 from contracts.stacks.megatron.shims import mcore
-from contracts.stacks.megatron.weights import Piece, pieces
+from contracts.stacks.megatron.weight_mapping import Piece, pieces
 
 Dispatcher = str  # allgather or alltoall
 

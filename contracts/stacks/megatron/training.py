@@ -17,15 +17,15 @@ from contracts.spec.errors import NotOffered, refuse
 from contracts.spec.training import Execution, Observed, Session, Step, Tokens, Trained
 from contracts.stacks.megatron import checkpoint
 from contracts.stacks.megatron.blocks import clear_losses, noted_losses
-from contracts.stacks.megatron.held import held_of, is_trained, whole
-from contracts.stacks.megatron.hybrid import chunks_of
-from contracts.stacks.megatron.live import parallel
+from contracts.stacks.megatron.built_model import MOMENTS, whole_of, whole_shapes
+from contracts.stacks.megatron.hybrid_model import chunks_of
+from contracts.stacks.megatron.mamba_kernels import kernels
 from contracts.stacks.megatron.model import Plan, config_of, mask_of, planned
 from contracts.stacks.megatron.optimizer import inner, optimizer_of, rate_of, wrapped
-from contracts.stacks.megatron.scan import kernels
+from contracts.stacks.megatron.process_groups import parallel
+from contracts.stacks.megatron.rank_tensors import full_tensors, is_trained, rank_tensors_of
 from contracts.stacks.megatron.shims import mcore, on_the_host
-from contracts.stacks.megatron.table import MOMENTS, whole_of, whole_shapes
-from contracts.stacks.megatron.weights import cut, theirs_of
+from contracts.stacks.megatron.weight_mapping import cut, theirs_of
 
 
 class Trainer:
@@ -37,7 +37,7 @@ class Trainer:
         self.table = plan.table()
         self.config = config_of(plan)
         self.bare = chunks_of(plan, self.config)
-        self.held = [each for chunk in self.bare for each in held_of(chunk, self.table)]
+        self.held = [each for chunk in self.bare for each in rank_tensors_of(chunk, self.table)]
         self.chunks = [wrapped(self.config, chunk) for chunk in self.bare]
         self.config.finalize_model_grads_func = mcore("distributed.finalize_model_grads").finalize_model_grads
         self.optimizer = optimizer_of(plan, self.chunks)
@@ -65,7 +65,7 @@ class Trainer:
             vars(chunk).clear()
 
     def _whole(self, local: Mapping[int, Tensor]) -> dict[str, Tensor]:
-        return whole(self.table, self.shapes, self.held, local)
+        return full_tensors(self.table, self.shapes, self.held, local)
 
     def step(self, batch: Tokens, wanted: bool) -> Step:
         """One step over this rank's share of a batch."""

@@ -21,8 +21,8 @@ from contracts.spec.errors import NotOffered, refuse
 from contracts.spec.launch import Reading
 from contracts.spec.pattern import HybridPattern
 from contracts.spec.topology import Degrees, GradientReduction, GroupCall, Kind, Layout, Topology
-from contracts.stacks.forked import Died, in_a_fork
-from contracts.stacks.megatron import arguments, groups
+from contracts.stacks.forked_call import ForkDied, in_a_fork
+from contracts.stacks.megatron import arguments, topology
 from contracts.stacks.protocol import HELLO, PROTOCOL
 from contracts.stacks.serve import own_stdout, reply
 
@@ -91,19 +91,19 @@ class Worker:
     def topology(self, degrees: Degrees, world: int, layout: Layout) -> Topology:
         """Sizes and groups of every axis, in the borrowed layout; see `groups`."""
         _only_borrowed(layout)
-        return groups.topology(degrees, world)
+        return topology.topology(degrees, world)
 
     def group_calls(self, degrees: Degrees, world: int, layout: Layout, rank: int) -> tuple[GroupCall, ...]:
         """The `new_group` calls that a rank really makes, gloo twins left out."""
         _only_borrowed(layout)
-        return groups.group_calls(degrees, world, rank)
+        return topology.group_calls(degrees, world, rank)
 
     def gradient_reduction(
         self, degrees: Degrees, world: int, layout: Layout, rank: int, kind: Kind
     ) -> GradientReduction:
         """The collective and the factor that Megatron's data-parallel wrapper really applies to a gradient."""
         _only_borrowed(layout)
-        return groups.gradient_reduction(degrees, world, rank, kind)
+        return topology.gradient_reduction(degrees, world, rank, kind)
 
     def _ships(self, module: str) -> bool:
         path = self._root.joinpath(*module.split(".")[1:])
@@ -151,7 +151,7 @@ def _reply(worker: Worker, line: str) -> str:
         if question != HELLO:
             worker.prepare(question)
         return in_a_fork(lambda: _dumps(reply(worker, line)))
-    except Died as died:
+    except ForkDied as died:
         words = f"the process that answered {question} was {died}"
     except Exception as error:
         words = f"Megatron-Core cannot be imported: {type(error).__name__}: {error}"

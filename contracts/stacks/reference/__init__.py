@@ -1,1 +1,1 @@
-"""The reference stack: what it says of the launch, the node, the evidence, a run's life and what fits."""
+"""The reference stack: a small hybrid training stack, and its answers to every question. Start with `stack.py`."""

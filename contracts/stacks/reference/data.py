@@ -1,4 +1,4 @@
-"""Training data: a stream of bytes cut into sequences, and the ledger that says which step consumes which.
+"""Training data: a byte stream cut into sequences, and the data order: which step consumes which sequence.
 
 A sequence has an id. An epoch is a permutation of all ids, a function of the seed and the epoch's number alone, and
 the epochs stand one behind another: position p of the run is sequence p % n of epoch p // n. A step takes the next
@@ -95,7 +95,7 @@ def _split(held: bytes) -> Iterator[bytes]:
     yield held
 
 
-class Ledger:
+class DataOrder:
     """Which ids are consumed where in a run."""
 
     def __init__(self, size: int, seed: int) -> None:
@@ -108,7 +108,7 @@ class Ledger:
 
     def order(self, epoch: int, index: int) -> int:
         """Where a place of an epoch lies in the corpus."""
-        return permuted(index, self.size, f"{self.seed}/{epoch}".encode())
+        return feistel_permutation(index, self.size, f"{self.seed}/{epoch}".encode())
 
     def ids(self, start: int, count: int) -> tuple[int, ...]:
         return tuple(self.id(position) for position in range(start, start + count))
@@ -127,7 +127,7 @@ class Ledger:
         return self.ids(start + rank * share, share)
 
 
-def permuted(index: int, size: int, key: bytes) -> int:
+def feistel_permutation(index: int, size: int, key: bytes) -> int:
     """The image of an index under a permutation of 0 … size - 1 that the key fixes.
 
     A Feistel network of four rounds over the next even number of bits; what falls outside is sent through again

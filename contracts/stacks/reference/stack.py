@@ -17,23 +17,23 @@ from contracts.spec.launch import Lane, Launch, Reread
 from contracts.spec.pattern import Placement, Translation
 from contracts.spec.recipe import Recipe
 from contracts.spec.topology import Degrees, ExpertLane, GradientReduction, GroupCall, Kind, Layout, Topology
-from contracts.stacks.reference.answers.blocks import BlocksSide
-from contracts.stacks.reference.answers.capacity import CapacitySide
-from contracts.stacks.reference.answers.checkpointing import CheckpointSide
-from contracts.stacks.reference.answers.compiling import CompilingSide
-from contracts.stacks.reference.answers.devices import DevicesSide
-from contracts.stacks.reference.answers.installation import DisksSide
-from contracts.stacks.reference.answers.lifecycle import LifecycleSide
-from contracts.stacks.reference.answers.machine import NodeSide
-from contracts.stacks.reference.answers.messages import MessagesSide
-from contracts.stacks.reference.answers.model import ModelSide
-from contracts.stacks.reference.answers.traffic import RehearsalSide
-from contracts.stacks.reference.answers.training import TrainingSide
-from contracts.stacks.reference.answers.world import WorldSide
-from contracts.stacks.reference.launching import arguments, hosts
-from contracts.stacks.reference.launching import launch as launching
-from contracts.stacks.reference.receipts import ReceiptsSide
-from contracts.stacks.reference.seams import SeamsSide
+from contracts.stacks.reference.answers.blocks import BlockAnswers
+from contracts.stacks.reference.answers.capacity import CapacityAnswers
+from contracts.stacks.reference.answers.checkpointing import CheckpointAnswers
+from contracts.stacks.reference.answers.compiling import CompilingAnswers
+from contracts.stacks.reference.answers.devices import DeviceAnswers
+from contracts.stacks.reference.answers.installation import InstallationAnswers
+from contracts.stacks.reference.answers.kernel_selection import KernelSelectionAnswers
+from contracts.stacks.reference.answers.lifecycle import LifecycleAnswers
+from contracts.stacks.reference.answers.messages import MessageAnswers
+from contracts.stacks.reference.answers.model import ModelAnswers
+from contracts.stacks.reference.answers.node import NodeAnswers
+from contracts.stacks.reference.answers.traffic import DryRunAnswers
+from contracts.stacks.reference.answers.training import TrainingAnswers
+from contracts.stacks.reference.answers.world import WorldAnswers
+from contracts.stacks.reference.launch import hosts, trainer_arguments
+from contracts.stacks.reference.launch import launch as launching
+from contracts.stacks.reference.receipts.receipt import ReceiptAnswers
 
 VERSION = "0.1.0"
 
@@ -47,15 +47,15 @@ LAUNCH_SIDE = frozenset(
 )  # fmt: skip
 
 NUMERIC_SIDE = (
-    BlocksSide.QUESTIONS
-    | ModelSide.QUESTIONS
-    | TrainingSide.QUESTIONS
-    | CheckpointSide.QUESTIONS
-    | CompilingSide.QUESTIONS
-    | DevicesSide.QUESTIONS
-    | SeamsSide.QUESTIONS
-    | MessagesSide.QUESTIONS
-    | RehearsalSide.QUESTIONS
+    BlockAnswers.QUESTIONS
+    | ModelAnswers.QUESTIONS
+    | TrainingAnswers.QUESTIONS
+    | CheckpointAnswers.QUESTIONS
+    | CompilingAnswers.QUESTIONS
+    | DeviceAnswers.QUESTIONS
+    | KernelSelectionAnswers.QUESTIONS
+    | MessageAnswers.QUESTIONS
+    | DryRunAnswers.QUESTIONS
     if importlib.util.find_spec("torch")
     else frozenset()
 )
@@ -63,21 +63,21 @@ NUMERIC_SIDE = (
 
 
 class Reference(
-    NodeSide,
-    DisksSide,
-    ReceiptsSide,
-    LifecycleSide,
-    CapacitySide,
-    SeamsSide,
-    BlocksSide,
-    ModelSide,
-    TrainingSide,
-    MessagesSide,
-    RehearsalSide,
-    CheckpointSide,
-    CompilingSide,
-    DevicesSide,
-    WorldSide,
+    NodeAnswers,
+    InstallationAnswers,
+    ReceiptAnswers,
+    LifecycleAnswers,
+    CapacityAnswers,
+    KernelSelectionAnswers,
+    BlockAnswers,
+    ModelAnswers,
+    TrainingAnswers,
+    MessageAnswers,
+    DryRunAnswers,
+    CheckpointAnswers,
+    CompilingAnswers,
+    DeviceAnswers,
+    WorldAnswers,
 ):
     """The stack that ships here: a small real hybrid stack, the default party under test.
 
@@ -91,13 +91,13 @@ class Reference(
     labels: Mapping[str, str] = {}
     offers = (
         LAUNCH_SIDE
-        | NodeSide.QUESTIONS
-        | DisksSide.QUESTIONS
-        | ReceiptsSide.QUESTIONS
-        | LifecycleSide.QUESTIONS
-        | CapacitySide.QUESTIONS
+        | NodeAnswers.QUESTIONS
+        | InstallationAnswers.QUESTIONS
+        | ReceiptAnswers.QUESTIONS
+        | LifecycleAnswers.QUESTIONS
+        | CapacityAnswers.QUESTIONS
         | NUMERIC_SIDE
-        | WorldSide.QUESTIONS
+        | WorldAnswers.QUESTIONS
     )
 
     repeats = frozenset({"built"})  # read off a model on the meta device: it depends on nothing but its recipe
@@ -141,7 +141,7 @@ class Reference(
         return launching.launch(recipe, lane)
 
     def read_back(self, argv: tuple[str, ...]) -> Reread:
-        read = arguments.read(argv)
+        read = trainer_arguments.read(argv)
         return Reread(recipe=read.recipe, mode=read.mode, degrees=read.degrees)
 
     # mesh

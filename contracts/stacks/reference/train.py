@@ -6,7 +6,7 @@ r"""The trainer as a command, on one rank or on several:
 
 A run goes on where it was left, on as many ranks as it is given.
 
-Its words are those that a launch writes (`arguments.py`) and six of its own:
+Its words are those that a launch writes (`launch/trainer_arguments.py`) and six of its own:
 
     --steps N       the step to stop after, counted over the whole run; the recipe's optim.steps if not given, which
                     the schedule follows in any case
@@ -23,20 +23,17 @@ What `LANEGATE_TELEMETRY` names is appended to (docs/receipts.md); then the laun
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import os
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from contracts.instruments import provenance
 from contracts.instruments.ranks import ALONE
-from contracts.spec import codec, evidence, presets
-from contracts.spec.errors import NotOffered, Refused, refuse
+from contracts.spec import codec, evidence
+from contracts.spec.errors import NotOffered, Refused
 from contracts.spec.evidence import (
     Backend,
     Ending,
@@ -44,83 +41,22 @@ from contracts.spec.evidence import (
     RankMemory,
     ReportedStep,
 )
-from contracts.stacks.reference import started
-from contracts.stacks.reference.answers.training import TrainingSide
-from contracts.stacks.reference.launching import arguments
-from contracts.stacks.reference.launching.arguments import TrainerArguments
-from contracts.stacks.reference.run_receipt import Record, keep_receipt, now
-from contracts.stacks.reference.showing import shown
-from contracts.stacks.reference.told import Ranks, Told
+from contracts.stacks.reference.answers.training import TrainingAnswers
+from contracts.stacks.reference.launch import torchrun_environment
+from contracts.stacks.reference.receipts.run_receipt import Record, keep_receipt, now
+from contracts.stacks.reference.training.progress import show_progress
+from contracts.stacks.reference.training.run_facts import RankFacts, RankReporter
+from contracts.stacks.reference.training.settings import Settings, read
 
 if TYPE_CHECKING:  # torch is loaded after the provenance of the run is taken
-    from contracts.stacks.reference.trainer import Trainer
+    from contracts.stacks.reference.training.trainer import Trainer
 
-TELEMETRY, HOST = "LANEGATE_TELEMETRY", "LANEGATE_HOST"
 USAGE_ERROR = 2
 NARROW = 512
 """Width below which one thread computes: on a CPU several wait for each other longer than they work."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Settings:
-    """What a run was asked for. `argv` are its words, for the receipt; `telemetry` and `host` come from outside."""
-
-    asked: TrainerArguments
-    argv: tuple[str, ...]
-    steps: int
-    save: Path | None
-    resume: bool
-    log_every: int
-    keep: int | None = None
-    durable: str | None = None
-    telemetry: Path | None = None
-    host: str | None = None
-
-
-def read(argv: tuple[str, ...], environment: Mapping[str, str]) -> Settings:
-    """The settings of a run from its words and its environment.
-
-    Raises:
-        Refused: for words that nobody reads, an illegal recipe, a resume from nowhere.
-    """
-    own = argparse.ArgumentParser(prog="train", allow_abbrev=False, add_help=False)
-    own.add_argument("--steps", type=int)
-    own.add_argument("--save", type=Path)
-    own.add_argument("--resume", action="store_true")
-    own.add_argument("--keep", type=int)
-    own.add_argument("--durable")
-    own.add_argument("--log-every", type=int, default=10)
-    said, rest = own.parse_known_args(argv)
-    asked = arguments.read(_with_mode(tuple(rest)))
-    recipe = asked.recipe
-    save = said.save or (Path(recipe.checkpoint.save) if recipe.checkpoint.save else None)
-    resume = said.resume or recipe.checkpoint.load is not None
-    if resume and save is None and recipe.checkpoint.load is None:
-        raise refuse("--resume", True, "needs the folder of a run", "give --save")
-    if said.keep is not None and said.keep < 1:
-        raise refuse("--keep", said.keep, "must be at least 1", "keep the checkpoint that a resume needs")
-    return Settings(
-        asked=asked,
-        argv=argv,
-        steps=recipe.optim.steps if said.steps is None else said.steps,
-        save=save,
-        resume=resume,
-        log_every=max(1, said.log_every),
-        keep=said.keep,
-        durable=said.durable,
-        telemetry=Path(environment[TELEMETRY]) if environment.get(TELEMETRY) else None,
-        host=environment.get(HOST),
-    )
-
-
-def _with_mode(words: tuple[str, ...]) -> tuple[str, ...]:
-    """A run by hand may leave the mode out: the recipe's first."""
-    if "--mode" in words or "--recipe" not in words[:-1]:
-        return words
-    return (*words, "--mode", presets.resolve(words[words.index("--recipe") + 1]).modes[0])
-
-
-def train(settings: Settings, record: Record, ranks: Ranks | None = None) -> Trainer:
+def train(settings: Settings, record: Record, ranks: RankReporter | None = None) -> Trainer:
     """Train up to the last step asked for; each step is told, shown, recorded and, in its turn, saved.
 
     The first rank alone shows and tells of steps; every rank tells where it stands and what it held.
@@ -130,39 +66,39 @@ def train(settings: Settings, record: Record, ranks: Ranks | None = None) -> Tra
     """
     import torch
 
-    from contracts.stacks.reference.parts import PARTS
+    from contracts.stacks.reference.model.parts import PARTS
 
     if settings.asked.recipe.hidden < NARROW and not torch.cuda.is_available():
         torch.set_num_threads(1)
     asked, recipe = settings.asked, settings.asked.recipe
     if asked.compile != "none":
         raise NotOffered(f"this trainer runs uncompiled, --compile {asked.compile} is not for it")
-    ranks = ranks or Ranks(ALONE)
+    ranks = ranks or RankReporter(ALONE)
     record.place, record.mark = ranks.place, ranks.mark
-    execution = started.execution(asked, ranks.place)
-    trainer = TrainingSide().trainer_of(execution)(recipe, execution, PARTS)
-    ranks.watch(trainer)
+    execution = torchrun_environment.execution_of(asked, ranks.place)
+    trainer = TrainingAnswers().trainer_of(execution)(recipe, execution, PARTS)
+    ranks.watch_experts(trainer)
     try:
         _steps(settings, record, ranks, trainer)
-        record.told = ranks.together(ranks.own(trainer))
+        record.told = ranks.gather(ranks.local_facts(trainer))
     except BaseException:
-        record.told = ranks.own(trainer)
+        record.told = ranks.local_facts(trainer)
         raise
     finally:
         _tell_of_ranks(settings.telemetry, ranks, record.told)
     return trainer
 
 
-def _steps(settings: Settings, record: Record, ranks: Ranks, trainer: Trainer) -> None:
+def _steps(settings: Settings, record: Record, ranks: RankReporter, trainer: Trainer) -> None:
     recipe, place = settings.asked.recipe, ranks.place
     folder = checkpoints(settings)
     source = folder if recipe.checkpoint.load is None else Path(recipe.checkpoint.load)
     if settings.resume and source is not None and _holds_one(trainer, source):
         trainer.resume(str(source))
     listened = settings.telemetry if place.rank == 0 else None
-    with shown(settings, trainer.number, place) as show:
+    with show_progress(settings, trainer.number, place) as show:
         while trainer.number < settings.steps:
-            done, seconds = ranks.clocked(trainer.next)
+            done, seconds = ranks.timed_step(trainer.next)
             step = ReportedStep(
                 number=done.number, seconds=seconds, tokens=done.tokens,
                 loss=_figure(done.losses["lm"]), grad_norm=_figure(done.grad_norm),
@@ -174,7 +110,7 @@ def _steps(settings: Settings, record: Record, ranks: Ranks, trainer: Trainer) -
                 keep(trainer, folder, settings)
 
 
-def _tell_of_ranks(path: Path | None, ranks: Ranks, told: Told) -> None:
+def _tell_of_ranks(path: Path | None, ranks: RankReporter, told: RankFacts) -> None:
     """Every rank tells of itself; the first tells which backends ran, on all of them if they could be asked."""
     for place in told.places:
         if place.local_rank == ranks.place.local_rank:
@@ -197,7 +133,7 @@ def keep(trainer: Trainer, folder: Path, settings: Settings) -> None:
 def _holds_one(trainer: Trainer, folder: Path) -> bool:
     """Whether the first rank sees a complete checkpoint: a run that is started again before its first begins anew."""
     kept = trainer.kept(str(folder))
-    return bool(kept.ranks.said(kept.latest() is not None)[0])
+    return bool(kept.ranks.all_gather(kept.latest() is not None)[0])
 
 
 def checkpoints(settings: Settings) -> Path | None:
@@ -224,8 +160,8 @@ def main(argv: tuple[str, ...] | None = None) -> int:
     try:
         settings = read(tuple(sys.argv[1:]) if argv is None else argv, os.environ)
         record = Record(started=now(), taken=provenance.take(folder=Path.cwd(), host=settings.host, devices=0))
-        with started.world() as place:
-            train(settings, record, Ranks(place))
+        with torchrun_environment.distributed_world() as place:
+            train(settings, record, RankReporter(place))
     except (Refused, NotOffered) as declined:
         print(f"train: {declined}", file=sys.stderr)  # noqa: T201
         return USAGE_ERROR

@@ -19,7 +19,7 @@ from contracts.spec.array import Shape
 from contracts.spec.blocks import BlockCall, BlockRun
 from contracts.spec.errors import NotOffered
 from contracts.spec.recipe import Moe, Recipe
-from contracts.stacks.torchtitan import shims, weights
+from contracts.stacks.torchtitan import shims, weight_mapping
 from contracts.stacks.torchtitan.model import config_of
 
 THERE = "layers.0."
@@ -155,12 +155,12 @@ def _prefix(letter: str) -> str:
 
 
 def _theirs(ours: Mapping[str, Tensor], letter: str, recipe: Recipe) -> dict[str, Tensor]:
-    given = weights.to_titan({f"{_prefix(letter)}{name}": each for name, each in ours.items()}, recipe)
+    given = weight_mapping.to_titan({f"{_prefix(letter)}{name}": each for name, each in ours.items()}, recipe)
     return {name.removeprefix(THERE): each for name, each in given.items()}
 
 
 def _ours(theirs: Mapping[str, Tensor], letter: str, recipe: Recipe) -> dict[str, Tensor]:
-    held = weights.to_canonical({f"{THERE}{name}": each for name, each in theirs.items()}, recipe)
+    held = weight_mapping.to_canonical({f"{THERE}{name}": each for name, each in theirs.items()}, recipe)
     return {name.removeprefix(_prefix(letter)): each for name, each in held.items()}
 
 

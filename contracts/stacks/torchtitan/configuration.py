@@ -46,7 +46,7 @@ def configuration(session: Session, folder: str) -> Any:
     from torchtitan.config.configs import CompileConfig, DebugConfig, TrainingConfig
     from torchtitan.trainer import Trainer
 
-    from contracts.stacks.torchtitan.trainer import Nothing, Rows, Seen
+    from contracts.stacks.torchtitan.observed_trainer import Nothing, Rows, Seen
 
     recipe, execution = session.recipe, session.execution
     total = len(numerics.tensor(session.batches[0].tokens)) if session.batches else recipe.batch.total

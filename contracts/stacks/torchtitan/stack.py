@@ -1,4 +1,4 @@
-"""torchtitan as a party: what it answers, and how the answers came about."""
+"""torchtitan as a stack under test: what it answers, and what was changed for each answer."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Torchtitan:
         return topology(degrees, world)
 
     def built(self, recipe: Recipe, mode: Mode) -> Built:
-        from contracts.stacks.torchtitan.built import built
+        from contracts.stacks.torchtitan.built_model import built
 
         return built(recipe)
 

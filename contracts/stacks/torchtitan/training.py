@@ -20,7 +20,7 @@ from contracts.spec import pattern as patterns
 from contracts.spec.array import Arrays
 from contracts.spec.errors import NotOffered, refuse
 from contracts.spec.training import Session, Step, Tokens, Trained
-from contracts.stacks.torchtitan import shims, weights
+from contracts.stacks.torchtitan import shims, weight_mapping
 from contracts.stacks.torchtitan.configuration import configuration, declined_execution
 from contracts.stacks.torchtitan.model import declined
 
@@ -29,7 +29,7 @@ class Run:
     """One trainer from its construction to its end."""
 
     def __init__(self, session: Session) -> None:
-        from contracts.stacks.torchtitan.trainer import Observed, OneProcess, OneRank
+        from contracts.stacks.torchtitan.observed_trainer import Observed, OneProcess, OneRank
 
         self.session, self.recipe = session, session.recipe
         self.alone = session.execution.world == 1
@@ -69,7 +69,7 @@ class Run:
     # in
     def put(self, values: Arrays, into: Mapping[str, Tensor], what: str) -> None:
         """Whole tensors by canonical name; each rank keeps its part. What is put is read back."""
-        given = weights.to_titan(numerics.tensors(values, torch.float32), self.recipe)
+        given = weight_mapping.to_titan(numerics.tensors(values, torch.float32), self.recipe)
         known = set().union(*self.over_stages(list(into)))
         unknown = sorted(set(given) - known)
         if unknown:
@@ -181,7 +181,7 @@ class Run:
         whole: dict[str, Tensor] = {}
         for each in self.over_stages({name: numerics.array(value) for name, value in tensors.items()}):
             whole |= numerics.tensors(each)
-        return numerics.arrays(weights.to_canonical(whole, self.recipe))
+        return numerics.arrays(weight_mapping.to_canonical(whole, self.recipe))
 
     def over_stages(self, mine: Any) -> list[Any]:
         """What the ranks of this pipeline say, the first stage first; a rank without one says it to itself."""

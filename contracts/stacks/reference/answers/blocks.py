@@ -11,16 +11,16 @@ from contracts.spec.blocks import BlockCall, BlockRun
 from contracts.spec.errors import refuse
 from contracts.spec.recipe import Mode, Recipe
 from contracts.spec.seams import Facts, Seam, Site, Wish
-from contracts.stacks.reference.assembled import Assembled
+from contracts.stacks.reference.answers.base import BuiltOfParts
 
 if TYPE_CHECKING:  # torch is loaded when a block is asked for, not when the stack is introduced
     from torch import Tensor, nn
 
-    from contracts.stacks.reference.blocks.common import Output, Packing, State
-    from contracts.stacks.reference.parts import Parts
+    from contracts.stacks.reference.model.blocks.common import Output, Packing, State
+    from contracts.stacks.reference.model.parts import Parts
 
 
-class BlocksSide(Assembled):
+class BlockAnswers(BuiltOfParts):
     """The answers of `Reference` on this subject."""
 
     QUESTIONS: frozenset[str] = frozenset({"block_weights", "run_block"})
@@ -36,22 +36,22 @@ class BlocksSide(Assembled):
         }
 
     def kernel_facts(self) -> Facts:
-        raise NotImplementedError  # SeamsSide's
+        raise NotImplementedError  # KernelSelectionAnswers'
 
     def seams(self, recipe: Recipe, mode: Mode, requested: Mapping[Site, Wish], facts: Facts) -> tuple[Seam, ...]:
-        raise NotImplementedError  # SeamsSide's
+        raise NotImplementedError  # KernelSelectionAnswers'
 
     def run_block(self, call: BlockCall) -> BlockRun:
-        from contracts.stacks.reference.sites import equipped
+        from contracts.stacks.reference.kernels.substitution import substitute_kernels
 
-        held = loaded(call, self.parts())
+        held = build_block(call, self.parts())
         chosen = self.seams(call.recipe, call.mode, call.kernels, self.kernel_facts()) if call.kernels else ()
-        ran = equipped(held, call.recipe, chosen)
-        run = called(held, lambda *given: through(held, *given), call, self.parts())
+        ran = substitute_kernels(held, call.recipe, chosen)
+        run = run_call(held, lambda *given: forward_block(held, *given), call, self.parts())
         return replace(run, kernels=ran)
 
 
-def loaded(call: BlockCall, parts: Parts) -> nn.ModuleDict:
+def build_block(call: BlockCall, parts: Parts) -> nn.ModuleDict:
     """A block with the call's weights, in their dtype, on the call's device."""
     from contracts.instruments import numerics
 
@@ -66,18 +66,18 @@ def loaded(call: BlockCall, parts: Parts) -> nn.ModuleDict:
     return branch
 
 
-def through(branch: nn.ModuleDict, x_BTD: Tensor, packing: Packing, state: State) -> Output:
+def forward_block(branch: nn.ModuleDict, x_BTD: Tensor, packing: Packing, state: State) -> Output:
     """A block's forward pass, the residual left out."""
     out: Output = branch["mixer"](branch["norm"](x_BTD), packing, state)
     return out
 
 
-def called(branch: nn.ModuleDict, forward: Callable[..., Output], call: BlockCall, parts: Parts) -> BlockRun:
+def run_call(branch: nn.ModuleDict, forward: Callable[..., Output], call: BlockCall, parts: Parts) -> BlockRun:
     """One call of a block's forward pass, and its gradients where the call has an upstream one."""
     import torch
 
     from contracts.instruments import numerics
-    from contracts.stacks.reference.blocks.common import packing
+    from contracts.stacks.reference.model.blocks.common import packing
 
     learns = call.dy is not None
     x_BTD = numerics.tensor(call.x).to(call.device).requires_grad_(learns)

@@ -20,7 +20,7 @@ from contracts.spec.capacity import (
 from contracts.spec.recipe import Recipe
 
 
-class CapacitySide:
+class CapacityAnswers:
     """The answers of `Reference` on this subject."""
 
     QUESTIONS: frozenset[str] = frozenset(

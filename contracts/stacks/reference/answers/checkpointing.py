@@ -14,20 +14,20 @@ from contracts.spec.array import Arrays
 from contracts.spec.checkpointing import Loaded, Naming, Overtaken, Snapshot, WriteFault, Written
 from contracts.spec.errors import Refused, refuse
 from contracts.spec.installation import Disks, StorageMap
-from contracts.stacks.reference.assembled import Assembled
+from contracts.stacks.reference.answers.base import BuiltOfParts
 
 if TYPE_CHECKING:  # torch is loaded when a checkpoint is asked for, not when the stack is introduced
     from multiprocessing.connection import Connection
 
     from torch import Tensor
 
-    from contracts.stacks.reference.checkpoints.checkpoint import State
-    from contracts.stacks.reference.checkpoints.durable import Disk
+    from contracts.stacks.reference.checkpoint.checkpoint import State
+    from contracts.stacks.reference.checkpoint.filesystem import Disk
 
 DEADLINE_S = 60.0  # of a process that may die; a whole write takes 20 ms
 
 
-class CheckpointSide(Assembled):
+class CheckpointAnswers(BuiltOfParts):
     """The answers of `Reference` on this subject."""
 
     QUESTIONS: frozenset[str] = frozenset(
@@ -48,10 +48,10 @@ class CheckpointSide(Assembled):
     def write_on_ranks(
         self, folder: str, state: Snapshot, ranks: int, faults: Mapping[int, WriteFault]
     ) -> tuple[Written, ...]:
-        from contracts.stacks.reference.checkpoints.saving_world import written
+        from contracts.stacks.reference.checkpoint.crash_during_save import save_with_faults
 
         held = _held(state)
-        return written(lambda disk: self.parts().checkpoints(folder, disk=disk), held, ranks, faults)
+        return save_with_faults(lambda disk: self.parts().checkpoints(folder, disk=disk), held, ranks, faults)
 
     def retire_checkpoints(self, folder: str, keep: int, durable: frozenset[int], fault: WriteFault | None) -> Written:
         def retire(disk: Disk) -> None:
@@ -63,10 +63,10 @@ class CheckpointSide(Assembled):
         import torch
 
         from contracts.instruments import numerics
-        from contracts.stacks.reference.checkpoints.checkpoint import State
-        from contracts.stacks.reference.checkpoints.durable import Slow
+        from contracts.stacks.reference.checkpoint.checkpoint import State
+        from contracts.stacks.reference.checkpoint.filesystem import BlockedDisk
 
-        disk = Slow()
+        disk = BlockedDisk()
         kept = self.parts().checkpoints(folder, disk=disk)
         live = {name: torch.zeros_like(numerics.tensor(each)) for name, each in states[0].tensors.items()}
         position: dict[str, int] = {}
@@ -87,10 +87,10 @@ class CheckpointSide(Assembled):
     def write_in_background_on_ranks(
         self, folder: str, states: tuple[Snapshot, ...], ranks: int, late: int
     ) -> tuple[Overtaken, ...]:
-        from contracts.stacks.reference.checkpoints.saving_later import overtaken
+        from contracts.stacks.reference.checkpoint.async_save import save_one_upon_the_other
 
         held = tuple(map(_held, states))
-        return overtaken(
+        return save_one_upon_the_other(
             lambda disk, group: self.parts().checkpoints(folder, disk=disk, group=group), held, ranks, late
         )
 
@@ -122,7 +122,7 @@ class CheckpointSide(Assembled):
 
 def _held(state: Snapshot) -> State:
     from contracts.instruments import numerics
-    from contracts.stacks.reference.checkpoints.checkpoint import State
+    from contracts.stacks.reference.checkpoint.checkpoint import State
 
     return State(step=state.step, tensors=numerics.tensors(state.tensors), position=state.position, recipe=state.recipe)
 
@@ -144,7 +144,7 @@ def _loaded(load: Callable[..., State], step: int | None, target: Snapshot) -> L
 
 def _upset(change: Callable[[Disk], None], fault: WriteFault | None) -> Written:
     """Change a folder under a fault: in a copy of this process, of which nothing comes back but words."""
-    from contracts.stacks.reference.checkpoints.durable import DEATH
+    from contracts.stacks.reference.checkpoint.filesystem import DEATH
 
     if fault is None:
         return _changed(change, None)
@@ -177,9 +177,9 @@ def _change_and_tell(change: Callable[[Disk], None], fault: WriteFault, sending:
 
 
 def _changed(change: Callable[[Disk], None], dies_after: int | None) -> Written:
-    from contracts.stacks.reference.checkpoints.durable import Mortal
+    from contracts.stacks.reference.checkpoint.filesystem import CrashingDisk
 
-    disk = Mortal(dies_after)
+    disk = CrashingDisk(dies_after)
     try:
         change(disk)
     except Refused as refused:

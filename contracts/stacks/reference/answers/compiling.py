@@ -20,10 +20,10 @@ from contracts.spec.blocks import BlockCall
 from contracts.spec.compiling import AllowedBreak, Backend, CompiledPasses, CompiledRuns, Operation, Outcome
 from contracts.spec.recipe import Recipe
 from contracts.spec.training import Execution, Tokens, Wrap
-from contracts.stacks.reference.assembled import Assembled
+from contracts.stacks.reference.answers.base import BuiltOfParts
 
 if TYPE_CHECKING:  # torch is loaded when something is compiled, not when the stack is introduced
-    from contracts.stacks.reference.trainer import Trainer
+    from contracts.stacks.reference.training.trainer import Trainer
 
 COLD_S = 300.0  # inductor was seen to take 40 s for a block on two busy cores
 
@@ -33,8 +33,11 @@ _NO_GRAPHS = {
 """Not FORCE_DISABLE_CACHES: with it inductor asks the C++ compiler anew which instructions the processor has, 9 of the
 15 s that one operation takes, and has the same source translated that it had a minute ago."""
 
+COLD = "contracts.stacks.reference.answers.cold_compile"
+"""What a fresh interpreter runs."""
 
-class CompilingSide(Assembled):
+
+class CompilingAnswers(BuiltOfParts):
     """The answers of `Reference` on this subject."""
 
     QUESTIONS: frozenset[str] = frozenset(
@@ -53,14 +56,14 @@ class CompilingSide(Assembled):
     def run_compiled(self, calls: tuple[BlockCall, ...], backend: Backend) -> CompiledRuns:
         from contracts.instruments.graphs import counted
         from contracts.stacks.reference.answers import blocks as branch
-        from contracts.stacks.reference.compile import compiled
+        from contracts.stacks.reference.model.compile import compiled
 
-        held = branch.loaded(calls[0], self.parts())
+        held = branch.build_block(calls[0], self.parts())
         runs, graphs = [], []
         with counted(backend) as counter:
-            forward = compiled(held, lambda *given: branch.through(held, *given), counter)
+            forward = compiled(held, lambda *given: branch.forward_block(held, *given), counter)
             for call in calls:
-                runs.append(branch.called(held, forward, call, self.parts()))
+                runs.append(branch.run_call(held, forward, call, self.parts()))
                 graphs.append(counter.seen())
         return CompiledRuns(runs=tuple(runs), graphs=tuple(graphs))
 
@@ -68,30 +71,41 @@ class CompilingSide(Assembled):
         self, recipe: Recipe, execution: Execution, weights: Arrays, batches: tuple[Tokens, ...]
     ) -> CompiledPasses:
         from contracts.instruments.graphs import counted
-        from contracts.stacks.reference.answers.model import made, passed
-        from contracts.stacks.reference.compile import compile_regions
+        from contracts.stacks.reference.answers.model import forward_pass
+        from contracts.stacks.reference.model.build import build_model
+        from contracts.stacks.reference.model.compile import compile_regions
 
-        model = made(recipe, replace(execution, compile="none"), self.parts(), weights)
+        model = build_model(recipe, replace(execution, compile="none"), self.parts(), weights)
         passes, graphs = [], []
         with counted(execution.backend) as counter:
             compile_regions(model, execution.compile, counter)
             for batch in batches:
-                passes.append(passed(model, execution, batch, backward=True))
+                passes.append(forward_pass(model, execution, batch, backward=True))
                 graphs.append(counter.seen())
         return CompiledPasses(passes=tuple(passes), graphs=tuple(graphs))
 
     def allowed_breaks(self, recipe: Recipe, execution: Execution) -> tuple[AllowedBreak, ...]:
-        from contracts.stacks.reference.compile import ALLOWED, BETWEEN_RANKS
+        from contracts.stacks.reference.model.compile import ALLOWED, BETWEEN_RANKS
 
         apart = execution.degrees.ep_active and recipe.moe is not None
         return (*ALLOWED, *BETWEEN_RANKS) if apart else ALLOWED
 
     def compile_cold(self, call: BlockCall, backend: Backend) -> Outcome:
-        cold = ("contracts.stacks.reference.cold", type(self).__module__, type(self).__qualname__, backend)
+        cold = (
+            "contracts.stacks.reference.answers.cold_compile",
+            type(self).__module__,
+            type(self).__qualname__,
+            backend,
+        )
         return _in_a_fresh_interpreter(cold, codec.dumps(call))
 
     def compile_under(self, call: BlockCall, environment: Mapping[str, str], folder: str) -> Outcome:
-        cold = ("contracts.stacks.reference.cold", type(self).__module__, type(self).__qualname__, "inductor")
+        cold = (
+            "contracts.stacks.reference.answers.cold_compile",
+            type(self).__module__,
+            type(self).__qualname__,
+            "inductor",
+        )
         return _in_an_interpreter(cold, codec.dumps(call), environment, folder)
 
     def probe_compiler(self, operation: Operation, dtype: Element, sabotaged: bool) -> Outcome:
@@ -103,7 +117,7 @@ class CompilingSide(Assembled):
         return False
 
     def trainer_of(self, execution: Execution) -> type[Trainer]:
-        raise NotImplementedError  # TrainingSide's
+        raise NotImplementedError  # TrainingAnswers'
 
     def wrapping(self, recipe: Recipe, execution: Execution) -> tuple[Wrap, ...]:
         trainer = self.trainer_of(execution)(recipe, execution, self.parts())

@@ -13,15 +13,15 @@ from contracts.spec.devices import AllocatorSeen, StepMemory
 from contracts.spec.errors import Unreachable
 from contracts.spec.recipe import Mode, Recipe
 from contracts.spec.training import Execution
-from contracts.stacks.reference.assembled import Assembled
+from contracts.stacks.reference.answers.base import BuiltOfParts
 
 if TYPE_CHECKING:  # torch is loaded when something is trained, not when the stack is introduced
-    from contracts.stacks.reference.trainer import Trainer
+    from contracts.stacks.reference.training.trainer import Trainer
 
 LIMIT_S = 120.0
 
 
-class DevicesSide(Assembled):
+class DeviceAnswers(BuiltOfParts):
     """The answers of `Reference` on this subject."""
 
     QUESTIONS: frozenset[str] = frozenset({"step_memory", "allocator_seen"})
@@ -29,7 +29,7 @@ class DevicesSide(Assembled):
     def step_memory(self, recipe: Recipe, mode: Mode, device: str, steps: int) -> tuple[StepMemory, ...]:
         from contracts.instruments.memory import Meter
 
-        meter, made, found = Meter(device), placed(self.trainer(), device), []
+        meter, made, found = Meter(device), on_device(self.trainer(), device), []
         held: list[Trainer] = []
         meter.during(lambda: held.append(made(recipe, Execution(mode=mode), self.parts())))
         for step in range(1, steps + 1):
@@ -39,7 +39,7 @@ class DevicesSide(Assembled):
 
     def allocator_seen(self, environment: Mapping[str, str], device: str) -> AllocatorSeen:
         own = {name: value for name, value in os.environ.items() if not name.startswith("PYTORCH_")}
-        command = (sys.executable, "-W", "ignore", "-m", "contracts.stacks.reference.allocating", device)
+        command = (sys.executable, "-W", "ignore", "-m", "contracts.stacks.reference.answers.allocator_probe", device)
         done = subprocess.run(
             command, env={**own, **environment}, capture_output=True, text=True, timeout=LIMIT_S, check=False
         )
@@ -49,10 +49,10 @@ class DevicesSide(Assembled):
         return AllocatorSeen(**json.loads(done.stdout.strip().splitlines()[-1]))
 
 
-def placed(kind: type[Trainer], device: str) -> type[Trainer]:
+def on_device(kind: type[Trainer], device: str) -> type[Trainer]:
     """A trainer whose model and batches lie on a device."""
-    from contracts.stacks.reference.model import Model
-    from contracts.stacks.reference.trainer import Batch
+    from contracts.stacks.reference.model.hybrid_model import Model
+    from contracts.stacks.reference.training.trainer import Batch
 
     class Placed(kind):  # type: ignore[valid-type, misc]  # a class that is given
         def build(self) -> Model:

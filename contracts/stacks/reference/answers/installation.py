@@ -18,7 +18,7 @@ from contracts.spec.installation import (
 from contracts.spec.machine import Finding
 
 
-class DisksSide:
+class InstallationAnswers:
     """The answers of `Reference` on this subject."""
 
     QUESTIONS = frozenset(

@@ -11,7 +11,7 @@ from contracts.spec.manifest import Manifest, Reuse, RunEvent, State, StateVolum
 from contracts.spec.triage import Diagnosis, RunFacts, Symptom
 
 
-class LifecycleSide:
+class LifecycleAnswers:
     """The answers of `Reference` on this subject."""
 
     QUESTIONS = frozenset(

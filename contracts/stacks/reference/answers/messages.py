@@ -7,13 +7,13 @@ from contracts.spec.messages import Messages
 from contracts.spec.training import Session, Trained
 
 
-class MessagesSide:
+class MessageAnswers:
     """The answers of `Reference` on this subject."""
 
     QUESTIONS: frozenset[str] = frozenset({"messages"})
 
     def train(self, session: Session) -> Trained:
-        raise NotImplementedError  # TrainingSide's
+        raise NotImplementedError  # TrainingAnswers'
 
     def messages(self, session: Session) -> Messages:
         from contracts.instruments import messages

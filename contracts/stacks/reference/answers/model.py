@@ -6,16 +6,14 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, cast
 
 from contracts.spec.array import Arrays, Element
-from contracts.spec.errors import NotOffered, Refusals
 from contracts.spec.recipe import Mode, Recipe
 from contracts.spec.training import Built, BuiltLayer, Execution, Parameter, Pass, Role, Rule, Tokens
-from contracts.stacks.reference.assembled import Assembled
+from contracts.stacks.reference.answers.base import BuiltOfParts
 
 if TYPE_CHECKING:  # torch is loaded when a model is asked for, not when the stack is introduced
     from torch import Tensor, nn
 
-    from contracts.stacks.reference.model import Layer, Model
-    from contracts.stacks.reference.parts import Parts
+    from contracts.stacks.reference.model.hybrid_model import Layer, Model
 
 IN_FLOAT32: frozenset[Role] = frozenset({"norm", "router", "ssm", "mixing"})
 """Roles that compute in float32 whatever the activations are."""
@@ -25,7 +23,7 @@ STATE: Mapping[Rule, Mapping[str, Element]] = {
 }
 
 
-class ModelSide(Assembled):
+class ModelAnswers(BuiltOfParts):
     """The answers of `Reference` on this subject."""
 
     QUESTIONS: frozenset[str] = frozenset({"built", "initial", "run_model"})
@@ -33,10 +31,10 @@ class ModelSide(Assembled):
     def built(self, recipe: Recipe, mode: Mode) -> Built:
         import torch
 
-        from contracts.stacks.reference.initial import Undrawn
+        from contracts.stacks.reference.model.init import SkipInit
 
         parts = self.parts()
-        with torch.device("meta"), Undrawn():
+        with torch.device("meta"), SkipInit():
             model = parts.model(recipe, mode, parts)
         layers = tuple(_layer(int(number), layer) for number, layer in model.layers.items())  # type: ignore[arg-type]
         features = {"tied_embeddings" if model.head is None else "untied_embeddings"} | (
@@ -47,14 +45,17 @@ class ModelSide(Assembled):
 
     def initial(self, recipe: Recipe, mode: Mode) -> Arrays:
         from contracts.instruments import numerics
+        from contracts.stacks.reference.model.build import build_model
 
-        return numerics.arrays(made(recipe, Execution(mode=mode), self.parts()).state_dict())
+        return numerics.arrays(build_model(recipe, Execution(mode=mode), self.parts()).state_dict())
 
     def run_model(self, recipe: Recipe, execution: Execution, weights: Arrays, batch: Tokens, backward: bool) -> Pass:
-        return passed(made(recipe, execution, self.parts(), weights), execution, batch, backward=backward)
+        from contracts.stacks.reference.model.build import build_model
+
+        return forward_pass(build_model(recipe, execution, self.parts(), weights), execution, batch, backward=backward)
 
 
-def passed(model: Model, execution: Execution, batch: Tokens, *, backward: bool) -> Pass:
+def forward_pass(model: Model, execution: Execution, batch: Tokens, *, backward: bool) -> Pass:
     """One pass over a batch, in the microbatches of the execution, and its gradients if they are wanted."""
     import torch
 
@@ -82,50 +83,9 @@ def passed(model: Model, execution: Execution, batch: Tokens, *, backward: bool)
     )
 
 
-def made(recipe: Recipe, execution: Execution, parts: Parts, weights: Arrays | None = None) -> Model:
-    """The model on the CPU in the precision asked for, with its initial weights or with those given.
-
-    Raises:
-        Refused: for a parameter that is not given while others are, and for a name that the model does not have.
-        NotOffered: for a model in several processes or compiled, which this function does not make.
-    """
-    import torch
-
-    from contracts.stacks.reference.initial import Undrawn
-    from contracts.stacks.reference.model import ACTIVATIONS
-
-    degrees = execution.degrees
-    if execution.compile != "none" or execution.fsdp or degrees.pp * degrees.tp * degrees.cp * degrees.ep > 1:
-        raise NotOffered("one pass through a model is answered in one process and uncompiled")
-    with Undrawn():
-        model = parts.model(recipe, execution.mode, parts)
-    parts.initial(recipe).fill(model, (weights or {}).keys())
-    if execution.precision == "float64":
-        model.double()  # before weights are taken: those given in float64 are not rounded
-    if weights:
-        _take(model, weights)
-    declared = execution.precision == "declared"
-    model.activations = ACTIVATIONS[recipe.dtype] if declared else getattr(torch, execution.precision)
-    model.recompute = model.recompute or execution.recompute
-    return model
-
-
 def _counted(seen: Mapping[str, Tensor]) -> list[str]:
     """What of a pass is counted, so that passes add up."""
     return [name for name in seen if name.endswith(".counts")]
-
-
-def _take(model: Model, weights: Arrays) -> None:
-    """Load every parameter, and the buffers that are given."""
-    from contracts.instruments import numerics
-
-    found, held = Refusals(), model.state_dict()
-    missing = sorted({name for name, _ in model.named_parameters()} - weights.keys())
-    found.unless(not missing, "weights", len(weights), f"lack {', '.join(missing[:5])}", "give every parameter")
-    extra = sorted(weights.keys() - held.keys())
-    found.unless(not extra, "weights", len(weights), f"have {', '.join(extra[:5])}", "give what the model has")
-    found.raise_any()
-    model.load_state_dict(numerics.tensors(weights), strict=False)
 
 
 def _layer(number: int, layer: Layer) -> BuiltLayer:
@@ -138,11 +98,11 @@ def _layer(number: int, layer: Layer) -> BuiltLayer:
 
 def _witnesses(mixer: nn.Module) -> tuple[str, set[str]]:
     """The family of a mixer and the features that stand in it, by its modules and their sizes."""
-    from contracts.stacks.reference.blocks.attention import Attention, LatentAttention
-    from contracts.stacks.reference.blocks.experts import MoE
-    from contracts.stacks.reference.blocks.mamba import Mamba2
-    from contracts.stacks.reference.blocks.mlp import Mlp
-    from contracts.stacks.reference.blocks.recurrent import M2RNN
+    from contracts.stacks.reference.model.blocks.attention import Attention, LatentAttention
+    from contracts.stacks.reference.model.blocks.m2rnn import M2RNN
+    from contracts.stacks.reference.model.blocks.mamba2 import Mamba2
+    from contracts.stacks.reference.model.blocks.mlp import Mlp
+    from contracts.stacks.reference.model.blocks.moe import MoE
 
     names = {name for name, _ in (*mixer.named_parameters(), *mixer.named_buffers())}
     found: set[str] = set()
@@ -164,8 +124,8 @@ def _witnesses(mixer: nn.Module) -> tuple[str, set[str]]:
 
 def _rows(model: Model) -> tuple[Parameter, ...]:
     """A row for each parameter, routed as the optimizer routes it; no rule moves one that is frozen."""
-    from contracts.stacks.reference.optimizer import Optimizer
-    from contracts.stacks.reference.roles import layer_of, members, role_of
+    from contracts.stacks.reference.model.parameter_roles import layer_of, role_of
+    from contracts.stacks.reference.optim.optimizer import Optimizer, members
 
     optimizer = Optimizer(model.recipe.optim, members(model))
     moved = {member.name: member for member in optimizer.members}

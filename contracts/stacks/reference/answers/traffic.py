@@ -13,21 +13,21 @@ from contracts.spec.errors import NotOffered, refuse
 from contracts.spec.recipe import Recipe
 from contracts.spec.traffic import Rehearsal, Routing
 from contracts.spec.training import Execution
-from contracts.stacks.reference.assembled import Assembled
+from contracts.stacks.reference.answers.base import BuiltOfParts
 
 if TYPE_CHECKING:
-    from contracts.stacks.reference.trainer import Trainer
+    from contracts.stacks.reference.training.trainer import Trainer
 
 PATIENCE_S = 240.0
 
 
-class RehearsalSide(Assembled):
+class DryRunAnswers(BuiltOfParts):
     """The answer of `Reference` on this subject."""
 
     QUESTIONS: frozenset[str] = frozenset({"rehearse"})
 
     def trainer_of(self, execution: Execution) -> type[Trainer]:
-        raise NotImplementedError  # TrainingSide's
+        raise NotImplementedError  # TrainingAnswers'
 
     def rehearse(self, recipe: Recipe, execution: Execution, rank: int, routing: Routing) -> Rehearsal:
         import torch.distributed as dist
@@ -41,10 +41,10 @@ class RehearsalSide(Assembled):
         return self.rehearsed_here(recipe, execution, rank, routing)
 
     def rehearsed_here(self, recipe: Recipe, execution: Execution, rank: int, routing: Routing) -> Rehearsal:
-        from contracts.stacks.reference.parallel import rehearsed
+        from contracts.stacks.reference.parallel import dry_run
 
         kind, parts = self.trainer_of(execution), self.parts()
-        return rehearsed.rehearsed(recipe, execution, rank, routing, kind, parts)  # type: ignore[arg-type]  # a class is
+        return dry_run.dry_run_step(recipe, execution, rank, routing, kind, parts)  # type: ignore[arg-type]  # a class is
 
     def rehearsed_elsewhere(self, recipe: Recipe, execution: Execution, rank: int, routing: Routing) -> Rehearsal:
         """In a process of its own, for one that is a rank of a real world already."""

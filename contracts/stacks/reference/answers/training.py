@@ -9,13 +9,13 @@ from contracts.spec.array import Array
 from contracts.spec.errors import Refusals, refuse
 from contracts.spec.recipe import Recipe
 from contracts.spec.training import Execution, Session, Step, Tokens, Trained
-from contracts.stacks.reference.assembled import Assembled
+from contracts.stacks.reference.answers.base import BuiltOfParts
 
 if TYPE_CHECKING:  # torch is loaded when a run is asked for, not when the stack is introduced
-    from contracts.stacks.reference.trainer import Batch, Done, Trainer
+    from contracts.stacks.reference.training.trainer import Batch, StepResult, Trainer
 
 
-class TrainingSide(Assembled):
+class TrainingAnswers(BuiltOfParts):
     """The answers of `Reference` on this subject."""
 
     QUESTIONS: frozenset[str] = frozenset({"train", "samples", "sample"})
@@ -52,7 +52,7 @@ class TrainingSide(Assembled):
         kind, total = self.trainer(), recipe.batch.total
         if step < 1:
             raise refuse("step", step, "must be at least 1", "count optimizer steps from 1")
-        ledger = kind.ledger_class(len(kind.corpus_class(recipe)), recipe.seed)
+        ledger = kind.data_order_class(len(kind.corpus_class(recipe)), recipe.seed)
         return ledger.of_rank((step - 1) * total, total, rank, dp)
 
     def sample(self, recipe: Recipe, id: int) -> Tokens:
@@ -114,15 +114,15 @@ def _step(trainer: Trainer, session: Session, index: int) -> Step:
 
 def _loaded(trainer: Trainer, session: Session) -> Step:
     """What stands in a trainer before its first step."""
-    from contracts.stacks.reference.trainer import Done
+    from contracts.stacks.reference.training.trainer import StepResult
 
-    none = Done(number=trainer.number, losses={}, tokens=0, lr=0.0, grad_norm=0.0, clip_coef=1.0)
+    none = StepResult(number=trainer.number, losses={}, tokens=0, lr=0.0, grad_norm=0.0, clip_coef=1.0)
     return _answer(trainer, none, session.observe)
 
 
-def _answer(trainer: Trainer, done: Done, seen: frozenset[str]) -> Step:
+def _answer(trainer: Trainer, done: StepResult, seen: frozenset[str]) -> Step:
     from contracts.instruments import numerics
-    from contracts.stacks.reference.randomness import capture
+    from contracts.stacks.reference.checkpoint.rng_state import capture
 
     held: Mapping[str, Mapping[str, Array]] = {
         "weights": numerics.arrays(trainer.whole(dict(trainer.model.named_parameters()))) if "weights" in seen else {},
@@ -146,7 +146,7 @@ def _answer(trainer: Trainer, done: Done, seen: frozenset[str]) -> Step:
 
 def _batch(tokens: Tokens) -> Batch:
     from contracts.instruments import numerics
-    from contracts.stacks.reference.trainer import Batch
+    from contracts.stacks.reference.training.trainer import Batch
 
     documents = None if tokens.documents is None else numerics.tensor(tokens.documents)
     return Batch(numerics.tensor(tokens.tokens), numerics.tensor(tokens.labels), documents)

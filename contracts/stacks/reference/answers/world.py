@@ -14,18 +14,18 @@ from contracts.spec.evidence import Provenance
 from contracts.spec.recipe import Recipe
 from contracts.spec.topology import Degrees, Layout, topology
 from contracts.spec.world import FabricPass, LeftReceipts, LiveMesh, SeenDevices, Strain, Upset
-from contracts.stacks.reference import strained
 from contracts.stacks.reference.parallel.mesh import ProcessMesh
-from contracts.stacks.reference.told import Ranks
+from contracts.stacks.reference.training import fault_injection
+from contracts.stacks.reference.training.run_facts import RankReporter
 
 
-class WorldSide:
+class WorldAnswers:
     """The answers of `Reference` on this subject."""
 
     QUESTIONS: frozenset[str] = frozenset({"live_mesh", "fabric_pass", "fabric_reasons", "devices", "run_receipts"})
 
     mesh: type[ProcessMesh] = ProcessMesh
-    ranks: type[Ranks] = Ranks
+    ranks: type[RankReporter] = RankReporter
     fabric_floor_gbs: float | None = None  # no number fits every fabric: see docs/preflight.md
 
     def live_mesh(self, degrees: Degrees, world: int, layout: Layout, contribution: int) -> LiveMesh:
@@ -69,7 +69,7 @@ class WorldSide:
     def run_receipts(
         self, recipe: Recipe, degrees: Degrees, steps: int, folder: str, taken: Provenance, strain: Strain
     ) -> LeftReceipts:
-        return strained.run(self.ranks, recipe, degrees, steps, Path(folder), taken, strain)
+        return fault_injection.run_with_fault(self.ranks, recipe, degrees, steps, Path(folder), taken, strain)
 
     def devices(self) -> SeenDevices:
         torch, _ = torch_distributed()

@@ -1,19 +1,19 @@
-"""The collectives that gradients pass through, each with what it does to them.
+"""Differentiable collectives: what each does in the forward pass, and what it does to gradients.
 
-    forward                     backward
-    shared     nothing          sum over ranks: each put the same tensor to its own use
-    summed     sum over ranks   nothing: each gets the gradient of the whole sum
-    gathered   all-gather       reduce-scatter
-    scattered  reduce-scatter   all-gather
-    exchanged  all-to-all       all-to-all back
-    cut        own rows         all-gather: every rank gets the gradient of all rows
-    joined     all-gather       own rows
-    received   from a rank      its gradient back to that rank
-    handed     to a rank        the gradient from that rank, added
+                    forward          backward
+    copy_to_ranks   nothing          sum over ranks: each rank used the same tensor in its own way
+    all_reduce      sum over ranks   nothing: each rank gets the gradient of the sum
+    all_gather      all-gather       reduce-scatter
+    reduce_scatter  reduce-scatter   all-gather
+    all_to_all      all-to-all       all-to-all back
+    split_rows      own rows         all-gather: every rank gets the gradient of all rows
+    gather_rows     all-gather       own rows
+    recv            from a rank      the gradient goes back to that rank
+    send            to a rank        the gradient from that rank is added
 
-`torch.distributed` itself differentiates none of these: its in-place calls drop the graph without a word. Those that
-do stand in `torch.distributed._functional_collectives`, differentiable from torch 2.13 on and named here only. What
-they return is waited for at once: compiled code that is given an unfinished tensor loses its gradient (torch 2.13).
+`torch.distributed` differentiates none of these: its in-place calls drop the graph without a warning. The
+differentiable ones are in `torch.distributed._functional_collectives` (from torch 2.13 on), and only this file names
+them. Their results are waited for at once: compiled code that gets an unfinished tensor loses its gradient (2.13).
 
 N rows · n rows of one rank
 """
@@ -32,15 +32,15 @@ Group = Any
 """A process group; torch's stubs type what makes one as Any."""
 
 
-def gathered(x: Tensor, dim: int, group: Group) -> Tensor:
+def all_gather(x: Tensor, dim: int, group: Group) -> Tensor:
     return _finished(functional.all_gather_single(x.contiguous(), dim, group))
 
 
-def scattered(x: Tensor, dim: int, group: Group) -> Tensor:
+def reduce_scatter(x: Tensor, dim: int, group: Group) -> Tensor:
     return _finished(functional.reduce_scatter_single(x.contiguous(), "sum", dim, group))
 
 
-def exchanged(x_ND: Tensor, received: list[int], sent: list[int], group: Group) -> Tensor:
+def all_to_all(x_ND: Tensor, received: list[int], sent: list[int], group: Group) -> Tensor:
     """Rows to and from each rank of a group, in their order; both lists count rows by rank."""
     return _finished(functional.all_to_all_single(x_ND.contiguous(), received, sent, group))
 
@@ -50,48 +50,48 @@ def _finished(x: Tensor) -> Tensor:
     return held
 
 
-def shared(x: Tensor, group: Group) -> Tensor:
-    held: Tensor = _Shared.apply(x, group)  # type: ignore[no-untyped-call]  # torch's
+def copy_to_ranks(x: Tensor, group: Group) -> Tensor:
+    held: Tensor = _CopyToRanks.apply(x, group)  # type: ignore[no-untyped-call]  # torch's
     return held
 
 
-def summed(x: Tensor, group: Group) -> Tensor:
-    held: Tensor = _Summed.apply(x, group)  # type: ignore[no-untyped-call]
+def all_reduce(x: Tensor, group: Group) -> Tensor:
+    held: Tensor = _AllReduce.apply(x, group)  # type: ignore[no-untyped-call]
     return held
 
 
-def cut(x_ND: Tensor, group: Group) -> Tensor:
-    """This rank's run of rows; the runs differ in length by one at most."""
-    held: Tensor = _Cut.apply(x_ND, group)  # type: ignore[no-untyped-call]
+def split_rows(x_ND: Tensor, group: Group) -> Tensor:
+    """This rank's rows, consecutive; ranks differ by one row at most."""
+    held: Tensor = _SplitRows.apply(x_ND, group)  # type: ignore[no-untyped-call]
     return held
 
 
-def joined(x_nD: Tensor, rows: int, group: Group) -> Tensor:
-    """The inverse of `cut`; `rows` is how many there are of all ranks together."""
-    held: Tensor = _Joined.apply(x_nD, rows, group)  # type: ignore[no-untyped-call]
+def gather_rows(x_nD: Tensor, rows: int, group: Group) -> Tensor:
+    """The inverse of `split_rows`; `rows` is their number over all ranks."""
+    held: Tensor = _GatherRows.apply(x_nD, rows, group)  # type: ignore[no-untyped-call]
     return held
 
 
-def received(like: Tensor, peer: int, group: Group) -> Tensor:
-    """What another rank (its number in the group) hands on, of the shape and dtype of `like`."""
-    held: Tensor = _Received.apply(torch.zeros_like(like).requires_grad_(), peer, group)  # type: ignore[no-untyped-call]
+def recv(like: Tensor, peer: int, group: Group) -> Tensor:
+    """A tensor from another rank (its number in the group), of the shape and dtype of `like`."""
+    held: Tensor = _Recv.apply(torch.zeros_like(like).requires_grad_(), peer, group)  # type: ignore[no-untyped-call]
     return held
 
 
-def handed(x: Tensor, peer: int, group: Group) -> Tensor:
-    """x itself, which another rank is given too. It must be used: the gradient of the other comes in through it."""
-    held: Tensor = _Handed.apply(x, peer, group)  # type: ignore[no-untyped-call]
+def send(x: Tensor, peer: int, group: Group) -> Tensor:
+    """x itself, which is also sent to another rank. Use the result: that rank's gradient arrives through it."""
+    held: Tensor = _Send.apply(x, peer, group)  # type: ignore[no-untyped-call]
     return held
 
 
-def weighed(x: Tensor, factor: float) -> Tensor:
-    """x itself, with its gradient times a factor."""
-    held: Tensor = _Weighed.apply(x, factor)  # type: ignore[no-untyped-call]
+def scale_gradient(x: Tensor, factor: float) -> Tensor:
+    """x itself; its gradient is multiplied by a factor."""
+    held: Tensor = _ScaleGradient.apply(x, factor)  # type: ignore[no-untyped-call]
     return held
 
 
-def total(x: Tensor, group: Group) -> Tensor:
-    """The sum over ranks, with no gradient; x itself where there is no group."""
+def sum_over_ranks(x: Tensor, group: Group) -> Tensor:
+    """The sum over ranks, without a gradient. Returns x itself where there is no group."""
     if group is None:
         return x
     held = x.detach().clone()
@@ -102,8 +102,8 @@ def total(x: Tensor, group: Group) -> Tensor:
 BUCKET = 2**23  # elements: 32 MiB in float32, as DDP takes 25
 
 
-def add_up(tensors: Iterable[Tensor], group: Group) -> None:
-    """Sum each of some tensors over ranks, in place, many in one message. All ranks give the same shapes."""
+def all_reduce_in_place(tensors: Iterable[Tensor], group: Group) -> None:
+    """Sum tensors over ranks in place, many in one message. All ranks give the same shapes."""
     by_dtype: dict[torch.dtype, list[Tensor]] = {}
     for each in tensors:
         by_dtype.setdefault(each.dtype, []).append(each)
@@ -131,8 +131,8 @@ def _buckets(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
     return found
 
 
-def every(x: Tensor, group: Group) -> list[Tensor]:
-    """What each rank of a group has, by rank, with no gradient. All ranks give the same shape."""
+def all_gather_list(x: Tensor, group: Group) -> list[Tensor]:
+    """Every rank's tensor, by rank, without a gradient. All ranks give the same shape."""
     held = [torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(dist.get_world_size(group))]
     dist.all_gather(held, x.contiguous(), group=group)
     return held
@@ -142,16 +142,16 @@ def own_rows(x_ND: Tensor, group: Group) -> Tensor:
     return x_ND.tensor_split(dist.get_world_size(group))[dist.get_rank(group)]
 
 
-def every_row(x_nD: Tensor, rows: int, group: Group) -> Tensor:
-    """All-gather of runs that `own_rows` gave: padded to the longest, and the padding left out."""
+def all_rows(x_nD: Tensor, rows: int, group: Group) -> Tensor:
+    """All-gather of rows that `own_rows` split: padded to the longest rank, padding removed."""
     size = dist.get_world_size(group)
     longest = -(-rows // size)
     padded = torch.cat([x_nD, x_nD.new_zeros(longest - len(x_nD), *x_nD.shape[1:])])
     lengths = [len(part) for part in torch.empty(rows, 0).tensor_split(size)]
-    return torch.cat([part[:length] for part, length in zip(every(padded, group), lengths, strict=True)])
+    return torch.cat([part[:length] for part, length in zip(all_gather_list(padded, group), lengths, strict=True)])
 
 
-class _Shared(torch.autograd.Function):
+class _CopyToRanks(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
         ctx.group = group
@@ -159,20 +159,20 @@ class _Shared(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        return total(grads[0], ctx.group), None
+        return sum_over_ranks(grads[0], ctx.group), None
 
 
-class _Summed(torch.autograd.Function):
+class _AllReduce(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
-        return total(x, group)
+        return sum_over_ranks(x, group)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
         return grads[0], None
 
 
-class _Cut(torch.autograd.Function):
+class _SplitRows(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_ND: Tensor, group: Group) -> Tensor:
         ctx.rows, ctx.group = len(x_ND), group
@@ -180,21 +180,21 @@ class _Cut(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        return every_row(grads[0], ctx.rows, ctx.group), None
+        return all_rows(grads[0], ctx.rows, ctx.group), None
 
 
-class _Joined(torch.autograd.Function):
+class _GatherRows(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_nD: Tensor, rows: int, group: Group) -> Tensor:
         ctx.group = group
-        return every_row(x_nD, rows, group)
+        return all_rows(x_nD, rows, group)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
         return own_rows(grads[0], ctx.group).contiguous(), None, None
 
 
-class _Received(torch.autograd.Function):
+class _Recv(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, blank: Tensor, peer: int, group: Group) -> Tensor:
         ctx.peer, ctx.group = peer, group
@@ -206,7 +206,7 @@ class _Received(torch.autograd.Function):
         return None, None, None
 
 
-class _Handed(torch.autograd.Function):
+class _Send(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, peer: int, group: Group) -> Tensor:
         ctx.peer, ctx.group = peer, group
@@ -233,7 +233,7 @@ def _message(op: Any, x: Tensor, peer: int, group: Group) -> None:
         work.wait()
 
 
-class _Weighed(torch.autograd.Function):
+class _ScaleGradient(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, factor: float) -> Tensor:
         ctx.factor = factor

@@ -26,15 +26,15 @@ import torch.distributed as dist
 from torch import Tensor
 
 from contracts.spec.errors import refuse
-from contracts.stacks.reference.blocks.common import Packing
-from contracts.stacks.reference.blocks.row import Row
-from contracts.stacks.reference.blocks.scan import chunked_scan, running_sum
-from contracts.stacks.reference.parallel.collectives import Group, gathered, handed, received
+from contracts.stacks.reference.model.blocks.chunked_scan import chunked_scan, running_sum
+from contracts.stacks.reference.model.blocks.common import Packing
+from contracts.stacks.reference.model.blocks.sequence import SequenceView
+from contracts.stacks.reference.parallel.collectives import Group, all_gather, recv, send
 
 WAITS = "the first rank of a row waits for nobody, and the last hands nothing on"
 
 
-class ContextParallel(Row):
+class ContextParallel(SequenceView):
     """A row of which the ranks of a group hold a run each, in their order."""
 
     def __init__(self, *, group: Group) -> None:
@@ -66,7 +66,7 @@ class ContextParallel(Row):
 
     # every token
     def every(self, x_BTx: Tensor) -> Tensor:
-        return gathered(x_BTx, 1, self.group)
+        return all_gather(x_BTx, 1, self.group)
 
     # what stands before
     def past(self, u_BTx: Tensor, tokens: int, packing: Packing) -> Tensor:
@@ -80,7 +80,7 @@ class ContextParallel(Row):
 
     def tails(self, u_BTx: Tensor, tokens: int) -> Tensor:
         """The last tokens of every rank, in order."""
-        return gathered(u_BTx[:, -tokens:], 1, self.group)
+        return all_gather(u_BTx[:, -tokens:], 1, self.group)
 
     # scans
     def scan(
@@ -96,17 +96,17 @@ class ContextParallel(Row):
         y_BThp, left_Bhpn = chunked_scan(u_BThp, log_decay_BTh, k_BThn, q_BThn, packing, None, chunk)
         kept_BTh = log_decay_BTh.cumsum(dim=1).exp() * continuing(packing)[..., None]
         kept_Bh11 = kept_BTh[:, -1, :, None, None]
-        state_Bhpn = self.entering(left_Bhpn, kept_Bh11, packing)
+        state_Bhpn = self.incoming_state(left_Bhpn, kept_Bh11, packing)
         more_BThp = torch.einsum("bthn,bhpn,bth->bthp", q_BThn, state_Bhpn, kept_BTh)
         return y_BThp + more_BThp, left_Bhpn + kept_Bh11 * state_Bhpn
 
     def running_sum(self, u_BTx: Tensor, packing: Packing, state: Tensor | None, chunk: int) -> Tensor:
         own_BTx = running_sum(u_BTx, packing, None, chunk)
         kept_BTx = _like(continuing(packing), own_BTx).to(own_BTx.dtype)
-        state_Bx = self.entering(own_BTx[:, -1], kept_BTx[:, -1], packing)
+        state_Bx = self.incoming_state(own_BTx[:, -1], kept_BTx[:, -1], packing)
         return own_BTx + kept_BTx * state_Bx[:, None]
 
-    def entering(self, left_Bx: Tensor, kept_Bx: Tensor, packing: Packing) -> Tensor:
+    def incoming_state(self, left_Bx: Tensor, kept_Bx: Tensor, packing: Packing) -> Tensor:
         """The state before this rank's first token (B, …); zero where a document begins with it.
 
         Args:
@@ -115,15 +115,15 @@ class ContextParallel(Row):
         left_nBx, kept_nBx = self.of_every_rank(left_Bx), self.of_every_rank(kept_Bx)
         state_Bx, found = torch.zeros_like(left_Bx), []
         for rank in range(self.ranks):
-            state_Bx = torch.where(_like(self.goes_on(packing, rank), state_Bx), state_Bx, 0)
+            state_Bx = torch.where(_like(self.continues_document(packing, rank), state_Bx), state_Bx, 0)
             found.append(state_Bx)
             state_Bx = kept_nBx[rank] * state_Bx + left_nBx[rank]
         return torch.stack(found)[self.rank]  # of all, so that every rank takes part in the way back
 
     def of_every_rank(self, x_Bx: Tensor) -> Tensor:
-        return gathered(x_Bx[None], 0, self.group)
+        return all_gather(x_Bx[None], 0, self.group)
 
-    def goes_on(self, packing: Packing, rank: int) -> Tensor:
+    def continues_document(self, packing: Packing, rank: int) -> Tensor:
         """(B) bool: whether the first document of a rank began on one before it."""
         first = rank * packing.documents_BT.shape[1]
         if first == 0:
@@ -134,13 +134,13 @@ class ContextParallel(Row):
     def taken_over(self, state: Tensor | None, like_Bx: Tensor, packing: Packing) -> Tensor | None:
         if self.rank == 0:
             return None
-        state_Bx = received(like_Bx, self.rank - 1, self.group)
-        return torch.where(_like(self.goes_on(packing, self.rank), state_Bx), state_Bx, 0)
+        state_Bx = recv(like_Bx, self.rank - 1, self.group)
+        return torch.where(_like(self.continues_document(packing, self.rank), state_Bx), state_Bx, 0)
 
     def handed_on(self, states_BTx: Tensor) -> Tensor:
         if self.rank == self.ranks - 1:
             return states_BTx
-        last_Bx = handed(states_BTx[:, -1], self.rank + 1, self.group)
+        last_Bx = send(states_BTx[:, -1], self.rank + 1, self.group)
         return torch.cat([states_BTx[:, :-1], last_Bx[:, None]], dim=1)
 
 

@@ -21,14 +21,21 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from contracts.stacks.reference.blocks.experts import Routing
-from contracts.stacks.reference.parallel.collectives import Group, cut, exchanged, joined, own_rows, total
+from contracts.stacks.reference.model.blocks.moe import Routing
+from contracts.stacks.reference.parallel.collectives import (
+    Group,
+    all_to_all,
+    gather_rows,
+    own_rows,
+    split_rows,
+    sum_over_ranks,
+)
 
 Experts = Callable[[Tensor, Tensor], Tensor]
 
 
-class ExpertPeers(nn.Module):
-    """The exchange of one layer. A group is None where this rank is alone on its axis; there are no parameters."""
+class TokenDispatcher(nn.Module):
+    """The token dispatcher of one layer. A group is None where this rank is alone on its axis. It has no parameters."""
 
     def __init__(self, *, ep: Group, etp: Group, sharers: Group) -> None:
         super().__init__()
@@ -44,11 +51,11 @@ class ExpertPeers(nn.Module):
         x_ND, gates_NK = x_BTD.flatten(0, 1), routing.gates_BTK.flatten(0, 1)
         mine = routing._replace(
             experts_BTK=own_rows(routing.experts_BTK.flatten(0, 1), self.sharers)[None],
-            gates_BTK=cut(gates_NK, self.sharers)[None],
+            gates_BTK=split_rows(gates_NK, self.sharers)[None],
         )
         dropped = own_rows(dropped_BTK.flatten(0, 1), self.sharers)[None]
-        y_SD = routed(cut(x_ND, self.sharers)[None], mine, dropped)[0]
-        return joined(y_SD, len(x_ND), self.sharers).view(x_BTD.shape)
+        y_SD = routed(split_rows(x_ND, self.sharers)[None], mine, dropped)[0]
+        return gather_rows(y_SD, len(x_ND), self.sharers).view(x_BTD.shape)
 
     # rows to their experts and back
     def through(self, experts: Experts, x_SD: Tensor, counts_E: Tensor) -> Tensor:
@@ -59,14 +66,14 @@ class ExpertPeers(nn.Module):
         counts_nE = self.announced(counts_E)  # of this rank's experts, by sender
         sent, received = self.lengths(counts_E), [int(rows) for rows in counts_nE.sum(1)]
         x_SD, left_LD = torch.split(x_SD, [sum(sent), len(x_SD) - sum(sent)])
-        x_RD = x_SD if self.ep is None else exchanged(x_SD, received, sent, self.ep)
+        x_RD = x_SD if self.ep is None else all_to_all(x_SD, received, sent, self.ep)
         y_RD = self.with_all_parts(experts, x_RD, counts_nE)
         y_SD = y_RD if self.ep is None else self.hand_back(y_RD, sent, received)
         return torch.cat([y_SD, left_LD])
 
     def hand_back(self, y_RD: Tensor, sent: list[int], received: list[int]) -> Tensor:
-        """Rows back to where they came from; no compiled region holds it (compile.py)."""
-        return exchanged(y_RD, sent, received, self.ep)
+        """Rows back to where they came from; no compiled region holds it (model/compile.py)."""
+        return all_to_all(y_RD, sent, received, self.ep)
 
     def lengths(self, counts_E: Tensor) -> list[int]:
         """Rows for each rank of the axis."""
@@ -88,11 +95,11 @@ class ExpertPeers(nn.Module):
         parts, rows = dist.get_world_size(self.etp), len(x_RD)
         every_mne = counts_ne.new_zeros(parts, *counts_ne.shape)
         every_mne[dist.get_rank(self.etp)] = counts_ne
-        every_mne = total(every_mne, self.etp)
+        every_mne = sum_over_ranks(every_mne, self.etp)
         lengths = [int(each) for each in every_mne.sum((1, 2))]
-        all_RD = exchanged(x_RD.repeat(parts, 1), lengths, [rows] * parts, self.etp)
+        all_RD = all_to_all(x_RD.repeat(parts, 1), lengths, [rows] * parts, self.etp)
         y_RD = self.by_expert(experts, all_RD, every_mne.flatten(0, 1))
-        return exchanged(y_RD, [rows] * parts, lengths, self.etp).view(parts, rows, x_RD.shape[1]).sum(0)
+        return all_to_all(y_RD, [rows] * parts, lengths, self.etp).view(parts, rows, x_RD.shape[1]).sum(0)
 
     def by_expert(self, experts: Experts, x_RD: Tensor, counts_ne: Tensor) -> Tensor:
         """Rows that lie by sender and then by expert, put through the experts in one run each."""

@@ -19,17 +19,17 @@ from torch.distributed.tensor import DTensor, Placement
 from contracts.spec.division import refusals_on
 from contracts.spec.errors import NotOffered, Refusals, Refused, refuse
 from contracts.spec.topology import Degrees
-from contracts.stacks.reference.answers.model import made
-from contracts.stacks.reference.checkpoints.checkpoint import Checkpoints
-from contracts.stacks.reference.model import Model
-from contracts.stacks.reference.optimizer import Muon, Optimizer, orthogonal
-from contracts.stacks.reference.parallel.collectives import add_up, total
+from contracts.stacks.reference.checkpoint.checkpoint import Checkpoints
+from contracts.stacks.reference.model.build import build_model
+from contracts.stacks.reference.model.hybrid_model import Model
+from contracts.stacks.reference.model.parameter_roles import role_of
+from contracts.stacks.reference.optim.optimizer import Muon, Optimizer, orthogonalise
+from contracts.stacks.reference.parallel.collectives import all_reduce_in_place, sum_over_ranks
+from contracts.stacks.reference.parallel.gather import full_tensors, shard_like, sharded_mesh_dims
 from contracts.stacks.reference.parallel.mesh import TrainingMesh
 from contracts.stacks.reference.parallel.parallelize import parallelize
-from contracts.stacks.reference.parallel.wholes import cut, cut_over, whole
-from contracts.stacks.reference.placed import blank, copied, part, parted
-from contracts.stacks.reference.roles import role_of
-from contracts.stacks.reference.trainer import GENERATORS, OWN, Batch, Trainer
+from contracts.stacks.reference.parallel.placements import from_local_part, local_part, placed_copy, placed_zeros
+from contracts.stacks.reference.training.trainer import GENERATORS, OWN, Batch, Trainer
 
 
 class ShardedAdamW(torch.optim.AdamW):
@@ -45,10 +45,10 @@ class ShardedAdamW(torch.optim.AdamW):
             if not state and isinstance(parameter, DTensor):
                 state["step"] = torch.zeros((), dtype=torch.get_default_dtype())
                 for moment in ("exp_avg", "exp_avg_sq"):
-                    state[moment] = blank(parameter)
+                    state[moment] = placed_zeros(parameter)
         is_complex: bool = super()._init_group(group, *tensors)  # type: ignore[no-untyped-call]  # torch's
         for held in tensors:
-            held[:] = [part(each) for each in held]
+            held[:] = [local_part(each) for each in held]
         return is_complex
 
 
@@ -61,12 +61,12 @@ class ShardedMuon(Muon):
     def direction(self, grad: Tensor, buffer: Tensor, momentum: float) -> Tensor:
         if not isinstance(grad, DTensor):
             return super().direction(grad, buffer, momentum)
-        moved = part(buffer).mul_(momentum).add_(part(grad))
-        ahead = parted(part(grad) + momentum * moved, grad)
+        moved = local_part(buffer).mul_(momentum).add_(local_part(grad))
+        ahead = from_local_part(local_part(grad) + momentum * moved, grad)
         if ahead.dim() > 2 and all(_keeps_matrices(at) for at in ahead.placements):
-            return parted(orthogonal(part(ahead)), ahead)
-        (gathered,) = whole({"": ahead}).values()
-        return parted(cut(orthogonal(gathered), ahead), ahead)
+            return from_local_part(orthogonalise(local_part(ahead)), ahead)
+        (gathered,) = full_tensors({"": ahead}).values()
+        return from_local_part(shard_like(orthogonalise(gathered), ahead), ahead)
 
 
 def _keeps_matrices(at: Placement) -> bool:
@@ -84,12 +84,12 @@ class ShardedOptimizer(Optimizer):
         parameters = [member.parameter for member in self.members]
         for parameter in parameters:
             if parameter.grad is None:
-                parameter.grad = blank(parameter)
+                parameter.grad = placed_zeros(parameter)
         norm = self.norm()
         coefficient = self.coefficient(norm)
         for parameter in parameters if coefficient < 1 else ():
             assert parameter.grad is not None
-            part(parameter.grad).mul_(coefficient)
+            local_part(parameter.grad).mul_(coefficient)
         return norm, coefficient
 
     def norm(self) -> float:
@@ -107,13 +107,13 @@ class ShardedOptimizer(Optimizer):
             if grad is not None:
                 groups: tuple[Any, ...] = ()
                 if isinstance(grad, DTensor):
-                    groups = tuple(grad.device_mesh.get_group(dim) for dim in cut_over(grad))
-                squares.setdefault(groups, []).append(part(grad).double().square().sum())
+                    groups = tuple(grad.device_mesh.get_group(dim) for dim in sharded_mesh_dims(grad))
+                squares.setdefault(groups, []).append(local_part(grad).double().square().sum())
         sums = []
         for groups, each in squares.items():
             square = torch.stack(each).sum()
             for group in groups:
-                square = total(square, group)
+                square = sum_over_ranks(square, group)
             sums.append(square)
         return float(torch.stack(sums).sum().sqrt())
 
@@ -140,7 +140,7 @@ class ParallelTrainer(Trainer):
             self.abandon()
             raise
 
-    def offered(self) -> None:
+    def refuse_unsupported(self) -> None:
         if self.execution.degrees.pp > 1:
             raise NotOffered("this trainer has no pipeline: pipeline_trainer.py has")
         self.fits()
@@ -156,7 +156,7 @@ class ParallelTrainer(Trainer):
     def build(self) -> Model:
         self.mesh = TrainingMesh(self.execution)
         alone = replace(self.execution, degrees=Degrees(), world=1, fsdp=False, compile="none", recompute=False)
-        model = made(self.recipe, alone, self.parts)
+        model = build_model(self.recipe, alone, self.parts)
         self.wrapped = parallelize(model, self.execution, self.mesh, self.parts)
         return model
 
@@ -202,7 +202,7 @@ class ParallelTrainer(Trainer):
             if group is not None:
                 summed.setdefault(group, []).append(_held(parameter))
         for group, grads in summed.items():
-            add_up(grads, group)
+            all_reduce_in_place(grads, group)
 
     def unreduced(self, name: str) -> Any:
         """The ranks whose gradients of a parameter are still to be summed; None where there are none."""
@@ -223,7 +223,7 @@ class ParallelTrainer(Trainer):
                 super().retire(folder, keep, durable)
             except Refused as refused:
                 found.extend(refused)
-        ranks.agree(found)
+        ranks.refuse_together(found)
 
     def layout(self) -> dict[str, int]:
         execution, degrees = self.execution, asdict(self.execution.degrees)
@@ -259,16 +259,16 @@ class ParallelTrainer(Trainer):
 
     # whole tensors
     def whole(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return whole(tensors)
+        return full_tensors(tensors)
 
     def take(self, value: Tensor, into: Tensor) -> None:
-        part(into).copy_(part(part_of(value, into)))
+        local_part(into).copy_(local_part(part_of(value, into)))
 
 
 def _held(parameter: nn.Parameter) -> Tensor:
     """What this rank holds of a gradient."""
     assert parameter.grad is not None
-    return part(parameter.grad)
+    return local_part(parameter.grad)
 
 
 def completed(parameter: nn.Parameter) -> list[tuple[DeviceMesh, int]]:
@@ -284,15 +284,15 @@ def completed(parameter: nn.Parameter) -> list[tuple[DeviceMesh, int]]:
     if any(not pairs[dim][0].is_partial("sum") or not pairs[dim][1].is_replicate() for dim in open_):
         parameter.grad = grad.redistribute(placements=parameter.placements)
         return []
-    parameter.grad = parted(part(grad).contiguous(), parameter)
+    parameter.grad = from_local_part(local_part(grad).contiguous(), parameter)
     return [(grad.device_mesh, dim) for dim in open_]
 
 
 def part_of(value: Tensor, like: Tensor) -> Tensor:
     """What this rank holds of a whole tensor that lies as another does. A DTensor lies so already."""
     if not isinstance(like, DTensor) or isinstance(value, DTensor):
-        return copied(value)
-    return parted(cut(value, like), like)
+        return placed_copy(value)
+    return from_local_part(shard_like(value, like), like)
 
 
 def _is_own(name: str) -> bool:
@@ -308,7 +308,7 @@ def _totals(values: Mapping[str, Tensor], group: Any) -> dict[str, Tensor]:
     found = dict(values)
     for dtype in sorted({each.dtype for each in values.values()}, key=str):
         names = [name for name in sorted(values) if values[name].dtype == dtype]
-        flat = total(torch.cat([values[name].reshape(-1) for name in names]), group)
+        flat = sum_over_ranks(torch.cat([values[name].reshape(-1) for name in names]), group)
         for name, piece in zip(names, torch.split(flat, [values[name].numel() for name in names]), strict=True):
             found[name] = piece.view(values[name].shape)
     return found

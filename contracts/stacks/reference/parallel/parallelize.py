@@ -18,16 +18,16 @@ from torch.distributed.tensor import Placement, Shard
 from torch.utils.checkpoint import checkpoint
 
 from contracts.spec.training import Execution
-from contracts.stacks.reference.blocks.common import Output
-from contracts.stacks.reference.blocks.experts import MoE
-from contracts.stacks.reference.compile import compile_regions
-from contracts.stacks.reference.model import Layer, Model
-from contracts.stacks.reference.parallel import sharding
-from contracts.stacks.reference.parallel.collectives import Group, total
+from contracts.stacks.reference.model.blocks.common import Output
+from contracts.stacks.reference.model.blocks.moe import MoE
+from contracts.stacks.reference.model.compile import compile_regions
+from contracts.stacks.reference.model.hybrid_model import Layer, Model
+from contracts.stacks.reference.model.mtp import MtpModule
+from contracts.stacks.reference.model.parts import PARTS, Parts
+from contracts.stacks.reference.parallel import fsdp
+from contracts.stacks.reference.parallel.collectives import Group, sum_over_ranks
 from contracts.stacks.reference.parallel.mesh import TrainingMesh
 from contracts.stacks.reference.parallel.tensor_parallel import on_mesh
-from contracts.stacks.reference.parts import PARTS, Parts
-from contracts.stacks.reference.prediction import Prediction
 
 EXPERT_SPLIT = {"w1": 1, "w3": 1, "w2": 2}
 """The inner dim of an expert's matrices."""
@@ -82,11 +82,11 @@ def tensor_parallel(model: Model, execution: Execution, mesh: TrainingMesh, part
 
 def expert_parallel(model: Model, execution: Execution, mesh: TrainingMesh, parts: Parts) -> None:
     """Each rank keeps its experts (ep) or its part of each (etp); rows travel."""
-    peers = parts.expert_peers(ep=mesh.group("ep"), etp=mesh.group("etp"), sharers=mesh.group("sharers"))
+    dispatcher = parts.token_dispatcher(ep=mesh.group("ep"), etp=mesh.group("etp"), sharers=mesh.group("sharers"))
     for layer in layers(model):
         if isinstance(layer.mixer, MoE):
             spread_experts(layer.mixer, mesh)
-            layer.mixer.peers = peers
+            layer.mixer.dispatcher = dispatcher
             if execution.degrees.sp:
                 share_losses(layer.mixer, mesh.group("tp"), execution.degrees.tp)
 
@@ -114,7 +114,7 @@ def compile(model: Model, execution: Execution, mesh: TrainingMesh, parts: Parts
 
 
 def fully_shard(model: Model, execution: Execution, mesh: TrainingMesh, parts: Parts) -> None:
-    sharding.shard(model, mesh.dense, mesh.expert)
+    fsdp.shard(model, mesh.dense, mesh.expert)
 
 
 ORDER: tuple[Step, ...] = (
@@ -127,8 +127,8 @@ def layers(model: Model) -> list[Layer]:
     return [each for each in model.modules() if isinstance(each, Layer)]
 
 
-def heads(model: Model) -> list[Prediction]:
-    return [each for each in model.mtp if isinstance(each, Prediction)]
+def heads(model: Model) -> list[MtpModule]:
+    return [each for each in model.mtp if isinstance(each, MtpModule)]
 
 
 def spread_experts(moe: MoE, mesh: TrainingMesh) -> None:
@@ -142,7 +142,7 @@ def spread_experts(moe: MoE, mesh: TrainingMesh) -> None:
 def share_losses(moe: MoE, group: Group, ranks: int) -> None:
     """Ranks that have a run of each sequence: f is over the whole of it, and each loss is a part that adds up."""
     within = moe.router.sequence or (lambda fraction_BE: fraction_BE)  # of a run that is cut further
-    moe.router.sequence = lambda fraction_BE: total(within(fraction_BE), group) / ranks
+    moe.router.sequence = lambda fraction_BE: sum_over_ranks(within(fraction_BE), group) / ranks
 
     def parts(_: nn.Module, args: object, out: Output) -> Output:
         return out._replace(losses={name: loss / ranks for name, loss in out.losses.items()})

@@ -26,11 +26,11 @@ from contracts.spec import pattern as patterns
 from contracts.spec.errors import Refusals, refuse
 from contracts.spec.recipe import Recipe
 from contracts.spec.training import Execution
-from contracts.stacks.reference.blocks.common import Packing, packing
-from contracts.stacks.reference.model import Model
+from contracts.stacks.reference.model.blocks.common import Packing, packing
+from contracts.stacks.reference.model.hybrid_model import Model
+from contracts.stacks.reference.model.mtp import IGNORED, shift_left
 from contracts.stacks.reference.parallel.pipeline_messages import BatchedStage, batched
-from contracts.stacks.reference.prediction import IGNORED, ahead
-from contracts.stacks.reference.trainer import Batch
+from contracts.stacks.reference.training.trainer import Batch
 
 CHUNKS = 2  # stages of a rank in an interleaved pipeline whose pattern does not write them out
 
@@ -88,7 +88,7 @@ def refuse_microbatches(execution: Execution) -> None:
 
 
 class Passed(NamedTuple):
-    """What a stage found in a microbatch: sums and counters by name, as in `Forward`."""
+    """What a stage found in a microbatch: sums and counters by name, as in `ModelOutput`."""
 
     sums: dict[str, Tensor]
     seen: dict[str, Tensor]
@@ -153,7 +153,7 @@ class Stage(Model):
         hidden_BTD = self.narrow(x)
         sums = {"lm": self.cross_entropy(self.predict(self.norm(hidden_BTD)), self.row.own(labels_BT))[0]}
         for depth, further_BTV in enumerate(self.look_ahead(hidden_BTD, tokens_BT, pack)):
-            targets_BT = self.row.own(ahead(labels_BT, pack, depth + 1, IGNORED))
+            targets_BT = self.row.own(shift_left(labels_BT, pack, depth + 1, IGNORED))
             sums[f"mtp.{depth}"] = self.cross_entropy(further_BTV, targets_BT)[0]
         return sums
 

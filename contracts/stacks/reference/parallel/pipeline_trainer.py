@@ -19,9 +19,9 @@ from torch import Tensor
 from contracts.instruments.ranks import device
 from contracts.spec.errors import refuse
 from contracts.spec.topology import Degrees
-from contracts.stacks.reference.answers.model import made
-from contracts.stacks.reference.model import Forward, Model
-from contracts.stacks.reference.parallel.collectives import every
+from contracts.stacks.reference.model.build import build_model
+from contracts.stacks.reference.model.hybrid_model import Model, ModelOutput
+from contracts.stacks.reference.parallel.collectives import all_gather_list
 from contracts.stacks.reference.parallel.mesh import TrainingMesh
 from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer, ShardedOptimizer
 from contracts.stacks.reference.parallel.parallelize import parallelize
@@ -34,8 +34,8 @@ from contracts.stacks.reference.parallel.pipeline import (
     refuse_microbatches,
     staged,
 )
-from contracts.stacks.reference.placed import blank, part
-from contracts.stacks.reference.trainer import Batch
+from contracts.stacks.reference.parallel.placements import local_part, placed_zeros
+from contracts.stacks.reference.training.trainer import Batch
 
 
 class StagedOptimizer(ShardedOptimizer):
@@ -67,7 +67,7 @@ class PipelineTrainer(ParallelTrainer):
         self.copies = self.shared()
         self.optimizer.stages, self.optimizer.lent = self.group, self.lent()
 
-    def offered(self) -> None:
+    def refuse_unsupported(self) -> None:
         refuse_microbatches(self.execution)
         self.plan()
         self.fits()
@@ -96,7 +96,7 @@ class PipelineTrainer(ParallelTrainer):
             self.execution, degrees=Degrees(), world=1, fsdp=False, replicas=1, compile="none", recompute=False
         )
         kind = staged(self.parts.model, piece, self.stage_class)
-        return cast(Stage, made(self.recipe, alone, replace(self.parts, model=kind)))
+        return cast(Stage, build_model(self.recipe, alone, replace(self.parts, model=kind)))
 
     # a window
     def cut(self, batch: Batch) -> list[Batch]:
@@ -109,13 +109,13 @@ class PipelineTrainer(ParallelTrainer):
             raise refuse("microbatches", count, f"must divide the sequences of a rank ({rows})", "cut another number")
         return super().cut(batch)
 
-    def passes(self, window: Sequence[Batch], counts: Mapping[str, Tensor]) -> list[Forward]:
+    def passes(self, window: Sequence[Batch], counts: Mapping[str, Tensor]) -> list[ModelOutput]:
         """One pass of the schedule."""
         passed = self.pipeline.run(window, counts)
         sums = self.total([each.sums for each in passed])
         seen = self.total([_adding_up(each.seen) for each in passed])
         nothing = window[0].tokens_BT.new_empty(0)
-        return [Forward(logits_BTV=nothing, mtp_logits=(), sums=sums, counts=dict(counts), seen=seen)]
+        return [ModelOutput(logits_BTV=nothing, mtp_logits=(), sums=sums, counts=dict(counts), seen=seen)]
 
     def over_parts(self, values: dict[str, Tensor]) -> dict[str, Tensor]:
         """Each stage knows the losses and counts of its own layers."""
@@ -149,8 +149,8 @@ class PipelineTrainer(ParallelTrainer):
     def add(self, parameter: Tensor, peer: int) -> None:
         """The gradient of a copy becomes the sum of both: a + b here and b + a there, which are the same bits."""
         if parameter.grad is None:
-            parameter.grad = blank(parameter)
-        mine = part(parameter.grad)
+            parameter.grad = placed_zeros(parameter)
+        mine = local_part(parameter.grad)
         sent, theirs = mine.contiguous(), torch.empty_like(mine)
         ops = [dist.P2POp(dist.isend, sent, peer, self.group), dist.P2POp(dist.irecv, theirs, peer, self.group)]
         for work in dist.batch_isend_irecv(ops):
@@ -183,10 +183,10 @@ def every_rank(values: Mapping[str, Tensor], group: Any) -> list[dict[str, Tenso
     rows = [[name, str(values[name].dtype).removeprefix("torch."), list(values[name].shape)] for name in names]
     head = torch.tensor(list(json.dumps(rows).encode()), dtype=torch.uint8, device=device())
     mine = torch.cat([head, *(values[name].detach().contiguous().reshape(-1).view(torch.uint8) for name in names)])
-    sizes = every(torch.tensor([len(head), len(mine)], device=device()), group)
+    sizes = all_gather_list(torch.tensor([len(head), len(mine)], device=device()), group)
     longest = max(int(size[1]) for size in sizes)
     padded = torch.cat([mine, mine.new_zeros(longest - len(mine))])
-    return [_read(bytes_N, int(size[0])) for bytes_N, size in zip(every(padded, group), sizes, strict=True)]
+    return [_read(bytes_N, int(size[0])) for bytes_N, size in zip(all_gather_list(padded, group), sizes, strict=True)]
 
 
 def _read(bytes_N: Tensor, at: int) -> dict[str, Tensor]:

@@ -26,17 +26,25 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Placement, Replicate, Shard, distribute_tensor
 
 from contracts.spec.errors import refuse
-from contracts.stacks.reference.blocks.attention import Attention, LatentAttention
-from contracts.stacks.reference.blocks.common import Linear, Output, RMSNorm
-from contracts.stacks.reference.blocks.experts import MoE, Router
-from contracts.stacks.reference.blocks.mamba import Mamba2
-from contracts.stacks.reference.blocks.mamba3 import Mamba3
-from contracts.stacks.reference.blocks.mlp import Mlp
-from contracts.stacks.reference.blocks.recurrent import M2RNN
-from contracts.stacks.reference.blocks.streams import Streams
-from contracts.stacks.reference.model import Model, Vocabulary
-from contracts.stacks.reference.parallel.collectives import Group, gathered, scattered, shared, summed, total, weighed
-from contracts.stacks.reference.prediction import IGNORED
+from contracts.stacks.reference.model.blocks.attention import Attention, LatentAttention
+from contracts.stacks.reference.model.blocks.common import Linear, Output, RMSNorm
+from contracts.stacks.reference.model.blocks.hyper_connections import HyperConnections
+from contracts.stacks.reference.model.blocks.m2rnn import M2RNN
+from contracts.stacks.reference.model.blocks.mamba2 import Mamba2
+from contracts.stacks.reference.model.blocks.mamba3 import Mamba3
+from contracts.stacks.reference.model.blocks.mlp import Mlp
+from contracts.stacks.reference.model.blocks.moe import MoE, Router
+from contracts.stacks.reference.model.hybrid_model import Model, Vocabulary
+from contracts.stacks.reference.model.mtp import IGNORED
+from contracts.stacks.reference.parallel.collectives import (
+    Group,
+    all_gather,
+    all_reduce,
+    copy_to_ranks,
+    reduce_scatter,
+    scale_gradient,
+    sum_over_ranks,
+)
 
 _MLP = {"w1.weight": 0, "w3.weight": 0, "w2.weight": 1}
 _PER_HEAD = dict.fromkeys(("A_log", "D", "dt_bias", "out_norm.weight"), 0) | {"wo.weight": 1}
@@ -83,11 +91,11 @@ class TensorParallel:
 
     def enter(self, x_BTD: Tensor) -> Tensor:
         """All tokens, on every rank."""
-        return gathered(x_BTD, 1, self.group) if self.sequence else shared(x_BTD, self.group)
+        return all_gather(x_BTD, 1, self.group) if self.sequence else copy_to_ranks(x_BTD, self.group)
 
     def leave(self, y_BTD: Tensor) -> Tensor:
         """The sum of what the ranks computed, for the tokens of this one."""
-        return scattered(y_BTD, 1, self.group) if self.sequence else summed(y_BTD, self.group)
+        return reduce_scatter(y_BTD, 1, self.group) if self.sequence else all_reduce(y_BTD, self.group)
 
     def distribute(self, module: nn.Module, split: Mapping[str, int]) -> None:
         """Make every parameter below a module a DTensor on the axis: sharded as `split` says, or held alike."""
@@ -137,7 +145,7 @@ class TensorParallel:
             return (self.enter(args[0]), *args[1:])
 
         def behind(_: nn.Module, args: tuple[Any, ...], out: Output) -> Output:
-            losses = {name: weighed(loss, 1 / self.size) for name, loss in out.losses.items()}
+            losses = {name: scale_gradient(loss, 1 / self.size) for name, loss in out.losses.items()}
             return out._replace(y_BTD=self.leave(out.y_BTD), losses=losses)
 
         mixer.register_forward_pre_hook(before)
@@ -147,7 +155,7 @@ class TensorParallel:
         """What stands between the mixers: held alike; gradients are parts where the tokens are."""
         self.distribute(module, {})
         for each in module.modules():
-            if isinstance(each, Linear | RMSNorm | Streams | Router):
+            if isinstance(each, Linear | RMSNorm | HyperConnections | Router):
                 each.summed = self.sequence
 
     # ends
@@ -179,7 +187,7 @@ class GroupMean:
         self.axis, self.first, self.share = axis, axis.rank // share * share, share
 
     def __call__(self, mean_BT11: Tensor) -> Tensor:
-        every = gathered(mean_BT11, mean_BT11.dim() - 1, self.axis.group)
+        every = all_gather(mean_BT11, mean_BT11.dim() - 1, self.axis.group)
         own: Tensor = every[..., self.first : self.first + self.share]
         return own.mean(-1, keepdim=True)
 
@@ -228,7 +236,7 @@ class _CrossEntropy(torch.autograd.Function):
         dist.all_reduce(largest_N, op=dist.ReduceOp.MAX, group=group)
         exp_Nv = (logits_Nv - largest_N[:, None]).exp()
         asked_N = padded.gather(1, row_N[:, None])[:, 0].masked_fill(~inside_N, 0)
-        sums_N, asked_N = total(torch.stack([exp_Nv.sum(-1), asked_N]), group)
+        sums_N, asked_N = sum_over_ranks(torch.stack([exp_Nv.sum(-1), asked_N]), group)
         ctx.save_for_backward(exp_Nv / sums_N[:, None], valid_N, inside_N, row_N)
         losses_N: Tensor = sums_N.log() + largest_N - asked_N
         return (losses_N * valid_N).sum()

@@ -1,0 +1,54 @@
+"""Base of the Megatron-Core blocks: one layer on one rank, its weights under Megatron's names and ours."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from contracts.spec.blocks import BlockCall, BlockRun
+from contracts.stacks.megatron.model import Plan, config_of
+from contracts.stacks.megatron.weight_mapping import block_pieces, ours_of, theirs_of
+
+THEIRS = "decoder.layers.0."
+"""What stands before a block's names, as in a model of that layer alone."""
+
+
+class Block(ABC):
+    """One layer, of which what is not the block (a residual, another half) is left out."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.layer = self.build(config_of(plan))
+        self.table = {each.theirs: each for each in block_pieces(plan.recipe, plan.letters, THEIRS, "")}
+
+    @abstractmethod
+    def build(self, config: Any) -> Any:
+        """Megatron's layer."""
+
+    @abstractmethod
+    def run(self, call: BlockCall) -> BlockRun:
+        """Forward, and backward where the call has an upstream gradient."""
+
+    @abstractmethod
+    def tensors(self) -> dict[str, Tensor]:
+        """Its tensors that have a place among ours, by Megatron's name in a model."""
+
+    def ours(self, theirs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return ours_of(self.table, theirs)
+
+    def load(self, weights: Mapping[str, Tensor]) -> None:
+        given, held = theirs_of(self.table, weights), self.tensors()
+        if given.keys() != held.keys():
+            raise AssertionError(f"weights and model differ in {sorted(given.keys() ^ held.keys())}")
+        with torch.no_grad():
+            for name, each in held.items():
+                each.copy_(given[name])
+
+
+def gradient(tensor: Tensor) -> Tensor:
+    """Zeros where nothing came back."""
+    return torch.zeros_like(tensor) if tensor.grad is None else tensor.grad

@@ -1,0 +1,91 @@
+"""Megatron's hybrid model: a pattern with an M in it, over the local specification.
+
+The specification that Megatron ships for it asks for Transformer Engine; here its halves of transformer layers are
+those of `model`, and its Mamba layer has a norm before it of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from contracts.spec import pattern as patterns
+from contracts.spec.errors import NotOffered
+from contracts.stacks.megatron import model
+from contracts.stacks.megatron.mamba_kernels import hybrid_block
+from contracts.stacks.megatron.model import Plan, layer_spec
+from contracts.stacks.megatron.shims import mcore, older
+
+
+def chunks_of(plan: Plan, config: Any) -> list[Any]:
+    """The model of this rank, in training mode: a HybridModel where there is an M, else a GPTModel a chunk."""
+    if "M" not in plan.letters:
+        return model.chunks_of(plan, config)
+    if plan.chunks > 1:
+        raise NotOffered("Megatron-Core: its hybrid model in interleaved stages was not tried")
+    state, recipe = mcore("parallel_state"), plan.recipe
+    parsed, pp = patterns.parse(recipe.pattern, recipe.depth), plan.degrees.pp
+    stages = patterns.stages(parsed, pp) if pp > 1 else [plan.letters]
+    cut = ["".join(_symbol(plan, letter) for letter in stage) for stage in stages]
+    made = _kind(config, _stack_spec(plan), cut)(
+        vocab_size=recipe.vocab,
+        max_sequence_length=recipe.seq_length,
+        pre_process=state.is_pipeline_first_stage(),
+        post_process=state.is_pipeline_last_stage(),
+        share_embeddings_and_output_weights=not recipe.untied_embeddings,
+        position_embedding_type="rope",
+        rotary_base=recipe.rope_theta,
+    )
+    return [made]
+
+
+def _kind(config: Any, spec: Any, stages: list[str]) -> Callable[..., Any]:
+    """Megatron's hybrid model over its letters of each stage. Until 0.16 it is a Mamba model, cut into equal stages.
+
+    Raises:
+        NotOffered: for stages of unequal length, of a version that does not have them.
+    """
+    if not older():
+        hybrid = mcore("models.hybrid.hybrid_model").HybridModel
+        return partial(hybrid, config=config, hybrid_stack_spec=spec, hybrid_layer_pattern="|".join(stages))
+    if len({len(each) for each in stages}) > 1:
+        raise NotOffered("Megatron-Core of this version cuts its hybrid model into stages of one length")
+    mamba = mcore("models.mamba.mamba_model").MambaModel
+    return partial(mamba, config=config, mamba_stack_spec=spec, hybrid_override_pattern="".join(stages))
+
+
+def _symbol(plan: Plan, letter: str) -> str:
+    """How Megatron writes a letter: attention and experts have two kinds each, attention one of them until 0.16."""
+    latent = "*" if older() else "+"
+    attention, experts = latent if plan.recipe.mla else "*", "E" if plan.recipe.moe else "-"
+    return {"A": attention, "E": experts, "M": "M"}[letter]
+
+
+def _stack_spec(plan: Plan) -> Any:
+    block, build = mcore(hybrid_block()), mcore("transformer.spec_utils").ModuleSpec
+    attention, experts = layer_spec(plan, "A"), layer_spec(plan, "E")
+    layers = {"mamba_layer": mamba_spec(), "attention_layer": attention, "mlp_layer": experts, "moe_layer": experts}
+    if older():
+        return build(module=block.MambaStack, submodules=block.MambaStackSubmodules(**layers))
+    submodules = block.HybridStackSubmodules(**layers, mla_layer=attention)
+    return build(module=block.HybridStack, submodules=submodules)
+
+
+def mamba_spec() -> Any:
+    """Megatron's Mamba layer over its local specification."""
+    layer, mixer, parallel = mcore("ssm.mamba_layer"), mcore("ssm.mamba_mixer"), mcore("tensor_parallel")
+    build = mcore("transformer.spec_utils")
+    return build.ModuleSpec(
+        module=layer.MambaLayer,
+        submodules=layer.MambaLayerSubmodules(
+            norm=mcore("transformer.torch_norm").WrappedTorchNorm,
+            mixer=build.ModuleSpec(
+                module=mixer.MambaMixer,
+                submodules=mixer.MambaMixerSubmodules(
+                    in_proj=parallel.ColumnParallelLinear, out_proj=parallel.RowParallelLinear
+                ),
+            ),
+            mamba_bda=mcore("fusions.fused_bias_dropout").get_bias_dropout_add,
+        ),
+    )

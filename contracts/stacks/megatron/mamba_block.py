@@ -1,0 +1,110 @@
+"""The M block of Megatron-Core: its norm and its Mamba-2 mixer, on one rank, over substituted kernels.
+
+Output and gradients are those of its training pass. That pass tells no state, and begins from an empty one; the state
+after the last token is what its inference keeps of a prompt, here of the last document of each row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from contracts.instruments import numerics
+from contracts.spec.blocks import BlockCall, BlockRun
+from contracts.spec.errors import NotOffered
+from contracts.spec.recipe import Mode
+from contracts.stacks.megatron.block_base import THEIRS, Block, gradient
+from contracts.stacks.megatron.hybrid_model import mamba_spec
+from contracts.stacks.megatron.mamba_kernels import reached
+from contracts.stacks.megatron.shims import mcore
+
+STATES = ("conv_x", "conv_b", "conv_c")
+
+
+def declined(mode: Mode) -> None:
+    """Leave aside what has no M block here.
+
+    Raises:
+        NotOffered: with the reason.
+    """
+    if mode != "nemo_native":
+        raise NotOffered("Megatron-Core: M is Mamba-2, it has no Mamba-3")
+    try:
+        reached()
+    except ModuleNotFoundError as error:
+        raise NotOffered(f"Megatron-Core of this version imports its mixer only where there is {error.name}") from None
+
+
+class MambaBlock(Block):
+    """A Mamba layer of which the residual is left out. All its parameters have a place among ours."""
+
+    def build(self, config: Any) -> Any:
+        groups = mcore("process_groups_config").ProcessGroupCollection.use_mpu_process_groups(["tp", "cp"])
+        build = mcore("transformer.spec_utils").build_module
+        layer = build(mamba_spec(), config=config, layer_number=1, pg_collection=groups)
+        if self.plan.dtype is torch.bfloat16:
+            mcore("transformer.module").Float16Module(config, layer)  # as training holds it: cast, all of it
+        return layer
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {THEIRS + name: each for name, each in self.layer.named_parameters()}
+
+    def run(self, call: BlockCall) -> BlockRun:
+        x_BTD = numerics.tensor(call.x).clone().requires_grad_()
+        if call.state:
+            raise NotOffered("Megatron-Core: the training pass of M begins from an empty state")
+        if x_BTD.dtype is torch.bfloat16 or not x_BTD.numel():
+            raise NotOffered("Megatron-Core: M over substituted kernels, of tokens in float32 and float64")
+        documents_BT = None if call.documents is None else numerics.tensor(call.documents)
+        y_BTD = self._trained(x_BTD, documents_BT)
+        gradients = {}
+        if call.dy is not None:
+            (y_BTD * numerics.tensor(call.dy)).sum().backward()  # type: ignore[no-untyped-call]
+            gradients = self.ours({name: gradient(each) for name, each in self.tensors().items()})
+            gradients["x"] = gradient(x_BTD)
+        with torch.no_grad():
+            state = self._state(x_BTD, documents_BT)
+        return BlockRun(y=numerics.array(y_BTD), gradients=numerics.arrays(gradients), state=numerics.arrays(state))
+
+    def _trained(self, x_BTD: Tensor, documents_BT: Tensor | None) -> Tensor:
+        """Packed rows are one sequence of documents to Megatron, one behind the other."""
+        if documents_BT is None:
+            out: Tensor = self.layer.mixer(self.layer.norm(x_BTD.transpose(0, 1)))[0]
+            return out.transpose(0, 1)
+        rows, length = documents_BT.shape
+        beyond = int(documents_BT.max()) + 1
+        seq_idx = (documents_BT + beyond * torch.arange(rows)[:, None]).reshape(1, -1).int()
+        packed = _packed(seq_idx)
+        out = self.layer.mixer(self.layer.norm(x_BTD.reshape(rows * length, 1, -1)), packed_seq_params=packed)[0]
+        return out.reshape(rows, length, -1)
+
+    def _state(self, x_BTD: Tensor, documents_BT: Tensor | None) -> dict[str, Tensor]:
+        """`ssm` and the last three inputs of the convolutions, row by row."""
+        mamba = self.plan.recipe.mamba
+        found = []
+        for row, x_TD in enumerate(x_BTD):
+            own = slice(None) if documents_BT is None else documents_BT[row] == documents_BT[row, -1]
+            found.append(self._prompted(x_TD[own][:, None]))
+        conv_Bcw, ssm_Bhpn = (torch.cat(each) for each in zip(*found, strict=True))
+        grouped = mamba.groups * mamba.state
+        parts = torch.split(conv_Bcw[..., 1:], [mamba.heads * mamba.head_dim, grouped, grouped], 1)
+        return {"ssm": ssm_Bhpn, **dict(zip(STATES, parts, strict=True))}
+
+    def _prompted(self, x_T1D: Tensor) -> tuple[Tensor, Tensor]:
+        """What inference keeps of a prompt: its mixer has no public name for that but a whole engine's context."""
+        mixer = self.layer.mixer
+        conv, ssm = (x_T1D.new_zeros(1, *shape) for shape in mixer.mamba_state_shapes_per_request())
+        mixer._ssm_prefill(mixer.in_proj(self.layer.norm(x_T1D))[0], conv_state=conv, ssm_state=ssm)
+        return conv, ssm
+
+
+def _packed(seq_idx_1N: Tensor) -> Any:
+    """Documents one behind the other, as Megatron is told of them: until 0.16 by where they begin, then by number."""
+    kind = mcore("packed_seq_params").PackedSeqParams
+    if any(each.name == "seq_idx" for each in fields(kind)):
+        return kind(qkv_format="thd", seq_idx=seq_idx_1N)
+    _, lengths = torch.unique_consecutive(seq_idx_1N[0], return_counts=True)
+    return kind(qkv_format="thd", cu_seqlens_q=torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).int())

@@ -1,0 +1,70 @@
+"""Numeric answers of the Megatron-Core in this interpreter: blocks, training steps, live process groups."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from contracts.spec import pattern as patterns
+from contracts.spec.array import Shape
+from contracts.spec.blocks import BlockCall, BlockRun
+from contracts.spec.errors import NotOffered
+from contracts.spec.recipe import Mode, Recipe
+from contracts.spec.topology import Degrees, Layout
+from contracts.spec.training import Built, Session, Trained
+from contracts.spec.world import LiveMesh
+from contracts.stacks.megatron import blocks, mamba_kernels, process_groups, shims
+from contracts.stacks.megatron.built_model import built
+from contracts.stacks.megatron.mamba_block import declined
+from contracts.stacks.megatron.model import LATENT
+from contracts.stacks.megatron.training import train
+
+LOCAL = "; the local specification, Megatron's own without Transformer Engine"
+
+
+class NumericAnswers:
+    """The installed Megatron-Core, asked in process: torch is loaded, and what a CPU lacks is replaced meanwhile."""
+
+    labels: Mapping[str, str] = {
+        "live_mesh": "unpatched, over the ranks that are here; gloo twins left out",
+        "block_weights": shims.LABEL + LOCAL + mamba_kernels.LABEL,
+        "run_block": shims.LABEL + LOCAL + LATENT + mamba_kernels.LABEL + shims.WIDE,
+        "built": shims.LABEL + LOCAL + LATENT + mamba_kernels.LABEL,
+        "train": shims.LABEL
+        + LOCAL
+        + LATENT
+        + mamba_kernels.LABEL
+        + shims.WIDE
+        + "; the schedule is told of one step before the first",
+    }
+    offers = frozenset(labels)
+
+    def live_mesh(self, degrees: Degrees, world: int, layout: Layout, contribution: int) -> LiveMesh:
+        _only_borrowed(layout)
+        return process_groups.live_mesh(degrees, world, contribution)
+
+    def block_weights(self, recipe: Recipe, layer: int, mode: Mode) -> Mapping[str, Shape]:
+        return blocks.block_weights(recipe, layer, mode)
+
+    def run_block(self, call: BlockCall) -> BlockRun:
+        return blocks.run_block(call)
+
+    def built(self, recipe: Recipe, mode: Mode) -> Built:
+        _mixers(recipe, mode)
+        return built(recipe)
+
+    def train(self, session: Session) -> Trained:
+        degrees = session.execution.degrees
+        if degrees.ep > 1:
+            _only_borrowed(session.execution.layout)
+        _mixers(session.recipe, session.execution.mode)
+        return train(session)
+
+
+def _mixers(recipe: Recipe, mode: Mode) -> None:
+    if "M" in patterns.parse(recipe.pattern, recipe.depth).letters:
+        declined(mode)
+
+
+def _only_borrowed(layout: Layout) -> None:
+    if layout != "borrowed":
+        raise NotOffered(f"Megatron-Core builds the borrowed layout, not {layout}")

@@ -1,0 +1,153 @@
+"""Megatron's process groups on live ranks, over the existing default group or one of this process alone."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from contracts.instruments.ranks import held_groups
+from contracts.spec.errors import refuse
+from contracts.spec.topology import Degrees, Group
+from contracts.spec.world import LiveMesh
+from contracts.stacks.megatron.shims import mcore
+from contracts.stacks.megatron.topology import handed_out, handles
+
+
+def live_mesh(degrees: Degrees, world: int, contribution: int) -> LiveMesh:
+    """What this rank holds between Megatron's initialisation and its end, and what meets in each group.
+
+    What Megatron leaves behind at its own end is told in `after` and then taken down, so that the next question finds
+    the world as this one did.
+    """
+    before = held_groups()
+    with _made_groups() as made:
+        _initialise(degrees, world, None)
+        groups = handed_out()
+        sums = {axis: _total(group, contribution) for axis, group in handles().items()}
+        held = held_groups()
+        mcore("parallel_state").destroy_model_parallel()
+        after = held_groups()
+    return LiveMesh(groups=groups, sums=sums, calls=tuple(made), before=before, held=held, after=after)
+
+
+def _total(group: Any, contribution: int) -> int:
+    value = torch.tensor(contribution)
+    dist.all_reduce(value, group=group)
+    return int(value.item())
+
+
+@contextlib.contextmanager
+def parallel(degrees: Degrees, world: int, *, virtual: int | None = None) -> Iterator[None]:
+    """Megatron's groups over the first `world` ranks; over this process alone where that is 1.
+
+    Raises:
+        Refused: Megatron refuses the degrees; in its own words.
+    """
+    with _default_group(world), _made_groups():
+        _initialise(degrees, world, virtual)
+        try:
+            yield
+        finally:
+            mcore("parallel_state").destroy_model_parallel()
+
+
+def _initialise(degrees: Degrees, world: int, virtual: int | None) -> None:
+    if dist.get_world_size() != world:
+        raise AssertionError(f"{dist.get_world_size()} ranks are here, {world} were asked for")
+    state = mcore("parallel_state")
+    try:
+        state.initialize_model_parallel(
+            tensor_model_parallel_size=degrees.tp,
+            pipeline_model_parallel_size=degrees.pp,
+            virtual_pipeline_model_parallel_size=virtual,
+            context_parallel_size=degrees.cp,
+            expert_model_parallel_size=degrees.ep,
+            expert_tensor_parallel_size=degrees.etp or None,
+            create_gloo_process_groups=False,  # the groups are gloo's already
+        )
+    except (AssertionError, RuntimeError) as error:
+        state.destroy_model_parallel()
+        words = " ".join(str(error).split())
+        raise refuse("degrees", f"{degrees} over {world}", words, "change a degree or the world") from None
+
+
+@contextlib.contextmanager
+def _made_groups() -> Iterator[list[Group]]:
+    """Members of each group that is made meanwhile; at the end those that are left are taken down, last one first."""
+    made: list[Group] = []
+    handles: list[Any] = []
+    real = dist.new_group
+
+    def recorder(*arguments: Any, **named: Any) -> Any:
+        handle = real(*arguments, **named)
+        ranks = named.get("ranks", arguments[0] if arguments else None)
+        made.append(tuple(ranks if ranks is not None else range(dist.get_world_size())))
+        handles.append(handle)
+        return handle
+
+    with _replaced(dist, "new_group", recorder):
+        try:
+            yield made
+        finally:
+            for handle in reversed(handles):
+                if handle is not dist.GroupMember.NON_GROUP_MEMBER:
+                    with contextlib.suppress(ValueError):  # Megatron took it down itself
+                        dist.destroy_process_group(handle)
+
+
+@contextlib.contextmanager
+def _replaced(owner: Any, name: str, put: Any) -> Iterator[None]:
+    real = getattr(owner, name)
+    setattr(owner, name, put)
+    try:
+        yield
+    finally:
+        setattr(owner, name, real)
+
+
+@contextlib.contextmanager
+def _default_group(world: int) -> Iterator[None]:
+    """A default group of `world` ranks: the one that is there, or one of this process alone."""
+    if not dist.is_initialized():
+        dist.init_process_group(
+            "gloo",
+            store=dist.HashStore(),  # type: ignore[attr-defined]  # public, and left out of the stubs
+            rank=0,
+            world_size=1,
+        )
+        try:
+            yield
+        finally:
+            dist.destroy_process_group()
+    elif world == 1 and dist.get_world_size() > 1:
+        with _alone():
+            yield
+    else:
+        yield
+
+
+@contextlib.contextmanager
+def _alone() -> Iterator[None]:
+    """A default group of this process alone, inside a world of several.
+
+    Megatron asks torch how many ranks there are, and torch has no public way to be another world for a while: the
+    default group is put aside with `_update_default_pg`, there from torch 2.1 to 2.13. `group_count` names the groups
+    that ranks make together and must be the same on all of them afterwards, whoever was alone. `pg_group_ranks` says
+    of a group which of its ranks is which of the world: that of a world of one is 0, and torch's checkpoints ask for
+    that rank by its number. This is the one place that reads any of the three.
+    """
+    everybody, inner = dist.group.WORLD, dist.distributed_c10d
+    own = dist.new_group([dist.get_rank()], use_local_synchronization=True)
+    count = inner._world.group_count
+    inner._update_default_pg(own)
+    inner._world.pg_group_ranks[own] = {0: 0}
+    try:
+        yield
+    finally:
+        inner._update_default_pg(everybody)
+        inner._world.group_count = count
+        dist.destroy_process_group(own)

@@ -1,0 +1,88 @@
+"""This rank's tensors of a model, named as in the whole model, and full tensors gathered from all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor
+
+from contracts.stacks.megatron.shims import mcore
+from contracts.stacks.megatron.weight_mapping import Piece, joined, ours_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankTensor:
+    """One of this rank's tensors and its place in the full tensor.
+
+    Args:
+        name: Megatron's, with layers and experts counted over all ranks.
+        part: its place in the group that cuts it. copy: which of the equal copies this one is.
+    """
+
+    name: str
+    tensor: Any
+    part: int
+    copy: int
+
+
+def is_trained(each: RankTensor) -> bool:
+    return bool(each.tensor.requires_grad)
+
+
+def rank_tensors_of(chunk: Any, table: Mapping[str, Piece]) -> list[RankTensor]:
+    """What this rank holds of a chunk, under names counted over all ranks."""
+    state = mcore("parallel_state")
+    first = _first_layer(chunk)
+    experts = 0
+    if chunk.config.num_moe_experts:
+        experts = chunk.config.num_moe_experts // state.get_expert_model_parallel_world_size()
+    found = []
+    for name, tensor in (*chunk.named_parameters(), *chunk.named_buffers()):
+        words = name.split(".")
+        if "layers" in words:
+            words[words.index("layers") + 1] = str(int(words[words.index("layers") + 1]) + first)
+        if "local_experts" in words:
+            place = words.index("local_experts") + 1
+            words[place] = str(int(words[place]) + experts * state.get_expert_model_parallel_rank())
+        full = ".".join(words)
+        if full == "output_layer.weight" and full not in table:
+            full = "embedding.word_embeddings.weight"  # tied, and of the last stage: a copy that Megatron keeps equal
+        if full not in table:
+            continue
+        expert = table[full].expert
+        part = state.get_expert_tensor_parallel_rank() if expert else state.get_tensor_model_parallel_rank()
+        copy = state.get_expert_data_parallel_rank() if expert else state.get_data_parallel_rank()
+        found.append(RankTensor(name=full, tensor=tensor, part=part, copy=copy))
+    return found
+
+
+def _first_layer(chunk: Any) -> int:
+    """The number, from 0 and over all ranks, of the first layer of a chunk; layers count from 1 in Megatron."""
+    layers = chunk.decoder.layers
+    return int(layers[0].layer_number) - 1 if len(layers) else 0
+
+
+def full_tensors(
+    table: Mapping[str, Piece],
+    shapes: Mapping[str, tuple[int, ...]],
+    held: list[RankTensor],
+    local: Mapping[int, Tensor],
+) -> dict[str, Tensor]:
+    """Whole tensors by our names, of what this rank holds for some of its tensors (by their place in `held`).
+
+    What another rank holds a copy of is taken from a rank of the same copy, so that copies that drift are told.
+    """
+    mine = [(each.name, each.part, each.copy, local[n].detach().clone()) for n, each in enumerate(held) if n in local]
+    every: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(every, mine)
+    copies = {each.name: each.copy for each in held}
+    parts: dict[str, dict[int, Tensor]] = {}
+    for name, part, copy, tensor in sorted((row for rows in every for row in rows), key=lambda row: row[:3]):
+        kept = parts.setdefault(name, {})
+        if part not in kept or copy == copies.get(name):
+            kept[part] = tensor
+    found = {name: joined(table[name], [kept[n] for n in sorted(kept)], shapes[name]) for name, kept in parts.items()}
+    return ours_of(table, found)

@@ -1,0 +1,140 @@
+"""The installed Megatron-Core as a stack under test: in its own environment, several versions side by side.
+
+Megatron needs a Python, a torch and a dozen packages that must not move the suite's; so it lives in a virtual
+environment `.venv-megatron-VERSION` (`make megatron` builds them). About its launch it is asked over `lanegate/1`: one
+worker a version and process imports it once, some 4 s, and answers from forked copies in milliseconds. About its
+numbers it is asked in process, by a suite that runs in that environment: `.venv-megatron-VERSION/bin/lanegate`.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.metadata
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from contracts.spec.errors import Unreachable
+from contracts.spec.stack import questions
+from contracts.stacks.launched import Launched
+
+VERSIONS = ("0.16.1", "0.19.2")
+"""What is tested against, oldest first: the last for Python 3.11, and the last on PyPI, the first with its parser."""
+
+TIMEOUT_S = 120.0  # the first question imports Megatron, and a world of 65 536 ranks takes half a minute
+
+# The environment's own packages come first and this suite last, so that it cannot replace any of them.
+_BOOTSTRAP = (
+    "import sys; sys.path.append(sys.argv.pop(1)); "
+    "from contracts.stacks.megatron.worker import main; main(sys.argv[1:])"
+)
+_SUITE = Path(__file__).parents[3]
+_CLEARED = ("NCCL_", "CUDA_", "TORCH_", "PYTORCH_", "NVTE_", "WORLD_SIZE", "RANK", "LOCAL_RANK", "MASTER_", "PYTHON")
+
+
+class Megatron:
+    """An installed Megatron-Core.
+
+    Offers `topology`, `group_calls` and `gradient_reduction` in the borrowed layout and, from 0.17 on, `read_argv`
+    and `read_pattern`; where it is installed in this very interpreter, blocks, training and live groups too. `labels`
+    says for each question what had to be replaced for it to run on a CPU.
+
+    Args:
+        version: which one; when None that of this interpreter, else the newest that is installed.
+        pythons: version → Python executable of its environment; looked for as `.venv-megatron-VERSION` in the current
+            directory, its parents and the directory of this suite when None.
+
+    Raises:
+        Unreachable: when there is no such environment, with the command that makes it, or it has another version.
+    """
+
+    def __init__(
+        self, version: str | None = None, *, pythons: Mapping[str, str | os.PathLike[str]] | None = None
+    ) -> None:
+        found = {name: Path(path) for name, path in pythons.items()} if pythons is not None else installed()
+        own = of_this_interpreter() if pythons is None else ""
+        if own:
+            found[own] = Path(sys.executable)
+        chosen = version or own or (max(found, key=_order) if found else VERSIONS[-1])
+        if chosen not in found:
+            raise Unreachable(f"Megatron-Core {chosen} is not installed: make it with `make megatron`")
+        self._worker = _worker(found[chosen])
+        if self._worker.version != chosen:
+            raise Unreachable(f"{found[chosen]} has Megatron-Core {self._worker.version}, not {chosen}")
+        self._python = found[chosen]
+        self.name, self.version = self._worker.name, self._worker.version
+        self.offers, self.layouts, self.labels = self._worker.offers, self._worker.layouts, self._worker.labels
+        self.repeats = self.offers  # each answer comes from a forked copy of one process, which no question changes
+        self._numbers: Any = None
+        if chosen == own:
+            self._numbers = importlib.import_module("contracts.stacks.megatron.numeric_answers").NumericAnswers()
+            self.offers |= self._numbers.offers
+            self.repeats -= self._numbers.offers
+            self.labels = {**self.labels, **self._numbers.labels}
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        if name not in questions():
+            raise AttributeError(f"{type(self).__name__} has no {name!r}, and it is no question")
+        of_numbers = self._numbers is not None and name in self._numbers.offers
+        asked: Callable[..., Any] = getattr(self._numbers if of_numbers else self._worker, name)
+        return asked
+
+    def flags(self) -> list[dict[str, Any]]:
+        """Every flag of the live argument parser: names, dest, type, default, choices, nargs."""
+        command = [*_command(self._python), "flags"]
+        try:
+            done = subprocess.run(
+                command, env=environment(), capture_output=True, text=True, check=True, timeout=TIMEOUT_S
+            )
+        except subprocess.CalledProcessError as error:
+            raise Unreachable(f"megatron {self.version} has no argument parser: {error.stderr[-600:]}") from None
+        listed: list[dict[str, Any]] = json.loads(done.stdout)
+        return listed
+
+
+def of_this_interpreter() -> str:
+    """The version of Megatron-Core that is installed where this runs; empty where none is."""
+    try:
+        return importlib.metadata.version("megatron-core")
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def installed() -> dict[str, Path]:
+    """Version → Python executable of every environment that is there, the nearest directory first."""
+    found: dict[str, Path] = {}
+    for directory in _directories():
+        for environment in sorted(directory.glob(".venv-megatron-*")):
+            python = environment / "bin" / "python"
+            if python.exists():
+                found.setdefault(environment.name.removeprefix(".venv-megatron-"), python)
+    return found
+
+
+def _directories() -> Iterator[Path]:
+    here = Path.cwd()
+    yield from (here, *here.parents, _SUITE)
+
+
+def _order(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".") if part.isdigit())
+
+
+def _command(python: Path) -> tuple[str, ...]:
+    return (str(python), "-P", "-s", "-W", "ignore", "-c", _BOOTSTRAP, str(_SUITE))
+
+
+def environment() -> dict[str, str]:
+    """What a worker inherits: nothing that steers Python, torch or Megatron, so a launch alone says what is set."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(_CLEARED)}
+    return kept | {"PYTHONHASHSEED": "0"}  # Megatron prints sets in its errors
+
+
+@functools.cache
+def _worker(python: Path) -> Launched:
+    return Launched(_command(python), env=environment(), inherit=False, persistent=True, timeout_s=TIMEOUT_S)

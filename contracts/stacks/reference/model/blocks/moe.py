@@ -1,0 +1,300 @@
+"""E: token-choice experts. A router scores, tokens are sorted by expert, each expert is a small MLP, gates add up.
+
+    y = sum over a token's k experts of gate · expert(x), plus shared(x), which no gate weighs
+
+Scores, gates and both sums are float32 under bfloat16; a gate multiplies what an expert gave, not what it was given.
+Gates are those of Megatron-Core without `--moe-router-pre-softmax`: softmax over the k chosen logits, or the sigmoids
+of the chosen over their sum (arXiv 2412.19437, eq. 12-16), times `route_scale`. A lone sigmoid (k = 1) is its own gate.
+
+With a capacity factor an expert has ceil(factor · tokens · k / experts) slots in a call. Tokens take them in token
+order, so that a later token displaces no earlier one; who finds none is dropped: that assignment adds nothing, and the
+token's other gates stay as they are. Without one nothing is dropped.
+
+B sequences · T tokens · N = B·T · K experts a token · S = N·K assignments · E experts · D hidden · F inner width
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Literal, NamedTuple, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from contracts.spec.recipe import Moe, Recipe
+from contracts.stacks.reference.model.blocks.common import Output, Packing, State, local
+from contracts.stacks.reference.model.blocks.sequence import WHOLE_SEQUENCE, SequenceView
+from contracts.stacks.reference.model.parts_interface import PartsInterface
+
+Backend = Literal["grouped", "loop"]
+
+
+class Routing(NamedTuple):
+    """Where tokens go: slot k of a token names an expert and the gate of the same expert."""
+
+    experts_BTK: Tensor
+    gates_BTK: Tensor
+    counts_E: Tensor
+    losses: dict[str, Tensor]
+
+
+class Router(nn.Module):
+    """Chooses K distinct experts a token. `bias` moves the choice, never a gate, a loss or a gradient."""
+
+    bias: Tensor | None
+    summed: bool = True
+    sequence: Callable[[Tensor], Tensor] | None = None
+    """The mean over the ranks that share a sequence, where several do."""
+
+    def __init__(self, recipe: Recipe, parts: PartsInterface) -> None:
+        super().__init__()
+        self.moe = _moe(recipe)
+        self.weight = nn.Parameter(torch.empty(self.moe.experts, recipe.hidden))
+        nn.init.normal_(self.weight, std=recipe.hidden**-0.5)
+        self.register_buffer("bias", torch.zeros(self.moe.experts) if self.moe.selection_bias else None)
+
+    def forward(self, x_BTD: Tensor) -> Routing:
+        logits_BTE = self.logits(x_BTD)
+        scores_BTE = self.scores(logits_BTE)
+        experts_BTK = self.choose(scores_BTE)
+        losses = {
+            "aux": self.balance_loss(self.probabilities(logits_BTE), experts_BTK),
+            "z": self.z_loss(logits_BTE),
+        }
+        return Routing(experts_BTK, self.gates(scores_BTE, experts_BTK), self.count(experts_BTK), losses)
+
+    def logits(self, x_BTD: Tensor) -> Tensor:
+        """In float32 at least: bfloat16 logits choose other experts."""
+        wide = torch.promote_types(x_BTD.dtype, torch.float32)
+        return F.linear(x_BTD.to(wide), local(self.weight, self.summed).to(wide))
+
+    def scores(self, logits_BTE: Tensor) -> Tensor:
+        """What experts are chosen by. Softmax keeps the order of the logits, so they are chosen by those."""
+        return logits_BTE.sigmoid() if self.moe.score == "sigmoid" else logits_BTE
+
+    def choose(self, scores_BTE: Tensor) -> Tensor:
+        scores_BTE = scores_BTE.detach()
+        if self.bias is not None:
+            scores_BTE = scores_BTE + self.bias
+        return scores_BTE.topk(self.moe.top_k, dim=-1).indices
+
+    def gates(self, scores_BTE: Tensor, experts_BTK: Tensor) -> Tensor:
+        chosen_BTK = scores_BTE.gather(-1, experts_BTK)
+        return self.weigh(chosen_BTK) * self.moe.route_scale
+
+    def weigh(self, chosen_BTK: Tensor) -> Tensor:
+        """Scores of the chosen experts, normalised over them."""
+        if self.moe.score == "softmax":
+            return chosen_BTK.softmax(-1)
+        if self.moe.top_k == 1:
+            return chosen_BTK  # over its own sum it would be 1, and the router would learn nothing from the model
+        return chosen_BTK / chosen_BTK.sum(-1, keepdim=True).clamp_min(1e-20)
+
+    def count(self, experts_BTK: Tensor) -> Tensor:
+        """Assignments asked of each expert (E), dropped ones included."""
+        return _tally(experts_BTK.flatten(), self.moe.experts)
+
+    def probabilities(self, logits_BTE: Tensor) -> Tensor:
+        """Scores over all experts, summing to 1 for each token, the bias left out."""
+        if self.moe.score == "softmax":
+            return logits_BTE.softmax(-1)
+        scores_BTE = logits_BTE.sigmoid()
+        return scores_BTE / scores_BTE.sum(-1, keepdim=True).clamp_min(1e-20)
+
+    def balance_loss(self, probabilities_BTE: Tensor, experts_BTK: Tensor) -> Tensor:
+        """E · sum of f · P for each sequence, the mean over sequences; 1 when every expert gets its share.
+
+        f is an expert's part of the sequence's assignments, P the mean probability the sequence gave it
+        (arXiv 2412.19437, eq. 17-20). The gradient flows through P alone.
+        """
+        rows, tokens, _ = experts_BTK.shape
+        asked_BE = F.one_hot(experts_BTK.flatten(1), self.moe.experts).sum(1)
+        fraction_BE = asked_BE.to(probabilities_BTE.dtype) / max(tokens * self.moe.top_k, 1)
+        fraction_BE = fraction_BE if self.sequence is None else self.sequence(fraction_BE)
+        mean_BE = probabilities_BTE.sum(1) / max(tokens, 1)
+        return self.moe.experts * (fraction_BE * mean_BE).sum() / max(rows, 1)
+
+    def z_loss(self, logits_BTE: Tensor) -> Tensor:
+        """The mean over tokens of the squared log of the partition sum (arXiv 2202.08906, eq. 5)."""
+        tokens = logits_BTE.shape[0] * logits_BTE.shape[1]
+        return logits_BTE.logsumexp(-1).square().sum() / max(tokens, 1)
+
+
+class Experts(nn.Module):
+    """E small MLPs, applied to rows that lie sorted by expert."""
+
+    w3: Tensor | None
+    fp8: nn.ModuleDict | None
+    """Who multiplies instead by each matrix, where the recipe has them in FP8 (blocks/fp8.py)."""
+
+    def __init__(self, recipe: Recipe, parts: PartsInterface) -> None:
+        super().__init__()
+        count, inner, hidden = _moe(recipe).experts, _moe(recipe).expert_hidden, recipe.hidden
+        gated = recipe.activation == "swiglu"
+        self.w1 = nn.Parameter(torch.empty(count, inner, hidden))
+        self.w2 = nn.Parameter(torch.empty(count, hidden, inner))
+        self.register_parameter("w3", nn.Parameter(torch.empty(count, inner, hidden)) if gated else None)
+        for weight in self.parameters():
+            nn.init.normal_(weight, std=weight.shape[-1] ** -0.5)
+        self.register_module("fp8", None)
+
+    def forward(self, x_SD: Tensor, ends_E: Tensor) -> Tensor:
+        """The rows of each expert put through it; expert e has the rows from ends_E[e - 1] to ends_E[e].
+
+        Rows behind the last end belong to no expert; what is returned for them is undefined.
+        """
+        up_SF = self.matmul(x_SD, local(self.w1), ends_E)
+        inner_SF = (
+            up_SF.relu().square() if self.w3 is None else F.silu(up_SF) * self.matmul(x_SD, local(self.w3), ends_E)
+        )
+        return self.matmul(inner_SF, local(self.w2), ends_E)
+
+    def matmul(self, x_SI: Tensor, weight_EOI: Tensor, ends_E: Tensor) -> Tensor:
+        """Row s times the transposed matrix of its expert: (S, I) and (E, O, I) give (S, O)."""
+        if self.fp8 is not None:
+            name = next(name for name, each in self.named_parameters(recurse=False) if each is weight_EOI)
+            return self.fp8[name].grouped(x_SI, weight_EOI, ends_E)  # type: ignore[operator, no-any-return]  # torch's
+        weight_EOI = weight_EOI.to(x_SI.dtype)
+        if self.backend(x_SI) == "grouped":
+            return F.grouped_mm(x_SI, weight_EOI.transpose(-2, -1), offs=ends_E.to(torch.int32))
+        expert_S = torch.searchsorted(ends_E, torch.arange(len(x_SI), device=x_SI.device), right=True)
+        out_SO = x_SI.new_zeros(len(x_SI), weight_EOI.shape[1])
+        for expert, weight_OI in enumerate(weight_EOI):
+            rows = (expert_S == expert).nonzero().squeeze(-1)
+            out_SO = out_SO.index_copy(0, rows, F.linear(x_SI[rows], weight_OI))
+        return out_SO
+
+    def backend(self, x: Tensor) -> Backend:
+        """Who multiplies: torch's grouped kernel where it takes the dtype, the device and the widths.
+
+        `torch.nn.functional.grouped_mm` is public from torch 2.10; it wants bfloat16, SM80 or a CPU, and rows of a
+        multiple of 16 bytes. It leaves rows behind the last end uninitialised, forward and backward.
+        """
+        widths = local(self.w1).shape[1:]
+        aligned = all(width % 8 == 0 for width in widths)
+        able = x.device.type == "cpu" or (x.is_cuda and torch.cuda.get_device_capability(x.device) >= (8, 0))
+        return "grouped" if x.dtype == torch.bfloat16 and aligned and able else "loop"
+
+
+class Dispatcher(Protocol):
+    """The other ranks of a layer whose experts lie on several (`expert_parallel.py`)."""
+
+    def share(
+        self, routed: Callable[[Tensor, Routing, Tensor], Tensor], x_BTD: Tensor, routing: Routing, dropped_BTK: Tensor
+    ) -> Tensor:
+        """What `routed` gives for all tokens, each rank computing it for its part of those that several hold."""
+        ...
+
+    def through(self, experts: Callable[[Tensor, Tensor], Tensor], x_SD: Tensor, counts_E: Tensor) -> Tensor:
+        """Rows sorted by expert put through experts wherever they lie, and back."""
+        ...
+
+
+class MoE(nn.Module):
+    """Router, experts and the shared expert. A `dispatcher` is there where the experts lie on several ranks."""
+
+    row: SequenceView = WHOLE_SEQUENCE
+    dispatcher: Dispatcher | None
+
+    def __init__(self, recipe: Recipe, parts: PartsInterface) -> None:
+        super().__init__()
+        self.moe = _moe(recipe)
+        self.router: Router = parts.router(recipe, parts)
+        self.experts: Experts = parts.experts(recipe, parts)
+        self.shared = parts.mlp(recipe, self.moe.shared_hidden) if self.moe.shared_hidden else None
+        self.dispatcher = None
+
+    def forward(self, x_BTD: Tensor, packing: Packing, state: State) -> Output:
+        routing = self.router(x_BTD)
+        dropped_BTK = self.drop(routing.experts_BTK)
+        if self.dispatcher is None:
+            y_BTD = self.routed(x_BTD, routing, dropped_BTK)
+        else:
+            y_BTD = self.dispatcher.share(self.routed, x_BTD, routing, dropped_BTK)
+        if self.shared is not None:
+            y_BTD = y_BTD + self.shared(x_BTD, packing, state).y_BTD
+        seen = {"experts": routing.experts_BTK, "gates": routing.gates_BTK.detach(), "counts": routing.counts_E}
+        return Output(y_BTD.to(x_BTD.dtype), routing.losses, seen=seen | {"dropped": dropped_BTK})
+
+    def routed(self, x_BTD: Tensor, routing: Routing, dropped_BTK: Tensor) -> Tensor:
+        """The gated sum of each token's experts, in the gates' dtype."""
+        slots_NK = routing.experts_BTK.flatten(0, 1).masked_fill(dropped_BTK.flatten(0, 1), self.moe.experts)
+        order_S = slots_NK.flatten().argsort(stable=True)  # dropped ones sort behind the last expert
+        kept_E = _tally(slots_NK.flatten(), self.moe.experts + 1)[:-1]
+        sent_SD = self.dispatch(x_BTD.flatten(0, 1), order_S, dropped_BTK)
+        given_SD = self.applied(sent_SD, kept_E)
+        y_ND = self.combine(given_SD, order_S, routing.gates_BTK.flatten(0, 1), dropped_BTK.flatten(0, 1))
+        return y_ND.view(x_BTD.shape)
+
+    def applied(self, sent_SD: Tensor, kept_E: Tensor) -> Tensor:
+        """Each row through its expert."""
+        if self.dispatcher is not None:
+            return self.dispatcher.through(self.experts, sent_SD, kept_E)
+        given_SD: Tensor = self.experts(sent_SD, kept_E.cumsum(0))
+        return given_SD
+
+    def drop(self, experts_BTK: Tensor) -> Tensor:
+        """Which assignments find their expert full, (B, T, K): the first in token order are kept."""
+        if self.moe.capacity_factor is None:
+            return torch.zeros_like(experts_BTK, dtype=torch.bool)
+        every_BSK = self.row.every(experts_BTK)  # slots go in the order of whole rows
+        taken_NE = F.one_hot(every_BSK.flatten(0, 1), self.moe.experts).sum(1).cumsum(0)
+        place_NK = taken_NE.gather(1, every_BSK.flatten(0, 1))  # 1 for the first token of an expert
+        return self.row.own((place_NK > self.capacity(len(place_NK))).view(every_BSK.shape))
+
+    def capacity(self, tokens: int) -> int:
+        """Slots of an expert in a call of so many tokens."""
+        assert self.moe.capacity_factor is not None
+        return math.ceil(self.moe.capacity_factor * tokens * self.moe.top_k / self.moe.experts)
+
+    def dispatch(self, x_ND: Tensor, order_S: Tensor, dropped_BTK: Tensor) -> Tensor:
+        """A copy of each token for each of its experts, sorted by expert.
+
+        Copies are made before they are sorted: the gradients of a token's copies then meet in one sum over K, not in
+        K roundings of an indexed add.
+        """
+        copies_NKD = x_ND.unsqueeze(1).expand(-1, self.moe.top_k, -1)
+        if self.moe.capacity_factor is not None:  # keeps the undefined gradient of rows without an expert out of x
+            copies_NKD = copies_NKD.masked_fill(dropped_BTK.flatten(0, 1).unsqueeze(-1), 0)
+        return copies_NKD.flatten(0, 1)[order_S]
+
+    def combine(self, given_SD: Tensor, order_S: Tensor, gates_NK: Tensor, dropped_NK: Tensor) -> Tensor:
+        """What the experts gave, back at its token, times its gate, summed in the gates' dtype."""
+        back_S = torch.empty_like(order_S).scatter(0, order_S, torch.arange(len(order_S), device=order_S.device))
+        given_NKD = given_SD[back_S].view(*gates_NK.shape, given_SD.shape[-1])
+        if self.moe.capacity_factor is not None:  # masked, not multiplied: 0 · NaN is NaN
+            given_NKD = given_NKD.masked_fill(dropped_NK.unsqueeze(-1), 0)
+            gates_NK = gates_NK.masked_fill(dropped_NK, 0)
+        return (given_NKD.to(gates_NK.dtype) * gates_NK.unsqueeze(-1)).sum(1)
+
+    def backend(self, x: Tensor) -> Backend:
+        """Who would multiply activations like `x` with the experts' matrices."""
+        return self.experts.backend(x)
+
+    @staticmethod
+    def weight_of(recipe: Recipe, loss: str) -> float:
+        """The coefficient of an auxiliary loss in the objective."""
+        return {"aux": _moe(recipe).aux_loss, "z": _moe(recipe).z_loss}[loss]
+
+    @staticmethod
+    @torch.no_grad()
+    def update_bias(bias_E: Tensor, counts_E: Tensor, rate: float) -> None:
+        """Move a router's selection bias by one step, in place (arXiv 2408.15664, algorithm 1).
+
+        `counts_E` are the assignments of the whole optimizer step: of every microbatch and every data-parallel rank.
+        An expert with less than the mean of all experts rises by `rate`, one with more falls, one at the mean stays.
+        """
+        load_E = counts_E.to(torch.float64)
+        bias_E.add_((load_E.mean() - load_E).sign().to(bias_E), alpha=rate)
+
+
+def _moe(recipe: Recipe) -> Moe:
+    assert recipe.moe is not None, "a mixture of experts is built of a recipe that has one"
+    return recipe.moe
+
+
+def _tally(values: Tensor, size: int) -> Tensor:
+    """How often each number below `size` occurs, int64; those that do not occur included."""
+    return torch.zeros(size, dtype=torch.int64, device=values.device).scatter_add(0, values, torch.ones_like(values))

@@ -1,0 +1,147 @@
+"""A dry run of one training step on fake tensors: the real model, parallelism, trainer and optimizer, without memory.
+
+Four things differ from a real step. Initial weights are not drawn. The router's choice is given. A recurrence takes all
+tokens at once, and a scan takes longer chunks; neither communicates. Pipeline stages know what other stages hold,
+which they otherwise exchange when the model is built.
+
+B sequences · T tokens · E experts · h heads · n state · p head_dim
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Collection
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from contracts.instruments import rehearsal
+from contracts.instruments.traffic import Collective
+from contracts.spec.recipe import Recipe
+from contracts.spec.topology import Group
+from contracts.spec.traffic import Holding, Rehearsal, Routing, Sent
+from contracts.spec.training import Execution
+from contracts.stacks.reference.model.blocks.common import Packing
+from contracts.stacks.reference.model.blocks.m2rnn import M2RNN
+from contracts.stacks.reference.model.blocks.moe import Router
+from contracts.stacks.reference.model.init import Initializer
+from contracts.stacks.reference.model.parts import Parts
+from contracts.stacks.reference.parallel.pipeline_trainer import PipelineTrainer
+from contracts.stacks.reference.training.trainer import Batch, Trainer
+
+CHUNK = 1024  # tokens of a chunk of a scan: of 64, half of a step's operators would be theirs
+
+
+@functools.lru_cache(maxsize=64)  # several questions are about one step, which takes a second or a minute
+def dry_run_step(
+    recipe: Recipe, execution: Execution, rank: int, routing: Routing, kind: type[Trainer], parts: Parts
+) -> Rehearsal:
+    """One step of trainer `kind`, built from `parts`, on one rank of the execution's world."""
+    if issubclass(kind, PipelineTrainer):
+        kind = type("Rehearsed", (_KnownStages, kind), {})
+    with rehearsal.made_up(execution.world, rank) as world:
+        trainer = kind(recipe, execution, _on_shapes(parts, routing))
+        built = len(world.issued)
+        tokens_BT = torch.zeros(recipe.batch.total, recipe.seq_length, dtype=torch.int64)
+        trainer.step(trainer.share(Batch(tokens_BT, tokens_BT)))
+        issued = world.issued[built:]
+        held = {member.name: _holding(trainer, member.parameter) for member in trainer.optimizer.members}
+        trainer.close()
+    experts = frozenset(member.name for member in trainer.optimizer.members if member.role == "expert")
+    groups = tuple(dict.fromkeys(each.members for each in issued))
+    return Rehearsal(groups=groups, issued=tuple(_sent(each, groups) for each in issued), held=held, experts=experts)
+
+
+def _on_shapes(parts: Parts, routing: Routing) -> Parts:
+    """The table of parts, of which some compute less."""
+    return replace(
+        parts,
+        initial=type("Rehearsed", (_Undrawn, parts.initial), {}),
+        router=type("Rehearsed", (_Stated, parts.router), {"routing": routing}),
+        mamba2=type("Rehearsed", (_InLongChunks, parts.mamba2), {}),
+        mamba3=type("Rehearsed", (_InLongChunks, parts.mamba3), {}),
+        recurrent=type("Rehearsed", (_AllAtOnce, parts.recurrent), {}),
+    )
+
+
+class _Undrawn(Initializer):
+    def fill(self, model: nn.Module, given: Collection[str] = ()) -> None:
+        """Nothing: there is nothing to fill."""
+
+
+class _Stated(Router):
+    routing: Routing
+
+    def choose(self, scores_BTE: Tensor) -> Tensor:
+        rows, tokens, experts = scores_BTE.shape
+        chosen = self.moe.top_k
+        of_token_BTK = torch.arange(rows * tokens * chosen).view(rows, tokens, chosen)
+        return of_token_BTK % (experts if self.routing == "balanced" else chosen)
+
+
+class _InLongChunks(nn.Module):
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.chunk = CHUNK
+
+
+class _AllAtOnce(M2RNN):
+    def recur(self, k_BThn: Tensor, v_BThp: Tensor, f_BTh: Tensor, packing: Packing, state: Tensor | None) -> Tensor:
+        """Every token as though it were the first."""
+        h_BThnp = torch.zeros_like(k_BThn[..., :, None] * v_BThp[..., None, :])
+        if state is not None:
+            h_BThnp = h_BThnp + state[:, None]
+        return self.step(h_BThnp, k_BThn, v_BThp, f_BTh[..., None, None])
+
+
+class _KnownStages(PipelineTrainer):
+    def holders(self) -> dict[str, list[int]]:
+        ranks, found = self.mesh.place("pp"), dict[str, list[int]]()
+        for at, rank in enumerate(ranks):
+            own = [self.part(piece) for piece in self.plan() if piece.stage % len(ranks) == at]
+            for name in dict.fromkeys(name for stage in own for name, _ in stage.named_parameters()):
+                found.setdefault(name, []).append(rank)
+        return found
+
+    def over_parts(self, values: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Without what other stages found."""
+        return super(PipelineTrainer, self).over_parts(values)
+
+
+def _holding(trainer: Trainer, parameter: nn.Parameter) -> Holding:
+    held = [rule.state[parameter] for rule in trainer.optimizer.rules.values() if parameter in rule.state]
+    moments = [each for state in held for each in state.values() if each.shape == parameter.shape]
+    return Holding(
+        weight=_bytes(parameter),
+        gradient=0 if parameter.grad is None else _bytes(parameter.grad),
+        state=sum(map(_bytes, moments)),
+        cut=_cut(parameter),
+    )
+
+
+def _bytes(tensor: Tensor) -> int:
+    held = tensor.detach()
+    return int((held.to_local() if isinstance(held, DTensor) else held).nbytes)
+
+
+def _cut(parameter: Tensor) -> tuple[str, ...]:
+    if not isinstance(parameter, DTensor):
+        return ()
+    names = parameter.device_mesh.mesh_dim_names or ()
+    return tuple(name for name, at in zip(names, parameter.placements, strict=True) if not at.is_replicate())
+
+
+def _sent(found: Collective, groups: tuple[Group, ...]) -> Sent:
+    return Sent(
+        op=found.op,
+        group=groups.index(found.members),
+        shapes=found.shapes,
+        dtypes=found.dtypes,  # type: ignore[arg-type]  # torch's names of them
+        reduce=found.reduce,
+        sent=found.sent,
+        received=found.received,
+        peer=found.root,
+    )

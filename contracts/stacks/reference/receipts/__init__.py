@@ -1,0 +1,1 @@
+"""Receipts of runs: written, read, compared."""

@@ -1,0 +1,1 @@
+"""A training run: the trainer, and what a run reports."""

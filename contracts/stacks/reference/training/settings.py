@@ -1,0 +1,74 @@
+"""The settings of a training run, read from its command line and its environment."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from contracts.spec import presets
+from contracts.spec.errors import refuse
+from contracts.stacks.reference.launch import trainer_arguments
+from contracts.stacks.reference.launch.trainer_arguments import TrainerArguments
+
+TELEMETRY, HOST = "LANEGATE_TELEMETRY", "LANEGATE_HOST"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Settings of a run. `argv` is kept for the receipt; `telemetry` and `host` come from the environment."""
+
+    asked: TrainerArguments
+    argv: tuple[str, ...]
+    steps: int
+    save: Path | None
+    resume: bool
+    log_every: int
+    keep: int | None = None
+    durable: str | None = None
+    telemetry: Path | None = None
+    host: str | None = None
+
+
+def read(argv: tuple[str, ...], environment: Mapping[str, str]) -> Settings:
+    """The settings of a run from its words and its environment.
+
+    Raises:
+        Refused: for unknown options, an illegal recipe, or a resume without a folder.
+    """
+    own = argparse.ArgumentParser(prog="train", allow_abbrev=False, add_help=False)
+    own.add_argument("--steps", type=int)
+    own.add_argument("--save", type=Path)
+    own.add_argument("--resume", action="store_true")
+    own.add_argument("--keep", type=int)
+    own.add_argument("--durable")
+    own.add_argument("--log-every", type=int, default=10)
+    said, rest = own.parse_known_args(argv)
+    asked = trainer_arguments.read(_with_mode(tuple(rest)))
+    recipe = asked.recipe
+    save = said.save or (Path(recipe.checkpoint.save) if recipe.checkpoint.save else None)
+    resume = said.resume or recipe.checkpoint.load is not None
+    if resume and save is None and recipe.checkpoint.load is None:
+        raise refuse("--resume", True, "needs the folder of a run", "give --save")
+    if said.keep is not None and said.keep < 1:
+        raise refuse("--keep", said.keep, "must be at least 1", "keep the checkpoint that a resume needs")
+    return Settings(
+        asked=asked,
+        argv=argv,
+        steps=recipe.optim.steps if said.steps is None else said.steps,
+        save=save,
+        resume=resume,
+        log_every=max(1, said.log_every),
+        keep=said.keep,
+        durable=said.durable,
+        telemetry=Path(environment[TELEMETRY]) if environment.get(TELEMETRY) else None,
+        host=environment.get(HOST),
+    )
+
+
+def _with_mode(words: tuple[str, ...]) -> tuple[str, ...]:
+    """Add `--mode` where it is missing: the recipe's first mode."""
+    if "--mode" in words or "--recipe" not in words[:-1]:
+        return words
+    return (*words, "--mode", presets.resolve(words[words.index("--recipe") + 1]).modes[0])

@@ -1,0 +1,343 @@
+"""A model in training: one optimizer step is a window of microbatches, one clip, one step, one move of the biases.
+
+Everything that a mean divides by is counted over the whole window before the first backward pass, so that a label
+weighs the same in whatever microbatch it lies. `python -m contracts.stacks.reference.train` and the questions about
+training both run this.
+
+B sequences · T tokens · E experts
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+from contracts.spec.errors import NotOffered, Refusals, refuse
+from contracts.spec.recipe import Recipe
+from contracts.spec.topology import Degrees
+from contracts.spec.training import Execution
+from contracts.stacks.reference.checkpoint import rng_state
+from contracts.stacks.reference.checkpoint.checkpoint import Checkpoints, State, recipe_digest
+from contracts.stacks.reference.data import IGNORED, Corpus, DataOrder
+from contracts.stacks.reference.model.blocks import fp8
+from contracts.stacks.reference.model.blocks.common import packing
+from contracts.stacks.reference.model.build import build_model
+from contracts.stacks.reference.model.hybrid_model import Model, ModelOutput
+from contracts.stacks.reference.model.mtp import shift_left
+from contracts.stacks.reference.model.parameter_roles import layer_of
+from contracts.stacks.reference.model.parts import PARTS, Parts
+from contracts.stacks.reference.optim import schedule
+from contracts.stacks.reference.optim.optimizer import Optimizer, members
+from contracts.stacks.reference.parallel.placements import placed_copy, placed_zeros
+
+GENERATORS, OWN = "rng/", "own/"  # how names in a checkpoint begin whose tensors are of one rank
+LAYOUT = "layout."  # and the counters that say which ranks there were
+Value = TypeVar("Value")
+
+
+class Batch(NamedTuple):
+    """Packed sequences: tokens, labels (-100 where none counts) and documents, each (B, T) int64."""
+
+    tokens_BT: Tensor
+    labels_BT: Tensor
+    documents_BT: Tensor | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepResult:
+    """What a step did; `gradients` are clones from before clipping, where they were wanted."""
+
+    number: int
+    losses: dict[str, float]
+    tokens: int
+    lr: float
+    grad_norm: float
+    clip_coef: float
+    samples: tuple[int, ...] = ()
+    gradients: dict[str, Tensor] = field(default_factory=dict)
+    seen: dict[str, Tensor] = field(default_factory=dict)
+
+
+class Trainer:
+    """A model, its optimizer and its place in the data, on one rank.
+
+    `number` is the last optimizer step that was taken, `consumed` the sequences that all steps took of the data.
+    """
+
+    optimizer_class: type[Optimizer] = Optimizer
+    corpus_class: type[Corpus] = Corpus
+    data_order_class: type[DataOrder] = DataOrder
+    rate: Callable[..., float] = staticmethod(schedule.learning_rate)
+
+    def __init__(self, recipe: Recipe, execution: Execution | None = None, parts: Parts = PARTS) -> None:
+        self.recipe, self.execution, self.parts = recipe, execution or Execution(), parts
+        self.refuse_unsupported()
+        self.model = self.build()
+        self.optimizer = self.optimizer_class(recipe.optim, members(self.model))
+        self.corpus = self.corpus_class(recipe)
+        self.data_order = self.data_order_class(len(self.corpus), recipe.seed)
+        self.number = 0
+        self.consumed = 0
+
+    def build(self) -> Model:
+        """The model with its initial weights, in the precision of the execution."""
+        return build_model(self.recipe, self.execution, self.parts)
+
+    # a step
+    def next(self, wanted: bool = False) -> StepResult:
+        """A step over the next sequences of the data; `wanted` says whether its gradients are."""
+        ids = self.data_order.ids(self.consumed, self.recipe.batch.total)
+        done = self.step(self.batch(ids), wanted, ids)
+        self.consumed += len(ids)
+        return done
+
+    def batch(self, ids: Sequence[int]) -> Batch:
+        return Batch(*(torch.cat(rows) for rows in zip(*map(self.corpus.sequence, ids), strict=True)))
+
+    def step(self, batch: Batch, wanted: bool = False, samples: tuple[int, ...] = ()) -> StepResult:
+        """One optimizer step over a whole batch."""
+        return self.step_over(self.cut(batch), wanted, samples)
+
+    def step_over(self, window: Sequence[Batch], wanted: bool = False, samples: tuple[int, ...] = ()) -> StepResult:
+        """One optimizer step over microbatches, which may differ in sequences and in length."""
+        counts = self.over_rows(self.total([self.count(micro) for micro in window]))
+        self.optimizer.zero()
+        passes = self.passes(window, counts)
+        self.reduce()
+        losses = self.model.objective(self.over_parts(self.total([each.sums for each in passes])), counts)
+        gradients = self.gradients() if wanted else {}
+        norm, coefficient = self.optimizer.clip()
+        lr = self.rate(self.recipe.optim, self.number + 1)
+        self.optimizer.step(lr)
+        fp8.advance_scales(self.model)
+        seen = self.over_parts(self.total([_counters(each.seen) for each in passes]))
+        self.move_biases(seen)
+        self.number += 1
+        return StepResult(
+            number=self.number,
+            losses={name: float(loss) for name, loss in losses.items()},
+            tokens=int(counts["lm"]),
+            lr=lr,
+            grad_norm=norm,
+            clip_coef=coefficient,
+            samples=samples,
+            gradients=gradients,
+            seen=seen,
+        )
+
+    # what several ranks do otherwise (parallel_trainer.py)
+    def refuse_unsupported(self) -> None:
+        """Refuse an execution that this trainer does not carry out."""
+        execution = self.execution
+        if execution.world > 1 or execution.degrees != Degrees() or execution.fsdp or execution.compile != "none":
+            raise NotOffered("this trainer runs on one rank and uncompiled")
+
+    def share(self, batch: Batch) -> Batch:
+        """This rank's rows of a whole batch."""
+        return batch
+
+    def over_rows(self, counts: dict[str, Tensor]) -> dict[str, Tensor]:
+        """What ranks counted over their rows, together."""
+        return counts
+
+    def over_parts(self, values: dict[str, Tensor]) -> dict[str, Tensor]:
+        """What ranks found over the tokens that each of them saw alone, together."""
+        return values
+
+    def reduce(self) -> None:
+        """Bring the gradients of the window together, where each rank has its part of them."""
+
+    def whole(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Tensors by name, whole, on every rank."""
+        return dict(tensors)
+
+    def close(self) -> None:
+        """Give back what the run held of the world."""
+
+    def abandon(self) -> None:
+        """The same for a run that failed: nobody is waited for, since nobody may come."""
+
+    def cut(self, batch: Batch) -> list[Batch]:
+        """The microbatches: runs of sequences whose numbers differ by one at most."""
+        parts, rows = self.execution.microbatches, len(batch.tokens_BT)
+        if not 0 < parts <= rows:
+            raise refuse("microbatches", parts, f"must lie in 1 … {rows}, the sequences of the batch", "cut fewer")
+        cut = [[None] * parts if each is None else torch.tensor_split(each, parts) for each in batch]
+        return [Batch(*each) for each in zip(*cut, strict=True)]
+
+    def count(self, micro: Batch) -> dict[str, Tensor]:
+        """What the sums of a pass over this microbatch will count, by the model's names."""
+        pack = packing(micro.tokens_BT, micro.documents_BT)
+        found = {"lm": (micro.labels_BT != IGNORED).sum()}
+        for depth in range(self.recipe.mtp.depth if self.recipe.mtp else 0):
+            found[f"mtp.{depth}"] = (shift_left(micro.labels_BT, pack, depth + 1, IGNORED) != IGNORED).sum()
+        rows, length = micro.tokens_BT.shape
+        return found | {"aux": torch.tensor(rows), "z": torch.tensor(rows * length)}
+
+    def passes(self, window: Sequence[Batch], counts: Mapping[str, Tensor]) -> list[ModelOutput]:
+        """Forward and backward over the whole window."""
+        return [self.accumulate(micro, counts) for micro in window]
+
+    def accumulate(self, micro: Batch, counts: Mapping[str, Tensor]) -> ModelOutput:
+        """Forward and backward over one microbatch, as its part of the window."""
+        out: ModelOutput = self.model(*micro)
+        self.model.objective(out.sums, counts)["total"].backward()  # type: ignore[no-untyped-call]  # torch's
+        nothing = out.logits_BTV.new_empty(0)
+        return out._replace(
+            logits_BTV=nothing, mtp_logits=(), sums={name: each.detach() for name, each in out.sums.items()}
+        )
+
+    def total(self, parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+        """What the microbatches add up to, by name."""
+        found: dict[str, Tensor] = {}
+        for part in parts:
+            for name, value in part.items():
+                found[name] = found[name] + value if name in found else value
+        return found
+
+    def gradients(self) -> dict[str, Tensor]:
+        """The gradients by name, as they stand; zeros where a parameter got none."""
+        held = {
+            name: placed_zeros(parameter) if parameter.grad is None else parameter.grad
+            for name, parameter in self.model.named_parameters()
+            if parameter.requires_grad
+        }
+        return {name: grad.clone() for name, grad in self.whole(held).items()}  # clipping changes those in place
+
+    def move_biases(self, seen: Mapping[str, Tensor]) -> None:
+        """Every router's selection bias by one step, by the counts of the whole window."""
+        for name, bias_E in self.model.named_buffers():
+            layer = layer_of(name)
+            if name.endswith("router.bias") and layer is not None and self.recipe.moe is not None:
+                self.parts.moe.update_bias(bias_E, seen[f"layers.{layer}.counts"], self.recipe.moe.bias_rate)
+
+    # what a checkpoint holds
+    def state(self) -> dict[str, Tensor]:
+        """Weights, buffers and optimizer state by `weights/…`, `buffers/…`, `optimizer/…`; not copied."""
+        held = {f"weights/{name}": each.detach() for name, each in self.model.named_parameters()}
+        held |= {f"buffers/{name}": each for name, each in self.model.named_buffers()}
+        return held | {f"optimizer/{name}": each for name, each in self.optimizer.state().items()}
+
+    def position(self) -> dict[str, int]:
+        return {"step": self.number, "consumed": self.consumed, "seed": self.recipe.seed}
+
+    def load(self, state: Mapping[str, Tensor], position: Mapping[str, int]) -> None:
+        """Take over what `state` and `position` gave.
+
+        Raises:
+            Refused: for a tensor that this model does not have or lacks, and for another seed.
+        """
+        if position["seed"] != self.recipe.seed:
+            remedy = "resume under the recipe that was saved"
+            raise refuse("seed", self.recipe.seed, f"the saved run has {position['seed']}", remedy)
+        self.put(_under("weights/", state), dict(self.model.named_parameters()), "weights")
+        self.put(_under("buffers/", state), dict(self.model.named_buffers()), "buffers")
+        self.optimizer.load({name: placed_copy(each) for name, each in _under("optimizer/", state).items()})
+        self.number, self.consumed = position["step"], position["consumed"]
+
+    def kept(self, folder: str) -> Checkpoints:
+        """The checkpoints of a folder, as this trainer writes and reads them."""
+        return self.parts.checkpoints(folder, alone=True, of_ranks=(GENERATORS, OWN))
+
+    def save(self, folder: str) -> None:
+        """Write a checkpoint of this step, the random generators included."""
+        self.kept(folder).save(self.saved())
+
+    def retire(self, folder: str, keep: int, durable: str | None = None) -> None:
+        """Remove what is older than the newest `keep` checkpoints, each only when a newer one is where it lasts.
+
+        Args:
+            durable: where copies of the checkpoints arrive; None where `folder` is that place.
+        """
+        arrived = None if durable is None else self.arrived(folder, durable)
+        self.kept(folder).retire(keep, arrived)
+
+    def arrived(self, folder: str, durable: str) -> frozenset[int]:
+        """The steps of which the whole copy lies in another folder, and is of the same save."""
+        return self.kept(durable).copies_of(self.kept(folder))
+
+    def saved(self) -> State:
+        generators = {f"{self.own_generators}{name}": each for name, each in rng_state.capture().items()}
+        place = {f"{LAYOUT}{name}": size for name, size in self.layout().items()}
+        digest = recipe_digest(self.recipe)
+        return State(
+            step=self.number, tensors=self.state() | generators, position=self.position() | place, recipe=digest
+        )  # fmt: skip
+
+    def layout(self) -> dict[str, int]:
+        """How the state lies on ranks; empty on one."""
+        return {}
+
+    @property
+    def own_generators(self) -> str:
+        """How the names of this rank's generators begin."""
+        return f"{GENERATORS}0/"
+
+    def resume(self, folder: str) -> None:
+        """Go on where the latest checkpoint of a folder was taken, whatever ranks it was taken on.
+
+        Generators go on where the ranks are the same. On others there is nobody whose numbers a rank could go on with:
+        each gets a stream of its own, by seed, step and rank.
+
+        Raises:
+            Refused: when there is none, or it is not of this recipe.
+        """
+        kept = self.kept(folder)
+        saved = kept.opened()
+        same = _under(LAYOUT, saved.position) == self.layout()
+        expected = {f"optimizer/{name}": each for name, each in self.optimizer.blank().items()}
+        target = {name: placed_copy(each) for name, each in (expected | dict(self.saved().tensors)).items()}
+        if not same:
+            self.refuse_own(saved.tensors)
+            target = {name: each for name, each in target.items() if not name.startswith(GENERATORS)}
+        loaded = kept.load(target, recipe=recipe_digest(self.recipe), step=saved.step)
+        self.load(target, loaded.position)
+        if same:
+            self.restore_generators(_under(self.own_generators, target))  # last: what builds or loads may draw
+        else:
+            rng_state.seed_rank_stream(self.recipe.seed, self.number, self.own_generators)
+
+    def refuse_own(self, names: Iterable[str]) -> None:
+        """Refuse what other ranks saved each for itself, and what is no part of a whole."""
+        found = Refusals()
+        for name in sorted({name.removeprefix(OWN).partition("/")[2] for name in names if name.startswith(OWN)}):
+            found.add(name, "of each rank", "cannot be brought onto other ranks", "resume on the layout that saved it")
+        found.raise_any()
+
+    def restore_generators(self, states: Mapping[str, Tensor]) -> None:
+        rng_state.restore(states)
+
+    @torch.no_grad()
+    def put(self, values: Mapping[str, Tensor], into: Mapping[str, Tensor], what: str) -> None:
+        """Copy values into tensors of the same names, shapes and all.
+
+        Raises:
+            Refused: when a name or a shape is another.
+        """
+        strange = sorted(set(values) ^ set(into))
+        if strange:
+            raise refuse(what, strange, "are on one side only", "give the tensors of this recipe, each once")
+        for name, held in into.items():
+            if held.shape != values[name].shape:
+                problem = f"has shape {tuple(values[name].shape)}, the model {tuple(held.shape)}"
+                raise refuse(what, name, problem, "give the tensors of this recipe")
+            self.take(values[name], held)
+
+    def take(self, value: Tensor, into: Tensor) -> None:
+        """Copy a whole tensor into what this rank holds of it."""
+        into.copy_(value)
+
+
+def _under(prefix: str, state: Mapping[str, Value]) -> dict[str, Value]:
+    return {name.removeprefix(prefix): each for name, each in state.items() if name.startswith(prefix)}
+
+
+def _counters(seen: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What of a pass's `seen` adds up: assignments by expert, and how many were dropped."""
+    found = {name: each for name, each in seen.items() if name.endswith(".counts")}
+    dropped = [each.sum() for name, each in seen.items() if name.endswith(".dropped")]
+    return found | ({"dropped": torch.stack(dropped).sum()} if dropped else {})

@@ -1,0 +1,81 @@
+"""No module of `contracts/` imports itself by way of others. Read off the source, so that an import inside a function
+and one for the type checker count too: a reader of the file follows those as well."""
+
+from __future__ import annotations
+
+import ast
+import graphlib
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+import contracts
+
+pytestmark = pytest.mark.unit
+
+ROOT = Path(contracts.__file__).parent
+
+
+def _modules(root: Path) -> dict[str, ast.Module]:
+    """Every module below a package's folder, parsed, by its dotted name."""
+    found = {}
+    for path in root.rglob("*.py"):
+        parts = path.relative_to(root.parent).with_suffix("").parts
+        found[".".join(parts).removesuffix(".__init__")] = ast.parse(path.read_text(encoding="utf-8"))
+    return found
+
+
+def _imports(tree: ast.Module, modules: Mapping[str, ast.Module]) -> Iterator[str]:
+    """What a module imports. `from package import module` needs that module, not what the package itself imports."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (each.name for each in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.module, "imports here are absolute"
+            for each in node.names:
+                name = f"{node.module}.{each.name}"
+                yield name if name in modules else node.module
+
+
+def _graph(modules: Mapping[str, ast.Module]) -> dict[str, set[str]]:
+    """Module → the modules of the same package that it imports."""
+    return {name: (set(_imports(tree, modules)) & modules.keys()) - {name} for name, tree in modules.items()}
+
+
+def _circle(graph: Mapping[str, set[str]]) -> list[str]:
+    """One circle, each module importing the next; empty where there is none."""
+    try:
+        graphlib.TopologicalSorter(graph).prepare()
+    except graphlib.CycleError as error:
+        return list(reversed(error.args[1]))
+    return []
+
+
+def test_no_import_runs_in_a_circle() -> None:
+    graph = _graph(_modules(ROOT))
+    assert len(graph) > 500
+    circle = _circle(graph)
+    assert not circle, f"imports run in a circle: {' → '.join(circle)}"
+
+
+@pytest.mark.parametrize(
+    "back",
+    [
+        "import p.a",
+        "from p import a",
+        "from p.a import thing",
+        "def f():\n    from p.a import thing",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from p.a import thing",
+    ],
+)
+def test_a_circle_is_named(tmp_path: Path, back: str) -> None:
+    package = tmp_path / "p"
+    package.mkdir()
+    sources = {"__init__": "", "a": "from p import b", "b": "from p.c import thing", "c": back}
+    for name, text in sources.items():
+        (package / f"{name}.py").write_text(text, encoding="utf-8")
+    circle = _circle(_graph(_modules(package)))
+    assert set(circle) == {"p.a", "p.b", "p.c"}
+    assert {("p.a", "p.b"), ("p.b", "p.c"), ("p.c", "p.a")} == set(pairwise(circle))
