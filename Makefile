@@ -1,6 +1,6 @@
 # Two commands need nothing but Python >= 3.11 with venv, bash and (for Megatron-Core 0.19) g++:
 #   make gate    judge the stacks        make test    test the suite
-# make itself ends with 2 whatever went wrong; the code that lanegate gave is in the last lines.
+# make itself ends with 2 whatever went wrong; the code that rankproof gave is in the last lines.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -33,7 +33,7 @@ gate: $(READY) megatron-if-possible  ## test the gate, then judge STACK="referen
 	@PATH="$(CURDIR)/$(BIN):$$PATH"
 	mkdir -p reports
 	tested=0
-	lanegate selftest --once --jobs $(JOBS) --report reports/selftest > reports/selftest.txt || tested=$$?
+	rankproof selftest --once --jobs $(JOBS) --report reports/selftest > reports/selftest.txt || tested=$$?
 	if [ ! -f reports/selftest/kills.json ]; then
 	  echo "the self-test did not finish, and without it nobody is judged; see reports/selftest.txt" >&2
 	  exit $$tested
@@ -47,7 +47,7 @@ gate: $(READY) megatron-if-possible  ## test the gate, then judge STACK="referen
 	  local stack=$$1 folder=$$2 deviations=docs/deviations/$$1.toml judged=0 gate
 	  local options=(--stack "$$stack" --report "$$folder" --proof reports/selftest "$${@:3}")
 	  if [ -f "$$deviations" ]; then options+=(--deviations "$$deviations"); fi
-	  echo; echo "== lanegate check $${options[*]}"
+	  echo; echo "== rankproof check $${options[*]}"
 	  gate=$$($(MAKE) --no-print-directory gate-of STACK="$$stack")
 	  "$$gate" check "$${options[@]}" || judged=$$?
 	  code=$$(worst $$code $$judged)
@@ -56,7 +56,7 @@ gate: $(READY) megatron-if-possible  ## test the gate, then judge STACK="referen
 	  folder=reports/$$(tr -c '[:alnum:].=\n-' '_' <<< "$$stack")
 	  judge "$$stack" "$$folder" --profile $(PROFILE) --jobs $(JOBS)
 	  gate=$$($(MAKE) --no-print-directory gate-of STACK="$$stack")
-	  many=$$("$$(dirname "$$(command -v "$$gate")")/python" -m contracts.harness.offering "$$stack" $(RANKS_PROFILE)) \
+	  many=$$("$$(dirname "$$(command -v "$$gate")")/python" -m contracts.harness.askable "$$stack" $(RANKS_PROFILE)) \
 	    || many=unknown
 	  if [ "$$many" != 0 ]; then
 	    judge "$$stack" "$$folder-ranks" --profile $(RANKS_PROFILE) --ranks $(RANKS)
@@ -82,19 +82,19 @@ lint: $(READY)  ## ruff, its formatter, mypy --strict
 	$(BIN)/mypy
 
 snapshots: $(READY)  ## write snapshots/, docs/schema/ and docs/questions.md anew; read the diff before you commit it
-	@$(BIN)/python -m contracts.stacks.protocol docs/schema/lanegate-1.json
+	@$(BIN)/python -m contracts.stacks.protocol docs/schema/rankproof-1.json
 	$(BIN)/python -m contracts.court.record docs/schema/run-1.json
 	$(BIN)/python -m contracts.stacks.reference.receipts.receipt docs/schema/receipt-1.json
 	$(BIN)/python -m contracts.harness.question_pages docs/questions.md
 	$(BIN)/pytest -m unit -n 0 --snapshot-update \
-	  tests_unit/test_contents.py tests_unit/test_snapshots.py tests_unit/test_cli.py tests_unit/test_budget.py
+	  tests_unit/test_law_table.py tests_unit/test_snapshots.py tests_unit/test_cli.py tests_unit/memory/test_budget.py
 
 # The command's name and the machine's kernel are not the report's: the picture has them as a reader would.
 picture: $(READY)  ## draw docs/images/report.png, the report of README's example; needs chromium
 	@folder=$$(mktemp -d); trap 'rm -rf "$$folder"' EXIT
 	cp docs/examples/whole_periods/ours.py "$$folder"
-	(cd "$$folder" && "$(CURDIR)/$(BIN)/lanegate" check --stack ours:Ours --profile PAT-01 > /dev/null) || [ $$? = 1 ]
-	sed -i -E 's|[^ >]*/bin/lanegate|lanegate|; s|Linux-[^ ]*|Linux|' "$$folder/reports/last/report.html"
+	(cd "$$folder" && "$(CURDIR)/$(BIN)/rankproof" check --stack ours:Ours --profile PAT-01 > /dev/null) || [ $$? = 1 ]
+	sed -i -E 's|[^ >]*/bin/rankproof|rankproof|; s|Linux-[^ ]*|Linux|' "$$folder/reports/last/report.html"
 	chromium --headless --no-sandbox --hide-scrollbars --window-size=1100,560 \
 	  --screenshot="$(CURDIR)/docs/images/report.png" "file://$$folder/reports/last/report.html" 2> /dev/null
 
@@ -129,12 +129,12 @@ gate-of:
 	  torchtitan*)
 	    version="$(STACK)"; version=$${version#torchtitan}; version=$${version#==}; version=$${version:-$(firstword $(TITAN))}
 	    $(MAKE) --no-print-directory titan TITAN=$$version >&2
-	    echo "$(CURDIR)/.venv-torchtitan-$$version/bin/lanegate";;
+	    echo "$(CURDIR)/.venv-torchtitan-$$version/bin/rankproof";;
 	  megatron*)  # about numbers and ranks it is asked in the interpreter that has it
 	    version="$(STACK)"; version=$${version#megatron}; version=$${version#==}; version=$${version:-$(firstword $(MEGATRON))}
-	    own="$(CURDIR)/.venv-megatron-$$version/bin/lanegate"
-	    if [ -x "$$own" ]; then echo "$$own"; else echo lanegate; fi;;
-	  *) echo lanegate;;
+	    own="$(CURDIR)/.venv-megatron-$$version/bin/rankproof"
+	    if [ -x "$$own" ]; then echo "$$own"; else echo rankproof; fi;;
+	  *) echo rankproof;;
 	esac
 
 kernels:  ## the environment in which mamba-ssm's own kernels run on a CPU: .venv-kernels (a minute and a half)
@@ -171,7 +171,7 @@ endef
 $(READY): pyproject.toml constraints.txt
 	@$(need-python)
 	[ -x $(BIN)/python ] || $(PYTHON) -m venv .venv
-	echo "installing lanegate and its development tools into .venv"
+	echo "installing rankproof and its development tools into .venv"
 	PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt .ci/quietly venv \
 	  $(BIN)/python -m pip install --disable-pip-version-check -e '.[dev,torch]'
 	touch $@

@@ -32,7 +32,7 @@ print(json.dumps({
 
 @dataclass(frozen=True, kw_only=True)
 class Level:
-    """One place on an axis: variables, words for `lanegate check`, another interpreter, busy processes beside it."""
+    """One place on an axis: variables, words for `rankproof check`, another interpreter, busy processes beside it."""
 
     name: str
     environment: Mapping[str, str] = field(default_factory=dict)

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from contracts.instruments import provenance
-from contracts.instruments.atomic import write_whole
-from contracts.spec.evidence import LaunchedRun, Preflight, Provenance, RankMemory, ReportedStep
+from contracts.instruments.atomic_write import write_whole
 from contracts.spec.launch import Lane
+from contracts.spec.receipt import LaunchedRun, Preflight, Provenance, RankMemory, ReportedStep
 from contracts.spec.recipe import Batch, Recipe
 from contracts.spec.topology import Degrees
 from contracts.stacks.reference.launch import launch
@@ -38,7 +38,7 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR")
-    parser.add_argument("--host", default=os.environ.get("LANEGATE_HOST"), help="box@region, for the receipt")
+    parser.add_argument("--host", default=os.environ.get("RANKPROOF_HOST"), help="box@region, for the receipt")
     parser.add_argument("--receipt-alone", action="store_true", help="only the steps and their receipt")
     asked = parser.parse_args(argv)
     asked.out.mkdir(parents=True, exist_ok=True)
@@ -53,7 +53,7 @@ def main(argv: list[str]) -> int:
 def _parts(out: Path, device: str, rehearsal: bool) -> list[list[str]]:
     """Commands, each in a process of its own: what one leaves in a compiler's caches is not there for the next."""
     law = ["-m", "contracts.harness.cli", "check", "--with", "none", "--profile", "gpu", "--report", str(out / "law")]
-    mutants = ["-m", "pytest", "-q", "-m", "gpu", "tests_unit/test_every_contract_can_fail.py"]
+    mutants = ["-m", "pytest", "-q", "-m", "gpu", "tests_unit/gate/test_every_contract_can_fail.py"]
     figures = ["-m", "benchmarks", "--device", device, "--out", str(out)]
     return [[*figures, "--small"]] if rehearsal else [law, mutants, figures]
 
@@ -80,7 +80,7 @@ def _receipt(path: Path, device: str, taken: Provenance) -> Path:
 
 
 def _recipe(device: str) -> Recipe:
-    from contracts.checks.numeric.footprint_of_a_step import LITTLE, ONE_CARD
+    from contracts.checks._support.step_memory import LITTLE, ONE_CARD
 
     recipe = replace(LITTLE, batch=Batch(micro=2, total=2)) if device == "cpu" else ONE_CARD
     return replace(recipe, dtype="bf16")

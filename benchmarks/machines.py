@@ -5,7 +5,7 @@
     python -m benchmarks.machines --list             # the rows, and which levels meet in each
     python -m benchmarks.machines --device cuda      # the gpu tier, with what GPUs differ in
 
-Rows bring every two levels of two axes together. Each is a `lanegate check` of its own; its results are held against
+Rows bring every two levels of two axes together. Each is a `rankproof check` of its own; its results are held against
 those of the first row that was judged the same way, which is the plain machine. Rows with busy processes beside them
 judge a share of the items each, another share each time, since there everything takes five times as long.
 
@@ -32,7 +32,7 @@ from types import FrameType
 from benchmarks._axes import ROOT, Axes, Cpu, Level, Torch, axes, cpu, interpreters, torch_of
 from benchmarks._covering import Meeting, Row, covering, meetings, meetings_of
 from contracts.court import record
-from contracts.instruments.atomic import write_whole
+from contracts.instruments.atomic_write import write_whole
 from contracts.spec.errors import Refused
 from contracts.spec.records import Item, Outcome, Result, Run
 
@@ -412,7 +412,7 @@ def _asked(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--quick", action="store_true", help=f"every level once, on {QUICK}, in one process, no load")
     parser.add_argument("--list", action="store_true", help="show the rows, judge nothing")
-    parser.add_argument("--stack", default="reference", help="as for lanegate check")
+    parser.add_argument("--stack", default="reference", help="as for rankproof check")
     parser.add_argument("--profile", help=f"what one process judges ({ONE}; on a GPU gpu); alone: no four ranks")
     parser.add_argument("--ranks-profile", metavar="PROFILE", help=f"what four ranks judge ({RANKS})")
     parser.add_argument("--axes", metavar="A,B", help="vary these alone")

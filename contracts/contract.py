@@ -88,7 +88,7 @@ class Contract:
 
     @property
     def subject(self) -> str:
-        """The file it stands in: `topology` for `contracts/checks/topology.py`."""
+        """The file it stands in: `mesh_sizes` for `contracts/checks/topology/mesh_sizes.py`."""
         return self.check.__module__.rsplit(".", 1)[-1]
 
 

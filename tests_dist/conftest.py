@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from contracts.checks.numeric import transformers
+from contracts.checks.parallel import transformers
 from contracts.contract import LAW, Contract
 from contracts.instruments.ranks import here
 from contracts.spec.records import Item
@@ -39,7 +39,7 @@ def _left_to_the_gate(contract: Contract, case: str) -> bool:
 
 def _about_transformers(contract: Contract) -> bool:
     """Whether a promise is one that every transformer can answer. Of the reference, which has every letter, the same is
-    asked layout by layout in checks/numeric/layouts.py: `make gate` asks both."""
+    asked layout by layout in checks/parallel/layouts.py: `make gate` asks both."""
     return contract.check.__module__ == transformers.__name__
 
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from contracts import instruments
-from contracts.checks.numeric import _spread as spread
-from contracts.checks.numeric._training import batch, uneven
+from contracts.checks._support import multi_rank_run as spread
+from contracts.checks._support.training_run import batch, uneven
 from contracts.harness.plugin import SLOW_S
 from contracts.instruments.ranks import gathered
 from contracts.stacks.reference.stack import Reference

@@ -10,7 +10,7 @@ from unittest import mock
 
 import pytest
 
-from contracts.checks.numeric import _spread as spread
+from contracts.checks._support import multi_rank_run as spread
 from contracts.instruments.ranks import torch_distributed
 from contracts.spec.training import Execution, Session, Step
 from contracts.stacks.reference.parallel import mesh

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from contracts.checks.numeric import _stages as stages
-from contracts.checks.numeric._training import batch
+from contracts.checks._support import pipeline_run as stages
+from contracts.checks._support.training_run import batch
 from contracts.instruments.ranks import gathered
 from contracts.spec.recipe import Mtp, Recipe
 from contracts.spec.topology import Degrees

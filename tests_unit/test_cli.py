@@ -34,7 +34,7 @@ from contracts.spec.records import (
     Subject,
     Unclaimed,
 )
-from tests_unit._parties.running import BAD, LANEGATE, ROOT, Done, environment, side_by_side
+from tests_unit._parties.running import BAD, RANKPROOF, ROOT, Done, environment, side_by_side
 
 pytestmark = pytest.mark.unit
 
@@ -141,7 +141,7 @@ CANNED = Run(
         schema=SCHEMA, suite="0.1.0", revision="0123456789ab", profile="TOPO-02,ARGV-02,PREC-04,PAT-08",
         subject=Subject(name="mine", version="3", origin="my.stack:Mine", offers=frozenset({"topology", "launch"}),
                         layouts=frozenset({"borrowed"}), labels={"topology": "shimmed: gloo"}),
-        assistants=(), started="2026-06-15T12:00:00+00:00", command=("lanegate", "check"), python="3.11.7",
+        assistants=(), started="2026-06-15T12:00:00+00:00", command=("rankproof", "check"), python="3.11.7",
         platform="Linux-x86_64",
     ),
     plan=Plan(
@@ -208,9 +208,9 @@ def runs(folder: Path) -> dict[str, Done]:
 
 
 def test_the_installed_command_runs(tmp_path: Path) -> None:
-    done = subprocess.run([LANEGATE, "--version"], cwd=tmp_path, env=environment(), capture_output=True, text=True,
+    done = subprocess.run([RANKPROOF, "--version"], cwd=tmp_path, env=environment(), capture_output=True, text=True,
                           check=True)  # fmt: skip
-    assert done.stdout.startswith("lanegate, version ")
+    assert done.stdout.startswith("rankproof, version ")
 
 
 @pytest.mark.parametrize("name", BAD_INPUT)
@@ -220,7 +220,7 @@ def test_bad_input_ends_in_one_clear_error(name: str, runs: dict[str, Done], fol
     assert (done.returncode, done.stdout) == (code, ""), done.stderr
     assert words in " ".join(done.stderr.split())
     assert "Traceback" not in done.stderr
-    if done.stderr.startswith("lanegate: "):
+    if done.stderr.startswith("rankproof: "):
         assert len(done.stderr.splitlines()) == 1
     assert not (folder / name / "out").exists(), "something was written"
 
@@ -303,7 +303,7 @@ def test_list_shows_promise_tier_cases_mutants_and_what_is_untested(runs: dict[s
 def test_explain_tells_promise_story_cases_mutants_and_how_to_see_it_fail(runs: dict[str, Done]) -> None:
     said = runs["explain"].stdout
     for words in ("TOPO-02\n", "divides the world by every other axis", "source  ", "asks    topology", "pp13-on-52: ",
-                  "mutants it must kill", "ForgetsPipeline (DPS-01)", "lanegate selftest --only TOPO-02"):  # fmt: skip
+                  "mutants it must kill", "ForgetsPipeline (DPS-01)", "rankproof selftest --only TOPO-02"):  # fmt: skip
         assert words in said
     assert "Not judged yet: " in runs["explain-untested"].stdout
 

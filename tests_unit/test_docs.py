@@ -78,7 +78,7 @@ def test_every_word_of_a_source_has_its_place() -> None:
 def test_no_install_line_names_this_project_as_if_an_index_had_it() -> None:
     """Until a release is on an index, its name there may be anybody's."""
     lines = [(path.name, line) for path in PAGES for line in path.read_text(encoding="utf-8").splitlines()
-             if re.search(r"pip install\b.*\b(rankproof|lanegate)\b", line)]  # fmt: skip
+             if re.search(r"pip install\b.*\b(rankproof|rankproof)\b", line)]  # fmt: skip
     assert not [line for line in lines if not re.search(rf"{OURS}(\[[a-z,]+\])? @ |{OURS}-[\d.]+-py3", line[1])]
 
 

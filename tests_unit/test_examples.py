@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-from tests_unit._parties.running import LANEGATE, ROOT, environment
+from tests_unit._parties.running import RANKPROOF, ROOT, environment
 
 TOY = ROOT / "docs/examples/toy_trainer"
 PAGE = ROOT / "docs/put-your-stack-under-test.md"
@@ -89,12 +89,12 @@ def _put_back(folder: Path, mistake: str) -> None:
 def _done(command: str, folder: Path) -> tuple[int, str]:
     """The exit code of a command, and what it printed."""
     name, *words = shlex.split(command, comments=True)
-    programs = {COMMAND: LANEGATE, "python": sys.executable}
+    programs = {COMMAND: RANKPROOF, "python": sys.executable}
     assert name in programs, f"the page runs {name}"
     done = subprocess.run([programs[name], *words], cwd=folder, env=environment(OMP_NUM_THREADS="1"),
                           capture_output=True, text=True, check=False, timeout=280)  # fmt: skip
-    told = [line for line in done.stderr.splitlines() if line.startswith(f"{LANEGATE.name}: ")]
-    return done.returncode, (done.stdout + "\n".join(told)).replace(LANEGATE.name, COMMAND)
+    told = [line for line in done.stderr.splitlines() if line.startswith(f"{RANKPROOF.name}: ")]
+    return done.returncode, (done.stdout + "\n".join(told)).replace(RANKPROOF.name, COMMAND)
 
 
 def _pattern(line: str, counts: bool) -> str:

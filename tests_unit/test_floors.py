@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import importlib.util
 import inspect
 import pkgutil
+import re
 import types
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from contracts.instruments.imports import modules_after
+import contracts.mutants
+from contracts.instruments.import_trace import modules_after
 from contracts.spec import errors
 
 pytestmark = pytest.mark.unit
@@ -35,11 +38,12 @@ FLOORS: dict[str, tuple[str, ...]] = {  # floor → the floors it stands on
 
 HEAVY = {"torch", "numpy", "megatron", "transformer_engine", "torchtitan", "triton"}
 TENSORS = (  # what is made of tensors, and imported only where numbers are judged or a model is run
-    "contracts.instruments.fixtures", "contracts.instruments.graphs", "contracts.instruments.indexed",
-    "contracts.instruments.mamba_ssm", "contracts.instruments.memory", "contracts.instruments.messages",
+    "contracts.instruments.fixtures", "contracts.instruments.graphs", "contracts.instruments.inductor_indexing",
+    "contracts.instruments.mamba_ssm", "contracts.instruments.memory", "contracts.instruments.point_to_point",
     "contracts.instruments.reorder",
-    "contracts.instruments.numerics", "contracts.instruments.oracles.", "contracts.instruments.policy",
-    "contracts.instruments.rehearsal", "contracts.instruments.traffic", "contracts.mutants.numeric.",
+    "contracts.instruments.numerics", "contracts.instruments.oracles.", "contracts.instruments.half_precision",
+    "contracts.instruments.dry_run", "contracts.instruments.traffic", "contracts.mutants._support.",
+    "contracts.mutants.tensors",
     "contracts.stacks.megatron.block_base", "contracts.stacks.megatron.blocks",
     "contracts.stacks.megatron.built_model", "contracts.stacks.megatron.checkpoint",
     "contracts.stacks.megatron.hybrid_model", "contracts.stacks.megatron.mamba_block",
@@ -67,6 +71,12 @@ TENSORS = (  # what is made of tensors, and imported only where numbers are judg
     "contracts.stacks.torchtitan.model", "contracts.stacks.torchtitan.observed_trainer",
     "contracts.stacks.torchtitan.training", "contracts.stacks.torchtitan.weight_mapping",
 )  # fmt: skip
+TORCH_MUTANTS = set(
+    re.findall(
+        r"^import (\S+)$", Path(contracts.mutants.__file__).with_name("tensors.py").read_text(encoding="utf-8"), re.M
+    )
+)
+"""The counterexamples that are torch modules, by the table that enters them."""
 ELSEWHERE = () if importlib.util.find_spec("torchtitan") else ("contracts.stacks.torchtitan.observed_trainer",)
 """What only the environment of a framework can import."""
 
@@ -99,9 +109,7 @@ def test_a_floor_stands_on_those_below_it_and_on_no_other(floor: str, brought: d
 
 @pytest.mark.parametrize("floor", FLOORS)
 def test_nothing_but_what_is_made_of_tensors_loads_a_framework(floor: str) -> None:
-    pure = [
-        module for module in _modules(floor) if not module.startswith(TENSORS) and module != "contracts.mutants.numeric"
-    ]
+    pure = [module for module in _modules(floor) if not module.startswith(TENSORS) and module not in TORCH_MUTANTS]
     modules = modules_after("; ".join(f"import {module}" for module in pure))
     assert not {module.split(".")[0] for module in modules} & HEAVY
 
@@ -153,8 +161,8 @@ def test_a_borrowed_function_is_seen_under_any_name() -> None:
 @pytest.mark.parametrize("floor", ["contracts.checks", "contracts.mutants"])
 def test_every_subject_stands_in_the_table_of_contents(floor: str) -> None:
     """A file that nobody imports is a promise that nobody judges."""
-    subjects = {name for name in _modules(floor) if not name.rsplit(".", 1)[-1].startswith("_")}
-    read = "import contracts.mutants.numeric" if floor == "contracts.mutants" else f"import {floor}"
+    subjects = {name for name in _modules(floor) if "._" not in name}
+    read = "import contracts.mutants.tensors" if floor == "contracts.mutants" else f"import {floor}"
     assert subjects <= modules_after(read), f"not imported: {sorted(subjects - modules_after(read))}"
 
 
@@ -175,3 +183,52 @@ def test_the_instrument_sees_what_an_import_brings() -> None:
     assert "colorsys" in modules_after("import colorsys, sys; sys.exit(3)")
     with pytest.raises(ImportError, match="no_such_module: ModuleNotFoundError: No module named 'no_such_module'"):
         modules_after("import no_such_module")
+
+
+def _imports(path: Path, module: str, known: set[str]) -> set[str]:
+    """The modules of ours that a module imports, at once or within a function, by its text; not for annotations."""
+    found: set[str] = set()
+    waiting: list[ast.AST] = [ast.parse(path.read_text(encoding="utf-8"))]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= names & known | ({node.module} if names - known else set())
+        elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
+            waiting += node.orelse
+        else:
+            waiting += ast.iter_child_nodes(node)
+    return (found & known) - {module}
+
+
+def _circles(imports: dict[str, set[str]]) -> list[list[str]]:
+    """The sets of modules of which each imports all others, over whatever stands between."""
+    reached: dict[str, set[str]] = {}
+    for start, direct in imports.items():
+        seen: set[str] = set()
+        waiting = list(direct)
+        while waiting:
+            module = waiting.pop()
+            if module not in seen:
+                seen.add(module)
+                waiting += imports[module]
+        reached[start] = seen
+    circles = {frozenset(b for b in seen if a in reached[b]) for a, seen in reached.items() if a in seen}
+    return sorted(sorted(circle) for circle in circles)
+
+
+def test_a_circle_is_seen() -> None:
+    assert _circles({"a": {"b"}, "b": {"c"}, "c": {"a", "d"}, "d": set()}) == [["a", "b", "c"]]
+    assert _circles({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
+
+
+@pytest.mark.parametrize("floor", FLOORS)
+def test_no_import_goes_in_a_circle(floor: str) -> None:
+    """A package that lists its own modules is left out: what it holds may import from it nothing but modules."""
+    root = Path(contracts.mutants.__file__).parents[2]
+    below = root / floor.replace(".", "/")
+    files = [path for path in below.rglob("*.py") if path.name != "__init__.py"] or [below.with_suffix(".py")]
+    known = {".".join(path.relative_to(root).with_suffix("").parts): path for path in files}
+    assert _circles({name: _imports(path, name, set(known)) for name, path in known.items()}) == []

@@ -1,4 +1,4 @@
-"""`lanegate init`, from outside: what it writes, what it says of an adapter that grows, and what it refuses."""
+"""`rankproof init`, from outside: what it writes, what it says of an adapter that grows, and what it refuses."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from contracts.court import deviations
-from contracts.harness import probe, skeleton
+from contracts.harness import adapter_probe, adapter_skeleton
 from contracts.harness.gate import today
 from contracts.spec.errors import Refused
 from contracts.spec.records import EXIT_CODES
 from contracts.spec.stack import questions
-from tests_unit._parties.running import LANEGATE, environment
+from tests_unit._parties.running import RANKPROOF, environment
 
 USAGE = 2
 REPEATS = """
@@ -26,8 +26,8 @@ REPEATS = """
 """
 
 
-def lanegate(cwd: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([LANEGATE, *words], cwd=cwd, env=environment(), capture_output=True, text=True, check=False,
+def rankproof(cwd: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([RANKPROOF, *words], cwd=cwd, env=environment(), capture_output=True, text=True, check=False,
                           timeout=120)  # fmt: skip
 
 
@@ -35,7 +35,7 @@ def lanegate(cwd: Path, *words: str) -> subprocess.CompletedProcess[str]:
 def begun(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with an adapter that answers nothing yet, and one that answers `blocks` wrongly."""
     folder = tmp_path_factory.mktemp("begun")
-    done = lanegate(folder, "init", "ours", "--group", "stack")
+    done = rankproof(folder, "init", "ours", "--group", "stack")
     assert done.returncode == 0, done.stderr
     text = (folder / "ours_lane.py").read_text(encoding="utf-8")
     head, _, _ = text.partition("    # stack: ")
@@ -46,7 +46,7 @@ def begun(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.unit
 def test_every_question_becomes_a_method_that_answers_nothing(tmp_path: Path) -> None:
     file = tmp_path / "ours_lane.py"
-    file.write_text(skeleton.written("ours", skeleton.sides()), encoding="utf-8")
+    file.write_text(adapter_skeleton.written("ours", adapter_skeleton.sides()), encoding="utf-8")
     every = [name for name, question in questions().items() if not question.of_the_court]
     code = (
         "import inspect, ours_lane; from contracts.spec.errors import NotOffered\n"
@@ -63,7 +63,7 @@ def test_every_question_becomes_a_method_that_answers_nothing(tmp_path: Path) ->
 
 @pytest.mark.unit
 def test_the_docstrings_are_those_of_the_protocol() -> None:
-    text = skeleton.written("ours", ("blocks", "training"))
+    text = adapter_skeleton.written("ours", ("blocks", "training"))
     for words in (
         "def run_block(self, call: BlockCall) -> BlockRun:",
         "x: (B, T, D), the residual stream before the block's norm.",
@@ -77,7 +77,7 @@ def test_the_docstrings_are_those_of_the_protocol() -> None:
 @pytest.mark.unit
 def test_a_skeleton_is_typed_and_without_lint(tmp_path: Path) -> None:
     file = tmp_path / "ours_lane.py"
-    file.write_text(skeleton.written("ours", skeleton.sides()), encoding="utf-8")
+    file.write_text(adapter_skeleton.written("ours", adapter_skeleton.sides()), encoding="utf-8")
     for words in (["ruff", "check", "--isolated", "--line-length=120", "--select=E,F,W,I,N"],
                   ["ruff", "format", "--isolated", "--line-length=120", "--check"]):  # fmt: skip
         done = subprocess.run([sys.executable, "-m", *words, str(file)], capture_output=True, text=True, check=False)
@@ -86,7 +86,7 @@ def test_a_skeleton_is_typed_and_without_lint(tmp_path: Path) -> None:
 
 @pytest.mark.unit
 def test_an_adapter_that_answers_nothing_is_told_what_to_answer_first(begun: Path) -> None:
-    done = lanegate(begun, "init", "--probe", "ours_lane:Stack")
+    done = rankproof(begun, "init", "--probe", "ours_lane:Stack")
     assert done.returncode == EXIT_CODES["nothing ran"], done.stderr
     assert "ours 0 answers nothing yet" in done.stdout
     assert done.stdout.splitlines()[-1] == "NOTHING RAN: ours 0, profile what it offers (no result)"
@@ -96,11 +96,11 @@ def test_an_adapter_that_answers_nothing_is_told_what_to_answer_first(begun: Pat
 
 @pytest.mark.unit
 def test_a_method_that_is_filled_in_is_judged_in_words(begun: Path) -> None:
-    done = lanegate(begun, "init", "--probe", "more_lane:Stack")
+    done = rankproof(begun, "init", "--probe", "more_lane:Stack")
     assert done.returncode == EXIT_CODES["violated"], done.stderr
     assert "ours 0 answers blocks" in done.stdout
     assert "AEMEAEMEAEMR at depth 52 has 48 blocks" in done.stdout
-    assert "lanegate check --stack more_lane:Stack --profile 'PAT-01[nam56r]'" in done.stdout
+    assert "rankproof check --stack more_lane:Stack --profile 'PAT-01[nam56r]'" in done.stdout
     assert "ours raised KeyError on blocks" in done.stdout
     assert "\nblocks " not in done.stdout
 
@@ -108,7 +108,7 @@ def test_a_method_that_is_filled_in_is_judged_in_words(begun: Path) -> None:
 @pytest.mark.slow
 def test_a_proposal_is_no_deviation_until_somebody_signs_it(begun: Path, tmp_path: Path) -> None:
     file = tmp_path / "ours.toml"
-    done = lanegate(begun, "init", "--probe", "more_lane:Stack", "--propose", str(file))
+    done = rankproof(begun, "init", "--probe", "more_lane:Stack", "--propose", str(file))
     assert done.returncode == EXIT_CODES["violated"], done.stderr
     with pytest.raises(Refused, match=r"deviation 1\.owner = '': is empty"):
         deviations.load(file)
@@ -118,11 +118,11 @@ def test_a_proposal_is_no_deviation_until_somebody_signs_it(begun: Path, tmp_pat
     filled = text.replace('reason = ""', 'reason = "a tail is not built"').replace('owner = ""', 'owner = "us"')
     signed.write_text(filled.replace('issue = ""', 'issue = "#7"'), encoding="utf-8")
     last_days = {entry["expires"] for entry in tomllib.loads(filled)["deviation"]}
-    assert last_days == {today() + datetime.timedelta(days=probe.DAYS)}
+    assert last_days == {today() + datetime.timedelta(days=adapter_probe.DAYS)}
     words = ["check", "--stack", "more_lane:Stack", "--with", "none", "--profile", "PAT-01,PAT-01a"]
-    judged = lanegate(begun, *words, "--report", str(tmp_path / "out"), "--deviations", str(signed))
+    judged = rankproof(begun, *words, "--report", str(tmp_path / "out"), "--deviations", str(signed))
     assert judged.returncode == EXIT_CODES["conformant"], judged.stdout
-    again = lanegate(begun, "init", "--probe", "more_lane:Stack", "--propose", str(file))
+    again = rankproof(begun, "init", "--probe", "more_lane:Stack", "--propose", str(file))
     assert again.returncode == USAGE
     assert "exists and is not written over" in again.stderr
     assert file.read_text(encoding="utf-8") == text
@@ -130,17 +130,17 @@ def test_a_proposal_is_no_deviation_until_somebody_signs_it(begun: Path, tmp_pat
 
 @pytest.mark.slow
 def test_everything_that_cannot_be_carried_out_is_refused_at_once(begun: Path) -> None:
-    done = lanegate(begun, "init", "Not A Name", "--group", "nobody", "--propose", "nowhere/x.toml")
+    done = rankproof(begun, "init", "Not A Name", "--group", "nobody", "--propose", "nowhere/x.toml")
     assert done.returncode == USAGE
     assert [line.split(" = ")[0] for line in done.stderr.splitlines()] == [
-        "lanegate: name", "lanegate: group", "lanegate: propose", "lanegate: propose"
+        "rankproof: name", "rankproof: group", "rankproof: propose", "rankproof: propose"
     ]  # fmt: skip
     before = (begun / "ours_lane.py").read_text(encoding="utf-8")
-    again = lanegate(begun, "init", "ours")
+    again = rankproof(begun, "init", "ours")
     assert again.returncode == USAGE
     assert "file = 'ours_lane.py': exists and is not written over" in again.stderr
     assert (begun / "ours_lane.py").read_text(encoding="utf-8") == before
-    neither = lanegate(begun, "init")
+    neither = rankproof(begun, "init")
     assert neither.returncode == USAGE
     assert "wants a NAME or a --probe, and one of them" in neither.stderr
 
@@ -150,9 +150,9 @@ def test_what_to_answer_next_shrinks_as_questions_are_answered() -> None:
     import contracts.checks
 
     assert contracts.checks
-    first = probe.unlocked(frozenset())
+    first = adapter_probe.unlocked(frozenset())
     answered = frozenset(first[0].questions)
-    assert not any(set(row.questions) <= answered for row in probe.unlocked(answered))
-    assert len(probe.plan_of(answered).promises) == first[0].promises["unit"]
+    assert not any(set(row.questions) <= answered for row in adapter_probe.unlocked(answered))
+    assert len(adapter_probe.plan_of(answered).promises) == first[0].promises["unit"]
     every = frozenset(questions())
-    assert probe.unlocked(every) == []
+    assert adapter_probe.unlocked(every) == []

@@ -32,7 +32,7 @@ import json, os, sys, time
 line = sys.stdin.readline()
 asked = json.loads(line)
 def say(**body):
-    print(json.dumps({"protocol": "lanegate/1", "id": asked["id"], **body}))
+    print(json.dumps({"protocol": "rankproof/1", "id": asked["id"], **body}))
 if asked["question"] == "hello":
     say(answer=%r)
     sys.exit(0)
@@ -73,7 +73,7 @@ def test_every_question_and_every_answer_matches_the_published_schema(command: M
     valid = Draft202012Validator(schema())
     for line in record.read_text().splitlines():
         valid.validate(json.loads(line))
-    assert not valid.is_valid({"protocol": "lanegate/1", "id": 1, "question": "blocks", "arguments": {"depth": 1}})
+    assert not valid.is_valid({"protocol": "rankproof/1", "id": 1, "question": "blocks", "arguments": {"depth": 1}})
 
 
 def test_values_come_back_as_the_types_of_the_question(command: Make) -> None:
@@ -124,7 +124,7 @@ def test_what_is_no_question_is_no_attribute(command: Make) -> None:
         ("sys.stdout.buffer.write(b'\\xff\\xfe\\n')", "not UTF-8"),
         ("print('WARNING: slow'); say(answer=['ablock'])", "more than one line"),
         ("say(answer=['ablock']); print('bye')", "more than one line"),
-        ("print(json.dumps({'protocol': 'lanegate/1', 'id': asked['id'], 'answer': ['a']})[:-4])", "is not JSON"),
+        ("print(json.dumps({'protocol': 'rankproof/1', 'id': asked['id'], 'answer': ['a']})[:-4])", "is not JSON"),
         ("print('[' * 100000)", "is not JSON"),
         ("print('[]')", "is not an object"),
         ("print('{}')", "sent a reply with nothing"),
@@ -132,9 +132,9 @@ def test_what_is_no_question_is_no_attribute(command: Make) -> None:
         ("say(answer=[], note='hi')", "sent a reply with protocol, id, answer, note"),
         ("asked['id'] += 1; say(answer=['ablock'])", "id 3 instead of 2"),
         ("asked['id'] = True; say(answer=['ablock'])", "id True instead of 2"),
-        ("print(json.dumps({'protocol': 'lanegate/2', 'id': asked['id'], 'answer': []}))", "speaks 'lanegate/2'"),
-        ('print(\'{"protocol":"lanegate/1","id":2,"id":2,"answer":[]}\')', "is given twice"),
-        ('print(\'{"protocol":"lanegate/1","id":2,"answer":[NaN]}\')', "NaN is not a JSON number"),
+        ("print(json.dumps({'protocol': 'rankproof/2', 'id': asked['id'], 'answer': []}))", "speaks 'rankproof/2'"),
+        ('print(\'{"protocol":"rankproof/1","id":2,"id":2,"answer":[]}\')', "is given twice"),
+        ('print(\'{"protocol":"rankproof/1","id":2,"answer":[NaN]}\')', "NaN is not a JSON number"),
         ("say(answer=[1])", "answered blocks with something that is not a tuple"),
         ("say(answer='ablock')", "is not a list"),
         ("say(answer=None)", "is not a list"),
@@ -272,7 +272,7 @@ def test_a_question_larger_than_a_pipe_arrives_whole(command: Make) -> None:
 
 
 def test_a_command_need_not_read_a_question_it_does_not_care_for() -> None:
-    line = json.dumps({"protocol": "lanegate/1", "id": 1, "answer": HELLO})
+    line = json.dumps({"protocol": "rankproof/1", "id": 1, "answer": HELLO})
     stack = Launched(("sh", "-c", f"exec <&-; echo {shlex.quote(line)}"))
     assert stack.name == "toy"
 
@@ -290,7 +290,7 @@ def test_a_command_that_cannot_start_or_says_nothing_is_unreachable() -> None:
 
 def test_environment_and_directory_are_those_asked_for(tmp_path: Path) -> None:
     body = (
-        "import json, os, sys; asked = json.loads(sys.stdin.readline()); print(json.dumps({'protocol': 'lanegate/1',"
+        "import json, os, sys; asked = json.loads(sys.stdin.readline()); print(json.dumps({'protocol': 'rankproof/1',"
         f"'id': asked['id'], 'answer': {HELLO!r} | {{'name': os.environ['WHO'] + ' ' + os.getcwd()}}}}))"
     )
     stack = Launched(raw(body), cwd=tmp_path, env={"WHO": "me"})

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_flag_table import ONE_CONNECTION, RULES, argv_of, env_of
 
 from contracts.spec import presets
 from contracts.spec.errors import NotOffered, Refused, Unreachable
@@ -23,6 +22,7 @@ from contracts.stacks.launched import Launched
 from contracts.stacks.megatron import VERSIONS, Megatron, installed
 from contracts.stacks.megatron.flag_rules import table
 from contracts.stacks.reference.stack import Reference
+from tests_unit.argv.test_flag_table import ONE_CONNECTION, RULES, argv_of, env_of
 
 pytestmark = pytest.mark.megatron
 

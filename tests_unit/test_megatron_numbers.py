@@ -54,27 +54,27 @@ def test_a_fault_that_is_declared_shows_without_the_suite(version: str, script: 
 def test_a_script_is_short_and_stands_without_the_suite(script: Path) -> None:
     text = script.read_text()
     assert len(text.splitlines()) <= 40
-    assert "lanegate" not in text
+    assert "rankproof" not in text
     assert "contracts" not in text
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_blocks_and_steps_are_judged_in_the_interpreter_that_has_it(version: str, tmp_path: Path) -> None:
-    lanegate = python(version).with_name("lanegate")
-    if not lanegate.exists():
+    rankproof = python(version).with_name("rankproof")
+    if not rankproof.exists():
         pytest.skip(f"the environment of {version} is older than its suite: run `make megatron`")
-    done = run(lanegate, "check", "--stack", f"megatron=={version}", "--profile", KEPT, "--report", tmp_path)
+    done = run(rankproof, "check", "--stack", f"megatron=={version}", "--profile", KEPT, "--report", tmp_path)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-600:]
     assert "shimmed: CUDA's device" in (tmp_path / "run.jsonl").read_text()
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_ranks_resume_what_they_and_others_saved(version: str, tmp_path: Path) -> None:
-    lanegate = python(version).with_name("lanegate")
-    if not lanegate.exists():
+    rankproof = python(version).with_name("rankproof")
+    if not rankproof.exists():
         pytest.skip(f"the environment of {version} is older than its suite: run `make megatron`")
     done = run(
-        lanegate, "check", "--stack", f"megatron=={version}", "--ranks", "2", "--profile", SAVED, "--report", tmp_path
+        rankproof, "check", "--stack", f"megatron=={version}", "--ranks", "2", "--profile", SAVED, "--report", tmp_path
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-600:]
     assert "4 holds" in done.stdout, done.stdout[-600:]

@@ -54,7 +54,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
             copy.write_bytes((ROOT / name).read_bytes())
     pip = (sys.executable, "-m", "pip", *OPTIONS)
     quietly(*pip, "wheel", "--quiet", "--no-deps", "--wheel-dir", folder, folder / "checkout", cwd=folder)
-    return next(folder.glob("lanegate-*.whl"))
+    return next(folder.glob("rankproof-*.whl"))
 
 
 @pytest.fixture
@@ -96,10 +96,10 @@ def plan(python: Path, *wanted: str) -> dict[str, str]:
 def test_a_torch_nightly_stays_what_it_is(wheel: Path, python: Path, extra: str, torch: str, brings: str) -> None:
     for name, version in ({"torch": torch} | BESIDE).items():
         pretend(python, name, version)
-    planned = plan(python, f"lanegate{extra} @ {wheel.as_uri()}")
-    assert {"lanegate", brings} <= planned.keys()
+    planned = plan(python, f"rankproof{extra} @ {wheel.as_uri()}")
+    assert {"rankproof", brings} <= planned.keys()
     moved = {name: to for name, to in planned.items() if name == "torch" or name.startswith(("nvidia-", "triton"))}
-    assert not moved, f"lanegate{extra} beside torch {torch} would also install {moved}"
+    assert not moved, f"rankproof{extra} beside torch {torch} would also install {moved}"
 
 
 @pytest.mark.registry

@@ -82,8 +82,8 @@ def served() -> Iterator[Launched]:
 
 @pytest.mark.unit
 def test_the_published_schema_is_current() -> None:
-    written = (ROOT / "docs/schema/lanegate-1.json").read_text(encoding="utf-8")
-    assert written == schema_text(), "run: python -m contracts.stacks.protocol docs/schema/lanegate-1.json"
+    written = (ROOT / "docs/schema/rankproof-1.json").read_text(encoding="utf-8")
+    assert written == schema_text(), "run: python -m contracts.stacks.protocol docs/schema/rankproof-1.json"
 
 
 def _reached(kind: Any) -> Iterator[type]:
@@ -172,8 +172,8 @@ def test_whatever_a_party_does_is_told_apart(odd: Launched, pattern: str, error:
 @pytest.mark.parametrize(
     ("message", "words"),
     [
-        ({"protocol": "lanegate/2"}, "Misasked: not a question of lanegate/1"),
-        ({"extra": 1}, "Misasked: not a question of lanegate/1"),
+        ({"protocol": "rankproof/2"}, "Misasked: not a question of rankproof/1"),
+        ({"extra": 1}, "Misasked: not a question of rankproof/1"),
         ({"question": "colour"}, "Misasked: there is no question 'colour'"),
         ({"question": 3}, "Misasked: question must be a string"),
         ({"arguments": {"pattern": "A"}}, "Misasked: blocks takes pattern, depth, not pattern"),

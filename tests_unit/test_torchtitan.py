@@ -16,7 +16,7 @@ BIN = ROOT / f".venv-torchtitan-{VERSION}" / "bin"
 SCRIPTS = sorted((ROOT / "docs/confirmed").glob("torchtitan_*.py"))
 
 needs_titan = pytest.mark.skipif(
-    not (BIN / "lanegate").exists(),
+    not (BIN / "rankproof").exists(),
     reason=f"torchtitan {VERSION} is not installed: make its environment with `make titan`",
 )
 
@@ -51,7 +51,7 @@ def test_the_version_before_fails_at_the_same_degrees_in_its_own_words() -> None
 @needs_titan
 def test_two_ranks_of_it_keep_the_promises_of_a_step(tmp_path: Path) -> None:
     cases = "PAR-01e[fsdp2],PAR-01e[borrowed-tp2-sp-ep2-etp1],OPT-04e[fsdp2],MOE-06e[tp2-sp],CKPT-02h[fsdp2]"
-    done = run(BIN / "lanegate", "check", "--stack", "torchtitan", "--ranks", "2", "--profile", cases,
+    done = run(BIN / "rankproof", "check", "--stack", "torchtitan", "--ranks", "2", "--profile", cases,
                "--report", tmp_path / "report")  # fmt: skip
     assert done.returncode == 0, done.stdout[-1500:] + done.stderr[-600:]
 
@@ -59,7 +59,7 @@ def test_two_ranks_of_it_keep_the_promises_of_a_step(tmp_path: Path) -> None:
 @pytest.mark.titan
 @needs_titan
 def test_two_ranks_of_it_compile_as_one_rank_runs(tmp_path: Path) -> None:
-    done = run(BIN / "lanegate", "check", "--stack", "torchtitan", "--ranks", "2", "--profile", "COMP-07c",
+    done = run(BIN / "rankproof", "check", "--stack", "torchtitan", "--ranks", "2", "--profile", "COMP-07c",
                "--report", tmp_path / "report")  # fmt: skip
     assert done.returncode == 0, done.stdout[-1500:] + done.stderr[-600:]
     assert "(2 holds)" in done.stdout, done.stdout[-600:]
@@ -69,7 +69,7 @@ def test_two_ranks_of_it_compile_as_one_rank_runs(tmp_path: Path) -> None:
 @needs_titan
 def test_its_blocks_are_judged_by_their_numbers(tmp_path: Path) -> None:
     promises = "MOE-01c,MOE-01e,MOE-02a,MOE-02b,MOE-02c,MOE-02e,MOE-03a,BLK-03a,BLK-03b,BLK-06h"
-    done = run(BIN / "lanegate", "check", "--stack", "torchtitan", "--profile", promises,
+    done = run(BIN / "rankproof", "check", "--stack", "torchtitan", "--profile", promises,
                "--deviations", "docs/deviations/torchtitan.toml", "--report", tmp_path)  # fmt: skip
     assert done.returncode == 0, done.stdout[-1500:] + done.stderr[-600:]
     results = [json.loads(line).get("result") for line in (tmp_path / "run.jsonl").read_text().splitlines()]
@@ -91,7 +91,7 @@ def test_its_blocks_are_judged_by_their_numbers(tmp_path: Path) -> None:
 def test_a_script_is_short_and_stands_without_the_suite(script: Path) -> None:
     text = script.read_text()
     assert len(text.splitlines()) <= 40
-    assert "lanegate" not in text
+    assert "rankproof" not in text
     assert "contracts" not in text
 
 

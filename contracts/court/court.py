@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from contracts import instruments
 from contracts.contract import LAW
 from contracts.court import judge, profiles, record
-from contracts.court import ranks as ranking
+from contracts.court import torchrun_session as ranking
 from contracts.court.fitness import unfit
 from contracts.court.report import render
 from contracts.court.verdict import verdict

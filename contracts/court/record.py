@@ -22,7 +22,7 @@ from types import TracebackType
 from typing import Any, TextIO
 
 from contracts.court.verdict import verdict
-from contracts.spec import codec
+from contracts.spec import codec, former_name
 from contracts.spec.errors import Refusals, refuse
 from contracts.spec.records import (
     SCHEMA,
@@ -232,7 +232,9 @@ def _read_line(text: str, number: int) -> Any:
     if not isinstance(data, dict) or len(data) != 1 or next(iter(data)) not in KINDS:
         raise refuse(name, text[:60], f"is none of {', '.join(KINDS)}", "give a record of this gate")
     kind = next(iter(data))
-    version = data[kind].get("schema") if kind == "header" and isinstance(data[kind], dict) else SCHEMA
+    version = SCHEMA
+    if kind == "header" and isinstance(data[kind], dict):
+        version = data[kind]["schema"] = former_name.current(data[kind].get("schema"))
     if version != SCHEMA:
         raise refuse(name, version, f"is another schema than {SCHEMA}", "read it with the version that wrote it")
     return codec.decode(KINDS[kind], data[kind], name=f"{name}.{kind}")

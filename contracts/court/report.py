@@ -49,7 +49,7 @@ def headline(verdict: Verdict) -> str:
 
 def rerun(run: Run, item: Item) -> str:
     """The command that judges one item again."""
-    words = ["lanegate", "check", "--stack", run.header.subject.origin, "--profile", str(item)]
+    words = ["rankproof", "check", "--stack", run.header.subject.origin, "--profile", str(item)]
     contract = LAW.contracts.get(item.id)  # empty where a record is read without the law
     if contract is not None and contract.tier == "dist":
         words += ["--ranks", str(max(2, contract.ranks(item.case)))]
@@ -72,7 +72,7 @@ def details(run: Run, result: Result) -> list[tuple[str, str]]:
     if statement is not None:
         found += [("promise", statement.promise), ("source", statement.source)]
     found += [(f"{question} by", answer) for question, answer in result.answered.items()]
-    return [*found, ("rerun", rerun(run, result.item)), ("explain", f"lanegate explain {result.id}")]
+    return [*found, ("rerun", rerun(run, result.item)), ("explain", f"rankproof explain {result.id}")]
 
 
 def by_outcome(verdict: Verdict) -> list[tuple[Outcome, list[Result]]]:
@@ -175,7 +175,7 @@ def _junit(run: Run, verdict: Verdict) -> str:
     incomplete, and has only skips to show for it, is red there too."""
     from junitparser import Error, Failure, JUnitXml, Skipped, TestCase, TestSuite
 
-    suite = TestSuite(f"lanegate {verdict.subject} {verdict.profile}")
+    suite = TestSuite(f"rankproof {verdict.subject} {verdict.profile}")
     suite.add_property("verdict", verdict.word)
     suite.add_property("exit_code", str(verdict.exit_code))
     if run.header.proof:
@@ -191,7 +191,7 @@ def _junit(run: Run, verdict: Verdict) -> str:
         elif result.outcome != "holds":
             case.result = [Skipped(f"{result.outcome}: {_first(result.words)}", result.outcome)]
         cases.append(case)
-    closing = TestCase(name="verdict", classname=f"{run.header.subject.name}.lanegate", time=0)
+    closing = TestCase(name="verdict", classname=f"{run.header.subject.name}.rankproof", time=0)
     if verdict.exit_code:
         words = "\n".join([headline(verdict), *(f"{fault.kind}: {fault.words}" for fault in verdict.faults)])
         closing.result = [_told(Failure(headline(verdict), verdict.word), words)]

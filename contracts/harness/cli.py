@@ -1,10 +1,13 @@
-"""`lanegate`: check a stack or begin an adapter for one, read the law, emit a launch, replay a recorded run, test the
+"""`rankproof`: check a stack or begin an adapter for one, read the law, emit a launch, replay a recorded run, test the
 suite itself.
 
 Exit codes: 0 conformant, 1 violated, 2 usage, 3 incomplete, 4 broken, 5 nothing ran.
 """
 
 from __future__ import annotations
+
+import os
+import sys
 
 import click
 
@@ -24,13 +27,17 @@ from contracts.harness.commands import (
     traffic,
     triage,
 )
+from contracts.harness.commands._errors import told
 from contracts.harness.gate import suite_version
+from contracts.spec import former_name
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(suite_version(), prog_name="lanegate")
+@click.version_option(suite_version(), prog_name="rankproof")
 def main() -> None:
     """The conformance suite that gates merges to hybrid LLM training stacks."""
+    if code := told(lambda: former_name.refuse_variables(os.environ)):
+        sys.exit(code)
 
 
 for command in (

@@ -113,13 +113,13 @@ class Gate:
             return ""  # the court starts ranks of its own
         said = f"needs {needed} ranks, and there are {here().world}"
         by_torchrun = f"torchrun --nproc-per-node {needed} -m pytest -m dist"
-        return f"{said}: `lanegate check --ranks {needed} --profile '{item}'`, or `{by_torchrun}`"
+        return f"{said}: `rankproof check --ranks {needed} --profile '{item}'`, or `{by_torchrun}`"
 
     def missing_device(self, item: Item) -> str:
         """Why an item of the gpu tier cannot be judged here; empty when it can be, and for every other tier."""
         if LAW.contracts[item.id].tier != "gpu" or accelerator.name() is not None:
             return ""
-        return f"torch sees no CUDA device: where one is, `lanegate check --profile '{item}'` or `make gpu`"
+        return f"torch sees no CUDA device: where one is, `rankproof check --profile '{item}'` or `make gpu`"
 
     def add(self, result: Result) -> None:
         """Take a result in; it is on disk before the next one starts."""
@@ -209,9 +209,9 @@ class _Claiming:
 
 
 def suite_version() -> str:
-    """The installed version of lanegate; "unknown" in a tree that was never installed."""
+    """The installed version of rankproof; "unknown" in a tree that was never installed."""
     try:
-        return metadata.version("lanegate")
+        return metadata.version("rankproof")
     except metadata.PackageNotFoundError:
         return "unknown"
 

@@ -81,7 +81,7 @@ class Output:
         if self._folder is not None and kept:
             (self._folder / FILE).write_text(text, encoding="utf-8")
         lines = text.splitlines()
-        where = f"lanegate: what was printed meanwhile: {len(lines)} lines"
+        where = f"rankproof: what was printed meanwhile: {len(lines)} lines"
         if kept:
             where += f" in {self._folder}/{FILE}"
         if self._cut:

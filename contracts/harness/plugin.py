@@ -33,7 +33,7 @@ pytest_plugins = ["contracts.harness.ranks.plugin"] if int(os.environ.get("WORLD
 
 GATE = pytest.StashKey[Gate]()
 VERDICT = pytest.StashKey[Verdict]()
-PROPERTY = "lanegate.result"
+PROPERTY = "rankproof.result"
 _OF_RANKS = "ranks.verdict"  # what the ranks plugin says of a test that did not pass on all of them
 
 NEEDS = {
@@ -41,13 +41,13 @@ NEEDS = {
     "gpu": "no promise of this profile is judged on a GPU",
     "dist": "no promise of this profile is judged by several ranks",
 }
-NO_TORCH = "torch is not installed, and without it no promise about numbers is judged: pip install 'lanegate[torch]'"
+NO_TORCH = "torch is not installed, and without it no promise about numbers is judged: pip install 'rankproof[torch]'"
 SLOW_S = 240.0  # for a promise whose compiler starts cold on every rank
 OWN_RANKS_S = 290.0  # for a promise of the gate itself, which starts ranks of its own, one torchrun after the other
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    group = parser.getgroup("lanegate", "conformance of a training stack")
+    group = parser.getgroup("rankproof", "conformance of a training stack")
     group.addoption("--stack", default="reference", help="the stack under test: a name or package.module:Name")
     group.addoption("--with", dest="assistants", action="append", default=[], metavar="PARTY",
                     help="who answers what the stack does not (a launcher's parser); `none` for nobody")  # fmt: skip
@@ -62,7 +62,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--proof",
         type=Path,
         metavar="FILE",
-        help="kills.json of `lanegate selftest`, or its folder: what failed there judges nobody",
+        help="kills.json of `rankproof selftest`, or its folder: what failed there judges nobody",
     )
     group.addoption("--deadline", type=float, default=DEADLINE_S, metavar="SECONDS", help="what one case may take")
     group.addoption("--gate", action="store_true", help="let the verdict decide the exit code: incomplete is red")
@@ -91,14 +91,14 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     if _judges(config):
         gate = _gate(config)
         if config.getoption("selftest") and here().world > 1:
-            raise pytest.UsageError("--selftest is of one process; several ranks: lanegate selftest --profile dist")
+            raise pytest.UsageError("--selftest is of one process; several ranks: rankproof selftest --profile dist")
         try:
             gate.open(config.getoption("report") if here().rank == 0 else None)
         except Refused as error:
             raise pytest.UsageError(str(error)) from error
         if config.getoption("selftest"):
             gate.prove_the_suite()
-        config.pluginmanager.register(_Collector(gate), "lanegate-collector")
+        config.pluginmanager.register(_Collector(gate), "rankproof-collector")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -222,12 +222,12 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     if VERDICT not in config.stash:
         return
     verdict = config.stash[VERDICT]
-    terminalreporter.section("lanegate")
+    terminalreporter.section("rankproof")
     for fault in verdict.faults:
         terminalreporter.write_line(f"fault ({fault.kind}): {fault.words}")
     folder = config.getoption("report")
     if folder is not None:
-        terminalreporter.write_line(f"record: {folder / 'run.jsonl'}; read it with `lanegate report {folder}`")
+        terminalreporter.write_line(f"record: {folder / 'run.jsonl'}; read it with `rankproof report {folder}`")
     terminalreporter.write_line(report.headline(verdict))
 
 

@@ -101,7 +101,7 @@ def load(path: Path) -> Proof:
         Refused: where there is none, where it is damaged, or where it is of another content.
     """
     file = path / FILE if path.is_dir() else path
-    again = "run `lanegate selftest --once --report FOLDER` and give that folder"
+    again = "run `rankproof selftest --once --report FOLDER` and give that folder"
     try:
         data = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from contracts.contract import Law
-from contracts.harness.skeleton import Method, group_of, sides
+from contracts.harness.adapter_skeleton import Method, group_of, sides
 from contracts.spec.party import Party
 
 HEAD = """# The questions

@@ -19,7 +19,7 @@ from contracts.court import fitness
 from contracts.court.court import Court
 from contracts.court.judge import judge, try_mutant
 from contracts.harness import parties
-from contracts.harness.curves import AGREES
+from contracts.harness.loss_curves import AGREES
 from contracts.spec.records import Kill, Result, Word
 from contracts.spec.stack import Party
 
@@ -125,17 +125,17 @@ def run(law: Law = LAW, assistants: Iterable[Party] | None = None) -> Matrix:
     return Matrix(baseline=tuple(baseline), kills=tuple(kills), unguarded=unguarded)
 
 
-def read_numeric_mutants() -> None:
+def read_tensor_mutants() -> None:
     """Enter the counterexamples that are torch modules into the law, where there is torch."""
     if importlib.util.find_spec("torch"):
-        import contracts.mutants.numeric
+        import contracts.mutants.tensors
 
-        assert contracts.mutants.numeric
+        assert contracts.mutants.tensors
 
 
 def part_of(law: Law, ids: Collection[str], tier: Tier = "unit") -> Law:
     """Some of the contracts of one tier, with their mutants. Those of dist are tried by `trials`."""
-    read_numeric_mutants()
+    read_tensor_mutants()
     part = Law()
     part.contracts = {id: entry for id, entry in law.contracts.items() if id in ids and entry.tier == tier}
     part.mutants = [mutant for mutant in law.mutants if mutant.of in part.contracts]

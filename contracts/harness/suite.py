@@ -1,4 +1,4 @@
-"""The law as tests: one function a tier, one test an item of the plan. `lanegate check` runs this file, and the
+"""The law as tests: one function a tier, one test an item of the plan. `rankproof check` runs this file, and the
 `tests_*` folders of this repository import from it, so that both judge alike. The plugin marks each test with its tier,
 which it reads in the function's name."""
 

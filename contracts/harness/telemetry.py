@@ -1,5 +1,5 @@
 """What a run tells its launcher while it runs: one JSON object with one key a line, in the file that
-`LANEGATE_TELEMETRY` names.
+`RANKPROOF_TELEMETRY` names.
 
     {"step": {"number": 1, "seconds": 2.0, "tokens": 262144, "loss": 9.7, "grad_norm": 3.1}}
     {"memory": {"rank": 3, "allocated": 94489280512, "reserved": 104152956928}}
@@ -20,9 +20,9 @@ from typing import Any
 
 from contracts.spec import codec
 from contracts.spec.errors import Refused
-from contracts.spec.evidence import Backend, Place, RankMemory, ReportedStep
+from contracts.spec.receipt import Backend, Place, RankMemory, ReportedStep
 
-VARIABLE = "LANEGATE_TELEMETRY"
+VARIABLE = "RANKPROOF_TELEMETRY"
 KINDS: Mapping[str, type] = {"step": ReportedStep, "memory": RankMemory, "backend": Backend, "place": Place}
 
 

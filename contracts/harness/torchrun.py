@@ -8,8 +8,8 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from contracts.court.ranks import RESTARTS, command, environment
-from contracts.harness import child
+from contracts.court.torchrun_session import RESTARTS, command, environment
+from contracts.harness import child_process
 from contracts.spec.errors import Unreachable
 from contracts.spec.redaction import LineRedactor, secrets_of
 
@@ -27,9 +27,9 @@ def run(ranks: int, arguments: Sequence[str], folder: Path, *, restarts: int = R
         Unreachable: where torch is not installed.
     """
     if importlib.util.find_spec("torch") is None:
-        raise Unreachable("several ranks need torch: pip install 'lanegate[torch]'")
+        raise Unreachable("several ranks need torch: pip install 'rankproof[torch]'")
     log = folder / LOG
-    with child.stoppable(GRACE_S) as stop, log.open("wb") as file:
+    with child_process.stoppable(GRACE_S) as stop, log.open("wb") as file:
         running = subprocess.Popen(
             command(ranks, arguments, restarts=restarts), env=environment(), stdin=subprocess.DEVNULL, stdout=file,
             stderr=file, start_new_session=True,

@@ -1,4 +1,4 @@
-"""The mutants of the dist tier before the law, as tests of one run: `lanegate selftest --profile dist` starts it.
+"""The mutants of the dist tier before the law, as tests of one run: `rankproof selftest --profile dist` starts it.
 
 Every mutant is judged by the ranks of its case in a world that is still there afterwards; one that leaves the process
 group unusable costs a new group. Rank 0 writes the kill matrix. A plugin: the tests stand in `trial_suite`.
@@ -17,15 +17,15 @@ from contracts.contract import LAW, Contract, Law, Mutant
 from contracts.court.court import Court
 from contracts.court.judge import fate_of, judge
 from contracts.harness import parties, selftest
-from contracts.harness.commands._guard import read_law
-from contracts.harness.curves import Curves, Watched
+from contracts.harness.commands._errors import read_law
+from contracts.harness.loss_curves import Curves, Watched
 from contracts.harness.plugin import OWN_RANKS_S, PROPERTY, SLOW_S, result_of
 from contracts.harness.selftest import Matrix
 from contracts.instruments.ranks import here
 from contracts.spec import codec
 from contracts.spec.records import Item, Kill, Result
 
-CURVES = "lanegate.curves"
+CURVES = "rankproof.curves"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +51,7 @@ class Trial:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    group = parser.getgroup("lanegate trials")
+    group = parser.getgroup("rankproof trials")
     group.addoption("--trials", type=Path, required=True, metavar="FILE", help="where the kill matrix goes, as JSON")
     group.addoption("--only", default="", metavar="PREFIX", help="only promises whose id begins so")
 
@@ -100,7 +100,7 @@ def put(trial: Trial, node: pytest.Item) -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
     if here().rank == 0:
-        config.pluginmanager.register(_Clerk(config), "lanegate-clerk")
+        config.pluginmanager.register(_Clerk(config), "rankproof-clerk")
 
 
 class _Clerk:

@@ -39,7 +39,7 @@ def ask(plan: InstallPlan, *, folder: Path, python: str = sys.executable, timeou
         beside = [word for word in arguments(step) or () if word.split("=")[0] in ELSEWHERE]
         found.unless(not beside, step.name, " ".join(step.words), f"installs elsewhere: {' '.join(beside)}", "drop it")
     found.raise_any()
-    with tempfile.TemporaryDirectory(prefix="lanegate-plan-") as played:
+    with tempfile.TemporaryDirectory(prefix="rankproof-plan-") as played:
         place = Path(played)
         _make(place / "env", python)
         return replace(plan, steps=tuple(_ask(step, place, folder, timeout) for step in plan.steps))

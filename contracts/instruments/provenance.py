@@ -19,8 +19,8 @@ from pathlib import Path
 from contracts.instruments import packages
 from contracts.spec import codec
 from contracts.spec.errors import Refused
-from contracts.spec.evidence import Component, MachineClass, Place, Provenance, Source
 from contracts.spec.fabric import read_fabric
+from contracts.spec.receipt import Component, MachineClass, Place, Provenance, Source
 
 HEAVY = ("torch", "triton", "jax", "transformer_engine", "megatron", "torchtitan", "mamba_ssm", "flash_attn")
 TIMEOUT_S = 10.0

@@ -226,7 +226,7 @@ class _Words:
     def __init__(self, limit_s: float) -> None:
         self.limit_s, self.rank = limit_s, dist.get_rank()
         store = c10d._get_default_store()  # private; the public ones need an address (torch 2.0 - 2.13)
-        self.store = c10d.PrefixStore(f"lanegate/traffic/{_number(store, self.rank)}", store)
+        self.store = c10d.PrefixStore(f"rankproof/traffic/{_number(store, self.rank)}", store)
         self.issued: dict[Group, int] = {}
 
     def compare(self, found: Collective) -> None:
@@ -285,7 +285,7 @@ def _key(members: Group, index: int, rank: int) -> str:
 
 def _number(store: c10d.Store, rank: int) -> int:
     """A number that no watch of this world had before, the same on every rank, wherever an earlier one was left."""
-    own = f"lanegate/traffic/{rank}"
+    own = f"rankproof/traffic/{rank}"
     before = store.add(own, 0)
     number = 1 + max(gathered(before))
     store.add(own, number - before)

@@ -69,9 +69,9 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from contracts.spec.array import Array, Arrays, Shape
+from contracts.spec.kernel_selection import Kernel, Site, Wish
 from contracts.spec.party import Party
 from contracts.spec.recipe import Mode, Recipe
-from contracts.spec.seams import Kernel, Site, Wish
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +89,8 @@ class BlockCall:
         state: recurrent state before the first token; empty means zero.
         chunk: tokens a chunk of the scan holds; None leaves it to the stack.
         device: where it runs, as torch names it: `cpu`, `cuda`. The answer's tensors come back to the host.
-        kernels: what is asked for at each site (spec/seams.py); a site that is not named has the stack's default.
+        kernels: what is asked for at each site (spec/kernel_selection.py); a site that is not named has the stack's
+        default.
     """
 
     recipe: Recipe

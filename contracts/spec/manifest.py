@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from contracts.spec import codec
+from contracts.spec import codec, former_name
 from contracts.spec.errors import Refusals, refuse
 
-SCHEMA = "lanegate.manifest/1"
+SCHEMA = "rankproof.manifest/1"
 
 State = Literal["detached", "running", "ok", "error"]
 EventKind = Literal["started", "polled", "finished", "failed"]
@@ -162,10 +162,10 @@ def loads(text: str | bytes) -> Manifest:
         Refused: for text that is no manifest, one of another schema, and a manifest that contradicts itself.
     """
     data: object = codec.loads(object, text, name="manifest")
-    version = data.get("schema") if isinstance(data, dict) else None
-    if version != SCHEMA:
+    version = former_name.current(data.get("schema")) if isinstance(data, dict) else None
+    if not isinstance(data, dict) or version != SCHEMA:
         raise refuse("schema", version, f"is not {SCHEMA}", "read it with the version that wrote it")
-    manifest = codec.decode(Manifest, data, name="manifest")
+    manifest = codec.decode(Manifest, data | {"schema": SCHEMA}, name="manifest")
     run_state(manifest)
     return manifest
 

@@ -27,7 +27,7 @@ from contracts.spec import parameters
 from contracts.spec import pattern as patterns
 from contracts.spec.capacity import PARTS, Budget, Card, Line, Share, Spread, StageBudget
 from contracts.spec.cards import positive, word
-from contracts.spec.division import refusals_on
+from contracts.spec.divisibility import refusals_on
 from contracts.spec.parameters import Tensors
 from contracts.spec.recipe import Dtype, Recipe
 from contracts.spec.topology import Grids, Kind, grids

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-SCHEMA = "lanegate.run/1"
+SCHEMA = "rankproof.run/1"
 
 Outcome = Literal["holds", "violated", "deviates", "not offered", "untested", "not run", "broken"]
 """holds: the promise was kept. violated: it was not. deviates: it was not, and the stack's owner declared it.

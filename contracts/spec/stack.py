@@ -25,17 +25,17 @@ from contracts.spec.checkpointing import Checkpointing
 from contracts.spec.codec import hints
 from contracts.spec.compiling import Compiling
 from contracts.spec.devices import Devices
-from contracts.spec.evidence import Evidence
 from contracts.spec.installation import Installation
+from contracts.spec.kernel_selection import Seams
 from contracts.spec.launch import Lane, Launch, Reading, Reread
 from contracts.spec.lifecycle import Lifecycle
 from contracts.spec.machine import Machine
 from contracts.spec.messages import Messaging
 from contracts.spec.party import Party
 from contracts.spec.pattern import HybridPattern, Placement, Translation
+from contracts.spec.receipt import Evidence
 from contracts.spec.recipe import Recipe
 from contracts.spec.records import Fate, Form, Kill, Plan, Result, Run, Verdict
-from contracts.spec.seams import Seams
 from contracts.spec.topology import Degrees, ExpertLane, GradientReduction, GroupCall, Kind, Layout, Topology
 from contracts.spec.traffic import Rehearsing
 from contracts.spec.training import Training

@@ -40,7 +40,7 @@ BFLOAT16_MEAN = Tolerance(
 
 @dataclass(frozen=True, kw_only=True)
 class HalfPrecision:
-    """What a result in half precision may be off by (`instruments.policy`).
+    """What a result in half precision may be off by (`instruments.half_precision`).
 
     Args:
         factor: how many times as wrong as the control it may be.

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from contracts.spec.evidence import Provenance, Receipt
+from contracts.spec.kernel_selection import Kernel
 from contracts.spec.party import Party
+from contracts.spec.receipt import Provenance, Receipt
 from contracts.spec.recipe import Recipe
-from contracts.spec.seams import Kernel
 from contracts.spec.topology import Degrees, Group, Layout
 
 

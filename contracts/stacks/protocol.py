@@ -1,10 +1,10 @@
-"""The words of `lanegate/1`: how a stack in another process is asked, and the JSON Schema of every line.
+"""The words of `rankproof/1`: how a stack in another process is asked, and the JSON Schema of every line.
 
 A question is one line of JSON, an answer is one line of JSON. The questions are those of `contracts.spec.stack`, their
 arguments and answers have the JSON form of `contracts.spec.codec`, and one more question, `hello`, asks a party who it
 is. Standard library only: the answering side runs in environments where nothing else can be assumed.
 
-The schema under `docs/schema/` is written by `python -m contracts.stacks.protocol docs/schema/lanegate-1.json`.
+The schema under `docs/schema/` is written by `python -m contracts.stacks.protocol docs/schema/rankproof-1.json`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from contracts.spec.errors import Refusal
 from contracts.spec.stack import questions
 from contracts.spec.topology import Layout
 
-PROTOCOL = "lanegate/1"
+PROTOCOL = "rankproof/1"
 HELLO = "hello"
 OUTCOMES = ("answer", "refused", "not_offered", "error")
 """What a reply may carry besides `protocol` and `id`: exactly one of these."""

@@ -1,4 +1,4 @@
-"""The answering side of `lanegate/1`: puts any Python party behind standard input and output.
+"""The answering side of `rankproof/1`: puts any Python party behind standard input and output.
 
     python -m contracts.stacks.serve package.module:Name
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import contracts.checks
 import contracts.mutants
-import contracts.mutants.numeric
+import contracts.mutants.tensors
 from contracts import instruments
 from contracts.contract import LAW
 from contracts.court.judge import judge
@@ -15,7 +15,7 @@ from contracts.spec.records import Item
 from contracts.stacks.reference.stack import Reference
 
 assert contracts.checks
-assert contracts.mutants.numeric
+assert contracts.mutants.tensors
 
 NAMED = {(mutant.of, mutant.case) for mutant in LAW.mutants}
 WHERE = next(

@@ -18,7 +18,7 @@ import pytest
 from contracts.harness.cli import main
 
 ROOT = Path(__file__).parents[2]
-LANEGATE = Path(sys.executable).with_name("lanegate")
+RANKPROOF = Path(sys.executable).with_name("rankproof")
 BAD = "tests_unit._parties.bad"
 
 Done = subprocess.CompletedProcess[str]
@@ -33,7 +33,7 @@ def environment(**changes: str) -> dict[str, str]:
 def side_by_side(runs: Mapping[str, Sequence[object]], folder: Path, **files: Mapping[str, str]) -> dict[str, Done]:
     """Several runs, by name, each in a directory and a process of its own.
 
-    A run is the words of a command: `pytest …`, or those of `lanegate` without its name. `files` are written into
+    A run is the words of a command: `pytest …`, or those of `rankproof` without its name. `files` are written into
     the directory of the run they are named after, `_` for every run, before it starts. The processes are forked from
     two that have already imported both commands, which saves most of a run's time.
     """
@@ -58,7 +58,7 @@ def side_by_side(runs: Mapping[str, Sequence[object]], folder: Path, **files: Ma
 
 def _done(directory: Path, words: Sequence[object]) -> Done:
     out, err, code = ((directory / name).read_text(encoding="utf-8") for name in ("stdout", "stderr", "code"))
-    return Done(["lanegate", *map(str, words)], int(code), out, err)
+    return Done(["rankproof", *map(str, words)], int(code), out, err)
 
 
 def _run(cwd: str, words: list[str]) -> None:
@@ -69,7 +69,7 @@ def _run(cwd: str, words: list[str]) -> None:
         os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT), number)
     if words[0] == "pytest":
         sys.exit(int(pytest.main(words[1:])))
-    main(words, prog_name="lanegate")
+    main(words, prog_name="rankproof")
 
 
 def _serve() -> None:

@@ -7,7 +7,7 @@ import pkgutil
 import pytest
 
 import contracts.harness.ranks
-from contracts.instruments.imports import modules_after
+from contracts.instruments.import_trace import modules_after
 
 pytestmark = pytest.mark.unit
 

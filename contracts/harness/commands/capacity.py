@@ -12,7 +12,7 @@ import click
 
 from contracts.court.party import OnTheStand
 from contracts.harness import parties
-from contracts.harness.commands._guard import one_clear_error, the_stack_talks_to_stderr
+from contracts.harness.commands._errors import one_clear_error, the_stack_talks_to_stderr
 from contracts.spec import codec
 from contracts.spec.capacity import PARTS, Budget, Card, KernelRequest, KernelRule, Spread, StageBudget
 from contracts.spec.errors import NotOffered, Refused, refuse

@@ -17,13 +17,7 @@ from contracts.court.judge import DEADLINE_S
 from contracts.court.verdict import verdict
 from contracts.harness import output as output_of
 from contracts.harness import parties, proof, torchrun
-from contracts.harness.commands._guard import (
-    VERBOSE,
-    one_clear_error,
-    print_report,
-    read_law,
-    told,
-)
+from contracts.harness.commands._errors import VERBOSE, one_clear_error, print_report, read_law, told
 from contracts.harness.gate import today
 from contracts.harness.output import Output
 from contracts.harness.supervisor import Ended, supervised
@@ -81,7 +75,7 @@ def check(
             if jobs > 1:
                 raise refuse("jobs", jobs, "is of one process", "leave it out: the ranks are processes")
             if prove:
-                raise refuse("selftest", True, "is of one process", "run `lanegate selftest --profile dist`")
+                raise refuse("selftest", True, "is of one process", "run `rankproof selftest --profile dist`")
         if deviations is not None:
             deviations_file.load(deviations)
         if given is not None:

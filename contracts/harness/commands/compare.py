@@ -10,10 +10,10 @@ import click
 
 from contracts.court.party import OnTheStand
 from contracts.harness import parties
-from contracts.harness.commands._guard import one_clear_error, the_stack_talks_to_stderr
+from contracts.harness.commands._errors import one_clear_error, the_stack_talks_to_stderr
 from contracts.spec import codec
 from contracts.spec.errors import NotOffered, refuse
-from contracts.spec.evidence import Comparison, Receipt
+from contracts.spec.receipt import Comparison, Receipt
 from contracts.spec.records import EXIT_CODES
 
 RECEIPT = "receipt.json"

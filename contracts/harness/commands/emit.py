@@ -9,8 +9,8 @@ import click
 
 from contracts.court.party import OnTheStand
 from contracts.harness import parties
-from contracts.harness.commands._guard import one_clear_error, the_stack_talks_to_stderr
-from contracts.harness.commands._lane import lane_of, lane_options
+from contracts.harness.commands._errors import one_clear_error, the_stack_talks_to_stderr
+from contracts.harness.commands._lane_options import lane_of, lane_options
 from contracts.spec import codec
 from contracts.spec.errors import NotOffered
 from contracts.spec.launch import shell

@@ -13,14 +13,8 @@ import click
 from contracts.contract import TIERS
 from contracts.court import report
 from contracts.court.judge import DEADLINE_S
-from contracts.harness import parties, probe, skeleton
-from contracts.harness.commands._guard import (
-    COLOURS,
-    one_clear_error,
-    read_law,
-    the_stack_talks_to_stderr,
-    told,
-)
+from contracts.harness import adapter_probe, adapter_skeleton, parties
+from contracts.harness.commands._errors import COLOURS, one_clear_error, read_law, the_stack_talks_to_stderr, told
 from contracts.harness.gate import today
 from contracts.harness.supervisor import supervised
 from contracts.spec.errors import Refusals
@@ -33,8 +27,8 @@ _LABELS: dict[Outcome, str] = {"violated": "Violated", "broken": "Broken", "not 
 @click.command()
 @click.argument("name", required=False)
 @click.option("--group", "groups", multiple=True, metavar="GROUP",
-              help=f"The questions to begin with: {', '.join(skeleton.sides())}. "
-              f"[default: {', '.join(skeleton.DEFAULT)}]")  # fmt: skip
+              help=f"The questions to begin with: {', '.join(adapter_skeleton.sides())}. "
+              f"[default: {', '.join(adapter_skeleton.DEFAULT)}]")  # fmt: skip
 @click.option("--probe", "stack", metavar="PACKAGE.MODULE:NAME", help="Judge what an adapter offers so far.")
 @click.option("--propose", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
               help="With --probe: write what is violated as deviations, for somebody to fill in.")  # fmt: skip
@@ -46,9 +40,9 @@ def init(name: str | None, groups: tuple[str, ...], stack: str | None, propose: 
     file = Path(f"{name}_lane.py")
     _refuse(name, groups, stack, propose, file)
     if stack is None:
-        file.write_text(skeleton.written(str(name), groups or skeleton.DEFAULT), encoding="utf-8")
+        file.write_text(adapter_skeleton.written(str(name), groups or adapter_skeleton.DEFAULT), encoding="utf-8")
         click.echo(f"{file} answers nothing yet. Fill a method, name it in `offers`, then:\n"
-                   f"  lanegate init --probe {name}_lane:Stack")  # fmt: skip
+                   f"  rankproof init --probe {name}_lane:Stack")  # fmt: skip
         return
     sys.exit(supervised(lambda: told(lambda: _probe(stack, propose, deadline))))
 
@@ -57,15 +51,15 @@ def _refuse(name: str | None, groups: tuple[str, ...], stack: str | None, propos
     """Refuse what cannot be carried out, before anything is written; every fault at once."""
     found = Refusals()
     found.unless((name is None) != (stack is None), "init", name or stack, "wants a NAME or a --probe, and one of them",
-                 "write `lanegate init NAME`, or `lanegate init --probe NAME_lane:Stack`")  # fmt: skip
+                 "write `rankproof init NAME`, or `rankproof init --probe NAME_lane:Stack`")  # fmt: skip
     if name is not None:
         legal = re.fullmatch(r"[a-z][a-z0-9_]*", name) and not keyword.iskeyword(name)
         found.unless(bool(legal), "name", name, "is no name of a module", "write lower-case letters, digits and _")
         found.unless(not file.exists(), "file", str(file), "exists and is not written over",
                      "choose another name, or probe what is there")  # fmt: skip
     for group in groups:
-        found.unless(group in skeleton.sides(), "group", group, "is no group of questions",
-                     f"the groups are {', '.join(skeleton.sides())}")  # fmt: skip
+        found.unless(group in adapter_skeleton.sides(), "group", group, "is no group of questions",
+                     f"the groups are {', '.join(adapter_skeleton.sides())}")  # fmt: skip
     if propose is not None:
         found.unless(stack is not None, "propose", str(propose), "proposes what a probe found", "give --probe")
         found.unless(not propose.exists(), "propose", str(propose), "exists and is not written over",
@@ -78,7 +72,7 @@ def _probe(stack: str, propose: Path | None, deadline: float) -> int:
     read_law()
     with the_stack_talks_to_stderr():
         party = parties.load(stack, deadline_s=deadline)
-        run, judged = probe.probed(party, stack, deadline_s=deadline)
+        run, judged = adapter_probe.probed(party, stack, deadline_s=deadline)
     _show(run, judged)
     _show_next(run)
     if propose is not None:
@@ -100,7 +94,7 @@ def _show(run: Run, judged: Verdict) -> None:
         if ids:
             click.echo(textwrap.fill(f"{label}: {len(ids)} promises, {' '.join(ids)}", 120, subsequent_indent="  "))
     for outcome, label in _LABELS.items():
-        found = probe.first_of_each(result for result in judged.results if result.outcome == outcome)
+        found = adapter_probe.first_of_each(result for result in judged.results if result.outcome == outcome)
         if found:
             click.echo(f"\n{label}: {len(found)} promises")
         for result, others in found:
@@ -118,11 +112,11 @@ def _show(run: Run, judged: Verdict) -> None:
 def _show_next(run: Run) -> None:
     """The table of what to answer next, and what only several ranks can judge."""
     subject = run.header.subject
-    wide = probe.of_ranks(subject.offers)
+    wide = adapter_probe.of_ranks(subject.offers)
     if wide:
         click.echo(f"\n{len(wide)} promises of several ranks ask for nothing else:\n"
-                   f"  lanegate check --stack {subject.origin} --with none --profile dist --ranks 4")  # fmt: skip
-    rows = probe.unlocked(subject.offers)
+                   f"  rankproof check --stack {subject.origin} --with none --profile dist --ranks 4")  # fmt: skip
+    rows = adapter_probe.unlocked(subject.offers)
     if not rows:
         return
     width = max(len(" + ".join(row.questions)) for row in rows)
@@ -139,5 +133,5 @@ def _propose(run: Run, propose: Path) -> None:
     if not count:
         click.echo(f"nothing is violated, and {propose} is not written")
         return
-    propose.write_text(probe.proposal(run, today()), encoding="utf-8")
+    propose.write_text(adapter_probe.proposal(run, today()), encoding="utf-8")
     click.echo(f"{propose} proposes deviations for {count} violated cases: fill in reason, issue and owner of each")

@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from contracts.harness.commands._guard import one_clear_error
+from contracts.harness.commands._errors import one_clear_error
 from contracts.instruments import pip_plan
 from contracts.instruments.environment import Environment
 from contracts.spec import codec, install_plan, stack_table

@@ -13,26 +13,26 @@ from typing import Any
 import click
 
 from contracts.court.party import OnTheStand
-from contracts.harness import child, parties, telemetry
-from contracts.harness.commands._guard import one_clear_error, the_stack_talks_to_stderr
-from contracts.harness.commands._lane import lane_of, lane_options
+from contracts.harness import child_process, parties, telemetry
+from contracts.harness.commands._errors import one_clear_error, the_stack_talks_to_stderr
+from contracts.harness.commands._lane_options import lane_of, lane_options
 from contracts.harness.commands.compare import RECEIPT
 from contracts.harness.commands.storage import places_on_this_host, read_map
 from contracts.harness.gate import utc_now
 from contracts.instruments import provenance
 from contracts.instruments.node import read_node
 from contracts.spec.errors import NotOffered, Refused, refuse
-from contracts.spec.evidence import Ending, LaunchedRun, Place, Preflight, Provenance
 from contracts.spec.installation import StorageMap
 from contracts.spec.launch import Lane, Launch, shell
 from contracts.spec.machine import Finding, Need
+from contracts.spec.receipt import Ending, LaunchedRun, Place, Preflight, Provenance
 from contracts.spec.recipe import Recipe
 from contracts.spec.records import EXIT_CODES, USAGE_ERROR
 from contracts.spec.redaction import secrets_in, secrets_of
 
 STORAGE_ASKS = ("cache_env", "check_storage", "check_caches")
 ASKS = ("preset", "launch", "receipt", "publish_receipt")
-HOST = "LANEGATE_HOST"
+HOST = "RANKPROOF_HOST"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,8 +87,10 @@ def launch(
         folder=Path.cwd(), host=host, devices=asked["gpus"], image=image
     )  # before a stack may load torch
     if taken.loaded:
-        raise refuse("provenance", taken.loaded, "were imported before the launch", "start lanegate in a clean process")
-    with child.stoppable(grace) as stop:
+        raise refuse(
+            "provenance", taken.loaded, "were imported before the launch", "start rankproof in a clean process"
+        )
+    with child_process.stoppable(grace) as stop:
         started = utc_now()
         with the_stack_talks_to_stderr():
             subject = parties.load(stack)
@@ -102,13 +104,13 @@ def launch(
         ready = _prepare(party, settled, lane, taken, places, acknowledge, words, warmup, bounded)
         for finding in ready.preflight.findings:
             said = "acknowledged: " if finding not in ready.standing else ""
-            click.echo(f"lanegate: {said}{finding}", err=True)
+            click.echo(f"rankproof: {said}{finding}", err=True)
         if dry_run:
             click.echo(shell(ready.launch))
             sys.exit(USAGE_ERROR if ready.standing else 0)
         folder = _folder(receipts or Path(places.receipts if places else "receipts"), lane.run)
         if ready.standing:
-            ended = child.Ended(exit_code=USAGE_ERROR, stopped_by=None, last_words="refused by preflight")
+            ended = child_process.Ended(exit_code=USAGE_ERROR, stopped_by=None, last_words="refused by preflight")
             facts = _facts(ready, started, "refused", ended, telemetry.Telemetry())
             facts = replace(facts, exit_code=None)
         else:
@@ -118,13 +120,13 @@ def launch(
         try:
             path = party.publish_receipt(party.receipt(facts), str(folder / RECEIPT))
         except Refused as refused:
-            click.echo(f"lanegate: {facts.ending}, and no receipt: {refused}", err=True)
+            click.echo(f"rankproof: {facts.ending}, and no receipt: {refused}", err=True)
             sys.exit(code or EXIT_CODES["broken"])
-    click.echo(f"lanegate: {facts.ending}, receipt in {path}", err=True)
+    click.echo(f"rankproof: {facts.ending}, receipt in {path}", err=True)
     sys.exit(code)
 
 
-def _exit_code(ended: child.Ended) -> int:
+def _exit_code(ended: child_process.Ended) -> int:
     """The run's own, as a shell says it. A run that was stopped and ended with 0 is no success for what comes next."""
     if ended.exit_code == 0 and ended.stopped_by is not None:
         return 128 + ended.stopped_by
@@ -207,25 +209,27 @@ def _folder(receipts: Path, run: str) -> Path:
         ) from None
 
 
-def _run(ready: Prepared, folder: Path, stop: child.Stop) -> tuple[child.Ended, telemetry.Telemetry]:
+def _run(ready: Prepared, folder: Path, stop: child_process.Stop) -> tuple[child_process.Ended, telemetry.Telemetry]:
     env = reaching(ready.launch, ready.lane)
-    with tempfile.TemporaryDirectory(prefix="lanegate-") as outside:  # what a run tells may hold secrets
+    with tempfile.TemporaryDirectory(prefix="rankproof-") as outside:  # what a run tells may hold secrets
         told = Path(outside) / "telemetry.jsonl"
         known = secrets_of(env) | secrets_in(ready.launch.command)
         env[telemetry.VARIABLE] = str(told)
-        ended = child.run(
+        ended = child_process.run(
             ready.launch.command, env, folder / "log.txt", known, stop, lambda line: click.echo(line, nl=False)
         )
         return ended, telemetry.read(told)
 
 
-def _ending(ended: child.Ended) -> Ending:
+def _ending(ended: child_process.Ended) -> Ending:
     if ended.stopped_by is not None:
         return "terminated"
     return "ok" if ended.exit_code == 0 else "failed"
 
 
-def _facts(ready: Prepared, started: str, ending: Ending, ended: child.Ended, told: telemetry.Telemetry) -> LaunchedRun:
+def _facts(
+    ready: Prepared, started: str, ending: Ending, ended: child_process.Ended, told: telemetry.Telemetry
+) -> LaunchedRun:
     reported = {place.local_rank: place for place in told.places}
     lost = f"{told.lost} lines of telemetry could not be read" if told.lost else ""
     failure = None if ending == "ok" else ended.last_words

@@ -8,7 +8,7 @@ import click
 
 from contracts.contract import LAW, Contract
 from contracts.court import profiles
-from contracts.harness.commands._guard import one_clear_error, read_law, short
+from contracts.harness.commands._errors import one_clear_error, read_law, short
 from contracts.spec.errors import refuse
 
 
@@ -59,4 +59,4 @@ def explain(id: str) -> None:
     for mutant in LAW.mutants_of(id):
         bugs = f" ({', '.join(mutant.bugs)})" if mutant.bugs else ""
         click.echo(f"  {mutant.name}{bugs}: {mutant.story.splitlines()[0]}\n    in {mutant.case}, says: {mutant.says}")
-    click.echo(f"\nreproduce\n  lanegate check --stack reference --profile {id}\n  lanegate selftest --only {id}")
+    click.echo(f"\nreproduce\n  rankproof check --stack reference --profile {id}\n  rankproof selftest --only {id}")

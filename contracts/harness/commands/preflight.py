@@ -16,7 +16,7 @@ import click
 
 from contracts.court.party import OnTheStand
 from contracts.harness import parties
-from contracts.harness.commands._guard import one_clear_error, the_stack_talks_to_stderr
+from contracts.harness.commands._errors import one_clear_error, the_stack_talks_to_stderr
 from contracts.harness.commands.installation import compare_installed, read_table
 from contracts.harness.commands.storage import places_on_this_host, read_map
 from contracts.instruments.environment import Environment
@@ -42,7 +42,7 @@ _Findings = tuple[Finding, ...]
 @click.option("--ranks", metavar="FILE", type=click.Path(path_type=Path),
               help="JSON list of places: rank, host, local_rank, device, nic.")  # fmt: skip
 @click.option("--storage", metavar="MAP.toml", type=click.Path(path_type=Path),
-              help="Also judge where this node's state would lie; see `lanegate storage`.")  # fmt: skip
+              help="Also judge where this node's state would lie; see `rankproof storage`.")  # fmt: skip
 @click.option("--table", metavar="FILE.toml", help="Also judge what is installed; `h200` is the table that ships here.")
 @click.option("--python", default=sys.executable, metavar="PATH", help="The interpreter that --table is about.")
 @click.option("--print-capture", is_flag=True, help="Print what this node says, as JSON for --capture; judge nothing.")

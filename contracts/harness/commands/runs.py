@@ -13,7 +13,7 @@ from contracts.court import deviations as deviations_file
 from contracts.court import record
 from contracts.court import report as renderings
 from contracts.court.verdict import verdict
-from contracts.harness.commands._guard import VERBOSE, one_clear_error, print_report
+from contracts.harness.commands._errors import VERBOSE, one_clear_error, print_report
 from contracts.harness.gate import today
 from contracts.spec.errors import refuse
 from contracts.spec.records import FORMS, Form

@@ -13,7 +13,7 @@ from contracts.contract import LAW, Law, Tier
 from contracts.harness import output as output_of
 from contracts.harness import parties, proof, torchrun
 from contracts.harness import selftest as self_test
-from contracts.harness.commands._guard import COLOURS, one_clear_error, read_law, short, told
+from contracts.harness.commands._errors import COLOURS, one_clear_error, read_law, short, told
 from contracts.harness.commands.check import APART, SUITE
 from contracts.harness.output import Output
 from contracts.harness.supervisor import Ended, supervised

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from contracts.harness.commands._guard import one_clear_error
+from contracts.harness.commands._errors import one_clear_error
 from contracts.harness.commands.installation import read_toml, show
 from contracts.instruments.mounts import disks
 from contracts.spec import codec, storage

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from contracts.harness.commands._guard import one_clear_error
+from contracts.harness.commands._errors import one_clear_error
 from contracts.harness.commands.capacity import asked, changed, layout_of
 from contracts.spec.array import Element
 from contracts.spec.errors import refuse

@@ -13,14 +13,14 @@ import click
 
 from contracts.court.party import OnTheStand
 from contracts.harness import parties
-from contracts.harness.commands._guard import one_clear_error, the_stack_talks_to_stderr
+from contracts.harness.commands._errors import one_clear_error, the_stack_talks_to_stderr
 from contracts.instruments import run_folder
 from contracts.instruments.run_folder import RunFolder
 from contracts.spec import codec
 from contracts.spec.errors import NotOffered, Refused, refuse
-from contracts.spec.evidence import Receipt
 from contracts.spec.goodput import Span
 from contracts.spec.manifest import Manifest
+from contracts.spec.receipt import Receipt
 from contracts.spec.triage import Diagnosis, RunFacts, RunIdentity
 
 WRONG = 1

@@ -16,7 +16,7 @@ from importlib import metadata
 
 import pytest
 
-from contracts.harness.ranks import neighbours, recovery, reports, resume
+from contracts.harness.ranks import plugin_compatibility, recovery, reports, resume
 from contracts.harness.ranks.agreement import differences
 from contracts.harness.ranks.merge import VERDICT
 from contracts.harness.ranks.session import Session, wanted, world_of
@@ -133,7 +133,7 @@ class Collection:
     @pytest.hookimpl(wrapper=True)
     def pytest_runtestloop(self, session: pytest.Session) -> Generator[None, object, object]:
         if not self.here.speaks:
-            neighbours.forget(self.config)
+            plugin_compatibility.forget(self.config)
         if self.ranks.past.done and not self.config.option.collectonly:
             # pytest refuses to start where something has failed, unless it is told that this is meant.
             self.config.option.continue_on_collection_errors = True

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
-from contracts.harness.ranks import evidence, groups, place, recovery
+from contracts.harness.ranks import diagnostics, groups, rank_environment, recovery
 from contracts.harness.ranks.agreement import Agreement, End, Limits, Waiting, decide, gathering
 from contracts.harness.ranks.merge import Merged, Post, merge, read, written
 from contracts.harness.ranks.watchdog import Aborted, Region, Watchdog
@@ -34,8 +34,8 @@ class Job:
 
     def __init__(
         self,
-        here: place.Place,
-        folder: place.Folder,
+        here: rank_environment.Place,
+        folder: rank_environment.Folder,
         limits: Limits,
         *,
         backend: str,
@@ -149,7 +149,7 @@ class Job:
                 self.group.synchronize()
         except BaseException as error:
             self.agreement.come_back(step)
-            self._raised = evidence.raised_at(error)  # at once: torchrun may end this rank before it is reported
+            self._raised = diagnostics.raised_at(error)  # at once: torchrun may end this rank before it is reported
             raise
 
     def why_aborted(self, region: Region, *, raised: bool) -> str:
@@ -182,9 +182,9 @@ class Job:
         return merged
 
     def _with_evidence(self, merged: Merged, region: Region) -> Merged:
-        mine = region.picture or {"stack": self._raised, "collectives": evidence.collectives(region.since_ns)}
+        mine = region.picture or {"stack": self._raised, "collectives": diagnostics.collectives(region.since_ns)}
         views = self.exchange(json.dumps(mine), limit=self.limits.end, name="evidence")
-        told = evidence.shown({rank: json.loads(view) for rank, view in enumerate(views)})
+        told = diagnostics.shown({rank: json.loads(view) for rank, view in enumerate(views)})
         return replace(merged, text=f"{merged.text}\n----- where each rank was -----\n{told}")
 
     def from_rank_0(self, mine: str) -> str:
@@ -246,8 +246,8 @@ class Job:
 
     def _picture(self, region: Region) -> dict[str, object]:
         return {
-            "stack": evidence.stack(self.watchdog.main),
-            "collectives": evidence.collectives(region.since_ns),
+            "stack": diagnostics.stack(self.watchdog.main),
+            "collectives": diagnostics.collectives(region.since_ns),
             "label": region.label,
         }
 
@@ -255,4 +255,4 @@ class Job:
         region = self.watchdog.region
         if region is not None:
             return region.picture or self._picture(region)
-        return {"stack": self._raised, "collectives": evidence.collectives(), "label": "between two phases"}
+        return {"stack": self._raised, "collectives": diagnostics.collectives(), "label": "between two phases"}

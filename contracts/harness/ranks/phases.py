@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from contracts.harness.ranks import console, examples, neighbours, reports
+from contracts.harness.ranks import console, hypothesis_sync, plugin_compatibility, reports
 from contracts.harness.ranks.session import Session, wanted, world_of
 from contracts.harness.ranks.watchdog import Aborted, Region
 
@@ -53,7 +53,9 @@ class Phases:
         self._failed = self._poisoned_before = False
         self._parts = []
         self._groups_before = self.job.group.count()
-        self._arm(3 * (self._limit(item) + limits.grace + limits.hard) + examples.AFTER_S)  # setup, call, teardown
+        self._arm(
+            3 * (self._limit(item) + limits.grace + limits.hard) + hypothesis_sync.AFTER_S
+        )  # setup, call, teardown
         try:
             ran = yield
         except (KeyboardInterrupt, pytest.exit.Exception) as error:
@@ -103,12 +105,12 @@ class Phases:
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> Generator[None, object, object]:
         with self._watched(item, "setup"):
-            neighbours.roll(neighbours.seed_of(item.nodeid, self.config.getoption("dist_seed")))
+            plugin_compatibility.roll(plugin_compatibility.seed_of(item.nodeid, self.config.getoption("dist_seed")))
             return (yield)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, object, object]:
-        with self._watched(item, "call") as region, examples.in_step(item, self.job, region):
+        with self._watched(item, "call") as region, hypothesis_sync.in_step(item, self.job, region):
             return (yield)
 
     @pytest.hookimpl(tryfirst=True)

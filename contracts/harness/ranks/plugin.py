@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from contracts.harness.ranks import crowd, neighbours, place
+from contracts.harness.ranks import cpu_sharing, plugin_compatibility, rank_environment
 from contracts.harness.ranks.collection import Collection
 from contracts.harness.ranks.phases import Phases
 from contracts.harness.ranks.session import Session
 
-HERE = place.from_environment(os.environ)
+HERE = rank_environment.from_environment(os.environ)
 SET_WHERE_UNSET = {
     "TORCH_CPP_LOG_LEVEL": "ERROR",  # c10d warns of every wait that runs out, and waiting in slices is what we do
     "TORCH_FR_BUFFER_SIZE": "2000",  # entries of the flight recorder
@@ -28,7 +28,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     if HERE is not None:
         for name, value in SET_WHERE_UNSET.items():
             os.environ.setdefault(name, value)
-        crowd.take_turns(HERE.local_size)  # before torch has threads
+        cpu_sharing.take_turns(HERE.local_size)  # before torch has threads
     group = parser.getgroup("ranks", "tests of several ranks, under torchrun")
     group.addoption(
         "--dist-timeout", type=float, metavar="SECONDS", help="what a phase of a test may take (60; NCCL 120)"
@@ -54,7 +54,7 @@ def pytest_configure(config: pytest.Config) -> None:
         "default group of their own",
     )
     if HERE is not None:
-        neighbours.refuse(config)
+        plugin_compatibility.refuse(config)
         ranks = Session(config, HERE)
         for name, hooks in {
             "ranks": ranks,
@@ -81,7 +81,7 @@ def shared_tmp_path(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 @pytest.fixture
 def test_seed(request: pytest.FixtureRequest) -> int:
     """The seed of this test, equal on every rank; torch, numpy and random are seeded with it already."""
-    return neighbours.seed_of(request.node.nodeid, request.config.getoption("dist_seed"))
+    return plugin_compatibility.seed_of(request.node.nodeid, request.config.getoption("dist_seed"))
 
 
 @pytest.fixture

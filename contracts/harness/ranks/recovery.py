@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import IO, NoReturn
 
-from contracts.harness.ranks import evidence, place
+from contracts.harness.ranks import diagnostics, rank_environment
 from contracts.harness.ranks.agreement import End
 
 LEFT = 77  # exit status of a rank that leaves; torchrun makes 1 of it
@@ -35,8 +35,8 @@ class Peer:
     begun: int
 
 
-def myself(here: place.Place) -> Peer:
-    return Peer(rank=here.rank, host=here.host, pid=os.getpid(), begun=place.started(os.getpid()))
+def myself(here: rank_environment.Place) -> Peer:
+    return Peer(rank=here.rank, host=here.host, pid=os.getpid(), begun=rank_environment.started(os.getpid()))
 
 
 class Recovery:
@@ -44,8 +44,8 @@ class Recovery:
 
     def __init__(
         self,
-        here: place.Place,
-        folder: place.Folder,
+        here: rank_environment.Place,
+        folder: rank_environment.Folder,
         *,
         doing: Callable[[], dict[str, object]],
         speak: Callable[[str, bool], None],
@@ -75,7 +75,7 @@ class Recovery:
 
     def _state(self, rank: int) -> str:
         peer = self.peers.get(rank)
-        return place.state(peer.pid, peer.begun) if peer and peer.host == self.here.host else "alive"
+        return rank_environment.state(peer.pid, peer.begun) if peer and peer.host == self.here.host else "alive"
 
     def leave(self, end: End) -> NoReturn:
         """Say what is known and leave this process. Any thread may call it; the first call counts."""
@@ -139,20 +139,20 @@ class Account:
         return f"{self.reason}\n{self.doing}".rstrip()
 
 
-def account(folder: place.Folder, attempt: int, size: int) -> Account:
+def account(folder: rank_environment.Folder, attempt: int, size: int) -> Account:
     """What the last words of an attempt add up to. A death weighs more than the signals that follow from it."""
     views: dict[int, dict[str, object]] = {}
     crashes = []
     for rank in range(size):
-        said = evidence.tail(folder.last_words(rank, attempt), 1_000_000)
+        said = diagnostics.tail(folder.last_words(rank, attempt), 1_000_000)
         if said:
             views[rank] = json.loads(said)
-        stack = evidence.crash(folder.stacks(rank, attempt))
+        stack = diagnostics.crash(folder.stacks(rank, attempt))
         if stack:
             crashes.append(f"rank {rank}, as the interpreter left it:\n{stack}")
     ranked = sorted(views.values(), key=lambda view: (_weight(str(view["reason"])), str(view["when"])))
     first = ranked[0] if ranked else {"reason": "every rank died without a word", "rank": -1}
-    doing = "\n".join([evidence.shown(views) if views else "", *crashes])
+    doing = "\n".join([diagnostics.shown(views) if views else "", *crashes])
     return Account(reason=str(first["reason"]), rank=int(str(first["rank"])), doing=doing)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from contracts.harness.ranks import console, leaving, neighbours, place, reports, resume
+from contracts.harness.ranks import console, exit, plugin_compatibility, rank_environment, reports, resume
 from contracts.harness.ranks.agreement import Limits
 from contracts.harness.ranks.job import Job
 from contracts.harness.ranks.merge import VERDICT
@@ -25,16 +25,16 @@ class Session:
     `item` is the test that runs; `agreed_to_stop` says that all ranks are leaving before the first test.
     """
 
-    def __init__(self, config: pytest.Config, here: place.Place) -> None:
-        self.folder = place.folder(config.getoption("dist_out"))
+    def __init__(self, config: pytest.Config, here: rank_environment.Place) -> None:
+        self.folder = rank_environment.folder(config.getoption("dist_out"))
         here = replace(here, attempt=max(here.attempt, self.folder.attempts(here.rank)))
         self.config, self.here = config, here
         if here.attempt and self.folder.complete.exists():  # torchrun restarts after an ordinary red session as well
-            leaving.leave_quietly(int(self.folder.complete.read_text()) if here.local_rank == 0 else 0)
+            exit.leave_quietly(int(self.folder.complete.read_text()) if here.local_rank == 0 else 0)
         self.console = console.take(config, None if here.speaks else self.folder.log(here.rank, here.attempt))
-        neighbours.own_basetemp(config, here.rank)
+        plugin_compatibility.own_basetemp(config, here.rank)
         if not here.speaks:
-            neighbours.quieten(config)
+            plugin_compatibility.quieten(config)
         self.job = self._job(config.getoption("dist_backend"))
         self.limits = self.job.limits
         self.past = resume.Past()
@@ -67,7 +67,9 @@ class Session:
     def pytest_sessionstart(self, session: pytest.Session) -> None:
         self.session = session
         if self.config.pluginmanager.hasplugin("hypothesispytest"):
-            neighbours.draw_alike(self.job.group.backend)  # after a profile that was chosen, whose parent it is
+            plugin_compatibility.draw_alike(
+                self.job.group.backend
+            )  # after a profile that was chosen, whose parent it is
         self.job.recovery.watch_for_crashes()  # here, because pytest's own faulthandler plugin came before
 
     def pytest_report_header(self) -> str:
@@ -130,7 +132,7 @@ class Session:
             verdict = {"outcome": "failed", "primary": -1, "words": reason, "recovery": "stopped"}
             said = reports.failure(self.item, told, reason, [(VERDICT, json.dumps(verdict))])
         console.finish(self.config, self.session, said, reason)
-        leaving.error_file(reason)
+        exit.error_file(reason)
 
     def leave(self, code: int) -> int:
         """Leave in order: the first of a node to go with another code than 0 takes the others with it.
@@ -139,14 +141,14 @@ class Session:
         """
         code = code if self.code is None else self.code
         if self.here.local_rank != 0:
-            leaving.leave_quietly(0)
+            exit.leave_quietly(0)
         deadline = time.monotonic() + PEERS_S
         here = [peer.rank for peer in self.job.recovery.peers.values() if peer.host == self.here.host]
         others = [rank for rank in here if rank != self.here.rank]
         while time.monotonic() < deadline and len(self.job.recovery.lost(others)) < len(others):
             time.sleep(0.01)
         if code and self.session is not None:
-            leaving.error_file(f"{self.session.testsfailed} of {self.session.testscollected} tests failed")
+            exit.error_file(f"{self.session.testsfailed} of {self.session.testscollected} tests failed")
         return code
 
 

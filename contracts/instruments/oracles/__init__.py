@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from contracts.instruments._lazily import reader
+from contracts.instruments._lazy_import import reader
 
 if TYPE_CHECKING:
     from contracts.instruments.oracles import attention as attention

@@ -1,4 +1,4 @@
-"""Products in FP8 as they are defined in spec/seams.py, a block at a time, in float64.
+"""Products in FP8 as they are defined in spec/kernel_selection.py, a block at a time, in float64.
 
 Formats: arXiv 2209.05433, table 1. Blocks: arXiv 2412.19437, section 3.3; OCP Microscaling Formats 1.0, section 5.
 

@@ -1,9 +1,9 @@
 """The installed Megatron-Core as a stack under test: in its own environment, several versions side by side.
 
 Megatron needs a Python, a torch and a dozen packages that must not move the suite's; so it lives in a virtual
-environment `.venv-megatron-VERSION` (`make megatron` builds them). About its launch it is asked over `lanegate/1`: one
+environment `.venv-megatron-VERSION` (`make megatron` builds them). About its launch it is asked over `rankproof/1`: one
 worker a version and process imports it once, some 4 s, and answers from forked copies in milliseconds. About its
-numbers it is asked in process, by a suite that runs in that environment: `.venv-megatron-VERSION/bin/lanegate`.
+numbers it is asked in process, by a suite that runs in that environment: `.venv-megatron-VERSION/bin/rankproof`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ TIMEOUT_S = 120.0  # the first question imports Megatron, and a world of 65 536 
 
 # The environment's own packages come first and this suite last, so that it cannot replace any of them.
 _BOOTSTRAP = (
-    "import sys; sys.path.append(sys.argv.pop(1)); "
+    "import sys; sys.path[:] = [path for path in sys.path if path]; sys.path.append(sys.argv.pop(1)); "
     "from contracts.stacks.megatron.worker import main; main(sys.argv[1:])"
 )
 _SUITE = Path(__file__).parents[3]

@@ -1,4 +1,4 @@
-"""Answers the launch-side questions with the real Megatron-Core, over `lanegate/1`. Runs inside its environment.
+"""Answers the launch-side questions with the real Megatron-Core, over `rankproof/1`. Runs inside its environment.
 
 Megatron is imported once, at the first question that needs it; each question is then answered in a forked copy, so
 that no global of one question is seen by the next. What had to be replaced for that to run on a CPU stands in `labels`.

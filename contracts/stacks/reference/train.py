@@ -18,7 +18,7 @@ Its words are those that a launch writes (`launch/trainer_arguments.py`) and six
                     DIR itself is the place that lasts
     --log-every N   a line every N steps where there is no terminal
 
-What `LANEGATE_TELEMETRY` names is appended to (docs/receipts.md); then the launcher writes the receipt.
+What `RANKPROOF_TELEMETRY` names is appended to (docs/receipts.md); then the launcher writes the receipt.
 """
 
 from __future__ import annotations
@@ -32,15 +32,9 @@ from typing import TYPE_CHECKING
 
 from contracts.instruments import provenance
 from contracts.instruments.ranks import ALONE
-from contracts.spec import codec, evidence
+from contracts.spec import codec, receipt
 from contracts.spec.errors import NotOffered, Refused
-from contracts.spec.evidence import (
-    Backend,
-    Ending,
-    Figure,
-    RankMemory,
-    ReportedStep,
-)
+from contracts.spec.receipt import Backend, Ending, Figure, RankMemory, ReportedStep
 from contracts.stacks.reference.answers.training import TrainingAnswers
 from contracts.stacks.reference.launch import torchrun_environment
 from contracts.stacks.reference.receipts.run_receipt import Record, keep_receipt, now
@@ -141,7 +135,7 @@ def checkpoints(settings: Settings) -> Path | None:
     return None if settings.save is None else settings.save / "checkpoints"
 
 
-def tell(path: Path | None, kind: str, value: ReportedStep | evidence.Place | RankMemory | Backend) -> None:
+def tell(path: Path | None, kind: str, value: ReportedStep | receipt.Place | RankMemory | Backend) -> None:
     """Append a line of telemetry, where somebody listens."""
     if path is not None:
         with path.open("a", encoding="utf-8") as file:

@@ -48,7 +48,7 @@ class Torchtitan:
             here = f"torchtitan {found}" if found else "no torchtitan"
             raise Unreachable(
                 f"there is {here} in this interpreter: `.ci/titan-env {wanted} .venv-torchtitan-{wanted}` makes one "
-                f"for {wanted}, and its bin/lanegate judges it"
+                f"for {wanted}, and its bin/rankproof judges it"
             )
         self.version = found
         device = f"shimmed: {shims.SHIMS['device']}"

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Puts launch.sh under test: one question on standard input, one answer on standard output (lanegate/1)."""
+"""Puts launch.sh under test: one question on standard input, one answer on standard output (rankproof/1)."""
 
 import json
 import os
@@ -48,7 +48,7 @@ def launch(recipe, lane):
 
 
 def say(**body):
-    print(json.dumps({"protocol": "lanegate/1", "id": asked["id"], **body}))  # noqa: T201
+    print(json.dumps({"protocol": "rankproof/1", "id": asked["id"], **body}))  # noqa: T201
 
 
 asked = json.loads(sys.stdin.readline())

@@ -1,6 +1,6 @@
-"""The toy trainer before the law of lanegate: it translates, and computes nothing that the trainer does not.
+"""The toy trainer before the law of rankproof: it translates, and computes nothing that the trainer does not.
 
-Begun by `lanegate init toy`; docs/put-your-stack-under-test.md tells how it grew.
+Begun by `rankproof init toy`; docs/put-your-stack-under-test.md tells how it grew.
 """
 
 from __future__ import annotations

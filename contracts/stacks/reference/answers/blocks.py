@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, cast
 from contracts.spec.array import Element, Shape
 from contracts.spec.blocks import BlockCall, BlockRun
 from contracts.spec.errors import refuse
+from contracts.spec.kernel_selection import Facts, Seam, Site, Wish
 from contracts.spec.recipe import Mode, Recipe
-from contracts.spec.seams import Facts, Seam, Site, Wish
 from contracts.stacks.reference.answers.base import BuiltOfParts
 
 if TYPE_CHECKING:  # torch is loaded when a block is asked for, not when the stack is introduced

@@ -109,7 +109,12 @@ class CompilingAnswers(BuiltOfParts):
         return _in_an_interpreter(cold, codec.dumps(call), environment, folder)
 
     def probe_compiler(self, operation: Operation, dtype: Element, sabotaged: bool) -> Outcome:
-        words = ("contracts.instruments.indexed", operation, dtype, "sabotaged" if sabotaged else "as installed")
+        words = (
+            "contracts.instruments.inductor_indexing",
+            operation,
+            dtype,
+            "sabotaged" if sabotaged else "as installed",
+        )
         return _in_a_fresh_interpreter(words, "")
 
     def pads_rows(self, device: str, compiled: bool) -> bool:
@@ -133,7 +138,7 @@ def _libraries() -> str:
     said = subprocess.run((found, "--version"), capture_output=True, check=False).stdout if found else b""
     version = hashlib.sha256(metadata.version("torch").encode() + said).hexdigest()[:12]
     ours = os.environ.get("TORCHINDUCTOR_CACHE_DIR") or f"{tempfile.gettempdir()}/torchinductor_{os.getuid()}"
-    return f"{ours}/lanegate-{version}"
+    return f"{ours}/rankproof-{version}"
 
 
 def _in_a_fresh_interpreter(words: tuple[str, ...], said: str) -> Outcome:
@@ -145,7 +150,7 @@ def _in_a_fresh_interpreter(words: tuple[str, ...], said: str) -> Outcome:
 def _in_an_interpreter(
     words: tuple[str, ...], said: str, environment: Mapping[str, str], folder: str | None = None
 ) -> Outcome:
-    command = (sys.executable, "-W", "ignore", "-m", *words)
+    command = (sys.executable, "-P", "-W", "ignore", "-m", *words)
     try:
         done = subprocess.run(
             command,

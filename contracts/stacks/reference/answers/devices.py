@@ -39,7 +39,15 @@ class DeviceAnswers(BuiltOfParts):
 
     def allocator_seen(self, environment: Mapping[str, str], device: str) -> AllocatorSeen:
         own = {name: value for name, value in os.environ.items() if not name.startswith("PYTORCH_")}
-        command = (sys.executable, "-W", "ignore", "-m", "contracts.stacks.reference.answers.allocator_probe", device)
+        command = (
+            sys.executable,
+            "-P",
+            "-W",
+            "ignore",
+            "-m",
+            "contracts.stacks.reference.answers.allocator_probe",
+            device,
+        )
         done = subprocess.run(
             command, env={**own, **environment}, capture_output=True, text=True, timeout=LIMIT_S, check=False
         )

@@ -1,4 +1,4 @@
-"""Kernel selection: which kernel runs at each site, and why a requested one does not (spec/seams.py).
+"""Kernel selection: which kernel runs at each site, and why a requested one does not (spec/kernel_selection.py).
 
 A selection is a function of recipe, request and facts alone: it imports no package and queries no device. The reason
 names every closed guard, so that one reading is enough to fix them all. Guards of the kernel catalogue are taken from
@@ -15,8 +15,8 @@ from contracts.spec import kernels as catalogue
 from contracts.spec import pattern as patterns
 from contracts.spec.capacity import KernelRequest
 from contracts.spec.errors import refuse
+from contracts.spec.kernel_selection import Compute, Computed, Facts, Kernel, Package, Seam, Site, Wish
 from contracts.spec.recipe import Mode, Recipe
-from contracts.spec.seams import Compute, Computed, Facts, Kernel, Package, Seam, Site, Wish
 from contracts.stacks.reference.answers.model import ModelAnswers
 
 CHOICES: Mapping[Site, tuple[Kernel, ...]] = {
@@ -42,9 +42,9 @@ class KernelSelectionAnswers(ModelAnswers):
     def kernel_facts(self) -> Facts:
         import torch
 
-        from contracts.instruments import importable
+        from contracts.instruments import import_probe
 
-        packages = {name: importable.probe(name, modules) for name, modules in PACKAGES.items()}
+        packages = {name: import_probe.probe(name, modules) for name, modules in PACKAGES.items()}
         if not torch.cuda.is_available():
             return Facts(device="cpu", packages=packages)
         major, minor = torch.cuda.get_device_capability()

@@ -16,9 +16,9 @@ class MessageAnswers:
         raise NotImplementedError  # TrainingAnswers'
 
     def messages(self, session: Session) -> Messages:
-        from contracts.instruments import messages
+        from contracts.instruments import point_to_point
 
         before = held_groups()
-        with messages.watched() as seen:
+        with point_to_point.watched() as seen:
             self.train(session)
         return Messages(issued=tuple(seen.issued), warnings=tuple(seen.warnings), before=before, held=seen.held)

@@ -51,7 +51,7 @@ class DryRunAnswers(BuiltOfParts):
         said = [codec.encode(recipe), codec.encode(execution), rank, routing]
         words = ("-m", "contracts.stacks.reference.answers.traffic", type(self).__module__, type(self).__qualname__)
         done = subprocess.run(
-            (sys.executable, "-W", "ignore", *words), input=json.dumps(said), capture_output=True, text=True,
+            (sys.executable, "-P", "-W", "ignore", *words), input=json.dumps(said), capture_output=True, text=True,
             timeout=PATIENCE_S, check=False,
         )  # fmt: skip
         if done.returncode:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from contracts.instruments import allreduce
 from contracts.instruments.ranks import held_groups, here, torch_distributed
-from contracts.spec.evidence import Provenance
+from contracts.spec.receipt import Provenance
 from contracts.spec.recipe import Recipe
 from contracts.spec.topology import Degrees, Layout, topology
 from contracts.spec.world import FabricPass, LeftReceipts, LiveMesh, SeenDevices, Strain, Upset

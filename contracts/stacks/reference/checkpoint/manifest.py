@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
-from contracts.spec import codec
+from contracts.spec import codec, former_name
 from contracts.spec.array import Element
 from contracts.spec.errors import Refusals, refuse
 
 NAME = "manifest.json"
-FORMAT = "lanegate checkpoint 1"
+FORMAT = "rankproof checkpoint 1"
 REMEDY = "load another step, or restore this one from its copy"
 
 
@@ -97,7 +97,7 @@ def read(folder: Path) -> Manifest:
         manifest, unbroken = _understood(text)
     except ValueError as error:
         raise refuse(NAME, str(folder), f"is not a manifest: {str(error).splitlines()[0]}", REMEDY) from None
-    if manifest.format != FORMAT:
+    if former_name.current(manifest.format) != FORMAT:
         raise refuse(NAME, manifest.format, f"is another format than {FORMAT!r}", "read it with the code that wrote it")
     if not unbroken:
         raise refuse(NAME, str(folder), "is not what was written: its digest differs", REMEDY)

@@ -30,7 +30,7 @@ def overlay(recipe: Recipe, lane: Lane, degrees: Degrees, found: Refusals) -> tu
         env["NANOCHAT_FORCE_BATCHED_PP_INIT_P2P"] = "1"
     beside = _beside(recipe, lane)
     if beside:
-        env["LANEGATE_AUTHOR_LAYERS"] = json.dumps(beside, separators=(",", ":"))
+        env["RANKPROOF_AUTHOR_LAYERS"] = json.dumps(beside, separators=(",", ":"))
     owned = ("CUDA_DEVICE_MAX_CONNECTIONS", "NANOCHAT_FORCE_BATCHED_PP_INIT_P2P")
     return env, tuple(name for name in owned if name not in env)
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from contracts.spec import pattern as patterns
-from contracts.spec.division import refusals_on
+from contracts.spec.divisibility import refusals_on
 from contracts.spec.errors import Refusals, refuse
 from contracts.spec.launch import RECORDED_PREFIXES, Lane, Launch, Regime
 from contracts.spec.pattern import LayerNumbers, Pattern

@@ -16,7 +16,7 @@ from contracts.spec.recipe import Mode, Recipe
 from contracts.spec.topology import Degrees
 from contracts.stacks.reference.launch import overrides
 
-LAUNCHER = "lanegate-reference"
+LAUNCHER = "rankproof-reference"
 VERSION = "0.1.0"
 
 

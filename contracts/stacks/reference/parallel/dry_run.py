@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from contracts.instruments import rehearsal
+from contracts.instruments import dry_run
 from contracts.instruments.traffic import Collective
 from contracts.spec.recipe import Recipe
 from contracts.spec.topology import Group
@@ -42,7 +42,7 @@ def dry_run_step(
     """One step of trainer `kind`, built from `parts`, on one rank of the execution's world."""
     if issubclass(kind, PipelineTrainer):
         kind = type("Rehearsed", (_KnownStages, kind), {})
-    with rehearsal.made_up(execution.world, rank) as world:
+    with dry_run.made_up(execution.world, rank) as world:
         trainer = kind(recipe, execution, _on_shapes(parts, routing))
         built = len(world.issued)
         tokens_BT = torch.zeros(recipe.batch.total, recipe.seq_length, dtype=torch.int64)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
-from contracts.spec.evidence import Comparison, Difference, Part, Receipt
+from contracts.spec.receipt import Comparison, Difference, Part, Receipt
 from contracts.stacks.reference.launch import hosts
 
 Reader = Callable[[Receipt], str | None]

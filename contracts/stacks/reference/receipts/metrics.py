@@ -1,4 +1,4 @@
-"""The figures of a run and the counts of a model, by the definitions of `contracts.spec.evidence`."""
+"""The figures of a run and the counts of a model, by the definitions of `contracts.spec.receipt`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 
 from contracts.spec.errors import Refusals
-from contracts.spec.evidence import Figures, Weight, WeightCount, Work
+from contracts.spec.receipt import Figures, Weight, WeightCount, Work
 
 PEAK_FLOPS: Mapping[tuple[str, str], float] = {
     ("NVIDIA H100", "bf16"): 989.5e12,

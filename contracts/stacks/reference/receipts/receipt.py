@@ -13,10 +13,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from contracts.instruments.atomic import write_whole
-from contracts.spec import codec
+from contracts.instruments.atomic_write import write_whole
+from contracts.spec import codec, former_name
 from contracts.spec.errors import Refusals, refuse
-from contracts.spec.evidence import (
+from contracts.spec.launch import RECORDED_PREFIXES
+from contracts.spec.receipt import (
     SCHEMA,
     Comparison,
     EffectiveLane,
@@ -32,7 +33,6 @@ from contracts.spec.evidence import (
     Witness,
     Work,
 )
-from contracts.spec.launch import RECORDED_PREFIXES
 from contracts.spec.redaction import redact, redact_variable, redact_words, secrets_in, secrets_of
 from contracts.stacks.reference.receipts import comparison, metrics
 
@@ -246,7 +246,7 @@ def read(text: str) -> Receipt:
         Refused: for text that is not one whole receipt of this schema, and for a figure without its witness.
     """
     known = _object(text)
-    version = known.get("schema")
+    version = known["schema"] = former_name.current(known.get("schema"))
     if version != SCHEMA:
         raise refuse("receipt.schema", version, f"is not {SCHEMA}", "read it with the version that wrote it")
     receipt = codec.decode(Receipt, known, name="receipt")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from contracts.instruments.ranks import Place, gathered, here, torch_distributed
 from contracts.spec.errors import NotOffered
-from contracts.spec.evidence import Provenance
+from contracts.spec.receipt import Provenance
 from contracts.spec.recipe import Recipe
 from contracts.spec.topology import Degrees
 from contracts.spec.world import LeftReceipts, Strain

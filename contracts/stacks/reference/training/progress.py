@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from contracts.instruments.ranks import Place
-from contracts.spec.evidence import ReportedStep
+from contracts.spec.receipt import ReportedStep
 from contracts.stacks.reference.training.settings import Settings
 
 

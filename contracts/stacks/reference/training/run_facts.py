@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from contracts.instruments import provenance, ranks, residence
+from contracts.instruments import process_memory, provenance, ranks
 from contracts.instruments.node import read_node
-from contracts.spec import codec, evidence
-from contracts.spec.evidence import Backend, RankMemory
-from contracts.spec.seams import Facts
+from contracts.spec import codec, receipt
+from contracts.spec.kernel_selection import Facts
+from contracts.spec.receipt import Backend, RankMemory
 from contracts.stacks.reference.answers.kernel_selection import KernelSelectionAnswers
 
 if TYPE_CHECKING:  # torch is loaded after the provenance of the run is taken
@@ -29,7 +29,7 @@ KERNELS = {"grouped": "torch-grouped", "loop": "native"}  # as the experts call 
 class RankFacts:
     """Facts of one rank, or gathered from all: `places` of one node, `memory` by rank."""
 
-    places: tuple[evidence.Place, ...] = ()
+    places: tuple[receipt.Place, ...] = ()
     memory: tuple[RankMemory, ...] = ()
     backends: tuple[Backend, ...] = ()
 
@@ -88,12 +88,12 @@ class RankReporter:
             backends=(*self.collectives(), *self.kernels(trainer)),
         )
 
-    def node_place(self) -> evidence.Place:
+    def node_place(self) -> receipt.Place:
         """Place on the node: as preflight reports it with devices, by number without."""
         torch, _ = ranks.torch_distributed()
         rank = self.place.local_rank
         if not torch.cuda.is_available():
-            return evidence.Place(local_rank=rank)
+            return receipt.Place(local_rank=rank)
         return replace(provenance.places(rank + 1, read_node().topology)[rank], device=torch.cuda.current_device())
 
     def peak_memory(self) -> RankMemory:
@@ -102,7 +102,7 @@ class RankReporter:
         if torch.cuda.is_available():
             allocated, reserved = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
         else:
-            allocated = reserved = residence.peak()
+            allocated = reserved = process_memory.peak()
         return RankMemory(rank=self.place.rank, allocated=allocated, reserved=reserved)
 
     def collectives(self) -> Iterable[Backend]:

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from contracts.spec import presets
+from contracts.spec import former_name, presets
 from contracts.spec.errors import refuse
 from contracts.stacks.reference.launch import trainer_arguments
 from contracts.stacks.reference.launch.trainer_arguments import TrainerArguments
 
-TELEMETRY, HOST = "LANEGATE_TELEMETRY", "LANEGATE_HOST"
+TELEMETRY, HOST = "RANKPROOF_TELEMETRY", "RANKPROOF_HOST"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +37,7 @@ def read(argv: tuple[str, ...], environment: Mapping[str, str]) -> Settings:
     Raises:
         Refused: for unknown options, an illegal recipe, or a resume without a folder.
     """
+    former_name.refuse_variables(environment)
     own = argparse.ArgumentParser(prog="train", allow_abbrev=False, add_help=False)
     own.add_argument("--steps", type=int)
     own.add_argument("--save", type=Path)

@@ -1,9 +1,9 @@
 """Products in FP8: how tensors are quantised, the three products of a matrix, and which matrices have them.
 
-The definition is that of spec/seams.py. Factors are rounded to FP8 and multiplied in float32 at least, which is what
-the tensor cores do, so this is no imitation of FP8 but FP8 without its speed. Scaling recipes: tensorwise (the tensor's
-own amax), delayed (arXiv 2209.05433: that of the steps before), blockwise (arXiv 2412.19437, section 3.3), mxfp8
-(OCP MX 1.0; the scale is rounded so that nothing saturates, arXiv 2506.08027).
+The definition is that of spec/kernel_selection.py. Factors are rounded to FP8 and multiplied in float32 at least, which
+is what the tensor cores do, so this is no imitation of FP8 but FP8 without its speed. Scaling recipes: tensorwise (the
+tensor's own amax), delayed (arXiv 2209.05433: that of the steps before), blockwise (arXiv 2412.19437, section 3.3),
+mxfp8 (OCP MX 1.0; the scale is rounded so that nothing saturates, arXiv 2506.08027).
 
 S rows · I inputs · O outputs · E matrices of one site (experts; else 1) · H steps of history
 """
@@ -144,10 +144,10 @@ _products = cast(Callable[[Tensor, Tensor, Fp8Matmul, int], Tensor], _Products.a
 class Fp8Conversion:
     """Which matrices of a mixer have FP8 products, and giving them those.
 
-    In: projections of A, M and R, MLPs, experts. Out, besides what spec/seams.py keeps out: the projections that make
-    time steps, decays, mixing weights, gates of forgetting and angles (recurrences raise their errors to powers), the
-    indexer (it chooses, as the router does), a wkv_b that sparse attention absorbs (it multiplies no activations), and
-    the heads that look ahead.
+    In: projections of A, M and R, MLPs, experts. Out, besides what spec/kernel_selection.py keeps out: the projections
+    that make time steps, decays, mixing weights, gates of forgetting and angles (recurrences raise their errors to
+    powers), the indexer (it chooses, as the router does), a wkv_b that sparse attention absorbs (it multiplies no
+    activations), and the heads that look ahead.
     """
 
     kept_out: frozenset[str] = frozenset({"wdt", "wa", "wtrap", "wangle", "wf"})

@@ -1,0 +1,35 @@
+"""The presets whose models are built, and the size of a parameter's row."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import TYPE_CHECKING, Protocol
+
+from contracts.spec.blocks import Blocks
+from contracts.spec.capacity import Capacity
+from contracts.spec.recipe import Mode
+from contracts.spec.stack import Stack
+from contracts.spec.training import Parameter, Training
+
+if TYPE_CHECKING:
+    pass
+
+
+FLAGSHIP = "nam56r_h200_bf16_v1"
+
+
+BOTH: tuple[Mode, ...] = ("nemo_native", "author_dp")
+
+
+class Whole(Blocks, Training, Capacity, Stack, Protocol):
+    """Who answers about blocks, models and counts."""
+
+
+PRESETS = {name: (name,) for name in (
+    FLAGSHIP, "nam56r_h200_mla_mtp1_bf16_v1", "nam52_h200_dense_ref_v1", "nam52_h200_9full_4sparse_pinned_v1",
+    "nam52r_h200_4full_9sparse_candidate_v1", "tiny-nam56r", "tiny-nam52r",
+)}  # fmt: skip
+
+
+def size_of(row: Parameter) -> int:
+    return prod(row.shape)

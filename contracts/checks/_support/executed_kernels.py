@@ -1,0 +1,30 @@
+"""A call through a block whose kernels may be Transformer Engine's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from contracts import instruments
+from contracts.spec.blocks import BlockCall, Blocks
+from contracts.spec.kernel_selection import Facts, Seams, Site, Wish
+from contracts.spec.recipe import Mode, Recipe
+
+
+class Offers(Seams, Blocks):
+    """Whoever answers both."""
+
+
+def call_of(
+    stack: Blocks, recipe: Recipe, layer: int, mode: Mode, wishes: Mapping[Site, Wish], facts: Facts
+) -> BlockCall:
+    """A call as training makes it: parameters in float32, activations in the recipe's dtype."""
+    import torch
+
+    numerics, fixtures = instruments.numerics, instruments.fixtures
+    element = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[recipe.dtype]
+    weights = fixtures.weights(stack.block_weights(recipe, layer, mode))
+    x_BTD, dy_BTD = (fixtures.normal(name, (2, 16, recipe.hidden)).to(element) for name in ("x", "dy"))
+    return BlockCall(
+        recipe=recipe, layer=layer, mode=mode, weights=fixtures.as_arrays(weights, torch.float32),
+        x=numerics.array(x_BTD), dy=numerics.array(dy_BTD), kernels=wishes, device=facts.device,
+    )  # fmt: skip

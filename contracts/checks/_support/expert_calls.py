@@ -1,0 +1,199 @@
+"""What the checks on routing and experts ask with: drawn blocks, and blocks whose answer can be read off by eye.
+
+In a labelled block token n of a call is a one in element n, and nothing is rounded: the norm leaves it alone, the
+router gives it the logits that the case says, expert e gives element e the token's label n + 1, and the shared expert
+gives the last element the label. Experts are gated by silu, which the field's stacks all have: 64 is its own silu.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import log
+from typing import TYPE_CHECKING, Literal
+
+from contracts import instruments
+from contracts.checks._support.recipes import E_LAYER, SMALL
+from contracts.spec.array import Array, Element, Shape
+from contracts.spec.blocks import BlockCall, BlockRun
+from contracts.spec.recipe import Moe, Recipe
+from contracts.spec.tolerance import BFLOAT16, FLOAT32, FLOAT64, Tolerance
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from contracts.instruments.oracles.experts import Routed
+
+SOFTMAX = Moe(experts=12, top_k=3, expert_hidden=20, shared_hidden=28, z_loss=1e-3)
+SIGMOID = replace(SOFTMAX, score="sigmoid", selection_bias=True, route_scale=2.5)
+
+PLAIN, PLAIN_SIGMOID = (replace(each, aux_loss=0.0, z_loss=0.0) for each in (SOFTMAX, SIGMOID))
+"""Without losses, for promises that are not about them: not every stack has a loss of balance."""
+
+TOLERANCE: Mapping[Element, Tolerance] = {"float64": FLOAT64, "float32": FLOAT32, "bfloat16": BFLOAT16}
+
+WIDE = replace(SMALL, hidden=64, norm_eps=1e-30)
+"""Its root is 8: a one times 8 has mean square 1 and comes out of the norm as it went in, in bfloat16 too."""
+
+Activation = Literal["relu2", "swiglu"]
+Logits = Sequence[Sequence[Sequence[float]]]
+
+Routes = Sequence[Sequence[tuple[int, ...]]]
+"""For each sequence the experts of each token; their gates are as 1 : 2 : 3 : …"""
+
+ROUTED = replace(PLAIN, shared_hidden=0)
+
+MIXED: Routes = (
+    ((0, 1, 11), (11, 10, 2), (3, 0, 9), (5, 4, 10)),
+    ((2, 11, 0), (1, 8, 3), (10, 11, 9), (7, 5, 1)),
+)  # expert 6 has no token
+CROWD: Routes = (((11, 0, 5), (5, 11, 0), (11, 0, 5)),) * 3
+IDLE_ENDS: Routes = (((1, 4, 2), (4, 1, 3)), ((2, 3, 8), (8, 1, 2)), ((3, 8, 4), (2, 3, 1)))
+
+
+def with_moe(moe: Moe, activation: Activation = "relu2") -> Recipe:
+    """The small recipe with these experts."""
+    return replace(SMALL, moe=moe, activation=activation)
+
+
+def shapes(recipe: Recipe) -> dict[str, Shape]:
+    """The weights of an E block, by spec/blocks.py."""
+    moe = _of(recipe)
+    gated, hidden, inner, shared = recipe.activation == "swiglu", recipe.hidden, moe.expert_hidden, moe.shared_hidden
+    found: dict[str, tuple[int, ...]] = {"norm.weight": (hidden,), "mixer.router.weight": (moe.experts, hidden)}
+    found |= {"mixer.router.bias": (moe.experts,)} if moe.selection_bias else {}
+    for name in ("w1", "w3") if gated else ("w1",):
+        found[f"mixer.experts.{name}"] = (moe.experts, inner, hidden)
+        found |= {f"mixer.shared.{name}.weight": (shared, hidden)} if shared else {}
+    found["mixer.experts.w2"] = (moe.experts, hidden, inner)
+    found |= {"mixer.shared.w2.weight": (hidden, shared)} if shared else {}
+    return {name: Shape(dtype="float64", shape=shape) for name, shape in found.items()}
+
+
+def call_of(
+    recipe: Recipe, weights: Mapping[str, Tensor], x_BTD: Tensor, dy_BTD: Tensor | None, dtype: Element = "float64"
+) -> BlockCall:
+    """A call in which activations have a dtype, and weights the dtype that parameters have beside it."""
+    import torch
+
+    held = torch.float64 if dtype == "float64" else torch.float32
+    array, activations = instruments.numerics.array, getattr(torch, dtype)
+    return BlockCall(
+        recipe=recipe,
+        layer=E_LAYER,
+        weights=instruments.fixtures.as_arrays(weights, held),
+        x=array(x_BTD.to(activations)),
+        dy=None if dy_BTD is None else array(dy_BTD.to(activations)),
+    )
+
+
+def drawn(recipe: Recipe, batch: int, length: int, dtype: Element = "float64", seed: int = 0) -> BlockCall:
+    """A call with drawn weights, tokens and upstream gradient."""
+    shape = (batch, length, recipe.hidden)
+    normal = instruments.fixtures.normal
+    weights = instruments.fixtures.weights(shapes(recipe), seed=seed)
+    return call_of(recipe, weights, normal("x", shape, seed=seed), normal("dy", shape, seed=seed), dtype)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Expected:
+    """What the oracle makes of a call, in float64, from the call's own rounded numbers."""
+
+    routed: Routed
+    gradients: Mapping[str, Tensor]
+
+
+def expected(call: BlockCall, *, by_score: bool = False) -> Expected:
+    """The oracle's answer, with the gradients of <y, dy> plus the weighted losses."""
+    import torch
+
+    moe, numerics = _of(call.recipe), instruments.numerics
+    leaves = numerics.tensors(call.weights, torch.float64) | {"x": numerics.tensor(call.x, torch.float64)}
+    trained = {name: each.requires_grad_() for name, each in leaves.items() if not name.endswith("router.bias")}
+    routed = instruments.oracles.experts.block(call.recipe, leaves, leaves["x"], by_score=by_score)
+    objective = moe.aux_loss * routed.aux + moe.z_loss * routed.z
+    if call.dy is not None:
+        objective = objective + (routed.y_BTD * numerics.tensor(call.dy, torch.float64)).sum()
+    found = torch.autograd.grad(objective, list(trained.values()), allow_unused=True)
+    pairs = zip(trained.items(), found, strict=True)
+    gradients = {name: torch.zeros_like(leaf) if grad is None else grad for (name, leaf), grad in pairs}
+    return Expected(routed=type(routed)(*(each.detach() for each in routed)), gradients=gradients)
+
+
+def unlike(call: BlockCall, words_of: Callable[[Expected], str]) -> str:
+    """In what an answer differs from the oracle's, in words: from both, where a balance loss can be of either choice.
+
+    Its source counts the experts of the largest scores without the bias (arXiv 2412.19437, eq. 18), and so do some
+    stacks; others count the experts that tokens go to.
+    """
+    found = words_of(expected(call))
+    either = _of(call.recipe).selection_bias
+    return "" if found and either and not words_of(expected(call, by_score=True)) else found
+
+
+def told_losses(call: BlockCall, run: BlockRun, want: Expected) -> dict[str, Tensor]:
+    """The losses that a block has to tell: those with a weight, and those without that it tells."""
+    moe = _of(call.recipe)
+    rows = (("aux", moe.aux_loss, want.routed.aux), ("z", moe.z_loss, want.routed.z))
+    return {name: value for name, weight, value in rows if weight or name in run.losses}
+
+
+def labelled(
+    moe: Moe, logits: Logits, *, bias: Sequence[float] | None = None, dtype: Element = "float64", backward: bool = False
+) -> BlockCall:
+    """A labelled call: `logits` has a row of tokens for each sequence, and a token the logits of its experts."""
+    import torch
+
+    recipe = replace(
+        WIDE, activation="swiglu", moe=replace(moe, expert_hidden=64, shared_hidden=64 if moe.shared_hidden else 0)
+    )
+    logits_BTE = torch.tensor(logits, dtype=torch.float64)
+    count, eye = logits_BTE.shape[0] * logits_BTE.shape[1], torch.eye(64, dtype=torch.float64)
+    label_D = torch.arange(1, 65, dtype=torch.float64)
+    router_ED = torch.zeros(moe.experts, 64, dtype=torch.float64)
+    router_ED[:, :count] = logits_BTE.flatten(0, 1).T / 8
+    w2_EDF = torch.zeros(moe.experts, 64, 64, dtype=torch.float64)
+    w2_EDF[torch.arange(moe.experts), torch.arange(moe.experts)] = label_D
+    weights = {
+        "norm.weight": torch.ones(64),
+        "mixer.router.weight": router_ED,
+        "mixer.experts.w1": (8 * eye).expand(moe.experts, 64, 64),  # 64, times 1 / 64
+        "mixer.experts.w3": (eye / 512).expand(moe.experts, 64, 64),
+        "mixer.experts.w2": w2_EDF,
+    }
+    if moe.selection_bias:
+        weights["mixer.router.bias"] = torch.tensor(bias or [0.0] * moe.experts)
+    if moe.shared_hidden:
+        weights["mixer.shared.w1.weight"] = 8 * eye
+        weights["mixer.shared.w3.weight"] = eye / 512
+        weights["mixer.shared.w2.weight"] = eye[63:].T * label_D
+    x_BTD = 8 * eye[:count].reshape(*logits_BTE.shape[:2], 64)
+    dy_D = 1 + torch.arange(64, dtype=torch.float64) % 4 / 4  # alike, it would leave a router nothing to learn
+    return call_of(recipe, weights, x_BTD, dy_D.expand(x_BTD.shape) if backward else None, dtype)
+
+
+def gates_of(moe: Moe) -> tuple[float, ...]:
+    """Gates of a labelled token's experts, in order: as 1 : 2 : 3 : …"""
+    total = moe.top_k * (moe.top_k + 1) / 2
+    return tuple((slot + 1) / total for slot in range(moe.top_k))
+
+
+def sent(moe: Moe, routes: Routes, dtype: Element, *, backward: bool = False) -> BlockCall:
+    """A labelled call whose tokens go where `routes` says."""
+
+    def logits(experts: tuple[int, ...]) -> list[float]:
+        found = {expert: 20 + log(slot + 1) for slot, expert in enumerate(experts)}
+        return [found.get(expert, 0.0) for expert in range(moe.experts)]
+
+    return labelled(moe, [[logits(experts) for experts in row] for row in routes], dtype=dtype, backward=backward)
+
+
+def rows(value: Array) -> list[list[list[float]]]:
+    """The numbers of a (B, T, n) tensor."""
+    found: list[list[list[float]]] = instruments.numerics.tensor(value).tolist()
+    return found
+
+
+def _of(recipe: Recipe) -> Moe:
+    assert recipe.moe is not None
+    return recipe.moe

@@ -1,0 +1,176 @@
+"""NAM56R at its true size, spread in lanes; its parameters counted by hand, and what a step sends sorted by purpose."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Literal, Protocol
+
+from contracts.checks._support.layouts import needs_layout
+from contracts.checks._support.multi_rank_run import borrowed, own
+from contracts.spec.presets import PRESETS
+from contracts.spec.recipe import Batch, Recipe
+from contracts.spec.topology import Group
+from contracts.spec.traffic import Rehearsal, Rehearsing, Routing, Sent
+from contracts.spec.training import Execution
+
+D, T = 3584, 4096  # hidden, tokens of a sequence
+WHOLE = PRESETS["nam56r_h200_bf16_v1"]  # A 13, E 22, M 13, R 4
+LETTERS = replace(WHOLE, name="nam56r-letters", pattern="AEMR", depth=4)
+"""One layer of each letter, and both ends."""
+
+# Parameters of a layer: alike on all TP ranks, cut by TP, routed experts. 56 heads of 64, 8 KV heads, 8 SSM groups of
+# 64 states.
+PARAMETERS = {
+    "A": (D + 2 * 64, 2 * D * D + 2 * 512 * D, 0),  # norm, QK norm; q and output; k and v
+    "E": (D + 16 * D, 2 * 1024 * D, 16 * 2 * 896 * D),  # norm, router; shared expert; experts
+    # norm; z, x and output; B and C; dt; convolution of four taps and a bias; A, D and dt's bias; gated norm
+    "M": (D, 3 * D * D + 2 * 512 * D + 56 * D + (D + 2 * 512) * 5 + 3 * 56 + D, 0),
+    # norm; gate, v, q, k and output; forget gate; W of each head; A, D and its bias; gated norm
+    "R": (D, 5 * D * D + 56 * D + 56 * 64 * 64 + 3 * 56 + D, 0),
+}
+ENDS = (D, 2 * 65536 * D, 0)  # final norm; embedding and output projection
+BYTES = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "bfloat16": 2, "float16": 2, "uint8": 1, "bool": 1}
+LITTLE = 1 << 16
+"""Bytes of a step for norms, losses and counts together."""
+
+Purpose = Literal["weights", "gradients", "stream", "copies", "rows", "counts", "shared rows", "messages", "rest"]
+
+
+class Stack(Rehearsing, Protocol):
+    """Who is asked here."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lane:
+    """An execution, and the groups of rank 0 in it, worked out by hand; (0,) where it is alone.
+
+    Args:
+        shard, expert_shard: over which ranks dense parameters, and experts, are cut or reduced.
+        copies: over which ranks sharded gradients are reduced again, because these hold the same shards.
+        tp, ep: tensor and expert parallel.
+    """
+
+    execution: Execution
+    shard: Group
+    expert_shard: Group
+    copies: Group = (0,)
+    tp: Group = (0,)
+    ep: Group = (0,)
+
+    @property
+    def dp(self) -> int:
+        """Ranks that read other sequences."""
+        return len(self.shard) * len(self.copies)
+
+
+LANES: dict[str, Lane] = {
+    "dp8": Lane(execution=own(8), shard=tuple(range(8)), expert_shard=tuple(range(8))),
+    "fsdp8": Lane(execution=own(8, fsdp=True), shard=tuple(range(8)), expert_shard=tuple(range(8))),
+    "hsdp-2x8": Lane(
+        execution=own(16, fsdp=True, replicas=2), shard=tuple(range(8)), expert_shard=tuple(range(8)), copies=(0, 8)
+    ),
+    # rank = 4 dp + 2 ep + tp; experts lie whole on both TP ranks, so they are cut over dp and tp
+    "tp2-sp-ep2-fsdp2": Lane(
+        execution=own(8, tp=2, sp=True, ep=2, etp=1, fsdp=True),
+        shard=(0, 4), expert_shard=(0, 1, 4, 5), tp=(0, 1), ep=(0, 2),
+    ),
+    # dense rank = 2 dp + tp, expert rank = 4 edp + ep
+    "borrowed-tp2-sp-ep4-fsdp4": Lane(
+        execution=borrowed(8, tp=2, sp=True, ep=4, etp=1, fsdp=True),
+        shard=(0, 2, 4, 6), expert_shard=(0, 4), tp=(0, 1), ep=(0, 1, 2, 3),
+    ),
+}  # fmt: skip
+
+
+def recipe_for(recipe: Recipe, lane: Lane) -> Recipe:
+    """One sequence for each microbatch of each rank that reads other ones."""
+    return replace(recipe, batch=Batch(micro=1, total=lane.dp * lane.execution.microbatches))
+
+
+def step(stack: Stack, recipe: Recipe, lane: Lane, rank: int = 0, routing: Routing = "balanced") -> Rehearsal:
+    needs_layout(stack, lane.execution.layout)
+    found = stack.rehearse(recipe_for(recipe, lane), lane.execution, rank, routing)
+    assert found.issued or lane.execution.world == 1, "no collective was seen"
+    return found
+
+
+def parameters(recipe: Recipe, lane: Lane) -> tuple[int, int, int]:
+    """On a rank, before data parallelism cuts them: alike on all TP ranks, cut by TP, experts."""
+    letters = [recipe.pattern[layer % len(recipe.pattern)] for layer in range(recipe.depth)]
+    alike, cut, experts = (sum(each) for each in zip(ENDS, *(PARAMETERS[letter] for letter in letters), strict=True))
+    return alike, cut // len(lane.tp), experts // (len(lane.ep) * _etp(lane))
+
+
+def _etp(lane: Lane) -> int:
+    """Ranks that have a part of each expert."""
+    degrees = lane.execution.degrees
+    return degrees.etp or degrees.tp
+
+
+def sorted_by_purpose(found: Rehearsal, lane: Lane) -> dict[Purpose, list[Sent]]:
+    """Everything that was issued, each under one purpose, by its kind and the ranks it goes over."""
+    sorts: dict[Purpose, list[Sent]] = {}
+    for each in found.issued:
+        sorts.setdefault(_purpose(each, found.groups[each.group], lane), []).append(each)
+    return sorts
+
+
+def _purpose(each: Sent, members: Group, lane: Lane) -> Purpose:
+    data = members in (lane.shard, lane.expert_shard)
+    if each.op in ("send", "receive"):
+        return "messages"
+    if each.op == "all_to_all":
+        return "rows" if each.dtypes[0] in ("bfloat16", "float16", "float32", "float64") else "counts"
+    if len(members) == 1:
+        return "rest"
+    if each.op == "all_gather" and data:
+        return "weights"
+    if data or members == lane.copies:
+        return "gradients"
+    if members == lane.tp:
+        return "stream" if _is_stream(each) else "copies"
+    return "shared rows" if members == lane.ep and each.op == "all_gather" else "rest"
+
+
+def _is_stream(each: Sent) -> bool:
+    """Whether something goes through, or has the hidden width for a run of tokens; what is summed is a gradient."""
+    return each.op != "all_reduce" or elements(each) >= T * D // 64
+
+
+def over(found: Rehearsal, issued: list[Sent]) -> Counter[Group]:
+    """Elements that the rank puts in, by group."""
+    sums: Counter[Group] = Counter()
+    for each in issued:
+        sums[found.groups[each.group]] += elements(each)
+    return sums
+
+
+def elements(each: Sent) -> int:
+    return sum(math.prod(shape) for shape in each.shapes)
+
+
+def bytes_of(*issued: Sent) -> int:
+    """What a rank puts in."""
+    parts: Iterator[tuple[tuple[int, ...], str]] = (
+        pair for each in issued for pair in zip(each.shapes, each.dtypes, strict=True)
+    )
+    return sum(math.prod(shape) * BYTES[dtype] for shape, dtype in parts)
+
+
+def ring_bytes(found: Rehearsal) -> float:
+    """What the rank's link carries, as rings pass it on: of n ranks, (n - 1) / n of all that is reduced or gathered."""
+    return sum(_ring(each, len(found.groups[each.group])) for each in found.issued)
+
+
+def _ring(each: Sent, ranks: int) -> float:
+    size = bytes_of(each)
+    if each.op == "all_gather":
+        return size * (ranks - 1)
+    if each.op == "all_reduce":
+        return 2 * size * (ranks - 1) / ranks
+    if each.op == "receive":
+        return 0
+    return size if each.op in ("send", "broadcast") else size * (ranks - 1) / ranks

@@ -1,0 +1,123 @@
+"""Passes through whole models: the recipes, drawn weights, packed batches, and one call for one pass."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from contracts import instruments
+from contracts.checks._support.recipes import SMALL
+from contracts.spec.array import Array, Arrays, Shape
+from contracts.spec.errors import NotOffered
+from contracts.spec.recipe import Mhc, Mode, Mtp, Recipe
+from contracts.spec.tolerance import FLOAT64, FLOAT64_SCAN
+from contracts.spec.training import Execution, Pass, Precision, Tokens, Training
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+WHOLE = replace(SMALL, pattern="AEMR", depth=6)
+"""A E M R A E: every family, and a depth that the pattern's length does not divide."""
+assert SMALL.moe is not None
+MOE = SMALL.moe
+EVERYTHING = replace(WHOLE, mhc=Mhc(streams=3), mtp=Mtp(depth=2, loss_weight=0.3))
+STREAMED = replace(SMALL, pattern="AAE", depth=5, moe=None, mhc=Mhc(streams=3))
+"""A A E A A, the E dense: what the oracle of whole models can judge."""
+AHEAD = replace(SMALL, pattern="EA", depth=2, moe=None, mtp=Mtp(depth=2, loss_weight=0.3))
+
+Lengths = tuple[tuple[int, ...], ...]
+PACKED: Lengths = ((5, 1, 7), (2, 11), (9, 4))
+"""Three rows of 13 tokens: documents of unequal length, one of a single token, none at the same place."""
+SHORT: Lengths = ((3, 4), (6, 1))
+
+
+def drawn(stack: Training, recipe: Recipe, *, mode: Mode = "nemo_native", seed: int = 0) -> dict[str, Array]:
+    """Drawn weights and buffers for a whole model, float64: of a size that makes every part of it felt."""
+    import torch
+
+    shapes = {name: Shape(dtype="float64", shape=each.shape) for name, each in stack.initial(recipe, mode).items()}
+    return dict(instruments.fixtures.as_arrays(instruments.fixtures.weights(shapes, seed=seed), torch.float64))
+
+
+def canonical(stack: Training, weights: Arrays, name: str = "layers.0.norm.weight") -> None:
+    """Leave a case aside whose weights have other names than spec/blocks.py gives them.
+
+    Raises:
+        NotOffered: when they have; the names of a whole model are its own.
+    """
+    if name not in weights:
+        raise NotOffered(f"{stack.name} has no weight called {name}")
+
+
+def batch(recipe: Recipe, lengths: Lengths = PACKED, *, seed: int = 0, masked: bool = True) -> Tokens:
+    """A packed batch: labels are the next token of the document; `masked` hides about a fifth of them as well.
+
+    All of row 1 but one label is masked, so that rows do not weigh alike.
+    """
+    import torch
+
+    numerics, shape = instruments.numerics, (len(lengths), sum(lengths[0]))
+    tokens_BT = instruments.fixtures.integers("tokens", shape, recipe.vocab, seed=seed)
+    documents_BT = instruments.fixtures.documents(lengths)
+    labels_BT = torch.full_like(tokens_BT, -100)
+    same = documents_BT[:, 1:] == documents_BT[:, :-1]
+    labels_BT[:, :-1] = torch.where(same, tokens_BT[:, 1:], -100)
+    if masked:
+        labels_BT[instruments.fixtures.integers("masked", shape, 5, seed=seed) == 0] = -100
+        labels_BT[1, :-2] = -100
+    return Tokens(
+        tokens=numerics.array(tokens_BT), labels=numerics.array(labels_BT), documents=numerics.array(documents_BT)
+    )
+
+
+def one_pass(
+    stack: Training, recipe: Recipe, weights: Arrays, tokens: Tokens, *,
+    backward: bool = False, precision: Precision = "float64", mode: Mode = "nemo_native", recompute: bool = False,
+) -> Pass:  # fmt: skip
+    """One pass on one rank."""
+    execution = Execution(mode=mode, precision=precision, recompute=recompute)
+    return stack.run_model(recipe, execution, weights, tokens, backward)
+
+
+def tensor(value: Array | None) -> Tensor:
+    """A value that has to be there, as a tensor."""
+    assert value is not None, "there is no tensor"
+    return instruments.numerics.tensor(value)
+
+
+def differs_from_its_definition(stack: Training, recipe: Recipe, letters: str, weights: Arrays) -> str:
+    """In what a pass differs from the oracle of whole models: logits, then gradients; nothing if it does not."""
+    import torch
+
+    numerics, oracle = instruments.numerics, instruments.oracles.model
+    tokens = batch(recipe, SHORT)
+    run = one_pass(stack, recipe, weights, tokens, backward=True)
+    held = {name: each.requires_grad_() for name, each in numerics.tensors(weights).items()}
+    documents_BT, labels_BT = tensor(tokens.documents), tensor(tokens.labels)
+    pairs = zip(tensor(tokens.tokens), documents_BT, strict=True)
+    rows = [oracle.logits(recipe, letters, held, *row) for row in pairs]
+    first, *further = (torch.stack(depth) for depth in zip(*rows, strict=True))
+    if len(run.mtp_logits) != len(further):
+        return f"there are {len(run.mtp_logits)} heads that look ahead, expected {len(further)}"
+    named = {"the logits": (run.logits, first)}
+    named |= {f"the logits of depth {k + 1}": pair for k, pair in enumerate(zip(run.mtp_logits, further, strict=True))}
+    for what, (got, want) in named.items():
+        if words := numerics.apart(what, got, want.detach(), FLOAT64):
+            return words
+    total = oracle.mean_loss(first, labels_BT)
+    if recipe.mtp is not None:
+        later = [oracle.later_labels(labels_BT, documents_BT, k + 1) for k in range(len(further))]
+        losses = [oracle.mean_loss(logits, labels) for logits, labels in zip(further, later, strict=True)]
+        total = total + recipe.mtp.loss_weight * torch.stack(losses).mean()
+    gradients = dict(zip(held, torch.autograd.grad(total, list(held.values())), strict=True))
+    return numerics.gradients_apart("the gradient of", run.gradients, gradients, FLOAT64_SCAN)
+
+
+def not_changed_from(one: Array, other: Array, first: int) -> str:
+    """In what two answers (B, T, …) fail to differ in row 0 from position `first` on and nowhere else."""
+    left, right = tensor(one), tensor(other)
+    changes_BT = (left - right).abs().amax(-1) > 1e-12 * left.abs().max()
+    if bool(changes_BT[1:].any()):
+        return "another row changes"
+    found = min(changes_BT[0].nonzero().flatten().tolist(), default=None)
+    return "" if found == first else f"logits change from position {found} on, expected {first}"

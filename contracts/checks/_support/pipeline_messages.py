@@ -1,0 +1,43 @@
+"""The messages between pipeline stages, as a rank issued them, and how they are shown."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from contracts.checks._support.pipeline_run import (  # fmt: skip
+    HALVES,
+    IN_FOUR,
+    IN_TWO,
+    INTERLEAVED,
+    QUARTERS,
+    TIED,
+    TIED_AHEAD_QUARTERS,
+    Flow,
+    flow,
+    given,
+)
+from contracts.spec.messages import Message, Messages, Messaging
+from contracts.spec.recipe import Recipe
+from contracts.spec.training import Execution, Session
+
+SENT: dict[str, Flow] = {
+    "two-stages": flow(HALVES, IN_TWO),
+    "tied": flow(TIED, IN_TWO),
+    "interleaved": flow(QUARTERS, INTERLEAVED),
+    "four-stages": flow(TIED_AHEAD_QUARTERS, IN_FOUR),
+}
+
+
+def messages_seen(stack: Messaging, recipe: Recipe, execution: Execution) -> Messages:
+    """Two steps: the first is where stages get to know each other."""
+    precise = replace(execution, precision="float64")
+    return stack.messages(Session(recipe=recipe, steps=2, execution=precise, batches=given(2)))
+
+
+def shown(message: Message) -> str:
+    way = "to" if message.sends else "from"
+    return f"{'a send' if message.sends else 'a receive'} of {form(message)} {way} rank {message.peer}"
+
+
+def form(message: Message) -> str:
+    return f"{'x'.join(map(str, message.shape))} {message.dtype}"

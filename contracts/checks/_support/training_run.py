@@ -1,0 +1,109 @@
+"""What the checks on training share: a small model with every letter, batches of unequal rows, a run."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from contracts import instruments
+from contracts.checks._support.recipes import SMALL
+from contracts.spec.array import Array, Arrays, Shape
+from contracts.spec.recipe import Batch, Moe, Mtp, Optim, Recipe
+from contracts.spec.training import Execution, Observed, Parameter, Session, Tokens, Trained, Training
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+LETTERS = replace(
+    SMALL,
+    name="letters",
+    pattern="AEMR",
+    depth=6,
+    seq_length=13,
+    moe=Moe(experts=14, top_k=3, expert_hidden=20, shared_hidden=28, aux_loss=0.3, z_loss=0.05),
+    optim=Optim(lr=1e-2, min_lr=1e-3, warmup=2, steps=8, weight_decay=0.3, clip=0.5),
+    batch=Batch(micro=1, total=5),
+)
+"""A E M R A E. Its shapes tell its tensors apart: 61 is the vocabulary alone, 14 the experts alone."""
+
+MUON = replace(LETTERS, name="letters-muon", optim=replace(LETTERS.optim, rule="muon"))
+AHEAD = replace(LETTERS, name="letters-mtp", mtp=Mtp(depth=2, loss_weight=0.4))
+DENSE = replace(LETTERS, name="letters-dense", pattern="AE", depth=4, moe=None, activation="swiglu")
+TIED = replace(LETTERS, name="letters-tied", untied_embeddings=False)
+
+ROWS: tuple[tuple[tuple[int, ...], int], ...] = (  # documents of each row of 13 tokens, and how many labels are masked
+    ((13,), 11),
+    ((4, 9), 0),
+    ((1, 5, 7), 6),
+    ((12, 1), 0),
+    ((6, 7), 10),
+)
+"""Labels that count: 1, 11, 6, 11, 2."""
+
+
+def batch(name: str, vocab: int = LETTERS.vocab, rows: tuple[tuple[tuple[int, ...], int], ...] = ROWS) -> Tokens:
+    """A packed batch whose rows have unequal documents and unequally many labels; masked labels stand in front."""
+    documents_BT = instruments.fixtures.documents(tuple(lengths for lengths, _ in rows))
+    tokens_BT = instruments.fixtures.integers(name, tuple(documents_BT.shape), vocab)
+    labels_BT = tokens_BT.roll(-1, 1)
+    labels_BT[:, -1] = -100
+    labels_BT[:, :-1][documents_BT[:, 1:] != documents_BT[:, :-1]] = -100
+    for row, (_, masked) in enumerate(rows):
+        labels_BT[row, :masked] = -100
+    array = instruments.numerics.array
+    return Tokens(tokens=array(tokens_BT), labels=array(labels_BT), documents=array(documents_BT))
+
+
+def batches(steps: int) -> tuple[Tokens, ...]:
+    return tuple(batch(f"step {step}") for step in range(steps))
+
+
+def run(
+    stack: Training,
+    recipe: Recipe,
+    given: tuple[Tokens, ...],
+    *observe: Observed,
+    microbatches: int = 1,
+    weights: Arrays | None = None,
+    declared: bool = False,
+) -> Trained:
+    """Steps over the given batches, in float64 unless the recipe's own precision is asked for."""
+    execution = Execution(microbatches=microbatches, precision="declared" if declared else "float64")
+    return stack.train(
+        Session(
+            recipe=recipe,
+            steps=len(given),
+            execution=execution,
+            batches=given,
+            weights=weights or {},
+            observe=frozenset(observe),
+        )
+    )
+
+
+def table(stack: Training, recipe: Recipe) -> tuple[Parameter, ...]:
+    """The rows of the optimizer's table."""
+    return stack.built(recipe, "nemo_native").parameters
+
+
+def uneven(rows: tuple[Parameter, ...]) -> Arrays:
+    """Weights for a model: none of them zero and no vector all alike, so that each element shows how it is moved."""
+    return dict(_drawn(tuple((row.name, row.shape) for row in rows)))
+
+
+@functools.lru_cache(maxsize=32)  # every layout of a model begins from the same weights
+def _drawn(shapes: tuple[tuple[str, tuple[int, ...]], ...]) -> Arrays:
+    named = {name: Shape(dtype="float64", shape=shape) for name, shape in shapes}
+    return instruments.numerics.arrays(instruments.fixtures.weights(named))
+
+
+def updates(weights: Mapping[str, Array], run: Trained) -> list[dict[str, Tensor]]:
+    """By how much each step moved each weight."""
+    before, found = instruments.numerics.tensors(weights), []
+    for step in run.steps:
+        after = instruments.numerics.tensors(step.weights)
+        found.append({name: after[name] - before[name] for name in after})
+        before = after
+    return found

@@ -1,0 +1,109 @@
+"""Transformers with experts on layouts: which take a step, are cut into stages, are saved and loaded."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from contracts.checks._support.transformers import (
+    DENSE,
+    GROUPED_EXPERTS,
+    HYBRID_EXPERTS,
+    IN_HALVES,
+    IN_QUARTERS,
+    LATENT_EXPERTS,
+    Cell,
+    cell,
+)
+from contracts.spec.recipe import Recipe
+from contracts.spec.training import Execution
+
+L, G, H = LATENT_EXPERTS, GROUPED_EXPERTS, HYBRID_EXPERTS
+
+
+CELLS: dict[str, Cell] = {
+    "dense-dp2": cell(DENSE, 2),
+    "dense-fsdp2": cell(DENSE, 2, fsdp=True),
+    "dense-tp2-sp": cell(DENSE, 2, tp=2, sp=True),
+    "dp2": cell(L, 2),
+    "fsdp2": cell(G, 2, fsdp=True),
+    "hsdp-2x2": cell(L, 4, fsdp=True, replicas=2),
+    "tp2-sp": cell(L, 2, tp=2, sp=True),
+    "tp2-sp-grouped": cell(G, 2, tp=2, sp=True),
+    "tp2": cell(G, 2, tp=2),
+    "tp2-sp-fsdp2": cell(L, 4, tp=2, sp=True, fsdp=True),
+    "ep2": cell(L, 2, layout="own-axis", ep=2),
+    "ep4": cell(G, 4, layout="own-axis", ep=4),
+    "ep2-fsdp2": cell(L, 4, layout="own-axis", ep=2, fsdp=True),
+    "tp2-sp-ep2-etp1": cell(L, 4, layout="own-axis", tp=2, ep=2, etp=1, sp=True),
+    "borrowed-ep2": cell(L, 2, ep=2),
+    "borrowed-ep2-fsdp": cell(L, 2, ep=2, fsdp=True),
+    "borrowed-ep2-fsdp4": cell(G, 4, ep=2, fsdp=True),
+    "borrowed-ep4-fsdp": cell(L, 4, ep=4, fsdp=True),
+    "borrowed-hsdp-2x2-ep2": cell(L, 4, ep=2, fsdp=True, replicas=2),
+    "borrowed-ep2-dp4": cell(L, 4, ep=2),
+    "borrowed-ep4": cell(L, 4, ep=4),
+    "borrowed-tp2-sp-ep4-etp1": cell(G, 4, tp=2, ep=4, etp=1, sp=True),
+    "borrowed-tp2-sp-ep2-etp1": cell(G, 2, tp=2, ep=2, etp=1, sp=True),
+    "borrowed-tp2-sp-ep2-etp1-fsdp": cell(G, 4, tp=2, ep=2, etp=1, sp=True, fsdp=True),
+    "borrowed-tp2-sp-ep4-etp1-fsdp": cell(L, 4, tp=2, ep=4, etp=1, sp=True, fsdp=True),
+    "borrowed-tp2-sp-ep2-etp2-fsdp": cell(G, 4, tp=2, ep=2, etp=2, sp=True, fsdp=True),
+    "hybrid-dp2": cell(H, 2),
+    "hybrid-tp2-sp": cell(H, 2, tp=2, sp=True),
+    "hybrid-borrowed-tp2-sp-ep2-etp1": cell(H, 2, tp=2, ep=2, etp=1, sp=True),
+}  # fmt: skip
+
+
+def some(*names: str) -> dict[str, Cell]:
+    return {name: CELLS[name] for name in names}
+
+
+STEPPED = some("dense-dp2", "dense-fsdp2", "dp2", "fsdp2", "hsdp-2x2", "tp2-sp", "ep2", "tp2-sp-ep2-etp1",
+               "borrowed-ep2", "borrowed-ep4", "borrowed-tp2-sp-ep4-etp1", "borrowed-ep2-fsdp",
+               "borrowed-tp2-sp-ep4-etp1-fsdp", "hybrid-tp2-sp")  # fmt: skip
+
+
+WAY = 5e-3
+"""Of the way of one update or of three, by L2: Adam makes steps of the signs of gradients that are rounding. 5e-4 was
+seen at most, in two stacks; half a decay is 1e-2."""
+
+
+HALVES, QUARTERS = replace(L, **IN_HALVES), replace(G, **IN_QUARTERS)  # type: ignore[arg-type]  # a table of both
+
+
+STAGES: dict[str, Cell] = {
+    "1f1b": cell(HALVES, 2, pp=2, microbatches=4),
+    "interleaved": cell(QUARTERS, 2, pp=2, microbatches=4, interleaved=True),
+    "beside-fsdp2": cell(HALVES, 4, pp=2, fsdp=True, microbatches=2),
+    "hybrid-1f1b": cell(replace(H, pattern="AE|ME"), 2, pp=2, microbatches=4),
+    "beside-tp2-sp": cell(replace(G, **IN_HALVES), 4, pp=2, tp=2, sp=True, microbatches=4),  # type: ignore[arg-type]
+    "beside-ep2": cell(HALVES, 4, layout="own-axis", pp=2, ep=2, microbatches=2),
+    "beside-borrowed-ep2-fsdp": cell(HALVES, 4, pp=2, ep=2, fsdp=True, microbatches=2),
+}
+
+
+def onto(saves: Cell, *loads: Cell) -> tuple[Recipe, Execution, int, tuple[Execution, ...]]:
+    """Recipe, the layout that saves, ranks, and the layouts that load."""
+    return (*saves, tuple(execution for _, execution, _ in loads))
+
+
+SAVED = {
+    name: onto(*some(name, *others).values())
+    for name, others in {
+        "fsdp2": ("tp2-sp-grouped", "borrowed-tp2-sp-ep2-etp1"),
+        "ep2": ("fsdp2", "tp2-sp"),
+        "borrowed-ep2-fsdp": ("fsdp2", "tp2-sp"),
+        "borrowed-tp2-sp-ep4-etp1-fsdp": ("hsdp-2x2", "borrowed-ep4-fsdp"),
+        "tp2-sp": ("dp2",),
+        "borrowed-ep2": ("borrowed-tp2-sp-ep2-etp1",),
+        "borrowed-tp2-sp-ep4-etp1": ("borrowed-ep4", "borrowed-ep2-dp4"),
+        "hybrid-tp2-sp": ("hybrid-dp2",),
+    }.items()
+} | {
+    "dp2-to-borrowed-ep2": onto(CELLS["dp2"], CELLS["borrowed-ep2"]),
+    "borrowed-ep2-to-tp2-sp": onto(CELLS["borrowed-ep2"], CELLS["tp2-sp"]),
+    "tp2-sp-to-etp1": onto(CELLS["tp2-sp"], cell(L, 2, tp=2, etp=1, sp=True)),
+    "1f1b": onto(STAGES["1f1b"], CELLS["dp2"], cell(L, 1)),
+    "interleaved": onto(STAGES["interleaved"], CELLS["tp2-sp-grouped"]),
+    "hybrid-1f1b": onto(STAGES["hybrid-1f1b"], CELLS["hybrid-tp2-sp"]),
+    "tp2-sp-to-interleaved": onto(cell(QUARTERS, 2, tp=2, sp=True), STAGES["interleaved"]),
+}

@@ -1,0 +1,228 @@
+"""What the checks on transformers with experts share: recipes that many stacks can run, layouts, runs in float32.
+
+Attention and experts alone, in pairs, and one recipe with a scan; no packed documents and no auxiliary loss: what is
+left is what the field's stacks have in common. Every size divides by 4 and by 16 bytes, because grouped products of
+real stacks want it.
+
+The oracle is the same stack on one rank. float32 is what they all offer, so that bounds are wider than in `layouts`
+and gradients of the first step, from the same whole weights, say the most: Adam makes signs of what is rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from contracts import instruments
+from contracts.checks._support.layouts import needs_layout
+from contracts.checks._support.single_rank_run import on_one_rank
+from contracts.checks._support.training_run import table, uneven
+from contracts.instruments.ranks import here
+from contracts.spec.array import Array, Arrays
+from contracts.spec.recipe import Batch, Mamba, Mla, Moe, Optim, Recipe
+from contracts.spec.tolerance import FLOAT32_TRANSFORMER, Tolerance
+from contracts.spec.topology import Degrees, Layout
+from contracts.spec.training import Execution, Observed, Session, Step, Tokens, Training
+
+GROUPED_EXPERTS = Recipe(
+    name="grouped-experts",
+    family="small",
+    pattern="AE",
+    depth=4,
+    hidden=32,
+    ffn_hidden=48,
+    heads=8,
+    kv_groups=4,
+    seq_length=16,
+    vocab=64,
+    rope_theta=10_000,
+    activation="swiglu",
+    moe=Moe(experts=16, top_k=3, expert_hidden=24, shared_hidden=0, aux_loss=0.0),
+    optim=Optim(lr=1e-3, min_lr=1e-3, schedule="constant", warmup=1, steps=8, weight_decay=0.1, clip=0.5),
+    batch=Batch(micro=1, total=4),
+    dtype="fp32",
+    hbm_gb=2,
+)
+"""Query heads in groups with a norm, gates by a softmax over the chosen, no shared expert."""
+LATENT_EXPERTS = replace(
+    GROUPED_EXPERTS,
+    name="latent-experts",
+    kv_groups=8,
+    qk_norm=False,
+    mla=Mla(q_lora=24, kv_lora=16, qk_head=8, qk_rope=4, v_head=12),
+    moe=Moe(
+        experts=16, top_k=3, expert_hidden=24, shared_hidden=48, score="sigmoid", selection_bias=True, aux_loss=0.0,
+        route_scale=1.5, bias_rate=0.25,
+    ),
+)  # fmt: skip
+"""Latent attention, gates by sigmoids with a bias that selects, a shared expert."""
+
+DENSE = replace(GROUPED_EXPERTS, name="dense", moe=None)
+"""The same with an MLP in the place of the experts: a plain transformer."""
+
+HYBRID_EXPERTS = replace(
+    GROUPED_EXPERTS, name="hybrid-experts", pattern="AEME", mamba=Mamba(heads=8, head_dim=8, state=8, groups=4)
+)
+"""The same with every second attention a scan: a hybrid of the three blocks that several stacks of the field have."""
+
+IN_HALVES = {"pattern": "AE|AE", "depth": 4}
+IN_QUARTERS = {"pattern": "AE|AE|AE|AE", "depth": 8}
+MASKED = (13, 0, 6, 3)
+"""Labels at the beginning of each row that do not count: 2, 15, 9 and 12 do."""
+IDLE = (tuple(range(8)), (12, 13, 14, 15))
+"""Experts that a selection bias keeps from being chosen, in the first layer that routes and in the second: with two
+ranks of experts, one has no work in the first."""
+
+Cell = tuple[Recipe, Execution, int]
+
+
+def cell(recipe: Recipe, world: int, *, layout: Layout = "borrowed", fsdp: bool = False, replicas: int = 1,
+         microbatches: int = 1, interleaved: bool = False, compiled: bool = False, **degrees: int) -> Cell:  # fmt: skip
+    """A recipe, on how many ranks, how; `degrees` are those of the axes."""
+    execution = Execution(
+        world=world, degrees=Degrees(**degrees), layout=layout, fsdp=fsdp, replicas=replicas,  # type: ignore[arg-type]  # sp
+        microbatches=microbatches, schedule="interleaved" if interleaved else "1f1b", precision="float32",
+        compile="blocks" if compiled else "none", backend="aot_eager",
+    )  # fmt: skip
+    return recipe, execution, world
+
+
+def laid_out(stack: Training, execution: Execution) -> Execution:
+    """The execution in the layout of the stack: without expert parallel the two layouts are the same ranks.
+
+    Raises:
+        NotOffered: when there is expert parallel and the stack does not build the layout.
+    """
+    if execution.degrees.ep == 1 and execution.layout not in stack.layouts:
+        return replace(execution, layout=min(stack.layouts, default=execution.layout))
+    needs_layout(stack, execution.layout)
+    return execution
+
+
+def batches(steps: int) -> tuple[Tokens, ...]:
+    """Whole rows, one document each, unequally many of whose labels count."""
+    found = []
+    for step in range(steps):
+        tokens_BT = instruments.fixtures.integers(f"transformers {step}", (4, 16), GROUPED_EXPERTS.vocab)
+        labels_BT = tokens_BT.roll(-1, 1)
+        labels_BT[:, -1] = -100
+        for row, masked in enumerate(MASKED):
+            labels_BT[row, :masked] = -100
+        found.append(Tokens(tokens=instruments.numerics.array(tokens_BT), labels=instruments.numerics.array(labels_BT)))
+    return tuple(found)
+
+
+def heavy(stack: Training, recipe: Recipe) -> Arrays:
+    """Drawn weights in float32, those of experts and routers doubled: a residual stream hides dead experts."""
+    drawn = instruments.numerics.tensors(uneven(table(stack, recipe)))
+    strong = (".experts.", "router.weight")
+    return instruments.numerics.arrays(
+        {name: (each * (2 if any(part in name for part in strong) else 1)).float() for name, each in drawn.items()}
+    )
+
+
+def idling(stack: Training, recipe: Recipe) -> Arrays:
+    """Selection biases that keep some experts from being chosen, where the recipe has biases."""
+    import torch
+
+    found = {}
+    named = sorted(
+        (name, shape) for name, shape in stack.built(recipe, "nemo_native").buffers.items() if "bias" in name
+    )
+    for index, (name, shape) in enumerate(named):
+        bias_E = torch.zeros(shape)
+        bias_E[list(IDLE[index % len(IDLE)])] = -4.0  # sigmoids lie in 0 … 1
+        found[name] = instruments.numerics.array(bias_E)
+    return found
+
+
+def session(stack: Training, recipe: Recipe, execution: Execution, steps: int, *observe: Observed) -> Session:
+    """Steps from drawn weights; routers with biases begin with idle experts."""
+    return Session(
+        recipe=recipe, steps=steps, execution=laid_out(stack, execution), batches=batches(steps),
+        weights=heavy(stack, recipe), buffers=idling(stack, recipe), observe=frozenset(observe),
+    )  # fmt: skip
+
+
+def both(
+    stack: Training,
+    recipe: Recipe,
+    execution: Execution,
+    steps: int,
+    *observe: Observed,
+    at: frozenset[int] = frozenset(),
+) -> list[tuple[Step, Step]]:
+    """(on one rank, on all) for each step; what is observed is told of the steps `at` alone, where some are named."""
+    asked = replace(session(stack, recipe, execution, steps, *observe), at=at)
+    alone = replace(asked, execution=Execution(precision="float32", layout=asked.execution.layout))
+    return list(zip(on_one_rank(stack, alone).steps, stack.train(asked).steps, strict=True))
+
+
+def told(alone: Step, many: Step) -> str:
+    """What somebody sees who looks at the loss and at the gradient's norm, as a curve shows them."""
+    pairs = (("loss", many.losses.get("total", float("nan")), alone.losses["total"]),
+             ("norm", many.grad_norm, alone.grad_norm))  # fmt: skip
+    found = []
+    for name, got, want in pairs:
+        alike = abs(got - want) <= 1e-4 * abs(want)
+        found.append(f"{name} agrees" if alike else f"{name} is {got:.5g} and not {want:.5g}")
+    return ", ".join(found)
+
+
+def apart(
+    alone: Step, many: Step, what: str, got: Arrays, want: Arrays, tolerance: Tolerance = FLOAT32_TRANSFORMER
+) -> str:
+    """In which tensors two steps differ, behind what the loss and the norm tell of it; nothing when they are alike."""
+    words = instruments.numerics.named_apart(what, got, want, tolerance)
+    return f"{told(alone, many)}: {words} (step {alone.number}, rank {here().rank})" if words else ""
+
+
+def gradients_apart(alone: Step, many: Step, tolerance: Tolerance = FLOAT32_TRANSFORMER) -> str:
+    """`apart` of the gradients: what cancels in one of them is as large as the others are."""
+    words = instruments.numerics.gradients_apart("the gradient of", many.gradients, alone.gradients, tolerance)
+    return f"{told(alone, many)}: {words} (step {alone.number}, rank {here().rank})" if words else ""
+
+
+def figures_apart(alone: Step, many: Step) -> str:
+    """In which losses and counts two steps differ, in words."""
+    where = f"(step {alone.number}, rank {here().rank})"
+    if many.tokens != alone.tokens:
+        return f"{many.tokens} labels count, {alone.tokens} on one rank {where}"
+    for name, want in alone.losses.items():
+        found = many.losses.get(name, float("nan"))
+        if not abs(found - want) <= LOSS * max(1.0, abs(want)):
+            return f"{told(alone, many)}: {name} is {found:.8g}, {want:.8g} on one rank {where}"
+    return ""
+
+
+LOSS = 2e-6
+"""Relative; means over some 40 labels in float32, summed in another order."""
+
+
+def entries(arrays: Arrays, entry: str) -> dict[str, Array]:
+    """The optimizer's state of one kind: `exp_avg` of every parameter, by the parameter's name."""
+    return {name.removesuffix(f"/{entry}"): each for name, each in arrays.items() if name.endswith(f"/{entry}")}
+
+
+def moved_apart(before: Arrays, got: Arrays, want: Arrays, bound: float) -> str:
+    """Where weights moved otherwise than they should have, by the L2 distance of the movement over its length.
+
+    L2 alone: Adam turns the rounding of a gradient that is next to nothing into a whole step of another sign, so that
+    single elements may be off by twice a step in a run that has no fault.
+    """
+    numerics = instruments.numerics
+    start, found, right = (numerics.tensors(each) for each in (before, got, want))
+    for name in sorted(right):
+        if name not in found:
+            return f"no weight {name} is told"
+        move, expected = (side[name].double() - start[name].double() for side in (found, right))
+        apart = numerics.distances(move, expected)["L2"]
+        rounding = numerics.floor(found[name].dtype, numerics.typical_size(start[name]))  # of a weight, where it lands
+        if not apart.times(bound, rounding) <= 1:
+            return f"{name} moved otherwise: off by {apart.relative:.1e} of its way, over {bound:.0e}"
+    return ""
+
+
+def told_counts(step: Step) -> Mapping[str, Array]:
+    """Assignments that the routers report, by layer; a stack that keeps no count reports none."""
+    return {name: each for name, each in step.seen.items() if name.endswith(".counts")}

@@ -1,0 +1,304 @@
+"""The command of a launch: which words it has, what changes them, and what must not.
+
+Whether the launcher takes them stands in `checks/argv/parsing.py`. Checks that name flags are about Megatron-LM's, and
+leave a launch for another launcher aside.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import replace
+
+from contracts.checks._support.launches import (
+    AUTHOR,
+    AUTHOR_PP4,
+    FP8,
+    FSDP2,
+    FSDP2_AUTHOR,
+    FSDP2_TWO_NODES,
+    MLA_MTP,
+    NAM52_MHC,
+    NAM52_SPARSE,
+    NAM56R,
+    NATIVE,
+    NATIVE_PP2,
+    NO_MOE,
+    TWO_NODES,
+    flags_of,
+    for_megatron,
+    refusal_of_launch,
+    said,
+)
+from contracts.contract import contract
+from contracts.spec.errors import Refused
+from contracts.spec.launch import Lane
+from contracts.spec.recipe import Checkpoint, Data, Fp8, Recipe
+from contracts.spec.stack import Stack
+from contracts.spec.topology import Degrees
+
+EVERYWHERE = {
+    "megatron-native": (NAM56R, NATIVE),
+    "megatron-author-fp8": (FP8, AUTHOR),
+    "megatron-author-mhc": (NAM52_MHC, AUTHOR),
+    "megatron-two-nodes": (MLA_MTP, TWO_NODES),
+    "fsdp2-tp2-ep2": (NAM56R, FSDP2),
+    "fsdp2-two-nodes": (NAM56R, FSDP2_TWO_NODES),
+}
+SHELLS: tuple[Mapping[str, str], ...] = (
+    {"HOME": "/root", "USER": "root", "LANG": "C", "PATH": "/usr/bin", "HOSTNAME": "box-a"},
+    {"HOSTNAME": "box-b", "PATH": "/opt/bin:/usr/bin", "LANG": "de_DE.UTF-8", "USER": "ops", "HOME": "/home/ops"},
+    {"PWD": "/tmp/elsewhere", "TMPDIR": "/scratch", "COLUMNS": "7"},
+)
+
+
+@contract("ARGV-01", asks="launch", cases=EVERYWHERE, source="naming")
+def the_words_are_the_same_on_every_machine(stack: Stack, recipe: Recipe, lane: Lane) -> None:
+    """A recipe on a lane gives the same command and environment whatever the machine, the user or the hour.
+
+    Two receipts compare only if their launches do: a home directory, a host name or an unordered set among the words
+    makes every comparison a difference.
+    """
+    first = stack.launch(recipe, lane)
+    for shell in ({}, *SHELLS):
+        again = stack.launch(recipe, replace(lane, inherited=shell))
+        for index, (one, two) in enumerate(zip(first.command, again.command, strict=False)):
+            assert one == two, f"word {index} of the command is {one!r}, and {two!r} in another shell"
+        longer = len(again.command) - len(first.command)
+        assert not longer, f"the command has {len(first.command)} words, and {longer:+d} in another shell"
+        differ = [name for name in {**first.env, **again.env} if first.env.get(name) != again.env.get(name)]
+        assert not differ, f"{differ[0]} is {first.env.get(differ[0])!r}, and {again.env.get(differ[0])!r} elsewhere"
+        assert set(first.unset) == set(again.unset), f"unset are {first.unset}, and {again.unset} in another shell"
+
+
+# AEMEAEMEAEMR four times, and AEME, in Megatron's letters: A is *, R is an M.
+NAM56R_PATTERN = "*EME*EME*EMM*EME*EME*EMM*EME*EME*EMM*EME*EME*EMM*EME"
+ESSENTIALS = {
+    "--hidden-size": "3584", "--ffn-hidden-size": "18944", "--num-attention-heads": "56", "--num-query-groups": "8",
+    "--seq-length": "4096", "--rotary-base": "500000", "--num-experts": "16", "--moe-router-topk": "4",
+    "--moe-ffn-hidden-size": "896", "--moe-shared-expert-intermediate-size": "1024",
+    "--hybrid-layer-pattern": NAM56R_PATTERN, "--position-embedding-type": "rope",
+    "--group-query-attention": "", "--qk-layernorm": "", "--untie-embeddings-and-output-weights": "",
+    "--squared-relu": "", "--bf16": "",
+}  # fmt: skip
+
+
+@contract("ARGV-01a", asks="launch", cases={"nemo-native": NATIVE, "author-dp": AUTHOR}, source="naming")
+def the_argv_of_nam56r_states_its_sizes(stack: Stack, lane: Lane) -> None:
+    """The argv of NAM56R states its pattern, sizes, experts and runtime bundle, the same in both modes.
+
+    A default that stands in for a stated size is another model under the same name: Megatron's rotary base is 10000,
+    its expert hidden size the dense one.
+    """
+    words = said(for_megatron(stack, NAM56R, lane).argv)
+    for flag, expected in ESSENTIALS.items():
+        assert flag in words, f"{flag} is missing, expected {expected or 'the switch'}"
+        assert words[flag] == expected, f"{flag} is {words[flag]!r}, expected {expected!r}"
+
+
+MOE = ("--num-experts", "--moe-", "--expert-")
+MLA = ("--multi-latent-attention", "--q-lora-rank", "--kv-lora-rank", "--qk-head-dim", "--v-head-dim")
+MTP, DSA, IN_FP8, GQA = ("--mtp-",), ("--dsa-",), ("--fp8-",), ("--group-query-attention", "--num-query-groups")
+DISABLED = {  # recipe, lane, the beginnings of flags that belong to what is off
+    "native-moe-alone": (NAM56R, NATIVE, MLA + MTP + DSA + IN_FP8),
+    "author-fp8": (FP8, AUTHOR_PP4, MLA + MTP + DSA),
+    "mla-mtp-pp2": (MLA_MTP, NATIVE_PP2, GQA + DSA + IN_FP8),
+    "no-moe": (NO_MOE, NATIVE, MOE + MLA + MTP),
+    "sparse": (NAM52_SPARSE, AUTHOR, GQA + MTP + IN_FP8),
+    "data-and-swiglu": (replace(NAM56R, activation="swiglu", data=Data(path="/data/a")), AUTHOR, ("--squared",)),
+}
+OPPOSED = (
+    ("--bf16", "--fp16"),
+    ("--squared-relu", "--swiglu"),
+    ("--multi-latent-attention", "--group-query-attention"),
+    ("--hybrid-layer-pattern", "--hybrid-override-pattern"),
+    ("--mock-data", "--data-path"),
+    ("--use-distributed-optimizer", "--use-torch-fsdp2"),
+)
+
+
+@contract("ARGV-03", asks="launch", cases=DISABLED, source="naming; Megatron-LM's validation")
+def no_flag_stands_twice_or_against_another(stack: Stack, recipe: Recipe, lane: Lane, off: tuple[str, ...]) -> None:
+    """No flag stands twice in the argv, none contradicts another, and a feature that is off has none.
+
+    Most parsers take the last of a repeated flag without a word, so a base recipe whose flag was appended to instead
+    of replaced trains something else than its log says.
+    """
+    flags = [flag for flag, _ in flags_of(for_megatron(stack, recipe, lane).argv)]
+    twice = sorted({flag for flag in flags if flags.count(flag) > 1})
+    assert not twice, f"{twice[0]} stands {flags.count(twice[0])} times"
+    for one, other in OPPOSED:
+        assert not {one, other} <= set(flags), f"{one} and {other} contradict each other"
+    idle = [flag for flag in flags if flag.startswith(off)]
+    assert not idle, f"{idle[0]} belongs to a feature that is off in {recipe.name}"
+
+
+EXPERT_BEARING = {
+    "native": (NAM56R, NATIVE, True),
+    "author-pp4": (FP8, AUTHOR_PP4, True),
+    "without-experts": (NO_MOE, replace(NATIVE, degrees=Degrees(pp=2, tp=2, sp=True)), False),
+    "no-letter-e": (replace(NO_MOE, pattern="AMMAR"), AUTHOR, False),
+}
+EXPERT_FLAGS = ("--num-experts", "--moe-router-topk", "--moe-ffn-hidden-size")
+
+
+@contract("ARGV-04", asks="launch", cases=EXPERT_BEARING, source="naming")
+def expert_letters_and_expert_arguments_go_together(stack: Stack, recipe: Recipe, lane: Lane, bearing: bool) -> None:
+    """The emitted pattern has an E exactly where the expert arguments stand beside it.
+
+    Megatron accepts each without the other: an E without experts dies when the model is built, experts without an E
+    train a dense model under the name of a sparse one.
+    """
+    words = said(for_megatron(stack, recipe, lane).argv)
+    letters = "E" in words.get("--hybrid-layer-pattern", words.get("--hybrid-override-pattern", ""))
+    assert letters == bearing, f"the pattern {'has an' if letters else 'has no'} E, expected {bearing}"
+    for flag in EXPERT_FLAGS:
+        assert (flag in words) == bearing, f"{flag} is {'there' if flag in words else 'missing'}, E is {bearing}"
+
+
+NO_PLACE = {"attention-and-mamba": replace(NAM56R, pattern="AMM"), "recurrent": replace(NAM56R, pattern="AMR")}
+
+
+@contract("ARGV-04a", asks="launch", cases=NO_PLACE, source="naming")
+def experts_without_a_block_leave_no_argument(stack: Stack, recipe: Recipe) -> None:
+    """A recipe with experts and no E block is refused, or launched without one expert argument."""
+    try:
+        launch = for_megatron(stack, recipe, NATIVE)
+    except Refused:
+        return
+    idle = [flag for flag in said(launch.argv) if flag.startswith(MOE)]
+    assert not idle, f"{idle[0]} is emitted, and no block of {recipe.pattern} is an E"
+
+
+SURFACES = {  # recipe, lane → tp, sequence parallelism
+    "native": (NAM56R, NATIVE, 2, True),
+    "native-pp2": (MLA_MTP, NATIVE_PP2, 2, True),
+    "native-two-nodes": (NO_MOE, TWO_NODES, 2, True),
+    "author": (NAM56R, AUTHOR, 1, False),
+    "author-pp4": (NAM52_MHC, AUTHOR_PP4, 1, False),
+    "fsdp2-native": (NAM56R, FSDP2, 2, True),
+    "fsdp2-author": (NAM56R, FSDP2_AUTHOR, 1, False),
+    # The recipe asks for TP 4 and the mode for another: the mode owns this axis.
+    "recipe-asks-for-more": (replace(NAM56R, degrees=Degrees(tp=4, sp=True, ep=2, etp=1)), AUTHOR, 1, False),
+}
+
+
+@contract("ARGV-05", asks="launch", cases=SURFACES, source="naming")
+def the_mode_decides_the_parallel_surface(stack: Stack, recipe: Recipe, lane: Lane, tp: int, sp: bool) -> None:
+    """nemo_native runs TP 2 with sequence parallelism, author_dp TP 1 without: in the degrees and in the argv.
+
+    The two lanes differ in who owns the mixers. One nickname for both makes their receipts look comparable.
+    """
+    launch = stack.launch(recipe, lane)
+    degrees = launch.degrees
+    assert degrees.tp == tp, f"{lane.mode} runs tp {degrees.tp}, expected {tp}"
+    assert degrees.sp == sp, f"{lane.mode} runs sequence parallelism {degrees.sp}, expected {sp}"
+    if "megatron" in launch.launcher.lower():
+        words = said(launch.argv)
+        emitted = words.get("--tensor-model-parallel-size", "1")
+        assert emitted == str(tp), f"--tensor-model-parallel-size is {emitted}, expected {tp}"
+        switch = "--sequence-parallel" in words
+        assert switch == sp, f"--sequence-parallel is {'there' if switch else 'missing'}, {lane.mode} means {sp}"
+
+
+AGAINST = {
+    "native-at-tp1": (NAM56R, replace(NATIVE, degrees=Degrees(ep=4, etp=1))),
+    "native-without-sp": (NAM56R, replace(FSDP2, degrees=Degrees(tp=2, ep=2))),
+    "author-at-tp2": (NAM56R, replace(AUTHOR, degrees=Degrees(tp=2, sp=True))),
+    "a-mode-it-does-not-have": (NAM52_MHC, NATIVE),
+}
+
+
+@contract("ARGV-05a", asks="launch", cases=AGAINST, source="naming")
+def degrees_against_the_mode_are_refused(stack: Stack, recipe: Recipe, lane: Lane) -> None:
+    """Degrees that are not the mode's, and a mode that is not the recipe's, are refused by the mode's name."""
+    refused = refusal_of_launch(stack, recipe, lane, f"{lane.mode} with {lane.degrees or recipe.modes}")
+    assert lane.mode in str(refused), f"the refusal does not name the mode {lane.mode}: {refused}"
+
+
+AWKWARD = (
+    "two words",
+    'it\'s "quoted"',
+    "$HOME/`id`;&&",
+    "line\nbreak\ttab",
+    "naïve 模型",
+    "--flag=like",
+    "back\\slash*?",
+)
+ONE_WORD = {
+    **{f"run-{i}": (NAM56R, replace(TWO_NODES, run=text), text) for i, text in enumerate(AWKWARD)},
+    **{f"data-{i}": (replace(NAM56R, data=Data(path=f"/data/{text}")), NATIVE, f"/data/{text}")
+       for i, text in enumerate(AWKWARD)},
+    "save": (replace(NAM56R, checkpoint=Checkpoint(save="/ck pt/it's")), AUTHOR, "/ck pt/it's"),
+    "fsdp2-run": (NAM56R, replace(FSDP2, run="it's $HOME"), "it's $HOME"),
+}  # fmt: skip
+
+
+@contract("ARGV-06", asks="launch", cases=ONE_WORD, source="naming")
+def a_value_is_one_word(stack: Stack, recipe: Recipe, lane: Lane, value: str) -> None:
+    """A name or path with spaces, quotes, dollars or newlines is exactly one word of the command, in a shell too.
+
+    argv that was joined by blanks and split again reads the second half of a path as another argument.
+    """
+    command = stack.launch(recipe, lane).command
+    assert shlex.split(shlex.join(command)) == list(command), "the command does not survive quoting"
+    words = [word for word in command if word == value or word.endswith(f"={value}")]
+    assert len(words) == 1, f"{value!r} is {len(words)} words of the command, expected 1"
+
+
+def _in(dtype: str, fp8: Fp8 | None = None) -> Recipe:
+    return replace(NAM56R, name=f"nam56r_{dtype}{'_fp8' if fp8 else ''}", dtype=dtype, fp8=fp8)  # type: ignore[arg-type]  # a literal below
+
+
+PRECISIONS = {  # recipe, lane → every precision flag, with its value
+    "bf16": (_in("bf16"), NATIVE, {"--bf16": ""}),
+    "fp16": (_in("fp16"), AUTHOR, {"--fp16": ""}),
+    "fp32": (_in("fp32"), NATIVE, {}),
+    "fp8-tensorwise": (FP8, NATIVE_PP2, {"--bf16": "", "--fp8-format": "hybrid", "--fp8-recipe": "tensorwise"}),
+    "mxfp8": (_in("bf16", Fp8(format="e4m3", scaling="mxfp8")), AUTHOR,
+              {"--bf16": "", "--fp8-format": "e4m3", "--fp8-recipe": "mxfp8"}),
+    "fp8-blockwise": (_in("bf16", Fp8(format="e4m3", scaling="blockwise")), AUTHOR_PP4,
+                      {"--bf16": "", "--fp8-format": "e4m3", "--fp8-recipe": "blockwise"}),
+}  # fmt: skip
+
+
+@contract("ARGV-07", asks="launch", cases=PRECISIONS, source="naming")
+def the_named_precision_is_the_emitted_one(stack: Stack, recipe: Recipe, lane: Lane, expected: dict[str, str]) -> None:
+    """The precision a recipe names is the one its argv asks for, format and scaling included, and no other."""
+    words = said(for_megatron(stack, recipe, lane).argv)
+    names = ("--bf16", "--fp16", "--fp8-format", "--fp8-recipe", "--fp4-format")
+    emitted = {flag: words[flag] for flag in names if flag in words}
+    assert emitted == expected, f"the precision of {recipe.name} is emitted as {emitted}, expected {expected}"
+
+
+TORCHRUN = {  # lane → the options that must stand, those that must not
+    "one-node": (NATIVE, {"--standalone": "", "--nproc-per-node": "8"}, ("--rdzv-endpoint", "--master-addr")),
+    "four-gpus": (replace(AUTHOR, gpus=4, degrees=Degrees(ep=2)), {"--standalone": "", "--nproc-per-node": "4"},
+                  ("--rdzv-endpoint",)),
+    "fsdp2-one-node": (FSDP2, {"--standalone": "", "--nproc-per-node": "8"}, ("--rdzv-endpoint",)),
+    "two-nodes": (TWO_NODES, {"--nnodes": "2", "--nproc-per-node": "8", "--rdzv-backend": "c10d",
+                              "--rdzv-id": "nam56r-17", "--rdzv-endpoint": "node-0:29500"}, ("--standalone",)),
+    "fsdp2-two-nodes": (FSDP2_TWO_NODES, {"--nnodes": "2", "--nproc-per-node": "8", "--rdzv-backend": "c10d",
+                                          "--rdzv-id": "nam56r-18", "--rdzv-endpoint": "node-0:29500"},
+                        ("--standalone",)),
+}  # fmt: skip
+
+
+@contract("ARGV-09", asks="launch", cases=TORCHRUN, source="playbook")
+def one_torchrun_line_starts_every_gpu(
+    stack: Stack, lane: Lane, expected: dict[str, str], never: tuple[str, ...]
+) -> None:
+    """One torchrun line starts one process group over all GPUs of a node: standalone on one node, by a c10d
+    rendezvous with id and endpoint on several.
+
+    A wrapper that starts eight launchers of one process each hides the node from NCCL, and `--standalone` on two
+    nodes starts two runs that both report success.
+    """
+    launch = stack.launch(NAM56R, lane)
+    assert launch.world == lane.nodes * lane.gpus, f"the world is {launch.world}, expected {lane.nodes * lane.gpus}"
+    options = {flag.replace("_", "-"): value for flag, value in said(launch.torchrun).items()}
+    for flag, value in expected.items():
+        found = options.get(flag)
+        assert found == value, f"torchrun {flag} is {found!r}, expected {value!r}: {shlex.join(launch.torchrun)}"
+    for flag in never:
+        assert flag not in options, f"torchrun {flag} does not belong on {lane.nodes} nodes"

@@ -1,0 +1,112 @@
+"""Overrides: single fields of a recipe changed by text, and what becomes of the launch.
+
+An override either changes what it names and nothing else, or is refused. It never disappears.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from contracts.checks._support.launches import (
+    AUTHOR,
+    AUTHOR_PP4,
+    FSDP2,
+    NAM56R,
+    NATIVE,
+    NATIVE_PP2,
+    for_megatron,
+    refusal_of_launch,
+    said,
+)
+from contracts.contract import contract
+from contracts.spec.launch import Lane
+from contracts.spec.stack import Stack
+
+OVERRIDES = {  # overrides → every flag that changes, with its new value
+    "lr": (NATIVE, {"optim.lr": "7e-4"}, {"--lr": 7e-4}),
+    # Written with the letters of its prefix: `lstrip("optim.")` makes "n_lr" of it.
+    "min-lr": (AUTHOR, {"optim.min_lr": "1e-5"}, {"--min-lr": 1e-5}),
+    "top-k": (NATIVE, {"moe.top_k": "3"}, {"--moe-router-topk": 3}),
+    "micro-batch": (AUTHOR, {"batch.micro": "2"}, {"--micro-batch-size": 2}),
+    # Two consumers: the data and the model must agree on the new length.
+    "sequence": (NATIVE, {"seq_length": "8192"}, {"--seq-length": 8192, "--max-position-embeddings": 8192}),
+    "experts-and-seed": (AUTHOR_PP4, {"seed": "7", "moe.experts": "32"}, {"--seed": 7, "--num-experts": 32}),
+    "none": (NATIVE, {}, {}),
+}
+
+
+@contract("ARGV-08", asks="launch", cases=OVERRIDES, source="naming; F15")
+def an_override_changes_its_own_key(
+    stack: Stack, lane: Lane, overrides: dict[str, str], expected: dict[str, float]
+) -> None:
+    """An override changes the flags of its own key and no other; every flag that stood before still stands."""
+    before = said(for_megatron(stack, NAM56R, lane).argv)
+    after = said(for_megatron(stack, NAM56R, replace(lane, overrides=overrides)).argv)
+    lost = sorted(set(before) - set(after))
+    assert not lost, f"{lost[0]} does not survive the override of {', '.join(overrides)}"
+    changed = {flag: value for flag, value in after.items() if before.get(flag) != value}
+    for flag, value in expected.items():
+        found = changed.pop(flag, before.get(flag))
+        assert _number(found) == value, f"{flag} is {found}, expected {value}"
+    assert not changed, f"overriding {', '.join(overrides)} also changes {changed}"
+
+
+UNKNOWN = {  # key, value → the name that it misspells
+    "a-letter-twice": ("optim.lrr", "1e-4", "optim.lr"),
+    "another-separator": ("moe.topk", "2", "moe.top_k"),
+    "a-letter-short": ("hiden", "4096", "hidden"),
+    "another-case": ("Seq_Length", "8192", "seq_length"),
+}
+
+
+@contract("ARGV-08a", asks="launch", cases=UNKNOWN, source="naming")
+def an_unknown_key_is_refused_with_the_nearest(stack: Stack, key: str, value: str, nearest: str) -> None:
+    """An override of a key that does not exist is refused, with the key and the one that was meant."""
+    for lane in (NATIVE, FSDP2):
+        refused = refusal_of_launch(stack, NAM56R, replace(lane, overrides={key: value}), f"the override {key}={value}")
+        assert key in str(refused), f"the refusal does not name {key}: {refused}"
+        assert nearest in str(refused).replace(key, ""), f"the refusal of {key} does not offer {nearest}: {refused}"
+
+
+WRONG = {  # key, value → what the refusal must name
+    "text-for-a-size": ("hidden", "wide", ("hidden", "wide")),
+    "fraction-of-an-expert": ("moe.top_k", "2.5", ("top_k", "2.5")),
+    "truth-for-a-depth": ("depth", "true", ("depth", "true")),
+    "text-for-a-rate": ("optim.lr", "fast", ("lr", "fast")),
+    "a-dtype-that-is-none": ("dtype", "bf32", ("dtype", "bf32")),
+    "not-a-number": ("optim.lr", "NaN", ("lr", "nan")),
+    "more-than-there-are": ("moe.top_k", "17", ("top_k", "17", "16")),
+    "a-letter-that-is-none": ("pattern", "AEMX", ("pattern", "x")),
+}
+
+
+@contract("ARGV-08b", asks="launch", cases=WRONG, source="naming")
+def an_override_of_another_type_is_refused(stack: Stack, key: str, value: str, names: tuple[str, ...]) -> None:
+    """An override whose value has another type, or breaks a relation, is refused with the key and the value."""
+    refused = refusal_of_launch(stack, NAM56R, replace(AUTHOR, overrides={key: value}), f"the override {key}={value}")
+    missing = [name for name in names if name not in str(refused).lower()]
+    assert not missing, f"the refusal of {key}={value} does not name {missing[0]}: {refused}"
+
+
+IDLE = {
+    "feature-is-off": (NATIVE, "mtp.depth", "2"),
+    "the-mode-says-otherwise": (NATIVE, "degrees.tp", "4"),
+    "the-lane-gives-degrees": (NATIVE_PP2, "degrees.pp", "4"),
+}
+
+
+@contract("ARGV-08c", asks="launch", cases=IDLE, source="F15")
+def an_override_without_effect_is_refused(stack: Stack, lane: Lane, key: str, value: str) -> None:
+    """An override that something else outvotes, or whose feature is off, is refused and not dropped.
+
+    53 recipes of one repository carried pipeline settings that a sanity check discarded; none of them ever ran.
+    """
+    refused = refusal_of_launch(stack, NAM56R, replace(lane, overrides={key: value}), f"the override {key}={value}")
+    assert key.partition(".")[0] in str(refused), f"the refusal does not name {key}: {refused}"
+
+
+def _number(text: str | None) -> float | None:
+    try:
+        return float(text or "")
+    except ValueError:
+        return None

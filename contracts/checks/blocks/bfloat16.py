@@ -1,0 +1,102 @@
+"""Blocks in bfloat16 on a device, against their definitions in float64 on the same numbers
+(instruments.half_precision).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from contracts import instruments
+from contracts.checks._support.device_calls import Asked, call_of, on
+from contracts.contract import contract
+from contracts.spec.blocks import BlockCall, BlockRun, Blocks
+from contracts.spec.tolerance import HALF_GRADIENT, HALF_OUTPUT, HALF_SCAN_GRADIENT
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+HOST, GPU = on("cpu"), on("cuda")
+
+# Sums over all tokens whose terms cancel to a tenth: in bfloat16 nothing is to be judged by them, in float32 they are
+# (BLK-05a). By letter.
+CANCELLING = {"R": ("mixer.A_log", "mixer.D", "mixer.dt_bias")}
+
+
+@contract("BLK-08c", asks=("block_weights", "run_block"), cases=HOST, source="notes of the kernels: tolerances")
+@contract("BLK-08g", asks=("block_weights", "run_block"), cases=GPU, source="hub; naming", tier="gpu")
+def a_block_in_bfloat16_is_as_near_as_its_storage_allows(stack: Blocks, asked: Asked) -> None:
+    """In bfloat16 a block's output is at most twice, and a gradient three times (of a scan four), as far from the
+    definition as the definition itself when only its matrix products are stored in bfloat16.
+
+    A fixed tolerance wide enough for the worst tensor lets faults in the others pass, and a percentile lets a token be
+    lost. Here each tensor has the bound that its own sums give it, and the worst token is judged by itself.
+    """
+    call = call_of(stack, asked)
+    held_to_its_definition(call, stack.run_block(call), asked)
+
+
+def held_to_its_definition(call: BlockCall, run: BlockRun, asked: Asked) -> None:
+    """Hold what a block gave to the oracle, by the policy.
+
+    Raises:
+        AssertionError: with the tensor that is too far off.
+    """
+    import torch
+
+    assert run.y.dtype == asked.dtype, f"activations are {asked.dtype}, and y is {run.y.dtype}"
+    want, control = defined(call), defined(call, torch.bfloat16)
+    policy = instruments.policy
+    words = policy.beyond("y", run.y, want.pop("y"), control.pop("y"), HALF_OUTPUT)
+    assert not words, words
+    gradients = dict(run.gradients)
+    for name in CANCELLING.get(asked.family, ()):
+        assert instruments.numerics.tensor(gradients.pop(name)).isfinite().all(), f"gradient of {name} is not finite"
+        del want[name]
+    rule = HALF_SCAN_GRADIENT if asked.family in "MR" else HALF_GRADIENT
+    words = policy.named_beyond("gradient of", gradients, want, control, rule)
+    assert not words, words
+
+
+def defined(call: BlockCall, stored: torch.dtype | None = None) -> dict[str, Tensor]:
+    """`y` and the gradients of <y, dy> by name, as the oracle has them in float64; its products `stored` as said."""
+    import contextlib
+
+    import torch
+
+    numerics = instruments.numerics
+    weights = numerics.tensors(call.weights, torch.float64)
+    leaves = {name: each.requires_grad_() for name, each in weights.items() if each.is_floating_point()}
+    x_BTD = numerics.tensor(call.x, torch.float64).requires_grad_()
+    routers = {(call.recipe.hidden, call.recipe.moe.experts)} if call.recipe.moe else set()
+    rounding = instruments.policy.Stored(stored, frozenset(routers)) if stored else contextlib.nullcontext()
+    with rounding:
+        y_BTD = _through(call, weights, x_BTD)
+        assert call.dy is not None
+        objective = (y_BTD * numerics.tensor(call.dy, torch.float64)).sum()
+        found = torch.autograd.grad(objective, [*leaves.values(), x_BTD])
+    return {"y": y_BTD.detach()} | dict(zip([*leaves, "x"], found, strict=True))
+
+
+def _through(call: BlockCall, weights: dict[str, Tensor], x_BTD: Tensor) -> Tensor:
+    """The oracle of the call's block."""
+    import torch
+
+    oracles, recipe = instruments.oracles, call.recipe
+    letter = recipe.pattern[call.layer % len(recipe.pattern)]
+    documents = None if call.documents is None else instruments.numerics.tensor(call.documents)
+    rows = list(range(len(x_BTD)))
+    y_BTD: Tensor
+    if letter == "A":
+        numbers = [None if documents is None else documents[row] for row in rows]
+        y_BTD = torch.stack([oracles.attention.grouped(recipe, weights, x_BTD[row], numbers[row]) for row in rows])
+    elif letter == "E" and recipe.moe is None:
+        y_BTD = torch.stack([oracles.mlp.dense(recipe, weights, x_BTD[row]) for row in rows])
+    elif letter == "E":
+        y_BTD = oracles.experts.block(recipe, weights, x_BTD).y_BTD
+    else:
+        block = oracles.recurrent.m2rnn if letter == "R" else getattr(
+            oracles.mamba, "mamba2" if call.mode == "nemo_native" else "mamba3"
+        )  # fmt: skip
+        y_BTD = block(recipe, weights, x_BTD, documents).y_BTD
+    return y_BTD

@@ -1,0 +1,131 @@
+"""Gradients of a whole model: they are those of its loss, every weight has one, and recomputation changes none."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from contracts import instruments
+from contracts.checks._support.model_passes import EVERYTHING, WHOLE, batch, drawn, one_pass, tensor
+from contracts.checks._support.recipes import DENSE, SMALL_MLA
+from contracts.contract import contract
+from contracts.spec.array import Array
+from contracts.spec.recipe import Mhc, Mode, Moe, Mtp, Recipe
+from contracts.spec.tolerance import EXACT
+from contracts.spec.training import Parameter, Precision, Training
+
+_SIGMOID = Moe(
+    experts=12, top_k=3, expert_hidden=20, shared_hidden=28, score="sigmoid", selection_bias=True, z_loss=0.01
+)
+
+DIFFERENCED: dict[str, tuple[Recipe, Mode]] = {
+    "streams-and-depths": (replace(EVERYTHING, moe=_SIGMOID, depth=4), "nemo_native"),
+    "custom-mixers": (replace(WHOLE, depth=4), "author_dp"),
+    "dense": (DENSE, "nemo_native"),
+    "tied-latent": (
+        replace(SMALL_MLA, pattern="AE", depth=2, untied_embeddings=False, mtp=Mtp(depth=1)),
+        "nemo_native",
+    ),
+}
+
+STEP = 1e-5  # of a central difference: its own error is about STEP² and 1e-16 / STEP, both near 1e-10
+
+
+@contract("BLK-07a", asks=("built", "initial", "run_model"), cases=DIFFERENCED, source="F18; PRV-30")
+def gradients_are_the_slope_of_the_loss(stack: Training, recipe: Recipe, mode: Mode) -> None:
+    """Moved a little along a drawn direction in the weights of one layer, in the embedding, the output projection or a
+    head, `total` changes by the gradient times the way, in float64.
+
+    Finite differences know no autograd: a detached path, a residual that passes twice the gradient, a gradient that a
+    fused loss broadcast from its first element all show, and none of them shows in a loss curve.
+    """
+    weights, tokens = drawn(stack, recipe, mode=mode), batch(recipe, ((2, 3), (4, 1)))
+    rows = stack.built(recipe, mode).parameters
+    run = one_pass(stack, recipe, weights, tokens, backward=True, mode=mode)
+    gradients = instruments.numerics.tensors(run.gradients)
+    for place in dict.fromkeys(map(_place, rows)):
+        names = [row.name for row in rows if _place(row) == place]
+        way = {name: instruments.fixtures.normal(f"way {name}", weights[name].shape) for name in names}
+        ends = []
+        for sign in (1, -1):
+            there = {name: tensor(weights[name]) + sign * STEP * way[name] for name in names}
+            moved = {**weights, **instruments.numerics.arrays(there)}
+            ends.append(one_pass(stack, recipe, moved, tokens, mode=mode).losses["total"])
+        slope = (ends[0] - ends[1]) / (2 * STEP)
+        found = sum(float((gradients[name] * way[name]).sum()) for name in names if name in gradients)
+        size = sum(float(each.square().sum()) for name, each in gradients.items() if name in way) ** 0.5
+        assert abs(slope - found) <= 1e-6 * max(size, abs(slope)), (
+            f"the gradient of {place} gives a slope of {found:.9g}, differences give {slope:.9g}"
+        )
+
+
+def _place(row: Parameter) -> str:
+    """Where a weight stands: its layer, its head, or what it is."""
+    if row.layer is not None:
+        return f"layer {row.layer}"
+    return row.role if row.role in ("embedding", "head") else "the rest"
+
+
+REACHED: dict[str, tuple[Recipe, Mode]] = {
+    "streams-and-depths": (replace(EVERYTHING, moe=_SIGMOID), "nemo_native"),
+    "custom-mixers": (replace(WHOLE, activation="swiglu"), "author_dp"),
+    "dense": (DENSE, "nemo_native"),
+    "latent": (replace(SMALL_MLA, pattern="AER", depth=3, mtp=Mtp(depth=1)), "nemo_native"),
+    "bf16": (replace(EVERYTHING, dtype="bf16"), "nemo_native"),
+}
+
+
+@contract("BLK-07b", asks=("built", "initial", "run_model"), cases=REACHED, source="F18; OPT-26")
+def every_weight_gets_a_gradient(stack: Training, recipe: Recipe, mode: Mode) -> None:
+    """After one pass every weight that a rule moves has a finite gradient that is not zero; of stacked experts, each
+    expert that was given a token has one.
+
+    A kernel without a backward pass, a module that nothing calls and a layer under no_grad train to the same loss, a
+    little later.
+    """
+    weights = {} if recipe.dtype == "bf16" else drawn(stack, recipe, mode=mode)
+    precision: Precision = "declared" if recipe.dtype == "bf16" else "float64"
+    run = one_pass(stack, recipe, weights, batch(recipe), backward=True, mode=mode, precision=precision)
+    for row in stack.built(recipe, mode).parameters:
+        if row.optimizer is None:
+            continue
+        assert row.name in run.gradients, f"{row.name} gets no gradient"
+        gradient = tensor(run.gradients[row.name])
+        assert bool(gradient.isfinite().all()), f"the gradient of {row.name} is not finite"
+        assert bool(gradient.any()), f"the gradient of {row.name} is zero"
+        if row.role == "expert" and f"layers.{row.layer}.counts" in run.seen:
+            given = tensor(run.seen[f"layers.{row.layer}.counts"]) > 0
+            dead = [e for e, each in enumerate(gradient) if bool(given[e]) and not bool(each.any())]
+            assert not dead, f"experts {dead} of {row.name} were given tokens and get no gradient"
+
+
+RECOMPUTED: dict[str, tuple[Recipe, Mode, Precision]] = {
+    "streams-and-depths": (replace(EVERYTHING, moe=_SIGMOID), "nemo_native", "float64"),
+    "custom-mixers-bf16": (replace(WHOLE, dtype="bf16"), "author_dp", "declared"),
+    "latent-streams": (replace(SMALL_MLA, pattern="AEM", depth=4, mhc=Mhc(streams=2)), "nemo_native", "float32"),
+}
+
+
+@contract("BLK-07c", asks=("initial", "run_model"), cases=RECOMPUTED, source="F13; ACK-01; AUX-14; MXP-11")
+def recomputation_changes_nothing(stack: Training, recipe: Recipe, mode: Mode, precision: Precision) -> None:
+    """With layers recomputed in the backward pass, asked for by the execution or by the recipe, logits, losses,
+    gradients and counters are the same bit for bit: every layer runs twice and counts once.
+    """
+    weights, tokens = drawn(stack, recipe, mode=mode), batch(recipe)
+    kept = one_pass(stack, recipe, weights, tokens, backward=True, mode=mode, precision=precision)
+    full = replace(recipe, recompute="full")
+    runs = {
+        "the execution": one_pass(
+            stack, recipe, weights, tokens, backward=True, mode=mode, precision=precision, recompute=True
+        ),
+        "the recipe": one_pass(stack, full, weights, tokens, backward=True, mode=mode, precision=precision),
+    }
+    for asked, run in runs.items():
+        named: list[tuple[str, Array, Array]] = [("logits", run.logits, kept.logits)]
+        named += [(f"the counter {name}", each, kept.seen[name]) for name, each in run.seen.items()]
+        named += [(f"the gradient of {name}", each, kept.gradients[name]) for name, each in run.gradients.items()]
+        for what, got, want in named:
+            words = instruments.numerics.apart(what, got, want, EXACT)
+            assert not words, f"recomputed by {asked}, {words}"
+        assert run.losses == kept.losses, f"recomputed by {asked}, losses are {run.losses}, kept {kept.losses}"
+        missing = kept.gradients.keys() - run.gradients.keys()
+        assert not missing, f"recomputed by {asked}, {', '.join(sorted(missing))} have no gradient"

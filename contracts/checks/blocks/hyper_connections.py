@@ -1,0 +1,109 @@
+"""Hyper-connections (mHC): residual streams that read, write and mix as arXiv 2512.24880 says.
+
+Names of the weights of a whole model stand in spec/blocks.py.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from contracts import instruments
+from contracts.checks._support.model_passes import (
+    AHEAD,
+    PACKED,
+    STREAMED,
+    batch,
+    canonical,
+    differs_from_its_definition,
+    drawn,
+    one_pass,
+    tensor,
+)
+from contracts.contract import contract
+from contracts.spec.recipe import Mhc, Recipe
+from contracts.spec.tolerance import FLOAT64
+from contracts.spec.training import Training
+
+_FIRST = "layers.0.streams.bias"
+
+DEFINED = {  # recipe, letters
+    "three-streams": (replace(STREAMED, depth=4), "AAEA"),
+    "two-streams": (replace(STREAMED, mhc=Mhc(streams=2), depth=3, activation="swiglu"), "AAE"),
+    "under-prediction-heads": (replace(AHEAD, pattern="A", depth=3, mhc=Mhc(streams=4)), "AAA"),
+}
+
+
+@contract("BLK-06m", asks=("initial", "run_model"), cases=DEFINED, source="naming; arXiv 2512.24880 section 4")
+def streams_follow_their_definition(stack: Training, recipe: Recipe, letters: str) -> None:
+    """With hyper-connections a layer is S' = H_res S + h_post · branch(h_pre S): reading by a sigmoid, writing by twice
+    a sigmoid, mixing by the doubly stochastic matrix of Sinkhorn, each a function of the token's own streams.
+
+    Logits and the gradient of every weight are compared with the sum written out. H_res is no symmetric matrix, and
+    stream j goes to stream i: the transposed one is doubly stochastic too, and trains.
+    """
+    weights = drawn(stack, recipe)
+    canonical(stack, weights, _FIRST)
+    for name in [name for name in weights if name.endswith(".alpha")]:  # so that Sinkhorn's 20 rounds reach its limit
+        weights[name] = instruments.numerics.array(tensor(weights[name]) / 8)
+    words = differs_from_its_definition(stack, recipe, letters, weights)
+    assert not words, words
+
+
+CONSERVED = {  # h_post of each stream, adding up to their number
+    "three-streams": (STREAMED, (0.4, 1.0, 1.6)),
+    "four-streams": (replace(STREAMED, mhc=Mhc(streams=4), depth=6), (1.9, 0.1, 0.7, 1.3)),
+    "every-stream-alike": (STREAMED, (1.0, 1.0, 1.0)),
+}
+
+
+@contract("BLK-06n", asks=("initial", "run_model"), cases=CONSERVED, source="arXiv 2512.24880 section 4.1")
+def mixing_keeps_the_mean_of_the_streams(stack: Training, recipe: Recipe, writes: tuple[float, ...]) -> None:
+    """A layer that reads the mean of the streams and writes 1 on average is a plain residual layer, however it mixes:
+    columns of H_res add up to 1.
+
+    Streams that leak make a deep model's residual fade or grow with depth; rows that add up to 1 are not enough.
+    """
+    import torch
+
+    weights = drawn(stack, recipe)
+    canonical(stack, weights, _FIRST)
+    n = len(writes)
+    reading = -math.log(n - 1)
+    for name in [name for name in weights if ".streams." in name]:
+        held = tensor(weights[name])
+        if name.endswith(".bias"):
+            writing = torch.tensor([math.log(each / (2 - each)) for each in writes], dtype=torch.float64)
+            held = torch.cat((torch.full((n,), reading, dtype=torch.float64), writing, held[2 * n :] * 5))
+        weights[name] = instruments.numerics.array(held if name.endswith(".bias") else torch.zeros_like(held))
+    tokens = batch(recipe)
+    with_streams = one_pass(stack, recipe, weights, tokens)
+    plain = {name: each for name, each in weights.items() if ".streams." not in name}
+    without = one_pass(stack, replace(recipe, mhc=None), plain, tokens)
+    words = instruments.numerics.apart("the logits of a plain residual", with_streams.logits, without.logits, FLOAT64)
+    assert not words, words
+
+
+ORDERS = {"three-streams": (STREAMED, (2, 0, 1)), "two-streams": (replace(STREAMED, mhc=Mhc(streams=2)), (1, 0))}
+
+
+@contract("BLK-06o", asks=("initial", "run_model"), cases=ORDERS, source="arXiv 2512.24880 section 4")
+def streams_have_no_order(stack: Training, recipe: Recipe, order: tuple[int, ...]) -> None:
+    """Renaming the streams in every map at once changes no logit: they begin alike and end as their mean."""
+    import torch
+
+    weights = drawn(stack, recipe)
+    canonical(stack, weights, _FIRST)
+    tokens = batch(recipe, PACKED)
+    before = one_pass(stack, recipe, weights, tokens)
+    n = len(order)
+    places = torch.tensor(order)
+    rows = torch.cat((places, n + places, 2 * n + (places[:, None] * n + places[None, :]).flatten()))
+    for name in [name for name in weights if ".streams." in name and not name.endswith(".alpha")]:
+        held = tensor(weights[name])[rows]
+        if name.endswith(".phi.weight"):
+            held = held.view(-1, n, recipe.hidden)[:, places].flatten(1)
+        weights[name] = instruments.numerics.array(held)
+    after = one_pass(stack, recipe, weights, tokens)
+    words = instruments.numerics.apart("the logits under other names of streams", after.logits, before.logits, FLOAT64)
+    assert not words, words

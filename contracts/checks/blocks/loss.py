@@ -1,0 +1,91 @@
+"""The loss of a whole model: a mean over labels that count, in float32, and a declared sum of shares.
+
+Cross entropy in nats. A label of -100 counts nowhere.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from contracts import instruments
+from contracts.checks._support.model_passes import EVERYTHING, PACKED, WHOLE, Lengths, batch, drawn, one_pass, tensor
+from contracts.checks._support.recipes import DENSE
+from contracts.contract import contract
+from contracts.spec.array import Element
+from contracts.spec.recipe import Dtype, Mhc, Moe, Recipe
+from contracts.spec.tolerance import FLOAT32, FLOAT64, Tolerance
+from contracts.spec.training import Precision, Tokens, Training
+
+_SMALLEST = replace(WHOLE, pattern="AE", depth=2)
+
+AVERAGED: dict[str, tuple[Recipe, Precision, Lengths, Tolerance]] = {  # recipe, precision, documents of each row
+    "unequal-rows": (WHOLE, "float64", PACKED, FLOAT64),
+    "dense": (DENSE, "float64", PACKED, FLOAT64),
+    "one-row": (_SMALLEST, "float64", ((4, 6),), FLOAT64),
+    "float32": (WHOLE, "float32", PACKED, FLOAT32),
+    "bf16": (replace(WHOLE, dtype="bf16", vocab=509), "declared", PACKED, FLOAT32),
+    "bf16-tied-streams": (
+        replace(WHOLE, dtype="bf16", untied_embeddings=False, mhc=Mhc(streams=2)),
+        "declared",
+        PACKED,
+        FLOAT32,
+    ),
+}
+
+
+@contract("BLK-06s", asks=("initial", "run_model"), cases=AVERAGED, source="naming; DPS: unequal valid tokens")
+def the_loss_is_the_mean_over_labels_that_count(
+    stack: Training, recipe: Recipe, precision: Precision, lengths: Lengths, tolerance: Tolerance
+) -> None:
+    """`lm` is the mean of the cross entropy over the labels that are not -100, whatever row they lie in, computed in
+    float32 at least.
+
+    Rows hold 11, 1 and 7 labels, say: a mean of the rows' means weighs the single one eleven times. A loss in
+    bfloat16 has two decimals, and so has its gradient.
+    """
+    tokens = batch(recipe, lengths) if len(lengths) > 1 else _row(recipe, lengths)
+    run = one_pass(stack, recipe, drawn(stack, recipe), tokens, precision=precision)
+    want = float(instruments.oracles.model.mean_loss(tensor(run.logits).double(), tensor(tokens.labels)))
+    off = abs(run.losses["lm"] - want)
+    assert off <= tolerance.bound * want, f"lm loss is {run.losses['lm']:.9g}, the mean over valid labels is {want:.9g}"
+
+
+def _row(recipe: Recipe, lengths: Lengths) -> Tokens:
+    """One row, its last label given though it lies behind the row."""
+    tokens = batch(recipe, lengths, masked=False)
+    labels = tensor(tokens.labels)
+    labels[0, -1] = 7
+    return replace(tokens, labels=instruments.numerics.array(labels))
+
+
+HELD: dict[str, tuple[Dtype, Element]] = {"bf16": ("bf16", "float32"), "fp32": ("fp32", "float32")}
+
+
+@contract("BLK-06t", asks=("initial", "run_model"), cases=HELD, source="naming; MXP-07")
+def logits_are_handed_over_in_float32(stack: Training, dtype: Dtype, held: Element) -> None:
+    """Logits leave the model in float32, those of heads that look ahead too, and gradients are float32."""
+    recipe = replace(EVERYTHING, dtype=dtype)
+    run = one_pass(stack, recipe, {}, batch(recipe), backward=True, precision="declared")
+    for name, each in {"the logits": run.logits, **{f"mtp {k}": x for k, x in enumerate(run.mtp_logits)}}.items():
+        assert each.dtype == held, f"{name} are {each.dtype}, expected {held}"
+    other = {name: each.dtype for name, each in run.gradients.items() if each.dtype != held}
+    assert not other, f"gradients are in another dtype than {held}: {other}"
+
+
+_Z = Moe(experts=12, top_k=3, expert_hidden=20, shared_hidden=28, aux_loss=0.05, z_loss=0.004)
+SHARES: dict[str, tuple[Recipe, dict[str, float]]] = {  # recipe, the weight of each loss
+    "all-four": (replace(EVERYTHING, moe=_Z), {"lm": 1.0, "mtp": 0.3, "aux": 0.05, "z": 0.004}),
+    "no-depths": (replace(WHOLE, moe=_Z), {"lm": 1.0, "aux": 0.05, "z": 0.004}),
+    "dense": (replace(EVERYTHING, moe=None), {"lm": 1.0, "mtp": 0.3}),
+}
+
+
+@contract("BLK-06v", asks=("initial", "run_model"), cases=SHARES, source="spec: the objective of a step")
+def the_total_is_the_weighed_sum(stack: Training, recipe: Recipe, shares: dict[str, float]) -> None:
+    """`total`, whose gradient is taken, is lm plus each auxiliary loss times the recipe's weight, each of them once."""
+    run = one_pass(stack, recipe, drawn(stack, recipe), batch(recipe))
+    missing = shares.keys() - run.losses.keys()
+    assert not missing, f"losses lack {', '.join(sorted(missing))}"
+    want = sum(weight * run.losses[name] for name, weight in shares.items())
+    sums = " + ".join(f"{weight:g} · {run.losses[name]:.6f} ({name})" for name, weight in shares.items())
+    assert abs(run.losses["total"] - want) <= 1e-12 * want, f"total is {run.losses['total']:.6f}, expected {sums}"

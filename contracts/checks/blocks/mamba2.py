@@ -1,0 +1,114 @@
+"""M as Mamba-2: its recurrence, its limits, its step, its groups.
+
+Cases have 2 to 3 rows, 4 or 6 heads in 2 or 3 groups, and lengths that no chunk divides.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from contracts import instruments
+from contracts.checks._support import scan_calls
+from contracts.checks._support.recipes import SMALL
+from contracts.checks._support.scan_calls import PACKED, WHOLE, Fed, drawn, run
+from contracts.contract import contract
+from contracts.spec.blocks import Blocks
+from contracts.spec.recipe import Mamba
+from contracts.spec.tolerance import FLOAT64
+
+if TYPE_CHECKING:
+    pass
+
+THREE_GROUPS = replace(SMALL, name="three-groups", mamba=Mamba(heads=6, head_dim=4, state=8, groups=3))
+
+DEFINED = {
+    "plain": Fed(lengths=WHOLE, chunk=16),
+    "packed-with-state": Fed(lengths=PACKED, state=True, chunk=8),
+    "three-groups-of-two": Fed(recipe=THREE_GROUPS, lengths=((11,), (11,), (11,)), chunk=4),
+    "float32": Fed(lengths=((27, 21), (48,)), dtype="float32", chunk=16),
+    "shorter-than-the-convolution": Fed(lengths=((2,), (1, 1)), state=True),
+    "one-token": Fed(lengths=((1,), (1,)), state=True),
+    "a-large-epsilon": Fed(recipe=replace(SMALL, norm_eps=0.3), lengths=((9,), (9,))),
+}
+
+
+@contract("BLK-04a", asks=("block_weights", "run_block"), cases=DEFINED, source="arXiv 2405.21060; mamba-ssm")
+def mamba2_is_its_recurrence(stack: Blocks, fed: Fed) -> None:
+    """Output, last state and every gradient of Mamba-2, the initial state's too, are those of its recurrence.
+
+    s_t = exp(dt_t A) s_{t-1} + dt_t x_t B_tᵀ and y_t = s_t C_t + D x_t, behind a causal convolution of four taps with
+    bias and silu; then the norm of y · silu(z).
+    """
+    scan_calls.equals_its_definition(stack, fed, instruments.oracles.mamba.mamba2)
+
+
+FORGETS = {  # A_log: decay so fast that nothing is left, and so slow that everything is
+    "memoryless": (20.0, ((12,), (12,))),
+    "everything-kept": (-40.0, ((12,), (12,))),
+}
+
+
+@contract("BLK-04e", asks=("block_weights", "run_block"), cases=FORGETS, source="arXiv 2405.21060 §2: limits of A")
+def the_decay_has_its_limits(stack: Blocks, a_log: float, lengths: scan_calls.Lengths) -> None:
+    """With A towards minus infinity a token sees itself alone; with A at 0 the last state is the same from either end.
+
+    The convolution is set to pass a token on unmixed, so that the scan is all that remembers.
+    """
+    import torch
+
+    taps = {f"mixer.conv_{name}.weight": [0.0, 0.0, 0.0, 1.0] for name in "xbc"}
+    fed = Fed(lengths=lengths, chunk=5, weights={**taps, "mixer.A_log": a_log, "mixer.dt_bias": 0.5})
+    inputs, numerics = drawn(stack, fed), instruments.numerics
+    one = run(stack, fed, inputs, backward=False)
+    order = torch.arange(fed.tokens - 1, -1, -1)
+    two = run(stack, fed, replace(inputs, x=inputs.x[:, order]), backward=False)
+    if a_log > 0:
+        words = numerics.apart("y of the reversed sequence", numerics.tensor(two.y)[:, order], one.y, FLOAT64)
+        assert not words, f"{words}: each token should see itself alone"
+    else:
+        words = numerics.apart("the state of the reversed sequence", two.state["ssm"], one.state["ssm"], FLOAT64)
+        assert not words, f"{words}: nothing should be forgotten"
+
+
+STEPS = {  # dt_bias of four heads, wdt being 0
+    "long-and-short": [-50.0, 0.0, 21.0, 100.0],
+    "near-the-switch": [19.0, 20.0, 20.5, -1.0],
+}
+
+
+@contract("BLK-04h", asks=("block_weights", "run_block"), cases=STEPS, source="mamba-ssm: softplus over dt > 20")
+def the_step_is_softplus_everywhere(stack: Blocks, biases: list[float]) -> None:
+    """The time step is softplus of its input from -50 to 100, in float32 forward and backward.
+
+    log(1 + exp(x)) taken literally is infinite from 89 on, and its gradient is not a number.
+    """
+    weights = {"mixer.dt_bias": biases, "mixer.wdt.weight": 0.0, "mixer.A_log": -3.0}
+    fed = Fed(lengths=((7,), (4, 3)), dtype="float32", weights=weights)
+    scan_calls.equals_its_definition(stack, fed, instruments.oracles.mamba.mamba2)
+
+
+READ = {  # the head that is read, and the group whose B, C and norm it shares
+    "first-of-the-second-group": (2, 1),
+    "last-of-the-first-group": (1, 0),
+    "last": (5, 2),
+}
+
+
+@contract("BLK-04i", asks=("block_weights", "run_block"), cases=READ, source="arXiv 2405.21060 §7.2; mamba-ssm ngroups")
+def neighbouring_heads_share_a_group(stack: Blocks, head: int, group: int) -> None:
+    """Head i of h reads group i // (h / g), and is normed together with the heads of that group alone.
+
+    Read through one head's rows of wo, the gradients by B and C are zero outside that group's rows, and those by x and
+    z outside its heads'. 6 heads in 3 groups; read in turn, head 2 would take group 2.
+    """
+    import torch
+
+    fed = Fed(recipe=THREE_GROUPS, lengths=((11,), (6, 5)), chunk=4)
+    inputs, width, size, together = drawn(stack, fed), 4, 8, 2
+    wo = torch.zeros_like(inputs.weights["mixer.wo.weight"])
+    read = slice(head * width, (head + 1) * width)
+    wo[:, read] = inputs.weights["mixer.wo.weight"][:, read]
+    got = run(stack, fed, replace(inputs, weights=inputs.weights | {"mixer.wo.weight": wo}))
+    for name, rows in (("wb", size), ("wc", size), ("wx", width * together), ("wz", width * together)):
+        scan_calls.reaches(got, f"{name}.weight", rows, head, [group])

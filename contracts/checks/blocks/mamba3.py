@@ -1,0 +1,147 @@
+"""M as Mamba-3: the trapezoidal step, the rotated state, the groups of B and C.
+
+What it shares with Mamba-2 as a scan stands in `scan`. Single input, single output; half of the state rotates.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+from contracts import instruments
+from contracts.checks._support import scan_calls
+from contracts.checks._support.recipes import M_LAYER, SMALL
+from contracts.checks._support.scan_calls import Fed, drawn, run
+from contracts.contract import contract
+from contracts.spec.blocks import Blocks
+from contracts.spec.recipe import Mamba
+from contracts.spec.tolerance import FLOAT64
+
+THREE_GROUPS = replace(SMALL, name="three-groups", mamba=Mamba(heads=6, head_dim=4, state=8, groups=3))
+
+DEFINED = {
+    "plain": Fed(block="mamba3", lengths=((19,), (19,)), chunk=8),
+    "packed-with-state": Fed(block="mamba3", lengths=((2, 9, 1, 7), (15, 4)), state=True, chunk=8),
+    "three-groups-of-two": Fed(block="mamba3", recipe=THREE_GROUPS, lengths=((7,), (7,), (7,)), chunk=4),
+    "float32": Fed(block="mamba3", lengths=((13, 8), (21,)), dtype="float32", chunk=8),
+    "one-token": Fed(block="mamba3", lengths=((1,), (1,)), state=True),
+    "a-large-epsilon": Fed(block="mamba3", recipe=replace(SMALL, norm_eps=0.3), lengths=((7,), (7,))),
+}
+
+
+@contract("BLK-04m", asks=("block_weights", "run_block"), cases=DEFINED, source="arXiv 2603.15569 §3; mamba-ssm 2.3.2")
+def mamba3_is_its_recurrence(stack: Blocks, fed: Fed) -> None:
+    """Output, last state and every gradient of Mamba-3, the initial state's too, are those of its recurrence.
+
+    s_t = a_t s_{t-1} + (1 - λ_t) dt_t a_t v_{t-1} k_{t-1}ᵀ + λ_t dt_t v_t k_tᵀ and y_t = s_t q_t + D v_t, with
+    a_t = exp(dt_t A_t), λ = sigmoid(trap), and k and q the normed and biased B and C, turned by the sum of
+    π tanh(angle) dt. Then y · silu(z).
+    """
+    scan_calls.equals_its_definition(stack, fed, instruments.oracles.mamba.mamba3)
+
+
+STEADY = 40.0  # sigmoid of 40 times a normed element of 1 or more rounds to 1 in float64, of minus that to below 1e-17
+ENDS = {
+    "all-at-the-end": (1.0, ((9,), (4, 5))),
+    "all-at-the-beginning": (-1.0, ((9,), (4, 5))),
+}
+
+
+@contract("BLK-04n", asks=("block_weights", "run_block"), cases=ENDS, source="arXiv 2603.15569 §3.1; mamba-ssm Trap")
+def the_step_is_shared_between_its_ends(stack: Blocks, sign: float, lengths: scan_calls.Lengths) -> None:
+    """sigmoid(trap) is the share of a step's end: at 1 the token before adds nothing, at 0 the token itself does not.
+
+    With all at the end the given k and v change no output. With all at the beginning, D being 0, the first token of a
+    document has the output 0. The kernel takes trap before its sigmoid, though its documentation says "in [0, 1]".
+    """
+    import torch
+
+    fed = Fed(block="mamba3", lengths=lengths, state=sign > 0, weights={"mixer.D": 0.0})
+    inputs, numerics = drawn(stack, fed), instruments.numerics
+    x, wtrap = inputs.x.clone(), torch.zeros_like(inputs.weights["mixer.wtrap.weight"])
+    x[..., 0] = 8.0  # one element that is large in every token, for trap to read
+    wtrap[:, 0] = sign * STEADY
+    norm = torch.ones_like(inputs.weights["norm.weight"])
+    weights = inputs.weights | {"mixer.wtrap.weight": wtrap, "norm.weight": norm}
+    inputs = replace(inputs, x=x, weights=weights)
+    got = numerics.tensor(run(stack, fed, inputs, backward=False).y)
+    if sign > 0:
+        empty = {name: each * (name not in ("k", "v")) for name, each in inputs.state.items()}
+        want = run(stack, fed, replace(inputs, state=empty), backward=False).y
+        words = numerics.apart("y with another k and v before it", got, want, FLOAT64)
+        assert not words, words
+    else:
+        first = torch.stack([got[0, 0], got[1, 0], got[1, 4]])
+        rounding = FLOAT64.bound * numerics.typical_size(got)
+        assert float(first.abs().max()) <= rounding, f"a first token gives {float(first.abs().max()):.3g}, not 0"
+        assert float(got[0, 1].abs().max()) > rounding, "a second token gives 0 too"
+
+
+TURNS = {
+    "three-turns": (6 * math.pi, True),
+    "any-angle-before-an-empty-state": (1.234, False),
+}
+
+
+@contract("BLK-04o", asks=("block_weights", "run_block"), cases=TURNS, source="arXiv 2603.15569 §3.2")
+def only_the_turn_between_tokens_counts(stack: Blocks, angle: float, with_state: bool) -> None:
+    """An initial angle that is larger by whole turns changes nothing, nor does any angle where the state is empty."""
+    fed = Fed(block="mamba3", lengths=((9,), (9,)), state=True)
+    inputs = drawn(stack, fed)
+    held = {name: each if with_state or name == "angle" else 0 * each for name, each in inputs.state.items()}
+    one = run(stack, fed, replace(inputs, state=held), backward=False)
+    two = run(stack, fed, replace(inputs, state=held | {"angle": held["angle"] + angle}), backward=False)
+    words = instruments.numerics.apart(f"y with {angle:.3f} more of the initial angle", two.y, one.y, FLOAT64)
+    assert not words, words
+
+
+def _shapes(heads: int, width: int, groups: int, state: int, hidden: int) -> dict[str, tuple[int, ...]]:
+    rows = {"wz": heads * width, "wx": heads * width, "wb": groups * state, "wc": groups * state, "wdt": heads,
+            "wa": heads, "wtrap": heads, "wangle": state // 4}  # fmt: skip
+    return {
+        "norm.weight": (hidden,), **{f"mixer.{name}.weight": (size, hidden) for name, size in rows.items()},
+        "mixer.b_norm.weight": (state,), "mixer.c_norm.weight": (state,), "mixer.b_bias": (heads, state),
+        "mixer.c_bias": (heads, state), "mixer.D": (heads,), "mixer.dt_bias": (heads,),
+        "mixer.wo.weight": (hidden, heads * width),
+    }  # fmt: skip
+
+
+TENSORS = {
+    "float32": (SMALL, _shapes(4, 8, 2, 16, 24)),
+    "bf16-three-groups": (replace(THREE_GROUPS, dtype="bf16"), _shapes(6, 4, 3, 8, 24)),
+}
+
+
+@contract("BLK-04p", asks="block_weights", cases=TENSORS, source="mamba-ssm 2.3.2")
+def mamba3_holds_these_tensors(stack: Blocks, recipe: Any, expected: dict[str, tuple[int, ...]]) -> None:
+    """Mamba-3 holds the tensors of its definition and no others; D and dt_bias are float32 under bf16 too."""
+    scan_calls.holds(stack.block_weights(recipe, M_LAYER, "author_dp"), expected, ("D", "dt_bias"), recipe.dtype)
+
+
+READ = {  # the head that is read, and the group of its B and C
+    "first-of-the-second-group": (2, 1),
+    "last-of-the-first-group": (1, 0),
+    "last": (5, 2),
+}
+
+
+@contract("BLK-04q", asks=("block_weights", "run_block"), cases=READ, source="mamba-ssm: Mamba-3 with 1 < G < H")
+def a_head_reads_its_group_and_itself(stack: Blocks, head: int, group: int) -> None:
+    """Head i reads group i // (h / g) of B and C, its own biases, and nothing of another head.
+
+    Read through one head's rows of wo, every other gradient is zero. The backward kernel had no branch for a number of
+    groups between 1 and the number of heads.
+    """
+    import torch
+
+    fed = Fed(block="mamba3", recipe=THREE_GROUPS, lengths=((11,), (6, 5)), chunk=4)
+    inputs, width, size = drawn(stack, fed), 4, 8
+    wo = torch.zeros_like(inputs.weights["mixer.wo.weight"])
+    read = slice(head * width, (head + 1) * width)
+    wo[:, read] = inputs.weights["mixer.wo.weight"][:, read]
+    got = run(stack, fed, replace(inputs, weights=inputs.weights | {"mixer.wo.weight": wo}))
+    sizes = {"wb.weight": (size, group), "wc.weight": (size, group), "wx.weight": (width, head),
+             "wz.weight": (width, head), "wdt.weight": (1, head), "b_bias": (1, head)}  # fmt: skip
+    for name, (rows, expected) in sizes.items():
+        scan_calls.reaches(got, name, rows, head, [expected])

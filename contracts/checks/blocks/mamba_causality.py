@@ -1,0 +1,54 @@
+"""Who sees whom in M: nothing of the future, nothing of another document.
+
+Mamba-2 and Mamba-3 keep the same promises here. 37 tokens are a multiple of no chunk.
+"""
+
+from __future__ import annotations
+
+from contracts.checks._support import scan_calls
+from contracts.checks._support.scan_calls import PACKED, Fed
+from contracts.contract import contract
+from contracts.spec.blocks import Blocks
+
+CAUSAL = {
+    "mamba2": (Fed(chunk=8), 21),
+    "mamba2-packed": (Fed(lengths=PACKED, chunk=16), 23),
+    "mamba3": (Fed(block="mamba3", chunk=8), 21),
+    "mamba3-packed": (Fed(block="mamba3", lengths=PACKED, chunk=16), 23),
+}
+
+
+@contract("BLK-01c", asks=("block_weights", "run_block"), cases=CAUSAL, source="naming; arXiv 2405.21060")
+def m_sees_nothing_of_the_future(stack: Blocks, fed: Fed, at: int) -> None:
+    """In M a token changes no output before it, and a loss before it has no gradient there: exactly 0.
+
+    A loss on the last token reaches the first one all the same.
+    """
+    scan_calls.sees_nothing_of_the_future(stack, fed, at)
+
+
+APART = {
+    "mamba2": Fed(lengths=PACKED, chunk=8),
+    "mamba2-one-chunk": Fed(lengths=PACKED, chunk=64),
+    "mamba3": Fed(block="mamba3", lengths=PACKED, chunk=8),
+    "mamba3-one-chunk": Fed(block="mamba3", lengths=PACKED, chunk=64),
+}
+
+
+@contract("BLK-02c", asks=("block_weights", "run_block"), cases=APART, source="F06; mamba-ssm seq_idx")
+def m_keeps_documents_apart(stack: Blocks, fed: Fed) -> None:
+    """In M a packed document changes no other, in state and convolution, output and gradient: exactly 0."""
+    scan_calls.keeps_documents_apart(stack, fed)
+
+
+ALONE = {
+    "mamba2": Fed(lengths=PACKED, chunk=8),
+    "mamba2-one-chunk": Fed(lengths=PACKED, chunk=64),
+    "mamba3": Fed(block="mamba3", lengths=PACKED, chunk=8),
+}
+
+
+@contract("BLK-04d", asks=("block_weights", "run_block"), cases=ALONE, source="F06; mamba-ssm")
+def m_gives_a_packed_document_what_it_gets_alone(stack: Blocks, fed: Fed) -> None:
+    """In M a packed document has the output, gradient and state that it has alone: reset neither early nor late."""
+    scan_calls.gives_each_document_what_it_gets_alone(stack, fed)

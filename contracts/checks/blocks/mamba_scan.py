@@ -1,0 +1,54 @@
+"""M as a scan: what passes from chunk to chunk and from call to call.
+
+Mamba-2 and Mamba-3 keep the same promises here. 37 tokens are a multiple of no chunk.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from contracts import instruments
+from contracts.checks._support import scan_calls
+from contracts.checks._support.scan_calls import PACKED, Fed, drawn, run
+from contracts.contract import contract
+from contracts.spec.blocks import Blocks
+
+CHUNKS = {
+    "one-token": (Fed(state=True), 1),
+    "five": (Fed(lengths=PACKED, state=True), 5),
+    "sixteen": (Fed(state=True), 16),
+    "more-than-there-are": (Fed(lengths=PACKED), 64),
+    "mamba3-one-token": (Fed(block="mamba3", lengths=PACKED, state=True), 1),
+    "mamba3-five": (Fed(block="mamba3", state=True), 5),
+    "mamba3-sixteen": (Fed(block="mamba3", lengths=PACKED, state=True), 16),
+}
+
+
+@contract("BLK-04b", asks=("block_weights", "run_block"), cases=CHUNKS, source="naming hub; arXiv 2405.21060 §6")
+def the_chunk_changes_no_number(stack: Blocks, fed: Fed, chunk: int) -> None:
+    """Output, state and gradients of M do not depend on how many tokens a chunk holds, whole chunks or not."""
+    inputs = drawn(stack, fed)
+    got, want = (run(stack, replace(fed, chunk=each), inputs) for each in (chunk, 13))
+    tensors = instruments.numerics.tensors
+    scan_calls.agree(got, tensors({"y": want.y})["y"], tensors(want.state), tensors(want.gradients), fed)
+
+
+HALVES = {
+    "inside-a-chunk": (Fed(chunk=8), 20),
+    "at-the-edge-of-a-chunk": (Fed(state=True, chunk=8), 16),
+    "after-one-token": (Fed(state=True, chunk=8), 1),
+    "inside-a-document": (Fed(lengths=((9, 28), (17, 20)), chunk=8), 19),
+    "mamba3-inside-a-chunk": (Fed(block="mamba3", chunk=8), 20),
+    "mamba3-after-one-token": (Fed(block="mamba3", state=True, chunk=8), 1),
+    "mamba3-inside-a-document": (Fed(block="mamba3", lengths=((9, 28), (17, 20)), chunk=8), 19),
+}
+
+
+@contract("BLK-04c", asks=("block_weights", "run_block"), cases=HALVES, source="naming hub; mamba-ssm state passing")
+def m_passes_its_state(stack: Blocks, fed: Fed, at: int) -> None:
+    """A sequence in two calls, the second with all the state that the first left, gives what one call gives.
+
+    For Mamba-2 that is the state of the scan and the last three inputs of each convolution; for Mamba-3 the state, the
+    angle, and the last k and v. Each of them left out is an error of its own.
+    """
+    scan_calls.passes_its_state(stack, fed, at)

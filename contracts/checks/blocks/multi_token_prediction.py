@@ -1,0 +1,150 @@
+"""Multi-token prediction: which token a depth sees, which label it is held to, and whose weights it trains.
+
+Depths are counted from 1: depth k predicts at position t the label of position t + k. arXiv 2412.19437, section 2.2.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from contracts import instruments
+from contracts.checks._support.model_passes import (
+    AHEAD,
+    PACKED,
+    WHOLE,
+    Lengths,
+    batch,
+    canonical,
+    differs_from_its_definition,
+    drawn,
+    not_changed_from,
+    one_pass,
+    tensor,
+)
+from contracts.contract import contract
+from contracts.spec.recipe import Mla, Mtp, Recipe
+from contracts.spec.tolerance import FLOAT64, FLOAT64_SCAN
+from contracts.spec.training import Training
+
+DEFINED = {  # recipe, letters
+    "two-depths": (AHEAD, "EA"),
+    "latent-attention-swiglu": (
+        replace(AHEAD, depth=1, activation="swiglu", mla=Mla(q_lora=12, kv_lora=10, qk_head=6, qk_rope=4, v_head=8)),
+        "E",
+    ),
+    "tied-embeddings": (replace(AHEAD, depth=1, untied_embeddings=False, mtp=Mtp(depth=1, loss_weight=0.5)), "E"),
+}
+
+
+@contract("BLK-06p", asks=("initial", "run_model"), cases=DEFINED, source="naming; arXiv 2412.19437 section 2.2")
+def a_depth_joins_the_state_below_with_the_token_ahead(stack: Training, recipe: Recipe, letters: str) -> None:
+    """Depth k is projection [RMSNorm(h); RMSNorm(E[token t + k])], an attention and an MLP, a norm, and the model's own
+    output projection, on the residual stream before the final norm or the depth below.
+
+    Logits of every depth and the gradient of every weight are compared with the sum written out: embedding and output
+    projection serve every depth, so their gradients are the sum over all.
+    """
+    weights = drawn(stack, recipe)
+    canonical(stack, weights, "mtp.0.projection.weight")
+    words = differs_from_its_definition(stack, recipe, letters, weights)
+    assert not words, words
+
+
+HELD: dict[str, tuple[Recipe, Lengths]] = {  # recipe, documents of each row
+    "packed": (AHEAD, PACKED),
+    "one-document-a-row": (AHEAD, ((9,), (9,))),
+    "three-depths": (replace(AHEAD, mtp=Mtp(depth=3, loss_weight=0.2)), PACKED),
+    "documents-shorter-than-the-depth": (replace(AHEAD, mtp=Mtp(depth=2, loss_weight=1.0)), ((1, 2, 1, 3), (1, 6))),
+}
+
+
+@contract("BLK-06q", asks=("initial", "run_model"), cases=HELD, source="arXiv 2412.19437 eq. 24-25; DPS-24")
+def a_depth_is_held_to_the_labels_of_its_own_distance(stack: Training, recipe: Recipe, lengths: Lengths) -> None:
+    """Depth k is held to the label k positions on, never to one of another document or behind the row, and divides by
+    its own number of labels; the mean over depths is what the recipe weighs.
+
+    Rolled labels bring the first tokens of a row to its end. A sum divided by the first head's labels is too small by
+    what every document loses at its end.
+    """
+    assert recipe.mtp is not None
+    tokens = batch(recipe, lengths)
+    run = one_pass(stack, recipe, drawn(stack, recipe), tokens)
+    oracle = instruments.oracles.model
+    found = len(run.mtp_logits)
+    assert found == recipe.mtp.depth, f"{found} depths give logits, expected {recipe.mtp.depth}"
+    losses = []
+    for depth, logits in enumerate(run.mtp_logits, start=1):
+        labels = oracle.later_labels(tensor(tokens.labels), tensor(tokens.documents), depth)
+        losses.append(float(oracle.mean_loss(tensor(logits), labels)))
+    want, got = sum(losses) / len(losses), run.losses.get("mtp", 0.0)
+    by_depth = ", ".join(f"{loss:.6f}" for loss in losses)
+    assert abs(got - want) <= FLOAT64.bound * abs(want), f"mtp loss is {got:.6f}, expected the mean of {by_depth}"
+    share = run.losses["total"] - sum(run.losses[name] for name in ("lm",))
+    weighed = recipe.mtp.loss_weight * want
+    alike = abs(share - weighed) <= 1e-11
+    assert alike, f"total holds {share:.6f} of the mtp loss, expected {recipe.mtp.loss_weight} of {want:.6f}"
+
+
+TRAINED = {
+    "untied": (AHEAD,),
+    "a-whole-model": (replace(WHOLE, mtp=Mtp(depth=1)),),
+    "tied": (replace(AHEAD, untied_embeddings=False),),
+}
+
+
+@contract("BLK-06r", asks=("built", "initial", "run_model"), cases=TRAINED, source="arXiv 2412.19437 section 2.2")
+def depths_train_the_model_below_them(stack: Training, recipe: Recipe) -> None:
+    """The gradient of a shared weight is that of the first head plus the weight of the loss times that of the depths:
+    embedding, output projection and every layer learn from what lies further ahead.
+
+    Over loss weights 0, 0.25 and 0.5 the gradient lies on a line, and the line is not flat. Detached hidden states
+    leave multi-token prediction a spectator; a copy of the output projection drifts from the one that is served.
+    """
+    weights, tokens = drawn(stack, recipe), batch(recipe)
+    none, some, more = (
+        instruments.numerics.tensors(one_pass(stack, _weighed(recipe, by), weights, tokens, backward=True).gradients)
+        for by in (0.0, 0.25, 0.5)
+    )
+    for row in stack.built(recipe, "nemo_native").parameters:
+        if row.layer is None and row.role not in ("embedding", "head"):
+            continue
+        assert row.name in some, f"{row.name} gets no gradient"
+        step = some[row.name] - none[row.name]
+        assert bool(step.any()), f"{row.name} gets no gradient from the depths"
+        what = f"what a quarter more of the depths adds to the gradient of {row.name}"
+        # two large gradients less each other: known to the rounding of the gradients
+        scale = instruments.numerics.typical_size(more[row.name])
+        words = instruments.numerics.apart(what, more[row.name] - some[row.name], step, FLOAT64_SCAN, scale=scale)
+        assert not words, words
+
+
+def _weighed(recipe: Recipe, weight: float) -> Recipe:
+    assert recipe.mtp is not None
+    return replace(recipe, mtp=replace(recipe.mtp, loss_weight=weight))
+
+
+SEEN = {  # position whose token changes, in a row of one document: depth k may change from position - k on
+    "in-the-middle": (9, 13),
+    "the-second": (1, 13),
+    "the-last": (12, 13),
+}
+
+
+@contract("BLK-06u", asks=("initial", "run_model"), cases=SEEN, source="arXiv 2412.19437 eq. 21")
+def a_depth_sees_exactly_one_token_further(stack: Training, place: int, length: int) -> None:
+    """Another token at t changes depth k from position t - k on, and nothing before it.
+
+    One position earlier and the head reads its own answer; one later and it is not told what it should know.
+    """
+    recipe = AHEAD
+    tokens = batch(recipe, ((length,), (length,)))
+    weights = drawn(stack, recipe)
+    changed = tensor(tokens.tokens)
+    changed[0, place] = (changed[0, place] + 1) % recipe.vocab
+    array = instruments.numerics.array
+    before = one_pass(stack, recipe, weights, tokens).mtp_logits
+    after = one_pass(stack, recipe, weights, replace(tokens, tokens=array(changed))).mtp_logits
+    for depth, (one, other) in enumerate(zip(before, after, strict=True), start=1):
+        first = max(place - depth, 0)
+        words = not_changed_from(one, other, first)
+        assert not words, f"depth {depth}, token {place} changed: {words}"

@@ -1,0 +1,207 @@
+"""R: the M²RNN recurrence, what it remembers, and that it is computed in float32.
+
+The state of a head is a matrix, 16 keys by 8 values, that passes through tanh at every token.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+from contracts import instruments
+from contracts.checks._support import scan_calls
+from contracts.checks._support.recipes import R_LAYER, SMALL
+from contracts.checks._support.scan_calls import PACKED, Fed, drawn, run
+from contracts.contract import contract
+from contracts.spec.blocks import Blocks
+from contracts.spec.recipe import Mamba
+from contracts.spec.tolerance import EXACT, FLOAT32_SCAN, FLOAT64
+
+THREE_GROUPS = replace(SMALL, name="three-groups", mamba=Mamba(heads=6, head_dim=4, state=8, groups=3))
+
+CAUSAL = {
+    "plain": (Fed(block="m2rnn"), 21),
+    "packed-with-state": (Fed(block="m2rnn", lengths=PACKED, state=True), 23),
+}
+
+
+@contract("BLK-01d", asks=("block_weights", "run_block"), cases=CAUSAL, source="naming; arXiv 2603.14360")
+def r_sees_nothing_of_the_future(stack: Blocks, fed: Fed, at: int) -> None:
+    """In R a token changes no output before it, and a loss before it has no gradient there: exactly 0.
+
+    A loss on the last token reaches the first one all the same.
+    """
+    scan_calls.sees_nothing_of_the_future(stack, fed, at)
+
+
+APART = {"packed": Fed(block="m2rnn", lengths=PACKED)}
+
+
+@contract("BLK-02d", asks=("block_weights", "run_block"), cases=APART, source="F06")
+def r_keeps_documents_apart(stack: Blocks, fed: Fed) -> None:
+    """In R a packed document changes no other, output and gradient: exactly 0."""
+    scan_calls.keeps_documents_apart(stack, fed)
+
+
+DEFINED = {
+    "plain": Fed(block="m2rnn", lengths=((19,), (19,))),
+    "packed-with-state": Fed(block="m2rnn", lengths=((2, 9, 1, 7), (15, 4)), state=True),
+    "three-groups-of-two": Fed(block="m2rnn", recipe=THREE_GROUPS, lengths=((7,), (7,), (7,))),
+    "float32": Fed(block="m2rnn", lengths=((11, 10), (21,)), dtype="float32", state=True),
+    "one-token": Fed(block="m2rnn", lengths=((1,), (1,)), state=True),
+    "a-large-epsilon": Fed(block="m2rnn", recipe=replace(SMALL, norm_eps=0.3), lengths=((7,), (7,))),
+}
+
+
+@contract("BLK-05a", asks=("block_weights", "run_block"), cases=DEFINED, source="arXiv 2603.14360 §3")
+def r_is_its_recurrence(stack: Blocks, fed: Fed) -> None:
+    """Output, last state and every gradient of R, the initial state's too, are those of its recurrence.
+
+    h_t = f_t h_{t-1} + (1 - f_t) tanh(h_{t-1} W + k_t v_tᵀ) and y_t = q_tᵀ h_t + D v_t, with
+    f = exp(-exp(A_log) softplus(f + dt_bias)); then the norm of y · silu(g).
+    """
+    scan_calls.equals_its_definition(stack, fed, instruments.oracles.recurrent.m2rnn)
+
+
+HALVES = {
+    "in-the-middle": (Fed(block="m2rnn"), 20),
+    "after-one-token": (Fed(block="m2rnn", state=True), 1),
+    "inside-a-document": (Fed(block="m2rnn", lengths=((9, 28), (17, 20))), 19),
+}
+
+
+@contract("BLK-05b", asks=("block_weights", "run_block"), cases=HALVES, source="naming; arXiv 2603.14360")
+def r_passes_its_state(stack: Blocks, fed: Fed, at: int) -> None:
+    """A sequence in two calls, the second with the state that the first left, gives what one call gives."""
+    scan_calls.passes_its_state(stack, fed, at)
+
+
+ALONE = {"packed": Fed(block="m2rnn", lengths=PACKED)}
+
+
+@contract("BLK-05c", asks=("block_weights", "run_block"), cases=ALONE, source="F06")
+def r_gives_a_packed_document_what_it_gets_alone(stack: Blocks, fed: Fed) -> None:
+    """In R a packed document has the output, gradient and state that it has alone: reset neither early nor late."""
+    scan_calls.gives_each_document_what_it_gets_alone(stack, fed)
+
+
+BOUNDED = {  # by what keys and values are multiplied, and the initial state
+    "large-inputs": (30.0, 0.5),
+    "a-large-state": (1.0, 5.0),
+}
+
+
+@contract("BLK-05d", asks=("block_weights", "run_block"), cases=BOUNDED, source="arXiv 2603.14360 §3: a convex mean")
+def the_state_stays_in_its_bound(stack: Blocks, gain: float, start: float) -> None:
+    """No element of the state leaves the larger of 1 and the largest initial element, whatever comes in."""
+    fed = Fed(block="m2rnn", lengths=((24,), (11, 13)), state=True, weights={"mixer.dt_bias": 0.0, "mixer.A_log": 0.0})
+    inputs = drawn(stack, fed)
+    weights = inputs.weights | {name: gain * inputs.weights[name] for name in ("mixer.wk.weight", "mixer.wv.weight")}
+    first = inputs.state["h"]
+    state = {"h": first * (start / first.abs().max())}
+    got = instruments.numerics.tensor(run(stack, fed, replace(inputs, weights=weights, state=state)).state["h"])
+    bound, largest = max(1.0, start), float(got.abs().max())
+    assert largest <= bound, f"an element of the state is {largest:.3f}, larger than {bound:.3f}"
+
+
+FORGETS = {  # A_log
+    "keeps-everything": -60.0,
+    "keeps-nothing": 20.0,
+}
+
+
+@contract("BLK-05e", asks=("block_weights", "run_block"), cases=FORGETS, source="arXiv 2603.14360 §3: limits of f")
+def the_forget_gate_has_its_limits(stack: Blocks, a_log: float) -> None:
+    """With f at 1 the state is frozen as it was given; with f and W at 0 a token sees itself alone."""
+    import torch
+
+    weights = {"mixer.A_log": a_log, "mixer.W": 0.0, "mixer.dt_bias": 0.5}
+    fed = Fed(block="m2rnn", lengths=((12,), (12,)), state=a_log < 0, weights=weights)
+    inputs, numerics = drawn(stack, fed), instruments.numerics
+    one = run(stack, fed, inputs, backward=False)
+    if a_log < 0:
+        words = numerics.apart("the state after 12 tokens", one.state["h"], inputs.state["h"], FLOAT64)
+        assert not words, f"{words}: it should be frozen"
+    else:
+        order = torch.arange(fed.tokens - 1, -1, -1)
+        two = run(stack, fed, replace(inputs, x=inputs.x[:, order]), backward=False)
+        words = numerics.apart("y of the reversed sequence", numerics.tensor(two.y)[:, order], one.y, FLOAT64)
+        assert not words, f"{words}: each token should see itself alone"
+
+
+ODD = {"packed": ((3, 16), (10, 9))}
+
+
+@contract("BLK-05f", asks=("block_weights", "run_block"), cases=ODD, source="arXiv 2603.14360 §3: tanh is odd")
+def turned_keys_turn_the_output(stack: Blocks, *lengths: tuple[int, ...]) -> None:
+    """With -k for k, an empty initial state and no D, the output is -y, as tanh and the read are odd."""
+    fed = Fed(block="m2rnn", lengths=lengths, weights={"mixer.D": 0.0})
+    inputs, numerics = drawn(stack, fed), instruments.numerics
+    wk = inputs.weights["mixer.wk.weight"]
+    turned = replace(inputs, weights=inputs.weights | {"mixer.wk.weight": -wk})
+    one, two = (numerics.tensor(run(stack, fed, each, backward=False).y) for each in (inputs, turned))
+    words = numerics.apart("y with -k", two, -one, FLOAT64)
+    assert not words, words
+
+
+# Neither of these is a bfloat16 number: -4.011 rounds to -4, and 1.0078 to 1.
+FADING = {"fifty-tokens": ({"mixer.A_log": 1.0078, "mixer.dt_bias": -4.011, "mixer.W": 0.0}, 50)}
+
+
+@contract("BLK-05g", asks=("block_weights", "run_block"), cases=FADING, source="arXiv 2603.14360; cppmega m2rnn")
+def the_state_of_r_is_float32(stack: Blocks, weights: dict[str, float], tokens: int) -> None:
+    """Under bfloat16 activations the state of R is float32, and so is the arithmetic of what fades it.
+
+    With zero inputs and W at 0, 50 tokens leave h · f^50: no activation takes part. In bfloat16 the error of a
+    recurrence that is not linear grows with the sequence, from 0.5 % to 13 % over 1024 tokens.
+    """
+    import torch
+
+    fed = Fed(block="m2rnn", lengths=((tokens,), (tokens,)), dtype="float32", state=True, weights=weights)
+    inputs = drawn(stack, fed)
+    inputs = replace(inputs, x=torch.zeros_like(inputs.x))
+    zero = instruments.numerics.array(inputs.x.to(torch.bfloat16))
+    found = stack.run_block(replace(scan_calls.call(fed, inputs, backward=False), x=zero)).state["h"]
+    assert found.dtype == "float32", f"the state is {found.dtype} under bfloat16 activations, expected float32"
+    rate = math.exp(weights["mixer.A_log"]) * math.log1p(math.exp(weights["mixer.dt_bias"]))
+    want = inputs.state["h"] * math.exp(-tokens * rate)
+    words = instruments.numerics.apart("the state after 50 empty tokens", found, want, FLOAT32_SCAN)
+    assert not words, words
+
+
+def _shapes(heads: int, width: int, state: int, hidden: int) -> dict[str, tuple[int, ...]]:
+    rows = {"wg": heads * width, "wv": heads * width, "wq": heads * state, "wk": heads * state, "wf": heads}
+    return {
+        "norm.weight": (hidden,), **{f"mixer.{name}.weight": (size, hidden) for name, size in rows.items()},
+        **{f"mixer.{name}": (heads,) for name in ("A_log", "D", "dt_bias")}, "mixer.W": (heads, width, width),
+        "mixer.out_norm.weight": (heads * width,), "mixer.wo.weight": (hidden, heads * width),
+    }  # fmt: skip
+
+
+TENSORS = {
+    "float32": (SMALL, _shapes(4, 8, 16, 24)),
+    "bf16-three-groups": (replace(THREE_GROUPS, dtype="bf16"), _shapes(6, 4, 8, 24)),
+}
+
+
+@contract("BLK-05h", asks="block_weights", cases=TENSORS, source="arXiv 2603.14360; spec/blocks")
+def r_holds_these_tensors(stack: Blocks, recipe: Any, expected: dict[str, tuple[int, ...]]) -> None:
+    """R holds the tensors of its definition and no others; D, dt_bias and A_log are float32 under bf16 too."""
+    held = stack.block_weights(recipe, R_LAYER, "nemo_native")
+    scan_calls.holds(held, expected, ("A_log", "D", "dt_bias"), recipe.dtype)
+
+
+BOTH = {"packed-with-state": Fed(block="m2rnn", lengths=((2, 9), (11,)), state=True)}
+
+
+@contract("BLK-05i", asks=("block_weights", "run_block"), cases=BOTH, source="hybrid: R in both modes")
+def r_is_the_same_in_both_modes(stack: Blocks, fed: Fed) -> None:
+    """The mixer of R does not depend on the mode: bit for bit the same output and gradients."""
+    asked = scan_calls.call(fed, drawn(stack, fed))
+    one, two = (stack.run_block(replace(asked, mode=mode)) for mode in ("nemo_native", "author_dp"))
+    words = instruments.numerics.apart("y in author_dp", two.y, one.y, EXACT)
+    words = words or instruments.numerics.named_apart(
+        "the gradient in author_dp of", two.gradients, one.gradients, EXACT
+    )
+    assert not words, words

@@ -1,0 +1,69 @@
+"""Somebody else's kernel in the place of a block's own: the same definition, by the same policy, on a device."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Protocol
+
+from contracts.checks._support.device_calls import Asked, call_of, on
+from contracts.checks.blocks.bfloat16 import held_to_its_definition
+from contracts.contract import contract
+from contracts.spec.blocks import Blocks
+from contracts.spec.errors import Unreachable
+from contracts.spec.kernel_selection import Kernel, Package, Seams, Site, Wish
+
+
+class Stack(Blocks, Seams, Protocol):
+    """Who is asked here."""
+
+
+INSTALL = {
+    "mamba-ssm": "MAMBA_SKIP_CUDA_BUILD=TRUE MAMBA_FORCE_BUILD=TRUE pip install --no-deps --no-build-isolation "
+    "mamba-ssm einops (docs/gpu.md)",
+    "transformer-engine": "pip install --no-build-isolation 'transformer-engine[pytorch]' (docs/gpu.md)",
+}
+_M = on("cuda", "mamba2")
+SCANS: dict[str, tuple[Asked, Site]] = {"scan-of-mamba2": (_M["mamba2"], "scan")}
+_TE = on("cuda", "attention", "mlp", "experts", "experts-swiglu")
+MODULES: dict[str, tuple[Asked, Site]] = {
+    "attention": (_TE["attention"], "attention"),
+    "mlp": (_TE["mlp"], "mlp"),
+    "experts": (_TE["experts"], "experts"),
+    "experts-swiglu": (_TE["experts-swiglu"], "experts"),
+}
+
+
+@contract("BLK-08a", asks=("block_weights", "run_block", "kernel_facts"), cases=SCANS, source="hub; naming", tier="gpu")
+def mamba_ssm_computes_what_the_block_is_defined_as(stack: Stack, asked: Asked, site: Site) -> None:
+    """mamba-ssm's kernel in the place of the scan gives the block's definition, output and every gradient, as near as
+    bfloat16 allows; it is mamba-ssm that ran.
+
+    One version string of it was seen with two different maths. Where it is not installed the promise was not run; where
+    it is installed and cannot be imported, that is a violation and no absence.
+    """
+    _held(stack, asked, site, "mamba-ssm")
+
+
+@contract(
+    "BLK-08b", asks=("block_weights", "run_block", "kernel_facts"), cases=MODULES, source="hub; naming", tier="gpu"
+)
+def transformer_engine_computes_what_the_block_is_defined_as(stack: Stack, asked: Asked, site: Site) -> None:
+    """Transformer Engine's modules in the place of a block's matrices give the block's definition, output and every
+    gradient, as near as bfloat16 allows; it is Transformer Engine that ran.
+
+    The metapackage alone imports as an error and not as absent, and a bridge that falls back without a word is measured
+    as the kernel that it is not.
+    """
+    _held(stack, asked, site, "transformer-engine")
+
+
+def _held(stack: Stack, asked: Asked, site: Site, kernel: Kernel) -> None:
+    package = stack.kernel_facts().packages.get(kernel, Package(state="absent"))
+    assert package.state != "broken", f"{kernel} is installed and cannot be imported: {package.words}"
+    if package.state == "absent":
+        raise Unreachable(f"{kernel} is not installed: {INSTALL[kernel]}")
+    call = replace(call_of(stack, asked), kernels={site: Wish(kernel=kernel, required=True)})
+    run = stack.run_block(call)
+    ran = run.kernels.get(site)
+    assert ran == kernel, f"{ran} ran at {site}, and {kernel} was required"
+    held_to_its_definition(call, run, asked)

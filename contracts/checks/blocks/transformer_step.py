@@ -1,0 +1,66 @@
+"""One step of a transformer with experts in one process, against its definition written out: the whole of it at once.
+
+The oracle is the papers' blocks of `instruments.oracles` in float64, one token at a time, put one behind the other;
+its gradients are autograd's. What the checks of `transformers` say of many ranks, they say with this as their floor.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from contracts import instruments
+from contracts.checks._support.transformers import GROUPED_EXPERTS, LATENT_EXPERTS, session
+from contracts.contract import contract
+from contracts.spec.recipe import Recipe
+from contracts.spec.tolerance import FLOAT32_TRANSFORMER
+from contracts.spec.training import Execution, Session, Training
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+BOTH: dict[str, tuple[Recipe]] = {
+    "grouped": (replace(GROUPED_EXPERTS, depth=2),),
+    "latent": (replace(LATENT_EXPERTS, depth=2),),
+}
+
+
+@contract("BLK-01h", asks=("built", "train"), cases=BOTH, source="arXiv 2305.13245, 2405.04434, 2412.19437")
+def a_step_of_a_transformer_is_its_definition(stack: Training, recipe: Recipe) -> None:
+    """In float32 the loss of a step and the gradient of every weight are those of the definition: attention and experts
+    in pairs on one residual stream, a mean over the labels that count.
+
+    Each block by itself can be right and the model wrong: a norm too many, a label off by one, gates scaled twice.
+    """
+    execution = Execution(precision="float32", layout=min(stack.layouts, default="own-axis"))
+    asked = session(stack, recipe, execution, 1, "gradients")
+    (step,) = stack.train(asked).steps
+    loss, gradients = _defined(asked)
+    found = step.losses["lm"]
+    assert abs(found - float(loss)) <= 2e-6 * float(loss), (
+        f"the loss is {found:.8g}, by its definition {float(loss):.8g}"
+    )
+    words = instruments.numerics.gradients_apart("the gradient of", step.gradients, gradients, FLOAT32_TRANSFORMER)
+    assert not words, words
+
+
+def _defined(asked: Session) -> tuple[Tensor, dict[str, Tensor]]:
+    """The loss and its gradient by every weight, in float64."""
+    import torch
+
+    numerics, oracles, recipe = instruments.numerics, instruments.oracles, asked.recipe
+    weights = {name: each.requires_grad_() for name, each in numerics.tensors(asked.weights, torch.float64).items()}
+    given = weights | numerics.tensors(asked.buffers, torch.float64)
+    (batch,) = asked.batches
+    x_BTD = weights["embedding.weight"][numerics.tensor(batch.tokens)]
+    for layer in range(recipe.depth):
+        mine = oracles.model.under(given, f"layers.{layer}.")
+        if layer % 2:
+            x_BTD = x_BTD + oracles.experts.block(recipe, mine, x_BTD).y_BTD
+        else:
+            attends = oracles.attention.grouped if recipe.mla is None else oracles.attention.latent
+            x_BTD = x_BTD + torch.stack([attends(recipe, mine, x_TD) for x_TD in x_BTD])
+    logits_BTV = oracles.model.normed(recipe, x_BTD, weights["norm.weight"]) @ weights["head.weight"].T
+    loss = oracles.model.mean_loss(logits_BTV, numerics.tensor(batch.labels))
+    loss.backward()  # type: ignore[no-untyped-call]  # torch's
+    return loss.detach(), {name: each.grad for name, each in weights.items() if each.grad is not None}

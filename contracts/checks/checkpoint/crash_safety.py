@@ -1,0 +1,117 @@
+"""What survives a writer that dies, a disk that is full, and a save that is overtaken by the next."""
+
+from __future__ import annotations
+
+from contracts.checks._support import saved_states
+from contracts.checks._support.folders import folder
+from contracts.checks._support.saved_states import FAMILIES, LITTLE, ONE_FILE, SHAPES, state, target, unlike, unloaded
+from contracts.contract import contract, untested
+from contracts.spec.checkpointing import Checkpointing, WriteFault
+
+MANY = 40
+"""More boundaries than a write of one small file has in any stack that was seen; the reference has ten."""
+
+BEFORE: dict[str, tuple[int, ...]] = {"first": (), "over-another": (2,)}
+
+
+@contract("CKPT-03a", asks=("write_checkpoint", "latest_checkpoint", "load_checkpoint"), cases=BEFORE, source=FAMILIES)
+def a_writer_may_die_at_any_boundary(stack: Checkpointing, *before: int) -> None:
+    """Wherever the writing process dies, the newest complete checkpoint is found and loads whole: the one before, or
+    the new one; and the step can be written again.
+
+    A pointer that is written before the data, or removed before it is made anew, leads to half a checkpoint, or to
+    step 0.
+    """
+    new = state(4, LITTLE)
+    died = False
+    for boundary in range(1, MANY):
+        with folder() as at:
+            for step in before:
+                saved_states.write(stack, at, state(step, LITTLE), ONE_FILE)
+            written = stack.write_checkpoint(str(at), new, ONE_FILE, WriteFault(dies_after=boundary))
+            said = f"the writer of step 4 {written.ending} at boundary {boundary}, and"
+            latest = stack.latest_checkpoint(str(at))
+            allowed = {4} if written.ending == "done" else {4, *(before or (None,))}
+            assert latest in allowed, f"{said} the latest is {latest}, expected one of {allowed}"
+            if latest is not None:
+                words = unloaded(stack, at, state(latest, LITTLE), None)
+                assert not words, f"{said} step {latest} is the latest, but {words}"
+            if latest != 4:
+                again = stack.write_checkpoint(str(at), new, ONE_FILE, None)
+                assert again.ending == "done", f"{said} step 4 cannot be written again: {again.words}"
+                words = unloaded(stack, at, new, None)
+                assert not words, f"{said} step 4 was written again, but {words}"
+        if written.ending == "done":
+            break
+        died = True
+    assert died, "the writer never died: it passed no boundary"
+    assert written.ending == "done", f"the writer still {written.ending} at boundary {boundary}: {written.words}"
+
+
+ROOMS = {"nothing-fits": 0, "cut-early": 7, "cut-in-a-file": 150}
+
+
+@contract("CKPT-03b", asks=("write_checkpoint", "latest_checkpoint", "load_checkpoint"), cases=ROOMS, source=FAMILIES)
+def a_full_disk_takes_nothing_with_it(stack: Checkpointing, room: int) -> None:
+    """A save that finds no room says so, leaves the checkpoint before it whole and the latest, and leaves nothing of
+    its own that fills the disk further; with room again the step is saved.
+
+    A save that swallows the error is believed. Retention then removes the last one that was real.
+    """
+    old, new = state(2), state(4)
+    with folder() as at:
+        saved_states.write(stack, at, old)
+        there = saved_states.files(at)
+        written = stack.write_checkpoint(str(at), new, ONE_FILE, WriteFault(room=room))
+        assert written.ending == "refused", f"with room for {room} bytes a file the save was {written.ending}"
+        assert written.words, "the save was refused without a word"
+        latest = stack.latest_checkpoint(str(at))
+        assert latest == 2, f"step 4 found no room, and the latest is {latest}, expected 2"
+        words = unloaded(stack, at, old, None)
+        assert not words, f"step 4 found no room, and of step 2 {words}"
+        left = sorted(path.name for path in saved_states.files(at) - there)
+        assert not left, f"step 4 found no room, and left {', '.join(left)}"
+        again = stack.write_checkpoint(str(at), new, ONE_FILE, None)
+        assert again.ending == "done", f"with room again step 4 cannot be written: {again.words}"
+        words = unloaded(stack, at, new, None)
+        assert not words, f"with room again step 4 was written, but {words}"
+
+
+OVERTAKEN: dict[str, tuple[int, ...]] = {
+    "the-next-save": (9, 10),
+    "several-saves": (98, 99, 100, 101, 102),
+    "one-save": (3,),
+}
+
+
+@contract(
+    "CKPT-03c", asks=("write_in_background", "latest_checkpoint", "load_checkpoint"), cases=OVERTAKEN, source=FAMILIES
+)
+def a_save_in_the_background_is_of_its_call(stack: Checkpointing, *steps: int) -> None:
+    """A save in the background holds the state, the counters and the step of the moment it was called, however late it
+    is written; saves become complete in the order of their calls; a load waits for them.
+
+    Optimizer steps go on while the copy is written. A checkpoint of half the weights of one step and half of another
+    loads without complaint; a step that is read when the write ends is the next one's.
+    """
+    states = tuple(state(step, SHAPES) for step in steps)
+    with folder() as at:
+        overtaken = stack.write_in_background(str(at), states)
+        assert overtaken.published == steps, f"complete in the order {overtaken.published}, called as {steps}"
+        assert not overtaken.loaded.refused, f"a load right after the last save was refused: {overtaken.loaded.refused}"
+        words = unlike(overtaken.loaded.state, states[-1])
+        assert not words, f"a load right after the save of step {steps[-1]} gave another state: {words}"
+        for each in states:
+            loaded = stack.load_checkpoint(str(at), each.step, target(each))
+            words = f"was refused: {loaded.refused}" if loaded.refused else unlike(loaded.state, each)
+            assert not words, f"step {each.step} was saved in the background, and {words}"
+        latest = stack.latest_checkpoint(str(at))
+        assert latest == steps[-1], f"the latest is {latest}, expected {steps[-1]}"
+
+
+untested(
+    "CKPT-03e",
+    "What is published survives a power cut: all is synced before the name is given, and the name after.",
+    why="a process that dies leaves its pages in the kernel's cache, so that a missing fsync shows only when the power "
+    "goes; it needs a block device that can be cut off",
+)

@@ -1,0 +1,143 @@
+"""Checkpoints that were cut off, altered, mixed or planted: refused by the name of the file, and never run."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from pathlib import Path
+from typing import Any, Literal
+
+from contracts.checks._support import saved_states
+from contracts.checks._support.folders import folder
+from contracts.checks._support.saved_states import FAMILIES, state, target, unlike, unloaded
+from contracts.contract import contract
+from contracts.spec.checkpointing import Checkpointing
+
+Damage = Literal["cut off", "emptied", "lengthened", "flipped in one bit", "removed", "taken from step 2"]
+DAMAGES: dict[str, Damage] = {
+    "truncated": "cut off",
+    "emptied": "emptied",
+    "longer": "lengthened",
+    "corrupt": "flipped in one bit",
+    "missing": "removed",
+    "mixed-steps": "taken from step 2",
+}
+
+
+@contract("CKPT-04c", asks=("write_checkpoint", "load_checkpoint"), cases=DAMAGES, source=FAMILIES)
+def a_damaged_file_is_refused_by_name(stack: Checkpointing, damage: Damage) -> None:
+    """A checkpoint of which one file is cut off, altered, missing or of another save is refused with the name of the
+    file, and the target of the load is untouched; a file that does not matter may also do no harm.
+
+    A flipped bit in a weight is a number like any other. Shards of two steps have the same shapes.
+    """
+    old, saved = state(2), state(4)
+    with folder() as at:
+        others = saved_states.write(stack, at, old)
+        for path, other in zip(saved_states.write(stack, at, saved), others, strict=True):
+            content = path.read_bytes()
+            _damage(path, content, other, damage)
+            before = target(saved)
+            loaded = stack.load_checkpoint(str(at), 4, before)
+            path.write_bytes(content)
+            said = f"{path.name} of step 4 was {damage}, and"
+            if loaded.refused:
+                words = saved_states.half_loaded(loaded.state, before)
+                assert not words, f"{said} the load was refused, but {words}"
+                assert path.name in loaded.refused, f"{said} the refusal does not name it: {loaded.refused}"
+            else:
+                words = unlike(loaded.state, saved)
+                assert not words, f"{said} the load went through, but {words}"
+        words = unloaded(stack, at, saved, 4)
+        assert not words, f"every file of step 4 is what it was, and {words}"
+
+
+def _damage(path: Path, content: bytes, other: Path, damage: Damage) -> None:
+    middle = len(content) // 2
+    if damage == "removed":
+        path.unlink()
+    else:
+        flipped = content[:middle] + bytes([content[middle] ^ 16]) + content[middle + 1 :]
+        path.write_bytes(
+            {
+                "cut off": content[: max(0, len(content) - 5)], "emptied": b"", "lengthened": content + b"\0\0\0\0",
+                "flipped in one bit": flipped, "taken from step 2": other.read_bytes(),
+            }[damage]
+        )  # fmt: skip
+
+
+class _Payload:
+    """What runs when a pickle of it is read."""
+
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self.marker),)  # leaves nothing open behind it
+
+
+Form = Literal["pickle", "torch.save"]
+BESIDE = (
+    ".metadata",
+    "common.pt",
+    "extra_state.pt",
+    "meta_000004.pkl",
+    "rng_state.pth",
+    "__0_0.distcp",
+    "scheduler.bin",
+)
+PLANTED: dict[str, tuple[Form, Literal["in place", "beside", "alone"]]] = {
+    "pickle-in-place-of-a-file": ("pickle", "in place"),
+    "torch-file-in-place-of-a-file": ("torch.save", "in place"),
+    "pickles-beside": ("pickle", "beside"),
+    "torch-files-beside": ("torch.save", "beside"),
+    "nothing-but-pickles": ("pickle", "alone"),
+    "nothing-but-torch-files": ("torch.save", "alone"),
+}
+
+
+@contract("CKPT-04g", asks=("write_checkpoint", "load_checkpoint", "latest_checkpoint"), cases=PLANTED, source=FAMILIES)
+def no_pickle_is_executed(stack: Checkpointing, form: Form, where: Literal["in place", "beside", "alone"]) -> None:
+    """Neither finding nor loading a checkpoint runs what a pickle in it says, in the place of one of its files, beside
+    them, or instead of them; the target gets what was saved, or a refusal.
+
+    `.metadata` of DCP is a pickle, `common.pt` and `extra_state.pt` are, and whoever can write to the volume of the
+    checkpoints is then whoever trains.
+    """
+    saved = state(4)
+    with folder() as at, folder() as aside:
+        marker = aside / "ran"
+        payload = _payload(form, marker)
+        paths = saved_states.write(stack, at, saved)
+        planted = paths if where == "in place" else [paths[0].parent / name for name in BESIDE]
+        if where == "alone":
+            for path in paths:
+                path.unlink()
+        for path in planted:
+            content = path.read_bytes() if path.exists() else None
+            path.write_bytes(payload)
+            stack.latest_checkpoint(str(at))
+            for step in (4, None):
+                before = target(saved)
+                loaded = stack.load_checkpoint(str(at), step, before)
+                assert not marker.exists(), f"{path.name} was a {form} file, and what it says was run"
+                words = (
+                    saved_states.half_loaded(loaded.state, before) if loaded.refused else unlike(loaded.state, saved)
+                )
+                assert not words, f"{path.name} was a {form} file, and after the load {words}"
+            if content is None and where == "beside":
+                path.unlink()
+            elif content is not None:
+                path.write_bytes(content)
+
+
+def _payload(form: Form, marker: Path) -> bytes:
+    if form == "pickle":
+        return pickle.dumps(_Payload(marker))
+    import io
+
+    import torch
+
+    content = io.BytesIO()
+    torch.save({"step": _Payload(marker)}, content)
+    return content.getvalue()

@@ -1,0 +1,86 @@
+"""Where in its data a resumed run goes on, and what no run goes on from."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from contracts.checks._support.folders import folder
+from contracts.checks._support.saved_states import FAMILIES
+from contracts.checks.checkpoint.resume import DENSE, MUON, SHORT
+from contracts.contract import contract
+from contracts.spec.errors import Refused
+from contracts.spec.recipe import Data, Moe, Recipe
+from contracts.spec.training import Session, Trained, Training
+
+EPOCHS = {"resumed-in-the-second-and-third": (2, 2, 2), "resumed-after-one-step": (1, 4, 1)}
+
+
+@contract("CKPT-01f", asks="train", cases=EPOCHS, source=FAMILIES)
+def a_resume_in_the_middle_of_an_epoch_goes_on_there(stack: Training, *parts: int) -> None:
+    """Resumed within an epoch, a run consumes the sequences of the run that was not interrupted, in their order, to
+    the end of that epoch and through those after it.
+
+    An offset that is skipped again in every later epoch, an epoch that is shuffled as the first was, the rest of an
+    epoch that is dropped: none of them shows before the border.
+    """
+    with folder() as at:
+        text = at / "text.bin"
+        text.write_bytes(bytes(3 * k % 59 for k in range(7 * SHORT.seq_length + 1)))  # seven sequences
+        recipe = replace(SHORT, data=Data(path=str(text)))
+        whole = stack.train(Session(recipe=recipe, steps=sum(parts)))
+        want = [step.samples for step in whole.steps]
+        flat = [id for ids in want for id in ids]
+        assert len(set(flat)) < len(flat), f"no epoch ended within {len(flat)} sequences"
+        got: list[tuple[int, ...]] = []
+        kept, load = at / "kept", None
+        kept.mkdir()
+        for steps in parts:
+            end = frozenset({len(got) + steps})
+            run = stack.train(Session(recipe=recipe, steps=steps, save=str(kept), save_at=end, load=load))
+            got += [step.samples for step in run.steps]
+            load = str(kept)
+    assert got == want, f"resumed after {parts[:-1]} steps the samples are {got}, expected {want}"
+
+
+CHANGED: dict[str, Recipe] = {
+    "seed": replace(SHORT, seed=SHORT.seed + 1),
+    "rope": replace(SHORT, rope_theta=10_000),
+    "top-k": replace(SHORT, moe=replace(SHORT.moe or Moe(), top_k=2)),
+    "optimizer": MUON,
+    "width": replace(SHORT, ffn_hidden=44, hidden=28),
+    "deeper": replace(SHORT, depth=5),
+}
+
+
+@contract("CKPT-01c", asks="train", cases=CHANGED, source=FAMILIES)
+def a_run_resumes_under_its_own_recipe(stack: Training, other: Recipe) -> None:
+    """A checkpoint is refused under another recipe, with the reason; under its own it is taken.
+
+    Most of a recipe is in no tensor's shape: the run goes on, as another.
+    """
+    with folder() as at:
+        stack.train(Session(recipe=SHORT, steps=1, save=str(at), save_at=frozenset({1})))
+        refused, run = _refused(stack, Session(recipe=other, steps=1, load=str(at)))
+        began = run.start if run else 0
+        assert refused, f"saved under {SHORT.name}, the run of {other.name} went on after step {began}"
+        own = stack.train(Session(recipe=SHORT, steps=1, load=str(at)))
+    assert own.start == 1, f"under its own recipe the run began after step {own.start}, expected 1"
+
+
+@contract("CKPT-01d", asks="train", cases={"empty-folder": (SHORT,), "empty-folder-dense": (DENSE,)}, source=FAMILIES)
+def a_resume_from_nothing_is_refused(stack: Training, recipe: Recipe) -> None:
+    """A run that is told to load from a folder without a checkpoint is refused: it does not begin anew.
+
+    The volume was not mounted; the run began at step 0 and wrote over what came back with the mount.
+    """
+    with folder() as at:
+        refused, run = _refused(stack, Session(recipe=recipe, steps=1, load=str(at)))
+    assert refused, f"there is no checkpoint, and the run began after step {run.start if run else 0}"
+
+
+def _refused(stack: Training, session: Session) -> tuple[str, Trained | None]:
+    try:
+        run = stack.train(session)
+    except Refused as refused:
+        return str(refused), None
+    return "", run

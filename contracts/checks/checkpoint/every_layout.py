@@ -1,0 +1,121 @@
+"""Every layout of four ranks goes on from what every other one saved, and nobody loads numbers of another kind."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from contracts import instruments
+from contracts.checks._support.folders import shared_folder
+from contracts.checks._support.layouts import needs_layout
+from contracts.checks._support.multi_rank_saves import (
+    EP2_BORROWED,
+    EP4_BORROWED,
+    EVEN,
+    FSDP2,
+    FSDP4,
+    HSDP,
+    INTERLEAVED_FSDP2,
+    ONE,
+    PP2,
+    PP2_FSDP2,
+    PP2_TP2,
+    PP4,
+    SPREAD,
+    STATE,
+    TP2_EP2,
+    TP2_FSDP2,
+    found_first,
+    place,
+    refusal,
+    shown,
+    state_unlike,
+)
+from contracts.checks._support.saved_states import FAMILIES
+from contracts.contract import contract
+from contracts.instruments.ranks import gathered
+from contracts.spec.tolerance import FLOAT64_SCAN
+from contracts.spec.training import Execution, Session, Step, Training
+
+LAYOUTS: dict[str, Execution] = {
+    "one-rank": ONE,
+    "fsdp4": FSDP4,
+    "hsdp-2x2": HSDP,
+    "tp2-sp-fsdp2": TP2_FSDP2,
+    "tp2-sp-ep2": TP2_EP2,
+    "borrowed-tp2-sp-ep4-fsdp": EP4_BORROWED,
+    "pp4": PP4,
+    "pp2-fsdp2": PP2_FSDP2,
+    "pp2-interleaved-fsdp2": INTERLEAVED_FSDP2,
+    "pp2-tp2-sp": PP2_TP2,
+}
+SAVES: dict[str, tuple[Execution, int]] = {name: (execution, 4) for name, execution in LAYOUTS.items()}
+
+
+@contract("CKPT-02i", asks="train", cases=SAVES, source=FAMILIES, tier="dist", slow=True)
+def every_layout_goes_on_from_this_one(stack: Training, saves: Execution, world: int) -> None:
+    """What a layout saved each of nine others loads: weights, optimizer state and buffers by name and to the bit, and
+    its next step is the one that the first layout takes: sequences, rate, losses, every gradient.
+
+    Equal weights after a load hide what the next step uses. A stage that finds its layers by their place on the rank, a
+    shard of a shard that is laid together the other way round, experts in the order of ranks: each is right on the
+    layout that saved.
+    """
+    for each in LAYOUTS.values():
+        needs_layout(stack, each.layout)
+    with shared_folder() as at:
+        folder = place(at, saves).as_posix()
+        whole = Session(recipe=EVEN, steps=3, execution=saves, observe=STATE | {"gradients"}, save=folder,
+                        save_at=frozenset({2}))  # fmt: skip
+        steps = stack.train(whole).steps
+        (source, *_) = gathered(folder)
+        for layout in (each for each in LAYOUTS.values() if each != saves):
+            session = Session(
+                recipe=EVEN, steps=1, execution=layout, observe=STATE | {"gradients"}, at=frozenset({0, 3}), load=source
+            )
+            run = stack.train(session)
+            words = "nothing is told of what was loaded" if run.loaded is None else state_unlike(run.loaded, steps[1])
+            words = found_first(words or _apart(run.steps[0], steps[2]))
+            assert not words, f"saved on {shown(saves)}, loaded on {shown(layout)}, {words}"
+
+
+def _apart(got: Step, want: Step) -> str:
+    """In what the step behind the load differs, beyond the order of sums."""
+    for fact in ("number", "samples", "lr", "tokens"):
+        if getattr(got, fact) != getattr(want, fact):
+            return f"step 3: {fact} is {getattr(got, fact)}, expected {getattr(want, fact)}"
+    for name, loss in want.losses.items():
+        found = got.losses.get(name, float("nan"))
+        if not abs(found - loss) <= 1e-11 * max(1.0, abs(loss)):
+            return f"step 3: {name} is {found:.10g}, expected {loss:.10g}"
+    words = instruments.numerics.gradients_apart("the gradient of", got.gradients, want.gradients, FLOAT64_SCAN)
+    return f"step 3: {words}" if words else ""
+
+
+OTHER_KINDS: dict[str, tuple[Execution, int]] = {
+    "fsdp2": (FSDP2, 2),
+    "borrowed-ep2-fsdp": (EP2_BORROWED, 2),
+    "pp2": (PP2, 2),
+    "tp2-sp-ep2": (TP2_EP2, 4),
+}
+
+
+@contract("CKPT-04h", asks="train", cases=OTHER_KINDS, source=FAMILIES, tier="dist")
+def numbers_of_another_kind_are_refused_by_every_rank(stack: Training, execution: Execution, world: int) -> None:
+    """Ranks that hold their state in float32 refuse one that was saved in float64, each of them, with both dtypes and a
+    tensor's name; afterwards they load it as what it is.
+
+    DCP casts without a word, shard by shard: moments lose what makes them moments, and a resume is no resume.
+    """
+    needs_layout(stack, execution.layout)
+    with shared_folder() as at:
+        folder = place(at, execution).as_posix()
+        session = Session(recipe=SPREAD, steps=1, execution=execution, save=folder, save_at=frozenset({1}))
+        stack.train(session)
+        again = replace(session, steps=0, save=None, load=folder)
+        told = gathered(refusal(stack, replace(again, execution=replace(execution, precision="float32"))))
+        start = stack.train(again).start
+    for rank, words in enumerate(told):
+        assert words, f"float64 was loaded into float32 on {shown(execution)} by rank {rank}"
+        missing = [each for each in ("float64", "float32", "weight") if each not in words]
+        assert not missing, f"the refusal of rank {rank} does not name {missing}: {words[:200]}"
+    assert start == 1, f"after the refusal the ranks go on after step {start}, expected 1"

@@ -1,0 +1,100 @@
+"""Which checkpoints are left when the ranks of a running world throw old ones away."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+from contracts.checks._support.folders import shared_folder
+from contracts.checks._support.layouts import needs_layout
+from contracts.checks._support.multi_rank_saves import EP2_BORROWED, FSDP2, PP2, SPREAD, TP2_EP2
+from contracts.checks._support.saved_states import FAMILIES, files
+from contracts.contract import contract
+from contracts.instruments.ranks import gathered, here
+from contracts.spec.training import Execution, Session, Training
+
+STATE = replace(SPREAD, name="short-state", pattern="AE", depth=2)
+"""What it holds is asked elsewhere; it has to be in several files."""
+Copied = Literal["in-place", "under-way", "arrived", "of-another-run"]
+"""Where checkpoints last: where they are written, or elsewhere, where the copy of step 2 lacks a file, is whole, or is
+that of another run."""
+LEFT: dict[str, tuple[Execution, int, Copied, tuple[int, ...]]] = {  # of steps 1 to 4, one is kept
+    "fsdp2-in-place": (FSDP2, 2, "in-place", (4,)),
+    "fsdp2-under-way": (FSDP2, 2, "under-way", (1, 2, 3, 4)),
+    "borrowed-ep2-arrived": (EP2_BORROWED, 2, "arrived", (2, 3, 4)),
+    "pp2-under-way": (PP2, 2, "under-way", (1, 2, 3, 4)),
+    "pp2-of-another-run": (PP2, 2, "of-another-run", (1, 2, 3, 4)),
+    "tp2-sp-ep2-arrived": (TP2_EP2, 4, "arrived", (2, 3, 4)),
+}
+
+
+@contract("CKPT-05e", asks="train", cases=LEFT, source=FAMILIES, tier="dist")
+def ranks_keep_the_last_copy_that_arrived(
+    stack: Training, execution: Execution, world: int, copied: Copied, left: tuple[int, ...]
+) -> None:
+    """Ranks that keep one checkpoint remove those that have a newer one where it lasts, whole and of the same run, and
+    no other; what is left they load together.
+
+    A copy that is under way has a name and most of its files. Whoever counts names removes the only one that arrived.
+    """
+    needs_layout(stack, execution.layout)
+    with shared_folder() as at:
+        save, copy = at / "run", at / "copies"
+        own = _first_two(stack, execution, save)
+        _on_rank_0(lambda: shutil.copytree(save, copy))
+        if copied == "of-another-run":
+            _first_two(stack, execution, at / "another")
+            _on_rank_0(lambda: _exchanged(copy, at / "another"))
+        _on_rank_0(lambda: _take_from(copy, save, own[1 if copied != "arrived" else 2], copied))
+        session = Session(
+            recipe=STATE, steps=1, execution=execution, load=str(save), save=str(save), save_at=frozenset({3, 4}),
+            keep=1, durable=None if copied == "in-place" else str(copy),
+        )  # fmt: skip
+        written = {1: own[1], 2: own[2]}
+        for step in (3, 4):
+            before = files(save)
+            stack.train(session)
+            gathered(step)
+            written[step] = files(save) - before
+        there = files(save)
+        found = tuple(step for step, its in written.items() if its <= there)
+        start = stack.train(Session(recipe=STATE, steps=0, execution=execution, load=str(save))).start
+    assert found == left, f"copies are {copied}, one is to be kept, and of steps 1 to 4 {found} are left, not {left}"
+    assert start == 4, f"the ranks go on after step {start}, expected 4"
+
+
+def _first_two(stack: Training, execution: Execution, save: Path) -> dict[int, set[Path]]:
+    """Two steps and their checkpoints; which files belong to each."""
+    found: dict[int, set[Path]] = {}
+    for step in (1, 2):
+        before = files(save)
+        gathered(len(before))
+        session = Session(
+            recipe=STATE, steps=1, execution=execution, save=str(save), save_at=frozenset({1, 2}),
+            load=str(save) if step == 2 else None,
+        )  # fmt: skip
+        stack.train(session)
+        gathered(step)
+        found[step] = files(save) - before
+    return found
+
+
+def _on_rank_0(change: Callable[[], object]) -> None:
+    if here().rank == 0:
+        change()
+    gathered("changed")
+
+
+def _exchanged(copy: Path, other: Path) -> None:
+    shutil.rmtree(copy)
+    shutil.copytree(other, copy)
+
+
+def _take_from(copy: Path, save: Path, its: set[Path], copied: Copied) -> None:
+    """Leave the copy of step 2 without its largest file, where it is under way."""
+    if copied == "under-way":
+        newest = [path for path in files(copy) if save / path.relative_to(copy) not in its]
+        max(newest, key=lambda path: path.stat().st_size).unlink()

@@ -1,0 +1,273 @@
+"""A checkpoint that some ranks wrote, on the same ranks and on others: every number by its name, or a refusal by all.
+
+Files know nothing of the ranks that wrote them. What stands in them is compared with what the run had, whole tensor
+against whole tensor, so that it does not matter in which way a shard went astray.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from itertools import accumulate
+
+from contracts import instruments
+from contracts.checks._support.folders import shared_folder
+from contracts.checks._support.layouts import needs_layout
+from contracts.checks._support.multi_rank_saves import (
+    CP2,
+    CP2_FSDP,
+    CP2_TP2,
+    EP2,
+    EP2_BORROWED,
+    EP4_BORROWED,
+    EVEN,
+    EVEN_MUON,
+    FSDP2,
+    FSDP4,
+    HSDP,
+    INTERLEAVED,
+    INTERLEAVED_FSDP2,
+    ONE,
+    PP2,
+    PP2_EVEN,
+    PP2_FSDP2,
+    PP2_TP2,
+    PP4,
+    SCALED,
+    SPREAD,
+    SPREAD_MUON,
+    STATE,
+    TP2,
+    TP2_EP2,
+    TP2_FSDP2,
+    TP2_SP,
+    found_first,
+    place,
+    refusal,
+    shown,
+    state_unlike,
+)
+from contracts.checks._support.saved_states import FAMILIES
+from contracts.checks.checkpoint.resume import EVERYTHING
+from contracts.contract import contract
+from contracts.instruments.ranks import gathered, here
+from contracts.spec.recipe import Recipe
+from contracts.spec.tolerance import FLOAT64_SCAN
+from contracts.spec.training import Execution, Session, Step, Training
+
+RANKS: dict[str, tuple[Recipe, Execution, int, tuple[int, ...]]] = {  # steps between one load and the next
+    "fsdp2": (SPREAD, FSDP2, 2, (2, 1, 2)),
+    "tp2-sp-muon": (SPREAD_MUON, TP2_SP, 2, (1, 2, 1)),
+    "ep2": (SPREAD, EP2, 2, (2, 1, 2)),
+    "borrowed-ep2-fsdp-accumulated": (SPREAD_MUON, replace(EP2_BORROWED, microbatches=2), 2, (1, 2, 1)),
+    "fsdp2-delayed-fp8": (SCALED, FSDP2, 2, (1, 1, 2)),
+    "tp2-sp-ep2": (SPREAD, TP2_EP2, 4, (2, 1, 1)),
+    "borrowed-cp2-fsdp": (SPREAD_MUON, CP2_FSDP, 2, (1, 2, 1)),
+    "hsdp-2x2": (SPREAD, HSDP, 4, (1, 2, 1)),
+    "interleaved": (EVEN_MUON, INTERLEAVED, 2, (1, 2, 2)),
+    "pp2-tp2-sp": (EVEN, PP2_TP2, 4, (2, 1, 1)),
+}
+
+
+@contract("CKPT-01e", asks="train", cases=RANKS, source=FAMILIES, tier="dist")
+def ranks_resumed_twice_are_uninterrupted(
+    stack: Training, recipe: Recipe, execution: Execution, world: int, parts: tuple[int, ...]
+) -> None:
+    """Ranks that save and load twice on their way are, to the bit, the ranks that were not interrupted: losses at every
+    step; weights, optimizer state, buffers, the generators of each rank and its place in the data wherever they save.
+
+    Each rank draws numbers of its own. Saved for the first rank only, or by data-parallel rank where two share one,
+    they are one rank's everywhere after the load, and dropout is the same on all.
+    """
+    needs_layout(stack, execution.layout)
+    _generators(recipe.seed)
+    ends = frozenset(accumulate(parts))
+    whole = stack.train(Session(recipe=recipe, steps=sum(parts), execution=execution, observe=EVERYTHING, at=ends))
+    _generators(recipe.seed)
+    start = 0
+    with shared_folder() as at:
+        for number, steps in enumerate(parts):
+            end = start + steps
+            run = stack.train(
+                Session(
+                    recipe=recipe, steps=steps, execution=execution, observe=EVERYTHING, at=ends, save=str(at),
+                    save_at=frozenset({end}), load=str(at) if number else None,
+                )
+            )  # fmt: skip
+            said = f"after {number} loads" if number else "before any load"
+            words = "" if run.start == start else f"the run began after step {run.start}, expected {start}"
+            for got, want in zip(run.steps, whole.steps[start:end], strict=True):
+                words = words or _unlike(got, want)
+            words = found_first(words)
+            assert not words, f"{said}, {words}"
+            start = end
+            _generators(999 + number)
+
+
+def _generators(seed: int) -> None:
+    """Put this rank's generators at a place that no other rank's are at."""
+    import torch
+
+    own = seed + 1009 * (here().rank + 1)
+    random.seed(own)
+    torch.manual_seed(own)
+
+
+def _unlike(got: Step, want: Step) -> str:
+    """In what a step differs from the same step on the same ranks."""
+    facts = ("number", "samples", "lr", "losses", "tokens", "grad_norm")
+    unequal = [fact for fact in facts if getattr(got, fact) != getattr(want, fact)]
+    found = [f"{fact} is {getattr(got, fact)}, expected {getattr(want, fact)}" for fact in unequal[:1]]
+    found += [words for words in [state_unlike(got, want)] if words]
+    return f"step {want.number}: {'; '.join(found)}" if found else ""
+
+
+OTHERS: dict[str, tuple[Recipe, int, Execution, tuple[Execution, ...]]] = {
+    "one-rank": (SPREAD, 2, ONE, (FSDP2, TP2_SP, EP2_BORROWED)),
+    "fsdp2": (SPREAD_MUON, 2, FSDP2, (ONE, TP2, EP2)),
+    "tp2-sp": (SPREAD, 2, TP2_SP, (ONE, TP2, EP2_BORROWED)),
+    "ep2": (SPREAD, 2, EP2, (ONE, FSDP2, TP2_SP)),
+    "borrowed-ep2-fsdp": (SPREAD_MUON, 2, EP2_BORROWED, (ONE, EP2, TP2)),
+    "pp2": (SPREAD, 2, PP2, (ONE, FSDP2)),
+    "one-rank-to-pp2": (SPREAD_MUON, 2, ONE, (PP2,)),
+    "cp2-fsdp": (SPREAD_MUON, 2, CP2_FSDP, (ONE, CP2, TP2_SP)),
+    "one-rank-to-cp2": (SPREAD, 2, ONE, (CP2, CP2_FSDP)),
+    "tp2-sp-ep2": (SPREAD, 4, TP2_EP2, (ONE, HSDP, TP2_FSDP2)),
+    "hsdp-2x2": (SPREAD, 4, HSDP, (FSDP4, EP4_BORROWED)),
+    "borrowed-cp2-tp2-fsdp": (SPREAD, 4, CP2_TP2, (HSDP, TP2_EP2)),
+    "borrowed-tp2-sp-ep4-fsdp": (SPREAD, 4, EP4_BORROWED, (ONE, FSDP4)),
+    "tp2-sp-fsdp2": (SPREAD, 4, TP2_FSDP2, (HSDP, TP2_EP2)),
+}
+"""Recipe, ranks, the layout that saves, and those that load."""
+
+
+@contract("CKPT-02a", asks="train", cases=OTHERS, source=FAMILIES, tier="dist")
+def another_layout_loads_every_number_by_its_name(
+    stack: Training, recipe: Recipe, world: int, saves: Execution, loads: tuple[Execution, ...]
+) -> None:
+    """What one layout saved another one loads: every weight, every entry of the optimizer's state and every buffer,
+    whole and to the bit, under its name; and the same place in the data.
+
+    The ranks, their number, who holds which rows and which experts are all other ones. A shard that is found by the
+    number of the rank that wrote it, by the order of the files, or by the order of the parameters is another's.
+    """
+    for each in (saves, *loads):
+        needs_layout(stack, each.layout)
+    with shared_folder() as at:
+        saved = _saved(stack, recipe, saves, place(at, saves).as_posix())
+        (source, *_) = gathered(place(at, saves).as_posix())
+        for layout in loads:
+            run = stack.train(
+                Session(recipe=recipe, steps=0, execution=layout, observe=STATE, at=frozenset({0}), load=source)
+            )
+            words = found_first(_loaded_unlike(run.start, run.loaded, saved))
+            assert not words, f"saved on {shown(saves)}, loaded on {shown(layout)}, {words}"
+
+
+def _saved(stack: Training, recipe: Recipe, execution: Execution, folder: str) -> Step:
+    """The second step of a run that saves after it."""
+    session = Session(recipe=recipe, steps=2, execution=execution, observe=STATE, at=frozenset({2}), save=folder,
+                      save_at=frozenset({2}))  # fmt: skip
+    return stack.train(session).steps[-1]
+
+
+def _loaded_unlike(start: int, loaded: Step | None, saved: Step) -> str:
+    if start != saved.number:
+        return f"the run goes on after step {start}, expected {saved.number}"
+    return "nothing is told of what was loaded" if loaded is None else state_unlike(loaded, saved)
+
+
+GOES_ON: dict[str, tuple[Recipe, int, Execution, tuple[Execution, ...]]] = {
+    "two-to-two": (SPREAD, 2, TP2_SP, (FSDP2, EP2_BORROWED)),
+    "stages-to-one-to-other-stages": (EVEN_MUON, 2, PP2_EVEN, (ONE, INTERLEAVED)),
+    "four-stages-to-two-to-two-twice": (EVEN, 4, PP4, (PP2_FSDP2, INTERLEAVED_FSDP2)),
+    "two-to-two-of-one-row": (SPREAD, 2, FSDP2, (CP2_FSDP, TP2)),
+    "one-to-two-to-one": (SPREAD_MUON, 2, ONE, (FSDP2, ONE)),
+    "four-to-four-to-one": (SPREAD, 4, TP2_EP2, (HSDP, ONE)),
+}
+
+
+@contract("CKPT-02b", asks="train", cases=GOES_ON, source=FAMILIES, tier="dist")
+def a_run_that_changes_its_layout_is_the_same_run(
+    stack: Training, recipe: Recipe, world: int, first: Execution, others: tuple[Execution, ...]
+) -> None:
+    """A run that goes on upon other ranks takes the sequences, the learning rate and the gradients that it would have
+    taken upon its first ones, step for step, over every change.
+
+    Sequences are counted over the run and not over ranks: an offset by rank gives some of them twice to fewer ranks.
+    """
+    for each in (first, *others):
+        needs_layout(stack, each.layout)
+    ends = (*range(1, len(others) + 1), len(others) + 2)  # two steps at last: the second one follows no load
+    whole = stack.train(Session(recipe=recipe, steps=ends[-1], execution=first, observe=frozenset({"gradients"})))
+    with shared_folder() as at:
+        load: str | None = None
+        for start, end, layout in zip((0, *ends), ends, (first, *others), strict=False):
+            own = place(at / str(end), layout).as_posix()
+            run = stack.train(
+                Session(
+                    recipe=recipe, steps=end - start, execution=layout, observe=frozenset({"gradients"}), load=load,
+                    save=own, save_at=frozenset({end}),
+                )
+            )  # fmt: skip
+            pairs = zip(run.steps, whole.steps[start:end], strict=True)
+            words = found_first(next((words for got, want in pairs if (words := _apart(got, want))), ""))
+            assert not words, f"on {shown(layout)}, from step {start + 1} on, {words}"
+            (load, *_) = gathered(own)
+
+
+def _apart(got: Step, want: Step) -> str:
+    """In what a step differs from the same step on other ranks, beyond the order of sums."""
+    for fact in ("number", "samples", "lr", "tokens"):
+        if getattr(got, fact) != getattr(want, fact):
+            return f"step {want.number}: {fact} is {getattr(got, fact)}, expected {getattr(want, fact)}"
+    words = instruments.numerics.gradients_apart("the gradient of", got.gradients, want.gradients, FLOAT64_SCAN)
+    return f"step {want.number}: {words}" if words else ""
+
+
+GROWN = {"one-to-two": (ONE, FSDP2, 2), "tp-to-dp": (TP2_SP, FSDP2, 2)}
+
+
+@contract("CKPT-02c", asks="train", cases=GROWN, source=FAMILIES, tier="dist")
+def ranks_that_load_from_others_draw_their_own_numbers(
+    stack: Training, saves: Execution, loads: Execution, world: int
+) -> None:
+    """Data-parallel ranks that load what other ranks saved do not draw the same numbers, and load the same state
+    whatever they have drawn before.
+
+    A generator is saved by rank. Given to whoever has that number, or its number modulo the old world, two ranks of
+    the new one get the same, and drop the same units of every sequence.
+    """
+    with shared_folder() as at:
+        _generators(SPREAD.seed)
+        folder = place(at, saves).as_posix()
+        _saved(stack, SPREAD, saves, folder)
+        (source, *_) = gathered(folder)
+        _generators(SPREAD.seed)
+        session = Session(recipe=SPREAD, steps=0, execution=loads, observe=EVERYTHING, at=frozenset({0}), load=source)
+        loaded = stack.train(session).loaded
+        assert loaded is not None, "nothing is told of what was loaded"
+        for name in sorted(loaded.rng):
+            states = gathered(loaded.rng[name].fingerprint)
+            assert len(set(states)) == world, f"{world} ranks have {len(set(states))} states of the generator {name}"
+
+
+OWN = {"to-one-rank": (FSDP2, ONE, 2), "to-expert-parallel": (FSDP2, EP2, 2)}
+
+
+@contract("CKPT-02f", asks="train", cases=OWN, source=FAMILIES, tier="dist")
+def what_is_of_one_rank_is_not_given_to_others(stack: Training, saves: Execution, loads: Execution, world: int) -> None:
+    """State that differs from rank to rank and is no part of a whole, as FP8's scales from the tokens that a rank saw,
+    is refused by name on other ranks, by all of them.
+
+    One rank's scales on all of them overflow where another rank's activations are larger, and nothing says why.
+    """
+    with shared_folder() as at:
+        folder = place(at, saves).as_posix()
+        saved = _saved(stack, SCALED, saves, folder)
+        own = [name for name in sorted(saved.buffers) if len(set(gathered(saved.buffers[name].fingerprint))) > 1]
+        session = Session(recipe=SCALED, steps=0, execution=loads, load=folder)
+        told = gathered(refusal(stack, session) if own else "nothing differs")
+    assert all(told), f"{len(own)} buffers differ from rank to rank, and {shown(loads)} loaded them, as {own[0]}"
+    named = own[0] in told[0] if own else True
+    assert named, f"the refusal does not name {own[0]}: {told[0][:300]}"

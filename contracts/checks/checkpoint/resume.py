@@ -1,0 +1,119 @@
+"""A run that was resumed is the run that was not interrupted: every bit, twice in a row, two steps past the load."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+from contracts.checks._support import saved_states
+from contracts.checks._support.folders import folder
+from contracts.checks._support.recipes import SMALL
+from contracts.checks._support.saved_states import FAMILIES
+from contracts.contract import contract
+from contracts.spec.array import Arrays
+from contracts.spec.recipe import Batch, Moe, Mtp, Optim, Recipe
+from contracts.spec.training import Execution, Observed, Session, Step, Training
+
+SHORT = replace(
+    SMALL,
+    name="short",
+    pattern="AEMR",
+    depth=4,
+    seq_length=17,
+    moe=Moe(experts=12, top_k=3, expert_hidden=12, shared_hidden=16, score="sigmoid", selection_bias=True, z_loss=0.01),
+    optim=Optim(lr=1e-2, min_lr=1e-3, warmup=3, steps=7, weight_decay=0.3, clip=0.7),
+    batch=Batch(micro=1, total=5),
+)
+"""A E M R. Warm-up ends between the two loads, the schedule after the run; 12 experts with a selection bias."""
+MUON = replace(SHORT, name="short-muon", optim=replace(SHORT.optim, rule="muon"))
+AHEAD = replace(SHORT, name="short-mtp", mtp=Mtp(depth=1), optim=replace(SHORT.optim, schedule="WSD", clip=0.0))
+
+DENSE = replace(SHORT, name="short-dense", pattern="AE", moe=None, activation="swiglu")
+
+EVERYTHING: frozenset[Observed] = frozenset({"weights", "optimizer", "buffers", "rng"})
+RUNS: dict[str, tuple[Recipe, Execution, tuple[int, ...]]] = {  # steps between one load and the next
+    "adamw": (SHORT, Execution(), (2, 2, 2)),
+    "muon-accumulated": (MUON, Execution(microbatches=3), (1, 3, 2)),
+    "mtp-without-clipping": (AHEAD, Execution(), (3, 1, 2)),
+    "dense": (DENSE, Execution(), (2, 2, 2)),
+}
+
+
+@contract("CKPT-01a", asks="train", cases=RUNS, source=FAMILIES)
+def resumed_twice_is_uninterrupted(
+    stack: Training, recipe: Recipe, execution: Execution, parts: tuple[int, ...]
+) -> None:
+    """A run that is saved and loaded twice on its way is, at every step, the run that was not interrupted: weights,
+    optimizer state, buffers, random generators, learning rate, place in the data, losses, gradient norm.
+
+    One load hides what is only wrong at the second: a state dict that is kept from the first load is saved again,
+    stale. Equal weights after a load hide what the next step uses: moments, their bias correction, the schedule.
+    """
+    _generators(recipe.seed)
+    whole = stack.train(Session(recipe=recipe, steps=sum(parts), execution=execution, observe=EVERYTHING))
+    _generators(recipe.seed)
+    start = 0
+    with folder() as at:
+        for number, steps in enumerate(parts):
+            end = start + steps
+            session = Session(
+                recipe=recipe, steps=steps, execution=execution, observe=EVERYTHING, save=str(at),
+                save_at=frozenset({end}), load=str(at) if number else None,
+            )  # fmt: skip
+            run = stack.train(session)
+            said = f"after {number} loads" if number else "before any load"
+            assert run.start == start, f"{said} the run began after step {run.start}, expected {start}"
+            for got, want in zip(run.steps, whole.steps[start:end], strict=True):
+                words = _unlike(got, want)
+                assert not words, f"{said}, step {want.number}: {words}"
+            start = end
+            if number < len(parts) - 1:
+                _somewhere_else(stack, recipe, number)
+
+
+def _generators(seed: int) -> None:
+    """Put this process's random generators where both runs begin. A stack of its own process need not care."""
+    import torch
+
+    random.seed(seed)
+    random.gauss(0, 1)  # the second of a pair waits, and is part of the state
+    torch.manual_seed(seed)
+
+
+def _somewhere_else(stack: Training, recipe: Recipe, number: int) -> None:
+    """Another run in the same process, and numbers drawn: what a resumed run has, it must have loaded."""
+    _generators(999 + number)
+    random.gauss(0, 1)
+    stack.train(Session(recipe=replace(recipe, seed=recipe.seed + 77), steps=1))
+
+
+def _unlike(got: Step, want: Step) -> str:
+    """In what a step differs: the first of its facts, and one tensor of each of its states."""
+    facts = ("number", "samples", "lr", "losses", "tokens", "grad_norm", "clip_coef")
+    unequal = [fact for fact in facts if getattr(got, fact) != getattr(want, fact)]
+    found = [f"{fact} is {getattr(got, fact)}, expected {getattr(want, fact)}" for fact in unequal[:1]]
+    states: tuple[tuple[str, Arrays, Arrays], ...] = (
+        ("buffers", got.buffers, want.buffers), ("optimizer", got.optimizer, want.optimizer),
+        ("weights", got.weights, want.weights), ("rng", got.rng, want.rng),
+    )  # fmt: skip
+    for what, left, right in states:
+        words = saved_states.tensors_unlike(left, right)
+        found += [f"{what}: {words.split(';')[0]}"] if words else []
+    return "; ".join(found)
+
+
+@contract("CKPT-01b", asks="train", cases={"adamw": (SHORT,), "muon": (MUON,), "dense": (DENSE,)}, source=FAMILIES)
+def a_save_does_not_touch_the_run(stack: Training, recipe: Recipe) -> None:
+    """A run that saves after every step is the run that never saves.
+
+    A save that gathers, casts or draws in place changes what it writes down.
+    """
+    _generators(recipe.seed)
+    plain = stack.train(Session(recipe=recipe, steps=4, observe=EVERYTHING))
+    _generators(recipe.seed)
+    with folder() as at:
+        session = Session(recipe=recipe, steps=4, observe=EVERYTHING, save=str(at), save_at=frozenset({1, 2, 3, 4}))
+        saving = stack.train(session)
+    for got, want in zip(saving.steps, plain.steps, strict=True):
+        words = _unlike(got, want)
+        assert not words, f"with a save after each step, step {want.number}: {words}"

@@ -1,0 +1,113 @@
+"""Which checkpoint may go, and what is left when its removal is cut short."""
+
+from __future__ import annotations
+
+from contracts.checks._support import saved_states
+from contracts.checks._support.folders import folder
+from contracts.checks._support.saved_states import FAMILIES, LITTLE, ONE_FILE, state, target, unlike, unloaded
+from contracts.contract import contract
+from contracts.spec.checkpointing import Checkpointing, WriteFault
+
+KEPT: dict[str, tuple[tuple[int, ...], int, frozenset[int], tuple[int, ...]]] = {  # there, keep, durable → left
+    "the-newest-two": ((2, 4, 6, 8), 2, frozenset({2, 4, 6, 8}), (6, 8)),
+    "by-number-not-as-text": ((8, 9, 10, 11, 100), 2, frozenset({8, 9, 10, 11, 100}), (11, 100)),
+    "more-than-there-are": ((2, 4), 5, frozenset({2, 4}), (2, 4)),
+    "the-only-one": ((4,), 1, frozenset({4}), (4,)),
+    "none-is-durable": ((2, 4, 6), 1, frozenset(), (2, 4, 6)),
+    "only-the-oldest-is-durable": ((2, 4, 6), 1, frozenset({2}), (2, 4, 6)),
+    "the-newest-is-under-way": ((2, 4, 6), 1, frozenset({2, 4}), (4, 6)),
+    "what-is-durable-is-gone-here": ((4, 6), 1, frozenset({2, 8}), (4, 6)),
+}
+
+
+@contract("CKPT-05a", asks=("write_checkpoint", "retire_checkpoints", "latest_checkpoint", "load_checkpoint"),
+          cases=KEPT, source=FAMILIES)  # fmt: skip
+def the_last_durable_copy_stays(
+    stack: Checkpointing, there: tuple[int, ...], keep: int, durable: frozenset[int], left: tuple[int, ...]
+) -> None:
+    """Retention removes what is older than the newest `keep`, and of that only what has a newer checkpoint whose copy
+    is durable; what stays is whole.
+
+    The newest is the one whose upload has not ended. If the host is lost then, what was removed at the start of the
+    save was the last copy there was.
+    """
+    with folder() as at:
+        for step in there:
+            saved_states.write(stack, at, state(step, LITTLE), ONE_FILE)
+        retired = stack.retire_checkpoints(str(at), keep, durable, None)
+        assert retired.ending == "done", f"retention was {retired.ending}: {retired.words}"
+        held = tuple(step for step in there if not unloaded(stack, at, state(step, LITTLE), step))
+    said = f"of {there}, {sorted(durable)} durable, keep {keep}:"
+    assert held == left, f"{said} {held} can still be loaded, expected {left}"
+
+
+@contract("CKPT-05b", asks=("write_checkpoint", "retire_checkpoints", "load_checkpoint"),
+          cases={"zero": (0,), "negative": (-1,)}, source=FAMILIES)  # fmt: skip
+def to_keep_nothing_is_refused(stack: Checkpointing, keep: int) -> None:
+    """A retention that would keep no checkpoint is refused, and removes none.
+
+    `steps[:-keep]` is empty at 0 and so harmless, `steps[:len(steps) - keep]` is everything.
+    """
+    with folder() as at:
+        for step in (2, 4):
+            saved_states.write(stack, at, state(step, LITTLE), ONE_FILE)
+        retired = stack.retire_checkpoints(str(at), keep, frozenset({2, 4}), None)
+        words = [unloaded(stack, at, state(step, LITTLE), step) for step in (2, 4)]
+    assert not any(words), f"keep {keep}: of steps 2 and 4 {'; '.join(filter(None, words))}"
+    assert retired.ending == "refused", f"keep {keep} was {retired.ending}, expected a refusal"
+
+
+@contract("CKPT-05c", asks=("write_checkpoint", "retire_checkpoints", "latest_checkpoint", "load_checkpoint"),
+          cases={"first-boundary": (1,), "in-the-middle": (3,), "late": (5,)}, source=FAMILIES)  # fmt: skip
+def what_is_incomplete_counts_for_nothing(stack: Checkpointing, dies_after: int) -> None:
+    """A checkpoint whose writer died counts neither as one that is kept nor as the newest, and retention clears away
+    what it left.
+
+    A counter of folders keeps three husks and removes the one that works; husks that nobody clears fill the volume.
+    """
+    with folder() as at:
+        for step in (2, 4):
+            saved_states.write(stack, at, state(step, LITTLE), ONE_FILE)
+        for step in (6, 8, 10):
+            stack.write_checkpoint(str(at), state(step, LITTLE), ONE_FILE, WriteFault(dies_after=dies_after))
+        stack.retire_checkpoints(str(at), 1, frozenset({2, 4, 6, 8, 10}), None)
+        latest = stack.latest_checkpoint(str(at))
+        assert latest == 4, f"the writers of 6, 8 and 10 died, and the latest is {latest}, expected 4"
+        words = unloaded(stack, at, state(4, LITTLE), None)
+        assert not words, f"the writers of 6, 8 and 10 died, and of step 4 {words}"
+        whole = len(saved_states.write(stack, at, state(12, LITTLE), ONE_FILE))
+        stack.retire_checkpoints(str(at), 1, frozenset({4, 12}), None)
+        left = sorted(str(path.relative_to(at)) for path in saved_states.files(at))
+    assert len(left) == whole, f"one checkpoint of {whole} files is kept, and there lie {', '.join(left)}"
+
+
+@contract("CKPT-05d", asks=("write_checkpoint", "retire_checkpoints", "latest_checkpoint", "load_checkpoint"),
+          cases={"one-goes": (2, 4), "two-go": (2, 4, 6)}, source=FAMILIES)  # fmt: skip
+def a_remover_may_die_at_any_boundary(stack: Checkpointing, *there: int) -> None:
+    """Wherever the removing process dies, the newest is whole and the latest, whatever else can be loaded is whole, and
+    the next removal ends the work.
+
+    `rmtree` of a folder that still has its name leaves a husk that no removal finds again. One that puts aside what it
+    keeps has, for a moment, nothing.
+    """
+    whole = 0
+    for boundary in range(1, 40):
+        with folder() as at:
+            for step in there:
+                whole = len(saved_states.write(stack, at, state(step, LITTLE), ONE_FILE))
+            retired = stack.retire_checkpoints(str(at), 1, frozenset(there), WriteFault(dies_after=boundary))
+            said = f"the remover {retired.ending} at boundary {boundary}, and"
+            latest = stack.latest_checkpoint(str(at))
+            assert latest == there[-1], f"{said} the latest is {latest}, expected {there[-1]}"
+            for step in there:
+                loaded = stack.load_checkpoint(str(at), step, target(state(step, LITTLE)))
+                words = loaded.refused if step == there[-1] else ""
+                words = words or ("" if loaded.refused else unlike(loaded.state, state(step, LITTLE)))
+                assert not words, f"{said} of step {step}: {words}"
+            again = stack.retire_checkpoints(str(at), 1, frozenset(there), None)
+            assert again.ending == "done", f"{said} retention cannot be done again: {again.words}"
+            left = sorted(str(path.relative_to(at)) for path in saved_states.files(at))
+            assert len(left) == whole, f"{said} done again it left {', '.join(left)}, expected {whole} files"
+        if retired.ending == "done":
+            return
+    raise AssertionError(f"the remover still {retired.ending} at boundary {boundary}: {retired.words}")

@@ -1,0 +1,63 @@
+"""Checkpoints of a transformer with experts: resumed, and loaded by other layouts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from contracts.checks._support.folders import shared_folder
+from contracts.checks._support.multi_rank_saves import found_first, shown, state_unlike
+from contracts.checks._support.transformer_layouts import SAVED, STEPPED
+from contracts.checks._support.transformers import (
+    laid_out,
+    session,
+)
+from contracts.contract import contract
+from contracts.spec.recipe import Recipe
+from contracts.spec.training import Execution, Observed, Training
+
+STATE: tuple[Observed, ...] = ("weights", "optimizer", "buffers")
+
+
+@contract("CKPT-01h", asks=("built", "train"), cases=STEPPED, source="F07", tier="dist")
+def a_transformer_resumed_twice_is_uninterrupted(
+    stack: Training, recipe: Recipe, execution: Execution, world: int
+) -> None:
+    """A run that saves and loads twice on its way holds wherever it saves, to the bit, the weights, moments and biases
+    of the run that was not interrupted."""
+    ends = (1, 2, 4)
+    asked = replace(session(stack, recipe, execution, ends[-1], *STATE), at=frozenset(ends))
+    whole = stack.train(asked)
+    start = 0
+    with shared_folder() as at:
+        for end in ends:
+            given = asked if start == 0 else replace(asked, weights={}, buffers={}, load=str(at))
+            part = replace(given, steps=end - start, batches=asked.batches[start:end], save=str(at),
+                           save_at=frozenset({end}))  # fmt: skip
+            run = stack.train(part)
+            words = "" if run.start == start else f"the run began after step {run.start}, expected {start}"
+            for got, want in zip(run.steps, whole.steps[start:end], strict=True):
+                unlike = state_unlike(got, want)
+                words = words or (f"step {want.number}: {unlike}" if unlike else "")
+            words = found_first(words)
+            assert not words, f"begun after step {start}, {words}"
+            start = end
+
+
+@contract("CKPT-02h", asks=("built", "train"), cases=SAVED, source="F07", tier="dist")
+def another_layout_loads_a_transformer_by_its_names(
+    stack: Training, recipe: Recipe, execution: Execution, world: int, loads: tuple[Execution, ...]
+) -> None:
+    """What one layout saved another one loads, whole and to the bit: every weight, moment and bias under its name."""
+    asked = session(stack, recipe, execution, 2, *STATE)
+    others = [laid_out(stack, each) for each in loads]
+    with shared_folder() as at:
+        saved = stack.train(replace(asked, save=str(at), save_at=frozenset({2}))).steps[-1]
+        for layout in others:
+            run = stack.train(
+                replace(asked, steps=0, batches=(), weights={}, buffers={}, execution=layout, load=str(at),
+                        at=frozenset({0}))
+            )  # fmt: skip
+            words = "" if run.start == 2 else f"the run goes on after step {run.start}, expected 2"
+            words = words or ("nothing is told of what was loaded" if run.loaded is None else "")
+            words = found_first(words or (state_unlike(run.loaded, saved) if run.loaded else ""))
+            assert not words, f"saved on {shown(asked.execution)}, loaded on {shown(layout)}, {words}"

@@ -1,0 +1,38 @@
+"""A state that is handed from rank to rank, compiled."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from contracts import instruments
+from contracts.checks._support.context_parallel_state import RECURS, SCANS, last_label
+from contracts.checks._support.multi_rank_run import borrowed, both, gradients_apart, losses_apart
+from contracts.checks._support.training_run import uneven
+from contracts.contract import contract
+from contracts.instruments.ranks import gathered, here
+from contracts.spec.recipe import Recipe
+from contracts.spec.training import Execution, Training
+
+COMPILED: dict[str, tuple[Recipe, Execution, int]] = {
+    "cp2-recurrence": (RECURS, replace(borrowed(2, cp=2), compile="blocks"), 2),
+    "cp2-scan": (SCANS, replace(borrowed(2, cp=2), compile="blocks"), 2),
+}
+
+
+@contract("COMP-06g", asks=("built", "train"), cases=COMPILED, source="modal; CMP-04", tier="dist", slow=True)
+def ranks_of_a_row_compile_the_same_graphs(stack: Training, recipe: Recipe, execution: Execution, world: int) -> None:
+    """The first rank of a row waits for no state and the last hands none on, and yet all make as many graphs; compiled,
+    the step of a state that is handed from rank to rank is what it is on one.
+
+    Ranks that break a layer in different places hang where one compiles anew and the other does not.
+    """
+    instruments.graphs.forget()
+    weights = uneven(stack.built(recipe, "nemo_native").parameters)
+    given = (last_label(16),)
+    ((alone, many),) = both(stack, recipe, execution, given, "gradients", weights=weights)
+    every = gathered(instruments.graphs.made())
+    assert every[0] > 0, "nothing was compiled"
+    for rank, graphs in enumerate(every):
+        assert graphs == every[0], f"{every[0]} graphs are made on rank 0 and {graphs} on rank {rank}"
+    words = losses_apart(alone, many) or gradients_apart(alone, many)
+    assert not words, f"{words} (rank {here().rank})"

@@ -1,0 +1,120 @@
+"""The token-choice layer compiled, in bfloat16, as it is trained: small on a CPU, at NAM56R's true size on a GPU.
+
+4 sequences of 4096 tokens, hidden 3584, 16 experts of 896, top-4, a shared one of 1024.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from typing import Protocol
+
+from contracts import instruments
+from contracts.checks._support.device_calls import WIDE, Asked, call_of, spreads
+from contracts.checks._support.recipes import E_LAYER
+from contracts.contract import contract
+from contracts.spec.array import Array
+from contracts.spec.blocks import Blocks
+from contracts.spec.compiling import Backend, Compiling
+from contracts.spec.presets import PRESETS
+from contracts.spec.recipe import Moe
+from contracts.spec.tolerance import EXACT, HALF_GRADIENT, HALF_OUTPUT
+from contracts.spec.training import Execution
+
+
+class Stack(Blocks, Compiling, Protocol):
+    """Who is asked here."""
+
+
+NAM56R = PRESETS["nam56r_h200_bf16_v1"]
+HOST = Asked(recipe=WIDE, layer=E_LAYER, mode="nemo_native", device="cpu", lengths=((40,), (40,)))
+GPU = Asked(recipe=NAM56R, layer=E_LAYER, mode="nemo_native", device="cuda", lengths=((4096,),) * 4)
+
+SPREADS = ("even", "last-idle", "upper-half-idle")
+SMALL_SPREADS = {name: (replace(HOST, spread=name), "aot_eager") for name in SPREADS}
+TRUE_SPREADS = {name: (replace(GPU, spread=name), "inductor") for name in SPREADS}
+
+
+@contract(
+    "COMP-01f", asks=("run_compiled", "run_block", "block_weights"), cases=SMALL_SPREADS, source="bringup", slow=True
+)
+@contract(
+    "COMP-01g", asks=("run_compiled", "run_block", "block_weights"), cases=TRUE_SPREADS, source="bringup", tier="gpu"
+)
+def compiled_experts_are_as_near_as_eager_ones(stack: Stack, asked: Asked, backend: Backend) -> None:
+    """Compiled in bfloat16 the token-choice layer is at most twice as far from itself in float64 as it is in eager, its
+    gradients three times, with every expert in use, with one idle and with half of them.
+
+    Bitwise is no promise: a compiler rounds where it fuses. A fixed tolerance hides a combine that averages.
+    """
+    call = call_of(stack, asked)
+    exact = stack.run_block(call_of(stack, replace(asked, dtype="float64")))
+    eager = stack.run_block(call)
+    (compiled,) = stack.run_compiled((call,), backend).runs
+    numerics, policy = instruments.numerics, instruments.policy
+    routed = numerics.apart("experts", compiled.seen["counts"], exact.seen["counts"], EXACT)
+    assert not routed, routed
+    want, control = numerics.tensor(exact.y), numerics.tensor(eager.y)
+    words = policy.beyond("compiled y", compiled.y, want, control, HALF_OUTPUT)
+    assert not words, words
+    wants, controls = numerics.tensors(exact.gradients), numerics.tensors(eager.gradients)
+    words = policy.named_beyond("compiled gradient of", compiled.gradients, wants, controls, HALF_GRADIENT)
+    assert not words, words
+
+
+TEN = {"ten-distributions": (HOST, "eager")}
+TEN_OF_TRUE_SIZE = {"ten-distributions": (GPU, "inductor")}
+
+
+@contract(
+    "COMP-04f", asks=("run_compiled", "block_weights", "allowed_breaks"), cases=TEN, source="bringup; hub", slow=True
+)
+@contract(
+    "COMP-04g", asks=("run_compiled", "block_weights", "allowed_breaks"), cases=TEN_OF_TRUE_SIZE, source="bringup; hub",
+    tier="gpu",
+)  # fmt: skip
+def ten_distributions_are_one_compilation(stack: Stack, asked: Asked, backend: Backend) -> None:
+    """Ten distributions of the tokens, with idle experts, idle halves and one crowd for all among them, are one
+    compilation of forward and backward, with the declared breaks and no other.
+
+    Routing changes at every step of a run. A count that became a constant is a compilation a step, then silent eager.
+    """
+    ways = [replace(asked, spread=name) for name in spreads(_moe(asked), 64)]
+    first = call_of(stack, ways[0])
+    calls = (first, *(replace(call_of(stack, way), weights=first.weights) for way in ways[1:]))
+    found = stack.run_compiled(calls, backend)
+    assert found.graphs[0].graphs, "nothing was compiled"
+    again = [way.spread for way, (one, two) in zip(ways[1:], pairwise(found.graphs), strict=True)
+             if two.graphs > one.graphs]  # fmt: skip
+    assert not again, f"compiled anew for {', '.join(again)}"
+    allowed = {each.site for each in stack.allowed_breaks(asked.recipe, Execution(compile="blocks", backend=backend))}
+    for each in found.graphs[-1].breaks:
+        place = f"{each.site} {each.reason}"
+        assert any(site in place for site in allowed), f"an undeclared graph break: {place[:240]}"
+    for way, run in zip(ways, found.runs, strict=True):
+        bad = [name for name, each in {"y": run.y, **run.gradients}.items() if not _finite(each)]
+        assert not bad, f"{way.spread}: {', '.join(bad)} is not finite"
+
+
+FROM_COLD = {"bfloat16": (replace(HOST, device="cuda", lengths=((40,), (40,))),)}
+
+
+@contract("COMP-02g", asks=("compile_cold", "block_weights"), cases=FROM_COLD, source="bringup", tier="gpu")
+def the_token_choice_layer_compiles_from_cold_on_cuda(stack: Stack, asked: Asked) -> None:
+    """On CUDA, too, the token-choice layer compiles by inductor in an interpreter that has compiled nothing, and does
+    not meet both a fallback and a decomposition of index_add.
+
+    Decompositions are chosen by device: what a CPU lowers says nothing about a GPU.
+    """
+    outcome = stack.compile_cold(call_of(stack, asked), "inductor")
+    assert outcome.worked, f"the layer does not compile from cold: {outcome.words}"
+    assert outcome.apart <= HALF_OUTPUT.cap, f"compiled output is {outcome.apart:.1e} from eager"
+
+
+def _moe(asked: Asked) -> Moe:
+    assert asked.recipe.moe is not None
+    return asked.recipe.moe
+
+
+def _finite(value: Array) -> bool:
+    return bool(instruments.numerics.tensor(value).isfinite().all())

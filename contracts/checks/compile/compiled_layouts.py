@@ -1,0 +1,119 @@
+"""The lanes of several ranks, eager and compiled: they step, they save, every rank compiles the same, and the compiler
+changes no gradient."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from contracts import instruments
+from contracts.checks._support.compiled_layouts import ALIKE, COMPILED
+from contracts.checks._support.layouts import needs_layout
+from contracts.checks._support.multi_rank_run import (
+    SPREAD,
+    batches,
+    borrowed,
+    gradients_apart,
+    heavy,
+    own,
+    told,
+)
+from contracts.contract import contract
+from contracts.instruments.ranks import gathered, here
+from contracts.spec.compiling import Compiling
+from contracts.spec.recipe import Moe
+from contracts.spec.training import Execution, Session, Step, Training, Wrap
+
+SHORT = replace(
+    SPREAD, name="spread-short", pattern="AEM", depth=3,
+    moe=Moe(experts=4, top_k=2, expert_hidden=20, shared_hidden=0, aux_loss=0.3, z_loss=0.05),
+)  # fmt: skip
+"""Few experts: the compiler writes out each of them."""
+
+
+@contract("COMP-07", asks=("built", "train"), cases=COMPILED, source="bringup", tier="dist", slow=True)
+def a_compiled_lane_is_the_eager_lane(stack: Training, execution: Execution, world: int) -> None:
+    """A compiled step on several ranks has the losses and gradients of the eager one on the same ranks.
+
+    An all-reduce in place passes its gradient through when it is eager, and sums it when it is compiled; an unfinished
+    tensor that enters compiled code leaves no gradient behind it. Neither changes the loss of the step.
+    """
+    needs_layout(stack, execution.layout)
+    instruments.graphs.forget()  # what is cached names groups of worlds that are no more
+    eager, compiled = (_step(stack, each) for each in (replace(execution, compile="none"), execution))
+    words = gradients_apart(eager, compiled, what="compiled, the gradient of")
+    assert not words, f"{words} (rank {here().rank})"
+    loss, want = compiled.losses["total"], eager.losses["total"]
+    assert abs(loss - want) <= 1e-11 * want, f"{told(eager, compiled)}: compiled it is {loss:.12g}, eager {want:.12g}"
+
+
+@contract("COMP-06", asks=("built", "train"), cases=ALIKE, source="modal; CMP-04", tier="dist", slow=True)
+def ranks_compile_the_same_graphs(stack: Training, execution: Execution, world: int) -> None:
+    """Every rank makes as many graphs as every other, and one whose compiler has forgotten everything holds nobody up:
+    the step of all is what it was.
+
+    Ranks that compile differently add up in another order, and where their collectives move, they hang.
+    """
+    needs_layout(stack, execution.layout)
+    instruments.graphs.forget()
+    warm = _step(stack, execution)
+    every = gathered(instruments.graphs.made())
+    assert every[0] > 0, "nothing was compiled"
+    for rank, graphs in enumerate(every):
+        assert graphs == every[0], f"{every[0]} graphs are made on rank 0 and {graphs} on rank {rank}"
+    if here().rank == world - 1:
+        instruments.graphs.forget()
+    cold = _step(stack, execution)
+    words = gradients_apart(warm, cold, what="with a cold cache on one rank, the gradient of")
+    assert not words, f"{words} (rank {here().rank})"
+
+
+def _step(stack: Training, execution: Execution) -> Step:
+    (step,) = stack.train(
+        Session(
+            recipe=SHORT,
+            steps=1,
+            execution=replace(execution, precision="float64"),
+            batches=batches(1),
+            weights=heavy(stack, SHORT),
+            observe=frozenset({"gradients"}),
+        )
+    ).steps
+    return step
+
+
+EVERYTHING: tuple[Wrap, ...] = (
+    "tensor_parallel", "expert_parallel", "activation_checkpoint", "compile", "fully_shard",
+)  # fmt: skip
+
+
+WRAPPED: dict[str, tuple[Execution, int, tuple[Wrap, ...]]] = {
+    "everything": (
+        replace(borrowed(4, tp=2, ep=2, etp=1, sp=True, fsdp=True), recompute=True, compile="blocks"), 4, EVERYTHING,
+    ),
+    "everything-over-cut-rows": (
+        replace(borrowed(4, cp=2, tp=2, ep=2, etp=1, sp=True, fsdp=True), recompute=True, compile="blocks"), 4,
+        (*EVERYTHING[:2], "context_parallel", *EVERYTHING[2:]),
+    ),
+    "tp2-recompute-compile": (
+        replace(own(2, tp=2, sp=True), recompute=True, compile="blocks"), 2,
+        ("tensor_parallel", "activation_checkpoint", "compile"),
+    ),
+    "ep2-compile-fsdp2": (
+        replace(borrowed(2, ep=2, fsdp=True), compile="blocks"), 2, ("expert_parallel", "compile", "fully_shard"),
+    ),
+}  # fmt: skip
+
+
+@contract("COMP-05", asks="wrapping", cases=WRAPPED, source="bringup; torchtitan", tier="dist")
+def a_model_is_wrapped_in_one_order(
+    stack: Compiling, execution: Execution, world: int, expected: tuple[Wrap, ...]
+) -> None:
+    """A model is wrapped from the inside out: tensor parallel, expert parallel, context parallel, activation
+    checkpoint, compile, FSDP2.
+
+    Recomputation outside what is compiled recomputes graphs; FSDP2 inside it is a break in every layer, and its hooks
+    gather what tensor parallel has not cut yet.
+    """
+    needs_layout(stack, execution.layout)
+    found = stack.wrapping(SPREAD, execution)
+    assert found == expected, f"wrapped in the order {', '.join(found)}, expected {', '.join(expected)}"

@@ -1,0 +1,108 @@
+"""Compiled lanes held against eager training on one rank: stages of a pipeline, experts that lie on several ranks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Protocol
+
+from contracts import instruments
+from contracts.checks._support.layouts import needs_layout
+from contracts.checks._support.multi_rank_run import borrowed, own
+from contracts.checks._support.pipeline_run import STAGED, Flow, both, flow, given, losses_apart, unlike
+from contracts.contract import contract
+from contracts.instruments.ranks import gathered, here
+from contracts.spec.compiling import Compiling
+from contracts.spec.recipe import Moe, Recipe
+from contracts.spec.training import Execution, Training
+
+
+class Stack(Training, Compiling, Protocol):
+    """What trains, and says what it compiles."""
+
+
+DEPTH_4 = replace(
+    STAGED, name="staged-short", pattern="AEME", depth=4,
+    moe=Moe(experts=4, top_k=2, expert_hidden=20, shared_hidden=0, aux_loss=0.3, z_loss=0.05),
+)  # fmt: skip
+"""Few experts: the compiler writes out each of them."""
+ROUTED = replace(DEPTH_4, name="staged-routed", pattern="AE", depth=2)
+"""One layer whose experts lie on several ranks: every break in it is met anew in each function around it."""
+QUARTERS = replace(DEPTH_4, pattern="A|E|M|E")
+
+
+def _compiled(recipe: Recipe, execution: Execution) -> Flow:
+    return flow(recipe, replace(execution, compile="blocks", backend="aot_eager"))
+
+
+def _staged(world: int, microbatches: int, **degrees: int) -> Execution:
+    return replace(own(world, **degrees), microbatches=microbatches)  # type: ignore[arg-type]  # sp is a bool
+
+
+LANES: dict[str, Flow] = {
+    "pp2": _compiled(DEPTH_4, _staged(2, 4, pp=2)),
+    "pp2-interleaved": _compiled(QUARTERS, replace(_staged(2, 2, pp=2), schedule="interleaved")),
+    "pp2-tp2-sp": _compiled(DEPTH_4, _staged(4, 4, pp=2, tp=2, sp=True)),
+    "pp2-ep2": _compiled(ROUTED, _staged(4, 2, pp=2, ep=2)),
+    "pp2-dp2-fsdp": _compiled(DEPTH_4, replace(_staged(4, 2, pp=2), fsdp=True)),
+    "borrowed-tp2-sp-ep2-etp1-fsdp": _compiled(ROUTED, borrowed(4, tp=2, ep=2, etp=1, sp=True, fsdp=True)),
+    "tp2-sp-ep2-fsdp2": _compiled(ROUTED, own(8, tp=2, ep=2, sp=True, fsdp=True)),
+}
+
+
+@contract("COMP-07d", asks=("built", "train"), cases=LANES, source="bringup; pytorch 2.13", tier="dist", slow=True)
+def a_compiled_lane_steps_as_one_eager_rank_does(
+    stack: Training, recipe: Recipe, execution: Execution, world: int
+) -> None:
+    """PP + TP + SP at depth 4, and TP + SP + EP + FSDP2, each compiled block by block, take three steps that are those
+    of one eager rank: losses, every gradient by name, and the weights behind the third.
+
+    Between an eager embedding or a stage's border and compiled code a gradient can end without a word. The loss of the
+    step is right, and the embedding never moves.
+    """
+    needs_layout(stack, execution.layout)
+    instruments.graphs.forget()  # what is cached names groups of worlds that are no more
+    one, many = both(stack, recipe, execution, given(3), "gradients", "weights")
+    every = gathered(instruments.graphs.made())
+    assert min(every) > 0, f"rank {every.index(0)} compiled nothing"
+    for want, got in zip(one.steps, many.steps, strict=True):
+        words = losses_apart(got, want) or unlike(got, want, "compiled, the gradient of", got.gradients, want.gradients)
+        assert not words, f"{words} (rank {here().rank})"
+    words = unlike(got, want, "compiled, the weight", got.weights, want.weights)
+    assert not words, f"{words} (rank {here().rank})"
+
+
+APART: dict[str, Flow] = {
+    "borrowed-ep2": _compiled(ROUTED, borrowed(2, ep=2)),
+    "pp2-ep2": _compiled(replace(ROUTED, pattern="E|E"), _staged(4, 2, pp=2, ep=2)),  # experts on both stages
+}
+
+
+@contract(
+    "COMP-03d", asks=("built", "train", "allowed_breaks"), cases=APART, source="bringup: regional compile", tier="dist",
+    slow=True,
+)  # fmt: skip
+def what_experts_hand_back_is_outside_the_graphs(
+    stack: Stack, recipe: Recipe, execution: Execution, world: int
+) -> None:
+    """Where experts lie on several ranks, in a stage of a pipeline too, graphs break at declared places and no other,
+    and at every one that is declared for experts on several ranks and not for one.
+
+    What the routers of other ranks decide is outside; a declaration that nothing meets is a licence for the next break
+    of its name.
+    """
+    needs_layout(stack, execution.layout)
+    instruments.graphs.forget()
+    both(stack, recipe, execution, given(1))
+    found = instruments.graphs.breaks()
+    allowed = {each.site: each for each in stack.allowed_breaks(recipe, execution)}
+    for each in found:
+        place = f"{each.site} {each.reason}"
+        site = next((site for site in allowed if site in place), None)
+        assert site is not None, f"an undeclared graph break on rank {here().rank}: {place[:200]}"
+        most = allowed[site].budget
+        assert each.count <= most, f"{each.count} breaks at {site}, declared are at most {most}"
+    alone = {each.site for each in stack.allowed_breaks(recipe, Execution(compile="blocks"))}
+    met = {site for site in allowed for each in found if site in f"{each.site} {each.reason}"}
+    inside = sorted(allowed.keys() - alone - met)
+    assert allowed.keys() - alone, "no place is declared that experts on several ranks keep out of the graphs"
+    assert not inside, f"{', '.join(inside)} is declared to be outside, and is in the graphs of rank {here().rank}"

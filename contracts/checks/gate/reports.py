@@ -1,0 +1,94 @@
+"""GATE: what the court says of its verdict: reports in every form, and the record that is judged again."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from html import unescape
+from xml.etree import ElementTree
+
+from contracts.checks.gate._recorded_run import TODAY, UNTESTED, A, B, declared, recorded
+from contracts.contract import contract
+from contracts.spec.records import (
+    FORMS,
+    Form,
+    Result,
+    Run,
+    Unfit,
+)
+from contracts.spec.stack import Court
+
+_FAILED = replace(recorded((A, "violated"), (B, "holds")), results=(
+    Result(id=A.id, case=A.case, outcome="violated", words="dp is 4, expected 2", rank=5,
+           answered={"topology": "mine 3 (shimmed: gloo)"}),
+    Result(id=B.id, case=B.case, outcome="holds"),
+))  # fmt: skip
+TOLD = ("dp is 4, expected 2", "DP divides the world by every other axis.", "bringup", "TOPO-02[pp2-tp2]", "5",
+        "mine 3 (shimmed: gloo)", "rankproof check --stack my.stack:Mine --profile",
+        "rankproof explain TOPO-02")  # fmt: skip
+
+
+@contract("GATE-06", asks="report", cases={form: (form,) for form in FORMS if form != "json"}, source="law: GATE-06")
+def a_violation_tells_all_that_is_needed(court: Court, form: Form) -> None:
+    """A violation prints the values, the promise, its source, the case, the rank that diverged first, who answered and
+    how, and a line to run it again.
+
+    "Tensors differ" at three in the morning costs a day; the same failure with its rank and a command costs minutes.
+    """
+    text = unescape(court.report(_FAILED, TODAY, form))
+    plain = " ".join(re.sub(r"<[^>]+>", " ", text).split())
+    missing = [words for words in TOLD if words not in plain]
+    assert not missing, f"{form} does not say {missing}"
+
+
+SAME_EVERYWHERE: dict[str, tuple[Run]] = {
+    "conformant": (recorded((A, "holds"), (B, "holds")),),
+    "violated": (_FAILED,),
+    "deviates": (recorded((A, "violated"), (B, "holds"), deviations=(declared("pp2-tp2"),)),),
+    "stale-deviation": (recorded((A, "holds"), deviations=(declared(),)),),
+    "not-run": (recorded((A, "holds"), (B, "not run")),),
+    "untested": (recorded((A, "holds"), (UNTESTED, "untested")),),
+    "broken": (recorded((A, "holds"), (B, "broken")),),
+    "absent": (recorded((A, "holds"), plan=(A, B)),),
+    "nothing": (recorded(plan=(A, B)),),
+    "unfit": (replace(recorded((A, "holds")), unfit=(Unfit(id=A.id, words="its mutant survived"),)),),
+}
+
+
+@contract("GATE-08", asks=("verdict", "report"), cases=SAME_EVERYWHERE, source="law: GATE-08")
+def every_form_tells_the_same_verdict(court: Court, run: Run) -> None:
+    """Terminal, JSON, JUnit, Markdown and HTML tell the one verdict, and every planned id stands in each of them.
+
+    A JUnit file in which an incomplete run shows only skips is green in every dashboard that reads it.
+    """
+    judged = court.verdict(run, TODAY)
+    for form in FORMS:
+        text = unescape(court.report(run, TODAY, form))
+        missing = [item.id for item in run.plan.items if item.id not in text]
+        missing += [each.words for each in run.unfit if each.words not in text]
+        assert not missing, f"{form} does not list {missing}"
+        if form == "json":
+            told = json.loads(text)
+            seen = (told["word"], told["exit_code"])
+            assert seen == (judged.word, judged.exit_code), f"json says {seen}, the verdict is {judged.word}"
+        elif form == "junit":
+            suites = ElementTree.fromstring(text.encode())
+            red = len([e for e in suites.iter() if e.tag in ("failure", "error")])
+            assert bool(red) == bool(judged.exit_code), f"junit has {red} failures, the verdict is {judged.word}"
+        else:
+            word = f"{judged.word.upper()}: "
+            assert word in text, f"{form} does not say {word!r}"
+            others = [w for w in ("CONFORMANT: ", "VIOLATED: ", "INCOMPLETE: ", "BROKEN: ") if w != word and w in text]
+            assert not others, f"{form} also says {others}"
+
+
+@contract("GATE-09", asks=("verdict", "write_run", "read_run"), cases=SAME_EVERYWHERE, source="law: GATE-09")
+def a_recorded_run_is_judged_alike(court: Court, run: Run) -> None:
+    """A gate run is itself a receipt: written, read back and judged again, it has the same verdict.
+
+    Evidence that can only be judged where it was made is a screenshot.
+    """
+    before = court.verdict(run, TODAY)
+    again = court.verdict(court.read_run(court.write_run(run, TODAY)), TODAY)
+    assert again == before, f"replayed verdict is {again.word} {again.counts}, was {before.word} {before.counts}"

@@ -1,0 +1,9 @@
+"""GOOD: a wall clock in parts."""
+
+from contracts.checks.goodput import (  # isort: skip
+    wall_clock,  # a wall clock in parts
+)
+
+__all__ = [
+    "wall_clock",
+]

@@ -1,0 +1,13 @@
+"""KRN: which kernel may run where, and which ran."""
+
+from contracts.checks.kernels import (  # isort: skip
+    catalogue,  # which kernel may run where
+    kernel_selection,  # whose kernel runs where, and why
+    executed_kernels,  # what ran, against what was said
+)
+
+__all__ = [
+    "catalogue",
+    "executed_kernels",
+    "kernel_selection",
+]

@@ -1,0 +1,11 @@
+"""MANI: the states of a detached run, and where to look first."""
+
+from contracts.checks.manifest import (  # isort: skip
+    run_states,  # a detached run's states, and what a re-run takes over
+    triage,  # facts of a run that is stuck, failed or thin → where to look first
+)
+
+__all__ = [
+    "run_states",
+    "triage",
+]

@@ -1,0 +1,33 @@
+"""The bytes of the parameters of a model as built, against the budget."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from contracts.checks._support.built_model import BOTH, PRESETS, Whole, size_of
+from contracts.checks._support.recipes import SMALL
+from contracts.checks._support.small_model import ROOMY, any_layout
+from contracts.contract import contract
+from contracts.spec.capacity import Spread
+from contracts.spec.topology import Degrees
+
+if TYPE_CHECKING:
+    pass
+
+
+@contract("MEM-01a", asks=("built", "preset", "budget"), cases=PRESETS, source="hub: memory budget anatomy")
+def predicted_weights_are_those_of_the_model(stack: Whole, name: str) -> None:
+    """On one rank a budget's weights are the bytes of the model as built, at true size and without its memory: float32
+    gives 4 bytes for each of its parameters, and its routed experts are what EP may cut.
+    """
+    recipe = replace(stack.preset(name, ()), modes=BOTH, dtype="fp32", fp8=None, batch=replace(SMALL.batch, micro=1))
+    built = stack.built(recipe, "nemo_native")
+    spread = Spread(degrees=Degrees(), world=1, layout=any_layout(stack), sharding="none")
+    (stage,) = stack.budget(replace(recipe, degrees=Degrees()), spread, ROOMY).stages
+    planned = sum(line.bytes for line in stage.lines if line.part == "weights")
+    held = 4 * sum(size_of(row) for row in built.parameters)
+    assert planned == held, f"the budget has {planned} bytes of weights, the model {held}"
+    experts = sum(size_of(row) for row in built.parameters if row.role == "expert")
+    share = stage.parameters.get("ep", 0)
+    assert share == experts, f"the budget has {share} parameters of routed experts, the model {experts}"

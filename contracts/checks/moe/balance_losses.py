@@ -1,0 +1,192 @@
+"""Balance: the losses that spread tokens over experts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import log
+from typing import TYPE_CHECKING
+
+from contracts import instruments
+from contracts.checks._support import expert_calls
+from contracts.checks._support.expert_calls import PLAIN_SIGMOID, SIGMOID, SOFTMAX, Activation
+from contracts.contract import contract
+from contracts.spec.blocks import Blocks
+from contracts.spec.recipe import Moe
+from contracts.spec.tolerance import EXACT, FLOAT64
+
+if TYPE_CHECKING:
+    pass
+
+PAPERS = "arXiv 2412.19437, eq. 17-20; arXiv 2202.08906, eq. 5"
+LN3, LN5 = log(3), log(5)
+TWO = replace(SOFTMAX, top_k=2, shared_hidden=0)
+ONE = replace(SOFTMAX, top_k=1, shared_hidden=0)
+TWO_SIGMOIDS = replace(SIGMOID, top_k=2, shared_hidden=0)
+ONE_SIGMOID = replace(TWO_SIGMOIDS, top_k=1)
+
+
+def _around(k: int, high: float, low: float = 0.0) -> list[list[float]]:
+    """Twelve tokens; token n has `high` on the k experts from n on, so that each expert is asked k times."""
+    return [[high if (expert - n) % 12 < k else low for expert in range(12)] for n in range(12)]
+
+
+def _onto(experts: Sequence[int], high: float, low: float = 0.0) -> list[list[float]]:
+    """Twelve tokens that all have `high` on the same experts."""
+    return [[high if expert in experts else low for expert in range(12)] for _ in range(12)]
+
+
+def _raised(experts: Sequence[int], by: float) -> list[float]:
+    """A selection bias that is 0 but for these experts."""
+    return [by if expert in experts else 0.0 for expert in range(12)]
+
+
+_FULL = replace(TWO, capacity_factor=0.5)
+
+# moe, rows of logits, selection bias, aux. By hand, E · sum of f · P:
+# balanced: f = P = 1/12, so 1 for any k. Two of twelve at ln 5, ten at 0: P = 5/20 each of the two, f = 1/2, so
+# 12 · (1/2 · 1/4 · 2) = 3. Sigmoids of ln 3 and -ln 3 are 3/4 and 1/4: P = 0.75 / 4 = 3/16, so 12 · 3/16 = 9/4.
+# One of twelve at ln 5: P = 5/16, f = 1, so 15/4. One sigmoid of 3/4 beside eleven of 1/4: P = 3/14, so 18/7.
+AUX: dict[str, tuple[Moe, list[list[list[float]]], Sequence[float] | None, float | tuple[float, ...]]] = {
+    "balanced-k-1": (ONE, [_around(1, LN5)], None, 1.0),
+    "balanced-k-2": (TWO, [_around(2, LN5)] * 2, None, 1.0),
+    "balanced-k-3": (SOFTMAX, [_around(3, LN5)], None, 1.0),
+    "balanced-sigmoids": (SIGMOID, [_around(3, LN3)], None, 1.0),
+    "collapsed-k-2": (TWO, [_onto((3, 11), LN5)], None, 3.0),
+    "collapsed-k-1": (ONE, [_onto((11,), LN5)], None, 15 / 4),
+    "collapsed-sigmoids": (TWO_SIGMOIDS, [_onto((0, 7), LN3, -LN3)], None, 9 / 4),
+    "collapsed-sigmoids-k-1": (ONE_SIGMOID, [_onto((5,), LN3, -LN3)], None, 18 / 7),
+    # Each sequence by itself: over both together the load would be even, and the loss 1.
+    "sequences-apart": (TWO, [_onto((2 * n, 2 * n + 1), LN5)[:4] for n in range(6)], None, 3.0),
+    "one-of-three-balanced": (TWO, [_around(2, LN5), _onto((1, 2), LN5), _onto((0, 11), LN5)], None, 7 / 3),
+    "full": (_FULL, [_onto((3, 11), LN5)], None, 3.0),
+    # The bias sends all to experts 1 and 3, whose scores are 1/4: f = 1/2, P = 1/16, so 3/4. By their scores, f is that
+    # of experts 0 and 7.
+    "bias-in-f": (TWO_SIGMOIDS, [_onto((0, 7), LN3, -LN3)] * 2, _raised((1, 3), 5.0), (3 / 4, 9 / 4)),
+    "bias-not-in-p": (TWO_SIGMOIDS, [_onto((0, 7), LN3, -LN3)], _raised((0, 7), 0.1), 9 / 4),
+}  # fmt: skip
+
+
+@contract("MOE-05a", asks="run_block", cases=AUX, source="arXiv 2412.19437, eq. 17-20")
+def the_balance_loss_is_the_declared_one(
+    stack: Blocks,
+    moe: Moe,
+    logits: list[list[list[float]]],
+    bias: Sequence[float] | None,
+    aux: float | tuple[float, ...],
+) -> None:
+    """aux is E times the sum over experts of their part of a sequence's assignments times their mean probability.
+
+    A balanced sequence has 1 for every k, every number of experts and either score, so that one coefficient serves
+    all. The bias has no part in the probabilities, and in the assignments as the stack chooses: eq. 18 counts by scores
+    alone. What is dropped was asked for.
+    """
+    got = _loss(stack, "aux", moe, logits, bias)
+    either = aux if isinstance(aux, tuple) else (aux,)
+    words = " or ".join(f"{want:.9g}" for want in either)
+    assert any(abs(got - want) <= 1e-12 * want for want in either), f"the balance loss is {got:.9g}, expected {words}"
+
+
+# Two of twelve at ln 5, ten at 0: a sum of 20. All at 0: a sum of 12. Shifted by 3: the log of it, and 3.
+Z: dict[str, tuple[Moe, list[list[list[float]]], float]] = {
+    "two-of-twelve": (TWO, [_onto((3, 11), LN5)], log(20) ** 2),
+    "shifted": (SOFTMAX, [_onto((0, 4, 11), 3 + LN5, 3.0)] * 2, (3 + log(24)) ** 2),
+    "faint": (TWO, [_onto((3, 11), LN5 - 7, -7.0)], (log(20) - 7) ** 2),
+    "sigmoids": (TWO_SIGMOIDS, [_onto((0, 7), LN3, -LN3)], log(6 + 10 / 3) ** 2),
+    "mean-over-tokens": (TWO, [_onto((3, 11), LN5), _around(1, log(2))], (log(20) ** 2 + log(13) ** 2) / 2),
+    "far-from-0": (ONE, [_onto((6,), 1000.0)], 1e6),
+}
+
+
+@contract("MOE-05b", asks="run_block", cases=Z, source="arXiv 2202.08906, eq. 5")
+def the_z_loss_is_the_declared_one(stack: Blocks, moe: Moe, logits: list[list[list[float]]], z: float) -> None:
+    """z is the mean over tokens of the squared log of the sum of the exponentials of the logits, for either score."""
+    got = _loss(stack, "z", moe, logits, None)
+    assert abs(got - z) <= 1e-12 * z, f"the z loss is {got:.9g}, expected {z:.9g}"
+
+
+LEARNING: dict[str, tuple[Moe, Activation]] = {
+    "softmax-aux": (replace(SOFTMAX, aux_loss=0.3, z_loss=0.0), "relu2"),
+    "sigmoid-aux": (replace(SIGMOID, aux_loss=0.3, z_loss=0.0), "swiglu"),
+    "sigmoid-aux-k-1": (replace(SIGMOID, top_k=1, aux_loss=0.3, z_loss=0.0), "relu2"),
+    "softmax-z": (replace(SOFTMAX, aux_loss=0.0, z_loss=0.2), "relu2"),
+    "sigmoid-z": (replace(SIGMOID, aux_loss=0.0, z_loss=0.2), "relu2"),
+    "both": (replace(SOFTMAX, aux_loss=0.3, z_loss=0.2, top_k=4), "swiglu"),
+    "neither": (replace(SOFTMAX, aux_loss=0.0, z_loss=0.0), "swiglu"),
+}
+
+
+@contract("MOE-05c", asks="run_block", cases=LEARNING, source=PAPERS)
+def the_losses_move_the_router_alone(stack: Blocks, moe: Moe, activation: Activation) -> None:
+    """With nothing to learn but the losses, the router and what is below it get their gradients, weighted as the recipe
+    says; experts and the shared expert get zero.
+    """
+    import torch
+
+    numerics = instruments.numerics
+    call = expert_calls.drawn(expert_calls.with_moe(moe, activation), 3, 5)
+    call = replace(call, dy=numerics.array(torch.zeros(3, 5, 24, dtype=torch.float64)))
+    run = stack.run_block(call)
+
+    def words_of(want: expert_calls.Expected) -> str:
+        words = numerics.named_apart("loss", run.losses, expert_calls.told_losses(call, run, want), FLOAT64)
+        return words or numerics.gradients_apart("gradient of", run.gradients, want.gradients, FLOAT64)
+
+    words = expert_calls.unlike(call, words_of)
+    assert not words, words
+
+
+SPLITS: dict[str, tuple[Moe, tuple[int, ...]]] = {
+    "softmax-2-2": (SOFTMAX, (2, 2)),
+    "softmax-1-3": (SOFTMAX, (1, 3)),
+    "sigmoid-one-by-one": (SIGMOID, (1, 1, 1, 1)),
+    "sigmoid-3-1": (replace(SIGMOID, aux_loss=0.5), (3, 1)),
+}
+
+
+@contract("MOE-05d", asks="run_block", cases=SPLITS, source=PAPERS + "; F01")
+def microbatches_do_not_change_the_losses(stack: Blocks, moe: Moe, split: tuple[int, ...]) -> None:
+    """Over microbatches, weighted by their sequences, losses and their gradients have the mean of the whole batch.
+
+    A balance that is taken over a microbatch is another one for every micro batch size, and so is what is learnt.
+    """
+    import torch
+
+    numerics = instruments.numerics
+    call = expert_calls.drawn(expert_calls.with_moe(moe), sum(split), 5)
+    x_BTD, name = numerics.tensor(call.x), "mixer.router.weight"
+    zeros_BTD = torch.zeros_like(x_BTD)
+    whole = stack.run_block(replace(call, dy=numerics.array(zeros_BTD)))
+    total = dict.fromkeys(("aux", "z"), torch.zeros((), dtype=torch.float64))
+    gradient = torch.zeros(12, 24, dtype=torch.float64)
+    for part_BTD, zeros in zip(torch.split(x_BTD, list(split)), torch.split(zeros_BTD, list(split)), strict=True):
+        run = stack.run_block(replace(call, x=numerics.array(part_BTD), dy=numerics.array(zeros)))
+        share = len(part_BTD) / len(x_BTD)
+        total = {loss: total[loss] + share * numerics.tensor(run.losses[loss]) for loss in total}
+        gradient = gradient + share * numerics.tensor(run.gradients[name])
+    words = numerics.named_apart("loss", whole.losses, total, FLOAT64)
+    words = words or numerics.apart(f"gradient of {name}", whole.gradients[name], gradient, FLOAT64)
+    assert not words, f"in one batch of {len(x_BTD)} against parts of {split} {words}"
+
+
+TWICE = {"softmax": SOFTMAX, "sigmoid": SIGMOID, "without-losses": PLAIN_SIGMOID}
+
+
+@contract("MOE-05e", asks="run_block", cases=TWICE, source="F13")
+def a_second_call_counts_nothing_twice(stack: Blocks, moe: Moe) -> None:
+    """The same call asked again has the same losses, counts and gradients: a block keeps nothing between two calls.
+
+    What a block adds up in itself is added twice when its forward is recomputed in the backward pass.
+    """
+    numerics, call = instruments.numerics, expert_calls.drawn(expert_calls.with_moe(moe, "swiglu"), 2, 7)
+    once, again = stack.run_block(call), stack.run_block(call)
+    words = numerics.named_apart("loss", again.losses, once.losses, EXACT)
+    words = words or numerics.named_apart("seen", again.seen, once.seen, EXACT)
+    words = words or numerics.named_apart("gradient of", again.gradients, once.gradients, EXACT)
+    assert not words, f"in the second call {words}"
+
+
+def _loss(stack: Blocks, name: str, moe: Moe, logits: list[list[list[float]]], bias: Sequence[float] | None) -> float:
+    found = stack.run_block(expert_calls.labelled(moe, logits, bias=bias)).losses
+    assert name in found, f"the losses are {', '.join(sorted(found)) or 'none'}; {name} is missing"
+    return float(instruments.numerics.tensor(found[name]))

@@ -1,0 +1,69 @@
+"""Balance of experts where the tokens of a row lie on several ranks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from contracts.checks._support.context_parallel import HALVES, QUARTERS, Rows
+from contracts.checks._support.multi_rank_run import (
+    BIASED,
+    SPREAD,
+    biases_apart,
+    borrowed,
+    both,
+    gradients_apart,
+    losses_apart,
+)
+from contracts.checks._support.training_run import batch
+from contracts.contract import contract
+from contracts.instruments.ranks import here
+from contracts.spec.recipe import Moe
+from contracts.spec.training import Execution, Training
+
+LOUD = replace(SPREAD, name="context-loud", moe=replace(SPREAD.moe or Moe(), aux_loss=30.0, z_loss=5.0))
+
+
+BALANCED: dict[str, tuple[Execution, Rows, int]] = {
+    "cp2": (borrowed(2, cp=2), HALVES, 2),
+    "cp2-ep2": (replace(borrowed(2, cp=2, ep=2), microbatches=2), HALVES, 2),
+    "cp2-fsdp": (borrowed(2, cp=2, fsdp=True), HALVES, 2),
+    "cp4": (borrowed(4, cp=4), QUARTERS, 4),
+    "cp2-tp2": (borrowed(4, cp=2, tp=2), HALVES, 4),
+    "cp2-tp2-sp-ep2-etp1": (borrowed(4, cp=2, tp=2, ep=2, etp=1, sp=True), HALVES, 4),
+}
+
+
+@contract("MOE-05g", asks=("built", "train"), cases=BALANCED, source="F01; AUX-01; AUX-15", tier="dist")
+def balance_is_of_the_whole_row(stack: Training, execution: Execution, rows: Rows, world: int) -> None:
+    """The balance loss is over whole sequences and the z loss over all tokens, whichever ranks have them, and so is
+    what they do to the router. They outweigh the task here.
+
+    f of one rank's run times P of it asks for a balance within each run, which no layout without it asks for.
+    """
+    ((alone, many),) = both(stack, LOUD, execution, (batch("context balance", LOUD.vocab, rows),), "gradients")
+    words = losses_apart(alone, many, "aux", "z", "total")
+    assert not words, f"{words} (rank {here().rank})"
+    words = gradients_apart(alone, many, "router")
+    assert not words, f"{words} (rank {here().rank})"
+
+
+BY_ALL: dict[str, tuple[Execution, int]] = {
+    "cp2": (replace(borrowed(2, cp=2), microbatches=2), 2),
+    "cp2-ep2": (borrowed(2, cp=2, ep=2), 2),
+    "cp2-fsdp": (borrowed(2, cp=2, fsdp=True), 2),
+    "cp2-hsdp": (borrowed(4, cp=2, fsdp=True, replicas=2), 4),
+}
+
+
+ASSIGNMENTS = 4 * 16 * 3
+"""4 sequences of 16 tokens, each with 3 experts."""
+
+
+@contract("MOE-06g", asks=("built", "train"), cases=BY_ALL, source="F18; arXiv 2408.15664", tier="dist")
+def a_bias_moves_by_the_counts_of_whole_rows(stack: Training, execution: Execution, world: int) -> None:
+    """A router's selection bias moves by the assignments of every token of a row, each counted once, and alike on
+    all of its ranks."""
+    given = tuple(batch(f"context bias {step}", BIASED.vocab, HALVES) for step in range(3))
+    for alone, many in both(stack, BIASED, execution, given, "buffers"):
+        words = biases_apart(alone, many, ASSIGNMENTS)
+        assert not words, f"{words} (step {alone.number}, rank {here().rank})"

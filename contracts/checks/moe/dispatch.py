@@ -1,0 +1,123 @@
+"""Dispatch and combine: every token to its experts and back to its place, whatever the others do."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from contracts import instruments
+from contracts.checks._support import expert_calls
+from contracts.checks._support.expert_calls import (
+    CROWD,
+    IDLE_ENDS,
+    MIXED,
+    PLAIN_SIGMOID,
+    ROUTED,
+    SIGMOID,
+    SOFTMAX,
+    Routes,
+    gates_of,
+    sent,
+)
+from contracts.contract import contract
+from contracts.spec.array import Element
+from contracts.spec.blocks import Blocks
+from contracts.spec.recipe import Moe
+from contracts.spec.tolerance import EXACT, FLOAT64
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+LABELLED: dict[str, tuple[Moe, Routes, Element]] = {
+    "mixed": (ROUTED, MIXED, "float64"),
+    "mixed-bfloat16": (ROUTED, MIXED, "bfloat16"),
+    "all-tokens-on-three-experts": (ROUTED, CROWD, "float32"),
+    "first-and-last-expert-idle": (ROUTED, IDLE_ENDS, "float64"),
+    "one-token": (ROUTED, (((7, 2, 10),),), "float64"),
+    "k-1": (replace(ROUTED, top_k=1), (((3,), (11,), (3,)), ((10,), (0,), (2,))), "float64"),
+    "every-expert": (replace(ROUTED, top_k=12), ((tuple(range(11, -1, -1)), (*range(5, 12), *range(5))),), "float64"),
+    "scaled": (replace(ROUTED, route_scale=2.5), MIXED, "float64"),
+}
+
+
+@contract("MOE-02a", asks="run_block", cases=LABELLED, source="F11 F12 F21")
+def every_token_comes_back_to_its_place(stack: Blocks, moe: Moe, routes: Routes, dtype: Element) -> None:
+    """Dispatch and combine give each token its own experts' outputs, each times its own gate, and nothing else.
+
+    Experts that are alike, or an order that is undone by its own inverse, hide every fault of the two permutations.
+    """
+    y = expert_calls.rows(stack.run_block(sent(moe, routes, dtype)).y)
+    slack = 2.0**-8 if dtype == "bfloat16" else 1e-6
+    for b, row in enumerate(routes):
+        for t, experts in enumerate(row):
+            label = 1 + b * len(row) + t
+            gates = {expert: moe.route_scale * gate for expert, gate in zip(experts, gates_of(moe), strict=True)}
+            for expert in range(moe.experts):
+                want, got = gates.get(expert, 0.0) * label, y[b][t][expert]
+                words = f"expert {expert} gave token ({b}, {t}) {got:.6g}, expected gate x label {want:.6g}"
+                assert abs(got - want) <= slack * abs(want), words
+            rest = [value for value in y[b][t][moe.experts :] if value]
+            assert not rest, f"token ({b}, {t}) got {rest[0]} that no expert gives"
+
+
+CROWDED = {"320": 320, "600": 600}
+
+
+@contract("MOE-02e", asks="run_block", cases=CROWDED, source="torch issues 137425, 198199")
+def many_contributions_add_up_in_float32(stack: Blocks, top_k: int) -> None:
+    """Under bfloat16 the contributions to a token, and to its gradient, are added in float32.
+
+    Added in bfloat16, ones stop at 256: 257 is no bfloat16. Here k experts, all chosen and all alike, give 1 each.
+    """
+    import torch
+
+    moe = Moe(experts=top_k, top_k=top_k, expert_hidden=16, shared_hidden=0, route_scale=float(top_k), aux_loss=0.0)
+    ones = torch.ones(top_k, 16, 16)
+    weights = {
+        "norm.weight": torch.ones(16),
+        "mixer.router.weight": torch.zeros(top_k, 16),  # k equal gates, which route_scale makes 1
+        "mixer.experts.w1": 16 * ones,  # 64, its own silu, for a token that is 4 in one element
+        "mixer.experts.w3": ones / 256,  # 1 / 64; their gradients reach all elements
+        "mixer.experts.w2": ones * torch.eye(16)[3],  # from inner element 3
+    }
+    x_BTD, dy_BTD = 4 * torch.eye(16)[torch.tensor([[5, 2], [9, 0]])], torch.zeros(2, 2, 16)
+    dy_BTD[..., 7] = 2.0  # of w2 (silu(w1 x) · w3 x): 1/64 · 16 by w1 and 64 / 256 by w3, a half
+    recipe = replace(expert_calls.WIDE, hidden=16, activation="swiglu", moe=moe)
+    run = stack.run_block(expert_calls.call_of(recipe, weights, x_BTD, dy_BTD, "bfloat16"))
+    y, gradient = expert_calls.rows(run.y)[1][0][7], expert_calls.rows(run.gradients["x"])[1][0][0]
+    assert abs(y - top_k) <= 0.01 * top_k, f"{top_k} contributions of 1 add up to {y:g}"
+    assert abs(gradient - top_k) <= 0.01 * top_k, f"{top_k} gradients of 1 add up to {gradient:g}"
+
+
+ORDERS = {
+    "softmax": (SOFTMAX, (3, 0, 11, 7, 1, 10, 2, 9, 4, 8, 5, 6)),
+    "sigmoid-with-bias": (SIGMOID, (10, 11, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9)),
+    "without-losses": (PLAIN_SIGMOID, (10, 11, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9)),
+    "full": (replace(SIGMOID, capacity_factor=0.6), (1, 0, 3, 2, 5, 4, 11, 6, 7, 8, 9, 10)),
+}
+
+
+@contract("MOE-04a", asks="run_block", cases=ORDERS, source="F12")
+def names_of_experts_do_not_matter(stack: Blocks, moe: Moe, order: tuple[int, ...]) -> None:
+    """Experts renamed, weights and router rows and biases together: same output, losses and gradients, other counts.
+
+    Experts that are read back in the order of their names as text (0, 1, 10, 11, 2 …) no longer fit their router.
+    """
+    numerics = instruments.numerics
+    call = expert_calls.drawn(expert_calls.with_moe(moe, "swiglu"), 2, 7)
+    renamed = replace(call, weights=numerics.arrays(_renamed(numerics.tensors(call.weights), order)))
+    run, other = stack.run_block(call), stack.run_block(renamed)
+    words = numerics.apart("y", other.y, run.y, FLOAT64)
+    words = words or numerics.named_apart("loss", other.losses, run.losses, FLOAT64)
+    gradients = _renamed(numerics.tensors(run.gradients), order)
+    words = words or numerics.gradients_apart("gradient of", other.gradients, gradients, FLOAT64)
+    counts = numerics.tensor(run.seen["counts"])[list(order)]
+    words = words or numerics.apart("counts", other.seen["counts"], counts, EXACT)
+    assert not words, f"with the experts in the order {order} {words}"
+
+
+def _renamed(named: dict[str, Tensor], order: tuple[int, ...]) -> dict[str, Tensor]:
+    """Tensors with their experts in another order."""
+    by_expert = ("mixer.router.", "mixer.experts.")
+    return {name: each[list(order)] if name.startswith(by_expert) else each for name, each in named.items()}

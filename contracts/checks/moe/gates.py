@@ -1,0 +1,109 @@
+"""Gates: what an expert's output is multiplied by, and what the router learns from them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import log
+
+from contracts import instruments
+from contracts.checks._support import expert_calls
+from contracts.checks._support.expert_calls import PLAIN, PLAIN_SIGMOID, ROUTED, SIGMOID
+from contracts.contract import contract
+from contracts.spec.blocks import Blocks
+from contracts.spec.recipe import Moe
+from contracts.spec.tolerance import FLOAT64
+
+PAPERS = "arXiv 1701.06538; arXiv 2412.19437"
+ONE = replace(PLAIN_SIGMOID, top_k=1, selection_bias=False, shared_hidden=0)
+_UNBIASED = replace(PLAIN_SIGMOID, selection_bias=False, route_scale=1.0)
+
+# moe, logits of some experts, logit of the others, selection bias of some experts, gates. Sigmoids of ln 3, 0, -ln 3
+# are 3/4, 1/2, 1/4: together 3/2.
+GATES = {
+    "softmax": (ROUTED, {4: 0.0, 9: log(2), 11: log(5)}, -9.0, {}, {4: 1 / 8, 9: 2 / 8, 11: 5 / 8}),
+    "softmax-scaled": (
+        replace(ROUTED, route_scale=2.0), {4: 0.0, 9: log(2), 11: log(5)}, -1.0, {}, {4: 1 / 4, 9: 1 / 2, 11: 5 / 4},
+    ),
+    "softmax-far-from-0": (ROUTED, {10: 1000.0, 2: 1000 + log(3), 0: 1000.0}, 0.0, {}, {10: 0.2, 2: 0.6, 0: 0.2}),
+    "sigmoid": (_UNBIASED, {0: 0.0, 7: log(3), 10: -log(3)}, -30.0, {}, {0: 1 / 3, 7: 1 / 2, 10: 1 / 6}),
+    "sigmoid-scaled": (PLAIN_SIGMOID, {0: 0.0, 7: log(3), 10: -log(3)}, -30.0, {}, {0: 5 / 6, 7: 5 / 4, 10: 5 / 12}),
+    "sigmoid-faint": (_UNBIASED, {0: -20.0, 7: -20.0, 10: -20.0}, -40.0, {}, {0: 1 / 3, 7: 1 / 3, 10: 1 / 3}),
+    "sigmoid-alone": (replace(ONE, route_scale=1.0), {6: log(3)}, -2.0, {}, {6: 3 / 4}),
+    "sigmoid-alone-scaled": (ONE, {6: log(3)}, -2.0, {}, {6: 15 / 8}),
+    # Without the bias experts 1, 3 and one of the others would be chosen; 1 has the best score of all.
+    "bias": (
+        replace(PLAIN_SIGMOID, route_scale=1.0),
+        {1: 5.0, 3: log(3), 5: 0.0, 8: -log(3)}, 0.5, {1: -4.0, 5: 0.7, 8: 1.5, 3: 0.2}, {3: 1 / 2, 5: 1 / 3, 8: 1 / 6},
+    ),
+}  # fmt: skip
+
+
+@contract("MOE-01c", asks="run_block", cases=GATES, source="Megatron-Core; arXiv 2412.19437, eq. 12-16")
+def gates_are_the_declared_ones(
+    stack: Blocks, moe: Moe, some: dict[int, float], other: float, bias: dict[int, float], gates: dict[int, float]
+) -> None:
+    """A slot's gate is that of the slot's expert: normalised scores of the chosen, times route_scale, without the bias.
+
+    Softmax is taken over the chosen logits. A lone sigmoid is its own gate: over its own sum it would be 1, and the
+    router would have no gradient.
+    """
+    logits = [some.get(expert, other) for expert in range(moe.experts)]
+    turned = [logits[-n:] + logits[:-n] if not bias else logits for n in range(6)]  # token n: every expert's number + n
+    call = expert_calls.labelled(
+        moe, [turned[:3], turned[3:]], bias=[bias.get(expert, 0.0) for expert in range(moe.experts)]
+    )  # fmt: skip
+    seen = stack.run_block(call).seen
+    experts, got = expert_calls.rows(seen["experts"]), expert_calls.rows(seen["gates"])
+    for n in range(6):
+        token = dict(zip(experts[n // 3][n % 3], got[n // 3][n % 3], strict=True))
+        for expert, gate in gates.items():
+            number = expert if bias else (expert + n) % moe.experts
+            assert number in token, f"token {n} goes to experts {sorted(token)}, and not to {number}"
+            found = token[number]
+            assert abs(found - gate) <= 1e-12 * gate, f"expert {number} of token {n} has gate {found}, expected {gate}"
+
+
+SHIFTS = {
+    "up": (SIGMOID, 3.0),
+    "down": (replace(SIGMOID, top_k=4, route_scale=1.0), -7.0),
+    "without-losses": (PLAIN_SIGMOID, 3.0),
+}
+
+
+@contract("MOE-01d", asks="run_block", cases=SHIFTS, source="arXiv 2408.15664, section 3")
+def the_selection_bias_only_selects(stack: Blocks, moe: Moe, shift: float) -> None:
+    """One number added to every selection bias changes nothing at all, and the bias has no gradient.
+
+    In the gates a bias would change the output and the objective; with a gradient the optimizer would move it as well.
+    """
+    call = expert_calls.drawn(expert_calls.with_moe(moe, "swiglu"), 2, 7)
+    name, numerics = "mixer.router.bias", instruments.numerics
+    shifted = numerics.array(numerics.tensor(call.weights[name]) + shift)
+    one, other = stack.run_block(call), stack.run_block(replace(call, weights={**call.weights, name: shifted}))
+    assert name not in one.gradients, f"{name} has a gradient; what balances the load moves it, and nothing else"
+    words = numerics.apart("y", other.y, one.y, FLOAT64)
+    words = words or numerics.named_apart("loss", other.losses, one.losses, FLOAT64)
+    words = words or numerics.gradients_apart("gradient of", other.gradients, one.gradients, FLOAT64)
+    assert not words, f"with {shift:+g} on every selection bias {words}"
+
+
+ALONE = {
+    "softmax": (PLAIN, 2, 7),
+    "sigmoid-with-bias": (PLAIN_SIGMOID, 3, 5),
+    "sigmoid-1-of-12": (ONE, 2, 9),
+}
+
+
+@contract("MOE-01f", asks="run_block", cases=ALONE, source=PAPERS)
+def the_router_learns_from_the_model(stack: Blocks, moe: Moe, batch: int, length: int) -> None:
+    """Without auxiliary losses the router's gradient is that of the gates in the output.
+
+    A router that only the balance loss reaches still trains, and every loss curve looks as it should.
+    """
+    call = expert_calls.drawn(expert_calls.with_moe(moe, "swiglu"), batch, length)
+    name = "mixer.router.weight"
+    got = {key: grad for key, grad in stack.run_block(call).gradients.items() if key == name}
+    words = instruments.numerics.gradients_apart(
+        "gradient of", got, {name: expert_calls.expected(call).gradients[name]}, FLOAT64
+    )
+    assert not words, words

@@ -1,0 +1,84 @@
+"""The router: which experts a token goes to, how often each is asked, and in which precision."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from contracts import instruments
+from contracts.checks._support import expert_calls
+from contracts.checks._support.expert_calls import PLAIN, PLAIN_SIGMOID
+from contracts.contract import contract
+from contracts.spec.blocks import Blocks
+from contracts.spec.recipe import Moe
+from contracts.spec.tolerance import FLOAT32
+
+PAPERS = "arXiv 1701.06538; arXiv 2412.19437"
+
+DRAWN = {  # experts, sequences, tokens of each
+    "softmax-3-of-12": (PLAIN, 2, 7),
+    "sigmoid-3-of-12-with-bias": (PLAIN_SIGMOID, 3, 5),
+    "sigmoid-without-bias": (replace(PLAIN_SIGMOID, selection_bias=False), 2, 7),
+    "sigmoid-1-of-12": (replace(PLAIN_SIGMOID, top_k=1), 2, 9),
+    "softmax-5-of-17": (replace(PLAIN, experts=17, top_k=5), 2, 6),
+    "full": (replace(PLAIN, capacity_factor=0.5), 2, 7),
+    "300-experts": (replace(PLAIN_SIGMOID, experts=300, top_k=4, expert_hidden=3), 2, 3),
+}
+
+
+@contract("MOE-01a", asks="run_block", cases=DRAWN, source=PAPERS)
+def a_token_goes_to_its_k_best_experts(stack: Blocks, moe: Moe, batch: int, length: int) -> None:
+    """Each token goes to exactly k distinct experts: those of the largest score, the selection bias added to it."""
+    call = expert_calls.drawn(expert_calls.with_moe(moe, "swiglu"), batch, length)
+    got = expert_calls.rows(stack.run_block(replace(call, dy=None)).seen["experts"])
+    want = expert_calls.expected(call).routed.experts_BTK.tolist()
+    for b, t in ((b, t) for b in range(batch) for t in range(length)):
+        went = sorted(got[b][t])
+        assert len(set(went)) == moe.top_k, f"token ({b}, {t}) goes to experts {went}, not to {moe.top_k} distinct ones"
+        assert went == want[b][t], f"token ({b}, {t}) goes to experts {went}, its best are {want[b][t]}"
+
+
+# Ten tokens of the last case ask for few experts: most of 40 have none, the last among them.
+COUNTED = DRAWN | {"40-experts-for-10-tokens": (replace(PLAIN_SIGMOID, experts=40, top_k=2), 2, 5)}
+
+
+@contract("MOE-01b", asks="run_block", cases=COUNTED, source=PAPERS)
+def every_assignment_is_counted(stack: Blocks, moe: Moe, batch: int, length: int) -> None:
+    """`counts` holds for each expert how many tokens asked for it: all k slots, dropped ones too, zeros included.
+
+    What balances the load reads these counts; a histogram without its last expert or without its zeros misleads it.
+    """
+    call = expert_calls.drawn(expert_calls.with_moe(moe, "swiglu"), batch, length, seed=4)
+    seen = stack.run_block(replace(call, dy=None)).seen
+    asked = instruments.numerics.tensor(seen["experts"]).flatten().tolist()
+    counts = instruments.numerics.tensor(seen["counts"]).tolist()
+    assert len(counts) == moe.experts, f"counts has {len(counts)} entries for {moe.experts} experts"
+    for expert, count in enumerate(counts):
+        tokens = asked.count(expert)
+        assert count == tokens, f"expert {expert} is counted {count} times, {tokens} assignments name it"
+    total = batch * length * moe.top_k
+    assert sum(counts) == total, f"counts add up to {sum(counts)}, tokens times top-k is {total}"
+
+
+# Logits of six experts, from where and in which steps; bfloat16 has steps of 0.0625 above 10 and of 0.0039 above 0.5.
+# Rising, falling and mixed: no order in which ties are broken chooses the best three of every token.
+CLOSE = {
+    "softmax": (replace(PLAIN, shared_hidden=0), 10.0, 5e-3),
+    "sigmoid": (replace(PLAIN_SIGMOID, shared_hidden=0, route_scale=1.0), 0.5, 3e-4),
+}
+_RANKS = ((0, 1, 2, 3, 4, 5), (5, 4, 3, 2, 1, 0), (3, 0, 5, 1, 4, 2))
+
+
+@contract("MOE-01e", asks="run_block", cases=CLOSE, source="Megatron-Core: --moe-router-dtype fp32")
+def the_router_is_float32_under_bfloat16(stack: Blocks, moe: Moe, least: float, step: float) -> None:
+    """Under bfloat16 logits, scores and gates are float32: close scores choose the same experts as exact ones."""
+    logits = [[[least + step * rank for rank in ranks] + [-5.0] * 6 for ranks in _RANKS]] * 2
+    call = expert_calls.labelled(moe, logits, dtype="bfloat16")
+    seen, want = stack.run_block(call).seen, expert_calls.expected(call).routed
+    experts = instruments.numerics.tensor(seen["experts"])
+    for n, ranks in enumerate(_RANKS * 2):
+        best, went = sorted(ranks.index(rank) for rank in (5, 4, 3)), sorted(experts.flatten(0, 1)[n].tolist())
+        assert went == best, f"token {n} goes to experts {went}, its best are {best}: their scores were rounded"
+    order = experts.argsort(-1)
+    gates = instruments.numerics.tensor(seen["gates"]).gather(-1, order)
+    words = instruments.numerics.apart("gates under bfloat16", gates, want.gates_BTK, FLOAT32)
+    assert not words, words

@@ -1,0 +1,227 @@
+"""Who moves which parameter how: the table that a stack gives, held against what a step does to the weights."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from contracts import instruments
+from contracts.checks._support.recipes import SMALL_DSA
+from contracts.checks._support.training_run import AHEAD, DENSE, LETTERS, MUON, TIED, batch, run, table, uneven, updates
+from contracts.contract import contract
+from contracts.spec.recipe import Mhc, Moe, Recipe
+from contracts.spec.tolerance import Tolerance
+from contracts.spec.training import Training
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+ORTHOGONAL = Tolerance(
+    name="orthogonalized", bound=1e-4, why="whether momentum is a mean or a sum changes what 1e-7 is added to"
+)
+TABLES = {
+    "adamw": (LETTERS,),
+    "muon": (MUON,),
+    "muon-with-prediction-heads": (replace(AHEAD, optim=MUON.optim),),
+    "tied": (TIED,),
+    "dense": (DENSE,),
+    "streams-and-swiglu": (replace(MUON, mhc=Mhc(streams=2), activation="swiglu"),),
+}
+
+
+@contract("OPT-01a", asks=("built", "initial"), cases=TABLES, source="F09")
+def the_table_has_each_parameter_once(stack: Training, recipe: Recipe) -> None:
+    """The optimizer's table names every parameter of the model exactly once, with its shape, held in float32.
+
+    A tied tensor is one parameter. What is trained has a rule and float32 state; a buffer is in no table.
+    """
+    built, whole = stack.built(recipe, "nemo_native"), stack.initial(recipe, "nemo_native")
+    names = [row.name for row in built.parameters]
+    for name in names:
+        assert names.count(name) == 1, f"{name} stands in the table {names.count(name)} times"
+    missing = sorted(set(whole) - set(names) - set(built.buffers))
+    assert not missing, f"{', '.join(missing)} of the model stands in no group of the optimizer"
+    extra = sorted(set(names) - set(whole))
+    assert not extra, f"{', '.join(extra)} stands in the table and not in the model"
+    for row in built.parameters:
+        assert row.shape == whole[row.name].shape, (
+            f"{row.name} has shape {whole[row.name].shape}, in the table {row.shape}"
+        )
+        assert row.dtype == "float32", f"{row.name} is held in {row.dtype}, expected float32"
+        assert row.optimizer is not None, f"{row.name} is moved by no rule, and nothing froze it"
+        strange = {entry: dtype for entry, dtype in row.state.items() if dtype not in ("float32", "int64")}
+        assert not strange, f"{row.name} has state {dict(row.state)}, expected float32"
+
+
+@contract("OPT-01b", asks=("built", "train"), cases=TABLES, source="F09 F18")
+def a_step_moves_every_parameter_by_its_rule(stack: Training, recipe: Recipe) -> None:
+    """A gradient reaches every trainable parameter, and the first step moves it by the rule that the table names alone.
+
+    Without decay AdamW's first step is lr · g / (|g| + 1e-8), Muon's an orthogonal matrix: a tensor tells who moved it.
+    One that is in two groups moves twice, one that was forgotten not at all.
+    """
+    recipe = replace(recipe, optim=replace(recipe.optim, weight_decay=0.0, warmup=0, schedule="constant"))
+    rows = table(stack, recipe)
+    weights, given = uneven(rows), (batch("table"),)
+    trained = run(stack, recipe, given, "gradients", "weights", weights=weights)
+    (step,), (moved,) = trained.steps, updates(weights, trained)
+    gradients = instruments.numerics.tensors(step.gradients)
+    for row in rows:
+        assert row.name in gradients, f"{row.name} got no gradient and is in the table under {row.optimizer}"
+        assert bool(gradients[row.name].any()), f"no gradient reaches {row.name}, in the table under {row.optimizer}"
+        assert bool(moved[row.name].any()), f"{row.name} did not move, and is in the table under {row.optimizer}"
+        by = _rules(moved[row.name], gradients[row.name] * step.clip_coef, step.lr)
+        assert row.optimizer in by, (
+            f"{row.name} {row.shape} is in the table under {row.optimizer} and moved "
+            f"{'as by ' + by[0] if by else 'by another rule, ' + _size(moved[row.name], step.lr)}"
+        )
+
+
+def _rules(moved: Tensor, gradient: Tensor, lr: float) -> list[str]:
+    """The rules that explain a first step without decay."""
+    import torch
+
+    oracle = instruments.oracles.optimizers
+    none = torch.zeros_like(gradient)
+    explained = {"adamw": oracle.adamw(none, [gradient], [lr], decay=0.0, beta1=0.9, beta2=0.95)[0]}
+    if gradient.dim() > 1:
+        explained["muon"] = oracle.muon(none, [gradient], [lr], decay=0.0)[0]
+    return [name for name, want in explained.items() if not instruments.numerics.apart("", moved, want, ORTHOGONAL)]
+
+
+def _size(moved: Tensor, lr: float) -> str:
+    return f"{float(moved.abs().max()) / lr:.3g} times the rate at most"
+
+
+@contract("OPT-02a", asks=("built", "train"), cases=TABLES, source="hub F09")
+def only_matrices_decay(stack: Training, recipe: Recipe) -> None:
+    """Matrices and experts decay; norms, biases, A_log, D, dt_bias, and whatever else has one dim, do not.
+
+    Judged by two runs that differ in weight_decay alone: after one step they are lr · weight_decay · w apart where
+    there is decay, and nowhere else. Each tensor decays as much as the table says.
+    """
+    rows = table(stack, recipe)
+    weights, given = uneven(rows), (batch("decay"),)
+    lr = recipe.optim.lr / recipe.optim.warmup
+    moved = [
+        updates(weights, run(stack, changed, given, "weights", weights=weights))[0]
+        for changed in (recipe, replace(recipe, optim=replace(recipe.optim, weight_decay=0.0)))
+    ]
+    for row in rows:
+        weight = instruments.numerics.tensor(weights[row.name])
+        shares = (moved[1][row.name] - moved[0][row.name]) / (lr * weight)
+        low, high = float(shares.min()), float(shares.max())
+        found = f"decays by {round(low, 6) + 0.0:.4g} … {round(high, 6) + 0.0:.4g}"
+        if row.role in ("norm", "bias", "ssm") or len(row.shape) < 2:
+            assert max(abs(low), abs(high)) < 1e-6, f"{row.role} {row.name} {row.shape} {found}, expected none"
+        if row.role in ("matrix", "expert"):
+            want = recipe.optim.weight_decay
+            assert abs(low - want) < 1e-6 > abs(high - want), f"{row.role} {row.name} {found}, expected {want}"
+        want = row.weight_decay
+        assert abs(low - want) < 1e-6 > abs(high - want), f"{row.role} {row.name} {found}, and the table says {want}"
+
+
+MUON_ALONE = {
+    "muon": (MUON, {(61, 24), (14, 24), (32, 4)}, {(14, 20, 24), (14, 24, 20), (24, 24), (12, 24), (64, 24)}),
+    "prediction-heads": (replace(AHEAD, optim=MUON.optim), {(61, 24), (24, 48), (40, 24)}, {(28, 24)}),
+}
+"""Shapes worked out by hand: (61, 24) embedding and output projection, (14, 24) router, (32, 4) convolutions; (24, 48)
+and (40, 24) stand in prediction heads alone; the others are matrices of the layers."""
+
+
+@contract("OPT-02b", asks=("built", "train"), cases=MUON_ALONE, source="hub F09")
+def muon_moves_matrices_of_the_layers_alone(
+    stack: Training, recipe: Recipe, spared: set[tuple[int, ...]], taken: set[tuple[int, ...]]
+) -> None:
+    """Muon moves the matrices and experts of the layers; embedding, output projection, router, convolutions, prediction
+    heads and vectors move by AdamW.
+
+    Judged by shape and by what moved, not by what the stack calls them.
+    """
+    recipe = replace(recipe, optim=replace(recipe.optim, weight_decay=0.0, warmup=0, schedule="constant"))
+    weights = uneven(table(stack, recipe))
+    trained = run(stack, recipe, (batch("shapes"),), "gradients", "weights", weights=weights)
+    (step,), (moved,) = trained.steps, updates(weights, trained)
+    for name, gradient in instruments.numerics.tensors(step.gradients).items():
+        shape = tuple(gradient.shape)
+        by = _rules(moved[name], gradient * step.clip_coef, step.lr)
+        if len(shape) < 2 or shape in spared:
+            assert "adamw" in by, f"{name} {shape} moved as by {' and '.join(by) or 'neither rule'}, expected adamw"
+        if shape in taken:
+            assert "muon" in by, f"{name} {shape} moved as by {' and '.join(by) or 'neither rule'}, expected muon"
+
+
+IDLE = {
+    "adamw": (LETTERS,),
+    "muon": (MUON,),
+    "dense": (DENSE,),
+    "one-expert-for-all": (replace(LETTERS, moe=Moe(experts=14, top_k=1, expert_hidden=20)),),
+}
+
+
+@contract("OPT-01c", asks=("built", "train"), cases=IDLE, source="F18")
+def every_parameter_has_state(stack: Training, recipe: Recipe) -> None:
+    """After a step every trainable parameter has optimizer state, an expert without a token too, and it goes on.
+
+    A tensor that was skipped has no moments to save and does not decay; the next rank's has.
+    """
+    short = batch("idle", rows=(((2,), 0), ((2,), 1)))  # four tokens, 14 experts
+    trained = run(stack, recipe, (short, short), "optimizer", "weights", declared=True)
+    rows = table(stack, recipe)
+    first, second = (instruments.numerics.tensors(step.weights) for step in trained.steps)
+    for row in rows:
+        for step in trained.steps:
+            held = {
+                name.rpartition("/")[2]: each
+                for name, each in step.optimizer.items()
+                if name.startswith(f"{row.name}/")
+            }
+            sized = [entry for entry, each in held.items() if each.shape == row.shape]
+            assert sized, f"{row.name} has no state of its shape after step {step.number}, but {sorted(held)}"
+            for entry, each in held.items():
+                assert each.dtype in ("float32", "int64"), f"{row.name}/{entry} is {each.dtype}, expected float32"
+        if row.role == "expert" and row.weight_decay:
+            still = (first[row.name] == second[row.name]).flatten(1).all(1)
+            lacking = still.nonzero().flatten().tolist()
+            assert not lacking, f"experts {lacking} of {row.name} got no token and did not decay"
+
+
+SPARSE = replace(SMALL_DSA, name="sparse", pattern="AE", depth=5, seq_length=13, vocab=61, optim=LETTERS.optim)
+"""A E A E A, an indexer in layers 0 and 4. One holds (40, 12) + (8, 24) + 8 + 8 + (5, 24) = 808 numbers."""
+INDEXED = {"adamw": (SPARSE,), "muon": (replace(SPARSE, optim=MUON.optim),)}
+
+
+@contract("OPT-01d", asks=("built", "initial", "train"), cases=INDEXED, source="F09; arXiv 2512.02556 section 2.1")
+def what_is_frozen_stands_still(stack: Training, recipe: Recipe) -> None:
+    """A parameter that the table calls frozen has no state and is the same bit for bit after two steps with decay;
+    every other one gets a gradient and moves. Whole indexers are frozen, or nothing is.
+
+    An indexer that no loss trains gets no gradient. In the optimizer all the same it decays to zero, and chooses keys
+    by noise.
+    """
+    rows, whole = table(stack, recipe), stack.initial(recipe, "nemo_native")
+    names = sorted(row.name for row in rows)
+    lost = sorted(set(whole) - set(names) - set(stack.built(recipe, "nemo_native").buffers))
+    assert not lost, f"{', '.join(lost[:3])} of the model stands in no row of the table"
+    weights = uneven(rows)
+    given = (batch("frozen 1"), batch("frozen 2"))
+    trained = run(stack, recipe, given, "gradients", "weights", "optimizer", weights=weights)
+    start, last = instruments.numerics.tensors(weights), instruments.numerics.tensors(trained.steps[-1].weights)
+    gradients = instruments.numerics.tensors(trained.steps[0].gradients)
+    for row in rows:
+        still = bool((last[row.name] == start[row.name]).all())
+        held = sorted(each for each in trained.steps[-1].optimizer if each.startswith(f"{row.name}/"))
+        if row.optimizer is None:
+            assert still, f"{row.name} is frozen in the table, and two steps moved it"
+            assert not held, f"{row.name} is frozen in the table, and has the state {', '.join(held)}"
+            continue
+        reached = row.name in gradients and bool(gradients[row.name].any())
+        assert reached, f"no gradient reaches {row.name}, which stands in the table under {row.optimizer}"
+        assert not still, f"{row.name} stands in the table under {row.optimizer} and did not move"
+    for layer in range(5):
+        frozen = sum(math.prod(row.shape) for row in rows if row.layer == layer and row.optimizer is None)
+        allowed = (0, 808) if layer in (0, 4) else (0,)
+        assert frozen in allowed, (
+            f"{frozen} numbers of layer {layer} are frozen, expected {' or '.join(map(str, allowed))}"
+        )

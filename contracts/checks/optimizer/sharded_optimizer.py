@@ -1,0 +1,92 @@
+"""What a run of several ranks begins with, and what its optimizer makes of it: as on one rank, sharded or not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from contracts import instruments
+from contracts.checks._support.layouts import needs_layout
+from contracts.checks._support.multi_rank_run import SPREAD, apart, batches, borrowed, both, gradients_apart, heavy, own
+from contracts.contract import contract
+from contracts.instruments.ranks import here
+from contracts.spec.recipe import Recipe
+from contracts.spec.training import Execution, Session, Training
+
+pass
+pass
+
+
+MUON = replace(SPREAD, name="spread-muon", optim=replace(SPREAD.optim, rule="muon"))
+
+
+SHARDED: dict[str, tuple[Recipe, Execution, int]] = {
+    name: (recipe, execution, execution.world)
+    for name, recipe, execution in (
+        ("tp2", SPREAD, own(2, tp=2)),
+        ("fsdp2", SPREAD, own(2, fsdp=True)),
+        ("fsdp2-muon", MUON, own(2, fsdp=True)),
+        ("ep2", SPREAD, own(2, ep=2)),
+        ("borrowed-ep2-muon", MUON, borrowed(2, ep=2)),
+        ("tp2-sp-fsdp2-muon", MUON, own(4, tp=2, sp=True, fsdp=True)),
+        ("ep2-fsdp2", SPREAD, own(4, ep=2, fsdp=True)),
+        ("borrowed-tp2-sp-ep2-etp2-fsdp-muon", MUON, borrowed(4, tp=2, ep=2, etp=2, sp=True, fsdp=True)),
+    )
+}
+
+
+@contract("OPT-04d", asks=("built", "train"), cases=SHARDED, source="F01 F03", tier="dist")
+def a_sharded_step_is_the_step_of_one_rank(stack: Training, recipe: Recipe, execution: Execution, world: int) -> None:
+    """Weights and moments after each of two steps are those of one rank, for AdamW and Muon, with clipping at work.
+
+    Adam divides by the gradient's own size, so a factor that is constant over a tensor shows neither in the loss nor,
+    for a while, in the weights: moments are compared, and clipping is on. The second step sees what the first left.
+    """
+    for alone, many in both(stack, recipe, execution, batches(2), "weights", "optimizer"):
+        assert alone.clip_coef < 0.5, f"clipping does nothing here: {alone.clip_coef}"
+        for what, got, want in (
+            ("the weights after", many.weights, alone.weights),
+            ("the moments after", many.optimizer, alone.optimizer),
+        ):
+            words = apart(alone, many, f"{what} step {alone.number}:", got, want)
+            assert not words, f"{words} (rank {here().rank})"
+
+
+SINGLE: dict[str, tuple[Execution, int]] = {
+    name: (execution, execution.world)
+    for name, execution in {
+        "tp2": own(2, tp=2),
+        "ep2": own(2, ep=2),
+        "tp2-sp-ep2": own(4, tp=2, ep=2, sp=True),
+    }.items()
+}
+
+
+@contract("OPT-03", asks=("built", "train"), cases=SINGLE, source="bringup", tier="dist")
+def a_singleton_lane_reduces_nothing(stack: Training, execution: Execution, world: int) -> None:
+    """Where effective DP is 1 the optimizer takes the local path: asked to shard, a run sends what it sends unasked,
+    and no message goes over a group of one.
+
+    torch takes `group=None` for the world: a reduction that looks up the group of a single rank finds everybody.
+    """
+    needs_layout(stack, execution.layout)
+    sent = []
+    for fsdp in (False, True):
+        asked = replace(execution, fsdp=fsdp, precision="float64")
+        session = Session(
+            recipe=SPREAD, steps=1, execution=asked, batches=batches(1), weights=heavy(stack, SPREAD),
+            observe=frozenset({"gradients"}),
+        )  # fmt: skip
+        with instruments.traffic.watched() as watch:
+            stack.train(session)
+        assert not watch.diverged, watch.diverged
+        assert watch.issued, "no collective was seen"
+        single = [each.said() for each in watch.issued if len(each.members) < 2]
+        assert not single, f"{single[0]} goes over a group of one rank"
+        sent.append([each.said() for each in watch.issued])
+    plain, sharded = sent
+    assert sharded == plain, (
+        f"asked to shard it issues {len(sharded)} collectives, {len(plain)} unasked, though dp is 1"
+    )
+    ((alone, many),) = both(stack, SPREAD, replace(execution, fsdp=True), batches(1), "gradients")
+    words = gradients_apart(alone, many)
+    assert not words, f"{words} (rank {here().rank})"

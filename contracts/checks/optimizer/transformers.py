@@ -1,0 +1,67 @@
+"""The optimizer of a transformer with experts, on several ranks and on one."""
+
+from __future__ import annotations
+
+from contracts import instruments
+from contracts.checks._support.transformer_layouts import STEPPED, WAY, some
+from contracts.checks._support.transformers import (
+    apart,
+    both,
+    entries,
+    moved_apart,
+    session,
+)
+from contracts.contract import contract
+from contracts.instruments.ranks import here
+from contracts.spec.recipe import Recipe
+from contracts.spec.tolerance import FLOAT32_MOMENTS
+from contracts.spec.training import Execution, Training
+
+
+@contract("OPT-04e", asks=("built", "train"), cases=STEPPED, source="F01", tier="dist")
+def one_update_of_a_transformer_is_that_of_one_rank(
+    stack: Training, recipe: Recipe, execution: Execution, world: int
+) -> None:
+    """After one step the optimizer's moments are those of one rank, and every weight moved as far and whither it does
+    there: what is sharded is clipped, averaged and decayed as what is whole."""
+    asked = session(stack, recipe, execution, 1)
+    ((alone, many),) = both(stack, recipe, execution, 1, "weights", "optimizer")
+    for entry in ("exp_avg", "exp_avg_sq"):
+        got, want = entries(many.optimizer, entry), entries(alone.optimizer, entry)
+        words = apart(alone, many, f"{entry} of", got, want, FLOAT32_MOMENTS)
+        assert not words, words
+    words = moved_apart(asked.weights, many.weights, alone.weights, WAY)
+    assert not words, f"{words} (rank {here().rank})"
+
+
+RULED = some("dense-dp2", "dense-fsdp2", "fsdp2", "borrowed-tp2-sp-ep4-etp1-fsdp")
+
+
+@contract("OPT-01h", asks=("built", "train"), cases=RULED, source="F09", tier="dist")
+def the_table_of_a_transformer_says_how_it_moves(
+    stack: Training, recipe: Recipe, execution: Execution, world: int
+) -> None:
+    """Every parameter stands once in the optimizer's table, has a gradient, and moves in the first step as the table
+    says: by Adam's rule from its clipped gradient, less its own decay.
+
+    An expert that no group took stands still, and the loss falls as well without it.
+    """
+    import torch
+
+    rows = {row.name: row for row in stack.built(recipe, "nemo_native").parameters}
+    asked = session(stack, recipe, execution, 1, "gradients", "weights")
+    (step,) = stack.train(asked).steps
+    unequal = sorted(rows.keys() ^ step.gradients.keys())
+    assert not unequal, f"{', '.join(unequal[:3])} stands in one of the table and the gradients alone"
+    numerics = instruments.numerics
+    before, after = (numerics.tensors(each) for each in (asked.weights, step.weights))
+    gradients = numerics.tensors(step.gradients)
+    for name, row in sorted(rows.items()):
+        grad = gradients[name].double() * step.clip_coef
+        lr = step.lr * row.lr_scale
+        want = -lr * (grad / (grad.abs() + 1e-8) + row.weight_decay * before[name].double())
+        assert torch.isfinite(want).all(), f"the gradient of {name} is not finite"
+        off = numerics.distances(after[name].double() - before[name].double(), want)["L2"]
+        rounding = numerics.floor(after[name].dtype, numerics.typical_size(before[name]))
+        words = f"{name} moved otherwise than by {row.optimizer} with decay {row.weight_decay:g}: {off.relative:.1e}"
+        assert off.times(WAY, rounding) <= 1, words

@@ -1,0 +1,252 @@
+"""A row cut over ranks: a step under context parallel is the step on one rank.
+
+The oracle is the same stack on one rank, in float64, tensor by tensor; and one invariant that needs no other run: what
+stands in another document gets no gradient. Documents end on the borders between ranks, one token before and one
+behind; one spans all ranks, and one rank has only the end of one document and the beginning of the next. In the cells
+with four ranks a rank has two tokens, fewer than a convolution looks back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from contracts import instruments
+from contracts.checks._support.context_parallel import HALVES, QUARTERS, Rows
+from contracts.checks._support.layouts import needs_layout, numbers_in
+from contracts.checks._support.multi_rank_run import (
+    BIASED,
+    SPREAD,
+    apart,
+    borrowed,
+    both,
+    gradients_apart,
+    losses_apart,
+)
+from contracts.checks._support.recipes import SMALL_MLA
+from contracts.checks._support.replicas import replicas_apart
+from contracts.checks._support.single_rank_run import on_one_rank
+from contracts.checks._support.training_run import batch, uneven
+from contracts.contract import contract
+from contracts.instruments.ranks import here
+from contracts.spec.errors import Refused
+from contracts.spec.recipe import Dsa, Mhc, Mode, Moe, Mtp, Recipe
+from contracts.spec.training import Execution, Observed, Session, Step, Tokens, Training
+
+LATENT = replace(SPREAD, name="context-mla", mla=SMALL_MLA.mla)
+
+
+SPARSE = replace(LATENT, name="context-dsa", dsa=Dsa(a_ranks=(0,), index_heads=5, index_head_dim=8, top_k=5))
+
+
+AHEAD = replace(SPREAD, name="context-mtp", mtp=Mtp(depth=2, loss_weight=0.4))
+
+
+TIED = replace(AHEAD, name="context-tied", untied_embeddings=False)
+
+
+STREAMS = replace(SPREAD, name="context-mhc", mhc=Mhc(streams=3))
+
+
+CAPPED = replace(SPREAD, name="context-capped", moe=replace(SPREAD.moe or Moe(), capacity_factor=0.7))
+
+
+MUON = replace(SPREAD, name="context-muon", optim=replace(SPREAD.optim, rule="muon"))
+
+
+STAGED = replace(AHEAD, name="context-staged", pattern="AEMR", depth=4)
+
+
+FOURTHS: Rows = (((16,), 13), ((4, 12), 0), ((1, 5, 10), 6), ((13, 3), 0))
+
+
+Cell = tuple[Recipe, Mode, Execution, Rows, int]
+
+
+def cell(recipe: Recipe, execution: Execution, mode: Mode = "nemo_native", rows: Rows = HALVES) -> Cell:
+    return recipe, mode, execution, rows, execution.world
+
+
+CELLS: dict[str, Cell] = {
+    "cp2": cell(SPREAD, borrowed(2, cp=2)),
+    "cp2-custom-mixers": cell(SPREAD, borrowed(2, cp=2), "author_dp"),
+    "cp2-latent": cell(LATENT, borrowed(2, cp=2)),
+    "cp2-sparse": cell(SPARSE, borrowed(2, cp=2), "author_dp"),
+    "cp2-prediction": cell(AHEAD, borrowed(2, cp=2)),
+    "cp2-streams": cell(STREAMS, borrowed(2, cp=2)),
+    "cp2-capacity": cell(CAPPED, borrowed(2, cp=2)),
+    "cp2-capacity-ep2": cell(CAPPED, borrowed(2, cp=2, ep=2)),
+    "cp2-ep2": cell(BIASED, borrowed(2, cp=2, ep=2)),
+    "cp2-recomputed": cell(AHEAD, replace(borrowed(2, cp=2), recompute=True, microbatches=2)),
+    "cp2-fsdp": cell(TIED, borrowed(2, cp=2, fsdp=True)),
+    "cp2-ep2-fsdp": cell(BIASED, borrowed(2, cp=2, ep=2, fsdp=True)),
+    "cp4-short": cell(SPREAD, borrowed(4, cp=4), rows=QUARTERS),
+    "cp4-short-custom-mixers": cell(SPREAD, borrowed(4, cp=4), "author_dp", QUARTERS),
+    "cp2-dp2": cell(SPREAD, borrowed(4, cp=2)),
+    "cp2-tp2-sp": cell(AHEAD, borrowed(4, cp=2, tp=2, sp=True)),
+    "cp2-tp2-custom-mixers": cell(LATENT, borrowed(4, cp=2, tp=2), "author_dp"),
+    "cp2-tp2-sp-ep4-etp1-fsdp": cell(BIASED, borrowed(4, cp=2, tp=2, ep=4, etp=1, sp=True, fsdp=True)),
+    "cp2-hsdp": cell(BIASED, borrowed(4, cp=2, fsdp=True, replicas=2)),
+    "cp2-pp2": cell(STAGED, replace(borrowed(4, cp=2, pp=2), microbatches=2)),
+    "cp4-fsdp": cell(STREAMS, borrowed(4, cp=4, fsdp=True), rows=FOURTHS),
+}  # fmt: skip
+
+
+def runs(
+    stack: Training, recipe: Recipe, mode: Mode, execution: Execution, rows: Rows, steps: int, *observe: Observed
+) -> list[tuple[Step, Step]]:
+    """(on one rank, on all) for each step, from drawn weights; what is observed is told of the last."""
+    given = tuple(batch(f"context {step}", recipe.vocab, rows) for step in range(steps))
+    weights = uneven(stack.built(recipe, mode).parameters)
+    return both(stack, recipe, replace(execution, mode=mode), given, *observe, weights=weights, at=frozenset({steps}))
+
+
+@contract("PAR-01g", asks=("built", "train"), cases=CELLS, source="F01; F06", tier="dist")
+def a_row_that_is_cut_gives_the_gradients_of_one_rank(
+    stack: Training, recipe: Recipe, mode: Mode, execution: Execution, rows: Rows, world: int
+) -> None:
+    """Losses, counts and every gradient by name are those of one rank where the tokens of a row lie on several.
+
+    Every letter asks something of tokens that are elsewhere: keys, what a convolution looks back on, the state of a
+    scan. What it is told must be right for documents that end anywhere, and what it makes of it must come back as
+    gradient to the rank that has the token.
+    """
+    ((alone, many),) = runs(stack, recipe, mode, execution, rows, 1, "gradients")
+    assert many.tokens == alone.tokens, f"{many.tokens} labels count, {alone.tokens} on one rank"
+    words = losses_apart(alone, many) or gradients_apart(alone, many)
+    assert not words, f"{words} (rank {here().rank})"
+
+
+MOVED = {
+    name: CELLS[name] for name in ("cp2", "cp2-ep2-fsdp", "cp2-dp2", "cp2-tp2-sp", "cp2-hsdp", "cp2-pp2")
+} | {"cp2-muon-fsdp": cell(MUON, borrowed(2, cp=2, fsdp=True))}  # fmt: skip
+
+
+@contract("PAR-02g", asks=("built", "train"), cases=MOVED, source="F02; PG-04", tier="dist")
+def ranks_of_one_row_stay_replicas(
+    stack: Training, recipe: Recipe, mode: Mode, execution: Execution, rows: Rows, world: int
+) -> None:
+    """After three steps weights, optimizer state and the routers' biases are those of one rank, and every rank holds
+    them to the bit as every other does.
+
+    Without data parallelism beside it context parallel is the only reason to reduce a gradient at all, and a stack
+    that asks for data-parallel ranks before it reduces trains as many models as there are runs of a row.
+    """
+    alone, many = runs(stack, recipe, mode, execution, rows, 3, "weights", "optimizer", "buffers")[-1]
+    words = replicas_apart({**many.weights, **many.optimizer, **many.buffers})
+    assert not words, words
+    for what in ("weights", "optimizer", "buffers"):
+        words = apart(alone, many, what, getattr(many, what), getattr(alone, what))
+        assert not words, f"{words} (rank {here().rank})"
+
+
+CLIPPED = {name: CELLS[name] for name in ("cp2", "cp2-fsdp", "cp2-ep2", "cp2-tp2-sp", "cp2-hsdp")}
+
+
+@contract("PAR-03g", asks=("built", "train"), cases=CLIPPED, source="F03", tier="dist")
+def each_parameter_counts_once_in_the_norm_of_a_cut_row(
+    stack: Training, recipe: Recipe, mode: Mode, execution: Execution, rows: Rows, world: int
+) -> None:
+    """The norm, and the one number by which all gradients are clipped, are those of one rank where the ranks of a row
+    hold copies of a parameter or shards of it."""
+    clipped = replace(recipe, optim=replace(recipe.optim, clip=0.05))
+    ((alone, many),) = runs(stack, clipped, mode, execution, rows, 1)
+    for what in ("grad_norm", "clip_coef"):
+        found, want = getattr(many, what), getattr(alone, what)
+        assert abs(found - want) <= 1e-11 * abs(want), f"{what} is {found:.10g}, {want:.10g} on one rank"
+
+
+DENSE = replace(SPREAD, name="context-dense", pattern="AMR", depth=3, moe=None)
+
+
+ISOLATED: dict[str, tuple[Recipe, Mode, Execution, int]] = {
+    "cp2": (DENSE, "nemo_native", borrowed(2, cp=2), 2),
+    "cp2-custom-mixers": (DENSE, "author_dp", borrowed(2, cp=2), 2),
+    "cp2-prediction": (replace(AHEAD, pattern="AMR", depth=3, moe=None), "nemo_native", borrowed(2, cp=2), 2),
+    "cp4": (DENSE, "author_dp", borrowed(4, cp=4), 4),
+}
+
+
+@contract("PAR-01h", asks=("built", "train"), cases=ISOLATED, source="F06; ROP-28", tier="dist")
+def a_cut_row_keeps_its_documents_apart(
+    stack: Training, recipe: Recipe, mode: Mode, execution: Execution, world: int
+) -> None:
+    """Tokens of a document whose labels do not count get no gradient, to the last bit, wherever the documents beside
+    it lie: before the border, behind it, or across.
+
+    Each token of the batch is another one, so the embedding has a row for each. A document that is counted gives one
+    to all of its tokens but the last.
+    """
+    needs_layout(stack, execution.layout)
+    given, counted = _one_document_counts()
+    weights = uneven(stack.built(recipe, mode).parameters)
+    execution = replace(execution, mode=mode, precision="float64")
+    session = Session(
+        recipe=recipe, steps=1, batches=(given,), weights=weights, execution=execution, observe=frozenset({"gradients"})
+    )
+    grad_VD = instruments.numerics.tensor(stack.train(session).steps[0].gradients["embedding.weight"])
+    for token in range(64):
+        reached = bool(grad_VD[token].abs().max() > 0)
+        where = f"token {token % 16} of row {token // 16} (rank {here().rank})"
+        assert reached or not counted[token], f"no gradient reaches {where}, whose document counts"
+        assert not reached or counted[token] is not False, f"a gradient reaches {where}, whose document does not count"
+
+
+def _one_document_counts() -> tuple[Tokens, list[bool | None]]:
+    """64 different tokens in 4 rows, labels in the last document of each row alone; who is reached by a gradient.
+
+    None for a document's last token, which has no label.
+    """
+    import torch
+
+    lengths = ((8, 8), (7, 9), (9, 7), (1, 5, 10))
+    documents_BT = instruments.fixtures.documents(lengths)
+    tokens_BT = torch.arange(64).view(4, 16)
+    last_BT = documents_BT == documents_BT[:, -1:]
+    labels_BT = tokens_BT.roll(-1, 1).masked_fill(~last_BT, -100)
+    labels_BT[:, -1] = -100
+    reached: list[bool | None] = [bool(each) for each in last_BT.flatten()]
+    for row in range(4):
+        reached[16 * row + 15] = None
+    array = instruments.numerics.array
+    return Tokens(tokens=array(tokens_BT), labels=array(labels_BT), documents=array(documents_BT)), reached
+
+
+LENGTHS: dict[str, tuple[Execution, int, int]] = {
+    "cp2": (borrowed(2, cp=2), 15, 2),
+    "cp2-fsdp": (borrowed(2, cp=2, fsdp=True), 13, 2),
+    "cp4": (borrowed(4, cp=4), 14, 4),
+}
+
+
+@contract("PAR-01i", asks=("built", "train"), cases=LENGTHS, source="F05", tier="dist")
+def no_token_is_lost_where_a_row_does_not_divide(
+    stack: Training, execution: Execution, length: int, world: int
+) -> None:
+    """A row whose tokens do not divide over the ranks is refused, with its length and the degree, or it is padded and
+    gives what it gives on one rank.
+
+    Tokens that are left over at the end of each row, and trained on by nobody, show in no curve.
+    """
+    needs_layout(stack, execution.layout)
+    given = batch("context left over", SPREAD.vocab, (((length,), 0), ((5, length - 5), 0)))
+    weights = uneven(stack.built(SPREAD, "nemo_native").parameters)
+    session = Session(recipe=SPREAD, steps=1, batches=(given,), weights=weights)
+    alone, spread = (
+        replace(session, execution=replace(each, precision="float64")) for each in (Execution(), execution)
+    )
+    many = _step_or_refusal(stack, spread)
+    if isinstance(many, Refused):
+        missing = sorted({length, execution.degrees.cp} - numbers_in(many))
+        assert not missing, f"the refusal does not name {missing}: {many}"
+        return
+    (one,) = on_one_rank(stack, alone).steps
+    assert many.tokens == one.tokens, f"{many.tokens} labels count, {one.tokens} on one rank"
+    words = losses_apart(one, many)
+    assert not words, f"{words} (rank {here().rank})"
+
+
+def _step_or_refusal(stack: Training, session: Session) -> Step | Refused:
+    try:
+        return stack.train(session).steps[0]
+    except Refused as refused:
+        return refused

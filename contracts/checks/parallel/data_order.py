@@ -1,0 +1,178 @@
+"""Which sequence is consumed where, and what a sequence holds.
+
+Every check writes a text of its own, whose length and bytes it knows, and gives the recipe its path.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+from contracts import instruments
+from contracts.checks._support.refusals import refusal_of
+from contracts.checks._support.training_run import LETTERS
+from contracts.contract import contract
+from contracts.spec.array import Array
+from contracts.spec.recipe import Batch, Data, Recipe
+from contracts.spec.tolerance import EXACT
+from contracts.spec.training import Execution, Session, Tokens, Training
+
+
+@contextmanager
+def _text(size: int, total: int, *, seed: int = 1234, length: int = 16) -> Iterator[Recipe]:
+    """A recipe over `size` bytes, no 17 in a row of which occur twice, with paragraphs of unequal length."""
+    held = bytearray(33 + (7 * i + i * i // 5) % 90 for i in range(size))
+    for start in (21, 40, 41 + size // 3, size - 9):
+        held[start : start + 2] = b"\n\n"
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "text")
+        path.write_bytes(bytes(held))
+        small = replace(LETTERS, vocab=256, seq_length=length, seed=seed, batch=Batch(micro=1, total=total))
+        yield replace(small, data=Data(path=str(path)))
+
+
+EPOCHS = {  # bytes, sequences a step, data-parallel size, sequences of an epoch: (bytes - 1) // 16
+    "a-step-divides-the-epoch": (16 * 12 + 5, 4, 1, 12),
+    "an-epoch-ends-inside-a-step": (16 * 7 + 5, 4, 2, 7),
+    "a-step-is-longer-than-an-epoch": (16 * 5 + 1, 8, 4, 5),
+    "more-than-a-hundred": (16 * 103 + 15, 12, 3, 103),
+}
+
+
+@contract("PAR-06a", asks="samples", cases=EPOCHS, source="F05")
+def every_sequence_is_consumed_once_an_epoch(stack: Training, size: int, total: int, dp: int, epoch: int) -> None:
+    """The ids of all ranks and steps, in order, are one epoch after another: each id once in each.
+
+    A step that begins in one epoch ends in the next; nothing is dropped or filled up at the border. Three epochs.
+    """
+    with _text(size, total) as recipe:
+        steps = range(1, 3 * epoch // total + 2)
+        taken = [id for step in steps for rank in range(dp) for id in stack.samples(recipe, step, rank, dp)]
+    for number in range(3):
+        ids = taken[number * epoch : (number + 1) * epoch]
+        repeated = sorted({id for id in ids if ids.count(id) > 1})
+        assert not repeated, f"epoch {number} of {epoch} sequences consumes {repeated[:8]} more than once"
+        lost = sorted(set(range(epoch)) - set(ids))
+        assert not lost, f"epoch {number} of {epoch} sequences leaves out {lost[:8]}"
+        extra = sorted(set(ids) - set(range(epoch)))
+        assert not extra, f"epoch {number} of {epoch} sequences consumes {extra[:8]}, which the data does not have"
+
+
+@contract("PAR-06b", asks="samples", cases={"2": (2,), "4": (4,), "12": (12,)}, source="F05")
+def the_order_does_not_depend_on_the_ranks(stack: Training, dp: int) -> None:
+    """What dp ranks consume in a step, in their order, is what one rank would: equally many each, the same sequences.
+
+    A seed by rank, or a permutation of a rank's own part, makes ranks meet the same sequence.
+    """
+    with _text(16 * 103 + 15, 12) as recipe:
+        for step in (1, 2, 9, 10):
+            ranks = [stack.samples(recipe, step, rank, dp) for rank in range(dp)]
+            sizes = sorted({len(ids) for ids in ranks})
+            assert sizes == [12 // dp], f"the ranks of dp {dp} take {sizes} sequences of 12 in step {step}"
+            together, alone = tuple(id for ids in ranks for id in ids), stack.samples(recipe, step, 0, 1)
+            assert together == alone, f"step {step} consumes {list(together)} on {dp} ranks, {list(alone)} on one"
+
+
+@contract("PAR-06c", asks="samples", cases={"12-a-step": (12,), "5-a-step": (5,)}, source="F05")
+def the_order_is_a_function_of_seed_and_epoch(stack: Training, total: int) -> None:
+    """Asked again, in another order, a step consumes the same; another epoch or seed gives another order.
+
+    An epoch that is not counted on repeats its order, and a sampler that shuffles what was shuffled depends on when it
+    was made.
+    """
+    with _text(16 * 60 + 3, total) as recipe:
+        steps = range(1, 60 // total + 1)
+        first = {step: stack.samples(recipe, step, 0, 1) for step in steps}
+        for step in reversed(steps):
+            again = stack.samples(recipe, step, 0, 1)
+            assert again == first[step], (
+                f"step {step} consumes {list(again)} when asked again, {list(first[step])} before"
+            )
+        epochs = [stack.samples(recipe, step, 0, 1) for step in (1, 1 + 60 // total)]
+        assert epochs[0] != epochs[1], f"epochs 0 and 1 both begin with {list(epochs[0])}: their order is the same"
+        assert list(epochs[0]) != list(range(total)), f"epoch 0 begins with {list(epochs[0])}: it is not shuffled"
+    with _text(16 * 60 + 3, total, seed=4321) as recipe:
+        other = stack.samples(recipe, 1, 0, 1)
+    assert other != epochs[0], f"seeds 1234 and 4321 both begin with {list(other)}"
+
+
+UNEVEN = {"ranks-that-do-not-divide": (1, 0, 5), "a-rank-too-many": (1, 4, 4), "step-0": (0, 0, 1)}
+
+
+@contract("PAR-06d", asks="samples", cases=UNEVEN, source="F05")
+def shares_that_do_not_exist_are_refused(stack: Training, step: int, rank: int, dp: int) -> None:
+    """A step over ranks that do not divide it, a rank that does not exist and a step before the first are refused."""
+    with _text(16 * 60 + 3, 12) as recipe:
+        refused = str(refusal_of(stack.samples, recipe, step, rank, dp))
+    number = {5: "5", 4: "4", 1: "0"}[dp]
+    assert number in refused, f"the refusal does not name {number}: {refused}"
+
+
+@contract("PAR-06e", asks=("samples", "sample", "train"), cases={"one": (1,), "three": (3,)}, source="F05")
+def a_step_trains_on_the_sequences_it_says(stack: Training, microbatches: int) -> None:
+    """A run over the stack's own data is the run over the sequences that `samples` names, given as batches.
+
+    Five sequences of twelve a step, over the border of the epoch; ids, losses and weights.
+    """
+    with _text(16 * 12 + 5, 5) as recipe:
+        execution = Execution(microbatches=microbatches)
+        session = Session(
+            recipe=recipe, steps=3, execution=execution, observe=frozenset({"weights"}), at=frozenset({3})
+        )
+        own = stack.train(session)
+        ids = [stack.samples(recipe, step, 0, 1) for step in (1, 2, 3)]
+        given = tuple(_joined([stack.sample(recipe, id) for id in taken]) for taken in ids)
+        told = stack.train(replace(session, batches=given))
+    for step, taken, other in zip(own.steps, ids, told.steps, strict=True):
+        assert step.samples == taken, f"step {step.number} consumed {list(step.samples)}, `samples` says {list(taken)}"
+        one, two = step.losses["lm"], other.losses["lm"]
+        assert one == two, f"lm of step {step.number} is {one:.8g} over {list(taken)}, {two:.8g} over them as batches"
+    words = instruments.numerics.named_apart("after 3 steps", own.steps[2].weights, told.steps[2].weights, EXACT)
+    assert not words, words
+
+
+def _joined(rows: list[Tokens]) -> Tokens:
+    import torch
+
+    def join(name: str) -> Array:
+        return instruments.numerics.array(torch.cat([instruments.numerics.tensor(getattr(row, name)) for row in rows]))
+
+    return Tokens(tokens=join("tokens"), labels=join("labels"), documents=join("documents"))
+
+
+@contract("PAR-06f", asks="sample", cases={"16": (16,), "21": (21,)}, source="F05")
+def a_label_is_the_next_token_of_its_document(stack: Training, length: int) -> None:
+    """The label of a position is the token behind it in the text, the last position's too; -100 where the next token is
+    another document's. Sequences follow one another without a gap: each byte is a token once.
+
+    A label that is shifted twice, or not at all, still gives a loss that falls.
+    """
+    with _text(length * 9 + 6, 5, length=length) as recipe:
+        text = Path(str(recipe.data.path)).read_bytes()
+        rows = [stack.sample(recipe, id) for id in range(9)]
+    for id, row in enumerate(rows):
+        tokens, labels, documents = (_values(each, length) for each in (row.tokens, row.labels, row.documents))
+        want = list(text[id * length : (id + 1) * length])
+        assert tokens == want, f"sequence {id} is {tokens[:6]}…, the text has {want[:6]}…"
+        steps = {after - before for before, after in pairwise(documents)}
+        assert steps <= {0, 1}, f"the documents of sequence {id} are numbered {documents}"
+        for at in range(length):
+            crosses = text[: id * length + at + 1].endswith(b"\n\n")
+            want_label = -100 if crosses else text[id * length + at + 1]
+            assert labels[at] == want_label, (
+                f"sequence {id} position {at} has label {labels[at]}, expected {want_label}"
+            )
+        starts = [at for at in range(1, length) if text[: id * length + at].endswith(b"\n\n")]
+        found = [at for at in range(1, length) if documents[at] != documents[at - 1]]
+        assert found == starts, f"documents of sequence {id} begin at {found}, blank lines end before {starts}"
+
+
+def _values(value: Array | None, length: int) -> list[int]:
+    assert value is not None, "a sequence says nothing about its documents"
+    assert value.shape == (1, length), f"a sequence has shape {value.shape}, expected (1, {length})"
+    found: list[int] = instruments.numerics.tensor(value)[0].tolist()
+    return found

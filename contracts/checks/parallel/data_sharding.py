@@ -1,0 +1,89 @@
+"""Which rank reads which sequences, and that a token and its label stay together where sequences are cut."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from contracts import instruments
+from contracts.checks._support.multi_rank_run import SPREAD, batches, borrowed, both, gradients_apart, losses_apart, own
+from contracts.contract import contract
+from contracts.instruments.ranks import here
+from contracts.spec.recipe import Mtp, Recipe
+from contracts.spec.training import Execution, Tokens, Training
+
+AHEAD = replace(SPREAD, name="spread-ahead", mtp=Mtp(depth=2, loss_weight=0.4))
+AT_EDGES: dict[str, tuple[Recipe, Execution, int]] = {
+    name: (recipe, execution, execution.world)
+    for name, recipe, execution in (
+        ("tp2-sp", AHEAD, own(2, tp=2, sp=True)),
+        ("borrowed-tp2-sp-ep2-etp1", AHEAD, borrowed(2, tp=2, ep=2, etp=1, sp=True)),
+        ("tp4-sp", replace(AHEAD, kv_groups=4, replicate_ssm_groups=True), own(4, tp=4, sp=True)),
+    )
+}
+
+
+@contract("PAR-06g", asks=("built", "train"), cases=AT_EDGES, source="F05; ROP-23", tier="dist")
+def labels_at_the_edges_of_a_run_count(stack: Training, recipe: Recipe, execution: Execution, world: int) -> None:
+    """Where sequence parallel cuts a sequence, the label of the last token of a run is the first token of the next,
+    for the loss and for heads that look ahead.
+
+    The labels next to the cuts alone count here. Labels shifted on each rank by itself lose them, one in T / TP, and
+    no curve tells.
+    """
+    ((alone, many),) = both(stack, recipe, execution, (_edges(execution.degrees.tp),), "gradients")
+    assert many.tokens == alone.tokens == _counted(execution.degrees.tp), f"{many.tokens} labels count"
+    words = losses_apart(alone, many, "lm", "mtp") or gradients_apart(alone, many)
+    assert not words, f"{words} (rank {here().rank})"
+
+
+def _edges(cuts: int) -> Tokens:
+    """The batch with the labels of the last two tokens of each run but the last, in rows of one document."""
+    import torch
+
+    (given,) = batches(1)
+    tokens_BT = instruments.numerics.tensor(given.tokens)
+    labels_BT = torch.full_like(tokens_BT, -100)
+    for cut in _cuts(cuts):
+        labels_BT[:, cut - 2 : cut] = tokens_BT[:, cut - 1 : cut + 1]
+    return replace(given, labels=instruments.numerics.array(labels_BT), documents=None)
+
+
+def _cuts(ranks: int) -> list[int]:
+    return [16 // ranks * index for index in range(1, ranks)]
+
+
+def _counted(ranks: int) -> int:
+    return 4 * 2 * len(_cuts(ranks))
+
+
+READ: dict[str, tuple[Execution, int]] = {
+    name: (execution, execution.world)
+    for name, execution in {
+        "dp2": own(2),
+        "fsdp2": own(2, fsdp=True),
+        "ep2": own(2, ep=2),
+        "tp2": own(2, tp=2),
+        "borrowed-ep2": borrowed(2, ep=2),
+        "hsdp-2x2": own(4, fsdp=True, replicas=2),
+        "tp2-ep2": own(4, tp=2, ep=2),
+    }.items()
+}
+UNEVEN = replace(SPREAD, name="spread-uneven", batch=replace(SPREAD.batch, total=5))
+"""Five sequences a step, which no even number of ranks divides."""
+
+
+@contract("PAR-06h", asks=("built", "train"), cases=READ, source="F05", tier="dist")
+def ranks_read_every_sequence_once(stack: Training, execution: Execution, world: int) -> None:
+    """Over the stack's own data the sequences of a step are those of one rank, each read once by the ranks together,
+    in each of three steps.
+
+    A rank that reads another's rows tells the same ids; its losses and gradients are of another batch.
+    """
+    found = both(stack, UNEVEN, execution, (), "gradients", steps=3)
+    for alone, many in found:
+        assert many.samples == alone.samples, f"step {alone.number} reads {many.samples}, on one rank {alone.samples}"
+        assert len(set(many.samples)) == 5, f"step {alone.number} reads {many.samples}: five different ones expected"
+        assert many.tokens == alone.tokens, f"{many.tokens} labels count, {alone.tokens} on one rank"
+    alone, many = found[0]
+    words = losses_apart(alone, many) or gradients_apart(alone, many)
+    assert not words, f"{words} (rank {here().rank})"

@@ -1,0 +1,58 @@
+"""The first five steps of several ranks: every parameter moves, and the run goes on from its save."""
+
+from __future__ import annotations
+
+from contracts import instruments
+from contracts.checks._support.folders import shared_folder
+from contracts.checks._support.layouts import needs_layout
+from contracts.checks._support.multi_rank_run import (
+    BIASED,
+    batches,
+    borrowed,
+    heavy,
+    own,
+)
+from contracts.contract import contract
+from contracts.instruments.ranks import here
+from contracts.spec.training import Execution, Session, Step, Training
+
+LANES: dict[str, tuple[Execution, int]] = {
+    "borrowed-tp2-sp-ep2-etp1": (borrowed(2, tp=2, ep=2, etp=1, sp=True), 2),
+    "borrowed-ep2-fsdp2": (borrowed(2, ep=2, fsdp=True), 2),
+    "borrowed-tp2-sp-ep2-etp1-fsdp": (borrowed(4, tp=2, ep=2, etp=1, sp=True, fsdp=True), 4),
+    "tp2-sp-ep2-fsdp2": (own(8, tp=2, ep=2, sp=True, fsdp=True), 8),
+}
+
+
+@contract("PAR-07", asks=("built", "train"), cases=LANES, source="bringup", tier="dist")
+def the_lane_steps_and_saves(stack: Training, execution: Execution, world: int) -> None:
+    """TP, SP, EP and FSDP2 together take five steps with no rank left behind, every parameter moves, and what is saved
+    after the fifth is where a run goes on: the bring-up's milestones.
+
+    A lane that stands still in one kind of parameter has a falling loss, too.
+    """
+    needs_layout(stack, execution.layout)
+    weights = heavy(stack, BIASED)
+    with shared_folder() as at:
+        folder = str(at / "checkpoints")
+        session = Session(
+            recipe=BIASED, steps=5, execution=execution, batches=batches(1) * 5, weights=weights,
+            observe=frozenset({"weights"}), at=frozenset({5}), save=folder, save_at=frozenset({5}),
+        )  # fmt: skip
+        with instruments.traffic.watched() as watch:
+            steps = stack.train(session).steps
+        assert not watch.diverged, f"{watch.diverged} (rank {here().rank})"
+        _moved(weights, steps)
+        again = Session(recipe=BIASED, steps=1, execution=execution, batches=batches(1), load=folder)
+        gone_on = stack.train(again)
+    assert gone_on.start == 5, f"the run goes on behind step {gone_on.start}, saved after 5"
+    before, after = steps[-1].losses["total"], gone_on.steps[0].losses["total"]
+    assert after < before, f"the step behind the save has loss {after:.6g}, the one before it {before:.6g}"
+
+
+def _moved(weights: object, steps: tuple[Step, ...]) -> None:
+    first, last = steps[0].losses["total"], steps[-1].losses["total"]
+    assert last < first, f"over five steps on one batch the loss goes from {first:.6g} to {last:.6g}"
+    start, end = instruments.numerics.tensors(weights), instruments.numerics.tensors(steps[-1].weights)  # type: ignore[arg-type]
+    still = sorted(name for name, each in end.items() if bool((each == start[name].to(each.dtype)).all()))
+    assert not still, f"after five steps {', '.join(still[:3])} did not move"

@@ -1,0 +1,107 @@
+"""One optimizer step in several microbatches: the same step, whatever it is cut into."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from contracts import instruments
+from contracts.checks._support.training_run import AHEAD, DENSE, LETTERS, ROWS, batch, run, table, uneven
+from contracts.contract import contract
+from contracts.spec.array import Array
+from contracts.spec.recipe import Moe, Recipe
+from contracts.spec.tolerance import FLOAT64, FLOAT64_SCAN
+from contracts.spec.training import Tokens, Training
+
+PLAIN = replace(
+    LETTERS, name="letters-without-auxiliary-losses", moe=Moe(experts=14, top_k=3, expert_hidden=20, aux_loss=0.0)
+)
+
+
+EMPTY = (*ROWS[:3], ((13,), 12), ((13,), 13))  # with 5 microbatches the last of them has no label at all
+
+
+CUTS = {
+    "two": (LETTERS, ROWS, 2),
+    "three": (LETTERS, ROWS, 3),
+    "one-a-sequence": (LETTERS, ROWS, 5),
+    "no-auxiliary-losses": (PLAIN, ROWS, 4),
+    "prediction-heads": (AHEAD, ROWS, 4),
+    "dense": (DENSE, ROWS, 4),
+    "a-microbatch-without-a-label": (LETTERS, EMPTY, 5),
+}
+"""Five sequences, so that no number of microbatches but 5 divides them."""
+
+
+@contract("PAR-05a", asks=("built", "train"), cases=CUTS, source="F19")
+def a_step_does_not_depend_on_its_microbatches(
+    stack: Training, recipe: Recipe, rows: tuple[tuple[tuple[int, ...], int], ...], microbatches: int
+) -> None:
+    """Losses, gradients and weights are those of the whole batch at once, however it is cut.
+
+    A label weighs the same in a microbatch with few of them; auxiliary losses and prediction heads alike; the last
+    microbatch may be smaller and counts. A mean of means passes when all microbatches have as many labels.
+    """
+    weights, given = uneven(table(stack, recipe)), (batch("one", rows=rows), batch("two", rows=rows))
+    whole = run(stack, recipe, given, "gradients", "weights", weights=weights)
+    cut = run(stack, recipe, given, "gradients", "weights", weights=weights, microbatches=microbatches)
+    for one, other in zip(whole.steps, cut.steps, strict=True):
+        where = f"in {microbatches} microbatches"
+        assert other.tokens == one.tokens, f"{other.tokens} labels count {where}, {one.tokens} in one"
+        for name, want in one.losses.items():
+            found = other.losses.get(name, float("nan"))
+            assert abs(found - want) <= 1e-11 * max(1.0, abs(want)), (
+                f"{name} is {found:.10g} {where}, {want:.10g} in one"
+            )
+        what, apart = f"{where} the gradient of", instruments.numerics.gradients_apart
+        words = apart(what, other.gradients, one.gradients, FLOAT64_SCAN)
+        assert not words, f"{words} (step {one.number})"
+
+
+@contract("PAR-05b", asks=("built", "train"), cases={"one": (1,), "four": (4,)}, source="F19")
+def a_label_weighs_the_same_in_every_sequence(stack: Training, microbatches: int) -> None:
+    """The loss of a batch is the mean over its labels: losses and gradients of its sequences by themselves, weighed by
+    their labels, make up the batch's.
+
+    Judged by five runs over one sequence each. Positions without a label count nowhere.
+    """
+    import torch
+
+    weights, given = uneven(table(stack, PLAIN)), batch("weigh")
+    (whole,) = run(stack, PLAIN, (given,), "gradients", weights=weights, microbatches=microbatches).steps
+    alone = [run(stack, PLAIN, (_row(given, row),), "gradients", weights=weights).steps[0] for row in range(5)]
+    counted = [step.tokens for step in alone]
+    assert counted == [1, 11, 6, 11, 2], f"labels that count in each sequence: {counted}, expected [1, 11, 6, 11, 2]"
+    mean = sum(step.losses["lm"] * step.tokens for step in alone) / 31
+    assert whole.tokens == 31, f"{whole.tokens} labels count in the batch, expected 31"
+    assert abs(whole.losses["lm"] - mean) < 1e-11 * mean, (
+        f"lm is {whole.losses['lm']:.10g}, the mean over labels {mean:.10g}"
+    )
+    parts = [instruments.numerics.tensors(step.gradients) for step in alone]
+    want = {
+        name: torch.stack([part[name] * count for part, count in zip(parts, counted, strict=True)]).sum(0) / 31
+        for name in parts[0]
+    }
+    words = instruments.numerics.gradients_apart("the batch's gradient of", whole.gradients, want, FLOAT64_SCAN)
+    assert not words, words
+
+
+def _row(given: Tokens, row: int) -> Tokens:
+    def cut(value: Array) -> Array:
+        return instruments.numerics.array(instruments.numerics.tensor(value)[row : row + 1])
+
+    assert given.documents is not None
+    return Tokens(tokens=cut(given.tokens), labels=cut(given.labels), documents=cut(given.documents))
+
+
+@contract("PAR-05c", asks=("built", "train"), cases={"one": (1,), "three": (3,)}, source="F19")
+def the_sequence_length_may_change_from_step_to_step(stack: Training, microbatches: int) -> None:
+    """A step over sequences of another length is the step of a run that begins with it: nothing kept from the step
+    before has that step's length, no mask, no positions, no count."""
+    lengths = (((9, 4), 2), ((13,), 5), ((6, 7), 0)), (((7,), 3), ((2, 5), 0), ((7,), 0)), (((1, 15), 1),) * 3
+    given = tuple(batch(f"length {i}", rows=rows) for i, rows in enumerate(lengths))
+    weights = uneven(table(stack, LETTERS))
+    steps = run(stack, LETTERS, given, "gradients", "weights", weights=weights, microbatches=microbatches).steps
+    for before, step, each in zip(steps, steps[1:], given[1:], strict=False):
+        (alone,) = run(stack, LETTERS, (each,), "gradients", weights=before.weights, microbatches=microbatches).steps
+        words = instruments.numerics.gradients_apart("the gradient of", step.gradients, alone.gradients, FLOAT64)
+        assert not words, f"{words} (step {step.number}, behind another length)"

@@ -1,0 +1,174 @@
+"""Initial weights: a function of the seed, the name and the shape of a tensor, and of nothing else."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from contracts import instruments
+from contracts.checks._support.model_passes import EVERYTHING, WHOLE, batch, one_pass
+from contracts.checks._support.recipes import DENSE, SMALL, SMALL_MLA
+from contracts.contract import contract
+from contracts.spec.recipe import Batch, Mhc, Mode, Moe, Mtp, Recipe
+from contracts.spec.tolerance import EXACT, FLOAT32
+from contracts.spec.training import Training
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+DRAWN: dict[str, tuple[Recipe, Mode]] = {
+    "streams-and-depths": (EVERYTHING, "nemo_native"),
+    "custom-mixers": (SMALL, "author_dp"),
+    "bf16": (replace(WHOLE, dtype="bf16"), "nemo_native"),
+    "dense": (DENSE, "nemo_native"),
+}
+
+
+def _initial(stack: Training, recipe: Recipe, mode: Mode) -> dict[str, Tensor]:
+    return instruments.numerics.tensors(stack.initial(recipe, mode))
+
+
+def _by_the_seed(stack: Training, recipe: Recipe, mode: Mode) -> dict[str, Tensor]:
+    """The tensors that another seed changes: those that are drawn."""
+    one, other = (_initial(stack, replace(recipe, seed=seed), mode) for seed in (7, 8))
+    return {name: each for name, each in one.items() if not bool((each == other[name]).all())}
+
+
+@contract("PAR-04a", asks="initial", cases=DRAWN, source="F14; INI-13")
+def the_seed_decides_the_initial_weights(stack: Training, recipe: Recipe, mode: Mode) -> None:
+    """Asked again, after other models were made and other random numbers drawn, the initial weights are the same; every
+    matrix is another under another seed.
+
+    Ranks make their parts in another order, and draw other numbers in between.
+    """
+    import torch
+
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(3)
+        before = stack.initial(recipe, mode)
+        stack.initial(replace(recipe, depth=recipe.depth - 2, seed=5), mode)
+        torch.manual_seed(99)
+        after = stack.initial(recipe, mode)
+    words = instruments.numerics.named_apart("the second time", after, before, EXACT)
+    assert not words, words
+    drawn = _by_the_seed(stack, recipe, mode)
+    alike = [name for name, each in before.items() if name not in drawn and _varies(each.shape, name)]
+    assert not alike, f"{', '.join(alike)} do not depend on the seed"
+
+
+def _varies(shape: tuple[int, ...], name: str) -> bool:
+    """Whether a tensor of two dims or more is drawn at all: recurrences begin as the identity, biases as constants."""
+    return len(shape) > 1 and not (len(shape) == 3 and shape[1] == shape[2]) and not name.endswith("bias")
+
+
+@contract("PAR-04b", asks=("initial", "built"), cases=DRAWN, source="F14; INI-03")
+def no_two_tensors_start_alike(stack: Training, recipe: Recipe, mode: Mode) -> None:
+    """No two drawn tensors share their numbers: not two layers, not two experts of a layer, not a head and a layer.
+
+    Experts that start alike get alike gradients and stay one expert; chunks of a pipeline that restart the generator
+    give layers in pairs.
+    """
+    import torch
+
+    experts = {row.name for row in stack.built(recipe, mode).parameters if row.role == "expert"}
+    pieces: dict[str, Tensor] = {}
+    for name, each in _by_the_seed(stack, recipe, mode).items():
+        parts = {f"{name}[{e}]": part for e, part in enumerate(each)} if name in experts else {name: each}
+        pieces |= {label: part.flatten()[:64].double() for label, part in parts.items()}
+    for size in {len(each) for each in pieces.values()}:
+        labels = [label for label, each in pieces.items() if len(each) == size]
+        rows = torch.stack([pieces[label] - pieces[label].mean() for label in labels])
+        rows = rows / rows.norm(dim=1, keepdim=True)
+        alike = (rows @ rows.T).fill_diagonal_(0) > (0.8 if size == 64 else 1 - 1e-9)  # 64 numbers are 6 sigma from 0.8
+        where = [(labels[int(i)], labels[int(j)]) for i, j in alike.nonzero() if i < j]
+        pairs = ", ".join(" and ".join(pair) for pair in where[:3])
+        assert not where, f"{pairs} start alike ({len(where)} pairs)"
+
+
+OTHERS: dict[str, tuple[Recipe, Recipe, Mode]] = {  # one model, another that shares names with it, mode
+    "deeper": (WHOLE, replace(WHOLE, depth=9), "nemo_native"),
+    "depths-and-streams": (WHOLE, EVERYTHING, "nemo_native"),
+    "another-dtype": (WHOLE, replace(WHOLE, dtype="bf16", recompute="full"), "nemo_native"),
+    "another-pattern": (WHOLE, replace(WHOLE, pattern="AEAE"), "nemo_native"),
+    "other-experts": (WHOLE, replace(WHOLE, moe=Moe(experts=16, top_k=2, expert_hidden=20)), "author_dp"),
+    "another-batch": (SMALL_MLA, replace(SMALL_MLA, batch=Batch(micro=1, total=8), mtp=Mtp(depth=1)), "nemo_native"),
+    "more-streams": (replace(WHOLE, mhc=Mhc(streams=2)), replace(WHOLE, mhc=Mhc(streams=4)), "nemo_native"),
+}
+
+
+@contract("PAR-04c", asks="initial", cases=OTHERS, source="F14; INI-13")
+def a_tensor_starts_the_same_in_another_model(stack: Training, one: Recipe, other: Recipe, mode: Mode) -> None:
+    """A tensor of the same name and shape starts with the same numbers, up to a factor, whatever else is built.
+
+    Then an ablation changes what it says it changes; and a pipeline stage that holds half of the layers starts where
+    the whole model does.
+    """
+    left, right = _initial(stack, one, mode), _initial(stack, other, mode)
+    shared = [name for name in left if name in right and left[name].shape == right[name].shape]
+    assert len(shared) >= 8, f"the models share {len(shared)} tensors, expected the layers they have in common"
+    for name in shared:
+        got, want = (side[name].double() for side in (left, right))
+        if bool(want.any()) and bool(got.any()):
+            got, want = got / got.norm(), want / want.norm()
+        words = instruments.numerics.apart(f"{name} in the other model", got, want, FLOAT32)
+        assert not words, words
+
+
+QUIET = {  # recipe, the logarithm of its vocabulary
+    "every-family": (SMALL, math.log(61)),
+    "streams-and-depths": (EVERYTHING, math.log(61)),
+    "a-wide-vocabulary": (replace(WHOLE, vocab=1021), math.log(1021)),
+    "tied": (replace(WHOLE, untied_embeddings=False), math.log(61)),
+}
+
+
+@contract("PAR-04d", asks=("built", "initial", "run_model"), cases=QUIET, source="F14; INI-10")
+def a_model_starts_without_an_opinion(stack: Training, recipe: Recipe, entropy: float) -> None:
+    """Every tensor is finite and every norm starts at 1; the first loss is the logarithm of the vocabulary, to 2 %.
+
+    A parameter that nobody initialised after the meta device holds what the memory held before; a scale that is off by
+    the root of the width shows in the first loss, and in no other.
+    """
+    tensors = _initial(stack, recipe, "nemo_native")
+    bad = [name for name, each in tensors.items() if not bool(each.isfinite().all())]
+    assert not bad, f"{', '.join(bad)} are not finite"
+    norms = [row.name for row in stack.built(recipe, "nemo_native").parameters if row.role == "norm"]
+    off = [name for name in norms if not bool((tensors[name] == 1).all())]
+    assert not off, f"{', '.join(off)} do not start at 1"
+    losses = one_pass(stack, recipe, {}, batch(recipe), precision="float32").losses
+    for name in ("lm", "mtp"):
+        loss = losses.get(name, entropy)
+        assert abs(loss / entropy - 1) < 0.02, (
+            f"{name} loss starts at {loss:.4f}, the vocabulary has {entropy:.4f} nats"
+        )
+
+
+BOUNDED: Mapping[str, tuple[Recipe, Mode, str, float, float]] = {  # recipe, mode, vector, its least and greatest rate
+    "decay": (SMALL, "nemo_native", "A_log", 0.5, 32.0),
+    "decay-bf16": (replace(SMALL, dtype="bf16"), "nemo_native", "A_log", 0.5, 32.0),
+    "step": (SMALL, "nemo_native", "dt_bias", 5e-4, 0.2),
+    "step-custom-mixers": (replace(SMALL, dtype="bf16"), "author_dp", "dt_bias", 5e-4, 0.2),
+}
+
+
+@contract("PAR-04e", asks="initial", cases=BOUNDED, source="arXiv 2405.21060, 2603.14360; INI-08")
+def recurrences_start_with_memory(
+    stack: Training, recipe: Recipe, mode: Mode, vector: str, low: float, high: float
+) -> None:
+    """A_log and dt_bias start in float32, with decays exp(A_log) and time steps softplus(dt_bias) where their papers
+    draw them, and not all alike.
+
+    A lower end of 1e-6 gives heads that never forget, and bfloat16 makes several of them one.
+    """
+    import torch
+
+    found = {name: each for name, each in _initial(stack, recipe, mode).items() if name.rsplit(".", 1)[-1] == vector}
+    assert found, f"no tensor is called {vector}"
+    for name, each in found.items():
+        assert each.dtype == torch.float32, f"{name} starts in {each.dtype}, expected float32"
+        rates = each.double().exp() if vector == "A_log" else torch.nn.functional.softplus(each.double())
+        least, greatest = float(rates.min()), float(rates.max())
+        assert low <= least <= greatest <= high, f"{name} gives {least:.3g} … {greatest:.3g}, expected {low} … {high}"
+        assert len(set(each.tolist())) == each.numel(), f"heads of {name} start alike: {each.tolist()}"

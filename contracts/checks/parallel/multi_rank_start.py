@@ -1,0 +1,49 @@
+"""What several ranks begin with: the initial weights, sharded or replicated."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from contracts import instruments
+from contracts.checks._support.layouts import needs_layout
+from contracts.checks._support.multi_rank_run import SPREAD, batches, borrowed, own
+from contracts.checks._support.replicas import replicas_apart
+from contracts.contract import contract
+from contracts.instruments.ranks import here
+from contracts.spec.tolerance import EXACT
+from contracts.spec.training import Execution, Session, Training
+
+STILL = replace(SPREAD, name="spread-still", optim=replace(SPREAD.optim, lr=1e-60, min_lr=1e-61))
+"""A rate that moves no float32: the weights after a step are those before it."""
+
+
+BEGUN: dict[str, tuple[Execution, int]] = {
+    name: (execution, execution.world)
+    for name, execution in {
+        "tp2": own(2, tp=2),
+        "dp2": own(2),
+        "fsdp2": own(2, fsdp=True),
+        "ep2": own(2, ep=2),
+        "borrowed-ep2": borrowed(2, ep=2),
+        "tp2-sp-ep2": own(4, tp=2, ep=2, sp=True),
+        "hsdp-2x2": own(4, fsdp=True, replicas=2),
+    }.items()
+}
+
+
+@contract("PAR-04g", asks=("initial", "train"), cases=BEGUN, source="F14", tier="dist")
+def a_run_begins_with_the_same_weights_on_any_layout(stack: Training, execution: Execution, world: int) -> None:
+    """What a run of several ranks begins with is `initial`, tensor by tensor: unique where it is sharded, equal where
+    it is replicated.
+
+    Seeds without the rank give every shard the same rows; seeds with it set replicas apart.
+    """
+    needs_layout(stack, execution.layout)
+    (step,) = stack.train(
+        Session(recipe=STILL, steps=1, execution=execution, batches=batches(1), observe=frozenset({"weights"}))
+    ).steps
+    words = replicas_apart(step.weights)
+    assert not words, f"{words} at the start"
+    want = stack.initial(STILL, execution.mode)
+    words = instruments.numerics.named_apart("of the initial weights", step.weights, want, EXACT)
+    assert not words, f"{words} (rank {here().rank})"

@@ -1,0 +1,129 @@
+"""Runs of a pipeline: where they begin, what they save, and what is refused before anything is sent."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from contracts.checks._support.folders import shared_folder
+from contracts.checks._support.layouts import numbers_in
+from contracts.checks._support.pipeline_run import (  # fmt: skip
+    AHEAD,
+    BESIDE_DP,
+    BESIDE_TP,
+    HALVES,
+    IN_FOUR,
+    IN_TWO,
+    INTERLEAVED,
+    QUARTERS,
+    STAGED,
+    Flow,
+    flow,
+    given,
+    heavy,
+    losses_apart,
+    unlike,
+)
+from contracts.checks._support.refusals import refusal_of
+from contracts.checks._support.single_rank_run import on_one_rank
+from contracts.contract import contract
+from contracts.instruments.ranks import gathered
+from contracts.spec.recipe import Recipe
+from contracts.spec.training import Execution, Session, Training
+
+BEGUN: dict[str, Flow] = {
+    "two-stages": flow(HALVES, IN_TWO),
+    "interleaved": flow(QUARTERS, INTERLEAVED),
+    "four-stages-tied": flow(replace(QUARTERS, untied_embeddings=False), IN_FOUR),
+    "beside-dp": flow(AHEAD, BESIDE_DP),
+}  # fmt: skip
+
+
+@contract("PAR-08d", asks="train", cases=BEGUN, source="F14; F05", tier="dist")
+def stages_begin_as_one_rank_does(stack: Training, recipe: Recipe, execution: Execution, world: int) -> None:
+    """Without given weights and batches, a pipeline starts from the weights of one rank and consumes its sequences.
+
+    Initial weights drawn by the place on a rank give its two stages the same numbers.
+    """
+    session = Session(
+        recipe=recipe, steps=2, execution=Execution(precision="float64"), observe=frozenset({"weights", "gradients"})
+    )
+    many = stack.train(replace(session, execution=replace(execution, precision="float64")))
+    one = on_one_rank(stack, session)
+    shares = gathered([list(step.samples) for step in many.steps])
+    for index, (want, got) in enumerate(zip(one.steps, many.steps, strict=True)):
+        consumed = sorted({sample for share in shares for sample in share[index]})
+        assert consumed == sorted(want.samples), f"the ranks consume {consumed}, one rank {sorted(want.samples)}"
+        words = losses_apart(got, want) or unlike(got, want, "the weight", got.weights, want.weights)
+        assert not words, words
+
+
+DEPTH_4 = replace(STAGED, pattern="AEMR", depth=4)
+SAVED: dict[str, Flow] = {
+    "two-stages": flow(DEPTH_4, IN_TWO),
+    "beside-tp-sp": flow(DEPTH_4, BESIDE_TP),
+    "four-stages-tied": flow(replace(DEPTH_4, untied_embeddings=False), IN_FOUR),
+}  # fmt: skip
+
+
+@contract("PAR-08e", asks=("built", "train"), cases=SAVED, source="bringup", tier="dist")
+def three_steps_at_depth_4_are_saved(stack: Training, recipe: Recipe, execution: Execution, world: int) -> None:
+    """At depth 4 a pipeline runs three steps and saves; what is saved goes on in the same stages and on one rank, each
+    with the fourth step of a run that was not interrupted.
+
+    The bring-up's milestone: PP + TP + SP. Layers that are saved under their place on the stage overwrite each other.
+    """
+    precise = replace(execution, precision="float64")
+    alone = Execution(precision="float64")
+    batches, weights = given(4), heavy(stack, recipe)
+    with shared_folder() as at:
+        first = Session(
+            recipe=recipe, steps=3, execution=precise, batches=batches[:3], weights=weights, save=str(at),
+            save_at=frozenset({3}),
+        )  # fmt: skip
+        taken = stack.train(first).steps
+        assert len(taken) == 3, f"{len(taken)} steps were taken, expected 3"
+        rest = Session(
+            recipe=recipe, steps=1, execution=precise, batches=batches[3:], load=str(at),
+            observe=frozenset({"weights", "optimizer"}),
+        )  # fmt: skip
+        resumed = {"in the same stages": stack.train(rest)}
+        gathered(0)  # nobody loads by itself before all have
+        resumed["on one rank"] = stack.train(replace(rest, execution=alone))
+        gathered(0)
+    whole = replace(rest, steps=4, execution=alone, batches=batches, weights=weights, load=None, at=frozenset({4}))
+    want = stack.train(whole).steps[3]
+    for where, run in resumed.items():
+        got = run.steps[0]
+        assert got.number == 4, f"{where} the step after the third is numbered {got.number}"
+        words = unlike(got, want, f"{where} the weight", got.weights, want.weights) or unlike(
+            got, want, f"{where} the state", got.optimizer, want.optimizer
+        )
+        assert not words, words
+
+
+REFUSED: dict[str, tuple[Recipe, Execution, tuple[int, ...], int]] = {
+    "no-multiple-when-interleaved": (QUARTERS, replace(INTERLEAVED, microbatches=3), (3, 2), 2),
+    "fewer-than-stages": (HALVES, replace(IN_TWO, microbatches=1), (1, 2), 2),
+    "sequences-do-not-divide": (HALVES, replace(IN_TWO, microbatches=3), (3, 4), 2),
+    "sequences-of-a-dp-rank-do-not-divide": (HALVES, replace(BESIDE_DP, microbatches=4), (4, 2), 4),
+    "more-than-sequences": (HALVES, replace(IN_TWO, microbatches=8), (8, 4), 2),
+    "depth-does-not-divide": (replace(STAGED, depth=5), IN_TWO, (2, 5), 2),
+    "too-shallow-to-interleave": (replace(STAGED, depth=6), INTERLEAVED, (4, 6), 2),
+    "four-segments-without-interleaving": (QUARTERS, IN_TWO, (4, 2), 2),
+    "two-segments-interleaved": (HALVES, INTERLEAVED, (2,), 2),
+}  # microbatches, stages, sequences or layers that the refusal has to name
+
+
+@contract("PAR-08f", asks="train", cases=REFUSED, source="bringup F20", tier="dist")
+def what_a_pipeline_cannot_run_is_refused(
+    stack: Training, recipe: Recipe, execution: Execution, numbers: tuple[int, ...], world: int
+) -> None:
+    """Microbatches that the schedule or the sequences do not allow, and stages that are none, are refused with both
+    numbers, by every rank.
+
+    Whoever goes on with what remains waits for a microbatch that nobody sends, or drops sequences in silence.
+    """
+    gathered(0)  # all have come before one is refused and leaves
+    refused = refusal_of(stack.train, Session(recipe=recipe, steps=1, execution=execution, batches=given(1)))
+    missing = sorted(set(numbers) - numbers_in(refused))
+    assert not missing, f"the refusal does not name {missing}: {refused}"

@@ -1,0 +1,44 @@
+"""In which dtype gradients of several ranks meet, and the scale of the loss."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from contracts import instruments
+from contracts.checks._support.layouts import needs_layout
+from contracts.checks._support.multi_rank_run import SPREAD, batches, heavy
+from contracts.checks._support.sharded_optimizer import MIXED
+from contracts.checks._support.single_rank_run import on_one_rank
+from contracts.contract import contract
+from contracts.spec.training import Execution, Session, Training
+
+HALF = replace(SPREAD, name="spread-half", dtype="bf16")
+
+
+@contract("PAR-10", asks=("built", "train"), cases=MIXED, source="hub; F09", tier="dist")
+def mixed_precision_reduces_in_float32(stack: Training, execution: Execution, world: int) -> None:
+    """Under bfloat16 gradients meet in float32, parameters keep their declared dtype, and the scale of the loss goes
+    out of them once.
+
+    Summed in bfloat16 over many ranks, small gradients vanish beside large ones. What bfloat16 does to a gradient here
+    is a few percent of it; a scale that is left in is a factor.
+    """
+    needs_layout(stack, execution.layout)
+    weights = heavy(stack, SPREAD)
+    session = Session(
+        recipe=HALF, steps=1, execution=execution, batches=batches(1), weights=weights,
+        observe=frozenset({"gradients", "weights"}),
+    )  # fmt: skip
+    with instruments.traffic.watched() as watch:
+        (step,) = stack.train(session).steps
+    assert not watch.diverged, watch.diverged
+    for each in watch.of("all_reduce", "reduce_scatter"):
+        low = [dtype for dtype in each.dtypes if dtype in ("bfloat16", "float16")]
+        assert not low, f"{each.said()} over {list(each.members)} reduces in {low[0]}"
+    for row in stack.built(HALF, execution.mode).parameters:
+        found = step.weights[row.name].dtype
+        assert found == row.dtype, f"{row.name} is held in {found}, declared {row.dtype}"
+    single = replace(session, recipe=SPREAD, execution=Execution(precision="float32"))
+    (alone,) = on_one_rank(stack, single).steps
+    ratio = step.grad_norm / alone.grad_norm
+    assert 0.8 < ratio < 1.25, f"the norm of the gradient is {ratio:.3g} times that in float32"

@@ -1,0 +1,96 @@
+"""A step of a transformer with experts, on several ranks and on one: what every stack of this kind can be asked.
+
+The promises are those of `layouts`, `expert_layouts`, `pipeline` and `resharding`, over recipes of attention and
+experts in float32, so that stacks without our other layers are judged by them too; one has a scan beside them. Losses
+and norms see few faults of this kind; gradients by name of the first step see most.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from contracts.checks._support.replicas import replicas_apart
+from contracts.checks._support.transformer_layouts import CELLS, STAGES, STEPPED, WAY, G, L
+from contracts.checks._support.transformers import (
+    Cell,
+    apart,
+    both,
+    cell,
+    figures_apart,
+    gradients_apart,
+    moved_apart,
+    session,
+)
+from contracts.contract import contract
+from contracts.instruments.ranks import here
+from contracts.spec.recipe import Recipe
+from contracts.spec.training import Execution, Training
+
+
+@contract("PAR-01e", asks=("built", "train"), cases=CELLS, source="F01", tier="dist")
+def every_gradient_of_a_transformer_is_that_of_one_rank(
+    stack: Training, recipe: Recipe, execution: Execution, world: int
+) -> None:
+    """Loss, labels that count and every gradient by name are those of the run on one rank, over data, tensor and
+    expert parallel and their compositions."""
+    ((alone, many),) = both(stack, recipe, execution, 1, "gradients")
+    words = figures_apart(alone, many) or gradients_apart(alone, many)
+    assert not words, words
+
+
+@contract("PAR-02e", asks=("built", "train"), cases=STEPPED, source="F02", tier="dist")
+def a_transformer_goes_the_way_of_one_rank(stack: Training, recipe: Recipe, execution: Execution, world: int) -> None:
+    """Over three steps weights go the way that they go on one rank, and every rank of the world holds the same bits.
+
+    An update that is right once can leave behind what is wrong at the next: a momentum of one shard, a bias that each
+    rank moved by its own counts.
+    """
+    asked = session(stack, recipe, execution, 3)
+    alone, many = both(stack, recipe, execution, 3, "weights", "buffers", at=frozenset({3}))[-1]
+    words = moved_apart(asked.weights, many.weights, alone.weights, WAY)
+    assert not words, f"{words} (rank {here().rank})"
+    words = replicas_apart({**many.weights, **many.buffers})
+    assert not words, words
+
+
+@contract("PAR-03e", asks=("built", "train"), cases=STEPPED, source="F03", tier="dist")
+def the_norm_of_a_transformer_is_that_of_one_rank(
+    stack: Training, recipe: Recipe, execution: Execution, world: int
+) -> None:
+    """The norm is that of every gradient, each parameter once, whatever meshes they lie on, and all are clipped by the
+    one number that follows from it."""
+    clipped = replace(recipe, optim=replace(recipe.optim, clip=0.05))
+    ((alone, many),) = both(stack, clipped, execution, 1)
+    for what in ("grad_norm", "clip_coef"):
+        found, want = getattr(many, what), getattr(alone, what)
+        assert abs(found - want) <= 2e-6 * abs(want), f"{what} is {found:.8g}, {want:.8g} on one rank"
+
+
+WINDOWS: dict[str, Cell] = {
+    "fsdp2": cell(L, 2, fsdp=True, microbatches=2),
+    "tp2-sp": cell(G, 2, tp=2, sp=True, microbatches=4),
+    "ep2": cell(L, 2, layout="own-axis", ep=2, microbatches=2),
+    "borrowed-ep2-fsdp": cell(L, 2, ep=2, fsdp=True, microbatches=2),
+}
+
+
+@contract("PAR-05e", asks=("built", "train"), cases=WINDOWS, source="F19", tier="dist")
+def a_window_of_a_transformer_is_the_batch(stack: Training, recipe: Recipe, execution: Execution, world: int) -> None:
+    """A window of microbatches on several ranks, whose labels are unequally many, is the whole batch at once on one."""
+    ((alone, many),) = both(stack, recipe, execution, 1, "gradients")
+    words = figures_apart(alone, many) or gradients_apart(alone, many)
+    assert not words, words
+
+
+@contract("PAR-08h", asks=("built", "train"), cases=STAGES, source="bringup F20", tier="dist")
+def stages_of_a_transformer_are_one_rank(stack: Training, recipe: Recipe, execution: Execution, world: int) -> None:
+    """Cut into stages, beside the other axes too, a transformer has the loss, the gradients by name, the norm and the
+    selection biases of one rank."""
+    ((alone, many),) = both(stack, recipe, execution, 1, "gradients", "buffers")
+    words = figures_apart(alone, many) or gradients_apart(alone, many)
+    assert not words, words
+    assert abs(many.grad_norm - alone.grad_norm) <= 2e-6 * alone.grad_norm, (
+        f"the norm is {many.grad_norm:.8g}, {alone.grad_norm:.8g} on one rank"
+    )
+    words = apart(alone, many, "the buffer", many.buffers, alone.buffers)
+    assert not words, words

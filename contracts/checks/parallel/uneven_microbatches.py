@@ -1,0 +1,156 @@
+"""Microbatches of one window that differ in sequences and in length: one step, in which every label weighs the same.
+
+There is no whole batch that such a window is cut from. On one rank it is held against its microbatches, each run by
+itself, once for each loss: what a microbatch adds to a gradient is its own gradient times its part of what the loss
+counts (labels, sequences, tokens). Several ranks are then held against one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from contracts import instruments
+from contracts.checks._support.layouts import needs_layout
+from contracts.checks._support.multi_rank_run import SPREAD, borrowed, gradients_apart, heavy, losses_apart, own
+from contracts.checks._support.single_rank_run import on_one_rank
+from contracts.checks._support.training_run import batch
+from contracts.contract import contract
+from contracts.instruments.ranks import here
+from contracts.spec.array import Arrays
+from contracts.spec.recipe import Moe, Recipe
+from contracts.spec.tolerance import FLOAT64_SCAN
+from contracts.spec.training import Execution, Session, Step, Tokens, Training
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Rows = tuple[tuple[tuple[int, ...], int], ...]
+PARTS: tuple[Rows, ...] = (  # documents of each row, and how many labels are masked
+    (((16,), 13), ((4, 12), 0)),
+    (((10,), 7), ((3, 7), 0), ((10,), 10)),
+    (((22,), 1), ((5, 17), 4)),
+    (((8,), 0), ((2, 6), 1)),
+)
+LABELS, ROWS, TOKENS = (16, 10, 36, 12), (2, 3, 2, 2), (32, 30, 44, 16)
+"""Of each microbatch, by hand."""
+ORDERS: dict[str, tuple[int, ...]] = {
+    "as-they-come": (0, 1, 2, 3),
+    "longest-first": (2, 0, 1, 3),
+    "shortest-first": (3, 1, 0, 2),
+    "two": (1, 2),
+}
+STAGES = replace(SPREAD, name="windows-in-stages", pattern="AEM|RE")
+QUARTERS = replace(SPREAD, name="windows-in-quarters", pattern="A|E|MR|E")
+
+
+@contract("PAR-05f", asks=("built", "train"), cases={name: (order,) for name, order in ORDERS.items()}, source="F19")
+def a_window_is_the_sum_of_its_microbatches(stack: Training, order: tuple[int, ...]) -> None:
+    """A window of microbatches of 16, 10, 22 and 8 tokens has the losses and gradients of its microbatches, each with
+    the weight of what it holds: labels, sequences for the balance loss, tokens for the router's.
+
+    A mean of means gives short sequences more weight; padding to the longest counts tokens that nobody wrote; bounds
+    and positions that are kept from the first microbatch fit every shorter one.
+    """
+    import torch
+
+    weights = heavy(stack, SPREAD)
+    (found,) = stack.train(_session(SPREAD, Execution(microbatches=len(order)), (order,), weights)).steps
+    counted = sum(LABELS[each] for each in order)
+    assert found.tokens == counted, f"{found.tokens} labels count in the window, expected {counted}"
+    parts = {each: _alone(stack, weights, _micro(0, each)) for each in order}
+    whole = {"lm": LABELS, "aux": ROWS, "z": TOKENS}
+    want: dict[str, Tensor] = {}
+    for loss, counts in whole.items():
+        share = {each: counts[each] / sum(counts[other] for other in order) for each in order}
+        mean = sum(parts[each][loss][0] * share[each] for each in order)
+        got = found.losses.get(loss, float("nan"))
+        assert abs(got - mean) <= 1e-11 * mean, f"{loss} is {got:.10g} over the window, its parts give {mean:.10g}"
+        for name in parts[order[0]][loss][1]:
+            part = torch.stack([parts[each][loss][1][name] * share[each] for each in order]).sum(0)
+            want[name] = want[name] + part if name in want else part
+    words = instruments.numerics.gradients_apart("over the window the gradient of", found.gradients, want, FLOAT64_SCAN)
+    assert not words, words
+
+
+def _alone(stack: Training, weights: Arrays, micro: Tokens) -> Mapping[str, tuple[float, Mapping[str, Tensor]]]:
+    """Each loss of a microbatch by itself, and the gradient of its term."""
+    runs = {}
+    for loss, moe in (
+        ("lm", _coefficients(0.0, 0.0)),
+        ("aux", _coefficients(0.3, 0.0)),
+        ("z", _coefficients(0.0, 0.05)),
+    ):
+        recipe = replace(SPREAD, moe=moe)
+        session = Session(
+            recipe=recipe, steps=1, execution=Execution(precision="float64"), batches=(micro,), weights=weights,
+            observe=frozenset({"gradients"}),
+        )  # fmt: skip
+        (step,) = stack.train(session).steps
+        runs[loss] = step.losses[loss], instruments.numerics.tensors(step.gradients)
+    plain = runs["lm"][1]
+    more = {
+        loss: (value, {name: each - plain[name] for name, each in gradients.items()})
+        for loss, (value, gradients) in runs.items()
+        if loss != "lm"
+    }
+    return {"lm": runs["lm"], **more}
+
+
+def _coefficients(aux: float, z: float) -> Moe:
+    assert SPREAD.moe is not None
+    return replace(SPREAD.moe, aux_loss=aux, z_loss=z)
+
+
+SPREAD_OUT: dict[str, tuple[Recipe, Execution, int]] = {
+    name: (recipe, replace(execution, microbatches=4), execution.world)
+    for name, recipe, execution in (
+        ("dp2", SPREAD, own(2)),
+        ("fsdp2", SPREAD, own(2, fsdp=True)),
+        ("tp2-sp", SPREAD, own(2, tp=2, sp=True)),
+        ("borrowed-ep2-fsdp2", SPREAD, borrowed(2, ep=2, fsdp=True)),
+        ("pp2", STAGES, own(2, pp=2)),
+        ("pp2-interleaved", QUARTERS, replace(own(2, pp=2), schedule="interleaved")),
+        ("pp2-beside-dp2", STAGES, own(4, pp=2)),
+        ("pp2-beside-tp2-sp", STAGES, own(4, pp=2, tp=2, sp=True)),
+        ("pp4", QUARTERS, own(4, pp=4)),
+    )
+}
+
+
+@contract("PAR-05g", asks=("built", "train"), cases=SPREAD_OUT, source="F19; F20", tier="dist")
+def a_window_of_unequal_microbatches_is_that_of_one_rank(
+    stack: Training, recipe: Recipe, execution: Execution, world: int
+) -> None:
+    """Two steps over windows whose microbatches have other numbers of sequences, lengths and labels are those of one
+    rank: losses, labels that count, every gradient by name.
+
+    A stage that receives into the buffer of the first microbatch reads the rest of an older one behind a shorter one;
+    gloo says nothing of it. Ranks that divide by their own labels weigh a label by where it lies.
+    """
+    needs_layout(stack, execution.layout)
+    orders = ((0, 1, 2, 3), (2, 3, 0, 1))
+    session = _session(recipe, execution, orders, heavy(stack, recipe))
+    alone = replace(session, execution=Execution(microbatches=4, precision="float64"))
+    for one, many in zip(on_one_rank(stack, alone).steps, stack.train(session).steps, strict=True):
+        words = _unlike(one, many)
+        assert not words, f"{words} (rank {here().rank})"
+
+
+def _unlike(alone: Step, many: Step) -> str:
+    if many.tokens != alone.tokens:
+        return f"{many.tokens} labels count, {alone.tokens} on one rank (step {alone.number})"
+    return losses_apart(alone, many) or gradients_apart(alone, many)
+
+
+def _session(recipe: Recipe, execution: Execution, orders: tuple[tuple[int, ...], ...], weights: Arrays) -> Session:
+    windows = tuple(tuple(_micro(step, each) for each in order) for step, order in enumerate(orders))
+    return Session(
+        recipe=recipe, steps=len(orders), execution=replace(execution, precision="float64"), windows=windows,
+        weights=weights, observe=frozenset({"gradients"}),
+    )  # fmt: skip
+
+
+def _micro(step: int, number: int) -> Tokens:
+    return batch(f"window {step} {number}", SPREAD.vocab, PARTS[number])

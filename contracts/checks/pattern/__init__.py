@@ -1,0 +1,15 @@
+"""PAT: letters → blocks, the launcher's syntax, pipeline stages, what was built."""
+
+from contracts.checks.pattern import (  # isort: skip
+    layers,  # letters → blocks
+    hybrid_syntax,  # blocks → the launcher's pattern, and back through its parser
+    pipeline_stages,  # blocks → pipeline stages and placements
+    built_model,  # what was built, and its layers in a row
+)
+
+__all__ = [
+    "built_model",
+    "hybrid_syntax",
+    "layers",
+    "pipeline_stages",
+]

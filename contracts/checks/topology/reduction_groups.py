@@ -1,0 +1,116 @@
+"""Over which ranks a running step reduces and gathers, by the bytes that each group carries."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import replace
+
+from contracts import instruments
+from contracts.checks._support.layouts import needs_layout
+from contracts.checks._support.multi_rank_run import SPREAD, batches, borrowed, heavy, own
+from contracts.contract import contract
+from contracts.instruments.ranks import here
+from contracts.spec.recipe import Moe
+from contracts.spec.topology import Group
+from contracts.spec.training import Execution, Parameter, Session, Training
+
+Shares = tuple[tuple[tuple[Group, ...], float, float], ...]  # groups, parts of the dense and of the expert gradients
+ALL_2: tuple[Group, ...] = ((0, 1),)
+ALL_4: tuple[Group, ...] = ((0, 1, 2, 3),)
+STRIDE_2: tuple[Group, ...] = ((0, 2), (1, 3))
+
+REDUCED: dict[str, tuple[Execution, int, Shares]] = {
+    "dp2": (own(2), 2, ((ALL_2, 1, 1),)),
+    # An expert lies on one rank alone, which has seen the tokens of both.
+    "borrowed-ep2": (borrowed(2, ep=2), 2, ((ALL_2, 1, 0),)),
+    # Ranks of one expert group share a batch: what they found of dense weights is whole on each.
+    "ep2": (own(2, ep=2), 2, ((ALL_2, 0, 0),)),
+    "ep2-on-4": (own(4, ep=2), 4, ((STRIDE_2, 1, 0.5),)),
+    "borrowed-ep2-on-4": (borrowed(4, ep=2), 4, ((ALL_4, 1, 0), (STRIDE_2, 0, 0.5))),
+}
+"""Worked out by hand: own-axis has ranks (dp, ep), borrowed carves ep out of neighbours."""
+COUNTS = 4096  # bytes of losses and counts
+
+
+@contract("TOPO-09d", asks=("built", "train"), cases=REDUCED, source="bringup; F01", tier="dist")
+def gradients_meet_over_the_ranks_that_saw_other_data(
+    stack: Training, execution: Execution, world: int, shares: Shares
+) -> None:
+    """In a running step dense gradients are reduced over exactly the ranks that read other sequences, and those of
+    experts over exactly the ranks that hold the same ones: each once, and over no other group.
+
+    Judged by bytes, so that it does not matter whether they travel one by one or in buckets. A group that is too large
+    and a divisor that makes up for it give the right number until a rank has no token.
+    """
+    needs_layout(stack, execution.layout)
+    rows = stack.built(SPREAD, execution.mode).parameters
+    experts = _bytes([row for row in rows if row.role == "expert"])
+    dense = _bytes(list(rows)) - experts
+    session = Session(
+        recipe=SPREAD, steps=1, execution=replace(execution, precision="float64"), batches=batches(1),
+        weights=heavy(stack, SPREAD),
+    )  # fmt: skip
+    with instruments.traffic.watched() as watch:
+        stack.train(session)
+    assert not watch.diverged, watch.diverged
+    found: Counter[Group] = Counter()
+    for each in watch.of("all_reduce", "reduce_scatter"):
+        found[tuple(sorted(each.members))] += each.bytes
+    rank = here().rank
+    want = {
+        next(group for group in groups if rank in group): of_dense * dense + of_experts * experts
+        for groups, of_dense, of_experts in shares
+    }
+    for group in sorted(found.keys() | want.keys()):
+        much = found[group] - want.get(group, 0)
+        assert 0 <= much <= COUNTS, (
+            f"rank {rank} reduces {found[group]} bytes over {list(group)}, expected {want.get(group, 0):.0f} "
+            f"({dense} of dense gradients, {experts} of experts)"
+        )
+
+
+ROUTERS = replace(
+    SPREAD, name="spread-routers", pattern="E", moe=Moe(experts=16, top_k=3, expert_hidden=20, shared_hidden=0)
+)
+LOCAL: dict[str, tuple[Execution, int]] = {
+    "borrowed-tp2-sp-ep2-etp1": (borrowed(2, tp=2, ep=2, etp=1, sp=True), 2),
+    "tp2-sp-ep2": (own(4, tp=2, ep=2, sp=True), 4),
+    "borrowed-tp2-sp-ep4-etp1": (borrowed(4, tp=2, ep=4, etp=1, sp=True), 4),
+}
+
+
+@contract("TOPO-04d", asks=("built", "train"), cases=LOCAL, source="bringup", tier="dist")
+def routers_read_the_local_shard(stack: Training, execution: Execution, world: int) -> None:
+    """In a running step with EP active nothing gathers the sequence in front of a router: each rank routes its own run
+    of tokens, and rows alone travel.
+
+    Judged by depth: three layers of experts gather and scatter no more of the residual stream than one does.
+    """
+    needs_layout(stack, execution.layout)
+    found = []
+    for depth in (1, 3):
+        recipe = replace(ROUTERS, depth=depth)
+        session = Session(
+            recipe=recipe, steps=1, execution=replace(execution, precision="float64"), batches=batches(1),
+            weights=heavy(stack, recipe),
+        )  # fmt: skip
+        with instruments.traffic.watched() as watch:
+            stack.train(session)
+        assert not watch.diverged, watch.diverged
+        assert watch.of("all_to_all"), "no rows travel"
+        moved = [each for each in watch.of("all_gather", "reduce_scatter") if _is_stream(each.shapes)]
+        found.append(len(moved))
+    one, three = found
+    assert three == one, (
+        f"three layers of experts move the residual stream {three} times between ranks, one {one} times"
+    )
+
+
+def _is_stream(shapes: tuple[tuple[int, ...], ...]) -> bool:
+    """Whether something has the hidden width and as many rows as a run of the batch."""
+    return any(shape[-1:] == (ROUTERS.hidden,) and math.prod(shape[:-1]) % 32 == 0 for shape in shapes)
+
+
+def _bytes(rows: list[Parameter]) -> int:
+    return 8 * sum(math.prod(row.shape) for row in rows)

@@ -1,0 +1,43 @@
+"""Batches that do not divide over the ranks: refused by every rank before anything is sent."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from contracts import instruments
+from contracts.checks._support.layouts import needs_layout
+from contracts.checks._support.multi_rank_run import SPREAD, batches, own
+from contracts.checks._support.refusals import refusal_of
+from contracts.contract import contract
+from contracts.spec.array import Array
+from contracts.spec.training import Execution, Session, Training
+
+IDLE: dict[str, tuple[Execution, int, int, str]] = {
+    "a-rank-without-a-sequence": (own(2), 2, 1, "sequences"),
+    "a-rank-without-a-sequence-of-4": (own(4, fsdp=True), 4, 3, "sequences"),
+    "a-run-of-uneven-length": (own(2, tp=2, sp=True), 2, 4, "sequence length"),
+}
+
+
+@contract("TOPO-10d", asks=("built", "train"), cases=IDLE, source="modal F21", tier="dist")
+def no_rank_is_left_without_work(stack: Training, execution: Execution, world: int, rows: int, field: str) -> None:
+    """A batch that leaves a rank without a sequence, or cuts sequences unevenly, is refused by every rank before it
+    sends anything.
+
+    The rank that has nothing optimises its empty shard differently, and the others wait.
+    """
+    needs_layout(stack, execution.layout)
+    (given,) = batches(1)
+    length = 15 if field == "sequence length" else 16
+    cut = {name: _cut(getattr(given, name), rows, length) for name in ("tokens", "labels", "documents")}
+    session = Session(recipe=SPREAD, steps=1, execution=execution, batches=(replace(given, **cut),))
+    with instruments.traffic.watched() as watch:
+        refusal = refusal_of(stack.train, session)
+    sent = watch.of("all_to_all", "all_gather", "reduce_scatter")
+    assert field in str(refusal), f"the refusal names no {field}: {refusal}"
+    assert not sent, f"{sent[0].said()} was sent before the refusal"
+
+
+def _cut(value: Array, rows: int, length: int) -> Array:
+    numerics = instruments.numerics
+    return numerics.array(numerics.tensor(value)[:rows, :length])

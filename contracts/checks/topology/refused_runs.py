@@ -1,0 +1,59 @@
+"""A run on several ranks that is refused when its groups stand already: what it leaves to the next run."""
+
+from __future__ import annotations
+
+from collections import Counter
+from contextlib import suppress
+from dataclasses import replace
+
+from contracts import instruments
+from contracts.checks._support.layouts import needs_layout
+from contracts.checks._support.multi_rank_run import SPREAD, batches, borrowed, heavy, own
+from contracts.checks._support.refusals import refusal_of
+from contracts.contract import contract
+from contracts.instruments.ranks import gathered, held_groups, here, torch_distributed
+from contracts.spec.topology import Group
+from contracts.spec.training import Execution, Session, Training
+
+REFUSED: dict[str, tuple[Execution, int]] = {
+    "tp2-sp-beside-dp2": (own(4, tp=2, sp=True), 4),
+    "ep2-fsdp2": (own(4, ep=2, fsdp=True), 4),
+    "borrowed-tp2-sp-ep2-etp1-fsdp": (borrowed(4, tp=2, ep=2, etp=1, sp=True, fsdp=True), 4),
+    "pp2-beside-dp2": (replace(own(4, pp=2), microbatches=2), 4),
+}
+STRANGE = "no.such.weight"
+
+
+@contract("TOPO-07g", asks=("built", "train"), cases=REFUSED, source="F04; GATE-05", tier="dist")
+def a_refused_run_leaves_no_group_behind(stack: Training, execution: Execution, world: int) -> None:
+    """A run that is refused after its groups were made leaves the groups that were there before it, and these only;
+    the run behind it takes its step.
+
+    Whoever catches the refusal and tries another setting holds the first one's communicators for good.
+    """
+    needs_layout(stack, execution.layout)
+    recipe = replace(SPREAD, depth=6, pattern="AEM") if execution.degrees.pp > 1 else SPREAD
+    legal = Session(recipe=recipe, steps=1, execution=execution, batches=batches(1), weights=heavy(stack, recipe))
+    scalar = instruments.numerics.array(instruments.fixtures.normal("strange", (1,)))
+    _, dist = torch_distributed()
+    mine = dist.new_group([0, 1])  # somebody else's, which is to stay
+    try:
+        before = held_groups()
+        refusal = refusal_of(stack.train, replace(legal, weights={**legal.weights, STRANGE: scalar}))
+        words = _left(before, held_groups())
+        told = next(filter(None, gathered(words)), "")
+        assert not told, f"after the refusal of {STRANGE}, {told}"
+        assert STRANGE in str(refusal), f"the refusal does not name {STRANGE}: {refusal}"
+        stack.train(legal)
+    finally:
+        with suppress(ValueError):  # a run that took it down was told so above
+            dist.destroy_process_group(mine)
+
+
+def _left(before: tuple[Group, ...], after: tuple[Group, ...]) -> str:
+    """What a rank holds more or less than before, in words."""
+    found, left = Counter(before), Counter(after)
+    more, gone = list((left - found).elements()), list((found - left).elements())
+    said = [f"rank {here().rank} is left with {len(more)} groups, as {list(more[0])}"] if more else []
+    said += [f"rank {here().rank} has lost its group {list(gone[0])}"] if gone else []
+    return "; ".join(said)

@@ -1,0 +1,175 @@
+"""Groups that exist: their members, what meets in them, the order in which they were made, and that none is left over.
+
+Every rank of a running world builds a mesh and judges what it holds itself. Members are compared with groups worked out
+by hand, and what is reduced over a group with the sum that those members give: 2^rank each, so that every member set
+has a sum of its own and a wrong handle shows in the value even where every name is right.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from contracts.checks._support.layouts import needs_layout
+from contracts.contract import contract
+from contracts.instruments.ranks import gathered, here
+from contracts.spec.topology import Degrees, Group, Layout
+from contracts.spec.world import LiveMesh, World
+
+Groups = dict[str, tuple[Group, ...]]
+
+
+def _alone(world: int) -> tuple[Group, ...]:
+    return tuple((rank,) for rank in range(world))
+
+
+PAIRS, STRIDE_2 = ((0, 1), (2, 3)), ((0, 2), (1, 3))
+PAIRS_8 = ((0, 1), (2, 3), (4, 5), (6, 7))
+FOURS, STRIDE_4 = ((0, 1, 2, 3), (4, 5, 6, 7)), ((0, 4), (1, 5), (2, 6), (3, 7))
+STRIDE_2_OF_8 = ((0, 2), (1, 3), (4, 6), (5, 7))
+ALL_3, ALL_4 = ((0, 1, 2),), ((0, 1, 2, 3),)
+
+# degrees, world, layout, axis → its groups by hand. PP is outermost, TP innermost, stages begin past rank 0.
+LIVE: dict[str, tuple[Degrees, int, Layout, Groups]] = {
+    "own-axis-tp2-on-2": (
+        Degrees(tp=2), 2, "own-axis",
+        {"pp": _alone(2), "dp": _alone(2), "ep": _alone(2), "tp": ((0, 1),)},
+    ),
+    "own-axis-dp3": (
+        Degrees(), 3, "own-axis",
+        {"pp": _alone(3), "dp": ALL_3, "ep": _alone(3), "tp": _alone(3)},
+    ),
+    # The bring-up's lane: PP joins TP, and nobody is left for DP.
+    "own-axis-pp2-tp2-on-4": (
+        Degrees(pp=2, tp=2, sp=True), 4, "own-axis",
+        {"pp": STRIDE_2, "dp": _alone(4), "ep": _alone(4), "tp": PAIRS},
+    ),
+    # With etp 1 a TP rank holds whole experts, so an expert is replicated over the TP group.
+    "own-axis-ep2-tp2-etp1-on-4": (
+        Degrees(ep=2, tp=2, etp=1), 4, "own-axis",
+        {"pp": _alone(4), "dp": _alone(4), "ep": STRIDE_2, "tp": PAIRS, "edp": PAIRS},
+    ),
+    "borrowed-cp2-ep2-on-4": (
+        Degrees(cp=2, ep=2), 4, "borrowed",
+        {"pp": _alone(4), "dp": STRIDE_2, "cp": PAIRS, "tp": _alone(4), "ep": PAIRS, "edp": STRIDE_2,
+         "dp_cp": ALL_4},
+    ),
+    # EP is carved out of the ranks that TP counts too: its group is the world.
+    "borrowed-tp2-ep4-etp1-on-4": (
+        Degrees(tp=2, ep=4, etp=1), 4, "borrowed",
+        {"pp": _alone(4), "dp": STRIDE_2, "cp": _alone(4), "tp": PAIRS, "ep": ALL_4, "edp": _alone(4)},
+    ),
+    "own-axis-2x4": (
+        Degrees(tp=4), 8, "own-axis",
+        {"pp": _alone(8), "dp": STRIDE_4, "ep": _alone(8), "tp": FOURS},
+    ),
+    "borrowed-pp2-tp2-ep4-etp1-on-8": (
+        Degrees(pp=2, tp=2, ep=4, etp=1), 8, "borrowed",
+        {"pp": STRIDE_4, "dp": STRIDE_2_OF_8, "cp": _alone(8), "tp": PAIRS_8, "ep": FOURS, "edp": _alone(8)},
+    ),
+    "borrowed-pp2-cp2-ep2-on-8": (
+        Degrees(pp=2, cp=2, ep=2), 8, "borrowed",
+        {"pp": STRIDE_4, "dp": STRIDE_2_OF_8, "cp": PAIRS_8, "tp": _alone(8), "ep": PAIRS_8, "edp": STRIDE_2_OF_8,
+         "dp_cp": FOURS},
+    ),
+}  # fmt: skip
+
+MESHES = {name: (degrees, world, layout) for name, (degrees, world, layout, _) in LIVE.items()}
+
+
+@contract("TOPO-05d", asks="live_mesh", cases=LIVE, source="F04", tier="dist")
+def a_live_group_has_the_members_of_the_mesh(
+    stack: World, degrees: Degrees, world: int, layout: Layout, expected: Groups
+) -> None:
+    """In a running world the group that a rank holds on an axis has exactly the members the mesh puts there.
+
+    A mesh whose dimensions were zipped in another order gave each axis its size and other peers. Nothing failed.
+    """
+    mesh = _asked(stack, degrees, world, layout)
+    for axis, mine in _mine(mesh, expected).items():
+        found = sorted(mesh.groups[axis])
+        assert found == mine, f"rank {here().rank} holds {found} as its {axis} group, expected {mine}"
+
+
+@contract("TOPO-05f", asks="live_mesh", cases=LIVE, source="F04; Megatron-Core", tier="dist")
+def a_sum_over_a_live_group_is_that_of_its_members(
+    stack: World, degrees: Degrees, world: int, layout: Layout, expected: Groups
+) -> None:
+    """What is reduced over an axis is the contribution of each of its members once, and of nobody else.
+
+    The context-parallel exchange that left out `group=` went to the world: the group was right and was not used.
+    """
+    mesh = _asked(stack, degrees, world, layout)
+    for axis, mine in _mine(mesh, expected).items():
+        total = sum(2**rank for rank in mine)
+        found = mesh.sums.get(axis)
+        assert found == total, f"2^rank over the {axis} group {mine} of rank {here().rank} is {found}, expected {total}"
+
+
+@contract("TOPO-06d", asks="live_mesh", cases=MESHES, source="F04", tier="dist")
+def the_ranks_of_a_world_make_their_groups_in_one_order(
+    stack: World, degrees: Degrees, world: int, layout: Layout
+) -> None:
+    """The ranks of a running world create the same groups in the same order, those they are no member of included.
+
+    Making only one's own groups works while they happen to be disjoint; overlapping ones made in two orders deadlock.
+    """
+    mesh = _asked(stack, degrees, world, layout)
+    every = [[sorted(members) for members in calls] for calls in gathered(mesh.calls)]
+    for rank, other in enumerate(every):
+        for index, (first, its) in enumerate(zip(every[0], other, strict=False)):
+            assert first == its, f"call {index} creates {first} on rank 0 and {its} on rank {rank}"
+        assert len(every[0]) == len(other), f"rank 0 creates {len(every[0])} groups and rank {rank} {len(other)}"
+    distinct = {tuple(sorted(members)) for members in mesh.groups.values()}
+    needed = {members for members in distinct if 1 < len(members) < world}
+    missing = needed - {tuple(sorted(members)) for members in (*mesh.calls, *mesh.before)}
+    assert not missing, f"rank {here().rank} uses {sorted(missing)}, which it never created"
+
+
+@contract("TOPO-07d", asks="live_mesh", cases=MESHES, source="bringup", tier="dist")
+def a_rank_holds_one_group_for_the_same_members(stack: World, degrees: Degrees, world: int, layout: Layout) -> None:
+    """In a running world no rank holds two groups of the same members: an axis uses the group that is there.
+
+    The bring-up held a PP group beside a DP group of the same ranks, and hung in `new_group` now and then.
+    """
+    mesh = _asked(stack, degrees, world, layout)
+    found_before = Counter(frozenset(members) for members in mesh.before)
+    for members, count in Counter(frozenset(members) for members in mesh.held).items():
+        allowed = max(1, found_before[members])
+        assert count <= allowed, f"rank {here().rank} holds {count} groups of {sorted(members)}"
+
+
+@contract("TOPO-07e", asks="live_mesh", cases=MESHES, source="F04", tier="dist")
+def a_mesh_that_is_closed_leaves_nothing_behind(stack: World, degrees: Degrees, world: int, layout: Layout) -> None:
+    """A mesh that is built and closed, twice, leaves the groups that were there before it, and these only.
+
+    Each NCCL communicator keeps device memory and a thread; a run that rebuilds its mesh at each resume runs out.
+    """
+    first = _asked(stack, degrees, world, layout)
+    _nothing_is_left(first.before, first.after)
+    again = _asked(stack, degrees, world, layout)
+    _nothing_is_left(first.before, again.after)
+    assert again.calls == first.calls, f"the second mesh makes {len(again.calls)} groups, the first {len(first.calls)}"
+
+
+def _nothing_is_left(before: tuple[Group, ...], after: tuple[Group, ...]) -> None:
+    found, left = Counter(before), Counter(after)
+    more, gone = list((left - found).elements()), list((found - left).elements())
+    assert not more, f"rank {here().rank} is left with {len(more)} groups of closed meshes: {_shown(more)}"
+    assert not gone, f"rank {here().rank} has lost {_shown(gone)}, which it held before the mesh was built"
+
+
+def _asked(stack: World, degrees: Degrees, world: int, layout: Layout) -> LiveMesh:
+    needs_layout(stack, layout)
+    return stack.live_mesh(degrees, world, layout, 2 ** here().rank)
+
+
+def _mine(mesh: LiveMesh, expected: Groups) -> dict[str, list[int]]:
+    """Axis → the members, by hand, of this rank's group on it."""
+    rank = here().rank
+    for axis in expected:
+        assert axis in mesh.groups, f"rank {rank} holds no {axis} group; it holds {', '.join(mesh.groups)}"
+    return {axis: list(next(group for group in groups if rank in group)) for axis, groups in expected.items()}
+
+
+def _shown(groups: list[Group]) -> str:
+    return ", ".join(str(list(members)) for members in groups)

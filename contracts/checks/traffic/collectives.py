@@ -1,0 +1,159 @@
+"""What ranks send each other during a step: the same collectives in the same order, none of them empty, none too long.
+
+Ranks that part hang until somebody's patience ends, and the words are then those of a timeout. Here members of a group
+tell each other what they are about to issue, so that a step ends where they part, with both sides in the words.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from contracts import instruments
+from contracts.checks._support.layouts import needs_layout
+from contracts.checks._support.multi_rank_run import (
+    BIASED,
+    SPREAD,
+    batches,
+    borrowed,
+    both,
+    gradients_apart,
+    heavy,
+    own,
+)
+from contracts.contract import contract
+from contracts.instruments.ranks import here
+from contracts.spec.recipe import Mamba, Recipe
+from contracts.spec.training import Execution, Parameter, Session, Tokens, Training
+
+if TYPE_CHECKING:
+    from contracts.instruments.traffic import Watch
+
+WATCHED: dict[str, tuple[Recipe, Execution, int]] = {
+    name: (recipe, execution, execution.world)
+    for name, recipe, execution in (
+        ("tp2-sp", SPREAD, own(2, tp=2, sp=True)),
+        ("dp2", SPREAD, replace(own(2), microbatches=2)),
+        ("fsdp2", SPREAD, replace(own(2, fsdp=True), microbatches=2)),
+        ("ep2", BIASED, own(2, ep=2)),
+        ("borrowed-ep2-fsdp2", BIASED, borrowed(2, ep=2, fsdp=True)),
+        ("borrowed-tp2-sp-ep2-etp1", SPREAD, borrowed(2, tp=2, ep=2, etp=1, sp=True)),
+        ("tp2-sp-ep2", BIASED, own(4, tp=2, ep=2, sp=True)),
+        ("ep2-fsdp2", SPREAD, own(4, ep=2, fsdp=True)),
+        ("borrowed-tp2-sp-ep2-etp2-fsdp", SPREAD, borrowed(4, tp=2, ep=2, etp=2, sp=True, fsdp=True)),
+    )
+}
+
+
+@contract("TRAF-01", asks=("built", "train"), cases=WATCHED, source="modal F04", tier="dist")
+def members_of_a_group_issue_the_same_collectives(
+    stack: Training, recipe: Recipe, execution: Execution, world: int
+) -> None:
+    """For every process group all members issue the same collectives in the same order, with the same shapes, dtypes
+    and reductions, over two steps; of an all-to-all each expects what the other sends.
+
+    One rank that skips a reduction because it has no expert to reduce, or that goes through a set of names in an order
+    of its own, is a hang on a thousand ranks. gloo and NCCL take one dtype for another, or the largest for the sum,
+    without a word.
+    """
+    watch = _watched(stack, recipe, execution, 2)
+    assert not watch.diverged, f"{watch.diverged} (rank {here().rank})"
+    assert watch.issued, "no collective was seen"
+
+
+TINY = replace(
+    SPREAD, name="spread-tiny", pattern="AM", depth=2, kv_groups=1, vocab=3, moe=None,
+    mamba=Mamba(heads=1, head_dim=8, state=16, groups=1),
+)  # fmt: skip
+"""One SSM head, a vocabulary of three."""
+FEWER: dict[str, tuple[Execution, int]] = {
+    "fsdp2": (own(2, fsdp=True), 2),
+    "fsdp4": (own(4, fsdp=True), 4),
+    "hsdp-2x2": (own(4, fsdp=True, replicas=2), 4),
+}
+
+
+@contract("TRAF-03", asks=("built", "train"), cases=FEWER, source="modal F21", tier="dist")
+def nobody_sends_nothing(stack: Training, execution: Execution, world: int) -> None:
+    """Where a dimension is smaller than the world no rank puts an empty tensor into a collective that others fill, and
+    the step is still that of one rank.
+
+    A rank whose shard is empty compiles, skips or orders its part differently: the hang of the empty shard. An
+    all-to-all may move nothing; an all-reduce, an all-gather and a reduce-scatter may not.
+    """
+    needs_layout(stack, execution.layout)
+    given = tuple(map(_few, batches(1)))
+    session = Session(
+        recipe=TINY, steps=1, execution=replace(execution, precision="float64"), batches=given,
+        weights=heavy(stack, TINY), observe=frozenset({"gradients"}),
+    )  # fmt: skip
+    with instruments.traffic.watched() as watch:
+        stack.train(session)
+    assert not watch.diverged, f"{watch.diverged} (rank {here().rank})"
+    for each in watch.issued:
+        assert each.uneven or each.bytes, (
+            f"rank {here().rank} puts nothing into {each.said()} over {list(each.members)}"
+        )
+    ((alone, many),) = both(stack, TINY, execution, given, "gradients")
+    words = gradients_apart(alone, many)
+    assert not words, f"{words} (rank {here().rank})"
+
+
+SENT: dict[str, tuple[Execution, int]] = {
+    "dp2": (replace(own(2), microbatches=2), 2),
+    "fsdp2": (own(2, fsdp=True), 2),
+    "dp4": (own(4), 4),
+    "fsdp4": (own(4, fsdp=True), 4),
+    "hsdp-2x2": (own(4, fsdp=True, replicas=2), 4),
+}
+COUNTS = 4096
+"""Bytes of what is not a gradient or a parameter: labels counted, losses told."""
+
+
+@contract("TRAF-05", asks=("built", "train"), cases=SENT, source="playbook", tier="dist")
+def what_a_rank_sends_does_not_grow_with_the_ranks(stack: Training, execution: Execution, world: int) -> None:
+    """A rank puts each gradient into one reduction a step, whatever the world and the microbatches, and its shard of
+    each parameter into two all-gathers: what a ring then carries is bounded by twice and thrice the parameters.
+
+    A reduction for each microbatch, or one over copies that are reduced already, doubles the bytes and changes no
+    number that anybody looks at.
+    """
+    watch = _watched(stack, SPREAD, execution, 1)
+    assert not watch.diverged, watch.diverged
+    rows = stack.built(SPREAD, execution.mode).parameters
+    whole = 8 * sum(_numel(row) for row in rows)
+    padded = whole + 8 * sum(_numel(row) // max(row.shape[0], 1) * world for row in rows)
+    reduced = sum(each.bytes for each in watch.of("all_reduce", "reduce_scatter"))
+    held = world // execution.replicas
+    bound = padded + (padded // held if execution.replicas > 1 else 0) + COUNTS
+    assert reduced <= bound, f"{reduced} bytes go into reductions, at most {bound} with {whole} bytes of gradients"
+    fetched = sum(each.bytes for each in watch.of("all_gather"))
+    limit = 2 * padded // held + padded // held + COUNTS if execution.fsdp else COUNTS
+    assert fetched <= limit, f"{fetched} bytes go into all-gathers, at most {limit} with {whole} bytes of parameters"
+
+
+def _watched(stack: Training, recipe: Recipe, execution: Execution, steps: int) -> Watch:
+    needs_layout(stack, execution.layout)
+    session = Session(
+        recipe=recipe,
+        steps=steps,
+        execution=replace(execution, precision="float64"),
+        batches=batches(steps),
+        weights=heavy(stack, recipe),
+    )
+    with instruments.traffic.watched() as watch:
+        stack.train(session)
+    return watch
+
+
+def _few(given: Tokens) -> Tokens:
+    """Tokens and labels of a vocabulary of three."""
+    numerics = instruments.numerics
+    tokens_BT, labels_BT = numerics.tensor(given.tokens), numerics.tensor(given.labels)
+    few_BT = (labels_BT % 3).masked_fill(labels_BT < 0, -100)
+    return replace(given, tokens=numerics.array(tokens_BT % 3), labels=numerics.array(few_BT))
+
+
+def _numel(row: Parameter) -> int:
+    return math.prod(row.shape)

@@ -1,0 +1,68 @@
+"""A rehearsal against a real step: what one made-up rank says it sends is what a rank of a running world sends."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Protocol
+
+from contracts import instruments
+from contracts.checks._support.layouts import needs_layout
+from contracts.checks._support.multi_rank_run import SPREAD, batches, borrowed, heavy, own
+from contracts.contract import contract
+from contracts.instruments.ranks import here
+from contracts.spec.traffic import Rehearsing, Sent
+from contracts.spec.training import Execution, Session, Training
+
+
+class Stack(Rehearsing, Training, Protocol):
+    """Who is asked here."""
+
+
+RUNNING: dict[str, tuple[Execution, int]] = {
+    "dp2": (own(2), 2),
+    "tp2-sp": (own(2, tp=2, sp=True), 2),
+    "fsdp2": (replace(own(2, fsdp=True), microbatches=2), 2),
+    "borrowed-tp2-sp-ep2-etp1": (borrowed(2, tp=2, ep=2, etp=1, sp=True), 2),
+    "tp2-sp-ep2": (own(4, tp=2, ep=2, sp=True), 4),
+    "borrowed-tp2-sp-ep2-etp2-fsdp": (borrowed(4, tp=2, ep=2, etp=2, sp=True, fsdp=True), 4),
+}
+FLOAT32 = replace(SPREAD, dtype="fp32")
+
+
+@contract("TRAF-04g", asks=("rehearse", "train", "built"), cases=RUNNING, source="hub; F02", tier="dist", slow=True)
+def a_rehearsal_says_what_a_running_step_issues(stack: Stack, execution: Execution, world: int) -> None:
+    """Collective by collective, a rank of a running world issues what a rehearsal of that rank says: the same kind over
+    the same ranks, with the same shapes, dtypes and reductions; of rows alone the number depends on the router.
+
+    What is planned for 512 cards by a rehearsal is worth as much as this.
+    """
+    needs_layout(stack, execution.layout)
+    rehearsed = stack.rehearse(FLOAT32, execution, here().rank, "balanced")
+    session = Session(recipe=FLOAT32, steps=1, execution=execution, batches=batches(1), weights=heavy(stack, FLOAT32))
+    with instruments.traffic.watched() as watch:
+        stack.train(session)
+    assert not watch.diverged, watch.diverged
+    said = [_said(each, rehearsed.groups[each.group]) for each in rehearsed.issued]
+    seen = [f"{each.said()} over {list(each.members)}" for each in watch.issued]
+    for index, (one, other) in enumerate(zip(said, seen, strict=False)):
+        words = f"collective {index} of a step on rank {here().rank} is {other}, rehearsed as {one}"
+        assert one == other, words
+    more = len(seen) - len(said)
+    assert 0 <= more <= CLOSING, (
+        f"a step on rank {here().rank} issues {len(seen)} collectives, rehearsed as {len(said)}"
+    )
+
+
+CLOSING = 1
+"""Collectives with which ranks leave a run together."""
+
+
+def _said(each: Sent, members: tuple[int, ...]) -> str:
+    """As an observed collective says it."""
+    uneven = each.op == "all_to_all"
+    shapes = ["x".join(map(str, shape[1:] if uneven else shape)) or "1" for shape in each.shapes]
+    kind = f"{each.op}({each.reduce})" if each.reduce else each.op
+    root = "" if each.peer is None else f" from {each.peer}"
+    return (
+        f"{kind} {'rows of ' if uneven else ''}{', '.join(shapes)} {', '.join(each.dtypes)}{root} over {list(members)}"
+    )

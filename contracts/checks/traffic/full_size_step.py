@@ -1,0 +1,296 @@
+"""What a step of NAM56R costs at its true size, by the bytes that one rank sends, before a GPU is touched.
+
+Every bound is worked out from the sizes of the recipe: parameters counted tensor by tensor, tokens times width. The
+figures of the stack that ships here stand, lane by lane, in snapshots/test_true_size.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from contracts.checks._support.full_size import (
+    BYTES,
+    LANES,
+    LETTERS,
+    LITTLE,
+    WHOLE,
+    D,
+    Lane,
+    Stack,
+    T,
+    bytes_of,
+    elements,
+    over,
+    parameters,
+    ring_bytes,
+    sorted_by_purpose,
+    step,
+)
+from contracts.checks._support.multi_rank_run import borrowed, own
+from contracts.contract import contract
+from contracts.spec.recipe import Recipe
+from contracts.spec.topology import Group
+from contracts.spec.traffic import Rehearsal, Routing, Sent
+
+SHARDED = {name: LANES[name] for name in ("fsdp8", "hsdp-2x8", "tp2-sp-ep2-fsdp2", "borrowed-tp2-sp-ep4-fsdp4")}
+IN_SEQUENCE = {name: LANES[name] for name in ("tp2-sp-ep2-fsdp2", "borrowed-tp2-sp-ep4-fsdp4")}
+
+
+@contract("TRAF-04a", asks="rehearse", cases=SHARDED, source="hub; playbook: FSDP2; F02")
+def sharded_weights_are_gathered_twice_at_most(stack: Stack, lane: Lane) -> None:
+    """A rank puts its shard of each parameter into one all-gather before the forward pass and one before the backward
+    pass, a layer at a time, no wider than the parameter is held.
+
+    Gathered once more, in float64, or one tensor at a time, a step has the right numbers and twice the time.
+    """
+    _weights(step(stack, LETTERS, lane), LETTERS, lane)
+
+
+@contract("TRAF-04b", asks="rehearse", cases={name: LANES[name] for name in ("dp8", *SHARDED)}, source="hub; F01 F02")
+def each_gradient_is_reduced_once(stack: Stack, lane: Lane) -> None:
+    """Over the ranks that saw other data each gradient is reduced once, in float32, and what is sharded is scattered
+    in the same collective; ranks that hold the same shards reduce a shard and no more.
+
+    An all-reduce where a reduce-scatter would do carries twice the bytes; experts that are reduced as though every rank
+    held all of them carry as many times as there are ranks of EP.
+    """
+    _gradients(step(stack, LETTERS, lane), LETTERS, lane)
+
+
+@contract("TRAF-04c", asks="rehearse", cases=IN_SEQUENCE, source="hub; bringup; arXiv 2205.05198")
+def the_stream_travels_in_and_out_of_each_mixer(stack: Stack, lane: Lane) -> None:
+    """With sequence parallelism the residual stream is gathered in front of each mixer and scattered behind it, and the
+    other way round on the way back, in 16 bits; nothing else of its size goes over TP, and gradients of what TP ranks
+    hold alike are summed once.
+    """
+    _stream(step(stack, LETTERS, lane), LETTERS, lane)
+
+
+ROUTED: dict[str, tuple[Lane, Routing]] = {
+    f"{name}-{routing}": (LANES[name], routing) for name in IN_SEQUENCE for routing in ("balanced", "crowded")
+}
+
+
+@contract("TRAF-04d", asks="rehearse", cases=ROUTED, source="hub; bringup; F01")
+def rows_travel_to_their_expert_and_back(stack: Stack, lane: Lane, routing: Routing) -> None:
+    """A rank sends one row for each of a token's experts and each layer of experts, there and back, and the same on the
+    way back: no padded rows, no token of another rank, in 16 bits; before them whole numbers alone say how many, and a
+    rank takes as many as are sent to it.
+
+    With experts 0 … k - 1 chosen by all, the first rank takes every row and the others none.
+    """
+    found = step(stack, LETTERS, lane, routing=routing)
+    _rows(found, LETTERS, lane, routing)
+    _received(found, lane, 0, routing)
+    if routing == "crowded":
+        last = lane.ep[-1]
+        _received(step(stack, LETTERS, lane, rank=last, routing=routing), lane, len(lane.ep) - 1, routing)
+
+
+@contract("TRAF-04e", asks="rehearse", cases=LANES, source="hub; F02")
+def nothing_else_is_large(stack: Stack, lane: Lane) -> None:
+    """What is neither weights, gradients, the residual stream nor rows, takes less than 64 KiB a step: a norm is a
+    number, a loss is a number, and a count is one for each expert.
+    """
+    _rest(step(stack, LETTERS, lane), LETTERS, lane)
+
+
+WHOLE_LANES = {name: (WHOLE, lane) for name, lane in LANES.items()} | {
+    "hsdp-8x8": (
+        WHOLE,
+        Lane(
+            execution=own(64, fsdp=True, replicas=8), shard=tuple(range(8)), expert_shard=tuple(range(8)),
+            copies=tuple(range(0, 64, 8)),
+        ),
+    ),
+}  # fmt: skip
+
+
+@contract("TRAF-04f", asks="rehearse", cases=WHOLE_LANES, source="hub", slow=True)
+def a_step_of_nam56r_sends_what_its_sizes_say(stack: Stack, recipe: Recipe, lane: Lane) -> None:
+    """At full depth, in each lane, weights, gradients, residual stream, rows and the rest are as many bytes as follow
+    from the recipe's sizes: 52 layers cost 52 times what a layer does.
+    """
+    found = step(stack, recipe, lane)
+    if lane.execution.fsdp:
+        _weights(found, recipe, lane)
+    _gradients(found, recipe, lane)
+    if len(lane.tp) > 1:
+        _stream(found, recipe, lane)
+    if len(lane.ep) > 1:
+        _rows(found, recipe, lane)
+    _rest(found, recipe, lane)
+
+
+def _ranks(world: int) -> Group:
+    return tuple(range(world))
+
+
+GROWN: dict[str, tuple[Lane, Lane]] = {
+    "dp": (LANES["dp8"], Lane(execution=own(512), shard=_ranks(512), expert_shard=_ranks(512))),
+    "fsdp": (LANES["fsdp8"], Lane(execution=own(512, fsdp=True), shard=_ranks(512), expert_shard=_ranks(512))),
+    "hsdp": (
+        LANES["fsdp8"],
+        Lane(
+            execution=own(512, fsdp=True, replicas=64), shard=_ranks(8), expert_shard=_ranks(8),
+            copies=tuple(range(0, 512, 8)),
+        ),
+    ),
+    "borrowed-ep8-fsdp": (
+        Lane(execution=borrowed(8, ep=8, etp=1, fsdp=True), shard=_ranks(8), expert_shard=(0,), ep=_ranks(8)),
+        Lane(
+            execution=borrowed(512, ep=8, etp=1, fsdp=True), shard=_ranks(512), expert_shard=tuple(range(0, 512, 8)),
+            ep=_ranks(8),
+        ),
+    ),
+}  # fmt: skip
+RING = (511 / 512) / (7 / 8)  # of what is reduced or gathered a ring of n carries (n - 1) / n over each link
+PADDING = 1.03  # shards of equal length
+
+
+@contract("TRAF-05a", asks="rehearse", cases=GROWN, source="playbook", slow=True)
+def bytes_of_a_rank_do_not_grow_from_8_to_512(stack: Stack, few: Lane, many: Lane) -> None:
+    """From 8 data-parallel ranks to 512, each with as many tokens, what a rank's link carries grows by what rings of
+    512 carry more than rings of 8, a seventh, and by what is cut or copied over ranks only then; and by no more.
+
+    A dimension that is smaller than the world is cut into shards of which most are padding: sixteen experts over 512
+    ranks, cut between experts, are gathered thirty-two times over.
+    """
+    before, after = (ring_bytes(step(stack, LETTERS, lane)) for lane in (few, many))
+    limit = (before * RING + _only_then(few, many)) * PADDING
+    assert after <= limit, (
+        f"a rank's link carries {after / before:.2f} times as much among 512 ranks as among 8: {after:.0f} bytes, "
+        f"expected {limit:.0f} at most"
+    )
+
+
+def _only_then(few: Lane, many: Lane) -> float:
+    """Bytes that many ranks exchange and few do not: reductions of shards over copies, and two gathers and a reduction
+    of experts that have no other copy among few ranks."""
+    alike, cut, experts = parameters(LETTERS, many)
+    found = 0.0
+    if len(many.copies) > len(few.copies):
+        found += 2 * 4 * (alike + cut + experts) / len(many.shard)
+    if len(many.expert_shard) > len(few.expert_shard) == 1:
+        found += 3 * 4 * experts
+    return found
+
+
+# one judgement a purpose
+def _weights(found: Rehearsal, recipe: Recipe, lane: Lane) -> None:
+    gathers = sorted_by_purpose(found, lane).get("weights", [])
+    for members, want in _by_group(recipe, lane).items():
+        shard = want / len(members)
+        got = sum(elements(each) for each in gathers if found.groups[each.group] == members)
+        words = f"{got} elements are put into all-gathers over {list(members)}, a rank's shard has {shard:.0f}"
+        assert shard <= got, f"{words}: not all is gathered"
+        assert got <= 2 * shard, f"{words}: more than twice"
+    wide = [each for each in gathers if any(BYTES[dtype] > 4 for dtype in each.dtypes)]
+    assert not wide, f"{len(wide)} of {len(gathers)} all-gathers of weights are in {wide[0].dtypes[0]}"
+    most = 2 * (2 * recipe.depth + 3)  # each layer, its experts, and the ends, forward and backward
+    words = f"{len(gathers)} all-gathers bring the weights of {recipe.depth} layers, at most {most}"
+    assert len(gathers) <= most, words
+
+
+def _gradients(found: Rehearsal, recipe: Recipe, lane: Lane) -> None:
+    issued = sorted_by_purpose(found, lane).get("gradients", [])
+    reductions = [each for each in issued if bytes_of(each) > LITTLE // 8]
+    sums, fsdp = over(found, issued), lane.execution.fsdp
+    for members, want in _by_group(recipe, lane).items():
+        what = f"{sums[members]} elements are reduced over {list(members)}, expected {want}"
+        assert want <= sums[members] <= want * 1.001 + LITTLE // 4, what
+        here = [each for each in reductions if found.groups[each.group] == members]
+        whole = sum(elements(each) for each in here if each.op == "all_reduce")
+        assert not (fsdp and whole), f"{whole} elements of sharded gradients are all-reduced over {list(members)}"
+    if len(lane.copies) > 1:
+        shard = sum(want / len(members) for members, want in _by_group(recipe, lane).items())
+        got = sums[lane.copies]
+        words = f"{got} elements are reduced over {list(lane.copies)}, which hold the same {shard:.0f}"
+        assert shard <= got <= shard * 1.001 + LITTLE // 4, words
+    narrow = [each.dtypes[0] for each in reductions if each.dtypes[0] not in ("float32", "float64")]
+    assert not narrow, f"gradients are reduced in {narrow[0]}"
+
+
+def _by_group(recipe: Recipe, lane: Lane) -> Counter[Group]:
+    """Group → parameters of a rank that are cut or reduced over it."""
+    alike, cut, experts = parameters(recipe, lane)
+    sums: Counter[Group] = Counter()
+    for members, count in ((lane.shard, alike + cut), (lane.expert_shard, experts)):
+        if len(members) > 1:
+            sums[members] += count
+    return sums
+
+
+def _stream(found: Rehearsal, recipe: Recipe, lane: Lane) -> None:
+    sorts = sorted_by_purpose(found, lane)
+    tokens = T * lane.execution.microbatches
+    crossings = 2 * recipe.depth + 2  # in and out of each mixer, the logits and the embedding, one of both ways
+    for op, size in (("all_gather", tokens * D // len(lane.tp)), ("reduce_scatter", tokens * D)):
+        issued = [each for each in sorts.get("stream", []) if each.op == op]
+        got = sum(elements(each) for each in issued)
+        words = f"{got / size:.4g} times the residual stream goes into {op} over TP, expected {crossings}"
+        assert got == crossings * size, words
+        wide = 2 * (crossings + 2) * size  # the embedding may be in float32
+        assert bytes_of(*issued) <= wide, f"{bytes_of(*issued)} bytes go into {op} over TP, at most {wide} in 16 bits"
+    whole = [each for each in sorts.get("stream", []) if each.op == "all_reduce"]
+    assert not whole, f"{_shape(whole[0])} is all-reduced over TP, and {len(whole) - 1} more of its size"
+    alike = parameters(recipe, lane)[0]
+    got = sum(elements(each) for each in sorts.get("copies", []))
+    limit = alike + 8 * tokens + LITTLE // 4
+    assert alike - D <= got <= limit, (
+        f"{got} elements are summed over TP, whose ranks hold {alike} parameters alike; at most {limit}"
+    )
+
+
+def _shape(each: Sent) -> str:
+    return "x".join(map(str, each.shapes[0]))
+
+
+def _rows(found: Rehearsal, recipe: Recipe, lane: Lane, routing: Routing = "balanced") -> None:
+    """Of rank 0, which sends its rows and gets them back, and takes those of others and gives them back."""
+    sorts, layers = sorted_by_purpose(found, lane), _letters(recipe).count("E")
+    issued = sorts.get("rows", [])
+    taken = 1 if routing == "balanced" else len(lane.ep)
+    want = 2 * (1 + taken) * layers * _rows_of_a_rank(lane) * D
+    got = sum(elements(each) for each in issued)
+    assert got == want, f"{got} elements of rows go into all-to-alls, expected {want}: {got / want:.4g} times"
+    elsewhere = {found.groups[each.group] for each in issued} - {lane.ep}
+    assert not elsewhere, f"rows go over {list(min(elsewhere))}, experts lie on {list(lane.ep)}"
+    assert bytes_of(*issued) <= 2 * want, f"rows go in {issued[0].dtypes[0]}"
+    counts = [each for each in sorts.get("counts", []) if found.groups[each.group] == lane.ep]
+    assert len(counts) <= layers, f"{len(counts)} exchanges of counts for {layers} layers of experts"
+    assert bytes_of(*counts) <= layers * 16 * 8 * len(lane.ep), f"{bytes_of(*counts)} bytes of counts"
+
+
+def _received(found: Rehearsal, lane: Lane, place: int, routing: Routing) -> None:
+    """That the first exchange takes what the stated routing sends here."""
+    rows, ranks = _rows_of_a_rank(lane), len(lane.ep)
+    first = sorted_by_purpose(found, lane)["rows"][0]
+    everywhere = (rows // ranks,) * ranks
+    to_first = tuple(rows if other == 0 else 0 for other in range(ranks))
+    sent = everywhere if routing == "balanced" else to_first
+    taken = everywhere if routing == "balanced" else ((rows,) * ranks if place == 0 else (0,) * ranks)
+    assert first.sent == sent, f"rank {place} of EP sends {list(first.sent)} rows, expected {list(sent)}"
+    assert first.received == taken, f"rank {place} of EP takes {list(first.received)} rows, expected {list(taken)}"
+
+
+def _rows_of_a_rank(lane: Lane) -> int:
+    """Tokens of a rank, four experts each. Ranks that route the same tokens each send a part of them."""
+    sharing = len(lane.ep) if lane.execution.layout == "own-axis" else 1
+    return 4 * T * lane.execution.microbatches // (len(lane.tp) * sharing)
+
+
+def _rest(found: Rehearsal, recipe: Recipe, lane: Lane) -> None:
+    sorts = sorted_by_purpose(found, lane)
+    got = bytes_of(*sorts.get("rest", []))
+    assert got <= LITTLE, f"{got} bytes serve no purpose that a step of this size has, at most {LITTLE}"
+    shared = sum(elements(each) for each in sorts.get("shared rows", []))
+    tokens, layers = T * lane.execution.microbatches, _letters(recipe).count("E")
+    own_axis = lane.execution.layout == "own-axis" and len(lane.ep) > 1
+    # what ranks of EP computed of one batch is gathered, and so is the gradient of what they were given, gates included
+    limit = layers * 2 * (D + 4) * tokens // (len(lane.tp) * len(lane.ep)) if own_axis else 0
+    assert shared <= limit, f"{shared} elements are gathered between ranks of EP, at most {limit}"
+
+
+def _letters(recipe: Recipe) -> str:
+    return "".join(recipe.pattern[layer % len(recipe.pattern)] for layer in range(recipe.depth))

@@ -1,0 +1,126 @@
+"""What ranks of a true-size world send each other: members of a group alike, messages in pairs, in every class of rank.
+
+Ranks are rehearsed one at a time, each as though it were alone, and what they say is laid side by side. One rank of
+each class is enough: those that differ in some coordinate, the first, the last, and each stage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import combinations
+
+from contracts.checks._support.full_size import LANES, LETTERS, Lane, Stack, step
+from contracts.checks._support.multi_rank_run import own
+from contracts.contract import contract
+from contracts.spec.recipe import Recipe
+from contracts.spec.topology import Group
+from contracts.spec.traffic import Rehearsal, Sent
+
+# rank = 2 pp + tp
+PIPELINE = Lane(
+    execution=replace(own(4, pp=2, tp=2, sp=True), microbatches=2), shard=(0,), expert_shard=(0,), tp=(0, 1)
+)
+INTERLEAVED = replace(PIPELINE, execution=replace(PIPELINE.execution, schedule="interleaved"))
+
+CLASSES: dict[str, tuple[Recipe, Lane, Group]] = {
+    "dp8": (LETTERS, LANES["dp8"], (0, 7)),
+    "tp2-sp-ep2-fsdp2": (LETTERS, LANES["tp2-sp-ep2-fsdp2"], (0, 1, 2, 4)),
+    "pp2-tp2-sp": (LETTERS, PIPELINE, (0, 1, 2, 3)),
+}
+CLASSES_OF_MANY: dict[str, tuple[Recipe, Lane, Group]] = {
+    "fsdp512": (
+        LETTERS,
+        Lane(execution=own(512, fsdp=True), shard=tuple(range(512)), expert_shard=tuple(range(512))),
+        (0, 255, 511),
+    ),
+    "hsdp-8x8": (
+        LETTERS,
+        Lane(
+            execution=own(64, fsdp=True, replicas=8), shard=tuple(range(8)), expert_shard=tuple(range(8)),
+            copies=tuple(range(0, 64, 8)),
+        ),
+        (0, 7, 8, 56, 63),
+    ),
+    "tp2-sp-ep2-fsdp2": (LETTERS, LANES["tp2-sp-ep2-fsdp2"], tuple(range(8))),
+    "borrowed-tp2-sp-ep4-fsdp4": (LETTERS, LANES["borrowed-tp2-sp-ep4-fsdp4"], tuple(range(8))),
+    "interleaved": (LETTERS, INTERLEAVED, (0, 1, 2, 3)),
+}  # fmt: skip
+
+
+@contract("TRAF-01a", asks="rehearse", cases=CLASSES, source="modal F04")
+@contract("TRAF-01b", asks="rehearse", cases=CLASSES_OF_MANY, source="modal F04", slow=True)
+def every_class_of_ranks_issues_the_same(stack: Stack, recipe: Recipe, lane: Lane, ranks: Group) -> None:
+    """At true size, and with tokens that crowd into the first experts, members of a group issue the same collectives
+    over it in the same order, with the same shapes, dtypes and reductions; of an all-to-all each takes what the other
+    sends.
+
+    A rank without rows that leaves the exchange out, one that has something to log, or one whose shard is empty is a
+    hang of 512 cards, and it is one class of rank that does it.
+    """
+    found = {rank: step(stack, recipe, lane, rank, "crowded") for rank in ranks}
+    for one, other in combinations(ranks, 2):
+        for members in found[one].groups:
+            if other in members:
+                _alike(found, one, other, members)
+
+
+@contract("TRAF-02c", asks="rehearse", cases={"pp2-tp2-sp": (LETTERS, PIPELINE)}, source="bringup F20")
+@contract("TRAF-02d", asks="rehearse", cases={"interleaved": (LETTERS, INTERLEAVED)}, source="bringup F20", slow=True)
+def messages_of_a_true_size_pipeline_pair_up(stack: Stack, recipe: Recipe, lane: Lane) -> None:
+    """At true size what a stage sends the next one takes, in the same order and shape: a microbatch of the residual
+    stream each way, cut over TP under sequence parallelism, in 16 bits.
+    """
+    found = {rank: step(stack, recipe, lane, rank, "crowded") for rank in range(lane.execution.world)}
+    for rank, mine in found.items():
+        peers = {each.peer for each in mine.issued if each.op in ("send", "receive")}
+        assert peers, f"rank {rank} has no messages"
+        for peer in peers:
+            assert peer is not None, f"rank {rank} has a message with nobody"
+            sent = [_form(each) for each in mine.issued if (each.op, each.peer) == ("send", peer)]
+            taken = [_form(each) for each in found[peer].issued if (each.op, each.peer) == ("receive", rank)]
+            assert sent == taken, f"rank {rank} sends rank {peer} {_told(sent)}, which takes {_told(taken)}"
+    tokens = recipe.seq_length // len(lane.tp)
+    whole = {f"1x{tokens}x{recipe.hidden} bfloat16"}
+    forms = {_form(each) for mine in found.values() for each in mine.issued if each.op == "send"}
+    assert forms == whole, f"stages send {', '.join(sorted(forms))}, expected {', '.join(whole)}"
+
+
+def _alike(found: dict[int, Rehearsal], one: int, other: int, members: Group) -> None:
+    """Hold two members of a group against each other, collective by collective."""
+    mine, theirs = (list(_over(found[rank], members)) for rank in (one, other))
+    for index, (left, right) in enumerate(zip(mine, theirs, strict=False)):
+        here, there = _said(left), _said(right)
+        where = f"collective {index} over {_group(members)}"
+        assert here == there, f"{where} is {here} on rank {one} and {there} on rank {other}"
+        if left.sent and right.received:
+            sends, takes = left.sent[members.index(other)], right.received[members.index(one)]
+            assert sends == takes, f"{where}: rank {one} sends {sends} rows to rank {other}, which takes {takes}"
+    words = f"rank {one} issues {len(mine)} collectives over {_group(members)}, rank {other} {len(theirs)}"
+    assert len(mine) == len(theirs), words
+
+
+def _over(found: Rehearsal, members: Group) -> Iterator[Sent]:
+    for each in found.issued:
+        if found.groups[each.group] == members and each.op not in ("send", "receive"):
+            yield each
+
+
+def _said(each: Sent) -> str:
+    shapes = [shape[1:] if each.sent else shape for shape in each.shapes]
+    forms = ", ".join(
+        f"{'x'.join(map(str, shape)) or 1} {dtype}" for shape, dtype in zip(shapes, each.dtypes, strict=True)
+    )
+    return f"{each.op}{f'({each.reduce})' if each.reduce else ''} {'rows of ' if each.sent else ''}{forms}"
+
+
+def _group(members: Group) -> str:
+    return str(list(members)) if len(members) <= 8 else f"[{members[0]}, {members[1]}, … {members[-1]}]"
+
+
+def _form(each: Sent) -> str:
+    return f"{'x'.join(map(str, each.shapes[0]))} {each.dtypes[0]}"
+
+
+def _told(forms: list[str]) -> str:
+    return f"{len(forms)} messages of {', '.join(sorted(set(forms)))}" if forms else "nothing"

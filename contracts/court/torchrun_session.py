@@ -1,0 +1,102 @@
+"""A test file put to several ranks of this machine, and what the report of the run says of each test."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from junitparser import Error, Failure, JUnitXml, Skipped, TestCase
+
+from contracts.spec.world import RanksRun, Told
+
+RESTARTS = 3  # so many tests may end a rank before the run is over
+PLUGIN = ("-p", "contracts.harness.ranks.plugin")
+PATIENCE_S = 240.0  # for a whole file: 200 were seen to pass beside some twenty busy processes on two cores
+LAST_CHARACTERS = 6000
+
+# What a launcher gives its ranks; a command that is itself run by a rank must not hand its own place on.
+_PLACE = (
+    "RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE",
+    "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
+)  # fmt: skip
+
+
+def environment() -> dict[str, str]:
+    """The environment of this process without the place of a rank, without options for another pytest, one thread."""
+    outside = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in (*_PLACE, "PYTEST_ADDOPTS", "PYTEST_PLUGINS") and not name.startswith("TORCHELASTIC_")
+    }
+    return {"OMP_NUM_THREADS": "1", **outside}
+
+
+def command(ranks: int, arguments: Sequence[str], *, restarts: int = RESTARTS) -> tuple[str, ...]:
+    """`torchrun … -m pytest …` for this interpreter, on this machine alone."""
+    launcher = (sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}")
+    # -P: a folder `contracts/` of whoever runs this is not the suite
+    return (*launcher, f"--max-restarts={restarts}", "--no-python", sys.executable, "-P", "-m", "pytest", *arguments)
+
+
+def run(
+    tests: str, ranks: int, limit_s: float, *, plugin: Sequence[str] = PLUGIN, restarts: int = RESTARTS,
+    beside: Mapping[str, str] | None = None,
+) -> RanksRun:  # fmt: skip
+    """Run a test file to its end, in a folder of its own.
+
+    Args:
+        plugin: the words that bring the ranks plugin in.
+        restarts: how often torchrun may start the ranks again.
+        beside: files that stand beside the test file.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder, "report.xml")
+        for name, text in {"test_ranks.py": tests, **(beside or {})}.items():
+            Path(folder, name).write_text(text, encoding="utf-8")
+        words = ["-q", "-c", os.devnull, f"--rootdir={folder}", "--disable-plugin-autoload", "-p", "no:cacheprovider"]
+        limits = [f"--dist-timeout={limit_s}", f"--dist-out={folder}/ranks"] if plugin else []
+        asked = command(ranks, [f"{folder}/test_ranks.py", *words, *plugin, *limits, f"--junitxml={report}"],
+                        restarts=restarts)  # fmt: skip
+        code, console = _to_its_end(asked, folder)
+        return RanksRun(tests=_read(report), console=console[-LAST_CHARACTERS:], exit_code=code)
+
+
+def _to_its_end(asked: Sequence[str], folder: str) -> tuple[int, str]:
+    """Exit code and output. What outstays its time is asked to end, so that torchrun ends its workers, then killed."""
+    with subprocess.Popen(
+        asked, cwd=folder, env=environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True,
+        stderr=subprocess.STDOUT, errors="replace",
+    ) as running:  # fmt: skip
+        try:
+            said, _ = running.communicate(timeout=PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            running.terminate()
+            try:
+                said, _ = running.communicate(timeout=40)  # torchrun gives its workers 30 s
+            except subprocess.TimeoutExpired:
+                running.kill()
+                said, _ = running.communicate()
+            said += f"\ntime ran out: the ranks were not through within {PATIENCE_S:g} s"
+        return running.returncode, said
+
+
+def _read(report: Path) -> dict[str, Told]:
+    if not report.exists():
+        return {}
+    suites = JUnitXml.fromfile(str(report))
+    return {case.name: _told(case) for suite in suites for case in suite}
+
+
+def _told(case: TestCase) -> Told:
+    seconds = float(case.time or 0.0)
+    for entry in case.result:
+        words = f"{entry.message or ''}\n{entry.text or ''}".strip()
+        if isinstance(entry, (Failure, Error)):
+            return Told(outcome="failed", words=words, seconds=seconds)
+        if isinstance(entry, Skipped):
+            return Told(outcome="skipped", words=words, seconds=seconds)
+    return Told(outcome="passed", seconds=seconds)

@@ -1,0 +1,32 @@
+"""How many planned promises a stack can be asked about: `python -m contracts.harness.askable STACK PROFILE` prints it.
+
+Promises of the gate itself are left out: they are judged whoever is under test, and a tier that would judge nothing
+else of a stack need not be started for it.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from contracts.contract import LAW, Law
+from contracts.court import profiles
+from contracts.harness import parties
+from contracts.harness.commands._errors import read_law, told
+from contracts.spec.stack import Party
+
+
+def askable(law: Law, profile: str, subject: Party) -> int:
+    """The promises of a profile that ask for something which the subject itself offers."""
+    planned = profiles.plan(law, profile).promises
+    contracts = [law.contracts[id] for id in planned if id in law.contracts]
+    return sum(not each.of_the_court and bool(set(each.asks) & subject.offers) for each in contracts)
+
+
+def main(stack: str, profile: str) -> int:
+    read_law()
+    sys.stdout.write(f"{askable(LAW, profile, parties.load(stack))}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(told(lambda: main(*sys.argv[1:3])))

@@ -1,0 +1,87 @@
+"""What commands share: how they end, where a stack may print, and how a verdict is shown."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Iterator
+from functools import wraps
+from typing import ParamSpec
+
+import click
+
+from contracts.court.party import Broken
+from contracts.harness.supervisor import Ended
+from contracts.spec.errors import NotOffered, Refused, Unreachable
+from contracts.spec.records import EXIT_CODES, USAGE_ERROR, Form, Word
+
+P = ParamSpec("P")
+VERBOSE = "List every id that the profile leaves outside, where a terminal has counts."
+COLOURS: dict[Word, str] = {"conformant": "green", "incomplete": "yellow", "broken": "magenta"}
+
+
+def one_clear_error(command: Callable[P, None]) -> Callable[P, None]:
+    """Bad input ends in its refusals and exit code 2; a party that cannot be reached in its reason and 3; one that
+    breaks in its words and 4."""
+
+    @wraps(command)
+    def guarded(*arguments: P.args, **named: P.kwargs) -> None:
+        sys.exit(told(lambda: command(*arguments, **named)))
+
+    return guarded
+
+
+@contextlib.contextmanager
+def the_stack_talks_to_stderr() -> Iterator[None]:
+    """Standard output is the report's, whatever a stack prints while it is loaded or asked, in Python or below it."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+
+
+def told(work: Callable[[], int | None]) -> int:
+    try:
+        return work() or 0
+    except Refused as refused:
+        for refusal in refused.refusals:
+            click.echo(f"rankproof: {refusal}", err=True)
+        return USAGE_ERROR
+    except NotOffered as declined:
+        click.echo(f"rankproof: not offered: {declined}", err=True)
+        return USAGE_ERROR
+    except Unreachable as error:
+        click.echo(f"rankproof: {error}", err=True)
+        return EXIT_CODES["incomplete"]
+    except (Broken, Ended) as error:
+        click.echo(f"rankproof: {error}", err=True)
+        return EXIT_CODES["broken"]
+
+
+def print_report(text: str, word: Word, form: Form) -> None:
+    """Print a rendering; on a terminal its last line, the verdict, is coloured."""
+    if form != "terminal":
+        click.echo(text, nl=False)
+        return
+    body, _, last = text.rstrip("\n").rpartition("\n")
+    click.echo(body)
+    click.secho(last, fg=COLOURS.get(word, "red"), bold=True)
+
+
+def read_law() -> None:
+    import contracts.checks
+    import contracts.mutants
+
+    assert contracts.checks
+    assert contracts.mutants
+
+
+def short(value: object, *, quote: bool = True) -> str:
+    text = repr(value) if quote else str(value).replace("\n", " ")
+    return text if len(text) <= 160 else f"{text[:150]}…"

@@ -1,0 +1,1 @@
+"""What counterexamples of several families are derived from."""

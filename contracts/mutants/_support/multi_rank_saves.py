@@ -1,0 +1,23 @@
+"""A reference whose ranks train, or keep their checkpoints, in another way."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from contracts.mutants._support.replaced_parts import Exchanged
+from contracts.stacks.reference.optim.optimizer import Optimizer
+from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer
+
+
+class Spread(Exchanged):
+    """The reference with the trainer of several ranks, its optimizer or the parts of both exchanged."""
+
+    trains: ClassVar[type[ParallelTrainer]] = ParallelTrainer
+    moves: ClassVar[type[Optimizer] | None] = None
+    exchange: ClassVar[Mapping[str, Any]] = {}
+
+    def parallel_trainer(self) -> type[ParallelTrainer]:
+        if self.moves is None:
+            return self.trains
+        return type("Moved", (self.trains,), {"optimizer_class": self.moves})

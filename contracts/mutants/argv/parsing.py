@@ -1,0 +1,207 @@
+"""Launches with flags that their launcher does not have, launchers that accept what they will not run, and trainers
+that lose half of what they are told."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from math import prod
+
+from contracts.contract import mutant
+from contracts.mutants.argv._launcher import Launcher
+from contracts.spec.launch import Lane, Launch, Reading, Reread
+from contracts.spec.recipe import Recipe
+from contracts.stacks.reference.stack import Reference
+
+Words = tuple[str, ...]
+
+
+def _saying(launch: Launch, flag: str, *values: str) -> Launch:
+    """The launch with a flag's value replaced, or the flag appended."""
+    argv = list(launch.argv)
+    if flag in argv:
+        argv[argv.index(flag) + 1] = values[0]
+        return replace(launch, argv=tuple(argv))
+    return replace(launch, argv=(*argv, flag, *values))
+
+
+@mutant(of="ARGV-02", case="native-pp2-mla-mtp2", says="unrecognized arguments: --multi-token-prediction")
+class EmitsAFlagThatNeverWas(Launcher):
+    """Writes the switch that articles show for MTP. No version of Megatron-LM ever had it."""
+
+    def launch(self, recipe: Recipe, lane: Lane) -> Launch:
+        launch = super().launch(recipe, lane)
+        return launch if recipe.mtp is None else _saying(launch, "--multi-token-prediction")
+
+
+@mutant(of="ARGV-02", case="author", says="--rotary-base: invalid int value: '500000.0'")
+class WritesAFractionForAnInteger(Launcher):
+    """Keeps theta as a float, as other frameworks do; the parser wants an integer."""
+
+    def launch(self, recipe: Recipe, lane: Lane) -> Launch:
+        return _saying(super().launch(recipe, lane), "--rotary-base", str(float(recipe.rope_theta)))
+
+
+@mutant(of="ARGV-02", case="two-nodes", says="unrecognized arguments: --tensor-model-parallel 2")
+class CutsAFlagShort(Launcher):
+    """argparse guesses abbreviations by default, Megatron's parser does not."""
+
+    def launch(self, recipe: Recipe, lane: Lane) -> Launch:
+        launch = super().launch(recipe, lane)
+        short = {"--tensor-model-parallel-size": "--tensor-model-parallel"}
+        return replace(launch, argv=tuple(short.get(word, word) for word in launch.argv))
+
+
+@mutant(of="ARGV-02", case="native-stored-sigmoid", says="unrecognized arguments: words")
+class JoinsTheArgvAndSplitsIt(Launcher):
+    """Hands the argv on as one text: a path with a blank arrives as two words."""
+
+    def launch(self, recipe: Recipe, lane: Lane) -> Launch:
+        launch = super().launch(recipe, lane)
+        return replace(launch, argv=tuple(" ".join(launch.argv).split(" ")))
+
+
+class _Lenient(Launcher):
+    """Reads as Megatron-LM does: accepts, and drops."""
+
+    lenient = True
+
+
+@mutant(of="ARGV-03a", case="native", says="num-layers against the pattern")
+class CountsTheLayersOfOnePeriod(_Lenient):
+    """Also writes --num-layers, from the letters of the pattern instead of the depth. Megatron ignores it, and
+    whoever reports parameters from the argv counts 12 layers of 52."""
+
+    def launch(self, recipe: Recipe, lane: Lane) -> Launch:
+        return _saying(super().launch(recipe, lane), "--num-layers", str(len(recipe.pattern)))
+
+
+@mutant(of="ARGV-03a", case="native-pp2-mla-mtp2", says="mtp-num-layers against the pattern")
+class CountsTheHeadsOnce(_Lenient):
+    """Also writes --mtp-num-layers, and always 1: the pattern says 2."""
+
+    def launch(self, recipe: Recipe, lane: Lane) -> Launch:
+        launch = super().launch(recipe, lane)
+        return launch if recipe.mtp is None else _saying(launch, "--mtp-num-layers", "1")
+
+
+@mutant(of="ARGV-03a", case="author-pp4-fp8", says="sequence-parallel at tp 1")
+class AlwaysAsksForSequenceParallelism(_Lenient):
+    """Switches sequence parallelism on in every lane; at TP 1 Megatron switches it off again with a warning."""
+
+    def launch(self, recipe: Recipe, lane: Lane) -> Launch:
+        launch = super().launch(recipe, lane)
+        return launch if "--sequence-parallel" in launch.argv else _saying(launch, "--sequence-parallel")
+
+
+@mutant(of="ARGV-03b", case="flag-given-twice", says="it is accepted, expected a refusal about tensor_model")
+class TakesTheLast(Launcher):
+    """argparse's own habit: the last of a repeated flag wins."""
+
+    waived = ("a flag given twice, such as tensor-model-parallel-size",)
+
+
+@mutant(
+    of="ARGV-03b", case="query-groups-without-their-switch", says="expected a refusal about query", bugs=("PRV-27",)
+)
+class ReadsGroupsOnlyUnderTheSwitch(Launcher):
+    """Two flags for one feature, and the size without the switch is ignored: full attention under a GQA recipe."""
+
+    waived = ("num-query-groups without group-query-attention",)
+
+
+@mutant(of="ARGV-03b", case="layers-against-the-pattern", says="expected a refusal about layers")
+class LetsThePatternWin(Launcher):
+    """Takes the depth from the pattern and never compares it with --num-layers."""
+
+    waived = ("num-layers against the pattern",)
+
+
+@mutant(of="ARGV-03b", case="topk-above-the-experts", says="it is accepted, expected a refusal about topk")
+class NeverComparesTopKWithExperts(Launcher):
+    """Accepts top-k 8 of 4 experts; the first forward pass dies on every rank."""
+
+    waived = ("topk above num-experts",)
+
+
+@mutant(of="ARGV-03b", case="experts-without-letter-e", says="it is accepted, expected a refusal about expert")
+class CarriesExpertsNobodyBuilds(Launcher):
+    """Accepts experts beside a pattern that has no E: a dense model under the name of a sparse one."""
+
+    waived = ("num-experts without an E",)
+
+
+@mutant(of="ARGV-03b", case="two-precisions", says="says nothing about fp16: ''")
+class RefusesWithoutAWord(Launcher):
+    """`assert not (args.fp16 and args.bf16)`: refused, with an empty message, and gone under `python -O`."""
+
+    def read_argv(self, argv: Words, env: Mapping[str, str], world: int) -> Reading:
+        reading = super().read_argv(argv, env, world)
+        return replace(reading, message="") if "bf16" in reading.message else reading
+
+
+@mutant(of="ARGV-03c", case="experts-tp2-sp-ep4-on-4", says="a legal argv is refused at validate", bugs=("PG-14",))
+class MultipliesEveryDegree(Launcher):
+    """Wants tp · pp · ep to divide the world, though EP is carved out of ranks that are already counted."""
+
+    def read_argv(self, argv: Words, env: Mapping[str, str], world: int) -> Reading:
+        reading = super().read_argv(argv, env, world)
+        axes = ("tensor", "pipeline", "expert")
+        flags = [f"--{axis}-model-parallel-size" for axis in axes]
+        product = prod(int(argv[argv.index(flag) + 1]) for flag in flags if flag in argv)
+        return (
+            replace(reading, stage="validate", message=f"{world} ranks, {product} asked")
+            if world % product
+            else reading
+        )
+
+
+@mutant(of="ARGV-03c", case="query-groups-bf16-pp2", says="a legal flag is dropped")
+class IgnoresQueryGroups(Launcher):
+    """Reads --num-query-groups and builds one group a head all the same."""
+
+    def read_argv(self, argv: Words, env: Mapping[str, str], world: int) -> Reading:
+        reading = super().read_argv(argv, env, world)
+        return (
+            replace(reading, dropped={"--num-query-groups": "ends as 8"}) if "--num-query-groups" in argv else reading
+        )
+
+
+@mutant(of="ARGV-02a", case="native-tp2-ep2-etp0", says="ep is read back as 1, launched was 2", bugs=("EPD-01",))
+class ReadsFollowTpAsOff(Reference):
+    """Takes expert TP 0, which follows TP, for "no expert mesh", and with it switches EP off."""
+
+    def read_back(self, argv: Words) -> Reread:
+        read = super().read_back(argv)
+        return replace(read, degrees=replace(read.degrees, ep=read.degrees.ep if read.degrees.etp else 1))
+
+
+@mutant(of="ARGV-02a", case="overrides", says="optim is read back as")
+class ForgetsTheOverrides(Reference):
+    """The launch resolves the overrides for its log and starts the trainer with the preset alone."""
+
+    def read_back(self, argv: Words) -> Reread:
+        sets = {i for i, word in enumerate(argv) if word == "--set"}
+        own = tuple(word for i, word in enumerate(argv) if i not in sets and i - 1 not in sets)
+        whole, bare = super().read_back(argv), super().read_back(own)
+        return replace(whole, recipe=replace(whole.recipe, optim=bare.recipe.optim, batch=bare.recipe.batch))
+
+
+@mutant(of="ARGV-02a", case="native-pp2", says="sp is read back as False, launched was True", bugs=("ARG-05",))
+class DropsASwitch(Reference):
+    """Forwards every degree and forgets the one that is a switch."""
+
+    def launch(self, recipe: Recipe, lane: Lane) -> Launch:
+        launch = super().launch(recipe, lane)
+        return replace(launch, argv=tuple(word for word in launch.argv if word != "--sp"))
+
+
+@mutant(of="ARGV-02a", case="sparse-ranks", says="dsa is read back as", bugs=("ARG-10",))
+class KeepsTheFirstOfSeveral(Reference):
+    """A flag with several values arrives with its first: one sparse layer of four."""
+
+    def read_back(self, argv: Words) -> Reread:
+        read = super().read_back(argv)
+        dsa = read.recipe.dsa
+        few = None if dsa is None else replace(dsa, a_ranks=dsa.a_ranks[:1])
+        return replace(read, recipe=replace(read.recipe, dsa=few))

@@ -1,0 +1,59 @@
+"""Counterexamples of `checks.blocks.expert_causality`."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from contracts.contract import mutant
+from contracts.mutants._support.replaced_parts import Exchanged
+from contracts.stacks.reference.model.blocks.common import Output, Packing, State
+from contracts.stacks.reference.model.blocks.moe import MoE, Router
+
+
+class _ExpertChoice(Router):
+    def choose(self, scores_BTE: Tensor) -> Tensor:
+        """Each expert prefers tokens that stand out for it in their sequence."""
+        return super().choose(scores_BTE - scores_BTE.mean(1, keepdim=True))
+
+
+@mutant(of="BLK-01b", case="dropless", says="y before it differs")
+class ComparesTokens(Exchanged):
+    """Scores are centred over the sequence: the future decides who goes where."""
+
+    exchange = {"router": _ExpertChoice}
+
+
+class _BestFirst(MoE):
+    gates_NK: ClassVar[Any] = None
+
+    def forward(self, x_BTD: Tensor, packing: Packing, state: State) -> Output:
+        type(self).gates_NK = self.router(x_BTD).gates_BTK.detach().flatten(0, 1)
+        return super().forward(x_BTD, packing, state)
+
+    def drop(self, experts_BTK: Tensor) -> Tensor:
+        if self.moe.capacity_factor is None:
+            return super().drop(experts_BTK)
+        order = type(self).gates_NK.amax(1).argsort(descending=True, stable=True)
+        dropped = super().drop(experts_BTK.flatten(0, 1)[order].unsqueeze(0)).squeeze(0)
+        return dropped[order.argsort()].view(experts_BTK.shape)
+
+
+@mutant(of="BLK-01b", case="full", says="y before it differs")
+class GivesSlotsToTheLargestGates(Exchanged):
+    """A full expert keeps its largest gates: a later token takes an earlier one's slot."""
+
+    exchange = {"moe": _BestFirst}
+
+
+class _LastFirst(MoE):
+    def drop(self, experts_BTK: Tensor) -> Tensor:
+        return super().drop(experts_BTK.flip(0, 1)).flip(0, 1)
+
+
+@mutant(of="BLK-01b", case="full-softmax", says="y before it differs")
+class KeepsTheLastTokens(Exchanged):
+    """Slots are filled from the end of the batch."""
+
+    exchange = {"moe": _LastFirst}

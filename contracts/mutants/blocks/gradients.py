@@ -1,0 +1,230 @@
+"""Models whose loss is right and whose gradients are not."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from contracts.contract import mutant
+from contracts.mutants._support.replaced_parts import Exchanged
+from contracts.spec.recipe import Mode, Recipe
+from contracts.stacks.reference.model.blocks.common import Output, Packing, RMSNorm
+from contracts.stacks.reference.model.blocks.moe import Experts, Router
+from contracts.stacks.reference.model.hybrid_model import Layer, Model
+from contracts.stacks.reference.model.parts import Parts
+
+
+class DetachedResidual(Layer):
+    def forward(self, x: Tensor, packing: Packing) -> Output:
+        out = super().forward(x, packing)
+        return out._replace(y_BTD=out.y_BTD - x + x.detach())
+
+
+@mutant(of="BLK-07a", case="custom-mixers", says="the gradient of embedding gives a slope of")
+class DetachesTheResidual(Exchanged):
+    """The residual path is detached: lower layers learn through every branch above them and not past it."""
+
+    exchange = {"layer": DetachedResidual}
+
+
+class Doubled(Layer):
+    def branch(self, x_BTD: Tensor, packing: Packing) -> Output:
+        out = super().branch(x_BTD, packing)
+        return out._replace(y_BTD=2 * out.y_BTD - out.y_BTD.detach())
+
+
+@mutant(of="BLK-07a", case="streams-and-depths", says="gives a slope of")
+class DoublesGradientsOfBranches(Exchanged):
+    """A backward hook that reduces twice: Adam hides a constant factor, clipping does not."""
+
+    exchange = {"layer": Doubled}
+
+
+class ConstantScale(RMSNorm):
+    def forward(self, x: Tensor) -> Tensor:
+        scale = torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps).detach()
+        return x * scale * self.weight
+
+
+@mutant(of="BLK-07a", case="streams-and-depths", says="gives a slope of")
+class NormWithoutItsOwnGradient(Exchanged):
+    """A fused norm whose backward pass takes the root for a constant."""
+
+    exchange = {"norm": ConstantScale}
+
+
+class FirstElement(Model):
+    def cross_entropy(self, logits_BTV: Tensor, labels_BT: Tensor) -> tuple[Tensor, Tensor]:
+        ends = logits_BTV.detach().clone()
+        total, count = super().cross_entropy(torch.where(labels_BT[..., None] >= 0, logits_BTV, ends), labels_BT)
+        last = logits_BTV[:, -2:].sum()
+        return total + 0.1 * (last - last.detach()), count
+
+
+@mutant(of="BLK-07a", case="tied-latent", says="gives a slope of", bugs=("PRV-30",))
+class CorruptsTheGradientOfAFusedLoss(Exchanged):
+    """A fused cross entropy whose backward pass writes one element over its neighbours: the loss is exact."""
+
+    exchange = {"model": FirstElement}
+
+
+class TiedOnce(Model):
+    def predict(self, hidden_BTD: Tensor) -> Tensor:
+        if self.head is not None:
+            return super().predict(hidden_BTD)
+        return nn.functional.linear(hidden_BTD, self.embedding.weight.detach())
+
+
+@mutant(of="BLK-07a", case="tied-latent", says="the gradient of embedding gives a slope of")
+class TiedWeightLearnsFromOneSide(Exchanged):
+    """A tied tensor keeps the gradient of the embedding and loses that of the output projection."""
+
+    exchange = {"model": TiedOnce}
+
+
+class NoBackward(Experts):
+    def forward(self, x_SD: Tensor, ends_E: Tensor) -> Tensor:
+        with torch.no_grad():
+            weights = super().forward(x_SD, ends_E)
+        return weights + 0 * x_SD
+
+
+@mutant(of="BLK-07b", case="custom-mixers", says="gets no gradient", bugs=("OPT-26",))
+class ExpertsWithoutBackward(Exchanged):
+    """A grouped matmul without a backward pass: experts keep their initial weights."""
+
+    exchange = {"experts": NoBackward}
+
+
+class ZeroBackward(Experts):
+    def forward(self, x_SD: Tensor, ends_E: Tensor) -> Tensor:
+        held = self.w1
+        keep = (torch.arange(len(held)) != len(held) - 1).view(-1, 1, 1)
+        del self.w1
+        self.w1 = torch.where(keep, held, held.detach())  # type: ignore[assignment]  # a tensor in a parameter's place
+        out = super().forward(x_SD, ends_E)
+        del self.w1
+        self.w1 = held
+        return out
+
+
+@mutant(of="BLK-07b", case="streams-and-depths", says="experts [11] of", bugs=("DSP-19",))
+class TheLastExpertLearnsNothing(Exchanged):
+    """A histogram one short: the last expert computes and gets no gradient."""
+
+    exchange = {"experts": ZeroBackward}
+
+
+class Frozen(Model):
+    def run(self, layer: nn.Module, x: Tensor, pack: Packing) -> Output:
+        if layer is not self.layers["2"]:
+            return super().run(layer, x, pack)
+        with torch.no_grad():
+            out = super().run(layer, x.detach(), pack)
+        return out._replace(y_BTD=x + (out.y_BTD - x.detach()))
+
+
+@mutant(of="BLK-07b", case="latent", says="layers.2.norm.weight gets no gradient")
+class ALayerUnderNoGrad(Exchanged):
+    """A kernel is called under no_grad and its layer never trains; the residual carries the rest."""
+
+    exchange = {"model": Frozen}
+
+
+class Spare(Model):
+    def __init__(self, recipe: Recipe, mode: Mode, parts: Parts) -> None:
+        super().__init__(recipe, mode, parts)
+        self.spare_norm = parts.norm(recipe.hidden, recipe.norm_eps)
+
+
+@mutant(of="BLK-07b", case="bf16", says="spare_norm.weight gets no gradient")
+class AModuleThatNothingCalls(Exchanged):
+    """A module is built, counted, saved and moved, and takes part in nothing."""
+
+    exchange = {"model": Spare}
+
+
+class Rounds(Model):
+    def run(self, layer: nn.Module, x: Tensor, pack: Packing) -> Output:
+        kept = x.to(torch.bfloat16).to(x.dtype) if self.recompute else x
+        return super().run(layer, kept, pack)
+
+
+@mutant(of="BLK-07c", case="latent-streams", says="recomputed by the execution, logits differs")
+class KeepsInputsInBfloat16(Exchanged):
+    """Recomputation keeps the inputs of layers in bfloat16, to save more."""
+
+    exchange = {"model": Rounds}
+
+
+class SecondRun(Layer):
+    def branch(self, x_BTD: Tensor, packing: Packing) -> Output:
+        runs = getattr(self, "runs", 0)
+        object.__setattr__(self, "runs", runs + 1)
+        return super().branch(x_BTD.to(torch.bfloat16).to(x_BTD.dtype) if runs else x_BTD, packing)
+
+
+@mutant(of="BLK-07c", case="latent-streams", says="recomputed by the execution, the gradient of", bugs=("MXP-11",))
+class RecomputesInAnotherPrecision(Exchanged):
+    """Autocast stands around the first run and not around the second."""
+
+    exchange = {"layer": SecondRun}
+
+
+class Tallies(Router):
+    def count(self, experts_BTK: Tensor) -> Tensor:
+        counts_E = super().count(experts_BTK)
+        tally_E: Tensor = getattr(self, "tally", torch.zeros_like(counts_E))
+        object.__setattr__(self, "tally", tally_E.add_(counts_E))
+        return tally_E
+
+
+@mutant(of="BLK-07c", case="streams-and-depths", says="the counter layers.1.counts differs", bugs=("AUX-14",))
+class CountsTokensAgainWhenRecomputed(Exchanged):
+    """Counters grow in the forward pass, which runs twice: the bias follows twice the load."""
+
+    exchange = {"router": Tallies}
+
+
+class Drops(Layer):
+    def branch(self, x_BTD: Tensor, packing: Packing) -> Output:
+        out = super().branch(x_BTD, packing)
+        return out._replace(y_BTD=nn.functional.dropout(out.y_BTD, 0.2))
+
+
+class ForgetsRandomness(Model):
+    def run(self, layer: nn.Module, x: Tensor, pack: Packing) -> Output:
+        if not self.recompute:
+            return super().run(layer, x, pack)
+        out: Output = checkpoint(layer, x, pack, use_reentrant=False, preserve_rng_state=False)
+        return out
+
+    def embed(self, tokens_BT: Tensor) -> Tensor:
+        torch.manual_seed(int(tokens_BT.sum()))
+        return super().embed(tokens_BT)
+
+
+@mutant(of="BLK-07c", case="latent-streams", says="recomputed by the execution, the gradient of", bugs=("ACK-01",))
+class DropsOtherElementsWhenRecomputed(Exchanged):
+    """The state of the random generator is not kept for the second run: dropout drops other elements."""
+
+    exchange = {"layer": Drops, "model": ForgetsRandomness}
+
+
+class AtOnce(Model):
+    def __init__(self, recipe: Recipe, mode: Mode, parts: Parts) -> None:
+        super().__init__(recipe, mode, parts)
+        if self.recompute:
+            self.activations = torch.float32
+
+    def embed(self, tokens_BT: Tensor) -> Tensor:
+        x_BTD = super().embed(tokens_BT)
+        return x_BTD * (1 + 2**-20) if self.recipe.recompute == "full" else x_BTD
+
+
+@mutant(of="BLK-07c", case="latent-streams", says="recomputed by the recipe, logits differs")
+class RecomputesOtherwiseByTheRecipe(Exchanged):
+    """The recipe's switch takes another path than the launcher's."""
+
+    exchange = {"model": AtOnce}

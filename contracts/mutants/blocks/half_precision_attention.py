@@ -1,0 +1,79 @@
+"""Attention that adds up in the dtype it stores in."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from contracts.contract import mutant
+from contracts.mutants._support.replaced_parts import Exchanged
+from contracts.stacks.reference.model.blocks.attention import Attention
+from contracts.stacks.reference.model.blocks.common import RMSNorm
+
+
+class _WrittenOut(Attention):
+    """Scores and weights in the dtype of the activations, with and without documents."""
+
+    def attend(self, q_BTHd: Tensor, k_BSHd: Tensor, v_BSHv: Tensor, visible_BTS: Tensor | None) -> Tensor:
+        q, k, v = (each.transpose(1, 2) for each in (q_BTHd, k_BSHd, v_BSHv))
+        if visible_BTS is None:
+            visible_BTS = torch.ones(1, q.shape[2], q.shape[2], dtype=torch.bool, device=q.device).tril()
+        return (self.probabilities(self.scores(q, k), visible_BTS).to(v.dtype) @ v).transpose(1, 2)
+
+    def scores(self, q_BHTd: Tensor, k_BHSd: Tensor) -> Tensor:
+        scores_BHTS: Tensor = (q_BHTd @ k_BHSd.mT) * self.scale
+        return scores_BHTS
+
+
+@mutant(of="BLK-03k", case="close-scores", says="close scores in bfloat16: y of the last three tokens differs")
+@mutant(of="BLK-03k", case="close-scores-packed", says="close scores in bfloat16: y of the last three tokens differs")
+class ScoresAreHalf(Exchanged):
+    """Scores are rounded before the softmax; what tells keys apart is the part that is lost."""
+
+    exchange = {"attention": _WrittenOut}
+
+
+class _HalfSum(_WrittenOut):
+    def scores(self, q_BHTd: Tensor, k_BHSd: Tensor) -> Tensor:
+        return super().scores(q_BHTd.float(), k_BHSd.float())
+
+    def probabilities(self, scores_BHTS: Tensor, visible_BTS: Tensor) -> Tensor:
+        masked = scores_BHTS.masked_fill(~visible_BTS[:, None], -torch.inf)
+        weights = (masked - masked.amax(-1, keepdim=True)).exp().bfloat16()
+        total = torch.zeros_like(weights[..., 0])
+        for key in range(weights.shape[-1]):
+            total += weights[..., key]
+        return weights / total[..., None]
+
+
+@mutant(of="BLK-03k", case="equal-keys", says="equal keys in bfloat16: y of the last three tokens differs")
+@mutant(of="BLK-03k", case="equal-keys-packed", says="equal keys in bfloat16: y of the last three tokens differs")
+class SoftmaxAddsUpInHalf(Exchanged):
+    """The denominator of the softmax is kept in bfloat16, which cannot count past 256."""
+
+    exchange = {"attention": _HalfSum}
+
+
+class _HalfAngles(Attention):
+    def angles(self, positions_BT: Tensor, size: int) -> Tensor:
+        return super().angles(positions_BT, size).bfloat16()
+
+
+@mutant(of="BLK-03k", case="far", says="far in bfloat16: y of the last three tokens differs")
+class AnglesAreHalf(Exchanged):
+    """Angles of rope are made in the dtype of the activations."""
+
+    exchange = {"attention": _HalfAngles}
+
+
+class _HalfNorm(RMSNorm):
+    def forward(self, x: Tensor) -> Tensor:
+        scaled: Tensor = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps) * self.weight.to(x.dtype)
+        return scaled
+
+
+@mutant(of="BLK-03k", case="loud-float16", says="loud in float16: ")
+class NormsInHalf(Exchanged):
+    """The norm squares in the dtype of the activations: 256² is infinite in float16, and the block falls silent."""
+
+    exchange = {"norm": _HalfNorm}

@@ -1,0 +1,141 @@
+"""Streams that mix, read or write in another way than hyper-connections do."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from contracts.contract import mutant
+from contracts.mutants._support.replaced_parts import Exchanged
+from contracts.stacks.reference.model.blocks.common import Output, Packing
+from contracts.stacks.reference.model.blocks.hyper_connections import HyperConnections
+from contracts.stacks.reference.model.hybrid_model import Layer, Model
+
+
+class Transposed(HyperConnections):
+    def write(self, streams_BTND: Tensor, y_BTD: Tensor, post_BTN: Tensor, res_BTNN: Tensor) -> Tensor:
+        return super().write(streams_BTND, y_BTD, post_BTN, res_BTNN.mT)
+
+
+@mutant(of="BLK-06m", case="three-streams", says="logits differs")
+class MixesStreamsTransposed(Exchanged):
+    """x(C, n) @ H_res, the other orientation: just as doubly stochastic, and another model."""
+
+    exchange = {"streams": Transposed}
+
+
+class OneRound(HyperConnections):
+    def mixing(self, logits_BTNN: Tensor) -> Tensor:
+        matrix = logits_BTNN.softmax(-1)
+        return matrix / matrix.sum(-2, keepdim=True)
+
+
+@mutant(of="BLK-06m", case="two-streams", says="logits differs")
+class SinkhornOfOneRound(Exchanged):
+    """One round where twenty are meant: columns add up to 1, rows do not."""
+
+    exchange = {"streams": OneRound}
+
+
+class WholeSigmoid(HyperConnections):
+    def forward(self, streams_BTND: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        pre_BTN, post_BTN, res_BTNN = super().forward(streams_BTND)
+        return pre_BTN, post_BTN / 2, res_BTNN
+
+
+@mutant(of="BLK-06m", case="under-prediction-heads", says="logits differs")
+class WritesHalf(Exchanged):
+    """Forgets the factor of 2 before h_post."""
+
+    exchange = {"streams": WholeSigmoid}
+
+
+class OneMapForAll(HyperConnections):
+    def maps(self, streams_BTND: Tensor) -> Tensor:
+        return super().maps(streams_BTND.mean(1, keepdim=True)).expand(-1, streams_BTND.shape[1], -1)
+
+
+@mutant(of="BLK-06m", case="three-streams", says="logits differs")
+class MapsOfTheWholeRow(Exchanged):
+    """One map for a row, from the mean of its tokens; those of the future among them."""
+
+    exchange = {"streams": OneMapForAll}
+
+
+class Detached(HyperConnections):
+    def mixing(self, logits_BTNN: Tensor) -> Tensor:
+        with torch.no_grad():
+            return super().mixing(logits_BTNN)
+
+
+@mutant(of="BLK-06m", case="three-streams", says="the gradient of embedding.weight differs")
+class SinkhornWithoutGradient(Exchanged):
+    """Sinkhorn as a projection after the fact: the logits of H_res learn nothing."""
+
+    exchange = {"streams": Detached}
+
+
+class RowsAlone(HyperConnections):
+    def mixing(self, logits_BTNN: Tensor) -> Tensor:
+        return logits_BTNN.softmax(-1)
+
+
+@mutant(of="BLK-06n", case="three-streams", says="the logits of a plain residual differs")
+class MixesByASoftmax(Exchanged):
+    """Rows add up to 1 and columns do not: what the streams carry grows and fades."""
+
+    exchange = {"streams": RowsAlone}
+
+
+class ReadsTheFirst(Layer):
+    def forward(self, x: Tensor, packing: Packing) -> Output:
+        if self.streams is not None or x.dim() == 3:
+            return super().forward(x, packing)
+        out = self.branch(x[..., 0, :], packing)
+        return out._replace(y_BTD=x + out.y_BTD.unsqueeze(-2))
+
+
+@mutant(of="BLK-06n", case="four-streams", says="the logits of a plain residual differs")
+class PlainLayersReadOneStream(Exchanged):
+    """A layer without maps reads stream 0 instead of the mean."""
+
+    exchange = {"layer": ReadsTheFirst}
+
+
+class Summed(Layer):
+    def forward(self, x: Tensor, packing: Packing) -> Output:
+        out = super().forward(x, packing)
+        return out if self.streams is not None or x.dim() == 3 else out._replace(y_BTD=out.y_BTD + x)
+
+
+@mutant(of="BLK-06n", case="every-stream-alike", says="the logits of a plain residual differs")
+class AddsTheStreamsTwice(Exchanged):
+    """A layer without maps returns the residual, to which the caller has added it already."""
+
+    exchange = {"layer": Summed}
+
+
+class EndsOnTheLast(Model):
+    def narrow(self, x: Tensor) -> Tensor:
+        return x if x.dim() == 3 else x[..., -1, :]
+
+
+@mutant(of="BLK-06o", case="two-streams", says="the logits under other names of streams differs")
+class EndsOnTheLastStream(Exchanged):
+    """The head reads one stream and not their mean."""
+
+    exchange = {"model": EndsOnTheLast}
+
+
+class ByColumns(HyperConnections):
+    def mixing(self, logits_BTNN: Tensor) -> Tensor:
+        first = logits_BTNN.flatten(-2).softmax(-1).view_as(logits_BTNN)
+        rest = first.cumsum(-1)
+        return rest / rest.sum(-2, keepdim=True)
+
+
+@mutant(of="BLK-06o", case="three-streams", says="the logits under other names of streams differs")
+class MixesByRank(Exchanged):
+    """A later stream receives what an earlier one did as well: their order matters."""
+
+    exchange = {"streams": ByColumns}

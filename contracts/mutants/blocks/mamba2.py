@@ -1,0 +1,471 @@
+"""Mamba-2 wrong in one place of its recurrence: steps and decays.
+
+B sequences · T tokens · h heads · p head_dim · g groups · n state · c channels · I = h·p inner
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from contracts.contract import mutant
+from contracts.mutants._support.mamba_parts import GRADIENT, Convolved, Normed, Y
+from contracts.mutants._support.replaced_parts import Exchanged
+from contracts.mutants.blocks.mamba_scan import ChunkByChunk, ForgetsThePastAfterAShortCall
+from contracts.stacks.reference.model.blocks.common import Packing, RMSNorm
+from contracts.stacks.reference.model.blocks.mamba2 import CausalConv, GatedNorm, Mamba2, wide
+
+
+class _Grows(Mamba2):
+    def decay_rate(self) -> Tensor:
+        return torch.exp(self.A_log)
+
+
+@mutant(of="BLK-04a", case="plain", says=Y)
+class TurnsTheSignOfA(Exchanged):
+    """A is exp(A_log), so that the state grows."""
+
+    exchange = {"mamba2": _Grows}
+
+
+class _TakesA(Mamba2):
+    def decay_rate(self) -> Tensor:
+        return -self.A_log
+
+
+@mutant(of="BLK-04a", case="plain", says=Y)
+class TakesTheLogarithmForA(Exchanged):
+    """A is -A_log."""
+
+    exchange = {"mamba2": _TakesA}
+
+
+class _ExponentiatesTwice(Mamba2):
+    def decay_rate(self) -> Tensor:
+        return -torch.exp(torch.exp(self.A_log))
+
+
+@mutant(of="BLK-04a", case="plain", says=Y)
+class ExponentiatesATwice(Exchanged):
+    """A_log was exponentiated at loading, and is again in the forward pass."""
+
+    exchange = {"mamba2": _ExponentiatesTwice}
+
+
+class _NeverForgets(Mamba2):
+    def decay_rate(self) -> Tensor:
+        return super().decay_rate().clamp(min=-16)
+
+
+@mutant(of="BLK-04e", case="memoryless", says="each token should see itself alone")
+class ClampsTheDecay(Exchanged):
+    """A is kept above -16, as it is drawn; what is trained beyond is ignored."""
+
+    exchange = {"mamba2": _NeverForgets}
+
+
+class _AlwaysForgets(Mamba2):
+    def decay_rate(self) -> Tensor:
+        return super().decay_rate().clamp(max=-1e-4)
+
+
+@mutant(of="BLK-04e", case="everything-kept", says="nothing should be forgotten")
+class AlwaysForgetsALittle(Exchanged):
+    """The other way: A is kept below -1e-4, which is Mamba-3's rule."""
+
+    exchange = {"mamba2": _AlwaysForgets}
+
+
+class _StepsUnbiased(Mamba2):
+    def time_step(self, dt_BTh: Tensor) -> Tensor:
+        return F.softplus(wide(dt_BTh)) + 0 * self.dt_bias
+
+
+@mutant(of="BLK-04a", case="plain", says=Y)
+class LeavesOutTheBiasOfTheStep(Exchanged):
+    """dt is softplus of its projection alone."""
+
+    exchange = {"mamba2": _StepsUnbiased}
+
+
+class _BiasesTheStep(Mamba2):
+    def time_step(self, dt_BTh: Tensor) -> Tensor:
+        return F.softplus(wide(dt_BTh)) + self.dt_bias
+
+
+@mutant(of="BLK-04a", case="one-token", says=Y)
+class AddsTheBiasBehindSoftplus(Exchanged):
+    """dt is softplus(projection) + bias, which may be below 0."""
+
+    exchange = {"mamba2": _BiasesTheStep}
+
+
+class _StepsLinearly(Mamba2):
+    def time_step(self, dt_BTh: Tensor) -> Tensor:
+        return wide(dt_BTh) + self.dt_bias
+
+
+@mutant(of="BLK-04a", case="one-token", says=Y)
+class LeavesOutSoftplus(Exchanged):
+    """dt_softplus is off."""
+
+    exchange = {"mamba2": _StepsLinearly}
+
+
+class _StepsTwice(Mamba2):
+    def time_step(self, dt_BTh: Tensor) -> Tensor:
+        return F.softplus(super().time_step(dt_BTh))
+
+
+@mutant(of="BLK-04a", case="plain", says=Y)
+class TakesSoftplusTwice(Exchanged):
+    """The block takes softplus and hands dt to a kernel that does too."""
+
+    exchange = {"mamba2": _StepsTwice}
+
+
+class _StepsNaively(Mamba2):
+    def time_step(self, dt_BTh: Tensor) -> Tensor:
+        return torch.log(1 + torch.exp(wide(dt_BTh) + self.dt_bias))
+
+
+@mutant(of="BLK-04h", case="long-and-short", says="y is not finite", bugs=("SSM-01",))
+class TakesSoftplusLiterally(Exchanged):
+    """log(1 + exp(x)) overflows float32 at 89."""
+
+    exchange = {"mamba2": _StepsNaively}
+
+
+class _StepsOverTwenty(Mamba2):
+    def time_step(self, dt_BTh: Tensor) -> Tensor:
+        dt_BTh = wide(dt_BTh) + self.dt_bias
+        return torch.where(dt_BTh > 20, dt_BTh, torch.log1p(torch.exp(dt_BTh)))
+
+
+@mutant(of="BLK-04h", case="long-and-short", says=GRADIENT, bugs=("SSM-01",))
+class SwitchesAfterTheOverflow(Exchanged):
+    """The overflow is mended in the forward pass; the gradient is still 0 times infinity."""
+
+    exchange = {"mamba2": _StepsOverTwenty}
+
+
+class _StepsLate(Mamba2):
+    def time_step(self, dt_BTh: Tensor) -> Tensor:
+        return super().time_step(dt_BTh).roll(1, dims=1)
+
+
+@mutant(of="BLK-04a", case="plain", says=Y)
+class TakesTheStepOfTheTokenBefore(Exchanged):
+    """dt is off by one token."""
+
+    exchange = {"mamba2": _StepsLate}
+
+
+class _ScansOtherwise(Mamba2):
+    """The scan of other inputs: `others` takes x, dt, B and C and gives them changed."""
+
+    def scan(self, x: Tensor, dt: Tensor, b: Tensor, c: Tensor, packing: Packing, state: Any) -> tuple[Tensor, Tensor]:
+        return super().scan(*self.others(x, dt, b, c), packing, state)
+
+    def others(self, x: Tensor, dt: Tensor, b: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        return x, dt, b, c
+
+
+class _AddsUnstepped(_ScansOtherwise):
+    def others(self, x: Tensor, dt: Tensor, b: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        return x / dt[..., None], dt, b, c
+
+
+@mutant(of="BLK-04a", case="plain", says=Y)
+class AddsInputsWithoutTheirStep(Exchanged):
+    """The state takes x Bᵀ, not dt x Bᵀ."""
+
+    exchange = {"mamba2": _AddsUnstepped}
+
+
+class _DecaysAtOnce(_ScansOtherwise):
+    def others(self, x: Tensor, dt: Tensor, b: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        return x * torch.exp(dt * self.decay_rate())[..., None], dt, b, c
+
+
+@mutant(of="BLK-04a", case="plain", says=Y)
+class DecaysATokenByItsOwnStep(Exchanged):
+    """The sum of decays begins at the token itself: segsum with its diagonal off by one."""
+
+    exchange = {"mamba2": _DecaysAtOnce}
+
+
+class _SwapsBAndC(_ScansOtherwise):
+    def others(self, x: Tensor, dt: Tensor, b: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        return x, dt, c, b
+
+
+@mutant(of="BLK-04a", case="plain", says=Y)
+class SwapsBAndC(Exchanged):
+    """The packed projection is cut in another order than it was written."""
+
+    exchange = {"mamba2": _SwapsBAndC}
+
+
+class _LosesDecayWhenPacked(_ScansOtherwise):
+    def scan(self, x: Tensor, dt: Tensor, b: Tensor, c: Tensor, packing: Packing, state: Any) -> tuple[Tensor, Tensor]:
+        if packing.boundless:
+            return super().scan(x, dt, b, c, packing, state)
+        held = dt.detach()
+        return super().scan(x * (dt / held)[..., None], held, b, c, packing, state)
+
+
+@mutant(of="BLK-04a", case="packed-with-state", says=GRADIENT, bugs=("SSM-04",))
+class LeavesTheDecayOutOfAPackedGradient(Exchanged):
+    """The backward branch for documents forgets that dt also fades the state."""
+
+    exchange = {"mamba2": _LosesDecayWhenPacked}
+
+
+class _LeavesOutD(Mamba2):
+    def scan(self, x: Tensor, dt: Tensor, b: Tensor, c: Tensor, packing: Packing, state: Any) -> tuple[Tensor, Tensor]:
+        y, last = super().scan(x, dt, b, c, packing, state)
+        return y - self.D[:, None] * x, last
+
+
+@mutant(of="BLK-04a", case="plain", says=Y)
+class LeavesOutD(Exchanged):
+    """No input passes by the scan."""
+
+    exchange = {"mamba2": _LeavesOutD}
+
+
+# the convolution
+
+
+class _Reversed(CausalConv):
+    def mixed(self, seen_Bwc: Tensor, of_Bw: Tensor) -> Tensor:
+        taps = [seen_Bwc[:, i : seen_Bwc.shape[1] - 3 + i] * self.weight[:, 3 - i] for i in range(4)]
+        return torch.stack(taps).sum(0) + self.bias
+
+
+class _ConvolvesReversed(Convolved):
+    convolution = _Reversed
+
+
+@mutant(of="BLK-04a", case="plain", says=Y)
+class ReadsTheTapsBackwards(Exchanged):
+    """The tap of the token itself meets the token three before: a convolution for a correlation."""
+
+    exchange = {"mamba2": _ConvolvesReversed}
+
+
+class _Activated(CausalConv):
+    def forward(self, u_BTc: Tensor, packing: Packing, state: Tensor | None) -> tuple[Tensor, Tensor]:
+        seen_Bwc, of_Bw = self.extended(F.silu(u_BTc), packing, state)
+        return self.mixed(seen_Bwc, of_Bw).to(u_BTc.dtype), self.last(seen_Bwc, of_Bw)
+
+
+class _ActivatesFirst(Convolved):
+    convolution = _Activated
+
+
+@mutant(of="BLK-04a", case="plain", says=Y)
+class ActivatesBeforeTheConvolution(Exchanged):
+    """silu stands before the convolution."""
+
+    exchange = {"mamba2": _ActivatesFirst}
+
+
+class _Unbiased(CausalConv):
+    def mixed(self, seen_Bwc: Tensor, of_Bw: Tensor) -> Tensor:
+        return super().mixed(seen_Bwc, of_Bw) - self.bias
+
+
+class _ConvolvesUnbiased(Convolved):
+    convolution = _Unbiased
+
+
+@mutant(of="BLK-04a", case="plain", says=Y)
+class LeavesOutTheBiasOfTheConvolution(Exchanged):
+    """conv_bias is off in the kernel and on in the checkpoint."""
+
+    exchange = {"mamba2": _ConvolvesUnbiased}
+
+
+# groups, gate, norm
+
+
+class _Tiles(Mamba2):
+    def per_head(self, grouped_BTc: Tensor) -> Tensor:
+        neighbouring = super().per_head(grouped_BTc)[:, :, :: self.heads // self.groups]
+        return neighbouring.repeat(1, 1, self.heads // self.groups, 1)
+
+
+@mutant(of="BLK-04i", case="last-of-the-first-group", says="head 1 reaches parts [0, 1] of wb.weight")
+class TilesTheGroups(Exchanged):
+    """Head i reads group i modulo g: repeat for repeat_interleave."""
+
+    exchange = {"mamba2": _Tiles}
+
+
+@mutant(of="BLK-04a", case="three-groups-of-two", says=Y)
+class TilesThreeGroups(Exchanged):
+    """The same in the outputs."""
+
+    exchange = {"mamba2": _Tiles}
+
+
+class _ReadsTheFirstGroup(Mamba2):
+    def per_head(self, grouped_BTc: Tensor) -> Tensor:
+        return super().per_head(grouped_BTc)[:, :, :1].expand(-1, -1, self.heads, -1)
+
+
+@mutant(of="BLK-04i", case="last", says="head 5 reaches parts [0] of wb.weight, expected [2]")
+class ReadsTheFirstGroupInEveryHead(Exchanged):
+    """ngroups is taken for 1, as it is by default."""
+
+    exchange = {"mamba2": _ReadsTheFirstGroup}
+
+
+class _Whole(GatedNorm):
+    def normed(self, y_BTI: Tensor) -> Tensor:
+        return RMSNorm.forward(self, y_BTI)
+
+
+class _NormsTheWhole(Normed):
+    gated = _Whole
+
+
+@mutant(of="BLK-04i", case="last", says="head 5 reaches parts [0, 1, 2] of wb.weight, expected [2]")
+class NormsAcrossGroups(Exchanged):
+    """One norm over the inner width: under TP it would need a reduction that nobody makes."""
+
+    exchange = {"mamba2": _NormsTheWhole}
+
+
+class _WholeBackward(GatedNorm):
+    def normed(self, y_BTI: Tensor) -> Tensor:
+        wrong_BTI = RMSNorm.forward(self, y_BTI)
+        return wrong_BTI + (super().normed(y_BTI) - wrong_BTI).detach()
+
+
+class _NormsTheWholeBackward(Normed):
+    gated = _WholeBackward
+
+
+@mutant(of="BLK-04a", case="plain", says=GRADIENT, bugs=("SSM-02",))
+class NormsAcrossGroupsBackward(Exchanged):
+    """The forward pass norms each group, the backward pass takes the inner width for one."""
+
+    exchange = {"mamba2": _NormsTheWholeBackward}
+
+
+class _Ungrouped(GatedNorm):
+    def normed(self, y_BTI: Tensor) -> Tensor:
+        heads = y_BTI.shape[-1] // 8
+        held, self.groups = self.groups, heads
+        try:
+            return super().normed(y_BTI)
+        finally:
+            self.groups = held
+
+
+class _NormsEachHead(Normed):
+    gated = _Ungrouped
+
+
+@mutant(of="BLK-04a", case="plain", says=Y)
+class NormsEachHead(Exchanged):
+    """Overshoot: a norm for each head, where two heads of a group share one."""
+
+    exchange = {"mamba2": _NormsEachHead}
+
+
+class _GatesLast(GatedNorm):
+    def forward(self, y_BTI: Tensor, gate_BTI: Tensor) -> Tensor:  # type: ignore[override]
+        return self.normed(wide(y_BTI)) * F.silu(wide(gate_BTI))
+
+
+class _GatesBehindTheNorm(Normed):
+    gated = _GatesLast
+
+
+@mutant(of="BLK-04a", case="plain", says=Y)
+class GatesBehindTheNorm(Exchanged):
+    """norm_before_gate is on."""
+
+    exchange = {"mamba2": _GatesBehindTheNorm}
+
+
+class _FixedEpsilon(GatedNorm):
+    def normed(self, y_BTI: Tensor) -> Tensor:
+        self.eps = 1e-5
+        return super().normed(y_BTI)
+
+
+class _IgnoresEpsilon(Normed):
+    gated = _FixedEpsilon
+
+
+@mutant(of="BLK-04a", case="a-large-epsilon", says=Y, bugs=("MXP-08",))
+class IgnoresTheEpsilonOfTheRecipe(Exchanged):
+    """The gated norm is built with its own default of 1e-5."""
+
+    exchange = {"mamba2": _IgnoresEpsilon}
+
+
+class _MisreadsStrides(ChunkByChunk):
+    def between(self, state_Bhpn: Tensor) -> Tensor:
+        if not state_Bhpn.requires_grad:
+            return state_Bhpn
+        passed = state_Bhpn.clone()
+        passed.register_hook(lambda gradient: gradient.mT.reshape(gradient.shape))  # type: ignore[no-untyped-call]
+        return passed
+
+
+@mutant(of="BLK-04a", case="plain", says=GRADIENT, bugs=("SSM-03",))
+class ReadsTheGradientOfAStateTransposed(Exchanged):
+    """The backward kernel takes the strides of the states' gradient for (n, p): it shows from the second chunk on."""
+
+    exchange = {"mamba2": _MisreadsStrides}
+
+
+class Halves(ChunkByChunk):
+    def between(self, state_Bhpn: Tensor) -> Tensor:
+        return state_Bhpn.to(torch.bfloat16).to(state_Bhpn.dtype)
+
+
+@mutant(of="BLK-04a", case="float32", says=Y)
+class KeepsTheStateBetweenChunksInBfloat16(Exchanged):
+    """Under bfloat16 activations this hides in their rounding; in float32 it stands out 3000 times."""
+
+    exchange = {"mamba2": Halves}
+
+
+class _PadsWithSteps(Mamba2):
+    def scan(self, x: Tensor, dt: Tensor, b: Tensor, c: Tensor, packing: Packing, state: Any) -> tuple[Tensor, Tensor]:
+        y, last = super().scan(x, dt, b, c, packing, state)
+        padding = -x.shape[1] % self.chunk
+        step = F.softplus(self.dt_bias)  # of a padded input of 0
+        return y, last * torch.exp(padding * step * self.decay_rate())[:, None, None]
+
+
+@mutant(of="BLK-04a", case="plain", says="the state ssm differs")
+class StepsThroughThePadding(Exchanged):
+    """Pads dt before its softplus: the padding has no input but still fades the last state. No output shows it."""
+
+    exchange = {"mamba2": _PadsWithSteps}
+
+
+class _DetachesItsState(Mamba2):
+    def scan(self, x: Tensor, dt: Tensor, b: Tensor, c: Tensor, packing: Packing, state: Any) -> tuple[Tensor, Tensor]:
+        return super().scan(x, dt, b, c, packing, None if state is None else state.detach())
+
+
+@mutant(of="BLK-04a", case="packed-with-state", says="the gradient of lacks state.ssm", bugs=("SSM-18",))
+class GivesTheInitialStateNoGradient(Exchanged):
+    """The initial state is a constant to the backward pass; a sequence cut in two trains its second half alone."""
+
+    exchange = {"mamba2": _DetachesItsState}
+
+
+mutant(of="BLK-04a", case="one-token", says="the state conv_b differs", bugs=("SSM-16",))(ForgetsThePastAfterAShortCall)

@@ -1,0 +1,294 @@
+"""Mamba-3 wrong in one place of its step: the trapezoid and the rotation.
+
+B sequences · T tokens · h heads · p head_dim · g groups · n state · S angles
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from contracts.contract import mutant
+from contracts.mutants._support.mamba_parts import GRADIENT, Y
+from contracts.mutants._support.replaced_parts import Exchanged
+from contracts.spec.recipe import Recipe
+from contracts.stacks.reference.model.blocks.common import Output, Packing, State
+from contracts.stacks.reference.model.blocks.mamba2 import split, wide
+from contracts.stacks.reference.model.blocks.mamba3 import SLOWEST, Mamba3
+
+
+class _Euler(Mamba3):
+    def mix(self, trap_BTh: Tensor) -> Tensor:
+        return torch.ones_like(super().mix(trap_BTh)) + 0 * wide(trap_BTh)
+
+
+@mutant(of="BLK-04m", case="plain", says=Y)
+class StepsAsMamba2(Exchanged):
+    """The step has one end."""
+
+    exchange = {"mamba3": _Euler}
+
+
+class _Swapped(Mamba3):
+    def mix(self, trap_BTh: Tensor) -> Tensor:
+        return 1 - super().mix(trap_BTh)
+
+
+@mutant(of="BLK-04m", case="plain", says=Y)
+class SwapsTheEndsOfAStep(Exchanged):
+    """λ and 1 - λ are exchanged."""
+
+    exchange = {"mamba3": _Swapped}
+
+
+@mutant(of="BLK-04n", case="all-at-the-end", says="y with another k and v before it differs")
+class GivesTheEndToTheBeginning(Exchanged):
+    """The same, where all should lie at the end."""
+
+    exchange = {"mamba3": _Swapped}
+
+
+class _Raw(Mamba3):
+    def mix(self, trap_BTh: Tensor) -> Tensor:
+        return wide(trap_BTh)
+
+
+@mutant(of="BLK-04n", case="all-at-the-beginning", says="a first token gives ")
+class TakesTrapForAShare(Exchanged):
+    """Trap is used as it comes, as the kernel's documentation has it."""
+
+    exchange = {"mamba3": _Raw}
+
+
+class _Twice(Mamba3):
+    def mix(self, trap_BTh: Tensor) -> Tensor:
+        return torch.sigmoid(super().mix(trap_BTh))
+
+
+@mutant(of="BLK-04n", case="all-at-the-beginning", says="a first token gives ")
+class TakesTheSigmoidTwice(Exchanged):
+    """The block takes the sigmoid, and the kernel does too."""
+
+    exchange = {"mamba3": _Twice}
+
+
+class _Undecayed(Mamba3):
+    def ends(self, dt_BTh: Tensor, log_decay_BTh: Tensor, mix_BTh: Tensor) -> tuple[Tensor, Tensor]:
+        return mix_BTh * dt_BTh, (1 - mix_BTh) * dt_BTh
+
+
+@mutant(of="BLK-04m", case="plain", says=Y)
+class AddsTheBeginningUndecayed(Exchanged):
+    """What the beginning of a step adds is not faded over the step."""
+
+    exchange = {"mamba3": _Undecayed}
+
+
+class _HeavyTail(Mamba3):
+    def decay_rate(self, a_BTh: Tensor) -> Tensor:
+        a_BTh = wide(a_BTh)
+        return -torch.where(a_BTh >= 0, 1 + a_BTh, 1 / (1 + a_BTh.abs())).clamp(min=SLOWEST)
+
+
+@mutant(of="BLK-04m", case="plain", says=Y)
+class DecaysByAHeavyTail(Exchanged):
+    """A is minus 1 + x or 1 / (1 - x), as in a later mamba-ssm of the same version: the same weights, another model."""
+
+    exchange = {"mamba3": _HeavyTail}
+
+
+class _Unstepped(Mamba3):
+    def turn(self, angle_BTS: Tensor, dt_BTh: Tensor) -> Tensor:
+        return super().turn(angle_BTS, torch.ones_like(dt_BTh))
+
+
+@mutant(of="BLK-04m", case="plain", says=Y)
+class TurnsByTheTokenAndNotByTheStep(Exchanged):
+    """The angle is not multiplied by dt."""
+
+    exchange = {"mamba3": _Unstepped}
+
+
+class _Unbounded(Mamba3):
+    def turn(self, angle_BTS: Tensor, dt_BTh: Tensor) -> Tensor:
+        return wide(angle_BTS)[:, :, None] * dt_BTh[..., None]
+
+
+@mutant(of="BLK-04m", case="plain", says=Y)
+class TurnsWithoutBound(Exchanged):
+    """The angle is summed as it comes, without π tanh, as the kernel's documentation has it."""
+
+    exchange = {"mamba3": _Unbounded}
+
+
+class _Halves(Mamba3):
+    def rotated(self, u_BThn: Tensor, angle_BThS: Tensor) -> Tensor:
+        turned = 2 * angle_BThS.shape[-1]
+        one, two = u_BThn[..., :turned].chunk(2, dim=-1)
+        cos, sin = torch.cos(angle_BThS), torch.sin(angle_BThS)
+        return torch.cat([one * cos - two * sin, one * sin + two * cos, u_BThn[..., turned:]], dim=-1)
+
+
+@mutant(of="BLK-04m", case="packed-with-state", says=Y)
+class PairsTheHalves(Exchanged):
+    """Element i turns with i + S, as in the kernel for several inputs, and not 2i with 2i + 1."""
+
+    exchange = {"mamba3": _Halves}
+
+
+class _HalfTurns(Mamba3):
+    def rotated(self, u_BThn: Tensor, angle_BThS: Tensor) -> Tensor:
+        return super().rotated(u_BThn, angle_BThS / 2)
+
+
+@mutant(of="BLK-04o", case="three-turns", says="more of the initial angle differs")
+class TurnsByHalfTheAngle(Exchanged):
+    """An angle of 2π is half a turn, and the angle that is carried is wrapped at 2π all the same."""
+
+    exchange = {"mamba3": _HalfTurns}
+
+
+class _OneSided(Mamba3):
+    def forward(self, x_BTD: Tensor, packing: Packing, state: State) -> Output:
+        self.calls = 0
+        return super().forward(x_BTD, packing, state)
+
+    def rotated(self, u_BThn: Tensor, angle_BThS: Tensor) -> Tensor:
+        self.calls += 1  # first k, then q
+        return super().rotated(u_BThn, angle_BThS) if self.calls == 1 else u_BThn
+
+
+@mutant(of="BLK-04o", case="any-angle-before-an-empty-state", says="more of the initial angle differs")
+class TurnsBAndNotC(Exchanged):
+    """Only k is turned."""
+
+    exchange = {"mamba3": _OneSided}
+
+
+class _BiasesFirst(Mamba3):
+    def per_head(self, norm: nn.Module, grouped_BTc: Tensor) -> Tensor:
+        bias_hn = self.b_bias if norm is self.b_norm else self.c_bias
+        grouped_BTgn = wide(split(grouped_BTc, self.groups))
+        heads = grouped_BTgn.repeat_interleave(self.heads // self.groups, dim=2)
+        normed: Tensor = norm(heads + bias_hn)
+        return normed - bias_hn
+
+
+@mutant(of="BLK-04m", case="plain", says=Y)
+class BiasesBeforeTheNorm(Exchanged):
+    """The bias of B and C stands before their norm."""
+
+    exchange = {"mamba3": _BiasesFirst}
+
+
+class _Unnormed(Mamba3):
+    def per_head(self, norm: nn.Module, grouped_BTc: Tensor) -> Tensor:
+        grouped_BTgn = wide(split(grouped_BTc, self.groups)) * self.b_norm.weight
+        return grouped_BTgn.repeat_interleave(self.heads // self.groups, dim=2)
+
+
+@mutant(of="BLK-04m", case="three-groups-of-two", says=Y)
+class NormsNeitherBNorC(Exchanged):
+    """B and C go unnormed."""
+
+    exchange = {"mamba3": _Unnormed}
+
+
+class _FixedEpsilon(Mamba3):
+    def __init__(self, recipe: Recipe, parts: Any) -> None:
+        super().__init__(recipe, parts)
+        self.b_norm.eps = self.c_norm.eps = 1e-5
+
+
+@mutant(of="BLK-04m", case="a-large-epsilon", says=Y, bugs=("MXP-08",))
+class NormsBAndCByItsOwnEpsilon(Exchanged):
+    """The norms of B and C are built with a default of 1e-5."""
+
+    exchange = {"mamba3": _FixedEpsilon}
+
+
+class _Tiles(Mamba3):
+    def per_head(self, norm: nn.Module, grouped_BTc: Tensor) -> Tensor:
+        grouped_BTgn = wide(norm(split(grouped_BTc, self.groups)))
+        return grouped_BTgn.repeat(1, 1, self.heads // self.groups, 1)
+
+
+@mutant(of="BLK-04q", case="last-of-the-first-group", says="head 1 reaches parts [1] of wb.weight, expected [0]")
+class TilesTheGroupsOfBAndC(Exchanged):
+    """Head i reads group i modulo g."""
+
+    exchange = {"mamba3": _Tiles}
+
+
+class _TilesBackward(Mamba3):
+    def per_head(self, norm: nn.Module, grouped_BTc: Tensor) -> Tensor:
+        grouped_BTgn = wide(norm(split(grouped_BTc, self.groups)))
+        tiled = grouped_BTgn.repeat(1, 1, self.heads // self.groups, 1)
+        return tiled + (super().per_head(norm, grouped_BTc) - tiled).detach()
+
+
+@mutant(of="BLK-04q", case="first-of-the-second-group", says="head 2 reaches parts [2] of wb.weight, expected [1]",
+        bugs=("SSM-11",))  # fmt: skip
+class SumsGroupGradientsOverOtherHeads(Exchanged):
+    """Outputs are right; the backward pass sums heads into groups in another order; g = 1 and g = h hide it."""
+
+    exchange = {"mamba3": _TilesBackward}
+
+
+@mutant(of="BLK-04m", case="plain", says=GRADIENT, bugs=("SSM-11",))
+class GivesGroupsTheGradientsOfOthers(Exchanged):
+    """The same, where whole gradients are compared."""
+
+    exchange = {"mamba3": _TilesBackward}
+
+
+class _LeavesOutD(Mamba3):
+    def scan(
+        self,
+        v: Tensor,
+        k: Tensor,
+        q: Tensor,
+        dt: Tensor,
+        log_decay: Tensor,
+        mix: Tensor,
+        packing: Packing,
+        state: State,
+    ) -> tuple[Tensor, Tensor]:
+        y, ssm = super().scan(v, k, q, dt, log_decay, mix, packing, state)
+        return y - self.D[:, None] * v, ssm
+
+
+@mutant(of="BLK-04m", case="float32", says=Y)
+class LeavesOutTheWayPastTheScan(Exchanged):
+    """D v is not added."""
+
+    exchange = {"mamba3": _LeavesOutD}
+
+
+class _Whole(Mamba3):
+    def __init__(self, recipe: Recipe, parts: Any) -> None:
+        super().__init__(recipe, parts)
+        self.b_norm, self.c_norm = (parts.norm(recipe.mamba.groups * recipe.mamba.state, recipe.norm_eps) for _ in "bc")
+
+
+@mutant(of="BLK-04p", case="float32", says="mixer.b_norm.weight is (32,), expected (16,)")
+class NormsBAndCAcrossGroups(Exchanged):
+    """One norm of B over all its groups."""
+
+    exchange = {"mamba3": _Whole}
+
+
+class _HoldsBfloat16(Mamba3):
+    def __init__(self, recipe: Recipe, parts: Any) -> None:
+        super().__init__(recipe, parts)
+        if recipe.dtype == "bf16":
+            self.dt_bias = nn.Parameter(self.dt_bias.to(torch.bfloat16))
+
+
+@mutant(of="BLK-04p", case="bf16-three-groups", says="dt_bias is held in bfloat16 under bf16, expected float32")
+class HoldsTheBiasOfTheStepInBfloat16(Exchanged):
+    """dt_bias is cast with the rest of the block."""
+
+    exchange = {"mamba3": _HoldsBfloat16}

@@ -1,0 +1,138 @@
+"""Mamba-2 wrong in what a token sees: of the future, and of other documents.
+
+B sequences · T tokens · h heads · p head_dim · n state · c channels · w = T + 3 inputs of the convolution
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from contracts.contract import mutant
+from contracts.mutants._support.mamba_parts import Convolved, shifted, unpacked
+from contracts.mutants._support.replaced_parts import Exchanged
+from contracts.stacks.reference.model.blocks.common import Output, Packing, State
+from contracts.stacks.reference.model.blocks.mamba2 import CausalConv, Mamba2
+from contracts.stacks.reference.model.blocks.mamba3 import Mamba3
+
+
+class _Untruncated(CausalConv):
+    def mixed(self, seen_Bwc: Tensor, of_Bw: Tensor) -> Tensor:
+        ahead = torch.cat([seen_Bwc[:, 3:], torch.zeros_like(seen_Bwc[:, :3])], dim=1)
+        return super().mixed(ahead, of_Bw)
+
+
+class _ConvolvesUntruncated(Convolved):
+    convolution = _Untruncated
+
+
+@mutant(of="BLK-01c", case="mamba2", says="change the output at token 18 of row 0", bugs=("SSM-08",))
+class TakesTheEndOfThePaddedConvolution(Exchanged):
+    """Pads three on both sides and takes the last T outputs, not the first: each token sees three ahead."""
+
+    exchange = {"mamba2": _ConvolvesUntruncated}
+
+
+class _AdmitsTheNextDocument(CausalConv):
+    def extended(self, u_BTc: Tensor, packing: Packing, state: Tensor | None) -> tuple[Tensor, Tensor]:
+        return super().extended(u_BTc, unpacked(packing), state)
+
+
+class _ConvolvesAcross(Convolved):
+    convolution = _AdmitsTheNextDocument
+
+
+@mutant(of="BLK-02c", case="mamba2", says="document 0 changes the output at token 3 of another one")
+class ResetsTheStateAndNotTheConvolution(Exchanged):
+    """The scan is given the documents, the convolution is not: three tokens leak at every border."""
+
+    exchange = {"mamba2": _ConvolvesAcross}
+
+
+class _ScansAcross(Mamba2):
+    def scan(self, x: Tensor, dt: Tensor, b: Tensor, c: Tensor, packing: Packing, state: Any) -> tuple[Tensor, Tensor]:
+        return super().scan(x, dt, b, c, unpacked(packing), state)
+
+
+@mutant(of="BLK-02c", case="mamba2", says="document 0 changes the output at token 3 of another one")
+class ResetsTheConvolutionAndNotTheState(Exchanged):
+    """seq_idx reaches the convolution alone, and the state walks on through every document."""
+
+    exchange = {"mamba2": _ScansAcross}
+
+
+class _ResetsLate(Mamba2):
+    def scan(self, x: Tensor, dt: Tensor, b: Tensor, c: Tensor, packing: Packing, state: Any) -> tuple[Tensor, Tensor]:
+        return super().scan(x, dt, b, c, shifted(packing, 1), state)
+
+
+@mutant(of="BLK-02c", case="mamba2", says="document 0 changes the output at token 3 of another one")
+class ResetsOneTokenLate(Exchanged):
+    """The first token of a document still reads the state of the one before."""
+
+    exchange = {"mamba2": _ResetsLate}
+
+
+class _ResetsEarly(Mamba2):
+    def scan(self, x: Tensor, dt: Tensor, b: Tensor, c: Tensor, packing: Packing, state: Any) -> tuple[Tensor, Tensor]:
+        return super().scan(x, dt, b, c, shifted(packing, -1), state)
+
+
+@mutant(of="BLK-04d", case="mamba2", says="y of document 0 of row 0 differs")
+class ResetsOneTokenEarly(Exchanged):
+    """Over-correction: the last token of a document has already lost it, which leaks nothing."""
+
+    exchange = {"mamba2": _ResetsEarly}
+
+
+class _LeaksInTheLastChunk(Mamba2):
+    def scan(self, x: Tensor, dt: Tensor, b: Tensor, c: Tensor, packing: Packing, state: Any) -> tuple[Tensor, Tensor]:
+        found = super().scan(x, dt, b, c, packing, state)
+        return found[0], super().scan(x, dt, b, c, unpacked(packing), state)[1]
+
+
+@mutant(of="BLK-04d", case="mamba2", says="after row 0 the state ssm differs")
+class LeavesTheStateOfEveryDocument(Exchanged):
+    """Outputs are kept apart, but the state that is left for the next call holds all documents of the row."""
+
+    exchange = {"mamba2": _LeaksInTheLastChunk}
+
+
+class _LooksAhead(Mamba3):
+    def before(self, u_BThx: Tensor, packing: Packing, state: Tensor | None) -> Tensor:
+        return torch.cat([u_BThx[:, 1:], torch.zeros_like(u_BThx[:, :1])], dim=1)
+
+
+@mutant(of="BLK-01c", case="mamba3", says="tokens from 21 on in row 0 change the output at token 20 of row 0")
+class TakesTheTokenAfterForTheTokenBefore(Exchanged):
+    """The other end of the step is the next token: the shift has the wrong sign."""
+
+    exchange = {"mamba3": _LooksAhead}
+
+
+class _StepsAcross(Mamba3):
+    def before(self, u_BThx: Tensor, packing: Packing, state: Tensor | None) -> Tensor:
+        return super().before(u_BThx, unpacked(packing), state)
+
+
+@mutant(of="BLK-02c", case="mamba3", says="document 0 changes the output at token 3 of another one")
+class BeginsADocumentWithTheLastTokenOfAnother(Exchanged):
+    """The state is reset and the token before is not: the first step of a document begins in the one before."""
+
+    exchange = {"mamba3": _StepsAcross}
+
+
+class _ResetsTheAngleNever(Mamba3):
+    def forward(self, x_BTD: Tensor, packing: Packing, state: State) -> Output:
+        found = super().forward(x_BTD, packing, state)
+        last = super().forward(x_BTD, unpacked(packing), state).state["angle"]
+        return found._replace(state=found.state | {"angle": last})
+
+
+@mutant(of="BLK-04d", case="mamba3", says="after row 0 the state angle differs")
+class LeavesTheAngleOfEveryDocument(Exchanged):
+    """The angle that is left is the sum over the row."""
+
+    exchange = {"mamba3": _ResetsTheAngleNever}

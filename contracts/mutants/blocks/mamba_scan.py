@@ -1,0 +1,277 @@
+"""Mamba-2 wrong in what passes from chunk to chunk and from call to call.
+
+B sequences · T tokens · h heads · p head_dim · n state · c channels · w = T + 3 inputs of the convolution
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from contracts.contract import mutant
+from contracts.mutants._support.mamba_parts import GRADIENT, Convolved, Y
+from contracts.mutants._support.replaced_parts import Exchanged
+from contracts.stacks.reference.model.blocks.common import Output, Packing, State
+from contracts.stacks.reference.model.blocks.mamba2 import CausalConv, Mamba2
+from contracts.stacks.reference.model.blocks.mamba3 import Mamba3
+
+# what passes from chunk to chunk
+
+
+class ChunkByChunk(Mamba2):
+    """The scan as a loop over chunks with the state between them in one place."""
+
+    def scan(self, x: Tensor, dt: Tensor, b: Tensor, c: Tensor, packing: Packing, state: Any) -> tuple[Tensor, Tensor]:
+        found, length = [], x.shape[1]
+        for start in range(0, length, self.chunk):
+            at = slice(start, start + self.chunk)
+            documents, before = packing.documents_BT, None if state is None else self.between(state)
+            if start and before is not None:  # what the last chunk left counts where its document goes on
+                goes_on = documents[:, start] == documents[:, start - 1]
+                before = before * goes_on[:, None, None, None]
+            y, state = super().scan(
+                x[:, at], dt[:, at], b[:, at], c[:, at], packing._replace(documents_BT=documents[:, at]), before
+            )
+            found.append(y)
+        return torch.cat(found, dim=1), state
+
+    def between(self, state_Bhpn: Tensor) -> Tensor:
+        return state_Bhpn
+
+
+class _Restarts(ChunkByChunk):
+    def between(self, state_Bhpn: Tensor) -> Tensor:
+        return torch.zeros_like(state_Bhpn)
+
+
+@mutant(of="BLK-04b", case="sixteen", says=Y)
+class DropsTheStateBetweenChunks(Exchanged):
+    """Every chunk begins with an empty state."""
+
+    exchange = {"mamba2": _Restarts}
+
+
+class _Detaches(ChunkByChunk):
+    def between(self, state_Bhpn: Tensor) -> Tensor:
+        return state_Bhpn.detach()
+
+
+@mutant(of="BLK-04b", case="sixteen", says=GRADIENT, bugs=("SSM-18",))
+class CutsTheGradientBetweenChunks(Exchanged):
+    """The state is passed forward and its gradient is not passed back: every output is right."""
+
+    exchange = {"mamba2": _Detaches}
+
+
+class _PassesUndecayed(ChunkByChunk):
+    def scan(self, x: Tensor, dt: Tensor, b: Tensor, c: Tensor, packing: Packing, state: Any) -> tuple[Tensor, Tensor]:
+        found, kept = [], state
+        for start in range(0, x.shape[1], self.chunk):
+            at = slice(start, start + self.chunk)
+            piece = (x[:, at], dt[:, at], b[:, at], c[:, at])
+            within = packing._replace(documents_BT=packing.documents_BT[:, at])
+            found.append(Mamba2.scan(self, *piece, within, kept)[0])
+            added = Mamba2.scan(self, *piece, within, None)[1]
+            kept = added if kept is None else kept + added
+        assert kept is not None
+        return torch.cat(found, dim=1), kept
+
+
+@mutant(of="BLK-04b", case="sixteen", says=Y)
+class PassesTheStateUndecayed(Exchanged):
+    """A chunk adds to the state it was given without fading it by the chunk's own decay."""
+
+    exchange = {"mamba2": _PassesUndecayed}
+
+
+class _DropsTheRest(Mamba2):
+    def scan(self, x: Tensor, dt: Tensor, b: Tensor, c: Tensor, packing: Packing, state: Any) -> tuple[Tensor, Tensor]:
+        y, last = super().scan(x, dt, b, c, packing, state)
+        whole = x.shape[1] // self.chunk * self.chunk
+        return torch.cat([y[:, :whole], torch.zeros_like(y[:, whole:])], dim=1), last
+
+
+@mutant(of="BLK-04b", case="five", says=Y)
+class LeavesOutTheLastPartOfAChunk(Exchanged):
+    """37 tokens are seven chunks of 5; the grid has no eighth."""
+
+    exchange = {"mamba2": _DropsTheRest}
+
+
+# the state of a call
+
+
+class _IgnoresItsState(Mamba2):
+    def scan(self, x: Tensor, dt: Tensor, b: Tensor, c: Tensor, packing: Packing, state: Any) -> tuple[Tensor, Tensor]:
+        return super().scan(x, dt, b, c, packing, None)
+
+
+@mutant(of="BLK-04c", case="inside-a-chunk", says="y in two halves, cut at 20, differs")
+class BeginsEveryCallEmpty(Exchanged):
+    """The initial state is accepted and not used."""
+
+    exchange = {"mamba2": _IgnoresItsState}
+
+
+class _SharesTheFirstRow(Mamba2):
+    def scan(self, x: Tensor, dt: Tensor, b: Tensor, c: Tensor, packing: Packing, state: Any) -> tuple[Tensor, Tensor]:
+        return super().scan(x, dt, b, c, packing, None if state is None else state[:1].expand_as(state))
+
+
+@mutant(of="BLK-04c", case="at-the-edge-of-a-chunk", says="y in two halves, cut at 16, differs")
+class GivesEveryRowTheStateOfTheFirst(Exchanged):
+    """The stride of the batch is 0 in the initial state."""
+
+    exchange = {"mamba2": _SharesTheFirstRow}
+
+
+class _ForgetsItsPast(CausalConv):
+    def extended(self, u_BTc: Tensor, packing: Packing, state: Tensor | None) -> tuple[Tensor, Tensor]:
+        return super().extended(u_BTc, packing, None)
+
+
+class _ConvolvesWithoutPast(Convolved):
+    convolution = _ForgetsItsPast
+
+
+@mutant(of="BLK-04c", case="inside-a-chunk", says="y in two halves, cut at 20, differs")
+class PassesTheStateAndNotTheConvolution(Exchanged):
+    """The scan continues and the convolution begins anew: three tokens after each cut are off."""
+
+    exchange = {"mamba2": _ConvolvesWithoutPast}
+
+
+class _KeepsFour(CausalConv):
+    def last(self, seen_Bwc: Tensor, of_Bw: Tensor) -> Tensor:
+        return F.pad(super().last(seen_Bwc, of_Bw), (1, 0))
+
+
+class _CarriesFour(Convolved):
+    convolution = _KeepsFour
+
+
+@mutant(of="BLK-04c", case="inside-a-chunk", says="the state conv_x has shape (2, 32, 4), expected (2, 32, 3)")
+class CarriesAsManyInputsAsThereAreTaps(Exchanged):
+    """The convolution leaves four inputs, one of which it never reads again; a kernel of three reads the wrong ones."""
+
+    exchange = {"mamba2": _CarriesFour}
+
+
+class _KeepsOutputs(CausalConv):
+    def last(self, seen_Bwc: Tensor, of_Bw: Tensor) -> Tensor:
+        return F.silu(super().last(seen_Bwc, of_Bw))
+
+
+class _CarriesOutputs(Convolved):
+    convolution = _KeepsOutputs
+
+
+@mutant(of="BLK-04c", case="inside-a-chunk", says="y in two halves, cut at 20, differs")
+class CarriesInputsBehindTheirActivation(Exchanged):
+    """The state of the convolution is taken after silu."""
+
+    exchange = {"mamba2": _CarriesOutputs}
+
+
+class _KeepsThisCall(CausalConv):
+    def last(self, seen_Bwc: Tensor, of_Bw: Tensor) -> Tensor:
+        mine = torch.arange(seen_Bwc.shape[1], device=seen_Bwc.device) >= 3
+        return super().last(seen_Bwc * mine[:, None], of_Bw)
+
+
+class _CarriesThisCall(Convolved):
+    convolution = _KeepsThisCall
+
+
+@mutant(of="BLK-04c", case="after-one-token", says="y in two halves, cut at 1, differs", bugs=("SSM-16",))
+class ForgetsThePastAfterAShortCall(Exchanged):
+    """A call of fewer tokens than taps leaves zeros where inputs of the call before belong."""
+
+    exchange = {"mamba2": _CarriesThisCall}
+
+
+class _BeginsEachChunk(Mamba3):
+    def before(self, u_BThx: Tensor, packing: Packing, state: Tensor | None) -> Tensor:
+        first = torch.arange(u_BThx.shape[1], device=u_BThx.device) % self.chunk == 0
+        return super().before(u_BThx, packing, state) * ~first[:, None, None]
+
+
+@mutant(of="BLK-04b", case="mamba3-five", says=Y)
+class LosesTheTokenBeforeAChunk(Exchanged):
+    """The first token of a chunk has no token before it: its kernel reads its own tile alone."""
+
+    exchange = {"mamba3": _BeginsEachChunk}
+
+
+class _TurnsEachChunk(Mamba3):
+    def angle(self, turn_BThS: Tensor, packing: Packing, state: Tensor | None) -> Tensor:
+        return torch.cat([super(_TurnsEachChunk, self).angle(each, packing._replace(documents_BT=documents), None)
+                          for each, documents in zip(torch.split(turn_BThS, self.chunk, dim=1),
+                                                     torch.split(packing.documents_BT, self.chunk, dim=1),
+                                                     strict=True)], dim=1)  # fmt: skip
+
+
+@mutant(of="BLK-04b", case="mamba3-sixteen", says=Y)
+class BeginsTheAngleInEachChunk(Exchanged):
+    """The sum of angles is a sum over the chunk, and what came before is not added."""
+
+    exchange = {"mamba3": _TurnsEachChunk}
+
+
+class _WithoutPart(Mamba3):
+    """Mamba-3 that ignores a part of the state that it is given."""
+
+    part: str
+
+    def forward(self, x_BTD: Tensor, packing: Packing, state: State) -> Output:
+        return super().forward(x_BTD, packing, {name: each for name, each in state.items() if name != self.part})
+
+
+class _WithoutV(_WithoutPart):
+    part = "v"
+
+
+class _WithoutAngle(_WithoutPart):
+    part = "angle"
+
+
+class _WithoutSsm(_WithoutPart):
+    part = "ssm"
+
+
+@mutant(of="BLK-04c", case="mamba3-inside-a-chunk", says="y in two halves, cut at 20, differs")
+class PassesTheStateWithoutTheTokenBefore(Exchanged):
+    """k and v of the last token are not carried: the first step after a cut is half of one."""
+
+    exchange = {"mamba3": _WithoutV}
+
+
+@mutant(of="BLK-04c", case="mamba3-inside-a-chunk", says="y in two halves, cut at 20, differs")
+class PassesTheStateWithoutItsAngle(Exchanged):
+    """The state is carried as it was turned, and the new tokens turn from 0."""
+
+    exchange = {"mamba3": _WithoutAngle}
+
+
+@mutant(of="BLK-04c", case="mamba3-after-one-token", says="y in two halves, cut at 1, differs")
+class PassesEverythingButTheState(Exchanged):
+    """Angle, k and v are carried, and the state is not."""
+
+    exchange = {"mamba3": _WithoutSsm}
+
+
+class _TurnsTheCarriedKBack(Mamba3):
+    def forward(self, x_BTD: Tensor, packing: Packing, state: State) -> Output:
+        found = super().forward(x_BTD, packing, state)
+        k_Bhn = self.rotated(found.state["k"][:, None], -found.state["angle"][:, None])[:, 0]
+        return found._replace(state=found.state | {"k": k_Bhn})
+
+
+@mutant(of="BLK-04c", case="mamba3-inside-a-document", says="y in two halves, cut at 19, differs")
+class CarriesKBeforeItsTurn(Exchanged):
+    """The k that is carried is not turned, and the next call does not turn it."""
+
+    exchange = {"mamba3": _TurnsTheCarriedKBack}

@@ -1,0 +1,150 @@
+"""Dense MLPs broken in one place: activation, gate, derivative, what a token sees."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from contracts.contract import mutant
+from contracts.mutants._support.replaced_parts import Exchanged
+from contracts.mutants.blocks.attention import DropsTheEpsOfTheRecipe
+from contracts.stacks.reference.model.blocks.mlp import Mlp
+
+
+class _Relu(Mlp):
+    def activate(self, x_BTF: Tensor) -> Tensor:
+        return F.relu(x_BTF)
+
+
+@mutant(of="BLK-06h", case="relu2", says="y differs")
+@mutant(of="BLK-06j", case="relu2-w1", says="mixer.w1.weight times 3, against 9 times the output: y differs")
+class ForgetsTheSquare(Exchanged):
+    """relu for relu²: trains nearly as well."""
+
+    exchange = {"mlp": _Relu}
+
+
+class _Square(Mlp):
+    def activate(self, x_BTF: Tensor) -> Tensor:
+        return x_BTF.square()
+
+
+@mutant(of="BLK-06i", case="relu2", says="relu2 of -3 is 9, expected 0")
+class SquaresBothSigns(Exchanged):
+    """The square without the relu: it scales as relu² does."""
+
+    exchange = {"mlp": _Square}
+
+
+class _Gelu(Mlp):
+    def activate(self, x_BTF: Tensor) -> Tensor:
+        return F.gelu(x_BTF)
+
+
+@mutant(of="BLK-06i", case="relu2", says="relu2 of 3 is 2.99595031, expected 9")
+class KeepsTheDefaultActivation(Exchanged):
+    """The activation of the recipe does not reach the builder, whose default is gelu."""
+
+    exchange = {"mlp": _Gelu}
+
+
+class _HalfDerivative(Mlp):
+    def activate(self, x_BTF: Tensor) -> Tensor:
+        positive = F.relu(x_BTF)
+        return positive * positive.detach()
+
+
+@mutant(of="BLK-06h", case="relu2-narrow", says="gradient mixer.w1.weight differs")
+class DerivativeLosesItsFactor(Exchanged):
+    """The fused backward kernel of relu² multiplies by x where it should by 2x. Adam hides such a factor."""
+
+    exchange = {"mlp": _HalfDerivative}
+
+
+class _ThroughLogarithms(Mlp):
+    def activate(self, x_BTF: Tensor) -> Tensor:
+        return torch.where(x_BTF > 0, (2 * x_BTF.abs().log()).exp(), torch.zeros_like(x_BTF))
+
+
+@mutant(of="BLK-06k", case="relu2", says="mixer.w1.weight is zero, and the gradient of norm.weight is not finite")
+class SquaresThroughLogarithms(Exchanged):
+    """A power written as exp(2 log x), hidden by a `where`: its derivative at 0 is 0 · infinity all the same."""
+
+    exchange = {"mlp": _ThroughLogarithms}
+
+
+class _Floored(Mlp):
+    def activate(self, x_BTF: Tensor) -> Tensor:
+        return x_BTF.clamp_min(1e-3).square()
+
+
+@mutant(of="BLK-06k", case="relu2", says="mixer.w1.weight is zero, and the output is not")
+class FloorsTheActivation(Exchanged):
+    """The fix that overshot: a floor keeps the logarithm finite, and every unit on."""
+
+    exchange = {"mlp": _Floored}
+
+
+class _Exchanged(Mlp):
+    def gate(self, gate_BTF: Tensor, up_BTF: Tensor) -> Tensor:
+        return super().gate(up_BTF, gate_BTF)
+
+
+@mutant(of="BLK-06h", case="swiglu", says="y differs")
+@mutant(of="BLK-06i", case="swiglu", says="swiglu of 1 is 1.76159416, expected 1.46211716")
+@mutant(of="BLK-06j", case="swiglu-w3", says="mixer.w3.weight times -3, against -3 times the output: y differs")
+class GatesByTheWrongMatrix(Exchanged):
+    """w1 and w3 have changed places: silu is on the other one."""
+
+    exchange = {"mlp": _Exchanged}
+
+
+class _Sigmoid(Mlp):
+    def gate(self, gate_BTF: Tensor, up_BTF: Tensor) -> Tensor:
+        return gate_BTF.sigmoid() * up_BTF
+
+
+@mutant(of="BLK-06h", case="swiglu-narrow", says="y differs")
+@mutant(of="BLK-06k", case="swiglu", says="mixer.w1.weight is zero, and the output is not")
+class GatesBySigmoid(Exchanged):
+    """GLU for SwiGLU."""
+
+    exchange = {"mlp": _Sigmoid}
+
+
+class _Fused(Mlp):
+    def apply_to(self, x_BTD: Tensor) -> Tensor:
+        if not self.gated:
+            return super().apply_to(x_BTD)
+        (first, second), (third, fourth) = (each.weight.chunk(2) for each in (self.w1, self.w3))
+        sharded = torch.cat((first, third, second, fourth)).to(x_BTD.dtype)  # [gate | up] of rank 0, then of rank 1
+        gate_BTF, up_BTF = F.linear(x_BTD, sharded).chunk(2, dim=-1)
+        y_BTD: Tensor = self.w2(self.gate(gate_BTF, up_BTF))
+        return y_BTD
+
+
+@mutant(of="BLK-06h", case="swiglu", says="y differs", bugs=("RSM-61",))
+class ReadsAShardedGateAndUpAsWhole(Exchanged):
+    """A fused [gate | up] was cut over two ranks before it was saved, and is read as if it had been cut after."""
+
+    exchange = {"mlp": _Fused}
+
+
+class _Centred(Mlp):
+    def activate(self, x_BTF: Tensor) -> Tensor:
+        return super().activate(x_BTF - x_BTF.mean(1, keepdim=True))
+
+    def gate(self, gate_BTF: Tensor, up_BTF: Tensor) -> Tensor:
+        return super().gate(gate_BTF, up_BTF - up_BTF.mean((0, 1), keepdim=True))
+
+
+@mutant(of="BLK-06l", case="relu2", says="token 3 of row 1 was exchanged, and y of the others differs")
+@mutant(of="BLK-06l", case="swiglu", says="token 7 of row 1 was exchanged, and y of the others differs")
+class CentresOverTokens(Exchanged):
+    """Something is normed over the sequence that should be over a token's own elements: it looks ahead too."""
+
+    exchange = {"mlp": _Centred}
+
+
+mutant(of="BLK-06h", case="wide-eps", says="y differs", bugs=("MXP-08",))(DropsTheEpsOfTheRecipe)

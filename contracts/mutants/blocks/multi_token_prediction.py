@@ -1,0 +1,230 @@
+"""Heads that look at another token, are held to another label, or train nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from contracts.contract import mutant
+from contracts.mutants._support.replaced_parts import Exchanged
+from contracts.stacks.reference.model.blocks.common import Packing
+from contracts.stacks.reference.model.hybrid_model import Model, ModelOutput
+from contracts.stacks.reference.model.mtp import IGNORED, MtpModule, shift_left
+
+
+class TokenFirst(MtpModule):
+    def forward(self, hidden_BTD: Tensor, ahead_BTD: Tensor, packing: Packing) -> Tensor:
+        half = self.projection.weight.shape[1] // 2
+        with torch.no_grad():
+            self.projection.weight.copy_(self.projection.weight.roll(half, dims=1))
+        return super().forward(hidden_BTD, ahead_BTD, packing)
+
+
+@mutant(of="BLK-06p", case="two-depths", says="the logits of depth 1 differs")
+class JoinsTheTokenFirst(Exchanged):
+    """Joins token, then hidden state: a checkpoint of the published order loads without a word."""
+
+    exchange = {"prediction": TokenFirst}
+
+
+class Unnormed(MtpModule):
+    def forward(self, hidden_BTD: Tensor, ahead_BTD: Tensor, packing: Packing) -> Tensor:
+        rescaled_BTD = self.token_norm.weight * ahead_BTD
+        x_BTD: Tensor = self.projection(torch.cat((self.hidden_norm(hidden_BTD), rescaled_BTD), dim=-1))
+        for layer in (self.attention, self.mlp):
+            x_BTD = layer(x_BTD, packing).y_BTD
+        return x_BTD
+
+
+@mutant(of="BLK-06p", case="latent-attention-swiglu", says="the logits of depth 1 differs")
+class JoinsTheBareEmbedding(Exchanged):
+    """Scales the embedding and does not norm it: its part of the sum is as small as an embedding."""
+
+    exchange = {"prediction": Unnormed}
+
+
+class AfterTheNorm(Model):
+    def look_ahead(self, hidden_BTD: Tensor, tokens_BT: Tensor, pack: Packing) -> list[Tensor]:
+        return super().look_ahead(self.norm(hidden_BTD), tokens_BT, pack)
+
+
+@mutant(of="BLK-06p", case="two-depths", says="the logits of depth 1 differs")
+class ReadsBehindTheFinalNorm(Exchanged):
+    """Hands the normed hidden state to the first depth, which norms it again."""
+
+    exchange = {"model": AfterTheNorm}
+
+
+class EachFromTheModel(Model):
+    def look_ahead(self, hidden_BTD: Tensor, tokens_BT: Tensor, pack: Packing) -> list[Tensor]:
+        found = []
+        for depth, prediction in enumerate(self.mtp):
+            later_BT = shift_left(tokens_BT, pack, depth + 1, IGNORED)
+            seen_BTD = self.embed(later_BT.clamp(min=0)) * (later_BT >= 0).unsqueeze(-1)
+            found.append(self.predict(prediction.norm(prediction(hidden_BTD, seen_BTD, pack))))  # type: ignore[operator]
+        return found
+
+
+@mutant(of="BLK-06p", case="two-depths", says="the logits of depth 2 differs")
+class StartsEveryDepthAtTheModel(Exchanged):
+    """Depth 2 reads the model's state and not that of depth 1, so it never sees the token between."""
+
+    exchange = {"model": EachFromTheModel}
+
+
+class FinalNorm(Model):
+    def look_ahead(self, hidden_BTD: Tensor, tokens_BT: Tensor, pack: Packing) -> list[Tensor]:
+        for prediction in self.mtp:
+            prediction.norm = self.norm
+        return super().look_ahead(hidden_BTD, tokens_BT, pack)
+
+
+@mutant(of="BLK-06p", case="tied-embeddings", says="the logits of depth 1 differs")
+class SharesTheFinalNorm(Exchanged):
+    """The depth ends in the model's final norm; its own is loaded and never used."""
+
+    exchange = {"model": FinalNorm}
+
+
+class Rolls(Model):
+    def forward(self, tokens_BT: Tensor, labels_BT: Tensor, documents_BT: Tensor | None = None) -> ModelOutput:
+        out = super().forward(tokens_BT, labels_BT, documents_BT)
+        for depth, logits_BTV in enumerate(out.mtp_logits):
+            name, targets_BT = f"mtp.{depth}", labels_BT.roll(-depth - 1, dims=1)
+            out.sums[name], out.counts[name] = self.cross_entropy(logits_BTV, targets_BT)
+        return out
+
+
+@mutant(of="BLK-06q", case="packed", says="mtp loss is")
+class RollsLabels(Exchanged):
+    """Rolled labels: the end of a row is held to its first tokens, the end of a document to the next one's."""
+
+    exchange = {"model": Rolls}
+
+
+class Crosses(Model):
+    def forward(self, tokens_BT: Tensor, labels_BT: Tensor, documents_BT: Tensor | None = None) -> ModelOutput:
+        out = super().forward(tokens_BT, labels_BT, documents_BT)
+        for depth, logits_BTV in enumerate(out.mtp_logits):
+            name, targets_BT = f"mtp.{depth}", torch.full_like(labels_BT, IGNORED)
+            targets_BT[:, : -depth - 1] = labels_BT[:, depth + 1 :]
+            out.sums[name], out.counts[name] = self.cross_entropy(logits_BTV, targets_BT)
+        return out
+
+
+@mutant(of="BLK-06q", case="documents-shorter-than-the-depth", says="mtp loss is")
+class PredictsTheNextDocument(Exchanged):
+    """The row's end is masked and the documents' ends are not."""
+
+    exchange = {"model": Crosses}
+
+
+class OwnLabels(Model):
+    def forward(self, tokens_BT: Tensor, labels_BT: Tensor, documents_BT: Tensor | None = None) -> ModelOutput:
+        out = super().forward(tokens_BT, labels_BT, documents_BT)
+        for depth, logits_BTV in enumerate(out.mtp_logits):
+            out.sums[f"mtp.{depth}"], out.counts[f"mtp.{depth}"] = self.cross_entropy(logits_BTV, labels_BT)
+        return out
+
+
+@mutant(of="BLK-06q", case="one-document-a-row", says="mtp loss is")
+class HoldsDepthsToTheNextToken(Exchanged):
+    """Every depth is held to the label of its own position, the token it was just shown."""
+
+    exchange = {"model": OwnLabels}
+
+
+class CountsOfTheFirst(Model):
+    def objective(self, sums: Mapping[str, Tensor], counts: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return super().objective(sums, {name: counts["lm" if "mtp" in name else name] for name in counts})
+
+
+@mutant(of="BLK-06q", case="three-depths", says="mtp loss is", bugs=("DPS-24",))
+class DividesDepthsByTheFirstHeadsLabels(Exchanged):
+    """Divides by the labels of the first head: depths that lose a label in every document weigh too little."""
+
+    exchange = {"model": CountsOfTheFirst}
+
+
+class Adds(Model):
+    def share(self, loss: str) -> float:
+        depths = self.recipe.mtp.depth if self.recipe.mtp else 1
+        return super().share(loss) * (depths if loss == "mtp" else 1)
+
+
+@mutant(of="BLK-06q", case="three-depths", says="total holds")
+class AddsDepthsUp(Exchanged):
+    """Adds the losses of the depths up where their mean is weighed."""
+
+    exchange = {"model": Adds}
+
+
+class DetachesHidden(Model):
+    def look_ahead(self, hidden_BTD: Tensor, tokens_BT: Tensor, pack: Packing) -> list[Tensor]:
+        return super().look_ahead(hidden_BTD.detach(), tokens_BT, pack)
+
+
+@mutant(of="BLK-06r", case="a-whole-model", says="gets no gradient from the depths")
+class LooksAheadDetached(Exchanged):
+    """The hidden state is detached: the layers learn nothing from what lies ahead."""
+
+    exchange = {"model": DetachesHidden}
+
+
+class CopiesTheHead(Model):
+    def look_ahead(self, hidden_BTD: Tensor, tokens_BT: Tensor, pack: Packing) -> list[Tensor]:
+        assert self.head is not None
+        held = self.head.weight
+        del self.head.weight
+        self.head.weight = held.detach()  # a tensor in a parameter's place
+        found = super().look_ahead(hidden_BTD, tokens_BT, pack)
+        del self.head.weight
+        self.head.weight = held
+        return found
+
+
+@mutant(of="BLK-06r", case="untied", says="head.weight gets no gradient from the depths")
+class CopiesTheOutputProjection(Exchanged):
+    """Depths use a copy of the output projection, made when the step began: what they learn is lost."""
+
+    exchange = {"model": CopiesTheHead}
+
+
+class OneLess(Model):
+    def look_ahead(self, hidden_BTD: Tensor, tokens_BT: Tensor, pack: Packing) -> list[Tensor]:
+        before_BT = torch.cat((tokens_BT[:, :1], tokens_BT[:, :-1]), dim=1)
+        return super().look_ahead(hidden_BTD, before_BT, pack)
+
+
+@mutant(of="BLK-06u", case="in-the-middle", says="on, expected 8")
+class SeesItsOwnToken(Exchanged):
+    """Depth k is shown the token at t + k - 1, which the state below has seen already."""
+
+    exchange = {"model": OneLess}
+
+
+class OneMore(Model):
+    def look_ahead(self, hidden_BTD: Tensor, tokens_BT: Tensor, pack: Packing) -> list[Tensor]:
+        after_BT = torch.cat((tokens_BT[:, 1:], tokens_BT[:, -1:]), dim=1)
+        return super().look_ahead(hidden_BTD, after_BT, pack)
+
+
+@mutant(of="BLK-06u", case="in-the-middle", says="on, expected 8")
+class SeesItsAnswer(Exchanged):
+    """Depth k is shown the token at t + k + 1, which it is to predict."""
+
+    exchange = {"model": OneMore}
+
+
+class Mixes(MtpModule):
+    def forward(self, hidden_BTD: Tensor, ahead_BTD: Tensor, packing: Packing) -> Tensor:
+        return super().forward(hidden_BTD, ahead_BTD + ahead_BTD.mean(0, keepdim=True), packing)
+
+
+@mutant(of="BLK-06u", case="the-last", says="another row changes")
+class MixesRows(Exchanged):
+    """The token ahead is taken over the batch instead of over the row."""
+
+    exchange = {"prediction": Mixes}

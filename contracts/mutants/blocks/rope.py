@@ -1,0 +1,177 @@
+"""Rope and QK norm, each wrong in one place."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from contracts.contract import mutant
+from contracts.mutants._support.replaced_parts import Exchanged
+from contracts.mutants.blocks.attention import DropsTheta, JointNorm
+from contracts.stacks.reference.model.blocks.attention import Attention, LatentAttention
+from contracts.stacks.reference.model.blocks.common import Packing
+
+
+class _Interleaved(Attention):
+    def rotate(self, x_BTHd: Tensor, packing: Packing) -> Tensor:
+        halves = torch.cat((x_BTHd[..., 0::2], x_BTHd[..., 1::2]), dim=-1)
+        first, second = super().rotate(halves, packing).chunk(2, dim=-1)
+        return torch.stack((first, second), dim=-1).flatten(-2)
+
+
+@mutant(of="BLK-03g", case="theta-10000-next", says="element 0 of a query and 1 of a key 1 tokens before it")
+class PairsNeighbours(Exchanged):
+    """Rope pairs elements 2j and 2j + 1: another model with the same weights, and as good when trained from scratch."""
+
+    exchange = {"attention": _Interleaved}
+
+
+class _Backwards(Attention):
+    def angles(self, positions_BT: Tensor, size: int) -> Tensor:
+        return -super().angles(positions_BT, size)
+
+
+@mutant(of="BLK-03g", case="theta-10000-next", says="element 0 of a query and 2 of a key 1 tokens before it")
+class TurnsBackwards(Exchanged):
+    """The sign of the angle is turned: distances keep their size, and pairs are mirrored."""
+
+    exchange = {"attention": _Backwards}
+
+
+class _HalfExponent(Attention):
+    def angles(self, positions_BT: Tensor, size: int) -> Tensor:
+        pairs = torch.arange(size // 2, device=positions_BT.device, dtype=torch.float64)
+        return positions_BT.double()[..., None] * self.theta ** (-pairs / size)
+
+
+@mutant(of="BLK-03g", case="theta-10000-next", says="element 1 of a query and 1 of a key 1 tokens before it")
+class TakesHalfTheExponent(Exchanged):
+    """Frequencies are theta^(-j/d): only the slow pairs are wrong."""
+
+    exchange = {"attention": _HalfExponent}
+
+
+class _QueryAhead(Attention):
+    def place(self, q_BTHd: Tensor, k_BTGd: Tensor, packing: Packing) -> tuple[Tensor, Tensor]:
+        ahead = packing._replace(positions_BT=packing.positions_BT + 1)
+        return super().place(q_BTHd, k_BTGd, ahead)[0], super().place(q_BTHd, k_BTGd, packing)[1]
+
+
+@mutant(of="BLK-03g", case="theta-100-five-on", says="element 0 of a query and 0 of a key 5 tokens before it")
+class QueriesStandOneAheadOfKeys(Exchanged):
+    """Queries have the position after their token's: the offset of a cache, added where there is none."""
+
+    exchange = {"attention": _QueryAhead}
+
+
+def _row_positions(packing: Packing) -> Packing:
+    index_T = torch.arange(packing.positions_BT.shape[1], device=packing.positions_BT.device)
+    return packing._replace(positions_BT=index_T.expand(packing.positions_BT.shape))
+
+
+class _TwoClocks(Attention):
+    def place(self, q_BTHd: Tensor, k_BTGd: Tensor, packing: Packing) -> tuple[Tensor, Tensor]:
+        return super().place(q_BTHd, k_BTGd, packing)[0], super().place(q_BTHd, k_BTGd, _row_positions(packing))[1]
+
+
+@mutant(of="BLK-03h", case="gqa", says="packed against alone, y of document 2 of row 0 differs")
+class KeysCountFromTheRow(Exchanged):
+    """Queries count from their document and keys from the row: the same where nothing is packed."""
+
+    exchange = {"attention": _TwoClocks}
+
+
+class _LateRestart(LatentAttention):
+    def angles(self, positions_BT: Tensor, size: int) -> Tensor:
+        late_BT = torch.cat((positions_BT[:, :1], positions_BT[:, :-1] + 1), dim=1)
+        return super().angles(late_BT, size)
+
+
+@mutant(of="BLK-03h", case="mla", says="packed against alone, y of document")
+class RestartsOneTokenLate(Exchanged):
+    """Positions restart one token after the first of a document, which carries on the document before it."""
+
+    exchange = {"latent_attention": _LateRestart}
+
+
+class _JointWhereNormed(JointNorm):
+    def place(self, q_BTHd: Tensor, k_BTGd: Tensor, packing: Packing) -> tuple[Tensor, Tensor]:
+        if self.qk_norm:
+            return super().place(q_BTHd, k_BTGd, packing)
+        return self.rotate(q_BTHd, packing), self.rotate(k_BTGd, packing)
+
+
+@mutant(of="BLK-03i", case="second-query-head", says="with qk_norm: y differs")
+@mutant(of="BLK-03i", case="second-key-head", says="with qk_norm: y differs")
+class ALoudHeadQuietensTheOthers(Exchanged):
+    """The same norm, seen by its consequence: one head's length changes what the others attend to."""
+
+    exchange = {"attention": _JointWhereNormed}
+
+
+class _Weighed(Attention):
+    def place(self, q_BTHd: Tensor, k_BTGd: Tensor, packing: Packing) -> tuple[Tensor, Tensor]:
+        if self.qk_norm:
+            q_BTHd, k_BTGd = q_BTHd * self.q_norm.weight, k_BTGd * self.k_norm.weight
+        return self.rotate(q_BTHd, packing), self.rotate(k_BTGd, packing)
+
+
+@mutant(of="BLK-03i", case="every-query-head", says="with qk_norm: y differs")
+class QkNormOnlyWeighs(Exchanged):
+    """The weights of QK norm are applied and the division is not."""
+
+    exchange = {"attention": _Weighed}
+
+
+class _Always(Attention):
+    def place(self, q_BTHd: Tensor, k_BTGd: Tensor, packing: Packing) -> tuple[Tensor, Tensor]:
+        if not self.qk_norm:
+            q_BTHd, k_BTGd = (each * torch.rsqrt(each.square().mean(-1, keepdim=True)) for each in (q_BTHd, k_BTGd))
+        return super().place(q_BTHd, k_BTGd, packing)
+
+
+@mutant(of="BLK-03i", case="last-query-head", says="without qk_norm: y is the same as before")
+class NormsWithoutBeingAsked(Exchanged):
+    """The flag takes the weights of the norm away, and the norm stays."""
+
+    exchange = {"attention": _Always}
+
+
+class _Float32Angles(Attention):
+    def angles(self, positions_BT: Tensor, size: int) -> Tensor:
+        pairs = torch.arange(size // 2, device=positions_BT.device, dtype=torch.float32)
+        return positions_BT.float()[..., None] * self.theta ** (-2.0 * pairs / size)
+
+
+@mutant(of="BLK-03j", case="1027-tokens-theta-10", says="y of the last three tokens differs")
+class AnglesAreFloat32(Exchanged):
+    """position · frequency in float32: no error that a short sequence would show."""
+
+    exchange = {"attention": _Float32Angles}
+
+
+class _Bfloat16Positions(Attention):
+    def angles(self, positions_BT: Tensor, size: int) -> Tensor:
+        return super().angles(positions_BT.bfloat16(), size)
+
+
+@mutant(of="BLK-03j", case="1027-tokens", says="y of the last three tokens differs")
+class PositionsAreBfloat16(Exchanged):
+    """A whole model is cast to bfloat16, its positions with it: above 256 neighbours share one."""
+
+    exchange = {"attention": _Bfloat16Positions}
+
+
+mutant(of="BLK-03g", case="theta-100-five-on", says="(theta 100)", bugs=("ROP-20",))(DropsTheta)
+
+
+class _OneDocument(Attention):
+    def visible(self, packing: Packing) -> Tensor:
+        return torch.ones_like(super().visible(packing)).tril()
+
+
+@mutant(of="BLK-03h", case="gqa", says="packed against alone, the gradient of x of document 0")
+class IgnoresDocuments(Exchanged):
+    """Document numbers come as far as the block and are not used."""
+
+    exchange = {"attention": _OneDocument}

@@ -1,0 +1,69 @@
+"""Ranks that choose for themselves what they load."""
+
+from __future__ import annotations
+
+from contracts.contract import mutant
+from contracts.mutants._support.multi_rank_saves import Spread
+from contracts.stacks.reference.checkpoint import manifest as manifests
+from contracts.stacks.reference.checkpoint.checkpoint import Checkpoints
+from contracts.stacks.reference.checkpoint.dcp_storage import ShardReader
+from contracts.stacks.reference.checkpoint.manifest import Manifest
+from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer
+from contracts.stacks.reference.training.trainer import GENERATORS
+
+
+class _EachItsLatest(Checkpoints):
+    def opened(self, step: int | None = None) -> Manifest:
+        chosen = self.latest() if step is None else step
+        return manifests.read(self.folder / self.name_of(chosen or 0))
+
+
+@mutant(of="CKPT-02d", case="rank-1-is-late", says="went on after steps [2, 1]")
+class EachLoadsItsLatest(Spread):
+    """Every rank looks for the newest step itself."""
+
+    exchange = {"checkpoints": _EachItsLatest}
+
+
+@mutant(of="CKPT-02d", case="each-has-its-own", says="loaded 2, not a refusal")
+class TheStepIsEnough(Spread):
+    """Ranks agree on a step, and not on whose: two runs were kept under one name on the disks of two nodes."""
+
+    exchange = {"checkpoints": _EachItsLatest}
+
+
+class _BeginsWhereNothingIs(ParallelTrainer):
+    def kept(self, folder: str) -> Checkpoints:
+        return self.parts.checkpoints(folder, alone=self.loads, of_ranks=(GENERATORS,))
+
+    loads = False
+
+    def resume(self, folder: str) -> None:
+        self.loads = True
+        if self.kept(folder).latest() is not None:
+            super().resume(folder)
+        self.loads = False
+
+
+@mutant(of="CKPT-02d", case="rank-1-sees-nothing", says="went on after steps [2, 0]")
+class BeginsWhereNothingIs(Spread):
+    """A rank that finds no checkpoint takes this for the first start."""
+
+    trains = _BeginsWhereNothingIs
+
+
+class _Trusting(ShardReader):
+    def fault_of(self, name: str, content: bytes) -> str:
+        return ""
+
+
+class _Trusts(Checkpoints):
+    reader = _Trusting
+
+
+@mutant(of="CKPT-02e", case="the-last-file", says="a file is damaged, and ranks went on after steps [2, 2]",
+        bugs=("RSM-33",))  # fmt: skip
+class TrustsTheShards(Spread):
+    """A manifest that reads is enough, since the ranks that would find the damage could only hang the others."""
+
+    exchange = {"checkpoints": _Trusts}

@@ -1,0 +1,231 @@
+"""Writers that leave, for a moment, nothing that can be loaded, and savers that are overtaken by the training."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import Future
+from dataclasses import replace
+from pathlib import Path
+
+from torch import Tensor
+
+from contracts.contract import mutant
+from contracts.mutants._support.replaced_parts import Exchanged
+from contracts.spec.errors import Refused
+from contracts.stacks.reference.checkpoint import manifest as manifests
+from contracts.stacks.reference.checkpoint.checkpoint import Checkpoints, State
+from contracts.stacks.reference.checkpoint.manifest import Manifest
+
+
+class _NamesItFirst(Checkpoints):
+    def publish(self, unfinished: Path, final: Path, manifest: Manifest) -> None:
+        self.disk.rename(unfinished, final)
+        self.disk.write(final / manifests.NAME, [manifests.to_text(manifest)])
+
+    def is_complete(self, step: int, path: Path) -> bool:
+        return path.is_dir()
+
+
+@mutant(of="CKPT-03a", case="over-another", says="step 4 is the latest, but it was refused", bugs=("RSM-31",))
+class NamesItFirst(Exchanged):
+    """Gives the folder its name and then writes what makes it complete."""
+
+    exchange = {"checkpoints": _NamesItFirst}
+
+
+class _Pointed(Checkpoints):
+    """Finds the latest by a file that says which it is."""
+
+    @property
+    def pointer(self) -> Path:
+        return self.folder / "latest.txt"
+
+    def latest(self) -> int | None:
+        text = self.pointer.read_text() if self.pointer.exists() else ""
+        return int(text) if text else None
+
+
+class _PointsFirst(_Pointed):
+    def save(self, state: State) -> None:
+        beside = self.pointer.with_name("latest.new")
+        beside.unlink(missing_ok=True)
+        self.disk.write(beside, [str(state.step).encode()])
+        self.disk.rename(beside, self.pointer)
+        super().save(state)
+
+
+@mutant(of="CKPT-03a", case="first", says="step 4 is the latest, but it was refused", bugs=("RSM-31",))
+class PointsFirst(Exchanged):
+    """Writes the pointer when the save begins, whole and by rename, and the data behind it."""
+
+    exchange = {"checkpoints": _PointsFirst}
+
+
+class _PointsAnew(_Pointed):
+    def save(self, state: State) -> None:
+        final = self.folder / self.name_of(state.step)
+        if final.exists():
+            self.remove(final)  # the pointer does not lead to it
+        super().save(state)
+
+    def publish(self, unfinished: Path, final: Path, manifest: Manifest) -> None:
+        super().publish(unfinished, final, manifest)
+        self.pointer.unlink(missing_ok=True)
+        self.disk.passed()
+        self.disk.write(self.pointer, [str(manifest.step).encode()])
+
+
+@mutant(of="CKPT-03a", case="over-another", says="and the latest is None, expected one of", bugs=("RSM-65",))
+class PointsAnew(Exchanged):
+    """Removes the pointer and makes it again: between the two a resume begins at step 0."""
+
+    exchange = {"checkpoints": _PointsAnew}
+
+
+class _WritesUnderOneName(Checkpoints):
+    def unfinished(self, final: Path) -> Path:
+        return final.with_name(f"{final.name}.tmp")
+
+
+@mutant(of="CKPT-03a", case="first", says="step 4 cannot be written again", bugs=("RSM-33",))
+class WritesUnderOneName(Exchanged):
+    """The folder of an attempt that died is in the way of the next."""
+
+    exchange = {"checkpoints": _WritesUnderOneName}
+
+
+class _MakesRoomFirst(Checkpoints):
+    def save(self, state: State) -> None:
+        for step in self.steps():
+            self.remove(self.folder / self.name_of(step))
+        super().save(state)
+
+
+@mutant(of="CKPT-03b", case="nothing-fits", says="step 4 found no room, and the latest is None", bugs=("RSM-30",))
+class MakesRoomFirst(Exchanged):
+    """Keeps one checkpoint and removes it when the save begins."""
+
+    exchange = {"checkpoints": _MakesRoomFirst}
+
+
+class _SwallowsTheError(Checkpoints):
+    def save(self, state: State) -> None:
+        try:
+            super().save(state)
+        except Refused:
+            return  # training is not to stop for a checkpoint
+
+
+@mutant(of="CKPT-03b", case="cut-in-a-file", says="the save was done")
+class SwallowsTheError(Exchanged):
+    """A failed save is a warning in the log of rank 0."""
+
+    exchange = {"checkpoints": _SwallowsTheError}
+
+
+class _LeavesItsHalf(Checkpoints):
+    def abandon(self, unfinished: Path) -> None:
+        """The next start clears it away, if there is one."""
+
+
+@mutant(of="CKPT-03b", case="cut-in-a-file", says="step 4 found no room, and left")
+class LeavesItsHalf(Exchanged):
+    """What a failed save wrote stays, and the disk stays full."""
+
+    exchange = {"checkpoints": _LeavesItsHalf}
+
+
+class _KeepsReferences(Checkpoints):
+    def snapshot(self, state: State) -> State:
+        return replace(state, tensors=dict(state.tensors), position=dict(state.position))
+
+
+@mutant(of="CKPT-03c", case="the-next-save", says="step 9 was saved in the background, and the state", bugs=("RSM-08",))
+class KeepsReferences(Exchanged):
+    """Copies the dictionary and not the tensors."""
+
+    exchange = {"checkpoints": _KeepsReferences}
+
+
+class _CopiesInTheBackground(Checkpoints):
+    def save_later(self, state: State) -> None:
+        self.pending.append(self.writer.submit(self._copy_and_save, state, dict(state.position)))
+
+    def _copy_and_save(self, state: State, position: dict[str, int]) -> None:
+        self.disk.sync(self.folder)
+        self.save(replace(self.snapshot(state), position=position))
+
+
+@mutant(of="CKPT-03c", case="the-next-save", says="step 9 was saved in the background, and the state", bugs=("RSM-06",))
+class CopiesInTheBackground(Exchanged):
+    """The copy itself is made by the writer, when its turn comes."""
+
+    exchange = {"checkpoints": _CopiesInTheBackground}
+
+
+class _CountsOn(Checkpoints):
+    def snapshot(self, state: State) -> State:
+        return replace(super().snapshot(state), position=state.position)
+
+
+@mutant(of="CKPT-03c", case="several-saves", says="step 98 was saved in the background, and its position")
+class CountsOn(Exchanged):
+    """Copies the tensors and not the counters: weights of one step, data position of a later one."""
+
+    exchange = {"checkpoints": _CountsOn}
+
+
+class _ReadsTheStepLate(Checkpoints):
+    newest = 0
+
+    def save_later(self, state: State) -> None:
+        self.newest = state.step
+        super().save_later(state)
+
+    def publish(self, unfinished: Path, final: Path, manifest: Manifest) -> None:
+        final = self.folder / self.name_of(self.newest)
+        super().publish(unfinished, final, replace(manifest, step=self.newest))
+
+
+@mutant(of="CKPT-03c", case="the-next-save", says="complete in the order (10,), called as (9, 10)", bugs=("RSM-36",))
+class ReadsTheStepLate(Exchanged):
+    """A callback that reads the step when the write has ended: the trainer is one further by then."""
+
+    exchange = {"checkpoints": _ReadsTheStepLate}
+
+
+class _WritesTheLastFirst(Checkpoints):
+    def __init__(self, *arguments: object, **named: object) -> None:
+        super().__init__(*arguments, **named)  # type: ignore[arg-type]  # what it is given, handed on
+        self.waiting: list[State] = []
+
+    def save_later(self, state: State) -> None:
+        self.waiting.append(self.snapshot(state))
+        self.pending.append(self.writer.submit(self._next))
+
+    def _next(self) -> None:
+        self.save(self.waiting.pop())
+
+
+@mutant(of="CKPT-03c", case="several-saves", says="complete in the order")
+class WritesTheLastFirst(Exchanged):
+    """Takes the newest of what waits, as a stack of jobs does: an older step is published over a newer one."""
+
+    exchange = {"checkpoints": _WritesTheLastFirst}
+
+
+class _DoesNotWait(Checkpoints):
+    def load(self, target: Mapping[str, Tensor], *, recipe: str = "", step: int | None = None) -> State:
+        under_way: list[Future[None]] = self.pending
+        self.pending = []
+        try:
+            return super().load(target, recipe=recipe, step=step)
+        finally:
+            self.pending = under_way
+
+
+@mutant(of="CKPT-03c", case="several-saves", says="a load right after the", bugs=("RSM-07",))
+class DoesNotWait(Exchanged):
+    """Loads what is there, while the save that it should have loaded is under way."""
+
+    exchange = {"checkpoints": _DoesNotWait}

@@ -1,0 +1,162 @@
+"""Readers that believe what lies in the folder, and run it."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from contracts.contract import mutant
+from contracts.mutants._support.replaced_parts import Exchanged
+from contracts.spec.errors import Refusals, Refused, refuse
+from contracts.stacks.reference.checkpoint.checkpoint import Checkpoints, State
+from contracts.stacks.reference.checkpoint.dcp_storage import ShardReader
+from contracts.stacks.reference.checkpoint.manifest import Manifest
+
+
+class _Believing(ShardReader):
+    def fault_of(self, name: str, content: bytes) -> str:
+        return ""
+
+
+class _ReadsUnchecked(Checkpoints):
+    reader = _Believing
+
+
+@mutant(of="CKPT-04c", case="corrupt", says="was flipped in one bit, and the load went through, but")
+class ReadsUnchecked(Exchanged):
+    """Compares no digest: names, lengths and shapes of a damaged file are what they were."""
+
+    exchange = {"checkpoints": _ReadsUnchecked}
+
+
+@mutant(of="CKPT-04c", case="mixed-steps", says="was taken from step 2, and the load went through, but")
+class MixesSteps(Exchanged):
+    """A shard of the step before has the same length: half of the experts are two steps old."""
+
+    exchange = {"checkpoints": _ReadsUnchecked}
+
+
+class _Padding(_Believing):
+    def content_of(self, name: str) -> bytes:
+        path = self.folder / name
+        content = path.read_bytes() if path.exists() else b""
+        return content.ljust(self.manifest.files[name].bytes, b"\0")
+
+
+class _PadsWithZeros(Checkpoints):
+    reader = _Padding
+
+    def damages(self, folder: Path, manifest: Manifest) -> Refusals:
+        return Refusals()
+
+
+@mutant(of="CKPT-04c", case="truncated", says="was cut off, and the load went through, but")
+class PadsWithZeros(Exchanged):
+    """Maps the file into memory at the length that it should have; what is not there reads as zero."""
+
+    exchange = {"checkpoints": _PadsWithZeros}
+
+
+@mutant(of="CKPT-04c", case="missing", says="was removed, and the load went through, but", bugs=("RSM-48",))
+class TakesMissingForZeros(Exchanged):
+    """Looks for the files that are there and loads those."""
+
+    exchange = {"checkpoints": _PadsWithZeros}
+
+
+class _NamesNoFile(Checkpoints):
+    def load(self, target: Mapping[str, Tensor], *, recipe: str = "", step: int | None = None) -> State:
+        try:
+            return super().load(target, recipe=recipe, step=step)
+        except Refused:
+            raise refuse("checkpoint", step, "cannot be loaded", "try another") from None
+
+
+@mutant(of="CKPT-04c", case="emptied", says="was emptied, and the refusal does not name it")
+class NamesNoFile(Exchanged):
+    """One error for everything: which of 4096 files it is, nobody learns."""
+
+    exchange = {"checkpoints": _NamesNoFile}
+
+
+class _ReadsIntoTheTarget(Checkpoints):
+    def read(self, folder: Path, manifest: Manifest, target: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        one_by_one: dict[str, Tensor] = {}
+        for name, held in manifest.tensors.items():
+            alone = Manifest(
+                step=manifest.step, save=manifest.save, recipe=manifest.recipe, position=manifest.position,
+                tensors={name: held}, files=manifest.files,
+            )  # fmt: skip
+            one_by_one |= super().read(folder, alone, {name: target[name]})
+            self.fill({name: target[name]}, one_by_one)
+        return one_by_one
+
+
+@mutant(of="CKPT-04c", case="corrupt", says="the load was refused, but the target is not what it was")
+class ReadsIntoTheTarget(Exchanged):
+    """Loads in place, tensor by tensor: the one that is damaged is found when half of the others are loaded."""
+
+    exchange = {"checkpoints": _ReadsIntoTheTarget}
+
+
+class _LooksIntoEverything(Checkpoints):
+    def damages(self, folder: Path, manifest: Manifest) -> Refusals:
+        self.look(folder)
+        return super().damages(folder, manifest)
+
+    def look(self, folder: Path) -> None:
+        for path in sorted(folder.iterdir()):
+            try:
+                torch.load(path, weights_only=False)
+            except Exception:  # whatever is no torch file
+                continue
+
+
+@mutant(of="CKPT-04g", case="torch-files-beside", says="and what it says was run")
+class LooksIntoEverything(Exchanged):
+    """Tries torch.load on what it does not know, with weights_only=False because an optimizer state once needed it."""
+
+    exchange = {"checkpoints": _LooksIntoEverything}
+
+
+class _ReadsTheOldForm(Checkpoints):
+    def load(self, target: Mapping[str, Tensor], *, recipe: str = "", step: int | None = None) -> State:
+        try:
+            return super().load(target, recipe=recipe, step=step)
+        except Refused:
+            for path in self.folder.rglob("*"):
+                if path.is_file():
+                    _old_form(path)
+            raise
+
+
+def _old_form(path: Path) -> None:
+    try:
+        pickle.loads(path.read_bytes())
+    except Exception:  # not of the old form either
+        return
+
+
+@mutant(of="CKPT-04g", case="pickle-in-place-of-a-file", says="and what it says was run")
+class ReadsTheOldForm(Exchanged):
+    """What is not of this format is taken for one of last year's, which was a pickle."""
+
+    exchange = {"checkpoints": _ReadsTheOldForm}
+
+
+class _ReadsDcpMetadata(Checkpoints):
+    def latest(self) -> int | None:
+        for path in self.folder.glob("*/.metadata"):
+            _old_form(path)
+        return super().latest()
+
+
+@mutant(of="CKPT-04g", case="nothing-but-pickles", says="and what it says was run")
+class ReadsDcpMetadata(Exchanged):
+    """Asks DCP's metadata which tensors there are, only to list the checkpoints."""
+
+    exchange = {"checkpoints": _ReadsDcpMetadata}

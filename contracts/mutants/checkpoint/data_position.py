@@ -1,0 +1,117 @@
+"""Trainers that go on elsewhere in their data, under another recipe, or from nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from contracts.contract import mutant
+from contracts.mutants._support.replaced_parts import Exchanged
+from contracts.mutants._support.trainer import Trained
+from contracts.spec.errors import refuse
+from contracts.stacks.reference.checkpoint import manifest as manifests
+from contracts.stacks.reference.checkpoint.checkpoint import Checkpoints, State
+from contracts.stacks.reference.data import DataOrder
+from contracts.stacks.reference.training.trainer import Trainer
+
+Position = Mapping[str, int]
+
+
+class _Skipping(DataOrder):
+    offset, since = 0, 0
+
+    def order(self, epoch: int, index: int) -> int:
+        return super().order(epoch, (index + self.offset) % self.size if epoch > self.since else index)
+
+
+class _SkipsInEveryEpoch(Trainer):
+    data_order_class = _Skipping
+
+    def load(self, state: Mapping[str, Tensor], position: Position) -> None:
+        super().load(state, position)
+        assert isinstance(self.data_order, _Skipping)
+        self.data_order.since, self.data_order.offset = divmod(self.consumed, self.data_order.size)
+
+
+@mutant(of="CKPT-01f", case="resumed-in-the-second-and-third", says="the samples are", bugs=("RSM-25",))
+class SkipsInEveryEpoch(Trained):
+    """What a resume skips of its epoch is skipped of every epoch after it."""
+
+    trains = _SkipsInEveryEpoch
+
+
+class _Recounting(DataOrder):
+    first = 0
+
+    def order(self, epoch: int, index: int) -> int:
+        return super().order(epoch - self.first, index)
+
+
+class _CountsEpochsAnew(Trainer):
+    data_order_class = _Recounting
+
+    def load(self, state: Mapping[str, Tensor], position: Position) -> None:
+        super().load(state, position)
+        assert isinstance(self.data_order, _Recounting)
+        self.data_order.first = self.consumed // self.data_order.size
+
+
+@mutant(of="CKPT-01f", case="resumed-in-the-second-and-third", says="the samples are", bugs=("RSM-26", "DAT-02"))
+class CountsEpochsAnew(Trained):
+    """Resumes at the right place of an order that is the first epoch's."""
+
+    trains = _CountsEpochsAnew
+
+
+class _DropsTheRest(Trainer):
+    def position(self) -> dict[str, int]:
+        size = len(self.corpus)
+        return super().position() | {"consumed": -(-self.consumed // size) * size}
+
+
+@mutant(of="CKPT-01f", case="resumed-after-one-step", says="the samples are", bugs=("DAT-04",))
+class DropsTheRest(Trained):
+    """Saves the number of the epoch, and resumes with the next."""
+
+    trains = _DropsTheRest
+
+
+class _AsksNoRecipe(Checkpoints):
+    def load(self, target: Mapping[str, Tensor], *, recipe: str = "", step: int | None = None) -> State:
+        latest = self.latest()
+        if latest is not None:
+            recipe = manifests.read(self.folder / self.name_of(latest)).recipe
+        return super().load(target, recipe=recipe, step=step)
+
+
+@mutant(of="CKPT-01c", case="rope", says="the run of short went on after step 1", bugs=("PRV-06",))
+class AsksNoRecipe(Exchanged):
+    """Every tensor fits, so the run goes on, with another rope base."""
+
+    exchange = {"checkpoints": _AsksNoRecipe}
+
+
+class _AsksTheProcess(Trainer):
+    def resume(self, folder: str) -> None:
+        raise refuse("recipe", hash(self), "is not the one it was saved under", "resume in the process that saved")
+
+
+@mutant(of="CKPT-01c", case="top-k", says="a legal input was refused")
+class AsksTheProcess(Trained):
+    """Over-correction: the digest is a hash that Python salts anew in each process, so that no run is ever resumed."""
+
+    trains = _AsksTheProcess
+
+
+class _BeginsAnew(Trainer):
+    def resume(self, folder: str) -> None:
+        if self.parts.checkpoints(folder).latest() is not None:
+            super().resume(folder)
+
+
+@mutant(of="CKPT-01d", case="empty-folder", says="there is no checkpoint, and the run began after step 0")
+class BeginsAnew(Trained):
+    """Resumes if it can, and starts if it cannot."""
+
+    trains = _BeginsAnew

@@ -1,0 +1,140 @@
+"""Finders that take another checkpoint for the newest, and places that last no longer than the host."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+from contracts.contract import mutant
+from contracts.mutants._support.replaced_parts import Exchanged
+from contracts.spec.errors import refuse
+from contracts.spec.installation import Disks, StorageMap
+from contracts.stacks.reference.checkpoint import manifest as manifests
+from contracts.stacks.reference.checkpoint.checkpoint import Checkpoints
+from contracts.stacks.reference.stack import Reference
+
+
+class _LastAsText(Checkpoints):
+    def latest(self) -> int | None:
+        return max(self.steps(), key=str, default=None)
+
+
+@mutant(of="CKPT-06a", case="nine-ten-and-a-hundred", says="of [9, 10, 100] the latest is 9, expected 100")
+class LastAsText(Exchanged):
+    """sorted(names)[-1]."""
+
+    exchange = {"checkpoints": _LastAsText}
+
+
+class _LastToBeTouched(Checkpoints):
+    def latest(self) -> int | None:
+        held = self.steps()
+        return max(held, key=lambda step: (self.folder / self.name_of(step)).stat().st_mtime, default=None)
+
+
+@mutant(of="CKPT-06a", case="nine-and-ten", says="of [9, 10] the latest is 9, expected 10")
+class LastToBeTouched(Exchanged):
+    """By modification time: an old checkpoint that was copied back is the newest."""
+
+    exchange = {"checkpoints": _LastToBeTouched}
+
+
+class _KnowsEightDigits(Checkpoints):
+    def named(self) -> list[tuple[int, Path]]:
+        return [(step, path) for step, path in super().named() if len(path.name) == len("step-00000000")]
+
+
+@mutant(of="CKPT-06a", case="wider-than-the-names", says="the latest is 99999999, expected 100000000")
+class KnowsEightDigits(Exchanged):
+    """A name has eight digits, until a step has nine."""
+
+    exchange = {"checkpoints": _KnowsEightDigits}
+
+
+class _TakesAnyDigits(Checkpoints):
+    def named(self) -> list[tuple[int, Path]]:
+        found = [(re.search(r"\d+", path.name), path) for path in self.folder.iterdir()]
+        return [(int(match[0]), path) for match, path in found if match]
+
+    def is_complete(self, step: int, path: Path) -> bool:
+        return (path / manifests.NAME).exists()
+
+
+@mutant(of="CKPT-06b", case="copies-and-backups", says="the latest is 8, expected 4", bugs=("RSM-44",))
+class TakesAnyDigits(Exchanged):
+    """Reads a number out of any name: a backup of step 8 is step 8."""
+
+    exchange = {"checkpoints": _TakesAnyDigits}
+
+
+class _TakesFoldersForCheckpoints(Checkpoints):
+    def is_complete(self, step: int, path: Path) -> bool:
+        return path.is_dir()
+
+
+@mutant(of="CKPT-06b", case="husks-of-later-steps", says="the latest is 9, expected 4", bugs=("RSM-44",))
+class TakesFoldersForCheckpoints(Exchanged):
+    """A folder of the name is a checkpoint."""
+
+    exchange = {"checkpoints": _TakesFoldersForCheckpoints}
+
+
+class _TrustsTheName(Checkpoints):
+    def is_complete(self, step: int, path: Path) -> bool:
+        return (path / manifests.NAME).exists() and not manifests.truncated_files(path, manifests.read(path))
+
+
+@mutant(of="CKPT-06b", case="whole-copies-of-another-name", says="the latest is 7, expected 4")
+class TrustsTheName(Exchanged):
+    """Believes the folder's name and not what the checkpoint says of itself."""
+
+    exchange = {"checkpoints": _TrustsTheName}
+
+
+class _Unlinked(Reference):
+    def checkpoint_folder(self, save: str | None, run: str, storage: StorageMap, disks: Disks) -> str:
+        return super().checkpoint_folder(save, run, storage, replace(disks, links={}))
+
+
+@mutant(of="CKPT-07a", case="through-a-link-that-stays", says="a legal input was refused")
+class ComparesTexts(_Unlinked):
+    """Over-correction: a link that leads back into the directory is refused."""
+
+
+@mutant(of="CKPT-07b", case="a-link-that-leads-away", says="expected a refusal")
+class FollowsNoLinks(Reference):
+    """Sees that the path begins as it should; the link in it leads to the root volume."""
+
+    def checkpoint_folder(self, save: str | None, run: str, storage: StorageMap, disks: Disks) -> str:
+        if save is not None and save.startswith("/mnt/data/"):
+            return save
+        return super().checkpoint_folder(save, run, storage, disks)
+
+
+@mutant(of="CKPT-07a", case="below-the-durable-directory", says="runs 1 and 2 share")
+class SharesOneFolder(Reference):
+    """Every run saves to one folder: the second resumes from the first."""
+
+    def checkpoint_folder(self, save: str | None, run: str, storage: StorageMap, disks: Disks) -> str:
+        return super().checkpoint_folder(save, "latest" if save is None else run, storage, disks)
+
+
+@mutant(of="CKPT-07b", case="a-name-that-begins-alike", says="expected a refusal")
+class ComparesLetters(Reference):
+    """startswith without the slash."""
+
+    def checkpoint_folder(self, save: str | None, run: str, storage: StorageMap, disks: Disks) -> str:
+        if save is not None and save.startswith(storage.durable):
+            return save
+        return super().checkpoint_folder(save, run, storage, disks)
+
+
+@mutant(of="CKPT-07b", case="volume-not-mounted", says="expected a refusal", bugs=("PRV-16",))
+class AsksForNoMount(Reference):
+    """Looks at paths: the mount point is there when the volume is not."""
+
+    def checkpoint_folder(self, save: str | None, run: str, storage: StorageMap, disks: Disks) -> str:
+        if save is None or not save.startswith(f"{storage.durable}/"):
+            raise refuse("checkpoint.save", save, f"is not below {storage.durable}", "put it there")
+        return save

@@ -1,0 +1,129 @@
+"""Ranks that publish what others have not written, write where others write, or keep a failure to themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch.distributed as dist
+
+from contracts.contract import mutant
+from contracts.mutants._support.replaced_parts import Exchanged
+from contracts.spec.errors import Refused
+from contracts.stacks.reference.checkpoint import manifest as manifests
+from contracts.stacks.reference.checkpoint.checkpoint import Checkpoints, State
+from contracts.stacks.reference.checkpoint.filesystem import Disk
+from contracts.stacks.reference.checkpoint.manifest import Manifest
+
+
+def _rank() -> int:
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+class _PointsWhenTheFirstIsDone(Checkpoints):
+    """Finds the latest by a file that the first rank writes beside the checkpoints."""
+
+    @property
+    def pointer(self) -> Path:
+        return self.folder / "latest.txt"
+
+    def latest(self) -> int | None:
+        return int(self.pointer.read_text()) if self.pointer.exists() else None
+
+    def save(self, state: State) -> None:
+        if _rank() == 0:
+            beside = self.pointer.with_name("latest.new")
+            beside.write_text(str(state.step))
+            beside.rename(self.pointer)
+        super().save(state)
+
+
+@mutant(of="CKPT-03d", case="the-last-of-two", says="step 4 is the latest, but it was refused", bugs=("RSM-31",))
+class PointsWhenTheFirstIsDone(Exchanged):
+    """The first rank names the new checkpoint when it has written its own share."""
+
+    exchange = {"checkpoints": _PointsWhenTheFirstIsDone}
+
+
+class _OneName(Disk):
+    """Gives the files of all ranks one name."""
+
+    def __init__(self, under: Disk) -> None:
+        self.under = under
+
+    def write(self, path: Path, parts: Iterable[bytes]) -> None:
+        beside = path.with_suffix(".part") if path.suffix == ".bin" else path
+        self.under.write(beside, parts)
+        if beside != path:
+            beside.replace(path.with_name(f"shard-00000-{path.name[-9:]}"))
+
+    def passed(self) -> None:
+        self.under.passed()
+
+
+class _WritesOneFile(Checkpoints):
+    def __init__(self, folder: str | Path, *, disk: Disk | None = None, **named: int) -> None:
+        super().__init__(folder, disk=_OneName(disk or Disk()), **named)  # type: ignore[arg-type]  # handed on
+
+
+@mutant(of="CKPT-03d", case="the-last-of-two", says="step 4 was saved again: it was refused", bugs=("RSM-62",))
+class WritesOneFile(Exchanged):
+    """Files are named by data-parallel rank: ranks of the same one overwrite each other, and the last stays."""
+
+    exchange = {"checkpoints": _WritesOneFile}
+
+
+class _PublishesItself(Checkpoints):
+    def save(self, state: State) -> None:
+        """Every rank for itself, its manifest beside its shards; the folder has its name from the start."""
+        final = self.folder / self.name_of(state.step)
+        alone = type(self).__bases__[0](final / f"of-{_rank()}", disk=self.disk, alone=True)
+        whole = {name: each.full_tensor() if hasattr(each, "full_tensor") else each
+                 for name, each in state.tensors.items()}  # fmt: skip
+        alone.save(State(step=state.step, tensors=whole, position=state.position, recipe=state.recipe))
+
+    def is_complete(self, step: int, path: Path) -> bool:
+        return path.is_dir()
+
+    def opened(self, step: int | None = None) -> Manifest:
+        chosen = self.latest() if step is None else step
+        return manifests.read(self.folder / self.name_of(chosen or 0) / "of-0" / self.name_of(chosen or 0))
+
+    def folder_of(self, manifest: Manifest) -> Path:
+        return self.folder / self.name_of(manifest.step) / "of-0" / self.name_of(manifest.step)
+
+
+@mutant(of="CKPT-03d", case="the-first-of-two", says="is the latest, but it was refused", bugs=("RSM-31",))
+class PublishesItself(Exchanged):
+    """A folder for each rank under the name of the step, each complete by itself, and none that says that all are."""
+
+    exchange = {"checkpoints": _PublishesItself}
+
+
+class _KeepsItToItself(Checkpoints):
+    def save(self, state: State) -> None:
+        try:
+            super().save(state)
+        except Refused:
+            if _rank() > 0:
+                raise  # the first rank has a log, and writes a warning
+
+
+@mutant(of="CKPT-03f", case="the-last-of-two", says="rank 1 found no room, and the ranks ended done")
+class KeepsItToItself(Exchanged):
+    """A rank whose own share was written counts the save as done."""
+
+    exchange = {"checkpoints": _KeepsItToItself}
+
+
+class _LeavesWhatOthersWrote(Checkpoints):
+    def abandon(self, unfinished: Path) -> None:
+        if _rank() > 0:
+            super().abandon(unfinished)
+
+
+@mutant(of="CKPT-03f", case="the-last-of-two", says="rank 1 found no room, and there is left")
+class LeavesWhatOthersWrote(Exchanged):
+    """The rank that found no room cleans up; it does not know under which name the others wrote."""
+
+    exchange = {"checkpoints": _LeavesWhatOthersWrote}

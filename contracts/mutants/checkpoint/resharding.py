@@ -1,0 +1,313 @@
+"""Runs of several ranks that save what one of them holds, or load what another one held."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.checkpoint.metadata import MetadataIndex
+from torch.distributed.checkpoint.planner import LoadPlanner, ReadItem
+from torch.distributed.tensor import DTensor
+
+from contracts.contract import mutant
+from contracts.mutants._support.multi_rank_saves import Spread
+from contracts.mutants._support.pipeline import Staged
+from contracts.stacks.reference.checkpoint import rng_state
+from contracts.stacks.reference.checkpoint.checkpoint import Checkpoints
+from contracts.stacks.reference.checkpoint.dcp_storage import ShardReader
+from contracts.stacks.reference.checkpoint.manifest import Manifest
+from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer, ShardedOptimizer
+from contracts.stacks.reference.parallel.pipeline_trainer import PipelineTrainer
+from contracts.stacks.reference.training.trainer import GENERATORS
+
+Position = Mapping[str, int]
+
+
+class _SavesTheFirstGenerators(ParallelTrainer):
+    own_generators = f"{GENERATORS}0/"
+
+
+@mutant(of="CKPT-01e", case="fsdp2", says="rng: the state", bugs=("RSM-24",))
+class SavesTheFirstGenerators(Spread):
+    """The generators have one name on all ranks: one of them is saved, and all go on with it."""
+
+    trains = _SavesTheFirstGenerators
+
+
+class _SavesThemByDataRank(ParallelTrainer):
+    @property
+    def own_generators(self) -> str:
+        return f"{GENERATORS}{self.mesh.place('rows').index(self.mesh.rank)}/"
+
+
+@mutant(of="CKPT-01e", case="tp2-sp-muon", says="rng: the state", bugs=("RSM-24",))
+class SavesThemByDataRank(Spread):
+    """A file for each data-parallel rank: tensor-parallel ranks share one, and the last to write has it."""
+
+    trains = _SavesThemByDataRank
+
+
+class _RestoresTheFirst(ParallelTrainer):
+    def restore_generators(self, states: Mapping[str, Tensor]) -> None:
+        if self.mesh.rank == 0:
+            super().restore_generators(states)
+
+
+@mutant(of="CKPT-01e", case="ep2", says="after 1 loads, rank 1: step 3: rng: the state")
+class RestoresTheFirst(Spread):
+    """Generators are restored where the log is written."""
+
+    trains = _RestoresTheFirst
+
+
+def _plain(held: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Shards of experts as the tensors that they are on this rank."""
+    return {
+        name: each.to_local() if ".experts." in name and isinstance(each, DTensor) else each
+        for name, each in held.items()
+    }
+
+
+def _again(held: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What `_plain` was given."""
+    found = dict(held)
+    for name, each in held.items():
+        whole = like.get(name.rpartition("/")[0] if name.rpartition("/")[0] in like else name)
+        if ".experts." in name and isinstance(whole, DTensor) and each.dim() and not isinstance(each, DTensor):
+            found[name] = DTensor.from_local(
+                each, whole.device_mesh, whole.placements, shape=whole.shape, stride=whole.stride()
+            )
+    return found
+
+
+class _SavesItsShards(ParallelTrainer):
+    def state(self) -> dict[str, Tensor]:
+        held = super().state()
+        return held | _plain({name: each for name, each in held.items() if name.startswith("weights/")})
+
+    def load(self, state: Mapping[str, Tensor], position: Position) -> None:
+        like = {f"weights/{name}": each for name, each in self.model.named_parameters()}
+        super().load(_again(state, like), position)
+
+
+@mutant(of="CKPT-01e", case="ep2", says="after 1 loads, rank 0: step 3: losses is", bugs=("RSM-48",))
+class SavesItsShards(Spread):
+    """Experts are taken off their mesh before the save: every rank has a tensor of that name, and one is written."""
+
+    trains = _SavesItsShards
+
+
+class _SavesTheMomentsOfItsShards(ShardedOptimizer):
+    def state(self) -> dict[str, Tensor]:
+        return _plain(super().state())
+
+    def blank(self) -> dict[str, Tensor]:
+        return _plain(super().blank())
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        super().load(_again(state, {member.name: member.parameter for member in self.members}))
+
+
+@mutant(of="CKPT-01e", case="ep2", says="optimizer: the state layers.1.mixer.experts.w1/exp_avg",
+        bugs=("RSM-48",))  # fmt: skip
+class SavesTheMomentsOfItsShards(Spread):
+    """Weights of experts are saved from every rank, their moments from the first that holds some."""
+
+    moves = _SavesTheMomentsOfItsShards
+
+
+class _LoadsByOrder(ShardedOptimizer):
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        shuffled = dict(state)
+        for entry in ("exp_avg", "exp_avg_sq", "momentum_buffer"):
+            by_shape: dict[torch.Size, list[str]] = {}
+            for name, each in state.items():
+                if name.endswith(f"/{entry}"):
+                    by_shape.setdefault(each.shape, []).append(name)
+            for names in by_shape.values():
+                shuffled |= {name: state[other] for name, other in zip(names, sorted(names), strict=True)}
+        super().load(shuffled)
+
+
+@mutant(of="CKPT-02a", case="tp2-sp", says="optimizer: the state layers.", bugs=("RSM-10",))
+class LoadsByOrder(Spread):
+    """The optimizer's state is saved in the order of the groups and loaded in that of the names."""
+
+    moves = _LoadsByOrder
+
+
+class _FirstReader(ShardReader):
+    """Finds its shard by the number of the rank that wrote it."""
+
+    def place(self, content: bytes, item: ReadItem, planner: LoadPlanner) -> None:
+        piece = self.pieces[item.storage_index]
+        own = f"shard-{dist.get_rank():05d}"
+        for offsets, other in [(each.offsets, each) for each in self.manifest.tensors[item.storage_index.fqn].pieces]:
+            if other.file.startswith(own) and other.sizes == piece.sizes and other is not piece:
+                content = self.content_of(other.file)
+                item = ReadItem(**vars(item) | {"storage_index": MetadataIndex(item.storage_index.fqn, offsets)})
+        super().place(content, item, planner)
+
+
+class _FindsItByRank(Checkpoints):
+    reader = _FirstReader
+
+
+@mutant(of="CKPT-02a", case="ep2", says="saved on 2-ranks-ep2, loaded on one-rank", bugs=("RSM-60",))
+class FindsItsShardByRank(Spread):
+    """Each rank opens the file of its own number, as if as many ranks had saved in the same places."""
+
+    exchange = {"checkpoints": _FindsItByRank}
+
+
+class _TextReader(ShardReader):
+    def __init__(self, folder: Path, manifest: Manifest) -> None:
+        super().__init__(folder, manifest)
+        for name, held in manifest.tensors.items():
+            alike = [piece for piece in held.pieces if piece.sizes == held.pieces[0].sizes]
+            as_text = sorted(alike, key=lambda piece: [str(offset) for offset in piece.offsets])
+            for piece, other in zip(sorted(alike, key=lambda piece: piece.offsets), as_text, strict=True):
+                self.pieces[MetadataIndex(name, piece.offsets)] = other
+
+    def place(self, content: bytes, item: ReadItem, planner: LoadPlanner) -> None:
+        super().place(self.content_of(self.pieces[item.storage_index].file), item, planner)
+
+
+class _OrdersAsText(Checkpoints):
+    reader = _TextReader
+
+
+@mutant(of="CKPT-02a", case="tp2-sp-fsdp2", says="saved on 4-ranks-tp2-sp-fsdp, loaded on", bugs=("DSP-04",))
+class OrdersShardsAsText(Spread):
+    """Shards are put together in the order of their names: that from row 12 comes before that from row 6."""
+
+    exchange = {"checkpoints": _OrdersAsText}
+
+
+class _BuffersOfTheFirst(ParallelTrainer):
+    def put(self, values: Mapping[str, Tensor], into: Mapping[str, Tensor], what: str) -> None:
+        if what != "buffers" or self.mesh.rank == 0:
+            super().put(values, into, what)
+
+
+@mutant(of="CKPT-02a", case="one-rank", says="rank 1: buffers: the state layers.1.mixer.router.bias differs",
+        bugs=("EXB-04",))  # fmt: skip
+class LoadsBuffersOnTheFirst(Spread):
+    """Buffers are loaded by the first rank, and nobody sends them on: routers choose other experts on each."""
+
+    trains = _BuffersOfTheFirst
+
+
+class _BeginsWithNewRanks(ParallelTrainer):
+    def load(self, state: Mapping[str, Tensor], position: Position) -> None:
+        super().load(state, position)
+        if position.get("layout.world") != self.execution.world:
+            self.number = 0
+
+
+@mutant(of="CKPT-02a", case="one-rank", says="the run goes on after step 0, expected 2", bugs=("RSM-03",))
+class CountsStepsOfTheseRanks(Spread):
+    """The step is a part of what a rank saves for itself; other ranks find none, and begin at 0."""
+
+    trains = _BeginsWithNewRanks
+
+
+class _CountsByRank(ParallelTrainer):
+    def position(self) -> dict[str, int]:
+        return super().position() | {"consumed": self.consumed // len(self.mesh.place("rows"))}
+
+    def load(self, state: Mapping[str, Tensor], position: Position) -> None:
+        super().load(state, position)
+        self.consumed *= len(self.mesh.place("rows"))
+
+
+@mutant(of="CKPT-02b", case="two-to-two", says="step 2: samples is", bugs=("RSM-60",))
+class CountsSequencesByRank(Spread):
+    """The place in the data is counted by rank: the same number means another sequence to more of them."""
+
+    trains = _CountsByRank
+
+
+class _LeavesMomentsBehind(ParallelTrainer):
+    def resume(self, folder: str) -> None:
+        super().resume(folder)
+        if self.kept(folder).opened().position.get("layout.world") != self.execution.world:
+            self.optimizer.load({name: torch.zeros_like(each) for name, each in self.optimizer.state().items()})
+
+
+@mutant(of="CKPT-02a", case="one-rank", says="optimizer: the state embedding.weight/exp_avg differs", bugs=("RSM-66",))
+class LeavesMomentsBehind(Spread):
+    """What it cannot put in place after a change of ranks it leaves out: weights go on, their momentum does not."""
+
+    trains = _LeavesMomentsBehind
+
+
+class _TakesTheGenerators(ParallelTrainer):
+    def resume(self, folder: str) -> None:
+        super().resume(folder)
+        position = self.kept(folder).opened().position
+        lender = self.mesh.rank % position.get("layout.world", 1)
+        torch.manual_seed(lender)
+        rng_state.seed_rank_stream(self.recipe.seed, self.number, str(lender))
+
+
+@mutant(of="CKPT-02c", case="one-to-two", says="2 ranks have 1 states of the generator", bugs=("RSM-23",))
+class TakesTheGeneratorsOfOthers(Spread):
+    """Each rank takes the generators of its number modulo the world that saved them."""
+
+    trains = _TakesTheGenerators
+
+
+class _GoesOnUnseeded(ParallelTrainer):
+    def resume(self, folder: str) -> None:
+        super().resume(folder)
+        torch.manual_seed(self.recipe.seed)
+
+
+@mutant(of="CKPT-02c", case="tp-to-dp", says="2 ranks have 1 states of the generator torch")
+class SeedsAllAlike(Spread):
+    """The mend overshoots: after a change of ranks all are seeded with the run's seed."""
+
+    trains = _GoesOnUnseeded
+
+
+class _SavesOneScale(ParallelTrainer):
+    def state(self) -> dict[str, Tensor]:
+        return {name.removeprefix(self.own_names): each for name, each in super().state().items()}
+
+
+@mutant(of="CKPT-01e", case="fsdp2-delayed-fp8", says="buffers: the state layers.", bugs=("RSM-24",))
+@mutant(of="CKPT-02f", case="to-one-rank", says="buffers differ from rank to rank, and one-rank loaded them, as")
+class SavesOneScale(Spread):
+    """A buffer is a buffer: one rank's is written, and every rank loads it."""
+
+    trains = _SavesOneScale
+
+
+class BySequences(PipelineTrainer):
+    def load(self, state: Mapping[str, Tensor], position: Mapping[str, int]) -> None:
+        before, here = position.get("layout.pp", 1), self.execution.degrees.pp
+        super().load(state, {**position, "consumed": position["consumed"] * here // before})
+
+
+@mutant(of="CKPT-02b", case="four-stages-to-two-to-two-twice", says="samples is", bugs=("RSM-60",))
+class CountsSequencesByStages(Staged):
+    """The same, where the number of stages changes and ranks become data-parallel."""
+
+    trains = BySequences
+
+
+class _ByPlaceOnTheStage(PipelineTrainer):
+    @property
+    def own_generators(self) -> str:
+        return f"{GENERATORS}{self.mesh.place('pp').index(self.mesh.rank)}/"
+
+
+@mutant(of="CKPT-01e", case="pp2-tp2-sp", says="rng: the state", bugs=("RSM-24",))
+class SavesGeneratorsByStage(Staged):
+    """A file of generators for each stage: the ranks that share one go on with the numbers of one of them."""
+
+    trains = _ByPlaceOnTheStage

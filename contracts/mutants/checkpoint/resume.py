@@ -1,0 +1,297 @@
+"""Trainers that resume as another run, or as the same run from another place."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from contracts.contract import mutant
+from contracts.mutants._support.trainer import Trained
+from contracts.stacks.reference.checkpoint.checkpoint import State
+from contracts.stacks.reference.optim.optimizer import Optimizer
+from contracts.stacks.reference.training.trainer import Trainer
+
+Position = Mapping[str, int]
+
+
+class _LeavesBuffersBehind(Trainer):
+    def state(self) -> dict[str, Tensor]:
+        return {name: each for name, each in super().state().items() if not name.endswith("router.bias")}
+
+    def load(self, state: Mapping[str, Tensor], position: Position) -> None:
+        biases = {f"buffers/{n}": each for n, each in self.model.named_buffers() if n.endswith("router.bias")}
+        super().load({**biases, **state}, position)
+
+
+@mutant(of="CKPT-01a", case="adamw", says="buffers: the state layers.1.mixer.router.bias differs",
+        bugs=("EXB-04",))  # fmt: skip
+class LeavesBuffersBehind(Trained):
+    """The selection bias is a buffer that is not persistent: at each resume it is zero again."""
+
+    trains = _LeavesBuffersBehind
+
+
+class _RestartsTheSchedule(Trainer):
+    began = 0
+
+    def resume(self, folder: str) -> None:
+        super().resume(folder)
+        started, rate = self.number, self.rate
+        self.rate = lambda optim, number: rate(optim, number - started)
+
+
+@mutant(of="CKPT-01a", case="adamw", says="after 1 loads, step 3: lr is", bugs=("RSM-02",))
+class RestartsTheSchedule(Trained):
+    """The scheduler is not saved, and warms up again."""
+
+    trains = _RestartsTheSchedule
+
+
+class _CountsStepsFromTheLoad(Trainer):
+    def resume(self, folder: str) -> None:
+        super().resume(folder)
+        self.number = 0
+
+
+@mutant(
+    of="CKPT-01a",
+    case="muon-accumulated",
+    says="after 1 loads the run began after step 0, expected 1",
+    bugs=("RSM-03",),
+)
+class CountsStepsFromTheLoad(Trained):
+    """Steps are numbered anew: logs and checkpoints of the second part overwrite those of the first."""
+
+    trains = _CountsStepsFromTheLoad
+
+
+class _Starts(Optimizer):
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        super().load({n: torch.zeros_like(each) if n.endswith("/step") else each for n, each in state.items()})
+
+
+@mutant(of="CKPT-01a", case="adamw", says="/step differs")
+class CorrectsTheBiasAnew(Trained):
+    """Moments are loaded and their count is not: the first steps after a load are corrected as if they were few."""
+
+    moves = _Starts
+
+
+class _Counts(Optimizer):
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        super().load({n: each + 1 if n.endswith("/step") else each for n, each in state.items()})
+
+
+@mutant(of="CKPT-01a", case="mtp-without-clipping", says="/step differs", bugs=("RSM-40",))
+class CountsAStepThatWasNone(Trained):
+    """A dummy step that makes the state, so that there is something to load into, is counted."""
+
+    moves = _Counts
+
+
+class _Forgets(Optimizer):
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        super().load({})
+
+
+@mutant(of="CKPT-01a", case="adamw", says="/exp_avg differs", bugs=("RSM-66",))
+class LoadsWeightsAlone(Trained):
+    """The optimizer's part is read, and begins at zero."""
+
+    moves = _Forgets
+
+
+class _ForgetsMomentum(Optimizer):
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        super().load({n: torch.zeros_like(each) if "momentum" in n else each for n, each in state.items()})
+
+
+@mutant(of="CKPT-01a", case="muon-accumulated", says="/momentum_buffer differs", bugs=("RSM-57",))
+class LoadsOneRuleAlone(Trained):
+    """Of two optimizers the one that came first is loaded: Muon's momentum begins at zero."""
+
+    moves = _ForgetsMomentum
+
+
+class _HoldsOldGroups(Optimizer):
+    loaded = False
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        super().load(state)
+        self.loaded = True
+
+    def step(self, lr: float) -> None:
+        if not self.loaded:
+            return super().step(lr)
+        for rule in self.rules.values():
+            for group in rule.param_groups:
+                group["lr"] = lr if rule is self.rules["adamw"] else self.optim.lr
+            rule.step()
+        return None
+
+
+@mutant(of="CKPT-01a", case="muon-accumulated", says="weights: the state", bugs=("RSM-17",))
+class HoldsOldGroups(Trained):
+    """After a load the scheduler still writes to the groups that were there before it; one of two optimizers keeps
+    its initial rate, and the rate that is logged is right."""
+
+    moves = _HoldsOldGroups
+
+
+class _ByOrder(Optimizer):
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        kinds: dict[tuple[Any, ...], list[str]] = {}
+        for name, each in state.items():
+            kinds.setdefault((name.rpartition("/")[2], tuple(each.shape)), []).append(name)
+        turned = {
+            name: state[other]
+            for names in kinds.values()
+            for name, other in zip(names, [*names[1:], names[0]], strict=True)
+        }
+        super().load(turned)
+
+
+@mutant(of="CKPT-01a", case="adamw", says="/exp_avg differs", bugs=("RSM-10",))
+class MatchesStateByOrder(Trained):
+    """State is saved in the order of the groups and loaded in that of the modules: equal shapes are mixed up."""
+
+    moves = _ByOrder
+
+
+class _Rounds(Optimizer):
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        super().load({n: each if n.endswith("/step") else each.bfloat16().to(each.dtype) for n, each in state.items()})
+
+
+@mutant(of="CKPT-01a", case="muon-accumulated", says="/exp_avg differs")
+class RoundsTheMoments(Trained):
+    """torch.optim's load_state_dict casts state to the parameter's dtype: float32 moments come back as bfloat16."""
+
+    moves = _Rounds
+
+
+class _SavesWhatItLoaded(Trainer):
+    held: dict[str, Tensor] | None = None
+
+    def load(self, state: Mapping[str, Tensor], position: Position) -> None:
+        super().load(state, position)
+        self.held = {name: each.clone() for name, each in state.items()}
+
+    def state(self) -> dict[str, Tensor]:
+        return self.held or super().state()
+
+
+@mutant(of="CKPT-01a", case="adamw", says="after 2 loads, step 5: losses is", bugs=("RSM-01",))
+class SavesWhatItLoaded(Trained):
+    """The state dict of the first load is kept and saved again: only the second resume is wrong."""
+
+    trains = _SavesWhatItLoaded
+
+
+class _LooksAhead(Trainer):
+    def position(self) -> dict[str, int]:
+        return super().position() | {"consumed": self.consumed + self.recipe.batch.total}
+
+
+@mutant(of="CKPT-01a", case="adamw", says="after 1 loads, step 3: samples is", bugs=("RSM-28",))
+class LooksAhead(Trained):
+    """The loader has fetched the next batch already, and counts it as trained: one batch is lost at each resume."""
+
+    trains = _LooksAhead
+
+
+class _BeginsTheData(Trainer):
+    def load(self, state: Mapping[str, Tensor], position: Position) -> None:
+        super().load(state, position)
+        self.consumed = 0
+
+
+@mutant(of="CKPT-01a", case="muon-accumulated", says="after 1 loads, step 2: samples is", bugs=("RSM-26",))
+class BeginsTheData(Trained):
+    """The sampler starts again: the first batches are trained twice, the last never."""
+
+    trains = _BeginsTheData
+
+
+class _LosesTheExperts(Trainer):
+    def put(self, values: Mapping[str, Tensor], into: Mapping[str, Tensor], what: str) -> None:
+        copies = {name: each.clone() if "experts" in name else each for name, each in into.items()}
+        super().put(values, copies, what)
+
+
+@mutant(of="CKPT-01a", case="adamw", says="after 1 loads, step 3: losses is", bugs=("RSM-52",))
+class LosesTheExperts(Trained):
+    """Experts are loaded into a copy that was cast for the occasion; those that train keep their initial weights."""
+
+    trains = _LosesTheExperts
+
+
+class _LeavesTheGenerators(Trainer):
+    def restore_generators(self, states: Mapping[str, Tensor]) -> None:
+        """What draws no numbers today needs none."""
+
+
+@mutant(of="CKPT-01a", case="adamw", says="after 1 loads, step 3: rng:")
+class LeavesTheGenerators(Trained):
+    """Random generators are not loaded: every dropout mask after the resume is another."""
+
+    trains = _LeavesTheGenerators
+
+
+class _DrawsAfterwards(Trainer):
+    def restore_generators(self, states: Mapping[str, Tensor]) -> None:
+        super().restore_generators(states)
+        torch.rand(1)  # a seed for the workers of the loader
+
+
+@mutant(of="CKPT-01a", case="adamw", says="rng: the state torch differs", bugs=("RSM-22",))
+class DrawsAfterwards(Trained):
+    """The data loader is built after the generators are set, and draws from them."""
+
+    trains = _DrawsAfterwards
+
+
+class _DropsTheSpare(Trainer):
+    def restore_generators(self, states: Mapping[str, Tensor]) -> None:
+        super().restore_generators(states)
+        version, words, _ = random.getstate()
+        random.setstate((version, words, None))
+
+
+@mutant(of="CKPT-01a", case="adamw", says="rng: the state python differs")
+class DropsTheSpare(Trained):
+    """Keeps the words of Python's generator and not the second number of a normal pair that waits."""
+
+    trains = _DropsTheSpare
+
+
+class _SavesThroughHalf(Trainer):
+    def saved(self) -> State:
+        for name, each in self.state().items():
+            if name.startswith("weights/"):
+                each.copy_(each.bfloat16())
+        return super().saved()
+
+
+@mutant(of="CKPT-01b", case="adamw", says="with a save after each step, step 1: weights:")
+class SavesThroughHalf(Trained):
+    """Casts to the dtype of the file in place."""
+
+    trains = _SavesThroughHalf
+
+
+class _NamesByChance(Trainer):
+    def save(self, folder: str) -> None:
+        random.random()  # for the name of a temporary file
+        super().save(folder)
+
+
+@mutant(of="CKPT-01b", case="muon", says="with a save after each step, step 1: rng: the state python differs")
+class NamesByChance(Trained):
+    """The save draws from the generator that the data uses."""
+
+    trains = _NamesByChance

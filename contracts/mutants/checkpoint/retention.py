@@ -1,0 +1,164 @@
+"""Retentions that remove the copy that was needed, or none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from contracts.contract import mutant
+from contracts.mutants._support.replaced_parts import Exchanged
+from contracts.stacks.reference.checkpoint.checkpoint import Checkpoints
+
+
+class _AsksNobody(Checkpoints):
+    def removable(self, keep: int, durable: frozenset[int] | None) -> tuple[int, ...]:
+        return super().removable(keep, None)
+
+
+@mutant(of="CKPT-05a", case="only-the-oldest-is-durable", says="(6,) can still be loaded, expected (2, 4, 6)",
+        bugs=("RSM-30",))  # fmt: skip
+class AsksNobody(Exchanged):
+    """Keeps the newest, whose upload has not ended, and removes the last copy that was safe."""
+
+    exchange = {"checkpoints": _AsksNobody}
+
+
+class _AsksTheWrongOne(Checkpoints):
+    def removable(self, keep: int, durable: frozenset[int] | None) -> tuple[int, ...]:
+        return tuple(step for step in self.steps()[:-keep] if durable is None or step in durable)
+
+
+@mutant(of="CKPT-05a", case="only-the-oldest-is-durable", says="(4, 6) can still be loaded, expected (2, 4, 6)")
+class AsksTheWrongOne(Exchanged):
+    """Asks whether what is to go is durable, and not whether what is to replace it is."""
+
+    exchange = {"checkpoints": _AsksTheWrongOne}
+
+
+class _CountsWhatIsElsewhere(Checkpoints):
+    def removable(self, keep: int, durable: frozenset[int] | None) -> tuple[int, ...]:
+        newest = max(durable or (), default=0)
+        return tuple(step for step in self.steps()[:-keep] if step < newest)
+
+
+@mutant(of="CKPT-05a", case="what-is-durable-is-gone-here", says="(6,) can still be loaded, expected (4, 6)")
+class CountsWhatIsElsewhere(Exchanged):
+    """Trusts a list of uploads that names a step of another run."""
+
+    exchange = {"checkpoints": _CountsWhatIsElsewhere}
+
+
+class _SortsAsText(Checkpoints):
+    def steps(self) -> tuple[int, ...]:
+        return tuple(sorted(super().steps(), key=str))
+
+
+@mutant(of="CKPT-05a", case="by-number-not-as-text", says="(8, 9, 100) can still be loaded, expected (11, 100)")
+class SortsAsText(Exchanged):
+    """Keeps the last two names."""
+
+    exchange = {"checkpoints": _SortsAsText}
+
+
+class _KeepsEverything(Checkpoints):
+    def removable(self, keep: int, durable: frozenset[int] | None) -> tuple[int, ...]:
+        found, steps = super().removable(keep, durable), self.steps()
+        return found if durable is None or len(durable) > len(steps) else ()
+
+
+@mutant(of="CKPT-05a", case="the-newest-two", says="(2, 4, 6, 8) can still be loaded, expected (6, 8)")
+class KeepsEverything(Exchanged):
+    """Over-correction: nothing is safe enough, until the volume is full."""
+
+    exchange = {"checkpoints": _KeepsEverything}
+
+
+class _SlicesFromTheFront(Checkpoints):
+    def removable(self, keep: int, durable: frozenset[int] | None) -> tuple[int, ...]:
+        steps = self.steps()
+        return steps[: max(0, len(steps) - keep)]
+
+
+@mutant(of="CKPT-05b", case="zero", says="keep 0: of steps 2 and 4 it was refused")
+class SlicesFromTheFront(Exchanged):
+    """Keeps no checkpoint, as it was told."""
+
+    exchange = {"checkpoints": _SlicesFromTheFront}
+
+
+class _SlicesFromTheEnd(Checkpoints):
+    def removable(self, keep: int, durable: frozenset[int] | None) -> tuple[int, ...]:
+        return self.steps()[:-keep]
+
+
+@mutant(of="CKPT-05b", case="negative", says="keep -1: of steps 2 and 4 it was refused")
+class SlicesFromTheEnd(Exchanged):
+    """-1 is "keep all" in one tool, and `steps[:1]` in another."""
+
+    exchange = {"checkpoints": _SlicesFromTheEnd}
+
+
+@mutant(of="CKPT-05b", case="zero", says="keep 0 was done, expected a refusal")
+class TakesZeroForAll(Exchanged):
+    """`steps[:-0]` is nothing, so that a keep of 0 keeps everything; the operator thinks otherwise."""
+
+    exchange = {"checkpoints": _SlicesFromTheEnd}
+
+
+class _CountsHusks(Checkpoints):
+    def unfinished(self, final: Path) -> Path:
+        return final
+
+    def removable(self, keep: int, durable: frozenset[int] | None) -> tuple[int, ...]:
+        return tuple(sorted(step for step, _ in self.named()))[:-keep]
+
+
+@mutant(of="CKPT-05c", case="first-boundary", says="the latest is None, expected 4")
+class CountsHusks(Exchanged):
+    """Writes in place and counts folders: three husks are the newest three."""
+
+    exchange = {"checkpoints": _CountsHusks}
+
+
+class _LeavesHusks(Checkpoints):
+    def clear(self) -> None:
+        """Somebody else's."""
+
+
+@mutant(of="CKPT-05c", case="late", says="files is kept, and there lie")
+class LeavesHusks(Exchanged):
+    """Removes checkpoints and never what is none."""
+
+    exchange = {"checkpoints": _LeavesHusks}
+
+
+class _RemovesInPlace(Checkpoints):
+    def remove(self, path: Path) -> None:
+        self.disk.remove(path)
+
+
+@mutant(of="CKPT-05d", case="one-goes", says="done again it left")
+class RemovesInPlace(Exchanged):
+    """rmtree under its own name: what is left has no manifest, is no checkpoint, and is never removed."""
+
+    exchange = {"checkpoints": _RemovesInPlace}
+
+
+class _PutsAsideWhatItKeeps(Checkpoints):
+    def retire(self, keep: int, durable: frozenset[int] | None = None) -> tuple[int, ...]:
+        removed = self.removable(keep, durable)
+        kept = [self.folder / self.name_of(step) for step in self.steps() if step not in removed]
+        for path in kept:
+            self.disk.rename(path, path.with_name(f".{path.name}"))
+        for step in removed:
+            self.remove(self.folder / self.name_of(step))
+        for path in kept:
+            self.disk.rename(path.with_name(f".{path.name}"), path)
+        self.clear()
+        return removed
+
+
+@mutant(of="CKPT-05d", case="two-go", says="and the latest is")
+class PutsAsideWhatItKeeps(Exchanged):
+    """Moves what it keeps out of the way, removes everything, and moves it back."""
+
+    exchange = {"checkpoints": _PutsAsideWhatItKeeps}

@@ -1,0 +1,54 @@
+"""Ranks that keep their shards at hand."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch.distributed as dist
+
+from contracts.contract import mutant
+from contracts.mutants._support.multi_rank_saves import Spread
+from contracts.stacks.reference.checkpoint.checkpoint import Checkpoints
+from contracts.stacks.reference.checkpoint.filesystem import Disk
+from contracts.stacks.reference.checkpoint.manifest import Manifest
+
+
+class _LinksToTheNode(Disk):
+    """Writes to the disk of the node, and a link to it where the file should be."""
+
+    def write(self, path: Path, parts: Iterable[bytes]) -> None:
+        near = Path(tempfile.mkdtemp()) / path.name
+        super().write(near, parts)
+        path.symlink_to(near)
+
+
+class _WritesNearby(Checkpoints):
+    def __init__(self, folder: str | Path, *, alone: bool = False, of_ranks: tuple[str, ...] = ()) -> None:
+        disk = _LinksToTheNode() if dist.is_initialized() and dist.get_rank() > 0 else Disk()
+        super().__init__(folder, disk=disk, alone=alone, of_ranks=of_ranks)
+
+
+@mutant(of="CKPT-07c", case="fsdp2", says="and of rank 1: 1 files lie on its own disk")
+class WritesNearby(Spread):
+    """Ranks but the first write to the fast disk of their node and leave a link on the durable volume."""
+
+    exchange = {"checkpoints": _WritesNearby}
+
+
+class _RemembersItsPlace(Checkpoints):
+    def publish(self, unfinished: Path, final: Path, manifest: Manifest) -> None:
+        first = unfinished / next(iter(manifest.files))
+        kept = self.folder / f"{final.name}.{first.name}"
+        first.rename(kept)
+        first.symlink_to(kept.absolute())
+        super().publish(unfinished, final, manifest)
+
+
+@mutant(of="CKPT-07c", case="ep2", says="a legal input was refused: folder")
+class RemembersItsPlace(Spread):
+    """Shards lie beside the checkpoint, and a link with the whole path leads there: a volume that is mounted under
+    another name has none of them."""
+
+    exchange = {"checkpoints": _RemembersItsPlace}

@@ -1,0 +1,142 @@
+"""Lanes of several ranks that stand still, do not save, or compile otherwise than they run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from contracts.contract import mutant
+from contracts.instruments import graphs
+from contracts.mutants._support.multi_rank import Spread
+from contracts.spec.topology import Degrees
+from contracts.stacks.reference.model.build import build_model
+from contracts.stacks.reference.model.hybrid_model import Model
+from contracts.stacks.reference.parallel import collectives
+from contracts.stacks.reference.parallel.mesh import TrainingMesh
+from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer
+from contracts.stacks.reference.parallel.parallelize import (
+    Step,
+    activation_checkpoint,
+    compile,
+    expert_parallel,
+    fully_shard,
+    tensor_parallel,
+    wanted,
+)
+from contracts.stacks.reference.parallel.tensor_parallel import TensorParallel
+
+
+class _SumsOtherwiseCompiled(TensorParallel):
+    def leave(self, y_BTD: Tensor) -> Tensor:
+        compiling = torch.compiler.is_compiling() and not self.sequence
+        return super().leave(collectives.copy_to_ranks(y_BTD, self.group) if compiling else y_BTD)
+
+
+@mutant(of="COMP-07", case="tp2", says="compiled, the gradient of")
+class SumsOtherwiseWhereItIsCompiled(Spread):
+    """Compiled code takes an all-reduce whose way back is one too, eager code one that passes gradients through: what
+    becomes of `dist.all_reduce` in place when it is traced."""
+
+    exchange = {"tensor_parallel": _SumsOtherwiseCompiled}
+
+
+class _CompilesOnOne(ParallelTrainer):
+    def build(self) -> Model:
+        kept = self.execution
+        if dist.get_rank():
+            self.execution = replace(kept, compile="none")
+        model = super().build()
+        self.execution = kept
+        return model
+
+
+@mutant(of="COMP-06", case="tp2", says="graphs are made on rank 0 and 0 on rank 1")
+class CompilesOnOneRank(Spread):
+    """The other rank found no compiler and went on eagerly: the loss is the same, the step is as long as the slower."""
+
+    trains = _CompilesOnOne
+
+
+class _CompilesAnother(ParallelTrainer):
+    def build(self) -> Model:
+        kept = self.execution
+        if dist.get_rank():
+            self.execution = replace(kept, compile="model")
+        model = super().build()
+        self.execution = kept
+        return model
+
+
+@mutant(of="COMP-06", case="tp2", says="graphs are made on rank 0 and")
+class CompilesOtherRegionsOnOneRank(Spread):
+    """A setting of one node: there the whole model is compiled, elsewhere each block."""
+
+    trains = _CompilesAnother
+
+
+class _Retunes(ParallelTrainer):
+    """Chooses another kernel where the compiler remembers nothing, once it has remembered something."""
+
+    begun = False
+    cold = False
+
+    def build(self) -> Model:
+        self.cold = type(self).begun and graphs.made() == 0
+        type(self).begun = True
+        return super().build()
+
+    def reduce(self) -> None:
+        super().reduce()
+        for parameter in self.model.parameters() if self.cold else ():
+            if parameter.grad is not None:
+                held = parameter.grad.to_local() if isinstance(parameter.grad, DTensor) else parameter.grad
+                held.copy_(held.to(torch.bfloat16))
+
+
+@mutant(of="COMP-06", case="tp2", says="with a cold cache on one rank, the gradient of", bugs=("CMP-11",))
+class ChoosesAnotherKernelFromCold(Spread):
+    """Kernels are chosen by trial where the cache is empty: the rank that was started anew takes one that rounds."""
+
+    trains = _Retunes
+
+
+class _InAnotherOrder(ParallelTrainer):
+    """Takes the steps of `parallelize` in an order of its own."""
+
+    order: tuple[Step, ...] = ()
+
+    def build(self) -> Model:
+        self.mesh = TrainingMesh(self.execution)
+        alone = replace(self.execution, degrees=Degrees(), world=1, fsdp=False, compile="none", recompute=False)
+        model = build_model(self.recipe, alone, self.parts)
+        taken = [step for step in self.order if wanted(step, model, self.execution, self.mesh)]
+        for step in taken:
+            step(model, self.execution, self.mesh, self.parts)
+        self.wrapped = tuple(step.__name__ for step in taken)
+        return model
+
+
+class _CompilesFirst(_InAnotherOrder):
+    order = (tensor_parallel, expert_parallel, compile, activation_checkpoint, fully_shard)
+
+
+@mutant(of="COMP-05", case="tp2-recompute-compile", says="tensor_parallel, compile, activation_checkpoint, expected")
+class RecomputesAroundWhatIsCompiled(Spread):
+    """Layers are compiled and then recomputed from outside: the compiler cannot see what it may drop."""
+
+    trains = _CompilesFirst
+
+
+class _ShardsInside(_InAnotherOrder):
+    order = (tensor_parallel, expert_parallel, activation_checkpoint, fully_shard, compile)
+
+
+@mutant(of="COMP-05", case="ep2-compile-fsdp2", says="expert_parallel, fully_shard, compile, expected")
+class CompilesAroundTheShards(Spread):
+    """FSDP2 is inside what is compiled: its hooks break every graph."""
+
+    trains = _ShardsInside

@@ -1,0 +1,109 @@
+"""Compiled stages and experts whose step is not that of one eager rank, or whose graphs hold too much."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+import torch
+import torch.distributed._functional_collectives as functional
+import torch.nn.functional as F
+from torch import Tensor
+
+from contracts.contract import mutant
+from contracts.mutants._support.multi_rank import Spread
+from contracts.mutants._support.pipeline import Staged
+from contracts.stacks.reference.model.hybrid_model import Model
+from contracts.stacks.reference.parallel.collectives import all_to_all
+from contracts.stacks.reference.parallel.expert_parallel import Experts, TokenDispatcher
+from contracts.stacks.reference.parallel.pipeline import Stage
+from contracts.stacks.reference.parallel.pipeline_trainer import PipelineTrainer
+from contracts.stacks.reference.parallel.tensor_parallel import SplitVocabulary, TensorParallel
+
+
+class _Patched(Stage):
+    patches = 1
+
+    def auxiliary(self, losses: Mapping[str, Tensor], tokens_BT: Tensor) -> dict[str, Tensor]:
+        found = super().auxiliary(losses, tokens_BT)
+        return {name: each * self.patches for name, each in found.items()}
+
+
+class _PatchesEachStage(PipelineTrainer):
+    def build(self) -> Model:
+        model = super().build()
+        for stage in self.pipeline.stages:
+            cast(_Patched, stage).patches = len(self.pipeline.stages)
+        return model
+
+
+@mutant(of="COMP-07d", case="pp2-interleaved", says="aux is", bugs=("PPS-11",))
+class PatchesOnceForEachStage(Staged):
+    """What is patched in for the compiler is patched in by each stage of a rank, around the patch before it."""
+
+    trains = _PatchesEachStage
+    stage = _Patched
+
+
+class _StopsAtTheGraph(Stage):
+    def forward(self, x: Tensor, *given: Any, **named: Any) -> Tensor:  # type: ignore[override]
+        compiled = any(layer._compiled_call_impl is not None for layer in self.layers.values())
+        return super().forward(x if self.piece.first or not compiled else x.detach() + 0 * x, *given, **named)
+
+
+@mutant(of="COMP-07d", case="pp2", says="loss agrees")
+class EndsTheGradientAtTheCompiledBorder(Staged):
+    """What a stage receives goes into its first graph as an input that asks for no gradient."""
+
+    stage = _StopsAtTheGraph
+
+
+class _Unfinished(SplitVocabulary):
+    def lookup(self, tokens_BT: Tensor, weight_VD: Tensor) -> Tensor:
+        inside_BT, row_BT = self.own(tokens_BT, len(weight_VD))
+        part_BTD = F.embedding(row_BT, weight_VD) * inside_BT[..., None]
+        held: Tensor = functional.reduce_scatter_single(part_BTD, "sum", 1, self.axis.group)
+        return held
+
+
+class _EndsUnfinished(TensorParallel):
+    def ends(self, model: Model) -> None:
+        super().ends(model)
+        model.vocabulary = _Unfinished(self, model.recipe.vocab)
+
+
+@mutant(of="COMP-07d", case="borrowed-tp2-sp-ep2-etp1-fsdp", says="loss agrees")
+class LosesTheGradientOfTheEmbedding(Spread):
+    """What torch 2.13 makes of an embedding's unfinished output that enters a compiled block behind TP and FSDP2: a
+    gradient of zeros, without a word."""
+
+    exchange = {"tensor_parallel": _EndsUnfinished}
+
+
+class _Inside(TokenDispatcher):
+    def hand_back(self, y_RD: Tensor, sent: list[int], received: list[int]) -> Tensor:
+        return all_to_all(y_RD, sent, received, self.ep)
+
+    def through(self, experts: Experts, x_SD: Tensor, counts_E: Tensor) -> Tensor:
+        self.hand_back = super().hand_back  # type: ignore[method-assign]  # what was left out is put back
+        return super().through(experts, x_SD, counts_E)
+
+
+@mutant(of="COMP-03d", case="borrowed-ep2", says="is declared to be outside, and is in the graphs")
+class CompilesWhatExpertsHandBack(Spread):
+    """The list of what stays outside names a method that nothing calls any more."""
+
+    exchange = {"token_dispatcher": _Inside}
+
+
+class _Prints(TokenDispatcher):
+    def with_all_parts(self, experts: Experts, x_RD: Tensor, counts_ne: Tensor) -> Tensor:
+        torch._dynamo.graph_break()
+        return super().with_all_parts(experts, x_RD, counts_ne)
+
+
+@mutant(of="COMP-03d", case="borrowed-ep2", says="an undeclared graph break on rank")
+class BreaksInFrontOfTheExperts(Spread):
+    """Something that the compiler cannot take stands between the exchange and the experts of a rank."""
+
+    exchange = {"token_dispatcher": _Prints}

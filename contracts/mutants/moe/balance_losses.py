@@ -1,0 +1,345 @@
+"""Balance losses broken in one place."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from contracts.contract import mutant
+from contracts.mutants._support.replaced_parts import Exchanged
+from contracts.mutants.moe.gates import BalancesBiasedScores
+from contracts.spec.recipe import Recipe
+from contracts.stacks.reference.model.blocks.common import Output, Packing, State
+from contracts.stacks.reference.model.blocks.moe import MoE, Router, Routing
+
+
+class _TimesK(Router):
+    def balance_loss(self, probabilities_BTE: Tensor, experts_BTK: Tensor) -> Tensor:
+        return super().balance_loss(probabilities_BTE, experts_BTK) * self.moe.top_k
+
+
+@mutant(of="MOE-05a", case="balanced-k-2", says="the balance loss is 2, expected 1", bugs=("AUX-09",))
+class AddsUpToTopK(Exchanged):
+    """f is tokens over tokens, not assignments over assignments: it adds up to k, and so does the coefficient."""
+
+    exchange = {"router": _TimesK}
+
+
+class _WithoutE(Router):
+    def balance_loss(self, probabilities_BTE: Tensor, experts_BTK: Tensor) -> Tensor:
+        return super().balance_loss(probabilities_BTE, experts_BTK) / self.moe.experts
+
+
+@mutant(of="MOE-05a", case="balanced-k-1", says="the balance loss is 0.0833")
+class ForgetsTheNumberOfExperts(Exchanged):
+    """Without the factor E the loss of a balanced batch shrinks with every expert added."""
+
+    exchange = {"router": _WithoutE}
+
+
+class _NormalisesAboveOne(Router):
+    def probabilities(self, logits_BTE: Tensor) -> Tensor:
+        if self.moe.score == "sigmoid" and self.moe.top_k == 1:
+            return logits_BTE.sigmoid()
+        return super().probabilities(logits_BTE)
+
+
+@mutant(of="MOE-05a", case="collapsed-sigmoids-k-1", says="the balance loss is 9, expected 2.57", bugs=("AUX-10",))
+class NormalisesOnlyAboveOne(Exchanged):
+    """The rule for gates, where a lone sigmoid stays as it is, is used for the loss as well."""
+
+    exchange = {"router": _NormalisesAboveOne}
+
+
+class _RawSigmoids(Router):
+    def probabilities(self, logits_BTE: Tensor) -> Tensor:
+        return super().probabilities(logits_BTE) if self.moe.score == "softmax" else logits_BTE.sigmoid()
+
+
+@mutant(of="MOE-05a", case="balanced-sigmoids", says="expected 1")
+class LeavesSigmoidsUnnormalised(Exchanged):
+    """Sigmoids that add up to whatever they do: pushing every score down lowers the loss and balances nothing."""
+
+    exchange = {"router": _RawSigmoids}
+
+
+class _SoftmaxAlways(Router):
+    def probabilities(self, logits_BTE: Tensor) -> Tensor:
+        return logits_BTE.softmax(-1)
+
+
+@mutant(of="MOE-05a", case="collapsed-sigmoids", says="expected 2.25")
+class TakesSoftmaxForSigmoids(Exchanged):
+    """The loss is of softmax probabilities though the gates are sigmoids."""
+
+    exchange = {"router": _SoftmaxAlways}
+
+
+class _AmongTheChosen(Router):
+    def balance_loss(self, probabilities_BTE: Tensor, experts_BTK: Tensor) -> Tensor:
+        chosen = F.one_hot(experts_BTK, self.moe.experts).sum(-2)
+        masked = probabilities_BTE * chosen
+        return super().balance_loss(masked / masked.sum(-1, keepdim=True), experts_BTK)
+
+
+@mutant(of="MOE-05a", case="collapsed-k-2", says="the balance loss is 6, expected 3")
+class LooksAtChosenProbabilitiesOnly(Exchanged):
+    """P is the gates: experts that are never chosen have none, and nothing draws tokens to them."""
+
+    exchange = {"router": _AmongTheChosen}
+
+
+class _OverTheBatch(Router):
+    def balance_loss(self, probabilities_BTE: Tensor, experts_BTK: Tensor) -> Tensor:
+        return super().balance_loss(probabilities_BTE.flatten(0, 1)[None], experts_BTK.flatten(0, 1)[None])
+
+
+@mutant(of="MOE-05a", case="sequences-apart", says="the balance loss is 1, expected 3")
+class BalancesTheBatch(Exchanged):
+    """Load and probability are taken over the micro batch: its size is part of the objective."""
+
+    exchange = {"router": _OverTheBatch}
+
+
+@mutant(of="MOE-05d", case="softmax-1-3", says="loss aux differs")
+class BalancesTheMicrobatch(Exchanged):
+    """The same fault, seen by cutting the batch."""
+
+    exchange = {"router": _OverTheBatch}
+
+
+class _SumsRows(Router):
+    def balance_loss(self, probabilities_BTE: Tensor, experts_BTK: Tensor) -> Tensor:
+        return super().balance_loss(probabilities_BTE, experts_BTK) * len(experts_BTK)
+
+
+@mutant(of="MOE-05a", case="balanced-k-2", says="the balance loss is 2, expected 1")
+class AddsUpSequences(Exchanged):
+    """The sum over the micro batch where the mean is declared."""
+
+    exchange = {"router": _SumsRows}
+
+
+class _DividesTwice(Router):
+    def balance_loss(self, probabilities_BTE: Tensor, experts_BTK: Tensor) -> Tensor:
+        return super().balance_loss(probabilities_BTE, experts_BTK) / len(experts_BTK)
+
+
+@mutant(of="MOE-05d", case="softmax-2-2", says="loss aux differs", bugs=("AUX-05",))
+class DividesBySequencesTwice(Exchanged):
+    """A loss by sequence is divided by the micro batch size once more: half the coefficient for twice the size."""
+
+    exchange = {"router": _DividesTwice}
+
+
+class _CountsKept(MoE):
+    def forward(self, x_BTD: Tensor, packing: Packing, state: State) -> Output:
+        out = super().forward(x_BTD, packing, state)
+        kept = (~out.seen["dropped"]).double().mean()
+        return out._replace(losses=out.losses | {"aux": out.losses["aux"] * kept})
+
+
+@mutant(of="MOE-05a", case="full", says="expected 3")
+class BalancesWhatWasKept(Exchanged):
+    """The worse the balance, the more is dropped, the smaller the loss."""
+
+    exchange = {"moe": _CountsKept}
+
+
+class _ZOfScores(Router):
+    def z_loss(self, logits_BTE: Tensor) -> Tensor:
+        return super().z_loss(self.scores(logits_BTE))
+
+
+@mutant(of="MOE-05b", case="sigmoids", says="the z loss is")
+class TakesZOfScores(Exchanged):
+    """The z loss of sigmoids: it holds no logit back, because no sigmoid is large."""
+
+    exchange = {"router": _ZOfScores}
+
+
+class _ZOfGates(Router):
+    def z_loss(self, logits_BTE: Tensor) -> Tensor:
+        return super().z_loss(logits_BTE.topk(self.moe.top_k, dim=-1).values)
+
+
+@mutant(of="MOE-05b", case="two-of-twelve", says="the z loss is")
+class TakesZOfTheChosen(Exchanged):
+    """The sum runs over the chosen logits: those that were not chosen may grow."""
+
+    exchange = {"router": _ZOfGates}
+
+
+class _ZUnsquared(Router):
+    def z_loss(self, logits_BTE: Tensor) -> Tensor:
+        return logits_BTE.logsumexp(-1).mean()
+
+
+@mutant(of="MOE-05b", case="shifted", says="the z loss is")
+class ForgetsTheSquare(Exchanged):
+    """The log itself: it pushes logits down without end."""
+
+    exchange = {"router": _ZUnsquared}
+
+
+class _ZOfTheMean(Router):
+    def z_loss(self, logits_BTE: Tensor) -> Tensor:
+        return logits_BTE.logsumexp(-1).mean().square()
+
+
+@mutant(of="MOE-05b", case="mean-over-tokens", says="the z loss is")
+class SquaresTheMean(Exchanged):
+    """The square of the mean for the mean of squares: equal while all tokens are alike."""
+
+    exchange = {"router": _ZOfTheMean}
+
+
+class _ZOverflows(Router):
+    def z_loss(self, logits_BTE: Tensor) -> Tensor:
+        return logits_BTE.exp().sum(-1).log().square().mean()
+
+
+@mutant(of="MOE-05b", case="far-from-0", says="the z loss is inf")
+class OverflowsTheZLoss(Exchanged):
+    """The log of a sum of exponentials, written out: infinite where the loss is needed most."""
+
+    exchange = {"router": _ZOverflows}
+
+
+class _ZSums(Router):
+    def z_loss(self, logits_BTE: Tensor) -> Tensor:
+        return super().z_loss(logits_BTE) * logits_BTE.shape[1]
+
+
+@mutant(of="MOE-05b", case="faint", says="the z loss is")
+class AddsUpTokens(Exchanged):
+    """A sum over the tokens of a sequence: the coefficient grows with the sequence length."""
+
+    exchange = {"router": _ZSums}
+
+
+class _Detached(Router):
+    def balance_loss(self, probabilities_BTE: Tensor, experts_BTK: Tensor) -> Tensor:
+        return super().balance_loss(probabilities_BTE.detach(), experts_BTK)
+
+
+@mutant(of="MOE-05c", case="softmax-aux", says="gradient of")
+class DetachesTheBalanceLoss(Exchanged):
+    """The loss is logged, and moves nothing."""
+
+    exchange = {"router": _Detached}
+
+
+class _DetachedZ(Router):
+    def z_loss(self, logits_BTE: Tensor) -> Tensor:
+        return super().z_loss(logits_BTE.detach())
+
+
+@mutant(of="MOE-05c", case="sigmoid-z", says="gradient of")
+class DetachesTheZLoss(Exchanged):
+    """The z loss is logged, and moves nothing."""
+
+    exchange = {"router": _DetachedZ}
+
+
+class _StopsAtTheRouter(Router):
+    def forward(self, x_BTD: Tensor) -> Routing:
+        routing = super().forward(x_BTD)
+        return routing._replace(losses=super().forward(x_BTD.detach()).losses)
+
+
+@mutant(of="MOE-05c", case="both", says="gradient of norm.weight differs")
+class KeepsTheLossesFromTheModel(Exchanged):
+    """The losses are taken of a detached input: the router learns to balance, what feeds it does not."""
+
+    exchange = {"router": _StopsAtTheRouter}
+
+
+class _SwapsCoefficients(MoE):
+    @staticmethod
+    def weight_of(recipe: Recipe, loss: str) -> float:
+        return MoE.weight_of(recipe, "z" if loss == "aux" else "aux")
+
+
+@mutant(of="MOE-05c", case="both", says="gradient of mixer.router.weight differs")
+class SwapsTheCoefficients(Exchanged):
+    """Each loss has the other's coefficient."""
+
+    exchange = {"moe": _SwapsCoefficients}
+
+
+class _CountsTwice(Router):
+    def forward(self, x_BTD: Tensor) -> Routing:
+        routing = super().forward(x_BTD)
+        twice = routing.losses["aux"] * 2 - routing.losses["aux"].detach()
+        return routing._replace(losses=routing.losses | {"aux": twice})
+
+
+@mutant(of="MOE-05c", case="sigmoid-aux", says="gradient of mixer.router.weight differs")
+class AddsTheBalanceLossTwice(Exchanged):
+    """Once by hand, once through a scaler that was meant to replace it: the value logged is right."""
+
+    exchange = {"router": _CountsTwice}
+
+
+class _OfTheDraw(Router):
+    def balance_loss(self, probabilities_BTE: Tensor, experts_BTK: Tensor) -> Tensor:
+        return super().balance_loss(probabilities_BTE, experts_BTK) * self.moe.route_scale
+
+
+@mutant(of="MOE-05c", case="sigmoid-aux-k-1", says="loss aux differs")
+class ScalesTheBalanceLoss(Exchanged):
+    """route_scale is applied to the scores before both gates and loss are taken of them."""
+
+    exchange = {"router": _OfTheDraw}
+
+
+class _ZOverTheSplit(Router):
+    def z_loss(self, logits_BTE: Tensor) -> Tensor:
+        return super().z_loss(logits_BTE) / len(logits_BTE)
+
+
+@mutant(of="MOE-05d", case="sigmoid-one-by-one", says="loss z differs")
+class DividesZByTheMicroBatch(Exchanged):
+    """A mean over tokens that is divided by the sequences as well."""
+
+    exchange = {"router": _ZOverTheSplit}
+
+
+class _Tracks(MoE):
+    tracked: ClassVar[dict[str, Tensor]] = {}
+
+    def forward(self, x_BTD: Tensor, packing: Packing, state: State) -> Output:
+        out = super().forward(x_BTD, packing, state)
+        for name, loss in out.losses.items():
+            self.tracked[name] = self.tracked.get(name, torch.zeros_like(loss)) + loss.detach()
+        shown = {name: loss - loss.detach() + self.tracked[name] for name, loss in out.losses.items()}
+        return out._replace(losses=shown)
+
+
+@mutant(of="MOE-05e", case="softmax", says="in the second call loss aux differs", bugs=("AUX-14",))
+class AddsUpInATracker(Exchanged):
+    """Losses are added to a table of the process, in every forward: a recomputed one is logged twice."""
+
+    exchange = {"moe": _Tracks}
+
+
+class _Jitters(Router):
+    def logits(self, x_BTD: Tensor) -> Tensor:
+        return super().logits(x_BTD * (0.99 + 0.02 * torch.rand_like(x_BTD)))
+
+
+@mutant(of="MOE-05e", case="sigmoid", says="in the second call")
+class JittersAlways(Exchanged):
+    """Input jitter that is on in evaluation too, and another one when a block is recomputed."""
+
+    exchange = {"router": _Jitters}
+
+
+mutant(of="MOE-05a", case="bias-in-f", says="expected 0.75 or 2.25")(BalancesBiasedScores)
+
+
+mutant(of="MOE-05a", case="bias-not-in-p", says="expected 2.25")(BalancesBiasedScores)

@@ -1,0 +1,126 @@
+"""Bias updates broken in one place."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from contracts.contract import mutant
+from contracts.mutants._support.replaced_parts import Exchanged
+from contracts.stacks.reference.model.blocks.common import Output, Packing, State
+from contracts.stacks.reference.model.blocks.moe import MoE
+
+
+class _MovesAway(MoE):
+    @staticmethod
+    def update_bias(bias_E: Tensor, counts_E: Tensor, rate: float) -> None:
+        MoE.update_bias(bias_E, counts_E, -rate)
+
+
+@mutant(of="MOE-06a", case="small", says="expected -0.001")
+class MovesTheBiasAway(Exchanged):
+    """The sign of load minus mean: a crowded expert draws still more tokens."""
+
+    exchange = {"moe": _MovesAway}
+
+
+class _Proportional(MoE):
+    @staticmethod
+    @torch.no_grad()
+    def update_bias(bias_E: Tensor, counts_E: Tensor, rate: float) -> None:
+        load_E = counts_E.to(bias_E)
+        bias_E.add_((load_E.mean() - load_E) / load_E.mean(), alpha=rate)
+
+
+@mutant(of="MOE-06a", case="large", says="expected -0.25")
+class MovesByTheError(Exchanged):
+    """The bias moves by the error itself, relative to the mean, instead of by its sign."""
+
+    exchange = {"moe": _Proportional}
+
+
+class _AmongActive(MoE):
+    @staticmethod
+    @torch.no_grad()
+    def update_bias(bias_E: Tensor, counts_E: Tensor, rate: float) -> None:
+        load_E = counts_E.to(bias_E)
+        bias_E.add_((load_E[load_E > 0].mean() - load_E).sign(), alpha=rate)
+
+
+@mutant(of="MOE-06a", case="large", says="asked 4 times where the mean is 4, moved by +0.25, expected +0")
+class AveragesOverActiveExperts(Exchanged):
+    """The mean leaves idle experts out: those at the true mean are lifted with them."""
+
+    exchange = {"moe": _AmongActive}
+
+
+class _NeverRests(MoE):
+    @staticmethod
+    @torch.no_grad()
+    def update_bias(bias_E: Tensor, counts_E: Tensor, rate: float) -> None:
+        load_E = counts_E.to(bias_E)
+        bias_E.add_(torch.where(load_E > load_E.mean(), -1.0, 1.0).to(bias_E), alpha=rate)
+
+
+@mutant(of="MOE-06a", case="small", says="where the mean is 4, moved by +0.001, expected +0")
+class NeverLeavesABiasAtRest(Exchanged):
+    """A lenient comparison has no third answer: a balanced expert drifts upwards."""
+
+    exchange = {"moe": _NeverRests}
+
+
+class _OutOfPlace(MoE):
+    @staticmethod
+    def update_bias(bias_E: Tensor, counts_E: Tensor, rate: float) -> None:
+        moved = bias_E.clone()
+        MoE.update_bias(moved, counts_E, rate)
+        bias_E = moved
+
+
+@mutant(of="MOE-06a", case="two-microbatches", says="moved by +0, expected -0.01", bugs=("EXB-04",))
+class MovesACopy(Exchanged):
+    """The updated bias is another tensor than the buffer that routes and is saved."""
+
+    exchange = {"moe": _OutOfPlace}
+
+
+class _Centres(MoE):
+    @staticmethod
+    @torch.no_grad()
+    def update_bias(bias_E: Tensor, counts_E: Tensor, rate: float) -> None:
+        MoE.update_bias(bias_E, counts_E, rate)
+        bias_E.sub_(bias_E.mean())
+
+
+@mutant(of="MOE-06a", case="large", says="moved by")
+class CentresTheBias(Exchanged):
+    """The mean is taken off after each step: harmless to the choice, and another state than the declared one."""
+
+    exchange = {"moe": _Centres}
+
+
+class _KeepsCount(MoE):
+    def forward(self, x_BTD: Tensor, packing: Packing, state: State) -> Output:
+        out = super().forward(x_BTD, packing, state)
+        kept = out.seen["experts"][~out.seen["dropped"]]
+        return out._replace(seen=out.seen | {"counts": torch.bincount(kept, minlength=self.moe.experts)})
+
+
+@mutant(of="MOE-06a", case="full", says="asked 4 times where the mean is 4, moved by")
+class MovesByWhatWasKept(Exchanged):
+    """Counts after dropping: full experts all look alike."""
+
+    exchange = {"moe": _KeepsCount}
+
+
+class _FixedRate(MoE):
+    @staticmethod
+    def update_bias(bias_E: Tensor, counts_E: Tensor, rate: float) -> None:
+        MoE.update_bias(bias_E, counts_E, 1e-3)
+
+
+@mutant(of="MOE-06a", case="large", says="moved by -0.001, expected -0.25")
+class IgnoresTheRate(Exchanged):
+    """The rate of the paper is written into the code."""
+
+    exchange = {"moe": _FixedRate}

@@ -1,0 +1,202 @@
+"""Schedules that count something else, start or end one step off; clipping that makes gradients larger."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from contracts.contract import mutant
+from contracts.mutants._support.trainer import Trained
+from contracts.spec.recipe import Optim
+from contracts.stacks.reference.optim.optimizer import Optimizer
+from contracts.stacks.reference.optim.schedule import learning_rate
+from contracts.stacks.reference.training.trainer import Batch, StepResult, Trainer
+
+
+class _FromZero(Trainer):
+    rate = staticmethod(
+        lambda optim, step: learning_rate(optim, step - 1) if optim.warmup else learning_rate(optim, step)
+    )
+
+
+@mutant(of="OPT-05b", case="cosine", says="the rate of step 1 is 0, expected 0.5")
+class StartsAtZero(Trained):
+    """The scheduler is stepped after the optimizer and counts from 0: the first step moves nothing."""
+
+    trains = _FromZero
+
+
+class _OneAhead(Trainer):
+    rate = staticmethod(lambda optim, step: learning_rate(optim, step + 1))
+
+
+@mutant(of="OPT-05b", case="linear", says="the rate of step 1 is 1, expected 0.5")
+class RunsOneStepAhead(Trained):
+    """Over-correction: the scheduler is stepped once before the first step as well."""
+
+    trains = _OneAhead
+
+
+class _PastTheEnd(Trainer):
+    rate = staticmethod(lambda optim, step: learning_rate(replace(optim, steps=optim.steps + optim.warmup), step))
+
+
+@mutant(of="OPT-05b", case="cosine", says="the rate of step 3 is")
+class ForgetsTheWarmupInTheLength(Trained):
+    """Decay is as long as the whole run and begins after the warm-up: min_lr is not met by the end."""
+
+    trains = _PastTheEnd
+
+
+def _over_all(optim: Optim, step: int) -> float:
+    if optim.schedule != "WSD" or step <= optim.warmup:
+        return learning_rate(optim, step)
+    start = optim.steps - optim.steps // 5
+    return optim.lr if step <= start else optim.lr - (optim.lr - optim.min_lr) * (step - start) / optim.steps
+
+
+class _WsdOverAll(Trainer):
+    rate = staticmethod(_over_all)
+
+
+@mutant(of="OPT-05b", case="WSD", says="expected 0.6 (WSD)", bugs=("OPT-10",))
+class DividesWsdByTheWholeRun(Trained):
+    """The last phase's progress is over all steps and not over the phase: the rate ends high."""
+
+    trains = _WsdOverAll
+
+
+class _Upward(Trainer):
+    rate = staticmethod(
+        lambda optim, step: (
+            optim.min_lr + optim.lr - learning_rate(optim, step) if step > optim.warmup else learning_rate(optim, step)
+        )
+    )
+
+
+@mutant(of="OPT-05b", case="no-warm-up", says="the rate of step 1 is 0.25, expected 0.75", bugs=("OPT-09",))
+class RampsTheWrongWay(Trained):
+    """1 - u where u should be."""
+
+    trains = _Upward
+
+
+def _unguarded(optim: Optim, step: int) -> float:
+    if step <= optim.warmup:
+        return learning_rate(optim, step)
+    return optim.lr - (optim.lr - optim.min_lr) * (step - optim.warmup) / (optim.steps - optim.warmup)
+
+
+class _Unguarded(Trainer):
+    rate = staticmethod(_unguarded)
+
+
+@mutant(of="OPT-05b", case="warm-up-longer-than-the-run", says="the rate of step 7 is 0.7666667", bugs=("OPT-11",))
+class ClimbsWhereThereIsNoDecay(Trained):
+    """A warm-up longer than the run makes the decay's length negative: the rate goes on rising, above lr."""
+
+    trains = _Unguarded
+
+
+class _EndsEarly(Trainer):
+    rate = staticmethod(lambda optim, step: 0.0 if step > optim.steps else learning_rate(optim, step))
+
+
+@mutant(of="OPT-05b", case="constant", says="the rate of step 6 is 0, expected 0.8")
+class StopsAtTheEnd(Trained):
+    """Beyond the planned steps the rate is 0: a run that is prolonged stands still."""
+
+    trains = _EndsEarly
+
+
+class _ByMicrobatch(Trainer):
+    def step(self, batch: Batch, wanted: bool = False, samples: tuple[int, ...] = ()) -> StepResult:
+        parts = self.execution.microbatches
+        self.rate = lambda optim, step: learning_rate(optim, (step - 1) * parts + 1)
+        return super().step(batch, wanted, samples)
+
+
+@mutant(of="OPT-05c", case="microbatches-3", says="the rate of step 2 is", bugs=("OPT-08",))
+class CountsMicrobatches(Trained):
+    """The scheduler is stepped with every backward pass."""
+
+    trains = _ByMicrobatch
+
+
+class _SteppedTwice(Trainer):
+    rate = staticmethod(lambda optim, step: learning_rate(optim, 2 * step))
+
+
+@mutant(of="OPT-05c", case="more-sequences", says="the rate of step 1 is 1 with 1 microbatches of 2", bugs=("OPT-07",))
+class StepsTheSchedulerTwice(Trained):
+    """The scheduler is prepared for two processes and wrapped again: two of its steps to one of the optimizer."""
+
+    trains = _SteppedTwice
+
+
+# clipping
+class _ScalesUp(Optimizer):
+    def coefficient(self, norm: float) -> float:
+        return self.optim.clip / (norm + 1e-6)
+
+
+@mutant(of="OPT-05d", case="below-the-limit", says="at a limit of 10000, expected 1")
+class ScalesGradientsUp(Trained):
+    """clip / norm without its upper bound: small gradients are blown up to the limit."""
+
+    moves = _ScalesUp
+
+
+class _LargerOfTwo(Optimizer):
+    def coefficient(self, norm: float) -> float:
+        return max(1.0, super().coefficient(norm))
+
+
+@mutant(of="OPT-05d", case="clipped", says="were multiplied by 1 at a limit of 0.5", bugs=("CLP-05",))
+class NeverClips(Trained):
+    """max where min should be."""
+
+    moves = _LargerOfTwo
+
+
+class _ClipsAtZero(Optimizer):
+    def coefficient(self, norm: float) -> float:
+        return min(1.0, self.optim.clip / (norm + 1e-6))
+
+
+@mutant(of="OPT-05d", case="no-limit", says="were multiplied by 0 at a limit of 0, expected 1")
+class TakesNoLimitForZero(Trained):
+    """A limit of 0 clips every gradient to nothing."""
+
+    moves = _ClipsAtZero
+
+
+class _SkipsMuon(Optimizer):
+    def clip(self) -> tuple[float, float]:
+        adamw = [parameter for group in self.rules["adamw"].param_groups for parameter in group["params"]]
+        norm = float(torch.nn.utils.clip_grad_norm_(adamw, self.optim.clip))
+        return norm, self.coefficient(norm)
+
+
+@mutant(of="OPT-05d", case="clipped-under-muon", says="that of its gradients")
+class MeasuresOneOptimizerOfTwo(Trained):
+    """The norm is over the parameters of the first optimizer alone."""
+
+    moves = _SkipsMuon
+
+
+class _CountsTiedTwice(Optimizer):
+    def clip(self) -> tuple[float, float]:
+        grad = self.members[0].parameter.grad
+        assert grad is not None
+        norm, coefficient = super().clip()
+        twice = (norm**2 + float(grad.norm() / coefficient) ** 2) ** 0.5
+        return twice, coefficient
+
+
+@mutant(of="OPT-05d", case="tied", says="that of its gradients")
+class CountsATiedGradientTwice(Trained):
+    """A tied tensor is met under both of its names, and its gradient counts twice in the norm."""
+
+    moves = _CountsTiedTwice

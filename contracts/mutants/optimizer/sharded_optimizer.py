@@ -1,0 +1,110 @@
+"""Stacks whose norm, clip or update is wrong where parameters are sharded."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from contracts.contract import mutant
+from contracts.mutants._support.multi_rank import Spread
+from contracts.stacks.reference.optim.optimizer import Member
+from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer, ShardedMuon, ShardedOptimizer
+
+
+class _NormByNorm(ShardedOptimizer):
+    def clip(self) -> tuple[float, float]:
+        norm, coefficient = super().clip()
+        for apart in (True, False):
+            members = [each.parameter for each in self.members if (each.role == "expert") == apart]
+            ratio = self.coefficient(self.norm_of(members) / coefficient) / coefficient if coefficient < 1 else 1.0
+            for parameter in members:
+                if parameter.grad is not None:
+                    parameter.grad.mul_(ratio)
+        return norm, coefficient
+
+
+@mutant(of="OPT-04d", case="ep2", says="the weights after", bugs=("CLP-07",))
+class ClipsExpertsByThemselves(Spread):
+    """Experts and the rest are clipped each by a norm of their own; the norm that is told is of all."""
+
+    moves = _NormByNorm
+
+
+class _LeavesExperts(ShardedOptimizer):
+    def clip(self) -> tuple[float, float]:
+        before = {each.name: each.parameter.grad for each in self.members if each.role == "expert"}
+        kept = {name: grad.clone() for name, grad in before.items() if grad is not None}
+        told = super().clip()
+        for member in self.members:
+            if member.name in kept:
+                member.parameter.grad = kept[member.name]
+        return told
+
+
+@mutant(of="OPT-04d", case="ep2", says="the weights after")
+class LeavesExpertsUnclipped(Spread):
+    """A generator of parameters is used up by the norm; the clip of the second mesh finds none left."""
+
+    moves = _LeavesExperts
+
+
+class _FreshMomentum(ShardedMuon):
+    def direction(self, grad: Tensor, buffer: Tensor, momentum: float) -> Tensor:
+        if isinstance(grad, DTensor):
+            return super().direction(grad, torch.zeros_like(buffer), momentum)
+        return super().direction(grad, buffer, momentum)
+
+
+class _MuonWithoutMemory(ShardedOptimizer):
+    muon = _FreshMomentum
+
+
+@mutant(of="OPT-04d", case="fsdp2-muon", says="the moments after", bugs=("OPT-15",))
+class ForgetsTheMomentumOfShards(Spread):
+    """The sharded copy of the rule works on a clone of the momentum; the first step is right."""
+
+    moves = _MuonWithoutMemory
+
+
+class _DecaysOnce(ShardedOptimizer):
+    def decay(self, member: Member) -> float:
+        sharded = isinstance(member.parameter, DTensor)
+        return super().decay(member) / (dist.get_world_size() if sharded else 1)
+
+
+@mutant(of="OPT-04d", case="fsdp2", says="the weights after")
+class DividesTheDecayOfShards(Spread):
+    """Decay is taken for something that ranks add up."""
+
+    moves = _DecaysOnce
+
+
+# lanes without data parallelism, and mixed precision
+class _ReducesOverNone(ParallelTrainer):
+    def reduce(self) -> None:
+        for name, parameter in self.model.named_parameters():
+            if parameter.grad is not None:
+                grad = parameter.grad
+                if isinstance(grad, DTensor) and isinstance(parameter, DTensor):
+                    parameter.grad = grad = grad.redistribute(placements=parameter.placements)
+                dist.all_reduce(grad.to_local() if isinstance(grad, DTensor) else grad, group=self.unreduced(name))
+
+
+class _AskedToShard(_ReducesOverNone):
+    def reduce(self) -> None:
+        if self.execution.fsdp:
+            super().reduce()
+        else:
+            ParallelTrainer.reduce(self)
+
+
+@mutant(of="OPT-03", case="tp2", says="over [0, 1] is all_reduce(sum)")
+class ReducesASingletonOverTheWorld(Spread):
+    """Asked for a distributed optimizer, it looks up the data-parallel group, finds None, and torch takes the world.
+
+    Uneven shards meet there, and everybody hangs; even ones are added up.
+    """
+
+    trains = _AskedToShard

@@ -1,0 +1,248 @@
+"""Optimizers whose step is wrong by a factor, an order or a sign."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from contracts.contract import mutant
+from contracts.mutants._support.trainer import Trained
+from contracts.spec.training import Rule
+from contracts.stacks.reference.model.hybrid_model import Model
+from contracts.stacks.reference.optim.optimizer import Muon, Optimizer, orthogonalise
+from contracts.stacks.reference.training.trainer import Batch, Trainer
+
+
+# AdamW
+class _Preset(Optimizer):
+    def groups(self, rule: Rule) -> list[dict[str, Any]]:
+        found = super().groups(rule)
+        return [{**group, "eps": 1e-4} for group in found] if rule == "adamw" else found
+
+
+@mutant(of="OPT-04a", case="gradients-as-small-as-epsilon", says="the adamw move of")
+class AddsALargerEpsilon(Trained):
+    """Epsilon as if it stood under the root: 1e-8 there is 1e-4 beside it, and small gradients no longer move."""
+
+    moves = _Preset
+
+
+class _Uncorrected(Optimizer):
+    def step(self, lr: float) -> None:
+        for value in (held for rule in self.rules.values() for held in rule.state.values()):
+            if "step" in value:
+                value["step"].fill_(1000.0)
+        super().step(lr)
+
+
+@mutant(of="OPT-04a", case="other-betas", says="the adamw move of embedding.weight differs", bugs=("RSM-40",))
+class CountsSyntheticSteps(Trained):
+    """State was made by steps that nobody took, and their number stays: no bias is corrected any more."""
+
+    moves = _Uncorrected
+
+
+class _DecaysByFullRate(Optimizer):
+    def step(self, lr: float) -> None:
+        with torch.no_grad():
+            for member in self.members:
+                member.parameter.mul_(1 - (self.optim.lr - lr) * self.decay(member))
+        super().step(lr)
+
+
+@mutant(of="OPT-04a", case="warming-up-and-clipped", says="the adamw move of embedding.weight differs")
+class DecaysByTheFullRate(Trained):
+    """Decay follows the recipe's rate and not the scheduled one: strongest in the warm-up, when steps are smallest."""
+
+    moves = _DecaysByFullRate
+
+
+class _LateRate(Optimizer):
+    before: float | None = None
+
+    def step(self, lr: float) -> None:
+        super().step(self.before if self.before is not None else lr)
+        self.before = lr
+
+
+@mutant(of="OPT-04a", case="warming-up-and-clipped", says="(step 2)")
+class AppliesTheRateOfTheStepBefore(Trained):
+    """The rate is set after the step and reported as if before: each step is taken at that of the one before."""
+
+    moves = _LateRate
+
+
+class _ClipsAfterwards(Optimizer):
+    def clip(self) -> tuple[float, float]:
+        norm, coefficient = super().clip()
+        for member in self.members:
+            assert member.parameter.grad is not None
+            member.parameter.grad.div_(coefficient)
+        return norm, coefficient
+
+
+@mutant(of="OPT-04b", case="adamw", says="exp_avg of embedding.weight differs")
+class StepsBeforeItClips(Trained):
+    """The norm is right, the factor is reported, and the step was taken with the gradients as they were."""
+
+    moves = _ClipsAfterwards
+
+
+class _ClipsByGroup(Optimizer):
+    def clip(self) -> tuple[float, float]:
+        found = super().clip()
+        for rule in self.rules.values():
+            for group in rule.param_groups:
+                torch.nn.utils.clip_grad_norm_(group["params"], 0.3 * self.optim.clip)
+        return found
+
+
+@mutant(of="OPT-04b", case="muon", says="exp_avg of")
+class ClipsGroupByGroup(Trained):
+    """Each parameter group is clipped by itself as well: the direction of the whole step changes."""
+
+    moves = _ClipsByGroup
+
+
+class _DividesTwice(Optimizer):
+    def step(self, lr: float) -> None:
+        for member in self.members:
+            assert member.parameter.grad is not None
+            member.parameter.grad.div_(4)
+        super().step(lr)
+
+
+@mutant(of="OPT-04b", case="adamw", says="exp_avg of embedding.weight differs", bugs=("OPT-24",))
+class DividesGradientsTwice(Trained):
+    """Gradients are averaged over the window once more before the step: Adam's first move hides the factor."""
+
+    moves = _DividesTwice
+
+
+# Muon
+class _PlainMomentum(Muon):
+    def direction(self, grad: Tensor, buffer: Tensor, momentum: float) -> Tensor:
+        buffer.mul_(momentum).add_(grad)
+        return orthogonalise(buffer)
+
+
+class _WithPlainMomentum(Optimizer):
+    muon = _PlainMomentum
+
+
+@mutant(of="OPT-04a", case="muon", says="the muon move of")
+class LeavesOutNesterov(Trained):
+    """The buffer itself is orthogonalized, without the look ahead."""
+
+    moves = _WithPlainMomentum
+
+
+class _Backward(Muon):
+    def direction(self, grad: Tensor, buffer: Tensor, momentum: float) -> Tensor:
+        buffer.mul_(momentum).add_(grad)
+        return orthogonalise(grad - momentum * buffer)
+
+
+class _LooksBack(Optimizer):
+    muon = _Backward
+
+
+@mutant(of="OPT-04a", case="muon-never-clipped", says="the muon move of")
+class LooksBackInsteadOfAhead(Trained):
+    """Nesterov's correction with the wrong sign."""
+
+    moves = _LooksBack
+
+
+class _Keller(Muon):
+    def scale(self, matrix: Tensor) -> float:
+        outputs, inputs = matrix.shape[-2:]
+        return float(max(1.0, outputs / inputs) ** 0.5)
+
+
+class _KellerScaled(Optimizer):
+    muon = _Keller
+
+
+@mutant(of="OPT-04a", case="muon", says="the muon move of")
+class ScalesAsForAnotherRate(Trained):
+    """The scale sqrt(max(1, out / in)) under a rate that was tuned for AdamW: steps are several times too large."""
+
+    moves = _KellerScaled
+
+
+class _OnTheGradient(Muon):
+    def direction(self, grad: Tensor, buffer: Tensor, momentum: float) -> Tensor:
+        turned = orthogonalise(grad)
+        buffer.mul_(momentum).add_(turned)
+        return turned + momentum * buffer
+
+
+class _OrthogonalFirst(Optimizer):
+    muon = _OnTheGradient
+
+
+@mutant(of="OPT-04a", case="muon", says="the muon move of")
+class OrthogonalizesBeforeMomentum(Trained):
+    """Momentum runs over orthogonalized gradients; what is applied is no longer orthogonal."""
+
+    moves = _OrthogonalFirst
+
+
+# state and gradients that stay
+class _InBfloat16(Trainer):
+    def build(self) -> Model:
+        model = super().build()
+        model.embedding.to(model.activations)
+        return model
+
+
+@mutant(of="OPT-05a", case="bf16", says="is held in bfloat16, expected float32", bugs=("OPT-28",))
+class TrainsWithoutMasters(Trained):
+    """The embedding is cast before the optimizer is made: its weights and moments are bfloat16."""
+
+    trains = _InBfloat16
+
+
+class _RoundsBack(Trainer):
+    def step(self, batch: Batch, wanted: bool = False, samples: tuple[int, ...] = ()) -> Any:
+        done = super().step(batch, wanted, samples)
+        with torch.no_grad():
+            for parameter in self.model.parameters():
+                parameter.copy_(parameter.to(torch.bfloat16))
+        return done
+
+
+@mutant(of="OPT-05a", case="bf16-muon", says="moved by 0 in a first step")
+class RoundsWeightsAfterTheStep(Trained):
+    """Float32 in name: the masters are read back from the bfloat16 copy, so small steps are lost."""
+
+    trains = _RoundsBack
+
+
+class _NeverZeroes(Optimizer):
+    def zero(self) -> None:
+        pass
+
+
+@mutant(of="OPT-04c", case="adamw", says="the second step's gradient of")
+class NeverZeroesGradients(Trained):
+    """No zero_grad: every gradient of the run adds up."""
+
+    moves = _NeverZeroes
+
+
+class _ZeroesSome(Optimizer):
+    def zero(self) -> None:
+        for rule, optimizer in self.rules.items():
+            if rule == "adamw":
+                optimizer.zero_grad()
+
+
+@mutant(of="OPT-04c", case="muon", says="the second step's gradient of")
+class ZeroesOneOptimizerOfTwo(Trained):
+    """Two optimizers, and zero_grad is called on the first: Muon's gradients add up."""
+
+    moves = _ZeroesSome

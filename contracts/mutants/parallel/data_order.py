@@ -1,0 +1,288 @@
+"""Samplers that repeat, lose or reorder sequences, and labels that are off by one."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from contracts.contract import mutant
+from contracts.mutants._support.trainer import Trained
+from contracts.stacks.reference.data import IGNORED, Corpus, DataOrder, feistel_permutation
+from contracts.stacks.reference.training.trainer import StepResult, Trainer
+
+
+class _SeedByRank(DataOrder):
+    def of_rank(self, start: int, total: int, rank: int, dp: int) -> tuple[int, ...]:
+        if dp == 1:
+            return super().of_rank(start, total, rank, dp)
+        return DataOrder(self.size, self.seed + rank).of_rank(start, total, rank, dp)
+
+
+@mutant(of="PAR-06a", case="more-than-a-hundred", says="more than once", bugs=("DAT-08",))
+class SeedsByRank(Trained):
+    """seed + rank: every rank shuffles for itself, and the ranks' parts overlap."""
+
+    class trains(Trainer):  # noqa: N801  # the attribute that the base asks for
+        data_order_class = _SeedByRank
+
+
+class _DropsTheTail(DataOrder):
+    def id(self, position: int) -> int:
+        usable = self.size - self.size % 4
+        epoch, index = divmod(position, usable)
+        return self.order(epoch, index)
+
+
+@mutant(of="PAR-06a", case="an-epoch-ends-inside-a-step", says="epoch 0 of 7 sequences", bugs=("DAT-17",))
+class DropsTheTailOfAnEpoch(Trained):
+    """drop_last: what does not fill a step at the end of an epoch is never consumed."""
+
+    class trains(Trainer):  # noqa: N801
+        data_order_class = _DropsTheTail
+
+
+class _FillsUp(DataOrder):
+    def id(self, position: int) -> int:
+        filled = -(-self.size // 12) * 12
+        epoch, index = divmod(position, filled)
+        return self.order(epoch, index % self.size)
+
+
+@mutant(of="PAR-06a", case="more-than-a-hundred", says="more than once")
+class FillsUpTheLastStep(Trained):
+    """Over-correction: the last step of an epoch is filled with its first sequences once more."""
+
+    class trains(Trainer):  # noqa: N801
+        data_order_class = _FillsUp
+
+
+class _SkipsOne(DataOrder):
+    def ids(self, start: int, count: int) -> tuple[int, ...]:
+        return tuple(self.id(position + start // max(count, 1)) for position in range(start, start + count))
+
+
+@mutant(of="PAR-06a", case="a-step-divides-the-epoch", says="epoch 0 of 12 sequences", bugs=("DAT-24",))
+class FetchesOneTooMany(Trained):
+    """next() is called once too often to see whether there is more: a sequence a step is lost."""
+
+    class trains(Trainer):  # noqa: N801
+        data_order_class = _SkipsOne
+
+
+class _LateEachEpoch(DataOrder):
+    def id(self, position: int) -> int:
+        epoch, index = divmod(position, self.size - 3)
+        return self.order(epoch, index + 3)
+
+
+@mutant(of="PAR-06a", case="a-step-divides-the-epoch", says="epoch 0 of 12 sequences", bugs=("RSM-25",))
+class SkipsTheOffsetEachEpoch(Trained):
+    """The place of a resume is skipped in every epoch and not in the first alone."""
+
+    class trains(Trainer):  # noqa: N801
+        data_order_class = _LateEachEpoch
+
+
+class _Strided(DataOrder):
+    def of_rank(self, start: int, total: int, rank: int, dp: int) -> tuple[int, ...]:
+        return self.ids(start, total)[rank::dp]
+
+
+@mutant(of="PAR-06b", case="4", says="on 4 ranks")
+class DealsSequencesOut(Trained):
+    """Ranks take every dp-th sequence: the order of a step depends on how many there are."""
+
+    class trains(Trainer):  # noqa: N801
+        data_order_class = _Strided
+
+
+class _SameForAll(DataOrder):
+    def of_rank(self, start: int, total: int, rank: int, dp: int) -> tuple[int, ...]:
+        return super().of_rank(start, total, 0, dp)
+
+
+@mutant(of="PAR-06b", case="2", says="on 2 ranks")
+class GivesEveryRankTheSame(Trained):
+    """The sampler does not know its rank: every data-parallel rank trains on the first share."""
+
+    class trains(Trainer):  # noqa: N801
+        data_order_class = _SameForAll
+
+
+class _OneEpoch(DataOrder):
+    def order(self, epoch: int, index: int) -> int:
+        return super().order(0, index)
+
+
+@mutant(of="PAR-06c", case="12-a-step", says="their order is the same", bugs=("RSM-26",))
+class NeverSetsTheEpoch(Trained):
+    """set_epoch is never called: every epoch has the first one's order."""
+
+    class trains(Trainer):  # noqa: N801
+        data_order_class = _OneEpoch
+
+
+class _Unseeded(DataOrder):
+    def order(self, epoch: int, index: int) -> int:
+        return feistel_permutation(index, self.size, b"%d" % epoch)
+
+
+@mutant(of="PAR-06c", case="5-a-step", says="seeds 1234 and 4321 both begin with", bugs=("DAT-16",))
+class IgnoresTheSeed(Trained):
+    """The order is a function of the epoch alone."""
+
+    class trains(Trainer):  # noqa: N801
+        data_order_class = _Unseeded
+
+
+class _Shuffling(DataOrder):
+    made = 0
+
+    def __init__(self, size: int, seed: int) -> None:
+        super().__init__(size, seed)
+        type(self).made += 1
+        self.turn = type(self).made
+
+    def order(self, epoch: int, index: int) -> int:
+        return feistel_permutation(super().order(epoch, index), self.size, b"%d" % self.turn)
+
+
+@mutant(of="PAR-06c", case="12-a-step", says="when asked again", bugs=("DAT-02",))
+class ShufflesWhatWasShuffled(Trained):
+    """A resume shuffles the list that the run before had already shuffled."""
+
+    class trains(Trainer):  # noqa: N801
+        data_order_class = _Shuffling
+
+
+class _Unshuffled(DataOrder):
+    def order(self, epoch: int, index: int) -> int:
+        return (index + epoch) % self.size
+
+
+@mutant(of="PAR-06c", case="5-a-step", says="it is not shuffled")
+class ReadsInOrder(Trained):
+    """shuffle=False, and an offset by epoch."""
+
+    class trains(Trainer):  # noqa: N801
+        data_order_class = _Unshuffled
+
+
+class _RoundsDown(DataOrder):
+    def of_rank(self, start: int, total: int, rank: int, dp: int) -> tuple[int, ...]:
+        return self.ids(start + rank * (total // dp), total // dp)
+
+
+@mutant(of="PAR-06d", case="ranks-that-do-not-divide", says="expected a refusal")
+class RoundsSharesDown(Trained):
+    """total // dp sequences a rank; the rest of every step is nobody's."""
+
+    class trains(Trainer):  # noqa: N801
+        data_order_class = _RoundsDown
+
+
+@mutant(of="PAR-06e", case="one", says="`samples` says", bugs=("RSM-28",))
+class CountsWhatIsFetched(Trained):
+    """A look-ahead moves the place in the data before the step is taken: the first step begins one step on."""
+
+    class trains(Trainer):  # noqa: N801
+        def next(self, wanted: bool = False) -> StepResult:
+            if not self.number:
+                self.consumed += self.recipe.batch.total
+            return super().next(wanted)
+
+
+@mutant(of="PAR-06e", case="three", says="`samples` says")
+class AppliesTheOffsetAgain(Trained):
+    """The place in the epoch is added to the place in the run, and grows twice as fast."""
+
+    class trains(Trainer):  # noqa: N801
+        def next(self, wanted: bool = False) -> StepResult:
+            done = super().next(wanted)
+            self.consumed += len(done.samples)
+            return done
+
+
+@mutant(of="PAR-06e", case="one", says="of step 1 is")
+class TrainsOnOtherSequences(Trained):
+    """The ids are reported in order and the sequences read by position."""
+
+    class trains(Trainer):  # noqa: N801
+        def batch(self, ids: object) -> object:  # type: ignore[override]
+            return super().batch(range(self.recipe.batch.total))
+
+
+Three = tuple[Tensor, Tensor, Tensor]
+
+
+class _Unshifted(Corpus):
+    def sequence(self, id: int) -> Three:
+        tokens, _, documents = super().sequence(id)
+        return tokens, tokens.clone(), documents
+
+
+@mutant(of="PAR-06f", case="16", says="sequence 0 position 0 has label", bugs=("DAT-06",))
+class LabelsAreTokens(Trained):
+    """Labels are not shifted: the model learns to copy, and its loss falls to nothing."""
+
+    class trains(Trainer):  # noqa: N801
+        corpus_class = _Unshifted
+
+
+class _ShiftedTwice(Corpus):
+    def sequence(self, id: int) -> Three:
+        tokens, labels, documents = super().sequence(id)
+        return tokens, torch.cat((labels[:, 1:], labels[:, -1:]), 1), documents
+
+
+@mutant(of="PAR-06f", case="16", says="sequence 0 position 0 has label")
+class ShiftsLabelsTwice(Trained):
+    """The loader shifts, and so does the collator."""
+
+    class trains(Trainer):  # noqa: N801
+        corpus_class = _ShiftedTwice
+
+
+class _AcrossDocuments(Corpus):
+    def sequence(self, id: int) -> Three:
+        tokens, labels, documents = super().sequence(id)
+        held = self.window(id)
+        wide = torch.tensor(list(held[1:]))[None]
+        return tokens, torch.where(labels == IGNORED, wide, labels), documents
+
+
+@mutant(of="PAR-06f", case="21", says="expected -100")
+class LabelsCrossDocuments(Trained):
+    """The last token of a document is to predict the first of the next."""
+
+    class trains(Trainer):  # noqa: N801
+        corpus_class = _AcrossDocuments
+
+
+class _LosesTheLast(Corpus):
+    def sequence(self, id: int) -> Three:
+        tokens, labels, documents = super().sequence(id)
+        labels[:, -1] = IGNORED
+        return tokens, labels, documents
+
+
+@mutant(of="PAR-06f", case="16", says="position 15 has label -100, expected", bugs=("DAT-05",))
+class LosesTheLastLabel(Trained):
+    """Labels are shifted inside the sequence, and the pair at its end is lost."""
+
+    class trains(Trainer):  # noqa: N801
+        corpus_class = _LosesTheLast
+
+
+class _Gapped(Corpus):
+    def window(self, id: int) -> bytes:
+        step = self.length + 1
+        return self.stream[id * step : (id + 1) * step].ljust(step, b" ")
+
+
+@mutant(of="PAR-06f", case="21", says="sequence 1 is")
+class LeavesGapsBetweenSequences(Trained):
+    """Windows of T + 1 bytes stand side by side: one byte in T + 1 is never a token."""
+
+    class trains(Trainer):  # noqa: N801
+        corpus_class = _Gapped

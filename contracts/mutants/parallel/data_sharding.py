@@ -1,0 +1,93 @@
+"""Stacks whose ranks read the wrong rows, or lose labels where sequences are cut."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from contracts.contract import mutant
+from contracts.mutants._support.multi_rank import Spread
+from contracts.stacks.reference.model.hybrid_model import Model
+from contracts.stacks.reference.model.mtp import IGNORED
+from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer
+from contracts.stacks.reference.parallel.tensor_parallel import SplitVocabulary, TensorParallel
+from contracts.stacks.reference.training.trainer import Batch
+
+
+class _LosesEdges(SplitVocabulary):
+    def cross_entropy(self, logits_NV: Tensor, labels_N: Tensor) -> Tensor:
+        labels_BT = labels_N.view(4, -1).clone()
+        run = labels_BT.shape[1] // self.axis.size
+        labels_BT[:, run - 1 : -1 : run] = IGNORED
+        return super().cross_entropy(logits_NV, labels_BT.flatten())
+
+
+class _Ends(TensorParallel):
+    def ends(self, model: Model) -> None:
+        super().ends(model)
+        model.vocabulary = _LosesEdges(self, model.recipe.vocab)
+
+
+@mutant(of="PAR-06g", case="tp2-sp", says="lm is", bugs=("ROP-23",))
+class ShiftsLabelsWithinEachRun(Spread):
+    """Each rank shifts the labels of its own run, whose last token is left without one."""
+
+    exchange = {"tensor_parallel": _Ends}
+
+
+class _CountsWithin(ParallelTrainer):
+    def count(self, micro: Batch) -> dict[str, Tensor]:
+        found = super().count(micro)
+        labels_BT = micro.labels_BT.clone()
+        run = labels_BT.shape[1] // self.execution.degrees.tp
+        labels_BT[:, run - 1 : -1 : run] = IGNORED
+        return found | {"lm": (labels_BT != IGNORED).sum()}
+
+
+@mutant(of="PAR-06g", case="tp2-sp", says="labels count")
+class CountsLabelsWithinEachRun(Spread):
+    """Labels are counted after each run was shifted by itself: the mean is over too few."""
+
+    trains = _CountsWithin
+
+
+class _SharesEvenly(ParallelTrainer):
+    def own(self, rows: Sequence[int]) -> Sequence[int]:
+        members = self.mesh.place("rows")
+        each, at = len(rows) // len(members), members.index(self.mesh.rank)
+        return rows[at * each : (at + 1) * each]
+
+
+@mutant(of="PAR-06h", case="dp2", says="labels count")
+class DropsWhatDoesNotDivide(Spread):
+    """Five sequences on two ranks are two each; the ids that are told are all five."""
+
+    trains = _SharesEvenly
+
+
+class _SharesByWorld(ParallelTrainer):
+    def own(self, rows: Sequence[int]) -> Sequence[int]:
+        each, at = len(rows) // self.execution.world, self.mesh.rank
+        return rows[at * each : (at + 1) * each]
+
+
+@mutant(of="PAR-06h", case="ep2", says="labels count", bugs=("ROP-07", "DAT-10"))
+class CutsTheBatchByTheWorld(Spread):
+    """Ranks that share a batch each take a part of it: it is cut for a second time."""
+
+    trains = _SharesByWorld
+
+
+class _Overlaps(ParallelTrainer):
+    def own(self, rows: Sequence[int]) -> Sequence[int]:
+        mine = super().own(rows)
+        first = rows.index(mine[0])
+        return rows[max(0, first - 1) : max(0, first - 1) + len(mine)]
+
+
+@mutant(of="PAR-06h", case="dp2", says="on one rank")
+class ReadsARowTwice(Spread):
+    """Where the batch does not divide, the second rank begins a row too early: one sequence twice, one never."""
+
+    trains = _Overlaps

@@ -1,0 +1,198 @@
+"""Initial weights that depend on something else than the seed and the name, or are no good start."""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Collection
+
+import torch
+from torch import Tensor, nn
+
+from contracts.contract import mutant
+from contracts.mutants._support.replaced_parts import Exchanged
+from contracts.spec.recipe import Recipe
+from contracts.stacks.reference.model.init import Initializer
+
+
+class OneStream(Initializer):
+    def __init__(self, recipe: Recipe) -> None:
+        super().__init__(recipe)
+        self.stream = torch.Generator().manual_seed(recipe.seed)
+
+    def generator(self, name: str) -> torch.Generator:
+        return self.stream
+
+
+@mutant(of="PAR-04c", case="depths-and-streams", says="in the other model differs", bugs=("INI-13",))
+class DrawsInTheOrderOfCreation(Exchanged):
+    """One generator for the whole model: what is made later starts elsewhere when something is made before it."""
+
+    exchange = {"initial": OneStream}
+
+
+class OfTheProcess(Initializer):
+    def generator(self, name: str) -> torch.Generator:
+        return torch.Generator().manual_seed(int(torch.randint(2**31, ())))
+
+
+@mutant(of="PAR-04a", case="streams-and-depths", says="the second time")
+class DrawsFromTheProcess(Exchanged):
+    """Draws from the process's generator, whatever state it is in."""
+
+    exchange = {"initial": OfTheProcess}
+
+
+class NoSeed(Initializer):
+    def generator(self, name: str) -> torch.Generator:
+        return torch.Generator().manual_seed(zlib.crc32(name.encode()))
+
+
+@mutant(of="PAR-04a", case="custom-mixers", says="do not depend on the seed")
+class IgnoresTheSeed(Exchanged):
+    """Every run starts from the same weights: the error bars of five seeds are those of one."""
+
+    exchange = {"initial": NoSeed}
+
+
+class SeedOnly(Initializer):
+    def generator(self, name: str) -> torch.Generator:
+        return super().generator(re.sub(r"layers\.\d+", "layers", name))
+
+
+@mutant(of="PAR-04b", case="streams-and-depths", says="start alike", bugs=("INI-03",))
+class LayersStartAlike(Exchanged):
+    """The number of the layer is not in the seed: every layer of a kind starts as the first."""
+
+    exchange = {"initial": SeedOnly}
+
+
+class OneExpert(Initializer):
+    def matrix(self, name: str, shape: tuple[int, ...], std: float) -> Tensor:
+        if ".experts." not in name:
+            return super().matrix(name, shape, std)
+        return super().matrix(name, shape[1:], std).expand(shape).clone()
+
+
+@mutant(of="PAR-04b", case="custom-mixers", says="experts.w1[0] and")
+class ExpertsStartAlike(Exchanged):
+    """One expert is drawn and copied: a model of twelve experts trains as one."""
+
+    exchange = {"initial": OneExpert}
+
+
+class BySizeAlone(Initializer):
+    def generator(self, name: str) -> torch.Generator:
+        return super().generator(name.rsplit(".", 3)[-1] if "mtp" in name or "norm" in name else name.split(".", 2)[-1])
+
+
+@mutant(of="PAR-04b", case="bf16", says="start alike")
+class SeedsByTheLastName(Exchanged):
+    """Seeds by the name inside the layer."""
+
+    exchange = {"initial": BySizeAlone}
+
+
+class ByDepth(Initializer):
+    def generator(self, name: str) -> torch.Generator:
+        return super().generator(f"{self.recipe.depth}/{name}")
+
+
+@mutant(of="PAR-04c", case="deeper", says="in the other model differs")
+class SeedsByTheDepth(Exchanged):
+    """The seed of a layer counts from the end: a deeper model starts elsewhere in every layer."""
+
+    exchange = {"initial": ByDepth}
+
+
+class ByDtype(Initializer):
+    def matrix(self, name: str, shape: tuple[int, ...], std: float) -> Tensor:
+        drawn = super().matrix(name, shape, std)
+        return drawn.to(torch.bfloat16).float() if self.recipe.dtype == "bf16" else drawn
+
+
+@mutant(of="PAR-04c", case="another-dtype", says="in the other model differs")
+class DrawsInTheDtype(Exchanged):
+    """Weights are drawn in the dtype of the activations."""
+
+    exchange = {"initial": ByDtype}
+
+
+class Unscaled(Initializer):
+    def std(self, owner: str, last: str) -> float:
+        return 1.0
+
+
+@mutant(of="PAR-04d", case="every-family", says="lm loss starts at")
+class KeepsTheFrameworksScale(Exchanged):
+    """The framework's own standard deviation, 1 for an embedding, stays."""
+
+    exchange = {"initial": Unscaled}
+
+
+class FanOut(Initializer):
+    def matrix(self, name: str, shape: tuple[int, ...], std: float) -> Tensor:
+        return super().matrix(name, shape, (2 / shape[0]) ** 0.5 if name.startswith(("head", "embedding")) else std)
+
+
+@mutant(of="PAR-04d", case="streams-and-depths", says="lm loss starts at", bugs=("INI-06",))
+class ScalesByTheWrongFan(Exchanged):
+    """The output projection is scaled by its outputs instead of its inputs."""
+
+    exchange = {"initial": FanOut}
+
+
+class Skips(Initializer):
+    def fill(self, model: nn.Module, given: Collection[str] = ()) -> None:
+        super().fill(model, given)
+        for name, each in model.named_parameters():
+            if name.endswith("alpha"):
+                with torch.no_grad():
+                    each.fill_(float("nan"))  # what torch.empty may hold
+
+
+@mutant(of="PAR-04d", case="streams-and-depths", says="streams.alpha are not finite", bugs=("INI-10",))
+class ForgetsNewParameters(Exchanged):
+    """A parameter that is not in the initialiser's list keeps what the memory held."""
+
+    exchange = {"initial": Skips}
+
+
+class NormsAtZero(Initializer):
+    def tensor(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        return torch.zeros(shape) if name.endswith("k_norm.weight") else super().tensor(name, shape)
+
+
+@mutant(of="PAR-04d", case="a-wide-vocabulary", says="k_norm.weight do not start at 1")
+class NormsStartAtZero(Exchanged):
+    """A norm written as 1 + weight elsewhere: attention starts uniform and stays so."""
+
+    exchange = {"initial": NormsAtZero}
+
+
+class FrozenHeads(Initializer):
+    def state_space(self, name: str, last: str, shape: tuple[int, ...]) -> Tensor:
+        if last != "A_log":
+            return super().state_space(name, last, shape)
+        drawn = self.uniform(name, shape, 1e-6, 16.0)
+        drawn.view(-1)[0] = 1e-6
+        return drawn.to(torch.bfloat16).float().log()
+
+
+@mutant(of="PAR-04e", case="decay", says="A_log gives", bugs=("INI-08",))
+class HeadsThatNeverForget(Exchanged):
+    """A_log from 1e-6 on: the slowest heads neither forget nor learn to."""
+
+    exchange = {"initial": FrozenHeads}
+
+
+class ZeroSteps(Initializer):
+    def state_space(self, name: str, last: str, shape: tuple[int, ...]) -> Tensor:
+        return torch.zeros(shape) if last == "dt_bias" else super().state_space(name, last, shape)
+
+
+@mutant(of="PAR-04e", case="step-custom-mixers", says="dt_bias gives 0.693")
+class StepsStartAtZero(Exchanged):
+    """dt_bias is a bias like any other and starts at 0: steps of 0.69 where 0.001 to 0.1 are meant."""
+
+    exchange = {"initial": ZeroSteps}

@@ -1,0 +1,899 @@
+"""Stacks whose tensor or sequence parallel is wrong in one place: what is shared, what is summed, whose."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from contracts.contract import mutant
+from contracts.mutants._support.multi_rank import Spread
+from contracts.stacks.reference.model.blocks.common import Linear, Output, RMSNorm, local
+from contracts.stacks.reference.model.blocks.mamba2 import GatedNorm, Mamba2
+from contracts.stacks.reference.model.blocks.moe import MoE
+from contracts.stacks.reference.model.hybrid_model import Model, ModelOutput
+from contracts.stacks.reference.model.parameter_roles import role_of
+from contracts.stacks.reference.optim.optimizer import orthogonalise
+from contracts.stacks.reference.parallel import collectives
+from contracts.stacks.reference.parallel.collectives import all_gather, sum_over_ranks
+from contracts.stacks.reference.parallel.context_parallel import ContextParallel
+from contracts.stacks.reference.parallel.gather import full_tensors, shard_like
+from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer, ShardedMuon, ShardedOptimizer
+from contracts.stacks.reference.parallel.placements import from_local_part, local_part, placed_copy
+from contracts.stacks.reference.parallel.tensor_parallel import GroupMean, SplitVocabulary, TensorParallel
+from contracts.stacks.reference.training.trainer import Batch
+
+
+class _KeepsItsOwn(TensorParallel):
+    def between(self, module: nn.Module) -> None:
+        super().between(module)
+        for each in module.modules():
+            if isinstance(each, RMSNorm):
+                each.summed = False
+
+
+@mutant(of="PAR-01a", case="tp2-sp", says="the gradient of layers.0.norm.weight differs")
+class LeavesNormGradientsOfSequenceParallel(Spread):
+    """The ranks put other tokens through their copies of a norm, and nobody sums what they found."""
+
+    exchange = {"tensor_parallel": _KeepsItsOwn}
+
+
+@mutant(of="PAR-02a", case="tp2-sp-muon", says="hold unequal", bugs=("SP-11",))
+class LetsNormsDriftApart(Spread):
+    """The same, seen after some steps: each rank trains a norm of its own, and no loss tells."""
+
+    exchange = {"tensor_parallel": _KeepsItsOwn}
+
+
+class _SumsWhatIsWhole(TensorParallel):
+    def between(self, module: nn.Module) -> None:
+        super().between(module)
+        for each in module.modules():
+            if isinstance(each, RMSNorm):
+                each.summed = True
+
+
+@mutant(of="PAR-01a", case="tp2", says="the gradient of layers.0.norm.weight differs")
+class SumsNormGradientsThatAreWhole(Spread):
+    """The mend overshoots: without sequence parallel every rank has the whole gradient, and sums it."""
+
+    exchange = {"tensor_parallel": _SumsWhatIsWhole}
+
+
+class _EntersPlain(TensorParallel):
+    def enter(self, x_BTD: Tensor) -> Tensor:
+        return super().enter(x_BTD) if self.sequence else x_BTD
+
+
+@mutant(of="PAR-01a", case="tp2", says="the gradient of")
+class LeavesTheGradientOfWhatEnters(Spread):
+    """What the heads of other ranks say about the residual stream is not added up on the way back."""
+
+    exchange = {"tensor_parallel": _EntersPlain}
+
+
+class _KeepsItsRun(TensorParallel):
+    def enter(self, x_BTD: Tensor) -> Tensor:
+        if not self.sequence:
+            return super().enter(x_BTD)
+        length = x_BTD.shape[1] * self.size
+        return collectives.gather_rows(x_BTD.transpose(0, 1), length, self.group).transpose(0, 1)
+
+
+@mutant(of="PAR-01a", case="tp2-sp", says="the gradient of", bugs=("SP-16", "SP-20"))
+class SlicesWhereItShouldReduceScatter(Spread):
+    """The way back through an all-gather keeps this rank's run, and drops what the others found about it."""
+
+    exchange = {"tensor_parallel": _KeepsItsRun}
+
+
+class _EntersExpertsPlain(TensorParallel):
+    def surround(self, mixer: nn.Module) -> None:
+        if isinstance(mixer, MoE):
+            _EntersPlain(mesh=self.mesh, sequence=self.sequence).surround(mixer)
+        else:
+            super().surround(mixer)
+
+
+@mutant(of="PAR-01a", case="tp2", says="the gradient of", bugs=("SP-04", "EPD-06"))
+class LeavesTheGradientOfRoutedInput(Spread):
+    """Experts that are cut over the ranks get their input as a plain local tensor: its gradient is one rank's part."""
+
+    exchange = {"tensor_parallel": _EntersExpertsPlain}
+
+
+class _SumsBothWays(TensorParallel):
+    def leave(self, y_BTD: Tensor) -> Tensor:
+        return super().leave(y_BTD if self.sequence else collectives.copy_to_ranks(y_BTD, self.group))
+
+
+@mutant(of="PAR-01a", case="tp2", says="the gradient of")
+class SumsOnTheWayBackAsWell(Spread):
+    """An all-reduce whose backward pass is an all-reduce: a gradient that was whole is multiplied by TP."""
+
+    exchange = {"tensor_parallel": _SumsBothWays}
+
+
+class _LossOnEveryRank(TensorParallel):
+    def surround(self, mixer: nn.Module) -> None:
+        def before(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+            return (self.enter(args[0]), *args[1:])
+
+        def behind(_: nn.Module, args: tuple[Any, ...], out: Output) -> Output:
+            return out._replace(y_BTD=self.leave(out.y_BTD))
+
+        mixer.register_forward_pre_hook(before)
+        mixer.register_forward_hook(behind)
+
+
+@mutant(of="PAR-01a", case="tp2-sp", says="loss agrees, norm is", bugs=("AUX-02",))
+class AddsTheBalanceLossOnEveryRank(Spread):
+    """Every rank has the whole of an auxiliary loss, and the gradients of all of them are summed: TP times too much."""
+
+    exchange = {"tensor_parallel": _LossOnEveryRank}
+
+
+class _LossOfNobody(_LossOnEveryRank):
+    def surround(self, mixer: nn.Module) -> None:
+        def twice(_: nn.Module, args: tuple[Any, ...], out: Output) -> Output:
+            losses = {name: collectives.scale_gradient(loss, 1 / self.size) for name, loss in out.losses.items()}
+            return out._replace(losses=losses)
+
+        mixer.register_forward_hook(twice)
+        TensorParallel.surround(self, mixer)
+
+
+@mutant(of="PAR-01a", case="tp2-sp", says="loss agrees, norm is")
+class DividesTheBalanceLossTwice(Spread):
+    """The mend overshoots: the gradient of an auxiliary loss is divided by TP in two places."""
+
+    exchange = {"tensor_parallel": _LossOfNobody}
+
+
+class _OneNormForAllHeads(TensorParallel):
+    def count_own(self, mixer: nn.Module) -> None:
+        super().count_own(mixer)
+        if isinstance(mixer, Mamba2):
+            mixer.out_norm.groups *= self.size
+
+
+@mutant(of="PAR-01a", case="tp2-sp", says="on one rank")
+class CountsNormGroupsOfTheWholeMixer(Spread):
+    """The gated norm of a rank still has as many groups as the whole mixer: each covers half of what it should."""
+
+    exchange = {"tensor_parallel": _OneNormForAllHeads}
+
+
+class _Plain(GroupMean):
+    def __call__(self, mean_BT11: Tensor) -> Tensor:
+        return mean_BT11
+
+
+class _NormsItsOwn(TensorParallel):
+    mean: type[GroupMean] = _Plain
+
+    def count_own(self, mixer: nn.Module) -> None:
+        super().count_own(mixer)
+        for norm in mixer.modules():
+            if isinstance(norm, GatedNorm) and isinstance(norm.over_ranks, GroupMean):
+                norm.over_ranks = type(self).mean(self, self.size // norm.over_ranks.share)
+
+
+@mutant(of="PAR-01a", case="tp2-one-group", says="on one rank")
+class NormsTheHeadsOfOneRank(Spread):
+    """A group of heads lies on two ranks, and each takes the mean of squares over its own."""
+
+    exchange = {"tensor_parallel": _NormsItsOwn}
+
+
+class _Constant(GroupMean):
+    def __call__(self, mean_BT11: Tensor) -> Tensor:
+        own, other = mean_BT11, mean_BT11.detach()
+        return super().__call__(other) + (own - other) / self.share
+
+
+class _NormsByAConstant(_NormsItsOwn):
+    mean = _Constant
+
+
+@mutant(of="PAR-01a", case="tp2-one-group", says="the gradient of")
+class GathersTheMeanWithoutItsGradient(Spread):
+    """The mean of squares of the other rank's heads comes by an all-gather that autograd does not see."""
+
+    exchange = {"tensor_parallel": _NormsByAConstant}
+
+
+class _CopiesApart(TensorParallel):
+    """Shared weights of a mixer, whose gradients are parts, are taken for whole."""
+
+    names: tuple[str, ...] = ()
+
+    def mixer(self, mixer: nn.Module) -> None:
+        super().mixer(mixer)
+        for name, module in mixer.named_modules():
+            if name in self.names and isinstance(module, Linear | RMSNorm):
+                module.summed = False
+
+
+class _KeyValuesApart(_CopiesApart):
+    names = ("wk", "wv")
+
+
+@mutant(of="PAR-01a", case="tp2-one-group", says="the gradient of layers.0.mixer.wk.weight differs",
+        bugs=("ROP-17",))  # fmt: skip
+class LeavesReplicatedKeyValueGradients(Spread):
+    """KV heads are fewer than ranks and held by all of them; each keeps the gradient that its own queries gave."""
+
+    exchange = {"tensor_parallel": _KeyValuesApart}
+
+
+class _GroupsApart(_CopiesApart):
+    names = ("wb", "wc")
+
+
+@mutant(of="PAR-01a", case="tp2-one-group", says="the gradient of layers.2.mixer.wb.weight differs", bugs=("SSM-13",))
+class LeavesReplicatedGroupGradients(Spread):
+    """SSM groups are fewer than ranks: B and C are held by all, and nobody sums their gradients."""
+
+    exchange = {"tensor_parallel": _GroupsApart}
+
+
+class _LatentNormsApart(_CopiesApart):
+    names = ("q_norm", "kv_norm")
+
+
+@mutant(of="PAR-01a", case="tp2-sp-latent", says="the gradient of layers.0.mixer.")
+class LeavesGradientsOfSharedLatents(Spread):
+    """The norms before the heads of latent attention are copies that met other heads on each rank."""
+
+    exchange = {"tensor_parallel": _LatentNormsApart}
+
+
+class _HeadNormsApart(_CopiesApart):
+    names = ("q_norm", "k_norm")
+
+
+@mutant(of="PAR-01a", case="tp2", says="the gradient of layers.0.mixer.")
+class LeavesGradientsOfQueryAndKeyNorms(Spread):
+    """One QK norm serves the heads of every rank; its gradient stays that of the heads here."""
+
+    exchange = {"tensor_parallel": _HeadNormsApart}
+
+
+class _FirstPiece(TensorParallel):
+    def mixer(self, mixer: nn.Module) -> None:
+        super().mixer(mixer)
+        for each in mixer.modules():
+            if getattr(each, "piece", None) is not None:
+                each.piece = (0, each.piece[1])  # type: ignore[assignment, index]
+
+
+@mutant(of="PAR-01a", case="tp4-few-groups", says="on one rank", bugs=("DSP-13",))
+class EveryRankUsesTheFirstGroup(Spread):
+    """Ranks that hold all KV heads and groups do not look which is theirs."""
+
+    exchange = {"tensor_parallel": _FirstPiece}
+
+
+class _OwnSoftmax(SplitVocabulary):
+    def cross_entropy(self, logits_NV: Tensor, labels_N: Tensor) -> Tensor:
+        exact = super().cross_entropy(logits_NV, labels_N)
+        inside_N, row_N = self.own(labels_N, logits_NV.shape[1])
+        own_N = logits_NV.log_softmax(-1).gather(1, row_N[:, None])[:, 0]
+        alike: Tensor = -(own_N * inside_N).sum()
+        return exact.detach() + alike - alike.detach()
+
+
+class _Ends(TensorParallel):
+    vocabulary: type[SplitVocabulary] = SplitVocabulary
+
+    def ends(self, model: Model) -> None:
+        super().ends(model)
+        model.vocabulary = type(self).vocabulary(self, model.recipe.vocab)
+
+
+class _EndsWithOwnSoftmax(_Ends):
+    vocabulary = _OwnSoftmax
+
+
+@mutant(of="PAR-01a", case="tp2", says="the gradient of head.weight differs", bugs=("DPS-34",))
+class PushesAwayFromItsOwnRowsAlone(Spread):
+    """The loss is over the whole vocabulary; its gradient, over the rows of this rank."""
+
+    exchange = {"tensor_parallel": _EndsWithOwnSoftmax}
+
+
+class _PlainLogits(SplitVocabulary):
+    def logits(self, hidden_BTD: Tensor, weight_VD: Tensor) -> Tensor:
+        if self.axis.sequence:
+            return super().logits(hidden_BTD, weight_VD)
+        return torch.nn.functional.linear(hidden_BTD, weight_VD)
+
+
+class _EndsWithPlainLogits(_Ends):
+    vocabulary = _PlainLogits
+
+
+@mutant(of="PAR-01a", case="tp2", says="the gradient of", bugs=("DPS-33",))
+class TakesThePartOfTheHeadForTheWhole(Spread):
+    """What one rank's rows of the vocabulary say about the hidden state is passed on as if it were the sum."""
+
+    exchange = {"tensor_parallel": _EndsWithPlainLogits}
+
+
+class _CeilAndFloor(SplitVocabulary):
+    def __init__(self, axis: TensorParallel, vocab: int) -> None:
+        super().__init__(axis, vocab)
+        self.first = axis.rank * (vocab // axis.size)
+
+
+class _EndsOffByOne(_Ends):
+    vocabulary = _CeilAndFloor
+
+
+@mutant(of="PAR-01a", case="tp2", says="on one rank")
+class CountsRowsOfAnEvenVocabulary(Spread):
+    """Shards are cut by the ceiling and found by the floor: past the first rank every token is its neighbour."""
+
+    exchange = {"tensor_parallel": _EndsOffByOne}
+
+
+class _MaskOfTheFirst(SplitVocabulary):
+    def here(self, x_BT: Tensor) -> Tensor:
+        return x_BT.chunk(self.axis.size, dim=1)[0] if self.axis.sequence else x_BT
+
+
+class _EndsWithTheFirstMask(_Ends):
+    vocabulary = _MaskOfTheFirst
+
+
+@mutant(of="PAR-01a", case="tp2-sp-prediction", says="on one rank", bugs=("ROP-28",))
+class MasksByTheFirstRun(Spread):
+    """Which tokens look past their document is read at places from the start of the sequence, on every rank."""
+
+    exchange = {"tensor_parallel": _EndsWithTheFirstMask}
+
+
+class _NarrowState(ContextParallel):
+    def of_every_rank(self, x_Bx: Tensor) -> Tensor:
+        if x_Bx.dtype == torch.float64:
+            return super().of_every_rank(x_Bx)
+        return super().of_every_rank(x_Bx.bfloat16()).to(x_Bx.dtype)
+
+
+@mutant(of="PAR-01b", case="borrowed-cp2", says="loss agrees, norm agrees: the gradient of")
+class SendsTheStateInBfloat16(Spread):
+    """A state that is kept in float32 on a rank is sent to the next with the digits of an activation."""
+
+    exchange = {"context_parallel": _NarrowState}
+
+
+def _own(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+class _Scaled(ParallelTrainer):
+    """Multiplies gradients, once they are whole."""
+
+    def factor(self, name: str) -> float:
+        raise NotImplementedError
+
+    def reduce(self) -> None:
+        super().reduce()
+        for name, parameter in self.model.named_parameters():
+            if parameter.grad is not None:
+                _own(parameter.grad).mul_(self.factor(name))
+
+
+class _Averages(_Scaled):
+    def factor(self, name: str) -> float:
+        return 1 / len(self.mesh.place("rows"))
+
+
+@mutant(of="PAR-01a", case="dp2", says="the gradient of")
+class AveragesWhatIsDividedAlready(Spread):
+    """Losses are divided by the labels of all ranks, and the gradients are averaged over the ranks once more."""
+
+    trains = _Averages
+
+
+class _NeverReduces(ParallelTrainer):
+    def reduce(self) -> None:
+        pass
+
+
+@mutant(of="PAR-01a", case="dp2", says="the gradient of", bugs=("PG-04",))
+class NeverReducesWithoutShards(Spread):
+    """The reducer comes with FSDP; where ranks are data-parallel without it, each trains by itself."""
+
+    trains = _NeverReduces
+
+
+@mutant(of="PAR-02a", case="dp2", says="hold unequal")
+class LetsReplicasTrainByThemselves(Spread):
+    """The same, seen after three steps: as many models as ranks, and each loss falls."""
+
+    trains = _NeverReduces
+
+
+class _SkipsCopies(ParallelTrainer):
+    def reduce(self) -> None:
+        vectors = {name: each.grad.clone() for name, each in self.model.named_parameters() if each.grad is not None}
+        super().reduce()
+        for name, parameter in self.model.named_parameters():
+            if role_of(name) == "norm":
+                parameter.grad = vectors[name]
+
+
+@mutant(of="PAR-02a", case="dp2", says="hold unequal")
+class SkipsSmallTensorsInTheReduction(Spread):
+    """Vectors do not fill a bucket, and the last bucket is never sent."""
+
+    trains = _SkipsCopies
+
+
+class _ByExpertRanks(_Scaled):
+    def factor(self, name: str) -> float:
+        return 1 / len(self.mesh.place("ep")) if role_of(name) == "expert" else 1.0
+
+
+@mutant(of="PAR-01a", case="ep2-idle", says="experts.w1 differs", bugs=("DPS-03", "DPS-45"))
+class AveragesExpertsOverTheirGroup(Spread):
+    """An expert's gradient is divided by the ranks between which experts are shared out, as if they were copies."""
+
+    trains = _ByExpertRanks
+
+
+class _ByExpertCopies(_Scaled):
+    def factor(self, name: str) -> float:
+        return 1 / len(self.mesh.place("edp")) if role_of(name) == "expert" else 1.0
+
+
+@mutant(of="PAR-01a", case="tp2-sp-etp1", says="experts.w1 differs", bugs=("DPS-02", "DPS-04"))
+class AveragesExpertsOverTheirCopies(Spread):
+    """The mesh of experts has another size than that of everything else, and their gradients are divided by it."""
+
+    trains = _ByExpertCopies
+
+
+class _ExpertsTwice(ParallelTrainer):
+    def reduce(self) -> None:
+        super().reduce()
+        for name, parameter in self.model.named_parameters():
+            if role_of(name) == "expert" and parameter.grad is not None:
+                dist.all_reduce(_own(parameter.grad), group=self.mesh.group("edp"))
+
+
+@mutant(of="PAR-01a", case="tp2-sp-etp1", says="experts.w1 differs", bugs=("DPS-05",))
+class ReducesExpertsTwice(Spread):
+    """Once with their own mesh and once more with everything else."""
+
+    trains = _ExpertsTwice
+
+
+class _ExpertsWithTheRest(ParallelTrainer):
+    def reduce(self) -> None:
+        super().reduce()
+        for name, parameter in self.model.named_parameters():
+            if role_of(name) == "expert" and parameter.grad is not None:
+                dist.all_reduce(_own(parameter.grad))
+
+
+@mutant(of="PAR-01a", case="borrowed-ep2-idle", says="experts.w1 differs", bugs=("DPS-29",))
+class ReducesExpertsWithTheDenseGroup(Spread):
+    """Experts are summed over the dense group, in which each rank holds other ones."""
+
+    trains = _ExpertsWithTheRest
+
+
+# what gradients are divided by
+class _CountsItself(ParallelTrainer):
+    def over_rows(self, counts: dict[str, Tensor]) -> dict[str, Tensor]:
+        self.all = super().over_rows(counts)
+        return counts
+
+    def reduce(self) -> None:
+        super().reduce()
+        for parameter in self.model.parameters():
+            if parameter.grad is not None:
+                _own(parameter.grad).div_(len(self.mesh.place("rows")))
+
+
+@mutant(of="PAR-01a", case="dp2", says="on one rank", bugs=("DPS-21",))
+class AveragesMeansOfUnequalRanks(Spread):
+    """Each rank divides by its own labels, and the means are averaged: right where all have as many."""
+
+    trains = _CountsItself
+
+
+class _CountsEverybody(ParallelTrainer):
+    def over_rows(self, counts: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {name: sum_over_ranks(each, dist.group.WORLD) for name, each in counts.items()}
+
+
+@mutant(of="PAR-01a", case="tp2", says="labels count", bugs=("DPS-38",))
+class CountsLabelsOnceForEachTensorRank(Spread):
+    """Labels are summed over the world, in which TP ranks have the same ones."""
+
+    trains = _CountsEverybody
+
+
+class _CountsHeadsItself(ParallelTrainer):
+    def over_rows(self, counts: dict[str, Tensor]) -> dict[str, Tensor]:
+        own = {name: each for name, each in counts.items() if name.startswith("mtp")}
+        return super().over_rows(counts) | own
+
+
+@mutant(of="PAR-01a", case="fsdp2-prediction", says="mtp is", bugs=("DPS-23",))
+class CountsLookAheadLabelsItself(Spread):
+    """The main loss is divided by the labels of all ranks, those of the heads that look ahead by one rank's."""
+
+    trains = _CountsHeadsItself
+
+
+class _TellsItsOwn(ParallelTrainer):
+    def over_parts(self, values: dict[str, Tensor]) -> dict[str, Tensor]:
+        return super().over_parts(values) | {name: each for name, each in values.items() if name == "lm"}
+
+
+@mutant(of="PAR-01a", case="fsdp2", says="lm is", bugs=("PRV-10",))
+class TellsTheLossOfOneRank(Spread):
+    """Every gradient is right, and the loss that is told is one rank's sum over everybody's labels."""
+
+    trains = _TellsItsOwn
+
+
+class _FirstRows(ParallelTrainer):
+    def own(self, rows: object) -> object:  # type: ignore[override]  # any sequence
+        mine = super().own(rows)  # type: ignore[arg-type]
+        return rows[: len(mine)]  # type: ignore[index]
+
+
+@mutant(of="PAR-01a", case="dp2", says="on one rank")
+class EveryRankReadsTheFirstRows(Spread):
+    """The loader is told a data-parallel rank of 0 on every rank."""
+
+    trains = _FirstRows
+
+
+# windows of several microbatches
+class _ReducesEach(ParallelTrainer):
+    def accumulate(self, micro: Batch, counts: Mapping[str, Tensor]) -> ModelOutput:
+        out = super().accumulate(micro, counts)
+        super().reduce()
+        return out
+
+    def reduce(self) -> None:
+        pass
+
+
+@mutant(of="PAR-05d", case="dp2", says="the gradient of", bugs=("FSD-06",))
+class ReducesTheSumAfterEachMicrobatch(Spread):
+    """What earlier microbatches left, reduced already, is reduced again with each that follows."""
+
+    trains = _ReducesEach
+
+
+class _ReducesEarly(ParallelTrainer):
+    """Reduces before the last microbatch, whose gradient stays each rank's own."""
+
+    def step(self, batch: Batch, wanted: bool = False, samples: tuple[int, ...] = ()) -> object:  # type: ignore[override]
+        self.left = self.execution.microbatches
+        return super().step(batch, wanted, samples)
+
+    def accumulate(self, micro: Batch, counts: Mapping[str, Tensor]) -> ModelOutput:
+        self.left -= 1
+        if self.left == 0:
+            super().reduce()
+        return super().accumulate(micro, counts)
+
+    def reduce(self) -> None:
+        pass
+
+
+@mutant(of="PAR-05d", case="dp2", says="the gradient of", bugs=("DPS-14",))
+class AddsTheLastMicrobatchBehindTheReduction(Spread):
+    """The reduction is issued at the boundary, and the boundary's own gradient is added to what it gave."""
+
+    trains = _ReducesEarly
+
+
+class _ReducesFirst(_ReducesEarly):
+    def accumulate(self, micro: Batch, counts: Mapping[str, Tensor]) -> ModelOutput:
+        out = ParallelTrainer.accumulate(self, micro, counts)
+        if self.left == self.execution.microbatches:
+            ParallelTrainer.reduce(self)
+        self.left -= 1
+        return out
+
+
+@mutant(of="PAR-05d", case="dp2", says="the gradient of", bugs=("FSD-05",))
+class SynchronisesAtTheFirstMicrobatch(Spread):
+    """A counter whose 0 was to mean the last microbatch: the first is reduced, the others stay local."""
+
+    trains = _ReducesFirst
+
+
+class _DividesByMicrobatches(_Scaled):
+    def factor(self, name: str) -> float:
+        return 1 / self.execution.microbatches
+
+
+@mutant(of="PAR-05d", case="dp2", says="the gradient of", bugs=("DPS-12",))
+class DividesByMicrobatchesOnceMore(Spread):
+    """The loss knows the whole window already; the engine divides by its microbatches again."""
+
+    trains = _DividesByMicrobatches
+
+
+class _KeepsInBfloat16(ParallelTrainer):
+    def accumulate(self, micro: Batch, counts: Mapping[str, Tensor]) -> ModelOutput:
+        out = super().accumulate(micro, counts)
+        for parameter in self.model.parameters():
+            if parameter.grad is not None:
+                held = _own(parameter.grad)
+                held.copy_(held.to(torch.bfloat16))
+        return out
+
+
+@mutant(of="PAR-05d", case="fsdp2", says="the gradient of", bugs=("DPS-43",))
+class AccumulatesInBfloat16(Spread):
+    """Sums over microbatches are kept in the dtype of the activations."""
+
+    trains = _KeepsInBfloat16
+
+
+class _ForgetsTheFirst(_ReducesEarly):
+    def accumulate(self, micro: Batch, counts: Mapping[str, Tensor]) -> ModelOutput:
+        if self.left == self.execution.microbatches - 1:
+            self.optimizer.zero()
+        self.left -= 1
+        return ParallelTrainer.accumulate(self, micro, counts)
+
+    def reduce(self) -> None:
+        ParallelTrainer.reduce(self)
+
+
+@mutant(of="PAR-05d", case="fsdp2", says="the gradient of", bugs=("DPS-44",))
+class WipesWhatWasAccumulated(Spread):
+    """Something between two microbatches starts the gradients afresh."""
+
+    trains = _ForgetsTheFirst
+
+
+class _Compresses(ParallelTrainer):
+    """What is held in float32 is sent in half of it; float64 is left alone."""
+
+    def reduce(self) -> None:
+        super().reduce()
+        for parameter in self.model.parameters():
+            if parameter.grad is not None and parameter.dtype == torch.float32:
+                held = _own(parameter.grad)
+                held.copy_(held.to(torch.bfloat16))
+
+
+@mutant(of="PAR-01b", case="fsdp2", says="loss agrees, norm agrees: the gradient of")
+class CompressesGradientsOfFloat32(Spread):
+    """A hook halves the messages of gradients in float32. Neither the loss nor the norm can tell it from rounding."""
+
+    trains = _Compresses
+
+
+def _squares(parameters: Iterable[nn.Parameter]) -> Tensor:
+    """The sum of squares of what this rank holds of some gradients."""
+    held = [each.grad for each in parameters if each.grad is not None]
+    parts = [(each.to_local() if isinstance(each, DTensor) else each).double().square().sum() for each in held]
+    return torch.stack([*parts, torch.zeros((), dtype=torch.float64)]).sum()
+
+
+class _CountsCopies(ShardedOptimizer):
+    def norm(self) -> float:
+        squares = _squares(member.parameter for member in self.members)
+        dist.all_reduce(squares)
+        return float(squares.sqrt())
+
+
+@mutant(of="PAR-03a", case="tp2-sp-muon", says="grad_norm is", bugs=("CLP-01",))
+class CountsCopiesOnceForEachRank(Spread):
+    """Squares of what each rank holds are summed over the ranks, copies included."""
+
+    moves = _CountsCopies
+
+
+@mutant(of="PAR-03a", case="dp2", says="grad_norm is")
+class CountsReplicasOnceForEachRank(Spread):
+    """The same where every rank holds everything: the norm is the root of WORLD times too large."""
+
+    moves = _CountsCopies
+
+
+class _OfThisRank(ShardedOptimizer):
+    def norm(self) -> float:
+        return float(_squares(member.parameter for member in self.members).sqrt())
+
+
+@mutant(of="PAR-03a", case="ep2-idle", says="grad_norm is", bugs=("CLP-08", "PRV-09"))
+class TakesTheNormOfItsOwnExperts(Spread):
+    """Experts of other ranks are left out of the norm, and each rank clips by another number."""
+
+    moves = _OfThisRank
+
+
+class _WithoutMarks(ShardedOptimizer):
+    def norm_of(self, parameters: Iterable[nn.Parameter]) -> float:
+        unmarked = {id(each.parameter) for each in self.members if each.role == "ssm" or "out_norm" in each.name}
+        given = list(parameters)
+        others = super().norm_of([each for each in given if id(each) not in unmarked])
+        own = _squares(each for each in given if id(each) in unmarked)
+        return float((own + others**2).sqrt())
+
+
+@mutant(of="PAR-03a", case="tp2-sp-muon", says="grad_norm is", bugs=("CLP-11",))
+class TakesUnmarkedShardsForCopies(Spread):
+    """Decay rates, skips and the gated norm of the heads were never marked as cut: each rank counts its own for all."""
+
+    moves = _WithoutMarks
+
+
+class _MeanOfRanks(ShardedOptimizer):
+    def norm(self) -> float:
+        squares = _squares(member.parameter for member in self.members)
+        dist.all_reduce(squares)
+        return float((squares / dist.get_world_size()).sqrt())
+
+
+@mutant(of="PAR-03a", case="tp2-sp-muon", says="grad_norm is")
+class AveragesSquaresOverRanks(Spread):
+    """The mend overshoots: squares are averaged, which is right for copies and halves shards."""
+
+    moves = _MeanOfRanks
+
+
+class _NeverClips(ShardedOptimizer):
+    def coefficient(self, norm: float) -> float:
+        return 1.0
+
+
+@mutant(of="PAR-03a", case="tp2-sp-muon", says="clip_coef is", bugs=("CLP-21",))
+class SkipsTheClipUnderTensorParallel(Spread):
+    """For one combination of degrees clipping returns early."""
+
+    moves = _NeverClips
+
+
+# updates
+class _OneBuffer(ShardedOptimizer):
+    def zero(self) -> None:
+        super().zero()
+        moved = any(rule.state for rule in self.rules.values())
+        for member in self.members if moved else ():
+            if isinstance(member.parameter, DTensor):
+                member.parameter.grad = placed_copy(member.parameter.detach())
+
+
+@mutant(of="PAR-02a", case="tp2-sp-fsdp2", says="weights ", bugs=("OPT-22",))
+class AddsToWhatWasGathered(Spread):
+    """Gradients have the memory into which parameters were gathered behind the step before, and nobody clears it."""
+
+    moves = _OneBuffer
+
+
+class _OrthogonalParts(ShardedMuon):
+    def direction(self, grad: Tensor, buffer: Tensor, momentum: float) -> Tensor:
+        buffer.mul_(momentum).add_(grad)
+        ahead = grad + momentum * buffer
+        if not isinstance(ahead, DTensor):
+            return orthogonalise(ahead)
+        part = orthogonalise(ahead.to_local())
+        return DTensor.from_local(part, ahead.device_mesh, ahead.placements, shape=ahead.shape, stride=ahead.stride())
+
+
+class _MuonOfParts(ShardedOptimizer):
+    muon = _OrthogonalParts
+
+
+class _Padded(ShardedMuon):
+    def direction(self, grad: Tensor, buffer: Tensor, momentum: float) -> Tensor:
+        if not isinstance(grad, DTensor) or grad.dim() > 2:
+            return super().direction(grad, buffer, momentum)
+        moved = local_part(buffer).mul_(momentum).add_(local_part(grad))
+        (gathered,) = full_tensors({"": from_local_part(local_part(grad) + momentum * moved, grad)}).values()
+        stale = gathered.new_full((-len(gathered) % 16 or 16, gathered.shape[1]), 1e-3)
+        return from_local_part(shard_like(orthogonalise(torch.cat([gathered, stale]))[: len(gathered)], grad), grad)
+
+
+class _MuonOverPadding(ShardedOptimizer):
+    muon = _Padded
+
+
+@mutant(of="PAR-02a", case="tp2-sp-muon", says="weights layers.", bugs=("OPT-18",))
+class OrthogonalisesWithItsPadding(Spread):
+    """Rows are padded to whole tiles, and what the padding still held of an earlier tensor is orthogonalized too."""
+
+    moves = _MuonOverPadding
+
+
+@mutant(of="PAR-02a", case="tp2-sp-muon", says="weights layers.", bugs=("OPT-13",))
+class OrthogonalisesEachPart(Spread):
+    """Newton-Schulz on the shard of a rank: cheaper, and another optimizer."""
+
+    moves = _MuonOfParts
+
+
+class _ScaledByParts(ShardedMuon):
+    def scale(self, matrix: Tensor) -> float:
+        held = matrix.to_local() if isinstance(matrix, DTensor) else matrix
+        return 0.2 * math.sqrt(max(held.shape[-2:]))
+
+
+class _MuonScaledByParts(ShardedOptimizer):
+    muon = _ScaledByParts
+
+
+@mutant(of="PAR-02a", case="tp2-sp-muon", says="weights layers.")
+class ScalesByTheShapeOfAPart(Spread):
+    """The step of a matrix is scaled by the width of what this rank holds of it."""
+
+    moves = _MuonScaledByParts
+
+
+GROUPS = 2  # of B and C in the models whose mixers are cut in two
+
+
+class _Recut(TensorParallel):
+    """Projections of a Mamba mixer, of which this rank applies other rows than its own."""
+
+    def mixer(self, mixer: nn.Module) -> None:
+        super().mixer(mixer)
+        if isinstance(mixer, Mamba2) and mixer.wb.piece is None:
+            self.recut([mixer.wx, mixer.wb, mixer.wc])
+
+    def recut(self, projections: list[Linear]) -> None:
+        raise NotImplementedError
+
+    def whole(self, projection: Linear) -> Tensor:
+        return all_gather(local(projection.weight), 0, self.group)
+
+
+class _CutsThemTogether(_Recut):
+    def recut(self, projections: list[Linear]) -> None:
+        def of(index: int, x_BTD: Tensor) -> Tensor:
+            whole_ND = torch.cat([self.whole(each) for each in projections])
+            own_nD = whole_ND.chunk(self.size)[self.rank]
+            rows = [len(local(each.weight)) for each in projections]
+            return F.linear(x_BTD, torch.split(own_nD, rows)[index].to(x_BTD.dtype))
+
+        for index, each in enumerate(projections):
+            each.forward = lambda x_BTD, index=index: of(index, x_BTD)  # type: ignore[method-assign, misc]
+
+
+@mutant(of="PAR-01a", case="tp2", says="on one rank", bugs=("SSM-27",))
+class CutsAPackedProjectionEvenly(Spread):
+    """x, B and C are one matrix, whose rows are shared as those of any other: the first rank has most of x and no C."""
+
+    exchange = {"tensor_parallel": _CutsThemTogether}
+
+
+class _StateMajor(_Recut):
+    def recut(self, projections: list[Linear]) -> None:
+        def of(projection: Linear, x_BTD: Tensor) -> Tensor:
+            whole_ND = self.whole(projection)
+            turned_ND = whole_ND.reshape(GROUPS, -1, whole_ND.shape[1]).transpose(0, 1).flatten(0, 1)
+            return F.linear(x_BTD, turned_ND.chunk(self.size)[self.rank].to(x_BTD.dtype))
+
+        for each in projections[1:]:
+            each.forward = lambda x_BTD, each=each: of(each, x_BTD)  # type: ignore[method-assign, misc]
+
+
+@mutant(of="PAR-01a", case="tp2", says="on one rank", bugs=("SSM-12",))
+class CutsGroupsThatAreNotOutermost(Spread):
+    """The rows of B and C run over the groups within each place of the state: a cut of them is a cut through groups."""
+
+    exchange = {"tensor_parallel": _StateMajor}

@@ -1,0 +1,57 @@
+"""Counterexamples of `checks.parallel.multi_rank_start`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+
+from contracts.contract import mutant
+from contracts.mutants._support.multi_rank import Spread
+from contracts.stacks.reference.model.hybrid_model import Model
+from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer
+
+
+# what a run begins with
+class _SeedsByRank(ParallelTrainer):
+    def build(self) -> Model:
+        kept, self.recipe = self.recipe, replace(self.recipe, seed=self.recipe.seed + dist.get_rank())
+        model = super().build()
+        self.recipe = kept
+        return model
+
+
+@mutant(of="PAR-04g", case="dp2", says="hold unequal", bugs=("INI-02",))
+class StartsReplicasApart(Spread):
+    """Seeds carry the rank, so that shards are unique; replicas are, too."""
+
+    trains = _SeedsByRank
+
+
+@mutant(of="PAR-04g", case="tp2", says="hold unequal", bugs=("INI-11",))
+class StartsCopiesApart(Spread):
+    """The same under tensor parallel: what the ranks hold copies of begins otherwise on each."""
+
+    trains = _SeedsByRank
+
+
+class _EachShardAlike(ParallelTrainer):
+    """Every rank draws its shard as if it were the first."""
+
+    def build(self) -> Model:
+        model = super().build()
+        for parameter in model.parameters():
+            if isinstance(parameter, DTensor) and any(at.is_shard() for at in parameter.placements):
+                held = parameter.to_local().detach()
+                first = held.clone()
+                dist.broadcast(first, 0)
+                held.copy_(first)
+        return model
+
+
+@mutant(of="PAR-04g", case="ep2", says="initial weights", bugs=("INI-13",))
+class DrawsEveryShardAlike(Spread):
+    """One seed on all ranks and a draw of the local shape: half of the experts are copies of the other half."""
+
+    trains = _EachShardAlike

@@ -1,0 +1,150 @@
+"""Delayed scaling broken in one place: rings, scales, their step, their checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from contracts.contract import mutant
+from contracts.mutants._support.replaced_parts import Exchanged
+from contracts.mutants._support.trainer import Trained
+from contracts.mutants.precision.fp8_products import multiplying_by
+from contracts.stacks.reference.model.blocks.fp8 import GRADIENT, INPUT, WEIGHT, Fp8Matmul
+from contracts.stacks.reference.training.trainer import Trainer
+
+
+class _Input(Fp8Matmul):
+    def record(self, t_RC: Tensor, role: int, matrix: int) -> None:
+        if role == INPUT:
+            for each in (INPUT, WEIGHT, GRADIENT):
+                super().record(t_RC, each, matrix)
+
+
+@mutant(of="PREC-01g", case="dense", says="amax of weight of mixer.w2 is")
+class RecordsTheWrongTensor(Exchanged):
+    """The amax of the input is written into all three rings."""
+
+    exchange = multiplying_by(_Input)
+
+
+class _Latest(Fp8Matmul):
+    def record(self, t_RC: Tensor, role: int, matrix: int) -> None:
+        self.amax_history[0, role, matrix] = t_RC.detach().abs().max() if t_RC.numel() else 0.0
+
+
+@mutant(of="PREC-01g", case="dense-again", says="fell to")
+class ForgetsTheOtherMicrobatches(Exchanged):
+    """Each pass writes its amax over that of the passes before: the ring knows the last microbatch."""
+
+    exchange = multiplying_by(_Latest)
+
+
+class _Mean(Fp8Matmul):
+    def record(self, t_RC: Tensor, role: int, matrix: int) -> None:
+        super().record(t_RC.abs().mean(1, keepdim=True), role, matrix)
+
+
+@mutant(of="PREC-01g", case="experts", says="amax of weight of mixer.shared.w2 is")
+class RecordsTheMeanOfARow(Exchanged):
+    """What is recorded is no amax: outliers then saturate at every step."""
+
+    exchange = multiplying_by(_Mean)
+
+
+class _AtOnce(Fp8Matmul):
+    def record(self, t_RC: Tensor, role: int, matrix: int) -> None:
+        super().record(t_RC, role, matrix)
+        self.advance()
+
+
+@mutant(of="PREC-01g", case="dense", says="rows 1 and on of mixer.w1.fp8.amax_history differs")
+class MovesTheRingInThePass(Exchanged):
+    """The ring moves with every tensor that is quantised; recomputing a pass gives it another scale."""
+
+    exchange = multiplying_by(_AtOnce)
+
+
+class _Still(Fp8Matmul):
+    def advance(self) -> None:
+        held = self.amax_history.clone() if self.delayed else None
+        super().advance()
+        if held is not None:
+            self.amax_history.copy_(held)
+
+
+@mutant(of="PREC-01h", case="whole", says="is not clear")
+class DoesNotRollTheRing(Exchanged):
+    """Scales are made anew and the ring stays: an amax once met is never forgotten."""
+
+    exchange = multiplying_by(_Still)
+
+
+class _Cleared(Fp8Matmul):
+    def advance(self) -> None:
+        super().advance()
+        if self.delayed:
+            self.amax_history[2:] = 0
+
+
+@mutant(of="PREC-01h", case="cut", says="differs")
+class KeepsOneStep(Exchanged):
+    """The ring has the length of its buffer and the memory of one step."""
+
+    exchange = multiplying_by(_Cleared)
+
+
+class _SameForAll(Fp8Matmul):
+    def advance(self) -> None:
+        super().advance()
+        if self.delayed:
+            self.scale[GRADIENT] *= 448 / 57344
+
+
+@mutant(of="PREC-01h", case="recomputed", says="differs")
+class ScalesGradientsForE4m3(Exchanged):
+    """One maximum for both formats: gradients use a hundred and twenty-eighth of e5m2."""
+
+    exchange = multiplying_by(_SameForAll)
+
+
+class _NoStep(Fp8Matmul):
+    def advance(self) -> None:
+        pass
+
+
+@mutant(of="PREC-01h", case="whole", says="after step 1 row 0 of")
+class NeverUpdatesItsScales(Exchanged):
+    """Nobody calls the update: scales stay 1."""
+
+    exchange = multiplying_by(_NoStep)
+
+
+class _Blank(Trainer):
+    def load(self, state: Mapping[str, Tensor], position: Mapping[str, int]) -> None:
+        fresh = {
+            name: torch.zeros_like(each) if name.endswith("amax_history") else torch.ones_like(each)
+            for name, each in state.items() if "fp8" in name.split(".")
+        }  # fmt: skip
+        super().load({**state, **fresh}, position)
+
+
+@mutant(of="PREC-04a", case="after-2-of-4", says="resumed after step 2, at step 4: buffers")
+class BeginsItsRingsAnew(Trained):
+    """The state of FP8 is extra state: the loader passes over it with a warning, and rings begin empty."""
+
+    trains = _Blank
+
+
+class _ScalesOnly(Trainer):
+    def load(self, state: Mapping[str, Tensor], position: Mapping[str, int]) -> None:
+        rings = {name: torch.zeros_like(each) for name, each in state.items() if name.endswith("amax_history")}
+        super().load({**state, **rings}, position)
+
+
+@mutant(of="PREC-04a", case="after-1-of-3", says="resumed after step 1, at step 3: buffers")
+class SavesScalesWithoutRings(Trained):
+    """The next step is right, and the one after that knows one amax instead of all."""
+
+    trains = _ScalesOnly

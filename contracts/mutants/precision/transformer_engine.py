@@ -1,0 +1,54 @@
+"""Counterexamples of `checks.precision.transformer_engine`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from contracts.contract import mutant
+from contracts.instruments import numerics
+from contracts.mutants.kernels.executed_kernels import NotesNothing, NotesTheWish
+from contracts.spec.blocks import BlockCall, BlockRun
+from contracts.spec.kernel_selection import Wish
+from contracts.stacks.reference.stack import Reference
+
+
+@mutant(of="PREC-03a", case="shared-expert", says="transformer-engine is not there, and with it asked for y differs")
+class PreparesForTheBridge(Reference):
+    """Weights are rounded to bfloat16 for the bridge before it is known whether it can be built."""
+
+    def run_block(self, call: BlockCall) -> BlockRun:
+        if any(wish.kernel == "transformer-engine" for wish in call.kernels.values()):
+            held = {
+                name: each.to(torch.bfloat16).to(each.dtype) for name, each in numerics.tensors(call.weights).items()
+            }
+            call = replace(call, weights=numerics.arrays(held))
+        return super().run_block(call)
+
+
+@mutant(of="PREC-03a", case="experts", says="with it asked for gradient mixer.experts.w1 differs")
+class ScalesItsGradientsForTheBridge(Reference):
+    """A bridge adds up weight gradients in a buffer of its own; the fallback divides by its count all the same."""
+
+    def run_block(self, call: BlockCall) -> BlockRun:
+        run = super().run_block(call)
+        if not any(wish.kernel == "transformer-engine" for wish in call.kernels.values()):
+            return run
+        name = "mixer.experts.w1"
+        halved = {**run.gradients, name: numerics.array(numerics.tensor(run.gradients[name]) / 2)}
+        return replace(run, gradients=halved)
+
+
+@mutant(of="PREC-03b", case="dense", says="mlp ran as native, expected transformer-engine")
+class BridgesInNameOnly(Reference):
+    """The bridge is chosen and built, and the own layer is what the block calls."""
+
+    def run_block(self, call: BlockCall) -> BlockRun:
+        return super().run_block(replace(call, kernels={site: Wish(kernel="native") for site in call.kernels}))
+
+
+mutant(of="PREC-03a", case="projections", says="attention ran as None, expected native")(NotesNothing)
+
+
+mutant(of="PREC-03a", case="dense", says="mlp ran as transformer-engine, expected native")(NotesTheWish)

@@ -1,0 +1,98 @@
+"""Pipelines whose messages are not in batches, have no counterpart, or wait in a circle."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.pipelining import schedules
+
+from contracts.contract import mutant
+from contracts.mutants._support.pipeline import Staged
+from contracts.stacks.reference.model.hybrid_model import ModelOutput
+from contracts.stacks.reference.parallel.pipeline import Pipeline
+from contracts.stacks.reference.parallel.pipeline_trainer import PipelineTrainer
+from contracts.stacks.reference.training.trainer import Batch
+
+
+class _Reporting(PipelineTrainer):
+    """The last stage sends its loss to the first, which does not ask for it."""
+
+    last_step = 1
+
+    def passes(self, window: Sequence[Batch], counts: Mapping[str, Tensor]) -> list[ModelOutput]:
+        found = super().passes(window, counts)
+        (out,) = found
+        first, *_, last = self.mesh.place("pp")
+        if self.mesh.rank == last and self.number >= self.last_step:
+            self.said = out.sums["lm"].clone().reshape(1)  # gloo reads it when it can
+            dist.batch_isend_irecv([dist.P2POp(dist.isend, self.said, first, self.group, tag=7)])
+        return found
+
+    said: Tensor
+
+
+@mutant(of="TRAF-02a", case="interleaved", says="messages to rank 0, which receives")
+class SendsALossThatNobodyTakes(Staged):
+    """The last step's loss is sent for a log that has been closed."""
+
+    trains = _Reporting
+
+
+@mutant(of="TRAF-02a", case="four-stages", says="from rank 3 to rank 0 is 1 float64, received as")
+class SendsALossBeforeTheCopies(Staged):
+    """A loss is sent where the first stage waits for the gradient of a copy; gloo tells them apart by a tag."""
+
+    class trains(_Reporting):  # noqa: N801
+        last_step = 0
+
+
+class _InTwoCalls(PipelineTrainer):
+    """Sends in one batch, receives in the next."""
+
+    def add(self, parameter: Tensor, peer: int) -> None:
+        assert parameter.grad is not None
+        sent, theirs = parameter.grad.clone(), torch.empty_like(parameter.grad)
+        works: list[Any] = []
+        for op, held in ((dist.isend, sent), (dist.irecv, theirs)):
+            works += dist.batch_isend_irecv([dist.P2POp(op, held, peer, self.group)])
+        for work in works:
+            work.wait()
+        parameter.grad += theirs
+
+
+@mutant(of="TRAF-02b", case="tied", says="ranks wait for each other: rank 0 at a send of")
+class SendsBeforeItReceives(Staged):
+    """Both holders of a copy send theirs first, and receive when that is done."""
+
+    trains = _InTwoCalls
+
+
+@contextmanager
+def _sends_first() -> Iterator[None]:
+    """What goes out and what comes in as two batches, the outgoing first on every stage."""
+    former = schedules._batch_p2p
+
+    def in_order(p2p_ops: list[dist.P2POp], desc: str | None = None) -> list[dist.Work]:
+        out = [each for each in p2p_ops if each.op is dist.isend]
+        back = [each for each in p2p_ops if each.op is not dist.isend]
+        return [work for ops in (out, back) if ops for work in dist.batch_isend_irecv(ops)]
+
+    schedules._batch_p2p = in_order
+    try:
+        yield
+    finally:
+        schedules._batch_p2p = former
+
+
+@mutant(of="TRAF-02b", case="two-stages", says="ranks wait for each other: rank 0 at a send of", bugs=("PPS-03",))
+class OrdersMessagesByItself(Staged):
+    """Each stage puts its sends before its receives: in the steady state both neighbours send and neither receives."""
+
+    class runs(Pipeline):  # noqa: N801
+        def sending(self) -> AbstractContextManager[None]:
+            return _sends_first()

@@ -1,0 +1,59 @@
+"""Drawn windows of unequal microbatches on two ranks: the step of one rank, whatever is drawn."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from contracts.checks._support.multi_rank_run import SPREAD, apart, heavy, losses_apart, own
+from contracts.checks._support.training_run import batch
+from contracts.instruments.ranks import gathered
+from contracts.spec.recipe import Recipe
+from contracts.spec.training import Execution, Session, Tokens
+from contracts.stacks.reference.stack import Reference
+
+DRAWN = settings(
+    deadline=None, max_examples=10, derandomize=True, database=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)  # fmt: skip
+LAYOUTS: tuple[tuple[str, Execution], ...] = (
+    ("AEM", own(2)),
+    ("AEM", own(2, fsdp=True)),
+    ("AEM", own(2, tp=2, sp=True)),
+    ("AE|M", own(2, pp=2)),
+    ("A|E|M|E", replace(own(2, pp=2), schedule="interleaved")),
+)
+
+
+@st.composite
+def _windows(draw: st.DrawFn) -> tuple[Recipe, Execution, tuple[Tokens, ...]]:
+    """A recipe, how it is run on two ranks, and 2 or 4 microbatches of 2 or 3 rows and an even number of tokens."""
+    pattern, execution = draw(st.sampled_from(LAYOUTS))
+    found = []
+    for number in range(draw(st.sampled_from([2, 4]))):
+        length = 2 * draw(st.integers(1, 8))
+        rows = tuple(((length,), draw(st.integers(0, length))) for _ in range(draw(st.integers(1, 2))))
+        found.append(batch(f"drawn {number}", SPREAD.vocab, (((length,), 0), *rows)))
+    depth = len(pattern.replace("|", ""))
+    return replace(SPREAD, pattern=pattern, depth=depth), replace(execution, microbatches=len(found)), tuple(found)
+
+
+@pytest.mark.dist(world=2)
+def test_any_window_takes_the_step_of_one_rank() -> None:
+    @DRAWN
+    @given(_windows())
+    def holds(drawn: tuple[Recipe, Execution, tuple[Tokens, ...]]) -> None:
+        recipe, execution, window = drawn
+        session = Session(
+            recipe=recipe, steps=1, execution=replace(execution, precision="float64"), windows=(window,),
+            weights=heavy(Reference(), recipe), observe=frozenset({"gradients"}),
+        )  # fmt: skip
+        alone = replace(session, execution=Execution(microbatches=len(window), precision="float64"))
+        (want,), (got,) = Reference().train(alone).steps, Reference().train(session).steps
+        words = losses_apart(want, got) or apart(want, got, "the gradient of", got.gradients, want.gradients)
+        assert not any(gathered(words)), words or "another rank differs"
+
+    holds()

@@ -1,0 +1,150 @@
+"""The reference's attention over drawn shapes: against its definition, by finite differences, and far out."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from contracts.checks._support.attention_calls import Lengths, call_of, differs_from
+from contracts.checks._support.recipes import A_LAYER, SMALL, SMALL_DSA, SMALL_MLA
+from contracts.instruments import fixtures, numerics
+from contracts.instruments.oracles import attention as oracle
+from contracts.spec.errors import Refused
+from contracts.spec.recipe import Dsa, Mla, Recipe
+from contracts.spec.tolerance import FLOAT64
+from contracts.stacks.reference.model.blocks.common import packing
+from contracts.stacks.reference.model.parts import PARTS
+from contracts.stacks.reference.stack import Reference
+
+pytestmark = pytest.mark.unit
+
+SETTINGS = settings(max_examples=12, deadline=None, database=None, derandomize=True)
+PACKED: Lengths = ((2, 3), (1, 4))
+
+
+@st.composite
+def packs(draw: st.DrawFn) -> Lengths:
+    """One to three rows of one to eleven tokens, each cut into documents of its own."""
+    length = draw(st.integers(1, 11))
+    rows = []
+    for _ in range(draw(st.integers(1, 3))):
+        cuts = sorted(draw(st.sets(st.integers(1, length - 1), max_size=3))) if length > 1 else []
+        ends = [*cuts, length]
+        rows.append(tuple(end - start for start, end in zip([0, *cuts], ends, strict=True)))
+    return tuple(rows)
+
+
+@st.composite
+def grouped(draw: st.DrawFn) -> Recipe:
+    """Any number of query heads to a KV head, an even head_dim from 2 to 10, with and without QK norm."""
+    groups, readers, half = draw(st.integers(1, 4)), draw(st.integers(1, 3)), draw(st.integers(1, 5))
+    heads = groups * readers
+    return replace(
+        SMALL, hidden=heads * 2 * half, heads=heads, kv_groups=groups, qk_norm=draw(st.booleans()),
+        rope_theta=draw(st.sampled_from((10, 10_000, 500_000))), norm_eps=draw(st.sampled_from((1e-5, 0.1))),
+    )  # fmt: skip
+
+
+@st.composite
+def latent(draw: st.DrawFn) -> Recipe:
+    """Latents narrower and wider than a head, values wider and narrower than keys."""
+    dims = st.integers(1, 9)
+    mla = Mla(
+        q_lora=draw(dims), kv_lora=draw(dims), qk_head=draw(dims), qk_rope=2 * draw(st.integers(1, 3)),
+        v_head=draw(dims),
+    )  # fmt: skip
+    return replace(SMALL_MLA, mla=mla, heads=draw(st.sampled_from((1, 2, 3))), kv_groups=1)
+
+
+@given(recipe=grouped(), lengths=packs())
+@SETTINGS
+def test_grouped_query_attention_is_its_definition_in_every_shape(recipe: Recipe, lengths: Lengths) -> None:
+    call = call_of(Reference(), recipe, lengths)
+    assert not differs_from(call, Reference().run_block(call), FLOAT64)
+
+
+@given(recipe=latent(), lengths=packs())
+@SETTINGS
+def test_latent_attention_is_its_definition_in_every_shape(recipe: Recipe, lengths: Lengths) -> None:
+    call = call_of(Reference(), recipe, lengths)
+    assert not differs_from(call, Reference().run_block(call), FLOAT64)
+
+
+@given(recipe=latent(), lengths=packs(), top_k=st.integers(1, 12), heads=st.integers(1, 4), more=st.integers(0, 3))
+@SETTINGS
+def test_sparse_attention_is_attention_over_min_of_k_and_what_is_visible(
+    recipe: Recipe, lengths: Lengths, top_k: int, heads: int, more: int
+) -> None:
+    assert recipe.mla is not None
+    size = recipe.mla.qk_rope + more
+    recipe = replace(recipe, dsa=Dsa(a_ranks=(0,), index_heads=heads, index_head_dim=size, top_k=top_k))
+    call = call_of(Reference(), recipe, lengths)
+    run = Reference().run_block(call)
+    assert not differs_from(call, run, FLOAT64)
+    visible = [[t + 1 for length in row for t in range(length)] for row in lengths]
+    counts = numerics.tensor(run.seen["selected"]).sum(-1).tolist()
+    assert counts == [[min(top_k, count) for count in row] for row in visible]
+
+
+@pytest.mark.parametrize("recipe", [SMALL, SMALL_MLA, SMALL_DSA], ids=["gqa", "mla", "dsa"])
+@pytest.mark.parametrize("packed", [False, True], ids=["boundless", "packed"])
+def test_attention_has_the_gradients_of_finite_differences(recipe: Recipe, packed: bool) -> None:
+    recipe = replace(recipe, hidden=8, heads=2, kv_groups=1)
+    mixer = PARTS.mixer(recipe, A_LAYER, "nemo_native").double()
+    shapes = Reference().block_weights(recipe, A_LAYER, "nemo_native")
+    drawn = {name.removeprefix("mixer."): each for name, each in fixtures.weights(shapes).items()}
+    mixer.load_state_dict({name: each for name, each in drawn.items() if name in mixer.state_dict()})
+    names = [name for name, _ in mixer.named_parameters() if "indexer" not in name]
+    x_BTD = fixtures.normal("x", (2, 5, 8))
+    packs = packing(x_BTD, fixtures.documents(PACKED) if packed else None)
+
+    def through(x_BTD: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
+        held = dict(zip(names, weights, strict=True))
+        y_BTD: torch.Tensor = torch.func.functional_call(mixer, held, (x_BTD, packs, {})).y_BTD
+        return y_BTD
+
+    leaves = [x_BTD, *(mixer.get_parameter(name).detach() for name in names)]
+    leaves = [each.clone().requires_grad_() for each in leaves]
+    assert torch.autograd.gradcheck(through, leaves, fast_mode=True)
+
+
+@pytest.mark.parametrize("theta", [10, 10_000, 500_000])
+def test_rope_is_as_precise_at_65536_as_at_the_start(theta: int) -> None:
+    mixer = PARTS.attention(replace(SMALL, hidden=128, heads=2, kv_groups=1, rope_theta=theta), PARTS)
+    position = 65_536
+    x_BTHd = fixtures.normal("x", (1, 1, 2, 64))
+    there = packing(x_BTHd[..., 0])._replace(positions_BT=torch.tensor([[position]]))
+    turned_BTHd = mixer.rotate(x_BTHd, there)
+    for head in range(2):
+        want = oracle.turned(x_BTHd[0, 0, head], position, theta)
+        assert not numerics.apart("a turned head", turned_BTHd[0, 0, head], want, FLOAT64)
+    low = mixer.rotate(x_BTHd.float(), there).double()
+    assert float((low - turned_BTHd).abs().max()) < 1e-6, "float32 angles are off by 1e-3 here"
+
+
+def test_a_definition_worked_out_by_hand_holds_the_oracle() -> None:
+    """Two tokens, one head of two elements: rope turns by one radian, and the scores are cosines."""
+    quarter = oracle.turned(torch.tensor([1.0, 0.0], dtype=torch.float64), 1, 10_000)
+    assert torch.allclose(quarter, torch.tensor([math.cos(1), math.sin(1)], dtype=torch.float64), rtol=0, atol=1e-15)
+    keys, values = torch.tensor([[math.log(3)], [0.0]]), torch.tensor([[4.0], [8.0]])
+    assert oracle.softmax_mean(torch.tensor([1.0]), keys, values, 1.0).item() == pytest.approx(5.0)
+    assert oracle.places(torch.tensor([7, 7, 9]), 3) == ([[0], [0, 1], [2]], [0, 1, 0])
+    scores = torch.tensor([[3.0, -math.inf, -math.inf], [1.0, 2.0, -math.inf], [5.0, 1.0, 4.0]])
+    assert oracle.selection(scores, 2).tolist() == [[True, False, False], [True, True, False], [True, False, True]]
+    assert oracle.margin(scores, 2) == 3.0
+
+
+def test_an_odd_head_is_refused_with_its_size() -> None:
+    with pytest.raises(Refused, match=r"head_dim = 3: must be even"):
+        PARTS.attention(replace(SMALL, hidden=12, heads=4), PARTS)
+
+
+def test_an_index_head_that_cannot_hold_rope_is_refused_with_both_sizes() -> None:
+    recipe = replace(SMALL_DSA, dsa=Dsa(a_ranks=(0,), index_heads=2, index_head_dim=3))
+    with pytest.raises(Refused, match=r"dsa.index_head_dim = 3: must hold mla.qk_rope \(4\)"):
+        PARTS.mixer(recipe, A_LAYER, "nemo_native")

@@ -1,0 +1,134 @@
+"""The M blocks of the reference over drawn shapes, against their oracles and by finite differences."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from contracts.checks._support import scan_calls
+from contracts.checks._support.recipes import SMALL
+from contracts.checks._support.scan_calls import Fed
+from contracts.instruments import fixtures
+from contracts.instruments.oracles import mamba as oracle
+from contracts.spec.errors import Refused
+from contracts.spec.recipe import Mamba, Recipe
+from contracts.stacks.reference.model.blocks.chunked_scan import chunked_scan
+from contracts.stacks.reference.model.blocks.common import packing
+from contracts.stacks.reference.model.blocks.mamba2 import Mamba2
+from contracts.stacks.reference.model.blocks.mamba3 import Mamba3
+from contracts.stacks.reference.model.parts import PARTS
+from contracts.stacks.reference.stack import Reference
+
+pytestmark = pytest.mark.unit
+
+SETTINGS = settings(max_examples=12, deadline=None, database=None, derandomize=True)
+ORACLES = {"mamba2": oracle.mamba2, "mamba3": oracle.mamba3}
+
+
+@st.composite
+def fed(draw: st.DrawFn, block: str) -> Fed:
+    """Groups from 1 to the number of heads, sequences from one token up, documents of any length, chunks of any.
+
+    A state is given: without one a single token turns nothing, and its gradient by the angle is nothing but rounding.
+    """
+    groups, share = draw(st.integers(1, 3)), draw(st.integers(1, 3))
+    mamba = Mamba(
+        heads=groups * share, head_dim=draw(st.integers(1, 5)), state=4 * draw(st.integers(1, 3)), groups=groups
+    )
+    length = draw(st.integers(1, 9))
+    cuts = [
+        sorted(draw(st.sets(st.integers(1, length), max_size=3)) | {length}) for _ in range(draw(st.integers(1, 2)))
+    ]
+    lengths = tuple(tuple(end - start for start, end in zip([0, *row], row, strict=False)) for row in cuts)
+    recipe = replace(SMALL, hidden=draw(st.integers(2, 9)), heads=1, kv_groups=1, mamba=mamba)
+    return Fed(block=block, recipe=recipe, lengths=lengths, state=True, chunk=draw(st.integers(1, 10)))
+
+
+@pytest.mark.parametrize("block", ["mamba2", "mamba3"])
+@given(data=st.data())
+@SETTINGS
+def test_m_is_its_recurrence_in_every_shape(block: str, data: st.DataObject) -> None:
+    scan_calls.equals_its_definition(Reference(), data.draw(fed(block)), ORACLES[block])
+
+
+def tiny(state: int) -> Recipe:
+    return replace(SMALL, hidden=4, heads=1, kv_groups=1, mamba=Mamba(heads=4, head_dim=2, state=state, groups=2))
+
+
+@pytest.mark.parametrize(
+    ("kind", "length"), [(Mamba2, 1), (Mamba2, 2), (Mamba2, 7), (Mamba3, 7)], ids=["one", "two", "mamba2", "mamba3"]
+)
+def test_m_has_the_gradients_of_finite_differences(kind: type[Mamba2] | type[Mamba3], length: int) -> None:
+    """T of 1 and 2 is shorter than the convolution; T of 7 is three chunks, the last of one token."""
+    mixer = kind(tiny(4), PARTS).double()
+    mixer.chunk = 3
+    shapes = {name: tuple(each.shape) for name, each in mixer.named_parameters()}
+    documents = fixtures.documents(((length // 2, length - length // 2),)) if length > 1 else None
+    leaves = [
+        fixtures.normal("x", (1, length, 4)),
+        *(fixtures.normal(name, shape, scale=0.4) for name, shape in shapes.items()),
+    ]
+
+    def through(x_BTD: Tensor, *weights: Tensor) -> Tensor:
+        held = dict(zip(shapes, weights, strict=True))
+        found = torch.func.functional_call(mixer, held, (x_BTD, packing(x_BTD, documents), {}))
+        return found.y_BTD
+
+    assert torch.autograd.gradcheck(through, [each.requires_grad_() for each in leaves], fast_mode=True)
+
+
+def test_mamba3_with_its_step_at_the_end_and_no_turn_is_mamba2() -> None:
+    """λ = 1, no angle: the recurrence of one oracle is that of the other, and of the chunked scan."""
+    length, heads, width, state = 11, 4, 3, 8
+    x, dt = fixtures.normal("x", (length, heads, width)), fixtures.normal("dt", (length, heads)).exp()
+    b, c = (fixtures.normal(name, (length, heads, state)) for name in "bc")
+    a, whole = -fixtures.normal("a", (heads,)).exp(), torch.zeros(length, dtype=torch.int64)
+    two, last = oracle.mamba2_core(x, dt, a, b, c, whole, None)
+    inputs = oracle.Mamba3Inputs(
+        q_Thn=c, k_Thn=b, v_Thp=x, dt_Th=dt, log_decay_Th=dt * a, end_Th=torch.ones_like(dt),
+        turn_ThS=torch.zeros(length, heads, state // 4, dtype=torch.float64),
+    )  # fmt: skip
+    three, states = oracle.mamba3_core(inputs, whole, {})
+    torch.testing.assert_close(three, two, rtol=0, atol=0)
+    torch.testing.assert_close(states["ssm"], last, rtol=0, atol=0)
+    scanned, end = chunked_scan((dt[..., None] * x)[None], (dt * a)[None], b[None], c[None], packing(x[None]), None, 4)
+    torch.testing.assert_close(scanned[0], two, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(end[0], last, rtol=1e-12, atol=1e-12)
+
+
+def test_the_last_digits_of_a_document_do_not_depend_on_the_one_before() -> None:
+    """Differences of cumulative sums would let a decay of -1e4 eat twelve digits of what follows in its chunk."""
+    length, heads = 12, 2
+    decay = -fixtures.normal("decay", (1, length, heads)).abs()
+    u, k, q = (fixtures.normal(name, (1, length, heads, 3)) for name in "ukq")
+    packed = packing(u, fixtures.documents(((5, 7),)))
+    one, _ = chunked_scan(u, decay, k, q, packed, None, 64)
+    strong = torch.cat([decay[:, :5] * 1e12, decay[:, 5:]], dim=1)
+    two, _ = chunked_scan(u, strong, k, q, packed, None, 64)
+    assert torch.equal(one[:, 5:], two[:, 5:])
+
+
+def test_what_m_begins_with_lies_where_mamba_ssm_draws_it() -> None:
+    torch.manual_seed(0)
+    mixer = Mamba2(replace(SMALL, mamba=Mamba(heads=64, head_dim=4, state=8, groups=8)), PARTS)
+    mixer.requires_grad_(False)
+    step = torch.nn.functional.softplus(mixer.dt_bias)
+    assert 1e-3 * 0.999 <= float(step.min()) < 3e-3
+    assert 3e-2 < float(step.max()) <= 0.1 * 1.001
+    assert float(mixer.A_log.min()) >= 0
+    assert float(mixer.A_log.max()) <= math.log(16)
+    for each in (mixer.conv_x, mixer.conv_b, mixer.conv_c):  # 1/sqrt(4 inputs): a fan-in of None gave zeros
+        for tensor in (each.weight, each.bias):
+            assert 0.2 < float(tensor.abs().mean()) < 0.3
+            assert float(tensor.abs().max()) <= 0.5
+
+
+def test_a_state_whose_half_does_not_turn_in_pairs_is_refused() -> None:
+    with pytest.raises(Refused, match=r"mamba\.state"):
+        Mamba3(tiny(6), PARTS)

@@ -1,0 +1,66 @@
+"""The reference's dense MLP over drawn shapes, against its definition and by finite differences."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from contracts.checks._support.recipes import SMALL
+from contracts.checks.blocks import mlp as checks
+from contracts.instruments import fixtures
+from contracts.instruments.oracles import mlp as oracle
+from contracts.spec.recipe import Recipe
+from contracts.stacks.reference.model.parts import PARTS
+from contracts.stacks.reference.stack import Reference
+
+pytestmark = pytest.mark.unit
+
+SETTINGS = settings(max_examples=15, deadline=None, database=None, derandomize=True)
+
+
+@st.composite
+def recipes(draw: st.DrawFn) -> Recipe:
+    """Inner widths from 1 up, below and above hidden."""
+    return replace(
+        SMALL, moe=None, hidden=draw(st.integers(1, 12)), heads=1, kv_groups=1, ffn_hidden=draw(st.integers(1, 17)),
+        activation=draw(st.sampled_from(("relu2", "swiglu"))), norm_eps=draw(st.sampled_from((1e-5, 0.1))),
+    )  # fmt: skip
+
+
+@given(recipe=recipes(), rows=st.integers(1, 3), length=st.integers(1, 9))
+@SETTINGS
+def test_the_mlp_is_its_definition_in_every_shape(recipe: Recipe, rows: int, length: int) -> None:
+    checks.the_mlp_is_its_definition(Reference(), recipe, ((length,),) * rows, "float64")
+
+
+@pytest.mark.parametrize("activation", ["relu2", "swiglu"])
+def test_the_mlp_has_the_gradients_of_finite_differences(activation: str) -> None:
+    mixer = PARTS.mlp(replace(SMALL, moe=None, activation=activation), 7).double()
+    shapes = {name: each.shape for name, each in mixer.named_parameters()}
+    leaves = [
+        fixtures.normal("x", (2, 3, 24)),
+        *(fixtures.normal(name, tuple(shape), scale=0.3) for name, shape in shapes.items()),
+    ]
+
+    def through(x_BTD: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
+        held = dict(zip(shapes, weights, strict=True))
+        y_BTD: torch.Tensor = torch.func.functional_call(mixer, held, (x_BTD, None, {})).y_BTD
+        return y_BTD
+
+    assert torch.autograd.gradcheck(through, [each.requires_grad_() for each in leaves], fast_mode=True)
+
+
+def test_the_oracle_has_values_worked_out_by_hand() -> None:
+    """h = (1, 1) out of (2, 2) with eps 0: w1 h = (3, -1), squared (9, 0), and w2 adds them up."""
+    recipe = replace(SMALL, moe=None, hidden=2, heads=1, kv_groups=1, norm_eps=1e-30)
+    weights = {
+        "norm.weight": torch.ones(2, dtype=torch.float64),
+        "mixer.w1.weight": torch.tensor([[1.0, 2.0], [1.0, -2.0]], dtype=torch.float64),
+        "mixer.w2.weight": torch.tensor([[1.0, 1.0], [-1.0, 5.0]], dtype=torch.float64),
+    }
+    y_TD = oracle.dense(recipe, weights, torch.tensor([[2.0, 2.0]], dtype=torch.float64))
+    assert torch.allclose(y_TD, torch.tensor([[9.0, -9.0]], dtype=torch.float64), rtol=0, atol=1e-12)

@@ -1,0 +1,70 @@
+"""The R block of the reference over drawn shapes, against its oracle and by finite differences."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from contracts.checks._support import scan_calls
+from contracts.checks._support.recipes import SMALL
+from contracts.checks._support.scan_calls import Fed
+from contracts.instruments import fixtures
+from contracts.instruments.oracles import recurrent as oracle
+from contracts.spec.recipe import Mamba
+from contracts.stacks.reference.model.blocks.common import packing
+from contracts.stacks.reference.model.blocks.m2rnn import M2RNN
+from contracts.stacks.reference.model.parts import PARTS
+from contracts.stacks.reference.stack import Reference
+
+pytestmark = pytest.mark.unit
+
+SETTINGS = settings(max_examples=12, deadline=None, database=None, derandomize=True)
+
+
+@st.composite
+def fed(draw: st.DrawFn) -> Fed:
+    """Keys and values of any size, groups from 1 to the number of heads, sequences from one token up."""
+    groups, share = draw(st.integers(1, 3)), draw(st.integers(1, 2))
+    mamba = Mamba(heads=groups * share, head_dim=draw(st.integers(1, 4)), state=draw(st.integers(1, 5)), groups=groups)
+    length = draw(st.integers(1, 7))
+    cuts = [
+        sorted(draw(st.sets(st.integers(1, length), max_size=3)) | {length}) for _ in range(draw(st.integers(1, 2)))
+    ]
+    lengths = tuple(tuple(end - start for start, end in zip([0, *row], row, strict=False)) for row in cuts)
+    recipe = replace(SMALL, hidden=draw(st.integers(2, 9)), heads=1, kv_groups=1, mamba=mamba)
+    return Fed(block="m2rnn", recipe=recipe, lengths=lengths, state=True)
+
+
+@given(drawn=fed())
+@SETTINGS
+def test_r_is_its_recurrence_in_every_shape(drawn: Fed) -> None:
+    scan_calls.equals_its_definition(Reference(), drawn, oracle.m2rnn)
+
+
+def test_r_has_the_gradients_of_finite_differences() -> None:
+    recipe = replace(SMALL, hidden=4, heads=1, kv_groups=1, mamba=Mamba(heads=4, head_dim=2, state=3, groups=2))
+    mixer = M2RNN(recipe, PARTS).double()
+    shapes = {name: tuple(each.shape) for name, each in mixer.named_parameters()}
+    documents = fixtures.documents(((2, 4),))
+    leaves = [
+        fixtures.normal("x", (1, 6, 4)),
+        fixtures.normal("h", (1, 4, 3, 2)),
+        *(fixtures.normal(name, shape, scale=0.4) for name, shape in shapes.items()),
+    ]
+
+    def through(x_BTD: Tensor, h_Bhnp: Tensor, *weights: Tensor) -> Tensor:
+        held = dict(zip(shapes, weights, strict=True))
+        found = torch.func.functional_call(mixer, held, (x_BTD, packing(x_BTD, documents), {"h": h_Bhnp}))
+        return torch.cat([found.y_BTD.flatten(), found.state["h"].flatten()])
+
+    assert torch.autograd.gradcheck(through, [each.requires_grad_() for each in leaves], fast_mode=True)
+
+
+def test_w_begins_as_the_identity_of_each_head() -> None:
+    mixer = M2RNN(SMALL, PARTS)
+    assert torch.equal(mixer.W.detach(), torch.eye(8).expand(4, 8, 8))

@@ -1,0 +1,102 @@
+"""`rankproof compare` as a user meets it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from contracts.checks._support.recorded_runs import RECEIPT, on
+from contracts.harness.cli import main
+from contracts.spec.errors import Refused
+from contracts.spec.receipt import Receipt
+from contracts.stacks.reference.stack import Reference
+
+pytestmark = pytest.mark.unit
+
+STACK = Reference()
+FASTER = replace(RECEIPT, tokens_per_second=81_920.0)
+RECEIPTS: Mapping[str, Receipt] = {
+    "base": RECEIPT,
+    "faster": FASTER,
+    "elsewhere": replace(on(FASTER, None), lane=replace(FASTER.lane, regime="megatron")),
+    "other-image": replace(FASTER, provenance=replace(FASTER.provenance, image="sha256:88bb")),
+    "withheld": replace(RECEIPT, tokens_per_second=None, withheld="a gradient norm was not finite, or not measured"),
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name, receipt in RECEIPTS.items():
+        (tmp_path / name).mkdir()
+        STACK.publish_receipt(receipt, str(tmp_path / name / "receipt.json"))
+    (tmp_path / "torn.json").write_text(STACK.write_receipt(RECEIPT)[:700], encoding="utf-8")
+    (tmp_path / "binary.json").write_bytes(b"\xff\xfe\x00")
+    return tmp_path
+
+
+def told(folder: Path, *words: str) -> tuple[int, str]:
+    """Exit code and everything printed."""
+    done = CliRunner().invoke(main, ["compare", *(str(folder / word) if "--" not in word else word for word in words)])
+    return done.exit_code, done.output
+
+
+def test_inside_a_class_the_figures_stand_with_their_windows_and_their_ratio(folder: Path) -> None:
+    code, text = told(folder, "base", "faster/receipt.json")
+    assert code == 0
+    assert text.splitlines() == [
+        "same class: nam56r on bench-1@us-west1-c",
+        "  base      65,536.0 tokens/s over steps 1 to 2 (1 dropped), peak 91.0 GiB allocated, 97.0 GiB reserved",
+        "  candidate 81,920.0 tokens/s over steps 1 to 2 (1 dropped), peak 91.0 GiB allocated, 97.0 GiB reserved",
+        "  ratio     1.2500 (candidate / base, tokens/s)",
+    ]
+
+
+def test_a_withheld_figure_says_why_and_there_is_no_ratio(folder: Path) -> None:
+    code, text = told(folder, "base", "withheld")
+    assert code == 0
+    assert "  candidate no figure: a gradient norm was not finite, or not measured" in text
+    assert "ratio" not in text
+
+
+def test_runs_that_are_not_comparable_name_every_part_and_no_figure(folder: Path) -> None:
+    code, text = told(folder, "base", "elsewhere")
+    assert code == 3
+    assert text.splitlines() == [
+        "not comparable:",
+        "  host lineage: bench-1@us-west1-c ≠ not said",
+        "  launch regime: fsdp2, nemo_native, compile regional ≠ megatron, nemo_native, compile regional",
+    ]
+
+
+def test_a_changed_class_is_named_and_no_regression(folder: Path) -> None:
+    code, text = told(folder, "base", "other-image")
+    assert (code, text) == (3, "changed class:\n  runtime provenance: image sha256:77aa ≠ image sha256:88bb\n")
+
+
+def test_json_holds_the_comparison(folder: Path) -> None:
+    code, text = told(folder, "base", "faster", "--json")
+    assert code == 0
+    assert json.loads(text)["ratio"] == 1.25
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("torn.json", "is not JSON"), ("missing", "cannot be read"), ("binary.json", "is not text")],
+)
+def test_what_is_no_receipt_ends_in_one_clear_error(name: str, words: str, folder: Path) -> None:
+    code, text = told(folder, "base", name)
+    assert code == 2
+    assert words in text
+    assert "Traceback" not in text
+
+
+def test_a_text_that_says_less_than_a_receipt_is_refused() -> None:
+    body = json.loads(STACK.write_receipt(RECEIPT))
+    del body["witness"]
+    with pytest.raises(Refused, match="witness"):
+        STACK.read_receipt(json.dumps(body))

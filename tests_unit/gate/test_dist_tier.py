@@ -1,0 +1,255 @@
+"""The tier of many ranks from outside: what it needs, what its record says, and the pages that tell how to start it."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import shlex
+import socket
+import subprocess
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+import contracts.checks
+from contracts.contract import LAW, contract
+from contracts.court import profiles
+from contracts.court import torchrun_session as ranking
+from contracts.harness.cli import main
+from contracts.harness.gate import Gate
+from contracts.harness.plugin import _marks, result_of
+from contracts.mutants.gate.multi_rank import _RANK_0_REPORTS
+from contracts.spec import codec
+from contracts.spec.errors import NotOffered
+from contracts.spec.records import Result
+from contracts.stacks.reference.stack import Reference
+from tests_unit._parties.running import RANKPROOF, environment
+from tests_unit.ranks.running import needs_torch
+
+assert contracts.checks
+
+DOCS = Path(__file__).parents[2] / "docs"
+INCOMPLETE, USAGE, BROKEN = 3, 2, 4
+
+FAULTY = """
+import os
+from dataclasses import replace
+from contracts.instruments.ranks import here
+from contracts.stacks.reference.stack import Reference
+
+class GoesWrong(Reference):
+    def live_mesh(self, degrees, world, layout, contribution):
+        if degrees.cp == 2 and here().rank == 2:
+            raise RuntimeError("no route to rank 3")
+        mesh = super().live_mesh(degrees, world, layout, contribution)
+        if degrees.pp == 2 and here().rank == 1:
+            os._exit(0)
+        if degrees.etp == 1 and here().rank == 3:
+            mesh = replace(mesh, groups={**mesh.groups, "tp": (1, 3)})
+        return mesh
+"""
+
+
+def _example(page: str, name: str) -> str:
+    text = (DOCS / page).read_text(encoding="utf-8")
+    found = re.search(rf"<!-- example: {name} -->\n```\w+\n(.*?)```", text, re.DOTALL)
+    assert found is not None, f"{page} has no example {name}"
+    return found[1]
+
+
+def _rankproof(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([RANKPROOF, *words], cwd=cwd, env=environment(), capture_output=True, text=True, check=False,
+                          timeout=280)  # fmt: skip
+
+
+@pytest.mark.unit
+def test_without_ranks_an_item_is_not_run_and_says_what_to_type(tmp_path: Path) -> None:
+    words = ["check", "--profile", "TOPO-05d[own-axis-2x4]", "--report", str(tmp_path / "out"), "--form", "json"]
+    done = _rankproof(*words, cwd=tmp_path)
+    assert done.returncode == INCOMPLETE, done.stderr
+    (result,) = json.loads(done.stdout)["results"]
+    assert result["outcome"] == "not run"
+    assert "rankproof check --ranks 8 --profile 'TOPO-05d[own-axis-2x4]'" in result["words"]
+
+
+@pytest.mark.unit
+def test_a_slow_promise_of_several_ranks_is_still_one_of_several_ranks() -> None:
+    plan = profiles.plan(LAW, "COMP-06[tp2]")
+    gate = Gate(subject=Reference(), origin="reference", assistants=(), profile="COMP-06[tp2]", plan=plan)
+    assert {mark.name for item in plan.items for mark in _marks(gate, item)} == {"dist", "slow"}
+
+
+@pytest.mark.unit
+def test_ranks_are_refused_for_what_one_process_judges(tmp_path: Path) -> None:
+    done = CliRunner().invoke(main, ["selftest", "--profile", "dist", "--only", "PAT"])
+    assert done.exit_code == USAGE
+    for words, reason in (
+        (("TOPO-02",), "TOPO-02, TOPO-02a, TOPO-02b': is judged by one process"),
+        (("TOPO-05d", "--selftest"), "rankproof selftest --profile dist"),
+    ):
+        refused = _rankproof("check", "--ranks", "4", "--report", "out", "--profile", *words, cwd=tmp_path)
+        assert refused.returncode == USAGE
+        assert reason in refused.stderr
+
+
+@pytest.mark.unit
+def test_of_a_mixed_profile_the_ranks_judge_their_part() -> None:
+    plan = profiles.of_several_ranks(LAW, profiles.plan(LAW, "PREF-03"))
+    assert set(plan.promises) == {"PREF-03", "PREF-03b", "PREF-03c"} == {item.id for item in plan.items}
+    assert {"PREF-03a", "TOPO-01"} <= set(plan.outside)
+
+
+@pytest.mark.unit
+def test_a_case_says_how_many_ranks_judge_it() -> None:
+    assert LAW.contracts["TOPO-05d"].ranks("own-axis-dp3") == 3
+    assert LAW.contracts["PREF-03"].ranks("16-mib-on-8") == 8
+    assert LAW.contracts["PREF-03a"].ranks("one-rank") == 1, "of one process"
+    assert LAW.contracts["GATE-05"].ranks("hangs") == 1, "it starts its own"
+    with pytest.raises(AssertionError, match="its parameter `world` must say by how many"):
+
+        @contract("DEMO-01", asks="devices", cases={"one": (2,)}, source="here", tier="dist")
+        def says_nothing_of_ranks(stack: object, size: int) -> None:
+            """A promise of several ranks."""
+
+
+def _report(result: Result | None, verdict: dict[str, Any] | None, when: str = "call", failed: bool = True) -> Any:
+    properties: list[tuple[str, object]] = []
+    if result is not None:
+        properties.append(("rankproof.result", codec.dumps(result)))
+    if verdict is not None:
+        properties.append(("ranks.verdict", json.dumps({"primary": 2, "words": "rank 2 died"} | verdict)))
+    return SimpleNamespace(user_properties=properties, when=when, failed=failed)
+
+
+HOLDS = Result(id="TOPO-05d", case="own-axis-dp3", outcome="holds")
+VIOLATED = Result(id="TOPO-05d", case="own-axis-dp3", outcome="violated", words="rank 2 holds [0]")
+ITEM = HOLDS.item
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize(
+    ("report", "expected"),
+    [
+        pytest.param(_report(HOLDS, None, failed=False), ("holds", "", None), id="all-agree"),
+        pytest.param(_report(VIOLATED, {}), ("violated", "rank 2 holds [0]", 2), id="one-diverged"),
+        pytest.param(_report(None, {}), ("broken", "rank 2 died", 2), id="one-died"),
+        # The rank that speaks had kept the promise, and the ranks did not agree: that is no promise kept.
+        pytest.param(_report(HOLDS, {"words": "ranks disagree"}), ("broken", "ranks disagree", 2), id="no-agreement"),
+        pytest.param(_report(None, {"primary": -1, "words": "stopped"}), ("broken", "stopped", None), id="no-rank"),
+        pytest.param(_report(HOLDS, {}, when="teardown"), ("broken", "rank 2 died", 2), id="failed-in-teardown"),
+        pytest.param(_report(VIOLATED, {}, when="teardown", failed=False), None, id="said-in-the-call-already"),
+        pytest.param(_report(None, None, failed=False), None, id="a-test-of-somebody-else"),
+    ],
+)
+def test_a_result_is_what_the_ranks_agreed_on(report: Any, expected: tuple[str, str, int | None] | None) -> None:
+    found = result_of(report, ITEM)
+    assert (found and (found.outcome, found.words, found.rank)) == expected
+
+
+@pytest.mark.unit
+def test_the_launch_of_several_nodes_is_one_line_with_its_rendezvous() -> None:
+    page = (DOCS / "several-nodes.md").read_text(encoding="utf-8")
+    line = next(line for line in page.splitlines() if line.startswith("$ rankproof emit"))
+    done = CliRunner().invoke(main, shlex.split(line)[2:])
+    assert done.exit_code == 0, done.output
+    for word in ("--nnodes=2", "--rdzv_backend=c10d", "--rdzv_endpoint=node-0:29500", "--rdzv_id=r1"):
+        assert word in done.output
+
+
+@pytest.mark.unit
+def test_the_slurm_script_is_bash_and_starts_what_the_plain_block_starts(tmp_path: Path) -> None:
+    script = tmp_path / "job.sh"
+    script.write_text(_example("several-nodes.md", "slurm"), encoding="utf-8")
+    assert subprocess.run(["bash", "-n", script], check=False, timeout=20).returncode == 0
+
+    def launched(text: str) -> list[str]:
+        joined = text.replace("\\\n", " ")
+        return re.search(r"torchrun (.*?)(?:'|\n|$)", joined)[1].split()  # type: ignore[index]
+
+    assert launched(script.read_text()) == launched(_example("several-nodes.md", "plain"))
+
+
+class TestUnderTorchrun:
+    pytestmark = needs_torch()
+
+    def test_plain_pytest_lies_about_the_file_of_the_page_and_this_plugin_does_not(self) -> None:
+        file = _example("ranks.md", "lie")
+        plain = ranking.run(file, 2, 10, plugin=(), restarts=0, beside={"conftest.py": _RANK_0_REPORTS})
+        told = {name: each.outcome for name, each in plain.tests.items()}
+        assert told == {"test_with_a_bug_on_rank_1": "passed", "test_that_is_right": "failed"}
+        judged = ranking.run(file, 2, 10)
+        told = {name: each.outcome for name, each in judged.tests.items()}
+        assert told == {"test_with_a_bug_on_rank_1": "failed", "test_that_is_right": "passed"}
+        assert "rank 1 diverged first: ValueError: the bug" in judged.tests["test_with_a_bug_on_rank_1"].words
+
+    def test_ranks_that_die_or_raise_or_hold_other_groups_leave_one_record(self, tmp_path: Path) -> None:
+        (tmp_path / "faulty.py").write_text(FAULTY, encoding="utf-8")
+        cases = ("own-axis-dp3", "own-axis-pp2-tp2-on-4", "own-axis-ep2-tp2-etp1-on-4", "borrowed-cp2-ep2-on-4")
+        profile = ",".join(f"TOPO-05d[{case}]" for case in cases)
+        words = ("--ranks", "4", "--stack", "faulty:GoesWrong", "--profile", profile, "--report", "out")
+        done = _rankproof("check", *words, "--form", "json", cwd=tmp_path)
+        assert done.returncode == 1, done.stderr
+        found = {each["case"]: (each["outcome"], each["rank"], each["words"]) for each in
+                 json.loads(done.stdout)["results"]}  # fmt: skip
+        assert found["own-axis-dp3"] == ("holds", None, "")
+        assert found["own-axis-pp2-tp2-on-4"] == ("broken", 1, "rank 1 died without an outcome")
+        swapped = "rank 3 holds [1, 3] as its tp group, expected [2, 3]"
+        assert found["own-axis-ep2-tp2-etp1-on-4"] == ("violated", 3, swapped)
+        outcome, rank, said = found["borrowed-cp2-ep2-on-4"]
+        assert (outcome, rank) == ("broken", 2)
+        assert "no route to rank 3" in said
+
+    def test_the_mutants_of_the_tier_are_killed_in_one_world(self, tmp_path: Path) -> None:
+        words = ("selftest", "--profile", "dist", "--ranks", "4", "--only", "TOPO", "--report", "out")
+        done = _rankproof(*words, cwd=tmp_path)
+        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-1000:]
+        matrix = json.loads((tmp_path / "out/kills.json").read_text())
+        tier = [each for each in LAW.mutants if each.of.startswith("TOPO") and LAW.contracts[each.of].tier == "dist"]
+        assert [kill["fate"] for kill in matrix["kills"]] == ["killed"] * len(tier)
+        assert matrix["unguarded"] == []
+
+    @pytest.mark.parametrize(("profile", "code"), [("TOPO-05d[own-axis-pp2-tp2-on-4],ENV-06a[on-4]", 0),
+                                                   ("ENV-06a", 1)])  # fmt: skip
+    def test_two_agents_are_two_nodes(self, profile: str, code: int, tmp_path: Path) -> None:
+        with socket.create_server(("localhost", 0)) as free:
+            port = free.getsockname()[1]
+        chosen = {"NODES": "2", "RANKS": "2", "ENDPOINT": f"localhost:{port}", "RUN": "two", "PROFILE": profile,
+                  "REPORT": str(tmp_path / "out")}  # fmt: skip
+        outside = ranking.environment() | chosen
+        outside["PATH"] = f"{Path(RANKPROOF).parent}:{outside['PATH']}"
+        block = ["bash", "-c", _example("several-nodes.md", "plain")]
+        agents = [subprocess.Popen(block, cwd=tmp_path, env=outside, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                                   text=True) for _ in range(2)]  # fmt: skip
+        said = []
+        try:
+            said = [agent.communicate(timeout=150)[0] for agent in agents]
+        finally:
+            for agent in agents:
+                agent.kill()
+        assert [agent.returncode for agent in agents] == [code, code], "\n".join(said)[-3000:]
+        record = (tmp_path / "out/run.jsonl").read_text().splitlines()
+        footer = json.loads(record[-1])["footer"]
+        assert footer["word"] == ("conformant" if code == 0 else "incomplete")
+
+
+@pytest.mark.unit
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="the folder is told by torch.distributed")
+def test_a_rank_that_declines_leaves_the_shared_folder_to_the_ranks_behind_it() -> None:
+    import torch.distributed as dist
+
+    from contracts.checks._support.folders import shared_folder
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        with pytest.raises(NotOffered), shared_folder() as left:
+            raise NotOffered("has no FSDP2")
+        assert left.is_dir()
+        with shared_folder() as done:
+            assert done.is_dir()
+        assert not done.exists()
+    finally:
+        dist.destroy_process_group()

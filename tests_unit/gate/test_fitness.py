@@ -1,0 +1,257 @@
+"""One contract that fails the suite's own test does not silence the gate; and what is printed meanwhile is in a log."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from contracts.court import record
+from contracts.harness import proof
+from contracts.harness.output import HEAD, TAIL
+from contracts.harness.selftest import Matrix
+from contracts.spec.errors import Refused
+from contracts.spec.records import EXIT_CODES, FORMS, Kill, Result
+from tests_unit._parties.running import BAD, RANKPROOF, environment
+
+pytestmark = pytest.mark.unit
+
+VIOLATED, INCOMPLETE, BROKEN, USAGE = EXIT_CODES["violated"], EXIT_CODES["incomplete"], EXIT_CODES["broken"], 2
+
+# A contract that is wrong in one case, as a rounding makes one wrong on one CPU; or that does what is planted instead.
+PLANTED = """
+import os, signal
+from dataclasses import replace
+import contracts.checks, contracts.mutants
+from contracts.contract import LAW
+from contracts.harness.cli import main
+
+sound = LAW.contracts["TOPO-02b"]
+
+def check(stack, *case):
+    if case == sound.cases["etp-above-tp"]:
+        {does}
+    sound.check(stack, *case)
+
+LAW.contracts["TOPO-02b"] = replace(sound, check=check)
+main(["selftest", "--only", "TOPO-02", "--with", "none", "--report", "proof", "--once"])
+"""
+FALSE_ALARM = "raise AssertionError('L2 error inf over 1e-12')"
+
+
+def _run(cwd: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([RANKPROOF, *words], cwd=cwd, env=environment(**variables), capture_output=True, text=True,
+                          timeout=120, check=False)  # fmt: skip
+
+
+def _tested(cwd: Path, does: str) -> subprocess.CompletedProcess[str]:
+    words = [sys.executable, "-c", PLANTED.format(does=does)]
+    return subprocess.run(words, cwd=cwd, env=environment(OMP_NUM_THREADS="1"), capture_output=True, text=True,
+                          timeout=120, check=False)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("unfit")
+
+
+@pytest.fixture(scope="module")
+def tested(folder: Path) -> subprocess.CompletedProcess[str]:
+    """The self-test with a false alarm planted in one of three contracts; its proof is in `folder`."""
+    return _tested(folder, FALSE_ALARM)
+
+
+def test_a_self_test_that_finds_a_false_alarm_names_it_and_leaves_a_proof(
+    tested: subprocess.CompletedProcess[str], folder: Path
+) -> None:
+    assert tested.returncode == VIOLATED, tested.stderr
+    assert "unfit, so that they judge nobody who gives this proof: TOPO-02b\n" in tested.stdout
+    assert (folder / "proof/kills.json").exists()
+
+
+@pytest.mark.parametrize("jobs", ["1", "2"])
+def test_all_but_the_unfit_contract_are_judged_and_the_verdict_names_it(
+    jobs: str, tested: subprocess.CompletedProcess[str], folder: Path
+) -> None:
+    check = ("check", "--with", "none", "--profile", "TOPO-02", "--proof", "proof", "--jobs", jobs)
+    done = _run(folder, *check, "--report", f"out{jobs}")
+    assert done.returncode == INCOMPLETE, done.stdout + done.stderr
+    run, footer = record.load(folder / f"out{jobs}")
+    outcomes: dict[str, set[str]] = {result.id: set() for result in run.results}
+    for result in run.results:
+        outcomes[result.id].add(result.outcome)
+    assert outcomes == {"TOPO-02": {"holds"}, "TOPO-02a": {"holds"}, "TOPO-02b": {"not run"}}
+    assert footer.word == "incomplete"
+    assert [each.id for each in run.unfit] == ["TOPO-02b"]
+    assert "its contract is unfit: on the reference TOPO-02b[etp-above-tp] is violated: L2 error inf" in done.stdout
+    for form in FORMS:
+        told = _run(folder, "report", f"out{jobs}", "--form", form)
+        assert told.returncode == INCOMPLETE
+        assert "1 contract is unfit: TOPO-02b" in told.stdout, form
+    again = _run(folder, "replay", f"out{jobs}")
+    assert again.returncode == INCOMPLETE
+    assert "1 contract is unfit: TOPO-02b" in again.stdout
+
+
+def test_a_violation_elsewhere_is_still_one(tested: subprocess.CompletedProcess[str], folder: Path) -> None:
+    done = _run(folder, "check", "--with", "none", "--profile", "TOPO-02", "--proof", "proof", "--report", "bad",
+                "--stack", f"{BAD}:ForgetsPipeline")  # fmt: skip
+    assert done.returncode == VIOLATED, done.stdout
+    assert "VIOLATED: " in done.stdout
+    assert "1 contract is unfit: TOPO-02b" in done.stdout
+
+
+def test_a_contract_that_the_proof_does_not_cover_judges_nobody(
+    tested: subprocess.CompletedProcess[str], folder: Path
+) -> None:
+    done = _run(folder, "check", "--with", "none", "--profile", "TOPO-03", "--proof", "proof", "--report", "beyond")
+    assert done.returncode == INCOMPLETE, done.stdout
+    assert "the self-test that was given (--only TOPO-02) did not try TOPO-03" in done.stdout
+
+
+def test_a_second_self_test_is_spared_until_something_is_different(
+    tested: subprocess.CompletedProcess[str], folder: Path
+) -> None:
+    words = ("selftest", "--only", "TOPO-02", "--with", "none", "--report", "proof", "--once")
+    before = (folder / "proof/kills.json").read_bytes()
+    spared = _run(folder, *words, OMP_NUM_THREADS="1")
+    assert spared.stdout.startswith("not again: proof/kills.json is of these files, packages and settings, on this CPU")
+    assert "unfit, so that they judge nobody" in spared.stdout
+    assert (spared.returncode, (folder / "proof/kills.json").read_bytes()) == (VIOLATED, before)
+    changed = folder / "changed"
+    changed.mkdir()
+    (changed / "kills.json").write_bytes(before)
+    words = tuple("changed" if word == "proof" else word for word in words)
+    other = _run(folder, *words, OMP_NUM_THREADS="2")
+    assert other.stdout.startswith("again: threads 2 instead of 1\n")
+    assert other.returncode == 0, "without what was planted"
+
+
+def test_a_self_test_that_is_killed_says_nothing_of_any_contract(tmp_path: Path) -> None:
+    (tmp_path / "proof").mkdir()
+    (tmp_path / "proof/kills.json").write_text("of an older one")
+    done = _tested(tmp_path, "os.write(2, b'out of memory\\n'); os.kill(os.getpid(), signal.SIGKILL)")
+    assert done.returncode == BROKEN
+    assert "the self-test did not finish, and says nothing of any contract" in done.stderr
+    assert "out of memory\n" in done.stderr
+    assert not (tmp_path / "proof/kills.json").exists()
+    refused = _run(tmp_path, "check", "--with", "none", "--profile", "TOPO-02", "--proof", "proof", "--report", "out")
+    assert refused.returncode == USAGE
+    assert "no self-test has finished there" in refused.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def _proof() -> proof.Proof:
+    surroundings = proof.here(threads=1, helping=())
+    about = proof.About(content=proof.content(), tier="unit", only="", surroundings=surroundings)
+    held = Result(id="TOPO-02", case="pp2", outcome="holds")
+    killed = Kill(mutant="M", of="TOPO-02", case="pp2", fate="killed", words="dp is 4")
+    return proof.Proof(about=about, matrix=Matrix(baseline=(held,), kills=(killed,), unguarded=()))
+
+
+def test_a_proof_is_read_back_as_it_was_written(tmp_path: Path) -> None:
+    proof.write(tmp_path, _proof())
+    assert proof.load(tmp_path) == proof.load(tmp_path / "kills.json") == _proof()
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"about": None}, "does not say what it is about"),
+        ({"about": {"content": "0" * 64}}, "is of content 000000000000, and what would judge here is"),
+        ({"score": 1}, "score"),
+    ],
+)
+def test_a_proof_of_another_content_is_refused(change: dict[str, object], words: str, tmp_path: Path) -> None:
+    proof.write(tmp_path, _proof())
+    data = json.loads((tmp_path / "kills.json").read_text())
+    for name, value in change.items():
+        if value is None:
+            del data[name]
+        else:
+            data[name] = {**data[name], **value} if isinstance(value, dict) else value
+    (tmp_path / "kills.json").write_text(json.dumps(data))
+    with pytest.raises(Refused, match=words):
+        proof.load(tmp_path)
+
+
+def test_what_differs_around_the_same_content_is_said_and_not_demanded(tmp_path: Path) -> None:
+    made = _proof()
+    where = made.about.surroundings
+    other = replace(where, cpu="Another", packages={**where.packages, "torch": "2.11.0"},
+                    settings={**where.settings, "MKL_CBWR": "COMPATIBLE"})  # fmt: skip
+    proof.write(tmp_path, replace(made, about=replace(made.about, surroundings=other)))
+    told = proof.load(tmp_path).words()
+    for words in ("made with torch 2.11.0", f"torch {where.torch} instead of 2.11.0",
+                  f"cpu {where.cpu} instead of Another", "MKL_CBWR unset instead of COMPATIBLE"):  # fmt: skip
+        assert words in told
+
+
+def test_whose_digest_it_is_changes_with_any_file(tmp_path: Path) -> None:
+    asked = "from contracts.harness import proof; print(proof.content())"
+    root = Path(proof.__file__).parents[2]
+    subprocess.run(["cp", "-r", str(root / "contracts"), str(tmp_path / "contracts")], check=True)
+    seen = []
+    for change in ("", "# a comment\n"):
+        with (tmp_path / "contracts/court/verdict.py").open("a") as file:
+            file.write(change)
+        words = [sys.executable, "-c", asked]
+        done = subprocess.run(words, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(tmp_path)}, check=True,
+                              capture_output=True, text=True)  # fmt: skip
+        seen.append(done.stdout.strip())
+    assert seen[0] == proof.content()
+    assert seen[1] != seen[0]
+
+
+LOUD = """
+import os, sys
+from pathlib import Path
+from contracts.harness.output import Output
+from contracts.harness.supervisor import supervised
+
+folder = Path("out")
+folder.mkdir()
+output = Output(folder)
+
+def work():
+    with output.taken():
+        print("the beginning")
+        for number in range({lines}):
+            os.write(2, b"%99d\\n" % number)
+        print("API_TOKEN=hunter2hunter2")
+        print("the end")
+    return {code}
+
+code = supervised(work, output)
+output.end(ended={ended}, red=code != 0)
+print("verdict")
+"""
+
+
+@pytest.mark.parametrize(("lines", "code", "ended"), [(0, 0, False), (0, 1, False), (0, 4, True), (40_000, 1, False)])
+def test_what_is_printed_meanwhile_is_in_a_log_of_a_bounded_size(
+    lines: int, code: int, ended: bool, tmp_path: Path
+) -> None:
+    words = [sys.executable, "-c", LOUD.format(lines=lines, code=code, ended=ended)]
+    done = subprocess.run(words, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=True)
+    log = (tmp_path / "out/output.log").read_text()
+    assert done.stdout == "verdict\n"
+    assert log.startswith("the beginning\n")
+    assert log.endswith("the end\n")
+    assert "hunter2" not in log
+    assert len(log) < HEAD + TAIL + 1000
+    assert ("bytes were cut here" in log) == (lines > 0)
+    if code == 0:
+        assert done.stderr == ""
+    elif ended:
+        assert done.stderr.endswith("3 lines in out/output.log:\nthe beginning\nAPI_TOKEN=[redacted]\nthe end\n")
+    else:
+        assert len(done.stderr.splitlines()) == 1
+        assert "lines in out/output.log" in done.stderr
+    if lines:
+        assert f"{lines * 100 - HEAD - TAIL}"[:3] in done.stderr.rpartition("log, ")[2], "how much was cut"

@@ -1,0 +1,349 @@
+"""The plugin: what is on disk when, who decides the exit code, how deviations and profiles are read."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import contracts.checks
+from contracts.contract import LAW
+from contracts.court import deviations, profiles, record
+from contracts.harness.askable import askable
+from contracts.spec.errors import Refused
+from contracts.spec.records import EXIT_CODES, Item
+from contracts.stacks.megatron.flag_table import FlagTable
+from contracts.stacks.reference.stack import Reference
+from tests_unit._parties.running import BAD, RANKPROOF, Done, environment, side_by_side
+
+pytestmark = pytest.mark.unit
+assert contracts.checks
+
+CONFORMANT, VIOLATED, INCOMPLETE, BROKEN, NOTHING_RAN = (
+    EXIT_CODES[word] for word in ("conformant", "violated", "incomplete", "broken", "nothing ran")
+)
+USAGE = 2
+
+PROJECT = {
+    "conftest.py": 'pytest_plugins = ["contracts.harness.plugin"]\n',
+    "test_law.py": 'from contracts.harness.suite import test_unit as test_law\n__all__ = ["test_law"]\n',
+    "test_own.py": "import pytest\n@pytest.mark.unit\ndef test_of_the_project():\n    assert False, 'ours'\n",
+}
+PYTEST = ("pytest", "-q", "-p", "no:cacheprovider", "--disable-plugin-autoload", "--with=none")
+LAW_ALONE = (*PYTEST, "test_law.py", "--profile=TOPO-02", "--report=out")
+CHECK = ("check", "--with", "none", "--report", "out", "--stack", f"{BAD}:ForgetsPipeline")
+PLANNED = 18  # TOPO-02, TOPO-02a and TOPO-02b with six cases each
+
+
+def _entry(**changes: str | None) -> str:
+    """A deviation in TOML: what ForgetsPipeline breaks in TOPO-02, the promise with a pipeline of 13."""
+    fields: dict[str, str | None] = {
+        "id": "TOPO-02", "case": "pp13-on-52", "reason": "the mesh is rebuilt in May", "issue": "#7",
+        "owner": "mesh", "expires": (datetime.date.today() + datetime.timedelta(days=90)).isoformat(),
+    } | changes  # fmt: skip
+    return "[[deviation]]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in fields.items() if value)
+
+
+ITEM = "TOPO-02[pp13-on-52]"
+HOLDS = "TOPO-02[tp2-ep2-on-8]"
+LONG_AGO = "2026-01-31"
+
+DEVIATIONS: dict[str, tuple[str, str, int, str]] = {  # file, profile, exit code, words
+    "declared": (_entry(), ITEM, CONFORMANT, "declared by mesh until"),
+    "declared-date": (_entry(expires=None) + "expires = 2999-12-31\n", ITEM, CONFORMANT, "until 2999-12-31"),
+    "none-declared": ("", ITEM, VIOLATED, "dp is"),
+    "expired": (_entry(expires=LONG_AGO), ITEM, VIOLATED, f"expired on {LONG_AGO}"),
+    "stale": (_entry(case="tp2-ep2-on-8"), HOLDS, VIOLATED, "is stale: the promise now holds"),
+    "unmatched": (_entry(case="pp99"), ITEM, VIOLATED, "matches nothing in the plan"),
+    "unmatched-id": (_entry(id="TOPO-99"), ITEM, VIOLATED, "matches nothing in the plan"),
+    "wider": (_entry(case="*"), f"{ITEM},{HOLDS}", VIOLATED, "is wider than what fails: tp2-ep2-on-8 hold"),
+    "covered-twice": (_entry() + _entry(case="pp13-*"), ITEM, VIOLATED, "is covered by 2 deviations"),
+    "not-for-this-profile": (_entry(id="ARGV-01", case="*"), HOLDS, CONFORMANT, "CONFORMANT"),
+    "all-faults-at-once": (_entry(reason=" ") + _entry(expires="soon"), ITEM, USAGE, "deviation 2.expires = 'soon'"),
+}  # fmt: skip
+
+FAULTY: dict[str, tuple[str, str]] = {  # file, words of its refusal
+    "malformed": ("[[deviation]\n", "is not TOML"),
+    "one-table": (_entry().replace("[[deviation]]", "[deviation]"), "with double brackets"),
+    "another-table": ("[exceptions]\n", "'exceptions': is not a table of this file"),
+    "field-missing": (_entry(owner=None), "deviation 1.owner"),
+    "field-unknown": (_entry(until="2027-01-01"), "until"),
+    "field-of-another-type": (_entry(issue=None) + "issue = 7\n", "deviation 1.issue = 7"),
+    "reason-empty": (_entry(reason="  "), "deviation 1.reason = '  ': is empty"),
+    "no-date": (_entry(expires="next spring"), "'next spring': is not a date"),
+    "a-moment": (_entry(expires=None) + "expires = 2999-12-31T00:00:00\n", "deviation 1.expires"),
+    "not-text": ("\udcff", "is not TOML"),
+}
+
+RUNS: dict[str, tuple[object, ...]] = {
+    "worker-dies": (*LAW_ALONE, "--gate", "-p", "xdist", "-n2", f"--stack={BAD}:EndsAWorker"),
+    "violated": (*LAW_ALONE, "--gate", f"--stack={BAD}:ForgetsPipeline"),
+    "violated-by-two": (*LAW_ALONE, "--gate", "-p", "xdist", "-n2", f"--stack={BAD}:ForgetsPipeline"),
+    "asked-of-nobody": (*LAW_ALONE, f"--stack={BAD}:ClaimsNothing"),
+    "asked-of-nobody-gating": (*LAW_ALONE, "--gate", f"--stack={BAD}:ClaimsNothing"),
+    "no-gate-no-report": (*PYTEST, "test_law.py", "--profile=TOPO-02", f"--stack={BAD}:ForgetsPipeline"),
+    "own-test-fails": (*PYTEST, "--profile=TOPO-02", "--gate"),
+    "xfail": (*LAW_ALONE, "--gate", "-rx", f"--stack={BAD}:ForgetsPipeline", "--profile=" + ITEM,
+              "--deviations=declared.toml"),
+    "bad-stack": (*LAW_ALONE, "--gate", "--stack=nobody"),
+    "bad-deadline": (*LAW_ALONE, "--gate", "--deadline=0"),
+    "bad-folder": (*PYTEST, "test_law.py", "--gate", "--profile=TOPO-02", "--report=test_law.py/out"),
+    "killed": ("check", "--with", "none", "--report", "out", "--profile", "TOPO-02",
+               "--stack", f"{BAD}:IsKilledHalfway"),
+    **{f"deviations-{name}": (*CHECK, "--profile", profile, "--deviations", f"{name}.toml")
+       for name, (_, profile, _, _) in DEVIATIONS.items()},
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("plugin")
+
+
+@pytest.fixture(scope="module")
+def runs(folder: Path) -> dict[str, Done]:
+    declared = {f"{name}.toml": text for name, (text, *_) in DEVIATIONS.items()}
+    return side_by_side(RUNS, folder, _=PROJECT | declared)
+
+
+def _said(done: Done) -> str:
+    return " ".join((done.stdout + done.stderr).split())
+
+
+def _judged(folder: Path, name: str) -> tuple[str, set[tuple[str, str, str, str]]]:
+    run, footer = record.load(folder / name / "out")
+    return footer.word, {(each.id, each.case, each.outcome, each.words) for each in run.results}
+
+
+def test_the_plan_is_on_disk_before_anything_runs(runs: dict[str, Done], folder: Path) -> None:
+    out = folder / "killed/out"
+    assert runs["killed"].returncode == BROKEN
+    assert "ended with SIGKILL before there was a verdict" in runs["killed"].stderr
+    assert [path.name for path in out.iterdir()] == ["run.jsonl.part"]
+    lines: list[dict[str, Any]] = [json.loads(line) for line in (out / "run.jsonl.part").read_text().splitlines()]
+    assert [next(iter(line)) for line in lines] == ["header", "plan", "result"]
+    assert len(lines[1]["plan"]["items"]) == PLANNED
+
+
+def test_an_interrupt_from_the_keyboard_ends_the_run_without_a_verdict(tmp_path: Path) -> None:
+    words = ["check", "--with", "none", "--report", "out", "--profile", "PAT-01[nam56r]", "--stack", f"{BAD}:Hangs"]
+    heard = ("env", "--default-signal=INT")  # a job in the background of a script inherits an ignored SIGINT
+    running = subprocess.Popen([*heard, RANKPROOF, *words], cwd=tmp_path, env=environment(), start_new_session=True,
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)  # fmt: skip
+    part = tmp_path / "out/run.jsonl.part"
+    until = time.monotonic() + 30
+    while not (part.exists() and part.read_text().count("\n") == 2) and time.monotonic() < until:
+        time.sleep(0.02)
+    time.sleep(0.2)  # into the question
+    os.killpg(running.pid, signal.SIGINT)  # as a terminal does: to the whole group
+    said, complained = running.communicate(timeout=30)
+    assert running.returncode == BROKEN, complained
+    assert "the run ended early" in complained
+    assert "Traceback" not in said + complained
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["run.jsonl.part"]
+
+
+def test_a_run_that_was_cut_off_is_refused_by_every_reader(runs: dict[str, Done], folder: Path) -> None:
+    assert runs["killed"].returncode == BROKEN
+    with pytest.raises(Refused, match="holds a run that did not finish"):
+        record.load(folder / "killed/out")
+    with pytest.raises(Refused, match="ends without a footer"):
+        record.load(folder / "killed/out/run.jsonl.part")
+
+
+def test_two_workers_find_what_one_process_finds(runs: dict[str, Done], folder: Path) -> None:
+    assert runs["violated"].returncode == runs["violated-by-two"].returncode == VIOLATED
+    assert _judged(folder, "violated") == _judged(folder, "violated-by-two")
+
+
+def test_a_worker_that_dies_leaves_a_gap_and_no_verdict_of_conformance(runs: dict[str, Done], folder: Path) -> None:
+    assert runs["worker-dies"].returncode == INCOMPLETE, _said(runs["worker-dies"])[-600:]
+    run, footer = record.load(folder / "worker-dies/out")
+    missing = set(run.plan.items) - {result.item for result in run.results}
+    assert (footer.word, missing) == ("incomplete", {Item(id="TOPO-02", case="pp4-tp2-ep3-on-72")})
+
+
+def test_only_the_gate_option_decides_the_exit_code(runs: dict[str, Done], folder: Path) -> None:
+    assert runs["asked-of-nobody"].returncode == 0, "18 skips, and no gate"
+    assert "NOTHING RAN" in runs["asked-of-nobody"].stdout
+    assert runs["asked-of-nobody-gating"].returncode == NOTHING_RAN
+    assert _judged(folder, "asked-of-nobody") == _judged(folder, "asked-of-nobody-gating")
+
+
+def test_without_gate_and_report_it_is_a_plain_test_run(runs: dict[str, Done], folder: Path) -> None:
+    done = runs["no-gate-no-report"]
+    assert done.returncode == 1
+    assert "VIOLATED:" not in done.stdout
+    assert not (folder / "no-gate-no-report/out").exists()
+
+
+def test_a_conformant_verdict_does_not_hide_a_failing_test_of_the_project(runs: dict[str, Done]) -> None:
+    assert "CONFORMANT: reference" in runs["own-test-fails"].stdout
+    assert runs["own-test-fails"].returncode == 1
+
+
+def test_a_violation_says_all_that_is_needed_where_it_fails(runs: dict[str, Done]) -> None:
+    said = _said(runs["violated"])
+    for words in ("TOPO-02[pp13-on-52] is violated", "got dp is 52, expected 4", "promise ", "source ", "topology by",
+                  f"rerun rankproof check --stack {BAD}:ForgetsPipeline --profile 'TOPO-02[pp13-on-52]'",
+                  "explain rankproof explain TOPO-02"):  # fmt: skip
+        assert words in said
+
+
+def test_a_declared_deviation_is_an_expected_failure_with_its_owner(runs: dict[str, Done]) -> None:
+    assert runs["xfail"].returncode == CONFORMANT, _said(runs["xfail"])[-400:]
+    assert "1 xfailed" in runs["xfail"].stdout
+    assert "declared by mesh until" in runs["xfail"].stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("bad-stack", "stack = 'nobody': is not a stack"),
+        ("bad-deadline", "deadline = 0.0: is not a time"),
+        ("bad-folder", "cannot be written: Not a directory"),
+    ],
+)
+def test_bad_options_end_in_one_line_of_usage(name: str, words: str, runs: dict[str, Done]) -> None:
+    done = runs[name]
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR
+    assert words in done.stderr
+    assert "Traceback" not in _said(done)
+
+
+@pytest.mark.parametrize("name", DEVIATIONS)
+def test_every_branch_of_a_deviations_file_has_its_exit_code_and_words(name: str, runs: dict[str, Done]) -> None:
+    _, _, code, words = DEVIATIONS[name]
+    done = runs[f"deviations-{name}"]
+    assert done.returncode == code, _said(done)[-600:]
+    assert words in _said(done)
+
+
+@pytest.mark.parametrize("name", FAULTY)
+def test_a_faulty_deviations_file_is_refused_with_the_fault(name: str, tmp_path: Path) -> None:
+    text, words = FAULTY[name]
+    file = tmp_path / "deviations.toml"
+    file.write_text(text, encoding="utf-8", errors="surrogateescape")
+    with pytest.raises(Refused) as caught:
+        deviations.load(file)
+    assert words in str(caught.value)
+
+
+def test_a_deviation_never_covers_an_error() -> None:
+    # a run by hand: the stack that raises has no violation to declare
+    from contracts.court.verdict import verdict
+    from contracts.spec.codec import decode
+    from contracts.spec.records import Deviation, Header, Plan, Result, Run, Subject
+
+    subject = Subject(name="mine", version="1", origin="my:Stack", offers=frozenset(), layouts=frozenset())
+    header = Header(schema=record.SCHEMA, suite="1", revision="0", profile=ITEM, subject=subject, assistants=(),
+                    started="2026-06-15T00:00:00+00:00", command=(), python="3.11", platform="linux")  # fmt: skip
+    item = Item(id="TOPO-02", case="pp13-on-52")
+    fields = {"id": "TOPO-02", "case": "*", "reason": "r", "issue": "#7", "owner": "o", "expires": "2027-01-01"}
+    run = Run(header=header, plan=Plan(items=(item,)), deviations=(decode(Deviation, fields),),
+              results=(Result(id=item.id, case=item.case, outcome="broken"),))  # fmt: skip
+    assert verdict(run, datetime.date(2026, 6, 15)).word == "broken"
+
+
+GRAMMAR: dict[str, set[str]] = {  # profile → ids it plans, written out where it is not a whole family
+    "TOPO-02[pp13-on-52]": {"TOPO-02"},
+    "TOPO-02": {"TOPO-02", "TOPO-02a", "TOPO-02b"},
+    "TOPO-02b": {"TOPO-02b"},
+    " PAT-01a , TOPO-02b ,": {"PAT-01a", "TOPO-02b"},
+    "PAT-01a,PAT-01a": {"PAT-01a"},
+    "PREC-04b": {"PREC-04b"},
+}
+
+
+@pytest.mark.parametrize("profile", GRAMMAR)
+def test_a_profile_selects_by_item_id_and_prefix(profile: str) -> None:
+    plan = profiles.plan(LAW, profile)
+    assert {item.id for item in plan.items} == GRAMMAR[profile]
+    assert len(set(plan.items)) == len(plan.items)
+    assert {each for each in plan.outside if "[" not in each} == set(LAW.ids()) - GRAMMAR[profile]
+    assert set(plan.promises) == GRAMMAR[profile]
+
+
+def test_the_named_profiles_are_tiers_and_the_launch_side() -> None:
+    planned = {name: {item.id for item in profiles.plan(LAW, name).items} for name in profiles.NAMED}
+    assert planned["full"] == set(LAW.ids())
+    tiers = {name: {id for id in LAW.ids() if _tier(id) == name} for name in ("unit", "gpu", "dist")}
+    assert {name: planned[name] for name in tiers} == tiers
+    assert planned["launch"] <= planned["unit"] - set(LAW.untested)
+    families = {"GATE", "PAT", "NAME", "REC", "PREC", "ARGV", "ENV", "TOPO"}
+    launch = {id for id, each in LAW.contracts.items() if each.family in families and not each.of_numbers}
+    assert planned["launch"] == {id for id in launch if _tier(id) == "unit"}
+
+
+def test_launch_machine_and_numbers_are_every_promise_of_one_process_that_has_a_check() -> None:
+    planned = profiles.plan(LAW, profiles.ONE_PROCESS).items
+    every = [item for item in profiles.plan(LAW, "unit").items if item.id in LAW.contracts]
+    assert set(planned) == set(every)
+    assert len(planned) == len(set(planned))
+
+
+def test_four_ranks_are_a_profile_whose_larger_cases_are_listed_as_outside() -> None:
+    plan = profiles.plan(LAW, "dist4")
+    assert {"PAR-01a", "PREF-03"} <= set(plan.promises)
+    assert "PREF-03[16-mib-on-8]" in plan.outside
+    assert Item(id="PREF-03", case="16-mib-on-8") not in plan.items
+    assert {LAW.contracts[item.id].ranks(item.case) for item in plan.items} == {2, 3, 4}
+    assert not any(LAW.contracts[item.id].slow for item in plan.items)
+    assert {"GATE-05", "COMP-07"} <= set(plan.outside)
+    kept = profiles.of_several_ranks(LAW, profiles.plan(LAW, "TOPO-02[pp2-tp2-on-4],dist4"))
+    assert kept.items == plan.items
+    assert set(kept.outside) == set(plan.outside)
+
+
+def test_several_processes_share_the_promises_and_draw_one_verdict(tmp_path: Path) -> None:
+    def rankproof(*asked: str) -> subprocess.CompletedProcess[str]:
+        words = [RANKPROOF, *asked, "--jobs", "2", "--with", "none", "--report", "out"]
+        return subprocess.run(words, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False)
+
+    done = rankproof("check", "--profile", "GATE-01,GATE-03", "--form", "json")
+    assert done.returncode == CONFORMANT, done.stderr
+    planned = {(item.id, item.case) for item in profiles.plan(LAW, "GATE-01,GATE-03").items}
+    assert {(each["id"], each["case"]) for each in json.loads(done.stdout)["results"]} == planned
+    done = rankproof("selftest", "--only", "GATE-02")
+    assert done.returncode == CONFORMANT, done.stdout + done.stderr
+    kills = json.loads((tmp_path / "out/kills.json").read_text())["kills"]
+    assert {"PlanIsWhatCame", "CutsWithoutAWord"} <= {kill["mutant"] for kill in kills}
+    assert {kill["fate"] for kill in kills} == {"killed"}
+    assert list(dict.fromkeys(kill["of"] for kill in kills)) == ["GATE-02", "GATE-02a", "GATE-02b"]
+
+
+def test_ranks_are_started_for_a_stack_that_answers_about_several() -> None:
+    planned = profiles.plan(LAW, "dist4").promises
+    assert askable(LAW, "dist4", Reference()) == sum(not id.startswith("GATE") for id in planned)
+    assert askable(LAW, "dist4", FlagTable()) == 0
+    assert askable(LAW, "launch", FlagTable()) > 0
+
+
+def _tier(id: str) -> str:
+    return (LAW.contracts.get(id) or LAW.untested[id]).tier
+
+
+@pytest.mark.parametrize(
+    ("profile", "near"),
+    [
+        ("lanch", "launch"),
+        ("", "launch"),
+        (",", "launch"),
+        ("TOPO-2", "TOPO-02"),
+        ("PAT-01,TOPO-99", "TOPO-0"),
+        ("TOPO-02[nobody]", "TOPO-02"),
+        ("topo-02", "launch"),
+    ],
+)
+def test_a_profile_that_selects_nothing_is_refused_with_the_nearest(profile: str, near: str) -> None:
+    with pytest.raises(Refused) as caught:
+        profiles.plan(LAW, profile)
+    assert caught.value.fields == ("profile",)
+    assert near in str(caught.value)

@@ -1,0 +1,206 @@
+"""Every numeric comparison, from both sides: what rounding does is never a difference, what a fault does always is.
+
+Inputs are those on which relative errors divide by nothing or by next to nothing: exact zeros, single elements, powers
+of two from the smallest number of a dtype to its largest, and tensors that hold all of these at once.
+"""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from contracts.checks._support import multi_rank_run, pipeline_run, transformers
+from contracts.instruments import fixtures, half_precision, numerics
+from contracts.spec.array import Arrays
+from contracts.spec.tolerance import EXACT, FLOAT32, FLOAT64, HALF_GRADIENT, Tolerance
+from contracts.spec.training import Step
+
+pytestmark = pytest.mark.unit
+
+SHAPES = ((), (1,), (7,), (1, 1), (3, 5), (1, 8), (6, 1))
+TOLERANCES: dict[torch.dtype, Tolerance] = {torch.float64: FLOAT64, torch.float32: FLOAT32}
+SIZES = {  # of the largest element; the smallest is a denormal
+    torch.float64: (5e-324, 1e-310, 1e-200, 1e-30, 1.0, 1e30, 1e200, 1e307),
+    torch.float32: (1e-45, 1e-40, 1e-30, 1.0, 1e30, 1e38),
+}
+KINDS = ("zeros", "one element", "mixed", "drawn", "all alike")
+
+
+def _drawn(kind: str, shape: tuple[int, ...], dtype: torch.dtype, size: float) -> Tensor:
+    drawn = fixtures.normal(f"{kind}{shape}", shape)
+    drawn = drawn / (drawn.abs().max() or 1)
+    if kind == "zeros":
+        return torch.zeros(shape, dtype=dtype)
+    if kind == "all alike":
+        return torch.full(shape, size, dtype=dtype)
+    if kind == "one element":
+        alone = torch.zeros(shape, dtype=torch.float64)
+        alone.view(-1)[-1] = 1.0
+        drawn = alone
+    if kind == "mixed":
+        drawn = drawn * torch.logspace(-12, 0, drawn.numel(), dtype=torch.float64).reshape(shape)
+    return (drawn * size).to(dtype)
+
+
+@st.composite
+def tensors(draw: st.DrawFn) -> Tensor:
+    dtype = draw(st.sampled_from(tuple(TOLERANCES)))
+    return _drawn(
+        draw(st.sampled_from(KINDS)), draw(st.sampled_from(SHAPES)), dtype, draw(st.sampled_from(SIZES[dtype]))
+    )
+
+
+def _ulp(tensor: Tensor) -> Tensor:
+    """Each element moved to its neighbour, up and down in turn."""
+    up = torch.arange(tensor.numel()).reshape(tensor.shape) % 2 == 0
+    return torch.where(up, torch.nextafter(tensor, torch.tensor(math.inf, dtype=tensor.dtype)),
+                       torch.nextafter(tensor, torch.tensor(-math.inf, dtype=tensor.dtype)))  # fmt: skip
+
+
+@given(tensors())
+def test_a_tensor_is_not_apart_from_itself(want: Tensor) -> None:
+    assert numerics.apart("t", want, want.clone(), TOLERANCES[want.dtype]) == ""
+    assert numerics.apart("t", want, want.clone(), EXACT) == ""
+
+
+@given(tensors())
+def test_what_rounding_does_beside_larger_terms_is_no_difference(want: Tensor) -> None:
+    """A result known to some ulps of the terms that went into it, whatever is left of it."""
+    scale = max(numerics.typical_size(want), float(torch.finfo(want.dtype).tiny))
+    rounding = 2 * torch.finfo(want.dtype).eps * scale
+    signs = (1 - 2 * (torch.arange(want.numel()) % 2)).double().reshape(want.shape)
+    got = (want.double() + rounding * signs).to(want.dtype)
+    assert numerics.apart("t", got, want, TOLERANCES[want.dtype], scale=scale) == ""
+
+
+@given(tensors())
+def test_a_neighbouring_number_is_no_difference(want: Tensor) -> None:
+    smallest = torch.finfo(want.dtype).smallest_normal
+    scale = max(numerics.typical_size(want), smallest)  # a denormal's neighbour is far away for it
+    assert numerics.apart("t", _ulp(want), want, TOLERANCES[want.dtype], scale=scale) == ""
+
+
+@given(tensors())
+def test_an_element_off_by_a_visible_part_is_a_difference(want: Tensor) -> None:
+    """Of the largest element, which is what a lost or doubled term is off by."""
+    tolerance, largest = TOLERANCES[want.dtype], float(want.abs().max())
+    got = want.clone()
+    at = int(want.abs().argmax())
+    got.view(-1)[at] = want.view(-1)[at] * (1 + 100 * tolerance.bound) if largest else 1e-3
+    if float((got - want).abs().max()) == 0:
+        return  # a denormal has no such neighbour
+    assert "t differs" in numerics.apart("t", got, want, tolerance)
+    assert "t differs" in numerics.apart("t", got, want, tolerance, scale=largest)
+
+
+@given(tensors(), st.sampled_from((math.nan, math.inf, -math.inf)))
+def test_what_is_not_finite_is_never_within_a_tolerance(want: Tensor, bad: float) -> None:
+    got = want.clone()
+    got.view(-1)[0] = bad
+    for left, right in ((got, want), (want, got), (got, got)):
+        assert "is not finite" in numerics.apart("t", left, right, TOLERANCES[want.dtype], scale=math.inf)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+def test_a_zero_is_a_zero_to_the_rounding_of_its_terms(dtype: torch.dtype) -> None:
+    """An exact zero was once expected of sums that cancel: 3e-16 was then an infinite relative error."""
+    want, eps = torch.zeros(8, dtype=dtype), torch.finfo(dtype).eps
+    tolerance = TOLERANCES[dtype]
+    assert numerics.apart("t", want + 3 * eps, want, tolerance, scale=1.0) == ""
+    words = numerics.apart("t", want + 100 * eps, want, tolerance, scale=1.0)
+    assert "rounding of terms of size 1.0e+00" in words
+    assert "expected 0" in words
+    assert "inf over" in numerics.apart("t", want + 3 * eps, want, tolerance), "no scale was told: a zero is a zero"
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+def test_gradients_that_cancel_are_as_large_as_those_beside_them(dtype: torch.dtype) -> None:
+    eps = torch.finfo(dtype).eps
+    want = {"wo": torch.ones(4, 4, dtype=dtype), "k_norm": torch.zeros(4, dtype=dtype)}
+    near, far = ({"wo": want["wo"], "k_norm": torch.full((4,), off * eps, dtype=dtype)} for off in (4, 200))
+    told = [
+        numerics.gradients_apart("gradient", numerics.arrays(each), want, TOLERANCES[dtype]) for each in (near, far)
+    ]
+    assert told[0] == ""
+    assert "gradient k_norm differs" in told[1]
+    assert "wo" not in told[1]
+
+
+def test_a_small_gradient_is_not_lost_beside_large_ones() -> None:
+    """Half of a small gradient missing is a difference: the floor is some roundings of the large ones."""
+    for dtype, small in ((torch.float64, 1e-10), (torch.float32, 1e-4)):
+        want = {"large": torch.ones(16, dtype=dtype), "small": torch.full((16,), small, dtype=dtype)}
+        got = numerics.arrays(want | {"small": want["small"] / 2})
+        assert "small differs" in numerics.gradients_apart("gradient", got, want, TOLERANCES[dtype])
+
+
+@given(tensors())
+def test_the_typical_size_needs_no_square_that_is_a_number(want: Tensor) -> None:
+    size, largest = numerics.typical_size(want), float(want.abs().max())
+    assert math.isfinite(size)
+    assert 0 <= size <= largest * (1 + 1e-12)
+    assert size >= largest / math.sqrt(want.numel()) * (1 - 1e-6)
+
+
+def test_the_worst_row_counts() -> None:
+    want = fixtures.normal("rows", (4000, 8))
+    got = want.clone()
+    got[7] = 0
+    apart = numerics.distances(got, want)
+    assert apart["L2"].relative < 0.1
+    assert apart["row"].relative * numerics.ROW_ALLOWANCE > 0.5
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_half_precision_beside_an_exact_zero(shape: tuple[int, ...]) -> None:
+    """A control that is off by a rounding where nothing is expected judges what is as far off, and not by a cap."""
+    want, scale = torch.zeros(shape, dtype=torch.float64), 1.0
+    control = want + 2**-10
+    assert half_precision.beyond("g", (want + 2**-10).bfloat16(), want, control, HALF_GRADIENT, scale=scale) == ""
+    assert "g differs" in half_precision.beyond(
+        "g", (want + 2**-4).bfloat16(), want, control, HALF_GRADIENT, scale=scale
+    )
+    exact = want + 0.0
+    assert half_precision.beyond("g", exact.bfloat16(), want, exact, HALF_GRADIENT) == ""
+
+
+@given(st.sampled_from(("_spread", "_stages", "_transformers")), st.sampled_from((0.0, 1e-300, 1.0, 50.0)))
+@settings(deadline=None)
+def test_steps_are_alike_to_rounding_and_no_further(room: str, loss: float) -> None:
+    """The three comparisons of a step with the one on one rank: losses of zero, gradients of which one is zero."""
+    zero = numerics.arrays({"a": torch.ones(5).double(), "b": torch.zeros(5).double()})
+    near = numerics.arrays({"a": torch.ones(5).double(), "b": torch.full((5,), 4e-16).double()})
+    far = numerics.arrays({"a": torch.ones(5).double(), "b": torch.full((5,), 1e-3).double()})
+    one, alike, other = (_step(loss + off, gradients) for off, gradients in ((0.0, zero), (1e-16, near), (1e-2, far)))
+    losses = {"_spread": multi_rank_run.losses_apart, "_transformers": transformers.figures_apart,
+              "_stages": lambda one, many: pipeline_run.losses_apart(many, one)}[room]  # fmt: skip
+    gradients = {"_spread": multi_rank_run.gradients_apart, "_transformers": transformers.gradients_apart,
+                 "_stages": lambda one, many: pipeline_run.gradients_unlike(many, one)}[room]  # fmt: skip
+    assert losses(one, alike) == gradients(one, alike) == ""
+    assert "total is" in losses(one, other)
+    assert "the gradient of b differs" in gradients(one, other)
+
+
+def _step(loss: float, gradients: Arrays) -> Step:
+    return Step(
+        number=1,
+        losses={"total": loss},
+        tokens=4,
+        samples=(),
+        lr=0.1,
+        grad_norm=1.0,
+        clip_coef=1.0,
+        gradients=gradients,
+    )  # type: ignore[arg-type]
+
+
+def test_a_weight_that_stands_still_moves_by_no_more_than_its_rounding() -> None:
+    start = numerics.arrays({"w": torch.ones(4)})
+    still, rounded, moved = (numerics.arrays({"w": torch.ones(4) + off}) for off in (0.0, 2.0**-23, 1e-3))
+    assert transformers.moved_apart(start, rounded, still, 5e-3) == ""
+    assert "w moved otherwise" in transformers.moved_apart(start, moved, still, 5e-3)

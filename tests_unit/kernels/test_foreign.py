@@ -1,0 +1,78 @@
+"""Packages of others: what becomes of importing them, and mamba-ssm's kernel in place of the reference's own scan."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from contracts.instruments import import_probe, mamba_ssm
+from contracts.instruments.import_trace import modules_after
+from contracts.spec.tolerance import FLOAT32
+
+HERE = Path(__file__).parent
+
+PACKAGES = {  # what stands in the package's __init__, whether it has metadata → state, version, a part of the words
+    "good": ("x = 1", True, "importable", "1.2", ""),
+    "without-metadata": ("x = 1", False, "importable", None, ""),
+    "empty-metapackage": ("raise RuntimeError('Found empty meta package')", True, "broken", "1.2",
+                          "RuntimeError: Found empty meta package"),
+    "needs-another": ("import no_such_extension", True, "broken", "1.2", "No module named 'no_such_extension'"),
+    "undefined-symbol": ("raise ImportError('undefined symbol: _ZN3c10')", False, "broken", None, "undefined symbol"),
+    "leaves": ("import sys; sys.exit(3)", True, "broken", "1.2", "SystemExit: 3"),
+    "dies": ("import os; os._exit(5)", True, "broken", None, "its import ended the process: exit code 5"),
+    "talks": ("print('welcome')", True, "importable", "1.2", ""),
+}  # fmt: skip
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize("case", PACKAGES)
+def test_a_package_is_broken_or_importable(case: str, tmp_path: Path) -> None:
+    source, listed, state, version, words = PACKAGES[case]
+    (tmp_path / "sample_kernels").mkdir()
+    (tmp_path / "sample_kernels/__init__.py").write_text(source)
+    if listed:
+        _metadata(tmp_path)
+    found = import_probe.probe("sample-kernels", ("sample_kernels",), path=str(tmp_path))
+    assert (found.state, found.version) == (state, version)
+    assert words in found.words
+
+
+@pytest.mark.unit
+def test_what_is_not_there_is_absent_and_metadata_without_a_module_is_broken(tmp_path: Path) -> None:
+    assert import_probe.probe("sample-kernels", ("sample_kernels",), path=str(tmp_path / "nothing")).state == "absent"
+    _metadata(tmp_path)
+    found = import_probe.probe("sample-kernels", ("sample_kernels",), path=str(tmp_path))
+    assert (found.state, found.version) == ("broken", "1.2")
+
+
+def _metadata(folder: Path) -> None:
+    (folder / "sample_kernels-1.2.dist-info").mkdir()
+    (folder / "sample_kernels-1.2.dist-info/METADATA").write_text(
+        "Metadata-Version: 2.1\nName: sample-kernels\nVersion: 1.2\n"
+    )
+
+
+@pytest.mark.unit
+def test_adapters_import_no_package_when_they_are_imported() -> None:
+    modules = modules_after("import contracts.stacks.reference.kernels.substitution")
+    assert "contracts.stacks.reference.kernels.transformer_engine" in modules
+    assert not {module.split(".")[0] for module in modules} & {"mamba_ssm", "transformer_engine", "triton"}
+
+
+@pytest.mark.kernels
+@pytest.mark.skipif(mamba_ssm.python() is None, reason=f"mamba-ssm is not installed: {mamba_ssm.REMEDY}")
+@pytest.mark.parametrize("lying", ["whole", "packed"])
+def test_the_scan_of_mamba_ssm_takes_the_place_of_our_own(lying: str) -> None:
+    """Output, last state and every gradient, from an initial state; packed documents begin at number 3."""
+    command = [str(mamba_ssm.python()), "-O", "-P", "-s", "-W", "ignore", str(HERE / "_adapter.py"), lying]
+    env = os.environ | {"PYTHONPATH": str(HERE.parents[1]), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
+    answer = json.loads(done.stdout)
+    assert (answer["ran"], answer["own"]) == ({"scan": "mamba-ssm"}, {"scan": "native"})
+    assert len(answer["far"]) == 21
+    assert {name: far for name, far in answer["far"].items() if far > FLOAT32.bound} == {}

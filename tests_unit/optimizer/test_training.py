@@ -1,0 +1,363 @@
+"""The reference's optimizer, schedule, data and trainer command, over drawn inputs and through real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from contracts.checks._support.recipes import SMALL
+from contracts.harness import telemetry
+from contracts.instruments import fixtures, numerics, provenance
+from contracts.instruments.oracles import optimizers as oracle
+from contracts.instruments.ranks import Place
+from contracts.spec.errors import Refused
+from contracts.spec.launch import Lane
+from contracts.spec.presets import PRESETS
+from contracts.spec.receipt import Backend
+from contracts.spec.recipe import Batch, Data, Mode, Optim, Recipe
+from contracts.spec.tolerance import FLOAT64, FLOAT64_SCAN
+from contracts.spec.training import Execution
+from contracts.stacks.reference import train
+from contracts.stacks.reference.checkpoint.checkpoint import Checkpoints
+from contracts.stacks.reference.data import Corpus, DataOrder, feistel_permutation
+from contracts.stacks.reference.launch.launch import launch
+from contracts.stacks.reference.optim.optimizer import Member, Optimizer, orthogonalise
+from contracts.stacks.reference.optim.schedule import learning_rate
+from contracts.stacks.reference.training.run_facts import RankReporter, merge_backends
+from contracts.stacks.reference.training.trainer import Trainer
+
+torch.set_num_threads(1)
+few = settings(deadline=None, max_examples=20, derandomize=True)
+
+
+# optimizer
+@pytest.mark.unit
+@few
+@given(rows=st.integers(1, 9), columns=st.integers(1, 9), stack=st.integers(1, 3), seed=st.integers(0, 99))
+def test_newton_schulz_acts_on_singular_values_alone(rows: int, columns: int, stack: int, seed: int) -> None:
+    matrices = fixtures.normal("matrix", (stack, rows, columns), seed=seed)
+    turned = orthogonalise(matrices)
+    for each, whole in zip(turned, matrices, strict=True):
+        assert not numerics.apart("it", each, oracle.newton_schulz(whole), FLOAT64_SCAN)
+    assert not numerics.apart("a transposed one", orthogonalise(matrices.mT), turned.mT, FLOAT64_SCAN)
+    assert float(torch.linalg.matrix_norm(turned, 2).max()) < 1.3
+
+
+@pytest.mark.unit
+def test_a_matrix_without_gradient_is_turned_into_zeros() -> None:
+    assert not bool(orthogonalise(torch.zeros(2, 3, 4)).any())
+
+
+@pytest.mark.unit
+@few
+@given(
+    shape=st.sampled_from([(5,), (4, 7), (7, 4), (3, 5, 2)]),
+    rule=st.sampled_from(["adamw", "muon"]),
+    decay=st.sampled_from([0.0, 0.2]),
+    seed=st.integers(0, 99),
+)
+def test_three_steps_are_those_of_the_oracle(shape: tuple[int, ...], rule: str, decay: float, seed: int) -> None:
+    optim = Optim(rule=rule, weight_decay=decay, clip=0.0)  # type: ignore[arg-type]
+    weight = fixtures.normal("weight", shape, seed=seed)
+    parameter = torch.nn.Parameter(weight.clone())
+    role = "norm" if len(shape) == 1 else "matrix"
+    optimizer = Optimizer(optim, [Member(name="w", parameter=parameter, role=role, layer=0)])  # type: ignore[arg-type]
+    gradients = [fixtures.normal(f"gradient {i}", shape, seed=seed) for i in range(3)]
+    rates = [0.1, 0.3, 0.2]
+    for gradient, rate in zip(gradients, rates, strict=True):
+        parameter.grad = gradient.clone()
+        optimizer.step(rate)
+    if role == "norm":
+        decay = 0.0
+    if rule == "muon" and role == "matrix":
+        want = oracle.muon(weight, gradients, rates, decay=decay)[-1]
+    else:
+        want = oracle.adamw(weight, gradients, rates, decay=decay, beta1=0.9, beta2=0.95)[-1]
+    assert not numerics.apart("the weight", parameter.detach(), want, FLOAT64_SCAN)
+
+
+@pytest.mark.unit
+def test_a_parameter_that_is_given_twice_is_refused() -> None:
+    parameter = torch.nn.Parameter(torch.ones(2, 2))
+    twice = [Member(name=name, parameter=parameter, role="matrix", layer=0) for name in ("one", "other")]
+    with pytest.raises(Refused, match="other"):
+        Optimizer(Optim(), twice)
+
+
+@pytest.mark.unit
+def test_state_goes_back_by_name_and_never_by_order() -> None:
+    recipe = replace(SMALL, pattern="AE", depth=2, optim=replace(SMALL.optim, rule="muon"))
+    one, other = (Trainer(recipe, Execution(precision="float64")) for _ in range(2))
+    one.next()
+    shuffled = dict(sorted(one.optimizer.state().items(), reverse=True))
+    other.optimizer.load(shuffled)
+    assert all(torch.equal(each, other.optimizer.state()[name]) for name, each in one.optimizer.state().items())
+    with pytest.raises(Refused, match=r"head.weight.*has no entry"):
+        other.optimizer.load({name: each for name, each in shuffled.items() if not name.startswith("head.weight")})
+    with pytest.raises(Refused, match="belongs to no parameter"):
+        other.optimizer.load({**shuffled, "nobody/exp_avg": torch.zeros(1)})
+
+
+# schedule
+@pytest.mark.unit
+@few
+@given(
+    kind=st.sampled_from(["cosine", "linear", "constant", "WSD"]),
+    warmup=st.integers(0, 12),
+    steps=st.integers(1, 30),
+)
+def test_a_rate_rises_then_falls_and_ends_where_it_should(kind: str, warmup: int, steps: int) -> None:
+    optim = Optim(lr=1.0, min_lr=0.1, schedule=kind, warmup=warmup, steps=steps)  # type: ignore[arg-type]
+    rates = [learning_rate(optim, step) for step in range(1, steps + warmup + 5)]
+    assert all(0 < rate <= 1 for rate in rates)
+    rising, falling = rates[:warmup], rates[warmup:]
+    assert rising == sorted(rising)
+    assert falling == sorted(falling, reverse=True)
+    if warmup:
+        assert rates[warmup - 1] == 1.0
+    if kind != "constant":
+        assert rates[-1] == pytest.approx(0.1)
+        assert learning_rate(optim, max(steps, warmup + 1)) == pytest.approx(0.1)
+
+
+# data
+@pytest.mark.unit
+@few
+@given(size=st.integers(1, 300), key=st.binary(max_size=8))
+def test_a_permutation_meets_every_place_once(size: int, key: bytes) -> None:
+    assert sorted(feistel_permutation(index, size, key) for index in range(size)) == list(range(size))
+
+
+@pytest.mark.unit
+@few
+@given(size=st.integers(1, 40), dp=st.integers(1, 4), share=st.integers(1, 5), steps=st.integers(1, 9))
+def test_ranks_and_steps_consume_whole_epochs(size: int, dp: int, share: int, steps: int) -> None:
+    ledger, total = DataOrder(size, 7), dp * share
+    taken = [id for step in range(steps) for rank in range(dp) for id in ledger.of_rank(step * total, total, rank, dp)]
+    counts = Counter(taken)
+    epochs, rest = divmod(len(taken), size)
+    assert all(counts[id] in (epochs, epochs + 1) for id in range(size))
+    assert sum(counts[id] == epochs + 1 for id in range(size)) == rest
+
+
+@pytest.mark.unit
+def test_the_text_that_ships_is_learnable_and_in_many_documents() -> None:
+    corpus = Corpus(replace(SMALL, vocab=256, seq_length=128))
+    assert len(corpus) > 300
+    tokens, labels, documents = corpus.sequence(5)
+    assert tokens.shape == labels.shape == documents.shape == (1, 128)
+    assert corpus.stream.count(b"\n\n") > 150
+    assert set(corpus.stream) < set(range(10, 127))
+
+
+@pytest.mark.unit
+def test_a_text_shorter_than_a_sequence_is_read_around(tmp_path: Path) -> None:
+    path = tmp_path / "short"
+    path.write_bytes(b"abc")
+    corpus = Corpus(replace(SMALL, vocab=256, seq_length=5, data=Data(path=str(path))))
+    assert len(corpus) == 1
+    assert bytes(corpus.sequence(0)[0][0].tolist()) == b"abcab"
+    path.write_bytes(b"a")
+    with pytest.raises(Refused, match="fewer than two bytes"):
+        Corpus(replace(corpus.recipe, data=Data(path=str(path.rename(tmp_path / "other")))))
+
+
+@pytest.mark.unit
+def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(Refused, match=r"data\.path.*cannot be read"):
+        Corpus(replace(SMALL, data=Data(path=str(tmp_path / "nothing"))))
+
+
+# trainer
+@pytest.mark.unit
+def test_a_loss_falls_and_a_resume_continues_bit_for_bit_twice(tmp_path: Path) -> None:
+    recipe = replace(SMALL, pattern="AEMR", depth=4, seq_length=16, batch=Batch(micro=2, total=4))
+    execution = Execution(microbatches=2)
+    whole = Trainer(recipe, execution)
+    losses = [whole.next().losses["lm"] for _ in range(6)]
+    assert losses[-1] < losses[0] - 0.2
+    for turn in range(3):
+        part = Trainer(recipe, execution)
+        if turn:
+            part.resume(str(tmp_path))
+        resumed = [part.next().losses["lm"] for _ in range(2)]
+        assert resumed == losses[2 * turn : 2 * turn + 2]
+        part.save(str(tmp_path))
+    assert all(torch.equal(each, whole.state()[name]) for name, each in part.state().items())
+
+
+# the command
+SHORT = ("--recipe", "tiny-nam52", "--set", "dtype=fp32", "--set", "depth=3", "--set", "seq_length=32",
+         "--set", "batch.total=4")  # fmt: skip
+
+
+def _recipe(*words: str) -> Recipe:
+    return train.read((*SHORT, *words), {}).asked.recipe
+
+
+@pytest.mark.slow
+def test_the_command_resumes_in_another_process_and_leaves_a_receipt(tmp_path: Path) -> None:
+    whole = Trainer(_recipe(), Execution(microbatches=2))
+    losses = []
+    for number in range(1, 5):
+        losses.append(whole.next().losses["lm"])
+        if number == 2:
+            folder = tmp_path / "run" / "checkpoints"
+            folder.mkdir(parents=True)
+            whole.save(str(folder))
+    words = ("-m", "contracts.stacks.reference.train", *SHORT, "--steps", "4", "--save", "run", "--resume")
+    env = os.environ | {"OMP_NUM_THREADS": "1"}
+    command = [sys.executable, *words]
+    ended = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=240, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert "step 4/4" in ended.stderr
+    receipt = json.loads((tmp_path / "run" / "receipt-00000003-00000004.json").read_text())
+    witness = receipt["witness"]
+    assert (receipt["ending"], witness["steps"]) == ("ok", 2)
+    assert [witness["first_loss"], witness["last_loss"]] == losses[2:]
+    assert receipt["provenance"]["loaded"] == []
+    assert whole.parts.checkpoints(folder).steps() == (2, 4)
+
+
+@pytest.mark.unit
+def test_the_command_tells_its_launcher_each_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = tmp_path / "telemetry"
+    monkeypatch.setenv("RANKPROOF_TELEMETRY", str(told))
+    assert train.main((*SHORT, "--steps", "2", "--save", str(tmp_path / "run"))) == 0
+    heard = telemetry.read(told)
+    assert heard.lost == 0
+    assert [step.number for step in heard.steps] == [1, 2]
+    assert all(step.tokens > 100 and step.loss for step in heard.steps)
+    assert [(place.local_rank, row.rank) for place, row in zip(heard.places, heard.memory, strict=True)] == [(0, 0)]
+    assert heard.memory[0].allocated > 2**26, "torch alone takes more"
+    experts = next(row for row in heard.backends if row.part == "experts")
+    assert (experts.requested, experts.actual) == ("torch-grouped", "native")
+    assert experts.reason is not None, "the recipe is float32, and the receipt says nothing of it"
+    assert "fp32" in experts.reason
+    assert not list((tmp_path / "run").glob("receipt-*")), "the launcher writes the receipt"
+
+
+@pytest.mark.unit
+def test_a_run_that_fails_leaves_a_receipt_that_says_so(tmp_path: Path) -> None:
+    record = train.Record(
+        started="2026-11-21T00:00:00+00:00",
+        taken=replace(provenance.take(folder=tmp_path, host=None, devices=0), loaded=()),
+    )
+    asked = train.read((*SHORT, "--steps", "3", "--save", str(tmp_path / "run")), {})
+    train.train(replace(asked, steps=1), record)
+    path = train.keep_receipt(asked, record, "failed", "RuntimeError: out of luck")
+    assert path is not None
+    receipt = json.loads(path.read_text())
+    assert (receipt["ending"], receipt["exit_code"], receipt["failure"]) == ("failed", 1, "RuntimeError: out of luck")
+
+
+class _Breaks(RankReporter):
+    """The second step fails on this rank, which is the second of two as far as its receipt is named."""
+
+    mark = "-rank00001"
+
+    def timed_step(self, step: Callable[[], Any]) -> tuple[Any, float]:
+        done = super().timed_step(step)
+        if done[0].number == 2:
+            raise RuntimeError("out of luck")
+        return done
+
+
+@pytest.mark.unit
+def test_a_rank_that_fails_speaks_for_itself_under_its_own_name(tmp_path: Path) -> None:
+    taken = replace(provenance.take(folder=tmp_path, host=None, devices=0), loaded=())
+    record = train.Record(started="2026-11-21T00:00:00+00:00", taken=taken)
+    asked = train.read((*SHORT, "--steps", "3", "--save", str(tmp_path / "run")), {})
+    with pytest.raises(RuntimeError, match="out of luck"):
+        train.train(asked, record, _Breaks(Place(rank=0, world=1, node=0, local_rank=3)))
+    path = train.keep_receipt(asked, record, "failed", "RuntimeError: out of luck")
+    assert path is not None
+    assert path.name == "receipt-00000001-00000001-rank00001.json"
+    receipt = json.loads(path.read_text())
+    assert receipt["places"] == [{"local_rank": 3, "device": None, "bus": None, "nic": None}]
+    assert receipt["peak"]["allocated"] > 2**26, "torch alone takes more"
+
+
+@pytest.mark.unit
+def test_backends_of_ranks_that_differ_are_told_by_rank() -> None:
+    grouped = Backend(part="experts", requested="torch-grouped", actual="torch-grouped")
+    alone = replace(grouped, actual="native", reason="sm_70")
+    scan = Backend(part="scan", requested="native", actual="native")
+    said = merge_backends([(grouped, scan), (alone, scan), (grouped, scan)])
+    assert said[1] == scan
+    assert said[0].actual == "torch-grouped on rank 0, 2; native on rank 1"
+    assert (said[0].requested, said[0].reason) == ("torch-grouped", "sm_70")
+
+
+@pytest.mark.unit
+def test_the_newest_checkpoints_stay_and_none_goes_before_its_copy_has_arrived(tmp_path: Path) -> None:
+    folder, copies = tmp_path / "run" / "checkpoints", tmp_path / "elsewhere"
+    each = ("--set", "checkpoint.interval=1", "--save", str(tmp_path / "run"), "--resume")
+    _trains(*each, "--keep", "2", "--steps", "4")
+    assert Checkpoints(folder).steps() == (3, 4)
+    shutil.copytree(folder, copies)
+    min((copies / "step-00000004").iterdir()).unlink()  # the newest is still under way
+    elsewhere = (*each, "--keep", "1", "--durable", str(copies))
+    _trains(*elsewhere, "--steps", "6")
+    assert Checkpoints(folder).steps() == (3, 4, 5, 6), "step 3 is the newest that has arrived, and nothing is older"
+    shutil.rmtree(copies)
+    shutil.copytree(folder, copies)
+    _trains(*elsewhere, "--steps", "7")
+    assert Checkpoints(folder).steps() == (6, 7), "step 6 has arrived"
+
+
+def _trains(*words: str) -> None:
+    taken = replace(provenance.take(folder=Path.cwd(), host=None, devices=0), loaded=())
+    train.train(train.read((*SHORT, *words), {}), train.Record(started="2026-11-21T00:00:00+00:00", taken=taken))
+
+
+@pytest.mark.unit
+def test_to_keep_no_checkpoint_is_refused() -> None:
+    with pytest.raises(Refused, match="--keep = 0: must be at least 1"):
+        train.read((*SHORT, "--keep", "0"), {})
+
+
+@pytest.mark.unit
+def test_words_that_nobody_reads_and_ranks_that_are_not_there_end_with_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train.main(("--recipe", "tiny-nam52", "--stepz", "3")) == 2
+    assert "--stepz" in capsys.readouterr().err
+    assert train.main(("--recipe", "tiny-nam52", "--tp", "2", "--sp")) == 2
+    assert "one rank" in capsys.readouterr().err
+    assert train.main(("--recipe", "tiny-nam52", "--resume")) == 2
+    assert "needs the folder of a run" in capsys.readouterr().err
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize("mode", ["nemo_native", "author_dp"])
+def test_what_a_launch_writes_is_what_the_command_reads(mode: Mode) -> None:
+    recipe = PRESETS["tiny-nam56r"]
+    lane = Lane(mode=mode, regime="fsdp2", gpus=4, overrides={"optim.lr": "1e-4", "optim.rule": "muon"})
+    launched = launch(recipe, lane)
+    read = train.read((*launched.argv, "--log-every", "5"), {})
+    assert read.asked.recipe.optim == replace(recipe.optim, lr=1e-4, rule="muon")
+    assert (read.asked.mode, read.asked.degrees, read.log_every) == (mode, launched.degrees, 5)
+
+
+@pytest.mark.unit
+def test_float64_is_carried_through_a_step() -> None:
+    trainer = Trainer(replace(SMALL, pattern="AM", depth=2), Execution(precision="float64"))
+    done = trainer.next(wanted=True)
+    assert {each.dtype for each in done.gradients.values()} == {torch.float64}
+    norm = oracle.norm(done.gradients)
+    assert done.grad_norm == pytest.approx(norm, rel=FLOAT64.bound)
+    assert done.clip_coef == pytest.approx(oracle.clip(norm, 1.0))

@@ -1,0 +1,313 @@
+"""Receipts where no question reaches: the published schema, crashes and full disks, damaged text, provenance."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator, ValidationError
+
+from contracts.checks._support.recorded_runs import FACTS, RECEIPT, STEPS
+from contracts.harness import telemetry
+from contracts.instruments import packages, provenance
+from contracts.instruments.atomic_write import write_whole
+from contracts.instruments.import_trace import modules_after
+from contracts.spec.errors import Refused
+from contracts.stacks.reference.receipts.receipt import schema_text
+from contracts.stacks.reference.stack import Reference
+
+ROOT = Path(__file__).parents[2]
+STACK = Reference()
+TEXT = STACK.write_receipt(RECEIPT)
+
+
+@pytest.mark.unit
+def test_the_published_schema_is_current_and_receipts_fit_it() -> None:
+    text = (ROOT / "docs/schema/receipt-1.json").read_text(encoding="utf-8")
+    assert text == schema_text(), (
+        "write it: python -m contracts.stacks.reference.receipts.receipt docs/schema/receipt-1.json"
+    )
+    schema = Draft202012Validator(json.loads(text))
+    nan = replace(FACTS, steps=(*STEPS[:3], replace(STEPS[3], loss="NaN")), ending="failed")
+    for receipt in (RECEIPT, STACK.receipt(FACTS), STACK.receipt(nan)):
+        schema.validate(json.loads(STACK.write_receipt(receipt)))
+    with pytest.raises(ValidationError, match="speed"):
+        schema.validate({**json.loads(TEXT), "speed": 1})
+
+
+# Damage: whatever comes in, a reader answers or refuses.
+
+
+def _cut(text: str, chance: random.Random) -> str:
+    return text[: chance.randrange(len(text))]
+
+
+def _flip(text: str, chance: random.Random) -> str:
+    at = chance.randrange(len(text))
+    return text[:at] + chr(chance.choice((0, 9, 34, 44, 48, 91, 123, 125, 0xD800, 0x1F600))) + text[at + 1 :]
+
+
+def _splice(text: str, chance: random.Random) -> str:
+    first, second, third = sorted(chance.randrange(len(text)) for _ in range(3))
+    return text[:second] + text[first:third] + text[second:]
+
+
+VALUES: tuple[object, ...] = (None, True, -1, 0, 1e308, "NaN", "nan", "", [], {}, [[]], {"a": 1}, 10**400, "x" * 1000)
+
+
+def _paths(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [path, *(deeper for key, item in inside for deeper in _paths(item, (*path, key)))]
+
+
+PATHS = [path for path in _paths(json.loads(TEXT)) if path]
+
+
+def _replace(text: str, chance: random.Random) -> str:
+    body = json.loads(text)
+    *outer, last = chance.choice(PATHS)
+    inside: Any = body
+    for key in outer:
+        inside = inside[key]
+    if chance.random() < 0.2:
+        del inside[last]
+    else:
+        inside[last] = chance.choice(VALUES)
+    return json.dumps(body)
+
+
+DAMAGES: tuple[Callable[[str, random.Random], str], ...] = (_cut, _flip, _splice, _replace)
+
+
+@pytest.mark.slow
+def test_twelve_thousand_damaged_receipts_are_read_or_refused_and_nothing_else() -> None:
+    chance = random.Random(17)
+    refused = 0
+    for number in range(12_000):
+        damaged = DAMAGES[number % len(DAMAGES)](TEXT, chance)
+        try:
+            read = STACK.read_receipt(damaged)
+        except Refused:
+            refused += 1
+        else:
+            assert STACK.read_receipt(STACK.write_receipt(read)) == read
+    assert refused > 8_000
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize("text", ["", "null", "[]", "{}", "[" * 100_000, '{"schema": NaN}', "\ufeff{}", '"\\ud800"'])
+def test_what_is_no_receipt_at_all_is_refused(text: str) -> None:
+    with pytest.raises(Refused, match="receipt"):
+        STACK.read_receipt(text)
+
+
+# Crashes: the old record or the new one.
+
+WRITER = """
+import sys
+from pathlib import Path
+from contracts.instruments.atomic_write import write_whole
+path, size, name = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+print("ready", flush=True)
+for number in range(1_000_000):
+    write_whole(path, f"{name} {number}\\n" * size + "end\\n")
+"""
+
+
+def _names(folder: Path) -> list[str]:
+    return sorted(each.name for each in folder.iterdir())
+
+
+@pytest.mark.slow
+def test_a_writer_killed_at_any_moment_leaves_a_whole_record(tmp_path: Path) -> None:
+    """Thirty kills at random moments of a writer that does nothing but replace 300 kB records."""
+    path, chance, seen = tmp_path / "receipt.json", random.Random(3), set()
+    for name in range(30):
+        with subprocess.Popen(
+            [sys.executable, "-c", WRITER, str(path), "50000", str(name)], cwd=ROOT, stdout=subprocess.PIPE, text=True
+        ) as writer:
+            assert writer.stdout is not None
+            writer.stdout.readline()
+            time.sleep(chance.uniform(0, 0.06))
+            writer.send_signal(signal.SIGKILL)
+        if path.exists():
+            first, *_, last = lines = path.read_text(encoding="utf-8").splitlines()
+            assert (len(lines), last, set(lines[:-1])) == (50_001, "end", {first})
+            seen.add(first)
+    assert len(seen) > 1, "the kills came before anything was written"
+
+
+@pytest.mark.unit
+def test_a_full_disk_leaves_the_old_record_and_nothing_beside_it(tmp_path: Path) -> None:
+    path = tmp_path / "receipt.json"
+    STACK.publish_receipt(RECEIPT, str(path))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+        with pytest.raises(Refused, match=r"cannot be written: File too large"):
+            STACK.publish_receipt(replace(RECEIPT, run="later"), str(path))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert path.read_text(encoding="utf-8") == TEXT
+    assert _names(tmp_path) == ["receipt.json"]
+
+
+@pytest.mark.unit
+def test_a_volume_without_space_leaves_the_old_record(tmp_path: Path) -> None:
+    """ENOSPC itself, on a file system of 64 kB, where this process may mount one."""
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=64k", "none", str(tmp_path)], capture_output=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip("this process may not mount a file system")
+    try:
+        path = tmp_path / "receipt.json"
+        write_whole(path, "old\n")
+        with pytest.raises(Refused, match="No space left"):
+            write_whole(path, "new\n" * 100_000)
+        assert path.read_text(encoding="utf-8") == "old\n"
+        assert _names(tmp_path) == ["receipt.json"]
+    finally:
+        subprocess.run(["umount", str(tmp_path)], check=True)
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize("where", ["no-such-folder/receipt.json", "a-folder", "a-file/receipt.json"])
+def test_a_path_that_cannot_be_written_is_refused(tmp_path: Path, where: str) -> None:
+    (tmp_path / "a-folder").mkdir()
+    (tmp_path / "a-file").touch()
+    with pytest.raises(Refused, match="cannot be written"):
+        STACK.publish_receipt(RECEIPT, str(tmp_path / where))
+    assert _names(tmp_path) == ["a-file", "a-folder"]
+
+
+@pytest.mark.unit
+def test_others_may_read_a_receipt_as_the_umask_says(tmp_path: Path) -> None:
+    before = os.umask(0o022)
+    try:
+        STACK.publish_receipt(RECEIPT, str(tmp_path / "receipt.json"))
+    finally:
+        os.umask(before)
+    assert (tmp_path / "receipt.json").stat().st_mode & 0o777 == 0o644
+
+
+# Provenance: taken from a real work tree, without a framework.
+
+
+def _git(folder: Path, *words: str) -> str:
+    identity = ("-c", "user.name=a", "-c", "user.email=a@example.com", "-c", "commit.gpgsign=false")
+    return subprocess.run(
+        ["git", *identity, *words], cwd=folder, check=True, capture_output=True, text=True
+    ).stdout.strip()
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    _git(tmp_path, "init", "-q")
+    for name in ("model.py", "old name.py", "gone.py"):
+        (tmp_path / name).write_text(f"{name}\n" * 5, encoding="utf-8")
+    _git(tmp_path, "add", ".")
+    _git(tmp_path, "commit", "-q", "-m", "first")
+    return tmp_path
+
+
+@pytest.mark.unit
+def test_a_clean_tree_is_clean_and_every_kind_of_change_makes_it_dirty(tree: Path) -> None:
+    clean = provenance.source(tree)
+    assert (clean.revision, clean.dirty, clean.changed) == (_git(tree, "rev-parse", "HEAD"), False, ())
+    (tree / "model.py").write_text("changed\n", encoding="utf-8")
+    (tree / "staged.py").touch()
+    _git(tree, "add", "staged.py")
+    (tree / "staged.py").unlink()  # staged and gone: a collector that opened it would die here
+    _git(tree, "mv", "old name.py", "new\nname.py")
+    (tree / "gone.py").unlink()
+    (tree / "untracked.py").touch()
+    dirty = provenance.source(tree)
+    assert dirty.dirty
+    assert set(dirty.changed) == {"model.py", "staged.py", "new\nname.py", "gone.py", "untracked.py"}
+    assert not (tree / ".git/index.lock").exists()
+
+
+@pytest.mark.unit
+def test_a_folder_without_history_is_unknown_and_not_clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    found = provenance.source(tmp_path)
+    assert (found.revision, found.dirty) == (None, None)
+
+
+@pytest.mark.unit
+def test_taking_provenance_loads_no_framework() -> None:
+    loaded = modules_after(
+        "from pathlib import Path\nfrom contracts.instruments import provenance\n"
+        "assert provenance.take(folder=Path('.'), host=None, devices=8).loaded == ()"
+    )
+    assert not {name.split(".")[0] for name in loaded} & set(provenance.HEAVY)
+
+
+@pytest.mark.unit
+def test_the_runtime_is_that_of_the_interpreter_behind_torchrun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A torchrun of another environment starts other ranks than the one this suite is installed in."""
+    site = tmp_path / "site"
+    info = site / "torch-9.9.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 9.9\n", encoding="utf-8")
+    (info / "RECORD").write_text("torch/a.so,sha256=aa,3\n../../bin/torchrun,sha256=bb,2\n", encoding="utf-8")
+    other = tmp_path / "python3"
+    other.write_text(
+        f'#!/bin/sh\nshift\nexec {shutil.which("env")} PYTHONPATH={site} {sys.executable} "$@"\n', encoding="utf-8"
+    )
+    (tmp_path / "torchrun").write_text(f"#!{other}\n", encoding="utf-8")
+    for script in ("python3", "torchrun"):
+        (tmp_path / script).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    _, components = provenance.runtime()
+    (torch,) = (each for each in components if each.name == "torch")
+    assert torch.version == "9.9"
+    before = torch.build
+    assert before is not None
+    (info / "RECORD").write_text("torch/a.so,sha256=aa,3\n../../bin/torchrun,sha256=cc,2\n", encoding="utf-8")
+    assert provenance.runtime()[1] == components, "an entry point is no part of the build"
+    (info / "RECORD").write_text("torch/a.so,sha256=ab,3\n", encoding="utf-8")
+    assert provenance.runtime()[1] != components, "another file under the same version is another build"
+
+
+@pytest.mark.unit
+def test_the_packages_of_this_environment_have_a_build_or_say_that_none_is_known() -> None:
+    for each in packages.installed():
+        assert each["build"] is None or str(each["build"]).startswith(("git:", "sha256:"))
+
+
+# Telemetry: a line that cannot be read costs a line.
+
+
+@pytest.mark.unit
+def test_telemetry_is_read_line_by_line_and_counts_what_it_lost(tmp_path: Path) -> None:
+    path = tmp_path / "telemetry.jsonl"
+    path.write_bytes(
+        b'{"step": {"number": 1, "seconds": 2.0, "tokens": 8, "loss": NaN, "grad_norm": -Infinity}}\n'
+        b'{"step": {"number": 0, "seconds": 9, "tokens": 8, "loss": 4.0, "grad_norm": null}}\n'
+        b'{"memory": {"rank": 3, "allocated": 5, "reserved": 7}}\n'
+        b'{"step": {"number": 2, "seconds": "fast", "tokens": 8, "loss": 1, "grad_norm": 1}}\n'
+        b'{"step": 1}\n[]\n\xff\xfe\n{"colour": {}}\n{"step": {"number": 2, "sec'
+    )
+    told = telemetry.read(path)
+    assert [(step.number, step.loss, step.grad_norm) for step in told.steps] == [
+        (0, 4.0, None),
+        (1, "NaN", "-Infinity"),
+    ]
+    assert (told.memory[0].reserved, told.lost) == (7, 6)
+    assert telemetry.read(tmp_path / "none.jsonl") == telemetry.Telemetry()

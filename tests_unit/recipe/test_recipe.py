@@ -1,0 +1,187 @@
+"""The recipe as a value: frozen, whole after JSON and after overrides, refused with every broken relation at once."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from contracts.checks.recipe import features
+from contracts.spec import codec, presets
+from contracts.spec.divisibility import refusals_on
+from contracts.spec.errors import Refused
+from contracts.spec.recipe import INERT, Batch, Data, Dsa, Fp8, Mamba, Mla, Moe, Mtp, Optim, Recipe
+from contracts.spec.topology import Degrees
+from contracts.stacks.reference.launch import overrides
+
+Answer = TypeVar("Answer")
+
+SETTINGS = settings(max_examples=150, deadline=None, database=None, derandomize=True)
+HOSTILE = 10_000
+NAM56R = presets.NAM56R
+
+text = st.text(max_size=12)
+path = st.none() | text
+rate = st.floats(1e-9, 10.0)
+changes = st.fixed_dictionaries(
+    {},
+    optional={
+        "name": text,
+        "pattern": st.text("AEMR", min_size=1, max_size=13),
+        "depth": st.integers(1, 60),
+        "vocab": st.integers(1, 10**6),
+        "norm_eps": rate,
+        "qk_norm": st.booleans(),
+        "moe": st.none() | st.builds(Moe, experts=st.integers(4, 20), aux_loss=rate, z_loss=rate),
+        "mla": st.none() | st.builds(Mla, q_lora=st.integers(1, 99)),
+        "mtp": st.none() | st.builds(Mtp, depth=st.integers(1, 4), loss_weight=rate),
+        "dsa": st.none() | st.builds(Dsa, a_ranks=st.lists(st.integers(0, 12), max_size=4, unique=True).map(tuple)),
+        "fp8": st.none() | st.builds(Fp8, scaling=st.sampled_from(("tensorwise", "mxfp8"))),
+        "optim": st.builds(Optim, lr=rate, schedule=st.sampled_from(("cosine", "constant")), warmup=st.integers(0, 9)),
+        "data": st.builds(Data, path=path, tokenizer=text),
+        "modes": st.sampled_from((("nemo_native",), ("author_dp", "nemo_native"))),
+        "author_spec": st.tuples(text, text),
+        "degrees": st.builds(Degrees, pp=st.integers(1, 4), ep=st.integers(1, 4)),
+        "seed": st.integers(0, 2**31),
+    },
+)
+
+
+def answer_or_refusal(ask: Callable[..., Answer], *arguments: object, **named: object) -> Answer | Refused:
+    """What was answered, or the refusal. Any other exception goes on and fails the test."""
+    try:
+        return ask(*arguments, **named)
+    except Refused as refused:
+        return refused
+
+
+def derived(values: dict[str, Any]) -> Recipe | None:
+    """NAM56R with some fields replaced; None where they contradict each other."""
+    try:
+        return dataclasses.replace(NAM56R, **values)
+    except Refused:
+        return None
+
+
+@pytest.mark.unit
+@given(changes)
+@SETTINGS
+def test_json_loses_no_field(values: dict[str, Any]) -> None:
+    recipe = derived(values)
+    if recipe is not None:
+        assert codec.loads(Recipe, codec.dumps(recipe)) == recipe
+
+
+@pytest.mark.unit
+@given(changes)
+@SETTINGS
+def test_the_overrides_between_two_recipes_lead_from_one_to_the_other(values: dict[str, Any]) -> None:
+    recipe = derived(values)
+    if recipe is not None:
+        assert overrides.apply(NAM56R, overrides.difference(NAM56R, recipe)) == recipe
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize("name", presets.PRESETS)
+def test_a_preset_survives_json(name: str) -> None:
+    assert codec.loads(Recipe, codec.dumps(presets.PRESETS[name])) == presets.PRESETS[name]
+
+
+@pytest.mark.unit
+def test_a_recipe_and_its_parts_are_frozen() -> None:
+    for value, field in ((NAM56R, "depth"), (NAM56R.moe, "experts"), (NAM56R.optim, "lr"), (NAM56R.degrees, "tp")):
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(value, field, 1)
+
+
+BROKEN = {
+    "heads": ({"heads": 48}, "heads = 48: must divide hidden (3584); choose a divisor"),
+    "kv-groups": ({"kv_groups": 9}, "kv_groups = 9: must divide heads (56); choose a divisor"),
+    "ssm-groups": ({"mamba": Mamba(groups=9)}, "mamba.groups = 9: must divide mamba.heads (56); choose a divisor"),
+    "micro-batch": ({"batch": Batch(micro=3)}, "batch.micro = 3: must divide batch.total (64); choose a divisor"),
+    "top-k": ({"moe": Moe(top_k=17)}, "moe.top_k = 17: must not exceed moe.experts (16); choose fewer"),
+    "bias-of-softmax": ({"moe": Moe(selection_bias=True)}, "moe.selection_bias = True: needs sigmoid scores"),
+    "sparse-without-latent": ({"dsa": Dsa(a_ranks=(1,))}, "dsa = 'on': needs MLA, and mla is off; turn mla on"),
+    "rank-13": ({"mla": Mla(), "dsa": Dsa(a_ranks=(13,))}, "dsa.a_ranks = 13: is not an A-rank (the pattern has 13"),
+    "rank-twice": ({"mla": Mla(), "dsa": Dsa(a_ranks=(3, 3))}, "dsa.a_ranks = (3, 3): repeats a rank; drop it"),
+    "fp8-of-fp16": ({"fp8": Fp8(), "dtype": "fp16"}, "fp8 = 'on': needs dtype bf16 (dtype is fp16); use bf16"),
+    "no-mode": ({"modes": ()}, "modes = (): is empty; name nemo_native or author_dp"),
+    "no-hidden": ({"hidden": 0}, "hidden = 0: must be positive; give a size"),
+    "no-experts": ({"moe": Moe(experts=0)}, "moe.experts = 0: must be positive; turn the feature off instead"),
+    "letter": ({"pattern": "AEX"}, "pattern = 'AEX': unknown letter 'X' at column 3"),
+}
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize("case", BROKEN)
+def test_a_broken_relation_is_refused_with_field_value_and_remedy(case: str) -> None:
+    values, words = BROKEN[case]
+    with pytest.raises(Refused) as caught:
+        dataclasses.replace(NAM56R, **values)  # type: ignore[arg-type]  # a table of fields
+    assert words in str(caught.value)
+
+
+@pytest.mark.unit
+def test_every_broken_relation_is_refused_at_once() -> None:
+    with pytest.raises(Refused) as caught:
+        dataclasses.replace(NAM56R, kv_groups=9, batch=Batch(micro=3), dsa=Dsa(a_ranks=(50,)), pattern="AxME")
+    assert caught.value.fields == ("pattern", "kv_groups", "batch.micro", "dsa", "dsa.a_ranks")
+
+
+OVER = {  # degrees, dp → refused fields
+    "fits": (Degrees(pp=4, tp=8, ep=16, sp=True), 16, ()),
+    "heads-and-groups": (Degrees(tp=16), 1, ("tp", "tp", "tp", "tp")),
+    "experts": (Degrees(ep=5), 1, ("ep",)),
+    "sequence": (Degrees(cp=3), 1, ("seq_length",)),
+    "stages": (Degrees(pp=5), 1, ("pp",)),
+    "batch": (Degrees(), 3, ("batch.total",)),
+    "several": (Degrees(pp=3, cp=5, ep=3), 7, ("ep", "seq_length", "pp", "batch.total")),
+}
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize("case", OVER)
+def test_what_does_not_divide_is_refused_by_its_field(case: str) -> None:
+    degrees, dp, fields = OVER[case]
+    refused = answer_or_refusal(refusals_on(NAM56R, degrees, dp).raise_any)
+    assert (refused.fields if isinstance(refused, Refused) else ()) == fields
+
+
+@pytest.mark.unit
+def test_declared_replication_is_for_multiples_of_the_groups() -> None:
+    few = dataclasses.replace(NAM56R, kv_groups=2, replicate_kv=True)
+    assert not refusals_on(few, Degrees(tp=4), 1)
+    assert refusals_on(dataclasses.replace(few, kv_groups=4, replicate_kv=False), Degrees(tp=8), 1)
+    assert refusals_on(dataclasses.replace(few, heads=56, kv_groups=4), Degrees(tp=14), 1)
+
+
+@pytest.mark.unit
+def test_every_field_has_an_alternative_or_is_declared_inert() -> None:
+    fields = set()
+    for field in dataclasses.fields(features.EVERYTHING):
+        value = getattr(features.EVERYTHING, field.name)
+        fields.add(field.name)
+        if dataclasses.is_dataclass(value):
+            fields |= {f"{field.name}.{inner.name}" for inner in dataclasses.fields(value)}
+    assert fields == {*features.ALTERNATIVES, *INERT, *features.BY_THE_MODE}
+
+
+@pytest.mark.slow
+def test_hostile_overrides_give_a_recipe_or_a_refusal_and_nothing_else() -> None:
+    draw = random.Random(7)
+    keys = [*overrides.keys(features.EVERYTHING), "", ".", "optim.", ".lr", "moe.experts.x", "__class__", "optim.lrr"]
+    values = ["", "null", "1", "0", "-1", "1e400", "1e-4", "NaN", "Infinity", "true", "[]", "[1]", "{}", "AEMR", "56"]
+    values += ['"x"', "[[[[", "9" * 40, "\0", "é", "\ud800", '{"a_ranks":[1]}', '{"experts":12}', "[" * 4000, "bf16"]
+    accepted = 0
+    for _ in range(HOSTILE):
+        asked = {draw.choice(keys): draw.choice(values) for _ in range(draw.choice((1, 1, 1, 2, 4)))}
+        recipe = answer_or_refusal(overrides.apply, NAM56R, asked)
+        if isinstance(recipe, Refused):
+            assert all(refusal.field and refusal.remedy for refusal in recipe.refusals)
+        accepted += isinstance(recipe, Recipe)
+    assert HOSTILE // 100 < accepted < HOSTILE, f"{accepted} of {HOSTILE} accepted: one side is hardly tried"

@@ -1,0 +1,78 @@
+"""What carries the project's former name: records are read, environment variables are refused at once."""
+
+from __future__ import annotations
+
+import subprocess
+from dataclasses import replace
+from datetime import date
+from pathlib import Path
+
+import pytest
+
+from contracts.checks._support.recorded_runs import RECEIPT
+from contracts.checks.gate._recorded_run import TODAY, A, recorded
+from contracts.court import record
+from contracts.spec import codec, manifest
+from contracts.spec.errors import Refused
+from contracts.spec.former_name import FORMER, current
+from contracts.spec.manifest import Manifest
+from contracts.spec.receipt import SCHEMA
+from contracts.stacks.reference import receipts
+from contracts.stacks.reference.train import read
+from tests_unit._parties.running import RANKPROOF, ROOT, environment
+
+pytestmark = pytest.mark.unit
+
+
+def as_before(schema: str) -> str:
+    return schema.replace("rankproof", FORMER)
+
+
+def test_a_record_of_the_former_name_is_read() -> None:
+    run = recorded((A, "holds"))
+    before = replace(run, header=replace(run.header, schema=as_before(run.header.schema)))
+    text = record.write(before, date.fromisoformat(TODAY))
+    assert FORMER in text
+    assert record.read(text)[0] == run
+
+
+def test_a_receipt_of_the_former_name_is_read() -> None:
+    text = codec.dumps(RECEIPT)
+    assert receipts.read(text.replace(SCHEMA, as_before(SCHEMA))) == receipts.read(text)
+
+
+def test_a_manifest_of_the_former_name_is_read() -> None:
+    launched = Manifest(
+        run="r", app_id="a", function_call_id="f", launched_at="2026-06-15T00:00:00+00:00", state="detached"
+    )
+    written = manifest.dumps(launched)
+    assert manifest.loads(written.replace(manifest.SCHEMA, as_before(manifest.SCHEMA))) == launched
+
+
+@pytest.mark.parametrize("schema", [None, 1, "other.run/1", "rankproof.run/2", "my-rankproof.run/1"])
+def test_another_schema_stays_what_it_is(schema: object) -> None:
+    assert current(schema) == schema
+
+
+def test_variables_of_the_former_name_are_refused_once_with_what_to_set(tmp_path: Path) -> None:
+    old = {f"{FORMER.upper()}_TELEMETRY": "told.jsonl", f"{FORMER.upper()}_HOST": "box@here"}
+    done = subprocess.run([RANKPROOF, "list"], cwd=tmp_path, env=environment(**old), capture_output=True, text=True,
+                          check=False)  # fmt: skip
+    assert (done.returncode, done.stdout) == (2, "")
+    lines = done.stderr.splitlines()
+    assert len(lines) == 2
+    assert "told.jsonl" in lines[1]
+    assert "set RANKPROOF_TELEMETRY" in lines[1]
+
+
+def test_a_trainer_is_not_started_with_one() -> None:
+    with pytest.raises(Refused, match="set RANKPROOF_TELEMETRY"):
+        read((), {f"{FORMER.upper()}_TELEMETRY": "told.jsonl"})
+
+
+def test_the_former_name_stands_in_one_file() -> None:
+    words = ["git", "grep", "-Iil", FORMER]
+    if not (ROOT / ".git").exists():
+        pytest.skip("not a checkout: there is no list of files")
+    found = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert found.stdout.split() == ["contracts/spec/former_name.py"]
