@@ -72,8 +72,8 @@ def test_sum(n): assert summed(RANK + n) == SIZE * (SIZE - 1) // 2 + SIZE * n
 """
 CROWD = """
 import pathlib, sys, time, torch, torch.distributed as dist
-from contracts.harness.ranks import crowd
-taken = "turns" in sys.argv and crowd.take_turns(10**6)
+from contracts.harness.ranks import cpu_sharing
+taken = "turns" in sys.argv and cpu_sharing.take_turns(10**6)
 dist.init_process_group("gloo")
 hundred = torch.ones(100)
 began = time.monotonic()

@@ -17,7 +17,7 @@ from contracts.spec.errors import Refused
 from contracts.spec.former_name import FORMER, current
 from contracts.spec.manifest import Manifest
 from contracts.spec.receipt import SCHEMA
-from contracts.stacks.reference import receipts
+from contracts.stacks.reference.receipts import receipt as receipts
 from contracts.stacks.reference.train import read
 from tests_unit._parties.running import RANKPROOF, ROOT, environment
 

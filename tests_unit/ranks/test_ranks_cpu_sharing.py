@@ -11,7 +11,8 @@ import pytest
 from tests_unit.ranks.running import ROOT
 
 SAYS = (
-    "import os; from contracts.harness.ranks import crowd; print(crowd.take_turns({ranks}), os.sched_getscheduler(0))"
+    "import os; from contracts.harness.ranks.cpu_sharing import take_turns; "
+    "print(take_turns({ranks}), os.sched_getscheduler(0))"
 )
 
 
