@@ -205,7 +205,7 @@ class _Tabled(Attention):
         self.register_buffer("cos", self.angles(torch.arange(recipe.seq_length)[None], self.head_dim).cos())
 
 
-@mutant(of="BLK-03f", case="gqa", says="holds mixer.cos, which its definition has not", bugs=("RSM-13",))
+@mutant(of="BLK-03f", case="gqa", says="holds mixer.cos, which its definition does not have", bugs=("RSM-13",))
 class SavesTheRopeTable(Exchanged):
     """The table of cosines is a persistent buffer: a resumed run keeps the checkpoint's, whatever its theta."""
 

@@ -24,7 +24,7 @@ class _OneAhead(Attention):
         return same_BTS.tril(1)
 
 
-@mutant(of="BLK-01a", case="gqa-packed", says="tokens from 6 on were exchanged, and y before token 6 differs")
+@mutant(of="BLK-01a", case="gqa-packed", says="tokens from 6 on were replaced, and y before token 6 differs")
 class SeesOneTokenAhead(Exchanged):
     """The mask is off by one where documents are packed; without them the kernel's own is used and is right."""
 
@@ -103,8 +103,8 @@ class _LeakyBackward(Attention):
         return super().probabilities(scores_BHTS, visible_BTS) + (whole - whole.detach())
 
 
-@mutant(of="BLK-01a", case="gqa-packed", says="the gradient of y at token 5 by what follows differs")
-@mutant(of="BLK-02a", case="mqa", says="the gradient of document 0 of row 0 by the others differs")
+@mutant(of="BLK-01a", case="gqa-packed", says="the gradient of y at token 5 with respect to later tokens differs")
+@mutant(of="BLK-02a", case="mqa", says="the gradient of document 0 of row 0 with respect to the others differs")
 class BackwardHasNoMask(Exchanged):
     """The forward kernel masks and the backward kernel does not: every output is right."""
 
@@ -117,7 +117,7 @@ class _Backwards(Attention):
         return rising_BTS.tril()
 
 
-@mutant(of="BLK-02a", case="every-token-a-document", says="the other documents were exchanged, and y of document 1")
+@mutant(of="BLK-02a", case="every-token-a-document", says="the other documents were replaced, and y of document 1")
 class LaterDocumentsSeeEarlierOnes(Exchanged):
     """Document numbers are compared by order and not for equality."""
 
@@ -129,7 +129,7 @@ class _FirstRow(Attention):
         return super().visible(packing)[:1].expand(len(packing.documents_BT), -1, -1)
 
 
-@mutant(of="BLK-02a", case="gqa", says="the other documents were exchanged, and y of document 1 of row 1 differs")
+@mutant(of="BLK-02a", case="gqa", says="the other documents were replaced, and y of document 1 of row 1 differs")
 class TakesTheFirstRowsDocuments(Exchanged):
     """One mask for the whole batch, made of its first row: right as long as every row is packed alike."""
 
@@ -141,7 +141,7 @@ class _Unpacked(LatentAttention):
         return super().forward(x_BTD, packing._replace(boundless=True), state)
 
 
-@mutant(of="BLK-02a", case="mla", says="the other documents were exchanged, and y of document 1 of row 0 differs")
+@mutant(of="BLK-02a", case="mla", says="the other documents were replaced, and y of document 1 of row 0 differs")
 class LatentAttentionIsAlwaysBoundless(Exchanged):
     """The fused path is chosen without a look at the packing."""
 
@@ -156,7 +156,7 @@ class _Flattened(Attention):
         return super().attend(q, k, v, None).reshape(v_BSHv.shape)
 
 
-@mutant(of="BLK-03d", case="gqa", says="the other rows were exchanged, and y of row 1 differs")
+@mutant(of="BLK-03d", case="gqa", says="the other rows were replaced, and y of row 1 differs")
 class RowsFollowEachOther(Exchanged):
     """The batch is flattened for a kernel of variable lengths, and the lengths are not given."""
 
@@ -166,14 +166,14 @@ class RowsFollowEachOther(Exchanged):
 mutant(of="BLK-01a", case="dsa", says="and y before token 7 differs")(SelectsKeysThatFollow)
 
 
-mutant(of="BLK-02a", case="gqa", says="the other documents were exchanged, and y of document 1 of row 0 differs")(
+mutant(of="BLK-02a", case="gqa", says="the other documents were replaced, and y of document 1 of row 0 differs")(
     IgnoresDocuments
 )
 
 
-mutant(of="BLK-02a", case="dsa", says="the other documents were exchanged, and y of document 1 of row 0 differs")(
+mutant(of="BLK-02a", case="dsa", says="the other documents were replaced, and y of document 1 of row 0 differs")(
     SelectsKeysOfOtherDocuments
 )
 
 
-mutant(of="BLK-03d", case="dsa", says="the other rows were exchanged, and y of row")(SelectsForTheWholeBatch)
+mutant(of="BLK-03d", case="dsa", says="the other rows were replaced, and y of row")(SelectsForTheWholeBatch)

@@ -151,7 +151,7 @@ class Rounds(Model):
         return super().run(layer, kept, pack)
 
 
-@mutant(of="BLK-07c", case="latent-streams", says="recomputed by the execution, logits differs")
+@mutant(of="BLK-07c", case="latent-streams", says="recompute set by the execution: logits differs")
 class KeepsInputsInBfloat16(Exchanged):
     """Recomputation keeps the inputs of layers in bfloat16, to save more."""
 
@@ -165,7 +165,7 @@ class SecondRun(Layer):
         return super().branch(x_BTD.to(torch.bfloat16).to(x_BTD.dtype) if runs else x_BTD, packing)
 
 
-@mutant(of="BLK-07c", case="latent-streams", says="recomputed by the execution, the gradient of", bugs=("MXP-11",))
+@mutant(of="BLK-07c", case="latent-streams", says="recompute set by the execution: the gradient of", bugs=("MXP-11",))
 class RecomputesInAnotherPrecision(Exchanged):
     """Autocast stands around the first run and not around the second."""
 
@@ -205,7 +205,7 @@ class ForgetsRandomness(Model):
         return super().embed(tokens_BT)
 
 
-@mutant(of="BLK-07c", case="latent-streams", says="recomputed by the execution, the gradient of", bugs=("ACK-01",))
+@mutant(of="BLK-07c", case="latent-streams", says="recompute set by the execution: the gradient of", bugs=("ACK-01",))
 class DropsOtherElementsWhenRecomputed(Exchanged):
     """The state of the random generator is not kept for the second run: dropout drops other elements."""
 
@@ -223,7 +223,7 @@ class AtOnce(Model):
         return x_BTD * (1 + 2**-20) if self.recipe.recompute == "full" else x_BTD
 
 
-@mutant(of="BLK-07c", case="latent-streams", says="recomputed by the recipe, logits differs")
+@mutant(of="BLK-07c", case="latent-streams", says="recompute set by the recipe: logits differs")
 class RecomputesOtherwiseByTheRecipe(Exchanged):
     """The recipe's switch takes another path than the launcher's."""
 

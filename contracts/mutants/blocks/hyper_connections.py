@@ -120,7 +120,7 @@ class EndsOnTheLast(Model):
         return x if x.dim() == 3 else x[..., -1, :]
 
 
-@mutant(of="BLK-06o", case="two-streams", says="the logits under other names of streams differs")
+@mutant(of="BLK-06o", case="two-streams", says="the logits with permuted streams differs")
 class EndsOnTheLastStream(Exchanged):
     """The head reads one stream and not their mean."""
 
@@ -134,7 +134,7 @@ class ByColumns(HyperConnections):
         return rest / rest.sum(-2, keepdim=True)
 
 
-@mutant(of="BLK-06o", case="three-streams", says="the logits under other names of streams differs")
+@mutant(of="BLK-06o", case="three-streams", says="the logits with permuted streams differs")
 class MixesByRank(Exchanged):
     """A later stream receives what an earlier one did as well: their order matters."""
 

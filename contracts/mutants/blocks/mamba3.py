@@ -43,7 +43,7 @@ class SwapsTheEndsOfAStep(Exchanged):
     exchange = {"mamba3": _Swapped}
 
 
-@mutant(of="BLK-04n", case="all-at-the-end", says="y with another k and v before it differs")
+@mutant(of="BLK-04n", case="all-at-the-end", says="y with the initial k and v set to 0 differs")
 class GivesTheEndToTheBeginning(Exchanged):
     """The same, where all should lie at the end."""
 
@@ -143,7 +143,7 @@ class _HalfTurns(Mamba3):
         return super().rotated(u_BThn, angle_BThS / 2)
 
 
-@mutant(of="BLK-04o", case="three-turns", says="more of the initial angle differs")
+@mutant(of="BLK-04o", case="three-turns", says="added to the initial angle differs")
 class TurnsByHalfTheAngle(Exchanged):
     """An angle of 2π is half a turn, and the angle that is carried is wrapped at 2π all the same."""
 
@@ -160,7 +160,7 @@ class _OneSided(Mamba3):
         return super().rotated(u_BThn, angle_BThS) if self.calls == 1 else u_BThn
 
 
-@mutant(of="BLK-04o", case="any-angle-before-an-empty-state", says="more of the initial angle differs")
+@mutant(of="BLK-04o", case="any-angle-before-an-empty-state", says="added to the initial angle differs")
 class TurnsBAndNotC(Exchanged):
     """Only k is turned."""
 

@@ -139,8 +139,8 @@ class _Centred(Mlp):
         return super().gate(gate_BTF, up_BTF - up_BTF.mean((0, 1), keepdim=True))
 
 
-@mutant(of="BLK-06l", case="relu2", says="token 3 of row 1 was exchanged, and y of the others differs")
-@mutant(of="BLK-06l", case="swiglu", says="token 7 of row 1 was exchanged, and y of the others differs")
+@mutant(of="BLK-06l", case="relu2", says="token 3 of row 1 was replaced, and y of the others differs")
+@mutant(of="BLK-06l", case="swiglu", says="token 7 of row 1 was replaced, and y of the others differs")
 class CentresOverTokens(Exchanged):
     """Something is normed over the sequence that should be over a token's own elements: it looks ahead too."""
 

@@ -168,7 +168,7 @@ class _DenseBackward(LatentAttention):
         return super().probabilities(scores_BHTS, visible_BTS) + (dense - dense.detach())
 
 
-@mutant(of="BLK-06e", case="early", says="the gradient by the token left out differs")
+@mutant(of="BLK-06e", case="early", says="the gradient with respect to the token left out differs")
 @mutant(of="BLK-06d", case="one-document", says="gradient mixer")
 class BackwardIsDense(Exchanged):
     """Only the forward pass is sparse: gradients run to keys that were not selected."""
