@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import importlib
 import importlib.util
 import inspect
@@ -14,7 +13,9 @@ from pathlib import Path
 
 import pytest
 
+import contracts.checks
 import contracts.mutants
+from contracts.contract import LAW
 from contracts.instruments.import_trace import modules_after
 from contracts.spec import errors
 
@@ -166,6 +167,23 @@ def test_every_subject_stands_in_the_table_of_contents(floor: str) -> None:
     assert subjects <= modules_after(read), f"not imported: {sorted(subjects - modules_after(read))}"
 
 
+def test_an_id_tells_the_folder_and_both_floors_have_the_same_files() -> None:
+    """Who has a red id finds its check, and its mutants under the same file name, without a search."""
+    rooms: dict[str, set[str]] = {}
+    for contract in LAW.contracts.values():
+        rooms.setdefault(contract.family, set()).add(contract.check.__module__.split(".")[2])
+    assert {family: sorted(each) for family, each in rooms.items() if len(each) != 1} == {}
+    folders = [folder for each in rooms.values() for folder in each]
+    assert len(folders) == len(set(folders)), f"two families share a folder: {rooms}"
+    root = Path(contracts.mutants.__file__).parents[1]
+    checks, mutants = (
+        {path.relative_to(root / floor).as_posix() for path in (root / floor).glob("[a-z]*/[a-z]*.py")}
+        for floor in ("checks", "mutants")
+    )
+    assert len(checks) > len(folders)
+    assert checks == mutants
+
+
 CHECKS = [name for name in _modules("contracts.checks") if name != "contracts.checks"]
 
 
@@ -183,52 +201,3 @@ def test_the_instrument_sees_what_an_import_brings() -> None:
     assert "colorsys" in modules_after("import colorsys, sys; sys.exit(3)")
     with pytest.raises(ImportError, match="no_such_module: ModuleNotFoundError: No module named 'no_such_module'"):
         modules_after("import no_such_module")
-
-
-def _imports(path: Path, module: str, known: set[str]) -> set[str]:
-    """The modules of ours that a module imports, at once or within a function, by its text; not for annotations."""
-    found: set[str] = set()
-    waiting: list[ast.AST] = [ast.parse(path.read_text(encoding="utf-8"))]
-    while waiting:
-        node = waiting.pop()
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            names = {f"{node.module}.{alias.name}" for alias in node.names}
-            found |= names & known | ({node.module} if names - known else set())
-        elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
-            waiting += node.orelse
-        else:
-            waiting += ast.iter_child_nodes(node)
-    return (found & known) - {module}
-
-
-def _circles(imports: dict[str, set[str]]) -> list[list[str]]:
-    """The sets of modules of which each imports all others, over whatever stands between."""
-    reached: dict[str, set[str]] = {}
-    for start, direct in imports.items():
-        seen: set[str] = set()
-        waiting = list(direct)
-        while waiting:
-            module = waiting.pop()
-            if module not in seen:
-                seen.add(module)
-                waiting += imports[module]
-        reached[start] = seen
-    circles = {frozenset(b for b in seen if a in reached[b]) for a, seen in reached.items() if a in seen}
-    return sorted(sorted(circle) for circle in circles)
-
-
-def test_a_circle_is_seen() -> None:
-    assert _circles({"a": {"b"}, "b": {"c"}, "c": {"a", "d"}, "d": set()}) == [["a", "b", "c"]]
-    assert _circles({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
-
-
-@pytest.mark.parametrize("floor", FLOORS)
-def test_no_import_goes_in_a_circle(floor: str) -> None:
-    """A package that lists its own modules is left out: what it holds may import from it nothing but modules."""
-    root = Path(contracts.mutants.__file__).parents[2]
-    below = root / floor.replace(".", "/")
-    files = [path for path in below.rglob("*.py") if path.name != "__init__.py"] or [below.with_suffix(".py")]
-    known = {".".join(path.relative_to(root).with_suffix("").parts): path for path in files}
-    assert _circles({name: _imports(path, name, set(known)) for name, path in known.items()}) == []

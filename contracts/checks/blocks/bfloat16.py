@@ -46,7 +46,7 @@ def held_to_its_definition(call: BlockCall, run: BlockRun, asked: Asked) -> None
 
     assert run.y.dtype == asked.dtype, f"activations are {asked.dtype}, and y is {run.y.dtype}"
     want, control = defined(call), defined(call, torch.bfloat16)
-    policy = instruments.policy
+    policy = instruments.half_precision
     words = policy.beyond("y", run.y, want.pop("y"), control.pop("y"), HALF_OUTPUT)
     assert not words, words
     gradients = dict(run.gradients)
@@ -69,7 +69,7 @@ def defined(call: BlockCall, stored: torch.dtype | None = None) -> dict[str, Ten
     leaves = {name: each.requires_grad_() for name, each in weights.items() if each.is_floating_point()}
     x_BTD = numerics.tensor(call.x, torch.float64).requires_grad_()
     routers = {(call.recipe.hidden, call.recipe.moe.experts)} if call.recipe.moe else set()
-    rounding = instruments.policy.Stored(stored, frozenset(routers)) if stored else contextlib.nullcontext()
+    rounding = instruments.half_precision.Stored(stored, frozenset(routers)) if stored else contextlib.nullcontext()
     with rounding:
         y_BTD = _through(call, weights, x_BTD)
         assert call.dy is not None

@@ -51,7 +51,7 @@ def compiled_experts_are_as_near_as_eager_ones(stack: Stack, asked: Asked, backe
     exact = stack.run_block(call_of(stack, replace(asked, dtype="float64")))
     eager = stack.run_block(call)
     (compiled,) = stack.run_compiled((call,), backend).runs
-    numerics, policy = instruments.numerics, instruments.policy
+    numerics, policy = instruments.numerics, instruments.half_precision
     routed = numerics.apart("experts", compiled.seen["counts"], exact.seen["counts"], EXACT)
     assert not routed, routed
     want, control = numerics.tensor(exact.y), numerics.tensor(eager.y)
