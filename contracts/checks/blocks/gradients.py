@@ -44,15 +44,15 @@ def gradients_are_the_slope_of_the_loss(stack: Training, recipe: Recipe, mode: M
     gradients = instruments.numerics.tensors(run.gradients)
     for place in dict.fromkeys(map(_place, rows)):
         names = [row.name for row in rows if _place(row) == place]
-        way = {name: instruments.fixtures.normal(f"way {name}", weights[name].shape) for name in names}
-        ends = []
+        direction = {name: instruments.fixtures.normal(f"way {name}", weights[name].shape) for name in names}
+        totals = []
         for sign in (1, -1):
-            there = {name: tensor(weights[name]) + sign * STEP * way[name] for name in names}
-            moved = {**weights, **instruments.numerics.arrays(there)}
-            ends.append(one_pass(stack, recipe, moved, tokens, mode=mode).losses["total"])
-        slope = (ends[0] - ends[1]) / (2 * STEP)
-        found = sum(float((gradients[name] * way[name]).sum()) for name in names if name in gradients)
-        size = sum(float(each.square().sum()) for name, each in gradients.items() if name in way) ** 0.5
+            shifted = {name: tensor(weights[name]) + sign * STEP * direction[name] for name in names}
+            moved = {**weights, **instruments.numerics.arrays(shifted)}
+            totals.append(one_pass(stack, recipe, moved, tokens, mode=mode).losses["total"])
+        slope = (totals[0] - totals[1]) / (2 * STEP)
+        found = sum(float((gradients[name] * direction[name]).sum()) for name in names if name in gradients)
+        size = sum(float(each.square().sum()) for name, each in gradients.items() if name in direction) ** 0.5
         assert abs(slope - found) <= 1e-6 * max(size, abs(slope)), (
             f"the gradient of {place} gives a slope of {found:.9g}, finite differences give {slope:.9g}"
         )

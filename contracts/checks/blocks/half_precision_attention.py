@@ -41,7 +41,7 @@ def attention_in_half_precision_adds_up_in_float32(
     import torch
 
     numerics = instruments.numerics
-    call = _laid(call_of(stack, recipe, lengths, backward=False), trap, dtype)
+    call = _trap_call(call_of(stack, recipe, lengths, backward=False), trap, dtype)
     length = sum(lengths[0])
     last = range(length - 3, length)
     documents = None if call.documents is None else numerics.tensor(call.documents)[0]
@@ -55,7 +55,7 @@ def attention_in_half_precision_adds_up_in_float32(
     assert not words, f"{trap} in {dtype}: {words}"
 
 
-def _laid(call: BlockCall, trap: Trap, dtype: Element) -> BlockCall:
+def _trap_call(call: BlockCall, trap: Trap, dtype: Element) -> BlockCall:
     """The input of a trap: x in `dtype`, and float32 weights whose values `dtype` holds exactly."""
     import torch
 

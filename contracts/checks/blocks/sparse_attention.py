@@ -133,17 +133,17 @@ def a_key_that_is_not_selected_counts_for_nothing(stack: Blocks, top_k: int, len
     other_BTD[:, s] += instruments.fixtures.normal("a little", tuple(other_BTD[:, s].shape), scale=0.1)
     one, two = stack.run_block(call), stack.run_block(replace(call, x=numerics.array(other_BTD), dy=None))
     before_BTS, after_BTS = _selected(one), _selected(two)
-    deaf_BT = (before_BTS == after_BTS).all(-1) & ~before_BTS[..., s]
-    deaf_BT[:, : s + 1] = False  # earlier queries never see s
-    assert bool(deaf_BT.any()), f"no query after token {s} leaves it out with k {top_k}"
-    words = numerics.apart("y of the queries that leave it out", numerics.tensor(two.y)[deaf_BT],
-                           numerics.tensor(one.y)[deaf_BT], EXACT)  # fmt: skip
+    without_BT = (before_BTS == after_BTS).all(-1) & ~before_BTS[..., s]
+    without_BT[:, : s + 1] = False  # earlier queries never see s
+    assert bool(without_BT.any()), f"no query after token {s} leaves it out with k {top_k}"
+    words = numerics.apart("y of the queries that leave it out", numerics.tensor(two.y)[without_BT],
+                           numerics.tensor(one.y)[without_BT], EXACT)  # fmt: skip
     assert not words, f"token {s} was replaced, and {words}"
-    hears_BT = before_BTS[..., s] & after_BTS[..., s]
+    with_BT = before_BTS[..., s] & after_BTS[..., s]
     changed = (numerics.tensor(one.y) != numerics.tensor(two.y)).any(-1)
-    assert bool((changed & hears_BT)[:, s + 1 :].any()), f"token {s} was replaced, and no query that selects it changed"
+    assert bool((changed & with_BT)[:, s + 1 :].any()), f"token {s} was replaced, and no query that selects it changed"
 
-    dy_BTD = torch.where(deaf_BT[..., None], numerics.tensor(call.dy), 0.0) if call.dy else other_BTD
+    dy_BTD = torch.where(without_BT[..., None], numerics.tensor(call.dy), 0.0) if call.dy else other_BTD
     back = numerics.tensor(stack.run_block(replace(call, dy=numerics.array(dy_BTD))).gradients["x"])[:, s]
     words = numerics.apart("the gradient with respect to the token left out", back, torch.zeros_like(back), EXACT)
     assert not words, f"queries that leave out token {s}: {words}"
