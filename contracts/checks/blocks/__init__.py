@@ -2,29 +2,29 @@
 
 from contracts.checks.blocks import (  # isort: skip
     attention,  # A: heads, softmax, what a block holds
-    latent_attention,  # A with MLA, in both its forms
-    rope,  # angles, places, QK norm
-    sparse_attention,  # A with DSA: what is selected, and what follows
-    attention_causality,  # who sees whom in A
-    half_precision_attention,  # what A adds up in
+    latent_attention,  # A with MLA, absorbed and not
+    rope,  # angles, positions, QK norm
+    sparse_attention,  # A with DSA: which keys are selected, attention over them
+    attention_causality,  # A: causality, documents, rows
+    half_precision_attention,  # A: accumulation in float32
     mlp,  # E without experts
-    expert_causality,  # which tokens a token's output depends on in a block with experts
-    mamba_scan,  # M: what it sees, carries and keeps apart
+    expert_causality,  # E with experts: causality
+    mamba_scan,  # M: chunks and state passing
     mamba2,  # M as Mamba-2: its recurrence
     mamba3,  # M as Mamba-3: its recurrence
     recurrent,  # R: its recurrence
-    mamba_causality,  # who sees whom in M
+    mamba_causality,  # M: causality and documents
     mamba_precision,  # M: what is held and computed in float32
-    hyper_connections,  # residual streams beside each other
-    multi_token_prediction,  # heads that look ahead
-    loss,  # what is averaged over what
-    model_causality,  # what a position of the whole model may see
-    gradients,  # gradients of the whole model, and their recomputation
-    causality_on_devices,  # whom a token reads, on a CPU and on a GPU
+    hyper_connections,  # mHC: parallel residual streams
+    multi_token_prediction,  # MTP heads: inputs, labels, gradients
+    loss,  # the mean over labels, the total
+    model_causality,  # causality and documents of the whole model
+    gradients,  # gradients of the whole model, and activation recomputation
+    causality_on_devices,  # exact causality of every block, on a CPU and on a GPU
     bfloat16,  # blocks in bfloat16, on a CPU and on a GPU
-    third_party_kernels,  # the same blocks by the kernels of others
-    context_parallel_state,  # and what crosses from one of them to the next
-    transformer_step,  # the same in one process, against its definition
+    third_party_kernels,  # mamba-ssm and Transformer Engine in place of a block's own kernels
+    context_parallel_state,  # state that passes between context-parallel ranks
+    transformer_step,  # a training step of a transformer against its definition
 )
 
 __all__ = [

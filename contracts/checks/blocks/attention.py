@@ -1,4 +1,4 @@
-"""Attention against its definition: its heads, what a softmax keeps, what a block of it holds."""
+"""Attention against its definition: heads, softmax, and the tensors that a block holds."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ GROUPED: dict[str, tuple[Recipe, Lengths, Element]] = {
 def grouped_query_attention_is_its_definition(stack: Blocks, recipe: Recipe, lengths: Lengths, dtype: Element) -> None:
     """Grouped-query attention has the outputs and every gradient of its definition, a loop over heads and tokens.
 
-    Scale, QK norm, rope and the choice of the KV head are all in it; the promises that follow take them one by one.
+    The definition includes scale, QK norm, rope and the choice of the KV head. Contracts below test each by itself.
     """
     call = call_of(stack, recipe, lengths, dtype=dtype)
     words = differs_from(call, stack.run_block(call), TOLERANCES[dtype])
@@ -64,7 +64,9 @@ REPEATED = {  # KV groups, documents, the KV head that each of four query heads 
 def grouped_heads_are_heads_with_repeated_keys_and_values(
     stack: Blocks, groups: int, lengths: Lengths, reads: tuple[int, ...]
 ) -> None:
-    """GQA is multi-head attention whose neighbouring heads have the same key and value; their gradients add up."""
+    """GQA equals multi-head attention in which neighbouring query heads share one key and one value, and the gradient
+    of a KV head is the sum over the query heads that read it.
+    """
     numerics, head_dim = instruments.numerics, SMALL.head_dim
     call = call_of(stack, replace(SMALL, kv_groups=groups), lengths)
     names = ("mixer.wk.weight", "mixer.wv.weight")
@@ -89,9 +91,10 @@ EQUAL = {"gqa": (SMALL, ROWS), "gqa-packed": (SMALL, PACKED), "mla": (SMALL_MLA,
 
 @contract("BLK-03e", asks=_ASKS, cases=EQUAL, source="naming")
 def equal_tokens_have_equal_outputs(stack: Blocks, recipe: Recipe, lengths: Lengths) -> None:
-    """In a row of equal tokens every output is the same: weights of attention add up to one, and values have no place.
+    """If all tokens of a row are equal, all outputs of attention are equal: attention weights sum to one, and values
+    carry no position.
 
-    Rope that turns values too, dropout that is still on and a mask that is multiplied in after the softmax break it.
+    Rope applied to values, dropout left on, and a mask multiplied in after the softmax violate this.
     """
     numerics = instruments.numerics
     call = call_of(stack, recipe, lengths, backward=False)
@@ -125,13 +128,13 @@ HELD = {  # recipe, layer, name → shape
 def attention_holds_its_matrices_and_nothing_else(
     stack: Blocks, recipe: Recipe, layer: int, shapes: dict[str, tuple[int, ...]]
 ) -> None:
-    """An attention block holds exactly the tensors of its definition, an indexer on sparse A-ranks alone.
+    """An attention block holds exactly the tensors of its definition, and only sparse A-ranks hold an indexer.
 
-    A rope table among them is loaded back after theta or the length of a sequence changed.
+    A rope table saved as a buffer would be loaded back after theta or the sequence length has changed.
     """
     held = {name: shape.shape for name, shape in stack.block_weights(recipe, layer, "nemo_native").items()}
     missing, extra = sorted(shapes.keys() - held.keys()), sorted(held.keys() - shapes.keys())
     assert not missing, f"layer {layer} lacks {', '.join(missing)}"
-    assert not extra, f"layer {layer} holds {', '.join(extra)}, which its definition has not"
+    assert not extra, f"layer {layer} holds {', '.join(extra)}, which its definition does not have"
     for name, shape in shapes.items():
         assert held[name] == shape, f"{name} has shape {held[name]}, expected {shape}"

@@ -1,4 +1,4 @@
-"""Who sees whom in attention: nothing of what follows, of other documents, of other rows. These zeros are exact."""
+"""Causality of attention: no later token, no other document and no other row has an effect. The zeros are exact."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from contracts.spec.tolerance import EXACT
 
 _ASKS = ("block_weights", "run_block")
 
-SEEN = {  # recipe, documents of each row, the token that changes, by what the queries are multiplied
+SEEN = {  # recipe, documents of each row, the token that changes, factor on the queries
     "gqa": (SMALL, ROWS, 4, 1.0),
     "gqa-packed": (SMALL, PACKED, 6, 1.0),
     "the-last-token": (MQA, ROWS, 8, 1.0),
     "beyond-a-tile-of-64": (SMALL, ((67,), (67,)), 65, 1.0),
-    # Scores of -1e5 and less: a finite number in place of minus infinity stands above what may be seen.
+    # Scores of -1e5 and less: a finite mask value in place of minus infinity exceeds the scores of visible keys.
     "loud": (BARE, ROWS, 3, 3e5),
     "loud-packed": (BARE, PACKED, 6, 3e5),
     "mla": (SMALL_MLA, ROWS, 4, 1.0),
@@ -31,9 +31,10 @@ SEEN = {  # recipe, documents of each row, the token that changes, by what the q
 
 @contract("BLK-01a", asks=_ASKS, cases=SEEN, source="naming")
 def attention_does_not_see_what_follows(stack: Blocks, recipe: Recipe, lengths: Lengths, t: int, loud: float) -> None:
-    """Another token t leaves every output of attention before it exactly as it was, and no gradient flows back to it.
+    """Replacing the tokens from t on changes no output of attention before t, and outputs before t send no gradient to
+    those tokens: both exactly.
 
-    Both directions are asked for: a backward kernel has a mask of its own.
+    The backward pass is tested too, because a backward kernel has its own mask.
     """
     import torch
 
@@ -48,16 +49,17 @@ def attention_does_not_see_what_follows(stack: Blocks, recipe: Recipe, lengths: 
     one, two = stack.run_block(call), stack.run_block(replace(call, x=numerics.array(other_BTD), dy=None))
     words = numerics.apart(f"y before token {t}", part(two.y, slice(None), slice(t)),
                            part(one.y, slice(None), slice(t)), EXACT)  # fmt: skip
-    assert not words, f"tokens from {t} on were exchanged, and {words}"
-    assert one.y != two.y, f"tokens from {t} on were exchanged, and no output changed"
+    assert not words, f"tokens from {t} on were replaced, and {words}"
+    assert one.y != two.y, f"tokens from {t} on were replaced, and no output changed"
 
     dy_BTD = torch.zeros_like(x_BTD)
     dy_BTD[:, t - 1] = numerics.tensor(call.dy)[:, t - 1] if call.dy else 0
     back = numerics.tensor(stack.run_block(replace(call, dy=numerics.array(dy_BTD))).gradients["x"])
-    words = numerics.apart(f"the gradient of y at token {t - 1} by what follows", back[:, t:],
+    words = numerics.apart(f"the gradient of y at token {t - 1} with respect to later tokens", back[:, t:],
                            torch.zeros_like(back[:, t:]), EXACT)  # fmt: skip
     assert not words, words
-    assert bool(back[:, t - 1].any()), f"the gradient of y at token {t - 1} by the token itself is zero"
+    words = f"the gradient of y at token {t - 1} with respect to the token itself is zero"
+    assert bool(back[:, t - 1].any()), words
 
 
 DOCUMENTS = {
@@ -72,7 +74,9 @@ DOCUMENTS = {
 
 @contract("BLK-02a", asks=_ASKS, cases=DOCUMENTS, source="F06")
 def documents_do_not_attend_to_each_other(stack: Blocks, recipe: Recipe, lengths: Lengths) -> None:
-    """Of documents packed into one row each has the outputs and gradients, exactly, whatever stands in the others."""
+    """A document in a packed row has exactly the same attention outputs whatever the other documents contain, and its
+    outputs send them no gradient.
+    """
     import torch
 
     numerics = instruments.numerics
@@ -92,9 +96,11 @@ def documents_do_not_attend_to_each_other(stack: Blocks, recipe: Recipe, lengths
             run = stack.run_block(replace(call, x=other, dy=dy))
             mine = numerics.tensor(run.y)[inside]
             words = numerics.apart(f"y of {name}", mine, numerics.tensor(whole)[inside], EXACT)
-            assert not words, f"the other documents were exchanged, and {words}"
+            assert not words, f"the other documents were replaced, and {words}"
             back = numerics.tensor(run.gradients["x"])[~inside]
-            words = numerics.apart(f"the gradient of {name} by the others", back, torch.zeros_like(back), EXACT)
+            words = numerics.apart(
+                f"the gradient of {name} with respect to the others", back, torch.zeros_like(back), EXACT
+            )
             assert not words, words
 
 
@@ -109,7 +115,7 @@ ALONE = {
 
 @contract("BLK-03d", asks=_ASKS, cases=ALONE, source="naming")
 def a_row_attends_to_itself_alone(stack: Blocks, recipe: Recipe, lengths: Lengths) -> None:
-    """A row of a batch has the same output, exactly, whatever stands in the other rows."""
+    """A row of a batch has exactly the same attention output whatever the other rows contain."""
     numerics = instruments.numerics
     call = call_of(stack, recipe, lengths, backward=False)
     one = stack.run_block(call).y
@@ -118,4 +124,4 @@ def a_row_attends_to_itself_alone(stack: Blocks, recipe: Recipe, lengths: Length
         other_BTD[row] = numerics.tensor(call.x)[row]
         two = stack.run_block(replace(call, x=numerics.array(other_BTD))).y
         words = numerics.apart(f"y of row {row}", part(two, row), part(one, row), EXACT)
-        assert not words, f"the other rows were exchanged, and {words}"
+        assert not words, f"the other rows were replaced, and {words}"

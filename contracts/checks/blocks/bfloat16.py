@@ -18,26 +18,26 @@ if TYPE_CHECKING:
 
 HOST, GPU = on("cpu"), on("cuda")
 
-# Sums over all tokens whose terms cancel to a tenth: in bfloat16 nothing is to be judged by them, in float32 they are
-# (BLK-05a). By letter.
+# By block letter: gradients that are sums over all tokens whose terms cancel to a tenth. In bfloat16 they are too
+# inaccurate to judge; BLK-05a judges them in float32.
 CANCELLING = {"R": ("mixer.A_log", "mixer.D", "mixer.dt_bias")}
 
 
 @contract("BLK-08c", asks=("block_weights", "run_block"), cases=HOST, source="notes of the kernels: tolerances")
 @contract("BLK-08g", asks=("block_weights", "run_block"), cases=GPU, source="hub; naming", tier="gpu")
 def a_block_in_bfloat16_is_as_near_as_its_storage_allows(stack: Blocks, asked: Asked) -> None:
-    """In bfloat16 a block's output is at most twice, and a gradient three times (of a scan four), as far from the
-    definition as the definition itself when only its matrix products are stored in bfloat16.
+    """In bfloat16 the error of a block's output is at most twice, and of a gradient at most three times (four for a
+    scan), the error of the definition itself when it stores only its matrix products in bfloat16.
 
-    A fixed tolerance wide enough for the worst tensor lets faults in the others pass, and a percentile lets a token be
-    lost. Here each tensor has the bound that its own sums give it, and the worst token is judged by itself.
+    A fixed tolerance that is wide enough for the worst tensor hides faults in the others, and a percentile hides a lost
+    token. Here each tensor's bound follows from its own sums, and the worst token is judged by itself.
     """
     call = call_of(stack, asked)
     held_to_its_definition(call, stack.run_block(call), asked)
 
 
 def held_to_its_definition(call: BlockCall, run: BlockRun, asked: Asked) -> None:
-    """Hold what a block gave to the oracle, by the policy.
+    """Compare a block's output and gradients with the oracle, under the policy.
 
     Raises:
         AssertionError: with the tensor that is too far off.
@@ -59,7 +59,7 @@ def held_to_its_definition(call: BlockCall, run: BlockRun, asked: Asked) -> None
 
 
 def defined(call: BlockCall, stored: torch.dtype | None = None) -> dict[str, Tensor]:
-    """`y` and the gradients of <y, dy> by name, as the oracle has them in float64; its products `stored` as said."""
+    """`y` and the gradients of <y, dy> by name, from the oracle in float64, its products kept in dtype `stored`."""
     import contextlib
 
     import torch
@@ -79,7 +79,7 @@ def defined(call: BlockCall, stored: torch.dtype | None = None) -> dict[str, Ten
 
 
 def _through(call: BlockCall, weights: dict[str, Tensor], x_BTD: Tensor) -> Tensor:
-    """The oracle of the call's block."""
+    """The output of the oracle for the block of this call."""
     import torch
 
     oracles, recipe = instruments.oracles, call.recipe

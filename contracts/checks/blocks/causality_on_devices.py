@@ -1,7 +1,7 @@
-"""Whom a token reaches, and what a scan hands on: invariants of every block, on a CPU and on a GPU, in both dtypes.
+"""Causality of every block, and the state that a scan hands on, on a CPU and on a GPU, in both dtypes.
 
-One token has an upstream gradient; what it depends on is where the gradient by x is not zero. These are exact zeros on
-every device: a kernel that multiplies by a mask of small numbers, or reads a tile too far, is seen in one element.
+Only one token gets an upstream gradient. It depends on the tokens where the gradient with respect to x is not zero. The
+zeros are exact on every device, so one element reveals a kernel that masks with small numbers or reads a tile too far.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from contracts.spec.tolerance import FLOAT32_SCAN
 
 
 def _in_both(device: str) -> dict[str, Asked]:
-    """Every block in both dtypes, and attention without documents: there a fused kernel may run."""
+    """Every block in both dtypes; also attention without documents, where a fused kernel may run."""
     found = {f"{name}-bfloat16": asked for name, asked in on(device).items()}
     found |= {f"{name}-float32": replace(asked, dtype="float32") for name, asked in on(device).items()}
     whole = {f"{name}-whole": replace(asked, lengths=((13,), (13,))) for name, asked in on(device, "attention").items()}
@@ -26,10 +26,10 @@ def _in_both(device: str) -> dict[str, Asked]:
 @contract("BLK-01f", asks=("block_weights", "run_block"), cases=_in_both("cpu"), source="naming; F06")
 @contract("BLK-01g", asks=("block_weights", "run_block"), cases=_in_both("cuda"), source="naming; F06", tier="gpu")
 def a_token_reads_its_own_past_alone(stack: Blocks, asked: Asked) -> None:
-    """A token depends on itself and, at most, on what stands before it in its own document: by every other token of the
-    batch its gradient is exactly zero, and by itself it is not.
+    """A token depends on itself and on no tokens but the earlier ones of its document: its gradient with respect to
+    every other token of the batch is exactly zero, and with respect to itself is not.
 
-    Perturbing tokens and looking at rounded outputs lets what is smaller than rounding pass.
+    A test that perturbs tokens and compares rounded outputs misses any leak smaller than rounding.
     """
     import torch
 
@@ -58,10 +58,10 @@ HALVES_ON_GPU = {name: replace(asked, device="cuda") for name, asked in HALVES.i
 @contract("BLK-04r", asks=("block_weights", "run_block"), cases=HALVES, source="naming; hub")
 @contract("BLK-04s", asks=("block_weights", "run_block"), cases=HALVES_ON_GPU, source="naming; hub", tier="gpu")
 def two_halves_are_the_whole_on_a_device(stack: Blocks, asked: Asked) -> None:
-    """In float32 a scan over eight tokens and then over eleven, from the state that was left, is the scan over all, in
-    chunks of five or in one.
+    """In float32 a scan over eight tokens, continued over eleven from the returned state, equals one scan over all
+    nineteen, in chunks of five or in one.
 
-    A kernel hands its state on in whatever dtype its author took; between calls that is invisible in one call.
+    A kernel may return its state in any dtype. A single call does not show it.
     """
     numerics, call = instruments.numerics, replace(call_of(stack, asked), dy=None)
     whole = stack.run_block(call)

@@ -1,6 +1,6 @@
-"""The state that crosses the border between two ranks of a row, and its gradient on the way back.
+"""Context parallelism: the state that passes from rank to rank along a row, and its gradient on the way back.
 
-One mixer alone, and nothing to see but what crossed every border; the step as a whole stands in `context_parallel.py`.
+Each model has one mixer only, so the result depends on what passed every rank boundary. PAR tests the whole step.
 """
 
 from __future__ import annotations
@@ -30,10 +30,11 @@ CARRIED: dict[str, tuple[Mode, Execution, int, int]] = {
 def a_scan_goes_on_where_the_rank_before_ended(
     stack: Training, mode: Mode, execution: Execution, length: int, world: int
 ) -> None:
-    """The state of a scan, and what its convolution looks back on, pass from rank to rank, and their gradients back.
+    """Under context parallelism the scan state and the convolution's last inputs pass from each rank to the next, and
+    their gradients pass back.
 
-    A layer of M alone, and one label behind the last token of each row: what the first token has to do with it went
-    through every rank. With one token a rank a convolution looks back on three ranks.
+    The model is one M layer, and only the last token of each row has a label, so the first token reaches the loss only
+    through every rank. With one token per rank, the convolution reads inputs from three ranks.
     """
     _carried(stack, SCANS, mode, execution, length)
 
@@ -42,7 +43,9 @@ def a_scan_goes_on_where_the_rank_before_ended(
 def a_recurrence_goes_on_where_the_rank_before_ended(
     stack: Training, mode: Mode, execution: Execution, length: int, world: int
 ) -> None:
-    """The state of R passes from rank to rank, and its gradient back, through a function that is not linear in it."""
+    """Under context parallelism the state of R passes from each rank to the next, and its gradient passes back, through
+    a recurrence that is not linear in the state.
+    """
     _carried(stack, RECURS, mode, execution, length)
 
 

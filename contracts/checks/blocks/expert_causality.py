@@ -30,10 +30,11 @@ PERTURBED = {
 
 @contract("BLK-01b", asks="run_block", cases=PERTURBED, source="causality")
 def a_token_depends_on_no_later_one(stack: Blocks, moe: Moe, b: int, t: int) -> None:
-    """In E another token's content never changes a token's output; where experts are full, a later token's does not.
+    """In E without dropping, a token's output depends on that token alone; with full experts, it never depends on a
+    later token.
 
-    Routing that compares tokens with each other (an expert's own choice, slots for the largest gates) lets the future
-    decide about the past, and evaluation differs from training.
+    Routing that compares tokens (expert choice, slots for the largest gates) lets later tokens decide about earlier
+    ones, so evaluation differs from training.
     """
     numerics = instruments.numerics
     call = replace(expert_calls.drawn(expert_calls.with_moe(moe, "swiglu"), 2, 7), dy=None)

@@ -1,4 +1,4 @@
-"""Gradients of a whole model: they are those of its loss, every weight has one, and recomputation changes none."""
+"""Gradients of a whole model: they match finite differences, every weight has one, and recomputation changes none."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ STEP = 1e-5  # of a central difference: its own error is about STEP² and 1e-16 
 
 @contract("BLK-07a", asks=("built", "initial", "run_model"), cases=DIFFERENCED, source="F18; PRV-30")
 def gradients_are_the_slope_of_the_loss(stack: Training, recipe: Recipe, mode: Mode) -> None:
-    """Moved a little along a drawn direction in the weights of one layer, in the embedding, the output projection or a
-    head, `total` changes by the gradient times the way, in float64.
+    """In float64 the gradient of `total` predicts its change under a small step in the weights of one layer, of the
+    embedding, of the output projection or of a prediction head, along a random direction.
 
-    Finite differences know no autograd: a detached path, a residual that passes twice the gradient, a gradient that a
-    fused loss broadcast from its first element all show, and none of them shows in a loss curve.
+    Finite differences do not use autograd, so they reveal a detached path, a residual that doubles its gradient, and a
+    fused loss that broadcasts its gradient from the first element. No loss curve shows these.
     """
     weights, tokens = drawn(stack, recipe, mode=mode), batch(recipe, ((2, 3), (4, 1)))
     rows = stack.built(recipe, mode).parameters
@@ -44,22 +44,22 @@ def gradients_are_the_slope_of_the_loss(stack: Training, recipe: Recipe, mode: M
     gradients = instruments.numerics.tensors(run.gradients)
     for place in dict.fromkeys(map(_place, rows)):
         names = [row.name for row in rows if _place(row) == place]
-        way = {name: instruments.fixtures.normal(f"way {name}", weights[name].shape) for name in names}
-        ends = []
+        direction = {name: instruments.fixtures.normal(f"way {name}", weights[name].shape) for name in names}
+        totals = []
         for sign in (1, -1):
-            there = {name: tensor(weights[name]) + sign * STEP * way[name] for name in names}
-            moved = {**weights, **instruments.numerics.arrays(there)}
-            ends.append(one_pass(stack, recipe, moved, tokens, mode=mode).losses["total"])
-        slope = (ends[0] - ends[1]) / (2 * STEP)
-        found = sum(float((gradients[name] * way[name]).sum()) for name in names if name in gradients)
-        size = sum(float(each.square().sum()) for name, each in gradients.items() if name in way) ** 0.5
+            shifted = {name: tensor(weights[name]) + sign * STEP * direction[name] for name in names}
+            moved = {**weights, **instruments.numerics.arrays(shifted)}
+            totals.append(one_pass(stack, recipe, moved, tokens, mode=mode).losses["total"])
+        slope = (totals[0] - totals[1]) / (2 * STEP)
+        found = sum(float((gradients[name] * direction[name]).sum()) for name in names if name in gradients)
+        size = sum(float(each.square().sum()) for name, each in gradients.items() if name in direction) ** 0.5
         assert abs(slope - found) <= 1e-6 * max(size, abs(slope)), (
-            f"the gradient of {place} gives a slope of {found:.9g}, differences give {slope:.9g}"
+            f"the gradient of {place} gives a slope of {found:.9g}, finite differences give {slope:.9g}"
         )
 
 
 def _place(row: Parameter) -> str:
-    """Where a weight stands: its layer, its head, or what it is."""
+    """The group of a weight: its layer, or its role."""
     if row.layer is not None:
         return f"layer {row.layer}"
     return row.role if row.role in ("embedding", "head") else "the rest"
@@ -76,11 +76,11 @@ REACHED: dict[str, tuple[Recipe, Mode]] = {
 
 @contract("BLK-07b", asks=("built", "initial", "run_model"), cases=REACHED, source="F18; OPT-26")
 def every_weight_gets_a_gradient(stack: Training, recipe: Recipe, mode: Mode) -> None:
-    """After one pass every weight that a rule moves has a finite gradient that is not zero; of stacked experts, each
-    expert that was given a token has one.
+    """After one pass every weight that the optimizer updates has a finite, nonzero gradient, and so does each expert
+    that received a token.
 
-    A kernel without a backward pass, a module that nothing calls and a layer under no_grad train to the same loss, a
-    little later.
+    A model with a kernel without a backward pass, an unused module or a layer under no_grad still reaches the same
+    loss, a little later.
     """
     weights = {} if recipe.dtype == "bf16" else drawn(stack, recipe, mode=mode)
     precision: Precision = "declared" if recipe.dtype == "bf16" else "float64"
@@ -107,8 +107,8 @@ RECOMPUTED: dict[str, tuple[Recipe, Mode, Precision]] = {
 
 @contract("BLK-07c", asks=("initial", "run_model"), cases=RECOMPUTED, source="F13; ACK-01; AUX-14; MXP-11")
 def recomputation_changes_nothing(stack: Training, recipe: Recipe, mode: Mode, precision: Precision) -> None:
-    """With layers recomputed in the backward pass, asked for by the execution or by the recipe, logits, losses,
-    gradients and counters are the same bit for bit: every layer runs twice and counts once.
+    """Recomputing layers in the backward pass, set by the execution or by the recipe, changes no bit of logits, losses,
+    gradients and counters: a layer that runs twice counts its tokens once.
     """
     weights, tokens = drawn(stack, recipe, mode=mode), batch(recipe)
     kept = one_pass(stack, recipe, weights, tokens, backward=True, mode=mode, precision=precision)
@@ -125,7 +125,7 @@ def recomputation_changes_nothing(stack: Training, recipe: Recipe, mode: Mode, p
         named += [(f"the gradient of {name}", each, kept.gradients[name]) for name, each in run.gradients.items()]
         for what, got, want in named:
             words = instruments.numerics.apart(what, got, want, EXACT)
-            assert not words, f"recomputed by {asked}, {words}"
-        assert run.losses == kept.losses, f"recomputed by {asked}, losses are {run.losses}, kept {kept.losses}"
+            assert not words, f"recompute set by {asked}: {words}"
+        assert run.losses == kept.losses, f"recompute set by {asked}: losses are {run.losses}, kept {kept.losses}"
         missing = kept.gradients.keys() - run.gradients.keys()
-        assert not missing, f"recomputed by {asked}, {', '.join(sorted(missing))} have no gradient"
+        assert not missing, f"recompute set by {asked}: {', '.join(sorted(missing))} have no gradient"

@@ -1,4 +1,4 @@
-"""Attention in half precision: what its tensors are stored in is not what it may add up in."""
+"""Attention in half precision: tensors are stored in 16 bits and accumulated in float32."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from contracts.spec.tolerance import BFLOAT16, BFLOAT16_MEAN
 
 Trap = Literal["equal keys", "close scores", "far", "loud"]
 
-# With documents the scores are written out, without them a fused kernel may run: each has sums of its own.
+# With documents the scores are written out; without them a fused kernel may run. Each has its own sums.
 TRAPS: dict[str, tuple[Trap, Recipe, Element, Lengths]] = {
     "equal-keys": ("equal keys", BARE, "bfloat16", ((400,),)),
     "equal-keys-packed": ("equal keys", BARE, "bfloat16", ((3, 397),)),
@@ -31,16 +31,17 @@ TRAPS: dict[str, tuple[Trap, Recipe, Element, Lengths]] = {
 def attention_in_half_precision_adds_up_in_float32(
     stack: Blocks, trap: Trap, recipe: Recipe, dtype: Element, lengths: Lengths
 ) -> None:
-    """In bfloat16 and float16 scores, softmax, norms and angles are float32: outputs agree within the storage's unit.
+    """With bfloat16 or float16 activations, attention computes scores, softmax, norms and angles in float32: outputs
+    match the definition to the rounding of the storage dtype.
 
-    Drawn inputs hide this: rounding of what is stored is as large. Each case makes storage nearly exact and one sum
-    hard. 400 equal keys: a bfloat16 sum of ones stays at 256. Close scores: they differ by less than 1 and stand at
-    200, where bfloat16 counts in ones. Far: positions above 256 are no bfloat16 numbers. Loud: 1000² is no float16.
+    Random inputs hide an error here behind the rounding of stored tensors. Each case makes storage nearly exact and one
+    sum hard. Equal keys: a bfloat16 sum of 400 ones stops at 256. Close scores: they differ by less than 1 near 200,
+    where bfloat16 has steps of 1. Far: bfloat16 cannot hold positions above 256. Loud: float16 cannot hold 1000².
     """
     import torch
 
     numerics = instruments.numerics
-    call = _laid(call_of(stack, recipe, lengths, backward=False), trap, dtype)
+    call = _trap_call(call_of(stack, recipe, lengths, backward=False), trap, dtype)
     length = sum(lengths[0])
     last = range(length - 3, length)
     documents = None if call.documents is None else numerics.tensor(call.documents)[0]
@@ -54,8 +55,8 @@ def attention_in_half_precision_adds_up_in_float32(
     assert not words, f"{trap} in {dtype}: {words}"
 
 
-def _laid(call: BlockCall, trap: Trap, dtype: Element) -> BlockCall:
-    """The trap's input: weights are float32 and hold numbers of the half precision exactly, x is of that dtype."""
+def _trap_call(call: BlockCall, trap: Trap, dtype: Element) -> BlockCall:
+    """The input of a trap: x in `dtype`, and float32 weights whose values `dtype` holds exactly."""
     import torch
 
     numerics, half = instruments.numerics, getattr(torch, dtype)

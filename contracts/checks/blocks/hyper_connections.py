@@ -1,6 +1,6 @@
-"""Hyper-connections (mHC): residual streams that read, write and mix as arXiv 2512.24880 says.
+"""Hyper-connections (mHC): how residual streams are read, written and mixed, by arXiv 2512.24880.
 
-Names of the weights of a whole model stand in spec/blocks.py.
+spec/blocks.py lists the weight names of a whole model.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ DEFINED = {  # recipe, letters
 
 @contract("BLK-06m", asks=("initial", "run_model"), cases=DEFINED, source="naming; arXiv 2512.24880 section 4")
 def streams_follow_their_definition(stack: Training, recipe: Recipe, letters: str) -> None:
-    """With hyper-connections a layer is S' = H_res S + h_post · branch(h_pre S): reading by a sigmoid, writing by twice
-    a sigmoid, mixing by the doubly stochastic matrix of Sinkhorn, each a function of the token's own streams.
+    """With hyper-connections a layer is S' = H_res S + h_post · branch(h_pre S), where h_pre is a sigmoid, h_post is
+    twice a sigmoid and H_res is Sinkhorn's doubly stochastic matrix, each computed from the token's own streams.
 
-    Logits and the gradient of every weight are compared with the sum written out. H_res is no symmetric matrix, and
-    stream j goes to stream i: the transposed one is doubly stochastic too, and trains.
+    The check compares logits and every gradient with the sum written out. H_res is not symmetric: H_res[i, j] carries
+    stream j to stream i. Its transpose is doubly stochastic too, and also trains.
     """
     weights = drawn(stack, recipe)
     canonical(stack, weights, _FIRST)
@@ -50,7 +50,7 @@ def streams_follow_their_definition(stack: Training, recipe: Recipe, letters: st
     assert not words, words
 
 
-CONSERVED = {  # h_post of each stream, adding up to their number
+CONSERVED = {  # h_post of each stream; they sum to the number of streams
     "three-streams": (STREAMED, (0.4, 1.0, 1.6)),
     "four-streams": (replace(STREAMED, mhc=Mhc(streams=4), depth=6), (1.9, 0.1, 0.7, 1.3)),
     "every-stream-alike": (STREAMED, (1.0, 1.0, 1.0)),
@@ -59,10 +59,11 @@ CONSERVED = {  # h_post of each stream, adding up to their number
 
 @contract("BLK-06n", asks=("initial", "run_model"), cases=CONSERVED, source="arXiv 2512.24880 section 4.1")
 def mixing_keeps_the_mean_of_the_streams(stack: Training, recipe: Recipe, writes: tuple[float, ...]) -> None:
-    """A layer that reads the mean of the streams and writes 1 on average is a plain residual layer, however it mixes:
-    columns of H_res add up to 1.
+    """A layer that reads the mean of the streams and whose h_post averages 1 equals a plain residual layer for every
+    H_res, because the columns of H_res sum to 1.
 
-    Streams that leak make a deep model's residual fade or grow with depth; rows that add up to 1 are not enough.
+    If columns do not sum to 1, the residual of a deep model fades or grows with depth. Rows that sum to 1 are not
+    enough.
     """
     import torch
 
@@ -89,7 +90,9 @@ ORDERS = {"three-streams": (STREAMED, (2, 0, 1)), "two-streams": (replace(STREAM
 
 @contract("BLK-06o", asks=("initial", "run_model"), cases=ORDERS, source="arXiv 2512.24880 section 4")
 def streams_have_no_order(stack: Training, recipe: Recipe, order: tuple[int, ...]) -> None:
-    """Renaming the streams in every map at once changes no logit: they begin alike and end as their mean."""
+    """Permuting the streams in every map changes no logit, because all streams start equal and the model ends with
+    their mean.
+    """
     import torch
 
     weights = drawn(stack, recipe)
@@ -105,5 +108,5 @@ def streams_have_no_order(stack: Training, recipe: Recipe, order: tuple[int, ...
             held = held.view(-1, n, recipe.hidden)[:, places].flatten(1)
         weights[name] = instruments.numerics.array(held)
     after = one_pass(stack, recipe, weights, tokens)
-    words = instruments.numerics.apart("the logits under other names of streams", after.logits, before.logits, FLOAT64)
+    words = instruments.numerics.apart("the logits with permuted streams", after.logits, before.logits, FLOAT64)
     assert not words, words

@@ -1,4 +1,4 @@
-"""Multi-latent attention against its definition, and its absorbed form against the one with keys and values."""
+"""Multi-latent attention against its definition, and its absorbed form against the form that writes out keys."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ LATENT: dict[str, tuple[Recipe, Lengths, Element]] = {
 
 @contract("BLK-03b", asks=_ASKS, cases=LATENT, source="naming hub")
 def latent_attention_is_its_definition(stack: Blocks, recipe: Recipe, lengths: Lengths, dtype: Element) -> None:
-    """Multi-latent attention has the outputs and every gradient of its definition, keys and values written out.
+    """Multi-latent attention has the outputs and every gradient of its definition, with keys and values written out.
 
-    The part of a key with rope is one for all heads, is no part of the latent's norm, and counts in the scale.
+    All heads share the rope part of a key. The latent's norm excludes that part, and the softmax scale includes it.
     """
     layer = A_LAYER if recipe.dsa is None else 4
     call = call_of(stack, recipe, lengths, layer=layer, dtype=dtype)
@@ -49,10 +49,10 @@ DENSE = {
 
 @contract("BLK-06c", asks=_ASKS, cases=DENSE, source="naming bringup")
 def selecting_every_key_is_dense_attention(stack: Blocks, top_k: int, lengths: Lengths) -> None:
-    """With k no less than a document's length a sparse block has the outputs and gradients of dense MLA.
+    """If k is at least the length of every document, a sparse block has the outputs and gradients of dense MLA.
 
-    Sparse layers often attend over the latent itself (absorbed) and dense ones over written-out keys and values: this
-    is also where the two forms must agree.
+    Sparse layers often attend over the latent itself (absorbed), dense layers over written-out keys and values. Here
+    the two forms must agree.
     """
     call = call_of(stack, keeping(top_k), lengths)
     dense_names = {name for name in call.weights if "indexer" not in name}

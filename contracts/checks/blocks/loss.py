@@ -1,6 +1,6 @@
-"""The loss of a whole model: a mean over labels that count, in float32, and a declared sum of shares.
+"""The loss of a whole model: a float32 mean over the labels that count, and a weighted sum with the auxiliary losses.
 
-Cross entropy in nats. A label of -100 counts nowhere.
+Cross entropy is in nats. Labels of -100 are ignored.
 """
 
 from __future__ import annotations
@@ -37,11 +37,10 @@ AVERAGED: dict[str, tuple[Recipe, Precision, Lengths, Tolerance]] = {  # recipe,
 def the_loss_is_the_mean_over_labels_that_count(
     stack: Training, recipe: Recipe, precision: Precision, lengths: Lengths, tolerance: Tolerance
 ) -> None:
-    """`lm` is the mean of the cross entropy over the labels that are not -100, whatever row they lie in, computed in
-    float32 at least.
+    """`lm` is the mean cross entropy over all labels of the batch that are not -100, computed in float32 or wider.
 
-    Rows hold 11, 1 and 7 labels, say: a mean of the rows' means weighs the single one eleven times. A loss in
-    bfloat16 has two decimals, and so has its gradient.
+    With 11, 1 and 7 labels in three rows, a mean of row means gives the single label eleven times the weight of a label
+    in the first row. A loss in bfloat16 has two decimals, and so has its gradient.
     """
     tokens = batch(recipe, lengths) if len(lengths) > 1 else _row(recipe, lengths)
     run = one_pass(stack, recipe, drawn(stack, recipe), tokens, precision=precision)
@@ -51,7 +50,7 @@ def the_loss_is_the_mean_over_labels_that_count(
 
 
 def _row(recipe: Recipe, lengths: Lengths) -> Tokens:
-    """One row, its last label given though it lies behind the row."""
+    """One row whose last position has a label too."""
     tokens = batch(recipe, lengths, masked=False)
     labels = tensor(tokens.labels)
     labels[0, -1] = 7
@@ -63,7 +62,7 @@ HELD: dict[str, tuple[Dtype, Element]] = {"bf16": ("bf16", "float32"), "fp32": (
 
 @contract("BLK-06t", asks=("initial", "run_model"), cases=HELD, source="naming; MXP-07")
 def logits_are_handed_over_in_float32(stack: Training, dtype: Dtype, held: Element) -> None:
-    """Logits leave the model in float32, those of heads that look ahead too, and gradients are float32."""
+    """A model returns logits and gradients in float32, including the logits of its multi-token prediction heads."""
     recipe = replace(EVERYTHING, dtype=dtype)
     run = one_pass(stack, recipe, {}, batch(recipe), backward=True, precision="declared")
     for name, each in {"the logits": run.logits, **{f"mtp {k}": x for k, x in enumerate(run.mtp_logits)}}.items():
@@ -73,7 +72,7 @@ def logits_are_handed_over_in_float32(stack: Training, dtype: Dtype, held: Eleme
 
 
 _Z = Moe(experts=12, top_k=3, expert_hidden=20, shared_hidden=28, aux_loss=0.05, z_loss=0.004)
-SHARES: dict[str, tuple[Recipe, dict[str, float]]] = {  # recipe, the weight of each loss
+SHARES: dict[str, tuple[Recipe, dict[str, float]]] = {  # recipe, weight of each loss
     "all-four": (replace(EVERYTHING, moe=_Z), {"lm": 1.0, "mtp": 0.3, "aux": 0.05, "z": 0.004}),
     "no-depths": (replace(WHOLE, moe=_Z), {"lm": 1.0, "aux": 0.05, "z": 0.004}),
     "dense": (replace(EVERYTHING, moe=None), {"lm": 1.0, "mtp": 0.3}),
@@ -82,7 +81,7 @@ SHARES: dict[str, tuple[Recipe, dict[str, float]]] = {  # recipe, the weight of 
 
 @contract("BLK-06v", asks=("initial", "run_model"), cases=SHARES, source="spec: the objective of a step")
 def the_total_is_the_weighed_sum(stack: Training, recipe: Recipe, shares: dict[str, float]) -> None:
-    """`total`, whose gradient is taken, is lm plus each auxiliary loss times the recipe's weight, each of them once."""
+    """`total`, the loss that is differentiated, is lm plus each auxiliary loss once, times its weight in the recipe."""
     run = one_pass(stack, recipe, drawn(stack, recipe), batch(recipe))
     missing = shares.keys() - run.losses.keys()
     assert not missing, f"losses lack {', '.join(sorted(missing))}"

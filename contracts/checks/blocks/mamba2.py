@@ -1,6 +1,6 @@
-"""M as Mamba-2: its recurrence, its limits, its step, its groups.
+"""M as Mamba-2: its recurrence, limits of its decay, its time step, its groups.
 
-Cases have 2 to 3 rows, 4 or 6 heads in 2 or 3 groups, and lengths that no chunk divides.
+Cases have 2 to 3 rows, 4 or 6 heads in 2 or 3 groups, and lengths that are no multiple of the chunk.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ DEFINED = {
 
 @contract("BLK-04a", asks=("block_weights", "run_block"), cases=DEFINED, source="arXiv 2405.21060; mamba-ssm")
 def mamba2_is_its_recurrence(stack: Blocks, fed: Fed) -> None:
-    """Output, last state and every gradient of Mamba-2, the initial state's too, are those of its recurrence.
+    """Mamba-2 has the output, last state and every gradient of its recurrence, including that of the initial state.
 
-    s_t = exp(dt_t A) s_{t-1} + dt_t x_t B_tᵀ and y_t = s_t C_t + D x_t, behind a causal convolution of four taps with
-    bias and silu; then the norm of y · silu(z).
+    The recurrence is s_t = exp(dt_t A) s_{t-1} + dt_t x_t B_tᵀ and y_t = s_t C_t + D x_t. A causal convolution of four
+    taps with bias and silu precedes it, and the norm of y · silu(z) follows.
     """
     scan_calls.equals_its_definition(stack, fed, instruments.oracles.mamba.mamba2)
 
 
-FORGETS = {  # A_log: decay so fast that nothing is left, and so slow that everything is
+FORGETS = {  # A_log: decay so fast that nothing remains, and so slow that everything does
     "memoryless": (20.0, ((12,), (12,))),
     "everything-kept": (-40.0, ((12,), (12,))),
 }
@@ -51,9 +51,10 @@ FORGETS = {  # A_log: decay so fast that nothing is left, and so slow that every
 
 @contract("BLK-04e", asks=("block_weights", "run_block"), cases=FORGETS, source="arXiv 2405.21060 §2: limits of A")
 def the_decay_has_its_limits(stack: Blocks, a_log: float, lengths: scan_calls.Lengths) -> None:
-    """With A towards minus infinity a token sees itself alone; with A at 0 the last state is the same from either end.
+    """As A goes to minus infinity, each output of Mamba-2 depends on its own token alone; at A = 0, reversing the
+    sequence does not change the last state.
 
-    The convolution is set to pass a token on unmixed, so that the scan is all that remembers.
+    The convolution passes each token through unmixed here, so only the scan has memory.
     """
     import torch
 
@@ -71,7 +72,7 @@ def the_decay_has_its_limits(stack: Blocks, a_log: float, lengths: scan_calls.Le
         assert not words, f"{words}: nothing should be forgotten"
 
 
-STEPS = {  # dt_bias of four heads, wdt being 0
+STEPS = {  # dt_bias of four heads; wdt is 0
     "long-and-short": [-50.0, 0.0, 21.0, 100.0],
     "near-the-switch": [19.0, 20.0, 20.5, -1.0],
 }
@@ -79,16 +80,16 @@ STEPS = {  # dt_bias of four heads, wdt being 0
 
 @contract("BLK-04h", asks=("block_weights", "run_block"), cases=STEPS, source="mamba-ssm: softplus over dt > 20")
 def the_step_is_softplus_everywhere(stack: Blocks, biases: list[float]) -> None:
-    """The time step is softplus of its input from -50 to 100, in float32 forward and backward.
+    """The time step of Mamba-2 is the softplus of its input, in float32, forward and backward, from -50 to 100.
 
-    log(1 + exp(x)) taken literally is infinite from 89 on, and its gradient is not a number.
+    A literal log(1 + exp(x)) is infinite from 89 on, and its gradient is NaN.
     """
     weights = {"mixer.dt_bias": biases, "mixer.wdt.weight": 0.0, "mixer.A_log": -3.0}
     fed = Fed(lengths=((7,), (4, 3)), dtype="float32", weights=weights)
     scan_calls.equals_its_definition(stack, fed, instruments.oracles.mamba.mamba2)
 
 
-READ = {  # the head that is read, and the group whose B, C and norm it shares
+READ = {  # head, and the group whose B, C and norm it shares
     "first-of-the-second-group": (2, 1),
     "last-of-the-first-group": (1, 0),
     "last": (5, 2),
@@ -97,10 +98,10 @@ READ = {  # the head that is read, and the group whose B, C and norm it shares
 
 @contract("BLK-04i", asks=("block_weights", "run_block"), cases=READ, source="arXiv 2405.21060 §7.2; mamba-ssm ngroups")
 def neighbouring_heads_share_a_group(stack: Blocks, head: int, group: int) -> None:
-    """Head i of h reads group i // (h / g), and is normed together with the heads of that group alone.
+    """In Mamba-2 head i of h reads group i // (h / g), and its norm covers the heads of that group alone.
 
-    Read through one head's rows of wo, the gradients by B and C are zero outside that group's rows, and those by x and
-    z outside its heads'. 6 heads in 3 groups; read in turn, head 2 would take group 2.
+    With all of wo zero except one head's part, the gradients of wb and wc are zero outside that group's rows, and those
+    of wx and wz outside its heads' rows. The cases have 6 heads in 3 groups; with i mod g, head 2 would read group 2.
     """
     import torch
 

@@ -1,6 +1,6 @@
 """M as Mamba-3: the trapezoidal step, the rotated state, the groups of B and C.
 
-What it shares with Mamba-2 as a scan stands in `scan`. Single input, single output; half of the state rotates.
+`mamba_scan` tests what Mamba-3 shares with Mamba-2. Single input, single output; half of the state rotates.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ DEFINED = {
 
 @contract("BLK-04m", asks=("block_weights", "run_block"), cases=DEFINED, source="arXiv 2603.15569 §3; mamba-ssm 2.3.2")
 def mamba3_is_its_recurrence(stack: Blocks, fed: Fed) -> None:
-    """Output, last state and every gradient of Mamba-3, the initial state's too, are those of its recurrence.
+    """Mamba-3 has the output, last state and every gradient of its recurrence, including that of the initial state.
 
-    s_t = a_t s_{t-1} + (1 - λ_t) dt_t a_t v_{t-1} k_{t-1}ᵀ + λ_t dt_t v_t k_tᵀ and y_t = s_t q_t + D v_t, with
-    a_t = exp(dt_t A_t), λ = sigmoid(trap), and k and q the normed and biased B and C, turned by the sum of
-    π tanh(angle) dt. Then y · silu(z).
+    The recurrence is s_t = a_t s_{t-1} + (1 - λ_t) dt_t a_t v_{t-1} k_{t-1}ᵀ + λ_t dt_t v_t k_tᵀ and
+    y_t = s_t q_t + D v_t, with a_t = exp(dt_t A_t) and λ = sigmoid(trap). k and q are B and C, normed, biased and
+    rotated by the running sum of π tanh(angle) dt. The block's output is y · silu(z).
     """
     scan_calls.equals_its_definition(stack, fed, instruments.oracles.mamba.mamba3)
 
@@ -50,17 +50,18 @@ ENDS = {
 
 @contract("BLK-04n", asks=("block_weights", "run_block"), cases=ENDS, source="arXiv 2603.15569 §3.1; mamba-ssm Trap")
 def the_step_is_shared_between_its_ends(stack: Blocks, sign: float, lengths: scan_calls.Lengths) -> None:
-    """sigmoid(trap) is the share of a step's end: at 1 the token before adds nothing, at 0 the token itself does not.
+    """sigmoid(trap) is the weight of the current token in the trapezoidal step of Mamba-3: at 1 the previous token adds
+    nothing, at 0 the current token adds nothing.
 
-    With all at the end the given k and v change no output. With all at the beginning, D being 0, the first token of a
-    document has the output 0. The kernel takes trap before its sigmoid, though its documentation says "in [0, 1]".
+    At 1 the initial k and v change no output. At 0, with D = 0, the first token of a document has output 0. The kernel
+    takes trap before its sigmoid, though its documentation says "in [0, 1]".
     """
     import torch
 
     fed = Fed(block="mamba3", lengths=lengths, state=sign > 0, weights={"mixer.D": 0.0})
     inputs, numerics = drawn(stack, fed), instruments.numerics
     x, wtrap = inputs.x.clone(), torch.zeros_like(inputs.weights["mixer.wtrap.weight"])
-    x[..., 0] = 8.0  # one element that is large in every token, for trap to read
+    x[..., 0] = 8.0  # one element that is large in every token; trap reads it
     wtrap[:, 0] = sign * STEADY
     norm = torch.ones_like(inputs.weights["norm.weight"])
     weights = inputs.weights | {"mixer.wtrap.weight": wtrap, "norm.weight": norm}
@@ -69,7 +70,7 @@ def the_step_is_shared_between_its_ends(stack: Blocks, sign: float, lengths: sca
     if sign > 0:
         empty = {name: each * (name not in ("k", "v")) for name, each in inputs.state.items()}
         want = run(stack, fed, replace(inputs, state=empty), backward=False).y
-        words = numerics.apart("y with another k and v before it", got, want, FLOAT64)
+        words = numerics.apart("y with the initial k and v set to 0", got, want, FLOAT64)
         assert not words, words
     else:
         first = torch.stack([got[0, 0], got[1, 0], got[1, 4]])
@@ -86,13 +87,15 @@ TURNS = {
 
 @contract("BLK-04o", asks=("block_weights", "run_block"), cases=TURNS, source="arXiv 2603.15569 §3.2")
 def only_the_turn_between_tokens_counts(stack: Blocks, angle: float, with_state: bool) -> None:
-    """An initial angle that is larger by whole turns changes nothing, nor does any angle where the state is empty."""
+    """Adding whole turns to the initial angle changes no output of Mamba-3, and with an empty initial state no initial
+    angle does.
+    """
     fed = Fed(block="mamba3", lengths=((9,), (9,)), state=True)
     inputs = drawn(stack, fed)
     held = {name: each if with_state or name == "angle" else 0 * each for name, each in inputs.state.items()}
     one = run(stack, fed, replace(inputs, state=held), backward=False)
     two = run(stack, fed, replace(inputs, state=held | {"angle": held["angle"] + angle}), backward=False)
-    words = instruments.numerics.apart(f"y with {angle:.3f} more of the initial angle", two.y, one.y, FLOAT64)
+    words = instruments.numerics.apart(f"y with {angle:.3f} added to the initial angle", two.y, one.y, FLOAT64)
     assert not words, words
 
 
@@ -115,11 +118,11 @@ TENSORS = {
 
 @contract("BLK-04p", asks="block_weights", cases=TENSORS, source="mamba-ssm 2.3.2")
 def mamba3_holds_these_tensors(stack: Blocks, recipe: Any, expected: dict[str, tuple[int, ...]]) -> None:
-    """Mamba-3 holds the tensors of its definition and no others; D and dt_bias are float32 under bf16 too."""
+    """Mamba-3 holds exactly the tensors of its definition, and D and dt_bias are float32 even in a bf16 recipe."""
     scan_calls.holds(stack.block_weights(recipe, M_LAYER, "author_dp"), expected, ("D", "dt_bias"), recipe.dtype)
 
 
-READ = {  # the head that is read, and the group of its B and C
+READ = {  # head, and the group of its B and C
     "first-of-the-second-group": (2, 1),
     "last-of-the-first-group": (1, 0),
     "last": (5, 2),
@@ -128,10 +131,10 @@ READ = {  # the head that is read, and the group of its B and C
 
 @contract("BLK-04q", asks=("block_weights", "run_block"), cases=READ, source="mamba-ssm: Mamba-3 with 1 < G < H")
 def a_head_reads_its_group_and_itself(stack: Blocks, head: int, group: int) -> None:
-    """Head i reads group i // (h / g) of B and C, its own biases, and nothing of another head.
+    """In Mamba-3 head i of h reads group i // (h / g) of B and C and its own biases, and nothing of another head.
 
-    Read through one head's rows of wo, every other gradient is zero. The backward kernel had no branch for a number of
-    groups between 1 and the number of heads.
+    With all of wo zero except one head's part, every other gradient is zero. mamba-ssm's backward kernel had no branch
+    for more groups than 1 and fewer than heads.
     """
     import torch
 

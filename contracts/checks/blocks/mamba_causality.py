@@ -1,6 +1,6 @@
-"""Who sees whom in M: nothing of the future, nothing of another document.
+"""Causality of M: no later token and no other document has an effect.
 
-Mamba-2 and Mamba-3 keep the same promises here. 37 tokens are a multiple of no chunk.
+The contracts are the same for Mamba-2 and Mamba-3. The length of 37 tokens is no multiple of a chunk.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ CAUSAL = {
 
 @contract("BLK-01c", asks=("block_weights", "run_block"), cases=CAUSAL, source="naming; arXiv 2405.21060")
 def m_sees_nothing_of_the_future(stack: Blocks, fed: Fed, at: int) -> None:
-    """In M a token changes no output before it, and a loss before it has no gradient there: exactly 0.
+    """In M a token changes no earlier output, and a loss on earlier tokens gives it no gradient: both are exactly 0.
 
-    A loss on the last token reaches the first one all the same.
+    A loss on the last token does give the first token a gradient.
     """
     scan_calls.sees_nothing_of_the_future(stack, fed, at)
 
@@ -37,7 +37,9 @@ APART = {
 
 @contract("BLK-02c", asks=("block_weights", "run_block"), cases=APART, source="F06; mamba-ssm seq_idx")
 def m_keeps_documents_apart(stack: Blocks, fed: Fed) -> None:
-    """In M a packed document changes no other, in state and convolution, output and gradient: exactly 0."""
+    """In M a packed document has exactly no effect on another one, neither through the scan state nor through the
+    convolution, in outputs and gradients.
+    """
     scan_calls.keeps_documents_apart(stack, fed)
 
 
@@ -50,5 +52,7 @@ ALONE = {
 
 @contract("BLK-04d", asks=("block_weights", "run_block"), cases=ALONE, source="F06; mamba-ssm")
 def m_gives_a_packed_document_what_it_gets_alone(stack: Blocks, fed: Fed) -> None:
-    """In M a packed document has the output, gradient and state that it has alone: reset neither early nor late."""
+    """In M a packed document has the same output, gradient and state as in a row of its own: the state is reset neither
+    a token early nor a token late.
+    """
     scan_calls.gives_each_document_what_it_gets_alone(stack, fed)

@@ -43,9 +43,9 @@ TENSORS = {
 
 @contract("BLK-04f", asks="block_weights", cases=TENSORS, source="naming hub; mamba-ssm _no_weight_decay")
 def mamba2_holds_these_tensors(stack: Blocks, recipe: Any, expected: dict[str, tuple[int, ...]]) -> None:
-    """Mamba-2 holds the tensors of its definition and no others; D, dt_bias and A_log are float32 under bf16 too.
+    """Mamba-2 holds exactly the tensors of its definition, and D, dt_bias and A_log are float32 even in a bf16 recipe.
 
-    Rounded to bfloat16, a dt_bias of -5 is off by 1.5 %, and so is every step of that head.
+    A dt_bias near -5, rounded to bfloat16, shifts every time step of its head by 1.5 %.
     """
     held = stack.block_weights(recipe, M_LAYER, "nemo_native")
     scan_calls.holds(held, expected, ("A_log", "D", "dt_bias"), recipe.dtype)
@@ -60,10 +60,10 @@ FADING = {
 
 @contract("BLK-04g", asks=("block_weights", "run_block"), cases=FADING, source="naming hub; mamba-ssm: A.float()")
 def decay_is_computed_in_float32(stack: Blocks, block: str, weights: dict[str, float], rate_of_50: float) -> None:
-    """Under bfloat16 activations the state is float32, and so is the arithmetic of what fades it.
+    """Under bfloat16 activations M keeps its state in float32 and computes the state's decay in float32.
 
-    With zero inputs and no bias of the convolution, 50 tokens leave s · exp(50 dt A), dt being softplus(dt_bias): no
-    activation takes part, and any rounding of dt_bias, A_log or the state shows in the fourth digit.
+    With zero inputs and no convolution bias, the state after 50 tokens is s · exp(50 dt A) with dt = softplus(dt_bias).
+    No activation takes part, so any rounding of dt_bias, A_log or the state shows in the fourth digit.
     """
     import torch
 

@@ -1,6 +1,6 @@
-"""M as a scan: what passes from chunk to chunk and from call to call.
+"""M as a scan: the state between chunks and between calls.
 
-Mamba-2 and Mamba-3 keep the same promises here. 37 tokens are a multiple of no chunk.
+The contracts are the same for Mamba-2 and Mamba-3. The length of 37 tokens is no multiple of a chunk.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CHUNKS = {
 
 @contract("BLK-04b", asks=("block_weights", "run_block"), cases=CHUNKS, source="naming hub; arXiv 2405.21060 §6")
 def the_chunk_changes_no_number(stack: Blocks, fed: Fed, chunk: int) -> None:
-    """Output, state and gradients of M do not depend on how many tokens a chunk holds, whole chunks or not."""
+    """Output, state and gradients of M do not depend on the chunk size, whether or not it divides the sequence."""
     inputs = drawn(stack, fed)
     got, want = (run(stack, replace(fed, chunk=each), inputs) for each in (chunk, 13))
     tensors = instruments.numerics.tensors
@@ -46,9 +46,9 @@ HALVES = {
 
 @contract("BLK-04c", asks=("block_weights", "run_block"), cases=HALVES, source="naming hub; mamba-ssm state passing")
 def m_passes_its_state(stack: Blocks, fed: Fed, at: int) -> None:
-    """A sequence in two calls, the second with all the state that the first left, gives what one call gives.
+    """M over a sequence in two calls, the second from the state that the first returns, equals one call.
 
-    For Mamba-2 that is the state of the scan and the last three inputs of each convolution; for Mamba-3 the state, the
-    angle, and the last k and v. Each of them left out is an error of its own.
+    The state of Mamba-2 is the scan state and the last three inputs of each convolution; that of Mamba-3 is the scan
+    state, the angle, and the last k and v. Leaving out any of them is a separate bug.
     """
     scan_calls.passes_its_state(stack, fed, at)

@@ -1,4 +1,4 @@
-"""The dense MLP: its two activations, what they scale with, and a token by itself."""
+"""The dense MLP: its two activations, scaling with its weights, independence of tokens."""
 
 from __future__ import annotations
 
@@ -32,7 +32,9 @@ DEFINED: dict[str, tuple[Recipe, Lengths, Element]] = {
 
 @contract("BLK-06h", asks=_ASKS, cases=DEFINED, source="naming")
 def the_mlp_is_its_definition(stack: Blocks, recipe: Recipe, lengths: Lengths, dtype: Element) -> None:
-    """The dense MLP has the outputs and every gradient of w2 relu(w1 x)², or of w2 (silu(w1 x) · w3 x) with swiglu."""
+    """The dense MLP has the outputs and every gradient of w2 relu(w1 x)² with relu2, and of w2 (silu(w1 x) · w3 x) with
+    swiglu.
+    """
     import torch
 
     numerics = instruments.numerics
@@ -51,7 +53,7 @@ def the_mlp_is_its_definition(stack: Blocks, recipe: Recipe, lengths: Lengths, d
 
 
 Named = Literal["relu2", "swiglu"]
-# One token (2, 0), normed to (√2, 0) and undone by the norm's weight: h = (2, 0). w1 h, w3 h → the inner values.
+# One token with a single element; the norm's weight undoes the norm. w1 h, w3 h → the inner values.
 BY_HAND: dict[str, tuple[Named, tuple[float, ...], tuple[float, ...], tuple[float, ...]]] = {
     "relu2": ("relu2", (3.0, -3.0, 0.0, 0.5), (), (9.0, 0.0, 0.0, 0.25)),
     # silu(1) = 0.731058578630005, silu(-2) = -0.238405844044235
@@ -64,7 +66,7 @@ BY_HAND: dict[str, tuple[Named, tuple[float, ...], tuple[float, ...], tuple[floa
 def the_activation_has_the_values_worked_out_by_hand(
     stack: Blocks, activation: Named, gates: tuple[float, ...], ups: tuple[float, ...], inner: tuple[float, ...]
 ) -> None:
-    """relu2 is the square of what is positive and swiglu is silu(w1 x) · w3 x, in values worked out by hand."""
+    """relu2 is max(x, 0)² and swiglu is silu(w1 x) · w3 x: both match values worked out by hand."""
     import torch
 
     numerics = instruments.numerics
@@ -84,7 +86,7 @@ def the_activation_has_the_values_worked_out_by_hand(
         assert abs(got - want) < 1e-12, f"{activation} of {gates[element]:g} is {got:.9g}, expected {want:.9g}"
 
 
-SCALED: dict[str, tuple[Recipe, str, float, float]] = {  # what is multiplied, by what, and what the output is then
+SCALED: dict[str, tuple[Recipe, str, float, float]] = {  # recipe, weight, factor on it, factor on the output
     "relu2-w1": (RELU2, "mixer.w1.weight", 3.0, 9.0),
     "relu2-norm": (RELU2, "norm.weight", 3.0, 9.0),
     "relu2-w2": (RELU2, "mixer.w2.weight", -3.0, -3.0),
@@ -95,7 +97,9 @@ SCALED: dict[str, tuple[Recipe, str, float, float]] = {  # what is multiplied, b
 
 @contract("BLK-06j", asks=_ASKS, cases=SCALED, source="naming")
 def the_mlp_scales_with_its_weights(stack: Blocks, recipe: Recipe, name: str, factor: float, expected: float) -> None:
-    """Three times w1 is nine times the output with relu2; three times w3 is three times the output with swiglu."""
+    """Tripling w1 multiplies the output of a relu2 MLP by nine; scaling w3 of a swiglu MLP, or w2 of either, scales the
+    output by the same factor.
+    """
     numerics = instruments.numerics
     call = call_of(stack, recipe, ROWS, layer=E_LAYER, backward=False)
     weight = numerics.array(factor * numerics.tensor(call.weights[name]))
@@ -109,9 +113,9 @@ RESTING = {"relu2": (RELU2, "mixer.w1.weight"), "swiglu": (SWIGLU, "mixer.w1.wei
 
 @contract("BLK-06k", asks=_ASKS, cases=RESTING, source="naming")
 def an_mlp_at_zero_has_finite_gradients(stack: Blocks, recipe: Recipe, name: str) -> None:
-    """Where w1 x is exactly 0 the output is 0 and every gradient finite; with relu2 that of w1 is 0 as well.
+    """Where w1 x is exactly 0, the MLP's output is 0 and every gradient is finite; with relu2 the gradient of w1 is 0.
 
-    A power written as exp and log has the right value there, and no derivative.
+    A power written as exp(2 log x) has the right value at 0 and no derivative.
     """
     import torch
 
@@ -133,13 +137,13 @@ TOKENS = {"relu2": (RELU2, PACKED, 3), "swiglu": (SWIGLU, ROWS, 7)}
 
 @contract("BLK-06l", asks=_ASKS, cases=TOKENS, source="naming")
 def an_mlp_takes_each_token_by_itself(stack: Blocks, recipe: Recipe, lengths: Lengths, t: int) -> None:
-    """Another token t leaves the outputs of every other token exactly as they were, before it and after it."""
+    """Replacing token t changes no output of a dense MLP at any other token, before or after t, by a single bit."""
     numerics = instruments.numerics
     call = call_of(stack, recipe, lengths, layer=E_LAYER, backward=False)
     other_BTD = numerics.tensor(call.x)
     other_BTD[1, t] = instruments.fixtures.normal("other", (recipe.hidden,), scale=100)
     one, two = (numerics.tensor(stack.run_block(each).y) for each in (call, replace(call, x=numerics.array(other_BTD))))
-    assert bool((one[1, t] != two[1, t]).any()), f"token {t} of row 1 was exchanged, and its output is the same"
+    assert bool((one[1, t] != two[1, t]).any()), f"token {t} of row 1 was replaced, and its output is the same"
     one[1, t] = two[1, t]
     words = numerics.apart("y of the others", two, one, EXACT)
-    assert not words, f"token {t} of row 1 was exchanged, and {words}"
+    assert not words, f"token {t} of row 1 was replaced, and {words}"

@@ -1,4 +1,4 @@
-"""What a position of a whole model may see: itself and what stands before it in its own document, in every layer."""
+"""Causality of a whole model: a position depends on itself and on earlier tokens of its own document."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from contracts.spec.tolerance import FLOAT64, FLOAT64_SCAN
 from contracts.spec.training import Pass, Tokens, Training
 
 _SPARSE = replace(SMALL_DSA, pattern="AE", depth=3, dsa=Dsa(a_ranks=(1,), index_heads=8, index_head_dim=8, top_k=3))
-"""Eight index heads: with two, a quarter of all scores is a relu of nothing, and equal scores have no order."""
+"""Eight index heads: with two, relu makes a quarter of all scores zero, and equal scores have no order."""
 
 CHANGED: dict[str, tuple[Recipe, Mode, int]] = {  # recipe, mode, the position whose token changes, of 13
     "streams-and-depths": (EVERYTHING, "nemo_native", 9),
@@ -37,9 +37,10 @@ CHANGED: dict[str, tuple[Recipe, Mode, int]] = {  # recipe, mode, the position w
 
 @contract("BLK-01e", asks=("initial", "run_model"), cases=CHANGED, source="naming")
 def a_model_does_not_see_what_comes_later(stack: Training, recipe: Recipe, mode: Mode, place: int) -> None:
-    """Another token at t changes logits from t on, in its own row; depth k of multi-token prediction from t - k on.
+    """Replacing the token at t changes a model's logits from t on in its own row and nowhere else; logits of prediction
+    depth k change from t - k on.
 
-    A single position of leakage anywhere gives the best loss curve of the whole project.
+    A leak of a single position gives the best loss curve of the whole project.
     """
     tokens = batch(recipe, ((13,), (13,), (13,)))
     weights = drawn(stack, recipe, mode=mode)
@@ -54,7 +55,7 @@ def a_model_does_not_see_what_comes_later(stack: Training, recipe: Recipe, mode:
         assert not words, f"token {place} changed, depth {depth}: {words}"
 
 
-_UNBALANCED = replace(MOE, aux_loss=0.0)  # the aux loss is a row's, not a document's
+_UNBALANCED = replace(MOE, aux_loss=0.0)  # the aux loss is computed per row, not per document
 SEPARATED: dict[str, tuple[Recipe, Mode]] = {
     "streams-and-depths": (EVERYTHING, "nemo_native"),
     "every-family": (replace(WHOLE, moe=_UNBALANCED), "nemo_native"),
@@ -66,10 +67,10 @@ SEPARATED: dict[str, tuple[Recipe, Mode]] = {
 
 @contract("BLK-02e", asks=("initial", "run_model"), cases=SEPARATED, source="F06")
 def packed_documents_are_documents_by_themselves(stack: Training, recipe: Recipe, mode: Mode) -> None:
-    """Packed into rows, each document has the logits of a run of its own, and the gradient is the sum over documents,
-    each by its labels.
+    """A document packed into a row has the logits of a run by itself, and the gradient of the batch is the mean of the
+    documents' gradients, weighted by their label counts.
 
-    A document that sees its neighbour through one layer of one family trains on text that no user will ever write.
+    If one layer lets a document see its neighbour, the model trains on text that no user will ever write.
     """
     weights, tokens = drawn(stack, recipe, mode=mode), batch(recipe, PACKED, masked=False)
     backward = recipe.mtp is None
@@ -106,7 +107,7 @@ def _cut(tokens: Tokens, row: int, start: int, end: int) -> tuple[Tokens, int]:
 
 
 def _weighed(shares: list[tuple[int, Arrays]], names: Arrays) -> Arrays:
-    """Gradients of means over documents, put together to that of the mean over all labels."""
+    """The gradient of the mean over all labels, from the gradients of the documents' means and their label counts."""
     labels = sum(count for count, _ in shares)
     parts = [(count / labels, instruments.numerics.tensors(gradients)) for count, gradients in shares if count]
     summed = {name: sum(by * part[name] for by, part in parts if name in part) for name in names}

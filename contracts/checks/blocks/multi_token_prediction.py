@@ -1,6 +1,6 @@
-"""Multi-token prediction: which token a depth sees, which label it is held to, and whose weights it trains.
+"""Multi-token prediction: which token a depth sees, which label it predicts, and which weights it trains.
 
-Depths are counted from 1: depth k predicts at position t the label of position t + k. arXiv 2412.19437, section 2.2.
+Depths count from 1: at position t, depth k predicts the label of position t + k. arXiv 2412.19437, section 2.2.
 """
 
 from __future__ import annotations
@@ -38,11 +38,12 @@ DEFINED = {  # recipe, letters
 
 @contract("BLK-06p", asks=("initial", "run_model"), cases=DEFINED, source="naming; arXiv 2412.19437 section 2.2")
 def a_depth_joins_the_state_below_with_the_token_ahead(stack: Training, recipe: Recipe, letters: str) -> None:
-    """Depth k is projection [RMSNorm(h); RMSNorm(E[token t + k])], an attention and an MLP, a norm, and the model's own
-    output projection, on the residual stream before the final norm or the depth below.
+    """Prediction depth k is projection [RMSNorm(h); RMSNorm(E[token t + k])], an attention, an MLP, a norm and the
+    model's own output projection, where h is the output of the depth below or the residual stream before the final
+    norm.
 
-    Logits of every depth and the gradient of every weight are compared with the sum written out: embedding and output
-    projection serve every depth, so their gradients are the sum over all.
+    The check compares the logits of every depth and the gradient of every weight with the sum written out. All depths
+    share the embedding and the output projection, so those gradients are sums over depths.
     """
     weights = drawn(stack, recipe)
     canonical(stack, weights, "mtp.0.projection.weight")
@@ -60,11 +61,11 @@ HELD: dict[str, tuple[Recipe, Lengths]] = {  # recipe, documents of each row
 
 @contract("BLK-06q", asks=("initial", "run_model"), cases=HELD, source="arXiv 2412.19437 eq. 24-25; DPS-24")
 def a_depth_is_held_to_the_labels_of_its_own_distance(stack: Training, recipe: Recipe, lengths: Lengths) -> None:
-    """Depth k is held to the label k positions on, never to one of another document or behind the row, and divides by
-    its own number of labels; the mean over depths is what the recipe weighs.
+    """Prediction depth k is trained on the label k positions later, never on one of another document or past the end of
+    the row, and averages over its own labels; the recipe's weight multiplies the mean over depths.
 
-    Rolled labels bring the first tokens of a row to its end. A sum divided by the first head's labels is too small by
-    what every document loses at its end.
+    Rolled labels bring the first tokens of a row to its end. Dividing by the label count of the main head makes the
+    loss too small, because every document loses labels at its end.
     """
     assert recipe.mtp is not None
     tokens = batch(recipe, lengths)
@@ -94,11 +95,11 @@ TRAINED = {
 
 @contract("BLK-06r", asks=("built", "initial", "run_model"), cases=TRAINED, source="arXiv 2412.19437 section 2.2")
 def depths_train_the_model_below_them(stack: Training, recipe: Recipe) -> None:
-    """The gradient of a shared weight is that of the first head plus the weight of the loss times that of the depths:
-    embedding, output projection and every layer learn from what lies further ahead.
+    """The multi-token prediction loss trains the embedding, the output projection and every layer: their gradient is
+    that of the main loss plus the loss weight times that of the depths.
 
-    Over loss weights 0, 0.25 and 0.5 the gradient lies on a line, and the line is not flat. Detached hidden states
-    leave multi-token prediction a spectator; a copy of the output projection drifts from the one that is served.
+    Over loss weights 0, 0.25 and 0.5 the gradient lies on a line that is not flat. With detached hidden states the
+    depths train nothing below them. A copy of the output projection drifts from the one that is served.
     """
     weights, tokens = drawn(stack, recipe), batch(recipe)
     none, some, more = (
@@ -112,7 +113,7 @@ def depths_train_the_model_below_them(stack: Training, recipe: Recipe) -> None:
         step = some[row.name] - none[row.name]
         assert bool(step.any()), f"{row.name} gets no gradient from the depths"
         what = f"what a quarter more of the depths adds to the gradient of {row.name}"
-        # two large gradients less each other: known to the rounding of the gradients
+        # the difference of two large gradients is known only to their rounding
         scale = instruments.numerics.typical_size(more[row.name])
         words = instruments.numerics.apart(what, more[row.name] - some[row.name], step, FLOAT64_SCAN, scale=scale)
         assert not words, words
@@ -132,9 +133,9 @@ SEEN = {  # position whose token changes, in a row of one document: depth k may 
 
 @contract("BLK-06u", asks=("initial", "run_model"), cases=SEEN, source="arXiv 2412.19437 eq. 21")
 def a_depth_sees_exactly_one_token_further(stack: Training, place: int, length: int) -> None:
-    """Another token at t changes depth k from position t - k on, and nothing before it.
+    """Replacing the token at t changes the logits of prediction depth k from position t - k on, and none before.
 
-    One position earlier and the head reads its own answer; one later and it is not told what it should know.
+    One position earlier, the head reads its own answer; one later, it lacks a token that it should see.
     """
     recipe = AHEAD
     tokens = batch(recipe, ((length,), (length,)))

@@ -1,6 +1,6 @@
-"""R: the M²RNN recurrence, what it remembers, and that it is computed in float32.
+"""R: the M²RNN recurrence, its state, and its float32 arithmetic.
 
-The state of a head is a matrix, 16 keys by 8 values, that passes through tanh at every token.
+The state of a head is a matrix of 16 keys by 8 values that passes through tanh at every token.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ CAUSAL = {
 
 @contract("BLK-01d", asks=("block_weights", "run_block"), cases=CAUSAL, source="naming; arXiv 2603.14360")
 def r_sees_nothing_of_the_future(stack: Blocks, fed: Fed, at: int) -> None:
-    """In R a token changes no output before it, and a loss before it has no gradient there: exactly 0.
+    """In R a token changes no earlier output, and a loss on earlier tokens gives it no gradient: both are exactly 0.
 
-    A loss on the last token reaches the first one all the same.
+    A loss on the last token does give the first token a gradient.
     """
     scan_calls.sees_nothing_of_the_future(stack, fed, at)
 
@@ -40,7 +40,7 @@ APART = {"packed": Fed(block="m2rnn", lengths=PACKED)}
 
 @contract("BLK-02d", asks=("block_weights", "run_block"), cases=APART, source="F06")
 def r_keeps_documents_apart(stack: Blocks, fed: Fed) -> None:
-    """In R a packed document changes no other, output and gradient: exactly 0."""
+    """In R a packed document has exactly no effect on the outputs and gradients of another one."""
     scan_calls.keeps_documents_apart(stack, fed)
 
 
@@ -56,10 +56,10 @@ DEFINED = {
 
 @contract("BLK-05a", asks=("block_weights", "run_block"), cases=DEFINED, source="arXiv 2603.14360 §3")
 def r_is_its_recurrence(stack: Blocks, fed: Fed) -> None:
-    """Output, last state and every gradient of R, the initial state's too, are those of its recurrence.
+    """R has the output, last state and every gradient of its recurrence, including that of the initial state.
 
-    h_t = f_t h_{t-1} + (1 - f_t) tanh(h_{t-1} W + k_t v_tᵀ) and y_t = q_tᵀ h_t + D v_t, with
-    f = exp(-exp(A_log) softplus(f + dt_bias)); then the norm of y · silu(g).
+    The recurrence is h_t = f_t h_{t-1} + (1 - f_t) tanh(h_{t-1} W + k_t v_tᵀ) and y_t = q_tᵀ h_t + D v_t, with
+    f = exp(-exp(A_log) softplus(f + dt_bias)). The norm of y · silu(g) follows.
     """
     scan_calls.equals_its_definition(stack, fed, instruments.oracles.recurrent.m2rnn)
 
@@ -73,7 +73,7 @@ HALVES = {
 
 @contract("BLK-05b", asks=("block_weights", "run_block"), cases=HALVES, source="naming; arXiv 2603.14360")
 def r_passes_its_state(stack: Blocks, fed: Fed, at: int) -> None:
-    """A sequence in two calls, the second with the state that the first left, gives what one call gives."""
+    """R over a sequence in two calls, the second from the state that the first returns, equals one call."""
     scan_calls.passes_its_state(stack, fed, at)
 
 
@@ -82,11 +82,13 @@ ALONE = {"packed": Fed(block="m2rnn", lengths=PACKED)}
 
 @contract("BLK-05c", asks=("block_weights", "run_block"), cases=ALONE, source="F06")
 def r_gives_a_packed_document_what_it_gets_alone(stack: Blocks, fed: Fed) -> None:
-    """In R a packed document has the output, gradient and state that it has alone: reset neither early nor late."""
+    """In R a packed document has the same output, gradient and state as in a row of its own: the state is reset neither
+    a token early nor a token late.
+    """
     scan_calls.gives_each_document_what_it_gets_alone(stack, fed)
 
 
-BOUNDED = {  # by what keys and values are multiplied, and the initial state
+BOUNDED = {  # factor on keys and values, largest element of the initial state
     "large-inputs": (30.0, 0.5),
     "a-large-state": (1.0, 5.0),
 }
@@ -94,7 +96,7 @@ BOUNDED = {  # by what keys and values are multiplied, and the initial state
 
 @contract("BLK-05d", asks=("block_weights", "run_block"), cases=BOUNDED, source="arXiv 2603.14360 §3: a convex mean")
 def the_state_stays_in_its_bound(stack: Blocks, gain: float, start: float) -> None:
-    """No element of the state leaves the larger of 1 and the largest initial element, whatever comes in."""
+    """No element of R's state exceeds the larger of 1 and the largest initial element, whatever the input."""
     fed = Fed(block="m2rnn", lengths=((24,), (11, 13)), state=True, weights={"mixer.dt_bias": 0.0, "mixer.A_log": 0.0})
     inputs = drawn(stack, fed)
     weights = inputs.weights | {name: gain * inputs.weights[name] for name in ("mixer.wk.weight", "mixer.wv.weight")}
@@ -113,7 +115,9 @@ FORGETS = {  # A_log
 
 @contract("BLK-05e", asks=("block_weights", "run_block"), cases=FORGETS, source="arXiv 2603.14360 §3: limits of f")
 def the_forget_gate_has_its_limits(stack: Blocks, a_log: float) -> None:
-    """With f at 1 the state is frozen as it was given; with f and W at 0 a token sees itself alone."""
+    """With forget gate f = 1 the state of R stays as given; with f = 0 and W = 0 each output depends on its own token
+    alone.
+    """
     import torch
 
     weights = {"mixer.A_log": a_log, "mixer.W": 0.0, "mixer.dt_bias": 0.5}
@@ -135,7 +139,7 @@ ODD = {"packed": ((3, 16), (10, 9))}
 
 @contract("BLK-05f", asks=("block_weights", "run_block"), cases=ODD, source="arXiv 2603.14360 §3: tanh is odd")
 def turned_keys_turn_the_output(stack: Blocks, *lengths: tuple[int, ...]) -> None:
-    """With -k for k, an empty initial state and no D, the output is -y, as tanh and the read are odd."""
+    """Negating k negates the output of R, given an empty initial state and D = 0, because tanh and the read are odd."""
     fed = Fed(block="m2rnn", lengths=lengths, weights={"mixer.D": 0.0})
     inputs, numerics = drawn(stack, fed), instruments.numerics
     wk = inputs.weights["mixer.wk.weight"]
@@ -151,10 +155,10 @@ FADING = {"fifty-tokens": ({"mixer.A_log": 1.0078, "mixer.dt_bias": -4.011, "mix
 
 @contract("BLK-05g", asks=("block_weights", "run_block"), cases=FADING, source="arXiv 2603.14360; cppmega m2rnn")
 def the_state_of_r_is_float32(stack: Blocks, weights: dict[str, float], tokens: int) -> None:
-    """Under bfloat16 activations the state of R is float32, and so is the arithmetic of what fades it.
+    """Under bfloat16 activations R keeps its state in float32 and computes the state's decay in float32.
 
-    With zero inputs and W at 0, 50 tokens leave h · f^50: no activation takes part. In bfloat16 the error of a
-    recurrence that is not linear grows with the sequence, from 0.5 % to 13 % over 1024 tokens.
+    With zero inputs and W = 0, the state after 50 tokens is h · f^50; no activation takes part. In bfloat16 the error
+    of this nonlinear recurrence grows with the sequence, from 0.5 % to 13 % over 1024 tokens.
     """
     import torch
 
@@ -187,7 +191,7 @@ TENSORS = {
 
 @contract("BLK-05h", asks="block_weights", cases=TENSORS, source="arXiv 2603.14360; spec/blocks")
 def r_holds_these_tensors(stack: Blocks, recipe: Any, expected: dict[str, tuple[int, ...]]) -> None:
-    """R holds the tensors of its definition and no others; D, dt_bias and A_log are float32 under bf16 too."""
+    """R holds exactly the tensors of its definition, and D, dt_bias and A_log are float32 even in a bf16 recipe."""
     held = stack.block_weights(recipe, R_LAYER, "nemo_native")
     scan_calls.holds(held, expected, ("A_log", "D", "dt_bias"), recipe.dtype)
 
@@ -197,7 +201,7 @@ BOTH = {"packed-with-state": Fed(block="m2rnn", lengths=((2, 9), (11,)), state=T
 
 @contract("BLK-05i", asks=("block_weights", "run_block"), cases=BOTH, source="hybrid: R in both modes")
 def r_is_the_same_in_both_modes(stack: Blocks, fed: Fed) -> None:
-    """The mixer of R does not depend on the mode: bit for bit the same output and gradients."""
+    """The mixer of R gives bit-identical outputs and gradients in both modes, nemo_native and author_dp."""
     asked = scan_calls.call(fed, drawn(stack, fed))
     one, two = (stack.run_block(replace(asked, mode=mode)) for mode in ("nemo_native", "author_dp"))
     words = instruments.numerics.apart("y in author_dp", two.y, one.y, EXACT)

@@ -1,4 +1,4 @@
-"""Rope and QK norm, one by one: the angle of a pair, the place of a document, the reach of a norm, the precision."""
+"""Rope and QK norm: the angle of a pair, positions in packed rows, a norm per head, precision far out."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from contracts.spec.tolerance import FLOAT32, FLOAT64
 
 _ASKS = ("block_weights", "run_block")
 
-# Four elements turn as pairs (0, 2) and (1, 3), by 1 and by theta^-1/2 a token. Query and key are one element each:
-# theta, tokens between them, (element of the query, element of the key) → their product; every other one is 0.
+# Four elements rotate as pairs (0, 2) and (1, 3), by 1 and by theta^-1/2 a token. Query and key have one element each:
+# theta, distance in tokens, (element of the query, element of the key) → their product; all other products are 0.
 ANGLES = {
     "theta-10000-next": (10_000, 1, {
         (0, 0): 0.5403023058681398, (2, 2): 0.5403023058681398,  # cos 1
@@ -38,10 +38,10 @@ ANGLES = {
 def rope_turns_each_pair_by_its_own_angle(
     stack: Blocks, theta: int, apart: int, products: dict[tuple[int, int], float]
 ) -> None:
-    """Rope turns elements j and j + d/2 by theta^(-2j/d) a token, and a score feels the distance alone.
+    """Rope rotates elements j and j + d/2 by theta^(-2j/d) per token, so a score depends on the distance alone.
 
-    The score is read off the output: one key has a value, so its weight w is seen, and log(w n / (1 - w)) against n
-    keys of score 0 is the score itself.
+    The check computes the score from the output. Only one key has a value, so the output is its weight w; against n
+    keys of score 0 its score is log(w n / (1 - w)).
     """
     recipe = replace(BARE, hidden=8, heads=2, kv_groups=1, rope_theta=theta, norm_eps=1e-30)
     for query in range(4):
@@ -55,7 +55,7 @@ def rope_turns_each_pair_by_its_own_angle(
 
 
 def _one_pair(stack: Blocks, recipe: Recipe, query: int, key: int, apart: int) -> BlockCall:
-    """Token 0 has the key and a value of 1, the last token the query; what stands between has keys of zero."""
+    """Token 0 has the key and a value of 1, the last token has the query, and tokens between have keys of zero."""
     import torch
 
     x_BTD = torch.zeros(1, apart + 1, 8, dtype=torch.float64)
@@ -83,10 +83,10 @@ PLACES = {
 
 @contract("BLK-03h", asks=_ASKS, cases=PLACES, source="naming F06")
 def a_document_is_the_same_wherever_it_stands(stack: Blocks, recipe: Recipe, lengths: Lengths) -> None:
-    """A document has the same outputs and gradients in the middle of a packed row as in a row of its own.
+    """A document has the same attention outputs and gradients anywhere in a packed row as in a row of its own.
 
-    Attention feels distances, so that it does not matter where a document starts; its own documents' gradients of a
-    weight add up to those of the pack.
+    Attention depends on distances, so the start of a document does not matter. The documents' gradients of a weight sum
+    to its gradient in the packed batch.
     """
     numerics = instruments.numerics
     call = call_of(stack, recipe, lengths)
@@ -111,7 +111,7 @@ def a_document_is_the_same_wherever_it_stands(stack: Blocks, recipe: Recipe, len
     assert not words, words
 
 
-NORMED = {  # what is multiplied: the matrix, its rows, the factor
+NORMED = {  # matrix, rows of it, factor on them
     "second-query-head": ("mixer.wq.weight", slice(6, 12), 7.0),
     "last-query-head": ("mixer.wq.weight", slice(18, 24), 0.05),
     "second-key-head": ("mixer.wk.weight", slice(6, 12), 30.0),
@@ -121,13 +121,13 @@ NORMED = {  # what is multiplied: the matrix, its rows, the factor
 
 @contract("BLK-03i", asks=_ASKS, cases=NORMED, source="naming hub")
 def qk_norm_takes_the_length_of_each_head(stack: Blocks, name: str, rows: slice, factor: float) -> None:
-    """With QK norm the length of one head's queries or keys changes nothing; without it, it does.
+    """With QK norm, scaling one head's queries or keys changes no output of attention; without it, outputs change.
 
-    Each head is normed by itself: a norm over all heads at once lets a loud one quieten its neighbours.
+    QK norm is computed per head: in one norm over all heads, a loud head quietens its neighbours.
     """
     numerics = instruments.numerics
     for qk_norm in (True, False):
-        recipe = replace(SMALL, qk_norm=qk_norm, norm_eps=1e-30)  # an eps that counts would be felt as a length
+        recipe = replace(SMALL, qk_norm=qk_norm, norm_eps=1e-30)  # so small that it does not count in a norm
         call = call_of(stack, recipe, PACKED, backward=False)
         weight = numerics.tensor(call.weights[name])
         weight[rows] *= factor
@@ -145,11 +145,11 @@ FAR = {"1027-tokens": (1027, 500_000), "1027-tokens-theta-10": (1027, 10)}
 
 @contract("BLK-03j", asks=_ASKS, cases=FAR, source="hub naming")
 def far_positions_are_as_precise_as_near_ones(stack: Blocks, length: int, theta: int) -> None:
-    """In float32 the last tokens of a document of 1027 agree with the definition as the first ones do.
+    """In float32 the last tokens of a document of 1027 match the definition of attention as closely as the first.
 
-    An angle held in float32 is off by up to position · 2^-24: 6e-5 at 1027 and 4e-3 at 65 536, against a tolerance of
-    2e-6. The pair that turns by 1 a token is exact in spite of it, so a small theta shows more. A position held in
-    bfloat16 is another token's from 257 on.
+    An angle in float32 is off by up to position · 2^-24: 6e-5 at 1027 and 4e-3 at 65 536, against a tolerance of 2e-6.
+    The pair that turns by 1 per token is exact all the same, so a small theta shows more. From 257 on, a position in
+    bfloat16 is that of another token.
     """
     import torch
 

@@ -1,4 +1,4 @@
-"""DSA: an indexer chooses k keys for each query, and attention is over those and no others."""
+"""DSA: an indexer chooses k keys for each query, and the query attends to those alone."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ASKS = ("block_weights", "run_block")
 
 
 def _selected(run: BlockRun) -> Tensor:
-    assert "selected" in run.seen, "a sparse block does not tell which keys it selected"
+    assert "selected" in run.seen, "a sparse block does not report which keys it selected"
     chosen: Tensor = instruments.numerics.tensor(run.seen["selected"])
     return chosen
 
@@ -36,9 +36,11 @@ COUNTS: dict[str, tuple[int, Lengths, tuple[tuple[int, ...], ...]]] = {  # k, do
 def a_query_selects_k_of_the_keys_it_may_see(
     stack: Blocks, top_k: int, lengths: Lengths, counts: tuple[tuple[int, ...], ...]
 ) -> None:
-    """A query selects k keys, or all that it may see where they are fewer: none after it, none of another document.
+    """In sparse attention a query selects k of the keys that it may see, or all of them if there are fewer, and never a
+    later key or a key of another document.
 
-    Keys that are chosen among all and masked afterwards are too few: what may not be seen crowds out what may.
+    Choosing among all keys and masking afterwards selects too few, because forbidden keys take the slots of allowed
+    ones.
     """
     chosen_BTS = _selected(stack.run_block(call_of(stack, keeping(top_k), lengths, backward=False)))
     documents = instruments.fixtures.documents(lengths).tolist()
@@ -65,9 +67,9 @@ _MARGIN = 1e-3  # between the last key chosen and the first left out; rounding i
 
 @contract("BLK-06b", asks=_ASKS, cases=CHOSEN, source="naming")
 def the_keys_with_the_highest_index_scores_are_selected(stack: Blocks, top_k: int, lengths: Lengths) -> None:
-    """What a query selects are its k highest index scores: sum over index heads of w · relu(q · k), rope included.
+    """A query selects the keys with its k highest index scores: sums over index heads of w · relu(q · k), with rope.
 
-    Every score is the indexer's own: they are not those of the attention, and no head chooses for itself.
+    The indexer computes its own scores. They are not the attention scores, and all heads share one choice.
     """
     numerics, oracle = instruments.numerics, instruments.oracles.attention
     call = call_of(stack, keeping(top_k), lengths, backward=False)
@@ -96,10 +98,11 @@ SPARSE: dict[str, tuple[int, Lengths, Element]] = {
 def sparse_attention_is_attention_over_what_is_selected(
     stack: Blocks, top_k: int, lengths: Lengths, dtype: Element
 ) -> None:
-    """A sparse block has the outputs and every gradient of MLA over its selected keys; the choice passes none on.
+    """A sparse block has the outputs and every gradient of MLA over its selected keys, and no gradient passes through
+    the selection.
 
-    The indexer's own training loss is no part of <y, dy>: its weights have no gradient of it, and neither do the
-    inputs of its scores.
+    The indexer has its own training loss, which is no part of <y, dy>. So <y, dy> gives no gradient to the indexer's
+    weights, nor to the inputs through its scores.
     """
     call = call_of(stack, keeping(top_k), lengths, dtype=dtype)
     run = stack.run_block(call)
@@ -117,9 +120,10 @@ LEFT_OUT: dict[str, tuple[int, Lengths, int]] = {  # k, documents, the token tha
 
 @contract("BLK-06e", asks=_ASKS, cases=LEFT_OUT, source="naming")
 def a_key_that_is_not_selected_counts_for_nothing(stack: Blocks, top_k: int, lengths: Lengths, s: int) -> None:
-    """Another token s leaves every query that selects the same keys, s not among them, exactly as it was.
+    """Changing token s leaves a query's output exactly as it was, if the query selects the same keys as before and s is
+    not among them.
 
-    Backward too: the gradient of such a query by token s is zero.
+    The gradient of such a query with respect to token s is exactly zero.
     """
     import torch
 
@@ -129,21 +133,19 @@ def a_key_that_is_not_selected_counts_for_nothing(stack: Blocks, top_k: int, len
     other_BTD[:, s] += instruments.fixtures.normal("a little", tuple(other_BTD[:, s].shape), scale=0.1)
     one, two = stack.run_block(call), stack.run_block(replace(call, x=numerics.array(other_BTD), dy=None))
     before_BTS, after_BTS = _selected(one), _selected(two)
-    deaf_BT = (before_BTS == after_BTS).all(-1) & ~before_BTS[..., s]
-    deaf_BT[:, : s + 1] = False  # what stands before s does not see it in any case
-    assert bool(deaf_BT.any()), f"no query after token {s} leaves it out with k {top_k}"
-    words = numerics.apart("y of the queries that leave it out", numerics.tensor(two.y)[deaf_BT],
-                           numerics.tensor(one.y)[deaf_BT], EXACT)  # fmt: skip
-    assert not words, f"token {s} was exchanged, and {words}"
-    hears_BT = before_BTS[..., s] & after_BTS[..., s]
+    without_BT = (before_BTS == after_BTS).all(-1) & ~before_BTS[..., s]
+    without_BT[:, : s + 1] = False  # earlier queries never see s
+    assert bool(without_BT.any()), f"no query after token {s} leaves it out with k {top_k}"
+    words = numerics.apart("y of the queries that leave it out", numerics.tensor(two.y)[without_BT],
+                           numerics.tensor(one.y)[without_BT], EXACT)  # fmt: skip
+    assert not words, f"token {s} was replaced, and {words}"
+    with_BT = before_BTS[..., s] & after_BTS[..., s]
     changed = (numerics.tensor(one.y) != numerics.tensor(two.y)).any(-1)
-    assert bool((changed & hears_BT)[:, s + 1 :].any()), (
-        f"token {s} was exchanged, and no query that selects it felt it"
-    )
+    assert bool((changed & with_BT)[:, s + 1 :].any()), f"token {s} was replaced, and no query that selects it changed"
 
-    dy_BTD = torch.where(deaf_BT[..., None], numerics.tensor(call.dy), 0.0) if call.dy else other_BTD
+    dy_BTD = torch.where(without_BT[..., None], numerics.tensor(call.dy), 0.0) if call.dy else other_BTD
     back = numerics.tensor(stack.run_block(replace(call, dy=numerics.array(dy_BTD))).gradients["x"])[:, s]
-    words = numerics.apart("the gradient by the token left out", back, torch.zeros_like(back), EXACT)
+    words = numerics.apart("the gradient with respect to the token left out", back, torch.zeros_like(back), EXACT)
     assert not words, f"queries that leave out token {s}: {words}"
 
 
@@ -159,7 +161,9 @@ WHERE = {  # sparse A-ranks, layer, whether it is sparse; A stands at layers 0, 
 
 @contract("BLK-06f", asks=_ASKS, cases=WHERE, source="naming bringup")
 def sparse_layers_stand_where_ranks_say(stack: Blocks, a_ranks: tuple[int, ...], layer: int, sparse: bool) -> None:
-    """A-ranks count attention layers from 0: a layer selects keys if its rank is among them, and otherwise does not."""
+    """The sparse attention layers are those whose A-rank the recipe lists, where A-ranks count attention layers from 0;
+    all other attention layers are dense.
+    """
     run = stack.run_block(call_of(stack, keeping(3, a_ranks), ROWS, layer=layer, backward=False))
     found = "selected" in run.seen
     words = "selects keys" if found else "does not select keys"

@@ -1,4 +1,4 @@
-"""Somebody else's kernel in the place of a block's own: the same definition, by the same policy, on a device."""
+"""Third-party kernels in place of a block's own: the same definition and the same error policy, on a device."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from contracts.spec.kernel_selection import Kernel, Package, Seams, Site, Wish
 
 
 class Stack(Blocks, Seams, Protocol):
-    """Who is asked here."""
+    """The questions that these contracts ask."""
 
 
 INSTALL = {
@@ -35,11 +35,11 @@ MODULES: dict[str, tuple[Asked, Site]] = {
 
 @contract("BLK-08a", asks=("block_weights", "run_block", "kernel_facts"), cases=SCANS, source="hub; naming", tier="gpu")
 def mamba_ssm_computes_what_the_block_is_defined_as(stack: Stack, asked: Asked, site: Site) -> None:
-    """mamba-ssm's kernel in the place of the scan gives the block's definition, output and every gradient, as near as
-    bfloat16 allows; it is mamba-ssm that ran.
+    """With mamba-ssm's scan kernel a Mamba-2 block has the output and every gradient of its definition within bfloat16
+    error, and the stack reports that mamba-ssm ran.
 
-    One version string of it was seen with two different maths. Where it is not installed the promise was not run; where
-    it is installed and cannot be imported, that is a violation and no absence.
+    Two builds of mamba-ssm with the same version string computed different functions. If mamba-ssm is not installed,
+    the contract is not run. If it is installed and cannot be imported, the contract is violated.
     """
     _held(stack, asked, site, "mamba-ssm")
 
@@ -48,11 +48,11 @@ def mamba_ssm_computes_what_the_block_is_defined_as(stack: Stack, asked: Asked, 
     "BLK-08b", asks=("block_weights", "run_block", "kernel_facts"), cases=MODULES, source="hub; naming", tier="gpu"
 )
 def transformer_engine_computes_what_the_block_is_defined_as(stack: Stack, asked: Asked, site: Site) -> None:
-    """Transformer Engine's modules in the place of a block's matrices give the block's definition, output and every
-    gradient, as near as bfloat16 allows; it is Transformer Engine that ran.
+    """With Transformer Engine's modules a block has the output and every gradient of its definition within bfloat16
+    error, and the stack reports that Transformer Engine ran.
 
-    The metapackage alone imports as an error and not as absent, and a bridge that falls back without a word is measured
-    as the kernel that it is not.
+    The metapackage alone raises an error on import instead of being absent. A bridge that falls back silently is
+    measured as a kernel that did not run.
     """
     _held(stack, asked, site, "transformer-engine")
 

@@ -1,7 +1,7 @@
-"""One step of a transformer with experts in one process, against its definition written out: the whole of it at once.
+"""One training step of a transformer with experts in one process, against its definition.
 
-The oracle is the papers' blocks of `instruments.oracles` in float64, one token at a time, put one behind the other;
-its gradients are autograd's. What the checks of `transformers` say of many ranks, they say with this as their floor.
+The oracle chains the blocks of `instruments.oracles` in float64, one token at a time, and autograd differentiates it.
+The contracts on transformers over many ranks compare with one rank; this one ties one rank to the definition.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ BOTH: dict[str, tuple[Recipe]] = {
 
 @contract("BLK-01h", asks=("built", "train"), cases=BOTH, source="arXiv 2305.13245, 2405.04434, 2412.19437")
 def a_step_of_a_transformer_is_its_definition(stack: Training, recipe: Recipe) -> None:
-    """In float32 the loss of a step and the gradient of every weight are those of the definition: attention and experts
-    in pairs on one residual stream, a mean over the labels that count.
+    """In float32 a training step of a transformer with experts has the loss and every gradient of its definition:
+    alternating attention and expert layers on one residual stream, and a mean over the labels that count.
 
-    Each block by itself can be right and the model wrong: a norm too many, a label off by one, gates scaled twice.
+    A model of correct blocks can still be wrong: a norm too many, a label off by one, gates scaled twice.
     """
     execution = Execution(precision="float32", layout=min(stack.layouts, default="own-axis"))
     asked = session(stack, recipe, execution, 1, "gradients")

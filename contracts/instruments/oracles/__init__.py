@@ -1,8 +1,8 @@
-"""Oracles: each block of a hybrid model written down once more, from its paper, in the plainest form there is.
+"""Oracles: each block of a hybrid model, written again from its paper in the plainest form.
 
-They stand apart from every stack and import none. All take and give torch tensors, work in the dtype they are given
-(float64 when they judge), and prefer a loop over tokens or experts to anything clever. A file is a subject; its
-module is reached as `instruments.oracles.attention`.
+They import no stack. All take and return torch tensors, work in the dtype of their inputs (float64 in checks), and
+prefer a loop over tokens or experts to anything clever. Each file covers one subject and is reached as, for example,
+`instruments.oracles.attention`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Attention, as its papers define it: one token, one head, one key at a time.
+"""Attention by its papers, one token and one head at a time.
 
     T tokens of one row · D hidden · d elements of a head
 
-Every function takes float64 tensors and the canonical weights of `spec/blocks.py`, and differentiates.
+Every function takes float64 tensors and the canonical weights of `spec/blocks.py`, and is differentiable.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ def turned(x: Tensor, position: int, theta: float) -> Tensor:
 
 
 def softmax_mean(query_d: Tensor, keys_Sd: Tensor, values_Sv: Tensor, scale: float) -> Tensor:
-    """The mean of values, weighed by exp(scale · query · key)."""
+    """The mean of values, weighted by exp(scale · query · key)."""
     scores_S = scale * (keys_Sd @ query_d)
     weights_S = torch.exp(scores_S - scores_S.max())
     return weights_S @ values_Sv / weights_S.sum()
 
 
 def places(documents_T: Tensor | None, length: int) -> tuple[list[list[int]], list[int]]:
-    """Of each token: the tokens of its document up to itself, and its position in the document."""
+    """For each token, the tokens of its document up to itself, and its position in the document."""
     numbers = [0] * length if documents_T is None else documents_T.tolist()
     seen = [[s for s in range(t + 1) if numbers[s] == numbers[t]] for t in range(length)]
     return seen, [len(before) - 1 for before in seen]
@@ -49,7 +49,7 @@ def grouped(
     recipe: Recipe, weights: Weights, x_TD: Tensor, documents_T: Tensor | None = None, *,
     rows: range | None = None,
 ) -> Tensor:  # fmt: skip
-    """One row through a GQA block: (T, D), or the rows asked for. arXiv 2305.13245; QK norm, 2302.05442 section 2.
+    """One row through a GQA block: (T, D), or the tokens in `rows`. arXiv 2305.13245; QK norm, 2302.05442 section 2.
 
     Raises KeyError for a weight that is missing.
     """
@@ -80,9 +80,9 @@ def latent(
     recipe: Recipe, weights: Weights, x_TD: Tensor, documents_T: Tensor | None = None, *,
     selected_TS: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """One row through an MLA block, keys and values of every head written out: (T, D). arXiv 2405.04434 section 2.1.
+    """One row through an MLA block, with keys and values written out: (T, D). arXiv 2405.04434 section 2.1.
 
-    `selected_TS` names the keys of each query where the block is sparse.
+    In a sparse block, `selected_TS` marks the keys of each query.
     """
     mla = recipe.mla
     assert mla is not None, "the recipe has no MLA"
@@ -109,7 +109,7 @@ def latent(
 
 
 def query_latent(recipe: Recipe, weights: Weights, x_TD: Tensor) -> tuple[Tensor, Tensor]:
-    """The normed input of the block, and the normed latent that queries are read out of."""
+    """The normed input of the block, and the normed latent from which queries are projected."""
     h_TD = rms_norm(x_TD, weights["norm.weight"], recipe.norm_eps)
     low = h_TD @ weights["mixer.wq_a.weight"].T
     return h_TD, rms_norm(low, weights["mixer.q_norm.weight"], recipe.norm_eps)
@@ -143,7 +143,7 @@ def index_scores(recipe: Recipe, weights: Weights, x_TD: Tensor, documents_T: Te
 
 
 def selection(scores_TS: Tensor, top_k: int) -> Tensor:
-    """(T, T) bool: of each query's finite scores the `top_k` highest, or all where there are fewer."""
+    """(T, T) bool: the `top_k` highest finite scores of each query, or all if there are fewer."""
     chosen = torch.zeros_like(scores_TS, dtype=torch.bool)
     for t, row in enumerate(scores_TS.tolist()):
         order = sorted((s for s, score in enumerate(row) if score > -math.inf), key=lambda s: -row[s])
@@ -152,6 +152,6 @@ def selection(scores_TS: Tensor, top_k: int) -> Tensor:
 
 
 def margin(scores_TS: Tensor, top_k: int) -> float:
-    """How far the least chosen score stands above the best one left out, at its narrowest."""
+    """The smallest gap, over queries, between the lowest selected score and the highest score left out."""
     rows = (sorted((score for score in row if score > -math.inf), reverse=True) for row in scores_TS.tolist())
     return min((row[top_k - 1] - row[top_k] for row in rows if len(row) > top_k), default=math.inf)

@@ -1,7 +1,7 @@
-"""Token-choice experts, one token and one expert at a time.
+"""Token-choice mixture of experts, one token and one expert at a time.
 
-Top-k gating: arXiv 1701.06538, section 2.1. Sigmoid gates, the selection bias and the loss of a sequence's balance:
-arXiv 2412.19437, eq. 12-20. z loss: arXiv 2202.08906, eq. 5. Conventions and names: spec/blocks.py.
+Top-k gating: arXiv 1701.06538, section 2.1. Sigmoid gates, the selection bias and the sequence-wise
+balance loss: arXiv 2412.19437, eq. 12-20. z loss: arXiv 2202.08906, eq. 5. Conventions and names: spec/blocks.py.
 
 B sequences · T tokens · K experts a token · E experts · D hidden · F inner width
 """
@@ -19,7 +19,7 @@ from contracts.spec.recipe import Moe, Recipe
 
 
 class Routed(NamedTuple):
-    """What a mixture of experts does with a batch; slots of a token stand in the order of their experts' numbers."""
+    """What a mixture of experts computes for a batch. The K slots of a token are in the order of expert numbers."""
 
     y_BTD: Tensor
     experts_BTK: Tensor
@@ -33,7 +33,7 @@ class Routed(NamedTuple):
 def block(recipe: Recipe, weights: Mapping[str, Tensor], x_BTD: Tensor, *, by_score: bool = False) -> Routed:
     """The E block, norm included: weights by their names in spec/blocks.py, in the dtype of `x_BTD`.
 
-    The balance loss is of the experts that tokens go to, or `by_score` of those they would go to without the bias.
+    The balance loss counts the experts chosen with the bias, or, with `by_score`, those chosen without it.
     """
     moe = recipe.moe
     assert moe is not None
@@ -68,7 +68,7 @@ def block(recipe: Recipe, weights: Mapping[str, Tensor], x_BTD: Tensor, *, by_sc
 
 
 def _token(recipe: Recipe, weights: Mapping[str, Tensor], x_D: Tensor, slots: list[tuple[int, Tensor, bool]]) -> Tensor:
-    """What one normed token gets: gate times expert for each slot that was not dropped, and the shared expert."""
+    """The output for one normed token: gate times expert for each slot that was not dropped, plus the shared expert."""
     assert recipe.moe is not None
     y_D = torch.zeros_like(x_D)
     for expert, gate, dropped in slots:
@@ -78,7 +78,7 @@ def _token(recipe: Recipe, weights: Mapping[str, Tensor], x_D: Tensor, slots: li
 
 
 def balance_loss(moe: Moe, logits_BTE: Tensor, experts_BTK: Tensor) -> Tensor:
-    """The mean over sequences of E · sum of f · P: an expert's part of the assignments times its mean probability."""
+    """The mean over sequences of E · Σ f · P: f is an expert's share of the assignments, P its mean probability."""
     losses = []
     for logits_TE, experts_TK in zip(logits_BTE, experts_BTK, strict=True):
         asked = experts_TK.flatten().tolist()
@@ -93,7 +93,7 @@ def balance_loss(moe: Moe, logits_BTE: Tensor, experts_BTK: Tensor) -> Tensor:
 
 
 def z_loss(logits_BTE: Tensor) -> Tensor:
-    """The mean over tokens of the squared log of the sum of exponentials."""
+    """The mean over tokens of logsumexp(logits)²."""
     tokens = logits_BTE.reshape(-1, logits_BTE.shape[-1])
     if not len(tokens):
         return logits_BTE.new_zeros(())
@@ -101,7 +101,7 @@ def z_loss(logits_BTE: Tensor) -> Tensor:
 
 
 def _choose(moe: Moe, logits_E: Tensor, bias_E: Tensor) -> list[int]:
-    """The k experts of the largest score plus bias, by number."""
+    """The k experts with the largest score plus bias, sorted by number."""
     score_E = (torch.sigmoid(logits_E) + bias_E) if moe.score == "sigmoid" else logits_E
     ranked = sorted(range(moe.experts), key=lambda expert: -float(score_E[expert].detach()))
     return sorted(ranked[: moe.top_k])
@@ -123,7 +123,7 @@ def _probabilities(moe: Moe, logits_E: Tensor) -> Tensor:
 
 
 def _slots(moe: Moe, tokens: int) -> float:
-    """Tokens an expert takes in a call."""
+    """How many tokens an expert accepts in a call."""
     if moe.capacity_factor is None:
         return math.inf
     return math.ceil(moe.capacity_factor * tokens * moe.top_k / moe.experts)

@@ -1,4 +1,4 @@
-"""Products in FP8 as they are defined in spec/kernel_selection.py, a block at a time, in float64.
+"""FP8 matmuls as spec/kernel_selection.py defines them, one scaling block at a time, in float64.
 
 Formats: arXiv 2209.05433, table 1. Blocks: arXiv 2412.19437, section 3.3; OCP Microscaling Formats 1.0, section 5.
 
@@ -19,13 +19,13 @@ Format = Literal["e4m3", "e5m2"]
 LARGEST: dict[Format, float] = {"e4m3": 448.0, "e5m2": 57344.0}
 MANTISSA: dict[Format, int] = {"e4m3": 3, "e5m2": 2}
 SMALLEST: dict[Format, int] = {"e4m3": -6, "e5m2": -14}
-"""The exponent of the smallest normal number; below it the spacing stays."""
+"""The exponent of the smallest normal number; below it the spacing is constant."""
 
 
 def rounded(t: Tensor, form: Format) -> Tensor:
-    """The nearest numbers of a format, ties to the even one; what lies beyond its ends is at its ends.
+    """The nearest numbers of a format, ties to even; numbers out of range saturate.
 
-    By the spacing of a number's binade, and without torch's FP8 dtypes.
+    Computed from the spacing of each number's binade, without torch's FP8 dtypes.
     """
     single = t.to(torch.float32).double()
     size = single.abs().clamp(max=LARGEST[form])
@@ -35,7 +35,7 @@ def rounded(t: Tensor, form: Format) -> Tensor:
 
 
 def quantised(t_RC: Tensor, form: Format, fp8: Fp8, along: int, square: bool, scale: float | None) -> Tensor:
-    """A factor as its product sees it. `along` is the dim that is summed over; `square` blocks are those of weights."""
+    """A matmul operand after quantization. The matmul sums over dim `along`; `square` blocks are for weights."""
     rows, columns = t_RC.shape
     high, wide = _block(fp8, rows, columns, along, square)
     out_RC = t_RC.clone()
@@ -71,7 +71,7 @@ def _scale(piece: Tensor, largest: float, fp8: Fp8) -> float:
 
 
 def product(x_SI: Tensor, weight_OI: Tensor, fp8: Fp8, scales: Tensor | None = None) -> Tensor:
-    """x wᵀ; its derivatives are such products too. `scales` (3) of input, weight and gradient, if delayed."""
+    """x wᵀ with FP8 operands, forward and backward. `scales` (3): of input, weight and gradient, if delayed."""
     given = (None, None, None) if scales is None else tuple(scales.tolist())
     out: Tensor = _Product.apply(x_SI, weight_OI, fp8, given)  # type: ignore[no-untyped-call]  # torch's
     return out
@@ -95,13 +95,13 @@ class _Product(torch.autograd.Function):
 
 
 def dense(recipe: Recipe, weights: Mapping[str, Tensor], x_BTD: Tensor) -> Tensor:
-    """A block of E without experts, norm included: (B, T, D)."""
+    """An E block without experts, including its norm: (B, T, D)."""
     h_SD = normed(recipe, weights, x_BTD).flatten(0, 1)
     return _mlp(recipe, weights, "mixer", h_SD).view(x_BTD.shape)
 
 
 def experts(recipe: Recipe, weights: Mapping[str, Tensor], x_BTD: Tensor, experts_BTK: Tensor) -> Tensor:
-    """A block of E with experts, softmax gates over the chosen ones: every expert quantises its own tokens."""
+    """An E block with experts and softmax gates over the chosen ones; every expert quantizes its own tokens."""
     assert recipe.moe is not None
     assert recipe.fp8 is not None
     h_SD = normed(recipe, weights, x_BTD).flatten(0, 1)
@@ -136,6 +136,6 @@ def _mlp(recipe: Recipe, weights: Mapping[str, Tensor], prefix: str, h_SD: Tenso
 
 
 def _scales(weights: Mapping[str, Tensor], owner: str, matrix: int) -> Tensor | None:
-    """The scales of delayed scaling, where the block has them."""
+    """The scales of delayed scaling, if the block has them."""
     found = weights.get(f"{owner}.scale")
     return None if found is None else found[:, matrix].detach()

@@ -1,8 +1,8 @@
 """Mamba-2 and Mamba-3, one token at a time.
 
 Mamba-2: Dao and Gu, arXiv 2405.21060, sections 2 and 7. Mamba-3: Lahoti et al., arXiv 2603.15569, sections 3.1 (the
-trapezoidal step) and 3.2 (the rotated state), single input and single output. The names of weights and of the state
-are those of contracts/spec/blocks.py; every function works in the dtype that it is given.
+trapezoidal step) and 3.2 (the rotated state), single input and single output. contracts/spec/blocks.py names the
+weights and the state. Every function works in the dtype of its inputs.
 
 B sequences · T tokens · D hidden · h heads · p head_dim · g groups · n state · S angles · c channels
 """
@@ -36,7 +36,7 @@ def mamba2(
     documents_BT: Tensor | None = None,
     state: Weights | None = None,
 ) -> Found:
-    """A Mamba-2 block, its norm before it included."""
+    """A Mamba-2 block, including the norm before it."""
     return _row_by_row(_mamba2_row, recipe, weights, x_BTD, documents_BT, state)
 
 
@@ -67,7 +67,7 @@ def mamba2_core(
     documents_T: Tensor,
     given_hpn: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """The recurrence itself: y (T, h, p) without D, and the state (h, p, n) after the last token.
+    """The recurrence alone: y (T, h, p) without D, and the state (h, p, n) after the last token.
 
     s_t = exp(dt_t A) s_{t-1} + dt_t x_t B_tᵀ; y_t = s_t C_t.
     """
@@ -87,7 +87,7 @@ def mamba2_core(
 def convolved(
     u_Tc: Tensor, weights: Weights, name: str, documents_T: Tensor, given_cw: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """A causal depthwise convolution of four taps, then silu; and the last three inputs of the last document."""
+    """A causal depthwise convolution of four taps, then silu; also the last three inputs of the last document."""
     taps_c4, bias_c = weights[f"mixer.{name}.weight"], weights[f"mixer.{name}.bias"]
     zero_c = torch.zeros_like(bias_c)
     past = [zero_c] * 3 if given_cw is None else list(given_cw.T)
@@ -108,7 +108,7 @@ def mamba3(
     documents_BT: Tensor | None = None,
     state: Weights | None = None,
 ) -> Found:
-    """A Mamba-3 block, its norm before it included. The angle of its state is modulo 2π."""
+    """A Mamba-3 block, including the norm before it. The angle in its state is modulo 2π."""
     return _row_by_row(_mamba3_row, recipe, weights, x_BTD, documents_BT, state)
 
 
@@ -138,7 +138,7 @@ def _mamba3_row(recipe: Recipe, weights: Weights, x_TD: Tensor, documents_T: Ten
 
 
 class Mamba3Inputs(NamedTuple):
-    """What the recurrence of Mamba-3 takes of one sequence: q is C and k is B, biased and not yet turned."""
+    """The inputs of Mamba-3's recurrence for one sequence: q is C and k is B, biased and not yet rotated."""
 
     q_Thn: Tensor
     k_Thn: Tensor
@@ -150,9 +150,9 @@ class Mamba3Inputs(NamedTuple):
 
 
 def mamba3_core(inputs: Mamba3Inputs, documents_T: Tensor, given: Weights) -> tuple[Tensor, dict[str, Tensor]]:
-    """The recurrence itself: y (T, h, p) without D and gate, and the state after the last token.
+    """The recurrence alone: y (T, h, p) without D and gate, and the state after the last token.
 
-    s_t = a_t s_{t-1} + (1 - λ_t) dt_t a_t v_{t-1} k_{t-1}ᵀ + λ_t dt_t v_t k_tᵀ; y_t = s_t q_t; k and q turned.
+    s_t = a_t s_{t-1} + (1 - λ_t) dt_t a_t v_{t-1} k_{t-1}ᵀ + λ_t dt_t v_t k_tᵀ; y_t = s_t q_t, with k and q rotated.
     """
     q_Thn, k_Thn, v_Thp, dt_Th, log_decay_Th, end_Th, turn_ThS = inputs
     outer = v_Thp[0][:, :, None] * k_Thn[0][:, None, :]
@@ -174,7 +174,7 @@ def mamba3_core(inputs: Mamba3Inputs, documents_T: Tensor, given: Weights) -> tu
 
 
 def turned(u_hn: Tensor, angle_hS: Tensor) -> Tensor:
-    """Elements 2i and 2i + 1 as a point of the plane, turned by angle i; the rest stays."""
+    """Rotate the pair of elements 2i and 2i + 1 by angle i; other elements stay."""
     parts = list(u_hn.unbind(-1))
     for i in range(angle_hS.shape[-1]):
         cos, sin = torch.cos(angle_hS[:, i]), torch.sin(angle_hS[:, i])
@@ -211,7 +211,7 @@ def _row_by_row(
     documents_BT: Tensor | None,
     state: Weights | None,
 ) -> Found:
-    """A block of one sequence, put to each sequence with its own part of the state."""
+    """Apply a one-sequence block to each sequence of the batch, with that sequence's state."""
     if documents_BT is None:
         documents_BT = torch.zeros(x_BTD.shape[:2], dtype=torch.int64)
     rows = [

@@ -11,7 +11,7 @@ from contracts.spec.recipe import Recipe
 
 
 def dense(recipe: Recipe, weights: Mapping[str, Tensor], x_TD: Tensor) -> Tensor:
-    """Tokens through the norm and the MLP of a block of E without experts: (T, D). Takes float64, differentiates."""
+    """Tokens through the norm and the MLP of an E block without experts: (T, D). Takes float64; differentiable."""
     rows = []
     for x in x_TD:
         h = x / torch.sqrt((x * x).mean() + recipe.norm_eps) * weights["norm.weight"]

@@ -1,4 +1,4 @@
-"""A whole model of A and dense E layers, one token at a time: residual layers, streams, heads that look ahead, losses.
+"""A model of A and dense E layers, one token at a time: residuals, hyper-connections, multi-token prediction, losses.
 
 Hyper-connections: arXiv 2512.24880, section 4. Multi-token prediction: arXiv 2412.19437, section 2.2. Conventions and
 names of weights: spec/blocks.py.
@@ -22,7 +22,7 @@ IGNORED = -100
 
 
 def logits(recipe: Recipe, letters: str, weights: Weights, tokens_T: Tensor, documents_T: Tensor) -> list[Tensor]:
-    """The logits of one row (T, V): the model's, then those of each depth that looks ahead."""
+    """The logits of one row (T, V): the model's, then those of each prediction depth."""
     embedded_TD = weights["embedding.weight"][tokens_T]
     head_VD = weights.get("head.weight", weights["embedding.weight"])
     hidden_TD = trunk(recipe, letters, weights, embedded_TD, documents_T)
@@ -35,7 +35,7 @@ def logits(recipe: Recipe, letters: str, weights: Weights, tokens_T: Tensor, doc
 
 
 def trunk(recipe: Recipe, letters: str, weights: Weights, x_TD: Tensor, documents_T: Tensor) -> Tensor:
-    """The residual stream behind the last layer, or the mean of the streams."""
+    """The residual stream after the last layer, or the mean of the streams."""
     number = recipe.mhc.streams if recipe.mhc else 1
     streams = [x_TD] * number
     for layer, letter in enumerate(letters):
@@ -50,7 +50,7 @@ def trunk(recipe: Recipe, letters: str, weights: Weights, x_TD: Tensor, document
 
 
 def branch_of(recipe: Recipe, letter: str, weights: Weights, documents_T: Tensor) -> Branch:
-    """A block without its residual, norm included."""
+    """A block without its residual, including its norm."""
     if letter == "A":
         attends = attention.grouped if recipe.mla is None else attention.latent
         return lambda x_TD: attends(recipe, weights, x_TD, documents_T)
@@ -69,7 +69,7 @@ def mlp(recipe: Recipe, weights: Weights, x_TD: Tensor) -> Tensor:
 
 
 def connected(recipe: Recipe, weights: Weights, streams: list[Tensor], branch: Branch) -> list[Tensor]:
-    """Streams behind a layer with hyper-connections: S' = H_res S + h_post branch(h_pre S), token by token."""
+    """The streams after a layer with hyper-connections: S' = H_res S + h_post branch(h_pre S), token by token."""
     n, tokens = len(streams), len(streams[0])
     maps = [maps_of(recipe, weights, torch.cat([stream[t] for stream in streams])) for t in range(tokens)]
     read = [sum((maps[t][i] * streams[i][t] for i in range(n)), torch.zeros(())) for t in range(tokens)]
@@ -97,7 +97,7 @@ def maps_of(recipe: Recipe, weights: Weights, flat: Tensor) -> Tensor:
 
 
 def doubly_stochastic(logits_NN: Tensor, rounds: int = 40) -> Tensor:
-    """Sinkhorn's limit: rows and columns divided by their sums in turn, until nothing changes any more."""
+    """Sinkhorn's limit: rows and columns are divided by their sums in turn until nothing changes."""
     matrix = torch.exp(logits_NN)
     for _ in range(rounds):
         matrix = matrix / matrix.sum(1, keepdim=True)
@@ -108,7 +108,7 @@ def doubly_stochastic(logits_NN: Tensor, rounds: int = 40) -> Tensor:
 def look_ahead(
     recipe: Recipe, weights: Weights, hidden_TD: Tensor, embedded_TD: Tensor, documents_T: Tensor, steps: int
 ) -> Tensor:
-    """The hidden state of one depth: joined with the token `steps` later, then through an attention and an MLP."""
+    """The hidden state of one depth: the state below and the token `steps` later, through an attention and an MLP."""
     joined = []
     for t in range(len(hidden_TD)):
         token_D = torch.zeros_like(hidden_TD[t])
@@ -126,7 +126,7 @@ def look_ahead(
 
 
 def mean_loss(logits_BTV: Tensor, labels_BT: Tensor) -> Tensor:
-    """Cross entropy in nats, the mean over the labels that are not -100; 0 when there are none."""
+    """Mean cross entropy in nats over the labels that are not -100; 0 if there are none."""
     found = [
         torch.logsumexp(row_V, 0) - row_V[label]
         for row_V, label in zip(logits_BTV.flatten(0, 1), labels_BT.flatten().tolist(), strict=True)
@@ -136,7 +136,7 @@ def mean_loss(logits_BTV: Tensor, labels_BT: Tensor) -> Tensor:
 
 
 def later_labels(labels_BT: Tensor, documents_BT: Tensor, steps: int) -> Tensor:
-    """The label `steps` later, -100 where that lies in another document or behind the row."""
+    """The label `steps` later, or -100 if that is in another document or past the end of the row."""
     found = torch.full_like(labels_BT, IGNORED)
     for b, row in enumerate(documents_BT.tolist()):
         for t in range(len(row) - steps):
@@ -150,5 +150,5 @@ def normed(recipe: Recipe, x: Tensor, weight: Tensor) -> Tensor:
 
 
 def under(weights: Weights, prefix: str) -> dict[str, Tensor]:
-    """The weights whose names begin so, under the rest of their names."""
+    """The weights whose names start with `prefix`, without the prefix."""
     return {name.removeprefix(prefix): each for name, each in weights.items() if name.startswith(prefix)}

@@ -1,6 +1,6 @@
-"""AdamW, Muon and clipping, one tensor at a time, in the dtype of what they are given.
+"""AdamW, Muon and gradient clipping, one tensor at a time, in the dtype of their inputs.
 
-AdamW: arXiv 1711.05101, algorithm 2, as torch words it: decay before the step and multiplied by the rate.
+AdamW: arXiv 1711.05101, algorithm 2, in torch's form: decay precedes the step, times the learning rate.
 Muon: kellerjordan.github.io/posts/muon, with the scale of Moonlight, arXiv 2502.16982, eq. 4.
 """
 
@@ -23,7 +23,7 @@ def adamw(
     beta2: float,
     epsilon: float = 1e-8,
 ) -> list[Tensor]:
-    """The weight after each step: gradient t (1-based) is applied at rate t."""
+    """The weight after each step: gradient t (1-based) is applied with learning rate t."""
     first, second = torch.zeros_like(weight), torch.zeros_like(weight)
     found = []
     for step, (gradient, rate) in enumerate(zip(gradients, rates, strict=True), start=1):
@@ -39,7 +39,7 @@ def adamw(
 def muon(
     weight: Tensor, gradients: Sequence[Tensor], rates: Sequence[float], *, decay: float, momentum: float = 0.95
 ) -> list[Tensor]:
-    """The weight after each step; leading dims of it are so many matrices, each by itself."""
+    """The weight after each step. Leading dims index matrices, each updated by itself."""
     if weight.dim() > 2:
         parts = [
             muon(each, [gradient[i] for gradient in gradients], rates, decay=decay, momentum=momentum)
@@ -57,9 +57,9 @@ def muon(
 
 
 def newton_schulz(matrix: Tensor) -> Tensor:
-    """Five steps of X ← aX + b(XXᵀ)X + c(XXᵀ)²X from X = matrix / |matrix|, by its singular values.
+    """Five steps of X ← aX + b(XXᵀ)X + c(XXᵀ)²X from X = matrix / |matrix|, computed on singular values.
 
-    The iteration is odd in X, so it acts on the singular values alone: s ← a·s + b·s³ + c·s⁵. No matrix is multiplied.
+    The iteration is odd in X, so it acts on the singular values alone: s ← a·s + b·s³ + c·s⁵.
     """
     if not bool(matrix.any()):
         return torch.zeros_like(matrix)
@@ -72,10 +72,10 @@ def newton_schulz(matrix: Tensor) -> Tensor:
 
 
 def norm(gradients: Mapping[str, Tensor]) -> float:
-    """The global norm, every gradient once."""
+    """The global gradient norm; each gradient counts once."""
     return math.sqrt(sum(float(each.double().square().sum()) for each in gradients.values()))
 
 
 def clip(total: float, limit: float) -> float:
-    """What every gradient is multiplied by."""
+    """The factor on every gradient."""
     return min(1.0, limit / (total + 1e-6)) if limit > 0 else 1.0

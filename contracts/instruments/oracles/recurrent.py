@@ -1,6 +1,6 @@
 """The M²RNN recurrence, one token at a time (Mishra et al., arXiv 2603.14360, section 3).
 
-The names of weights and of the state are those of contracts/spec/blocks.py; the dtype is the one that is given.
+contracts/spec/blocks.py names the weights and the state. Functions work in the dtype of their inputs.
 
 B sequences · T tokens · D hidden · h heads · p head_dim · g groups · n state
 """
@@ -22,7 +22,7 @@ def m2rnn(
     documents_BT: Tensor | None = None,
     state: Weights | None = None,
 ) -> Found:
-    """An R block, its norm before it included."""
+    """An R block, including the norm before it."""
     mamba, (batch, length, _) = recipe.mamba, x_BTD.shape
     if documents_BT is None:
         documents_BT = torch.zeros(batch, length, dtype=torch.int64)

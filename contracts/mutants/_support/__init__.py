@@ -1,1 +1,1 @@
-"""What counterexamples of several families are derived from."""
+"""Base classes and helpers of mutants in several families."""

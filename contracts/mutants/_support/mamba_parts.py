@@ -1,4 +1,4 @@
-"""What the counterexamples of M and R share: words, exchanged parts, documents that lie elsewhere.
+"""What the mutants of M and R share: expected words, replaced parts, moved document boundaries.
 
 B sequences · T tokens
 """
@@ -18,14 +18,14 @@ Y, GRADIENT = "y differs: ", "the gradient of "
 
 
 def become(mixer: nn.Module, old: type[nn.Module], new: type[nn.Module]) -> None:
-    """Every part of one class becomes one of another, with the same tensors."""
+    """Change the class of every submodule of class `old` to `new`; the tensors stay."""
     for each in mixer.modules():
         if type(each) is old:
             each.__class__ = new
 
 
 def shifted(packing: Packing, by: int) -> Packing:
-    """Documents that begin so many tokens later (or earlier, below 0)."""
+    """The packing with every document starting `by` tokens later (earlier if negative)."""
     documents = packing.documents_BT
     length = documents.shape[1]
     moved = (torch.arange(length, device=documents.device) - by).clamp(0, length - 1)
@@ -33,7 +33,7 @@ def shifted(packing: Packing, by: int) -> Packing:
 
 
 def unpacked(packing: Packing) -> Packing:
-    """The row as one document."""
+    """The packing with each row as one document."""
     return packing._replace(documents_BT=torch.zeros_like(packing.documents_BT), boundless=True)
 
 

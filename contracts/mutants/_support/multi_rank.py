@@ -1,4 +1,4 @@
-"""A reference that goes wrong on several ranks alone: another trainer of several ranks, other parts of them."""
+"""Base of mutants that are wrong on several ranks only: the reference with a replaced multi-rank trainer or parts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from contracts.stacks.reference.training.trainer import Trainer
 
 
 class Spread(Reference):
-    """The reference, with parts, the trainer of several ranks or its optimizer exchanged."""
+    """The reference with its parts, its multi-rank trainer or that trainer's optimizer replaced."""
 
     exchange: ClassVar[Mapping[str, Any]] = {}
     trains: ClassVar[type[ParallelTrainer]] = ParallelTrainer
@@ -36,7 +36,7 @@ class Spread(Reference):
 
 
 def routed(model: Model) -> Iterator[MoE]:
-    """The layers that route, in order."""
+    """The MoE mixers of a model, in order of layers."""
     for layer in model.layers.values():
         mixer: nn.Module = layer.mixer  # type: ignore[assignment]  # modules type their attributes as tensors
         if isinstance(mixer, MoE):
@@ -44,7 +44,7 @@ def routed(model: Model) -> Iterator[MoE]:
 
 
 class GathersFirst(ParallelTrainer):
-    """Layers that route are given the whole sequence over TP, and hand back this rank's run of what they say."""
+    """MoE layers gather the whole sequence over TP, and return this rank's part of the output."""
 
     def build(self) -> Model:
         model = super().build()

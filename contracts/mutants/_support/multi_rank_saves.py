@@ -1,4 +1,4 @@
-"""A reference whose ranks train, or keep their checkpoints, in another way."""
+"""Base of mutants whose ranks train or save differently."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer
 
 
 class Spread(Exchanged):
-    """The reference with the trainer of several ranks, its optimizer or the parts of both exchanged."""
+    """The reference with its parts, its multi-rank trainer or that trainer's optimizer replaced."""
 
     trains: ClassVar[type[ParallelTrainer]] = ParallelTrainer
     moves: ClassVar[type[Optimizer] | None] = None

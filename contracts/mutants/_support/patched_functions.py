@@ -1,4 +1,4 @@
-"""A reference of several ranks that is built with one of its functions exchanged."""
+"""Multi-rank trainers that build their model with one function patched."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer
 
 
 def built_with(of: Any, name: str, other: Callable[..., Any]) -> type[ParallelTrainer]:
-    """A trainer that builds with another function of that name in a module."""
+    """A trainer class that builds with attribute `name` of `of` replaced by `other`."""
 
     class Swapped(ParallelTrainer):
         def build(self) -> Model:

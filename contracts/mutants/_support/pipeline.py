@@ -1,4 +1,4 @@
-"""A reference whose pipeline is another."""
+"""Base of mutants of pipeline parallelism, and helpers to join and cut microbatches."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from contracts.stacks.reference.training.trainer import Batch
 
 
 class Staged(Reference):
-    """The reference, with the trainer, the stages or the pipeline that is named exchanged."""
+    """The reference with its pipeline trainer, stages or pipeline replaced."""
 
     trains: ClassVar[type[PipelineTrainer]] = PipelineTrainer
     stage: ClassVar[type[Stage]] = Stage
@@ -26,13 +26,13 @@ class Staged(Reference):
 
 
 def joined(window: Sequence[Batch]) -> Batch:
-    """Microbatches of one length as one batch."""
+    """Concatenate microbatches of equal length into one batch."""
     held = [None if each[0] is None else torch.cat(each) for each in zip(*window, strict=True)]
-    return Batch(*held)  # type: ignore[arg-type]  # documents alone may be None
+    return Batch(*held)  # type: ignore[arg-type]  # only documents may be None
 
 
 def cut(batch: Batch, parts: int) -> list[Batch]:
-    """A batch in as many microbatches."""
+    """Split a batch into `parts` microbatches."""
     held = [[None] * parts if each is None else _chunks(each, parts) for each in batch]
     return [Batch(*each) for each in zip(*held, strict=True)]
 

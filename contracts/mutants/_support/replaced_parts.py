@@ -1,4 +1,4 @@
-"""A reference with some of its parts exchanged."""
+"""Base of mutants: the reference with some of its parts replaced."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from contracts.stacks.reference.stack import Reference
 
 
 class Exchanged(Reference):
-    """The reference, built of other classes where `exchange` names one: `exchange = {"attention": Tiled}`."""
+    """The reference with the classes that `exchange` names replaced, such as `exchange = {"attention": Tiled}`."""
 
     exchange: ClassVar[Mapping[str, Any]] = {}
 

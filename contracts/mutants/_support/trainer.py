@@ -1,4 +1,4 @@
-"""A reference that trains by another trainer."""
+"""Base of mutants with another trainer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contracts.stacks.reference.training.trainer import Trainer
 
 
 class Trained(Reference):
-    """The reference, with the trainer or the optimizer that is named exchanged."""
+    """The reference with its trainer or its optimizer replaced."""
 
     trains: ClassVar[type[Trainer]] = Trainer
     moves: ClassVar[type[Optimizer] | None] = None

@@ -1,4 +1,4 @@
-"""Counterexamples of BLK, under the file names of `contracts/checks/blocks`.
+"""Mutants of BLK, under the file names of `contracts/checks/blocks`.
 
-Those that are torch modules are read by `contracts.mutants.tensors`.
+`contracts.mutants.tensors` imports those that need torch.
 """

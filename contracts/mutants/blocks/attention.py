@@ -1,4 +1,4 @@
-"""Attention that departs from its definition in one place: heads, scale, norms, latents, what is held."""
+"""Attention that departs from its definition in one place: heads, scale, norms, held tensors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class _Tiled(Attention):
 @mutant(of="BLK-03a", case="4-heads-on-2", says="y differs")
 @mutant(of="BLK-03c", case="on-2", says="2 KV heads against four that repeat them: y differs")
 class TilesKeyValueHeads(Exchanged):
-    """KV heads are laid out 0 1 0 1 instead of 0 0 1 1; right with one KV head and with as many as query heads."""
+    """KV heads are repeated as 0 1 0 1 instead of 0 0 1 1. With one KV head, or one per query head, this is right."""
 
     exchange = {"attention": _Tiled}
 
@@ -37,7 +37,7 @@ class _OneReaderCounts(Attention):
 @mutant(of="BLK-03a", case="packed-4-heads-on-1", says="gradient mixer.wk.weight differs")
 @mutant(of="BLK-03c", case="on-2", says="the gradient of mixer.wk.weight, KV head 0, differs")
 class KeepsTheGradientOfOneReader(Exchanged):
-    """The backward kernel writes the gradient of a KV head where it should add: one query head's share stays."""
+    """The backward kernel overwrites the gradient of a KV head instead of adding: one query head's share remains."""
 
     exchange = {"attention": _OneReaderCounts}
 
@@ -51,7 +51,7 @@ class _Averaged(Attention):
 
 @mutant(of="BLK-03c", case="on-1", says="the gradient of mixer.wk.weight, KV head 0, differs")
 class AveragesTheGradientsOfReaders(Exchanged):
-    """The overshoot: gradients of a KV head are averaged over the query heads that read it instead of summed."""
+    """The gradient of a KV head is averaged over the query heads that read it instead of summed."""
 
     exchange = {"attention": _Averaged}
 
@@ -64,7 +64,7 @@ class _ScaledByHidden(Attention):
 
 @mutant(of="BLK-03a", case="without-qk-norm", says="y differs")
 class ScalesByTheHiddenSize(Exchanged):
-    """Scores are divided by the root of hidden and not of head_dim: equal with a single head."""
+    """Scores are divided by the root of hidden instead of head_dim, which is equal only with a single head."""
 
     exchange = {"attention": _ScaledByHidden}
 
@@ -77,7 +77,7 @@ class _Unscaled(Attention):
 
 @mutant(of="BLK-03a", case="4-heads-on-2", says="y differs")
 class DropsTheScaleUnderQkNorm(Exchanged):
-    """Takes QK norm for a replacement of the scale, as cosine attention has it."""
+    """The softmax scale is dropped under QK norm, as in cosine attention."""
 
     exchange = {"attention": _Unscaled}
 
@@ -89,7 +89,7 @@ class _NormedLate(Attention):
 
 @mutant(of="BLK-03a", case="4-heads-on-2", says="y differs")
 class NormsAfterRope(Exchanged):
-    """QK norm behind rope: the same as long as the weight of the norm is one number for every element."""
+    """QK norm follows rope. The result is the same while all elements of the norm's weight are equal."""
 
     exchange = {"attention": _NormedLate}
 
@@ -101,7 +101,7 @@ class _SharedNorm(Attention):
 
 @mutant(of="BLK-03a", case="packed", says="y differs")
 class NormsKeysByTheQueriesWeight(Exchanged):
-    """One norm for both: the same until training has moved their weights apart."""
+    """Queries and keys share one norm. The result is the same until training moves the two weights apart."""
 
     exchange = {"attention": _SharedNorm}
 
@@ -113,7 +113,7 @@ class _DefaultEps(RMSNorm):
 
 @mutant(of="BLK-03a", case="wide-eps", says="y differs", bugs=("MXP-08",))
 class DropsTheEpsOfTheRecipe(Exchanged):
-    """Norms are built without the keyword and keep their own default."""
+    """Norms are built without the recipe's eps and keep their default."""
 
     exchange = {"norm": _DefaultEps}
 
@@ -125,7 +125,7 @@ class _HeadsLast(Attention):
 
 @mutant(of="BLK-03a", case="8-heads-on-2", says="y differs")
 class ReadsHeadsInterleaved(Exchanged):
-    """Rows of a matrix are taken as (element, head): a checkpoint of another layout, read without its permutation."""
+    """Rows of a matrix are read as (element, head): a checkpoint of another layout, loaded without its permutation."""
 
     exchange = {"attention": _HeadsLast}
 
@@ -140,7 +140,7 @@ class _ShortWindow(Attention):
 
 @mutant(of="BLK-03a", case="4-heads-on-2", says="y differs", bugs=("ROP-11",))
 class WindowIsOneShort(Exchanged):
-    """A window as long as the sequence is given as W - 1 keys: the last token does not see the first."""
+    """A window as long as the sequence passes as W - 1 keys, so the last token does not see the first."""
 
     exchange = {"attention": _ShortWindow}
 
@@ -154,7 +154,7 @@ class _OnlyThePast(Attention):
 
 @mutant(of="BLK-03a", case="packed", says="y differs")
 class DoesNotSeeItself(Exchanged):
-    """The overshoot of causality: a token sees what stands before it and not itself."""
+    """The causal mask excludes the token itself."""
 
     exchange = {"attention": _OnlyThePast}
 
@@ -170,7 +170,7 @@ class _TurnedValues(Attention):
 
 @mutant(of="BLK-03e", case="gqa", says="against the first of the row y differs")
 class TurnsValuesToo(Exchanged):
-    """Rope is applied to all of a fused QKV."""
+    """Rope rotates all of a fused QKV, values included."""
 
     exchange = {"attention": _TurnedValues}
 
@@ -182,7 +182,7 @@ class _Dropping(Attention):
 
 @mutant(of="BLK-03e", case="gqa-packed", says="against the first of the row y differs")
 class DropsOutInEveryMode(Exchanged):
-    """Dropout of attention is on where no recipe asks for it."""
+    """Attention dropout is on although no recipe asks for it."""
 
     exchange = {"attention": _Dropping}
 
@@ -194,7 +194,7 @@ class _MaskedLate(Attention):
 
 @mutant(of="BLK-03e", case="gqa-packed", says="against the first of the row y differs")
 class MasksAfterTheSoftmax(Exchanged):
-    """The mask is multiplied in afterwards: weights of early tokens add up to less than one."""
+    """The mask is multiplied in after the softmax, so weights of early tokens sum to less than one."""
 
     exchange = {"attention": _MaskedLate}
 
@@ -205,9 +205,9 @@ class _Tabled(Attention):
         self.register_buffer("cos", self.angles(torch.arange(recipe.seq_length)[None], self.head_dim).cos())
 
 
-@mutant(of="BLK-03f", case="gqa", says="holds mixer.cos, which its definition has not", bugs=("RSM-13",))
+@mutant(of="BLK-03f", case="gqa", says="holds mixer.cos, which its definition does not have", bugs=("RSM-13",))
 class SavesTheRopeTable(Exchanged):
-    """The table of cosines is a persistent buffer: a resumed run keeps the checkpoint's, whatever its theta."""
+    """The table of cosines is a persistent buffer, so a resumed run keeps the checkpoint's table whatever its theta."""
 
     exchange = {"attention": _Tabled}
 
@@ -222,7 +222,7 @@ class _NeverNormed(Attention):
 
 @mutant(of="BLK-03f", case="gqa", says="lacks mixer.k_norm.weight, mixer.q_norm.weight")
 class QkNormIsANoOp(Exchanged):
-    """The flag is read, printed and forgotten."""
+    """The qk_norm flag is read and printed, and no norm is built."""
 
     exchange = {"attention": _NeverNormed}
 
@@ -234,7 +234,7 @@ class _AlwaysSparse(LatentAttention):
 
 @mutant(of="BLK-03f", case="dsa-dense-layer", says="layer 4 holds mixer.indexer.k_norm.bias")
 class EveryAttentionLayerIsSparse(Exchanged):
-    """The list of A-ranks turns DSA on, and is not read after that."""
+    """The list of A-ranks switches DSA on for every attention layer, whatever ranks it names."""
 
     exchange = {"latent_attention": _AlwaysSparse}
 
@@ -247,7 +247,7 @@ class _DefaultTheta(Attention):
 
 @mutant(of="BLK-03a", case="theta-100", says="y differs", bugs=("ROP-20",))
 class DropsTheta(Exchanged):
-    """The builder leaves rope_theta out and the layer has 10 000, as everybody's default."""
+    """The builder does not pass rope_theta, so the layer uses the common default of 10 000."""
 
     exchange = {"attention": _DefaultTheta}
 
@@ -259,7 +259,7 @@ class _Modulo(Attention):
 
 @mutant(of="BLK-03a", case="4-heads-on-2", says="y differs", bugs=("ROP-04",))
 class PositionsBeginAnewInADocument(Exchanged):
-    """Positions are taken modulo the length of the table, so that token 8 stands where token 0 does."""
+    """Positions are taken modulo the table's length, so token 8 has the position of token 0."""
 
     exchange = {"attention": _Modulo}
 
@@ -277,7 +277,7 @@ class JointNorm(Attention):
 
 @mutant(of="BLK-03a", case="packed", says="y differs")
 class NormsAllHeadsTogether(Exchanged):
-    """QK norm over the whole projection: the heads lose their own length and keep that of the loudest."""
+    """QK norm covers the whole projection: heads keep their relative lengths, and the loudest dominates."""
 
     exchange = {"attention": JointNorm}
 
@@ -291,7 +291,7 @@ class _ByLayer(Parts):
 
 @mutant(of="BLK-03f", case="dsa", says="layer 8 lacks mixer.indexer.k_norm.bias", bugs=("HYB-09",))
 class ReadsARanksAsLayers(Exchanged):
-    """The ordinals among attention layers are compared with the number of the layer."""
+    """A-ranks, which count attention layers only, are compared with layer numbers."""
 
     def parts(self) -> Parts:
         return _ByLayer()

@@ -1,4 +1,4 @@
-"""Attention that sees what it must not: what follows, another document, another row."""
+"""Attention that leaks from later tokens, other documents or other rows."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class _OneAhead(Attention):
         return same_BTS.tril(1)
 
 
-@mutant(of="BLK-01a", case="gqa-packed", says="tokens from 6 on were exchanged, and y before token 6 differs")
+@mutant(of="BLK-01a", case="gqa-packed", says="tokens from 6 on were replaced, and y before token 6 differs")
 class SeesOneTokenAhead(Exchanged):
-    """The mask is off by one where documents are packed; without them the kernel's own is used and is right."""
+    """The mask for packed documents is off by one. Without documents the kernel uses its own mask, which is right."""
 
     exchange = {"attention": _OneAhead}
 
@@ -38,7 +38,7 @@ class _LatentOneAhead(LatentAttention):
 
 @mutant(of="BLK-01a", case="mla-packed", says="and y before token 6 differs")
 class LatentQueriesAreAheadOfTheirKeys(Exchanged):
-    """A query takes the mask of the next one, as where the last token's key is appended before the mask is made."""
+    """Each query uses the mask of the next query, as if the mask were built after appending the next key."""
 
     exchange = {"latent_attention": _LatentOneAhead}
 
@@ -53,7 +53,7 @@ class _Boundless(Attention):
 
 @mutant(of="BLK-01a", case="gqa", says="and y before token 4 differs")
 class FusedKernelIsNotCausal(Exchanged):
-    """No mask is given where there are no documents, and causality with it."""
+    """Without documents the call passes no mask, and so drops causality."""
 
     exchange = {"attention": _Boundless}
 
@@ -68,7 +68,7 @@ class _RaggedTile(Attention):
 
 @mutant(of="BLK-01a", case="beyond-a-tile-of-64", says="and y before token 65 differs")
 class LastTileIsNotMasked(Exchanged):
-    """A kernel masks within full tiles of 64 keys; in the tile that is left over every key is seen."""
+    """A kernel masks within full tiles of 64 keys only; in the partial last tile every key is visible."""
 
     exchange = {"attention": _RaggedTile}
 
@@ -80,7 +80,7 @@ class _Finite(Attention):
 
 @mutant(of="BLK-01a", case="loud-packed", says="and y before token 6 differs")
 class MasksWithAFiniteNumber(Exchanged):
-    """-10 000 stands for minus infinity, which fits float16; scores below it make what is masked the best key."""
+    """Masked scores are -10 000 instead of minus infinity, to fit float16. Masked keys win over lower scores."""
 
     exchange = {"attention": _Finite}
 
@@ -92,7 +92,7 @@ class _Zeroed(Attention):
 
 @mutant(of="BLK-01a", case="gqa-packed", says="and y before token 6 differs")
 class MasksWithZero(Exchanged):
-    """Scores are multiplied by the mask before the softmax: what is masked has weight e^0."""
+    """Scores are multiplied by the mask before the softmax, so a masked key has weight e^0."""
 
     exchange = {"attention": _Zeroed}
 
@@ -103,10 +103,10 @@ class _LeakyBackward(Attention):
         return super().probabilities(scores_BHTS, visible_BTS) + (whole - whole.detach())
 
 
-@mutant(of="BLK-01a", case="gqa-packed", says="the gradient of y at token 5 by what follows differs")
-@mutant(of="BLK-02a", case="mqa", says="the gradient of document 0 of row 0 by the others differs")
+@mutant(of="BLK-01a", case="gqa-packed", says="the gradient of y at token 5 with respect to later tokens differs")
+@mutant(of="BLK-02a", case="mqa", says="the gradient of document 0 of row 0 with respect to the others differs")
 class BackwardHasNoMask(Exchanged):
-    """The forward kernel masks and the backward kernel does not: every output is right."""
+    """The forward kernel masks and the backward kernel does not, so every output is right."""
 
     exchange = {"attention": _LeakyBackward}
 
@@ -117,9 +117,9 @@ class _Backwards(Attention):
         return rising_BTS.tril()
 
 
-@mutant(of="BLK-02a", case="every-token-a-document", says="the other documents were exchanged, and y of document 1")
+@mutant(of="BLK-02a", case="every-token-a-document", says="the other documents were replaced, and y of document 1")
 class LaterDocumentsSeeEarlierOnes(Exchanged):
-    """Document numbers are compared by order and not for equality."""
+    """Document numbers are compared with >= instead of ==."""
 
     exchange = {"attention": _Backwards}
 
@@ -129,9 +129,9 @@ class _FirstRow(Attention):
         return super().visible(packing)[:1].expand(len(packing.documents_BT), -1, -1)
 
 
-@mutant(of="BLK-02a", case="gqa", says="the other documents were exchanged, and y of document 1 of row 1 differs")
+@mutant(of="BLK-02a", case="gqa", says="the other documents were replaced, and y of document 1 of row 1 differs")
 class TakesTheFirstRowsDocuments(Exchanged):
-    """One mask for the whole batch, made of its first row: right as long as every row is packed alike."""
+    """The whole batch uses the mask of its first row, which is right only if all rows are packed alike."""
 
     exchange = {"attention": _FirstRow}
 
@@ -141,9 +141,9 @@ class _Unpacked(LatentAttention):
         return super().forward(x_BTD, packing._replace(boundless=True), state)
 
 
-@mutant(of="BLK-02a", case="mla", says="the other documents were exchanged, and y of document 1 of row 0 differs")
+@mutant(of="BLK-02a", case="mla", says="the other documents were replaced, and y of document 1 of row 0 differs")
 class LatentAttentionIsAlwaysBoundless(Exchanged):
-    """The fused path is chosen without a look at the packing."""
+    """The fused path is chosen even for packed rows."""
 
     exchange = {"latent_attention": _Unpacked}
 
@@ -156,9 +156,9 @@ class _Flattened(Attention):
         return super().attend(q, k, v, None).reshape(v_BSHv.shape)
 
 
-@mutant(of="BLK-03d", case="gqa", says="the other rows were exchanged, and y of row 1 differs")
+@mutant(of="BLK-03d", case="gqa", says="the other rows were replaced, and y of row 1 differs")
 class RowsFollowEachOther(Exchanged):
-    """The batch is flattened for a kernel of variable lengths, and the lengths are not given."""
+    """The batch is flattened for a variable-length kernel, and the lengths are not passed."""
 
     exchange = {"attention": _Flattened}
 
@@ -166,14 +166,14 @@ class RowsFollowEachOther(Exchanged):
 mutant(of="BLK-01a", case="dsa", says="and y before token 7 differs")(SelectsKeysThatFollow)
 
 
-mutant(of="BLK-02a", case="gqa", says="the other documents were exchanged, and y of document 1 of row 0 differs")(
+mutant(of="BLK-02a", case="gqa", says="the other documents were replaced, and y of document 1 of row 0 differs")(
     IgnoresDocuments
 )
 
 
-mutant(of="BLK-02a", case="dsa", says="the other documents were exchanged, and y of document 1 of row 0 differs")(
+mutant(of="BLK-02a", case="dsa", says="the other documents were replaced, and y of document 1 of row 0 differs")(
     SelectsKeysOfOtherDocuments
 )
 
 
-mutant(of="BLK-03d", case="dsa", says="the other rows were exchanged, and y of row")(SelectsForTheWholeBatch)
+mutant(of="BLK-03d", case="dsa", says="the other rows were replaced, and y of row")(SelectsForTheWholeBatch)

@@ -1,4 +1,4 @@
-"""Stacks that compute more coarsely than bfloat16, or lose a row on the way. Each exceeds the policy threefold."""
+"""Stacks that compute more coarsely than bfloat16, or lose a row. Each exceeds its bound threefold."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ THREEFOLD = "over 3 times the bound"
 
 
 def _float8(x: Tensor) -> Tensor:
-    """Stored as E5M2, without a scale; the gradient passes."""
+    """Rounded to E5M2 without a scale; the gradient passes unchanged."""
     return x + (x.detach().clamp(-57344, 57344).to(torch.float8_e5m2).to(x.dtype) - x.detach())
 
 
@@ -33,7 +33,7 @@ class _Float8Cache(Attention):
 @mutant(of="BLK-08c", case="attention", says=THREEFOLD)
 @mutant(of="BLK-08g", case="attention", says=THREEFOLD)
 class KeepsKeysInFloat8(Exchanged):
-    """Keys and values are stored in 8 bits, which nobody asked for."""
+    """Keys and values are stored in 8 bits although no recipe asks for it."""
 
     exchange = {"attention": _Float8Cache}
 
@@ -46,7 +46,7 @@ class _Float8Mlp(Mlp):
 @mutant(of="BLK-08c", case="mlp", says=THREEFOLD)
 @mutant(of="BLK-08g", case="mlp", says=THREEFOLD)
 class ActivatesInFloat8(Exchanged):
-    """The second matrix of an MLP is multiplied in 8 bits."""
+    """The second matmul of an MLP takes its input in 8 bits."""
 
     exchange = {"mlp": _Float8Mlp}
 
@@ -59,7 +59,7 @@ class _Float8Experts(Experts):
 @mutant(of="BLK-08c", case="experts", says=THREEFOLD)
 @mutant(of="BLK-08g", case="experts", says=THREEFOLD)
 class MultipliesExpertsInFloat8(Exchanged):
-    """A grouped kernel that quantizes its rows, whatever the recipe says."""
+    """The grouped kernel quantizes its rows to 8 bits, whatever the recipe says."""
 
     exchange = {"experts": _Float8Experts}
 
@@ -75,7 +75,7 @@ class _WholeTiles(Experts):
 @mutant(of="BLK-08c", case="experts-swiglu", says=THREEFOLD)
 @mutant(of="BLK-08g", case="experts-swiglu", says=THREEFOLD)
 class LosesTheLastRowOfAnExpert(Exchanged):
-    """The tile behind an expert's last whole one is not written: a row of each expert is zero."""
+    """The partial tile at the end of each expert is not written, so one row of each expert is zero."""
 
     exchange = {"experts": _WholeTiles}
 
@@ -91,7 +91,7 @@ class _LosesTheEdge(Mamba2):
 @mutant(of="BLK-08c", case="mamba2", says=THREEFOLD)
 @mutant(of="BLK-08g", case="mamba2", says=THREEFOLD)
 class LosesTheTokenAtAnEdge(Exchanged):
-    """The last token of each chunk adds nothing to the state; the 95th percentile of errors does not see it."""
+    """The last token of each chunk adds nothing to the state. The 95th percentile of errors does not show it."""
 
     exchange = {"mamba2": _LosesTheEdge}
 
@@ -104,7 +104,7 @@ class _Float8Values(Mamba3):
 @mutant(of="BLK-08c", case="mamba3", says=THREEFOLD)
 @mutant(of="BLK-08g", case="mamba3", says=THREEFOLD)
 class ScansFloat8Values(Exchanged):
-    """A scan that is handed its values in 8 bits."""
+    """The scan gets its values in 8 bits."""
 
     exchange = {"mamba3": _Float8Values}
 
@@ -118,6 +118,6 @@ class _CoarseTanh(M2RNN):
 @mutant(of="BLK-08c", case="recurrent", says=THREEFOLD)
 @mutant(of="BLK-08g", case="recurrent", says=THREEFOLD)
 class BendsTanhToALine(Exchanged):
-    """A kernel with a tanh that is cheap: a line between -1 and 1."""
+    """The kernel approximates tanh by a line clamped to -1 and 1."""
 
     exchange = {"recurrent": _CoarseTanh}

@@ -1,4 +1,4 @@
-"""Kernels that read a little too far, or hand on too little."""
+"""Kernels that leak a little, or return too coarse a state."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class _NegativeMask(Attention):
 @mutant(of="BLK-01f", case="attention-bfloat16", says="reads a token behind it")
 @mutant(of="BLK-01g", case="attention-bfloat16", says="reads a token behind it")
 class MasksByALargeNumber(Exchanged):
-    """Hidden keys lose 20 from their scores: e^-20 of each is left, below every rounding of the output."""
+    """Masked keys lose 20 from their scores, so e^-20 of each remains, below the rounding of every output."""
 
     exchange = {"attention": _NegativeMask}
 
@@ -36,7 +36,7 @@ class _FusedAlone(Attention):
 @mutant(of="BLK-01f", case="attention-whole", says="reads a token behind it")
 @mutant(of="BLK-01g", case="attention-whole", says="reads a token behind it")
 class ReadsATileTooFar(Exchanged):
-    """The fused kernel alone adds a little of the next token; the written-out form is right."""
+    """The fused kernel adds a little of the next token; the written-out form is right."""
 
     exchange = {"attention": _FusedAlone}
 
@@ -50,7 +50,7 @@ class _OneRowOff(MoE):
 @mutant(of="BLK-01f", case="experts-float32", says="reads a token behind it")
 @mutant(of="BLK-01g", case="experts-float32", says="reads a token behind it")
 class CombinesOneRowOff(Exchanged):
-    """A scatter that is off by one row: each token gets the experts of the next, and its own from the shared one."""
+    """The scatter is off by one row: each token gets the next token's expert output."""
 
     exchange = {"moe": _OneRowOff}
 
@@ -63,7 +63,7 @@ class _NeverBegins(M2RNN):
 @mutant(of="BLK-01f", case="recurrent-float32", says="reads another document")
 @mutant(of="BLK-01g", case="recurrent-float32", says="reads another document")
 class RecursThroughTheBatch(Exchanged):
-    """Document numbers do not reach the kernel of R."""
+    """Document numbers do not reach the kernel of R, so its state is never reset."""
 
     exchange = {"recurrent": _NeverBegins}
 
@@ -77,6 +77,6 @@ class _HandsOnHalf(Mamba2):
 @mutant(of="BLK-04r", case="mamba2", says="y of the second half differs")
 @mutant(of="BLK-04s", case="mamba2", says="y of the second half differs")
 class HandsOnABfloat16State(Exchanged):
-    """The state between calls is stored in bfloat16; in bfloat16 outputs it is invisible."""
+    """The state between calls is stored in bfloat16, which bfloat16 outputs do not show."""
 
     exchange = {"mamba2": _HandsOnHalf}

@@ -1,4 +1,4 @@
-"""Stacks that lose, or count twice, the state that crosses the border between two ranks of a row."""
+"""Stacks that lose or double-count the state that passes between context-parallel ranks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from contracts.stacks.reference.parallel import collectives
 from contracts.stacks.reference.parallel.context_parallel import ContextParallel
 
 
-# what a convolution looks back on
+# the last inputs of a convolution
 class _Blank(ContextParallel):
     def past(self, u_BTx: Tensor, tokens: int, packing: Packing) -> Tensor:
         return SequenceView.past(self, u_BTx, tokens, packing)
@@ -22,14 +22,14 @@ class _Blank(ContextParallel):
 
 @mutant(of="BLK-04t", case="cp2", says="lm is")
 class BeginsEachRunWithZeros(Spread):
-    """The convolution of each rank begins as if a document began with it: three tokens in T / CP are off."""
+    """The convolution of each rank starts from zeros, so three tokens in T / CP are wrong."""
 
     exchange = {"context_parallel": _Blank}
 
 
 @mutant(of="BLK-04t", case="cp2-custom-mixers", says="lm is")
 class ForgetsTheTokenBeforeTheRun(Spread):
-    """The trapezoidal step has no token before at the first of each rank."""
+    """On each rank, the trapezoidal step of the first token has no previous token."""
 
     exchange = {"context_parallel": _Blank}
 
@@ -41,7 +41,7 @@ class _OneTooFar(ContextParallel):
 
 @mutant(of="BLK-04t", case="cp2", says="lm is")
 class LooksBackOnItsOwnEnd(Spread):
-    """The last tokens are taken from one rank too far: each looks back on its own end, which is yet to come."""
+    """Each rank's convolution takes its past inputs from the end of its own run, which is the future."""
 
     exchange = {"context_parallel": _OneTooFar}
 
@@ -56,7 +56,7 @@ class _OneRankBack(ContextParallel):
 @mutant(of="BLK-04t", case="cp4-short", says="lm is", bugs=("SSM-16",))
 @mutant(of="BLK-04t", case="cp4-single", says="lm is", bugs=("SSM-16",))
 class LooksBackOneRankAtMost(Spread):
-    """A run that is shorter than the convolution looks back: what stands two ranks before counts as zero."""
+    """If a rank holds fewer tokens than the convolution needs, inputs from two ranks back count as zero."""
 
     exchange = {"context_parallel": _OneRankBack}
 
@@ -68,7 +68,7 @@ class _LooksWithoutGradient(ContextParallel):
 
 @mutant(of="BLK-04t", case="cp2", says="the gradient of", bugs=("SSM-18",))
 class LeavesTheGradientOfWhatIsLookedBackOn(Spread):
-    """The last tokens of a rank are sent on, and what the next has to say about them is not sent back."""
+    """The last inputs of a rank are sent to the next rank, and their gradient is not sent back."""
 
     exchange = {"context_parallel": _LooksWithoutGradient}
 
@@ -81,7 +81,7 @@ class _FromZero(ContextParallel):
 
 @mutant(of="BLK-04t", case="cp2", says="no gradient reaches the tokens")
 class ScansEachRunFromZero(Spread):
-    """Each rank scans its own run, as a kernel does that is not told of the ranks before."""
+    """Each rank scans its own tokens from a zero state, as a kernel without context parallelism does."""
 
     exchange = {"context_parallel": _FromZero}
 
@@ -93,8 +93,8 @@ class _StateWithoutGradient(ContextParallel):
 
 @mutant(of="BLK-04t", case="cp4-short", says="no gradient reaches the tokens", bugs=("SSM-18",))
 class LeavesTheGradientOfTheState(Spread):
-    """The state is passed on and its gradient is not passed back: outputs are right, and no token learns what it has
-    to do with those on the next rank."""
+    """The state is passed on and its gradient is not passed back. Outputs are right, and losses on the next rank do not
+    reach this rank's tokens."""
 
     exchange = {"context_parallel": _StateWithoutGradient}
 
@@ -106,8 +106,8 @@ class _NothingFades(ContextParallel):
 
 @mutant(of="BLK-04t", case="cp4-short", says="lm is")
 class AddsUpWhatRanksLeaveBehind(Spread):
-    """What the ranks before leave behind is added up; that it fades on each rank between is forgotten. Two ranks have
-    none between."""
+    """States of earlier ranks are summed without the decay over the ranks in between. Two ranks have none in
+    between."""
 
     exchange = {"context_parallel": _NothingFades}
 
@@ -119,7 +119,7 @@ class _FadesTwice(ContextParallel):
 
 @mutant(of="BLK-04t", case="cp2", says="lm is")
 class FadesWhatARankLeavesBehindTwice(Spread):
-    """The other way round: what a rank leaves behind has faded up to its end already, and fades over it again."""
+    """A rank's final state, which includes the decay over its own tokens, is decayed over them again."""
 
     exchange = {"context_parallel": _FadesTwice}
 
@@ -131,7 +131,7 @@ class _OwnAngles(ContextParallel):
 
 @mutant(of="BLK-04t", case="cp2-custom-mixers", says="on one rank")
 class TurnsEachRunFromZero(Spread):
-    """The angles of a rotated state are summed up from the first token of each rank."""
+    """The rotation angle of the state restarts at the first token of each rank."""
 
     exchange = {"context_parallel": _OwnAngles}
 
@@ -146,7 +146,7 @@ class _RecursFromZero(ContextParallel):
 
 @mutant(of="BLK-05j", case="cp2", says="no gradient reaches the tokens")
 class RecursFromZeroOnEachRank(Spread):
-    """No rank waits for the state of the one before."""
+    """No rank waits for the state of the previous rank; each starts from zero."""
 
     exchange = {"context_parallel": _RecursFromZero}
 
@@ -164,7 +164,7 @@ class _TakesWithoutGradient(ContextParallel):
 
 @mutant(of="BLK-05j", case="cp4-short", says="no gradient reaches the tokens", bugs=("SSM-18",))
 class LeavesTheGradientOfTheRecurrence(Spread):
-    """A plain send and a plain receive, which autograd does not see."""
+    """The state is sent and received by plain calls that autograd does not record."""
 
     exchange = {"context_parallel": _TakesWithoutGradient}
 
@@ -177,6 +177,6 @@ class _TakesTheState(ContextParallel):
 
 @mutant(of="BLK-05j", case="cp2", says="the gradient of")
 class AveragesTheGradientOfTheState(Spread):
-    """The gradient that goes back over a border is divided by the degree, as gradients of parameters are elsewhere."""
+    """The gradient of a state that passes between ranks is divided by the CP degree, as parameter gradients are."""
 
     exchange = {"context_parallel": _TakesTheState}

@@ -1,4 +1,4 @@
-"""Counterexamples of `checks.blocks.expert_causality`."""
+"""Experts whose routing depends on later tokens."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class _ExpertChoice(Router):
 
 @mutant(of="BLK-01b", case="dropless", says="y before it differs")
 class ComparesTokens(Exchanged):
-    """Scores are centred over the sequence: the future decides who goes where."""
+    """Router scores are centred over the sequence, so later tokens change the routing of earlier ones."""
 
     exchange = {"router": _ExpertChoice}
 
@@ -42,7 +42,7 @@ class _BestFirst(MoE):
 
 @mutant(of="BLK-01b", case="full", says="y before it differs")
 class GivesSlotsToTheLargestGates(Exchanged):
-    """A full expert keeps its largest gates: a later token takes an earlier one's slot."""
+    """A full expert keeps the tokens with the largest gates, so a later token can take an earlier one's slot."""
 
     exchange = {"moe": _BestFirst}
 

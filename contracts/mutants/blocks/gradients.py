@@ -23,7 +23,7 @@ class DetachedResidual(Layer):
 
 @mutant(of="BLK-07a", case="custom-mixers", says="the gradient of embedding gives a slope of")
 class DetachesTheResidual(Exchanged):
-    """The residual path is detached: lower layers learn through every branch above them and not past it."""
+    """The residual path is detached: lower layers get gradients through the branches above them only."""
 
     exchange = {"layer": DetachedResidual}
 
@@ -36,7 +36,7 @@ class Doubled(Layer):
 
 @mutant(of="BLK-07a", case="streams-and-depths", says="gives a slope of")
 class DoublesGradientsOfBranches(Exchanged):
-    """A backward hook that reduces twice: Adam hides a constant factor, clipping does not."""
+    """A backward hook reduces twice. Adam hides the constant factor; clipping does not."""
 
     exchange = {"layer": Doubled}
 
@@ -49,7 +49,7 @@ class ConstantScale(RMSNorm):
 
 @mutant(of="BLK-07a", case="streams-and-depths", says="gives a slope of")
 class NormWithoutItsOwnGradient(Exchanged):
-    """A fused norm whose backward pass takes the root for a constant."""
+    """The backward pass of a fused norm treats the root mean square as a constant."""
 
     exchange = {"norm": ConstantScale}
 
@@ -64,7 +64,7 @@ class FirstElement(Model):
 
 @mutant(of="BLK-07a", case="tied-latent", says="gives a slope of", bugs=("PRV-30",))
 class CorruptsTheGradientOfAFusedLoss(Exchanged):
-    """A fused cross entropy whose backward pass writes one element over its neighbours: the loss is exact."""
+    """The backward pass of a fused cross entropy overwrites neighbouring elements. The loss is exact."""
 
     exchange = {"model": FirstElement}
 
@@ -78,7 +78,7 @@ class TiedOnce(Model):
 
 @mutant(of="BLK-07a", case="tied-latent", says="the gradient of embedding gives a slope of")
 class TiedWeightLearnsFromOneSide(Exchanged):
-    """A tied tensor keeps the gradient of the embedding and loses that of the output projection."""
+    """A tied weight gets the gradient of the embedding and not that of the output projection."""
 
     exchange = {"model": TiedOnce}
 
@@ -92,7 +92,7 @@ class NoBackward(Experts):
 
 @mutant(of="BLK-07b", case="custom-mixers", says="gets no gradient", bugs=("OPT-26",))
 class ExpertsWithoutBackward(Exchanged):
-    """A grouped matmul without a backward pass: experts keep their initial weights."""
+    """The grouped matmul has no backward pass, so experts keep their initial weights."""
 
     exchange = {"experts": NoBackward}
 
@@ -111,7 +111,7 @@ class ZeroBackward(Experts):
 
 @mutant(of="BLK-07b", case="streams-and-depths", says="experts [11] of", bugs=("DSP-19",))
 class TheLastExpertLearnsNothing(Exchanged):
-    """A histogram one short: the last expert computes and gets no gradient."""
+    """A histogram is one bin short: the last expert computes outputs and gets no gradient."""
 
     exchange = {"experts": ZeroBackward}
 
@@ -127,7 +127,7 @@ class Frozen(Model):
 
 @mutant(of="BLK-07b", case="latent", says="layers.2.norm.weight gets no gradient")
 class ALayerUnderNoGrad(Exchanged):
-    """A kernel is called under no_grad and its layer never trains; the residual carries the rest."""
+    """A layer runs under no_grad and never trains; the residual passes the gradient on."""
 
     exchange = {"model": Frozen}
 
@@ -140,7 +140,7 @@ class Spare(Model):
 
 @mutant(of="BLK-07b", case="bf16", says="spare_norm.weight gets no gradient")
 class AModuleThatNothingCalls(Exchanged):
-    """A module is built, counted, saved and moved, and takes part in nothing."""
+    """A module is built, counted, saved and optimized, and no forward pass calls it."""
 
     exchange = {"model": Spare}
 
@@ -151,9 +151,9 @@ class Rounds(Model):
         return super().run(layer, kept, pack)
 
 
-@mutant(of="BLK-07c", case="latent-streams", says="recomputed by the execution, logits differs")
+@mutant(of="BLK-07c", case="latent-streams", says="recompute set by the execution: logits differs")
 class KeepsInputsInBfloat16(Exchanged):
-    """Recomputation keeps the inputs of layers in bfloat16, to save more."""
+    """Recomputation stores layer inputs in bfloat16 to save memory."""
 
     exchange = {"model": Rounds}
 
@@ -165,9 +165,9 @@ class SecondRun(Layer):
         return super().branch(x_BTD.to(torch.bfloat16).to(x_BTD.dtype) if runs else x_BTD, packing)
 
 
-@mutant(of="BLK-07c", case="latent-streams", says="recomputed by the execution, the gradient of", bugs=("MXP-11",))
+@mutant(of="BLK-07c", case="latent-streams", says="recompute set by the execution: the gradient of", bugs=("MXP-11",))
 class RecomputesInAnotherPrecision(Exchanged):
-    """Autocast stands around the first run and not around the second."""
+    """Autocast covers the first forward pass and not the recomputation."""
 
     exchange = {"layer": SecondRun}
 
@@ -182,7 +182,7 @@ class Tallies(Router):
 
 @mutant(of="BLK-07c", case="streams-and-depths", says="the counter layers.1.counts differs", bugs=("AUX-14",))
 class CountsTokensAgainWhenRecomputed(Exchanged):
-    """Counters grow in the forward pass, which runs twice: the bias follows twice the load."""
+    """The forward pass increments load counters, and recomputation runs it twice, so the bias sees twice the load."""
 
     exchange = {"router": Tallies}
 
@@ -205,9 +205,9 @@ class ForgetsRandomness(Model):
         return super().embed(tokens_BT)
 
 
-@mutant(of="BLK-07c", case="latent-streams", says="recomputed by the execution, the gradient of", bugs=("ACK-01",))
+@mutant(of="BLK-07c", case="latent-streams", says="recompute set by the execution: the gradient of", bugs=("ACK-01",))
 class DropsOtherElementsWhenRecomputed(Exchanged):
-    """The state of the random generator is not kept for the second run: dropout drops other elements."""
+    """The RNG state is not restored for recomputation, so dropout drops other elements."""
 
     exchange = {"layer": Drops, "model": ForgetsRandomness}
 
@@ -223,8 +223,8 @@ class AtOnce(Model):
         return x_BTD * (1 + 2**-20) if self.recipe.recompute == "full" else x_BTD
 
 
-@mutant(of="BLK-07c", case="latent-streams", says="recomputed by the recipe, logits differs")
+@mutant(of="BLK-07c", case="latent-streams", says="recompute set by the recipe: logits differs")
 class RecomputesOtherwiseByTheRecipe(Exchanged):
-    """The recipe's switch takes another path than the launcher's."""
+    """The recipe's recompute setting takes another code path than the launcher's."""
 
     exchange = {"model": AtOnce}

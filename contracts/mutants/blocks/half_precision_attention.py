@@ -1,4 +1,4 @@
-"""Attention that adds up in the dtype it stores in."""
+"""Attention that accumulates in its storage dtype."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from contracts.stacks.reference.model.blocks.common import RMSNorm
 
 
 class _WrittenOut(Attention):
-    """Scores and weights in the dtype of the activations, with and without documents."""
+    """Attention written out, with scores in the dtype of the activations, with and without documents."""
 
     def attend(self, q_BTHd: Tensor, k_BSHd: Tensor, v_BSHv: Tensor, visible_BTS: Tensor | None) -> Tensor:
         q, k, v = (each.transpose(1, 2) for each in (q_BTHd, k_BSHd, v_BSHv))
@@ -28,7 +28,7 @@ class _WrittenOut(Attention):
 @mutant(of="BLK-03k", case="close-scores", says="close scores in bfloat16: y of the last three tokens differs")
 @mutant(of="BLK-03k", case="close-scores-packed", says="close scores in bfloat16: y of the last three tokens differs")
 class ScoresAreHalf(Exchanged):
-    """Scores are rounded before the softmax; what tells keys apart is the part that is lost."""
+    """Scores are rounded before the softmax, which erases the differences between keys."""
 
     exchange = {"attention": _WrittenOut}
 
@@ -49,7 +49,7 @@ class _HalfSum(_WrittenOut):
 @mutant(of="BLK-03k", case="equal-keys", says="equal keys in bfloat16: y of the last three tokens differs")
 @mutant(of="BLK-03k", case="equal-keys-packed", says="equal keys in bfloat16: y of the last three tokens differs")
 class SoftmaxAddsUpInHalf(Exchanged):
-    """The denominator of the softmax is kept in bfloat16, which cannot count past 256."""
+    """The softmax denominator is summed in bfloat16, which cannot count past 256."""
 
     exchange = {"attention": _HalfSum}
 
@@ -61,7 +61,7 @@ class _HalfAngles(Attention):
 
 @mutant(of="BLK-03k", case="far", says="far in bfloat16: y of the last three tokens differs")
 class AnglesAreHalf(Exchanged):
-    """Angles of rope are made in the dtype of the activations."""
+    """Rope angles are computed in the dtype of the activations."""
 
     exchange = {"attention": _HalfAngles}
 
@@ -74,6 +74,6 @@ class _HalfNorm(RMSNorm):
 
 @mutant(of="BLK-03k", case="loud-float16", says="loud in float16: ")
 class NormsInHalf(Exchanged):
-    """The norm squares in the dtype of the activations: 256² is infinite in float16, and the block falls silent."""
+    """The norm squares in the dtype of the activations: 256² is infinite in float16, so the block outputs zero."""
 
     exchange = {"norm": _HalfNorm}

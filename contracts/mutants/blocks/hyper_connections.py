@@ -1,4 +1,4 @@
-"""Streams that mix, read or write in another way than hyper-connections do."""
+"""Hyper-connections that read, write or mix the streams wrongly."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Transposed(HyperConnections):
 
 @mutant(of="BLK-06m", case="three-streams", says="logits differs")
 class MixesStreamsTransposed(Exchanged):
-    """x(C, n) @ H_res, the other orientation: just as doubly stochastic, and another model."""
+    """H_res is applied transposed: as doubly stochastic as before, and another model."""
 
     exchange = {"streams": Transposed}
 
@@ -32,7 +32,7 @@ class OneRound(HyperConnections):
 
 @mutant(of="BLK-06m", case="two-streams", says="logits differs")
 class SinkhornOfOneRound(Exchanged):
-    """One round where twenty are meant: columns add up to 1, rows do not."""
+    """Sinkhorn runs one round instead of twenty: columns sum to 1, rows do not."""
 
     exchange = {"streams": OneRound}
 
@@ -45,7 +45,7 @@ class WholeSigmoid(HyperConnections):
 
 @mutant(of="BLK-06m", case="under-prediction-heads", says="logits differs")
 class WritesHalf(Exchanged):
-    """Forgets the factor of 2 before h_post."""
+    """h_post lacks its factor of 2."""
 
     exchange = {"streams": WholeSigmoid}
 
@@ -57,7 +57,7 @@ class OneMapForAll(HyperConnections):
 
 @mutant(of="BLK-06m", case="three-streams", says="logits differs")
 class MapsOfTheWholeRow(Exchanged):
-    """One map for a row, from the mean of its tokens; those of the future among them."""
+    """One map per row, computed from the mean of all its tokens, later ones included."""
 
     exchange = {"streams": OneMapForAll}
 
@@ -70,7 +70,7 @@ class Detached(HyperConnections):
 
 @mutant(of="BLK-06m", case="three-streams", says="the gradient of embedding.weight differs")
 class SinkhornWithoutGradient(Exchanged):
-    """Sinkhorn as a projection after the fact: the logits of H_res learn nothing."""
+    """Sinkhorn runs without gradient, so the logits of H_res do not train."""
 
     exchange = {"streams": Detached}
 
@@ -82,7 +82,7 @@ class RowsAlone(HyperConnections):
 
 @mutant(of="BLK-06n", case="three-streams", says="the logits of a plain residual differs")
 class MixesByASoftmax(Exchanged):
-    """Rows add up to 1 and columns do not: what the streams carry grows and fades."""
+    """H_res is a softmax: rows sum to 1 and columns do not, so the residual grows or fades."""
 
     exchange = {"streams": RowsAlone}
 
@@ -110,7 +110,7 @@ class Summed(Layer):
 
 @mutant(of="BLK-06n", case="every-stream-alike", says="the logits of a plain residual differs")
 class AddsTheStreamsTwice(Exchanged):
-    """A layer without maps returns the residual, to which the caller has added it already."""
+    """A layer without maps adds the residual a second time."""
 
     exchange = {"layer": Summed}
 
@@ -120,9 +120,9 @@ class EndsOnTheLast(Model):
         return x if x.dim() == 3 else x[..., -1, :]
 
 
-@mutant(of="BLK-06o", case="two-streams", says="the logits under other names of streams differs")
+@mutant(of="BLK-06o", case="two-streams", says="the logits with permuted streams differs")
 class EndsOnTheLastStream(Exchanged):
-    """The head reads one stream and not their mean."""
+    """The output projection reads one stream instead of their mean."""
 
     exchange = {"model": EndsOnTheLast}
 
@@ -134,8 +134,8 @@ class ByColumns(HyperConnections):
         return rest / rest.sum(-2, keepdim=True)
 
 
-@mutant(of="BLK-06o", case="three-streams", says="the logits under other names of streams differs")
+@mutant(of="BLK-06o", case="three-streams", says="the logits with permuted streams differs")
 class MixesByRank(Exchanged):
-    """A later stream receives what an earlier one did as well: their order matters."""
+    """A later stream also receives what earlier streams received, so the order of streams matters."""
 
     exchange = {"streams": ByColumns}

@@ -1,4 +1,4 @@
-"""Multi-latent attention that departs from its definition, or whose two forms do not agree."""
+"""Multi-latent attention that departs from its definition, or whose two forms disagree."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class _NormOverAll(LatentAttention):
 
 @mutant(of="BLK-03b", case="one-document", says="y differs")
 class NormsTheRopePartOfTheKey(Exchanged):
-    """The latent's norm runs over the fused projection, the part with rope included."""
+    """The latent's norm covers the whole fused projection, including the rope part."""
 
     exchange = {"latent_attention": _NormOverAll}
 
@@ -37,7 +37,7 @@ class _Raw(LatentAttention):
 
 @mutant(of="BLK-03b", case="packed", says="y differs")
 class ForgetsTheNormOfTheLatent(Exchanged):
-    """Keys and values are read out of the latent as projected; its norm stays idle in the checkpoint."""
+    """Keys and values are computed from the latent without its norm, whose weight stays unused in the checkpoint."""
 
     exchange = {"latent_attention": _Raw}
 
@@ -50,7 +50,7 @@ class _ScaledByOnePart(LatentAttention):
 
 @mutant(of="BLK-03b", case="one-document", says="y differs")
 class ScalesByThePartWithoutRope(Exchanged):
-    """The scale of MLA leaves the elements with rope out."""
+    """The softmax scale of MLA does not count the rope elements."""
 
     exchange = {"latent_attention": _ScaledByOnePart}
 
@@ -64,7 +64,7 @@ class _RopeFirst(LatentAttention):
 
 @mutant(of="BLK-03b", case="3-heads-of-8", says="y differs")
 class ReadsTheRopePartFirst(Exchanged):
-    """A query head is read as [with rope | without], the other way round than its key."""
+    """A query head is split as [rope | no rope], the reverse of its key."""
 
     exchange = {"latent_attention": _RopeFirst}
 
@@ -82,7 +82,7 @@ class _ValueFirst(LatentAttention):
 
 @mutant(of="BLK-03b", case="one-document", says="y differs")
 class ReadsTheValueFirst(Exchanged):
-    """A head of the up-projection is read as [value | key]."""
+    """A head of the up-projection is split as [value | key]."""
 
     exchange = {"latent_attention": _ValueFirst}
 
@@ -94,7 +94,7 @@ class _WrongFrequencies(LatentAttention):
 
 @mutant(of="BLK-03b", case="theta-100", says="y differs")
 class TakesFrequenciesOfTheWholeHead(Exchanged):
-    """Frequencies are spread over all elements of a head, and rope has only those of its part."""
+    """Rope frequencies are computed for the whole head size instead of the rope part's."""
 
     exchange = {"latent_attention": _WrongFrequencies}
 
@@ -107,7 +107,7 @@ class _DividedKey(LatentAttention):
 
 @mutant(of="BLK-03b", case="packed", says="gradient mixer.wkv_a.weight differs")
 class AveragesTheSharedKeysGradient(Exchanged):
-    """The key's part with rope is one for all heads; its gradient is averaged over them instead of summed."""
+    """The gradient of the shared rope part of a key is averaged over heads instead of summed."""
 
     exchange = {"latent_attention": _DividedKey}
 
@@ -124,7 +124,7 @@ class _ScaledByTheLatent(LatentAttention):
 
 @mutant(of="BLK-06c", case="k-is-T", says="sparse against dense, y differs")
 class ScalesByTheAbsorbedSize(Exchanged):
-    """The absorbed form takes the scale from the size of its own queries, which is the latent's."""
+    """The absorbed form computes the softmax scale from the size of its absorbed queries, which is the latent's."""
 
     exchange = {"latent_attention": _ScaledByTheLatent}
 
@@ -138,7 +138,7 @@ class _WithoutRope(LatentAttention):
 
 @mutant(of="BLK-06c", case="packed-k-is-the-longest", says="sparse against dense, y differs")
 class AbsorbsThePartWithoutRopeAlone(Exchanged):
-    """The absorbed form attends over the latent and forgets the keys' part with rope."""
+    """The absorbed form attends over the latent and drops the rope part of the keys."""
 
     exchange = {"latent_attention": _WithoutRope}
 
@@ -152,7 +152,7 @@ class _Transposed(LatentAttention):
 
 @mutant(of="BLK-06c", case="k-above-T", says="sparse against dense, y differs")
 class AbsorbsHeadsInAnotherOrder(Exchanged):
-    """The up-projection is absorbed head by head in another order than queries have."""
+    """The absorbed up-projection has another order of heads than the queries."""
 
     exchange = {"latent_attention": _Transposed}
 
@@ -166,7 +166,7 @@ class _Constant(LatentAttention):
 
 @mutant(of="BLK-06c", case="k-is-T", says="gradient lacks mixer.kv_norm.weight")
 class GathersWithoutGradient(Exchanged):
-    """Latents are gathered from a cache, and no gradient goes back into it."""
+    """Latents are gathered from a cache without gradient."""
 
     exchange = {"latent_attention": _Constant}
 
@@ -189,7 +189,7 @@ class _SetTooLate(LatentAttention):
 
 @mutant(of="BLK-03b", case="theta-100", says="y differs", bugs=("ROP-21",))
 class SetsThetaAfterTheTableIsMade(Exchanged):
-    """Theta is an attribute that stands, and the frequencies were made from another one."""
+    """The theta attribute is set after the frequencies were computed from another theta."""
 
     exchange = {"latent_attention": _SetTooLate}
 
@@ -202,6 +202,6 @@ class _Capped(Indexer):
 
 @mutant(of="BLK-06c", case="k-above-T", says="sparse against dense, y differs")
 class KeepsOneKeyBack(Exchanged):
-    """k is cut to fewer keys than there are, so that a sparse layer is never quite dense."""
+    """k is capped at one less than the number of keys, so a sparse layer is never dense."""
 
     exchange = {"indexer": _Capped}

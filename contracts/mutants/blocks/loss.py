@@ -1,4 +1,4 @@
-"""Losses averaged over something else, in another dtype, or added up otherwise than declared."""
+"""Losses with a wrong mean, a wrong dtype, or a wrong total."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class CountsIgnored(Model):
 
 @mutant(of="BLK-06s", case="unequal-rows", says="lm loss is")
 class DividesByEveryPosition(Exchanged):
-    """Ignored labels add nothing to the sum and one to what it is divided by."""
+    """Ignored labels count in the divisor of the mean."""
 
     exchange = {"model": CountsIgnored}
 
@@ -36,7 +36,7 @@ class RowMeans(Model):
 
 @mutant(of="BLK-06s", case="unequal-rows", says="lm loss is", bugs=("DPS-40",))
 class AveragesTheMeansOfRows(Exchanged):
-    """A mean of means: the single label of a row weighs as much as all of another's."""
+    """The loss is a mean of row means, so a row's single label weighs as much as all labels of another row."""
 
     exchange = {"model": RowMeans}
 
@@ -48,7 +48,7 @@ class TakesIgnored(Model):
 
 @mutant(of="BLK-06s", case="unequal-rows", says="lm loss is")
 class TakesIgnoredForTokenZero(Exchanged):
-    """-100 is clamped into the vocabulary, and every masked position learns to predict token 0."""
+    """-100 is clamped to 0, so every masked position learns to predict token 0."""
 
     exchange = {"model": TakesIgnored}
 
@@ -60,7 +60,7 @@ class Shifts(Model):
 
 @mutant(of="BLK-06s", case="float32", says="lm loss is", bugs=("DAT-05",))
 class ShiftsLabelsAgain(Exchanged):
-    """Labels arrive shifted and are shifted once more: the model learns the token after the next."""
+    """Labels arrive shifted and are shifted again, so the model learns the token after the next."""
 
     exchange = {"model": Shifts}
 
@@ -72,7 +72,7 @@ class DropsLast(Model):
 
 @mutant(of="BLK-06s", case="one-row", says="lm loss is")
 class DropsTheLastPosition(Exchanged):
-    """Drops the last position of a row, as if it never had a label."""
+    """The last position of each row is dropped, even if it has a label."""
 
     exchange = {"model": DropsLast}
 
@@ -99,7 +99,7 @@ class Smooths(Model):
 
 @mutant(of="BLK-06s", case="bf16-tied-streams", says="lm loss is")
 class SmoothsLabels(Exchanged):
-    """A little label smoothing, left over from another recipe."""
+    """The loss has a little label smoothing, left over from another recipe."""
 
     exchange = {"model": Smooths}
 
@@ -123,7 +123,7 @@ class AuxTwice(Model):
 
 @mutant(of="BLK-06v", case="no-depths", says="total is")
 class AddsTheAuxLossTwice(Exchanged):
-    """Once in the block and once in the trainer."""
+    """The aux loss is added in the block and again in the trainer."""
 
     exchange = {"model": AuxTwice}
 
@@ -136,7 +136,7 @@ class NoZ(Model):
 
 @mutant(of="BLK-06v", case="all-four", says="total is")
 class ReportsTheZLossAlone(Exchanged):
-    """The z loss is reported and left out of what is minimised."""
+    """The z loss is reported and missing from the total."""
 
     exchange = {"model": NoZ}
 
@@ -148,6 +148,6 @@ class Unweighed(Model):
 
 @mutant(of="BLK-06v", case="dense", says="total is")
 class WeighsDepthsFully(Exchanged):
-    """The weight of multi-token prediction is read by nobody."""
+    """The loss weight of multi-token prediction is not applied."""
 
     exchange = {"model": Unweighed}

@@ -1,4 +1,4 @@
-"""Mamba-2 wrong in one place of its recurrence: steps and decays.
+"""Mamba-2 with one bug in its recurrence: time steps, decays, convolution, groups, norm.
 
 B sequences · T tokens · h heads · p head_dim · g groups · n state · c channels · I = h·p inner
 """
@@ -26,7 +26,7 @@ class _Grows(Mamba2):
 
 @mutant(of="BLK-04a", case="plain", says=Y)
 class TurnsTheSignOfA(Exchanged):
-    """A is exp(A_log), so that the state grows."""
+    """A is exp(A_log) instead of -exp(A_log), so the state grows."""
 
     exchange = {"mamba2": _Grows}
 
@@ -38,7 +38,7 @@ class _TakesA(Mamba2):
 
 @mutant(of="BLK-04a", case="plain", says=Y)
 class TakesTheLogarithmForA(Exchanged):
-    """A is -A_log."""
+    """A is -A_log instead of -exp(A_log)."""
 
     exchange = {"mamba2": _TakesA}
 
@@ -50,7 +50,7 @@ class _ExponentiatesTwice(Mamba2):
 
 @mutant(of="BLK-04a", case="plain", says=Y)
 class ExponentiatesATwice(Exchanged):
-    """A_log was exponentiated at loading, and is again in the forward pass."""
+    """A_log is exponentiated at loading and again in the forward pass."""
 
     exchange = {"mamba2": _ExponentiatesTwice}
 
@@ -62,7 +62,7 @@ class _NeverForgets(Mamba2):
 
 @mutant(of="BLK-04e", case="memoryless", says="each token should see itself alone")
 class ClampsTheDecay(Exchanged):
-    """A is kept above -16, as it is drawn; what is trained beyond is ignored."""
+    """A is clamped to at least -16, the bound of its initial values, so a faster decay is ignored."""
 
     exchange = {"mamba2": _NeverForgets}
 
@@ -74,7 +74,7 @@ class _AlwaysForgets(Mamba2):
 
 @mutant(of="BLK-04e", case="everything-kept", says="nothing should be forgotten")
 class AlwaysForgetsALittle(Exchanged):
-    """The other way: A is kept below -1e-4, which is Mamba-3's rule."""
+    """A is clamped to at most -1e-4, which is Mamba-3's rule."""
 
     exchange = {"mamba2": _AlwaysForgets}
 
@@ -86,7 +86,7 @@ class _StepsUnbiased(Mamba2):
 
 @mutant(of="BLK-04a", case="plain", says=Y)
 class LeavesOutTheBiasOfTheStep(Exchanged):
-    """dt is softplus of its projection alone."""
+    """dt is the softplus of its projection, without dt_bias."""
 
     exchange = {"mamba2": _StepsUnbiased}
 
@@ -110,7 +110,7 @@ class _StepsLinearly(Mamba2):
 
 @mutant(of="BLK-04a", case="one-token", says=Y)
 class LeavesOutSoftplus(Exchanged):
-    """dt_softplus is off."""
+    """dt is its projection plus bias, without softplus."""
 
     exchange = {"mamba2": _StepsLinearly}
 
@@ -122,7 +122,7 @@ class _StepsTwice(Mamba2):
 
 @mutant(of="BLK-04a", case="plain", says=Y)
 class TakesSoftplusTwice(Exchanged):
-    """The block takes softplus and hands dt to a kernel that does too."""
+    """The block applies softplus to dt, and so does the kernel."""
 
     exchange = {"mamba2": _StepsTwice}
 
@@ -147,7 +147,7 @@ class _StepsOverTwenty(Mamba2):
 
 @mutant(of="BLK-04h", case="long-and-short", says=GRADIENT, bugs=("SSM-01",))
 class SwitchesAfterTheOverflow(Exchanged):
-    """The overflow is mended in the forward pass; the gradient is still 0 times infinity."""
+    """The forward pass avoids the overflow; the gradient is still 0 times infinity."""
 
     exchange = {"mamba2": _StepsOverTwenty}
 
@@ -159,13 +159,13 @@ class _StepsLate(Mamba2):
 
 @mutant(of="BLK-04a", case="plain", says=Y)
 class TakesTheStepOfTheTokenBefore(Exchanged):
-    """dt is off by one token."""
+    """Each token uses the dt of the token before."""
 
     exchange = {"mamba2": _StepsLate}
 
 
 class _ScansOtherwise(Mamba2):
-    """The scan of other inputs: `others` takes x, dt, B and C and gives them changed."""
+    """Mamba-2 whose scan gets changed inputs: `others` maps x, dt, B and C."""
 
     def scan(self, x: Tensor, dt: Tensor, b: Tensor, c: Tensor, packing: Packing, state: Any) -> tuple[Tensor, Tensor]:
         return super().scan(*self.others(x, dt, b, c), packing, state)
@@ -181,7 +181,7 @@ class _AddsUnstepped(_ScansOtherwise):
 
 @mutant(of="BLK-04a", case="plain", says=Y)
 class AddsInputsWithoutTheirStep(Exchanged):
-    """The state takes x Bᵀ, not dt x Bᵀ."""
+    """The state adds x Bᵀ instead of dt x Bᵀ."""
 
     exchange = {"mamba2": _AddsUnstepped}
 
@@ -193,7 +193,7 @@ class _DecaysAtOnce(_ScansOtherwise):
 
 @mutant(of="BLK-04a", case="plain", says=Y)
 class DecaysATokenByItsOwnStep(Exchanged):
-    """The sum of decays begins at the token itself: segsum with its diagonal off by one."""
+    """A token's input is decayed by its own step, because the segment sum is off by one."""
 
     exchange = {"mamba2": _DecaysAtOnce}
 
@@ -205,7 +205,7 @@ class _SwapsBAndC(_ScansOtherwise):
 
 @mutant(of="BLK-04a", case="plain", says=Y)
 class SwapsBAndC(Exchanged):
-    """The packed projection is cut in another order than it was written."""
+    """B and C are swapped: the packed projection is split in the wrong order."""
 
     exchange = {"mamba2": _SwapsBAndC}
 
@@ -220,7 +220,7 @@ class _LosesDecayWhenPacked(_ScansOtherwise):
 
 @mutant(of="BLK-04a", case="packed-with-state", says=GRADIENT, bugs=("SSM-04",))
 class LeavesTheDecayOutOfAPackedGradient(Exchanged):
-    """The backward branch for documents forgets that dt also fades the state."""
+    """The backward pass for packed rows omits the gradient of dt through the decay."""
 
     exchange = {"mamba2": _LosesDecayWhenPacked}
 
@@ -233,7 +233,7 @@ class _LeavesOutD(Mamba2):
 
 @mutant(of="BLK-04a", case="plain", says=Y)
 class LeavesOutD(Exchanged):
-    """No input passes by the scan."""
+    """D x is not added."""
 
     exchange = {"mamba2": _LeavesOutD}
 
@@ -253,7 +253,7 @@ class _ConvolvesReversed(Convolved):
 
 @mutant(of="BLK-04a", case="plain", says=Y)
 class ReadsTheTapsBackwards(Exchanged):
-    """The tap of the token itself meets the token three before: a convolution for a correlation."""
+    """The taps are applied in reverse order: a convolution in place of a correlation."""
 
     exchange = {"mamba2": _ConvolvesReversed}
 
@@ -270,7 +270,7 @@ class _ActivatesFirst(Convolved):
 
 @mutant(of="BLK-04a", case="plain", says=Y)
 class ActivatesBeforeTheConvolution(Exchanged):
-    """silu stands before the convolution."""
+    """silu precedes the convolution instead of following it."""
 
     exchange = {"mamba2": _ActivatesFirst}
 
@@ -286,7 +286,7 @@ class _ConvolvesUnbiased(Convolved):
 
 @mutant(of="BLK-04a", case="plain", says=Y)
 class LeavesOutTheBiasOfTheConvolution(Exchanged):
-    """conv_bias is off in the kernel and on in the checkpoint."""
+    """The convolution's bias is in the checkpoint and not applied."""
 
     exchange = {"mamba2": _ConvolvesUnbiased}
 
@@ -302,14 +302,14 @@ class _Tiles(Mamba2):
 
 @mutant(of="BLK-04i", case="last-of-the-first-group", says="head 1 reaches parts [0, 1] of wb.weight")
 class TilesTheGroups(Exchanged):
-    """Head i reads group i modulo g: repeat for repeat_interleave."""
+    """Head i reads group i mod g: repeat in place of repeat_interleave."""
 
     exchange = {"mamba2": _Tiles}
 
 
 @mutant(of="BLK-04a", case="three-groups-of-two", says=Y)
 class TilesThreeGroups(Exchanged):
-    """The same in the outputs."""
+    """Head i reads group i mod g, as the outputs show it."""
 
     exchange = {"mamba2": _Tiles}
 
@@ -321,7 +321,7 @@ class _ReadsTheFirstGroup(Mamba2):
 
 @mutant(of="BLK-04i", case="last", says="head 5 reaches parts [0] of wb.weight, expected [2]")
 class ReadsTheFirstGroupInEveryHead(Exchanged):
-    """ngroups is taken for 1, as it is by default."""
+    """Every head reads group 0, as with the default of ngroups = 1."""
 
     exchange = {"mamba2": _ReadsTheFirstGroup}
 
@@ -337,7 +337,7 @@ class _NormsTheWhole(Normed):
 
 @mutant(of="BLK-04i", case="last", says="head 5 reaches parts [0, 1, 2] of wb.weight, expected [2]")
 class NormsAcrossGroups(Exchanged):
-    """One norm over the inner width: under TP it would need a reduction that nobody makes."""
+    """One norm covers the whole inner width. Under TP it would need a reduction that nobody makes."""
 
     exchange = {"mamba2": _NormsTheWhole}
 
@@ -354,7 +354,7 @@ class _NormsTheWholeBackward(Normed):
 
 @mutant(of="BLK-04a", case="plain", says=GRADIENT, bugs=("SSM-02",))
 class NormsAcrossGroupsBackward(Exchanged):
-    """The forward pass norms each group, the backward pass takes the inner width for one."""
+    """The forward pass norms each group; the backward pass treats the inner width as one group."""
 
     exchange = {"mamba2": _NormsTheWholeBackward}
 
@@ -375,7 +375,7 @@ class _NormsEachHead(Normed):
 
 @mutant(of="BLK-04a", case="plain", says=Y)
 class NormsEachHead(Exchanged):
-    """Overshoot: a norm for each head, where two heads of a group share one."""
+    """Each head is normed by itself, where the two heads of a group share one norm."""
 
     exchange = {"mamba2": _NormsEachHead}
 
@@ -391,7 +391,7 @@ class _GatesBehindTheNorm(Normed):
 
 @mutant(of="BLK-04a", case="plain", says=Y)
 class GatesBehindTheNorm(Exchanged):
-    """norm_before_gate is on."""
+    """The gate follows the norm, as with norm_before_gate."""
 
     exchange = {"mamba2": _GatesBehindTheNorm}
 
@@ -408,7 +408,7 @@ class _IgnoresEpsilon(Normed):
 
 @mutant(of="BLK-04a", case="a-large-epsilon", says=Y, bugs=("MXP-08",))
 class IgnoresTheEpsilonOfTheRecipe(Exchanged):
-    """The gated norm is built with its own default of 1e-5."""
+    """The gated norm uses its default eps of 1e-5 instead of the recipe's."""
 
     exchange = {"mamba2": _IgnoresEpsilon}
 
@@ -424,7 +424,7 @@ class _MisreadsStrides(ChunkByChunk):
 
 @mutant(of="BLK-04a", case="plain", says=GRADIENT, bugs=("SSM-03",))
 class ReadsTheGradientOfAStateTransposed(Exchanged):
-    """The backward kernel takes the strides of the states' gradient for (n, p): it shows from the second chunk on."""
+    """The backward kernel reads the state gradient with strides of (n, p), which shows from the second chunk on."""
 
     exchange = {"mamba2": _MisreadsStrides}
 
@@ -436,7 +436,7 @@ class Halves(ChunkByChunk):
 
 @mutant(of="BLK-04a", case="float32", says=Y)
 class KeepsTheStateBetweenChunksInBfloat16(Exchanged):
-    """Under bfloat16 activations this hides in their rounding; in float32 it stands out 3000 times."""
+    """The state between chunks is in bfloat16. bfloat16 activations hide it; in float32 it is 3000 times the bound."""
 
     exchange = {"mamba2": Halves}
 
@@ -451,7 +451,7 @@ class _PadsWithSteps(Mamba2):
 
 @mutant(of="BLK-04a", case="plain", says="the state ssm differs")
 class StepsThroughThePadding(Exchanged):
-    """Pads dt before its softplus: the padding has no input but still fades the last state. No output shows it."""
+    """dt is padded before softplus, so padding decays the last state. No output shows it."""
 
     exchange = {"mamba2": _PadsWithSteps}
 
@@ -463,7 +463,7 @@ class _DetachesItsState(Mamba2):
 
 @mutant(of="BLK-04a", case="packed-with-state", says="the gradient of lacks state.ssm", bugs=("SSM-18",))
 class GivesTheInitialStateNoGradient(Exchanged):
-    """The initial state is a constant to the backward pass; a sequence cut in two trains its second half alone."""
+    """The initial state gets no gradient, so a sequence cut in two trains its second half alone."""
 
     exchange = {"mamba2": _DetachesItsState}
 

@@ -1,4 +1,4 @@
-"""Mamba-3 wrong in one place of its step: the trapezoid and the rotation.
+"""Mamba-3 with one bug in its step, its rotation, or its B and C.
 
 B sequences · T tokens · h heads · p head_dim · g groups · n state · S angles
 """
@@ -26,7 +26,7 @@ class _Euler(Mamba3):
 
 @mutant(of="BLK-04m", case="plain", says=Y)
 class StepsAsMamba2(Exchanged):
-    """The step has one end."""
+    """The step is Mamba-2's: the previous token adds nothing."""
 
     exchange = {"mamba3": _Euler}
 
@@ -38,14 +38,14 @@ class _Swapped(Mamba3):
 
 @mutant(of="BLK-04m", case="plain", says=Y)
 class SwapsTheEndsOfAStep(Exchanged):
-    """λ and 1 - λ are exchanged."""
+    """λ and 1 - λ are swapped."""
 
     exchange = {"mamba3": _Swapped}
 
 
-@mutant(of="BLK-04n", case="all-at-the-end", says="y with another k and v before it differs")
+@mutant(of="BLK-04n", case="all-at-the-end", says="y with the initial k and v set to 0 differs")
 class GivesTheEndToTheBeginning(Exchanged):
-    """The same, where all should lie at the end."""
+    """λ and 1 - λ are swapped, where λ is 1."""
 
     exchange = {"mamba3": _Swapped}
 
@@ -57,7 +57,7 @@ class _Raw(Mamba3):
 
 @mutant(of="BLK-04n", case="all-at-the-beginning", says="a first token gives ")
 class TakesTrapForAShare(Exchanged):
-    """Trap is used as it comes, as the kernel's documentation has it."""
+    """Trap is used without its sigmoid, as the kernel's documentation suggests."""
 
     exchange = {"mamba3": _Raw}
 
@@ -69,7 +69,7 @@ class _Twice(Mamba3):
 
 @mutant(of="BLK-04n", case="all-at-the-beginning", says="a first token gives ")
 class TakesTheSigmoidTwice(Exchanged):
-    """The block takes the sigmoid, and the kernel does too."""
+    """The block applies the sigmoid to trap, and so does the kernel."""
 
     exchange = {"mamba3": _Twice}
 
@@ -81,7 +81,7 @@ class _Undecayed(Mamba3):
 
 @mutant(of="BLK-04m", case="plain", says=Y)
 class AddsTheBeginningUndecayed(Exchanged):
-    """What the beginning of a step adds is not faded over the step."""
+    """The previous token's contribution is not decayed over the step."""
 
     exchange = {"mamba3": _Undecayed}
 
@@ -94,7 +94,7 @@ class _HeavyTail(Mamba3):
 
 @mutant(of="BLK-04m", case="plain", says=Y)
 class DecaysByAHeavyTail(Exchanged):
-    """A is minus 1 + x or 1 / (1 - x), as in a later mamba-ssm of the same version: the same weights, another model."""
+    """A is -(1 + x) or -1 / (1 - x), as in a later mamba-ssm with the same version string: another model."""
 
     exchange = {"mamba3": _HeavyTail}
 
@@ -118,7 +118,7 @@ class _Unbounded(Mamba3):
 
 @mutant(of="BLK-04m", case="plain", says=Y)
 class TurnsWithoutBound(Exchanged):
-    """The angle is summed as it comes, without π tanh, as the kernel's documentation has it."""
+    """The angle is summed without π tanh, as the kernel's documentation suggests."""
 
     exchange = {"mamba3": _Unbounded}
 
@@ -133,7 +133,7 @@ class _Halves(Mamba3):
 
 @mutant(of="BLK-04m", case="packed-with-state", says=Y)
 class PairsTheHalves(Exchanged):
-    """Element i turns with i + S, as in the kernel for several inputs, and not 2i with 2i + 1."""
+    """Rotation pairs elements i and i + S, as in the kernel for several inputs, instead of 2i and 2i + 1."""
 
     exchange = {"mamba3": _Halves}
 
@@ -143,9 +143,9 @@ class _HalfTurns(Mamba3):
         return super().rotated(u_BThn, angle_BThS / 2)
 
 
-@mutant(of="BLK-04o", case="three-turns", says="more of the initial angle differs")
+@mutant(of="BLK-04o", case="three-turns", says="added to the initial angle differs")
 class TurnsByHalfTheAngle(Exchanged):
-    """An angle of 2π is half a turn, and the angle that is carried is wrapped at 2π all the same."""
+    """The rotation uses half the angle, and the carried angle still wraps at 2π."""
 
     exchange = {"mamba3": _HalfTurns}
 
@@ -160,9 +160,9 @@ class _OneSided(Mamba3):
         return super().rotated(u_BThn, angle_BThS) if self.calls == 1 else u_BThn
 
 
-@mutant(of="BLK-04o", case="any-angle-before-an-empty-state", says="more of the initial angle differs")
+@mutant(of="BLK-04o", case="any-angle-before-an-empty-state", says="added to the initial angle differs")
 class TurnsBAndNotC(Exchanged):
-    """Only k is turned."""
+    """k is rotated and q is not."""
 
     exchange = {"mamba3": _OneSided}
 
@@ -178,7 +178,7 @@ class _BiasesFirst(Mamba3):
 
 @mutant(of="BLK-04m", case="plain", says=Y)
 class BiasesBeforeTheNorm(Exchanged):
-    """The bias of B and C stands before their norm."""
+    """The biases of B and C are added before their norms."""
 
     exchange = {"mamba3": _BiasesFirst}
 
@@ -191,7 +191,7 @@ class _Unnormed(Mamba3):
 
 @mutant(of="BLK-04m", case="three-groups-of-two", says=Y)
 class NormsNeitherBNorC(Exchanged):
-    """B and C go unnormed."""
+    """B and C are not normed."""
 
     exchange = {"mamba3": _Unnormed}
 
@@ -204,7 +204,7 @@ class _FixedEpsilon(Mamba3):
 
 @mutant(of="BLK-04m", case="a-large-epsilon", says=Y, bugs=("MXP-08",))
 class NormsBAndCByItsOwnEpsilon(Exchanged):
-    """The norms of B and C are built with a default of 1e-5."""
+    """The norms of B and C use a default eps of 1e-5 instead of the recipe's."""
 
     exchange = {"mamba3": _FixedEpsilon}
 
@@ -217,7 +217,7 @@ class _Tiles(Mamba3):
 
 @mutant(of="BLK-04q", case="last-of-the-first-group", says="head 1 reaches parts [1] of wb.weight, expected [0]")
 class TilesTheGroupsOfBAndC(Exchanged):
-    """Head i reads group i modulo g."""
+    """Head i reads group i mod g."""
 
     exchange = {"mamba3": _Tiles}
 
@@ -232,14 +232,14 @@ class _TilesBackward(Mamba3):
 @mutant(of="BLK-04q", case="first-of-the-second-group", says="head 2 reaches parts [2] of wb.weight, expected [1]",
         bugs=("SSM-11",))  # fmt: skip
 class SumsGroupGradientsOverOtherHeads(Exchanged):
-    """Outputs are right; the backward pass sums heads into groups in another order; g = 1 and g = h hide it."""
+    """Outputs are right, but the backward pass sums heads into the wrong groups. g = 1 and g = h hide it."""
 
     exchange = {"mamba3": _TilesBackward}
 
 
 @mutant(of="BLK-04m", case="plain", says=GRADIENT, bugs=("SSM-11",))
 class GivesGroupsTheGradientsOfOthers(Exchanged):
-    """The same, where whole gradients are compared."""
+    """The backward pass sums heads into the wrong groups, as whole gradients show it."""
 
     exchange = {"mamba3": _TilesBackward}
 
@@ -275,7 +275,7 @@ class _Whole(Mamba3):
 
 @mutant(of="BLK-04p", case="float32", says="mixer.b_norm.weight is (32,), expected (16,)")
 class NormsBAndCAcrossGroups(Exchanged):
-    """One norm of B over all its groups."""
+    """One norm of B, and one of C, covers all groups."""
 
     exchange = {"mamba3": _Whole}
 
@@ -289,6 +289,6 @@ class _HoldsBfloat16(Mamba3):
 
 @mutant(of="BLK-04p", case="bf16-three-groups", says="dt_bias is held in bfloat16 under bf16, expected float32")
 class HoldsTheBiasOfTheStepInBfloat16(Exchanged):
-    """dt_bias is cast with the rest of the block."""
+    """dt_bias is cast to bfloat16 with the rest of the block."""
 
     exchange = {"mamba3": _HoldsBfloat16}

@@ -1,4 +1,4 @@
-"""Mamba-2 wrong in what a token sees: of the future, and of other documents.
+"""Mamba that leaks from later tokens or other documents.
 
 B sequences · T tokens · h heads · p head_dim · n state · c channels · w = T + 3 inputs of the convolution
 """
@@ -30,7 +30,7 @@ class _ConvolvesUntruncated(Convolved):
 
 @mutant(of="BLK-01c", case="mamba2", says="change the output at token 18 of row 0", bugs=("SSM-08",))
 class TakesTheEndOfThePaddedConvolution(Exchanged):
-    """Pads three on both sides and takes the last T outputs, not the first: each token sees three ahead."""
+    """The convolution pads both sides by three and keeps the last T outputs, so each token sees three ahead."""
 
     exchange = {"mamba2": _ConvolvesUntruncated}
 
@@ -46,7 +46,7 @@ class _ConvolvesAcross(Convolved):
 
 @mutant(of="BLK-02c", case="mamba2", says="document 0 changes the output at token 3 of another one")
 class ResetsTheStateAndNotTheConvolution(Exchanged):
-    """The scan is given the documents, the convolution is not: three tokens leak at every border."""
+    """The convolution ignores document boundaries, so three tokens leak at each one."""
 
     exchange = {"mamba2": _ConvolvesAcross}
 
@@ -58,7 +58,7 @@ class _ScansAcross(Mamba2):
 
 @mutant(of="BLK-02c", case="mamba2", says="document 0 changes the output at token 3 of another one")
 class ResetsTheConvolutionAndNotTheState(Exchanged):
-    """seq_idx reaches the convolution alone, and the state walks on through every document."""
+    """seq_idx reaches the convolution only, so the scan state runs through all documents."""
 
     exchange = {"mamba2": _ScansAcross}
 
@@ -70,7 +70,7 @@ class _ResetsLate(Mamba2):
 
 @mutant(of="BLK-02c", case="mamba2", says="document 0 changes the output at token 3 of another one")
 class ResetsOneTokenLate(Exchanged):
-    """The first token of a document still reads the state of the one before."""
+    """The state is reset one token late: the first token of a document reads the previous document's state."""
 
     exchange = {"mamba2": _ResetsLate}
 
@@ -82,7 +82,7 @@ class _ResetsEarly(Mamba2):
 
 @mutant(of="BLK-04d", case="mamba2", says="y of document 0 of row 0 differs")
 class ResetsOneTokenEarly(Exchanged):
-    """Over-correction: the last token of a document has already lost it, which leaks nothing."""
+    """The state is reset one token early: the last token of a document has lost it. Nothing leaks."""
 
     exchange = {"mamba2": _ResetsEarly}
 
@@ -95,7 +95,7 @@ class _LeaksInTheLastChunk(Mamba2):
 
 @mutant(of="BLK-04d", case="mamba2", says="after row 0 the state ssm differs")
 class LeavesTheStateOfEveryDocument(Exchanged):
-    """Outputs are kept apart, but the state that is left for the next call holds all documents of the row."""
+    """Outputs are right, but the state returned to the next call mixes all documents of the row."""
 
     exchange = {"mamba2": _LeaksInTheLastChunk}
 
@@ -107,7 +107,7 @@ class _LooksAhead(Mamba3):
 
 @mutant(of="BLK-01c", case="mamba3", says="tokens from 21 on in row 0 change the output at token 20 of row 0")
 class TakesTheTokenAfterForTheTokenBefore(Exchanged):
-    """The other end of the step is the next token: the shift has the wrong sign."""
+    """The trapezoidal step takes the next token for the previous one: the shift has the wrong sign."""
 
     exchange = {"mamba3": _LooksAhead}
 
@@ -119,7 +119,7 @@ class _StepsAcross(Mamba3):
 
 @mutant(of="BLK-02c", case="mamba3", says="document 0 changes the output at token 3 of another one")
 class BeginsADocumentWithTheLastTokenOfAnother(Exchanged):
-    """The state is reset and the token before is not: the first step of a document begins in the one before."""
+    """The state is reset, but the first step of a document uses the last token of the previous one."""
 
     exchange = {"mamba3": _StepsAcross}
 
@@ -133,6 +133,6 @@ class _ResetsTheAngleNever(Mamba3):
 
 @mutant(of="BLK-04d", case="mamba3", says="after row 0 the state angle differs")
 class LeavesTheAngleOfEveryDocument(Exchanged):
-    """The angle that is left is the sum over the row."""
+    """The returned angle is the sum over the whole row instead of the last document."""
 
     exchange = {"mamba3": _ResetsTheAngleNever}

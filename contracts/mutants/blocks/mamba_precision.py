@@ -1,4 +1,4 @@
-"""Mamba-2 wrong in what it holds and computes in float32.
+"""Mamba that holds or computes in bfloat16 what should be float32, or lacks a tensor.
 
 B sequences · T tokens · h heads
 """
@@ -29,7 +29,7 @@ class _HoldsBfloat16(Mamba2):
 
 @mutant(of="BLK-04f", case="bf16", says="A_log is held in bfloat16 under bf16, expected float32")
 class CastsTheWholeBlock(Exchanged):
-    """model.to(bfloat16) takes A_log, D and dt_bias along."""
+    """model.to(bfloat16) also casts A_log, D and dt_bias."""
 
     exchange = {"mamba2": _HoldsBfloat16}
 
@@ -56,7 +56,7 @@ class _HoldsNoBias(Mamba2):
 
 @mutant(of="BLK-04f", case="float32", says="mixer.conv_b.bias is None, expected (32,)")
 class ConvolvesBAndCWithoutBias(Exchanged):
-    """Only the convolution of x was given a bias when the packed one was taken apart."""
+    """Only the convolution of x has a bias after the packed convolution was split."""
 
     exchange = {"mamba2": _HoldsNoBias}
 
@@ -80,7 +80,7 @@ class _DecaysInBfloat16(Mamba2):
 
 @mutant(of="BLK-04g", case="mamba2", says="the state after 50 empty tokens differs")
 class TakesAInBfloat16(Exchanged):
-    """A is not computed as A_log.float() under autocast."""
+    """A is computed from A_log in bfloat16, as autocast does."""
 
     exchange = {"mamba2": _DecaysInBfloat16}
 
@@ -93,7 +93,7 @@ class _ReturnsBfloat16(Mamba2):
 
 @mutant(of="BLK-04g", case="mamba2", says="the state is bfloat16 under bfloat16 activations, expected float32")
 class LeavesABfloat16State(Exchanged):
-    """The state that is left for the next call has the dtype of the activations."""
+    """The state returned to the next call has the dtype of the activations."""
 
     exchange = {"mamba2": _ReturnsBfloat16}
 
@@ -105,13 +105,13 @@ class _StepsMamba3InBfloat16(Mamba3):
 
 @mutant(of="BLK-04g", case="mamba3", says="the state after 50 empty tokens differs")
 class StepsInBfloat16(Exchanged):
-    """dt is not cast to float32, though A is."""
+    """Mamba-3 adds dt_bias in the dtype of the activations."""
 
     exchange = {"mamba3": _StepsMamba3InBfloat16}
 
 
 @mutant(of="BLK-04g", case="mamba2", says="the state after 50 empty tokens differs")
 class RoundsTheStateBetweenChunks(Exchanged):
-    """The same, seen under bfloat16 activations where none of them takes part."""
+    """The state between chunks is in bfloat16. With zero inputs no activation rounding hides it."""
 
     exchange = {"mamba2": Halves}

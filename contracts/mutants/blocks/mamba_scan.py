@@ -1,4 +1,4 @@
-"""Mamba-2 wrong in what passes from chunk to chunk and from call to call.
+"""Mamba with a bug in the state between chunks or between calls.
 
 B sequences · T tokens · h heads · p head_dim · n state · c channels · w = T + 3 inputs of the convolution
 """
@@ -18,18 +18,18 @@ from contracts.stacks.reference.model.blocks.common import Output, Packing, Stat
 from contracts.stacks.reference.model.blocks.mamba2 import CausalConv, Mamba2
 from contracts.stacks.reference.model.blocks.mamba3 import Mamba3
 
-# what passes from chunk to chunk
+# the state between chunks
 
 
 class ChunkByChunk(Mamba2):
-    """The scan as a loop over chunks with the state between them in one place."""
+    """The scan as a loop over chunks; `between` maps the state that passes from one to the next."""
 
     def scan(self, x: Tensor, dt: Tensor, b: Tensor, c: Tensor, packing: Packing, state: Any) -> tuple[Tensor, Tensor]:
         found, length = [], x.shape[1]
         for start in range(0, length, self.chunk):
             at = slice(start, start + self.chunk)
             documents, before = packing.documents_BT, None if state is None else self.between(state)
-            if start and before is not None:  # what the last chunk left counts where its document goes on
+            if start and before is not None:  # the last chunk's state counts only if its document continues
                 goes_on = documents[:, start] == documents[:, start - 1]
                 before = before * goes_on[:, None, None, None]
             y, state = super().scan(
@@ -49,7 +49,7 @@ class _Restarts(ChunkByChunk):
 
 @mutant(of="BLK-04b", case="sixteen", says=Y)
 class DropsTheStateBetweenChunks(Exchanged):
-    """Every chunk begins with an empty state."""
+    """Every chunk starts from a zero state."""
 
     exchange = {"mamba2": _Restarts}
 
@@ -61,7 +61,7 @@ class _Detaches(ChunkByChunk):
 
 @mutant(of="BLK-04b", case="sixteen", says=GRADIENT, bugs=("SSM-18",))
 class CutsTheGradientBetweenChunks(Exchanged):
-    """The state is passed forward and its gradient is not passed back: every output is right."""
+    """The state passes to the next chunk without gradient. Every output is right."""
 
     exchange = {"mamba2": _Detaches}
 
@@ -82,7 +82,7 @@ class _PassesUndecayed(ChunkByChunk):
 
 @mutant(of="BLK-04b", case="sixteen", says=Y)
 class PassesTheStateUndecayed(Exchanged):
-    """A chunk adds to the state it was given without fading it by the chunk's own decay."""
+    """A chunk adds to the incoming state without decaying it over the chunk."""
 
     exchange = {"mamba2": _PassesUndecayed}
 
@@ -96,12 +96,12 @@ class _DropsTheRest(Mamba2):
 
 @mutant(of="BLK-04b", case="five", says=Y)
 class LeavesOutTheLastPartOfAChunk(Exchanged):
-    """37 tokens are seven chunks of 5; the grid has no eighth."""
+    """The partial last chunk is not computed: 37 tokens have seven chunks of 5 and two tokens more."""
 
     exchange = {"mamba2": _DropsTheRest}
 
 
-# the state of a call
+# the state between calls
 
 
 class _IgnoresItsState(Mamba2):
@@ -111,7 +111,7 @@ class _IgnoresItsState(Mamba2):
 
 @mutant(of="BLK-04c", case="inside-a-chunk", says="y in two halves, cut at 20, differs")
 class BeginsEveryCallEmpty(Exchanged):
-    """The initial state is accepted and not used."""
+    """The scan ignores its initial state."""
 
     exchange = {"mamba2": _IgnoresItsState}
 
@@ -123,7 +123,7 @@ class _SharesTheFirstRow(Mamba2):
 
 @mutant(of="BLK-04c", case="at-the-edge-of-a-chunk", says="y in two halves, cut at 16, differs")
 class GivesEveryRowTheStateOfTheFirst(Exchanged):
-    """The stride of the batch is 0 in the initial state."""
+    """Every row uses the initial state of row 0, as with a batch stride of 0."""
 
     exchange = {"mamba2": _SharesTheFirstRow}
 
@@ -139,7 +139,7 @@ class _ConvolvesWithoutPast(Convolved):
 
 @mutant(of="BLK-04c", case="inside-a-chunk", says="y in two halves, cut at 20, differs")
 class PassesTheStateAndNotTheConvolution(Exchanged):
-    """The scan continues and the convolution begins anew: three tokens after each cut are off."""
+    """The scan continues and the convolution restarts, so three tokens after each cut are wrong."""
 
     exchange = {"mamba2": _ConvolvesWithoutPast}
 
@@ -155,7 +155,7 @@ class _CarriesFour(Convolved):
 
 @mutant(of="BLK-04c", case="inside-a-chunk", says="the state conv_x has shape (2, 32, 4), expected (2, 32, 3)")
 class CarriesAsManyInputsAsThereAreTaps(Exchanged):
-    """The convolution leaves four inputs, one of which it never reads again; a kernel of three reads the wrong ones."""
+    """The convolution returns four inputs instead of three. A kernel that expects three reads the wrong ones."""
 
     exchange = {"mamba2": _CarriesFour}
 
@@ -171,7 +171,7 @@ class _CarriesOutputs(Convolved):
 
 @mutant(of="BLK-04c", case="inside-a-chunk", says="y in two halves, cut at 20, differs")
 class CarriesInputsBehindTheirActivation(Exchanged):
-    """The state of the convolution is taken after silu."""
+    """The convolution's state holds inputs after silu."""
 
     exchange = {"mamba2": _CarriesOutputs}
 
@@ -188,7 +188,7 @@ class _CarriesThisCall(Convolved):
 
 @mutant(of="BLK-04c", case="after-one-token", says="y in two halves, cut at 1, differs", bugs=("SSM-16",))
 class ForgetsThePastAfterAShortCall(Exchanged):
-    """A call of fewer tokens than taps leaves zeros where inputs of the call before belong."""
+    """A call shorter than the convolution returns zeros instead of inputs of the previous call."""
 
     exchange = {"mamba2": _CarriesThisCall}
 
@@ -201,7 +201,7 @@ class _BeginsEachChunk(Mamba3):
 
 @mutant(of="BLK-04b", case="mamba3-five", says=Y)
 class LosesTheTokenBeforeAChunk(Exchanged):
-    """The first token of a chunk has no token before it: its kernel reads its own tile alone."""
+    """The first token of a chunk has no previous token, because the kernel reads its own tile only."""
 
     exchange = {"mamba3": _BeginsEachChunk}
 
@@ -216,13 +216,13 @@ class _TurnsEachChunk(Mamba3):
 
 @mutant(of="BLK-04b", case="mamba3-sixteen", says=Y)
 class BeginsTheAngleInEachChunk(Exchanged):
-    """The sum of angles is a sum over the chunk, and what came before is not added."""
+    """The running sum of angles restarts at each chunk."""
 
     exchange = {"mamba3": _TurnsEachChunk}
 
 
 class _WithoutPart(Mamba3):
-    """Mamba-3 that ignores a part of the state that it is given."""
+    """Mamba-3 that ignores one part of its initial state."""
 
     part: str
 
@@ -244,21 +244,21 @@ class _WithoutSsm(_WithoutPart):
 
 @mutant(of="BLK-04c", case="mamba3-inside-a-chunk", says="y in two halves, cut at 20, differs")
 class PassesTheStateWithoutTheTokenBefore(Exchanged):
-    """k and v of the last token are not carried: the first step after a cut is half of one."""
+    """k and v of the last token are not carried, so the first step after a cut lacks its previous token."""
 
     exchange = {"mamba3": _WithoutV}
 
 
 @mutant(of="BLK-04c", case="mamba3-inside-a-chunk", says="y in two halves, cut at 20, differs")
 class PassesTheStateWithoutItsAngle(Exchanged):
-    """The state is carried as it was turned, and the new tokens turn from 0."""
+    """The rotated state is carried without its angle, and new tokens rotate from 0."""
 
     exchange = {"mamba3": _WithoutAngle}
 
 
 @mutant(of="BLK-04c", case="mamba3-after-one-token", says="y in two halves, cut at 1, differs")
 class PassesEverythingButTheState(Exchanged):
-    """Angle, k and v are carried, and the state is not."""
+    """Angle, k and v are carried, and the scan state is not."""
 
     exchange = {"mamba3": _WithoutSsm}
 
@@ -272,6 +272,6 @@ class _TurnsTheCarriedKBack(Mamba3):
 
 @mutant(of="BLK-04c", case="mamba3-inside-a-document", says="y in two halves, cut at 19, differs")
 class CarriesKBeforeItsTurn(Exchanged):
-    """The k that is carried is not turned, and the next call does not turn it."""
+    """The carried k is not rotated, and the next call does not rotate it."""
 
     exchange = {"mamba3": _TurnsTheCarriedKBack}

@@ -1,4 +1,4 @@
-"""Dense MLPs broken in one place: activation, gate, derivative, what a token sees."""
+"""Dense MLPs with one bug: in activation, gate, derivative or independence of tokens."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class _Relu(Mlp):
 @mutant(of="BLK-06h", case="relu2", says="y differs")
 @mutant(of="BLK-06j", case="relu2-w1", says="mixer.w1.weight times 3, against 9 times the output: y differs")
 class ForgetsTheSquare(Exchanged):
-    """relu for relu²: trains nearly as well."""
+    """relu in place of relu². It trains nearly as well."""
 
     exchange = {"mlp": _Relu}
 
@@ -32,7 +32,7 @@ class _Square(Mlp):
 
 @mutant(of="BLK-06i", case="relu2", says="relu2 of -3 is 9, expected 0")
 class SquaresBothSigns(Exchanged):
-    """The square without the relu: it scales as relu² does."""
+    """x² without the relu. It scales as relu² does."""
 
     exchange = {"mlp": _Square}
 
@@ -44,7 +44,7 @@ class _Gelu(Mlp):
 
 @mutant(of="BLK-06i", case="relu2", says="relu2 of 3 is 2.99595031, expected 9")
 class KeepsTheDefaultActivation(Exchanged):
-    """The activation of the recipe does not reach the builder, whose default is gelu."""
+    """The builder ignores the recipe's activation and uses its default, gelu."""
 
     exchange = {"mlp": _Gelu}
 
@@ -57,7 +57,7 @@ class _HalfDerivative(Mlp):
 
 @mutant(of="BLK-06h", case="relu2-narrow", says="gradient mixer.w1.weight differs")
 class DerivativeLosesItsFactor(Exchanged):
-    """The fused backward kernel of relu² multiplies by x where it should by 2x. Adam hides such a factor."""
+    """The fused backward kernel of relu² multiplies by x instead of 2x. Adam hides the factor."""
 
     exchange = {"mlp": _HalfDerivative}
 
@@ -69,7 +69,7 @@ class _ThroughLogarithms(Mlp):
 
 @mutant(of="BLK-06k", case="relu2", says="mixer.w1.weight is zero, and the gradient of norm.weight is not finite")
 class SquaresThroughLogarithms(Exchanged):
-    """A power written as exp(2 log x), hidden by a `where`: its derivative at 0 is 0 · infinity all the same."""
+    """The square is exp(2 log x) behind a `where`, so its derivative at 0 is 0 · infinity."""
 
     exchange = {"mlp": _ThroughLogarithms}
 
@@ -81,7 +81,7 @@ class _Floored(Mlp):
 
 @mutant(of="BLK-06k", case="relu2", says="mixer.w1.weight is zero, and the output is not")
 class FloorsTheActivation(Exchanged):
-    """The fix that overshot: a floor keeps the logarithm finite, and every unit on."""
+    """A floor keeps the logarithm finite, and keeps every unit active."""
 
     exchange = {"mlp": _Floored}
 
@@ -95,7 +95,7 @@ class _Exchanged(Mlp):
 @mutant(of="BLK-06i", case="swiglu", says="swiglu of 1 is 1.76159416, expected 1.46211716")
 @mutant(of="BLK-06j", case="swiglu-w3", says="mixer.w3.weight times -3, against -3 times the output: y differs")
 class GatesByTheWrongMatrix(Exchanged):
-    """w1 and w3 have changed places: silu is on the other one."""
+    """w1 and w3 are swapped, so silu applies to w3 x."""
 
     exchange = {"mlp": _Exchanged}
 
@@ -108,7 +108,7 @@ class _Sigmoid(Mlp):
 @mutant(of="BLK-06h", case="swiglu-narrow", says="y differs")
 @mutant(of="BLK-06k", case="swiglu", says="mixer.w1.weight is zero, and the output is not")
 class GatesBySigmoid(Exchanged):
-    """GLU for SwiGLU."""
+    """The gate is sigmoid instead of silu: GLU in place of SwiGLU."""
 
     exchange = {"mlp": _Sigmoid}
 
@@ -126,7 +126,7 @@ class _Fused(Mlp):
 
 @mutant(of="BLK-06h", case="swiglu", says="y differs", bugs=("RSM-61",))
 class ReadsAShardedGateAndUpAsWhole(Exchanged):
-    """A fused [gate | up] was cut over two ranks before it was saved, and is read as if it had been cut after."""
+    """A fused [gate | up] saved from two TP ranks is read as if it were unsharded."""
 
     exchange = {"mlp": _Fused}
 
@@ -139,10 +139,10 @@ class _Centred(Mlp):
         return super().gate(gate_BTF, up_BTF - up_BTF.mean((0, 1), keepdim=True))
 
 
-@mutant(of="BLK-06l", case="relu2", says="token 3 of row 1 was exchanged, and y of the others differs")
-@mutant(of="BLK-06l", case="swiglu", says="token 7 of row 1 was exchanged, and y of the others differs")
+@mutant(of="BLK-06l", case="relu2", says="token 3 of row 1 was replaced, and y of the others differs")
+@mutant(of="BLK-06l", case="swiglu", says="token 7 of row 1 was replaced, and y of the others differs")
 class CentresOverTokens(Exchanged):
-    """Something is normed over the sequence that should be over a token's own elements: it looks ahead too."""
+    """The inner values are centred over the sequence, so each token depends on all others."""
 
     exchange = {"mlp": _Centred}
 

@@ -1,4 +1,4 @@
-"""Models in which a position sees what it must not, or documents see each other."""
+"""Models that leak from later tokens or between documents."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class LooksOneAhead(Model):
 
 @mutant(of="BLK-01e", case="custom-mixers", says="token 6 changed: logits change from position 5 on")
 class SmoothsEmbeddingsOverNeighbours(Exchanged):
-    """A little of the next token in every embedding."""
+    """Every embedding contains a little of the next token's."""
 
     exchange = {"model": LooksOneAhead}
 
@@ -35,7 +35,7 @@ class NormsTheRow(RMSNorm):
 
 @mutant(of="BLK-01e", case="sparse-attention", says="token 8 changed: logits change from position 0 on")
 class NormsOverTheSequence(Exchanged):
-    """A norm over the whole row: every position learns the size of those to come."""
+    """The norm covers the whole row, so every position depends on later ones."""
 
     exchange = {"norm": NormsTheRow}
 
@@ -47,7 +47,7 @@ class LooksTwoAhead(MtpModule):
 
 @mutant(of="BLK-01e", case="streams-and-depths", says="token 9 changed, depth 1: logits change from position 7 on")
 class DepthsSeeTwoAhead(Exchanged):
-    """The token ahead is shifted once more where the depth joins it."""
+    """A prediction depth joins the token two ahead instead of one."""
 
     exchange = {"prediction": LooksTwoAhead}
 
@@ -60,7 +60,7 @@ class Deaf(Model):
 
 @mutant(of="BLK-01e", case="the-last-token", says="logits change from position None on, expected 12")
 class ShiftsInputsRight(Exchanged):
-    """Over-correction: inputs are shifted though labels are already, and the last token is never read."""
+    """Inputs are shifted right although labels are shifted already, so the last token is never read."""
 
     exchange = {"model": Deaf}
 
@@ -72,7 +72,7 @@ class NeverPacked(Model):
 
 @mutant(of="BLK-02e", case="every-family", says="the logits of row 0 from 5 on differs")
 class DropsDocuments(Exchanged):
-    """Document numbers reach the loss and no layer."""
+    """Document numbers reach the loss and none of the layers."""
 
     exchange = {"model": NeverPacked}
 
@@ -98,7 +98,7 @@ class DepthsNeverPacked(MtpModule):
 
 @mutant(of="BLK-02e", case="streams-and-depths", says="depth 1 of row 0 from 5 on differs")
 class DepthsAttendAcrossDocuments(Exchanged):
-    """The layers know documents, the prediction heads do not."""
+    """The prediction heads ignore documents; the layers do not."""
 
     exchange = {"prediction": DepthsNeverPacked}
 
@@ -110,6 +110,6 @@ class ByRow(Layer):
 
 @mutant(of="BLK-02e", case="latent-and-sparse", says="the logits of row 1 from 2 on differs")
 class TakesDocumentsOfTheFirstRow(Exchanged):
-    """One mask for the batch, made from its first row."""
+    """All rows use the document mask of the first row."""
 
     exchange = {"layer": ByRow}

@@ -1,4 +1,4 @@
-"""Heads that look at another token, are held to another label, or train nothing."""
+"""Multi-token prediction heads with a wrong input token, a wrong label, or no gradient."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class TokenFirst(MtpModule):
 
 @mutant(of="BLK-06p", case="two-depths", says="the logits of depth 1 differs")
 class JoinsTheTokenFirst(Exchanged):
-    """Joins token, then hidden state: a checkpoint of the published order loads without a word."""
+    """The projection reads [token; hidden state], the reverse order. A published checkpoint loads without an error."""
 
     exchange = {"prediction": TokenFirst}
 
@@ -40,7 +40,7 @@ class Unnormed(MtpModule):
 
 @mutant(of="BLK-06p", case="latent-attention-swiglu", says="the logits of depth 1 differs")
 class JoinsTheBareEmbedding(Exchanged):
-    """Scales the embedding and does not norm it: its part of the sum is as small as an embedding."""
+    """The token embedding is scaled by the norm's weight and not normed, so its share stays small."""
 
     exchange = {"prediction": Unnormed}
 
@@ -52,7 +52,7 @@ class AfterTheNorm(Model):
 
 @mutant(of="BLK-06p", case="two-depths", says="the logits of depth 1 differs")
 class ReadsBehindTheFinalNorm(Exchanged):
-    """Hands the normed hidden state to the first depth, which norms it again."""
+    """The first depth reads the hidden state after the final norm, and norms it again."""
 
     exchange = {"model": AfterTheNorm}
 
@@ -69,7 +69,7 @@ class EachFromTheModel(Model):
 
 @mutant(of="BLK-06p", case="two-depths", says="the logits of depth 2 differs")
 class StartsEveryDepthAtTheModel(Exchanged):
-    """Depth 2 reads the model's state and not that of depth 1, so it never sees the token between."""
+    """Depth 2 reads the model's hidden state instead of depth 1's, so it misses a token."""
 
     exchange = {"model": EachFromTheModel}
 
@@ -83,7 +83,7 @@ class FinalNorm(Model):
 
 @mutant(of="BLK-06p", case="tied-embeddings", says="the logits of depth 1 differs")
 class SharesTheFinalNorm(Exchanged):
-    """The depth ends in the model's final norm; its own is loaded and never used."""
+    """A depth ends in the model's final norm; its own norm is loaded and never used."""
 
     exchange = {"model": FinalNorm}
 
@@ -99,7 +99,7 @@ class Rolls(Model):
 
 @mutant(of="BLK-06q", case="packed", says="mtp loss is")
 class RollsLabels(Exchanged):
-    """Rolled labels: the end of a row is held to its first tokens, the end of a document to the next one's."""
+    """Labels are rolled, so a row's end is trained on its first tokens, a document's end on the next document's."""
 
     exchange = {"model": Rolls}
 
@@ -116,7 +116,7 @@ class Crosses(Model):
 
 @mutant(of="BLK-06q", case="documents-shorter-than-the-depth", says="mtp loss is")
 class PredictsTheNextDocument(Exchanged):
-    """The row's end is masked and the documents' ends are not."""
+    """Labels past the end of the row are masked, and labels past the end of a document are not."""
 
     exchange = {"model": Crosses}
 
@@ -131,7 +131,7 @@ class OwnLabels(Model):
 
 @mutant(of="BLK-06q", case="one-document-a-row", says="mtp loss is")
 class HoldsDepthsToTheNextToken(Exchanged):
-    """Every depth is held to the label of its own position, the token it was just shown."""
+    """Every depth is trained on the label of its own position, a token that it has just read."""
 
     exchange = {"model": OwnLabels}
 
@@ -143,7 +143,7 @@ class CountsOfTheFirst(Model):
 
 @mutant(of="BLK-06q", case="three-depths", says="mtp loss is", bugs=("DPS-24",))
 class DividesDepthsByTheFirstHeadsLabels(Exchanged):
-    """Divides by the labels of the first head: depths that lose a label in every document weigh too little."""
+    """Each depth divides by the main head's label count, so depths that lose labels weigh too little."""
 
     exchange = {"model": CountsOfTheFirst}
 
@@ -156,7 +156,7 @@ class Adds(Model):
 
 @mutant(of="BLK-06q", case="three-depths", says="total holds")
 class AddsDepthsUp(Exchanged):
-    """Adds the losses of the depths up where their mean is weighed."""
+    """The depths' losses are summed instead of averaged before weighting."""
 
     exchange = {"model": Adds}
 
@@ -168,7 +168,7 @@ class DetachesHidden(Model):
 
 @mutant(of="BLK-06r", case="a-whole-model", says="gets no gradient from the depths")
 class LooksAheadDetached(Exchanged):
-    """The hidden state is detached: the layers learn nothing from what lies ahead."""
+    """The hidden state is detached, so the depths do not train the layers."""
 
     exchange = {"model": DetachesHidden}
 
@@ -187,7 +187,7 @@ class CopiesTheHead(Model):
 
 @mutant(of="BLK-06r", case="untied", says="head.weight gets no gradient from the depths")
 class CopiesTheOutputProjection(Exchanged):
-    """Depths use a copy of the output projection, made when the step began: what they learn is lost."""
+    """Depths use a detached copy of the output projection, so its gradient from the depths is lost."""
 
     exchange = {"model": CopiesTheHead}
 
@@ -200,7 +200,7 @@ class OneLess(Model):
 
 @mutant(of="BLK-06u", case="in-the-middle", says="on, expected 8")
 class SeesItsOwnToken(Exchanged):
-    """Depth k is shown the token at t + k - 1, which the state below has seen already."""
+    """Depth k reads the token at t + k - 1, which the state below has read already."""
 
     exchange = {"model": OneLess}
 
@@ -213,7 +213,7 @@ class OneMore(Model):
 
 @mutant(of="BLK-06u", case="in-the-middle", says="on, expected 8")
 class SeesItsAnswer(Exchanged):
-    """Depth k is shown the token at t + k + 1, which it is to predict."""
+    """Depth k reads the token at t + k + 1, the one that it predicts."""
 
     exchange = {"model": OneMore}
 
@@ -225,6 +225,6 @@ class Mixes(MtpModule):
 
 @mutant(of="BLK-06u", case="the-last", says="another row changes")
 class MixesRows(Exchanged):
-    """The token ahead is taken over the batch instead of over the row."""
+    """The embedding of the token ahead includes a mean over the batch."""
 
     exchange = {"prediction": Mixes}

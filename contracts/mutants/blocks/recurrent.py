@@ -1,4 +1,4 @@
-"""R wrong in one place of its recurrence.
+"""R with one bug in its recurrence, its causality, its state or its precision.
 
 B sequences · T tokens · h heads · p head_dim · n state
 """
@@ -29,14 +29,14 @@ class _Complement(M2RNN):
 
 @mutant(of="BLK-05a", case="plain", says=Y)
 class KeepsWhatItShouldForget(Exchanged):
-    """f and 1 - f are exchanged."""
+    """f and 1 - f are swapped."""
 
     exchange = {"recurrent": _Complement}
 
 
 @mutant(of="BLK-05e", case="keeps-everything", says="it should be frozen")
 class FreezesAtTheOtherEnd(Exchanged):
-    """The same at the limit."""
+    """f and 1 - f are swapped, at the limit f = 1."""
 
     exchange = {"recurrent": _Complement}
 
@@ -48,7 +48,7 @@ class _Unbiased(M2RNN):
 
 @mutant(of="BLK-05a", case="plain", says=Y)
 class ForgetsWithoutBias(Exchanged):
-    """dt_bias does not reach the gate."""
+    """The forget gate lacks dt_bias."""
 
     exchange = {"recurrent": _Unbiased}
 
@@ -60,7 +60,7 @@ class _Sigmoid(M2RNN):
 
 @mutant(of="BLK-05a", case="one-token", says=Y)
 class ForgetsByASigmoid(Exchanged):
-    """The gate of an LSTM."""
+    """The forget gate is an LSTM's sigmoid."""
 
     exchange = {"recurrent": _Sigmoid}
 
@@ -72,13 +72,13 @@ class _Clamped(M2RNN):
 
 @mutant(of="BLK-05e", case="keeps-nothing", says="each token should see itself alone")
 class AlwaysKeepsALittle(Exchanged):
-    """The gate is kept above 0.001."""
+    """The forget gate is clamped to at least 0.001."""
 
     exchange = {"recurrent": _Clamped}
 
 
 class _Stepped(M2RNN):
-    """R with another proposal: `proposed` takes h, k and v of one token."""
+    """R with another candidate state: `proposed` computes it from h and k vᵀ of one token."""
 
     def step(self, h_Bhnp: Tensor, k_Bhn: Tensor, v_Bhp: Tensor, f_Bh11: Tensor) -> Tensor:
         return f_Bh11 * h_Bhnp + (1 - f_Bh11) * self.proposed(h_Bhnp, k_Bhn[..., :, None] * v_Bhp[..., None, :])
@@ -94,7 +94,7 @@ class _Transposed(_Stepped):
 
 @mutant(of="BLK-05a", case="plain", says=Y)
 class TransposesW(Exchanged):
-    """W is applied as a Linear applies its weight: h Wᵀ."""
+    """W is applied transposed, h Wᵀ, as nn.Linear applies its weight."""
 
     exchange = {"recurrent": _Transposed}
 
@@ -106,7 +106,7 @@ class _Linear(_Stepped):
 
 @mutant(of="BLK-05d", case="large-inputs", says="larger than 1.000")
 class LeavesOutTanh(Exchanged):
-    """The recurrence is linear, and grows."""
+    """tanh is missing, so the state grows."""
 
     exchange = {"recurrent": _Linear}
 
@@ -118,7 +118,7 @@ class _HalfLinear(_Stepped):
 
 @mutant(of="BLK-05a", case="packed-with-state", says=Y)
 class AddsTheInputBehindTanh(Exchanged):
-    """Only the old state passes through tanh."""
+    """k vᵀ is added after tanh instead of inside it."""
 
     exchange = {"recurrent": _HalfLinear}
 
@@ -130,7 +130,7 @@ class _Even(_Stepped):
 
 @mutant(of="BLK-05f", case="packed", says="y with -k differs")
 class ProposesByASigmoid(Exchanged):
-    """sigmoid for tanh: bounded as well, but not odd."""
+    """sigmoid in place of tanh: bounded too, but not odd."""
 
     exchange = {"recurrent": _Even}
 
@@ -143,7 +143,7 @@ class _OuterTransposed(_Stepped):
 
 @mutant(of="BLK-05a", case="plain", says=Y)
 class WritesTheOuterProductTransposed(Exchanged):
-    """v kᵀ is written where k vᵀ belongs, read with the other's strides."""
+    """The outer product is v kᵀ, read with the strides of k vᵀ."""
 
     exchange = {"recurrent": _OuterTransposed}
 
@@ -156,7 +156,7 @@ class _Accumulates(_Stepped):
 @mutant(of="BLK-05d", case="large-inputs", says="larger than 1.000")
 @mutant(of="BLK-05a", case="plain", says=Y)
 class AddsTheProposalWhole(Exchanged):
-    """The proposal is not weighed by 1 - f: the mean is no longer convex."""
+    """The candidate is not multiplied by 1 - f, so the update is no convex mean."""
 
     exchange = {"recurrent": _Accumulates}
 
@@ -169,7 +169,7 @@ class _Truncates(M2RNN):
 
 @mutant(of="BLK-05a", case="plain", says=GRADIENT)
 class CutsTheGradientThroughTanh(Exchanged):
-    """Every output is right; the gradient through W stops at one token."""
+    """The gradient through W is cut after one token. Every output is right."""
 
     exchange = {"recurrent": _Truncates}
 
@@ -181,7 +181,7 @@ class _ReadsTheStateBefore(M2RNN):
 
 @mutant(of="BLK-05a", case="plain", says=Y)
 class ReadsTheStateBeforeTheToken(Exchanged):
-    """y_t reads h_{t-1}."""
+    """y_t reads h_{t-1} instead of h_t."""
 
     exchange = {"recurrent": _ReadsTheStateBefore}
 
@@ -198,7 +198,7 @@ class _LeavesOutD(M2RNN):
 
 @mutant(of="BLK-05a", case="plain", says=Y)
 class AddsNoValuePastTheState(Exchanged):
-    """D v is left out."""
+    """D v is not added."""
 
     exchange = {"recurrent": _LeavesOutD}
 
@@ -216,7 +216,7 @@ class _NormsTheWhole(M2RNN):
 
 @mutant(of="BLK-05a", case="three-groups-of-two", says=Y)
 class NormsAllHeadsOfRTogether(Exchanged):
-    """One norm over the inner width."""
+    """One norm covers the whole inner width instead of each group."""
 
     exchange = {"recurrent": _NormsTheWhole}
 
@@ -229,14 +229,14 @@ class _FixedEpsilon(M2RNN):
 
 @mutant(of="BLK-05a", case="a-large-epsilon", says=Y, bugs=("MXP-08",))
 class NormsRByItsOwnEpsilon(Exchanged):
-    """The gated norm has a default of its own."""
+    """The gated norm uses a default eps of 1e-6 instead of the recipe's."""
 
     exchange = {"recurrent": _FixedEpsilon}
 
 
 @mutant(of="BLK-05i", case="packed-with-state", says="y in author_dp differs")
 class BuildsAnotherRInAuthorMode(Exchanged):
-    """The author's own spec keeps a copy of the block, which a later mend did not reach."""
+    """author_dp mode builds an old copy of the block, which a later fix did not reach."""
 
     def run_block(self, call: BlockCall) -> BlockRun:
         if call.mode == "author_dp":
@@ -248,7 +248,7 @@ class _OldR(Exchanged):
     exchange = {"recurrent": _Transposed}
 
 
-# what a token sees
+# causality and documents
 
 
 class _ReadsAhead(M2RNN):
@@ -258,7 +258,7 @@ class _ReadsAhead(M2RNN):
 
 @mutant(of="BLK-01d", case="plain", says="tokens from 21 on in row 0 change the output at token 20 of row 0")
 class ReadsTheStateOfTheNextToken(Exchanged):
-    """The states are stored behind their token and read one on."""
+    """Each token reads the state of the next token."""
 
     exchange = {"recurrent": _ReadsAhead}
 
@@ -275,7 +275,7 @@ def _positions(documents_BT: Tensor) -> Packing:
 
 @mutant(of="BLK-02d", case="packed", says="document 0 changes the output at token 3 of another one")
 class RecursThroughDocuments(Exchanged):
-    """The recurrence is not told of documents."""
+    """The recurrence ignores documents."""
 
     exchange = {"recurrent": _RecursUnpacked}
 
@@ -287,7 +287,7 @@ class _ResetsLate(M2RNN):
 
 @mutant(of="BLK-02d", case="packed", says="document 0 changes the output at token 3 of another one")
 class ResetsBehindTheFirstToken(Exchanged):
-    """The first token of a document continues the state of the one before."""
+    """The state is reset one token late: a document's first token continues the previous document's state."""
 
     exchange = {"recurrent": _ResetsLate}
 
@@ -299,12 +299,12 @@ class _ResetsEarly(M2RNN):
 
 @mutant(of="BLK-05c", case="packed", says="y of document 0 of row 0 differs")
 class ResetsBeforeTheLastToken(Exchanged):
-    """Over-correction: the last token of a document has lost the document."""
+    """The state is reset one token early: a document's last token has lost it."""
 
     exchange = {"recurrent": _ResetsEarly}
 
 
-# what it carries, and what is rounded
+# state and precision
 
 
 class _IgnoresItsState(M2RNN):
@@ -314,7 +314,7 @@ class _IgnoresItsState(M2RNN):
 
 @mutant(of="BLK-05b", case="in-the-middle", says="y in two halves, cut at 20, differs")
 class BeginsEveryRecurrenceEmpty(Exchanged):
-    """The initial state is accepted and not used."""
+    """The recurrence ignores its initial state."""
 
     exchange = {"recurrent": _IgnoresItsState}
 
@@ -326,7 +326,7 @@ class _DetachesItsState(M2RNN):
 
 @mutant(of="BLK-05a", case="packed-with-state", says="the gradient of lacks state.h", bugs=("SSM-18",))
 class GivesTheStateOfRNoGradient(Exchanged):
-    """The initial state is a constant to the backward pass."""
+    """The initial state gets no gradient."""
 
     exchange = {"recurrent": _DetachesItsState}
 
@@ -339,7 +339,7 @@ class _InBfloat16(M2RNN):
 @mutant(of="BLK-05g", case="fifty-tokens", says="the state after 50 empty tokens differs")
 @mutant(of="BLK-05a", case="float32", says=Y)
 class RecursInBfloat16(Exchanged):
-    """The state is stored in bfloat16 between two tokens."""
+    """The state is rounded to bfloat16 between tokens."""
 
     exchange = {"recurrent": _InBfloat16}
 
@@ -352,7 +352,7 @@ class _LeavesBfloat16(M2RNN):
 
 @mutant(of="BLK-05g", case="fifty-tokens", says="the state is bfloat16 under bfloat16 activations, expected float32")
 class LeavesTheStateOfRInBfloat16(Exchanged):
-    """The state that is left has the dtype of the activations."""
+    """The returned state has the dtype of the activations."""
 
     exchange = {"recurrent": _LeavesBfloat16}
 
@@ -365,7 +365,7 @@ class _GatesInBfloat16(M2RNN):
 
 @mutant(of="BLK-05g", case="fifty-tokens", says="the state after 50 empty tokens differs")
 class ForgetsInBfloat16(Exchanged):
-    """The gate's input and its softplus have the dtype of the projection."""
+    """The forget gate's bias and softplus are computed in the dtype of the projection."""
 
     exchange = {"recurrent": _GatesInBfloat16}
 
@@ -379,7 +379,7 @@ class _HoldsBfloat16(M2RNN):
 
 @mutant(of="BLK-05h", case="bf16-three-groups", says="A_log is held in bfloat16 under bf16, expected float32")
 class HoldsTheDecayOfRInBfloat16(Exchanged):
-    """The list of float32 parameters is kept for M alone."""
+    """A_log of R is held in bfloat16, because the list of float32 parameters covers M only."""
 
     exchange = {"recurrent": _HoldsBfloat16}
 
@@ -392,6 +392,6 @@ class _SharesW(M2RNN):
 
 @mutant(of="BLK-05h", case="float32", says="mixer.W is (8, 8), expected (4, 8, 8)")
 class SharesWAmongHeads(Exchanged):
-    """One W for all heads."""
+    """All heads share one W."""
 
     exchange = {"recurrent": _SharesW}

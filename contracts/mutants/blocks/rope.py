@@ -1,4 +1,4 @@
-"""Rope and QK norm, each wrong in one place."""
+"""Attention with one bug in rope or QK norm."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class _Interleaved(Attention):
 
 @mutant(of="BLK-03g", case="theta-10000-next", says="element 0 of a query and 1 of a key 1 tokens before it")
 class PairsNeighbours(Exchanged):
-    """Rope pairs elements 2j and 2j + 1: another model with the same weights, and as good when trained from scratch."""
+    """Rope pairs elements 2j and 2j + 1: another model for the same weights, as good when trained from scratch."""
 
     exchange = {"attention": _Interleaved}
 
@@ -33,7 +33,7 @@ class _Backwards(Attention):
 
 @mutant(of="BLK-03g", case="theta-10000-next", says="element 0 of a query and 2 of a key 1 tokens before it")
 class TurnsBackwards(Exchanged):
-    """The sign of the angle is turned: distances keep their size, and pairs are mirrored."""
+    """The angle has the wrong sign."""
 
     exchange = {"attention": _Backwards}
 
@@ -46,7 +46,7 @@ class _HalfExponent(Attention):
 
 @mutant(of="BLK-03g", case="theta-10000-next", says="element 1 of a query and 1 of a key 1 tokens before it")
 class TakesHalfTheExponent(Exchanged):
-    """Frequencies are theta^(-j/d): only the slow pairs are wrong."""
+    """Frequencies are theta^(-j/d) instead of theta^(-2j/d), so all pairs but the first are wrong."""
 
     exchange = {"attention": _HalfExponent}
 
@@ -59,7 +59,7 @@ class _QueryAhead(Attention):
 
 @mutant(of="BLK-03g", case="theta-100-five-on", says="element 0 of a query and 0 of a key 5 tokens before it")
 class QueriesStandOneAheadOfKeys(Exchanged):
-    """Queries have the position after their token's: the offset of a cache, added where there is none."""
+    """Queries have their position plus one: a cache offset, added where there is no cache."""
 
     exchange = {"attention": _QueryAhead}
 
@@ -76,7 +76,7 @@ class _TwoClocks(Attention):
 
 @mutant(of="BLK-03h", case="gqa", says="packed against alone, y of document 2 of row 0 differs")
 class KeysCountFromTheRow(Exchanged):
-    """Queries count from their document and keys from the row: the same where nothing is packed."""
+    """Queries count positions from their document and keys from the row, which differ only in packed rows."""
 
     exchange = {"attention": _TwoClocks}
 
@@ -89,7 +89,7 @@ class _LateRestart(LatentAttention):
 
 @mutant(of="BLK-03h", case="mla", says="packed against alone, y of document")
 class RestartsOneTokenLate(Exchanged):
-    """Positions restart one token after the first of a document, which carries on the document before it."""
+    """Positions restart one token late, so a document's first token continues the previous document's count."""
 
     exchange = {"latent_attention": _LateRestart}
 
@@ -104,7 +104,7 @@ class _JointWhereNormed(JointNorm):
 @mutant(of="BLK-03i", case="second-query-head", says="with qk_norm: y differs")
 @mutant(of="BLK-03i", case="second-key-head", says="with qk_norm: y differs")
 class ALoudHeadQuietensTheOthers(Exchanged):
-    """The same norm, seen by its consequence: one head's length changes what the others attend to."""
+    """QK norm covers all heads at once, so one head's length changes what the others attend to."""
 
     exchange = {"attention": _JointWhereNormed}
 
@@ -118,7 +118,7 @@ class _Weighed(Attention):
 
 @mutant(of="BLK-03i", case="every-query-head", says="with qk_norm: y differs")
 class QkNormOnlyWeighs(Exchanged):
-    """The weights of QK norm are applied and the division is not."""
+    """QK norm multiplies by its weight and does not divide by the length."""
 
     exchange = {"attention": _Weighed}
 
@@ -132,7 +132,7 @@ class _Always(Attention):
 
 @mutant(of="BLK-03i", case="last-query-head", says="without qk_norm: y is the same as before")
 class NormsWithoutBeingAsked(Exchanged):
-    """The flag takes the weights of the norm away, and the norm stays."""
+    """Without the qk_norm flag the norm loses its weight and is still applied."""
 
     exchange = {"attention": _Always}
 
@@ -145,7 +145,7 @@ class _Float32Angles(Attention):
 
 @mutant(of="BLK-03j", case="1027-tokens-theta-10", says="y of the last three tokens differs")
 class AnglesAreFloat32(Exchanged):
-    """position · frequency in float32: no error that a short sequence would show."""
+    """Angles are computed as position · frequency in float32, which short sequences do not show."""
 
     exchange = {"attention": _Float32Angles}
 
@@ -157,7 +157,7 @@ class _Bfloat16Positions(Attention):
 
 @mutant(of="BLK-03j", case="1027-tokens", says="y of the last three tokens differs")
 class PositionsAreBfloat16(Exchanged):
-    """A whole model is cast to bfloat16, its positions with it: above 256 neighbours share one."""
+    """Positions are cast to bfloat16 with the whole model: above 256, neighbours share a position."""
 
     exchange = {"attention": _Bfloat16Positions}
 
@@ -172,6 +172,6 @@ class _OneDocument(Attention):
 
 @mutant(of="BLK-03h", case="gqa", says="packed against alone, the gradient of x of document 0")
 class IgnoresDocuments(Exchanged):
-    """Document numbers come as far as the block and are not used."""
+    """Document numbers reach the block and are not used."""
 
     exchange = {"attention": _OneDocument}

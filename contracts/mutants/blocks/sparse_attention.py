@@ -1,4 +1,4 @@
-"""Sparse attention that chooses, counts, absorbs or differentiates wrongly in one place."""
+"""Sparse attention with one bug in its index scores, selection, softmax, backward pass or layers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class _MasksLate(Indexer):
 @mutant(of="BLK-06a", case="one-document", says="keys, expected")
 @mutant(of="BLK-06b", case="one-document", says="the highest 5 scores are of")
 class MasksAfterTheChoice(Exchanged):
-    """k keys are chosen among all tokens and what follows is masked afterwards; a query left without one has itself."""
+    """k keys are chosen among all tokens and later ones masked afterwards; a query with none left gets itself."""
 
     exchange = {"indexer": _MasksLate}
 
@@ -40,7 +40,7 @@ class _OneMore(Indexer):
 
 @mutant(of="BLK-06a", case="one-key", says="keys, expected 1 (k is 1)")
 class AlwaysAddsTheTokenItself(Exchanged):
-    """A query has its k keys and itself besides, as a sliding window would give it."""
+    """A query gets its k keys plus itself, as in a sliding window."""
 
     exchange = {"indexer": _OneMore}
 
@@ -52,7 +52,7 @@ class _Signed(Indexer):
 
 @mutant(of="BLK-06b", case="one-document", says="the highest 5 scores are of")
 class LeavesTheReluOut(Exchanged):
-    """Index heads are summed with their signs."""
+    """Index scores are summed without relu."""
 
     exchange = {"indexer": _Signed}
 
@@ -64,7 +64,7 @@ class _Unweighed(Indexer):
 
 @mutant(of="BLK-06b", case="packed", says="the highest 5 scores are of")
 class CountsIndexHeadsAlike(Exchanged):
-    """The weights of the index heads are not applied."""
+    """All index heads have weight 1."""
 
     exchange = {"indexer": _Unweighed}
 
@@ -76,7 +76,7 @@ class _Placeless(Indexer):
 
 @mutant(of="BLK-06b", case="thirteen-tokens", says="the highest 5 scores are of")
 class IndexesWithoutRope(Exchanged):
-    """Queries and keys of the indexer have no place."""
+    """Queries and keys of the indexer get no rope."""
 
     exchange = {"indexer": _Placeless}
 
@@ -89,7 +89,7 @@ class _TurnsTheFront(Indexer):
 
 @mutant(of="BLK-06b", case="thirteen-tokens", says="the highest 5 scores are of")
 class TurnsTheFrontOfAnIndexHead(Exchanged):
-    """Rope on the first elements of an index head, and the checkpoint has it on the last."""
+    """Rope rotates the first elements of an index head instead of the last."""
 
     exchange = {"indexer": _TurnsTheFront}
 
@@ -102,7 +102,7 @@ class _RawKeys(Indexer):
 
 @mutant(of="BLK-06b", case="thirteen-tokens", says="the highest 5 scores are of")
 class IndexesRawKeys(Exchanged):
-    """Keys of the indexer are not normed: a long one is chosen for its length."""
+    """Keys of the indexer are not normed, so long keys win."""
 
     exchange = {"indexer": _RawKeys}
 
@@ -114,7 +114,7 @@ class _Lowest(Indexer):
 
 @mutant(of="BLK-06b", case="packed-3", says="the highest 3 scores are of")
 class SelectsTheLowestScores(Exchanged):
-    """The order is turned: sorted upwards, and the first k taken."""
+    """The k lowest scores are selected: the sort is ascending."""
 
     exchange = {"indexer": _Lowest}
 
@@ -130,7 +130,7 @@ class _LeaksTheChoice(LatentAttention):
 
 @mutant(of="BLK-06d", case="packed", says="has a gradient, though it takes part only in a choice")
 class TrainsTheIndexerThroughTheChoice(Exchanged):
-    """A straight-through estimate: outputs are right, and the indexer and its input are moved by the output's loss."""
+    """A straight-through estimator gives the indexer and its input a gradient of the output. Outputs are right."""
 
     exchange = {"latent_attention": _LeaksTheChoice}
 
@@ -142,7 +142,7 @@ class _WholeDenominator(LatentAttention):
 
 @mutant(of="BLK-06d", case="one-document", says="y differs")
 class NormalisesOverEveryKey(Exchanged):
-    """Weights come from a dense softmax, and those of selected keys are kept as they are."""
+    """Selected keys keep their weights from a dense softmax, so the weights do not sum to one."""
 
     exchange = {"latent_attention": _WholeDenominator}
 
@@ -156,7 +156,7 @@ class _SoftMask(LatentAttention):
 
 @mutant(of="BLK-06e", case="late", says="y of the queries that leave it out differs")
 class LeavesALittleWeight(Exchanged):
-    """What is not selected is pushed down by 20 instead of left out: e^-20 is invisible in float32 and is not 0."""
+    """Scores of unselected keys are lowered by 20 instead of masked. e^-20 is invisible in float32 and is not 0."""
 
     exchange = {"latent_attention": _SoftMask}
 
@@ -168,10 +168,10 @@ class _DenseBackward(LatentAttention):
         return super().probabilities(scores_BHTS, visible_BTS) + (dense - dense.detach())
 
 
-@mutant(of="BLK-06e", case="early", says="the gradient by the token left out differs")
+@mutant(of="BLK-06e", case="early", says="the gradient with respect to the token left out differs")
 @mutant(of="BLK-06d", case="one-document", says="gradient mixer")
 class BackwardIsDense(Exchanged):
-    """Only the forward pass is sparse: gradients run to keys that were not selected."""
+    """The backward pass is dense: unselected keys get gradients."""
 
     exchange = {"latent_attention": _DenseBackward}
 
@@ -186,7 +186,7 @@ class _FromOne(Parts):
 
 @mutant(of="BLK-06f", case="rank-1-is-not-layer-1", says="layer 0 selects keys, and the sparse A-ranks are (1, 3)")
 class CountsARanksFromOne(Exchanged):
-    """The first attention layer is rank 1, as in a launcher that numbers layers so."""
+    """A-ranks are counted from 1."""
 
     def parts(self) -> Parts:
         return _FromOne()
@@ -212,7 +212,7 @@ class _Foresight(Indexer):
 
 @mutant(of="BLK-06a", case="one-document", says="which follow it")
 class SelectsKeysThatFollow(Exchanged):
-    """The indexer's choice takes the place of the causal mask instead of being cut by it."""
+    """The indexer's selection replaces the causal mask."""
 
     exchange = {"indexer": _Foresight}
 
@@ -224,7 +224,7 @@ class _ForeignKeys(Indexer):
 
 @mutant(of="BLK-06a", case="packed", says="which are of another document")
 class SelectsKeysOfOtherDocuments(Exchanged):
-    """The indexer masks what follows and forgets what is packed in front."""
+    """The indexer masks later keys and not keys of other documents."""
 
     exchange = {"indexer": _ForeignKeys}
 
@@ -237,6 +237,6 @@ class _ChoosesForAll(Indexer):
 
 @mutant(of="BLK-06b", case="one-document", says="the highest 5 scores are of")
 class SelectsForTheWholeBatch(Exchanged):
-    """Keys are chosen by the mean over the batch: right with one sequence."""
+    """Index scores are averaged over the batch, which is right only for one sequence."""
 
     exchange = {"indexer": _ChoosesForAll}

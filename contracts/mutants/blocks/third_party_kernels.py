@@ -1,4 +1,4 @@
-"""Stacks that bridge to somebody else's kernel wrongly, or not at all."""
+"""Stacks that call a third-party kernel wrongly, or not at all."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from contracts.stacks.reference.stack import Reference
 
 @mutant(of="BLK-08a", case="scan-of-mamba2", says="native ran at scan, and mamba-ssm was required")
 class FallsBackWithoutAWord(Reference):
-    """The bridge could not be built for this shape, and the block's own scan ran in its place."""
+    """The bridge does not support this shape, and the block's own scan runs silently in its place."""
 
     def run_block(self, call: BlockCall) -> BlockRun:
         return super().run_block(replace(call, kernels={}))
@@ -21,7 +21,7 @@ class FallsBackWithoutAWord(Reference):
 
 @mutant(of="BLK-08a", case="scan-of-mamba2", says="mamba-ssm is installed and cannot be imported")
 class TakesABrokenPackageForAnAbsentOne(Reference):
-    """The kernels are there and do not load: the extension was built for another torch."""
+    """mamba-ssm is installed and does not load, because its extension was built for another torch."""
 
     def kernel_facts(self) -> Facts:
         facts = super().kernel_facts()
@@ -31,7 +31,7 @@ class TakesABrokenPackageForAnAbsentOne(Reference):
 
 @mutant(of="BLK-08b", case="mlp", says="over 3 times the bound")
 class CopiesWeightsInFloat8(Reference):
-    """The bridge hands the weights over in 8 bits, since the modules could take them."""
+    """The bridge passes the weights in 8 bits."""
 
     def run_block(self, call: BlockCall) -> BlockRun:
         import torch
@@ -44,7 +44,7 @@ class CopiesWeightsInFloat8(Reference):
 
 @mutant(of="BLK-08b", case="attention", says="transformer-engine is installed and cannot be imported")
 class ImportsAnEmptyMetapackage(Reference):
-    """`pip install transformer-engine` alone: found on disk, and an error at import."""
+    """`pip install transformer-engine` alone installs a metapackage that raises an error on import."""
 
     def kernel_facts(self) -> Facts:
         facts = super().kernel_facts()

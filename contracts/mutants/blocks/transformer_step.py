@@ -1,4 +1,4 @@
-"""Transformers with experts that are wrong in one place, as the whole step shows it."""
+"""Transformers with experts that have one bug, as a whole training step shows it."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ GRADIENT = "the gradient of"
 
 @mutant(of="BLK-01h", case="grouped", says="the loss is")
 class TilesTheHeadsOfATransformer(attention.TilesKeyValueHeads):
-    """Query head i reads KV head i modulo the groups."""
+    """Query head i reads KV head i mod kv_groups."""
 
 
 @mutant(of="BLK-01h", case="latent", says="the loss is")
 class ScalesTheGatesOfATransformerTwice(gates.ScalesTwice):
-    """The factor on gates is applied in the router and in the combination."""
+    """The gates' scale is applied in the router and again when combining."""
 
 
 @mutant(of="BLK-01h", case="latent", says=GRADIENT)
 class LearnsATransformerWithoutItsGates(gates.DetachesGates):
-    """The forward pass is right; routers learn nothing of the task."""
+    """Gates are detached, so routers get no gradient of the loss. The forward pass is right."""
 
 
 @mutant(of="BLK-01h", case="latent", says=GRADIENT)
 class AveragesWhatHeadsSayOfTheSharedKey(latent_attention.AveragesTheSharedKeysGradient):
-    """The key with rope is shared by all heads; their gradients are averaged and not added up."""
+    """The gradient of the shared rope key is averaged over heads instead of summed."""
 
 
 @mutant(of="BLK-01h", case="grouped", says="the loss is")
 class PredictsTheTokenAfterTheNext(loss.ShiftsLabelsAgain):
-    """Labels are shifted by the loader and by the model."""
+    """The loader shifts labels, and the model shifts them again."""
