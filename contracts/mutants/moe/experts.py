@@ -167,7 +167,7 @@ class _SharedInEachSlot(MoE):
         return out._replace(y_BTD=out.y_BTD + (self.moe.top_k - 1) * again)
 
 
-@mutant(of="MOE-03a", case="softmax", says="once is its label")
+@mutant(of="MOE-03a", case="softmax", says="expected its label")
 class ServesOnceForEachSlot(Exchanged):
     """The shared expert stands inside the loop over slots: right while k is 1."""
 
@@ -184,7 +184,7 @@ class _SharedTwice(MoE):
         return y_BTD + shared
 
 
-@mutant(of="MOE-03a", case="k-1", says="once is its label", bugs=("DSP-16",))
+@mutant(of="MOE-03a", case="k-1", says="expected its label", bugs=("DSP-16",))
 class AddsTheSharedExpertTwice(Exchanged):
     """Added before the combine and after it."""
 
@@ -199,7 +199,7 @@ class _SharedScaled(MoE):
         return out._replace(y_BTD=out.y_BTD + (self.moe.route_scale - 1) * again)
 
 
-@mutant(of="MOE-03a", case="scaled", says="once is its label")
+@mutant(of="MOE-03a", case="scaled", says="expected its label")
 class ScalesTheSharedExpert(Exchanged):
     """route_scale multiplies the whole block, the shared expert with it."""
 
@@ -213,7 +213,7 @@ class _SharedWhereKept(MoE):
         return out._replace(y_BTD=out.y_BTD.masked_fill(lost, 0))
 
 
-@mutant(of="MOE-03a", case="all-slots-taken", says="once is its label")
+@mutant(of="MOE-03a", case="all-slots-taken", says="expected its label")
 class ForgetsTokensWithoutASlot(Exchanged):
     """Tokens that lost every slot are left out of the block, and of the shared expert with it."""
 

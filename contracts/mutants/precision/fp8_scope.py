@@ -31,7 +31,7 @@ class _RouterToo(Router):
 
 
 @mutant(
-    of="PREC-01b", case="experts", says="mixer.router.weight is declared float32, and a change that FP8 cannot tell"
+    of="PREC-01b", case="experts", says="mixer.router.weight is declared float32, and a change below FP8's resolution"
 )
 class RoutesInFp8(Exchanged):
     """The router was converted with everything that multiplies; its plan still says float32."""
@@ -44,8 +44,8 @@ class _NormToo(RMSNorm):
         return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps) * in_fp8(self.weight)
 
 
-@mutant(of="PREC-01b", case="attention", says="norm.weight is declared float32, and a change that FP8 cannot tell")
-@mutant(of="PREC-01c", case="norm", says="a change of norm.weight that FP8 cannot tell changes no logit")
+@mutant(of="PREC-01b", case="attention", says="norm.weight is declared float32, and a change below FP8's resolution")
+@mutant(of="PREC-01c", case="norm", says="a change of norm.weight below FP8's resolution changes no logit")
 class NormsInFp8(Exchanged):
     """A fused norm and matrix keeps both weights in FP8."""
 
@@ -57,7 +57,7 @@ class _DecayToo(Mamba2):
         return -torch.exp(in_fp8(self.A_log))
 
 
-@mutant(of="PREC-01b", case="mamba2", says="mixer.A_log is declared float32, and a change that FP8 cannot tell")
+@mutant(of="PREC-01b", case="mamba2", says="mixer.A_log is declared float32, and a change below FP8's resolution")
 class DecaysInFp8(Exchanged):
     """The parameters of the state space are cast with the block's matrices: a decay is raised to a power a token."""
 
@@ -70,7 +70,7 @@ class _HeadToo(Model):
         return nn.functional.linear(hidden_BTD, weight_VD.to(hidden_BTD.dtype))
 
 
-@mutant(of="PREC-01c", case="head", says="a change of head.weight that FP8 cannot tell changes no logit")
+@mutant(of="PREC-01c", case="head", says="a change of head.weight below FP8's resolution changes no logit")
 class ProjectsInFp8(Exchanged):
     """The output projection is the largest matrix, and was taken along for speed."""
 
@@ -82,7 +82,7 @@ class _EmbeddingToo(Model):
         return in_fp8(self.embedding.weight)[tokens_BT].to(self.activations)
 
 
-@mutant(of="PREC-01c", case="embedding", says="a change of embedding.weight that FP8 cannot tell changes no logit")
+@mutant(of="PREC-01c", case="embedding", says="a change of embedding.weight below FP8's resolution changes no logit")
 class EmbedsInFp8(Exchanged):
     """The table of embeddings is stored in FP8."""
 
@@ -99,10 +99,12 @@ class _Idle(Fp8Conversion):
 
 
 @mutant(
-    of="PREC-01b", case="dense", says="mixer.w1.weight is declared fp8, and a change that FP8 cannot tell changes the"
+    of="PREC-01b", case="dense", says="mixer.w1.weight is declared fp8, and a change below FP8's resolution changes"
 )
 @mutant(
-    of="PREC-01b", case="mamba3", says="mixer.wz.weight is declared fp8, and a change that FP8 cannot tell changes the"
+    of="PREC-01b",
+    case="mamba3",
+    says="mixer.wz.weight is declared fp8, and a change below FP8's resolution changes",
 )
 class SaysFp8AndRunsWithout(Exchanged):
     """The modules are there, the context that switches them on is not: a figure of bfloat16 under the name of FP8."""
@@ -189,7 +191,7 @@ class _TimeStepsToo(Fp8Conversion):
     kept_out: frozenset[str] = frozenset()
 
 
-@mutant(of="PREC-01b", case="mamba2", says="mixer.wdt.weight is declared bfloat16, and a change that FP8 cannot tell")
+@mutant(of="PREC-01b", case="mamba2", says="mixer.wdt.weight is declared bfloat16, and a change below FP8's resolution")
 class TakesTimeStepsAlongUnsaid(Exchanged):
     """The projection of the time step is in FP8, and declared as if it were not."""
 

@@ -14,7 +14,7 @@ from contracts.spec.kernel_selection import Wish
 from contracts.stacks.reference.stack import Reference
 
 
-@mutant(of="PREC-03a", case="shared-expert", says="transformer-engine is not there, and with it asked for y differs")
+@mutant(of="PREC-03a", case="shared-expert", says="with transformer-engine asked for but not installed, y differs")
 class PreparesForTheBridge(Reference):
     """Weights are rounded to bfloat16 for the bridge before it is known whether it can be built."""
 
@@ -27,7 +27,7 @@ class PreparesForTheBridge(Reference):
         return super().run_block(call)
 
 
-@mutant(of="PREC-03a", case="experts", says="with it asked for gradient mixer.experts.w1 differs")
+@mutant(of="PREC-03a", case="experts", says="asked for but not installed, gradient mixer.experts.w1 differs")
 class ScalesItsGradientsForTheBridge(Reference):
     """A bridge adds up weight gradients in a buffer of its own; the fallback divides by its count all the same."""
 
