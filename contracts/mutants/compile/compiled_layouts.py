@@ -1,4 +1,4 @@
-"""Parallel layouts that compile other code than they run eager, compile differently by rank, or wrap in another order."""
+"""Parallel layouts that compile other code than eager, compile differently by rank, or wrap in another order."""
 
 from __future__ import annotations
 

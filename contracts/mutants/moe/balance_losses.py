@@ -23,7 +23,7 @@ class _TimesK(Router):
 
 @mutant(of="MOE-05a", case="balanced-k-2", says="the balance loss is 2, expected 1", bugs=("AUX-09",))
 class AddsUpToTopK(Exchanged):
-    """f divides assignments by tokens instead of by assignments, so it sums to k and multiplies the coefficient by k."""
+    """f divides assignments by tokens instead of by assignments, so it sums to k and scales the loss by k."""
 
     exchange = {"router": _TimesK}
 
@@ -282,7 +282,7 @@ class _CountsTwice(Router):
 
 @mutant(of="MOE-05c", case="sigmoid-aux", says="gradient of mixer.router.weight differs")
 class AddsTheBalanceLossTwice(Exchanged):
-    """The loss is added by hand and again through a scaler that was meant to replace this; the logged value is right."""
+    """The loss is added by hand and again by a scaler that was meant to replace this; the logged value is right."""
 
     exchange = {"router": _CountsTwice}
 

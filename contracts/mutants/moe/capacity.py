@@ -136,7 +136,7 @@ class _CountsKept(MoE):
 
 @mutant(of="MOE-08a", case="a-share", says="counts says 2")
 class CountsWhatWasKept(Exchanged):
-    """`counts` leaves dropped assignments out, so a full expert looks balanced to the rule that should lower its bias."""
+    """`counts` leaves dropped assignments out, so the rule that should lower a full expert's bias finds it balanced."""
 
     exchange = {"moe": _CountsKept}
 

@@ -247,6 +247,6 @@ class _FillsByNumber(MoE):
 
 @mutant(of="MOE-04a", case="full", says="differs")
 class CutsTheSortedBuffer(Exchanged):
-    """All experts share one buffer that is filled in the order of their numbers, so the last experts lose their tokens."""
+    """All experts share one buffer, filled in the order of their numbers, so the last experts lose their tokens."""
 
     exchange = {"moe": _FillsByNumber}

@@ -1,4 +1,4 @@
-"""Parameter groups that differ from the table: forgotten, doubled and misrouted parameters, decay where none belongs."""
+"""Parameter groups that differ from the table: forgotten, doubled or misrouted parameters, wrong decay."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class _Detached(Experts):
 
 @mutant(of="OPT-01b", case="adamw", says="no gradient reaches layers.1.mixer.experts.w1", bugs=("OPT-26",))
 class TrainsNoExpert(Exchanged):
-    """The experts' kernel bypasses autograd for their weights: tokens and input gradients flow, and no expert learns."""
+    """The experts' kernel bypasses autograd for its weights: input gradients flow, and no expert learns."""
 
     exchange = {"experts": _Detached}
 
@@ -240,7 +240,7 @@ class _Coupled(Optimizer):
 
 @mutant(of="OPT-02a", case="adamw", says="and the table says 0.3")
 class CouplesDecayToGradients(Trained):
-    """Decay is added to the gradient, as Adam's `weight_decay` does, and the moments rescale it to the size of a step."""
+    """Decay is added to the gradient, as Adam's `weight_decay` does, and the moments rescale it to a step's size."""
 
     moves = _Coupled
 

@@ -24,7 +24,7 @@ class _Preset(Optimizer):
 
 @mutant(of="OPT-04a", case="gradients-as-small-as-epsilon", says="the adamw move of")
 class AddsALargerEpsilon(Trained):
-    """Epsilon acts as if it were under the root, where 1e-8 is 1e-4 beside it: small gradients no longer move weights."""
+    """Epsilon acts as if it were under the root, where 1e-8 is 1e-4 beside it: small gradients move nothing."""
 
     moves = _Preset
 
@@ -54,7 +54,7 @@ class _DecaysByFullRate(Optimizer):
 
 @mutant(of="OPT-04a", case="warming-up-and-clipped", says="the adamw move of embedding.weight differs")
 class DecaysByTheFullRate(Trained):
-    """Decay follows the recipe's rate, not the scheduled one: it is strongest in the warm-up, when steps are smallest."""
+    """Decay follows the recipe's rate, not the scheduled one: strongest in the warm-up, when steps are smallest."""
 
     moves = _DecaysByFullRate
 

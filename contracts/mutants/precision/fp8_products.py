@@ -128,7 +128,7 @@ class _Reused(Fp8Matmul):
 
 @mutant(of="PREC-01d", case="mxfp8-e4m3", says="gradient mixer.w2.weight differs")
 class KeepsTheForwardBlocks(Exchanged):
-    """The quantised factors of the forward pass are transposed and reused, so their blocks lie across the summed dim."""
+    """The forward pass's quantised factors are transposed and reused, so their blocks lie across the summed dim."""
 
     exchange = multiplying_by(_Reused)
 

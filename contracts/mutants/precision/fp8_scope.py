@@ -59,7 +59,7 @@ class _DecayToo(Mamba2):
 
 @mutant(of="PREC-01b", case="mamba2", says="mixer.A_log is declared float32, and a change below FP8's resolution")
 class DecaysInFp8(Exchanged):
-    """State-space parameters are cast with the block's matrices, although a decay is raised to a power at every token."""
+    """State-space parameters are cast with the block's matrices, although every token multiplies by the decay again."""
 
     exchange = {"mamba2": _DecayToo}
 
