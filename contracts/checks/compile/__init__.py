@@ -1,12 +1,12 @@
-"""COMP: what a compiler makes of blocks, steps and layouts."""
+"""COMP: what the compiler may change in blocks, steps and parallel layouts."""
 
 from contracts.checks.compile import (  # isort: skip
-    eager_equivalence,  # what a compiler makes of blocks and model
+    eager_equivalence,  # compiled blocks and models match eager
     compiled_experts,  # the token-choice layer compiled, at its true size on a GPU
-    compiled_context_parallel,  # a state that is handed from rank to rank, compiled
+    compiled_context_parallel,  # a state that passes from rank to rank, compiled
     transformers,  # a step of a transformer with experts, compiled block by block on several ranks
-    compiled_layouts,  # lanes of several ranks, compiled and not
-    compiled_pipelines,  # stages and experts of several ranks, compiled
+    compiled_layouts,  # parallel layouts, compiled and eager
+    compiled_pipelines,  # pipeline stages and experts on several ranks, compiled
 )
 
 __all__ = [

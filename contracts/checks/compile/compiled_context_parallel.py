@@ -1,4 +1,4 @@
-"""A state that is handed from rank to rank, compiled."""
+"""A state that passes from rank to rank, compiled."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ COMPILED: dict[str, tuple[Recipe, Execution, int]] = {
 
 @contract("COMP-06g", asks=("built", "train"), cases=COMPILED, source="modal; CMP-04", tier="dist", slow=True)
 def ranks_of_a_row_compile_the_same_graphs(stack: Training, recipe: Recipe, execution: Execution, world: int) -> None:
-    """The first rank of a row waits for no state and the last hands none on, and yet all make as many graphs; compiled,
-    the step of a state that is handed from rank to rank is what it is on one.
+    """Under context parallel, all ranks of a row compile the same number of graphs, although the first receives no
+    state and the last sends none. A compiled step that passes state from rank to rank matches one rank.
 
-    Ranks that break a layer in different places hang where one compiles anew and the other does not.
+    Ranks that break a layer in different places hang when one recompiles and the other does not.
     """
     instruments.graphs.forget()
     weights = uneven(stack.built(recipe, "nemo_native").parameters)

@@ -1,6 +1,6 @@
-"""The token-choice layer compiled, in bfloat16, as it is trained: small on a CPU, at NAM56R's true size on a GPU.
+"""The token-choice layer compiled, in bfloat16, as in training: small on a CPU, at NAM56R's true size on a GPU.
 
-4 sequences of 4096 tokens, hidden 3584, 16 experts of 896, top-4, a shared one of 1024.
+4 sequences of 4096 tokens, hidden 3584, 16 experts of 896, top-4, a shared expert of 1024.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from contracts.spec.training import Execution
 
 
 class Stack(Blocks, Compiling, Protocol):
-    """Who is asked here."""
+    """A stack that answers both groups of questions."""
 
 
 NAM56R = PRESETS["nam56r_h200_bf16_v1"]
@@ -42,10 +42,11 @@ TRUE_SPREADS = {name: (replace(GPU, spread=name), "inductor") for name in SPREAD
     "COMP-01g", asks=("run_compiled", "run_block", "block_weights"), cases=TRUE_SPREADS, source="bringup", tier="gpu"
 )
 def compiled_experts_are_as_near_as_eager_ones(stack: Stack, asked: Asked, backend: Backend) -> None:
-    """Compiled in bfloat16 the token-choice layer is at most twice as far from itself in float64 as it is in eager, its
-    gradients three times, with every expert in use, with one idle and with half of them.
+    """Compiled in bfloat16, the token-choice layer's output is at most twice as far from its float64 output as in
+    eager, and its gradients at most three times, with every expert in use, with one idle and with half of them idle.
 
-    Bitwise is no promise: a compiler rounds where it fuses. A fixed tolerance hides a combine that averages.
+    Bitwise equality is not required: a compiler rounds where it fuses. A fixed tolerance would hide a combine that
+    averages.
     """
     call = call_of(stack, asked)
     exact = stack.run_block(call_of(stack, replace(asked, dtype="float64")))
@@ -74,10 +75,11 @@ TEN_OF_TRUE_SIZE = {"ten-distributions": (GPU, "inductor")}
     tier="gpu",
 )  # fmt: skip
 def ten_distributions_are_one_compilation(stack: Stack, asked: Asked, backend: Backend) -> None:
-    """Ten distributions of the tokens, with idle experts, idle halves and one crowd for all among them, are one
-    compilation of forward and backward, with the declared breaks and no other.
+    """Ten token distributions, some with an idle expert, an idle half or all tokens on the same experts, are one
+    compilation of forward and backward, with only the declared breaks.
 
-    Routing changes at every step of a run. A count that became a constant is a compilation a step, then silent eager.
+    Routing changes at every step of a run. A count that became a constant costs a compilation at every step, then a
+    silent fallback to eager.
     """
     ways = [replace(asked, spread=name) for name in spreads(_moe(asked), 64)]
     first = call_of(stack, ways[0])
@@ -101,7 +103,7 @@ FROM_COLD = {"bfloat16": (replace(HOST, device="cuda", lengths=((40,), (40,))),)
 
 @contract("COMP-02g", asks=("compile_cold", "block_weights"), cases=FROM_COLD, source="bringup", tier="gpu")
 def the_token_choice_layer_compiles_from_cold_on_cuda(stack: Stack, asked: Asked) -> None:
-    """On CUDA, too, the token-choice layer compiles by inductor in an interpreter that has compiled nothing, and does
+    """On CUDA too, the token-choice layer compiles under inductor in an interpreter that has compiled nothing, and does
     not meet both a fallback and a decomposition of index_add.
 
     Decompositions are chosen by device: what a CPU lowers says nothing about a GPU.

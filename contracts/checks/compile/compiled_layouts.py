@@ -1,5 +1,4 @@
-"""The lanes of several ranks, eager and compiled: they step, they save, every rank compiles the same, and the compiler
-changes no gradient."""
+"""Parallel layouts, eager and compiled: every rank compiles the same graphs, and the compiler changes no gradient."""
 
 from __future__ import annotations
 
@@ -32,10 +31,10 @@ SHORT = replace(
 
 @contract("COMP-07", asks=("built", "train"), cases=COMPILED, source="bringup", tier="dist", slow=True)
 def a_compiled_lane_is_the_eager_lane(stack: Training, execution: Execution, world: int) -> None:
-    """A compiled step on several ranks has the losses and gradients of the eager one on the same ranks.
+    """A compiled step on several ranks has the losses and gradients of the eager step on the same ranks.
 
-    An all-reduce in place passes its gradient through when it is eager, and sums it when it is compiled; an unfinished
-    tensor that enters compiled code leaves no gradient behind it. Neither changes the loss of the step.
+    An in-place all-reduce passes its gradient through in eager, and sums it when compiled. An asynchronous tensor that
+    enters compiled code before it is waited for gets no gradient. Neither changes the loss of the step.
     """
     needs_layout(stack, execution.layout)
     instruments.graphs.forget()  # what is cached names groups of worlds that are no more
@@ -48,10 +47,10 @@ def a_compiled_lane_is_the_eager_lane(stack: Training, execution: Execution, wor
 
 @contract("COMP-06", asks=("built", "train"), cases=ALIKE, source="modal; CMP-04", tier="dist", slow=True)
 def ranks_compile_the_same_graphs(stack: Training, execution: Execution, world: int) -> None:
-    """Every rank makes as many graphs as every other, and one whose compiler has forgotten everything holds nobody up:
-    the step of all is what it was.
+    """Every rank compiles the same number of graphs, and a rank whose compiler cache is cold neither stalls the others
+    nor changes the step.
 
-    Ranks that compile differently add up in another order, and where their collectives move, they hang.
+    Ranks that compile differently add in a different order; where their collectives move, they hang.
     """
     needs_layout(stack, execution.layout)
     instruments.graphs.forget()
@@ -109,10 +108,10 @@ def a_model_is_wrapped_in_one_order(
     stack: Compiling, execution: Execution, world: int, expected: tuple[Wrap, ...]
 ) -> None:
     """A model is wrapped from the inside out: tensor parallel, expert parallel, context parallel, activation
-    checkpoint, compile, FSDP2.
+    checkpointing, compile, FSDP2.
 
-    Recomputation outside what is compiled recomputes graphs; FSDP2 inside it is a break in every layer, and its hooks
-    gather what tensor parallel has not cut yet.
+    Recomputation around compiled code recomputes graphs. FSDP2 inside compiled code breaks the graph in every layer,
+    and its hooks gather what tensor parallel has not yet sharded.
     """
     needs_layout(stack, execution.layout)
     found = stack.wrapping(SPREAD, execution)

@@ -1,4 +1,4 @@
-"""Compiled lanes held against eager training on one rank: stages of a pipeline, experts that lie on several ranks."""
+"""Compiled lanes against eager training on one rank: pipeline stages, and experts on several ranks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from contracts.spec.training import Execution, Training
 
 
 class Stack(Training, Compiling, Protocol):
-    """What trains, and says what it compiles."""
+    """A stack that trains, and says what it compiles."""
 
 
 DEPTH_4 = replace(
@@ -53,10 +53,10 @@ LANES: dict[str, Flow] = {
 def a_compiled_lane_steps_as_one_eager_rank_does(
     stack: Training, recipe: Recipe, execution: Execution, world: int
 ) -> None:
-    """PP + TP + SP at depth 4, and TP + SP + EP + FSDP2, each compiled block by block, take three steps that are those
-    of one eager rank: losses, every gradient by name, and the weights behind the third.
+    """Compiled block by block, PP + TP + SP at depth 4 and TP + SP + EP + FSDP2 each take three steps that match one
+    eager rank: losses, every gradient by name, and the weights after the third step.
 
-    Between an eager embedding or a stage's border and compiled code a gradient can end without a word. The loss of the
+    Between eager code (an embedding, a stage boundary) and compiled code a gradient can silently end. The loss of the
     step is right, and the embedding never moves.
     """
     needs_layout(stack, execution.layout)
@@ -84,11 +84,11 @@ APART: dict[str, Flow] = {
 def what_experts_hand_back_is_outside_the_graphs(
     stack: Stack, recipe: Recipe, execution: Execution, world: int
 ) -> None:
-    """Where experts lie on several ranks, in a stage of a pipeline too, graphs break at declared places and no other,
-    and at every one that is declared for experts on several ranks and not for one.
+    """Where experts lie on several ranks, pipeline stages included, graphs break only at declared places, and at every
+    place that is declared for experts on several ranks and not for one.
 
-    What the routers of other ranks decide is outside; a declaration that nothing meets is a licence for the next break
-    of its name.
+    What the routers of other ranks decide stays outside the graphs. A declared break that never occurs permits the next
+    break of its name.
     """
     needs_layout(stack, execution.layout)
     instruments.graphs.forget()

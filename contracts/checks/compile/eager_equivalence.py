@@ -1,7 +1,7 @@
-"""Compiled is eager: the same numbers, no break that is not declared, no graph for every new batch.
+"""Compiled matches eager: the same numbers, no undeclared graph break, no new graph for every batch.
 
-Counts are of breaks and recompilations, not of graphs. A compiler that gave up leaves right numbers behind, so equality
-alone is kept by a stack that compiles nothing: each promise about numbers has one about graphs beside it.
+The checks count breaks and recompilations, not graphs. A compiler that gave up leaves right numbers behind, so a stack
+that compiles nothing passes a test of equality: each contract about numbers has one about graphs beside it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from contracts.spec.training import Execution, Tokens, Training
 
 
 class Stack(Blocks, Training, Compiling, Protocol):
-    """Who is asked here."""
+    """A stack that answers all three groups of questions."""
 
 
 CAPPED = replace(
@@ -53,10 +53,10 @@ BLOCKS = {
 
 @contract("COMP-01a", asks=("run_compiled", "run_block", "block_weights"), cases=BLOCKS, source="bringup", slow=True)
 def a_compiled_block_is_the_eager_one(stack: Stack, recipe: Recipe, layer: int) -> None:
-    """A compiled block gives what the eager one gives: output, every gradient, losses, state and counters, for each of
+    """A compiled block matches the eager block in output, every gradient, losses, state and counters, at each of
     several lengths.
 
-    A branch that is taken under the compiler alone is code that no eager test has run.
+    A branch that only the compiler takes is code that no eager test has run.
     """
     calls = (_call(stack, recipe, layer, 7), _call(stack, recipe, layer, 11))
     compiled = stack.run_compiled(calls, "aot_eager")
@@ -77,10 +77,10 @@ REGIONS = {
     slow=True,
 )  # fmt: skip
 def a_compiled_model_is_the_eager_one(stack: Stack, execution: Execution) -> None:
-    """The whole model compiled, layer by layer or as one, recomputed or not, has the eager model's losses and
-    gradients, and breaks at declared places only.
+    """The whole model compiled, layer by layer or as one, with or without recomputation, has the eager model's losses
+    and gradients, and breaks only at declared places.
 
-    Compilation and recomputation each call a block's code more than once; what counts calls then counts twice.
+    Compilation and recomputation each call a block's code more than once, so anything that counts calls counts twice.
     """
     weights = stack.initial(ONE_OF_EACH, "nemo_native")
     batch = _tokens(9)
@@ -112,11 +112,11 @@ BREAKS = {  # recipe, layer, names that its graphs must call: a floor under what
     source="bringup; CMP-07", slow=True,
 )  # fmt: skip
 def graphs_break_where_it_is_declared(stack: Stack, recipe: Recipe, layer: int, named: tuple[str, ...]) -> None:
-    """Graphs break at declared places and no other, and everything else of a block is in them: projections, router and
-    experts too.
+    """Graphs break only at declared places and contain everything else of a block, including projections, router and
+    experts.
 
-    One print in a forward pass cuts a layer in two, keeps its numbers and loses the speed. A declaration that covers
-    the whole layer would keep this promise with nothing compiled.
+    One print in a forward pass splits a layer into two graphs: the numbers stay and the speed is lost. A declared break
+    that covers the whole layer would allow a stack to compile nothing.
     """
     compiled = stack.run_compiled((_call(stack, recipe, layer, 7),), "eager")
     (graphs,) = compiled.graphs
@@ -130,9 +130,9 @@ def graphs_break_where_it_is_declared(stack: Stack, recipe: Recipe, layer: int, 
     source="notes of a hybrid stack: a stale allow-list", slow=True,
 )  # fmt: skip
 def a_declared_break_breaks(stack: Stack, layers: tuple[int, ...]) -> None:
-    """Every declared break is met by some block: one that breaks no more is struck from the list.
+    """Every declared break occurs in some block: a break that no longer occurs is removed from the list.
 
-    A stale entry is a licence for the next break of that name.
+    A stale entry permits the next break of that name.
     """
     declared = {each.site for each in stack.allowed_breaks(SMALL, Execution(compile="blocks"))}
     met: set[str] = set()
@@ -147,10 +147,10 @@ ROUTED = {"softmax": (SMALL,), "sigmoid-with-capacity": (CAPPED,)}
 
 @contract("COMP-04a", asks=("run_compiled", "block_weights"), cases=ROUTED, source="bringup; hub", slow=True)
 def another_distribution_of_tokens_is_no_new_graph(stack: Stack, recipe: Recipe) -> None:
-    """Ten batches of one shape that route otherwise, one with every token alike among them, are one compilation.
+    """Ten batches of one shape with different routing, one of them with all tokens alike, compile once.
 
-    Counts of tokens that are Python numbers are guards: each step compiles anew, until the compiler's limit is reached
-    and the layer runs eager without a word.
+    Token counts that are Python numbers become guards: each step compiles anew, until the compiler reaches its limit
+    and the layer silently runs eager.
     """
     calls = [_call(stack, recipe, E_LAYER, 7, seed=seed) for seed in range(9)]
     calls.append(replace(calls[0], x=_same_everywhere(calls[0])))
@@ -166,9 +166,10 @@ LENGTHS = {name: (recipe, layer) for name, (recipe, layer) in BLOCKS.items() if 
 
 @contract("COMP-04b", asks=("run_compiled", "block_weights"), cases=LENGTHS, source="bringup; CMP-09", slow=True)
 def lengths_are_compiled_twice_at_most(stack: Stack, recipe: Recipe, layer: int) -> None:
-    """A block is compiled for its first length and once more for every other: a third and a fourth are no new graphs.
+    """A block compiles for its first length and once more for all others: a third and a fourth length add no graphs.
 
-    A shape that was read into Python is a constant of its graph, and a run whose batches differ compiles at every one.
+    A shape that is read into Python becomes a constant of its graph, and a run whose batches differ compiles at every
+    one.
     """
     calls = tuple(_call(stack, recipe, layer, length) for length in (7, 11, 9, 14))
     graphs = stack.run_compiled(calls, "eager").graphs
@@ -185,10 +186,10 @@ COLD: dict[str, tuple[Recipe, Element]] = {"bfloat16": (GROUPED, "bfloat16"), "f
 
 @contract("COMP-02b", asks=("compile_cold", "block_weights"), cases=COLD, source="bringup", slow=True)
 def the_token_choice_layer_compiles_from_cold(stack: Stack, recipe: Recipe, dtype: Element) -> None:
-    """The real token-choice layer compiles by inductor, forward and backward, in an interpreter that has compiled
+    """The real token-choice layer compiles under inductor, forward and backward, in an interpreter that has compiled
     nothing, and gives the eager output.
 
-    "Both a fallback and a decomp for same op: aten.index_add.default" depends on what a process compiled before: a
+    "Both a fallback and a decomp for same op: aten.index_add.default" depends on what the process compiled before: a
     layer that is tested late in a suite passes, and fails on the first step of a run.
     """
     outcome = stack.compile_cold(_call(stack, recipe, E_LAYER, 7, dtype=dtype), "inductor")
@@ -207,10 +208,10 @@ PROBES: dict[str, tuple[Operation, Element]] = {
 
 @contract("COMP-02a", asks="probe_compiler", cases=PROBES, source="bringup; pytorch#179418", slow=True)
 def the_installed_compiler_takes_indexed_operations(stack: Stack, operation: Operation, dtype: Element) -> None:
-    """What dispatch and combine are made of compiles in bfloat16 with the torch that is installed, from cold, and the
-    probe that says so fails on a compiler that is broken in that place.
+    """With the installed torch, the operations of dispatch and combine compile in bfloat16 from cold, and the probe for
+    them fails on a compiler that is deliberately broken there.
 
-    The error came and went with nightly builds. A probe that cannot fail would have come and gone with them.
+    The error came and went with nightly builds. A probe that cannot fail would have missed it each time.
     """
     outcome = stack.probe_compiler(operation, dtype, False)
     assert outcome.worked, f"{operation} in {dtype} does not compile: {outcome.words}"
@@ -225,9 +226,10 @@ def the_installed_compiler_takes_indexed_operations(stack: Stack, operation: Ope
     "COMP-02c", asks="pads_rows", cases={"compiled-cuda": ("cuda", True)}, source="bringup; CMP-10",
 )  # fmt: skip
 def rows_are_not_padded_under_the_compiler_on_cuda(stack: Stack, device: str, compiled: bool) -> None:
-    """The padded permute branch is off on compiled CUDA by default.
+    """The padded permute branch is off by default in compiled code on CUDA.
 
-    Its rows are a guess until the counts are known; the compiled layer of the bring-up failed in it and nowhere else.
+    Its number of rows is a guess until the counts are known. The compiled layer of the bring-up failed in this branch
+    and nowhere else.
     """
     assert not stack.pads_rows(device, compiled), f"rows are padded on {device}, compiled"
 

@@ -28,7 +28,9 @@ COMPILED: dict[str, Cell] = {
 
 @contract("COMP-07c", asks=("built", "train"), cases=COMPILED, source="bringup", tier="dist", slow=True)
 def a_compiled_transformer_is_the_eager_one(stack: Training, recipe: Recipe, execution: Execution, world: int) -> None:
-    """Compiled block by block, a step on several ranks has the loss and the gradients of the eager step on one."""
+    """Compiled block by block, a transformer's step on several ranks has the loss and the gradients of the eager step
+    on one rank.
+    """
     instruments.graphs.forget()  # what is cached names groups of worlds that are no more
     ((alone, many),) = both(stack, recipe, execution, 1, "gradients")
     words = figures_apart(alone, many) or apart(

@@ -1,16 +1,16 @@
-"""MOE: tokens → experts and back, gates, balance, capacity."""
+"""MOE: routing, gates, dispatch, capacity, auxiliary losses, expert bias."""
 
 from contracts.checks.moe import (  # isort: skip
-    routing,  # tokens → experts and gates
+    routing,  # which experts a token goes to
     gates,  # what an expert's output is multiplied by
-    dispatch,  # tokens to their experts and back
+    dispatch,  # dispatch and combine
     experts,  # what an expert computes, and the shared one
-    capacity,  # capacity: who finds no slot
-    balance_losses,  # losses and biases that spread the tokens
-    selection_bias,  # balance without a loss
-    accumulated_bias,  # the selection bias under gradient accumulation: one move an optimizer step
+    capacity,  # capacity: which assignments are dropped
+    balance_losses,  # auxiliary losses that spread tokens over experts
+    selection_bias,  # balance without an auxiliary loss
+    accumulated_bias,  # the selection bias under gradient accumulation
     expert_parallel,  # experts on several ranks
-    context_parallel_balance,  # balance of experts where the tokens of a row lie on several ranks
+    context_parallel_balance,  # expert balance under context parallel
     transformers,  # the router's bias of a transformer with experts, on several ranks and on one
 )
 

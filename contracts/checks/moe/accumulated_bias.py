@@ -1,4 +1,4 @@
-"""The selection bias under gradient accumulation: one move an optimizer step."""
+"""The selection bias under gradient accumulation: one move per optimizer step."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ BIASED = replace(
 
 @contract("MOE-06b", asks=("built", "train"), cases={"one": (1,), "three": (3,), "five": (5,)}, source="F18")
 def the_selection_bias_moves_once_a_step(stack: Training, microbatches: int) -> None:
-    """Every router's selection bias moves by its rate once an optimizer step, up for experts with less than the mean of
-    the whole step's assignments and down for those with more; two steps, two layers.
+    """Every router's selection bias moves by its rate once per optimizer step: up for experts with fewer assignments in
+    the whole step than the mean, down for experts with more.
 
-    An update a microbatch moves it as often as there are microbatches, and by parts of the counts. A bias that one
-    layer's flag leaves out stays zero for good.
+    The check runs two steps with two routed layers. An update per microbatch moves the bias once for each microbatch,
+    by a part of the counts. A bias that one layer's flag leaves out stays zero forever.
     """
     import torch
 

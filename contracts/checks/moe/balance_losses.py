@@ -1,11 +1,10 @@
-"""Balance: the losses that spread tokens over experts."""
+"""Balance losses: the auxiliary losses that spread tokens over experts."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
 from math import log
-from typing import TYPE_CHECKING
 
 from contracts import instruments
 from contracts.checks._support import expert_calls
@@ -14,9 +13,6 @@ from contracts.contract import contract
 from contracts.spec.blocks import Blocks
 from contracts.spec.recipe import Moe
 from contracts.spec.tolerance import EXACT, FLOAT64
-
-if TYPE_CHECKING:
-    pass
 
 PAPERS = "arXiv 2412.19437, eq. 17-20; arXiv 2202.08906, eq. 5"
 LN3, LN5 = log(3), log(5)
@@ -27,7 +23,7 @@ ONE_SIGMOID = replace(TWO_SIGMOIDS, top_k=1)
 
 
 def _around(k: int, high: float, low: float = 0.0) -> list[list[float]]:
-    """Twelve tokens; token n has `high` on the k experts from n on, so that each expert is asked k times."""
+    """Twelve tokens; token n has `high` on the k experts from n on, so each expert gets k assignments."""
     return [[high if (expert - n) % 12 < k else low for expert in range(12)] for n in range(12)]
 
 
@@ -37,7 +33,7 @@ def _onto(experts: Sequence[int], high: float, low: float = 0.0) -> list[list[fl
 
 
 def _raised(experts: Sequence[int], by: float) -> list[float]:
-    """A selection bias that is 0 but for these experts."""
+    """A selection bias that is 0 for all other experts."""
     return [by if expert in experts else 0.0 for expert in range(12)]
 
 
@@ -56,12 +52,12 @@ AUX: dict[str, tuple[Moe, list[list[list[float]]], Sequence[float] | None, float
     "collapsed-k-1": (ONE, [_onto((11,), LN5)], None, 15 / 4),
     "collapsed-sigmoids": (TWO_SIGMOIDS, [_onto((0, 7), LN3, -LN3)], None, 9 / 4),
     "collapsed-sigmoids-k-1": (ONE_SIGMOID, [_onto((5,), LN3, -LN3)], None, 18 / 7),
-    # Each sequence by itself: over both together the load would be even, and the loss 1.
+    # f and P are per sequence: over all six sequences together the load is even, and the loss would be 1.
     "sequences-apart": (TWO, [_onto((2 * n, 2 * n + 1), LN5)[:4] for n in range(6)], None, 3.0),
     "one-of-three-balanced": (TWO, [_around(2, LN5), _onto((1, 2), LN5), _onto((0, 11), LN5)], None, 7 / 3),
     "full": (_FULL, [_onto((3, 11), LN5)], None, 3.0),
-    # The bias sends all to experts 1 and 3, whose scores are 1/4: f = 1/2, P = 1/16, so 3/4. By their scores, f is that
-    # of experts 0 and 7.
+    # The bias sends all tokens to experts 1 and 3, whose scores are 1/4: f = 1/2, P = 1/16, so 3/4. Counted by score
+    # alone, f is that of experts 0 and 7, so 9/4.
     "bias-in-f": (TWO_SIGMOIDS, [_onto((0, 7), LN3, -LN3)] * 2, _raised((1, 3), 5.0), (3 / 4, 9 / 4)),
     "bias-not-in-p": (TWO_SIGMOIDS, [_onto((0, 7), LN3, -LN3)], _raised((0, 7), 0.1), 9 / 4),
 }  # fmt: skip
@@ -75,11 +71,12 @@ def the_balance_loss_is_the_declared_one(
     bias: Sequence[float] | None,
     aux: float | tuple[float, ...],
 ) -> None:
-    """aux is E times the sum over experts of their part of a sequence's assignments times their mean probability.
+    """The balance loss (`aux`) is E times the sum over experts of f · P, averaged over sequences: f is an expert's
+    share of the sequence's assignments, P its mean router probability in the sequence.
 
-    A balanced sequence has 1 for every k, every number of experts and either score, so that one coefficient serves
-    all. The bias has no part in the probabilities, and in the assignments as the stack chooses: eq. 18 counts by scores
-    alone. What is dropped was asked for.
+    A balanced sequence has a loss of 1 for every k, every number of experts and both score functions, so one
+    coefficient serves all. The selection bias never enters P. It may enter f: a stack may count the experts it chose,
+    while eq. 18 counts by score alone. An assignment that capacity drops still counts in f.
     """
     got = _loss(stack, "aux", moe, logits, bias)
     either = aux if isinstance(aux, tuple) else (aux,)
@@ -100,7 +97,7 @@ Z: dict[str, tuple[Moe, list[list[list[float]]], float]] = {
 
 @contract("MOE-05b", asks="run_block", cases=Z, source="arXiv 2202.08906, eq. 5")
 def the_z_loss_is_the_declared_one(stack: Blocks, moe: Moe, logits: list[list[list[float]]], z: float) -> None:
-    """z is the mean over tokens of the squared log of the sum of the exponentials of the logits, for either score."""
+    """The z loss is the mean over tokens of log(sum(exp(logits)))², for softmax and for sigmoid scores."""
     got = _loss(stack, "z", moe, logits, None)
     assert abs(got - z) <= 1e-12 * z, f"the z loss is {got:.9g}, expected {z:.9g}"
 
@@ -118,8 +115,8 @@ LEARNING: dict[str, tuple[Moe, Activation]] = {
 
 @contract("MOE-05c", asks="run_block", cases=LEARNING, source=PAPERS)
 def the_losses_move_the_router_alone(stack: Blocks, moe: Moe, activation: Activation) -> None:
-    """With nothing to learn but the losses, the router and what is below it get their gradients, weighted as the recipe
-    says; experts and the shared expert get zero.
+    """With a zero output gradient, the router and everything below it get the gradients of the auxiliary losses,
+    weighted as the recipe says; experts and the shared expert get zero gradients.
     """
     import torch
 
@@ -146,9 +143,10 @@ SPLITS: dict[str, tuple[Moe, tuple[int, ...]]] = {
 
 @contract("MOE-05d", asks="run_block", cases=SPLITS, source=PAPERS + "; F01")
 def microbatches_do_not_change_the_losses(stack: Blocks, moe: Moe, split: tuple[int, ...]) -> None:
-    """Over microbatches, weighted by their sequences, losses and their gradients have the mean of the whole batch.
+    """Auxiliary losses and their gradients, averaged over microbatches in proportion to their sequences, equal those of
+    the whole batch.
 
-    A balance that is taken over a microbatch is another one for every micro batch size, and so is what is learnt.
+    A balance loss computed over a microbatch changes with the micro batch size, and so does what the router learns.
     """
     import torch
 
@@ -174,9 +172,11 @@ TWICE = {"softmax": SOFTMAX, "sigmoid": SIGMOID, "without-losses": PLAIN_SIGMOID
 
 @contract("MOE-05e", asks="run_block", cases=TWICE, source="F13")
 def a_second_call_counts_nothing_twice(stack: Blocks, moe: Moe) -> None:
-    """The same call asked again has the same losses, counts and gradients: a block keeps nothing between two calls.
+    """Running a block twice on the same inputs gives the same losses, counts and gradients: a block keeps no state
+    between calls.
 
-    What a block adds up in itself is added twice when its forward is recomputed in the backward pass.
+    A block that accumulates a value in its forward pass counts it twice when that forward pass is recomputed in the
+    backward pass.
     """
     numerics, call = instruments.numerics, expert_calls.drawn(expert_calls.with_moe(moe, "swiglu"), 2, 7)
     once, again = stack.run_block(call), stack.run_block(call)

@@ -1,4 +1,4 @@
-"""Capacity: which assignments find no slot, what becomes of them, and what lies in the slots that nobody takes."""
+"""Expert capacity: which assignments find no slot, what becomes of them, and what lies in slots that nobody takes."""
 
 from __future__ import annotations
 
@@ -47,10 +47,11 @@ SLOTS: dict[str, tuple[float | None, Routes, Lost]] = {  # factor, routes, who l
 
 @contract("MOE-08a", asks="run_block", cases=SLOTS, source="arXiv 2101.03961, section 2.2; Megatron-Core")
 def a_full_expert_drops_the_declared_tokens(stack: Blocks, factor: float | None, routes: Routes, lost: Lost) -> None:
-    """ceil(factor · tokens · k / experts) assignments an expert are kept, the first in token order; the others add
-    nothing to their token, change none of its other gates, and are counted.
+    """Each expert keeps the first ceil(factor · tokens · k / experts) assignments in token order. Every other
+    assignment adds nothing to its token, changes none of the token's other gates, and is counted as dropped.
 
-    `counts` goes on counting what was asked: a balance that sees what was kept takes a full expert for a balanced one.
+    `counts` still counts every assignment: a balance rule that sees only what was kept takes a full expert for a
+    balanced one.
     """
     run = stack.run_block(sent(replace(ROUTED, capacity_factor=factor), routes, "float64"))
     experts, dropped, y = (expert_calls.rows(each) for each in (run.seen["experts"], run.seen["dropped"], run.y))
@@ -81,9 +82,10 @@ FULL: dict[str, tuple[Moe, Activation, int, int]] = {
 
 @contract("MOE-08b", asks="run_block", cases=FULL, source="arXiv 2101.03961, section 2.2; F01")
 def what_is_dropped_has_no_gradient(stack: Blocks, moe: Moe, activation: Activation, batch: int, length: int) -> None:
-    """With full experts output, losses and gradients are the oracle's: none flows to or from a dropped assignment.
+    """With full experts, output, losses and gradients match the oracle: no gradient flows to or from a dropped
+    assignment.
 
-    The balance loss still counts what was asked: it is what makes dropping rarer.
+    The balance loss still counts dropped assignments, because its gradient is what makes dropping rarer.
     """
     call = expert_calls.drawn(expert_calls.with_moe(moe, activation), batch, length)
     run, numerics = stack.run_block(call), instruments.numerics
@@ -102,9 +104,10 @@ MANY = {"601-tokens": (601, 6.04, 303), "2051-tokens": (2051, 12.0, 2051), "2053
 
 @contract("MOE-08d", asks="run_block", cases=MANY, source="arXiv 2101.03961, section 2.2")
 def slots_are_counted_in_whole_numbers(stack: Blocks, tokens: int, factor: float, slots: int) -> None:
-    """Places and counts of many tokens on one expert are exact: as many are kept as there are slots, from the first on.
+    """With many tokens on one expert, slot positions and counts stay exact: the expert keeps as many tokens as it has
+    slots, the first ones in token order.
 
-    Counted in a floating-point dtype they stop being whole: bfloat16 at 256, float16 at 2048.
+    A floating-point dtype stops counting exactly: bfloat16 at 256, float16 at 2048.
     """
     moe = replace(SIGMOID, top_k=1, shared_hidden=0, expert_hidden=4, capacity_factor=factor)
     call = replace(expert_calls.drawn(expert_calls.with_moe(moe), 1, tokens, "float32"), dy=None)
@@ -123,10 +126,10 @@ PADDED: dict[str, tuple[float, Routes]] = {"mixed": (0.5, MIXED), "crowd": (0.4,
 
 @contract("MOE-08c", asks="run_block", cases=PADDED, source="torch issues 154557, 193633; F21")
 def rows_of_nobody_change_nothing(stack: Blocks, factor: float, routes: Routes) -> None:
-    """Under bfloat16, where grouped kernels leave rows behind the last expert uninitialised, nothing of them is seen.
+    """Under bfloat16, uninitialised rows behind the rows of the last expert reach neither outputs nor gradients.
 
-    0 · NaN is NaN: such rows have to be masked, forward and backward, and the first step is often spared. So the call
-    is repeated, in memory in which NaN was written before it was given back.
+    Grouped kernels leave these rows uninitialised, and 0 · NaN is NaN, so a stack must mask them forward and backward.
+    The first step is often spared. The check therefore repeats the call in memory that held NaN before it was freed.
     """
     call = sent(replace(ROUTED, capacity_factor=factor), routes, "bfloat16", backward=True)
     want, numerics = expert_calls.expected(call), instruments.numerics
@@ -139,7 +142,7 @@ def rows_of_nobody_change_nothing(stack: Blocks, factor: float, routes: Routes) 
 
 
 def _foul_free_memory() -> None:
-    """NaN in blocks that an allocator gives out next: a stack in this process is likely to get one of them."""
+    """Write NaN into blocks that the allocator gives out next: a stack in this process is likely to get one of them."""
     import torch
 
     fouled = [torch.full((rows, 64), torch.nan, dtype=torch.bfloat16) for rows in range(1, 32) for _ in range(4)]

@@ -1,4 +1,4 @@
-"""Balance of experts where the tokens of a row lie on several ranks."""
+"""Expert balance under context parallel, where the tokens of a row lie on several ranks."""
 
 from __future__ import annotations
 
@@ -35,10 +35,11 @@ BALANCED: dict[str, tuple[Execution, Rows, int]] = {
 
 @contract("MOE-05g", asks=("built", "train"), cases=BALANCED, source="F01; AUX-01; AUX-15", tier="dist")
 def balance_is_of_the_whole_row(stack: Training, execution: Execution, rows: Rows, world: int) -> None:
-    """The balance loss is over whole sequences and the z loss over all tokens, whichever ranks have them, and so is
-    what they do to the router. They outweigh the task here.
+    """Under context parallel, the balance loss is over whole sequences and the z loss over all tokens, and the
+    gradients that they give the router match one rank.
 
-    f of one rank's run times P of it asks for a balance within each run, which no layout without it asks for.
+    These losses outweigh the task loss here. f · P over one rank's part of a row asks for balance within each part,
+    which no layout without context parallel asks for.
     """
     ((alone, many),) = both(stack, LOUD, execution, (batch("context balance", LOUD.vocab, rows),), "gradients")
     words = losses_apart(alone, many, "aux", "z", "total")
@@ -61,8 +62,9 @@ ASSIGNMENTS = 4 * 16 * 3
 
 @contract("MOE-06g", asks=("built", "train"), cases=BY_ALL, source="F18; arXiv 2408.15664", tier="dist")
 def a_bias_moves_by_the_counts_of_whole_rows(stack: Training, execution: Execution, world: int) -> None:
-    """A router's selection bias moves by the assignments of every token of a row, each counted once, and alike on
-    all of its ranks."""
+    """Under context parallel, a router's selection bias moves by the assignments of every token of a row, each counted
+    once, and equally on all ranks of the row.
+    """
     given = tuple(batch(f"context bias {step}", BIASED.vocab, HALVES) for step in range(3))
     for alone, many in both(stack, BIASED, execution, given, "buffers"):
         words = biases_apart(alone, many, ASSIGNMENTS)

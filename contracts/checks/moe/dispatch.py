@@ -1,4 +1,4 @@
-"""Dispatch and combine: every token to its experts and back to its place, whatever the others do."""
+"""Dispatch and combine: every token reaches its experts and returns to its place, whatever other tokens do."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ LABELLED: dict[str, tuple[Moe, Routes, Element]] = {
 
 @contract("MOE-02a", asks="run_block", cases=LABELLED, source="F11 F12 F21")
 def every_token_comes_back_to_its_place(stack: Blocks, moe: Moe, routes: Routes, dtype: Element) -> None:
-    """Dispatch and combine give each token its own experts' outputs, each times its own gate, and nothing else.
+    """Dispatch and combine give each token the outputs of its own experts, each times its own gate, and nothing else.
 
-    Experts that are alike, or an order that is undone by its own inverse, hide every fault of the two permutations.
+    Identical experts, or an order that is its own inverse, would hide every bug of the two permutations.
     """
     y = expert_calls.rows(stack.run_block(sent(moe, routes, dtype)).y)
     slack = 2.0**-8 if dtype == "bfloat16" else 1e-6
@@ -66,9 +66,10 @@ CROWDED = {"320": 320, "600": 600}
 
 @contract("MOE-02e", asks="run_block", cases=CROWDED, source="torch issues 137425, 198199")
 def many_contributions_add_up_in_float32(stack: Blocks, top_k: int) -> None:
-    """Under bfloat16 the contributions to a token, and to its gradient, are added in float32.
+    """Under bfloat16, contributions to a token, and to its gradient, are accumulated in float32.
 
-    Added in bfloat16, ones stop at 256: 257 is no bfloat16. Here k experts, all chosen and all alike, give 1 each.
+    Accumulated in bfloat16, a sum of ones stops at 256, because 257 is not a bfloat16 number. Here k experts, all
+    chosen and all alike, contribute 1 each.
     """
     import torch
 
@@ -100,9 +101,10 @@ ORDERS = {
 
 @contract("MOE-04a", asks="run_block", cases=ORDERS, source="F12")
 def names_of_experts_do_not_matter(stack: Blocks, moe: Moe, order: tuple[int, ...]) -> None:
-    """Experts renamed, weights and router rows and biases together: same output, losses and gradients, other counts.
+    """Reordering the experts together with their router rows and biases changes no output and no loss, and reorders
+    gradients and counts alike.
 
-    Experts that are read back in the order of their names as text (0, 1, 10, 11, 2 …) no longer fit their router.
+    Experts that are loaded in the order of their names as text (0, 1, 10, 11, 2 …) no longer match their router rows.
     """
     numerics = instruments.numerics
     call = expert_calls.drawn(expert_calls.with_moe(moe, "swiglu"), 2, 7)

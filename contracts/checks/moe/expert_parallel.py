@@ -1,7 +1,7 @@
-"""Experts on several ranks: where they lie changes no output, no gradient, no balance, no bias.
+"""Expert parallel: where experts lie changes no output, no gradient, no balance loss, no bias.
 
-The oracle is the same stack on one rank. Experts and routers weigh more than the rest: a shared expert and a residual
-stream hide dead experts from every loss.
+The oracle is the same stack on one rank. Experts and routers weigh more than the rest of the model here: a shared
+expert and a residual stream would hide dead experts from every loss.
 """
 
 from __future__ import annotations
@@ -51,17 +51,20 @@ ROUTED = (".experts.", ".router.", ".shared.")
 
 @contract("MOE-07a", asks=("built", "train"), cases=DEGREES, source="bringup; F01", tier="dist")
 def the_expert_degree_changes_no_number(stack: Training, execution: Execution, world: int) -> None:
-    """Losses and gradients of router, experts and shared expert do not depend on how many ranks the experts lie on.
+    """Losses, and gradients of router, experts and shared expert, do not depend on the expert-parallel size.
 
-    In both layouts: ranks of the expert group share a batch, or each brings tokens of its own. A router that learns
-    from one rank's gates, or experts that learn EP times as fast, leave the loss of the step as it is.
+    This holds in both layouts, whether the ranks of an expert group share a batch or each brings its own tokens. A
+    router that learns from one rank's gates, or experts that learn EP times as fast, leave the loss of the step
+    unchanged.
     """
     _alike(stack, SPREAD, execution)
 
 
 @contract("MOE-07b", asks=("built", "train"), cases=CUT, source="bringup; F01", tier="dist")
 def the_tensor_degree_of_experts_changes_no_number(stack: Training, execution: Execution, world: int) -> None:
-    """Nor on whether an expert is whole on a rank while the mixers are cut (expert TP 1), or cut itself."""
+    """Losses and gradients do not depend on whether each expert is whole on its rank while the mixers are sharded
+    (expert TP 1), or sharded itself.
+    """
     _alike(stack, SPREAD, execution)
 
 
@@ -76,16 +79,16 @@ def _alike(stack: Training, recipe: Recipe, execution: Execution, buffers: Array
 
 CROWDED = {name: DEGREES[name] for name in ("ep2", "borrowed-ep2", "ep4", "borrowed-ep4")}
 CHOSEN = ((9, 11, 14), (0, 1, 2, 3))
-"""The experts that take all tokens, in the layer that routes first and in the one behind it: one rank has them all,
-and in the second case one of them is idle now and then."""
+"""The experts that take all tokens, in the first routed layer and in the second: one rank holds all of them. In the
+second layer one of its experts is sometimes idle."""
 
 
 @contract("MOE-02f", asks=("built", "train"), cases=CROWDED, source="F11 F12 F21", tier="dist")
 def every_token_comes_back_where_ranks_are_idle(stack: Training, execution: Execution, world: int) -> None:
-    """Rows find their experts and their way back where one rank has all the work and the others none.
+    """Every row reaches its experts and returns to its place when one rank has all the work and the others are idle.
 
-    Every token of the batch is another one, so the embedding's gradient has a row for each: whose row came back at
-    another's place is seen there.
+    No token occurs twice in the batch, so the embedding's gradient has one row for each, and shows a row that returned
+    to another token's place.
     """
     recipe = BIASED
     given = (_labelled(),)
@@ -98,7 +101,7 @@ def every_token_comes_back_where_ranks_are_idle(stack: Training, execution: Exec
 
 
 def _labelled() -> Tokens:
-    """A batch in which no token comes twice: 64 of a vocabulary of 67, in no order."""
+    """A batch in which no token occurs twice: 64 of a vocabulary of 67, shuffled."""
     import torch
 
     (given,) = batches(1)
@@ -135,11 +138,11 @@ BALANCED: dict[str, tuple[Execution, int, int]] = {
 
 @contract("MOE-05f", asks=("built", "train"), cases=BALANCED, source="F01; AUX-01", tier="dist")
 def balance_does_not_depend_on_the_layout(stack: Training, execution: Execution, world: int, microbatches: int) -> None:
-    """The balance loss and the z loss are those of one rank under every axis and in microbatches, and so is what they
-    do to the router.
+    """The balance loss, the z loss and the gradients that they give the router match one rank, under every parallel
+    axis and with microbatches.
 
-    They outweigh the task here. f and P are of a whole sequence, whoever has its tokens; a gradient that is multiplied
-    by TP, or lost, leaves the losses that are told as they should be.
+    These losses outweigh the task loss here. f and P are over a whole sequence, whichever rank holds its tokens. A
+    gradient that is lost, or multiplied by TP, leaves the reported losses right.
     """
     ((alone, many),) = both(stack, LOUD, replace(execution, microbatches=microbatches), batches(1), "gradients")
     words = losses_apart(alone, many, "aux", "z", "total")
@@ -166,10 +169,11 @@ ASSIGNMENTS = 4 * 16 * 3
 
 @contract("MOE-06c", asks=("built", "train"), cases=MOVED, source="F18; arXiv 2408.15664", tier="dist")
 def a_bias_moves_by_the_counts_of_all_ranks(stack: Training, execution: Execution, world: int) -> None:
-    """A router's bias moves once a step, in every layer, by the assignments of the whole batch, each counted once.
+    """A router's selection bias moves once a step, in every layer, by the assignments of the whole batch, each counted
+    once.
 
-    A rank that counts its own tokens drifts from its replicas; ranks that routed the same tokens and are all counted
-    change no sign while nothing else is added to it.
+    A rank that counts only its own tokens drifts from its replicas. Ranks that routed the same tokens and are all
+    counted multiply the counts, which changes no sign until other counts are added.
     """
     for alone, many in both(stack, BIASED, execution, batches(3), "buffers"):
         words = biases_apart(alone, many, ASSIGNMENTS)

@@ -1,4 +1,4 @@
-"""Experts and the shared expert: the block is its definition, gradients and idle experts included."""
+"""Experts and the shared expert: the block matches its definition, gradients and idle experts included."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ DRAWN: dict[str, tuple[Moe, Activation, int, int, Element]] = {
 def the_block_is_its_definition(
     stack: Blocks, moe: Moe, activation: Activation, batch: int, length: int, dtype: Element
 ) -> None:
-    """Output and every gradient of the block are those of a loop over tokens and their experts."""
+    """Output and every gradient of the block match a plain loop over tokens and their experts."""
     call = expert_calls.drawn(expert_calls.with_moe(moe, activation), batch, length, dtype)
     run = stack.run_block(call)
     tolerance, numerics = expert_calls.TOLERANCE[dtype], instruments.numerics
@@ -91,7 +91,9 @@ IDLE: dict[str, tuple[Routes, Element, tuple[int, ...]]] = {
 
 @contract("MOE-02d", asks="run_block", cases=IDLE, source="F18 F21; torch issue 172439")
 def an_idle_expert_has_a_zero_gradient(stack: Blocks, routes: Routes, dtype: Element, idle: tuple[int, ...]) -> None:
-    """The weights of an expert without a token get a gradient, and it is zero; those of the others are finite."""
+    """An expert without tokens gets a zero gradient for each of its weights; the gradients of all other experts are
+    finite and not zero.
+    """
     gradients = stack.run_block(sent(ROUTED, routes, dtype, backward=True)).gradients
     for name in ("mixer.experts.w1", "mixer.experts.w2", "mixer.experts.w3"):
         assert name in gradients, f"there is no gradient of {name}"
@@ -113,10 +115,12 @@ SHARED = {  # moe, where tokens go
 
 @contract("MOE-03a", asks="run_block", cases=SHARED, source="naming; Megatron-Core")
 def the_shared_expert_serves_each_token_once(stack: Blocks, moe: Moe, routes: Routes) -> None:
-    """The shared expert's output is added to every token once: ungated, unscaled, also where its slots were lost."""
+    """The shared expert's output is added to every token exactly once, ungated and unscaled, even to tokens that lost
+    all their slots.
+    """
     y = expert_calls.rows(stack.run_block(sent(moe, routes, "float64")).y)
     for b, row in enumerate(routes):
         for t in range(len(row)):
             label, got = 1 + b * len(row) + t, y[b][t][-1]
-            words = f"the shared expert gave token ({b}, {t}) {got:.6g}, once is its label {label}"
+            words = f"the shared expert gave token ({b}, {t}) {got:.6g}, expected its label {label} once"
             assert abs(got - label) <= 1e-12 * label, words

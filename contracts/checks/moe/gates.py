@@ -42,10 +42,11 @@ GATES = {
 def gates_are_the_declared_ones(
     stack: Blocks, moe: Moe, some: dict[int, float], other: float, bias: dict[int, float], gates: dict[int, float]
 ) -> None:
-    """A slot's gate is that of the slot's expert: normalised scores of the chosen, times route_scale, without the bias.
+    """A slot's gate is the score of the slot's expert, normalised over the chosen experts, times route_scale, without
+    the selection bias.
 
-    Softmax is taken over the chosen logits. A lone sigmoid is its own gate: over its own sum it would be 1, and the
-    router would have no gradient.
+    Softmax runs over the chosen logits. A lone sigmoid (k = 1) is its own gate: divided by its own sum it would be 1,
+    and the router would get no gradient.
     """
     logits = [some.get(expert, other) for expert in range(moe.experts)]
     turned = [logits[-n:] + logits[:-n] if not bias else logits for n in range(6)]  # token n: every expert's number + n
@@ -58,7 +59,7 @@ def gates_are_the_declared_ones(
         token = dict(zip(experts[n // 3][n % 3], got[n // 3][n % 3], strict=True))
         for expert, gate in gates.items():
             number = expert if bias else (expert + n) % moe.experts
-            assert number in token, f"token {n} goes to experts {sorted(token)}, and not to {number}"
+            assert number in token, f"token {n} goes to experts {sorted(token)}, expected {number} among them"
             found = token[number]
             assert abs(found - gate) <= 1e-12 * gate, f"expert {number} of token {n} has gate {found}, expected {gate}"
 
@@ -72,15 +73,17 @@ SHIFTS = {
 
 @contract("MOE-01d", asks="run_block", cases=SHIFTS, source="arXiv 2408.15664, section 3")
 def the_selection_bias_only_selects(stack: Blocks, moe: Moe, shift: float) -> None:
-    """One number added to every selection bias changes nothing at all, and the bias has no gradient.
+    """Adding one number to every selection bias changes no output, loss or gradient, and the bias itself gets no
+    gradient.
 
-    In the gates a bias would change the output and the objective; with a gradient the optimizer would move it as well.
+    A bias in the gates would change the output and the objective. A bias with a gradient would also be moved by the
+    optimizer.
     """
     call = expert_calls.drawn(expert_calls.with_moe(moe, "swiglu"), 2, 7)
     name, numerics = "mixer.router.bias", instruments.numerics
     shifted = numerics.array(numerics.tensor(call.weights[name]) + shift)
     one, other = stack.run_block(call), stack.run_block(replace(call, weights={**call.weights, name: shifted}))
-    assert name not in one.gradients, f"{name} has a gradient; what balances the load moves it, and nothing else"
+    assert name not in one.gradients, f"{name} has a gradient; only the rule that balances the load may move it"
     words = numerics.apart("y", other.y, one.y, FLOAT64)
     words = words or numerics.named_apart("loss", other.losses, one.losses, FLOAT64)
     words = words or numerics.gradients_apart("gradient of", other.gradients, one.gradients, FLOAT64)
@@ -96,9 +99,9 @@ ALONE = {
 
 @contract("MOE-01f", asks="run_block", cases=ALONE, source=PAPERS)
 def the_router_learns_from_the_model(stack: Blocks, moe: Moe, batch: int, length: int) -> None:
-    """Without auxiliary losses the router's gradient is that of the gates in the output.
+    """Without auxiliary losses, the router's gradient is the gradient of the gates in the output.
 
-    A router that only the balance loss reaches still trains, and every loss curve looks as it should.
+    A router that only the balance loss reaches still trains, and every loss curve looks normal.
     """
     call = expert_calls.drawn(expert_calls.with_moe(moe, "swiglu"), batch, length)
     name = "mixer.router.weight"

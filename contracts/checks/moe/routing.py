@@ -1,4 +1,4 @@
-"""The router: which experts a token goes to, how often each is asked, and in which precision."""
+"""The router: which experts a token goes to, how often each expert is chosen, and in which precision."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DRAWN = {  # experts, sequences, tokens of each
 
 @contract("MOE-01a", asks="run_block", cases=DRAWN, source=PAPERS)
 def a_token_goes_to_its_k_best_experts(stack: Blocks, moe: Moe, batch: int, length: int) -> None:
-    """Each token goes to exactly k distinct experts: those of the largest score, the selection bias added to it."""
+    """Each token goes to exactly k distinct experts: those with the largest scores once the selection bias is added."""
     call = expert_calls.drawn(expert_calls.with_moe(moe, "swiglu"), batch, length)
     got = expert_calls.rows(stack.run_block(replace(call, dy=None)).seen["experts"])
     want = expert_calls.expected(call).routed.experts_BTK.tolist()
@@ -43,9 +43,11 @@ COUNTED = DRAWN | {"40-experts-for-10-tokens": (replace(PLAIN_SIGMOID, experts=4
 
 @contract("MOE-01b", asks="run_block", cases=COUNTED, source=PAPERS)
 def every_assignment_is_counted(stack: Blocks, moe: Moe, batch: int, length: int) -> None:
-    """`counts` holds for each expert how many tokens asked for it: all k slots, dropped ones too, zeros included.
+    """`counts` holds the number of assignments of each expert: all k slots of every token, dropped assignments
+    included, and zero for an idle expert.
 
-    What balances the load reads these counts; a histogram without its last expert or without its zeros misleads it.
+    The rule that balances the load reads these counts; a histogram without its last expert or without its zeros
+    misleads it.
     """
     call = expert_calls.drawn(expert_calls.with_moe(moe, "swiglu"), batch, length, seed=4)
     seen = stack.run_block(replace(call, dy=None)).seen
@@ -70,7 +72,9 @@ _RANKS = ((0, 1, 2, 3, 4, 5), (5, 4, 3, 2, 1, 0), (3, 0, 5, 1, 4, 2))
 
 @contract("MOE-01e", asks="run_block", cases=CLOSE, source="Megatron-Core: --moe-router-dtype fp32")
 def the_router_is_float32_under_bfloat16(stack: Blocks, moe: Moe, least: float, step: float) -> None:
-    """Under bfloat16 logits, scores and gates are float32: close scores choose the same experts as exact ones."""
+    """Under bfloat16, router logits, scores and gates are computed in float32: close scores select the same experts as
+    exact arithmetic does.
+    """
     logits = [[[least + step * rank for rank in ranks] + [-5.0] * 6 for ranks in _RANKS]] * 2
     call = expert_calls.labelled(moe, logits, dtype="bfloat16")
     seen, want = stack.run_block(call).seen, expert_calls.expected(call).routed

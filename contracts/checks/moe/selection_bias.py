@@ -1,4 +1,4 @@
-"""The selection bias: balance without a loss."""
+"""The selection bias: balanced experts without an auxiliary loss."""
 
 from __future__ import annotations
 
@@ -34,8 +34,9 @@ MOVED: dict[str, tuple[float, int, float | None]] = {  # rate, microbatches, cap
 def the_bias_moves_by_its_rate_towards_the_mean(
     stack: Training, rate: float, microbatches: int, factor: float | None
 ) -> None:
-    """A step adds the rate to the bias of each expert asked less than the mean of all, takes it from each asked more,
-    and leaves one at the mean where it is; idle experts count, and so do assignments that were dropped.
+    """A step adds the rate to the selection bias of each expert with fewer assignments than the mean over all experts,
+    subtracts it from each expert with more, and leaves an expert at the mean alone. Idle experts and dropped
+    assignments count.
     """
     moe = replace(TWO_SIGMOIDS, bias_rate=rate, capacity_factor=factor, expert_hidden=24, aux_loss=0.0)
     recipe = replace(expert_calls.WIDE, name="biased", pattern="E", depth=1, moe=moe)
@@ -79,7 +80,7 @@ def _routing_by_token(built: Built) -> Arrays:
 
 
 def _two_rows() -> Tokens:
-    """Two rows of twelve tokens; the load of each row by itself is another one."""
+    """Two rows of twelve tokens; each row alone has a different load from both together."""
     import torch
 
     token_N = torch.repeat_interleave(torch.arange(12), torch.tensor(_TOKENS))

@@ -1,4 +1,4 @@
-"""The router's bias of a transformer with experts, on several ranks and on one."""
+"""The router bias of a transformer with experts, on several ranks and on one."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ BIASED = some("dp2", "hsdp-2x2", "tp2-sp", "ep2", "borrowed-ep2", "borrowed-ep2-
 def a_bias_of_a_transformer_moves_by_all_counts(
     stack: Training, recipe: Recipe, execution: Execution, world: int
 ) -> None:
-    """Over three steps a router's bias is that of one rank, in every layer; where counts are told, each assignment of
-    the whole batch is counted once."""
+    """Over three steps, the router bias of a transformer on several ranks matches one rank in every layer; where the
+    stack reports counts, they count each assignment of the whole batch once.
+    """
     assert recipe.moe is not None
     for alone, many in both(stack, recipe, execution, 3, "buffers"):
         for name, counts in instruments.numerics.tensors(told_counts(many)).items():

@@ -1,11 +1,11 @@
-"""OPT: who moves which parameter how; rates, clipping, moments."""
+"""OPT: parameter groups, weight decay, schedule, clipping, updates."""
 
 from contracts.checks.optimizer import (  # isort: skip
-    parameter_groups,  # who moves which parameter how
-    updates,  # what a step makes of weights and moments
+    parameter_groups,  # which rule moves which parameter
+    updates,  # weights and moments after a step
     schedule,  # rates and clipping
     transformers,  # the optimizer of a transformer with experts, on several ranks and on one
-    sharded_optimizer,  # what several ranks begin with, and make of a step
+    sharded_optimizer,  # a step of the optimizer on several ranks
 )
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""Who moves which parameter how: the table that a stack gives, held against what a step does to the weights."""
+"""Parameter groups: the optimizer table that a stack declares, checked against what a step does to the weights."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ TABLES = {
 def the_table_has_each_parameter_once(stack: Training, recipe: Recipe) -> None:
     """The optimizer's table names every parameter of the model exactly once, with its shape, held in float32.
 
-    A tied tensor is one parameter. What is trained has a rule and float32 state; a buffer is in no table.
+    A tied tensor is one parameter. Every trained parameter has a rule and float32 state; a buffer is in no table.
     """
     built, whole = stack.built(recipe, "nemo_native"), stack.initial(recipe, "nemo_native")
     names = [row.name for row in built.parameters]
@@ -49,17 +49,18 @@ def the_table_has_each_parameter_once(stack: Training, recipe: Recipe) -> None:
             f"{row.name} has shape {whole[row.name].shape}, in the table {row.shape}"
         )
         assert row.dtype == "float32", f"{row.name} is held in {row.dtype}, expected float32"
-        assert row.optimizer is not None, f"{row.name} is moved by no rule, and nothing froze it"
+        assert row.optimizer is not None, f"{row.name} has no rule in the table, and is not frozen"
         strange = {entry: dtype for entry, dtype in row.state.items() if dtype not in ("float32", "int64")}
         assert not strange, f"{row.name} has state {dict(row.state)}, expected float32"
 
 
 @contract("OPT-01b", asks=("built", "train"), cases=TABLES, source="F09 F18")
 def a_step_moves_every_parameter_by_its_rule(stack: Training, recipe: Recipe) -> None:
-    """A gradient reaches every trainable parameter, and the first step moves it by the rule that the table names alone.
+    """A gradient reaches every trainable parameter, and the first step moves each one by the rule that the table names
+    and by no other.
 
-    Without decay AdamW's first step is lr · g / (|g| + 1e-8), Muon's an orthogonal matrix: a tensor tells who moved it.
-    One that is in two groups moves twice, one that was forgotten not at all.
+    Without decay, AdamW's first step is lr · g / (|g| + 1e-8) and Muon's is an orthogonal matrix, so the move of a
+    tensor shows which rule moved it. A parameter in two groups moves twice; a forgotten one does not move.
     """
     recipe = replace(recipe, optim=replace(recipe.optim, weight_decay=0.0, warmup=0, schedule="constant"))
     rows = table(stack, recipe)
@@ -96,10 +97,11 @@ def _size(moved: Tensor, lr: float) -> str:
 
 @contract("OPT-02a", asks=("built", "train"), cases=TABLES, source="hub F09")
 def only_matrices_decay(stack: Training, recipe: Recipe) -> None:
-    """Matrices and experts decay; norms, biases, A_log, D, dt_bias, and whatever else has one dim, do not.
+    """Weight decay applies to matrices and experts, and not to norms, biases, A_log, D, dt_bias or anything else with
+    one dimension.
 
-    Judged by two runs that differ in weight_decay alone: after one step they are lr · weight_decay · w apart where
-    there is decay, and nowhere else. Each tensor decays as much as the table says.
+    The check compares two runs that differ in weight_decay alone: after one step they are lr · weight_decay · w apart
+    where decay applies, and equal elsewhere. Each tensor decays as much as the table says.
     """
     rows = table(stack, recipe)
     weights, given = uneven(rows), (batch("decay"),)
@@ -127,17 +129,17 @@ MUON_ALONE = {
     "prediction-heads": (replace(AHEAD, optim=MUON.optim), {(61, 24), (24, 48), (40, 24)}, {(28, 24)}),
 }
 """Shapes worked out by hand: (61, 24) embedding and output projection, (14, 24) router, (32, 4) convolutions; (24, 48)
-and (40, 24) stand in prediction heads alone; the others are matrices of the layers."""
+and (40, 24) occur in prediction heads alone; the others are matrices of the layers."""
 
 
 @contract("OPT-02b", asks=("built", "train"), cases=MUON_ALONE, source="hub F09")
 def muon_moves_matrices_of_the_layers_alone(
     stack: Training, recipe: Recipe, spared: set[tuple[int, ...]], taken: set[tuple[int, ...]]
 ) -> None:
-    """Muon moves the matrices and experts of the layers; embedding, output projection, router, convolutions, prediction
-    heads and vectors move by AdamW.
+    """Muon moves the matrices and experts of the layers; AdamW moves embedding, output projection, router,
+    convolutions, prediction heads and vectors.
 
-    Judged by shape and by what moved, not by what the stack calls them.
+    The check judges by shape and by the move itself, not by the stack's own names.
     """
     recipe = replace(recipe, optim=replace(recipe.optim, weight_decay=0.0, warmup=0, schedule="constant"))
     weights = uneven(table(stack, recipe))
@@ -162,9 +164,10 @@ IDLE = {
 
 @contract("OPT-01c", asks=("built", "train"), cases=IDLE, source="F18")
 def every_parameter_has_state(stack: Training, recipe: Recipe) -> None:
-    """After a step every trainable parameter has optimizer state, an expert without a token too, and it goes on.
+    """After a step every trainable parameter has optimizer state and keeps decaying, including experts without tokens.
 
-    A tensor that was skipped has no moments to save and does not decay; the next rank's has.
+    A tensor that the optimizer skipped has no moments to save and does not decay, while the same tensor on the next
+    rank has and does.
     """
     short = batch("idle", rows=(((2,), 0), ((2,), 1)))  # four tokens, 14 experts
     trained = run(stack, recipe, (short, short), "optimizer", "weights", declared=True)
@@ -188,17 +191,17 @@ def every_parameter_has_state(stack: Training, recipe: Recipe) -> None:
 
 
 SPARSE = replace(SMALL_DSA, name="sparse", pattern="AE", depth=5, seq_length=13, vocab=61, optim=LETTERS.optim)
-"""A E A E A, an indexer in layers 0 and 4. One holds (40, 12) + (8, 24) + 8 + 8 + (5, 24) = 808 numbers."""
+"""A E A E A, with an indexer in layers 0 and 4. An indexer has (40, 12) + (8, 24) + 8 + 8 + (5, 24) = 808 numbers."""
 INDEXED = {"adamw": (SPARSE,), "muon": (replace(SPARSE, optim=MUON.optim),)}
 
 
 @contract("OPT-01d", asks=("built", "initial", "train"), cases=INDEXED, source="F09; arXiv 2512.02556 section 2.1")
 def what_is_frozen_stands_still(stack: Training, recipe: Recipe) -> None:
-    """A parameter that the table calls frozen has no state and is the same bit for bit after two steps with decay;
-    every other one gets a gradient and moves. Whole indexers are frozen, or nothing is.
+    """A parameter that the table calls frozen has no optimizer state and stays bit-identical over two steps with decay;
+    every other parameter gets a gradient and moves. A stack freezes whole indexers or nothing.
 
-    An indexer that no loss trains gets no gradient. In the optimizer all the same it decays to zero, and chooses keys
-    by noise.
+    An indexer that no loss trains gets no gradient. If it is in the optimizer all the same, it decays to zero and then
+    selects keys from noise.
     """
     rows, whole = table(stack, recipe), stack.initial(recipe, "nemo_native")
     names = sorted(row.name for row in rows)

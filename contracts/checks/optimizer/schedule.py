@@ -1,4 +1,4 @@
-"""The learning rate step by step, and the clipping of gradients."""
+"""The learning rate step by step, and gradient clipping."""
 
 from __future__ import annotations
 
@@ -31,10 +31,12 @@ RATES: dict[str, tuple[Schedule, int, int, float, float, tuple[float, ...]]] = {
 def the_rate_of_each_step_is_that_of_the_schedule(
     stack: Training, kind: Schedule, warmup: int, steps: int, lr: float, low: float, rates: tuple[float, ...]
 ) -> None:
-    """The first step's rate is lr / warmup, lr is met at the last step of the warm-up, min_lr at the last of the run.
+    """The first step's rate is lr / warmup; the rate is lr at the last warm-up step and min_lr at the last step of the
+    run.
 
-    Steps are optimizer steps, counted from 1. A schedule that counts from 0 has a first step that moves nothing; one
-    that runs past its end goes up again or below min_lr. A run with no decay, or no warm-up, divides by no zero.
+    Steps are optimizer steps, counted from 1. A schedule that counts from 0 has a first step that moves nothing. A
+    schedule that runs past its end rises again or falls below min_lr. A run without decay, or without warm-up, must not
+    divide by zero.
     """
     optim = Optim(lr=lr, min_lr=low, schedule=kind, warmup=warmup, steps=steps)
     recipe = replace(LITTLE, optim=optim)
@@ -49,7 +51,7 @@ WINDOWS = {"microbatches-3": (3, 5), "microbatches-4": (4, 5), "more-sequences":
 
 @contract("OPT-05c", asks="train", cases=WINDOWS, source="F09")
 def the_schedule_counts_optimizer_steps(stack: Training, microbatches: int, rows: int) -> None:
-    """The rate depends on the number of optimizer steps, and not on microbatches or sequences."""
+    """The rate depends on the number of optimizer steps, not on microbatches or sequences."""
     recipe = replace(LITTLE, optim=Optim(lr=1.0, min_lr=0.2, schedule="linear", warmup=2, steps=6),
                      batch=Batch(micro=1, total=rows))  # fmt: skip
     given = (batch("rate", 17, ROWS[:rows]),) * 4
@@ -72,9 +74,10 @@ CLIPS = {
 
 @contract("OPT-05d", asks=("built", "train"), cases=CLIPS, source="F03 F09")
 def clipping_scales_all_gradients_down_by_one_number(stack: Training, recipe: Recipe, limit: float) -> None:
-    """The norm is over every parameter's gradient once, before clipping; the factor is min(1, clip / (norm + 1e-6)).
+    """Clipping multiplies every gradient by min(1, clip / (norm + 1e-6)); the norm is taken before clipping and counts
+    every parameter's gradient once.
 
-    Gradients below the limit stay as they are: a factor above 1 would scale them up. A limit of 0 is none.
+    Gradients below the limit stay as they are: a factor above 1 would scale them up. A limit of 0 means no clipping.
     """
     recipe = replace(recipe, optim=replace(recipe.optim, clip=limit))
     rows = table(stack, recipe)

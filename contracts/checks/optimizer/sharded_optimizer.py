@@ -1,4 +1,4 @@
-"""What a run of several ranks begins with, and what its optimizer makes of it: as on one rank, sharded or not."""
+"""The optimizer on several ranks: its step matches one rank, sharded or not."""
 
 from __future__ import annotations
 
@@ -11,10 +11,6 @@ from contracts.contract import contract
 from contracts.instruments.ranks import here
 from contracts.spec.recipe import Recipe
 from contracts.spec.training import Execution, Session, Training
-
-pass
-pass
-
 
 MUON = replace(SPREAD, name="spread-muon", optim=replace(SPREAD.optim, rule="muon"))
 
@@ -36,10 +32,11 @@ SHARDED: dict[str, tuple[Recipe, Execution, int]] = {
 
 @contract("OPT-04d", asks=("built", "train"), cases=SHARDED, source="F01 F03", tier="dist")
 def a_sharded_step_is_the_step_of_one_rank(stack: Training, recipe: Recipe, execution: Execution, world: int) -> None:
-    """Weights and moments after each of two steps are those of one rank, for AdamW and Muon, with clipping at work.
+    """Weights and moments after each of two steps match one rank, for AdamW and Muon, with gradient clipping active.
 
     Adam divides by the gradient's own size, so a factor that is constant over a tensor shows neither in the loss nor,
-    for a while, in the weights: moments are compared, and clipping is on. The second step sees what the first left.
+    for a while, in the weights. The check therefore compares moments, and clips. The second step sees what the first
+    left.
     """
     for alone, many in both(stack, recipe, execution, batches(2), "weights", "optimizer"):
         assert alone.clip_coef < 0.5, f"clipping does nothing here: {alone.clip_coef}"
@@ -63,10 +60,10 @@ SINGLE: dict[str, tuple[Execution, int]] = {
 
 @contract("OPT-03", asks=("built", "train"), cases=SINGLE, source="bringup", tier="dist")
 def a_singleton_lane_reduces_nothing(stack: Training, execution: Execution, world: int) -> None:
-    """Where effective DP is 1 the optimizer takes the local path: asked to shard, a run sends what it sends unasked,
-    and no message goes over a group of one.
+    """Where the effective DP size is 1, the optimizer takes the local path: a run asked to shard sends what it sends
+    when not asked, and sends nothing over a group of one rank.
 
-    torch takes `group=None` for the world: a reduction that looks up the group of a single rank finds everybody.
+    torch takes `group=None` for the world, so a reduction that looks up the group of a single rank reaches every rank.
     """
     needs_layout(stack, execution.layout)
     sent = []

@@ -22,8 +22,11 @@ from contracts.spec.training import Execution, Training
 def one_update_of_a_transformer_is_that_of_one_rank(
     stack: Training, recipe: Recipe, execution: Execution, world: int
 ) -> None:
-    """After one step the optimizer's moments are those of one rank, and every weight moved as far and whither it does
-    there: what is sharded is clipped, averaged and decayed as what is whole."""
+    """After one step of a transformer, the optimizer's moments match one rank, and every weight moves by the same
+    amount in the same direction.
+
+    Sharded tensors must be clipped, averaged and decayed like whole ones.
+    """
     asked = session(stack, recipe, execution, 1)
     ((alone, many),) = both(stack, recipe, execution, 1, "weights", "optimizer")
     for entry in ("exp_avg", "exp_avg_sq"):
@@ -41,10 +44,10 @@ RULED = some("dense-dp2", "dense-fsdp2", "fsdp2", "borrowed-tp2-sp-ep4-etp1-fsdp
 def the_table_of_a_transformer_says_how_it_moves(
     stack: Training, recipe: Recipe, execution: Execution, world: int
 ) -> None:
-    """Every parameter stands once in the optimizer's table, has a gradient, and moves in the first step as the table
-    says: by Adam's rule from its clipped gradient, less its own decay.
+    """Every parameter of a transformer is in the optimizer's table once, has a gradient, and moves in the first step as
+    the table says: by Adam's rule from its clipped gradient, and by its own decay.
 
-    An expert that no group took stands still, and the loss falls as well without it.
+    An expert that is in no parameter group does not move, and the loss falls just as well.
     """
     import torch
 

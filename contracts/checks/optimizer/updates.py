@@ -1,4 +1,4 @@
-"""A step of the optimizer: what becomes of weights and moments, given the gradients that the step itself observed."""
+"""An optimizer step: which weights and moments follow from the gradients that the step itself observed."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ STEPS = {
 
 @contract("OPT-04a", asks=("built", "train"), cases=STEPS, source="F01 F09")
 def weights_after_each_step_are_those_of_the_rule(stack: Training, recipe: Recipe) -> None:
-    """Weights move as AdamW or Muon moves them, given the gradients of each step, its clip factor and its rate.
+    """Each step moves the weights as AdamW or Muon does, given the step's gradients, clip factor and rate.
 
-    Bias is corrected by the number of steps; epsilon is added to the root and not under it; decay is decoupled and
-    scheduled; Muon's momentum is Nesterov's and its step 0.2 · sqrt(max(out, in)). Compared are the moves and not the
-    weights, in which a wrong step of a thousandth hides.
+    Bias correction uses the number of steps; epsilon is added to the root and not under it; decay is decoupled and
+    follows the schedule; Muon has Nesterov momentum and a step of 0.2 · sqrt(max(out, in)). The check compares moves,
+    not weights, because a wrong step of a thousandth disappears in the weights.
     """
     rows = table(stack, recipe)
     weights = uneven(rows)
@@ -92,8 +92,8 @@ MOMENTS = {"adamw": (LETTERS,), "muon": (MUON,), "dense": (DENSE,)}
 def moments_are_means_of_clipped_gradients(stack: Training, recipe: Recipe) -> None:
     """AdamW's moments after k steps are the running means of the clipped gradients and of their squares.
 
-    Adam's first move is the same whatever multiplies the gradients, so a factor (clipped twice or afterwards, divided
-    by microbatches or ranks, scaled for the loss) is seen here and not in a loss.
+    Adam's first move does not depend on a factor on the gradients. A wrong factor (clipped twice or too late, divided
+    by microbatches or ranks, scaled for the loss) therefore shows here and not in the loss.
     """
     rows = [row for row in table(stack, recipe) if row.optimizer == "adamw"]
     trained = run(stack, recipe, batches(3), "gradients", "optimizer", weights=uneven(table(stack, recipe)))
@@ -120,10 +120,10 @@ PRECISIONS = {
 
 @contract("OPT-05a", asks=("built", "train"), cases=PRECISIONS, source="F09")
 def weights_and_state_are_float32(stack: Training, recipe: Recipe) -> None:
-    """Weights, gradients and optimizer state are float32, whatever the activations are.
+    """Weights, gradients and optimizer state are float32, whatever the dtype of the activations.
 
-    In bfloat16 a step of 1e-3 on a weight of 1 is lost to rounding, and the loss curve does not show it: judged by the
-    dtype of what is held, and by a norm's weight, near 1, that has moved by a small rate.
+    In bfloat16 a step of 1e-3 on a weight of 1 is lost to rounding, and the loss curve does not show it. The check
+    reads the dtype of what is held, and expects a norm's weight, near 1, to move by a small rate.
     """
     recipe = _with(recipe, lr=1e-4, min_lr=1e-4, warmup=0, weight_decay=0.0)
     trained = run(stack, recipe, (batch("precision"),), "weights", "optimizer", "gradients", declared=True)
@@ -143,9 +143,10 @@ FRESH = {"adamw": (LETTERS,), "muon": (MUON,), "dense": (DENSE,)}
 
 @contract("OPT-04c", asks=("built", "train"), cases=FRESH, source="F07 F19")
 def gradients_of_a_step_are_of_its_batch_alone(stack: Training, recipe: Recipe) -> None:
-    """Nothing of one step's gradients is left in the next: the second step's are those of its batch at its weights.
+    """The gradients of a step come from its own batch alone: the second step's gradients are those of its batch at its
+    weights.
 
-    A gradient that is not zeroed, or a tensor that carries an old one because the batch did not reach it, adds up.
+    A gradient that is not zeroed, or a tensor that keeps an old one because the batch did not reach it, accumulates.
     """
     first, second = batches(2)
     weights = uneven(table(stack, recipe))

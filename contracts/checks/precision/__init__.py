@@ -1,11 +1,11 @@
-"""PREC: what is in FP8 and what is not."""
+"""PREC: what runs in FP8 and what does not."""
 
 from contracts.checks.precision import (  # isort: skip
     fp8_scope,  # what is in FP8 and what is not
     fp8_products,  # products of FP8 factors
-    delayed_scaling,  # delayed scaling: its rings and scales
-    fp8_widths,  # widths that FP8 takes
-    transformer_engine,  # transformer Engine's layer and the stack's own: which one ran, and that the numbers agree
+    delayed_scaling,  # delayed scaling: amax histories and scales
+    fp8_widths,  # widths that FP8 accepts
+    transformer_engine,  # Transformer Engine's layer and the stack's own: which one ran, and whether they agree
 )
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""Delayed scaling: what a pass records, how rings move, and what of them a checkpoint keeps."""
+"""Delayed scaling: what a pass records, how amax histories advance, and what of them a checkpoint keeps."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ MET = {"dense": (DENSE, False), "dense-again": (DENSE, True), "experts": (FP8, F
 
 @contract("PREC-01g", asks=("block_weights", "run_block"), cases=MET, source="hub")
 def a_pass_records_what_it_met_and_moves_no_scale(stack: Blocks, recipe: Recipe, again: bool) -> None:
-    """A pass under delayed scaling raises row 0 of the ring to the amax of input, weight and gradient, and no more.
+    """A pass under delayed scaling raises row 0 of the amax history to the amax of input, weight and gradient, and
+    changes nothing else.
 
-    `again` is a ring that has met more already: then row 0 stays. Scales stay until the step's end, so that a step in
-    several microbatches, or recomputed, has the same numbers in all of them.
+    With `again`, the history already holds a larger amax, so row 0 stays. Scales stay until the end of the step: a step
+    with several microbatches, or with recomputation, has the same scales in all of its passes.
     """
     import torch
 
@@ -72,16 +73,17 @@ LARGEST = ((448.0,), (448.0,), (57344.0,))
 
 @contract("PREC-01h", asks="train", cases=MOVED, source="hub")
 def a_ring_moves_once_a_step(stack: Training, recipe: Recipe, execution: Execution) -> None:
-    """A step's end moves the ring of amax values one row on, clears row 0, and makes each scale of the whole ring.
+    """The end of a step shifts the amax history by one row, clears row 0, and computes each scale anew from the whole
+    history.
 
-    Scale times the greatest amax is the largest number of the format: 448 for inputs and weights, 57344 for gradients.
+    Scale times the largest amax is the largest number of the format: 448 for inputs and weights, 57344 for gradients.
     """
     import torch
 
     numerics = instruments.numerics
     steps = stack.train(Session(recipe=recipe, steps=3, execution=execution, observe=frozenset({"buffers"}))).steps
     names = [name for name in steps[0].buffers if name.endswith("amax_history")]
-    assert names, "delayed scaling has no ring among the buffers of the model"
+    assert names, "delayed scaling has no amax_history among the buffers of the model"
     for before, step in zip((None, *steps), steps, strict=False):
         for name in names:
             words = _moved(before, step, name)
@@ -111,9 +113,9 @@ RESUMED = {"after-2-of-4": (2, 4), "after-1-of-3": (1, 3)}
 
 @contract("PREC-04a", asks="train", cases=RESUMED, source="hub")
 def the_state_of_fp8_survives_save_and_resume(stack: Training, saved: int, steps: int) -> None:
-    """Rings and scales of a resumed run are those of an uninterrupted one, and so are its weights, bit for bit.
+    """A resumed run has the FP8 amax histories, the scales and the weights of an uninterrupted run, bit for bit.
 
-    A ring that begins empty again gives the next step a scale of 1.
+    An amax history that starts empty again gives the next step a scale of 1.
     """
     numerics = instruments.numerics
     seen: frozenset[Observed] = frozenset({"buffers", "weights"})
@@ -127,7 +129,7 @@ def the_state_of_fp8_survives_save_and_resume(stack: Training, saved: int, steps
 
 
 untested(
-    "PREC-04b", "The state of FP8 that Transformer Engine holds survives save and resume.",
+    "PREC-04b", "Transformer Engine's FP8 state survives save and resume.",
     why="needs a GPU with Transformer Engine; the scales that the reference keeps itself are judged by PREC-04a",
     tier="gpu",
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Products of FP8 factors: their definition, each expert by itself, and what a scale did not foresee."""
+"""FP8 products: their definition, quantisation expert by expert, and values that a stale scale did not foresee."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ TOLERANCES: dict[Element, Tolerance] = {"float64": FLOAT64, "float32": FLOAT32}
 
 @contract("PREC-01d", asks=_ASKS, cases=DEFINED, source="hub")
 def products_in_fp8_are_their_definition(stack: Blocks, recipe: Recipe, rows: tuple[int, int], dtype: Element) -> None:
-    """The dense MLP has the outputs and gradients of quantised factors: format, scale, blocks and their direction."""
+    """Outputs and gradients of the dense MLP match the product of quantised factors, with the declared format, scale,
+    blocks and block direction.
+    """
     words = _differs(stack, call_of(stack, recipe, E_LAYER, rows=rows, dtype=dtype), TOLERANCES[dtype])
     assert not words, words
 
@@ -44,7 +46,7 @@ EXPERTS: dict[str, tuple[Recipe, tuple[int, int]]] = {
 
 @contract("PREC-01e", asks=_ASKS, cases=EXPERTS, source="hub")
 def each_expert_is_quantised_by_itself(stack: Blocks, recipe: Recipe, rows: tuple[int, int]) -> None:
-    """Each of twelve experts quantises its own tokens and its own matrices, those without a token included."""
+    """Each of twelve experts quantises its own tokens and its own matrices, including experts without tokens."""
     moe = recipe.moe
     assert moe is not None
     recipe = replace(recipe, moe=replace(moe, aux_loss=0.0))
@@ -53,7 +55,7 @@ def each_expert_is_quantised_by_itself(stack: Blocks, recipe: Recipe, rows: tupl
 
 
 def _differs(stack: Blocks, call: BlockCall, tolerance: Tolerance) -> str:
-    """In what a block of E differs from its definition in FP8, outputs first."""
+    """Where an E block differs from its definition in FP8, outputs first."""
     import torch
 
     numerics, oracle = instruments.numerics, instruments.oracles.low_precision
@@ -84,9 +86,10 @@ STALE: dict[str, tuple[int, float]] = {  # which scale is out of date (input, we
 
 @contract("PREC-01f", asks=_ASKS, cases=STALE, source="hub")
 def what_a_scale_did_not_foresee_is_clamped(stack: Blocks, tensor: int, factor: float) -> None:
-    """Under a scale from quieter steps values are clamped to the largest of the format, and none becomes infinite.
+    """A value that a stale scale puts outside the format's range is clamped to the largest number of the format; none
+    becomes infinite.
 
-    A cast to e5m2 overflows to infinity, one to e4m3 does not: what is tested in one says nothing of the other.
+    A cast to e5m2 overflows to infinity and a cast to e4m3 does not, so a test of one says nothing about the other.
     """
     numerics = instruments.numerics
     call = call_of(stack, scaled(DENSE, "delayed"), E_LAYER)

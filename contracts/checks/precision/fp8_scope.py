@@ -1,4 +1,4 @@
-"""What is in FP8 and what stays out of it: declared, and seen in what a model computes."""
+"""What runs in FP8 and what does not: as declared, and as seen in what a model computes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from contracts.spec.training import Execution, Tokens, Training
 if TYPE_CHECKING:
     from torch import Tensor
 
-MATRICES = {  # letter → what of its mixer is in FP8; `mla` stands for A with it
+MATRICES = {  # letter → the weights of its mixer that are in FP8; `mla` stands for A with latent attention
     "A": ("wq", "wk", "wv", "wo"),
     "mla": ("wq_a", "wq_b", "wkv_a", "wo"),
     "E": ("shared.w1", "shared.w2"),
@@ -38,15 +38,15 @@ PLANS: dict[str, tuple[Recipe, Mode]] = {
 
 
 class _Offers(Seams, Training, Blocks):
-    """Whoever answers all three."""
+    """A stack that answers all three groups of questions."""
 
 
 @contract("PREC-01a", asks=("precision_plan", "built"), cases=PLANS, source="hub")
 def what_is_in_fp8_is_declared(stack: _Offers, recipe: Recipe, mode: Mode) -> None:
-    """Projections, MLPs and experts are in FP8 and declared so; router, norms, embeddings, head, convolutions, biases
-    and the parameters of recurrences are not, and without FP8 in the recipe nothing is.
+    """The plan declares projections, MLPs and experts as FP8. Router, norms, embeddings, head, convolutions, biases and
+    recurrence parameters are not in FP8, and nothing is when the recipe does not ask for FP8.
 
-    The plan has every parameter of the model once, under its name.
+    The plan names every parameter of the model once.
     """
     plan = {row.name: row.compute for row in stack.precision_plan(recipe, mode)}
     roles = {row.name: row.role for row in stack.built(recipe, mode).parameters}
@@ -79,15 +79,15 @@ BLOCKS: dict[str, tuple[Recipe, int, Mode]] = {
     "recurrent": (FP8, R_LAYER, "nemo_native"),
 }
 LOW, HIGH = -2, 2
-"""Around 72, 80 … 112 the numbers of e4m3 stand 8 apart: it takes what lies so far below and above for one."""
+"""Around 72, 80 … 112 the numbers of e4m3 are 8 apart: it rounds values this far below and above to the same number."""
 
 
 @contract("PREC-01b", asks=("block_weights", "run_block", "precision_plan"), cases=BLOCKS, source="hub")
 def a_block_computes_as_declared(stack: _Offers, recipe: Recipe, layer: int, mode: Mode) -> None:
-    """A weight that is declared as FP8 has its resolution, and one that is not has a finer one.
+    """A weight declared as FP8 has the resolution of FP8, and a weight declared otherwise has a finer one.
 
-    Each weight takes two values that FP8 cannot tell apart: with the weight in FP8 the outputs are the same to the
-    last bit, otherwise they are not.
+    Each weight takes two values that FP8 cannot tell apart: with the weight in FP8 the outputs are bit-identical,
+    otherwise they differ.
     """
     plan = {row.name: row.compute for row in stack.precision_plan(recipe, mode)}
     call = call_of(stack, recipe, layer, mode=mode, backward=False, rows=(2, 5))
@@ -99,13 +99,13 @@ def a_block_computes_as_declared(stack: _Offers, recipe: Recipe, layer: int, mod
         low, high = (stack.run_block(replace(call, weights=weights)).y for weights in pair)
         blind = not instruments.numerics.apart("y", low, high, EXACT)
         seen = "changes nothing" if blind else "changes the output"
-        assert blind == (compute == "fp8"), f"{name} is declared {compute}, and a change that FP8 cannot tell {seen}"
+        assert blind == (compute == "fp8"), f"{name} is declared {compute}, and a change below FP8's resolution {seen}"
 
 
 def _off(name: str, weight: Array, by: float) -> Tensor:
-    """A weight of as many 448ths of its amax as e4m3 has numbers for, each off by so much to either side.
+    """A weight whose elements are 448ths of its amax that e4m3 represents, each shifted by `by` to either side.
 
-    The element with the greatest magnitude stays; experts are matrices of their own.
+    The element with the greatest magnitude stays. Each expert is a matrix of its own, with its own amax.
     """
 
     held = instruments.numerics.tensor(weight)
@@ -122,7 +122,7 @@ ENDS = {"embedding": "embedding.weight", "head": "head.weight", "norm": "norm.we
 
 @contract("PREC-01c", asks=("initial", "run_model"), cases=ENDS, source="hub")
 def the_ends_of_a_model_are_not_in_fp8(stack: Training, name: str) -> None:
-    """Embedding, final norm and output projection have a finer resolution than that of FP8."""
+    """Embedding, final norm and output projection have a finer resolution than FP8."""
     numerics, fixtures = instruments.numerics, instruments.fixtures
     recipe = replace(FP8, depth=2)
     held = stack.initial(recipe, "nemo_native")
@@ -134,5 +134,5 @@ def the_ends_of_a_model_are_not_in_fp8(stack: Training, name: str) -> None:
         given = weights | {name: numerics.array(_off(name, weights[name], by))}
         logits.append(stack.run_model(recipe, Execution(precision="float64"), given, batch, False).logits)
     assert numerics.apart("logits", logits[0], logits[1], EXACT), (
-        f"a change of {name} that FP8 cannot tell changes no logit"
+        f"a change of {name} below FP8's resolution changes no logit"
     )

@@ -1,4 +1,4 @@
-"""The widths that products in FP8 take: all that do not fit are refused at once, and none that does."""
+"""Widths that FP8 products accept: a stack refuses all others at once, and no valid one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from contracts.spec.stack import Stack
 from contracts.spec.topology import Degrees
 
 ONE = Degrees()
-UNALIGNED: dict[str, tuple[Recipe, Degrees, dict[str, str]]] = {  # the field → the width that does not fit
+UNALIGNED: dict[str, tuple[Recipe, Degrees, dict[str, str]]] = {  # field → the width that does not fit
     "inner-widths": (replace(FP8, moe=Moe(experts=12, top_k=3, expert_hidden=40, shared_hidden=72)), ONE,
                      {"moe.expert_hidden": "40", "moe.shared_hidden": "72"}),
     "everywhere": (
@@ -32,9 +32,10 @@ UNALIGNED: dict[str, tuple[Recipe, Degrees, dict[str, str]]] = {  # the field �
 def widths_that_fp8_cannot_take_are_refused(
     stack: Stack, recipe: Recipe, degrees: Degrees, expected: dict[str, str]
 ) -> None:
-    """Widths that are no multiples of 16 (mxfp8: 32) on one rank and rows that are none of 8 are refused, all at once.
+    """A stack refuses, all at once, every width on one rank that is not a multiple of 16 (mxfp8: 32) and every number
+    of rows that is not a multiple of 8.
 
-    The library that multiplies says so at the first step, of the first matrix that it meets.
+    The library that multiplies reports this only at the first step, and only for the first matrix that it meets.
     """
     refused = refusal_of(stack.divide, recipe, degrees, degrees.tp, "own-axis")
     said = {each.field: each.problem for each in refused.refusals if "fp8" in each.problem}
@@ -60,7 +61,9 @@ ALIGNED: dict[str, tuple[Recipe, Degrees]] = {
 
 @contract("PREC-02b", asks="divide", cases=ALIGNED, source="hub")
 def widths_that_fp8_can_take_are_accepted(stack: Stack, recipe: Recipe, degrees: Degrees) -> None:
-    """Widths that fit are accepted: numbers of heads, of experts and of words, which no product in FP8 has for a width,
-    may be odd, and a width of what the model does not have, or does not have in FP8, may be anything."""
+    """A stack accepts every width that fits. Numbers of heads, of experts and of vocabulary entries may be odd, because
+    no FP8 product has them as a width; a width of something that the model lacks, or does not run in FP8, may be
+    anything.
+    """
     dp = stack.divide(recipe, degrees, degrees.tp, "own-axis")
     assert dp == 1, f"data-parallel size is {dp}, expected 1"

@@ -1,4 +1,4 @@
-"""Transformer Engine's layer and the stack's own: which one ran, and that the numbers agree."""
+"""Transformer Engine's layer and the stack's own layer: which one ran, and whether the numbers agree."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _BRIDGE = ("seams", "kernel_facts", "block_weights", "run_block")
 
 @contract("PREC-03a", asks=_BRIDGE, cases=BRIDGED, source="hub naming")
 def without_the_bridge_the_own_layer_runs(stack: Offers, recipe: Recipe, layer: int, site: Site) -> None:
-    """Without Transformer Engine the stack's own layer runs and is recorded: the same numbers, bit for bit."""
+    """Without Transformer Engine, the stack's own layer runs and is recorded, with bit-identical numbers."""
     facts = stack.kernel_facts()
     wishes: Mapping[Site, Wish] = {site: Wish(kernel=TE)}
     if any(row.actual == TE for row in stack.seams(recipe, "nemo_native", wishes, facts)):
@@ -40,12 +40,14 @@ def without_the_bridge_the_own_layer_runs(stack: Offers, recipe: Recipe, layer: 
     assert wished.kernels.get(site) == "native", f"{site} ran as {wished.kernels.get(site)}, expected native"
     words = instruments.numerics.apart("y", wished.y, plain.y, EXACT)
     words = words or instruments.numerics.named_apart("gradient", wished.gradients, plain.gradients, EXACT)
-    assert not words, f"{TE} is not there, and with it asked for {words}"
+    assert not words, f"with {TE} asked for but not installed, {words}"
 
 
 @contract("PREC-03b", asks=_BRIDGE, cases=BRIDGED, source="hub naming", tier="gpu")
 def the_bridge_is_the_own_layer(stack: Offers, recipe: Recipe, layer: int, site: Site) -> None:
-    """With Transformer Engine its layer ran, and output and gradients are those of the stack's own in bfloat16."""
+    """With Transformer Engine, its layer runs, and output and gradients match those of the stack's own layer in
+    bfloat16.
+    """
     facts = stack.kernel_facts()
     found = facts.packages.get(TE, Package(state="absent"))
     if found.state == "absent":

@@ -1,4 +1,4 @@
-"""Counterexamples of COMP, under the file names of `contracts/checks/compile`.
+"""Mutants of COMP, under the file names of `contracts/checks/compile`.
 
-Those that are torch modules are read by `contracts.mutants.tensors`.
+`contracts.mutants.tensors` reads those that are torch modules.
 """

@@ -1,4 +1,4 @@
-"""Counterexamples of `checks.compile.compiled_context_parallel`."""
+"""Mutants of `checks.compile.compiled_context_parallel`."""
 
 from __future__ import annotations
 
@@ -16,6 +16,6 @@ class _WaitsWithin(ContextParallel):
 
 @mutant(of="COMP-06g", case="cp2-recurrence", says="graphs are made on rank")
 class BreaksWithinTheMessages(Spread):
-    """The compiler is let into what sends and receives: one rank has a break there that the other has not."""
+    """The compiler traces the code that sends and receives, so one rank has a break there that the other has not."""
 
     exchange = {"context_parallel": _WaitsWithin}

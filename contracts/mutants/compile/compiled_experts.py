@@ -1,4 +1,4 @@
-"""Token-choice layers that are another layer when compiled, or another one for every distribution."""
+"""Token-choice layers that compute something else when compiled, or recompile for every distribution."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class _Averages(MoE):
 @mutant(of="COMP-01f", case="even", says="compiled y differs: ")
 @mutant(of="COMP-01g", case="even", says="compiled y differs: ")
 class AveragesCompiledExperts(Exchanged):
-    """The compiled combine weighs nothing."""
+    """The compiled combine ignores the gates and averages."""
 
     exchange = {"moe": _Averages}
 
@@ -51,7 +51,7 @@ class _CountsDispatches(MoE):
 @mutant(of="COMP-04f", case="ten-distributions", says="compiled anew for ")
 @mutant(of="COMP-04g", case="ten-distributions", says="compiled anew for ")
 class CountsDispatchesInPython(Exchanged):
-    """A statistic of the dispatcher that is an int of the module: a constant of each graph."""
+    """A dispatcher statistic is an int attribute of the module, so it is a constant of each graph."""
 
     exchange = {"moe": _CountsDispatches}
 
@@ -65,11 +65,11 @@ class _Prints(MoE):
 @mutant(of="COMP-04f", case="ten-distributions", says="an undeclared graph break", bugs=("CMP-07",))
 @mutant(of="COMP-04g", case="ten-distributions", says="an undeclared graph break", bugs=("CMP-07",))
 class PrintsWhileItDispatches(Exchanged):
-    """A line for the log between dispatch and experts."""
+    """A print for the log stands between dispatch and experts."""
 
     exchange = {"moe": _Prints}
 
 
 @mutant(of="COMP-02g", case="bfloat16", says="the layer does not compile from cold")
 class MeetsBothOnCuda(MeetsBothAFallbackAndADecomposition):
-    """The bring-up's failure where it happened."""
+    """The bring-up's failure, on the device where it happened."""

@@ -1,4 +1,4 @@
-"""Lanes of several ranks that stand still, do not save, or compile otherwise than they run."""
+"""Parallel layouts that compile other code than eager, compile differently by rank, or wrap in another order."""
 
 from __future__ import annotations
 
@@ -38,8 +38,9 @@ class _SumsOtherwiseCompiled(TensorParallel):
 
 @mutant(of="COMP-07", case="tp2", says="compiled, the gradient of")
 class SumsOtherwiseWhereItIsCompiled(Spread):
-    """Compiled code takes an all-reduce whose way back is one too, eager code one that passes gradients through: what
-    becomes of `dist.all_reduce` in place when it is traced."""
+    """Compiled code uses an all-reduce whose backward is an all-reduce, eager code one that passes gradients through:
+    this is what becomes of an in-place `dist.all_reduce` when it is traced.
+    """
 
     exchange = {"tensor_parallel": _SumsOtherwiseCompiled}
 
@@ -56,7 +57,7 @@ class _CompilesOnOne(ParallelTrainer):
 
 @mutant(of="COMP-06", case="tp2", says="graphs are made on rank 0 and 0 on rank 1")
 class CompilesOnOneRank(Spread):
-    """The other rank found no compiler and went on eagerly: the loss is the same, the step is as long as the slower."""
+    """The other rank finds no compiler and runs eager: the loss is the same, the step as long as on the slower rank."""
 
     trains = _CompilesOnOne
 
@@ -73,13 +74,13 @@ class _CompilesAnother(ParallelTrainer):
 
 @mutant(of="COMP-06", case="tp2", says="graphs are made on rank 0 and")
 class CompilesOtherRegionsOnOneRank(Spread):
-    """A setting of one node: there the whole model is compiled, elsewhere each block."""
+    """One node's settings differ: it compiles the whole model, the other each block."""
 
     trains = _CompilesAnother
 
 
 class _Retunes(ParallelTrainer):
-    """Chooses another kernel where the compiler remembers nothing, once it has remembered something."""
+    """Chooses another kernel where the compiler's cache was filled once and is empty again."""
 
     begun = False
     cold = False
@@ -99,13 +100,13 @@ class _Retunes(ParallelTrainer):
 
 @mutant(of="COMP-06", case="tp2", says="with a cold cache on one rank, the gradient of", bugs=("CMP-11",))
 class ChoosesAnotherKernelFromCold(Spread):
-    """Kernels are chosen by trial where the cache is empty: the rank that was started anew takes one that rounds."""
+    """Kernels are autotuned where the cache is empty, and the rank that restarted picks one that rounds."""
 
     trains = _Retunes
 
 
 class _InAnotherOrder(ParallelTrainer):
-    """Takes the steps of `parallelize` in an order of its own."""
+    """Takes the steps of `parallelize` in another order."""
 
     order: tuple[Step, ...] = ()
 
@@ -126,7 +127,7 @@ class _CompilesFirst(_InAnotherOrder):
 
 @mutant(of="COMP-05", case="tp2-recompute-compile", says="tensor_parallel, compile, activation_checkpoint, expected")
 class RecomputesAroundWhatIsCompiled(Spread):
-    """Layers are compiled and then recomputed from outside: the compiler cannot see what it may drop."""
+    """Layers are compiled and then recomputed from outside, so the compiler cannot see what it may drop."""
 
     trains = _CompilesFirst
 
@@ -137,6 +138,6 @@ class _ShardsInside(_InAnotherOrder):
 
 @mutant(of="COMP-05", case="ep2-compile-fsdp2", says="expert_parallel, fully_shard, compile, expected")
 class CompilesAroundTheShards(Spread):
-    """FSDP2 is inside what is compiled: its hooks break every graph."""
+    """FSDP2 is inside compiled code, so its hooks break every graph."""
 
     trains = _ShardsInside

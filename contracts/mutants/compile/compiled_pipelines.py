@@ -1,4 +1,4 @@
-"""Compiled stages and experts whose step is not that of one eager rank, or whose graphs hold too much."""
+"""Compiled stages and experts whose step differs from one eager rank, or whose graphs hold too much."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class _PatchesEachStage(PipelineTrainer):
 
 @mutant(of="COMP-07d", case="pp2-interleaved", says="aux is", bugs=("PPS-11",))
 class PatchesOnceForEachStage(Staged):
-    """What is patched in for the compiler is patched in by each stage of a rank, around the patch before it."""
+    """Each stage of a rank applies the compiler's patch again, around the patch before it."""
 
     trains = _PatchesEachStage
     stage = _Patched
@@ -53,7 +53,7 @@ class _StopsAtTheGraph(Stage):
 
 @mutant(of="COMP-07d", case="pp2", says="loss agrees")
 class EndsTheGradientAtTheCompiledBorder(Staged):
-    """What a stage receives goes into its first graph as an input that asks for no gradient."""
+    """What a stage receives enters its first graph as an input without a gradient."""
 
     stage = _StopsAtTheGraph
 
@@ -74,8 +74,9 @@ class _EndsUnfinished(TensorParallel):
 
 @mutant(of="COMP-07d", case="borrowed-tp2-sp-ep2-etp1-fsdp", says="loss agrees")
 class LosesTheGradientOfTheEmbedding(Spread):
-    """What torch 2.13 makes of an embedding's unfinished output that enters a compiled block behind TP and FSDP2: a
-    gradient of zeros, without a word."""
+    """With TP and FSDP2, the embedding's output enters a compiled block before it is waited for; in torch 2.13 its
+    gradient is silently zero.
+    """
 
     exchange = {"tensor_parallel": _EndsUnfinished}
 
@@ -91,7 +92,7 @@ class _Inside(TokenDispatcher):
 
 @mutant(of="COMP-03d", case="borrowed-ep2", says="is declared to be outside, and is in the graphs")
 class CompilesWhatExpertsHandBack(Spread):
-    """The list of what stays outside names a method that nothing calls any more."""
+    """The list of what stays outside the graphs names a method that nothing calls any more."""
 
     exchange = {"token_dispatcher": _Inside}
 
@@ -104,6 +105,6 @@ class _Prints(TokenDispatcher):
 
 @mutant(of="COMP-03d", case="borrowed-ep2", says="an undeclared graph break on rank")
 class BreaksInFrontOfTheExperts(Spread):
-    """Something that the compiler cannot take stands between the exchange and the experts of a rank."""
+    """Something that the compiler cannot trace stands between the exchange and a rank's experts."""
 
     exchange = {"token_dispatcher": _Prints}

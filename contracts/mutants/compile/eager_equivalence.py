@@ -1,4 +1,4 @@
-"""Stacks whose compiled code is other code, breaks where nobody declared it, or is compiled again and again."""
+"""Stacks whose compiled code differs from eager, breaks at undeclared places, or is compiled again and again."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ class _AveragesWhenCompiled(MoE):
 
 @mutant(of="COMP-01a", case="experts", says="compiled at length 7: y differs")
 class AveragesWhenCompiled(Exchanged):
-    """A combine for the compiler alone, which averages where the eager one weighs."""
+    """Under the compiler alone, the combine averages where the eager one weighs by gates."""
 
     exchange = {"moe": _AveragesWhenCompiled}
 
 
 @mutant(of="COMP-01b", case="blocks", says="compiled logits differs")
 class AveragesInACompiledModel(Exchanged):
-    """The same in the whole model: each block test ran eager."""
+    """The same combine in the whole model, after block tests that ran eager."""
 
     exchange = {"moe": _AveragesWhenCompiled}
 
 
 @mutant(of="COMP-02b", case="float32-capacity", says="from eager, at most")
 class AveragesWhenCompiledFromCold(Exchanged):
-    """The same by inductor, in an interpreter of its own."""
+    """The same combine under inductor, in an interpreter of its own."""
 
     exchange = {"moe": _AveragesWhenCompiled}
 
@@ -65,7 +65,7 @@ class TrainsTheRouterInEagerAlone(Exchanged):
 
 @mutant(of="COMP-01b", case="blocks", says="0 operations of the model are compiled", bugs=("ACK-08",))
 class CompilesNothing(Reference):
-    """The order of wrapping leaves the compiler outside: every number is right, and nothing is faster."""
+    """The order of wrapping leaves the compiler out: every number is right, and nothing is faster."""
 
     def pass_compiled(
         self, recipe: Recipe, execution: Execution, weights: Arrays, batches: tuple[Tokens, ...]
@@ -81,7 +81,7 @@ class _Prints(MoE):
 
 @mutant(of="COMP-03a", case="experts", says="an undeclared graph break", bugs=("CMP-07",))
 class PrintsInTheForwardPass(Exchanged):
-    """A line for the log in the middle of the layer: two graphs, the same numbers."""
+    """A print for the log splits the layer into two graphs with the same numbers."""
 
     exchange = {"moe": _Prints}
 
@@ -100,8 +100,9 @@ def _whole_layer(moe: MoE, x_BTD: Tensor, packing: Packing, state: State) -> Out
 
 @mutant(of="COMP-03a", case="experts", says="of the block is in no graph", bugs=("CMP-07",))
 class LeavesTheWholeLayerOut(Exchanged):
-    """The over-correction: combine broke the graph, so the layer was taken out of it, router and experts included, and
-    the exception was written down."""
+    """Over-correction: combine broke the graph, so the whole layer left it, router and experts included, and the break
+    was declared.
+    """
 
     exchange = {"moe": _Outside}
 
@@ -112,7 +113,7 @@ class LeavesTheWholeLayerOut(Exchanged):
 
 @mutant(of="COMP-03b", case="every-letter", says="declared and never met: combine_across_ranks")
 class KeepsAStaleDeclaration(Reference):
-    """The declared break was mended two releases ago; its name is free for another."""
+    """The declared break was mended two releases ago, so its name is free for another."""
 
     def allowed_breaks(self, recipe: Recipe, execution: Execution) -> tuple[AllowedBreak, ...]:
         stale = AllowedBreak(site="combine_across_ranks", why="mended since", budget=1)
@@ -129,7 +130,7 @@ class _CountsCalls(Router):
 
 @mutant(of="COMP-04a", case="softmax", says="compiled anew at call")
 class CountsItsCallsInPython(Exchanged):
-    """An overflow counter that is an int of the module: every step is another constant, and another graph."""
+    """An overflow counter is an int attribute of the module, so every step is another constant and another graph."""
 
     exchange = {"router": _CountsCalls}
 
@@ -144,14 +145,14 @@ class _RemembersTheLongest(Attention):
 
 @mutant(of="COMP-04b", case="attention", says="graphs were compiled for a third and fourth length", bugs=("CMP-09",))
 class RemembersTheLongestSequence(Exchanged):
-    """A cache of rope tables that grows to the longest length seen: each record is a new graph."""
+    """A cache of rope tables grows to the longest length seen, and each new maximum is a new graph."""
 
     exchange = {"attention": _RemembersTheLongest}
 
 
 @mutant(of="COMP-02a", case="scatter_add", says="scatter_add in bfloat16 does not compile")
 class HasABrokenCompiler(Reference):
-    """A nightly whose compiler stops at a plain scatter."""
+    """A nightly build whose compiler fails on a plain scatter."""
 
     def probe_compiler(self, operation: Operation, dtype: Element, sabotaged: bool) -> Outcome:
         return super().probe_compiler("index_add" if operation == "scatter_add" else operation, dtype, True)
@@ -159,7 +160,7 @@ class HasABrokenCompiler(Reference):
 
 @mutant(of="COMP-02a", case="index_add", says="does not see a compiler that is broken")
 class ProbesWithoutLooking(Reference):
-    """A probe that ran after another compilation of the process and found everything cached."""
+    """The probe runs after another compilation in the process and finds everything cached."""
 
     def probe_compiler(self, operation: Operation, dtype: Element, sabotaged: bool) -> Outcome:
         return Outcome(worked=True, words="")
@@ -174,7 +175,7 @@ class _AddsByIndex(MoE):
 
 @mutant(of="COMP-02b", case="bfloat16", says="the layer does not compile from cold")
 class MeetsBothAFallbackAndADecomposition(Exchanged):
-    """The bring-up's failure: a combine by index_add in bfloat16, under a compiler that holds two ways to lower it."""
+    """The bring-up's failure: a combine by index_add in bfloat16, under a compiler that has two ways to lower it."""
 
     exchange = {"moe": _AddsByIndex}
 
@@ -186,7 +187,7 @@ class MeetsBothAFallbackAndADecomposition(Exchanged):
 
 @mutant(of="COMP-02c", case="compiled-cuda", says="rows are padded on cuda, compiled", bugs=("CMP-10",))
 class PadsRowsUnderTheCompiler(Reference):
-    """The padded branch is the default everywhere, since it is the fast one in eager."""
+    """The padded branch is the default everywhere, because it is the fast one in eager."""
 
     def pads_rows(self, device: str, compiled: bool) -> bool:
         return device == "cuda"

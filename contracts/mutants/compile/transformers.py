@@ -1,4 +1,4 @@
-"""Counterexamples of `checks.compile.transformers`."""
+"""Mutants of `checks.compile.transformers`."""
 
 from __future__ import annotations
 
@@ -18,6 +18,6 @@ class _WeighsCompiled(TensorParallel):
 
 @mutant(of="COMP-07c", case="borrowed-tp2-sp-ep2-etp1", says="compiled, the gradient of")
 class SumsACompiledTransformerTwice(Spread):
-    """Compiled code takes an all-reduce whose way back is one too, eager code one that passes gradients through."""
+    """Compiled code uses an all-reduce whose backward is an all-reduce; the eager one passes gradients through."""
 
     exchange = {"tensor_parallel": _WeighsCompiled}

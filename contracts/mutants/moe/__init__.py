@@ -1,4 +1,4 @@
-"""Counterexamples of MOE, under the file names of `contracts/checks/moe`.
+"""Mutants of MOE, under the file names of `contracts/checks/moe`.
 
-Those that are torch modules are read by `contracts.mutants.tensors`.
+`contracts.mutants.tensors` reads those that are torch modules.
 """

@@ -1,4 +1,4 @@
-"""Counterexamples of `checks.moe.accumulated_bias`."""
+"""Mutants of `checks.moe.accumulated_bias`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class _EachMicrobatch(Trainer):
 
 @mutant(of="MOE-06b", case="three", says="router.bias after step 1 differs")
 class MovesTheBiasEachMicrobatch(Trained):
-    """The update hangs on the forward pass: as many steps as microbatches, each by a part of the counts."""
+    """The update runs in the forward pass: one move for each microbatch, by a part of the counts."""
 
     trains = _EachMicrobatch
 
@@ -41,7 +41,7 @@ class NeverMovesTheBias(Trained):
 
 @mutant(of="MOE-06b", case="one", says="layers.5.mixer.router.bias after step 1 differs", bugs=("EXB-02",))
 class ReturnsAfterTheFirstLayer(Trained):
-    """`return` inside the loop over layers: the first router's bias moves and no other."""
+    """`return` inside the loop over layers: only the first router's bias moves."""
 
     class trains(Trainer):  # noqa: N801
         def move_biases(self, seen: Mapping[str, Tensor]) -> None:
@@ -53,7 +53,7 @@ class ReturnsAfterTheFirstLayer(Trained):
 
 @mutant(of="MOE-06b", case="five", says="router.bias after step 1 differs")
 class CountsTheLastMicrobatch(Trained):
-    """The counter is overwritten by each microbatch instead of added to."""
+    """Each microbatch overwrites the counter instead of adding to it."""
 
     class trains(Trainer):  # noqa: N801
         def accumulate(self, micro: Batch, counts: Mapping[str, Tensor]) -> ModelOutput:

@@ -1,4 +1,4 @@
-"""Balance losses broken in one place."""
+"""Auxiliary losses with one bug each."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class _TimesK(Router):
 
 @mutant(of="MOE-05a", case="balanced-k-2", says="the balance loss is 2, expected 1", bugs=("AUX-09",))
 class AddsUpToTopK(Exchanged):
-    """f is tokens over tokens, not assignments over assignments: it adds up to k, and so does the coefficient."""
+    """f divides assignments by tokens instead of by assignments, so it sums to k and scales the loss by k."""
 
     exchange = {"router": _TimesK}
 
@@ -35,7 +35,7 @@ class _WithoutE(Router):
 
 @mutant(of="MOE-05a", case="balanced-k-1", says="the balance loss is 0.0833")
 class ForgetsTheNumberOfExperts(Exchanged):
-    """Without the factor E the loss of a balanced batch shrinks with every expert added."""
+    """The factor E is missing, so the loss of a balanced batch shrinks with every expert added."""
 
     exchange = {"router": _WithoutE}
 
@@ -49,7 +49,7 @@ class _NormalisesAboveOne(Router):
 
 @mutant(of="MOE-05a", case="collapsed-sigmoids-k-1", says="the balance loss is 9, expected 2.57", bugs=("AUX-10",))
 class NormalisesOnlyAboveOne(Exchanged):
-    """The rule for gates, where a lone sigmoid stays as it is, is used for the loss as well."""
+    """The loss follows the rule for gates, which leaves a lone sigmoid (k = 1) unnormalised."""
 
     exchange = {"router": _NormalisesAboveOne}
 
@@ -61,7 +61,7 @@ class _RawSigmoids(Router):
 
 @mutant(of="MOE-05a", case="balanced-sigmoids", says="expected 1")
 class LeavesSigmoidsUnnormalised(Exchanged):
-    """Sigmoids that add up to whatever they do: pushing every score down lowers the loss and balances nothing."""
+    """The probabilities are raw sigmoids: pushing every score down lowers the loss and balances nothing."""
 
     exchange = {"router": _RawSigmoids}
 
@@ -73,7 +73,7 @@ class _SoftmaxAlways(Router):
 
 @mutant(of="MOE-05a", case="collapsed-sigmoids", says="expected 2.25")
 class TakesSoftmaxForSigmoids(Exchanged):
-    """The loss is of softmax probabilities though the gates are sigmoids."""
+    """The loss uses softmax probabilities although the gates are sigmoids."""
 
     exchange = {"router": _SoftmaxAlways}
 
@@ -87,7 +87,7 @@ class _AmongTheChosen(Router):
 
 @mutant(of="MOE-05a", case="collapsed-k-2", says="the balance loss is 6, expected 3")
 class LooksAtChosenProbabilitiesOnly(Exchanged):
-    """P is the gates: experts that are never chosen have none, and nothing draws tokens to them."""
+    """P is taken from the gates: an expert that is never chosen has none, so nothing draws tokens to it."""
 
     exchange = {"router": _AmongTheChosen}
 
@@ -99,14 +99,14 @@ class _OverTheBatch(Router):
 
 @mutant(of="MOE-05a", case="sequences-apart", says="the balance loss is 1, expected 3")
 class BalancesTheBatch(Exchanged):
-    """Load and probability are taken over the micro batch: its size is part of the objective."""
+    """Load and probability are taken over the micro batch, so the micro batch size becomes part of the objective."""
 
     exchange = {"router": _OverTheBatch}
 
 
 @mutant(of="MOE-05d", case="softmax-1-3", says="loss aux differs")
 class BalancesTheMicrobatch(Exchanged):
-    """The same fault, seen by cutting the batch."""
+    """Balances over the micro batch, as BalancesTheBatch does; splitting the batch shows it."""
 
     exchange = {"router": _OverTheBatch}
 
@@ -118,7 +118,7 @@ class _SumsRows(Router):
 
 @mutant(of="MOE-05a", case="balanced-k-2", says="the balance loss is 2, expected 1")
 class AddsUpSequences(Exchanged):
-    """The sum over the micro batch where the mean is declared."""
+    """The loss is a sum over the sequences of the micro batch instead of a mean."""
 
     exchange = {"router": _SumsRows}
 
@@ -130,7 +130,7 @@ class _DividesTwice(Router):
 
 @mutant(of="MOE-05d", case="softmax-2-2", says="loss aux differs", bugs=("AUX-05",))
 class DividesBySequencesTwice(Exchanged):
-    """A loss by sequence is divided by the micro batch size once more: half the coefficient for twice the size."""
+    """A per-sequence loss is divided by the micro batch size once more: doubling the size halves the coefficient."""
 
     exchange = {"router": _DividesTwice}
 
@@ -144,7 +144,9 @@ class _CountsKept(MoE):
 
 @mutant(of="MOE-05a", case="full", says="expected 3")
 class BalancesWhatWasKept(Exchanged):
-    """The worse the balance, the more is dropped, the smaller the loss."""
+    """The loss counts only assignments that were kept: the worse the balance, the more is dropped and the smaller the
+    loss.
+    """
 
     exchange = {"moe": _CountsKept}
 
@@ -156,7 +158,7 @@ class _ZOfScores(Router):
 
 @mutant(of="MOE-05b", case="sigmoids", says="the z loss is")
 class TakesZOfScores(Exchanged):
-    """The z loss of sigmoids: it holds no logit back, because no sigmoid is large."""
+    """The z loss is taken of sigmoid scores instead of logits: no sigmoid is large, so it restrains no logit."""
 
     exchange = {"router": _ZOfScores}
 
@@ -168,7 +170,7 @@ class _ZOfGates(Router):
 
 @mutant(of="MOE-05b", case="two-of-twelve", says="the z loss is")
 class TakesZOfTheChosen(Exchanged):
-    """The sum runs over the chosen logits: those that were not chosen may grow."""
+    """The sum runs over the chosen logits only, so the others may grow."""
 
     exchange = {"router": _ZOfGates}
 
@@ -180,7 +182,7 @@ class _ZUnsquared(Router):
 
 @mutant(of="MOE-05b", case="shifted", says="the z loss is")
 class ForgetsTheSquare(Exchanged):
-    """The log itself: it pushes logits down without end."""
+    """The log is not squared, so the loss pushes logits down without end."""
 
     exchange = {"router": _ZUnsquared}
 
@@ -192,7 +194,7 @@ class _ZOfTheMean(Router):
 
 @mutant(of="MOE-05b", case="mean-over-tokens", says="the z loss is")
 class SquaresTheMean(Exchanged):
-    """The square of the mean for the mean of squares: equal while all tokens are alike."""
+    """The loss is the square of the mean instead of the mean of squares: equal while all tokens are alike."""
 
     exchange = {"router": _ZOfTheMean}
 
@@ -204,7 +206,7 @@ class _ZOverflows(Router):
 
 @mutant(of="MOE-05b", case="far-from-0", says="the z loss is inf")
 class OverflowsTheZLoss(Exchanged):
-    """The log of a sum of exponentials, written out: infinite where the loss is needed most."""
+    """The log of a sum of exponentials is computed naively: infinite where the loss is needed most."""
 
     exchange = {"router": _ZOverflows}
 
@@ -216,7 +218,7 @@ class _ZSums(Router):
 
 @mutant(of="MOE-05b", case="faint", says="the z loss is")
 class AddsUpTokens(Exchanged):
-    """A sum over the tokens of a sequence: the coefficient grows with the sequence length."""
+    """The loss is a sum over the tokens of a sequence, so its coefficient grows with the sequence length."""
 
     exchange = {"router": _ZSums}
 
@@ -228,7 +230,7 @@ class _Detached(Router):
 
 @mutant(of="MOE-05c", case="softmax-aux", says="gradient of")
 class DetachesTheBalanceLoss(Exchanged):
-    """The loss is logged, and moves nothing."""
+    """The balance loss is logged and has no gradient."""
 
     exchange = {"router": _Detached}
 
@@ -240,7 +242,7 @@ class _DetachedZ(Router):
 
 @mutant(of="MOE-05c", case="sigmoid-z", says="gradient of")
 class DetachesTheZLoss(Exchanged):
-    """The z loss is logged, and moves nothing."""
+    """The z loss is logged and has no gradient."""
 
     exchange = {"router": _DetachedZ}
 
@@ -253,7 +255,7 @@ class _StopsAtTheRouter(Router):
 
 @mutant(of="MOE-05c", case="both", says="gradient of norm.weight differs")
 class KeepsTheLossesFromTheModel(Exchanged):
-    """The losses are taken of a detached input: the router learns to balance, what feeds it does not."""
+    """The losses are computed from a detached input: the router learns to balance, the layers below it do not."""
 
     exchange = {"router": _StopsAtTheRouter}
 
@@ -280,7 +282,7 @@ class _CountsTwice(Router):
 
 @mutant(of="MOE-05c", case="sigmoid-aux", says="gradient of mixer.router.weight differs")
 class AddsTheBalanceLossTwice(Exchanged):
-    """Once by hand, once through a scaler that was meant to replace it: the value logged is right."""
+    """The loss is added by hand and again by a scaler that was meant to replace this; the logged value is right."""
 
     exchange = {"router": _CountsTwice}
 
@@ -292,7 +294,7 @@ class _OfTheDraw(Router):
 
 @mutant(of="MOE-05c", case="sigmoid-aux-k-1", says="loss aux differs")
 class ScalesTheBalanceLoss(Exchanged):
-    """route_scale is applied to the scores before both gates and loss are taken of them."""
+    """route_scale multiplies the scores before both gates and loss are computed from them."""
 
     exchange = {"router": _OfTheDraw}
 
@@ -304,7 +306,7 @@ class _ZOverTheSplit(Router):
 
 @mutant(of="MOE-05d", case="sigmoid-one-by-one", says="loss z differs")
 class DividesZByTheMicroBatch(Exchanged):
-    """A mean over tokens that is divided by the sequences as well."""
+    """The z loss is a mean over tokens, divided by the number of sequences as well."""
 
     exchange = {"router": _ZOverTheSplit}
 
@@ -322,7 +324,7 @@ class _Tracks(MoE):
 
 @mutant(of="MOE-05e", case="softmax", says="in the second call loss aux differs", bugs=("AUX-14",))
 class AddsUpInATracker(Exchanged):
-    """Losses are added to a table of the process, in every forward: a recomputed one is logged twice."""
+    """Every forward pass adds the losses to a process-wide table, so a recomputed loss is logged twice."""
 
     exchange = {"moe": _Tracks}
 
@@ -334,7 +336,7 @@ class _Jitters(Router):
 
 @mutant(of="MOE-05e", case="sigmoid", says="in the second call")
 class JittersAlways(Exchanged):
-    """Input jitter that is on in evaluation too, and another one when a block is recomputed."""
+    """Input jitter stays on in evaluation, and draws new numbers when a block is recomputed."""
 
     exchange = {"router": _Jitters}
 

@@ -1,4 +1,4 @@
-"""Capacities that keep, drop, count or pad the wrong way."""
+"""Expert capacities that keep, drop, count or pad wrongly."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class _NeverDrops(MoE):
 
 @mutant(of="MOE-08a", case="a-share", says="loses [], expected [0, 11]")
 class IgnoresTheCapacity(Exchanged):
-    """The capacity factor is read and nothing is dropped: memory is planned for less than is used."""
+    """The capacity factor is read and nothing is dropped: the run uses more memory than was planned."""
 
     exchange = {"moe": _NeverDrops}
 
@@ -34,7 +34,7 @@ class _RoundsDown(MoE):
 
 @mutant(of="MOE-08a", case="rounded-up", says="expected []")
 class RoundsSlotsDown(Exchanged):
-    """floor for ceil: 1.1 slots are 1, and a lone token has none at all."""
+    """floor instead of ceil: 1.1 slots become 1, and a lone token gets none."""
 
     exchange = {"moe": _RoundsDown}
 
@@ -47,7 +47,7 @@ class _ForgetsK(MoE):
 
 @mutant(of="MOE-08a", case="share-and-a-half", says="expected []")
 class ForgetsTopK(Exchanged):
-    """The share is of tokens, not of assignments: a k-th of the slots."""
+    """The share counts tokens, not assignments, so each expert has a k-th of its slots."""
 
     exchange = {"moe": _ForgetsK}
 
@@ -59,7 +59,7 @@ class _OneMore(MoE):
 
 @mutant(of="MOE-08a", case="crowd", says="loses [], expected [0, 5, 11]")
 class KeepsOneMore(Exchanged):
-    """A strict comparison for a lenient one: every expert takes one more than it has slots."""
+    """An off-by-one comparison: every expert takes one more token than it has slots."""
 
     exchange = {"moe": _OneMore}
 
@@ -71,7 +71,7 @@ class _ByRow(MoE):
 
 @mutant(of="MOE-08a", case="crowd", says="token (0, 1) of experts")
 class GivesSlotsBySequence(Exchanged):
-    """Slots are counted in each sequence by itself, rounded up in each."""
+    """Slots are counted for each sequence separately, and rounded up in each."""
 
     exchange = {"moe": _ByRow}
 
@@ -83,7 +83,7 @@ class _WholeTokens(MoE):
 
 @mutant(of="MOE-08a", case="half-a-share", says="token (0, 1) of experts")
 class DropsWholeTokens(Exchanged):
-    """A token that one expert has no slot for loses all of them."""
+    """A token that one expert has no slot for loses all its experts."""
 
     exchange = {"moe": _WholeTokens}
 
@@ -97,7 +97,7 @@ class _Renormalises(MoE):
 
 @mutant(of="MOE-08a", case="half-a-share", says="expected gate x label")
 class RenormalisesAfterDropping(Exchanged):
-    """The gates that are left are made to add up to 1 again."""
+    """The remaining gates of a token are renormalised to sum to 1."""
 
     exchange = {"moe": _Renormalises}
 
@@ -109,7 +109,7 @@ class _ReportsOnly(MoE):
 
 @mutant(of="MOE-08a", case="a-share", says="expected gate x label 0")
 class ReportsDropsAndMakesNone(Exchanged):
-    """Drops are counted in the metrics; the dispatcher does not know of them."""
+    """The metrics count drops that the dispatcher never makes."""
 
     exchange = {"moe": _ReportsOnly}
 
@@ -122,7 +122,7 @@ class _DropsSilently(MoE):
 
 @mutant(of="MOE-08a", case="share-and-a-half", says="loses [], expected [11]")
 class DropsInSilence(Exchanged):
-    """Over-correction: tokens are dropped, and nobody counts them."""
+    """Over-correction: tokens are dropped and not counted."""
 
     exchange = {"moe": _DropsSilently}
 
@@ -136,7 +136,7 @@ class _CountsKept(MoE):
 
 @mutant(of="MOE-08a", case="a-share", says="counts says 2")
 class CountsWhatWasKept(Exchanged):
-    """A full expert looks balanced to the rule that should lower its bias."""
+    """`counts` leaves dropped assignments out, so the rule that should lower a full expert's bias finds it balanced."""
 
     exchange = {"moe": _CountsKept}
 
@@ -153,7 +153,7 @@ class _MarksWithMinusOne(MoE):
 
 @mutant(of="MOE-08a", case="a-share", says="expected gate x label", bugs=("DSP-10",))
 class SortsSentinelsFirst(Exchanged):
-    """-1 marks a dropped assignment and sorts before expert 0, whose rows the offsets expect there."""
+    """-1 marks a dropped assignment and sorts before expert 0, where the offsets expect the rows of expert 0."""
 
     exchange = {"moe": _MarksWithMinusOne}
 
@@ -183,7 +183,7 @@ class _LetsGatesLearn(MoE):
 
 @mutant(of="MOE-08b", case="softmax", says="gradient of mixer.router.weight differs")
 class LearnsFromDroppedGates(Exchanged):
-    """A dropped assignment is zeroed forward only: its gate gets the gradient of the token."""
+    """A dropped assignment is zeroed in the forward pass only, so its gate still gets a gradient."""
 
     exchange = {"moe": _LetsGatesLearn}
 
@@ -197,7 +197,7 @@ class _KeptLoss(MoE):
 
 @mutant(of="MOE-08b", case="sigmoid-swiglu", says="loss aux differs")
 class BalancesWhatWasKept(Exchanged):
-    """The balance loss shrinks as more is dropped: the worse the balance, the weaker what should mend it."""
+    """The balance loss shrinks as more is dropped: the worse the balance, the weaker the correction."""
 
     exchange = {"moe": _KeptLoss}
 
@@ -210,7 +210,7 @@ class _StopsAtDrops(MoE):
 
 @mutant(of="MOE-08b", case="without-shared", says="gradient of x differs")
 class CutsTokensThatLostASlot(Exchanged):
-    """A token that lost one slot gets no gradient through those that it kept."""
+    """A token that lost one slot gets no gradient through the slots that it kept."""
 
     exchange = {"moe": _StopsAtDrops}
 
@@ -225,7 +225,7 @@ class _PlacesInBfloat16(MoE):
 
 @mutant(of="MOE-08d", case="601-tokens", says="tokens are kept, there are 303 slots")
 class CountsPlacesInBfloat16(Exchanged):
-    """The running sum over the mask is taken in the dtype that the mask was cast to for a matmul."""
+    """The running sum over the mask uses the dtype that the mask was cast to for a matmul."""
 
     exchange = {"moe": _PlacesInBfloat16}
 
@@ -239,7 +239,7 @@ class _PlacesInFloat16(MoE):
 
 @mutant(of="MOE-08d", case="2053-tokens-full", says="tokens are kept, there are 2051 slots")
 class KeepsPlacesInFloat16(Exchanged):
-    """Places are summed exactly and kept in float16: behind 2048 every other one is missing."""
+    """Slot positions are summed exactly and stored in float16, which skips every other number above 2048."""
 
     exchange = {"moe": _PlacesInFloat16}
 
@@ -252,7 +252,7 @@ class _CountsInBfloat16(MoE):
 
 @mutant(of="MOE-08d", case="2051-tokens", says="2051 tokens asked for expert 7, counts says 2048")
 class CountsLoadInBfloat16(Exchanged):
-    """The load travels through a bfloat16 buffer."""
+    """The counts pass through a bfloat16 buffer."""
 
     exchange = {"moe": _CountsInBfloat16}
 
@@ -271,7 +271,7 @@ class _Multiplies(MoE):
 
 @mutant(of="MOE-08c", case="mixed", says="y is not finite", bugs=("DSP-23",))
 class MultipliesRowsOfNobody(Exchanged):
-    """Rows behind the last expert are multiplied by a gate of 0 instead of being left out."""
+    """Rows behind the last expert are multiplied by a gate of 0 instead of being masked out."""
 
     exchange = {"moe": _Multiplies, "experts": _Uninitialised}
 
@@ -295,6 +295,8 @@ class _TrustsTheBackward(MoE):
 
 @mutant(of="MOE-08c", case="crowd", says="is not finite", bugs=("DSP-23",))
 class TrustsTheGradientOfRowsOfNobody(Exchanged):
-    """The forward is masked; the kernel's backward leaves garbage for these rows, which dispatch adds to tokens."""
+    """The forward pass is masked, but dispatch adds to tokens the garbage that the kernel's backward leaves in these
+    rows.
+    """
 
     exchange = {"moe": _TrustsTheBackward, "experts": _FoulsTheBackward}

@@ -1,4 +1,4 @@
-"""Counterexamples of `checks.moe.context_parallel_balance`."""
+"""Mutants of `checks.moe.context_parallel_balance`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class _BalancesRuns(ParallelTrainer):
 
 @mutant(of="MOE-05g", case="cp2", says="aux is", bugs=("AUX-15",))
 class BalancesEachRunByItself(Spread):
-    """f is of the tokens of one rank: the loss is the mean of two that ask for more."""
+    """f counts the tokens of one rank only, so the loss asks for balance within each part of a row."""
 
     trains = _BalancesRuns
 
@@ -44,7 +44,7 @@ class _WholeLossOfEach(ParallelTrainer):
 
 @mutant(of="MOE-05g", case="cp2", says="loss agrees, norm is", bugs=("AUX-01",))
 class TakesTheBalanceOfARunForThatOfTheRow(Spread):
-    """The losses that are told are parts and add up; their gradients are those of a whole on each rank."""
+    """The reported losses are parts and add up right; on each rank the gradients are those of a whole loss."""
 
     trains = _WholeLossOfEach
 
@@ -59,7 +59,7 @@ class _ToldByRuns(ParallelTrainer):
 
 @mutant(of="MOE-05g", case="cp2", says="z is", bugs=("AUX-15",))
 class TellsTheZLossOfOneRun(Spread):
-    """The z loss that is told is summed over data-parallel ranks alone."""
+    """The reported z loss is summed over data-parallel ranks alone."""
 
     trains = _ToldByRuns
 
@@ -72,7 +72,7 @@ class _BiasByRuns(ParallelTrainer):
 
 @mutant(of="MOE-06g", case="cp2", says="assignments, expected 192")
 class MovesBiasesByTheTokensOfOneRank(Spread):
-    """Each rank moves its copy of a bias by its own run, and the copies drift apart."""
+    """Each rank moves its copy of a bias by the tokens of its own part of the row, so the copies drift apart."""
 
     trains = _BiasByRuns
 
@@ -87,6 +87,6 @@ class _BiasTwice(ParallelTrainer):
 
 @mutant(of="MOE-06g", case="cp2", says="assignments, expected 192")
 class CountsAssignmentsOnEachRankOfARow(Spread):
-    """The other way round: the counts of a row are summed over ranks that have each summed them."""
+    """Over-correction: the counts of a row are summed over ranks that have each summed them already."""
 
     trains = _BiasTwice

@@ -1,4 +1,4 @@
-"""Dispatchers and combiners that mix tokens up."""
+"""Dispatch and combine that mix tokens up."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class _Unsorts(MoE):
 
 @mutant(of="MOE-02a", case="mixed", says="expected gate x label", bugs=("DSP-06",))
 class SortsTwice(Exchanged):
-    """What experts gave is indexed with the order itself, not with its inverse: right wherever they are the same."""
+    """The combine indexes with the order itself instead of its inverse: right only where the two are equal."""
 
     exchange = {"moe": _Unsorts}
 
@@ -29,7 +29,7 @@ class _LeavesSorted(MoE):
 
 @mutant(of="MOE-02a", case="mixed", says="expected gate x label")
 class LeavesTokensSorted(Exchanged):
-    """Outputs stay in the order of experts: loss, gradient norm and shapes all look right."""
+    """Outputs stay sorted by expert: loss, gradient norm and shapes all look right."""
 
     exchange = {"moe": _LeavesSorted}
 
@@ -41,7 +41,7 @@ class _Tiles(MoE):
 
 @mutant(of="MOE-02a", case="mixed", says="expected gate x label", bugs=("DSP-02",))
 class TilesTokens(Exchanged):
-    """Copies of the whole batch stand one after the other where k copies of a token should: right while k is 1."""
+    """The whole batch is repeated k times where each token should be: right only while k is 1."""
 
     exchange = {"moe": _Tiles}
 
@@ -59,7 +59,7 @@ class _WeighsFirst(MoE):
 
 @mutant(of="MOE-02a", case="mixed", says="expected gate x label")
 class WeighsTheInput(Exchanged):
-    """Gates multiply what experts are given: the same for linear experts, and the square of the gate for relu²."""
+    """Gates multiply the inputs of experts: the same for linear experts, but the gate squared for relu²."""
 
     exchange = {"moe": _WeighsFirst}
 
@@ -84,7 +84,7 @@ class _SortsGates(MoE):
 
 @mutant(of="MOE-02a", case="all-tokens-on-three-experts", says="expected gate x label")
 class SortsGatesAndNotOutputs(Exchanged):
-    """Gates are permuted with the tokens and not back again."""
+    """Gates are permuted with the tokens and not permuted back."""
 
     exchange = {"moe": _SortsGates}
 
@@ -96,7 +96,7 @@ class _Averages(MoE):
 
 @mutant(of="MOE-02a", case="every-expert", says="expected gate x label")
 class AveragesOverSlots(Exchanged):
-    """A mean over the k slots where the gates have normalised already."""
+    """The combine takes a mean over the k slots although the gates are normalised already."""
 
     exchange = {"moe": _Averages}
 
@@ -108,7 +108,7 @@ class _IgnoresGates(MoE):
 
 @mutant(of="MOE-02a", case="mixed-bfloat16", says="expected gate x label")
 class GivesEverySlotTheSameGate(Exchanged):
-    """The gates are reported and not used."""
+    """The gates are reported and not used: every slot weighs 1/k."""
 
     exchange = {"moe": _IgnoresGates}
 
@@ -120,7 +120,7 @@ class _ScalesAgain(MoE):
 
 @mutant(of="MOE-02a", case="scaled", says="expected gate x label")
 class ScalesTheSumToo(Exchanged):
-    """route_scale is in the gates, and once more on their sum."""
+    """route_scale is in the gates, and is applied once more to their sum."""
 
     exchange = {"moe": _ScalesAgain}
 
@@ -134,7 +134,7 @@ class _EndsEarly(Experts):
 
 @mutant(of="MOE-02a", case="all-tokens-on-three-experts", says="expert 11 gave")
 class LeavesTheLastExpertOut(Exchanged):
-    """A loop over the offsets ends one short: the last expert gives zeros."""
+    """A loop over the offsets ends one short, so the last expert gives zeros."""
 
     exchange = {"experts": _EndsEarly}
 
@@ -159,7 +159,7 @@ class _SkipsIdle(Experts):
 
 @mutant(of="MOE-02a", case="first-and-last-expert-idle", says="expected gate x label", bugs=("DSP-19",))
 class ClosesTheGapsOfIdleExperts(Exchanged):
-    """Offsets without the idle experts: tokens of expert 3 go through the matrices of expert 2."""
+    """Offsets leave idle experts out, so tokens of expert 3 go through the matrices of expert 2."""
 
     exchange = {"experts": _SkipsIdle}
 
@@ -171,14 +171,14 @@ class _AsText(Experts):
 
 @mutant(of="MOE-02a", case="k-1", says="expected gate x label", bugs=("DSP-04",))
 class OrdersExpertsAsText(Exchanged):
-    """Experts were read in the order 0, 1, 10, 11, 2 …; with ten or fewer nothing is wrong."""
+    """Experts are loaded in the order 0, 1, 10, 11, 2 …; with ten or fewer nothing is wrong."""
 
     exchange = {"experts": _AsText}
 
 
 @mutant(of="MOE-04a", case="softmax", says="y differs", bugs=("DSP-04",))
 class RenamesExpertsAsText(Exchanged):
-    """The same fault, seen by renaming."""
+    """Loads experts in the order of their names as text; reordering the experts shows it."""
 
     exchange = {"experts": _AsText}
 
@@ -204,7 +204,7 @@ class _GathersTokens(MoE):
 
 @mutant(of="MOE-02e", case="320", says="gradients of 1 add up to 256")
 class AddsGradientsInBfloat16(Exchanged):
-    """Dispatch is one gather; its backward adds a token's k gradients one by one in bfloat16."""
+    """Dispatch is one gather, whose backward adds a token's k gradients one by one in bfloat16."""
 
     exchange = {"moe": _GathersTokens}
 
@@ -220,7 +220,7 @@ class _SumsInBfloat16(MoE):
 
 @mutant(of="MOE-02e", case="600", says="contributions of 1 add up to 256")
 class AddsSlotsInALoop(Exchanged):
-    """One addition for each slot, in the dtype of the activations."""
+    """Slots are added one by one in the dtype of the activations."""
 
     exchange = {"moe": _SumsInBfloat16}
 
@@ -233,7 +233,7 @@ class _FavoursLowNumbers(Router):
 
 @mutant(of="MOE-04a", case="sigmoid-with-bias", says="y differs")
 class FavoursExpertsByNumber(Exchanged):
-    """A tie-break that is large enough to decide where there is no tie."""
+    """A tie-break by expert number is large enough to decide where there is no tie."""
 
     exchange = {"router": _FavoursLowNumbers}
 
@@ -247,6 +247,6 @@ class _FillsByNumber(MoE):
 
 @mutant(of="MOE-04a", case="full", says="differs")
 class CutsTheSortedBuffer(Exchanged):
-    """One buffer for all experts, filled in the order of their numbers: the last experts lose the tokens."""
+    """All experts share one buffer, filled in the order of their numbers, so the last experts lose their tokens."""
 
     exchange = {"moe": _FillsByNumber}

@@ -1,4 +1,4 @@
-"""Stacks whose experts lie on several ranks and are wrong in one place: rows that travel, gates, losses, counts."""
+"""Expert parallel with one bug each: rows that travel, gates, losses, counts."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class _AsTheyCame(TokenDispatcher):
 
 @mutant(of="MOE-07a", case="ep2", says="on one rank", bugs=("DSP-02",))
 class TakesRowsBySenderForRowsByExpert(Spread):
-    """Received rows lie by sender and then by expert, and go through the experts as if they lay by expert."""
+    """Received rows are ordered by sender and then by expert, and go through the experts as if ordered by expert."""
 
     exchange = {"token_dispatcher": _AsTheyCame}
 
@@ -47,7 +47,7 @@ class _ThereAgain(TokenDispatcher):
 
 @mutant(of="MOE-02f", case="ep2", says="on one rank")
 class PutsRowsBackByTheOrderTheyWentIn(Spread):
-    """The permutation is applied again where its inverse is wanted: right for two rows, wrong for three."""
+    """The permutation is applied again instead of its inverse: right for two rows, wrong for three."""
 
     exchange = {"token_dispatcher": _ThereAgain}
 
@@ -59,7 +59,7 @@ class _WithoutGradientThere(TokenDispatcher):
 
 @mutant(of="MOE-07a", case="ep2", says="the gradient of")
 class SendsRowsByACallThatDropsTheGraph(Spread):
-    """`dist.all_to_all_single` in place: rows arrive, and what the experts say about them never comes back."""
+    """`dist.all_to_all_single` in place: rows arrive, and no gradient comes back from the experts."""
 
     exchange = {"token_dispatcher": _WithoutGradientThere}
 
@@ -72,13 +72,13 @@ class _WithoutGradientBack(TokenDispatcher):
 
 @mutant(of="MOE-07a", case="borrowed-ep2", says="experts.w1 differs")
 class ReturnsRowsByACallThatDropsTheGraph(Spread):
-    """The same on the way back: experts stand still, and the shared expert and the residual carry the loss."""
+    """The same call on the way back: experts never learn, while shared expert and residual carry the loss."""
 
     exchange = {"token_dispatcher": _WithoutGradientBack}
 
 
 class _Shares(TokenDispatcher):
-    """`share` in its parts, so that one of them can be another."""
+    """`share` split into parts that a mutant can replace one by one."""
 
     def gates(self, gates_NK: Tensor) -> Tensor:
         return split_rows(gates_NK, self.sharers)
@@ -109,7 +109,7 @@ class _GatesOfItsRun(_Shares):
 
 @mutant(of="MOE-07a", case="ep2", says="router.weight differs", bugs=("SP-19",))
 class LeavesTheGradientOfGatesInParts(Spread):
-    """Ranks that route the same tokens each weigh a run of them; nobody adds up what they found about the gates."""
+    """Ranks that route the same tokens each weigh a part of them, and nobody adds up the gradients of the gates."""
 
     exchange = {"token_dispatcher": _GatesOfItsRun}
 
@@ -121,7 +121,7 @@ class _GatesWithoutGradient(_Shares):
 
 @mutant(of="MOE-07a", case="ep2", says="router.weight differs", bugs=("SP-18",))
 class GathersGatesWithoutTheirGradient(Spread):
-    """Gates come by a collective that autograd does not see: the router learns balance and nothing of the task."""
+    """Gates come from a collective that autograd does not see: the router learns balance and nothing of the task."""
 
     exchange = {"token_dispatcher": _GatesWithoutGradient}
 
@@ -133,7 +133,7 @@ class _RowsOfItsRun(_Shares):
 
 @mutant(of="MOE-07a", case="ep2", says="the gradient of")
 class LeavesTheGradientOfRowsInParts(Spread):
-    """Each of the ranks that hold the same tokens keeps the gradient of the rows that it sent, and zeros elsewhere."""
+    """Each rank that holds the same tokens keeps the gradient of the rows that it sent, and zeros elsewhere."""
 
     exchange = {"token_dispatcher": _RowsOfItsRun}
 
@@ -145,8 +145,9 @@ class _BackSummed(_Shares):
 
 @mutant(of="MOE-07a", case="ep2", says="experts.w1 differs", bugs=("DPS-06",))
 class MultipliesExpertGradientsByEp(Spread):
-    """Outputs come back by an all-gather whose way back sums: every sharer has the same gradient, and experts get EP
-    times of it."""
+    """Outputs come back by an all-gather whose backward sums: every sharer has the same gradient, so experts get EP
+    times too much.
+    """
 
     exchange = {"token_dispatcher": _BackSummed}
 
@@ -158,7 +159,7 @@ class _AllRows(TokenDispatcher):
 
 @mutant(of="MOE-07a", case="ep2", says="experts.w1 differs", bugs=("EPD-09",))
 class EveryRankSendsAllItsRows(Spread):
-    """Ranks that hold the same tokens all send them: outputs are right, experts see each token EP times."""
+    """Ranks that hold the same tokens all send them: outputs are right, but experts see each token EP times."""
 
     exchange = {"token_dispatcher": _AllRows}
 
@@ -170,7 +171,7 @@ class _OwnPartAlone(TokenDispatcher):
 
 @mutant(of="MOE-07b", case="borrowed-tp2-sp-ep2-etp2-fsdp", says="on one rank", bugs=("DSP-11",))
 class LeavesOutThePartsOfOtherRanks(Spread):
-    """Experts are cut over two ranks, and each puts its own rows through its own half."""
+    """Experts are sharded over two ranks, and each puts only its own rows through its half."""
 
     exchange = {"token_dispatcher": _OwnPartAlone}
 
@@ -183,7 +184,7 @@ class _MeanOfParts(TokenDispatcher):
 
 @mutant(of="MOE-07b", case="borrowed-tp2-sp-ep2-etp2-fsdp", says="on one rank")
 class AveragesThePartsOfAnExpert(Spread):
-    """Parts of an inner width add up; their mean is taken."""
+    """The partial outputs of a sharded inner width are averaged instead of summed."""
 
     exchange = {"token_dispatcher": _MeanOfParts}
 
@@ -198,13 +199,13 @@ class _SharedTwice(MoE):
 
 @mutant(of="MOE-07a", case="ep2", says="on one rank", bugs=("DSP-16",))
 class AddsTheSharedExpertTwice(Spread):
-    """Once before the rows come back and once behind, where there is expert parallel."""
+    """With expert parallel, the shared expert is added before the rows come back and again after."""
 
     exchange = {"moe": _SharedTwice}
 
 
 class _IdleWithoutGradient(TokenDispatcher):
-    """Rows of experts beside the first are let through in the forward pass alone."""
+    """Rows of experts beside the first pass in the forward pass alone."""
 
     def by_expert(self, experts: Experts, x_RD: Tensor, counts_ne: Tensor) -> Tensor:
         y_RD = super().by_expert(experts, x_RD, counts_ne)
@@ -213,7 +214,7 @@ class _IdleWithoutGradient(TokenDispatcher):
 
 @mutant(of="MOE-02f", case="ep2", says="the gradient of", bugs=("DSP-22",))
 class GivesNoGradientWhereAnExpertIsIdle(Spread):
-    """On a rank where one expert has no token the backward pass is left out for all of them."""
+    """On a rank where one expert has no token, the backward pass is skipped for all of them."""
 
     exchange = {"token_dispatcher": _IdleWithoutGradient}
 
@@ -230,7 +231,7 @@ class _FractionOfItsRun(ParallelTrainer):
 
 @mutant(of="MOE-05f", case="tp2-sp-etp1", says="aux is")
 class BalancesEachRunBySelf(Spread):
-    """Each rank has a run of every sequence and weighs its own load by its own probabilities."""
+    """Each rank has a part of every sequence and weighs its own load by its own probabilities."""
 
     trains = _FractionOfItsRun
 
@@ -246,7 +247,7 @@ class _FractionsAddedUp(ParallelTrainer):
 
 @mutant(of="MOE-05f", case="tp2-sp-etp1", says="aux is", bugs=("AUX-01",))
 class MultipliesTheBalanceLossByTp(Spread):
-    """The fractions of the runs are summed and not divided: the loss and its gradient are TP times too large."""
+    """The ranks' fractions are summed and not divided, so the loss and its gradient are TP times too large."""
 
     trains = _FractionsAddedUp
 
@@ -258,7 +259,7 @@ class _ZOfItsOwn(ParallelTrainer):
 
 @mutant(of="MOE-05f", case="dp2", says="z is", bugs=("AUX-15",))
 class TellsTheZLossOfItsOwnTokens(Spread):
-    """The z loss that is told is the part of this rank's tokens."""
+    """The reported z loss covers this rank's tokens only."""
 
     trains = _ZOfItsOwn
 
@@ -277,7 +278,7 @@ def _without_gradient(_: object, args: object, out: Output) -> Output:
 
 @mutant(of="MOE-05f", case="ep2", says="router.weight differs")
 class LogsTheBalanceLossAlone(Spread):
-    """The loss is told as it should be, and never reaches the router."""
+    """The loss is reported right, and never reaches the router."""
 
     trains = _BalanceForgotten
 
@@ -296,7 +297,7 @@ class _MovesByItsOwn(ParallelTrainer):
 
 @mutant(of="MOE-06c", case="dp2", says="router.bias differs")
 class MovesBiasesByTheCountsOfOneRank(Spread):
-    """Each rank moves its biases by what its own tokens asked for: copies of one router choose differently."""
+    """Each rank moves its biases by its own tokens, so copies of one router choose differently."""
 
     trains = _MovesByItsOwn
 
@@ -309,7 +310,7 @@ class _MovesTheFirst(ParallelTrainer):
 
 @mutant(of="MOE-06c", case="fsdp2", says="router.bias differs")
 class MovesTheBiasesOfOneLayer(Spread):
-    """Counts of the first layer are summed over the ranks, those of the others are lost."""
+    """Counts of the first layer are summed over the ranks; those of the other layers are lost."""
 
     trains = _MovesTheFirst
 
@@ -322,7 +323,7 @@ class _MovesPerRank(ParallelTrainer):
 
 @mutant(of="MOE-06c", case="ep2", says="router.bias differs")
 class MovesBiasesOnceARank(Spread):
-    """The hook that moves the biases is there once for each rank: steps are WORLD times as long."""
+    """The hook that moves the biases is registered once for each rank, so moves are WORLD times too long."""
 
     trains = _MovesPerRank
 
@@ -336,6 +337,6 @@ class _CountsSharers(ParallelTrainer):
 
 @mutant(of="MOE-06c", case="ep2", says="assignments, expected")
 class CountsTokensOnceForEachSharer(Spread):
-    """The mend overshoots: ranks that routed the same tokens are summed too. A sign does not tell; the counts do."""
+    """Over-correction: ranks that routed the same tokens are summed too. The sign does not show it; the counts do."""
 
     trains = _CountsSharers

@@ -1,4 +1,4 @@
-"""Experts and shared experts broken in one place."""
+"""Experts and shared experts with one bug each."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class _WithoutGraph(Experts):
 
 @mutant(of="MOE-02b", case="softmax-relu2", says="gradient of lacks mixer.experts.w1", bugs=("OPT-26",))
 class NeverTrainsExperts(Exchanged):
-    """A grouped matmul without a backward for its weights: the forward is right, the experts stand still."""
+    """A grouped matmul has no backward for its weights: the forward is right, and the experts never learn."""
 
     exchange = {"experts": _WithoutGraph}
 
@@ -31,7 +31,7 @@ class _TakesTokensOut(MoE):
 
 @mutant(of="MOE-02b", case="without-shared", says="gradient of x differs")
 class CutsTheTokensGradient(Exchanged):
-    """Dispatch through a copy that is not differentiable: experts train, what stands below them does not."""
+    """Dispatch goes through a copy without a gradient: experts train, the layers below them do not."""
 
     exchange = {"moe": _TakesTokensOut}
 
@@ -51,14 +51,14 @@ class _ByLoad(Experts):
 
 @mutant(of="MOE-02b", case="sigmoid-swiglu", says="gradient of mixer.experts.w1 differs")
 class AveragesGradientsByLoad(Exchanged):
-    """An expert's gradient is the mean over its tokens, so that a token counts less in a busy expert."""
+    """An expert's gradient is the mean over its tokens, so a token counts less in a busy expert."""
 
     exchange = {"experts": _ByLoad}
 
 
 @mutant(of="MOE-02d", case="in-the-middle", says="expert 6 has no token")
 class DividesByNoTokens(Exchanged):
-    """The same mean over an idle expert's tokens is 0/0."""
+    """The same mean, over the tokens of an idle expert, is 0/0."""
 
     exchange = {"experts": _ByLoad}
 
@@ -70,7 +70,7 @@ class _Relu(Experts):
 
 @mutant(of="MOE-02b", case="softmax-relu2", says="y differs")
 class ForgetsTheSquare(Exchanged):
-    """Experts are relu MLPs while the dense block has relu²."""
+    """Experts use relu where the dense block uses relu²."""
 
     exchange = {"experts": _Relu}
 
@@ -84,7 +84,7 @@ class _Crossed(Experts):
 
 @mutant(of="MOE-02b", case="17-experts", says="y differs")
 class CrossesGateAndUp(Exchanged):
-    """silu is on w3 instead of w1: a model so trained is as good, a checkpoint so read is none."""
+    """silu is applied to w3 instead of w1: training works as well, but a checkpoint from elsewhere is useless."""
 
     exchange = {"experts": _Crossed}
 
@@ -108,7 +108,7 @@ class _MeansOfNothing(Router):
 
 @mutant(of="MOE-02c", case="softmax", says="loss z")
 class AveragesNoTokens(Exchanged):
-    """The mean over no token is NaN, and with it every gradient of the step."""
+    """The mean over no tokens is NaN, and so is every gradient of the step."""
 
     exchange = {"router": _MeansOfNothing}
 
@@ -122,7 +122,7 @@ class _SkipsEmptyCalls(MoE):
 
 @mutant(of="MOE-02c", case="sigmoid", says="gradient of lacks mixer.experts", bugs=("DSP-22",))
 class SkipsExpertsWithoutTokens(Exchanged):
-    """A call without tokens returns early: its weights get no gradient, and a reduction over ranks waits for it."""
+    """A call without tokens returns early: its weights get no gradient, and a reduction over ranks waits for one."""
 
     exchange = {"moe": _SkipsEmptyCalls}
 
@@ -141,7 +141,7 @@ class _LeavesGarbage(Experts):
 
 @mutant(of="MOE-02d", case="at-the-ends-bfloat16", says="expert 0 has no token", bugs=("DSP-09",))
 class LeavesIdleGradientsUninitialised(Exchanged):
-    """A grouped backward writes nothing for a group without rows, and its buffer was not zeroed."""
+    """A grouped backward writes nothing for a group without rows, into a buffer that was not zeroed."""
 
     exchange = {"experts": _LeavesGarbage}
 
@@ -154,7 +154,7 @@ class _DummyToken(Experts):
 
 @mutant(of="MOE-02d", case="nearly-all", says="has no token, and the gradient of its mixer.experts.w1 is")
 class TouchesIdleExperts(Exchanged):
-    """Over-correction: every expert is added to the output with nothing in it, so that it has a gradient."""
+    """Over-correction: the sum of every expert's weights is added to the output as a zero, to give each a gradient."""
 
     exchange = {"experts": _DummyToken}
 
@@ -167,9 +167,9 @@ class _SharedInEachSlot(MoE):
         return out._replace(y_BTD=out.y_BTD + (self.moe.top_k - 1) * again)
 
 
-@mutant(of="MOE-03a", case="softmax", says="once is its label")
+@mutant(of="MOE-03a", case="softmax", says="expected its label")
 class ServesOnceForEachSlot(Exchanged):
-    """The shared expert stands inside the loop over slots: right while k is 1."""
+    """The shared expert is inside the loop over slots: right only while k is 1."""
 
     exchange = {"moe": _SharedInEachSlot}
 
@@ -184,9 +184,9 @@ class _SharedTwice(MoE):
         return y_BTD + shared
 
 
-@mutant(of="MOE-03a", case="k-1", says="once is its label", bugs=("DSP-16",))
+@mutant(of="MOE-03a", case="k-1", says="expected its label", bugs=("DSP-16",))
 class AddsTheSharedExpertTwice(Exchanged):
-    """Added before the combine and after it."""
+    """The shared expert is added before the combine and again after it."""
 
     exchange = {"moe": _SharedTwice}
 
@@ -199,9 +199,9 @@ class _SharedScaled(MoE):
         return out._replace(y_BTD=out.y_BTD + (self.moe.route_scale - 1) * again)
 
 
-@mutant(of="MOE-03a", case="scaled", says="once is its label")
+@mutant(of="MOE-03a", case="scaled", says="expected its label")
 class ScalesTheSharedExpert(Exchanged):
-    """route_scale multiplies the whole block, the shared expert with it."""
+    """route_scale multiplies the whole block, shared expert included."""
 
     exchange = {"moe": _SharedScaled}
 
@@ -213,8 +213,8 @@ class _SharedWhereKept(MoE):
         return out._replace(y_BTD=out.y_BTD.masked_fill(lost, 0))
 
 
-@mutant(of="MOE-03a", case="all-slots-taken", says="once is its label")
+@mutant(of="MOE-03a", case="all-slots-taken", says="expected its label")
 class ForgetsTokensWithoutASlot(Exchanged):
-    """Tokens that lost every slot are left out of the block, and of the shared expert with it."""
+    """Tokens that lost every slot leave the block, and miss the shared expert too."""
 
     exchange = {"moe": _SharedWhereKept}

@@ -1,4 +1,4 @@
-"""Gates normalised, scaled, paired or detached the wrong way."""
+"""Gates that are normalised, scaled, paired or detached wrongly."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class _SoftmaxOverAll(Router):
 
 @mutant(of="MOE-01c", case="softmax", says="has gate", bugs=("AUX-18",))
 class LeavesGatesUnnormalised(Exchanged):
-    """Softmax over all experts and no renormalising over the chosen: the gates add up to less than the scale."""
+    """Softmax runs over all experts without renormalising over the chosen, so the gates sum to less than the scale."""
 
     exchange = {"router": _SoftmaxOverAll}
 
@@ -31,7 +31,7 @@ class _RawSigmoids(Router):
 
 @mutant(of="MOE-01c", case="sigmoid", says="has gate", bugs=("AUX-18",))
 class LeavesSigmoidsUnnormalised(Exchanged):
-    """Sigmoid gates that are not divided by their sum."""
+    """Sigmoid gates are not divided by their sum."""
 
     exchange = {"router": _RawSigmoids}
 
@@ -43,7 +43,9 @@ class _NormalisesAlways(Router):
 
 @mutant(of="MOE-01c", case="sigmoid-alone", says="has gate 1.0")
 class NormalisesTheLoneGate(Exchanged):
-    """Over-correction: a lone sigmoid over its own sum is 1, a constant; the router stands still."""
+    """Over-correction: a lone sigmoid is divided by its own sum, which makes it the constant 1, so the router never
+    learns.
+    """
 
     exchange = {"router": _NormalisesAlways}
 
@@ -55,7 +57,7 @@ class _AddsEpsilon(Router):
 
 @mutant(of="MOE-01c", case="sigmoid-faint", says="has gate")
 class AddsALargeEpsilon(Exchanged):
-    """An epsilon of 1e-6 under the sum: gates of faint scores vanish."""
+    """An epsilon of 1e-6 under the sum makes the gates of faint scores vanish."""
 
     exchange = {"router": _AddsEpsilon}
 
@@ -79,7 +81,7 @@ class _ScalesTwice(Router):
 
 @mutant(of="MOE-01c", case="sigmoid-scaled", says="has gate")
 class ScalesTwice(Exchanged):
-    """Over-correction: the router scales, and so does what combines."""
+    """Over-correction: both the router and the combine apply route_scale."""
 
     exchange = {"router": _ScalesTwice}
 
@@ -94,7 +96,7 @@ class _ScalesBefore(Router):
 
 @mutant(of="MOE-01c", case="softmax-scaled", says="has gate")
 class ScalesBeforeNormalising(Exchanged):
-    """The scale stands before the softmax, where it is a temperature."""
+    """The scale is applied before the softmax, where it acts as a temperature."""
 
     exchange = {"router": _ScalesBefore}
 
@@ -119,7 +121,7 @@ class _ExponentiatesRaw(Router):
 
 @mutant(of="MOE-01c", case="softmax-far-from-0", says="has gate nan")
 class OverflowsTheSoftmax(Exchanged):
-    """A softmax that does not subtract the largest logit."""
+    """The softmax does not subtract the largest logit."""
 
     exchange = {"router": _ExponentiatesRaw}
 
@@ -134,7 +136,7 @@ class _SortsGates(Router):
 
 @mutant(of="MOE-01c", case="softmax", says="has gate")
 class PairsGatesWithOtherSlots(Exchanged):
-    """Experts are sorted by number, gates stay sorted by size: the sum of gates is right and the output is not."""
+    """Experts are sorted by number while gates stay sorted by size: the gates sum up right and the output is wrong."""
 
     exchange = {"router": _SortsGates}
 
@@ -147,14 +149,14 @@ class _WeighsWithTheBias(Router):
 
 @mutant(of="MOE-01c", case="bias", says="has gate")
 class WeighsWithTheBias(Exchanged):
-    """Gates are gathered from the scores that experts were chosen by."""
+    """Gates are gathered from the biased scores that chose the experts."""
 
     exchange = {"router": _WeighsWithTheBias}
 
 
 @mutant(of="MOE-01d", case="up", says="on every selection bias y differs")
 class LetsTheBiasIntoTheOutput(Exchanged):
-    """The same fault, seen without knowing what gates should be."""
+    """Weighs with the bias, as WeighsWithTheBias does; shifting every bias shows it, without knowing the gates."""
 
     exchange = {"router": _WeighsWithTheBias}
 
@@ -177,7 +179,7 @@ class _LearnsTheBias(Router):
 
 @mutant(of="MOE-01d", case="down", says="mixer.router.bias has a gradient")
 class LearnsTheBias(Exchanged):
-    """The bias is a parameter: the optimizer moves and decays what the balance rule moves."""
+    """The bias is a parameter, so the optimizer moves and decays what the balance rule moves."""
 
     exchange = {"router": _LearnsTheBias}
 
@@ -189,7 +191,7 @@ class _DetachesGates(Router):
 
 @mutant(of="MOE-01f", case="softmax", says="gradient of mixer.router.weight differs", bugs=("SP-18",))
 class DetachesGates(Exchanged):
-    """Gates leave the graph, as through a gather that is not differentiable: the balance loss alone trains."""
+    """Gates leave the graph, as through a gather without a gradient, so the balance loss alone trains the router."""
 
     exchange = {"router": _DetachesGates}
 
@@ -203,7 +205,7 @@ class _DetachesTheSum(Router):
 
 @mutant(of="MOE-01f", case="sigmoid-with-bias", says="gradient of mixer.router.weight differs")
 class DetachesTheNorm(Exchanged):
-    """The sum that gates are divided by is taken for a constant."""
+    """The sum that gates are divided by is treated as a constant."""
 
     exchange = {"router": _DetachesTheSum}
 
@@ -232,6 +234,6 @@ class _WithTheBias(Router):
 
 @mutant(of="MOE-01d", case="up", says="on every selection bias loss aux differs")
 class BalancesBiasedScores(Exchanged):
-    """The probabilities of the loss have the bias in them, so two rules pull at one score."""
+    """The loss's probabilities include the bias, so two rules pull at one score."""
 
     exchange = {"router": _WithTheBias}

@@ -1,4 +1,4 @@
-"""Routers that choose, count or round the wrong way."""
+"""Routers that choose, count or round wrongly."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class _LeavesTheBiasOut(Router):
 
 @mutant(of="MOE-01a", case="sigmoid-3-of-12-with-bias", says="its best are")
 class ChoosesWithoutTheBias(Exchanged):
-    """The bias is updated and saved, and never asked."""
+    """The bias is updated and saved, and never used to choose."""
 
     exchange = {"router": _LeavesTheBiasOut}
 
@@ -31,7 +31,7 @@ class _SubtractsTheBias(Router):
 
 @mutant(of="MOE-01a", case="sigmoid-3-of-12-with-bias", says="its best are")
 class SubtractsTheBias(Exchanged):
-    """The sign belongs to the update rule; here it is turned once more, so a crowded expert draws still more tokens."""
+    """The router negates the sign that belongs to the update rule, so a crowded expert draws even more tokens."""
 
     exchange = {"router": _SubtractsTheBias}
 
@@ -48,14 +48,14 @@ class _BiasesTheLogits(Router):
 
 @mutant(of="MOE-01a", case="sigmoid-3-of-12-with-bias", says="its best are")
 class BiasesLogitsInsteadOfScores(Exchanged):
-    """The bias is added before the sigmoid: one unit of it moves a certain expert less than an uncertain one."""
+    """The bias is added before the sigmoid, where one unit moves a certain expert less than an uncertain one."""
 
     exchange = {"router": _BiasesTheLogits}
 
 
 class _FromTheUpperHalf(Router):
     def choose(self, scores_BTE: Tensor) -> Tensor:
-        """Only the better of two groups of experts is looked at."""
+        """Consider only the better of two groups of experts."""
         half = self.moe.experts // 2
         groups = scores_BTE[..., : 2 * half].unflatten(-1, (2, half))  # type: ignore[no-untyped-call]
         best_BT1 = groups.topk(2, dim=-1).values.sum(-1).argmax(-1, keepdim=True)
@@ -65,7 +65,7 @@ class _FromTheUpperHalf(Router):
 
 @mutant(of="MOE-01a", case="softmax-3-of-12", says="its best are", bugs=("AUX-19",))
 class RoutesByGroups(Exchanged):
-    """Group-limited routing with its two groups and its top 2 of each written into the code, whatever the recipe."""
+    """Group-limited routing, with two groups and the top 2 of each hard-coded, whatever the recipe says."""
 
     exchange = {"router": _FromTheUpperHalf}
 
@@ -79,7 +79,7 @@ class _PicksOneTwice(Router):
 
 @mutant(of="MOE-01a", case="softmax-5-of-17", says="not to 5 distinct ones")
 class PicksOneExpertTwice(Exchanged):
-    """An iterative top-k that forgets its mask: the best expert gets two slots."""
+    """An iterative top-k forgets its mask, so the best expert gets two slots."""
 
     exchange = {"router": _PicksOneTwice}
 
@@ -91,7 +91,7 @@ class _OneFewer(Router):
 
 @mutant(of="MOE-01a", case="sigmoid-1-of-12", says="its best are")
 class RoutesByTheTokenBefore(Exchanged):
-    """Indices shifted by a token, as after a pad that only one of two tensors had."""
+    """Indices are shifted by one token, as after a padding that only one of two tensors had."""
 
     exchange = {"router": _OneFewer}
 
@@ -103,7 +103,7 @@ class _AcrossRows(Router):
 
 @mutant(of="MOE-01a", case="sigmoid-without-bias", says="its best are")
 class ReadsSequenceFirst(Exchanged):
-    """Flattens (T, B) where the rest of the block has (B, T): right for one sequence and for one token."""
+    """Flattens (T, B) where the rest of the block has (B, T): right only for one sequence or one token."""
 
     exchange = {"router": _AcrossRows}
 
@@ -115,7 +115,7 @@ class _InBytes(Router):
 
 @mutant(of="MOE-01a", case="300-experts", says="its best are")
 class KeepsNumbersInBytes(Exchanged):
-    """Expert numbers are packed into a byte: expert 256 is expert 0."""
+    """Expert numbers are stored in a byte, so expert 256 becomes expert 0."""
 
     exchange = {"router": _InBytes}
 
@@ -127,7 +127,7 @@ class _CountsTheLastSlot(Router):
 
 @mutant(of="MOE-01b", case="softmax-3-of-12", says="assignments name it")
 class CountsOneSlot(Exchanged):
-    """Only one of a token's k slots is counted: as good as right while k is 1."""
+    """Only one of a token's k slots is counted: right only while k is 1."""
 
     exchange = {"router": _CountsTheLastSlot}
 
@@ -141,7 +141,7 @@ class _CountsShort(Router):
 
 @mutant(of="MOE-01b", case="softmax-5-of-17", says="assignments name it")
 class ShiftsTheHistogram(Exchanged):
-    """Bins off by one: the last expert's tokens are written on the first."""
+    """Histogram bins are off by one, so the last expert's tokens are credited to the first."""
 
     exchange = {"router": _CountsShort}
 
@@ -154,7 +154,7 @@ class _CountsBelowTheLast(Router):
 
 @mutant(of="MOE-01b", case="sigmoid-3-of-12-with-bias", says="assignments name it")
 class ClosesTheLastBin(Exchanged):
-    """The last bin holds two experts' tokens, as a histogram with a closed right edge has it; the sum is right."""
+    """The last bin holds two experts' tokens, as in a histogram with a closed right edge; the sum is right."""
 
     exchange = {"router": _CountsBelowTheLast}
 
@@ -166,21 +166,21 @@ class _CountsWithBincount(Router):
 
 @mutant(of="MOE-01b", case="40-experts-for-10-tokens", says="entries for 40 experts", bugs=("DSP-19",))
 class ForgetsIdleTrailingExperts(Exchanged):
-    """bincount without minlength: experts behind the last that has a token are missing."""
+    """bincount without minlength leaves out the experts behind the last one that has a token."""
 
     exchange = {"router": _CountsWithBincount}
 
 
 class _CountsUnique(Router):
     def count(self, experts_BTK: Tensor) -> Tensor:
-        """The lengths of runs, without the experts that have none: the rest moves up."""
+        """The lengths of runs, without the experts that have none, so the rest moves up."""
         found = torch.unique_consecutive(experts_BTK.flatten().sort().values, return_counts=True)[1]
         return F.pad(found, (0, self.moe.experts - len(found)))
 
 
 @mutant(of="MOE-01b", case="40-experts-for-10-tokens", says="assignments name it", bugs=("DSP-19",))
 class ClosesTheGapsOfIdleExperts(Exchanged):
-    """Runs of equal numbers are counted in order: an idle expert in the middle moves all behind it up."""
+    """Runs of equal numbers are counted in order, so an idle expert shifts the counts of all experts behind it."""
 
     exchange = {"router": _CountsUnique}
 
@@ -205,7 +205,7 @@ class _RoundsTheWeight(Router):
 
 @mutant(of="MOE-01e", case="sigmoid", says="their scores were rounded", bugs=("MXP-13",))
 class RoundsTheRoutersWeight(Exchanged):
-    """The matmul is float32; the weight was cast with the rest of the module."""
+    """The matmul is float32, but the weight was cast with the rest of the module."""
 
     exchange = {"router": _RoundsTheWeight}
 
@@ -217,7 +217,7 @@ class _RoundsScores(Router):
 
 @mutant(of="MOE-01e", case="sigmoid", says="their scores were rounded", bugs=("MXP-13",))
 class RoundsScores(Exchanged):
-    """Logits are float32, and the scores are cast before top-k."""
+    """Logits are float32, but the scores are cast before top-k."""
 
     exchange = {"router": _RoundsScores}
 

@@ -1,4 +1,4 @@
-"""Bias updates broken in one place."""
+"""Selection bias updates with one bug each."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class _MovesAway(MoE):
 
 @mutant(of="MOE-06a", case="small", says="expected -0.001")
 class MovesTheBiasAway(Exchanged):
-    """The sign of load minus mean: a crowded expert draws still more tokens."""
+    """The sign is that of load minus mean, so a crowded expert draws even more tokens."""
 
     exchange = {"moe": _MovesAway}
 
@@ -49,7 +49,7 @@ class _AmongActive(MoE):
 
 @mutant(of="MOE-06a", case="large", says="asked 4 times where the mean is 4, moved by +0.25, expected +0")
 class AveragesOverActiveExperts(Exchanged):
-    """The mean leaves idle experts out: those at the true mean are lifted with them."""
+    """The mean leaves idle experts out, so experts at the true mean are raised as well."""
 
     exchange = {"moe": _AmongActive}
 
@@ -64,7 +64,7 @@ class _NeverRests(MoE):
 
 @mutant(of="MOE-06a", case="small", says="where the mean is 4, moved by +0.001, expected +0")
 class NeverLeavesABiasAtRest(Exchanged):
-    """A lenient comparison has no third answer: a balanced expert drifts upwards."""
+    """The comparison knows only up and down, so the bias of a balanced expert drifts upwards."""
 
     exchange = {"moe": _NeverRests}
 
@@ -79,7 +79,7 @@ class _OutOfPlace(MoE):
 
 @mutant(of="MOE-06a", case="two-microbatches", says="moved by +0, expected -0.01", bugs=("EXB-04",))
 class MovesACopy(Exchanged):
-    """The updated bias is another tensor than the buffer that routes and is saved."""
+    """The update is written to another tensor than the buffer that routes and is saved."""
 
     exchange = {"moe": _OutOfPlace}
 
@@ -94,7 +94,7 @@ class _Centres(MoE):
 
 @mutant(of="MOE-06a", case="large", says="moved by")
 class CentresTheBias(Exchanged):
-    """The mean is taken off after each step: harmless to the choice, and another state than the declared one."""
+    """The mean is subtracted after each step: the choice stays, but the state is not the declared one."""
 
     exchange = {"moe": _Centres}
 
@@ -108,7 +108,7 @@ class _KeepsCount(MoE):
 
 @mutant(of="MOE-06a", case="full", says="asked 4 times where the mean is 4, moved by")
 class MovesByWhatWasKept(Exchanged):
-    """Counts after dropping: full experts all look alike."""
+    """Loads are counted after dropping, where full experts all look alike."""
 
     exchange = {"moe": _KeepsCount}
 
@@ -121,6 +121,6 @@ class _FixedRate(MoE):
 
 @mutant(of="MOE-06a", case="large", says="moved by -0.001, expected -0.25")
 class IgnoresTheRate(Exchanged):
-    """The rate of the paper is written into the code."""
+    """The paper's rate is hard-coded."""
 
     exchange = {"moe": _FixedRate}

@@ -1,4 +1,4 @@
-"""Counterexamples of `checks.moe.transformers`."""
+"""Mutants of `checks.moe.transformers`."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from contracts.mutants.moe import expert_parallel
 
 @mutant(of="MOE-06e", case="dp2", says="router.bias differs")
 class MovesATransformersBiasesByOneRank(expert_parallel.MovesBiasesByTheCountsOfOneRank):
-    """Each rank moves its biases by what its own tokens asked for."""
+    """Each rank moves its biases by its own tokens."""
 
 
 @mutant(of="MOE-06e", case="ep2", says="assignments, expected")
 class CountsATransformersSharers(expert_parallel.CountsTokensOnceForEachSharer):
-    """The mend overshoots: ranks that routed the same tokens are all counted."""
+    """Over-correction: ranks that routed the same tokens are all counted."""

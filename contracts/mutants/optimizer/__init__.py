@@ -1,4 +1,4 @@
-"""Counterexamples of OPT, under the file names of `contracts/checks/optimizer`.
+"""Mutants of OPT, under the file names of `contracts/checks/optimizer`.
 
-Those that are torch modules are read by `contracts.mutants.tensors`.
+`contracts.mutants.tensors` reads those that are torch modules.
 """

@@ -1,4 +1,4 @@
-"""Optimizers whose table and whose deeds differ: forgotten, doubled and misrouted parameters, decay where none is."""
+"""Parameter groups that differ from the table: forgotten, doubled or misrouted parameters, wrong decay."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from contracts.stacks.reference.stack import Reference
 # the table
 @mutant(of="OPT-01a", case="adamw", says="stands in no group of the optimizer")
 class ForgetsTheRecurrentBlock(Reference):
-    """Groups are made from a list of known modules, and R is newer than the list."""
+    """Groups come from a list of known modules, and the R block is newer than the list."""
 
     def built(self, recipe: Recipe, mode: Mode) -> Built:
         answer = super().built(recipe, mode)
@@ -33,7 +33,7 @@ class ForgetsTheRecurrentBlock(Reference):
 
 @mutant(of="OPT-01a", case="tied", says="embedding.weight stands in the table 2 times")
 class ListsTheTiedTensorTwice(Reference):
-    """A tied output projection is put into the head's group as well."""
+    """A tied output projection is in the head's group as well."""
 
     def built(self, recipe: Recipe, mode: Mode) -> Built:
         answer = super().built(recipe, mode)
@@ -42,7 +42,7 @@ class ListsTheTiedTensorTwice(Reference):
 
 @mutant(of="OPT-01a", case="muon", says="has state {'momentum_buffer': 'bfloat16'}, expected float32")
 class KeepsMomentumInBfloat16(Reference):
-    """Muon's momentum is made in the dtype that the iteration runs in."""
+    """Muon's momentum has the dtype that the orthogonalization runs in."""
 
     def built(self, recipe: Recipe, mode: Mode) -> Built:
         answer = super().built(recipe, mode)
@@ -75,7 +75,7 @@ class _Doubled(Optimizer):
     of="OPT-01b", case="adamw", says="mixer.router.weight (14, 24) is in the table under adamw and moved by another"
 )
 class MovesTheRouterTwice(Trained):
-    """The router stands in a second optimizer of its own, made for a higher rate."""
+    """The router is also in a second optimizer, made to give it a higher rate."""
 
     moves = _Doubled
 
@@ -87,7 +87,7 @@ class _Detached(Experts):
 
 @mutant(of="OPT-01b", case="adamw", says="no gradient reaches layers.1.mixer.experts.w1", bugs=("OPT-26",))
 class TrainsNoExpert(Exchanged):
-    """The experts' kernel is called past autograd: tokens flow, gradients of the input too, and no expert learns."""
+    """The experts' kernel bypasses autograd for its weights: input gradients flow, and no expert learns."""
 
     exchange = {"experts": _Detached}
 
@@ -111,7 +111,7 @@ class _Leaking(Optimizer):
 
 @mutant(of="OPT-01b", case="adamw", says="moved by another rule, 2 times the rate", bugs=("OPT-05",))
 class LeaksARateToLaterParameters(Trained):
-    """The router's multiple of the rate is kept in the loop's variable, and every later parameter gets it."""
+    """The router's rate multiple stays in the loop's variable, so every later parameter gets it."""
 
     moves = _Leaking
 
@@ -123,7 +123,7 @@ class _ByDimension(Optimizer):
 
 @mutant(of="OPT-02b", case="muon", says="embedding.weight (61, 24) moved as by muon, expected adamw", bugs=("OPT-21",))
 class MovesEmbeddingsByMuon(Trained):
-    """Muon takes whatever has two dims: embedding, output projection, router and convolutions with it."""
+    """Muon takes everything with two dims: embedding, output projection, router and convolutions too."""
 
     moves = _ByDimension
 
@@ -140,7 +140,7 @@ class _MatricesAlone(Optimizer):
     bugs=("OPT-20",),
 )
 class LeavesStackedExpertsToAdam(Trained):
-    """Experts stacked in one tensor have three dims; a test for two leaves them to AdamW in silence."""
+    """Experts stacked in one tensor have three dims; a test for two silently leaves them to AdamW."""
 
     moves = _MatricesAlone
 
@@ -153,7 +153,7 @@ class _WithHeads(Optimizer):
 
 @mutant(of="OPT-02b", case="prediction-heads", says="moved as by muon, expected adamw")
 class MovesPredictionHeadsByMuon(Trained):
-    """Prediction heads are made of the same blocks and are routed by class."""
+    """Prediction heads consist of the same blocks, and parameters are assigned by module class."""
 
     moves = _WithHeads
 
@@ -170,7 +170,7 @@ class _Flattening(Optimizer):
 
 @mutant(of="OPT-02b", case="muon", says="(14, 20, 24) moved as by neither rule, expected muon")
 class OrthogonalizesAllExpertsAsOne(Trained):
-    """A stack of experts is flattened to one tall matrix: experts share what each should have for itself."""
+    """A stack of experts is flattened to one tall matrix and orthogonalized as one."""
 
     moves = _Flattening
 
@@ -183,7 +183,7 @@ class _DecaysAll(Optimizer):
 
 @mutant(of="OPT-02a", case="adamw", says="norm layers.0.norm.weight (24,) decays by 0.3", bugs=("OPT-01",))
 class DecaysNorms(Trained):
-    """The filter looks for torch.nn.LayerNorm, and the norms are RMSNorms of our own."""
+    """The filter looks for torch.nn.LayerNorm, but the norms are custom RMSNorms."""
 
     moves = _DecaysAll
 
@@ -195,7 +195,7 @@ class _DecaysStateSpace(Optimizer):
 
 @mutant(of="OPT-02a", case="muon", says="ssm layers.2.mixer.A_log (4,) decays by 0.3")
 class DecaysStateSpaceVectors(Trained):
-    """A_log, D and dt_bias are neither norms nor biases by name: decay draws every time constant to one."""
+    """A_log, D and dt_bias are not named like norms or biases, so decay pulls every time constant towards one."""
 
     moves = _DecaysStateSpace
 
@@ -207,7 +207,7 @@ class _Inverted(Optimizer):
 
 @mutant(of="OPT-02a", case="tied", says="embedding.weight decays by 0 … 0, and the table says 0.3", bugs=("OPT-04",))
 class DecaysVectorsAlone(Trained):
-    """The two groups are exchanged."""
+    """The two decay groups are swapped."""
 
     moves = _Inverted
 
@@ -219,7 +219,7 @@ class _DecaysExpertsNot(Optimizer):
 
 @mutant(of="OPT-02a", case="adamw", says="expert layers.1.mixer.experts.w1 decays by 0 … 0, expected 0.3")
 class SparesExperts(Trained):
-    """Over-correction: whatever is no plain matrix is spared, stacked experts with it."""
+    """Over-correction: only plain matrices decay, so stacked experts do not."""
 
     moves = _DecaysExpertsNot
 
@@ -240,7 +240,7 @@ class _Coupled(Optimizer):
 
 @mutant(of="OPT-02a", case="adamw", says="and the table says 0.3")
 class CouplesDecayToGradients(Trained):
-    """Decay is added to the gradient, as Adam's `weight_decay` does: the moments rescale it to the size of a step."""
+    """Decay is added to the gradient, as Adam's `weight_decay` does, and the moments rescale it to a step's size."""
 
     moves = _Coupled
 
@@ -269,7 +269,7 @@ class _SkipsIdleExperts(Optimizer):
 
 @mutant(of="OPT-01c", case="one-expert-for-all", says="got no token and did not decay")
 class SkipsExpertsWithoutTokens(Trained):
-    """Experts that got no token this step are left out of it: no decay, no moments."""
+    """Experts without tokens are left out of the step: no decay, no moments."""
 
     moves = _SkipsIdleExperts
 
@@ -281,7 +281,7 @@ class _NoStateWithoutGradient(Optimizer):
 
 @mutant(of="OPT-01c", case="adamw", says="has no state of its shape after step 1", bugs=("RSM-41",))
 class GivesNoStateOfSomeExperts(Trained):
-    """State is collected from the tensors of the last group that was stepped; one tensor's never is."""
+    """State is collected from the tensors of the last group that stepped, so one tensor's state is missing."""
 
     moves = _NoStateWithoutGradient
 
@@ -295,14 +295,14 @@ class _Thawed(Indexer):
 
 @mutant(of="OPT-01d", case="adamw", says="no gradient reaches layers.0.mixer.indexer.")
 class DecaysAnIndexerThatNothingTrains(Exchanged):
-    """The indexer stands in the optimizer, no loss reaches it, and decay takes it to zero."""
+    """The indexer is in the optimizer, no loss reaches it, and decay takes it to zero."""
 
     exchange = {"indexer": _Thawed}
 
 
 @mutant(of="OPT-01d", case="muon", says="is frozen in the table, and two steps moved it", bugs=("OPT-23",))
 class CallsFrozenWhatDecays(Exchanged):
-    """The table leaves out what has no gradient; the optimizer is built of every parameter, and decays it."""
+    """The table leaves out what has no gradient, but the optimizer takes every parameter and decays it."""
 
     exchange = {"indexer": _Thawed}
 
@@ -322,7 +322,7 @@ class _FreezesAround(LatentAttention):
 
 @mutant(of="OPT-01d", case="adamw", says="numbers of layer 0 are frozen, expected 0 or 808")
 class FreezesTheQueriesToo(Exchanged):
-    """What feeds the indexer is frozen with it; the attention shares it."""
+    """The projection that feeds the indexer is frozen with it, although attention shares it."""
 
     exchange = {"latent_attention": _FreezesAround}
 
@@ -335,6 +335,6 @@ class _HalfThawed(Indexer):
 
 @mutant(of="OPT-01d", case="muon", says="no gradient reaches layers.0.mixer.indexer.weights.weight")
 class FreezesMostOfTheIndexer(Exchanged):
-    """Parameters are frozen by a list of names, on which the weights of the index heads do not stand."""
+    """Parameters are frozen by a list of names that lacks the weights of the index heads."""
 
     exchange = {"indexer": _HalfThawed}

@@ -1,4 +1,4 @@
-"""Schedules that count something else, start or end one step off; clipping that makes gradients larger."""
+"""Schedules that count the wrong steps or are one step off, and clipping that makes gradients larger."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class _FromZero(Trainer):
 
 @mutant(of="OPT-05b", case="cosine", says="the rate of step 1 is 0, expected 0.5")
 class StartsAtZero(Trained):
-    """The scheduler is stepped after the optimizer and counts from 0: the first step moves nothing."""
+    """The scheduler steps after the optimizer and counts from 0, so the first step moves nothing."""
 
     trains = _FromZero
 
@@ -33,7 +33,7 @@ class _OneAhead(Trainer):
 
 @mutant(of="OPT-05b", case="linear", says="the rate of step 1 is 1, expected 0.5")
 class RunsOneStepAhead(Trained):
-    """Over-correction: the scheduler is stepped once before the first step as well."""
+    """Over-correction: the scheduler also steps once before the first step."""
 
     trains = _OneAhead
 
@@ -44,7 +44,7 @@ class _PastTheEnd(Trainer):
 
 @mutant(of="OPT-05b", case="cosine", says="the rate of step 3 is")
 class ForgetsTheWarmupInTheLength(Trained):
-    """Decay is as long as the whole run and begins after the warm-up: min_lr is not met by the end."""
+    """Decay is as long as the whole run and starts after the warm-up, so the rate is above min_lr at the end."""
 
     trains = _PastTheEnd
 
@@ -62,7 +62,7 @@ class _WsdOverAll(Trainer):
 
 @mutant(of="OPT-05b", case="WSD", says="expected 0.6 (WSD)", bugs=("OPT-10",))
 class DividesWsdByTheWholeRun(Trained):
-    """The last phase's progress is over all steps and not over the phase: the rate ends high."""
+    """The progress of the last phase is divided by all steps instead of the phase's, so the rate ends high."""
 
     trains = _WsdOverAll
 
@@ -77,7 +77,7 @@ class _Upward(Trainer):
 
 @mutant(of="OPT-05b", case="no-warm-up", says="the rate of step 1 is 0.25, expected 0.75", bugs=("OPT-09",))
 class RampsTheWrongWay(Trained):
-    """1 - u where u should be."""
+    """The decay uses 1 - u instead of u."""
 
     trains = _Upward
 
@@ -105,7 +105,7 @@ class _EndsEarly(Trainer):
 
 @mutant(of="OPT-05b", case="constant", says="the rate of step 6 is 0, expected 0.8")
 class StopsAtTheEnd(Trained):
-    """Beyond the planned steps the rate is 0: a run that is prolonged stands still."""
+    """Beyond the planned steps the rate is 0, so a prolonged run learns nothing."""
 
     trains = _EndsEarly
 
@@ -119,7 +119,7 @@ class _ByMicrobatch(Trainer):
 
 @mutant(of="OPT-05c", case="microbatches-3", says="the rate of step 2 is", bugs=("OPT-08",))
 class CountsMicrobatches(Trained):
-    """The scheduler is stepped with every backward pass."""
+    """The scheduler steps with every backward pass."""
 
     trains = _ByMicrobatch
 
@@ -130,7 +130,7 @@ class _SteppedTwice(Trainer):
 
 @mutant(of="OPT-05c", case="more-sequences", says="the rate of step 1 is 1 with 1 microbatches of 2", bugs=("OPT-07",))
 class StepsTheSchedulerTwice(Trained):
-    """The scheduler is prepared for two processes and wrapped again: two of its steps to one of the optimizer."""
+    """The scheduler is prepared for two processes and wrapped again, so it steps twice for each optimizer step."""
 
     trains = _SteppedTwice
 
@@ -143,7 +143,7 @@ class _ScalesUp(Optimizer):
 
 @mutant(of="OPT-05d", case="below-the-limit", says="at a limit of 10000, expected 1")
 class ScalesGradientsUp(Trained):
-    """clip / norm without its upper bound: small gradients are blown up to the limit."""
+    """clip / norm has no upper bound, so small gradients are scaled up to the limit."""
 
     moves = _ScalesUp
 
@@ -155,7 +155,7 @@ class _LargerOfTwo(Optimizer):
 
 @mutant(of="OPT-05d", case="clipped", says="were multiplied by 1 at a limit of 0.5", bugs=("CLP-05",))
 class NeverClips(Trained):
-    """max where min should be."""
+    """max instead of min."""
 
     moves = _LargerOfTwo
 
@@ -181,7 +181,7 @@ class _SkipsMuon(Optimizer):
 
 @mutant(of="OPT-05d", case="clipped-under-muon", says="that of its gradients")
 class MeasuresOneOptimizerOfTwo(Trained):
-    """The norm is over the parameters of the first optimizer alone."""
+    """The norm covers the first optimizer's parameters only."""
 
     moves = _SkipsMuon
 
@@ -197,6 +197,6 @@ class _CountsTiedTwice(Optimizer):
 
 @mutant(of="OPT-05d", case="tied", says="that of its gradients")
 class CountsATiedGradientTwice(Trained):
-    """A tied tensor is met under both of its names, and its gradient counts twice in the norm."""
+    """A tied tensor appears under both of its names, so its gradient counts twice in the norm."""
 
     moves = _CountsTiedTwice

@@ -1,4 +1,4 @@
-"""Stacks whose norm, clip or update is wrong where parameters are sharded."""
+"""Norms, clipping and updates that are wrong where parameters are sharded."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class _NormByNorm(ShardedOptimizer):
 
 @mutant(of="OPT-04d", case="ep2", says="the weights after", bugs=("CLP-07",))
 class ClipsExpertsByThemselves(Spread):
-    """Experts and the rest are clipped each by a norm of their own; the norm that is told is of all."""
+    """Experts and the other parameters are clipped by separate norms; the reported norm covers all."""
 
     moves = _NormByNorm
 
@@ -45,7 +45,7 @@ class _LeavesExperts(ShardedOptimizer):
 
 @mutant(of="OPT-04d", case="ep2", says="the weights after")
 class LeavesExpertsUnclipped(Spread):
-    """A generator of parameters is used up by the norm; the clip of the second mesh finds none left."""
+    """The norm exhausts a generator of parameters, so the clip of the second mesh finds none left."""
 
     moves = _LeavesExperts
 
@@ -63,7 +63,7 @@ class _MuonWithoutMemory(ShardedOptimizer):
 
 @mutant(of="OPT-04d", case="fsdp2-muon", says="the moments after", bugs=("OPT-15",))
 class ForgetsTheMomentumOfShards(Spread):
-    """The sharded copy of the rule works on a clone of the momentum; the first step is right."""
+    """The sharded rule works on a clone of the momentum; the first step is right."""
 
     moves = _MuonWithoutMemory
 
@@ -76,7 +76,7 @@ class _DecaysOnce(ShardedOptimizer):
 
 @mutant(of="OPT-04d", case="fsdp2", says="the weights after")
 class DividesTheDecayOfShards(Spread):
-    """Decay is taken for something that ranks add up."""
+    """Decay is divided by the number of ranks, as if they added it up."""
 
     moves = _DecaysOnce
 
@@ -102,9 +102,9 @@ class _AskedToShard(_ReducesOverNone):
 
 @mutant(of="OPT-03", case="tp2", says="over [0, 1] is all_reduce(sum)")
 class ReducesASingletonOverTheWorld(Spread):
-    """Asked for a distributed optimizer, it looks up the data-parallel group, finds None, and torch takes the world.
+    """Asked for a distributed optimizer, a run looks up the data-parallel group, finds None, and torch takes the world.
 
-    Uneven shards meet there, and everybody hangs; even ones are added up.
+    With uneven shards every rank hangs there; even ones are summed.
     """
 
     trains = _AskedToShard

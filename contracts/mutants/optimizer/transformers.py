@@ -1,4 +1,4 @@
-"""Counterexamples of `checks.optimizer.transformers`."""
+"""Mutants of `checks.optimizer.transformers`."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from contracts.stacks.reference.stack import Reference
 
 @mutant(of="OPT-04e", case="ep2", says="exp_avg of ", bugs=("CLP-07",))
 class ClipsTheExpertsOfATransformerApart(sharded_optimizer.ClipsExpertsByThemselves):
-    """Experts are clipped by the norm of experts."""
+    """Experts are clipped by a norm of their own."""
 
 
 @mutant(of="OPT-04e", case="fsdp2", says="moved otherwise")
 class DecaysShardsByAPart(sharded_optimizer.DividesTheDecayOfShards):
-    """The decay is divided by the ranks that share a tensor, as if it were a gradient."""
+    """Decay is divided by the number of ranks that share a tensor, as if it were a gradient."""
 
 
 @mutant(of="OPT-01h", case="fsdp2", says="moved otherwise than by adamw with decay 0.1")
 class TellsAnotherDecay(Reference):
-    """The table is made from the configuration, and the optimizer from an older copy of it."""
+    """The table comes from the configuration, and the optimizer from an older copy of it."""
 
     def built(self, recipe: Recipe, mode: Mode) -> Built:
         answer = super().built(recipe, mode)

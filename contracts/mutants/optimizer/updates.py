@@ -1,4 +1,4 @@
-"""Optimizers whose step is wrong by a factor, an order or a sign."""
+"""Optimizer steps that are wrong by a factor, an order or a sign."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class _Preset(Optimizer):
 
 @mutant(of="OPT-04a", case="gradients-as-small-as-epsilon", says="the adamw move of")
 class AddsALargerEpsilon(Trained):
-    """Epsilon as if it stood under the root: 1e-8 there is 1e-4 beside it, and small gradients no longer move."""
+    """Epsilon acts as if it were under the root, where 1e-8 is 1e-4 beside it: small gradients move nothing."""
 
     moves = _Preset
 
@@ -39,7 +39,7 @@ class _Uncorrected(Optimizer):
 
 @mutant(of="OPT-04a", case="other-betas", says="the adamw move of embedding.weight differs", bugs=("RSM-40",))
 class CountsSyntheticSteps(Trained):
-    """State was made by steps that nobody took, and their number stays: no bias is corrected any more."""
+    """State was initialised by synthetic steps whose number stays, so bias correction no longer happens."""
 
     moves = _Uncorrected
 
@@ -54,7 +54,7 @@ class _DecaysByFullRate(Optimizer):
 
 @mutant(of="OPT-04a", case="warming-up-and-clipped", says="the adamw move of embedding.weight differs")
 class DecaysByTheFullRate(Trained):
-    """Decay follows the recipe's rate and not the scheduled one: strongest in the warm-up, when steps are smallest."""
+    """Decay follows the recipe's rate, not the scheduled one: strongest in the warm-up, when steps are smallest."""
 
     moves = _DecaysByFullRate
 
@@ -69,7 +69,7 @@ class _LateRate(Optimizer):
 
 @mutant(of="OPT-04a", case="warming-up-and-clipped", says="(step 2)")
 class AppliesTheRateOfTheStepBefore(Trained):
-    """The rate is set after the step and reported as if before: each step is taken at that of the one before."""
+    """The rate is set after the step and reported as if before, so each step uses the rate of the previous one."""
 
     moves = _LateRate
 
@@ -85,7 +85,7 @@ class _ClipsAfterwards(Optimizer):
 
 @mutant(of="OPT-04b", case="adamw", says="exp_avg of embedding.weight differs")
 class StepsBeforeItClips(Trained):
-    """The norm is right, the factor is reported, and the step was taken with the gradients as they were."""
+    """The norm is right and the factor is reported, but the step used the unclipped gradients."""
 
     moves = _ClipsAfterwards
 
@@ -101,7 +101,7 @@ class _ClipsByGroup(Optimizer):
 
 @mutant(of="OPT-04b", case="muon", says="exp_avg of")
 class ClipsGroupByGroup(Trained):
-    """Each parameter group is clipped by itself as well: the direction of the whole step changes."""
+    """Each parameter group is also clipped by itself, which changes the direction of the whole step."""
 
     moves = _ClipsByGroup
 
@@ -116,7 +116,7 @@ class _DividesTwice(Optimizer):
 
 @mutant(of="OPT-04b", case="adamw", says="exp_avg of embedding.weight differs", bugs=("OPT-24",))
 class DividesGradientsTwice(Trained):
-    """Gradients are averaged over the window once more before the step: Adam's first move hides the factor."""
+    """Gradients are averaged over the microbatches once more before the step; Adam's first move hides the factor."""
 
     moves = _DividesTwice
 
@@ -134,7 +134,7 @@ class _WithPlainMomentum(Optimizer):
 
 @mutant(of="OPT-04a", case="muon", says="the muon move of")
 class LeavesOutNesterov(Trained):
-    """The buffer itself is orthogonalized, without the look ahead."""
+    """The buffer itself is orthogonalized, without Nesterov's look-ahead."""
 
     moves = _WithPlainMomentum
 
@@ -151,7 +151,7 @@ class _LooksBack(Optimizer):
 
 @mutant(of="OPT-04a", case="muon-never-clipped", says="the muon move of")
 class LooksBackInsteadOfAhead(Trained):
-    """Nesterov's correction with the wrong sign."""
+    """Nesterov's correction has the wrong sign."""
 
     moves = _LooksBack
 
@@ -168,7 +168,7 @@ class _KellerScaled(Optimizer):
 
 @mutant(of="OPT-04a", case="muon", says="the muon move of")
 class ScalesAsForAnotherRate(Trained):
-    """The scale sqrt(max(1, out / in)) under a rate that was tuned for AdamW: steps are several times too large."""
+    """The scale is sqrt(max(1, out / in)) under a rate tuned for AdamW, so steps are several times too large."""
 
     moves = _KellerScaled
 
@@ -186,7 +186,7 @@ class _OrthogonalFirst(Optimizer):
 
 @mutant(of="OPT-04a", case="muon", says="the muon move of")
 class OrthogonalizesBeforeMomentum(Trained):
-    """Momentum runs over orthogonalized gradients; what is applied is no longer orthogonal."""
+    """Momentum accumulates orthogonalized gradients, so the applied update is no longer orthogonal."""
 
     moves = _OrthogonalFirst
 
@@ -201,7 +201,7 @@ class _InBfloat16(Trainer):
 
 @mutant(of="OPT-05a", case="bf16", says="is held in bfloat16, expected float32", bugs=("OPT-28",))
 class TrainsWithoutMasters(Trained):
-    """The embedding is cast before the optimizer is made: its weights and moments are bfloat16."""
+    """The embedding is cast before the optimizer is made, so its weights and moments are bfloat16."""
 
     trains = _InBfloat16
 
@@ -217,7 +217,7 @@ class _RoundsBack(Trainer):
 
 @mutant(of="OPT-05a", case="bf16-muon", says="moved by 0 in a first step")
 class RoundsWeightsAfterTheStep(Trained):
-    """Float32 in name: the masters are read back from the bfloat16 copy, so small steps are lost."""
+    """The float32 master weights are read back from the bfloat16 copy, so small steps are lost."""
 
     trains = _RoundsBack
 
@@ -229,7 +229,7 @@ class _NeverZeroes(Optimizer):
 
 @mutant(of="OPT-04c", case="adamw", says="the second step's gradient of")
 class NeverZeroesGradients(Trained):
-    """No zero_grad: every gradient of the run adds up."""
+    """zero_grad is never called, so every gradient of the run accumulates."""
 
     moves = _NeverZeroes
 
@@ -243,6 +243,6 @@ class _ZeroesSome(Optimizer):
 
 @mutant(of="OPT-04c", case="muon", says="the second step's gradient of")
 class ZeroesOneOptimizerOfTwo(Trained):
-    """Two optimizers, and zero_grad is called on the first: Muon's gradients add up."""
+    """zero_grad is called on the first of two optimizers, so Muon's gradients accumulate."""
 
     moves = _ZeroesSome

@@ -1,4 +1,4 @@
-"""Counterexamples of PREC, under the file names of `contracts/checks/precision`.
+"""Mutants of PREC, under the file names of `contracts/checks/precision`.
 
-Those that are torch modules are read by `contracts.mutants.tensors`.
+`contracts.mutants.tensors` reads those that are torch modules.
 """

@@ -1,4 +1,4 @@
-"""Delayed scaling broken in one place: rings, scales, their step, their checkpoint."""
+"""Delayed scaling with one bug each: amax histories, scales, their update, their checkpoint."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class _Input(Fp8Matmul):
 
 @mutant(of="PREC-01g", case="dense", says="amax of weight of mixer.w2 is")
 class RecordsTheWrongTensor(Exchanged):
-    """The amax of the input is written into all three rings."""
+    """The amax of the input is recorded for all three tensors."""
 
     exchange = multiplying_by(_Input)
 
@@ -36,7 +36,7 @@ class _Latest(Fp8Matmul):
 
 @mutant(of="PREC-01g", case="dense-again", says="fell to")
 class ForgetsTheOtherMicrobatches(Exchanged):
-    """Each pass writes its amax over that of the passes before: the ring knows the last microbatch."""
+    """Each pass overwrites the amax of earlier passes, so the history knows only the last microbatch."""
 
     exchange = multiplying_by(_Latest)
 
@@ -48,7 +48,7 @@ class _Mean(Fp8Matmul):
 
 @mutant(of="PREC-01g", case="experts", says="amax of weight of mixer.shared.w2 is")
 class RecordsTheMeanOfARow(Exchanged):
-    """What is recorded is no amax: outliers then saturate at every step."""
+    """The mean of each row is recorded instead of the amax, so outliers saturate at every step."""
 
     exchange = multiplying_by(_Mean)
 
@@ -61,7 +61,7 @@ class _AtOnce(Fp8Matmul):
 
 @mutant(of="PREC-01g", case="dense", says="rows 1 and on of mixer.w1.fp8.amax_history differs")
 class MovesTheRingInThePass(Exchanged):
-    """The ring moves with every tensor that is quantised; recomputing a pass gives it another scale."""
+    """The history advances with every quantised tensor, so a recomputed pass has another scale."""
 
     exchange = multiplying_by(_AtOnce)
 
@@ -76,7 +76,7 @@ class _Still(Fp8Matmul):
 
 @mutant(of="PREC-01h", case="whole", says="is not clear")
 class DoesNotRollTheRing(Exchanged):
-    """Scales are made anew and the ring stays: an amax once met is never forgotten."""
+    """Scales are computed anew but the history never shifts, so no amax is ever forgotten."""
 
     exchange = multiplying_by(_Still)
 
@@ -90,7 +90,7 @@ class _Cleared(Fp8Matmul):
 
 @mutant(of="PREC-01h", case="cut", says="differs")
 class KeepsOneStep(Exchanged):
-    """The ring has the length of its buffer and the memory of one step."""
+    """The history has the length of its buffer and remembers one step."""
 
     exchange = multiplying_by(_Cleared)
 
@@ -104,7 +104,7 @@ class _SameForAll(Fp8Matmul):
 
 @mutant(of="PREC-01h", case="recomputed", says="differs")
 class ScalesGradientsForE4m3(Exchanged):
-    """One maximum for both formats: gradients use a hundred and twenty-eighth of e5m2."""
+    """One maximum serves both formats, so gradients use 1/128 of the range of e5m2."""
 
     exchange = multiplying_by(_SameForAll)
 
@@ -116,7 +116,7 @@ class _NoStep(Fp8Matmul):
 
 @mutant(of="PREC-01h", case="whole", says="after step 1 row 0 of")
 class NeverUpdatesItsScales(Exchanged):
-    """Nobody calls the update: scales stay 1."""
+    """Nobody calls the update, so scales stay 1."""
 
     exchange = multiplying_by(_NoStep)
 
@@ -132,7 +132,7 @@ class _Blank(Trainer):
 
 @mutant(of="PREC-04a", case="after-2-of-4", says="resumed after step 2, at step 4: buffers")
 class BeginsItsRingsAnew(Trained):
-    """The state of FP8 is extra state: the loader passes over it with a warning, and rings begin empty."""
+    """FP8 state is extra state: the loader skips it with a warning, and amax histories start empty."""
 
     trains = _Blank
 
@@ -145,6 +145,8 @@ class _ScalesOnly(Trainer):
 
 @mutant(of="PREC-04a", case="after-1-of-3", says="resumed after step 1, at step 3: buffers")
 class SavesScalesWithoutRings(Trained):
-    """The next step is right, and the one after that knows one amax instead of all."""
+    """Scales are saved without amax histories: the next step is right, the one after that knows one amax instead of
+    all.
+    """
 
     trains = _ScalesOnly

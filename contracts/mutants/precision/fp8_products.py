@@ -1,4 +1,4 @@
-"""Products in FP8 broken in one place: formats, scales, blocks, clamps, the quantised tensor."""
+"""FP8 products with one bug each: formats, scales, blocks, clamps, the quantised tensor."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class _Transposed(Fp8Matmul):
 
 @mutant(of="PREC-01d", case="tensorwise", says="y differs")
 class ExchangesTheFormats(Exchanged):
-    """hybrid the wrong way round: e5m2 forward, and gradients in e4m3."""
+    """hybrid is swapped: e5m2 in the forward pass, and gradients in e4m3."""
 
     exchange = multiplying_by(_Transposed)
 
@@ -59,7 +59,7 @@ class _AlwaysHybrid(Fp8Matmul):
 
 @mutant(of="PREC-01d", case="tensorwise-e4m3", says="gradient norm.weight differs")
 class AlwaysHybrid(Exchanged):
-    """The other side: format e4m3 does not reach the backward pass."""
+    """The converse: format e4m3 does not reach the backward pass."""
 
     exchange = multiplying_by(_AlwaysHybrid)
 
@@ -71,7 +71,7 @@ class _Inverted(Fp8Matmul):
 
 @mutant(of="PREC-01d", case="tensorwise-swiglu", says="y differs")
 class InvertsTheScale(Exchanged):
-    """The factor that reads FP8 back is used to write it: everything drowns near zero."""
+    """The factor that dequantises is used to quantise, so everything drowns near zero."""
 
     exchange = multiplying_by(_Inverted)
 
@@ -89,7 +89,7 @@ class _OfTheInput(Fp8Matmul):
 @mutant(of="PREC-01d", case="tensorwise-float32", says="y differs")
 @mutant(of="PREC-01e", case="tensorwise", says="y differs")
 class ScalesByAnotherTensor(Exchanged):
-    """Every scale of a matrix is made of the first amax that it met, which was its input's."""
+    """Every scale of a matrix uses the first amax that it met, which was its input's."""
 
     exchange = multiplying_by(_OfTheInput)
 
@@ -103,7 +103,7 @@ class _ByRow(Fp8Matmul):
 
 @mutant(of="PREC-01d", case="tensorwise", says="y differs")
 class ScalesByRow(Exchanged):
-    """Row-wise scaling under the name of tensorwise: more exact, and another recipe."""
+    """Scaling is row-wise under the name of tensorwise: more exact, but another recipe."""
 
     exchange = multiplying_by(_ByRow)
 
@@ -116,7 +116,7 @@ class _Across(Fp8Matmul):
 @mutant(of="PREC-01d", case="mxfp8", says="y differs")
 @mutant(of="PREC-01d", case="blockwise", says="y differs")
 class BlocksAlongTheOtherDim(Exchanged):
-    """A block lies across the dim that is summed over: its scale cannot be taken out of the sum."""
+    """A block lies across the summed dim, so its scale cannot be factored out of the sum."""
 
     exchange = multiplying_by(_Across)
 
@@ -128,7 +128,7 @@ class _Reused(Fp8Matmul):
 
 @mutant(of="PREC-01d", case="mxfp8-e4m3", says="gradient mixer.w2.weight differs")
 class KeepsTheForwardBlocks(Exchanged):
-    """The quantised factors of the forward pass are transposed and used again; their blocks then lie across the sum."""
+    """The forward pass's quantised factors are transposed and reused, so their blocks lie across the summed dim."""
 
     exchange = multiplying_by(_Reused)
 
@@ -140,7 +140,7 @@ class _Rowwise(Fp8Matmul):
 
 @mutant(of="PREC-01d", case="blockwise", says="y differs")
 class WeightsInStripes(Exchanged):
-    """Weights have blocks of 1 x 128 as activations do, not of 128 x 128."""
+    """Weights have blocks of 1 x 128, as activations do, instead of 128 x 128."""
 
     exchange = multiplying_by(_Rowwise)
 
@@ -152,7 +152,7 @@ class _Floats(Fp8Matmul):
 
 @mutant(of="PREC-01d", case="mxfp8", says="y differs")
 class KeepsTheScaleInFloat32(Exchanged):
-    """The scale of an mxfp8 block has eight bits of exponent and no others; here it is any float32."""
+    """The scale of an mxfp8 block should be a power of two with eight exponent bits; here it is any float32."""
 
     exchange = multiplying_by(_Floats)
 
@@ -164,7 +164,7 @@ class _Nearest(Fp8Matmul):
 
 @mutant(of="PREC-01d", case="mxfp8-e4m3", says="y differs")
 class RoundsTheScaleToTheNearest(Exchanged):
-    """A scale rounded up lets the greatest element of a block saturate."""
+    """The scale is rounded to the nearest power of two; rounded up, it saturates the block's greatest element."""
 
     exchange = multiplying_by(_Nearest)
 
@@ -178,7 +178,7 @@ class _Truncates(Fp8Matmul):
 
 @mutant(of="PREC-01d", case="delayed", says="y differs")
 class RoundsTowardsZero(Exchanged):
-    """Bits are cut off: every product is a little small."""
+    """The cast truncates bits, so every product is slightly too small."""
 
     exchange = multiplying_by(_Truncates)
 
@@ -203,7 +203,7 @@ class _Zeroed(Fp8Matmul):
 @mutant(of="PREC-01f", case="input", says="y differs")
 @mutant(of="PREC-01f", case="weight", says="y differs")
 class DropsWhatOverflows(Exchanged):
-    """The fix that overshot: what does not fit is set to zero with what is not finite."""
+    """Over-correction: values that do not fit are set to zero along with those that are not finite."""
 
     exchange = multiplying_by(_Zeroed)
 
@@ -218,7 +218,7 @@ class _Rescued(Fp8Matmul):
 
 @mutant(of="PREC-01f", case="gradient-vanishes", says="gradient mixer.w2.weight differs")
 class FallsBackToTheCurrentScale(Exchanged):
-    """Delayed scaling that looks at the tensor after all where its scale is poor: neither recipe, and not said."""
+    """Delayed scaling silently uses the current tensor where its scale is poor, which is neither recipe."""
 
     exchange = multiplying_by(_Rescued)
 
@@ -238,7 +238,7 @@ class _Shared(Fp8Matmul):
 
 @mutant(of="PREC-01e", case="tensorwise", says="y differs")
 class OneScaleForAllTokens(Exchanged):
-    """The tokens of all experts are quantised in one piece before they are sent."""
+    """The tokens of all experts are quantised as one tensor before they are dispatched."""
 
     exchange = multiplying_by(_Shared)
 
@@ -250,7 +250,7 @@ class _FirstExpert(Fp8Matmul):
 
 @mutant(of="PREC-01e", case="delayed", says="y differs")
 class EveryExpertHasTheFirstOnesScale(Exchanged):
-    """State of delayed scaling is kept a module, and twelve experts are one module."""
+    """Delayed scaling keeps its state per module, and twelve experts are one module."""
 
     exchange = multiplying_by(_FirstExpert)
 
@@ -262,6 +262,6 @@ class _Slid(Fp8Matmul):
 
 @mutant(of="PREC-01e", case="mxfp8", says="y differs")
 class SlidesPastAnEmptyExpert(Exchanged):
-    """Experts without a token have no piece in the grouped product, and the others move up by one."""
+    """Experts without tokens have no group in the grouped product, so the others move up by one."""
 
     exchange = multiplying_by(_Slid)

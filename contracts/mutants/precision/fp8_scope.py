@@ -1,4 +1,4 @@
-"""Stacks with the wrong things in FP8, or that say one thing of it and do another."""
+"""Stacks that run the wrong things in FP8, or declare one thing and do another."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ class _RouterToo(Router):
 
 
 @mutant(
-    of="PREC-01b", case="experts", says="mixer.router.weight is declared float32, and a change that FP8 cannot tell"
+    of="PREC-01b", case="experts", says="mixer.router.weight is declared float32, and a change below FP8's resolution"
 )
 class RoutesInFp8(Exchanged):
-    """The router was converted with everything that multiplies; its plan still says float32."""
+    """The router was converted with everything else that multiplies, but the plan still says float32."""
 
     exchange = {"router": _RouterToo}
 
@@ -44,10 +44,10 @@ class _NormToo(RMSNorm):
         return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps) * in_fp8(self.weight)
 
 
-@mutant(of="PREC-01b", case="attention", says="norm.weight is declared float32, and a change that FP8 cannot tell")
-@mutant(of="PREC-01c", case="norm", says="a change of norm.weight that FP8 cannot tell changes no logit")
+@mutant(of="PREC-01b", case="attention", says="norm.weight is declared float32, and a change below FP8's resolution")
+@mutant(of="PREC-01c", case="norm", says="a change of norm.weight below FP8's resolution changes no logit")
 class NormsInFp8(Exchanged):
-    """A fused norm and matrix keeps both weights in FP8."""
+    """A fused norm and projection keeps both weights in FP8."""
 
     exchange = {"norm": _NormToo}
 
@@ -57,9 +57,9 @@ class _DecayToo(Mamba2):
         return -torch.exp(in_fp8(self.A_log))
 
 
-@mutant(of="PREC-01b", case="mamba2", says="mixer.A_log is declared float32, and a change that FP8 cannot tell")
+@mutant(of="PREC-01b", case="mamba2", says="mixer.A_log is declared float32, and a change below FP8's resolution")
 class DecaysInFp8(Exchanged):
-    """The parameters of the state space are cast with the block's matrices: a decay is raised to a power a token."""
+    """State-space parameters are cast with the block's matrices, although every token multiplies by the decay again."""
 
     exchange = {"mamba2": _DecayToo}
 
@@ -70,9 +70,9 @@ class _HeadToo(Model):
         return nn.functional.linear(hidden_BTD, weight_VD.to(hidden_BTD.dtype))
 
 
-@mutant(of="PREC-01c", case="head", says="a change of head.weight that FP8 cannot tell changes no logit")
+@mutant(of="PREC-01c", case="head", says="a change of head.weight below FP8's resolution changes no logit")
 class ProjectsInFp8(Exchanged):
-    """The output projection is the largest matrix, and was taken along for speed."""
+    """The output projection is the largest matrix, and was converted for speed."""
 
     exchange = {"model": _HeadToo}
 
@@ -82,9 +82,9 @@ class _EmbeddingToo(Model):
         return in_fp8(self.embedding.weight)[tokens_BT].to(self.activations)
 
 
-@mutant(of="PREC-01c", case="embedding", says="a change of embedding.weight that FP8 cannot tell changes no logit")
+@mutant(of="PREC-01c", case="embedding", says="a change of embedding.weight below FP8's resolution changes no logit")
 class EmbedsInFp8(Exchanged):
-    """The table of embeddings is stored in FP8."""
+    """The embedding table is stored in FP8."""
 
     exchange = {"model": _EmbeddingToo}
 
@@ -99,13 +99,15 @@ class _Idle(Fp8Conversion):
 
 
 @mutant(
-    of="PREC-01b", case="dense", says="mixer.w1.weight is declared fp8, and a change that FP8 cannot tell changes the"
+    of="PREC-01b", case="dense", says="mixer.w1.weight is declared fp8, and a change below FP8's resolution changes"
 )
 @mutant(
-    of="PREC-01b", case="mamba3", says="mixer.wz.weight is declared fp8, and a change that FP8 cannot tell changes the"
+    of="PREC-01b",
+    case="mamba3",
+    says="mixer.wz.weight is declared fp8, and a change below FP8's resolution changes",
 )
 class SaysFp8AndRunsWithout(Exchanged):
-    """The modules are there, the context that switches them on is not: a figure of bfloat16 under the name of FP8."""
+    """The FP8 modules exist, but the context that enables them does not: bfloat16 figures are reported as FP8."""
 
     exchange = {"low_precision": _Idle}
 
@@ -121,7 +123,9 @@ class _NoExperts(Fp8Conversion):
 
 @mutant(of="PREC-01a", case="native", says="layers.1.mixer.experts.w1 computes in bfloat16, expected fp8")
 class LeavesTheExpertsOut(Exchanged):
-    """Conversion looks for linear modules; the experts' stacked matrices are none, and most of the model stays out."""
+    """Conversion looks for linear modules; the experts' stacked matrices are not, so most of the model stays out of
+    FP8.
+    """
 
     exchange = {"low_precision": _NoExperts}
 
@@ -132,13 +136,13 @@ class _NoOutputs(Fp8Conversion):
 
 @mutant(of="PREC-01a", case="latent-and-ahead", says="layers.0.mixer.wo.weight computes in bfloat16, expected fp8")
 class LeavesOutputProjectionsOut(Exchanged):
-    """A list of names to leave out matches more than the head: `wo` is in it for "word output"."""
+    """A list of names to leave out matches more than the head: `wo` is on it for "word output"."""
 
     exchange = {"low_precision": _NoOutputs}
 
 
 class PlansFromTheRecipe(Exchanged):
-    """Whose plan is what the recipe asks for."""
+    """A stack whose plan says what the recipe asks for."""
 
     @staticmethod
     def takes(row: Computed) -> bool:
@@ -152,7 +156,7 @@ class PlansFromTheRecipe(Exchanged):
 
 @mutant(of="PREC-01a", case="native", says="embedding.weight (embedding) computes in fp8")
 class TakesEverythingAlong(PlansFromTheRecipe):
-    """The fix that overshot: nothing is left out any more, so nothing can be forgotten."""
+    """Over-correction: nothing is left out any more, so that nothing can be forgotten."""
 
     @staticmethod
     def takes(row: Computed) -> bool:
@@ -161,7 +165,7 @@ class TakesEverythingAlong(PlansFromTheRecipe):
 
 @mutant(of="PREC-01a", case="author", says="layers.1.mixer.router.weight (router) computes in fp8")
 class TakesTheRouterAlong(PlansFromTheRecipe):
-    """Whatever has two dims is a matrix; the router has two."""
+    """Everything with two dims counts as a matrix, the router included."""
 
     @staticmethod
     def takes(row: Computed) -> bool:
@@ -170,7 +174,7 @@ class TakesTheRouterAlong(PlansFromTheRecipe):
 
 @mutant(of="PREC-01a", case="off", says="layers.0.mixer.wq.weight (matrix) computes in fp8")
 class IsInFp8WithoutBeingAsked(Exchanged):
-    """The device has FP8, so it is on: the recipe is not asked."""
+    """FP8 is on because the device supports it, whatever the recipe says."""
 
     def precision_plan(self, recipe: Recipe, mode: Mode) -> tuple[Computed, ...]:
         plan = super().precision_plan(recipe, mode)
@@ -179,7 +183,7 @@ class IsInFp8WithoutBeingAsked(Exchanged):
 
 @mutant(of="PREC-01a", case="dense-delayed", says="the plan and the model differ in ['layers.1.mixer.w1.weight'")
 class PlansWithoutTheDenseMlp(Exchanged):
-    """The plan was written for models with experts and passes over a dense MLP."""
+    """The plan was written for models with experts and skips a dense MLP."""
 
     def precision_plan(self, recipe: Recipe, mode: Mode) -> tuple[Computed, ...]:
         return tuple(row for row in super().precision_plan(recipe, mode) if not row.name.endswith("mixer.w1.weight"))
@@ -189,9 +193,9 @@ class _TimeStepsToo(Fp8Conversion):
     kept_out: frozenset[str] = frozenset()
 
 
-@mutant(of="PREC-01b", case="mamba2", says="mixer.wdt.weight is declared bfloat16, and a change that FP8 cannot tell")
+@mutant(of="PREC-01b", case="mamba2", says="mixer.wdt.weight is declared bfloat16, and a change below FP8's resolution")
 class TakesTimeStepsAlongUnsaid(Exchanged):
-    """The projection of the time step is in FP8, and declared as if it were not."""
+    """The time-step projection runs in FP8 and is declared as bfloat16."""
 
     exchange = {"low_precision": _TimeStepsToo}
 

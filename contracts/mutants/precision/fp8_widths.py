@@ -1,4 +1,4 @@
-"""Stacks that take widths which FP8 cannot, or refuse widths which it can."""
+"""Stacks that accept widths which FP8 cannot take, or refuse widths which it can."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from contracts.spec.topology import Degrees, Layout
 
 @mutant(of="PREC-02a", case="inner-widths", says="was accepted, expected a refusal")
 class LeavesWidthsToTheLibrary(Exchanged):
-    """The division looks at ranks only; the library that multiplies refuses at the first step."""
+    """The division checks ranks only; the library that multiplies refuses at the first step."""
 
     def divide(self, recipe: Recipe, degrees: Degrees, world: int, layout: Layout) -> int:
         return super().divide(replace(recipe, fp8=None), degrees, world, layout)
@@ -21,7 +21,7 @@ class LeavesWidthsToTheLibrary(Exchanged):
 
 @mutant(of="PREC-02a", case="everywhere", says="mamba.groups, mamba.head_dim, mamba.state, seq_length are not refused")
 class RefusesTheFirst(Exchanged):
-    """One refusal at a time: eight runs to find eight widths."""
+    """The refusal names two fields at a time, so finding every bad width takes several runs."""
 
     def divide(self, recipe: Recipe, degrees: Degrees, world: int, layout: Layout) -> int:
         try:
@@ -32,7 +32,7 @@ class RefusesTheFirst(Exchanged):
 
 @mutant(of="PREC-02a", case="mxfp8-of-16", says="was accepted, expected a refusal")
 class OneAlignmentForAll(Exchanged):
-    """Multiples of 16 for every recipe; the blocks of mxfp8 have 32 elements."""
+    """Multiples of 16 serve every recipe, although mxfp8 blocks have 32 elements."""
 
     def divide(self, recipe: Recipe, degrees: Degrees, world: int, layout: Layout) -> int:
         if recipe.fp8 is not None:
@@ -42,7 +42,7 @@ class OneAlignmentForAll(Exchanged):
 
 @mutant(of="PREC-02a", case="on-one-rank", says="was accepted, expected a refusal")
 class LooksAtWholeWidths(Exchanged):
-    """176 is a multiple of 16; the half of it that a rank has under tp 2 is not."""
+    """176 is a multiple of 16; its half, which a rank has under tp 2, is not."""
 
     def divide(self, recipe: Recipe, degrees: Degrees, world: int, layout: Layout) -> int:
         super().divide(recipe, replace(degrees, tp=1), world, layout)
@@ -51,7 +51,7 @@ class LooksAtWholeWidths(Exchanged):
 
 @mutant(of="PREC-02a", case="latent", says="mla.q_lora, mla.qk_rope are not refused for fp8")
 class PassesOverLatentWidths(Exchanged):
-    """The rule was written for grouped-query attention."""
+    """The rule was written for grouped-query attention and skips MLA."""
 
     def divide(self, recipe: Recipe, degrees: Degrees, world: int, layout: Layout) -> int:
         try:
@@ -76,7 +76,7 @@ class _Refusing(Exchanged):
 
 @mutant(of="PREC-02b", case="odd-vocabulary-and-experts", says="vocab = 251: must be a multiple of 16 for fp8")
 class WantsAnAlignedVocabulary(_Refusing):
-    """The fix that overshot: the output projection is not in FP8, and its width is refused."""
+    """Over-correction: the width of the output projection is refused, although it is not in FP8."""
 
     def number(self, recipe: Recipe) -> tuple[str, int]:
         return "vocab", recipe.vocab
@@ -84,7 +84,7 @@ class WantsAnAlignedVocabulary(_Refusing):
 
 @mutant(of="PREC-02b", case="three-heads", says="mamba.heads = 3: must be a multiple of 16 for fp8")
 class WantsAlignedHeads(_Refusing):
-    """The projection of time steps has one output a head and is not in FP8."""
+    """The number of heads is refused, although the time-step projection, with one output per head, is not in FP8."""
 
     def number(self, recipe: Recipe) -> tuple[str, int]:
         return "mamba.heads", recipe.mamba.heads
@@ -92,7 +92,7 @@ class WantsAlignedHeads(_Refusing):
 
 @mutant(of="PREC-02b", case="what-is-not-there", says="ffn_hidden = 100: must be a multiple of 16 for fp8")
 class WantsTheWidthOfWhatIsNotThere(_Refusing):
-    """A model of experts has no dense MLP; the field is there all the same."""
+    """The dense MLP's width is refused in a model of experts, which has the field but no dense MLP."""
 
     def number(self, recipe: Recipe) -> tuple[str, int]:
         return "ffn_hidden", recipe.ffn_hidden
@@ -100,7 +100,7 @@ class WantsTheWidthOfWhatIsNotThere(_Refusing):
 
 @mutant(of="PREC-02b", case="sixteen", says="must be a multiple of 32 for fp8 (mxfp8)")
 class WantsThirtyTwoOfAll(Exchanged):
-    """The strictest recipe's rule for every recipe."""
+    """The strictest recipe's rule applies to every recipe."""
 
     def divide(self, recipe: Recipe, degrees: Degrees, world: int, layout: Layout) -> int:
         if recipe.fp8 is not None:

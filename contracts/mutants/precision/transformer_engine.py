@@ -1,4 +1,4 @@
-"""Counterexamples of `checks.precision.transformer_engine`."""
+"""Mutants of `checks.precision.transformer_engine`."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from contracts.spec.kernel_selection import Wish
 from contracts.stacks.reference.stack import Reference
 
 
-@mutant(of="PREC-03a", case="shared-expert", says="transformer-engine is not there, and with it asked for y differs")
+@mutant(of="PREC-03a", case="shared-expert", says="with transformer-engine asked for but not installed, y differs")
 class PreparesForTheBridge(Reference):
-    """Weights are rounded to bfloat16 for the bridge before it is known whether it can be built."""
+    """Weights are rounded to bfloat16 for Transformer Engine before the stack knows whether it is installed."""
 
     def run_block(self, call: BlockCall) -> BlockRun:
         if any(wish.kernel == "transformer-engine" for wish in call.kernels.values()):
@@ -27,9 +27,11 @@ class PreparesForTheBridge(Reference):
         return super().run_block(call)
 
 
-@mutant(of="PREC-03a", case="experts", says="with it asked for gradient mixer.experts.w1 differs")
+@mutant(of="PREC-03a", case="experts", says="asked for but not installed, gradient mixer.experts.w1 differs")
 class ScalesItsGradientsForTheBridge(Reference):
-    """A bridge adds up weight gradients in a buffer of its own; the fallback divides by its count all the same."""
+    """Transformer Engine accumulates weight gradients in its own buffer; the fallback divides by the count all the
+    same.
+    """
 
     def run_block(self, call: BlockCall) -> BlockRun:
         run = super().run_block(call)
@@ -42,7 +44,7 @@ class ScalesItsGradientsForTheBridge(Reference):
 
 @mutant(of="PREC-03b", case="dense", says="mlp ran as native, expected transformer-engine")
 class BridgesInNameOnly(Reference):
-    """The bridge is chosen and built, and the own layer is what the block calls."""
+    """Transformer Engine's layer is chosen and built, but the block calls the stack's own layer."""
 
     def run_block(self, call: BlockCall) -> BlockRun:
         return super().run_block(replace(call, kernels={site: Wish(kernel="native") for site in call.kernels}))
