@@ -54,7 +54,7 @@ def expert_tp_zero_follows_tp(stack: Stack, unset: Degrees, written: Degrees, wo
         found = {frozenset(members) for members in groups_of(implied, axis)}
         expected = {frozenset(members) for members in groups_of(explicit, axis)}
         odd = sorted(sorted(members) for members in found - expected)
-        assert found == expected, f"with etp 0 an {axis} group is {odd[:1]}; with etp {written.etp} no group is"
+        assert found == expected, f"with etp 0 an {axis} group is {odd[:1]}; etp {written.etp} has no such group"
     assert implied.expert_dp == explicit.expert_dp, (
         f"expert dp is {implied.expert_dp} with etp 0 and {explicit.expert_dp} with etp {written.etp}"
     )
