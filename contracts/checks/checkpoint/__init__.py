@@ -1,21 +1,21 @@
-"""CKPT: what a checkpoint gives back, wherever it was written."""
+"""CKPT: save, resume, reshard and crash, on one rank and on several."""
 
 from contracts.checks.checkpoint import (  # isort: skip
-    round_trip,  # what a checkpoint gives back
-    damaged_files,  # what was altered, mixed, planted
-    crash_safety,  # a writer that dies, a full disk, a save that is overtaken
-    latest,  # which is the newest, and where they lie
-    retention,  # which may go
-    weight_names,  # weights in the files of others
-    resume,  # resumed is uninterrupted
-    data_position,  # where a resumed run goes on
-    resharding,  # checkpoints of several ranks, loaded on others
-    every_layout,  # any layout goes on from any other
-    coordination,  # all ranks load one, or none
-    shard_locations,  # what ranks write, and where
+    round_trip,  # a load returns what was saved
+    damaged_files,  # truncated, altered, mixed and planted files
+    crash_safety,  # a writer that dies, a full disk, an asynchronous save that training overtakes
+    latest,  # which checkpoint is the newest, and where checkpoints may lie
+    retention,  # which checkpoints may be removed
+    weight_names,  # weights in other file formats
+    resume,  # bit-identical resume on one rank
+    data_position,  # place in the data, recipe and missing checkpoints at a resume
+    resharding,  # a checkpoint of several ranks, loaded on the same layout and on others
+    every_layout,  # every layout of four ranks loads every other one's checkpoint
+    coordination,  # all ranks load one checkpoint, or none does
+    shard_locations,  # where ranks write their shards
     multi_rank_crash,  # one of several ranks dies in a save
     multi_rank_retention,  # which checkpoints several ranks keep
-    async_save,  # saves of several ranks in the background
+    async_save,  # asynchronous saves of several ranks
     transformers,  # checkpoints of a transformer with experts: resumed, and loaded by other layouts
 )
 

@@ -1,4 +1,4 @@
-"""Saves of several ranks in the background, overtaken by the next steps, and by the next save."""
+"""Asynchronous saves of several ranks, overtaken by later training steps and by the next save."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contracts.checks.checkpoint.multi_rank_crash import SPREAD
 from contracts.contract import contract
 from contracts.spec.checkpointing import Checkpointing
 
-LATE: dict[str, tuple[tuple[int, ...], int, int]] = {  # steps that are saved, ranks, the one that is late
+LATE: dict[str, tuple[tuple[int, ...], int, int]] = {  # steps that are saved, ranks, the rank that writes late
     "the-last-is-late": ((9, 10), 2, 1),
     "the-first-is-late": ((98, 99, 100), 2, 0),
     "the-middle-of-three": ((9, 10), 3, 1),
@@ -22,11 +22,12 @@ LATE: dict[str, tuple[tuple[int, ...], int, int]] = {  # steps that are saved, r
 def saves_of_ranks_in_the_background_are_of_their_calls(
     stack: Checkpointing, steps: tuple[int, ...], ranks: int, late: int
 ) -> None:
-    """What several ranks save in the background is of the moment each of them called, on every rank, though one of them
-    writes when the others have long gone on; saves become complete in the order of their calls, and a load that is
-    asked for at once gives the last, whole, on every rank.
+    """An asynchronous save by several ranks holds the state that each rank had when it called the save, also when one
+    rank writes long after the others have gone on. Saves become complete in the order of their calls, and a load that
+    follows at once returns the last save, whole, on every rank.
 
-    A rank that keeps references saves its shards of a later step beside the others' of this one. Their sizes agree.
+    A rank that keeps references instead of copies writes shards of a later step beside the other ranks' shards of this
+    one. The shapes agree, so nothing complains.
     """
     states = tuple(state(step, SPREAD) for step in steps)
     with folder() as at:

@@ -1,6 +1,6 @@
-"""What the ranks of one run load is one checkpoint: the same step of the same save on each of them, or nothing on any.
+"""All ranks of a run load the same checkpoint, the same step of the same save, or none of them loads anything.
 
-Ranks see a folder through the disk of their node or the cache of a network file system, and not always the same.
+Ranks see a folder through their node's disk or a network file system's cache, and do not always see the same files.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from contracts.spec.errors import Refused
 from contracts.spec.training import Execution, Session, Training
 
 View = Literal["both", "first", "nothing", "another-save"]
-"""What a rank sees: the saves of steps 1 and 2, that of step 1, none, or those of a run that was started again."""
+"""What a rank sees: the saves of steps 1 and 2, only that of step 1, none, or those of a run that was restarted."""
 VIEWS: dict[str, tuple[Execution, int, tuple[View, View], frozenset[int]]] = {  # the steps that may be loaded
     "rank-1-is-late": (FSDP2, 2, ("both", "first"), frozenset({1})),
     "rank-0-is-late": (EP2_BORROWED, 2, ("first", "both"), frozenset({1})),
@@ -34,9 +34,10 @@ VIEWS: dict[str, tuple[Execution, int, tuple[View, View], frozenset[int]]] = {  
 def ranks_load_one_checkpoint_or_none(
     stack: Training, execution: Execution, world: int, views: tuple[View, View], allowed: frozenset[int]
 ) -> None:
-    """Ranks that see different checkpoints load one that they all see, the same on each, or refuse, every one of them.
+    """Ranks that see different checkpoints all load the same one, which every rank sees, or all refuse.
 
-    Each rank that looks for the latest itself finds its own. Shards of two steps fit each other, and the run goes on.
+    A rank that looks for the latest checkpoint by itself finds its own latest. Shards of two steps have the same
+    shapes, so the run goes on with a mixture.
     """
     needs_layout(stack, execution.layout)
     with shared_folder() as at:
@@ -52,10 +53,10 @@ def ranks_load_one_checkpoint_or_none(
 
 @contract("CKPT-02e", asks="train", cases={"the-last-file": (FSDP2, 2)}, source=FAMILIES, tier="dist")
 def what_one_rank_cannot_read_none_of_them_loads(stack: Training, execution: Execution, world: int) -> None:
-    """A shard that is damaged is refused by every rank, also by those that need none of it; none waits for the one
-    that found it, and the ranks can load another checkpoint afterwards.
+    """Every rank refuses a checkpoint with a damaged shard, also a rank that needs no part of that shard. No rank waits
+    for the rank that found the damage, and afterwards the ranks can load another checkpoint.
 
-    The rank that reads the shard raises, and the others stand in the next collective until the timeout.
+    When only the rank that reads the shard raises, the others stand in the next collective until the timeout.
     """
     with shared_folder() as at:
         _prepared(stack, execution, at)
@@ -71,7 +72,7 @@ def what_one_rank_cannot_read_none_of_them_loads(stack: Training, execution: Exe
 
 
 def _prepared(stack: Training, execution: Execution, at: Path, *others: View) -> None:
-    """One folder for each view."""
+    """Write one folder for each view."""
     one = Session(recipe=SPREAD, steps=1, execution=execution, save=str(at / "both"), save_at=frozenset({1, 2}))
     for name in ("both", "another-save", "nothing"):
         (at / name).mkdir(exist_ok=True)
@@ -86,14 +87,14 @@ def _prepared(stack: Training, execution: Execution, at: Path, *others: View) ->
 
 
 def _newest(at: Path) -> Path:
-    """A file of the second save, with numbers in it: the last that is no text."""
+    """A file of the second save that holds numbers: the last one that is not text."""
     old = {path.relative_to(at / "first") for path in files(at / "first")}
     new = [path for path in files(at / "both") if path.relative_to(at / "both") not in old]
     return max(new, key=lambda path: (path.suffix != ".json", path))
 
 
 def _resumed(stack: Training, execution: Execution, folder: Path) -> tuple[int | None, str]:
-    """The step after which a run goes on; None and the words where it was refused."""
+    """The step from which a run resumes, or None and the refusal."""
     try:
         return stack.train(Session(recipe=SPREAD, steps=0, execution=execution, load=str(folder))).start, ""
     except Refused as refused:

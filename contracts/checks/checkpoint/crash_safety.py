@@ -1,4 +1,4 @@
-"""What survives a writer that dies, a disk that is full, and a save that is overtaken by the next."""
+"""What survives a writer that dies, a full disk, and an asynchronous save that training overtakes."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from contracts.contract import contract, untested
 from contracts.spec.checkpointing import Checkpointing, WriteFault
 
 MANY = 40
-"""More boundaries than a write of one small file has in any stack that was seen; the reference has ten."""
+"""More boundaries than a write of one small file has in any known stack; the reference has ten."""
 
 BEFORE: dict[str, tuple[int, ...]] = {"first": (), "over-another": (2,)}
 
 
 @contract("CKPT-03a", asks=("write_checkpoint", "latest_checkpoint", "load_checkpoint"), cases=BEFORE, source=FAMILIES)
 def a_writer_may_die_at_any_boundary(stack: Checkpointing, *before: int) -> None:
-    """Wherever the writing process dies, the newest complete checkpoint is found and loads whole: the one before, or
-    the new one; and the step can be written again.
+    """Wherever the writing process dies, the newest complete checkpoint, the previous one or the new one, is found and
+    loads whole. The step can then be saved again.
 
-    A pointer that is written before the data, or removed before it is made anew, leads to half a checkpoint, or to
-    step 0.
+    A pointer that is written before the data, or removed before it is written anew, leads to half a checkpoint or back
+    to step 0.
     """
     new = state(4, LITTLE)
     died = False
@@ -53,10 +53,10 @@ ROOMS = {"nothing-fits": 0, "cut-early": 7, "cut-in-a-file": 150}
 
 @contract("CKPT-03b", asks=("write_checkpoint", "latest_checkpoint", "load_checkpoint"), cases=ROOMS, source=FAMILIES)
 def a_full_disk_takes_nothing_with_it(stack: Checkpointing, room: int) -> None:
-    """A save that finds no room says so, leaves the checkpoint before it whole and the latest, and leaves nothing of
-    its own that fills the disk further; with room again the step is saved.
+    """A save that finds no room reports it, leaves the previous checkpoint whole and the latest, and leaves no files of
+    its own behind. Once there is room again, the step can be saved.
 
-    A save that swallows the error is believed. Retention then removes the last one that was real.
+    A save that swallows the error passes for a success. Retention then removes the last checkpoint that was real.
     """
     old, new = state(2), state(4)
     with folder() as at:
@@ -68,7 +68,7 @@ def a_full_disk_takes_nothing_with_it(stack: Checkpointing, room: int) -> None:
         latest = stack.latest_checkpoint(str(at))
         assert latest == 2, f"step 4 found no room, and the latest is {latest}, expected 2"
         words = unloaded(stack, at, old, None)
-        assert not words, f"step 4 found no room, and of step 2 {words}"
+        assert not words, f"step 4 found no room, and step 2 is not whole: {words}"
         left = sorted(path.name for path in saved_states.files(at) - there)
         assert not left, f"step 4 found no room, and left {', '.join(left)}"
         again = stack.write_checkpoint(str(at), new, ONE_FILE, None)
@@ -88,11 +88,11 @@ OVERTAKEN: dict[str, tuple[int, ...]] = {
     "CKPT-03c", asks=("write_in_background", "latest_checkpoint", "load_checkpoint"), cases=OVERTAKEN, source=FAMILIES
 )
 def a_save_in_the_background_is_of_its_call(stack: Checkpointing, *steps: int) -> None:
-    """A save in the background holds the state, the counters and the step of the moment it was called, however late it
-    is written; saves become complete in the order of their calls; a load waits for them.
+    """An asynchronous save holds the state, the counters and the step of the moment of its call, however late it is
+    written. Saves become complete in the order of their calls, and a load waits for them.
 
-    Optimizer steps go on while the copy is written. A checkpoint of half the weights of one step and half of another
-    loads without complaint; a step that is read when the write ends is the next one's.
+    Optimizer steps go on while the copy is written. A checkpoint with half its weights from one step and half from
+    another loads without complaint. A writer that reads the step number when its write ends records the next step's.
     """
     states = tuple(state(step, SHAPES) for step in steps)
     with folder() as at:
@@ -111,7 +111,7 @@ def a_save_in_the_background_is_of_its_call(stack: Checkpointing, *steps: int) -
 
 untested(
     "CKPT-03e",
-    "What is published survives a power cut: all is synced before the name is given, and the name after.",
-    why="a process that dies leaves its pages in the kernel's cache, so that a missing fsync shows only when the power "
-    "goes; it needs a block device that can be cut off",
+    "A published checkpoint survives a power cut: every file is synced before the rename, and the folder after it.",
+    why="the kernel still writes the pages of a process that died, so a missing fsync shows only when the power fails; "
+    "testing it needs a block device that can be cut off",
 )

@@ -1,4 +1,4 @@
-"""Checkpoints that were cut off, altered, mixed or planted: refused by the name of the file, and never run."""
+"""Checkpoints that were truncated, altered, mixed or planted: refused by file name, and never executed."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ DAMAGES: dict[str, Damage] = {
 
 @contract("CKPT-04c", asks=("write_checkpoint", "load_checkpoint"), cases=DAMAGES, source=FAMILIES)
 def a_damaged_file_is_refused_by_name(stack: Checkpointing, damage: Damage) -> None:
-    """A checkpoint of which one file is cut off, altered, missing or of another save is refused with the name of the
-    file, and the target of the load is untouched; a file that does not matter may also do no harm.
+    """A checkpoint with one file that is cut off, altered, missing or taken from another save is refused with the name
+    of that file, and the load leaves its target untouched. A load may also succeed if it still returns what was saved.
 
-    A flipped bit in a weight is a number like any other. Shards of two steps have the same shapes.
+    A flipped bit in a weight still makes a valid number. Shards of two steps have the same shapes.
     """
     old, saved = state(2), state(4)
     with folder() as at:
@@ -67,7 +67,7 @@ def _damage(path: Path, content: bytes, other: Path, damage: Damage) -> None:
 
 
 class _Payload:
-    """What runs when a pickle of it is read."""
+    """An object whose pickle runs code when it is read."""
 
     def __init__(self, marker: Path) -> None:
         self.marker = marker
@@ -98,11 +98,11 @@ PLANTED: dict[str, tuple[Form, Literal["in place", "beside", "alone"]]] = {
 
 @contract("CKPT-04g", asks=("write_checkpoint", "load_checkpoint", "latest_checkpoint"), cases=PLANTED, source=FAMILIES)
 def no_pickle_is_executed(stack: Checkpointing, form: Form, where: Literal["in place", "beside", "alone"]) -> None:
-    """Neither finding nor loading a checkpoint runs what a pickle in it says, in the place of one of its files, beside
-    them, or instead of them; the target gets what was saved, or a refusal.
+    """Neither finding nor loading a checkpoint executes a pickle that lies in place of one of its files, beside them,
+    or instead of them all. The load gives what was saved, or is refused.
 
-    `.metadata` of DCP is a pickle, `common.pt` and `extra_state.pt` are, and whoever can write to the volume of the
-    checkpoints is then whoever trains.
+    DCP's `.metadata` is a pickle, and so are `common.pt` and `extra_state.pt`. If they are executed, whoever can write
+    to the checkpoint volume can run code in the training job.
     """
     saved = state(4)
     with folder() as at, folder() as aside:
@@ -120,7 +120,7 @@ def no_pickle_is_executed(stack: Checkpointing, form: Form, where: Literal["in p
             for step in (4, None):
                 before = target(saved)
                 loaded = stack.load_checkpoint(str(at), step, before)
-                assert not marker.exists(), f"{path.name} was a {form} file, and what it says was run"
+                assert not marker.exists(), f"{path.name} was a {form} file, and its pickle was executed"
                 words = (
                     saved_states.half_loaded(loaded.state, before) if loaded.refused else unlike(loaded.state, saved)
                 )

@@ -1,4 +1,4 @@
-"""Where in its data a resumed run goes on, and what no run goes on from."""
+"""Where in its data a resumed run goes on, and which checkpoints no run may resume from."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ EPOCHS = {"resumed-in-the-second-and-third": (2, 2, 2), "resumed-after-one-step"
 
 @contract("CKPT-01f", asks="train", cases=EPOCHS, source=FAMILIES)
 def a_resume_in_the_middle_of_an_epoch_goes_on_there(stack: Training, *parts: int) -> None:
-    """Resumed within an epoch, a run consumes the sequences of the run that was not interrupted, in their order, to
-    the end of that epoch and through those after it.
+    """A run that resumes within an epoch consumes the same sequences, in the same order, as the run that was not
+    interrupted, to the end of that epoch and through the following epochs.
 
-    An offset that is skipped again in every later epoch, an epoch that is shuffled as the first was, the rest of an
-    epoch that is dropped: none of them shows before the border.
+    It catches an offset that is skipped again in every later epoch, a later epoch that is shuffled like the first, and
+    the rest of an epoch that is dropped. None of them shows before the epoch ends.
     """
     with folder() as at:
         text = at / "text.bin"
@@ -54,9 +54,9 @@ CHANGED: dict[str, Recipe] = {
 
 @contract("CKPT-01c", asks="train", cases=CHANGED, source=FAMILIES)
 def a_run_resumes_under_its_own_recipe(stack: Training, other: Recipe) -> None:
-    """A checkpoint is refused under another recipe, with the reason; under its own it is taken.
+    """A checkpoint is refused under another recipe, with the reason, and accepted under its own.
 
-    Most of a recipe is in no tensor's shape: the run goes on, as another.
+    Most of a recipe is in no tensor's shape: without the refusal the run goes on as a different run.
     """
     with folder() as at:
         stack.train(Session(recipe=SHORT, steps=1, save=str(at), save_at=frozenset({1})))
@@ -69,9 +69,9 @@ def a_run_resumes_under_its_own_recipe(stack: Training, other: Recipe) -> None:
 
 @contract("CKPT-01d", asks="train", cases={"empty-folder": (SHORT,), "empty-folder-dense": (DENSE,)}, source=FAMILIES)
 def a_resume_from_nothing_is_refused(stack: Training, recipe: Recipe) -> None:
-    """A run that is told to load from a folder without a checkpoint is refused: it does not begin anew.
+    """A run that is told to load from a folder without a checkpoint is refused instead of starting anew.
 
-    The volume was not mounted; the run began at step 0 and wrote over what came back with the mount.
+    The volume was not mounted: the run began at step 0 and overwrote the old checkpoints once the mount came back.
     """
     with folder() as at:
         refused, run = _refused(stack, Session(recipe=recipe, steps=1, load=str(at)))

@@ -1,4 +1,4 @@
-"""Every layout of four ranks goes on from what every other one saved, and nobody loads numbers of another kind."""
+"""Each layout of four ranks resumes from every other one's checkpoint, and no rank loads numbers of another dtype."""
 
 from __future__ import annotations
 
@@ -53,12 +53,13 @@ SAVES: dict[str, tuple[Execution, int]] = {name: (execution, 4) for name, execut
 
 @contract("CKPT-02i", asks="train", cases=SAVES, source=FAMILIES, tier="dist", slow=True)
 def every_layout_goes_on_from_this_one(stack: Training, saves: Execution, world: int) -> None:
-    """What a layout saved each of nine others loads: weights, optimizer state and buffers by name and to the bit, and
-    its next step is the one that the first layout takes: sequences, rate, losses, every gradient.
+    """Nine other layouts load what one layout saved: weights, optimizer state and buffers arrive by name and
+    bit-identical. The next step on each equals the next step on the first layout: sequences, learning rate, losses and
+    every gradient.
 
-    Equal weights after a load hide what the next step uses. A stage that finds its layers by their place on the rank, a
-    shard of a shard that is laid together the other way round, experts in the order of ranks: each is right on the
-    layout that saved.
+    Equal weights after a load hide errors in what the next step uses. Three bugs are right on the layout that saved: a
+    stage that finds its layers by their index on the rank, a shard of a shard that is reassembled in the wrong order,
+    and experts in the order of ranks.
     """
     for each in LAYOUTS.values():
         needs_layout(stack, each.layout)
@@ -79,7 +80,7 @@ def every_layout_goes_on_from_this_one(stack: Training, saves: Execution, world:
 
 
 def _apart(got: Step, want: Step) -> str:
-    """In what the step behind the load differs, beyond the order of sums."""
+    """How the step after the load differs, beyond rounding from the order of sums."""
     for fact in ("number", "samples", "lr", "tokens"):
         if getattr(got, fact) != getattr(want, fact):
             return f"step 3: {fact} is {getattr(got, fact)}, expected {getattr(want, fact)}"
@@ -101,10 +102,10 @@ OTHER_KINDS: dict[str, tuple[Execution, int]] = {
 
 @contract("CKPT-04h", asks="train", cases=OTHER_KINDS, source=FAMILIES, tier="dist")
 def numbers_of_another_kind_are_refused_by_every_rank(stack: Training, execution: Execution, world: int) -> None:
-    """Ranks that hold their state in float32 refuse one that was saved in float64, each of them, with both dtypes and a
-    tensor's name; afterwards they load it as what it is.
+    """When ranks hold their state in float32, every rank refuses a checkpoint that was saved in float64, and the
+    refusal names both dtypes and a tensor. Afterwards the ranks load it as float64.
 
-    DCP casts without a word, shard by shard: moments lose what makes them moments, and a resume is no resume.
+    DCP casts shard by shard without a word: optimizer moments lose precision, and the resume is not bit-identical.
     """
     needs_layout(stack, execution.layout)
     with shared_folder() as at:

@@ -1,4 +1,4 @@
-"""Which checkpoint is the newest, and on which volume they lie."""
+"""Which checkpoint is the newest, and on which volume checkpoints lie."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ ORDERS: dict[str, tuple[tuple[int, ...], int]] = {  # in the order in which thei
 
 @contract("CKPT-06a", asks=("write_checkpoint", "latest_checkpoint", "load_checkpoint"), cases=ORDERS, source=FAMILIES)
 def the_latest_is_the_highest_number(stack: Checkpointing, touched: tuple[int, ...], latest: int) -> None:
-    """The latest checkpoint is the one of the highest step: not the last as text, not the last to be touched.
+    """The latest checkpoint is the one with the highest step number, not the last in text order and not the last
+    modified.
 
-    As text 9 comes after 10. A copy back from the archive gives an old checkpoint the newest time.
+    As text, 9 comes after 10. A copy back from the archive gives an old checkpoint the newest modification time.
     """
     with folder() as at:
         for step in sorted(touched):
@@ -51,10 +52,11 @@ JUNK = {
 
 @contract("CKPT-06b", asks=("write_checkpoint", "latest_checkpoint", "load_checkpoint"), cases=JUNK, source=FAMILIES)
 def what_only_looks_like_a_checkpoint_is_none(stack: Checkpointing, junk: str) -> None:
-    """Beside copies, backups, empty folders and folders of a later name, the latest is the newest that is complete, and
-    loads.
+    """Beside copies, backups, empty folders and folders with later names, the latest checkpoint is the newest complete
+    one, and it loads.
 
-    `int()` of whatever digits a name has crashes on one folder, and takes step 7 for newer that is a copy of 4.
+    Calling `int()` on whatever digits a name holds crashes on one folder, and takes a copy of step 4 that is named 7
+    for the newest.
     """
     with folder() as at:
         for step in (2, 4):
@@ -64,13 +66,13 @@ def what_only_looks_like_a_checkpoint_is_none(stack: Checkpointing, junk: str) -
                 _clutter(path, junk)
         made = ", ".join(sorted(path.name for path in at.iterdir()))
         found = stack.latest_checkpoint(str(at))
-        assert found == 4, f"the latest is {found}, expected 4, of {made}"
+        assert found == 4, f"the latest is {found}, expected 4, among {made}"
         words = unloaded(stack, at, state(4, LITTLE), None)
-        assert not words, f"step 4 is the latest of {made}, and {words}"
+        assert not words, f"step 4 is the latest among {made}, and {words}"
 
 
 def _clutter(path: Path, junk: str) -> None:
-    """Put beside one entry of the folder what people and broken programs put there."""
+    """Put beside one entry of the folder what people and broken programs leave there."""
     if junk == "copies":
         name = path.name.replace("4", "8")
         for other in (f"{name} (copy)", f"{name}.bak", f"old-{name}", f"{name}~", f"{name}.tmp"):
@@ -102,10 +104,10 @@ PLACES: dict[str, tuple[str, Disks]] = {
 
 @contract("CKPT-07a", asks="checkpoint_folder", cases=PLACES, source="playbook: storage contract")
 def a_place_on_the_durable_volume_is_taken(stack: Checkpointing, save: str, disks: Disks) -> None:
-    """A recipe's place below the durable directory is used as it is, and where it names none the stack's own choice
-    lies there, one for each run.
+    """A recipe's checkpoint folder below the durable directory is used as it is. Where the recipe names none, the stack
+    chooses one below the durable directory, a different one for each run.
 
-    A check that compares texts refuses a link that leads back into the directory.
+    A check that compares paths as text refuses a link that leads back into the directory.
     """
     taken = stack.checkpoint_folder(save, "run-1", WELL, disks)
     assert taken == save, f"{save} became {taken}"
@@ -130,10 +132,10 @@ ASTRAY: dict[str, tuple[str | None, Disks, str]] = {
 
 @contract("CKPT-07b", asks="checkpoint_folder", cases=ASTRAY, source="playbook: storage contract")
 def a_place_elsewhere_is_refused(stack: Checkpointing, save: str | None, disks: Disks, named: str) -> None:
-    """A place that is not below the durable directory when its links are followed, or whose volume is not mounted, is
-    refused with the path that it leads to.
+    """A checkpoint folder is refused when its path, with links followed, is not below the durable directory or its
+    volume is not mounted. The refusal names the path that it leads to.
 
-    With the volume gone its mount point is a directory of the root volume: the run writes until that is full.
+    When the volume is gone, its mount point is a directory of the root volume: the run writes there until that is full.
     """
     refused = refusal_of(stack.checkpoint_folder, save, "run-1", WELL, disks)
     assert named in str(refused), f"the refusal does not name {named}: {refused}"

@@ -1,4 +1,4 @@
-"""Which checkpoints are left when the ranks of a running world throw old ones away."""
+"""Which checkpoints are left when the ranks of a running job remove old ones."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from contracts.instruments.ranks import gathered, here
 from contracts.spec.training import Execution, Session, Training
 
 STATE = replace(SPREAD, name="short-state", pattern="AE", depth=2)
-"""What it holds is asked elsewhere; it has to be in several files."""
+"""Other contracts check its content; here it only has to be in several files."""
 Copied = Literal["in-place", "under-way", "arrived", "of-another-run"]
-"""Where checkpoints last: where they are written, or elsewhere, where the copy of step 2 lacks a file, is whole, or is
-that of another run."""
-LEFT: dict[str, tuple[Execution, int, Copied, tuple[int, ...]]] = {  # of steps 1 to 4, one is kept
+"""Where the durable copies are: where the ranks write, or in another folder. There the copy of step 2 lacks a file, is
+whole, or is that of another run."""
+LEFT: dict[str, tuple[Execution, int, Copied, tuple[int, ...]]] = {  # which of steps 1 to 4 are left with keep=1
     "fsdp2-in-place": (FSDP2, 2, "in-place", (4,)),
     "fsdp2-under-way": (FSDP2, 2, "under-way", (1, 2, 3, 4)),
     "borrowed-ep2-arrived": (EP2_BORROWED, 2, "arrived", (2, 3, 4)),
@@ -35,10 +35,11 @@ LEFT: dict[str, tuple[Execution, int, Copied, tuple[int, ...]]] = {  # of steps 
 def ranks_keep_the_last_copy_that_arrived(
     stack: Training, execution: Execution, world: int, copied: Copied, left: tuple[int, ...]
 ) -> None:
-    """Ranks that keep one checkpoint remove those that have a newer one where it lasts, whole and of the same run, and
-    no other; what is left they load together.
+    """Ranks that keep one checkpoint remove exactly those that have a newer durable copy, whole and of the same run.
+    All ranks can load what is left.
 
-    A copy that is under way has a name and most of its files. Whoever counts names removes the only one that arrived.
+    A copy that is still being uploaded already has its name and most of its files. A stack that counts names removes
+    the only copy that had arrived.
     """
     needs_layout(stack, execution.layout)
     with shared_folder() as at:
@@ -67,7 +68,7 @@ def ranks_keep_the_last_copy_that_arrived(
 
 
 def _first_two(stack: Training, execution: Execution, save: Path) -> dict[int, set[Path]]:
-    """Two steps and their checkpoints; which files belong to each."""
+    """Train and save two steps; return which files belong to each."""
     found: dict[int, set[Path]] = {}
     for step in (1, 2):
         before = files(save)
@@ -94,7 +95,7 @@ def _exchanged(copy: Path, other: Path) -> None:
 
 
 def _take_from(copy: Path, save: Path, its: set[Path], copied: Copied) -> None:
-    """Leave the copy of step 2 without its largest file, where it is under way."""
+    """Remove the largest file of the copy of step 2 where that copy is under way."""
     if copied == "under-way":
         newest = [path for path in files(copy) if save / path.relative_to(copy) not in its]
         max(newest, key=lambda path: path.stat().st_size).unlink()

@@ -1,7 +1,8 @@
-"""A checkpoint that some ranks wrote, on the same ranks and on others: every number by its name, or a refusal by all.
+"""A checkpoint that several ranks wrote, loaded on the same layout and on others: every tensor by its name, or a
+refusal by every rank.
 
-Files know nothing of the ranks that wrote them. What stands in them is compared with what the run had, whole tensor
-against whole tensor, so that it does not matter in which way a shard went astray.
+A checkpoint must not depend on the ranks that wrote it. The contracts compare gathered tensors with the run's own, so
+it does not matter in which way a shard went astray.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ from contracts.spec.recipe import Recipe
 from contracts.spec.tolerance import FLOAT64_SCAN
 from contracts.spec.training import Execution, Session, Step, Training
 
-RANKS: dict[str, tuple[Recipe, Execution, int, tuple[int, ...]]] = {  # steps between one load and the next
+RANKS: dict[str, tuple[Recipe, Execution, int, tuple[int, ...]]] = {  # steps between two loads
     "fsdp2": (SPREAD, FSDP2, 2, (2, 1, 2)),
     "tp2-sp-muon": (SPREAD_MUON, TP2_SP, 2, (1, 2, 1)),
     "ep2": (SPREAD, EP2, 2, (2, 1, 2)),
@@ -73,11 +74,11 @@ RANKS: dict[str, tuple[Recipe, Execution, int, tuple[int, ...]]] = {  # steps be
 def ranks_resumed_twice_are_uninterrupted(
     stack: Training, recipe: Recipe, execution: Execution, world: int, parts: tuple[int, ...]
 ) -> None:
-    """Ranks that save and load twice on their way are, to the bit, the ranks that were not interrupted: losses at every
-    step; weights, optimizer state, buffers, the generators of each rank and its place in the data wherever they save.
+    """Ranks that save and resume twice are bit-identical to ranks that were not interrupted: the losses at every step,
+    and at each save the weights, optimizer state, buffers, each rank's random generators and its place in the data.
 
-    Each rank draws numbers of its own. Saved for the first rank only, or by data-parallel rank where two share one,
-    they are one rank's everywhere after the load, and dropout is the same on all.
+    Each rank draws its own random numbers. Generators that are saved only for rank 0, or by data-parallel rank where
+    two ranks share one, are the same on all ranks after the load, and so is dropout.
     """
     needs_layout(stack, execution.layout)
     _generators(recipe.seed)
@@ -105,7 +106,7 @@ def ranks_resumed_twice_are_uninterrupted(
 
 
 def _generators(seed: int) -> None:
-    """Put this rank's generators at a place that no other rank's are at."""
+    """Seed this rank's generators differently from every other rank's."""
     import torch
 
     own = seed + 1009 * (here().rank + 1)
@@ -114,7 +115,7 @@ def _generators(seed: int) -> None:
 
 
 def _unlike(got: Step, want: Step) -> str:
-    """In what a step differs from the same step on the same ranks."""
+    """How a step differs from the same step on the same ranks."""
     facts = ("number", "samples", "lr", "losses", "tokens", "grad_norm")
     unequal = [fact for fact in facts if getattr(got, fact) != getattr(want, fact)]
     found = [f"{fact} is {getattr(got, fact)}, expected {getattr(want, fact)}" for fact in unequal[:1]]
@@ -145,11 +146,11 @@ OTHERS: dict[str, tuple[Recipe, int, Execution, tuple[Execution, ...]]] = {
 def another_layout_loads_every_number_by_its_name(
     stack: Training, recipe: Recipe, world: int, saves: Execution, loads: tuple[Execution, ...]
 ) -> None:
-    """What one layout saved another one loads: every weight, every entry of the optimizer's state and every buffer,
-    whole and to the bit, under its name; and the same place in the data.
+    """Another layout loads every weight, optimizer state entry and buffer that one layout saved, under its name, whole
+    and bit-identical, and resumes at the same place in the data.
 
-    The ranks, their number, who holds which rows and which experts are all other ones. A shard that is found by the
-    number of the rank that wrote it, by the order of the files, or by the order of the parameters is another's.
+    The number of ranks, and which rank holds which rows and experts, all change. A shard that is found by the number of
+    the rank that wrote it, by the order of the files or by the order of the parameters is the wrong shard.
     """
     for each in (saves, *loads):
         needs_layout(stack, each.layout)
@@ -191,14 +192,15 @@ GOES_ON: dict[str, tuple[Recipe, int, Execution, tuple[Execution, ...]]] = {
 def a_run_that_changes_its_layout_is_the_same_run(
     stack: Training, recipe: Recipe, world: int, first: Execution, others: tuple[Execution, ...]
 ) -> None:
-    """A run that goes on upon other ranks takes the sequences, the learning rate and the gradients that it would have
-    taken upon its first ones, step for step, over every change.
+    """A run that resumes on another layout takes, step for step, the sequences, the learning rate and the gradients of
+    the same run on its first layout, over every change of layout.
 
-    Sequences are counted over the run and not over ranks: an offset by rank gives some of them twice to fewer ranks.
+    The run counts the sequences that it consumed, not those of each rank: an offset per rank repeats some sequences
+    when the number of ranks falls.
     """
     for each in (first, *others):
         needs_layout(stack, each.layout)
-    ends = (*range(1, len(others) + 1), len(others) + 2)  # two steps at last: the second one follows no load
+    ends = (*range(1, len(others) + 1), len(others) + 2)  # the last part's second step follows no load
     whole = stack.train(Session(recipe=recipe, steps=ends[-1], execution=first, observe=frozenset({"gradients"})))
     with shared_folder() as at:
         load: str | None = None
@@ -217,7 +219,7 @@ def a_run_that_changes_its_layout_is_the_same_run(
 
 
 def _apart(got: Step, want: Step) -> str:
-    """In what a step differs from the same step on other ranks, beyond the order of sums."""
+    """How a step differs from the same step on other ranks, beyond rounding from the order of sums."""
     for fact in ("number", "samples", "lr", "tokens"):
         if getattr(got, fact) != getattr(want, fact):
             return f"step {want.number}: {fact} is {getattr(got, fact)}, expected {getattr(want, fact)}"
@@ -232,11 +234,11 @@ GROWN = {"one-to-two": (ONE, FSDP2, 2), "tp-to-dp": (TP2_SP, FSDP2, 2)}
 def ranks_that_load_from_others_draw_their_own_numbers(
     stack: Training, saves: Execution, loads: Execution, world: int
 ) -> None:
-    """Data-parallel ranks that load what other ranks saved do not draw the same numbers, and load the same state
-    whatever they have drawn before.
+    """Data-parallel ranks that load another layout's checkpoint do not draw the same random numbers, and what they drew
+    before the load does not matter.
 
-    A generator is saved by rank. Given to whoever has that number, or its number modulo the old world, two ranks of
-    the new one get the same, and drop the same units of every sequence.
+    Generators are saved by rank. When they are restored by rank number, or by rank number modulo the old world size,
+    two of the new ranks get the same state and drop the same units of every sequence.
     """
     with shared_folder() as at:
         _generators(SPREAD.seed)
@@ -257,10 +259,10 @@ OWN = {"to-one-rank": (FSDP2, ONE, 2), "to-expert-parallel": (FSDP2, EP2, 2)}
 
 @contract("CKPT-02f", asks="train", cases=OWN, source=FAMILIES, tier="dist")
 def what_is_of_one_rank_is_not_given_to_others(stack: Training, saves: Execution, loads: Execution, world: int) -> None:
-    """State that differs from rank to rank and is no part of a whole, as FP8's scales from the tokens that a rank saw,
-    is refused by name on other ranks, by all of them.
+    """Per-rank state that is not a shard of a whole, such as FP8 scales from the tokens that a rank saw, is refused by
+    name on another layout, by every rank.
 
-    One rank's scales on all of them overflow where another rank's activations are larger, and nothing says why.
+    One rank's scales on all ranks overflow where another rank's activations are larger, and nothing says why.
     """
     with shared_folder() as at:
         folder = place(at, saves).as_posix()

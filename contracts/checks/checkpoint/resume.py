@@ -1,4 +1,4 @@
-"""A run that was resumed is the run that was not interrupted: every bit, twice in a row, two steps past the load."""
+"""A resumed run is bit-identical to the run that was not interrupted, through two loads and two steps past the last."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ SHORT = replace(
     optim=Optim(lr=1e-2, min_lr=1e-3, warmup=3, steps=7, weight_decay=0.3, clip=0.7),
     batch=Batch(micro=1, total=5),
 )
-"""A E M R. Warm-up ends between the two loads, the schedule after the run; 12 experts with a selection bias."""
+"""A E M R. Warm-up ends between the two loads and the schedule after the run. 12 experts with a selection bias."""
 MUON = replace(SHORT, name="short-muon", optim=replace(SHORT.optim, rule="muon"))
 AHEAD = replace(SHORT, name="short-mtp", mtp=Mtp(depth=1), optim=replace(SHORT.optim, schedule="WSD", clip=0.0))
 
 DENSE = replace(SHORT, name="short-dense", pattern="AE", moe=None, activation="swiglu")
 
 EVERYTHING: frozenset[Observed] = frozenset({"weights", "optimizer", "buffers", "rng"})
-RUNS: dict[str, tuple[Recipe, Execution, tuple[int, ...]]] = {  # steps between one load and the next
+RUNS: dict[str, tuple[Recipe, Execution, tuple[int, ...]]] = {  # steps between two loads
     "adamw": (SHORT, Execution(), (2, 2, 2)),
     "muon-accumulated": (MUON, Execution(microbatches=3), (1, 3, 2)),
     "mtp-without-clipping": (AHEAD, Execution(), (3, 1, 2)),
@@ -43,10 +43,10 @@ RUNS: dict[str, tuple[Recipe, Execution, tuple[int, ...]]] = {  # steps between 
 def resumed_twice_is_uninterrupted(
     stack: Training, recipe: Recipe, execution: Execution, parts: tuple[int, ...]
 ) -> None:
-    """A run that is saved and loaded twice on its way is, at every step, the run that was not interrupted: weights,
-    optimizer state, buffers, random generators, learning rate, place in the data, losses, gradient norm.
+    """A run that is saved and resumed twice is, at every step, bit-identical to the run that was not interrupted:
+    weights, optimizer state, buffers, random generators, learning rate, place in the data, losses and gradient norm.
 
-    One load hides what is only wrong at the second: a state dict that is kept from the first load is saved again,
+    One load hides bugs that show only at the second: a state dict that is cached at the first load is saved again,
     stale. Equal weights after a load hide what the next step uses: moments, their bias correction, the schedule.
     """
     _generators(recipe.seed)
@@ -72,23 +72,23 @@ def resumed_twice_is_uninterrupted(
 
 
 def _generators(seed: int) -> None:
-    """Put this process's random generators where both runs begin. A stack of its own process need not care."""
+    """Seed this process's generators as both runs begin. A stack in its own process may ignore this."""
     import torch
 
     random.seed(seed)
-    random.gauss(0, 1)  # the second of a pair waits, and is part of the state
+    random.gauss(0, 1)  # gauss makes two numbers at once and keeps the second, which is part of the state
     torch.manual_seed(seed)
 
 
 def _somewhere_else(stack: Training, recipe: Recipe, number: int) -> None:
-    """Another run in the same process, and numbers drawn: what a resumed run has, it must have loaded."""
+    """Train another run in this process and draw numbers, so that a resumed run has only what it loaded."""
     _generators(999 + number)
     random.gauss(0, 1)
     stack.train(Session(recipe=replace(recipe, seed=recipe.seed + 77), steps=1))
 
 
 def _unlike(got: Step, want: Step) -> str:
-    """In what a step differs: the first of its facts, and one tensor of each of its states."""
+    """How two steps differ: the first fact that differs, and one tensor of each state."""
     facts = ("number", "samples", "lr", "losses", "tokens", "grad_norm", "clip_coef")
     unequal = [fact for fact in facts if getattr(got, fact) != getattr(want, fact)]
     found = [f"{fact} is {getattr(got, fact)}, expected {getattr(want, fact)}" for fact in unequal[:1]]
@@ -104,9 +104,9 @@ def _unlike(got: Step, want: Step) -> str:
 
 @contract("CKPT-01b", asks="train", cases={"adamw": (SHORT,), "muon": (MUON,), "dense": (DENSE,)}, source=FAMILIES)
 def a_save_does_not_touch_the_run(stack: Training, recipe: Recipe) -> None:
-    """A run that saves after every step is the run that never saves.
+    """A run that saves after every step is bit-identical to the run that never saves.
 
-    A save that gathers, casts or draws in place changes what it writes down.
+    A save that gathers, casts or draws random numbers in place changes the state that it saves.
     """
     _generators(recipe.seed)
     plain = stack.train(Session(recipe=recipe, steps=4, observe=EVERYTHING))

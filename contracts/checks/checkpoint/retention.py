@@ -1,4 +1,4 @@
-"""Which checkpoint may go, and what is left when its removal is cut short."""
+"""Which checkpoints may be removed, and what is left when a removal is cut short."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contracts.checks._support.saved_states import FAMILIES, LITTLE, ONE_FILE, s
 from contracts.contract import contract
 from contracts.spec.checkpointing import Checkpointing, WriteFault
 
-KEPT: dict[str, tuple[tuple[int, ...], int, frozenset[int], tuple[int, ...]]] = {  # there, keep, durable → left
+KEPT: dict[str, tuple[tuple[int, ...], int, frozenset[int], tuple[int, ...]]] = {  # saved, keep, durable → left
     "the-newest-two": ((2, 4, 6, 8), 2, frozenset({2, 4, 6, 8}), (6, 8)),
     "by-number-not-as-text": ((8, 9, 10, 11, 100), 2, frozenset({8, 9, 10, 11, 100}), (11, 100)),
     "more-than-there-are": ((2, 4), 5, frozenset({2, 4}), (2, 4)),
@@ -25,11 +25,11 @@ KEPT: dict[str, tuple[tuple[int, ...], int, frozenset[int], tuple[int, ...]]] = 
 def the_last_durable_copy_stays(
     stack: Checkpointing, there: tuple[int, ...], keep: int, durable: frozenset[int], left: tuple[int, ...]
 ) -> None:
-    """Retention removes what is older than the newest `keep`, and of that only what has a newer checkpoint whose copy
-    is durable; what stays is whole.
+    """Retention removes the checkpoints that are older than the newest `keep` and have a newer checkpoint with a
+    durable copy, and no others. What stays is whole.
 
-    The newest is the one whose upload has not ended. If the host is lost then, what was removed at the start of the
-    save was the last copy there was.
+    The newest checkpoint may still be uploading. If the host is lost then, a stack that removed the older ones when the
+    save began removed the last copy there was.
     """
     with folder() as at:
         for step in there:
@@ -44,26 +44,27 @@ def the_last_durable_copy_stays(
 @contract("CKPT-05b", asks=("write_checkpoint", "retire_checkpoints", "load_checkpoint"),
           cases={"zero": (0,), "negative": (-1,)}, source=FAMILIES)  # fmt: skip
 def to_keep_nothing_is_refused(stack: Checkpointing, keep: int) -> None:
-    """A retention that would keep no checkpoint is refused, and removes none.
+    """A retention that would keep no checkpoint is refused, and removes nothing.
 
-    `steps[:-keep]` is empty at 0 and so harmless, `steps[:len(steps) - keep]` is everything.
+    `steps[:-keep]` is empty at 0, and so harmless. `steps[:len(steps) - keep]` is everything.
     """
     with folder() as at:
         for step in (2, 4):
             saved_states.write(stack, at, state(step, LITTLE), ONE_FILE)
         retired = stack.retire_checkpoints(str(at), keep, frozenset({2, 4}), None)
         words = [unloaded(stack, at, state(step, LITTLE), step) for step in (2, 4)]
-    assert not any(words), f"keep {keep}: of steps 2 and 4 {'; '.join(filter(None, words))}"
+    assert not any(words), f"keep {keep}: steps 2 and 4 are not both whole: {'; '.join(filter(None, words))}"
     assert retired.ending == "refused", f"keep {keep} was {retired.ending}, expected a refusal"
 
 
 @contract("CKPT-05c", asks=("write_checkpoint", "retire_checkpoints", "latest_checkpoint", "load_checkpoint"),
           cases={"first-boundary": (1,), "in-the-middle": (3,), "late": (5,)}, source=FAMILIES)  # fmt: skip
 def what_is_incomplete_counts_for_nothing(stack: Checkpointing, dies_after: int) -> None:
-    """A checkpoint whose writer died counts neither as one that is kept nor as the newest, and retention clears away
-    what it left.
+    """A checkpoint whose writer died counts neither as one that is kept nor as the newest, and retention removes its
+    files.
 
-    A counter of folders keeps three husks and removes the one that works; husks that nobody clears fill the volume.
+    A stack that counts folders keeps three incomplete ones and removes the one that works. Incomplete folders that
+    nobody removes fill the volume.
     """
     with folder() as at:
         for step in (2, 4):
@@ -74,21 +75,21 @@ def what_is_incomplete_counts_for_nothing(stack: Checkpointing, dies_after: int)
         latest = stack.latest_checkpoint(str(at))
         assert latest == 4, f"the writers of 6, 8 and 10 died, and the latest is {latest}, expected 4"
         words = unloaded(stack, at, state(4, LITTLE), None)
-        assert not words, f"the writers of 6, 8 and 10 died, and of step 4 {words}"
+        assert not words, f"the writers of 6, 8 and 10 died, and step 4 is not whole: {words}"
         whole = len(saved_states.write(stack, at, state(12, LITTLE), ONE_FILE))
         stack.retire_checkpoints(str(at), 1, frozenset({4, 12}), None)
         left = sorted(str(path.relative_to(at)) for path in saved_states.files(at))
-    assert len(left) == whole, f"one checkpoint of {whole} files is kept, and there lie {', '.join(left)}"
+    assert len(left) == whole, f"one checkpoint of {whole} files is kept, and these files are left: {', '.join(left)}"
 
 
 @contract("CKPT-05d", asks=("write_checkpoint", "retire_checkpoints", "latest_checkpoint", "load_checkpoint"),
           cases={"one-goes": (2, 4), "two-go": (2, 4, 6)}, source=FAMILIES)  # fmt: skip
 def a_remover_may_die_at_any_boundary(stack: Checkpointing, *there: int) -> None:
-    """Wherever the removing process dies, the newest is whole and the latest, whatever else can be loaded is whole, and
-    the next removal ends the work.
+    """Wherever the removing process dies, the newest checkpoint is whole and the latest, every other checkpoint that
+    still loads is whole, and the next removal finishes the work.
 
-    `rmtree` of a folder that still has its name leaves a husk that no removal finds again. One that puts aside what it
-    keeps has, for a moment, nothing.
+    `rmtree` of a folder that still has its name leaves remains that no later removal finds. A stack that moves aside
+    the checkpoints that it keeps has none for a moment.
     """
     whole = 0
     for boundary in range(1, 40):
@@ -103,7 +104,7 @@ def a_remover_may_die_at_any_boundary(stack: Checkpointing, *there: int) -> None
                 loaded = stack.load_checkpoint(str(at), step, target(state(step, LITTLE)))
                 words = loaded.refused if step == there[-1] else ""
                 words = words or ("" if loaded.refused else unlike(loaded.state, state(step, LITTLE)))
-                assert not words, f"{said} of step {step}: {words}"
+                assert not words, f"{said} step {step} is not whole: {words}"
             again = stack.retire_checkpoints(str(at), 1, frozenset(there), None)
             assert again.ending == "done", f"{said} retention cannot be done again: {again.words}"
             left = sorted(str(path.relative_to(at)) for path in saved_states.files(at))

@@ -1,4 +1,4 @@
-"""What a checkpoint gives back: exactly what was put in, or a refusal that names what is wrong, and nothing half."""
+"""A load returns exactly what was saved, or a refusal that names what is wrong; it never loads half a state."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ ROUND: dict[str, tuple[Mapping[str, Shape], int, Mapping[str, int]]] = {
 def what_is_loaded_is_what_was_saved(
     stack: Checkpointing, shapes: Mapping[str, Shape], file_bytes: int, position: Mapping[str, int]
 ) -> None:
-    """A checkpoint gives back every tensor, bit for bit and in its dtype, and every counter, however it is cut into
+    """A checkpoint returns every tensor, bit for bit and in its dtype, and every counter, however it is split into
     files.
 
-    Counters past 2³¹ came back negative from an int32; pieces came back in the order of their files' names, in which
-    10 stands before 2.
+    Counters past 2³¹ came back negative from an int32. Shards came back in the order of their file names, in which 10
+    stands before 2.
     """
     saved = replace(state(4, shapes), position=position)
     with folder() as at:
@@ -41,16 +41,16 @@ def what_is_loaded_is_what_was_saved(
 NUMBERS: dict[str, tuple[Element, tuple[str, ...]]] = {
     "float32": ("float32", ("0000807f", "0000c07f", "00000080", "01000000")),  # inf, NaN, -0.0, 1.4e-45
     "bfloat16": ("bfloat16", ("807f", "c07f", "0080", "0100")),
-    "float64": ("float64", ("0000000000000080", "0000000000000100", "010000000000f87f")),  # the last: NaN with a load
+    "float64": ("float64", ("0000000000000080", "0000000000000100", "010000000000f87f")),  # last: NaN with a payload
     "int64": ("int64", ("ffffffffffffff7f", "0000000000000080", "0100008000000000")),
 }
 
 
 @contract("CKPT-04b", asks=("write_checkpoint", "load_checkpoint"), cases=NUMBERS, source=FAMILIES)
 def no_number_is_too_strange_to_keep(stack: Checkpointing, dtype: Element, bits: tuple[str, ...]) -> None:
-    """Infinities, NaN with what it carries, -0.0, the smallest numbers and the largest come back with their bits.
+    """Infinities, NaNs with their payload, -0.0, and the smallest and largest numbers come back bit-identical.
 
-    A state that went through float32, or through text, is equal in a test with ordinary numbers.
+    With ordinary numbers, a state that went through float32 or through text still compares equal.
     """
     data = bytes.fromhex("".join(bits))
     saved = replace(state(4, {}), tensors={"w": Array(dtype=dtype, shape=(len(bits),), data=data)})
@@ -63,7 +63,7 @@ def no_number_is_too_strange_to_keep(stack: Checkpointing, dtype: Element, bits:
 
 
 Expected = Mapping[str, Shape | None]
-"""What the target of the load has instead; None for a tensor that it lacks."""
+"""Which shapes the target of the load has instead; None for a tensor that it lacks."""
 MISFITS: dict[str, tuple[Expected, tuple[str, ...]]] = {
     "narrower-dtype": ({EXPERTS: Shape(dtype="bfloat16", shape=(12, 4, 3))}, (EXPERTS, "float32", "bfloat16")),
     "wider-dtype": ({"weights/embedding.weight": Shape(dtype="float32", shape=(7, 3))}, ("weights/embedding.weight",)),
@@ -91,11 +91,11 @@ MISFITS: dict[str, tuple[Expected, tuple[str, ...]]] = {
 
 @contract("CKPT-04d", asks=("write_checkpoint", "load_checkpoint"), cases=MISFITS, source=FAMILIES)
 def what_does_not_fit_is_refused_at_once(stack: Checkpointing, expected: Expected, named: tuple[str, ...]) -> None:
-    """A tensor that is missing, is not expected, or has another shape or dtype than its target is refused by name, all
-    of them at once, and nothing is loaded.
+    """A load is refused when tensors are missing, are unexpected, or have another shape or dtype than the target. The
+    refusal names all of them at once, and nothing is loaded.
 
-    DCP casts float32 into bfloat16 without a word. `strict=False` leaves an expert's bias at zero; copy_ spreads one
-    number over a whole vector.
+    DCP casts float32 into bfloat16 without a word. `strict=False` leaves an expert's bias at zero. `copy_` broadcasts
+    one number over a whole vector.
     """
     saved = state(4)
     changed = {name: each for name, each in expected.items() if each is not None}
@@ -120,9 +120,9 @@ OTHERS: dict[str, tuple[str, str]] = {
 
 @contract("CKPT-04e", asks=("write_checkpoint", "load_checkpoint"), cases=OTHERS, source=FAMILIES)
 def a_state_is_loaded_into_its_recipe_alone(stack: Checkpointing, saved_under: str, into: str) -> None:
-    """A state saved under one recipe is refused by a target of another, though every tensor fits.
+    """A state saved under one recipe is refused by a target of another recipe, even when every tensor fits.
 
-    top-k, rope base and the schedule are in no tensor's shape.
+    Top-k, the rope base and the schedule are in no tensor's shape.
     """
     saved = replace(state(4), recipe=saved_under)
     before = replace(target(saved), recipe=into)
@@ -139,9 +139,9 @@ ABSENT: dict[str, tuple[tuple[int, ...], int | None]] = {"empty-folder": ((), No
 
 @contract("CKPT-04f", asks=("write_checkpoint", "load_checkpoint"), cases=ABSENT, source=FAMILIES)
 def what_is_not_there_is_refused(stack: Checkpointing, there: tuple[int, ...], step: int | None) -> None:
-    """A load where there is no checkpoint, or not that step, is refused; it is no start from nothing.
+    """A load is refused when there is no checkpoint, or none of the named step. It never falls back to a fresh start.
 
-    A run that is told to resume from an unmounted volume and begins again overwrites the month that it had.
+    A run that is told to resume from an unmounted volume and starts again overwrites a month of training.
     """
     with folder() as at:
         for each in there:

@@ -1,4 +1,4 @@
-"""Where the ranks of a running world put their shards: all below the folder that was named, and nowhere else."""
+"""Where the ranks of a running job put their shards: all below the named folder, and nowhere else."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from contracts.spec.training import Execution, Session, Training
 @contract("CKPT-07c", asks="train", cases={"fsdp2": (FSDP2, 2), "ep2": (EP2, 2)}, source="playbook: storage contract",
           tier="dist")  # fmt: skip
 def every_shard_lies_on_the_durable_volume(stack: Training, execution: Execution, world: int) -> None:
-    """The ranks of a running world write their checkpoints to the durable volume: below the folder that was named, and
-    no file to the disk of a node; what lies below it is the whole checkpoint, wherever the volume is mounted next.
+    """The ranks of a running job write their checkpoints below the named folder on the durable volume, and write no
+    file to a node's own disk. The folder holds the whole checkpoint, wherever the volume is mounted next.
 
-    A shard on a node's own disk is found as long as the job gets the same nodes.
+    A shard on a node's own disk is found only as long as the job gets the same nodes.
     """
     with shared_folder() as at:
         durable, local = at / "durable", at / f"node-{here().rank}"
@@ -48,7 +48,7 @@ def every_shard_lies_on_the_durable_volume(stack: Training, execution: Execution
 
 @contextmanager
 def _on_a_node(local: Path) -> Iterator[None]:
-    """The working directory and the temporary files of this rank on a disk of its own."""
+    """Put this rank's working directory and temporary files on a disk of its own."""
     before, temporary = Path.cwd(), tempfile.tempdir
     os.chdir(local)
     tempfile.tempdir = str(local)

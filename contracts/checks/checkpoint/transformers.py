@@ -22,8 +22,9 @@ STATE: tuple[Observed, ...] = ("weights", "optimizer", "buffers")
 def a_transformer_resumed_twice_is_uninterrupted(
     stack: Training, recipe: Recipe, execution: Execution, world: int
 ) -> None:
-    """A run that saves and loads twice on its way holds wherever it saves, to the bit, the weights, moments and biases
-    of the run that was not interrupted."""
+    """A run that saves and resumes twice has, at every save, bit-identical weights, optimizer moments and expert biases
+    to those of the run that was not interrupted.
+    """
     ends = (1, 2, 4)
     asked = replace(session(stack, recipe, execution, ends[-1], *STATE), at=frozenset(ends))
     whole = stack.train(asked)
@@ -47,7 +48,9 @@ def a_transformer_resumed_twice_is_uninterrupted(
 def another_layout_loads_a_transformer_by_its_names(
     stack: Training, recipe: Recipe, execution: Execution, world: int, loads: tuple[Execution, ...]
 ) -> None:
-    """What one layout saved another one loads, whole and to the bit: every weight, moment and bias under its name."""
+    """Another layout loads every weight, optimizer moment and expert bias that one layout saved, under its name, whole
+    and bit-identical.
+    """
     asked = session(stack, recipe, execution, 2, *STATE)
     others = [laid_out(stack, each) for each in loads]
     with shared_folder() as at:

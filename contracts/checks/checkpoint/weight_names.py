@@ -1,4 +1,4 @@
-"""Weights under the names of other file formats: with a wrapper's prefix, with experts one by one."""
+"""Weights under the names of other file formats: with a wrapper's prefix, or with one tensor per expert."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contracts.contract import contract
 from contracts.spec.array import Array, Arrays
 from contracts.spec.checkpointing import Checkpointing
 
-RENAMED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {  # as another wrote them → without the wrappers
+RENAMED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {  # names in the file → names without the wrappers
     "compiled": (("_orig_mod.head.weight", "_orig_mod.norm.weight"), ("head.weight", "norm.weight")),
     "wrapped-twice": (("module.module.layers.0.mixer.wq.weight",), ("layers.0.mixer.wq.weight",)),
     "a-block-by-itself": (("layers.3._orig_mod.mixer.w1.weight",), ("layers.3.mixer.w1.weight",)),
@@ -26,9 +26,10 @@ RENAMED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {  # as another wr
 def a_wrapper_leaves_the_rest_of_a_name_alone(
     stack: Checkpointing, names: tuple[str, ...], bare: tuple[str, ...]
 ) -> None:
-    """The prefixes of torch.compile, DDP and Megatron are taken off, wherever they stand, and no other letter.
+    """Importing weights removes the prefixes of torch.compile, DDP and Megatron wherever they stand in a name, and no
+    other letter.
 
-    `name.lstrip("module.")` takes off every leading m, o, d, u, l, e and dot: `module.mlp` becomes `p`.
+    `name.lstrip("module.")` strips every leading m, o, d, u, l, e and dot: `module.mlp` becomes `p`.
     """
     tensors = {name: saved_states.filled((2,), number) for number, name in enumerate(names)}
     got = stack.rename_weights(tensors, "stacked")
@@ -40,7 +41,7 @@ def a_wrapper_leaves_the_rest_of_a_name_alone(
 
 
 TWELVE = tuple(range(12))
-EXPERT_CASES: dict[str, tuple[tuple[int, ...], bool]] = {  # order in which they stand in the file; wrapped
+EXPERT_CASES: dict[str, tuple[tuple[int, ...], bool]] = {  # the experts' order in the file, whether names are wrapped
     "ascending": (TWELVE, False),
     "as-text": ((0, 1, 10, 11, 2, 3, 4, 5, 6, 7, 8, 9), False),
     "wrapped": (TWELVE[::-1], True),
@@ -49,11 +50,11 @@ EXPERT_CASES: dict[str, tuple[tuple[int, ...], bool]] = {  # order in which they
 
 @contract("CKPT-06d", asks="rename_weights", cases=EXPERT_CASES, source=FAMILIES)
 def expert_k_stands_at_place_k(stack: Checkpointing, order: tuple[int, ...], wrapped: bool) -> None:
-    """Experts saved one by one are stacked by their number, and taken apart again give the same names and tensors;
-    whatever is no expert, a router's bias included, comes through once.
+    """Experts that are saved one by one are stacked by their number, and splitting the stack gives back the same names
+    and tensors. Every other tensor, a router's bias included, comes through once.
 
-    Sorted as text, expert 10 stands before 2: every router row then meets another expert, all shapes fit, and the
-    loss rises by a little.
+    Sorted as text, expert 10 stands before 2: every router row then meets another expert, all shapes fit, and the loss
+    rises only a little.
     """
     head = "module.layers.1.mixer" if wrapped else "layers.1.mixer"
     single = {f"{head}.experts.{k}.{w}": saved_states.filled((3, 2), k + at) for k in order for w, at in _WEIGHTS}

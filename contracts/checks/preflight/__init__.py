@@ -1,10 +1,10 @@
-"""PREF: the node before a launch: fabric, devices, memory, NUMA."""
+"""PREF: the node before a launch: fabric, devices, memory, NUMA, rank map."""
 
 from contracts.checks.preflight import (  # isort: skip
     node,  # the node: fabric, devices, memory, NUMA
-    rank_map,  # ranks → devices and NICs, as the hosts have them
-    measured_fabric,  # what the ranks measure between them, and the devices that they see
-    unreadable_captures,  # tools that are absent, captures that are cut
+    rank_map,  # ranks → devices and NICs, compared with the hosts' own maps
+    measured_fabric,  # the bandwidth that the ranks measure
+    unreadable_captures,  # absent tools, truncated captures
 )
 
 __all__ = [

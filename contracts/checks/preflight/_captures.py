@@ -1,7 +1,7 @@
-"""Nodes for the checks of the preflight: whole captures of healthy boxes, and the ways to make them sick.
+"""Captured output of nodes for the preflight contracts: whole captures of healthy nodes, and functions that break them.
 
-The files under `captures/` are written after what drivers 450 to 570 print. `h200-8` has nine NICs: one beside each
-GPU, and mlx5_bond_0 beside none; `h200-8-other-cabling` is the same box with the NICs plugged in another order.
+The files under `captures/` follow what drivers 450 to 570 print. `h200-8` has nine NICs: one near each GPU, and
+mlx5_bond_0 near none. `h200-8-other-cabling` is the same node with the NICs plugged in another order.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def without_line(node: NodeCapture, number: int) -> NodeCapture:
 
 
 def ranks_of(*nodes: NodeCapture, gpus: int = 8) -> tuple[RankPlace, ...]:
-    """Node by node, each local rank on the device of its number, through the NIC that its map puts beside it."""
+    """Node by node, each local rank on the device of its number, through the NIC that its node's map puts nearest."""
     beside = {"n0": (0, 1, 2, 3, 5, 6, 7, 8), "n1": (3, 2, 1, 0, 6, 5, 8, 7)}
     return tuple(
         RankPlace(
@@ -79,7 +79,7 @@ def ranks_of(*nodes: NodeCapture, gpus: int = 8) -> tuple[RankPlace, ...]:
 
 
 def said(findings: tuple[Finding, ...], promise: str = "") -> str:
-    """What findings say, their remedies left out; those of one promise, if it is given."""
+    """The text of findings without their remedies; only those of one contract, if `promise` names it."""
     return "\n".join(
         f"{each.promise} {each.field} = {each.value}: {each.problem}"
         for each in findings
@@ -88,5 +88,5 @@ def said(findings: tuple[Finding, ...], promise: str = "") -> str:
 
 
 def names(text: str, word: str) -> bool:
-    """Whether a text holds a word whole: GPU1 does not stand in GPU12."""
+    """Whether a text holds a word as a whole: GPU1 does not count as part of GPU12."""
     return re.search(rf"(?<![A-Za-z0-9]){re.escape(word)}(?![A-Za-z0-9])", text) is not None

@@ -1,8 +1,8 @@
-"""The fabric under load and the devices of a node, as the ranks of a running world have them.
+"""The fabric under load, as the ranks of a running job measure it.
 
-Bandwidths follow nccl-tests (doc/PERFORMANCE.md): algbw = bytes / seconds, and of an all-reduce over n ranks
-busbw = algbw · 2(n − 1)/n. A floor is set for a fabric of GPUs by its owner; gloo on CPUs has none, and the pass shows
-there that it measures, sums and ends, and nothing about a fabric.
+Bandwidths follow nccl-tests (doc/PERFORMANCE.md): algbw = bytes / seconds, and for an all-reduce over n ranks busbw =
+algbw · 2(n − 1)/n. The owner of a GPU fabric sets its floor. Gloo on CPUs has no floor: there a pass shows only that
+the measurement sums correctly and ends, and nothing about a fabric.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PATIENCE_S = 60.0
 SLACK_S = 3.0  # what a loaded machine may add to a time limit
 
 
-# bytes a rank contributes, rounds kept, ranks, busbw / algbw by hand
+# bytes per rank, rounds kept, ranks, busbw / algbw computed by hand
 PASSES = {
     "1-mib-on-2": (2**20, 5, 2, 1.0),
     "3-mib-on-3": (3 * 2**20, 3, 3, 4 / 3),
@@ -33,11 +33,11 @@ PASSES = {
 
 @contract("PREF-03", asks="fabric_pass", cases=PASSES, source="playbook; nccl-tests", tier="dist")
 def a_pass_measures_the_fabric(stack: World, message: int, rounds: int, world: int, factor: float) -> None:
-    """One bounded all-reduce pass over the world sums right, keeps the rounds it was asked for, gives both bandwidths
-    of its median round, and reaches the floor that is set for the fabric.
+    """One bounded all-reduce pass over the world returns correct sums, keeps the requested number of rounds, reports
+    both bandwidths of its median round, and reaches the floor that is set for the fabric.
 
-    A GPU fabric without a floor is a violation: a figure that is compared with nothing gates nothing. Over gloo there
-    is no floor, and a pass has only to be right, positive and finite.
+    A GPU fabric without a floor is a violation: a figure that is compared with nothing gates nothing. Gloo has no
+    floor, so its pass only has to be correct, positive and finite.
     """
     found = stack.fabric_pass(message, rounds, PATIENCE_S, Upset())
     assert found.right, f"a pass without a fault on purpose has a wrong sum or no end on rank {here().rank}"
@@ -66,9 +66,9 @@ FAULTY = {"on-the-last-of-2": (1, 2), "on-the-first-of-4": (0, 4), "on-rank-2-of
 
 @contract("PREF-03b", asks="fabric_pass", cases=FAULTY, source="playbook", tier="dist")
 def a_wrong_sum_is_seen_by_every_rank(stack: World, faulty: int, world: int) -> None:
-    """A pass in which one rank's last element was altered is not right, on any rank of the world.
+    """When one rank contributes an altered last element, no rank of the world reports a correct pass.
 
-    A fabric that is fast and wrong is not fit; a figure that was printed by a rank which looked at nothing says it is.
+    A fabric that is fast and wrong is not fit. A rank that never checks its sum would report it as fit.
     """
     upset = Upset(offset=1.0 if here().rank == faulty else 0.0)
     found = stack.fabric_pass(4096, 3, PATIENCE_S, upset)
@@ -82,12 +82,13 @@ LATE = {"rank-0-of-3": (0, 0.5, 3), "one-of-2": (1, 0.5, 2), "the-last-of-4": (3
 
 @contract("PREF-03c", asks="fabric_pass", cases=LATE, source="playbook", tier="dist")
 def a_pass_is_bounded(stack: World, absent: int, timeout_s: float, world: int) -> None:
-    """A pass for which one rank stays away ends on the others within its time limit, and is then no right pass.
+    """When one rank stays away, a pass ends on the other ranks within its time limit, and none of them reports it as
+    correct.
 
     A preflight that can hang is one more way to lose the node.
     """
     limit = timeout_s + SLACK_S
-    away_s = limit + 0.5 if here().rank == absent else 0.0  # whoever waits for it is past the limit
+    away_s = limit + 0.5 if here().rank == absent else 0.0  # a rank that waits for it exceeds the limit
     started = time.monotonic()
     found = stack.fabric_pass(4096, 3, timeout_s, Upset(late_s=away_s))
     waited = time.monotonic() - started - away_s
@@ -109,7 +110,7 @@ def _pass(*seconds: float, ranks: int = 8, right: bool = True, floor: float | No
 
 
 # 1.073741824 GB in 5.368 ms are 200.03 GB/s, over eight ranks a bus bandwidth of 350.05; in 5.370 ms it is 349.91.
-JUDGED: dict[str, tuple[FabricPass, bool, str]] = {  # pass, fit, what a reason has to name
+JUDGED: dict[str, tuple[FabricPass, bool, str]] = {  # pass, fit, a word that a reason must hold
     "reaches-the-floor": (_pass(0.005368), True, ""),
     "just-below-the-floor": (_pass(0.005370), False, "350"),
     "one-slow-round-of-three": (_pass(0.005, 0.1, 0.0051), True, ""),
@@ -123,8 +124,9 @@ JUDGED: dict[str, tuple[FabricPass, bool, str]] = {  # pass, fit, what a reason 
 
 @contract("PREF-03a", asks="fabric_reasons", cases=JUDGED, source="playbook; nccl-tests")
 def a_fabric_is_fit_by_its_floor_and_its_sums(stack: World, measured: FabricPass, fit: bool, named: str) -> None:
-    """A measured pass is fit exactly when it finished, over several ranks, with right sums, and its median round
-    reaches the floor that is set; whatever is against it is named."""
+    """A measured pass is fit exactly when it finished over several ranks with correct sums and its median round reaches
+    the floor that is set. Otherwise the reasons name what is wrong.
+    """
     found = stack.fabric_reasons(measured)
     said = "; ".join(found)
     if fit:

@@ -1,7 +1,7 @@
-"""The node before the launch: fabric, devices, memory, NUMA balancing.
+"""The node before a launch: fabric, devices, memory, NUMA balancing.
 
-Cases are captures of `nvidia-smi topo -m` and its kin (`captures/`), healthy, or made sick in one named place. A
-capture that cannot be read stands in `illegible.py`, the map from ranks to devices in `rank_map.py`.
+Cases are captures of `nvidia-smi topo -m` and similar tools (`captures/`), healthy or broken in one named place.
+`unreadable_captures.py` has captures that cannot be read, `rank_map.py` the map from ranks to devices.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from contracts.spec.machine import Machine, Need, NodeCapture
 
 EIGHT = Need()
 
-# node, need, the sick cells
+# node, need, the cells with a wrong link
 SICK: dict[str, tuple[NodeCapture, Need, dict[tuple[str, str], str]]] = {
     "one-sys": (with_cells(H200, GPU3_GPU5="SYS"), EIGHT, {("GPU3", "GPU5"): "SYS"}),
     "one-phb": (with_cells(H200, GPU6_GPU7="PHB"), EIGHT, {("GPU6", "GPU7"): "PHB"}),
     "one-node": (with_cells(H200, GPU0_GPU2="NODE"), EIGHT, {("GPU0", "GPU2"): "NODE"}),
     "one-pix": (with_cells(WITHOUT_NICS, GPU4_GPU5="PIX"), EIGHT, {("GPU4", "GPU5"): "PIX"}),
     "one-pxb": (with_cells(H200, GPU1_GPU3="PXB"), EIGHT, {("GPU1", "GPU3"): "PXB"}),
-    # NVLink still, on a third of its links
+    # still NVLink, but a third of its links
     "six-links-left": (with_cells(H200, GPU2_GPU6="NV6"), EIGHT, {("GPU2", "GPU6"): "NV6"}),
     "a-gpu-cut-off": (
         with_cells(H200, GPU4_GPU7="SYS", GPU5_GPU7="PHB", GPU6_GPU7="SYS"), EIGHT,
@@ -54,18 +54,18 @@ SICK: dict[str, tuple[NodeCapture, Need, dict[tuple[str, str], str]]] = {
 def every_gpu_cell_is_the_nvlink_that_was_asked_for(
     stack: Machine, node: NodeCapture, need: Need, sick: dict[tuple[str, str], str]
 ) -> None:
-    """Every GPU–GPU cell of `nvidia-smi topo -m` is the link that the run needs, NV18 on an eight-way Hopper node; each
-    cell that is not refuses the launch by name.
+    """Every GPU–GPU cell of `nvidia-smi topo -m` is the link that the run needs, NV18 on an eight-GPU Hopper node. The
+    launch is refused with the name of each cell that differs.
 
-    SYS and PHB are a fallback onto CPU and PCIe paths. A run on such a node works, slowly, and every number measured
-    on it is noise: the tuning of NCCL that followed in one case was undone when the node was repaired. A preflight
-    that looks for SYS and PHB alone lets NODE, PIX, PXB and a link at a third of its width pass.
+    SYS and PHB are a fallback onto CPU and PCIe paths. A run on such a node works but slowly, and every measurement on
+    it is noise: in one case the NCCL tuning that followed was undone once the node was repaired. A preflight that looks
+    only for SYS and PHB passes NODE, PIX, PXB and a link at a third of its width.
     """
     text = said(stack.preflight(node, need), "PREF-01")
     for (one, other), link in sick.items():
         line = next((line for line in text.split("\n") if all(names(line, word) for word in (one, other, link))), None)
         assert line is not None, f"{one}–{other} is {link} and no finding of PREF-01 says so; said: {text or 'nothing'}"
-    if node not in (PCIE, A100):  # where every cell is sick, every GPU is named
+    if node not in (PCIE, A100):  # in these two every cell is wrong, so every GPU is named
         ill = {gpu for pair in sick for gpu in pair}
         blamed = {word for word in re.findall(r"GPU[0-9]+", text) if word not in ill}
         assert not blamed, f"{', '.join(sorted(blamed))} is blamed, and its cells are {need.link}: {text}"
@@ -76,7 +76,7 @@ HEALTHY = {
     "through-crlf": (replace(H200, topology=(H200.topology or "").replace("\n", "\r\n")), EIGHT),
     "without-escapes": (replace(H200, topology=re.sub(r"\x1b\[[0-9;]*m", "", H200.topology or "")), EIGHT),
     "without-nics": (WITHOUT_NICS, EIGHT),
-    # RoCE through one switch a socket: the distance from a GPU to a NIC is no distance between GPUs
+    # RoCE through one switch per socket: the distance from a GPU to a NIC says nothing about distance between GPUs
     "nics-far-away": (with_cells(H200, GPU0_NIC0="SYS", GPU4_NIC5="PHB", NIC0_NIC8="PXB"), EIGHT),
     "four-gpus-pasted-from-a-terminal": (FOUR, Need(gpus=4)),
     "twelve-links-of-an-old-driver": (A100, Need(link="NV12")),
@@ -93,18 +93,18 @@ HEALTHY = {
 
 @contract("PREF-01a", asks="preflight", cases=HEALTHY, source="playbook")
 def a_healthy_node_is_launched_on(stack: Machine, node: NodeCapture, need: Need) -> None:
-    """A healthy node has no finding, as drivers of different years print it.
+    """A healthy node has no findings, in the output of drivers of different years.
 
-    The header is underlined even when nobody looks, older drivers name NICs in the table, CRLF comes from a console
-    log, blanks from a terminal. SYS between a GPU and a NIC is ordinary. A preflight that cries at these is switched
-    off within a week, and then it guards nothing.
+    nvidia-smi underlines the header even when its output is piped, older drivers name NICs in the table, a console log
+    adds CRLF, and a terminal adds blanks. SYS between a GPU and a NIC is ordinary. A preflight with such false alarms
+    is switched off within a week, and then guards nothing.
     """
     findings = stack.preflight(node, need)
     assert not findings, f"a healthy node was refused: {said(findings)}"
 
 
 _SEVEN = "".join(f"{line}\n" for line in (H200.devices or "").splitlines()[:7])
-MISSING = {  # node, need, words of which one must be said
+MISSING = {  # node, need, words of which a finding must hold one
     "gone-from-both": (replace(without_gpu(H200, "GPU7"), devices=_SEVEN), EIGHT, ("GPU7", "7")),
     "gone-from-the-map": (without_gpu(H200, "GPU7"), EIGHT, ("GPU7", "7")),
     "gone-from-the-list": (replace(H200, devices=_SEVEN), EIGHT, ("GPU7", "7")),
@@ -115,9 +115,10 @@ MISSING = {  # node, need, words of which one must be said
 
 @contract("PREF-01b", asks="preflight", cases=MISSING, source="playbook")
 def a_missing_gpu_is_refused(stack: Machine, node: NodeCapture, need: Need, words: tuple[str, ...]) -> None:
-    """A node that shows fewer GPUs than it has ranks is refused, with the GPU or the number that is there.
+    """A node that shows fewer GPUs than the run needs is refused, with the name of the missing GPU or the number that
+    is left.
 
-    A GPU that fell off the bus takes its row and its column with it: every cell that is left is healthy.
+    A GPU that fell off the bus takes its row and column of the table with it: every remaining cell is healthy.
     """
     findings = stack.preflight(node, need)
     assert findings, f"{need.gpus} GPUs are needed and fewer are there; the node was accepted"
@@ -129,9 +130,9 @@ def a_missing_gpu_is_refused(stack: Machine, node: NodeCapture, need: Need, word
     "gpu6-in-two": (replace(H200, devices=capture("h200-8-mig.devices.txt")), EIGHT, "6"),
 }, source="playbook")  # fmt: skip
 def a_rank_owns_a_whole_gpu(stack: Machine, node: NodeCapture, need: Need, gpu: str) -> None:
-    """A GPU that is cut into MIG instances refuses the launch, by its number.
+    """A GPU that is split into MIG instances refuses the launch, by its number.
 
-    The map of the fabric does not show it: the cells stay NV18, and an instance has no NVLink at all.
+    The table of links does not show it: the cells stay NV18, but a MIG instance has no NVLink at all.
     """
     text = said(stack.preflight(node, need))
     assert text, f"GPU{gpu} is cut into MIG instances and the node was accepted"
@@ -151,11 +152,11 @@ NUMA = {
 
 @contract("PREF-02", asks="preflight", cases=NUMA, source="playbook")
 def automatic_numa_balancing_is_off(stack: Machine, content: str, fit: bool) -> None:
-    """The host's automatic NUMA balancing is off: `/proc/sys/kernel/numa_balancing` is 0 and nothing else.
+    """The host's automatic NUMA balancing is off: `/proc/sys/kernel/numa_balancing` holds 0 and nothing else.
 
-    Balancing unmaps pages to see who touches them and moves them between sockets, pinned staging buffers' neighbours
-    included; it shows as jitter of the slowest rank. Since Linux 6.1 the file is a bit mask, so that a test for 1
-    accepts 2 and 3.
+    Balancing unmaps pages to see who touches them and moves them between sockets, also those beside pinned staging
+    buffers. It shows as jitter of the slowest rank. Since Linux 6.1 the file is a bit mask, so a test for 1 misses 2
+    and 3.
     """
     findings = stack.preflight(replace(H200, numa_balancing=content), EIGHT)
     text = said(findings, "PREF-02")
@@ -167,7 +168,7 @@ def automatic_numa_balancing_is_off(stack: Machine, content: str, fit: bool) -> 
         assert names(text, value), f"the value {value} is not said: {text}"
 
 
-# MiB a GPU as the driver says it, decimal GB the recipe was planned for, the GPUs that are too small
+# MiB per GPU as the driver reports it, decimal GB that the recipe was planned for, the GPUs that are too small
 MEMORY = {
     "h200": ((143771,) * 8, 141, ()),
     "h100-for-an-80-gb-recipe": ((81559,) * 8, 80, ()),
@@ -181,10 +182,10 @@ MEMORY = {
 def every_gpu_has_the_memory_the_recipe_was_planned_for(
     stack: Machine, memory: tuple[int, ...], hbm_gb: int, small: tuple[str, ...]
 ) -> None:
-    """Every GPU has the memory that the recipe was planned for, as far as a card shows it; a smaller one is named.
+    """Every GPU reports at least the memory that the recipe was planned for. A finding names each GPU that is smaller.
 
-    A preset planned for an H200 starts on an 80 GB H100 and dies at the first long batch. A driver counts in MiB and
-    a data sheet in decimal GB: who reads 141 as GiB refuses every H200, which shows 143771 MiB.
+    A preset planned for an H200 starts on an 80 GB H100 and dies at the first long batch. A driver counts in MiB, a
+    data sheet in decimal GB: a preflight that reads 141 as GiB refuses every H200, which reports 143771 MiB.
     """
     node = replace(H200, memory="".join(f"{gpu}, {mib}\n" for gpu, mib in enumerate(memory)))
     findings = stack.preflight(node, Need(hbm_gb=hbm_gb))
@@ -197,6 +198,6 @@ def every_gpu_has_the_memory_the_recipe_was_planned_for(
 
 
 untested(
-    "PREF-01d", "The node this suite runs on, captured by the suite's own instrument, is fit for its GPUs.",
+    "PREF-01d", "The node that this suite runs on, captured by the suite's own tool, is fit for its GPUs.",
     why="needs a GPU node; `rankproof preflight` judges one by hand", tier="gpu",
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""The map from ranks to devices and NICs: the communicator and the hosts describe one machine.
+"""The map from ranks to devices and NICs: the communicator and the hosts describe the same machine.
 
 Two nodes of eight GPUs, cabled differently: on n0 mlx5_0 is beside GPU0, on n1 it is mlx5_3.
 """
@@ -18,12 +18,12 @@ PLACED = ranks_of(*BOTH)
 
 
 def _but(*changed: RankPlace) -> tuple[RankPlace, ...]:
-    """The right map, with other places for some ranks."""
+    """The correct map, with other places for some ranks."""
     other = {place.rank: place for place in changed}
     return tuple(other.get(place.rank, place) for place in PLACED)
 
 
-# nodes, ranks, words that must be said; none when the map is right
+# nodes, ranks, words that the findings must hold; none when the map is right
 ORDERS: dict[str, tuple[tuple[NodeCapture, ...], tuple[RankPlace, ...], tuple[str, ...]]] = {
     "node-by-node": (BOTH, PLACED, ()),
     "told-in-any-order": (BOTH, PLACED[::-1], ()),
@@ -46,16 +46,17 @@ ORDERS: dict[str, tuple[tuple[NodeCapture, ...], tuple[RankPlace, ...], tuple[st
 def the_communicator_has_the_order_of_the_hosts(
     stack: Machine, nodes: tuple[NodeCapture, ...], ranks: tuple[RankPlace, ...], words: tuple[str, ...]
 ) -> None:
-    """Ranks stand node by node, every one once, each local rank on the device of its number in its host's map.
+    """Ranks are ordered node by node, every rank appears once, and each local rank is on the device of its number in
+    its host's map.
 
-    A clean NV18 preflight says nothing about a communicator that orders devices in another way: the rings then cross
-    the network where the map shows NVLink, and a healthy node is searched for a fault it does not have.
+    A clean NV18 preflight does not show how the communicator orders devices. In another order its rings cross the
+    network where the map shows NVLink, and engineers search a healthy node for a fault that it does not have.
     """
     _judge_ranks(stack, nodes, ranks, words)
 
 
 AFFINITIES: dict[str, tuple[tuple[NodeCapture, ...], tuple[RankPlace, ...], tuple[str, ...]]] = {
-    # rank 8 sends through mlx5_3, because its box is cabled that way
+    # rank 8 sends through mlx5_3, because its node is cabled that way
     "each-by-its-own-map": (BOTH, PLACED, ()),
     "the-first-nodes-map-for-both": (
         BOTH, tuple(replace(place, nic=PLACED[place.rank % 8].nic) for place in PLACED), ("8", "12", "15"),
@@ -66,7 +67,7 @@ AFFINITIES: dict[str, tuple[tuple[NodeCapture, ...], tuple[RankPlace, ...], tupl
     "a-nic-that-is-not-there": (BOTH, _but(replace(PLACED[10], nic="mlx5_11")), ("10", "mlx5_11")),
     "nobody-knows": (BOTH, _but(replace(PLACED[7], nic=None)), ("7",)),
     "no-nic-in-the-map": ((replace(WITHOUT_NICS, host="n0"), OTHER_CABLING), PLACED, ("0", "7")),
-    # nothing is nearer than NODE to GPU5 here: both NICs of the socket will do
+    # no NIC is nearer to GPU5 than NODE here, so either NIC of the socket is right
     "two-that-are-equally-near": (
         (H200, with_cells(OTHER_CABLING, GPU5_NIC5="NODE")), _but(replace(PLACED[13], nic="mlx5_8")), (),
     ),
@@ -77,10 +78,10 @@ AFFINITIES: dict[str, tuple[tuple[NodeCapture, ...], tuple[RankPlace, ...], tupl
 def each_rank_sends_through_a_nearest_nic(
     stack: Machine, nodes: tuple[NodeCapture, ...], ranks: tuple[RankPlace, ...], words: tuple[str, ...]
 ) -> None:
-    """Each rank sends through one of the NICs that the map of its own host puts nearest to its GPU.
+    """Each rank sends through one of the NICs that its own host's map puts nearest to its GPU.
 
-    A multi-node slowdown was read as a fault of NVLink, because the receipt did not keep which NIC a rank used. Boxes
-    of one order differ in cabling: a table of the first node is wrong for the second.
+    A multi-node slowdown was taken for an NVLink fault, because the receipt did not record which NIC a rank used. Nodes
+    of one order can differ in cabling: a table from the first node is wrong for the second.
     """
     _judge_ranks(stack, nodes, ranks, words)
 
@@ -100,7 +101,7 @@ def _judge_ranks(
 
 UUIDS = tuple(re.findall(r"UUID: (GPU-[0-9a-f-]+)", H200.devices or ""))
 
-# CUDA_VISIBLE_DEVICES in the environment of the launch, whether the map is still the host's
+# CUDA_VISIBLE_DEVICES in the launch environment, whether devices keep the host's order
 VISIBLE = {
     "unset": (None, True),
     "all-in-order": ("0,1,2,3,4,5,6,7", True),
@@ -115,10 +116,11 @@ VISIBLE = {
 
 @contract("PREF-04b", asks="preflight", cases=VISIBLE, source="playbook")
 def the_devices_are_not_masked_or_renumbered(stack: Machine, visible: str | None, fit: bool) -> None:
-    """A node whose CUDA_VISIBLE_DEVICES hides or reorders devices is refused; all of them in their order will pass.
+    """A node is refused when CUDA_VISIBLE_DEVICES hides or reorders devices. A list of all devices in their order is
+    accepted.
 
-    `nvidia-smi` ignores the variable and a process does not: the map that passed the preflight is then not the map of
-    the communicator.
+    `nvidia-smi` ignores the variable but a process does not, so the map that passed the preflight is not the
+    communicator's map.
     """
     environment = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
     findings = stack.preflight(replace(H200, environment=environment), EIGHT)

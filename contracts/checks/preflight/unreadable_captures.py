@@ -1,4 +1,4 @@
-"""What a preflight makes of tools that are absent, captures that are cut, and several reasons at once: it refuses."""
+"""A preflight refuses absent tools and truncated captures, and reports several reasons at once."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ UNREADABLE = {
     "a-device-not-itself": with_cells(H200, GPU2_GPU2="NV18"),
     "self-in-two-places": with_cells(H200, GPU2_GPU3=" X "),
     "bytes-of-something-else": replace(H200, topology="\x00\x01\x7fELF" * 9),
-    # a terminal shows SYS here
+    # overstruck with backspaces: a terminal shows SYS here
     "struck-over": replace(H200, topology=_TABLE.replace("NV18\tNV18", "NV18\b\b\b\bSYS \tNV18", 1)),
     "json": replace(H200, topology='{"GPU0": {"GPU1": "NV18"}}'),
     "numa-in-words": replace(H200, numa_balancing="off\n"),
@@ -61,18 +61,18 @@ UNREADABLE = {
 
 @contract("PREF-05", asks="preflight", cases=UNREADABLE, source="playbook")
 def what_cannot_be_read_is_refused(stack: Machine, node: NodeCapture) -> None:
-    """A tool that is absent, cut off, or prints something that is not its format refuses the launch, with a remedy.
+    """The launch is refused, with a remedy, when a tool is absent or its output is cut off or not in its format.
 
     A preflight that greps for SYS finds none in an error message, and none in an empty file.
     """
     findings = stack.preflight(node, EIGHT)
-    assert findings, "a node of which something could not be read was accepted"
+    assert findings, "a node with an unreadable capture was accepted"
     for each in findings:
         assert each.problem, f"{each.promise} {each.field} has no words on what is wrong"
         assert each.remedy, f"{each.promise} {each.field} has no remedy"
 
 
-# each wrong in several ways: what of it must be said
+# nodes with several faults, and the words that one line of the findings must hold for each
 AT_ONCE: dict[str, tuple[NodeCapture, tuple[tuple[str, ...], ...]]] = {
     "two-cells-numa-and-a-mask": (
         replace(
@@ -95,7 +95,7 @@ AT_ONCE: dict[str, tuple[NodeCapture, tuple[tuple[str, ...], ...]]] = {
 
 @contract("PREF-05a", asks="preflight", cases=AT_ONCE, source="playbook")
 def all_reasons_come_at_once(stack: Machine, node: NodeCapture, reasons: tuple[tuple[str, ...], ...]) -> None:
-    """Every reason not to launch is in one answer: a node is drained and mended once, not once a reason."""
+    """The preflight reports every reason not to launch in one answer, so that a node is drained and repaired once."""
     text = said(stack.preflight(node, EIGHT))
     for words in reasons:
         line = next((line for line in text.split("\n") if all(names(line, word) for word in words)), None)
@@ -106,9 +106,10 @@ def all_reasons_come_at_once(stack: Machine, node: NodeCapture, reasons: tuple[t
     "nine-lines": (WITHOUT_NICS, range(9)), "eighteen-lines": (OTHER_CABLING, range(18)),
 }, source="playbook")  # fmt: skip
 def no_line_of_the_map_can_go_unseen(stack: Machine, node: NodeCapture, table: range) -> None:
-    """Whichever line of the table is lost, and wherever in a row of a GPU the text is cut, the node is refused.
+    """A node is refused whichever line of the table is lost, and wherever the row of a GPU is cut.
 
-    A console log loses lines under load. The shortest loss is the worst: one row less, and no cell that is sick.
+    A console log loses lines under load. The smallest loss is the worst: one row is missing and no remaining cell is
+    wrong.
     """
     for number in table:
         findings = stack.preflight(without_line(node, number), EIGHT)

@@ -1,8 +1,8 @@
-"""STOR: where state lies."""
+"""STOR: where checkpoints, caches, receipts and data lie."""
 
 from contracts.checks.storage import (  # isort: skip
-    locations,  # where state lies
-    compiler_caches,  # what a compiler leaves on a disk, and where
+    locations,  # checkpoints, scratch, receipts, the data root, and each run's caches
+    compiler_caches,  # files that a compiled step leaves on disk
 )
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""Where state lies: three places, one data volume, and caches that belong to one run."""
+"""Where state lies: checkpoints, scratch and receipts in three places, one data volume, and caches of one run each."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ LINKS = {
 HOST = Disks(mountinfo=f"{ROOT}\n{DATA}\n{SCRATCH}\n{REST}", links=LINKS, directories=DIRECTORIES)
 UNMOUNTED = replace(HOST, mountinfo=HOST.mountinfo.replace(f"{DATA}\n", "").replace("45 40", "45 28"))
 HIDDEN = replace(HOST, mountinfo=f"{HOST.mountinfo}90 28 0:77 / /mnt rw - tmpfs tmpfs rw\n")
-"""A later mount on /mnt: the volumes below it are still in the table, and can no longer be seen."""
+"""A later mount on /mnt: the volumes below it are still in the table but can no longer be reached."""
 
 WELL = StorageMap(
     durable="/mnt/data/checkpoints", scratch="/mnt/scratch", receipts="/mnt/data/receipts", data="/mnt/data/data",
     data_volume="/mnt/data",
 )  # fmt: skip
 Place = tuple[StorageMap, Disks, str, tuple[str, ...]]
-"""Storage map, disks, the field that is wrong ("" when none is), words."""
+"""Storage map, disks, the wrong field ("" when none is), words that the finding must hold."""
 
 PLACES: dict[str, Place] = {
     "three-places": (WELL, HOST, "", ()),
@@ -92,12 +92,13 @@ PLACES: dict[str, Place] = {
 def state_scratch_and_receipts_are_three_places(
     stack: Installation, storage: StorageMap, disks: Disks, field: str, words: tuple[str, ...]
 ) -> None:
-    """Durable state, scratch caches and receipts are three existing places, none in another, none on the root volume;
-    what must last lies neither in memory nor on a read-only mount. What fails is refused with its path.
+    """Durable state, scratch caches and receipts lie in three existing directories, none inside another and none on the
+    root volume; durable state and receipts are neither in memory nor on a read-only mount. A violation is refused with
+    its path.
 
-    "We have lost a host to a full root volume more than once." If the paths collapse into one tree, input stalls,
-    checkpoint pauses and provenance loss all look like one slow node. A volume is told by its device, not by its
-    mount point: a bind mount of a root directory has a name of its own and the root's disk.
+    "We have lost a host to a full root volume more than once." When the three share one tree, input stalls, checkpoint
+    pauses and lost provenance all look like one slow node. A volume is identified by its device, not by its mount
+    point: a bind mount of a root directory has its own mount point and the root's disk.
     """
     findings = stack.check_storage(storage, disks)
     if field:
@@ -118,7 +119,9 @@ ILLEGIBLE = {
 
 @contract("STOR-01a", asks="check_storage", cases=ILLEGIBLE, source="the law: garbage is a refusal, not a pass")
 def an_illegible_mount_table_is_no_pass(stack: Installation, mountinfo: str) -> None:
-    """A mount table that is empty, cut off, without a root or in another format is refused: it proves nothing."""
+    """A mount table that is empty, cut off, without a root entry or in another format is refused, because it proves
+    nothing.
+    """
     findings = stack.check_storage(WELL, replace(HOST, mountinfo=mountinfo))
     assert findings, f"nothing was found, expected a finding on the mount table {mountinfo[:60]!r}"
 
@@ -151,11 +154,11 @@ def the_data_root_is_the_intended_volume(
     stack: Installation, storage: StorageMap, disks: Disks, field: str, words: tuple[str, ...]
 ) -> None:
     """The data root, with every link followed as the kernel follows it, exists and lies on the volume mounted at the
-    intended point; where it does not, it is refused with the place to which it leads.
+    intended point. Otherwise it is refused with the place that it leads to.
 
     "The training data root must point at the intended data volume, not at an incidental home-directory path." Friendly
-    links are part of the layout (~/data → /mnt/data/data), so a link is no fault, and where it ends is what counts. A
-    disk that was not mounted leaves a directory of the same name on the root volume.
+    links are part of the layout (~/data → /mnt/data/data), so a link is no fault; its target decides. A disk that was
+    not mounted leaves a directory of the same name on the root volume.
     """
     state_scratch_and_receipts_are_three_places(stack, storage, disks, field, words)
 
@@ -175,12 +178,12 @@ def _below(path: str, above: str) -> bool:
 
 @contract("STOR-03", asks="cache_env", cases=RUNS, source="playbook; naming")
 def each_run_has_its_own_caches(stack: Installation, storage: StorageMap, run: str, other: str) -> None:
-    """Inductor's and Triton's caches are set by name, in a directory of scratch that carries the run's name, off the
-    checkpoint and data path; no two runs share one.
+    """A run sets Inductor's and Triton's cache variables to directories of scratch that carry the run's name, off the
+    checkpoint and data paths. No two runs share one.
 
-    Left alone they go to /tmp and the home directory. "Compile caches create lots of small-file and metadata churn";
-    on the path of data or checkpoints it looks like a stalled loader. A shared cache makes the second run's compile
-    time a fact about the first.
+    Without the variables the caches go to /tmp and the home directory. "Compile caches create lots of small-file and
+    metadata churn"; on the data or checkpoint path this looks like a stalled loader. With a shared cache, the second
+    run's compile time depends on the first run.
     """
     mine, theirs = stack.cache_env(storage, run), stack.cache_env(storage, other)
     for name in (INDUCTOR, TRITON):
@@ -201,10 +204,11 @@ ESCAPES = {"empty": "", "here": ".", "up": "..", "to-the-checkpoints": "../data/
 
 @contract("STOR-03a", asks="cache_env", cases=ESCAPES, source="the law: caches stay in scratch")
 def a_run_name_leads_nowhere_else(stack: Installation, run: str) -> None:
-    """A run name that is no directory's name, or leads out of scratch, is refused; it is not cleaned in silence, which
-    would give two runs one cache."""
+    """A run name is refused when it is not a valid directory name or leads out of scratch. It is not cleaned up
+    silently, because cleaning would give two runs one cache.
+    """
     refused = refusal_of(stack.cache_env, WELL, run)
-    assert refused.fields == ("run",), f"refused are {', '.join(refused.fields)}, expected run"
+    assert refused.fields == ("run",), f"the refusal names {', '.join(refused.fields)}, expected run"
 
 
 OWN = {INDUCTOR: "/mnt/scratch/run-1/inductor", TRITON: "/mnt/scratch/run-1/triton"}
@@ -232,10 +236,10 @@ CACHES: dict[str, tuple[str, dict[str, str], str, tuple[str, ...]]] = {  # run, 
 def caches_that_lie_elsewhere_are_refused(
     stack: Installation, run: str, env: dict[str, str], variable: str, words: tuple[str, ...]
 ) -> None:
-    """Under the environment that reaches the ranks, a compile or Triton cache that is unset, lies outside the run's own
-    directory in scratch, or leads out of it by a link, is refused by its variable.
+    """In the environment that reaches the ranks, an Inductor or Triton cache variable is refused by name when it is
+    unset, lies outside the run's own directory in scratch, or leads out of it through a link.
 
-    Inductor moves Triton's cache beneath its own only for the kernels that it writes; a hand-written kernel that is
+    Inductor moves Triton's cache below its own only for the kernels that it generates. A hand-written kernel that is
     compiled first uses the home directory.
     """
     findings = stack.check_caches(WELL, HOST, run, env)

@@ -1,6 +1,6 @@
 """The wiring of an expert layer: when expert parallelism is on, and what that does to sequence parallelism.
 
-The degrees decide. Which mesh objects happen to exist decides nothing.
+The parallel degrees decide this. Which mesh objects happen to exist does not.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ PREDICATE = {
 
 @contract("TOPO-03", asks="expert_lane", cases=PREDICATE, source="bringup")
 def ep_is_active_iff_its_degree_exceeds_one(stack: Stack, degrees: Degrees, mesh: bool, active: bool) -> None:
-    """EP is active iff its degree exceeds 1, whatever mesh objects exist.
+    """EP is active exactly when its degree exceeds 1, whatever mesh objects exist.
 
     The launch had expert_parallel 2 and expert_tensor_parallel 0, which follows TP and makes no mesh of its own. The
-    wiring asked `expert_tp_mesh is not None`, so the model thought that EP was off.
+    wiring tested `expert_tp_mesh is not None`, so the model took EP to be off.
     """
     found = stack.expert_lane(degrees, mesh, 128, 256).ep_active
     exists = "exists" if mesh else "does not exist"
@@ -44,9 +44,9 @@ FOLLOWS: dict[str, tuple[Degrees, Degrees, int, Layout]] = {  # etp left at 0, a
 
 @contract("TOPO-03a", asks="topology", cases=FOLLOWS, source="bringup")
 def expert_tp_zero_follows_tp(stack: Stack, unset: Degrees, written: Degrees, world: int, layout: Layout) -> None:
-    """An expert TP degree of 0 means the degree of TP: the mesh is the one that writing it out gives.
+    """An expert TP degree of 0 means the TP degree: the mesh equals the one with that degree written out.
 
-    Two layers of a stack that resolve an unset degree differently, one as TP and one as 1, shard one expert twice.
+    When two layers of a stack resolve an unset degree differently, one as TP and one as 1, they shard one expert twice.
     """
     needs_layout(stack, layout)
     implied, explicit = stack.topology(unset, world, layout), stack.topology(written, world, layout)
@@ -54,7 +54,7 @@ def expert_tp_zero_follows_tp(stack: Stack, unset: Degrees, written: Degrees, wo
         found = {frozenset(members) for members in groups_of(implied, axis)}
         expected = {frozenset(members) for members in groups_of(explicit, axis)}
         odd = sorted(sorted(members) for members in found - expected)
-        assert found == expected, f"with etp 0 an {axis} group is {odd[:1]}; with etp {written.etp} there is none such"
+        assert found == expected, f"with etp 0 an {axis} group is {odd[:1]}; etp {written.etp} has no such group"
     assert implied.expert_dp == explicit.expert_dp, (
         f"expert dp is {implied.expert_dp} with etp 0 and {explicit.expert_dp} with etp {written.etp}"
     )
@@ -71,11 +71,12 @@ EP_LANES = {  # degrees, mesh, one rank's shard of the sequence, hidden; the rou
 
 @contract("TOPO-04", asks="expert_lane", cases=EP_LANES, source="bringup")
 def ep_keeps_the_local_shard(stack: Stack, degrees: Degrees, mesh: bool, sequence: int, hidden: int) -> None:
-    """With EP active no manual SP hook sits on the expert MLPs and the router receives its rank's local shard.
+    """With EP active, the expert MLPs have no manual SP hook, and the router receives its rank's local shard of the
+    sequence.
 
-    The trace of the mended lane reads ep_active=True ep_local=True manual_sp=False ep_lane=True, router_in
-    (1, 128, 128). Before, a hook on inner.mlp expanded the router's input from the shard to the full sequence: the
-    collective looked legal, the math beneath it was wrong, and an Inductor assertion showed it much later.
+    The trace of the repaired run reads ep_active=True ep_local=True manual_sp=False ep_lane=True, router_in (1, 128,
+    128). Before, a hook on inner.mlp expanded the router's input from the shard to the full sequence: the collective
+    was legal but the math below it was wrong, and an Inductor assertion showed it much later.
     """
     lane = stack.expert_lane(degrees, mesh, sequence, hidden)
     expected = {"ep_active": True, "ep_local": True, "manual_sp": False, "ep_lane": True}
@@ -97,10 +98,10 @@ TP_LANES = {  # degrees, mesh, local shard, hidden → manual SP, router_in
 def without_ep_the_manual_hook_stays(
     stack: Stack, degrees: Degrees, mesh: bool, sequence: int, hidden: int, *expected: object
 ) -> None:
-    """With EP off and SP on the manual hook is there, and the router receives the full sequence it gathers.
+    """With EP off and SP on, the manual SP hook stays, and the router receives the full sequence that the hook gathers.
 
-    Taking the hook away everywhere mends the EP lane and breaks this one: experts sharded over TP see a part of the
-    tokens. Stacks whose dispatcher gathers, as the borrowed layout's do, have no such hook and are not asked.
+    Removing the hook everywhere repairs the EP case and breaks this one: experts sharded over TP see only a part of the
+    tokens. The contract does not apply to stacks whose dispatcher gathers, such as those with the borrowed layout.
     """
     manual, router_in = expected
     lane = stack.expert_lane(degrees, mesh, sequence, hidden)

@@ -1,6 +1,6 @@
 """Gradient reductions: over which ranks a gradient is summed, and by what the sum is divided.
 
-Dense and expert parameters are enumerated apart. Ranks are compared as sets.
+Dense and expert parameters have separate cases. Ranks are compared as sets.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ NO_DP: Mesh = (Degrees(cp=4, tp=2, ep=4, sp=True), 8, "borrowed")
 ETP_ABOVE_TP: Mesh = (Degrees(tp=2, ep=3, etp=4, sp=True), 24, "borrowed")
 ETP1_ALONE: Mesh = (Degrees(tp=2, etp=1, sp=True), 4, "borrowed")
 
-DENSE: dict[str, tuple[Mesh, int, Sum]] = {  # mesh, rank, its sum: the ranks of its stage with its TP place
+DENSE: dict[str, tuple[Mesh, int, Sum]] = {  # mesh, rank, its sum: the ranks of its stage with its TP index
     "own-axis-2x4": ((Degrees(tp=4, sp=True), 8, "own-axis"), 6, ([2, 6], 2)),
     "own-axis-pp3-tp2": ((Degrees(pp=3, tp=2), 12, "own-axis"), 9, ([9, 11], 2)),
     "own-axis-singleton": ((Degrees(pp=2, tp=2), 4, "own-axis"), 2, ([2], 1)),
@@ -32,11 +32,11 @@ DENSE: dict[str, tuple[Mesh, int, Sum]] = {  # mesh, rank, its sum: the ranks of
 
 @contract("TOPO-09", asks="gradient_reduction", cases=DENSE, source="bringup; F01")
 def a_dense_gradient_is_averaged_over_readers_of_other_data(stack: Stack, mesh: Mesh, rank: int, expected: Sum) -> None:
-    """A dense gradient is summed over exactly the ranks that hold the same shard and saw other data, and divided by
-    their number: data-parallel and context-parallel ranks of one stage and one TP place.
+    """A dense gradient is summed over exactly the ranks that hold the same shard and read other data, and divided by
+    their number. These are the data-parallel and context-parallel ranks of one stage and one TP index.
 
-    A mean over dp alone left every gradient cp times too large. A reducer that was switched on by dp > 1 never ran
-    for cp 4 with dp 1, and the four replicas drifted apart.
+    A mean over dp alone left every gradient cp times too large. A reducer that ran only with dp > 1 never ran for cp 4
+    with dp 1, and the four replicas drifted apart.
     """
     _sums(stack, mesh, rank, "dense", expected)
 
@@ -53,11 +53,11 @@ EXPERT: dict[str, tuple[Mesh, int, Sum]] = {  # mesh, rank, its sum: holders of 
 
 @contract("TOPO-09a", asks="gradient_reduction", cases=EXPERT, source="bringup; F01; Megatron-Core", layout="borrowed")
 def an_expert_gradient_is_divided_by_the_readers_of_data(stack: Stack, mesh: Mesh, rank: int, expected: Sum) -> None:
-    """An expert gradient is summed over the ranks that hold the same expert shard and divided by the number of ranks
-    that read other data, dp · cp, not by the number of holders.
+    """An expert gradient is summed over the ranks that hold the same expert shard, and divided by dp · cp, the number
+    of ranks that read other data, not by the number of ranks that hold the shard.
 
-    Every expert already sums over the tokens that its whole EP group sent it. Dividing by the holders makes expert
-    gradients too large by the EP degree; Adam hides the factor, and only convergence shows it.
+    Every expert already sums over the tokens that its whole EP group sent it. Dividing by the number of holders makes
+    expert gradients too large by the EP degree. Adam hides the factor, and only convergence shows it.
     """
     _sums(stack, mesh, rank, "expert", expected)
 
@@ -73,10 +73,12 @@ OWN_AXIS: dict[str, tuple[Degrees, int, int, int]] = {  # degrees, world, rank �
 def ep_ranks_of_one_batch_are_not_averaged(
     stack: Stack, degrees: Degrees, world: int, rank: int, expected: int
 ) -> None:
-    """Where EP has its own axis its ranks share one batch: both kinds are summed over the rank's dp group and divided
-    by dp. With etp 1 the TP ranks hold the same experts and saw other tokens, so their dp groups are summed too.
+    """Where EP is an axis of its own, its ranks share one batch, so dense and expert gradients are summed over the
+    rank's dp group and divided by dp. With etp 1, TP ranks hold the same experts and see other tokens, so an expert sum
+    also covers the dp groups of the TP peers.
 
-    The divisor of the borrowed layout, which counts EP ranks as readers, shrinks every gradient by the EP degree.
+    The divisor of the borrowed layout counts EP ranks as readers of data, and here shrinks every gradient by the EP
+    degree.
     """
     answer = stack.topology(degrees, world, "own-axis")
     mine = set(_group_of(rank, groups_of(answer, "dp")))
@@ -98,9 +100,9 @@ AGREED: dict[str, Mesh] = {
 
 @contract("TOPO-09c", asks="gradient_reduction", cases=AGREED, source="F01")
 def members_of_a_sum_agree_on_it(stack: Stack, degrees: Degrees, world: int, layout: Layout) -> None:
-    """Every rank is in its own sum, and all ranks of a sum name the same ranks and the same divisor.
+    """Every rank is in its own gradient sum, and all ranks of a sum name the same ranks and the same divisor.
 
-    Offsets that forget the stage put the ranks of later stages into the sums of the first.
+    Offsets that ignore the pipeline stage put ranks of later stages into the sums of the first.
     """
     needs_layout(stack, layout)
     kinds: tuple[Kind, ...] = ("dense", "expert")

@@ -1,8 +1,8 @@
-"""The calls that create process groups: which, how often, in which order, on every rank.
+"""The calls that create process groups: which groups, how often and in which order, on every rank.
 
 `new_group` is collective over the world: a rank that skips a call because it is no member, or makes two calls in
-another order, leaves its peers waiting inside the call. Members are compared as sets; a group of one rank and the
-group of the whole world need no call of their own.
+another order, leaves its peers waiting inside the call. Members are compared as sets; a group of one rank and the group
+of the whole world need no call of their own.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from contracts.spec.topology import Degrees, GroupCall, Layout
 Members = tuple[int, ...]
 
 MESHES: dict[str, tuple[Degrees, int, Layout]] = {
-    # The bring-up's lane: PP joins TP, and the DP group made before PP had the members of the PP group.
+    # The layout of the bring-up: PP beside TP, and the DP group made before PP had the members of the PP group.
     "own-axis-pp2-tp2-on-4": (Degrees(pp=2, tp=2, sp=True), 4, "own-axis"),
     "own-axis-pp2-tp4-ep3": (Degrees(pp=2, tp=4, ep=3), 48, "own-axis"),
     "own-axis-tp2-ep2-etp1": (Degrees(tp=2, ep=2, etp=1, sp=True), 24, "own-axis"),
@@ -27,9 +27,9 @@ MESHES: dict[str, tuple[Degrees, int, Layout]] = {
 
 @contract("TOPO-06", asks="group_calls", cases=MESHES, source="F04")
 def every_rank_makes_the_same_calls(stack: Stack, degrees: Degrees, world: int, layout: Layout) -> None:
-    """Every rank creates every group in the same order, those it is no member of included.
+    """Every rank creates every group in the same order, including groups that it is not a member of.
 
-    Creating only the groups that one belongs to looks like a saving and hangs in the first `new_group`.
+    Creating only one's own groups looks like a saving, and hangs in the first `new_group`.
     """
     needs_layout(stack, layout)
     first = _members(stack.group_calls(degrees, world, layout, 0))
@@ -46,9 +46,10 @@ def every_rank_makes_the_same_calls(stack: Stack, degrees: Degrees, world: int, 
 
 @contract("TOPO-06a", asks=("group_calls", "topology"), cases=MESHES, source="F04")
 def every_group_of_the_mesh_is_created(stack: Stack, degrees: Degrees, world: int, layout: Layout) -> None:
-    """Every group of the mesh between one rank and the whole world is created by a call.
+    """For every group of the mesh with more than one rank, except the whole world, there is a call that creates it.
 
-    A group that nobody created falls back to the world, and a boundary exchange of one replica waits for another.
+    A group that nobody created falls back to the world, and a boundary exchange of one replica waits for another
+    replica.
     """
     needs_layout(stack, layout)
     created = {frozenset(call.members) for call in stack.group_calls(degrees, world, layout, world - 1)}
@@ -60,10 +61,10 @@ def every_group_of_the_mesh_is_created(stack: Stack, degrees: Degrees, world: in
 
 @contract("TOPO-07", asks="group_calls", cases=MESHES, source="bringup")
 def no_members_are_grouped_twice(stack: Stack, degrees: Degrees, world: int, layout: Layout) -> None:
-    """No two calls create a group of the same members: an axis reuses the group that already covers them.
+    """No two calls create a group with the same members: an axis reuses the group that already covers them.
 
-    The bring-up created a PP group beside a DP group of the same ranks and hung in `new_group` with compile on, now
-    and then; reusing the DP group removed the hang.
+    The bring-up created a PP group beside a DP group of the same ranks, and with compile on it sometimes hung in
+    `new_group`. Reusing the DP group removed the hang.
     """
     needs_layout(stack, layout)
     made: dict[frozenset[int], GroupCall] = {}
@@ -76,16 +77,16 @@ def no_members_are_grouped_twice(stack: Stack, degrees: Degrees, world: int, lay
 
 @contract("TOPO-07a", asks=("group_calls", "topology"), cases=MESHES, source="bringup")
 def a_shared_group_has_the_members_of_each_axis(stack: Stack, degrees: Degrees, world: int, layout: Layout) -> None:
-    """A group that serves an axis is a group of that axis: reuse asks for equal members, not for an equal size.
+    """A group that serves an axis has the members of that axis: reuse needs equal members, not an equal size.
 
-    The mend of the duplicate was reuse. Reuse of a group with other ranks sends activations to another replica.
+    Reuse was the fix for duplicate groups. Reusing a group with other ranks sends activations to another replica.
     """
     needs_layout(stack, layout)
     answer = stack.topology(degrees, world, layout)
     for call in stack.group_calls(degrees, world, layout, world - 1):
         for axis in call.axes:
             if axis not in answer.groups:
-                continue  # a group the stack makes for something that is no axis: embeddings, say
+                continue  # a group for something that is no axis, such as embeddings
             known = {frozenset(members) for members in groups_of(answer, axis)}
             fits = frozenset(call.members) in known
             assert fits, f"{axis} is served by {sorted(call.members)}, which is no {axis} group"

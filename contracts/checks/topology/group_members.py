@@ -1,7 +1,7 @@
-"""Groups of the mesh: who meets whom on each axis, and the calls that create them.
+"""Groups of the mesh: the members of each axis's groups, and the mesh that they form.
 
-Groups are compared as sets of members; no order of groups is demanded. Axes that every stack must report are pp, dp,
-tp and ep, and in the borrowed layout cp and edp as well; etp and dp_cp are judged where they are reported.
+Groups are compared as sets of members; their order does not matter. Every stack must report the axes pp, dp, tp and ep,
+and in the borrowed layout cp and edp as well; etp and dp_cp are checked where they are reported.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ UNEVEN: dict[str, tuple[Degrees, int, Layout]] = {  # non-square, odd, and with 
 
 @contract("TOPO-05", asks="topology", cases=UNEVEN, source="F04")
 def groups_of_an_axis_partition_the_world(stack: Stack, degrees: Degrees, world: int, layout: Layout) -> None:
-    """The groups of each axis partition the world: disjoint, covering, of equal size, the size the axis has.
+    """The groups of each axis partition the world: they are disjoint, cover every rank, and have the size of the axis.
 
-    A rank outside every group waits for peers that never come; one in two groups reduces some gradients twice.
+    A rank outside every group waits for peers that never come. A rank in two groups reduces some gradients twice.
     """
     needs_layout(stack, layout)
     assert_partitions(stack.topology(degrees, world, layout), layout, degrees)
@@ -38,10 +38,10 @@ def groups_of_an_axis_partition_the_world(stack: Stack, degrees: Degrees, world:
 
 @contract("TOPO-05a", asks="topology", cases=UNEVEN, source="F04")
 def coordinates_are_a_bijection(stack: Stack, degrees: Degrees, world: int, layout: Layout) -> None:
-    """Groups of different axes meet in at most one rank, and together they give every rank its own coordinates.
+    """Groups of different axes share at most one rank, and together they give every rank its own coordinates.
 
-    Each axis may partition the world and the mesh be wrong all the same: a dp and a tp group that share two ranks
-    average gradients of different shards.
+    Each axis can partition the world while the mesh is still wrong: a dp and a tp group that share two ranks average
+    gradients of different shards.
     """
     needs_layout(stack, layout)
     assert_grid(stack.topology(degrees, world, layout), layout, degrees)
@@ -53,7 +53,7 @@ RANKS: dict[str, tuple[Degrees, int, Layout, dict[str, list[list[int]]]]] = {
         Degrees(tp=4), 8, "own-axis",
         {"tp": [[0, 1, 2, 3], [4, 5, 6, 7]], "dp": [[0, 4], [1, 5], [2, 6], [3, 7]]},
     ),
-    # Order of dp and ep among themselves is the stack's own; PP is outermost and TP innermost.
+    # The stack chooses the order of dp and ep between themselves; PP is outermost and TP innermost.
     "own-axis-pp2-tp2-ep2": (
         Degrees(pp=2, tp=2, ep=2), 16, "own-axis",
         {"pp": [[0, 8], [3, 11], [7, 15]], "tp": [[0, 1], [6, 7], [14, 15]]},
@@ -85,10 +85,10 @@ RANKS: dict[str, tuple[Degrees, int, Layout, dict[str, list[list[int]]]]] = {
 def pipeline_is_outermost_and_tensor_innermost(
     stack: Stack, degrees: Degrees, world: int, layout: Layout, expected: dict[str, list[list[int]]]
 ) -> None:
-    """Groups hold exactly the ranks of a mesh whose slowest axis is the pipeline and whose fastest is TP.
+    """Groups hold exactly the ranks of a mesh whose slowest axis is PP and whose fastest axis is TP.
 
-    A mesh zipped in the order dp, tp, pp gave every axis its right size and put pipeline neighbours on adjacent
-    ranks and TP groups across nodes. Nothing failed; it was slow, and checkpoints landed on the wrong stages.
+    A mesh built in the order dp, tp, pp gave every axis its right size, but put pipeline neighbours on adjacent ranks
+    and TP groups across nodes. Nothing failed; it was slow, and checkpoints landed on the wrong stages.
     """
     needs_layout(stack, layout)
     answer = stack.topology(degrees, world, layout)
@@ -104,10 +104,10 @@ DRAWN_BORROWED = {f"drawn-{first:03}-{first + 49:03}": (first, first + 50) for f
 
 @contract("TOPO-05c", asks="topology", cases=DRAWN_BORROWED, source="F04; Megatron-Core's order", layout="borrowed")
 def drawn_topologies_equal_their_enumeration(stack: Stack, first: int, end: int) -> None:
-    """Of 300 drawn degrees up to 512 ranks each is accepted or refused as its axes tile the world, and each accepted
-    one has on every axis the groups that asking every rank for its coordinates gives, in the order tp-cp-ep-dp-pp.
+    """For 300 drawn sets of degrees up to 512 ranks, a stack accepts exactly those whose axes tile the world. Each
+    accepted one has on every axis the groups of an enumeration rank by rank in the order tp-cp-ep-dp-pp.
 
-    Legal layouts were refused and illegal ones accepted where a validator multiplied EP into the model-parallel size.
+    A validator that multiplied EP into the model-parallel size refused legal layouts and accepted illegal ones.
     """
     for degrees, world in drawn("borrowed")[first:end]:
         _as_enumerated(stack, degrees, world)
@@ -115,16 +115,17 @@ def drawn_topologies_equal_their_enumeration(stack: Stack, first: int, end: int)
 
 @contract("TOPO-05g", asks="topology", cases=DRAWN_BORROWED, source="F04", layout="borrowed")
 def drawn_topologies_of_whole_experts_equal_their_enumeration(stack: Stack, first: int, end: int) -> None:
-    """The same of 300 drawn degrees whose experts are whole on a rank: what a stack without an expert TP builds.
+    """For the same 300 drawn sets of degrees with whole experts on each rank, as a stack without expert TP builds them,
+    a stack accepts exactly those whose axes tile the world, with the groups of the enumeration.
 
-    EP then borrows the tensor ranks first, so that its groups are runs of neighbours.
+    EP then borrows the tensor-parallel ranks first, so its groups are runs of adjacent ranks.
     """
     for degrees, world in drawn("borrowed")[first:end]:
         _as_enumerated(stack, replace(degrees, etp=1 if degrees.ep > 1 else 0), world)
 
 
 def _as_enumerated(stack: Stack, degrees: Degrees, world: int) -> None:
-    """Accepted or refused as the axes tile the world, and on every axis the groups of the enumeration."""
+    """Check that legal degrees are accepted with the groups of the enumeration, and illegal ones refused."""
     answer = _accepted(stack, degrees, world, "borrowed")
     if answer is None:
         return
@@ -143,8 +144,9 @@ DRAWN_OWN_AXIS = {f"drawn-{first:03}-{first + 99:03}": (first, first + 100) for 
 
 @contract("TOPO-05e", asks="topology", cases=DRAWN_OWN_AXIS, source="F04", layout="own-axis")
 def drawn_own_axis_topologies_are_grids(stack: Stack, first: int, end: int) -> None:
-    """Of 300 drawn degrees up to 512 ranks each is accepted or refused as its axes tile the world, and each accepted
-    one is a grid: every axis partitions the world and coordinates are a bijection."""
+    """For 300 drawn sets of degrees up to 512 ranks, a stack accepts exactly those whose axes tile the world. Each
+    accepted one is a grid: every axis partitions the world, and coordinates are a bijection.
+    """
     for degrees, world in drawn("own-axis")[first:end]:
         answer = _accepted(stack, degrees, world, "own-axis")
         if answer is not None:
@@ -162,9 +164,9 @@ NODES: dict[str, tuple[Degrees, int, Layout]] = {
 
 @contract("TOPO-08", asks="topology", cases=NODES, source="naming; playbook")
 def tensor_groups_stay_inside_a_node(stack: Stack, degrees: Degrees, world: int, layout: Layout) -> None:
-    """Every TP group, the experts' included, lies inside one node of eight GPUs, which NVSwitch connects.
+    """Every TP group, also that of experts, lies inside one node of eight GPUs, which NVSwitch connects.
 
-    A TP group across nodes still computes the right numbers, over the network, several times a layer.
+    A TP group across nodes still computes the right numbers, but uses the network several times per layer.
     """
     needs_layout(stack, layout)
     answer = stack.topology(degrees, world, layout)
@@ -175,7 +177,7 @@ def tensor_groups_stay_inside_a_node(stack: Stack, degrees: Degrees, world: int,
 
 
 def _accepted(stack: Stack, degrees: Degrees, world: int, layout: Layout) -> Topology | None:
-    """The topology of legal degrees, None for illegal ones that were refused."""
+    """The topology of legal degrees; None for illegal degrees that were refused."""
     legal = is_legal(degrees, world, layout)
     answer: Topology | None = None
     words = ""

@@ -1,7 +1,7 @@
-"""The mesh law at the sizes that are trained at: 8 to 65 536 ranks, simulated, in seconds.
+"""The mesh contracts at real sizes: 8 to 65 536 ranks, simulated, in seconds.
 
-An enumeration that is right on eight ranks may still be quadratic in the world, or overflow a stride that eight ranks
-never reach. Nothing is drawn here; each size has one mesh of full degrees.
+An enumeration that is right on eight ranks may still be quadratic in the world size, or overflow a stride that eight
+ranks never reach. Nothing is drawn here: each size has one mesh in which most axes exceed 1.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ SIZES: dict[str, tuple[Degrees, int, Layout, int]] = {
 
 @contract("TOPO-11", asks="topology", cases=SIZES, source="playbook")
 def the_mesh_is_a_grid_at_any_size(stack: Stack, degrees: Degrees, world: int, layout: Layout, dp: int) -> None:
-    """From 8 to 65 536 ranks every axis partitions the world, coordinates are a bijection, DP is what the other axes
-    leave, and TP groups stay inside a node."""
+    """From 8 to 65 536 ranks, every axis partitions the world, coordinates are a bijection, the DP size is what the
+    other axes leave, and TP groups stay inside a node.
+    """
     needs_layout(stack, layout)
     answer = stack.topology(degrees, world, layout)
     assert answer.dp == dp, f"dp is {answer.dp}, expected {dp} ({degrees} on {world} ranks)"
@@ -43,7 +44,7 @@ CALLS = {name: case[:3] for name, case in SIZES.items()}
 
 @contract("TOPO-11a", asks="group_calls", cases=CALLS, source="playbook")
 def calls_are_equal_at_any_size(stack: Stack, degrees: Degrees, world: int, layout: Layout) -> None:
-    """From 8 to 65 536 ranks the first and the last rank create the same groups in the same order."""
+    """From 8 to 65 536 ranks, the first and the last rank create the same groups in the same order."""
     needs_layout(stack, layout)
     first, last = (
         [call.members for call in stack.group_calls(degrees, world, layout, rank)] for rank in (0, world - 1)
@@ -57,9 +58,9 @@ def calls_are_equal_at_any_size(stack: Stack, degrees: Degrees, world: int, layo
 
 @contract("TOPO-11c", asks="group_calls", cases=CALLS, source="playbook")
 def no_members_are_grouped_twice_at_any_size(stack: Stack, degrees: Degrees, world: int, layout: Layout) -> None:
-    """From 8 to 65 536 ranks no two calls create a group of the same members.
+    """From 8 to 65 536 ranks, no two calls create a group with the same members.
 
-    Communicators cost memory on every rank, and at this size a second set of them is counted in tens of thousands.
+    Communicators cost memory on every rank, and at this size a second set has tens of thousands of them.
     """
     needs_layout(stack, layout)
     made = [frozenset(call.members) for call in stack.group_calls(degrees, world, layout, world - 1)]
@@ -67,7 +68,7 @@ def no_members_are_grouped_twice_at_any_size(stack: Stack, degrees: Degrees, wor
     assert not twice, f"{twice} of {len(made)} calls create a group that an earlier call created"
 
 
-# Degrees, world, layout, kind → of the last rank's sum: first rank, distance between neighbours, length; the divisor
+# mesh, kind → the last rank's sum: its first rank, distance between neighbours, length; the divisor
 SUMS: dict[str, tuple[tuple[Degrees, int, Layout], Kind, tuple[int, int, int], int]] = {
     "dense-8": ((SIZES["borrowed-8"][0], 8, "borrowed"), "dense", (1, 2, 4), 4),
     "expert-8": ((SIZES["borrowed-8"][0], 8, "borrowed"), "expert", (3, 4, 2), 4),
@@ -82,9 +83,9 @@ SUMS: dict[str, tuple[tuple[Degrees, int, Layout], Kind, tuple[int, int, int], i
 def sums_are_exact_at_any_size(
     stack: Stack, mesh: tuple[Degrees, int, Layout], kind: Kind, shape: tuple[int, int, int], divisor: int
 ) -> None:
-    """From 8 to 65 536 ranks the last rank's gradient is summed over exactly its replicas and divided by dp · cp.
+    """From 8 to 65 536 ranks, the last rank's gradient is summed over exactly its replicas and divided by dp · cp.
 
-    The last rank is the one whose stage, replica and place are all the largest, so that every stride counts.
+    The last rank has the largest index on every axis, so every stride counts.
     """
     degrees, world, layout = mesh
     first, step, length = shape

@@ -1,7 +1,7 @@
-"""Sizes of the mesh: the axes multiply to the world, data parallelism is what the others leave, no rank is idle.
+"""Sizes of the mesh: the axes multiply to the world, data parallelism is what the other axes leave, no rank is idle.
 
-Two layouts are legal. `own-axis` has world = pp · dp · ep · tp; `borrowed` tiles one world twice, with
-pp · dp · cp · tp for dense parameters and pp · edp · ep · etp for experts.
+Two layouts are legal. `own-axis` has world = pp · dp · ep · tp; `borrowed` tiles one world twice, with pp · dp · cp ·
+tp for dense parameters and pp · edp · ep · etp for experts.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ _TILES: dict[Layout, tuple[tuple[str, ...], ...]] = {
 
 @contract("TOPO-01", asks="topology", cases=TILED, source="bringup")
 def axis_sizes_multiply_to_the_world(stack: Stack, degrees: Degrees, world: int, layout: Layout) -> None:
-    """The sizes of the axes multiply to the world, once for dense parameters and once for experts.
+    """The sizes of the axes multiply to the world size, once for dense parameters and once for experts.
 
-    A validator that wanted tp · pp · ep to divide the world refused legal borrowed layouts and accepted illegal ones:
-    there EP overlaps data parallelism instead of multiplying it.
+    A validator that required tp · pp · ep to divide the world refused legal borrowed layouts and accepted illegal ones:
+    in that layout EP overlaps data parallelism instead of multiplying it.
     """
     needs_layout(stack, layout)
     sizes = stack.topology(degrees, world, layout).sizes
@@ -73,7 +73,8 @@ MISFITS = {
 def a_misfit_is_refused_with_both_numbers(
     stack: Stack, degrees: Degrees, world: int, layout: Layout, factors: tuple[int, ...]
 ) -> None:
-    """Axes whose product does not divide the world are refused, naming the world and the product or its factors.
+    """Axes whose product does not divide the world size are refused, and the refusal names the world size and the
+    product or its factors.
 
     A topology that is rounded down instead leaves ranks outside every group; they wait in the first collective.
     """
@@ -93,7 +94,7 @@ TWICE_WRONG = {
 
 @contract("TOPO-01b", asks="topology", cases=TWICE_WRONG, source="bringup", layout="borrowed")
 def every_misfit_is_refused_at_once(stack: Stack, degrees: Degrees, world: int, dense: int, expert: int) -> None:
-    """When neither the dense nor the expert axes divide the world, one refusal names both products."""
+    """When neither the dense nor the expert axes divide the world size, one refusal names both products."""
     refused = refusal_of(stack.topology, degrees, world, "borrowed")
     missing = {dense, expert} - numbers_in(refused)
     assert not missing, f"the refusal of world {world} leaves out {sorted(missing)} of {dense} and {expert}: {refused}"
@@ -111,9 +112,9 @@ OWN_AXIS = {  # degrees, world → data-parallel size: world / (pp · tp · ep)
 
 @contract("TOPO-02", asks="topology", cases=OWN_AXIS, source="bringup: effective DP under PP", layout="own-axis")
 def dp_is_what_the_other_axes_leave(stack: Stack, degrees: Degrees, world: int, expected: int) -> None:
-    """Effective data-parallel size divides the world by every other axis, pipeline included.
+    """The effective data-parallel size is the world size divided by every other axis, the pipeline included.
 
-    The H200 bring-up divided by tp · ep alone. That is right without a pipeline; with one, lanes with a single
+    The H200 bring-up divided by tp · ep alone. That is right without a pipeline; with one, runs with a single
     data-parallel rank were sent to the distributed Adam path.
     """
     _is_the_dp_of(stack, degrees, world, "own-axis", expected)
@@ -131,9 +132,9 @@ BORROWED = {  # degrees, world → data-parallel size of dense parameters: world
 
 @contract("TOPO-02a", asks="topology", cases=BORROWED, source="bringup; Megatron-Core", layout="borrowed")
 def dense_dp_does_not_count_borrowed_ep(stack: Stack, degrees: Degrees, world: int, expected: int) -> None:
-    """In the borrowed layout the data-parallel size is world / (pp · cp · tp): every such rank reads other data.
+    """In the borrowed layout the data-parallel size is world / (pp · cp · tp), and every such rank reads other data.
 
-    Over 471 legal topologies world / (pp · tp · ep) equals this number in 134, and in 33 it is no whole number.
+    Over 471 legal topologies, world / (pp · tp · ep) equals this number in 134, and in 33 it is not an integer.
     """
     _is_the_dp_of(stack, degrees, world, "borrowed", expected)
 
@@ -166,7 +167,7 @@ def _is_the_dp_of(stack: Stack, degrees: Degrees, world: int, layout: Layout, ex
 
 
 def _recipe(sequence: int, micro: int, total: int, experts: int = 16, heads: int = 24) -> Recipe:
-    """A small hybrid: AEM at depth 12, grouped-query attention, experts, state-space groups."""
+    """A small hybrid recipe: AEM at depth 12, grouped-query attention, experts, state-space groups."""
     return Recipe(
         name="idle-rank", family="test", pattern="AEM", depth=12, hidden=32 * heads, ffn_hidden=3072, heads=heads,
         kv_groups=heads // 2, seq_length=sequence, batch=Batch(micro=micro, total=total),
@@ -188,14 +189,14 @@ BUSY = {  # recipe, (degrees, world, layout) → data-parallel size
 
 @contract("TOPO-10", asks="divide", cases=BUSY, source="modal")
 def work_that_divides_is_accepted(stack: Stack, recipe: Recipe, over: Over, expected: int) -> None:
-    """A recipe that leaves every rank with work is accepted, down to one sequence a rank, with its DP size."""
+    """A recipe that gives every rank work, down to one sequence per rank, is accepted with its data-parallel size."""
     degrees, world, layout = over
     needs_layout(stack, layout)
     dp = stack.divide(recipe, degrees, world, layout)
     assert dp == expected, f"divide gives dp {dp}, expected {expected}"
 
 
-IDLE = {  # recipe, (degrees, world, layout), the numbers that do not fit: what is shared out, among how many
+IDLE = {  # recipe, (degrees, world, layout), the numbers that do not fit: a count, and what should divide it
     "sequence-4095-over-tp2": (_recipe(4095, 1, 4), (TP2_SP, 8, "own-axis"), 4095, (2,)),
     "sequence-4-over-cp4-tp2": (_recipe(4, 1, 2), (CP4_TP2_SP, 16, "borrowed"), 4, (4, 2)),
     "batch-6-over-dp4": (_recipe(4096, 1, 6), (TP2_SP, 8, "own-axis"), 6, (4,)),
@@ -211,10 +212,10 @@ IDLE = {  # recipe, (degrees, world, layout), the numbers that do not fit: what 
 def an_idle_rank_is_refused_before_launch(
     stack: Stack, recipe: Recipe, over: Over, shared: int, among: tuple[int, ...]
 ) -> None:
-    """Sequence, batch, experts or heads that do not share out over the ranks are refused, with both numbers.
+    """A sequence, batch, expert or head count that does not divide over the ranks is refused with both numbers.
 
-    One rank with an empty shard compiles another graph than its peers, skips a collective that they enter, and the
-    job hangs. The mend was to restore divisibility, not to mend the collective.
+    A rank with an empty shard compiles another graph than its peers, skips a collective that they enter, and the job
+    hangs. The fix was to restore divisibility, not to change the collective.
     """
     degrees, world, layout = over
     needs_layout(stack, layout)

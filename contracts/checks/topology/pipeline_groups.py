@@ -20,14 +20,14 @@ from contracts.spec.recipe import Recipe
 from contracts.spec.training import Execution
 
 COVERED: dict[str, Flow] = {"the-world": flow(HALVES, IN_TWO), "two-of-four": flow(AHEAD, BESIDE_DP)}
-"""What the ranks of a pipeline cover: all ranks, or as many as there are beside them."""
+"""Which ranks one pipeline covers: all of them, or two of four."""
 
 
 @contract("TOPO-07f", asks="messages", cases=COVERED, source="bringup", tier="dist")
 def a_pipeline_makes_no_second_group(stack: Messaging, recipe: Recipe, execution: Execution, world: int) -> None:
-    """A run holds one process group for the same members: the pipeline uses the group that covers its ranks.
+    """A run holds one process group for the same members: the pipeline uses the group that already covers its ranks.
 
-    The bring-up made a PP group beside the DP group of the same ranks, and hung in `new_group` now and then.
+    The bring-up made a PP group beside the DP group of the same ranks, and sometimes hung in `new_group`.
     """
     seen = messages_seen(stack, recipe, execution)
     made = Counter(frozenset(group) for group in seen.held) - Counter(frozenset(group) for group in seen.before)

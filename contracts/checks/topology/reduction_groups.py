@@ -1,4 +1,4 @@
-"""Over which ranks a running step reduces and gathers, by the bytes that each group carries."""
+"""Over which ranks a running step reduces and gathers, measured by the bytes that each group carries."""
 
 from __future__ import annotations
 
@@ -15,33 +15,33 @@ from contracts.spec.recipe import Moe
 from contracts.spec.topology import Group
 from contracts.spec.training import Execution, Parameter, Session, Training
 
-Shares = tuple[tuple[tuple[Group, ...], float, float], ...]  # groups, parts of the dense and of the expert gradients
+Shares = tuple[tuple[tuple[Group, ...], float, float], ...]  # groups, fractions of dense and of expert gradients
 ALL_2: tuple[Group, ...] = ((0, 1),)
 ALL_4: tuple[Group, ...] = ((0, 1, 2, 3),)
 STRIDE_2: tuple[Group, ...] = ((0, 2), (1, 3))
 
 REDUCED: dict[str, tuple[Execution, int, Shares]] = {
     "dp2": (own(2), 2, ((ALL_2, 1, 1),)),
-    # An expert lies on one rank alone, which has seen the tokens of both.
+    # Each expert lies on one rank, which has seen the tokens of both.
     "borrowed-ep2": (borrowed(2, ep=2), 2, ((ALL_2, 1, 0),)),
-    # Ranks of one expert group share a batch: what they found of dense weights is whole on each.
+    # Ranks of one EP group share a batch, so each has the whole dense gradient.
     "ep2": (own(2, ep=2), 2, ((ALL_2, 0, 0),)),
     "ep2-on-4": (own(4, ep=2), 4, ((STRIDE_2, 1, 0.5),)),
     "borrowed-ep2-on-4": (borrowed(4, ep=2), 4, ((ALL_4, 1, 0), (STRIDE_2, 0, 0.5))),
 }
 """Worked out by hand: own-axis has ranks (dp, ep), borrowed carves ep out of neighbours."""
-COUNTS = 4096  # bytes of losses and counts
+COUNTS = 4096  # bytes allowed for losses and token counts
 
 
 @contract("TOPO-09d", asks=("built", "train"), cases=REDUCED, source="bringup; F01", tier="dist")
 def gradients_meet_over_the_ranks_that_saw_other_data(
     stack: Training, execution: Execution, world: int, shares: Shares
 ) -> None:
-    """In a running step dense gradients are reduced over exactly the ranks that read other sequences, and those of
-    experts over exactly the ranks that hold the same ones: each once, and over no other group.
+    """In a running step, dense gradients are reduced over exactly the ranks that read other sequences, and expert
+    gradients over exactly the ranks that hold the same experts: each once, and over no other group.
 
-    Judged by bytes, so that it does not matter whether they travel one by one or in buckets. A group that is too large
-    and a divisor that makes up for it give the right number until a rank has no token.
+    The check counts bytes, so gradients may travel one by one or in buckets. A group that is too large, with a divisor
+    that makes up for it, gives the right number until a rank has no tokens.
     """
     needs_layout(stack, execution.layout)
     rows = stack.built(SPREAD, execution.mode).parameters
@@ -63,8 +63,8 @@ def gradients_meet_over_the_ranks_that_saw_other_data(
         for groups, of_dense, of_experts in shares
     }
     for group in sorted(found.keys() | want.keys()):
-        much = found[group] - want.get(group, 0)
-        assert 0 <= much <= COUNTS, (
+        excess = found[group] - want.get(group, 0)
+        assert 0 <= excess <= COUNTS, (
             f"rank {rank} reduces {found[group]} bytes over {list(group)}, expected {want.get(group, 0):.0f} "
             f"({dense} of dense gradients, {experts} of experts)"
         )
@@ -82,10 +82,10 @@ LOCAL: dict[str, tuple[Execution, int]] = {
 
 @contract("TOPO-04d", asks=("built", "train"), cases=LOCAL, source="bringup", tier="dist")
 def routers_read_the_local_shard(stack: Training, execution: Execution, world: int) -> None:
-    """In a running step with EP active nothing gathers the sequence in front of a router: each rank routes its own run
-    of tokens, and rows alone travel.
+    """In a running step with EP active, nothing gathers the sequence before a router: each rank routes its own tokens,
+    and only the routed rows travel.
 
-    Judged by depth: three layers of experts gather and scatter no more of the residual stream than one does.
+    The check compares depths: three expert layers gather and scatter the residual stream no more often than one does.
     """
     needs_layout(stack, execution.layout)
     found = []
@@ -108,7 +108,7 @@ def routers_read_the_local_shard(stack: Training, execution: Execution, world: i
 
 
 def _is_stream(shapes: tuple[tuple[int, ...], ...]) -> bool:
-    """Whether something has the hidden width and as many rows as a run of the batch."""
+    """Whether a shape has the hidden width and as many rows as a shard of the batch."""
     return any(shape[-1:] == (ROUTERS.hidden,) and math.prod(shape[:-1]) % 32 == 0 for shape in shapes)
 
 

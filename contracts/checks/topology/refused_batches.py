@@ -21,10 +21,10 @@ IDLE: dict[str, tuple[Execution, int, int, str]] = {
 
 @contract("TOPO-10d", asks=("built", "train"), cases=IDLE, source="modal F21", tier="dist")
 def no_rank_is_left_without_work(stack: Training, execution: Execution, world: int, rows: int, field: str) -> None:
-    """A batch that leaves a rank without a sequence, or cuts sequences unevenly, is refused by every rank before it
-    sends anything.
+    """Every rank refuses a batch that leaves a rank without a sequence or splits sequences unevenly, before it sends
+    anything.
 
-    The rank that has nothing optimises its empty shard differently, and the others wait.
+    A rank with an empty shard compiles a different graph, and the other ranks wait for it.
     """
     needs_layout(stack, execution.layout)
     (given,) = batches(1)

@@ -1,4 +1,4 @@
-"""A run on several ranks that is refused when its groups stand already: what it leaves to the next run."""
+"""What a run on several ranks leaves behind when it is refused after its process groups were created."""
 
 from __future__ import annotations
 
@@ -26,32 +26,33 @@ STRANGE = "no.such.weight"
 
 @contract("TOPO-07g", asks=("built", "train"), cases=REFUSED, source="F04; GATE-05", tier="dist")
 def a_refused_run_leaves_no_group_behind(stack: Training, execution: Execution, world: int) -> None:
-    """A run that is refused after its groups were made leaves the groups that were there before it, and these only;
-    the run behind it takes its step.
+    """A run that is refused after its process groups were created leaves exactly the groups from before it, and the
+    next run takes its step.
 
-    Whoever catches the refusal and tries another setting holds the first one's communicators for good.
+    A caller that catches the refusal and tries another setting would otherwise keep the first run's communicators for
+    good.
     """
     needs_layout(stack, execution.layout)
     recipe = replace(SPREAD, depth=6, pattern="AEM") if execution.degrees.pp > 1 else SPREAD
     legal = Session(recipe=recipe, steps=1, execution=execution, batches=batches(1), weights=heavy(stack, recipe))
     scalar = instruments.numerics.array(instruments.fixtures.normal("strange", (1,)))
     _, dist = torch_distributed()
-    mine = dist.new_group([0, 1])  # somebody else's, which is to stay
+    mine = dist.new_group([0, 1])  # another component's group, which must stay
     try:
         before = held_groups()
         refusal = refusal_of(stack.train, replace(legal, weights={**legal.weights, STRANGE: scalar}))
         words = _left(before, held_groups())
-        told = next(filter(None, gathered(words)), "")
-        assert not told, f"after the refusal of {STRANGE}, {told}"
+        problem = next(filter(None, gathered(words)), "")
+        assert not problem, f"after the refusal of {STRANGE}, {problem}"
         assert STRANGE in str(refusal), f"the refusal does not name {STRANGE}: {refusal}"
         stack.train(legal)
     finally:
-        with suppress(ValueError):  # a run that took it down was told so above
+        with suppress(ValueError):  # a run that destroyed it has failed above
             dist.destroy_process_group(mine)
 
 
 def _left(before: tuple[Group, ...], after: tuple[Group, ...]) -> str:
-    """What a rank holds more or less than before, in words."""
+    """Which groups a rank has gained or lost."""
     found, left = Counter(before), Counter(after)
     more, gone = list((left - found).elements()), list((found - left).elements())
     said = [f"rank {here().rank} is left with {len(more)} groups, as {list(more[0])}"] if more else []

@@ -1,8 +1,9 @@
-"""Groups that exist: their members, what meets in them, the order in which they were made, and that none is left over.
+"""Process groups of a running job: their members, sums over them, the order of their creation, and that none is left
+over.
 
-Every rank of a running world builds a mesh and judges what it holds itself. Members are compared with groups worked out
-by hand, and what is reduced over a group with the sum that those members give: 2^rank each, so that every member set
-has a sum of its own and a wrong handle shows in the value even where every name is right.
+Every rank of a running job builds a mesh and checks what it holds. Members are compared with groups worked out by hand.
+A reduction is compared with the sum that those members give: each rank contributes 2^rank, so every set of members has
+its own sum, and a wrong handle shows in the value even where every name is right.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ LIVE: dict[str, tuple[Degrees, int, Layout, Groups]] = {
         Degrees(), 3, "own-axis",
         {"pp": _alone(3), "dp": ALL_3, "ep": _alone(3), "tp": _alone(3)},
     ),
-    # The bring-up's lane: PP joins TP, and nobody is left for DP.
+    # The layout of the bring-up: PP beside TP leaves no ranks for DP.
     "own-axis-pp2-tp2-on-4": (
         Degrees(pp=2, tp=2, sp=True), 4, "own-axis",
         {"pp": STRIDE_2, "dp": _alone(4), "ep": _alone(4), "tp": PAIRS},
@@ -53,7 +54,7 @@ LIVE: dict[str, tuple[Degrees, int, Layout, Groups]] = {
         {"pp": _alone(4), "dp": STRIDE_2, "cp": PAIRS, "tp": _alone(4), "ep": PAIRS, "edp": STRIDE_2,
          "dp_cp": ALL_4},
     ),
-    # EP is carved out of the ranks that TP counts too: its group is the world.
+    # EP is carved out of dp and tp ranks: its group is the world.
     "borrowed-tp2-ep4-etp1-on-4": (
         Degrees(tp=2, ep=4, etp=1), 4, "borrowed",
         {"pp": _alone(4), "dp": STRIDE_2, "cp": _alone(4), "tp": PAIRS, "ep": ALL_4, "edp": _alone(4)},
@@ -80,9 +81,9 @@ MESHES = {name: (degrees, world, layout) for name, (degrees, world, layout, _) i
 def a_live_group_has_the_members_of_the_mesh(
     stack: World, degrees: Degrees, world: int, layout: Layout, expected: Groups
 ) -> None:
-    """In a running world the group that a rank holds on an axis has exactly the members the mesh puts there.
+    """In a running job, the group that a rank holds on an axis has exactly the members that the mesh puts there.
 
-    A mesh whose dimensions were zipped in another order gave each axis its size and other peers. Nothing failed.
+    A mesh built with its dimensions in another order gave each axis its right size but other peers. Nothing failed.
     """
     mesh = _asked(stack, degrees, world, layout)
     for axis, mine in _mine(mesh, expected).items():
@@ -94,9 +95,9 @@ def a_live_group_has_the_members_of_the_mesh(
 def a_sum_over_a_live_group_is_that_of_its_members(
     stack: World, degrees: Degrees, world: int, layout: Layout, expected: Groups
 ) -> None:
-    """What is reduced over an axis is the contribution of each of its members once, and of nobody else.
+    """A reduction over an axis sums the contribution of each of its members once, and of no other rank.
 
-    The context-parallel exchange that left out `group=` went to the world: the group was right and was not used.
+    A context-parallel exchange that left out `group=` ran on the world: the right group existed but was not used.
     """
     mesh = _asked(stack, degrees, world, layout)
     for axis, mine in _mine(mesh, expected).items():
@@ -109,9 +110,11 @@ def a_sum_over_a_live_group_is_that_of_its_members(
 def the_ranks_of_a_world_make_their_groups_in_one_order(
     stack: World, degrees: Degrees, world: int, layout: Layout
 ) -> None:
-    """The ranks of a running world create the same groups in the same order, those they are no member of included.
+    """The ranks of a running job create the same groups in the same order, including groups that they are not members
+    of.
 
-    Making only one's own groups works while they happen to be disjoint; overlapping ones made in two orders deadlock.
+    Creating only one's own groups works while they happen to be disjoint. Overlapping groups made in two orders
+    deadlock.
     """
     mesh = _asked(stack, degrees, world, layout)
     every = [[sorted(members) for members in calls] for calls in gathered(mesh.calls)]
@@ -127,9 +130,9 @@ def the_ranks_of_a_world_make_their_groups_in_one_order(
 
 @contract("TOPO-07d", asks="live_mesh", cases=MESHES, source="bringup", tier="dist")
 def a_rank_holds_one_group_for_the_same_members(stack: World, degrees: Degrees, world: int, layout: Layout) -> None:
-    """In a running world no rank holds two groups of the same members: an axis uses the group that is there.
+    """In a running job no rank holds two groups with the same members: an axis uses the group that already exists.
 
-    The bring-up held a PP group beside a DP group of the same ranks, and hung in `new_group` now and then.
+    The bring-up held a PP group beside a DP group of the same ranks, and sometimes hung in `new_group`.
     """
     mesh = _asked(stack, degrees, world, layout)
     found_before = Counter(frozenset(members) for members in mesh.before)
@@ -140,9 +143,10 @@ def a_rank_holds_one_group_for_the_same_members(stack: World, degrees: Degrees, 
 
 @contract("TOPO-07e", asks="live_mesh", cases=MESHES, source="F04", tier="dist")
 def a_mesh_that_is_closed_leaves_nothing_behind(stack: World, degrees: Degrees, world: int, layout: Layout) -> None:
-    """A mesh that is built and closed, twice, leaves the groups that were there before it, and these only.
+    """A mesh that is built and closed, twice, leaves exactly the groups from before it.
 
-    Each NCCL communicator keeps device memory and a thread; a run that rebuilds its mesh at each resume runs out.
+    Each NCCL communicator keeps device memory and a thread. A run that rebuilds its mesh at each resume runs out of
+    them.
     """
     first = _asked(stack, degrees, world, layout)
     _nothing_is_left(first.before, first.after)
@@ -164,7 +168,7 @@ def _asked(stack: World, degrees: Degrees, world: int, layout: Layout) -> LiveMe
 
 
 def _mine(mesh: LiveMesh, expected: Groups) -> dict[str, list[int]]:
-    """Axis → the members, by hand, of this rank's group on it."""
+    """Axis → the members of this rank's group on it, worked out by hand."""
     rank = here().rank
     for axis in expected:
         assert axis in mesh.groups, f"rank {rank} holds no {axis} group; it holds {', '.join(mesh.groups)}"

@@ -1,4 +1,4 @@
-"""Counterexamples of CKPT, under the file names of `contracts/checks/checkpoint`.
+"""Mutants of CKPT, under the file names of `contracts/checks/checkpoint`.
 
-Those that are torch modules are read by `contracts.mutants.tensors`.
+`contracts.mutants.tensors` imports those that are torch modules.
 """

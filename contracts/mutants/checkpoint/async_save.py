@@ -1,4 +1,4 @@
-"""Ranks whose saves in the background are not of the moment they were called."""
+"""Asynchronous saves on several ranks that do not hold the state of the moment they were called."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class _CopiesOnTheFirst(Checkpoints):
 @mutant(of="CKPT-03g", case="the-last-is-late", says="step 9 was saved in the background, rank 1 late, and the state",
         bugs=("RSM-08",))  # fmt: skip
 class CopiesTheStateOfTheFirstRank(Exchanged):
-    """The copy that training may not touch is made by the rank that publishes; the others hand on what they hold."""
+    """Only the rank that publishes copies its state; the others pass on references that training overwrites."""
 
     exchange = {"checkpoints": _CopiesOnTheFirst}
 
@@ -37,8 +37,9 @@ class _CopiesLate(Checkpoints):
 @mutant(of="CKPT-03g", case="the-first-is-late", says="step 98 was saved in the background, rank 0 late, and the state",
         bugs=("RSM-06",))  # fmt: skip
 class CopiesWhenItsTurnComes(Exchanged):
-    """Every rank copies its shards in the writer's thread: with the save before it still under way, those of a later
-    step."""
+    """Every rank copies its shards in the writer's thread. While the previous save is still being written, they become
+    those of a later step.
+    """
 
     exchange = {"checkpoints": _CopiesLate}
 
@@ -52,7 +53,9 @@ class _LooksFirst(Checkpoints):
 
 @mutant(of="CKPT-03g", case="the-first-is-late", says="a load right after the save of step 100", bugs=("RSM-07",))
 class LoadsTheOneBefore(Exchanged):
-    """A load looks for the newest first and waits for the saves then: the last was not complete when it looked."""
+    """A load looks for the newest checkpoint before it waits for the saves, so the last one was not complete when it
+    looked.
+    """
 
     exchange = {"checkpoints": _LooksFirst}
 
@@ -65,6 +68,6 @@ class _CountsOn(Checkpoints):
 
 @mutant(of="CKPT-03g", case="the-middle-of-three", says="late, and its position is")
 class CountsOnWhereItPublishes(Exchanged):
-    """Shards are copied, and the counters of the rank that publishes are not: a later place in the data."""
+    """Shards are copied but the counters of the publishing rank are not, so they name a later place in the data."""
 
     exchange = {"checkpoints": _CountsOn}

@@ -1,4 +1,4 @@
-"""Ranks that choose for themselves what they load."""
+"""Ranks that each choose by themselves what to load."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ class _EachItsLatest(Checkpoints):
 
 @mutant(of="CKPT-02d", case="rank-1-is-late", says="went on after steps [2, 1]")
 class EachLoadsItsLatest(Spread):
-    """Every rank looks for the newest step itself."""
+    """Every rank looks for the newest step by itself."""
 
     exchange = {"checkpoints": _EachItsLatest}
 
 
 @mutant(of="CKPT-02d", case="each-has-its-own", says="loaded 2, not a refusal")
 class TheStepIsEnough(Spread):
-    """Ranks agree on a step, and not on whose: two runs were kept under one name on the disks of two nodes."""
+    """Ranks agree on a step but not on its run: the disks of two nodes hold two runs under one name."""
 
     exchange = {"checkpoints": _EachItsLatest}
 
@@ -47,7 +47,7 @@ class _BeginsWhereNothingIs(ParallelTrainer):
 
 @mutant(of="CKPT-02d", case="rank-1-sees-nothing", says="went on after steps [2, 0]")
 class BeginsWhereNothingIs(Spread):
-    """A rank that finds no checkpoint takes this for the first start."""
+    """A rank that finds no checkpoint takes this for a first start."""
 
     trains = _BeginsWhereNothingIs
 
@@ -64,6 +64,6 @@ class _Trusts(Checkpoints):
 @mutant(of="CKPT-02e", case="the-last-file", says="a file is damaged, and ranks went on after steps [2, 2]",
         bugs=("RSM-33",))  # fmt: skip
 class TrustsTheShards(Spread):
-    """A manifest that reads is enough, since the ranks that would find the damage could only hang the others."""
+    """A readable manifest is taken as enough, because a rank that finds damage could only hang the others."""
 
     exchange = {"checkpoints": _Trusts}

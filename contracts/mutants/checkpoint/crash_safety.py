@@ -1,4 +1,4 @@
-"""Writers that leave, for a moment, nothing that can be loaded, and savers that are overtaken by the training."""
+"""Writers that leave nothing loadable for a moment, and asynchronous saves that training overtakes."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ class _NamesItFirst(Checkpoints):
 
 @mutant(of="CKPT-03a", case="over-another", says="step 4 is the latest, but it was refused", bugs=("RSM-31",))
 class NamesItFirst(Exchanged):
-    """Gives the folder its name and then writes what makes it complete."""
+    """Gives the folder its final name and only then writes the manifest that makes it complete."""
 
     exchange = {"checkpoints": _NamesItFirst}
 
 
 class _Pointed(Checkpoints):
-    """Finds the latest by a file that says which it is."""
+    """Finds the latest checkpoint through a pointer file."""
 
     @property
     def pointer(self) -> Path:
@@ -56,7 +56,7 @@ class _PointsFirst(_Pointed):
 
 @mutant(of="CKPT-03a", case="first", says="step 4 is the latest, but it was refused", bugs=("RSM-31",))
 class PointsFirst(Exchanged):
-    """Writes the pointer when the save begins, whole and by rename, and the data behind it."""
+    """Writes the pointer when the save begins, atomically by rename, and the data after it."""
 
     exchange = {"checkpoints": _PointsFirst}
 
@@ -65,7 +65,7 @@ class _PointsAnew(_Pointed):
     def save(self, state: State) -> None:
         final = self.folder / self.name_of(state.step)
         if final.exists():
-            self.remove(final)  # the pointer does not lead to it
+            self.remove(final)  # the pointer leads to another one
         super().save(state)
 
     def publish(self, unfinished: Path, final: Path, manifest: Manifest) -> None:
@@ -77,7 +77,7 @@ class _PointsAnew(_Pointed):
 
 @mutant(of="CKPT-03a", case="over-another", says="and the latest is None, expected one of", bugs=("RSM-65",))
 class PointsAnew(Exchanged):
-    """Removes the pointer and makes it again: between the two a resume begins at step 0."""
+    """Removes the pointer and writes it again: a resume between the two begins at step 0."""
 
     exchange = {"checkpoints": _PointsAnew}
 
@@ -89,7 +89,7 @@ class _WritesUnderOneName(Checkpoints):
 
 @mutant(of="CKPT-03a", case="first", says="step 4 cannot be written again", bugs=("RSM-33",))
 class WritesUnderOneName(Exchanged):
-    """The folder of an attempt that died is in the way of the next."""
+    """The folder of a save that died blocks the next save of that step."""
 
     exchange = {"checkpoints": _WritesUnderOneName}
 
@@ -103,7 +103,7 @@ class _MakesRoomFirst(Checkpoints):
 
 @mutant(of="CKPT-03b", case="nothing-fits", says="step 4 found no room, and the latest is None", bugs=("RSM-30",))
 class MakesRoomFirst(Exchanged):
-    """Keeps one checkpoint and removes it when the save begins."""
+    """Keeps one checkpoint, and removes it when the next save begins."""
 
     exchange = {"checkpoints": _MakesRoomFirst}
 
@@ -113,24 +113,24 @@ class _SwallowsTheError(Checkpoints):
         try:
             super().save(state)
         except Refused:
-            return  # training is not to stop for a checkpoint
+            return  # so that a failed checkpoint does not stop training
 
 
 @mutant(of="CKPT-03b", case="cut-in-a-file", says="the save was done")
 class SwallowsTheError(Exchanged):
-    """A failed save is a warning in the log of rank 0."""
+    """A failed save is only a warning in rank 0's log."""
 
     exchange = {"checkpoints": _SwallowsTheError}
 
 
 class _LeavesItsHalf(Checkpoints):
     def abandon(self, unfinished: Path) -> None:
-        """The next start clears it away, if there is one."""
+        """Leave it for the next start to clear away, if there is one."""
 
 
 @mutant(of="CKPT-03b", case="cut-in-a-file", says="step 4 found no room, and left")
 class LeavesItsHalf(Exchanged):
-    """What a failed save wrote stays, and the disk stays full."""
+    """The files of a failed save stay, and so the disk stays full."""
 
     exchange = {"checkpoints": _LeavesItsHalf}
 
@@ -142,7 +142,7 @@ class _KeepsReferences(Checkpoints):
 
 @mutant(of="CKPT-03c", case="the-next-save", says="step 9 was saved in the background, and the state", bugs=("RSM-08",))
 class KeepsReferences(Exchanged):
-    """Copies the dictionary and not the tensors."""
+    """Copies the dictionary but not its tensors."""
 
     exchange = {"checkpoints": _KeepsReferences}
 
@@ -158,7 +158,7 @@ class _CopiesInTheBackground(Checkpoints):
 
 @mutant(of="CKPT-03c", case="the-next-save", says="step 9 was saved in the background, and the state", bugs=("RSM-06",))
 class CopiesInTheBackground(Exchanged):
-    """The copy itself is made by the writer, when its turn comes."""
+    """The background writer makes the copy itself, when its turn comes."""
 
     exchange = {"checkpoints": _CopiesInTheBackground}
 
@@ -170,7 +170,7 @@ class _CountsOn(Checkpoints):
 
 @mutant(of="CKPT-03c", case="several-saves", says="step 98 was saved in the background, and its position")
 class CountsOn(Exchanged):
-    """Copies the tensors and not the counters: weights of one step, data position of a later one."""
+    """Copies the tensors but not the counters: weights of one step, data position of a later one."""
 
     exchange = {"checkpoints": _CountsOn}
 
@@ -189,7 +189,7 @@ class _ReadsTheStepLate(Checkpoints):
 
 @mutant(of="CKPT-03c", case="the-next-save", says="complete in the order (10,), called as (9, 10)", bugs=("RSM-36",))
 class ReadsTheStepLate(Exchanged):
-    """A callback that reads the step when the write has ended: the trainer is one further by then."""
+    """A callback reads the step number when the write has ended, and by then the trainer is one step further."""
 
     exchange = {"checkpoints": _ReadsTheStepLate}
 
@@ -209,7 +209,7 @@ class _WritesTheLastFirst(Checkpoints):
 
 @mutant(of="CKPT-03c", case="several-saves", says="complete in the order")
 class WritesTheLastFirst(Exchanged):
-    """Takes the newest of what waits, as a stack of jobs does: an older step is published over a newer one."""
+    """Takes waiting saves last in, first out: an older step is published after a newer one."""
 
     exchange = {"checkpoints": _WritesTheLastFirst}
 
@@ -226,6 +226,6 @@ class _DoesNotWait(Checkpoints):
 
 @mutant(of="CKPT-03c", case="several-saves", says="a load right after the", bugs=("RSM-07",))
 class DoesNotWait(Exchanged):
-    """Loads what is there, while the save that it should have loaded is under way."""
+    """Loads what is on disk while the save that it should load is still being written."""
 
     exchange = {"checkpoints": _DoesNotWait}

@@ -1,4 +1,4 @@
-"""Readers that believe what lies in the folder, and run it."""
+"""Readers that trust every file in the folder, and execute pickles."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ class _ReadsUnchecked(Checkpoints):
 
 @mutant(of="CKPT-04c", case="corrupt", says="was flipped in one bit, and the load went through, but")
 class ReadsUnchecked(Exchanged):
-    """Compares no digest: names, lengths and shapes of a damaged file are what they were."""
+    """Compares no digest: the names, lengths and shapes of a damaged file are still right."""
 
     exchange = {"checkpoints": _ReadsUnchecked}
 
 
 @mutant(of="CKPT-04c", case="mixed-steps", says="was taken from step 2, and the load went through, but")
 class MixesSteps(Exchanged):
-    """A shard of the step before has the same length: half of the experts are two steps old."""
+    """Accepts a shard of the step before, which has the same length: half of the experts are two steps old."""
 
     exchange = {"checkpoints": _ReadsUnchecked}
 
@@ -56,14 +56,14 @@ class _PadsWithZeros(Checkpoints):
 
 @mutant(of="CKPT-04c", case="truncated", says="was cut off, and the load went through, but")
 class PadsWithZeros(Exchanged):
-    """Maps the file into memory at the length that it should have; what is not there reads as zero."""
+    """Maps the file into memory at its expected length; the missing bytes read as zero."""
 
     exchange = {"checkpoints": _PadsWithZeros}
 
 
 @mutant(of="CKPT-04c", case="missing", says="was removed, and the load went through, but", bugs=("RSM-48",))
 class TakesMissingForZeros(Exchanged):
-    """Looks for the files that are there and loads those."""
+    """Lists the files that exist and loads only those."""
 
     exchange = {"checkpoints": _PadsWithZeros}
 
@@ -78,7 +78,7 @@ class _NamesNoFile(Checkpoints):
 
 @mutant(of="CKPT-04c", case="emptied", says="was emptied, and the refusal does not name it")
 class NamesNoFile(Exchanged):
-    """One error for everything: which of 4096 files it is, nobody learns."""
+    """Raises the same error for everything: nobody learns which of 4096 files it is."""
 
     exchange = {"checkpoints": _NamesNoFile}
 
@@ -98,7 +98,7 @@ class _ReadsIntoTheTarget(Checkpoints):
 
 @mutant(of="CKPT-04c", case="corrupt", says="the load was refused, but the target is not what it was")
 class ReadsIntoTheTarget(Exchanged):
-    """Loads in place, tensor by tensor: the one that is damaged is found when half of the others are loaded."""
+    """Loads in place, tensor by tensor, and finds the damaged one when half of the others are loaded."""
 
     exchange = {"checkpoints": _ReadsIntoTheTarget}
 
@@ -112,13 +112,13 @@ class _LooksIntoEverything(Checkpoints):
         for path in sorted(folder.iterdir()):
             try:
                 torch.load(path, weights_only=False)
-            except Exception:  # whatever is no torch file
+            except Exception:  # not a torch file
                 continue
 
 
-@mutant(of="CKPT-04g", case="torch-files-beside", says="and what it says was run")
+@mutant(of="CKPT-04g", case="torch-files-beside", says="and its pickle was executed")
 class LooksIntoEverything(Exchanged):
-    """Tries torch.load on what it does not know, with weights_only=False because an optimizer state once needed it."""
+    """Tries torch.load on unknown files, with weights_only=False because an optimizer state once needed it."""
 
     exchange = {"checkpoints": _LooksIntoEverything}
 
@@ -137,13 +137,13 @@ class _ReadsTheOldForm(Checkpoints):
 def _old_form(path: Path) -> None:
     try:
         pickle.loads(path.read_bytes())
-    except Exception:  # not of the old form either
+    except Exception:  # not of the old format either
         return
 
 
-@mutant(of="CKPT-04g", case="pickle-in-place-of-a-file", says="and what it says was run")
+@mutant(of="CKPT-04g", case="pickle-in-place-of-a-file", says="and its pickle was executed")
 class ReadsTheOldForm(Exchanged):
-    """What is not of this format is taken for one of last year's, which was a pickle."""
+    """Takes a file that is not of this format for last year's format, which was a pickle."""
 
     exchange = {"checkpoints": _ReadsTheOldForm}
 
@@ -155,8 +155,8 @@ class _ReadsDcpMetadata(Checkpoints):
         return super().latest()
 
 
-@mutant(of="CKPT-04g", case="nothing-but-pickles", says="and what it says was run")
+@mutant(of="CKPT-04g", case="nothing-but-pickles", says="and its pickle was executed")
 class ReadsDcpMetadata(Exchanged):
-    """Asks DCP's metadata which tensors there are, only to list the checkpoints."""
+    """Reads DCP's pickled metadata just to list the checkpoints."""
 
     exchange = {"checkpoints": _ReadsDcpMetadata}

@@ -1,4 +1,4 @@
-"""Trainers that go on elsewhere in their data, under another recipe, or from nothing."""
+"""Trainers that resume at another place in their data, under another recipe, or from nothing."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class _SkipsInEveryEpoch(Trainer):
 
 @mutant(of="CKPT-01f", case="resumed-in-the-second-and-third", says="the samples are", bugs=("RSM-25",))
 class SkipsInEveryEpoch(Trained):
-    """What a resume skips of its epoch is skipped of every epoch after it."""
+    """What a resume skips in its epoch is skipped in every later epoch too."""
 
     trains = _SkipsInEveryEpoch
 
@@ -59,7 +59,7 @@ class _CountsEpochsAnew(Trainer):
 
 @mutant(of="CKPT-01f", case="resumed-in-the-second-and-third", says="the samples are", bugs=("RSM-26", "DAT-02"))
 class CountsEpochsAnew(Trained):
-    """Resumes at the right place of an order that is the first epoch's."""
+    """Resumes at the right place, but in the first epoch's order."""
 
     trains = _CountsEpochsAnew
 
@@ -72,7 +72,7 @@ class _DropsTheRest(Trainer):
 
 @mutant(of="CKPT-01f", case="resumed-after-one-step", says="the samples are", bugs=("DAT-04",))
 class DropsTheRest(Trained):
-    """Saves the number of the epoch, and resumes with the next."""
+    """Saves only the number of the epoch, and resumes with the next one."""
 
     trains = _DropsTheRest
 
@@ -87,7 +87,7 @@ class _AsksNoRecipe(Checkpoints):
 
 @mutant(of="CKPT-01c", case="rope", says="the run of short went on after step 1", bugs=("PRV-06",))
 class AsksNoRecipe(Exchanged):
-    """Every tensor fits, so the run goes on, with another rope base."""
+    """Compares no recipe: every tensor fits, so the run goes on with another rope base."""
 
     exchange = {"checkpoints": _AsksNoRecipe}
 
@@ -99,7 +99,7 @@ class _AsksTheProcess(Trainer):
 
 @mutant(of="CKPT-01c", case="top-k", says="a legal input was refused")
 class AsksTheProcess(Trained):
-    """Over-correction: the digest is a hash that Python salts anew in each process, so that no run is ever resumed."""
+    """Over-correction: the recipe's digest is Python's salted hash, new in each process, so no run can be resumed."""
 
     trains = _AsksTheProcess
 
@@ -112,6 +112,6 @@ class _BeginsAnew(Trainer):
 
 @mutant(of="CKPT-01d", case="empty-folder", says="there is no checkpoint, and the run began after step 0")
 class BeginsAnew(Trained):
-    """Resumes if it can, and starts if it cannot."""
+    """Resumes if there is a checkpoint, and otherwise starts anew."""
 
     trains = _BeginsAnew

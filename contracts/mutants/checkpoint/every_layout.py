@@ -1,4 +1,4 @@
-"""Checkpoints that go on upon the ranks that saved them, and on others with less or with other numbers."""
+"""Checkpoints that resume correctly only on the layout that saved them, or with numbers of another dtype."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class _FirstStage(PipelineTrainer):
 
 @mutant(of="CKPT-02i", case="pp2-interleaved-fsdp2", says="optimizer: the state layers.")
 class SavesTheMomentsOfTheFirstStage(Staged):
-    """Of a rank's stages the first one's moments are saved; the others' stand there as they were made."""
+    """Only the moments of a rank's first stage are saved; those of its other stages keep their initial values."""
 
     trains = _FirstStage
 
@@ -47,20 +47,21 @@ class _StepsAnew(PipelineTrainer):
 
 @mutant(of="CKPT-02i", case="one-rank", says="/step differs")
 class CountsStepsAnewBehindTheFirstStage(Staged):
-    """The counter of steps is restored where the log is written; behind it the bias of moments is corrected as at the
-    first step."""
+    """Only the first pipeline stage restores the optimizer's step count; later stages correct the bias of their moments
+    as at the first step.
+    """
 
     trains = _StepsAnew
 
 
 @mutant(of="CKPT-02i", case="fsdp4", says="step 3: samples is", bugs=("RSM-60",))
 class CountsSequencesByTheRanksOfAPipeline(Staged):
-    """The place in the data is counted in sequences a rank, and stages are taken for ranks that read."""
+    """The place in the data is counted in sequences per rank, and pipeline stages count as ranks that read data."""
 
     trains = BySequences
 
 
-# kinds
+# dtypes
 class _Casts(Checkpoints):
     def misfits(self, manifest: Manifest, target: Mapping[str, Tensor]) -> Refusals:
         alike = {name: _as_saved(manifest, name, each) for name, each in target.items()}
@@ -74,7 +75,7 @@ def _as_saved(manifest: Manifest, name: str, each: Tensor) -> Tensor:
 
 @mutant(of="CKPT-04h", case="borrowed-ep2-fsdp", says="float64 was loaded into float32 on")
 class CastsWhatItLoads(Spread):
-    """Names and shapes are compared; what is copied into another dtype is cast, as DCP does it."""
+    """Compares names and shapes, and casts what it copies into another dtype, as DCP does."""
 
     exchange = {"checkpoints": _Casts}
 
@@ -89,7 +90,7 @@ class _Vague(Checkpoints):
 
 @mutant(of="CKPT-04h", case="pp2", says="does not name ['float64', 'float32', 'weight']")
 class SaysOnlyThatItDoesNotFit(Staged):
-    """The refusal has the folder and neither a name nor a dtype."""
+    """The refusal names the folder but neither a tensor nor a dtype."""
 
     def parts(self) -> Parts:
         return replace(super().parts(), checkpoints=_Vague)

@@ -1,4 +1,4 @@
-"""Finders that take another checkpoint for the newest, and places that last no longer than the host."""
+"""Stacks that take the wrong checkpoint for the newest, or save to a place that is lost with the host."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class _LastAsText(Checkpoints):
 
 @mutant(of="CKPT-06a", case="nine-ten-and-a-hundred", says="of [9, 10, 100] the latest is 9, expected 100")
 class LastAsText(Exchanged):
-    """sorted(names)[-1]."""
+    """Takes `sorted(names)[-1]`."""
 
     exchange = {"checkpoints": _LastAsText}
 
@@ -35,7 +35,7 @@ class _LastToBeTouched(Checkpoints):
 
 @mutant(of="CKPT-06a", case="nine-and-ten", says="of [9, 10] the latest is 9, expected 10")
 class LastToBeTouched(Exchanged):
-    """By modification time: an old checkpoint that was copied back is the newest."""
+    """Goes by modification time: an old checkpoint that was copied back is the newest."""
 
     exchange = {"checkpoints": _LastToBeTouched}
 
@@ -47,7 +47,7 @@ class _KnowsEightDigits(Checkpoints):
 
 @mutant(of="CKPT-06a", case="wider-than-the-names", says="the latest is 99999999, expected 100000000")
 class KnowsEightDigits(Exchanged):
-    """A name has eight digits, until a step has nine."""
+    """Accepts only names with eight digits, until a step has nine."""
 
     exchange = {"checkpoints": _KnowsEightDigits}
 
@@ -63,7 +63,7 @@ class _TakesAnyDigits(Checkpoints):
 
 @mutant(of="CKPT-06b", case="copies-and-backups", says="the latest is 8, expected 4", bugs=("RSM-44",))
 class TakesAnyDigits(Exchanged):
-    """Reads a number out of any name: a backup of step 8 is step 8."""
+    """Reads a number out of any name: a backup of step 8 counts as step 8."""
 
     exchange = {"checkpoints": _TakesAnyDigits}
 
@@ -75,7 +75,7 @@ class _TakesFoldersForCheckpoints(Checkpoints):
 
 @mutant(of="CKPT-06b", case="husks-of-later-steps", says="the latest is 9, expected 4", bugs=("RSM-44",))
 class TakesFoldersForCheckpoints(Exchanged):
-    """A folder of the name is a checkpoint."""
+    """Takes any folder with the right name for a checkpoint."""
 
     exchange = {"checkpoints": _TakesFoldersForCheckpoints}
 
@@ -87,7 +87,7 @@ class _TrustsTheName(Checkpoints):
 
 @mutant(of="CKPT-06b", case="whole-copies-of-another-name", says="the latest is 7, expected 4")
 class TrustsTheName(Exchanged):
-    """Believes the folder's name and not what the checkpoint says of itself."""
+    """Believes the folder's name instead of the step in the manifest."""
 
     exchange = {"checkpoints": _TrustsTheName}
 
@@ -99,12 +99,12 @@ class _Unlinked(Reference):
 
 @mutant(of="CKPT-07a", case="through-a-link-that-stays", says="a legal input was refused")
 class ComparesTexts(_Unlinked):
-    """Over-correction: a link that leads back into the directory is refused."""
+    """Over-correction: refuses a link that leads back into the directory."""
 
 
 @mutant(of="CKPT-07b", case="a-link-that-leads-away", says="expected a refusal")
 class FollowsNoLinks(Reference):
-    """Sees that the path begins as it should; the link in it leads to the root volume."""
+    """Compares the beginning of the path, although a link in it leads to the root volume."""
 
     def checkpoint_folder(self, save: str | None, run: str, storage: StorageMap, disks: Disks) -> str:
         if save is not None and save.startswith("/mnt/data/"):
@@ -114,7 +114,7 @@ class FollowsNoLinks(Reference):
 
 @mutant(of="CKPT-07a", case="below-the-durable-directory", says="runs 1 and 2 share")
 class SharesOneFolder(Reference):
-    """Every run saves to one folder: the second resumes from the first."""
+    """Every run saves to one folder: the second run resumes from the first."""
 
     def checkpoint_folder(self, save: str | None, run: str, storage: StorageMap, disks: Disks) -> str:
         return super().checkpoint_folder(save, "latest" if save is None else run, storage, disks)
@@ -122,7 +122,7 @@ class SharesOneFolder(Reference):
 
 @mutant(of="CKPT-07b", case="a-name-that-begins-alike", says="expected a refusal")
 class ComparesLetters(Reference):
-    """startswith without the slash."""
+    """Calls `startswith` without the slash."""
 
     def checkpoint_folder(self, save: str | None, run: str, storage: StorageMap, disks: Disks) -> str:
         if save is not None and save.startswith(storage.durable):
@@ -132,7 +132,7 @@ class ComparesLetters(Reference):
 
 @mutant(of="CKPT-07b", case="volume-not-mounted", says="expected a refusal", bugs=("PRV-16",))
 class AsksForNoMount(Reference):
-    """Looks at paths: the mount point is there when the volume is not."""
+    """Looks only at paths: the mount point exists even when the volume is not mounted."""
 
     def checkpoint_folder(self, save: str | None, run: str, storage: StorageMap, disks: Disks) -> str:
         if save is None or not save.startswith(f"{storage.durable}/"):

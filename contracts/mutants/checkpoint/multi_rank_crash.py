@@ -1,4 +1,4 @@
-"""Ranks that publish what others have not written, write where others write, or keep a failure to themselves."""
+"""Ranks that publish what others have not written, write over other ranks' files, or keep a failure to themselves."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _rank() -> int:
 
 
 class _PointsWhenTheFirstIsDone(Checkpoints):
-    """Finds the latest by a file that the first rank writes beside the checkpoints."""
+    """Finds the latest by a file that rank 0 writes beside the checkpoints."""
 
     @property
     def pointer(self) -> Path:
@@ -40,13 +40,13 @@ class _PointsWhenTheFirstIsDone(Checkpoints):
 
 @mutant(of="CKPT-03d", case="the-last-of-two", says="step 4 is the latest, but it was refused", bugs=("RSM-31",))
 class PointsWhenTheFirstIsDone(Exchanged):
-    """The first rank names the new checkpoint when it has written its own share."""
+    """Rank 0 writes the pointer to the new checkpoint when it has written its own shards."""
 
     exchange = {"checkpoints": _PointsWhenTheFirstIsDone}
 
 
 class _OneName(Disk):
-    """Gives the files of all ranks one name."""
+    """Gives the files of all ranks the same name."""
 
     def __init__(self, under: Disk) -> None:
         self.under = under
@@ -68,14 +68,14 @@ class _WritesOneFile(Checkpoints):
 
 @mutant(of="CKPT-03d", case="the-last-of-two", says="step 4 was saved again: it was refused", bugs=("RSM-62",))
 class WritesOneFile(Exchanged):
-    """Files are named by data-parallel rank: ranks of the same one overwrite each other, and the last stays."""
+    """Files are named by data-parallel rank: ranks with the same one overwrite each other, and the last write stays."""
 
     exchange = {"checkpoints": _WritesOneFile}
 
 
 class _PublishesItself(Checkpoints):
     def save(self, state: State) -> None:
-        """Every rank for itself, its manifest beside its shards; the folder has its name from the start."""
+        """Save each rank by itself, its manifest beside its shards; the folder has its final name from the start."""
         final = self.folder / self.name_of(state.step)
         alone = type(self).__bases__[0](final / f"of-{_rank()}", disk=self.disk, alone=True)
         whole = {name: each.full_tensor() if hasattr(each, "full_tensor") else each
@@ -95,7 +95,7 @@ class _PublishesItself(Checkpoints):
 
 @mutant(of="CKPT-03d", case="the-first-of-two", says="is the latest, but it was refused", bugs=("RSM-31",))
 class PublishesItself(Exchanged):
-    """A folder for each rank under the name of the step, each complete by itself, and none that says that all are."""
+    """Each rank completes its own folder below the step's name, and nothing says that all ranks have finished."""
 
     exchange = {"checkpoints": _PublishesItself}
 
@@ -106,12 +106,12 @@ class _KeepsItToItself(Checkpoints):
             super().save(state)
         except Refused:
             if _rank() > 0:
-                raise  # the first rank has a log, and writes a warning
+                raise  # rank 0 only logs a warning
 
 
 @mutant(of="CKPT-03f", case="the-last-of-two", says="rank 1 found no room, and the ranks ended done")
 class KeepsItToItself(Exchanged):
-    """A rank whose own share was written counts the save as done."""
+    """A rank that wrote its own shards counts the save as done."""
 
     exchange = {"checkpoints": _KeepsItToItself}
 
@@ -122,8 +122,8 @@ class _LeavesWhatOthersWrote(Checkpoints):
             super().abandon(unfinished)
 
 
-@mutant(of="CKPT-03f", case="the-last-of-two", says="rank 1 found no room, and there is left")
+@mutant(of="CKPT-03f", case="the-last-of-two", says="rank 1 found no room, and these files are left")
 class LeavesWhatOthersWrote(Exchanged):
-    """The rank that found no room cleans up; it does not know under which name the others wrote."""
+    """Only the rank that found no room cleans up, and it does not know under which names the others wrote."""
 
     exchange = {"checkpoints": _LeavesWhatOthersWrote}

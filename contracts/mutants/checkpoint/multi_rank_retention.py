@@ -1,4 +1,4 @@
-"""Ranks that throw away what they still need, or never throw anything away."""
+"""Ranks that remove checkpoints that they still need, or never remove any."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class _ByName(Checkpoints):
 
 @mutant(of="CKPT-05e", case="fsdp2-under-way", says="are left, not (1, 2, 3, 4)", bugs=("RSM-30",))
 class CountsCopiesByTheirNames(Spread):
-    """A copy counts when its folder is there, which is when its upload begins."""
+    """Counts a copy as durable once its folder exists, which is when its upload begins."""
 
     exchange = {"checkpoints": _ByName}
 
@@ -33,7 +33,7 @@ class _OfAnyRun(Checkpoints):
 
 @mutant(of="CKPT-05e", case="pp2-of-another-run", says="are left, not (1, 2, 3, 4)")
 class CountsCopiesOfTheRunBefore(Staged):
-    """The copies of a run that was started anew have the same steps, and stand in for those that never arrived."""
+    """Copies of an earlier run have the same step numbers and stand in for copies of this run that never arrived."""
 
     def parts(self) -> Parts:
         return replace(super().parts(), checkpoints=_OfAnyRun)
@@ -46,19 +46,19 @@ class _Forgets(PipelineTrainer):
 
 @mutant(of="CKPT-05e", case="pp2-under-way", says="are left, not (1, 2, 3, 4)", bugs=("RSM-30",))
 class TakesTheFolderForTheOneThatLasts(Staged):
-    """A pipeline's trainer does not hand on where copies go."""
+    """The pipeline trainer does not pass on where the durable copies are."""
 
     trains = _Forgets
 
 
 class _Never(ParallelTrainer):
     def retire(self, folder: str, keep: int, durable: str | None = None) -> None:
-        """Nothing: there was one rank when this was written."""
+        """Do nothing: there was one rank when this was written."""
 
 
 @mutant(of="CKPT-05e", case="fsdp2-in-place", says="(1, 2, 3, 4) are left, not (4,)")
 class KeepsEverythingOnSeveralRanks(Spread):
-    """The volume fills up, at an hour that the size of a checkpoint says."""
+    """Ranks never remove a checkpoint, until the volume is full."""
 
     trains = _Never
 
@@ -71,6 +71,6 @@ class _OfTheNewest(Checkpoints):
 
 @mutant(of="CKPT-05e", case="borrowed-ep2-arrived", says="are left, not (2, 3, 4)")
 class RemovesWhatHasArrived(Spread):
-    """What has a copy is safe to remove: the run goes on from what it can no longer see."""
+    """Removes every checkpoint that has a durable copy, also the newest, which the run should resume from."""
 
     exchange = {"checkpoints": _OfTheNewest}

@@ -1,4 +1,4 @@
-"""Runs of several ranks that save what one of them holds, or load what another one held."""
+"""Runs of several ranks that save what only one of them holds, or load what another one held."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class _SavesTheFirstGenerators(ParallelTrainer):
 
 @mutant(of="CKPT-01e", case="fsdp2", says="rng: the state", bugs=("RSM-24",))
 class SavesTheFirstGenerators(Spread):
-    """The generators have one name on all ranks: one of them is saved, and all go on with it."""
+    """The generators have the same name on all ranks: one rank's are saved, and all ranks resume with them."""
 
     trains = _SavesTheFirstGenerators
 
@@ -45,7 +45,7 @@ class _SavesThemByDataRank(ParallelTrainer):
 
 @mutant(of="CKPT-01e", case="tp2-sp-muon", says="rng: the state", bugs=("RSM-24",))
 class SavesThemByDataRank(Spread):
-    """A file for each data-parallel rank: tensor-parallel ranks share one, and the last to write has it."""
+    """Generators are saved per data-parallel rank: tensor-parallel ranks share a file, and the last write stays."""
 
     trains = _SavesThemByDataRank
 
@@ -58,13 +58,13 @@ class _RestoresTheFirst(ParallelTrainer):
 
 @mutant(of="CKPT-01e", case="ep2", says="after 1 loads, rank 1: step 3: rng: the state")
 class RestoresTheFirst(Spread):
-    """Generators are restored where the log is written."""
+    """Only rank 0 restores its generators."""
 
     trains = _RestoresTheFirst
 
 
 def _plain(held: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Shards of experts as the tensors that they are on this rank."""
+    """Replace sharded experts by the local tensors of this rank."""
     return {
         name: each.to_local() if ".experts." in name and isinstance(each, DTensor) else each
         for name, each in held.items()
@@ -72,7 +72,7 @@ def _plain(held: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _again(held: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """What `_plain` was given."""
+    """Undo `_plain`."""
     found = dict(held)
     for name, each in held.items():
         whole = like.get(name.rpartition("/")[0] if name.rpartition("/")[0] in like else name)
@@ -95,7 +95,7 @@ class _SavesItsShards(ParallelTrainer):
 
 @mutant(of="CKPT-01e", case="ep2", says="after 1 loads, rank 0: step 3: losses is", bugs=("RSM-48",))
 class SavesItsShards(Spread):
-    """Experts are taken off their mesh before the save: every rank has a tensor of that name, and one is written."""
+    """Experts become local tensors before the save: every rank has a tensor of that name, and one is written."""
 
     trains = _SavesItsShards
 
@@ -114,7 +114,7 @@ class _SavesTheMomentsOfItsShards(ShardedOptimizer):
 @mutant(of="CKPT-01e", case="ep2", says="optimizer: the state layers.1.mixer.experts.w1/exp_avg",
         bugs=("RSM-48",))  # fmt: skip
 class SavesTheMomentsOfItsShards(Spread):
-    """Weights of experts are saved from every rank, their moments from the first that holds some."""
+    """Expert weights are saved from every rank, but their moments only from the first rank that holds some."""
 
     moves = _SavesTheMomentsOfItsShards
 
@@ -134,7 +134,7 @@ class _LoadsByOrder(ShardedOptimizer):
 
 @mutant(of="CKPT-02a", case="tp2-sp", says="optimizer: the state layers.", bugs=("RSM-10",))
 class LoadsByOrder(Spread):
-    """The optimizer's state is saved in the order of the groups and loaded in that of the names."""
+    """The optimizer's state is saved in the order of the parameter groups and loaded in the order of the names."""
 
     moves = _LoadsByOrder
 
@@ -158,7 +158,7 @@ class _FindsItByRank(Checkpoints):
 
 @mutant(of="CKPT-02a", case="ep2", says="saved on 2-ranks-ep2, loaded on one-rank", bugs=("RSM-60",))
 class FindsItsShardByRank(Spread):
-    """Each rank opens the file of its own number, as if as many ranks had saved in the same places."""
+    """Each rank opens the file with its own number, as if the same layout had saved."""
 
     exchange = {"checkpoints": _FindsItByRank}
 
@@ -182,7 +182,7 @@ class _OrdersAsText(Checkpoints):
 
 @mutant(of="CKPT-02a", case="tp2-sp-fsdp2", says="saved on 4-ranks-tp2-sp-fsdp, loaded on", bugs=("DSP-04",))
 class OrdersShardsAsText(Spread):
-    """Shards are put together in the order of their names: that from row 12 comes before that from row 6."""
+    """Shards are joined in the text order of their names: the one from row 12 comes before the one from row 6."""
 
     exchange = {"checkpoints": _OrdersAsText}
 
@@ -196,7 +196,7 @@ class _BuffersOfTheFirst(ParallelTrainer):
 @mutant(of="CKPT-02a", case="one-rank", says="rank 1: buffers: the state layers.1.mixer.router.bias differs",
         bugs=("EXB-04",))  # fmt: skip
 class LoadsBuffersOnTheFirst(Spread):
-    """Buffers are loaded by the first rank, and nobody sends them on: routers choose other experts on each."""
+    """Only rank 0 loads the buffers and nobody broadcasts them, so each rank's router selects other experts."""
 
     trains = _BuffersOfTheFirst
 
@@ -210,7 +210,7 @@ class _BeginsWithNewRanks(ParallelTrainer):
 
 @mutant(of="CKPT-02a", case="one-rank", says="the run goes on after step 0, expected 2", bugs=("RSM-03",))
 class CountsStepsOfTheseRanks(Spread):
-    """The step is a part of what a rank saves for itself; other ranks find none, and begin at 0."""
+    """The step is saved as per-rank state; other ranks find none and begin at 0."""
 
     trains = _BeginsWithNewRanks
 
@@ -226,7 +226,7 @@ class _CountsByRank(ParallelTrainer):
 
 @mutant(of="CKPT-02b", case="two-to-two", says="step 2: samples is", bugs=("RSM-60",))
 class CountsSequencesByRank(Spread):
-    """The place in the data is counted by rank: the same number means another sequence to more of them."""
+    """The place in the data is counted per rank: with more ranks the same number means another sequence."""
 
     trains = _CountsByRank
 
@@ -240,7 +240,7 @@ class _LeavesMomentsBehind(ParallelTrainer):
 
 @mutant(of="CKPT-02a", case="one-rank", says="optimizer: the state embedding.weight/exp_avg differs", bugs=("RSM-66",))
 class LeavesMomentsBehind(Spread):
-    """What it cannot put in place after a change of ranks it leaves out: weights go on, their momentum does not."""
+    """Moments that do not fit the new layout are left out: the weights go on without their momentum."""
 
     trains = _LeavesMomentsBehind
 
@@ -256,7 +256,7 @@ class _TakesTheGenerators(ParallelTrainer):
 
 @mutant(of="CKPT-02c", case="one-to-two", says="2 ranks have 1 states of the generator", bugs=("RSM-23",))
 class TakesTheGeneratorsOfOthers(Spread):
-    """Each rank takes the generators of its number modulo the world that saved them."""
+    """Each rank loads the generators of its number modulo the old world size."""
 
     trains = _TakesTheGenerators
 
@@ -269,7 +269,7 @@ class _GoesOnUnseeded(ParallelTrainer):
 
 @mutant(of="CKPT-02c", case="tp-to-dp", says="2 ranks have 1 states of the generator torch")
 class SeedsAllAlike(Spread):
-    """The mend overshoots: after a change of ranks all are seeded with the run's seed."""
+    """Over-correction: after a change of layout, every rank is seeded with the run's seed."""
 
     trains = _GoesOnUnseeded
 
@@ -282,7 +282,7 @@ class _SavesOneScale(ParallelTrainer):
 @mutant(of="CKPT-01e", case="fsdp2-delayed-fp8", says="buffers: the state layers.", bugs=("RSM-24",))
 @mutant(of="CKPT-02f", case="to-one-rank", says="buffers differ from rank to rank, and one-rank loaded them, as")
 class SavesOneScale(Spread):
-    """A buffer is a buffer: one rank's is written, and every rank loads it."""
+    """Per-rank scales are saved like any buffer: one rank's are written, and every rank loads them."""
 
     trains = _SavesOneScale
 
@@ -295,7 +295,7 @@ class BySequences(PipelineTrainer):
 
 @mutant(of="CKPT-02b", case="four-stages-to-two-to-two-twice", says="samples is", bugs=("RSM-60",))
 class CountsSequencesByStages(Staged):
-    """The same, where the number of stages changes and ranks become data-parallel."""
+    """The place in the data is counted per rank, while a change in the number of stages changes how many ranks read."""
 
     trains = BySequences
 
@@ -308,6 +308,6 @@ class _ByPlaceOnTheStage(PipelineTrainer):
 
 @mutant(of="CKPT-01e", case="pp2-tp2-sp", says="rng: the state", bugs=("RSM-24",))
 class SavesGeneratorsByStage(Staged):
-    """A file of generators for each stage: the ranks that share one go on with the numbers of one of them."""
+    """Generators are saved per pipeline stage: ranks that share a stage resume with the numbers of one of them."""
 
     trains = _ByPlaceOnTheStage

@@ -30,7 +30,7 @@ class _LeavesBuffersBehind(Trainer):
 @mutant(of="CKPT-01a", case="adamw", says="buffers: the state layers.1.mixer.router.bias differs",
         bugs=("EXB-04",))  # fmt: skip
 class LeavesBuffersBehind(Trained):
-    """The selection bias is a buffer that is not persistent: at each resume it is zero again."""
+    """The selection bias is a non-persistent buffer: it is zero again after each resume."""
 
     trains = _LeavesBuffersBehind
 
@@ -64,7 +64,7 @@ class _CountsStepsFromTheLoad(Trainer):
     bugs=("RSM-03",),
 )
 class CountsStepsFromTheLoad(Trained):
-    """Steps are numbered anew: logs and checkpoints of the second part overwrite those of the first."""
+    """Steps are numbered from 0 after a load: logs and checkpoints of the second part overwrite those of the first."""
 
     trains = _CountsStepsFromTheLoad
 
@@ -76,7 +76,7 @@ class _Starts(Optimizer):
 
 @mutant(of="CKPT-01a", case="adamw", says="/step differs")
 class CorrectsTheBiasAnew(Trained):
-    """Moments are loaded and their count is not: the first steps after a load are corrected as if they were few."""
+    """Moments are loaded but their step count is not: after a load their bias is corrected as at the first steps."""
 
     moves = _Starts
 
@@ -88,7 +88,7 @@ class _Counts(Optimizer):
 
 @mutant(of="CKPT-01a", case="mtp-without-clipping", says="/step differs", bugs=("RSM-40",))
 class CountsAStepThatWasNone(Trained):
-    """A dummy step that makes the state, so that there is something to load into, is counted."""
+    """A dummy optimizer step that allocates the state before the load counts as a step."""
 
     moves = _Counts
 
@@ -100,7 +100,7 @@ class _Forgets(Optimizer):
 
 @mutant(of="CKPT-01a", case="adamw", says="/exp_avg differs", bugs=("RSM-66",))
 class LoadsWeightsAlone(Trained):
-    """The optimizer's part is read, and begins at zero."""
+    """The optimizer's state is read but not used: it begins at zero."""
 
     moves = _Forgets
 
@@ -112,7 +112,7 @@ class _ForgetsMomentum(Optimizer):
 
 @mutant(of="CKPT-01a", case="muon-accumulated", says="/momentum_buffer differs", bugs=("RSM-57",))
 class LoadsOneRuleAlone(Trained):
-    """Of two optimizers the one that came first is loaded: Muon's momentum begins at zero."""
+    """Of two optimizers only the first is loaded: Muon's momentum begins at zero."""
 
     moves = _ForgetsMomentum
 
@@ -136,8 +136,9 @@ class _HoldsOldGroups(Optimizer):
 
 @mutant(of="CKPT-01a", case="muon-accumulated", says="weights: the state", bugs=("RSM-17",))
 class HoldsOldGroups(Trained):
-    """After a load the scheduler still writes to the groups that were there before it; one of two optimizers keeps
-    its initial rate, and the rate that is logged is right."""
+    """After a load the scheduler still writes to the parameter groups from before it. One of two optimizers keeps its
+    initial learning rate, while the logged rate is right.
+    """
 
     moves = _HoldsOldGroups
 
@@ -157,7 +158,9 @@ class _ByOrder(Optimizer):
 
 @mutant(of="CKPT-01a", case="adamw", says="/exp_avg differs", bugs=("RSM-10",))
 class MatchesStateByOrder(Trained):
-    """State is saved in the order of the groups and loaded in that of the modules: equal shapes are mixed up."""
+    """State is saved in the order of the groups and loaded in that of the modules: parameters of equal shape are
+    swapped.
+    """
 
     moves = _ByOrder
 
@@ -187,7 +190,7 @@ class _SavesWhatItLoaded(Trainer):
 
 @mutant(of="CKPT-01a", case="adamw", says="after 2 loads, step 5: losses is", bugs=("RSM-01",))
 class SavesWhatItLoaded(Trained):
-    """The state dict of the first load is kept and saved again: only the second resume is wrong."""
+    """The state dict of the first load is cached and saved again: only the second resume is wrong."""
 
     trains = _SavesWhatItLoaded
 
@@ -199,7 +202,7 @@ class _LooksAhead(Trainer):
 
 @mutant(of="CKPT-01a", case="adamw", says="after 1 loads, step 3: samples is", bugs=("RSM-28",))
 class LooksAhead(Trained):
-    """The loader has fetched the next batch already, and counts it as trained: one batch is lost at each resume."""
+    """The loader has prefetched the next batch and counts it as trained: each resume loses one batch."""
 
     trains = _LooksAhead
 
@@ -212,7 +215,7 @@ class _BeginsTheData(Trainer):
 
 @mutant(of="CKPT-01a", case="muon-accumulated", says="after 1 loads, step 2: samples is", bugs=("RSM-26",))
 class BeginsTheData(Trained):
-    """The sampler starts again: the first batches are trained twice, the last never."""
+    """The sampler starts again: the first batches are trained twice, the last ones never."""
 
     trains = _BeginsTheData
 
@@ -225,19 +228,19 @@ class _LosesTheExperts(Trainer):
 
 @mutant(of="CKPT-01a", case="adamw", says="after 1 loads, step 3: losses is", bugs=("RSM-52",))
 class LosesTheExperts(Trained):
-    """Experts are loaded into a copy that was cast for the occasion; those that train keep their initial weights."""
+    """Experts are loaded into a temporary copy; the experts that train keep their initial weights."""
 
     trains = _LosesTheExperts
 
 
 class _LeavesTheGenerators(Trainer):
     def restore_generators(self, states: Mapping[str, Tensor]) -> None:
-        """What draws no numbers today needs none."""
+        """Nothing: the trainer draws no numbers today."""
 
 
 @mutant(of="CKPT-01a", case="adamw", says="after 1 loads, step 3: rng:")
 class LeavesTheGenerators(Trained):
-    """Random generators are not loaded: every dropout mask after the resume is another."""
+    """Random generators are not loaded: every dropout mask after the resume is different."""
 
     trains = _LeavesTheGenerators
 
@@ -245,12 +248,12 @@ class LeavesTheGenerators(Trained):
 class _DrawsAfterwards(Trainer):
     def restore_generators(self, states: Mapping[str, Tensor]) -> None:
         super().restore_generators(states)
-        torch.rand(1)  # a seed for the workers of the loader
+        torch.rand(1)  # a seed for the loader's workers
 
 
 @mutant(of="CKPT-01a", case="adamw", says="rng: the state torch differs", bugs=("RSM-22",))
 class DrawsAfterwards(Trained):
-    """The data loader is built after the generators are set, and draws from them."""
+    """The data loader is built after the generators are restored, and draws from them."""
 
     trains = _DrawsAfterwards
 
@@ -264,7 +267,7 @@ class _DropsTheSpare(Trainer):
 
 @mutant(of="CKPT-01a", case="adamw", says="rng: the state python differs")
 class DropsTheSpare(Trained):
-    """Keeps the words of Python's generator and not the second number of a normal pair that waits."""
+    """Saves the words of Python's generator, but not the second number of a normal pair that it holds back."""
 
     trains = _DropsTheSpare
 
@@ -279,7 +282,7 @@ class _SavesThroughHalf(Trainer):
 
 @mutant(of="CKPT-01b", case="adamw", says="with a save after each step, step 1: weights:")
 class SavesThroughHalf(Trained):
-    """Casts to the dtype of the file in place."""
+    """Casts the weights to the file's dtype in place."""
 
     trains = _SavesThroughHalf
 

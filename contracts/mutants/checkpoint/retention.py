@@ -1,4 +1,4 @@
-"""Retentions that remove the copy that was needed, or none."""
+"""Retention that removes the copy that was needed, or removes nothing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class _AsksNobody(Checkpoints):
 @mutant(of="CKPT-05a", case="only-the-oldest-is-durable", says="(6,) can still be loaded, expected (2, 4, 6)",
         bugs=("RSM-30",))  # fmt: skip
 class AsksNobody(Exchanged):
-    """Keeps the newest, whose upload has not ended, and removes the last copy that was safe."""
+    """Keeps the newest, whose upload has not ended, and removes the last copy that was durable."""
 
     exchange = {"checkpoints": _AsksNobody}
 
@@ -29,7 +29,7 @@ class _AsksTheWrongOne(Checkpoints):
 
 @mutant(of="CKPT-05a", case="only-the-oldest-is-durable", says="(4, 6) can still be loaded, expected (2, 4, 6)")
 class AsksTheWrongOne(Exchanged):
-    """Asks whether what is to go is durable, and not whether what is to replace it is."""
+    """Asks whether the checkpoint to remove is durable, not whether a newer one is."""
 
     exchange = {"checkpoints": _AsksTheWrongOne}
 
@@ -54,7 +54,7 @@ class _SortsAsText(Checkpoints):
 
 @mutant(of="CKPT-05a", case="by-number-not-as-text", says="(8, 9, 100) can still be loaded, expected (11, 100)")
 class SortsAsText(Exchanged):
-    """Keeps the last two names."""
+    """Keeps the last names in text order."""
 
     exchange = {"checkpoints": _SortsAsText}
 
@@ -67,7 +67,7 @@ class _KeepsEverything(Checkpoints):
 
 @mutant(of="CKPT-05a", case="the-newest-two", says="(2, 4, 6, 8) can still be loaded, expected (6, 8)")
 class KeepsEverything(Exchanged):
-    """Over-correction: nothing is safe enough, until the volume is full."""
+    """Over-correction: removes nothing, until the volume is full."""
 
     exchange = {"checkpoints": _KeepsEverything}
 
@@ -78,9 +78,9 @@ class _SlicesFromTheFront(Checkpoints):
         return steps[: max(0, len(steps) - keep)]
 
 
-@mutant(of="CKPT-05b", case="zero", says="keep 0: of steps 2 and 4 it was refused")
+@mutant(of="CKPT-05b", case="zero", says="keep 0: steps 2 and 4 are not both whole: it was refused")
 class SlicesFromTheFront(Exchanged):
-    """Keeps no checkpoint, as it was told."""
+    """Accepts a keep of 0 and removes every checkpoint."""
 
     exchange = {"checkpoints": _SlicesFromTheFront}
 
@@ -90,16 +90,16 @@ class _SlicesFromTheEnd(Checkpoints):
         return self.steps()[:-keep]
 
 
-@mutant(of="CKPT-05b", case="negative", says="keep -1: of steps 2 and 4 it was refused")
+@mutant(of="CKPT-05b", case="negative", says="keep -1: steps 2 and 4 are not both whole: it was refused")
 class SlicesFromTheEnd(Exchanged):
-    """-1 is "keep all" in one tool, and `steps[:1]` in another."""
+    """Accepts -1, which means "keep all" in one tool and `steps[:1]` in another."""
 
     exchange = {"checkpoints": _SlicesFromTheEnd}
 
 
 @mutant(of="CKPT-05b", case="zero", says="keep 0 was done, expected a refusal")
 class TakesZeroForAll(Exchanged):
-    """`steps[:-0]` is nothing, so that a keep of 0 keeps everything; the operator thinks otherwise."""
+    """`steps[:-0]` is empty, so a keep of 0 keeps everything, which is not what the operator meant."""
 
     exchange = {"checkpoints": _SlicesFromTheEnd}
 
@@ -114,19 +114,19 @@ class _CountsHusks(Checkpoints):
 
 @mutant(of="CKPT-05c", case="first-boundary", says="the latest is None, expected 4")
 class CountsHusks(Exchanged):
-    """Writes in place and counts folders: three husks are the newest three."""
+    """Writes in place and counts folders: three incomplete ones are the newest three."""
 
     exchange = {"checkpoints": _CountsHusks}
 
 
 class _LeavesHusks(Checkpoints):
     def clear(self) -> None:
-        """Somebody else's."""
+        """Nothing: left to someone else."""
 
 
-@mutant(of="CKPT-05c", case="late", says="files is kept, and there lie")
+@mutant(of="CKPT-05c", case="late", says="files is kept, and these files are left")
 class LeavesHusks(Exchanged):
-    """Removes checkpoints and never what is none."""
+    """Removes old checkpoints but never incomplete ones."""
 
     exchange = {"checkpoints": _LeavesHusks}
 
@@ -138,7 +138,9 @@ class _RemovesInPlace(Checkpoints):
 
 @mutant(of="CKPT-05d", case="one-goes", says="done again it left")
 class RemovesInPlace(Exchanged):
-    """rmtree under its own name: what is left has no manifest, is no checkpoint, and is never removed."""
+    """Calls rmtree under the checkpoint's own name: the remains have no manifest, count as no checkpoint and stay
+    forever.
+    """
 
     exchange = {"checkpoints": _RemovesInPlace}
 
@@ -159,6 +161,6 @@ class _PutsAsideWhatItKeeps(Checkpoints):
 
 @mutant(of="CKPT-05d", case="two-go", says="and the latest is")
 class PutsAsideWhatItKeeps(Exchanged):
-    """Moves what it keeps out of the way, removes everything, and moves it back."""
+    """Moves the checkpoints that it keeps aside, removes everything, and moves them back."""
 
     exchange = {"checkpoints": _PutsAsideWhatItKeeps}

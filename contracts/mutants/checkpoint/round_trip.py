@@ -1,4 +1,4 @@
-"""Checkpoints that give back something else than was put in, or take what does not fit."""
+"""Checkpoints that return something other than what was saved, or accept what does not fit."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class _JoinsFilesAsText(Checkpoints):
 
 @mutant(of="CKPT-04a", case="a-long-tensor-in-many-files", says="the state w differs", bugs=("RSM-49",))
 class JoinsFilesAsText(Exchanged):
-    """Sets a tensor together in the order of its files' names, of which the tenth stands before the second."""
+    """Joins a tensor's shards in the text order of their file names, in which the tenth stands before the second."""
 
     exchange = {"checkpoints": _JoinsFilesAsText}
 
@@ -43,7 +43,7 @@ class _CountsIn32Bits(Checkpoints):
 
 @mutant(of="CKPT-04a", case="counters-past-32-bits", says="its position is {'tokens': 0", bugs=("RSM-42",))
 class CountsIn32Bits(Exchanged):
-    """Counters go through an int32 tensor, so that a run of a trillion tokens resumes at none."""
+    """Counters go through an int32 tensor, so a run of a trillion tokens resumes at none."""
 
     exchange = {"checkpoints": _CountsIn32Bits}
 
@@ -59,7 +59,7 @@ class _SavesInOneDtype(Checkpoints):
 
 @mutant(of="CKPT-04b", case="float64", says="the bits of float64 came back as", bugs=("RSM-11",))
 class SavesInOneDtype(Exchanged):
-    """Writes every number as float32 and casts it back: ordinary bfloat16 and float32 states do not notice."""
+    """Writes every number as float32 and casts it back: ordinary bfloat16 and float32 states do not show it."""
 
     exchange = {"checkpoints": _SavesInOneDtype}
 
@@ -72,7 +72,7 @@ class _ZeroesWhatIsNotFinite(Checkpoints):
 
 @mutant(of="CKPT-04b", case="bfloat16", says="the bits of bfloat16 came back as")
 class ZeroesWhatIsNotFinite(Exchanged):
-    """Cleans a state before it is saved, so that a run that had diverged resumes as if it had not."""
+    """Replaces NaN and infinity before the save, so a run that had diverged resumes as if it had not."""
 
     exchange = {"checkpoints": _ZeroesWhatIsNotFinite}
 
@@ -88,14 +88,14 @@ class _CastsInSilence(Checkpoints):
 
 @mutant(of="CKPT-04d", case="narrower-dtype", says="does not fit what was saved, and was loaded")
 class CastsInSilence(Exchanged):
-    """Leaves the dtype to copy_, as DCP does: float32 experts become bfloat16 at the first resume."""
+    """Leaves the dtype to `copy_`, as DCP does: float32 experts become bfloat16 at the first resume."""
 
     exchange = {"checkpoints": _CastsInSilence}
 
 
 @mutant(of="CKPT-04d", case="moment-in-bfloat16", says="does not fit what was saved, and was loaded")
 class CastsMoments(Exchanged):
-    """The moments of a float32 optimizer are loaded into a bfloat16 one, whose variances then stand still."""
+    """Casts float32 moments into a bfloat16 optimizer, whose variances then stand still."""
 
     exchange = {"checkpoints": _CastsInSilence}
 
@@ -113,14 +113,14 @@ class _LoadsWhatItFinds(Checkpoints):
 
 @mutant(of="CKPT-04d", case="missing", says="does not fit what was saved, and was loaded", bugs=("RSM-41",))
 class LoadsWhatItFinds(Exchanged):
-    """strict=False: what the checkpoint lacks stays as it was initialized."""
+    """Loads with strict=False: what the checkpoint lacks keeps its initial values."""
 
     exchange = {"checkpoints": _LoadsWhatItFinds}
 
 
 @mutant(of="CKPT-04d", case="extra", says="does not fit what was saved, and was loaded", bugs=("EXB-09",))
 class DropsWhatNobodyAskedFor(Exchanged):
-    """A router's bias that is registered after the load, or under another name, is left in the file."""
+    """Leaves in the file a router's bias that is registered after the load or under another name."""
 
     exchange = {"checkpoints": _LoadsWhatItFinds}
 
@@ -142,7 +142,7 @@ class _Broadcasts(Checkpoints):
 
 @mutant(of="CKPT-04d", case="would-broadcast", says="does not fit what was saved, and was loaded")
 class Broadcasts(Exchanged):
-    """copy_ spreads one saved number over a whole vector."""
+    """Lets `copy_` broadcast one saved number over a whole vector."""
 
     exchange = {"checkpoints": _Broadcasts}
 
@@ -159,7 +159,7 @@ class _StopsAtTheFirst(Checkpoints):
 
 @mutant(of="CKPT-04d", case="everything-at-once", says="the refusal does not name")
 class StopsAtTheFirst(Exchanged):
-    """Names one tensor that does not fit; the next is found after the next hour in the queue."""
+    """Names only the first tensor that does not fit; the user finds the next one after another hour in the queue."""
 
     exchange = {"checkpoints": _StopsAtTheFirst}
 
@@ -175,7 +175,7 @@ class _FillsAsItReads(Checkpoints):
 
 @mutant(of="CKPT-04d", case="fewer-experts", says="the load was refused, but the target is not what it was")
 class FillsAsItReads(Exchanged):
-    """Copies tensor by tensor and finds the one that does not fit in the middle: who catches that trains a chimera."""
+    """Copies tensor by tensor and refuses halfway: a caller that catches the error trains a mixture of two states."""
 
     exchange = {"checkpoints": _FillsAsItReads}
 
@@ -206,7 +206,7 @@ class _TakesTheNext(Checkpoints):
 
 @mutant(of="CKPT-04f", case="no-such-step", says="step 3 of [2, 4] was loaded as step 4")
 class TakesTheNext(Exchanged):
-    """Rounds to a step that is there."""
+    """Loads the next higher step instead of the one that is missing."""
 
     exchange = {"checkpoints": _TakesTheNext}
 
@@ -220,6 +220,6 @@ class _BeginsAnew(Checkpoints):
 
 @mutant(of="CKPT-04f", case="empty-folder", says="the latest of [] was loaded as step 0")
 class BeginsAnew(Exchanged):
-    """No checkpoint means a first start, also where a resume was asked for."""
+    """Takes a missing checkpoint for a first start, also where a resume was asked for."""
 
     exchange = {"checkpoints": _BeginsAnew}

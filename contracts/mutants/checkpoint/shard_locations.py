@@ -1,4 +1,4 @@
-"""Ranks that keep their shards at hand."""
+"""Ranks that keep their shards on their own node."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from contracts.stacks.reference.checkpoint.manifest import Manifest
 
 
 class _LinksToTheNode(Disk):
-    """Writes to the disk of the node, and a link to it where the file should be."""
+    """Writes to the node's own disk, and leaves a link to it where the file should be."""
 
     def write(self, path: Path, parts: Iterable[bytes]) -> None:
         near = Path(tempfile.mkdtemp()) / path.name
@@ -32,7 +32,7 @@ class _WritesNearby(Checkpoints):
 
 @mutant(of="CKPT-07c", case="fsdp2", says="and of rank 1: 1 files lie on its own disk")
 class WritesNearby(Spread):
-    """Ranks but the first write to the fast disk of their node and leave a link on the durable volume."""
+    """Every rank but the first writes to its node's fast disk and leaves a link on the durable volume."""
 
     exchange = {"checkpoints": _WritesNearby}
 
@@ -48,7 +48,8 @@ class _RemembersItsPlace(Checkpoints):
 
 @mutant(of="CKPT-07c", case="ep2", says="a legal input was refused: folder")
 class RemembersItsPlace(Spread):
-    """Shards lie beside the checkpoint, and a link with the whole path leads there: a volume that is mounted under
-    another name has none of them."""
+    """Shards lie beside the checkpoint folder and it links to them by absolute path: a volume that is mounted under
+    another name has none of them.
+    """
 
     exchange = {"checkpoints": _RemembersItsPlace}

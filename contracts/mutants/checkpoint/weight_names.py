@@ -20,7 +20,7 @@ class _StripsLetters(WeightNames):
 
 @mutant(of="CKPT-06c", case="begins-with-the-same-letters", says="becomes weight, as another does", bugs=("RSM-43",))
 class StripsLetters(Exchanged):
-    """lstrip takes a set of letters, and not a prefix."""
+    """Calls `lstrip`, which takes a set of letters instead of a prefix."""
 
     exchange = {"weight_names": _StripsLetters}
 
@@ -32,7 +32,7 @@ class _StripsOnce(WeightNames):
 
 @mutant(of="CKPT-06c", case="wrapped-twice", says="['module.module.layers.0.mixer.wq.weight'] became ['module.layers")
 class StripsOnce(Exchanged):
-    """Takes one prefix off, where DDP wraps a Float16Module."""
+    """Strips one prefix where DDP wraps a Float16Module and there are two."""
 
     exchange = {"weight_names": _StripsOnce}
 
@@ -46,7 +46,7 @@ class _StripsInFrontAlone(WeightNames):
 
 @mutant(of="CKPT-06c", case="a-block-by-itself", says="became ['layers.3._orig_mod.mixer.w1.weight']")
 class StripsInFrontAlone(Exchanged):
-    """Forgets that each block is compiled by itself."""
+    """Strips prefixes only at the front, although each block is compiled by itself."""
 
     exchange = {"weight_names": _StripsInFrontAlone}
 
@@ -58,7 +58,7 @@ class _StripsAnywhere(WeightNames):
 
 @mutant(of="CKPT-06c", case="bare", says="mtp.0._norm.weight")
 class StripsAnywhere(Exchanged):
-    """Over-correction: replaces the letters wherever they stand, inside a name too."""
+    """Over-correction: removes the letters wherever they stand, inside a name too."""
 
     exchange = {"weight_names": _StripsAnywhere}
 
@@ -70,7 +70,7 @@ class _StacksAsText(WeightNames):
 
 @mutant(of="CKPT-06d", case="ascending", says="were stacked, and the state layers.1.mixer.experts.w1 differs")
 class StacksAsText(Exchanged):
-    """Sorts the names: expert 10 stands third, every router row behind it meets another expert."""
+    """Sorts the names as text: expert 10 stands third, and every router row behind it meets another expert."""
 
     exchange = {"weight_names": _StacksAsText}
 
@@ -82,7 +82,7 @@ class _StacksAsFound(WeightNames):
 
 @mutant(of="CKPT-06d", case="wrapped", says="were stacked, and the state layers.1.mixer.experts.w1 differs")
 class StacksAsFound(Exchanged):
-    """Takes the order in which the file lists them."""
+    """Stacks the experts in the order in which the file lists them."""
 
     exchange = {"weight_names": _StacksAsFound}
 
@@ -95,7 +95,7 @@ class _LeavesBuffersBehind(WeightNames):
 
 @mutant(of="CKPT-06d", case="ascending", says="lacks layers.1.mixer.router.bias", bugs=("EXB-09",))
 class LeavesBuffersBehind(Exchanged):
-    """Maps parameters, and a router's selection bias is a buffer."""
+    """Maps only parameters, but a router's selection bias is a buffer."""
 
     exchange = {"weight_names": _LeavesBuffersBehind}
 
@@ -114,6 +114,6 @@ def _next(head: str, tail: str) -> str:
 
 @mutant(of="CKPT-06d", case="ascending", says="12 experts were taken apart, and the state lacks")
 class CountsFromOne(Exchanged):
-    """Writes the names of a format that counts experts from 1."""
+    """Writes names that count experts from 1."""
 
     exchange = {"weight_names": _CountsFromOne}

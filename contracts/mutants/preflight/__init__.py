@@ -1,4 +1,4 @@
-"""Counterexamples of PREF, under the file names of `contracts/checks/preflight`."""
+"""Mutants of PREF, under the file names of `contracts/checks/preflight`."""
 
 from contracts.mutants.preflight import (  # isort: skip
     node,

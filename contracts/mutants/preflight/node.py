@@ -1,4 +1,4 @@
-"""Preflights that let a sick node pass, or refuse a healthy one."""
+"""Preflights that pass a sick node or refuse a healthy one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from contracts.stacks.reference.stack import Reference
 
 @mutant(of="PREF-01", case="one-sys", says="GPU3–GPU5 is SYS and no finding of PREF-01 says so", bugs=("PRV-24",))
 class TrustsTheNode(Reference):
-    """The preflight that was never run: the node was fine last week."""
+    """Runs no preflight, because the node was fine last week."""
 
     def preflight(self, capture: NodeCapture, need: Need) -> tuple[Finding, ...]:
         return ()
@@ -20,7 +20,7 @@ class TrustsTheNode(Reference):
 
 @mutant(of="PREF-01", case="one-node", says="GPU0–GPU2 is NODE and no finding of PREF-01 says so")
 class LooksForSysAndPhb(Reference):
-    """Searches for the two words that the playbook names, so that NODE, PIX and PXB are links like any other."""
+    """Searches only for SYS and PHB, the two words that the playbook names, and accepts NODE, PIX and PXB."""
 
     def preflight(self, capture: NodeCapture, need: Need) -> tuple[Finding, ...]:
         found = super().preflight(capture, need)
@@ -29,7 +29,7 @@ class LooksForSysAndPhb(Reference):
 
 @mutant(of="PREF-01", case="six-links-left", says="GPU2–GPU6 is NV6 and no finding of PREF-01 says so")
 class TakesAnyNvlink(Reference):
-    """Asks whether there is NVLink, not how much of it: a GPU with a third of its links is as good as a whole one."""
+    """Asks whether there is NVLink, not how many links: a GPU with a third of them passes."""
 
     def preflight(self, capture: NodeCapture, need: Need) -> tuple[Finding, ...]:
         return tuple(each for each in super().preflight(capture, need) if not re.search("is NV[0-9]", each.value))
@@ -37,7 +37,7 @@ class TakesAnyNvlink(Reference):
 
 @mutant(of="PREF-01", case="a-gpu-cut-off", says="GPU4–GPU7 is SYS and no finding of PREF-01 says so")
 class ReadsTheFirstRow(Reference):
-    """Looks at the links of GPU0 and takes the rest for granted: a switch that lost one pair is never seen."""
+    """Checks only the links of GPU0: a switch that lost another pair is never seen."""
 
     def preflight(self, capture: NodeCapture, need: Need) -> tuple[Finding, ...]:
         found = super().preflight(capture, need)
@@ -46,7 +46,7 @@ class ReadsTheFirstRow(Reference):
 
 @mutant(of="PREF-01", case="one-pxb", says="GPU1–GPU3 is PXB and no finding of PREF-01 says so")
 class SaysThatSomethingIsWrong(Reference):
-    """Refuses the node and does not say where: eight GPUs are drained and tested one by one."""
+    """Refuses the node without saying where, so eight GPUs are drained and tested one by one."""
 
     def preflight(self, capture: NodeCapture, need: Need) -> tuple[Finding, ...]:
         return tuple(replace(each, value="the fabric") for each in super().preflight(capture, need))
@@ -54,7 +54,7 @@ class SaysThatSomethingIsWrong(Reference):
 
 @mutant(of="PREF-01", case="one-phb", says="is blamed, and its cells are NV18")
 class BlamesTheWholeRow(Reference):
-    """Prints the row of a sick cell: seven healthy neighbours are named with it."""
+    """Prints the whole row of a sick cell, and so names seven healthy neighbours."""
 
     def preflight(self, capture: NodeCapture, need: Need) -> tuple[Finding, ...]:
         row = " ".join(f"GPU{gpu}" for gpu in range(need.gpus))
@@ -64,7 +64,7 @@ class BlamesTheWholeRow(Reference):
 
 @mutant(of="PREF-01", case="twelve-links-asked", says="GPU1–GPU6 is NV4 and no finding of PREF-01 says so")
 class WritesDownOneGeneration(Reference):
-    """Switches itself off where the link is not Hopper's, because the node used to be refused for nothing."""
+    """Skips its check where the link is not Hopper's, because it used to refuse such nodes wrongly."""
 
     def preflight(self, capture: NodeCapture, need: Need) -> tuple[Finding, ...]:
         found = super().preflight(capture, need)
@@ -73,7 +73,7 @@ class WritesDownOneGeneration(Reference):
 
 @mutant(of="PREF-01a", case="nics-far-away", says="a healthy node was refused")
 class SearchesTheTextForSys(Reference):
-    """The over-correction: any SYS in the map refuses the node, where a NIC is across the socket too."""
+    """Over-correction: refuses a node with SYS anywhere in the table, also for a NIC across the socket."""
 
     def preflight(self, capture: NodeCapture, need: Need) -> tuple[Finding, ...]:
         table = (capture.topology or "").partition("Legend")[0]
@@ -83,7 +83,7 @@ class SearchesTheTextForSys(Reference):
 
 @mutant(of="PREF-01a", case="as-printed", says="a healthy node was refused")
 class ReadsPlainTextAlone(Reference):
-    """Was written against a table pasted from a ticket, and meets the underlined header on the first real node."""
+    """Reads only a table pasted from a ticket, and fails on the underlined header of a real node."""
 
     def preflight(self, capture: NodeCapture, need: Need) -> tuple[Finding, ...]:
         return super().preflight(replace(capture, topology=(capture.topology or "").replace("\x1b", "?")), need)
@@ -91,7 +91,7 @@ class ReadsPlainTextAlone(Reference):
 
 @mutant(of="PREF-01a", case="one-gpu", says="a healthy node was refused")
 class WantsEightOfEverything(Reference):
-    """Asks every node for eight GPUs, the one-GPU box of the developer included, where it is then switched off."""
+    """Asks every node for eight GPUs, the developer's one-GPU node included."""
 
     def preflight(self, capture: NodeCapture, need: Need) -> tuple[Finding, ...]:
         return super().preflight(capture, replace(need, gpus=8))
@@ -99,7 +99,7 @@ class WantsEightOfEverything(Reference):
 
 @mutant(of="PREF-01b", case="gone-from-both", says="8 GPUs are needed and fewer are there; the node was accepted")
 class JudgesTheCellsThatAreThere(Reference):
-    """Takes the size of the node from the node: a lost GPU has no cell that could be sick."""
+    """Takes the node's size from the node itself: a lost GPU has no cell that could be wrong."""
 
     def preflight(self, capture: NodeCapture, need: Need) -> tuple[Finding, ...]:
         there = len(re.findall(r"^GPU\d+\t", capture.topology or "", re.MULTILINE))
@@ -108,7 +108,7 @@ class JudgesTheCellsThatAreThere(Reference):
 
 @mutant(of="PREF-01c", case="gpu6-in-two", says="GPU6 is cut into MIG instances and the node was accepted")
 class CountsTheLinesOfGpus(Reference):
-    """Keeps the lines that begin with GPU; those of the instances are indented."""
+    """Keeps only lines that begin with GPU, but those of MIG instances are indented."""
 
     def preflight(self, capture: NodeCapture, need: Need) -> tuple[Finding, ...]:
         kept = re.sub(r"^ +MIG.*\n", "", capture.devices or "", flags=re.MULTILINE)
@@ -117,7 +117,7 @@ class CountsTheLinesOfGpus(Reference):
 
 @mutant(of="PREF-02", case="on", says="numa_balancing is 1 and no finding of PREF-02 says so", bugs=("PRV-24",))
 class LeavesNumaToTheHost(Reference):
-    """Judges the fabric and nothing of the host."""
+    """Checks the fabric and nothing of the host."""
 
     def preflight(self, capture: NodeCapture, need: Need) -> tuple[Finding, ...]:
         return super().preflight(replace(capture, numa_balancing="0"), need)
@@ -125,7 +125,7 @@ class LeavesNumaToTheHost(Reference):
 
 @mutant(of="PREF-02", case="memory-tiering", says="numa_balancing is 2 and no finding of PREF-02 says so")
 class TakesTheFileForASwitch(Reference):
-    """Compares with 1; since Linux 6.1 the file is a mask, and 2 moves pages too."""
+    """Compares with 1, but since Linux 6.1 the file is a bit mask and 2 moves pages too."""
 
     def preflight(self, capture: NodeCapture, need: Need) -> tuple[Finding, ...]:
         found = super().preflight(capture, need)
@@ -134,7 +134,7 @@ class TakesTheFileForASwitch(Reference):
 
 @mutant(of="PREF-02", case="off-without-newline", says="which is off, and was refused")
 class ComparesWithTheNewline(Reference):
-    """The over-correction: only "0" and a newline is off, and a capture that was stripped on the way is not."""
+    """Over-correction: accepts only "0" with a newline, and refuses a capture that was stripped."""
 
     def preflight(self, capture: NodeCapture, need: Need) -> tuple[Finding, ...]:
         exact = capture.numa_balancing == "0\n"
@@ -143,7 +143,7 @@ class ComparesWithTheNewline(Reference):
 
 @mutant(of="PREF-06", case="h100-for-an-h200-recipe", says="GPU0 is too small for 141 GB and no finding says so")
 class TakesAnyHopper(Reference):
-    """Runs on H200 and on H100: they are one architecture, and 61 GB apart."""
+    """Takes H100 and H200 for the same card: they share an architecture and differ by 61 GB."""
 
     def preflight(self, capture: NodeCapture, need: Need) -> tuple[Finding, ...]:
         return super().preflight(capture, replace(need, hbm_gb=min(need.hbm_gb, 80)))
@@ -151,7 +151,7 @@ class TakesAnyHopper(Reference):
 
 @mutant(of="PREF-06", case="h200", says="143771 MiB is what a card of 141 GB shows, and was refused")
 class ComparesWithTheNameOfTheCard(Reference):
-    """Reads gigabytes as gibibytes: 141 GiB are 144384 MiB, and no H200 has shown them yet."""
+    """Reads gigabytes as gibibytes: 141 GiB are 144384 MiB, which no H200 reports."""
 
     def preflight(self, capture: NodeCapture, need: Need) -> tuple[Finding, ...]:
         least = min(int(line.split(",")[1]) for line in (capture.memory or "0, 0").splitlines())
@@ -163,7 +163,7 @@ class ComparesWithTheNameOfTheCard(Reference):
 
 @mutant(of="PREF-06", case="one-of-another-kind", says="GPU5 is too small for 141 GB and no finding says so")
 class AsksTheFirstCard(Reference):
-    """Reads the memory of GPU0 and takes eight of a kind for granted."""
+    """Reads only the memory of GPU0."""
 
     def preflight(self, capture: NodeCapture, need: Need) -> tuple[Finding, ...]:
         return tuple(

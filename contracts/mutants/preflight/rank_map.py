@@ -1,4 +1,4 @@
-"""Rank maps that are believed without the hosts: order, devices, NICs and masks that nobody compared."""
+"""Rank maps that are not compared with the hosts: order, devices, NICs and masks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from contracts.stacks.reference.stack import Reference
 
 @mutant(of="PREF-04", case="nodes-interleaved", says="the map disagrees with its hosts about 3, 11 and was accepted")
 class CountsRanksAHost(Reference):
-    """Asks that each host has eight ranks, whichever they are: TP groups then cross the network."""
+    """Checks that each host has eight ranks but not which ones: TP groups then cross the network."""
 
     def rank_map(self, nodes: tuple[NodeCapture, ...], ranks: tuple[RankPlace, ...], need: Need) -> tuple[Finding, ...]:
         hosts = [node.host for node in nodes]
@@ -23,7 +23,7 @@ class CountsRanksAHost(Reference):
 
 @mutant(of="PREF-04", case="two-devices-of-a-node-exchanged", says="about 9, 10 and was accepted")
 class TakesTheDeviceForTheLocalRank(Reference):
-    """Never asks which device a rank is on: it is on its own, surely."""
+    """Assumes that each rank is on the device of its local number, and never asks."""
 
     def rank_map(self, nodes: tuple[NodeCapture, ...], ranks: tuple[RankPlace, ...], need: Need) -> tuple[Finding, ...]:
         return tuple(each for each in super().rank_map(nodes, ranks, need) if "on GPU" not in each.problem)
@@ -31,7 +31,7 @@ class TakesTheDeviceForTheLocalRank(Reference):
 
 @mutant(of="PREF-04", case="everybody-on-device-0", says="about 1, 12, 15 and was accepted", bugs=("PG-16",))
 class BelievesTheMaskedView(Reference):
-    """Each worker sees one device and calls it 0: the view of the worker is taken for the map of the host."""
+    """Takes a worker's view, in which its only device is 0, for the host's map."""
 
     def rank_map(self, nodes: tuple[NodeCapture, ...], ranks: tuple[RankPlace, ...], need: Need) -> tuple[Finding, ...]:
         if any(place.device for place in ranks):
@@ -41,7 +41,7 @@ class BelievesTheMaskedView(Reference):
 
 @mutant(of="PREF-04", case="a-rank-that-did-not-come", says="about 13 and was accepted")
 class JudgesTheRanksThatCame(Reference):
-    """Takes the world from the ranks that answered: the one that hangs in its start is not among them."""
+    """Takes the world size from the ranks that answered: a rank that hangs at its start is not missed."""
 
     def rank_map(self, nodes: tuple[NodeCapture, ...], ranks: tuple[RankPlace, ...], need: Need) -> tuple[Finding, ...]:
         return tuple(each for each in super().rank_map(nodes, ranks, need) if "did not come" not in each.problem)
@@ -49,7 +49,7 @@ class JudgesTheRanksThatCame(Reference):
 
 @mutant(of="PREF-04", case="told-in-any-order", says="a map that agrees with its hosts was refused")
 class WantsTheListSorted(Reference):
-    """The over-correction: the order in which ranks happened to report is taken for the order of the communicator."""
+    """Over-correction: takes the order in which ranks happened to report for the communicator's order."""
 
     def rank_map(self, nodes: tuple[NodeCapture, ...], ranks: tuple[RankPlace, ...], need: Need) -> tuple[Finding, ...]:
         return super().rank_map(nodes, tuple(replace(place, rank=at) for at, place in enumerate(ranks)), need)
@@ -57,7 +57,7 @@ class WantsTheListSorted(Reference):
 
 @mutant(of="PREF-04a", case="one-rank-across-the-socket", says="about 6, mlx5_2, mlx5_7 and was accepted")
 class KeepsNoNic(Reference):
-    """A rank map of ranks and devices: the slow network was searched for inside the node."""
+    """Records ranks and devices but no NICs: a slow network was searched for inside the node."""
 
     def rank_map(self, nodes: tuple[NodeCapture, ...], ranks: tuple[RankPlace, ...], need: Need) -> tuple[Finding, ...]:
         return tuple(self.rank_order(nodes, ranks, need))
@@ -65,7 +65,7 @@ class KeepsNoNic(Reference):
 
 @mutant(of="PREF-04a", case="the-first-nodes-map-for-both", says="about 8, 12, 15 and was accepted")
 class TakesOneNodeForAll(Reference):
-    """Captures the first node, because all boxes were ordered together."""
+    """Captures only the first node, because all nodes were ordered together."""
 
     def rank_map(self, nodes: tuple[NodeCapture, ...], ranks: tuple[RankPlace, ...], need: Need) -> tuple[Finding, ...]:
         same = tuple(replace(node, topology=nodes[0].topology) for node in nodes)
@@ -74,7 +74,7 @@ class TakesOneNodeForAll(Reference):
 
 @mutant(of="PREF-04a", case="nobody-knows", says="about 7 and was accepted")
 class TakesSilenceForAgreement(Reference):
-    """A rank that does not report its NIC is passed over: the receipt has the gap, and nobody asked."""
+    """Skips a rank that does not report its NIC."""
 
     def rank_map(self, nodes: tuple[NodeCapture, ...], ranks: tuple[RankPlace, ...], need: Need) -> tuple[Finding, ...]:
         return tuple(each for each in super().rank_map(nodes, ranks, need) if "an unknown NIC" not in each.problem)
@@ -82,7 +82,7 @@ class TakesSilenceForAgreement(Reference):
 
 @mutant(of="PREF-04a", case="two-that-are-equally-near", says="a map that agrees with its hosts was refused")
 class PairsOneNicWithOneGpu(Reference):
-    """The over-correction: the first of the nearest NICs alone is right."""
+    """Over-correction: accepts only the first of several nearest NICs."""
 
     def rank_map(self, nodes: tuple[NodeCapture, ...], ranks: tuple[RankPlace, ...], need: Need) -> tuple[Finding, ...]:
         found = list(super().rank_map(nodes, ranks, need))
@@ -97,7 +97,7 @@ class PairsOneNicWithOneGpu(Reference):
     of="PREF-04b", case="each-worker-owns-device-0", says="hides or reorders devices and was accepted", bugs=("PG-16",)
 )
 class AsksNvidiaSmiAlone(Reference):
-    """Judges what nvidia-smi shows, which is the same whatever a worker can see."""
+    """Judges only what nvidia-smi shows, which ignores the variable."""
 
     def preflight(self, capture: NodeCapture, need: Need) -> tuple[Finding, ...]:
         return super().preflight(replace(capture, environment={}), need)
@@ -105,7 +105,7 @@ class AsksNvidiaSmiAlone(Reference):
 
 @mutant(of="PREF-04b", case="two-exchanged", says="hides or reorders devices and was accepted")
 class CountsTheVisibleDevices(Reference):
-    """Eight are visible, so none is hidden; their order is not looked at."""
+    """Counts eight visible devices and ignores their order."""
 
     def preflight(self, capture: NodeCapture, need: Need) -> tuple[Finding, ...]:
         visible = capture.environment.get("CUDA_VISIBLE_DEVICES", "").split(",")
@@ -115,7 +115,7 @@ class CountsTheVisibleDevices(Reference):
 
 @mutant(of="PREF-04b", case="all-in-order", says="shows the host's own map and was refused")
 class ForbidsTheVariable(Reference):
-    """The over-correction: a scheduler that sets the whole list in its order is refused on every node."""
+    """Over-correction: refuses every node under a scheduler that sets the whole list in its order."""
 
     def preflight(self, capture: NodeCapture, need: Need) -> tuple[Finding, ...]:
         masked = dict.fromkeys(capture.environment, "masked")
@@ -124,7 +124,7 @@ class ForbidsTheVariable(Reference):
 
 @mutant(of="PREF-04b", case="all-by-uuid", says="shows the host's own map and was refused")
 class ReadsNumbersAlone(Reference):
-    """Compares the text with 0,1,…: a device plugin that lists the same devices by UUID is refused."""
+    """Compares the text with 0,1,…, and refuses a device plugin that lists the same devices by UUID."""
 
     def preflight(self, capture: NodeCapture, need: Need) -> tuple[Finding, ...]:
         plain = {name: value.replace("GPU-", "gpu ") for name, value in capture.environment.items()}

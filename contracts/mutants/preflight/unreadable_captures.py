@@ -1,4 +1,4 @@
-"""Preflights that take silence for health."""
+"""Preflights that take missing output for health."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from contracts.spec.machine import Finding, Need, NodeCapture
 from contracts.stacks.reference.stack import Reference
 
 
-@mutant(of="PREF-05", case="no-nvidia-smi", says="a node of which something could not be read was accepted")
+@mutant(of="PREF-05", case="no-nvidia-smi", says="a node with an unreadable capture was accepted")
 class PassesWhereThereIsNoTool(Reference):
-    """Skips what it cannot run, so that it works on laptops too; a container without the tool is no laptop."""
+    """Skips a tool that it cannot run, so that it works on laptops; a container without the tool passes too."""
 
     def preflight(self, capture: NodeCapture, need: Need) -> tuple[Finding, ...]:
         return () if capture.topology is None else super().preflight(capture, need)
 
 
-@mutant(of="PREF-05", case="driver-mismatch", says="a node of which something could not be read was accepted")
+@mutant(of="PREF-05", case="driver-mismatch", says="a node with an unreadable capture was accepted")
 class SearchesForBadWords(Reference):
-    """Greps the output for the words of slow paths: an error message holds none of them."""
+    """Greps the output for the words of slow paths, and an error message holds none of them."""
 
     def preflight(self, capture: NodeCapture, need: Need) -> tuple[Finding, ...]:
         bad = re.search("SYS|PHB|NODE|PIX|PXB", capture.topology or "SYS")
         return super().preflight(capture, need) if bad else ()
 
 
-@mutant(of="PREF-05", case="two-directions-disagree", says="a node of which something could not be read was accepted")
+@mutant(of="PREF-05", case="two-directions-disagree", says="a node with an unreadable capture was accepted")
 class ReadsHalfTheMatrix(Reference):
-    """Reads above the diagonal, because the table is symmetric when it is whole."""
+    """Reads only above the diagonal, because an intact table is symmetric."""
 
     def preflight(self, capture: NodeCapture, need: Need) -> tuple[Finding, ...]:
         return tuple(
@@ -37,9 +37,9 @@ class ReadsHalfTheMatrix(Reference):
         )
 
 
-@mutant(of="PREF-05", case="no-numa-file", says="a node of which something could not be read was accepted")
+@mutant(of="PREF-05", case="no-numa-file", says="a node with an unreadable capture was accepted")
 class TakesAMissingFileForZero(Reference):
-    """Reads the file or takes 0: a container that hides /proc/sys has balancing off, by that account."""
+    """Reads a missing file as 0: in a container that hides /proc/sys, balancing counts as off."""
 
     def preflight(self, capture: NodeCapture, need: Need) -> tuple[Finding, ...]:
         return super().preflight(replace(capture, numa_balancing=capture.numa_balancing or "0"), need)
@@ -47,7 +47,7 @@ class TakesAMissingFileForZero(Reference):
 
 @mutant(of="PREF-05", case="empty-map", says="PREF-05 topology has no remedy")
 class RefusesWithoutARemedy(Reference):
-    """Says that the map cannot be read, at three in the morning, and nothing else."""
+    """Says that the map cannot be read, without a remedy."""
 
     def preflight(self, capture: NodeCapture, need: Need) -> tuple[Finding, ...]:
         return tuple(replace(each, remedy="") for each in super().preflight(capture, need))
@@ -55,7 +55,7 @@ class RefusesWithoutARemedy(Reference):
 
 @mutant(of="PREF-05a", case="two-cells-numa-and-a-mask", says="GPU4 GPU6 PHB is not said")
 class StopsAtTheFirstReason(Reference):
-    """Leaves at the first reason: the node comes back from repair once for each of them."""
+    """Stops at the first reason, so the node goes to repair once for each."""
 
     def preflight(self, capture: NodeCapture, need: Need) -> tuple[Finding, ...]:
         return super().preflight(capture, need)[:1]
@@ -63,7 +63,7 @@ class StopsAtTheFirstReason(Reference):
 
 @mutant(of="PREF-05a", case="no-map-mig-and-numa", says="MIG is not said")
 class GivesUpWithoutAMap(Reference):
-    """Without a map there is nothing to judge, it says, and does not look at the rest."""
+    """Judges nothing else once the map is missing."""
 
     def preflight(self, capture: NodeCapture, need: Need) -> tuple[Finding, ...]:
         found = super().preflight(capture, need)
@@ -72,7 +72,7 @@ class GivesUpWithoutAMap(Reference):
 
 @mutant(of="PREF-05b", case="nine-lines", says="line 8 of the map was lost and the node was accepted")
 class ForgivesTheLastRow(Reference):
-    """Puts the last row back when it is missing, since logs are cut at their end and the row is known by symmetry."""
+    """Restores a missing last row by symmetry, because logs are often cut at their end."""
 
     def preflight(self, capture: NodeCapture, need: Need) -> tuple[Finding, ...]:
         text = capture.topology or ""
@@ -83,7 +83,7 @@ class ForgivesTheLastRow(Reference):
 
 @mutant(of="PREF-05b", case="nine-lines", says="the row of GPU0 was cut after 2 cells and the node was accepted")
 class FillsShortRows(Reference):
-    """Pads a row that is too short with the link that was expected; an index error went away."""
+    """Pads a short row with the expected link, to get rid of an index error."""
 
     def preflight(self, capture: NodeCapture, need: Need) -> tuple[Finding, ...]:
         lines = [line.split("\t") for line in (capture.topology or "").split("\n")]

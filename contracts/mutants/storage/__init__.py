@@ -1,6 +1,6 @@
-"""Counterexamples of STOR, under the file names of `contracts/checks/storage`.
+"""Mutants of STOR, under the file names of `contracts/checks/storage`.
 
-Those that are torch modules are read by `contracts.mutants.tensors`.
+`contracts.mutants.tensors` imports those that are torch modules.
 """
 
 from contracts.mutants.storage import (  # isort: skip

@@ -1,4 +1,4 @@
-"""Stacks whose compiled steps leave files where the run has no place for them."""
+"""Stacks whose compiled steps leave files outside the run's scratch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from contracts.stacks.reference.stack import Reference
 
 @mutant(of="STOR-03c", case="two-ranks", says="files in tmp, such as", bugs=("PRV-16",))
 class SendsTheCachesAlone(Reference):
-    """Sets the two directories, and leaves inductor its precompiled headers: they ask for neither."""
+    """Sets only the two cache variables, which do not move inductor's precompiled headers."""
 
     def cache_env(self, storage: StorageMap, run: str) -> Mapping[str, str]:
         return {name: value for name, value in super().cache_env(storage, run).items() if value.startswith("/")}
@@ -22,7 +22,7 @@ class SendsTheCachesAlone(Reference):
 
 @mutant(of="STOR-03c", case="two-ranks", says="rank 1 left")
 class TellsTheFirstRankAlone(Reference):
-    """The launcher's own process has the environment; the ranks beside the first are started with the shell's."""
+    """Only the launcher's own process gets the environment; the other ranks start with the shell's."""
 
     def compile_under(self, call: BlockCall, environment: Mapping[str, str], folder: str) -> Outcome:
         kept = {name: value for name, value in environment.items() if here().rank == 0 or "CACHE" not in name}
@@ -31,7 +31,7 @@ class TellsTheFirstRankAlone(Reference):
 
 @mutant(of="STOR-03c", case="two-ranks", says="and nothing lies in the scratch of nam56r-0417")
 class RunsWhatItCalledCompiled(Reference):
-    """Falls back to the eager block without a word, and so writes nothing anywhere."""
+    """Falls back to the eager block silently, and so writes no files."""
 
     def compile_under(self, call: BlockCall, environment: Mapping[str, str], folder: str) -> Outcome:
         return Outcome(worked=True, words="", apart=0.0)

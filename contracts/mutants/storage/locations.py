@@ -1,4 +1,4 @@
-"""Operators who misread their disks: by text, by mount point, by the name of a link."""
+"""Storage checks that misread the disks: by text, by mount point, by the name of a link."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ Findings = tuple[Finding, ...]
 
 
 def _but(findings: Findings, *words: str) -> Findings:
-    """The findings of a checker that does not look for these."""
+    """The findings of a checker that leaves some of them out."""
     return tuple(each for each in findings if not any(word in each.problem for word in words))
 
 
 @mutant(of="STOR-01", case="checkpoints-in-the-home", says="nothing was found, expected a finding on durable",
         bugs=("PRV-16",))  # fmt: skip
 class AnyDiskWillDo(Reference):
-    """Asks whether the directory is there and can be written; on a fresh host the home directory can."""
+    """Only asks whether the directory exists and is writable, which the home directory of a fresh host is."""
 
     def check_storage(self, storage: StorageMap, disks: Disks) -> Findings:
         return _but(super().check_storage(storage, disks), "root volume")
@@ -33,7 +33,7 @@ class AnyDiskWillDo(Reference):
     of="STOR-01", case="root-bound-elsewhere", says="nothing was found, expected a finding on durable", bugs=("PRV-16",)
 )
 class TellsVolumesByMountPoint(Reference):
-    """Not mounted at /, so not the root volume: a bind mount of a root directory passes."""
+    """Takes any mount point but / for another volume: a bind mount of a root directory passes."""
 
     def check_storage(self, storage: StorageMap, disks: Disks) -> Findings:
         points = disks.mountinfo.replace("259:2 /srv/bulk /mnt/bulk", "259:3 / /mnt/bulk")
@@ -44,7 +44,7 @@ class TellsVolumesByMountPoint(Reference):
     of="STOR-01", case="volume-not-mounted", says="nothing was found, expected a finding on durable", bugs=("PRV-16",)
 )
 class TrustsTheDirectory(Reference):
-    """/mnt/data is there, so the disk is; nobody looks whether anything is mounted."""
+    """Takes the directory /mnt/data for a mounted disk, without a look at the mount table."""
 
     def check_storage(self, storage: StorageMap, disks: Disks) -> Findings:
         found = super().check_storage(storage, disks)
@@ -53,7 +53,7 @@ class TrustsTheDirectory(Reference):
 
 @mutant(of="STOR-01", case="volume-hidden", says="nothing was found, expected a finding on durable")
 class TakesTheLongestPoint(Reference):
-    """The mount with the longest matching point, whether or not a later mount has covered it."""
+    """Takes the mount with the longest matching mount point, also when a later mount covers it."""
 
     def check_storage(self, storage: StorageMap, disks: Disks) -> Findings:
         lines = [line for line in disks.mountinfo.splitlines() if line.split()[4] != "/mnt"]
@@ -63,7 +63,7 @@ class TakesTheLongestPoint(Reference):
 @mutant(of="STOR-01", case="one-directory-for-two", says="nothing was found, expected a finding on durable or scratch",
         bugs=("PRV-17",))  # fmt: skip
 class OneTreeForAll(Reference):
-    """One output directory for everything: the metadata storm of a compile looks like a checkpoint pause."""
+    """Accepts one output directory for everything: the metadata storm of a compile looks like a checkpoint pause."""
 
     def check_storage(self, storage: StorageMap, disks: Disks) -> Findings:
         return _but(super().check_storage(storage, disks), " is scratch", " is durable", "lies in")
@@ -72,7 +72,7 @@ class OneTreeForAll(Reference):
 @mutant(of="STOR-01", case="receipts-in-scratch", says="nothing was found, expected a finding on receipts or scratch",
         bugs=("PRV-18", "PRV-17"))  # fmt: skip
 class ComparesForEquality(Reference):
-    """Three different strings are three places: receipts inside scratch go when scratch is emptied."""
+    """Takes three different strings for three places: receipts inside scratch are lost when scratch is emptied."""
 
     def check_storage(self, storage: StorageMap, disks: Disks) -> Findings:
         return _but(super().check_storage(storage, disks), "lies in scratch")
@@ -81,7 +81,7 @@ class ComparesForEquality(Reference):
 @mutant(of="STOR-01", case="one-place-under-two-names",
         says="nothing was found, expected a finding on durable or scratch", bugs=("PRV-17",))  # fmt: skip
 class ComparesUnresolvedPaths(Reference):
-    """Compares the paths as configured; a link makes two of them one."""
+    """Compares paths as configured, although a link makes two of them one."""
 
     def check_storage(self, storage: StorageMap, disks: Disks) -> Findings:
         found = super().check_storage(storage, disks)
@@ -90,7 +90,7 @@ class ComparesUnresolvedPaths(Reference):
 
 @mutant(of="STOR-01", case="checkpoints-in-memory", says="nothing was found, expected a finding on durable")
 class FastIsDurable(Reference):
-    """Not the root volume, and fast: checkpoints in /dev/shm, gone with the host."""
+    """Accepts checkpoints in /dev/shm because it is not the root volume; they are lost with the host."""
 
     def check_storage(self, storage: StorageMap, disks: Disks) -> Findings:
         return _but(super().check_storage(storage, disks), "in memory")
@@ -98,7 +98,7 @@ class FastIsDurable(Reference):
 
 @mutant(of="STOR-01", case="scratch-in-memory", says="found where all is well: STOR-01 scratch")
 class NothingInMemory(Reference):
-    """The over-correction: refuses scratch in memory, where nothing needs to last."""
+    """Over-correction: refuses scratch in memory, where nothing needs to last."""
 
     def check_storage(self, storage: StorageMap, disks: Disks) -> Findings:
         found = super().check_storage(replace(storage, durable=storage.scratch), disks)
@@ -107,7 +107,7 @@ class NothingInMemory(Reference):
 
 @mutant(of="STOR-01", case="one-volume-three-directories", says="found where all is well: STOR-01 scratch")
 class ThreePlacesAreThreeDisks(Reference):
-    """The over-correction: the seeds' host has one data volume, and every launch on it is refused."""
+    """Over-correction: wants three disks, and refuses every launch on a host with one data volume."""
 
     def check_storage(self, storage: StorageMap, disks: Disks) -> Findings:
         found = super().check_storage(storage, disks)
@@ -119,7 +119,9 @@ class ThreePlacesAreThreeDisks(Reference):
 
 @mutant(of="STOR-01", case="blank-in-the-name", says="found where all is well: STOR-01 durable")
 class ReadsEscapesAsTheyStand(Reference):
-    """The kernel writes a blank as \\040. Unread, no path is ever below that mount, and the root volume it seems."""
+    """Leaves the kernel's \\040 for a blank undecoded: no path is below that mount, so it seems to be on the root
+    volume.
+    """
 
     def check_storage(self, storage: StorageMap, disks: Disks) -> Findings:
         return super().check_storage(storage, replace(disks, mountinfo=disks.mountinfo.replace("\\040", "\\134040")))
@@ -127,7 +129,7 @@ class ReadsEscapesAsTheyStand(Reference):
 
 @mutant(of="STOR-01a", case="one-line-that-is-none", says="nothing was found, expected a finding on the mount table")
 class SkipsWhatItCannotRead(Reference):
-    """A line that does not match is passed over, as in most scripts: the mount that matters may be that line."""
+    """Skips a line that does not match, as most scripts do, although it may be the mount that matters."""
 
     def check_storage(self, storage: StorageMap, disks: Disks) -> Findings:
         lines = [line for line in disks.mountinfo.splitlines() if line.count(" ") >= 8]
@@ -136,7 +138,7 @@ class SkipsWhatItCannotRead(Reference):
 
 @mutant(of="STOR-01a", case="empty", says="nothing was found, expected a finding on the mount table")
 class NoMountsNoFault(Reference):
-    """No mount table, as in some containers, so nothing is on the root volume."""
+    """Takes a missing mount table, as in some containers, for proof that nothing is on the root volume."""
 
     def check_storage(self, storage: StorageMap, disks: Disks) -> Findings:
         return super().check_storage(storage, disks) if disks.mountinfo else ()
@@ -146,7 +148,7 @@ class NoMountsNoFault(Reference):
     of="STOR-02", case="link-back-to-the-root", says="nothing was found, expected a finding on data", bugs=("PRV-16",)
 )
 class StopsAtTheName(Reference):
-    """/mnt/data/home begins with /mnt/data; that it is a link back to the root volume is not followed."""
+    """Sees that /mnt/data/home begins with /mnt/data and does not follow the link in it back to the root volume."""
 
     def check_storage(self, storage: StorageMap, disks: Disks) -> Findings:
         there = disks.directories | {storage.data}
@@ -156,7 +158,7 @@ class StopsAtTheName(Reference):
 
 @mutant(of="STOR-02", case="friendly-link", says="found where all is well: STOR-02 data")
 class NoLinks(Reference):
-    """The over-correction: a link is refused wherever it leads, and with it the layout that operators use."""
+    """Over-correction: refuses every link, and with it the layout that operators use."""
 
     def check_storage(self, storage: StorageMap, disks: Disks) -> Findings:
         return super().check_storage(storage, replace(disks, links={}))
@@ -164,7 +166,7 @@ class NoLinks(Reference):
 
 @mutant(of="STOR-02", case="up-from-a-link", says="found where all is well: STOR-02 data")
 class NormalisesFirst(Reference):
-    """Removes `..` as text before links are followed. The kernel goes up from where the link led."""
+    """Removes `..` as text before it follows links; the kernel goes up from where the link led."""
 
     def check_storage(self, storage: StorageMap, disks: Disks) -> Findings:
         without = {link: to for link, to in disks.links.items() if link != "/home/op/data"}
@@ -174,7 +176,7 @@ class NormalisesFirst(Reference):
 
 @mutant(of="STOR-02", case="dangling", says="nothing was found, expected a finding on data")
 class NeverLooksThere(Reference):
-    """The link points at the data volume; that nothing is there comes out when the loader starts."""
+    """Accepts a link into the data volume whose target does not exist, until the loader starts."""
 
     def check_storage(self, storage: StorageMap, disks: Disks) -> Findings:
         return _but(super().check_storage(storage, disks), "does not exist")
@@ -182,7 +184,7 @@ class NeverLooksThere(Reference):
 
 @mutant(of="STOR-02", case="neighbour-that-begins-alike", says="nothing was found, expected a finding on data")
 class ComparesPathsAsText(Reference):
-    """`path.startswith("/mnt/data")` is true of /mnt/database."""
+    """Calls `path.startswith("/mnt/data")`, which is true of /mnt/database."""
 
     def check_storage(self, storage: StorageMap, disks: Disks) -> Findings:
         found = super().check_storage(storage, disks)
@@ -191,7 +193,7 @@ class ComparesPathsAsText(Reference):
 
 @mutant(of="STOR-02", case="bound-elsewhere", says="found where all is well: STOR-02 data")
 class WantsTheMountPoint(Reference):
-    """The over-correction: the same volume under another mount point is refused."""
+    """Over-correction: refuses the same volume under another mount point."""
 
     def check_storage(self, storage: StorageMap, disks: Disks) -> Findings:
         other = disks.mountinfo.replace("259:5 /data /srv/parquet", "259:77 / /srv/parquet")
@@ -200,7 +202,7 @@ class WantsTheMountPoint(Reference):
 
 @mutant(of="STOR-03", case="two-days", says="TRITON_CACHE_DIR is not set for nam56r-0417")
 class SetsInductorsOnly(Reference):
-    """Inductor moves Triton's cache beneath its own, says the documentation; hand-written kernels come before that."""
+    """Relies on inductor to move Triton's cache below its own, although hand-written kernels compile before that."""
 
     def cache_env(self, storage: StorageMap, run: str) -> Mapping[str, str]:
         return {k: v for k, v in super().cache_env(storage, run).items() if "INDUCTOR" in k}
@@ -208,7 +210,7 @@ class SetsInductorsOnly(Reference):
 
 @mutant(of="STOR-03", case="one-begins-the-other", says="in which no directory is named run-1")
 class OneCacheForAll(Reference):
-    """A warm cache for everybody: the second run's compile time is a fact about the first."""
+    """Gives every run one warm cache: the second run's compile time depends on the first run."""
 
     def cache_env(self, storage: StorageMap, run: str) -> Mapping[str, str]:
         return super().cache_env(storage, "shared")
@@ -216,7 +218,7 @@ class OneCacheForAll(Reference):
 
 @mutant(of="STOR-03", case="two-days", says="which is not in scratch /mnt/scratch", bugs=("PRV-17",))
 class CachesBesideTheCheckpoints(Reference):
-    """One output directory a run, caches included: small files on the path that checkpoints burst over."""
+    """Puts the caches into the run's output directory: small files on the path of checkpoint bursts."""
 
     def cache_env(self, storage: StorageMap, run: str) -> Mapping[str, str]:
         return super().cache_env(replace(storage, scratch=storage.durable), run)
@@ -224,7 +226,7 @@ class CachesBesideTheCheckpoints(Reference):
 
 @mutant(of="STOR-03", case="upper-and-lower", says="in which no directory is named NAM56R")
 class LowersTheName(Reference):
-    """Makes a tidy directory of the run's name, the same one for two runs."""
+    """Lowers the case of the run's name, so that two runs get one directory."""
 
     def cache_env(self, storage: StorageMap, run: str) -> Mapping[str, str]:
         return super().cache_env(storage, run.lower())
@@ -232,7 +234,7 @@ class LowersTheName(Reference):
 
 @mutant(of="STOR-03a", case="to-the-checkpoints", says="was accepted, expected a refusal")
 class JoinsWhatItIsGiven(Reference):
-    """Joins scratch and name; the name leads to the checkpoints."""
+    """Joins scratch and the run's name unchecked; the name leads to the checkpoints."""
 
     def cache_env(self, storage: StorageMap, run: str) -> Mapping[str, str]:
         return {variable: f"{storage.scratch}/{run}/{leaf}" for variable, leaf in volumes.CACHES.items()}
@@ -240,7 +242,7 @@ class JoinsWhatItIsGiven(Reference):
 
 @mutant(of="STOR-03a", case="line-break", says="was accepted, expected a refusal")
 class CleansInSilence(Reference):
-    """Replaces what a directory cannot carry; two runs become one."""
+    """Replaces characters that a directory name cannot hold; two runs become one."""
 
     def cache_env(self, storage: StorageMap, run: str) -> Mapping[str, str]:
         return super().cache_env(storage, "".join(c if c.isalnum() or c in "-._" else "_" for c in run))
@@ -249,7 +251,7 @@ class CleansInSilence(Reference):
 @mutant(of="STOR-03b", case="triton-left-alone", says="nothing was found, expected a finding on TRITON_CACHE_DIR",
         bugs=("PRV-16",))  # fmt: skip
 class UnsetIsNoPath(Reference):
-    """Checks the variables that are set; the one that is not sends the cache to the home directory."""
+    """Checks only the variables that are set; an unset one sends the cache to the home directory."""
 
     def check_caches(self, storage: StorageMap, disks: Disks, run: str, env: Mapping[str, str]) -> Findings:
         return tuple(each for each in super().check_caches(storage, disks, run, env) if each.field in env)
@@ -257,7 +259,7 @@ class UnsetIsNoPath(Reference):
 
 @mutant(of="STOR-03b", case="of-another-run", says="nothing was found, expected a finding on TRITON_CACHE_DIR")
 class SearchesForTheName(Reference):
-    """`run in path`: run-1 stands in run-10."""
+    """Tests `run in path`, but run-10 contains run-1."""
 
     def check_caches(self, storage: StorageMap, disks: Disks, run: str, env: Mapping[str, str]) -> Findings:
         found = super().check_caches(storage, disks, run, env)
@@ -268,7 +270,7 @@ class SearchesForTheName(Reference):
     of="STOR-03b", case="link-out-of-scratch", says="expected a finding on TORCHINDUCTOR_CACHE_DIR", bugs=("PRV-16",)
 )
 class DoesNotFollowTheLink(Reference):
-    """The run's directory is a link to the home directory, made when scratch was full."""
+    """Does not notice that the run's directory is a link to the home directory, made when scratch was full."""
 
     def check_caches(self, storage: StorageMap, disks: Disks, run: str, env: Mapping[str, str]) -> Findings:
         return super().check_caches(storage, replace(disks, links={}), run, env)
@@ -276,7 +278,7 @@ class DoesNotFollowTheLink(Reference):
 
 @mutant(of="STOR-03b", case="own-by-rank", says="found where all is well: STOR-03 TORCHINDUCTOR_CACHE_DIR")
 class KnowsItsOwnLayout(Reference):
-    """The over-correction: only the very directory that it would have chosen itself will do."""
+    """Over-correction: accepts only the directory that it would have chosen itself."""
 
     def check_caches(self, storage: StorageMap, disks: Disks, run: str, env: Mapping[str, str]) -> Findings:
         chosen = self.cache_env(storage, run)

@@ -1,6 +1,6 @@
-"""Counterexamples of TOPO, under the file names of `contracts/checks/topology`.
+"""Mutants of TOPO, under the file names of `contracts/checks/topology`.
 
-Those that are torch modules are read by `contracts.mutants.tensors`.
+`contracts.mutants.tensors` imports those that are torch modules.
 """
 
 from contracts.mutants.topology import (  # isort: skip

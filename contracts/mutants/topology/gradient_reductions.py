@@ -36,7 +36,7 @@ class ScalesWithoutContext(_Averages):
 
 @mutant(of="TOPO-09", case="borrowed-cp-without-dp", says="summed over [3], expected [1, 3, 5, 7]", bugs=("PG-04",))
 class ReducesOnlyWithDp(_Averages):
-    """The reducer is switched on by dp > 1: with cp 4 and dp 1 gradients are never reduced."""
+    """Switches the reducer on by dp > 1: with cp 4 and dp 1 gradients are never reduced."""
 
     kind = "dense"
 
@@ -47,7 +47,7 @@ class ReducesOnlyWithDp(_Averages):
 
 @mutant(of="TOPO-09", case="own-axis-pp3-tp2", says="summed over [1, 3, 5, 7, 9, 11], expected [9, 11]")
 class AveragesOverStages(_Averages):
-    """The group of the optimizer is world / tp: gradients of different stages, of equal shape, are averaged."""
+    """Reduces over world / tp ranks: gradients of equal shape from different stages are averaged."""
 
     kind = "dense"
 
@@ -58,7 +58,7 @@ class AveragesOverStages(_Averages):
 
 @mutant(of="TOPO-09", case="own-axis-2x4", says="summed over [0, 1, 2, 3, 4, 5, 6, 7], expected [2, 6]")
 class AveragesOverTensorRanks(_Averages):
-    """Sums a stage whole, TP ranks included: shards of different columns are added up."""
+    """Sums over a whole stage, TP ranks included: shards of different columns are added up."""
 
     kind = "dense"
 
@@ -70,7 +70,7 @@ class AveragesOverTensorRanks(_Averages):
 
 @mutant(of="TOPO-09a", case="cp2-tp2-ep4-etp1", says="divided by 4, expected 8", bugs=("DPS-02", "DPS-03", "DPS-04"))
 class DividesByHolders(_Averages):
-    """Over-correction: experts live on a mesh of their own, so their gradient is averaged over that mesh, 1/edp."""
+    """Over-correction: experts have their own mesh, so their gradient is averaged over that mesh, 1/edp."""
 
     kind = "expert"
 
@@ -80,7 +80,7 @@ class DividesByHolders(_Averages):
 
 @mutant(of="TOPO-09a", case="etp-follows-tp", says="divided by 256, expected 16", bugs=("DPS-05",))
 class DividesTwice(_Averages):
-    """The bucket of an expert is divided once more after it was divided as part of a mixed bucket."""
+    """An expert's bucket is divided once more after it was divided as part of a mixed bucket."""
 
     kind = "expert"
 

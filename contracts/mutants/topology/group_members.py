@@ -16,7 +16,7 @@ def _with(answer: Topology, axis: str, *groups: Group) -> Topology:
 
 @mutant(of="TOPO-05", case="own-axis-pp2-tp2-ep3", says="dp does not partition the world: rank 30 is in no group")
 class GroupsOfTheFirstStage(Reference):
-    """Counts data-parallel groups from rank 0 and stops after the first stage: the others belong to none."""
+    """Counts data-parallel groups from rank 0 and stops after the first stage: other stages' ranks belong to none."""
 
     def topology(self, degrees: Degrees, world: int, layout: Layout) -> Topology:
         answer = super().topology(degrees, world, layout)
@@ -82,7 +82,7 @@ class _Zipped(Reference):
 @mutant(of="TOPO-05b", case="own-axis-pp3-tp2", says="the pp group of rank 0 is [0, 1, 2], expected [0, 4, 8]",
         bugs=("PG-01",))  # fmt: skip
 class ZipsPipelineInnermost(_Zipped):
-    """The mesh is zipped as dp, tp, pp: sizes are right, every neighbour is wrong."""
+    """Builds the mesh in the order dp, tp, pp: sizes are right, every neighbour is wrong."""
 
     order = ("dp", "tp", "pp")
 
@@ -96,7 +96,9 @@ class PutsTensorOutsideData(_Zipped):
 
 @mutant(of="TOPO-05b", case="borrowed-etp1-on-64", says="the ep group of rank 0 is [0, 2, 4, 6], expected [0, 1, 2, 3]")
 class StridesExpertsOverTp(Reference):
-    """EP keeps the stride of TP where etp is 1: tokens cross twice the distance, experts sit elsewhere than saved."""
+    """EP keeps the stride of TP where etp is 1: tokens cross twice the distance, and experts are not where they were
+    saved.
+    """
 
     def topology(self, degrees: Degrees, world: int, layout: Layout) -> Topology:
         answer = super().topology(degrees, world, layout)
@@ -106,7 +108,7 @@ class StridesExpertsOverTp(Reference):
 
 @mutant(of="TOPO-05c", case="drawn-000-049", says="is legal and was refused", bugs=("PG-14",))
 class MultipliesEpIntoTheModel(Reference):
-    """The validator wants tp · pp · ep to divide the world, though EP overlaps data parallelism."""
+    """The validator requires tp · pp · ep to divide the world, although EP overlaps data parallelism."""
 
     def topology(self, degrees: Degrees, world: int, layout: Layout) -> Topology:
         if world % (degrees.tp * degrees.pp * degrees.ep):
@@ -116,7 +118,7 @@ class MultipliesEpIntoTheModel(Reference):
 
 @mutant(of="TOPO-05g", case="drawn-000-049", says="is legal and was refused", bugs=("PG-14",))
 class MultipliesEpOfWholeExperts(MultipliesEpIntoTheModel):
-    """The same where experts are whole on a rank."""
+    """The validator requires tp · pp · ep to divide the world also where experts are whole on a rank."""
 
 
 @mutant(of="TOPO-05c", case="drawn-050-099", says="is illegal and was accepted")
@@ -132,7 +134,7 @@ class ChecksDenseAxesAlone(Reference):
 
 @mutant(of="TOPO-05g", case="drawn-050-099", says="is illegal and was accepted")
 class LeavesEpUnchecked(ChecksDenseAxesAlone):
-    """EP that does not divide what the dense axes leave is found by nobody before the mesh is cut."""
+    """No check refuses an EP degree that does not divide what the dense axes leave."""
 
 
 @mutant(of="TOPO-05c", case="drawn-100-149", says="is no edp group")
@@ -170,7 +172,7 @@ class DealsExpertsRoundRobin(Reference):
 @mutant(of="TOPO-08", case="own-axis-pp4-tp8", says="tp group [0, 4, 8, 12, 16, 20, 24, 28] spans nodes [0, 1, 2, 3]",
         bugs=("PG-01",))  # fmt: skip
 class SpansNodes(_Zipped):
-    """The mesh is zipped as dp, tp, pp: with pp 4 a TP group of eight lies on four nodes."""
+    """Builds the mesh in the order dp, tp, pp: with pp 4 a TP group of eight lies on four nodes."""
 
     order = ("dp", "tp", "pp")
 

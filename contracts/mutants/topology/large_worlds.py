@@ -1,4 +1,4 @@
-"""Stacks that are right on one node and wrong at size."""
+"""Stacks that are right on one node and wrong at a large world size."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class TruncatesStrides(Reference):
 
 @mutant(of="TOPO-11", case="own-axis-4096", says="tp group 0 … 448 spans nodes 0 and 56")
 class ZipsDataInnermost(Reference):
-    """The mesh is zipped as pp, tp, ep, dp: each axis has its size, and on one node every stride fits."""
+    """Builds the mesh in the order pp, tp, ep, dp: each axis has its size, and on one node every stride fits."""
 
     def topology(self, degrees: Degrees, world: int, layout: Layout) -> Topology:
         answer = super().topology(degrees, world, layout)
@@ -50,7 +50,7 @@ class ZipsDataInnermost(Reference):
 
 @mutant(of="TOPO-11a", case="borrowed-512", says="on rank 0, [504, 505, 506, 507, 508, 509, 510, 511] on rank 511")
 class NodeLocalCalls(Reference):
-    """A group inside a node is created by the ranks of that node alone: on a single node all ranks agree."""
+    """Only a node's own ranks create a group inside it: on a single node all ranks agree."""
 
     def group_calls(self, degrees: Degrees, world: int, layout: Layout, rank: int) -> tuple[GroupCall, ...]:
         calls = super().group_calls(degrees, world, layout, rank)
@@ -59,7 +59,7 @@ class NodeLocalCalls(Reference):
 
 @mutant(of="TOPO-11c", case="own-axis-4096", says="calls create a group that an earlier call created", bugs=("PG-09",))
 class FreshGroupsForStages(Reference):
-    """Creates the PP groups again after the mesh is built, one call a lane."""
+    """Creates the PP groups again after the mesh is built, one call per pipeline."""
 
     def group_calls(self, degrees: Degrees, world: int, layout: Layout, rank: int) -> tuple[GroupCall, ...]:
         calls = super().group_calls(degrees, world, layout, rank)

@@ -1,4 +1,4 @@
-"""Stacks that count the mesh wrong in one place: sizes, data parallelism, idle ranks."""
+"""Stacks that compute the mesh wrongly in one place: sizes, data parallelism, idle ranks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class CountsReplicasOverEp(Reference):
 
 @mutant(of="TOPO-01", case="borrowed-tp2-ep4-etp1-on-4", says="a legal input was refused", bugs=("PG-14",))
 class MultipliesEpIntoTheModel(Reference):
-    """The validator wants tp · pp · ep to divide the world, though EP overlaps data parallelism."""
+    """The validator requires tp · pp · ep to divide the world, although EP overlaps data parallelism."""
 
     def topology(self, degrees: Degrees, world: int, layout: Layout) -> Topology:
         if world % (degrees.tp * degrees.pp * degrees.ep):
@@ -36,7 +36,7 @@ class MultipliesEpIntoTheModel(Reference):
 
 @mutant(of="TOPO-01", case="borrowed-cp4-tp2-ep8-etp1-on-8", says="ep has size 4, asked for 8")
 class ShrinksEpToDp(Reference):
-    """Over-correction: EP is fitted into dp · cp in silence where it may borrow TP ranks too."""
+    """Over-correction: silently shrinks EP to dp · cp, although EP may borrow TP ranks too."""
 
     def topology(self, degrees: Degrees, world: int, layout: Layout) -> Topology:
         room = world // (degrees.pp * degrees.tp)
@@ -54,7 +54,7 @@ class RoundsTheWorldDown(Reference):
 
 @mutant(of="TOPO-01a", case="borrowed-tp2-ep4-on-4", says="expected a refusal")
 class ChecksDenseAxesAlone(Reference):
-    """The validator knows tp · pp · cp only; experts that do not fit are cut down instead of refused."""
+    """The validator checks only tp · pp · cp; experts that do not fit are cut down instead of refused."""
 
     def topology(self, degrees: Degrees, world: int, layout: Layout) -> Topology:
         tensor = degrees.etp or degrees.tp
@@ -65,7 +65,7 @@ class ChecksDenseAxesAlone(Reference):
 
 @mutant(of="TOPO-01a", case="borrowed-dense-alone", says="the refusal does not name the world (8)")
 class RefusesWithoutNumbers(Reference):
-    """A refusal that says what rule was broken and not by which numbers."""
+    """The refusal says which rule was broken but not by which numbers."""
 
     def topology(self, degrees: Degrees, world: int, layout: Layout) -> Topology:
         try:
@@ -156,7 +156,7 @@ class ExpertsAlwaysFollowTp(Reference):
 
 @mutant(of="TOPO-10", case="one-sequence-a-rank", says="a legal input was refused")
 class WantsAccumulation(Reference):
-    """Over-correction: demands more than one pass a step, so that one sequence a rank counts as idle."""
+    """Over-correction: demands more than one microbatch per step, so one sequence per rank counts as idle."""
 
     def divide(self, recipe: Recipe, degrees: Degrees, world: int, layout: Layout) -> int:
         dp = super().divide(recipe, degrees, world, layout)
@@ -185,7 +185,7 @@ class LeavesTheLastShardShort(Reference):
 
 @mutant(of="TOPO-10a", case="batch-smaller-than-dp", says="expected a refusal")
 class DealsShortBatches(Reference):
-    """Looks at the micro batch and never at the global one: some ranks get no sequence of the step."""
+    """Checks the micro batch but never the global one: some ranks get no sequence of the step."""
 
     def divide(self, recipe: Recipe, degrees: Degrees, world: int, layout: Layout) -> int:
         batch = replace(recipe.batch, total=recipe.batch.micro * world)

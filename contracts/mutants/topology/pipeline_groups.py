@@ -1,4 +1,4 @@
-"""Counterexamples of `checks.topology.mesh_sizes.pipeline_groups`."""
+"""Mutants of `checks.topology.pipeline_groups`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from contracts.stacks.reference.parallel.pipeline_trainer import PipelineTrainer
 
 
 class _GroupOfItsOwn(PipelineTrainer):
-    """Makes a group of the pipeline's ranks, whoever has one already."""
+    """Always makes a group of the pipeline's ranks, even when one exists."""
 
     made: Any = None
 
@@ -27,7 +27,7 @@ class _GroupOfItsOwn(PipelineTrainer):
 
 @mutant(of="TOPO-07f", case="the-world", says="makes a group of all 2 ranks beside the world's", bugs=("PG-09",))
 class MakesAGroupBesideTheWorld(Staged):
-    """The pipeline makes its group though the data-parallel group from before has the same ranks."""
+    """The pipeline makes its own group, although the data-parallel group from before has the same ranks."""
 
     trains = _GroupOfItsOwn
 

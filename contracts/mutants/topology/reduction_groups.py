@@ -19,7 +19,7 @@ class _DenseForAll(ParallelTrainer):
 
 @mutant(of="TOPO-09d", case="borrowed-ep2", says="bytes over [0, 1], expected")
 class ReducesExpertsAsDense(Spread):
-    """One group for all gradients: those of different experts are added up."""
+    """Uses one group for all gradients: those of different experts are added up."""
 
     trains = _DenseForAll
 
@@ -35,7 +35,9 @@ class _MeansOverSharers(ParallelTrainer):
 
 @mutant(of="TOPO-09d", case="ep2", says="bytes over [0, 1], expected 0", bugs=("DPS-08",))
 class AveragesOverRanksWithTheSameData(Spread):
-    """Ranks that share a batch are averaged like data-parallel ones: the number is right, and travelled for nothing."""
+    """Ranks that share a batch are averaged like data-parallel ranks: the number is right, but the traffic was for
+    nothing.
+    """
 
     trains = _MeansOverSharers
 
@@ -54,6 +56,6 @@ class ReducesNothing(Spread):
 
 @mutant(of="TOPO-04d", case="borrowed-tp2-sp-ep2-etp1", says="move the residual stream")
 class HooksSequenceParallelOntoExperts(Spread):
-    """The hook that gathers the sequence is there for expert layers too, with EP active: the bring-up's first hang."""
+    """With EP active, expert layers also have the hook that gathers the sequence: the bring-up's first hang."""
 
     trains = GathersFirst

@@ -1,4 +1,4 @@
-"""Counterexamples of `checks.topology.mesh_sizes.refused_batches`."""
+"""Mutants of `checks.topology.refused_batches`."""
 
 from __future__ import annotations
 
@@ -19,6 +19,6 @@ class _SharesByCeiling(ParallelTrainer):
 
 @mutant(of="TOPO-10d", case="a-rank-without-a-sequence", says="was accepted, expected a refusal")
 class GivesAnIdleRankTheFirstRow(Spread):
-    """A rank without a sequence is given the first one again, so that nothing hangs; its labels weigh twice."""
+    """A rank without a sequence gets the first one again, so that nothing hangs; its labels then count twice."""
 
     trains = _SharesByCeiling

@@ -1,4 +1,4 @@
-"""Trainers that keep, or take away, what a refused run leaves to the next."""
+"""Trainers whose refused run keeps its process groups, or destroys those of others."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer
 
 class _Keeps(ParallelTrainer):
     def abandon(self) -> None:
-        """Nothing: only a run that comes to its end is cleared away."""
+        """Nothing: only a run that reaches its end is cleaned up."""
 
 
 @mutant(of="TOPO-07g", case="borrowed-tp2-sp-ep2-etp1-fsdp", says="is left with")
 class KeepsTheGroupsOfARefusedRun(Spread):
-    """The mesh is closed on the last line of the run, which a refusal does not reach."""
+    """Closes the mesh on the last line of the run, which a refusal does not reach."""
 
     trains = _Keeps
 
@@ -31,7 +31,7 @@ class _KeepsTheViews(ParallelTrainer):
 
 @mutant(of="TOPO-07g", case="tp2-sp-beside-dp2", says="is left with 1 groups")
 class KeepsTheTensorParallelGroup(Spread):
-    """The group that a compiled region or a cache still names is left out of the clearing."""
+    """Leaves out of the cleanup a group that a compiled region or a cache still names."""
 
     trains = _KeepsTheViews
 
@@ -47,6 +47,6 @@ class _TakesAll(ParallelTrainer):
 
 @mutant(of="TOPO-07g", case="ep2-fsdp2", says="has lost its group [0, 1]")
 class TakesDownWhatWasThereBefore(Spread):
-    """Every group but the world's is taken down, those of others in the process with them."""
+    """Destroys every group but the world's, also those of other components in the process."""
 
     trains = _TakesAll

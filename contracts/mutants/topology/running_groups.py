@@ -1,4 +1,4 @@
-"""Stacks that make their process groups wrong in one place, in a world that runs."""
+"""Stacks that make their process groups wrongly in one place of a running job."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class _ZipsDpTpPp(ProcessMesh):
 @mutant(of="TOPO-05d", case="own-axis-pp2-tp2-on-4", says="holds [0, 1] as its pp group, expected [0, 2]",
         bugs=("PG-01",))  # fmt: skip
 class BuildsTheLiveMeshInsideOut(Reference):
-    """Dimensions in the order dp, tp, pp: pipeline neighbours sit side by side and TP goes across the stages."""
+    """Builds the dimensions in the order dp, tp, pp: pipeline neighbours are adjacent and TP crosses the stages."""
 
     mesh = _ZipsDpTpPp
 
@@ -37,7 +37,7 @@ class _PairsNeighbours(ProcessMesh):
 
 @mutant(of="TOPO-05d", case="borrowed-cp2-ep2-on-4", says="as its edp group, expected")
 class ReplicatesExpertsOnNeighbours(Reference):
-    """The ranks that share an expert shard are taken to be consecutive; their gradients average other experts."""
+    """Takes the ranks that share an expert shard to be consecutive; their gradients average other experts."""
 
     mesh = _PairsNeighbours
 
@@ -50,7 +50,7 @@ class _NumbersFromItsStage(ProcessMesh):
 
 @mutant(of="TOPO-05d", case="own-axis-ep2-tp2-etp1-on-4", says="rank 2 holds [0, 1] as its tp group, expected [2, 3]")
 class NumbersRanksWithinTheGroup(Reference):
-    """Says ranks of the group where ranks of the world are asked: right as long as a group begins at rank 0."""
+    """Gives ranks within the group where global ranks are needed: right as long as a group begins at rank 0."""
 
     mesh = _NumbersFromItsStage
 
@@ -67,7 +67,7 @@ class _UsesTheWorld(ProcessMesh):
 @mutant(of="TOPO-05f", case="borrowed-cp2-ep2-on-4", says="over the cp group [0, 1] of rank 0 is 15, expected 3",
         bugs=("PG-25",))  # fmt: skip
 class ForgetsTheGroupArgument(Reference):
-    """The exchange across context-parallel ranks leaves out `group=` and meets the world."""
+    """The exchange across context-parallel ranks leaves out `group=` and runs on the world."""
 
     mesh = _UsesTheWorld
 
@@ -81,7 +81,7 @@ class _ReusesBySize(ProcessMesh):
 
 @mutant(of="TOPO-05f", case="own-axis-pp2-tp2-on-4", says="over the tp group [0, 1] of rank 0 is 5, expected 3")
 class ReusesAGroupOfEqualSize(Reference):
-    """The mend of the duplicate group overshoots: any group of the same size is taken for the same group."""
+    """Over-correction of the duplicate group: any group of the same size is taken for the same group."""
 
     mesh = _ReusesBySize
 
@@ -100,7 +100,7 @@ class ReducesASharedGroupTwice(Reference):
 
 
 class _Locally(ProcessMesh):
-    """Members alone make a group. It works where torch takes the name of a group from its members."""
+    """Creates a group by its members alone, which works where torch names a group by its members."""
 
     def create(self, members: Group, axes: str) -> Any:
         if self.rank not in members:
@@ -112,7 +112,7 @@ class _Locally(ProcessMesh):
 
 @mutant(of="TOPO-06d", case="own-axis-pp2-tp2-on-4", says="call 0 creates [0, 2] on rank 0 and [1, 3] on rank 1")
 class MakesItsOwnGroupsAlone(Reference):
-    """A rank creates the groups it belongs to and no other, to save time at start-up."""
+    """A rank creates only the groups that it belongs to, to save time at start-up."""
 
     mesh = _Locally
 
@@ -129,7 +129,7 @@ class _InAnotherOrder(ProcessMesh):
 
 @mutant(of="TOPO-06d", case="own-axis-ep2-tp2-etp1-on-4", says="call 0 creates [0, 1] on rank 0 and [0, 2] on rank 3")
 class WalksAForeignGroupsSet(Reference):
-    """The last rank takes the groups it is no member of from a set. Its own come in their turn, so nobody hangs yet."""
+    """The last rank takes the groups it is no member of from a set. Its own are in order, so nothing hangs yet."""
 
     mesh = _InAnotherOrder
 
@@ -151,7 +151,7 @@ class TheLastStageMakesOneMore(Reference):
 
 
 class _AlwaysMakes(ProcessMesh):
-    """Makes one more group for an axis, whatever there is already."""
+    """Makes one more group for an axis, even when one exists."""
 
     axis = "dp"
 
@@ -170,7 +170,7 @@ class _AlwaysMakes(ProcessMesh):
 
 @mutant(of="TOPO-07d", case="borrowed-cp2-ep2-on-4", says="rank 0 holds 2 groups of [0, 2]", bugs=("PG-09",))
 class MakesAPipelineGroupBesideDp(Reference):
-    """A group is made for each axis, though the group of another axis has the same members."""
+    """Makes a group for each axis, although the group of another axis has the same members."""
 
     mesh = _AlwaysMakes
 
@@ -207,7 +207,7 @@ class _ClosesOne(ProcessMesh):
 
 @mutant(of="TOPO-07e", case="own-axis-ep2-tp2-etp1-on-4", says="is left with 1 groups of closed meshes")
 class ClosesTheFirstAlone(Reference):
-    """Takes down the group it finds first."""
+    """Destroys only the group that it finds first."""
 
     mesh = _ClosesOne
 
@@ -220,6 +220,6 @@ class _ClosesAll(ProcessMesh):
 
 @mutant(of="TOPO-07e", case="borrowed-cp2-ep2-on-4", says="has lost [0, 1, 2, 3]")
 class ClosesTheWorldToo(Reference):
-    """The mend of the leak overshoots: `destroy_process_group()` without a group takes the world down as well."""
+    """Over-correction of the leak: `destroy_process_group()` without a group destroys the world as well."""
 
     mesh = _ClosesAll
