@@ -8,27 +8,27 @@ when a check first uses one of them.
 from contracts.checks import (  # isort: skip
     pattern,  # PAT: letters → blocks, the launcher's syntax, pipeline stages, what was built
     names,  # NAME: presets, aliases, labels, modes, hosts
-    recipe,  # REC: what a recipe is, which relations it keeps, what each feature owns
-    argv,  # ARGV: recipe → the words of a command, and back
-    environment,  # ENV: recipe → environment, and what of the shell may reach the ranks
-    topology,  # TOPO: sizes of the mesh, its groups, who reduces over whom
+    recipe,  # REC: fields of a recipe, divisibility, what each feature changes
+    argv,  # ARGV: recipe → launcher arguments, and back
+    environment,  # ENV: environment variables of a launch, and which inherited ones may reach the ranks
+    topology,  # TOPO: mesh sizes, process groups, gradient reductions
     preflight,  # PREF: the node before a launch: fabric, devices, memory, NUMA
     manifest,  # MANI: the states of a detached run, and where to look first
-    install,  # INST: what is installed, against what should be
+    install,  # INST: installed packages against the stack table
     storage,  # STOR: where state lies
-    memory,  # MEM: bytes: of a model, of a step, of a card, of the allocator
-    receipts,  # RCPT: what a run leaves behind, however it ended
-    comparison,  # CMP: which two runs compare
-    goodput,  # GOOD: a wall clock in parts
+    memory,  # MEM: bytes of a model, a step, a card and the allocator
+    receipts,  # RCPT: the receipt a run writes, however it ends
+    comparison,  # CMP: which two runs may be compared
+    goodput,  # GOOD: wall-clock time in parts that add up
     kernels,  # KRN: which kernel may run where, and which ran
-    blocks,  # BLK: the numbers of each block, of the loss, of the gradients
-    moe,  # MOE: tokens → experts and back, gates, balance, capacity
-    optimizer,  # OPT: who moves which parameter how; rates, clipping, moments
-    parallel,  # PAR: a step on several ranks is the step on one
-    precision,  # PREC: what is in FP8 and what is not
-    compile,  # COMP: what a compiler makes of blocks, steps and layouts
-    checkpoint,  # CKPT: what a checkpoint gives back, wherever it was written
-    traffic,  # TRAF: what ranks send each other
+    blocks,  # BLK: outputs and gradients of each block, loss, whole model
+    moe,  # MOE: routing, dispatch, gates, balance, capacity
+    optimizer,  # OPT: parameter groups, schedules, clipping, updates and moments
+    parallel,  # PAR: a step on several ranks equals the step on one rank
+    precision,  # PREC: which matrices are in FP8, and their scales
+    compile,  # COMP: compiled blocks, steps and layouts equal the eager ones
+    checkpoint,  # CKPT: save, load, resume, resharding, retention, crash safety
+    traffic,  # TRAF: collectives and messages of a step
     gate,  # GATE: the suite itself
 )
 

@@ -1,6 +1,6 @@
 """Counterexamples of ENV, under the file names of `contracts/checks/environment`.
 
-Those that are torch modules are read by `contracts.mutants.tensors`.
+`contracts.mutants.tensors` reads those that need torch.
 """
 
 from contracts.mutants.environment import (  # isort: skip

@@ -1,6 +1,6 @@
 """Counterexamples of KRN, under the file names of `contracts/checks/kernels`.
 
-Those that are torch modules are read by `contracts.mutants.tensors`.
+`contracts.mutants.tensors` reads those that need torch.
 """
 
 from contracts.mutants.kernels import (  # isort: skip

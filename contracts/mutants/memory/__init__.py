@@ -1,6 +1,6 @@
 """Counterexamples of MEM, under the file names of `contracts/checks/memory`.
 
-Those that are torch modules are read by `contracts.mutants.tensors`.
+`contracts.mutants.tensors` reads those that need torch.
 """
 
 from contracts.mutants.memory import (  # isort: skip

@@ -1,6 +1,6 @@
 """Counterexamples of PAT, under the file names of `contracts/checks/pattern`.
 
-Those that are torch modules are read by `contracts.mutants.tensors`.
+`contracts.mutants.tensors` reads those that need torch.
 """
 
 from contracts.mutants.pattern import (  # isort: skip

@@ -1,6 +1,6 @@
 """Counterexamples of REC, under the file names of `contracts/checks/recipe`.
 
-Those that are torch modules are read by `contracts.mutants.tensors`.
+`contracts.mutants.tensors` reads those that need torch.
 """
 
 from contracts.mutants.recipe import (  # isort: skip
