@@ -1,7 +1,7 @@
-"""What ranks of a true-size world send each other: members of a group alike, messages in pairs, in every class of rank.
+"""What the ranks of a true-size world send each other: the same collectives in a group, and paired pipeline messages.
 
-Ranks are rehearsed one at a time, each as though it were alone, and what they say is laid side by side. One rank of
-each class is enough: those that differ in some coordinate, the first, the last, and each stage.
+Each rank is dry-run alone, and the results are compared. One rank of each class is enough: ranks that differ in some
+coordinate, the first, the last, and each stage.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ CLASSES_OF_MANY: dict[str, tuple[Recipe, Lane, Group]] = {
 @contract("TRAF-01a", asks="rehearse", cases=CLASSES, source="modal F04")
 @contract("TRAF-01b", asks="rehearse", cases=CLASSES_OF_MANY, source="modal F04", slow=True)
 def every_class_of_ranks_issues_the_same(stack: Stack, recipe: Recipe, lane: Lane, ranks: Group) -> None:
-    """At true size, and with tokens that crowd into the first experts, members of a group issue the same collectives
-    over it in the same order, with the same shapes, dtypes and reductions; of an all-to-all each takes what the other
+    """At true size, with every token routed to the first experts, the members of a group issue the same collectives in
+    the same order, with the same shapes, dtypes and reductions, and each receives in an all-to-all what the other
     sends.
 
-    A rank without rows that leaves the exchange out, one that has something to log, or one whose shard is empty is a
-    hang of 512 cards, and it is one class of rank that does it.
+    Each of these hangs 512 cards, and only one class of ranks does it: a rank without rows skips the exchange, one rank
+    logs something, the shard of one rank is empty.
     """
     found = {rank: step(stack, recipe, lane, rank, "crowded") for rank in ranks}
     for one, other in combinations(ranks, 2):
@@ -68,8 +68,8 @@ def every_class_of_ranks_issues_the_same(stack: Stack, recipe: Recipe, lane: Lan
 @contract("TRAF-02c", asks="rehearse", cases={"pp2-tp2-sp": (LETTERS, PIPELINE)}, source="bringup F20")
 @contract("TRAF-02d", asks="rehearse", cases={"interleaved": (LETTERS, INTERLEAVED)}, source="bringup F20", slow=True)
 def messages_of_a_true_size_pipeline_pair_up(stack: Stack, recipe: Recipe, lane: Lane) -> None:
-    """At true size what a stage sends the next one takes, in the same order and shape: a microbatch of the residual
-    stream each way, cut over TP under sequence parallelism, in 16 bits.
+    """At true size, each pipeline stage receives what its neighbour sends, in the same order and shape: one microbatch
+    of the residual stream in each direction, cut over TP under sequence parallel, in 16 bits.
     """
     found = {rank: step(stack, recipe, lane, rank, "crowded") for rank in range(lane.execution.world)}
     for rank, mine in found.items():
@@ -87,7 +87,7 @@ def messages_of_a_true_size_pipeline_pair_up(stack: Stack, recipe: Recipe, lane:
 
 
 def _alike(found: dict[int, Rehearsal], one: int, other: int, members: Group) -> None:
-    """Hold two members of a group against each other, collective by collective."""
+    """Compare two members of a group, collective by collective."""
     mine, theirs = (list(_over(found[rank], members)) for rank in (one, other))
     for index, (left, right) in enumerate(zip(mine, theirs, strict=False)):
         here, there = _said(left), _said(right)
