@@ -90,7 +90,7 @@ TWO_SHAPES = _series(  # gap 8 for the short shape, 20 for the long one: each fl
     (90, 90, 90, 90, 90, 90, 90, 110, 110, 110, 110, 110, 110, 110),
     (98, 98, 98, 98, 98, 98, 98, 130, 130, 130, 130, 130, 130, 130), (SHORT,) * 7 + (LONG,) * 7,
 )  # fmt: skip
-ONE_OF_TWO_DRIFTS = _series(  # long and short alternate; the gap of the long shape grows 9 … 33, that of the short stays 8
+ONE_OF_TWO_DRIFTS = _series(  # long and short alternate; the gap of the long grows 9 … 33, that of the short stays 8
     (90, 110) * 9, tuple(n for k in range(9) for n in (98, 119 + 3 * k)), (SHORT, LONG) * 9,
 )  # fmt: skip
 EVERY_SHAPE_ONCE = _series(

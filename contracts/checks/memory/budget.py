@@ -102,8 +102,8 @@ def more_than_95_per_cent_is_refused(stack: Capacity, needed: int, card: Card, e
     assert word == expected, f"{needed} of {card.usable_bytes} bytes is called {word!r}, expected {expected!r}"
 
 
-# From 90 % of the data sheet's decimal figure to what the driver reports: 143 771 MiB on an H200, 81 559 MiB on an H100.
-# A process never gets all of it. 141 GiB and 80 GiB are more than the cards have.
+# From 90 % of the data sheet's decimal figure to what the driver reports (143 771 MiB on an H200, 81 559 MiB on an
+# H100), all of which a process never gets. 141 GiB and 80 GiB are more than the cards have.
 CARDS = {
     "h200": ("h200", 126_900_000_000, 150_754_820_096),
     "h100": ("h100", 72_000_000_000, 85_520_809_984),

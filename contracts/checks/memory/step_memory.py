@@ -32,8 +32,8 @@ def a_step_holds_what_the_budget_said(stack: Stack, recipe: Recipe, device: str,
 
     A budget is believed until the first out-of-memory error. A second copy of master weights, gradients that are never
     freed and a graph that stays alive do not show in the loss. The factor of four allows for unfused kernels, the
-    eighth for weights cast for a matrix product. The device must hold at least 98 % of the predicted state in float32, and
-    87 % in bfloat16, where the budget counts a weight beside each master that a stack may do without.
+    eighth for weights cast for a matrix product. The device must hold at least 98 % of the predicted state in float32,
+    and 87 % in bfloat16, where the budget counts a weight beside each master that a stack may do without.
     """
     plan = stack.budget(recipe, Spread(degrees=Degrees(), world=1, layout=any_layout(stack)), ROOMY)
     stage = only_stage(plan)

@@ -50,7 +50,7 @@ def labels_at_the_borders_of_ranks_count(stack: Training, execution: Execution, 
 
 
 def _borders(runs: int) -> Tokens:
-    """Rows of one document, with labels for the two tokens before and the two after each border between `runs` ranks."""
+    """Rows of one document, with labels for two tokens before and two after each border between `runs` ranks."""
     import torch
 
     given = batch("context borders", AHEAD.vocab, (((16,), 0),) * 4)

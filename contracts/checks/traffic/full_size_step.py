@@ -228,7 +228,7 @@ def _by_group(recipe: Recipe, lane: Lane) -> Counter[Group]:
 def _stream(found: Rehearsal, recipe: Recipe, lane: Lane) -> None:
     sorts = sorted_by_purpose(found, lane)
     tokens = T * lane.execution.microbatches
-    crossings = 2 * recipe.depth + 2  # in and out of each mixer, and one more each for logits and embedding
+    crossings = 2 * recipe.depth + 2  # each mixer once forward and once backward; logits and embedding once
     for op, size in (("all_gather", tokens * D // len(lane.tp)), ("reduce_scatter", tokens * D)):
         issued = [each for each in sorts.get("stream", []) if each.op == op]
         got = sum(elements(each) for each in issued)

@@ -1,4 +1,4 @@
-"""Counterexamples of PAR, under the file names of `contracts/checks/parallel`.
+"""Mutants of PAR, under the file names of `contracts/checks/parallel`.
 
-Those that are torch modules are read by `contracts.mutants.tensors`.
+`contracts.mutants.tensors` reads those that are torch modules.
 """

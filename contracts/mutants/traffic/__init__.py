@@ -1,4 +1,4 @@
-"""Counterexamples of TRAF, under the file names of `contracts/checks/traffic`.
+"""Mutants of TRAF, under the file names of `contracts/checks/traffic`.
 
-Those that are torch modules are read by `contracts.mutants.tensors`.
+`contracts.mutants.tensors` reads those that are torch modules.
 """
