@@ -238,7 +238,7 @@ def keeps_documents_apart(stack: Blocks, fed: Fed) -> None:
 
 
 def gives_each_document_what_it_gets_alone(stack: Blocks, fed: Fed) -> None:
-    """Each document has the output and gradient by x that it has alone in a row, and the last one the state after it."""
+    """Each document has the output and gradient by x that it has alone in a row; the last one has its state, too."""
     import torch
 
     numerics, inputs = instruments.numerics, drawn(stack, fed)

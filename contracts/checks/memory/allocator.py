@@ -50,7 +50,7 @@ def fragmentation_and_exhaustion_are_told_apart(stack: Lifecycle, record: OutOfM
         f"the cause is {found.word}, expected {' or '.join(words)}: requested {record.requested / GIB:g} GiB, "
         f"free {record.free}, allocated {record.allocated}, reserved {record.reserved} of {record.capacity}"
     )
-    assert found.why, f"{found.word} is said without a why"
+    assert found.why, f"the cause is {found.word}, with no reason given"
 
 
 IMPOSSIBLE = {  # record, the impossible number
@@ -147,7 +147,7 @@ def expandable_segments_is_judged_by_the_gap(
     activation pressure, and the flag gets the credit for what a smaller batch did.
     """
     found = stack.expandable_effect(off, on)
-    assert found.word == word, f"the flag {found.word}, expected {word} ({found.why})"
+    assert found.word == word, f"the effect is {found.word!r}, expected {word!r} ({found.why})"
 
 
 untested(

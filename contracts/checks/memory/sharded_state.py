@@ -90,7 +90,7 @@ def _judge(stack: Stack, recipe: Recipe, execution: Execution, rank: int) -> Non
 def _held(stack: Stack, recipe: Recipe, execution: Execution, rank: int) -> tuple[list[Holding], list[Holding]]:
     """What the rank holds: of everything but experts, and of experts."""
     needs_layout(stack, execution.layout)
-    found = stack.rehearse(_fed(recipe, execution), execution, rank, "balanced")
+    found = stack.rehearse(_with_one_sequence_each(recipe, execution), execution, rank, "balanced")
     experts = [each for name, each in found.held.items() if name in found.experts]
     return [each for name, each in found.held.items() if name not in found.experts], experts
 
@@ -101,10 +101,10 @@ def _stage(stack: Stack, recipe: Recipe, execution: Execution, rank: int) -> Sta
         degrees=execution.degrees, world=execution.world // execution.replicas, layout=execution.layout,
         sharding=sharding,
     )  # fmt: skip
-    budget = stack.budget(_fed(recipe, execution), spread, ROOMY)
+    budget = stack.budget(_with_one_sequence_each(recipe, execution), spread, ROOMY)
     return budget.stages[rank * execution.degrees.pp // execution.world]
 
 
-def _fed(recipe: Recipe, execution: Execution) -> Recipe:
+def _with_one_sequence_each(recipe: Recipe, execution: Execution) -> Recipe:
     """The recipe with one sequence per microbatch and rank."""
     return replace(recipe, batch=Batch(micro=1, total=execution.world * execution.microbatches))

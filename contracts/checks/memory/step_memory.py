@@ -72,4 +72,4 @@ def what_is_recomputed_is_not_kept(stack: Stack, recipe: Recipe, mode: Mode) -> 
         stack.step_memory(replace(recipe, recompute=each), mode, "cpu", 2)[-1] for each in ("none", "full")
     )
     kept, left = without.peak - without.held, full.peak - full.held
-    assert left <= kept / 2, f"recomputed, a step takes {left} bytes beside what is held, and {kept} when all is kept"
+    assert left <= kept / 2, f"a step holds {left} bytes beside its state with recompute, {kept} without"

@@ -129,15 +129,16 @@ def a_step_trains_on_the_sequences_it_says(stack: Training, microbatches: int) -
         session = Session(
             recipe=recipe, steps=3, execution=execution, observe=frozenset({"weights"}), at=frozenset({3})
         )
-        own = stack.train(session)
+        sampled = stack.train(session)
         ids = [stack.samples(recipe, step, 0, 1) for step in (1, 2, 3)]
         given = tuple(_joined([stack.sample(recipe, id) for id in taken]) for taken in ids)
-        told = stack.train(replace(session, batches=given))
-    for step, taken, other in zip(own.steps, ids, told.steps, strict=True):
+        as_batches = stack.train(replace(session, batches=given))
+    for step, taken, other in zip(sampled.steps, ids, as_batches.steps, strict=True):
         assert step.samples == taken, f"step {step.number} consumed {list(step.samples)}, `samples` says {list(taken)}"
         one, two = step.losses["lm"], other.losses["lm"]
         assert one == two, f"lm of step {step.number} is {one:.8g} over {list(taken)}, {two:.8g} over them as batches"
-    words = instruments.numerics.named_apart("after 3 steps", own.steps[2].weights, told.steps[2].weights, EXACT)
+    after, want = sampled.steps[2].weights, as_batches.steps[2].weights
+    words = instruments.numerics.named_apart("after 3 steps", after, want, EXACT)
     assert not words, words
 
 

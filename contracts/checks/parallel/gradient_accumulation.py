@@ -105,4 +105,4 @@ def the_sequence_length_may_change_from_step_to_step(stack: Training, microbatch
     for before, step, each in zip(steps, steps[1:], given[1:], strict=False):
         (alone,) = run(stack, LETTERS, (each,), "gradients", weights=before.weights, microbatches=microbatches).steps
         words = instruments.numerics.gradients_apart("the gradient of", step.gradients, alone.gradients, FLOAT64)
-        assert not words, f"{words} (step {step.number}, behind another length)"
+        assert not words, f"{words} (step {step.number}, after a step of another length)"

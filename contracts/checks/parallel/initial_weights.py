@@ -30,7 +30,7 @@ def _initial(stack: Training, recipe: Recipe, mode: Mode) -> dict[str, Tensor]:
     return instruments.numerics.tensors(stack.initial(recipe, mode))
 
 
-def _by_the_seed(stack: Training, recipe: Recipe, mode: Mode) -> dict[str, Tensor]:
+def _drawn_tensors(stack: Training, recipe: Recipe, mode: Mode) -> dict[str, Tensor]:
     """The tensors that are drawn: those that change with the seed."""
     one, other = (_initial(stack, replace(recipe, seed=seed), mode) for seed in (7, 8))
     return {name: each for name, each in one.items() if not bool((each == other[name]).all())}
@@ -53,7 +53,7 @@ def the_seed_decides_the_initial_weights(stack: Training, recipe: Recipe, mode: 
         after = stack.initial(recipe, mode)
     words = instruments.numerics.named_apart("the second time", after, before, EXACT)
     assert not words, words
-    drawn = _by_the_seed(stack, recipe, mode)
+    drawn = _drawn_tensors(stack, recipe, mode)
     alike = [name for name, each in before.items() if name not in drawn and _varies(each.shape, name)]
     assert not alike, f"{', '.join(alike)} do not depend on the seed"
 
@@ -75,7 +75,7 @@ def no_two_tensors_start_alike(stack: Training, recipe: Recipe, mode: Mode) -> N
 
     experts = {row.name for row in stack.built(recipe, mode).parameters if row.role == "expert"}
     pieces: dict[str, Tensor] = {}
-    for name, each in _by_the_seed(stack, recipe, mode).items():
+    for name, each in _drawn_tensors(stack, recipe, mode).items():
         parts = {f"{name}[{e}]": part for e, part in enumerate(each)} if name in experts else {name: each}
         pieces |= {label: part.flatten()[:64].double() for label, part in parts.items()}
     for size in {len(each) for each in pieces.values()}:
@@ -144,7 +144,7 @@ def a_model_starts_without_an_opinion(stack: Training, recipe: Recipe, entropy: 
     for name in ("lm", "mtp"):
         loss = losses.get(name, entropy)
         assert abs(loss / entropy - 1) < 0.02, (
-            f"{name} loss starts at {loss:.4f}, the vocabulary has {entropy:.4f} nats"
+            f"{name} loss starts at {loss:.4f}, expected the logarithm of the vocabulary, {entropy:.4f}"
         )
 
 

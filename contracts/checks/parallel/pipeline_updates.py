@@ -81,10 +81,10 @@ def copies_on_two_stages_stay_the_same(stack: Training, recipe: Recipe, executio
     """
     one, many = both(stack, recipe, execution, given(3), "weights", "optimizer")
     names = [EMBEDDING, f"{EMBEDDING}/exp_avg", f"{EMBEDDING}/exp_avg_sq"]
-    told = gathered([[{**step.weights, **step.optimizer}[name].fingerprint for name in names] for step in many.steps])
+    every = gathered([[{**step.weights, **step.optimizer}[name].fingerprint for name in names] for step in many.steps])
     for index, (want, got) in enumerate(zip(one.steps, many.steps, strict=True)):
         for at, name in enumerate(names):
-            others = [rank for rank, its in enumerate(told) if its[index][at] != told[0][index][at]]
+            others = [rank for rank, its in enumerate(every) if its[index][at] != every[0][index][at]]
             assert not others, f"{name} is not the same on ranks 0 and {others} after step {got.number}"
         words = unlike(
             got, want, "the weight", {EMBEDDING: got.weights[EMBEDDING]}, {EMBEDDING: want.weights[EMBEDDING]}

@@ -59,14 +59,16 @@ def a_window_is_the_sum_of_its_microbatches(stack: Training, order: tuple[int, .
     (found,) = stack.train(_session(SPREAD, Execution(microbatches=len(order)), (order,), weights)).steps
     counted = sum(LABELS[each] for each in order)
     assert found.tokens == counted, f"{found.tokens} labels count in the window, expected {counted}"
-    parts = {each: _alone(stack, weights, _micro(0, each)) for each in order}
+    parts = {each: _single_losses(stack, weights, _micro(0, each)) for each in order}
     whole = {"lm": LABELS, "aux": ROWS, "z": TOKENS}
     want: dict[str, Tensor] = {}
     for loss, counts in whole.items():
         share = {each: counts[each] / sum(counts[other] for other in order) for each in order}
         mean = sum(parts[each][loss][0] * share[each] for each in order)
         got = found.losses.get(loss, float("nan"))
-        assert abs(got - mean) <= 1e-11 * mean, f"{loss} is {got:.10g} over the window, its parts give {mean:.10g}"
+        assert abs(got - mean) <= 1e-11 * mean, (
+            f"{loss} is {got:.10g} over the window, the weighted mean of its microbatches is {mean:.10g}"
+        )
         for name in parts[order[0]][loss][1]:
             part = torch.stack([parts[each][loss][1][name] * share[each] for each in order]).sum(0)
             want[name] = want[name] + part if name in want else part
@@ -74,7 +76,7 @@ def a_window_is_the_sum_of_its_microbatches(stack: Training, order: tuple[int, .
     assert not words, words
 
 
-def _alone(stack: Training, weights: Arrays, micro: Tokens) -> Mapping[str, tuple[float, Mapping[str, Tensor]]]:
+def _single_losses(stack: Training, weights: Arrays, micro: Tokens) -> Mapping[str, tuple[float, Mapping[str, Tensor]]]:
     """Each loss of a microbatch by itself, and the gradient of its term."""
     runs = {}
     for loss, moe in (

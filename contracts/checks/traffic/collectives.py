@@ -83,7 +83,7 @@ def nobody_sends_nothing(stack: Training, execution: Execution, world: int) -> N
     may be empty.
     """
     needs_layout(stack, execution.layout)
-    given = tuple(map(_few, batches(1)))
+    given = tuple(map(_in_small_vocabulary, batches(1)))
     session = Session(
         recipe=TINY, steps=1, execution=replace(execution, precision="float64"), batches=given,
         weights=heavy(stack, TINY), observe=frozenset({"gradients"}),
@@ -147,7 +147,7 @@ def _watched(stack: Training, recipe: Recipe, execution: Execution, steps: int) 
     return watch
 
 
-def _few(given: Tokens) -> Tokens:
+def _in_small_vocabulary(given: Tokens) -> Tokens:
     """The tokens and labels, folded into a vocabulary of three."""
     numerics = instruments.numerics
     tokens_BT, labels_BT = numerics.tensor(given.tokens), numerics.tensor(given.labels)

@@ -43,14 +43,14 @@ def a_rehearsal_says_what_a_running_step_issues(stack: Stack, execution: Executi
     with instruments.traffic.watched() as watch:
         stack.train(session)
     assert not watch.diverged, watch.diverged
-    said = [_said(each, rehearsed.groups[each.group]) for each in rehearsed.issued]
+    predicted = [_shown(each, rehearsed.groups[each.group]) for each in rehearsed.issued]
     seen = [f"{each.said()} over {list(each.members)}" for each in watch.issued]
-    for index, (one, other) in enumerate(zip(said, seen, strict=False)):
+    for index, (one, other) in enumerate(zip(predicted, seen, strict=False)):
         words = f"collective {index} of a step on rank {here().rank} is {other}, rehearsed as {one}"
         assert one == other, words
-    more = len(seen) - len(said)
+    more = len(seen) - len(predicted)
     assert 0 <= more <= CLOSING, (
-        f"a step on rank {here().rank} issues {len(seen)} collectives, rehearsed as {len(said)}"
+        f"a step on rank {here().rank} issues {len(seen)} collectives, rehearsed as {len(predicted)}"
     )
 
 
@@ -58,7 +58,7 @@ CLOSING = 1
 """Collectives at the end of a run, in which ranks wait for each other."""
 
 
-def _said(each: Sent, members: tuple[int, ...]) -> str:
+def _shown(each: Sent, members: tuple[int, ...]) -> str:
     """The predicted collective in the words of an observed one."""
     uneven = each.op == "all_to_all"
     shapes = ["x".join(map(str, shape[1:] if uneven else shape)) or "1" for shape in each.shapes]

@@ -160,14 +160,14 @@ def bytes_of_a_rank_do_not_grow_from_8_to_512(stack: Stack, few: Lane, many: Lan
     between experts, are gathered thirty-two times over.
     """
     before, after = (ring_bytes(step(stack, LETTERS, lane)) for lane in (few, many))
-    limit = (before * RING + _only_then(few, many)) * PADDING
+    limit = (before * RING + _only_in_the_larger(few, many)) * PADDING
     assert after <= limit, (
         f"a rank's link carries {after / before:.2f} times as much among 512 ranks as among 8: {after:.0f} bytes, "
         f"expected {limit:.0f} at most"
     )
 
 
-def _only_then(few: Lane, many: Lane) -> float:
+def _only_in_the_larger(few: Lane, many: Lane) -> float:
     """Bytes that only the larger world exchanges: reductions of shards over replicas, and two gathers and a reduction
     of experts that have no other copy in the smaller world.
     """
@@ -287,7 +287,8 @@ def _rows_of_a_rank(lane: Lane) -> int:
 def _rest(found: Rehearsal, recipe: Recipe, lane: Lane) -> None:
     sorts = sorted_by_purpose(found, lane)
     got = bytes_of(*sorts.get("rest", []))
-    assert got <= LITTLE, f"{got} bytes serve no purpose that a step of this size has, at most {LITTLE}"
+    words = f"{got} bytes are neither weights, gradients, residual stream nor expert rows, at most {LITTLE}"
+    assert got <= LITTLE, words
     shared = sum(elements(each) for each in sorts.get("shared rows", []))
     tokens, layers = T * lane.execution.microbatches, _letters(recipe).count("E")
     own_axis = lane.execution.layout == "own-axis" and len(lane.ep) > 1

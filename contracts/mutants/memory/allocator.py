@@ -98,7 +98,7 @@ class WatchesReservedAlone(Reference):
         return super().allocator_trend(tuple(replace(sample, allocated=0) for sample in samples))
 
 
-@mutant(of="MEM-03", case="out-of-memory-then-none", says="the flag helps, expected cannot say")
+@mutant(of="MEM-03", case="out-of-memory-then-none", says="the effect is 'helps', expected 'cannot say'")
 class OneLineProves(Reference):
     """The run was out of memory without the flag and not with it, so the flag is said to help."""
 
@@ -106,7 +106,7 @@ class OneLineProves(Reference):
         return FlagEffect(word="helps" if on[-1].reserved < off[-1].reserved else "does not help", why="the last line")
 
 
-@mutant(of="MEM-03", case="nothing-to-mend", says="the flag helps, expected does not help")
+@mutant(of="MEM-03", case="nothing-to-mend", says="the effect is 'helps', expected 'does not help'")
 class OnAndSteadyIsCredited(Reference):
     """The gap is steady with the flag, so the flag gets the credit, even if the gap never grew without it."""
 
@@ -115,7 +115,7 @@ class OnAndSteadyIsCredited(Reference):
         return FlagEffect(word="helps", why="steady with it") if steady else super().expandable_effect(off, on)
 
 
-@mutant(of="MEM-03", case="another-shape", says="the flag helps, expected cannot say")
+@mutant(of="MEM-03", case="another-shape", says="the effect is 'helps', expected 'cannot say'")
 class ComparesAcrossShapes(Reference):
     """The run with the flag had half the batch, and the flag gets the credit."""
 

@@ -174,7 +174,7 @@ class _KeepsPositions(Model):
     first: Tensor | None = None
 
 
-@mutant(of="PAR-05c", case="one", says="behind another length")
+@mutant(of="PAR-05c", case="one", says="after a step of another length")
 class KeepsTheFirstMask(Exchanged):
     """Document bounds are computed for the first batch and cached in the model."""
 

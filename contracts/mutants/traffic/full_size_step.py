@@ -275,7 +275,7 @@ class _TellsEveryProbability(ParallelTrainer):
         return super().over_parts(values)
 
 
-@mutant(of="TRAF-04e", case="tp2-sp-ep2-fsdp2", says="bytes serve no purpose")
+@mutant(of="TRAF-04e", case="tp2-sp-ep2-fsdp2", says="bytes are neither weights")
 class ReducesEveryProbabilityForTheLog(Spread):
     """Router probabilities of every token are reduced over the world in every step, for a chart."""
 

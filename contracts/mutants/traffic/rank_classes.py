@@ -72,10 +72,8 @@ class _SendsOneMore(PipelineTrainer):
             dist.isend(torch.ones(1), ranks[0], self.group)
 
 
-@mutant(
-    of="TRAF-02c", case="pp2-tp2-sp", says="sends rank 0 3 messages of 1 float32, 1x2048x3584 bfloat16, which takes"
-)
-@mutant(of="TRAF-02d", case="interleaved", says="1 float32, 1x2048x3584 bfloat16, which takes")
+@mutant(of="TRAF-02c", case="pp2-tp2-sp", says="sends rank 0 3 messages of 1 float32, 1x2048x3584 bfloat16; rank 0")
+@mutant(of="TRAF-02d", case="interleaved", says="1 float32, 1x2048x3584 bfloat16; rank 0 receives")
 class LastStageSendsItsLoss(Staged):
     """The last stage sends its loss to the first, which does not receive it: gloo buffers it, NCCL waits."""
 
