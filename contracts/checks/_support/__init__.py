@@ -1,1 +1,1 @@
-"""What checks of several families share."""
+"""Helpers that checks of several families share."""

@@ -1,4 +1,4 @@
-"""How checks read an answer: layer numbers under their base, an argv as flags, a refusal by fields, presets by word."""
+"""How checks read an answer: layer numbers, an argv as flags, a refusal by its fields, presets by a word in a name."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from contracts.spec.stack import Stack
 
 
 def one_based(layers: LayerNumbers) -> tuple[int, ...]:
-    """Layer numbers as a person counts them, whichever base the answer states."""
+    """Layer numbers counted from one, whichever base the answer uses."""
     return tuple(number + 1 - layers.base for number in layers.numbers)
 
 
@@ -51,7 +51,7 @@ def names_field(refused: Refused, fields: Iterable[str]) -> bool:
 
 
 def presets_named(stack: Stack, word: str) -> Iterator[tuple[str, Recipe]]:
-    """Every preset or alias with a word (a regular expression) in its name, and what it resolves to. "" means all."""
+    """Every preset or alias with a word (a regular expression) in its name, and what it resolves to; "" matches all."""
     for name in stack.preset_names():
         if not word or re.search(f"(?:^|[_-]){word}(?=[_-]|$)", name):
             yield name, stack.preset(name, ())

@@ -12,7 +12,7 @@ from contracts.spec.recipe import Dsa, Recipe
 from contracts.spec.tolerance import FLOAT32, FLOAT64, Tolerance
 
 Lengths = tuple[tuple[int, ...], ...]
-"""Of the documents of each row; ((5, 1, 4), (2, 8)) are two rows of ten tokens."""
+"""The lengths of the documents in each row: ((5, 1, 4), (2, 8)) are two rows of ten tokens."""
 
 ROWS: Lengths = ((9,), (9,))
 PACKED: Lengths = ((5, 1, 4), (2, 8))
@@ -29,7 +29,7 @@ def call_of(
 
     element: torch.dtype = getattr(torch, dtype)
     shape = (len(lengths), sum(lengths[0]), recipe.hidden)
-    recipe = replace(recipe, seq_length=max(recipe.seq_length, shape[1]))  # a stack may hold tables of that length
+    recipe = replace(recipe, seq_length=max(recipe.seq_length, shape[1]))  # stacks may build tables of that length
     weights = instruments.fixtures.weights(stack.block_weights(recipe, layer, "nemo_native"), seed=seed)
     x_BTD, dy_BTD = (instruments.fixtures.normal(name, shape, seed=seed).to(element) for name in ("x", "dy"))
     packed = any(len(row) > 1 for row in lengths)
@@ -44,19 +44,19 @@ def call_of(
 
 
 def with_weights(call: BlockCall, changed: Arrays) -> Arrays:
-    """The weights of a call, some of them changed."""
+    """The weights of a call, with some of them replaced."""
     return {**call.weights, **changed}
 
 
 def part(value: Array, *index: slice | int) -> Array:
-    """A piece of a tensor, as a value."""
+    """A slice of a tensor, as a value."""
     return instruments.numerics.array(instruments.numerics.tensor(value)[index])
 
 
 def differs_from(call: BlockCall, run: BlockRun, tolerance: Tolerance) -> str:
-    """In what a run differs from the definition, output first and then every gradient; nothing if it does not.
+    """How a run differs from the definition: the output first, then every gradient; empty if it does not.
 
-    Weights that the definition does not use (an indexer's) must have no gradient, or one of zeros.
+    Weights that the definition does not use (an indexer's) must have no gradient, or a gradient of zeros.
     """
     import torch
 
@@ -88,5 +88,5 @@ def differs_from(call: BlockCall, run: BlockRun, tolerance: Tolerance) -> str:
 
 
 def keeping(top_k: int, a_ranks: tuple[int, ...] = (0, 2)) -> Recipe:
-    """The small recipe with sparse attention of k keys on some A-ranks."""
+    """The small recipe with sparse attention over k keys on some A-ranks."""
     return replace(SMALL_DSA, dsa=Dsa(a_ranks=a_ranks, index_heads=5, index_head_dim=8, top_k=top_k))

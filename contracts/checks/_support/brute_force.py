@@ -1,4 +1,4 @@
-"""A mesh worked out the slow way, by asking every rank where it stands, and the topologies drawn to compare with it.
+"""A mesh computed by brute force, rank by rank, and random topologies to compare with it.
 
 Nothing here shares code or arithmetic with `contracts.spec.topology`: coordinates come from dividing a rank by hand,
 and groups from collecting the ranks that agree in every other coordinate.
@@ -43,7 +43,7 @@ def _draw(dice: random.Random, layout: Layout) -> tuple[Degrees, int]:
 
 
 def is_legal(degrees: Degrees, world: int, layout: Layout) -> bool:
-    """Whether the axes tile the world: found by counting up multiples, not by a remainder."""
+    """Whether the axes tile the world: found by counting up multiples, without a remainder operation."""
     tensor = degrees.etp if degrees.etp > 0 else degrees.tp
     if layout == "own-axis":
         return world in range(0, world + 1, degrees.pp * degrees.ep * degrees.tp)
@@ -64,7 +64,7 @@ def borrowed(degrees: Degrees, world: int) -> dict[str, set[Members]]:
 
 
 def _alike(axes: Mapping[str, int | None], world: int, free: set[str]) -> set[Members]:
-    """The ranks that agree on every axis but `free`. One size may be None: it is what the others leave."""
+    """The ranks that agree on every axis but `free`. One size may be None: it follows from the others."""
     known = 1
     for size in axes.values():
         known *= size or 1
@@ -80,7 +80,7 @@ def _alike(axes: Mapping[str, int | None], world: int, free: set[str]) -> set[Me
 
 
 def flaw_of_partition(groups: Iterable[Group], world: int) -> str | None:
-    """What keeps groups from being a partition of the world into equal parts, in words; None when they are one."""
+    """Why groups are not a partition of the world into equal parts, in words; None when they are one."""
     listed = [rank for members in groups for rank in members]
     if outside := sorted({rank for rank in listed if not 0 <= rank < world}):
         return f"rank {outside[0]} is no rank of a world of {world}"
@@ -94,11 +94,11 @@ def flaw_of_partition(groups: Iterable[Group], world: int) -> str | None:
 
 
 def flaw_of_grid(groups: Mapping[str, tuple[Group, ...]], axes: tuple[str, ...], world: int) -> str | None:
-    """What keeps coordinates from being a bijection, read off the groups alone; None when they are one.
+    """Why coordinates are not a bijection, read from the groups alone; None when they are one.
 
-    Groups of two axes meet in at most one rank. The place of a rank on an axis is the part of the world that can be
-    reached from it along every other axis. Two ranks at the same places on all axes, or an axis with another number of
-    places than its groups have members, mean that the groups are not those of one grid.
+    Groups of two axes meet in at most one rank. A rank's place on an axis is the part of the world that can be reached
+    from it along every other axis. Two ranks with the same places on all axes, or an axis whose places are not as many
+    as its groups have members, mean that the groups do not form one grid.
     """
     for this, that in combinations(axes, 2):
         if shared := _shared(groups[this], groups[that], world):
@@ -131,7 +131,7 @@ def _shared(some: tuple[Group, ...], others: tuple[Group, ...], world: int) -> t
 
 
 def _parts(world: int, groups: Iterable[Group]) -> list[int]:
-    """The connected part of every rank, named by one of its members, when each group connects its members."""
+    """The connected component of every rank, named by one of its members, when each group connects its members."""
     part = list(range(world))
     held: dict[int, list[int]] = {}  # part → its members, once it has more than one
     for members in groups:

@@ -1,4 +1,4 @@
-"""The presets whose models are built, and the size of a parameter's row."""
+"""The presets whose models are built, and the number of elements of a parameter."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BOTH: tuple[Mode, ...] = ("nemo_native", "author_dp")
 
 
 class Whole(Blocks, Training, Capacity, Stack, Protocol):
-    """Who answers about blocks, models and counts."""
+    """A stack that answers about blocks, models and counts."""
 
 
 PRESETS = {name: (name,) for name in (

@@ -1,4 +1,4 @@
-"""The layouts of several ranks that are trained compiled."""
+"""The layouts of several ranks that train compiled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the rows of a batch are packed, where they are cut over ranks."""
+"""How the rows of a batch are packed for cuts over context-parallel ranks."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ RECURS = replace(SCANS, name="context-recurrence", pattern="R")
 
 
 def last_label(length: int) -> Tokens:
-    """4 rows of one document, no token twice, and a label at the last of each row alone."""
+    """4 rows of one document, all tokens different, with a label only at the last position of each row."""
     import torch
 
     tokens_BT = torch.arange(4 * length).view(4, length)

@@ -1,8 +1,8 @@
-"""What the checks ask on a device: calls that a CPU takes too, so that nothing runs on a GPU for the first time.
+"""What the checks ask on a device: calls that a CPU takes too, so that no code runs for the first time on a GPU.
 
-Widths are multiples of 8, which grouped and fused kernels want; every ratio that hides a fault when it is 1 is kept.
-Tokens are steered: their experts are told by their first elements, with gaps that bfloat16 does not close. Drawn ones
-stand so close that half a unit sends one token in twenty elsewhere, and nothing can be compared.
+Widths are multiples of 8, which grouped and fused kernels want; ratios that would hide a bug at 1 stay above 1. The
+first elements of a token decide its experts, with gaps that survive rounding to bfloat16. Drawn scores are so close
+that half a unit in the last place would send one token in twenty to other experts, and no comparison would hold.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ LONG: Lengths = ((4, 57, 2, 34), (61, 36))
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """One block on a device, in a dtype of the activations. Weights are exact in bfloat16 and held in float32, or in
-    float64 beside float64. `spread` says which way the tokens of a block with experts go.
+    """One block on a device, with a dtype for the activations. Weights are exact in bfloat16 and held in float32, or in
+    float64 when activations are float64. `spread` names how the tokens of a block with experts are routed.
     """
 
     recipe: Recipe
@@ -75,7 +75,7 @@ def on(device: str, *names: str, dtype: Element = "bfloat16") -> dict[str, Asked
 
 
 def spreads(moe: Moe, tokens: int) -> dict[str, Routes]:
-    """Ten ways in which tokens go to experts."""
+    """Ten ways to distribute tokens over experts."""
     every, slots = moe.experts, moe.top_k
     half = every // 2
 
@@ -107,7 +107,7 @@ def call_of(stack: Blocks, asked: Asked, *, seed: int = 0) -> BlockCall:
     x_BTD, dy_BTD = (fixtures.normal(name, shape, seed=seed) for name in ("x", "dy"))
     if asked.family == "E" and recipe.moe is not None:
         steer(recipe, weights, x_BTD, spreads(recipe.moe, shape[0] * shape[1])[asked.spread])
-    if asked.family == "M":  # long steps, and little past the scan: of drawn ones the scan is a hundredth of the output
+    if asked.family == "M":  # long time steps and a small skip: with drawn ones the scan is a hundredth of the output
         weights["mixer.D"] *= 0.3
         weights["mixer.dt_bias"] += 2
     half, element = torch.bfloat16, getattr(torch, asked.dtype)
@@ -127,9 +127,9 @@ def call_of(stack: Blocks, asked: Asked, *, seed: int = 0) -> BlockCall:
 
 
 def steer(recipe: Recipe, weights: dict[str, Tensor], x_BTD: Tensor, routes: Routes) -> None:
-    """Send token n to the experts routes[n], in place: element e of a token is the score that expert e reads.
+    """Send token n to the experts routes[n], in place: element e of a token is the score of expert e.
 
-    Chosen ones lie at 2 and above, the others at -2 and below, a quarter apart.
+    Chosen experts score 2 and above, the others -2 and below, a quarter apart.
     """
     import torch
 

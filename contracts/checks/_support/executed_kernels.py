@@ -1,4 +1,4 @@
-"""A call through a block whose kernels may be Transformer Engine's."""
+"""A call through a block whose kernels may come from Transformer Engine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from contracts.spec.recipe import Mode, Recipe
 
 
 class Offers(Seams, Blocks):
-    """Whoever answers both."""
+    """A stack that answers both questions."""
 
 
 def call_of(

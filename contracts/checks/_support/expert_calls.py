@@ -1,8 +1,8 @@
-"""What the checks on routing and experts ask with: drawn blocks, and blocks whose answer can be read off by eye.
+"""Inputs of the checks on routing and experts: drawn blocks, and blocks whose answer can be read off by eye.
 
-In a labelled block token n of a call is a one in element n, and nothing is rounded: the norm leaves it alone, the
-router gives it the logits that the case says, expert e gives element e the token's label n + 1, and the shared expert
-gives the last element the label. Experts are gated by silu, which the field's stacks all have: 64 is its own silu.
+In a labelled block, token n of a call is one-hot in element n, and nothing is rounded: the norm leaves it unchanged,
+the router gives it the logits of the case, expert e writes the token's label n + 1 to element e, and the shared expert
+writes the label to the last element. Experts are gated by silu, which all stacks have; silu(64) is 64.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ SOFTMAX = Moe(experts=12, top_k=3, expert_hidden=20, shared_hidden=28, z_loss=1e
 SIGMOID = replace(SOFTMAX, score="sigmoid", selection_bias=True, route_scale=2.5)
 
 PLAIN, PLAIN_SIGMOID = (replace(each, aux_loss=0.0, z_loss=0.0) for each in (SOFTMAX, SIGMOID))
-"""Without losses, for promises that are not about them: not every stack has a loss of balance."""
+"""Without auxiliary losses, for contracts that are not about them: not every stack has a balance loss."""
 
 TOLERANCE: Mapping[Element, Tolerance] = {"float64": FLOAT64, "float32": FLOAT32, "bfloat16": BFLOAT16}
 
 WIDE = replace(SMALL, hidden=64, norm_eps=1e-30)
-"""Its root is 8: a one times 8 has mean square 1 and comes out of the norm as it went in, in bfloat16 too."""
+"""√hidden is 8: a vector with one element of 8 has mean square 1, and the norm leaves it unchanged in bfloat16 too."""
 
 Activation = Literal["relu2", "swiglu"]
 Logits = Sequence[Sequence[Sequence[float]]]
 
 Routes = Sequence[Sequence[tuple[int, ...]]]
-"""For each sequence the experts of each token; their gates are as 1 : 2 : 3 : …"""
+"""For each sequence, the experts of each token; their gates are in the ratio 1 : 2 : 3 : …"""
 
 ROUTED = replace(PLAIN, shared_hidden=0)
 
@@ -57,7 +57,7 @@ def with_moe(moe: Moe, activation: Activation = "relu2") -> Recipe:
 
 
 def shapes(recipe: Recipe) -> dict[str, Shape]:
-    """The weights of an E block, by spec/blocks.py."""
+    """The weights of an E block, as in spec/blocks.py."""
     moe = _of(recipe)
     gated, hidden, inner, shared = recipe.activation == "swiglu", recipe.hidden, moe.expert_hidden, moe.shared_hidden
     found: dict[str, tuple[int, ...]] = {"norm.weight": (hidden,), "mixer.router.weight": (moe.experts, hidden)}
@@ -73,7 +73,7 @@ def shapes(recipe: Recipe) -> dict[str, Shape]:
 def call_of(
     recipe: Recipe, weights: Mapping[str, Tensor], x_BTD: Tensor, dy_BTD: Tensor | None, dtype: Element = "float64"
 ) -> BlockCall:
-    """A call in which activations have a dtype, and weights the dtype that parameters have beside it."""
+    """A call whose activations have the given dtype, and whose weights have the dtype that parameters then have."""
     import torch
 
     held = torch.float64 if dtype == "float64" else torch.float32
@@ -97,7 +97,7 @@ def drawn(recipe: Recipe, batch: int, length: int, dtype: Element = "float64", s
 
 @dataclass(frozen=True, kw_only=True)
 class Expected:
-    """What the oracle makes of a call, in float64, from the call's own rounded numbers."""
+    """The oracle's answer to a call, in float64, from the call's own rounded numbers."""
 
     routed: Routed
     gradients: Mapping[str, Tensor]
@@ -121,9 +121,10 @@ def expected(call: BlockCall, *, by_score: bool = False) -> Expected:
 
 
 def unlike(call: BlockCall, words_of: Callable[[Expected], str]) -> str:
-    """In what an answer differs from the oracle's, in words: from both, where a balance loss can be of either choice.
+    """How an answer differs from the oracle's, in words. Where a balance loss has two legal definitions, it must differ
+    from both.
 
-    Its source counts the experts of the largest scores without the bias (arXiv 2412.19437, eq. 18), and so do some
+    Its source counts the experts with the largest scores without the bias (arXiv 2412.19437, eq. 18), and so do some
     stacks; others count the experts that tokens go to.
     """
     found = words_of(expected(call))
@@ -132,7 +133,7 @@ def unlike(call: BlockCall, words_of: Callable[[Expected], str]) -> str:
 
 
 def told_losses(call: BlockCall, run: BlockRun, want: Expected) -> dict[str, Tensor]:
-    """The losses that a block has to tell: those with a weight, and those without that it tells."""
+    """The losses that a block must report: those with a weight, and those without one that it reports anyway."""
     moe = _of(call.recipe)
     rows = (("aux", moe.aux_loss, want.routed.aux), ("z", moe.z_loss, want.routed.z))
     return {name: value for name, weight, value in rows if weight or name in run.losses}
@@ -141,7 +142,7 @@ def told_losses(call: BlockCall, run: BlockRun, want: Expected) -> dict[str, Ten
 def labelled(
     moe: Moe, logits: Logits, *, bias: Sequence[float] | None = None, dtype: Element = "float64", backward: bool = False
 ) -> BlockCall:
-    """A labelled call: `logits` has a row of tokens for each sequence, and a token the logits of its experts."""
+    """A labelled call: `logits` has a row of tokens per sequence, and for each token the logits of its experts."""
     import torch
 
     recipe = replace(
@@ -168,18 +169,18 @@ def labelled(
         weights["mixer.shared.w3.weight"] = eye / 512
         weights["mixer.shared.w2.weight"] = eye[63:].T * label_D
     x_BTD = 8 * eye[:count].reshape(*logits_BTE.shape[:2], 64)
-    dy_D = 1 + torch.arange(64, dtype=torch.float64) % 4 / 4  # alike, it would leave a router nothing to learn
+    dy_D = 1 + torch.arange(64, dtype=torch.float64) % 4 / 4  # with equal values a router would have nothing to learn
     return call_of(recipe, weights, x_BTD, dy_D.expand(x_BTD.shape) if backward else None, dtype)
 
 
 def gates_of(moe: Moe) -> tuple[float, ...]:
-    """Gates of a labelled token's experts, in order: as 1 : 2 : 3 : …"""
+    """Gates of a labelled token's experts, in order, in the ratio 1 : 2 : 3 : …"""
     total = moe.top_k * (moe.top_k + 1) / 2
     return tuple((slot + 1) / total for slot in range(moe.top_k))
 
 
 def sent(moe: Moe, routes: Routes, dtype: Element, *, backward: bool = False) -> BlockCall:
-    """A labelled call whose tokens go where `routes` says."""
+    """A labelled call whose tokens are routed as `routes` says."""
 
     def logits(experts: tuple[int, ...]) -> list[float]:
         found = {expert: 20 + log(slot + 1) for slot, expert in enumerate(experts)}

@@ -1,4 +1,4 @@
-"""How checks read findings: what a stack must stop at, and what it must let pass."""
+"""How checks read findings: what a stack must stop at, and what it must accept."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def stopped_at(findings: tuple[Finding, ...], field: str, *words: str) -> Findin
 
 
 def goes_on(findings: tuple[Finding, ...]) -> None:
-    """Nothing may be found.
+    """Require that nothing was found.
 
     Raises:
         AssertionError: with what was found.

@@ -1,7 +1,7 @@
-"""Where what a check saves lies: a new folder, of one process or of all ranks, in memory where that can be.
+"""Folders for what a check saves: new ones, of one process or of all ranks, in memory where possible.
 
-A checkpoint is synced, file by file, and a disk takes some milliseconds for each: on ranks that share a machine that is
-more than the run takes.
+A checkpoint is synced file by file, and a disk takes some milliseconds for each: on ranks that share a machine, that is
+longer than the run.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ MEMORY, ROOMY = "/dev/shm", 2**30  # bytes
 
 
 def scratch() -> str | None:
-    """A folder in memory; None, which is the usual place, where TMPDIR says another (ranks of several hosts need one
-    that all of them see) or there is not much memory to be had."""
+    """A folder in memory; None, the usual place, where TMPDIR names another (ranks on several hosts need one that all
+    of them see) or where memory is short.
+    """
     roomy = os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > ROOMY
     return MEMORY if roomy and "TMPDIR" not in os.environ else None
 
@@ -34,9 +35,10 @@ def folder() -> Iterator[Path]:
 
 @contextmanager
 def shared_folder() -> Iterator[Path]:
-    """A new folder of which all ranks know. It goes when every rank is done, or with the process where one has failed.
+    """A new folder that all ranks know. It is deleted when every rank is done, or with the process where one has
+    failed.
 
-    A rank that leaves early, because the stack declines the case say, must not take it from those that come after.
+    A rank that leaves early, for example because the stack declines the case, must not delete it for later ranks.
     """
     own = tempfile.mkdtemp(prefix="checkpoints-", dir=scratch()) if here().rank == 0 else ""
     (at, *_) = gathered(own)

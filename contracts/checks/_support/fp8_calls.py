@@ -1,4 +1,4 @@
-"""Recipes in FP8, and calls through their blocks. Widths are multiples of 32, and none of 128."""
+"""Recipes in FP8, and calls through their blocks. Widths are multiples of 32, but not of 128."""
 
 from __future__ import annotations
 
@@ -55,7 +55,9 @@ def call_of(
 
 
 def history(shapes: Mapping[str, Shape]) -> dict[str, Tensor]:
-    """Buffers of delayed scaling: rings of zeros, scales at which values of about 1 use a part of the format."""
+    """Buffers of delayed scaling: zero amax histories, and scales at which values of about 1 use a part of the format's
+    range.
+    """
     import torch
 
     found = {}

@@ -1,4 +1,4 @@
-"""NAM56R at its true size, spread in lanes; its parameters counted by hand, and what a step sends sorted by purpose."""
+"""NAM56R at true size, in lanes; its parameters counted by hand, and the messages of a step sorted by purpose."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ PARAMETERS = {
 ENDS = (D, 2 * 65536 * D, 0)  # final norm; embedding and output projection
 BYTES = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "bfloat16": 2, "float16": 2, "uint8": 1, "bool": 1}
 LITTLE = 1 << 16
-"""Bytes of a step for norms, losses and counts together."""
+"""Bytes per step for norms, losses and counts together."""
 
 Purpose = Literal["weights", "gradients", "stream", "copies", "rows", "counts", "shared rows", "messages", "rest"]
 
 
 class Stack(Rehearsing, Protocol):
-    """Who is asked here."""
+    """What these checks ask of a stack."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +62,7 @@ class Lane:
 
     @property
     def dp(self) -> int:
-        """Ranks that read other sequences."""
+        """The number of ranks that read other sequences."""
         return len(self.shard) * len(self.copies)
 
 
@@ -86,7 +86,7 @@ LANES: dict[str, Lane] = {
 
 
 def recipe_for(recipe: Recipe, lane: Lane) -> Recipe:
-    """One sequence for each microbatch of each rank that reads other ones."""
+    """One sequence per microbatch for each rank that reads other ones."""
     return replace(recipe, batch=Batch(micro=1, total=lane.dp * lane.execution.microbatches))
 
 
@@ -98,20 +98,20 @@ def step(stack: Stack, recipe: Recipe, lane: Lane, rank: int = 0, routing: Routi
 
 
 def parameters(recipe: Recipe, lane: Lane) -> tuple[int, int, int]:
-    """On a rank, before data parallelism cuts them: alike on all TP ranks, cut by TP, experts."""
+    """A rank's parameters before data parallelism cuts them: alike on all TP ranks, cut by TP, experts."""
     letters = [recipe.pattern[layer % len(recipe.pattern)] for layer in range(recipe.depth)]
     alike, cut, experts = (sum(each) for each in zip(ENDS, *(PARAMETERS[letter] for letter in letters), strict=True))
     return alike, cut // len(lane.tp), experts // (len(lane.ep) * _etp(lane))
 
 
 def _etp(lane: Lane) -> int:
-    """Ranks that have a part of each expert."""
+    """The number of ranks that hold a part of each expert."""
     degrees = lane.execution.degrees
     return degrees.etp or degrees.tp
 
 
 def sorted_by_purpose(found: Rehearsal, lane: Lane) -> dict[Purpose, list[Sent]]:
-    """Everything that was issued, each under one purpose, by its kind and the ranks it goes over."""
+    """Everything that was issued, sorted by purpose, from its kind and the ranks it goes over."""
     sorts: dict[Purpose, list[Sent]] = {}
     for each in found.issued:
         sorts.setdefault(_purpose(each, found.groups[each.group], lane), []).append(each)
@@ -136,12 +136,14 @@ def _purpose(each: Sent, members: Group, lane: Lane) -> Purpose:
 
 
 def _is_stream(each: Sent) -> bool:
-    """Whether something goes through, or has the hidden width for a run of tokens; what is summed is a gradient."""
+    """Whether a message carries the residual stream: a gather, a scatter, or an all-reduce of its size; smaller ones
+    carry gradients.
+    """
     return each.op != "all_reduce" or elements(each) >= T * D // 64
 
 
 def over(found: Rehearsal, issued: list[Sent]) -> Counter[Group]:
-    """Elements that the rank puts in, by group."""
+    """Elements that the rank puts in, per group."""
     sums: Counter[Group] = Counter()
     for each in issued:
         sums[found.groups[each.group]] += elements(each)
@@ -153,7 +155,7 @@ def elements(each: Sent) -> int:
 
 
 def bytes_of(*issued: Sent) -> int:
-    """What a rank puts in."""
+    """The bytes that a rank puts in."""
     parts: Iterator[tuple[tuple[int, ...], str]] = (
         pair for each in issued for pair in zip(each.shapes, each.dtypes, strict=True)
     )
@@ -161,7 +163,7 @@ def bytes_of(*issued: Sent) -> int:
 
 
 def ring_bytes(found: Rehearsal) -> float:
-    """What the rank's link carries, as rings pass it on: of n ranks, (n - 1) / n of all that is reduced or gathered."""
+    """The bytes over the rank's link in a ring: with n ranks, (n - 1) / n of all that is reduced or gathered."""
     return sum(_ring(each, len(found.groups[each.group])) for each in found.issued)
 
 

@@ -1,4 +1,4 @@
-"""Recipes and lanes, as literals, that the checks about a launch share, and how its words and variables are read."""
+"""Recipes and lanes, as literals, for the checks on launches, and how their words and variables are read."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def inheriting(lane: Lane, **variables: str) -> Lane:
 
 
 def reaching(launch: Launch, lane: Lane) -> Mapping[str, str]:
-    """The environment that the ranks see: what was inherited, less what is unset, under what is set."""
+    """The environment that the ranks see: what is inherited, without what is unset, overridden by what is set."""
     kept = {name: value for name, value in lane.inherited.items() if name not in launch.unset}
     return {**kept, **launch.env}
 
@@ -73,7 +73,9 @@ def flags_of(argv: tuple[str, ...]) -> tuple[tuple[str, tuple[str, ...]], ...]:
 
 
 def said(argv: tuple[str, ...]) -> Mapping[str, str]:
-    """Flag → its values as one text; a switch has none. The last of a repeated flag, as most parsers have it."""
+    """Flag → its values as one text; empty for a switch. The last occurrence of a repeated flag wins, as in most
+    parsers.
+    """
     return {flag: " ".join(values) for flag, values in flags_of(argv)}
 
 

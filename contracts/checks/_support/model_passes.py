@@ -1,4 +1,4 @@
-"""Passes through whole models: the recipes, drawn weights, packed batches, and one call for one pass."""
+"""Passes through whole models: recipes, drawn weights, packed batches, and one call for one pass."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SHORT: Lengths = ((3, 4), (6, 1))
 
 
 def drawn(stack: Training, recipe: Recipe, *, mode: Mode = "nemo_native", seed: int = 0) -> dict[str, Array]:
-    """Drawn weights and buffers for a whole model, float64: of a size that makes every part of it felt."""
+    """Drawn weights and buffers for a whole model, in float64, large enough that every part matters."""
     import torch
 
     shapes = {name: Shape(dtype="float64", shape=each.shape) for name, each in stack.initial(recipe, mode).items()}
@@ -86,7 +86,7 @@ def tensor(value: Array | None) -> Tensor:
 
 
 def differs_from_its_definition(stack: Training, recipe: Recipe, letters: str, weights: Arrays) -> str:
-    """In what a pass differs from the oracle of whole models: logits, then gradients; nothing if it does not."""
+    """How a pass differs from the oracle of whole models: logits, then gradients; empty if it does not."""
     import torch
 
     numerics, oracle = instruments.numerics, instruments.oracles.model
@@ -114,7 +114,7 @@ def differs_from_its_definition(stack: Training, recipe: Recipe, letters: str, w
 
 
 def not_changed_from(one: Array, other: Array, first: int) -> str:
-    """In what two answers (B, T, …) fail to differ in row 0 from position `first` on and nowhere else."""
+    """How two answers (B, T, …) fail to differ in row 0 from position `first` on, and only there."""
     left, right = tensor(one), tensor(other)
     changes_BT = (left - right).abs().amax(-1) > 1e-12 * left.abs().max()
     if bool(changes_BT[1:].any()):

@@ -1,6 +1,6 @@
-"""Two runs from the same whole weights and batches, on one rank and on several, and what tells them apart.
+"""Two runs from the same whole weights and batches, on one rank and on several, and how they differ.
 
-Experts and routers weigh more than the rest, so that what goes wrong in them is not lost beside the residual stream.
+Experts and routers get larger weights, so that their errors are not lost beside the residual stream.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ BIASED = replace(
     ),
 )  # fmt: skip
 ROWS = (((16,), 13), ((4, 12), 0), ((1, 5, 10), 6), ((13, 3), 0))
-"""Documents of each row, and how many labels are masked: 2, 14, 8 and 14 count."""
+"""Documents of each row, and how many of its labels are masked; 2, 14, 8 and 14 labels count."""
 
 
 def own(world: int, *, fsdp: bool = False, replicas: int = 1, **degrees: int) -> Execution:
@@ -52,7 +52,7 @@ def batches(steps: int) -> tuple[Tokens, ...]:
 
 
 def heavy(stack: Training, recipe: Recipe) -> Arrays:
-    """Drawn weights, those of experts and routers doubled."""
+    """Drawn weights, with those of experts and routers doubled."""
     drawn = instruments.numerics.tensors(uneven(table(stack, recipe)))
     strong = (".experts.", "router.weight")
     return instruments.numerics.arrays(
@@ -71,8 +71,9 @@ def both(
     steps: int = 0,
     at: frozenset[int] = frozenset(),
 ) -> list[tuple[Step, Step]]:
-    """(on one rank, on all) for each step, in float64; `steps` of them over the stack's own data if none is given.
-    What is observed is told of the steps `at` alone, of every one where that is empty."""
+    """For each step, in float64, the step on one rank and the step on all ranks. With no batches given, `steps` steps
+    run over the stack's own data. `observe` applies to the steps `at`, or to every step where `at` is empty.
+    """
     needs_layout(stack, execution.layout)
     session = Session(
         recipe=recipe,
@@ -89,7 +90,7 @@ def both(
 
 
 def told(alone: Step, many: Step) -> str:
-    """What somebody sees who looks at the loss and at the gradient's norm, as a curve shows them."""
+    """What the loss and the gradient's norm show, as precisely as a curve does."""
     found = []
     pairs = (("loss", many.losses.get("total", float("nan")), alone.losses["total"]),
              ("norm", many.grad_norm, alone.grad_norm))  # fmt: skip
@@ -100,7 +101,7 @@ def told(alone: Step, many: Step) -> str:
 
 
 def apart(alone: Step, many: Step, what: str, got: Arrays, want: Arrays, tolerance: Tolerance = FLOAT64_SCAN) -> str:
-    """In which tensors two steps differ, behind what the loss and the norm tell of it; nothing when they are alike."""
+    """In which tensors two steps differ, after what the loss and the norm show; empty when they agree."""
     words = instruments.numerics.named_apart(what, got, want, tolerance)
     return f"{told(alone, many)}: {words} (step {alone.number})" if words else ""
 
@@ -108,8 +109,9 @@ def apart(alone: Step, many: Step, what: str, got: Arrays, want: Arrays, toleran
 def gradients_apart(
     alone: Step, many: Step, *parts: str, what: str = "the gradient of", tolerance: Tolerance = FLOAT64_SCAN
 ) -> str:
-    """`apart` of the gradients, or of those whose names have one of these parts; what cancels in one of them is as
-    large as the others are."""
+    """`apart` for the gradients, or for those whose names contain one of `parts`. The scale comes from all gradients,
+    because a single one may cancel to rounding.
+    """
     got, want = (some(step.gradients, *(parts or ("",))) for step in (many, alone))
     words = instruments.numerics.named_apart(
         what, got, want, tolerance, scale=instruments.numerics.scale_of(alone.gradients)
@@ -118,7 +120,7 @@ def gradients_apart(
 
 
 def losses_apart(alone: Step, many: Step, *names: str) -> str:
-    """The first loss on which two steps do not agree; all losses when none is named."""
+    """The first loss on which two steps differ; all losses are compared when none is named."""
     for name in names or alone.losses:
         found, want = many.losses.get(name, float("nan")), alone.losses[name]
         if not abs(found - want) <= 1e-11 * max(1.0, abs(want)):
@@ -127,12 +129,12 @@ def losses_apart(alone: Step, many: Step, *names: str) -> str:
 
 
 def some(arrays: Arrays, *parts: str) -> dict[str, Array]:
-    """Those of some tensors whose names have one of these parts."""
+    """The tensors whose names contain one of `parts`."""
     return {name: each for name, each in arrays.items() if any(part in name for part in parts)}
 
 
 def biases_apart(alone: Step, many: Step, assignments: int) -> str:
-    """How a router's counts of a step, or the biases that they moved, are wrong; nothing when they are right."""
+    """How a router's counts of a step, or the biases updated from them, are wrong; empty when they are right."""
     for name, counts in instruments.numerics.tensors(some(many.seen, ".counts")).items():
         if int(counts.sum()) != assignments:
             return f"{name} has {int(counts.sum())} assignments, expected {assignments}"

@@ -1,6 +1,6 @@
 """What the checks on checkpoints of several ranks share: a recipe, layouts that save and load it, and a common verdict.
 
-A rank that fails alone leaves the others in the next collective; what one rank finds is therefore told to all before
+A rank that fails alone leaves the others in the next collective. All ranks therefore learn what one rank found before
 any of them asserts.
 """
 
@@ -23,7 +23,7 @@ SPREAD = replace(SHORT, name="short-spread", seq_length=18)
 SPREAD_MUON = replace(SPREAD, name="short-spread-muon", optim=replace(SPREAD.optim, rule="muon"))
 
 EVEN = replace(SPREAD, name="short-even", batch=replace(SPREAD.batch, total=4))
-"""A batch that stages can cut into as many microbatches as there are stages."""
+"""A batch that divides into as many microbatches as there are pipeline stages."""
 EVEN_MUON = replace(EVEN, name="short-even-muon", optim=SPREAD_MUON.optim)
 
 SCALED = replace(
@@ -36,7 +36,7 @@ SCALED = replace(
     dtype="bf16",
     fp8=Fp8(scaling="delayed"),
 )
-"""With scales of steps before, which each rank has from the tokens that it saw; its widths are whole tiles."""
+"""FP8 with scales from earlier steps, which each rank derives from the tokens it saw; widths are whole tiles."""
 
 STATE: frozenset[Observed] = frozenset({"weights", "optimizer", "buffers"})
 ONE = Execution(precision="float64")
@@ -67,14 +67,14 @@ EP4_BORROWED = Execution(
 
 
 def place(at: Path, execution: Execution) -> Path:
-    """Where a run saves: ranks that train alone each for themselves, others together."""
+    """Where a run saves: single-rank runs each in their own folder, runs of several ranks in one."""
     own = at / f"{shown(execution)}-{here().rank if execution.world == 1 else 'all'}"
     own.mkdir(exist_ok=True, parents=True)
     return own
 
 
 def shown(execution: Execution) -> str:
-    """An execution in a word, for messages and names of folders."""
+    """An execution in a word, for messages and folder names."""
     degrees = execution.degrees
     sizes = {"tp": degrees.tp, "ep": degrees.ep, "pp": degrees.pp, "cp": degrees.cp, "copies": execution.replicas}
     words = [f"{name}{size}" for name, size in sizes.items() if size > 1]
@@ -86,13 +86,13 @@ def shown(execution: Execution) -> str:
 
 
 def found_first(words: str) -> str:
-    """What the first rank that found something found, said on every rank; empty when none did."""
+    """The finding of the first rank that has one, on every rank; empty when no rank has any."""
     told = gathered(words)
     return next((f"rank {rank}: {each}" for rank, each in enumerate(told) if each), "")
 
 
 def state_unlike(got: Step, want: Step) -> str:
-    """In what two states differ to the bit, one tensor of each kind."""
+    """How two states differ bit for bit, one tensor of each kind."""
     kinds: tuple[tuple[str, Arrays, Arrays], ...] = (
         ("buffers", got.buffers, want.buffers), ("optimizer", got.optimizer, want.optimizer),
         ("weights", got.weights, want.weights), ("rng", got.rng, want.rng),

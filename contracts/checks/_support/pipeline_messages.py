@@ -29,7 +29,7 @@ SENT: dict[str, Flow] = {
 
 
 def messages_seen(stack: Messaging, recipe: Recipe, execution: Execution) -> Messages:
-    """Two steps: the first is where stages get to know each other."""
+    """The messages of two steps; in the first, stages may exchange shapes."""
     precise = replace(execution, precision="float64")
     return stack.messages(Session(recipe=recipe, steps=2, execution=precise, batches=given(2)))
 

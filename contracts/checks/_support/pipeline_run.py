@@ -1,6 +1,6 @@
 """What the checks on pipelines share: models cut into stages, how they run, and the comparison with one rank.
 
-The oracle is the same stack on one rank, which every rank runs by itself: same whole weights, same whole batches.
+The oracle is the same stack on one rank, which every rank runs alone, with the same whole weights and whole batches.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from contracts.spec.training import Execution, Observed, Session, Step, Tokens, 
 
 STAGED = replace(LETTERS, name="staged", pattern="AEMRE", depth=5, seq_length=16, batch=replace(LETTERS.batch, total=4))
 HALVES = replace(STAGED, pattern="AE|MRE")
-"""Two unequal stages, each with experts; layer 0 is the only A."""
+"""Two unequal stages, each with experts; layer 0 is the only attention layer."""
 QUARTERS = replace(STAGED, pattern="A|E|MR|E")
 BIASED = replace(
     HALVES,
@@ -53,7 +53,7 @@ def given(steps: int) -> tuple[Tokens, ...]:
 
 
 def heavy(stack: Training, recipe: Recipe) -> Arrays:
-    """Weights whose experts and routers weigh more than the rest, so that what goes wrong there shows."""
+    """Weights with larger experts and routers, so that their errors show."""
     tensors = instruments.numerics.tensors(uneven(table(stack, recipe)))
     scaled = {
         name: 2 * each if ".experts." in name or "router.weight" in name else each for name, each in tensors.items()
@@ -64,7 +64,7 @@ def heavy(stack: Training, recipe: Recipe) -> Arrays:
 def both(
     stack: Training, recipe: Recipe, execution: Execution, batches: tuple[Tokens, ...], *observe: Observed
 ) -> tuple[Trained, Trained]:
-    """A run on one rank and the run of all, from the same whole weights, in float64."""
+    """A run on one rank and the run on all ranks, from the same whole weights, in float64."""
     session = Session(
         recipe=recipe, steps=len(batches), execution=Execution(precision="float64"), batches=batches,
         weights=heavy(stack, recipe), observe=frozenset(observe),
@@ -74,7 +74,7 @@ def both(
 
 
 def losses_apart(many: Step, one: Step) -> str:
-    """The first loss of which the runs do not agree, in words."""
+    """The first loss on which the runs differ, in words."""
     for name, want in one.losses.items():
         found = many.losses.get(name, float("nan"))
         if not abs(found - want) <= 1e-10 * max(1.0, abs(want)):
@@ -83,23 +83,23 @@ def losses_apart(many: Step, one: Step) -> str:
 
 
 def unlike(many: Step, one: Step, what: str, got: Arrays, want: Arrays) -> str:
-    """In what tensors of the two runs differ, and what loss and norm by themselves tell; nothing when alike."""
+    """In which tensors the two runs differ, and what loss and norm alone show; empty when they agree."""
     words = instruments.numerics.named_apart(what, got, want, FLOAT64_SCAN)
     return f"{told(many, one)}: {words} (step {one.number})" if words else ""
 
 
 def gradients_unlike(many: Step, one: Step, what: str = "the gradient of") -> str:
-    """`unlike` of the gradients: what cancels in one of them is as large as the others are."""
+    """`unlike` for the gradients. The scale comes from all gradients, because a single one may cancel to rounding."""
     words = instruments.numerics.gradients_apart(what, many.gradients, one.gradients, FLOAT64_SCAN)
     return f"{told(many, one)}: {words} (step {one.number})" if words else ""
 
 
 def told(many: Step, one: Step) -> str:
-    """What somebody who looks at the loss and at the gradient's norm alone would see."""
+    """What the loss and the gradient's norm alone show."""
     loss = _seen("loss", many.losses.get("total", float("nan")), one.losses["total"])
     return f"{loss}, {_seen('norm', many.grad_norm, one.grad_norm)}"
 
 
 def _seen(name: str, got: float, want: float) -> str:
-    """A figure off by 1e-4 of itself is what a curve would show at best."""
+    """Whether a curve would show the difference; at best it shows a relative one of 1e-4."""
     return f"{name} agrees" if abs(got - want) <= 1e-4 * abs(want) else f"{name} is {got:.6g} and not {want:.6g}"

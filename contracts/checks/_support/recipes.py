@@ -1,4 +1,4 @@
-"""Recipes for the checks on numbers: small, and every ratio that hides a fault when it is 1 is kept above 1.
+"""Recipes for the checks on numbers: small, with every ratio that would hide a bug at 1 kept above 1.
 
 GQA 4:2 heads, top-k 3 of 12 experts, 4 SSM heads in 2 groups of 16 states against heads of 8, a depth that the
 pattern's length does not divide, widths that are no powers of two.
@@ -31,7 +31,7 @@ SMALL = Recipe(
 """Layer 0 is A, 1 E, 2 M, 11 R."""
 
 DENSE = replace(SMALL, name="dense", pattern="AE", depth=4, moe=None, activation="swiglu")
-"""Attention and MLPs alone, as a plain transformer has them: every stack of the field can be asked these cases."""
+"""Attention and MLPs only, as in a plain transformer: any stack can run these cases."""
 
 SMALL_MLA = replace(SMALL, name="small-mla", mla=Mla(q_lora=12, kv_lora=10, qk_head=6, qk_rope=4, v_head=8))
 SMALL_DSA = replace(SMALL_MLA, name="small-dsa", dsa=Dsa(a_ranks=(0, 2), index_heads=5, index_head_dim=8, top_k=5))

@@ -1,4 +1,4 @@
-"""Runs as literals, that the checks about receipts and comparisons share."""
+"""Recorded runs as literals, for the checks on receipts and comparisons."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ FINDING = Finding(
 PLACES = tuple(
     Place(local_rank=rank, device=rank, bus=f"0000:{rank}b:00.0", nic=f"mlx5_{rank // 2}") for rank in range(8)
 )
-# The first step compiles for five minutes; the window is the two after it, so 524 288 tokens in 8 s, 65 536 tokens/s.
+# The first step compiles for five minutes. The next two are measured: 524 288 tokens in 8 s, 65 536 tokens/s.
 # The mean of the two rates would be 87 381.3, and all four steps together give 3 276.8.
 STEPS = (
     ReportedStep(number=0, seconds=308.0, tokens=TOKENS, loss=11.09, grad_norm=9.0),
@@ -145,7 +145,7 @@ RECEIPT = Receipt(
 
 
 def exporting(facts: LaunchedRun, **variables: str) -> LaunchedRun:
-    """The same run, launched from a shell that exports some more variables."""
+    """The same run, launched from a shell that exports further variables."""
     return replace(facts, lane=replace(facts.lane, inherited={**facts.lane.inherited, **variables}))
 
 

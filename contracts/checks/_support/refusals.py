@@ -1,4 +1,4 @@
-"""How checks ask for a refusal: the one helper that several subjects share."""
+"""How checks ask for a refusal."""
 
 from __future__ import annotations
 

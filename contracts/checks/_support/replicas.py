@@ -1,4 +1,4 @@
-"""Tensors that every rank holds whole: whether all ranks hold the same, to the bit."""
+"""Whether tensors that every rank holds whole are bit-identical on all ranks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from contracts.spec.array import Arrays
 
 
 def replicas_apart(held: Arrays) -> str:
-    """Which tensors another rank has with other bits, or not at all; nothing where all hold the same. All ranks ask."""
+    """Tensors that are not bit-identical on another rank, or missing there; empty where all agree. All ranks must call
+    it.
+    """
     mine = {name: each.fingerprint for name, each in held.items()}
     for rank, other in enumerate(gathered(mine)):
         unequal = sorted(name for name in mine.keys() | other.keys() if mine.get(name) != other.get(name))

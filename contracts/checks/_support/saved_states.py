@@ -1,6 +1,7 @@
-"""States that checkpoints are tried with, and the folders they are written to.
+"""States for the checks on checkpoints, and the folders they are written to.
 
-More than ten experts, more than ten files, a scalar, an empty tensor, and every kind of number that training keeps.
+They have more than ten experts, more than ten files, a scalar, an empty tensor, and every kind of number that training
+keeps.
 """
 
 from __future__ import annotations
@@ -39,13 +40,13 @@ LITTLE = {name: SHAPES[name] for name in (BIAS, STEPS_TAKEN)}
 
 
 def state(step: int, shapes: Mapping[str, Shape] = SHAPES) -> Snapshot:
-    """A state of a step: no two steps share a number."""
+    """The state of a step: no two steps share a number."""
     tensors = {name: _drawn(name, each, step) for name, each in shapes.items()}
     return Snapshot(step=step, tensors=tensors, position={"sample": 64 * step + 3, "tokens": 10**9 * step}, recipe="r1")
 
 
 def target(of: Snapshot) -> Snapshot:
-    """Something of the same kind to load into, whose numbers are none of any state's."""
+    """A state of the same structure to load into, with numbers of no other state."""
     tensors = {name: _drawn(name, Shape(dtype=each.dtype, shape=each.shape), -1) for name, each in of.tensors.items()}
     return Snapshot(step=-1, tensors=tensors, position={"sample": -1, "tokens": -1}, recipe=of.recipe)
 
@@ -77,7 +78,7 @@ def files(below: Path) -> set[Path]:
 
 
 def unlike(got: Snapshot, want: Snapshot) -> str:
-    """In what two states differ, in words; empty when they are the same to the bit."""
+    """How two states differ, in words; empty when they are bit-identical."""
     if got.step != want.step:
         return f"its step is {got.step}, expected {want.step}"
     if dict(got.position) != dict(want.position):
@@ -86,7 +87,7 @@ def unlike(got: Snapshot, want: Snapshot) -> str:
 
 
 def tensors_unlike(got: Arrays, want: Arrays) -> str:
-    """By bits, so that NaN is NaN and -0.0 is not 0.0."""
+    """How tensors differ bit for bit, so that NaN equals NaN and -0.0 does not equal 0.0."""
     for name in sorted(want.keys() & got.keys()):
         if got[name].dtype != want[name].dtype:
             return f"{name} is {got[name].dtype}, expected {want[name].dtype}"

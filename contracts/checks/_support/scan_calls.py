@@ -1,7 +1,7 @@
-"""What the M and R blocks are fed, and how their answers are held against an oracle.
+"""Inputs of the M and R blocks, and how their answers are compared with an oracle.
 
-A case is a `Fed`: the lengths of the documents in each row, whether a state is given, the dtype, the recipe, and
-weights that are set instead of drawn. Everything else is drawn from names.
+A case is a `Fed`: the lengths of the documents in each row, whether there is an initial state, the dtype, the recipe,
+and weights that are set instead of drawn. Everything else is drawn from names.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Fed:
 
     @property
     def tolerances(self) -> tuple[Tolerance, Tolerance]:
-        """For the outputs and for the gradients."""
+        """The tolerances for outputs and for gradients."""
         return (FLOAT64, FLOAT64_SCAN) if self.dtype == "float64" else (FLOAT32_SCAN, FLOAT32_SCAN)
 
     def state_shapes(self) -> dict[str, tuple[int, ...]]:
@@ -69,7 +69,7 @@ class Fed:
 
 @dataclass(frozen=True, kw_only=True)
 class Inputs:
-    """The tensors of a case, float64, rounded to its dtype."""
+    """The tensors of a case in float64, rounded to its dtype."""
 
     weights: dict[str, Tensor]
     x: Tensor
@@ -79,7 +79,7 @@ class Inputs:
 
 
 def drawn(stack: Blocks, fed: Fed) -> Inputs:
-    """The inputs of a case, by the names and the shapes that the stack holds."""
+    """The inputs of a case, drawn for the names and shapes that the stack holds."""
     import torch
 
     fixtures, rows, hidden = instruments.fixtures, len(fed.lengths), fed.recipe.hidden
@@ -108,7 +108,7 @@ def where(block: str) -> tuple[int, Any]:
 
 
 def call(fed: Fed, inputs: Inputs, *, backward: bool = True, packed: bool | None = None) -> BlockCall:
-    """The question; document numbers are given where a row holds several."""
+    """The call to the stack; document numbers are given where a row holds several documents."""
     import torch
 
     fixtures, dtype = instruments.fixtures, getattr(torch, fed.dtype)
@@ -133,7 +133,7 @@ def run(stack: Blocks, fed: Fed, inputs: Inputs, *, backward: bool = True) -> Bl
 
 
 def part(inputs: Inputs, tokens: slice, state: Mapping[str, Tensor] | None = None, row: int | None = None) -> Inputs:
-    """Some tokens of the inputs, of every row or of one, after the given state or none."""
+    """Some tokens of the inputs, of every row or of one, with the given state before them or none."""
     rows = slice(None) if row is None else slice(row, row + 1)
     return replace(
         inputs,
@@ -169,7 +169,7 @@ def equals_its_definition(
 def agree(
     got: BlockRun, y: Tensor, state: Mapping[str, Tensor], gradients: Mapping[str, Tensor] | None, fed: Fed
 ) -> None:
-    """The answers of a block are these, within the tolerances of the case."""
+    """Require that the answers of a block equal these, within the tolerances of the case."""
     numerics, (close, closely) = instruments.numerics, fed.tolerances
     words = numerics.apart("y", got.y, y, close)
     assert not words, words
@@ -181,7 +181,7 @@ def agree(
 
 
 def on_the_circle(state: Mapping[str, Tensor]) -> Any:
-    """The state with angles as points of a circle: 0 and 2π are one angle."""
+    """The state with angles as points on a circle: 0 and 2π are the same angle."""
     import torch
 
     found = dict(state)
@@ -192,7 +192,7 @@ def on_the_circle(state: Mapping[str, Tensor]) -> Any:
 
 
 def sees_nothing_of_the_future(stack: Blocks, fed: Fed, at: int) -> None:
-    """Changing tokens from `at` on in row 0 leaves what came before, and other rows, bit for bit; so do gradients."""
+    """Changes from token `at` on in row 0 leave earlier positions and other rows bit-identical, and so do gradients."""
     import torch
 
     inputs = drawn(stack, fed)
@@ -219,7 +219,7 @@ def sees_nothing_of_the_future(stack: Blocks, fed: Fed, at: int) -> None:
 
 
 def keeps_documents_apart(stack: Blocks, fed: Fed) -> None:
-    """Other tokens in one document change no other, bit for bit, neither output nor gradient."""
+    """Other tokens in one document leave all other documents bit-identical, in output and gradient."""
     import torch
 
     numerics, inputs = instruments.numerics, drawn(stack, fed)
@@ -238,7 +238,7 @@ def keeps_documents_apart(stack: Blocks, fed: Fed) -> None:
 
 
 def gives_each_document_what_it_gets_alone(stack: Blocks, fed: Fed) -> None:
-    """Output and gradient by x of each document, and the state after the last, are those it has in a row alone."""
+    """Each document has the output and gradient by x that it has alone in a row; the last one has its state, too."""
     import torch
 
     numerics, inputs = instruments.numerics, drawn(stack, fed)
@@ -263,7 +263,7 @@ def gives_each_document_what_it_gets_alone(stack: Blocks, fed: Fed) -> None:
 
 
 def passes_its_state(stack: Blocks, fed: Fed, at: int) -> None:
-    """Two calls, the second with the state of the first, give what one call gives; so does the last state."""
+    """Two calls, the second with the state of the first, give what one call gives, including the last state."""
     import torch
 
     numerics, inputs = instruments.numerics, drawn(stack, fed)
@@ -295,7 +295,7 @@ def holds(
 
 
 def reaches(got: BlockRun, name: str, rows: int, head: int, expected: list[int]) -> None:
-    """What a head's output has a gradient by: which parts of a weight, of so many rows each."""
+    """Which parts of a weight, of so many rows each, have a gradient from a head's output."""
     import torch
 
     gradient = instruments.numerics.tensor(got.gradients[f"mixer.{name}"])

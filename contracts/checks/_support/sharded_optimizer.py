@@ -1,4 +1,4 @@
-"""The layouts on which several ranks begin and update in mixed precision."""
+"""The layouts on which several ranks start and update in mixed precision."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The run on one rank, which every layout of the same model is held against."""
+"""The run on one rank, which every layout of the same model is compared with."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from contracts.spec.training import Session, Trained, Training
 
 
 def on_one_rank(stack: Training, session: Session) -> Trained:
-    """A run that each rank takes by itself. Nothing may be saved or loaded in it, or drawn from generators.
+    """A run that each rank does alone. It must not save, load, or draw from random generators.
 
-    A party on the stand is asked for it once, and is held to what it said when the next layout comes. Any other stack
-    is asked each time.
+    A stack with `recall`, as the gate wraps it, runs it once, and later layouts reuse the answer. Any other stack runs
+    it each time.
     """
     recall = getattr(stack, "recall", None)
     trained: Trained = stack.train(session) if recall is None else recall("train", session)

@@ -1,4 +1,4 @@
-"""The small model whose parameters the capacity checks count by hand, and what they read out of a budget."""
+"""The small model whose parameters the capacity checks count by hand, and how they read a budget."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def needs_layout(stack: Party, layout: Layout) -> None:
 
 
 def any_layout(stack: Party) -> Layout:
-    """A layout that the stack builds, for cases that are about none."""
+    """A layout that the stack builds, for cases that do not depend on one."""
     return "own-axis" if "own-axis" in stack.layouts else "borrowed"
 
 

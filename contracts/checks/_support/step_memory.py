@@ -1,4 +1,4 @@
-"""A model that fits every card, and what is asked about the memory of its step."""
+"""A model that fits every card, and the stack that the checks on step memory ask."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from contracts.spec.recipe import Batch, Mamba, Moe, Recipe
 
 
 class Stack(Capacity, Devices, Protocol):
-    """Who is asked here."""
+    """What these checks ask of a stack."""
 
     def launch(self, recipe: Recipe, lane: Lane) -> Launch:
         """As in `spec.stack`."""

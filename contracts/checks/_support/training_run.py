@@ -44,7 +44,7 @@ ROWS: tuple[tuple[tuple[int, ...], int], ...] = (  # documents of each row of 13
 
 
 def batch(name: str, vocab: int = LETTERS.vocab, rows: tuple[tuple[tuple[int, ...], int], ...] = ROWS) -> Tokens:
-    """A packed batch whose rows have unequal documents and unequally many labels; masked labels stand in front."""
+    """A packed batch whose rows have unequal documents and unequal numbers of labels; masked labels come first."""
     documents_BT = instruments.fixtures.documents(tuple(lengths for lengths, _ in rows))
     tokens_BT = instruments.fixtures.integers(name, tuple(documents_BT.shape), vocab)
     labels_BT = tokens_BT.roll(-1, 1)
@@ -89,11 +89,11 @@ def table(stack: Training, recipe: Recipe) -> tuple[Parameter, ...]:
 
 
 def uneven(rows: tuple[Parameter, ...]) -> Arrays:
-    """Weights for a model: none of them zero and no vector all alike, so that each element shows how it is moved."""
+    """Weights for a model, all nonzero and no vector constant, so that each element shows how it moves."""
     return dict(_drawn(tuple((row.name, row.shape) for row in rows)))
 
 
-@functools.lru_cache(maxsize=32)  # every layout of a model begins from the same weights
+@functools.lru_cache(maxsize=32)  # every layout of a model starts from the same weights
 def _drawn(shapes: tuple[tuple[str, tuple[int, ...]], ...]) -> Arrays:
     named = {name: Shape(dtype="float64", shape=shape) for name, shape in shapes}
     return instruments.numerics.arrays(instruments.fixtures.weights(named))

@@ -1,11 +1,10 @@
 """What the checks on transformers with experts share: recipes that many stacks can run, layouts, runs in float32.
 
-Attention and experts alone, in pairs, and one recipe with a scan; no packed documents and no auxiliary loss: what is
-left is what the field's stacks have in common. Every size divides by 4 and by 16 bytes, because grouped products of
-real stacks want it.
+Recipes are pairs of attention and experts, and one with a scan, without packed documents and auxiliary losses: that is
+what stacks have in common. Every size divides by 4 and by 16 bytes, because grouped products of real stacks want it.
 
-The oracle is the same stack on one rank. float32 is what they all offer, so that bounds are wider than in `layouts`
-and gradients of the first step, from the same whole weights, say the most: Adam makes signs of what is rounding.
+The oracle is the same stack on one rank. Every stack offers float32, so bounds are wider than in `parallel.layouts`,
+and the gradients of the first step, from the same whole weights, say the most: Adam turns rounding into signs.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ GROUPED_EXPERTS = Recipe(
     dtype="fp32",
     hbm_gb=2,
 )
-"""Query heads in groups with a norm, gates by a softmax over the chosen, no shared expert."""
+"""Grouped-query attention with a QK norm, gates by a softmax over the chosen experts, no shared expert."""
 LATENT_EXPERTS = replace(
     GROUPED_EXPERTS,
     name="latent-experts",
@@ -55,23 +54,23 @@ LATENT_EXPERTS = replace(
         route_scale=1.5, bias_rate=0.25,
     ),
 )  # fmt: skip
-"""Latent attention, gates by sigmoids with a bias that selects, a shared expert."""
+"""Latent attention, sigmoid gates with a selection bias, a shared expert."""
 
 DENSE = replace(GROUPED_EXPERTS, name="dense", moe=None)
-"""The same with an MLP in the place of the experts: a plain transformer."""
+"""The same with an MLP in place of the experts: a plain transformer."""
 
 HYBRID_EXPERTS = replace(
     GROUPED_EXPERTS, name="hybrid-experts", pattern="AEME", mamba=Mamba(heads=8, head_dim=8, state=8, groups=4)
 )
-"""The same with every second attention a scan: a hybrid of the three blocks that several stacks of the field have."""
+"""The same with a scan in place of every second attention: a hybrid of three blocks that several stacks have."""
 
 IN_HALVES = {"pattern": "AE|AE", "depth": 4}
 IN_QUARTERS = {"pattern": "AE|AE|AE|AE", "depth": 8}
 MASKED = (13, 0, 6, 3)
-"""Labels at the beginning of each row that do not count: 2, 15, 9 and 12 do."""
+"""How many labels at the beginning of each row do not count; 2, 15, 9 and 12 labels do."""
 IDLE = (tuple(range(8)), (12, 13, 14, 15))
-"""Experts that a selection bias keeps from being chosen, in the first layer that routes and in the second: with two
-ranks of experts, one has no work in the first."""
+"""Experts that a selection bias keeps idle, in the first routed layer and in the second: under ep2, one rank has no
+work in the first."""
 
 Cell = tuple[Recipe, Execution, int]
 
@@ -88,7 +87,7 @@ def cell(recipe: Recipe, world: int, *, layout: Layout = "borrowed", fsdp: bool 
 
 
 def laid_out(stack: Training, execution: Execution) -> Execution:
-    """The execution in the layout of the stack: without expert parallel the two layouts are the same ranks.
+    """The execution in the layout of the stack: without expert parallel, the two layouts have the same ranks.
 
     Raises:
         NotOffered: when there is expert parallel and the stack does not build the layout.
@@ -100,7 +99,7 @@ def laid_out(stack: Training, execution: Execution) -> Execution:
 
 
 def batches(steps: int) -> tuple[Tokens, ...]:
-    """Whole rows, one document each, unequally many of whose labels count."""
+    """Whole rows, one document each, with unequal numbers of labels that count."""
     found = []
     for step in range(steps):
         tokens_BT = instruments.fixtures.integers(f"transformers {step}", (4, 16), GROUPED_EXPERTS.vocab)
@@ -113,7 +112,7 @@ def batches(steps: int) -> tuple[Tokens, ...]:
 
 
 def heavy(stack: Training, recipe: Recipe) -> Arrays:
-    """Drawn weights in float32, those of experts and routers doubled: a residual stream hides dead experts."""
+    """Drawn weights in float32, with those of experts and routers doubled: a residual stream hides dead experts."""
     drawn = instruments.numerics.tensors(uneven(table(stack, recipe)))
     strong = (".experts.", "router.weight")
     return instruments.numerics.arrays(
@@ -137,7 +136,7 @@ def idling(stack: Training, recipe: Recipe) -> Arrays:
 
 
 def session(stack: Training, recipe: Recipe, execution: Execution, steps: int, *observe: Observed) -> Session:
-    """Steps from drawn weights; routers with biases begin with idle experts."""
+    """Steps from drawn weights; routers with biases start with idle experts."""
     return Session(
         recipe=recipe, steps=steps, execution=laid_out(stack, execution), batches=batches(steps),
         weights=heavy(stack, recipe), buffers=idling(stack, recipe), observe=frozenset(observe),
@@ -152,14 +151,16 @@ def both(
     *observe: Observed,
     at: frozenset[int] = frozenset(),
 ) -> list[tuple[Step, Step]]:
-    """(on one rank, on all) for each step; what is observed is told of the steps `at` alone, where some are named."""
+    """For each step, the step on one rank and the step on all ranks; `observe` applies to the steps `at`, where some
+    are named.
+    """
     asked = replace(session(stack, recipe, execution, steps, *observe), at=at)
     alone = replace(asked, execution=Execution(precision="float32", layout=asked.execution.layout))
     return list(zip(on_one_rank(stack, alone).steps, stack.train(asked).steps, strict=True))
 
 
 def told(alone: Step, many: Step) -> str:
-    """What somebody sees who looks at the loss and at the gradient's norm, as a curve shows them."""
+    """What the loss and the gradient's norm show, as precisely as a curve does."""
     pairs = (("loss", many.losses.get("total", float("nan")), alone.losses["total"]),
              ("norm", many.grad_norm, alone.grad_norm))  # fmt: skip
     found = []
@@ -172,13 +173,13 @@ def told(alone: Step, many: Step) -> str:
 def apart(
     alone: Step, many: Step, what: str, got: Arrays, want: Arrays, tolerance: Tolerance = FLOAT32_TRANSFORMER
 ) -> str:
-    """In which tensors two steps differ, behind what the loss and the norm tell of it; nothing when they are alike."""
+    """In which tensors two steps differ, after what the loss and the norm show; empty when they agree."""
     words = instruments.numerics.named_apart(what, got, want, tolerance)
     return f"{told(alone, many)}: {words} (step {alone.number}, rank {here().rank})" if words else ""
 
 
 def gradients_apart(alone: Step, many: Step, tolerance: Tolerance = FLOAT32_TRANSFORMER) -> str:
-    """`apart` of the gradients: what cancels in one of them is as large as the others are."""
+    """`apart` for the gradients. The scale comes from all gradients, because a single one may cancel to rounding."""
     words = instruments.numerics.gradients_apart("the gradient of", many.gradients, alone.gradients, tolerance)
     return f"{told(alone, many)}: {words} (step {alone.number}, rank {here().rank})" if words else ""
 
@@ -205,10 +206,10 @@ def entries(arrays: Arrays, entry: str) -> dict[str, Array]:
 
 
 def moved_apart(before: Arrays, got: Arrays, want: Arrays, bound: float) -> str:
-    """Where weights moved otherwise than they should have, by the L2 distance of the movement over its length.
+    """Where weights moved differently, by the L2 distance between the movements over the length of the expected one.
 
-    L2 alone: Adam turns the rounding of a gradient that is next to nothing into a whole step of another sign, so that
-    single elements may be off by twice a step in a run that has no fault.
+    L2 only: Adam turns the rounding of a gradient near zero into a full step of either sign, so that single elements
+    may be off by two steps in a run without a bug.
     """
     numerics = instruments.numerics
     start, found, right = (numerics.tensors(each) for each in (before, got, want))

@@ -1,4 +1,4 @@
-"""Whether a plan fits a card: a budget that names its parts, cards in bytes, thresholds, and what counts as proof."""
+"""Whether a plan fits a card: the parts of a budget, the bytes of a card, thresholds, and what counts as proof."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ NAMED = {  # recipe, plan → the letters of each stage, in model order
 
 @contract("MEM-02", asks="budget", cases=NAMED, source="hub: memory budget anatomy; playbook")
 def a_budget_names_its_parts(stack: Capacity, recipe: Recipe, spread: Spread, letters: str) -> None:
-    """A budget names weights, gradients, optimizer, activations, routing buffers, communication and reserve for each
-    pipeline stage, with the arithmetic of each line; lines add up to stages, and the heaviest stage decides.
+    """A budget lists weights, gradients, optimizer, activations, routing buffers, communication and reserve for each
+    pipeline stage, with the arithmetic of each line; lines add up to the stage, and the heaviest stage is the total.
 
-    "It should fit" is said of weights and heard of everything. Once the parts are named, a lane that does not fit says
+    "It should fit" is said of weights and heard as said of everything. With named parts, a lane that does not fit shows
     which part to change, and the same budget answers for 141 GB and for 80.
     """
     needs_layout(stack, spread.layout)
@@ -93,17 +93,17 @@ THRESHOLDS = {
 
 @contract("MEM-02i", asks="fit", cases=THRESHOLDS, source="hub: memory budget anatomy")
 def more_than_95_per_cent_is_refused(stack: Capacity, needed: int, card: Card, expected: str) -> None:
-    """A need above 95 % of the usable bytes is too large; above 90 % it is tight, since headroom is below 10 %.
+    """A plan above 95 % of a card's usable bytes is too large; above 90 % it is tight.
 
-    Estimates drift by 5 % when they are good, and the allocator needs room to be unlucky in. A plan of 99 % is an OOM
-    at the first long batch.
+    Good estimates drift by 5 %, and the allocator needs spare room. A plan of 99 % runs out of memory at the first long
+    batch.
     """
     word = stack.fit(needed, card, None).word
     assert word == expected, f"{needed} of {card.usable_bytes} bytes is called {word!r}, expected {expected!r}"
 
 
-# From 90 % of the data sheet's decimal figure up to what the driver reports, of which a process never gets all:
-# 143 771 MiB on an H200, 81 559 MiB on an H100. 141 GiB and 80 GiB are more than the cards have.
+# From 90 % of the data sheet's decimal figure to what the driver reports (143 771 MiB on an H200, 81 559 MiB on an
+# H100), all of which a process never gets. 141 GiB and 80 GiB are more than the cards have.
 CARDS = {
     "h200": ("h200", 126_900_000_000, 150_754_820_096),
     "h100": ("h100", 72_000_000_000, 85_520_809_984),
@@ -114,7 +114,7 @@ CARDS = {
 def a_card_has_the_bytes_that_its_driver_reports(stack: Capacity, name: str, low: int, high: int) -> None:
     """A card's usable bytes lie between its data sheet's decimal gigabytes, less a reserve, and the driver's figure.
 
-    The sheet says GB, the allocator GiB. 141 read as GiB plans with 151.4 GB, more than the card has.
+    The data sheet counts GB, the allocator GiB. 141 read as GiB plans with 151.4 GB, more than the card has.
     """
     usable = stack.card(name).usable_bytes
     assert low <= usable <= high, f"{name} has {usable} usable bytes, expected {low} … {high}"
@@ -129,7 +129,7 @@ NO_CARDS = {
 
 @contract("MEM-02k", asks="card", cases=NO_CARDS, source="bringup: hosts and cards")
 def an_unknown_card_has_no_bytes(stack: Capacity, name: str) -> None:
-    """A name that is no card is refused; no default stands in for it."""
+    """An unknown card name is refused; no default card stands in for it."""
     refused = refusal_of(stack.card, name)
     assert name in str(refused), f"the refusal does not name {name!r}: {refused}"
 
@@ -144,7 +144,7 @@ CLAIMS: dict[str, tuple[int, Card, Measured | None, bool, str]] = {
     "measured-on-another-card": (60_000_000_000, H100, _RUN, False, "fits"),
     "measured-at-step-2": (98_000_000_000, H200, replace(_RUN, step=2), False, "fits"),
     "planned-over-a-measured-fit": (140_000_000_000, H200, _RUN, True, "too large"),
-    # the run took more than the plan said: the plan is wrong, not the run
+    # the run took more than planned: the plan is wrong, not the run
     "measured-beyond-the-plan": (
         98_000_000_000,
         H200,
@@ -159,11 +159,11 @@ CLAIMS: dict[str, tuple[int, Card, Measured | None, bool, str]] = {
 def only_a_measured_receipt_proves_a_fit(
     stack: Capacity, needed: int, card: Card, measured: Measured | None, proved: bool, word: str
 ) -> None:
-    """A fit is proved by a receipt with a measured peak on that card, taken past the first hundred steps; a plan, a
-    lane's name and another card's run prove nothing, and a measured peak above the plan replaces it.
+    """Only a receipt with a peak measured on that card, after the first hundred steps, proves a fit; a plan, a lane's
+    name or a run on another card does not. A measured peak above the plan replaces the plan.
 
-    "Works on our H200 box" does not transport to an 80 GB reader. The name of a lane says which sharding it uses, and
-    was read as a promise that it fits. Step 2 has not seen the allocator at its worst.
+    "Works on our H200 box" says nothing to a reader with 80 GB. A lane's name says which sharding it uses, and was read
+    as proof that it fits. By step 2 the allocator has not reached its peak.
     """
     claim = stack.fit(needed, card, measured)
     assert claim.proved == proved, f"proved is {claim.proved}, expected {proved}: {claim.reason}"

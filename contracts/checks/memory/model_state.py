@@ -1,7 +1,7 @@
-"""What a model holds on a rank: its parameters counted, cut over the axes, and the bytes that go with them.
+"""What a model holds on a rank: its parameters, cut over the axes, and the bytes that go with them.
 
-Counts are of matrices, worked out number by number; a stack's norms, biases and convolutions may add what the second
-number of each pair leaves room for.
+Expected counts cover matrices, worked out by hand; the second number of each pair leaves room for a stack's norms,
+biases and convolutions.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _M = (62_208, 66_800)
 _V = (96_000, 98_304)  # 1000 · 96; a vocabulary padded to 1024 is legal
 
 COUNTED: dict[str, tuple[Recipe, Mapping[str, tuple[int, int]], tuple[int, int]]] = {
-    # families, and the routed experts that a token does not visit: 2 blocks · 10 of 12 experts · 2 · 96 · 40
+    # families, and the parameters of experts that a token does not visit: 2 blocks · 10 of 12 experts · 2 · 96 · 40
     "gqa-moe-tail": (SMALL, {"A": _A, "E": _E, "M": _M, "R": (0, 0), "embedding": _V, "head": _V}, (153_600, 156_400)),
     # three matrices an expert: experts 12 · 3 · 96 · 40 = 138 240, shared 3 · 96 · 56 = 16 128, router 1 152
     "swiglu": (replace(SMALL, activation="swiglu"), {"E": (311_040, 317_000), "A": _A}, (230_400, 235_500)),
@@ -55,11 +55,12 @@ COUNTED: dict[str, tuple[Recipe, Mapping[str, tuple[int, int]], tuple[int, int]]
 def parameters_are_counted_by_family(
     stack: Capacity, recipe: Recipe, families: Mapping[str, tuple[int, int]], idle: tuple[int, int]
 ) -> None:
-    """Parameters are counted block by block over the tiled pattern, a tied tensor once, idle experts as not active.
+    """Parameters are counted block by block over the tiled pattern, a tied tensor once, and experts that a token does
+    not visit as inactive.
 
-    Everything a budget says of weights, gradients and optimizer is a multiple of this number. A dense estimate forgets
-    eleven of twelve experts; a count by whole periods loses the tail of the pattern; a tied output projection counted
-    twice, or subtracted twice, moves a small model by a tenth.
+    The budget's weights, gradients and optimizer are multiples of this number. A dense estimate forgets eleven of
+    twelve experts; a count by whole periods loses the tail of the pattern; a tied output projection counted twice, or
+    subtracted twice, changes a small model by a tenth.
     """
     counted = stack.count_parameters(recipe)
     for family, (low, high) in families.items():
@@ -69,8 +70,8 @@ def parameters_are_counted_by_family(
     within(counted.total - counted.active, *idle, "parameters that a token does not visit")
 
 
-_WIDE = replace(SMALL, depth=6)  # A E M A E M, which two or three stages share out
-SPREAD = {  # recipe, plan; TP stays within the KV groups and SSM groups, so nothing is copied
+_WIDE = replace(SMALL, depth=6)  # A E M A E M, which divides into two or three stages
+SPREAD = {  # recipe, plan; TP is no larger than the KV groups and SSM groups, so nothing is copied
     "own-axis-tp2-ep3": (SMALL, Spread(degrees=Degrees(tp=2, ep=3, etp=1), world=12, layout="own-axis")),
     "own-axis-pp2-tp2-ep3": (_WIDE, Spread(degrees=Degrees(pp=2, tp=2, ep=3, etp=1), world=24, layout="own-axis")),
     "borrowed-tp2-ep4-etp2": (SMALL, Spread(degrees=Degrees(tp=2, ep=4), world=8, layout="borrowed")),
@@ -84,10 +85,11 @@ SPREAD = {  # recipe, plan; TP stays within the KV groups and SSM groups, so not
 
 @contract("MEM-02b", asks=("budget", "count_parameters"), cases=SPREAD, source="hub: memory budget anatomy")
 def the_shares_of_all_ranks_add_up_to_the_model(stack: Capacity, recipe: Recipe, spread: Spread) -> None:
-    """Summed over stages and over the ranks that cut them, the shares of a budget are the model, each tensor once.
+    """Summed over stages and over the ranks that share a stage's tensors, the parameters of a budget equal those of the
+    model, each tensor once.
 
-    What TP and EP do not cut stays whole on every rank: dividing the total by tp · ep promises memory that is not
-    there, and counting the embedding on every stage asks for memory that is not needed.
+    Tensors that TP and EP do not cut stay whole on every rank. Dividing the total by tp · ep promises memory that is
+    not there; counting the embedding on every stage asks for memory that is not needed.
     """
     needs_layout(stack, spread.layout)
     degrees = spread.degrees
@@ -100,7 +102,7 @@ def the_shares_of_all_ranks_add_up_to_the_model(stack: Capacity, recipe: Recipe,
     assert everywhere == total, f"the ranks hold {everywhere} parameters of a model of {total} ({degrees})"
 
 
-EXPERTS = {  # plan → routed experts on one rank: 2 blocks · 12 / ep experts · 2 · 96 · 40 / etp, biases left room for
+EXPERTS = {  # plan → routed experts on one rank: 2 blocks · 12 / ep experts · 2 · 96 · 40 / etp, with room for biases
     "own-axis-ep3": (Spread(degrees=Degrees(ep=3), world=6, layout="own-axis"), 61_440, 62_400),
     "own-axis-tp2-ep4-etp1": (Spread(degrees=Degrees(tp=2, ep=4, etp=1), world=16, layout="own-axis"), 46_080, 46_800),
     "borrowed-tp4-ep2-etp1": (Spread(degrees=Degrees(tp=4, ep=2, etp=1), world=8, layout="borrowed"), 92_160, 93_600),
@@ -110,9 +112,9 @@ EXPERTS = {  # plan → routed experts on one rank: 2 blocks · 12 / ep experts 
 
 @contract("MEM-02c", asks="budget", cases=EXPERTS, source="hub: memory budget anatomy; bringup")
 def ep_cuts_routed_experts_and_nothing_else(stack: Capacity, spread: Spread, low: int, high: int) -> None:
-    """A rank holds experts / ep whole experts, cut further by their own tensor parallelism only.
+    """A rank holds experts / ep routed experts, which only expert tensor parallel cuts further.
 
-    The shared expert and the router stay with the dense parameters. With etp 1 a TP rank holds whole experts.
+    The shared expert and the router stay with the dense parameters. With etp 1, a TP rank holds whole experts.
     """
     needs_layout(stack, spread.layout)
     recipe = replace(SMALL, replicate_ssm_groups=True)
@@ -133,10 +135,11 @@ DOUBLED = {  # sharding → how weights, gradients and optimizer state change wh
 def data_parallelism_cuts_what_its_sharding_says(
     stack: Capacity, layout: Layout, sharding: Sharding, factors: tuple[int, int, int]
 ) -> None:
-    """Twice the data ranks halve exactly what the sharding cuts, dense and expert alike, and no activation.
+    """Doubling the data-parallel ranks halves exactly what the sharding cuts, of dense parameters and experts alike,
+    and no activations.
 
-    FSDP2 cuts weights, gradients and optimizer state, a distributed optimizer its state alone, DDP nothing. Eight cards
-    do not turn 141 GB into a terabyte: activations stay where they are.
+    FSDP2 cuts weights, gradients and optimizer state; a distributed optimizer cuts only its state; DDP cuts nothing.
+    Eight cards of 141 GB are not one card of a terabyte: activations stay where they are.
     """
     base = Spread(degrees=Degrees(ep=3), world=6, layout=layout, sharding=sharding)
     needs_layout(stack, base.layout)
@@ -150,13 +153,13 @@ def data_parallelism_cuts_what_its_sharding_says(
     assert before == after, f"activations go from {before} to {after} bytes when the world doubles"
 
 
-# AdamW in bytes a parameter, at d = 4 data ranks. Low: bf16 weights, gradients and no master, 2 + 2 + 8. High:
+# AdamW in bytes per parameter, at d = 4 data ranks. Low: bf16 weights and gradients, no master, 2 + 2 + 8. High:
 # Megatron-Core's bf16 with float32 gradients and a master, 2 + 4 + 12. float32 leaves no choice: 4 + 4 + 8.
 STATES = {
     "bf16-whole": ("bf16", "none", (12.0, 18.0)),
     "bf16-distributed-optimizer": ("bf16", "optimizer", (6.0, 9.0)),
     "bf16-fully-sharded": ("bf16", "full", (3.0, 4.5)),
-    "fp16-whole": ("fp16", "none", (12.0, 20.0)),  # 2 + 2 + 8, and with float32 master and main gradients 8 more
+    "fp16-whole": ("fp16", "none", (12.0, 20.0)),  # 2 + 2 + 8; float32 master weights and main gradients add 8
     "fp32-whole": ("fp32", "none", (16.0, 16.0)),
     "fp32-distributed-optimizer": ("fp32", "optimizer", (10.0, 10.0)),
     "fp32-fully-sharded": ("fp32", "full", (4.0, 4.0)),
@@ -167,9 +170,10 @@ STATES = {
 def training_a_parameter_takes_more_than_its_weight(
     stack: Capacity, dtype: Dtype, sharding: Sharding, per_parameter: tuple[float, float]
 ) -> None:
-    """Weights, gradients and AdamW state take 12 to 18 bytes a bf16 parameter and 16 a float32 one, before sharding.
+    """Before sharding, weights, gradients and AdamW state take 12 to 18 bytes per bf16 parameter and 16 per float32
+    parameter.
 
-    A 4B model is 8 GB to load and 72 GB to train. A budget that multiplies by the weight's two bytes fits everything.
+    A 4B model takes 8 GB to load and 72 GB to train. A budget of two bytes per parameter fits everything.
     """
     recipe = replace(SMALL, dtype=dtype, batch=Batch(micro=1, total=4))
     layout = any_layout(stack)
@@ -182,7 +186,7 @@ def training_a_parameter_takes_more_than_its_weight(
 
 
 # The sources' example: one sequence of 4096 tokens, hidden 1536, 52 layers at bf16 take 10 … 20 GB (hub, 34 · B · T · D
-# · L bytes = 11.1 GB). A small vocabulary keeps the logits out of it.
+# · L bytes = 11.1 GB). A small vocabulary keeps the logits small.
 LONG = Recipe(
     name="long", family="test", pattern="AME", depth=52, hidden=1536, ffn_hidden=6144, heads=24, kv_groups=8,
     seq_length=4096, vocab=256, mamba=Mamba(heads=24, groups=8), batch=Batch(micro=1, total=16),
@@ -192,9 +196,10 @@ KEPT = {"micro-batch-1": (1, 10e9, 20e9), "micro-batch-4": (4, 40e9, 80e9)}
 
 @contract("MEM-02f", asks="budget", cases=KEPT, source="hub: why a 4B–8B model fills an H200")
 def activations_grow_with_the_micro_batch(stack: Capacity, micro: int, low: float, high: float) -> None:
-    """A micro batch keeps about 34 bytes a token, hidden element and layer for its backward pass, and four keep four.
+    """A microbatch of one sequence keeps about 34 bytes per token, hidden element and layer for its backward pass, and
+    a microbatch of four sequences four times as much.
 
-    Of the 120 GB of one production lane 100 were activations: whoever plans with weights alone learns it at step 1.
+    In one production lane, 100 of 120 GB were activations; a plan of weights alone fails at step 1.
     """
     layout = any_layout(stack)
     recipe = replace(LONG, batch=Batch(micro=micro, total=16))
@@ -202,15 +207,15 @@ def activations_grow_with_the_micro_batch(stack: Capacity, micro: int, low: floa
     within(bytes_of(stage, "activations"), low, high, f"bytes of activations of {micro} sequences")
 
 
-# 4096 · 1536 · 2 B · 52 inputs are 654 MB; beside them the block being recomputed holds 34 · 4096 · 1536 B = 214 MB.
+# 4096 · 1536 · 2 B · 52 inputs are 654 MB; the block being recomputed adds 34 · 4096 · 1536 B = 214 MB.
 RECOMPUTED = {"micro-batch-1": (1, 650e6, 1400e6), "micro-batch-4": (4, 2600e6, 5600e6)}
 
 
 @contract("MEM-02n", asks="budget", cases=RECOMPUTED, source="arXiv 2205.05198 section 5; hub")
 def recomputing_every_block_keeps_its_input(stack: Capacity, micro: int, low: float, high: float) -> None:
-    """With every block recomputed a layer keeps its input, and one layer at a time what its backward pass needs.
+    """With full recomputation, every layer keeps its input, and one layer at a time holds what its backward pass needs.
 
-    The block under recomputation is as large as ever: a plan that counts inputs alone is out of memory by one layer.
+    The block under recomputation is as large as ever: a plan that counts only inputs runs out of memory by one layer.
     """
     layout = any_layout(stack)
     recipe = replace(LONG, recompute="full", batch=Batch(micro=micro, total=16))
@@ -218,7 +223,7 @@ def recomputing_every_block_keeps_its_input(stack: Capacity, micro: int, low: fl
     within(bytes_of(stage, "activations"), low, high, f"bytes of activations of {micro} recomputed sequences")
 
 
-PIPELINED = {  # micro batches of a step → how much of the unpipelined activations the first of 4 stages holds
+PIPELINED = {  # microbatches of a step → the first of 4 stages' share of the activations without a pipeline
     "as-many-as-stages": (4, 0.95, 4.2),
     "more-than-stages": (16, 0.95, 4.2 * 4),  # a schedule that keeps all 16 is legal, and costs four times as much
     "two-for-four-stages": (2, 0.45, 0.6),
@@ -227,10 +232,11 @@ PIPELINED = {  # micro batches of a step → how much of the unpipelined activat
 
 @contract("MEM-02g", asks="budget", cases=PIPELINED, source="bringup F20")
 def a_first_stage_holds_the_passes_in_flight(stack: Capacity, microbatches: int, low: float, high: float) -> None:
-    """The first stage of pp holds a quarter of the layers and up to four micro batches of them: a pipeline saves no
-    activations there, unless the step has fewer micro batches than stages.
+    """The first of pp stages holds 1 / pp of the layers for up to pp microbatches, so a pipeline saves no activations
+    there unless the step has fewer microbatches than stages.
 
-    Dividing activations by pp is the usual mistake. It shows on the first stage only, and only once it is full.
+    Dividing activations by pp is the usual mistake. It shows on the first stage only, and only once the pipeline is
+    full.
     """
     layout = any_layout(stack)
     recipe = replace(LONG, batch=Batch(micro=1, total=microbatches))
@@ -248,7 +254,7 @@ _ROUTED = replace(LONG, pattern="AE", depth=2, moe=Moe(experts=64, top_k=6, expe
 ROUTED = {
     "ep1": (Spread(degrees=Degrees(), world=2, layout="own-axis"), 76.5e6, 400e6),
     "ep4-shares-one-batch": (Spread(degrees=Degrees(ep=4), world=8, layout="own-axis"), 19.9e6, 120e6),
-    # each rank of the EP group sends tokens of its own, so a rank receives as much as it sends
+    # each rank of the EP group sends its own tokens, so a rank receives as much as it sends
     "ep4-brings-its-own": (Spread(degrees=Degrees(ep=4), world=8, layout="borrowed"), 76.5e6, 400e6),
 }
 
@@ -257,7 +263,7 @@ ROUTED = {
 def routing_buffers_hold_every_token_sent(stack: Capacity, spread: Spread, low: float, high: float) -> None:
     """Routing buffers hold at least the rows that arrive at a rank's experts, and the router's float32 logits.
 
-    Where EP is carved out of data parallelism a larger EP group means fewer experts a rank and more senders: the
+    Where EP is carved out of data parallelism, a larger EP group means fewer experts per rank and more senders, so the
     buffers do not shrink.
     """
     needs_layout(stack, spread.layout)

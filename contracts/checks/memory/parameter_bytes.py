@@ -1,4 +1,4 @@
-"""The bytes of the parameters of a model as built, against the budget."""
+"""The parameter bytes of a built model, against the budget."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ if TYPE_CHECKING:
 
 @contract("MEM-01a", asks=("built", "preset", "budget"), cases=PRESETS, source="hub: memory budget anatomy")
 def predicted_weights_are_those_of_the_model(stack: Whole, name: str) -> None:
-    """On one rank a budget's weights are the bytes of the model as built, at true size and without its memory: float32
-    gives 4 bytes for each of its parameters, and its routed experts are what EP may cut.
+    """On one rank, a budget's weights equal the bytes of the built model at true size: 4 bytes per float32 parameter,
+    with the routed experts as the share that EP may cut.
+
+    The model is built without allocating its memory.
     """
     recipe = replace(stack.preset(name, ()), modes=BOTH, dtype="fp32", fp8=None, batch=replace(SMALL.batch, micro=1))
     built = stack.built(recipe, "nemo_native")

@@ -1,7 +1,7 @@
-"""What a rank holds behind a step of NAM56R at its true size, against what the budget said, byte by byte.
+"""What a rank holds after a step of NAM56R at true size, against the budget, byte by byte.
 
-The model is built, spread and stepped as in training, without memory; the budget knows the recipe and the degrees
-alone. Parameters, gradients and optimizer state are held apart, and in each experts from the rest.
+The model is built, sharded and stepped as in training, without its memory; the budget knows only the recipe and the
+degrees. Parameters, gradients and optimizer state are compared separately, and within each experts and the rest.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from contracts.spec.training import Execution
 
 
 class Stack(Capacity, Rehearsing, Protocol):
-    """Who is asked here."""
+    """What these checks ask of a stack."""
 
 
 EIGHT_LETTERS = replace(LETTERS, name="nam56r-two-of-each", depth=8)
@@ -42,17 +42,17 @@ PLANS: dict[str, tuple[Recipe, Execution, int]] = {  # recipe, execution, rank
 }  # fmt: skip
 PARTS = {"weights": "weight", "gradients": "gradient", "optimizer": "state"}
 SIXTEEN_BITS = 0.85
-"""Of 18 bytes a parameter that a budget may count in bfloat16, a weight beside its master included, 16 are held by a
-stack that keeps the master alone: 4 of 6 bytes of weights and masters. Under Muon 12 of 14."""
+"""A budget may count 18 bytes per bfloat16 parameter, with a weight beside its master. A stack that keeps only the
+master holds 16 of them: 4 of the 6 bytes of weight and master. Under Muon it holds 12 of 14."""
 
 
 @contract("MEM-01b", asks=("rehearse", "budget"), cases=PLANS, source="hub: memory budget anatomy")
 def a_rank_holds_what_the_budget_said(stack: Stack, recipe: Recipe, execution: Execution, rank: int) -> None:
-    """In float32 the bytes of weights, of gradients and of optimizer state that a rank of a true-size model holds are
-    those of the budget of its stage, of experts and of the rest alike.
+    """In float32, a rank of a true-size model holds the bytes of weights, gradients and optimizer state that its
+    stage's budget predicts, for experts and for everything else.
 
-    A plan is believed until the first out-of-memory error on 64 nodes. Experts that every rank keeps, state that is
-    not sharded and moments of a rule that has none are each several gigabytes, and no loss shows them.
+    A plan is believed until the first out-of-memory error on 64 nodes. Experts that every rank keeps, unsharded
+    optimizer state and moments of a rule that has none cost several gigabytes each, and no loss shows them.
     """
     _judge(stack, replace(recipe, dtype="fp32"), execution, rank)
 
@@ -66,8 +66,8 @@ FULL: dict[str, tuple[Recipe, Execution, int]] = {
 
 @contract("MEM-01h", asks=("rehearse", "budget"), cases=FULL, source="hub: memory budget anatomy", slow=True)
 def a_rank_of_nam56r_holds_what_the_budget_said(stack: Stack, recipe: Recipe, execution: Execution, rank: int) -> None:
-    """At full depth a rank holds the bytes of its stage's budget: exactly in float32, in bfloat16 with or without a
-    16-bit weight beside each master.
+    """At full depth, a rank holds the bytes that its stage's budget predicts: exactly in float32, and in bfloat16 with
+    or without a 16-bit weight beside each master weight.
     """
     _judge(stack, replace(recipe, dtype="fp32"), execution, rank)
     found, stage = _held(stack, recipe, execution, rank), _stage(stack, recipe, execution, rank)
@@ -88,9 +88,9 @@ def _judge(stack: Stack, recipe: Recipe, execution: Execution, rank: int) -> Non
 
 
 def _held(stack: Stack, recipe: Recipe, execution: Execution, rank: int) -> tuple[list[Holding], list[Holding]]:
-    """What the rank holds of all but experts, and of experts."""
+    """What the rank holds: of everything but experts, and of experts."""
     needs_layout(stack, execution.layout)
-    found = stack.rehearse(_fed(recipe, execution), execution, rank, "balanced")
+    found = stack.rehearse(_with_one_sequence_each(recipe, execution), execution, rank, "balanced")
     experts = [each for name, each in found.held.items() if name in found.experts]
     return [each for name, each in found.held.items() if name not in found.experts], experts
 
@@ -101,10 +101,10 @@ def _stage(stack: Stack, recipe: Recipe, execution: Execution, rank: int) -> Sta
         degrees=execution.degrees, world=execution.world // execution.replicas, layout=execution.layout,
         sharding=sharding,
     )  # fmt: skip
-    budget = stack.budget(_fed(recipe, execution), spread, ROOMY)
+    budget = stack.budget(_with_one_sequence_each(recipe, execution), spread, ROOMY)
     return budget.stages[rank * execution.degrees.pp // execution.world]
 
 
-def _fed(recipe: Recipe, execution: Execution) -> Recipe:
-    """With one sequence a microbatch for as many ranks as there are."""
+def _with_one_sequence_each(recipe: Recipe, execution: Execution) -> Recipe:
+    """The recipe with one sequence per microbatch and rank."""
     return replace(recipe, batch=Batch(micro=1, total=execution.world * execution.microbatches))

@@ -1,4 +1,4 @@
-"""What a step of training holds on its device, against what the budget said before; and the allocator that holds it."""
+"""What a training step holds on its device, against the budget."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from contracts.spec.topology import Degrees
 MIB = 1 << 20
 
 
-# The state in float32 is predicted exactly, but for counters and a batch; an allocator rounds to 512 bytes. The budget
-# counts 18 bytes a parameter in bfloat16, with a bfloat16 weight beside the master, a stack may do with 16.
+# In float32 the state is predicted exactly, but for counters and a batch; an allocator rounds to 512 bytes. In bfloat16
+# the budget counts 18 bytes per parameter, with a bfloat16 weight beside the master; a stack may need only 16.
 HOST = {"float32": (LITTLE, "cpu", 0.98), "bfloat16": (replace(LITTLE, dtype="bf16"), "cpu", 0.87)}
 
 
@@ -26,13 +26,14 @@ GPU = {"float32": (ONE_CARD, "cuda", 0.98), "bfloat16": (replace(ONE_CARD, dtype
 @contract("MEM-01f", asks=("step_memory", "budget"), cases=HOST, source="hub: memory budget anatomy")
 @contract("MEM-01g", asks=("step_memory", "budget"), cases=GPU, source="hub: memory budget anatomy", tier="gpu")
 def a_step_holds_what_the_budget_said(stack: Stack, recipe: Recipe, device: str, least: float) -> None:
-    """Between steps a device holds the weights, gradients and optimizer state of the budget, within 2 % and 1 MiB above
-    and as far below as it may; within a step at most four times the predicted activations more, and an eighth of the
-    state; and no step holds more than the one before.
+    """Between steps, a device holds the budget's weights, gradients and optimizer state, at most 2 % and 1 MiB more; a
+    step peaks at most four times the predicted activations plus an eighth of the state above that; memory does not grow
+    from step to step.
 
-    A budget is believed until the first out-of-memory error. Masters kept twice, gradients never freed and a graph that
-    is kept alive are each invisible in the loss. Four times, because the budget counts fused
-    kernels; an eighth, for weights cast to be multiplied.
+    A budget is believed until the first out-of-memory error. A second copy of master weights, gradients that are never
+    freed and a graph that stays alive do not show in the loss. The factor of four allows for unfused kernels, the
+    eighth for weights cast for a matrix product. The device must hold at least 98 % of the predicted state in float32,
+    and 87 % in bfloat16, where the budget counts a weight beside each master that a stack may do without.
     """
     plan = stack.budget(recipe, Spread(degrees=Degrees(), world=1, layout=any_layout(stack)), ROOMY)
     stage = only_stage(plan)
@@ -48,7 +49,7 @@ def a_step_holds_what_the_budget_said(stack: Stack, recipe: Recipe, device: str,
         assert grown <= MIB // 16, f"step {two.step} holds {grown} bytes more than step {one.step}"
 
 
-RECOMPUTED: dict[str, tuple[Recipe, Mode]] = {  # of six layers one kind: none can hide behind the others
+RECOMPUTED: dict[str, tuple[Recipe, Mode]] = {  # six layers of one kind, so that no kind hides behind another
     "attention": (replace(LITTLE, pattern="A"), "nemo_native"),
     "mlp": (replace(LITTLE, pattern="E", moe=None), "nemo_native"),
     "experts": (replace(LITTLE, pattern="E"), "nemo_native"),
@@ -61,13 +62,14 @@ RECOMPUTED: dict[str, tuple[Recipe, Mode]] = {  # of six layers one kind: none c
 
 @contract("MEM-01i", asks="step_memory", cases=RECOMPUTED, source="hub: memory budget anatomy")
 def what_is_recomputed_is_not_kept(stack: Stack, recipe: Recipe, mode: Mode) -> None:
-    """With `recompute` "full" a step of six layers holds at most half of what it holds beside the state without.
+    """With `recompute` "full", a step of six layers keeps at most half of the activations that it keeps without.
 
-    Five of the six are then not kept; what is left is one layer, the inputs of the others and the loss. A layer that
-    the wrapper does not find, or that something else keeps alive, has the same numbers, and runs out of memory later.
+    Five of the six layers are then not kept; what remains is one layer, the inputs of the others and the loss. A layer
+    that the recompute wrapper misses, or that something else keeps alive, gives the same numbers and runs out of memory
+    later.
     """
     without, full = (
         stack.step_memory(replace(recipe, recompute=each), mode, "cpu", 2)[-1] for each in ("none", "full")
     )
     kept, left = without.peak - without.held, full.peak - full.held
-    assert left <= kept / 2, f"recomputed, a step takes {left} bytes beside what is held, and {kept} when all is kept"
+    assert left <= kept / 2, f"a step holds {left} bytes beside its state with recompute, {kept} without"

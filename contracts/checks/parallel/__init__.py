@@ -1,22 +1,22 @@
-"""PAR: a step on several ranks is the step on one."""
+"""PAR: a step on several ranks equals the step on one rank."""
 
 from contracts.checks.parallel import (  # isort: skip
-    gradient_accumulation,  # one step in several microbatches
+    gradient_accumulation,  # one step, cut into microbatches
     uneven_microbatches,  # microbatches of one step that differ in length
-    data_order,  # which sequence is consumed where
-    initial_weights,  # what training starts from
-    layouts,  # a step on several ranks is the step on one
+    data_order,  # which rank consumes which sequence
+    initial_weights,  # by seed, name and shape
+    layouts,  # a step on several ranks equals the step on one
     pipeline,  # layers on several ranks
-    pipeline_updates,  # what a pipeline makes of its gradients
-    pipeline_runs,  # what a pipeline begins with, saves and refuses
+    pipeline_updates,  # norm, weights, moments and biases of a pipeline
+    pipeline_runs,  # how a pipeline starts, what it saves and refuses
     batched_messages,  # messages between pipeline stages are issued in batches
     context_parallel,  # tokens of a row on several ranks
-    context_parallel_counts,  # and what is counted over all of them
-    transformers,  # a step of a transformer with experts, which other stacks can be asked
-    multi_rank_start,  # what several ranks begin with: the initial weights, sharded or replicated
-    reduction_precision,  # in which dtype gradients of several ranks meet, and the scale of the loss
+    context_parallel_counts,  # and counts over all of them
+    transformers,  # a step of a transformer with experts, which many stacks can run
+    multi_rank_start,  # the initial weights on several ranks, sharded or replicated
+    reduction_precision,  # the dtype of gradient reductions, and the loss scale
     data_sharding,  # which rank reads which sequences
-    first_steps,  # the first five steps of several ranks: every parameter moves, and the run goes on from its save
+    first_steps,  # the first five steps on several ranks: every parameter moves, and the run resumes
 )
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""Messages between pipeline stages are issued in batches."""
+"""Pipeline stages issue their point-to-point messages in batches."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from contracts.spec.training import Execution
 
 @contract("PAR-09", asks="messages", cases=SENT, source="bringup", tier="dist")
 def stages_send_in_batches(stack: Messaging, recipe: Recipe, execution: Execution, world: int) -> None:
-    """Every message between stages is issued by a call that takes a batch, in the first step as in later ones, and
-    nothing warns of point-to-point messages.
+    """Pipeline stages issue every point-to-point message through a batched call, in the first step as in later ones,
+    and no warning about point-to-point messages appears.
 
-    A message by itself makes NCCL open a communicator for two ranks while others wait; the bring-up hung there, and
-    torch's schedules send batches of one direction so.
+    An unbatched message makes NCCL open a communicator for two ranks while others wait, and the bring-up hung there.
+    torch's pipeline schedules turn a batch in one direction into plain calls.
     """
     seen = messages_seen(stack, recipe, execution)
     single = [each for each in seen.issued if not each.batched]

@@ -1,9 +1,9 @@
-"""A row cut over ranks: a step under context parallel is the step on one rank.
+"""A step under context parallel equals the step on one rank.
 
-The oracle is the same stack on one rank, in float64, tensor by tensor; and one invariant that needs no other run: what
-stands in another document gets no gradient. Documents end on the borders between ranks, one token before and one
-behind; one spans all ranks, and one rank has only the end of one document and the beginning of the next. In the cells
-with four ranks a rank has two tokens, fewer than a convolution looks back.
+The oracle is the same stack on one rank, in float64, tensor by tensor. One invariant needs no second run: tokens of
+other documents get no gradient. Documents end at the borders between ranks, one token before them and one token after
+them; one document spans all ranks, and one rank holds only the end of one document and the start of the next. In the
+cells with four ranks a rank has two tokens, fewer than the convolution looks back.
 """
 
 from __future__ import annotations
@@ -94,7 +94,9 @@ CELLS: dict[str, Cell] = {
 def runs(
     stack: Training, recipe: Recipe, mode: Mode, execution: Execution, rows: Rows, steps: int, *observe: Observed
 ) -> list[tuple[Step, Step]]:
-    """(on one rank, on all) for each step, from drawn weights; what is observed is told of the last."""
+    """For each step, the step on one rank and the step on all ranks, from drawn weights. `observe` applies to the last
+    step.
+    """
     given = tuple(batch(f"context {step}", recipe.vocab, rows) for step in range(steps))
     weights = uneven(stack.built(recipe, mode).parameters)
     return both(stack, recipe, replace(execution, mode=mode), given, *observe, weights=weights, at=frozenset({steps}))
@@ -104,11 +106,11 @@ def runs(
 def a_row_that_is_cut_gives_the_gradients_of_one_rank(
     stack: Training, recipe: Recipe, mode: Mode, execution: Execution, rows: Rows, world: int
 ) -> None:
-    """Losses, counts and every gradient by name are those of one rank where the tokens of a row lie on several.
+    """Under context parallel, losses, counts and every gradient by name equal those of one rank.
 
-    Every letter asks something of tokens that are elsewhere: keys, what a convolution looks back on, the state of a
-    scan. What it is told must be right for documents that end anywhere, and what it makes of it must come back as
-    gradient to the rank that has the token.
+    Every layer type needs tokens of other ranks: attention needs keys, a convolution the tokens before it, a scan the
+    state. What a rank receives must be right for documents that end anywhere, and its gradient must flow back to the
+    rank that holds the token.
     """
     ((alone, many),) = runs(stack, recipe, mode, execution, rows, 1, "gradients")
     assert many.tokens == alone.tokens, f"{many.tokens} labels count, {alone.tokens} on one rank"
@@ -125,11 +127,11 @@ MOVED = {
 def ranks_of_one_row_stay_replicas(
     stack: Training, recipe: Recipe, mode: Mode, execution: Execution, rows: Rows, world: int
 ) -> None:
-    """After three steps weights, optimizer state and the routers' biases are those of one rank, and every rank holds
-    them to the bit as every other does.
+    """Under context parallel, weights, optimizer state and router biases after three steps equal those of one rank, and
+    are bit-identical on every rank.
 
-    Without data parallelism beside it context parallel is the only reason to reduce a gradient at all, and a stack
-    that asks for data-parallel ranks before it reduces trains as many models as there are runs of a row.
+    Without data parallelism, context parallel is the only reason to reduce gradients. A stack that reduces only when
+    there are several data-parallel ranks trains one separate model per context-parallel rank.
     """
     alone, many = runs(stack, recipe, mode, execution, rows, 3, "weights", "optimizer", "buffers")[-1]
     words = replicas_apart({**many.weights, **many.optimizer, **many.buffers})
@@ -146,8 +148,9 @@ CLIPPED = {name: CELLS[name] for name in ("cp2", "cp2-fsdp", "cp2-ep2", "cp2-tp2
 def each_parameter_counts_once_in_the_norm_of_a_cut_row(
     stack: Training, recipe: Recipe, mode: Mode, execution: Execution, rows: Rows, world: int
 ) -> None:
-    """The norm, and the one number by which all gradients are clipped, are those of one rank where the ranks of a row
-    hold copies of a parameter or shards of it."""
+    """Under context parallel, the gradient norm and the clip coefficient equal those of one rank, whether
+    context-parallel ranks hold copies of a parameter or shards of it.
+    """
     clipped = replace(recipe, optim=replace(recipe.optim, clip=0.05))
     ((alone, many),) = runs(stack, clipped, mode, execution, rows, 1)
     for what in ("grad_norm", "clip_coef"):
@@ -170,11 +173,11 @@ ISOLATED: dict[str, tuple[Recipe, Mode, Execution, int]] = {
 def a_cut_row_keeps_its_documents_apart(
     stack: Training, recipe: Recipe, mode: Mode, execution: Execution, world: int
 ) -> None:
-    """Tokens of a document whose labels do not count get no gradient, to the last bit, wherever the documents beside
-    it lie: before the border, behind it, or across.
+    """Under context parallel, tokens of a document whose labels do not count get a gradient of exactly zero, wherever
+    the neighbouring documents lie: before a border between ranks, after it, or across it.
 
-    Each token of the batch is another one, so the embedding has a row for each. A document that is counted gives one
-    to all of its tokens but the last.
+    Every token of the batch is a different one, so each has its own row in the embedding's gradient. In a document
+    whose labels count, every token but the last gets a gradient.
     """
     needs_layout(stack, execution.layout)
     given, counted = _one_document_counts()
@@ -192,7 +195,8 @@ def a_cut_row_keeps_its_documents_apart(
 
 
 def _one_document_counts() -> tuple[Tokens, list[bool | None]]:
-    """64 different tokens in 4 rows, labels in the last document of each row alone; who is reached by a gradient.
+    """64 different tokens in 4 rows, with labels in the last document of each row only; and which tokens get a
+    gradient.
 
     None for a document's last token, which has no label.
     """
@@ -222,10 +226,10 @@ LENGTHS: dict[str, tuple[Execution, int, int]] = {
 def no_token_is_lost_where_a_row_does_not_divide(
     stack: Training, execution: Execution, length: int, world: int
 ) -> None:
-    """A row whose tokens do not divide over the ranks is refused, with its length and the degree, or it is padded and
-    gives what it gives on one rank.
+    """A row whose length does not divide by the context-parallel degree is either refused, with the length and the
+    degree named, or padded, with the result of one rank.
 
-    Tokens that are left over at the end of each row, and trained on by nobody, show in no curve.
+    If the leftover tokens at the end of each row are dropped, no loss curve shows it.
     """
     needs_layout(stack, execution.layout)
     given = batch("context left over", SPREAD.vocab, (((length,), 0), ((5, length - 5), 0)))

@@ -1,7 +1,7 @@
-"""What is counted over whole rows whose tokens lie on several ranks: labels, sequences, the balance of experts.
+"""Counts over whole rows whose tokens lie on several ranks: labels, sequences, the balance of experts.
 
-Each of these on a batch that leaves little else to see: the labels at the borders, ranks without a label, a balance
-that outweighs the task. The step as a whole stands in `context_parallel.py`.
+Each count is judged on a batch that isolates it: labels at the borders only, ranks without a label, a balance loss that
+outweighs the task. `context_parallel.py` judges the step as a whole.
 """
 
 from __future__ import annotations
@@ -33,11 +33,12 @@ AT_BORDERS: dict[str, tuple[Execution, int]] = {
 
 @contract("PAR-06i", asks=("built", "train"), cases=AT_BORDERS, source="F05; ROP-23", tier="dist")
 def labels_at_the_borders_of_ranks_count(stack: Training, execution: Execution, world: int) -> None:
-    """The label of the last token of a rank is the first token of the next, for the loss and for heads that look
-    ahead; the two labels on either side of each border alone count here.
+    """Under context parallel, the label of a rank's last token is the first token of the next rank, for the main loss
+    and for the prediction heads.
 
-    Labels that each rank shifts for itself lose one in T / CP. A further head that looks for its token in the run of
-    its rank finds none at the end, and predicts what is behind the border without it.
+    Only the two labels on each side of every border count in this batch. If each rank shifts labels by itself, one
+    label in T / CP is lost. A prediction head that looks only at its own rank's tokens has no target at the end of
+    them, and predicts what lies behind the border without it.
     """
     given = _borders(execution.degrees.cp)
     ((alone, many),) = both(stack, AHEAD, execution, (given,), "gradients")
@@ -49,7 +50,7 @@ def labels_at_the_borders_of_ranks_count(stack: Training, execution: Execution, 
 
 
 def _borders(runs: int) -> Tokens:
-    """Rows of one document, in which two tokens before each border between so many runs have labels, and two behind."""
+    """Rows of one document, with labels for two tokens before and two after each border between `runs` ranks."""
     import torch
 
     given = batch("context borders", AHEAD.vocab, (((16,), 0),) * 4)
@@ -73,11 +74,11 @@ UNEVEN = replace(SPREAD, name="context-uneven", batch=replace(SPREAD.batch, tota
 
 @contract("PAR-06j", asks=("built", "train"), cases=READ, source="F05; DAT-27; ROP-07", tier="dist")
 def ranks_of_one_row_read_the_same_sequences(stack: Training, execution: Execution, world: int) -> None:
-    """Over the stack's own data the ranks of a row read its sequences together, each of its tokens once, and the
-    sequences of a step are those of one rank.
+    """With the stack's own data, the ranks of a context-parallel group read the same sequences, train on each token
+    once, and together consume the sequences that one rank consumes.
 
-    A reader that counts these ranks among those that read other data loses half of every batch, and one that cuts a
-    row which the model cuts again, half of every row.
+    A data loader that counts context-parallel ranks as data-parallel ranks loses half of every batch. A loader that
+    cuts rows which the model cuts again loses half of every row.
     """
     found = both(stack, UNEVEN, execution, (), "gradients", steps=2)
     for alone, many in found:
@@ -109,10 +110,11 @@ UNLABELLED: dict[str, tuple[Execution, Rows, int]] = {
 def a_label_weighs_the_same_on_whatever_rank_of_a_row(
     stack: Training, execution: Execution, rows: Rows, world: int
 ) -> None:
-    """Labels of a batch weigh alike where the ranks of a row have unequally many, and some none.
+    """Under context parallel, every label weighs the same even when the ranks hold unequal numbers of labels, and some
+    none.
 
-    What the loss divides by is counted over the whole row. Means of ranks, averaged, weigh the one label of a short
-    answer as much as all of the prompt's run.
+    The divisor of the loss is the label count of the whole row. Averaging per-rank means gives the single label of a
+    short answer as much weight as all the labels on another rank.
     """
     ((alone, many),) = both(stack, AHEAD, execution, (batch("context labels", AHEAD.vocab, rows),), "gradients")
     assert many.tokens == alone.tokens, f"{many.tokens} labels count, {alone.tokens} on one rank"

@@ -1,6 +1,6 @@
-"""Which sequence is consumed where, and what a sequence holds.
+"""Which rank consumes which sequence at which step, and what a sequence holds.
 
-Every check writes a text of its own, whose length and bytes it knows, and gives the recipe its path.
+Every check writes its own text of known length and bytes, and gives its path to the recipe.
 """
 
 from __future__ import annotations
@@ -45,9 +45,10 @@ EPOCHS = {  # bytes, sequences a step, data-parallel size, sequences of an epoch
 
 @contract("PAR-06a", asks="samples", cases=EPOCHS, source="F05")
 def every_sequence_is_consumed_once_an_epoch(stack: Training, size: int, total: int, dp: int, epoch: int) -> None:
-    """The ids of all ranks and steps, in order, are one epoch after another: each id once in each.
+    """In every epoch, the ranks together consume each sequence id exactly once.
 
-    A step that begins in one epoch ends in the next; nothing is dropped or filled up at the border. Three epochs.
+    A step that begins in one epoch ends in the next; nothing is dropped or padded at the border. The check reads three
+    epochs.
     """
     with _text(size, total) as recipe:
         steps = range(1, 3 * epoch // total + 2)
@@ -64,9 +65,10 @@ def every_sequence_is_consumed_once_an_epoch(stack: Training, size: int, total: 
 
 @contract("PAR-06b", asks="samples", cases={"2": (2,), "4": (4,), "12": (12,)}, source="F05")
 def the_order_does_not_depend_on_the_ranks(stack: Training, dp: int) -> None:
-    """What dp ranks consume in a step, in their order, is what one rank would: equally many each, the same sequences.
+    """In every step, dp ranks together consume the sequences that one rank would, in the same order and in equal
+    shares.
 
-    A seed by rank, or a permutation of a rank's own part, makes ranks meet the same sequence.
+    If the seed depends on the rank, or each rank permutes its own part, ranks consume the same sequence.
     """
     with _text(16 * 103 + 15, 12) as recipe:
         for step in (1, 2, 9, 10):
@@ -79,10 +81,11 @@ def the_order_does_not_depend_on_the_ranks(stack: Training, dp: int) -> None:
 
 @contract("PAR-06c", asks="samples", cases={"12-a-step": (12,), "5-a-step": (5,)}, source="F05")
 def the_order_is_a_function_of_seed_and_epoch(stack: Training, total: int) -> None:
-    """Asked again, in another order, a step consumes the same; another epoch or seed gives another order.
+    """A step consumes the same sequences each time it is asked for, in whatever order steps are asked; another epoch or
+    another seed gives another order.
 
-    An epoch that is not counted on repeats its order, and a sampler that shuffles what was shuffled depends on when it
-    was made.
+    If the epoch is not counted, its order repeats. If a sampler shuffles a list that is already shuffled, the order
+    depends on when the sampler was made.
     """
     with _text(16 * 60 + 3, total) as recipe:
         steps = range(1, 60 // total + 1)
@@ -105,7 +108,9 @@ UNEVEN = {"ranks-that-do-not-divide": (1, 0, 5), "a-rank-too-many": (1, 4, 4), "
 
 @contract("PAR-06d", asks="samples", cases=UNEVEN, source="F05")
 def shares_that_do_not_exist_are_refused(stack: Training, step: int, rank: int, dp: int) -> None:
-    """A step over ranks that do not divide it, a rank that does not exist and a step before the first are refused."""
+    """A step whose sequences do not divide over the ranks, a rank that does not exist and a step before the first are
+    refused.
+    """
     with _text(16 * 60 + 3, 12) as recipe:
         refused = str(refusal_of(stack.samples, recipe, step, rank, dp))
     number = {5: "5", 4: "4", 1: "0"}[dp]
@@ -114,24 +119,26 @@ def shares_that_do_not_exist_are_refused(stack: Training, step: int, rank: int, 
 
 @contract("PAR-06e", asks=("samples", "sample", "train"), cases={"one": (1,), "three": (3,)}, source="F05")
 def a_step_trains_on_the_sequences_it_says(stack: Training, microbatches: int) -> None:
-    """A run over the stack's own data is the run over the sequences that `samples` names, given as batches.
+    """A run over the stack's own data equals a run over the sequences that `samples` names, given as batches.
 
-    Five sequences of twelve a step, over the border of the epoch; ids, losses and weights.
+    The case takes five of twelve sequences a step and crosses the border of an epoch. The check compares ids, losses
+    and weights.
     """
     with _text(16 * 12 + 5, 5) as recipe:
         execution = Execution(microbatches=microbatches)
         session = Session(
             recipe=recipe, steps=3, execution=execution, observe=frozenset({"weights"}), at=frozenset({3})
         )
-        own = stack.train(session)
+        sampled = stack.train(session)
         ids = [stack.samples(recipe, step, 0, 1) for step in (1, 2, 3)]
         given = tuple(_joined([stack.sample(recipe, id) for id in taken]) for taken in ids)
-        told = stack.train(replace(session, batches=given))
-    for step, taken, other in zip(own.steps, ids, told.steps, strict=True):
+        as_batches = stack.train(replace(session, batches=given))
+    for step, taken, other in zip(sampled.steps, ids, as_batches.steps, strict=True):
         assert step.samples == taken, f"step {step.number} consumed {list(step.samples)}, `samples` says {list(taken)}"
         one, two = step.losses["lm"], other.losses["lm"]
         assert one == two, f"lm of step {step.number} is {one:.8g} over {list(taken)}, {two:.8g} over them as batches"
-    words = instruments.numerics.named_apart("after 3 steps", own.steps[2].weights, told.steps[2].weights, EXACT)
+    after, want = sampled.steps[2].weights, as_batches.steps[2].weights
+    words = instruments.numerics.named_apart("after 3 steps", after, want, EXACT)
     assert not words, words
 
 
@@ -146,10 +153,10 @@ def _joined(rows: list[Tokens]) -> Tokens:
 
 @contract("PAR-06f", asks="sample", cases={"16": (16,), "21": (21,)}, source="F05")
 def a_label_is_the_next_token_of_its_document(stack: Training, length: int) -> None:
-    """The label of a position is the token behind it in the text, the last position's too; -100 where the next token is
-    another document's. Sequences follow one another without a gap: each byte is a token once.
+    """The label of every position, the last included, is the next token in the text, or -100 where that token belongs
+    to another document; sequences follow one another without a gap.
 
-    A label that is shifted twice, or not at all, still gives a loss that falls.
+    The loss still falls when labels are shifted twice or not at all.
     """
     with _text(length * 9 + 6, 5, length=length) as recipe:
         text = Path(str(recipe.data.path)).read_bytes()

@@ -1,4 +1,4 @@
-"""Which rank reads which sequences, and that a token and its label stay together where sequences are cut."""
+"""Which rank reads which sequences, and that a token keeps its label where sequences are cut."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ AT_EDGES: dict[str, tuple[Recipe, Execution, int]] = {
 
 @contract("PAR-06g", asks=("built", "train"), cases=AT_EDGES, source="F05; ROP-23", tier="dist")
 def labels_at_the_edges_of_a_run_count(stack: Training, recipe: Recipe, execution: Execution, world: int) -> None:
-    """Where sequence parallel cuts a sequence, the label of the last token of a run is the first token of the next,
-    for the loss and for heads that look ahead.
+    """Under sequence parallel, the label of a rank's last token is the first token of the next rank, for the main loss
+    and for the prediction heads.
 
-    The labels next to the cuts alone count here. Labels shifted on each rank by itself lose them, one in T / TP, and
-    no curve tells.
+    Only labels next to the cuts count in this batch. If each rank shifts labels by itself, one label in T / TP is lost,
+    and no loss curve shows it.
     """
     ((alone, many),) = both(stack, recipe, execution, (_edges(execution.degrees.tp),), "gradients")
     assert many.tokens == alone.tokens == _counted(execution.degrees.tp), f"{many.tokens} labels count"
@@ -37,7 +37,7 @@ def labels_at_the_edges_of_a_run_count(stack: Training, recipe: Recipe, executio
 
 
 def _edges(cuts: int) -> Tokens:
-    """The batch with the labels of the last two tokens of each run but the last, in rows of one document."""
+    """The batch with labels only for the last two tokens before each cut, in rows of one document."""
     import torch
 
     (given,) = batches(1)
@@ -74,10 +74,11 @@ UNEVEN = replace(SPREAD, name="spread-uneven", batch=replace(SPREAD.batch, total
 
 @contract("PAR-06h", asks=("built", "train"), cases=READ, source="F05", tier="dist")
 def ranks_read_every_sequence_once(stack: Training, execution: Execution, world: int) -> None:
-    """Over the stack's own data the sequences of a step are those of one rank, each read once by the ranks together,
-    in each of three steps.
+    """With the stack's own data, the ranks together read the sequences that one rank reads, each once, in each of three
+    steps.
 
-    A rank that reads another's rows tells the same ids; its losses and gradients are of another batch.
+    A rank that reads another rank's rows may still report the right ids; its losses and gradients are those of another
+    batch.
     """
     found = both(stack, UNEVEN, execution, (), "gradients", steps=3)
     for alone, many in found:

@@ -1,4 +1,4 @@
-"""The first five steps of several ranks: every parameter moves, and the run goes on from its save."""
+"""The first five steps on several ranks: every parameter moves, and a run resumes from their checkpoint."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ LANES: dict[str, tuple[Execution, int]] = {
 
 @contract("PAR-07", asks=("built", "train"), cases=LANES, source="bringup", tier="dist")
 def the_lane_steps_and_saves(stack: Training, execution: Execution, world: int) -> None:
-    """TP, SP, EP and FSDP2 together take five steps with no rank left behind, every parameter moves, and what is saved
-    after the fifth is where a run goes on: the bring-up's milestones.
+    """TP, SP, EP and FSDP2 together take five steps without a hang, every parameter moves, and a run resumes from the
+    checkpoint of step 5.
 
-    A lane that stands still in one kind of parameter has a falling loss, too.
+    These were the milestones of the bring-up. The loss also falls when one kind of parameter never moves.
     """
     needs_layout(stack, execution.layout)
     weights = heavy(stack, BIASED)

@@ -1,4 +1,4 @@
-"""One optimizer step in several microbatches: the same step, whatever it is cut into."""
+"""Gradient accumulation: one optimizer step is the same, however many microbatches its batch is cut into."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ CUTS = {
 def a_step_does_not_depend_on_its_microbatches(
     stack: Training, recipe: Recipe, rows: tuple[tuple[tuple[int, ...], int], ...], microbatches: int
 ) -> None:
-    """Losses, gradients and weights are those of the whole batch at once, however it is cut.
+    """Losses, gradients and weights of a step do not depend on how many microbatches its batch is cut into.
 
-    A label weighs the same in a microbatch with few of them; auxiliary losses and prediction heads alike; the last
-    microbatch may be smaller and counts. A mean of means passes when all microbatches have as many labels.
+    A label weighs the same in a microbatch with few labels, for auxiliary losses and prediction heads too; a smaller
+    last microbatch counts. A mean of means gives the same result only when all microbatches have equally many labels.
     """
     weights, given = uneven(table(stack, recipe)), (batch("one", rows=rows), batch("two", rows=rows))
     whole = run(stack, recipe, given, "gradients", "weights", weights=weights)
@@ -59,10 +59,10 @@ def a_step_does_not_depend_on_its_microbatches(
 
 @contract("PAR-05b", asks=("built", "train"), cases={"one": (1,), "four": (4,)}, source="F19")
 def a_label_weighs_the_same_in_every_sequence(stack: Training, microbatches: int) -> None:
-    """The loss of a batch is the mean over its labels: losses and gradients of its sequences by themselves, weighed by
-    their labels, make up the batch's.
+    """The loss of a batch is the mean over its labels: the losses and gradients of its single sequences, weighted by
+    their label counts, add up to those of the batch.
 
-    Judged by five runs over one sequence each. Positions without a label count nowhere.
+    Five runs over one sequence each give the expected values. Positions without a label count nowhere.
     """
     import torch
 
@@ -95,8 +95,9 @@ def _row(given: Tokens, row: int) -> Tokens:
 
 @contract("PAR-05c", asks=("built", "train"), cases={"one": (1,), "three": (3,)}, source="F19")
 def the_sequence_length_may_change_from_step_to_step(stack: Training, microbatches: int) -> None:
-    """A step over sequences of another length is the step of a run that begins with it: nothing kept from the step
-    before has that step's length, no mask, no positions, no count."""
+    """A step whose sequences have another length than the step before equals the first step of a run that begins there:
+    no mask, position or count of the earlier length remains.
+    """
     lengths = (((9, 4), 2), ((13,), 5), ((6, 7), 0)), (((7,), 3), ((2, 5), 0), ((7,), 0)), (((1, 15), 1),) * 3
     given = tuple(batch(f"length {i}", rows=rows) for i, rows in enumerate(lengths))
     weights = uneven(table(stack, LETTERS))
@@ -104,4 +105,4 @@ def the_sequence_length_may_change_from_step_to_step(stack: Training, microbatch
     for before, step, each in zip(steps, steps[1:], given[1:], strict=False):
         (alone,) = run(stack, LETTERS, (each,), "gradients", weights=before.weights, microbatches=microbatches).steps
         words = instruments.numerics.gradients_apart("the gradient of", step.gradients, alone.gradients, FLOAT64)
-        assert not words, f"{words} (step {step.number}, behind another length)"
+        assert not words, f"{words} (step {step.number}, after a step of another length)"

@@ -1,4 +1,4 @@
-"""Initial weights: a function of the seed, the name and the shape of a tensor, and of nothing else."""
+"""Initial weights depend on the seed and on a tensor's name and shape, and on nothing else."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ def _initial(stack: Training, recipe: Recipe, mode: Mode) -> dict[str, Tensor]:
     return instruments.numerics.tensors(stack.initial(recipe, mode))
 
 
-def _by_the_seed(stack: Training, recipe: Recipe, mode: Mode) -> dict[str, Tensor]:
-    """The tensors that another seed changes: those that are drawn."""
+def _drawn_tensors(stack: Training, recipe: Recipe, mode: Mode) -> dict[str, Tensor]:
+    """The tensors that are drawn: those that change with the seed."""
     one, other = (_initial(stack, replace(recipe, seed=seed), mode) for seed in (7, 8))
     return {name: each for name, each in one.items() if not bool((each == other[name]).all())}
 
 
 @contract("PAR-04a", asks="initial", cases=DRAWN, source="F14; INI-13")
 def the_seed_decides_the_initial_weights(stack: Training, recipe: Recipe, mode: Mode) -> None:
-    """Asked again, after other models were made and other random numbers drawn, the initial weights are the same; every
-    matrix is another under another seed.
+    """Initial weights are the same when asked for again, after other models were built and other random numbers drawn;
+    every drawn matrix changes with the seed.
 
-    Ranks make their parts in another order, and draw other numbers in between.
+    Ranks build their parts in different orders and draw other random numbers in between.
     """
     import torch
 
@@ -53,28 +53,29 @@ def the_seed_decides_the_initial_weights(stack: Training, recipe: Recipe, mode: 
         after = stack.initial(recipe, mode)
     words = instruments.numerics.named_apart("the second time", after, before, EXACT)
     assert not words, words
-    drawn = _by_the_seed(stack, recipe, mode)
+    drawn = _drawn_tensors(stack, recipe, mode)
     alike = [name for name, each in before.items() if name not in drawn and _varies(each.shape, name)]
     assert not alike, f"{', '.join(alike)} do not depend on the seed"
 
 
 def _varies(shape: tuple[int, ...], name: str) -> bool:
-    """Whether a tensor of two dims or more is drawn at all: recurrences begin as the identity, biases as constants."""
+    """Whether a tensor of two or more dims is drawn: recurrences begin as the identity, biases as constants."""
     return len(shape) > 1 and not (len(shape) == 3 and shape[1] == shape[2]) and not name.endswith("bias")
 
 
 @contract("PAR-04b", asks=("initial", "built"), cases=DRAWN, source="F14; INI-03")
 def no_two_tensors_start_alike(stack: Training, recipe: Recipe, mode: Mode) -> None:
-    """No two drawn tensors share their numbers: not two layers, not two experts of a layer, not a head and a layer.
+    """No two drawn tensors start with the same numbers: not two layers, not two experts of a layer, not a head and a
+    layer.
 
-    Experts that start alike get alike gradients and stay one expert; chunks of a pipeline that restart the generator
-    give layers in pairs.
+    Experts that start alike get the same gradients and stay one expert. Pipeline chunks that restart the generator give
+    pairs of identical layers.
     """
     import torch
 
     experts = {row.name for row in stack.built(recipe, mode).parameters if row.role == "expert"}
     pieces: dict[str, Tensor] = {}
-    for name, each in _by_the_seed(stack, recipe, mode).items():
+    for name, each in _drawn_tensors(stack, recipe, mode).items():
         parts = {f"{name}[{e}]": part for e, part in enumerate(each)} if name in experts else {name: each}
         pieces |= {label: part.flatten()[:64].double() for label, part in parts.items()}
     for size in {len(each) for each in pieces.values()}:
@@ -100,10 +101,11 @@ OTHERS: dict[str, tuple[Recipe, Recipe, Mode]] = {  # one model, another that sh
 
 @contract("PAR-04c", asks="initial", cases=OTHERS, source="F14; INI-13")
 def a_tensor_starts_the_same_in_another_model(stack: Training, one: Recipe, other: Recipe, mode: Mode) -> None:
-    """A tensor of the same name and shape starts with the same numbers, up to a factor, whatever else is built.
+    """A tensor of the same name and shape starts with the same numbers, up to a factor, whatever else the model
+    contains.
 
-    Then an ablation changes what it says it changes; and a pipeline stage that holds half of the layers starts where
-    the whole model does.
+    An ablation then changes only what it names, and a pipeline stage with half of the layers starts where the whole
+    model does.
     """
     left, right = _initial(stack, one, mode), _initial(stack, other, mode)
     shared = [name for name in left if name in right and left[name].shape == right[name].shape]
@@ -126,10 +128,11 @@ QUIET = {  # recipe, the logarithm of its vocabulary
 
 @contract("PAR-04d", asks=("built", "initial", "run_model"), cases=QUIET, source="F14; INI-10")
 def a_model_starts_without_an_opinion(stack: Training, recipe: Recipe, entropy: float) -> None:
-    """Every tensor is finite and every norm starts at 1; the first loss is the logarithm of the vocabulary, to 2 %.
+    """Every initial tensor is finite, every norm weight starts at 1, and the first loss is the logarithm of the
+    vocabulary size within 2 %.
 
-    A parameter that nobody initialised after the meta device holds what the memory held before; a scale that is off by
-    the root of the width shows in the first loss, and in no other.
+    A parameter that was never initialised after the meta device holds whatever was in memory. An init scale that is off
+    by the square root of the width shows in the first loss and in no later one.
     """
     tensors = _initial(stack, recipe, "nemo_native")
     bad = [name for name, each in tensors.items() if not bool(each.isfinite().all())]
@@ -141,7 +144,7 @@ def a_model_starts_without_an_opinion(stack: Training, recipe: Recipe, entropy: 
     for name in ("lm", "mtp"):
         loss = losses.get(name, entropy)
         assert abs(loss / entropy - 1) < 0.02, (
-            f"{name} loss starts at {loss:.4f}, the vocabulary has {entropy:.4f} nats"
+            f"{name} loss starts at {loss:.4f}, expected the logarithm of the vocabulary, {entropy:.4f}"
         )
 
 
@@ -157,10 +160,10 @@ BOUNDED: Mapping[str, tuple[Recipe, Mode, str, float, float]] = {  # recipe, mod
 def recurrences_start_with_memory(
     stack: Training, recipe: Recipe, mode: Mode, vector: str, low: float, high: float
 ) -> None:
-    """A_log and dt_bias start in float32, with decays exp(A_log) and time steps softplus(dt_bias) where their papers
-    draw them, and not all alike.
+    """A_log and dt_bias start in float32, differ between heads, and give decays exp(A_log) and time steps
+    softplus(dt_bias) in the ranges of their papers.
 
-    A lower end of 1e-6 gives heads that never forget, and bfloat16 makes several of them one.
+    With a lower bound of 1e-6 some heads never forget; in bfloat16 several heads collapse to the same value.
     """
     import torch
 

@@ -1,12 +1,13 @@
-"""One step on several ranks is the step on one: losses, every gradient, the norm, the weights, over the layouts.
+"""A step on several ranks equals the step on one rank, over the layouts: losses, every gradient, the norm, the weights.
 
-The oracle is the same stack with the axes taken away: each rank runs the step by itself (`world` 1, nothing is sent)
-and over all ranks, and compares every tensor by name. In float64 nothing but the layout can tell: sums in another
-order differ by 1e-14, and a gradient that is wrong is wrong by a part of it. Losses and norms see few of the faults of
-this kind: wrong gradients of routers and experts were shipped with both equal to seven digits.
+The oracle is the same stack without the parallel axes: each rank runs the step alone (`world` 1, nothing is sent) and
+over all ranks, and compares every tensor by name. In float64 only the layout can make a difference: summation order
+changes results by 1e-14, and a wrong gradient is off by a visible fraction, not by rounding. Losses and norms show few
+bugs of this kind: stacks have shipped wrong gradients of routers and experts with losses and norms equal to seven
+digits.
 
-Rows have unequal documents and unequally many labels, T is 16 so that sequence parallel can cut it. The experts that a
-bias keeps from being chosen are all of one rank's.
+Rows have unequal documents and unequal numbers of labels. T is 16 so that sequence parallel can cut it. All experts
+that a selection bias keeps idle belong to one rank.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ def borrowed(world: int, degrees: Degrees, *, fsdp: bool = False, replicas: int 
 
 
 def within(execution: Execution, mode: Mode, *, precision: Precision = "float64", microbatches: int = 1) -> Execution:
-    """An execution of a cell, in a mode and where nothing but the layout can tell."""
+    """The execution of a cell, in a mode and a precision; in float64 only the layout can make a difference."""
     return replace(execution, mode=mode, precision=precision, microbatches=microbatches)
 
 
@@ -127,7 +128,7 @@ LAYOUTS: dict[str, Cell] = {
 
 
 def both(stack: Training, recipe: Recipe, execution: Execution, number: int, *observe: Observed) -> tuple[Step, Step]:
-    """The last of some steps over packed batches, on one rank and on those of an execution, from the same weights."""
+    """The last of `number` steps over packed batches, on one rank and under an execution, from the same weights."""
     needs_layout(stack, execution.layout)
     weights, buffers = drawn(stack, recipe, execution.mode)
     session = Session(
@@ -171,10 +172,10 @@ def losses_apart(found: Step, want: Step, bound: float) -> str:
 def every_gradient_is_that_of_one_rank(
     stack: Training, recipe: Recipe, mode: Mode, execution: Execution, world: int
 ) -> None:
-    """Losses, counts and every gradient by name are those of the run on one rank, however a step is spread.
+    """On every parallel layout, losses, counts and every gradient by name equal those of the run on one rank.
 
-    The router, the norms under sequence parallel and the shared weights of a mixer are where ranks hold copies and
-    each computes a part; experts are where a divisor of the wrong mesh hides. Neither shows in a loss.
+    Routers, norms under sequence parallel and shared mixer weights are copies of which each rank computes a part of the
+    gradient. Gradients of experts may be divided by the size of the wrong mesh. The loss shows neither bug.
     """
     alone, many = both(stack, recipe, within(execution, mode), 1, "gradients")
     words = losses_apart(many, alone, 1e-11)
@@ -195,8 +196,10 @@ IN_FLOAT32 = {
 def every_gradient_is_that_of_one_rank_in_float32(
     stack: Training, recipe: Recipe, mode: Mode, execution: Execution, world: int
 ) -> None:
-    """The same in the dtype that parameters are held in, as far as float32 can tell: a stack may choose what it sends
-    in which dtype by the dtype it is given."""
+    """In float32, losses and every gradient on several ranks equal those of one rank to float32 accuracy.
+
+    A stack may choose the dtype of its messages by the dtype of the tensors, so a run in float64 can hide a bug.
+    """
     alone, many = both(stack, recipe, within(execution, mode, precision="float32"), 1, "gradients")
     words = losses_apart(many, alone, 1e-5)
     assert not words, f"{words} (rank {here().rank})"
@@ -218,12 +221,12 @@ MOVED = {
 def ranks_stay_replicas_of_one_rank(
     stack: Training, recipe: Recipe, mode: Mode, execution: Execution, world: int
 ) -> None:
-    """After three steps weights, optimizer state and the routers' biases are those of the run on one rank, and every
-    rank holds them to the bit as every other does.
+    """After three steps, weights, optimizer state and router biases equal those of the run on one rank, and replicas
+    are bit-identical on every rank.
 
-    An update that is right once can leave behind what is wrong at the next: a momentum of one shard, a bias that each
-    rank moved by its own counts. Copies that drift apart by rounding drift further: each computes gradients of weights
-    of its own.
+    A correct first update can leave wrong state behind: a momentum of one shard, or a bias that each rank moved by its
+    own counts. Copies that differ by rounding drift further apart, because each rank computes gradients of its own
+    weights.
     """
     alone, many = both(stack, recipe, within(execution, mode), 3, "weights", "optimizer", "buffers")
     words = replicas_apart({**many.weights, **many.optimizer, **many.buffers})
@@ -237,10 +240,10 @@ def ranks_stay_replicas_of_one_rank(
 def the_norm_and_the_clip_are_those_of_one_rank(
     stack: Training, recipe: Recipe, mode: Mode, execution: Execution, world: int
 ) -> None:
-    """The norm that is told is that of every gradient, each parameter once, whatever meshes they lie on, and all are
-    clipped by the one number that follows from it.
+    """The gradient norm counts every parameter once, whatever meshes the parameters lie on, and one clip coefficient
+    derived from it scales all gradients, as on one rank.
 
-    A norm that counts replicas twice or leaves out experts clips another run than the one on one rank.
+    A norm that counts replicas twice or leaves experts out clips a different run than the one on one rank.
     """
     clipped = replace(recipe, optim=replace(recipe.optim, clip=0.05))
     alone, many = both(stack, clipped, within(execution, mode), 1)
@@ -262,9 +265,10 @@ WINDOWS = {
 def a_window_on_several_ranks_is_the_batch(
     stack: Training, recipe: Recipe, mode: Mode, execution: Execution, world: int, microbatches: int
 ) -> None:
-    """A window of microbatches on several ranks, whose labels are unequally many, is the whole batch at once on one.
+    """Gradient accumulation on several ranks, over microbatches with unequal numbers of labels, gives the losses and
+    gradients of the whole batch at once on one rank.
 
-    Means of microbatches, averaged over ranks, weigh a label by how few it stands beside.
+    Averaging per-microbatch means over-weights tokens in microbatches with few labels.
     """
     alone, many = both(stack, recipe, within(execution, mode, microbatches=microbatches), 1, "gradients")
     words = losses_apart(many, alone, 1e-11)

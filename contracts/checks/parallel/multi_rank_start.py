@@ -1,4 +1,4 @@
-"""What several ranks begin with: the initial weights, sharded or replicated."""
+"""The initial weights of a run on several ranks, sharded or replicated."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from contracts.spec.tolerance import EXACT
 from contracts.spec.training import Execution, Session, Training
 
 STILL = replace(SPREAD, name="spread-still", optim=replace(SPREAD.optim, lr=1e-60, min_lr=1e-61))
-"""A rate that moves no float32: the weights after a step are those before it."""
+"""A learning rate too small to move a float32: the weights after a step are the initial ones."""
 
 
 BEGUN: dict[str, tuple[Execution, int]] = {
@@ -33,10 +33,11 @@ BEGUN: dict[str, tuple[Execution, int]] = {
 
 @contract("PAR-04g", asks=("initial", "train"), cases=BEGUN, source="F14", tier="dist")
 def a_run_begins_with_the_same_weights_on_any_layout(stack: Training, execution: Execution, world: int) -> None:
-    """What a run of several ranks begins with is `initial`, tensor by tensor: unique where it is sharded, equal where
-    it is replicated.
+    """A run on several ranks starts from `initial`, tensor by tensor: every shard is its own part, and every replica is
+    equal.
 
-    Seeds without the rank give every shard the same rows; seeds with it set replicas apart.
+    With a seed that ignores the rank, every shard gets the same rows. With a seed that includes the rank, replicas
+    differ.
     """
     needs_layout(stack, execution.layout)
     (step,) = stack.train(

@@ -1,8 +1,8 @@
-"""A pipeline: layers on several ranks, microbatches passing through, and the step of one rank for all that.
+"""A step through pipeline stages equals the step on one rank.
 
-The oracle is the same stack on one rank with the same whole weights and the same whole batch at once. Every loss counts
-on the stage where it arises: experts stand on all of them. Documents are of unequal length and labels unequally many,
-so that a microbatch that meets another's labels, documents or gradients shows.
+The oracle is the same stack on one rank, with the same whole weights and the whole batch at once. Experts stand on
+every stage, and every loss counts on the stage where it arises. Documents have unequal lengths and unequal numbers of
+labels, so that a microbatch paired with another one's labels, documents or gradients shows.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ FLOWS: dict[str, Flow] = {
 
 @contract("PAR-08a", asks=("built", "train"), cases=FLOWS, source="bringup F20; F19", tier="dist")
 def a_step_in_stages_is_that_of_one_rank(stack: Training, recipe: Recipe, execution: Execution, world: int) -> None:
-    """Every loss, the number of labels and every gradient by name are those of one rank without a pipeline: for 1F1B
-    and interleaved stages, equal and written out, beside every other axis.
+    """Under pipeline parallel, every loss, the label count and every gradient by name equal those of one rank: for 1F1B
+    and interleaved schedules, for equal stages and written-out ones, and beside every other axis.
 
-    The mean over microbatches, an auxiliary loss that only the last stage adds, a microbatch that meets the labels of
-    another: the loss goes down with all of them.
+    The loss falls with each of these bugs: a mean over microbatch means, an auxiliary loss that only the last stage
+    adds, a microbatch that meets the labels of another.
     """
     one, many = both(stack, recipe, execution, given(1), "gradients")
     for want, got in zip(one.steps, many.steps, strict=True):
@@ -78,10 +78,10 @@ CHANGED: dict[str, Flow] = {
 
 @contract("PAR-08c", asks=("built", "train"), cases=CHANGED, source="F19", tier="dist")
 def the_length_may_change_from_step_to_step(stack: Training, recipe: Recipe, execution: Execution, world: int) -> None:
-    """Steps over 16, 9, 20 and 9 tokens are those of one rank: what a stage receives has the length of this step.
+    """Under pipeline parallel, steps over sequences of 16, 9, 20 and 9 tokens equal those of one rank.
 
-    A buffer that keeps the first length gives a shorter one with the rest of the step before behind it, without a word;
-    a longer one kills the receiver.
+    A receive buffer that keeps the first length silently leaves the end of the previous step behind a shorter message;
+    a longer message kills the receiver.
     """
     batches = tuple(_of_length(length) for length in LENGTHS)
     one, many = both(stack, recipe, execution, batches, "gradients")

@@ -1,4 +1,4 @@
-"""Runs of a pipeline: where they begin, what they save, and what is refused before anything is sent."""
+"""Pipeline runs: how they start, what they save, and what is refused before anything is sent."""
 
 from __future__ import annotations
 
@@ -40,9 +40,10 @@ BEGUN: dict[str, Flow] = {
 
 @contract("PAR-08d", asks="train", cases=BEGUN, source="F14; F05", tier="dist")
 def stages_begin_as_one_rank_does(stack: Training, recipe: Recipe, execution: Execution, world: int) -> None:
-    """Without given weights and batches, a pipeline starts from the weights of one rank and consumes its sequences.
+    """Without given weights and batches, a pipeline starts from the initial weights of one rank and consumes the same
+    sequences.
 
-    Initial weights drawn by the place on a rank give its two stages the same numbers.
+    If initial weights depend on a layer's position on its rank, both stages of a rank get the same numbers.
     """
     session = Session(
         recipe=recipe, steps=2, execution=Execution(precision="float64"), observe=frozenset({"weights", "gradients"})
@@ -67,10 +68,11 @@ SAVED: dict[str, Flow] = {
 
 @contract("PAR-08e", asks=("built", "train"), cases=SAVED, source="bringup", tier="dist")
 def three_steps_at_depth_4_are_saved(stack: Training, recipe: Recipe, execution: Execution, world: int) -> None:
-    """At depth 4 a pipeline runs three steps and saves; what is saved goes on in the same stages and on one rank, each
-    with the fourth step of a run that was not interrupted.
+    """At depth 4 a pipeline takes three steps and saves a checkpoint; a run that resumes from it, in the same stages or
+    on one rank, takes the fourth step of an uninterrupted run.
 
-    The bring-up's milestone: PP + TP + SP. Layers that are saved under their place on the stage overwrite each other.
+    PP + TP + SP was a milestone of the bring-up. Layers that are saved under their index on the stage overwrite each
+    other.
     """
     precise = replace(execution, precision="float64")
     alone = Execution(precision="float64")
@@ -87,7 +89,7 @@ def three_steps_at_depth_4_are_saved(stack: Training, recipe: Recipe, execution:
             observe=frozenset({"weights", "optimizer"}),
         )  # fmt: skip
         resumed = {"in the same stages": stack.train(rest)}
-        gathered(0)  # nobody loads by itself before all have
+        gathered(0)  # no rank loads alone before all have loaded together
         resumed["on one rank"] = stack.train(replace(rest, execution=alone))
         gathered(0)
     whole = replace(rest, steps=4, execution=alone, batches=batches, weights=weights, load=None, at=frozenset({4}))
@@ -118,12 +120,12 @@ REFUSED: dict[str, tuple[Recipe, Execution, tuple[int, ...], int]] = {
 def what_a_pipeline_cannot_run_is_refused(
     stack: Training, recipe: Recipe, execution: Execution, numbers: tuple[int, ...], world: int
 ) -> None:
-    """Microbatches that the schedule or the sequences do not allow, and stages that are none, are refused with both
-    numbers, by every rank.
+    """Every rank refuses a microbatch count that the schedule or the batch does not allow, and a stage split that does
+    not exist, with both numbers.
 
-    Whoever goes on with what remains waits for a microbatch that nobody sends, or drops sequences in silence.
+    A pipeline that carries on anyway waits for a microbatch that nobody sends, or silently drops sequences.
     """
-    gathered(0)  # all have come before one is refused and leaves
+    gathered(0)  # every rank gets here before one is refused and leaves
     refused = refusal_of(stack.train, Session(recipe=recipe, steps=1, execution=execution, batches=given(1)))
     missing = sorted(set(numbers) - numbers_in(refused))
     assert not missing, f"the refusal does not name {missing}: {refused}"

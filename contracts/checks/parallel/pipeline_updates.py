@@ -1,4 +1,4 @@
-"""What a pipeline makes of its gradients: the norm, weights and moments, biases, and copies that lie on two stages."""
+"""Updates under pipeline parallel: the norm, weights and moments, biases, and tensors with a copy on two stages."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ MOVED: dict[str, Flow] = {
 
 @contract("PAR-08b", asks=("built", "train"), cases=MOVED, source="F03; F02; F18", tier="dist")
 def stages_move_as_one_rank_does(stack: Training, recipe: Recipe, execution: Execution, world: int) -> None:
-    """The norm is that of the gradients of all stages, each parameter once; weights, moments and selection biases are
-    those of one rank after two steps.
+    """Under pipeline parallel, the gradient norm counts each parameter of all stages once, and weights, moments and
+    selection biases after two steps equal those of one rank.
 
-    A stage that clips by its own norm, a tensor that counts on both stages that hold it, a bias that moves with every
-    microbatch: the gradients are right.
+    Gradients are right with each of these bugs: a stage clips by its own norm, a tensor on two stages counts twice, a
+    bias moves at every microbatch.
     """
     one, many = both(stack, recipe, execution, given(2), "weights", "optimizer", "buffers")
     for want, got in zip(one.steps, many.steps, strict=True):
@@ -74,17 +74,17 @@ COPIES: dict[str, Flow] = {
 
 @contract("PAR-11", asks=("built", "train"), cases=COPIES, source="F02", tier="dist")
 def copies_on_two_stages_stay_the_same(stack: Training, recipe: Recipe, execution: Execution, world: int) -> None:
-    """A tensor of which two stages hold a copy (tied, or read again by the prediction heads) is the same bit for bit on
-    all ranks after each of three steps, with its moments, and is that of one rank.
+    """A tensor with copies on two stages (tied embeddings, or an embedding that prediction heads read) stays
+    bit-identical on all ranks after each of three steps, moments included, and equals that of one rank.
 
-    Each copy sees a part of the gradient. Copies that are not summed drift apart, and the loss goes on falling.
+    Each copy receives a part of the gradient. If the parts are not summed, the copies drift apart while the loss falls.
     """
     one, many = both(stack, recipe, execution, given(3), "weights", "optimizer")
     names = [EMBEDDING, f"{EMBEDDING}/exp_avg", f"{EMBEDDING}/exp_avg_sq"]
-    told = gathered([[{**step.weights, **step.optimizer}[name].fingerprint for name in names] for step in many.steps])
+    every = gathered([[{**step.weights, **step.optimizer}[name].fingerprint for name in names] for step in many.steps])
     for index, (want, got) in enumerate(zip(one.steps, many.steps, strict=True)):
         for at, name in enumerate(names):
-            others = [rank for rank, its in enumerate(told) if its[index][at] != told[0][index][at]]
+            others = [rank for rank, its in enumerate(every) if its[index][at] != every[0][index][at]]
             assert not others, f"{name} is not the same on ranks 0 and {others} after step {got.number}"
         words = unlike(
             got, want, "the weight", {EMBEDDING: got.weights[EMBEDDING]}, {EMBEDDING: want.weights[EMBEDDING]}

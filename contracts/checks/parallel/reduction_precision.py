@@ -1,4 +1,4 @@
-"""In which dtype gradients of several ranks meet, and the scale of the loss."""
+"""In which dtype ranks reduce gradients, and whether the loss scale is removed from them."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ HALF = replace(SPREAD, name="spread-half", dtype="bf16")
 
 @contract("PAR-10", asks=("built", "train"), cases=MIXED, source="hub; F09", tier="dist")
 def mixed_precision_reduces_in_float32(stack: Training, execution: Execution, world: int) -> None:
-    """Under bfloat16 gradients meet in float32, parameters keep their declared dtype, and the scale of the loss goes
-    out of them once.
+    """Under bfloat16, gradients are reduced in float32, parameters keep their declared dtype, and the loss scale is
+    removed from gradients exactly once.
 
-    Summed in bfloat16 over many ranks, small gradients vanish beside large ones. What bfloat16 does to a gradient here
-    is a few percent of it; a scale that is left in is a factor.
+    In a bfloat16 sum over many ranks, small gradients vanish beside large ones. bfloat16 itself changes a gradient norm
+    by a few percent here; a loss scale that is left in multiplies it.
     """
     needs_layout(stack, execution.layout)
     weights = heavy(stack, SPREAD)

@@ -1,8 +1,8 @@
 """A step of a transformer with experts, on several ranks and on one: what every stack of this kind can be asked.
 
-The promises are those of `layouts`, `expert_layouts`, `pipeline` and `resharding`, over recipes of attention and
-experts in float32, so that stacks without our other layers are judged by them too; one has a scan beside them. Losses
-and norms see few faults of this kind; gradients by name of the first step see most.
+The contracts are those of `parallel.layouts`, `moe.expert_parallel`, `parallel.pipeline` and `checkpoint.resharding`,
+over recipes of attention and experts in float32, so that they also judge stacks without our other layers; one recipe
+has a scan as well. Losses and norms show few bugs of this kind; the gradients of the first step, by name, show most.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ from contracts.spec.training import Execution, Training
 def every_gradient_of_a_transformer_is_that_of_one_rank(
     stack: Training, recipe: Recipe, execution: Execution, world: int
 ) -> None:
-    """Loss, labels that count and every gradient by name are those of the run on one rank, over data, tensor and
-    expert parallel and their compositions."""
+    """For a transformer with experts, losses, label counts and every gradient by name equal those of one rank, over
+    data, tensor and expert parallel and their combinations.
+    """
     ((alone, many),) = both(stack, recipe, execution, 1, "gradients")
     words = figures_apart(alone, many) or gradients_apart(alone, many)
     assert not words, words
@@ -40,10 +41,11 @@ def every_gradient_of_a_transformer_is_that_of_one_rank(
 
 @contract("PAR-02e", asks=("built", "train"), cases=STEPPED, source="F02", tier="dist")
 def a_transformer_goes_the_way_of_one_rank(stack: Training, recipe: Recipe, execution: Execution, world: int) -> None:
-    """Over three steps weights go the way that they go on one rank, and every rank of the world holds the same bits.
+    """For a transformer with experts, weights move over three steps as they do on one rank, and replicas are
+    bit-identical on every rank.
 
-    An update that is right once can leave behind what is wrong at the next: a momentum of one shard, a bias that each
-    rank moved by its own counts.
+    A correct first update can leave wrong state behind: a momentum of one shard, or a bias that each rank moved by its
+    own counts.
     """
     asked = session(stack, recipe, execution, 3)
     alone, many = both(stack, recipe, execution, 3, "weights", "buffers", at=frozenset({3}))[-1]
@@ -57,8 +59,9 @@ def a_transformer_goes_the_way_of_one_rank(stack: Training, recipe: Recipe, exec
 def the_norm_of_a_transformer_is_that_of_one_rank(
     stack: Training, recipe: Recipe, execution: Execution, world: int
 ) -> None:
-    """The norm is that of every gradient, each parameter once, whatever meshes they lie on, and all are clipped by the
-    one number that follows from it."""
+    """For a transformer with experts, the gradient norm counts every parameter once, whatever meshes the parameters lie
+    on, and one clip coefficient derived from it scales all gradients.
+    """
     clipped = replace(recipe, optim=replace(recipe.optim, clip=0.05))
     ((alone, many),) = both(stack, clipped, execution, 1)
     for what in ("grad_norm", "clip_coef"):
@@ -76,7 +79,9 @@ WINDOWS: dict[str, Cell] = {
 
 @contract("PAR-05e", asks=("built", "train"), cases=WINDOWS, source="F19", tier="dist")
 def a_window_of_a_transformer_is_the_batch(stack: Training, recipe: Recipe, execution: Execution, world: int) -> None:
-    """A window of microbatches on several ranks, whose labels are unequally many, is the whole batch at once on one."""
+    """For a transformer with experts, gradient accumulation on several ranks, over microbatches with unequal numbers of
+    labels, gives the losses and gradients of the whole batch at once on one rank.
+    """
     ((alone, many),) = both(stack, recipe, execution, 1, "gradients")
     words = figures_apart(alone, many) or gradients_apart(alone, many)
     assert not words, words
@@ -84,8 +89,9 @@ def a_window_of_a_transformer_is_the_batch(stack: Training, recipe: Recipe, exec
 
 @contract("PAR-08h", asks=("built", "train"), cases=STAGES, source="bringup F20", tier="dist")
 def stages_of_a_transformer_are_one_rank(stack: Training, recipe: Recipe, execution: Execution, world: int) -> None:
-    """Cut into stages, beside the other axes too, a transformer has the loss, the gradients by name, the norm and the
-    selection biases of one rank."""
+    """A transformer with experts, cut into pipeline stages, alone or beside the other axes, has the losses, gradients
+    by name, gradient norm and selection biases of one rank.
+    """
     ((alone, many),) = both(stack, recipe, execution, 1, "gradients", "buffers")
     words = figures_apart(alone, many) or gradients_apart(alone, many)
     assert not words, words

@@ -1,8 +1,8 @@
-"""Microbatches of one window that differ in sequences and in length: one step, in which every label weighs the same.
+"""Gradient accumulation over microbatches of unequal size and length: one step, in which every label weighs the same.
 
-There is no whole batch that such a window is cut from. On one rank it is held against its microbatches, each run by
-itself, once for each loss: what a microbatch adds to a gradient is its own gradient times its part of what the loss
-counts (labels, sequences, tokens). Several ranks are then held against one.
+No whole batch has these microbatches as its parts. On one rank the step is compared with its microbatches, each run
+alone, once for each loss: a microbatch adds its own gradient, weighted by its share of what the loss counts (labels,
+sequences, tokens). Runs on several ranks are then compared with one rank.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ PARTS: tuple[Rows, ...] = (  # documents of each row, and how many labels are ma
     (((8,), 0), ((2, 6), 1)),
 )
 LABELS, ROWS, TOKENS = (16, 10, 36, 12), (2, 3, 2, 2), (32, 30, 44, 16)
-"""Of each microbatch, by hand."""
+"""Counts of each microbatch, by hand."""
 ORDERS: dict[str, tuple[int, ...]] = {
     "as-they-come": (0, 1, 2, 3),
     "longest-first": (2, 0, 1, 3),
@@ -47,11 +47,11 @@ QUARTERS = replace(SPREAD, name="windows-in-quarters", pattern="A|E|MR|E")
 
 @contract("PAR-05f", asks=("built", "train"), cases={name: (order,) for name, order in ORDERS.items()}, source="F19")
 def a_window_is_the_sum_of_its_microbatches(stack: Training, order: tuple[int, ...]) -> None:
-    """A window of microbatches of 16, 10, 22 and 8 tokens has the losses and gradients of its microbatches, each with
-    the weight of what it holds: labels, sequences for the balance loss, tokens for the router's.
+    """A step over microbatches of 16, 10, 22 and 8 tokens has the losses and gradients of its microbatches, each
+    weighted by what it holds: labels for the main loss, sequences for the balance loss, tokens for the router's z-loss.
 
-    A mean of means gives short sequences more weight; padding to the longest counts tokens that nobody wrote; bounds
-    and positions that are kept from the first microbatch fit every shorter one.
+    A mean of means over-weights short sequences. Padding to the longest microbatch counts tokens that nobody wrote.
+    Document bounds and positions cached from the first microbatch are wrong for shorter ones.
     """
     import torch
 
@@ -59,14 +59,16 @@ def a_window_is_the_sum_of_its_microbatches(stack: Training, order: tuple[int, .
     (found,) = stack.train(_session(SPREAD, Execution(microbatches=len(order)), (order,), weights)).steps
     counted = sum(LABELS[each] for each in order)
     assert found.tokens == counted, f"{found.tokens} labels count in the window, expected {counted}"
-    parts = {each: _alone(stack, weights, _micro(0, each)) for each in order}
+    parts = {each: _single_losses(stack, weights, _micro(0, each)) for each in order}
     whole = {"lm": LABELS, "aux": ROWS, "z": TOKENS}
     want: dict[str, Tensor] = {}
     for loss, counts in whole.items():
         share = {each: counts[each] / sum(counts[other] for other in order) for each in order}
         mean = sum(parts[each][loss][0] * share[each] for each in order)
         got = found.losses.get(loss, float("nan"))
-        assert abs(got - mean) <= 1e-11 * mean, f"{loss} is {got:.10g} over the window, its parts give {mean:.10g}"
+        assert abs(got - mean) <= 1e-11 * mean, (
+            f"{loss} is {got:.10g} over the window, the weighted mean of its microbatches is {mean:.10g}"
+        )
         for name in parts[order[0]][loss][1]:
             part = torch.stack([parts[each][loss][1][name] * share[each] for each in order]).sum(0)
             want[name] = want[name] + part if name in want else part
@@ -74,7 +76,7 @@ def a_window_is_the_sum_of_its_microbatches(stack: Training, order: tuple[int, .
     assert not words, words
 
 
-def _alone(stack: Training, weights: Arrays, micro: Tokens) -> Mapping[str, tuple[float, Mapping[str, Tensor]]]:
+def _single_losses(stack: Training, weights: Arrays, micro: Tokens) -> Mapping[str, tuple[float, Mapping[str, Tensor]]]:
     """Each loss of a microbatch by itself, and the gradient of its term."""
     runs = {}
     for loss, moe in (
@@ -123,11 +125,11 @@ SPREAD_OUT: dict[str, tuple[Recipe, Execution, int]] = {
 def a_window_of_unequal_microbatches_is_that_of_one_rank(
     stack: Training, recipe: Recipe, execution: Execution, world: int
 ) -> None:
-    """Two steps over windows whose microbatches have other numbers of sequences, lengths and labels are those of one
-    rank: losses, labels that count, every gradient by name.
+    """On several ranks, two steps over microbatches with different numbers of sequences, lengths and labels have the
+    losses, label counts and gradients by name of one rank.
 
-    A stage that receives into the buffer of the first microbatch reads the rest of an older one behind a shorter one;
-    gloo says nothing of it. Ranks that divide by their own labels weigh a label by where it lies.
+    A stage that receives into the buffer of the first microbatch reads leftovers of an older one behind a shorter one,
+    and gloo does not report it. If ranks divide by their own label counts, a label's weight depends on its rank.
     """
     needs_layout(stack, execution.layout)
     orders = ((0, 1, 2, 3), (2, 3, 0, 1))

@@ -1,7 +1,8 @@
-"""What ranks send each other during a step: the same collectives in the same order, none of them empty, none too long.
+"""The collectives of a step: the same on every member of a group, in the same order, none empty, none too large.
 
-Ranks that part hang until somebody's patience ends, and the words are then those of a timeout. Here members of a group
-tell each other what they are about to issue, so that a step ends where they part, with both sides in the words.
+Ranks that issue different collectives hang until a timeout, and the error then names the timeout only. Here the members
+of a group tell each other what they are about to issue, so that a step ends where they differ and the message shows
+both.
 """
 
 from __future__ import annotations
@@ -50,12 +51,11 @@ WATCHED: dict[str, tuple[Recipe, Execution, int]] = {
 def members_of_a_group_issue_the_same_collectives(
     stack: Training, recipe: Recipe, execution: Execution, world: int
 ) -> None:
-    """For every process group all members issue the same collectives in the same order, with the same shapes, dtypes
-    and reductions, over two steps; of an all-to-all each expects what the other sends.
+    """Over two steps, all members of every process group issue the same collectives in the same order, with the same
+    shapes, dtypes and reductions, and each member of an all-to-all receives as much as the other sends.
 
-    One rank that skips a reduction because it has no expert to reduce, or that goes through a set of names in an order
-    of its own, is a hang on a thousand ranks. gloo and NCCL take one dtype for another, or the largest for the sum,
-    without a word.
+    A rank that skips a reduction because it has no expert to reduce, or that iterates over a set of names in its own
+    order, hangs a thousand ranks. gloo and NCCL silently mix dtypes, or a maximum with a sum.
     """
     watch = _watched(stack, recipe, execution, 2)
     assert not watch.diverged, f"{watch.diverged} (rank {here().rank})"
@@ -76,14 +76,14 @@ FEWER: dict[str, tuple[Execution, int]] = {
 
 @contract("TRAF-03", asks=("built", "train"), cases=FEWER, source="modal F21", tier="dist")
 def nobody_sends_nothing(stack: Training, execution: Execution, world: int) -> None:
-    """Where a dimension is smaller than the world no rank puts an empty tensor into a collective that others fill, and
-    the step is still that of one rank.
+    """Where a dimension is smaller than the world, no rank passes an empty tensor to an all-reduce, an all-gather or a
+    reduce-scatter, and the step equals that of one rank.
 
-    A rank whose shard is empty compiles, skips or orders its part differently: the hang of the empty shard. An
-    all-to-all may move nothing; an all-reduce, an all-gather and a reduce-scatter may not.
+    A rank with an empty shard compiles, skips or orders its collectives differently, and the job hangs. An all-to-all
+    may be empty.
     """
     needs_layout(stack, execution.layout)
-    given = tuple(map(_few, batches(1)))
+    given = tuple(map(_in_small_vocabulary, batches(1)))
     session = Session(
         recipe=TINY, steps=1, execution=replace(execution, precision="float64"), batches=given,
         weights=heavy(stack, TINY), observe=frozenset({"gradients"}),
@@ -108,16 +108,16 @@ SENT: dict[str, tuple[Execution, int]] = {
     "hsdp-2x2": (own(4, fsdp=True, replicas=2), 4),
 }
 COUNTS = 4096
-"""Bytes of what is not a gradient or a parameter: labels counted, losses told."""
+"""Bytes for what is neither a gradient nor a parameter: label counts, reported losses."""
 
 
 @contract("TRAF-05", asks=("built", "train"), cases=SENT, source="playbook", tier="dist")
 def what_a_rank_sends_does_not_grow_with_the_ranks(stack: Training, execution: Execution, world: int) -> None:
-    """A rank puts each gradient into one reduction a step, whatever the world and the microbatches, and its shard of
-    each parameter into two all-gathers: what a ring then carries is bounded by twice and thrice the parameters.
+    """In every step, a rank puts each gradient into one reduction, whatever the world size and the number of
+    microbatches, and its shard of each parameter into at most two all-gathers.
 
-    A reduction for each microbatch, or one over copies that are reduced already, doubles the bytes and changes no
-    number that anybody looks at.
+    The ring traffic is then bounded by two and three times the parameters. A reduction per microbatch, or another one
+    over copies that are already reduced, doubles the bytes and changes no number that anybody looks at.
     """
     watch = _watched(stack, SPREAD, execution, 1)
     assert not watch.diverged, watch.diverged
@@ -147,8 +147,8 @@ def _watched(stack: Training, recipe: Recipe, execution: Execution, steps: int) 
     return watch
 
 
-def _few(given: Tokens) -> Tokens:
-    """Tokens and labels of a vocabulary of three."""
+def _in_small_vocabulary(given: Tokens) -> Tokens:
+    """The tokens and labels, folded into a vocabulary of three."""
     numerics = instruments.numerics
     tokens_BT, labels_BT = numerics.tensor(given.tokens), numerics.tensor(given.labels)
     few_BT = (labels_BT % 3).masked_fill(labels_BT < 0, -100)

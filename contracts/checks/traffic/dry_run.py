@@ -1,4 +1,4 @@
-"""A rehearsal against a real step: what one made-up rank says it sends is what a rank of a running world sends."""
+"""A dry run (`rehearse`) against a real step: it must predict what a rank of a running world sends."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from contracts.spec.training import Execution, Session, Training
 
 
 class Stack(Rehearsing, Training, Protocol):
-    """Who is asked here."""
+    """What this check asks of a stack."""
 
 
 RUNNING: dict[str, tuple[Execution, int]] = {
@@ -31,10 +31,11 @@ FLOAT32 = replace(SPREAD, dtype="fp32")
 
 @contract("TRAF-04g", asks=("rehearse", "train", "built"), cases=RUNNING, source="hub; F02", tier="dist", slow=True)
 def a_rehearsal_says_what_a_running_step_issues(stack: Stack, execution: Execution, world: int) -> None:
-    """Collective by collective, a rank of a running world issues what a rehearsal of that rank says: the same kind over
-    the same ranks, with the same shapes, dtypes and reductions; of rows alone the number depends on the router.
+    """A rank of a running world issues exactly the collectives that a dry run of that rank (`rehearse`) predicts: the
+    same kinds over the same ranks, with the same shapes, dtypes and reductions.
 
-    What is planned for 512 cards by a rehearsal is worth as much as this.
+    Only the number of rows in an all-to-all may differ, because the router decides it. Plans for 512 cards rest on dry
+    runs.
     """
     needs_layout(stack, execution.layout)
     rehearsed = stack.rehearse(FLOAT32, execution, here().rank, "balanced")
@@ -42,23 +43,23 @@ def a_rehearsal_says_what_a_running_step_issues(stack: Stack, execution: Executi
     with instruments.traffic.watched() as watch:
         stack.train(session)
     assert not watch.diverged, watch.diverged
-    said = [_said(each, rehearsed.groups[each.group]) for each in rehearsed.issued]
+    predicted = [_shown(each, rehearsed.groups[each.group]) for each in rehearsed.issued]
     seen = [f"{each.said()} over {list(each.members)}" for each in watch.issued]
-    for index, (one, other) in enumerate(zip(said, seen, strict=False)):
+    for index, (one, other) in enumerate(zip(predicted, seen, strict=False)):
         words = f"collective {index} of a step on rank {here().rank} is {other}, rehearsed as {one}"
         assert one == other, words
-    more = len(seen) - len(said)
+    more = len(seen) - len(predicted)
     assert 0 <= more <= CLOSING, (
-        f"a step on rank {here().rank} issues {len(seen)} collectives, rehearsed as {len(said)}"
+        f"a step on rank {here().rank} issues {len(seen)} collectives, rehearsed as {len(predicted)}"
     )
 
 
 CLOSING = 1
-"""Collectives with which ranks leave a run together."""
+"""Collectives at the end of a run, in which ranks wait for each other."""
 
 
-def _said(each: Sent, members: tuple[int, ...]) -> str:
-    """As an observed collective says it."""
+def _shown(each: Sent, members: tuple[int, ...]) -> str:
+    """The predicted collective in the words of an observed one."""
     uneven = each.op == "all_to_all"
     shapes = ["x".join(map(str, shape[1:] if uneven else shape)) or "1" for shape in each.shapes]
     kind = f"{each.op}({each.reduce})" if each.reduce else each.op

@@ -1,7 +1,7 @@
-"""What a step of NAM56R costs at its true size, by the bytes that one rank sends, before a GPU is touched.
+"""The bytes that one rank sends in a step of NAM56R at true size, before a GPU is touched.
 
-Every bound is worked out from the sizes of the recipe: parameters counted tensor by tensor, tokens times width. The
-figures of the stack that ships here stand, lane by lane, in snapshots/test_true_size.
+Every bound follows from the sizes of the recipe: parameters counted tensor by tensor, tokens times width. The figures
+of the reference stack stand, lane by lane, in snapshots/test_true_size.
 """
 
 from __future__ import annotations
@@ -38,30 +38,32 @@ IN_SEQUENCE = {name: LANES[name] for name in ("tp2-sp-ep2-fsdp2", "borrowed-tp2-
 
 @contract("TRAF-04a", asks="rehearse", cases=SHARDED, source="hub; playbook: FSDP2; F02")
 def sharded_weights_are_gathered_twice_at_most(stack: Stack, lane: Lane) -> None:
-    """A rank puts its shard of each parameter into one all-gather before the forward pass and one before the backward
-    pass, a layer at a time, no wider than the parameter is held.
+    """A rank puts its shard of each parameter into one all-gather before the forward pass and at most one before the
+    backward pass, layer by layer, in a dtype no wider than the parameter's.
 
-    Gathered once more, in float64, or one tensor at a time, a step has the right numbers and twice the time.
+    With a further gather, with float64, or with one collective per tensor, a step has the right numbers and takes twice
+    the time.
     """
     _weights(step(stack, LETTERS, lane), LETTERS, lane)
 
 
 @contract("TRAF-04b", asks="rehearse", cases={name: LANES[name] for name in ("dp8", *SHARDED)}, source="hub; F01 F02")
 def each_gradient_is_reduced_once(stack: Stack, lane: Lane) -> None:
-    """Over the ranks that saw other data each gradient is reduced once, in float32, and what is sharded is scattered
-    in the same collective; ranks that hold the same shards reduce a shard and no more.
+    """Each gradient is reduced once, in float32, over the ranks that saw other data; a sharded gradient is
+    reduce-scattered, and ranks that hold the same shard reduce only that shard.
 
-    An all-reduce where a reduce-scatter would do carries twice the bytes; experts that are reduced as though every rank
-    held all of them carry as many times as there are ranks of EP.
+    An all-reduce in place of a reduce-scatter sends twice the bytes. Reducing experts as if every rank held all of them
+    sends EP times the bytes.
     """
     _gradients(step(stack, LETTERS, lane), LETTERS, lane)
 
 
 @contract("TRAF-04c", asks="rehearse", cases=IN_SEQUENCE, source="hub; bringup; arXiv 2205.05198")
 def the_stream_travels_in_and_out_of_each_mixer(stack: Stack, lane: Lane) -> None:
-    """With sequence parallelism the residual stream is gathered in front of each mixer and scattered behind it, and the
-    other way round on the way back, in 16 bits; nothing else of its size goes over TP, and gradients of what TP ranks
-    hold alike are summed once.
+    """Under sequence parallel, the residual stream is all-gathered before each mixer and reduce-scattered after it, and
+    the reverse in the backward pass, in 16 bits.
+
+    Nothing else of its size goes over TP, and the gradients of parameters that TP ranks hold alike are summed once.
     """
     _stream(step(stack, LETTERS, lane), LETTERS, lane)
 
@@ -73,11 +75,11 @@ ROUTED: dict[str, tuple[Lane, Routing]] = {
 
 @contract("TRAF-04d", asks="rehearse", cases=ROUTED, source="hub; bringup; F01")
 def rows_travel_to_their_expert_and_back(stack: Stack, lane: Lane, routing: Routing) -> None:
-    """A rank sends one row for each of a token's experts and each layer of experts, there and back, and the same on the
-    way back: no padded rows, no token of another rank, in 16 bits; before them whole numbers alone say how many, and a
-    rank takes as many as are sent to it.
+    """In each expert layer, a rank sends one 16-bit row per token and chosen expert, there and back, in the forward and
+    in the backward pass: no padded rows and no tokens of other ranks.
 
-    With experts 0 … k - 1 chosen by all, the first rank takes every row and the others none.
+    Only integer counts go before the rows, and a rank receives as many rows as are sent to it. With experts 0 … k - 1
+    chosen by every token, the first EP rank receives every row and the others none.
     """
     found = step(stack, LETTERS, lane, routing=routing)
     _rows(found, LETTERS, lane, routing)
@@ -89,8 +91,9 @@ def rows_travel_to_their_expert_and_back(stack: Stack, lane: Lane, routing: Rout
 
 @contract("TRAF-04e", asks="rehearse", cases=LANES, source="hub; F02")
 def nothing_else_is_large(stack: Stack, lane: Lane) -> None:
-    """What is neither weights, gradients, the residual stream nor rows, takes less than 64 KiB a step: a norm is a
-    number, a loss is a number, and a count is one for each expert.
+    """Messages that are neither weights, gradients, the residual stream nor expert rows take less than 64 KiB a step.
+
+    A norm is one number, a loss is one number, and a count is one number per expert.
     """
     _rest(step(stack, LETTERS, lane), LETTERS, lane)
 
@@ -108,8 +111,8 @@ WHOLE_LANES = {name: (WHOLE, lane) for name, lane in LANES.items()} | {
 
 @contract("TRAF-04f", asks="rehearse", cases=WHOLE_LANES, source="hub", slow=True)
 def a_step_of_nam56r_sends_what_its_sizes_say(stack: Stack, recipe: Recipe, lane: Lane) -> None:
-    """At full depth, in each lane, weights, gradients, residual stream, rows and the rest are as many bytes as follow
-    from the recipe's sizes: 52 layers cost 52 times what a layer does.
+    """At full depth, in each lane, the bytes sent for weights, gradients, residual stream, expert rows and the rest
+    follow from the recipe's sizes: 52 layers cost 52 times one layer.
     """
     found = step(stack, recipe, lane)
     if lane.execution.fsdp:
@@ -144,29 +147,30 @@ GROWN: dict[str, tuple[Lane, Lane]] = {
         ),
     ),
 }  # fmt: skip
-RING = (511 / 512) / (7 / 8)  # of what is reduced or gathered a ring of n carries (n - 1) / n over each link
+RING = (511 / 512) / (7 / 8)  # each link of a ring of n carries (n - 1) / n of what is reduced or gathered
 PADDING = 1.03  # shards of equal length
 
 
 @contract("TRAF-05a", asks="rehearse", cases=GROWN, source="playbook", slow=True)
 def bytes_of_a_rank_do_not_grow_from_8_to_512(stack: Stack, few: Lane, many: Lane) -> None:
-    """From 8 data-parallel ranks to 512, each with as many tokens, what a rank's link carries grows by what rings of
-    512 carry more than rings of 8, a seventh, and by what is cut or copied over ranks only then; and by no more.
+    """From 8 to 512 data-parallel ranks, with equally many tokens each, the bytes over a rank's link grow by at most a
+    seventh (a ring of 512 against a ring of 8), plus what is only sharded or replicated in the larger world.
 
-    A dimension that is smaller than the world is cut into shards of which most are padding: sixteen experts over 512
-    ranks, cut between experts, are gathered thirty-two times over.
+    A dimension smaller than the world is cut into shards that are mostly padding: sixteen experts over 512 ranks, cut
+    between experts, are gathered thirty-two times over.
     """
     before, after = (ring_bytes(step(stack, LETTERS, lane)) for lane in (few, many))
-    limit = (before * RING + _only_then(few, many)) * PADDING
+    limit = (before * RING + _only_in_the_larger(few, many)) * PADDING
     assert after <= limit, (
         f"a rank's link carries {after / before:.2f} times as much among 512 ranks as among 8: {after:.0f} bytes, "
         f"expected {limit:.0f} at most"
     )
 
 
-def _only_then(few: Lane, many: Lane) -> float:
-    """Bytes that many ranks exchange and few do not: reductions of shards over copies, and two gathers and a reduction
-    of experts that have no other copy among few ranks."""
+def _only_in_the_larger(few: Lane, many: Lane) -> float:
+    """Bytes that only the larger world exchanges: reductions of shards over replicas, and two gathers and a reduction
+    of experts that have no other copy in the smaller world.
+    """
     alike, cut, experts = parameters(LETTERS, many)
     found = 0.0
     if len(many.copies) > len(few.copies):
@@ -176,7 +180,7 @@ def _only_then(few: Lane, many: Lane) -> float:
     return found
 
 
-# one judgement a purpose
+# one check per purpose
 def _weights(found: Rehearsal, recipe: Recipe, lane: Lane) -> None:
     gathers = sorted_by_purpose(found, lane).get("weights", [])
     for members, want in _by_group(recipe, lane).items():
@@ -187,7 +191,7 @@ def _weights(found: Rehearsal, recipe: Recipe, lane: Lane) -> None:
         assert got <= 2 * shard, f"{words}: more than twice"
     wide = [each for each in gathers if any(BYTES[dtype] > 4 for dtype in each.dtypes)]
     assert not wide, f"{len(wide)} of {len(gathers)} all-gathers of weights are in {wide[0].dtypes[0]}"
-    most = 2 * (2 * recipe.depth + 3)  # each layer, its experts, and the ends, forward and backward
+    most = 2 * (2 * recipe.depth + 3)  # each layer, its experts, embedding and head; forward and backward
     words = f"{len(gathers)} all-gathers bring the weights of {recipe.depth} layers, at most {most}"
     assert len(gathers) <= most, words
 
@@ -224,7 +228,7 @@ def _by_group(recipe: Recipe, lane: Lane) -> Counter[Group]:
 def _stream(found: Rehearsal, recipe: Recipe, lane: Lane) -> None:
     sorts = sorted_by_purpose(found, lane)
     tokens = T * lane.execution.microbatches
-    crossings = 2 * recipe.depth + 2  # in and out of each mixer, the logits and the embedding, one of both ways
+    crossings = 2 * recipe.depth + 2  # each mixer once forward and once backward; logits and embedding once
     for op, size in (("all_gather", tokens * D // len(lane.tp)), ("reduce_scatter", tokens * D)):
         issued = [each for each in sorts.get("stream", []) if each.op == op]
         got = sum(elements(each) for each in issued)
@@ -247,7 +251,7 @@ def _shape(each: Sent) -> str:
 
 
 def _rows(found: Rehearsal, recipe: Recipe, lane: Lane, routing: Routing = "balanced") -> None:
-    """Of rank 0, which sends its rows and gets them back, and takes those of others and gives them back."""
+    """Rows of rank 0: it sends its own and gets them back, and receives those of others and returns them."""
     sorts, layers = sorted_by_purpose(found, lane), _letters(recipe).count("E")
     issued = sorts.get("rows", [])
     taken = 1 if routing == "balanced" else len(lane.ep)
@@ -263,7 +267,7 @@ def _rows(found: Rehearsal, recipe: Recipe, lane: Lane, routing: Routing = "bala
 
 
 def _received(found: Rehearsal, lane: Lane, place: int, routing: Routing) -> None:
-    """That the first exchange takes what the stated routing sends here."""
+    """Check that the first exchange receives what the routing sends to this rank."""
     rows, ranks = _rows_of_a_rank(lane), len(lane.ep)
     first = sorted_by_purpose(found, lane)["rows"][0]
     everywhere = (rows // ranks,) * ranks
@@ -275,7 +279,7 @@ def _received(found: Rehearsal, lane: Lane, place: int, routing: Routing) -> Non
 
 
 def _rows_of_a_rank(lane: Lane) -> int:
-    """Tokens of a rank, four experts each. Ranks that route the same tokens each send a part of them."""
+    """Tokens of a rank, times four experts each. Ranks that route the same tokens each send a part of them."""
     sharing = len(lane.ep) if lane.execution.layout == "own-axis" else 1
     return 4 * T * lane.execution.microbatches // (len(lane.tp) * sharing)
 
@@ -283,11 +287,12 @@ def _rows_of_a_rank(lane: Lane) -> int:
 def _rest(found: Rehearsal, recipe: Recipe, lane: Lane) -> None:
     sorts = sorted_by_purpose(found, lane)
     got = bytes_of(*sorts.get("rest", []))
-    assert got <= LITTLE, f"{got} bytes serve no purpose that a step of this size has, at most {LITTLE}"
+    words = f"{got} bytes are neither weights, gradients, residual stream nor expert rows, at most {LITTLE}"
+    assert got <= LITTLE, words
     shared = sum(elements(each) for each in sorts.get("shared rows", []))
     tokens, layers = T * lane.execution.microbatches, _letters(recipe).count("E")
     own_axis = lane.execution.layout == "own-axis" and len(lane.ep) > 1
-    # what ranks of EP computed of one batch is gathered, and so is the gradient of what they were given, gates included
+    # EP ranks gather what they computed of one batch, and the gradient of their input, gates included
     limit = layers * 2 * (D + 4) * tokens // (len(lane.tp) * len(lane.ep)) if own_axis else 0
     assert shared <= limit, f"{shared} elements are gathered between ranks of EP, at most {limit}"
 

@@ -1,7 +1,7 @@
-"""Messages between the stages of a pipeline: in batches, each with its counterpart, and never in a circle.
+"""Messages between pipeline stages: each has its counterpart, and no circle of ranks waits for each other.
 
-Judged by what was issued. gloo takes a message that nobody receives, and sends one by itself as readily as a batch;
-NCCL does neither.
+The checks judge what was issued. gloo accepts a message that nobody receives, and sends an unbatched message as readily
+as a batch; NCCL does neither.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from contracts.spec.training import Execution
 
 @contract("TRAF-02a", asks="messages", cases=SENT, source="bringup F20", tier="dist")
 def every_message_has_its_counterpart(stack: Messaging, recipe: Recipe, execution: Execution, world: int) -> None:
-    """Between two ranks, what one sends the other receives, in the same order, of the same shape and dtype; there are
-    messages, and none is left over.
+    """Every message that a pipeline stage sends is received by its peer, in the same order, with the same shape and
+    dtype, and no message is left over.
 
-    Messages have no names: a stage that counts them differently receives another microbatch, and none fails.
+    Messages have no names: a stage that counts them differently receives another microbatch, and nothing fails. Stages
+    that send nothing at all also violate the contract.
     """
     every = _every(messages_seen(stack, recipe, execution))
     assert any(every), "the stages send nothing to each other"
@@ -40,10 +41,10 @@ def every_message_has_its_counterpart(stack: Messaging, recipe: Recipe, executio
 
 @contract("TRAF-02b", asks="messages", cases=SENT, source="bringup F20", tier="dist")
 def messages_wait_in_no_circle(stack: Messaging, recipe: Recipe, execution: Execution, world: int) -> None:
-    """If every batch waited until all of its messages have met their counterparts, all would still be delivered.
+    """Every message is delivered even if each batch waits until all of its messages have met their counterparts.
 
-    That is how NCCL may run them. Two ranks that both send before they receive get through on gloo, which buffers, and
-    hang on the machine.
+    NCCL may run batches this way. Two ranks that both send before they receive get through on gloo, which buffers, and
+    hang on NCCL.
     """
     left = _undelivered(_every(messages_seen(stack, recipe, execution)))
     words = ", ".join(f"rank {rank} at {shown(each)}" for rank, each in left.items())

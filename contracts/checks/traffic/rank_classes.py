@@ -1,7 +1,7 @@
-"""What ranks of a true-size world send each other: members of a group alike, messages in pairs, in every class of rank.
+"""What the ranks of a true-size world send each other: the same collectives in a group, and paired pipeline messages.
 
-Ranks are rehearsed one at a time, each as though it were alone, and what they say is laid side by side. One rank of
-each class is enough: those that differ in some coordinate, the first, the last, and each stage.
+Each rank is dry-run alone, and the results are compared. One rank of each class is enough: ranks that differ in some
+coordinate, the first, the last, and each stage.
 """
 
 from __future__ import annotations
@@ -51,25 +51,25 @@ CLASSES_OF_MANY: dict[str, tuple[Recipe, Lane, Group]] = {
 @contract("TRAF-01a", asks="rehearse", cases=CLASSES, source="modal F04")
 @contract("TRAF-01b", asks="rehearse", cases=CLASSES_OF_MANY, source="modal F04", slow=True)
 def every_class_of_ranks_issues_the_same(stack: Stack, recipe: Recipe, lane: Lane, ranks: Group) -> None:
-    """At true size, and with tokens that crowd into the first experts, members of a group issue the same collectives
-    over it in the same order, with the same shapes, dtypes and reductions; of an all-to-all each takes what the other
+    """At true size, with every token routed to the first experts, the members of a group issue the same collectives in
+    the same order, with the same shapes, dtypes and reductions, and each receives in an all-to-all what the other
     sends.
 
-    A rank without rows that leaves the exchange out, one that has something to log, or one whose shard is empty is a
-    hang of 512 cards, and it is one class of rank that does it.
+    Each of these hangs 512 cards, and only one class of ranks does it: a rank without rows skips the exchange, one rank
+    logs something, the shard of one rank is empty.
     """
     found = {rank: step(stack, recipe, lane, rank, "crowded") for rank in ranks}
     for one, other in combinations(ranks, 2):
         for members in found[one].groups:
             if other in members:
-                _alike(found, one, other, members)
+                _issue_the_same(found, one, other, members)
 
 
 @contract("TRAF-02c", asks="rehearse", cases={"pp2-tp2-sp": (LETTERS, PIPELINE)}, source="bringup F20")
 @contract("TRAF-02d", asks="rehearse", cases={"interleaved": (LETTERS, INTERLEAVED)}, source="bringup F20", slow=True)
 def messages_of_a_true_size_pipeline_pair_up(stack: Stack, recipe: Recipe, lane: Lane) -> None:
-    """At true size what a stage sends the next one takes, in the same order and shape: a microbatch of the residual
-    stream each way, cut over TP under sequence parallelism, in 16 bits.
+    """At true size, each pipeline stage receives what its neighbour sends, in the same order and shape: one microbatch
+    of the residual stream in each direction, cut over TP under sequence parallel, in 16 bits.
     """
     found = {rank: step(stack, recipe, lane, rank, "crowded") for rank in range(lane.execution.world)}
     for rank, mine in found.items():
@@ -79,23 +79,24 @@ def messages_of_a_true_size_pipeline_pair_up(stack: Stack, recipe: Recipe, lane:
             assert peer is not None, f"rank {rank} has a message with nobody"
             sent = [_form(each) for each in mine.issued if (each.op, each.peer) == ("send", peer)]
             taken = [_form(each) for each in found[peer].issued if (each.op, each.peer) == ("receive", rank)]
-            assert sent == taken, f"rank {rank} sends rank {peer} {_told(sent)}, which takes {_told(taken)}"
+            words = f"rank {rank} sends rank {peer} {_counted(sent)}; rank {peer} receives {_counted(taken)}"
+            assert sent == taken, words
     tokens = recipe.seq_length // len(lane.tp)
     whole = {f"1x{tokens}x{recipe.hidden} bfloat16"}
     forms = {_form(each) for mine in found.values() for each in mine.issued if each.op == "send"}
     assert forms == whole, f"stages send {', '.join(sorted(forms))}, expected {', '.join(whole)}"
 
 
-def _alike(found: dict[int, Rehearsal], one: int, other: int, members: Group) -> None:
-    """Hold two members of a group against each other, collective by collective."""
+def _issue_the_same(found: dict[int, Rehearsal], one: int, other: int, members: Group) -> None:
+    """Compare two members of a group, collective by collective."""
     mine, theirs = (list(_over(found[rank], members)) for rank in (one, other))
     for index, (left, right) in enumerate(zip(mine, theirs, strict=False)):
-        here, there = _said(left), _said(right)
+        here, there = _shown(left), _shown(right)
         where = f"collective {index} over {_group(members)}"
         assert here == there, f"{where} is {here} on rank {one} and {there} on rank {other}"
         if left.sent and right.received:
             sends, takes = left.sent[members.index(other)], right.received[members.index(one)]
-            assert sends == takes, f"{where}: rank {one} sends {sends} rows to rank {other}, which takes {takes}"
+            assert sends == takes, f"{where}: rank {one} sends {sends} rows to rank {other}, which expects {takes}"
     words = f"rank {one} issues {len(mine)} collectives over {_group(members)}, rank {other} {len(theirs)}"
     assert len(mine) == len(theirs), words
 
@@ -106,7 +107,7 @@ def _over(found: Rehearsal, members: Group) -> Iterator[Sent]:
             yield each
 
 
-def _said(each: Sent) -> str:
+def _shown(each: Sent) -> str:
     shapes = [shape[1:] if each.sent else shape for shape in each.shapes]
     forms = ", ".join(
         f"{'x'.join(map(str, shape)) or 1} {dtype}" for shape, dtype in zip(shapes, each.dtypes, strict=True)
@@ -122,5 +123,5 @@ def _form(each: Sent) -> str:
     return f"{'x'.join(map(str, each.shapes[0]))} {each.dtypes[0]}"
 
 
-def _told(forms: list[str]) -> str:
+def _counted(forms: list[str]) -> str:
     return f"{len(forms)} messages of {', '.join(sorted(set(forms)))}" if forms else "nothing"

@@ -1,6 +1,6 @@
-"""Counterexamples of MEM, under the file names of `contracts/checks/memory`.
+"""Mutants of MEM, under the file names of `contracts/checks/memory`.
 
-`contracts.mutants.tensors` reads those that need torch.
+`contracts.mutants.tensors` reads those that are torch modules.
 """
 
 from contracts.mutants.memory import (  # isort: skip

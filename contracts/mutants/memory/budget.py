@@ -1,4 +1,4 @@
-"""Stacks whose budget hides a part, reads a card's bytes wrong, or takes a plan for a proof."""
+"""Stacks whose budget hides a part, misreads a card's bytes, or takes a plan for proof."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from contracts.stacks.reference.stack import Reference
 
 @mutant(of="MEM-02", case="own-axis-tp2-ep3", says="does not name communication")
 class HidesCommunication(Reference):
-    """Has no line for gathered blocks and buckets: they are "part of the framework"."""
+    """The budget has no line for gathered blocks and buckets: they are "part of the framework"."""
 
     def budget(self, recipe: Recipe, spread: Spread, card: Card) -> Budget:
         budget = super().budget(recipe, spread, card)
@@ -26,7 +26,7 @@ class HidesCommunication(Reference):
 
 @mutant(of="MEM-02", case="own-axis-pp3-ep2", says="the budget is")
 class AveragesTheStages(Reference):
-    """Divides the sum over stages by their number: no card holds an average stage."""
+    """The sum over stages is divided by their number: no card holds an average stage."""
 
     def budget(self, recipe: Recipe, spread: Spread, card: Card) -> Budget:
         budget = super().budget(recipe, spread, card)
@@ -36,7 +36,7 @@ class AveragesTheStages(Reference):
 
 @mutant(of="MEM-02", case="own-axis-mhc-mtp", says="the lines add up to")
 class LeavesTheReserveOutOfTheTotal(Reference):
-    """Prints the reserve and does not add it."""
+    """The reserve is printed and not added."""
 
     def budget(self, recipe: Recipe, spread: Spread, card: Card) -> Budget:
         budget = super().budget(recipe, spread, card)
@@ -49,7 +49,7 @@ class LeavesTheReserveOutOfTheTotal(Reference):
 
 @mutant(of="MEM-02", case="borrowed-pp2-tp2-ep2", says="the stages own")
 class CutsTheDepthEvenly(Reference):
-    """Budgets equal stages where the pattern writes unequal ones out."""
+    """The budget has equal stages where the pattern writes out unequal ones."""
 
     def budget(self, recipe: Recipe, spread: Spread, card: Card) -> Budget:
         budget = super().budget(recipe, spread, card)
@@ -63,7 +63,7 @@ class CutsTheDepthEvenly(Reference):
 
 @mutant(of="MEM-02", case="borrowed-dense", says="is called 'fits', expected 'too large'")
 class AlwaysFits(Reference):
-    """Prints the budget and leaves the comparison to the reader."""
+    """The budget is printed, and every plan is said to fit."""
 
     def budget(self, recipe: Recipe, spread: Spread, card: Card) -> Budget:
         return replace(super().budget(recipe, spread, card), fit="fits")
@@ -79,7 +79,7 @@ class RefusesTheLimitItself(Reference):
 
 @mutant(of="MEM-02i", case="h100-a-byte-more-than-76-gb", says="is called 'tight', expected 'too large'")
 class RoundsToWholePerCent(Reference):
-    """Compares rounded percentages: 95.9 % is 95."""
+    """Rounded percentages are compared: 95.9 % is 95."""
 
     def fit(self, needed_bytes: int, card: Card, measured: Measured | None) -> Fit:
         answer = super().fit(needed_bytes, card, measured)
@@ -90,7 +90,7 @@ class RoundsToWholePerCent(Reference):
 
 @mutant(of="MEM-02i", case="h100-78-gb", says="78000000000 of 80000000000 bytes is called 'fits'")
 class JudgesEveryCardAsAnH200(Reference):
-    """The box at hand is an H200, and so is every card in the code."""
+    """The machine at hand has an H200, and so has every card in the code."""
 
     def fit(self, needed_bytes: int, card: Card, measured: Measured | None) -> Fit:
         return super().fit(needed_bytes, replace(card, usable_bytes=141_000_000_000), measured)
@@ -107,7 +107,7 @@ class ReadsGigabytesAsGibibytes(Reference):
 
 @mutant(of="MEM-02j", case="h100", says="h100 has 69")
 class ConvertsTwice(Reference):
-    """Over-correction: GB to GiB in the table and again where it is read."""
+    """Over-correction: GB become GiB in the table, and again where the table is read."""
 
     def card(self, name: str) -> Card:
         card = super().card(name)
@@ -116,7 +116,7 @@ class ConvertsTwice(Reference):
 
 @mutant(of="MEM-02k", case="not-built", says="was accepted, expected a refusal")
 class FallsBackToTheH200(Reference):
-    """An unknown card gets the bytes of the one that everybody has."""
+    """An unknown card gets the bytes of an H200."""
 
     def card(self, name: str) -> Card:
         try:
@@ -127,7 +127,7 @@ class FallsBackToTheH200(Reference):
 
 @mutant(of="MEM-02l", case="no-measurement", says="proved is True, expected False", bugs=("PRV-26",))
 class TakesTheCardsNameForProof(Reference):
-    """Known to run on H200: a plan for one is called proved."""
+    """A plan for an H200 counts as proved because the recipe is known to run there."""
 
     def fit(self, needed_bytes: int, card: Card, measured: Measured | None) -> Fit:
         answer = super().fit(needed_bytes, card, measured)
@@ -136,7 +136,7 @@ class TakesTheCardsNameForProof(Reference):
 
 @mutant(of="MEM-02l", case="measured-on-another-card", says="proved is True, expected False", bugs=("PRV-26",))
 class CarriesTheMeasurementOver(Reference):
-    """A run on an H200 is evidence for every card: its receipt says that the recipe ran."""
+    """A run on an H200 proves the fit on every card."""
 
     def fit(self, needed_bytes: int, card: Card, measured: Measured | None) -> Fit:
         answer = super().fit(needed_bytes, card, measured)
@@ -145,7 +145,7 @@ class CarriesTheMeasurementOver(Reference):
 
 @mutant(of="MEM-02l", case="measured-at-step-2", says="proved is True, expected False")
 class TrustsTheSecondStep(Reference):
-    """Any peak will do: the smoke test of two steps proves the fit of a month."""
+    """Any peak counts: a smoke test of two steps proves the fit of a month."""
 
     def fit(self, needed_bytes: int, card: Card, measured: Measured | None) -> Fit:
         settled = None if measured is None else replace(measured, step=1000)
@@ -154,7 +154,7 @@ class TrustsTheSecondStep(Reference):
 
 @mutant(of="MEM-02l", case="measured-beyond-the-plan", says="is called 'fits', expected 'too large'")
 class BelievesThePlan(Reference):
-    """Keeps the plan's number when the run took 38 GB more."""
+    """The plan's number stays although the run took 38 GB more."""
 
     def fit(self, needed_bytes: int, card: Card, measured: Measured | None) -> Fit:
         answer = super().fit(needed_bytes, card, measured)

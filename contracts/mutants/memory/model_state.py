@@ -1,4 +1,4 @@
-"""Stacks that count a model, or what a rank holds of it, wrong in one place."""
+"""Stacks that miscount a model, or what a rank holds of it, in one place."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from contracts.stacks.reference.stack import Reference
 
 
 def _of_lines(budget: Budget, change: Callable[[Line], Line]) -> Budget:
-    """A budget with its lines changed, and every total after them."""
+    """A budget with changed lines, and all totals recomputed."""
     stages = []
     for stage in budget.stages:
         lines = tuple(change(line) for line in stage.lines)
@@ -62,7 +62,7 @@ class CallsEveryExpertActive(Reference):
 
 @mutant(of="MEM-02a", case="swiglu", says="parameters of E is 208320")
 class ForgetsTheGate(Reference):
-    """Counts two matrices an MLP whatever the activation; SwiGLU has a third."""
+    """Counts two matrices per MLP whatever the activation; SwiGLU has a third."""
 
     def count_parameters(self, recipe: Recipe) -> ParameterCount:
         return super().count_parameters(replace(recipe, activation="relu2"))
@@ -70,7 +70,7 @@ class ForgetsTheGate(Reference):
 
 @mutant(of="MEM-02a", case="tied", says="parameters of head is 96000", bugs=("TIE-07",))
 class CountsTheTiedHeadAgain(Reference):
-    """Walks over modules instead of tensors: a tied output projection is counted a second time."""
+    """Counts over modules instead of tensors: a tied output projection counts twice."""
 
     def count_parameters(self, recipe: Recipe) -> ParameterCount:
         return super().count_parameters(replace(recipe, untied_embeddings=True))
@@ -78,7 +78,7 @@ class CountsTheTiedHeadAgain(Reference):
 
 @mutant(of="MEM-02a", case="tied", says="the families add up to", bugs=("TIE-07",))
 class SubtractsTheTiedHead(Reference):
-    """Over-correction: the shared matrix is taken off a total that already held it once."""
+    """Over-correction: the shared matrix is subtracted from a total that held it once."""
 
     def count_parameters(self, recipe: Recipe) -> ParameterCount:
         counted = super().count_parameters(recipe)
@@ -88,7 +88,7 @@ class SubtractsTheTiedHead(Reference):
 
 @mutant(of="MEM-02a", case="mla", says="parameters of A is")
 class CountsMlaAsGqa(Reference):
-    """Has no formula for latent attention and takes the grouped-query one in silence."""
+    """Has no formula for latent attention and silently uses the grouped-query one."""
 
     def count_parameters(self, recipe: Recipe) -> ParameterCount:
         return super().count_parameters(replace(recipe, mla=None))
@@ -96,7 +96,7 @@ class CountsMlaAsGqa(Reference):
 
 @mutant(of="MEM-02b", case="own-axis-tp2-ep3", says="the ranks hold")
 class DividesTheTotal(Reference):
-    """Divides all parameters by tp · ep: norms and routers, which every rank holds whole, are cut too."""
+    """Divides all parameters by tp · ep, also norms and routers, which every rank holds whole."""
 
     def budget(self, recipe: Recipe, spread: Spread, card: Card) -> Budget:
         cut = spread.degrees.tp * spread.degrees.ep
@@ -120,7 +120,7 @@ class EmbedsOnEveryStage(Reference):
 
 @mutant(of="MEM-02c", case="own-axis-tp2-ep4-etp1", says="the ep share of a rank")
 class CutsExpertsByTp(Reference):
-    """Takes etp 1 for "follow TP": half of every expert is budgeted, the whole of it is loaded."""
+    """Takes etp 1 for "follow TP": half of every expert is budgeted, and the whole is loaded."""
 
     def budget(self, recipe: Recipe, spread: Spread, card: Card) -> Budget:
         return super().budget(recipe, replace(spread, degrees=replace(spread.degrees, etp=0)), card)
@@ -128,7 +128,7 @@ class CutsExpertsByTp(Reference):
 
 @mutant(of="MEM-02c", case="own-axis-ep3", says="the ep share of a rank")
 class SpreadsTheSharedExpert(Reference):
-    """Counts the shared expert among the routed ones and cuts it by EP, though every rank runs all of it."""
+    """Counts the shared expert as a routed one and cuts it by EP, though every rank runs all of it."""
 
     def budget(self, recipe: Recipe, spread: Spread, card: Card) -> Budget:
         assert recipe.moe is not None
@@ -138,7 +138,7 @@ class SpreadsTheSharedExpert(Reference):
 
 @mutant(of="MEM-02d", case="own-axis-full", says="weights go from")
 class ShardsTheOptimizerAlone(Reference):
-    """Plans FSDP2 as if it were a distributed optimizer: weights and gradients whole on every rank."""
+    """Plans FSDP2 as a distributed optimizer: weights and gradients whole on every rank."""
 
     def budget(self, recipe: Recipe, spread: Spread, card: Card) -> Budget:
         return super().budget(
@@ -148,7 +148,7 @@ class ShardsTheOptimizerAlone(Reference):
 
 @mutant(of="MEM-02d", case="borrowed-optimizer", says="weights go from")
 class ShardsEverything(Reference):
-    """Plans a distributed optimizer as if it were FSDP2: weights that stay whole are divided."""
+    """Plans a distributed optimizer as FSDP2: weights that stay whole are divided."""
 
     def budget(self, recipe: Recipe, spread: Spread, card: Card) -> Budget:
         return super().budget(recipe, replace(spread, sharding="full"), card)
@@ -156,7 +156,7 @@ class ShardsEverything(Reference):
 
 @mutant(of="MEM-02d", case="own-axis-none", says="activations go from")
 class ShardsActivations(Reference):
-    """Pools the memory of all cards: what does not fit one is divided by the world."""
+    """Divides by the world what does not fit one card, as if cards pooled their memory."""
 
     def budget(self, recipe: Recipe, spread: Spread, card: Card) -> Budget:
         def pooled(line: Line) -> Line:
@@ -167,7 +167,7 @@ class ShardsActivations(Reference):
 
 @mutant(of="MEM-02e", case="bf16-whole", says="bytes of training state a bf16 parameter, sharding none, is 2.0")
 class CountsWeightsAlone(Reference):
-    """The budget of a loader: two bytes a parameter, and neither gradients nor optimizer state."""
+    """Budgets for loading only: two bytes per parameter, without gradients and optimizer state."""
 
     def budget(self, recipe: Recipe, spread: Spread, card: Card) -> Budget:
         def loaded(line: Line) -> Line:
@@ -178,7 +178,7 @@ class CountsWeightsAlone(Reference):
 
 @mutant(of="MEM-02e", case="fp32-whole", says="sharding none, is 20.0, expected 16.0")
 class KeepsAMasterOfFloat32(Reference):
-    """Over-correction: a master copy is budgeted for parameters that are float32 themselves."""
+    """Over-correction: master copies are budgeted for parameters that are already float32."""
 
     def budget(self, recipe: Recipe, spread: Spread, card: Card) -> Budget:
         def mastered(line: Line) -> Line:
@@ -190,7 +190,7 @@ class KeepsAMasterOfFloat32(Reference):
 
 @mutant(of="MEM-02f", case="micro-batch-4", says="bytes of activations of 4 sequences is")
 class ForgetsTheMicroBatch(Reference):
-    """The formula was written for one sequence and is used for four."""
+    """Uses a formula for one sequence with four."""
 
     def budget(self, recipe: Recipe, spread: Spread, card: Card) -> Budget:
         return super().budget(replace(recipe, batch=replace(recipe.batch, micro=1)), spread, card)
@@ -198,7 +198,9 @@ class ForgetsTheMicroBatch(Reference):
 
 @mutant(of="MEM-02f", case="micro-batch-1", says="bytes of activations of 1 sequences is")
 class KeepsTheResidualAlone(Reference):
-    """One tensor a layer, 2 bytes an element: true with every block recomputed, which the recipe does not ask for."""
+    """Counts one tensor per layer, 2 bytes per element: right only with full recomputation, which the recipe does not
+    use.
+    """
 
     def budget(self, recipe: Recipe, spread: Spread, card: Card) -> Budget:
         def residual(line: Line) -> Line:
@@ -209,7 +211,7 @@ class KeepsTheResidualAlone(Reference):
 
 @mutant(of="MEM-02g", case="as-many-as-stages", says="activations of stage 0 of 4 with 4 micro batches")
 class DividesActivationsByStages(Reference):
-    """A stage has a quarter of the layers, so a quarter of the activations; the passes in flight are forgotten."""
+    """Divides activations by the stages, as the layers are divided, and forgets the passes in flight."""
 
     def budget(self, recipe: Recipe, spread: Spread, card: Card) -> Budget:
         def one_pass(line: Line) -> Line:
@@ -220,7 +222,7 @@ class DividesActivationsByStages(Reference):
 
 @mutant(of="MEM-02g", case="two-for-four-stages", says="activations of stage 0 of 4 with 2 micro batches")
 class FillsThePipelineAlways(Reference):
-    """Over-correction: pp passes in flight, also in a step that has fewer micro batches than stages."""
+    """Over-correction: always counts pp passes in flight, even where a step has fewer microbatches than stages."""
 
     def budget(self, recipe: Recipe, spread: Spread, card: Card) -> Budget:
         batch = replace(recipe.batch, total=max(recipe.batch.total, recipe.batch.micro * spread.degrees.pp))
@@ -229,7 +231,7 @@ class FillsThePipelineAlways(Reference):
 
 @mutant(of="MEM-02h", case="ep4-brings-its-own", says="bytes of routing buffers")
 class SharesOneBatchEverywhere(Reference):
-    """Divides the buffers by ep in the borrowed layout, where each rank of the EP group brings tokens of its own."""
+    """Divides the buffers by ep in the borrowed layout, where each rank of the EP group brings its own tokens."""
 
     def budget(self, recipe: Recipe, spread: Spread, card: Card) -> Budget:
         def divided(line: Line) -> Line:
@@ -241,7 +243,7 @@ class SharesOneBatchEverywhere(Reference):
 
 @mutant(of="MEM-02h", case="ep1", says="bytes of routing buffers")
 class CountsEachTokenOnce(Reference):
-    """Buffers for the tokens of the batch, though each goes to top-k experts."""
+    """Buffers hold each token once, though it goes to top-k experts."""
 
     def budget(self, recipe: Recipe, spread: Spread, card: Card) -> Budget:
         assert recipe.moe is not None
@@ -258,7 +260,7 @@ class RecomputesAndPlansAsBefore(Reference):
 
 @mutant(of="MEM-02n", case="micro-batch-1", says="bytes of activations of 1 recomputed sequences")
 class RecomputesForNothing(Reference):
-    """Takes recomputation to keep nothing at all, and is out of memory at the first backward pass."""
+    """Counts no activations at all under recomputation, and is out of memory at the first backward pass."""
 
     def budget(self, recipe: Recipe, spread: Spread, card: Card) -> Budget:
         budget = super().budget(recipe, spread, card)

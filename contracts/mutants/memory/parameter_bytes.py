@@ -1,4 +1,4 @@
-"""Counterexamples of `checks.memory.parameter_bytes`."""
+"""Mutants for `checks.memory.parameter_bytes`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from contracts.stacks.reference.stack import Reference
 
 @mutant(of="MEM-01a", case="nam56r_h200_mla_mtp1_bf16_v1", says="bytes of weights, the model")
 class BuildsNoDepths(Reference):
-    """Budgets know the head that looks ahead, the model leaves it out."""
+    """The budget counts the prediction head, and the model leaves it out."""
 
     def built(self, recipe: Recipe, mode: Mode) -> Built:
         built = super().built(recipe, mode)
@@ -22,7 +22,7 @@ class BuildsNoDepths(Reference):
 
 @mutant(of="MEM-01a", case="tiny-nam52r", says="bytes of weights, the model")
 class PadsTheExperts(Reference):
-    """12 experts are rounded up for the kernel, in memory that no budget has."""
+    """12 experts are padded for the kernel, in memory that no budget counts."""
 
     def built(self, recipe: Recipe, mode: Mode) -> Built:
         moe = recipe.moe

@@ -1,4 +1,4 @@
-"""Stacks that keep more on a rank than was planned, and plans that count what nobody keeps."""
+"""Stacks that keep more on a rank than planned, and plans that count what no rank keeps."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class _WholeState(ShardedOptimizer):
 
 @mutant(of="MEM-01b", case="fsdp8", says="bytes of optimizer of experts, predicted")
 class KeepsOptimizerStateWhole(Spread):
-    """State made before the model was sharded: two moments of everything on every rank."""
+    """Optimizer state is created before the model is sharded: every rank has both moments of everything."""
 
     moves = _WholeState
 
@@ -60,7 +60,7 @@ class _WholeGradients(ParallelTrainer):
 
 @mutant(of="MEM-01b", case="tp2-sp-ep2-fsdp2", says="bytes of gradients of experts, predicted")
 class KeepsGradientsWhole(Spread):
-    """Gradients are gathered to be looked at, and what was gathered stays."""
+    """Gradients are gathered for inspection, and the gathered copies stay."""
 
     trains = _WholeGradients
 
@@ -75,7 +75,7 @@ class _NarrowState(ShardedOptimizer):
 
 @mutant(of="MEM-01b", case="dp8", says="bytes of optimizer of experts, predicted", bugs=("OPT-28",))
 class KeepsMomentsInBfloat16(Spread):
-    """Moments in 16 bits: half of what was planned, and not what training is supposed to be."""
+    """Moments are kept in 16 bits: half of the planned bytes, and less precise training."""
 
     moves = _NarrowState
 
@@ -92,7 +92,7 @@ class _OwnOfAll(Experts):
 
 @mutant(of="MEM-01b", case="borrowed-tp2-sp-ep4-fsdp4", says="bytes of weights of experts, predicted", bugs=("OPT-30",))
 class KeepsEveryExpertOnEveryRank(Spread):
-    """Rows are sent to their experts, of which every rank holds all: EP saves no memory."""
+    """Rows are sent to their experts, although every rank holds all experts: EP saves no memory."""
 
     exchange = {"experts": _OwnOfAll}
     trains = built_with(parallelize, "spread_experts", _nowhere)
@@ -105,7 +105,7 @@ class _WholeEnds(TensorParallel):
 
 @mutant(of="MEM-01b", case="borrowed-tp2-sp-ep2-etp2-fsdp", says="bytes of weights of all else, predicted")
 class KeepsTheVocabularyOnEveryTpRank(Spread):
-    """The embedding is not cut by TP: 65 536 rows on each rank."""
+    """TP does not cut the embedding: 65 536 rows on each rank."""
 
     exchange = {"tensor_parallel": _WholeEnds}
 
@@ -117,7 +117,7 @@ class _AllByAdamW(ShardedOptimizer):
 
 @mutant(of="MEM-01b", case="muon-fsdp8", says="bytes of optimizer of experts, predicted", bugs=("OPT-20",))
 class MovesMatricesByAdamWInSilence(Spread):
-    """Muon is asked for; sharded matrices are not recognized as such, and AdamW takes them with a moment more."""
+    """Muon is asked for; sharded matrices are not recognised, and AdamW updates them with an extra moment."""
 
     moves = _AllByAdamW
 
@@ -138,7 +138,7 @@ class KeepsTheEmbeddingOnEveryStage(Staged):
 
 @mutant(of="MEM-01b", case="muon-borrowed-tp2-sp-ep4", says="bytes of optimizer of experts, predicted")
 class PlansTwoMomentsUnderMuon(Reference):
-    """The budget knows one rule: 12 bytes a parameter beside its weight, whatever moves it."""
+    """The budget counts 12 bytes per parameter beside its weight, whatever the update rule."""
 
     def budget(self, recipe: Recipe, spread: Plan, card: Card) -> Budget:
         return super().budget(replace(recipe, optim=replace(recipe.optim, rule="adamw")), spread, card)
@@ -146,7 +146,7 @@ class PlansTwoMomentsUnderMuon(Reference):
 
 @mutant(of="MEM-01b", case="hsdp-2x8", says="bytes of weights of experts, predicted")
 class PlansOneCopyOverAllRanks(Reference):
-    """The budget of HSDP cuts over every data rank, as though there were no second copy."""
+    """The budget of HSDP cuts over all data-parallel ranks, as if there were no second replica."""
 
     def budget(self, recipe: Recipe, spread: Plan, card: Card) -> Budget:
         return super().budget(recipe, replace(spread, world=2 * spread.world), card)
@@ -161,6 +161,6 @@ class _Kept(Model):
 
 @mutant(of="MEM-01h", case="fsdp8", says="in bfloat16 a rank holds")
 class KeepsASecondMasterInBfloat16(Spread):
-    """Under bfloat16 alone a flat buffer of a billion elements is kept beside the masters."""
+    """In bfloat16 only, a flat buffer of a billion elements is kept beside the master weights."""
 
     exchange = {"model": _Kept}

@@ -1,4 +1,4 @@
-"""Stacks that hold more than they said, and launches whose allocator is another."""
+"""Stacks that hold more than they planned."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class _Spare(Trainer):
 @mutant(of="MEM-01f", case="float32", says="bytes are held, predicted")
 @mutant(of="MEM-01g", case="float32", says="bytes are held, predicted")
 class KeepsMastersTwice(Reference):
-    """A second float32 copy of every weight, which the budget does not know."""
+    """A second float32 copy of every weight is kept, which the budget does not count."""
 
     def trainer(self) -> type[Trainer]:
         return _Spare
@@ -46,7 +46,7 @@ class _Log(Trainer):
 @mutant(of="MEM-01f", case="bfloat16", says="bytes more than step")
 @mutant(of="MEM-01g", case="bfloat16", says="bytes more than step")
 class LogsTensors(Reference):
-    """A log that keeps tensors and not their numbers grows by some at every step."""
+    """A log keeps tensors instead of numbers, and grows at every step."""
 
     def trainer(self) -> type[Trainer]:
         return _Log
@@ -58,10 +58,10 @@ class _FindsAttention(Model):
         return super().run(layer, x, pack) if found else layer(x, pack)
 
 
-@mutant(of="MEM-01i", case="mamba", says="bytes beside what is held, and", bugs=("ACK-07",))
-@mutant(of="MEM-01i", case="experts", says="bytes beside what is held, and", bugs=("ACK-07",))
+@mutant(of="MEM-01i", case="mamba", says="bytes beside its state with recompute", bugs=("ACK-07",))
+@mutant(of="MEM-01i", case="experts", says="bytes beside its state with recompute", bugs=("ACK-07",))
 class RecomputesOneClassAlone(Exchanged):
-    """Layers are wrapped by the class of their mixer, and the list of classes is that of another model."""
+    """Layers are wrapped by mixer class, and the list of classes is that of another model."""
 
     exchange = {"model": _FindsAttention}
 
@@ -75,9 +75,9 @@ class _KeepsWhatItGave(Model):
         return looked_at(x, pack) if self.recompute else super().run(layer, x, pack)
 
 
-@mutant(of="MEM-01i", case="attention", says="bytes beside what is held, and")
+@mutant(of="MEM-01i", case="attention", says="bytes beside its state with recompute")
 class MovesInsteadOfRecomputing(Exchanged):
-    """Activations are moved to the host and counted as gone: on a host they are held there all the same."""
+    """Activations are offloaded to the host and counted as gone, but on a CPU run the host is the device."""
 
     exchange = {"model": _KeepsWhatItGave}
 
@@ -87,8 +87,8 @@ class _Always(Model):
         return checkpoint(layer, x, pack, use_reentrant=False)  # type: ignore[no-any-return]
 
 
-@mutant(of="MEM-01i", case="recurrent", says="bytes beside what is held, and")
+@mutant(of="MEM-01i", case="recurrent", says="bytes beside its state with recompute")
 class RecomputesUnasked(Exchanged):
-    """The other way round: everything is recomputed whatever the recipe says, at a third more time a step."""
+    """Everything is recomputed whatever the recipe says, and each step takes a third longer."""
 
     exchange = {"model": _Always}

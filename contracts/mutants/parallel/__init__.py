@@ -1,4 +1,4 @@
-"""Counterexamples of PAR, under the file names of `contracts/checks/parallel`.
+"""Mutants of PAR, under the file names of `contracts/checks/parallel`.
 
-`contracts.mutants.tensors` reads those that need torch.
+`contracts.mutants.tensors` reads those that are torch modules.
 """

@@ -1,4 +1,4 @@
-"""Counterexamples of `checks.parallel.batched_messages`."""
+"""Mutants for `checks.parallel.batched_messages`."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ class _AsTorchDoes(Pipeline):
 
 @mutant(of="PAR-09", case="two-stages", says="messages by themselves", bugs=("PPS-01",))
 class SendsOneWayBatchesPlainly(Staged):
-    """A batch in one direction is taken apart into plain sends or receives, as torch's schedules do."""
+    """A batch in one direction becomes plain sends or receives, as in torch's schedules."""
 
     runs = _AsTorchDoes
 
 
 @mutant(of="PAR-09", case="interleaved", says="messages by themselves", bugs=("PPS-01",))
 class SendsPlainlyBetweenInterleavedStages(Staged):
-    """Between interleaved stages each message is a batch of one direction."""
+    """Between interleaved stages, each message is its own batch in one direction, and becomes a plain call."""
 
     runs = _AsTorchDoes
 
@@ -42,7 +42,7 @@ class _Voting(BatchedStage):
 
 @mutant(of="PAR-09", case="four-stages", says="messages by themselves, the first a")
 class VotesPlainly(Staged):
-    """Only the schedule sends in batches; the vote on shapes before the first step goes stage by stage."""
+    """The schedule sends in batches, but the stages agree on shapes before the first step with plain calls."""
 
     class runs(Pipeline):  # noqa: N801
         stage_class = _Voting
@@ -50,7 +50,7 @@ class VotesPlainly(Staged):
 
 @mutant(of="PAR-09", case="tied", says="messages by themselves")
 class JoinsCopiesPlainly(Staged):
-    """Gradients of copies are exchanged behind the schedule, by a send and a receive."""
+    """After the schedule, gradients of copies are exchanged by a plain send and a plain receive."""
 
     class trains(PipelineTrainer):  # noqa: N801
         def add(self, parameter: Tensor, peer: int) -> None:

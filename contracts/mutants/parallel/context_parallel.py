@@ -1,6 +1,6 @@
-"""Stacks whose context parallel is wrong in one place: where a token stands, who sees whom, what comes back, over whom.
+"""Stacks whose context parallel has one bug: positions, masks and documents, gradients, or reduction groups.
 
-Those that lose what crosses a border stand in context_borders.py.
+Stacks that lose the state at a border between ranks stand in `mutants.blocks.context_parallel_state`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from contracts.stacks.reference.parallel.context_parallel import ContextParallel
 from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer, ShardedOptimizer
 
 
-# where a token stands
+# positions
 class _CountsFromItsFirst(ContextParallel):
     def packing(self, whole: Packing) -> Packing:
         cut = super().packing(whole)
@@ -39,19 +39,21 @@ class _CountsFromItsFirst(ContextParallel):
 
 @mutant(of="PAR-01g", case="cp2", says="lm is", bugs=("ROP-03", "ROP-06", "ROP-28"))
 class TurnsByPositionsWithinTheRun(Spread):
-    """Rope counts from the first token of each rank, so that a key on another rank stands beside the query."""
+    """Rope counts positions from the first token of each rank, so that a key on another rank seems to stand beside the
+    query.
+    """
 
     exchange = {"context_parallel": _CountsFromItsFirst}
 
 
 @mutant(of="PAR-01g", case="cp2-latent", says="lm is", bugs=("ROP-28",))
 class TurnsLatentKeysByPositionsWithinTheRun(Spread):
-    """The same where one key is shared by all heads."""
+    """The same bug where all heads share one key."""
 
     exchange = {"context_parallel": _CountsFromItsFirst}
 
 
-# who sees whom
+# masks and documents
 class _MasksAsTheLast(ContextParallel):
     def packing(self, whole: Packing) -> Packing:
         cut = super().packing(whole)
@@ -60,7 +62,7 @@ class _MasksAsTheLast(ContextParallel):
 
 @mutant(of="PAR-01g", case="cp2", says="lm is")
 class SeesTheRunsBehindIt(Spread):
-    """The causal mask of the last rank on all of them: the first sees keys of the tokens that it is to predict."""
+    """All ranks use the causal mask of the last rank: the first rank sees keys of tokens that it has to predict."""
 
     exchange = {"context_parallel": _MasksAsTheLast}
 
@@ -76,7 +78,7 @@ class _OwnKeys(ContextParallel):
 
 @mutant(of="PAR-01g", case="cp2", says="lm is")
 class EndsADocumentAtTheBorder(Spread):
-    """Documents are numbered by rank: none goes on where the rank before ended."""
+    """Documents are numbered by rank, so that none continues from the rank before."""
 
     exchange = {"context_parallel": _OwnKeys}
 
@@ -93,7 +95,7 @@ class _NumbersFromNought(ContextParallel):
 @mutant(of="PAR-01g", case="cp2", says="lm is", bugs=("ROP-28",))
 @mutant(of="PAR-01h", case="cp2", says="whose document does not count")
 class NumbersDocumentsOnEachRankFromNought(Spread):
-    """The other way round: the first documents of all ranks have one number, and are one document."""
+    """Over-correction: the first documents of all ranks have the same number and become one document."""
 
     exchange = {"context_parallel": _NumbersFromNought}
 
@@ -106,7 +108,7 @@ class _GoesOnAlways(ContextParallel):
 @mutant(of="PAR-01g", case="cp2", says="lm is")
 @mutant(of="PAR-01h", case="cp2-custom-mixers", says="whose document does not count")
 class TakesTheStateOverIntoAnotherDocument(Spread):
-    """The state of the rank before is taken over, and nobody looks whether a document begins with this rank."""
+    """A rank takes over the state of the rank before without checking whether a new document begins with it."""
 
     exchange = {"context_parallel": _GoesOnAlways}
 
@@ -120,12 +122,12 @@ class _LooksBackAlways(ContextParallel):
 @mutant(of="PAR-01g", case="cp2", says="lm is")
 @mutant(of="PAR-01h", case="cp2", says="whose document does not count")
 class LooksBackIntoAnotherDocument(Spread):
-    """The convolution is given the last tokens of the rank before, whosesoever they are."""
+    """The convolution gets the last tokens of the rank before, even if they belong to another document."""
 
     exchange = {"context_parallel": _LooksBackAlways}
 
 
-# what comes back
+# gradients that come back
 class _KeepsItsOwnKeys(ContextParallel):
     def every(self, x_BTx: Tensor) -> Tensor:
         whole_BSx, length = super().every(x_BTx.detach()), x_BTx.shape[1]
@@ -135,14 +137,14 @@ class _KeepsItsOwnKeys(ContextParallel):
 
 @mutant(of="PAR-01g", case="cp2", says="the gradient of", bugs=("ROP-29",))
 class LeavesWhatOtherRanksSayAboutItsKeys(Spread):
-    """Keys and values are gathered without their gradient: only the queries of the rank itself change them."""
+    """Keys and values are gathered without a gradient, so that only the rank's own queries train them."""
 
     exchange = {"context_parallel": _KeepsItsOwnKeys}
 
 
 @mutant(of="PAR-01g", case="cp2-latent", says="the gradient of layers.0.mixer.wkv_a.weight differs")
 class LeavesWhatOtherRanksSayAboutItsLatents(Spread):
-    """The same for the latents of which keys and values are read."""
+    """The same bug for the latents from which keys and values are computed."""
 
     exchange = {"context_parallel": _KeepsItsOwnKeys}
 
@@ -156,14 +158,14 @@ class _SumsTwice(ContextParallel):
 
 @mutant(of="PAR-01g", case="cp2", says="the gradient of")
 class SumsTheGradientOfKeysTwice(Spread):
-    """The mend overshoots: all-reduced first, and then reduce-scattered."""
+    """Over-correction: the gradient of the keys is all-reduced and then reduce-scattered."""
 
     exchange = {"context_parallel": _SumsTwice}
 
 
-# over whom
+# over which ranks
 class _Scaled(ParallelTrainer):
-    """Multiplies gradients, once they are whole, by the degree or its inverse."""
+    """Multiplies complete gradients by the degree or its inverse."""
 
     power = 1
 
@@ -180,7 +182,7 @@ class _Averages(_Scaled):
 
 @mutant(of="PAR-01g", case="cp2", says="loss agrees, norm is")
 class DividesByTheDegreeOnceMore(Spread):
-    """Losses are divided by the labels of whole rows, and gradients are averaged over the ranks of a row again."""
+    """Losses are divided by the labels of whole rows, and gradients are averaged over context-parallel ranks too."""
 
     trains = _Averages
 
@@ -201,7 +203,9 @@ class _ReducesOverRows(ParallelTrainer):
 @mutant(of="PAR-01g", case="cp2-dp2", says="the gradient of")
 @mutant(of="PAR-02g", case="cp2", says="hold unequal", bugs=("PG-04",))
 class ReducesOverDataParallelAlone(Spread):
-    """Gradients meet over the ranks that read other sequences. Where there are none, each rank trains by itself."""
+    """Gradients are reduced over data-parallel ranks only. Where there are none, each context-parallel rank trains
+    alone.
+    """
 
     trains = _ReducesOverRows
 
@@ -213,7 +217,7 @@ class _CountsCopies(ShardedOptimizer):
 
 @mutant(of="PAR-03g", case="cp2", says="grad_norm is")
 class CountsEachCopyInTheNorm(Spread):
-    """Squares are added up over the two ranks of a row, which hold the same gradients."""
+    """The norm adds squares over context-parallel ranks, which hold the same gradients."""
 
     moves = _CountsCopies
 
@@ -227,12 +231,12 @@ class _NormOfItsShard(ShardedOptimizer):
 
 @mutant(of="PAR-03g", case="cp2-fsdp", says="grad_norm is")
 class TakesTheNormOfItsShards(Spread):
-    """The other way round: parameters are sharded over the ranks of a row, and each clips by the norm of its part."""
+    """Parameters are sharded over context-parallel ranks, and each rank clips by the norm of its own shards."""
 
     moves = _NormOfItsShard
 
 
-# slots and leftovers
+# capacity, and rows that do not divide
 class _FillsSlotsByRun(ParallelTrainer):
     def build(self) -> Model:
         model = super().build()
@@ -243,7 +247,7 @@ class _FillsSlotsByRun(ParallelTrainer):
 
 @mutant(of="PAR-01g", case="cp2-capacity", says="on one rank")
 class FillsSlotsByRun(Spread):
-    """An expert has slots for each rank's run: a token is dropped where its run is crowded and the row is not."""
+    """Expert capacity is counted per rank: a token is dropped where its rank is crowded and the row is not."""
 
     trains = _FillsSlotsByRun
 
@@ -259,7 +263,7 @@ class _DropsTheRest(ContextParallel):
 
 @mutant(of="PAR-01i", case="cp2", says="on one rank")
 class LeavesOutTokensThatDoNotDivide(Spread):
-    """Runs are as long as the division allows, and the tokens behind the last belong to nobody."""
+    """Each rank takes the integer part of T / CP tokens, and the remaining tokens are dropped."""
 
     exchange = {"context_parallel": _DropsTheRest}
 
@@ -273,7 +277,7 @@ class _RefusesWithoutNumbers(ContextParallel):
 
 @mutant(of="PAR-01i", case="cp4", says="the refusal does not name [4, 14]")
 class DoesNotSayWhatDoesNotDivide(Spread):
-    """The row is refused, and whoever reads it has to find out which number to change."""
+    """The row is refused without the numbers, so that the reader has to find out which one to change."""
 
     exchange = {"context_parallel": _RefusesWithoutNumbers}
 
@@ -285,7 +289,7 @@ class _OverTheWorld(ContextParallel):
 
 @mutant(of="PAR-01g", case="cp2-dp2", says="on one rank", bugs=("PG-25",))
 class ExchangesBordersOverTheWorld(Spread):
-    """No group is named at the border: ranks of the second replica look back on sequences of the first."""
+    """Border exchanges name no group: ranks of the second replica receive tokens of the first."""
 
     exchange = {"context_parallel": _OverTheWorld}
 

@@ -1,4 +1,4 @@
-"""Stacks that count a run of a row for the row: its labels, its sequences, the balance of its experts."""
+"""Stacks that count one rank's part of a row for the whole row: its labels, its sequences, its expert balance."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class _ShiftsWithin(Model):
 
 @mutant(of="PAR-06i", case="cp2", says="lm is", bugs=("ROP-23",))
 class ShiftsLabelsWithinEachRank(Spread):
-    """Each rank shifts the tokens of its own run, whose last is left without a label."""
+    """Each rank shifts its own tokens, and its last token gets no label."""
 
     exchange = {"model": _ShiftsWithin}
 
@@ -46,7 +46,7 @@ class _LooksAheadWithin(Model):
 
 @mutant(of="PAR-06i", case="cp2", says="mtp is", bugs=("ROP-23",))
 class LooksAheadWithinEachRank(Spread):
-    """The tokens that a further head may see are looked up in the run of the rank, and end with it."""
+    """Prediction heads look for their tokens on their own rank only."""
 
     exchange = {"model": _LooksAheadWithin}
 
@@ -59,7 +59,7 @@ class _CountsRuns(ParallelTrainer):
 
 @mutant(of="PAR-05h", case="cp2", says="labels count", bugs=("DPS-20",))
 class CountsLabelsOfARunForTheRow(Spread):
-    """Labels are counted on each rank, and summed over data-parallel ranks alone."""
+    """Labels are counted on each rank and summed over data-parallel ranks only."""
 
     trains = _CountsRuns
 
@@ -72,7 +72,7 @@ class _MeansOfRuns(ParallelTrainer):
 
 @mutant(of="PAR-05h", case="cp2", says="loss agrees, norm is", bugs=("DPS-22",))
 class AveragesMeansOfRuns(Spread):
-    """Each rank divides by its own labels, and the means are averaged: the loss that is told is that of all labels."""
+    """Each rank divides by its own labels, and the means are averaged; the reported loss is that of all labels."""
 
     trains = _MeansOfRuns
 
@@ -86,7 +86,7 @@ class _ReadsByWorld(ParallelTrainer):
 
 @mutant(of="PAR-06j", case="cp2", says="on one rank", bugs=("DAT-27",))
 class ReadsByItsRankInTheWorld(Spread):
-    """The ranks of a row read different sequences, and each keeps its run of them."""
+    """Context-parallel ranks read different sequences, and each keeps its part of its own."""
 
     trains = _ReadsByWorld
 
@@ -99,7 +99,7 @@ class _CutsTwice(ParallelTrainer):
 
 @mutant(of="PAR-06j", case="cp2", says="labels count", bugs=("ROP-07",))
 class CutsRowsThatTheModelCutsAgain(Spread):
-    """The reader hands out a half of each row, of which the model takes a half."""
+    """The reader returns half of each row, and the model takes half of that."""
 
     trains = _CutsTwice
 
@@ -112,6 +112,8 @@ class _RemembersTheFirst(ContextParallel):
 
 @mutant(of="PAR-05h", case="cp2-in-microbatches", says="on one rank", bugs=("SSM-19",))
 class CutsAsForTheFirstMicrobatch(Spread):
-    """Where documents lie on the ranks of a row is worked out once, and kept for rows that are packed otherwise."""
+    """Document borders on context-parallel ranks are computed for the first microbatch and reused for rows packed
+    otherwise.
+    """
 
     exchange = {"context_parallel": _RemembersTheFirst}

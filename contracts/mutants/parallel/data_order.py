@@ -20,7 +20,7 @@ class _SeedByRank(DataOrder):
 
 @mutant(of="PAR-06a", case="more-than-a-hundred", says="more than once", bugs=("DAT-08",))
 class SeedsByRank(Trained):
-    """seed + rank: every rank shuffles for itself, and the ranks' parts overlap."""
+    """seed + rank: every rank shuffles by itself, and the parts of the ranks overlap."""
 
     class trains(Trainer):  # noqa: N801  # the attribute that the base asks for
         data_order_class = _SeedByRank
@@ -35,7 +35,7 @@ class _DropsTheTail(DataOrder):
 
 @mutant(of="PAR-06a", case="an-epoch-ends-inside-a-step", says="epoch 0 of 7 sequences", bugs=("DAT-17",))
 class DropsTheTailOfAnEpoch(Trained):
-    """drop_last: what does not fill a step at the end of an epoch is never consumed."""
+    """drop_last: sequences that do not fill a step at the end of an epoch are never consumed."""
 
     class trains(Trainer):  # noqa: N801
         data_order_class = _DropsTheTail
@@ -50,7 +50,7 @@ class _FillsUp(DataOrder):
 
 @mutant(of="PAR-06a", case="more-than-a-hundred", says="more than once")
 class FillsUpTheLastStep(Trained):
-    """Over-correction: the last step of an epoch is filled with its first sequences once more."""
+    """Over-correction: the last step of an epoch is filled up with the first sequences of that epoch."""
 
     class trains(Trainer):  # noqa: N801
         data_order_class = _FillsUp
@@ -63,7 +63,7 @@ class _SkipsOne(DataOrder):
 
 @mutant(of="PAR-06a", case="a-step-divides-the-epoch", says="epoch 0 of 12 sequences", bugs=("DAT-24",))
 class FetchesOneTooMany(Trained):
-    """next() is called once too often to see whether there is more: a sequence a step is lost."""
+    """next() is called once too often to test for more data: each step loses a sequence."""
 
     class trains(Trainer):  # noqa: N801
         data_order_class = _SkipsOne
@@ -77,7 +77,7 @@ class _LateEachEpoch(DataOrder):
 
 @mutant(of="PAR-06a", case="a-step-divides-the-epoch", says="epoch 0 of 12 sequences", bugs=("RSM-25",))
 class SkipsTheOffsetEachEpoch(Trained):
-    """The place of a resume is skipped in every epoch and not in the first alone."""
+    """The offset of a resume is skipped in every epoch instead of only in the first."""
 
     class trains(Trainer):  # noqa: N801
         data_order_class = _LateEachEpoch
@@ -90,7 +90,7 @@ class _Strided(DataOrder):
 
 @mutant(of="PAR-06b", case="4", says="on 4 ranks")
 class DealsSequencesOut(Trained):
-    """Ranks take every dp-th sequence: the order of a step depends on how many there are."""
+    """Ranks take every dp-th sequence: the order of a step depends on the number of ranks."""
 
     class trains(Trainer):  # noqa: N801
         data_order_class = _Strided
@@ -116,7 +116,7 @@ class _OneEpoch(DataOrder):
 
 @mutant(of="PAR-06c", case="12-a-step", says="their order is the same", bugs=("RSM-26",))
 class NeverSetsTheEpoch(Trained):
-    """set_epoch is never called: every epoch has the first one's order."""
+    """set_epoch is never called: every epoch has the order of the first."""
 
     class trains(Trainer):  # noqa: N801
         data_order_class = _OneEpoch
@@ -129,7 +129,7 @@ class _Unseeded(DataOrder):
 
 @mutant(of="PAR-06c", case="5-a-step", says="seeds 1234 and 4321 both begin with", bugs=("DAT-16",))
 class IgnoresTheSeed(Trained):
-    """The order is a function of the epoch alone."""
+    """The order depends on the epoch only."""
 
     class trains(Trainer):  # noqa: N801
         data_order_class = _Unseeded
@@ -149,7 +149,7 @@ class _Shuffling(DataOrder):
 
 @mutant(of="PAR-06c", case="12-a-step", says="when asked again", bugs=("DAT-02",))
 class ShufflesWhatWasShuffled(Trained):
-    """A resume shuffles the list that the run before had already shuffled."""
+    """A resume shuffles the list that the previous run had already shuffled."""
 
     class trains(Trainer):  # noqa: N801
         data_order_class = _Shuffling
@@ -162,7 +162,7 @@ class _Unshuffled(DataOrder):
 
 @mutant(of="PAR-06c", case="5-a-step", says="it is not shuffled")
 class ReadsInOrder(Trained):
-    """shuffle=False, and an offset by epoch."""
+    """shuffle=False, with an offset per epoch."""
 
     class trains(Trainer):  # noqa: N801
         data_order_class = _Unshuffled
@@ -175,7 +175,7 @@ class _RoundsDown(DataOrder):
 
 @mutant(of="PAR-06d", case="ranks-that-do-not-divide", says="expected a refusal")
 class RoundsSharesDown(Trained):
-    """total // dp sequences a rank; the rest of every step is nobody's."""
+    """Each rank takes total // dp sequences; the rest of every step is dropped."""
 
     class trains(Trainer):  # noqa: N801
         data_order_class = _RoundsDown
@@ -183,7 +183,7 @@ class RoundsSharesDown(Trained):
 
 @mutant(of="PAR-06e", case="one", says="`samples` says", bugs=("RSM-28",))
 class CountsWhatIsFetched(Trained):
-    """A look-ahead moves the place in the data before the step is taken: the first step begins one step on."""
+    """Prefetching advances the data position before the step is taken: the first step begins one step late."""
 
     class trains(Trainer):  # noqa: N801
         def next(self, wanted: bool = False) -> StepResult:
@@ -194,7 +194,7 @@ class CountsWhatIsFetched(Trained):
 
 @mutant(of="PAR-06e", case="three", says="`samples` says")
 class AppliesTheOffsetAgain(Trained):
-    """The place in the epoch is added to the place in the run, and grows twice as fast."""
+    """The position in the epoch is added to the position in the run, which then grows twice as fast."""
 
     class trains(Trainer):  # noqa: N801
         def next(self, wanted: bool = False) -> StepResult:
@@ -205,7 +205,7 @@ class AppliesTheOffsetAgain(Trained):
 
 @mutant(of="PAR-06e", case="one", says="of step 1 is")
 class TrainsOnOtherSequences(Trained):
-    """The ids are reported in order and the sequences read by position."""
+    """The run reports the right ids and reads sequences by position."""
 
     class trains(Trainer):  # noqa: N801
         def batch(self, ids: object) -> object:  # type: ignore[override]
@@ -223,7 +223,7 @@ class _Unshifted(Corpus):
 
 @mutant(of="PAR-06f", case="16", says="sequence 0 position 0 has label", bugs=("DAT-06",))
 class LabelsAreTokens(Trained):
-    """Labels are not shifted: the model learns to copy, and its loss falls to nothing."""
+    """Labels are not shifted: the model learns to copy, and its loss falls to zero."""
 
     class trains(Trainer):  # noqa: N801
         corpus_class = _Unshifted
@@ -237,7 +237,7 @@ class _ShiftedTwice(Corpus):
 
 @mutant(of="PAR-06f", case="16", says="sequence 0 position 0 has label")
 class ShiftsLabelsTwice(Trained):
-    """The loader shifts, and so does the collator."""
+    """Both the loader and the collator shift the labels."""
 
     class trains(Trainer):  # noqa: N801
         corpus_class = _ShiftedTwice
@@ -253,7 +253,7 @@ class _AcrossDocuments(Corpus):
 
 @mutant(of="PAR-06f", case="21", says="expected -100")
 class LabelsCrossDocuments(Trained):
-    """The last token of a document is to predict the first of the next."""
+    """The label of a document's last token is the first token of the next document."""
 
     class trains(Trainer):  # noqa: N801
         corpus_class = _AcrossDocuments
@@ -268,7 +268,7 @@ class _LosesTheLast(Corpus):
 
 @mutant(of="PAR-06f", case="16", says="position 15 has label -100, expected", bugs=("DAT-05",))
 class LosesTheLastLabel(Trained):
-    """Labels are shifted inside the sequence, and the pair at its end is lost."""
+    """Labels are shifted inside the sequence, and its last token loses its label."""
 
     class trains(Trainer):  # noqa: N801
         corpus_class = _LosesTheLast
@@ -282,7 +282,7 @@ class _Gapped(Corpus):
 
 @mutant(of="PAR-06f", case="21", says="sequence 1 is")
 class LeavesGapsBetweenSequences(Trained):
-    """Windows of T + 1 bytes stand side by side: one byte in T + 1 is never a token."""
+    """Sequences are cut from windows of T + 1 bytes side by side: one byte in T + 1 is never a token."""
 
     class trains(Trainer):  # noqa: N801
         corpus_class = _Gapped

@@ -31,7 +31,7 @@ class _Ends(TensorParallel):
 
 @mutant(of="PAR-06g", case="tp2-sp", says="lm is", bugs=("ROP-23",))
 class ShiftsLabelsWithinEachRun(Spread):
-    """Each rank shifts the labels of its own run, whose last token is left without one."""
+    """Each rank shifts the labels of its own tokens, and its last token gets none."""
 
     exchange = {"tensor_parallel": _Ends}
 
@@ -47,7 +47,7 @@ class _CountsWithin(ParallelTrainer):
 
 @mutant(of="PAR-06g", case="tp2-sp", says="labels count")
 class CountsLabelsWithinEachRun(Spread):
-    """Labels are counted after each run was shifted by itself: the mean is over too few."""
+    """Labels are counted after each rank shifted its own tokens: the mean is over too few."""
 
     trains = _CountsWithin
 
@@ -61,7 +61,7 @@ class _SharesEvenly(ParallelTrainer):
 
 @mutant(of="PAR-06h", case="dp2", says="labels count")
 class DropsWhatDoesNotDivide(Spread):
-    """Five sequences on two ranks are two each; the ids that are told are all five."""
+    """Five sequences on two ranks become two each, while all five ids are reported."""
 
     trains = _SharesEvenly
 
@@ -74,7 +74,7 @@ class _SharesByWorld(ParallelTrainer):
 
 @mutant(of="PAR-06h", case="ep2", says="labels count", bugs=("ROP-07", "DAT-10"))
 class CutsTheBatchByTheWorld(Spread):
-    """Ranks that share a batch each take a part of it: it is cut for a second time."""
+    """Ranks that share a batch each take a part of it: the batch is cut twice."""
 
     trains = _SharesByWorld
 
@@ -88,6 +88,6 @@ class _Overlaps(ParallelTrainer):
 
 @mutant(of="PAR-06h", case="dp2", says="on one rank")
 class ReadsARowTwice(Spread):
-    """Where the batch does not divide, the second rank begins a row too early: one sequence twice, one never."""
+    """Where the batch does not divide, the second rank begins a row early: one sequence is read twice, one never."""
 
     trains = _Overlaps

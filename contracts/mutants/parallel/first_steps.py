@@ -1,4 +1,4 @@
-"""Counterexamples of `checks.parallel.first_steps`."""
+"""Mutants for `checks.parallel.first_steps`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class _NoExperts(ShardedOptimizer):
 
 @mutant(of="PAR-07", case="borrowed-ep2-fsdp2", says="experts.w1", bugs=("OPT-30",))
 class LeavesOutExpertsWithoutCopies(Spread):
-    """Experts of which every rank has its own are in no optimizer of the lane: the loss falls without them."""
+    """No optimizer holds the experts that exist on one rank only: the loss falls without them."""
 
     moves = _NoExperts
 
@@ -32,7 +32,7 @@ class _SavesEarly(ParallelTrainer):
 
 @mutant(of="PAR-07", case="borrowed-tp2-sp-ep2-etp1", says="the run goes on behind step 4, saved after 5")
 class SavesTheStepBeforeIt(Spread):
-    """The step that a save names is counted before it was taken."""
+    """The checkpoint's step number is that of the step before."""
 
     trains = _SavesEarly
 
@@ -46,6 +46,6 @@ class _StopsShort(ParallelTrainer):
 
 @mutant(of="PAR-07", case="borrowed-tp2-sp-ep2-etp1", says="is barrier")
 class WaitsForNobodyAtTheFifthStep(Spread):
-    """One rank waits for the others before it saves, at a place that the others do not pass."""
+    """One rank enters a barrier before it saves, and the others never do."""
 
     trains = _StopsShort

@@ -1,4 +1,4 @@
-"""Trainers whose step depends on how its batch is cut."""
+"""Trainers whose step depends on how its batch is cut into microbatches."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class _MeanOfMeans(Trainer):
 
 @mutant(of="PAR-05a", case="three", says="lm is")
 class TakesTheMeanOfMeans(Trained):
-    """Each microbatch's mean loss over the number of microbatches: labels in short sequences weigh more."""
+    """The loss is the mean of the microbatches' means: labels in microbatches with few labels weigh more."""
 
     trains = _MeanOfMeans
 
@@ -41,7 +41,7 @@ class _MeanOverNothing(Trainer):
 
 @mutant(of="PAR-05a", case="a-microbatch-without-a-label", says="lm is nan in 5 microbatches")
 class DividesByNoLabels(Trained):
-    """The mean over a microbatch without a label is 0 / 0, and so is the step that holds it: every weight is lost."""
+    """The mean over a microbatch without labels is 0 / 0, and the NaN destroys every weight."""
 
     trains = _MeanOverNothing
 
@@ -61,14 +61,14 @@ class _MeanOfSequences(Trainer):
 
 @mutant(of="PAR-05b", case="one", says="the mean over labels")
 class TakesTheMeanOfSequences(Trained):
-    """A loss for each sequence, and their mean: the same however it is cut, and wrong."""
+    """The loss is the mean of the sequences' means: independent of the cut, and wrong."""
 
     trains = _MeanOfSequences
 
 
 @mutant(of="PAR-05a", case="one-a-sequence", says="z is")
 class DividesOnlyTheMainLoss(Trained):
-    """Auxiliary losses are added for each microbatch as they come, and grow with their number."""
+    """Auxiliary losses are added per microbatch and never divided: they grow with the number of microbatches."""
 
     class trains(Trainer):  # noqa: N801  # the attribute that the base asks for
         def accumulate(self, micro: Batch, counts: Mapping[str, Tensor]) -> ModelOutput:
@@ -81,7 +81,7 @@ class DividesOnlyTheMainLoss(Trained):
 
 @mutant(of="PAR-05a", case="two", says="aux is", bugs=("AUX-04",))
 class DividesAuxTwice(Trained):
-    """The balance loss is divided by the window's sequences and once more by the microbatches."""
+    """The balance loss is divided by the step's sequences and again by the microbatches."""
 
     class trains(Trainer):  # noqa: N801
         def accumulate(self, micro: Batch, counts: Mapping[str, Tensor]) -> ModelOutput:
@@ -92,7 +92,7 @@ class DividesAuxTwice(Trained):
 
 @mutant(of="PAR-05a", case="no-auxiliary-losses", says="labels count in 4 microbatches", bugs=("PPS-17",))
 class DropsTheRemainder(Trained):
-    """Sequences over microbatches are rounded down: the last ones of the batch are never seen."""
+    """Sequences // microbatches: the last sequences of the batch are never seen."""
 
     class trains(Trainer):  # noqa: N801
         def cut(self, batch: Batch) -> list[Batch]:
@@ -104,7 +104,7 @@ class DropsTheRemainder(Trained):
 
 @mutant(of="PAR-05a", case="two", says="in 2 microbatches the gradient of", bugs=("DPS-17",))
 class ZeroesInsideTheWindow(Trained):
-    """zero_grad stands inside the loop: the step is that of the last microbatch."""
+    """zero_grad is called inside the accumulation loop: the step is that of the last microbatch."""
 
     class trains(Trainer):  # noqa: N801
         def accumulate(self, micro: Batch, counts: Mapping[str, Tensor]) -> ModelOutput:
@@ -114,7 +114,7 @@ class ZeroesInsideTheWindow(Trained):
 
 @mutant(of="PAR-05a", case="three", says="in 3 microbatches the gradient of", bugs=("DPS-16",))
 class KeepsTheFirstMicrobatchAlone(Trained):
-    """Gradients of later microbatches are dropped on their way to where the optimizer keeps them."""
+    """Gradients of later microbatches never reach the tensors that the optimizer reads."""
 
     class trains(Trainer):  # noqa: N801
         def accumulate(self, micro: Batch, counts: Mapping[str, Tensor]) -> ModelOutput:
@@ -128,7 +128,7 @@ class KeepsTheFirstMicrobatchAlone(Trained):
 
 @mutant(of="PAR-05a", case="prediction-heads", says="mtp is")
 class CountsPredictionHeadsByTheMainLabels(Trained):
-    """The heads' losses are divided by each microbatch's own labels."""
+    """The prediction heads' losses are divided by each microbatch's own labels."""
 
     class trains(Trainer):  # noqa: N801
         def accumulate(self, micro: Batch, counts: Mapping[str, Tensor]) -> ModelOutput:
@@ -141,7 +141,7 @@ class CountsPredictionHeadsByTheMainLabels(Trained):
 
 @mutant(of="PAR-05a", case="a-microbatch-without-a-label", says="aux is")
 class SkipsMicrobatchesWithoutLabels(Trained):
-    """A microbatch without labels is skipped against a division by zero, and its routing is not balanced."""
+    """Microbatches without labels are skipped to avoid a division by zero, and their routing is not balanced."""
 
     class trains(Trainer):  # noqa: N801
         def accumulate(self, micro: Batch, counts: Mapping[str, Tensor]) -> ModelOutput:
@@ -154,7 +154,7 @@ class SkipsMicrobatchesWithoutLabels(Trained):
 
 @mutant(of="PAR-05b", case="four", says="labels that count in each sequence: [13, 13, 13, 13, 13]")
 class DividesByPositions(Trained):
-    """The loss is divided by positions, those without a label included: packed batches learn less."""
+    """The loss is divided by all positions, also those without a label: packed batches learn less."""
 
     class trains(Trainer):  # noqa: N801
         def count(self, micro: Batch) -> dict[str, Tensor]:
@@ -174,8 +174,8 @@ class _KeepsPositions(Model):
     first: Tensor | None = None
 
 
-@mutant(of="PAR-05c", case="one", says="behind another length")
+@mutant(of="PAR-05c", case="one", says="after a step of another length")
 class KeepsTheFirstMask(Exchanged):
-    """Document bounds are made for the first batch and cached under the model."""
+    """Document bounds are computed for the first batch and cached in the model."""
 
     exchange = {"model": _KeepsPositions}

@@ -1,4 +1,4 @@
-"""Initial weights that depend on something else than the seed and the name, or are no good start."""
+"""Initial weights that depend on more than the seed, the name and the shape, or start training badly."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class OneStream(Initializer):
 
 @mutant(of="PAR-04c", case="depths-and-streams", says="in the other model differs", bugs=("INI-13",))
 class DrawsInTheOrderOfCreation(Exchanged):
-    """One generator for the whole model: what is made later starts elsewhere when something is made before it."""
+    """The whole model draws from one generator: a tensor starts elsewhere when another one is made before it."""
 
     exchange = {"initial": OneStream}
 
@@ -38,7 +38,7 @@ class OfTheProcess(Initializer):
 
 @mutant(of="PAR-04a", case="streams-and-depths", says="the second time")
 class DrawsFromTheProcess(Exchanged):
-    """Draws from the process's generator, whatever state it is in."""
+    """Weights are drawn from the process's global generator, whatever its state."""
 
     exchange = {"initial": OfTheProcess}
 
@@ -62,7 +62,7 @@ class SeedOnly(Initializer):
 
 @mutant(of="PAR-04b", case="streams-and-depths", says="start alike", bugs=("INI-03",))
 class LayersStartAlike(Exchanged):
-    """The number of the layer is not in the seed: every layer of a kind starts as the first."""
+    """The layer number is not part of the seed: all layers of a kind start alike."""
 
     exchange = {"initial": SeedOnly}
 
@@ -76,7 +76,7 @@ class OneExpert(Initializer):
 
 @mutant(of="PAR-04b", case="custom-mixers", says="experts.w1[0] and")
 class ExpertsStartAlike(Exchanged):
-    """One expert is drawn and copied: a model of twelve experts trains as one."""
+    """One expert is drawn and copied: twelve experts train as one."""
 
     exchange = {"initial": OneExpert}
 
@@ -88,7 +88,7 @@ class BySizeAlone(Initializer):
 
 @mutant(of="PAR-04b", case="bf16", says="start alike")
 class SeedsByTheLastName(Exchanged):
-    """Seeds by the name inside the layer."""
+    """Seeds use only the name inside the layer."""
 
     exchange = {"initial": BySizeAlone}
 
@@ -100,7 +100,7 @@ class ByDepth(Initializer):
 
 @mutant(of="PAR-04c", case="deeper", says="in the other model differs")
 class SeedsByTheDepth(Exchanged):
-    """The seed of a layer counts from the end: a deeper model starts elsewhere in every layer."""
+    """A layer's seed counts from the end: in a deeper model every layer starts elsewhere."""
 
     exchange = {"initial": ByDepth}
 
@@ -125,7 +125,7 @@ class Unscaled(Initializer):
 
 @mutant(of="PAR-04d", case="every-family", says="lm loss starts at")
 class KeepsTheFrameworksScale(Exchanged):
-    """The framework's own standard deviation, 1 for an embedding, stays."""
+    """The framework's default standard deviation, 1 for an embedding, stays."""
 
     exchange = {"initial": Unscaled}
 
@@ -153,7 +153,7 @@ class Skips(Initializer):
 
 @mutant(of="PAR-04d", case="streams-and-depths", says="streams.alpha are not finite", bugs=("INI-10",))
 class ForgetsNewParameters(Exchanged):
-    """A parameter that is not in the initialiser's list keeps what the memory held."""
+    """A parameter that is missing from the initialiser's list keeps whatever was in memory."""
 
     exchange = {"initial": Skips}
 
@@ -165,7 +165,7 @@ class NormsAtZero(Initializer):
 
 @mutant(of="PAR-04d", case="a-wide-vocabulary", says="k_norm.weight do not start at 1")
 class NormsStartAtZero(Exchanged):
-    """A norm written as 1 + weight elsewhere: attention starts uniform and stays so."""
+    """Norm weights start at 0, as for a norm written 1 + weight: attention starts uniform and stays so."""
 
     exchange = {"initial": NormsAtZero}
 
@@ -181,7 +181,7 @@ class FrozenHeads(Initializer):
 
 @mutant(of="PAR-04e", case="decay", says="A_log gives", bugs=("INI-08",))
 class HeadsThatNeverForget(Exchanged):
-    """A_log from 1e-6 on: the slowest heads neither forget nor learn to."""
+    """A_log starts at 1e-6 and up: the slowest heads neither forget nor learn to."""
 
     exchange = {"initial": FrozenHeads}
 
@@ -193,6 +193,6 @@ class ZeroSteps(Initializer):
 
 @mutant(of="PAR-04e", case="step-custom-mixers", says="dt_bias gives 0.693")
 class StepsStartAtZero(Exchanged):
-    """dt_bias is a bias like any other and starts at 0: steps of 0.69 where 0.001 to 0.1 are meant."""
+    """dt_bias starts at 0 like any bias: time steps are 0.69 instead of 0.001 to 0.1."""
 
     exchange = {"initial": ZeroSteps}

@@ -1,4 +1,4 @@
-"""Stacks whose tensor or sequence parallel is wrong in one place: what is shared, what is summed, whose."""
+"""Stacks whose parallelism has one bug: what is shared, what is summed, and over which ranks."""
 
 from __future__ import annotations
 
@@ -40,14 +40,16 @@ class _KeepsItsOwn(TensorParallel):
 
 @mutant(of="PAR-01a", case="tp2-sp", says="the gradient of layers.0.norm.weight differs")
 class LeavesNormGradientsOfSequenceParallel(Spread):
-    """The ranks put other tokens through their copies of a norm, and nobody sums what they found."""
+    """Under sequence parallel, each rank sees other tokens through its copy of a norm, and the gradients are not
+    summed.
+    """
 
     exchange = {"tensor_parallel": _KeepsItsOwn}
 
 
 @mutant(of="PAR-02a", case="tp2-sp-muon", says="hold unequal", bugs=("SP-11",))
 class LetsNormsDriftApart(Spread):
-    """The same, seen after some steps: each rank trains a norm of its own, and no loss tells."""
+    """The same bug, seen after some steps: each rank trains its own norm, and no loss shows it."""
 
     exchange = {"tensor_parallel": _KeepsItsOwn}
 
@@ -62,7 +64,7 @@ class _SumsWhatIsWhole(TensorParallel):
 
 @mutant(of="PAR-01a", case="tp2", says="the gradient of layers.0.norm.weight differs")
 class SumsNormGradientsThatAreWhole(Spread):
-    """The mend overshoots: without sequence parallel every rank has the whole gradient, and sums it."""
+    """Over-correction: without sequence parallel, the gradient of a norm is whole on every rank and summed anyway."""
 
     exchange = {"tensor_parallel": _SumsWhatIsWhole}
 
@@ -74,7 +76,7 @@ class _EntersPlain(TensorParallel):
 
 @mutant(of="PAR-01a", case="tp2", says="the gradient of")
 class LeavesTheGradientOfWhatEnters(Spread):
-    """What the heads of other ranks say about the residual stream is not added up on the way back."""
+    """In the backward pass, the residual stream's gradients from the heads of the other ranks are not added."""
 
     exchange = {"tensor_parallel": _EntersPlain}
 
@@ -89,7 +91,7 @@ class _KeepsItsRun(TensorParallel):
 
 @mutant(of="PAR-01a", case="tp2-sp", says="the gradient of", bugs=("SP-16", "SP-20"))
 class SlicesWhereItShouldReduceScatter(Spread):
-    """The way back through an all-gather keeps this rank's run, and drops what the others found about it."""
+    """The backward pass of an all-gather keeps this rank's slice and drops what the other ranks computed for it."""
 
     exchange = {"tensor_parallel": _KeepsItsRun}
 
@@ -104,7 +106,7 @@ class _EntersExpertsPlain(TensorParallel):
 
 @mutant(of="PAR-01a", case="tp2", says="the gradient of", bugs=("SP-04", "EPD-06"))
 class LeavesTheGradientOfRoutedInput(Spread):
-    """Experts that are cut over the ranks get their input as a plain local tensor: its gradient is one rank's part."""
+    """Experts cut over ranks get their input as a plain local tensor: its gradient is only one rank's part."""
 
     exchange = {"tensor_parallel": _EntersExpertsPlain}
 
@@ -116,7 +118,7 @@ class _SumsBothWays(TensorParallel):
 
 @mutant(of="PAR-01a", case="tp2", says="the gradient of")
 class SumsOnTheWayBackAsWell(Spread):
-    """An all-reduce whose backward pass is an all-reduce: a gradient that was whole is multiplied by TP."""
+    """The backward pass of an all-reduce is an all-reduce too: a complete gradient is multiplied by TP."""
 
     exchange = {"tensor_parallel": _SumsBothWays}
 
@@ -135,7 +137,7 @@ class _LossOnEveryRank(TensorParallel):
 
 @mutant(of="PAR-01a", case="tp2-sp", says="loss agrees, norm is", bugs=("AUX-02",))
 class AddsTheBalanceLossOnEveryRank(Spread):
-    """Every rank has the whole of an auxiliary loss, and the gradients of all of them are summed: TP times too much."""
+    """Every rank has the whole auxiliary loss, and the gradients of all ranks are summed: TP times too much."""
 
     exchange = {"tensor_parallel": _LossOnEveryRank}
 
@@ -152,7 +154,7 @@ class _LossOfNobody(_LossOnEveryRank):
 
 @mutant(of="PAR-01a", case="tp2-sp", says="loss agrees, norm is")
 class DividesTheBalanceLossTwice(Spread):
-    """The mend overshoots: the gradient of an auxiliary loss is divided by TP in two places."""
+    """Over-correction: the gradient of an auxiliary loss is divided by TP in two places."""
 
     exchange = {"tensor_parallel": _LossOfNobody}
 
@@ -166,7 +168,7 @@ class _OneNormForAllHeads(TensorParallel):
 
 @mutant(of="PAR-01a", case="tp2-sp", says="on one rank")
 class CountsNormGroupsOfTheWholeMixer(Spread):
-    """The gated norm of a rank still has as many groups as the whole mixer: each covers half of what it should."""
+    """A rank's gated norm keeps the group count of the whole mixer: each group covers half of what it should."""
 
     exchange = {"tensor_parallel": _OneNormForAllHeads}
 
@@ -188,7 +190,7 @@ class _NormsItsOwn(TensorParallel):
 
 @mutant(of="PAR-01a", case="tp2-one-group", says="on one rank")
 class NormsTheHeadsOfOneRank(Spread):
-    """A group of heads lies on two ranks, and each takes the mean of squares over its own."""
+    """Two ranks share a group of heads, and each takes the mean square over its own heads only."""
 
     exchange = {"tensor_parallel": _NormsItsOwn}
 
@@ -205,13 +207,13 @@ class _NormsByAConstant(_NormsItsOwn):
 
 @mutant(of="PAR-01a", case="tp2-one-group", says="the gradient of")
 class GathersTheMeanWithoutItsGradient(Spread):
-    """The mean of squares of the other rank's heads comes by an all-gather that autograd does not see."""
+    """The mean square of the other rank's heads is gathered by a call that autograd does not see."""
 
     exchange = {"tensor_parallel": _NormsByAConstant}
 
 
 class _CopiesApart(TensorParallel):
-    """Shared weights of a mixer, whose gradients are parts, are taken for whole."""
+    """Treats partial gradients of a mixer's shared weights as whole."""
 
     names: tuple[str, ...] = ()
 
@@ -229,7 +231,7 @@ class _KeyValuesApart(_CopiesApart):
 @mutant(of="PAR-01a", case="tp2-one-group", says="the gradient of layers.0.mixer.wk.weight differs",
         bugs=("ROP-17",))  # fmt: skip
 class LeavesReplicatedKeyValueGradients(Spread):
-    """KV heads are fewer than ranks and held by all of them; each keeps the gradient that its own queries gave."""
+    """KV heads are fewer than ranks and replicated; each rank keeps only the gradient from its own queries."""
 
     exchange = {"tensor_parallel": _KeyValuesApart}
 
@@ -240,7 +242,7 @@ class _GroupsApart(_CopiesApart):
 
 @mutant(of="PAR-01a", case="tp2-one-group", says="the gradient of layers.2.mixer.wb.weight differs", bugs=("SSM-13",))
 class LeavesReplicatedGroupGradients(Spread):
-    """SSM groups are fewer than ranks: B and C are held by all, and nobody sums their gradients."""
+    """All ranks hold B and C of the SSM groups, which are fewer than the ranks, and their gradients are not summed."""
 
     exchange = {"tensor_parallel": _GroupsApart}
 
@@ -251,7 +253,7 @@ class _LatentNormsApart(_CopiesApart):
 
 @mutant(of="PAR-01a", case="tp2-sp-latent", says="the gradient of layers.0.mixer.")
 class LeavesGradientsOfSharedLatents(Spread):
-    """The norms before the heads of latent attention are copies that met other heads on each rank."""
+    """The norms before latent attention's heads are copies with different heads on each rank, and are not summed."""
 
     exchange = {"tensor_parallel": _LatentNormsApart}
 
@@ -262,7 +264,7 @@ class _HeadNormsApart(_CopiesApart):
 
 @mutant(of="PAR-01a", case="tp2", says="the gradient of layers.0.mixer.")
 class LeavesGradientsOfQueryAndKeyNorms(Spread):
-    """One QK norm serves the heads of every rank; its gradient stays that of the heads here."""
+    """One QK norm serves the heads of every rank; its gradient comes only from the heads of this rank."""
 
     exchange = {"tensor_parallel": _HeadNormsApart}
 
@@ -277,7 +279,7 @@ class _FirstPiece(TensorParallel):
 
 @mutant(of="PAR-01a", case="tp4-few-groups", says="on one rank", bugs=("DSP-13",))
 class EveryRankUsesTheFirstGroup(Spread):
-    """Ranks that hold all KV heads and groups do not look which is theirs."""
+    """Ranks that hold all KV heads and groups do not select their own."""
 
     exchange = {"tensor_parallel": _FirstPiece}
 
@@ -305,7 +307,7 @@ class _EndsWithOwnSoftmax(_Ends):
 
 @mutant(of="PAR-01a", case="tp2", says="the gradient of head.weight differs", bugs=("DPS-34",))
 class PushesAwayFromItsOwnRowsAlone(Spread):
-    """The loss is over the whole vocabulary; its gradient, over the rows of this rank."""
+    """The loss covers the whole vocabulary; its gradient covers only this rank's rows."""
 
     exchange = {"tensor_parallel": _EndsWithOwnSoftmax}
 
@@ -323,7 +325,7 @@ class _EndsWithPlainLogits(_Ends):
 
 @mutant(of="PAR-01a", case="tp2", says="the gradient of", bugs=("DPS-33",))
 class TakesThePartOfTheHeadForTheWhole(Spread):
-    """What one rank's rows of the vocabulary say about the hidden state is passed on as if it were the sum."""
+    """The hidden state's gradient from one rank's vocabulary rows is passed on as if it were the sum."""
 
     exchange = {"tensor_parallel": _EndsWithPlainLogits}
 
@@ -340,7 +342,7 @@ class _EndsOffByOne(_Ends):
 
 @mutant(of="PAR-01a", case="tp2", says="on one rank")
 class CountsRowsOfAnEvenVocabulary(Spread):
-    """Shards are cut by the ceiling and found by the floor: past the first rank every token is its neighbour."""
+    """Shards are cut by the ceiling and located by the floor: after the first rank every token id is off by one."""
 
     exchange = {"tensor_parallel": _EndsOffByOne}
 
@@ -356,7 +358,7 @@ class _EndsWithTheFirstMask(_Ends):
 
 @mutant(of="PAR-01a", case="tp2-sp-prediction", says="on one rank", bugs=("ROP-28",))
 class MasksByTheFirstRun(Spread):
-    """Which tokens look past their document is read at places from the start of the sequence, on every rank."""
+    """Every rank reads the mask for prediction heads at positions from the start of the sequence."""
 
     exchange = {"tensor_parallel": _EndsWithTheFirstMask}
 
@@ -370,7 +372,7 @@ class _NarrowState(ContextParallel):
 
 @mutant(of="PAR-01b", case="borrowed-cp2", says="loss agrees, norm agrees: the gradient of")
 class SendsTheStateInBfloat16(Spread):
-    """A state that is kept in float32 on a rank is sent to the next with the digits of an activation."""
+    """A state that ranks hold in float32 is sent to the next rank in bfloat16."""
 
     exchange = {"context_parallel": _NarrowState}
 
@@ -380,7 +382,7 @@ def _own(tensor: Tensor) -> Tensor:
 
 
 class _Scaled(ParallelTrainer):
-    """Multiplies gradients, once they are whole."""
+    """Multiplies complete gradients."""
 
     def factor(self, name: str) -> float:
         raise NotImplementedError
@@ -399,7 +401,7 @@ class _Averages(_Scaled):
 
 @mutant(of="PAR-01a", case="dp2", says="the gradient of")
 class AveragesWhatIsDividedAlready(Spread):
-    """Losses are divided by the labels of all ranks, and the gradients are averaged over the ranks once more."""
+    """Losses are divided by the labels of all ranks, and gradients are averaged over the ranks as well."""
 
     trains = _Averages
 
@@ -411,14 +413,14 @@ class _NeverReduces(ParallelTrainer):
 
 @mutant(of="PAR-01a", case="dp2", says="the gradient of", bugs=("PG-04",))
 class NeverReducesWithoutShards(Spread):
-    """The reducer comes with FSDP; where ranks are data-parallel without it, each trains by itself."""
+    """Only FSDP reduces gradients; in plain data parallel each rank trains alone."""
 
     trains = _NeverReduces
 
 
 @mutant(of="PAR-02a", case="dp2", says="hold unequal")
 class LetsReplicasTrainByThemselves(Spread):
-    """The same, seen after three steps: as many models as ranks, and each loss falls."""
+    """The same bug, seen after three steps: each rank has its own model, and each loss falls."""
 
     trains = _NeverReduces
 
@@ -446,7 +448,7 @@ class _ByExpertRanks(_Scaled):
 
 @mutant(of="PAR-01a", case="ep2-idle", says="experts.w1 differs", bugs=("DPS-03", "DPS-45"))
 class AveragesExpertsOverTheirGroup(Spread):
-    """An expert's gradient is divided by the ranks between which experts are shared out, as if they were copies."""
+    """An expert's gradient is divided by the EP size, as if EP ranks held copies of it."""
 
     trains = _ByExpertRanks
 
@@ -458,7 +460,7 @@ class _ByExpertCopies(_Scaled):
 
 @mutant(of="PAR-01a", case="tp2-sp-etp1", says="experts.w1 differs", bugs=("DPS-02", "DPS-04"))
 class AveragesExpertsOverTheirCopies(Spread):
-    """The mesh of experts has another size than that of everything else, and their gradients are divided by it."""
+    """Expert gradients are divided by the size of the expert mesh, which differs from that of other parameters."""
 
     trains = _ByExpertCopies
 
@@ -473,7 +475,7 @@ class _ExpertsTwice(ParallelTrainer):
 
 @mutant(of="PAR-01a", case="tp2-sp-etp1", says="experts.w1 differs", bugs=("DPS-05",))
 class ReducesExpertsTwice(Spread):
-    """Once with their own mesh and once more with everything else."""
+    """Gradients of experts are reduced over their own mesh, and again with all other gradients."""
 
     trains = _ExpertsTwice
 
@@ -488,12 +490,12 @@ class _ExpertsWithTheRest(ParallelTrainer):
 
 @mutant(of="PAR-01a", case="borrowed-ep2-idle", says="experts.w1 differs", bugs=("DPS-29",))
 class ReducesExpertsWithTheDenseGroup(Spread):
-    """Experts are summed over the dense group, in which each rank holds other ones."""
+    """Experts are summed over the dense group, whose ranks hold different experts."""
 
     trains = _ExpertsWithTheRest
 
 
-# what gradients are divided by
+# divisors of the loss
 class _CountsItself(ParallelTrainer):
     def over_rows(self, counts: dict[str, Tensor]) -> dict[str, Tensor]:
         self.all = super().over_rows(counts)
@@ -508,7 +510,7 @@ class _CountsItself(ParallelTrainer):
 
 @mutant(of="PAR-01a", case="dp2", says="on one rank", bugs=("DPS-21",))
 class AveragesMeansOfUnequalRanks(Spread):
-    """Each rank divides by its own labels, and the means are averaged: right where all have as many."""
+    """Each rank divides by its own labels, and the means are averaged: right only for equal counts."""
 
     trains = _CountsItself
 
@@ -520,7 +522,7 @@ class _CountsEverybody(ParallelTrainer):
 
 @mutant(of="PAR-01a", case="tp2", says="labels count", bugs=("DPS-38",))
 class CountsLabelsOnceForEachTensorRank(Spread):
-    """Labels are summed over the world, in which TP ranks have the same ones."""
+    """Labels are summed over the world, in which TP ranks have the same labels."""
 
     trains = _CountsEverybody
 
@@ -533,7 +535,7 @@ class _CountsHeadsItself(ParallelTrainer):
 
 @mutant(of="PAR-01a", case="fsdp2-prediction", says="mtp is", bugs=("DPS-23",))
 class CountsLookAheadLabelsItself(Spread):
-    """The main loss is divided by the labels of all ranks, those of the heads that look ahead by one rank's."""
+    """The main loss is divided by the labels of all ranks, the prediction heads' loss by one rank's."""
 
     trains = _CountsHeadsItself
 
@@ -545,7 +547,7 @@ class _TellsItsOwn(ParallelTrainer):
 
 @mutant(of="PAR-01a", case="fsdp2", says="lm is", bugs=("PRV-10",))
 class TellsTheLossOfOneRank(Spread):
-    """Every gradient is right, and the loss that is told is one rank's sum over everybody's labels."""
+    """Every gradient is right; the reported loss is one rank's sum over the label count of all ranks."""
 
     trains = _TellsItsOwn
 
@@ -558,12 +560,12 @@ class _FirstRows(ParallelTrainer):
 
 @mutant(of="PAR-01a", case="dp2", says="on one rank")
 class EveryRankReadsTheFirstRows(Spread):
-    """The loader is told a data-parallel rank of 0 on every rank."""
+    """The loader of every rank gets data-parallel rank 0."""
 
     trains = _FirstRows
 
 
-# windows of several microbatches
+# gradient accumulation
 class _ReducesEach(ParallelTrainer):
     def accumulate(self, micro: Batch, counts: Mapping[str, Tensor]) -> ModelOutput:
         out = super().accumulate(micro, counts)
@@ -576,13 +578,13 @@ class _ReducesEach(ParallelTrainer):
 
 @mutant(of="PAR-05d", case="dp2", says="the gradient of", bugs=("FSD-06",))
 class ReducesTheSumAfterEachMicrobatch(Spread):
-    """What earlier microbatches left, reduced already, is reduced again with each that follows."""
+    """The accumulated gradient, already reduced, is reduced again after each microbatch."""
 
     trains = _ReducesEach
 
 
 class _ReducesEarly(ParallelTrainer):
-    """Reduces before the last microbatch, whose gradient stays each rank's own."""
+    """Reduces before the last microbatch, whose gradient stays local to each rank."""
 
     def step(self, batch: Batch, wanted: bool = False, samples: tuple[int, ...] = ()) -> object:  # type: ignore[override]
         self.left = self.execution.microbatches
@@ -600,7 +602,7 @@ class _ReducesEarly(ParallelTrainer):
 
 @mutant(of="PAR-05d", case="dp2", says="the gradient of", bugs=("DPS-14",))
 class AddsTheLastMicrobatchBehindTheReduction(Spread):
-    """The reduction is issued at the boundary, and the boundary's own gradient is added to what it gave."""
+    """The reduction runs at the boundary, and the last microbatch's gradient is added after it, unreduced."""
 
     trains = _ReducesEarly
 
@@ -616,7 +618,7 @@ class _ReducesFirst(_ReducesEarly):
 
 @mutant(of="PAR-05d", case="dp2", says="the gradient of", bugs=("FSD-05",))
 class SynchronisesAtTheFirstMicrobatch(Spread):
-    """A counter whose 0 was to mean the last microbatch: the first is reduced, the others stay local."""
+    """The microbatch counter is off: the first microbatch is reduced, and the others stay local."""
 
     trains = _ReducesFirst
 
@@ -628,7 +630,7 @@ class _DividesByMicrobatches(_Scaled):
 
 @mutant(of="PAR-05d", case="dp2", says="the gradient of", bugs=("DPS-12",))
 class DividesByMicrobatchesOnceMore(Spread):
-    """The loss knows the whole window already; the engine divides by its microbatches again."""
+    """The loss is already divided for the whole step, and the engine divides by the microbatches again."""
 
     trains = _DividesByMicrobatches
 
@@ -663,13 +665,13 @@ class _ForgetsTheFirst(_ReducesEarly):
 
 @mutant(of="PAR-05d", case="fsdp2", says="the gradient of", bugs=("DPS-44",))
 class WipesWhatWasAccumulated(Spread):
-    """Something between two microbatches starts the gradients afresh."""
+    """Something between two microbatches resets the gradients."""
 
     trains = _ForgetsTheFirst
 
 
 class _Compresses(ParallelTrainer):
-    """What is held in float32 is sent in half of it; float64 is left alone."""
+    """Sends float32 tensors in half their width; leaves float64 alone."""
 
     def reduce(self) -> None:
         super().reduce()
@@ -681,13 +683,13 @@ class _Compresses(ParallelTrainer):
 
 @mutant(of="PAR-01b", case="fsdp2", says="loss agrees, norm agrees: the gradient of")
 class CompressesGradientsOfFloat32(Spread):
-    """A hook halves the messages of gradients in float32. Neither the loss nor the norm can tell it from rounding."""
+    """A hook halves the width of float32 gradient messages. Losses and norms cannot tell it from rounding."""
 
     trains = _Compresses
 
 
 def _squares(parameters: Iterable[nn.Parameter]) -> Tensor:
-    """The sum of squares of what this rank holds of some gradients."""
+    """The sum of squares of this rank's part of some gradients."""
     held = [each.grad for each in parameters if each.grad is not None]
     parts = [(each.to_local() if isinstance(each, DTensor) else each).double().square().sum() for each in held]
     return torch.stack([*parts, torch.zeros((), dtype=torch.float64)]).sum()
@@ -702,14 +704,14 @@ class _CountsCopies(ShardedOptimizer):
 
 @mutant(of="PAR-03a", case="tp2-sp-muon", says="grad_norm is", bugs=("CLP-01",))
 class CountsCopiesOnceForEachRank(Spread):
-    """Squares of what each rank holds are summed over the ranks, copies included."""
+    """The norm sums the squares of every rank, copies included."""
 
     moves = _CountsCopies
 
 
 @mutant(of="PAR-03a", case="dp2", says="grad_norm is")
 class CountsReplicasOnceForEachRank(Spread):
-    """The same where every rank holds everything: the norm is the root of WORLD times too large."""
+    """The same bug where every rank holds everything: the norm is √WORLD times too large."""
 
     moves = _CountsCopies
 
@@ -721,7 +723,7 @@ class _OfThisRank(ShardedOptimizer):
 
 @mutant(of="PAR-03a", case="ep2-idle", says="grad_norm is", bugs=("CLP-08", "PRV-09"))
 class TakesTheNormOfItsOwnExperts(Spread):
-    """Experts of other ranks are left out of the norm, and each rank clips by another number."""
+    """The norm leaves out experts of other ranks, and each rank clips by a different number."""
 
     moves = _OfThisRank
 
@@ -737,7 +739,7 @@ class _WithoutMarks(ShardedOptimizer):
 
 @mutant(of="PAR-03a", case="tp2-sp-muon", says="grad_norm is", bugs=("CLP-11",))
 class TakesUnmarkedShardsForCopies(Spread):
-    """Decay rates, skips and the gated norm of the heads were never marked as cut: each rank counts its own for all."""
+    """A, D and the gated norm of the heads are not marked as sharded: each rank counts its own as the whole."""
 
     moves = _WithoutMarks
 
@@ -751,7 +753,7 @@ class _MeanOfRanks(ShardedOptimizer):
 
 @mutant(of="PAR-03a", case="tp2-sp-muon", says="grad_norm is")
 class AveragesSquaresOverRanks(Spread):
-    """The mend overshoots: squares are averaged, which is right for copies and halves shards."""
+    """Over-correction: squares are averaged over ranks, which is right for copies and halves shards."""
 
     moves = _MeanOfRanks
 
@@ -763,7 +765,7 @@ class _NeverClips(ShardedOptimizer):
 
 @mutant(of="PAR-03a", case="tp2-sp-muon", says="clip_coef is", bugs=("CLP-21",))
 class SkipsTheClipUnderTensorParallel(Spread):
-    """For one combination of degrees clipping returns early."""
+    """For one combination of degrees, clipping returns early."""
 
     moves = _NeverClips
 
@@ -780,7 +782,7 @@ class _OneBuffer(ShardedOptimizer):
 
 @mutant(of="PAR-02a", case="tp2-sp-fsdp2", says="weights ", bugs=("OPT-22",))
 class AddsToWhatWasGathered(Spread):
-    """Gradients have the memory into which parameters were gathered behind the step before, and nobody clears it."""
+    """Gradients reuse the memory into which parameters were gathered, and nothing clears it."""
 
     moves = _OneBuffer
 
@@ -815,14 +817,14 @@ class _MuonOverPadding(ShardedOptimizer):
 
 @mutant(of="PAR-02a", case="tp2-sp-muon", says="weights layers.", bugs=("OPT-18",))
 class OrthogonalisesWithItsPadding(Spread):
-    """Rows are padded to whole tiles, and what the padding still held of an earlier tensor is orthogonalized too."""
+    """Matrices are padded to whole tiles, and leftovers of another tensor in the padding are orthogonalized too."""
 
     moves = _MuonOverPadding
 
 
 @mutant(of="PAR-02a", case="tp2-sp-muon", says="weights layers.", bugs=("OPT-13",))
 class OrthogonalisesEachPart(Spread):
-    """Newton-Schulz on the shard of a rank: cheaper, and another optimizer."""
+    """Newton-Schulz runs on each rank's shard: cheaper, and a different optimizer."""
 
     moves = _MuonOfParts
 
@@ -839,16 +841,16 @@ class _MuonScaledByParts(ShardedOptimizer):
 
 @mutant(of="PAR-02a", case="tp2-sp-muon", says="weights layers.")
 class ScalesByTheShapeOfAPart(Spread):
-    """The step of a matrix is scaled by the width of what this rank holds of it."""
+    """The step of a matrix is scaled by the width of this rank's part."""
 
     moves = _MuonScaledByParts
 
 
-GROUPS = 2  # of B and C in the models whose mixers are cut in two
+GROUPS = 2  # SSM groups (of B and C) in the models that run under tp2
 
 
 class _Recut(TensorParallel):
-    """Projections of a Mamba mixer, of which this rank applies other rows than its own."""
+    """Mamba projections of which this rank applies rows that are not its own."""
 
     def mixer(self, mixer: nn.Module) -> None:
         super().mixer(mixer)
@@ -876,7 +878,7 @@ class _CutsThemTogether(_Recut):
 
 @mutant(of="PAR-01a", case="tp2", says="on one rank", bugs=("SSM-27",))
 class CutsAPackedProjectionEvenly(Spread):
-    """x, B and C are one matrix, whose rows are shared as those of any other: the first rank has most of x and no C."""
+    """x, B and C are one matrix that is cut evenly by rows: the first rank gets most of x and no C."""
 
     exchange = {"tensor_parallel": _CutsThemTogether}
 
@@ -894,6 +896,6 @@ class _StateMajor(_Recut):
 
 @mutant(of="PAR-01a", case="tp2", says="on one rank", bugs=("SSM-12",))
 class CutsGroupsThatAreNotOutermost(Spread):
-    """The rows of B and C run over the groups within each place of the state: a cut of them is a cut through groups."""
+    """Rows of B and C are ordered by state first and group second, so that a cut by rows goes through every group."""
 
     exchange = {"tensor_parallel": _StateMajor}

@@ -1,4 +1,4 @@
-"""Counterexamples of `checks.parallel.multi_rank_start`."""
+"""Mutants for `checks.parallel.multi_rank_start`."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ class _SeedsByRank(ParallelTrainer):
 
 @mutant(of="PAR-04g", case="dp2", says="hold unequal", bugs=("INI-02",))
 class StartsReplicasApart(Spread):
-    """Seeds carry the rank, so that shards are unique; replicas are, too."""
+    """Seeds include the rank to make shards unique, and replicas become unique too."""
 
     trains = _SeedsByRank
 
 
 @mutant(of="PAR-04g", case="tp2", says="hold unequal", bugs=("INI-11",))
 class StartsCopiesApart(Spread):
-    """The same under tensor parallel: what the ranks hold copies of begins otherwise on each."""
+    """The same bug under tensor parallel: replicated parameters start differently on each rank."""
 
     trains = _SeedsByRank
 
@@ -52,6 +52,6 @@ class _EachShardAlike(ParallelTrainer):
 
 @mutant(of="PAR-04g", case="ep2", says="initial weights", bugs=("INI-13",))
 class DrawsEveryShardAlike(Spread):
-    """One seed on all ranks and a draw of the local shape: half of the experts are copies of the other half."""
+    """All ranks draw their local shape from the same seed: half of the experts are copies of the other half."""
 
     trains = _EachShardAlike

@@ -1,4 +1,4 @@
-"""Pipelines whose step is not that of one rank."""
+"""Pipelines whose step differs from that of one rank."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ GRADIENT = "the gradient of "
 # what is scaled
 @mutant(of="PAR-08a", case="two-stages", says=GRADIENT)
 class TakesTheMeanOfMicrobatches(Staged):
-    """The schedule divides gradients by the microbatches, as it does unless told otherwise; the loss was already."""
+    """The schedule divides gradients by the microbatches, its default, although the loss is already divided."""
 
     class runs(Pipeline):  # noqa: N801  # the attribute that the base asks for
         def schedule(self, window: Sequence[Batch]) -> Any:
@@ -45,14 +45,14 @@ class _Scaled(torch.autograd.Function):
 
 
 def scaled(x: Tensor, factor: float) -> Tensor:
-    """x, whose gradient is multiplied."""
+    """x, with its gradient multiplied."""
     held: Tensor = _Scaled.apply(x, factor)  # type: ignore[no-untyped-call]  # torch's
     return held
 
 
 @mutant(of="PAR-08a", case="four-stages", says="loss agrees", bugs=("DPS-12",))
 class ScalesOnEveryStage(Staged):
-    """Each stage divides what goes back through it by the microbatches once more."""
+    """Each stage divides the gradients that pass back through it by the microbatches again."""
 
     class stage(Stage):  # noqa: N801
         def forward(self, x: Tensor, *given: Any, **named: Any) -> Tensor:  # type: ignore[override]
@@ -62,7 +62,7 @@ class ScalesOnEveryStage(Staged):
 
 @mutant(of="PAR-08a", case="beside-dp", says=GRADIENT, bugs=("DPS-16",))
 class KeepsTheGradientOfTheFirstMicrobatch(Staged):
-    """What later microbatches of a window add to a gradient does not arrive where the optimizer looks."""
+    """Gradients of later microbatches never reach the tensors that the optimizer reads."""
 
     class stage(Stage):  # noqa: N801
         def forward(self, x: Tensor, *given: Any, **named: Any) -> Tensor:  # type: ignore[override]
@@ -77,7 +77,7 @@ class _AtNoBoundary(PipelineTrainer):
 
 @mutant(of="PAR-08a", case="beside-dp", says=GRADIENT, bugs=("PPS-12",))
 class NeverTellsThatAWindowEnds(Staged):
-    """The schedule counts microbatches itself; who reduces gradients waits for a boundary that it is not told of."""
+    """The schedule counts microbatches itself, and the gradient reduction never learns that the step ends."""
 
     trains = _AtNoBoundary
 
@@ -85,7 +85,7 @@ class NeverTellsThatAWindowEnds(Staged):
 # auxiliary losses
 @mutant(of="PAR-08a", case="two-stages", says="loss agrees")
 class BalancesTheLastStageAlone(Staged):
-    """Auxiliary losses of earlier stages are added up for the log and never enter the backward pass."""
+    """Auxiliary losses of earlier stages are logged and never enter the backward pass."""
 
     class stage(Stage):  # noqa: N801
         def carrying(self, part: Tensor, x: Tensor) -> Tensor:
@@ -94,7 +94,7 @@ class BalancesTheLastStageAlone(Staged):
 
 @mutant(of="PAR-08a", case="four-stages", says="loss agrees")
 class BalancesByTheNumberOfStages(Staged):
-    """The gradient that stands for an auxiliary loss is scaled by the stages, as if each had reported the whole."""
+    """The gradient of an auxiliary loss is multiplied by the number of stages, as if each had reported the whole."""
 
     class stage(Stage):  # noqa: N801
         def carrying(self, part: Tensor, x: Tensor) -> Tensor:
@@ -110,14 +110,14 @@ class _OfTheLastStage(PipelineTrainer):
 
 @mutant(of="PAR-08a", case="two-stages", says="aux is")
 class ReportsTheLastStage(Staged):
-    """Losses are logged by the last stage, which knows its own experts only."""
+    """The last stage logs the losses, and it knows only its own experts."""
 
     trains = _OfTheLastStage
 
 
 @mutant(of="PAR-08a", case="recomputed", says="lm is", bugs=("AUX-14",))
 class CountsWhatIsRecomputed(Staged):
-    """A stage is recomputed as a whole, and what it notes of a microbatch is noted again in the backward pass."""
+    """Stages are recomputed as a whole, and the backward pass records a microbatch's figures a second time."""
 
     class stage(Stage):  # noqa: N801
         def forward(self, x: Tensor, *given: Any, **named: Any) -> Tensor:  # type: ignore[override]
@@ -125,9 +125,9 @@ class CountsWhatIsRecomputed(Staged):
             return checkpoint(own, x, *given, use_reentrant=False, **named)  # type: ignore[no-any-return]
 
 
-# microbatches that meet others
+# microbatches with another one's data
 class _Mixing(Pipeline):
-    """Stages behind the first see something else of the window."""
+    """Stages after the first get other data of the step's microbatches."""
 
     def run(self, window: Sequence[Batch], counts: Mapping[str, Tensor]) -> list[Passed]:
         first = self.stages[0].piece.first
@@ -139,7 +139,7 @@ class _Mixing(Pipeline):
 
 @mutant(of="PAR-08a", case="two-stages", says="lm is")
 class TakesLabelsOfTheNextMicrobatch(Staged):
-    """The last stage counts microbatches from its own first step, and is one ahead with the labels."""
+    """The last stage counts microbatches from its own first one, and takes labels one microbatch ahead."""
 
     class runs(_Mixing):  # noqa: N801
         def other(self, window: Batch) -> Batch:
@@ -148,7 +148,7 @@ class TakesLabelsOfTheNextMicrobatch(Staged):
 
 @mutant(of="PAR-08a", case="two-stages", says="lm is")
 class TakesDocumentsOfTheNextMicrobatch(Staged):
-    """Bounds of documents reach later stages one microbatch early."""
+    """Document bounds reach later stages one microbatch early."""
 
     class runs(_Mixing):  # noqa: N801
         def other(self, window: Batch) -> Batch:
@@ -158,7 +158,7 @@ class TakesDocumentsOfTheNextMicrobatch(Staged):
 
 @mutant(of="PAR-08a", case="four-stages", says="lm is")
 class SendsNoDocuments(Staged):
-    """Bounds of documents are given to the first stage; the others see one document a row."""
+    """Only the first stage gets document bounds; the others see one document per row."""
 
     class runs(_Mixing):  # noqa: N801
         def other(self, window: Batch) -> Batch:
@@ -167,7 +167,7 @@ class SendsNoDocuments(Staged):
 
 @mutant(of="PAR-08a", case="prediction-heads", says="mtp is", bugs=("HYB-22",))
 class SendsNoTokensToThePredictionHeads(Staged):
-    """Tokens are given to the first stage; the heads that look ahead on the last one read padding."""
+    """Only the first stage gets tokens; the prediction heads on the last stage read padding."""
 
     class runs(_Mixing):  # noqa: N801
         def other(self, window: Batch) -> Batch:
@@ -176,7 +176,7 @@ class SendsNoTokensToThePredictionHeads(Staged):
 
 @mutant(of="PAR-08a", case="two-stages", says="lm is")
 class LosesTheLastMicrobatch(Staged):
-    """The cool-down ends one microbatch early; the counts are those of the whole window."""
+    """The cool-down ends one microbatch early, while the counts cover the whole step."""
 
     class runs(Pipeline):  # noqa: N801
         def run(self, window: Sequence[Batch], counts: Mapping[str, Tensor]) -> list[Passed]:
@@ -185,7 +185,7 @@ class LosesTheLastMicrobatch(Staged):
 
 @mutant(of="PAR-08a", case="two-stages", says="loss agrees", bugs=("DPS-44",))
 class StartsTheScheduleAnew(Staged):
-    """The schedule is set up again in the middle of the window, which clears what the gradients have held so far."""
+    """The schedule is set up again between two microbatches, which clears the gradients so far."""
 
     class runs(Pipeline):  # noqa: N801
         def run(self, window: Sequence[Batch], counts: Mapping[str, Tensor]) -> list[Passed]:
@@ -209,13 +209,13 @@ class _LateStage(BatchedStage):
 
 @mutant(of="PAR-08a", case="interleaved", says=GRADIENT, bugs=("PPS-06",))
 class SendsTheGradientOfAnotherMicrobatch(Staged):
-    """A stage keeps one result to be sent back, and sends it when another microbatch asks."""
+    """A stage keeps one gradient to send back, and sends it for another microbatch."""
 
     class runs(Pipeline):  # noqa: N801
         stage_class = _LateStage
 
 
-# what passes between the stages
+# messages between the stages
 class _AtTheBorder(Stage):
     def forward(self, x: Tensor, *given: Any, **named: Any) -> Tensor:  # type: ignore[override]
         return super().forward(x if self.piece.first else self.received(x), *given, **named)
@@ -226,7 +226,7 @@ class _AtTheBorder(Stage):
 
 @mutant(of="PAR-08a", case="two-stages", says="lm is")
 class RoundsWhatItSends(Staged):
-    """The residual stream travels in bfloat16, whatever it is held in."""
+    """The residual stream is sent in bfloat16, whatever its dtype."""
 
     class stage(_AtTheBorder):  # noqa: N801
         def received(self, x: Tensor) -> Tensor:
@@ -244,7 +244,7 @@ class AveragesStreamsAtTheBorder(Staged):
 
 @mutant(of="PAR-08a", case="four-stages", says="loss agrees")
 class StopsTheGradientAtTheBorder(Staged):
-    """What is received is detached where it may be a copy: the first two stages train on their own losses alone."""
+    """A received tensor that may be a copy is detached: the first two stages train only on their own losses."""
 
     class stage(_AtTheBorder):  # noqa: N801
         def received(self, x: Tensor) -> Tensor:
@@ -253,7 +253,7 @@ class StopsTheGradientAtTheBorder(Staged):
 
 @mutant(of="PAR-08a", case="interleaved", says="lm is", bugs=("HYB-13",))
 class CountsLayersRankByRank(Staged):
-    """Layers of an interleaved stage are counted as if a rank's stages lay behind each other."""
+    """Layers of an interleaved stage are numbered as if the stages of a rank were consecutive."""
 
     class trains(PipelineTrainer):  # noqa: N801
         def plan(self) -> tuple[Piece, ...]:
@@ -264,7 +264,7 @@ class CountsLayersRankByRank(Staged):
 
 @mutant(of="PAR-08a", case="four-stages", says="lm is")
 class ReversesTheMiddle(Staged):
-    """Stages are numbered from the end, the two between embedding and head with them."""
+    """Stages are numbered from the end, including the two between embedding and head."""
 
     class trains(PipelineTrainer):  # noqa: N801
         def plan(self) -> tuple[Piece, ...]:
@@ -275,7 +275,9 @@ class ReversesTheMiddle(Staged):
 
 @mutant(of="PAR-08a", case="tied", says="the gradient of embedding.weight differs")
 class AddsCopiesTwice(Staged):
-    """Copies are joined by the hook of their group and again by the step: equal on both stages, and twice as large."""
+    """A group hook sums the gradients of copies, and the step sums them again: equal on both stages, and twice too
+    large.
+    """
 
     class trains(PipelineTrainer):  # noqa: N801
         def add(self, parameter: Tensor, peer: int) -> None:
@@ -286,7 +288,7 @@ class AddsCopiesTwice(Staged):
 
 @mutant(of="PAR-08a", case="tied", says="the gradient of embedding.weight differs")
 class AveragesCopies(Staged):
-    """Copies are averaged like replicas, though each has another part of the gradient."""
+    """Gradients of copies are averaged as for replicas, though each copy has a different part."""
 
     class trains(PipelineTrainer):  # noqa: N801
         def add(self, parameter: Tensor, peer: int) -> None:
@@ -311,14 +313,14 @@ class _KeepsPacking(Stage):
 
 @mutant(of="PAR-08c", case="1f1b", says="lm is")
 class KeepsTheFirstBounds(Staged):
-    """A stage makes the bounds of documents when it is set up, and keeps them as long as shapes allow."""
+    """A stage computes document bounds at setup and keeps them while shapes match."""
 
     stage = _KeepsPacking
 
 
 @mutant(of="PAR-08c", case="interleaved", says="(step 2)")
 class ClearsGradientsWhereTheLengthChanges(Staged):
-    """Stages that are set up for a new length clear what was put into the gradients before: the first half."""
+    """Setting stages up for a new length clears the gradients accumulated before: the first half."""
 
     class runs(Pipeline):  # noqa: N801
         length: int | None = None

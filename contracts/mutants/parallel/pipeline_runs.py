@@ -1,4 +1,4 @@
-"""Pipelines that begin elsewhere, save something else, or run what they cannot."""
+"""Pipelines that start from other weights or data, save the wrong state, or accept what they cannot run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from contracts.stacks.reference.training.trainer import Batch
 
 
 class _ByPlace(Initializer):
-    """Numbers drawn for a layer by its place among those of its kind on the rank, and not in the model."""
+    """Numbers drawn for a layer by its index among layers of its kind on the rank, instead of in the model."""
 
     def generator(self, name: str) -> torch.Generator:
         path = name.split(".")
@@ -28,7 +28,7 @@ class _ByPlace(Initializer):
 
 @mutant(of="PAR-08d", case="interleaved", says="lm is", bugs=("INI-03",))
 class DrawsEachStageAlike(Staged):
-    """The seed of a stage is that of its rank: both stages of a rank begin with the same numbers."""
+    """A stage's seed is that of its rank: both stages of a rank start with the same numbers."""
 
     class trains(PipelineTrainer):  # noqa: N801
         def part(self, piece: Piece) -> Stage:
@@ -38,7 +38,7 @@ class DrawsEachStageAlike(Staged):
 
 @mutant(of="PAR-08d", case="four-stages-tied", says="lm is")
 class DrawsTheCopyAnew(Staged):
-    """The last stage draws the tied embedding by its own seed, and nobody sends it the first stage's."""
+    """The last stage draws the tied embedding from its own seed, and never receives the first stage's."""
 
     class trains(PipelineTrainer):  # noqa: N801
         def part(self, piece: Piece) -> Stage:
@@ -51,7 +51,7 @@ class DrawsTheCopyAnew(Staged):
 
 @mutant(of="PAR-08d", case="two-stages", says="lm is", bugs=("DPS-01",))
 class ReadsOtherSequencesOnEachStage(Staged):
-    """Data-parallel ranks are counted without the pipeline: stages of one pipeline read other sequences."""
+    """The data-parallel rank ignores the pipeline: stages of one pipeline read different sequences."""
 
     class trains(PipelineTrainer):  # noqa: N801
         def batch(self, ids: Sequence[int]) -> Batch:
@@ -74,14 +74,14 @@ def _renumbered(name: str, first: int) -> str:
 
 @mutant(of="PAR-08e", case="two-stages", says="is missing from the checkpoint", bugs=("SSM-15",))
 class SavesByThePlaceOnTheStage(Staged):
-    """Layers are saved under their number on the stage; the same names from two stages are one tensor on the disk."""
+    """Layers are saved under their index on the stage; equal names from two stages overwrite each other on disk."""
 
     trains = _Local
 
 
 @mutant(of="PAR-08e", case="four-stages-tied", says="is missing from the checkpoint")
 class SavesTheEndsAlone(Staged):
-    """First and last stage save, those between are taken for copies."""
+    """Only the first and the last stage save; the stages between are taken for copies."""
 
     class trains(PipelineTrainer):  # noqa: N801
         def saved(self) -> State:
@@ -91,7 +91,7 @@ class SavesTheEndsAlone(Staged):
 
 @mutant(of="PAR-08e", case="two-stages", says="in the same stages the weight")
 class ForgetsTheMomentsOfTheLastStage(Staged):
-    """Moments are restored where the number of parameters is that of the first stage; the others begin anew."""
+    """Moments are restored only on stages with as many parameters as the first; the others start from zero."""
 
     class trains(PipelineTrainer):  # noqa: N801
         def load(self, state: Any, position: Any) -> None:
@@ -108,7 +108,7 @@ class _Unasked(PipelineTrainer):
 
 
 class _Rounding(PipelineTrainer):
-    """Takes the sequences that divide."""
+    """Takes the largest number of sequences that divides."""
 
     def cut(self, batch: Batch) -> list[Batch]:
         rows = len(batch.tokens_BT) // self.execution.microbatches * self.execution.microbatches
@@ -117,13 +117,13 @@ class _Rounding(PipelineTrainer):
 
 @mutant(of="PAR-08f", case="sequences-do-not-divide", says="was accepted, expected a refusal", bugs=("PPS-17",))
 class DropsSequencesThatAreLeftOver(Staged):
-    """Sequences over microbatches are rounded down, and the last ones are never seen."""
+    """Sequences // microbatches: the last sequences are never seen."""
 
     trains = _Rounding
 
 
 class _OfOneSequence(PipelineTrainer):
-    """Fewer microbatches than asked for, where there are not as many sequences."""
+    """Runs fewer microbatches than asked for, where there are fewer sequences."""
 
     def cut(self, batch: Batch) -> list[Batch]:
         self.execution = replace(self.execution, microbatches=min(len(batch.tokens_BT), self.execution.microbatches))
@@ -139,14 +139,14 @@ class CutsAsManyAsThereAre(Staged):
 
 @mutant(of="PAR-08f", case="no-multiple-when-interleaved", says="the refusal does not name [2]", bugs=("ARG-26",))
 class HoldsSequencesAgainstTheStages(Staged):
-    """The rule for the interleaved schedule is asked of the sequences, which divide, and not of the microbatches."""
+    """The interleaved schedule's rule is checked on the sequences, which divide, instead of on the microbatches."""
 
     trains = _Unasked
 
 
 @mutant(of="PAR-08f", case="depth-does-not-divide", says="was accepted, expected a refusal", bugs=("HYB-11",))
 class DropsTheLastLayers(Staged):
-    """The depth over the stages is rounded down: the model is shorter than was asked for, and faster."""
+    """Depth // stages: the model is shallower than asked for, and faster."""
 
     class trains(PipelineTrainer):  # noqa: N801
         def refuse_unsupported(self) -> None:
@@ -159,7 +159,7 @@ class DropsTheLastLayers(Staged):
 
 @mutant(of="PAR-08f", case="four-segments-without-interleaving", says="was accepted, expected a refusal")
 class TakesTheFirstStages(Staged):
-    """Of four stages that are written out each rank takes one, and two are left."""
+    """Of four written-out stages, each rank takes one, and two are left out."""
 
     class trains(PipelineTrainer):  # noqa: N801
         def plan(self) -> tuple[Piece, ...]:

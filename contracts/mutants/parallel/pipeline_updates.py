@@ -1,4 +1,4 @@
-"""Pipelines whose gradients are right, and what becomes of them is not."""
+"""Pipelines whose gradients are right and whose updates are wrong."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class ClipsByItsOwnNorm(Staged):
 
 @mutant(of="PAR-08b", case="four-stages-tied-and-ahead", says="the norm is")
 class ClipsByTheNormOfTheLastStage(Staged):
-    """The last stage, which has the loss, tells the others its norm."""
+    """The last stage, which has the loss, sends its own norm to the others."""
 
     class trains(PipelineTrainer):  # noqa: N801
         class optimizer_class(StagedOptimizer):  # noqa: N801
@@ -41,7 +41,7 @@ class ClipsByTheNormOfTheLastStage(Staged):
 
 @mutant(of="PAR-08b", case="four-stages-tied-and-ahead", says="the norm is", bugs=("CLP-01",))
 class CountsCopiesTwice(Staged):
-    """A tensor that two stages hold is in the norm of both."""
+    """A tensor on two stages counts in the norm of both."""
 
     class trains(PipelineTrainer):  # noqa: N801
         def lent(self) -> frozenset[str]:
@@ -50,7 +50,7 @@ class CountsCopiesTwice(Staged):
 
 @mutant(of="PAR-08b", case="four-stages-tied-and-ahead", says="the norm is")
 class CountsCopiesNowhere(Staged):
-    """A tensor that two stages hold is left out by both: each takes it to be the other's."""
+    """Both stages leave a shared tensor out of the norm: each takes it to be the other's."""
 
     class trains(PipelineTrainer):  # noqa: N801
         def lent(self) -> frozenset[str]:
@@ -59,7 +59,7 @@ class CountsCopiesNowhere(Staged):
 
 @mutant(of="PAR-08b", case="beside-shards", says="the norm is 0", bugs=("CLP-21",))
 class SkipsClippingInShardedStages(Staged):
-    """Clipping is not written for this combination of axes, and says that there is nothing to clip."""
+    """Clipping is not implemented for this combination of axes, and reports a norm of 0."""
 
     class trains(PipelineTrainer):  # noqa: N801
         class optimizer_class(StagedOptimizer):  # noqa: N801
@@ -70,7 +70,7 @@ class SkipsClippingInShardedStages(Staged):
 
 @mutant(of="PAR-08b", case="selection-bias", says="the buffer layers.1.mixer.router.bias differs")
 class MovesBiasesWithEveryMicrobatch(Staged):
-    """The bias moves where tokens are counted: as often as microbatches pass, by a part of the counts."""
+    """The selection bias moves where tokens are counted: once per microbatch, by a part of the counts."""
 
     class trains(PipelineTrainer):  # noqa: N801
         def passes(self, window: Sequence[Batch], counts: Mapping[str, Tensor]) -> list[ModelOutput]:
@@ -86,7 +86,7 @@ class MovesBiasesWithEveryMicrobatch(Staged):
 
 @mutant(of="PAR-08b", case="selection-bias", says="the buffer layers.1.mixer.router.bias differs", bugs=("EXB-01",))
 class MovesBiasesOfTheLastStage(Staged):
-    """The hook that moves biases hangs on the stage that has the loss."""
+    """Only the stage that has the loss updates selection biases."""
 
     class trains(PipelineTrainer):  # noqa: N801
         def move_biases(self, seen: Mapping[str, Tensor]) -> None:
@@ -97,7 +97,7 @@ class MovesBiasesOfTheLastStage(Staged):
 @mutant(of="PAR-08b", case="a-stage-without-experts", says="the buffer layers.4.mixer.router.bias differs",
         bugs=("EXB-08",))  # fmt: skip
 class StopsAtAStageWithoutExperts(Staged):
-    """A stage that has no experts ends the round in which biases move, for those behind it too."""
+    """The update of selection biases stops at a stage without experts, also for the stages after it."""
 
     class trains(PipelineTrainer):  # noqa: N801
         def move_biases(self, seen: Mapping[str, Tensor]) -> None:
@@ -107,7 +107,7 @@ class StopsAtAStageWithoutExperts(Staged):
 
 @mutant(of="PAR-08b", case="selection-bias-interleaved", says="the buffer layers.4.mixer.router.bias differs")
 class CountsTheFirstStageOfARank(Staged):
-    """A rank that has two stages reports the tokens of one."""
+    """A rank with two stages reports the token counts of only one."""
 
     class trains(PipelineTrainer):  # noqa: N801
         def passes(self, window: Sequence[Batch], counts: Mapping[str, Tensor]) -> list[ModelOutput]:
@@ -118,7 +118,7 @@ class CountsTheFirstStageOfARank(Staged):
 
 # copies
 class _Apart(PipelineTrainer):
-    """Gradients of copies stay apart where `joins` says so."""
+    """Leaves the gradients of copies unsummed where `joins` says so."""
 
     def add(self, parameter: Tensor, peer: int) -> None:
         if self.joins():
@@ -130,14 +130,14 @@ class _Apart(PipelineTrainer):
 
 @mutant(of="PAR-11", case="tied", says="embedding.weight is not the same on ranks 0 and [1] after step 1")
 class LeavesCopiesApart(Staged):
-    """Each stage moves its copy of the tied embedding by the part of the gradient that it sees."""
+    """Each stage updates its copy of the tied embedding with only its part of the gradient."""
 
     trains = _Apart
 
 
 @mutant(of="PAR-11", case="shared-with-prediction-heads", says="embedding.weight is not the same", bugs=("PG-11",))
 class LeavesPredictionHeadsOut(Staged):
-    """Embeddings are joined where the output is tied; the copy that the prediction heads read is forgotten."""
+    """Gradients are summed for tied embeddings, but not for the copy that the prediction heads read."""
 
     class trains(_Apart):  # noqa: N801
         def joins(self) -> bool:
@@ -146,7 +146,7 @@ class LeavesPredictionHeadsOut(Staged):
 
 @mutant(of="PAR-11", case="sharded", says="embedding.weight is not the same", bugs=("TIE-08",))
 class AddsShardsOfOtherRows(Staged):
-    """Stages cut the copies at other rows, and add shard to shard."""
+    """Stages shard their copies at different rows, and shards are added pairwise."""
 
     class trains(PipelineTrainer):  # noqa: N801
         def add(self, parameter: Tensor, peer: int) -> None:
@@ -159,7 +159,7 @@ class AddsShardsOfOtherRows(Staged):
 
 @mutant(of="PAR-11", case="both-over-four-stages", says="embedding.weight is not the same")
 class JoinsNeighboursOnly(Staged):
-    """Copies are joined between neighbouring stages; first and last are that only when there are two."""
+    """Copies are summed between neighbouring stages only; first and last are neighbours only when there are two."""
 
     class trains(_Apart):  # noqa: N801
         def joins(self) -> bool:

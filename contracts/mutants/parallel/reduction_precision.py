@@ -1,4 +1,4 @@
-"""Counterexamples of `checks.parallel.reduction_precision`."""
+"""Mutants for `checks.parallel.reduction_precision`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class _ReducesInBfloat16(ParallelTrainer):
 
 @mutant(of="PAR-10", case="dp2", says="reduces in bfloat16", bugs=("MXP-10",))
 class ReducesGradientsInBfloat16(Spread):
-    """Messages are half as long, and small gradients are rounded away beside large ones."""
+    """Gradients are reduced in bfloat16: half the bytes, and small gradients are rounded away beside large ones."""
 
     trains = _ReducesInBfloat16
 
@@ -40,7 +40,7 @@ class _ScalesTwice(ParallelTrainer):
 
 @mutant(of="PAR-10", case="fsdp2", says="times that in float32", bugs=("DPS-42",))
 class LeavesAScaleInTheGradient(Spread):
-    """The loss is scaled up by the world for an average that the reduction does not take."""
+    """The loss is multiplied by the world size for an average that the reduction does not take."""
 
     trains = _ScalesTwice
 
@@ -52,6 +52,6 @@ class _HoldsHalf(ParallelTrainer):
 
 @mutant(of="PAR-10", case="dp2", says="is held in bfloat16, declared float32")
 class HoldsWeightsInBfloat16(Spread):
-    """Weights are given, and kept, in the dtype that they are applied in."""
+    """Weights are reported, and kept, in the dtype of the computation."""
 
     trains = _HoldsHalf

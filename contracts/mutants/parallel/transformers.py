@@ -1,7 +1,7 @@
-"""Stacks that are wrong on several ranks, put before the checks on transformers with experts.
+"""Stacks that are wrong on several ranks, for the contracts on transformers with experts.
 
-Most are those of `layouts`, `expert_layouts`, `pipeline` and `resharding` once more: the promise is theirs, in float32.
-Two were learned from a stack of others.
+Most repeat mutants of `parallel.layouts`, `moe.expert_parallel`, `parallel.pipeline` and `checkpoint.resharding`, in
+float32. Two come from bugs seen in other stacks.
 """
 
 from __future__ import annotations
@@ -25,32 +25,34 @@ GRADIENT = "the gradient of"
 
 @mutant(of="PAR-01e", case="dp2", says=GRADIENT)
 class AveragesATransformerOnceMore(layouts.AveragesWhatIsDividedAlready):
-    """The loss is divided by the labels of all ranks, and the gradients by the ranks."""
+    """The loss is divided by the labels of all ranks, and gradients are averaged over the ranks as well."""
 
 
 @mutant(of="PAR-01e", case="tp2-sp", says="the gradient of layers.0.norm.weight differs", bugs=("SP-11",))
 class KeepsNormGradientsOfItsRun(layouts.LeavesNormGradientsOfSequenceParallel):
-    """Ranks put other tokens through their copies of a norm, and keep what they found about it."""
+    """Under sequence parallel, each rank sees other tokens through its copy of a norm, and the gradients are not
+    summed.
+    """
 
 
 @mutant(of="PAR-01e", case="tp2", says="the gradient of layers.0.norm.weight differs")
 class SumsWhatEveryRankHasWhole(layouts.SumsNormGradientsThatAreWhole):
-    """The mend overshoots: without sequence parallel every rank has the whole of it."""
+    """Over-correction: without sequence parallel every rank has the whole gradient, and it is summed anyway."""
 
 
 @mutant(of="PAR-01e", case="ep2", says=GRADIENT, bugs=("SP-19",))
 class LearnsGatesOfItsRunAlone(expert_parallel.LeavesTheGradientOfGatesInParts):
-    """Ranks that route the same tokens each weigh a run of them, and nobody adds up what they say of the gates."""
+    """Ranks that route the same tokens each weigh a part of them, and the gradients of the gates are not summed."""
 
 
 @mutant(of="PAR-01e", case="borrowed-ep2", says=GRADIENT)
 class LeavesExpertsWithoutAWayBack(expert_parallel.ReturnsRowsByACallThatDropsTheGraph):
-    """Rows come back by a call that autograd does not see: experts stand still, and no loss shows it at once."""
+    """Rows return by a call that autograd does not see: experts stand still, and no loss shows it at once."""
 
 
 @mutant(of="PAR-02e", case="dp2", says="moved otherwise")
 class LetsATransformersReplicasGo(layouts.LetsReplicasTrainByThemselves):
-    """As many models as ranks."""
+    """Gradients are not reduced: each rank has its own model."""
 
 
 class _Drifts(ShardedOptimizer):
@@ -62,19 +64,21 @@ class _Drifts(ShardedOptimizer):
 
 @mutant(of="PAR-02e", case="dp2", says="hold unequal")
 class LetsReplicasDriftByRounding(Spread):
-    """One rank updates its copies by a kernel that rounds otherwise: no tolerance shows it, and every step adds."""
+    """One rank updates its copies with a kernel that rounds differently: no tolerance shows it, and every step adds to
+    it.
+    """
 
     moves = _Drifts
 
 
 @mutant(of="PAR-03e", case="dp2", says="grad_norm is", bugs=("CLP-01",))
 class CountsATransformersCopies(layouts.CountsReplicasOnceForEachRank):
-    """Squares of what each rank holds are summed over the ranks, copies included."""
+    """The norm sums the squares of every rank, copies included."""
 
 
 @mutant(of="PAR-05e", case="fsdp2", says=GRADIENT, bugs=("DPS-44",))
 class WipesATransformersWindow(layouts.WipesWhatWasAccumulated):
-    """What was accumulated before the last microbatch is gone."""
+    """Gradients accumulated before the last microbatch are lost."""
 
 
 class _SlicesASingleRow(layouts._KeepsItsRun):
@@ -84,10 +88,10 @@ class _SlicesASingleRow(layouts._KeepsItsRun):
 
 @mutant(of="PAR-05e", case="tp2-sp", says="loss agrees, norm is", bugs=("SP-16", "SP-20"))
 class LosesTheWayBackOfASingleRow(Spread):
-    """With one row a microbatch the leading dim is 1, a view is as good as another, and what the other ranks say about
-    the residual stream is not added up. Two rows a microbatch are right.
+    """With one row per microbatch the leading dim is 1, so a wrong view fits, and the other ranks' gradients of the
+    residual stream are not added. Two rows per microbatch are right.
 
-    Seen in a stack of others: sequence parallel, no expert parallel, local batch size 1.
+    Seen in another stack: sequence parallel, no expert parallel, local batch size 1.
     """
 
     exchange = {"tensor_parallel": _SlicesASingleRow}
@@ -95,20 +99,20 @@ class LosesTheWayBackOfASingleRow(Spread):
 
 @mutant(of="PAR-08h", case="1f1b", says=GRADIENT)
 class TakesTheMeanOfATransformersMicrobatches(pipeline.TakesTheMeanOfMicrobatches):
-    """The schedule divides gradients by the microbatches, and the loss was already."""
+    """The schedule divides gradients by the microbatches, although the loss is already divided."""
 
 
 @mutant(of="PAR-08h", case="1f1b", says="the buffer layers.1.mixer.router.bias differs")
 class MovesBiasesByMicrobatches(pipeline_updates.MovesBiasesWithEveryMicrobatch):
-    """The bias moves where tokens are counted."""
+    """The selection bias moves where tokens are counted: once per microbatch."""
 
 
 @mutant(of="PAR-08h", case="1f1b", says="loss agrees, norm agrees: the buffer layers.1.mixer.router.bias differs")
 class CountsTheTrialPass(Staged):
-    """Before its first step a schedule runs every stage once, to learn the shapes that they send each other. Routers
-    count the tokens of that pass, whatever stood in them, and the biases of the first step move by them.
+    """Before its first step, a schedule runs every stage once to learn the shapes of messages. Routers count the tokens
+    of that pass, whatever they were, and the first step moves the selection biases by them.
 
-    Seen in a stack of others; gradients of the trial pass are thrown away, counters are not.
+    Seen in another stack: the gradients of the trial pass are discarded, the counters are not.
     """
 
     class trains(PipelineTrainer):  # noqa: N801
@@ -116,5 +120,5 @@ class CountsTheTrialPass(Staged):
             counted = {name: each.clone() for name, each in seen.items()}
             for name, counts_E in counted.items():
                 if name.endswith(".counts"):
-                    counts_E[:3] += 16  # one row of 16 tokens alike, each with 3 experts
+                    counts_E[:3] += 16  # a row of 16 identical tokens, with 3 experts each
             super().move_biases(counted)

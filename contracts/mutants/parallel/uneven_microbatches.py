@@ -1,4 +1,4 @@
-"""Trainers whose step depends on how its labels are spread over unequal microbatches."""
+"""Trainers whose step depends on how labels are spread over unequal microbatches."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class _MeanOfMeans(Trainer):
 
 @mutant(of="PAR-05f", case="as-they-come", says="lm is")
 class TakesTheMeanOfUnequalMicrobatches(Trained):
-    """Each microbatch's mean over the number of microbatches: labels in short sequences weigh more."""
+    """The loss is the mean of the microbatches' means: labels in microbatches with few labels weigh more."""
 
     trains = _MeanOfMeans
 
@@ -55,13 +55,13 @@ class _CountsByTheFirst(Trainer):
 
 @mutant(of="PAR-05f", case="longest-first", says="z is")
 class CountsTokensByTheFirstLength(Trained):
-    """Tokens of a step are the sequences times the length of the recipe, or of whatever came first."""
+    """The token count of a step is its sequences times the length of the recipe or of the first microbatch."""
 
     trains = _CountsByTheFirst
 
 
 class _Pads(Trainer):
-    """Every microbatch is brought to the length of the longest."""
+    """Pads every microbatch to the length of the longest."""
 
     labels = IGNORED
 
@@ -81,7 +81,7 @@ class _Pads(Trainer):
 
 @mutant(of="PAR-05f", case="shortest-first", says="aux is", bugs=("AUX-08",))
 class RoutesPaddingAsTokens(Trained):
-    """Padding has no labels and counts nowhere in the main loss; the router sees it, and its losses are over it."""
+    """Padding has no labels and adds nothing to the main loss, but the router sees it and its losses count it."""
 
     trains = _Pads
 
@@ -92,7 +92,7 @@ class _PadsLabels(_Pads):
 
 @mutant(of="PAR-05f", case="two", says="labels count in the window")
 class LearnsToPredictPadding(Trained):
-    """Labels are padded by the token that pads the input, which is a token of the vocabulary."""
+    """Labels are padded with the padding token, which is a token of the vocabulary."""
 
     trains = _PadsLabels
 
@@ -106,7 +106,7 @@ class _CutsShort(Trainer):
 
 @mutant(of="PAR-05f", case="longest-first", says="labels count in the window")
 class CutsToTheShortest(Trained):
-    """Microbatches are stacked, and what does not fit is cut off."""
+    """Microbatches are stacked, and longer ones are truncated."""
 
     trains = _CutsShort
 
@@ -128,14 +128,14 @@ class _KeepsBounds(Model):
 
 @mutant(of="PAR-05f", case="longest-first", says="lm is")
 class KeepsTheBoundsOfTheLongest(Exchanged):
-    """Masks and positions are made when they are too small, and cut for everything shorter."""
+    """Masks and positions are rebuilt only when too small, and sliced for shorter microbatches."""
 
     exchange = {"model": _KeepsBounds}
 
 
 @mutant(of="PAR-05f", case="two", says=OVER, bugs=("DPS-17",))
 class ClearsGradientsWhereTheLengthIsAnother(Trained):
-    """A new length makes new graphs and new buffers, and gradients begin anew with them."""
+    """A new length makes new graphs and buffers, and resets the gradients."""
 
     class trains(Trainer):  # noqa: N801
         length = 0
@@ -158,7 +158,7 @@ class _OwnLabels(ParallelTrainer):
 
 @mutant(of="PAR-05g", case="dp2", says="labels count")
 class DividesByTheLabelsOfEachRank(Spread):
-    """Each rank takes the mean over its own labels, and ranks are averaged."""
+    """Each rank takes the mean over its own labels, and the means are averaged."""
 
     trains = _OwnLabels
 
@@ -172,7 +172,7 @@ class _OwnMeans(ParallelTrainer):
 
 @mutant(of="PAR-05g", case="dp2", says="lm is nan", bugs=("DPS-27",))
 class DividesByNoLabelsOnOneRank(Spread):
-    """A rank whose sequences of a microbatch are masked altogether divides by zero, and every rank has its NaN."""
+    """A rank whose sequences of a microbatch have no labels divides by zero, and its NaN reaches every rank."""
 
     trains = _OwnMeans
 
@@ -187,7 +187,7 @@ class _OnePerMicrobatch(ParallelTrainer):
 
 @mutant(of="PAR-05g", case="fsdp2", says="lm is")
 class SumsLabelsOverRanksAndNotOverTheWindow(Spread):
-    """Labels are added up over the ranks for each microbatch: right for each, and a mean of means over the window."""
+    """Labels are summed over ranks per microbatch: right for each, and a mean of means over the step."""
 
     trains = _OnePerMicrobatch
 
@@ -203,13 +203,13 @@ class _PadsOnRanks(ParallelTrainer):
 
 @mutant(of="PAR-05g", case="borrowed-ep2-fsdp2", says="aux is", bugs=("AUX-08",))
 class SendsPaddingToExperts(Spread):
-    """Every rank pads to one length, so that all-to-alls have one size; experts and their losses count it."""
+    """Every rank pads to one length so that all-to-alls have one size; experts and their losses count the padding."""
 
     trains = _PadsOnRanks
 
 
 class _LongestBuffer(BatchedStage):
-    """Receives into a buffer as long as the longest microbatch, and takes as much of it as there should be."""
+    """Receives into a buffer as long as the longest microbatch, and takes the expected number of elements from it."""
 
     def receive_into(self, received: Mapping[int, tuple[Any, ...]]) -> None:
         super().receive_into(received)
@@ -231,7 +231,7 @@ class _LongestBuffer(BatchedStage):
 
 @mutant(of="PAR-05g", case="pp2", says="lm is")
 class ReceivesIntoTheLongestBuffer(Staged):
-    """One buffer for all microbatches, as long as the longest: shorter rows do not lie where they are looked for."""
+    """One receive buffer, as long as the longest microbatch: shorter rows do not lie where they are read."""
 
     class runs(Pipeline):  # noqa: N801  # the attribute that the base asks for
         stage_class = _LongestBuffer
@@ -248,7 +248,7 @@ class _LongestGradient(_LongestBuffer):
 
 @mutant(of="PAR-05g", case="pp4", says="loss agrees")
 class ReceivesGradientsIntoTheLongestBuffer(Staged):
-    """The way forward has buffers of its own for each length; the way back kept those of the first step."""
+    """Forward receives have a buffer per length; backward receives keep those of the first step."""
 
     class runs(Pipeline):  # noqa: N801
         stage_class = _LongestGradient
@@ -266,6 +266,6 @@ class _OwnCounts(Stage):
 
 @mutant(of="PAR-05g", case="pp2-interleaved", says="loss agrees")
 class DividesByTheLabelsOfEachMicrobatchInStages(Staged):
-    """The last stage takes the gradient of each microbatch's own mean; the loss that is told is over all labels."""
+    """The last stage backpropagates each microbatch's own mean; the reported loss is over all labels."""
 
     stage = _OwnCounts

@@ -1,4 +1,4 @@
-"""Counterexamples of TRAF, under the file names of `contracts/checks/traffic`.
+"""Mutants of TRAF, under the file names of `contracts/checks/traffic`.
 
-`contracts.mutants.tensors` reads those that need torch.
+`contracts.mutants.tensors` reads those that are torch modules.
 """

@@ -1,5 +1,8 @@
-"""Stacks whose ranks part: one skips a collective, takes another order, another dtype, another reduction, or sends too
-much. Each has to end with both sides in the words, within the deadline, and not with somebody's patience."""
+"""Stacks whose ranks issue different collectives, or send too much.
+
+One rank skips a collective, or issues it in another order, dtype or reduction. Each run has to end within the deadline
+with what both ranks issued in the message, and not with a timeout.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ class _OneTellsMore(ParallelTrainer):
 
 @mutant(of="TRAF-01", case="dp2", says="over [0, 1] is all_reduce(sum) 3 float32 on rank 0", bugs=("CMP-06", "RSM-35"))
 class ReducesAMetricOnOneRank(Spread):
-    """Rank 0 has something to log and sums it over the ranks: a collective under `if rank == 0`."""
+    """Rank 0 reduces a metric for its log: a collective under `if rank == 0`."""
 
     trains = _OneTellsMore
 
@@ -42,7 +45,7 @@ class _LastTellsMore(ParallelTrainer):
 
 @mutant(of="TRAF-01", case="tp2-sp", says="is all_reduce(sum) 3 float32 on rank 1 and barrier", bugs=("RSM-33",))
 class OneRankWaitsBehindTheLastStep(Spread):
-    """The others are through with the run; the last rank waits in a reduction that nobody else will ever enter."""
+    """After the last step, one rank waits in a reduction that no other rank enters."""
 
     trains = _LastTellsMore
 
@@ -60,7 +63,7 @@ class _SkipsIdle(TokenDispatcher):
 @mutant(of="TRAF-01", case="ep2", says="is all_to_all rows of 24 float64 on rank",
         bugs=("FSD-03", "CMP-03", "PPS-14"))  # fmt: skip
 class SkipsTheExchangeWithLittleToDo(Spread):
-    """A rank whose experts have little or nothing to do leaves the exchange out."""
+    """A rank whose experts have few or no rows skips the all-to-all."""
 
     exchange = {"token_dispatcher": _SkipsIdle}
 
@@ -75,7 +78,7 @@ class _Backwards(ParallelTrainer):
 @mutant(of="TRAF-01", case="dp2", says="float64 on rank 0 and all_reduce(sum) 24x28 float64 on rank 1",
         bugs=("FSD-10",))  # fmt: skip
 class ReducesInAnOrderOfItsOwn(Spread):
-    """Gradients are reduced as they become ready, which is another order on each rank."""
+    """Gradients are reduced as they become ready, in a different order on each rank."""
 
     trains = _Backwards
 
@@ -92,7 +95,7 @@ class _FromASet(ParallelTrainer):
 
 @mutant(of="TRAF-01", case="dp2", says="16 int64 on rank", bugs=("CLP-23",))
 class ReducesMetricsAsASetHasThem(Spread):
-    """Names of metrics come out of a set, whose order is another in each process."""
+    """Metrics are reduced in the order of a set of names, which differs between processes."""
 
     trains = _FromASet
 
@@ -108,7 +111,7 @@ class _NarrowsOnOne(ParallelTrainer):
 
 @mutant(of="TRAF-01", case="dp2", says="is all_reduce(sum) 67x24 float64 on rank 0 and all_reduce(sum) 67x24 float32")
 class ReducesInAnotherDtypeOnOneRank(Spread):
-    """Autocast is on here and off there. The bytes are taken for what they are not, and nobody says so."""
+    """Autocast is on on one rank only. The bytes are misread, and nothing reports it."""
 
     trains = _NarrowsOnOne
 
@@ -124,7 +127,7 @@ class _LargestOnOne(ParallelTrainer):
 
 @mutant(of="TRAF-01", case="dp2", says="all_reduce(max) 1 int64 on rank 1")
 class TakesTheLargestOnOneRank(Spread):
-    """One rank reduces by the maximum, the other by the sum: torch's own debug mode does not see it."""
+    """One rank reduces by the maximum, the other by the sum: torch's debug mode does not notice."""
 
     trains = _LargestOnOne
 
@@ -139,14 +142,16 @@ class _LosesARow(TokenDispatcher):
 
 @mutant(of="TRAF-01", case="ep2", says="of rank 1, which sends")
 class SendsOtherLengthsThanItSaid(Spread):
-    """Counts are announced before tokens are dropped. gloo takes the short message, and leaves old rows behind it."""
+    """Row counts are announced before tokens are dropped. gloo accepts the shorter message and leaves old rows behind
+    it.
+    """
 
     exchange = {"token_dispatcher": _LosesARow}
 
 
-# nothing
+# empty tensors
 class _GathersParts(ShardedOptimizer):
-    """Of the vectors, for a norm of their own."""
+    """All-gathers shards of vectors, for a norm of its own."""
 
     def norm(self) -> float:
         for member in self.members:
@@ -162,7 +167,7 @@ class _GathersParts(ShardedOptimizer):
 @mutant(of="TRAF-03", case="fsdp2", says="is all_gather 1 float64 on rank 0 and all_gather 0 float64 on rank 1",
         bugs=("OPT-31",))  # fmt: skip
 class GathersShardsAsTheyAre(Spread):
-    """Shards are gathered without padding: where a dimension is smaller than the world, somebody's is empty."""
+    """Shards are gathered without padding: where a dimension is smaller than the world, one rank's shard is empty."""
 
     moves = _GathersParts
 
@@ -176,12 +181,12 @@ class _TellsNothing(ParallelTrainer):
 
 @mutant(of="TRAF-03", case="fsdp2", says="puts nothing into all_reduce(sum) 0 float32")
 class SumsCountsThatAreNotThere(Spread):
-    """A model without routers has no counts, and an empty message is sent about them."""
+    """A model without routers has no token counts, and an empty tensor is reduced for them."""
 
     trains = _TellsNothing
 
 
-# too much
+# too many bytes
 class _ReducesEachPart(ParallelTrainer):
     def accumulate(self, micro: Batch, counts: Mapping[str, Tensor]) -> ModelOutput:
         before = {name: each.grad for name, each in self.model.named_parameters()}
@@ -200,7 +205,7 @@ class _ReducesEachPart(ParallelTrainer):
 
 @mutant(of="TRAF-05", case="dp2", says="bytes go into reductions, at most", bugs=("FSD-01", "FSD-02"))
 class ReducesEachMicrobatch(Spread):
-    """`no_sync` does nothing: every number is right, and the gradients are sent once for each microbatch."""
+    """`no_sync` does nothing: every number is right, and gradients are sent once per microbatch."""
 
     trains = _ReducesEachPart
 
@@ -216,6 +221,6 @@ class _NormOfWhole(ShardedOptimizer):
 
 @mutant(of="TRAF-05", case="fsdp2", says="bytes go into all-gathers, at most")
 class GathersEverythingForTheNorm(Spread):
-    """The norm is taken of whole tensors, gathered for it on every rank."""
+    """Whole tensors are gathered on every rank to compute the norm."""
 
     moves = _NormOfWhole

@@ -1,4 +1,4 @@
-"""Stacks that rehearse one step and run another."""
+"""Stacks whose dry run predicts another step than the one they run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer
 
 @mutant(of="TRAF-04g", case="tp2-sp", says="rehearsed as all_reduce(sum)")
 class RehearsesWithoutSequenceParallel(Spread):
-    """The rehearsal leaves sequence parallelism out, so that its plan is of another run."""
+    """The dry run leaves out sequence parallelism, so that its plan is for another run."""
 
     def rehearse(self, recipe: Recipe, execution: Execution, rank: int, routing: Routing) -> Rehearsal:
         plain = replace(execution, degrees=replace(execution.degrees, sp=False))
@@ -33,6 +33,6 @@ class _ChecksItsNorm(ParallelTrainer):
 
 @mutant(of="TRAF-04g", case="dp2", says="is all_reduce(sum) 1 float32 over [0, 1], rehearsed as")
 class SendsMoreInEarnest(Spread):
-    """A running step verifies something that the rehearsal, which has no numbers, leaves out."""
+    """A running step verifies something with a collective that the dry run, which has no numbers, leaves out."""
 
     trains = _ChecksItsNorm

@@ -1,4 +1,4 @@
-"""Stacks whose steps have the right numbers, or nearly, and send more than they must, or not what they should."""
+"""Stacks whose steps have the right numbers, or nearly, and send too much or the wrong things."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class _NormOfWhole(ShardedOptimizer):
 
 @mutant(of="TRAF-04a", case="fsdp8", says="more than twice")
 class GathersWeightsOnceMore(Spread):
-    """A third gather of everything, for a histogram of the weights."""
+    """All weights are gathered a third time, for a histogram."""
 
     moves = _NormOfWhole
 
@@ -47,7 +47,7 @@ _in_float64 = functools.partial(fully_shard, mp_policy=MixedPrecisionPolicy(para
 
 @mutant(of="TRAF-04a", case="tp2-sp-ep2-fsdp2", says="all-gathers of weights are in float64")
 class GathersWeightsInFloat64(Spread):
-    """The policy of a precision test is left on: weights are widened before they are gathered."""
+    """The policy of a precision test stays on: weights are widened before they are gathered."""
 
     trains = built_with(fsdp, "fully_shard", _in_float64)
 
@@ -59,7 +59,7 @@ def _every_matrix(model: Model) -> list[nn.Module]:
 
 @mutant(of="TRAF-04a", case="fsdp8", says="all-gathers bring the weights of 4 layers, at most")
 class GathersOneTensorAtATime(Spread):
-    """`fully_shard` on every matrix: as many bytes, in many times as many collectives."""
+    """`fully_shard` wraps every matrix: as many bytes, in many times as many collectives."""
 
     trains = built_with(fsdp, "fsdp_units", _every_matrix)
 
@@ -70,7 +70,7 @@ def _not_at_all(*args: Any) -> None:
 
 @mutant(of="TRAF-04a", case="hsdp-2x8", says="not all is gathered", bugs=("PG-04",))
 class NeverShards(Spread):
-    """FSDP is asked for and wraps nothing, because one of its degrees was 1 when it was looked at."""
+    """FSDP is asked for and wraps nothing, because one of its degrees was read as 1."""
 
     trains = built_with(fsdp, "shard", _not_at_all)
 
@@ -96,7 +96,7 @@ class _WholeEmbedding(ParallelTrainer):
 
 @mutant(of="TRAF-04b", case="fsdp8", says="elements are reduced over [0, 1, 2, 3, 4, 5, 6, 7], expected")
 class AllReducesTheEmbeddingWhole(Spread):
-    """The embedding's gradient, scattered already, is also all-reduced whole, as for one that is tied."""
+    """The embedding's gradient is reduce-scattered, and then all-reduced whole as if it were tied."""
 
     trains = _WholeEmbedding
 
@@ -106,7 +106,7 @@ _in_bf16 = functools.partial(fully_shard, mp_policy=MixedPrecisionPolicy(reduce_
 
 @mutant(of="TRAF-04b", case="borrowed-tp2-sp-ep4-fsdp4", says="gradients are reduced in bfloat16", bugs=("MXP-09",))
 class ReducesInBfloat16(Spread):
-    """Gradients are summed over the ranks in 16 bits."""
+    """Gradients are reduced over the ranks in 16 bits."""
 
     trains = built_with(fsdp, "fully_shard", _in_bf16)
 
@@ -117,7 +117,7 @@ def _one_copy(mesh: Any) -> Any:
 
 @mutant(of="TRAF-04b", case="hsdp-2x8", says="0 elements are reduced over [0, 8], which hold the same", bugs=("PG-03",))
 class ForgetsTheCopies(Spread):
-    """HSDP loses its replicas: each copy of the model is trained by itself."""
+    """HSDP does not reduce over replicas: each replica of the model trains alone."""
 
     trains = built_with(fsdp, "data_mesh", _one_copy)
 
@@ -130,7 +130,7 @@ class _WideStream(TensorParallel):
 
 @mutant(of="TRAF-04c", case="tp2-sp-ep2-fsdp2", says="bytes go into all_gather over TP, at most")
 class GathersTheStreamInFloat32(Spread):
-    """The residual stream is widened before it is gathered, and narrowed behind it."""
+    """The residual stream is widened before it is gathered, and narrowed after."""
 
     exchange = {"tensor_parallel": _WideStream}
 
@@ -142,14 +142,14 @@ class _SumsAndCuts(TensorParallel):
 
 @mutant(of="TRAF-04c", case="borrowed-tp2-sp-ep4-fsdp4", says="times the residual stream goes into")
 class AllReducesAndKeepsItsRun(Spread):
-    """An all-reduce where a reduce-scatter would do: each rank throws away what is not its own."""
+    """An all-reduce replaces a reduce-scatter, and each rank throws away what is not its own."""
 
     exchange = {"tensor_parallel": _SumsAndCuts}
 
 
 @mutant(of="TRAF-04c", case="tp2-sp-ep2-fsdp2", says="times the residual stream goes into all_gather over TP")
 class GathersTheStreamForExperts(Spread):
-    """Routers are given the whole sequence though their layers send their own rows."""
+    """Routers get the whole sequence although their layers send only their own rows."""
 
     trains = GathersFirst
 
@@ -165,7 +165,7 @@ class _OwnNorms(TensorParallel):
 @mutant(of="TRAF-04c", case="borrowed-tp2-sp-ep4-fsdp4", says="elements are summed over TP, whose ranks hold",
         bugs=("SP-11",))  # fmt: skip
 class LeavesGradientsOfNormsApart(Spread):
-    """Under sequence parallelism each rank keeps the gradient that its own tokens gave a norm."""
+    """Under sequence parallel, each rank keeps a norm's gradient from its own tokens."""
 
     exchange = {"tensor_parallel": _OwnNorms}
 
@@ -181,7 +181,7 @@ class _SumsEverything(ParallelTrainer):
 
 @mutant(of="TRAF-04c", case="tp2-sp-ep2-fsdp2", says="is all-reduced over TP")
 class SumsEveryGradientOverTp(Spread):
-    """Norms have to be summed over TP, and now every gradient is."""
+    """Over-correction: not only the gradients of norms but all gradients are summed over TP."""
 
     trains = _SumsEverything
 
@@ -200,7 +200,7 @@ class _Pads(TokenDispatcher):
 
 @mutant(of="TRAF-04d", case="tp2-sp-ep2-fsdp2-balanced", says="1.25 times")
 class SendsPaddedRows(Spread):
-    """Every rank is sent a full load of slots, whoever has rows for them."""
+    """Every rank gets a full set of capacity slots, however few rows there are."""
 
     exchange = {"token_dispatcher": _Pads}
 
@@ -220,7 +220,7 @@ class _OverTheWorld(TokenDispatcher):
 
 @mutant(of="TRAF-04d", case="borrowed-tp2-sp-ep4-fsdp4-balanced", says="experts lie on", bugs=("PG-05", "PG-06"))
 class SendsRowsOverTheWorld(Spread):
-    """The exchange goes over the default group: right where EP is the world, and elsewhere a group of all ranks."""
+    """The all-to-all uses the default group: right where EP spans the world, and wrong elsewhere."""
 
     exchange = {"token_dispatcher": _OverTheWorld}
 
@@ -232,7 +232,9 @@ class _AssumesBalance(TokenDispatcher):
 
 @mutant(of="TRAF-04d", case="tp2-sp-ep2-fsdp2-crowded", says="elements of rows go into all-to-alls, expected")
 class TakesAsManyRowsAsItSends(Spread):
-    """Counts are not exchanged: each rank takes from another what it sends there. Balanced tokens hide it."""
+    """Counts are not exchanged: each rank expects from another as many rows as it sends there. Balanced routing hides
+    it.
+    """
 
     exchange = {"token_dispatcher": _AssumesBalance}
 
@@ -246,7 +248,7 @@ class _SharesNothing(TokenDispatcher):
 
 @mutant(of="TRAF-04d", case="tp2-sp-ep2-fsdp2-balanced", says=": 2 times", bugs=("DSP-11",))
 class SendsTheRowsOfOthersToo(Spread):
-    """Ranks of EP that read the same sequences each send all of their rows."""
+    """EP ranks that read the same sequences each send all of their rows."""
 
     exchange = {"token_dispatcher": _SharesNothing}
 
@@ -261,21 +263,21 @@ class _WideRows(TokenDispatcher):
 
 @mutant(of="TRAF-04d", case="borrowed-tp2-sp-ep4-fsdp4-balanced", says="rows go in float32")
 class SendsRowsInFloat32(Spread):
-    """Rows are widened for the gates before they travel, and not behind it."""
+    """Rows are widened for the gates before they travel instead of after."""
 
     exchange = {"token_dispatcher": _WideRows}
 
 
-# all else
+# everything else
 class _TellsEveryProbability(ParallelTrainer):
     def over_parts(self, values: dict[str, Tensor]) -> dict[str, Tensor]:
         dist.all_reduce(torch.zeros(self.recipe.seq_length, 16))
         return super().over_parts(values)
 
 
-@mutant(of="TRAF-04e", case="tp2-sp-ep2-fsdp2", says="bytes serve no purpose")
+@mutant(of="TRAF-04e", case="tp2-sp-ep2-fsdp2", says="bytes are neither weights")
 class ReducesEveryProbabilityForTheLog(Spread):
-    """A chart of what routers think, token by token, summed over the world every step."""
+    """Router probabilities of every token are reduced over the world in every step, for a chart."""
 
     trains = _TellsEveryProbability
 
@@ -291,7 +293,7 @@ class _GathersItsInput(TokenDispatcher):
 
 @mutant(of="TRAF-04e", case="tp2-sp-ep2-fsdp2", says="elements are gathered between ranks of EP, at most")
 class GathersWhatEveryRankHas(Spread):
-    """Ranks that hold the same tokens gather them from each other before they are routed."""
+    """Ranks that hold the same tokens gather them from each other before routing."""
 
     exchange = {"token_dispatcher": _GathersItsInput}
 
@@ -303,7 +305,7 @@ class _FirstHalf(ParallelTrainer):
 
 @mutant(of="TRAF-04f", case="dp8", says="elements are reduced over [0, 1, 2, 3, 4, 5, 6, 7], expected")
 class ReducesTheFirstHalfOfItsLayers(Spread):
-    """Layers behind the twenty-sixth are in a bucket that is never sent: no model of a few layers has one."""
+    """Layers after the twenty-sixth are in a bucket that is never sent; a model of a few layers has no such bucket."""
 
     trains = _FirstHalf
 
@@ -315,7 +317,7 @@ def _first_dim(mesh: Any) -> Callable[[nn.Parameter], None]:
 
 @mutant(of="TRAF-05a", case="fsdp", says="times as much among 512 ranks as among 8")
 class CutsBetweenExperts(Spread):
-    """Parameters are cut along their first dimension, whatever it is: 16 experts over 512 ranks are padded to 512."""
+    """Parameters are always cut along their first dimension: 16 experts over 512 ranks are padded to 512."""
 
     trains = built_with(fsdp, "shard_placement", _first_dim)
 
@@ -329,6 +331,6 @@ class _GathersALog(ParallelTrainer):
 
 @mutant(of="TRAF-05a", case="dp", says="times as much among 512 ranks as among 8")
 class GathersALogOfEveryRank(Spread):
-    """Four megabytes of statistics from every rank to every rank: nothing among 8."""
+    """Every rank gathers four megabytes of statistics from every rank: little among 8, two gigabytes among 512."""
 
     trains = _GathersALog

@@ -1,4 +1,4 @@
-"""Pipelines whose messages are not in batches, have no counterpart, or wait in a circle."""
+"""Pipelines whose messages have no counterpart or wait in a circle."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from contracts.stacks.reference.training.trainer import Batch
 
 
 class _Reporting(PipelineTrainer):
-    """The last stage sends its loss to the first, which does not ask for it."""
+    """The last stage sends its loss to the first, which does not receive it."""
 
     last_step = 1
 
@@ -29,7 +29,7 @@ class _Reporting(PipelineTrainer):
         (out,) = found
         first, *_, last = self.mesh.place("pp")
         if self.mesh.rank == last and self.number >= self.last_step:
-            self.said = out.sums["lm"].clone().reshape(1)  # gloo reads it when it can
+            self.said = out.sums["lm"].clone().reshape(1)  # kept alive: gloo reads it later
             dist.batch_isend_irecv([dist.P2POp(dist.isend, self.said, first, self.group, tag=7)])
         return found
 
@@ -38,7 +38,7 @@ class _Reporting(PipelineTrainer):
 
 @mutant(of="TRAF-02a", case="interleaved", says="messages to rank 0, which receives")
 class SendsALossThatNobodyTakes(Staged):
-    """The last step's loss is sent for a log that has been closed."""
+    """The last step's loss is sent for a log that is already closed."""
 
     trains = _Reporting
 
@@ -52,7 +52,7 @@ class SendsALossBeforeTheCopies(Staged):
 
 
 class _InTwoCalls(PipelineTrainer):
-    """Sends in one batch, receives in the next."""
+    """Sends in one batch and receives in the next."""
 
     def add(self, parameter: Tensor, peer: int) -> None:
         assert parameter.grad is not None
@@ -67,14 +67,14 @@ class _InTwoCalls(PipelineTrainer):
 
 @mutant(of="TRAF-02b", case="tied", says="ranks wait for each other: rank 0 at a send of")
 class SendsBeforeItReceives(Staged):
-    """Both holders of a copy send theirs first, and receive when that is done."""
+    """Both holders of a copy send theirs first, and receive only when that is done."""
 
     trains = _InTwoCalls
 
 
 @contextmanager
 def _sends_first() -> Iterator[None]:
-    """What goes out and what comes in as two batches, the outgoing first on every stage."""
+    """Sends and receives as two batches, with the sends first on every stage."""
     former = schedules._batch_p2p
 
     def in_order(p2p_ops: list[dist.P2POp], desc: str | None = None) -> list[dist.Work]:

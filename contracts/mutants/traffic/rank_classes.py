@@ -1,4 +1,4 @@
-"""Stacks in which one class of rank does something else, which no rank alone and no small world shows."""
+"""Stacks in which one class of ranks behaves differently; no single rank and no small world shows it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class _LastTellsMore(ParallelTrainer):
 @mutant(of="TRAF-01a", case="dp8", says="collectives over [0, 1, 2, 3, 4, 5, 6, 7], rank 7", bugs=("RSM-33",))
 @mutant(of="TRAF-01b", case="fsdp512", says="collectives over [0, 1, … 511], rank 511", bugs=("RSM-33",))
 class LastRankHasSomethingToTell(Spread):
-    """The last rank prints, and sums what it prints over ranks that have nothing to print."""
+    """The last rank reduces a value that it prints, over ranks that print nothing."""
 
     trains = _LastTellsMore
 
@@ -45,7 +45,7 @@ class _SkipsIdle(TokenDispatcher):
 @mutant(of="TRAF-01a", case="tp2-sp-ep2-fsdp2", says="is all_to_all rows of 3584 bfloat16 on rank 0",
         bugs=("FSD-03", "DSP-22", "PPS-14"))  # fmt: skip
 class LeavesTheExchangeOutWithoutRows(Spread):
-    """A rank whose experts were chosen by nobody has nothing to take, and forgets that it has rows to send."""
+    """A rank whose experts got no rows skips the all-to-all, although it has rows to send."""
 
     exchange = {"token_dispatcher": _SkipsIdle}
 
@@ -59,7 +59,7 @@ class _FullOnOne(ParallelTrainer):
 
 @mutant(of="TRAF-01b", case="hsdp-8x8", says="bfloat16 on rank 8")
 class FirstNodeReducesInAnotherDtype(Spread):
-    """The ranks of the first node were started with another environment, and reduce a statistic in 32 bits."""
+    """The first node runs with another environment, and its ranks reduce a statistic in 32 bits."""
 
     trains = _FullOnOne
 
@@ -72,12 +72,10 @@ class _SendsOneMore(PipelineTrainer):
             dist.isend(torch.ones(1), ranks[0], self.group)
 
 
-@mutant(
-    of="TRAF-02c", case="pp2-tp2-sp", says="sends rank 0 3 messages of 1 float32, 1x2048x3584 bfloat16, which takes"
-)
-@mutant(of="TRAF-02d", case="interleaved", says="1 float32, 1x2048x3584 bfloat16, which takes")
+@mutant(of="TRAF-02c", case="pp2-tp2-sp", says="sends rank 0 3 messages of 1 float32, 1x2048x3584 bfloat16; rank 0")
+@mutant(of="TRAF-02d", case="interleaved", says="1 float32, 1x2048x3584 bfloat16; rank 0 receives")
 class LastStageSendsItsLoss(Staged):
-    """The last stage sends the loss to the first, which does not ask for it: gloo keeps it, NCCL waits."""
+    """The last stage sends its loss to the first, which does not receive it: gloo buffers it, NCCL waits."""
 
     trains = _SendsOneMore
 
@@ -95,6 +93,6 @@ class _Narrow(PipelineTrainer):
 
 @mutant(of="TRAF-02c", case="pp2-tp2-sp", says="stages send 1x2048x3584 bfloat16, 1x4096x3584 bfloat16, expected")
 class SendsTheWholeSequence(Staged):
-    """Under sequence parallelism each rank of TP sends the next stage the whole sequence, as without it."""
+    """Under sequence parallel, each TP rank sends the next stage the whole sequence."""
 
     trains = _Narrow
