@@ -1,4 +1,4 @@
-"""Counterexamples of KRN, under the file names of `contracts/checks/kernels`.
+"""Mutants of KRN, under the file names of `contracts/checks/kernels`.
 
 Those that are torch modules are read by `contracts.mutants.tensors`.
 """

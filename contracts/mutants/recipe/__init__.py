@@ -1,4 +1,4 @@
-"""Counterexamples of REC, under the file names of `contracts/checks/recipe`.
+"""Mutants of REC, under the file names of `contracts/checks/recipe`.
 
 Those that are torch modules are read by `contracts.mutants.tensors`.
 """
