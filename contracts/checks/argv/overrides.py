@@ -82,7 +82,7 @@ WRONG = {  # key, value → what the refusal must name
 
 @contract("ARGV-08b", asks="launch", cases=WRONG, source="naming")
 def an_override_of_another_type_is_refused(stack: Stack, key: str, value: str, names: tuple[str, ...]) -> None:
-    """A stack refuses an override whose value has the wrong type or breaks a relation, and names the key and the value."""
+    """A stack refuses an override whose value has the wrong type or breaks a relation; it names key and value."""
     refused = refusal_of_launch(stack, NAM56R, replace(AUTHOR, overrides={key: value}), f"the override {key}={value}")
     missing = [name for name in names if name not in str(refused).lower()]
     assert not missing, f"the refusal of {key}={value} does not name {missing[0]}: {refused}"

@@ -48,11 +48,11 @@ APART: dict[str, tuple[Receipt, Receipt, dict[Part, tuple[str | None, str | None
 def runs_of_two_classes_are_not_comparable(
     stack: Evidence, base: Receipt, candidate: Receipt, parts: dict[Part, tuple[str | None, str | None]]
 ) -> None:
-    """Runs compare only with the same host lineage, preset family and launch regime, all of them said; otherwise they
-    are "not comparable", every differing or missing part is named with both its values, and there is no ratio.
+    """Two runs are comparable only if both state the same host lineage, preset family and launch regime. Otherwise they
+    are "not comparable", every differing or missing part is named with both values, and no ratio is given.
 
-    "The H200" was two boxes with different software histories, and "dense" three models. Numbers went into one column,
-    and a week went into a regression that was a change of host.
+    "The H200" was two boxes with different software histories, and "dense" was three models. Their numbers went into
+    one column, and a week went into a regression that was a change of host.
     """
     found = stack.compare(base, candidate)
     assert found.standing == "not comparable", (
@@ -90,10 +90,10 @@ COMPARABLE: dict[str, tuple[Receipt, Receipt, float | None]] = {
 
 @contract("CMP-01a", asks="compare", cases=COMPARABLE, source=BRINGUP)
 def runs_of_one_class_compare(stack: Evidence, base: Receipt, candidate: Receipt, ratio: float | None) -> None:
-    """Runs of one class compare, whatever they are called and whichever revision they ran: candidate over base, and no
-    ratio where a figure was withheld.
+    """Runs of one class compare whatever their names and revisions are. The ratio is candidate over base, and there is
+    none where a figure was withheld.
 
-    The revision is what a comparison is about. If it were part of the class, no change could ever be judged.
+    The revision is what a comparison is about. If it were part of the class, no change could be judged.
     """
     found = stack.compare(base, candidate)
     differ = "; ".join(map(str, found.differences))
@@ -116,9 +116,9 @@ BESIDES: dict[str, tuple[Receipt, tuple[str, ...]]] = {  # a faster candidate â†
 
 @contract("CMP-01b", asks="compare", cases=BESIDES, source=BRINGUP)
 def what_moves_a_ratio_is_said_beside_it(stack: Evidence, candidate: Receipt, words: tuple[str, ...]) -> None:
-    """Inside a class, a difference in world, degrees, overrides or preset is named beside the ratio.
+    """Inside a class, a difference in world, degrees, overrides or preset is listed next to the ratio.
 
-    Twice the GPUs are twice the tokens. One nickname for several models put a narrower one at the top of the table.
+    Twice the GPUs give twice the tokens. One nickname for several models put a narrower model at the top of the table.
     """
     besides = stack.compare(RECEIPT, candidate).besides
     for word in words:
@@ -129,8 +129,10 @@ def what_moves_a_ratio_is_said_beside_it(stack: Evidence, candidate: Receipt, wo
 
 @contract("CMP-01c", asks="compare", cases={"alike": (RECEIPT, FASTER)}, source=BRINGUP)
 def nothing_is_said_beside_a_ratio_of_like_runs(stack: Evidence, base: Receipt, candidate: Receipt) -> None:
-    """Runs that differ in their figures alone have nothing beside their ratio: a warning that always stands is not
-    read."""
+    """Two runs that differ only in their figures have no notes next to their ratio.
+
+    Nobody reads a warning that is always there.
+    """
     besides = stack.compare(base, candidate).besides
     assert not besides, f"beside the ratio of like runs stands {list(besides)}"
 
@@ -173,11 +175,11 @@ CHANGED: dict[str, tuple[Receipt, Receipt, Part, str]] = {
 def a_changed_runtime_is_a_changed_class(
     stack: Evidence, base: Receipt, candidate: Receipt, part: Part, word: str
 ) -> None:
-    """Where a backend that ran, or a build of the runtime, is another or cannot be proved the same, the class has
-    changed: the part is named, and there is neither ratio nor regression.
+    """If a backend that ran or a runtime build differs, or cannot be proved equal, the class has changed: that part is
+    named, and neither a ratio nor a regression is reported.
 
-    An image was rebuilt under the same benchmark name and the next run was 6 % slower. Nobody's commit was at fault,
-    and two were reverted. A checkout without its history has a version string and no proof.
+    An image was rebuilt under the same benchmark name and the next run was 6 % slower. No commit was at fault, and two
+    were reverted. A checkout without its history has a version string and no proof.
     """
     found = stack.compare(base, candidate)
     assert found.standing == "changed class", f"the runs are called {found.standing}; {part} changed ({word})"

@@ -44,11 +44,11 @@ FOUND: dict[str, tuple[Found, tuple[str, ...]]] = {  # a self-test, and what is 
 
 @contract("GATE-07b", asks="unfit", cases=FOUND, source="law: GATE-07")
 def a_contract_that_fails_its_own_test_is_unfit(court: Court, found: Found, words: tuple[str, ...]) -> None:
-    """A contract that fails on the correct party, misses a mutant or has none is unfit, with the reason in words; one
-    that could not be asked is not.
+    """A contract that fails on the correct stack, misses a mutant or has no mutant is unfit, and the reason is stated.
+    A contract that could not be asked is not unfit.
 
-    What is unfit depends on the machine: a rounding of 3e-16 on one CPU, divided by a gradient that is exactly zero,
-    read as a fault of the stack. A parser that is not installed says nothing against the contract that asks for it.
+    Fitness depends on the machine: a rounding error of 3e-16 on one CPU, divided by a gradient that is exactly zero,
+    read as a fault of the stack. A parser that is not installed says nothing against the contract that needs it.
     """
     unfit = court.unfit(*found)
     expected = {A.id} if words else set()
@@ -88,11 +88,10 @@ JUDGED: dict[str, tuple[Run, Word, int, Mapping[Item, Outcome]]] = {
 def an_unfit_contract_silences_itself_alone(
     court: Court, run: Run, word: Word, exit_code: int, outcomes: Mapping[Item, Outcome]
 ) -> None:
-    """The items of an unfit contract are not run, whatever it says of the stack, the verdict names it, and all others
-    are judged.
+    """The items of an unfit contract are not run, the verdict names the contract, and all other contracts are judged.
 
     A false alarm in one case of 2,218 ended the gate on every machine with that CPU, and nothing else was judged. A
-    gate that is silent is switched off; one that forgives is believed.
+    gate that gives no verdict is switched off; a gate that forgives is believed.
     """
     judged = court.verdict(run, TODAY)
     seen = {result.item: result.outcome for result in judged.results}

@@ -124,8 +124,9 @@ FILES: dict[str, tuple[str, int, Expected]] = {
 
 @contract("GATE-05", asks="run_ranks", cases=FILES, source="torchrun -m pytest, measured", tier="dist", slow=True)
 def a_rank_that_goes_wrong_costs_one_test(court: Court, tests: str, ranks: int, expected: Expected) -> None:
-    """One rank that raises, skips, hangs or dies gives one failed test which names it, within the deadline; the tests
-    before and after it keep their own outcome."""
+    """When one rank raises, skips, hangs or dies, exactly one test fails, within the deadline, and names the rank. The
+    tests before and after it keep their own outcomes.
+    """
     found = court.run_ranks(tests, ranks, LIMIT_S)
     for name, (outcome, *named) in expected.items():
         assert name in found.tests, _unreported(name, found)
@@ -142,9 +143,9 @@ def a_rank_that_goes_wrong_costs_one_test(court: Court, tests: str, ranks: int, 
     source="torchrun -m pytest, measured", tier="dist", slow=True,
 )  # fmt: skip
 def ranks_with_other_tests_do_not_start(court: Court, tests: str, ranks: int, differ: tuple[str, ...]) -> None:
-    """Where the ranks have collected different tests, none is run, and what differs is named.
+    """If ranks have collected different tests, no test runs, and the difference is named.
 
-    Test for test they would meet in each other's collectives: as long as the shapes fit, everything passes.
+    Otherwise ranks would meet in each other's collectives: as long as the shapes fit, everything passes.
     """
     found = court.run_ranks(tests, ranks, LIMIT_S)
     ran = [name for name, told in found.tests.items() if told.outcome == "passed"]
@@ -172,9 +173,9 @@ FIRST = {
 def the_rank_that_diverged_first_is_named(
     court: Court, tests: str, ranks: int, name: str, first: str, values: str
 ) -> None:
-    """A failure of several ranks begins with the rank that diverged first and the values that it found.
+    """The report of a failure on several ranks begins with the rank that diverged first and the values that it found.
 
-    What the others say is what a broken connection says; the longest traceback is not the cause.
+    The other ranks only report a broken connection, and the longest traceback is not the cause.
     """
     found = court.run_ranks(tests, ranks, LIMIT_S)
     assert name in found.tests, _unreported(name, found)

@@ -27,12 +27,12 @@ FOR_FOUR, FOR_EIGHT = "PAR-01a[tp2-sp-ep2]", "PAR-01a[tp2-sp-ep2-fsdp2]"
 def a_profile_plans_what_it_names_and_lists_the_rest(
     court: Court, profile: str, tiers: str, ranks: int, untested: bool
 ) -> None:
-    """A profile plans every case that it names and no other, each once; whatever else stands in the law is listed as
-    outside, also the single cases of a promise that is planned in part.
+    """A profile plans every case that it names once, and no other case. It lists every other item as outside, including
+    the omitted cases of a promise that is planned in part.
 
-    A tier that is cut to what the machine at hand can do is a smaller promise. It needs a name of its own, and the
-    reader of the verdict must find what was cut: a case that was planned and did not run is not green, and one that
-    was left out of the plan without a word would be.
+    A tier reduced to what the machine can do is a smaller promise, so it needs its own name, and the reader of the
+    verdict must see what was cut. A planned case that did not run is red, but a case silently left out of the plan
+    would be green.
     """
     plan = court.plan(profile)
     outside = set(plan.outside)

@@ -63,8 +63,8 @@ def the_parts_are_the_wall_clock(stack: Lifecycle, spans: tuple[Span, ...], star
     """Step, compile, checkpoint, data, eval and idle partition the wall clock: they add up to it exactly, an instant
     inside nested spans belongs to the innermost, and goodput is step / wall.
 
-    A cold compiled lane spends a long window before its first collective. Counted as step time it makes a slow start
-    look like a slow step; counted twice it makes more seconds than there were.
+    A cold compiled lane spends a long time before its first collective. Counted as step time, it makes a slow start
+    look like slow steps. Counted twice, it adds seconds that did not exist.
     """
     found = stack.goodput(spans, start, end)
     _adds_up(found, end - start)
@@ -110,11 +110,11 @@ STEADY: dict[str, tuple[tuple[Span, ...], int, int, tuple[int, ...], int]] = {  
 def compile_and_saves_stay_out_of_a_step_time(
     stack: Lifecycle, spans: tuple[Span, ...], start: int, end: int, steady: tuple[int, ...], took: int
 ) -> None:
-    """A step time is taken from the steps that no compilation, save or evaluation held up, and says which these are;
-    waits for data are counted apart.
+    """Step time uses only the steps that no compilation, save or evaluation delayed, and lists these steps. Waits for
+    data are counted separately.
 
-    Dropping "the first ten steps" keeps the recompilation at step eleven, and a step of which a save is a part makes
-    every average a statement about the disk.
+    Dropping "the first ten steps" keeps the recompilation at step eleven. A step that includes a save makes every
+    average a statement about the disk.
     """
     found = stack.goodput(spans, start, end)
     steps = sum(span.kind == "step" for span in spans)
@@ -138,10 +138,11 @@ OVERLAPS: dict[str, tuple[tuple[Span, ...], int]] = {  # spans that overlap with
 
 @contract("GOOD-01b", asks="goodput", cases=OVERLAPS, source="hub")
 def an_overlap_is_counted_once(stack: Lifecycle, spans: tuple[Span, ...], wall: int) -> None:
-    """Where spans overlap without one holding the other, each instant goes to one of those that cover it, whichever
-    rule a stack has: the parts still add up, and idle is what nothing covers.
+    """Where spans overlap without nesting, each instant belongs to exactly one of the spans that cover it, by whichever
+    rule the stack has. The parts still add up, and idle is what no span covers.
 
-    Timers of a loader thread and of the loop do overlap. A sum over their lengths says that a run was 110 % busy.
+    Timers of a loader thread and of the training loop do overlap. A sum of their lengths says that a run was 110 %
+    busy.
     """
     found = stack.goodput(spans, 0, wall)
     _adds_up(found, wall)
@@ -169,10 +170,10 @@ IMPOSSIBLE: dict[str, tuple[tuple[Span, ...], int, int, str]] = {  # spans, cloc
 def spans_of_another_clock_are_refused(
     stack: Lifecycle, spans: tuple[Span, ...], start: int, end: int, number: str
 ) -> None:
-    """A span that ends before it starts, or leaves the wall clock it is to be a part of, is refused with its number.
+    """A span that ends before it starts, or lies outside the wall clock, is refused with its number.
 
-    Two clocks were mixed, or a clock was set back. Clipped in silence, such spans still add up, to a number that
-    nobody measured.
+    Two clocks were mixed, or a clock was set back. Silently clipped spans still add up, to a number that nobody
+    measured.
     """
     refused = refusal_of(stack.goodput, spans, start, end)
     assert number in str(refused), f"the refusal does not name {number}: {refused}"

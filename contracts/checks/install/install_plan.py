@@ -101,8 +101,8 @@ MOVES: dict[str, tuple[InstallPlan, str, tuple[str, ...]]] = {  # plan, step, wo
 
 @contract("INST-02", asks="check_plan", cases=MOVES, source="bringup: install order matters")
 def a_plan_leaves_torch_where_it_is(stack: Installation, plan: InstallPlan, step: str, words: tuple[str, ...]) -> None:
-    """A plan in which pip would move torch, or what came with torch, is refused with the step and both versions; so is
-    a step for which pip gave no report. A plan that leaves them alone is accepted.
+    """A plan in which pip would change torch, or a package that came with torch, is refused with the step and both
+    versions. A step without a pip report is refused too. A plan that leaves them unchanged is accepted.
 
     "The single most expensive lesson on H200 bring-up is that pip will silently downgrade torch if you let it":
     mamba-ssm, causal-conv1d and flash-linear-attention declare torch, and the next launch crashes in Inductor, or
@@ -134,8 +134,8 @@ TRAPS: dict[str, tuple[InstallPlan, str, tuple[str, ...]]] = {
 def the_traps_come_without_dependencies(
     stack: Installation, plan: InstallPlan, step: str, words: tuple[str, ...]
 ) -> None:
-    """A guarded package that is not installed with --no-deps declares nothing about torch, or the step is refused, even
-    where today's torch happens to please it.
+    """A step that installs a guarded package without --no-deps is refused if the package declares a dependency on
+    torch, even where today's torch satisfies it.
 
     A plan is run again next week on the next host. "They have no dependency metadata; they cannot touch torch" is the
     reason for pre-built wheels.
@@ -162,10 +162,10 @@ ORDERS: dict[str, tuple[InstallPlan, tuple[str, ...]]] = {
 
 @contract("INST-02b", asks="check_plan", cases=ORDERS, source="bringup: install order matters")
 def torch_first_and_verified_last(stack: Installation, plan: InstallPlan, words: tuple[str, ...]) -> None:
-    """The environment is made on the data disk, torch is installed before every other package, and the last step looks
-    for its build tag; any other order is refused.
+    """The plan creates the environment on the data disk, installs torch before every other package, and verifies
+    torch's build tag in its last step. Any other order is refused.
 
-    torch sets the ABI. A verification with an installation after it verifies nothing.
+    torch sets the ABI. A verification followed by another installation verifies nothing.
     """
     findings = stack.check_plan(plan)
     assert findings, f"nothing was found, expected a finding that names {', '.join(words)}"

@@ -95,11 +95,11 @@ ENVIRONMENTS: dict[str, tuple[tuple[InstalledPart, ...], Expected]] = {
 def what_is_installed_is_compared_line_by_line(
     stack: Installation, installed: tuple[InstalledPart, ...], expected: Expected
 ) -> None:
-    """Every line of the stack table is compared with what is installed; each line that differs, is missing, says no
-    version, stands there twice or comes from elsewhere is found, and no other.
+    """Every line of the stack table is compared with what is installed. The check reports each line that differs, is
+    missing, has no version, appears twice or comes from another source, and no other line.
 
-    One page says what the stack is, "everything else is commentary". Two hosts of one name that carried different
-    dependency lines were compared for weeks. Versions are numbers: 590.105 is newer than 590.48, though not as text.
+    One page says what the stack is, "everything else is commentary". Two hosts of one name with different dependency
+    lists were compared for weeks. Versions are numbers: 590.105 is newer than 590.48, though not as text.
     """
     findings = stack.compare_stack(TABLE, installed)
     if not expected:
@@ -116,9 +116,9 @@ NEEDED = {name: name for name in ("python", "torch", "cuda", "driver", "cudnn", 
 @contract("INST-01a", asks="stack_table", cases=NEEDED, source="bringup: the stack we actually run")
 def the_table_states_what_sets_the_abi(stack: Installation, needed: str) -> None:
     """The stack states its table as data: interpreter, torch, CUDA, driver, cuDNN and NCCL each have one line with a
-    version, and torch's says which build it is.
+    version, and torch's line includes its build tag.
 
-    A torch without its local tag (`+cu132`) names a dozen builds that no binary fits at once.
+    A torch version without its local tag (`+cu132`) names a dozen builds, and no binary fits all of them.
     """
     table = stack.stack_table()
     lines = [line for line in table.lines if needed in line.component.lower()]
@@ -132,8 +132,9 @@ def the_table_states_what_sets_the_abi(stack: Installation, needed: str) -> None
 
 @contract("INST-01b", asks=("stack_table", "compare_stack"), cases={"own-table": ()}, source="bringup")
 def every_line_of_the_table_counts(stack: Installation) -> None:
-    """Against the stack's own table, an environment that holds every line is well, and one that lacks or changes any
-    single line is not."""
+    """Checked against the stack's own table, an environment that matches every line passes, and one that lacks or
+    changes any single line fails.
+    """
     table = stack.stack_table()
     parts = {
         line.component: InstalledPart(
@@ -165,10 +166,11 @@ BUILDS: dict[str, tuple[TorchBuild | None, tuple[str, ...]]] = {
 
 @contract("INST-03", asks="check_torch", cases=BUILDS, source="bringup: if that assert fails, stop")
 def torch_is_the_build_it_was(stack: Installation, found: TorchBuild | None, words: tuple[str, ...]) -> None:
-    """torch is the very build that the stack was made with: version, local tag and CUDA; otherwise stop, with both.
+    """torch is exactly the build that the stack was made with: version, local tag and CUDA. Otherwise the stack stops
+    and names both builds.
 
-    The symptoms of a partial downgrade range from import errors to a drift that shows after a thousand steps. The
-    seed's assertion looks for cu132 in the version, which the next night's build also has.
+    The symptoms of a partial downgrade range from import errors to a drift that shows after a thousand steps. The usual
+    assertion looks for cu132 in the version, which the next nightly build also has.
     """
     findings = stack.check_torch(WAS, found, ())
     if words:
@@ -211,11 +213,11 @@ FITTING = {"built-for-it", "python-alone", "stable-python-abi", "release-series"
 def binaries_fit_the_torch_that_is_there(
     stack: Installation, torch: TorchBuild, extension: Extension, words: tuple[str, ...], fits: bool
 ) -> None:
-    """Every compiled package was built for the installed torch, interpreter and C++ ABI, and loads; one that was not,
-    or of which nobody knows, is named.
+    """Every compiled package was built for the installed torch, interpreter and C++ ABI, and loads. A package that was
+    not, or whose build is unknown, is named.
 
-    A nightly's symbols change from night to night; an extension that does not load is often swallowed by an `except
-    ImportError`, and a slow path runs under the fast one's name.
+    A nightly's symbols change every night. An `except ImportError` often hides an extension that does not load, and a
+    slow path runs under the fast one's name.
     """
     findings = stack.check_torch(torch, torch, (extension,))
     if fits:

@@ -33,7 +33,9 @@ OF_LETTER: Mapping[int, frozenset[Site]] = {
 
 @contract("KRN-01g", asks=("seams", "kernel_facts", "block_weights", "run_block"), cases=RAN, source="hub")
 def what_runs_is_what_is_said(stack: Offers, recipe: Recipe, layer: int, mode: Mode) -> None:
-    """What a block ran at each of its sites is what the rows say: with no wish, with packages, with its own kernels."""
+    """A block runs at each of its sites the kernel that its row states: with no preference, with packages, and with its
+    own kernels.
+    """
     facts = stack.kernel_facts()
     every: Mapping[Site, Wish] = {
         "attention": Wish(kernel=TE), "mlp": Wish(kernel=TE), "experts": Wish(kernel=TE), "scan": Wish(kernel=SSM),

@@ -65,7 +65,9 @@ CLOSED: dict[str, Closed] = {  # what is asked for, on what, and what a reason m
 def a_fallback_says_why(
     stack: Seams, site: Site, kernel: Kernel, recipe: Recipe, mode: Mode, facts: Facts, named: tuple[str, ...]
 ) -> None:
-    """A preferred kernel that cannot run gives way to the stack's own, with a reason that names everything missing."""
+    """A preferred kernel that cannot run gives way to the stack's own kernel, with a reason that names everything
+    missing.
+    """
     seam = _seam(stack, site, Wish(kernel=kernel), recipe, mode, facts)
     assert seam.requested == kernel, f"{site} records {seam.requested} as requested, expected {kernel}"
     assert seam.actual == "native", f"{site} runs as {seam.actual} where it cannot, expected native"
@@ -101,7 +103,7 @@ OPEN: dict[str, Open] = {
 def what_can_run_runs_and_has_no_reason(
     stack: Seams, site: Site, kernel: Kernel, recipe: Recipe, mode: Mode, facts: Facts
 ) -> None:
-    """A kernel that can run is the one that runs, preferred or required; a reason stands only where one fell back."""
+    """A kernel that can run does run, preferred or required. A row gives a reason only where a kernel fell back."""
     for required in (False, True):
         seam = _seam(stack, site, Wish(kernel=kernel, required=required), recipe, mode, facts)
         assert seam.actual == kernel, f"{site} runs as {seam.actual} ({seam.reason}), expected {kernel}"
@@ -118,7 +120,7 @@ REQUIRED = {name: CLOSED[name] for name in (
 def what_is_required_and_cannot_run_is_refused(
     stack: Seams, site: Site, kernel: Kernel, recipe: Recipe, mode: Mode, facts: Facts, named: tuple[str, ...]
 ) -> None:
-    """A required kernel that cannot run is refused: the site, the kernel, everything missing, and what to do."""
+    """A required kernel that cannot run is refused, with the site, the kernel, everything missing, and the remedy."""
     refused = refusal_of(stack.seams, recipe, mode, {site: Wish(kernel=kernel, required=True)}, facts)
     text = str(refused)
     for word in (site, kernel, *named):
@@ -135,7 +137,7 @@ STRANGE: dict[str, tuple[Site, Kernel]] = {
 
 @contract("KRN-01d", asks="seams", cases=STRANGE, source="hub")
 def a_kernel_of_another_site_is_refused(stack: Seams, site: Site, kernel: Kernel) -> None:
-    """A kernel that no machine has for a site is refused, though it is only preferred: it is a slip of the pen."""
+    """A preferred kernel that exists for no machine at that site is refused: the name is an error."""
     refused = refusal_of(stack.seams, BF16, "nemo_native", {site: Wish(kernel=kernel)}, H200)
     for word in (kernel, site):
         assert word in str(refused), f"the refusal of {kernel} for {site} says no {word!r}: {refused}"
@@ -146,9 +148,10 @@ TWO: dict[str, tuple[Site, Kernel, Package]] = {"projections": ("attention", TE,
 
 @contract("KRN-01e", asks="seams", cases=TWO, source="hub")
 def broken_is_not_absent(stack: Seams, site: Site, kernel: Kernel, package: Package) -> None:
-    """A package that is installed and cannot be imported is reported as that, with the import's words.
+    """A package that is installed but fails to import is reported so, with the text of the import error.
 
-    Who reads "not installed" installs it again; and a gate that skips without it would skip what is broken.
+    An operator who reads "not installed" installs it again, and a gate that skips without the package would skip what
+    is broken.
     """
     broken = _seam(stack, site, Wish(kernel=kernel), BF16, "nemo_native", replace(H200, packages={kernel: package}))
     absent = _seam(stack, site, Wish(kernel=kernel), BF16, "nemo_native", replace(H200, packages={}))
@@ -171,7 +174,9 @@ ROWS: dict[str, tuple[Recipe, tuple[Site, ...]]] = {
 
 @contract("KRN-01f", asks="seams", cases=ROWS, source="hub")
 def every_site_has_its_row(stack: Seams, recipe: Recipe, sites: tuple[Site, ...]) -> None:
-    """Every site of the recipe has one row and no other has; a fallback at one site is no fallback at another."""
+    """Every kernel site of the recipe has exactly one row, and no other site has one. A fallback at one site does not
+    affect another site.
+    """
     wishes: Mapping[Site, Wish] = {"attention": Wish(kernel=TE), "scan": Wish(kernel=SSM)}
     rows = stack.seams(recipe, "nemo_native", wishes, _on("sm_90", ssm=UNBUILT))
     assert sorted(each.site for each in rows) == sorted(sites), (
@@ -189,7 +194,9 @@ def every_site_has_its_row(stack: Seams, recipe: Recipe, sites: tuple[Site, ...]
 
 @contract("KRN-01h", asks="kernel_facts", cases={"here": ()}, source="hub")
 def facts_are_those_of_the_machine(stack: Seams) -> None:
-    """Facts name the device that torch sees, and every package that a site may use, each as one of three states."""
+    """The machine facts name the device that torch sees, and every package that a site may use, each in one of three
+    states.
+    """
     facts, name = stack.kernel_facts(), instruments.accelerator.name()
     assert (facts.device == "cuda") == (name is not None), f"facts say {facts.device}, and the device is {name}"
     assert (facts.capability is None) == (name is None), f"facts say {facts.capability}, and the device is {name}"

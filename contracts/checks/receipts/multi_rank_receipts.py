@@ -51,11 +51,11 @@ class TrainsInAWorld(World, Training, Protocol):
 def the_receipts_of_a_run_are_about_all_its_ranks(
     stack: TrainsInAWorld, degrees: Degrees, unlike: int, world: int
 ) -> None:
-    """On several ranks, window, peaks, rank map and backend identity are those of all ranks, and no rank writes over
-    another's receipt.
+    """On several ranks, window, peaks, rank map and backend identity cover all ranks, and no rank overwrites another
+    rank's receipt.
 
-    The first rank's own peak is not the one that runs out, its clock stops before the slowest rank's, and its kernel is
-    not the one that another rank fell back to.
+    Rank 0's own peak is not the highest one, its clock stops before the slowest rank's, and its kernel is not the one
+    that another rank fell back to.
     """
     mine = replace(PROVENANCE, machine=replace(PROVENANCE.machine, host=f"box-{here().rank}@lab"))
     most = max(gathered(_peak()))

@@ -76,11 +76,11 @@ PLANTED: dict[str, tuple[LaunchedRun, tuple[str, ...]]] = {  # a run → the sec
 
 @contract("RCPT-03", asks=("receipt", "write_receipt"), cases=PLANTED, source="modal: secrets stay in the environment")
 def no_secret_leaves_the_environment(stack: Evidence, facts: LaunchedRun, secrets: tuple[str, ...]) -> None:
-    """No token, password or key stands in a receipt, whichever field it came in by: a recorded variable, the command,
-    an override, an error's words, a package's origin.
+    """A receipt contains no token, password or key, whichever field it came from: a recorded variable, the command, an
+    override, an error message or a package's origin.
 
-    Receipts are copied into tickets and buckets that more people read than the host. A recorded prefix is no
-    protection: a token in NCCL_… text is recorded with it.
+    Receipts are copied into tickets and buckets that more people can read than the host. Recording only certain
+    prefixes is no protection: a token inside an NCCL_… value is recorded with it.
     """
     text = stack.write_receipt(stack.receipt(facts))
     for secret in secrets:
@@ -101,10 +101,10 @@ UNRECORDED = {
 
 @contract("RCPT-03a", asks=("receipt", "write_receipt"), cases=UNRECORDED, source="modal: bounded environment record")
 def what_is_not_recorded_is_not_stored(stack: Evidence, variables: dict[str, str], value: str) -> None:
-    """Of the inherited environment only runtime variables and those that the lane sets are stored.
+    """Of the inherited environment, a receipt stores only runtime variables and those that the lane sets.
 
-    The easy way to be complete is to dump the environment. It is also how home folders and customers' names ended up
-    beside every benchmark.
+    Dumping the whole environment is the easy way to be complete. It also put home folders and customers' names next to
+    every benchmark.
     """
     text = stack.write_receipt(stack.receipt(exporting(FACTS, **variables)))
     assert value not in text, f"{value!r} of {', '.join(variables)} stands in the receipt"
@@ -122,10 +122,9 @@ KEPT = {  # exported → what the receipt must still say
 
 @contract("RCPT-03b", asks="receipt", cases=KEPT, source="playbook: environment belongs in the receipt")
 def what_is_no_secret_is_kept(stack: Evidence, name: str, value: str) -> None:
-    """A runtime variable that holds no secret is kept as it reached the ranks.
+    """A receipt keeps a runtime variable that holds no secret with the value that reached the ranks.
 
-    A receipt in which every value is struck out is safe and useless: the stale variable that explains a slow run is
-    no longer in it.
+    A receipt that redacts every value is safe and useless: the stale variable that explains a slow run is gone.
     """
     facts = exporting(FACTS, **{name: value}, TOKENIZERS_PARALLELISM="true", SSH_KEY="1")
     kept = stack.receipt(facts).environment.reached.get(name)

@@ -177,7 +177,7 @@ class RefusesEveryDeviceList(Reference):
 
 @mutant(of="ENV-08", case="fsdp2-pp2-tp2", says="reaches the ranks as None, expected '1' at pp 2", bugs=("PPS-01",))
 class LeavesTheGateToTheOperator(Reference):
-    """The variable is in a runbook instead of the launch, so neighbouring stages shake hands over raw isend and irecv."""
+    """The variable is in a runbook, not in the launch: neighbouring stages shake hands over raw isend and irecv."""
 
     def launch(self, recipe: Recipe, lane: Lane) -> Launch:
         return _without(super().launch(recipe, lane), BATCHED_P2P)
