@@ -1,4 +1,4 @@
-"""When two runs may be compared, and what may be said of them (CMP)."""
+"""When two runs may be compared, and what a comparison reports (CMP)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _lane(receipt: Receipt, **changes: str | None) -> Receipt:
     return replace(receipt, lane=replace(receipt.lane, **changes))  # type: ignore[arg-type]  # names of its fields
 
 
-# → each part that differs, with what the base and the candidate say of it (None: nothing).
+# → each part that differs, with its value in the base and in the candidate (None: not stated).
 APART: dict[str, tuple[Receipt, Receipt, dict[Part, tuple[str | None, str | None]]]] = {
     "another-region": (
         RECEIPT, on(FASTER, "bench-1@europe-west4-a"), {"host lineage": ("us-west1-c", "europe-west4-a")}
@@ -60,13 +60,13 @@ def runs_of_two_classes_are_not_comparable(
     )
     three = {"host lineage", "preset family", "launch regime"}
     named = {each.part: each for each in found.differences if each.part in three}
-    assert named.keys() == parts.keys(), f"it names {sorted(named)}, expected {sorted(parts)}"
+    assert named.keys() == parts.keys(), f"the comparison names {sorted(named)}, expected {sorted(parts)}"
     for part, (left, right) in parts.items():
         for said, value, whose in ((named[part].base, left, "base"), (named[part].candidate, right, "candidate")):
             assert value is None or value in (said or ""), (
                 f"{part} of the {whose} is {said!r}, expected {value!r} in it"
             )
-    assert found.ratio is None, f"a ratio of {found.ratio} stands across {', '.join(parts)}"
+    assert found.ratio is None, f"a ratio of {found.ratio} is given despite another {', '.join(parts)}"
 
 
 COMPARABLE: dict[str, tuple[Receipt, Receipt, float | None]] = {
@@ -104,7 +104,7 @@ def runs_of_one_class_compare(stack: Evidence, base: Receipt, candidate: Receipt
         assert math.isclose(found.ratio, ratio), f"the ratio is {found.ratio}, expected {ratio}"
 
 
-BESIDES: dict[str, tuple[Receipt, tuple[str, ...]]] = {  # a faster candidate → what must be said beside its ratio
+BESIDES: dict[str, tuple[Receipt, tuple[str, ...]]] = {  # a faster candidate → what the notes beside its ratio say
     "twice-the-world": (replace(FASTER, lane=replace(FASTER.lane, world=16)), ("8", "16")),
     "another-layout": (replace(FASTER, lane=replace(FASTER.lane, degrees=Degrees(tp=2, sp=True, ep=4))), ("ep",)),
     "a-narrower-model": (
@@ -123,7 +123,7 @@ def what_moves_a_ratio_is_said_beside_it(stack: Evidence, candidate: Receipt, wo
     besides = stack.compare(RECEIPT, candidate).besides
     for word in words:
         assert any(word in each for each in besides), (
-            f"beside the ratio stands {list(besides)}, expected {word!r} in it"
+            f"the notes next to the ratio are {list(besides)}, expected {word!r} in them"
         )
 
 
@@ -134,7 +134,7 @@ def nothing_is_said_beside_a_ratio_of_like_runs(stack: Evidence, base: Receipt, 
     Nobody reads a warning that is always there.
     """
     besides = stack.compare(base, candidate).besides
-    assert not besides, f"beside the ratio of like runs stands {list(besides)}"
+    assert not besides, f"the ratio of equal runs has the notes {list(besides)}"
 
 
 _ATTENTION, _EXPERTS = RECEIPT.backends
@@ -185,4 +185,4 @@ def a_changed_runtime_is_a_changed_class(
     assert found.standing == "changed class", f"the runs are called {found.standing}; {part} changed ({word})"
     said = [str(each) for each in found.differences if each.part == part]
     assert any(word in each for each in said), f"{part} does not name {word}: {said}"
-    assert found.ratio is None, f"a ratio of {found.ratio} stands across a changed {part}"
+    assert found.ratio is None, f"a ratio of {found.ratio} is given despite a changed {part}"

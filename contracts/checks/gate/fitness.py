@@ -1,4 +1,4 @@
-"""GATE: a contract that fails the suite's own test judges nobody, and all others do."""
+"""GATE: a contract that fails the suite's own test judges no stack, and all other contracts do."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _kill(fate: Fate) -> Kill:
 
 Found = tuple[tuple[Result, ...], tuple[Kill, ...], tuple[str, ...]]
 SOUND = _said("holds", C)
-FOUND: dict[str, tuple[Found, tuple[str, ...]]] = {  # a self-test, and what is said of TOPO-02; nothing where it is fit
+FOUND: dict[str, tuple[Found, tuple[str, ...]]] = {  # a self-test, and why TOPO-02 is unfit; empty where fit
     "all-proved": (((_said("holds"), SOUND), (_kill("killed"),), ()), ()),
     "fails-on-the-reference": (
         ((_said("holds", B), _said("violated"), SOUND), (_kill("killed"),), ()),
@@ -52,7 +52,7 @@ def a_contract_that_fails_its_own_test_is_unfit(court: Court, found: Found, word
     """
     unfit = court.unfit(*found)
     expected = {A.id} if words else set()
-    assert set(unfit) == expected, f"unfit are {sorted(unfit)}, expected {sorted(expected)}"
+    assert set(unfit) == expected, f"the unfit contracts are {sorted(unfit)}, expected {sorted(expected)}"
     missing = [each for each in words if each not in unfit[A.id]]
     assert not missing, f"the reason is {unfit[A.id]!r}, without {missing}"
 

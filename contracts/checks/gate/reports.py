@@ -1,4 +1,4 @@
-"""GATE: what the court says of its verdict: reports in every form, and the record that is judged again."""
+"""GATE: reports of the verdict in every form, and the record, which can be judged again."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ TOLD = ("dp is 4, expected 2", "DP divides the world by every other axis.", "bri
 
 @contract("GATE-06", asks="report", cases={form: (form,) for form in FORMS if form != "json"}, source="law: GATE-06")
 def a_violation_tells_all_that_is_needed(court: Court, form: Form) -> None:
-    """A violation prints the values, the promise, its source, the case, the rank that diverged first, who answered and
-    how, and a command to run it again.
+    """A violation prints the values, the contract's statement, its source, the case, the rank that diverged first, who
+    answered and how, and a command to run it again.
 
     "Tensors differ" at three in the morning costs a day; the same failure with its rank and a command costs minutes.
     """

@@ -1,7 +1,7 @@
-"""GATE: what is called a difference. A verdict that rests on how one machine rounds is no verdict.
+"""GATE: what counts as a difference. A verdict must not depend on how one machine rounds.
 
-`python -m benchmarks.machines` holds the verdict on the reference against itself on variations of a machine; here is
-what it rests on: the comparison of tensors, put to numbers on which a relative error divides by next to nothing.
+`python -m benchmarks.machines` compares the verdicts on the reference on variations of a machine. The contracts here
+judge its basis: the comparison of tensors, on numbers where a relative error divides by almost zero.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def rounding_is_no_difference(court: CourtOfNumbers, element: Element, got: Tens
     as infinitely wrong, and the whole gate was red on every CPU of its kind.
     """
     words = court.differences(_arrays(element, got), _arrays(element, want))
-    assert not words, f"rounding is called a difference: {words}"
+    assert not words, f"rounding is reported as a difference: {words}"
 
 
 @contract("GATE-15b", asks="differences", cases=UNLIKE, source="law: GATE-15")
@@ -62,7 +62,7 @@ def a_fault_is_a_difference(court: CourtOfNumbers, element: Element, got: Tensor
     fault hides it.
     """
     found = court.differences(_arrays(element, got), _arrays(element, want))
-    assert words in found, f"of {dict(got)} where {dict(want)} is expected the court says {found or 'nothing'!r}"
+    assert words in found, f"got {dict(got)}, expected {dict(want)}, and the comparison reports {found or 'nothing'!r}"
 
 
 def _arrays(element: Element, tensors: Tensors) -> Arrays:

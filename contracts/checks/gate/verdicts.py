@@ -1,7 +1,7 @@
-"""GATE: the suite itself. A gate that cannot say no is worse than none, because it is believed.
+"""GATE: the suite itself. A gate that cannot say no is worse than none, because people believe it.
 
-The court is the party here: each case is a small recorded run with the verdict it deserves, worked out by hand. The
-dated incidents behind the cases are in `docs/gate.md`.
+These contracts judge the gate's verdict code, the court: each case is a small recorded run with its correct verdict,
+worked out by hand. `docs/gate.md` has the dated incidents behind the cases.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ VERDICTS: dict[str, tuple[Run, Word, int]] = {
 
 @contract("GATE-01", asks="verdict", cases=VERDICTS, source="law: GATE-01")
 def only_what_was_judged_and_held_is_a_pass(court: Court, run: Run, word: Word, exit_code: int) -> None:
-    """A run in which nothing ran, a tier is missing, a test was skipped or a promise is untested is not a pass, and its
-    exit code says so.
+    """A run in which nothing ran, a tier is missing, a test was skipped or a contract is untested is not a pass, and
+    its exit code says so.
 
     Conformance gates of large projects have read "did not run" as green: a pytest exit 5 mapped to 0, a GPU tier
     skipped whole, six of eight scenarios skipped with a green badge, `all([])`. The verdict is conformant, violated,
@@ -72,7 +72,7 @@ def what_was_planned_must_come(court: Court, run: Run, word: Word, words: str) -
     judged = court.verdict(run, TODAY)
     assert judged.word == word, f"verdict is {judged.word}, expected {word}"
     said = [*(fault.words for fault in judged.faults), *(result.words for result in judged.results)]
-    assert any(words in each for each in said), f"nobody says {words!r}; said: {said}"
+    assert any(words in each for each in said), f"no message says {words!r}; messages: {said}"
 
 
 def _cut_last_line(text: str) -> str:
@@ -166,7 +166,7 @@ def a_deviation_covers_exactly_what_fails_until_it_expires(court: Court, run: Ru
     """A deviation has an id, a reason, an issue, an owner and an expiry date. A stale, unmatched, expired or too broad
     deviation is red.
 
-    A baseline that only grows is a list that nobody reads. An entry whose promise holds again must be removed, or it
+    A baseline that only grows is a list that nobody reads. An entry whose contract holds again must be removed, or it
     hides the next failure. An error is never a deviation.
     """
     judged = court.verdict(run, TODAY)
@@ -192,7 +192,7 @@ def a_claim_is_verified(court: Court, run: Run, word: Word) -> None:
     """The gate verifies a stack's claims: a question that a stack offers and then declines in every case is a
     violation.
 
-    Otherwise a stack that claims everything and answers nothing would pass with every promise "not offered".
+    Otherwise a stack that claims everything and answers nothing would pass with every contract "not offered".
     """
     judged = court.verdict(run, TODAY)
     faults = [fault.words for fault in judged.faults]

@@ -1,4 +1,4 @@
-"""Goodput: a wall clock in parts that add up, and step times that nothing else is mixed into. All times in ms."""
+"""Goodput: a wall clock in parts that add up, and step times that include nothing else. All times in ms."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def _span(kind: SpanKind, start: int, end: int | None, background: bool = False)
     return Span(kind=kind, start=start, end=end, background=background)
 
 
-# A run with everything in it: the first step compiles, and there is a pause before the third.
+# A run with every kind of span: the first step compiles, and there is a pause before the third.
 WHOLE = (
     _span("step", 0, 4000), _span("compile", 500, 3500), _span("step", 4000, 5000), _span("step", 6000, 7000),
     _span("checkpoint", 7000, 9000), _span("eval", 9000, 9500), _span("data", 9500, 9800),
@@ -78,7 +78,7 @@ def the_parts_are_the_wall_clock(stack: Lifecycle, spans: tuple[Span, ...], star
 def _adds_up(found: Goodput, wall: int) -> None:
     assert found.wall == wall, f"the wall clock is {found.wall} ms, expected {wall}"
     unknown = set(found.parts) - set(PARTS)
-    assert not unknown, f"{sorted(unknown)} is none of {', '.join(PARTS)}"
+    assert not unknown, f"{sorted(unknown)} are not among {', '.join(PARTS)}"
     total = sum(found.parts.values())
     assert total == wall, f"the parts add up to {total} ms, the wall clock is {wall}: {dict(found.parts)}"
 
@@ -123,7 +123,7 @@ def compile_and_saves_stay_out_of_a_step_time(
     assert found.steady_ms == took, f"the steady steps took {found.steady_ms} ms, expected {took}"
 
 
-OVERLAPS: dict[str, tuple[tuple[Span, ...], int]] = {  # spans that overlap without one holding the other, wall
+OVERLAPS: dict[str, tuple[tuple[Span, ...], int]] = {  # spans that overlap without nesting, wall
     "save-runs-into-the-next-step": ((_span("step", 0, 20), _span("checkpoint", 15, 32), _span("step", 30, 50)), 60),
     "loader-overlaps-two-steps": (
         (_span("step", 2, 14), _span("data", 10, 24), _span("step", 20, 33), _span("eval", 30, 41)), 45,

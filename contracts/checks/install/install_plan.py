@@ -9,7 +9,7 @@ from contracts.contract import contract
 from contracts.spec.installation import Installation, InstallPlan, InstallStep
 
 NIGHTLY = "2.12.0.dev20260405+cu132"
-STABLE = "2.11.0+cu130"  # what an index resolves when anybody asks for torch
+STABLE = "2.11.0+cu130"  # what the index resolves for torch
 
 VENV = InstallStep(name="venv", kind="environment", words=("python3.13", "-m", "venv", "/mnt/data/venv"),
                    would_install={})  # fmt: skip
@@ -28,7 +28,7 @@ WHEELS = InstallStep(  # they declare nothing, so they need no --no-deps
     would_install={"flash_attn": "2.8.3", "causal_conv1d": "1.6.1", "mamba_ssm": "2.3.1", "qoptim_cuda": "0.0.0"},
     requires={"flash_attn": (), "causal_conv1d": (), "mamba_ssm": (), "qoptim_cuda": ()},
 )  # fmt: skip
-FA4 = InstallStep(  # asks for torch, and the nightly that is there will do: pip says so
+FA4 = InstallStep(  # declares torch; pip's report says that the installed nightly satisfies it
     name="flash-attn-4", kind="packages", words=("pip", "install", "--pre", "flash-attn-4==4.0.0b7"),
     would_install={"flash-attn-4": "4.0.0b7", "nvidia-cutlass-dsl": "4.4.2", "quack-kernels": "0.3.9"},
     requires={"flash-attn-4": ("torch", "nvidia-cutlass-dsl>=4.4", "quack-kernels")},
@@ -71,7 +71,7 @@ FLA_MOVES = replace(
     FLA, words=("pip", "install", "flash-linear-attention"),
     would_install={"flash-linear-attention": "0.5.0", "fla-core": "0.4.2", "Torch": STABLE},
 )  # fmt: skip
-MOVES: dict[str, tuple[InstallPlan, str, tuple[str, ...]]] = {  # plan, step, words; no step: a good plan
+MOVES: dict[str, tuple[InstallPlan, str, tuple[str, ...]]] = {  # plan, step, words to find; no step: a good plan
     "seeds-order": (SEEDS, "", ()),
     "torch-again-as-it-is": (
         _changing(REST, replace(REST, would_install={"torchao": "0.17.0", "torch": NIGHTLY})), "", (),

@@ -1,4 +1,4 @@
-"""What is installed: the stack against its table, torch and the binaries against the build that was."""
+"""What is installed: the stack compared with its table, torch and the binaries with the build they were made for."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from contracts.spec.installation import (
 )
 
 NIGHTLY = "2.12.0.dev20260405+cu132"
-STABLE = "2.11.0+cu130"  # what an index resolves when anybody asks for torch
+STABLE = "2.11.0+cu130"  # what the index resolves for torch
 
 TABLE = StackTable(
     name="h200",
@@ -43,7 +43,9 @@ WELL = {
     "flash-linear-attention": InstalledPart(name="flash-linear-attention", version="0.5.0", source="git"),
     "quack-kernels": InstalledPart(name="Quack.Kernels", version="0.3.9", source="index"),
     "gcc": InstalledPart(name="gcc", version="11.4.0", source="system"),
-    "numpy": InstalledPart(name="numpy", version="2.4.1", source="index"),  # no line of the table: nobody's business
+    "numpy": InstalledPart(
+        name="numpy", version="2.4.1", source="index"
+    ),  # not a line of the table, so it is not judged
 }
 
 
@@ -107,7 +109,7 @@ def what_is_installed_is_compared_line_by_line(
     for field, *words in expected:
         stopped_at(findings, field, *words)
     also = {finding.field for finding in findings} - {field for field, *_ in expected}
-    assert not also, f"found on {sorted(also)[0]} too, whose line is equal"
+    assert not also, f"also found on {sorted(also)[0]}, whose line is equal"
 
 
 NEEDED = {name: name for name in ("python", "torch", "cuda", "driver", "cudnn", "nccl")}
@@ -169,7 +171,7 @@ def torch_is_the_build_it_was(stack: Installation, found: TorchBuild | None, wor
     """torch is exactly the build that the stack was made with: version, local tag and CUDA. Otherwise the stack stops
     and names both builds.
 
-    The symptoms of a partial downgrade range from import errors to a drift that shows after a thousand steps. The usual
+    The symptoms of a partial downgrade range from import errors to a drift that shows after a thousand steps. A common
     assertion looks for cu132 in the version, which the next nightly build also has.
     """
     findings = stack.check_torch(WAS, found, ())

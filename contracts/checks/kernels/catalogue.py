@@ -1,7 +1,7 @@
 """Which kernel may run where: guards that fail closed, and evidence that counts.
 
-A stack keeps a catalogue of its own, so most promises are held against the guards that it declares itself; what no
-device can do is held against every catalogue.
+A stack keeps its own catalogue, so most contracts judge it by the guards that it declares. What no device can do is
+judged in every catalogue.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def an_unknown_device_takes_no_fast_path(stack: Capacity, device: str | None) ->
     for rule in _fast_rules(stack):
         choice = _choice(stack, replace(_welcome(rule), device=device))
         if choice is None:
-            continue  # refused: that is closed too
+            continue  # a refusal also keeps the guard closed
         assert not choice.fast, f"{choice.actual} is fast and runs on {device!r}, where {rule.variant} was asked for"
         _told(choice)
 
@@ -85,14 +85,14 @@ def a_guard_opens_where_its_rule_says(stack: Capacity) -> None:
     rules = _fast_rules(stack)
     devices = sorted({device for rule in rules for device in rule.devices})
     for rule in rules:
-        assert rule.devices, f"{rule.variant} is fast and no device is named that may run it"
+        assert rule.devices, f"{rule.variant} is fast but names no device that may run it"
         for device in devices:
             choice = _choice(stack, replace(_welcome(rule), device=device))
             actual = "a refusal" if choice is None else choice.actual
             if device in rule.devices:
                 assert actual == rule.variant, f"{rule.variant} on {device} is {actual}, though its rule names {device}"
             else:
-                assert actual != rule.variant, f"{rule.variant} runs on {device}, its rule names {rule.devices}"
+                assert actual != rule.variant, f"{rule.variant} runs on {device}, but its rule names {rule.devices}"
 
 
 _PLAIN = KernelRequest(variant="any", device=None)
@@ -122,7 +122,7 @@ def a_kernel_does_not_take_a_workload_it_cannot_express(stack: Capacity, need: s
             if choice is None:
                 continue
             assert choice.actual != rule.variant, (
-                f"{rule.variant} needs {need}, and takes a workload that lacks it on {device}"
+                f"{rule.variant} needs {need}, but takes a workload without it on {device}"
             )
             _told(choice)
 
@@ -147,7 +147,7 @@ def a_missing_package_is_told(stack: Capacity, required: bool) -> None:
         if choice is None:
             continue
         assert not required, f"{rule.variant} is required without {rule.package}, and {choice.actual} runs instead"
-        assert choice.actual != rule.variant, f"{rule.variant} is chosen, and {rule.package} is not installed"
+        assert choice.actual != rule.variant, f"{rule.variant} is chosen, but {rule.package} is not installed"
         _told(choice)
 
 
@@ -269,13 +269,13 @@ def _fast_rules(stack: Capacity) -> list[KernelRule]:
 
 
 def _welcome(rule: KernelRule) -> KernelRequest:
-    """A request that nothing but the device can close: the plainest workload, with everything installed."""
+    """A request that only the device can rule out: the plainest workload, with everything installed."""
     installed = {"flash-attn", "flash-attn-3", "flash-attn-4", "transformer-engine", "mamba-ssm"}
     return KernelRequest(variant=rule.variant, device=None, installed=frozenset(installed | {rule.package or "torch"}))
 
 
 def _choice(stack: Capacity, request: KernelRequest) -> KernelChoice | None:
-    """What is chosen; None for a refusal."""
+    """The chosen kernel, or None for a refusal."""
     try:
         return stack.kernel(request)
     except Refused:

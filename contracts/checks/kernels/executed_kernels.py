@@ -1,4 +1,4 @@
-"""What ran at the sites of a block against what was said to run, and another's layer against the stack's own."""
+"""The kernels that ran at the sites of a block, compared with those that its rows state."""
 
 from __future__ import annotations
 
@@ -49,4 +49,4 @@ def what_runs_is_what_is_said(stack: Offers, recipe: Recipe, layer: int, mode: M
         ran = stack.run_block(call_of(stack, recipe, layer, mode, wishes, facts)).kernels
         assert ran.keys() == said.keys(), f"sites that ran are {sorted(ran)}, expected {sorted(said)}"
         for site, kernel in said.items():
-            assert ran[site] == kernel, f"{site} ran as {ran[site]}, and is said to run as {kernel}"
+            assert ran[site] == kernel, f"{site} ran as {ran[site]}, but its row says {kernel}"

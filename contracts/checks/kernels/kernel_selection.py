@@ -1,4 +1,4 @@
-"""Kernels of others: which runs at a site, and the reason when it is not the one that was asked for."""
+"""Third-party kernels: which one runs at a site, and the reason when it is not the requested one."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HOST = Facts(packages=BOTH)
 
 
 def _on(capability: str | None, **packages: Package) -> Facts:
-    """A CUDA device with both packages, or with others in their place (`te`, `ssm`)."""
+    """A CUDA device with both packages, or with other states of them (`te`, `ssm`)."""
     names = {"te": TE, "ssm": SSM}
     return Facts(
         device="cuda", capability=capability, packages=BOTH | {names[name]: each for name, each in packages.items()}
@@ -36,7 +36,7 @@ _NONE = Package(state="absent")
 NARROW = replace(BF16, moe=Moe(experts=12, top_k=3, expert_hidden=20, shared_hidden=96))
 _ODD = replace(BF16, hidden=60, moe=Moe(experts=12, top_k=3, expert_hidden=24, shared_hidden=96))
 Closed = tuple[Site, Kernel, Recipe, Mode, Facts, tuple[str, ...]]
-CLOSED: dict[str, Closed] = {  # what is asked for, on what, and what a reason must name
+CLOSED: dict[str, Closed] = {  # the request, the machine, and what a reason must name
     "projections-no-package": ("attention", TE, BF16, "nemo_native", _on("sm_90", te=_NONE), (TE, "not installed")),
     "projections-not-named": ("mlp", TE, BF16, "author_dp", Facts(device="cuda", capability="sm_90"), (TE,)),
     "projections-broken": ("attention", TE, BF16, "author_dp", _on("sm_90", te=EMPTY), (TE, "Found empty", "2.12.0")),
@@ -73,7 +73,9 @@ def a_fallback_says_why(
     assert seam.actual == "native", f"{site} runs as {seam.actual} where it cannot, expected native"
     assert seam.reason, f"{site} falls back from {kernel} and gives no reason"
     for word in named:
-        assert word in seam.reason, f"{site} falls back from {kernel} because {seam.reason!r}, which says no {word!r}"
+        assert word in seam.reason, (
+            f"{site} falls back from {kernel} because {seam.reason!r}, which does not name {word!r}"
+        )
 
 
 def _seam(stack: Seams, site: Site, wish: Wish, recipe: Recipe, mode: Mode, facts: Facts) -> Seam:
@@ -107,7 +109,7 @@ def what_can_run_runs_and_has_no_reason(
     for required in (False, True):
         seam = _seam(stack, site, Wish(kernel=kernel, required=required), recipe, mode, facts)
         assert seam.actual == kernel, f"{site} runs as {seam.actual} ({seam.reason}), expected {kernel}"
-        assert seam.reason is None, f"{site} runs as requested, and gives a reason: {seam.reason}"
+        assert seam.reason is None, f"{site} runs as requested, but gives a reason: {seam.reason}"
 
 
 REQUIRED = {name: CLOSED[name] for name in (
@@ -124,7 +126,7 @@ def what_is_required_and_cannot_run_is_refused(
     refused = refusal_of(stack.seams, recipe, mode, {site: Wish(kernel=kernel, required=True)}, facts)
     text = str(refused)
     for word in (site, kernel, *named):
-        assert word in text, f"the refusal of {kernel} for {site} says no {word!r}: {text}"
+        assert word in text, f"the refusal of {kernel} for {site} does not name {word!r}: {text}"
     assert all(each.remedy for each in refused.refusals), f"the refusal has no remedy: {text}"
 
 
@@ -140,7 +142,7 @@ def a_kernel_of_another_site_is_refused(stack: Seams, site: Site, kernel: Kernel
     """A preferred kernel that exists for no machine at that site is refused: the name is an error."""
     refused = refusal_of(stack.seams, BF16, "nemo_native", {site: Wish(kernel=kernel)}, H200)
     for word in (kernel, site):
-        assert word in str(refused), f"the refusal of {kernel} for {site} says no {word!r}: {refused}"
+        assert word in str(refused), f"the refusal of {kernel} for {site} does not name {word!r}: {refused}"
 
 
 TWO: dict[str, tuple[Site, Kernel, Package]] = {"projections": ("attention", TE, EMPTY), "scan": ("scan", SSM, UNBUILT)}
@@ -155,10 +157,10 @@ def broken_is_not_absent(stack: Seams, site: Site, kernel: Kernel, package: Pack
     """
     broken = _seam(stack, site, Wish(kernel=kernel), BF16, "nemo_native", replace(H200, packages={kernel: package}))
     absent = _seam(stack, site, Wish(kernel=kernel), BF16, "nemo_native", replace(H200, packages={}))
-    assert package.words in (broken.reason or ""), f"{kernel} is broken, and the reason is {broken.reason!r}"
+    assert package.words in (broken.reason or ""), f"{kernel} is broken, but the reason is {broken.reason!r}"
     assert broken.reason != absent.reason, f"{kernel} broken and {kernel} absent have one reason: {absent.reason!r}"
     for state, seam, other in (("broken", broken, "not installed"), ("absent", absent, "broken")):
-        assert other not in (seam.reason or ""), f"{kernel} is {state}, and the reason is {seam.reason!r}"
+        assert other not in (seam.reason or ""), f"{kernel} is {state}, but the reason is {seam.reason!r}"
 
 
 ROWS: dict[str, tuple[Recipe, tuple[Site, ...]]] = {
@@ -198,9 +200,9 @@ def facts_are_those_of_the_machine(stack: Seams) -> None:
     states.
     """
     facts, name = stack.kernel_facts(), instruments.accelerator.name()
-    assert (facts.device == "cuda") == (name is not None), f"facts say {facts.device}, and the device is {name}"
-    assert (facts.capability is None) == (name is None), f"facts say {facts.capability}, and the device is {name}"
+    assert (facts.device == "cuda") == (name is not None), f"the facts say {facts.device}, but the device is {name}"
+    assert (facts.capability is None) == (name is None), f"the facts say {facts.capability}, but the device is {name}"
     for package in (TE, SSM):
-        assert package in facts.packages, f"facts say nothing of {package}"
+        assert package in facts.packages, f"the facts do not mention {package}"
         found = facts.packages[package]
         assert (found.state == "broken") == bool(found.words), f"{package} is {found.state}, words are {found.words!r}"

@@ -1,4 +1,4 @@
-"""The manifest of a detached run: its one way forward, what its states must say, and what a re-run takes over."""
+"""The manifest of a detached run: its state transitions, the fields of each state, and what a re-run reuses."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def a_run_goes_forward_to_ok_or_error(
         assert manifest.call_graph == last.call_graph, f"the call graph of the failure is {manifest.call_graph}"
     for name in ("run", "app_id", "function_call_id", "launched_at"):
         found = getattr(manifest, name)
-        assert found == getattr(DETACHED, name), f"{name} is {found}, at launch it was {getattr(DETACHED, name)}"
+        assert found == getattr(DETACHED, name), f"{name} is {found}, but {getattr(DETACHED, name)} at launch"
 
 
 ILLEGAL: dict[str, tuple[Manifest, RunEvent]] = {
@@ -151,7 +151,7 @@ CKPT = StateVolume(name="ckpt-nam56r", mount="/vol/ckpt", generation="step-1200"
 CACHE = StateVolume(name="inductor-h200", mount="/vol/cache", generation="g41")
 DATA = StateVolume(name="fineweb-v3", mount="/vol/data", generation="g7")
 LEFT = StateVolumes(checkpoint=CKPT, compile_cache=CACHE, data=DATA)
-ALIKE = StateVolumes(  # mounts that begin alike are three places; the contents of one changed
+ALIKE = StateVolumes(  # three volumes whose mounts share a prefix; the contents of one changed
     checkpoint=replace(CKPT, mount="/vol/data-ckpt"),
     compile_cache=replace(CACHE, mount="/vol/data-cache", generation="g42"),
     data=DATA,
@@ -164,10 +164,10 @@ AFTER = {  # volumes of the re-run, of the prior run, and the word for checkpoin
     "all-reused": (LEFT, LEFT, ("reused", "reused", "reused")),
     "first-run": (EMPTY, None, ("fresh", "fresh", "moved")),
     "cold-cache": (replace(LEFT, compile_cache=EMPTY.compile_cache), LEFT, ("reused", "fresh", "reused")),
-    "same-volume-older-contents": (  # nobody reloaded: what the prior run committed is not visible yet
+    "same-volume-older-contents": (  # not reloaded: what the prior run committed is not visible yet
         replace(LEFT, checkpoint=replace(CKPT, generation="step-900")), LEFT, ("changed", "reused", "reused"),
     ),
-    "data-from-elsewhere": (  # whose generation has the same name by accident
+    "data-from-elsewhere": (  # its generation has the same name by chance
         replace(LEFT, data=replace(DATA, name="fineweb-v4")), LEFT, ("reused", "reused", "moved"),
     ),
     "mounts-that-begin-alike": (ALIKE, LEFT, ("reused", "changed", "reused")),
@@ -186,16 +186,16 @@ def a_rerun_states_what_it_reused(
     """
     lines: dict[str, Reuse] = {line.kind: line for line in stack.reuse(volumes, prior)}
     for kind, word in zip(("checkpoint", "compile_cache", "data"), words, strict=True):
-        assert kind in lines, f"nothing is said of {kind}"
+        assert kind in lines, f"there is no line for {kind}"
         line = lines[kind]
         now: StateVolume = getattr(volumes, kind)
         assert line.word == word, f"{kind} is {line.word}, not {word}: volume {now.name}, contents {now.generation}"
         assert (line.volume, line.generation) == (now.name, now.generation), (
-            f"{kind} is said to be {line.generation} on {line.volume}, it is {now.generation} on {now.name}"
+            f"the line says {kind} is {line.generation} on {line.volume}, but it is {now.generation} on {now.name}"
         )
 
 
-SHARED = {  # volumes, and the name that stands twice
+SHARED = {  # volumes, and the name that appears twice
     "one-volume-for-everything": (
         StateVolumes(
             checkpoint=replace(CKPT, name="scratch"), compile_cache=replace(CACHE, name="scratch"),

@@ -1,7 +1,7 @@
-"""Where to look first: facts of a run that is stuck, failed, thin or odd, and the operator's six symptoms.
+"""Where to look first: facts of a run that is stuck, failed, slow or odd, and the operator's six symptoms.
 
-Words are judged loosely: a layer is a layer, but how a stack names a surface or a fix is its own. What must be in the
-text are the things a person has to open or do.
+The layer must match exactly, but a stack words surfaces and fixes as it likes. Its text must name what a person has to
+open or do.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ OK = replace(
 LONG_AGO = replace(OK, silent_s=86_400.0)  # a run that ended yesterday is not stuck
 FAILED = replace(RUNNING, state="error", error=RunError(type="NCCLError", message="remote peer of rank 11 is gone"))
 
-STUCK: dict[str, tuple[RunFacts, Layer | None]] = {  # facts → the layer they speak against
+STUCK: dict[str, tuple[RunFacts, Layer | None]] = {  # facts → the layer at fault
     "stuck-detached": (replace(DETACHED, silent_s=7200.0), "launch"),
     "just-launched": (DETACHED, None),
     "no-manifest": (replace(DETACHED, state=None, logs=True), "launch"),
@@ -93,7 +93,7 @@ def an_empty_shard_is_looked_at_before_the_network(stack: Lifecycle, facts: RunF
     assert named in text, f"{named} is not named: {text}"
 
 
-# The operator's table. Each word is something to open (surface) or to do (fix); one of each group must stand there.
+# The operator's table. Each word is something to open (surface) or to do (fix); one of each group must be there.
 ROWS: dict[str, tuple[Symptom, Layer, tuple[str, ...], tuple[str, ...]]] = {
     "long-startup": ("long startup", "bootstrap", ("image", "environment"), ("pin", "bake", "cache")),
     "first-collective": (

@@ -31,7 +31,7 @@ PLAYBOOK = "playbook: minimum useful operator receipt; provenance before the fir
 MODAL = "modal: receipts are written on every way out"
 ABSENT = "(absent)"
 
-# Where in the receipt of the run above each part stands, and what it is.
+# Each part of the receipt of the run above: its path and its value.
 PARTS: dict[str, tuple[str, object]] = {
     "revision": ("provenance.source.revision", "3f2c9ab14d"),
     "machine-class": ("provenance.machine", FACTS.provenance.machine),
@@ -225,7 +225,7 @@ def every_ending_leaves_a_whole_receipt(stack: Evidence, facts: LaunchedRun, end
         assert kept == (None,) * 4, f"a run without steps has window, witness, tokens/s and peak {kept}"
     text = stack.write_receipt(receipt)
     back = stack.read_receipt(text)
-    assert back == receipt, f"it reads back as {back}, written was {receipt}"
+    assert back == receipt, f"it reads back as {back}, but {receipt} was written"
     whole = text.rstrip()
     for length in {*range(0, len(whole), 97), len(whole) - 1}:
         refusal_of(stack.read_receipt, whole[:length])
@@ -246,7 +246,7 @@ def nan_stays_nan(stack: Evidence, figure: Figure) -> None:
     witness = stack.read_receipt(text).witness
     assert witness is not None, "there is no witness"
     assert witness.last_loss == figure, f"the last loss is {witness.last_loss!r}, expected {figure!r}"
-    assert not witness.finite_losses, f"losses are called finite, and the last one is {figure}"
+    assert not witness.finite_losses, f"losses are called finite, but the last one is {figure}"
 
 
 def _no_json(constant: str) -> None:
@@ -304,7 +304,7 @@ def a_receipt_replaces_another_whole(stack: Evidence, successor: Receipt) -> Non
             stack.publish_receipt(successor, str(path))
             old = opened.read()
         assert old == first, (
-            f"who had opened the old receipt reads {old[:40]!r} and {len(old)} of {len(first)} characters"
+            f"a reader that had opened the old receipt reads {old[:40]!r} and {len(old)} of {len(first)} characters"
         )
         new = stack.read_receipt(path.read_text(encoding="utf-8"))
         assert new == successor, f"the receipt in place is {new}, expected {successor}"

@@ -1,4 +1,4 @@
-"""What must not leave the environment: secrets, and whatever nobody asked to record (RCPT-03)."""
+"""What a receipt must not contain: secrets, and variables that nobody asked to record (RCPT-03)."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from contracts.contract import contract
 from contracts.spec.machine import Finding
 from contracts.spec.receipt import Component, Evidence, LaunchedRun, Source
 
-# Invented; none of them opens anything. Forms as their issuers document them.
+# Invented, and valid nowhere; the forms are those that the issuers document.
 HF = "hf_QwErTyUiOpAsDfGhJkLzXcVbNm0123456789"
 GITHUB = "ghp_0123456789abcdefABCDEF0123456789abcd"
 AWS_ID = "AKIAQYLPMN5HEXAMPLE7"
 AWS_SECRET = "wJalrXUtnFEMI/K7MDENG/bPxRfiCYzzEXAMPLE9"
 JWT = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiJ0cmFpbmVyIn0.dBjftJeZ4CVPmB92K27uhbUJU1p1r_wW1gFWFOEjXk"
 PASSWORD = "tr0ub4dor-and-3"
-PLAIN = "marmalade-orchard-77"  # no issuer's form: only its name says that it is a secret
+PLAIN = "marmalade-orchard-77"  # not in any issuer's form: only its name shows that it is a secret
 PEM = (
     "-----BEGIN OPENSSH PRIVATE KEY-----\nb3BlbnNzaC1rZXktdjEAAAAABG5vbmU\nQyNTUxOQAAACBzZWNyZXQ\n"
     "-----END OPENSSH PRIVATE KEY-----"
@@ -35,7 +35,7 @@ _PROVENANCE = FACTS.provenance
 _NOTED = Finding(promise="STOR-02", field="data", value=f"https://reader:{PASSWORD}@store/x", problem="is remote",
                  remedy="mount it")  # fmt: skip
 
-PLANTED: dict[str, tuple[LaunchedRun, tuple[str, ...]]] = {  # a run → the secrets that it has met
+PLANTED: dict[str, tuple[LaunchedRun, tuple[str, ...]]] = {  # a run → the secrets in its facts
     "tokens-of-the-shell": (
         exporting(FACTS, HF_TOKEN=HF, AWS_ACCESS_KEY_ID=AWS_ID, AWS_SECRET_ACCESS_KEY=AWS_SECRET),
         (HF, AWS_ID, AWS_SECRET),
@@ -84,7 +84,7 @@ def no_secret_leaves_the_environment(stack: Evidence, facts: LaunchedRun, secret
     """
     text = stack.write_receipt(stack.receipt(facts))
     for secret in secrets:
-        assert secret not in text, f"{secret} stands in the receipt: …{_around(text, secret)}…"
+        assert secret not in text, f"{secret} is in the receipt: …{_around(text, secret)}…"
 
 
 def _around(text: str, secret: str) -> str:
@@ -107,7 +107,7 @@ def what_is_not_recorded_is_not_stored(stack: Evidence, variables: dict[str, str
     every benchmark.
     """
     text = stack.write_receipt(stack.receipt(exporting(FACTS, **variables)))
-    assert value not in text, f"{value!r} of {', '.join(variables)} stands in the receipt"
+    assert value not in text, f"{value!r} of {', '.join(variables)} is in the receipt"
 
 
 KEPT = {  # exported → what the receipt must still say
