@@ -2,8 +2,8 @@
 
 from contracts.checks.argv import (  # isort: skip
     command,  # recipe → the words of a command
-    overrides,  # single fields changed by text
-    parsing,  # what the launcher reads out of the words
+    overrides,  # single fields changed from the command line
+    parsing,  # what the launcher's parser reads in the words
 )
 
 __all__ = [

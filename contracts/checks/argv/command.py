@@ -1,7 +1,7 @@
 """The command of a launch: which words it has, what changes them, and what must not.
 
-Whether the launcher takes them stands in `checks/argv/parsing.py`. Checks that name flags are about Megatron-LM's, and
-leave a launch for another launcher aside.
+`checks/argv/parsing.py` judges whether the launcher accepts them. Checks that name flags mean Megatron-LM's flags, and
+decline a launch for another launcher.
 """
 
 from __future__ import annotations
@@ -54,9 +54,10 @@ SHELLS: tuple[Mapping[str, str], ...] = (
 
 @contract("ARGV-01", asks="launch", cases=EVERYWHERE, source="naming")
 def the_words_are_the_same_on_every_machine(stack: Stack, recipe: Recipe, lane: Lane) -> None:
-    """A recipe on a lane gives the same command and environment whatever the machine, the user or the hour.
+    """A recipe on a lane gives the same command and the same environment on every machine, for every user and at any
+    time.
 
-    Two receipts compare only if their launches do: a home directory, a host name or an unordered set among the words
+    Two receipts compare only if their launches do. A home directory, a host name or an unordered set in the command
     makes every comparison a difference.
     """
     first = stack.launch(recipe, lane)
@@ -68,7 +69,7 @@ def the_words_are_the_same_on_every_machine(stack: Stack, recipe: Recipe, lane: 
         assert not longer, f"the command has {len(first.command)} words, and {longer:+d} in another shell"
         differ = [name for name in {**first.env, **again.env} if first.env.get(name) != again.env.get(name)]
         assert not differ, f"{differ[0]} is {first.env.get(differ[0])!r}, and {again.env.get(differ[0])!r} elsewhere"
-        assert set(first.unset) == set(again.unset), f"unset are {first.unset}, and {again.unset} in another shell"
+        assert set(first.unset) == set(again.unset), f"{first.unset} are unset, but {again.unset} in another shell"
 
 
 # AEMEAEMEAEMR four times, and AEME, in Megatron's letters: A is *, R is an M.
@@ -85,10 +86,10 @@ ESSENTIALS = {
 
 @contract("ARGV-01a", asks="launch", cases={"nemo-native": NATIVE, "author-dp": AUTHOR}, source="naming")
 def the_argv_of_nam56r_states_its_sizes(stack: Stack, lane: Lane) -> None:
-    """The argv of NAM56R states its pattern, sizes, experts and runtime bundle, the same in both modes.
+    """The argv of NAM56R states its pattern, sizes, experts and runtime features explicitly, the same in both modes.
 
-    A default that stands in for a stated size is another model under the same name: Megatron's rotary base is 10000,
-    its expert hidden size the dense one.
+    A launcher default in place of a stated size is another model under the same name: Megatron's default rotary base is
+    10000, and its default expert hidden size is the dense one.
     """
     words = said(for_megatron(stack, NAM56R, lane).argv)
     for flag, expected in ESSENTIALS.items():
@@ -99,7 +100,7 @@ def the_argv_of_nam56r_states_its_sizes(stack: Stack, lane: Lane) -> None:
 MOE = ("--num-experts", "--moe-", "--expert-")
 MLA = ("--multi-latent-attention", "--q-lora-rank", "--kv-lora-rank", "--qk-head-dim", "--v-head-dim")
 MTP, DSA, IN_FP8, GQA = ("--mtp-",), ("--dsa-",), ("--fp8-",), ("--group-query-attention", "--num-query-groups")
-DISABLED = {  # recipe, lane, the beginnings of flags that belong to what is off
+DISABLED = {  # recipe, lane, prefixes of the flags of features that are off
     "native-moe-alone": (NAM56R, NATIVE, MLA + MTP + DSA + IN_FP8),
     "author-fp8": (FP8, AUTHOR_PP4, MLA + MTP + DSA),
     "mla-mtp-pp2": (MLA_MTP, NATIVE_PP2, GQA + DSA + IN_FP8),
@@ -119,14 +120,14 @@ OPPOSED = (
 
 @contract("ARGV-03", asks="launch", cases=DISABLED, source="naming; Megatron-LM's validation")
 def no_flag_stands_twice_or_against_another(stack: Stack, recipe: Recipe, lane: Lane, off: tuple[str, ...]) -> None:
-    """No flag stands twice in the argv, none contradicts another, and a feature that is off has none.
+    """The argv contains no flag twice, no two contradicting flags, and no flag of a feature that is off.
 
-    Most parsers take the last of a repeated flag without a word, so a base recipe whose flag was appended to instead
-    of replaced trains something else than its log says.
+    Most parsers silently take the last of a repeated flag. A recipe that appends to a base recipe's flag instead of
+    replacing it trains something other than its log says.
     """
     flags = [flag for flag, _ in flags_of(for_megatron(stack, recipe, lane).argv)]
     twice = sorted({flag for flag in flags if flags.count(flag) > 1})
-    assert not twice, f"{twice[0]} stands {flags.count(twice[0])} times"
+    assert not twice, f"{twice[0]} appears {flags.count(twice[0])} times"
     for one, other in OPPOSED:
         assert not {one, other} <= set(flags), f"{one} and {other} contradict each other"
     idle = [flag for flag in flags if flag.startswith(off)]
@@ -144,16 +145,20 @@ EXPERT_FLAGS = ("--num-experts", "--moe-router-topk", "--moe-ffn-hidden-size")
 
 @contract("ARGV-04", asks="launch", cases=EXPERT_BEARING, source="naming")
 def expert_letters_and_expert_arguments_go_together(stack: Stack, recipe: Recipe, lane: Lane, bearing: bool) -> None:
-    """The emitted pattern has an E exactly where the expert arguments stand beside it.
+    """The argv contains the expert flags exactly when the emitted pattern contains an E.
 
-    Megatron accepts each without the other: an E without experts dies when the model is built, experts without an E
+    Megatron accepts each without the other. An E without experts dies when the model is built; experts without an E
     train a dense model under the name of a sparse one.
     """
     words = said(for_megatron(stack, recipe, lane).argv)
     letters = "E" in words.get("--hybrid-layer-pattern", words.get("--hybrid-override-pattern", ""))
-    assert letters == bearing, f"the pattern {'has an' if letters else 'has no'} E, expected {bearing}"
+    assert letters == bearing, (
+        f"the pattern {'has an' if letters else 'has no'} E, expected {'one' if bearing else 'none'}"
+    )
     for flag in EXPERT_FLAGS:
-        assert (flag in words) == bearing, f"{flag} is {'there' if flag in words else 'missing'}, E is {bearing}"
+        assert (flag in words) == bearing, (
+            f"{flag} is {'present' if flag in words else 'missing'}, E is {'present' if bearing else 'missing'}"
+        )
 
 
 NO_PLACE = {"attention-and-mamba": replace(NAM56R, pattern="AMM"), "recurrent": replace(NAM56R, pattern="AMR")}
@@ -161,13 +166,13 @@ NO_PLACE = {"attention-and-mamba": replace(NAM56R, pattern="AMM"), "recurrent": 
 
 @contract("ARGV-04a", asks="launch", cases=NO_PLACE, source="naming")
 def experts_without_a_block_leave_no_argument(stack: Stack, recipe: Recipe) -> None:
-    """A recipe with experts and no E block is refused, or launched without one expert argument."""
+    """A stack refuses a recipe with experts and no E block, or launches it without any expert flag."""
     try:
         launch = for_megatron(stack, recipe, NATIVE)
     except Refused:
         return
     idle = [flag for flag in said(launch.argv) if flag.startswith(MOE)]
-    assert not idle, f"{idle[0]} is emitted, and no block of {recipe.pattern} is an E"
+    assert not idle, f"{idle[0]} is emitted, but no block of {recipe.pattern} is an E"
 
 
 SURFACES = {  # recipe, lane → tp, sequence parallelism
@@ -178,14 +183,15 @@ SURFACES = {  # recipe, lane → tp, sequence parallelism
     "author-pp4": (NAM52_MHC, AUTHOR_PP4, 1, False),
     "fsdp2-native": (NAM56R, FSDP2, 2, True),
     "fsdp2-author": (NAM56R, FSDP2_AUTHOR, 1, False),
-    # The recipe asks for TP 4 and the mode for another: the mode owns this axis.
+    # The recipe asks for TP 4 and the mode for TP 1: the mode decides this axis.
     "recipe-asks-for-more": (replace(NAM56R, degrees=Degrees(tp=4, sp=True, ep=2, etp=1)), AUTHOR, 1, False),
 }
 
 
 @contract("ARGV-05", asks="launch", cases=SURFACES, source="naming")
 def the_mode_decides_the_parallel_surface(stack: Stack, recipe: Recipe, lane: Lane, tp: int, sp: bool) -> None:
-    """nemo_native runs TP 2 with sequence parallelism, author_dp TP 1 without: in the degrees and in the argv.
+    """nemo_native runs TP 2 with sequence parallelism and author_dp runs TP 1 without it, in the resolved degrees and
+    in the argv.
 
     The two lanes differ in who owns the mixers. One nickname for both makes their receipts look comparable.
     """
@@ -198,7 +204,9 @@ def the_mode_decides_the_parallel_surface(stack: Stack, recipe: Recipe, lane: La
         emitted = words.get("--tensor-model-parallel-size", "1")
         assert emitted == str(tp), f"--tensor-model-parallel-size is {emitted}, expected {tp}"
         switch = "--sequence-parallel" in words
-        assert switch == sp, f"--sequence-parallel is {'there' if switch else 'missing'}, {lane.mode} means {sp}"
+        assert switch == sp, (
+            f"--sequence-parallel is {'present' if switch else 'missing'}, {lane.mode} wants it {'on' if sp else 'off'}"
+        )
 
 
 AGAINST = {
@@ -211,7 +219,7 @@ AGAINST = {
 
 @contract("ARGV-05a", asks="launch", cases=AGAINST, source="naming")
 def degrees_against_the_mode_are_refused(stack: Stack, recipe: Recipe, lane: Lane) -> None:
-    """Degrees that are not the mode's, and a mode that is not the recipe's, are refused by the mode's name."""
+    """A stack refuses degrees that contradict the mode, and a mode that the recipe does not have. It names the mode."""
     refused = refusal_of_launch(stack, recipe, lane, f"{lane.mode} with {lane.degrees or recipe.modes}")
     assert lane.mode in str(refused), f"the refusal does not name the mode {lane.mode}: {refused}"
 
@@ -236,9 +244,10 @@ ONE_WORD = {
 
 @contract("ARGV-06", asks="launch", cases=ONE_WORD, source="naming")
 def a_value_is_one_word(stack: Stack, recipe: Recipe, lane: Lane, value: str) -> None:
-    """A name or path with spaces, quotes, dollars or newlines is exactly one word of the command, in a shell too.
+    """A name or path with spaces, quotes, dollar signs or newlines is exactly one word of the command, also after shell
+    quoting.
 
-    argv that was joined by blanks and split again reads the second half of a path as another argument.
+    An argv that was joined with blanks and split again turns the second half of a path into another argument.
     """
     command = stack.launch(recipe, lane).command
     assert shlex.split(shlex.join(command)) == list(command), "the command does not survive quoting"
@@ -264,14 +273,14 @@ PRECISIONS = {  # recipe, lane → every precision flag, with its value
 
 @contract("ARGV-07", asks="launch", cases=PRECISIONS, source="naming")
 def the_named_precision_is_the_emitted_one(stack: Stack, recipe: Recipe, lane: Lane, expected: dict[str, str]) -> None:
-    """The precision a recipe names is the one its argv asks for, format and scaling included, and no other."""
+    """The argv asks for exactly the precision that the recipe names, including FP8 format and scaling."""
     words = said(for_megatron(stack, recipe, lane).argv)
     names = ("--bf16", "--fp16", "--fp8-format", "--fp8-recipe", "--fp4-format")
     emitted = {flag: words[flag] for flag in names if flag in words}
     assert emitted == expected, f"the precision of {recipe.name} is emitted as {emitted}, expected {expected}"
 
 
-TORCHRUN = {  # lane → the options that must stand, those that must not
+TORCHRUN = {  # lane → the options that must be there, those that must not
     "one-node": (NATIVE, {"--standalone": "", "--nproc-per-node": "8"}, ("--rdzv-endpoint", "--master-addr")),
     "four-gpus": (replace(AUTHOR, gpus=4, degrees=Degrees(ep=2)), {"--standalone": "", "--nproc-per-node": "4"},
                   ("--rdzv-endpoint",)),
@@ -288,11 +297,11 @@ TORCHRUN = {  # lane → the options that must stand, those that must not
 def one_torchrun_line_starts_every_gpu(
     stack: Stack, lane: Lane, expected: dict[str, str], never: tuple[str, ...]
 ) -> None:
-    """One torchrun line starts one process group over all GPUs of a node: standalone on one node, by a c10d
-    rendezvous with id and endpoint on several.
+    """One torchrun command starts one process group over all GPUs of a node: standalone on one node, and with a c10d
+    rendezvous, id and endpoint on several.
 
-    A wrapper that starts eight launchers of one process each hides the node from NCCL, and `--standalone` on two
-    nodes starts two runs that both report success.
+    A wrapper that starts eight launchers of one process each hides the node from NCCL. `--standalone` on two nodes
+    starts two separate runs, and both report success.
     """
     launch = stack.launch(NAM56R, lane)
     assert launch.world == lane.nodes * lane.gpus, f"the world is {launch.world}, expected {lane.nodes * lane.gpus}"

@@ -1,4 +1,4 @@
-"""Overrides: single fields of a recipe changed by text, and what becomes of the launch.
+"""Overrides: single fields of a recipe changed from the command line, and their effect on the launch.
 
 An override either changes what it names and nothing else, or is refused. It never disappears.
 """
@@ -24,11 +24,11 @@ from contracts.spec.stack import Stack
 
 OVERRIDES = {  # overrides → every flag that changes, with its new value
     "lr": (NATIVE, {"optim.lr": "7e-4"}, {"--lr": 7e-4}),
-    # Written with the letters of its prefix: `lstrip("optim.")` makes "n_lr" of it.
+    # It begins with letters of its prefix: `lstrip("optim.")` turns it into "n_lr".
     "min-lr": (AUTHOR, {"optim.min_lr": "1e-5"}, {"--min-lr": 1e-5}),
     "top-k": (NATIVE, {"moe.top_k": "3"}, {"--moe-router-topk": 3}),
     "micro-batch": (AUTHOR, {"batch.micro": "2"}, {"--micro-batch-size": 2}),
-    # Two consumers: the data and the model must agree on the new length.
+    # Two flags: the data and the model must agree on the new length.
     "sequence": (NATIVE, {"seq_length": "8192"}, {"--seq-length": 8192, "--max-position-embeddings": 8192}),
     "experts-and-seed": (AUTHOR_PP4, {"seed": "7", "moe.experts": "32"}, {"--seed": 7, "--num-experts": 32}),
     "none": (NATIVE, {}, {}),
@@ -39,11 +39,11 @@ OVERRIDES = {  # overrides → every flag that changes, with its new value
 def an_override_changes_its_own_key(
     stack: Stack, lane: Lane, overrides: dict[str, str], expected: dict[str, float]
 ) -> None:
-    """An override changes the flags of its own key and no other; every flag that stood before still stands."""
+    """An override changes only the flags of its own key, and removes no flag."""
     before = said(for_megatron(stack, NAM56R, lane).argv)
     after = said(for_megatron(stack, NAM56R, replace(lane, overrides=overrides)).argv)
     lost = sorted(set(before) - set(after))
-    assert not lost, f"{lost[0]} does not survive the override of {', '.join(overrides)}"
+    assert not lost, f"the override of {', '.join(overrides)} removes {lost[0]}"
     changed = {flag: value for flag, value in after.items() if before.get(flag) != value}
     for flag, value in expected.items():
         found = changed.pop(flag, before.get(flag))
@@ -61,7 +61,7 @@ UNKNOWN = {  # key, value → the name that it misspells
 
 @contract("ARGV-08a", asks="launch", cases=UNKNOWN, source="naming")
 def an_unknown_key_is_refused_with_the_nearest(stack: Stack, key: str, value: str, nearest: str) -> None:
-    """An override of a key that does not exist is refused, with the key and the one that was meant."""
+    """A stack refuses an override of an unknown key, and names that key and the nearest known one."""
     for lane in (NATIVE, FSDP2):
         refused = refusal_of_launch(stack, NAM56R, replace(lane, overrides={key: value}), f"the override {key}={value}")
         assert key in str(refused), f"the refusal does not name {key}: {refused}"
@@ -82,7 +82,7 @@ WRONG = {  # key, value → what the refusal must name
 
 @contract("ARGV-08b", asks="launch", cases=WRONG, source="naming")
 def an_override_of_another_type_is_refused(stack: Stack, key: str, value: str, names: tuple[str, ...]) -> None:
-    """An override whose value has another type, or breaks a relation, is refused with the key and the value."""
+    """A stack refuses an override whose value has the wrong type or breaks a relation; it names key and value."""
     refused = refusal_of_launch(stack, NAM56R, replace(AUTHOR, overrides={key: value}), f"the override {key}={value}")
     missing = [name for name in names if name not in str(refused).lower()]
     assert not missing, f"the refusal of {key}={value} does not name {missing[0]}: {refused}"
@@ -97,7 +97,7 @@ IDLE = {
 
 @contract("ARGV-08c", asks="launch", cases=IDLE, source="F15")
 def an_override_without_effect_is_refused(stack: Stack, lane: Lane, key: str, value: str) -> None:
-    """An override that something else outvotes, or whose feature is off, is refused and not dropped.
+    """A stack refuses an override that a mode or lane overrules, or whose feature is off, instead of dropping it.
 
     53 recipes of one repository carried pipeline settings that a sanity check discarded; none of them ever ran.
     """

@@ -1,7 +1,7 @@
-"""What a launcher makes of an argv, and what a trainer reads back out of its own.
+"""What a launcher reads in an argv, and what a trainer reads back from its own.
 
-Checks with a literal argv are about launchers that know Megatron-LM's flags and hybrid patterns; one that does not
-even parse the legal argv they start from reads other flags, and declines.
+Checks with a literal argv apply to launchers that know Megatron-LM's flags and hybrid patterns. A launcher that cannot
+parse the legal argv from which they start has other flags, and declines.
 """
 
 from __future__ import annotations
@@ -54,15 +54,15 @@ LAUNCHES = {
 
 @contract("ARGV-02", asks=("launch", "read_argv"), cases=LAUNCHES, source="naming; Megatron-LM's own parser")
 def the_launcher_knows_every_emitted_flag(stack: Stack, recipe: Recipe, lane: Lane) -> None:
-    """Every emitted flag exists in the launcher it is for, at the version the launch was written for, with a value of
-    its type; the real parser accepts the whole argv under the launch's environment.
+    """Every emitted flag exists in the target launcher, at the version the launch was written for, and has a value of
+    the flag's type. The real parser accepts the whole argv in the launch's environment.
 
-    Some flags that circulate in recipes were never accepted by any version (--multi-token-prediction, --use-fsdp2),
-    and a rotary base of "10000.0" is no integer.
+    Some flags that circulate in recipes were never accepted by any version (--multi-token-prediction, --use-fsdp2), and
+    a rotary base of "10000.0" is not an integer.
     """
     launch, reading = _read(stack, recipe, lane)
     stage = reading.stage
-    # A table of flags knows names and types, and no validation.
+    # A table of flags knows names and types, but does not validate.
     enough = stage == "accepted" or (reading.provenance == "substituted" and stage != "parse")
     assert enough, f"{launch.launcher} {launch.launcher_version} stops at {stage}: {reading.message}"
 
@@ -74,10 +74,10 @@ UNCHANGED = {
 
 @contract("ARGV-03a", asks=("launch", "read_argv"), cases=UNCHANGED, source="naming; F15")
 def the_launcher_takes_every_emitted_flag(stack: Stack, recipe: Recipe, lane: Lane) -> None:
-    """No emitted flag is dropped or overridden by the launcher: each leaves a trace in what it ends with.
+    """The launcher drops or overrides no emitted flag: each one shows in the final configuration.
 
-    Megatron takes the depth from the hybrid pattern and the last of a repeated flag. An argv that says otherwise
-    reads like one model and trains another.
+    Megatron takes the depth from the hybrid pattern, and the last of a repeated flag. An argv that disagrees reads like
+    one model and trains another.
     """
     launch, reading = _read(stack, recipe, lane)
     if reading.provenance == "substituted":
@@ -122,7 +122,7 @@ AMBIGUOUS = {  # argv, world, what the refusal may be about: one of these must b
     "mamba-heads-over-tp4": (BASE + "--hybrid-layer-pattern MM --mamba-num-heads 6 --tensor-model-parallel-size 4",
                              8, "mamba"),
     "empty-pipeline-stage": (BASE + "--hybrid-layer-pattern M*||M-|M --pipeline-model-parallel-size 4", 8, "pattern"),
-    # These are refused everywhere today; they hold the line.
+    # Every known launcher refuses these today; they guard against regressions.
     "flag-that-never-was": (DENSE + "--multi-token-prediction", 8, "multi_token"),
     "flag-cut-short": (DENSE + "--tensor-model-parallel 2", 8, "tensor_model"),
     "rotary-base-as-a-fraction": (DENSE + "--rotary-base 10000.0", 8, "rotary_base"),
@@ -133,24 +133,24 @@ AMBIGUOUS = {  # argv, world, what the refusal may be about: one of these must b
 
 @contract("ARGV-03b", asks="read_argv", cases=AMBIGUOUS, source="naming; Megatron-LM's validation, as executed")
 def a_launcher_refuses_what_it_would_not_run(stack: Stack, words: str, world: int, about: str) -> None:
-    """A launcher refuses an argv that it cannot run as written, and says what it is about, instead of dropping or
-    overriding a flag or dying later.
+    """A launcher refuses an argv that it cannot run as written, and names the cause. It does not drop or override a
+    flag, or fail later.
 
-    Of these, Megatron-Core 0.19.2 accepts twelve and refuses one without a word. Query groups without their switch
-    train one group a head, experts without an E train a dense model, and top-k 8 of 4 experts dies in the first
-    forward pass.
+    Megatron-Core 0.19.2 accepts twelve of these argvs and refuses one without an explanation. Query groups without
+    their switch train one group per head, experts without an E train a dense model, and top-k 8 of 4 experts dies in
+    the first forward pass.
     """
     _needs_megatrons_flags(stack)
     reading = stack.read_argv(_words(words), QUEUE, world)
     dropped = "; ".join(f"{flag}: {why}" for flag, why in reading.dropped.items()) or "nothing is reported as dropped"
-    assert reading.stage != "accepted", f"it is accepted, expected a refusal about {about}; {dropped}"
+    assert reading.stage != "accepted", f"the argv is accepted, expected a refusal about {about}; {dropped}"
     named = about in reading.message.lower().replace("-", "_")
     assert named, f"the refusal at {reading.stage} says nothing about {about}: {reading.message!r}"
 
 
 @contract("ARGV-03c", asks="read_argv", cases=LEGAL, source="Megatron-LM's validation, as executed")
 def a_launcher_accepts_what_it_can_run(stack: Stack, words: str, world: int) -> None:
-    """A legal argv is accepted, and no flag of it is dropped."""
+    """A launcher accepts a legal argv and drops none of its flags."""
     _needs_megatrons_flags(stack)
     reading = stack.read_argv(_words(words), QUEUE, world)
     assert reading.stage == "accepted", f"a legal argv is refused at {reading.stage}: {reading.message}"
@@ -175,10 +175,9 @@ OWN = {  # recipe, lane, the recipe that must be read back
 
 @contract("ARGV-02a", asks=("launch", "read_back"), cases=OWN, source="naming; F15")
 def a_trainer_reads_back_what_was_launched(stack: Stack, recipe: Recipe, lane: Lane, expected: Recipe) -> None:
-    """The stack's own trainer reads out of its argv the recipe, the mode and the degrees that were launched.
+    """The stack's own trainer reads from its argv the same recipe, mode and degrees that were launched, field by field.
 
-    "EP 2 with expert TP 0, which follows TP" was once read as EP off: what leaves one end of a command line must
-    arrive at the other, field by field.
+    "EP 2 with expert TP 0, which follows TP" was once read as EP off.
     """
     launch = stack.launch(recipe, lane)
     if "megatron" in launch.launcher.lower():
@@ -186,14 +185,14 @@ def a_trainer_reads_back_what_was_launched(stack: Stack, recipe: Recipe, lane: L
     read = stack.read_back(launch.argv)
     for field in fields(Recipe):
         arrived, left = getattr(read.recipe, field.name), getattr(expected, field.name)
-        assert arrived == left, f"{field.name} is read back as {arrived!r}, launched was {left!r}"
-    assert read.mode == lane.mode, f"the mode is read back as {read.mode}, launched was {lane.mode}"
+        assert arrived == left, f"{field.name} is read back as {arrived!r}, but {left!r} was launched"
+    assert read.mode == lane.mode, f"the mode is read back as {read.mode}, but {lane.mode} was launched"
     for axis in fields(Degrees):
         arrived, left = getattr(read.degrees, axis.name), getattr(launch.degrees, axis.name)
-        assert arrived == left, f"{axis.name} is read back as {arrived}, launched was {left}"
+        assert arrived == left, f"{axis.name} is read back as {arrived}, but {left} was launched"
 
 
-QUEUE = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}  # Megatron wants it under TP before it looks at anything else
+QUEUE = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}  # Megatron requires it under TP before it checks anything else
 
 
 def _words(text: str) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
-"""CMP: which two runs compare."""
+"""CMP: which two runs may be compared."""
 
 from contracts.checks.comparison import (  # isort: skip
-    run_comparison,  # which two runs compare
+    run_comparison,  # which two runs may be compared
 )
 
 __all__ = [

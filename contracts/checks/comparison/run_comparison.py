@@ -1,4 +1,4 @@
-"""When two runs may be compared, and what may be said of them (CMP)."""
+"""When two runs may be compared, and what a comparison reports (CMP)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _lane(receipt: Receipt, **changes: str | None) -> Receipt:
     return replace(receipt, lane=replace(receipt.lane, **changes))  # type: ignore[arg-type]  # names of its fields
 
 
-# → each part that differs, with what the base and the candidate say of it (None: nothing).
+# → each part that differs, with its value in the base and in the candidate (None: not stated).
 APART: dict[str, tuple[Receipt, Receipt, dict[Part, tuple[str | None, str | None]]]] = {
     "another-region": (
         RECEIPT, on(FASTER, "bench-1@europe-west4-a"), {"host lineage": ("us-west1-c", "europe-west4-a")}
@@ -48,11 +48,11 @@ APART: dict[str, tuple[Receipt, Receipt, dict[Part, tuple[str | None, str | None
 def runs_of_two_classes_are_not_comparable(
     stack: Evidence, base: Receipt, candidate: Receipt, parts: dict[Part, tuple[str | None, str | None]]
 ) -> None:
-    """Runs compare only with the same host lineage, preset family and launch regime, all of them said; otherwise they
-    are "not comparable", every differing or missing part is named with both its values, and there is no ratio.
+    """Two runs are comparable only if both state the same host lineage, preset family and launch regime. Otherwise they
+    are "not comparable", every differing or missing part is named with both values, and no ratio is given.
 
-    "The H200" was two boxes with different software histories, and "dense" three models. Numbers went into one column,
-    and a week went into a regression that was a change of host.
+    "The H200" was two boxes with different software histories, and "dense" was three models. Their numbers went into
+    one column, and a week went into a regression that was a change of host.
     """
     found = stack.compare(base, candidate)
     assert found.standing == "not comparable", (
@@ -60,13 +60,13 @@ def runs_of_two_classes_are_not_comparable(
     )
     three = {"host lineage", "preset family", "launch regime"}
     named = {each.part: each for each in found.differences if each.part in three}
-    assert named.keys() == parts.keys(), f"it names {sorted(named)}, expected {sorted(parts)}"
+    assert named.keys() == parts.keys(), f"the comparison names {sorted(named)}, expected {sorted(parts)}"
     for part, (left, right) in parts.items():
         for said, value, whose in ((named[part].base, left, "base"), (named[part].candidate, right, "candidate")):
             assert value is None or value in (said or ""), (
                 f"{part} of the {whose} is {said!r}, expected {value!r} in it"
             )
-    assert found.ratio is None, f"a ratio of {found.ratio} stands across {', '.join(parts)}"
+    assert found.ratio is None, f"a ratio of {found.ratio} is given despite another {', '.join(parts)}"
 
 
 COMPARABLE: dict[str, tuple[Receipt, Receipt, float | None]] = {
@@ -90,10 +90,10 @@ COMPARABLE: dict[str, tuple[Receipt, Receipt, float | None]] = {
 
 @contract("CMP-01a", asks="compare", cases=COMPARABLE, source=BRINGUP)
 def runs_of_one_class_compare(stack: Evidence, base: Receipt, candidate: Receipt, ratio: float | None) -> None:
-    """Runs of one class compare, whatever they are called and whichever revision they ran: candidate over base, and no
-    ratio where a figure was withheld.
+    """Runs of one class compare whatever their names and revisions are. The ratio is candidate over base, and there is
+    none where a figure was withheld.
 
-    The revision is what a comparison is about. If it were part of the class, no change could ever be judged.
+    The revision is what a comparison is about. If it were part of the class, no change could be judged.
     """
     found = stack.compare(base, candidate)
     differ = "; ".join(map(str, found.differences))
@@ -104,7 +104,7 @@ def runs_of_one_class_compare(stack: Evidence, base: Receipt, candidate: Receipt
         assert math.isclose(found.ratio, ratio), f"the ratio is {found.ratio}, expected {ratio}"
 
 
-BESIDES: dict[str, tuple[Receipt, tuple[str, ...]]] = {  # a faster candidate → what must be said beside its ratio
+BESIDES: dict[str, tuple[Receipt, tuple[str, ...]]] = {  # a faster candidate → what the notes beside its ratio say
     "twice-the-world": (replace(FASTER, lane=replace(FASTER.lane, world=16)), ("8", "16")),
     "another-layout": (replace(FASTER, lane=replace(FASTER.lane, degrees=Degrees(tp=2, sp=True, ep=4))), ("ep",)),
     "a-narrower-model": (
@@ -116,23 +116,25 @@ BESIDES: dict[str, tuple[Receipt, tuple[str, ...]]] = {  # a faster candidate �
 
 @contract("CMP-01b", asks="compare", cases=BESIDES, source=BRINGUP)
 def what_moves_a_ratio_is_said_beside_it(stack: Evidence, candidate: Receipt, words: tuple[str, ...]) -> None:
-    """Inside a class, a difference in world, degrees, overrides or preset is named beside the ratio.
+    """Inside a class, a difference in world, degrees, overrides or preset is listed next to the ratio.
 
-    Twice the GPUs are twice the tokens. One nickname for several models put a narrower one at the top of the table.
+    Twice the GPUs give twice the tokens. One nickname for several models put a narrower model at the top of the table.
     """
     besides = stack.compare(RECEIPT, candidate).besides
     for word in words:
         assert any(word in each for each in besides), (
-            f"beside the ratio stands {list(besides)}, expected {word!r} in it"
+            f"the notes next to the ratio are {list(besides)}, expected {word!r} in them"
         )
 
 
 @contract("CMP-01c", asks="compare", cases={"alike": (RECEIPT, FASTER)}, source=BRINGUP)
 def nothing_is_said_beside_a_ratio_of_like_runs(stack: Evidence, base: Receipt, candidate: Receipt) -> None:
-    """Runs that differ in their figures alone have nothing beside their ratio: a warning that always stands is not
-    read."""
+    """Two runs that differ only in their figures have no notes next to their ratio.
+
+    Nobody reads a warning that is always there.
+    """
     besides = stack.compare(base, candidate).besides
-    assert not besides, f"beside the ratio of like runs stands {list(besides)}"
+    assert not besides, f"the ratio of equal runs has the notes {list(besides)}"
 
 
 _ATTENTION, _EXPERTS = RECEIPT.backends
@@ -173,14 +175,14 @@ CHANGED: dict[str, tuple[Receipt, Receipt, Part, str]] = {
 def a_changed_runtime_is_a_changed_class(
     stack: Evidence, base: Receipt, candidate: Receipt, part: Part, word: str
 ) -> None:
-    """Where a backend that ran, or a build of the runtime, is another or cannot be proved the same, the class has
-    changed: the part is named, and there is neither ratio nor regression.
+    """If a backend that ran or a runtime build differs, or cannot be proved equal, the class has changed: that part is
+    named, and neither a ratio nor a regression is reported.
 
-    An image was rebuilt under the same benchmark name and the next run was 6 % slower. Nobody's commit was at fault,
-    and two were reverted. A checkout without its history has a version string and no proof.
+    An image was rebuilt under the same benchmark name and the next run was 6 % slower. No commit was at fault, and two
+    were reverted. A checkout without its history has a version string and no proof.
     """
     found = stack.compare(base, candidate)
     assert found.standing == "changed class", f"the runs are called {found.standing}; {part} changed ({word})"
     said = [str(each) for each in found.differences if each.part == part]
     assert any(word in each for each in said), f"{part} does not name {word}: {said}"
-    assert found.ratio is None, f"a ratio of {found.ratio} stands across a changed {part}"
+    assert found.ratio is None, f"a ratio of {found.ratio} is given despite a changed {part}"

@@ -1,4 +1,4 @@
-"""The allocator's settings: whether what a launch exports reaches the allocator of a rank."""
+"""The allocator's settings: whether a launch's exports reach the allocator of a rank."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ ALLOCATED = {"fsdp2": ("cuda",)}
 
 @contract("ENV-03c", asks=("launch", "allocator_seen"), cases=ALLOCATED, source="playbook", tier="gpu")
 def the_allocator_overlay_reaches_cuda(stack: Stack, device: str) -> None:
-    """With the environment of a launch every segment that a rank takes from CUDA is an expandable one, and without it
-    none is.
+    """In the environment of a launch, every segment that a rank allocates from CUDA is expandable; without that
+    environment none is.
 
-    A misspelt or late variable is accepted in silence: the run prints the setting and has the other allocator.
+    A misspelt variable, or one set too late, is silently ignored: the run prints the setting and uses another
+    allocator.
     """
     lane = Lane(mode="author_dp", regime="fsdp2", gpus=1, degrees=Degrees())
     environment = stack.launch(replace(ONE_CARD, dtype="bf16"), lane).env

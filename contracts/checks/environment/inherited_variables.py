@@ -1,4 +1,4 @@
-"""The environment a launch is started with: what it refuses to inherit, and what it lets through and records."""
+"""The environment a launch is started with: what it refuses to inherit, and what it passes on and records."""
 
 from __future__ import annotations
 
@@ -32,9 +32,10 @@ OTHERWISE = {
 
 @contract("ENV-03b", asks="launch", cases=OTHERWISE, source="playbook")
 def an_allocator_alias_that_says_otherwise_is_refused(stack: Stack, lane: Lane) -> None:
-    """An inherited PYTORCH_CUDA_ALLOC_CONF that differs from the lane's PYTORCH_ALLOC_CONF is refused, with its value.
+    """A launch is refused when the shell exports a PYTORCH_CUDA_ALLOC_CONF that differs from the lane's
+    PYTORCH_ALLOC_CONF; the refusal shows the value.
 
-    The two names configure one allocator; when they differ, which of them won is known only inside the process.
+    Both names configure one allocator. When they differ, only the process knows which one won.
     """
     alias = lane.inherited["PYTORCH_CUDA_ALLOC_CONF"]
     refused = refusal_of_launch(stack, NAM56R, lane, f"PYTORCH_CUDA_ALLOC_CONF={alias}")
@@ -50,7 +51,9 @@ DIAGNOSES = {
 
 @contract("ENV-05a", asks="launch", cases=DIAGNOSES, source="playbook")
 def a_diagnosis_of_the_fabric_is_recorded(stack: Stack, lane: Lane, value: str) -> None:
-    """NCCL_MNNVL_ENABLE 2 (automatic) or 0 (off), exported for a diagnosis, reaches the ranks and is recorded."""
+    """An exported NCCL_MNNVL_ENABLE of 2 (automatic) or 0 (off), as used in a diagnosis, reaches the ranks and is
+    recorded.
+    """
     launch = stack.launch(NAM56R, lane)
     seen, recorded = reaching(launch, lane).get("NCCL_MNNVL_ENABLE"), launch.recorded.get("NCCL_MNNVL_ENABLE")
     assert seen == value, f"NCCL_MNNVL_ENABLE reaches the ranks as {seen!r}, exported as {value!r}"
@@ -62,9 +65,9 @@ FORCED = {"two-nodes": TWO_NODES, "fsdp2-one-node": FSDP2}
 
 @contract("ENV-05b", asks="launch", cases=FORCED, source="playbook")
 def a_forced_fabric_is_refused(stack: Stack, lane: Lane) -> None:
-    """An inherited NCCL_MNNVL_ENABLE=1 is refused by name.
+    """A launch is refused when the shell exports NCCL_MNNVL_ENABLE=1; the refusal names the variable.
 
-    1 allows NCCL's initialisation to fail where the fabric is absent: a probe that looks for failure, not a baseline.
+    1 makes NCCL's initialisation fail where the fabric is absent. That is a probe for failure, not a baseline.
     """
     refused = refusal_of_launch(stack, NAM56R, inheriting(lane, NCCL_MNNVL_ENABLE="1"), "NCCL_MNNVL_ENABLE=1")
     assert "NCCL_MNNVL_ENABLE" in str(refused), f"the refusal does not name NCCL_MNNVL_ENABLE: {refused}"
@@ -81,7 +84,7 @@ MASKS = {
 
 @contract("ENV-06b", asks="launch", cases=MASKS, source="playbook")
 def an_inherited_mask_does_not_survive(stack: Stack, visible: str) -> None:
-    """An inherited CUDA_VISIBLE_DEVICES that hides or renumbers GPUs of an eight-GPU lane is refused, or removed."""
+    """An exported CUDA_VISIBLE_DEVICES that hides or renumbers GPUs of an eight-GPU lane is refused or removed."""
     lane = inheriting(FSDP2, CUDA_VISIBLE_DEVICES=visible)
     launch = _launched_or_refused_for(stack, lane, ("CUDA_VISIBLE_DEVICES",))
     if launch is None:
@@ -92,11 +95,11 @@ def an_inherited_mask_does_not_survive(stack: Stack, visible: str) -> None:
 
 @contract("ENV-07", asks="launch", cases={"drawn-1": 1, "drawn-2": 2, "drawn-3": 3}, source="playbook")
 def the_overlay_is_complete(stack: Stack, seed: int) -> None:
-    """Every inherited NCCL_, TORCH_, CUDA_ or PYTORCH_ variable is set, unset or recorded with its value, or the
-    launch is refused for it; no other variable is recorded.
+    """A launch sets, unsets or records every inherited NCCL_, TORCH_, CUDA_ or PYTORCH_ variable, or is refused because
+    of one. It records no other variable.
 
-    Settings in shell history change the runtime and drift without a word, so comparisons break. A receipt that
-    stored the whole environment instead would publish the tokens in it.
+    Settings in shell history change the runtime and drift silently, so comparisons break. A receipt that stored the
+    whole environment would publish the tokens in it.
     """
     draw = random.Random(seed)
 
@@ -126,7 +129,7 @@ def the_overlay_is_complete(stack: Stack, seed: int) -> None:
             recorded = launch.recorded.get(variable)
             assert recorded == value, f"{variable}={value!r} reaches the ranks and is recorded as {recorded!r}"
     told = sorted(set(launch.recorded) & set(others))
-    assert not told, f"{told[0]} is recorded with its value, and is no runtime variable"
+    assert not told, f"{told[0]} is recorded with its value, but is not a runtime variable"
 
 
 def _launched_or_refused_for(stack: Stack, lane: Lane, names: tuple[str, ...]) -> Launch | None:

@@ -1,6 +1,6 @@
-"""The environment a launch leaves to its ranks: what it sets and what it removes, by lane.
+"""The environment that a launch gives its ranks: what it sets and what it removes, by lane.
 
-Judged is what reaches the ranks: the inherited variables, less those that are unset, under those that are set.
+The checks judge what reaches the ranks: inherited variables, minus those unset, overridden by those set.
 """
 
 from __future__ import annotations
@@ -59,11 +59,11 @@ QUEUES = {  # lane → the value that its ranks must see; None is unset
 
 @contract("ENV-01", asks="launch", cases=QUEUES, source="playbook; Megatron-LM's validation")
 def hardware_queues_follow_the_lane(stack: Stack, lane: Lane, expected: str | None) -> None:
-    """CUDA_DEVICE_MAX_CONNECTIONS is unset in FSDP2 lanes, 8 where the platform forces one, and 1 in Megatron lanes
-    with TP or CP above 1; what the shell exported does not matter.
+    """CUDA_DEVICE_MAX_CONNECTIONS is unset in FSDP2 lanes, 8 in FSDP2 lanes where the platform requires a value, and 1
+    in Megatron lanes with TP or CP above 1, whatever the shell exported.
 
-    Older recipes export 1 everywhere. On an FSDP2 lane that queues the all-gather behind the compute it should
-    overlap; without it, Megatron's tensor-parallel overlap loses its order, and its validation refuses the launch.
+    Older recipes export 1 everywhere. In an FSDP2 lane that queues the all-gather behind the compute it should overlap.
+    Without it, Megatron's tensor-parallel overlap loses its order, and Megatron's validation refuses the launch.
     """
     value = reaching(stack.launch(NAM56R, lane), lane).get(CONNECTIONS)
     wanted = "expected it unset" if expected is None else f"expected {expected!r}"
@@ -78,22 +78,22 @@ SHELLS = {"megatron-author-tp1": AUTHOR, "megatron-author-pp4": AUTHOR_PP4, "fsd
 def hardware_queues_do_not_follow_the_shell(stack: Stack, lane: Lane) -> None:
     """CUDA_DEVICE_MAX_CONNECTIONS reaches the ranks with the same value whatever the shell exports.
 
-    At TP 1 without FSDP no rule asks for a value, so nothing fails when a forgotten export decides it: two runs of
-    one lane differ in their overlap and are compared.
+    At TP 1 without FSDP no rule requires a value, so nothing fails when a forgotten export sets it. Two runs of one
+    lane then overlap differently and are compared.
     """
     seen = {}
     for exported in (None, "1", "8", "32"):
         shell = lane if exported is None else inheriting(lane, CUDA_DEVICE_MAX_CONNECTIONS=exported)
         seen[exported] = reaching(stack.launch(NAM56R, shell), shell).get(CONNECTIONS)
-    assert len(set(seen.values())) == 1, f"{CONNECTIONS} is a function of the shell: exported → seen is {seen}"
+    assert len(set(seen.values())) == 1, f"{CONNECTIONS} depends on the shell: exported → seen is {seen}"
 
 
 @contract("ENV-02", asks="launch", cases=LANES, source="playbook")
 def communication_streams_have_priority(stack: Stack, lane: Lane) -> None:
     """TORCH_NCCL_HIGH_PRIORITY is 1 in every lane, also when the shell exports another value.
 
-    It keeps the communication stream from being starved by a compute or compile window: a healthy lane otherwise
-    shows watchdog noise and jitter.
+    It keeps compute and compile windows from starving the communication stream. Without it a healthy lane shows
+    watchdog noise and jitter.
     """
     _reaches_as(stack, lane, "TORCH_NCCL_HIGH_PRIORITY", "1", exported="0")
 
@@ -104,9 +104,10 @@ ALIKE = {**LANES, "alias-says-the-same": inheriting(FSDP2, PYTORCH_CUDA_ALLOC_CO
 
 @contract("ENV-03", asks="launch", cases=ALIKE, source="playbook")
 def the_allocator_may_expand_its_segments(stack: Stack, lane: Lane) -> None:
-    """PYTORCH_ALLOC_CONF is expandable_segments:True in every lane, and no PYTORCH_CUDA_ALLOC_CONF says otherwise.
+    """PYTORCH_ALLOC_CONF is expandable_segments:True in every lane, and PYTORCH_CUDA_ALLOC_CONF is absent or says the
+    same.
 
-    Routing and batch shapes change, so reserved memory drifts away from allocated memory and a healthy run dies late.
+    Routing and batch shapes change, so reserved memory drifts away from allocated memory, and a healthy run dies late.
     """
     _reaches_as(stack, lane, "PYTORCH_ALLOC_CONF", ALLOCATOR)
     alias = reaching(stack.launch(NAM56R, lane), lane).get("PYTORCH_CUDA_ALLOC_CONF", ALLOCATOR)
@@ -125,7 +126,7 @@ untested(
 def the_heartbeat_outlasts_the_compile_window(stack: Stack, lane: Lane) -> None:
     """TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC is 7200 in every lane, longer than a cold compile.
 
-    With the default of 600 s the watchdog kills a lane that is still building graphs, and the death looks like a
+    With the default of 600 s the watchdog kills a lane that is still compiling its graphs, and the failure looks like a
     network failure.
     """
     _reaches_as(stack, lane, "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC", "7200", exported="600")
@@ -133,7 +134,7 @@ def the_heartbeat_outlasts_the_compile_window(stack: Stack, lane: Lane) -> None:
 
 @contract("ENV-05", asks="launch", cases=LANES, source="playbook")
 def multi_node_nvlink_is_left_alone(stack: Stack, lane: Lane) -> None:
-    """NCCL_MNNVL_ENABLE is absent from the baseline: NCCL detects the fabric itself."""
+    """A launch does not set NCCL_MNNVL_ENABLE: NCCL detects the fabric itself."""
     value = reaching(stack.launch(NAM56R, lane), lane).get("NCCL_MNNVL_ENABLE")
     assert value is None, f"NCCL_MNNVL_ENABLE reaches the ranks as {value!r}, expected it absent"
 
@@ -143,10 +144,10 @@ IN_ORDER = inheriting(NATIVE, CUDA_VISIBLE_DEVICES="0,1,2,3,4,5,6,7")
 
 @contract("ENV-06", asks="launch", cases={**LANES, "all-eight-in-order": IN_ORDER}, source="playbook")
 def every_rank_sees_every_gpu(stack: Stack, lane: Lane) -> None:
-    """A launch leaves CUDA_VISIBLE_DEVICES as it found it: every rank of a node sees the same devices.
+    """A launch leaves CUDA_VISIBLE_DEVICES unchanged, so that every rank of a node sees the same devices.
 
-    An actor launcher that gives each worker a slice, where it owns "cuda:0", hides the node from NCCL: the topology
-    that the preflight measured is then not the one that runs.
+    An actor launcher that gives each worker one GPU as "cuda:0" hides the node from NCCL. The run then has another
+    topology than the preflight measured.
     """
     name = "CUDA_VISIBLE_DEVICES"
     value = reaching(stack.launch(NAM56R, lane), lane).get(name)
@@ -168,10 +169,11 @@ GATES = {  # lane → pipeline stages
 
 @contract("ENV-08", asks="launch", cases=GATES, source="bringup")
 def the_batched_p2p_gate_stands_in_pipeline_lanes(stack: Stack, lane: Lane, stages: int) -> None:
-    """NANOCHAT_FORCE_BATCHED_PP_INIT_P2P is 1 exactly where there is more than one pipeline stage.
+    """NANOCHAT_FORCE_BATCHED_PP_INIT_P2P is 1 when there is more than one pipeline stage, and unset otherwise.
 
-    The 1F1B schedule degrades uniform send and receive batches to raw isend and irecv, which the eager handshake of
-    neighbours does not survive; the gate turns the override on. Elsewhere it would patch a schedule nobody runs.
+    The 1F1B schedule turns uniform batches of sends and receives into raw isend and irecv calls, which break the eager
+    handshake of neighbouring stages. The variable turns the override on. Without a pipeline it would patch a schedule
+    that nobody runs.
     """
     expected = "1" if stages > 1 else None
     value = reaching(stack.launch(NAM56R, lane), lane).get(BATCHED_P2P)

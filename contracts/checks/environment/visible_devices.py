@@ -1,4 +1,4 @@
-"""CUDA_VISIBLE_DEVICES: what the ranks of a node are shown, and which device each takes."""
+"""CUDA_VISIBLE_DEVICES: what the ranks of a node see, and which device each uses."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ WORLDS = {"on-2": (2,), "on-3": (3,), "on-4": (4,), "on-8": (8,)}
 
 @contract("ENV-06a", asks="devices", cases=WORLDS, source="playbook", tier="dist")
 def the_ranks_of_a_node_see_one_device_list(stack: World, world: int) -> None:
-    """All ranks of a node have the same CUDA_VISIBLE_DEVICES and are shown the same devices; each takes the one at the
-    index of its local rank.
+    """All ranks of a node have the same CUDA_VISIBLE_DEVICES and see the same devices. Each rank uses the device whose
+    index is its local rank.
 
     A launcher that gives each process its own GPU as "cuda:0" hides the node's links from NCCL.
     """

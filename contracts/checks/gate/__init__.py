@@ -2,10 +2,10 @@
 
 from contracts.checks.gate import (  # isort: skip
     verdicts,  # the suite itself
-    fitness,  # which of its contracts may judge
-    plans,  # what a profile demands
-    reports,  # what it says of its verdict
-    tolerances,  # what it calls a difference
+    fitness,  # which contracts are fit to judge
+    plans,  # what a profile plans
+    reports,  # reports of the verdict
+    tolerances,  # what counts as a difference
     multi_rank,  # the suite on several ranks
 )
 

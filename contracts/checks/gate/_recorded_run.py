@@ -1,4 +1,4 @@
-"""A small recorded run, by which the court is judged, and a deviation that is declared in it."""
+"""A small recorded run, on which the gate's verdict is judged, and a deviation declared in it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def recorded(
     offers: frozenset[str] = frozenset({"topology"}),
     cut: tuple[str, ...] = (),
 ) -> Run:
-    """A run of two planned items, or as many as came, with some words for each outcome. `cut` are cases outside."""
+    """A run of two planned items, or of those with results, with a message for each outcome. `cut`: cases outside."""
     planned = plan if plan is not None else tuple(item for item, _ in came)
     promise = Statement(promise="DP divides the world by every other axis.", source="bringup", asks=("topology",))
     return Run(

@@ -1,4 +1,4 @@
-"""GATE: a contract that fails the suite's own test judges nobody, and all others do."""
+"""GATE: a contract that fails the suite's own test judges no stack, and all other contracts do."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _kill(fate: Fate) -> Kill:
 
 Found = tuple[tuple[Result, ...], tuple[Kill, ...], tuple[str, ...]]
 SOUND = _said("holds", C)
-FOUND: dict[str, tuple[Found, tuple[str, ...]]] = {  # a self-test, and what is said of TOPO-02; nothing where it is fit
+FOUND: dict[str, tuple[Found, tuple[str, ...]]] = {  # a self-test, and why TOPO-02 is unfit; empty where fit
     "all-proved": (((_said("holds"), SOUND), (_kill("killed"),), ()), ()),
     "fails-on-the-reference": (
         ((_said("holds", B), _said("violated"), SOUND), (_kill("killed"),), ()),
@@ -44,15 +44,15 @@ FOUND: dict[str, tuple[Found, tuple[str, ...]]] = {  # a self-test, and what is 
 
 @contract("GATE-07b", asks="unfit", cases=FOUND, source="law: GATE-07")
 def a_contract_that_fails_its_own_test_is_unfit(court: Court, found: Found, words: tuple[str, ...]) -> None:
-    """A contract that fails on the correct party, misses a mutant or has none is unfit, with the reason in words; one
-    that could not be asked is not.
+    """A contract that fails on the correct stack, misses a mutant or has no mutant is unfit, and the reason is stated.
+    A contract that could not be asked is not unfit.
 
-    What is unfit depends on the machine: a rounding of 3e-16 on one CPU, divided by a gradient that is exactly zero,
-    read as a fault of the stack. A parser that is not installed says nothing against the contract that asks for it.
+    Fitness depends on the machine: a rounding error of 3e-16 on one CPU, divided by a gradient that is exactly zero,
+    read as a fault of the stack. A parser that is not installed says nothing against the contract that needs it.
     """
     unfit = court.unfit(*found)
     expected = {A.id} if words else set()
-    assert set(unfit) == expected, f"unfit are {sorted(unfit)}, expected {sorted(expected)}"
+    assert set(unfit) == expected, f"the unfit contracts are {sorted(unfit)}, expected {sorted(expected)}"
     missing = [each for each in words if each not in unfit[A.id]]
     assert not missing, f"the reason is {unfit[A.id]!r}, without {missing}"
 
@@ -88,11 +88,10 @@ JUDGED: dict[str, tuple[Run, Word, int, Mapping[Item, Outcome]]] = {
 def an_unfit_contract_silences_itself_alone(
     court: Court, run: Run, word: Word, exit_code: int, outcomes: Mapping[Item, Outcome]
 ) -> None:
-    """The items of an unfit contract are not run, whatever it says of the stack, the verdict names it, and all others
-    are judged.
+    """The items of an unfit contract are not run, the verdict names the contract, and all other contracts are judged.
 
     A false alarm in one case of 2,218 ended the gate on every machine with that CPU, and nothing else was judged. A
-    gate that is silent is switched off; one that forgives is believed.
+    gate that gives no verdict is switched off; a gate that forgives is believed.
     """
     judged = court.verdict(run, TODAY)
     seen = {result.item: result.outcome for result in judged.results}

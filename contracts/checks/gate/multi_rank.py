@@ -1,8 +1,8 @@
-"""The gate under torchrun: a file in which ranks go wrong, put to it, and what its report says of each test.
+"""The gate under torchrun: it runs a file in which ranks go wrong, and the checks judge its report of each test.
 
-Left alone, pytest under torchrun lies: a rank that raises before a collective goes on to the next test, whose
-collective meets the one that its peers are still in, so that the broken test passes and a right one fails. The files
-below are plain pytest; nothing in them knows who runs them.
+Plain pytest under torchrun misreports. A rank that raises before a collective goes on to the next test, and the
+collective of that test meets the one in which the other ranks still wait. The broken test passes, and a correct one
+fails. The files below are plain pytest files and do not know what runs them.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from contracts.contract import contract
 from contracts.spec.stack import Court
 from contracts.spec.world import RanksRun
 
-LIMIT_S = 5.0  # what a phase of a test may take
-LATEST_S = 20.0  # when its ranks are back, on a loaded machine
+LIMIT_S = 5.0  # the time limit of a phase of a test
+LATEST_S = 20.0  # the time by which its ranks are back, on a loaded machine
 
-Expected = dict[str, tuple[str, ...]]  # test → its outcome, and what the words of a failure have to name
+Expected = dict[str, tuple[str, ...]]  # test → its outcome, and what the message of a failure must name
 
 _HEAD = '''
 import datetime, os, signal, time
@@ -102,7 +102,7 @@ def test_each(name):
     assert total(1) == 11
 """
 
-# file, ranks, what the report has to say
+# file, ranks, what the report must say
 FILES: dict[str, tuple[str, int, Expected]] = {
     "raises-and-skips": (
         _HEAD + _WRONG_TURNS, 2,
@@ -124,8 +124,9 @@ FILES: dict[str, tuple[str, int, Expected]] = {
 
 @contract("GATE-05", asks="run_ranks", cases=FILES, source="torchrun -m pytest, measured", tier="dist", slow=True)
 def a_rank_that_goes_wrong_costs_one_test(court: Court, tests: str, ranks: int, expected: Expected) -> None:
-    """One rank that raises, skips, hangs or dies gives one failed test which names it, within the deadline; the tests
-    before and after it keep their own outcome."""
+    """When one rank raises, skips, hangs or dies, exactly one test fails, within the deadline, and names the rank. The
+    tests before and after it keep their own outcomes.
+    """
     found = court.run_ranks(tests, ranks, LIMIT_S)
     for name, (outcome, *named) in expected.items():
         assert name in found.tests, _unreported(name, found)
@@ -142,9 +143,9 @@ def a_rank_that_goes_wrong_costs_one_test(court: Court, tests: str, ranks: int, 
     source="torchrun -m pytest, measured", tier="dist", slow=True,
 )  # fmt: skip
 def ranks_with_other_tests_do_not_start(court: Court, tests: str, ranks: int, differ: tuple[str, ...]) -> None:
-    """Where the ranks have collected different tests, none is run, and what differs is named.
+    """If ranks have collected different tests, no test runs, and the difference is named.
 
-    Test for test they would meet in each other's collectives: as long as the shapes fit, everything passes.
+    Otherwise ranks would meet in each other's collectives: as long as the shapes fit, everything passes.
     """
     found = court.run_ranks(tests, ranks, LIMIT_S)
     ran = [name for name, told in found.tests.items() if told.outcome == "passed"]
@@ -172,9 +173,9 @@ FIRST = {
 def the_rank_that_diverged_first_is_named(
     court: Court, tests: str, ranks: int, name: str, first: str, values: str
 ) -> None:
-    """A failure of several ranks begins with the rank that diverged first and the values that it found.
+    """The report of a failure on several ranks begins with the rank that diverged first and the values that it found.
 
-    What the others say is what a broken connection says; the longest traceback is not the cause.
+    The other ranks only report a broken connection, and the longest traceback is not the cause.
     """
     found = court.run_ranks(tests, ranks, LIMIT_S)
     assert name in found.tests, _unreported(name, found)
@@ -184,6 +185,6 @@ def the_rank_that_diverged_first_is_named(
 
 
 def _unreported(name: str, found: RanksRun) -> str:
-    """With the launcher's last line, which says so where the ranks ran out of time."""
+    """The message for a test without an outcome, with the launcher's last line, which shows a timeout."""
     last = (found.console.strip().splitlines() or ["nothing"])[-1]
     return f"{name} has no outcome; reported are {', '.join(found.tests) or 'none'}; last was printed: {last[-200:]}"

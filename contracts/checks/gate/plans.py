@@ -1,6 +1,6 @@
-"""GATE: what a profile plans. A verdict is about its plan; one that is smaller than its name passes what nobody tried.
+"""GATE: what a profile plans. A verdict is about its plan; a plan smaller than its name passes cases that nobody ran.
 
-The law itself is counted out here, entry by entry and case by case, by what each says of itself.
+The expected plan is counted here from the law itself, contract by contract and case by case.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ PROFILES: dict[str, tuple[str, str, int, bool]] = {
     "one-process": ("unit", "unit", EVERY, True),
     "one-gpu": ("gpu", "gpu", EVERY, True),
     "several-ranks": ("dist", "dist", EVERY, True),
-    "four-ranks": ("dist4", "dist", 4, False),  # and not what takes more than seconds
+    "four-ranks": ("dist4", "dist", 4, False),  # without slow cases
     "two-words": ("dist4,gpu", "dist gpu", 4, True),
 }
-"""A profile, its tiers, the most ranks of a case, and whether promises without a check are planned too."""
+"""A profile, its tiers, the most ranks of a case, and whether contracts without a check are planned too."""
 FOR_FOUR, FOR_EIGHT = "PAR-01a[tp2-sp-ep2]", "PAR-01a[tp2-sp-ep2-fsdp2]"
 
 
@@ -27,12 +27,11 @@ FOR_FOUR, FOR_EIGHT = "PAR-01a[tp2-sp-ep2]", "PAR-01a[tp2-sp-ep2-fsdp2]"
 def a_profile_plans_what_it_names_and_lists_the_rest(
     court: Court, profile: str, tiers: str, ranks: int, untested: bool
 ) -> None:
-    """A profile plans every case that it names and no other, each once; whatever else stands in the law is listed as
-    outside, also the single cases of a promise that is planned in part.
+    """A profile plans every case that it names once, and no other case. It lists every other item as outside, including
+    the omitted cases of a contract that is planned in part.
 
-    A tier that is cut to what the machine at hand can do is a smaller promise. It needs a name of its own, and the
-    reader of the verdict must find what was cut: a case that was planned and did not run is not green, and one that
-    was left out of the plan without a word would be.
+    A tier reduced to what the machine can do demands less, so it needs its own name, and the reader of the verdict must
+    see what was cut. A planned case that did not run is red, but a case silently left out of the plan would be green.
     """
     plan = court.plan(profile)
     outside = set(plan.outside)
@@ -41,7 +40,7 @@ def a_profile_plans_what_it_names_and_lists_the_rest(
     assert not lacking, f"{profile} does not plan {', '.join(lacking[:3])} ({len(lacking)} of {len(wanted)} it names)"
     more = [str(item) for item in plan.items if item not in set(wanted)]
     assert not more, f"{profile} plans {', '.join(more[:3])}, which it does not name"
-    assert len(plan.items) == len(wanted), f"{profile} plans {len(plan.items)} items, {len(wanted)} of them once"
+    assert len(plan.items) == len(wanted), f"{profile} plans {len(plan.items)} items, expected {len(wanted)}, each once"
     for _, item, _ in _cases():
         listed = item.id in outside or str(item) in outside
         assert listed or item in wanted, f"{item} is neither planned by {profile} nor listed as outside"
@@ -51,14 +50,14 @@ def a_profile_plans_what_it_names_and_lists_the_rest(
 
 
 def _cases() -> Iterator[tuple[Contract | Untested, Item, int]]:
-    """Every case of the law, and how many ranks judge it."""
+    """Every case of every contract, and how many ranks judge it."""
     for id, entry in LAW.contracts.items():
         yield from ((entry, Item(id=id, case=case), entry.ranks(case)) for case in entry.cases)
     yield from ((entry, Item(id=id), 1) for id, entry in LAW.untested.items())
 
 
 def _named(entry: Contract | Untested, tiers: str, needs: int, ranks: int, untested: bool) -> bool:
-    """Whether a profile of these tiers, for cases of so many ranks at most, names a case."""
+    """Whether a profile of these tiers, with cases of at most `ranks` ranks, names a case."""
     if entry.tier not in tiers.split():
         return False
     cut = entry.tier == "dist" and ranks < EVERY

@@ -1,4 +1,4 @@
-"""GATE: what the court says of its verdict: reports in every form, and the record that is judged again."""
+"""GATE: reports of the verdict in every form, and the record, which can be judged again."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ TOLD = ("dp is 4, expected 2", "DP divides the world by every other axis.", "bri
 
 @contract("GATE-06", asks="report", cases={form: (form,) for form in FORMS if form != "json"}, source="law: GATE-06")
 def a_violation_tells_all_that_is_needed(court: Court, form: Form) -> None:
-    """A violation prints the values, the promise, its source, the case, the rank that diverged first, who answered and
-    how, and a line to run it again.
+    """A violation prints the values, the contract's statement, its source, the case, the rank that diverged first, who
+    answered and how, and a command to run it again.
 
     "Tensors differ" at three in the morning costs a day; the same failure with its rank and a command costs minutes.
     """
@@ -58,9 +58,9 @@ SAME_EVERYWHERE: dict[str, tuple[Run]] = {
 
 @contract("GATE-08", asks=("verdict", "report"), cases=SAME_EVERYWHERE, source="law: GATE-08")
 def every_form_tells_the_same_verdict(court: Court, run: Run) -> None:
-    """Terminal, JSON, JUnit, Markdown and HTML tell the one verdict, and every planned id stands in each of them.
+    """Terminal, JSON, JUnit, Markdown and HTML reports give the same verdict, and each lists every planned id.
 
-    A JUnit file in which an incomplete run shows only skips is green in every dashboard that reads it.
+    A JUnit file that shows an incomplete run as skips only is green in every dashboard.
     """
     judged = court.verdict(run, TODAY)
     for form in FORMS:
@@ -85,9 +85,9 @@ def every_form_tells_the_same_verdict(court: Court, run: Run) -> None:
 
 @contract("GATE-09", asks=("verdict", "write_run", "read_run"), cases=SAME_EVERYWHERE, source="law: GATE-09")
 def a_recorded_run_is_judged_alike(court: Court, run: Run) -> None:
-    """A gate run is itself a receipt: written, read back and judged again, it has the same verdict.
+    """A gate run is itself a receipt: written, read back and judged again, it gives the same verdict.
 
-    Evidence that can only be judged where it was made is a screenshot.
+    Evidence that can be judged only where it was made is a screenshot.
     """
     before = court.verdict(run, TODAY)
     again = court.verdict(court.read_run(court.write_run(run, TODAY)), TODAY)

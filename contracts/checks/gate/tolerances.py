@@ -1,7 +1,7 @@
-"""GATE: what is called a difference. A verdict that rests on how one machine rounds is no verdict.
+"""GATE: what counts as a difference. A verdict must not depend on how one machine rounds.
 
-`python -m benchmarks.machines` holds the verdict on the reference against itself on variations of a machine; here is
-what it rests on: the comparison of tensors, put to numbers on which a relative error divides by next to nothing.
+`python -m benchmarks.machines` compares the verdicts on the reference on variations of a machine. The contracts here
+judge its basis: the comparison of tensors, on numbers where a relative error divides by almost zero.
 """
 
 from __future__ import annotations
@@ -43,26 +43,26 @@ UNLIKE: dict[str, tuple[Element, Tensors, Tensors, str]] = {  # … and the word
 
 @contract("GATE-15a", asks="differences", cases=ALIKE, source="law: GATE-15")
 def rounding_is_no_difference(court: CourtOfNumbers, element: Element, got: Tensors, want: Tensors) -> None:
-    """What another order of the same sums leaves is no difference, whatever the size of the numbers: an exact zero
-    where large terms cancel, a single element, numbers whose squares are none.
+    """Rounding from another summation order is not a difference, whatever the size of the numbers: an exact zero where
+    large terms cancel, a single element, or numbers whose squares underflow.
 
-    One token's gradient by the norm of its keys is exactly zero. A machine that left 3e-16 of it was told that it is
-    infinitely wrong, and the whole gate was red on every CPU of its kind.
+    The gradient of one token through the norm of its keys is exactly zero. A machine that computed 3e-16 was reported
+    as infinitely wrong, and the whole gate was red on every CPU of its kind.
     """
     words = court.differences(_arrays(element, got), _arrays(element, want))
-    assert not words, f"rounding is called a difference: {words}"
+    assert not words, f"rounding is reported as a difference: {words}"
 
 
 @contract("GATE-15b", asks="differences", cases=UNLIKE, source="law: GATE-15")
 def a_fault_is_a_difference(court: CourtOfNumbers, element: Element, got: Tensors, want: Tensors, words: str) -> None:
-    """What a fault leaves is a difference, by the name of its tensor, also beside tensors a million times as large and
-    where nothing is expected.
+    """The error of a fault is a difference, reported with its tensor's name, even next to tensors a million times as
+    large and where zero is expected.
 
-    A floor under every tolerance is the way out of dividing by zero, and the next hole: one that is as large as a
-    fault lets it pass.
+    An absolute floor under every tolerance avoids the division by zero and opens the next hole: a floor as large as a
+    fault hides it.
     """
     found = court.differences(_arrays(element, got), _arrays(element, want))
-    assert words in found, f"of {dict(got)} where {dict(want)} is expected the court says {found or 'nothing'!r}"
+    assert words in found, f"got {dict(got)}, expected {dict(want)}, and the comparison reports {found or 'nothing'!r}"
 
 
 def _arrays(element: Element, tensors: Tensors) -> Arrays:

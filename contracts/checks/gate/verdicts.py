@@ -1,7 +1,7 @@
-"""GATE: the suite itself. A gate that cannot say no is worse than none, because it is believed.
+"""GATE: the suite itself. A gate that cannot say no is worse than none, because people believe it.
 
-The court is the party here: each case is a small recorded run with the verdict it deserves, worked out by hand. The
-dated incidents behind the cases are in `docs/gate.md`.
+These contracts judge the gate's verdict code, the court: each case is a small recorded run with its correct verdict,
+worked out by hand. `docs/gate.md` has the dated incidents behind the cases.
 """
 
 from __future__ import annotations
@@ -40,11 +40,12 @@ VERDICTS: dict[str, tuple[Run, Word, int]] = {
 
 @contract("GATE-01", asks="verdict", cases=VERDICTS, source="law: GATE-01")
 def only_what_was_judged_and_held_is_a_pass(court: Court, run: Run, word: Word, exit_code: int) -> None:
-    """Nothing ran, a tier missing, a skip, an untested promise: none is a pass, and the exit code says so.
+    """A run in which nothing ran, a tier is missing, a test was skipped or a contract is untested is not a pass, and
+    its exit code says so.
 
-    Conformance gates of great projects have read "did not run" as green: a pytest exit 5 mapped to 0, a GPU tier that
-    was skipped whole, six of eight scenarios skipped and the badge green, `all([])`. The verdict is conformant,
-    violated, incomplete or broken, or that nothing ran, and each has its own exit code.
+    Conformance gates of large projects have read "did not run" as green: a pytest exit 5 mapped to 0, a GPU tier
+    skipped whole, six of eight scenarios skipped with a green badge, `all([])`. The verdict is conformant, violated,
+    incomplete, broken or nothing ran, and each has its own exit code.
     """
     judged = court.verdict(run, TODAY)
     assert judged.word == word, f"verdict is {judged.word}, expected {word}"
@@ -62,16 +63,16 @@ PLANS: dict[str, tuple[Run, Word, str]] = {
 
 @contract("GATE-02", asks="verdict", cases=PLANS, source="law: GATE-02")
 def what_was_planned_must_come(court: Court, run: Run, word: Word, words: str) -> None:
-    """The plan, ids × cases, is written before anything runs; what is planned and absent is red, and so is what came
-    unplanned.
+    """The plan, ids × cases, is written before anything runs. A planned item without a result is red, and so is a
+    result that was not planned.
 
-    A plan computed from what was collected shrinks with it: deselect a test, rename a folder, lose a worker, and the
-    smaller plan is fulfilled. OCI's runner and array-api-tests both shipped that.
+    A plan computed from the collected tests shrinks with them: deselect a test, rename a folder or lose a worker, and
+    the smaller plan is fulfilled. OCI's runner and array-api-tests both shipped that.
     """
     judged = court.verdict(run, TODAY)
     assert judged.word == word, f"verdict is {judged.word}, expected {word}"
     said = [*(fault.words for fault in judged.faults), *(result.words for result in judged.results)]
-    assert any(words in each for each in said), f"nobody says {words!r}; said: {said}"
+    assert any(words in each for each in said), f"no message says {words!r}; messages: {said}"
 
 
 def _cut_last_line(text: str) -> str:
@@ -127,9 +128,9 @@ DAMAGE: Mapping[str, Callable[[str], str]] = {
 
 @contract("GATE-02a", asks=("write_run", "read_run"), cases={name: (name,) for name in DAMAGE}, source="law: GATE-02")
 def a_damaged_record_is_refused(court: Court, damage: str) -> None:
-    """A record without its footer, or that was edited, joined or written by another schema, is refused.
+    """A record that lacks its footer, or was edited, concatenated or written by another schema, is refused.
 
-    A truncated log of an older run read as a green one is the commonest way in which evidence lies.
+    A truncated log of an older run, read as a green one, is the most common false evidence.
     """
     text = court.write_run(recorded((A, "violated"), (B, "holds"), deviations=(declared("pp2-tp2"),)), TODAY)
     damaged = DAMAGE[damage](text)
@@ -162,10 +163,11 @@ DEVIATIONS: dict[str, tuple[Run, Word, str]] = {
 
 @contract("GATE-03", asks="verdict", cases=DEVIATIONS, source="law: GATE-03")
 def a_deviation_covers_exactly_what_fails_until_it_expires(court: Court, run: Run, word: Word, words: str) -> None:
-    """A deviation carries id, reason, issue, owner and expiry; a stale, unmatched, expired or too wide one is red.
+    """A deviation has an id, a reason, an issue, an owner and an expiry date. A stale, unmatched, expired or too broad
+    deviation is red.
 
-    A baseline that only ever grows is a list of things nobody looks at. An entry whose promise holds again must be
-    removed, or it will hide the next time it breaks. An error is never a deviation.
+    A baseline that only grows is a list that nobody reads. An entry whose contract holds again must be removed, or it
+    hides the next failure. An error is never a deviation.
     """
     judged = court.verdict(run, TODAY)
     assert judged.word == word, f"verdict is {judged.word}, expected {word}; faults: {[f.words for f in judged.faults]}"
@@ -187,9 +189,10 @@ CLAIMS: dict[str, tuple[Run, Word]] = {
 
 @contract("GATE-04", asks="verdict", cases=CLAIMS, source="law: GATE-04")
 def a_claim_is_verified(court: Court, run: Run, word: Word) -> None:
-    """What a stack claims is verified: a question that is claimed and declined in every case is a violation.
+    """The gate verifies a stack's claims: a question that a stack offers and then declines in every case is a
+    violation.
 
-    A stack that claims everything and answers nothing would otherwise pass with every promise "not offered".
+    Otherwise a stack that claims everything and answers nothing would pass with every contract "not offered".
     """
     judged = court.verdict(run, TODAY)
     faults = [fault.words for fault in judged.faults]
@@ -208,10 +211,10 @@ FATES: dict[str, tuple[Result, Fate]] = {
 
 @contract("GATE-07", asks="fate", cases=FATES, source="law: GATE-07")
 def only_the_declared_words_are_a_kill(court: Court, result: Result, expected: Fate) -> None:
-    """A mutant is killed only by a violation in its declared words; a crash is not a kill, and neither is a skip.
+    """Only a violation in a mutant's declared words kills it. A crash or a skip is not a kill.
 
-    A mutation runner that counts crashes as kills reports 100 % for a suite that cannot import. One project read 210
-    of 210 "suspicious" mutants as "no survivors".
+    A mutation runner that counts crashes as kills reports 100 % for a suite that cannot import. One project read 210 of
+    210 "suspicious" mutants as "no survivors".
     """
     fate = court.fate(result, "dp is 4, expected 2")
     assert fate == expected, f"fate is {fate!r}, expected {expected!r} for {result.outcome} with {result.words!r}"
@@ -233,7 +236,7 @@ PROOFS: dict[str, tuple[Run, Word]] = {
 
 @contract("GATE-07a", asks="verdict", cases=PROOFS, source="law: GATE-07")
 def a_suite_that_misses_its_mutants_cannot_judge(court: Court, run: Run, word: Word) -> None:
-    """When a mutant survives in the same run, the suite is broken and its verdict on the stack is not given.
+    """When a mutant survives in the same run, the suite is broken and gives no verdict on the stack.
 
     Megatron's golden gate had an inverted inequality for 189 days, because the gate had no test of its own.
     """

@@ -1,7 +1,7 @@
-"""GOOD: a wall clock in parts."""
+"""GOOD: the wall clock in parts."""
 
 from contracts.checks.goodput import (  # isort: skip
-    wall_clock,  # a wall clock in parts
+    wall_clock,  # the wall clock in parts
 )
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""Goodput: a wall clock in parts that add up, and step times that nothing else is mixed into. All times in ms."""
+"""Goodput: a wall clock in parts that add up, and step times that include nothing else. All times in ms."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def _span(kind: SpanKind, start: int, end: int | None, background: bool = False)
     return Span(kind=kind, start=start, end=end, background=background)
 
 
-# A run with everything in it: the first step compiles, and there is a pause before the third.
+# A run with every kind of span: the first step compiles, and there is a pause before the third.
 WHOLE = (
     _span("step", 0, 4000), _span("compile", 500, 3500), _span("step", 4000, 5000), _span("step", 6000, 7000),
     _span("checkpoint", 7000, 9000), _span("eval", 9000, 9500), _span("data", 9500, 9800),
@@ -63,8 +63,8 @@ def the_parts_are_the_wall_clock(stack: Lifecycle, spans: tuple[Span, ...], star
     """Step, compile, checkpoint, data, eval and idle partition the wall clock: they add up to it exactly, an instant
     inside nested spans belongs to the innermost, and goodput is step / wall.
 
-    A cold compiled lane spends a long window before its first collective. Counted as step time it makes a slow start
-    look like a slow step; counted twice it makes more seconds than there were.
+    A cold compiled lane spends a long time before its first collective. Counted as step time, it makes a slow start
+    look like slow steps. Counted twice, it adds seconds that did not exist.
     """
     found = stack.goodput(spans, start, end)
     _adds_up(found, end - start)
@@ -78,7 +78,7 @@ def the_parts_are_the_wall_clock(stack: Lifecycle, spans: tuple[Span, ...], star
 def _adds_up(found: Goodput, wall: int) -> None:
     assert found.wall == wall, f"the wall clock is {found.wall} ms, expected {wall}"
     unknown = set(found.parts) - set(PARTS)
-    assert not unknown, f"{sorted(unknown)} is none of {', '.join(PARTS)}"
+    assert not unknown, f"{sorted(unknown)} are not among {', '.join(PARTS)}"
     total = sum(found.parts.values())
     assert total == wall, f"the parts add up to {total} ms, the wall clock is {wall}: {dict(found.parts)}"
 
@@ -110,11 +110,11 @@ STEADY: dict[str, tuple[tuple[Span, ...], int, int, tuple[int, ...], int]] = {  
 def compile_and_saves_stay_out_of_a_step_time(
     stack: Lifecycle, spans: tuple[Span, ...], start: int, end: int, steady: tuple[int, ...], took: int
 ) -> None:
-    """A step time is taken from the steps that no compilation, save or evaluation held up, and says which these are;
-    waits for data are counted apart.
+    """Step time uses only the steps that no compilation, save or evaluation delayed, and lists these steps. Waits for
+    data are counted separately.
 
-    Dropping "the first ten steps" keeps the recompilation at step eleven, and a step of which a save is a part makes
-    every average a statement about the disk.
+    Dropping "the first ten steps" keeps the recompilation at step eleven. A step that includes a save makes every
+    average a statement about the disk.
     """
     found = stack.goodput(spans, start, end)
     steps = sum(span.kind == "step" for span in spans)
@@ -123,7 +123,7 @@ def compile_and_saves_stay_out_of_a_step_time(
     assert found.steady_ms == took, f"the steady steps took {found.steady_ms} ms, expected {took}"
 
 
-OVERLAPS: dict[str, tuple[tuple[Span, ...], int]] = {  # spans that overlap without one holding the other, wall
+OVERLAPS: dict[str, tuple[tuple[Span, ...], int]] = {  # spans that overlap without nesting, wall
     "save-runs-into-the-next-step": ((_span("step", 0, 20), _span("checkpoint", 15, 32), _span("step", 30, 50)), 60),
     "loader-overlaps-two-steps": (
         (_span("step", 2, 14), _span("data", 10, 24), _span("step", 20, 33), _span("eval", 30, 41)), 45,
@@ -138,10 +138,11 @@ OVERLAPS: dict[str, tuple[tuple[Span, ...], int]] = {  # spans that overlap with
 
 @contract("GOOD-01b", asks="goodput", cases=OVERLAPS, source="hub")
 def an_overlap_is_counted_once(stack: Lifecycle, spans: tuple[Span, ...], wall: int) -> None:
-    """Where spans overlap without one holding the other, each instant goes to one of those that cover it, whichever
-    rule a stack has: the parts still add up, and idle is what nothing covers.
+    """Where spans overlap without nesting, each instant belongs to exactly one of the spans that cover it, by whichever
+    rule the stack has. The parts still add up, and idle is what no span covers.
 
-    Timers of a loader thread and of the loop do overlap. A sum over their lengths says that a run was 110 % busy.
+    Timers of a loader thread and of the training loop do overlap. A sum of their lengths says that a run was 110 %
+    busy.
     """
     found = stack.goodput(spans, 0, wall)
     _adds_up(found, wall)
@@ -169,10 +170,10 @@ IMPOSSIBLE: dict[str, tuple[tuple[Span, ...], int, int, str]] = {  # spans, cloc
 def spans_of_another_clock_are_refused(
     stack: Lifecycle, spans: tuple[Span, ...], start: int, end: int, number: str
 ) -> None:
-    """A span that ends before it starts, or leaves the wall clock it is to be a part of, is refused with its number.
+    """A span that ends before it starts, or lies outside the wall clock, is refused with its number.
 
-    Two clocks were mixed, or a clock was set back. Clipped in silence, such spans still add up, to a number that
-    nobody measured.
+    Two clocks were mixed, or a clock was set back. Silently clipped spans still add up, to a number that nobody
+    measured.
     """
     refused = refusal_of(stack.goodput, spans, start, end)
     assert number in str(refused), f"the refusal does not name {number}: {refused}"

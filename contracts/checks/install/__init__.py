@@ -1,8 +1,8 @@
-"""INST: what is installed, against what should be."""
+"""INST: what is installed, compared with the stack's table, and install plans."""
 
 from contracts.checks.install import (  # isort: skip
-    stack_table,  # what is installed, against what should be
-    install_plan,  # how it gets there
+    stack_table,  # what is installed, compared with the stack's table
+    install_plan,  # the plan that installs it
 )
 
 __all__ = [

@@ -9,7 +9,7 @@ from contracts.contract import contract
 from contracts.spec.installation import Installation, InstallPlan, InstallStep
 
 NIGHTLY = "2.12.0.dev20260405+cu132"
-STABLE = "2.11.0+cu130"  # what an index resolves when anybody asks for torch
+STABLE = "2.11.0+cu130"  # what the index resolves for torch
 
 VENV = InstallStep(name="venv", kind="environment", words=("python3.13", "-m", "venv", "/mnt/data/venv"),
                    would_install={})  # fmt: skip
@@ -28,7 +28,7 @@ WHEELS = InstallStep(  # they declare nothing, so they need no --no-deps
     would_install={"flash_attn": "2.8.3", "causal_conv1d": "1.6.1", "mamba_ssm": "2.3.1", "qoptim_cuda": "0.0.0"},
     requires={"flash_attn": (), "causal_conv1d": (), "mamba_ssm": (), "qoptim_cuda": ()},
 )  # fmt: skip
-FA4 = InstallStep(  # asks for torch, and the nightly that is there will do: pip says so
+FA4 = InstallStep(  # declares torch; pip's report says that the installed nightly satisfies it
     name="flash-attn-4", kind="packages", words=("pip", "install", "--pre", "flash-attn-4==4.0.0b7"),
     would_install={"flash-attn-4": "4.0.0b7", "nvidia-cutlass-dsl": "4.4.2", "quack-kernels": "0.3.9"},
     requires={"flash-attn-4": ("torch", "nvidia-cutlass-dsl>=4.4", "quack-kernels")},
@@ -71,7 +71,7 @@ FLA_MOVES = replace(
     FLA, words=("pip", "install", "flash-linear-attention"),
     would_install={"flash-linear-attention": "0.5.0", "fla-core": "0.4.2", "Torch": STABLE},
 )  # fmt: skip
-MOVES: dict[str, tuple[InstallPlan, str, tuple[str, ...]]] = {  # plan, step, words; no step: a good plan
+MOVES: dict[str, tuple[InstallPlan, str, tuple[str, ...]]] = {  # plan, step, words to find; no step: a good plan
     "seeds-order": (SEEDS, "", ()),
     "torch-again-as-it-is": (
         _changing(REST, replace(REST, would_install={"torchao": "0.17.0", "torch": NIGHTLY})), "", (),
@@ -101,8 +101,8 @@ MOVES: dict[str, tuple[InstallPlan, str, tuple[str, ...]]] = {  # plan, step, wo
 
 @contract("INST-02", asks="check_plan", cases=MOVES, source="bringup: install order matters")
 def a_plan_leaves_torch_where_it_is(stack: Installation, plan: InstallPlan, step: str, words: tuple[str, ...]) -> None:
-    """A plan in which pip would move torch, or what came with torch, is refused with the step and both versions; so is
-    a step for which pip gave no report. A plan that leaves them alone is accepted.
+    """A plan in which pip would change torch, or a package that came with torch, is refused with the step and both
+    versions. A step without a pip report is refused too. A plan that leaves them unchanged is accepted.
 
     "The single most expensive lesson on H200 bring-up is that pip will silently downgrade torch if you let it":
     mamba-ssm, causal-conv1d and flash-linear-attention declare torch, and the next launch crashes in Inductor, or
@@ -134,8 +134,8 @@ TRAPS: dict[str, tuple[InstallPlan, str, tuple[str, ...]]] = {
 def the_traps_come_without_dependencies(
     stack: Installation, plan: InstallPlan, step: str, words: tuple[str, ...]
 ) -> None:
-    """A guarded package that is not installed with --no-deps declares nothing about torch, or the step is refused, even
-    where today's torch happens to please it.
+    """A step that installs a guarded package without --no-deps is refused if the package declares a dependency on
+    torch, even where today's torch satisfies it.
 
     A plan is run again next week on the next host. "They have no dependency metadata; they cannot touch torch" is the
     reason for pre-built wheels.
@@ -162,10 +162,10 @@ ORDERS: dict[str, tuple[InstallPlan, tuple[str, ...]]] = {
 
 @contract("INST-02b", asks="check_plan", cases=ORDERS, source="bringup: install order matters")
 def torch_first_and_verified_last(stack: Installation, plan: InstallPlan, words: tuple[str, ...]) -> None:
-    """The environment is made on the data disk, torch is installed before every other package, and the last step looks
-    for its build tag; any other order is refused.
+    """The plan creates the environment on the data disk, installs torch before every other package, and verifies
+    torch's build tag in its last step. Any other order is refused.
 
-    torch sets the ABI. A verification with an installation after it verifies nothing.
+    torch sets the ABI. A verification followed by another installation verifies nothing.
     """
     findings = stack.check_plan(plan)
     assert findings, f"nothing was found, expected a finding that names {', '.join(words)}"

@@ -1,4 +1,4 @@
-"""What is installed: the stack against its table, torch and the binaries against the build that was."""
+"""What is installed: the stack compared with its table, torch and the binaries with the build they were made for."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from contracts.spec.installation import (
 )
 
 NIGHTLY = "2.12.0.dev20260405+cu132"
-STABLE = "2.11.0+cu130"  # what an index resolves when anybody asks for torch
+STABLE = "2.11.0+cu130"  # what the index resolves for torch
 
 TABLE = StackTable(
     name="h200",
@@ -43,7 +43,9 @@ WELL = {
     "flash-linear-attention": InstalledPart(name="flash-linear-attention", version="0.5.0", source="git"),
     "quack-kernels": InstalledPart(name="Quack.Kernels", version="0.3.9", source="index"),
     "gcc": InstalledPart(name="gcc", version="11.4.0", source="system"),
-    "numpy": InstalledPart(name="numpy", version="2.4.1", source="index"),  # no line of the table: nobody's business
+    "numpy": InstalledPart(
+        name="numpy", version="2.4.1", source="index"
+    ),  # not a line of the table, so it is not judged
 }
 
 
@@ -95,11 +97,11 @@ ENVIRONMENTS: dict[str, tuple[tuple[InstalledPart, ...], Expected]] = {
 def what_is_installed_is_compared_line_by_line(
     stack: Installation, installed: tuple[InstalledPart, ...], expected: Expected
 ) -> None:
-    """Every line of the stack table is compared with what is installed; each line that differs, is missing, says no
-    version, stands there twice or comes from elsewhere is found, and no other.
+    """Every line of the stack table is compared with what is installed. The check reports each line that differs, is
+    missing, has no version, appears twice or comes from another source, and no other line.
 
-    One page says what the stack is, "everything else is commentary". Two hosts of one name that carried different
-    dependency lines were compared for weeks. Versions are numbers: 590.105 is newer than 590.48, though not as text.
+    One page says what the stack is, "everything else is commentary". Two hosts of one name with different dependency
+    lists were compared for weeks. Versions are numbers: 590.105 is newer than 590.48, though not as text.
     """
     findings = stack.compare_stack(TABLE, installed)
     if not expected:
@@ -107,7 +109,7 @@ def what_is_installed_is_compared_line_by_line(
     for field, *words in expected:
         stopped_at(findings, field, *words)
     also = {finding.field for finding in findings} - {field for field, *_ in expected}
-    assert not also, f"found on {sorted(also)[0]} too, whose line is equal"
+    assert not also, f"also found on {sorted(also)[0]}, whose line is equal"
 
 
 NEEDED = {name: name for name in ("python", "torch", "cuda", "driver", "cudnn", "nccl")}
@@ -116,9 +118,9 @@ NEEDED = {name: name for name in ("python", "torch", "cuda", "driver", "cudnn", 
 @contract("INST-01a", asks="stack_table", cases=NEEDED, source="bringup: the stack we actually run")
 def the_table_states_what_sets_the_abi(stack: Installation, needed: str) -> None:
     """The stack states its table as data: interpreter, torch, CUDA, driver, cuDNN and NCCL each have one line with a
-    version, and torch's says which build it is.
+    version, and torch's line includes its build tag.
 
-    A torch without its local tag (`+cu132`) names a dozen builds that no binary fits at once.
+    A torch version without its local tag (`+cu132`) names a dozen builds, and no binary fits all of them.
     """
     table = stack.stack_table()
     lines = [line for line in table.lines if needed in line.component.lower()]
@@ -132,8 +134,9 @@ def the_table_states_what_sets_the_abi(stack: Installation, needed: str) -> None
 
 @contract("INST-01b", asks=("stack_table", "compare_stack"), cases={"own-table": ()}, source="bringup")
 def every_line_of_the_table_counts(stack: Installation) -> None:
-    """Against the stack's own table, an environment that holds every line is well, and one that lacks or changes any
-    single line is not."""
+    """Checked against the stack's own table, an environment that matches every line passes, and one that lacks or
+    changes any single line fails.
+    """
     table = stack.stack_table()
     parts = {
         line.component: InstalledPart(
@@ -165,10 +168,11 @@ BUILDS: dict[str, tuple[TorchBuild | None, tuple[str, ...]]] = {
 
 @contract("INST-03", asks="check_torch", cases=BUILDS, source="bringup: if that assert fails, stop")
 def torch_is_the_build_it_was(stack: Installation, found: TorchBuild | None, words: tuple[str, ...]) -> None:
-    """torch is the very build that the stack was made with: version, local tag and CUDA; otherwise stop, with both.
+    """torch is exactly the build that the stack was made with: version, local tag and CUDA. Otherwise the stack stops
+    and names both builds.
 
-    The symptoms of a partial downgrade range from import errors to a drift that shows after a thousand steps. The
-    seed's assertion looks for cu132 in the version, which the next night's build also has.
+    The symptoms of a partial downgrade range from import errors to a drift that shows after a thousand steps. A common
+    assertion looks for cu132 in the version, which the next nightly build also has.
     """
     findings = stack.check_torch(WAS, found, ())
     if words:
@@ -211,11 +215,11 @@ FITTING = {"built-for-it", "python-alone", "stable-python-abi", "release-series"
 def binaries_fit_the_torch_that_is_there(
     stack: Installation, torch: TorchBuild, extension: Extension, words: tuple[str, ...], fits: bool
 ) -> None:
-    """Every compiled package was built for the installed torch, interpreter and C++ ABI, and loads; one that was not,
-    or of which nobody knows, is named.
+    """Every compiled package was built for the installed torch, interpreter and C++ ABI, and loads. A package that was
+    not, or whose build is unknown, is named.
 
-    A nightly's symbols change from night to night; an extension that does not load is often swallowed by an `except
-    ImportError`, and a slow path runs under the fast one's name.
+    A nightly's symbols change every night. An `except ImportError` often hides an extension that does not load, and a
+    slow path runs under the fast one's name.
     """
     findings = stack.check_torch(torch, torch, (extension,))
     if fits:

@@ -2,8 +2,8 @@
 
 from contracts.checks.kernels import (  # isort: skip
     catalogue,  # which kernel may run where
-    kernel_selection,  # whose kernel runs where, and why
-    executed_kernels,  # what ran, against what was said
+    kernel_selection,  # whose kernel runs at a site, and why
+    executed_kernels,  # what ran, compared with what was declared
 )
 
 __all__ = [

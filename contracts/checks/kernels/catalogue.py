@@ -1,7 +1,7 @@
 """Which kernel may run where: guards that fail closed, and evidence that counts.
 
-A stack keeps a catalogue of its own, so most promises are held against the guards that it declares itself; what no
-device can do is held against every catalogue.
+A stack keeps its own catalogue, so most contracts judge it by the guards that it declares. What no device can do is
+judged in every catalogue.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ UNKNOWN = {
 
 @contract("KRN-02", asks=("kernels", "kernel"), cases=UNKNOWN, source="hub: FA4 catalogue, sm guards; naming")
 def an_unknown_device_takes_no_fast_path(stack: Capacity, device: str | None) -> None:
-    """Guards by compute capability fail closed: a device that no rule names takes no fast kernel, whatever is asked.
+    """Guards by compute capability fail closed: a device that no rule names gets no fast kernel, whatever is requested.
 
-    A guard of the form `capability >= 90` opens on every card that comes later; one that looks for "sm_9" in a string
-    opens on a list of architectures. Both run until the kernel reads a descriptor that the card does not have.
+    A guard of the form `capability >= 90` opens on every later card. A guard that looks for "sm_9" in a string opens on
+    a list of architectures. Both run until the kernel reads a descriptor that the card does not have.
     """
     for rule in _fast_rules(stack):
         choice = _choice(stack, replace(_welcome(rule), device=device))
         if choice is None:
-            continue  # refused: that is closed too
+            continue  # a refusal also keeps the guard closed
         assert not choice.fast, f"{choice.actual} is fast and runs on {device!r}, where {rule.variant} was asked for"
         _told(choice)
 
@@ -57,9 +57,10 @@ IMPOSSIBLE = {
 
 @contract("KRN-02a", asks=("kernels", "kernel"), cases=IMPOSSIBLE, source="hub: FA4 catalogue; naming: GB10")
 def a_device_takes_no_kernel_that_it_lacks(stack: Capacity, variant: str, device: str) -> None:
-    """FP4 does not run on GB10 or on Hopper, FP8 not on Ampere, FA3 not on Blackwell, FA4 not on Ampere.
+    """FP4 does not run on GB10 or Hopper, FP8 does not run on Ampere, FA3 does not run on Blackwell, and FA4 does not
+    run on Ampere.
 
-    GB10 is called Blackwell and has neither the FP4 path nor the tensor memory of the B200: a guard by marketing name
+    GB10 is called Blackwell and has neither the FP4 path nor the tensor memory of the B200. A guard by marketing name
     lets it through.
     """
     rules = {rule.variant: rule for rule in stack.kernels()}
@@ -76,22 +77,22 @@ OWN = {"every-rule": ()}
 
 @contract("KRN-02b", asks=("kernels", "kernel"), cases=OWN, source="hub: kernel catalogue")
 def a_guard_opens_where_its_rule_says(stack: Capacity) -> None:
-    """Each fast kernel runs on exactly the devices that its rule names: there as asked, elsewhere not at all.
+    """Each fast kernel runs when requested on exactly the devices that its rule names, and on no other.
 
-    A guard that closes everywhere is safe and slow, and nobody notices: the benchmark of the new kernel is a benchmark
-    of the old one.
+    A guard that is always closed is safe and slow, and nobody notices: the benchmark of the new kernel measures the old
+    one.
     """
     rules = _fast_rules(stack)
     devices = sorted({device for rule in rules for device in rule.devices})
     for rule in rules:
-        assert rule.devices, f"{rule.variant} is fast and no device is named that may run it"
+        assert rule.devices, f"{rule.variant} is fast but names no device that may run it"
         for device in devices:
             choice = _choice(stack, replace(_welcome(rule), device=device))
             actual = "a refusal" if choice is None else choice.actual
             if device in rule.devices:
                 assert actual == rule.variant, f"{rule.variant} on {device} is {actual}, though its rule names {device}"
             else:
-                assert actual != rule.variant, f"{rule.variant} runs on {device}, its rule names {rule.devices}"
+                assert actual != rule.variant, f"{rule.variant} runs on {device}, but its rule names {rule.devices}"
 
 
 _PLAIN = KernelRequest(variant="any", device=None)
@@ -105,10 +106,10 @@ WORKLOADS = {  # need → a workload that lacks it
 
 @contract("KRN-02c", asks=("kernels", "kernel"), cases=WORKLOADS, source="hub: FA4 in practice")
 def a_kernel_does_not_take_a_workload_it_cannot_express(stack: Capacity, need: str, workload: KernelRequest) -> None:
-    """A kernel whose rule needs causal attention, no documents, no window or no padding is not chosen for a workload
-    without what it needs, and a reason is given.
+    """A kernel whose rule requires causal attention, no documents, no window or no padding is not chosen for a workload
+    without that property, and the choice gives a reason.
 
-    Dense FA4 without document ids computes attention across packed documents. The loss looks better for it.
+    Dense FA4 without document ids computes attention across packed documents, and the loss looks better for it.
     """
     concerned = [rule for rule in _fast_rules(stack) if need in rule.needs]
     if not concerned:
@@ -121,7 +122,7 @@ def a_kernel_does_not_take_a_workload_it_cannot_express(stack: Capacity, need: s
             if choice is None:
                 continue
             assert choice.actual != rule.variant, (
-                f"{rule.variant} needs {need}, and takes a workload that lacks it on {device}"
+                f"{rule.variant} needs {need}, but takes a workload without it on {device}"
             )
             _told(choice)
 
@@ -131,7 +132,8 @@ MISSING = {"falls-back": (False,), "required": (True,)}
 
 @contract("KRN-02d", asks=("kernels", "kernel"), cases=MISSING, source="bringup; INS-03")
 def a_missing_package_is_told(stack: Capacity, required: bool) -> None:
-    """A kernel whose package does not import is not chosen: the fallback says why, and a required kernel is refused.
+    """A kernel whose package does not import is not chosen: a preferred kernel falls back with a reason, and a required
+    kernel is refused.
 
     `try: import … except ImportError: pass` is how a node runs the slow path for a week.
     """
@@ -145,15 +147,15 @@ def a_missing_package_is_told(stack: Capacity, required: bool) -> None:
         if choice is None:
             continue
         assert not required, f"{rule.variant} is required without {rule.package}, and {choice.actual} runs instead"
-        assert choice.actual != rule.variant, f"{rule.variant} is chosen, and {rule.package} is not installed"
+        assert choice.actual != rule.variant, f"{rule.variant} is chosen, but {rule.package} is not installed"
         _told(choice)
 
 
 @contract("KRN-02e", asks="kernels", cases=OWN, source="hub: kernel catalogue")
 def every_fallback_ends_where_nothing_is_guarded(stack: Capacity) -> None:
-    """Each chain of fallbacks stays in its family and ends in a kernel that runs anywhere.
+    """Each chain of fallbacks stays in its family and ends in a kernel that runs on every device.
 
-    A fallback that is itself guarded, and has none, is an exception on the one device that nobody tried.
+    A last fallback that is itself guarded raises on the one device that nobody tried.
     """
     rules = {rule.variant: rule for rule in stack.kernels()}
     assert rules, "the catalogue is empty"
@@ -193,11 +195,11 @@ NO_PROOF: dict[str, tuple[Proof, ...]] = {
     source="hub: FA4 in practice, evidence classes",
 )  # fmt: skip
 def only_an_executed_proof_counts(stack: Capacity, proofs: tuple[Proof, ...]) -> None:
-    """Only an executed proof promotes a kernel: one where that kernel ran, on that device, not in the shadow of
-    another, with a receipt. Plans, observations and validations do not add up to one.
+    """Only an executed proof promotes a kernel: the kernel itself ran, on that device, not as a shadow of another
+    kernel, with a receipt. Plans, observations and validations do not add up to such a proof.
 
-    The planner said that FA4 was chosen; the profile said that its code was loaded; the shadow run agreed to 1e-3. None
-    of them had taken a training step with it.
+    The planner chose FA4, the profile showed its code loaded, and the shadow run agreed to 1e-3. None of them had taken
+    a training step with it.
     """
     answer = stack.promotion("fa4", "sm_90", proofs)
     told = ", ".join(f"{proof.kind} {proof.actual} on {proof.device} ({proof.runtime_mode})" for proof in proofs)
@@ -223,10 +225,11 @@ STOPPED = {
 
 @contract("KRN-03a", asks="promotion", cases=STOPPED, source="hub: FA4 in practice, promotion stops")
 def an_executed_proof_promotes_unless_it_stops(stack: Capacity, proof: Proof, allowed: bool) -> None:
-    """An executed proof promotes a kernel unless it is not finite, differs by more than 0.01, is more than 10 % slower
-    or takes more than 5 % more memory; what was not measured is no pass.
+    """An executed proof promotes a kernel unless the result is not finite, differs by more than 0.01, is more than 10 %
+    slower or takes more than 5 % more memory. A value that was not measured does not pass.
 
-    The first FA4 variants were cut on exactly these, after a benchmark that looked at tokens per second alone.
+    The first FA4 variants were dropped on exactly these points, after a benchmark that looked only at tokens per
+    second.
     """
     answer = stack.promotion("fa4", "sm_90", (proof,))
     assert answer.allowed == allowed, f"promotion is {answer.allowed}, expected {allowed}: {answer.reason}"
@@ -242,7 +245,8 @@ MIXED = {
 
 @contract("KRN-03b", asks="promotion", cases=MIXED, source="hub: FA4 in practice")
 def proofs_are_weighed_together(stack: Capacity, proofs: tuple[Proof, ...], allowed: bool) -> None:
-    """One executed proof that stops a kernel outweighs those that pass; what does not count weighs neither way.
+    """One executed proof that stops a kernel outweighs those that pass. A proof that does not count has no weight
+    either way.
 
     Ten runs until one passes is not evidence, and a failure on another card is not a failure on this one.
     """
@@ -265,13 +269,13 @@ def _fast_rules(stack: Capacity) -> list[KernelRule]:
 
 
 def _welcome(rule: KernelRule) -> KernelRequest:
-    """A request that nothing but the device can close: the plainest workload, with everything installed."""
+    """A request that only the device can rule out: the plainest workload, with everything installed."""
     installed = {"flash-attn", "flash-attn-3", "flash-attn-4", "transformer-engine", "mamba-ssm"}
     return KernelRequest(variant=rule.variant, device=None, installed=frozenset(installed | {rule.package or "torch"}))
 
 
 def _choice(stack: Capacity, request: KernelRequest) -> KernelChoice | None:
-    """What is chosen; None for a refusal."""
+    """The chosen kernel, or None for a refusal."""
     try:
         return stack.kernel(request)
     except Refused:

@@ -1,4 +1,4 @@
-"""What ran at the sites of a block against what was said to run, and another's layer against the stack's own."""
+"""The kernels that ran at the sites of a block, compared with those that its rows state."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ OF_LETTER: Mapping[int, frozenset[Site]] = {
 
 @contract("KRN-01g", asks=("seams", "kernel_facts", "block_weights", "run_block"), cases=RAN, source="hub")
 def what_runs_is_what_is_said(stack: Offers, recipe: Recipe, layer: int, mode: Mode) -> None:
-    """What a block ran at each of its sites is what the rows say: with no wish, with packages, with its own kernels."""
+    """A block runs at each of its sites the kernel that its row states: with no preference, with packages, and with its
+    own kernels.
+    """
     facts = stack.kernel_facts()
     every: Mapping[Site, Wish] = {
         "attention": Wish(kernel=TE), "mlp": Wish(kernel=TE), "experts": Wish(kernel=TE), "scan": Wish(kernel=SSM),
@@ -47,4 +49,4 @@ def what_runs_is_what_is_said(stack: Offers, recipe: Recipe, layer: int, mode: M
         ran = stack.run_block(call_of(stack, recipe, layer, mode, wishes, facts)).kernels
         assert ran.keys() == said.keys(), f"sites that ran are {sorted(ran)}, expected {sorted(said)}"
         for site, kernel in said.items():
-            assert ran[site] == kernel, f"{site} ran as {ran[site]}, and is said to run as {kernel}"
+            assert ran[site] == kernel, f"{site} ran as {ran[site]}, but its row says {kernel}"

@@ -1,4 +1,4 @@
-"""Kernels of others: which runs at a site, and the reason when it is not the one that was asked for."""
+"""Third-party kernels: which one runs at a site, and the reason when it is not the requested one."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HOST = Facts(packages=BOTH)
 
 
 def _on(capability: str | None, **packages: Package) -> Facts:
-    """A CUDA device with both packages, or with others in their place (`te`, `ssm`)."""
+    """A CUDA device with both packages, or with other states of them (`te`, `ssm`)."""
     names = {"te": TE, "ssm": SSM}
     return Facts(
         device="cuda", capability=capability, packages=BOTH | {names[name]: each for name, each in packages.items()}
@@ -36,7 +36,7 @@ _NONE = Package(state="absent")
 NARROW = replace(BF16, moe=Moe(experts=12, top_k=3, expert_hidden=20, shared_hidden=96))
 _ODD = replace(BF16, hidden=60, moe=Moe(experts=12, top_k=3, expert_hidden=24, shared_hidden=96))
 Closed = tuple[Site, Kernel, Recipe, Mode, Facts, tuple[str, ...]]
-CLOSED: dict[str, Closed] = {  # what is asked for, on what, and what a reason must name
+CLOSED: dict[str, Closed] = {  # the request, the machine, and what a reason must name
     "projections-no-package": ("attention", TE, BF16, "nemo_native", _on("sm_90", te=_NONE), (TE, "not installed")),
     "projections-not-named": ("mlp", TE, BF16, "author_dp", Facts(device="cuda", capability="sm_90"), (TE,)),
     "projections-broken": ("attention", TE, BF16, "author_dp", _on("sm_90", te=EMPTY), (TE, "Found empty", "2.12.0")),
@@ -65,13 +65,17 @@ CLOSED: dict[str, Closed] = {  # what is asked for, on what, and what a reason m
 def a_fallback_says_why(
     stack: Seams, site: Site, kernel: Kernel, recipe: Recipe, mode: Mode, facts: Facts, named: tuple[str, ...]
 ) -> None:
-    """A preferred kernel that cannot run gives way to the stack's own, with a reason that names everything missing."""
+    """A preferred kernel that cannot run gives way to the stack's own kernel, with a reason that names everything
+    missing.
+    """
     seam = _seam(stack, site, Wish(kernel=kernel), recipe, mode, facts)
     assert seam.requested == kernel, f"{site} records {seam.requested} as requested, expected {kernel}"
     assert seam.actual == "native", f"{site} runs as {seam.actual} where it cannot, expected native"
     assert seam.reason, f"{site} falls back from {kernel} and gives no reason"
     for word in named:
-        assert word in seam.reason, f"{site} falls back from {kernel} because {seam.reason!r}, which says no {word!r}"
+        assert word in seam.reason, (
+            f"{site} falls back from {kernel} because {seam.reason!r}, which does not name {word!r}"
+        )
 
 
 def _seam(stack: Seams, site: Site, wish: Wish, recipe: Recipe, mode: Mode, facts: Facts) -> Seam:
@@ -101,11 +105,11 @@ OPEN: dict[str, Open] = {
 def what_can_run_runs_and_has_no_reason(
     stack: Seams, site: Site, kernel: Kernel, recipe: Recipe, mode: Mode, facts: Facts
 ) -> None:
-    """A kernel that can run is the one that runs, preferred or required; a reason stands only where one fell back."""
+    """A kernel that can run does run, preferred or required. A row gives a reason only where a kernel fell back."""
     for required in (False, True):
         seam = _seam(stack, site, Wish(kernel=kernel, required=required), recipe, mode, facts)
         assert seam.actual == kernel, f"{site} runs as {seam.actual} ({seam.reason}), expected {kernel}"
-        assert seam.reason is None, f"{site} runs as requested, and gives a reason: {seam.reason}"
+        assert seam.reason is None, f"{site} runs as requested, but gives a reason: {seam.reason}"
 
 
 REQUIRED = {name: CLOSED[name] for name in (
@@ -118,11 +122,11 @@ REQUIRED = {name: CLOSED[name] for name in (
 def what_is_required_and_cannot_run_is_refused(
     stack: Seams, site: Site, kernel: Kernel, recipe: Recipe, mode: Mode, facts: Facts, named: tuple[str, ...]
 ) -> None:
-    """A required kernel that cannot run is refused: the site, the kernel, everything missing, and what to do."""
+    """A required kernel that cannot run is refused, with the site, the kernel, everything missing, and the remedy."""
     refused = refusal_of(stack.seams, recipe, mode, {site: Wish(kernel=kernel, required=True)}, facts)
     text = str(refused)
     for word in (site, kernel, *named):
-        assert word in text, f"the refusal of {kernel} for {site} says no {word!r}: {text}"
+        assert word in text, f"the refusal of {kernel} for {site} does not name {word!r}: {text}"
     assert all(each.remedy for each in refused.refusals), f"the refusal has no remedy: {text}"
 
 
@@ -135,10 +139,10 @@ STRANGE: dict[str, tuple[Site, Kernel]] = {
 
 @contract("KRN-01d", asks="seams", cases=STRANGE, source="hub")
 def a_kernel_of_another_site_is_refused(stack: Seams, site: Site, kernel: Kernel) -> None:
-    """A kernel that no machine has for a site is refused, though it is only preferred: it is a slip of the pen."""
+    """A preferred kernel that exists for no machine at that site is refused: the name is an error."""
     refused = refusal_of(stack.seams, BF16, "nemo_native", {site: Wish(kernel=kernel)}, H200)
     for word in (kernel, site):
-        assert word in str(refused), f"the refusal of {kernel} for {site} says no {word!r}: {refused}"
+        assert word in str(refused), f"the refusal of {kernel} for {site} does not name {word!r}: {refused}"
 
 
 TWO: dict[str, tuple[Site, Kernel, Package]] = {"projections": ("attention", TE, EMPTY), "scan": ("scan", SSM, UNBUILT)}
@@ -146,16 +150,17 @@ TWO: dict[str, tuple[Site, Kernel, Package]] = {"projections": ("attention", TE,
 
 @contract("KRN-01e", asks="seams", cases=TWO, source="hub")
 def broken_is_not_absent(stack: Seams, site: Site, kernel: Kernel, package: Package) -> None:
-    """A package that is installed and cannot be imported is reported as that, with the import's words.
+    """A package that is installed but fails to import is reported so, with the text of the import error.
 
-    Who reads "not installed" installs it again; and a gate that skips without it would skip what is broken.
+    An operator who reads "not installed" installs it again, and a gate that skips without the package would skip what
+    is broken.
     """
     broken = _seam(stack, site, Wish(kernel=kernel), BF16, "nemo_native", replace(H200, packages={kernel: package}))
     absent = _seam(stack, site, Wish(kernel=kernel), BF16, "nemo_native", replace(H200, packages={}))
-    assert package.words in (broken.reason or ""), f"{kernel} is broken, and the reason is {broken.reason!r}"
+    assert package.words in (broken.reason or ""), f"{kernel} is broken, but the reason is {broken.reason!r}"
     assert broken.reason != absent.reason, f"{kernel} broken and {kernel} absent have one reason: {absent.reason!r}"
     for state, seam, other in (("broken", broken, "not installed"), ("absent", absent, "broken")):
-        assert other not in (seam.reason or ""), f"{kernel} is {state}, and the reason is {seam.reason!r}"
+        assert other not in (seam.reason or ""), f"{kernel} is {state}, but the reason is {seam.reason!r}"
 
 
 ROWS: dict[str, tuple[Recipe, tuple[Site, ...]]] = {
@@ -171,7 +176,9 @@ ROWS: dict[str, tuple[Recipe, tuple[Site, ...]]] = {
 
 @contract("KRN-01f", asks="seams", cases=ROWS, source="hub")
 def every_site_has_its_row(stack: Seams, recipe: Recipe, sites: tuple[Site, ...]) -> None:
-    """Every site of the recipe has one row and no other has; a fallback at one site is no fallback at another."""
+    """Every kernel site of the recipe has exactly one row, and no other site has one. A fallback at one site does not
+    affect another site.
+    """
     wishes: Mapping[Site, Wish] = {"attention": Wish(kernel=TE), "scan": Wish(kernel=SSM)}
     rows = stack.seams(recipe, "nemo_native", wishes, _on("sm_90", ssm=UNBUILT))
     assert sorted(each.site for each in rows) == sorted(sites), (
@@ -189,11 +196,13 @@ def every_site_has_its_row(stack: Seams, recipe: Recipe, sites: tuple[Site, ...]
 
 @contract("KRN-01h", asks="kernel_facts", cases={"here": ()}, source="hub")
 def facts_are_those_of_the_machine(stack: Seams) -> None:
-    """Facts name the device that torch sees, and every package that a site may use, each as one of three states."""
+    """The machine facts name the device that torch sees, and every package that a site may use, each in one of three
+    states.
+    """
     facts, name = stack.kernel_facts(), instruments.accelerator.name()
-    assert (facts.device == "cuda") == (name is not None), f"facts say {facts.device}, and the device is {name}"
-    assert (facts.capability is None) == (name is None), f"facts say {facts.capability}, and the device is {name}"
+    assert (facts.device == "cuda") == (name is not None), f"the facts say {facts.device}, but the device is {name}"
+    assert (facts.capability is None) == (name is None), f"the facts say {facts.capability}, but the device is {name}"
     for package in (TE, SSM):
-        assert package in facts.packages, f"facts say nothing of {package}"
+        assert package in facts.packages, f"the facts do not mention {package}"
         found = facts.packages[package]
         assert (found.state == "broken") == bool(found.words), f"{package} is {found.state}, words are {found.words!r}"

@@ -1,4 +1,4 @@
-"""The manifest of a detached run: its one way forward, what its states must say, and what a re-run takes over."""
+"""The manifest of a detached run: its state transitions, the fields of each state, and what a re-run reuses."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ LIVES: dict[str, tuple[tuple[RunEvent, ...], State, str | None]] = {  # events �
 def a_run_goes_forward_to_ok_or_error(
     stack: Lifecycle, events: tuple[RunEvent, ...], state: State, completed: str | None
 ) -> None:
-    """A detached run goes detached → running → ok or error, and its end says when it was and what it left: artifacts,
-    or an error with a type and a message.
+    """A detached run goes from detached to running to ok or error. Its final manifest has the time and either the
+    artifacts or an error with a type and a message.
 
-    A collector that swallowed the exception of its remote call left its manifest in `running`, and partial logs with
-    no manifest update cost a day.
+    A collector that swallowed the exception of its remote call left its manifest in `running`. Partial logs without a
+    manifest update cost a day.
     """
     manifest = DETACHED
     for event in events:
@@ -71,7 +71,7 @@ def a_run_goes_forward_to_ok_or_error(
         assert manifest.call_graph == last.call_graph, f"the call graph of the failure is {manifest.call_graph}"
     for name in ("run", "app_id", "function_call_id", "launched_at"):
         found = getattr(manifest, name)
-        assert found == getattr(DETACHED, name), f"{name} is {found}, at launch it was {getattr(DETACHED, name)}"
+        assert found == getattr(DETACHED, name), f"{name} is {found}, but {getattr(DETACHED, name)} at launch"
 
 
 ILLEGAL: dict[str, tuple[Manifest, RunEvent]] = {
@@ -90,11 +90,11 @@ ILLEGAL: dict[str, tuple[Manifest, RunEvent]] = {
 
 @contract("MANI-01a", asks="advance", cases=ILLEGAL, source="modal")
 def no_other_way_is_taken(stack: Lifecycle, manifest: Manifest, event: RunEvent) -> None:
-    """No event skips `running` on the way to ok, leads back, leaves ok or error, or ends a run without artifacts or
-    without a typed error.
+    """No event skips `running` on the way to ok, goes back to an earlier state, leaves ok or error, or ends a run
+    without artifacts or a typed error.
 
-    A late result that turns an error into ok, or a second collector that starts a finished run again, makes the
-    manifest say what never happened. An empty error reads as "it just failed".
+    A late result that turns an error into ok, or a second collector that restarts a finished run, makes the manifest
+    record what never happened. An empty error reads as "it just failed".
     """
     refused = refusal_of(stack.advance, manifest, event)
     words = str(refused)
@@ -127,18 +127,19 @@ TORN = {  # manifest, the field that contradicts its state
 
 @contract("MANI-01b", asks="run_state", cases=SOUND, source="modal")
 def a_sound_manifest_is_read(stack: Lifecycle, manifest: Manifest, state: State) -> None:
-    """A manifest whose fields agree with its state is read as that state, whatever else the collector could or could
-    not save."""
+    """A manifest whose fields agree with its state is read as that state, whatever else the collector saved or failed
+    to save.
+    """
     found = stack.run_state(manifest)
     assert found == state, f"the state is {found}, expected {state}"
 
 
 @contract("MANI-01c", asks="run_state", cases=TORN, source="modal")
 def a_manifest_that_contradicts_itself_is_refused(stack: Lifecycle, manifest: Manifest, field: str) -> None:
-    """A manifest whose fields contradict its state is refused with the field: ok needs completed_at and artifacts,
-    error a typed message, and a run that goes on has neither.
+    """A manifest whose fields contradict its state is refused, with the field: ok needs completed_at and artifacts,
+    error needs a typed message, and an unfinished run has neither.
 
-    Two collectors that write one manifest, or one that is killed between two writes, leave such a file.
+    Two collectors that write one manifest, or one collector killed between two writes, leave such a file.
     """
     refused = refusal_of(stack.run_state, manifest)
     assert field in str(refused), (
@@ -150,7 +151,7 @@ CKPT = StateVolume(name="ckpt-nam56r", mount="/vol/ckpt", generation="step-1200"
 CACHE = StateVolume(name="inductor-h200", mount="/vol/cache", generation="g41")
 DATA = StateVolume(name="fineweb-v3", mount="/vol/data", generation="g7")
 LEFT = StateVolumes(checkpoint=CKPT, compile_cache=CACHE, data=DATA)
-ALIKE = StateVolumes(  # mounts that begin alike are three places; the contents of one changed
+ALIKE = StateVolumes(  # three volumes whose mounts share a prefix; the contents of one changed
     checkpoint=replace(CKPT, mount="/vol/data-ckpt"),
     compile_cache=replace(CACHE, mount="/vol/data-cache", generation="g42"),
     data=DATA,
@@ -163,10 +164,10 @@ AFTER = {  # volumes of the re-run, of the prior run, and the word for checkpoin
     "all-reused": (LEFT, LEFT, ("reused", "reused", "reused")),
     "first-run": (EMPTY, None, ("fresh", "fresh", "moved")),
     "cold-cache": (replace(LEFT, compile_cache=EMPTY.compile_cache), LEFT, ("reused", "fresh", "reused")),
-    "same-volume-older-contents": (  # nobody reloaded: what the prior run committed is not visible yet
+    "same-volume-older-contents": (  # not reloaded: what the prior run committed is not visible yet
         replace(LEFT, checkpoint=replace(CKPT, generation="step-900")), LEFT, ("changed", "reused", "reused"),
     ),
-    "data-from-elsewhere": (  # whose generation has the same name by accident
+    "data-from-elsewhere": (  # its generation has the same name by chance
         replace(LEFT, data=replace(DATA, name="fineweb-v4")), LEFT, ("reused", "reused", "moved"),
     ),
     "mounts-that-begin-alike": (ALIKE, LEFT, ("reused", "changed", "reused")),
@@ -177,24 +178,24 @@ AFTER = {  # volumes of the re-run, of the prior run, and the word for checkpoin
 def a_rerun_states_what_it_reused(
     stack: Lifecycle, volumes: StateVolumes, prior: StateVolumes | None, words: tuple[str, str, str]
 ) -> None:
-    """A re-run states for checkpoint, compile cache and data which volume it has and whether its contents are those
-    the prior run left.
+    """A re-run states, for checkpoint, compile cache and data, which volume it uses and whether the contents are those
+    that the prior run left.
 
-    The name of a volume promises nothing about what is visible in it: without a reload it shows an older state. And
-    "it behaves differently this time" is first a question of what was warm.
+    A volume's name does not say which contents are visible: without a reload it shows an older state. "It behaves
+    differently this time" is first a question of what was warm.
     """
     lines: dict[str, Reuse] = {line.kind: line for line in stack.reuse(volumes, prior)}
     for kind, word in zip(("checkpoint", "compile_cache", "data"), words, strict=True):
-        assert kind in lines, f"nothing is said of {kind}"
+        assert kind in lines, f"there is no line for {kind}"
         line = lines[kind]
         now: StateVolume = getattr(volumes, kind)
         assert line.word == word, f"{kind} is {line.word}, not {word}: volume {now.name}, contents {now.generation}"
         assert (line.volume, line.generation) == (now.name, now.generation), (
-            f"{kind} is said to be {line.generation} on {line.volume}, it is {now.generation} on {now.name}"
+            f"the line says {kind} is {line.generation} on {line.volume}, but it is {now.generation} on {now.name}"
         )
 
 
-SHARED = {  # volumes, and the name that stands twice
+SHARED = {  # volumes, and the name that appears twice
     "one-volume-for-everything": (
         StateVolumes(
             checkpoint=replace(CKPT, name="scratch"), compile_cache=replace(CACHE, name="scratch"),
@@ -209,10 +210,11 @@ SHARED = {  # volumes, and the name that stands twice
 
 @contract("MANI-04a", asks="reuse", cases=SHARED, source="modal playbook")
 def the_three_kinds_of_state_are_separate_volumes(stack: Lifecycle, volumes: StateVolumes, twice: str) -> None:
-    """Checkpoint, compile cache and data state are separate volumes; two of them in one place are refused with it.
+    """Checkpoint, compile cache and data are on separate volumes. Two of them on one volume are refused, with that
+    volume.
 
-    On one volume "something in storage is weird" cannot be narrowed: a flood of cache files looks like a slow loader,
-    and cleaning the cache removes the checkpoint.
+    On one volume "something in storage is weird" cannot be narrowed down: a flood of cache files looks like a slow
+    loader, and clearing the cache removes the checkpoint.
     """
     refused = refusal_of(stack.reuse, volumes, None)
     assert twice in str(refused), f"the refusal does not name {twice}: {refused}"

@@ -1,7 +1,7 @@
-"""Where to look first: facts of a run that is stuck, failed, thin or odd, and the operator's six symptoms.
+"""Where to look first: facts of a run that is stuck, failed, slow or odd, and the operator's six symptoms.
 
-Words are judged loosely: a layer is a layer, but how a stack names a surface or a fix is its own. What must be in the
-text are the things a person has to open or do.
+The layer must match exactly, but a stack words surfaces and fixes as it likes. Its text must name what a person has to
+open or do.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ OK = replace(
 LONG_AGO = replace(OK, silent_s=86_400.0)  # a run that ended yesterday is not stuck
 FAILED = replace(RUNNING, state="error", error=RunError(type="NCCLError", message="remote peer of rank 11 is gone"))
 
-STUCK: dict[str, tuple[RunFacts, Layer | None]] = {  # facts → the layer they speak against
+STUCK: dict[str, tuple[RunFacts, Layer | None]] = {  # facts → the layer at fault
     "stuck-detached": (replace(DETACHED, silent_s=7200.0), "launch"),
     "just-launched": (DETACHED, None),
     "no-manifest": (replace(DETACHED, state=None, logs=True), "launch"),
@@ -45,12 +45,12 @@ STUCK: dict[str, tuple[RunFacts, Layer | None]] = {  # facts → the layer they 
 
 @contract("MANI-02", asks="triage", cases=STUCK, source="modal")
 def a_stuck_manifest_is_classified(stack: Lifecycle, facts: RunFacts, layer: Layer | None) -> None:
-    """A stuck manifest says where it is stuck: detached → launch or scheduling; running without a receipt → collector
-    or remote call; a receipt without its artifacts → observability. A run that still has time, or ended whole, is not
-    stuck.
+    """A stuck manifest names the layer: detached means launch or scheduling, running without a receipt means collector
+    or remote call, and a receipt without its artifacts means observability. A run that still has time, or that ended
+    complete, is not stuck.
 
-    "It just hung" is three different failures with three different fixes, and the state of the manifest tells them
-    apart before anything is run again. A result whose artifacts never arrived is no failure of the run.
+    "It just hung" is three different failures with three different fixes, and the manifest's state separates them
+    before anything is run again. A result whose artifacts never arrived is not a failure of the run.
     """
     found = stack.triage(facts)
     assert found.layer == layer, (
@@ -79,11 +79,11 @@ UNEVEN = {
 @contract("MANI-02a", asks="triage", cases=UNEVEN, source="modal")
 def an_empty_shard_is_looked_at_before_the_network(stack: Lifecycle, facts: RunFacts, layer: Layer, named: str) -> None:
     """When ranks wait in the first collective and one of them has no tokens, the layer is sharding and that rank is
-    named; otherwise it is divergence of the compiled graphs, not the network.
+    named. Otherwise the layer is divergence of the compiled graphs, not the network.
 
-    If one rank gets an empty shard, the compiler optimizes its graph into another one, and the rest wait for ever.
-    Restoring divisibility is the fastest thing to try. The other known cause is a cold compile cache, in which ranks
-    spend different times and deadlock.
+    If one rank gets an empty shard, the compiler optimizes its graph into another one, and the other ranks wait
+    forever. Restoring divisibility is the fastest thing to try. The other known cause is a cold compile cache, which
+    makes ranks compile for different times and deadlock.
     """
     found = stack.triage(facts)
     assert found.layer == layer, (
@@ -93,7 +93,7 @@ def an_empty_shard_is_looked_at_before_the_network(stack: Lifecycle, facts: RunF
     assert named in text, f"{named} is not named: {text}"
 
 
-# The operator's table. Each word is something to open (surface) or to do (fix); one of each group must stand there.
+# The operator's table. Each word is something to open (surface) or to do (fix); one of each group must be there.
 ROWS: dict[str, tuple[Symptom, Layer, tuple[str, ...], tuple[str, ...]]] = {
     "long-startup": ("long startup", "bootstrap", ("image", "environment"), ("pin", "bake", "cache")),
     "first-collective": (
@@ -118,11 +118,10 @@ def _right(found: Diagnosis, layer: Layer, surface: tuple[str, ...], fix: tuple[
 def six_symptoms_have_a_layer_a_surface_and_a_fix(
     stack: Lifecycle, symptom: Symptom, layer: Layer, surface: tuple[str, ...], fix: tuple[str, ...]
 ) -> None:
-    """Each of the six symptoms of the operator's table leads to its layer, the first surface to inspect and the usual
-    fix.
+    """Each of the six symptoms of the operator's table leads to its layer, the first place to look and the usual fix.
 
-    Teams lose hours because they repeat the wrong first five steps: a rerun, the network, the launcher. A table that
-    can be asked is one that a person finds at night.
+    Teams lose hours because they repeat the wrong first five steps: a rerun, the network, the launcher. An operator
+    finds a table that answers queries, even at night.
     """
     _right(stack.symptom_row(symptom), layer, surface, fix)
 
@@ -158,10 +157,10 @@ SEEN: dict[str, tuple[RunFacts, Symptom | None, Layer | None]] = {  # facts → 
 
 @contract("MANI-03a", asks="triage", cases=SEEN, source="modal")
 def facts_lead_to_their_row(stack: Lifecycle, facts: RunFacts, symptom: Symptom | None, layer: Layer | None) -> None:
-    """From what can be seen of a run follows its symptom: each of the six, and none where nothing is wrong.
+    """The observable facts of a run give its symptom: each of the six, and none where nothing is wrong.
 
-    A second run with another image or another visible volume is no regression yet, and one on another lane is no
-    comparison at all. A cold cache may take most of an hour before the first step; that is not a hang.
+    A second run with another image or another visible volume is not yet a regression, and one on another lane is not a
+    comparison. A cold cache may take most of an hour before the first step, and that is not a hang.
     """
     found = stack.triage(facts)
     seen = (found.symptom, found.layer)

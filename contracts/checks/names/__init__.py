@@ -2,7 +2,7 @@
 
 from contracts.checks.names import (  # isort: skip
     presets,  # presets, aliases, labels
-    modes_and_hosts,  # what the name of a mode, a degree or a host promises
+    modes_and_hosts,  # what the name of a mode, a degree or a host means
 )
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""Lanes and hosts: what the name of a mode, of a degree and of a machine promises about what runs where."""
+"""Lanes and hosts: what the name of a mode, a degree or a machine says about what runs where."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STATED = {"tp": (r"tp(\d+)", "tp")}
 
 @contract("NAME-04b", asks=("preset_names", "preset", "launch"), cases=STATED, source="bringup; naming")
 def a_degree_in_a_name_is_the_degree_that_runs(stack: Stack, word: str, axis: str) -> None:
-    """A preset that names a degree (tp2) is launched with it, in every mode that it has."""
+    """A preset whose name states a parallel degree (tp2) launches with that degree in each of its modes."""
     stated = 0
     for name, recipe in presets_named(stack, word):
         found = re.search(f"(?:^|[_-]){word}(?=[_-]|$)", name)
@@ -40,10 +40,10 @@ MODES = {  # mode, regime → tp, sp, whether the mixer is the launcher's own
 
 @contract("NAME-05", asks=("preset", "launch"), cases=MODES, source="naming")
 def a_lane_is_named_by_its_mode(stack: Stack, mode: Mode, regime: Regime, tp: int, sp: bool, native: bool) -> None:
-    """nemo_native runs TP 2 with sequence parallelism and the built-in mixer; author_dp runs TP 1 without and the
-    custom selective mixer, even where the recipe asks other degrees.
+    """nemo_native runs TP 2 with sequence parallelism and the built-in mixer. author_dp runs TP 1 without sequence
+    parallelism and the custom selective mixer, even where the recipe asks for other degrees.
 
-    Under one recipe name the two are two models: other kernels, other sharding, other numbers.
+    Under one recipe name these are two models, with different kernels, sharding and numbers.
     """
     recipe = stack.preset("nam56r_h200_bf16_v1", ())
     launch = stack.launch(recipe, Lane(mode=mode, regime=regime))
@@ -65,7 +65,9 @@ OWNERS = {  # word of the name, the mode it never runs
 
 @contract("NAME-05a", asks=("preset_names", "preset", "launch"), cases=OWNERS, source="naming")
 def a_name_never_runs_the_other_mode(stack: Stack, word: str, mode: Mode, regime: Regime) -> None:
-    """A recipe with `native` in its name is refused in author_dp lanes, and one with `author` in nemo_native lanes."""
+    """A stack refuses a recipe with `native` in its name in author_dp lanes, and one with `author` in its name in
+    nemo_native lanes.
+    """
     stated = 0
     for name, recipe in presets_named(stack, word):
         refused = refusal_of(stack.launch, recipe, Lane(mode=mode, regime=regime))
@@ -85,9 +87,10 @@ HOSTS = {  # name → box, region
 
 @contract("NAME-09", asks="host", cases=HOSTS, source="bringup")
 def a_host_is_named_by_box_and_region(stack: Stack, name: str, box: str, region: str) -> None:
-    """A host is identified by its box and its region, both.
+    """A host is identified by its box and its region together.
 
-    Two machines of one class have different software histories; numbers from both were compared as one system's.
+    Two machines of one class have different software histories, and their numbers were compared as if they came from
+    one system.
     """
     identity = stack.host(name)
     assert identity == f"{box}@{region}", f"{name} is identified as {identity!r}, expected {box}@{region}"
@@ -107,6 +110,8 @@ NO_HOSTS = {
 
 @contract("NAME-09a", asks="host", cases=NO_HOSTS, source="bringup")
 def a_class_of_machine_is_no_host(stack: Stack, name: str) -> None:
-    """`the H200`, a box without a region and a region without a box name no machine and are refused."""
+    """A stack refuses `the H200`, a box without a region and a region without a box, because none of them names a
+    machine.
+    """
     refused = refusal_of(stack.host, name)
     assert name in str(refused), f"the refusal does not repeat {name!r}: {refused}"

@@ -1,4 +1,4 @@
-"""Names: what a preset, an alias and a label may be called, and what each name promises.
+"""Names: what a preset, an alias and a label may be called, and what each name means.
 
 A feature that is off is None, so "dsa off" reads `recipe.dsa is None`.
 """
@@ -29,7 +29,7 @@ ALIASES = {
 def an_alias_is_its_preset(stack: Stack, alias: str, preset: str) -> None:
     """An alias and its preset resolve to the same configuration, field by field.
 
-    The aliases were added because the old names misread; one that drifts is a third model under a second name.
+    The aliases exist because the old names mislead. An alias that drifts is a third model under a second name.
     """
     differing = _differing(stack.preset(alias, ()), stack.preset(preset, ()))
     assert not differing, f"{alias} and {preset} differ in {', '.join(differing)}"
@@ -40,8 +40,8 @@ DENSE_ONES = {"reference": (DENSE, 4), "alias": ("nam52_h200_moe_no_dsa_ref_v1",
 
 @contract("NAME-02", asks="preset", cases=DENSE_ONES, source="bringup")
 def dense_is_about_attention(stack: Stack, name: str, streams: int) -> None:
-    """`dense` in a preset's name means that sparse attention is off, never that experts are: the NAM52 dense reference
-    has MoE on, DSA off and mHC with four streams.
+    """`dense` in a preset's name means that sparse attention is off, never that experts are off: the NAM52 dense
+    reference has MoE on, DSA off and mHC with four streams.
 
     "The most consequential trap is the word dense."
     """
@@ -54,7 +54,7 @@ def dense_is_about_attention(stack: Stack, name: str, streams: int) -> None:
 
 @contract("NAME-02a", asks=("preset_names", "preset"), cases={"every-name": ()}, source="bringup")
 def no_name_says_dense_of_sparse_attention(stack: Stack) -> None:
-    """Every name with `dense` in it that resolves unasked has DSA off, and experts on its E blocks."""
+    """Every listed preset with `dense` in its name has DSA off, and has MoE on if its pattern has E blocks."""
     for name, recipe in presets_named(stack, "dense"):
         assert recipe.dsa is None, f"{name} says dense and has DSA on A-ranks {recipe.dsa.a_ranks}"
         experts = recipe.moe is not None or "E" not in recipe.pattern
@@ -66,9 +66,9 @@ RECOVERY = {"nam52": ("nam52_h200_dense_no_mhc_recovery_v1", DENSE)}
 
 @contract("NAME-03", asks="preset", cases=RECOVERY, source="bringup")
 def the_recovery_preset_differs_in_mhc_alone(stack: Stack, recovery: str, reference: str) -> None:
-    """nam52_h200_dense_no_mhc_recovery_v1 has mHC off and is otherwise the dense reference.
+    """nam52_h200_dense_no_mhc_recovery_v1 has mHC off and otherwise equals the dense reference.
 
-    It is a helper for bisecting: with a second difference every bisection ends at the wrong commit.
+    It exists for bisecting. With a second difference every bisection ends at the wrong commit.
     """
     without, with_it = stack.preset(recovery, ()), stack.preset(reference, ())
     assert without.mhc is None, f"{recovery} has mHC on"
@@ -103,9 +103,10 @@ FACTS = {  # fact → the word of a name that states it; its number is a group
 
 @contract("NAME-04", asks=("preset_names", "preset"), cases=FACTS, source="bringup; naming")
 def a_name_states_a_fact(stack: Stack, fact: str, word: str) -> None:
-    """A preset whose name states a fact (4full_9sparse, no_dsa, no_mhc, mtp1, bf16, fp8) resolves to that fact.
+    """A preset whose name states a fact (4full_9sparse, no_dsa, no_mhc, mtp1, bf16, fp8) resolves to a configuration in
+    which that fact is true.
 
-    A name that is free text drifts from what it names, and reports quote names.
+    Free-text names drift from what they name, and reports quote names.
     """
     stated = 0
     for name, recipe in presets_named(stack, word):
@@ -126,7 +127,9 @@ MIXES = {
 
 @contract("NAME-04a", asks="preset", cases=MIXES, source="bringup")
 def the_candidate_has_four_full_and_nine_sparse(stack: Stack, name: str, sparse: tuple[int, ...]) -> None:
-    """The NAM52R candidate is AEMEAEMEAEMR at 52 with DSA on nine A-ranks; full attention keeps 0, 4, 8 and 12."""
+    """The NAM52R candidate is AEMEAEMEAEMR at depth 52 with DSA on nine A-ranks; A-ranks 0, 4, 8 and 12 keep full
+    attention.
+    """
     recipe = stack.preset(name, ())
     found = (recipe.pattern, recipe.depth)
     assert found == ("AEMEAEMEAEMR", 52), f"{name} is {found[0]} at depth {found[1]}, expected AEMEAEMEAEMR at 52"
@@ -145,7 +148,7 @@ UNKNOWN = {  # name → the one that was meant
 
 @contract("NAME-06", asks="preset", cases=UNKNOWN, source="naming")
 def an_unknown_name_is_refused_with_the_nearest(stack: Stack, name: str, meant: str) -> None:
-    """An unknown preset is refused with the nearest known names; nothing falls back to a default."""
+    """A stack refuses an unknown preset and lists the nearest known names. It never falls back to a default."""
     refused = refusal_of(stack.preset, name, ())
     assert name in str(refused), f"the refusal does not repeat {name}: {refused}"
     assert meant in str(refused), f"{name}: the refusal does not name {meant}: {refused}"
@@ -156,7 +159,7 @@ NOT_NAMES = {"empty": "", "blank": " ", "another-family": "llama3_8b", "a-path":
 
 @contract("NAME-06a", asks="preset", cases=NOT_NAMES, source="naming")
 def what_is_no_name_is_refused(stack: Stack, name: str) -> None:
-    """An empty name, a path or another family's name resolves to nothing, acknowledged or not."""
+    """A stack refuses an empty name, a path and another family's name, acknowledged or not."""
     refusal_of(stack.preset, name, ())
     refusal_of(stack.preset, name, (name,))
 
@@ -169,8 +172,8 @@ DEPRECATED = {
 
 @contract("NAME-06b", asks=("preset", "preset_names"), cases=DEPRECATED, source="naming; bringup")
 def a_deprecated_name_needs_an_acknowledgement(stack: Stack, name: str, sparse: int) -> None:
-    """A name that says something untrue (dense, with sparse A-ranks) resolves only for those who acknowledge that very
-    name, and is not among the names to choose from.
+    """A name that states something untrue (dense, with sparse A-ranks) resolves only with an acknowledgement of that
+    exact name, and is not among the listed presets.
     """
     refused = refusal_of(stack.preset, name, ())
     refusal_of(stack.preset, name, (DENSE,))
@@ -188,10 +191,10 @@ LABELS = {"current": "current", "head": "head", "lineage": "v19c", "another-line
 
 @contract("NAME-07", asks=("preset", "preset_names"), cases=LABELS, source="bringup")
 def a_label_is_no_preset(stack: Stack, label: str) -> None:
-    """`current`, `head` and lineage tags such as v19c name a moment: they resolve to no preset, acknowledged or not,
-    and stand in no comparison identity. `--kernel=current` is another word.
+    """`current`, `head` and lineage tags such as v19c resolve to no preset, acknowledged or not, and are never part of
+    a preset's identity. `--kernel=current` is unrelated.
 
-    "The baseline recipe used in this wave" is another recipe in the next one.
+    Such labels name a moment: "the baseline recipe used in this wave" is another recipe in the next wave.
     """
     for acknowledged in ((), (label,)):
         refused = refusal_of(stack.preset, label, acknowledged)
@@ -199,20 +202,20 @@ def a_label_is_no_preset(stack: Stack, label: str) -> None:
     for name in stack.preset_names():
         recipe = stack.preset(name, ())
         labelled = [text for text in (name, recipe.name, recipe.family) if text == label]
-        assert not labelled, f"{name} has the label {label} for its identity"
+        assert not labelled, f"{name} is identified by the label {label}"
 
 
 @contract("NAME-08", asks=("preset_names", "preset"), cases={"every-name": ("", 1, 10**6), "h200": ("h200", 81, 141)},
           source="bringup")  # fmt: skip
 def every_preset_declares_its_memory(stack: Stack, card: str, least: int, most: int) -> None:
-    """Every preset declares the memory of the smallest card it was planned for, and one for the 141 GB H200 claims
+    """Every preset declares the memory of the smallest card it was planned for. A preset for the 141 GB H200 claims
     nothing about an 80 GB H100.
 
     "Fits on H200" was read as "fits on Hopper".
     """
     for name, recipe in presets_named(stack, card):
         declared = recipe.hbm_gb
-        assert least <= declared <= most, f"{name} declares {declared} of HBM, expected {least} … {most}"
+        assert least <= declared <= most, f"{name} declares {declared} GB of HBM, expected {least} … {most}"
 
 
 def _differing(one: Recipe, other: Recipe) -> list[str]:

@@ -1,4 +1,4 @@
-"""What was built: the layers in order, the parameters counted, and a model that is nothing but its blocks in a row."""
+"""The built model: its layers in order, its parameter counts, and logits that are its blocks applied in sequence."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-ORDERS: dict[str, tuple[Recipe, str]] = {  # recipe, the family of each layer
+ORDERS: dict[str, tuple[Recipe, str]] = {  # recipe → the letter of each layer
     "a-period-and-two": (SMALL, "AEMEAEMEAEMRAE"),
     "less-than-a-period": (replace(SMALL, depth=7), "AEMEAEM"),
     "recurrence-first": (replace(SMALL, pattern="RAM", depth=7), "RAMRAMR"),
@@ -34,10 +34,10 @@ ORDERS: dict[str, tuple[Recipe, str]] = {  # recipe, the family of each layer
 
 @contract("PAT-12a", asks="built", cases=ORDERS, source="naming; F10")
 def the_built_layers_are_those_of_the_pattern(stack: Training, recipe: Recipe, letters: str) -> None:
-    """The model in memory has a layer for each letter of the tiled pattern, in that order, numbered from 0.
+    """The built model has one layer for each letter of the tiled pattern, in that order, numbered from 0.
 
-    The pattern is a string until something is built of it: a letter that falls back to attention, a period that is
-    aligned to the end, or a head counted as a layer trains another model under the same name.
+    A letter that falls back to attention, a period aligned to the end, or a head counted as a layer trains another
+    model under the same name.
     """
     layers = stack.built(recipe, "nemo_native").layers
     found = "".join(layer.family for layer in layers)
@@ -48,9 +48,10 @@ def the_built_layers_are_those_of_the_pattern(stack: Training, recipe: Recipe, l
 
 @contract("PAT-12b", asks=("built", "preset", "count_parameters"), cases=PRESETS, source="F17; TIE-07")
 def the_reported_counts_are_those_of_the_model(stack: Whole, name: str) -> None:
-    """Total, active and per family, the parameters that a stack reports are those of the model it builds, at true size.
+    """The parameter counts that a stack reports (total, active and per block family) equal those of the model it
+    builds, at true size.
 
-    Two answers of one stack: budgets, MFU and tables of results multiply the first, the optimizer moves the second.
+    Budgets, MFU and tables of results use the reported counts; the optimizer updates the built parameters.
     """
     recipe = replace(stack.preset(name, ()), modes=BOTH)
     _agree(stack, recipe)
@@ -67,7 +68,9 @@ TWISTED = {
 
 @contract("PAT-12c", asks=("built", "count_parameters"), cases=TWISTED, source="F17; TIE-07")
 def counts_follow_every_feature(stack: Whole, recipe: Recipe) -> None:
-    """The same holds with each feature on or off: a tied tensor counts once, a head that looks ahead counts."""
+    """Reported parameter counts equal those of the built model with each feature on or off: a tied tensor counts once,
+    and a prediction head counts.
+    """
     _agree(stack, recipe)
 
 
@@ -99,7 +102,7 @@ def _families(built: Built) -> dict[str, int]:
     return found
 
 
-# NAM56R: 13 A, 22 E, 13 M, 4 R of 52. Matrices of one block, with room above for norms, biases and vectors:
+# NAM56R: 13 A, 22 E, 13 M, 4 R of 52. The matrices of one block; norms, biases and vectors may add a little:
 # A 2 · 3584² + 2 · 3584 · 512; E 3584 · 16 + 16 · 2 · 3584 · 896 + 2 · 3584 · 1024;
 # M 3584 · (2 · 3584 + 56 + 1024) + 4 · (3584 + 1024) + 3584²; R 3584 · (4 · 3584 + 56) + 56 · 64² + 3584²
 FLAGSHIP_SIZES = {
@@ -114,9 +117,10 @@ FLAGSHIP_SIZES = {
 
 @contract("PAT-12d", asks=("built", "preset"), cases=FLAGSHIP_SIZES, source="naming: NAM56R; F17")
 def nam56r_has_the_size_of_its_matrices(stack: Whole, name: str, family: str, matrices: int) -> None:
-    """NAM56R at its true size has the parameters that its dimensions give, family by family, worked out by hand.
+    """In each block family, NAM56R at its true size has the parameter count that its dimensions give, worked out by
+    hand.
 
-    A count and a model that are wrong alike agree with each other.
+    A reported count and a model that are wrong in the same way agree with each other.
     """
     found = _families(stack.built(stack.preset(name, ()), "nemo_native")).get(family, 0)
     within(found, matrices, matrices + matrices // 1000, f"parameters of {family} in {name}")
@@ -135,11 +139,11 @@ IN_A_ROW: dict[str, tuple[Recipe, Mode]] = {
 
 @contract("PAT-12e", asks=("initial", "run_model", "run_block"), cases=IN_A_ROW, source="naming; SSM-09")
 def a_model_is_its_blocks_in_a_row(stack: Whole, recipe: Recipe, mode: Mode) -> None:
-    """Logits are embedding, then x + block(x) for each layer with its own weights, a final norm and the output
-    projection; auxiliary losses are those of the blocks added up.
+    """Logits are the embedding, then x + block(x) for each layer with that layer's own weights, then a final norm and
+    the output projection. Auxiliary losses are the sum of the blocks' losses.
 
-    Block by block the same stack is asked for both. A residual that is dropped or added twice, a norm or a block that
-    two layers share, a layer that is skipped: the loss goes down with all of them.
+    The check asks the same stack for the whole model and for each block. The loss falls even with a residual dropped or
+    added twice, a norm or a block shared by two layers, or a layer skipped.
     """
     weights, tokens = drawn(stack, recipe, mode=mode), batch(recipe)
     canonical(stack, weights)
@@ -157,7 +161,7 @@ def a_model_is_its_blocks_in_a_row(stack: Whole, recipe: Recipe, mode: Mode) -> 
         for name, loss in block.losses.items():
             losses[name] = losses.get(name, 0.0) + float(tensor(loss))
     logits_BTV = _headed(recipe, held, x_BTD)
-    words = instruments.numerics.apart("the logits", run.logits, logits_BTV, FLOAT64)
+    words = instruments.numerics.apart("the logit tensor", run.logits, logits_BTV, FLOAT64)
     assert not words, words
     for name, want in losses.items():
         got = run.losses[name]

@@ -1,4 +1,4 @@
-"""The launcher's hybrid syntax: what a pattern becomes in Megatron's symbols, and what a launcher reads out of it.
+"""The launcher's hybrid syntax: how a pattern is written in Megatron's symbols, and how a launcher reads it.
 
 `*` attention, `D` sparse attention, `M` Mamba, `E` experts, `-` a dense MLP; `|` cuts stages, `/` begins a head pattern
 of multi-token prediction. There is no symbol for R. Layer numbers in the tables are 1-based.
@@ -27,7 +27,7 @@ TRANSLATED = {
 
 @contract("PAT-04", asks="translate", cases=TRANSLATED, source="naming")
 def translation_keeps_length_and_order(stack: Stack, pattern: str, depth: int, moe: bool, expected: str) -> None:
-    """A becomes `*`, E becomes `E` with experts and `-` without, M and R become `M`, letter for letter.
+    """A becomes `*`, E becomes `E` with experts and `-` without, and M and R become `M`, letter for letter.
 
     One published sample wrote `*` for E without experts: 35 attention layers where the model has 13.
     """
@@ -47,14 +47,14 @@ RECURRENT = {  # pattern, depth → layer numbers of R
 
 @contract("PAT-04a", asks="translate", cases=RECURRENT, source="naming")
 def recurrence_is_carried_beside_the_pattern(stack: Stack, pattern: str, depth: int, expected: tuple[int, ...]) -> None:
-    """The launcher has no symbol for R, so the layer numbers of R travel beside the translated pattern.
+    """The launcher has no symbol for R, so a stack passes the layer numbers of R next to the translated pattern.
 
-    Without them four of seventeen Mamba-family layers run another mixer, and nothing in the log says so.
+    Without them four of seventeen Mamba-family layers run another mixer, and no log says so.
     """
     translation = stack.translate(pattern, depth, True, False, 0)
     layers = one_based(translation.recurrent)
     assert layers == expected, f"R is carried for layers {layers} (1-based), expected {expected}"
-    assert "R" not in translation.main, f"the launcher is told {translation.main!r}, and R is none of its symbols"
+    assert "R" not in translation.main, f"the launcher receives {translation.main!r}, but R is not one of its symbols"
 
 
 NATIVE, AUTHOR = Lane(mode="nemo_native"), Lane(mode="author_dp")
@@ -76,12 +76,16 @@ BUILT_IN_MIXER = {  # lane, whether it keeps R
 
 @contract("PAT-04b", asks="launch", cases=BUILT_IN_MIXER, source="naming")
 def a_launch_says_where_r_went(stack: Stack, lane: Lane, keeps: bool) -> None:
-    """A launch carries the layers of R; a lane that runs the built-in mixer there says that it gives them up."""
+    """A launch carries the layer numbers of R. A lane that runs the built-in mixer at those layers states in words that
+    it gives up R.
+    """
     launch = stack.launch(_recipe("AEMEAEMEAEMR", 27), lane)
     layers = one_based(launch.recurrent)
     assert layers == (12, 24), f"the launch carries R for layers {layers} (1-based), expected (12, 24)"
     if not keeps and launch.launcher == "megatron-core":
-        assert launch.gives_up, f"{lane.mode} runs a Mamba mixer at layers 12 and 24 and gives up nothing in words"
+        assert launch.gives_up, (
+            f"{lane.mode} runs a Mamba mixer at layers 12 and 24 and does not say that it gives up R"
+        )
 
 
 SPARSE = {  # pattern, depth, moe → main pattern
@@ -95,8 +99,8 @@ SPARSE = {  # pattern, depth, moe → main pattern
 def the_sparse_symbol_replaces_every_attention(
     stack: Stack, pattern: str, depth: int, moe: bool, expected: str
 ) -> None:
-    """Asked for the DSA symbol, every A of the main pattern becomes `D` and no `*` stays; a runtime that cannot do it
-    refuses instead of substituting.
+    """With the DSA symbol requested, every A of the main pattern becomes `D` and no `*` remains. A runtime without
+    sparse attention refuses instead of substituting dense attention.
 
     Megatron refuses a pattern that mixes `*` and `D`. A launcher that fell back to `*` when the indexer was missing
     trained dense attention under a sparse name.
@@ -118,7 +122,9 @@ SOME_SPARSE = {"nam52": ("AEME", 52, (8, 9, 10, 11)), "all-but-one": ("AEM", 14,
 def a_mix_is_refused_where_the_launcher_cannot_say_it(
     stack: Stack, pattern: str, depth: int, sparse: tuple[int, ...]
 ) -> None:
-    """A native lane of Megatron refuses sparse attention on some A-ranks; it neither widens nor drops it."""
+    """A native Megatron lane refuses sparse attention on only some A-ranks. It neither extends it to all of them nor
+    drops it.
+    """
     megatron_flags(stack.launch(_recipe("AEM", 12), NATIVE))
     refused = refusal_of(stack.launch, _recipe(pattern, depth, *sparse), NATIVE)
     assert any("dsa" in field for field in refused.fields), f"the refusal does not name dsa: {refused}"
@@ -137,10 +143,10 @@ LAUNCHED = {  # pattern, depth, sparse A-ranks → layers of R, sparse layers
 def a_launch_numbers_its_layers(
     stack: Stack, pattern: str, depth: int, sparse: tuple[int, ...], recurrent: tuple[int, ...], layers: tuple[int, ...]
 ) -> None:
-    """A launch carries the layers of R and of sparse attention under the base that it states, where the launcher's
-    pattern cannot say them.
+    """Where the launcher's pattern cannot express them, a launch carries the layers of R and of sparse attention, under
+    the base that it states.
 
-    The last place where A-ranks, positions and layer numbers can still be taken for each other.
+    This is the last place where A-ranks, positions and layer numbers can be confused.
     """
     launch = stack.launch(_recipe(pattern, depth, *sparse), AUTHOR)
     found = one_based(launch.recurrent)
@@ -159,10 +165,10 @@ PREDICTED = {  # pattern, depth, dsa, heads → main pattern
 
 @contract("PAT-06", asks="translate", cases=PREDICTED, source="naming")
 def prediction_is_a_suffix(stack: Stack, pattern: str, depth: int, dsa: bool, heads: int, expected: str) -> None:
-    """Multi-token prediction adds one head pattern a depth behind `/`, all alike, and leaves main pattern, depth and R
-    as they were.
+    """Multi-token prediction appends one head pattern per depth after `/`, all identical, and leaves the main pattern,
+    the depth and R unchanged.
 
-    Heads counted as layers shift every layer number behind them; an exporter that knew only `|` dropped the heads.
+    Counting heads as layers shifts every later layer number. An exporter that knew only `|` dropped the heads.
     """
     with_heads = stack.translate(pattern, depth, True, dsa, heads)
     without = stack.translate(pattern, depth, True, dsa, 0)
@@ -171,7 +177,7 @@ def prediction_is_a_suffix(stack: Stack, pattern: str, depth: int, dsa: bool, he
     assert len(set(with_heads.mtp)) == 1, f"the head patterns differ: {with_heads.mtp}"
     head = with_heads.mtp[0]
     assert head, "the head pattern is empty"
-    assert not set(head) & set("|/RA"), f"{head!r} is no head pattern of the launcher"
+    assert not set(head) & set("|/RA"), f"{head!r} is not a head pattern of the launcher"
     assert not without.mtp, f"without prediction there are head patterns {without.mtp}"
     moved = f"with heads R stands at {with_heads.recurrent}, without at {without.recurrent}"
     assert with_heads.recurrent == without.recurrent, moved
@@ -180,7 +186,7 @@ def prediction_is_a_suffix(stack: Stack, pattern: str, depth: int, dsa: bool, he
 BLOCKS = {"*": {"attention"}, "D": {"ds_attention", "dsa"}, "M": {"mamba"}, "E": {"moe"}, "-": {"mlp"}}
 """Symbol → what launchers call the block that they read from it."""
 
-# pattern, depth, moe, dsa, heads → the symbols whose blocks the launcher must read, cuts followed and not counted
+# pattern, depth, moe, dsa, heads → the symbols whose blocks the launcher must read, which skip the cuts
 ACCEPTED = {
     "nam56r": ("AEMEAEMEAEMR", 52, True, False, 0, "*EME*EME*EMM*EME*EME*EMM*EME*EME*EMM*EME*EME*EMM*EME"),
     "nam52-no-moe": ("AEME", 14, False, False, 0, "*-M-*-M-*-M-*-"),
@@ -193,10 +199,10 @@ ACCEPTED = {
 def the_launcher_reads_the_same_blocks(
     stack: Stack, pattern: str, depth: int, moe: bool, dsa: bool, heads: int, expected: str
 ) -> None:
-    """The emitted pattern is accepted by the launcher's own parser, which reads the same blocks out of it.
+    """The launcher's own parser accepts the emitted pattern and reads the same blocks from it.
 
-    A translation that agrees with its own table proves little: `R`, `A` and every new symbol of a development branch
-    agreed with somebody's table, and the launcher's parser refused them on the cluster.
+    Agreement with one's own table proves little: `R`, `A` and every new symbol of a development branch were in
+    somebody's table, and the launcher's parser refused them on the cluster.
     """
     _is_read_as(stack, stack.translate(pattern, depth, moe, dsa, heads).text, expected, heads)
 
@@ -218,7 +224,9 @@ READ = {  # text → symbols of the main pattern, heads
 
 @contract("PAT-10a", asks="read_pattern", cases=READ, source="naming; Megatron-Core hybrid_layer_allocation")
 def a_launcher_reads_a_legal_pattern(stack: Stack, text: str, expected: str, heads: int) -> None:
-    """A launcher reads one block a symbol, in order, makes none of `|`, and counts heads instead of their layers."""
+    """A launcher reads one block per symbol, in order, no block for `|`, and the number of heads instead of their
+    layers.
+    """
     _is_read_as(stack, text, expected, heads)
 
 
@@ -240,8 +248,8 @@ UNREADABLE = {
 
 @contract("PAT-10b", asks="read_pattern", cases=UNREADABLE, source="naming; Megatron-Core hybrid_layer_allocation")
 def a_launcher_refuses_an_illegal_pattern(stack: Stack, text: str) -> None:
-    """A launcher refuses `*` mixed with `D`, symbols it does not know, unequal heads, `|` inside a head and an empty
-    stage or pattern, before any rank builds a model.
+    """A launcher refuses `*` mixed with `D`, unknown symbols, unequal heads, `|` inside a head, and an empty stage or
+    pattern, before any rank builds a model.
     """
     refusal_of(stack.read_pattern, text)
 

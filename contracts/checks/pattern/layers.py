@@ -31,10 +31,11 @@ TILED = {  # pattern, depth → one letter a layer
 
 @contract("PAT-01", asks="blocks", cases=TILED, source="naming")
 def the_pattern_is_tiled_over_the_depth(stack: Stack, pattern: str, depth: int, expected: str) -> None:
-    """Layer i is pattern[i mod length], for as many layers as the depth says, whether or not the length divides it.
+    """Layer i is the block of letter `pattern[i mod length]`, for exactly `depth` layers, whether or not the pattern's
+    length divides the depth.
 
-    52 is not a multiple of 12. An expander that counts whole periods builds 48 layers, or repeats the last letter; the
-    loss falls all the same.
+    52 is not a multiple of 12. An expander that counts whole periods builds 48 layers or repeats the last letter, and
+    the loss still falls.
     """
     blocks = stack.blocks(pattern, depth)
     assert len(blocks) == depth, f"{pattern} at depth {depth} has {len(blocks)} blocks"
@@ -53,9 +54,9 @@ COUNTED = {  # pattern, depth → blocks of each family, layer numbers of R
 def every_family_is_counted(
     stack: Stack, pattern: str, depth: int, counts: dict[str, int], recurrent: tuple[int, ...]
 ) -> None:
-    """NAM56R has 13 A, 22 E, 13 M and 4 R blocks, R at layers 12, 24, 36 and 48; NAM52 has 13 A, 26 E and 13 M.
+    """NAM56R has 13 A, 22 E, 13 M and 4 R blocks, with R at layers 12, 24, 36 and 48. NAM52 has 13 A, 26 E and 13 M.
 
-    A depth that is right proves nothing: two recipes of 52 layers were quoted under one nickname for weeks.
+    The right depth proves nothing: two different recipes of 52 layers shared one nickname for weeks.
     """
     blocks = stack.blocks(pattern, depth)
     for letter, count in counts.items():
@@ -86,9 +87,11 @@ MALFORMED = {  # pattern, depth, the field to name, columns of which one must be
 def a_malformed_pattern_is_refused_with_the_column(
     stack: Stack, pattern: str, depth: int, field: str, columns: tuple[int, ...]
 ) -> None:
-    """An unknown letter, a blank, lower case, an empty pattern and a depth below 1 are refused; letters by column.
+    """A stack refuses an unknown letter, a blank, lower case, an empty pattern and a depth below 1, and names the
+    column of a bad letter.
 
-    Validation written with `assert` vanished under `python -O`: the letter became a block of some other family.
+    Validation written with `assert` vanished under `python -O`, and the unknown letter became a block of another
+    family.
     """
     refused = refusal_of(stack.blocks, pattern, depth)
     assert field in refused.fields, f"{shown(pattern)} at {depth}: {field} is not named: {refused}"
@@ -109,10 +112,10 @@ CUT = {  # pattern, depth → letters, or the numbers a refusal names (letters, 
 def a_cut_needs_every_layer_written_out(
     stack: Stack, pattern: str, depth: int, expected: str | tuple[int, int]
 ) -> None:
-    """`|` is legal only when the letters number exactly the depth, and it is no layer itself.
+    """`|` is legal only where the pattern writes out exactly `depth` letters. `|` is not a layer itself.
 
-    A tiled cut means another thing in each period. One parser removed `|` for its length check only and then built a
-    block for it; another cut the pattern to the depth and said so in a warning.
+    In a tiled pattern the same cut means something else in each period. One parser removed `|` only for its length
+    check and then built a block for it. Another truncated the pattern to the depth and only warned.
     """
     if isinstance(expected, str):
         blocks = stack.blocks(pattern, depth)
@@ -133,9 +136,10 @@ SPELLED = {  # pattern, depth → families
 
 @contract("PAT-03", asks="blocks", cases=SPELLED, source="naming")
 def a_letter_names_one_family(stack: Stack, pattern: str, depth: int, families: tuple[str, ...]) -> None:
-    """A is ablock, E is eblock, M is mblock and R is rblock, wherever it stands and whatever stands beside it.
+    """A is always an ablock, E an eblock, M an mblock and R an rblock, wherever the letter is and whatever its
+    neighbours are.
 
-    M and R share a launcher symbol. A stack that reads its own pattern through that symbol has no recurrence at all.
+    M and R share a launcher symbol. A stack that reads its own pattern through that symbol builds no recurrence at all.
     """
     blocks = stack.blocks(pattern, depth)
     assert blocks == families, f"{pattern} at {depth} names {blocks}, expected {families}"
@@ -166,10 +170,11 @@ def an_a_rank_is_an_ordinal(
     sparse_layers: tuple[int, ...],
     full_layers: tuple[int, ...],
 ) -> None:
-    """An A-rank counts attention layers from 0, not layers: NAM52 is sparse on A-ranks 8 … 11 and full on nine; NAM52R
-    is full on 0, 4, 8, 12 and sparse on nine.
+    """An A-rank is the ordinal of an attention layer, counted from 0. NAM52 has sparse attention on A-ranks 8 … 11 and
+    full attention on the other nine; NAM52R has full attention on 0, 4, 8 and 12 and sparse attention on the other
+    nine.
 
-    `8,9,10,11` read as layer numbers puts sparse attention on Mamba and expert layers. The inverse mix was quoted
+    Reading `8,9,10,11` as layer numbers puts sparse attention on Mamba and expert layers. The inverse mix was reported
     under the same word, dense.
     """
     placed = stack.placement(pattern, depth, sparse)
@@ -194,7 +199,7 @@ MISPLACED = {  # pattern, depth, sparse ranks, the number to name
 def a_rank_that_is_none_is_refused(
     stack: Stack, pattern: str, depth: int, sparse: tuple[int, ...], number: int
 ) -> None:
-    """A sparse rank that the pattern does not have, or that is given twice, is refused by its number."""
+    """A stack refuses an A-rank that the pattern does not have, or that is listed twice, and names its number."""
     refused = refusal_of(stack.placement, pattern, depth, sparse)
     assert number in numbers_in(refused), f"the refusal does not name {number}: {refused}"
 
@@ -208,10 +213,11 @@ INDEXED = {  # pattern, depth, sparse ranks
 
 @contract("PAT-09", asks=("translate", "placement"), cases=INDEXED, source="F10")
 def every_index_says_its_base(stack: Stack, pattern: str, depth: int, sparse: tuple[int, ...]) -> None:
-    """Positions count from 0, layer numbers from 1, and each index points at its letter under the base it states.
+    """Positions count from 0 and layer numbers from 1. Each index states its base, and under that base it points at the
+    right letter.
 
-    Three helpers of one stack return 1-based numbers and a fourth 0-based ones. Added together they name the layer
-    after the one that was meant, which is always an E.
+    Three helpers of one stack return 1-based numbers and a fourth returns 0-based ones. Adding them names the layer
+    after the intended one, which is always an E.
     """
     placed = stack.placement(pattern, depth, sparse)
     emitted = {
@@ -223,7 +229,7 @@ def every_index_says_its_base(stack: Stack, pattern: str, depth: int, sparse: tu
         for index in indices.numbers:
             position = index - indices.base
             inside = 0 <= position < depth
-            assert inside, f"{name} {index} (base {indices.base}) is no layer of {depth}"
+            assert inside, f"{name} {index} (base {indices.base}) is not one of {depth} layers"
             stands = pattern[position % len(pattern)]
             assert stands == letter, f"{name} {index} (base {indices.base}) is a layer of {stands}, not of {letter}"
 
@@ -233,10 +239,11 @@ DRAWN = {f"drawn-{seed}": (seed, 60) for seed in (11, 56, 4096)}
 
 @contract("PAT-11", asks=("render", "blocks"), cases=DRAWN, source="naming")
 def render_is_the_inverse_of_parse(stack: Stack, seed: int, draws: int) -> None:
-    """For every legal pattern the rendered text is one letter a layer with its cuts, and parses to the same blocks.
+    """For every legal pattern, `render` writes one letter per layer and keeps the cuts, and its text parses to the same
+    blocks.
 
-    A renderer that dropped the tail, or kept the cuts in its check and lost them in its output, round-trips on the
-    one pattern it was tried on.
+    A renderer that drops the tail, or loses the cuts in its output, still round-trips on the one pattern it was tried
+    on.
     """
     draw = random.Random(seed)
     for _ in range(draws):
@@ -252,7 +259,9 @@ def render_is_the_inverse_of_parse(stack: Stack, seed: int, draws: int) -> None:
 
 @contract("PAT-11a", asks=("render", "blocks"), cases=DRAWN, source="naming")
 def every_illegal_pattern_is_refused(stack: Stack, seed: int, draws: int) -> None:
-    """A legal pattern with one letter spoilt, one stage emptied or its depth moved under a cut is refused."""
+    """A stack refuses a legal pattern after one letter is corrupted, one stage is emptied, or the depth changes under a
+    cut.
+    """
     draw = random.Random(seed)
     for _ in range(draws):
         pattern, depth = _illegal(draw)

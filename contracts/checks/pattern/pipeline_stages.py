@@ -1,4 +1,4 @@
-"""Pipeline stages: how a pattern is cut, and that nothing is lost, moved or re-tiled by the cut."""
+"""Pipeline stages: how a pattern is cut, and that a cut loses, moves and re-tiles nothing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ EVEN = {f"nam56r-pp{pp}": (pp, 52 // pp) for pp in (1, 2, 4, 13, 26, 52)}
 
 @contract("PAT-08", asks="stages", cases=EVEN, source="bringup F10")
 def stages_concatenate_to_the_pattern(stack: Stack, pp: int, layers: int) -> None:
-    """Stages are equal and, in model order, concatenate to the main pattern: 52 layers over 1, 2, 4, 13, 26 or 52.
+    """Pipeline stages are equal in size and concatenate, in model order, to the main pattern: 52 layers over 1, 2, 4,
+    13, 26 or 52 stages.
 
     A stage that tiles the pattern from its own first layer has the right length and the wrong blocks.
     """
@@ -35,9 +36,10 @@ UNEVEN = {f"pp{pp}": ("AEMEAEMEAEMR", 52, pp) for pp in (0, 3, 5, 8, 12, 51, 104
 
 @contract("PAT-08a", asks="stages", cases=UNEVEN | {"30-layers-pp4": ("AEMEA", 30, 4)}, source="bringup F10")
 def a_cut_that_does_not_divide_is_refused(stack: Stack, pattern: str, depth: int, pp: int) -> None:
-    """A number of stages that does not divide the depth is refused with the number, and the depth where it is asked.
+    """A stack refuses a number of stages that does not divide the depth, and names both numbers (the stages alone where
+    they are 0).
 
-    30 layers over 4 stages once built 28; two layers were gone, and the reported throughput rose.
+    30 layers over 4 stages once built 28. Two layers were missing, and the reported throughput rose.
     """
     refused = refusal_of(stack.stages, pattern, depth, pp)
     wanted = {pp, depth} if pp else {pp}
@@ -58,9 +60,11 @@ WRITTEN = {  # pattern with cuts, depth, pp → stages; None where it is refused
 def unequal_stages_are_those_written_out(
     stack: Stack, pattern: str, depth: int, pp: int, expected: tuple[str, ...] | None
 ) -> None:
-    """Stages written out with `|` are kept as written; a number of segments that is no multiple of pp is refused.
+    """A stack keeps stages written out with `|` exactly as written, and refuses a number of segments that is not a
+    multiple of pp.
 
-    A stack that sliced the pattern evenly ignored the layer counts of the first and last stage and ran wrong blocks.
+    A stack that sliced the pattern evenly ignored the layer counts of the first and last stage and ran the wrong
+    blocks.
     """
     if expected is None:
         refused = refusal_of(stack.stages, pattern, depth, pp)
@@ -69,7 +73,7 @@ def unequal_stages_are_those_written_out(
     stages = stack.stages(pattern, depth, pp)
     joined = "".join(stages)
     assert joined == pattern.replace("|", ""), f"the stages concatenate to {joined}, not to {pattern}"
-    if len(expected) == pp:  # virtual stages may be told by rank or by segment
+    if len(expected) == pp:  # virtual stages may be listed by rank or by segment
         assert stages == expected, f"the stages are {stages}, expected {expected}"
 
 
@@ -86,7 +90,7 @@ def the_launch_cuts_for_the_degrees_that_run(
 ) -> None:
     """A lane that overrides the pipeline degree launches a pattern cut for that degree, not for the recipe's.
 
-    Five recipes of one framework kept the layout of their old degree; the stages had the wrong sizes.
+    Five recipes of one framework kept the layout of their old degree, and the stages had the wrong sizes.
     """
     recipe = Recipe(
         name="re-cut", family="nam56r", pattern="AEMEAEMEAEMR", depth=28, hidden=768, ffn_hidden=1536, heads=12,

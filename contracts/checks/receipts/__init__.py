@@ -1,10 +1,10 @@
 """RCPT: what a run leaves behind, however it ended."""
 
 from contracts.checks.receipts import (  # isort: skip
-    receipt,  # what a run leaves behind, whole, however it ended
-    multi_rank_receipts,  # the same of a run that several ranks made
-    redaction,  # what must not stand in it
-    metrics,  # the figures of a run, and what they need beside them
+    receipt,  # the receipt of a run, complete however the run ended
+    multi_rank_receipts,  # receipts of a run on several ranks
+    redaction,  # what a receipt must not contain
+    metrics,  # the figures of a run, and the evidence that they need
 )
 
 __all__ = [

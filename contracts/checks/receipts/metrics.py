@@ -1,4 +1,4 @@
-"""The figures of a run: what they need beside them, and how they are defined (RCPT-04, RCPT-05)."""
+"""The figures of a run: the evidence that they need, and how they are defined (RCPT-04, RCPT-05)."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ UNWITNESSED: dict[str, tuple[tuple[ReportedStep, ...]]] = {
 
 @contract("RCPT-04", asks="receipt", cases=UNWITNESSED, source=F16)
 def a_throughput_needs_a_witness(stack: Evidence, steps: tuple[ReportedStep, ...]) -> None:
-    """A run has a throughput only if steps ran after the warm-up, none of its window was skipped, and every loss and
-    gradient norm was measured and finite; otherwise the figure is withheld and the receipt says why.
+    """A run has a throughput only if steps ran after the warm-up, no step of its window was skipped, and every loss and
+    gradient norm was measured and finite. Otherwise the receipt withholds the figure and states why.
 
     A record of 268 TFLOP/s was cited for weeks from a log that had crashed in initialisation. Another came from a
     commit whose gradient norm was NaN in every iteration: steps that update nothing are fast, and the loss of weights
@@ -46,8 +46,8 @@ def a_throughput_needs_a_witness(stack: Evidence, steps: tuple[ReportedStep, ...
     receipt = stack.receipt(replace(FACTS, steps=steps))
     rate = receipt.tokens_per_second
     seen = [(step.number, step.loss, step.grad_norm, step.skipped) for step in steps]
-    assert rate is None, f"{rate} tokens/s stand on steps (number, loss, gradient norm, skipped) {seen}"
-    assert receipt.withheld, f"the figure is withheld and nothing says why; steps {seen}"
+    assert rate is None, f"{rate} tokens/s are reported for steps (number, loss, gradient norm, skipped) {seen}"
+    assert receipt.withheld, f"the figure is withheld without a reason; steps {seen}"
 
 
 SKIPPED_IN_WARMUP = (replace(STEPS[0], skipped=True, grad_norm="Infinity"), *STEPS[1:])
@@ -56,10 +56,9 @@ SKIPPED_IN_WARMUP = (replace(STEPS[0], skipped=True, grad_norm="Infinity"), *STE
 @contract("RCPT-04b", asks="receipt", cases={"all-finite": (STEPS,), "scaler-searching": (SKIPPED_IN_WARMUP,)},
           source=F16)  # fmt: skip
 def a_witnessed_throughput_stands(stack: Evidence, steps: tuple[ReportedStep, ...]) -> None:
-    """A run whose steps trained has its figure, also when the loss scaler skipped steps of the warm-up.
+    """A run whose steps trained has its throughput, even if the loss scaler skipped warm-up steps.
 
-    The first steps of a dynamic loss scale overflow by design. A witness that counts them withholds every figure of
-    fp16.
+    The first steps of a dynamic loss scale overflow by design. A rule that counts them withholds every fp16 figure.
     """
     receipt = stack.receipt(replace(FACTS, steps=steps))
     assert receipt.tokens_per_second == 65_536.0, (
@@ -69,7 +68,7 @@ def a_witnessed_throughput_stands(stack: Evidence, steps: tuple[ReportedStep, ..
 
 _WITNESS = RECEIPT.witness
 assert _WITNESS is not None
-BARE: dict[str, tuple[Receipt, str, object]] = {  # a receipt, and the same said by editing the text of a good one
+BARE: dict[str, tuple[Receipt, str, object]] = {  # a receipt, and the same made by editing a good one
     "no-witness": (replace(RECEIPT, witness=None), "witness", None),
     "no-step": (
         replace(RECEIPT, witness=replace(_WITNESS, steps=0)), "witness", {**vars(_WITNESS), "steps": 0}
@@ -88,9 +87,10 @@ BARE: dict[str, tuple[Receipt, str, object]] = {  # a receipt, and the same said
 
 @contract("RCPT-04a", asks=("write_receipt", "read_receipt"), cases=BARE, source=F16)
 def a_bare_figure_is_neither_written_nor_read(stack: Evidence, bare: Receipt, field: str, value: object) -> None:
-    """A receipt that carries a throughput without its witness is refused, by who writes it and by who reads it.
+    """Writer and reader both refuse a receipt that has a throughput but no witness, the record that its losses and
+    gradient norms were finite.
 
-    A figure outlives the log it came from. Once it stands alone in a table, nobody can tell it from a measured one.
+    A figure outlives its log. Alone in a table it cannot be told from a measured one.
     """
     body = json.loads(stack.write_receipt(RECEIPT))
     body[field] = value
@@ -99,14 +99,14 @@ def a_bare_figure_is_neither_written_nor_read(stack: Evidence, bare: Receipt, fi
 
 
 # 2 000 000 000 parameters, 13 attention layers of 56 heads of 64 over 4096 tokens:
-# 6 · 2e9 + 12 · 13 · 56 · 64 · 4096 = 12 000 000 000 + 2 290 089 984 FLOPs a token.
+# 6 · 2e9 + 12 · 13 · 56 · 64 · 4096 = 12 000 000 000 + 2 290 089 984 FLOPs per token.
 H200 = Work(
     tokens=524_288, seconds=8.0, world=8, device="NVIDIA H200", dtype="bf16", parameters=2_000_000_000,
     attention_layers=13, heads=56, head_dim=64, seq_length=4096,
 )  # fmt: skip
 FLOPS = 14_290_089_984
 # 65 536 · 14 290 089 984 = 936.515e12 of 8 · 989.5e12 FLOP/s.
-WORKS = {  # → tokens/s, FLOPs a token, MFU
+WORKS = {  # → tokens/s, FLOPs per token, MFU
     "h200-bf16": (H200, 65_536.0, FLOPS, 0.118307),
     "h200-full-name": (replace(H200, device="NVIDIA H200 141GB HBM3e"), 65_536.0, FLOPS, 0.118307),
     "h200-fp8": (replace(H200, dtype="fp8"), 65_536.0, FLOPS, 0.0591532),
@@ -121,15 +121,15 @@ WORKS = {  # → tokens/s, FLOPs a token, MFU
 def throughput_and_mfu_follow_their_definitions(
     stack: Evidence, work: Work, rate: float, flops: int, mfu: float
 ) -> None:
-    """tokens/s is tokens over seconds of the whole world; FLOPs a token are 6 · parameters + 12 · attention layers ·
-    heads · head_dim · seq_length; MFU is their product over world · the dense peak of the device in its dtype.
+    """tokens/s is tokens over seconds of the whole world. FLOPs per token are 6 · parameters + 12 · attention layers ·
+    heads · head_dim · seq_length. MFU is their product over world · the dense peak of the device in its dtype.
 
-    Data sheets print Hopper's peaks with sparsity, which halves an MFU; a table that falls back to A100 triples one.
-    Parameters counted after a pipeline was split leave the other stages out.
+    Data sheets print Hopper's peaks with sparsity, which halves an MFU. A table that falls back to A100 triples one.
+    Parameters counted after a pipeline split leave out the other stages.
     """
     figures = stack.figures(work)
     assert math.isclose(figures.tokens_per_second, rate), f"tokens/s is {figures.tokens_per_second}, expected {rate}"
-    assert figures.flops_per_token == flops, f"FLOPs a token are {figures.flops_per_token}, expected {flops}"
+    assert figures.flops_per_token == flops, f"FLOPs per token are {figures.flops_per_token}, expected {flops}"
     assert math.isclose(figures.mfu, mfu, rel_tol=2e-3), (  # published peaks are rounded to three or four digits
         f"MFU is {figures.mfu:.6f}, expected {mfu}"
     )
@@ -144,7 +144,7 @@ NO_FIGURES = {
 
 @contract("RCPT-05a", asks="figures", cases=NO_FIGURES, source=F17)
 def a_figure_without_its_denominator_is_refused(stack: Evidence, work: Work, words: tuple[str, ...]) -> None:
-    """MFU of a device whose peak is not known, and a rate over no work, are refused and not guessed."""
+    """A stack refuses an MFU for a device whose peak is unknown, and a rate over no work, instead of guessing."""
     refused = refusal_of(stack.figures, work)
     for word in words:
         assert word in str(refused), f"the refusal does not name {word}: {refused}"
@@ -180,11 +180,11 @@ MODELS = {  # → total, active, matmul
 def parameters_are_counted_by_their_definitions(
     stack: Evidence, weights: tuple[Weight, ...], experts: int, top_k: int, expected: tuple[int, int, int]
 ) -> None:
-    """Shared storage counts once; of the routed experts a token meets top_k; a table counts as multiplied only where it
-    is tied to a projection.
+    """Parameter counts include shared storage once. Active parameters include top_k of the routed experts, and matmul
+    parameters include an embedding table only where it is tied to a projection.
 
-    "56B" and "4B active" name the same model. A count that takes all experts for active makes an MFU several times
-    too high.
+    "56B" and "4B active" name the same model. A count that treats all experts as active makes an MFU several times too
+    high.
     """
     count = stack.count_weights(weights, experts, top_k)
     counted = (count.total, count.active, count.matmul)

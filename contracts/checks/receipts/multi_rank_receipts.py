@@ -1,6 +1,6 @@
-"""The receipts of a run that several ranks made: each of them about all ranks, and each rank with its own.
+"""The receipts of a run on several ranks: each rank leaves its own, and each covers all ranks.
 
-On one rank something is made unlike on purpose, since ranks that are alike would give each other's receipts.
+One rank is made different on purpose, because equal ranks could swap their receipts unnoticed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ RECIPE = Recipe(
 ALIKE = ("window", "peak", "backends")
 """What the ranks' receipts have in common: what they say of the run."""
 
-RUNS = {  # the degrees, the rank that is unlike, and the world
+RUNS = {  # the degrees, the rank that is different, and the world
     "the-second-of-dp2": (Degrees(), 1, 2),
     "the-first-of-tp2": (Degrees(tp=2, sp=True), 0, 2),
 }
@@ -51,11 +51,11 @@ class TrainsInAWorld(World, Training, Protocol):
 def the_receipts_of_a_run_are_about_all_its_ranks(
     stack: TrainsInAWorld, degrees: Degrees, unlike: int, world: int
 ) -> None:
-    """On several ranks, window, peaks, rank map and backend identity are those of all ranks, and no rank writes over
-    another's receipt.
+    """On several ranks, window, peaks, rank map and backend identity cover all ranks, and no rank overwrites another
+    rank's receipt.
 
-    The first rank's own peak is not the one that runs out, its clock stops before the slowest rank's, and its kernel is
-    not the one that another rank fell back to.
+    Rank 0's own peak is not the highest one, its clock stops before the slowest rank's, and its kernel is not the one
+    that another rank fell back to.
     """
     mine = replace(PROVENANCE, machine=replace(PROVENANCE.machine, host=f"box-{here().rank}@lab"))
     most = max(gathered(_peak()))
@@ -64,7 +64,7 @@ def the_receipts_of_a_run_are_about_all_its_ranks(
         left = stack.run_receipts(
             RECIPE, degrees, STEPS, str(folder), mine, strain if here().rank == unlike else Strain()
         )
-        places = gathered([here().node, here().local_rank])  # nothing is asserted before all have said what they know
+        places = gathered([here().node, here().local_rank])  # no rank asserts before all ranks have gathered
         others = gathered({part: str(getattr(receipt, part)) for part in ALIKE} if (receipt := _own(left)) else {})
     assert receipt is not None, f"rank {here().rank} left {left.own}, and in the folder are {sorted(left.kept)}"
     host, kept = f"box-{here().rank}@lab", receipt.provenance.machine.host
@@ -83,7 +83,7 @@ def _own(left: LeftReceipts) -> Receipt | None:
 
 
 def _places(receipt: Receipt, expected: list[int]) -> None:
-    """Those of this rank's node: torchrun numbers local ranks anew on each."""
+    """The local ranks of this rank's node: torchrun numbers them from 0 on each node."""
     places: tuple[Place, ...] = receipt.places
     found = [place.local_rank for place in places]
     assert found == expected, f"the rank map of rank {here().rank} has local ranks {found}, expected {expected}"

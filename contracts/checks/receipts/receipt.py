@@ -31,7 +31,7 @@ PLAYBOOK = "playbook: minimum useful operator receipt; provenance before the fir
 MODAL = "modal: receipts are written on every way out"
 ABSENT = "(absent)"
 
-# Where in the receipt of the run above each part stands, and what it is.
+# Each part of the receipt of the run above: its path and its value.
 PARTS: dict[str, tuple[str, object]] = {
     "revision": ("provenance.source.revision", "3f2c9ab14d"),
     "machine-class": ("provenance.machine", FACTS.provenance.machine),
@@ -54,11 +54,11 @@ PARTS: dict[str, tuple[str, object]] = {
 
 @contract("RCPT-01", asks="receipt", cases=PARTS, source=PLAYBOOK)
 def a_receipt_says_what_ran(stack: Evidence, part: str, expected: object) -> None:
-    """A receipt carries source revision, machine class, runtime, preflight result, environment overlay, effective lane,
-    local rank map with NIC affinity, and backend identity requested, actual and why.
+    """A receipt contains source revision, machine class, runtime, preflight result, environment overlay, effective
+    lane, local rank map with NIC affinity, and the requested and actual backend with the reason for a difference.
 
     Two operators measured different throughput on one configuration because one of them had a stale variable in the
-    shell. Neither receipt held the overlay, so the difference was put down to the machine.
+    shell. Neither receipt had the overlay, so the difference was blamed on the machine.
     """
     kept = attrgetter(part)(stack.receipt(FACTS))
     assert kept == expected, f"{part} is {kept}, expected {expected}"
@@ -73,7 +73,7 @@ WORK_TREES = {
 
 @contract("RCPT-01b", asks="receipt", cases=WORK_TREES, source=PLAYBOOK)
 def a_revision_stands_with_its_work_tree(stack: Evidence, source: Source) -> None:
-    """The revision stands beside the state of the work tree, and a state that is not known is not clean.
+    """A receipt records the state of the work tree with the revision, and never records an unknown state as clean.
 
     `git rev-parse` alone names a commit that never ran: the change that made the number was not in it.
     """
@@ -85,10 +85,10 @@ def a_revision_stands_with_its_work_tree(stack: Evidence, source: Source) -> Non
 @contract("RCPT-01c", asks="receipt", cases={"torch": ("torch",), "torch-and-triton": ("torch", "triton")},
           source=PLAYBOOK)  # fmt: skip
 def provenance_is_taken_before_the_first_heavy_import(stack: Evidence, *loaded: str) -> None:
-    """Provenance that was taken after a framework was imported is refused.
+    """Provenance collected after a framework was imported is refused.
 
-    A run that dies while importing torch is one whose machine class and revision are needed most. Taken later, they
-    are missing exactly then.
+    A run that dies while importing torch is the one whose machine class and revision matter most. Provenance collected
+    later is missing exactly then.
     """
     late = replace(FACTS, provenance=replace(FACTS.provenance, loaded=tuple(loaded)))
     refused = refusal_of(stack.receipt, late)
@@ -117,10 +117,11 @@ WINDOWS = {  # steps, warm-up, bound → first, last, tokens, seconds, tokens/s
 def the_window_is_the_first_one_after_the_warm_up(
     stack: Evidence, steps: tuple[ReportedStep, ...], warmup: int, bounded: int, expected: tuple[Any, ...], rate: float
 ) -> None:
-    """The first bounded window of steps is measured, its warm-up dropped: tokens over seconds of that window.
+    """Throughput is the tokens of the first bounded window of steps, without its warm-up, divided by the seconds of
+    that window.
 
-    A compiled lane spends minutes in its first step. Counted in, it halves a figure; and the mean of the steps' rates
-    is another number than the rate of the window.
+    A compiled lane spends minutes in its first step, which halves the figure if it is counted. The mean of the steps'
+    rates is not the rate of the window.
     """
     receipt = stack.receipt(replace(FACTS, steps=steps, warmup=warmup, bounded=bounded))
     window = receipt.window
@@ -142,10 +143,10 @@ PEAKS = {  # a rank's peaks in bytes → the largest of each
 def peak_memory_is_the_worst_rank_allocated_and_reserved(
     stack: Evidence, peaks: tuple[tuple[int, int, int], ...], expected: tuple[int, int]
 ) -> None:
-    """Peak memory is kept as allocated and as reserved, each the largest over all ranks.
+    """A receipt records peak memory both as allocated and as reserved, each as the maximum over all ranks.
 
-    expandable_segments is judged by the gap between the two. One number, of rank 0, shows neither the gap nor the rank
-    that will be the first to run out.
+    The gap between the two shows whether expandable_segments works. A single number from rank 0 shows neither the gap
+    nor the rank that will run out first.
     """
     memory = tuple(RankMemory(rank=rank, allocated=held, reserved=kept) for rank, held, kept in peaks)
     peak = stack.receipt(replace(FACTS, memory=memory)).peak
@@ -175,9 +176,10 @@ ALLOCATORS = {  # set by the lane, exported → the name and the value that CUDA
 def the_allocator_overlay_is_the_one_that_reached_cuda(
     stack: Evidence, lane: dict[str, str], exported: dict[str, str], expected: tuple[str, str] | None
 ) -> None:
-    """The allocator setting is kept under the name and with the value that reached the CUDA context.
+    """A receipt records the allocator setting under the variable name, and with the value, that reached the CUDA
+    context.
 
-    Two spellings exist. With both set, a receipt that holds the lane's own list does not say which one counted.
+    The setting has two spellings. With both set, a receipt with the lane's own list does not show which one counted.
     """
     launch = replace(FACTS.launch, env=lane, unset=())
     facts = replace(FACTS, launch=launch, lane=replace(FACTS.lane, inherited=exported))
@@ -189,9 +191,9 @@ def the_allocator_overlay_is_the_one_that_reached_cuda(
           cases={"replaced": (Backend(part="attention", requested="flash4", actual="sdpa"),)},
           source="playbook: a backend has a requested and an actual identity, and a reason")  # fmt: skip
 def a_replaced_backend_says_why(stack: Evidence, backend: Backend) -> None:
-    """A backend that ran instead of the one that was requested has a reason, or the receipt is refused.
+    """A receipt in which another backend ran than the requested one has a reason, or is refused.
 
-    A kernel that cannot run on this card falls back and the run goes on, at another speed and under the old name.
+    A kernel that cannot run on this card falls back, and the run continues at another speed under the old name.
     """
     refused = refusal_of(stack.receipt, replace(FACTS, backends=(backend,)))
     for word in (backend.requested, backend.actual):
@@ -210,11 +212,11 @@ ENDINGS: dict[str, tuple[LaunchedRun, Ending]] = {
 
 @contract("RCPT-02", asks=("receipt", "write_receipt", "read_receipt"), cases=ENDINGS, source=MODAL)
 def every_ending_leaves_a_whole_receipt(stack: Evidence, facts: LaunchedRun, ending: Ending) -> None:
-    """However a run ends it leaves a receipt, which reads back as it was; cut off anywhere it is refused, and what was
-    not measured is absent, not 0.
+    """Every run leaves a receipt, however it ends. The receipt reads back unchanged, is refused if truncated anywhere,
+    and omits what was not measured instead of recording 0.
 
-    A run that died in its first import left no record, and one that was killed left half a file that a collector read
-    as a run of zero steps.
+    A run that died in its first import left no record. A killed run left half a file, which a collector read as a run
+    of zero steps.
     """
     receipt = stack.receipt(facts)
     assert receipt.ending == ending, f"the ending is {receipt.ending!r}, expected {ending!r}"
@@ -223,7 +225,7 @@ def every_ending_leaves_a_whole_receipt(stack: Evidence, facts: LaunchedRun, end
         assert kept == (None,) * 4, f"a run without steps has window, witness, tokens/s and peak {kept}"
     text = stack.write_receipt(receipt)
     back = stack.read_receipt(text)
-    assert back == receipt, f"it reads back as {back}, written was {receipt}"
+    assert back == receipt, f"it reads back as {back}, but {receipt} was written"
     whole = text.rstrip()
     for length in {*range(0, len(whole), 97), len(whole) - 1}:
         refusal_of(stack.read_receipt, whole[:length])
@@ -234,9 +236,9 @@ FIGURES: dict[str, tuple[Figure, ...]] = {"nan": ("NaN",), "infinite": ("Infinit
 
 @contract("RCPT-02a", asks=("receipt", "write_receipt", "read_receipt"), cases=FIGURES, source="F16: NaN is not zero")
 def nan_stays_nan(stack: Evidence, figure: Figure) -> None:
-    """A loss that was NaN or infinite is written and read back as that, and is neither 0 nor absent.
+    """A loss that was NaN or infinite is written and read back as NaN or infinite, never as 0 or absent.
 
-    JSON knows no NaN, so writers put 0 or null in its place, and a run that diverged looks like one that converged.
+    JSON has no NaN, so writers put 0 or null in its place, and a run that diverged looks like one that converged.
     """
     steps = (*STEPS[:3], replace(STEPS[3], loss=figure))
     text = stack.write_receipt(stack.receipt(replace(FACTS, steps=steps)))
@@ -244,7 +246,7 @@ def nan_stays_nan(stack: Evidence, figure: Figure) -> None:
     witness = stack.read_receipt(text).witness
     assert witness is not None, "there is no witness"
     assert witness.last_loss == figure, f"the last loss is {witness.last_loss!r}, expected {figure!r}"
-    assert not witness.finite_losses, f"losses are called finite, and the last one is {figure}"
+    assert not witness.finite_losses, f"losses are called finite, but the last one is {figure}"
 
 
 def _no_json(constant: str) -> None:
@@ -264,10 +266,10 @@ EDITS: dict[str, tuple[str, object, tuple[str, ...]]] = {  # where, the new valu
 
 @contract("RCPT-02b", asks=("write_receipt", "read_receipt"), cases=EDITS, source="F16: versioned schema")
 def what_is_not_of_the_schema_is_refused(stack: Evidence, field: str, value: object, words: tuple[str, ...]) -> None:
-    """A receipt of another schema version, with an unknown or missing field or a value of another type, is refused by
-    name.
+    """A receipt with another schema version, an unknown or missing field, or a value of the wrong type is refused, and
+    the refusal names it.
 
-    A field that a reader skips is one whose meaning has changed without anybody seeing it.
+    A field that a reader skips can change its meaning without anybody noticing.
     """
     body = json.loads(stack.write_receipt(RECEIPT))
     *outer, last = field.split(".")
@@ -289,10 +291,10 @@ SUCCESSORS = {
 
 @contract("RCPT-02c", asks=("write_receipt", "read_receipt", "publish_receipt"), cases=SUCCESSORS, source=MODAL)
 def a_receipt_replaces_another_whole(stack: Evidence, successor: Receipt) -> None:
-    """A receipt takes the place of an older one in one step: who opened the old one reads it to its end, who opens it
-    afterwards reads the new one, and nothing else is left in the folder.
+    """A receipt replaces an older one atomically: a reader that has the old one open reads it to its end, later readers
+    get the new one, and no other file is left in the folder.
 
-    A collector that polls reads while a run writes. Written in place, it sees a file without its second half.
+    A collector polls while a run writes. If the file is written in place, the collector sees half of it.
     """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "receipt.json"
@@ -302,7 +304,7 @@ def a_receipt_replaces_another_whole(stack: Evidence, successor: Receipt) -> Non
             stack.publish_receipt(successor, str(path))
             old = opened.read()
         assert old == first, (
-            f"who had opened the old receipt reads {old[:40]!r} and {len(old)} of {len(first)} characters"
+            f"a reader that had opened the old receipt reads {old[:40]!r} and {len(old)} of {len(first)} characters"
         )
         new = stack.read_receipt(path.read_text(encoding="utf-8"))
         assert new == successor, f"the receipt in place is {new}, expected {successor}"

@@ -1,4 +1,4 @@
-"""What must not leave the environment: secrets, and whatever nobody asked to record (RCPT-03)."""
+"""What a receipt must not contain: secrets, and variables that nobody asked to record (RCPT-03)."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from contracts.contract import contract
 from contracts.spec.machine import Finding
 from contracts.spec.receipt import Component, Evidence, LaunchedRun, Source
 
-# Invented; none of them opens anything. Forms as their issuers document them.
+# Invented, and valid nowhere; the forms are those that the issuers document.
 HF = "hf_QwErTyUiOpAsDfGhJkLzXcVbNm0123456789"
 GITHUB = "ghp_0123456789abcdefABCDEF0123456789abcd"
 AWS_ID = "AKIAQYLPMN5HEXAMPLE7"
 AWS_SECRET = "wJalrXUtnFEMI/K7MDENG/bPxRfiCYzzEXAMPLE9"
 JWT = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiJ0cmFpbmVyIn0.dBjftJeZ4CVPmB92K27uhbUJU1p1r_wW1gFWFOEjXk"
 PASSWORD = "tr0ub4dor-and-3"
-PLAIN = "marmalade-orchard-77"  # no issuer's form: only its name says that it is a secret
+PLAIN = "marmalade-orchard-77"  # not in any issuer's form: only its name shows that it is a secret
 PEM = (
     "-----BEGIN OPENSSH PRIVATE KEY-----\nb3BlbnNzaC1rZXktdjEAAAAABG5vbmU\nQyNTUxOQAAACBzZWNyZXQ\n"
     "-----END OPENSSH PRIVATE KEY-----"
@@ -35,7 +35,7 @@ _PROVENANCE = FACTS.provenance
 _NOTED = Finding(promise="STOR-02", field="data", value=f"https://reader:{PASSWORD}@store/x", problem="is remote",
                  remedy="mount it")  # fmt: skip
 
-PLANTED: dict[str, tuple[LaunchedRun, tuple[str, ...]]] = {  # a run → the secrets that it has met
+PLANTED: dict[str, tuple[LaunchedRun, tuple[str, ...]]] = {  # a run → the secrets in its facts
     "tokens-of-the-shell": (
         exporting(FACTS, HF_TOKEN=HF, AWS_ACCESS_KEY_ID=AWS_ID, AWS_SECRET_ACCESS_KEY=AWS_SECRET),
         (HF, AWS_ID, AWS_SECRET),
@@ -76,15 +76,15 @@ PLANTED: dict[str, tuple[LaunchedRun, tuple[str, ...]]] = {  # a run → the sec
 
 @contract("RCPT-03", asks=("receipt", "write_receipt"), cases=PLANTED, source="modal: secrets stay in the environment")
 def no_secret_leaves_the_environment(stack: Evidence, facts: LaunchedRun, secrets: tuple[str, ...]) -> None:
-    """No token, password or key stands in a receipt, whichever field it came in by: a recorded variable, the command,
-    an override, an error's words, a package's origin.
+    """A receipt contains no token, password or key, whichever field it came from: a recorded variable, the command, an
+    override, an error message or a package's origin.
 
-    Receipts are copied into tickets and buckets that more people read than the host. A recorded prefix is no
-    protection: a token in NCCL_… text is recorded with it.
+    Receipts are copied into tickets and buckets that more people can read than the host. Recording only certain
+    prefixes is no protection: a token inside an NCCL_… value is recorded with it.
     """
     text = stack.write_receipt(stack.receipt(facts))
     for secret in secrets:
-        assert secret not in text, f"{secret} stands in the receipt: …{_around(text, secret)}…"
+        assert secret not in text, f"{secret} is in the receipt: …{_around(text, secret)}…"
 
 
 def _around(text: str, secret: str) -> str:
@@ -101,13 +101,13 @@ UNRECORDED = {
 
 @contract("RCPT-03a", asks=("receipt", "write_receipt"), cases=UNRECORDED, source="modal: bounded environment record")
 def what_is_not_recorded_is_not_stored(stack: Evidence, variables: dict[str, str], value: str) -> None:
-    """Of the inherited environment only runtime variables and those that the lane sets are stored.
+    """Of the inherited environment, a receipt stores only runtime variables and those that the lane sets.
 
-    The easy way to be complete is to dump the environment. It is also how home folders and customers' names ended up
-    beside every benchmark.
+    Dumping the whole environment is the easy way to be complete. It also put home folders and customers' names next to
+    every benchmark.
     """
     text = stack.write_receipt(stack.receipt(exporting(FACTS, **variables)))
-    assert value not in text, f"{value!r} of {', '.join(variables)} stands in the receipt"
+    assert value not in text, f"{value!r} of {', '.join(variables)} is in the receipt"
 
 
 KEPT = {  # exported → what the receipt must still say
@@ -122,10 +122,9 @@ KEPT = {  # exported → what the receipt must still say
 
 @contract("RCPT-03b", asks="receipt", cases=KEPT, source="playbook: environment belongs in the receipt")
 def what_is_no_secret_is_kept(stack: Evidence, name: str, value: str) -> None:
-    """A runtime variable that holds no secret is kept as it reached the ranks.
+    """A receipt keeps a runtime variable that holds no secret with the value that reached the ranks.
 
-    A receipt in which every value is struck out is safe and useless: the stale variable that explains a slow run is
-    no longer in it.
+    A receipt that redacts every value is safe and useless: the stale variable that explains a slow run is gone.
     """
     facts = exporting(FACTS, **{name: value}, TOKENIZERS_PARALLELISM="true", SSH_KEY="1")
     kept = stack.receipt(facts).environment.reached.get(name)

@@ -1,9 +1,9 @@
-"""REC: what a recipe is, which relations it keeps, what each feature owns."""
+"""REC: what a recipe is, which relations hold between its fields, what each feature may change."""
 
 from contracts.checks.recipe import (  # isort: skip
-    consistency,  # what a recipe is, and which relations it keeps
-    features,  # what each feature owns, and that no field is idle
-    observable_features,  # features and fields that show
+    consistency,  # what a recipe is, and which relations hold between its fields
+    features,  # what each feature may change, and that no field is unused
+    observable_features,  # features and fields observed in the built model, its passes and its steps
 )
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""The recipe: what NAM56R is, which relations between its fields hold, and that it is a value nobody edits."""
+"""The recipe: what NAM56R is, which relations hold between its fields, and that nothing edits it in place."""
 
 from __future__ import annotations
 
@@ -91,12 +91,12 @@ def what_does_not_divide_is_refused(
     fields: tuple[str, ...],
     numbers: set[int],
 ) -> None:
-    """TP divides heads, KV groups and SSM groups (or replicates them, where the recipe says so), EP divides experts,
-    PP the depth, CP times TP the sequence and micro batch times DP the global batch; else the recipe is refused, with
-    the field and both numbers.
+    """TP divides heads, KV groups and SSM groups (or replicates the groups, where the recipe says so), EP divides
+    experts, PP divides the depth, CP times TP divides the sequence, and micro batch times DP divides the global batch.
+    A stack refuses any other recipe and names the field and both numbers.
 
-    A TP larger than the KV groups loaded and then failed in the middle of a forward pass. A sequence that did not
-    divide left one rank without tokens, and the job hung in a collective.
+    A TP degree larger than the number of KV groups loaded and then failed in the middle of a forward pass. A sequence
+    that did not divide left one rank without tokens, and the job hung in a collective.
     """
     needs_layout(stack, layout)
     refused = refusal_of(stack.divide, recipe, degrees, world, layout)
@@ -120,8 +120,8 @@ INTRINSIC = {  # override of NAM56R → fields of which one is named, numbers
 def a_recipe_that_contradicts_itself_is_refused(
     stack: Stack, overrides: dict[str, str], fields: tuple[str, ...], numbers: set[int]
 ) -> None:
-    """KV groups divide heads, heads divide hidden, SSM groups divide SSM heads, the micro batch divides the batch and
-    top-k does not exceed the experts, on every machine and before one is chosen.
+    """KV groups divide heads, heads divide hidden, SSM groups divide SSM heads, the micro batch divides the batch, and
+    top-k does not exceed the experts. A stack checks this for every machine, and before one is chosen.
 
     The launcher's own validation accepts top-k 8 of 4 experts.
     """
@@ -151,9 +151,10 @@ DIVISIBLE = {  # recipe, degrees, world, layout → data-parallel size
 def what_divides_is_accepted(
     stack: Stack, recipe: Recipe, degrees: Degrees, world: int, layout: Layout, expected: int
 ) -> None:
-    """A legal recipe is not refused: declared replication, latent attention, unequal stages and cut sequences are.
+    """A stack accepts legal recipes: declared replication, latent attention, unequal stages and sequences split over CP
+    and TP.
 
-    The mend of a missing check is often one that refuses every second model.
+    The fix of a missing check often refuses every second model.
     """
     needs_layout(stack, layout)
     dp = stack.divide(recipe, degrees, world, layout)
@@ -175,7 +176,7 @@ TWICE_WRONG = {  # recipe, degrees, world, layout → for each fault the fields 
 def every_indivisible_axis_is_refused_at_once(
     stack: Stack, recipe: Recipe, degrees: Degrees, world: int, layout: Layout, faults: tuple[tuple[str, ...], ...]
 ) -> None:
-    """Everything that does not divide is refused in one answer, not one queue slot after another."""
+    """One refusal names everything that does not divide, so that each fault does not cost its own slot in the queue."""
     needs_layout(stack, layout)
     refused = refusal_of(stack.divide, recipe, degrees, world, layout)
     silent = [" or ".join(fields) for fields in faults if not names_field(refused, fields)]
@@ -195,7 +196,7 @@ MANY = {
 def every_contradiction_is_refused_at_once(
     stack: Stack, overrides: dict[str, str], faults: tuple[tuple[str, ...], ...]
 ) -> None:
-    """Fields that contradict each other, or hold a value of another type, are all named in one refusal."""
+    """One refusal names every field that contradicts another or holds a value of the wrong type."""
     refused = refusal_of(stack.launch, stack.preset(FLAGSHIP, ()), Lane(mode="author_dp", overrides=overrides))
     silent = [" or ".join(fields) for fields in faults if not names_field(refused, fields)]
     assert not silent, f"the refusal leaves out {', '.join(silent)}: {refused}"
@@ -211,10 +212,10 @@ EMITTED = {  # preset, mode, regime
 
 @contract("REC-03", asks=("preset", "launch"), cases=EMITTED, source="naming")
 def emitting_changes_no_recipe(stack: Stack, name: str, mode: Mode, regime: Regime) -> None:
-    """Asked twice a name resolves to one value; a launch, with overrides or without, changes neither the recipe it was
-    given nor what the name resolves to, and launches the same the second time.
+    """A name resolves to the same value each time. A launch, with or without overrides, changes neither its recipe nor
+    what the name resolves to, and a second launch equals the first.
 
-    A recipe edited in place by one lane was the next lane's starting point, in the same process.
+    A recipe that one lane edited in place was the starting point of the next lane in the same process.
     """
     recipe = stack.preset(name, ())
     before = deepcopy(recipe)
@@ -222,9 +223,9 @@ def emitting_changes_no_recipe(stack: Stack, name: str, mode: Mode, regime: Regi
     stack.launch(recipe, Lane(mode=mode, regime=regime, overrides={"optim.lr": "0.125", "seed": "7"}))
     assert recipe == before, f"launching {name} as {mode} changed the recipe: {recipe}"
     again = stack.preset(name, ())
-    assert again == before, f"after a launch {name} resolves to {again}, before it to {before}"
+    assert again == before, f"after a launch {name} resolves to {again}, before the launch to {before}"
     second = stack.launch(again, Lane(mode=mode, regime=regime))
-    assert second == first, f"{name} as {mode} launches {second.argv} where it launched {first.argv}"
+    assert second == first, f"{name} as {mode} launches {second.argv}, but {first.argv} the first time"
 
 
 TRAVELLED = {
@@ -241,7 +242,7 @@ TRAVELLED = {
 @contract("REC-03a", asks=("preset", "launch", "read_back"), cases={k: (v,) for k, v in TRAVELLED.items()},
           source="naming")  # fmt: skip
 def a_derived_recipe_arrives_whole(stack: Stack, changes: dict[str, object]) -> None:
-    """A recipe derived by `replace` and launched is read back by the trainer with every field as it was sent.
+    """The trainer reads back every field of a recipe derived by `replace` and launched, with the value that was sent.
 
     A checkpoint's meta file that left out one field of the shape rebuilt another model and loaded into it.
     """

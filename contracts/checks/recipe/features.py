@@ -1,6 +1,6 @@
-"""Features of a recipe: each owns its flags and its place, none changes what the model is, and no field is idle.
+"""Features of a recipe: each changes only its own flags, none changes the model's dimensions, no field is unused.
 
-Flags are Megatron-Core's. A stack that launches another launcher says the same in other words and is not judged here.
+Flags are Megatron-Core's. A stack for another launcher uses other flags and is not judged here.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ SWITCHED = {
     "fp8": (EXPERTS, {"fp8": Fp8()}, "nemo_native"),
 }
 
-OWNS = {  # feature → beginnings of the flags that it alone may add, change or take away
+OWNS = {  # feature → prefixes of the flags that it may add, change or remove
     "moe": ("--num-experts", "--moe-", "--expert-", "--hybrid-layer-pattern"),
     "mla": ("--multi-latent-attention", "--q-lora-rank", "--kv-lora-rank", "--qk-", "--v-head-dim", "--kv-channels",
             "--group-query-attention", "--num-query-groups", "--rope-type", "--rotary-scaling-factor", "--mscale"),
@@ -63,10 +63,11 @@ OWNS = {  # feature → beginnings of the flags that it alone may add, change or
 
 @contract("REC-04", asks="launch", cases=SWITCHED, source="naming")
 def a_feature_changes_only_what_it_owns(stack: Stack, without: Recipe, feature: dict[str, object], mode: Mode) -> None:
-    """Turning one feature on changes the flags that belong to it and no other, the degrees not at all, and something.
+    """Turning one feature on changes at least one thing in the launch, only the flags that belong to that feature, and
+    no parallel degree.
 
-    Features that are switched as one bundle cannot be bisected. One that changes nothing was measured, and its figure
-    was quoted.
+    Features that are switched as one bundle cannot be bisected. A feature that changed nothing was measured, and its
+    figure was quoted.
     """
     off, on = _launched_both(stack, without, feature, mode)
     (name,) = feature
@@ -90,9 +91,10 @@ _SWAPS = {"moe": str.maketrans("E", "-"), "dsa": str.maketrans("D", "*")}
 
 @contract("REC-05", asks="launch", cases=SWITCHED, source="naming")
 def a_feature_is_a_placement(stack: Stack, without: Recipe, feature: dict[str, object], mode: Mode) -> None:
-    """No feature changes pattern, depth or dims: prediction stands on the suffix, DSA on chosen A-ranks, experts on E.
+    """No feature changes pattern, depth or dimensions: prediction heads go into the suffix, DSA onto chosen A-ranks,
+    and experts onto E.
 
-    A feature that moves a dimension makes another model under the same name, and the comparison of both is of no use.
+    A feature that changes a dimension makes another model under the same name, and comparing the two tells nothing.
     """
     off, on = _launched_both(stack, without, feature, mode)
     (name,) = feature
@@ -140,7 +142,7 @@ ALTERNATIVES: dict[str, object] = {  # field → a legal value that neither reci
 BY_THE_MODE = {"degrees.tp", "degrees.sp"}
 """The mode decides TP and SP; NAME-05 judges that it does."""
 
-_NEEDS: dict[str, dict[str, object]] = {  # what else a value needs before it is legal
+_NEEDS: dict[str, dict[str, object]] = {  # what else must change for a value to be legal
     "moe.selection_bias": {"moe.score": "sigmoid"},
     "moe.bias_rate": {"moe.score": "sigmoid", "moe.selection_bias": True},
     "dtype": {"fp8": None},
@@ -154,10 +156,10 @@ REGIMES: dict[str, tuple[Regime]] = {"megatron": ("megatron",), "fsdp2": ("fsdp2
 
 @contract("REC-07", asks="launch", cases=REGIMES, source="F15")
 def every_field_matters(stack: Stack, regime: Regime) -> None:
-    """Changing any field of a recipe changes the launch in some lane of every regime, unless the field is declared
-    inert.
+    """Changing any field of a recipe changes the launch in at least one lane of every regime, unless the field is
+    declared inert.
 
-    A flag that is read by nobody was set in 53 recipes of one framework; the pipelines they describe never ran.
+    53 recipes of one framework set a flag that nothing read; the pipelines they describe never ran.
     """
     known = {*ALTERNATIVES, *INERT, *BY_THE_MODE}
     assert known == set(_fields(EVERYTHING)), f"no alternative for {', '.join(set(_fields(EVERYTHING)) ^ known)}"
@@ -216,7 +218,7 @@ def _matters(stack: Stack, field: str, regime: Regime) -> bool:
                 other = stack.launch(after, Lane(mode=mode, regime=regime))
             except Refused as refused:
                 if names_field(refused, (field, field.rpartition(".")[2])):
-                    return True  # a value that this regime does not have is refused by its name, not passed over
+                    return True  # a regime refuses a value that it does not support by name, and does not ignore it
                 continue
             if _started(one) != _started(other):
                 return True

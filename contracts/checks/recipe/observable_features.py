@@ -1,4 +1,4 @@
-"""Features and fields that show: in the modules of the model, in what a pass gives, in what a step does."""
+"""Features and fields as observed: in the model's modules, in the results of a pass, in the effect of a step."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ BUNDLES: dict[str, tuple[Recipe, Mode, Layers, set[str]]] = {  # recipe, mode, f
 def every_feature_leaves_a_witness(
     stack: Training, recipe: Recipe, mode: Mode, layers: Layers, outside: set[str]
 ) -> None:
-    """Each layer of the model in memory has the features that the recipe turns on, and none that it turns off.
+    """Each layer of the built model has the features that the recipe turns on, and none that it turns off.
 
     Rotary positions, QK norm, untied embeddings, relu² and grouped queries are the bundle that NAM56R was measured
-    with. A flag that is read and has no consumer leaves the name of a feature on a model without it.
+    with. A flag that is read but never used leaves the feature's name on a model without it.
     """
     built = stack.built(recipe, mode)
     for layer, expected in zip(built.layers, layers, strict=True):
@@ -73,7 +73,7 @@ WITNESSED = {  # letter, features, at NAM56R's true size
 
 @contract("REC-06b", asks=("built", "preset"), cases=WITNESSED, source="naming: the declared runtime bundle")
 def nam56r_is_built_with_its_bundle(stack: Whole, name: str, family: str, features: set[str]) -> None:
-    """Every layer of NAM56R at its true size has the declared bundle: the last one too."""
+    """Every layer of NAM56R at its true size, including the last, has the declared bundle of features."""
     for layer in stack.built(stack.preset(name, ()), "nemo_native").layers:
         if layer.family == family:
             assert set(layer.features) == features, f"layer {layer.number} has {sorted(layer.features)}"
@@ -85,7 +85,7 @@ _CHOSEN = replace(_HYBRID, moe=replace(_SIGMOID, selection_bias=False))
 _AHEAD = replace(_HYBRID, mtp=Mtp(depth=1, loss_weight=0.1))
 _STREAMS = replace(_HYBRID, pattern="AAE", mhc=Mhc(streams=2))
 
-FIELDS: Mapping[str, tuple[Recipe, Any]] = {  # a field, a recipe in which it is felt, another value
+FIELDS: Mapping[str, tuple[Recipe, Any]] = {  # field → a recipe in which it matters, another value
     "pattern": (_HYBRID, "AERM"), "depth": (_HYBRID, 5), "hidden": (_HYBRID, 32), "heads": (_HYBRID, 6),
     "kv_groups": (_HYBRID, 4), "vocab": (_HYBRID, 67), "rope_theta": (_HYBRID, 50), "qk_norm": (_HYBRID, False),
     "untied_embeddings": (_HYBRID, False), "activation": (_HYBRID, "swiglu"), "norm_eps": (_HYBRID, 0.1),
@@ -107,10 +107,9 @@ FIELDS: Mapping[str, tuple[Recipe, Any]] = {  # a field, a recipe in which it is
 
 @contract("REC-07a", asks=("initial", "run_model"), cases={name: (name,) for name in FIELDS}, source="F15; ROP-21")
 def every_field_of_the_model_is_felt(stack: Training, field: str) -> None:
-    """Another value of a field gives other logits or another loss, though every weight that both models have is the
-    same.
+    """Changing a field changes the logits or a loss, with equal values for every weight that both models have.
 
-    A field that is stored in a configuration and never asked leaves an ablation of nothing.
+    A field that is stored in a configuration and never read makes an ablation compare a model with itself.
     """
     recipe, value = FIELDS[field]
     other = changed(recipe, field, value)
@@ -127,7 +126,7 @@ def every_field_of_the_model_is_felt(stack: Training, field: str) -> None:
 
 
 _STEPPED = replace(WHOLE, pattern="AE", depth=2, moe=replace(_SIGMOID, expert_hidden=8))
-STEPS: Mapping[str, Any] = {  # a field, another value; three steps of training
+STEPS: Mapping[str, Any] = {  # field → another value; three steps of training
     "optim.rule": "muon", "optim.lr": 5e-3, "optim.min_lr": 5e-3, "optim.schedule": "linear", "optim.warmup": 1,
     "optim.steps": 16, "optim.weight_decay": 0.5, "optim.beta1": 0.8, "optim.beta2": 0.9, "optim.clip": 1e-3,
     "batch.total": 6, "seq_length": 24, "seed": 7, "moe.bias_rate": 0.1,
@@ -136,7 +135,7 @@ STEPS: Mapping[str, Any] = {  # a field, another value; three steps of training
 
 @contract("REC-07b", asks="train", cases={name: (name,) for name in STEPS}, source="F15")
 def every_field_of_a_step_is_felt(stack: Training, field: str) -> None:
-    """Another value of a field gives other weights, or another selection bias, after three steps."""
+    """Changing a field changes the weights or the routers' selection bias after three steps."""
     other = changed(_STEPPED, field, STEPS[field])
     one, two = (
         stack.train(

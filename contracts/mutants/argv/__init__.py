@@ -1,4 +1,4 @@
-"""Counterexamples of ARGV, under the file names of `contracts/checks/argv`."""
+"""Mutants of ARGV, under the file names of `contracts/checks/argv`."""
 
 from contracts.mutants.argv import (  # isort: skip
     command,

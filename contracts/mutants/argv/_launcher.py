@@ -1,6 +1,6 @@
-"""A small launcher with Megatron-LM's flags, right in everything that the checks ask: what wrong launchers derive from.
+"""A small launcher with Megatron-LM's flags, correct wherever the checks look; the broken launchers derive from it.
 
-It knows names, types and the rules between flags that the checks are about, and nothing of a model.
+It knows the names, types and rules of the flags that the checks use, and nothing about a model.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def _repeats(argv: tuple[str, ...]) -> bool:
     return len(set(flags)) != len(flags)
 
 
-RULES: Mapping[str, Rule] = {  # what the refusal is about → whether the argv breaks the rule
+RULES: Mapping[str, Rule] = {  # subject of the refusal → whether the argv breaks the rule
     "a flag given twice, such as tensor-model-parallel-size": lambda argv, _, __: _repeats(argv),
     "num-query-groups without group-query-attention": lambda _, f, __: (
         f.num_query_groups is not None and (not f.group_query_attention or f.multi_latent_attention)

@@ -30,7 +30,7 @@ def _without(launch: Launch, flag: str, values: int = 0) -> Launch:
 
 @mutant(of="ARGV-01", case="fsdp2-tp2-ep2", says="is '--run=run', and '--run=root-run' in another shell")
 class NamesTheRunAfterTheUser(Reference):
-    """Puts the operator's name into the run: no two people can reproduce one launch."""
+    """Puts the operator's name into the run name, so no two people can reproduce one launch."""
 
     def launch(self, recipe: Recipe, lane: Lane) -> Launch:
         user = lane.inherited.get("USER")
@@ -39,7 +39,7 @@ class NamesTheRunAfterTheUser(Reference):
 
 @mutant(of="ARGV-01", case="megatron-native", says="is None, and '/root/.triton' elsewhere", bugs=("PRV-16",))
 class CachesUnderHome(Reference):
-    """Derives a cache path from HOME: another machine has another environment, and root has a small volume."""
+    """Derives a cache path from HOME, so another machine has another environment, and root's volume is small."""
 
     def launch(self, recipe: Recipe, lane: Lane) -> Launch:
         launch = super().launch(recipe, lane)
@@ -49,7 +49,7 @@ class CachesUnderHome(Reference):
 
 @mutant(of="ARGV-01", case="megatron-two-nodes", says="words, and +2 in another shell")
 class LogsByTheWidthOfTheTerminal(Reference):
-    """Adds a flag when it is started from a terminal: the argv depends on who looks."""
+    """Adds a flag when it is started from a terminal, so the argv depends on where it runs."""
 
     def launch(self, recipe: Recipe, lane: Lane) -> Launch:
         launch = super().launch(recipe, lane)
@@ -66,7 +66,7 @@ class LeavesThetaToTheDefault(Reference):
 
 @mutant(of="ARGV-01a", case="author-dp", says="--moe-ffn-hidden-size is '18944', expected '896'")
 class GivesExpertsTheDenseSize(Reference):
-    """One FFN size for both: sixteen experts of the dense width."""
+    """Uses one FFN size for both: sixteen experts of the dense width."""
 
     def launch(self, recipe: Recipe, lane: Lane) -> Launch:
         return _saying(super().launch(recipe, lane), "--moe-ffn-hidden-size", str(recipe.ffn_hidden))
@@ -74,7 +74,7 @@ class GivesExpertsTheDenseSize(Reference):
 
 @mutant(of="ARGV-01a", case="author-dp", says="--hybrid-layer-pattern is", bugs=("HYB-08",))
 class SendsRecurrenceToAttention(Reference):
-    """A second translation table in the launcher, which maps R to attention."""
+    """The launcher has a second translation table, which maps R to attention."""
 
     def launch(self, recipe: Recipe, lane: Lane) -> Launch:
         launch = super().launch(recipe, lane)
@@ -82,9 +82,9 @@ class SendsRecurrenceToAttention(Reference):
         return _saying(launch, "--hybrid-layer-pattern", pattern.replace("MM", "M*"))
 
 
-@mutant(of="ARGV-03", case="author-fp8", says="--lr stands 2 times")
+@mutant(of="ARGV-03", case="author-fp8", says="--lr appears 2 times")
 class AppendsWhereItShouldReplace(Reference):
-    """Derives a recipe by appending to the base recipe's argv; the last of two flags wins, today."""
+    """Derives a recipe by appending to the base recipe's argv, and relies on the last of two flags winning."""
 
     def launch(self, recipe: Recipe, lane: Lane) -> Launch:
         launch = super().launch(recipe, lane)
@@ -93,7 +93,7 @@ class AppendsWhereItShouldReplace(Reference):
 
 @mutant(of="ARGV-03", case="mla-mtp-pp2", says="--multi-latent-attention and --group-query-attention contradict")
 class KeepsGroupsUnderLatentAttention(Reference):
-    """Adds MLA beside the group-query flags instead of in their place."""
+    """Adds MLA next to the group-query flags instead of replacing them."""
 
     def launch(self, recipe: Recipe, lane: Lane) -> Launch:
         launch = super().launch(recipe, lane)
@@ -102,22 +102,22 @@ class KeepsGroupsUnderLatentAttention(Reference):
 
 @mutant(of="ARGV-03", case="native-moe-alone", says="--mtp-loss-scaling-factor belongs to a feature that is off")
 class SpellsOutEveryDefault(Reference):
-    """Writes the defaults of features that are off, so that a log reads as if they were on."""
+    """Writes the defaults of features that are off, so a log reads as if they were on."""
 
     def launch(self, recipe: Recipe, lane: Lane) -> Launch:
         launch = super().launch(recipe, lane)
         return _saying(launch, "--mtp-loss-scaling-factor", "0.1") if recipe.mtp is None else launch
 
 
-@mutant(of="ARGV-04", case="native", says="--num-experts is missing, E is True")
+@mutant(of="ARGV-04", case="native", says="--num-experts is missing, E is present")
 class ForgetsTheExpertsOfE(Reference):
-    """Keeps the E in the pattern and the sizes of the experts, and loses their number."""
+    """Keeps the E in the pattern and the sizes of the experts, and loses the number of experts."""
 
     def launch(self, recipe: Recipe, lane: Lane) -> Launch:
         return _without(super().launch(recipe, lane), "--num-experts", 1)
 
 
-@mutant(of="ARGV-04", case="without-experts", says="the pattern has an E, expected False", bugs=("HYB-08",))
+@mutant(of="ARGV-04", case="without-experts", says="the pattern has an E, expected none", bugs=("HYB-08",))
 class KeepsTheLetterWithoutExperts(Reference):
     """Translates E letter for letter, with experts or without."""
 
@@ -127,9 +127,9 @@ class KeepsTheLetterWithoutExperts(Reference):
         return _saying(launch, "--hybrid-layer-pattern", pattern.replace("-", "E"))
 
 
-@mutant(of="ARGV-04a", case="attention-and-mamba", says="--num-experts is emitted, and no block of AMM is an E")
+@mutant(of="ARGV-04a", case="attention-and-mamba", says="--num-experts is emitted, but no block of AMM is an E")
 class CarriesExpertsNobodyBuilds(Reference):
-    """Emits expert arguments because the recipe has experts, and never looks for a block that uses them."""
+    """Emits expert flags because the recipe has experts, without checking that a block uses them."""
 
     def launch(self, recipe: Recipe, lane: Lane) -> Launch:
         if recipe.moe is None or "E" in recipe.pattern:
@@ -140,15 +140,15 @@ class CarriesExpertsNobodyBuilds(Reference):
 
 @mutant(of="ARGV-05", case="author", says="author_dp runs tp 2, expected 1", bugs=("PRV-04",))
 class RunsBothModesNatively(Reference):
-    """One nickname for two lanes: the author lane starts with the native lane's TP 2."""
+    """Uses one nickname for two lanes: the author lane starts with the native lane's TP 2."""
 
     def launch(self, recipe: Recipe, lane: Lane) -> Launch:
         return super().launch(recipe, replace(lane, mode="nemo_native"))
 
 
-@mutant(of="ARGV-05", case="native-pp2", says="--sequence-parallel is missing, nemo_native means True")
+@mutant(of="ARGV-05", case="native-pp2", says="--sequence-parallel is missing, nemo_native wants it on")
 class DropsSequenceParallelUnderPp(Reference):
-    """Says TP 2 with sequence parallelism in its report and leaves the switch out where there is a pipeline."""
+    """Reports TP 2 with sequence parallelism and omits the switch where there is a pipeline."""
 
     def launch(self, recipe: Recipe, lane: Lane) -> Launch:
         launch = super().launch(recipe, lane)
@@ -157,7 +157,7 @@ class DropsSequenceParallelUnderPp(Reference):
 
 @mutant(of="ARGV-05", case="recipe-asks-for-more", says="a legal input was refused")
 class LetsTheRecipeOutvoteTheMode(Reference):
-    """Gives the recipe's TP precedence over the mode's, and then finds the two at odds."""
+    """Lets the recipe's TP override the mode's, and then finds that the two contradict each other."""
 
     def launch(self, recipe: Recipe, lane: Lane) -> Launch:
         asked = recipe.degrees if recipe.degrees.tp > 1 and lane.degrees is None else lane.degrees
@@ -166,7 +166,7 @@ class LetsTheRecipeOutvoteTheMode(Reference):
 
 @mutant(of="ARGV-05a", case="native-at-tp1", says="was accepted, expected a refusal")
 class MendsTheDegreesInSilence(Reference):
-    """Replaces degrees that contradict the mode by the mode's own, without a word."""
+    """Silently replaces degrees that contradict the mode with the mode's own."""
 
     def launch(self, recipe: Recipe, lane: Lane) -> Launch:
         try:
@@ -179,7 +179,7 @@ class MendsTheDegreesInSilence(Reference):
 
 @mutant(of="ARGV-06", case="data-0", says="'/data/two words' is 0 words of the command, expected 1")
 class SplitsAtBlanks(Reference):
-    """Keeps argv as one text and splits it at blanks: a path becomes two arguments."""
+    """Keeps the argv as one text and splits it at blanks, so a path becomes two arguments."""
 
     def launch(self, recipe: Recipe, lane: Lane) -> Launch:
         launch = super().launch(recipe, lane)
@@ -188,7 +188,7 @@ class SplitsAtBlanks(Reference):
 
 @mutant(of="ARGV-06", case="run-2", says="is 0 words of the command, expected 1")
 class QuotesByHand(Reference):
-    """Puts quotes around values that need them, for a shell that never sees them: the name now contains them."""
+    """Puts quotes around values that need them, for a shell that never sees them, so the name contains the quotes."""
 
     def launch(self, recipe: Recipe, lane: Lane) -> Launch:
         return super().launch(recipe, replace(lane, run=f'"{lane.run}"' if "$" in lane.run else lane.run))
@@ -196,7 +196,7 @@ class QuotesByHand(Reference):
 
 @mutant(of="ARGV-06", case="data-3", says="is 0 words of the command, expected 1")
 class CleansUpPaths(Reference):
-    """The over-correction: strips whatever a shell might trip over, and trains on another path."""
+    """Over-correction: strips every character that a shell might interpret, and trains on another path."""
 
     def launch(self, recipe: Recipe, lane: Lane) -> Launch:
         path = recipe.data.path
@@ -206,7 +206,7 @@ class CleansUpPaths(Reference):
 
 @mutant(of="ARGV-07", case="fp16", says="is emitted as {'--bf16': ''}, expected {'--fp16': ''}")
 class KnowsOneHalfPrecision(Reference):
-    """Emits --bf16 for whatever is not fp32."""
+    """Emits --bf16 for everything except fp32."""
 
     def launch(self, recipe: Recipe, lane: Lane) -> Launch:
         return super().launch(replace(recipe, dtype="bf16") if recipe.dtype == "fp16" else recipe, lane)
@@ -223,7 +223,7 @@ class ScalesAsItAlwaysDid(Reference):
 
 @mutant(of="ARGV-07", case="fp8-tensorwise", says="is emitted as {'--bf16': ''}, expected", bugs=("PRV-27",))
 class NamesFp8AndRunsBf16(Reference):
-    """The recipe says FP8, the name says FP8, the receipt says FP8; the argv does not."""
+    """Recipe, name and receipt say FP8; the argv does not."""
 
     def launch(self, recipe: Recipe, lane: Lane) -> Launch:
         return super().launch(replace(recipe, fp8=None), lane)
@@ -231,7 +231,7 @@ class NamesFp8AndRunsBf16(Reference):
 
 @mutant(of="ARGV-09", case="one-node", says="torchrun --nproc-per-node is '1', expected '8'", bugs=("PG-16",))
 class StartsEightLaunchers(Reference):
-    """A wrapper that starts one launcher of one process for each GPU."""
+    """A wrapper starts one launcher with one process for each GPU."""
 
     def launch(self, recipe: Recipe, lane: Lane) -> Launch:
         launch = super().launch(recipe, lane)
@@ -240,7 +240,7 @@ class StartsEightLaunchers(Reference):
 
 @mutant(of="ARGV-09", case="two-nodes", says="torchrun --nnodes is None, expected '2'")
 class StandsAloneOnEveryNode(Reference):
-    """`--standalone` on each of two nodes: two runs of half the world, and both report success."""
+    """Starts `--standalone` on each of two nodes: two runs of half the world, and both report success."""
 
     def launch(self, recipe: Recipe, lane: Lane) -> Launch:
         alone = ("torchrun", "--standalone", f"--nproc_per_node={lane.gpus}")

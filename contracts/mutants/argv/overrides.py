@@ -1,4 +1,4 @@
-"""Stacks whose overrides miss their key, reach too far, or vanish."""
+"""Stacks whose overrides miss their key, change too much, or vanish."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class StripsThePrefixByLetters(Reference):
 
 @mutant(of="ARGV-08", case="sequence", says="--max-position-embeddings is 4096, expected 8192", bugs=("ARG-13",))
 class CapturesTheLengthEarly(Reference):
-    """The override arrives after the positions were sized: the data is twice as long as the model can place."""
+    """The override arrives after the positions were sized: the data is twice as long as the model has positions for."""
 
     def launch(self, recipe: Recipe, lane: Lane) -> Launch:
         launch = super().launch(recipe, lane)
@@ -40,7 +40,7 @@ class CapturesTheLengthEarly(Reference):
 
 @mutant(of="ARGV-08", case="lr", says="also changes {'--min-lr': '0.0003', '--lr-warmup-iters'")
 class BuildsTheBundleAnew(Reference):
-    """Overriding one field of the optimizer rebuilds the bundle from its class defaults."""
+    """Overriding one field of the optimizer rebuilds the other fields from their class defaults."""
 
     def launch(self, recipe: Recipe, lane: Lane) -> Launch:
         whole = {"lr": float(lane.overrides["optim.lr"])} if "optim.lr" in lane.overrides else {}
@@ -48,9 +48,9 @@ class BuildsTheBundleAnew(Reference):
         return super().launch(recipe, _with(lane, {"optim": text}) if whole else lane)
 
 
-@mutant(of="ARGV-08", case="top-k", says="--disable-bias-linear does not survive the override of moe.top_k")
+@mutant(of="ARGV-08", case="top-k", says="the override of moe.top_k removes --disable-bias-linear")
 class ReplacesTheRequiredFlags(Reference):
-    """Treats overrides as the whole of the extra arguments: what the recipe required beside them is gone."""
+    """Overrides replace all extra arguments, including those that the recipe requires."""
 
     def launch(self, recipe: Recipe, lane: Lane) -> Launch:
         launch = super().launch(recipe, lane)
@@ -68,7 +68,7 @@ class LetsTheBaseWin(Reference):
 
 @mutant(of="ARGV-08a", case="a-letter-twice", says="the override optim.lrr=1e-4 was accepted, expected a refusal")
 class DropsUnknownKeys(Reference):
-    """Takes what it knows and drops the rest: a misspelt learning rate trains with the old one."""
+    """Applies the keys it knows and drops the rest: a misspelt learning rate trains with the old one."""
 
     def launch(self, recipe: Recipe, lane: Lane) -> Launch:
         known = overrides.keys(recipe)
@@ -77,7 +77,7 @@ class DropsUnknownKeys(Reference):
 
 @mutant(of="ARGV-08a", case="another-separator", says="does not offer moe.top_k")
 class RefusesWithoutHelp(Reference):
-    """Says that the key is unknown and nothing else."""
+    """Says only that the key is unknown."""
 
     def launch(self, recipe: Recipe, lane: Lane) -> Launch:
         try:
@@ -112,7 +112,7 @@ class ClampsToWhatFits(Reference):
 
 @mutant(of="ARGV-08c", case="the-lane-gives-degrees", says="the override degrees.pp=4 was accepted", bugs=("ARG-23",))
 class DiscardsOutvotedSettings(Reference):
-    """A sanity check discards parallel settings that something else decides; the recipe keeps showing them."""
+    """A sanity check discards parallel settings that the lane overrules, while the recipe keeps showing them."""
 
     def launch(self, recipe: Recipe, lane: Lane) -> Launch:
         kept = {key: text for key, text in lane.overrides.items() if not key.startswith("degrees.")}
@@ -121,7 +121,7 @@ class DiscardsOutvotedSettings(Reference):
 
 @mutant(of="ARGV-08c", case="feature-is-off", says="the override mtp.depth=2 was accepted")
 class IgnoresWhatIsOff(Reference):
-    """Drops settings of a feature that is off, where the operator meant to switch it on."""
+    """Drops settings of a feature that is off, where the operator meant to turn it on."""
 
     def launch(self, recipe: Recipe, lane: Lane) -> Launch:
         kept = {

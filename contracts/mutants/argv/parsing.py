@@ -1,5 +1,5 @@
 """Launches with flags that their launcher does not have, launchers that accept what they will not run, and trainers
-that lose half of what they are told."""
+that lose half of what they receive."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class EmitsAFlagThatNeverWas(Launcher):
 
 @mutant(of="ARGV-02", case="author", says="--rotary-base: invalid int value: '500000.0'")
 class WritesAFractionForAnInteger(Launcher):
-    """Keeps theta as a float, as other frameworks do; the parser wants an integer."""
+    """Keeps theta as a float, as other frameworks do; the parser requires an integer."""
 
     def launch(self, recipe: Recipe, lane: Lane) -> Launch:
         return _saying(super().launch(recipe, lane), "--rotary-base", str(float(recipe.rope_theta)))
@@ -44,7 +44,7 @@ class WritesAFractionForAnInteger(Launcher):
 
 @mutant(of="ARGV-02", case="two-nodes", says="unrecognized arguments: --tensor-model-parallel 2")
 class CutsAFlagShort(Launcher):
-    """argparse guesses abbreviations by default, Megatron's parser does not."""
+    """Abbreviates a flag: argparse guesses abbreviations by default, Megatron's parser does not."""
 
     def launch(self, recipe: Recipe, lane: Lane) -> Launch:
         launch = super().launch(recipe, lane)
@@ -54,7 +54,7 @@ class CutsAFlagShort(Launcher):
 
 @mutant(of="ARGV-02", case="native-stored-sigmoid", says="unrecognized arguments: words")
 class JoinsTheArgvAndSplitsIt(Launcher):
-    """Hands the argv on as one text: a path with a blank arrives as two words."""
+    """Passes the argv as one text: a path with a blank arrives as two words."""
 
     def launch(self, recipe: Recipe, lane: Lane) -> Launch:
         launch = super().launch(recipe, lane)
@@ -69,8 +69,9 @@ class _Lenient(Launcher):
 
 @mutant(of="ARGV-03a", case="native", says="num-layers against the pattern")
 class CountsTheLayersOfOnePeriod(_Lenient):
-    """Also writes --num-layers, from the letters of the pattern instead of the depth. Megatron ignores it, and
-    whoever reports parameters from the argv counts 12 layers of 52."""
+    """Also writes --num-layers, counted from the letters of the pattern instead of the depth. Megatron ignores the
+    flag, and a tool that counts parameters from the argv sees 12 layers of 52.
+    """
 
     def launch(self, recipe: Recipe, lane: Lane) -> Launch:
         return _saying(super().launch(recipe, lane), "--num-layers", str(len(recipe.pattern)))
@@ -78,7 +79,7 @@ class CountsTheLayersOfOnePeriod(_Lenient):
 
 @mutant(of="ARGV-03a", case="native-pp2-mla-mtp2", says="mtp-num-layers against the pattern")
 class CountsTheHeadsOnce(_Lenient):
-    """Also writes --mtp-num-layers, and always 1: the pattern says 2."""
+    """Also writes --mtp-num-layers, always as 1, where the pattern says 2."""
 
     def launch(self, recipe: Recipe, lane: Lane) -> Launch:
         launch = super().launch(recipe, lane)
@@ -94,9 +95,9 @@ class AlwaysAsksForSequenceParallelism(_Lenient):
         return launch if "--sequence-parallel" in launch.argv else _saying(launch, "--sequence-parallel")
 
 
-@mutant(of="ARGV-03b", case="flag-given-twice", says="it is accepted, expected a refusal about tensor_model")
+@mutant(of="ARGV-03b", case="flag-given-twice", says="the argv is accepted, expected a refusal about tensor_model")
 class TakesTheLast(Launcher):
-    """argparse's own habit: the last of a repeated flag wins."""
+    """Takes the last of a repeated flag, as argparse does by default."""
 
     waived = ("a flag given twice, such as tensor-model-parallel-size",)
 
@@ -105,7 +106,7 @@ class TakesTheLast(Launcher):
     of="ARGV-03b", case="query-groups-without-their-switch", says="expected a refusal about query", bugs=("PRV-27",)
 )
 class ReadsGroupsOnlyUnderTheSwitch(Launcher):
-    """Two flags for one feature, and the size without the switch is ignored: full attention under a GQA recipe."""
+    """Ignores the number of query groups without its switch: full attention under a GQA recipe."""
 
     waived = ("num-query-groups without group-query-attention",)
 
@@ -117,23 +118,23 @@ class LetsThePatternWin(Launcher):
     waived = ("num-layers against the pattern",)
 
 
-@mutant(of="ARGV-03b", case="topk-above-the-experts", says="it is accepted, expected a refusal about topk")
+@mutant(of="ARGV-03b", case="topk-above-the-experts", says="the argv is accepted, expected a refusal about topk")
 class NeverComparesTopKWithExperts(Launcher):
     """Accepts top-k 8 of 4 experts; the first forward pass dies on every rank."""
 
     waived = ("topk above num-experts",)
 
 
-@mutant(of="ARGV-03b", case="experts-without-letter-e", says="it is accepted, expected a refusal about expert")
+@mutant(of="ARGV-03b", case="experts-without-letter-e", says="the argv is accepted, expected a refusal about expert")
 class CarriesExpertsNobodyBuilds(Launcher):
-    """Accepts experts beside a pattern that has no E: a dense model under the name of a sparse one."""
+    """Accepts expert flags with a pattern that has no E: a dense model under the name of a sparse one."""
 
     waived = ("num-experts without an E",)
 
 
 @mutant(of="ARGV-03b", case="two-precisions", says="says nothing about fp16: ''")
 class RefusesWithoutAWord(Launcher):
-    """`assert not (args.fp16 and args.bf16)`: refused, with an empty message, and gone under `python -O`."""
+    """`assert not (args.fp16 and args.bf16)` refuses with an empty message, and disappears under `python -O`."""
 
     def read_argv(self, argv: Words, env: Mapping[str, str], world: int) -> Reading:
         reading = super().read_argv(argv, env, world)
@@ -142,7 +143,7 @@ class RefusesWithoutAWord(Launcher):
 
 @mutant(of="ARGV-03c", case="experts-tp2-sp-ep4-on-4", says="a legal argv is refused at validate", bugs=("PG-14",))
 class MultipliesEveryDegree(Launcher):
-    """Wants tp · pp · ep to divide the world, though EP is carved out of ranks that are already counted."""
+    """Requires tp · pp · ep to divide the world, though EP is carved out of ranks that are already counted."""
 
     def read_argv(self, argv: Words, env: Mapping[str, str], world: int) -> Reading:
         reading = super().read_argv(argv, env, world)
@@ -158,7 +159,7 @@ class MultipliesEveryDegree(Launcher):
 
 @mutant(of="ARGV-03c", case="query-groups-bf16-pp2", says="a legal flag is dropped")
 class IgnoresQueryGroups(Launcher):
-    """Reads --num-query-groups and builds one group a head all the same."""
+    """Reads --num-query-groups and still builds one group per head."""
 
     def read_argv(self, argv: Words, env: Mapping[str, str], world: int) -> Reading:
         reading = super().read_argv(argv, env, world)
@@ -167,9 +168,9 @@ class IgnoresQueryGroups(Launcher):
         )
 
 
-@mutant(of="ARGV-02a", case="native-tp2-ep2-etp0", says="ep is read back as 1, launched was 2", bugs=("EPD-01",))
+@mutant(of="ARGV-02a", case="native-tp2-ep2-etp0", says="ep is read back as 1, but 2 was launched", bugs=("EPD-01",))
 class ReadsFollowTpAsOff(Reference):
-    """Takes expert TP 0, which follows TP, for "no expert mesh", and with it switches EP off."""
+    """Reads expert TP 0, which follows TP, as "no expert mesh", and so turns EP off."""
 
     def read_back(self, argv: Words) -> Reread:
         read = super().read_back(argv)
@@ -187,9 +188,9 @@ class ForgetsTheOverrides(Reference):
         return replace(whole, recipe=replace(whole.recipe, optim=bare.recipe.optim, batch=bare.recipe.batch))
 
 
-@mutant(of="ARGV-02a", case="native-pp2", says="sp is read back as False, launched was True", bugs=("ARG-05",))
+@mutant(of="ARGV-02a", case="native-pp2", says="sp is read back as False, but True was launched", bugs=("ARG-05",))
 class DropsASwitch(Reference):
-    """Forwards every degree and forgets the one that is a switch."""
+    """Forwards every degree except sequence parallelism, which is a switch."""
 
     def launch(self, recipe: Recipe, lane: Lane) -> Launch:
         launch = super().launch(recipe, lane)
@@ -198,7 +199,7 @@ class DropsASwitch(Reference):
 
 @mutant(of="ARGV-02a", case="sparse-ranks", says="dsa is read back as", bugs=("ARG-10",))
 class KeepsTheFirstOfSeveral(Reference):
-    """A flag with several values arrives with its first: one sparse layer of four."""
+    """Only the first of a flag's values arrives: one sparse layer of four."""
 
     def read_back(self, argv: Words) -> Reread:
         read = super().read_back(argv)

@@ -1,4 +1,4 @@
-"""Counterexamples of CMP, under the file names of `contracts/checks/comparison`."""
+"""Mutants of CMP, under the file names of `contracts/checks/comparison`."""
 
 from contracts.mutants.comparison import (  # isort: skip
     run_comparison,

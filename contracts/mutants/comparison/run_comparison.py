@@ -1,4 +1,4 @@
-"""Stacks that put numbers of different things side by side."""
+"""Stacks that compare runs which are not comparable, or the reverse."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def _placed(receipt: Receipt, host: str | None) -> Receipt:
 
 @mutant(of="CMP-01", case="another-region", says="the runs are called same class", bugs=("PRV-34",))
 class ComparesByLaneName(Reference):
-    """ "The H200" is the H200: two boxes with different software histories share one column."""
+    """Compares by "the H200": two boxes with different software histories share one column."""
 
     def compare(self, base: Receipt, candidate: Receipt) -> Comparison:
         return super().compare(_placed(base, "bench-1@us-west1-c"), _placed(candidate, "bench-1@us-west1-c"))
@@ -36,7 +36,7 @@ class ComparesByRegion(Reference):
 
 @mutant(of="CMP-01", case="neither-says-its-host", says="the runs are called same class")
 class MissingEqualsMissing(Reference):
-    """Two runs that do not say where they ran ran on the same host."""
+    """Assumes that two runs without a stated host ran on the same one."""
 
     def compare(self, base: Receipt, candidate: Receipt) -> Comparison:
         if base.provenance.machine.host is None and candidate.provenance.machine.host is None:
@@ -46,7 +46,7 @@ class MissingEqualsMissing(Reference):
 
 @mutant(of="CMP-01", case="another-mode", says="the runs are called same class", bugs=("PRV-04",))
 class ForgetsWhoseMixersRan(Reference):
-    """nemo_native and author_dp are one regime to it, and R layers are Mamba in one of them."""
+    """Treats nemo_native and author_dp as one regime, though R layers run as Mamba in one of them."""
 
     def compare(self, base: Receipt, candidate: Receipt) -> Comparison:
         return super().compare(base, replace(candidate, lane=replace(candidate.lane, mode=base.lane.mode)))
@@ -54,7 +54,7 @@ class ForgetsWhoseMixersRan(Reference):
 
 @mutant(of="CMP-01", case="not-compiled", says="the runs are called same class")
 class ForgetsTheCompiler(Reference):
-    """Compiled or not is a detail of one regime."""
+    """Treats compiled and uncompiled runs as one regime."""
 
     def compare(self, base: Receipt, candidate: Receipt) -> Comparison:
         return super().compare(base, replace(candidate, lane=replace(candidate.lane, compile=base.lane.compile)))
@@ -62,25 +62,25 @@ class ForgetsTheCompiler(Reference):
 
 @mutant(of="CMP-01", case="another-family", says="the runs are called same class", bugs=("PRV-04", "PRV-05"))
 class ComparesByNickname(Reference):
-    """Both runs were called "dense", or "current": the words are equal, the models are not."""
+    """Compares nicknames: both runs are called "dense", or "current", but the models differ."""
 
     def compare(self, base: Receipt, candidate: Receipt) -> Comparison:
         alike = replace(candidate.lane, family=base.lane.family) if base.run == candidate.run else candidate.lane
         return super().compare(base, replace(candidate, lane=alike))
 
 
-@mutant(of="CMP-01", case="all-three", says="it names ['host lineage'], expected")
+@mutant(of="CMP-01", case="all-three", says="the comparison names ['host lineage'], expected")
 class StopsAtTheFirstDifference(Reference):
-    """Names one part, and the next after that one is mended."""
+    """Names only the first differing part."""
 
     def compare(self, base: Receipt, candidate: Receipt) -> Comparison:
         found = super().compare(base, candidate)
         return replace(found, differences=found.differences[:1])
 
 
-@mutant(of="CMP-01", case="another-regime", says="a ratio of 1.25 stands across launch regime")
+@mutant(of="CMP-01", case="another-regime", says="a ratio of 1.25 is given despite another launch regime")
 class PrintsTheRatioAnyway(Reference):
-    """Says "not comparable" and prints the ratio below it, for orientation. The ratio is what gets quoted."""
+    """Says "not comparable" and prints the ratio below it for orientation, and the ratio is what gets quoted."""
 
     def compare(self, base: Receipt, candidate: Receipt) -> Comparison:
         ratio = (candidate.tokens_per_second or 0.0) / (base.tokens_per_second or 1.0)
@@ -89,7 +89,7 @@ class PrintsTheRatioAnyway(Reference):
 
 @mutant(of="CMP-01a", case="other-revision", says="the runs are called changed class")
 class MakesTheRevisionAClass(Reference):
-    """The over-correction: two revisions never compare, so no regression is ever found."""
+    """Over-correction: two revisions never compare, so no regression is ever found."""
 
     def compare(self, base: Receipt, candidate: Receipt) -> Comparison:
         found = super().compare(base, candidate)
@@ -99,7 +99,7 @@ class MakesTheRevisionAClass(Reference):
 
 @mutant(of="CMP-01a", case="slower", says="the ratio is 1.25, expected 0.8")
 class TurnsTheRatioAround(Reference):
-    """Base over candidate: a slower run reads as a faster one."""
+    """Divides base by candidate, so a slower run reads as a faster one."""
 
     def compare(self, base: Receipt, candidate: Receipt) -> Comparison:
         found = super().compare(base, candidate)
@@ -108,24 +108,24 @@ class TurnsTheRatioAround(Reference):
 
 @mutant(of="CMP-01a", case="one-figure-withheld", says="the ratio is 0.0, expected None")
 class WithheldIsZero(Reference):
-    """A figure that was withheld counts as 0: an infinite regression."""
+    """Counts a withheld figure as 0: an infinite regression."""
 
     def compare(self, base: Receipt, candidate: Receipt) -> Comparison:
         found = super().compare(base, candidate)
         return replace(found, ratio=found.ratio or 0.0)
 
 
-@mutant(of="CMP-01b", case="a-narrower-model", says="beside the ratio stands []", bugs=("PRV-04",))
+@mutant(of="CMP-01b", case="a-narrower-model", says="the notes next to the ratio are []", bugs=("PRV-04",))
 class TrustsTheFamily(Reference):
-    """One family, one column: overrides that make another model of it are in the receipts, for who looks."""
+    """Notes no difference inside a family, so overrides that make another model are visible only in the receipts."""
 
     def compare(self, base: Receipt, candidate: Receipt) -> Comparison:
         return replace(super().compare(base, candidate), besides=())
 
 
-@mutant(of="CMP-01c", case="alike", says="beside the ratio of like runs stands")
+@mutant(of="CMP-01c", case="alike", says="the ratio of equal runs has the notes")
 class WarnsAlways(Reference):
-    """Prints every circumstance of both runs, equal or not."""
+    """Prints every property of both runs, equal or not."""
 
     def compare(self, base: Receipt, candidate: Receipt) -> Comparison:
         found = super().compare(base, candidate)
@@ -134,7 +134,7 @@ class WarnsAlways(Reference):
 
 @mutant(of="CMP-02", case="other-kernel-same-request", says="the runs are called same class", bugs=("PRV-20",))
 class ComparesWhatWasRequested(Reference):
-    """Both asked for flash4. One of them got it."""
+    """Compares the requested backends: both runs asked for flash4, and one of them got it."""
 
     def compare(self, base: Receipt, candidate: Receipt) -> Comparison:
         return super().compare(base, replace(candidate, backends=base.backends))
@@ -142,7 +142,7 @@ class ComparesWhatWasRequested(Reference):
 
 @mutant(of="CMP-02", case="same-version-other-build", says="the runs are called same class", bugs=("PRV-31", "PRV-34"))
 class ComparesVersionStrings(Reference):
-    """Two boxes, two checkouts, one version string."""
+    """Compares version strings: two boxes with two checkouts share one."""
 
     def compare(self, base: Receipt, candidate: Receipt) -> Comparison:
         versions = {each.name: each for each in base.provenance.components}
@@ -155,7 +155,7 @@ class ComparesVersionStrings(Reference):
 
 @mutant(of="CMP-02", case="build-proved-by-neither", says="the runs are called same class", bugs=("PRV-31",))
 class UnknownEqualsUnknown(Reference):
-    """Neither checkout has a history, so they are equal."""
+    """Treats two checkouts without a history as equal."""
 
     def compare(self, base: Receipt, candidate: Receipt) -> Comparison:
         def proved(receipt: Receipt) -> Receipt:
@@ -168,7 +168,7 @@ class UnknownEqualsUnknown(Reference):
 
 @mutant(of="CMP-02", case="other-image", says="the runs are called same class", bugs=("PRV-20",))
 class TrustsTheBenchmarksName(Reference):
-    """The image was rebuilt under the same name: its digest is kept and never looked at."""
+    """Never looks at the image's digest, so an image rebuilt under the same name counts as the same."""
 
     def compare(self, base: Receipt, candidate: Receipt) -> Comparison:
         taken = replace(candidate.provenance, image=base.provenance.image)
@@ -177,7 +177,7 @@ class TrustsTheBenchmarksName(Reference):
 
 @mutant(of="CMP-02", case="torch-moved", says="the runs are called not comparable; runtime provenance changed")
 class CallsEveryChangeForeign(Reference):
-    """The over-correction: a moved package reads as another machine, and nobody asks which package it was."""
+    """Over-correction: treats a changed package as another machine, and nobody asks which package it was."""
 
     def compare(self, base: Receipt, candidate: Receipt) -> Comparison:
         found = super().compare(base, candidate)

@@ -1,4 +1,4 @@
-"""Counterexamples of ENV, under the file names of `contracts/checks/environment`.
+"""Mutants of ENV, under the file names of `contracts/checks/environment`.
 
 `contracts.mutants.tensors` reads those that need torch.
 """

@@ -1,4 +1,4 @@
-"""Counterexamples of `checks.environment.launch_variables.allocator_settings`."""
+"""Mutants of `checks/environment/allocator_settings.py`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from contracts.stacks.reference.stack import Reference
 
 @mutant(of="ENV-03c", case="fsdp2", says="segments are expandable under PYTORCH_ALLOC_CONF=''")
 class SetsItTooLate(Reference):
-    """The setting is made where the ranks no longer read it."""
+    """The setting is made after the ranks have read it."""
 
     def allocator_seen(self, environment: Mapping[str, str], device: str) -> AllocatorSeen:
         late = {name: value for name, value in environment.items() if "ALLOC_CONF" not in name}

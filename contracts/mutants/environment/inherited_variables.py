@@ -18,7 +18,7 @@ def _blind_to(lane: Lane, *names: str) -> Lane:
 
 @mutant(of="ENV-03b", case="alias-against-the-lane", says="was accepted, expected a refusal", bugs=("ARG-16",))
 class IgnoresTheAlias(Reference):
-    """Never looks at PYTORCH_CUDA_ALLOC_CONF: both names reach the process and nobody knows which one won."""
+    """Never looks at PYTORCH_CUDA_ALLOC_CONF, so both names reach the process and nobody knows which one won."""
 
     def launch(self, recipe: Recipe, lane: Lane) -> Launch:
         return super().launch(recipe, _blind_to(lane, "PYTORCH_CUDA_ALLOC_CONF"))
@@ -26,7 +26,7 @@ class IgnoresTheAlias(Reference):
 
 @mutant(of="ENV-05a", case="automatic", says="a legal input was refused")
 class RefusesTheDiagnosis(Reference):
-    """The over-correction: refuses 0 and 2 as well, so that a transport can no longer be diagnosed."""
+    """Over-correction: also refuses 0 and 2, so a transport can no longer be diagnosed."""
 
     def launch(self, recipe: Recipe, lane: Lane) -> Launch:
         if (value := lane.inherited.get("NCCL_MNNVL_ENABLE")) is not None:
@@ -36,7 +36,7 @@ class RefusesTheDiagnosis(Reference):
 
 @mutant(of="ENV-05a", case="disabled", says="is recorded as None, exported as '0'", bugs=("PRV-01",))
 class ForgetsTheDiagnosis(Reference):
-    """Lets the value through and does not record it: a slow run is compared with the baseline."""
+    """Passes the value on without recording it, so a slow run is compared with the baseline."""
 
     def launch(self, recipe: Recipe, lane: Lane) -> Launch:
         launch = super().launch(recipe, lane)
@@ -70,7 +70,7 @@ class CountsTheEntries(Reference):
 
 @mutant(of="ENV-07", case="drawn-1", says="reaches the ranks and is recorded as None", bugs=("PRV-01",))
 class RecordsNcclOnly(Reference):
-    """The receipt keeps what NCCL reads and loses what torch and the allocator read."""
+    """The receipt records NCCL's variables and omits those of torch and the allocator."""
 
     def launch(self, recipe: Recipe, lane: Lane) -> Launch:
         launch = super().launch(recipe, lane)
@@ -79,16 +79,16 @@ class RecordsNcclOnly(Reference):
 
 @mutant(of="ENV-07", case="drawn-2", says="'' reaches the ranks and is recorded as None", bugs=("PRV-01",))
 class RecordsWhatIsNotEmpty(Reference):
-    """Tests the value for truth: an empty CUDA_LAUNCH_BLOCKING, which switches nothing off, is not recorded."""
+    """Tests the value for truth, so an empty CUDA_LAUNCH_BLOCKING, which switches nothing off, is not recorded."""
 
     def launch(self, recipe: Recipe, lane: Lane) -> Launch:
         launch = super().launch(recipe, lane)
         return replace(launch, recorded={name: value for name, value in launch.recorded.items() if value})
 
 
-@mutant(of="ENV-07", case="drawn-3", says="is recorded with its value, and is no runtime variable")
+@mutant(of="ENV-07", case="drawn-3", says="is recorded with its value, but is not a runtime variable")
 class RecordsTheWholeShell(Reference):
-    """The over-correction: the receipt stores the environment as it stands, tokens included."""
+    """Over-correction: the receipt stores the whole environment, including tokens."""
 
     def launch(self, recipe: Recipe, lane: Lane) -> Launch:
         return replace(super().launch(recipe, lane), recorded=dict(lane.inherited))

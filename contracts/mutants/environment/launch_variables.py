@@ -1,4 +1,4 @@
-"""Stacks that leave their ranks the wrong environment: exported by habit, or left to the shell."""
+"""Stacks that give their ranks the wrong environment: exported by habit, or left to the shell."""
 
 from __future__ import annotations
 
@@ -27,8 +27,9 @@ def _without(launch: Launch, *names: str) -> Launch:
 
 @mutant(of="ENV-01", case="fsdp2-tp2-ep2", says="reaches the ranks as '1', expected it unset", bugs=("ARG-15",))
 class ExportsOneQueueEverywhere(Reference):
-    """The launcher exports CUDA_DEVICE_MAX_CONNECTIONS=1 for every lane, as Megatron recipes do: the overlap that
-    FSDP2 lives on is queued behind the compute."""
+    """The launcher exports CUDA_DEVICE_MAX_CONNECTIONS=1 for every lane, as Megatron recipes do: FSDP2's all-gathers
+    are queued behind the compute that they should overlap.
+    """
 
     def launch(self, recipe: Recipe, lane: Lane) -> Launch:
         return _setting(super().launch(recipe, lane), CUDA_DEVICE_MAX_CONNECTIONS="1")
@@ -36,7 +37,7 @@ class ExportsOneQueueEverywhere(Reference):
 
 @mutant(of="ENV-01", case="fsdp2-inherits-1", says="reaches the ranks as '1', expected it unset", bugs=("ARG-15",))
 class UnsetMeansNotMentioned(Reference):
-    """Does not set the variable in FSDP2 lanes and does not remove it either: the shell's 1 reaches the ranks."""
+    """Neither sets nor removes the variable in FSDP2 lanes, so the shell's 1 reaches the ranks."""
 
     def launch(self, recipe: Recipe, lane: Lane) -> Launch:
         launch = super().launch(recipe, lane)
@@ -45,7 +46,9 @@ class UnsetMeansNotMentioned(Reference):
 
 @mutant(of="ENV-01", case="megatron-tp2", says="is unset, expected '1'", bugs=("ARG-15",))
 class UnsetsItForMegatronToo(Reference):
-    """The fix of the fix: unset everywhere. Megatron's tensor parallelism needs one queue and refuses to start."""
+    """Over-correction: unsets the variable everywhere, but Megatron's tensor parallelism needs one queue and refuses to
+    start.
+    """
 
     def launch(self, recipe: Recipe, lane: Lane) -> Launch:
         launch = _without(super().launch(recipe, lane), CONNECTIONS)
@@ -54,7 +57,7 @@ class UnsetsItForMegatronToo(Reference):
 
 @mutant(of="ENV-01", case="megatron-tp1-cp2", says="is unset, expected '1'", bugs=("ARG-15",))
 class AsksTensorParallelismAlone(Reference):
-    """Looks at TP and forgets that context parallelism overlaps in the same way."""
+    """Looks only at TP, though context parallelism overlaps in the same way."""
 
     def launch(self, recipe: Recipe, lane: Lane) -> Launch:
         launch = super().launch(recipe, lane)
@@ -63,7 +66,7 @@ class AsksTensorParallelismAlone(Reference):
 
 @mutant(of="ENV-01", case="fsdp2-forced-inherits-1", says="reaches the ranks as '1', expected '8'")
 class ForcedMeansInherited(Reference):
-    """Where the platform forces a value, keeps the one it finds: the diagnostic 1 becomes the baseline."""
+    """Where the platform requires a value, keeps the inherited one: the diagnostic 1 becomes the baseline."""
 
     def launch(self, recipe: Recipe, lane: Lane) -> Launch:
         launch = super().launch(recipe, lane)
@@ -72,15 +75,15 @@ class ForcedMeansInherited(Reference):
 
 @mutant(of="ENV-01", case="fsdp2-tp2-ep2", says="reaches the ranks as '8', expected it unset")
 class ForcesEightUnasked(Reference):
-    """Takes CUDA's default for the baseline and writes 8 into lanes whose platform asks for nothing."""
+    """Treats CUDA's default as the baseline and writes 8 into lanes whose platform requires nothing."""
 
     def launch(self, recipe: Recipe, lane: Lane) -> Launch:
         return super().launch(recipe, replace(lane, force_max_connections=True))
 
 
-@mutant(of="ENV-01a", case="megatron-author-tp1", says="is a function of the shell", bugs=("ARG-15",))
+@mutant(of="ENV-01a", case="megatron-author-tp1", says="depends on the shell", bugs=("ARG-15",))
 class KeepsTheShellsQueuesAtTp1(Reference):
-    """No rule asks for a value at TP 1, so the launcher leaves whatever it inherits."""
+    """No rule requires a value at TP 1, so the launcher keeps whatever it inherits."""
 
     def launch(self, recipe: Recipe, lane: Lane) -> Launch:
         launch = super().launch(recipe, lane)
@@ -91,7 +94,7 @@ class KeepsTheShellsQueuesAtTp1(Reference):
     of="ENV-02", case="fsdp2-tp2-ep2", says="TORCH_NCCL_HIGH_PRIORITY reaches the ranks as '0' when '0' is exported"
 )
 class DefaultsYieldToTheShell(Reference):
-    """Applies its baseline with `setdefault`: an old export in the operator's shell wins without a word."""
+    """Applies its baseline with `setdefault`: an old export in the operator's shell silently wins."""
 
     def launch(self, recipe: Recipe, lane: Lane) -> Launch:
         return _without(super().launch(recipe, lane), *lane.inherited)
@@ -99,7 +102,7 @@ class DefaultsYieldToTheShell(Reference):
 
 @mutant(of="ENV-02", case="megatron-two-nodes", says="reaches the ranks as None, expected '1'", bugs=("ARG-19",))
 class SetsItOnTheFirstNode(Reference):
-    """Exports the variable in the launching shell only: on the other nodes the ranks start without it."""
+    """Exports the variable only in the launching shell, so the ranks of other nodes start without it."""
 
     def launch(self, recipe: Recipe, lane: Lane) -> Launch:
         launch = super().launch(recipe, lane)
@@ -108,7 +111,7 @@ class SetsItOnTheFirstNode(Reference):
 
 @mutant(of="ENV-03", case="fsdp2-author", says="PYTORCH_ALLOC_CONF reaches the ranks as None", bugs=("ARG-16",))
 class SetsTheAliasOnly(Reference):
-    """Still writes the old name. The next PYTORCH_ALLOC_CONF in a shell contradicts it."""
+    """Writes only the old name, and the next PYTORCH_ALLOC_CONF in a shell contradicts it."""
 
     def launch(self, recipe: Recipe, lane: Lane) -> Launch:
         launch = super().launch(recipe, lane)
@@ -118,7 +121,7 @@ class SetsTheAliasOnly(Reference):
 
 @mutant(of="ENV-03", case="alias-says-the-same", says="a legal input was refused")
 class RefusesEveryAlias(Reference):
-    """The over-correction: refuses the alias even where it says what the lane says."""
+    """Over-correction: refuses the alias even where it equals the lane's value."""
 
     def launch(self, recipe: Recipe, lane: Lane) -> Launch:
         if (alias := lane.inherited.get("PYTORCH_CUDA_ALLOC_CONF")) is not None:
@@ -128,7 +131,7 @@ class RefusesEveryAlias(Reference):
 
 @mutant(of="ENV-04", case="megatron-native", says="reaches the ranks as None, expected '7200'", bugs=("ARG-18",))
 class LeavesTheDefaultHeartbeat(Reference):
-    """Sets no heartbeat budget where nothing is compiled, though Triton and Inductor still build kernels there."""
+    """Sets no heartbeat timeout where nothing is compiled, though Triton and Inductor still build kernels there."""
 
     def launch(self, recipe: Recipe, lane: Lane) -> Launch:
         launch = super().launch(recipe, lane)
@@ -137,7 +140,7 @@ class LeavesTheDefaultHeartbeat(Reference):
 
 @mutant(of="ENV-04", case="fsdp2-compiled-two-nodes", says="'600' when '600' is exported", bugs=("ARG-18", "CMP-04"))
 class KeepsTheShellsHeartbeat(Reference):
-    """An inherited budget of 600 s survives: the watchdog kills the rank whose compile cache is cold."""
+    """Keeps an inherited timeout of 600 s: the watchdog kills the rank whose compile cache is cold."""
 
     def launch(self, recipe: Recipe, lane: Lane) -> Launch:
         launch = super().launch(recipe, lane)
@@ -147,7 +150,7 @@ class KeepsTheShellsHeartbeat(Reference):
 
 @mutant(of="ENV-05", case="megatron-two-nodes", says="reaches the ranks as '1', expected it absent", bugs=("ARG-17",))
 class ForcesTheFabric(Reference):
-    """Several nodes with NVLink between them "need" NCCL_MNNVL_ENABLE=1, says an old recipe."""
+    """Sets NCCL_MNNVL_ENABLE=1 because an old recipe says that nodes with NVLink between them need it."""
 
     def launch(self, recipe: Recipe, lane: Lane) -> Launch:
         launch = super().launch(recipe, lane)
@@ -156,7 +159,7 @@ class ForcesTheFabric(Reference):
 
 @mutant(of="ENV-06", case="fsdp2-tp2-ep2", says="CUDA_VISIBLE_DEVICES reaches the ranks as '0'", bugs=("PG-16",))
 class GivesEachRankItsSlice(Reference):
-    """An actor launcher: every worker gets one device and believes that it owns cuda:0."""
+    """An actor launcher gives every worker one device, which the worker sees as cuda:0."""
 
     def launch(self, recipe: Recipe, lane: Lane) -> Launch:
         return _setting(super().launch(recipe, lane), CUDA_VISIBLE_DEVICES="0")
@@ -164,7 +167,7 @@ class GivesEachRankItsSlice(Reference):
 
 @mutant(of="ENV-06", case="all-eight-in-order", says="a legal input was refused")
 class RefusesEveryDeviceList(Reference):
-    """The over-correction: schedulers export the full list, and every lane under them is refused."""
+    """Over-correction: refuses every lane under a scheduler that exports the full device list."""
 
     def launch(self, recipe: Recipe, lane: Lane) -> Launch:
         if (value := lane.inherited.get("CUDA_VISIBLE_DEVICES")) is not None:
@@ -174,7 +177,7 @@ class RefusesEveryDeviceList(Reference):
 
 @mutant(of="ENV-08", case="fsdp2-pp2-tp2", says="reaches the ranks as None, expected '1' at pp 2", bugs=("PPS-01",))
 class LeavesTheGateToTheOperator(Reference):
-    """The gate stands in a runbook and not in the launch: the handshake of neighbours runs on raw isend and irecv."""
+    """The variable is in a runbook, not in the launch: neighbouring stages shake hands over raw isend and irecv."""
 
     def launch(self, recipe: Recipe, lane: Lane) -> Launch:
         return _without(super().launch(recipe, lane), BATCHED_P2P)
@@ -182,7 +185,7 @@ class LeavesTheGateToTheOperator(Reference):
 
 @mutant(of="ENV-08", case="megatron-pp4", says="reaches the ranks as None, expected '1' at pp 4")
 class KnowsTwoStages(Reference):
-    """Written during the two-stage bring-up: asks for `pp == 2`."""
+    """Tests for `pp == 2`, because it was written during the two-stage bring-up."""
 
     def launch(self, recipe: Recipe, lane: Lane) -> Launch:
         launch = super().launch(recipe, lane)
@@ -191,7 +194,7 @@ class KnowsTwoStages(Reference):
 
 @mutant(of="ENV-08", case="megatron-pp1", says="reaches the ranks as '1', expected None at pp 1")
 class OpensTheGateEverywhere(Reference):
-    """The over-correction: set in every lane, so that a receipt no longer says who runs a pipeline."""
+    """Over-correction: sets the variable in every lane, so a receipt no longer shows which lane has a pipeline."""
 
     def launch(self, recipe: Recipe, lane: Lane) -> Launch:
         return _setting(super().launch(recipe, lane), NANOCHAT_FORCE_BATCHED_PP_INIT_P2P="1")
@@ -199,7 +202,7 @@ class OpensTheGateEverywhere(Reference):
 
 @mutant(of="ENV-08", case="fsdp2-pp1-inherits-it", says="reaches the ranks as '1', expected None at pp 1")
 class InheritsTheGate(Reference):
-    """Sets the gate where it belongs and lets an inherited one through where it does not."""
+    """Sets the variable where it belongs, and lets an inherited one through where it does not."""
 
     def launch(self, recipe: Recipe, lane: Lane) -> Launch:
         launch = super().launch(recipe, lane)

@@ -1,4 +1,4 @@
-"""Counterexamples of `checks.environment.launch_variables.visible_devices`."""
+"""Mutants of `checks/environment/visible_devices.py`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from contracts.stacks.reference.stack import Reference
 @mutant(of="ENV-06a", case="on-4", says="rank 1 has CUDA_VISIBLE_DEVICES='1', rank 0 of its node '0'", bugs=("PG-16",))
 @mutant(of="ENV-06a", case="on-2", says="rank 1 has CUDA_VISIBLE_DEVICES='1', rank 0 of its node '0'", bugs=("PG-16",))
 class GivesEachProcessItsOwnDevice(Reference):
-    """CUDA_VISIBLE_DEVICES=$LOCAL_RANK, so that every process has its GPU as "cuda:0"."""
+    """Sets CUDA_VISIBLE_DEVICES=$LOCAL_RANK, so that every process has its GPU as "cuda:0"."""
 
     def devices(self) -> SeenDevices:
         seen = super().devices()
@@ -23,7 +23,7 @@ class GivesEachProcessItsOwnDevice(Reference):
 
 @mutant(of="ENV-06a", case="on-4", says="rank 1 takes device 0, its local rank is 1")
 class TakesTheFirstDevice(Reference):
-    """`torch.device("cuda")` without an index, on a node whose ranks all see all devices."""
+    """Uses `torch.device("cuda")` without an index, on a node where every rank sees all devices."""
 
     def devices(self) -> SeenDevices:
         return replace(super().devices(), uses=0)

@@ -1,4 +1,4 @@
-"""Counterexamples of GATE, under the file names of `contracts/checks/gate`."""
+"""Mutants of GATE, under the file names of `contracts/checks/gate`."""
 
 from contracts.mutants.gate import (  # isort: skip
     verdicts,

@@ -1,4 +1,4 @@
-"""Courts that believe an unfit contract, or let it speak for others."""
+"""Verdict code that believes an unfit contract, or lets it silence others."""
 
 from __future__ import annotations
 
@@ -13,43 +13,43 @@ _Kills = tuple[Kill, ...]
 _Results = tuple[Result, ...]
 
 
-@mutant(of="GATE-07b", case="mutant-not-asked", says="unfit are ['TOPO-02'], expected []")
+@mutant(of="GATE-07b", case="mutant-not-asked", says="the unfit contracts are ['TOPO-02'], expected []")
 class VoidIsASurvivor(Court):
-    """A mutant that could not be asked here counts as one that was missed, so a fit contract is silenced."""
+    """Counts a mutant that could not be asked here as a survivor, so a fit contract is silenced."""
 
     def unfit(self, baseline: _Results, kills: _Kills, unguarded: tuple[str, ...]) -> Mapping[str, str]:
         asked = tuple(replace(kill, fate="survived") if kill.fate == "void" else kill for kill in kills)
         return super().unfit(baseline, asked, unguarded)
 
 
-@mutant(of="GATE-07b", case="not-run-on-the-reference", says="unfit are ['TOPO-02'], expected []")
+@mutant(of="GATE-07b", case="not-run-on-the-reference", says="the unfit contracts are ['TOPO-02'], expected []")
 class AbsenceIsAFailure(Court):
-    """What could not be put to the reference counts as a failure on it."""
+    """Counts a case that could not be put to the reference as a failure on it."""
 
     def unfit(self, baseline: _Results, kills: _Kills, unguarded: tuple[str, ...]) -> Mapping[str, str]:
         failed = tuple(replace(each, outcome="broken") if each.outcome == "not run" else each for each in baseline)
         return super().unfit(failed, kills, unguarded)
 
 
-@mutant(of="GATE-07b", case="fails-on-the-reference", says="unfit are [], expected ['TOPO-02']")
+@mutant(of="GATE-07b", case="fails-on-the-reference", says="the unfit contracts are [], expected ['TOPO-02']")
 class OnlyMutantsProve(Court):
-    """Whether a contract holds on the correct party is not looked at: its mutants are killed, by a false alarm."""
+    """Does not check that a contract holds on the correct stack: its mutants are killed, but by a false alarm."""
 
     def unfit(self, baseline: _Results, kills: _Kills, unguarded: tuple[str, ...]) -> Mapping[str, str]:
         return super().unfit((), kills, unguarded)
 
 
-@mutant(of="GATE-07b", case="mutant-crashed", says="unfit are [], expected ['TOPO-02']")
+@mutant(of="GATE-07b", case="mutant-crashed", says="the unfit contracts are [], expected ['TOPO-02']")
 class ACrashProvesIt(Court):
-    """A mutant that ended in an error proves the contract."""
+    """Counts a mutant that ended in an error as proof of the contract."""
 
     def unfit(self, baseline: _Results, kills: _Kills, unguarded: tuple[str, ...]) -> Mapping[str, str]:
         return super().unfit(baseline, tuple(kill for kill in kills if kill.fate != "crashed"), unguarded)
 
 
-@mutant(of="GATE-07b", case="no-mutant", says="unfit are [], expected ['TOPO-02']")
+@mutant(of="GATE-07b", case="no-mutant", says="the unfit contracts are [], expected ['TOPO-02']")
 class NothingToMissIsFit(Court):
-    """A contract without a mutant has missed none."""
+    """Calls a contract without mutants fit, because it has missed none."""
 
     def unfit(self, baseline: _Results, kills: _Kills, unguarded: tuple[str, ...]) -> Mapping[str, str]:
         return super().unfit(baseline, kills, ())
@@ -57,7 +57,7 @@ class NothingToMissIsFit(Court):
 
 @mutant(of="GATE-07c", case="it-says-holds", says="'TOPO-02[pp2-tp2]': 'holds', 'TOPO-03[tp4]': 'holds'}, expected")
 class UnfitIsBelieved(Court):
-    """What an unfit contract says of the stack counts as if nothing were wrong, and the verdict is green."""
+    """Counts an unfit contract's outcome as valid, and the verdict is green."""
 
     def verdict(self, run: Run, today: str) -> Verdict:
         return super().verdict(replace(run, unfit=(), kills=()), today)
@@ -65,7 +65,7 @@ class UnfitIsBelieved(Court):
 
 @mutant(of="GATE-07c", case="others-are-violated", says="'TOPO-03[tp4]': 'not run'}, expected")
 class OneSilencesAll(Court):
-    """One unfit contract, and nobody is judged."""
+    """One unfit contract silences all others."""
 
     def verdict(self, run: Run, today: str) -> Verdict:
         every = tuple(Unfit(id=item.id, words="the suite fails its own test") for item in run.plan.items)
@@ -74,7 +74,7 @@ class OneSilencesAll(Court):
 
 @mutant(of="GATE-07c", case="others-hold", says="verdict is conformant, expected incomplete")
 class SilenceIsGreen(Court):
-    """The items of an unfit contract are left out, and the rest is a pass."""
+    """Leaves out the items of an unfit contract and passes the rest."""
 
     def verdict(self, run: Run, today: str) -> Verdict:
         judged = super().verdict(run, today)
@@ -83,7 +83,7 @@ class SilenceIsGreen(Court):
 
 @mutant(of="GATE-07c", case="others-hold", says="the report says that TOPO-02 is unfit: False")
 class NobodyIsNamed(Court):
-    """The verdict is incomplete, and nobody says because of which contract."""
+    """The verdict is incomplete and does not name the unfit contract."""
 
     def report(self, run: Run, today: str, form: Form) -> str:
         return super().report(run, today, form).partition("; 1 contract is unfit")[0]
@@ -91,7 +91,7 @@ class NobodyIsNamed(Court):
 
 @mutant(of="GATE-07c", case="its-mutant-is-recorded", says="verdict is broken, expected incomplete")
 class ItsMutantStillBreaksTheRun(Court):
-    """The contract is silenced and its mutant counted all the same, so that the verdict on the others is not given."""
+    """The contract is silenced but its surviving mutant still counts, so the others get no verdict."""
 
     def verdict(self, run: Run, today: str) -> Verdict:
         judged = super().verdict(run, today)

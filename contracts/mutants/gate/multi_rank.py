@@ -1,4 +1,4 @@
-"""Gates that leave the ranks to themselves."""
+"""Gates that do not coordinate the ranks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def pytest_sessionfinish(session):
 @mutant(of="GATE-05a", case="by-parameter", says="passed, though the ranks had collected different tests")
 @mutant(of="GATE-06d", case="the-third-of-three", says="the first line of the failure does not say 'rank 2 diverged")
 class PlainPytest(Court):
-    """`torchrun -m pytest` as it comes: every rank has its own session, and rank 0 writes the report."""
+    """Runs plain `torchrun -m pytest`: every rank has its own session, and rank 0 writes the report."""
 
     def run_ranks(self, tests: str, ranks: int, limit_s: float) -> RanksRun:
         return ranking.run(tests, ranks, limit_s, plugin=(), restarts=0, beside={"conftest.py": _RANK_0_REPORTS})
@@ -36,7 +36,7 @@ class PlainPytest(Court):
 
 @mutant(of="GATE-05", case="dies-twice", says="test_before has no outcome")
 class EndsWithTheFirstDeath(Court):
-    """The launcher may not start the ranks again: a report that rank 0 was to write goes with rank 0."""
+    """The launcher may not restart the ranks, so the report that rank 0 was to write dies with rank 0."""
 
     def run_ranks(self, tests: str, ranks: int, limit_s: float) -> RanksRun:
         return ranking.run(tests, ranks, limit_s, restarts=0)
@@ -44,7 +44,7 @@ class EndsWithTheFirstDeath(Court):
 
 @mutant(of="GATE-05", case="hangs", says="s, the limit of a test is 5 s")
 class TakesItsTime(Court):
-    """The limit of a test is not handed on; a hang costs whatever the default is."""
+    """Does not pass on the time limit of a test, so a hang costs the default limit."""
 
     def run_ranks(self, tests: str, ranks: int, limit_s: float) -> RanksRun:
         return super().run_ranks(tests, ranks, 25.0)

@@ -1,4 +1,4 @@
-"""Courts whose plans are not what their profiles say."""
+"""Verdict code whose plans differ from what their profiles name."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def _ranks(item: Item) -> int:
 
 @mutant(of="GATE-02b", case="several-ranks", says="dist does not plan")
 class PlansWhatTheMachineCanDo(Court):
-    """The tier is cut to the ranks that there are, and keeps its name: larger cases are never missed."""
+    """Cuts the tier to the available ranks under the same name, so nobody misses the larger cases."""
 
     def plan(self, profile: str) -> Plan:
         plan = super().plan(profile)
@@ -24,7 +24,7 @@ class PlansWhatTheMachineCanDo(Court):
 
 @mutant(of="GATE-02b", case="four-ranks", says="is neither planned by dist4 nor listed as outside")
 class CutsWithoutAWord(Court):
-    """What lies outside is told by promise; of a promise planned in part nobody learns which cases were dropped."""
+    """Lists what is outside by contract, so the omitted cases of a partly planned contract are not shown."""
 
     def plan(self, profile: str) -> Plan:
         plan = super().plan(profile)
@@ -33,7 +33,7 @@ class CutsWithoutAWord(Court):
 
 @mutant(of="GATE-02b", case="four-ranks", says="dist4 plans")
 class PlansWhatFourRanksCannotJudge(Court):
-    """The over-correction: larger cases stay in the plan, and four ranks are never enough for a pass."""
+    """Over-correction: larger cases stay in the plan, so four ranks never suffice for a pass."""
 
     def plan(self, profile: str) -> Plan:
         return super().plan("dist" if profile == "dist4" else profile)
@@ -41,7 +41,7 @@ class PlansWhatFourRanksCannotJudge(Court):
 
 @mutant(of="GATE-02b", case="four-ranks", says="dist4 plans")
 class PlansWhatTakesAnHour(Court):
-    """A compiler that starts cold is among what every merge waits for."""
+    """Plans a cold compile for every merge."""
 
     def plan(self, profile: str) -> Plan:
         plan = super().plan(profile)
@@ -52,7 +52,7 @@ class PlansWhatTakesAnHour(Court):
 
 @mutant(of="GATE-02b", case="two-words", says="does not plan")
 class TakesTheLastWord(Court):
-    """Of several words the last counts, as with an option that is given twice."""
+    """Only the last of several words counts, as with a repeated option."""
 
     def plan(self, profile: str) -> Plan:
         return super().plan(profile.rpartition(",")[2])
@@ -60,7 +60,7 @@ class TakesTheLastWord(Court):
 
 @mutant(of="GATE-02b", case="one-process", says="does not plan")
 class PlansWhatHasACheck(Court):
-    """Promises without a check are left out of the plan, so that the tier can pass."""
+    """Leaves contracts without a check out of the plan, so that the tier can pass."""
 
     def plan(self, profile: str) -> Plan:
         plan = super().plan(profile)

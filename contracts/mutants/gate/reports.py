@@ -1,4 +1,4 @@
-"""Courts whose reports or records say something else than their verdict."""
+"""Verdict code whose reports or records differ from the verdict."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from contracts.spec.records import Form, Run
 
 @mutant(of="GATE-06", case="terminal", says="terminal does not say ['rankproof check --stack my.stack:Mine")
 class NoLineToRunItAgain(Court):
-    """The report says what is wrong and not how to see it."""
+    """The report states the failure without a command to run it again."""
 
     def report(self, run: Run, today: str, form: Form) -> str:
         return re.sub(r"rankproof check \S+", "see the log", super().report(run, today, form))
@@ -20,7 +20,7 @@ class NoLineToRunItAgain(Court):
 
 @mutant(of="GATE-08", case="not-run", says="junit has 0 failures, the verdict is incomplete")
 class SkipsAreGreenInJUnit(Court):
-    """The JUnit file carries results and no verdict, so that a run of skips is green."""
+    """The JUnit file has results and no verdict, so a run of skips is green."""
 
     def report(self, run: Run, today: str, form: Form) -> str:
         text = super().report(run, today, form)
@@ -29,7 +29,7 @@ class SkipsAreGreenInJUnit(Court):
 
 @mutant(of="GATE-09", case="deviates", says="replayed verdict is violated")
 class RecordForgetsDeviations(Court):
-    """The deviations that were in force are not written, so a replay judges another run."""
+    """The record omits the deviations that were in force, so a replay judges another run."""
 
     def write_run(self, run: Run, today: str) -> str:
         return super().write_run(replace(run, deviations=()), today)
@@ -37,7 +37,7 @@ class RecordForgetsDeviations(Court):
 
 @mutant(of="GATE-09", case="unfit", says="replayed verdict is conformant")
 class RecordForgetsWhoIsUnfit(Court):
-    """What failed the suite's own test is not written, so a replay believes it."""
+    """The record omits which contracts were unfit, so a replay believes them."""
 
     def write_run(self, run: Run, today: str) -> str:
         return super().write_run(replace(run, unfit=()), today)

@@ -1,4 +1,4 @@
-"""Courts broken in one place: each is a way in which a real gate has let something through."""
+"""Verdict code with one fault: each is a way in which a real gate has let something through."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from contracts.spec.records import Fate, Footer, Result, Run, Verdict
 
 @mutant(of="GATE-01", case="all-skipped", says="verdict is conformant, expected incomplete")
 class NoViolationIsAPass(Court):
-    """Green unless something is violated: the runner's exit 5 mapped to 0."""
+    """The verdict is green unless something is violated: the runner's exit 5 mapped to 0."""
 
     def verdict(self, run: Run, today: str) -> Verdict:
         judged = super().verdict(run, today)
@@ -22,7 +22,7 @@ class NoViolationIsAPass(Court):
 
 @mutant(of="GATE-01", case="one-untested", says="verdict is conformant, expected incomplete")
 class UntestedIsForgiven(Court):
-    """What the law has no check for yet does not count."""
+    """Contracts without a check do not count."""
 
     def verdict(self, run: Run, today: str) -> Verdict:
         known = tuple(result for result in run.results if result.outcome != "untested")
@@ -32,7 +32,7 @@ class UntestedIsForgiven(Court):
 
 @mutant(of="GATE-01", case="one-not-run", says="verdict is conformant, expected incomplete")
 class AbsenceIsADecline(Court):
-    """A package that is not installed is booked as something that the stack never had, and the rest is a pass."""
+    """A package that is not installed counts as something that the stack does not offer, and the rest is a pass."""
 
     def verdict(self, run: Run, today: str) -> Verdict:
         declined = tuple(replace(r, outcome="not offered") if r.outcome == "not run" else r for r in run.results)
@@ -41,7 +41,7 @@ class AbsenceIsADecline(Court):
 
 @mutant(of="GATE-01", case="one-not-offered", says="verdict is incomplete, expected conformant")
 class NotOfferedIsHeldAgainstIt(Court):
-    """The over-correction: a stack is blamed for what it never claimed."""
+    """Over-correction: a stack is blamed for what it never claimed."""
 
     def verdict(self, run: Run, today: str) -> Verdict:
         judged = super().verdict(run, today)
@@ -50,7 +50,7 @@ class NotOfferedIsHeldAgainstIt(Court):
 
 @mutant(of="GATE-02", case="one-absent", says="verdict is conformant, expected incomplete")
 class PlanIsWhatCame(Court):
-    """The plan is read off the results, so it shrinks with them."""
+    """The plan is computed from the results, so it shrinks with them."""
 
     def verdict(self, run: Run, today: str) -> Verdict:
         came = tuple(result.item for result in run.results)
@@ -59,7 +59,7 @@ class PlanIsWhatCame(Court):
 
 @mutant(of="GATE-02", case="came-twice", says="verdict is broken, expected violated")
 class FirstResultWins(Court):
-    """Of two results for one item the first is kept, so a retry launders a failure."""
+    """Keeps the first of two results for one item, so a retry hides a failure."""
 
     def verdict(self, run: Run, today: str) -> Verdict:
         first = {result.item: result for result in reversed(run.results)}
@@ -69,7 +69,7 @@ class FirstResultWins(Court):
 
 @mutant(of="GATE-02a", case="no-footer", says="was accepted, expected a refusal")
 class FooterIsOptional(Court):
-    """A record that was cut off is read as a smaller one."""
+    """Reads a truncated record as a smaller one."""
 
     def read_run(self, text: str) -> Run:
         lines = text.splitlines()
@@ -83,7 +83,7 @@ class FooterIsOptional(Court):
 
 @mutant(of="GATE-02a", case="outcome-edited", says="was accepted, expected a refusal")
 class FooterVouchesForThePlanAlone(Court):
-    """The hash in the footer covers the plan, so that a result can be edited under it."""
+    """The hash in the footer covers only the plan, so a result can be edited."""
 
     def read_run(self, text: str) -> Run:
         above, newline, closing = text.rstrip("\n").rpartition("\n")
@@ -93,7 +93,7 @@ class FooterVouchesForThePlanAlone(Court):
 
 @mutant(of="GATE-03", case="stale", says="verdict is conformant, expected violated")
 class StaleDeviationsStay(Court):
-    """A deviation whose promise holds again is carried along."""
+    """Keeps a deviation whose contract holds again."""
 
     def verdict(self, run: Run, today: str) -> Verdict:
         judged = super().verdict(run, today)
@@ -103,7 +103,7 @@ class StaleDeviationsStay(Court):
 
 @mutant(of="GATE-03", case="expired", says="verdict is conformant, expected violated")
 class DeviationsNeverExpire(Court):
-    """The day is not looked at."""
+    """Ignores the expiry date."""
 
     def verdict(self, run: Run, today: str) -> Verdict:
         return super().verdict(run, "2000-01-01")
@@ -111,7 +111,7 @@ class DeviationsNeverExpire(Court):
 
 @mutant(of="GATE-03", case="last-day", says="verdict is violated, expected conformant")
 class LastDayIsTooLate(Court):
-    """The over-correction: an entry is red on the day it names."""
+    """Over-correction: an entry is red on its expiry date."""
 
     def verdict(self, run: Run, today: str) -> Verdict:
         return super().verdict(run, "2026-06-16")
@@ -119,7 +119,7 @@ class LastDayIsTooLate(Court):
 
 @mutant(of="GATE-03", case="does-not-cover-broken", says="verdict is conformant, expected broken")
 class DeviationCoversErrors(Court):
-    """An adapter that crashes is forgiven as if it had been judged."""
+    """A deviation also forgives an adapter that crashes."""
 
     def verdict(self, run: Run, today: str) -> Verdict:
         forgiven = tuple(replace(r, outcome="violated") if r.outcome == "broken" else r for r in run.results)
@@ -128,7 +128,7 @@ class DeviationCoversErrors(Court):
 
 @mutant(of="GATE-04", case="claimed-and-always-declined", says="verdict is nothing ran, expected violated")
 class ClaimsAreBelieved(Court):
-    """What a stack offers is taken from what it says."""
+    """Believes a stack's claims without checking them."""
 
     def verdict(self, run: Run, today: str) -> Verdict:
         subject = replace(run.header.subject, offers=frozenset())
@@ -137,7 +137,7 @@ class ClaimsAreBelieved(Court):
 
 @mutant(of="GATE-07", case="by-a-crash", says="fate is 'killed', expected 'crashed'", bugs=("TST-03",))
 class CrashIsAKill(Court):
-    """Any end but a pass counts as a kill."""
+    """Counts every outcome except a pass as a kill."""
 
     def fate(self, result: Result, says: str) -> Fate:
         return "survived" if result.outcome == "holds" else "killed"
@@ -145,7 +145,7 @@ class CrashIsAKill(Court):
 
 @mutant(of="GATE-07", case="for-other-words", says="fate is 'killed', expected 'wrong words'")
 class AnyViolationIsAKill(Court):
-    """A promise that fails for another reason is taken as proof."""
+    """Counts a violation for another reason as a kill."""
 
     def fate(self, result: Result, says: str) -> Fate:
         fate = super().fate(result, says)
@@ -154,7 +154,7 @@ class AnyViolationIsAKill(Court):
 
 @mutant(of="GATE-07a", case="one-survived", says="verdict is conformant, expected broken")
 class MatrixIsDecoration(Court):
-    """The kill matrix is printed and never looked at."""
+    """Prints the kill matrix and never uses it."""
 
     def verdict(self, run: Run, today: str) -> Verdict:
         return super().verdict(replace(run, kills=()), today)
@@ -162,7 +162,7 @@ class MatrixIsDecoration(Court):
 
 @mutant(of="GATE-03", case="a-case-outside", says="verdict is violated, expected conformant")
 class DeviationsNameWhatIsPlanned(Court):
-    """A deviation about a case that the profile leaves outside is held to match nothing."""
+    """A deviation for a case outside the profile counts as unmatched."""
 
     def verdict(self, run: Run, today: str) -> Verdict:
         whole = tuple(each for each in run.plan.outside if "[" not in each)

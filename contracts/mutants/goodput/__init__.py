@@ -1,4 +1,4 @@
-"""Counterexamples of GOOD, under the file names of `contracts/checks/goodput`."""
+"""Mutants of GOOD, under the file names of `contracts/checks/goodput`."""
 
 from contracts.mutants.goodput import (  # isort: skip
     wall_clock,

@@ -1,4 +1,4 @@
-"""Clocks that count twice, mix what they measured, or forget what was still going on."""
+"""Clocks that count twice, mix categories, or forget open spans."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _lengths(spans: tuple[Span, ...], end: int) -> dict[str, int]:
 
 @mutant(of="GOOD-01", case="everything-once", says="the parts add up to 13000 ms, the wall clock is 10000")
 class CountsNestedSpansTwice(Reference):
-    """A category is the sum of its spans: the compilation inside the first step is counted in both."""
+    """Sums the spans of each category, so the compilation inside the first step counts in both."""
 
     def goodput(self, spans: tuple[Span, ...], start: int, end: int) -> Goodput:
         found = super().goodput(spans, start, end)
@@ -28,7 +28,7 @@ class CountsNestedSpansTwice(Reference):
 
 @mutant(of="GOOD-01", case="three-deep", says="step took 8000 ms, expected 5000")
 class OutermostWins(Reference):
-    """Over-correction: what lies inside another span is dropped, so nothing is counted twice and half is not seen."""
+    """Over-correction: drops spans inside other spans, so nothing counts twice and half is not seen."""
 
     def goodput(self, spans: tuple[Span, ...], start: int, end: int) -> Goodput:
         outer = tuple(
@@ -40,7 +40,7 @@ class OutermostWins(Reference):
 
 @mutant(of="GOOD-01", case="waiting-for-data", says="step took 2000 ms, expected 1100", bugs=("PRV-14",))
 class StartsTheDataTimerAfterNext(Reference):
-    """The timer starts when the batch is there: a loader that stalls reads as a slow step."""
+    """Starts the data timer when the batch has arrived, so a stalled loader reads as a slow step."""
 
     def goodput(self, spans: tuple[Span, ...], start: int, end: int) -> Goodput:
         late = tuple(replace(span, start=span.end or end) if span.kind == "data" else span for span in spans)
@@ -49,7 +49,7 @@ class StartsTheDataTimerAfterNext(Reference):
 
 @mutant(of="GOOD-01", case="asynchronous-save", says="step took 1000 ms, expected 4000")
 class AnAsynchronousSaveStopsTheClock(Reference):
-    """A save in the background is taken for one that everybody waits for."""
+    """Treats an asynchronous save as one that every rank waits for."""
 
     def goodput(self, spans: tuple[Span, ...], start: int, end: int) -> Goodput:
         saves = tuple(replace(span, background=False) for span in spans if span.background)
@@ -62,7 +62,7 @@ class AnAsynchronousSaveStopsTheClock(Reference):
 
 @mutant(of="GOOD-01", case="killed-while-saving", says="checkpoint took 0 ms, expected 3000")
 class ForgetsOpenSpans(Reference):
-    """A span without an end is dropped: the save in which a run was killed reads as idle."""
+    """Drops a span without an end, so the save in which a run was killed reads as idle."""
 
     def goodput(self, spans: tuple[Span, ...], start: int, end: int) -> Goodput:
         return super().goodput(tuple(span for span in spans if span.end is not None), start, end)
@@ -70,7 +70,7 @@ class ForgetsOpenSpans(Reference):
 
 @mutant(of="GOOD-01", case="everything-once", says="(step / wall)")
 class DividesByBusyTime(Reference):
-    """Goodput over what was measured: idle time, the largest loss of all, does not lower it."""
+    """Divides by the measured time, so idle time, the largest loss of all, does not lower goodput."""
 
     def goodput(self, spans: tuple[Span, ...], start: int, end: int) -> Goodput:
         found = super().goodput(spans, start, end)
@@ -79,7 +79,7 @@ class DividesByBusyTime(Reference):
 
 @mutant(of="GOOD-01a", case="first-step-compiles", says="the steady steps are (0, 1, 2)", bugs=("PRV-25",))
 class AveragesOverWarmUp(Reference):
-    """All steps are in the window, the one that compiled included."""
+    """Counts all steps as steady, including the one that compiled."""
 
     def goodput(self, spans: tuple[Span, ...], start: int, end: int) -> Goodput:
         found = super().goodput(spans, start, end)
@@ -88,7 +88,7 @@ class AveragesOverWarmUp(Reference):
 
 @mutant(of="GOOD-01a", case="recompiles-in-the-middle", says="the steady steps are (1, 2, 3, 4)", bugs=("PRV-25",))
 class DropsTheFirstStepAlone(Reference):
-    """Warm-up is a fixed number of steps: the recompilation and the save that come later are step time."""
+    """Drops a fixed number of warm-up steps, so a later recompilation or save counts as step time."""
 
     def goodput(self, spans: tuple[Span, ...], start: int, end: int) -> Goodput:
         found = super().goodput(spans, start, end)
@@ -97,7 +97,7 @@ class DropsTheFirstStepAlone(Reference):
 
 @mutant(of="GOOD-01a", case="asynchronous-save", says="the steady steps are ()")
 class ASaveInTheBackgroundDisturbs(Reference):
-    """Over-correction: a step beside an asynchronous save is no steady step, and with frequent saves there is none."""
+    """Over-correction: a step during an asynchronous save is not steady, and with frequent saves no step is."""
 
     def goodput(self, spans: tuple[Span, ...], start: int, end: int) -> Goodput:
         found = super().goodput(spans, start, end)
@@ -106,7 +106,7 @@ class ASaveInTheBackgroundDisturbs(Reference):
 
 @mutant(of="GOOD-01b", case="loader-overlaps-two-steps", says="the parts add up to")
 class AddsOverlapsUp(Reference):
-    """Two timers that overlap both keep the overlap."""
+    """Counts an overlap in both of the spans."""
 
     def goodput(self, spans: tuple[Span, ...], start: int, end: int) -> Goodput:
         found = super().goodput(spans, start, end)
@@ -115,7 +115,7 @@ class AddsOverlapsUp(Reference):
 
 @mutant(of="GOOD-01b", case="save-runs-into-the-next-step", says="idle is")
 class TakesOverlapsFromIdle(Reference):
-    """Over-correction: every span keeps its length and idle is what remains, so that the sum is right by force."""
+    """Over-correction: every span keeps its length and idle is the remainder, so the sum is always right."""
 
     def goodput(self, spans: tuple[Span, ...], start: int, end: int) -> Goodput:
         found, lengths = super().goodput(spans, start, end), _lengths(spans, end)
@@ -124,7 +124,7 @@ class TakesOverlapsFromIdle(Reference):
 
 @mutant(of="GOOD-01c", case="ends-after-the-clock", says="was accepted, expected a refusal")
 class ClipsInSilence(Reference):
-    """What leaves the clock is cut off: the sum is right, and two clocks were mixed."""
+    """Silently clips what lies outside the wall clock: the sum is right, but two clocks were mixed."""
 
     def goodput(self, spans: tuple[Span, ...], start: int, end: int) -> Goodput:
         inside = tuple(

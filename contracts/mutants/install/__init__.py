@@ -1,4 +1,4 @@
-"""Counterexamples of INST, under the file names of `contracts/checks/install`."""
+"""Mutants of INST, under the file names of `contracts/checks/install`."""
 
 from contracts.mutants.install import (  # isort: skip
     stack_table,

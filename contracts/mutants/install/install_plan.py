@@ -1,4 +1,4 @@
-"""Installers that let pip move torch, and checkers that do not see it."""
+"""Installers that let pip change torch, and checks that do not notice."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from contracts.stacks.reference.stack import Reference
     of="INST-02", case="mamba-from-the-index", says="expected a finding on wheels that names torch", bugs=("INS-01",)
 )
 class TrustsTheOrder(Reference):
-    """Torch stands first in the plan, so the rest is taken to be safe; what pip would do is not read."""
+    """Torch comes first in the plan, so the rest counts as safe and pip's reports are not read."""
 
     def check_plan(self, plan: InstallPlan) -> tuple[Finding, ...]:
         return tuple(each for each in super().check_plan(plan) if "would move" not in each.problem)
@@ -22,7 +22,7 @@ class TrustsTheOrder(Reference):
 
 @mutant(of="INST-02", case="the-rest-moves-it", says="nothing was found, expected a finding on rest", bugs=("INS-01",))
 class KnowsThreeCulprits(Reference):
-    """Looks for the names of the three packages that once did it; the fourth one moves torch."""
+    """Looks only for the three packages that moved torch before, and a fourth one moves it."""
 
     def check_plan(self, plan: InstallPlan) -> tuple[Finding, ...]:
         return tuple(
@@ -32,7 +32,7 @@ class KnowsThreeCulprits(Reference):
 
 @mutant(of="INST-02", case="another-tag", says="nothing was found, expected a finding on rest", bugs=("INS-01",))
 class TagsDoNotCount(Reference):
-    """Reads the report without local tags: the same night's cu130 build comes as no change."""
+    """Reads pip's report without local tags, so the same night's cu130 build looks like no change."""
 
     def check_plan(self, plan: InstallPlan) -> tuple[Finding, ...]:
         def bare(step: InstallStep) -> InstallStep:
@@ -63,7 +63,7 @@ class WatchesTorchAlone(Reference):
 
 @mutant(of="INST-02", case="pip-gave-no-report", says="nothing was found, expected a finding on flash-attn-4")
 class NoReportNoChange(Reference):
-    """pip could not be asked: an empty report, which moves nothing."""
+    """Treats a missing pip report as an empty one, which moves nothing."""
 
     def check_plan(self, plan: InstallPlan) -> tuple[Finding, ...]:
         steps = tuple(replace(step, would_install=step.would_install or {}) for step in plan.steps)
@@ -72,7 +72,7 @@ class NoReportNoChange(Reference):
 
 @mutant(of="INST-02", case="repaired-while-verifying", says="nothing was found, expected a finding on verify")
 class AsksOnlyWhatInstalls(Reference):
-    """Believes a step's kind: the one that verifies "repairs" torch with whatever the index has."""
+    """Trusts a step's declared kind: the verify step "repairs" torch with whatever the index has."""
 
     def check_plan(self, plan: InstallPlan) -> tuple[Finding, ...]:
         steps = tuple(replace(step, would_install={}) if step.kind == "verify" else step for step in plan.steps)
@@ -81,7 +81,7 @@ class AsksOnlyWhatInstalls(Reference):
 
 @mutant(of="INST-02", case="stable-torch-from-the-start", says="nothing was found, expected a finding on torch")
 class AnyTorchIsTorch(Reference):
-    """The torch step installs torch; which one is left to the index."""
+    """The torch step installs torch, but leaves the choice of build to the index."""
 
     def check_plan(self, plan: InstallPlan) -> tuple[Finding, ...]:
         return tuple(each for each in super().check_plan(plan) if "the plan says" not in each.problem)
@@ -89,7 +89,7 @@ class AnyTorchIsTorch(Reference):
 
 @mutant(of="INST-02", case="torch-again-as-it-is", says="found where all is well: INST-02 rest")
 class TorchMayNotBeNamed(Reference):
-    """The over-correction: a step that lists the very torch that is there is refused."""
+    """Over-correction: refuses a step that lists exactly the installed torch."""
 
     def check_plan(self, plan: InstallPlan) -> tuple[Finding, ...]:
         named = [step for step in plan.steps if step.kind == "packages" and "torch" in (step.would_install or {})]
@@ -101,7 +101,7 @@ class TorchMayNotBeNamed(Reference):
 
 @mutant(of="INST-02", case="seeds-order", says="found where all is well: INST-02 flash-attn-4")
 class NobodyMayAskForTorch(Reference):
-    """The over-correction: flash-attn-4 declares torch, is content with the one that is there, and is refused."""
+    """Over-correction: refuses flash-attn-4, which declares torch and accepts the installed one."""
 
     def check_plan(self, plan: InstallPlan) -> tuple[Finding, ...]:
         return super().check_plan(replace(plan, guarded=plan.guarded | {"flash-attn-4"}))
@@ -111,7 +111,7 @@ class NobodyMayAskForTorch(Reference):
     of="INST-02a", case="fla-is-content-today", says="nothing was found, expected a finding on fla", bugs=("INS-01",)
 )
 class TodaysReportIsEnough(Reference):
-    """pip moves nothing today. A plan is run again next week, when the index has a newer torch."""
+    """Accepts a plan because pip moves nothing today. It is run again next week, when the index has a newer torch."""
 
     def check_plan(self, plan: InstallPlan) -> tuple[Finding, ...]:
         return super().check_plan(replace(plan, guarded=frozenset()))
@@ -120,7 +120,7 @@ class TodaysReportIsEnough(Reference):
 @mutant(of="INST-02a", case="a-wheel-that-declares-torch", says="nothing was found, expected a finding on wheels",
         bugs=("INS-01",))  # fmt: skip
 class WheelsDeclareNothing(Reference):
-    """Takes every file for a wheel without metadata; one was rebuilt with a newer setup.py, which declares torch."""
+    """Assumes that no wheel file has metadata, but one was rebuilt with a newer setup.py that declares torch."""
 
     def check_plan(self, plan: InstallPlan) -> tuple[Finding, ...]:
         def trusting(step: InstallStep) -> InstallStep:
@@ -131,7 +131,7 @@ class WheelsDeclareNothing(Reference):
 
 @mutant(of="INST-02a", case="torch-in-an-extra", says="found where all is well: INST-02 wheels")
 class SearchesForTheWord(Reference):
-    """The over-correction: any requirement in which `torch` stands, extras and other packages included."""
+    """Over-correction: matches any requirement that contains the text `torch`, including extras and other packages."""
 
     def check_plan(self, plan: InstallPlan) -> tuple[Finding, ...]:
         def said(step: InstallStep) -> InstallStep:
@@ -143,7 +143,7 @@ class SearchesForTheWord(Reference):
 
 @mutant(of="INST-02b", case="one-wheel-before-torch", says="nothing was found", bugs=("INS-02",))
 class TorchSomewhere(Reference):
-    """torch has a step; that a wheel is built and installed before it is not looked at."""
+    """Checks that torch has a step, and not that a wheel is built and installed before it."""
 
     def check_plan(self, plan: InstallPlan) -> tuple[Finding, ...]:
         first = sorted(plan.steps, key=lambda step: ("environment", "torch", "packages", "verify").index(step.kind))
@@ -152,7 +152,7 @@ class TorchSomewhere(Reference):
 
 @mutant(of="INST-02b", case="verify-before-the-rest", says="nothing was found", bugs=("INS-01",))
 class VerifiedOnce(Reference):
-    """Verifies after torch, where it is always right, and installs the rest behind it."""
+    """Verifies right after torch, where it is always correct, and installs the rest afterwards."""
 
     def check_plan(self, plan: InstallPlan) -> tuple[Finding, ...]:
         verify = [step for step in plan.steps if step.kind == "verify"]
@@ -162,7 +162,7 @@ class VerifiedOnce(Reference):
 
 @mutant(of="INST-02b", case="verify-of-something-else", says="nothing was found")
 class ImportingIsVerifying(Reference):
-    """`python -c "import torch"`: a downgraded torch imports very well."""
+    """`python -c "import torch"` is the verification, and a downgraded torch also imports."""
 
     def check_plan(self, plan: InstallPlan) -> tuple[Finding, ...]:
         return tuple(each for each in super().check_plan(plan) if "look for" not in each.problem)
@@ -170,7 +170,7 @@ class ImportingIsVerifying(Reference):
 
 @mutant(of="INST-02b", case="environment-on-a-neighbour", says="nothing was found", bugs=("PRV-16",))
 class ComparesPathsAsText(Reference):
-    """/mnt/database begins with /mnt/data."""
+    """Compares paths as text: /mnt/database begins with /mnt/data."""
 
     def check_plan(self, plan: InstallPlan) -> tuple[Finding, ...]:
         inside = plan.environment.startswith(plan.data_volume)
@@ -179,7 +179,7 @@ class ComparesPathsAsText(Reference):
 
 @mutant(of="INST-02b", case="nothing", says="nothing was found")
 class EmptyIsHarmless(Reference):
-    """A plan without steps moves nothing."""
+    """Accepts a plan without steps because it moves nothing."""
 
     def check_plan(self, plan: InstallPlan) -> tuple[Finding, ...]:
         return super().check_plan(plan) if plan.steps else ()

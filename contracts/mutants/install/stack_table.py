@@ -1,4 +1,4 @@
-"""Operators who misread what is installed: by name, by text, by halves."""
+"""Checks that misread what is installed: by name, by text, or only in part."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class ComparesVersionsAsText(Reference):
 
 @mutant(of="INST-01", case="driver-590-9", says="nothing was found, expected a finding on driver", bugs=("INS-08",))
 class ReadsVersionsAsDecimals(Reference):
-    """The fix of the fix: reads a version as a decimal number, so 590.9 is above 590.48."""
+    """Over-correction: reads a version as a decimal number, so 590.9 is above 590.48."""
 
     def compare_stack(self, table: StackTable, installed: Parts) -> tuple[Finding, ...]:
         def newest(part: InstalledPart) -> InstalledPart:
@@ -45,7 +45,7 @@ class ReadsVersionsAsDecimals(Reference):
     of="INST-01", case="torch-of-another-cuda", says="nothing was found, expected a finding on torch", bugs=("INS-01",)
 )
 class DropsTheLocalTag(Reference):
-    """Compares public versions only: a cu130 build of the same night passes for the cu132 one."""
+    """Compares only public versions, so a cu130 build of the same night passes for the cu132 one."""
 
     def compare_stack(self, table: StackTable, installed: Parts) -> tuple[Finding, ...]:
         lines = tuple(replace(line, version=line.version.partition("+")[0]) for line in table.lines)
@@ -57,7 +57,7 @@ class DropsTheLocalTag(Reference):
     of="INST-01", case="quack-missing", says="nothing was found, expected a finding on quack-kernels", bugs=("INS-03",)
 )
 class ComparesWhatIsThere(Reference):
-    """Walks over what is installed instead of over the table: what is missing is never looked at."""
+    """Walks over the installed packages instead of the table, so a missing package is never noticed."""
 
     def compare_stack(self, table: StackTable, installed: Parts) -> tuple[Finding, ...]:
         return tuple(each for each in super().compare_stack(table, installed) if "not installed" not in str(each))
@@ -65,7 +65,7 @@ class ComparesWhatIsThere(Reference):
 
 @mutant(of="INST-01", case="driver-prints-garbage", says="nothing was found, expected a finding on driver")
 class UnreadableIsFine(Reference):
-    """A tool that prints no version is skipped: nvidia-smi failed, so the driver must be right."""
+    """Skips a tool that prints no version: if nvidia-smi fails, the driver counts as right."""
 
     def compare_stack(self, table: StackTable, installed: Parts) -> tuple[Finding, ...]:
         silent = {part.name for part in installed if part.version is None or not part.version[:1].isdigit()}
@@ -74,7 +74,7 @@ class UnreadableIsFine(Reference):
 
 @mutant(of="INST-01", case="torch-twice", says="nothing was found, expected a finding on torch", bugs=("INS-01",))
 class LooksAtTheFirst(Reference):
-    """Takes the first of two installations, as importlib.metadata does, and not the one in the user's home."""
+    """Looks at the first of two installations only, as importlib.metadata does, and misses the user's home."""
 
     def compare_stack(self, table: StackTable, installed: Parts) -> tuple[Finding, ...]:
         first: dict[str, InstalledPart] = {}
@@ -90,7 +90,7 @@ class LooksAtTheFirst(Reference):
     bugs=("PRV-31",),
 )
 class BelievesTheNumber(Reference):
-    """The version is equal, so the sources are: a release from an index stands in for a checkout."""
+    """Compares only version numbers: a release from an index passes for a source checkout."""
 
     def compare_stack(self, table: StackTable, installed: Parts) -> tuple[Finding, ...]:
         return super().compare_stack(table, tuple(replace(part, source=None) for part in installed))
@@ -98,7 +98,7 @@ class BelievesTheNumber(Reference):
 
 @mutant(of="INST-01", case="three-at-once", says="found on torch only, expected a finding on flash-attn")
 class StopsAtTheFirst(Reference):
-    """Returns at the first line that differs: three repairs take three attempts on a rented host."""
+    """Returns at the first line that differs, so three repairs take three attempts on a rented host."""
 
     def compare_stack(self, table: StackTable, installed: Parts) -> tuple[Finding, ...]:
         return super().compare_stack(table, installed)[:1]
@@ -106,7 +106,7 @@ class StopsAtTheFirst(Reference):
 
 @mutant(of="INST-01", case="equal", says="found where all is well: INST-01 flash-attn")
 class KnowsOneSpelling(Reference):
-    """Looks distributions up by the name that people use; `flash_attn` is not `flash-attn`."""
+    """Looks distributions up by their common name, and `flash_attn` is not `flash-attn`."""
 
     def compare_stack(self, table: StackTable, installed: Parts) -> tuple[Finding, ...]:
         names = {line.component for line in table.lines} | {name for line in table.lines for name in line.distributions}
@@ -115,7 +115,7 @@ class KnowsOneSpelling(Reference):
 
 @mutant(of="INST-01", case="newer-gcc", says="nothing was found, expected a finding on gcc", bugs=("INS-10", "PRV-34"))
 class ComparesPythonPackages(Reference):
-    """The table is a requirements file: compiler, driver and toolkit of the host are nobody's line."""
+    """Treats the table as a requirements file, which has no lines for the host's compiler, driver and toolkit."""
 
     def compare_stack(self, table: StackTable, installed: Parts) -> tuple[Finding, ...]:
         packages = tuple(line for line in table.lines if line.source != "system")
@@ -129,7 +129,7 @@ class ComparesPythonPackages(Reference):
     bugs=("INS-07",),
 )
 class FloorsOfTheHostOnly(Reference):
-    """A floor is asserted for the driver; for a library any version will do, and the second resume starts over."""
+    """Asserts a minimum version for the driver and for no library, so the second resume starts over."""
 
     def compare_stack(self, table: StackTable, installed: Parts) -> tuple[Finding, ...]:
         free = {line.component for line in table.lines if line.at_least and line.source != "system"}
@@ -138,7 +138,7 @@ class FloorsOfTheHostOnly(Reference):
 
 @mutant(of="INST-01a", case="nccl", says="nccl has 0 lines")
 class LeavesOutWhatIsBundled(Reference):
-    """What came with torch is not listed, so nobody sees when another package replaces it."""
+    """Packages that came with torch are not listed, so nobody sees when another package replaces one."""
 
     def stack_table(self) -> StackTable:
         table = super().stack_table()
@@ -147,7 +147,7 @@ class LeavesOutWhatIsBundled(Reference):
 
 @mutant(of="INST-01a", case="torch", says="torch 2.12.0.dev20260405 does not say which build it is", bugs=("INS-01",))
 class TableWithoutTags(Reference):
-    """The table was copied from a requirements file, where local tags are not allowed."""
+    """The table was copied from a requirements file, which allows no local tags."""
 
     def stack_table(self) -> StackTable:
         table = super().stack_table()
@@ -157,7 +157,7 @@ class TableWithoutTags(Reference):
 
 @mutant(of="INST-01b", case="own-table", says="nothing was found, expected a finding on driver")
 class FloorsAreForgiven(Reference):
-    """A floor is a recommendation: any driver passes."""
+    """A minimum version is only a recommendation, so any driver passes."""
 
     def compare_stack(self, table: StackTable, installed: Parts) -> tuple[Finding, ...]:
         floors = {line.component for line in table.lines if line.at_least}
@@ -167,7 +167,7 @@ class FloorsAreForgiven(Reference):
 
 @mutant(of="INST-03", case="next-nightly", says="nothing was found, expected a finding on torch", bugs=("INS-02",))
 class LooksForTheTag(Reference):
-    """`assert 'cu132' in torch.__version__`, as the runbook says: the next night's build has the tag too."""
+    """`assert 'cu132' in torch.__version__`, as the runbook says, also passes for the next night's build."""
 
     def check_torch(
         self, wanted: TorchBuild, found: TorchBuild | None, extensions: tuple[Extension, ...]
@@ -179,7 +179,7 @@ class LooksForTheTag(Reference):
 
 @mutant(of="INST-03", case="built-for-another-cuda", says="nothing was found, expected a finding on torch")
 class BelievesTheName(Reference):
-    """Looks at the version alone; a renamed wheel carries another CUDA under the right tag."""
+    """Looks only at the version, and a renamed wheel carries another CUDA under the right tag."""
 
     def check_torch(
         self, wanted: TorchBuild, found: TorchBuild | None, extensions: tuple[Extension, ...]
@@ -190,7 +190,7 @@ class BelievesTheName(Reference):
 
 @mutant(of="INST-03", case="gone", says="nothing was found, expected a finding on torch", bugs=("INS-01",))
 class NothingToCompare(Reference):
-    """torch cannot be found, so there is nothing to compare, so nothing differs."""
+    """A missing torch gives nothing to compare, so nothing differs."""
 
     def check_torch(
         self, wanted: TorchBuild, found: TorchBuild | None, extensions: tuple[Extension, ...]
@@ -216,7 +216,7 @@ class SwallowsTheImport(Reference):
     bugs=("INS-02",),
 )
 class LoadingIsFitting(Reference):
-    """It imports, so it fits: an extension compiled for another torch, whose symbols happen to exist, drifts."""
+    """Accepts every extension that imports: one compiled for another torch, whose symbols happen to exist, drifts."""
 
     def check_torch(
         self, wanted: TorchBuild, found: TorchBuild | None, extensions: tuple[Extension, ...]
@@ -244,7 +244,7 @@ class MatchesThePrefix(Reference):
 
 @mutant(of="INST-03a", case="nobody-knows", says="nothing was found, expected a finding on mamba-ssm", bugs=("INS-02",))
 class UnknownIsFine(Reference):
-    """Nobody recorded which torch a wheel was compiled for, so it does not count."""
+    """Ignores a wheel when nobody recorded the torch it was compiled for."""
 
     def check_torch(
         self, wanted: TorchBuild, found: TorchBuild | None, extensions: tuple[Extension, ...]
@@ -254,7 +254,7 @@ class UnknownIsFine(Reference):
 
 @mutant(of="INST-03a", case="python-alone", says="found where all is well: INST-03 quack-kernels")
 class WantsARecordOfEverything(Reference):
-    """The over-correction: pure Python has no ABI, and is refused for not saying which."""
+    """Over-correction: refuses pure Python packages, which have no ABI, for not stating one."""
 
     def check_torch(
         self, wanted: TorchBuild, found: TorchBuild | None, extensions: tuple[Extension, ...]

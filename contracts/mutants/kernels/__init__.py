@@ -1,4 +1,4 @@
-"""Counterexamples of KRN, under the file names of `contracts/checks/kernels`.
+"""Mutants of KRN, under the file names of `contracts/checks/kernels`.
 
 `contracts.mutants.tensors` reads those that need torch.
 """

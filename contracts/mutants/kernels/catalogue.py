@@ -1,4 +1,4 @@
-"""Stacks whose kernel guards open too far or never, and whose evidence is no proof."""
+"""Stacks whose kernel guards open too far or never, and whose evidence proves nothing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from contracts.stacks.reference.stack import Reference
 
 @mutant(of="KRN-02", case="a-number-above-all", says="is fast and runs on 'sm_990'")
 class OpensUpwards(Reference):
-    """`capability >= 90`: every card that comes later takes the fast path."""
+    """`capability >= 90`: every later card takes the fast path."""
 
     def kernel(self, request: KernelRequest) -> KernelChoice:
         number = (request.device or "").removeprefix("sm_")
@@ -22,7 +22,7 @@ class OpensUpwards(Reference):
 
 @mutant(of="KRN-02", case="90-and-a-digit", says="is fast and runs on 'sm_900'")
 class LooksForTheNumberInTheText(Reference):
-    """`"sm_90" in arch`: true of sm_900, and of a list of architectures that a wheel was built for."""
+    """`"sm_90" in arch` is also true of sm_900, and of a list of architectures that a wheel was built for."""
 
     def kernel(self, request: KernelRequest) -> KernelChoice:
         return super().kernel(replace(request, device="sm_90") if "sm_90" in (request.device or "") else request)
@@ -30,7 +30,7 @@ class LooksForTheNumberInTheText(Reference):
 
 @mutant(of="KRN-02", case="the-driver-says-nothing", says="is fast and runs on None")
 class TakesTheUsualCard(Reference):
-    """No driver answered, so the card is the one that it always is."""
+    """Assumes the usual card when no driver answers."""
 
     def kernel(self, request: KernelRequest) -> KernelChoice:
         return super().kernel(replace(request, device=request.device or "sm_90"))
@@ -38,7 +38,7 @@ class TakesTheUsualCard(Reference):
 
 @mutant(of="KRN-02a", case="fp4-on-gb10", says="nvfp4 runs on sm_121")
 class CallsGb10Blackwell(Reference):
-    """A guard by generation: GB10 is Blackwell, so it takes what a B200 takes."""
+    """Guards by generation: GB10 is Blackwell, so it gets what a B200 gets."""
 
     def kernel(self, request: KernelRequest) -> KernelChoice:
         return super().kernel(replace(request, device="sm_100") if request.device == "sm_121" else request)
@@ -46,7 +46,7 @@ class CallsGb10Blackwell(Reference):
 
 @mutant(of="KRN-02a", case="fp8-on-a100", says="fp8 runs on sm_80")
 class AsksForTensorCores(Reference):
-    """FP8 wherever there are tensor cores: the matmul is emulated, or raises in the first step."""
+    """Allows FP8 wherever there are tensor cores: the matmul is emulated, or raises in the first step."""
 
     def kernel(self, request: KernelRequest) -> KernelChoice:
         fp8 = request.variant == "fp8" and request.device == "sm_80"
@@ -55,31 +55,31 @@ class AsksForTensorCores(Reference):
 
 @mutant(of="KRN-02b", case="every-rule", says="though its rule names")
 class ClosesEverywhere(Reference):
-    """Over-correction: after one bad card no fast kernel is chosen on any."""
+    """Over-correction: after one bad card no fast kernel is chosen on any card."""
 
     def kernel(self, request: KernelRequest) -> KernelChoice:
         return super().kernel(replace(request, device=None))
 
 
-@mutant(of="KRN-02b", case="every-rule", says="runs on sm_100, its rule names")
+@mutant(of="KRN-02b", case="every-rule", says="runs on sm_100, but its rule names")
 class TakesANeighbourForAHopper(Reference):
-    """The catalogue names Hopper, the code asks for at least Hopper."""
+    """The catalogue names Hopper, but the code requires at least Hopper."""
 
     def kernel(self, request: KernelRequest) -> KernelChoice:
         return super().kernel(replace(request, device="sm_90") if request.device == "sm_100" else request)
 
 
-@mutant(of="KRN-02c", case="packed-documents", says="fa4 needs no_doc_ids, and takes a workload that lacks it")
+@mutant(of="KRN-02c", case="packed-documents", says="fa4 needs no_doc_ids, but takes a workload without it")
 class DropsDocIds(Reference):
-    """The dispatcher does not hand document ids on, so its guard never sees them."""
+    """The dispatcher does not pass document ids on, so its guard never sees them."""
 
     def kernel(self, request: KernelRequest) -> KernelChoice:
         return super().kernel(replace(request, doc_ids=False))
 
 
-@mutant(of="KRN-02c", case="not-causal", says="fa4 needs causal, and takes a workload that lacks it")
+@mutant(of="KRN-02c", case="not-causal", says="fa4 needs causal, but takes a workload without it")
 class AssumesCausal(Reference):
-    """Language models are causal; the encoder of the eval set is not."""
+    """Assumes that language models are causal, but the encoder of the eval set is not."""
 
     def kernel(self, request: KernelRequest) -> KernelChoice:
         return super().kernel(replace(request, causal=True))
@@ -87,7 +87,7 @@ class AssumesCausal(Reference):
 
 @mutant(of="KRN-02c", case="sliding-window", says="no reason is given")
 class FallsBackInSilence(Reference):
-    """Another kernel runs, and the receipt names the one that was asked for."""
+    """Another kernel runs, and the receipt names the requested one."""
 
     def kernel(self, request: KernelRequest) -> KernelChoice:
         return replace(super().kernel(request), fallback_reason=None)
@@ -95,7 +95,7 @@ class FallsBackInSilence(Reference):
 
 @mutant(of="KRN-02d", case="falls-back", says="no reason is given", bugs=("INS-03",))
 class SwallowsTheImportError(Reference):
-    """`try: import … except ImportError: pass`: the slow path runs and nothing says so."""
+    """`try: import … except ImportError: pass`: the slow path runs without a reason."""
 
     def kernel(self, request: KernelRequest) -> KernelChoice:
         choice = super().kernel(request)
@@ -105,7 +105,7 @@ class SwallowsTheImportError(Reference):
 
 @mutant(of="KRN-02d", case="required", says="is required without", bugs=("INS-03",))
 class TakesRequiredForPreferred(Reference):
-    """A required kernel that is missing falls back like any other, with a line in a log."""
+    """A missing required kernel falls back like a preferred one, with a line in a log."""
 
     def kernel(self, request: KernelRequest) -> KernelChoice:
         return super().kernel(replace(request, required=False))
@@ -113,7 +113,7 @@ class TakesRequiredForPreferred(Reference):
 
 @mutant(of="KRN-02d", case="falls-back", says="is not installed")
 class LooksAtTheDeviceAlone(Reference):
-    """The card can, so the kernel is chosen; the import fails in the first step."""
+    """Chooses a kernel because the card supports it; its import fails in the first step."""
 
     def kernel(self, request: KernelRequest) -> KernelChoice:
         packages = {rule.package for rule in self.kernels() if rule.package is not None}
@@ -126,7 +126,7 @@ def _with_fallback(rules: tuple[KernelRule, ...], variant: str, fallback: str | 
 
 @mutant(of="KRN-02e", case="every-rule", says="ends in fa2, which is guarded")
 class StopsAtAGuardedKernel(Reference):
-    """The last fallback is itself a fast kernel: fine on every card in the rack, an exception on the next."""
+    """The last fallback is itself a fast kernel: it works on every card in the rack and raises on the next."""
 
     def kernels(self) -> tuple[KernelRule, ...]:
         return _with_fallback(super().kernels(), "fa2", None)
@@ -134,20 +134,20 @@ class StopsAtAGuardedKernel(Reference):
 
 @mutant(of="KRN-02e", case="every-rule", says="falls back to fa4 again")
 class GoesRoundInCircles(Reference):
-    """Two kernels that fall back to each other: a choice that never ends."""
+    """Two kernels fall back to each other, so the choice never ends."""
 
     def kernels(self) -> tuple[KernelRule, ...]:
         return _with_fallback(_with_fallback(super().kernels(), "fa4", "fa3"), "fa3", "fa4")
 
 
 def _believed(proofs: tuple[Proof, ...], **belief: object) -> tuple[Proof, ...]:
-    """Proofs with something taken for granted."""
+    """Proofs with some fields assumed instead of measured."""
     return tuple(replace(proof, **belief) for proof in proofs)  # type: ignore[arg-type]  # fields by name
 
 
 @mutant(of="KRN-03", case="planned", says="fa4 is promoted on sm_90 by planned fa4")
 class CountsPlans(Reference):
-    """The planner chose it, so it ran."""
+    """Counts a planned kernel as one that ran."""
 
     def promotion(self, variant: str, device: str, proofs: tuple[Proof, ...]) -> Promotion:
         return super().promotion(variant, device, _believed(proofs, kind="executed"))
@@ -155,7 +155,7 @@ class CountsPlans(Reference):
 
 @mutant(of="KRN-03", case="all-three-together", says="fa4 is promoted on sm_90")
 class AddsEvidenceUp(Reference):
-    """Planned, observed and validated: three weak proofs make a strong one."""
+    """Adds up planned, observed and validated: three weak proofs make a strong one."""
 
     def promotion(self, variant: str, device: str, proofs: tuple[Proof, ...]) -> Promotion:
         strong = len({proof.kind for proof in proofs}) >= 3
@@ -164,7 +164,7 @@ class AddsEvidenceUp(Reference):
 
 @mutant(of="KRN-03", case="in-the-shadow", says="fa4 is promoted on sm_90 by executed fa4 on sm_90 (shadow)")
 class CountsTheShadow(Reference):
-    """It was executed beside the kernel whose result was used; no step was ever taken with its own."""
+    """Counts a kernel that ran beside the one whose result was used; no step was ever taken with its own result."""
 
     def promotion(self, variant: str, device: str, proofs: tuple[Proof, ...]) -> Promotion:
         return super().promotion(variant, device, _believed(proofs, runtime_mode="train"))
@@ -172,7 +172,7 @@ class CountsTheShadow(Reference):
 
 @mutant(of="KRN-03", case="fell-back-silently", says="fa4 is promoted on sm_90 by executed fa2")
 class ReadsTheRequest(Reference):
-    """Takes the kernel that was requested for the one that ran."""
+    """Takes the requested kernel for the one that ran."""
 
     def promotion(self, variant: str, device: str, proofs: tuple[Proof, ...]) -> Promotion:
         asked = tuple(replace(proof, actual=proof.requested, fallback_reason=None) for proof in proofs)
@@ -189,7 +189,7 @@ class ProvesForEveryCard(Reference):
 
 @mutant(of="KRN-03a", case="difference-not-measured", says="promotion is True, expected False")
 class TakesNothingForZero(Reference):
-    """A difference that was not measured counts as none."""
+    """Counts a difference that was not measured as zero."""
 
     def promotion(self, variant: str, device: str, proofs: tuple[Proof, ...]) -> Promotion:
         filled = tuple(replace(proof, max_abs_diff=proof.max_abs_diff or 0.0) for proof in proofs)
@@ -198,7 +198,7 @@ class TakesNothingForZero(Reference):
 
 @mutant(of="KRN-03a", case="not-finite", says="promotion is True, expected False")
 class LooksAtSpeedAlone(Reference):
-    """The benchmark of tokens per second: NaN is fast."""
+    """Compares only tokens per second, and NaN is fast."""
 
     def promotion(self, variant: str, device: str, proofs: tuple[Proof, ...]) -> Promotion:
         return super().promotion(variant, device, _believed(proofs, finite=True, max_abs_diff=0.0, memory_ratio=1.0))
@@ -206,7 +206,7 @@ class LooksAtSpeedAlone(Reference):
 
 @mutant(of="KRN-03a", case="nine-per-cent-slower", says="promotion is False, expected True")
 class AsksForAWinEverywhere(Reference):
-    """Over-correction: a kernel must be faster, smaller and exact at once, and none ever is."""
+    """Over-correction: requires a kernel to be faster, smaller and exact at once, and none ever is."""
 
     def promotion(self, variant: str, device: str, proofs: tuple[Proof, ...]) -> Promotion:
         answer = super().promotion(variant, device, proofs)
@@ -216,7 +216,7 @@ class AsksForAWinEverywhere(Reference):
 
 @mutant(of="KRN-03b", case="one-passes-one-stops", says="promotion is True, expected False")
 class TakesTheBestRun(Reference):
-    """One run that passes is enough, however many did not."""
+    """One passing run is enough, however many failed."""
 
     def promotion(self, variant: str, device: str, proofs: tuple[Proof, ...]) -> Promotion:
         answers = [super(TakesTheBestRun, self).promotion(variant, device, (proof,)) for proof in proofs]

@@ -1,4 +1,4 @@
-"""Blocks that ran something else than they say, or change their numbers with a package that is not there."""
+"""Blocks that run another kernel than their rows state."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ class _Loops(Experts):
         return "loop"
 
 
-@mutant(of="KRN-01g", case="experts", says="experts ran as native, and is said to run as torch-grouped")
+@mutant(of="KRN-01g", case="experts", says="experts ran as native, but its row says torch-grouped")
 class LoopsWhereItSaysGrouped(Exchanged):
-    """The grouped kernel is switched off inside the block, below the place where it is recorded."""
+    """The grouped kernel is switched off inside the block, below the place where the choice is recorded."""
 
     exchange = {"experts": _Loops}
 
 
-@mutant(of="KRN-01g", case="experts", says="experts ran as torch-grouped, and is said to run as native")
+@mutant(of="KRN-01g", case="experts", says="experts ran as torch-grouped, but its row says native")
 class ForgetsTheGroupedKernel(Reference):
-    """The rows know of no grouped kernel, and it runs."""
+    """The rows have no grouped kernel, but it runs."""
 
     def closed_to_grouped(self, recipe: Recipe, facts: Facts) -> list[str]:
         return ["no grouped kernel is built in"]
 
 
-@mutant(of="KRN-01g", case="experts-fp8", says="experts ran as native, and is said to run as torch-grouped")
-@mutant(of="KRN-01g", case="experts-fp32", says="experts ran as native, and is said to run as torch-grouped")
+@mutant(of="KRN-01g", case="experts-fp8", says="experts ran as native, but its row says torch-grouped")
+@mutant(of="KRN-01g", case="experts-fp32", says="experts ran as native, but its row says torch-grouped")
 class SaysGroupedOfEverything(Reference):
-    """The choice is recorded before dtype and FP8 are looked at."""
+    """Records the choice before checking dtype and FP8."""
 
     def closed_to_grouped(self, recipe: Recipe, facts: Facts) -> list[str]:
         return []
@@ -46,15 +46,15 @@ class SaysGroupedOfEverything(Reference):
 
 @mutant(of="KRN-01g", case="scan", says="sites that ran are [], expected ['scan']")
 class NotesNothing(Reference):
-    """What ran is not recorded."""
+    """Does not record what ran."""
 
     def run_block(self, call: BlockCall) -> BlockRun:
         return replace(super().run_block(call), kernels={})
 
 
-@mutant(of="KRN-01g", case="attention", says="attention ran as transformer-engine, and is said to run as native")
+@mutant(of="KRN-01g", case="attention", says="attention ran as transformer-engine, but its row says native")
 class NotesTheWish(Reference):
-    """What was asked for is recorded as what ran: the receipt claims a kernel that is not installed."""
+    """Records the requested kernel as the one that ran: the receipt claims a kernel that is not installed."""
 
     def run_block(self, call: BlockCall) -> BlockRun:
         run = super().run_block(call)

@@ -1,4 +1,4 @@
-"""Choices of kernels that are wrong, unsaid or said wrongly."""
+"""Kernel choices that are wrong, unrecorded or recorded wrongly."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from contracts.stacks.reference.stack import Reference
 @mutant(of="KRN-01a", case="projections-no-package", says="falls back from transformer-engine and gives no reason")
 @mutant(of="KRN-01f", case="all-letters", says="scan: mamba-ssm requested, native runs, None")
 class FallsBackInSilence(Reference):
-    """try, except ImportError, pass: the own kernel runs and nobody is told."""
+    """try, except ImportError, pass: the stack's own kernel runs without a reason."""
 
     def seam(self, site: Site, wish: Wish, recipe: Recipe, mode: Mode, facts: Facts) -> Seam:
         return replace(super().seam(site, wish, recipe, mode, facts), reason=None)
@@ -23,7 +23,7 @@ class FallsBackInSilence(Reference):
 
 @mutant(of="KRN-01a", case="scan-broken", says="scan records native as requested, expected mamba-ssm")
 class RecordsWhatRanAsRequested(Reference):
-    """The record is written after the fallback: it looks as if nothing else had been asked for."""
+    """The record is written after the fallback, so it shows the fallback as the request."""
 
     def seam(self, site: Site, wish: Wish, recipe: Recipe, mode: Mode, facts: Facts) -> Seam:
         seam = super().seam(site, wish, recipe, mode, facts)
@@ -32,7 +32,7 @@ class RecordsWhatRanAsRequested(Reference):
 
 @mutant(of="KRN-01a", case="experts-on-v100", says="experts runs as transformer-engine where it cannot")
 class LooksAtNoDevice(Reference):
-    """An import that works is taken for a kernel that runs."""
+    """Assumes that a kernel runs because its import works."""
 
     def unfit(self, kernel: Kernel, recipe: Recipe, facts: Facts) -> list[str]:
         return []
@@ -40,7 +40,7 @@ class LooksAtNoDevice(Reference):
 
 @mutant(of="KRN-01a", case="device-nobody-knows", says="attention runs as transformer-engine where it cannot")
 class TakesAPrefixForTheDevice(Reference):
-    """sm_121a is read as sm_121: a name that nobody has tried opens the fast path."""
+    """Reads sm_121a as sm_121, so an untested device opens the fast path."""
 
     def unfit(self, kernel: Kernel, recipe: Recipe, facts: Facts) -> list[str]:
         known = (facts.capability or "").rstrip("abcdef")
@@ -49,7 +49,7 @@ class TakesAPrefixForTheDevice(Reference):
 
 @mutant(of="KRN-01a", case="device-says-nothing", says="attention runs as transformer-engine where it cannot")
 class TakesSilenceForTheNewest(Reference):
-    """A driver that says nothing is taken for one that is too new to be known."""
+    """Treats a driver that does not answer as one too new to be known."""
 
     def unfit(self, kernel: Kernel, recipe: Recipe, facts: Facts) -> list[str]:
         return super().unfit(kernel, recipe, replace(facts, capability=facts.capability or "sm_100"))
@@ -57,23 +57,23 @@ class TakesSilenceForTheNewest(Reference):
 
 @mutant(of="KRN-01a", case="mxfp8-on-h200", says="mlp runs as transformer-engine where it cannot")
 class OneGuardForAllOfFp8(Reference):
-    """mxfp8 is an FP8, and FP8 runs on this device: its block scales do not."""
+    """Guards all FP8 formats as one: FP8 runs on this device, but mxfp8's block scales do not."""
 
     def unfit(self, kernel: Kernel, recipe: Recipe, facts: Facts) -> list[str]:
         plain = None if recipe.fp8 is None else replace(recipe.fp8, scaling="tensorwise")
         return super().unfit(kernel, replace(recipe, fp8=plain), facts)
 
 
-@mutant(of="KRN-01a", case="mlp-neither", says="which says no 'cpu'")
+@mutant(of="KRN-01a", case="mlp-neither", says="which does not name 'cpu'")
 class NamesTheFirstGuardOnly(Reference):
-    """One reason at a time: install, find out, change the machine, find out."""
+    """Gives one reason at a time, so the operator fixes one cause only to find the next."""
 
     def closed(self, site: Site, kernel: Kernel, recipe: Recipe, mode: Mode, facts: Facts) -> list[str]:
         return super().closed(site, kernel, recipe, mode, facts)[:1]
 
 
-@mutant(of="KRN-01a", case="projections-broken", says="which says no 'Found empty'")
-@mutant(of="KRN-01e", case="scan", says="mamba-ssm is broken, and the reason is", bugs=("INS-02",))
+@mutant(of="KRN-01a", case="projections-broken", says="which does not name 'Found empty'")
+@mutant(of="KRN-01e", case="scan", says="mamba-ssm is broken, but the reason is", bugs=("INS-02",))
 class TakesBrokenForAbsent(Reference):
     """A failed import is an ImportError, and an ImportError means that it is not installed."""
 
@@ -81,9 +81,9 @@ class TakesBrokenForAbsent(Reference):
         return super().missing(name, Package(state="absent") if package.state == "broken" else package)
 
 
-@mutant(of="KRN-01e", case="projections", says="transformer-engine is absent, and the reason is")
+@mutant(of="KRN-01e", case="projections", says="transformer-engine is absent, but the reason is")
 class TakesAbsentForBroken(Reference):
-    """The other side: what nobody installed is reported as a broken installation."""
+    """Reports a package that nobody installed as a broken installation."""
 
     def missing(self, name: str, package: Package) -> list[str]:
         if package.state == "absent":
@@ -93,7 +93,7 @@ class TakesAbsentForBroken(Reference):
 
 @mutant(of="KRN-01a", case="grouped-inner-width", says="experts runs as torch-grouped where it cannot")
 class LooksAtHiddenOnly(Reference):
-    """The experts' own width is passed over: rows of 40 bytes go to a kernel that reads 16 at a time."""
+    """Ignores the experts' own width: rows of 40 bytes go to a kernel that reads 16 at a time."""
 
     def closed_to_grouped(self, recipe: Recipe, facts: Facts) -> list[str]:
         return [each for each in super().closed_to_grouped(recipe, facts) if "expert_hidden" not in each]
@@ -101,7 +101,7 @@ class LooksAtHiddenOnly(Reference):
 
 @mutant(of="KRN-01b", case="grouped-on-a-host", says="experts runs as native (torch's grouped matmul runs on CUDA")
 class WantsADeviceForEverything(Reference):
-    """The fix that overshot: every fast kernel is refused on a host, and this one runs there."""
+    """Over-correction: refuses every fast kernel on a host without a GPU, though this one runs there."""
 
     def closed_to_grouped(self, recipe: Recipe, facts: Facts) -> list[str]:
         found = super().closed_to_grouped(recipe, facts)
@@ -110,7 +110,7 @@ class WantsADeviceForEverything(Reference):
 
 @mutant(of="KRN-01b", case="scan", says="scan runs as native (transformer-engine 2.12.0 is installed and broken")
 class ClosesAllForOne(Reference):
-    """One package that does not import, and every site falls back."""
+    """One package that does not import makes every site fall back."""
 
     def missing(self, name: str, package: Package) -> list[str]:
         return super().missing(name, package) + self.others
@@ -123,9 +123,9 @@ class ClosesAllForOne(Reference):
         return super().seam(site, wish, recipe, mode, facts)
 
 
-@mutant(of="KRN-01b", case="own-code-on-h200", says="attention runs as requested, and gives a reason")
+@mutant(of="KRN-01b", case="own-code-on-h200", says="attention runs as requested, but gives a reason")
 class AlwaysGivesAReason(Reference):
-    """A reason stands in every row, so that none is missing: a fallback can no longer be told."""
+    """Writes a reason into every row, so a fallback can no longer be recognised."""
 
     def seam(self, site: Site, wish: Wish, recipe: Recipe, mode: Mode, facts: Facts) -> Seam:
         seam = super().seam(site, wish, recipe, mode, facts)
@@ -134,7 +134,7 @@ class AlwaysGivesAReason(Reference):
 
 @mutant(of="KRN-01b", case="projections", says="attention runs as native (transformer-engine runs on CUDA devices")
 class AsksItsOwnMachine(Reference):
-    """Facts are looked up where the question is answered, and those that were given are not read."""
+    """Looks up the facts of its own machine and ignores those in the question."""
 
     def closed(self, site: Site, kernel: Kernel, recipe: Recipe, mode: Mode, facts: Facts) -> list[str]:
         return super().closed(site, kernel, recipe, mode, replace(facts, device="cpu", capability=None))
@@ -142,15 +142,15 @@ class AsksItsOwnMachine(Reference):
 
 @mutant(of="KRN-01c", case="scan-no-package", says="was accepted, expected a refusal")
 class PrefersWhatIsRequired(Reference):
-    """`required` is read and not passed on: a run that was to prove a kernel proves another."""
+    """Reads `required` and does not pass it on, so a run that should prove a kernel proves another."""
 
     def seam(self, site: Site, wish: Wish, recipe: Recipe, mode: Mode, facts: Facts) -> Seam:
         return super().seam(site, replace(wish, required=False), recipe, mode, facts)
 
 
-@mutant(of="KRN-01c", case="mxfp8-on-h200", says="the refusal of transformer-engine for mlp says no")
+@mutant(of="KRN-01c", case="mxfp8-on-h200", says="the refusal of transformer-engine for mlp does not name")
 class RefusesWithoutSayingWhat(Reference):
-    """The refusal says that something is not available."""
+    """The refusal says only that something is not available."""
 
     def seam(self, site: Site, wish: Wish, recipe: Recipe, mode: Mode, facts: Facts) -> Seam:
         try:
@@ -161,7 +161,7 @@ class RefusesWithoutSayingWhat(Reference):
 
 @mutant(of="KRN-01b", case="experts", says="a legal input was refused: kernels.experts")
 class RequiresABlessing(Reference):
-    """The fix that overshot: whatever is required is refused."""
+    """Over-correction: refuses every required kernel."""
 
     def seam(self, site: Site, wish: Wish, recipe: Recipe, mode: Mode, facts: Facts) -> Seam:
         if wish.required and wish.kernel != "native":
@@ -171,7 +171,7 @@ class RequiresABlessing(Reference):
 
 @mutant(of="KRN-01d", case="scan-for-experts", says="was accepted, expected a refusal")
 class TakesAnyNameForAnySite(Reference):
-    """A kernel that no site has is passed over in favour of the own one."""
+    """Ignores a kernel that no site has, and uses the stack's own."""
 
     def seams(self, recipe: Recipe, mode: Mode, requested: Mapping[Site, Wish], facts: Facts) -> tuple[Seam, ...]:
         try:
@@ -185,7 +185,7 @@ class TakesAnyNameForAnySite(Reference):
     of="KRN-01f", case="recurrence-not-reached", says="rows are ['attention', 'mlp', 'experts', 'scan', 'recurrence']"
 )
 class HasARowForEverySite(Reference):
-    """Sites are a list, and not what the recipe has: a fallback of experts stands in the receipt of a dense model."""
+    """Lists every site instead of the recipe's own: the receipt of a dense model has a fallback of experts."""
 
     def sites(self, recipe: Recipe) -> tuple[Site, ...]:
         return ("attention", "mlp", "experts", "scan", "recurrence")
@@ -196,25 +196,25 @@ class HasARowForEverySite(Reference):
 
 @mutant(of="KRN-01f", case="no-shared-expert", says="expected ('attention', 'experts', 'scan')")
 class ForgetsTheExperts(Reference):
-    """Where there is no shared expert there is no row for the others either."""
+    """Without a shared expert the routed experts have no row either."""
 
     def sites(self, recipe: Recipe) -> tuple[Site, ...]:
         found = super().sites(recipe)
         return found if "mlp" in found else tuple(site for site in found if site != "experts")
 
 
-@mutant(of="KRN-01h", case="here", says="facts say nothing of transformer-engine")
+@mutant(of="KRN-01h", case="here", says="the facts do not mention transformer-engine")
 class LooksForWhatItFound(Reference):
-    """What is absent is left out of the facts: looked for and not found, or not looked for, is then the same."""
+    """Omits absent packages from the facts, so "not found" cannot be told from "not looked for"."""
 
     def kernel_facts(self) -> Facts:
         facts = super().kernel_facts()
         return replace(facts, packages={k: each for k, each in facts.packages.items() if each.state == "importable"})
 
 
-@mutant(of="KRN-01h", case="here", says="and the device is")
+@mutant(of="KRN-01h", case="here", says="but the device is")
 class TakesTheBuildForTheDevice(Reference):
-    """torch was built with CUDA, or without: taken for a device, or for none."""
+    """Takes torch's build, with or without CUDA, for the presence of a device."""
 
     def kernel_facts(self) -> Facts:
         facts = super().kernel_facts()

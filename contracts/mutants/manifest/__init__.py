@@ -1,4 +1,4 @@
-"""Counterexamples of MANI, under the file names of `contracts/checks/manifest`."""
+"""Mutants of MANI, under the file names of `contracts/checks/manifest`."""
 
 from contracts.mutants.manifest import (  # isort: skip
     run_states,

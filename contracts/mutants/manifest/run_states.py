@@ -1,4 +1,4 @@
-"""Stacks whose manifests say what never happened, say nothing, or take another volume for the same."""
+"""Stacks whose manifests record what never happened, record nothing, or mistake one volume for another."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from contracts.stacks.reference.stack import Reference
 
 @mutant(of="MANI-01", case="error", says="the state is running, expected error", bugs=("PRV-19",))
 class SwallowsTheFailure(Reference):
-    """The collector catches the exception of the remote call, logs it and goes on polling."""
+    """The collector catches the exception of the remote call, logs it and keeps polling."""
 
     def advance(self, manifest: Manifest, event: RunEvent) -> Manifest:
         return manifest if event.kind == "failed" else super().advance(manifest, event)
@@ -21,7 +21,7 @@ class SwallowsTheFailure(Reference):
 
 @mutant(of="MANI-01", case="polled-twice-then-ok", says="backend_identity is None, expected te-2.16+fa-2.8.3")
 class KeepsTheResultAlone(Reference):
-    """The collector writes the number and drops who produced it."""
+    """The collector writes the result without the backend that produced it."""
 
     def advance(self, manifest: Manifest, event: RunEvent) -> Manifest:
         kept = {"bench_result": event.results["bench_result"]} if event.results else None
@@ -30,7 +30,7 @@ class KeepsTheResultAlone(Reference):
 
 @mutant(of="MANI-01", case="polled-before-it-starts", says="the state is running, expected detached")
 class TakesAPollForAStart(Reference):
-    """The collector saw the run, so it must be running: a run that was never scheduled looks like a dead collector."""
+    """A poll counts as a start, so a run that was never scheduled looks like a dead collector."""
 
     def advance(self, manifest: Manifest, event: RunEvent) -> Manifest:
         begun = manifest.state == "detached" and event.kind == "polled"
@@ -54,7 +54,7 @@ class LateResultWins(_SetsTheState):
 
 @mutant(of="MANI-01a", case="detached-to-ok", says="was accepted, expected a refusal")
 class SkipsRunning(Reference):
-    """The first poll finds the call finished and writes ok over detached: when it began is never recorded."""
+    """The first poll finds the call finished and writes ok over detached, so its start is never recorded."""
 
     def advance(self, manifest: Manifest, event: RunEvent) -> Manifest:
         jumps = manifest.state == "detached" and event.kind == "finished"
@@ -63,7 +63,7 @@ class SkipsRunning(Reference):
 
 @mutant(of="MANI-01a", case="failed-without-a-message", says="was accepted, expected a refusal")
 class WritesAnEmptyError(Reference):
-    """`str(error)` of an exception without arguments is empty: the manifest says error, and nothing else."""
+    """`str(error)` of an exception without arguments is empty, so the manifest's error has no message."""
 
     def advance(self, manifest: Manifest, event: RunEvent) -> Manifest:
         try:
@@ -76,7 +76,7 @@ class WritesAnEmptyError(Reference):
 
 @mutant(of="MANI-01b", case="error-without-call-graph", says="a legal input was refused")
 class DemandsACallGraph(Reference):
-    """Over-correction: an error without a snapshot of the call graph is refused, though the snapshot is what failed."""
+    """Over-correction: refuses an error without a snapshot of the call graph, though the snapshot is what failed."""
 
     def run_state(self, manifest: Manifest) -> State:
         lacking = manifest.state == "error" and manifest.call_graph is None
@@ -85,7 +85,7 @@ class DemandsACallGraph(Reference):
 
 @mutant(of="MANI-01b", case="error-that-left-a-trace", says="the state is ok, expected error")
 class ArtifactsMeanOk(Reference):
-    """The state is guessed from what was uploaded: a failed run that left its trace counts as a success."""
+    """The state is guessed from the uploads: a failed run that left its trace counts as a success."""
 
     def run_state(self, manifest: Manifest) -> State:
         return "ok" if manifest.artifacts else super().run_state(manifest)
@@ -93,7 +93,7 @@ class ArtifactsMeanOk(Reference):
 
 @mutant(of="MANI-01c", case="ok-without-artifacts", says="was accepted, expected a refusal", bugs=("PRV-18",))
 class BelievesTheWord(Reference):
-    """Reads `state` and nothing else: an ok without an artifact is an ok."""
+    """Reads only `state`, so an ok without an artifact is an ok."""
 
     def run_state(self, manifest: Manifest) -> State:
         return manifest.state
@@ -101,7 +101,7 @@ class BelievesTheWord(Reference):
 
 @mutant(of="MANI-04", case="same-volume-older-contents", says="is reused, not changed", bugs=("PRV-21",))
 class SameNameSameState(Reference):
-    """The name of the volume is compared and what is visible in it is not: no reload, an older checkpoint, no word."""
+    """Compares the volume's name and not its visible contents: without a reload, an older checkpoint goes unnoticed."""
 
     def reuse(self, volumes: StateVolumes, prior: StateVolumes | None) -> tuple[Reuse, ...]:
         lines = super().reuse(volumes, prior)
@@ -110,7 +110,7 @@ class SameNameSameState(Reference):
 
 @mutant(of="MANI-04", case="data-from-elsewhere", says="data is reused, not moved")
 class SameGenerationSameState(Reference):
-    """Over-correction: contents are compared and the volume is not, so g7 of another data set is the same."""
+    """Over-correction: compares contents and not the volume, so g7 of another data set counts as the same."""
 
     def reuse(self, volumes: StateVolumes, prior: StateVolumes | None) -> tuple[Reuse, ...]:
         lines = super().reuse(volumes, prior)
@@ -119,7 +119,7 @@ class SameGenerationSameState(Reference):
 
 @mutant(of="MANI-04a", case="one-volume-for-everything", says="was accepted, expected a refusal", bugs=("PRV-17",))
 class OneTreeForEverything(Reference):
-    """One volume, three directories: the mounts differ, so it looks separate."""
+    """One volume has three directories: the mounts differ, so they look separate."""
 
     def reuse(self, volumes: StateVolumes, prior: StateVolumes | None) -> tuple[Reuse, ...]:
         apart = replace(

@@ -11,7 +11,7 @@ from contracts.stacks.reference.stack import Reference
 
 @mutant(of="MANI-02", case="stuck-detached", says="layer is collector, expected launch")
 class WaitingIsWaiting(Reference):
-    """A manifest that does not move is the collector's, whether or not the remote call ever began."""
+    """Blames the collector for every manifest that does not move, even if the remote call never began."""
 
     def triage(self, facts: RunFacts) -> Diagnosis:
         return super().triage(replace(facts, state="running", steps=1) if facts.state == "detached" else facts)
@@ -21,7 +21,7 @@ class WaitingIsWaiting(Reference):
     of="MANI-02", case="one-artifact-of-three-absent", says="layer is None, expected observability", bugs=("PRV-18",)
 )
 class CountsADeclaredArtifactAsThere(Reference):
-    """The bundle is the list in the manifest; nobody looks whether the files exist."""
+    """Takes the artifacts from the list in the manifest, without checking that the files exist."""
 
     def triage(self, facts: RunFacts) -> Diagnosis:
         return super().triage(replace(facts, present=facts.declared))
@@ -29,7 +29,7 @@ class CountsADeclaredArtifactAsThere(Reference):
 
 @mutant(of="MANI-02", case="complete-since-yesterday", says="layer is collector, expected None")
 class EndedIsStuckToo(Reference):
-    """Over-correction: a watchdog on the age of the manifest that forgets to ask whether the run has ended."""
+    """Over-correction: a watchdog on the manifest's age does not check whether the run has ended."""
 
     def triage(self, facts: RunFacts) -> Diagnosis:
         late = facts.silent_s > facts.patience_s and facts.state == "ok"
@@ -38,7 +38,7 @@ class EndedIsStuckToo(Reference):
 
 @mutant(of="MANI-02", case="running-and-polled", says="layer is collector, expected None")
 class NoReceiptYetIsStuck(Reference):
-    """Over-correction: running without a receipt means stuck, from the first second."""
+    """Over-correction: a running manifest without a receipt counts as stuck from the first second."""
 
     def triage(self, facts: RunFacts) -> Diagnosis:
         waits = facts.state == "running" and not facts.receipt
@@ -47,7 +47,7 @@ class NoReceiptYetIsStuck(Reference):
 
 @mutant(of="MANI-02a", case="last-rank-empty", says="layer is distributed compile, expected sharding")
 class NeverCountsTokens(Reference):
-    """All hangs before the first step look alike: the rank without tokens is not looked for."""
+    """Treats all hangs before the first step alike, and does not look for the rank without tokens."""
 
     def triage(self, facts: RunFacts) -> Diagnosis:
         return super().triage(replace(facts, local_tokens=()))
@@ -64,7 +64,7 @@ class UnevenIsEmpty(Reference):
 
 @mutant(of="MANI-02a", case="polled-all-the-while", says="layer is bootstrap, expected distributed compile")
 class APolledRunDoesNotHang(Reference):
-    """The collector polls on, so nobody looks who waits in the collective: two hours of a hang read as a cold start."""
+    """While the collector polls, nobody checks who waits in the collective: a two-hour hang reads as a cold start."""
 
     def triage(self, facts: RunFacts) -> Diagnosis:
         return super().triage(replace(facts, waiting_ranks=()) if facts.silent_s <= facts.patience_s else facts)
@@ -72,7 +72,7 @@ class APolledRunDoesNotHang(Reference):
 
 @mutant(of="MANI-03", case="first-collective", says="layer is execution, expected distributed compile")
 class BlamesTheNetwork(Reference):
-    """Every hang is NCCL: the ablation that was rejected first."""
+    """Blames NCCL for every hang, though that explanation was the first to be ruled out."""
 
     def symptom_row(self, symptom: Symptom) -> Diagnosis:
         if symptom != "first collective hangs":
@@ -82,7 +82,7 @@ class BlamesTheNetwork(Reference):
 
 @mutant(of="MANI-03", case="re-run", says="the fix names none of")
 class RunsItAgain(Reference):
-    """The fix for everything is another run, which changes one more thing at once."""
+    """Proposes another run as every fix, which changes one more thing at once."""
 
     def symptom_row(self, symptom: Symptom) -> Diagnosis:
         return replace(super().symptom_row(symptom), fix="retry")
@@ -90,7 +90,7 @@ class RunsItAgain(Reference):
 
 @mutant(of="MANI-03a", case="other-backend", says="expected ('re-run differs', 'image or volume')", bugs=("PRV-20",))
 class SameNameSameBackend(Reference):
-    """The backend's identity is not compared: an image that moved under the same name reads as a regression."""
+    """Does not compare the backend's identity: a new image under the same name reads as a regression."""
 
     def triage(self, facts: RunFacts) -> Diagnosis:
         if facts.own is None or facts.prior is None:
@@ -100,7 +100,7 @@ class SameNameSameBackend(Reference):
 
 @mutant(of="MANI-03a", case="older-volume", says="expected ('re-run differs', 'image or volume')", bugs=("PRV-21",))
 class MountedIsCurrent(Reference):
-    """The names of the mounted volumes are compared, and what was visible in them is not."""
+    """Compares the names of the mounted volumes and not their visible contents."""
 
     def triage(self, facts: RunFacts) -> Diagnosis:
         if facts.own is None or facts.prior is None or facts.own.volumes.keys() != facts.prior.volumes.keys():
@@ -110,7 +110,7 @@ class MountedIsCurrent(Reference):
 
 @mutant(of="MANI-03a", case="still-compiling", says="expected (None, None)")
 class NoStepIsAHang(Reference):
-    """Over-correction: a run without a step after the usual patience of a poll is called slow, in a cold compile."""
+    """Over-correction: calls a run slow when it has no step after the usual polling time, during a cold compile."""
 
     def triage(self, facts: RunFacts) -> Diagnosis:
         return super().triage(replace(facts, startup_budget_s=facts.patience_s))

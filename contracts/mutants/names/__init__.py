@@ -1,4 +1,4 @@
-"""Counterexamples of NAME, under the file names of `contracts/checks/names`."""
+"""Mutants of NAME, under the file names of `contracts/checks/names`."""
 
 from contracts.mutants.names import (  # isort: skip
     presets,

@@ -1,4 +1,4 @@
-"""Stacks in which a lane or a host is not what its name says, in one place."""
+"""Stacks with one fault: a lane or a host is not what its name says."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BOTH: tuple[Mode, ...] = ("nemo_native", "author_dp")
 
 @mutant(of="NAME-04b", case="tp", says="runs as nemo_native with tp 1", bugs=("PRV-04",))
 class RunsItsOwnTensorDegree(Reference):
-    """The launch takes the degree from a default and not from the mode: tp2 in the name, one rank in the group."""
+    """The launch takes TP from a default instead of the mode: a preset named tp2 runs TP 1."""
 
     def launch(self, recipe: Recipe, lane: Lane) -> Launch:
         launch = super().launch(recipe, lane)
@@ -24,7 +24,9 @@ class RunsItsOwnTensorDegree(Reference):
 
 @mutant(of="NAME-05", case="author", says="author_dp runs with tp 2 and sp True, expected tp 1", bugs=("PRV-04",))
 class ShardsTheCustomMixer(Reference):
-    """author_dp is launched with TP 2: the custom mixer is silently another, or wrong by its unsharded heads."""
+    """author_dp is launched with TP 2, so its custom mixer is silently replaced, or wrong because its heads are not
+    sharded.
+    """
 
     def launch(self, recipe: Recipe, lane: Lane) -> Launch:
         launch = super().launch(recipe, lane)
@@ -33,7 +35,7 @@ class ShardsTheCustomMixer(Reference):
 
 @mutant(of="NAME-05", case="native-fsdp2", says="expected tp 2 and sp True", bugs=("PRV-04",))
 class NativeWithoutSequenceParallel(Reference):
-    """TP 2 without sequence parallelism: the activations of nemo_native no longer fit, or are another lane's."""
+    """nemo_native runs TP 2 without sequence parallelism: its activations no longer fit, or belong to another lane."""
 
     def launch(self, recipe: Recipe, lane: Lane) -> Launch:
         launch = super().launch(recipe, lane)
@@ -42,7 +44,7 @@ class NativeWithoutSequenceParallel(Reference):
 
 @mutant(of="NAME-05", case="author", says="author_dp runs the launcher's own mixer", bugs=("PRV-04",))
 class AuthorLaneWithTheNativeSpec(Reference):
-    """The author lane keeps its degrees and is given the built-in layer spec: its kernels never run."""
+    """The author lane keeps its degrees but gets the built-in layer spec, so its own kernels never run."""
 
     def launch(self, recipe: Recipe, lane: Lane) -> Launch:
         native = ("megatron.core.models.hybrid.hybrid_layer_specs", "hybrid_stack_spec")
@@ -51,7 +53,7 @@ class AuthorLaneWithTheNativeSpec(Reference):
 
 @mutant(of="NAME-05a", case="native", says="was accepted, expected a refusal", bugs=("PRV-04",))
 class RunsAnyModeUnderAnyName(Reference):
-    """Modes are a hint: a recipe named native runs the custom mixer when the lane says so."""
+    """The mode in a name is only a hint: a recipe named native runs the custom mixer when the lane asks for it."""
 
     def launch(self, recipe: Recipe, lane: Lane) -> Launch:
         return super().launch(replace(recipe, modes=BOTH), lane)
@@ -59,7 +61,7 @@ class RunsAnyModeUnderAnyName(Reference):
 
 @mutant(of="NAME-05a", case="author", says="was accepted, expected a refusal", bugs=("PRV-04",))
 class FallsBackToTheModeItHas(Reference):
-    """A mode that the recipe does not have is replaced by the one it has; the report names the one asked for."""
+    """A mode that the recipe does not have is replaced by one it has, and the report names the requested mode."""
 
     def launch(self, recipe: Recipe, lane: Lane) -> Launch:
         return super().launch(recipe, lane if lane.mode in recipe.modes else replace(lane, mode=recipe.modes[0]))
@@ -67,7 +69,7 @@ class FallsBackToTheModeItHas(Reference):
 
 @mutant(of="NAME-09", case="old-europe", says="is identified as 'canon-8'")
 class ForgetsTheRegion(Reference):
-    """A host is its box; the same box name in two regions is one lineage."""
+    """A host is identified by its box alone, so boxes of one name in two regions are one host."""
 
     def host(self, name: str) -> str:
         return super().host(name).split("@")[0]
@@ -75,7 +77,7 @@ class ForgetsTheRegion(Reference):
 
 @mutant(of="NAME-09", case="other-box-there", says="is identified as 'h200@us-west1-c'")
 class MergesBoxesOfARegion(Reference):
-    """All boxes of a region are one host, as if their wheels and drivers were."""
+    """All boxes of a region are one host, as if they shared wheels and drivers."""
 
     def host(self, name: str) -> str:
         return f"h200@{super().host(name).split('@')[1]}"
@@ -83,7 +85,7 @@ class MergesBoxesOfARegion(Reference):
 
 @mutant(of="NAME-09a", case="the-H200", says="was accepted, expected a refusal")
 class KnowsTheH200(Reference):
-    """`the H200` resolves to the box that whoever wrote this had at the time."""
+    """`the H200` resolves to the one box that the author of the code had."""
 
     def host(self, name: str) -> str:
         return super().host("canon-8@europe-west4-a" if "H200" in name else name)
@@ -91,7 +93,7 @@ class KnowsTheH200(Reference):
 
 @mutant(of="NAME-09a", case="box-alone", says="was accepted, expected a refusal")
 class AssumesTheRegion(Reference):
-    """A box without a region is put where the newest boxes stand."""
+    """A box without a region is assumed to be in the region of the newest boxes."""
 
     def host(self, name: str) -> str:
         return super().host(name if "@" in name or not name else f"{name}@us-west1-c")

@@ -1,4 +1,4 @@
-"""Stacks whose names say something else than they mean, in one place."""
+"""Stacks with one fault: a preset's name does not say what it resolves to."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Renames(Reference):
 
 @mutant(of="NAME-01", case="moe-no-dsa", says="differ in mhc", bugs=("PRV-04",))
 class AliasWithoutStreams(Renames):
-    """The alias was written out again instead of pointing at its preset, and forgot the residual streams."""
+    """The alias is a copy of its preset's fields instead of a reference to it, and lacks the residual streams."""
 
     named = "nam52_h200_moe_no_dsa_ref_v1"
 
@@ -38,7 +38,7 @@ class AliasWithoutStreams(Renames):
 
 @mutant(of="NAME-01", case="prod-candidate", says="differ in degrees", bugs=("PRV-04",))
 class AliasFollowsProduction(Renames):
-    """The production alias moves with what production runs; two reports under it mean two lanes."""
+    """The production alias follows what production runs, so two reports under it mean two lanes."""
 
     named = "nam52r_h200_prod_candidate_v1"
 
@@ -48,7 +48,7 @@ class AliasFollowsProduction(Renames):
 
 @mutant(of="NAME-02", case="reference", says="has MoE off", bugs=("PRV-04",))
 class DenseMeansNoExperts(Renames):
-    """`dense` is read as everywhere else in the field: no experts. It is another model of the same depth."""
+    """`dense` means no experts, as elsewhere in the field. That is another model of the same depth."""
 
     named = DENSE
 
@@ -58,7 +58,7 @@ class DenseMeansNoExperts(Renames):
 
 @mutant(of="NAME-02", case="alias", says="has 2 mHC streams, expected 4", bugs=("PRV-04",))
 class DenseWithTwoStreams(Renames):
-    """Over-correction: streams are halved to fit, under the name of the baseline with four."""
+    """Over-correction: the number of streams is halved to fit, under the name of the baseline with four."""
 
     named = "nam52_h200_moe_no_dsa_ref_v1"
 
@@ -68,7 +68,7 @@ class DenseWithTwoStreams(Renames):
 
 @mutant(of="NAME-02a", case="every-name", says="says dense and has DSA on A-ranks (8, 9, 10, 11)", bugs=("PRV-04",))
 class OffersTheOldDenseKey(Reference):
-    """The historical key, dense by name and sparse on four A-ranks, stands among the names to choose from."""
+    """The historical key, dense by name and sparse on four A-ranks, is among the listed presets."""
 
     def preset_names(self) -> tuple[str, ...]:
         return (*super().preset_names(), "nam52_h200_dense_pinned_v1")
@@ -89,7 +89,7 @@ class RecoversWithAnotherRate(Renames):
 
 @mutant(of="NAME-03", case="nam52", says="has mHC on", bugs=("PRV-04",))
 class RecoversNothing(Renames):
-    """The recovery preset is a copy of its reference under a second name."""
+    """The recovery preset is a copy of its reference under another name."""
 
     named = "nam52_h200_dense_no_mhc_recovery_v1"
 
@@ -99,7 +99,7 @@ class RecoversNothing(Renames):
 
 @mutant(of="NAME-04", case="full", says="says full: expected 4, it is 9", bugs=("HYB-09", "PRV-04"))
 class InvertsTheMix(Renames):
-    """4full_9sparse gets the ranks of the pinned preset: nine full and four sparse."""
+    """4full_9sparse gets the A-ranks of the pinned preset: nine full and four sparse."""
 
     named = CANDIDATE
 
@@ -109,7 +109,7 @@ class InvertsTheMix(Renames):
 
 @mutant(of="NAME-04", case="no_dsa", says="says no_dsa: expected True, it is False", bugs=("PRV-04",))
 class SparseUnderNoDsa(Renames):
-    """A name that denies sparse attention has it on one rank, left over from an experiment."""
+    """A preset named no_dsa has sparse attention on one rank, left over from an experiment."""
 
     named = "nam52_h200_moe_no_dsa_ref_v1"
 
@@ -119,7 +119,7 @@ class SparseUnderNoDsa(Renames):
 
 @mutant(of="NAME-04", case="fp8", says="says fp8: expected True, it is False", bugs=("PRV-04",))
 class EightBitsInNameOnly(Renames):
-    """The fp8 preset runs bf16; its figure is quoted as the gain of FP8."""
+    """The fp8 preset runs bf16, and its figure is quoted as the gain of FP8."""
 
     named = "nam56r_h200_fp8_v1"
 
@@ -129,7 +129,7 @@ class EightBitsInNameOnly(Renames):
 
 @mutant(of="NAME-04a", case="nam52r", says="is sparse on A-ranks (0, 1, 2, 4, 5, 6, 8, 9, 10)", bugs=("HYB-09",))
 class CountsARanksFromOne(Renames):
-    """Nine sparse and four full, each one rank too early: the list was written for ranks that count from 1."""
+    """Nine sparse and four full A-ranks, each one too early: the list was written for ranks that count from 1."""
 
     named = CANDIDATE
 
@@ -139,7 +139,7 @@ class CountsARanksFromOne(Renames):
 
 @mutant(of="NAME-06", case="other-version", says="was accepted, expected a refusal")
 class FallsBackToTheFamily(Reference):
-    """An unknown name resolves to the family's first preset: the version that was asked for never ran."""
+    """An unknown name resolves to the family's first preset: the requested version never runs."""
 
     def preset(self, name: str, acknowledge: tuple[str, ...]) -> Recipe:
         try:
@@ -152,7 +152,7 @@ class FallsBackToTheFamily(Reference):
 
 @mutant(of="NAME-06", case="slip-in-an-alias", says="does not name nam52r_h200_prod_candidate_v1")
 class SuggestsPresetsAlone(Reference):
-    """The nearest names are looked for among presets; an alias with a slip in it finds something else."""
+    """The refusal suggests only presets, so a misspelt alias gets the wrong suggestion."""
 
     def preset(self, name: str, acknowledge: tuple[str, ...]) -> Recipe:
         try:
@@ -163,7 +163,7 @@ class SuggestsPresetsAlone(Reference):
 
 @mutant(of="NAME-06a", case="empty", says="was accepted, expected a refusal")
 class ResolvesTheEmptyName(Reference):
-    """An unset variable reaches the resolver as an empty name, which every name begins with."""
+    """An unset variable reaches the resolver as an empty name, which is a prefix of every name."""
 
     def preset(self, name: str, acknowledge: tuple[str, ...]) -> Recipe:
         found = [known for known in self.preset_names() if known.startswith(name)]
@@ -172,7 +172,7 @@ class ResolvesTheEmptyName(Reference):
 
 @mutant(of="NAME-06b", case="nam52-pinned", says="was accepted, expected a refusal", bugs=("PRV-04",))
 class WarnsInstead(Reference):
-    """A deprecated name resolves with a warning that scrolls by."""
+    """A deprecated name resolves with only a warning."""
 
     def preset(self, name: str, acknowledge: tuple[str, ...]) -> Recipe:
         return super().preset(name, (*acknowledge, name))
@@ -180,7 +180,7 @@ class WarnsInstead(Reference):
 
 @mutant(of="NAME-06b", case="nam52r-candidate", says="was accepted, expected a refusal", bugs=("PRV-04",))
 class TakesAnyAcknowledgement(Reference):
-    """Over-correction: one acknowledgement, of whatever name, opens all deprecated names."""
+    """Over-correction: an acknowledgement of any name opens all deprecated names."""
 
     def preset(self, name: str, acknowledge: tuple[str, ...]) -> Recipe:
         return super().preset(name, (*acknowledge, name) if acknowledge else ())
@@ -188,13 +188,13 @@ class TakesAnyAcknowledgement(Reference):
 
 @mutant(of="NAME-07", case="current", says="was accepted, expected a refusal", bugs=("PRV-05",))
 class ResolvesCurrent(Reference):
-    """`current` resolves to this wave's baseline; in the next wave the same command runs another model."""
+    """`current` resolves to the baseline of this wave; in the next wave the same command runs another model."""
 
     def preset(self, name: str, acknowledge: tuple[str, ...]) -> Recipe:
         return super().preset("nam56r_h200_bf16_v1" if name == "current" else name, acknowledge)
 
 
-@mutant(of="NAME-07", case="lineage", says="has the label v19c for its identity", bugs=("PRV-05",))
+@mutant(of="NAME-07", case="lineage", says="is identified by the label v19c", bugs=("PRV-05",))
 class FamilyIsALineage(Reference):
     """The preset family that a comparison reads is the tag of a wave of runs."""
 
@@ -204,15 +204,15 @@ class FamilyIsALineage(Reference):
 
 @mutant(of="NAME-07", case="head", says="was accepted, expected a refusal", bugs=("PRV-05",))
 class AcknowledgesALabel(Reference):
-    """A label is treated as a deprecated name: whoever acknowledges it gets whatever it means today."""
+    """A label is treated as a deprecated name: acknowledging it gives whatever it means today."""
 
     def preset(self, name: str, acknowledge: tuple[str, ...]) -> Recipe:
         return super().preset(DENSE if name == "head" and name in acknowledge else name, acknowledge)
 
 
-@mutant(of="NAME-08", case="h200", says="declares 80 of HBM, expected 81 … 141", bugs=("PRV-26",))
+@mutant(of="NAME-08", case="h200", says="declares 80 GB of HBM, expected 81 … 141", bugs=("PRV-26",))
 class FitsEverywhere(Renames):
-    """A preset planned for the H200 claims the smaller Hopper card without a receipt for it."""
+    """A preset planned for the H200 claims to fit the smaller Hopper card, without a receipt for it."""
 
     named = "nam56r_h200_fp8_v1"
 
@@ -220,9 +220,9 @@ class FitsEverywhere(Renames):
         return replace(recipe, hbm_gb=80)
 
 
-@mutant(of="NAME-08", case="h200", says="declares 192 of HBM")
+@mutant(of="NAME-08", case="h200", says="declares 192 GB of HBM")
 class AsksMoreThanItsCard(Renames):
-    """Over-correction: a margin is added until the preset no longer fits the card in its name."""
+    """Over-correction: a margin makes the preset too large for the card in its name."""
 
     named = DENSE
 

@@ -1,4 +1,4 @@
-"""Counterexamples of PAT, under the file names of `contracts/checks/pattern`.
+"""Mutants of PAT, under the file names of `contracts/checks/pattern`.
 
 `contracts.mutants.tensors` reads those that need torch.
 """

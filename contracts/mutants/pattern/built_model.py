@@ -1,4 +1,4 @@
-"""Models of other layers, other residuals or other sizes than the recipe says."""
+"""Models whose layers, residuals or sizes differ from the recipe's."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class ShiftsByOne(Model):
 
 @mutant(of="PAT-12a", case="less-than-a-period", says="built EMEAEMA")
 class CountsLayersFromOne(Exchanged):
-    """Layer n is built by letter n + 1: numbers from 1 meet a list from 0."""
+    """Layer n is built from letter n + 1: a 1-based number indexes a 0-based list."""
 
     exchange = {"model": ShiftsByOne}
 
@@ -63,7 +63,7 @@ class CountsDepthsAsLayers(Reference):
 
 @mutant(of="PAT-12b", case="nam56r_h200_bf16_v1", says="parameters of A, 3817")
 class ReportsABias(Reference):
-    """The report knows a bias that the model has not: 3584 of 4 billion."""
+    """The report counts a bias that the model does not have: 3584 of 4 billion parameters."""
 
     def count_parameters(self, recipe: Recipe) -> ParameterCount:
         counted = super().count_parameters(recipe)
@@ -74,7 +74,7 @@ class ReportsABias(Reference):
 
 @mutant(of="PAT-12b", case="tiny-nam56r", says="parameters are active")
 class ReportsEveryExpertAsActive(Reference):
-    """Active parameters are all parameters."""
+    """All parameters are reported as active."""
 
     def count_parameters(self, recipe: Recipe) -> ParameterCount:
         counted = super().count_parameters(recipe)
@@ -111,7 +111,7 @@ class UntiesThoughTied(Exchanged):
 
 @mutant(of="PAT-12d", case="E", says="parameters of E")
 class HalvesTheSharedExpert(Reference):
-    """Model and report are wrong alike."""
+    """The shared expert is half its size, in the model and in the report."""
 
     def built(self, recipe: Recipe, mode: Mode) -> Built:
         moe = recipe.moe
@@ -126,7 +126,7 @@ class HalvesTheSharedExpert(Reference):
 
 @mutant(of="PAT-12d", case="A", says="parameters of A")
 class BuildsAllHeads(Reference):
-    """A key and a value head for each query head, though 8 groups are asked for."""
+    """Every query head has its own key and value head, though the recipe asks for 8 groups."""
 
     def built(self, recipe: Recipe, mode: Mode) -> Built:
         return super().built(replace(recipe, kv_groups=recipe.heads), mode)
@@ -138,9 +138,9 @@ class NoResidual(Layer):
         return out._replace(y_BTD=out.y_BTD - x) if isinstance(self.mixer, M2RNN) else out
 
 
-@mutant(of="PAT-12e", case="every-family", says="the logits differs", bugs=("SSM-09",))
+@mutant(of="PAT-12e", case="every-family", says="the logit tensor differs", bugs=("SSM-09",))
 class DropsTheResidualOfOneFamily(Exchanged):
-    """The residual is added inside every mixer but one."""
+    """One block family has no residual connection: each mixer adds its own, and one forgets it."""
 
     exchange = {"layer": NoResidual}
 
@@ -151,9 +151,9 @@ class Twice(Layer):
         return out._replace(y_BTD=out.y_BTD + x)
 
 
-@mutant(of="PAT-12e", case="custom-mixers", says="the logits differs")
+@mutant(of="PAT-12e", case="custom-mixers", says="the logit tensor differs")
 class AddsTheResidualTwice(Exchanged):
-    """Once in the layer and once around it."""
+    """The residual is added in the layer and again around it."""
 
     exchange = {"layer": Twice}
 
@@ -165,9 +165,9 @@ class NormedResidual(Layer):
         return out._replace(y_BTD=normed + out.y_BTD)
 
 
-@mutant(of="PAT-12e", case="every-family", says="the logits differs", bugs=("SSM-09",))
+@mutant(of="PAT-12e", case="every-family", says="the logit tensor differs", bugs=("SSM-09",))
 class TakesTheNormForTheResidual(Exchanged):
-    """The residual branches off behind the norm."""
+    """The residual branches off after the norm."""
 
     exchange = {"layer": NormedResidual}
 
@@ -178,7 +178,7 @@ class OneNorm(Model):
         return super().run(layer, x, pack)
 
 
-@mutant(of="PAT-12e", case="tied", says="the logits differs")
+@mutant(of="PAT-12e", case="tied", says="the logit tensor differs")
 class SharesOneNorm(Exchanged):
     """Every layer runs the norm of layer 0; the others are loaded and never used."""
 
@@ -192,7 +192,7 @@ class Reversed(Model):
         return super().trunk(x, pack)
 
 
-@mutant(of="PAT-12e", case="every-family", says="the logits differs")
+@mutant(of="PAT-12e", case="every-family", says="the logit tensor differs")
 class RunsLayersInTextOrder(Exchanged):
     """Layers run in the order of their names as text: 0, 1, 10, 11, 2."""
 
@@ -207,7 +207,7 @@ class SkipsLast(Model):
 
 @mutant(of="PAT-12e", case="every-family", says="aux loss is", bugs=("AUX-12",))
 class AveragesRouterLossesOverAllLayers(Exchanged):
-    """The mean over all layers of a hybrid, most of which route nothing."""
+    """Router losses are averaged over all layers of a hybrid, most of which route nothing."""
 
     exchange = {"model": SkipsLast}
 
@@ -218,9 +218,9 @@ class EmbedsScaled(Model):
         return super().embed(tokens_BT) * width
 
 
-@mutant(of="PAT-12e", case="sparse-by-rank", says="the logits differs")
+@mutant(of="PAT-12e", case="sparse-by-rank", says="the logit tensor differs")
 class ScalesTheEmbedding(Exchanged):
-    """Embeddings times the root of their width, as another model family has them."""
+    """Embeddings are multiplied by the square root of their width, as in another model family."""
 
     exchange = {"model": EmbedsScaled}
 
@@ -230,8 +230,8 @@ class NoFinalNorm(Model):
         return super().predict(hidden_BTD / self.norm.weight)
 
 
-@mutant(of="PAT-12e", case="tied", says="the logits differs")
+@mutant(of="PAT-12e", case="tied", says="the logit tensor differs")
 class FinalNormWithoutWeight(Exchanged):
-    """The final norm is fused into the output projection and its weight forgotten."""
+    """The final norm is fused into the output projection without its weight."""
 
     exchange = {"model": NoFinalNorm}

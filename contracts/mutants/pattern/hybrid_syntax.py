@@ -1,4 +1,4 @@
-"""Stacks that speak the launcher's syntax wrong in one place, and launchers that read it wrong."""
+"""Stacks that write the launcher's syntax with one fault, and launchers that read it with one."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class WritesAttentionForIdleExperts(Reference):
 
 @mutant(of="PAT-04", case="nam56r-no-moe", says="column 2 is 'E', expected '-'", bugs=("HYB-08",))
 class KeepsExpertsThatAreOff(Reference):
-    """E stays E whatever the experts say; the launcher then builds its default experts, or dies for want of them."""
+    """E stays E without experts; the launcher then builds its default experts, or dies for lack of them."""
 
     def translate(self, pattern: str, depth: int, moe: bool, dsa: bool, mtp_depth: int) -> Translation:
         return super().translate(pattern, depth, True, dsa, mtp_depth)
@@ -58,7 +58,7 @@ class TranslatesCutsAway(Reference):
 
 @mutant(of="PAT-04a", case="nam56r", says="R is carried for layers () (1-based)", bugs=("HYB-08",))
 class LosesTheRecurrence(Reference):
-    """R becomes `M` and that is the last that anybody hears of it."""
+    """R becomes `M`, and its layer numbers are not passed on."""
 
     def translate(self, pattern: str, depth: int, moe: bool, dsa: bool, mtp_depth: int) -> Translation:
         right = super().translate(pattern, depth, moe, dsa, mtp_depth)
@@ -67,7 +67,7 @@ class LosesTheRecurrence(Reference):
 
 @mutant(of="PAT-04a", case="cut", says="R is carried for layers (1, 5) (1-based)", bugs=("HYB-04",))
 class CountsCutsAsLayers(Reference):
-    """Layer numbers are columns of the written pattern: each `|` moves every R behind it by one."""
+    """Layer numbers are columns of the written pattern: each `|` moves every later R by one."""
 
     def translate(self, pattern: str, depth: int, moe: bool, dsa: bool, mtp_depth: int) -> Translation:
         right = super().translate(pattern, depth, moe, dsa, mtp_depth)
@@ -76,9 +76,9 @@ class CountsCutsAsLayers(Reference):
         return replace(right, recurrent=LayerNumbers(base=1, numbers=columns))
 
 
-@mutant(of="PAT-04a", case="first-and-last", says="and R is none of its symbols")
+@mutant(of="PAT-04a", case="first-and-last", says="but R is not one of its symbols")
 class TellsTheLauncherR(Reference):
-    """Over-correction: R is kept in the text so that it cannot get lost; no launcher can read it."""
+    """Over-correction: R stays in the text so that it cannot get lost, but no launcher can read it."""
 
     def translate(self, pattern: str, depth: int, moe: bool, dsa: bool, mtp_depth: int) -> Translation:
         right = super().translate(pattern, depth, moe, dsa, mtp_depth)
@@ -87,9 +87,9 @@ class TellsTheLauncherR(Reference):
         return replace(right, main=main)
 
 
-@mutant(of="PAT-04b", case="native", says="gives up nothing in words", bugs=("HYB-08",))
+@mutant(of="PAT-04b", case="native", says="does not say that it gives up R", bugs=("HYB-08",))
 class GivesUpInSilence(Reference):
-    """The native lane runs the built-in mixer at the recurrent layers and its launch does not say so."""
+    """The native lane runs the built-in mixer at the recurrent layers, and its launch does not say so."""
 
     def launch(self, recipe: Recipe, lane: Lane) -> Launch:
         return replace(super().launch(recipe, lane), gives_up=())
@@ -97,7 +97,7 @@ class GivesUpInSilence(Reference):
 
 @mutant(of="PAT-04b", case="author", says="the launch carries R for layers ()", bugs=("HYB-08",))
 class LaunchesWithoutRecurrence(Reference):
-    """The translation knows the recurrent layers, and the launch forgets to hand them on."""
+    """The translation knows the recurrent layers, but the launch does not carry them."""
 
     def launch(self, recipe: Recipe, lane: Lane) -> Launch:
         return replace(super().launch(recipe, lane), recurrent=LayerNumbers(base=1, numbers=()))
@@ -115,7 +115,7 @@ class SubstitutesDenseAttention(Reference):
 
 @mutant(of="PAT-05", case="cut", says="the main pattern is 'DEMDMD'")
 class SparsePathForgetsCuts(Reference):
-    """The sparse branch of the translator is a second table, and that one has no `|`."""
+    """The sparse branch of the translator uses a second table, which has no `|`."""
 
     def translate(self, pattern: str, depth: int, moe: bool, dsa: bool, mtp_depth: int) -> Translation:
         right = super().translate(pattern, depth, moe, dsa, mtp_depth)
@@ -124,7 +124,7 @@ class SparsePathForgetsCuts(Reference):
 
 @mutant(of="PAT-05a", case="nam52", says="expected a refusal")
 class WidensToEveryAttention(Reference):
-    """Megatron takes no mix, so all thirteen A-ranks become sparse where four were asked for."""
+    """Megatron accepts no mix, so all thirteen A-ranks become sparse where four were requested."""
 
     def launch(self, recipe: Recipe, lane: Lane) -> Launch:
         if recipe.dsa is not None and lane.mode == "nemo_native":
@@ -135,7 +135,7 @@ class WidensToEveryAttention(Reference):
 
 @mutant(of="PAT-05a", case="all-but-one", says="expected a refusal")
 class DropsWhatItCannotSay(Reference):
-    """Megatron takes no mix, so the native lane runs dense attention throughout."""
+    """Megatron accepts no mix, so the native lane runs dense attention everywhere."""
 
     def launch(self, recipe: Recipe, lane: Lane) -> Launch:
         return super().launch(replace(recipe, dsa=None) if lane.mode == "nemo_native" else recipe, lane)
@@ -143,7 +143,7 @@ class DropsWhatItCannotSay(Reference):
 
 @mutant(of="PAT-09a", case="nam52", says="sparse attention for layers (8, 9, 10, 11) (1-based)", bugs=("HYB-09",))
 class HandsOnRanksAsLayers(Reference):
-    """The launch hands the A-ranks on as they stand in the recipe, and the layer spec reads layer numbers."""
+    """The launch passes the recipe's A-ranks unchanged, and the layer spec reads them as layer numbers."""
 
     def launch(self, recipe: Recipe, lane: Lane) -> Launch:
         ranks = recipe.dsa.a_ranks if recipe.dsa else ()
@@ -152,7 +152,7 @@ class HandsOnRanksAsLayers(Reference):
 
 @mutant(of="PAT-09a", case="from-the-first-layer", says="R for layers (0, 5, 6, 11, 12) (1-based)")
 class HandsOnPositions(Reference):
-    """The recurrent layers are positions from 0 under a base of 1; the first of them is no layer at all."""
+    """The recurrent layers are positions from 0 under a base of 1, so the first of them is not a layer."""
 
     def launch(self, recipe: Recipe, lane: Lane) -> Launch:
         launch = super().launch(recipe, lane)
@@ -171,7 +171,7 @@ class CountsHeadsAsLayers(Reference):
 
 @mutant(of="PAT-06", case="sparse-main-thrice", says="0 head patterns, expected 3", bugs=("HYB-06",))
 class DropsTheHeads(Reference):
-    """The exporter knows `|` only; what stands behind `/` is not written."""
+    """The exporter knows only `|` and does not write what follows `/`."""
 
     def translate(self, pattern: str, depth: int, moe: bool, dsa: bool, mtp_depth: int) -> Translation:
         return replace(super().translate(pattern, depth, moe, dsa, mtp_depth), mtp=())
@@ -179,7 +179,7 @@ class DropsTheHeads(Reference):
 
 @mutant(of="PAT-06", case="cut", says="the head patterns differ")
 class ContinuesThePatternIntoTheHeads(Reference):
-    """The heads take the next letters of the tiled pattern; Megatron wants them alike."""
+    """The heads take the next letters of the tiled pattern, but Megatron requires identical heads."""
 
     def translate(self, pattern: str, depth: int, moe: bool, dsa: bool, mtp_depth: int) -> Translation:
         right = super().translate(pattern, depth, moe, dsa, mtp_depth)
@@ -188,7 +188,7 @@ class ContinuesThePatternIntoTheHeads(Reference):
 
 @mutant(of="PAT-10", case="nam56r", says="a legal input was refused")
 class InventsASymbol(Reads):
-    """The recurrence is sent as `R`, which only a table on our side knows."""
+    """The recurrence is sent as `R`, which only the stack's own table knows."""
 
     def translate(self, pattern: str, depth: int, moe: bool, dsa: bool, mtp_depth: int) -> Translation:
         right = super().translate(pattern, depth, moe, dsa, mtp_depth)
@@ -197,7 +197,7 @@ class InventsASymbol(Reads):
 
 @mutant(of="PAT-10", case="sparse-with-heads", says="is read with 0 heads, expected 2", bugs=("HYB-06",))
 class LosesHeadsOnTheWay(Reads):
-    """The suffix is written and the launcher's text is cut at the first `/`."""
+    """The suffix is written, but the text is cut at the first `/` before the launcher reads it."""
 
     def read_pattern(self, text: str) -> HybridPattern:
         return super().read_pattern(text.split("/", maxsplit=1)[0])
@@ -205,7 +205,7 @@ class LosesHeadsOnTheWay(Reads):
 
 @mutant(of="PAT-10a", case="cut", says="is read as 11 blocks, expected 9", bugs=("HYB-04",))
 class ReadsCutsAsBlocks(Reads):
-    """The parser gives `|` a block of its own."""
+    """The parser builds a block for `|`."""
 
     def read_pattern(self, text: str) -> HybridPattern:
         right = super().read_pattern(text)
@@ -214,7 +214,7 @@ class ReadsCutsAsBlocks(Reads):
 
 @mutant(of="PAT-10a", case="virtual-pipeline", says="blocks, expected 52", bugs=("HYB-05",))
 class ReadsHeadsAsLayers(Reads):
-    """`/` is read over: the heads of multi-token prediction become the last layers of the model."""
+    """The parser ignores `/`: the heads of multi-token prediction become the last layers of the model."""
 
     def read_pattern(self, text: str) -> HybridPattern:
         return super().read_pattern(text.replace("/", ""))
@@ -222,7 +222,7 @@ class ReadsHeadsAsLayers(Reads):
 
 @mutant(of="PAT-10b", case="mixed-attention", says="expected a refusal")
 class ReadsAMix(Reads):
-    """The parser takes `*` and `D` together; the model then dies in a layer that was built for the other."""
+    """The parser accepts `*` and `D` together; the model then dies in a layer that was built for the other kind."""
 
     def read_pattern(self, text: str) -> HybridPattern:
         return super().read_pattern(text.replace("D", "*"))
@@ -230,7 +230,7 @@ class ReadsAMix(Reads):
 
 @mutant(of="PAT-10b", case="unequal-heads", says="expected a refusal")
 class ReadsTheFirstHead(Reads):
-    """Only the first head pattern is read and it is repeated for the others."""
+    """The parser reads only the first head pattern and repeats it for the others."""
 
     def read_pattern(self, text: str) -> HybridPattern:
         main, *heads = text.split("/")
@@ -239,7 +239,7 @@ class ReadsTheFirstHead(Reads):
 
 @mutant(of="PAT-10b", case="empty-segment", says="expected a refusal")
 class DropsEmptyStages(Reads):
-    """Two cuts side by side are read as one: four stages were asked for, three are built."""
+    """Two adjacent cuts are read as one: four stages were requested, three are built."""
 
     def read_pattern(self, text: str) -> HybridPattern:
         return super().read_pattern(text.replace("||", "|"))

@@ -1,4 +1,4 @@
-"""Stacks that read a pattern wrong in one place: tiling, alphabet, cuts, A-ranks, bases."""
+"""Stacks that read a pattern with one fault: tiling, alphabet, cuts, A-ranks, bases."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class BuildsWholePeriods(Reference):
 
 @mutant(of="PAT-01", case="quarter-ends-in-A", says="layer 13 (1-based) is rblock, expected ablock", bugs=("HYB-07",))
 class RepeatsTheLastLetter(Reference):
-    """Over-correction: fills what is left over with the pattern's last block instead of beginning it again."""
+    """Over-correction: fills the remaining layers with the pattern's last block instead of starting it again."""
 
     def blocks(self, pattern: str, depth: int) -> tuple[str, ...]:
         whole = depth // len(pattern) * len(pattern)
@@ -42,7 +42,7 @@ class DemandsWholePeriods(Reference):
 
 @mutant(of="PAT-01a", case="nam56r", says="has 21 eblocks, expected 22", bugs=("HYB-07",))
 class EndsOnTheTailOfThePeriod(Reference):
-    """The tail is the period's last letters instead of its first: the depth is right and the counts are not."""
+    """The tail takes the last letters of the period instead of its first: the depth is right, the counts are wrong."""
 
     def blocks(self, pattern: str, depth: int) -> tuple[str, ...]:
         whole, left = divmod(depth, len(pattern))
@@ -60,7 +60,7 @@ class ValidatesByAssert(Reference):
 
 @mutant(of="PAT-02", case="blank", says="expected a refusal")
 class StripsBlanks(Reference):
-    """Blanks are removed first, so that every layer behind a slip of the finger moves."""
+    """Blanks are removed before validation, so every layer after a typing error moves."""
 
     def blocks(self, pattern: str, depth: int) -> tuple[str, ...]:
         return super().blocks("".join(pattern.split()), depth)
@@ -68,7 +68,7 @@ class StripsBlanks(Reference):
 
 @mutant(of="PAT-02", case="lower-case", says="expected a refusal")
 class FoldsCase(Reference):
-    """Lower case is taken for upper case, though nobody declared it and some launchers tell `m` from `M`."""
+    """Lower case is read as upper case, though nobody declared it and some launchers distinguish `m` from `M`."""
 
     def blocks(self, pattern: str, depth: int) -> tuple[str, ...]:
         return super().blocks(pattern.upper(), depth)
@@ -76,7 +76,7 @@ class FoldsCase(Reference):
 
 @mutant(of="PAT-02", case="launcher-symbol", says="does not name column 2")
 class SaysOnlyThatItIsWrong(Reference):
-    """Refuses without the column: with 52 letters somebody counts by hand, and from 0."""
+    """The refusal names no column, so somebody counts 52 letters by hand, and starts at 0."""
 
     def blocks(self, pattern: str, depth: int) -> tuple[str, ...]:
         if set(pattern) - set("AEMR|"):
@@ -86,7 +86,7 @@ class SaysOnlyThatItIsWrong(Reference):
 
 @mutant(of="PAT-02a", case="exact", says="has 11 blocks", bugs=("HYB-04",))
 class BuildsABlockForTheCut(Reference):
-    """`|` is taken out for the length check alone and stays in the list that the model is built from."""
+    """`|` is removed only for the length check and stays in the list from which the model is built."""
 
     def blocks(self, pattern: str, depth: int) -> tuple[str, ...]:
         built = super().blocks(pattern, depth)
@@ -98,7 +98,7 @@ class BuildsABlockForTheCut(Reference):
 
 @mutant(of="PAT-02a", case="would-be-truncated", says="expected a refusal", bugs=("HYB-02",))
 class TruncatesToTheDepth(Reference):
-    """`layers[:depth]`: a pattern that was written out for another depth is cut off in silence."""
+    """`layers[:depth]`: a pattern written out for another depth is silently cut off."""
 
     def blocks(self, pattern: str, depth: int) -> tuple[str, ...]:
         letters = pattern.replace("|", "")
@@ -107,7 +107,7 @@ class TruncatesToTheDepth(Reference):
 
 @mutant(of="PAT-02a", case="would-tile-with-a-tail", says="expected a refusal")
 class TilesACut(Reference):
-    """The cuts are dropped and the letters tiled: the stages that were asked for exist nowhere."""
+    """The cuts are dropped and the letters tiled: the requested stages exist nowhere."""
 
     def blocks(self, pattern: str, depth: int) -> tuple[str, ...]:
         letters = pattern.replace("|", "")
@@ -133,7 +133,7 @@ class TakesRanksForLayers(Reference):
 
 @mutant(of="PAT-07", case=NAM52R_SPARSE, says="sparse and full A-ranks are ((0, 4, 8, 12)", bugs=("HYB-09",))
 class SwapsSparseAndFull(Reference):
-    """The list is taken for the full ranks: 4 full and 9 sparse becomes 9 full and 4 sparse."""
+    """The list of sparse A-ranks is read as the full ones: 4 full and 9 sparse becomes 9 full and 4 sparse."""
 
     def placement(self, pattern: str, depth: int, sparse_ranks: tuple[int, ...]) -> Placement:
         return super().placement(pattern, depth, super().placement(pattern, depth, sparse_ranks).full_ranks)
@@ -141,7 +141,7 @@ class SwapsSparseAndFull(Reference):
 
 @mutant(of="PAT-07", case="uneven-strides", says="sparse attention stands at layers")
 class AssumesAnEvenStride(Reference):
-    """A-rank k stands at layer 4k + 1, which holds for AEME and for nothing else."""
+    """A-rank k is placed at layer 4k + 1, which is right for AEME only."""
 
     def placement(self, pattern: str, depth: int, sparse_ranks: tuple[int, ...]) -> Placement:
         right = super().placement(pattern, depth, sparse_ranks)
@@ -150,7 +150,7 @@ class AssumesAnEvenStride(Reference):
 
 @mutant(of="PAT-07a", case="a-layer-number", says="expected a refusal", bugs=("HYB-09",))
 class SkipsRanksItDoesNotHave(Reference):
-    """A rank that is none is left out: a list of layer numbers gives a dense model under a sparse name."""
+    """Unknown A-ranks are skipped: a list of layer numbers gives a dense model under a sparse name."""
 
     def placement(self, pattern: str, depth: int, sparse_ranks: tuple[int, ...]) -> Placement:
         attention = self.blocks(pattern, depth).count("ablock")
@@ -159,7 +159,7 @@ class SkipsRanksItDoesNotHave(Reference):
 
 @mutant(of="PAT-09", case="last-layer", says="is a layer of A, not of R")
 class SaysOneAndCountsFromZero(Reference):
-    """Positions are sent out as layer numbers: `enumerate` without `start=1`, under a base of 1."""
+    """Positions are emitted as layer numbers: `enumerate` without `start=1`, under a base of 1."""
 
     def translate(self, pattern: str, depth: int, moe: bool, dsa: bool, mtp_depth: int) -> Translation:
         right = super().translate(pattern, depth, moe, dsa, mtp_depth)
@@ -169,7 +169,7 @@ class SaysOneAndCountsFromZero(Reference):
 
 @mutant(of="PAT-09", case="nam52r", says="is a layer of E, not of A")
 class AddsOneTwice(Reference):
-    """Over-correction: 1 is added to numbers that already count from 1; every index names the layer after its own."""
+    """Over-correction: adds 1 to numbers that already count from 1, so every index names the next layer."""
 
     def placement(self, pattern: str, depth: int, sparse_ranks: tuple[int, ...]) -> Placement:
         right = super().placement(pattern, depth, sparse_ranks)
@@ -178,7 +178,7 @@ class AddsOneTwice(Reference):
 
 @mutant(of="PAT-11", case="drawn-56", says="renders as")
 class RendersWithoutCuts(Reference):
-    """The renderer writes letters alone; the stages that were written out are lost on the way back."""
+    """The renderer writes only letters, and the written-out stages are lost."""
 
     def render(self, pattern: str, depth: int) -> str:
         return super().render(pattern, depth).replace("|", "")
@@ -186,7 +186,7 @@ class RendersWithoutCuts(Reference):
 
 @mutant(of="PAT-11", case="drawn-11", says="renders as")
 class RendersOnePeriod(Reference):
-    """The renderer answers with the pattern as it was given, which is the right text only for whole depths."""
+    """The renderer returns the pattern as it was given, which is right only when its length is the depth."""
 
     def render(self, pattern: str, depth: int) -> str:
         super().render(pattern, depth)

@@ -1,4 +1,4 @@
-"""Stacks that cut a pipeline wrong in one place: rounding, tiling, written-out stages, degrees of another run."""
+"""Stacks that cut a pipeline with one fault: rounding, tiling, written-out stages, degrees of another run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from contracts.stacks.reference.stack import Reference
 
 @mutant(of="PAT-08", case="nam56r-pp4", says="the stage from layer 14 (1-based) is AEMEAEMEAEMRA")
 class TilesEachStageFromItsOwnStart(Reference):
-    """Each stage expands the pattern over its own layers: lengths are right, and all stages but the first are not."""
+    """Each stage tiles the pattern from its own first layer: all lengths are right, and only the first stage's blocks
+    are.
+    """
 
     def stages(self, pattern: str, depth: int, pp: int) -> tuple[str, ...]:
         right = super().stages(pattern, depth, pp)
@@ -21,7 +23,7 @@ class TilesEachStageFromItsOwnStart(Reference):
 
 @mutant(of="PAT-08", case="nam56r-pp26", says="a legal input was refused")
 class KnowsOnlyUsualDegrees(Reference):
-    """Over-correction: only the degrees that were once run are allowed, 1, 2, 4 and 13."""
+    """Over-correction: accepts only the degrees that were run before: 1, 2, 4 and 13."""
 
     def stages(self, pattern: str, depth: int, pp: int) -> tuple[str, ...]:
         return super().stages(pattern, depth, pp if pp in (1, 2, 4, 13) else 0)
@@ -29,7 +31,7 @@ class KnowsOnlyUsualDegrees(Reference):
 
 @mutant(of="PAT-08a", case="30-layers-pp4", says="expected a refusal", bugs=("HYB-11",))
 class RoundsStagesDown(Reference):
-    """depth // pp layers a stage: of 30 layers over 4 stages 28 are built."""
+    """Gives each stage depth // pp layers: of 30 layers over 4 stages, 28 are built."""
 
     def stages(self, pattern: str, depth: int, pp: int) -> tuple[str, ...]:
         return super().stages(pattern, depth // max(pp, 1) * max(pp, 1), pp)
@@ -37,7 +39,7 @@ class RoundsStagesDown(Reference):
 
 @mutant(of="PAT-08a", case="pp3", says="expected a refusal")
 class GivesTheRestToTheLastStage(Reference):
-    """Over-correction: what does not divide goes to the last stage, which is the slowest without being asked."""
+    """Over-correction: gives the remainder to the last stage, which nobody asked to be the slowest."""
 
     def stages(self, pattern: str, depth: int, pp: int) -> tuple[str, ...]:
         if pp < 1 or depth < pp:
@@ -58,7 +60,7 @@ class SlicesEvenly(Reference):
 
 @mutant(of="PAT-08b", case="three-over-two", says="expected a refusal")
 class GivesTheFirstRankTwoStages(Reference):
-    """Segments that are no multiple of pp are dealt out as far as they go; one rank has a chunk that no other has."""
+    """Deals out segments whose number is not a multiple of pp, so one rank gets an extra chunk."""
 
     def stages(self, pattern: str, depth: int, pp: int) -> tuple[str, ...]:
         return super().stages(pattern, depth, pattern.count("|") + 1)
@@ -66,7 +68,7 @@ class GivesTheFirstRankTwoStages(Reference):
 
 @mutant(of="PAT-08c", case="pp2-becomes-4", says="expected (7, 7, 7, 7) for pp 4", bugs=("HYB-15",))
 class KeepsTheRecipesLayout(Reference):
-    """The layout is computed when the recipe is made; the lane then overrides the pipeline degree."""
+    """The layout is computed when the recipe is made, and the lane overrides the pipeline degree afterwards."""
 
     def launch(self, recipe: Recipe, lane: Lane) -> Launch:
         cut = "|".join(self.stages(recipe.pattern, recipe.depth, recipe.degrees.pp))

@@ -1,4 +1,4 @@
-"""Counterexamples of RCPT, under the file names of `contracts/checks/receipts`."""
+"""Mutants of RCPT, under the file names of `contracts/checks/receipts`."""
 
 from contracts.mutants.receipts import (  # isort: skip
     receipt,

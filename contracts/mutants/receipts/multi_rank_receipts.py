@@ -1,4 +1,4 @@
-"""Stacks whose receipts of several ranks are about one of them, or lie on each other."""
+"""Stacks whose receipts of several ranks cover only one rank, or overwrite each other."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class _SpeaksForItself(RankReporter):
 @mutant(of="RCPT-01a", case="the-second-of-dp2", says="the rank map of rank 0 has local ranks [0], expected [0, 1]",
         bugs=("PRV-01",))  # fmt: skip
 class KeepsTheMapOfOneRank(Reference):
-    """Nobody is asked: a rank's receipt has its own place, peaks and kernels."""
+    """Each rank's rank map lists only itself, because nobody asks the other ranks."""
 
     ranks = _SpeaksForItself
 
@@ -37,7 +37,7 @@ class _AsksTheFirst(RankReporter):
 
 @mutant(of="RCPT-01a", case="the-second-of-dp2", says="rank 1 alone was made to hold 512 MiB more", bugs=("PRV-23",))
 class KeepsThePeakOfTheFirst(Reference):
-    """The memory of rank 0, which holds the least."""
+    """Records the peak memory of rank 0, which holds the least."""
 
     ranks = _AsksTheFirst
 
@@ -50,7 +50,7 @@ class _HearsTheLast(RankReporter):
 
 @mutant(of="RCPT-01a", case="the-first-of-tp2", says="rank 0 alone was made to hold 512 MiB more", bugs=("PRV-23",))
 class KeepsThePeakOfTheLast(Reference):
-    """Each rank's line takes the place of the one before."""
+    """Each rank's peak overwrites the previous one."""
 
     ranks = _HearsTheLast
 
@@ -63,7 +63,7 @@ class _HasItsOwnClock(RankReporter):
 @mutant(of="RCPT-01a", case="the-second-of-dp2", says="and rank 1 took 1.5 s longer than the rest")
 @mutant(of="RCPT-01a", case="the-first-of-tp2", says="and rank 0 took 1.5 s longer than the rest")
 class StopsItsOwnClock(Reference):
-    """Seconds until this rank was done, whoever it would have had to wait for."""
+    """Measures the seconds until this rank finished, without the ranks it would wait for."""
 
     ranks = _HasItsOwnClock
 
@@ -78,7 +78,7 @@ class _TakesTheMean(RankReporter):
 
 @mutant(of="RCPT-01a", case="the-second-of-dp2", says="and rank 1 took 1.5 s longer than the rest")
 class TakesTheMeanOfTheClocks(Reference):
-    """A step takes as long as its ranks on average."""
+    """Takes the mean of the ranks' times as the time of a step."""
 
     ranks = _TakesTheMean
 
@@ -97,14 +97,14 @@ class _CountsItsRows(_CountsByTwo):
 
 @mutant(of="RCPT-01a", case="the-first-of-tp2", says="the labels of steps 2 and 3 are")
 class CountsTokensByTheWorld(Reference):
-    """Tokens of a rank times ranks: twice as many where two ranks compute the same rows."""
+    """Multiplies a rank's tokens by the world, which doubles them where two ranks compute the same rows."""
 
     ranks = _CountsByTwo
 
 
 @mutant(of="RCPT-01a", case="the-second-of-dp2", says="the labels of steps 2 and 3 are")
 class CountsTheTokensOfItsRows(Reference):
-    """Tokens of this rank's rows stand for those of the step."""
+    """Counts only the tokens of this rank's rows as those of the step."""
 
     ranks = _CountsItsRows
 
@@ -116,14 +116,14 @@ class _NamesTheFirstsKernels(RankReporter):
 
 
 def _first(row: Any) -> dict[str, Any]:
-    """What the first rank said, of what all said."""
+    """The answer of rank 0 among those of all ranks."""
     actual = row.actual.partition("; ")[0].partition(" on rank")[0] if "on rank 0" in row.actual else row.actual
     return {"actual": actual, "reason": None if actual == row.requested else row.reason}
 
 
 @mutant(of="RCPT-01a", case="the-second-of-dp2", says="the experts ran as torch-grouped (no reason)")
 class NamesTheKernelOfTheFirst(Reference):
-    """Rank 0 tells what ran; the rank that fell back, and sets the pace, is not heard."""
+    """Records rank 0's kernel and ignores the rank that fell back and sets the pace."""
 
     ranks = _NamesTheFirstsKernels
 
@@ -134,14 +134,14 @@ class _LeavesOneFile(RankReporter):
 
 @mutant(of="RCPT-01a", case="the-second-of-dp2", says="@lab is of box-")
 class LeavesOneFile(Reference):
-    """Every rank writes the receipt of the run under its one name, and the last one stays."""
+    """Every rank writes its receipt under one name, and only the last one remains."""
 
     ranks = _LeavesOneFile
 
 
 @mutant(of="RCPT-01a", case="the-first-of-tp2", says="rank 1 left")
 class LeavesTheFirstsAlone(Reference):
-    """The first rank alone leaves a receipt: of another node's machine nothing is known."""
+    """Only rank 0 leaves a receipt, so another node's machine is not recorded."""
 
     def run_receipts(
         self, recipe: Recipe, degrees: Degrees, steps: int, folder: str, taken: Provenance, strain: Strain

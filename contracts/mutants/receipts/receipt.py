@@ -1,4 +1,4 @@
-"""Stacks whose receipts do not say what ran, or are not whole."""
+"""Stacks whose receipts do not say what ran, or are incomplete."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from contracts.stacks.reference.stack import Reference
 
 @mutant(of="RCPT-01", case="overlay", says="environment.overlay is {}", bugs=("PRV-01",))
 class KeepsNoOverlay(Reference):
-    """Takes the environment for the shell's business: a slow run and a fast one leave the same receipt."""
+    """Records no environment overlay, so a slow run and a fast one leave the same receipt."""
 
     def receipt(self, facts: LaunchedRun) -> Receipt:
         receipt = super().receipt(facts)
@@ -23,7 +23,7 @@ class KeepsNoOverlay(Reference):
 
 @mutant(of="RCPT-01", case="rank-map-and-nics", says="nic=None", bugs=("PRV-01",))
 class ForgetsTheNics(Reference):
-    """Maps ranks to devices and leaves out which NIC they send through: a slow link reads as a slow GPU."""
+    """Maps ranks to devices without the NIC each one uses, so a slow link reads as a slow GPU."""
 
     def receipt(self, facts: LaunchedRun) -> Receipt:
         return super().receipt(replace(facts, places=tuple(replace(place, nic=None) for place in facts.places)))
@@ -31,7 +31,7 @@ class ForgetsTheNics(Reference):
 
 @mutant(of="RCPT-01", case="degrees-that-ran", says="lane.degrees is Degrees(pp=1, tp=1")
 class KeepsTheDegreesThatWereAsked(Reference):
-    """Copies the recipe's degrees; what the mode made of them is nowhere."""
+    """Copies the recipe's degrees and omits those that the mode made of them."""
 
     def receipt(self, facts: LaunchedRun) -> Receipt:
         return super().receipt(replace(facts, launch=replace(facts.launch, degrees=facts.recipe.degrees)))
@@ -39,7 +39,7 @@ class KeepsTheDegreesThatWereAsked(Reference):
 
 @mutant(of="RCPT-01", case="preflight", says="ran=False, findings=()", bugs=("PRV-24",))
 class LeavesPreflightToTheRunbook(Reference):
-    """Preflight is a page that operators read: no receipt says whether anybody did."""
+    """Preflight is only a page in a runbook, so no receipt says whether it ran."""
 
     def receipt(self, facts: LaunchedRun) -> Receipt:
         return super().receipt(replace(facts, preflight=Preflight(ran=False)))
@@ -47,7 +47,7 @@ class LeavesPreflightToTheRunbook(Reference):
 
 @mutant(of="RCPT-01", case="mode", says="lane.mode is None", bugs=("PRV-04",))
 class NamesTheRecipeAlone(Reference):
-    """One nickname for two lanes: the receipt says nam56r, and not whose mixers ran."""
+    """Uses one nickname for two lanes: the receipt says nam56r, and not whose mixers ran."""
 
     def receipt(self, facts: LaunchedRun) -> Receipt:
         receipt = super().receipt(facts)
@@ -56,7 +56,7 @@ class NamesTheRecipeAlone(Reference):
 
 @mutant(of="RCPT-01", case="runtime", says="build=None", bugs=("PRV-31",))
 class RecordsVersionStrings(Reference):
-    """Keeps `megatron-core 0.19.2` and no commit: which checkout ran cannot be shown."""
+    """Records `megatron-core 0.19.2` without a commit, so nobody can show which checkout ran."""
 
     def receipt(self, facts: LaunchedRun) -> Receipt:
         unproven = tuple(replace(each, build=None) for each in facts.provenance.components)
@@ -65,7 +65,7 @@ class RecordsVersionStrings(Reference):
 
 @mutant(of="RCPT-01b", case="dirty", says="dirty is None, expected True", bugs=("PRV-02",))
 class AsksForTheRevisionOnly(Reference):
-    """`git rev-parse HEAD`, and no `git status`."""
+    """Runs `git rev-parse HEAD` and no `git status`."""
 
     def receipt(self, facts: LaunchedRun) -> Receipt:
         source = replace(facts.provenance.source, dirty=None, changed=())
@@ -74,7 +74,7 @@ class AsksForTheRevisionOnly(Reference):
 
 @mutant(of="RCPT-01b", case="unknown", says="dirty is False, expected None")
 class UnknownMeansClean(Reference):
-    """Where git cannot be asked nothing is listed as changed, so the tree is called clean."""
+    """Where git is not available no change is listed, so the tree is called clean."""
 
     def receipt(self, facts: LaunchedRun) -> Receipt:
         source = replace(facts.provenance.source, dirty=bool(facts.provenance.source.changed))
@@ -83,7 +83,7 @@ class UnknownMeansClean(Reference):
 
 @mutant(of="RCPT-01c", case="torch-and-triton", says="was accepted, expected a refusal")
 class CollectsAtTheEnd(Reference):
-    """Collects provenance when the receipt is written, and asks not when it was taken."""
+    """Collects provenance when the receipt is written, without checking when it should have been collected."""
 
     def receipt(self, facts: LaunchedRun) -> Receipt:
         return super().receipt(replace(facts, provenance=replace(facts.provenance, loaded=())))
@@ -91,7 +91,7 @@ class CollectsAtTheEnd(Reference):
 
 @mutant(of="RCPT-01d", case="two-of-four", says="the window is (0, 1", bugs=("PRV-25",))
 class CountsTheWarmUp(Reference):
-    """Measures from step 0: five minutes of compilation stand in the step time."""
+    """Measures from step 0, so the step time includes five minutes of compilation."""
 
     def receipt(self, facts: LaunchedRun) -> Receipt:
         return super().receipt(replace(facts, warmup=0))
@@ -99,7 +99,7 @@ class CountsTheWarmUp(Reference):
 
 @mutant(of="RCPT-01d", case="the-first-of-many", says="the window is (1, 5")
 class MeasuresToTheEnd(Reference):
-    """The window has no end: its figure depends on how long a run was left alone."""
+    """The window has no end, so its figure depends on how long the run lasted."""
 
     def receipt(self, facts: LaunchedRun) -> Receipt:
         return super().receipt(replace(facts, bounded=len(facts.steps)))
@@ -107,7 +107,7 @@ class MeasuresToTheEnd(Reference):
 
 @mutant(of="RCPT-01d", case="two-of-four", says="tokens/s is 87381")
 class AveragesTheRates(Reference):
-    """The mean of the steps' rates: a fast step outweighs the slow one that took longer."""
+    """Averages the steps' rates, so a fast step outweighs the slow one that took longer."""
 
     def receipt(self, facts: LaunchedRun) -> Receipt:
         receipt = super().receipt(facts)
@@ -117,7 +117,7 @@ class AveragesTheRates(Reference):
 
 @mutant(of="RCPT-01e", case="not-on-one-rank", says="the peaks are (88, 97)")
 class AsksRankZero(Reference):
-    """Reads rank 0's peaks: the rank that runs out first is another."""
+    """Reads rank 0's peaks, but another rank runs out first."""
 
     def receipt(self, facts: LaunchedRun) -> Receipt:
         return super().receipt(replace(facts, memory=facts.memory[:1]))
@@ -125,7 +125,7 @@ class AsksRankZero(Reference):
 
 @mutant(of="RCPT-01e", case="last-rank", says="the peaks are (5, 5)", bugs=("PRV-23",))
 class ReportsOneNumber(Reference):
-    """`max_memory_allocated` for both: the gap that fragmentation shows in is always 0."""
+    """Uses `max_memory_allocated` for both, so the gap that shows fragmentation is always 0."""
 
     def receipt(self, facts: LaunchedRun) -> Receipt:
         receipt = super().receipt(facts)
@@ -135,7 +135,7 @@ class ReportsOneNumber(Reference):
 
 @mutant(of="RCPT-01f", case="lane-over-alias", says="PYTORCH_CUDA_ALLOC_CONF", bugs=("ARG-16",))
 class BelievesTheAlias(Reference):
-    """Looks for the old spelling first: the receipt holds a setting that CUDA never saw."""
+    """Looks for the old spelling first, so the receipt has a setting that CUDA never saw."""
 
     def receipt(self, facts: LaunchedRun) -> Receipt:
         receipt = super().receipt(facts)
@@ -147,7 +147,7 @@ class BelievesTheAlias(Reference):
 
 @mutant(of="RCPT-01f", case="alias-only", says="the allocator is None", bugs=("ARG-16",))
 class KnowsOneSpelling(Reference):
-    """Asks for the new name alone: a shell that exports the alias runs another allocator, unseen."""
+    """Looks only for the new name, so a shell that exports the alias runs another allocator unseen."""
 
     def receipt(self, facts: LaunchedRun) -> Receipt:
         receipt = super().receipt(facts)
@@ -158,7 +158,7 @@ class KnowsOneSpelling(Reference):
 
 @mutant(of="RCPT-01g", case="replaced", says="was accepted, expected a refusal")
 class FallsBackInSilence(Reference):
-    """Writes the kernel that ran and asks for no reason."""
+    """Records the kernel that ran without requiring a reason."""
 
     def receipt(self, facts: LaunchedRun) -> Receipt:
         said = tuple(replace(each, reason=each.reason or "fallback") for each in facts.backends)
@@ -167,7 +167,7 @@ class FallsBackInSilence(Reference):
 
 @mutant(of="RCPT-02", case="failed-in-init", says="(None, None, 0.0, Peak(allocated=0")
 class FillsWithZeros(Reference):
-    """A run that died in its first import has 0 tokens/s and 0 bytes, as if somebody had measured them."""
+    """Records 0 tokens/s and 0 bytes for a run that died in its first import, as if they had been measured."""
 
     def receipt(self, facts: LaunchedRun) -> Receipt:
         receipt = super().receipt(facts)
@@ -177,7 +177,7 @@ class FillsWithZeros(Reference):
 
 @mutant(of="RCPT-02", case="terminated", says="was accepted, expected a refusal")
 class MendsWhatWasCutOff(Reference):
-    """Reads a torn file as far as it goes and fills the rest from the last receipt it saw."""
+    """Reads a truncated file as far as possible and fills the rest from the previous receipt."""
 
     last: Receipt
 
@@ -191,7 +191,7 @@ class MendsWhatWasCutOff(Reference):
 
 @mutant(of="RCPT-02", case="terminated", says="the ending is 'failed', expected 'terminated'")
 class KnowsTwoEndings(Reference):
-    """Everything but 0 is a failure: a run that its operator stopped is counted against the machine."""
+    """Calls every exit code but 0 a failure: a run that its operator stopped is blamed on the machine."""
 
     def receipt(self, facts: LaunchedRun) -> Receipt:
         return super().receipt(replace(facts, ending="ok" if facts.ending == "ok" else "failed"))
@@ -199,7 +199,7 @@ class KnowsTwoEndings(Reference):
 
 @mutant(of="RCPT-02a", case="nan", says="the last loss is 0.0, expected 'NaN'")
 class WritesZeroForNan(Reference):
-    """JSON refused NaN, so a writer puts 0: the run that diverged has the best loss of the table."""
+    """Writes 0 because JSON has no NaN, so the run that diverged has the best loss of the table."""
 
     def write_receipt(self, receipt: Receipt) -> str:
         witness = receipt.witness
@@ -209,7 +209,7 @@ class WritesZeroForNan(Reference):
 
 @mutant(of="RCPT-02a", case="infinite", says="which is not JSON")
 class WritesPythonsNan(Reference):
-    """`json.dumps` with its default: a bare Infinity, which no other reader takes."""
+    """Uses the default of `json.dumps`: a bare Infinity, which no other reader accepts."""
 
     def write_receipt(self, receipt: Receipt) -> str:
         return super().write_receipt(receipt).replace('"Infinity"', "Infinity")
@@ -217,7 +217,7 @@ class WritesPythonsNan(Reference):
 
 @mutant(of="RCPT-02a", case="minus", says="the last loss is None, expected '-Infinity'")
 class DropsWhatIsNotFinite(Reference):
-    """Leaves out what cannot be plotted: a loss that overflowed reads as one that was not measured."""
+    """Omits what cannot be plotted, so an overflowed loss reads as one that was not measured."""
 
     def write_receipt(self, receipt: Receipt) -> str:
         return super().write_receipt(receipt).replace('"-Infinity"', "null")
@@ -225,7 +225,7 @@ class DropsWhatIsNotFinite(Reference):
 
 @mutant(of="RCPT-02b", case="unknown-field-inside", says="was accepted, expected a refusal")
 class SkipsUnknownFields(Reference):
-    """Takes the fields it knows: a new meaning of the window goes unseen."""
+    """Reads only the fields it knows, so a new meaning of the window goes unnoticed."""
 
     def read_receipt(self, text: str) -> Receipt:
         body = json.loads(text)
@@ -236,15 +236,15 @@ class SkipsUnknownFields(Reference):
 
 @mutant(of="RCPT-02b", case="newer-schema", says="was accepted, expected a refusal")
 class ReadsEveryVersion(Reference):
-    """Does not look at the version: fields that changed their meaning keep their old one."""
+    """Ignores the schema version, and reads changed fields with their old meaning."""
 
     def read_receipt(self, text: str) -> Receipt:
         return super().read_receipt(text.replace("rankproof.receipt/2", "rankproof.receipt/1"))
 
 
-@mutant(of="RCPT-02c", case="shorter", says="who had opened the old receipt reads")
+@mutant(of="RCPT-02c", case="shorter", says="a reader that had opened the old receipt reads")
 class WritesInPlace(Reference):
-    """Opens the receipt and writes into it: a collector that polls reads its first half."""
+    """Writes into the existing file, so a polling collector reads half a receipt."""
 
     def publish_receipt(self, receipt: Receipt, path: str) -> str:
         Path(path).write_text(self.write_receipt(receipt), encoding="utf-8")
@@ -253,7 +253,7 @@ class WritesInPlace(Reference):
 
 @mutant(of="RCPT-02c", case="longer", says="the folder holds")
 class LeavesItsScratchFile(Reference):
-    """Writes beside and copies: the scratch file stays, and a collector takes it for a second receipt."""
+    """Leaves its temporary file in the folder, where a collector takes it for a second receipt."""
 
     def publish_receipt(self, receipt: Receipt, path: str) -> str:
         Path(f"{path}.tmp").write_text(self.write_receipt(receipt), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Stacks whose receipts say too much, or nothing at all."""
+"""Stacks whose receipts contain too much, or redact everything."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ def _with_reached(receipt: Receipt, reached: dict[str, str]) -> Receipt:
     return replace(receipt, environment=replace(receipt.environment, reached=reached))
 
 
-@mutant(of="RCPT-03", case="tokens-of-the-shell", says="stands in the receipt")
+@mutant(of="RCPT-03", case="tokens-of-the-shell", says="is in the receipt")
 class DumpsTheEnvironment(Reference):
-    """`dict(os.environ)`, to be complete: the token of the hub stands in every ticket."""
+    """Stores `dict(os.environ)`, including the token of the hub."""
 
     def receipt(self, facts: LaunchedRun) -> Receipt:
         return _with_reached(super().receipt(facts), dict(facts.lane.inherited))
 
 
-@mutant(of="RCPT-03", case="inside-a-recorded-variable", says="stands in the receipt")
+@mutant(of="RCPT-03", case="inside-a-recorded-variable", says="is in the receipt")
 class TrustsThePrefix(Reference):
-    """A recorded prefix is a runtime variable and no secret, so its values are kept as they are."""
+    """Assumes that a variable with a runtime prefix holds no secret, and keeps its value unchanged."""
 
     def receipt(self, facts: LaunchedRun) -> Receipt:
         receipt = super().receipt(facts)
@@ -34,15 +34,15 @@ class TrustsThePrefix(Reference):
         return _with_reached(receipt, {name: facts.lane.inherited.get(name, names[name]) for name in names})
 
 
-@mutant(of="RCPT-03", case="flag-and-word", says="stands in the receipt")
+@mutant(of="RCPT-03", case="flag-and-word", says="is in the receipt")
 class KeepsTheLineVerbatim(Reference):
-    """Launch flags are kept word by word, the token's too."""
+    """Stores the launch flags word for word, including the token."""
 
     def receipt(self, facts: LaunchedRun) -> Receipt:
         return replace(super().receipt(facts), command=facts.launch.command)
 
 
-@mutant(of="RCPT-03", case="flag-with-equals", says="stands in the receipt")
+@mutant(of="RCPT-03", case="flag-with-equals", says="is in the receipt")
 class SplitsNoFlag(Reference):
     """Looks for `--key VALUE` and not for `--key=VALUE`."""
 
@@ -54,35 +54,34 @@ class SplitsNoFlag(Reference):
         return replace(receipt, command=kept)
 
 
-@mutant(of="RCPT-03", case="repeated-by-an-error", says="stands in the receipt")
+@mutant(of="RCPT-03", case="repeated-by-an-error", says="is in the receipt")
 class ForgetsWhatErrorsQuote(Reference):
-    """Redacts variables and flags, and copies the last words of the log: a client that cannot log in quotes its
-    password."""
+    """Redacts variables and flags but copies the end of the log, where a client that cannot log in quotes its key."""
 
     def receipt(self, facts: LaunchedRun) -> Receipt:
         return replace(super().receipt(facts), failure=facts.failure)
 
 
-@mutant(of="RCPT-03", case="build-of-a-package", says="stands in the receipt")
+@mutant(of="RCPT-03", case="build-of-a-package", says="is in the receipt")
 class KeepsOriginsVerbatim(Reference):
-    """Where a package came from is kept as pip wrote it, with the token in its URL."""
+    """Stores a package's origin as pip wrote it, with the token in its URL."""
 
     def receipt(self, facts: LaunchedRun) -> Receipt:
         return replace(super().receipt(facts), provenance=facts.provenance)
 
 
-@mutant(of="RCPT-03a", case="customers-variable", says="'northern-grain-board' of CUSTOMER stands in the receipt")
+@mutant(of="RCPT-03a", case="customers-variable", says="'northern-grain-board' of CUSTOMER is in the receipt")
 class RecordsAllThatIsNotSecret(Reference):
-    """Drops what looks like a secret and keeps the rest of the shell."""
+    """Drops what looks like a secret and stores the rest of the shell."""
 
     def receipt(self, facts: LaunchedRun) -> Receipt:
         receipt = super().receipt(facts)
         return _with_reached(receipt, {**facts.lane.inherited, **receipt.environment.reached})
 
 
-@mutant(of="RCPT-03a", case="prefix-inside-a-name", says="stands in the receipt")
+@mutant(of="RCPT-03a", case="prefix-inside-a-name", says="is in the receipt")
 class LooksAnywhereForThePrefix(Reference):
-    """Asks whether a prefix stands somewhere in the name."""
+    """Looks for a runtime prefix anywhere in the variable's name."""
 
     def receipt(self, facts: LaunchedRun) -> Receipt:
         receipt = super().receipt(facts)
@@ -92,7 +91,7 @@ class LooksAnywhereForThePrefix(Reference):
 
 @mutant(of="RCPT-03b", case="interface", says="NCCL_SOCKET_IFNAME is kept as '[redacted]'", bugs=("PRV-01",))
 class StrikesOutEveryValue(Reference):
-    """The over-correction: keeps the names. The stale variable that explains the run is no longer in its receipt."""
+    """Over-correction: keeps only names, so the stale variable that explains the run is no longer in its receipt."""
 
     def receipt(self, facts: LaunchedRun) -> Receipt:
         receipt = super().receipt(facts)
@@ -101,7 +100,7 @@ class StrikesOutEveryValue(Reference):
 
 @mutant(of="RCPT-03b", case="tokens-are-counted-too", says="TORCH_TOKENS_PER_BATCH is kept as '[redacted]'")
 class TakesEveryTokenForASecret(Reference):
-    """Looks for TOKEN in the name: in a language model everything counts tokens."""
+    """Looks for TOKEN in the name, though many variables of a language model count tokens."""
 
     def receipt(self, facts: LaunchedRun) -> Receipt:
         receipt = super().receipt(facts)
@@ -113,7 +112,7 @@ class TakesEveryTokenForASecret(Reference):
 
 @mutant(of="RCPT-03b", case="switch-of-a-parser", says="TORCH_SHOW_CPP_STACKTRACES is kept as '[redacted]'")
 class StrikesOutWhateverASecretSays(Reference):
-    """Replaces the value of every secret wherever it stands: one of them was `1`."""
+    """Redacts every occurrence of every secret's value, and one secret was `1`."""
 
     def receipt(self, facts: LaunchedRun) -> Receipt:
         body: Any = codec.encode(super().receipt(facts))

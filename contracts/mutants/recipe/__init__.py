@@ -1,4 +1,4 @@
-"""Counterexamples of REC, under the file names of `contracts/checks/recipe`.
+"""Mutants of REC, under the file names of `contracts/checks/recipe`.
 
 `contracts.mutants.tensors` reads those that need torch.
 """

@@ -1,4 +1,4 @@
-"""Stacks that mistake a recipe in one place: another model, a relation not checked, a value edited in place."""
+"""Stacks with one fault in a recipe: another model, an unchecked relation, a value edited in place."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from contracts.stacks.reference.stack import Reference
 
 @mutant(of="REC-01", case="rope-theta", says="has rope_theta 10000, expected 500000")
 class UsesTheUsualTheta(Reference):
-    """The recipe does not say rope theta, and the launcher's default is 10000."""
+    """The recipe does not state rope theta, and the launcher's default is 10000."""
 
     def preset(self, name: str, acknowledge: tuple[str, ...]) -> Recipe:
         return replace(super().preset(name, acknowledge), rope_theta=10_000)
@@ -22,7 +22,7 @@ class UsesTheUsualTheta(Reference):
 
 @mutant(of="REC-01", case="kv-groups", says="has kv_groups 56, expected 8")
 class HasNoGroups(Reference):
-    """Grouped queries are off: 56 heads with 56 keys and values, seven times the cache, under the same name."""
+    """Grouped queries are off: 56 heads with 56 keys and values, seven times the KV cache, under the same name."""
 
     def preset(self, name: str, acknowledge: tuple[str, ...]) -> Recipe:
         return replace(super().preset(name, acknowledge), kv_groups=56)
@@ -41,7 +41,7 @@ class Divides(Reference):
 
 @mutant(of="REC-02", case="kv-12-over-tp8", says="was accepted, expected a refusal", bugs=("ROP-18",))
 class ChecksHeadsAlone(Divides):
-    """TP is held to the heads and not to the KV groups; it fails in the middle of a forward pass."""
+    """TP is checked against the heads only, not the KV groups, and fails in the middle of a forward pass."""
 
     def wrong(self, recipe: Recipe, degrees: Degrees) -> tuple[Recipe, Degrees]:
         return replace(recipe, kv_groups=recipe.heads), degrees
@@ -49,7 +49,7 @@ class ChecksHeadsAlone(Divides):
 
 @mutant(of="REC-02", case="kv-8-over-tp12-though-replicated", says="was accepted, expected a refusal")
 class ReplicatesAnyNumber(Divides):
-    """Over-correction: declared replication switches the check off, also where TP is no multiple of the groups."""
+    """Over-correction: declared replication disables the check, even where TP is not a multiple of the groups."""
 
     def wrong(self, recipe: Recipe, degrees: Degrees) -> tuple[Recipe, Degrees]:
         return (replace(recipe, kv_groups=recipe.heads) if recipe.replicate_kv else recipe), degrees
@@ -57,7 +57,7 @@ class ReplicatesAnyNumber(Divides):
 
 @mutant(of="REC-02", case="sequence-4032-over-cp5-tp2", says="was accepted, expected a refusal", bugs=("CMP-03",))
 class LeavesOneRankWithoutTokens(Divides):
-    """The sequence is rounded up to what the ranks need; the last one has padding alone, or nothing."""
+    """The sequence is padded up to what the ranks need, so the last rank gets only padding, or nothing."""
 
     def wrong(self, recipe: Recipe, degrees: Degrees) -> tuple[Recipe, Degrees]:
         shards = degrees.cp * degrees.tp
@@ -66,7 +66,7 @@ class LeavesOneRankWithoutTokens(Divides):
 
 @mutant(of="REC-02", case="ssm-groups-without-m", says="was accepted, expected a refusal")
 class ForgetsThatRHasGroups(Divides):
-    """SSM groups are checked where the pattern has an M; an R block has them too."""
+    """SSM groups are checked only where the pattern has an M, but an R block has them too."""
 
     def wrong(self, recipe: Recipe, degrees: Degrees) -> tuple[Recipe, Degrees]:
         skips = "M" not in recipe.pattern
@@ -76,7 +76,7 @@ class ForgetsThatRHasGroups(Divides):
 
 @mutant(of="REC-02", case="experts-12-over-ep8", says="was accepted, expected a refusal", bugs=("ARG-26",))
 class ChecksTheWrongDegree(Divides):
-    """The experts are divided by tp where ep was meant."""
+    """The number of experts is checked against tp instead of ep."""
 
     def wrong(self, recipe: Recipe, degrees: Degrees) -> tuple[Recipe, Degrees]:
         return recipe, replace(degrees, ep=degrees.tp)
@@ -84,7 +84,7 @@ class ChecksTheWrongDegree(Divides):
 
 @mutant(of="REC-02a", case="kv-9-of-56", says="was accepted, expected a refusal", bugs=("ARG-27",))
 class ValidatesUnderAssert(Reference):
-    """The relations between fields are asserts, gone under `python -O`: 9 groups of 56 heads start to train."""
+    """The relations between fields are asserts, which `python -O` removes: 9 groups of 56 heads start to train."""
 
     def launch(self, recipe: Recipe, lane: Lane) -> Launch:
         kept = {key: value for key, value in lane.overrides.items() if key != "kv_groups"}
@@ -93,7 +93,9 @@ class ValidatesUnderAssert(Reference):
 
 @mutant(of="REC-02a", case="top-17-of-16", says="was accepted, expected a refusal")
 class ClampsTopK(Reference):
-    """A top-k above the experts is cut to their number: every token goes everywhere and routing learns nothing."""
+    """A top-k above the number of experts is lowered to it: every token goes to every expert, and routing learns
+    nothing.
+    """
 
     def launch(self, recipe: Recipe, lane: Lane) -> Launch:
         experts = recipe.moe.experts if recipe.moe else 0
@@ -131,12 +133,12 @@ class RefusesFirst(Reference):
 
 @mutant(of="REC-02c", case="tensor-expert-sequence", says="the refusal leaves out ep or moe.experts, seq_length")
 class StopsAtTheFirstAxis(RefusesFirst):
-    """Each fault costs a start: tp, then ep, then the sequence."""
+    """Each refusal names one fault, so each fault costs a start: tp, then ep, then the sequence."""
 
 
 @mutant(of="REC-02c", case="pipeline-batch", says="the refusal leaves out batch.total")
 class ChecksTheBatchLater(Reference):
-    """The batch is checked when the loader is built, after a refusal of the pipeline has been mended."""
+    """The batch is checked only when the loader is built, after the pipeline's refusal has been fixed."""
 
     def divide(self, recipe: Recipe, degrees: Degrees, world: int, layout: Layout) -> int:
         try:
@@ -148,7 +150,7 @@ class ChecksTheBatchLater(Reference):
 
 @mutant(of="REC-02d", case="three-relations", says="the refusal leaves out")
 class StopsAtTheFirstField(Reference):
-    """The recipe's own rules raise one by one."""
+    """Each of the recipe's rules raises on its own, so a refusal names one fault."""
 
     def launch(self, recipe: Recipe, lane: Lane) -> Launch:
         try:
@@ -159,7 +161,7 @@ class StopsAtTheFirstField(Reference):
 
 @mutant(of="REC-03", case="native", says="changed the recipe")
 class EditsTheRecipe(Reference):
-    """An override is written into the recipe that was given, and the next lane starts from it."""
+    """The launch writes an override into its recipe, and the next lane starts from it."""
 
     def preset(self, name: str, acknowledge: tuple[str, ...]) -> Recipe:
         return replace(super().preset(name, acknowledge))  # a copy: the presets outlive this mutant
@@ -172,7 +174,7 @@ class EditsTheRecipe(Reference):
 
 @mutant(of="REC-03", case="sparse", says="after a launch")
 class RemembersTheLastLaunch(Reference):
-    """The resolver keeps what was last launched under a name, overrides included."""
+    """The resolver stores what was last launched under a name, including overrides."""
 
     def __init__(self) -> None:
         self.seed: int | None = None
@@ -188,7 +190,7 @@ class RemembersTheLastLaunch(Reference):
 
 @mutant(of="REC-03a", case="shape", says="the trainer reads norm_eps 1e-06 as 1e-05", bugs=("PRV-06",))
 class LosesAFieldOfTheShape(Reference):
-    """One field of the shape is not carried: what was saved rebuilds another model without an error."""
+    """One field of the shape is not written: a checkpoint rebuilds another model without an error."""
 
     def read_back(self, argv: tuple[str, ...]) -> Reread:
         read = super().read_back(argv)
@@ -197,7 +199,7 @@ class LosesAFieldOfTheShape(Reference):
 
 @mutant(of="REC-03a", case="sparse", says="the trainer reads dsa", bugs=("ARG-10",))
 class KeepsTheFirstOfAList(Reference):
-    """A field with several values arrives with its first one: a list was read as a word."""
+    """Only the first value of a list arrives, because the reader expects a single word."""
 
     def read_back(self, argv: tuple[str, ...]) -> Reread:
         read = super().read_back(argv)
@@ -207,7 +209,7 @@ class KeepsTheFirstOfAList(Reference):
 
 @mutant(of="REC-03a", case="text", says="a legal input was refused")
 class TakesNoBlanks(Reference):
-    """The argv is split at blanks on its way, so that a path with one is two words."""
+    """The argv is split at blanks on its way, so a path with a blank becomes two words."""
 
     def read_back(self, argv: tuple[str, ...]) -> Reread:
         words = " ".join(argv).split(" ")

@@ -1,4 +1,4 @@
-"""Stacks in which a feature reaches too far, or nowhere."""
+"""Stacks in which a feature changes too much, or nothing."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _without(launch: Launch, flag: str) -> Launch:
 
 @mutant(of="REC-04", case="fp8", says="turning fp8 on changes --micro-batch-size (4 → 8)")
 class EightBitsWithTwiceTheBatch(Reference):
-    """FP8 also doubles the micro batch, since it fits; its speed-up is then both, and nobody can tell them apart."""
+    """FP8 also doubles the micro batch, because it fits, so its measured speed-up mixes both effects."""
 
     def launch(self, recipe: Recipe, lane: Lane) -> Launch:
         if recipe.fp8 is not None:
@@ -31,7 +31,7 @@ class EightBitsWithTwiceTheBatch(Reference):
 
 @mutant(of="REC-04", case="moe", says="turning moe on changes the degrees")
 class ExpertsBringTheirDegree(Reference):
-    """Experts come in a bundle with their parallel degree: switching them on moves every rank."""
+    """Experts are bundled with a parallel degree: turning them on changes the layout of all ranks."""
 
     def launch(self, recipe: Recipe, lane: Lane) -> Launch:
         degrees = Degrees(tp=2, sp=True, ep=2, etp=1) if recipe.moe and lane.mode == "nemo_native" else lane.degrees
@@ -40,7 +40,7 @@ class ExpertsBringTheirDegree(Reference):
 
 @mutant(of="REC-04", case="mtp", says="turning mtp on changes --untie-embeddings-and-output-weights")
 class PredictionTiesTheEmbeddings(Reference):
-    """The bundle of multi-token prediction shares the embedding with the head, and ties it for the main model too."""
+    """Multi-token prediction shares the embedding with its head, and also ties it in the main model."""
 
     def launch(self, recipe: Recipe, lane: Lane) -> Launch:
         return super().launch(replace(recipe, untied_embeddings=recipe.mtp is None), lane)
@@ -48,7 +48,7 @@ class PredictionTiesTheEmbeddings(Reference):
 
 @mutant(of="REC-04", case="mhc", says="turning mhc on changes nothing in the launch", bugs=("PRV-27",))
 class StreamsThatNobodyReads(Reference):
-    """Residual streams stand in the recipe and reach neither flag nor environment."""
+    """The recipe has residual streams, but they reach neither a flag nor the environment."""
 
     def launch(self, recipe: Recipe, lane: Lane) -> Launch:
         return super().launch(replace(recipe, mhc=None), lane)
@@ -56,7 +56,7 @@ class StreamsThatNobodyReads(Reference):
 
 @mutant(of="REC-05", case="mtp", says="turning mtp on changes the depth from 28 to 30", bugs=("HYB-05",))
 class PredictionDeepensTheModel(Reference):
-    """Each head of multi-token prediction is one more layer of the main pattern."""
+    """Each head of multi-token prediction adds a layer to the main pattern."""
 
     def launch(self, recipe: Recipe, lane: Lane) -> Launch:
         heads = recipe.mtp.depth if recipe.mtp else 0
@@ -65,7 +65,7 @@ class PredictionDeepensTheModel(Reference):
 
 @mutant(of="REC-05", case="moe", says="turning moe on changes --ffn-hidden-size (1536 → 384)")
 class ExpertsTakeTheMlpWidth(Reference):
-    """The width of an expert is written where the width of the dense MLP stands."""
+    """The expert width is written into the flag of the dense MLP width."""
 
     def launch(self, recipe: Recipe, lane: Lane) -> Launch:
         width = recipe.moe.expert_hidden if recipe.moe else recipe.ffn_hidden
@@ -74,7 +74,7 @@ class ExpertsTakeTheMlpWidth(Reference):
 
 @mutant(of="REC-05", case="dsa-somewhere", says="of the main pattern from", bugs=("HYB-09",))
 class SparseRanksBecomeLayers(Reference):
-    """A-ranks 1, 2 and 4 are read as layers, and those layers become attention."""
+    """A-ranks 1, 2 and 4 are read as layers, which then become attention."""
 
     def launch(self, recipe: Recipe, lane: Lane) -> Launch:
         launch = super().launch(recipe, lane)
@@ -87,7 +87,7 @@ class SparseRanksBecomeLayers(Reference):
 
 @mutant(of="REC-07", case="megatron", says="changing norm_eps changes no launch", bugs=("PRV-27",))
 class HasAnEpsilonOfItsOwn(Reference):
-    """The flag is not written; the launcher's default, 1e-5, is the recipe's by chance."""
+    """The flag is not written, and the launcher's default of 1e-5 equals the recipe's value by chance."""
 
     def launch(self, recipe: Recipe, lane: Lane) -> Launch:
         return _without(super().launch(recipe, lane), "--norm-epsilon")
@@ -95,7 +95,7 @@ class HasAnEpsilonOfItsOwn(Reference):
 
 @mutant(of="REC-07", case="megatron", says="changing qk_norm changes no launch", bugs=("ARG-20",))
 class CannotSwitchNormOff(Reference):
-    """A `store_true` flag with True for its default: the norm is on whatever the recipe says."""
+    """A `store_true` flag has True as its default, so the norm is always on."""
 
     def launch(self, recipe: Recipe, lane: Lane) -> Launch:
         return super().launch(replace(recipe, qk_norm=True), lane)
@@ -103,7 +103,7 @@ class CannotSwitchNormOff(Reference):
 
 @mutant(of="REC-07", case="megatron", says="degrees.pp", bugs=("ARG-23",))
 class DiscardsThePipeline(Reference):
-    """The recipe's pipeline degree is overruled by a sanity check that says nothing; its pipelines never ran."""
+    """A sanity check silently overrules the recipe's pipeline degree; its pipelines never run."""
 
     def launch(self, recipe: Recipe, lane: Lane) -> Launch:
         return super().launch(replace(recipe, degrees=replace(recipe.degrees, pp=1)), lane)
@@ -111,7 +111,7 @@ class DiscardsThePipeline(Reference):
 
 @mutant(of="REC-07", case="fsdp2", says="changing seq_length changes no launch", bugs=("ARG-13",))
 class KeepsTheSequenceOfItsPreset(Reference):
-    """The data side took its sequence length when the preset was built; what the recipe says later reaches nobody."""
+    """The data loader keeps the sequence length of the preset and ignores later changes of the recipe."""
 
     def launch(self, recipe: Recipe, lane: Lane) -> Launch:
         return super().launch(replace(recipe, seq_length=512), lane)

@@ -1,4 +1,4 @@
-"""Features that stand in the recipe and nowhere in the model, and fields that nobody reads."""
+"""Features that are in the recipe and not in the model, and fields that nothing reads."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Unnormed(Attention):
 
 @mutant(of="REC-06a", case="stated-bundle", says="layer 0 (A) has no qk_norm", bugs=("PRV-27",))
 class ReadsQkNormAndBuildsNone(Exchanged):
-    """The flag is parsed, recorded and passed on, and the attention has no norm."""
+    """The flag is parsed, recorded and passed on, but the attention has no norm."""
 
     exchange = {"attention": Unnormed}
 
@@ -41,14 +41,14 @@ class EveryLayerStreams(Model):
 
 @mutant(of="REC-06a", case="streams-on-attention-and-depths", says="layer 1 (E) has mhc, which is off")
 class StreamsOnEveryLayer(Exchanged):
-    """Hyper-connections stand on every layer, though budgets and names know them on attention."""
+    """Every layer has hyper-connections, though budgets and names assume them on attention only."""
 
     exchange = {"model": EveryLayerStreams}
 
 
 @mutant(of="REC-06a", case="sparse-by-rank", says="layer 2 (A) has dsa, which is off", bugs=("HYB-09",))
 class SparseEverywhere(Reference):
-    """The sparse ranks are taken for "some": every attention layer gets an indexer."""
+    """The list of sparse ranks is read as an on-switch: every attention layer gets an indexer."""
 
     def built(self, recipe: Recipe, mode: Mode) -> Built:
         if recipe.dsa is not None:
@@ -59,7 +59,7 @@ class SparseEverywhere(Reference):
 
 @mutant(of="REC-06a", case="bundle-turned-off", says="layer 1 (E) has no swiglu")
 class OneActivation(Reference):
-    """relu² whatever the recipe says."""
+    """The activation is relu² whatever the recipe says."""
 
     def built(self, recipe: Recipe, mode: Mode) -> Built:
         return super().built(replace(recipe, activation="relu2"), mode)
@@ -67,7 +67,7 @@ class OneActivation(Reference):
 
 @mutant(of="REC-06b", case="A", says="layer 48 has")
 class LastPeriodWithoutTheBundle(Reference):
-    """The tail behind the last whole period is built by defaults."""
+    """The tail after the last whole period is built with defaults."""
 
     def built(self, recipe: Recipe, mode: Mode) -> Built:
         built = super().built(recipe, mode)
@@ -96,21 +96,21 @@ class Ignores(Reference):
 
 @mutant(of="REC-07a", case="rope_theta", says="rope_theta 50 gives the same", bugs=("ROP-21",))
 class IgnoresTheta(Ignores):
-    """rope theta is set on the configuration after the tables were made."""
+    """rope theta is set on the configuration after the rotary tables were computed."""
 
     fixed: ClassVar[dict[str, object]] = {"rope_theta": 10_000}
 
 
 @mutant(of="REC-07a", case="norm_eps", says="norm_eps 0.1 gives the same")
 class IgnoresNormEps(Ignores):
-    """Norms keep an epsilon of their own."""
+    """Norms use a hard-coded epsilon."""
 
     fixed: ClassVar[dict[str, object]] = {"norm_eps": 1e-5}
 
 
 @mutant(of="REC-07a", case="mamba.groups", says="mamba.groups 4 gives the same")
 class IgnoresSsmGroups(Ignores):
-    """B and C of M come in a number of groups that is written into the code."""
+    """The number of groups of B and C in M is hard-coded."""
 
     def narrowed(self, recipe: Recipe) -> Recipe:
         return replace(recipe, mamba=replace(recipe.mamba, groups=Mamba(groups=2).groups))
@@ -123,7 +123,7 @@ class OneWeight(Model):
 
 @mutant(of="REC-07a", case="mtp.loss_weight", says="mtp.loss_weight 0.5 gives the same")
 class IgnoresTheWeightOfDepths(Exchanged):
-    """The weight of multi-token prediction is a constant."""
+    """The loss weight of multi-token prediction is a constant."""
 
     exchange = {"model": OneWeight}
 
@@ -136,7 +136,7 @@ class StaysWide(Model):
 
 @mutant(of="REC-07a", case="dtype", says="dtype 'bf16' gives the same")
 class IgnoresTheDtype(Exchanged):
-    """Every lane runs in float32: bf16 in the name, the receipt and the table of results."""
+    """Every lane runs in float32, with bf16 in the name, the receipt and the table of results."""
 
     exchange = {"model": StaysWide}
 
@@ -153,21 +153,21 @@ class FixedSteps(Reference):
 
 @mutant(of="REC-07b", case="optim.beta2", says="optim.beta2 0.9 gives the same weights")
 class IgnoresBeta2(FixedSteps):
-    """AdamW is made with the framework's betas."""
+    """AdamW is created with the framework's default betas."""
 
     fixed: ClassVar[dict[str, object]] = {"beta1": 0.9, "beta2": 0.999}
 
 
 @mutant(of="REC-07b", case="optim.schedule", says="optim.schedule 'linear' gives the same weights")
 class KnowsOneSchedule(FixedSteps):
-    """Any schedule is a cosine."""
+    """Every schedule is a cosine."""
 
     fixed: ClassVar[dict[str, object]] = {"schedule": "cosine"}
 
 
 @mutant(of="REC-07b", case="seed", says="seed 7 gives the same weights")
 class TrainsUnderOneSeed(Reference):
-    """The seed is recorded and a constant is used."""
+    """The seed is recorded, but training uses a constant."""
 
     def train(self, session: Session) -> Trained:
         return super().train(replace(session, recipe=replace(session.recipe, seed=1234)))
