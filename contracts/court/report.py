@@ -15,6 +15,7 @@ from itertools import groupby
 from typing import Any
 
 from contracts.contract import LAW
+from contracts.court import sources
 from contracts.spec import codec
 from contracts.spec.records import OUTCOMES, Form, Item, Outcome, Result, Run, Verdict
 
@@ -64,13 +65,13 @@ def kill_line(run: Run) -> str:
 
 
 def details(run: Run, result: Result) -> list[tuple[str, str]]:
-    """What a reader needs about one result: the values, the promise, its source, and how to see it again."""
+    """What a reader needs about one result: the values, the contract's statement and source, how to see it again."""
     statement = run.plan.promises.get(result.id)
     found = [("got", result.words)]
     if result.rank is not None:
         found.append(("first rank", str(result.rank)))
     if statement is not None:
-        found += [("promise", statement.promise), ("source", statement.source)]
+        found += [("contract", statement.promise), ("source", "\n".join(sources.explained(statement.source)))]
     found += [(f"{question} by", answer) for question, answer in result.answered.items()]
     return [*found, ("rerun", rerun(run, result.item)), ("explain", f"rankproof explain {result.id}")]
 
@@ -233,6 +234,11 @@ def _html(run: Run, verdict: Verdict) -> str:
 
 def _json(run: Run, verdict: Verdict) -> str:
     body = codec.encode(verdict) | {"exit_code": verdict.exit_code, "headline": headline(verdict)}
+    shown = dict.fromkeys(result.id for result in verdict.results if result.outcome in _DETAILED)
+    stated = {id: run.plan.promises[id] for id in shown if id in run.plan.promises}
+    body["contracts"] = {
+        id: {"statement": each.promise, "source": sources.explained(each.source)} for id, each in stated.items()
+    }
     body |= {"outside": list(run.plan.outside), "proof": run.header.proof}
     return json.dumps(body, indent=2, ensure_ascii=False) + "\n"
 

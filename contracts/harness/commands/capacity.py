@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from contracts.court.party import OnTheStand
+from contracts.court.sources import explained
 from contracts.harness import parties
 from contracts.harness.commands._errors import one_clear_error, the_stack_talks_to_stderr
 from contracts.spec import codec
@@ -122,9 +123,10 @@ def kernels(stack: str, device: str | None, without: tuple[str, ...], as_json: b
     click.echo(f"device {device or 'unknown'}")
     for rule, choice in found:
         guard = ", ".join(rule.devices) or "any device"
-        click.echo(f"{rule.family:<10} {rule.variant:<11} → {choice.actual:<11} [{guard}; {rule.source}]")
+        click.echo(f"{rule.family:<10} {rule.variant:<11} → {choice.actual:<11} [{guard}]")
         if choice.fallback_reason:
             click.echo(f"{'':<25}{choice.fallback_reason}")
+        click.echo(f"{'':<25}source: {'; '.join(explained(rule.source))}")
 
 
 def asked(stack: str, *asks: str) -> Any:

@@ -7,7 +7,7 @@ import difflib
 import click
 
 from contracts.contract import LAW, Contract
-from contracts.court import profiles
+from contracts.court import profiles, sources
 from contracts.harness.commands._errors import one_clear_error, read_law, short
 from contracts.spec.errors import refuse
 
@@ -50,7 +50,8 @@ def explain(id: str) -> None:
     click.echo(contract.promise)
     if contract.story:
         click.echo(f"\n{contract.story}")
-    click.echo(f"\nsource  {contract.source}\nasks    {', '.join(contract.asks)}\ntier    {contract.tier}")
+    source = "\n        ".join(sources.explained(contract.source))
+    click.echo(f"\nsource  {source}\nasks    {', '.join(contract.asks)}\ntier    {contract.tier}")
     click.echo(f"judged  {contract.check.__module__}.{contract.check.__name__}")
     click.echo("\ncases")
     for case, arguments in contract.cases.items():
