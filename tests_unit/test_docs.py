@@ -19,7 +19,6 @@ assert contracts.checks
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
-OURS = "rankproof"
 
 
 def _text(name: str) -> str:
@@ -117,13 +116,6 @@ def test_a_source_as_a_reader_sees_it(source: str, lines: tuple[str, ...]) -> No
 
 def test_the_letters_of_every_bug_id_are_known() -> None:
     assert {bug.partition("-")[0] for mutant in LAW.mutants for bug in mutant.bugs} <= BUGS.keys()
-
-
-def test_no_install_line_names_this_project_as_if_an_index_had_it() -> None:
-    """Until a release is on an index, its name there may be anybody's."""
-    lines = [(path.name, line) for path in PAGES for line in path.read_text(encoding="utf-8").splitlines()
-             if re.search(r"pip install\b.*\b(rankproof|rankproof)\b", line)]  # fmt: skip
-    assert not [line for line in lines if not re.search(rf"{OURS}(\[[a-z,]+\])? @ |{OURS}-[\d.]+-py3", line[1])]
 
 
 def test_a_bug_of_the_readme_is_declared_with_its_script() -> None:

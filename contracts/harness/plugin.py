@@ -41,7 +41,10 @@ NEEDS = {
     "gpu": "no promise of this profile is judged on a GPU",
     "dist": "no promise of this profile is judged by several ranks",
 }
-NO_TORCH = "torch is not installed, and without it no promise about numbers is judged: pip install 'rankproof[torch]'"
+NO_TORCH = (
+    "torch is not installed, and without it no contract about numbers is judged: "
+    "in the checkout of rankproof run pip install '.[torch]'"
+)
 SLOW_S = 240.0  # for a promise whose compiler starts cold on every rank
 OWN_RANKS_S = 290.0  # for a promise of the gate itself, which starts ranks of its own, one torchrun after the other
 

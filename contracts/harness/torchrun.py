@@ -27,7 +27,7 @@ def run(ranks: int, arguments: Sequence[str], folder: Path, *, restarts: int = R
         Unreachable: where torch is not installed.
     """
     if importlib.util.find_spec("torch") is None:
-        raise Unreachable("several ranks need torch: pip install 'rankproof[torch]'")
+        raise Unreachable("several ranks need torch: in the checkout of rankproof run pip install '.[torch]'")
     log = folder / LOG
     with child_process.stoppable(GRACE_S) as stop, log.open("wb") as file:
         running = subprocess.Popen(
