@@ -122,7 +122,7 @@ BAD_INPUT: dict[str, tuple[int, str]] = {  # exit code, words of the one error
     "emit-not-offered": (USAGE, "not offered: bad does not offer preset, launch"),
     "emit-broken": (BROKEN, "which is not a Recipe"),
     "id-unknown": (USAGE, "the nearest are TOPO-02"),
-    "prefix-unknown": (USAGE, "--only = 'NOPE': selects no promise"),
+    "prefix-unknown": (USAGE, "--only = 'NOPE': selects no contract"),
     "run-missing": (USAGE, "cannot be read: No such file or directory"),
     "run-is-an-empty-folder": (USAGE, "cannot be read: No such file or directory"),
     "run-is-not-text": (USAGE, "is not text"),
@@ -302,8 +302,9 @@ def test_list_shows_promise_tier_cases_mutants_and_what_is_untested(runs: dict[s
 
 def test_explain_tells_promise_story_cases_mutants_and_how_to_see_it_fail(runs: dict[str, Done]) -> None:
     said = runs["explain"].stdout
-    for words in ("TOPO-02\n", "world size divided by every other axis", "source  ", "asks    topology", "pp13-on-52: ",
-                  "mutants it must kill", "ForgetsPipeline (DPS-01)", "rankproof selftest --only TOPO-02"):  # fmt: skip
+    for words in ("TOPO-02\n", "world size divided by every other axis", "asks    topology", "pp13-on-52: ",
+                  "(docs/sources.md#bringup): effective DP under PP", "mutants it must catch",
+                  "ForgetsPipeline (DPS-01)", "rankproof selftest --only TOPO-02"):  # fmt: skip
         assert words in said
     assert "Not judged yet: " in runs["explain-untested"].stdout
 

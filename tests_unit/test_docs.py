@@ -10,14 +10,15 @@ import pytest
 import contracts.checks
 from contracts.contract import LAW
 from contracts.court.deviations import load
+from contracts.court.sources import BUGS, DOCUMENTS, FAULTS, PAGE, explained
 from contracts.harness.question_pages import page
+from contracts.spec.kernels import CATALOGUE
 
 pytestmark = pytest.mark.unit
 assert contracts.checks
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
-OURS = "rankproof"
 
 
 def _text(name: str) -> str:
@@ -62,24 +63,59 @@ def test_the_index_has_every_family_of_the_law_and_no_other() -> None:
     assert sorted(listed) == sorted({each.family for each in [*LAW.contracts.values(), *LAW.untested.values()]})
 
 
-def test_every_word_of_a_source_has_its_place() -> None:
-    anchors, text = _anchors(ROOT / "docs/sources.md"), _text("docs/sources.md")
-    word = re.compile(r"\b(naming|hub|bringup|playbook|modal|F\d\d|[A-Z]{2,3}-\d\d)\b")
-    words = {found for each in LAW.contracts.values() for found in word.findall(each.source)}
-    documents = {found for found in words if "-" not in found}
-    assert {"naming", "F04"} <= documents
-    assert not {found for found in documents if found.lower() not in anchors}
-    families = {each.family for each in LAW.contracts.values()}
-    cited = {found.partition("-")[0] for found in words - documents} - families
-    letters = cited | {bug.partition("-")[0] for mutant in LAW.mutants for bug in mutant.bugs}
-    assert not {each for each in letters if f"| {each} |" not in text}
+PACKAGES = ("Megatron-Core", "Megatron-LM's", "mamba-ssm", "cppmega", "torchtitan", "nccl-tests", "torchrun -m pytest",
+            "pytorch 2.13", "NVIDIA's data sheets", "torch", "Transformer Engine")  # fmt: skip
+# In a rule of the kernel catalogue what follows the first semicolon is a fact, and no further source.
+SOURCES = sorted({*(each.source for each in LAW.contracts.values()), *(r.source.partition(";")[0] for r in CATALOGUE)})
 
 
-def test_no_install_line_names_this_project_as_if_an_index_had_it() -> None:
-    """Until a release is on an index, its name there may be anybody's."""
-    lines = [(path.name, line) for path in PAGES for line in path.read_text(encoding="utf-8").splitlines()
-             if re.search(r"pip install\b.*\b(rankproof|rankproof)\b", line)]  # fmt: skip
-    assert not [line for line in lines if not re.search(rf"{OURS}(\[[a-z,]+\])? @ |{OURS}-[\d.]+-py3", line[1])]
+@pytest.mark.parametrize("source", SOURCES)
+def test_every_part_of_a_source_leads_somewhere(source: str) -> None:
+    lost = []
+    for line in explained(source):
+        anchor = re.search(r" \(docs/sources\.md#([\w-]+)\)", line)
+        command = re.search(r" \(rankproof explain ([\w-]+)\)$", line)
+        linked = re.search(r" \(https://(arxiv\.org/abs/[\d.]+|github\.com/[\w-]+/[\w-]+/issues/\d+)", line)
+        if anchor is not None:
+            lost += [line] if anchor[1] not in _anchors(ROOT / PAGE) else []
+        elif command is not None:
+            lost += [line] if command[1] not in LAW.contracts else []
+        elif linked is None and not line.startswith(PACKAGES):
+            lost.append(line)
+    assert not lost
+
+
+def test_the_titles_of_the_sources_are_those_of_the_page() -> None:
+    text = _text(PAGE)
+    rows = {id: f'<a id="{id.lower()}"></a>{id} | {title} |' for id, title in FAULTS.items()}
+    rows |= {letters: f"| {letters} | {title} |" for letters, title in BUGS.items()}
+    rows |= {word: f"### {word}\n\n*{title}.*" for word, title in DOCUMENTS.items()}
+    assert not [row for row in rows.values() if row not in text]
+    documents = re.findall(r"^### (\w+)$", text, re.MULTILINE)
+    assert {*documents, *re.findall(r"\bF\d\d\b(?= \|)", text)} == {*DOCUMENTS, *FAULTS}
+
+
+@pytest.mark.parametrize(("source", "lines"), [
+    ("hub; F04", ('note "H200 Training and Kernel Bring-Up" (docs/sources.md#hub)',
+                  f"fault family F04: {FAULTS['F04']} (docs/sources.md#f04)")),
+    ("naming hub: GB10", ('note "H200 Bringup and Naming: What Had to Be Made Explicit" (docs/sources.md#naming): GB10',
+                          'note "H200 Training and Kernel Bring-Up" (docs/sources.md#hub): GB10')),
+    ("law: GATE-01, GATE-02", ("requirement of this project (docs/sources.md#this-project): GATE-01, GATE-02",)),
+    ("SSM-18", ("bug SSM-18: Mamba and other recurrent blocks (docs/sources.md#bug-ids)",)),
+    ("GATE-05", ("GATE-05 (rankproof explain GATE-05)",)),
+    ("arXiv 2405.21060 §7.2; mamba-ssm 2.3.2", ("arXiv 2405.21060 §7.2 (https://arxiv.org/abs/2405.21060)",
+                                                "mamba-ssm 2.3.2")),
+    ("torch issues 137425, 198199", ("torch issues 137425, 198199 (https://github.com/pytorch/pytorch/issues/137425, "
+                                     "https://github.com/pytorch/pytorch/issues/198199)",)),
+    ("mamba #217: undefined symbol", ("mamba #217: undefined symbol (https://github.com/state-spaces/mamba/issues/217)",)),
+    ("a word of another suite: x", ("a word of another suite: x",)),
+])  # fmt: skip
+def test_a_source_as_a_reader_sees_it(source: str, lines: tuple[str, ...]) -> None:
+    assert explained(source) == lines
+
+
+def test_the_letters_of_every_bug_id_are_known() -> None:
+    assert {bug.partition("-")[0] for mutant in LAW.mutants for bug in mutant.bugs} <= BUGS.keys()
 
 
 def test_a_bug_of_the_readme_is_declared_with_its_script() -> None:

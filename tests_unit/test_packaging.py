@@ -7,14 +7,18 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tomllib
 import venv
 import zipfile
+from email.parser import Parser
 from pathlib import Path
 
 import pytest
+
+from contracts.spec.former_name import FORMER, NAME
 
 ROOT = Path(__file__).parents[1]
 SEEDS_NIGHTLY = "2.12.0.dev20260405+cu132"  # the torch of the stack this suite was written for
@@ -118,6 +122,49 @@ def test_the_core_requires_no_torch_and_no_extra_bounds_it_from_above() -> None:
     assert not [each for each in project["dependencies"] if "torch" in each]
     extras = {each for wanted in project["optional-dependencies"].values() for each in wanted if each[:6] == "torch>"}
     assert extras == {"torch>=2.11"}
+
+
+TOLD = ("*.md", "Makefile", "constraints.txt", ".ci", "docs", "contracts", "benchmarks")  # where a user reads commands
+OURS = re.compile(  # of a word of `pip install`: a checkout by its path, or this project by a name, and what follows it
+    rf"""(?:^|[\s'"])(\.|\$root|{NAME}|{FORMER})(?:\[([a-z,]+)\])?( ?@ ?\S+|-[\d.]+-py3-none-any\.whl)?(?=$|[\s'"`)])"""
+)
+
+
+def install_words() -> list[tuple[str, str, set[str], str]]:
+    """Each word of an install line that means this project: where, its name or path, its extras, what follows."""
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "--", *TOLD],
+        cwd=ROOT, capture_output=True, text=True, check=True,
+    ).stdout.split("\n")  # fmt: skip
+    found = []
+    for name in filter(None, listed):
+        if not (ROOT / name).is_file():
+            continue
+        for number, line in enumerate((ROOT / name).read_text(encoding="utf-8", errors="replace").splitlines(), 1):
+            for command in re.split(r"\bpip install\b", line)[1:]:
+                for word, extras, rest in OURS.findall(command.partition("#")[0]):
+                    found.append((f"{name}:{number}", word, {*filter(None, extras.split(","))}, rest))
+    return found
+
+
+@pytest.mark.unit
+def test_no_install_line_takes_this_project_from_an_index() -> None:
+    """Until a release is on an index, its name there may be anybody's: a line gives a path, a wheel or a URL."""
+    found = install_words()
+    assert {"README.md", "contracts/harness/torchrun.py"} <= {where.partition(":")[0] for where, *_ in found}
+    assert not [each for each in found if each[1] == FORMER or (each[1] == NAME and not each[3])]
+
+
+@pytest.mark.registry
+def test_every_install_line_names_what_the_wheel_offers(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as packed:
+        inside = next(name for name in packed.namelist() if name.endswith(".dist-info/METADATA"))
+        metadata = Parser().parsestr(packed.read(inside).decode())
+    assert metadata["Name"] == NAME
+    offered = {*metadata.get_all("Provides-Extra", [])}
+    assert not [(where, extras - offered) for where, _, extras, _ in install_words() if extras - offered]
+    named = {f"{word}{rest}" for _, word, _, rest in install_words() if rest.endswith(".whl")}
+    assert named <= {wheel.name}
 
 
 @pytest.mark.registry

@@ -1,1 +1,2 @@
-"""The court: judges one case, draws one verdict from a run, records it, renders it. Knows no pytest and no stack."""
+"""The court: judges one case, draws one verdict from a run, records it, renders it. It imports no pytest and no
+stack."""

@@ -1,6 +1,6 @@
-"""The court as a party: it answers the gate's own questions, so that the promises of GATE are judged like any other.
+"""The gate's own code as a party: it answers the questions of the GATE contracts, which are judged like any other.
 
-It stands on the floor of the stacks, below the harness, because its mutants are made from it just as a stack's are.
+It does not import the harness: mutants are derived from it, as they are from a stack.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from contracts.spec.world import RanksRun
 
 
 class Court:
-    """Judges recorded runs."""
+    """Plans, judges, records and renders runs, and starts ranks."""
 
     name = "court"
     version = "1"

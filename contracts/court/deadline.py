@@ -1,4 +1,4 @@
-"""How long code under judgement may take: an alarm in the main thread."""
+"""A time limit for the code under test: an alarm in the main thread."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-AGAIN_S = 1.0  # an alarm that met a cleanup which never ends is raised again
+AGAIN_S = 1.0  # the alarm is repeated, in case that the first one is lost in a cleanup which never ends
 
 
 class Overdue(BaseException):
@@ -17,10 +17,10 @@ class Overdue(BaseException):
 
 @contextmanager
 def deadline(seconds: float) -> Iterator[None]:
-    """Interrupt Python code that outstays its time.
+    """Interrupt Python code that takes too long.
 
-    Outside the main thread there is no signal, and no deadline; neither is there one for code that never comes back
-    to Python.
+    There is no deadline outside the main thread, which alone receives signals, nor for code that never returns to
+    Python.
 
     Raises:
         Overdue: in the code under the deadline.

@@ -1,4 +1,4 @@
-"""The deviations file: what a stack's owner declares to be broken, why, who mends it, and until when.
+"""The deviations file: the violations that a stack's owner declares, with a reason, an owner and an expiry date.
 
 [[deviation]]
 id = "ARGV-03b"

@@ -1,4 +1,4 @@
-"""Which contracts failed the suite's own test, and why: they judge nobody, and all others do."""
+"""Which contracts failed the self-test, and why. Such a contract is unfit: its cases are not run, all others are."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ MISSED: Mapping[Fate, str] = {
     "crashed": "crashed",
 }
 """The fates that show a contract to be blind. A void mutant could not be asked, which shows nothing."""
-TOLD = 3  # reasons a contract; a broken one fails in every case, and its report is read by a person
+TOLD = 3  # reasons for each contract: a broken one fails in every case, and a person reads the report
 
 
 def unfit(baseline: Iterable[Result], kills: Iterable[Kill], unguarded: Iterable[str]) -> Mapping[str, str]:
-    """Id → reason, of each contract that fails on the correct party, misses one of its mutants, or has none.
+    """Id → reason, of each contract that fails on the reference, misses one of its mutants, or has none.
 
-    What could not be put to the correct party here, or to a mutant, is no reason: it is *not run*, and stays so.
+    A case that could not be run here, on the reference or on a mutant, is no reason: it stays *not run*.
     """
     reasons: dict[str, list[str]] = {}
     for result in baseline:

@@ -1,9 +1,10 @@
-"""Judge one contract in one case. Knows neither pytest nor files: a function from parties to a result.
+"""Judge one contract in one case: a function from parties to a result, without pytest and without files.
 
-Only an AssertionError raised by the check itself is a violation. A refusal of a legal input is one too, since the
-check asked for an answer. A check that lacks what it needs here, a package say, raises Unreachable, and was not run.
-Everything else that goes wrong is broken, and so is a check that comes back without having put a question: it judged
-nothing, whatever it returns.
+A party answers questions: the stack under test is one, and so is an assistant, such as the table of Megatron's flags.
+
+Only an AssertionError raised by the check itself is a violation, or a refusal of a legal input. A check that lacks
+what it needs here, such as a package, raises Unreachable and is not run. Everything else that goes wrong is broken. A
+check that returns without having asked a question is broken too: it judged nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ DEADLINE_S = 300.0  # for one case; the slowest real one, group calls of 65 536 
 def judge(
     contract: Contract, case: str, subject: Party, assistants: Iterable[Party] = (), *, deadline_s: float = DEADLINE_S
 ) -> Result:
-    """Put one case of a contract to a party and say what became of it."""
+    """Judge one case of a contract on a party."""
     stand = OnTheStand(subject, assistants, contract.asks)
     started = time.perf_counter()
 
@@ -53,12 +54,12 @@ def judge(
     except BaseException as error:  # pytest.skip and sys.exit are no Exception
         return result(*ending(error, stand))
     if not stand.answered:
-        return result("broken", "the check put no question, so it judged nothing")
+        return result("broken", "the check asked no question, so it judged nothing")
     return result("holds")
 
 
 def ending(error: BaseException, stand: OnTheStand) -> tuple[Outcome, str]:
-    """What the exception that ended a check says of its promise, in which words."""
+    """The outcome that an exception from a check stands for, and its words."""
     match error:
         case AssertionError():
             return "violated", str(error) or "the check gave no words"
@@ -76,17 +77,17 @@ def ending(error: BaseException, stand: OnTheStand) -> tuple[Outcome, str]:
 
 
 def remedy_for(missing: Iterable[str]) -> str:
-    """What a user does so that a question finds someone who answers it."""
+    """What a user does so that somebody answers these questions."""
     if {"read_argv", "read_pattern"} & set(missing):
         return "make Megatron-Core available with `make megatron` and ask it by --with megatron"
-    return "name a party that does with --with"
+    return "name one that does with --with"
 
 
 def try_mutant(mutant: Mutant, contract: Contract, assistants: Iterable[Party] = ()) -> Kill:
-    """Put a mutant on the stand and say whether its promise caught it, for its declared words.
+    """Judge a mutant: does its contract catch it, in the declared words?
 
     A mutant that cannot be built, or whose case does not exist, is void; one that ends in an error crashed. Neither
-    proves that the promise can fail.
+    proves that the contract can fail.
     """
 
     def fate(fate: Fate, words: str) -> Kill:
@@ -103,9 +104,9 @@ def try_mutant(mutant: Mutant, contract: Contract, assistants: Iterable[Party] =
 
 
 def fate_of(result: Result, says: str) -> Fate:
-    """What the judgement of a mutant proves.
+    """The fate of a mutant that was judged.
 
-    Only a violation in the declared words is a kill. A crash is not: an error proves nothing about the promise. A
+    Only a violation in the declared words is a kill. A crash is none: an error proves nothing about the contract. A
     mutant that could not be asked is void and counts neither way.
     """
     if result.outcome == "violated":

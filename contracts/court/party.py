@@ -1,13 +1,14 @@
-"""A party on the stand: puts the questions of one check to whoever answers them, and keeps the answers honest.
+"""A party on the stand: passes the questions of one check to the party that answers them, and checks every answer.
 
-Whatever a party does wrong is told apart here, once: an answer of the wrong type, an exception that is neither a
-refusal nor a decline, an AssertionError of its own, a `sys.exit` or a `pytest.skip` are *broken*. None of them may read
-as a violation, because an error proves nothing about the promise; none may read as a pass, or end the gate.
+A party answers questions: the stack under test, or an assistant. Its mistakes are *broken*: an answer of the wrong
+type, an exception that is neither a refusal nor a decline, an AssertionError of its own, a `sys.exit`, a `pytest.skip`.
+None of them may look like a violation, because an error proves nothing about the contract; none may look like a pass,
+or end the gate.
 
-Some parties answer each question in a fresh copy of one process, so that no answer can depend on an earlier one, and
-name such questions in `repeats`. What one of them answered in one case it is not asked again in the next. Within a
-case it is: a check that asks twice holds two answers against each other. Of other parties a check may `recall` what
-they said: the run on one rank, which one layout after the other is held against.
+Some parties answer each question in a fresh copy of one process, so that no answer depends on an earlier one. They name
+such questions in `repeats`, and their answers are kept from case to case. Within one case the party is asked again: a
+check that asks twice compares the two answers. For other parties a check may `recall` an earlier answer, such as the
+run on one rank with which every layout is compared.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from contracts.spec.stack import Party, Question, questions
 KEPT = 1024  # answers of a party; a mesh of 65 536 ranks is 100 MB of them, and three are asked for
 RECALLED = 256  # answers of a party; a run that tells weights and state is 2 MB, and most tell less
 Answers = weakref.WeakKeyDictionary[Party, OrderedDict[str, Any]]
-"""Party → question with its arguments → answer. A mutant is another party than what it was made of."""
+"""Party → question with its arguments → answer. A mutant is a party of its own, apart from the one it derives from."""
 _ANSWERS, _RECALLED = Answers(), Answers()
 Answering = Callable[[Party, Question, tuple[Any, ...], dict[str, Any]], Any]
 
@@ -38,18 +39,18 @@ class Broken(Exception):
 
 
 class OnTheStand:
-    """What a check sees as `stack`: every question it asks goes to the party that answers it.
+    """What a check sees as `stack`: every question goes to the party that answers it.
 
-    The subject answers what it offers. A question it does not offer goes to the first assistant that does, and the
-    report says so; one about numbers goes to nobody else: tensors of two stacks have nothing to agree on. `answered`
-    maps each question that was really put to the one who answered and how.
+    The subject answers what it offers. A question that it does not offer goes to the first assistant that does, and the
+    report says so. A question about numbers goes to the subject alone, because tensors of two stacks cannot be
+    compared. `answered` maps each question that was asked to the party that answered it, and how.
     """
 
     def __init__(self, subject: Party, assistants: Iterable[Party], asks: tuple[str, ...]) -> None:
         self.name = subject.name
         self.layouts = subject.layouts
         self.answered: dict[str, str] = {}
-        self.declined: Refused | NotOffered | None = None  # the last one that came from a party, not from the check
+        self.declined: Refused | NotOffered | None = None  # the latest from a party, not from the check itself
         self._asks = asks
         self._put: set[str] = set()
         assistants = tuple(assistants)
@@ -71,16 +72,17 @@ class OnTheStand:
         return lambda *arguments, **named: self._asked(self._answer, party, known[name], arguments, named)
 
     def recall(self, name: str, *arguments: Any) -> Any:
-        """What the party answered in an earlier case; what it answers now, if it was not asked or that is long ago.
+        """The party's answer of an earlier case; its answer now, if it was not asked or if that answer is kept no
+        longer.
 
-        For what a check holds other answers against, and never for what it judges. Each rank recalls by itself, so
-        nothing may be recalled that several ranks answer together.
+        A check recalls what it compares with, never what it judges. Each rank recalls by itself, so an answer that
+        several ranks give together must not be recalled.
         """
         return self._asked(self._recalled, self._party(name), questions()[name], arguments, {})
 
     def _party(self, name: str) -> Party:
         if name not in self._asks:
-            raise Broken(f"the check puts {name!r}, which its contract does not ask")
+            raise Broken(f"the check asks {name!r}, which its contract does not list")
         return self._parties[name]
 
     def _asked(
@@ -94,7 +96,7 @@ class OnTheStand:
             raise
 
     def _answer(self, party: Party, question: Question, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        """Put a question, unless the party has answered it in an earlier case and says that it would repeat itself."""
+        """Ask a question, unless the party answered it in an earlier case and says that it would repeat itself."""
         if question.name not in getattr(party, "repeats", ()):
             return _put(party, question, arguments, named)
         answers = _ANSWERS.setdefault(party, OrderedDict())
@@ -113,7 +115,7 @@ class OnTheStand:
 
 
 def _latest(answers: OrderedDict[str, Any], asked: str, kept: int) -> Any:
-    """An answer, which becomes the last to be forgotten of as many as are kept."""
+    """An answer; it becomes the newest of those that are kept."""
     answers.move_to_end(asked)
     while len(answers) > kept:
         answers.popitem(last=False)

@@ -1,8 +1,8 @@
-"""Profiles: which promises a verdict is about. A profile turns the law into a plan, before anything runs.
+"""Profiles: which contracts a verdict is about. A profile becomes a plan before anything runs.
 
-A profile is a comma-separated list. Each word names a side (`launch`, `machine`), a tier, the whole law (`full`), ids
-by their beginning (`TOPO`, `PAT-0`, `ARGV-03b`) or a single item (`TOPO-02[pp2-tp2]`). What a profile does not plan
-it lists as outside: whole promises by id, and of a promise planned in part its other cases.
+A profile is a comma-separated list. Each word names a group of families (`launch`, `machine`, `numeric`), a tier, all
+contracts (`full`), ids by their beginning (`TOPO`, `PAT-0`, `ARGV-03b`) or a single case (`TOPO-02[pp2-tp2]`). What a
+profile does not plan it lists as outside: a whole contract by its id, the other cases of one planned in part by theirs.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ _FAMILIES: Mapping[str, tuple[str, ...]] = {
 }
 
 NAMED: Mapping[str, str] = {
-    "launch": "what is emitted before anything is built: patterns, names, recipes, argv, environment, meshes; tested "
-    "promises of one process",
+    "launch": "what is emitted before anything is built: patterns, names, recipes, argv, environment, meshes; judged "
+    "contracts of one process",
     "machine": "what surrounds the step: node, disks, installed stack, receipts, comparison, manifests, budgets; "
-    "tested promises of one process",
-    "numeric": "blocks, model, optimizer, checkpoints, by their numbers; tested promises of one process, with torch",
-    "unit": "every promise of one CPU process, those without a check included",
-    "gpu": "every promise that needs one GPU",
-    "dist": "every promise that needs several ranks",
-    "dist4": "promises of several ranks that four ranks judge in seconds; larger cases and slow promises are outside",
-    "full": "the whole law",
+    "judged contracts of one process",
+    "numeric": "blocks, model, optimizer, checkpoints, by their numbers; judged contracts of one process, with torch",
+    "unit": "every contract of one CPU process, those without a check included",
+    "gpu": "every contract that needs one GPU",
+    "dist": "every contract that needs several ranks",
+    "dist4": "contracts that four ranks judge in seconds; larger cases and slow contracts are outside",
+    "full": "every contract",
 }
 
 DEFAULT = "launch,machine"
 ONE_PROCESS = "launch,machine,numeric"
-"""Every promise of one CPU process that has a check."""
+"""Every contract of one CPU process that has a check."""
 _FOUR = 4
 
 _Entry = Contract | Untested
 
 
 def plan(law: Law, profile: str) -> Plan:
-    """The items a profile demands, in the order of the law, and the ids and cases it leaves outside.
+    """The cases that a profile demands, in the order of the law, and the ids and cases that it leaves outside.
 
     Raises:
         Refused: for a profile that selects nothing, with the nearest names.
@@ -60,13 +60,13 @@ def plan(law: Law, profile: str) -> Plan:
             left[entry.id] = [str(Item(id=entry.id, case=case)) for case in cases if not chosen(entry, case)]
     if not items:
         near = difflib.get_close_matches(profile, [*NAMED, *law.ids()], n=3) or [*NAMED]
-        raise refuse("profile", profile, "selects no promise", f"the nearest are {', '.join(near)}")
+        raise refuse("profile", profile, "selects no contract", f"the nearest are {', '.join(near)}")
     outside = tuple(each for id in law.ids() for each in left.get(id, [id]))
     return Plan(items=tuple(items), outside=outside, promises=promises)
 
 
 def of_several_ranks(law: Law, plan: Plan) -> Plan:
-    """What of a plan is judged by several ranks; the rest of it is outside.
+    """The part of a plan that several ranks judge; the rest of it is outside.
 
     Raises:
         Refused: when nothing is.
@@ -93,7 +93,7 @@ def _chooser(law: Law, profile: str) -> Callable[[_Entry, str], bool]:
     for word in words:
         if word not in NAMED and not any(_matches(word, id, case) for id in law.ids() for case in _cases(law, id)):
             near = difflib.get_close_matches(word, [*NAMED, *law.ids()], n=3) or [*NAMED]
-            raise refuse("profile", word, "selects no promise", f"the nearest are {', '.join(near)}")
+            raise refuse("profile", word, "selects no contract", f"the nearest are {', '.join(near)}")
     return lambda entry, case: any(_chosen(word, entry, case) for word in words)
 
 

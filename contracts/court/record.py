@@ -1,10 +1,10 @@
-"""A run as JSON lines: one object with one key a line, in the order in which things happened.
+"""A run as JSON lines: each line is one object with one key, in the order of events.
 
     {"header": …}  {"plan": …}  {"deviation": …}*  {"unfit": …}*  {"result": …}*  {"unclaimed": …}*  {"kill": …}*
     {"footer": …}
 
-The plan stands in the file before the first result, and the footer carries the hash of every line above it, so a file
-that was cut off, pasted together or edited is refused instead of being read as another run.
+The plan is written before the first result. The footer holds the hash of all lines above it, so a file that was cut
+off, joined from two or edited is refused.
 
 The schema under `docs/schema/` is written by `python -m contracts.court.record docs/schema/run-1.json`.
 """
@@ -67,7 +67,7 @@ def footer(above: str, results: int, judged: Verdict, finished: str) -> Footer:
 
 
 def write(run: Run, today: datetime.date) -> str:
-    """A whole run as text, judged on a given day."""
+    """A whole run as text, with the verdict of a given day."""
     before: list[object] = [run.header, run.plan, *run.deviations, *run.unfit]
     entries = [*before, *run.results, *run.unclaimed, *run.kills]
     text = "".join(f"{line(entry)}\n" for entry in entries)
@@ -110,7 +110,7 @@ def read(text: str) -> tuple[Run, Footer]:
 
 
 def _dates(run: Run, closing: Footer) -> None:
-    """Every date must be one, because the verdict depends on them."""
+    """Refuse text that is no date: the verdict depends on the dates."""
     found = Refusals()
     moments = [("header.started", run.header.started), ("footer.finished", closing.finished)]
     moments += [(f"deviation {each.id}.expires", each.expires) for each in run.deviations]
@@ -165,7 +165,7 @@ def make_folder(folder: Path, renderings: Iterable[str] = ()) -> None:
 class Recorder:
     """Writes a run while it happens; every line is on disk before the next test starts.
 
-    The file is `run.jsonl.part` until the footer stands, so a killed run never looks like a finished one.
+    The file is called `run.jsonl.part` until the footer is written, so a killed run never looks like a finished one.
     """
 
     def __init__(self, folder: Path) -> None:

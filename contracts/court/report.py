@@ -1,7 +1,7 @@
-"""Verdict → what a person or a machine reads. Five forms, all drawn from the one verdict; none decides anything.
+"""A verdict as a person or a machine reads it. All five forms are drawn from the one verdict; none decides anything.
 
-Every id of the plan stands in every form: what holds as well as what did not run. Counts alone cannot be audited. What
-the profile leaves outside is counted by family on a terminal, and listed in the other forms.
+Every form lists every planned id: what holds as well as what did not run, because counts alone cannot be audited. The
+terminal counts by family what the profile leaves outside; the other forms list it.
 """
 
 from __future__ import annotations
@@ -15,15 +15,16 @@ from itertools import groupby
 from typing import Any
 
 from contracts.contract import LAW
+from contracts.court import sources
 from contracts.spec import codec
 from contracts.spec.records import OUTCOMES, Form, Item, Outcome, Result, Run, Verdict
 
 HEADINGS: Mapping[Outcome, str] = {
     "violated": "Violated",
-    "broken": "Broken (the suite or the adapter failed; this says nothing about the promise)",
+    "broken": "Broken (the suite or the adapter failed; this says nothing about the contract)",
     "not run": "Not run",
     "deviates": "Deviates, as declared",
-    "untested": "Untested (the law has no check for it yet)",
+    "untested": "Untested (no check exists yet)",
     "not offered": "Not offered by this stack",
     "holds": "Holds",
 }
@@ -31,13 +32,13 @@ _DETAILED: frozenset[Outcome] = frozenset({"violated", "broken", "not run", "dev
 
 
 def render(run: Run, verdict: Verdict, form: Form, verbose: bool = False) -> str:
-    """The verdict on a run in one form. `verbose` is for the terminal, which else counts what the profile leaves out
-    and leaves the ids to the other forms."""
+    """The verdict on a run in one form. With `verbose` the terminal lists the ids that the profile leaves outside;
+    without it, it counts them."""
     return _terminal(run, verdict, verbose) if form == "terminal" else _FORMS[form](run, verdict)
 
 
 def headline(verdict: Verdict) -> str:
-    """The verdict in one line: of whom, for which profile, and how many of what."""
+    """The verdict in one line: the stack, the profile, and the number of each outcome."""
     counts = ", ".join(f"{verdict.counts[outcome]} {outcome}" for outcome in OUTCOMES if verdict.counts[outcome])
     faults = f", {len(verdict.faults)} faults of the run" if verdict.faults else ""
     told = f"{verdict.word.upper()}: {verdict.subject}, profile {verdict.profile} ({counts or 'no result'}{faults})"
@@ -50,7 +51,7 @@ def headline(verdict: Verdict) -> str:
 def rerun(run: Run, item: Item) -> str:
     """The command that judges one item again."""
     words = ["rankproof", "check", "--stack", run.header.subject.origin, "--profile", str(item)]
-    contract = LAW.contracts.get(item.id)  # empty where a record is read without the law
+    contract = LAW.contracts.get(item.id)  # None where a record is read without the contracts
     if contract is not None and contract.tier == "dist":
         words += ["--ranks", str(max(2, contract.ranks(item.case)))]
     return shlex.join(words)
@@ -64,13 +65,13 @@ def kill_line(run: Run) -> str:
 
 
 def details(run: Run, result: Result) -> list[tuple[str, str]]:
-    """What a reader needs about one result: the values, the promise, its source, and how to see it again."""
+    """What a reader needs about one result: the values, the contract's statement and source, how to see it again."""
     statement = run.plan.promises.get(result.id)
     found = [("got", result.words)]
     if result.rank is not None:
         found.append(("first rank", str(result.rank)))
     if statement is not None:
-        found += [("promise", statement.promise), ("source", statement.source)]
+        found += [("contract", statement.promise), ("source", "\n".join(sources.explained(statement.source)))]
     found += [(f"{question} by", answer) for question, answer in result.answered.items()]
     return [*found, ("rerun", rerun(run, result.item)), ("explain", f"rankproof explain {result.id}")]
 
@@ -91,7 +92,7 @@ def _cases(results: list[Result]) -> str:
 
 
 def families(ids: Iterable[str]) -> str:
-    """How many of each family, in the order of the law: `PAT 24, NAME 16`. A single case counts as one."""
+    """How many of each family, in the order of the plan: `PAT 24, NAME 16`. A single case counts as one."""
     return ", ".join(f"{family} {count}" for family, count in Counter(id.partition("-")[0] for id in ids).items())
 
 
@@ -233,6 +234,11 @@ def _html(run: Run, verdict: Verdict) -> str:
 
 def _json(run: Run, verdict: Verdict) -> str:
     body = codec.encode(verdict) | {"exit_code": verdict.exit_code, "headline": headline(verdict)}
+    shown = dict.fromkeys(result.id for result in verdict.results if result.outcome in _DETAILED)
+    stated = {id: run.plan.promises[id] for id in shown if id in run.plan.promises}
+    body["contracts"] = {
+        id: {"statement": each.promise, "source": sources.explained(each.source)} for id, each in stated.items()
+    }
     body |= {"outside": list(run.plan.outside), "proof": run.header.proof}
     return json.dumps(body, indent=2, ensure_ascii=False) + "\n"
 

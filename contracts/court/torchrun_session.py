@@ -1,4 +1,4 @@
-"""A test file put to several ranks of this machine, and what the report of the run says of each test."""
+"""Runs a test file on several ranks of this machine, and reads the outcome of each test from the report."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from junitparser import Error, Failure, JUnitXml, Skipped, TestCase
 
 from contracts.spec.world import RanksRun, Told
 
-RESTARTS = 3  # so many tests may end a rank before the run is over
+RESTARTS = 3  # how many tests may kill a rank before the run is given up
 PLUGIN = ("-p", "contracts.harness.ranks.plugin")
-PATIENCE_S = 240.0  # for a whole file: 200 were seen to pass beside some twenty busy processes on two cores
+PATIENCE_S = 240.0  # for a whole file; 200 s were seen beside some twenty busy processes on two cores
 LAST_CHARACTERS = 6000
 
-# What a launcher gives its ranks; a command that is itself run by a rank must not hand its own place on.
+# What a launcher gives its ranks. A command that a rank starts must not inherit them.
 _PLACE = (
     "RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE",
     "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
@@ -26,7 +26,7 @@ _PLACE = (
 
 
 def environment() -> dict[str, str]:
-    """The environment of this process without the place of a rank, without options for another pytest, one thread."""
+    """The environment of this process without its rank and without options for another pytest, with one thread."""
     outside = {
         name: value
         for name, value in os.environ.items()
@@ -66,7 +66,8 @@ def run(
 
 
 def _to_its_end(asked: Sequence[str], folder: str) -> tuple[int, str]:
-    """Exit code and output. What outstays its time is asked to end, so that torchrun ends its workers, then killed."""
+    """Exit code and output. A command that takes too long gets SIGTERM, so that torchrun ends its workers, then
+    SIGKILL."""
     with subprocess.Popen(
         asked, cwd=folder, env=environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True,
         stderr=subprocess.STDOUT, errors="replace",

@@ -1,8 +1,8 @@
-"""Run → verdict. Pure arithmetic: the same run and the same day give the same verdict, here or offline.
+"""The verdict on a run. Pure arithmetic: the same run on the same day has the same verdict, here or offline.
 
-Precedence: a violation is the strongest thing that can be said, then a broken suite, then what did not run. "Nothing
-ran" is left for a run that had nothing to judge. A run that had and did not is incomplete: its exit code 3 is not the 5
-of pytest that scripts are used to forgive.
+A violation outweighs a broken suite, which outweighs what was not run. "Nothing ran" is for a run that had nothing to
+judge. A run that had something to judge and did not is incomplete: exit code 3, not pytest's 5, which many scripts
+forgive.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def verdict(run: Run, today: datetime.date) -> Verdict:
     results, faults = _by_plan(run)
     planned = {item.id for item in run.plan.items}
     unfit = {each.id: each.words for each in run.unfit if each.id in planned}
-    # Whatever an unfit contract said, it is not believed: neither that a promise holds, nor that it is violated.
+    # No result of an unfit contract is believed, whether it says holds or violated.
     results = [not_judged(result.item, unfit[result.id]) if result.id in unfit else result for result in results]
     faults += _deviation_faults(run, results, today)
     valid = [deviation for deviation in run.deviations if not expired(deviation, today)]
@@ -104,7 +104,7 @@ def _deviation_faults(run: Run, results: list[Result], today: datetime.date) -> 
         elif not matched and not _lies_outside(deviation, run.plan):
             words.append(f"{entry} matches nothing in the plan; remove it or correct its selector")
         elif holding and not failing:
-            words.append(f"{entry} is stale: the promise now holds; remove it")
+            words.append(f"{entry} is stale: the contract now holds; remove it")
         elif holding:
             kept = ", ".join(result.case for result in holding)
             words.append(f"{entry} is wider than what fails: {kept} hold; narrow its selector")
@@ -116,13 +116,13 @@ def _deviation_faults(run: Run, results: list[Result], today: datetime.date) -> 
 
 
 def _lies_outside(deviation: Deviation, plan: Plan) -> bool:
-    """Whether a deviation is about what the profile leaves outside: a whole promise, or cases of one."""
+    """Whether a deviation is about what the profile leaves outside: a whole contract, or cases of one."""
     items = (Item(id=id, case=case.removesuffix("]")) for id, _, case in (each.partition("[") for each in plan.outside))
     return any(item.id == deviation.id and (not item.case or covers(deviation, item)) for item in items)
 
 
 def _claim_faults(run: Run, results: list[Result]) -> list[Fault]:
-    """A question that is claimed and then declined in every case is a claim that does not hold."""
+    """The questions that the stack claims and then declines in every case."""
     found = []
     for question in sorted(run.header.subject.offers):
         asked = [r for r in results if question in _asks(run, r.id)]
@@ -133,8 +133,8 @@ def _claim_faults(run: Run, results: list[Result]) -> list[Fault]:
 
 
 def _suite_faults(run: Run) -> list[Fault]:
-    """A recorded mutant that its promise did not kill, where the promise was judged all the same: a suite that cannot
-    say no is not fit to judge."""
+    """The recorded mutants that survived although their contract judged the stack. A suite that cannot say no must not
+    judge."""
     unfit = {each.id for each in run.unfit}
     return [
         Fault(kind="suite", words=f"mutant {kill.mutant} of {kill.of}[{kill.case}] {MISSED[kill.fate]}: {kill.words}")

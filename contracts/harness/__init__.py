@@ -1,1 +1,1 @@
-"""The harness: brings stacks before the law, as a pytest plugin and as the command line."""
+"""The harness: puts stacks under test, as a pytest plugin and as the command line."""

@@ -1,4 +1,4 @@
-"""A stack that is being put under test question by question: what it keeps so far, and what to answer next."""
+"""A stack that is being put under test question by question: what holds so far, and what to answer next."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ AT_ONCE = 3  # questions that are proposed together
 
 
 def probed(party: Party, origin: str, *, deadline_s: float = DEADLINE_S) -> tuple[Run, Verdict]:
-    """Judge, by this process and without assistants, each promise that asks for nothing but what the party offers."""
+    """Judge, in this process and without assistants, each contract that asks for nothing but what the party offers."""
     gate = Gate(
         subject=party, origin=origin, assistants=(), profile=PROFILE, plan=plan_of(party.offers), deadline_s=deadline_s
     )
@@ -52,14 +52,14 @@ def _suffices(contract: Contract, offers: Collection[str]) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Unlocked:
-    """Questions that are not answered yet, and how many more promises of each tier could be judged if they were."""
+    """Questions that are not answered yet, and how many more contracts of each tier could be judged if they were."""
 
     questions: tuple[str, ...]
     promises: Counter[Tier]
 
 
 def unlocked(offers: Collection[str], law: Law = LAW) -> list[Unlocked]:
-    """What to answer next: the sets of questions that unlock most promises for each question in them.
+    """What to answer next: the sets of questions that unlock most contracts for each question in them.
 
     A set that contains a better one is left out: it is proposed again when that one is answered.
     """
@@ -77,7 +77,7 @@ def unlocked(offers: Collection[str], law: Law = LAW) -> list[Unlocked]:
 
 
 def of_ranks(offers: Collection[str], law: Law = LAW) -> list[str]:
-    """The promises of several ranks that these questions suffice for."""
+    """The contracts of several ranks that these questions suffice for."""
     return [c.id for c in law.contracts.values() if c.tier == "dist" and _suffices(c, offers)]
 
 
@@ -88,7 +88,7 @@ def proposal(run: Run, today: datetime.date) -> str:
         f"# What {subject.name} {subject.version} ({subject.origin}) did not keep on {today.isoformat()}: a proposal, "
         "and no deviation yet.\n"
         "# Somebody fills in reason, issue and owner of each entry; the gate refuses one in which any is empty.\n"
-        f"# Each ends in {DAYS} days by itself, and is red as soon as its promise holds again.\n"
+        f"# Each ends in {DAYS} days by itself, and is red as soon as its contract holds again.\n"
     )
     return head + "".join(_entry(result, case, today) for result, case in _selected(run))
 

@@ -1,4 +1,4 @@
-"""The first lines of an adapter for a stack of one's own, written from the protocol of the questions itself."""
+"""The skeleton of an adapter, written from the protocols that define the questions."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""How many planned promises a stack can be asked about: `python -m contracts.harness.askable STACK PROFILE` prints it.
+"""How many planned contracts a stack can be judged by: `python -m contracts.harness.askable STACK PROFILE` prints it.
 
-Promises of the gate itself are left out: they are judged whoever is under test, and a tier that would judge nothing
-else of a stack need not be started for it.
+GATE contracts are left out: they are judged whichever stack is under test, and a tier that would judge nothing else
+need not be started.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from contracts.spec.stack import Party
 
 
 def askable(law: Law, profile: str, subject: Party) -> int:
-    """The promises of a profile that ask for something which the subject itself offers."""
+    """How many contracts of a profile ask for something that the subject itself offers."""
     planned = profiles.plan(law, profile).promises
     contracts = [law.contracts[id] for id in planned if id in law.contracts]
     return sum(not each.of_the_court and bool(set(each.asks) & subject.offers) for each in contracts)

@@ -1,4 +1,5 @@
-"""A command run as a child of the launcher: its output kept without secrets, its signals forwarded, its end told."""
+"""Runs a command as a child of the launcher: keeps its output without secrets, forwards signals, reports how it
+ended."""
 
 from __future__ import annotations
 

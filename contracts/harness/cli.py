@@ -1,5 +1,5 @@
-"""`rankproof`: check a stack or begin an adapter for one, read the law, emit a launch, replay a recorded run, test the
-suite itself.
+"""`rankproof`: check a stack, begin an adapter for one, list and explain contracts, emit a launch, replay a recorded
+run, test the suite itself.
 
 Exit codes: 0 conformant, 1 violated, 2 usage, 3 incomplete, 4 broken, 5 nothing ran.
 """
@@ -63,5 +63,5 @@ for command in (
 ):
     main.add_command(command)
 
-if __name__ == "__main__":  # for an interpreter by its path, whose scripts stand elsewhere
+if __name__ == "__main__":  # for `python -m`, where an interpreter is named by its path and its scripts lie elsewhere
     main()

@@ -1,6 +1,6 @@
-"""One run of the gate: who is judged, by which plan, what has come in, and the verdict at the end.
+"""One run of the gate: the stack, the plan, the results so far, and the verdict at the end.
 
-Knows nothing of pytest; the plugin feeds it. Kept apart so that a run can also be driven by a loop (`selftest`).
+It does not import pytest; the plugin feeds it. So a loop can drive a run as well (`selftest`).
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Gate:
     unfit: Mapping[str, str] = field(default_factory=dict)
 
     def open(self, folder: Path | None) -> None:
-        """Write header and plan, before anything runs, and what is known already: the untested promises."""
+        """Write header and plan before anything runs, and the contracts without a check, whose outcome is known."""
         if folder is not None:
             self.recorder = record.Recorder(folder)
             for entry in (self.header, self.plan, *self.deviations, *self._unfit):
@@ -77,7 +77,7 @@ class Gate:
                 self.add(Result(id=item.id, outcome="untested", words=LAW.untested[item.id].why))
 
     def prove_the_suite(self) -> None:
-        """Put the mutants of the planned promises before the law; their fates are part of the record."""
+        """Judge the mutants of the planned contracts; their fates are part of the record."""
         law = selftest.part_of(LAW, self.plan.promises)
         matrix = selftest.run(law)
         self.kills = matrix.kills
@@ -89,12 +89,12 @@ class Gate:
 
     @property
     def _unfit(self) -> tuple[Unfit, ...]:
-        """The planned promises that may not judge."""
+        """The planned contracts that are unfit."""
         return tuple(Unfit(id=id, words=self.unfit[id]) for id in self.plan.promises if id in self.unfit)
 
     def judge(self, item: Item) -> Result:
-        """Put one item to the subject, or to the court if it is a promise of the gate itself; to nobody where the
-        contract is unfit."""
+        """Judge one item: on the subject, or on the court for a GATE contract; not at all where the contract is
+        unfit."""
         if item.id in self.unfit:
             return not_judged(item, self.unfit[item.id])
         contract = LAW.contracts[item.id]
@@ -106,7 +106,7 @@ class Gate:
         return judge(contract, item.case, party, helping, deadline_s=self.deadline_s)
 
     def missing_ranks(self, item: Item) -> str:
-        """Why an item of the dist tier cannot be judged by as many ranks as there are; empty when it can be."""
+        """Why there are not enough ranks for an item of the dist tier; empty when there are."""
         contract = LAW.contracts[item.id]
         needed = contract.ranks(item.case)
         if contract.tier != "dist" or contract.of_the_court or (1 < here().world >= needed):
@@ -177,8 +177,8 @@ class Gate:
 
 
 def _unclaimed(subject: Party, deadline_s: float, *, numbers: bool) -> list[Unclaimed]:
-    """Questions that the subject does not claim and yet answers rightly. Tried on one case each; those about numbers
-    only where the plan asks for some, because they load torch."""
+    """Questions that the subject does not claim and yet answers correctly. Each is tried on one case; those about
+    numbers only where the plan has some, because they load torch."""
     found = []
     for question in questions().values():
         if question.of_the_court or question.name in subject.offers or (question.of_numbers and not numbers):

@@ -1,6 +1,6 @@
-"""The table of contents of the law: every id, what it promises, where it is judged, which mutants it kills, its state.
+"""The table of all contracts: id, statement, tier, number of cases, mutants, state.
 
-Generated, and kept as a snapshot, so that a change of the law is seen in review as a change of one table.
+It is generated and kept as a snapshot, so that a review sees a change of the contracts as a change of one table.
 """
 
 from __future__ import annotations
@@ -9,19 +9,23 @@ from contracts.contract import Contract, Law, Untested
 
 
 def contents(law: Law) -> str:
-    """The law as Markdown, one table a family."""
+    """All contracts as Markdown, one table for each family."""
     entries: dict[str, list[Contract | Untested]] = {}
     every: list[Contract | Untested] = [*law.contracts.values(), *law.untested.values()]
     for entry in every:
         entries.setdefault(entry.family, []).append(entry)
     tested, untested, mutants = len(law.contracts), len(law.untested), len(law.mutants)
-    lines = ["# The law", "", f"{tested} contracts, {mutants} mutants, {untested} promises not judged yet."]
+    lines = [
+        "# The contracts",
+        "",
+        f"{tested} contracts with a check, {mutants} mutants, {untested} contracts without a check.",
+    ]
     for family, members in entries.items():
         lines += [
             "",
             f"## {family}",
             "",
-            "| id | promise | tier | cases | mutants | state |",
+            "| id | statement | tier | cases | mutants | state |",
             "|---|---|---|---|---|---|",
         ]
         lines += [_row(law, entry) for entry in sorted(members, key=lambda each: each.id)]

@@ -1,7 +1,7 @@
-"""What somebody would have seen of a wrong stack who looks at the loss and at the gradient's norm, as curves show them.
+"""Whether the loss and the gradient norm, looked at as curves, would have shown that a stack is wrong.
 
-A party is watched while a check trains it: a step that was taken before, of the same recipe over the same data, is what
-the later one should have been. In most checks of several ranks the first is the step on one rank.
+A party is watched while a check trains it. A later step is compared with the first one of the same recipe over the same
+data; in most checks of several ranks the first is the step on one rank.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import Any
 from contracts.spec.stack import Party
 from contracts.spec.training import Session, Step, Trained, Training
 
-CLOSE = 1e-4  # of a number: what two curves on one page do not show
+CLOSE = 1e-4  # relative: a difference that two curves on one page do not show
 AGREES = "agrees"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Curves:
-    """What the two curves told: "agrees", or the two numbers; empty where no step was taken twice."""
+    """What the two curves show: "agrees", or the two numbers; empty where no step was taken twice."""
 
     loss: str = ""
     norm: str = ""

@@ -1,7 +1,7 @@
-"""What a stack, torch and pytest print while they judge: it goes to a log in the report folder, not to the terminal.
+"""The log of a run: what the stack, torch and pytest print goes to a file in the report folder, not to the terminal.
 
-A pipe that the supervising process reads, so that what a stack printed before it died is kept, and a stack that prints
-without end fills neither the disk nor the terminal: of a longer text the beginning and the end are kept.
+The supervising process reads it from a pipe, so the output of a stack that dies is kept. Of a long text only the
+beginning and the end are kept, so a stack that prints without end fills neither the disk nor the terminal.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from contracts.spec.redaction import LineRedactor, secrets_of
 FILE = "output.log"
 HEAD, TAIL = 1 << 20, 1 << 20  # bytes that are kept of the beginning and of the end
 LAST_LINES = 20
-DRAIN_S = 1.0  # what a process that outlives the judging may still say
+DRAIN_S = 1.0  # what a process that outlives the run may still print
 
 
 class Output:
@@ -81,7 +81,7 @@ class Output:
         if self._folder is not None and kept:
             (self._folder / FILE).write_text(text, encoding="utf-8")
         lines = text.splitlines()
-        where = f"rankproof: what was printed meanwhile: {len(lines)} lines"
+        where = f"rankproof: output of the stack and of torch: {len(lines)} lines"
         if kept:
             where += f" in {self._folder}/{FILE}"
         if self._cut:

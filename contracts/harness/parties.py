@@ -1,4 +1,4 @@
-"""Names → parties: who is put under test, and who assists with what the subject does not answer itself."""
+"""Parties by name: the stack under test, and the assistants that answer what it does not answer itself."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ BY_NAME: Mapping[str, Callable[[], Party]] = {
     "torchtitan": _torchtitan,
     "flag-table": _flag_table,
 }
-"""The parties that ship here. The next one is a file under `stacks/` and a line in this table."""
+"""The parties that ship here. A further one is a file under `stacks/` and a line in this table."""
 
 NO_ONE = "none"
 
@@ -136,7 +136,7 @@ def _imported(name: str, module: str, attribute: str) -> Party:
         ) from error
     except (Overdue, KeyboardInterrupt):
         raise
-    except BaseException as error:  # `sys.exit()` at import is no Exception, and must not end the gate
+    except BaseException as error:  # `sys.exit()` at import raises no Exception, and must not end the gate
         raise Unreachable(f"{module} raised {type(error).__name__} at import: {error}") from error
     if not hasattr(found, attribute):
         raise refuse("stack", name, f"{module} has no {attribute}", "write package.module:Name")

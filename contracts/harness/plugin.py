@@ -1,8 +1,9 @@
-"""The pytest plugin: brings a stack before the law and lets one verdict decide.
+"""The pytest plugin: puts a stack under test and lets one verdict decide.
 
-Hooks stand in the order in which pytest calls them; what they do stands in `gate`, `profiles` and `parties`. With
-xdist the controller plans, records and judges, and the workers only run: results travel in the reports. Under torchrun
-every rank plans and judges and draws the same verdict from what the ranks agreed on; rank 0 writes it down.
+The hooks stand in the order in which pytest calls them; their work is done in `gate`, `profiles` and `parties`. With
+xdist the controller plans, records and judges; the workers only run tests and send results in the reports. Under
+torchrun every rank plans, judges, and draws the same verdict from the results that the ranks agreed on; rank 0 writes
+it.
 """
 
 from __future__ import annotations
@@ -34,22 +35,25 @@ pytest_plugins = ["contracts.harness.ranks.plugin"] if int(os.environ.get("WORLD
 GATE = pytest.StashKey[Gate]()
 VERDICT = pytest.StashKey[Verdict]()
 PROPERTY = "rankproof.result"
-_OF_RANKS = "ranks.verdict"  # what the ranks plugin says of a test that did not pass on all of them
+_OF_RANKS = "ranks.verdict"  # the ranks plugin's account of a test that did not pass on all ranks
 
 NEEDS = {
-    "unit": "no promise of this profile is judged in one process",
-    "gpu": "no promise of this profile is judged on a GPU",
-    "dist": "no promise of this profile is judged by several ranks",
+    "unit": "no contract of this profile is judged in one process",
+    "gpu": "no contract of this profile is judged on a GPU",
+    "dist": "no contract of this profile is judged by several ranks",
 }
-NO_TORCH = "torch is not installed, and without it no promise about numbers is judged: pip install 'rankproof[torch]'"
-SLOW_S = 240.0  # for a promise whose compiler starts cold on every rank
-OWN_RANKS_S = 290.0  # for a promise of the gate itself, which starts ranks of its own, one torchrun after the other
+NO_TORCH = (
+    "torch is not installed, and without it no contract about numbers is judged: "
+    "in the checkout of rankproof run pip install '.[torch]'"
+)
+SLOW_S = 240.0  # for a contract whose compiler starts cold on every rank
+OWN_RANKS_S = 290.0  # for a GATE contract, which starts ranks of its own, one torchrun after the other
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("rankproof", "conformance of a training stack")
     group.addoption("--stack", default="reference", help="the stack under test: a name or package.module:Name")
-    group.addoption("--with", dest="assistants", action="append", default=[], metavar="PARTY",
+    group.addoption("--with", dest="assistants", action="append", default=[], metavar="NAME",
                     help="who answers what the stack does not (a launcher's parser); `none` for nobody")  # fmt: skip
     profile = "dist" if here().world > 1 else ONE_PROCESS
     group.addoption(
@@ -57,12 +61,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     group.addoption("--deviations", type=Path, help="TOML file of declared deviations")
     group.addoption("--report", type=Path, metavar="DIR", help="write the run as JSON lines to DIR/run.jsonl")
-    group.addoption("--selftest", action="store_true", help="put the suite's own mutants before the law first")
+    group.addoption("--selftest", action="store_true", help="first judge the suite's own mutants")
     group.addoption(
         "--proof",
         type=Path,
         metavar="FILE",
-        help="kills.json of `rankproof selftest`, or its folder: what failed there judges nobody",
+        help="kills.json of `rankproof selftest`, or its folder: contracts that failed there are not judged",
     )
     group.addoption("--deadline", type=float, default=DEADLINE_S, metavar="SECONDS", help="what one case may take")
     group.addoption("--gate", action="store_true", help="let the verdict decide the exit code: incomplete is red")
@@ -70,14 +74,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     for tier, needs in {"unit": "one CPU process", "gpu": "one CUDA device", "dist": "several ranks"}.items():
-        config.addinivalue_line("markers", f"{tier}: a promise or test that needs {needs}")
-    config.addinivalue_line("markers", "slow: a promise or test of one CPU process that takes more than some seconds")
+        config.addinivalue_line("markers", f"{tier}: a contract or test that needs {needs}")
+    config.addinivalue_line("markers", "slow: a contract or test of one CPU process that takes more than a few seconds")
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_cmdline_main(config: pytest.Config) -> Generator[None, int | None, int | None]:
-    """On every node but rank 0's one rank ends with the session's code as well: the launcher of a node whose ranks all
-    end with 0 waits five minutes for the others."""
+    """Local rank 0 of every other node also ends with the session's code: a launcher whose ranks all end with 0 waits
+    five minutes for the other nodes."""
     code = yield
     if code and here().node > 0 and here().local_rank == 0:
         sys.stdout.flush()
@@ -91,7 +95,9 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     if _judges(config):
         gate = _gate(config)
         if config.getoption("selftest") and here().world > 1:
-            raise pytest.UsageError("--selftest is of one process; several ranks: rankproof selftest --profile dist")
+            raise pytest.UsageError(
+                "--selftest runs in one process; for several ranks: rankproof selftest --profile dist"
+            )
         try:
             gate.open(config.getoption("report") if here().rank == 0 else None)
         except Refused as error:
@@ -120,8 +126,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def _marks(gate: Gate, item: Item) -> tuple[pytest.MarkDecorator, ...]:
-    """The tier of an item, or that it is slow; of many ranks both, and how many, where there are as many: without the
-    mark of its tier a test is put to no ranks."""
+    """The marks of an item: slow, or its tier; for several ranks both, and how many ranks, where there are that many. A
+    test without the mark of its tier is run on no ranks."""
     contract = LAW.contracts[item.id]
     slow = (pytest.mark.slow,) if contract.slow else ()
     if contract.tier != "dist":
@@ -136,21 +142,22 @@ def _marks(gate: Gate, item: Item) -> tuple[pytest.MarkDecorator, ...]:
 
 @pytest.fixture
 def promise(request: pytest.FixtureRequest) -> Promise:
-    """One item of the plan, ready to be put to the stack under test."""
+    """One planned case, ready to be judged on the stack under test."""
     return Promise(_gate(request.config), request.param, request.node)
 
 
 class Promise:
-    """One item of the plan as a test."""
+    """One planned case as a test."""
 
     def __init__(self, gate: Gate, item: Item, node: pytest.Item) -> None:
         self._gate, self._item, self._node = gate, item, node
 
     def keep(self) -> None:
-        """Judge it. The result travels in the test's report; pytest's own outcome follows from it."""
+        """Judge it. The test's report carries the result, and pytest's outcome follows from it."""
         result = self._gate.judge(self._item)
         self._node.user_properties.append((PROPERTY, codec.dumps(result)))
-        words = "\n".join(f"{label:>12}  {text}" for label, text in report.details(self._gate.run(), result))
+        told = report.details(self._gate.run(), result)
+        words = "\n".join(f"{label:>12}  " + text.replace("\n", f"\n{'':14}") for label, text in told)
         if result.outcome == "violated":
             declared = self._gate.declared(result)
             if declared is not None:
@@ -163,7 +170,7 @@ class Promise:
 
 
 class _Collector:
-    """Takes the results in, from this process, from xdist's workers or from other ranks."""
+    """Collects the results of this process, of xdist's workers or of other ranks."""
 
     def __init__(self, gate: Gate) -> None:
         self._gate = gate
@@ -185,8 +192,8 @@ class _Collector:
 def result_of(report: pytest.TestReport, item: Item | None) -> Result | None:
     """The result that a report carries; None where it carries none.
 
-    Of several ranks it is that of the first to diverge. Where that one could not say a word, since it died, hung or ran
-    another test, the item is broken, in the words of the ranks plugin.
+    With several ranks it is the result of the first to diverge. Where that rank could not report, because it died, hung
+    or ran another test, the item is broken, in the words of the ranks plugin.
     """
     if report.when != "call" and not report.failed:
         return None
@@ -244,7 +251,7 @@ def _gate(config: pytest.Config) -> Gate:
     """The gate of this session, built once, from the options."""
     if GATE in config.stash:
         return config.stash[GATE]
-    import contracts.checks  # the law itself; here, so that `pytest --help` does not read it
+    import contracts.checks  # all contracts; imported here, so that `pytest --help` does not read them
 
     assert contracts.checks
     name, declared, seconds = (config.getoption(option) for option in ("stack", "deviations", "deadline"))

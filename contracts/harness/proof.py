@@ -1,8 +1,8 @@
-"""The kill matrix on disk: what it is about, where it was made, and which contracts may judge by it.
+"""The kill matrix on disk: what it was made from, where, and which contracts are unfit by it.
 
-A proof is of a content: the files of `contracts/`. Another interpreter that has the same files may be given it, and
-what differs around them is said and not demanded. To be spared a second self-test, all of it must be the same.
-Nothing here loads torch: asking whether there is a proof costs less than a second.
+A proof belongs to a content: the files of `contracts/`. An interpreter with the same files may use it; other
+differences (packages, CPU, settings) are reported, not refused. Only where all of them agree is a second self-test
+spared. Nothing here loads torch: to ask whether there is a proof takes less than a second.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ _VECTORS = {"avx512": ("avx512f", "avx512vl", "avx512bw", "avx512dq"), "avx2": (
 
 @dataclass(frozen=True, kw_only=True)
 class Surroundings:
-    """What a self-test was made with. `threads` are those that torch takes, `helping` who answered what the reference
-    does not."""
+    """The conditions of a self-test. `threads` is how many torch takes, `helping` names the assistants of the
+    reference."""
 
     python: str
     packages: Mapping[str, str]
@@ -52,7 +52,7 @@ class Surroundings:
 
 @dataclass(frozen=True, kw_only=True)
 class About:
-    """What a self-test is of: `content` is the SHA-256 of the files of `contracts/`, `only` how the ids begin."""
+    """What a self-test judged: `content` is the SHA-256 of the files of `contracts/`, `only` the prefix of the ids."""
 
     content: str
     tier: Tier
@@ -68,7 +68,7 @@ class Proof:
     matrix: Matrix
 
     def unfit(self, law: Law) -> Mapping[str, str]:
-        """Id → reason, of the contracts of its tier that may not judge; of another tier it says nothing."""
+        """Id → reason, of the unfit contracts of its tier; it says nothing about another tier."""
         known = {result.id for result in self.matrix.baseline} | {*self.matrix.unfit}
         left = [each for each in law.contracts.values() if each.tier == self.about.tier and each.id not in known]
         return {**{each.id: self._left_out(each) for each in left}, **self.matrix.unfit}
@@ -78,7 +78,7 @@ class Proof:
         return f"the self-test that was given ({asked}) did not try {contract.id}"
 
     def words(self) -> str:
-        """What it is of and how it went, and what is different where this runs; one line."""
+        """Its content, its result, and what is different here; one line."""
         killed = sum(kill.fate == "killed" for kill in self.matrix.kills)
         told = f"content {self.about.content[:12]}, {killed} of {len(self.matrix.kills)} mutants killed, made with "
         told += _shown(self.about.surroundings)
@@ -87,7 +87,7 @@ class Proof:
 
 
 def write(folder: Path, proof: Proof) -> None:
-    """Put a proof into a folder; a half-written one is never seen there."""
+    """Write a proof into a folder, atomically."""
     part = folder / f"{FILE}.part"
     data = {"about": codec.encode(proof.about), **codec.encode(proof.matrix)}
     part.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
@@ -141,7 +141,7 @@ def threads(jobs: int = 1) -> int:
 
 
 def helping(named: Sequence[str]) -> tuple[str, ...]:
-    """Who would help the reference, by name and version, without waking them."""
+    """The assistants of the reference, by name and version, without starting them."""
     if named:
         return tuple(named)
     from contracts.stacks.megatron.stack import installed, of_this_interpreter
@@ -151,7 +151,7 @@ def helping(named: Sequence[str]) -> tuple[str, ...]:
 
 
 def differences(theirs: Surroundings, ours: Surroundings) -> list[str]:
-    """What is not the same at two places, in words."""
+    """The differences between two surroundings, in words."""
     found = []
     for name in ("torch", "cpu", "capability", "threads", "python"):
         a, b = getattr(theirs, name), getattr(ours, name)

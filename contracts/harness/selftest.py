@@ -1,7 +1,7 @@
-"""The suite against itself: every promise must hold on the correct party and fail, for its words, on each mutant.
+"""The self-test: every contract must hold on the reference and catch each of its mutants, in the declared words.
 
-The kill matrix is the proof that a green gate means something. The baseline is judged first, and it must not be
-empty: a mutant proves nothing where the promise does not hold to begin with.
+The kill matrix shows that a green gate means something. The baseline, on the reference, is judged first and must not be
+empty: a mutant proves nothing where the contract does not hold to begin with.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from contracts.spec.stack import Party
 
 @dataclass(frozen=True, kw_only=True)
 class Matrix:
-    """What the self-test found: the baseline, what became of each mutant, and which promises nothing guards."""
+    """What the self-test found: the baseline, the fate of each mutant, and the contracts without a mutant."""
 
     baseline: tuple[Result, ...]
     kills: tuple[Kill, ...]
@@ -34,12 +34,12 @@ class Matrix:
 
     @property
     def failing(self) -> tuple[Result, ...]:
-        """Promises that do not hold on the correct party, or could not be put to it."""
+        """Results of contracts that do not hold on the reference, or could not be run on it."""
         return tuple(result for result in self.baseline if result.outcome not in ("holds", "not offered"))
 
     @property
     def unfit(self) -> Mapping[str, str]:
-        """Id → reason, of the promises that may not judge."""
+        """Id → reason, of the contracts that may not judge."""
         return fitness.unfit(self.baseline, self.kills, self.unguarded)
 
     @property
@@ -56,12 +56,12 @@ class Matrix:
 
     @property
     def trained(self) -> tuple[Kill, ...]:
-        """The kills of which a loss curve would have told something."""
+        """The kills for which a training step was compared, so that a loss curve exists."""
         return tuple(kill for kill in self.kills if kill.fate == "killed" and kill.loss)
 
     @property
     def unseen(self) -> int:
-        """How many of those no loss curve would have shown."""
+        """How many of those a loss curve does not show."""
         return sum(kill.loss == AGREES for kill in self.trained)
 
     @property
@@ -71,14 +71,14 @@ class Matrix:
 
 
 def shared(law: Law, named: tuple[str, ...], jobs: int) -> Matrix:
-    """The same as `run`, by several processes, each of which takes the next promise that nobody has taken: the slow
-    ones first, so that none of them is left to one process at the end.
+    """The same as `run`, with several processes. Each takes the next contract that is left, slow ones first, so that no
+    slow one remains for a single process at the end.
 
-    They are fresh ones: what torch has started in this process would be lost in a fork of it.
+    The processes are spawned: a fork would lose the threads that torch has started in this one.
     """
     # one thread each: on tensors as small as these a second one only waits
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    part = functools.partial(_of_one_promise, named)
+    part = functools.partial(_of_one_contract, named)
     with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
         order = sorted(law.contracts, key=lambda id: not law.contracts[id].slow)
         judged = dict(zip(order, pool.map(part, order), strict=True))
@@ -90,8 +90,8 @@ def shared(law: Law, named: tuple[str, ...], jobs: int) -> Matrix:
     )
 
 
-def _of_one_promise(named: tuple[str, ...], id: str) -> Matrix:
-    """What a process of `shared` does with a promise."""
+def _of_one_contract(named: tuple[str, ...], id: str) -> Matrix:
+    """What a process of `shared` does with a contract."""
     import contracts.checks
     import contracts.mutants
 
@@ -106,7 +106,7 @@ def _assistants(named: tuple[str, ...]) -> tuple[Party, ...]:
 
 
 def run(law: Law = LAW, assistants: Iterable[Party] | None = None) -> Matrix:
-    """Judge the baseline and every mutant of the law."""
+    """Judge the baseline and every mutant."""
     import contracts.checks
     import contracts.mutants
 
@@ -126,7 +126,7 @@ def run(law: Law = LAW, assistants: Iterable[Party] | None = None) -> Matrix:
 
 
 def read_tensor_mutants() -> None:
-    """Enter the counterexamples that are torch modules into the law, where there is torch."""
+    """Read the mutants that are torch modules, where torch is installed."""
     if importlib.util.find_spec("torch"):
         import contracts.mutants.tensors
 
@@ -134,7 +134,7 @@ def read_tensor_mutants() -> None:
 
 
 def part_of(law: Law, ids: Collection[str], tier: Tier = "unit") -> Law:
-    """Some of the contracts of one tier, with their mutants. Those of dist are tried by `trials`."""
+    """Some of the contracts of one tier, with their mutants. `trials` judges those of dist."""
     read_tensor_mutants()
     part = Law()
     part.contracts = {id: entry for id, entry in law.contracts.items() if id in ids and entry.tier == tier}

@@ -1,6 +1,6 @@
-"""The law as tests: one function a tier, one test an item of the plan. `rankproof check` runs this file, and the
-`tests_*` folders of this repository import from it, so that both judge alike. The plugin marks each test with its tier,
-which it reads in the function's name."""
+"""The contracts as tests: one function for each tier, one test for each planned case. `rankproof check` runs this file,
+and the `tests_*` folders of this repository import it, so that both judge alike. The plugin reads the tier of a test in
+the function's name."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A check runs in a process of its own, so that a stack which ends its process cannot pass for a verdict.
+"""Runs a check in a process of its own, so that a stack which ends its process is not taken for a verdict.
 
-`os._exit(0)` in a stack, or a crash in its native code, would otherwise be the end of the gate with the stack's own
-exit code. Here the code counts only if the gate itself said it.
+`os._exit(0)` in a stack, or a crash in its native code, would otherwise end the gate with the stack's own exit code.
+Here an exit code counts only if the gate itself wrote it to a pipe.
 """
 
 from __future__ import annotations

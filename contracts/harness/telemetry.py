@@ -1,4 +1,4 @@
-"""What a run tells its launcher while it runs: one JSON object with one key a line, in the file that
+"""Telemetry that a run writes for its launcher: each line is one JSON object with one key, in the file that
 `RANKPROOF_TELEMETRY` names.
 
     {"step": {"number": 1, "seconds": 2.0, "tokens": 262144, "loss": 9.7, "grad_norm": 3.1}}
@@ -6,8 +6,8 @@
     {"backend": {"part": "attention", "requested": "flash4", "actual": "flash2", "reason": "…"}}
     {"place": {"local_rank": 3, "device": 3, "bus": "0000:5d:00.0", "nic": "mlx5_1"}}
 
-Rank 0 writes steps, every rank its own memory and place. A line that is not of this form is counted and left out: a
-run does not lose its receipt over one line, and the receipt says that lines were lost.
+Rank 0 writes steps; every rank writes its own memory and place. A line of any other form is counted and left out: a run
+does not lose its receipt over one line, and the receipt says that lines were lost.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ KINDS: Mapping[str, type] = {"step": ReportedStep, "memory": RankMemory, "backen
 
 @dataclass(frozen=True, kw_only=True)
 class Telemetry:
-    """What was told, in the order in which it came; `lost` is the number of lines that could not be read."""
+    """What the run wrote, in order; `lost` is the number of lines that could not be read."""
 
     steps: tuple[ReportedStep, ...] = ()
     memory: tuple[RankMemory, ...] = ()
@@ -38,7 +38,7 @@ class Telemetry:
 
 
 def read(path: Path) -> Telemetry:
-    """What a run told; nothing when it told nothing. The last word on a step, a rank or a part counts."""
+    """The telemetry in a file; empty without one. The last line about a step, a rank or a part counts."""
     try:
         lines = path.read_bytes().decode("utf-8", "replace").splitlines()
     except OSError:

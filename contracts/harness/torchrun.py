@@ -1,4 +1,4 @@
-"""pytest started on several ranks of this machine, from one process that waits for it."""
+"""Starts pytest on several ranks of this machine, and waits for it."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ LAST_CHARACTERS = 2000
 
 
 def run(ranks: int, arguments: Sequence[str], folder: Path, *, restarts: int = RESTARTS) -> str:
-    """Run pytest on `ranks` ranks to its end; everything that is printed goes to `folder`. Returns the last words.
+    """Run pytest on `ranks` ranks to its end; everything that is printed goes to `folder`. Returns the last lines.
 
-    `restarts` is how many tests may end a rank before the run is over.
+    `restarts` is how many tests may kill a rank before the run is given up.
 
     Raises:
         Unreachable: where torch is not installed.
     """
     if importlib.util.find_spec("torch") is None:
-        raise Unreachable("several ranks need torch: pip install 'rankproof[torch]'")
+        raise Unreachable("several ranks need torch: in the checkout of rankproof run pip install '.[torch]'")
     log = folder / LOG
     with child_process.stoppable(GRACE_S) as stop, log.open("wb") as file:
         running = subprocess.Popen(

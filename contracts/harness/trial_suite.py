@@ -1,4 +1,4 @@
-"""The tests of `trials`: one a mutant and one a case of the correct party."""
+"""The tests of `trials`: one for each mutant, and one for each case of the reference."""
 
 from __future__ import annotations
 

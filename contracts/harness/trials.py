@@ -1,7 +1,7 @@
-"""The mutants of the dist tier before the law, as tests of one run: `rankproof selftest --profile dist` starts it.
+"""The self-test of the dist tier: its mutants as tests of one run, which `rankproof selftest --profile dist` starts.
 
-Every mutant is judged by the ranks of its case in a world that is still there afterwards; one that leaves the process
-group unusable costs a new group. Rank 0 writes the kill matrix. A plugin: the tests stand in `trial_suite`.
+The ranks of its case judge each mutant, and the ranks outlive it: one that leaves the process group unusable costs a
+new group. Rank 0 writes the kill matrix. This is a pytest plugin; the tests are in `trial_suite`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ CURVES = "rankproof.curves"
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """One judgement: of a mutant, or of the correct party where there is none."""
+    """One judgement: of a mutant, or of the reference where there is no mutant."""
 
     contract: Contract
     case: str
@@ -41,7 +41,7 @@ class Trial:
         return f"{self.contract.id}-{self.case}-{self.mutant.name if self.mutant else 'baseline'}"
 
     def judged(self) -> tuple[Result, Curves]:
-        """The result of this rank, and what loss and norm alone would have told."""
+        """The result of this rank, and what loss and gradient norm alone would have shown."""
         if self.mutant is not None:
             party = self.mutant.make()
         else:
@@ -53,7 +53,7 @@ class Trial:
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("rankproof trials")
     group.addoption("--trials", type=Path, required=True, metavar="FILE", help="where the kill matrix goes, as JSON")
-    group.addoption("--only", default="", metavar="PREFIX", help="only promises whose id begins so")
+    group.addoption("--only", default="", metavar="PREFIX", help="only contracts whose id begins so")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -63,12 +63,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def part(config: pytest.Config) -> Law:
-    """The promises of the dist tier that were asked for."""
+    """The contracts of the dist tier that were asked for."""
     return selftest.part_of(LAW, [id for id in LAW.contracts if id.startswith(config.getoption("only"))], "dist")
 
 
 def _trials(law: Law) -> Iterator[Trial]:
-    """What fits into this world; a case for more ranks is left to a larger one."""
+    """The trials that this world has enough ranks for."""
     for contract in law.contracts.values():
         fitting = [case for case in contract.cases if _fits(contract, case)]
         yield from (Trial(contract=contract, case=case) for case in fitting)
@@ -90,7 +90,7 @@ def _mark(trial: Trial) -> pytest.MarkDecorator:
 
 
 def put(trial: Trial, node: pytest.Item) -> None:
-    """Judge a trial on this rank. Whatever is no promise kept leaves the test failed, so that the ranks agree on it."""
+    """Judge a trial on this rank. A violated or broken one fails the test, so that the ranks agree on it."""
     result, curves = trial.judged()
     node.user_properties += [(PROPERTY, codec.dumps(result)), (CURVES, codec.dumps(curves))]
     if result.outcome in ("violated", "broken"):
@@ -104,7 +104,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class _Clerk:
-    """Takes down on rank 0 what became of each trial."""
+    """Records on rank 0 the outcome of each trial."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
@@ -141,14 +141,14 @@ class _Clerk:
 
 
 def _left(mutant: Mutant, law: Law) -> Kill:
-    """What a mutant proves that needs more ranks than there are: nothing."""
+    """The void fate of a mutant that needs more ranks than there are."""
     words = f"needs {law.contracts[mutant.of].ranks(mutant.case)} ranks, and there are {here().world}"
     return Kill(mutant=mutant.name, of=mutant.of, case=mutant.case, fate="void", words=words, bugs=mutant.bugs)
 
 
 def _kill(mutant: Mutant, result: Result, report: pytest.TestReport) -> Kill:
-    """The fate of a mutant, by the words of all ranks: the first to diverge need not be the one that says the declared
-    ones."""
+    """The fate of a mutant, by the words of all ranks: the first rank to diverge need not be the one that says the
+    declared words."""
     every = report.longreprtext
     told = [codec.loads(Curves, str(value)) for name, value in report.user_properties if name == CURVES]
     curves = told[-1] if told else Curves()

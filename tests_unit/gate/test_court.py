@@ -183,7 +183,7 @@ def test_a_check_that_asks_nothing_judged_nothing() -> None:
 
     for check in (returns_at_once, looks_and_does_not_ask):
         result = judge(_contract(check), "only", Reference())
-        assert (result.outcome, result.words) == ("broken", "the check put no question, so it judged nothing")
+        assert (result.outcome, result.words) == ("broken", "the check asked no question, so it judged nothing")
 
 
 def test_a_check_that_leaves_by_itself_is_broken() -> None:
@@ -238,7 +238,7 @@ def test_a_check_that_asks_beyond_its_contract_is_broken() -> None:
         stack.stages("AEME", 52, 2)
 
     result = judge(_contract(asks_more), "only", Reference())
-    assert (result.outcome, result.words) == ("broken", "the check puts 'stages', which its contract does not ask")
+    assert (result.outcome, result.words) == ("broken", "the check asks 'stages', which its contract does not list")
 
 
 class _Counts(Reference):
@@ -292,7 +292,7 @@ def test_what_is_recalled_was_asked_as_the_contract_says_and_stands_in_the_resul
         stack.recall("blocks", "A", 1)
 
     party = _CountsAll()
-    assert judge(_contract(beyond), "only", party).words == "the check puts 'stages', which its contract does not ask"
+    assert judge(_contract(beyond), "only", party).words == "the check asks 'stages', which its contract does not list"
     for _ in range(2):
         assert judge(_contract(within), "only", party).answered == {"blocks": f"reference {party.version} (unpatched)"}
 

@@ -137,7 +137,7 @@ def test_a_self_test_that_is_killed_says_nothing_of_any_contract(tmp_path: Path)
     (tmp_path / "proof/kills.json").write_text("of an older one")
     done = _tested(tmp_path, "os.write(2, b'out of memory\\n'); os.kill(os.getpid(), signal.SIGKILL)")
     assert done.returncode == BROKEN
-    assert "the self-test did not finish, and says nothing of any contract" in done.stderr
+    assert "the self-test did not finish, so it says nothing about any contract" in done.stderr
     assert "out of memory\n" in done.stderr
     assert not (tmp_path / "proof/kills.json").exists()
     refused = _run(tmp_path, "check", "--with", "none", "--profile", "TOPO-02", "--proof", "proof", "--report", "out")

@@ -60,7 +60,7 @@ DEVIATIONS: dict[str, tuple[str, str, int, str]] = {  # file, profile, exit code
     "declared-date": (_entry(expires=None) + "expires = 2999-12-31\n", ITEM, CONFORMANT, "until 2999-12-31"),
     "none-declared": ("", ITEM, VIOLATED, "dp is"),
     "expired": (_entry(expires=LONG_AGO), ITEM, VIOLATED, f"expired on {LONG_AGO}"),
-    "stale": (_entry(case="tp2-ep2-on-8"), HOLDS, VIOLATED, "is stale: the promise now holds"),
+    "stale": (_entry(case="tp2-ep2-on-8"), HOLDS, VIOLATED, "is stale: the contract now holds"),
     "unmatched": (_entry(case="pp99"), ITEM, VIOLATED, "matches nothing in the plan"),
     "unmatched-id": (_entry(id="TOPO-99"), ITEM, VIOLATED, "matches nothing in the plan"),
     "wider": (_entry(case="*"), f"{ITEM},{HOLDS}", VIOLATED, "is wider than what fails: tp2-ep2-on-8 hold"),

@@ -200,7 +200,7 @@ def test_the_machine_s_report_says_no_more_than_the_person_s(runs: dict[str, Don
 def test_a_check_that_returns_where_it_should_skip_is_broken(runs: dict[str, Done], folder: Path) -> None:
     done = runs["return-instead-of-skip"]
     assert done.returncode == BROKEN, _said(done)[-400:]
-    assert "the check put no question, so it judged nothing" in done.stdout
+    assert "the check asked no question, so it judged nothing" in done.stdout
 
 
 def test_a_retry_does_not_launder_a_failure(runs: dict[str, Done]) -> None:

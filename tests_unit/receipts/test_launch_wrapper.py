@@ -207,7 +207,7 @@ def test_a_dry_run_starts_and_writes_nothing(runs: Mapping[str, Launched]) -> No
 
 @pytest.mark.parametrize(
     ("name", "words"),
-    [("contradicts", "words = '--tp=4': is said by the lane already"), ("receipts-in-a-file", "--receipts = ")],
+    [("contradicts", "words = '--tp=4': is set by the lane already"), ("receipts-in-a-file", "--receipts = ")],
 )
 def test_what_cannot_be_kept_or_contradicts_the_lane_is_refused_before_the_start(
     name: str, words: str, runs: Mapping[str, Launched]

@@ -17,13 +17,13 @@ from contracts.spec.errors import NotOffered, Refused, Unreachable
 from contracts.spec.records import EXIT_CODES, USAGE_ERROR, Form, Word
 
 P = ParamSpec("P")
-VERBOSE = "List every id that the profile leaves outside, where a terminal has counts."
+VERBOSE = "List every id that the profile leaves outside, instead of counting them."
 COLOURS: dict[Word, str] = {"conformant": "green", "incomplete": "yellow", "broken": "magenta"}
 
 
 def one_clear_error(command: Callable[P, None]) -> Callable[P, None]:
-    """Bad input ends in its refusals and exit code 2; a party that cannot be reached in its reason and 3; one that
-    breaks in its words and 4."""
+    """Print bad input as refusals and exit with 2; a party that cannot be reached as its reason, with 3; one that
+    breaks as its words, with 4."""
 
     @wraps(command)
     def guarded(*arguments: P.args, **named: P.kwargs) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from contracts.court.party import OnTheStand
+from contracts.court.sources import explained
 from contracts.harness import parties
 from contracts.harness.commands._errors import one_clear_error, the_stack_talks_to_stderr
 from contracts.spec import codec
@@ -32,8 +33,8 @@ _DEGREES = ("pp", "tp", "cp", "ep", "etp", "sp")
 @click.option("--world", type=int, default=8, show_default=True, help="Number of ranks.")
 @click.option("--layout", type=click.Choice(["own-axis", "borrowed"]), help="Default: own-axis where the stack has it.")
 @click.option("--sharding", type=click.Choice(["none", "optimizer", "full"]), default="full", show_default=True,
-              help="What data parallelism cuts.")  # fmt: skip
-@click.option("--micro", type=int, help="Sequences of a micro batch, instead of the recipe's.")
+              help="What data parallelism shards.")  # fmt: skip
+@click.option("--micro", type=int, help="Sequences in a microbatch, instead of the recipe's.")
 @click.option("--card", "card_name", metavar="NAME|GIB", default="h200", show_default=True,
               help="A card by name, or the GiB that a process may use.")  # fmt: skip
 @click.option("--acknowledge", multiple=True, metavar="NAME", help="Accept a deprecated name.")
@@ -43,10 +44,10 @@ def budget(
     recipe: str, stack: str, changes: str | None, world: int, layout: Layout | None, sharding: Any, micro: int | None,
     card_name: str, acknowledge: tuple[str, ...], as_json: bool,
 ) -> None:  # fmt: skip
-    """The memory RECIPE needs on one rank of each pipeline stage, with its arithmetic, against a card.
+    """Estimate the memory that RECIPE needs on one rank of each pipeline stage, and compare it with a card.
 
-    Exit code 0 when it fits or is tight, 1 when it is too large, 2 for a wrong question. A budget is a plan: what
-    proves a fit is the receipt of a run.
+    Exit code 0 when it fits or is tight, 1 when it is too large, 2 for bad input. A budget is an estimate: only the
+    receipt of a run proves that it fits.
     """
     party = asked(stack, "preset", "budget", "fit", "card", "count_parameters")
     settled = party.preset(recipe, acknowledge)
@@ -64,15 +65,15 @@ def budget(
         counted = party.count_parameters(settled)
         click.echo(f"{settled.name}: {counted.total:_} parameters, {counted.active:_} active")
         click.echo("\n".join(told(settled, spread, answer)))
-        click.echo(f"{fit.reason}: no proof of a fit")
+        click.echo(f"{fit.reason}: an estimate, no proof")
     sys.exit(TOO_LARGE if fit.word == "too large" else 0)
 
 
 def told(recipe: Recipe, spread: Spread, answer: Budget) -> Iterator[str]:
     """A budget as lines of text: every stage with its lines, and the comparison with the card."""
     degrees = " ".join(f"{name} {getattr(spread.degrees, name)}" for name in _DEGREES)
-    yield f"{spread.world} ranks, {spread.layout}, {degrees}, data ranks cut: {spread.sharding}"
-    yield f"micro batch {recipe.batch.micro} of {recipe.seq_length} tokens, {recipe.dtype}"
+    yield f"{spread.world} ranks, {spread.layout}, {degrees}, data ranks shard: {spread.sharding}"
+    yield f"microbatch {recipe.batch.micro} of {recipe.seq_length} tokens, {recipe.dtype}"
     for stage in answer.stages:
         yield ""
         yield f"stage {stage.stage}: {len(stage.letters)} layers {stage.letters}"
@@ -95,15 +96,17 @@ def _lines(stage: StageBudget) -> Iterator[str]:
 
 @click.command()
 @click.option("--stack", default="reference", show_default=True)
-@click.option("--device", metavar="sm_NN", help="What the driver says; without it no fast kernel is chosen.")
+@click.option(
+    "--device", metavar="sm_NN", help="The device, as the driver names it; without it no fast kernel is chosen."
+)
 @click.option("--without", multiple=True, metavar="PACKAGE", help="A package that is not installed; may be repeated.")
 @click.option("--json", "as_json", is_flag=True, help="JSON instead of text.")
 @one_clear_error
 def kernels(stack: str, device: str | None, without: tuple[str, ...], as_json: bool) -> None:
-    """Which kernel would run for each variant of the catalogue on a device, and why not the one asked for.
+    """Print which kernel would run on a device for each variant of the catalogue, and the reason for a fallback.
 
-    The workload is plain causal attention, and every package that a rule names counts as installed. What runs in a job
-    is in its receipt.
+    The workload is plain causal attention, and every package that a rule names counts as installed. The receipt of a
+    job says which kernel ran.
     """
     party = asked(stack, "kernels", "kernel")
     rules: tuple[KernelRule, ...] = party.kernels()
@@ -122,9 +125,10 @@ def kernels(stack: str, device: str | None, without: tuple[str, ...], as_json: b
     click.echo(f"device {device or 'unknown'}")
     for rule, choice in found:
         guard = ", ".join(rule.devices) or "any device"
-        click.echo(f"{rule.family:<10} {rule.variant:<11} → {choice.actual:<11} [{guard}; {rule.source}]")
+        click.echo(f"{rule.family:<10} {rule.variant:<11} → {choice.actual:<11} [{guard}]")
         if choice.fallback_reason:
             click.echo(f"{'':<25}{choice.fallback_reason}")
+        click.echo(f"{'':<25}source: {'; '.join(explained(rule.source))}")
 
 
 def asked(stack: str, *asks: str) -> Any:

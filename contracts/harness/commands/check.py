@@ -35,23 +35,23 @@ _FILES: dict[Form, str] = {
 
 @click.command()
 @click.option("--stack", default="reference", show_default=True, help="A name, or package.module:Name.")
-@click.option("--with", "assistants", multiple=True, metavar="PARTY",
+@click.option("--with", "assistants", multiple=True, metavar="NAME",
               help="Who answers what the stack does not, such as a launcher's parser; `none` for nobody.")  # fmt: skip
 @click.option("--profile", show_default=f"{profiles.DEFAULT}; with --ranks: dist",
-              help=f"A comma-separated list of {', '.join(profiles.NAMED)}, ids, prefixes and items.")  # fmt: skip
+              help=f"A comma-separated list of {', '.join(profiles.NAMED)}, ids, prefixes, single cases.")  # fmt: skip
 @click.option("--ranks", type=click.IntRange(min=2), metavar="N",
-              help="Judge by N ranks of this machine, which torchrun starts: the dist tier.")  # fmt: skip
+              help="Judge on N ranks of this machine, which torchrun starts: the dist tier.")  # fmt: skip
 @click.option("--deviations", type=click.Path(path_type=Path), help="TOML file of declared deviations.")
 @click.option("--report", "folder", type=click.Path(path_type=Path, file_okay=False), default=Path("reports/last"),
               show_default=True, help="Folder for the record and its renderings.")  # fmt: skip
 @click.option("--form", type=click.Choice(FORMS), default="terminal", show_default=True, help="What is printed.")
 @click.option("--deadline", type=click.FloatRange(min=0, min_open=True), default=DEADLINE_S, show_default=True,
-              metavar="SECONDS", help="What one case, and loading the stack, may take.")  # fmt: skip
+              metavar="SECONDS", help="Time limit of one case, and of loading the stack.")  # fmt: skip
 @click.option("--jobs", type=click.IntRange(min=1), default=1, show_default=True, metavar="N",
-              help="Processes that share the promises of one process; more than one needs pytest-xdist.")  # fmt: skip
+              help="Processes that share the contracts of one process; more than one needs pytest-xdist.")  # fmt: skip
 @click.option("--proof", "given", type=click.Path(path_type=Path), metavar="FILE",
-              help="kills.json of `selftest`, or its folder: contracts that failed there judge nobody.")  # fmt: skip
-@click.option("--selftest", "prove", is_flag=True, help="Put the suite's own mutants before the law first.")
+              help="kills.json of `selftest`, or its folder: contracts that failed there are not judged.")  # fmt: skip
+@click.option("--selftest", "prove", is_flag=True, help="First judge the suite's own mutants.")
 @click.option("--verbose", is_flag=True, help=VERBOSE)
 @one_clear_error
 def check(
@@ -73,9 +73,9 @@ def check(
         if ranks is not None:
             profiles.of_several_ranks(LAW, plan)
             if jobs > 1:
-                raise refuse("jobs", jobs, "is of one process", "leave it out: the ranks are processes")
+                raise refuse("jobs", jobs, "does not go with --ranks", "leave it out: the ranks are processes")
             if prove:
-                raise refuse("selftest", True, "is of one process", "run `rankproof selftest --profile dist`")
+                raise refuse("selftest", True, "does not go with --ranks", "run `rankproof selftest --profile dist`")
         if deviations is not None:
             deviations_file.load(deviations)
         if given is not None:

@@ -1,4 +1,4 @@
-"""`init` begins an adapter for a stack of one's own, and says how far it has come."""
+"""`init` begins an adapter for a stack, and shows how much of it is answered."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ _LABELS: dict[Outcome, str] = {"violated": "Violated", "broken": "Broken", "not 
 @click.option("--group", "groups", multiple=True, metavar="GROUP",
               help=f"The questions to begin with: {', '.join(adapter_skeleton.sides())}. "
               f"[default: {', '.join(adapter_skeleton.DEFAULT)}]")  # fmt: skip
-@click.option("--probe", "stack", metavar="PACKAGE.MODULE:NAME", help="Judge what an adapter offers so far.")
+@click.option("--probe", "stack", metavar="PACKAGE.MODULE:NAME", help="Judge what an adapter answers so far.")
 @click.option("--propose", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
               help="With --probe: write what is violated as deviations, for somebody to fill in.")  # fmt: skip
 @click.option("--deadline", type=click.FloatRange(min=0, min_open=True), default=DEADLINE_S, show_default=True,
-              metavar="SECONDS", help="What one case, and loading the stack, may take.")  # fmt: skip
+              metavar="SECONDS", help="Time limit of one case, and of loading the stack.")  # fmt: skip
 @one_clear_error
 def init(name: str | None, groups: tuple[str, ...], stack: str | None, propose: Path | None, deadline: float) -> None:
     """Write NAME_lane.py, an adapter that answers nothing yet; or probe one that answers something."""
@@ -92,16 +92,16 @@ def _show(run: Run, judged: Verdict) -> None:
     declined = [id for id, seen in ends.items() if seen == {"not offered"}]
     for label, ids in (("holds", held), ("declines", declined)):
         if ids:
-            click.echo(textwrap.fill(f"{label}: {len(ids)} promises, {' '.join(ids)}", 120, subsequent_indent="  "))
+            click.echo(textwrap.fill(f"{label}: {len(ids)} contracts, {' '.join(ids)}", 120, subsequent_indent="  "))
     for outcome, label in _LABELS.items():
         found = adapter_probe.first_of_each(result for result in judged.results if result.outcome == outcome)
         if found:
-            click.echo(f"\n{label}: {len(found)} promises")
+            click.echo(f"\n{label}: {len(found)} contracts")
         for result, others in found:
             more = f" and {len(others)} more cases" if others else ""
             click.echo(f"  {result.item}{more}")
             for name, words in report.details(run, result):
-                if name in ("got", "promise", "rerun"):
+                if name in ("got", "contract", "rerun"):
                     click.echo(f"    {name:<8} " + words.replace("\n", f"\n{'':<13}"))
     for fault in judged.faults:
         click.echo(f"fault ({fault.kind}): {fault.words}")
@@ -114,14 +114,14 @@ def _show_next(run: Run) -> None:
     subject = run.header.subject
     wide = adapter_probe.of_ranks(subject.offers)
     if wide:
-        click.echo(f"\n{len(wide)} promises of several ranks ask for nothing else:\n"
+        click.echo(f"\n{len(wide)} contracts of several ranks ask for nothing else:\n"
                    f"  rankproof check --stack {subject.origin} --with none --profile dist --ranks 4")  # fmt: skip
     rows = adapter_probe.unlocked(subject.offers)
     if not rows:
         return
     width = max(len(" + ".join(row.questions)) for row in rows)
     head = "".join(f"{name:>15}" for name in _BY_TIER.values())
-    click.echo(f"\n{'answer next':<{width}}{head}   (promises more that could be judged, by …)")
+    click.echo(f"\n{'answer next':<{width}}{head}   (further contracts that could be judged, by …)")
     for row in rows:
         counts = "".join(f"{row.promises[tier] or '':>15}" for tier in _BY_TIER)
         click.echo(f"{' + '.join(row.questions):<{width}}{counts}")

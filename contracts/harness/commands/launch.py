@@ -69,8 +69,12 @@ class Prepared:
 @click.option("--host", envvar=HOST, metavar="BOX@REGION", help=f"Lineage of this machine [{HOST}].")
 @click.option("--image", metavar="DIGEST", help="Digest of the container image, where there is one.")
 @click.option("--warmup", type=click.IntRange(0), default=1, show_default=True, help="Steps that are not measured.")
-@click.option("--window", "bounded", type=click.IntRange(1), default=20, show_default=True, help="Steps that are.")
-@click.option("--grace", type=click.FloatRange(0), default=60.0, show_default=True, help="Seconds to stop in.")
+@click.option(
+    "--window", "bounded", type=click.IntRange(1), default=20, show_default=True, help="Steps that are measured."
+)
+@click.option(
+    "--grace", type=click.FloatRange(0), default=60.0, show_default=True, help="Seconds that the run gets to stop."
+)
 @click.option("--dry-run", is_flag=True, help="Print findings and command; start and write nothing.")
 @one_clear_error
 def launch(
@@ -81,7 +85,7 @@ def launch(
     """Start RECIPE on a lane, with further WORDS for its script behind `--`.
 
     Preflight findings refuse the launch unless each is acknowledged by its id. Every launch leaves a folder in
-    --receipts with the receipt and the log. Ends with the exit code of the run, with 2 when it was refused.
+    --receipts with the receipt and the log. The exit code is that of the run, or 2 when the launch was refused.
     """
     taken = provenance.take(
         folder=Path.cwd(), host=host, devices=asked["gpus"], image=image
@@ -186,7 +190,7 @@ def _further(launched: Launch, words: tuple[str, ...]) -> tuple[str, ...]:
     said = {word.partition("=")[0] for word in launched.argv if word.startswith("--")}
     for word in words:
         if word.partition("=")[0] in said:
-            raise refuse("words", word, "is said by the lane already", "change the recipe, the lane or --set")
+            raise refuse("words", word, "is set by the lane already", "change the recipe, the lane or --set")
     return words
 
 

@@ -1,4 +1,4 @@
-"""`list` and `explain`: the law as a person reads it."""
+"""`list` and `explain`: the contracts as a person reads them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import difflib
 import click
 
 from contracts.contract import LAW, Contract
-from contracts.court import profiles
+from contracts.court import profiles, sources
 from contracts.harness.commands._errors import one_clear_error, read_law, short
 from contracts.spec.errors import refuse
 
@@ -17,7 +17,7 @@ from contracts.spec.errors import refuse
 @click.option("--cases", is_flag=True, help="List every case.")
 @one_clear_error
 def list_(profile: str, cases: bool) -> None:
-    """List the promises of the law with their state."""
+    """List the contracts of a profile, with their cases and mutants."""
     read_law()
     planned = profiles.plan(LAW, profile)
     for id, statement in planned.promises.items():
@@ -36,11 +36,11 @@ def list_(profile: str, cases: bool) -> None:
 @click.argument("id")
 @one_clear_error
 def explain(id: str) -> None:
-    """What a promise says, why it exists, its cases, its mutants, and how to see it fail."""
+    """Explain the contract ID: its statement, why it exists, its cases, its mutants, and how to see it fail."""
     read_law()
     if id not in {*LAW.ids()}:
         near = difflib.get_close_matches(id, list(LAW.ids()), n=3) or list(LAW.ids())[:3]
-        raise refuse("id", id, "is not in the law", f"the nearest are {', '.join(near)}")
+        raise refuse("id", id, "is no contract", f"the nearest are {', '.join(near)}")
     click.secho(id, bold=True)
     if id in LAW.untested:
         untested = LAW.untested[id]
@@ -50,12 +50,13 @@ def explain(id: str) -> None:
     click.echo(contract.promise)
     if contract.story:
         click.echo(f"\n{contract.story}")
-    click.echo(f"\nsource  {contract.source}\nasks    {', '.join(contract.asks)}\ntier    {contract.tier}")
+    source = "\n        ".join(sources.explained(contract.source))
+    click.echo(f"\nsource  {source}\nasks    {', '.join(contract.asks)}\ntier    {contract.tier}")
     click.echo(f"judged  {contract.check.__module__}.{contract.check.__name__}")
     click.echo("\ncases")
     for case, arguments in contract.cases.items():
         click.echo(f"  {case}: {', '.join(short(argument) for argument in arguments)}")
-    click.echo("\nmutants it must kill")
+    click.echo("\nmutants it must catch")
     for mutant in LAW.mutants_of(id):
         bugs = f" ({', '.join(mutant.bugs)})" if mutant.bugs else ""
         click.echo(f"  {mutant.name}{bugs}: {mutant.story.splitlines()[0]}\n    in {mutant.case}, says: {mutant.says}")

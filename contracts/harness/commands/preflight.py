@@ -55,7 +55,7 @@ def preflight(
 ) -> None:  # fmt: skip
     """Refuse a node that is not fit for a run: every reason at once, each with what to do.
 
-    Exit code 0 when nothing stands against a launch, 1 when something does, 2 for a wrong question.
+    Exit code 0 when nothing stands against a launch, 1 when something does, 2 for bad input.
     """
     if print_capture:
         click.echo(json.dumps(codec.encode(read_node()), indent=2))

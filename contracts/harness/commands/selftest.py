@@ -28,20 +28,20 @@ TRIALS_LOST = 20  # so many mutants may end a rank before the matrix is given up
 @click.command()
 @click.option("--only", metavar="PREFIX", help="Only mutants of ids that begin so.")
 @click.option("--profile", type=click.Choice(["unit", "dist"]), default="unit", show_default=True,
-              help="The tier: what one process judges, or what several ranks do.")  # fmt: skip
+              help="The tier: contracts of one process, or of several ranks.")  # fmt: skip
 @click.option("--ranks", type=click.IntRange(min=2), default=4, show_default=True, metavar="N",
               help="For dist: ranks of this machine, which torchrun starts.")  # fmt: skip
 @click.option("--report", "folder", type=click.Path(path_type=Path, file_okay=False), help="Write kills.json there.")
 @click.option("--jobs", type=click.IntRange(min=1), default=1, show_default=True, metavar="N",
-              help="For unit: processes that share the promises.")  # fmt: skip
-@click.option("--with", "assistants", multiple=True, metavar="PARTY", help="As for `check`.")
-@click.option("--once", is_flag=True, help="With --report: not again where the matrix there is of these same files, "
-              "packages, CPU and settings.")  # fmt: skip
+              help="For unit: processes that share the contracts.")  # fmt: skip
+@click.option("--with", "assistants", multiple=True, metavar="NAME", help="As for `check`.")
+@click.option("--once", is_flag=True, help="With --report: do not run again where the matrix there was made with the "
+              "same files, packages, CPU and settings.")  # fmt: skip
 @one_clear_error
 def selftest(
     only: str | None, profile: Tier, ranks: int, folder: Path | None, jobs: int, assistants: tuple[str, ...], once: bool
 ) -> None:
-    """Put every mutant before the law and print the kill matrix."""
+    """Judge every mutant and print the kill matrix: each contract must catch its own, in the declared words."""
     about = proof.About(
         content=proof.content(), tier=profile, only=only or "",
         surroundings=proof.here(threads=proof.threads(jobs), helping=proof.helping(assistants)),
@@ -61,7 +61,7 @@ def selftest(
         read_law()
         law = self_test.part_of(LAW, [id for id in LAW.contracts if id.startswith(only or "")], profile)
         if not law.contracts:
-            raise refuse("--only", only, "selects no promise", "give an id or the beginning of one")
+            raise refuse("--only", only, "selects no contract", "give an id or the beginning of one")
         with contextlib.ExitStack() as quiet:
             if folder is not None:
                 folder.mkdir(parents=True, exist_ok=True)
@@ -76,7 +76,7 @@ def selftest(
     try:
         code = supervised(lambda: told(work), output)
     except Ended as error:
-        raise Ended(f"the self-test did not finish, and says nothing of any contract: {error}") from error
+        raise Ended(f"the self-test did not finish, so it says nothing about any contract: {error}") from error
     finally:
         ended = folder is not None and not (folder / proof.FILE).exists()
         output.end(ended=ended, red=code != 0)
@@ -84,7 +84,7 @@ def selftest(
 
 
 def _found(folder: Path, about: proof.About) -> self_test.Matrix | None:
-    """The matrix of a self-test that would be the same one again, if there is one."""
+    """The matrix of an earlier self-test under the same conditions, if there is one."""
     if not (folder / proof.FILE).exists():
         return None
     try:
@@ -94,7 +94,7 @@ def _found(folder: Path, about: proof.About) -> self_test.Matrix | None:
         return None
     if found.about == about:
         file = folder / proof.FILE
-        click.echo(f"not again: {file} is of these files, packages and settings, on this CPU; remove it to try again")
+        click.echo(f"not again: {file} is of these files, packages and settings, on this CPU; remove it to run again")
         return found.matrix
     other = proof.differences(found.about.surroundings, about.surroundings)
     click.echo(f"again: {', '.join(other) or 'it was of other contracts'}")
@@ -104,7 +104,7 @@ def _found(folder: Path, about: proof.About) -> self_test.Matrix | None:
 def _tried(
     law: Law, profile: Tier, ranks: int, only: str, folder: Path | None, jobs: int, assistants: tuple[str, ...]
 ) -> self_test.Matrix:
-    """Every mutant of some contracts, and the correct party, put before them."""
+    """Judge some contracts on the reference and on each of their mutants."""
     if profile == "dist":
         return _tried_by_ranks(ranks, only, folder)
     if jobs > 1:

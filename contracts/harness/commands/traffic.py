@@ -1,4 +1,4 @@
-"""`traffic`: what one rank sends in a step of a recipe at its true size, as a table; no GPU and no ranks are needed."""
+"""`traffic`: what one rank sends in a step of a recipe at full size, as a table; it needs no GPU and no ranks."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Row:
 @click.option("--layout", type=click.Choice(["own-axis", "borrowed"]), help="Default: own-axis where the stack has it.")
 @click.option("--fsdp/--no-fsdp", default=True, show_default=True, help="Whether data ranks shard parameters.")
 @click.option("--replicas", type=int, default=1, show_default=True, help="Copies of what FSDP shards.")
-@click.option("--microbatches", type=int, default=1, show_default=True, help="Of one sequence each.")
+@click.option("--microbatches", type=int, default=1, show_default=True, help="Microbatches of one sequence each.")
 @click.option("--depth", type=int, help="Layers, instead of the recipe's.")
 @click.option("--rank", type=int, default=0, show_default=True)
 @click.option("--routing", type=click.Choice(["balanced", "crowded"]), default="balanced", show_default=True)
@@ -60,9 +60,10 @@ def traffic(
     recipe: str, stack: str, changes: str | None, world: int, layout: Layout | None, fsdp: bool, replicas: int,
     microbatches: int, depth: int | None, rank: int, routing: Routing,
 ) -> None:  # fmt: skip
-    """What one rank sends in a step of RECIPE, by kind and group, at its true size and without memory.
+    """Print what one rank sends in a step of RECIPE at full size, by collective and group.
 
-    A rehearsal: the model is built, spread and stepped on shapes alone, in this process. A minute for 52 layers.
+    A dry run: the model is built, sharded and stepped on shapes alone, in this process. It takes a minute for 52
+    layers.
     """
     party = asked(stack, "preset", "rehearse")
     settled = party.preset(recipe, ())

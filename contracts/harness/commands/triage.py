@@ -38,20 +38,20 @@ class Clock:
 
 @click.command()
 @click.argument("run", type=click.Path(path_type=Path))
-@click.option("--stack", default="reference", show_default=True, help="Whose rules and receipts.")
-@click.option("--patience", type=float, default=600.0, show_default=True, help="Seconds of silence that are usual.")
+@click.option("--stack", default="reference", show_default=True, help="The stack whose rules and receipts are used.")
+@click.option("--patience", type=float, default=600.0, show_default=True, help="Seconds of silence that are normal.")
 @click.option("--startup", type=float, default=3600.0, show_default=True, help="Seconds to the first step, cold.")
 @click.option("--steps", type=int, help="How many steps were seen; leave out when nobody knows.")
-@click.option("--waiting", metavar="RANKS", default="", help="Ranks seen waiting in a collective: 0,1,5.")
+@click.option("--waiting", metavar="RANKS", default="", help="Ranks that wait in a collective: 0,1,5.")
 @click.option("--tokens", metavar="COUNTS", default="", help="Tokens of each rank's shard: 512,512,0.")
-@click.option("--against", type=click.Path(path_type=Path), help="Folder of the run that this one should be like.")
+@click.option("--against", type=click.Path(path_type=Path), help="Folder of the run to compare with.")
 @click.option("--json", "as_json", is_flag=True, help="JSON instead of text.")
 @one_clear_error
 def triage(
     run: Path, stack: str, patience: float, startup: float, steps: int | None, waiting: str, tokens: str,
     against: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
-    """Where to look first in the folder RUN: its manifest.json, receipt.json, logs and artifacts."""
+    """Say where to look first in the folder RUN, from its manifest.json, receipt.json, logs and artifacts."""
     seen = run_folder.look(run)
     with the_stack_talks_to_stderr():
         party: Any = OnTheStand(parties.load(stack), (), ("triage", "read_receipt"))
@@ -76,11 +76,11 @@ def triage(
 
 @click.command()
 @click.argument("spans", type=click.Path(path_type=Path))
-@click.option("--stack", default="reference", show_default=True, help="Whose arithmetic.")
+@click.option("--stack", default="reference", show_default=True, help="The stack whose arithmetic is used.")
 @click.option("--json", "as_json", is_flag=True, help="JSON instead of text.")
 @one_clear_error
 def goodput(spans: Path, stack: str, as_json: bool) -> None:
-    """The wall clock in parts: SPANS holds {"start": ms, "end": ms, "spans": [{"kind", "start", "end"}, …]}."""
+    """Split the wall clock into parts. SPANS holds {"start": ms, "end": ms, "spans": [{"kind", "start", "end"}, …]}."""
     clock = _read_clock(spans)
     with the_stack_talks_to_stderr():
         party: Any = OnTheStand(parties.load(stack), (), ("goodput",))

@@ -1,4 +1,4 @@
-"""The toy trainer before the law of rankproof: it translates, and computes nothing that the trainer does not.
+"""The toy trainer under test by rankproof: the adapter translates, and computes nothing that the trainer does not.
 
 Begun by `rankproof init toy`; docs/put-your-stack-under-test.md tells how it grew.
 """
