@@ -60,8 +60,8 @@ stack with other names.
 
 State: for Mamba-2 `ssm` (B, h, p, n) and `conv_x`, `conv_b`, `conv_c` (B, channels, 3), the last three inputs of the
 convolution in token order. For Mamba-3 `ssm`, and of the last token `angle` (B, h, n/4; modulo 2π), `k` (B, h, n;
-normed, biased and rotated) and `v` (B, h, p). For R `h` (B, h, n, p). A given state belongs to the document of the first
-token.
+normed, biased and rotated) and `v` (B, h, p). For R `h` (B, h, n, p). A given state belongs to the first token's
+document.
 """
 
 from __future__ import annotations

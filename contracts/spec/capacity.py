@@ -53,8 +53,8 @@ class Spread:
 class ParameterCount:
     """Parameters of the whole model, each tensor once.
 
-    The keys of `families` are the pattern letters (A, E, M, R), `embedding`, `head`, `norm` and `mtp`; its values add up
-    to `total`. `active` is `total` without the routed experts that a token does not use.
+    The keys of `families` are the pattern letters (A, E, M, R), `embedding`, `head`, `norm` and `mtp`; the values add
+    up to `total`. `active` is `total` without the routed experts that a token does not use.
     """
 
     total: int

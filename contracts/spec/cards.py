@@ -35,7 +35,7 @@ def word(needed_bytes: int, card: Card) -> FitWord:
 
 
 def fit(needed_bytes: int, card: Card, measured: Measured | None) -> Fit:
-    """Whether a need fits a card. Only a receipt of a settled run on that card proves it, and a measured peak overrides a
+    """Whether a need fits a card. Only a receipt of a settled run on that card proves it. A measured peak overrides a
     smaller plan.
 
     Raises:

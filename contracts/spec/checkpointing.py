@@ -122,7 +122,7 @@ class Checkpointing(Party, Protocol):
     def write_in_background_on_ranks(
         self, folder: str, states: tuple[Snapshot, ...], ranks: int, late: int
     ) -> tuple[Overtaken, ...]:
-        """`write_in_background` on `ranks` processes, with the states sharded as in `write_on_ranks`. One result a rank.
+        """`write_in_background` on `ranks` processes, with states sharded as in `write_on_ranks`. One result a rank.
 
         The disk of rank `late` starts to write after the disks of the other ranks. Every rank loads full tensors.
         """

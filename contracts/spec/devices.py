@@ -48,5 +48,5 @@ class Devices(Party, Protocol):
         ...
 
     def allocator_seen(self, environment: Mapping[str, str], device: str) -> AllocatorSeen:
-        """Start a rank's process in the environment of a launch, let it allocate on a device, and report its allocator."""
+        """Start a rank's process in a launch's environment, let it allocate on a device, and report its allocator."""
         ...

@@ -1,7 +1,7 @@
 """The launch: the command and the environment that start a recipe on a lane.
 
-A lane is recipe × runtime mode × parallel regime. `Lane` is the input, `Launch` the answer. The argv stays a tuple until
-the last moment. What the launcher's flags cannot express is kept in other fields of `Launch`, so it is not lost.
+A lane is recipe × runtime mode × parallel regime. `Lane` is the input, `Launch` the answer. The argv stays a tuple
+until the last moment. Other fields of `Launch` keep what the launcher's flags cannot express.
 """
 
 from __future__ import annotations

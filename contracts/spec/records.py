@@ -128,7 +128,7 @@ class Plan:
 
 @dataclass(frozen=True, kw_only=True)
 class Footer:
-    """The last line of a run. A run without it was cut off and is refused. `digest` is the SHA-256 of all lines above."""
+    """The last line of a run. A run without it was cut off and is refused. `digest` is the SHA-256 of the lines above."""
 
     digest: str
     results: int
@@ -168,8 +168,8 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """Something wrong with the run itself: a stale deviation, an unplanned result, a question that is in `offers` and was
-    never answered, a suite that does not catch its own mutants."""
+    """Something wrong with the run itself: a stale deviation, an unplanned result, an offered question that was never
+    answered, a suite that does not catch its own mutants."""
 
     kind: Literal["deviation", "plan", "claim", "suite"]
     words: str

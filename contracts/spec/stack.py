@@ -120,7 +120,7 @@ class Stack(Party, Protocol):
         ...
 
     def host(self, name: str) -> str:
-        """The machine that a host name identifies, as `box@region`. Raises `Refused` for a name that identifies none."""
+        """The machine that a host name identifies, as `box@region`. Raises `Refused` if it identifies none."""
         ...
 
     # launch

@@ -161,7 +161,7 @@ def _under_way(facts: RunFacts) -> Diagnosis:
 
 
 def _hang(facts: RunFacts) -> Diagnosis:
-    """A rank with an empty shard compiles another graph and hangs the others. This is cheap to check, so it is first."""
+    """A rank with an empty shard compiles another graph and hangs the others. It is cheap to check, so it is first."""
     ranks = ", ".join(map(str, facts.waiting_ranks))
     empty = [rank for rank, tokens in enumerate(facts.local_tokens) if tokens == 0]
     if not empty:
