@@ -36,8 +36,8 @@ class OutOfMemory:
 
 @dataclass(frozen=True, kw_only=True)
 class OomCause:
-    """fragmentation: enough bytes were there, but in pieces. exhaustion: there were not enough. occupied: there would be
-    enough, but another process has them."""
+    """fragmentation: enough bytes were there, but in pieces. exhaustion: there were not enough. occupied: there would
+    be enough, but another process has them."""
 
     word: Literal["fragmentation", "exhaustion", "occupied", "cannot say"]
     why: str

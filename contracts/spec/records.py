@@ -128,7 +128,7 @@ class Plan:
 
 @dataclass(frozen=True, kw_only=True)
 class Footer:
-    """The last line of a run. A run without it was cut off and is refused. `digest` is the SHA-256 of the lines above."""
+    """The last line of a run; a run without it is refused as cut off. `digest` is the SHA-256 of the lines above."""
 
     digest: str
     results: int
