@@ -1,10 +1,11 @@
-"""What a promise is: an id, a statement, the questions it asks, cases worked out by hand, and a check that judges.
+"""Contracts: an id, a statement, the questions it asks, cases worked out by hand, and a check.
 
-A contract is a plain function over a stack. Its docstring is the promise (first paragraph) and the story behind it
-(the rest). A promise that cannot be tested yet is declared with `untested`, so that it stands in every report instead
-of being forgotten. A mutant is a stack broken in one place, which proves that a promise can fail for declared words.
+A contract is a plain function over a stack. Its docstring is the statement (first paragraph; `promise` in code) and the
+story behind it (the rest). A contract that cannot be checked yet is declared with `untested`, so that every report
+shows it. A mutant is a stack with one deliberate bug. It proves that the contract can fail, with the declared words.
+The law is the set of all contracts and mutants.
 
-Ids are permanent. A row of the law may be split (`PAT-04a`); a retired id is never given again.
+Ids are permanent. A contract may be split (`PAT-04a`); a retired id is never used again.
 """
 
 from __future__ import annotations
@@ -28,18 +29,18 @@ _Class = TypeVar("_Class", bound=type)
 
 @dataclass(frozen=True, kw_only=True)
 class Contract:
-    """One promise with its cases.
+    """One contract with its cases.
 
     Args:
-        id: `FAMILY-NN`, with a letter where a row of the law is split.
-        check: `check(stack, *case)`; raises AssertionError with the values when the promise is broken.
-        asks: the questions it puts to a stack. One that the stack does not offer may be answered by an assisting
-            party (a launcher's parser, say); at least one must be answered by the stack itself.
+        id: `FAMILY-NN`, with a letter if the contract was split.
+        check: `check(stack, *case)`; raises AssertionError with the values when the contract is violated.
+        asks: the questions that it asks a stack. An assistant (a launcher's parser, say) may answer a question that the
+            stack does not offer; the stack itself must answer at least one.
         cases: name → arguments, literals worked out by hand.
-        source: where the promise comes from.
+        source: where the requirement comes from.
         layout: the parallel layout it is about; None when it is about any or none.
-        slow: whether a case takes more than some seconds (a compiler that starts cold). `pytest -m unit` leaves those
-            to `pytest -m slow`, and the profile `dist4` to `dist`; the other profiles plan them.
+        slow: whether a case takes more than some seconds (a cold compiler). `pytest -m unit` leaves those to
+            `pytest -m slow`, and the profile `dist4` leaves them to `dist`; the other profiles include them.
     """
 
     id: str
@@ -57,18 +58,18 @@ class Contract:
 
     @property
     def of_the_court(self) -> bool:
-        """Whether it is a promise of the gate itself, put to the court instead of the stack under test."""
+        """Whether it is a contract of the gate itself, which judges the suite (`Court`) instead of the stack."""
         return all(questions()[asked].of_the_court for asked in self.asks)
 
     @property
     def of_numbers(self) -> bool:
-        """Whether it asks for tensors, so that judging it loads torch."""
+        """Whether it asks for tensors, so that its check needs torch."""
         return any(questions()[asked].of_numbers for asked in self.asks)
 
     def ranks(self, case: str) -> int:
-        """How many ranks judge a case: in tier dist the argument `world` of the check, else one.
+        """How many ranks judge a case: in tier dist the argument `world` of the check, otherwise one.
 
-        A promise of the gate itself starts the ranks that it needs, and is put by one.
+        A contract of the gate itself has one, which starts the ranks that it needs.
         """
         if self.tier != "dist" or self.of_the_court:
             return 1
@@ -83,18 +84,18 @@ class Contract:
 
     @property
     def story(self) -> str:
-        """Why the promise exists: the rest of the docstring."""
+        """Why the contract exists: the rest of the docstring."""
         return "\n\n".join(_paragraphs(self.check)[1:])
 
     @property
     def subject(self) -> str:
-        """The file it stands in: `mesh_sizes` for `contracts/checks/topology/mesh_sizes.py`."""
+        """The name of its file: `mesh_sizes` for `contracts/checks/topology/mesh_sizes.py`."""
         return self.check.__module__.rsplit(".", 1)[-1]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Untested:
-    """A promise that no contract judges yet, with the reason."""
+    """A requirement without a check, with the reason."""
 
     id: str
     promise: str
@@ -108,7 +109,7 @@ class Untested:
 
 @dataclass(frozen=True, kw_only=True)
 class Mutant:
-    """A party broken in one place. It must violate `of` in `case` with the words `says`; a crash is no kill."""
+    """A stack with one deliberate bug. It must violate `of` in `case` with the words `says`; a crash is not a kill."""
 
     of: str
     case: str
@@ -126,7 +127,7 @@ class Mutant:
 
 
 class Law:
-    """Every promise and every counterexample, in the order in which they were read."""
+    """Every contract and every mutant, in the order of their imports."""
 
     def __init__(self) -> None:
         self.contracts: dict[str, Contract] = {}
@@ -134,7 +135,7 @@ class Law:
         self.mutants: list[Mutant] = []
 
     def ids(self) -> Iterator[str]:
-        """Every id that stands in the law, tested or not."""
+        """Every id, checked or untested."""
         yield from self.contracts
         yield from self.untested
 
@@ -165,10 +166,10 @@ def contract(
     layout: Layout | None = None,
     slow: bool = False,
 ) -> Callable[[_Check], _Check]:
-    """Enter a check into the law.
+    """Register a check as a contract.
 
-    A case that is not a tuple is its only argument. An unknown question, an empty case table or a check without a
-    docstring is an error here, at import, and not a contract that never runs.
+    A case that is not a tuple is the only argument. An unknown question, an empty case table or a check without a
+    docstring is an error at import; otherwise the contract would silently never run.
     """
     asked = (asks,) if isinstance(asks, str) else asks
     table = {name: case if isinstance(case, tuple) else (case,) for name, case in cases.items()}
@@ -193,12 +194,12 @@ def contract(
 
 
 def untested(id: str, promise: str, *, why: str, tier: Tier = "unit") -> None:
-    """Declare a promise that is not judged yet. It is shown in every report and is never a pass."""
+    """Declare a contract without a check. Every report shows it, and it is never a pass."""
     LAW.add(Untested(id=id, promise=promise, why=why, tier=tier))
 
 
 def mutant(*, of: str, case: str, says: str, bugs: tuple[str, ...] = ()) -> Callable[[_Class], _Class]:
-    """Enter a counterexample: a class that makes a broken party when called without arguments."""
+    """Register a mutant: a class that makes a broken stack when called without arguments."""
 
     def enter(make: _Class) -> _Class:
         if not says or not make.__doc__:

@@ -1,7 +1,7 @@
-"""Instruments: what is observed of a machine, an environment, a process, a tensor. No judgement is made here.
+"""Instruments: they observe a machine, an environment, a process or a tensor. They do not judge.
 
-`from contracts import instruments` loads none of them: a module is imported when its name is first used, so that a
-check on numbers can be read, planned and listed where there is no torch.
+`from contracts import instruments` loads none of them. A module is imported when its name is first used, so that checks
+on numbers can be planned and listed without torch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A package that loads none of its modules before the first of their names is used."""
+"""Lazy packages: a module is imported when its name is first used."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def reader(package: str, noun: str) -> Callable[[str], ModuleType]:
 
     Args:
         package: its full name.
-        noun: what a module of it is called where there is none of that name.
+        noun: what the error message calls a module, when there is none of that name.
     """
 
     def read(name: str) -> ModuleType:

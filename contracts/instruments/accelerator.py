@@ -1,4 +1,4 @@
-"""The CUDA device of this process: whether there is one, and what torch says of it. Loads torch when first asked."""
+"""The CUDA device of this process, according to torch. Imports torch when first asked."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import importlib.util
 
 @functools.cache
 def name() -> str | None:
-    """The name of the first CUDA device that torch can use, or None: no device, no driver, no torch."""
+    """The name of the first CUDA device that torch can use; None without a device, a driver or torch."""
     if importlib.util.find_spec("torch") is None:
         return None
     import torch

@@ -1,13 +1,13 @@
-"""One bounded all-reduce pass over the ranks that a run would have, before the run: what does the fabric carry?
+"""An all-reduce measurement with a time limit, before a run and over its ranks: what bandwidth has the fabric?
 
     torchrun --standalone --nproc_per_node=8 -m contracts.instruments.allreduce --floor 350
 
 Bandwidths by the definitions of nccl-tests (doc/PERFORMANCE.md): algbw = bytes / seconds, and for an all-reduce
-busbw = algbw · 2(n − 1)/n, which is what the slowest link carried and does not depend on the number of ranks. GB is
-10⁹ bytes. The first passes, which build rings and buffers, are dropped; the pass that is kept is judged by its median
-on the slowest rank. The result is checked too: a fabric that is fast and wrong is not fit.
+busbw = algbw · 2(n − 1)/n, the bandwidth of the slowest link, which does not depend on the number of ranks. GB is
+10⁹ bytes. The first rounds, which build rings and buffers, are dropped; the result is the median of the others on the
+slowest rank. The sums are checked too: a fabric that is fast and wrong is not fit.
 
-Exit code 0 when the floor is reached, 1 when it is not or a sum is wrong, 2 for a wrong question.
+Exit code 0 when the floor is reached, 1 when it is not or a sum is wrong, 2 for wrong arguments.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ WARMUPS = 3
 
 @dataclass(frozen=True, kw_only=True)
 class Pass:
-    """What one pass measured.
+    """The result of one measurement.
 
     Args:
         ranks: size of the world.
         backend: nccl on GPUs, gloo on CPUs.
-        message: bytes a rank contributes.
-        seconds: of each kept round, on its slowest rank, in the order of the rounds.
+        message: bytes that each rank contributes.
+        seconds: of each measured round, on its slowest rank, in order.
         right: whether every element of the last sum was exact on every rank.
     """
 
@@ -57,7 +57,7 @@ class Pass:
 
 
 def reasons(measured: Pass, floor: float) -> tuple[str, ...]:
-    """What stands against a launch, all at once; `floor` is a bus bandwidth in GB/s."""
+    """Every reason against a launch; `floor` is the required bus bandwidth in GB/s."""
     found = []
     if measured.ranks < 2:
         found.append(f"ranks = {measured.ranks}: one rank reduces nothing; start it under torchrun")
@@ -69,7 +69,7 @@ def reasons(measured: Pass, floor: float) -> tuple[str, ...]:
 
 
 def measure(*, message: int, rounds: int, timeout_s: float) -> Pass:
-    """Join the world that torchrun has prepared and reduce `message` bytes, `WARMUPS` + `rounds` times.
+    """Join torchrun's world and all-reduce `message` bytes, `WARMUPS` + `rounds` times.
 
     No rank waits longer than `timeout_s` for the others.
     """
@@ -85,13 +85,13 @@ def measure(*, message: int, rounds: int, timeout_s: float) -> Pass:
 
 
 def reduce_over(group: Any, *, message: int, rounds: int, offset: float = 0.0) -> Pass:
-    """The pass over the ranks of a process group, which bounds how long they wait for each other.
+    """Measure over the ranks of a process group, whose timeout bounds how long they wait for each other.
 
     Args:
-        offset: is added to the last element that this rank contributes; a fault made on purpose.
+        offset: added to the last element that this rank contributes; an injected fault.
 
     Raises:
-        RuntimeError: torch's own, on a rank whose peers did not come in time.
+        RuntimeError: torch's own, on a rank whose peers were late.
     """
     torch, dist = torch_distributed()
     where = device()
@@ -109,7 +109,7 @@ def reduce_over(group: Any, *, message: int, rounds: int, offset: float = 0.0) -
         _settle(torch, where)
         if at >= 0:
             kept_R[at] = time.perf_counter() - started
-    dist.all_reduce(kept_R, op=dist.ReduceOp.MAX, group=group)  # the slowest rank is the one a step waits for
+    dist.all_reduce(kept_R, op=dist.ReduceOp.MAX, group=group)  # a step waits for the slowest rank
     wrong = torch.tensor([float((summed_N != ranks * (ranks + 1) / 2).any())], device=where)
     dist.all_reduce(wrong, op=dist.ReduceOp.MAX, group=group)
     return Pass(
@@ -122,7 +122,7 @@ def reduce_over(group: Any, *, message: int, rounds: int, offset: float = 0.0) -
 
 
 def _settle(torch: Any, where: Any) -> None:
-    """Wait until what was queued on a GPU is done; a CPU queues nothing."""
+    """Wait until the GPU's queue is empty; a CPU has none."""
     if where.type == "cuda":
         torch.cuda.synchronize(where)
 
@@ -140,7 +140,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error("RANK is not set: start it under torchrun, one process a GPU")
     try:
         measured = measure(message=asked.mib * 2**20, rounds=asked.rounds, timeout_s=asked.timeout)
-    except RuntimeError as error:  # a rank that did not come, or died on the way
+    except RuntimeError as error:  # a rank that did not join, or died
         line = (str(error).splitlines() or [type(error).__name__])[0]
         sys.stdout.write(json.dumps({"rank": os.environ["RANK"], "against": [f"pass = unfinished: {line}"]}) + "\n")
         return 1

@@ -1,4 +1,4 @@
-"""A file written whole or not at all, so that a reader finds the old text or the new one and never half of either."""
+"""Atomic writes: a reader finds the old text or the new text, never a part of either."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from contracts.spec.errors import refuse
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Put `text` at `path`, over what stands there.
+    """Write `text` to `path` atomically, over an existing file.
 
-    The text goes to a new file in the same folder (a rename across file systems is a copy), is synced, gets its name by
-    rename, and the folder is synced so that the name survives a power cut. What fails before the rename leaves the old
-    file and nothing beside it; a process that is killed may leave a `.part` file, which no reader looks at.
+    The text goes to a new file in the same folder (a rename across file systems is a copy). It is synced and renamed.
+    Then the folder is synced, so that the name survives a power cut. A failure before the rename leaves only the old
+    file; a killed process may leave a `.part` file, which no reader opens.
 
     Raises:
-        Refused: when the file cannot be written; the old one stands.
+        Refused: when the file cannot be written; the old file remains.
     """
     unfinished = path.with_name(f".{path.name}.{os.getpid()}-{uuid.uuid4().hex}.part")
     try:
-        with unfinished.open("x", encoding="utf-8") as file:  # not mkstemp, whose files only their owner may read
+        with unfinished.open("x", encoding="utf-8") as file:  # not mkstemp: only the owner may read its files
             file.write(text)
             file.flush()
             os.fsync(file.fileno())

@@ -1,11 +1,11 @@
-"""One rank of a world that is not there, in one process and without memory.
+"""Dry runs: one process acts as one rank of a simulated world, without memory for its tensors.
 
-Floating point has shapes alone (torch's FakeTensorMode); whole numbers and bools are real, because they decide what is
-sent: how many rows go to which rank, who holds which token. A collective of whole numbers ends as it would if every
-rank had put in the same as this one. What is asked of floating point as a number is 1.
+Floating-point tensors have shapes only (torch's FakeTensorMode). Integers and bools are real, because they decide what
+is sent: how many rows go to which rank, which rank holds which token. A collective of integers returns what it would if
+every rank contributed the same as this one. A floating-point tensor that is read as a number reads as 1.
 
-The process group is torch's `fake` one, which sends nothing. It lies in torch.testing._internal; it, FakeTensorMode and
-the modes of dispatch are used by torchtitan for the same purpose, and are those of torch 2.13.
+The process group is torch's `fake` backend, which sends nothing. It is in torch.testing._internal. torchtitan uses it,
+FakeTensorMode and dispatch modes for the same purpose. All are those of torch 2.13.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
-import torch.distributed._tools.fake_collectives  # what collectives make of tensors without elements
+import torch.distributed._tools.fake_collectives  # registers collectives for tensors without elements
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_invocation_manager
 from torch.distributed.tensor import DTensor
@@ -32,15 +32,15 @@ HOST = torch.device("cpu")
 DEVICE = torch.ops.prim.device.default
 ITEM = torch.ops.aten._local_scalar_dense.default
 REDISTRIBUTION = "torch.distributed.tensor._redistribute"
-"""Its warnings are about the speed of a run, and here nothing runs."""
+"""DTensor's logger of redistributions. Its warnings concern the speed of a run, and a dry run has none."""
 
 
 @contextlib.contextmanager
 def made_up(world: int, rank: int) -> Iterator[Shapes]:
-    """Within it this process is one rank of a world, its tensors have no elements, and what it issues is recorded.
+    """Inside, this process is one rank of a simulated world, tensors have no elements, and collectives are recorded.
 
     Raises:
-        AssertionError: in a process that has a world already.
+        AssertionError: in a process that already has a world.
     """
     assert not dist.is_initialized(), "a rehearsal needs a process without a world"
     log = logging.getLogger(REDISTRIBUTION)
@@ -56,7 +56,7 @@ def made_up(world: int, rank: int) -> Iterator[Shapes]:
 
 
 class Shapes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
-    """Sees every call of an operator, and carries it out on shapes or on real whole numbers; `issued` in order."""
+    """Runs every operator on shapes or on real integers. `issued` has the collectives in order."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -68,7 +68,7 @@ class Shapes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
         if func is DEVICE and isinstance(args[0], FakeTensor):
             return args[0].fake_device
         if any(issubclass(each, DTensor) for each in types):
-            return NotImplemented  # its operators arrive a level below
+            return NotImplemented  # its operators arrive one level below
         given = list(_tensors((args, kwargs or {})))
         shapeless = any(isinstance(each, FakeTensor) for each in given)
         if func is ITEM and shapeless:
@@ -81,7 +81,7 @@ class Shapes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
         return self.on_numbers(func, args, kwargs or {}, bool(given))
 
     def seen(self, func: Any, args: Any, kwargs: Any) -> Collective | None:
-        """The collective or message that a call is, recorded; None for what is none."""
+        """Records the call if it is a collective or message; None if it is neither."""
         if func.namespace not in NAMESPACES:
             return None
         found = read(func, args, kwargs) or message(func, args, kwargs)
@@ -101,7 +101,7 @@ class Shapes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
         return self.as_before(func, args, kwargs)
 
     def at_once(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """What FakeTensorMode comes to, without its questions whether it may."""
+        """The result of FakeTensorMode without its checks, which is faster."""
         with in_kernel_invocation_manager(self.fake):
             out = func(*args, **kwargs)
         if isinstance(out, Tensor):
@@ -112,7 +112,7 @@ class Shapes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
         return out if isinstance(out, FakeTensor) else FakeTensor(self.fake, out, HOST)
 
     def as_before(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """An operator of one tensor that is new or the one it wrote into: what 52 layers ask 52 times is found once."""
+        """An operator that returns one new tensor or its own input. Results are cached: 52 layers need the same."""
         key = (func, asked(args), asked(tuple(kwargs.items())))
         if key not in self.found:
             out = self.at_once(func, args, kwargs)
@@ -130,7 +130,7 @@ class Shapes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
         return FakeTensor(self.fake, torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta"), HOST)
 
     def on_numbers(self, func: Any, args: Any, kwargs: Any, given: bool) -> Any:
-        """What has only whole numbers to begin with, or nothing: real, unless it makes floating point."""
+        """An operator with only integer inputs, or none: it really runs, unless its output is floating point."""
         dtype = kwargs.get("dtype")
         if given and not (dtype is not None and dtype.is_floating_point):
             return func(*args, **kwargs)
@@ -147,8 +147,8 @@ _ON_VALUES = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, t
 
 @functools.cache
 def kind_of(func: Any) -> Kind:
-    """How an operator of tensors without elements is carried out: `view` on what they share, `one` where its answer is
-    one new tensor or the one that it writes into, `other` where FakeTensorMode knows best."""
+    """How to run an operator on tensors without elements: `view` for a view, `one` if it returns one new tensor or the
+    tensor that it writes into, `other` to leave it to FakeTensorMode."""
     on_meta = torch._C._dispatch_has_computed_kernel_for_dispatch_key(func.name(), "Meta")
     if func.namespace != "aten" or not on_meta or _ON_VALUES & set(func.tags) or torch.Tag.inplace_view in func.tags:
         return "other"
@@ -164,7 +164,7 @@ def kind_of(func: Any) -> Kind:
 
 
 def asked(given: Any) -> Any:
-    """Arguments as a key: of a tensor what its shape, and no value, could change."""
+    """Arguments as a cache key: of a tensor only the layout, not the values."""
     if isinstance(given, Tensor):
         return tuple(given.shape), given.stride(), given.storage_offset(), given.dtype
     if isinstance(given, list | tuple):
@@ -173,13 +173,13 @@ def asked(given: Any) -> Any:
 
 
 def told(x: Tensor) -> float:
-    """What a number is said to be that nobody has computed."""
+    """The value of a floating-point number that was not computed."""
     assert x.is_floating_point(), f"a whole number was lost: {x} follows from floating point"
     return 1.0
 
 
 def alike(found: Collective, func: Any, args: Any, kwargs: Any) -> Any:
-    """A collective of whole numbers, when every rank puts in what this one does."""
+    """The result of a collective of integers to which every rank contributes the same."""
     out = func(*args, **kwargs)
     ranks = len(found.members)
     if found.op == "all_reduce" and found.reduce == "sum":

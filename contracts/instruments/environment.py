@@ -1,7 +1,7 @@
-"""What a Python environment and its host hold, read without importing torch.
+"""The contents of a Python environment and its host, read without importing torch.
 
-The interpreter that is looked at runs a few lines of its own, so that its paths, its user directory and its duplicates
-count, and not those of the suite.
+The inspected interpreter itself runs a few lines, so that its own paths, user directory and duplicates count, and not
+those of the suite.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ print(json.dumps({"nccl": ".".join(map(str, torch.cuda.nccl.version())) if torch
                   "cudnn": torch.backends.cudnn.version(), "abi": bool(torch._C._GLIBCXX_USE_CXX11_ABI)}))
 """
 
-TOOLS: Mapping[str, tuple[tuple[str, ...], str]] = {  # name → command, where its version stands
+TOOLS: Mapping[str, tuple[tuple[str, ...], str]] = {  # name → command, pattern of its version
     "driver": (("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"), r"^(\d+(?:\.\d+)+)$"),
     "cuda-toolkit": (("nvcc", "--version"), r"release (\d+\.\d+)"),
     "nsys": (("nsys", "--version"), r"version (\d+\.\d+\.\d+)"),
@@ -56,7 +56,7 @@ TOOLS: Mapping[str, tuple[tuple[str, ...], str]] = {  # name → command, where 
 
 
 class Environment:
-    """One environment, looked at once."""
+    """One environment, inspected once."""
 
     def __init__(self, python: str = sys.executable) -> None:
         """
@@ -75,7 +75,7 @@ class Environment:
         return TorchBuild(version=build["version"], cuda=build["cuda"], python_tag=self._seen["tag"])
 
     def parts(self) -> tuple[InstalledPart, ...]:
-        """Interpreter, distributions and the host's tools. A tool that fails or prints garbage has no version."""
+        """The interpreter, distributions and the host's tools. A tool that fails or prints garbage has no version."""
         distributions = tuple(
             InstalledPart(name=each["name"] or Path(each["place"]).name, version=each["version"],
                           source=_source(each), place=each["place"])
@@ -85,14 +85,14 @@ class Environment:
         return (interpreter, *distributions, *tools())
 
     def runtime(self) -> tuple[InstalledPart, ...]:
-        """NCCL and cuDNN as torch itself reports them, for a build that bundles no distributions. Imports torch, in a
-        process of its own."""
+        """NCCL and cuDNN as torch reports them, for a build without distributions of them. Imports torch in a separate
+        process."""
         seen = _run_json(self.python, _RUNTIME, timeout=300)
         numbers = {"nccl": seen["nccl"], "cudnn": _cudnn(seen["cudnn"])}
         return tuple(InstalledPart(name=name, version=version) for name, version in numbers.items() if version)
 
     def extensions(self, names: Iterable[str], *, load: bool) -> tuple[Extension, ...]:
-        """The compiled ones among some distributions. `load` imports torch and each of their modules."""
+        """The compiled packages among these distributions. `load` imports torch and each of their modules."""
         wanted = {_normal(name) for name in names}
         found = []
         for each in self._seen["parts"]:
@@ -100,7 +100,7 @@ class Environment:
             if not each["name"] or _normal(each["name"]) not in wanted or not (each["compiled"] or tags):
                 continue
             local = each["version"].partition("+")[2]
-            recorded = re.search(r"torch(\d+\.\d+(?:\.\d+)?)", local)  # as flash-attn's wheels write it
+            recorded = re.search(r"torch(\d+\.\d+(?:\.\d+)?)", local)  # the format of flash-attn's wheels
             abi = re.search(r"cxx11abi(TRUE|FALSE)", local, re.IGNORECASE)
             loads, error = _loads(self.python, each["compiled"]) if load and each["compiled"] else (None, "")
             found.append(
@@ -112,7 +112,7 @@ class Environment:
 
 
 def tools(commands: Mapping[str, tuple[tuple[str, ...], str]] = TOOLS) -> tuple[InstalledPart, ...]:
-    """The host's tools. One that is not there is not listed."""
+    """The host's tools. An absent tool is not listed."""
     found = []
     for name, (words, pattern) in commands.items():
         place = shutil.which(words[0])
@@ -123,13 +123,13 @@ def tools(commands: Mapping[str, tuple[tuple[str, ...], str]] = TOOLS) -> tuple[
             versions = set(re.findall(pattern, done.stdout, re.MULTILINE)) if done.returncode == 0 else set()
         except (OSError, subprocess.TimeoutExpired):
             versions = set()
-        version = versions.pop() if len(versions) == 1 else None  # devices of two drivers cannot be, and say nothing
+        version = versions.pop() if len(versions) == 1 else None  # two versions cannot be: unknown
         found.append(InstalledPart(name=name, version=version, source="system", place=place))
     return tuple(found)
 
 
 def _source(part: Mapping[str, Any]) -> Source | None:
-    """From where pip took it: PEP 610's direct_url.json; without one it was an index."""
+    """Its source according to pip: PEP 610's direct_url.json; without that file, an index."""
     if part["url"]:
         told = json.loads(part["url"])
         kinds: Mapping[str, Source] = {"vcs_info": "git", "archive_info": "wheel", "dir_info": "directory"}
@@ -140,7 +140,7 @@ def _source(part: Mapping[str, Any]) -> Source | None:
 
 
 def _loads(python: str, files: list[str]) -> tuple[bool, str]:
-    # what begins with lib is a library that a module links, and no module
+    # a name that begins with lib is a linked library, not a module
     inside = [Path(file) for file in files if not file.startswith(("..", "lib")) and "/lib" not in file]
     modules = [".".join((*file.parent.parts, file.name.split(".")[0])) for file in inside]
     program = "import importlib, torch\n" + "\n".join(f"importlib.import_module({name!r})" for name in modules)
@@ -155,7 +155,7 @@ def _loads(python: str, files: list[str]) -> tuple[bool, str]:
 
 
 def _cudnn(number: int | None) -> str | None:
-    """cuDNN counts 92000 for 9.20.0 (since version 9: major · 10000 + minor · 100 + patch)."""
+    """cuDNN writes 9.20.0 as 92000 (since version 9: major · 10000 + minor · 100 + patch)."""
     return f"{number // 10000}.{number // 100 % 100}.{number % 100}" if number else None
 
 

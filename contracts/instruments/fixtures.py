@@ -1,4 +1,4 @@
-"""Inputs that hide nothing: drawn from a seed and a name, equal on every machine, never symmetric, never trivial."""
+"""Test inputs: functions of a seed and a name, equal on every machine, never symmetric or trivial, so no bug hides."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def integers(name: str, shape: tuple[int, ...], high: int, *, seed: int = 0) -> 
 
 
 def weights(shapes: Mapping[str, Shape], *, seed: int = 0) -> dict[str, Tensor]:
-    """float64 weights for a block: matrices of about unit gain, norms around 1, no vector all alike, no bias zero.
+    """float64 weights for a block: matrices of about unit gain, norms around 1, no constant vector, no zero bias.
 
     A_log lies in 0 … log 16 and dt_bias gives time steps between 1e-3 and 1e-1, as mamba-ssm draws them.
     """
@@ -42,7 +42,7 @@ def _weight(name: str, shape: tuple[int, ...], seed: int) -> Tensor:
         return step + torch.log(-torch.expm1(-step))  # inverse of softplus
     if len(shape) == 1:
         return 0.1 * drawn if last == "bias" else 1 + 0.2 * drawn
-    if last == "W":  # a recurrence: identity plus a little
+    if last == "W":  # a recurrence: identity plus noise
         return torch.eye(shape[-1], dtype=torch.float64) + 0.1 * drawn
     fan_in: float = shape[-1] ** 0.5
     return drawn / fan_in

@@ -1,7 +1,7 @@
-"""What a compiler made of a function: graphs, operations, breaks and their places, recompilations.
+"""Counts what torch.compile made of a function: graphs, operations, breaks and their places, recompilations.
 
-Counted by a backend of our own that hands each graph on to the real one. Breaks and the number of a recompilation are
-not public in any torch; `breaks` and `_attempt` read them, and say from which versions.
+A backend of our own counts each graph and passes it to the real backend. No torch has a public interface for breaks and
+recompilations; `breaks` and `_attempt` read private ones, and name the versions that have them.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ class Counter:
 
 @contextmanager
 def counted(backend: str) -> Iterator[Counter]:
-    """Compile under a counter, from a compiler that remembers nothing, and leave it so.
+    """Compile under a counter, with a reset compiler, and reset it again at the end.
 
-    A recompilation beyond the limit is an error here: by itself it is a silent return to eager.
+    A recompilation beyond the limit is an error here; torch would silently fall back to eager.
     """
     import torch._dynamo.config as dynamo
     import torch._inductor.config as inductor
@@ -62,7 +62,7 @@ def counted(backend: str) -> Iterator[Counter]:
 
 
 def forget() -> None:
-    """Leave this process's compiler as if it had compiled nothing."""
+    """Reset this process's compiler, as if it had compiled nothing."""
     from torch._dynamo.utils import counters
 
     torch._dynamo.reset()
@@ -70,7 +70,7 @@ def forget() -> None:
 
 
 def made() -> int:
-    """Graphs that this process has made since it began or was told to forget.
+    """Number of graphs that this process has compiled since it began or since the last `forget`.
 
     `torch._dynamo.utils.counters["stats"]["unique_graphs"]`, private, torch 2.1 to 2.13.
     """
@@ -80,7 +80,7 @@ def made() -> int:
 
 
 def breaks() -> tuple[Break, ...]:
-    """Reasons for graph breaks since the last reset, with the function they name.
+    """Reasons of graph breaks since the last reset, with the functions that they name.
 
     `torch._dynamo.utils.counters["graph_break"]`, private, torch 2.1 to 2.13: reason → how often.
     """
@@ -95,7 +95,7 @@ def breaks() -> tuple[Break, ...]:
 
 
 def _attempt() -> int:
-    """How often the frame that is being compiled was compiled before.
+    """How often the current frame was compiled before.
 
     `torch._guards.CompileContext`, private, torch 2.1 to 2.13: the id of a compilation is frame and attempt.
     """

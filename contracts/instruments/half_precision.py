@@ -1,9 +1,9 @@
-"""How far a result in half precision may be from its definition: the policy, and the control that it measures by.
+"""How far a result in half precision may be from its definition: the policy, and the control that sets the scale.
 
-The oracle runs in float64 on the very numbers that went in. Beside it runs a control: the same oracle whose matrix
-products take and give half precision, as any stack's do. A result may be a small multiple as wrong as the control, no
-more than an absolute cap, and never less exact than one rounding of what is stored. There are no percentiles and no
-masks; the worst token is a distance of its own (`numerics.distances`), and what is not finite is said first.
+The oracle runs in float64 on the same inputs. A control also runs: the same oracle, but its matrix products have inputs
+and outputs in half precision, as in any stack. The error of a result may be a small multiple of the control's error. It
+may never exceed an absolute cap, and one rounding of a stored value is always allowed. There are no percentiles and no
+masks. The worst token is a separate distance (`numerics.distances`), and non-finite elements are reported first.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ _aten = torch.ops.aten
 _PRODUCTS = {_aten.mm, _aten.bmm, _aten.addmm, _aten.mv, _aten.addmv, _aten.dot}
 _FINITE = Tolerance(name="finite", bound=float("inf"), why="shape and finiteness alone")
 WEAK = 3.0
-"""A fault that exceeds the bound less than this is seen by luck: each counterexample has to exceed it by more."""
+"""A fault that exceeds the bound by a smaller factor is seen only by luck; every mutant must exceed it by more."""
 
 
 class Stored(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
-    """Matrix products take and give a half precision, forward and backward; everything else is left as it is.
+    """Rounds inputs and outputs of matrix products to half precision, forward and backward; changes nothing else.
 
-    `wide` are shapes of matrices whose products are not rounded on their way out: a router's.
+    `wide` are shapes of matrices whose products keep unrounded outputs (a router's).
 
-    `torch.utils._python_dispatch`, private by its name and documented (torch 2.1 to 2.13), is the one way to see the
-    products of a backward pass too.
+    `torch.utils._python_dispatch` has a private name but is documented (torch 2.1 to 2.13). Only a dispatch mode also
+    sees the products of a backward pass.
     """
 
     def __init__(self, half: torch.dtype, wide: frozenset[tuple[int, ...]] = frozenset()) -> None:
@@ -53,9 +53,9 @@ class Stored(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
 def beyond(
     what: str, got: Array | Tensor, want: Tensor, control: Tensor, rule: HalfPrecision, *, scale: float = 0.0
 ) -> str:
-    """In what a result exceeds the policy, in words; nothing when it does not.
+    """How a result exceeds the policy, in words; empty when it does not.
 
-    A control that is beyond the cap by itself judges nothing, and is said. `scale` is that of `numerics.apart`.
+    A control beyond the cap cannot judge, and the words say so. `scale` is that of `numerics.apart`.
     """
     left = got if isinstance(got, Tensor) else numerics.tensor(got)
     words = numerics.apart(what, left, want, _FINITE)
@@ -69,7 +69,7 @@ def beyond(
         if controls[name].times(rule.cap, least) > 1:
             return f"the control of {what} is off by {controls[name].relative:.1e} itself, over the cap {rule.cap:.0e}"
         own = controls[name].relative
-        near = max(controls["L2"].relative, own) if name == "largest" else own  # one element is luck
+        near = max(controls["L2"].relative, own) if name == "largest" else own  # one element is chance
         bound = min(rule.cap, max(rule.factor * near, rule.floor))
         found.append((error.times(bound, least), name, error, bound))
     times, name, error, bound = max(found, key=lambda each: each[0])
@@ -84,7 +84,7 @@ def named_beyond(
     what: str, got: Mapping[str, Array], want: Mapping[str, Tensor], control: Mapping[str, Tensor],
     rule: HalfPrecision,
 ) -> str:  # fmt: skip
-    """`beyond` over tensors of one pass by name, the first that exceeds it; a name that one side lacks comes first."""
+    """`beyond` over the named tensors of one pass: missing names first, then the first tensor that exceeds it."""
     strange = sorted(want.keys() ^ got.keys())
     if strange:
         return f"{what}: {', '.join(strange)} on one side only"

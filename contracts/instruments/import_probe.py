@@ -1,7 +1,8 @@
-"""Whether a package can be imported, asked in a process of its own: absent, broken with its words, or importable.
+"""Whether a package can be imported, tested in a separate process: absent, broken (with the error), or importable.
 
-`find_spec` says "there" of a package whose import fails, and an ImportError of something that it needs looks like its
-own absence; an import in this process would leave half of it loaded. Only finding it and importing it, apart, tells.
+`find_spec` alone finds packages whose import fails. An ImportError alone does not distinguish an absent package from an
+absent dependency. And a failed import in this process would leave modules half loaded. So the probe finds and imports
+the package in two steps, in another process.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import sys
 
 from contracts.spec.kernel_selection import Package
 
-TIMEOUT_S = 120.0  # Transformer Engine was seen to take 20 s from a cold disk
+TIMEOUT_S = 120.0  # Transformer Engine took 20 s from a cold disk
 
 _PROGRAM = """
 import importlib, importlib.util, json, sys
@@ -36,10 +37,9 @@ said(state="importable", version=version)
 
 @functools.cache
 def probe(distribution: str, modules: tuple[str, ...], *, python: str = sys.executable, path: str = "") -> Package:
-    """What becomes of importing `modules` of an installed distribution.
+    """The result of importing `modules` of an installed distribution.
 
-    `path` is searched before what the interpreter has. An import that ends the process, or does not come back, is
-    broken too.
+    `path` is searched before the interpreter's own path. An import that kills the process or hangs is also broken.
     """
     env = os.environ | ({"PYTHONPATH": path} if path else {})
     command = [python, "-P", "-W", "ignore", "-c", _PROGRAM, distribution, *modules]

@@ -1,4 +1,4 @@
-"""What an import brings with it, seen in a fresh interpreter."""
+"""The modules that an import loads, seen in a fresh interpreter."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ _SEEN = "import sys; sys.stderr.write('\\n'.join(sys.modules))"
 
 
 def modules_after(statement: str) -> frozenset[str]:
-    """The names in `sys.modules` after a statement, in an interpreter that has done nothing else.
+    """The names in `sys.modules` after a statement, in a fresh interpreter.
 
-    What the statement prints on standard output is dropped; a `SystemExit` is the end of the statement.
+    Standard output of the statement is dropped; a `SystemExit` only ends the statement.
 
     Raises:
         ImportError: when the statement fails, with its last line.

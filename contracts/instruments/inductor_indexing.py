@@ -1,8 +1,8 @@
-"""One indexed operation compiled by inductor in this interpreter, which has compiled nothing before.
+"""Compiles one indexing operation with inductor, in a fresh interpreter.
 
-Some builds of torch (nightlies of spring 2026, pytorch#179418) hold both a fallback and a decomposition for
-`aten.index_add` in bfloat16 and stop with an error. It depends on the order in which a process compiles: one success
-hides it for the rest of the process. So each operation has an interpreter of its own.
+Some builds of torch (nightlies of spring 2026, pytorch#179418) have both a fallback and a decomposition for
+`aten.index_add` in bfloat16 and stop with an error. The error depends on the order in which a process compiles: one
+success hides it for the rest of the process. So each operation has a separate interpreter.
 
 Arguments: operation, dtype, and `sabotaged` or `as installed`. Prints an `Outcome` as one line of JSON.
 """
@@ -20,8 +20,8 @@ from contracts.instruments import numerics
 from contracts.spec import codec
 from contracts.spec.compiling import Outcome
 
-ROWS, WIDTH = 8, 4  # wider than 1: width 1 crashes inductor's C++ by another fault
-INDEX = (0, 1, 1, 3, 3, 3, 7, 0)  # repeated, and with rows that nothing goes to
+ROWS, WIDTH = 8, 4  # above 1, because width 1 triggers another bug in inductor's C++
+INDEX = (0, 1, 1, 3, 3, 3, 7, 0)  # with repetitions, and with rows that get nothing
 
 
 def index_add(x: Tensor, index: Tensor) -> Tensor:
@@ -29,7 +29,7 @@ def index_add(x: Tensor, index: Tensor) -> Tensor:
 
 
 def index_select(x: Tensor, index: Tensor) -> Tensor:
-    """Its backward pass is an index_add: every gather of tokens has one."""
+    """Its backward pass is an index_add, like that of every gather of tokens."""
     return x.index_select(0, index)
 
 
@@ -47,7 +47,7 @@ OPERATIONS: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 def outcome(operation: str, dtype: torch.dtype) -> Outcome:
-    """Forward and backward, compiled, against eager; the compiler's words where it fails."""
+    """Forward and backward, compiled and compared with eager; or the compiler's error."""
     function, index = OPERATIONS[operation], torch.tensor(INDEX)
     results = []
     for run in (function, torch.compile(function, backend="inductor")):
@@ -64,10 +64,10 @@ def outcome(operation: str, dtype: torch.dtype) -> Outcome:
 
 
 def sabotage() -> None:
-    """Take from inductor the word that lets it fall back where a decomposition is registered.
+    """Recreate the bug of the nightlies: make inductor reject a fallback for which a decomposition is registered.
 
-    `torch._inductor.lowering.make_fallback`, private, torch 2.12 to 2.14: with `override_decomp` the check for a
-    decomposition is passed over. Without it every such build fails like the nightlies did.
+    `torch._inductor.lowering.make_fallback`, private, torch 2.12 to 2.14: `override_decomp` skips the check for a
+    decomposition. Without it every build fails like those nightlies.
     """
     import torch._inductor.graph
     import torch._inductor.lowering

@@ -1,7 +1,7 @@
-"""The real mamba-ssm: whether it is there, which one it is, and its kernels' answers on a CPU.
+"""The real mamba-ssm: whether it is installed, which build it is, and the results of its kernels on a CPU.
 
-It lives in an environment of its own, `.venv-kernels` (`make kernels`), and runs in a process of its own: Triton's
-interpreter is switched on before it is imported, and parts of torch are replaced.
+It has its own environment, `.venv-kernels` (`make kernels`), and runs in a separate process: Triton's interpreter must
+be switched on before the import, and parts of torch are replaced.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 
 ENVIRONMENT = ".venv-kernels"
 REMEDY = "make it with `make kernels`"
-TIMEOUT_S = 600.0  # what the tests ask takes 60 s on a busy machine of two cores
+TIMEOUT_S = 600.0  # the tests' requests take 60 s on a busy machine of two cores
 
 _HERE = Path(__file__).parent
 _CLEARED = ("NCCL_", "CUDA_", "TORCH_", "PYTORCH_", "TRITON_", "MAMBA_", "PYTHON")
@@ -33,12 +33,12 @@ except BaseException as error: sys.exit(f"{type(error).__name__}: {error}")
 
 @dataclass(frozen=True, kw_only=True)
 class Installed:
-    """What became of looking for mamba-ssm.
+    """Whether mamba-ssm is installed.
 
     Args:
-        state: `absent` is nothing to judge; `broken` is installed and cannot be imported, which is a failure.
+        state: `absent`: there is nothing to judge. `broken`: installed, but it cannot be imported, which is a failure.
         words: why it is broken.
-        build: what proves which build it is (instruments.packages); two builds of one version differ in their maths.
+        build: proof of the build (instruments.packages); two builds of one version may compute different numbers.
     """
 
     state: Literal["absent", "broken", "importable"]
@@ -48,7 +48,7 @@ class Installed:
 
 
 def python() -> Path | None:
-    """The interpreter of the environment, in the current directory, its parents or the directory of this suite."""
+    """The interpreter of that environment, in the current directory, its parents or the directory of this suite."""
     for directory in _directories():
         found = directory / ENVIRONMENT / "bin" / "python"
         if found.exists():
@@ -57,7 +57,7 @@ def python() -> Path | None:
 
 
 def probe(interpreter: Path | None) -> Installed:
-    """Whether mamba-ssm is there and can be imported, asked in a process of its own."""
+    """Whether mamba-ssm is installed and can be imported, tested in a separate process."""
     if interpreter is None:
         return Installed(state="absent")
     tried = _run(interpreter, "-c", _IMPORTS)
@@ -73,10 +73,10 @@ def probe(interpreter: Path | None) -> Installed:
 
 
 def answers(interpreter: Path, requests: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What the kernels make of each request (instruments.mamba_ssm_worker), forward and backward.
+    """The kernels' result of each request (instruments.mamba_ssm_worker), forward and backward.
 
     Raises:
-        RuntimeError: with the end of the worker's words, when it fails.
+        RuntimeError: with the end of the worker's output, when it fails.
     """
     with tempfile.TemporaryDirectory() as folder:
         request, answer = Path(folder) / "request.pt", Path(folder) / "answer.pt"

@@ -1,11 +1,11 @@
-"""mamba-ssm's own Triton kernels on a CPU, in float32: run as a file by an interpreter that has mamba-ssm.
+"""Runs mamba-ssm's own Triton kernels on a CPU, in float32. It is run as a file by an interpreter with mamba-ssm.
 
     python -O mamba_ssm_worker.py REQUEST ANSWER
 
-Both are files of `torch.save`: a list of requests, and one answer to each; one without `dy` is not gone back through.
-Triton's interpreter takes the place of a GPU. What is replaced, and why, stands in `on_the_cpu`: algorithm and
-gradients are the package's own, and what a compiler makes of them for a GPU is not looked at. `-O` takes away
-assertions that a tensor lies on a GPU.
+Both are files of `torch.save`: a list of requests, and one answer to each. A request without `dy` has no backward pass.
+Triton's interpreter replaces the GPU; `on_the_cpu` says what else is replaced, and why. The algorithm and the gradients
+are the package's own. The code that a compiler makes of them for a GPU is not tested. `-O` disables assertions that a
+tensor is on a GPU.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch import Tensor
 
 
 class _WideTorch(ModuleType):
-    """torch, with float32 under the name of bfloat16."""
+    """torch, but the name bfloat16 means float32."""
 
     bfloat16 = torch.float32
 
@@ -33,11 +33,11 @@ class _WideTorch(ModuleType):
 def on_the_cpu() -> None:
     """Make mamba-ssm's kernels run without a GPU.
 
-    - torch.cuda is asked for a device to run on and for its number of processors;
-    - an autotuner would time hundreds of configurations: the first is taken of each;
-    - four functions are PTX, which the interpreter has not: they become what they approximate;
-    - Mamba-3 casts its inputs and saved states to bfloat16, whose arithmetic the interpreter gets wrong (it adds the
-      bits as integers): in those two modules bfloat16 means float32.
+    - torch.cuda must name a device and its number of processors;
+    - autotuners would time hundreds of configurations, so each takes its first;
+    - four functions are PTX, which the interpreter lacks; the exact functions replace them;
+    - Mamba-3 casts its inputs and saved states to bfloat16, whose arithmetic is wrong in the interpreter (it adds the
+      bits as integers), so in those two modules bfloat16 means float32.
     """
     torch.cuda.device = lambda *_: contextlib.nullcontext()  # type: ignore[assignment,misc]
     torch.cuda.get_device_properties = lambda *_: SimpleNamespace(multi_processor_count=1)  # type: ignore[assignment]
@@ -51,7 +51,7 @@ def on_the_cpu() -> None:
     for each in gc.get_objects():
         if isinstance(each, triton.runtime.autotuner.Autotuner):
             each.configs, each.early_config_prune = each.configs[:1], None
-    replaced = {  # looked up when called: while a kernel runs, the interpreter puts its own functions into tl
+    replaced = {  # lambdas, because the interpreter replaces the functions of tl while a kernel runs
         "cos_approx": lambda x: tl.cos(x),  # noqa: PLW0108
         "sin_approx": lambda x: tl.sin(x),  # noqa: PLW0108
         "tanh_approx": lambda x: 2 * tl.sigmoid(2 * x) - 1,

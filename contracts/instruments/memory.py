@@ -1,4 +1,4 @@
-"""Bytes of tensors on a device while something runs: on CUDA the allocator counts them, on a CPU torch's profiler."""
+"""Bytes of tensors on a device while code runs: counted by the allocator on CUDA, by torch's profiler on a CPU."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.profiler import ProfilerActivity, profile
 
 @dataclass(frozen=True, kw_only=True)
 class Seen:
-    """Bytes at the end of a stretch and at its highest, beyond what was there before the first."""
+    """Bytes at the end of one measurement and their peak in it, relative to the creation of the meter."""
 
     held: int
     peak: int
@@ -19,7 +19,7 @@ class Seen:
 
 
 class Meter:
-    """Counts from when it is made; stretches follow each other."""
+    """Counts bytes from its creation, in consecutive measurements."""
 
     def __init__(self, device: str) -> None:
         self.cuda = torch.device(device).type == "cuda"
@@ -51,7 +51,7 @@ class Meter:
 
 
 def _changes(found: profile) -> list[int]:
-    """Bytes allocated (above 0) and freed (below), in the order in which it happened.
+    """Bytes allocated (positive) and freed (negative), in time order.
 
     `profiler.kineto_results.events()`, private, torch 2.1 to 2.13: the public tables add these up by operator.
     """

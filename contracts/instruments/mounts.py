@@ -1,4 +1,4 @@
-"""The file systems of this host, as far as some paths reach: mounts, links, directories."""
+"""The file systems of this host along some paths: mounts, links, directories."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MAX_LINKS = 40  # the kernel's own limit
 
 
 def disks(paths: Iterable[str]) -> Disks:
-    """What the host shows along some absolute paths, every link on the way included.
+    """The mounts, links and directories along some absolute paths, including every link on the way.
 
     Raises:
         Unreachable: when the kernel shows no mount table.
@@ -41,7 +41,7 @@ def _walk(path: str, links: dict[str, str], directories: set[str]) -> None:
         here = f"{done}/{part}"
         try:
             links[here] = held = str(Path(here).readlink())
-        except OSError:  # no link, or nothing at all
+        except OSError:  # not a link, or absent
             done = here
             continue
         followed += 1

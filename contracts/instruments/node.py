@@ -1,4 +1,4 @@
-"""The node this process runs on, captured as text; judging it is somebody else's business."""
+"""Captures the node of this process as text, without judging it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from contracts.spec.machine import NodeCapture
 
-TIMEOUT_S = 10.0  # a wedged driver lets nvidia-smi hang for ever; a healthy eight-way node answers within two seconds
+TIMEOUT_S = 10.0  # with a wedged driver nvidia-smi hangs for ever; a healthy eight-way node answers within two seconds
 
 _TOOLS: Mapping[str, tuple[str, ...]] = {
     "topology": ("nvidia-smi", "topo", "-m"),
@@ -22,9 +22,9 @@ _VISIBLE = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES")
 
 
 def read_node(*, timeout_s: float = TIMEOUT_S) -> NodeCapture:
-    """Ask the tools, `timeout_s` for each. One that is absent, fails or hangs leaves None and its reason.
+    """Run the tools, each for at most `timeout_s`. A tool that is absent, fails or hangs gives None and a reason.
 
-    After a tool was absent or hung, its other questions are not put: they would end the same way.
+    A tool that was absent or hung is not run again, since its other queries would end the same way.
     """
     seen: dict[str, str] = {}
     failures: dict[str, str] = {}
@@ -57,10 +57,10 @@ def read_node(*, timeout_s: float = TIMEOUT_S) -> NodeCapture:
 
 
 def _said(command: tuple[str, ...], timeout_s: float) -> str:
-    """Standard output of a command that ended well.
+    """Standard output of a successful command.
 
     Raises:
-        ChildProcessError: when it did not, with its exit code and first line.
+        ChildProcessError: when it failed, with its exit code and first line.
     """
     done = subprocess.run(
         command, capture_output=True, text=True, encoding="utf-8", errors="replace", timeout=timeout_s, check=False,

@@ -1,4 +1,4 @@
-"""Tensors and values, and how far two tensors are apart."""
+"""Conversion between tensors and values, and comparison of tensors within a tolerance."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from contracts.spec.tolerance import Tolerance
 
 
 def array(tensor: Tensor) -> Array:
-    """A tensor as a value: a copy of its elements, on the host."""
+    """A tensor as a value, with a copy of its elements on the host."""
     held = tensor.detach().to("cpu").contiguous()
     element = str(held.dtype).removeprefix("torch.")
     data = ctypes.string_at(held.data_ptr(), held.nbytes) if held.nbytes else b""  # numpy may not be installed
@@ -28,7 +28,7 @@ def arrays(tensors: Mapping[str, Tensor]) -> Arrays:
 
 
 def tensor(value: Array, dtype: torch.dtype | None = None) -> Tensor:
-    """A value as a tensor of its own memory, converted to `dtype` if one is given."""
+    """A value as a tensor with memory of its own, converted to `dtype` if one is given."""
     element = getattr(torch, value.dtype)
     data = bytearray(value.data)
     flat = torch.frombuffer(data, dtype=element) if data else torch.empty(0, dtype=element)
@@ -45,14 +45,14 @@ def tensors(values: Arrays, dtype: torch.dtype | None = None) -> dict[str, Tenso
 
 
 def apart(what: str, got: Array | Tensor, want: Array | Tensor, tolerance: Tolerance, *, scale: float = 0.0) -> str:
-    """In what two tensors differ, in words, or nothing when they agree within the tolerance.
+    """How two tensors differ, in words; empty when they agree within the tolerance.
 
-    Shapes first, then non-finite elements on either side, then three distances (spec.tolerance): there are no
-    percentiles and no masks, because those let a single wrong token pass.
+    It compares shapes first, then non-finite elements on either side, then three distances (spec.tolerance). There are
+    no percentiles and no masks, because those let a single wrong token pass.
 
     Args:
-        scale: how large the terms are that were added up to what is expected, where they may cancel: its elements are
-            then known to some roundings of that size (`floor`) and no better, however small they are themselves.
+        scale: size of the terms whose sum is the expected tensor, if they may cancel. Elements of the sum are then
+            exact only up to some roundings of that size (`floor`), even if they are small themselves.
     """
     left, right = (each if isinstance(each, Tensor) else tensor(each) for each in (got, want))
     if left.shape != right.shape:
@@ -83,7 +83,7 @@ def apart(what: str, got: Array | Tensor, want: Array | Tensor, tolerance: Toler
 
 
 def floor(dtype: torch.dtype, scale: float) -> float:
-    """What the rounding of terms of a size leaves where they cancel: nothing below it can be told from zero."""
+    """The rounding error of terms of this size when they cancel. A smaller result is indistinguishable from zero."""
     roundings = HALF_ROUNDINGS if dtype in (torch.bfloat16, torch.float16) else ROUNDINGS
     return roundings * torch.finfo(dtype).eps * scale if dtype.is_floating_point else 0.0
 
@@ -91,25 +91,25 @@ def floor(dtype: torch.dtype, scale: float) -> float:
 ROUNDINGS = 8.0
 """Units in the last place of the terms: sums of some thousand terms in any order stay within three."""
 HALF_ROUNDINGS = 0.25
-"""In half precision one rounding of a stored term is a fault's size; sums are in float32."""
+"""Small, because in half precision one rounding of a stored term is as large as a fault; sums are in float32."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Distance:
-    """How far apart two tensors are, and how large what was expected is, both by element."""
+    """The distance between two tensors (`off`) and the size of the expected one, both per element."""
 
     off: float
     size: float
 
     @property
     def relative(self) -> float:
-        """The distance over the size; infinite beside a zero."""
+        """The distance over the size; infinite for size zero."""
         if self.off == 0:
             return 0.0
         return self.off / self.size if self.size else math.inf
 
     def times(self, bound: float, least: float = 0.0) -> float:
-        """How many times the distance exceeds what is allowed: a part of the size, and never less than a floor."""
+        """The distance over what is allowed: a fraction of the size, and at least `least`."""
         if self.off == 0 or math.isinf(bound):
             return 0.0
         allowed = max(bound * self.size, least)
@@ -117,7 +117,7 @@ class Distance:
 
 
 def distances(got: Tensor, want: Tensor) -> dict[str, Distance]:
-    """Three distances: of the whole in L2, of the worst element, of the worst row (its last dim is one)."""
+    """Three distances: L2 of the whole tensor, the worst element, and the worst row (along the last dim)."""
     if not want.numel():
         return {"L2": Distance(off=0.0, size=0.0)}
     off, typical = got - want, typical_size(want)
@@ -131,7 +131,7 @@ def distances(got: Tensor, want: Tensor) -> dict[str, Distance]:
 
 
 def typical_size(tensor: Tensor) -> float:
-    """The root of the mean square of the elements, also where their squares are too small or too large for a number."""
+    """The root mean square of the elements, without underflow or overflow of the squares."""
     largest = float(tensor.abs().max()) if tensor.numel() else 0.0
     if largest == 0 or not math.isfinite(largest):
         return largest
@@ -139,13 +139,13 @@ def typical_size(tensor: Tensor) -> float:
 
 
 ROW_ALLOWANCE = 8.0
-"""How much worse than the whole the worst row may be: rounding is not spread evenly, a lost token is off by 1/u."""
+"""How much worse than the whole tensor the worst row may be. Rounding is uneven; a lost token is off by 1/u."""
 
 
 def named_apart(
     what: str, got: Arrays, want: Arrays | Mapping[str, Tensor], tolerance: Tolerance, *, scale: float = 0.0
 ) -> str:
-    """`apart` over tensors by name; a name that one side lacks is a difference. Words on at most three of them."""
+    """`apart` over named tensors; a name that only one side has is a difference. Reports at most three differences."""
     missing, extra = sorted(want.keys() - got.keys()), sorted(got.keys() - want.keys())
     found = [f"{what} lacks {', '.join(missing)}"] if missing else []
     found += [f"{what} has {', '.join(extra)}, which is not expected"] if extra else []
@@ -158,12 +158,12 @@ def named_apart(
 
 
 def gradients_apart(what: str, got: Arrays, want: Arrays | Mapping[str, Tensor], tolerance: Tolerance) -> str:
-    """`named_apart` over the gradients of one pass: what cancels in one of them is as large as the others are."""
+    """`named_apart` over the gradients of one pass: terms that cancel in one are as large as the other gradients."""
     return named_apart(what, got, want, tolerance, scale=scale_of(want))
 
 
 def scale_of(named: Arrays | Mapping[str, Tensor]) -> float:
-    """The typical size of the largest tensor by that size; 0 where there is no finite one."""
+    """The largest `typical_size` of the tensors; 0 if none is finite."""
     held = (each if isinstance(each, Tensor) else tensor(each) for each in named.values())
     sizes = (typical_size(each) for each in held if each.is_floating_point())
     return max((size for size in sizes if math.isfinite(size)), default=0.0)

@@ -1,8 +1,8 @@
-"""What is installed in the environment of the interpreter that runs this file, as JSON on standard output.
+"""The packages of the interpreter that runs this file, as JSON on standard output.
 
-Run as a file, by the interpreter that will start the ranks, which may know nothing of this suite: standard library
-only, and no package that it names is imported. `build` is a commit of a version-control checkout without changes, or
-the digest of the list of installed files with their hashes; null where neither proves what the version stands for.
+The interpreter that will start the ranks runs it as a file. That interpreter may not have this suite, so the file uses
+the standard library only, and it imports none of the packages. `build` is the commit of an unchanged version-control
+checkout, or the digest of the list of installed files with their hashes; null if neither proves the build.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ RUNTIME = (
     "flash-linear-attention", "fla-core", "mamba-ssm", "causal-conv1d", "dualpipe", "nvidia-cutlass-dsl",
     "quack-kernels", "nvidia-nccl-cu12", "nvidia-nccl-cu13", "nvidia-cudnn-cu12", "nvidia-cudnn-cu13",
 )  # fmt: skip
-"""Packages that change what a step does or how fast it is."""
+"""Packages that affect the result or the speed of a step."""
 
 GIT_TIMEOUT_S = 10.0
 
 
 def build_of(name: str) -> str | None:
-    """What proves which build of an installed package this is."""
+    """The proof of the build of an installed package."""
     distribution = metadata.distribution(name)
     try:
         origin = json.loads(distribution.read_text("direct_url.json") or "{}")
@@ -48,7 +48,7 @@ def build_of(name: str) -> str | None:
 
 
 def _commit_of(folder: str) -> str | None:
-    """The commit of a checkout that has no changes."""
+    """The commit of an unchanged checkout."""
     said = []
     for words in (("rev-parse", "HEAD"), ("status", "--porcelain", "--untracked-files=no")):
         try:

@@ -1,8 +1,8 @@
-"""pip's own word on an install plan: each step asked with `--dry-run --report`, with the steps before it in place.
+"""Runs each step of an install plan through `pip --dry-run --report`, with the earlier steps in place.
 
-Nothing is installed. The steps are played in an empty environment, in which what a step would have installed is made
-to look installed, with the metadata that pip reported. pip resolves against that as it would against the real thing.
-A source distribution or a repository is built for its metadata, as pip always does.
+Nothing is installed. The steps run in an empty environment. After each step, the packages that it would have installed
+get fake installations with the metadata that pip reported, and pip resolves against those as against real ones. pip
+builds a source distribution or a repository for its metadata, as always.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from contracts.spec.installation import InstallPlan, InstallStep
 from contracts.spec.stack_table import normal
 
 ELSEWHERE = ("--target", "-t", "--prefix", "--root", "--user", "--break-system-packages")
-"""Options that install beside the environment, where no later step would look."""
+"""Options that install outside the environment, where no later step would look."""
 
 
 def ask(plan: InstallPlan, *, folder: Path, python: str = sys.executable, timeout: float = 600) -> InstallPlan:
     """The plan with what pip would install at each step.
 
     Args:
-        folder: where relative paths of the plan start.
-        python: the interpreter from which the environment would be made.
+        folder: the base of relative paths in the plan.
+        python: the interpreter from which the environment would be created.
 
     Raises:
-        Refused: when a step installs beside the environment.
-        Unreachable: when no environment can be made.
+        Refused: when a step installs outside the environment.
+        Unreachable: when no environment can be created.
     """
     found = Refusals()
     for step in plan.steps:
@@ -46,9 +46,9 @@ def ask(plan: InstallPlan, *, folder: Path, python: str = sys.executable, timeou
 
 
 def arguments(step: InstallStep) -> tuple[str, ...] | None:
-    """What follows `pip install` in a step's words; None when it is another command.
+    """The arguments of `pip install` in a step; None for any other command.
 
-    `uv pip install` is another command: its resolver has rules of its own, and pip's answer would not be its.
+    `uv pip install` is another command: its resolver has other rules, so pip cannot answer for it.
     """
     if any(Path(word).name == "uv" for word in step.words):
         return None
@@ -97,7 +97,7 @@ def _ask(step: InstallStep, place: Path, folder: Path, timeout: float) -> Instal
 
 
 def _pretend(python: Path, metadata: dict[str, Any]) -> None:
-    """Make a distribution look installed, in place of any other version of it."""
+    """Create a fake installation of a distribution, in place of any other version of it."""
     packages = next(python.parents[1].glob("lib/python3*/site-packages"))
     name, version = metadata["name"], metadata["version"]
     for former in packages.glob("*.dist-info"):

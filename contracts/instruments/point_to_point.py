@@ -1,8 +1,8 @@
-"""Messages between two ranks, as this process issues them: seen by the interpreter, with nothing put in their way.
+"""Records the point-to-point messages that this process issues, without replacing any function of torch.
 
-`torch.distributed.P2POp` takes only torch's own `isend` and `irecv`, and `send`, `recv` and `batch_isend_irecv` end in
+`torch.distributed.P2POp` accepts only torch's own `isend` and `irecv`, and `send`, `recv` and `batch_isend_irecv` call
 them too. So every message is a call of one of two functions, and a profile function (`sys.setprofile`) sees it with its
-arguments and with who called. Messages that another thread issues are not seen.
+arguments and its caller. Messages of other threads are not seen.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ BATCH = dist.batch_isend_irecv.__code__
 
 @dataclass
 class Seen:
-    """What was seen: messages in their order, the process groups held when the last was issued, warnings."""
+    """The messages in order, the process groups at the time of the last one, and the warnings."""
 
     issued: list[Message] = field(default_factory=list)
     held: tuple[Group, ...] = ()
@@ -38,7 +38,7 @@ class Seen:
 
 @contextmanager
 def watched() -> Iterator[Seen]:
-    """Record the messages that this thread issues, and the warnings that it is given."""
+    """Record the messages that this thread issues, and the warnings that occur."""
     seen, former = Seen(), sys.getprofile()
 
     def look(frame: FrameType, event: str, _: Any) -> None:
@@ -58,7 +58,7 @@ def watched() -> Iterator[Seen]:
 
 
 def _message(frame: FrameType, batches: list[FrameType]) -> Message:
-    """A call of `isend` or `irecv`. `batches` keeps the frames of the calls, which tells them apart."""
+    """The message of a call of `isend` or `irecv`. `batches` keeps the frames of the calls that issue batches."""
     sends, given, caller = frame.f_code is SENDS, frame.f_locals, frame.f_back
     assert caller is not None
     batched = caller.f_code is BATCH
@@ -77,7 +77,7 @@ def _message(frame: FrameType, batches: list[FrameType]) -> Message:
 
 
 def _peer(given: dict[str, Any], name: str) -> int:
-    """The other rank in the world: named so, or by its place in the group; -1 for whoever sends first."""
+    """The other rank, numbered in the world: given directly or by its rank in the group; -1 for any sender."""
     if given[name] is not None:
         return int(given[name])
     if given[f"group_{name}"] is None:

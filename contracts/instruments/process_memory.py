@@ -1,4 +1,4 @@
-"""What a process holds in memory, in bytes, as the kernel counts it: now, and at most since it began."""
+"""The resident memory of this process in bytes, as the kernel counts it: now, and the peak since its start."""
 
 from __future__ import annotations
 
@@ -10,22 +10,21 @@ _STATUS = Path("/proc/self/status")
 
 
 def now() -> int:
-    """Resident bytes of this process; its peak where no /proc tells."""
+    """Resident bytes of this process; the peak on systems without /proc."""
     return _line("VmRSS") or peak()
 
 
 def peak() -> int:
-    """The most that was ever resident.
+    """The peak of resident bytes.
 
-    `ru_maxrss` is the second choice: on Linux it begins, in a process that was started by another, with what that one
-    held.
+    `ru_maxrss` is the second choice, because on Linux a new process inherits the value of its parent.
     """
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return _line("VmHWM") or most * (1 if sys.platform == "darwin" else 1024)
 
 
 def _line(name: str) -> int:
-    """A line of /proc/self/status, which counts in KiB; 0 where there is none."""
+    """A field of /proc/self/status in bytes (the file has KiB); 0 if it is absent."""
     try:
         lines = _STATUS.read_text(encoding="ascii", errors="replace").splitlines()
     except OSError:

@@ -1,6 +1,6 @@
-"""Who is about to run where, taken before anything heavy is imported: revision, work tree, machine, runtime, devices.
+"""The provenance of a run, taken before any heavy import: revision, work tree, machine, runtime, devices.
 
-Nothing here imports a framework, and nothing here fails: what cannot be found out is recorded as not known.
+Nothing here imports a framework, and nothing here fails: what cannot be determined is recorded as unknown.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from contracts.spec.receipt import Component, MachineClass, Place, Provenance, S
 HEAVY = ("torch", "triton", "jax", "transformer_engine", "megatron", "torchtitan", "mamba_ssm", "flash_attn")
 TIMEOUT_S = 10.0
 MOST_CHANGED = 200
-"""Changed files that are named; a work tree with more of them is dirty all the same."""
+"""The maximal number of changed files to list; a work tree with more is still dirty."""
 
 _DEVICES = ("nvidia-smi", "--query-gpu=index,pci.bus_id,driver_version,name", "--format=csv,noheader")
 _SHEBANG = re.compile(r"#!\s*(?:/usr/bin/env\s+(?:-S\s+)?)?(\S*python[\d.]*)")
@@ -52,10 +52,10 @@ def take(*, folder: Path, host: str | None, devices: int, image: str | None = No
 
 
 def source(folder: Path) -> Source:
-    """The revision and the state of the work tree that a folder stands in.
+    """The revision and the state of the work tree that contains a folder.
 
-    A file that was staged and is gone, or has a name with a newline, is a changed file like any other: names come
-    from git and no file is opened.
+    Names come from git and no file is opened, so a staged file that is gone and a name with a newline need no special
+    case.
     """
     revision = _git(folder, "rev-parse", "HEAD")
     status = _git(folder, "status", "--porcelain=v1", "-z", "--untracked-files=normal")
@@ -66,7 +66,7 @@ def source(folder: Path) -> Source:
 
 
 def changed_files(status: str) -> tuple[str, ...]:
-    """The paths that `git status --porcelain=v1 -z` names; a rename is followed by the name it had."""
+    """The paths in the output of `git status --porcelain=v1 -z`, in which a rename is followed by the old name."""
     fields = iter(status.split("\0"))
     found = []
     for field in fields:
@@ -89,7 +89,7 @@ def _git(folder: Path, *words: str) -> str | None:
 
 
 def runtime() -> tuple[str, tuple[Component, ...]]:
-    """Version and packages of the interpreter that `torchrun` will start; of this one where that is not a script."""
+    """Version and packages of the interpreter that `torchrun` starts; of this one if torchrun is not a script."""
     command = [_interpreter(), "-I", str(Path(packages.__file__))]
     try:
         done = subprocess.run(command, capture_output=True, check=True, timeout=TIMEOUT_S, stdin=subprocess.DEVNULL)
@@ -113,7 +113,7 @@ def _interpreter() -> str:
 def places(count: int, topology: str | None) -> tuple[Place, ...]:
     """Where each local rank runs: rank n on device n, as torchrun starts them, with its bus and nearest NICs.
 
-    `topology` is what `nvidia-smi topo -m` printed. Nothing is renumbered: a rank that chooses another device says so.
+    `topology` is the output of `nvidia-smi topo -m`. A rank that chooses another device must report that itself.
     """
     buses = {int(line[0]): line[1] for line in _device_lines()}
     nics = _nearest_nics(topology)
@@ -134,7 +134,7 @@ def _nearest_nics(topology: str | None) -> dict[str, str]:
 
 
 def _device_lines() -> list[list[str]]:
-    """Index, bus, driver and name of every device; none where nobody can say."""
+    """Index, bus, driver and name of every device; empty if unknown."""
     try:
         done = subprocess.run(
             _DEVICES, capture_output=True, text=True, errors="replace", check=True, timeout=TIMEOUT_S,
@@ -156,5 +156,5 @@ def _fields(lines: Iterable[str]) -> Iterable[list[str]]:
 
 
 def at(taken: Provenance, host: str | None) -> Provenance:
-    """The same provenance with the host's lineage settled."""
+    """The same provenance with the host's lineage filled in."""
     return replace(taken, machine=replace(taken.machine, host=host))

@@ -1,6 +1,6 @@
-"""The place of this process among the ranks, and what the ranks tell each other.
+"""The place of this process among the ranks, and exchange of values between ranks.
 
-The environment that torchrun gives a worker is read here and turned into a value at once.
+Only this file reads the environment that torchrun gives a worker.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Group = tuple[int, ...]
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where a process stands.
+    """The place of a process in the world.
 
     Args:
         rank: in the world, from 0.
@@ -45,23 +45,22 @@ def here() -> Place:
 
 
 def torch_distributed() -> tuple[Any, Any]:
-    """`torch` and `torch.distributed`: heavy, and absent where the law is only read; imported where they are used."""
+    """`torch` and `torch.distributed`, imported only where they are used: they are heavy and may be absent."""
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Failed to initialize NumPy")  # torch says so once, where there is no NumPy
+        warnings.filterwarnings("ignore", "Failed to initialize NumPy")  # torch warns once, without NumPy
         return importlib.import_module("torch"), importlib.import_module("torch.distributed")
 
 
 def device() -> Any:
-    """Where a tensor has to lie for a collective of the default group: the GPU of the local rank, or the CPU."""
+    """The device of tensors for collectives of the default group: the GPU of the local rank, or the CPU."""
     torch, dist = torch_distributed()
     return torch.device("cuda", here().local_rank) if dist.get_backend() == "nccl" else torch.device("cpu")
 
 
 def gathered(value: Any, group: Any = None) -> tuple[Any, ...]:
-    """What every rank of a group says, by rank; of the default group if none is given. `value` is anything that JSON
-    knows.
+    """The value of every rank of a group (the default group if None), in rank order. `value` must have a JSON form.
 
-    `torch.distributed.all_gather_object` does the same by pickle, and needs NumPy.
+    `torch.distributed.all_gather_object` does the same with pickle, and needs NumPy.
     """
     torch, dist = torch_distributed()
     said = json.dumps(value).encode()
@@ -77,8 +76,8 @@ def held_groups() -> tuple[Group, ...]:
     """The members of every process group that this process holds, the default group first, in order of creation.
 
     torch has no public list of them. `_world.pg_group_ranks` (group → {global rank: rank in the group}) is in every
-    torch.distributed from 2.0 to 2.13; should it go, this is the one place that reads it. It also remembers the last
-    group that the process is no member of, under a key that is no group.
+    torch.distributed from 2.0 to 2.13, and only this function reads it. It also has the last group that the process is
+    not a member of, under a key that is not a group.
     """
     _, dist = torch_distributed()
     every = dist.distributed_c10d._world.pg_group_ranks.items()

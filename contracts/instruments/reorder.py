@@ -1,11 +1,11 @@
-"""Run torch with its products and sums in another order, so that results differ by rounding alone.
+"""Runs torch with products and sums in another order, so that results differ by rounding alone.
 
-Another BLAS, another vector width or another thread count adds the same terms in another order. A stack that does so is
-as right as one that does not, and the law must hold for both. `Reordered` is a dispatch mode that does it on any
-machine, forward and backward: a verdict that changes under it rests on rounding.
+Another BLAS, vector width or thread count adds the same terms in another order. Such a stack is equally correct, and
+the contracts must hold for it. `Reordered` is a dispatch mode that changes the order on any machine, forward and
+backward. A verdict that changes under it depends on rounding.
 
-What it leaves alone: integers, tensors without data (meta and fake ones), fused attention kernels, convolutions, what a
-compiler has made, and sums over ranks.
+It does not change integers, tensors without data (meta and fake ones), fused attention kernels, convolutions, compiled
+code, and sums over ranks.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 Order = Literal["reversed", "blocked", "pairwise", "unfused"]
 ORDERS: tuple[Order, ...] = ("reversed", "blocked", "pairwise", "unfused")
 BLOCK = 3
-"""Terms of a block: small models have few terms, and each sum is to have several blocks."""
+"""Terms in a block. Small, so that the short sums of small models have several blocks."""
 UNFUSED_ELEMENTS = 2**22
-"""Of a product spelled out as multiply and add: a larger one is added in blocks instead."""
+"""Maximal elements of a product that is computed as multiply and add; a larger one is added in blocks instead."""
 
 _aten = torch.ops.aten
 _Handler = Callable[..., Any]
@@ -35,8 +35,8 @@ class Reordered(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
         order: `reversed`, last term first; `blocked`, in blocks of a few terms; `pairwise`, halves of halves;
             `unfused`, products as multiply and add, and functions by other formulas (1/sqrt for rsqrt).
 
-    `torch.utils._python_dispatch` is private by its name and documented (torch 2.1 to 2.13); nothing else sees the
-    products of a backward pass.
+    `torch.utils._python_dispatch` has a private name but is documented (torch 2.1 to 2.13). Only a dispatch mode also
+    sees the products of a backward pass.
     """
 
     def __init__(self, order: Order) -> None:
@@ -47,7 +47,7 @@ class Reordered(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(kind not in (Tensor, torch.nn.Parameter) for kind in types):
-            return NotImplemented  # a DTensor's or fake tensor's own; what it does with plain tensors comes back here
+            return NotImplemented  # a DTensor or fake tensor; its operators on plain tensors arrive here again
         named = kwargs or {}
         handler = _HANDLERS.get(func)
         first = next((each for each in args if isinstance(each, Tensor)), None)
@@ -58,12 +58,12 @@ class Reordered(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
 
 
 def _wide(value: Tensor) -> Tensor:
-    """Half precision is added up in float32 and rounded once, by every kernel of the field."""
+    """Like every kernel, accumulates half precision in float32 and rounds once."""
     return value.float() if value.dtype in (torch.bfloat16, torch.float16) else value
 
 
 def _contract(order: Order, left: Tensor, right: Tensor) -> Tensor:
-    """(…, M, K) @ (…, K, N), its K terms added in another order."""
+    """(…, M, K) @ (…, K, N), with the K terms added in another order."""
     a, b, inner = _wide(left), _wide(right), left.shape[-1]
     if order == "reversed":
         out = a.flip(-1) @ b.flip(-2)
@@ -88,7 +88,7 @@ def _halves(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _add_up(order: Order, value: Tensor, dims: Sequence[int], keepdim: bool) -> Tensor:
-    """The sum over some dims, its terms in another order, in the width in which it is added."""
+    """The sum over some dims, with its terms in another order, in the dtype of the accumulation."""
     wide = _wide(value)
     if order == "reversed":
         return wide.flip(tuple(dims)).sum(tuple(dims), keepdim=keepdim)
@@ -158,7 +158,7 @@ def _addmm(
 
 
 def _flipped(order: Order, func: Any, value: Tensor, dim: int, *rest: Any) -> Any:
-    """A function along one dim that adds its elements up, from the other end."""
+    """A function that accumulates along one dim, run from the other end."""
     return func(value.flip(dim), dim, *rest).flip(dim) if value.dim() else func(value, dim, *rest)
 
 

@@ -1,6 +1,6 @@
-"""The folder of a run, looked at without touching it: manifest.json, receipt.json, logs, the artifacts it names.
+"""Reads the folder of a run without changing it: manifest.json, receipt.json, logs, and the artifacts it names.
 
-Nothing is inferred here: what is there is reported, and `spec.triage` draws the conclusion.
+It reports what is there; `spec.triage` draws conclusions.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from contracts.spec.errors import refuse
 from contracts.spec.manifest import Manifest, loads
 
 MANIFEST, RECEIPT = "manifest.json", "receipt.json"
-LARGEST = 16 * 2**20  # bytes; no manifest or receipt comes near it, and a device file would never end
+LARGEST = 16 * 2**20  # bytes; far above any manifest or receipt, and a device file would never end
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunFolder:
-    """What lies in the folder. `receipt` is unread; `present` are the declared artifacts that exist and are
-    not empty: an upload that was cut off at once leaves an empty file."""
+    """The contents of the folder. `receipt` is not parsed. `present` are the declared artifacts that exist and are not
+    empty, because an aborted upload leaves an empty file."""
 
     manifest: Manifest | None
     receipt: bytes | None
@@ -28,10 +28,10 @@ class RunFolder:
 
 
 def look(folder: Path) -> RunFolder:
-    """Look at a run's folder.
+    """Read a run's folder.
 
     Raises:
-        Refused: when it is no folder, cannot be read, or its manifest is none.
+        Refused: when it is not a folder, cannot be read, or its manifest is invalid.
     """
     if not folder.is_dir():
         raise refuse("run", str(folder), "is no folder", "give the folder that holds the run's manifest.json")
@@ -48,8 +48,8 @@ def look(folder: Path) -> RunFolder:
 
 
 def silence(manifest: Manifest, now: datetime.datetime) -> float:
-    """Seconds since a detached run was launched, a running one was last polled, or an ended one ended. A clock that is
-    behind the collector's reads as no silence at all."""
+    """Seconds since a detached run was launched, a running one was last polled, or an ended one ended. Zero if this
+    clock is behind the collector's."""
     heard = manifest.launched_at
     if manifest.state != "detached":
         heard = manifest.completed_at or manifest.last_polled_at or heard

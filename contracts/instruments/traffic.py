@@ -1,12 +1,12 @@
-"""The collectives of this process as they are issued, and each held against those of the other ranks before it runs.
+"""Records the collectives that this process issues, and compares each with those of the other ranks before it runs.
 
-Ranks that do not issue the same collective hang, or end in SIGABRT, or compute with what was in the buffer: gloo and
-NCCL take float32 for int32 and the largest for the sum without a word. `watched` lets the members of a group tell each
-other what they are about to issue, over the store of the world; whoever finds another's word different raises, and
-nothing has been sent yet. torch's own TORCH_DISTRIBUTED_DEBUG=DETAIL leaves out the reduction, and has to be set before
-the world is made.
+Ranks that do not issue the same collective hang, die by SIGABRT, or compute with the old contents of a buffer: gloo and
+NCCL silently accept float32 for int32, and max for sum. Under `watched` the members of a group exchange descriptions
+of their next collective over the store of the world. A rank that finds another description raises, before anything has
+been sent. torch's own TORCH_DISTRIBUTED_DEBUG=DETAIL does not compare the reduction, and must be set before the world
+is created.
 
-Only what is eager is seen: what a compiled graph issues does not pass by.
+Only eager collectives are seen, not those of a compiled graph.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ SILENT = ("wait_tensor", "_wrap_tensor_autograd", "check_for_nan", "monitored_ba
 PAIRED = ("send", "recv", "isend", "irecv", "batch_p2p_ops", "recv_any_source")
 MESSAGES = {"send": "send", "recv": "receive"}
 UNEVEN = ("alltoall_base", "all_to_all_single")
-INPUTS = (  # of a scatter the outputs are read: its root alone puts something in
+INPUTS = (  # for a scatter the outputs are read, since only the root has inputs
     "input", "inputs", "input_tensor", "input_tensors", "input_list", "tensor", "tensors",
 )  # fmt: skip
-NAMES = {  # torch has several for one; what a rank says must not depend on the way it took
+NAMES = {  # torch has several names for one collective; the descriptions of ranks must agree
     "_allgather_base": "all_gather", "all_gather_into_tensor": "all_gather", "allgather": "all_gather",
     "_reduce_scatter_base": "reduce_scatter", "reduce_scatter_tensor": "reduce_scatter",
     "allreduce": "all_reduce", "alltoall_base": "all_to_all", "all_to_all_single": "all_to_all",
 }  # fmt: skip
-LIMIT_S = 20.0  # what a rank waits for the word of another; one that has ended says so at once
-LOOK_UP = timedelta(seconds=0.25)  # how often a rank that waits looks whether the others are still on their way
+LIMIT_S = 20.0  # how long a rank waits for another's description; a rank that has ended says so at once
+LOOK_UP = timedelta(seconds=0.25)  # how often a waiting rank checks whether the others have ended
 
 
 class Diverged(Exception):
-    """The ranks of a group are about to issue different collectives. The words say which."""
+    """The ranks of a group are about to issue different collectives; the message says which."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,9 +59,9 @@ class Collective:
     Args:
         op: all_reduce, all_gather, reduce_scatter, all_to_all, broadcast …
         members: of its group, by rank in the group.
-        shapes, dtypes: of what this rank puts in.
-        reduce: sum, max … where it reduces.
-        sent, received: rows to and from each member, where they are given.
+        shapes, dtypes: of this rank's input.
+        reduce: sum, max … for a reduction.
+        sent, received: rows to and from each member, for a collective with split sizes.
     """
 
     op: str
@@ -75,17 +75,17 @@ class Collective:
 
     @property
     def uneven(self) -> bool:
-        """Whether the ranks may put in different lengths."""
+        """Whether ranks may contribute different lengths."""
         return self.op == "all_to_all"
 
     @property
     def bytes(self) -> int:
-        """What this rank puts in."""
+        """Bytes of this rank's input."""
         each = zip(self.shapes, self.dtypes, strict=True)
         return sum(math.prod(shape) * getattr(torch, dtype).itemsize for shape, dtype in each)
 
     def said(self) -> str:
-        """In words, all that the members must have in common."""
+        """A description of everything that must be equal on all members."""
         shapes = [shape[1:] if self.uneven else shape for shape in self.shapes]
         kept = f"{self.op}({self.reduce})" if self.reduce else self.op
         root = "" if self.root is None else f" from {self.root}"
@@ -95,7 +95,7 @@ class Collective:
 
 @dataclass
 class Watch:
-    """What a rank issued while it was watched; `diverged` are the words when the ranks were about to part."""
+    """The collectives that a rank issued; `diverged` is the message if the ranks were about to diverge."""
 
     issued: list[Collective] = field(default_factory=list)
     diverged: str = ""
@@ -106,10 +106,10 @@ class Watch:
 
 @contextmanager
 def watched(*, limit_s: float = LIMIT_S) -> Iterator[Watch]:
-    """Record what this rank issues. Every rank of the world enters, and leaves, whatever becomes of it.
+    """Record the collectives of this rank. Every rank of the world must enter and leave, even after an error.
 
-    Before the first collective on which the members of its group do not agree, what runs inside is ended by `Diverged`.
-    It does not come out of here, under whatever name it would: `diverged` has the words, and nobody hangs.
+    If the members of a group do not agree on a collective, `Diverged` is raised inside, before the collective runs. The
+    context swallows the exception, even if other code has converted it; `diverged` has the message, and no rank hangs.
     """
     watch = Watch()
     mode = _Mode(watch, _Words(limit_s))
@@ -124,8 +124,8 @@ def watched(*, limit_s: float = LIMIT_S) -> Iterator[Watch]:
 
 
 class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
-    """Sees every call of an operator. torch has no public way to see a collective with its tensors; the modes have
-    been under this name since torch 1.13, and CommDebugMode, which is public, counts by means of one."""
+    """Sees every call of an operator. torch has no public way to see a collective with its tensors. Dispatch modes have
+    had this name since torch 1.13, and the public CommDebugMode is built on one."""
 
     def __init__(self, watch: Watch, words: _Words) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -133,7 +133,7 @@ class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(issubclass(each, DTensor) for each in types):
-            return NotImplemented  # its collectives are issued a level below
+            return NotImplemented  # its collectives are issued one level below
         if func.namespace in NAMESPACES:
             found = read(func, args, kwargs or {})
             if found is not None:
@@ -150,7 +150,7 @@ class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
 
 
 def read(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Collective | None:
-    """A call of a collective, read by the names of its arguments; None for what is none."""
+    """The collective of a call, read by the names of its arguments; None for any other call."""
     name = _name(func)
     if name in SILENT or name in PAIRED:
         return None
@@ -171,7 +171,7 @@ def read(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Collective |
 
 
 def message(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Collective | None:
-    """A call of `c10d::send` or `c10d::recv_`, as a collective of two: `root` is the other rank, in the world."""
+    """A call of `c10d::send` or `c10d::recv_` as a collective of two ranks; `root` is the other's rank in the world."""
     name = _name(func)
     if func.namespace != "c10d" or name not in MESSAGES:
         return None
@@ -221,7 +221,7 @@ def _shape(shape: tuple[int, ...]) -> str:
 
 
 class _Words:
-    """What ranks tell each other over the store of the world, which no collective passes through."""
+    """Exchanges descriptions over the store of the world, which uses no collective."""
 
     def __init__(self, limit_s: float) -> None:
         self.limit_s, self.rank = limit_s, dist.get_rank()
@@ -230,7 +230,7 @@ class _Words:
         self.issued: dict[Group, int] = {}
 
     def compare(self, found: Collective) -> None:
-        """Tell the members what this rank is about to do, and hold it against what they are."""
+        """Publish this rank's next collective, and compare it with those of the other members."""
         index = self.issued[found.members] = self.issued.get(found.members, -1) + 1
         mine = json.dumps({"said": found.said(), "sent": found.sent, "received": found.received})
         keys = {other: _key(found.members, index, other) for other in found.members}
@@ -242,12 +242,12 @@ class _Words:
         _alike(found, {other: json.loads(word) for other, word in every}, index, self.rank)
 
     def await_all(self, keys: dict[int, str], mine: str) -> None:
-        """Until the others have told their words of a collective, of which this rank's are `mine`."""
+        """Wait until the others have published their descriptions; `mine` is this rank's, for the error."""
         until = time.monotonic() + self.limit_s
         while True:
             try:
                 return self.store.wait(list(keys.values()), LOOK_UP)
-            except dist.DistStoreError:  # not all of them in this time
+            except dist.DistStoreError:  # some are still missing
                 silent = [other for other, key in keys.items() if not self.store.check([key])]
             for other in silent:
                 if self.store.check([f"end/{other}"]) and not self.store.check([keys[other]]):
@@ -267,7 +267,7 @@ class _Words:
 
 
 def _alike(found: Collective, every: dict[int, dict[str, Any]], index: int, rank: int) -> None:
-    """Hold all words against each other: whoever is part of it stops, also where two others differ."""
+    """Compare all descriptions. Every member raises, even if only two others differ."""
     where = f"collective {index} over {list(found.members)}"
     for other, word in every.items():
         if word["said"] != found.said():
@@ -284,7 +284,7 @@ def _key(members: Group, index: int, rank: int) -> str:
 
 
 def _number(store: c10d.Store, rank: int) -> int:
-    """A number that no watch of this world had before, the same on every rank, wherever an earlier one was left."""
+    """A number that no earlier watch of this world had, the same on every rank, even after an aborted watch."""
     own = f"rankproof/traffic/{rank}"
     before = store.add(own, 0)
     number = 1 + max(gathered(before))

@@ -1,1 +1,1 @@
-"""The words: frozen values, arithmetic and the questions. Standard library only; importable in milliseconds."""
+"""Frozen values, their arithmetic, and the questions. Standard library only; importable in milliseconds."""

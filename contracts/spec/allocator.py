@@ -1,8 +1,9 @@
-"""What the allocator's record says: why an allocation failed, and whether reserved drifts away from allocated.
+"""The allocator's records: why an allocation failed, and whether `reserved` drifts away from `allocated`.
 
-`allocated` is what tensors use, `reserved` what the allocator holds from the device. Their gap is memory that is held
-and not used. A gap that grows while the shape of the steps does not is fragmentation; both numbers growing together is
-the model. One out-of-memory line cannot tell them apart over a run, two readbacks cannot either. All sizes in bytes.
+`allocated` is memory used by tensors, `reserved` is memory that the allocator has taken from the device. The gap
+between them is unused. If the gap grows while the shape of the steps is constant, that is fragmentation; if both
+numbers grow together, the model needs more. Neither one out-of-memory record nor two samples can distinguish these. All
+sizes are in bytes.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from contracts.spec.errors import Refusals
 
 @dataclass(frozen=True, kw_only=True)
 class OutOfMemory:
-    """A failed allocation as the allocator tells it. None: not recorded.
+    """A failed allocation as the allocator reported it, in bytes. None: not recorded.
 
     Args:
-        requested: what could not be had; `capacity`: of the device; `free`: what the device had left.
-        allocated, reserved: in use by tensors, and held by this process's allocator, at that moment.
-        own_overhead: used by this process beside the allocator (context, NCCL buffers).
+        requested: the size of the allocation; `capacity`: of the device; `free`: what the device had left.
+        allocated, reserved: used by tensors, and held by this process's allocator, at that moment.
+        own_overhead: used by this process outside the allocator (context, NCCL buffers).
     """
 
     requested: int
@@ -35,8 +36,8 @@ class OutOfMemory:
 
 @dataclass(frozen=True, kw_only=True)
 class OomCause:
-    """fragmentation: the bytes were there, in pieces. exhaustion: they were not. occupied: they would be there, but
-    another process has them."""
+    """fragmentation: enough bytes were there, but in pieces. exhaustion: there were not enough. occupied: there would
+    be enough, but another process has them."""
 
     word: Literal["fragmentation", "exhaustion", "occupied", "cannot say"]
     why: str
@@ -44,7 +45,7 @@ class OomCause:
 
 @dataclass(frozen=True, kw_only=True)
 class MemorySample:
-    """One readback. Batch and sequence are the shape on which the memory of a step depends."""
+    """One sample of the allocator. Batch and sequence are the shape on which the memory of a step depends."""
 
     step: int
     batch: int
@@ -63,7 +64,7 @@ class MemorySample:
 
 @dataclass(frozen=True, kw_only=True)
 class AllocatorTrend:
-    """Late in the run and under one shape. fragmenting: reserved drifts away from allocated. pressure: both grow
+    """The trend late in the run, under one shape. fragmenting: reserved drifts away from allocated. pressure: both grow
     together. steady: neither."""
 
     word: Literal["steady", "fragmenting", "pressure", "cannot say"]
@@ -72,7 +73,7 @@ class AllocatorTrend:
 
 @dataclass(frozen=True, kw_only=True)
 class FlagEffect:
-    """Whether expandable_segments did useful work between two runs of one shape."""
+    """Whether expandable_segments helped, by comparison of two runs of one shape."""
 
     word: Literal["helps", "does not help", "cannot say"]
     why: str
@@ -80,16 +81,16 @@ class FlagEffect:
 
 GIB = 2**30
 SLACK = 0.01  # of reserved: growth below it is the allocator's rounding (2 MiB blocks, 20 MiB segments)
-ROUNDING = 0.02  # of the capacity: a gap below it is never nothing, and giving it back mends nothing
+ROUNDING = 0.02  # of the capacity: some gap is always there, and releasing one this small would not help
 OVERHEAD = 4 * GIB  # a process's context, NCCL and cuBLAS buffers together stay below it
-FEWEST = 6  # readbacks under one shape; two thirds of them are compared with each other
+FEWEST = 6  # samples under one shape; the last two thirds of them are compared with each other
 
 
 def oom_cause(record: OutOfMemory) -> OomCause:
     """Why an allocation failed.
 
     Raises:
-        Refused: for numbers that cannot be: negative, more allocated than reserved, more held than the device has.
+        Refused: for impossible numbers: negative, more allocated than reserved, more held than the device has.
     """
     _possible(record)
     free, allocated, reserved = record.free, record.allocated, record.reserved
@@ -113,13 +114,13 @@ def oom_cause(record: OutOfMemory) -> OomCause:
 
 
 def allocator_trend(samples: Sequence[MemorySample]) -> AllocatorTrend:
-    """What the gap and the allocation do, late in a run, under one shape. The worst shape speaks for the run.
+    """How the gap and the allocation develop late in a run, under one shape. The worst shape decides.
 
-    The last third of a shape's readbacks is compared with the third before it: the first third is warm-up, in which
-    every allocator grows.
+    The last third of a shape's samples is compared with the middle third. The first third is warm-up, in which every
+    allocator grows.
 
     Raises:
-        Refused: for readbacks whose numbers cannot be, or that do not come in order of their steps.
+        Refused: for samples with impossible numbers, or that are not in order of their steps.
     """
     _in_order(samples)
     shapes: dict[tuple[int, int], list[MemorySample]] = {}
@@ -135,7 +136,7 @@ def allocator_trend(samples: Sequence[MemorySample]) -> AllocatorTrend:
 
 
 def expandable_effect(off: Sequence[MemorySample], on: Sequence[MemorySample]) -> FlagEffect:
-    """Whether expandable_segments helped: without it the gap grows, with it it stops, under the same shapes.
+    """Whether expandable_segments helped: under the same shapes the gap grows without it and does not grow with it.
 
     Raises:
         Refused: as `allocator_trend`.

@@ -1,7 +1,7 @@
-"""A tensor as a value: dtype, shape and elements, comparable, frozen and with a JSON form.
+"""A tensor as a frozen value with dtype, shape, elements and a JSON form.
 
-The questions about numbers take and give these, so that a stack may live in another process or another environment,
-and nothing of its autograd graph leaks into the check. `instruments.numerics` turns them into torch tensors and back.
+The questions about numbers take and return these. So a stack may live in another process or environment, and its
+autograd graph does not leak into the check. `instruments.numerics` converts them to torch tensors and back.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Array:
 
     @property
     def fingerprint(self) -> str:
-        """What its bits come to, as 16 hexadecimal digits: equal on two ranks that hold the same."""
+        """A hash of its bytes, as 16 hexadecimal digits: equal on two ranks that hold the same elements."""
         return hashlib.sha256(self.data).hexdigest()[:16]
 
 
@@ -37,7 +37,7 @@ Arrays = Mapping[str, Array]
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """What a tensor is before it has elements."""
+    """The dtype and the shape of a tensor, without its elements."""
 
     dtype: Element
     shape: tuple[int, ...]

@@ -1,6 +1,6 @@
-"""What fits and what may run: memory budgets and the kernel catalogue (MEM-02, KRN-02, KRN-03).
+"""Memory budgets and the kernel catalogue (MEM-02, KRN-02, KRN-03).
 
-Bytes are whole bytes. GB is 10⁹ and GiB is 2³⁰ of them, and no field is named in either.
+Every memory field is in whole bytes. In text GB is 10⁹ bytes and GiB is 2³⁰ bytes.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ PARTS: tuple[Part, ...] = (
     "weights", "gradients", "optimizer", "activations", "routing", "communication", "reserve",
 )  # fmt: skip
 Share = Literal["replicated", "tp", "ep"]
-"""How a tensor is cut before data parallelism: on every rank of the stage, by TP, or by EP (experts, with their own
+"""How a tensor is sharded before data parallelism: on every rank of the stage, by TP, or by EP (experts, with their own
 tensor parallelism)."""
 
 Sharding = Literal["none", "optimizer", "full"]
-"""What data parallelism cuts: nothing (DDP), optimizer state (a distributed optimizer), or weights, gradients and
+"""What data parallelism shards: nothing (DDP), optimizer state (a distributed optimizer), or weights, gradients and
 optimizer state (FSDP2)."""
 
 FitWord = Literal["fits", "tight", "too large"]
@@ -33,7 +33,7 @@ NEEDS: tuple[Need, ...] = ("causal", "no_doc_ids", "no_sliding_window", "no_vali
 
 @dataclass(frozen=True, kw_only=True)
 class Card:
-    """A card, by the bytes that one process can plan with."""
+    """A GPU, with the bytes that one process can plan with."""
 
     name: str
     usable_bytes: int
@@ -41,7 +41,7 @@ class Card:
 
 @dataclass(frozen=True, kw_only=True)
 class Spread:
-    """How a recipe is spread: the degrees that run, over how many ranks, and what data parallelism cuts."""
+    """How a recipe is parallelised: the degrees, the number of ranks, and what data parallelism shards."""
 
     degrees: Degrees
     world: int
@@ -53,8 +53,8 @@ class Spread:
 class ParameterCount:
     """Parameters of the whole model, each tensor once.
 
-    `families` is keyed by pattern letter (A, E, M, R), `embedding`, `head`, `norm` and `mtp`, and adds up to `total`.
-    `active` is `total` without the routed experts that a token does not visit.
+    The keys of `families` are the pattern letters (A, E, M, R), `embedding`, `head`, `norm` and `mtp`; the values add
+    up to `total`. `active` is `total` without the routed experts that a token does not use.
     """
 
     total: int
@@ -64,7 +64,7 @@ class ParameterCount:
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """One line of a budget: bytes on one rank, with the arithmetic written out in numbers."""
+    """One line of a budget: bytes on one rank, with the formula written out in numbers."""
 
     part: Part
     share: Share
@@ -75,9 +75,9 @@ class Line:
 
 @dataclass(frozen=True, kw_only=True)
 class StageBudget:
-    """What one rank of a pipeline stage holds. `stage` counts from 0; `letters` are the blocks it owns.
+    """What one rank of a pipeline stage holds. `stage` counts from 0; `letters` are its blocks.
 
-    `parameters` are those of one rank before data parallelism cuts them, by share.
+    `parameters` maps a share to the parameters of one rank, before data parallelism shards them.
     """
 
     stage: int
@@ -89,9 +89,9 @@ class StageBudget:
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """The memory a plan needs on a card: every stage, and the heaviest, which decides.
+    """The memory that a plan needs on a card, by stage. The heaviest stage decides.
 
-    `fit` compares `total_bytes` with the card; it is a plan, and proves nothing.
+    `total_bytes` is the total of the heaviest stage; `fit` compares it with the card. It is a plan, not a proof.
     """
 
     card: Card
@@ -103,9 +103,9 @@ class Budget:
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """The peak of a run that happened. `receipt` identifies it; `card` is the card it ran on, `step` the last step.
+    """The measured memory peak of a run. `receipt` identifies the run, `card` is its card, `step` its last step.
 
-    `reserved_bytes` is what the allocator took from the card, `allocated_bytes` what tensors used of it.
+    `reserved_bytes` is what the allocator took from the card, `allocated_bytes` what tensors used.
     """
 
     receipt: str
@@ -117,7 +117,7 @@ class Measured:
 
 @dataclass(frozen=True, kw_only=True)
 class Fit:
-    """Whether something fits a card, with the reason. `proved` needs a measurement of that card, with a receipt."""
+    """Whether a need fits a card, with the reason. `proved` requires a measurement on that card, with a receipt."""
 
     word: FitWord
     proved: bool
@@ -126,10 +126,10 @@ class Fit:
 
 @dataclass(frozen=True, kw_only=True)
 class KernelRule:
-    """One kernel variant of the catalogue and what guards it.
+    """One kernel variant of the catalogue, with the guards under which it may run.
 
-    `devices` are compute capabilities (`sm_90`); a rule that is not `fast` runs anywhere and names none. `package` is
-    what must be installed. `fallback` is the variant that runs when a guard closes; None for the last resort.
+    `devices` are compute capabilities (`sm_90`); a variant that is not `fast` runs anywhere and names none. `package`
+    must be installed. `fallback` is the variant that runs when a guard fails; None for the last resort.
     """
 
     family: str
@@ -144,10 +144,10 @@ class KernelRule:
 
 @dataclass(frozen=True, kw_only=True)
 class KernelRequest:
-    """A variant asked for, on a device, for a workload.
+    """A request for a kernel variant on a device, for a workload.
 
-    `device` is what the driver says (`sm_90`), None when it says nothing. `installed` names the packages that import.
-    `required` forbids a fallback.
+    `device` is the driver's answer (`sm_90`); None if it gives none. `installed` names the packages that can be
+    imported. `required` forbids a fallback.
     """
 
     variant: str
@@ -162,7 +162,7 @@ class KernelRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class KernelChoice:
-    """What runs. `fallback_reason` is None exactly when `actual` is what was requested."""
+    """The kernel that runs. `fallback_reason` is None exactly when `actual` is what was requested."""
 
     requested: str
     actual: str
@@ -174,9 +174,9 @@ class KernelChoice:
 class Proof:
     """Evidence about a kernel on a device.
 
-    `requested`, `actual`, `runtime_mode` (`train`, `eval`, `shadow`) and `fallback_reason` say what ran. Measures are
-    against the kernel it would replace: the greatest absolute difference, throughput and memory as ratios (0.95 is 5 %
-    slower, 1.05 is 5 % more). None is not measured.
+    `requested`, `actual`, `runtime_mode` (`train`, `eval`, `shadow`) and `fallback_reason` say what ran. The other
+    numbers compare it with the kernel that it would replace: the largest absolute difference, and throughput and memory
+    as ratios (0.95 is 5 % slower, 1.05 is 5 % more). None: not measured.
     """
 
     kind: ProofKind
@@ -194,37 +194,46 @@ class Proof:
 
 @dataclass(frozen=True, kw_only=True)
 class Promotion:
-    """Whether a kernel may become the default on a device, and why or why not."""
+    """Whether a kernel may become the default on a device, with the reason."""
 
     allowed: bool
     reason: str
 
 
 class Capacity(Party, Protocol):
-    """What a stack plans to hold in memory, and which kernels it may choose."""
+    """Planned memory, and the choice of kernels. All sizes are in bytes."""
 
     def card(self, name: str) -> Card:
-        """The card behind a name (`h200`, `h100`); refuses a name that it does not know."""
+        """The card with a name (`h200`, `h100`). Raises `Refused` for an unknown name."""
         ...
 
     def count_parameters(self, recipe: Recipe) -> ParameterCount:
-        """The parameters of the whole model, by family."""
+        """The number of parameters of the whole model, by family."""
         ...
 
     def budget(self, recipe: Recipe, spread: Spread, card: Card) -> Budget:
-        """The memory that one rank of each pipeline stage needs, part by part; refuses a plan that does not divide."""
+        """The memory that one rank of each pipeline stage needs, part by part.
+
+        Raises `Refused` when the axes do not multiply to the world or the recipe does not divide over them.
+        """
         ...
 
     def fit(self, needed_bytes: int, card: Card, measured: Measured | None) -> Fit:
-        """Whether a need fits a card, and whether that is proved. `measured` is a run that happened, if any did."""
+        """Whether a need fits a card, and whether a measured run proves it. `measured` is None if there was no run.
+
+        Raises `Refused` for sizes that are not positive.
+        """
         ...
 
     def kernels(self) -> tuple[KernelRule, ...]:
-        """The catalogue: every variant that may be chosen, with its guards."""
+        """The catalogue: every kernel variant that may be chosen, with its guards."""
         ...
 
     def kernel(self, request: KernelRequest) -> KernelChoice:
-        """What runs for a request; refuses an unknown variant, and a required one that a guard closes."""
+        """The kernel that runs for a request.
+
+        Raises `Refused` for an unknown variant, and for a required variant whose guard fails.
+        """
         ...
 
     def promotion(self, variant: str, device: str, proofs: tuple[Proof, ...]) -> Promotion:

@@ -1,4 +1,4 @@
-"""Cards by their bytes, and whether a need fits one: what a plan may say, and what only a measurement may."""
+"""GPUs and their usable bytes, and whether a need fits one: what a plan can say, and what only a measurement proves."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ CARDS = {
 }
 REFUSED_ABOVE = 95  # per cent of the usable bytes
 WARNED_ABOVE = 90  # less than 10 % of headroom
-SETTLED_STEP = 100  # before it the allocator has not seen its worst; a peak measured earlier proves no fit
+SETTLED_STEP = 100  # allocations may still grow before it, so a peak measured earlier proves no fit
 
 
 def card(name: str) -> Card:
-    """The card behind a name.
+    """The card with a name.
 
     Raises:
-        Refused: for a name that is not a card; a host or a box is none.
+        Refused: for a name that is not a card; a host or a box is not one.
     """
     if name not in CARDS:
         raise refuse("card", name, "is not a card", f"use one of {', '.join(CARDS)}, or give its bytes")
@@ -28,15 +28,15 @@ def card(name: str) -> Card:
 
 
 def word(needed_bytes: int, card: Card) -> FitWord:
-    """Above 95 % of the usable bytes a plan is refused, above 90 % it is tight. In whole bytes, without rounding."""
+    """Above 95 % of the usable bytes a need is too large, above 90 % it is tight. Integer arithmetic, no rounding."""
     if needed_bytes * 100 > card.usable_bytes * REFUSED_ABOVE:
         return "too large"
     return "tight" if needed_bytes * 100 > card.usable_bytes * WARNED_ABOVE else "fits"
 
 
 def fit(needed_bytes: int, card: Card, measured: Measured | None) -> Fit:
-    """Whether a need fits a card. Only a receipt of a settled run on that card proves it, and what was reserved there
-    overrides a smaller plan.
+    """Whether a need fits a card. Only a receipt of a settled run on that card proves it. A measured peak overrides a
+    smaller plan.
 
     Raises:
         Refused: for sizes that are not positive.

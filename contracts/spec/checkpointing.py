@@ -1,7 +1,7 @@
-"""What is asked of checkpoints: that one is written whole or not at all, found, read back, and thrown away in time.
+"""Questions about checkpoints: atomic writes, the latest complete one, loading, retention.
 
-A folder holds the checkpoints of one run. How they lie in it is the stack's own affair: a check sees steps, states, and
-files that it may break. A folder that a question names exists.
+A folder holds the checkpoints of one run. Its layout is the stack's own: a check sees steps, states, and files that it
+may damage. Every folder that a question names exists.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ class Snapshot:
 
     Args:
         step: the optimizer step after which it was taken.
-        tensors: weights, optimizer state, buffers, generators, by name.
-        position: counters that are no tensors: data position, tokens seen. They may exceed 2³¹.
-        recipe: digest of the recipe, or nothing; a state is loaded into the recipe it was saved under and no other.
+        tensors: weights, optimizer state, buffers, random generators, by name.
+        position: counters that are not tensors: data position, tokens seen. They may exceed 2³¹.
+        recipe: digest of the recipe, or empty. A state may be loaded only into the recipe under which it was saved.
     """
 
     step: int
@@ -37,12 +37,12 @@ class Snapshot:
 
 @dataclass(frozen=True, kw_only=True)
 class WriteFault:
-    """How a write is upset.
+    """A fault that is injected into a write.
 
     Args:
-        dies_after: the process ends, as by SIGKILL, after this many boundaries (1-based). A boundary lies after each
-            operation that changes the file system, and in the middle of each file's content.
-        room: bytes after which a file can grow no more, as on a full disk.
+        dies_after: the process ends, as by SIGKILL, after this many boundaries (1-based). There is a boundary after
+            each operation that changes the file system, and one in the middle of each file's content.
+        room: bytes after which a file cannot grow, as on a full disk.
     """
 
     dies_after: int | None = None
@@ -55,7 +55,7 @@ class Written:
 
     Args:
         boundaries: how many boundaries it passed, the last one included.
-        words: why it was refused, or how long was waited.
+        words: the reason of a refusal, or how long the process waited.
     """
 
     ending: Ending
@@ -65,11 +65,11 @@ class Written:
 
 @dataclass(frozen=True, kw_only=True)
 class Loaded:
-    """The target of a load as it stands afterwards.
+    """The target of a load, after the load.
 
     Args:
-        state: the target. `step` is that of the checkpoint that was loaded.
-        refused: why nothing was loaded; empty when all of it was. `state` is then what it was before.
+        state: the target. `step` is the step of the loaded checkpoint.
+        refused: why nothing was loaded, in which case `state` is unchanged; empty when everything was loaded.
     """
 
     state: Snapshot
@@ -78,11 +78,11 @@ class Loaded:
 
 @dataclass(frozen=True, kw_only=True)
 class Overtaken:
-    """What became of saves in the background.
+    """The result of asynchronous saves.
 
     Args:
-        published: steps in the order in which they became complete.
-        loaded: what a load gave that was asked for at once after the last save was started.
+        published: steps in the order in which their checkpoints became complete.
+        loaded: the result of a load that was requested right after the last save had started.
     """
 
     published: tuple[int, ...]
@@ -90,65 +90,74 @@ class Overtaken:
 
 
 class Checkpointing(Party, Protocol):
-    """How a stack keeps state on a disk."""
+    """How a stack writes, finds, loads and retires checkpoints."""
 
     def write_checkpoint(self, folder: str, state: Snapshot, file_bytes: int, fault: WriteFault | None) -> Written:
-        """Write one checkpoint, in a process of its own if a fault is given. No file holds more than about
-        `file_bytes` of tensors: larger ones are cut along their first dimension."""
+        """Write one checkpoint, in a separate process if a fault is given.
+
+        No file holds more than about `file_bytes` bytes of tensors; larger tensors are cut along their first dimension.
+        """
         ...
 
     def write_in_background(self, folder: str, states: tuple[Snapshot, ...]) -> Overtaken:
-        """Train through the states and save each in the background, none of them waited for.
+        """Save several states asynchronously, without waiting for any save.
 
-        One set of live tensors becomes the first state, a save is started, becomes the second, and so on. The disk is
-        so slow that nothing is written before the last save has been started; then a load of the latest is asked for.
+        One set of live tensors takes the values of the first state and a save starts; it takes the values of the second
+        state and a save starts; and so on. The disk is so slow that nothing is written before the last save has
+        started. Then the latest checkpoint is loaded.
         """
         ...
 
     def write_on_ranks(
         self, folder: str, state: Snapshot, ranks: int, faults: Mapping[int, WriteFault]
     ) -> tuple[Written, ...]:
-        """Write one checkpoint from so many ranks, each a process of its own; how it ended on each of them.
+        """Write one checkpoint from `ranks` processes. Returns how it ended on each rank.
 
-        Every rank holds a run of the rows of each tensor, ranks behind the last row none, and of a scalar the whole.
-        `faults` are by rank. Ranks that outlive one that died are given time to notice.
+        Every tensor is sharded by rows over the ranks, in rank order; when there are fewer rows than ranks, the last
+        ranks hold none. Every rank holds the scalars. `faults` maps a rank to its fault. Surviving ranks get time to
+        notice a rank that died.
         """
         ...
 
     def write_in_background_on_ranks(
         self, folder: str, states: tuple[Snapshot, ...], ranks: int, late: int
     ) -> tuple[Overtaken, ...]:
-        """`write_in_background` on so many ranks, which share the states as in `write_on_ranks`; by rank.
+        """`write_in_background` on `ranks` processes, with states sharded as in `write_on_ranks`. One result a rank.
 
-        The disk of the rank `late` takes up its work after those of the others. A rank loads whole tensors.
+        The disk of rank `late` starts to write after the disks of the other ranks. Every rank loads full tensors.
         """
         ...
 
     def latest_checkpoint(self, folder: str) -> int | None:
-        """The step of the newest complete checkpoint."""
+        """The step of the newest complete checkpoint; None when there is none."""
         ...
 
     def load_checkpoint(self, folder: str, step: int | None, target: Snapshot) -> Loaded:
-        """Load a step, or the latest, into a target that has the names, shapes and dtypes that are expected."""
+        """Load a step, or the latest (None), into a target that has the expected names, shapes and dtypes.
+
+        A checkpoint that is damaged or does not fit the target is refused as a whole (`Loaded.refused`).
+        """
         ...
 
     def retire_checkpoints(self, folder: str, keep: int, durable: frozenset[int], fault: WriteFault | None) -> Written:
-        """Remove what is older than the newest `keep` complete checkpoints, as far as that is safe.
+        """Remove checkpoints older than the newest `keep` complete ones, as far as that is safe.
 
-        `durable` are the steps whose copy is known to have reached the durable storage.
+        `durable` are the steps whose copies are known to be complete on durable storage.
         """
         ...
 
     def checkpoint_folder(self, save: str | None, run: str, storage: StorageMap, disks: Disks) -> str:
-        """Where a run's checkpoints go: `save` if it lies on the durable volume, the stack's own choice there for
-        None. Anything else is refused."""
+        """The folder of a run's checkpoints: `save` if it lies on the durable volume, or the stack's choice for None.
+
+        Raises `Refused` for a folder that is not on the durable volume.
+        """
         ...
 
     def rename_weights(self, tensors: Arrays, naming: Naming) -> Arrays:
         """Weights under the names of one file format.
 
-        `stacked` holds the experts of a layer in one tensor, (experts, …), `layers.1.mixer.experts.w1`; `per_expert`
-        one by one, `layers.1.mixer.experts.11.w1`. What torch.compile, DDP and Megatron put before a name
-        (`_orig_mod.`, `module.`) is taken off.
+        `stacked` holds the experts of a layer in one tensor (experts, …) named `layers.1.mixer.experts.w1`;
+        `per_expert` holds one tensor an expert, `layers.1.mixer.experts.11.w1`. The prefixes of torch.compile, DDP and
+        Megatron (`_orig_mod.`, `module.`) are removed.
         """
         ...

@@ -1,12 +1,12 @@
 """Frozen values to JSON and back: strict, lossless, and importable in any environment.
 
-Written here, and not taken from pydantic, because the Megatron worker and a user's twenty-line adapter run in
-environments where nothing but the standard library can be assumed, and because all refusals come at once.
+It does not use pydantic for two reasons. The Megatron worker and a user's twenty-line adapter run in environments that
+may have only the standard library. And all refusals are raised at once.
 
 A value is built from dataclasses, `tuple`, `frozenset[str]`, `Mapping[str, T]`, `Literal`, `T | None`, the JSON scalars
 and `bytes`, which are base64 in JSON. Unknown keys, missing keys and values of another type are refused with their
-path; a `bool` is not an `int`, an `int` is not a `str`, and NaN is not a number that JSON knows. A field of type `Real`
-may hold it all the same, and infinities: its JSON form is then one of the texts "NaN", "Infinity", "-Infinity".
+path. A `bool` is not an `int`, an `int` is not a `str`, and JSON has no NaN. A field of type `Real` may hold NaN and
+infinities; their JSON form is one of the texts "NaN", "Infinity", "-Infinity".
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from contracts.spec.errors import Refusals, Refused, refuse
 
 T = TypeVar("T")
 _MAPPINGS = (dict, collections.abc.Mapping)
-_PLAIN = frozenset({str, int, bool})  # most of what there is to code, and the same in JSON: looked for first
+_PLAIN = frozenset({str, int, bool})  # the most frequent types, with the same form in JSON: checked first
 
 Real = Annotated[float, "NaN and infinities are values of it"]
-"""A number that was measured and may be none. A plain `float` is finite: no comparison holds for want of a number."""
+"""A measured number, which may be NaN or infinite. A plain `float` is finite, so that comparisons mean something."""
 _UNBOUNDED = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
@@ -123,10 +123,10 @@ def _holds_real(kind: Any) -> bool:
 
 
 def conforms(kind: Any, value: object) -> bool:
-    """Whether an in-memory value has the shape of `kind`, judged as strictly as its JSON form would be.
+    """Whether an in-memory value has the type `kind`, as strictly as for its JSON form.
 
-    Kept apart from `decode` because every answer of every party passes through it, and a mesh of 65 536 ranks holds
-    half a million numbers.
+    Separate from `decode` for speed: every answer passes through it, and a mesh of 65 536 ranks holds half a million
+    numbers.
     """
     return _fits(kind)(value)
 
@@ -170,7 +170,7 @@ def _fits(kind: Any) -> Callable[[object], bool]:
 
 @functools.cache
 def _every(kind: Any) -> Callable[[Iterable[object]], bool]:
-    """Whether all of many values fit, looked at level by level instead of one by one."""
+    """Whether all of many values fit, checked level by level instead of one by one."""
     if kind in (int, str, bool, bytes):
         return lambda values: set(map(type, values)) <= {kind}
     arguments = typing.get_args(kind)
@@ -291,7 +291,7 @@ def _decode_dataclass(kind: type, data: object, path: str, found: Refusals) -> o
 def _decode_bytes(data: object, path: str, found: Refusals) -> bytes:
     try:
         return base64.b64decode(cast(str, data), validate=True)
-    except (TypeError, ValueError):  # no text, or one of other characters; a wrong length is a ValueError too
+    except (TypeError, ValueError):  # not text, or illegal characters; a wrong length is also a ValueError
         found.add(path, data, "is not base64", "send the bytes as a base64 text")
         return b""
 

@@ -1,6 +1,7 @@
-"""What is asked about compilation: what a compiler made of a block or a model, and whether it changed a number (COMP).
+"""Questions about compilation: what torch.compile made of a block or a model, and whether it changed a number (COMP).
 
-Breaks are counted, not graphs: one function cut at a declared place is two graphs, and so is one compiled twice.
+Contracts count graph breaks, not graphs: one function with a declared break is two graphs, but so is one that was
+compiled twice.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ Operation = Literal["index_add", "index_select", "scatter_add", "index_put"]
 
 @dataclass(frozen=True, kw_only=True)
 class Break:
-    """A place where the compiler gave up: `site` is the function it names, as far as it names one."""
+    """A graph break. `site` is the function that the compiler names, if it names one."""
 
     site: str
     reason: str
@@ -30,7 +31,7 @@ class Break:
 
 @dataclass(frozen=True, kw_only=True)
 class AllowedBreak:
-    """A declared break: the qualified name of a function that stays outside, why, and how often at most."""
+    """A declared graph break: the qualified name of a function that is not compiled, the reason, the maximal count."""
 
     site: str
     why: str
@@ -42,9 +43,10 @@ class Graphs:
     """What the compiler has made so far.
 
     Args:
-        graphs: compiled, recompiled ones included. recompiles: those of a frame that had been compiled before.
-        operations: calls in all graphs; a floor under them shows that something is compiled at all.
-        targets: names of the functions that were called in them.
+        graphs: number of compiled graphs, including recompilations. recompiles: graphs of a frame that had been
+            compiled before.
+        operations: calls in all graphs; a minimum shows that something is compiled at all.
+        targets: names of the functions that are called in the graphs.
     """
 
     graphs: int
@@ -72,7 +74,7 @@ class CompiledPasses:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """How a compilation in a fresh interpreter ended: `words` are the compiler's, empty when it worked."""
+    """How a compilation in a fresh interpreter ended. `words` is the compiler's error, empty when it worked."""
 
     worked: bool
     words: str
@@ -83,40 +85,52 @@ class Compiling(Party, Protocol):
     """What a stack compiles, and how."""
 
     def run_compiled(self, calls: tuple[BlockCall, ...], backend: Backend) -> CompiledRuns:
-        """One block, compiled as the stack compiles it, called with each of the calls in turn. The calls differ in
-        their inputs alone."""
+        """Compile one block as the stack compiles it, and run each of the calls in turn.
+
+        The calls differ only in their inputs.
+        """
         ...
 
     def pass_compiled(
         self, recipe: Recipe, execution: Execution, weights: Arrays, batches: tuple[Tokens, ...]
     ) -> CompiledPasses:
-        """The whole model, compiled as `execution` says, forward and backward over each batch in turn."""
+        """Compile the whole model as `execution` says, and run forward and backward over each batch in turn.
+
+        `weights` are full tensors by name; empty means the initial weights.
+        """
         ...
 
     def allowed_breaks(self, recipe: Recipe, execution: Execution) -> tuple[AllowedBreak, ...]:
-        """Every place that the stack leaves out of its graphs, declared."""
+        """Every graph break that the stack declares for this recipe and execution."""
         ...
 
     def compile_cold(self, call: BlockCall, backend: Backend) -> Outcome:
-        """A block compiled in an interpreter that has compiled nothing, forward and backward. `apart` is the relative
-        L2 distance of its output to the eager one."""
+        """Compile a block in a fresh interpreter, and run it forward and backward.
+
+        `Outcome.apart` is the relative L2 distance between its output and the eager output.
+        """
         ...
 
     def compile_under(self, call: BlockCall, environment: Mapping[str, str], folder: str) -> Outcome:
-        """A block compiled by inductor, forward and backward, in an interpreter that begins in a folder and with this
-        environment and no other variable. On several ranks each compiles its own."""
+        """Compile a block with inductor in a fresh interpreter, and run it forward and backward.
+
+        The interpreter starts in `folder` with the variables of `environment` and no others. On several ranks each rank
+        compiles a block of its own.
+        """
         ...
 
     def probe_compiler(self, operation: Operation, dtype: Element, sabotaged: bool) -> Outcome:
-        """One indexed operation compiled by inductor, forward and backward, in an interpreter that has compiled
-        nothing. `sabotaged` takes from the compiler what keeps `index_add` from having both a fallback and a
-        decomposition: the same probe must then fail, or it could not have seen the fault."""
+        """Compile one indexing operation with inductor in a fresh interpreter, and run it forward and backward.
+
+        `sabotaged` recreates the fault of some nightlies (pytorch#179418), in which `index_add` has both a fallback and
+        a decomposition. The probe must then fail; otherwise it could not detect the fault.
+        """
         ...
 
     def pads_rows(self, device: str, compiled: bool) -> bool:
-        """Whether tokens are permuted into rows padded for each expert on a device (`cpu`, `cuda`), by default."""
+        """Whether the stack pads the permuted rows of each expert by default on this device (`cpu`, `cuda`)."""
         ...
 
     def wrapping(self, recipe: Recipe, execution: Execution) -> tuple[Wrap, ...]:
-        """What is put around a model on this rank of an execution's world, from the inside out."""
+        """The wrappers around a model on this rank of an execution's world, from the innermost to the outermost."""
         ...

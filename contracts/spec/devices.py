@@ -1,4 +1,4 @@
-"""What is asked about a device: the memory that training takes on it, and the allocator behind it (MEM, ENV)."""
+"""Questions about a device: the memory that training takes on it, and its allocator (MEM, ENV)."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from contracts.spec.recipe import Mode, Recipe
 
 @dataclass(frozen=True, kw_only=True)
 class StepMemory:
-    """Bytes of tensors on a device, from before the model was built.
+    """Bytes of tensors on a device that were allocated since before the model was built.
 
     Args:
-        held: after the step and before the next: weights, gradients, optimizer state. peak: at the most, within it.
-        reserved: what the allocator has taken from the device; equal to `peak` where there is no such allocator.
+        held: between this step and the next: weights, gradients, optimizer state. peak: the maximum within the step.
+        reserved: bytes that the allocator has taken from the device; equal to `peak` where there is no such allocator.
     """
 
     step: int
@@ -27,11 +27,11 @@ class StepMemory:
 
 @dataclass(frozen=True, kw_only=True)
 class AllocatorSeen:
-    """What an allocator did in a process of its own.
+    """What an allocator did in a separate process.
 
     Args:
         setting: PYTORCH_ALLOC_CONF as that process found it, empty when unset.
-        segments: taken from the device. expandable: how many of them can grow.
+        segments: number of segments taken from the device. expandable: how many of them can grow.
     """
 
     device: str
@@ -41,12 +41,12 @@ class AllocatorSeen:
 
 
 class Devices(Party, Protocol):
-    """What a stack does to the memory of one device."""
+    """The memory of one device."""
 
     def step_memory(self, recipe: Recipe, mode: Mode, device: str, steps: int) -> tuple[StepMemory, ...]:
-        """Steps of training on one device, in one process, on the stack's own data."""
+        """Train `steps` steps in one process on one device (`cpu`, `cuda`) and the stack's own data; memory by step."""
         ...
 
     def allocator_seen(self, environment: Mapping[str, str], device: str) -> AllocatorSeen:
-        """A rank's process, started with the environment of a launch, that takes memory from a device."""
+        """Start a rank's process in a launch's environment, let it allocate on a device, and report its allocator."""
         ...

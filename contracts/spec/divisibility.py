@@ -9,7 +9,7 @@ from contracts.spec.topology import Degrees
 
 
 def refusals_on(recipe: Recipe, degrees: Degrees, dp: int) -> Refusals:
-    """Every way in which a recipe does not divide over some degrees and a data-parallel size.
+    """Every reason why a recipe does not divide over the given degrees and data-parallel size.
 
     KV groups and SSM groups smaller than TP are legal only where the recipe declares that they are replicated.
     """
@@ -61,10 +61,10 @@ def refusals_on(recipe: Recipe, degrees: Degrees, dp: int) -> Refusals:
 
 
 def _alignment(recipe: Recipe, fp8: Fp8, degrees: Degrees, found: Refusals) -> None:
-    """Widths of matrices on one rank, and tokens of one pass: FP8 tensor cores take them 16 (mxfp8: 32) at a time.
+    """FP8 alignment: on one rank, matrix widths must be a multiple of 16 (mxfp8: 32).
 
-    Rows are to be a multiple of 8 (mxfp8: 32, whose blocks lie along them in the backward pass). Experts' rows are
-    padded by whoever dispatches them. Transformer Engine has the same rule and states it at the first step.
+    The tokens of one pass must be a multiple of 8 (mxfp8: 32, because its blocks lie along them in the backward pass).
+    The dispatcher pads the rows of experts. Transformer Engine has the same rule and reports it at the first step.
     """
     width, rows = (32, 32) if fp8.scaling == "mxfp8" else (16, 8)
     remedy = "choose a multiple, or turn fp8 off"
@@ -78,7 +78,7 @@ def _alignment(recipe: Recipe, fp8: Fp8, degrees: Degrees, found: Refusals) -> N
 
 
 def _fp8_widths(recipe: Recipe, degrees: Degrees) -> list[tuple[str, object, str, int, int]]:
-    """Every width that a matrix in FP8 has: the field, its value, in words, in elements, and over how many ranks."""
+    """Every width of an FP8 matrix: field, value, name, elements, and the number of ranks that share it."""
     letters = set(patterns.parse(recipe.pattern, recipe.depth).letters)
     tp, heads, mamba = degrees.tp, recipe.heads, recipe.mamba
     found: list[tuple[str, object, str, int, int]] = [("hidden", recipe.hidden, "hidden", recipe.hidden, 1)]

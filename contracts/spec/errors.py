@@ -1,6 +1,6 @@
-"""The two ways an honest party declines: it refuses the input, or it does not offer the question.
+"""The two ways in which a stack declines a question: `Refused` (illegal input) and `NotOffered`.
 
-Standard library only, like everything on this floor.
+Standard library only, like all of `contracts.spec`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Refusal:
-    """One reason why an input is refused: what it is called, what it was, what is wrong, what to do."""
+    """One reason why an input is refused: the field, its value, the problem, the remedy."""
 
     field: str
     value: str
@@ -23,7 +23,7 @@ class Refusal:
 
 
 class Refused(ValueError):
-    """The input is not legal. Carries every refusal at once, so that one reading mends them all."""
+    """The input is illegal. Carries every refusal at once, so that a user can fix all of them together."""
 
     def __init__(self, refusals: Iterable[Refusal]) -> None:
         self.refusals = tuple(refusals)
@@ -38,13 +38,14 @@ class Refused(ValueError):
 
 
 class NotOffered(Exception):
-    """The party does not answer this question, or not for this input. The reason is shown in every report."""
+    """The stack does not answer this question, or not for this input. Every report shows the reason."""
 
 
 class Unreachable(Exception):
-    """What is needed here is not there: an environment, a package, a protocol that works. Never a violation.
+    """Something needed is missing: an environment, a package, a working protocol. Never a violation.
 
-    Raised by a party it is broken; raised by a check, of a package that is not installed say, its case was not run.
+    If a stack or an assistant raises it, the case is broken. If a check raises it (say, a package is not installed),
+    the case was not run.
     """
 
 
@@ -54,7 +55,7 @@ def refuse(field: str, value: object, problem: str, remedy: str) -> Refused:
 
 
 def shown(value: object) -> str:
-    """`repr`, cut to a length that a terminal line can carry."""
+    """`repr`, truncated to fit a terminal line."""
     text = repr(value)
     return text if len(text) <= 120 else f"{text[:100]}… ({len(text)} characters)"
 

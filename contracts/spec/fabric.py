@@ -1,10 +1,10 @@
-"""The map of a node as `nvidia-smi topo -m` prints it: read strictly, or refused.
+"""A strict parser of `nvidia-smi topo -m`, the topology of a node.
 
-The format: a header of device names, a row of links for each device, an empty line, a legend. Drivers differ in what
-stands around it, and all of that is taken: tabs, or blanks where a terminal has expanded them; an underlined header;
-CR LF; NICs named `NIC0` with a legend of their own, or `mlx5_0` in the table (drivers before 470); affinity columns.
-What is not taken is a table that could mean something else: cells too few or unknown, a row without its column, a
-device that is not X to itself, two directions of one link that disagree.
+The format: a header of device names, a row of links for each device, an empty line, a legend. Drivers differ in the
+details, and the parser accepts all of these: tabs, or spaces from a terminal; an underlined header; CR LF; NICs named
+`NIC0` with a legend, or `mlx5_0` in the table (drivers before 470); affinity columns. It refuses a table that could
+mean something else: missing or unknown cells, a row without its column, a device that is not X to itself, a link whose
+two directions disagree.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _REMEDY = "capture the standard output of `nvidia-smi topo -m`, whole and unedit
 
 @dataclass(frozen=True, kw_only=True)
 class Fabric:
-    """What stands between the devices of a node.
+    """The links between the devices of a node.
 
     Args:
         gpus: `("GPU0", …)` in the order of the table.
-        nics: as they stand in the table.
-        links: `links["GPU3"]["GPU5"]` is NV18 on a healthy eight-way node; each pair stands in both directions.
+        nics: names in the order of the table.
+        links: `links["GPU3"]["GPU5"]` is NV18 on a healthy eight-way node; each pair is there in both directions.
         nic_names: name in the table → name of the RDMA device, `{"NIC0": "mlx5_0"}`.
     """
 
@@ -42,17 +42,17 @@ class Fabric:
     nic_names: Mapping[str, str]
 
     def nearest_nics(self, gpu: str) -> tuple[str, ...]:
-        """The RDMA devices at the smallest distance from a GPU, by name; none when the node has none."""
+        """The names of the RDMA devices nearest to a GPU; empty when the node has none."""
         distance = {nic: NEAREST_FIRST.index(self.links[gpu][nic]) for nic in self.nics}
         least = min(distance.values(), default=0)
         return tuple(self.nic_names.get(nic, nic) for nic in self.nics if distance[nic] == least)
 
 
 def read_fabric(text: str) -> Fabric:
-    """Read the table.
+    """Parse the table.
 
     Raises:
-        Refused: everything that is wrong with it, a cell by its names (`GPU3–GPU5`).
+        Refused: every problem of the table, with the name of the cell (`GPU3–GPU5`).
     """
     found = Refusals()
     lines = _lines(text, found)
@@ -85,7 +85,7 @@ def read_fabric(text: str) -> Fabric:
 
 
 def _lines(text: str, found: Refusals) -> list[list[str]]:
-    """The words of the header and of each row, up to the empty line that ends the table."""
+    """The header and each row, split into words, up to the empty line that ends the table."""
     plain = _UNDERLINE.sub("", text).replace("\r\n", "\n")
     strange = sorted({character for character in plain if character not in "\t\n" and not character.isprintable()})
     if strange:
@@ -110,7 +110,7 @@ def _lines(text: str, found: Refusals) -> list[list[str]]:
 
 
 def _columns(header: list[str]) -> tuple[str, ...]:
-    """The device names of a header; none when it is not one. Names of affinity columns may follow them."""
+    """The device names of a header line; empty when it is not one. Names of affinity columns may follow."""
     names = []
     rest = list(header)
     while rest and _DEVICE.fullmatch(rest[0]):

@@ -1,4 +1,4 @@
-"""The project's former name, in the one place that knows it: what carries it is read, or refused with words."""
+"""The project's former name. Only this file knows it: schemas under that name are read, variables are refused."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ _Value = TypeVar("_Value")
 
 
 def current(schema: _Value) -> _Value | str:
-    """The id of a schema or format as it is today. Only its name has changed: `…run/1` of either is one format."""
+    """The current id of a schema or format. Only the name has changed: `…run/1` is one format under both names."""
     if isinstance(schema, str) and schema.startswith(FORMER):
         return NAME + schema.removeprefix(FORMER)
     return schema
 
 
 def refuse_variables(environment: Mapping[str, str]) -> None:
-    """Refuse environment variables under the former name: ignored without a word, a run would lose its telemetry.
+    """Refuse environment variables under the former name. If they were ignored, a run would lose its telemetry.
 
     Raises:
         Refused: with every such variable, its value and its name of today.

@@ -1,11 +1,11 @@
-"""Goodput: a wall clock in parts that add up to it, and what a step took when nothing held it up.
+"""Goodput: the wall clock divided into parts that add up to it, and the time of undisturbed steps.
 
-Spans are whole milliseconds of one timeline, so that the parts add up exactly. Who owns an instant:
+Spans are whole milliseconds of one timeline, so the parts add up exactly. Every instant belongs to one owner:
 
 1. idle, when no span covers it;
 2. the innermost of nested spans: a compilation inside a step is compilation;
-3. of two that overlap without one holding the other, the one that began first; the other begins when that one ends;
-4. a background span (an asynchronous save) only what no other span covers: it holds nobody up.
+3. of two spans that overlap without nesting, the one that began first; the other begins when that one ends;
+4. a background span (an asynchronous save) only where no other span covers the instant, because it delays nobody.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PARTS: tuple[str, ...] = (*KINDS, "idle")
 
 @dataclass(frozen=True, kw_only=True)
 class Span:
-    """One stretch of a timeline, in ms. `end` None: still open when the clock was stopped, as after a kill."""
+    """One interval of the timeline, in ms. `end` None: still open when the clock stopped, as after a kill."""
 
     kind: SpanKind
     start: int
@@ -35,10 +35,10 @@ class Span:
 
 @dataclass(frozen=True, kw_only=True)
 class Goodput:
-    """A wall clock in parts: step, compile, checkpoint, data, eval, idle, in ms; they add up to `wall`.
+    """The parts of a wall clock in ms (step, compile, checkpoint, data, eval, idle); they add up to `wall`.
 
-    `goodput` is step / wall. `steady` numbers (from 0, by start) the closed steps that no compilation, save or
-    evaluation held up, and `steady_ms` is the step time of these together, waits for data not counted.
+    `goodput` is step / wall. `steady` lists the closed steps (numbered from 0, by start) that no compilation, save or
+    evaluation interrupted. `steady_ms` is the sum of their step times, without waits for data.
     """
 
     wall: int
@@ -51,7 +51,7 @@ class Goodput:
 
 @dataclass(frozen=True, kw_only=True)
 class _Piece:
-    """A stretch with its owner: an index into the spans, or None for idle."""
+    """An interval with its owner: an index into the spans, or None for idle."""
 
     start: int
     end: int
@@ -62,7 +62,7 @@ def goodput(spans: Sequence[Span], start: int, end: int) -> Goodput:
     """The wall clock from `start` to `end` in parts.
 
     Raises:
-        Refused: for a clock that does not run, a span that ends before it starts, and one outside the clock.
+        Refused: for a clock or a span that ends before it starts, and for a span outside the clock.
     """
     _legal(spans, start, end)
     extents = [(span.start, end if span.end is None else span.end) for span in spans]
@@ -104,7 +104,7 @@ def _pieces(spans: Sequence[Span], extents: Sequence[tuple[int, int]], start: in
 
 
 def _disturbed(spans: Sequence[Span], pieces: Iterable[_Piece]) -> list[tuple[int, int]]:
-    """Where something held the steps up that is no part of a step. Waiting for data is."""
+    """Where compilation, a save or an evaluation interrupted the steps. Waiting for data counts as part of a step."""
     no_part = ("compile", "checkpoint", "eval")
     return [
         (piece.start, piece.end)
@@ -128,7 +128,7 @@ def _owned(
     now = start
 
     def until(moment: int) -> Iterable[_Piece]:
-        """What runs from `now` to `moment`: the innermost span, then what holds it, then nothing."""
+        """The pieces from `now` to `moment`: the innermost span, then the span around it, then idle."""
         nonlocal now
         while stack and stack[-1][0] <= moment:
             ending, owner = stack.pop()

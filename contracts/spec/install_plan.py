@@ -1,7 +1,7 @@
-"""What is wrong with an install plan, and with the torch that stands after it.
+"""Problems of an install plan, and of the torch that is installed after it.
 
-pip replaces a torch nightly with whatever stable build it can resolve as soon as one package asks for it. What pip
-would do is not guessed here: each step carries pip's own report.
+As soon as one package requires torch, pip replaces a torch nightly with any stable build that it can resolve. The rules
+here do not guess what pip would do: each step carries pip's own report.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from contracts.spec.machine import Finding
 from contracts.spec.stack_table import normal, release, same_version
 
 INSTALLERS = frozenset({"pip", "setuptools", "wheel"})
-"""What may come before torch."""
+"""Packages that may be installed before torch."""
 
 
 def plan_findings(plan: InstallPlan) -> tuple[Finding, ...]:
-    """Every reason why a plan may leave another torch than it says, or proves nothing about it."""
+    """Every reason why a plan may end with another torch than it states, or why its reports prove nothing."""
     return (*_order(plan), *_moves(plan), *_guards(plan))
 
 
@@ -87,7 +87,7 @@ def _guards(plan: InstallPlan) -> Iterator[Finding]:
 
 
 def _asks_torch(requirement: str) -> bool:
-    """Whether a `Requires-Dist` names torch itself; `torchao` and `torch; extra == "dev"` are something else."""
+    """Whether a `Requires-Dist` requires torch itself; `torchao` and `torch; extra == "dev"` do not."""
     match = re.match(r"\s*([A-Za-z0-9._-]+)(.*)", requirement)
     return match is not None and normal(match[1]) == "torch" and not re.search(r"\bextra\s*==", match[2])
 
@@ -95,7 +95,7 @@ def _asks_torch(requirement: str) -> bool:
 def torch_findings(
     wanted: TorchBuild, found: TorchBuild | None, extensions: Iterable[Extension]
 ) -> tuple[Finding, ...]:
-    """Every reason why what is installed is not the torch that was, or does not fit it."""
+    """Every reason why the installed torch is not the wanted build, or an extension does not fit it."""
     if found is None:
         return (_stop("torch", "nothing", f"is not installed, expected {wanted.version}"),)
     faults = []
@@ -134,8 +134,8 @@ def _misfits(each: Extension, torch: TorchBuild) -> Iterator[str]:
 
 
 def _built_for(recorded: str, version: str) -> bool:
-    """Whether a record names the installed torch. `2.8` names every 2.8.x release, but no nightly: those have no ABI
-    in common."""
+    """Whether a record names the installed torch. `2.8` names every 2.8.x release but no nightly: nightlies have no
+    common ABI."""
     if same_version(recorded, version):
         return True
     numbers, full = release(recorded), release(version)

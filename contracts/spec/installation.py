@@ -1,8 +1,7 @@
 """What is installed and where state lies: the stack table, install plans, the storage map (INST, STOR).
 
-Here stand the values and the questions; the arithmetic over them in `stack_table`, `install_plan` and `storage`. What
-a machine shows goes in as it was read (versions as text, `/proc/self/mountinfo` as it stands), because reading it
-wrongly is one of the ways to fail.
+This file has the values and the questions; `stack_table`, `install_plan` and `storage` have the rules. What a machine
+shows goes in unparsed (versions as text, `/proc/self/mountinfo` verbatim), because a stack may also parse it wrongly.
 """
 
 from __future__ import annotations
@@ -15,9 +14,9 @@ from contracts.spec.machine import Finding
 from contracts.spec.party import Party
 
 Source = Literal["system", "index", "wheel", "git", "directory", "bundled"]
-"""`system`: the host's image or package manager. `index`: a package index. `wheel`: a file built before and kept.
-`git`: a revision of a repository. `directory`: a folder, which says nothing about its revision. `bundled`: came with
-another line of the table."""
+"""`system`: the host's image or package manager. `index`: a package index. `wheel`: a pre-built file. `git`: a revision
+of a repository. `directory`: a folder, which does not tell its revision. `bundled`: installed by another line of the
+table."""
 
 Kind = Literal["environment", "torch", "packages", "verify"]
 
@@ -27,11 +26,11 @@ class StackLine:
     """One line of a stack table.
 
     Args:
-        component: the name that people use.
-        distributions: the Python distributions that carry it, when they are called otherwise; any of them will do.
-        at_least: the version is a floor (`590.48+`) instead of the one version.
-        origin: where exactly it comes from, in words; `source` is what a machine can tell of it.
-        no_deps: it may be installed with `--no-deps` only.
+        component: its common name.
+        distributions: names of the Python distributions that contain it, where they differ; any of them will do.
+        at_least: the version is a minimum (`590.48+`), not the exact version.
+        origin: where exactly it comes from, in words; `source` is the part of it that a machine can detect.
+        no_deps: it must be installed with `--no-deps`.
     """
 
     component: str
@@ -45,7 +44,7 @@ class StackLine:
 
 @dataclass(frozen=True, kw_only=True)
 class StackTable:
-    """The one-page truth about what a stack runs on."""
+    """Every component that a stack runs on, with its version and source."""
 
     name: str
     lines: tuple[StackLine, ...]
@@ -53,11 +52,11 @@ class StackTable:
 
 @dataclass(frozen=True, kw_only=True)
 class InstalledPart:
-    """One thing that an environment holds. The same name may be found twice; both are listed.
+    """One component found in an environment. A name that is found twice is listed twice.
 
     Args:
-        version: as the part itself says it; None when it is there and does not say, or says garbage.
-        source: None when nothing tells.
+        version: as the component reports it; None when it reports none, or garbage.
+        source: None when unknown.
         place: where it was found.
     """
 
@@ -73,10 +72,10 @@ class InstallStep:
 
     Args:
         words: the command.
-        would_install: name → version, from pip's own dry run with the steps before it in place. None when pip was
-            not asked or did not answer; a step that installs nothing has an empty one.
+        would_install: name → version, from pip's dry run with the earlier steps in place. None when pip was not asked
+            or did not answer; empty for a step that installs nothing.
         requires: name → the `Requires-Dist` of what would be installed, from the same report.
-        error: what pip said instead of a report.
+        error: pip's error, if it gave no report.
     """
 
     name: str
@@ -92,10 +91,10 @@ class InstallPlan:
     """How a host gets its stack, step by step.
 
     Args:
-        torch: the one version of torch that must stand at the end, local tag included.
-        data_volume: the mount point under which the virtual environment must be made.
+        torch: the version of torch that must be installed at the end, including the local tag.
+        data_volume: the mount point under which the virtual environment must lie.
         environment: the directory of the virtual environment.
-        guarded: distributions known to declare torch: they come with `--no-deps`, or declare nothing about torch.
+        guarded: distributions known to require torch. They must be installed with `--no-deps`, or not require torch.
     """
 
     torch: str
@@ -107,12 +106,12 @@ class InstallPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class TorchBuild:
-    """Which torch it is: the version with its local tag, and what the build says of itself.
+    """A build of torch: its version with the local tag, and its build settings.
 
     Args:
-        cuda: the CUDA release it was built for (`13.2`); None for a build without.
+        cuda: the CUDA release it was built for (`13.2`); None for a build without CUDA.
         cxx11_abi: which std::string its C++ symbols use; None when unknown.
-        python_tag: the interpreter's own, `cp313`.
+        python_tag: the interpreter's tag, `cp313`.
     """
 
     version: str
@@ -123,13 +122,13 @@ class TorchBuild:
 
 @dataclass(frozen=True, kw_only=True)
 class Extension:
-    """A compiled package beside torch.
+    """A compiled package that extends torch.
 
     Args:
         tag: of its wheel: interpreter, ABI, platform (`cp313-cp313-linux_x86_64`).
-        built_for: the torch it was compiled against, as far as anybody recorded it; None when nobody did.
-        loads: whether its modules were imported beside the installed torch; None when that was not tried.
-        error: what the import said.
+        built_for: the torch that it was compiled against; None when nothing records it.
+        loads: whether its modules could be imported with the installed torch; None when that was not tried.
+        error: the error of the import.
     """
 
     name: str
@@ -143,12 +142,12 @@ class Extension:
 
 @dataclass(frozen=True, kw_only=True)
 class StorageMap:
-    """Where a run keeps what it writes, and where its data is read. Absolute paths, links not yet resolved.
+    """The directories of a run. Absolute paths, links not resolved.
 
     Args:
         durable: checkpoints and other state that a resume needs.
-        scratch: compile caches and other things that may be lost.
-        receipts: the small evidence, beside the launch materials.
+        scratch: compile caches and other files that may be lost.
+        receipts: receipts, beside the launch materials.
         data: the root of the training data.
         data_volume: the mount point on which the data must lie.
     """
@@ -162,12 +161,12 @@ class StorageMap:
 
 @dataclass(frozen=True, kw_only=True)
 class Disks:
-    """What a host shows of its file systems.
+    """The file systems of a host.
 
     Args:
-        mountinfo: `/proc/self/mountinfo` as it stands.
-        links: path of a symbolic link → what it holds, absolute or relative to its directory.
-        directories: those that exist, links resolved. One that is not listed is not there.
+        mountinfo: `/proc/self/mountinfo`, verbatim.
+        links: path of a symbolic link → its target, absolute or relative to its directory.
+        directories: existing directories, links resolved. One that is not listed does not exist.
     """
 
     mountinfo: str
@@ -176,49 +175,55 @@ class Disks:
 
 
 class Installation(Party, Protocol):
-    """What a stack's operator side says of an environment, a plan to install, and the disks.
-
-    No finding means: go on.
-    """
+    """Judgements about an environment, an install plan and the disks. An empty answer means: no objection."""
 
     def stack_table(self) -> StackTable:
-        """The table of the stack: every component with its version and where it comes from."""
+        """The stack table: every component with its version and source."""
         ...
 
     def compare_stack(self, table: StackTable, installed: tuple[InstalledPart, ...]) -> tuple[Finding, ...]:
-        """What is installed against the table, line by line; the finding's `field` is the line's component.
+        """How the installed components differ from the table. The `field` of a finding is the line's component.
 
-        Names and versions are compared as indexes compare them, floors as numbers. A `bundled` line is not asked where
-        it came from, nor is a part whose source nobody recorded. What no line names does not count.
+        Names and versions are compared as package indexes do (PEP 503, PEP 440), minimum versions as numbers. The
+        source is not compared for a `bundled` line, or for a component of unknown source. Components that the table
+        does not name are ignored.
         """
         ...
 
     def check_plan(self, plan: InstallPlan) -> tuple[Finding, ...]:
-        """Whether a plan can leave another torch than it says, or move what came with torch; the finding's `field` is
-        the step's name, or anything where it is about the plan as a whole."""
+        """Every way in which a plan may end with another torch, or replace a package that came with torch.
+
+        The `field` of a finding is the name of the step; a finding about the whole plan may have any.
+        """
         ...
 
     def check_torch(
         self, wanted: TorchBuild, found: TorchBuild | None, extensions: tuple[Extension, ...]
     ) -> tuple[Finding, ...]:
-        """Whether torch is the build it was, and the compiled packages fit it. The finding's `field` is `torch` or the
-        package's name."""
+        """How torch differs from the wanted build, and which compiled packages do not fit it.
+
+        `found` is None when no torch is installed. The `field` of a finding is `torch` or the package's name.
+        """
         ...
 
     def check_storage(self, storage: StorageMap, disks: Disks) -> tuple[Finding, ...]:
-        """Whether state lies where it should; the finding's `field` is a field of the storage map.
+        """Every reason why state lies in a wrong place. The `field` of a finding is a field of the storage map.
 
-        Links are followed as the kernel does. A volume is told by its device. Several directories of one volume are
-        several places, and scratch and data may lie in memory.
+        Links are followed as the kernel does, and a volume is identified by its device. Several directories on one
+        volume count as separate places. Scratch and data may lie in memory.
         """
         ...
 
     def cache_env(self, storage: StorageMap, run: str) -> Mapping[str, str]:
-        """The variables that send the caches of one run to a directory of scratch with the run's name, Inductor's and
-        Triton's at least. Refuses a run name that no directory can have (`run`)."""
+        """The variables that put the compile caches of one run below scratch, in a directory with the run's name.
+
+        They cover at least Inductor and Triton. Raises `Refused` for a run name that cannot name a directory (`run`).
+        """
         ...
 
     def check_caches(self, storage: StorageMap, disks: Disks, run: str, env: Mapping[str, str]) -> tuple[Finding, ...]:
-        """Whether the caches of a run, under the environment that reaches its ranks, lie where they should; the
-        finding's `field` is the variable."""
+        """Every reason why the caches of a run lie in a wrong place, under the environment that its ranks get.
+
+        The `field` of a finding is the variable.
+        """
         ...

@@ -1,11 +1,11 @@
-"""The kernel catalogue: which variant may run on which device, and what stands in for it when a guard closes.
+"""The kernel catalogue: which variant may run on which device, and which one replaces it when a guard fails.
 
-Guards fail closed: a device is compared as a whole with the names a rule lists, so a prefix, a suffix or a word that
-the driver has never said opens nothing. Sources are the FA4 catalogue and kernel articles of the hub (`hub`, `naming`):
-FA3 on 90 and 121, dense FA4 on 90, 100 and 121, and no FP4 on GB10 (121), whose tensor cores have no such path.
+Guards fail closed: a device name must equal one of the names in the rule, so a prefix, a suffix or an unknown name does
+not match. The sources are the hub's FA4 catalogue and its articles on kernels (`hub`, `naming`): FA3 on 90 and 121,
+dense FA4 on 90, 100 and 121, and no FP4 on GB10 (121), whose tensor cores do not support it.
 
-Of four kinds of evidence only `executed` counts: a plan, an observation and a validation in the shadow of another
-kernel each say that a kernel could have run.
+Only one of the four kinds of evidence counts, `executed`. A plan, an observation, and a validation in the shadow of
+another kernel show only that a kernel could have run.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def rule(variant: str) -> KernelRule:
 
 
 def closed(each: KernelRule, request: KernelRequest) -> str | None:
-    """Why a rule does not run for a request; None when every guard is open. The device is looked at first."""
+    """Why a rule may not run for a request; None when every guard passes. The device is checked first."""
     if not each.fast:
         return None
     if request.device not in each.devices:
@@ -132,10 +132,10 @@ def closed(each: KernelRule, request: KernelRequest) -> str | None:
 
 
 def choose(request: KernelRequest) -> KernelChoice:
-    """What runs: the requested variant, or the first along its fallbacks whose guards are open, with every reason.
+    """What runs: the requested variant, or the first of its fallbacks whose guards pass, with every reason.
 
     Raises:
-        Refused: for an unknown variant, and for a required one that a guard closes.
+        Refused: for an unknown variant, and for a required variant whose guard fails.
     """
     each, reasons = rule(request.variant), []
     while (reason := closed(each, request)) is not None:
@@ -183,7 +183,7 @@ def _why_it_does_not_count(proof: Proof, variant: str, device: str) -> str | Non
 
 
 def _stops(proof: Proof) -> list[str]:
-    """What speaks against promotion in a proof that counts. A measure that is missing is no pass."""
+    """The reasons against promotion in a proof that counts. A missing measurement is not a pass."""
 
     def bad(value: float | None, limit: float, above: bool) -> bool:
         return value is None or math.isnan(value) or (value > limit if above else value < limit)

@@ -1,7 +1,7 @@
-"""The launch: a recipe on a lane, written as the command and the environment that start it.
+"""The launch: the command and the environment that start a recipe on a lane.
 
-A lane is recipe × mode × launch regime. `Lane` says what is asked, `Launch` is the answer: argv stays a tuple until
-the last moment, and what the launcher's flags cannot say stands beside them instead of being lost.
+A lane is recipe × runtime mode × parallel regime. `Lane` is the input, `Launch` the answer. The argv stays a tuple
+until the last moment. Other fields of `Launch` keep what the launcher's flags cannot express.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from contracts.spec.recipe import Mode, Recipe
 from contracts.spec.topology import Degrees
 
 Regime = Literal["megatron", "fsdp2"]
-"""`megatron`: Megatron-LM's own data parallelism. `fsdp2`: torch `fully_shard`, by the stack's own trainer."""
+"""`megatron`: Megatron-LM's own data parallelism. `fsdp2`: torch's `fully_shard`, in the stack's own trainer."""
 
 Stage = Literal["parse", "validate", "config", "accepted"]
 Provenance = Literal["unpatched", "shimmed", "substituted"]
 
 RECORDED_PREFIXES = ("NCCL_", "TORCH_", "CUDA_", "PYTORCH_")
-"""An inherited variable with one of these prefixes changes the runtime, so a launch sets, unsets or records it."""
+"""An inherited variable with one of these prefixes affects the runtime, so a launch sets, unsets or records it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,14 +31,14 @@ class Lane:
     """How a recipe is to be run.
 
     Args:
-        mode: who owns the mixers (and with it TP and SP).
-        regime: who owns data parallelism.
+        mode: the runtime mode: who implements the mixers, which decides TP and SP.
+        regime: the parallel regime: who implements data parallelism.
         nodes: number of nodes; each has `gpus` devices in one NVLink domain.
         rendezvous: `host:port` of the c10d rendezvous; needed for more than one node.
         run: name of the run; also the rendezvous id.
-        degrees: overrides the degrees of recipe and mode, all of them at once.
-        inherited: the environment the launcher was started with.
-        force_max_connections: the platform insists on an explicit CUDA_DEVICE_MAX_CONNECTIONS.
+        degrees: replaces all degrees of recipe and mode.
+        inherited: the environment in which the launcher was started.
+        force_max_connections: the platform requires an explicit CUDA_DEVICE_MAX_CONNECTIONS.
         overrides: `key → value` for single fields of the recipe (`optim.lr`), as text.
     """
 
@@ -77,16 +77,16 @@ class Launch:
     """What starts the run.
 
     Args:
-        torchrun: the launcher's own words, up to the script.
+        torchrun: the torchrun command, up to the script.
         script: what every rank runs: a path, or `-m` and a module.
         argv: the script's arguments.
-        env: variables the launch sets.
-        unset: variables the launch removes from what it inherited.
-        recorded: inherited runtime variables, with the values they came with; they go into the receipt.
-        launcher: whose argument parser reads `argv`, with the version it was written for.
+        env: variables that the launch sets.
+        unset: inherited variables that the launch removes.
+        recorded: inherited runtime variables with their values; they go into the receipt.
+        launcher: the launcher whose argument parser reads `argv`, with the version that it was written for.
         recurrent: layers at which the launcher's `M` stands for an R block.
-        sparse: layers with sparse attention when the pattern cannot say it.
-        gives_up: what this lane does not preserve, in words; a report must repeat them.
+        sparse: layers with sparse attention, when the pattern cannot express them.
+        gives_up: what this lane does not preserve, in words; reports repeat them.
     """
 
     torchrun: tuple[str, ...]
@@ -111,10 +111,10 @@ class Launch:
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """What a launcher made of an argv.
+    """How a launcher read an argv.
 
-    `stage` is where it stopped: it refused while parsing, while validating, while building its configuration, or it
-    accepted. `values` are the fields it ended with, as text; `dropped` the flags that changed nothing, each with why.
+    `stage` is where it stopped: it refused while parsing, while validating or while building its configuration, or it
+    accepted. `values` are the resulting fields, as text; `dropped` maps a flag without effect to the reason.
     """
 
     stage: Stage
@@ -127,7 +127,7 @@ class Reading:
 
 @dataclass(frozen=True, kw_only=True)
 class Reread:
-    """What a trainer reads back out of the argv that its own launch wrote."""
+    """What a trainer reads out of the argv that its own launch wrote."""
 
     recipe: Recipe
     mode: Mode
@@ -135,7 +135,7 @@ class Reread:
 
 
 def shell(launch: Launch) -> str:
-    """The launch as shell text that survives spaces and quotes: `env`, the unset variables, the set ones, the words."""
+    """The launch as quoted shell text: `env`, the unset variables, the set ones, the command."""
     words = ["env"]
     for name in launch.unset:
         words += ["-u", name]

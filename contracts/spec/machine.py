@@ -1,7 +1,7 @@
-"""The node a run needs: its fabric, its devices, its host settings (PREF).
+"""The node that a run needs: its fabric, its devices, its host settings (PREF).
 
-A node is captured once, as text, and judged from the text: what was seen can be kept in a receipt and judged again.
-`contracts/instruments/node.py` captures the node it runs on.
+A node is captured once, as text, and judged from the text. So a receipt can keep the capture, and it can be judged
+again. `contracts/instruments/node.py` captures the node on which it runs.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from contracts.spec.party import Party
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One reason not to launch: the promise it breaks, what was found where, what is wrong, what to do.
+    """One reason not to launch: the contract it violates, the field, its value, the problem, the remedy.
 
-    A tool that is absent, or printed something that is not its format, is a finding too: it is never a pass.
+    `promise` is the contract's id. A tool that is absent or prints another format is also a finding, never a pass.
     """
 
     promise: str
@@ -33,7 +33,7 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeCapture:
-    """What one node printed, before anybody read it. None where a tool or file is absent, failed or did not answer.
+    """What the tools of one node printed, unparsed. None where a tool or file is absent, failed or did not answer.
 
     Args:
         host: name of the node, as its ranks report it.
@@ -43,7 +43,7 @@ class NodeCapture:
         numa_balancing: content of `/proc/sys/kernel/numa_balancing`.
         environment: CUDA_VISIBLE_DEVICES and NVIDIA_VISIBLE_DEVICES, where they are set. `nvidia-smi` ignores the
             first; a process does not.
-        failures: name of a field that is None → why, in the words of the tool.
+        failures: name of a field that is None → why, in the tool's words.
     """
 
     host: str = "localhost"
@@ -61,9 +61,9 @@ class Need:
 
     Args:
         gpus: ranks of a node, one GPU each.
-        link: what each GPU–GPU cell must read. An eight-way Hopper node has 18 NVLinks a GPU into its switches.
-        hbm_gb: memory of one GPU the recipe was planned for, in the decimal gigabytes of a data sheet; 0 asks for
-            none. A card shows more than its name: an H200 of 141 GB has 143771 MiB, which are 150.8 GB.
+        link: the required text of each GPU–GPU cell. On an eight-way Hopper node each GPU has 18 NVLinks (NV18).
+        hbm_gb: memory of the GPU that the recipe was planned for, in the decimal gigabytes of a data sheet; 0 for no
+            requirement. A card reports more than its name says: an H200 of 141 GB has 143771 MiB, which are 150.8 GB.
     """
 
     gpus: int = 8
@@ -79,14 +79,14 @@ class Need:
 
 @dataclass(frozen=True, kw_only=True)
 class RankPlace:
-    """Where a rank of the communicator stands.
+    """Where a rank of the communicator runs.
 
     Args:
         rank: in the world, from 0.
         host: `NodeCapture.host` of its node.
         local_rank: within its node, from 0.
-        device: number of its GPU in the host's map, not in a masked view of it.
-        nic: RDMA device it sends through (`mlx5_3`); None when it is not known.
+        device: index of its GPU on the host, not under CUDA_VISIBLE_DEVICES.
+        nic: the RDMA device it uses (`mlx5_3`); None when unknown.
     """
 
     rank: int
@@ -97,14 +97,19 @@ class RankPlace:
 
 
 class Machine(Party, Protocol):
-    """What a stack's operator side says of a node, from what the node printed."""
+    """Preflight of a node, judged from the output of its tools."""
 
     def preflight(self, capture: NodeCapture, need: Need) -> tuple[Finding, ...]:
-        """Every reason not to launch on this node, all at once; none when it is fit. Never an error: text that
-        cannot be read is a reason."""
+        """Every reason not to launch on this node; empty when it is fit.
+
+        It never raises for the capture: text that cannot be parsed is a finding.
+        """
         ...
 
     def rank_map(self, nodes: tuple[NodeCapture, ...], ranks: tuple[RankPlace, ...], need: Need) -> tuple[Finding, ...]:
-        """Every reason why a communicator over several nodes disagrees with the maps of its hosts. Node by node, in
-        the order of `nodes`, each local rank on the device of its number, each through one of the nearest NICs."""
+        """Every way in which a communicator over several nodes disagrees with the topology of its hosts.
+
+        Ranks are numbered node by node, in the order of `nodes`. Each local rank has the device of its own index and
+        one of the NICs nearest to that device.
+        """
         ...

@@ -1,8 +1,8 @@
-"""The manifest of a detached run: which way its states go, what each of them must say, and what a re-run takes over.
+"""The manifest of a detached run: its state transitions, the fields that each state needs, and what a re-run reuses.
 
-A run that outlives its caller has no terminal to look at. Its manifest is the only thing that tells a run which was
-never scheduled from one whose collector died, so a broken manifest must be sayable here and refused by the rules below.
-Times are UTC, ISO 8601.
+A run that outlives its caller has no terminal. Only its manifest distinguishes a run that was never scheduled from one
+whose collector died. So the types here can express a broken manifest, and the rules below refuse it. Times are UTC,
+ISO 8601.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ EventKind = Literal["started", "polled", "finished", "failed"]
 
 @dataclass(frozen=True, kw_only=True)
 class RunError:
-    """Why a run ended: a type that can be counted, and the words."""
+    """Why a run failed: a type that can be counted, and a message."""
 
     type: str
     message: str
@@ -31,10 +31,10 @@ class RunError:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """The durable state of a detached run: launch writes it, the collector advances it, whoever looks later reads it.
+    """The durable state of a detached run. The launch writes it, the collector advances it, operators read it.
 
-    The launch knows the run, the app, the remote call and when it was launched. The rest is the collector's: names of
-    what the remote side left, the error, and the call graph as it stood when the call timed out or failed.
+    The launch fills in the run, the app, the remote call and the time of launch. The collector fills in the rest: names
+    of what the remote side left, the error, and the call graph at the time when the call timed out or failed.
     """
 
     run: str
@@ -57,7 +57,7 @@ class Manifest:
 
 @dataclass(frozen=True, kw_only=True)
 class RunEvent:
-    """What the collector saw: the remote call began, was looked at, returned, or failed (a timeout is a failure).
+    """What the collector saw: the remote call began, was polled, returned, or failed (a timeout is a failure).
 
     `results` of a call that returned: bench_result, bench_telemetry, backend_identity and the like, by field name.
     """
@@ -73,12 +73,12 @@ class RunEvent:
 NEXT: Mapping[tuple[State, EventKind], State] = {
     ("detached", "started"): "running",
     ("detached", "polled"): "detached",
-    ("detached", "failed"): "error",  # never scheduled: a run that can end nowhere is the ambiguous failure
+    ("detached", "failed"): "error",  # never scheduled; without this move such a run could never end
     ("running", "polled"): "running",
     ("running", "finished"): "ok",
     ("running", "failed"): "error",
 }
-"""Every legal move. There is no way back, none past `running` to `ok`, and none out of `ok` or `error`."""
+"""Every legal transition. None goes back, none skips `running` on the way to `ok`, and none leaves `ok` or `error`."""
 
 _OF_LAUNCH = ("run", "app_id", "function_call_id")
 _RESULTS = ("bench_result", "bench_telemetry", "backend_identity", "remote_output_json", "remote_runtime_provenance")
@@ -88,8 +88,8 @@ def advance(manifest: Manifest, event: RunEvent) -> Manifest:
     """The manifest after an event.
 
     Raises:
-        Refused: for a manifest that contradicts itself, an event its state does not allow, and one that lacks what
-            the next state must say.
+        Refused: for a manifest that contradicts itself, an event that its state does not allow, and an event without
+            the fields that the next state needs.
     """
     run_state(manifest)
     state = NEXT.get((manifest.state, event.kind))
@@ -110,7 +110,7 @@ def advance(manifest: Manifest, event: RunEvent) -> Manifest:
 
 
 def run_state(manifest: Manifest) -> State:
-    """The state of a manifest, when its fields agree with it.
+    """The state of a manifest whose fields agree with it.
 
     Raises:
         Refused: every contradiction at once.
@@ -146,7 +146,7 @@ def run_state(manifest: Manifest) -> State:
 
 
 def dumps(manifest: Manifest) -> str:
-    """The manifest as its file holds it, one line.
+    """The manifest as one line, the content of its file.
 
     Raises:
         Refused: for a manifest that contradicts itself; it must not reach the disk.
@@ -175,7 +175,7 @@ StateKind = Literal["checkpoint", "compile_cache", "data"]
 
 @dataclass(frozen=True, kw_only=True)
 class StateVolume:
-    """A place where state lies. `generation` names the contents that are visible there; None while it is empty."""
+    """A volume with state. `generation` names its visible contents; None while it is empty."""
 
     name: str
     mount: str
@@ -193,10 +193,10 @@ class StateVolumes:
 
 @dataclass(frozen=True, kw_only=True)
 class Reuse:
-    """What a re-run takes over of one kind of state.
+    """What a re-run reuses of one kind of state.
 
-    reused: the volume of the prior run, with the contents that run left. changed: that volume, other contents. moved:
-    another volume, not empty. fresh: nothing is there.
+    reused: the volume of the prior run, with the contents that that run left. changed: the same volume, other contents.
+    moved: another volume, not empty. fresh: an empty volume.
     """
 
     kind: StateKind
@@ -209,7 +209,7 @@ KINDS: tuple[StateKind, ...] = ("checkpoint", "compile_cache", "data")
 
 
 def reuse(volumes: StateVolumes, prior: StateVolumes | None) -> tuple[Reuse, ...]:
-    """What a run takes over from the prior one, a line each kind of state. `prior` is as the prior run left it.
+    """What a run reuses of the prior run, one entry for each kind of state. `prior` is as the prior run left it.
 
     Raises:
         Refused: when two kinds share a volume or a mount.

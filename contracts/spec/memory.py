@@ -1,20 +1,21 @@
-"""The memory a plan needs on one rank of each pipeline stage, part by part, with the arithmetic written out.
+"""The memory that a plan needs on one rank of each pipeline stage, part by part, with the formulas written out.
 
-Bytes a parameter are those of Megatron-Core's table of the distributed optimizer, which cuts optimizer state over d
+Bytes per parameter follow Megatron-Core's table of the distributed optimizer, which shards optimizer state over d
 ranks: bf16 18, or 6 + 12/d (weights 2, float32 gradients 4, master and two Adam moments 12); fp16 20, or 4 + 16/d;
-float32 16, or 8 + 8/d. FSDP2 cuts all three states. Of a matrix that Muon moves one moment is kept, 4 bytes less.
+float32 16, or 8 + 8/d. FSDP2 shards weights, gradients and optimizer state. Muon keeps one moment of a matrix, 4 bytes
+less.
 
-Activations: 34 bytes a token, hidden element and layer at 16 bits (Korthikanti et al., arXiv 2205.05198, with the
-attention core recomputed or flash attention); TP leaves 10 + 24/tp of them, SP 34/tp. The source's example is B 1,
+Activations: 34 bytes per token, hidden element and layer at 16 bits (Korthikanti et al., arXiv 2205.05198, with the
+attention core recomputed or flash attention); 10 + 24/tp with TP, 34/tp with SP. The source's example is B 1,
 T 4096, D 1536, 52 layers: 11.12 GB. Routing: the router's float32 logits, and token buffers into and out of the local
 experts at capacity factor 1.25.
 
-With full recomputation a layer keeps its input (2 bytes a token and element at 16 bits; SP cuts it) and one layer at a
-time its 34 bytes and its routing.
+With full recomputation every layer keeps its input (2 bytes per token and element at 16 bits; SP shards it), and one
+layer at a time has its 34 bytes and its routing.
 
-Assumed: each letter of the pattern counts as one layer of 34 bytes, which is generous for
-E, M and R; FP8 changes matmuls and not what is stored; a pipeline runs 1F1B, interleaved where stages are virtual,
-whose chunks count as equal; 1.5 GB for context, libraries and workspaces.
+Assumptions: each letter of the pattern counts as one layer of 34 bytes, which is more than E, M and R need; FP8 changes
+matmuls and not stored tensors; a pipeline runs 1F1B, interleaved if stages are virtual, with equal chunks; 1.5 GB for
+context, libraries and workspaces.
 """
 
 from __future__ import annotations
@@ -34,10 +35,10 @@ from contracts.spec.topology import Grids, Kind, grids
 
 SHARES: tuple[Share, ...] = ("replicated", "tp", "ep")
 STATE_BYTES: Mapping[Dtype, tuple[int, int, int]] = {"bf16": (2, 4, 12), "fp16": (2, 2, 16), "fp32": (4, 4, 8)}
-"""Bytes of a parameter's weight, gradient and optimizer state. fp16 keeps float32 main gradients with the state."""
+"""Bytes per parameter of weight, gradient and optimizer state. fp16 counts float32 main gradients as state."""
 
 MOMENT_BYTES = 4
-"""AdamW keeps two moments of a parameter in float32, Muon one of a matrix."""
+"""AdamW keeps two float32 moments of a parameter, Muon keeps one of a matrix."""
 
 CAPACITY_FACTOR = (5, 4)  # 1.25 as a fraction, so that C_e is exact
 RESERVE_BYTES = 1_500_000_000
@@ -51,7 +52,7 @@ def capacity_of_an_expert(tokens: int, top_k: int, experts: int) -> int:
 
 
 def budget(recipe: Recipe, spread: Spread, card: Card) -> Budget:
-    """What one rank of each stage holds, and the heaviest stage, which decides.
+    """The memory of one rank of each stage. The heaviest stage decides.
 
     Raises:
         Refused: for axes that do not multiply to the world, or a recipe that does not divide over them; all at once.
@@ -73,7 +74,7 @@ def budget(recipe: Recipe, spread: Spread, card: Card) -> Budget:
 
 @dataclass(frozen=True, kw_only=True)
 class _Rank:
-    """One rank of a pipeline stage: everything that its lines are computed from."""
+    """One rank of a pipeline stage: everything from which its budget lines are computed."""
 
     recipe: Recipe
     spread: Spread
@@ -83,7 +84,7 @@ class _Rank:
 
     @property
     def chunks(self) -> tuple[range, ...]:
-        """The layers of each model chunk that the stage owns, 0-based; several when stages are virtual."""
+        """The layers of each model chunk of the stage, 0-based; several chunks when stages are virtual."""
         segments = patterns.stages(patterns.parse(self.recipe.pattern, self.recipe.depth), self.spread.degrees.pp)
         ends = [sum(map(len, segments[: i + 1])) for i in range(len(segments))]
         owned = range(self.stage, len(segments), self.spread.degrees.pp)
@@ -100,7 +101,7 @@ class _Rank:
 
     @property
     def units(self) -> tuple[Tensors, ...]:
-        """What is gathered together: each block, and what the first and the last stage hold besides."""
+        """The units that FSDP gathers: each block, and the other tensors of the first and the last stage."""
         recipe, every = self.recipe, parameters.blocks(self.recipe)
         found = [every[layer] for chunk in self.chunks for layer in chunk]
         if self.stage == 0:
@@ -108,12 +109,12 @@ class _Rank:
         if self.last:
             found += [parameters.final_norm(recipe), parameters.head(recipe), parameters.mtp(recipe)]
             if self.spread.degrees.pp > 1 and (recipe.mtp is not None or not recipe.untied_embeddings):
-                found.append(parameters.embedding(recipe))  # the last stage looks tokens up in a copy of its own
+                found.append(parameters.embedding(recipe))  # the last stage has its own copy of the embedding
         return tuple(found)
 
     @property
     def in_flight(self) -> tuple[int, int]:
-        """Forward passes whose activations wait for their backward pass, and into how many chunks a pass is cut."""
+        """Number of forward passes whose backward pass is pending, and number of chunks of a pass."""
         pp, chunks = self.spread.degrees.pp, len(self.chunks)
         ahead = pp - self.stage - 1
         warmup = ahead if chunks == 1 else 2 * ahead + (chunks - 1) * pp
@@ -125,17 +126,17 @@ class _Rank:
 
     @property
     def tokens(self) -> int:
-        """Tokens of one micro batch on a rank, before sequence parallelism cuts them."""
+        """Tokens of one microbatch on a rank, before sequence parallelism shards them."""
         return self.recipe.batch.micro * self.recipe.seq_length // self.spread.degrees.cp
 
     def shards(self, share: Share) -> int:
-        """Over how many data ranks a tensor of this share can be cut."""
+        """The number of data-parallel ranks over which a tensor of this share can be sharded."""
         kind: Kind = "expert" if share == "ep" else "dense"
         grid = self.both.expert if share == "ep" else self.both.dense
         return prod(size for axis, size in zip(grid.axes, grid.sizes, strict=True) if axis in self.both.reduced[kind])
 
     def held(self, tensors: Tensors, share: Share, *, fp32: bool | None = None, matrix: bool | None = None) -> int:
-        """Parameters of a share on this rank, before data parallelism cuts them."""
+        """Parameters of a share on this rank, before data parallelism shards them."""
         degrees = self.spread.degrees
         return sum(
             tensor.on_a_rank(degrees.tp, degrees.ep, degrees.expert_tp)
@@ -157,7 +158,7 @@ def _stage_budget(rank: _Rank) -> StageBudget:
 
 
 def _state(rank: _Rank) -> Iterator[Line]:
-    """Weights, gradients and optimizer state, share by share."""
+    """Weights, gradients and optimizer state of each share."""
     weight, gradient, state = STATE_BYTES[rank.recipe.dtype]
     a_parameter = {"weights": (weight, 4), "gradients": (gradient, 4), "optimizer": (state, 8)}
     cut = {"none": (), "optimizer": ("optimizer",), "full": tuple(a_parameter)}[rank.spread.sharding]
@@ -231,7 +232,7 @@ def _activations(rank: _Rank) -> Iterator[Line]:
 def _routing(rank: _Rank) -> Iterator[Line]:
     """Router logits and expert buffers, kept for the backward pass of every E block.
 
-    In the own-axis layout the ranks of an EP group share one batch; in the borrowed layout each brings its own tokens.
+    In the own-axis layout the ranks of an EP group share one batch; in the borrowed layout each has its own tokens.
     """
     recipe, degrees, moe = rank.recipe, rank.spread.degrees, rank.recipe.moe
     layers = rank.letters.count("E")

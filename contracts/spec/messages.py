@@ -1,7 +1,8 @@
-"""What stages of a pipeline send to each other: every message of a run, as one rank issued it (tier dist).
+"""The point-to-point messages between pipeline stages, as one rank issued them (tier dist).
 
-Two ranks that both send first, or that count their messages differently, hang; NCCL waits for both sides of a message,
-gloo takes one that nobody ever asks for. So what is judged is what was issued, and not that it went well.
+Two ranks hang if both send first or if they count their messages differently. NCCL waits for both sides of a message,
+but gloo accepts a message that nobody receives. So contracts judge the messages that were issued, not whether the run
+ended.
 """
 
 from __future__ import annotations
@@ -17,13 +18,14 @@ from contracts.spec.training import Session
 
 @dataclass(frozen=True, kw_only=True)
 class Message:
-    """One message between two ranks, as one of them issued it.
+    """One point-to-point message, as one of its two ranks issued it.
 
     Args:
         sends: whether this rank sends it; otherwise it receives.
-        peer: the other rank, in the world.
-        batch: number of the call that issued it, from 0; messages of one number were issued together.
-        batched: whether that call takes several messages; otherwise it was a plain send or receive.
+        peer: the other rank, numbered in the world.
+        batch: number of the call that issued it, from 0; messages with one number were issued together.
+        batched: whether it was issued by a call for several messages (`batch_isend_irecv`); otherwise by a plain send
+            or receive.
     """
 
     sends: bool
@@ -39,8 +41,8 @@ class Messages:
     """The messages of a run on one rank, in the order in which they were issued.
 
     Args:
-        warnings: what was warned of meanwhile.
-        before: members of every process group that the process held before the run; `held` the same while it ran.
+        warnings: the warnings issued during the run.
+        before: members of every process group of the process before the run; `held` is the same during the run.
     """
 
     issued: tuple[Message, ...]
@@ -50,8 +52,8 @@ class Messages:
 
 
 class Messaging(Party, Protocol):
-    """A run whose messages are looked at."""
+    """The point-to-point messages of a training run."""
 
     def messages(self, session: Session) -> Messages:
-        """Train in a running world, and say which messages this rank sent and received."""
+        """Train in a running world, and return the messages that this rank sent and received, in order."""
         ...

@@ -1,17 +1,17 @@
-"""The tensors of a model, counted: each block of the pattern as a list of tensors with their size and how TP cuts them.
+"""The parameter count of a model: each block as a list of tensors, with their sizes and how TP shards them.
 
 Sources: GQA and relu²/SwiGLU MLPs as in Megatron-LM; MLA, arXiv 2405.04434 (latent projections on every TP rank, heads
-cut); the DSA indexer as in Megatron-Core (on every rank); Mamba-2, arXiv 2405.21060 and mamba-ssm; the M²RNN block,
+sharded); the DSA indexer as in Megatron-Core (on every rank); Mamba-2, arXiv 2405.21060 and mamba-ssm; the M²RNN block,
 arXiv 2603.14360; hyper-connections, arXiv 2512.24880.
 
-Assumed, because a recipe does not say it:
+Assumptions, where a recipe leaves it open:
 
-- no biases but the convolution's, dt_bias and those of the hyper-connections; RMSNorm before every block;
+- no biases except the convolution's, dt_bias and those of the hyper-connections; RMSNorm before every block;
 - the convolution of M is 4 wide; R has no convolution, and its heads, state and head_dim are those of `mamba`;
 - M is counted as Mamba-2 in both modes. Mamba-3 (author_dp) drops the convolution and adds trap, A and angle
   projections, 1.2 % of the block at NAM56R's sizes. R is the M²RNN block in both modes; nemo_native builds the smaller
   M in its place;
-- hyper-connections stand on A blocks; an MTP head is a GQA or MLA block, never sparse, and a dense MLP;
+- A blocks have the hyper-connections; an MTP head is a GQA or MLA block, never sparse, and a dense MLP;
 - the vocabulary is not padded. Megatron-LM pads it to a multiple of 128 · tp.
 """
 
@@ -29,10 +29,10 @@ CONV_WIDTH = 4  # mamba-ssm's default d_conv; Megatron-LM has no flag for it
 
 @dataclass(frozen=True, kw_only=True)
 class Tensor:
-    """One tensor of a block. `times` counts alike tensors (experts); `whole` is its size before TP or EP cut it.
+    """One tensor of a block. `times` counts equal tensors (experts); `whole` is its full size, before TP or EP.
 
-    `pieces` is into how many pieces it can be cut at most: KV heads, SSM groups. Beyond that, TP ranks hold copies.
-    `fp32` marks state-space vectors that stay float32 under bf16, `matrix` what Muon moves where a recipe asks for it.
+    `pieces` is the maximal number of shards: KV heads, SSM groups. With more TP ranks than that, ranks hold copies.
+    `fp32` marks state-space vectors that stay float32 under bf16; `matrix` marks what Muon updates in a Muon recipe.
     """
 
     name: str
@@ -44,7 +44,7 @@ class Tensor:
     matrix: bool = False
 
     def on_a_rank(self, tp: int, ep: int, etp: int) -> int:
-        """Its parameters on one rank, before data parallelism cuts it."""
+        """Its parameters on one rank, before data parallelism shards it."""
         if self.share == "replicated":
             return self.whole * self.times
         if self.share == "ep":
@@ -84,7 +84,7 @@ def embedding(recipe: Recipe) -> Tensors:
 
 
 def head(recipe: Recipe) -> Tensors:
-    """The output projection; none of its own when it is tied to the embedding."""
+    """The output projection; empty when it is tied to the embedding."""
     if not recipe.untied_embeddings:
         return ()
     return (Tensor(name="head", whole=recipe.vocab * recipe.hidden, share="tp"),)
@@ -95,10 +95,10 @@ def final_norm(recipe: Recipe) -> Tensors:
 
 
 def mtp(recipe: Recipe) -> Tensors:
-    """The heads of multi-token prediction: two norms and a projection, a dense block pair, and a norm behind it.
+    """The heads of multi-token prediction: two norms and a projection, a dense block pair, and a final norm.
 
-    DeepSeek-V3, arXiv 2412.19437 section 2.2. Embedding and output projection are the model's own. AdamW moves them,
-    like the output projection.
+    DeepSeek-V3, arXiv 2412.19437 section 2.2. They share the model's embedding and output projection. AdamW updates
+    them, like the output projection.
     """
     if recipe.mtp is None:
         return ()
@@ -114,7 +114,7 @@ def mtp(recipe: Recipe) -> Tensors:
 
 
 def count(recipe: Recipe) -> ParameterCount:
-    """Parameters of the whole model by family, and those that one token passes through."""
+    """Parameters of the whole model by family, and the parameters that one token uses."""
     letters = patterns.parse(recipe.pattern, recipe.depth).letters
     families = dict.fromkeys(("A", "E", "M", "R"), 0)
     for letter, tensors in zip(letters, blocks(recipe), strict=True):

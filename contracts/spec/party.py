@@ -1,4 +1,4 @@
-"""What every party says of itself, whatever it is asked."""
+"""What every party declares about itself. A party answers questions: the stack under test, or an assistant to it."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from contracts.spec.topology import Layout
 
 @runtime_checkable
 class Party(Protocol):
-    """What every party says of itself.
+    """What every party declares about itself.
 
-    `offers` names the questions it answers, `layouts` the parallel layouts it can build (none for one that builds no
-    mesh), `labels` says how an answer came about where that is not plainly the code under test: a shim, a
-    substituted kernel, a table of facts. All three stand in every report.
+    `offers` names the questions it answers. `layouts` names the parallel layouts it can build; it is empty for a party
+    that builds no mesh. `labels` maps a question to how its answer comes about, where that is not simply the code under
+    test: a shim, a substituted kernel, a table of facts. Every report shows all three.
 
-    A party in Python may also have `repeats`, a frozenset of those of its questions that it answers from nothing but
-    their arguments (of a fresh process each, say). Such a question with the same arguments is put once a run, and again
-    only within one case, where a check that asks twice compares the two. Without it every question is put every time.
+    A party in Python may also have `repeats`: a frozenset of the questions whose answers depend on their arguments
+    alone. Such a question is asked once a run with the same arguments. It is asked again only by a check that asks
+    twice within one case, in order to compare the two answers. Without `repeats` every question is asked every time.
     """
 
     name: str

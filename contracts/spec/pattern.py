@@ -1,11 +1,11 @@
-"""The pattern: one documented string that says which block stands at which layer.
+"""The pattern: a string that says which block each layer has.
 
 `A` attention, `E` experts, `M` Mamba, `R` the M²RNN recurrence. A pattern is tiled over the depth: layer i (0-based)
-is `pattern[i mod len(pattern)]`, and the depth need not be a multiple of the length. `|` cuts pipeline stages and is
-legal only when the letters number exactly the depth, because a tiled cut would mean another thing at each period.
+is `pattern[i mod len(pattern)]`, and the depth need not be a multiple of the length. `|` cuts pipeline stages. It is
+legal only when the number of letters equals the depth, because a tiled cut would mean something else in each period.
 
-Columns and layer numbers that a person reads are 1-based; positions inside the code are 0-based (`LayerNumbers`
-carries its base so that the two never mix).
+Columns and layer numbers in messages are 1-based; positions inside the code are 0-based. `LayerNumbers` carries its
+base, so the two never mix.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Literal
 from contracts.spec.errors import Refusals, refuse
 
 BLOCKS = {"A": "ablock", "E": "eblock", "M": "mblock", "R": "rblock"}
-"""Letter → block family. The next letter is added here and in `stacks/reference/model/blocks/`."""
+"""Letter → block family. Add a new letter here and in `stacks/reference/model/blocks/`."""
 
 CUT = "|"
 MTP_SEPARATOR = "/"
@@ -26,9 +26,9 @@ MAX_DEPTH = 100_000  # far above any model; keeps a mistyped depth from filling 
 
 @dataclass(frozen=True, kw_only=True)
 class Pattern:
-    """A pattern spread over its depth: one letter a layer, and where pipeline stages are cut.
+    """A pattern tiled over its depth: one letter a layer, and the cuts between pipeline stages.
 
-    `cuts` holds 0-based positions: a cut at 13 stands before layer 13.
+    `cuts` holds 0-based positions: a cut at 13 is before layer 13.
     """
 
     letters: str
@@ -41,7 +41,7 @@ class Pattern:
 
 @dataclass(frozen=True, kw_only=True)
 class LayerNumbers:
-    """Layer indices that say which kind they are: `base` 0 for positions, 1 for layer numbers."""
+    """Layer indices with their base: `base` 0 for positions, 1 for layer numbers."""
 
     base: Literal[0, 1]
     numbers: tuple[int, ...]
@@ -49,10 +49,10 @@ class LayerNumbers:
 
 @dataclass(frozen=True, kw_only=True)
 class Translation:
-    """A pattern in the launcher's hybrid syntax, with what that syntax cannot say carried beside it.
+    """A pattern in the launcher's hybrid syntax, and what that syntax cannot express.
 
-    `main` is the main pattern, `mtp` one head pattern for each depth of multi-token prediction, `recurrent` the
-    layer numbers at which `M` stands for an `R` block.
+    `main` is the main pattern, `mtp` has one head pattern for each depth of multi-token prediction, and `recurrent` has
+    the layer numbers at which `M` stands for an `R` block.
     """
 
     main: str
@@ -61,13 +61,13 @@ class Translation:
 
     @property
     def text(self) -> str:
-        """What the launcher is given: the main pattern and, behind `/`, each head pattern."""
+        """The text for the launcher: the main pattern, then each head pattern after a `/`."""
         return MTP_SEPARATOR.join((self.main, *self.mtp))
 
 
 @dataclass(frozen=True, kw_only=True)
 class HybridPattern:
-    """What a launcher read out of a hybrid pattern: its own block names in order, and the depth of prediction."""
+    """What a launcher read out of a hybrid pattern: its own block names in order, and the depth of MTP."""
 
     main: tuple[str, ...]
     mtp: tuple[str, ...] = ()
@@ -88,16 +88,16 @@ class Placement:
 
 
 def parse(text: str, depth: int, *, lower_case: bool = False) -> Pattern:
-    """Spread a pattern over `depth` layers.
+    """Tile a pattern over `depth` layers.
 
     Args:
         text: letters of `BLOCKS`, optionally cut by `|`.
         depth: number of layers, 1 … `MAX_DEPTH`.
-        lower_case: accept lower-case letters as the same blocks; they must be declared because `m` and `M` name
-            different blocks in some launchers.
+        lower_case: accept lower-case letters as the same blocks. This is opt-in, because `m` and `M` name different
+            blocks in some launchers.
 
     Raises:
-        Refused: every offending character with its 1-based column, an illegal depth, or a cut that cannot be tiled.
+        Refused: every illegal character with its 1-based column, an illegal depth, or a cut that cannot be tiled.
     """
     found = Refusals()
     found.unless(1 <= depth <= MAX_DEPTH, "depth", depth, f"must lie in 1 … {MAX_DEPTH}", "give the number of layers")
@@ -142,8 +142,8 @@ def translate(pattern: Pattern, *, moe: bool = True, dsa: bool = False, mtp_dept
     """Write a pattern in the hybrid syntax of Megatron-Core, letter for letter.
 
     `A` → `*` (or `D` for all of them: Megatron refuses a mix), `E` → `E` with experts and `-` without, `M` → `M`,
-    `R` → `M` with its layer number carried beside. The head pattern of multi-token prediction is dense attention and
-    a dense MLP, whatever the main pattern does.
+    `R` → `M`, with its layer number in `Translation.recurrent`. The head pattern of multi-token prediction is always
+    dense attention and a dense MLP.
     """
     if mtp_depth < 0:
         raise refuse("mtp_depth", mtp_depth, "must not be negative", "give 0 to switch it off")
@@ -158,8 +158,8 @@ def translate(pattern: Pattern, *, moe: bool = True, dsa: bool = False, mtp_dept
 def stages(pattern: Pattern, pp: int) -> tuple[str, ...]:
     """The letters of each pipeline stage, in model order.
 
-    A pattern without cuts is cut evenly; a pattern with cuts keeps them. More segments than stages are virtual
-    stages and must be a multiple of `pp`; they are returned as they stand.
+    A pattern without cuts is cut evenly; a pattern with cuts keeps them. If there are more segments than stages, the
+    segments are virtual stages: their number must be a multiple of `pp`, and they are returned unchanged.
 
     Raises:
         Refused: when the depth, or the number of segments, is not a multiple of `pp`.

@@ -1,8 +1,8 @@
-"""Presets as data: every name a recipe may be asked by, and what the name means.
+"""Presets: every name of a recipe, and its meaning.
 
-A preset is a recipe under its own name; an alias is another spelling of the same configuration; a deprecated name is
-one that says something untrue and is resolved only for those who acknowledge it; a label is a word for a moment
-(`current`, `head`, a lineage tag) and never resolves to anything.
+A preset is a recipe under its own name. An alias is another name of the same configuration. A deprecated name says
+something untrue, and resolves only for callers who acknowledge it. A label describes a moment (`current`, `head`, a
+lineage tag) and never resolves.
 
 The sources state NAM56R's sizes in full. For NAM52 and NAM52R they state pattern, depth, features and placement but no
 sizes; those presets take NAM56R's.
@@ -55,7 +55,7 @@ NAM52R = replace(
     modes=("author_dp",),
 )
 
-# Small enough for a laptop, and every ratio that hides a bug when it is 1 is kept above 1: GQA 4:2, top-k 2 of 12
+# Small enough for a laptop. Every ratio that would hide a bug if it were 1 is above 1: GQA 4:2, top-k 2 of 12
 # experts (more than ten, so that keys order by number), 4 SSM heads in 2 groups, a depth that the pattern's length
 # does not divide.
 _TINY_SIZES = {
@@ -133,9 +133,9 @@ _LINEAGE = re.compile(r"v\d+[a-z]")  # v19c: the wave of 19 March; v1 in a prese
 
 
 def resolve(name: str, acknowledge: tuple[str, ...] = ()) -> Recipe:
-    """The recipe behind a preset, an alias, or an acknowledged deprecated name.
+    """The recipe of a preset, an alias, or an acknowledged deprecated name.
 
-    An alias resolves to the same value, the preset's own name included: one configuration has one identity.
+    An alias resolves to the preset's value, including the preset's name: one configuration has one identity.
 
     Raises:
         Refused: for a label, an unacknowledged deprecated name, or an unknown one with the nearest known names.

@@ -1,8 +1,8 @@
-"""What a run leaves behind and how two runs compare: receipts and comparison classes (RCPT, CMP).
+"""Receipts of runs, and the comparison of two runs (RCPT, CMP).
 
-A receipt is one JSON object with a `schema`, written after a run however it ended. `LaunchedRun` is what a launcher
-saw, `Receipt` what it keeps of it: bounded, redacted, and with no figure that the run did not earn. JSON has no NaN, so
-a measured number is a `Figure`: NaN is the text "NaN", never 0, and what was not measured is null, never 0 either.
+A receipt is one JSON object with a `schema`, written after a run however it ended. `LaunchedRun` is everything a
+launcher saw. `Receipt` is what it keeps: bounded in size, redacted, and with a throughput only if the run trained. JSON
+has no NaN, so a measured number is a `Figure`: NaN is the text "NaN", an unmeasured number is null, and neither is 0.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from contracts.spec.topology import Degrees
 Schema = Literal["rankproof.receipt/1"]
 SCHEMA: Schema = "rankproof.receipt/1"
 Figure = Literal["NaN", "Infinity", "-Infinity"] | float
-"""A measured number; the texts are the three that JSON cannot write."""
+"""A measured number; the texts are the three values that JSON lacks."""
 
 Ending = Literal["ok", "failed", "terminated", "refused"]
-"""refused: preflight said no and nobody acknowledged it, so nothing was started."""
+"""refused: preflight had findings that nobody acknowledged, so nothing was started."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """The code that ran. `dirty` says whether the work tree differed from the revision; None is unknown, not clean."""
+    """The code that ran. `dirty`: whether the work tree differed from the revision; None is unknown, not clean."""
 
     revision: str | None
     dirty: bool | None
@@ -37,8 +37,8 @@ class Source:
 
 @dataclass(frozen=True, kw_only=True)
 class Component:
-    """One installed package of the runtime. `build` is a commit or a digest of what is installed; None when nothing
-    proves which build the version string stands for."""
+    """One installed package of the runtime. `build` is a commit or a digest of the installed files; None when nothing
+    proves which build it is."""
 
     name: str
     version: str
@@ -47,7 +47,7 @@ class Component:
 
 @dataclass(frozen=True, kw_only=True)
 class MachineClass:
-    """The machine. `host` is its lineage, `box@region`; None when it was not said."""
+    """The machine. `host` is its lineage, `box@region`; None when unknown."""
 
     host: str | None
     device: str | None
@@ -57,8 +57,8 @@ class MachineClass:
 
 @dataclass(frozen=True, kw_only=True)
 class Provenance:
-    """Who is about to run where. `loaded` names the heavy modules that were imported before it was taken: none, or it
-    came too late to describe a run that dies while importing."""
+    """The code, the machine and the packages of a run. `loaded` names heavy modules that were imported before the
+    provenance was taken. It should be empty: a run that dies while importing them would leave no provenance."""
 
     source: Source
     machine: MachineClass
@@ -70,7 +70,7 @@ class Provenance:
 
 @dataclass(frozen=True, kw_only=True)
 class Preflight:
-    """What was found before the launch. Not run is not the same as nothing found, so `ran` says which."""
+    """The findings of preflight. `ran` distinguishes a preflight without findings from one that did not run."""
 
     ran: bool
     findings: tuple[Finding, ...] = ()
@@ -79,7 +79,7 @@ class Preflight:
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where a local rank ran: device number and PCI bus of the node, and the NIC nearest to it."""
+    """Where a local rank ran: device index and PCI bus on the node, and the nearest NIC."""
 
     local_rank: int
     device: int | None = None
@@ -89,7 +89,7 @@ class Place:
 
 @dataclass(frozen=True, kw_only=True)
 class ReportedStep:
-    """One optimizer step as rank 0 reported it. `tokens` counts all ranks; `skipped` when no weight was updated."""
+    """One optimizer step as rank 0 reported it. `tokens` counts all ranks; `skipped`: no weight was updated."""
 
     number: int
     seconds: Figure
@@ -101,7 +101,7 @@ class ReportedStep:
 
 @dataclass(frozen=True, kw_only=True)
 class RankMemory:
-    """Peaks of one rank in bytes: what tensors held, and what the allocator held for them."""
+    """Peaks of one rank in bytes: allocated by tensors, and reserved by the allocator."""
 
     rank: int
     allocated: int
@@ -110,7 +110,7 @@ class RankMemory:
 
 @dataclass(frozen=True, kw_only=True)
 class Backend:
-    """Which implementation ran where one was asked for. `reason` says why, where it is another."""
+    """The requested implementation of a part and the one that ran. `reason` says why they differ."""
 
     part: str
     requested: str
@@ -120,12 +120,12 @@ class Backend:
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchedRun:
-    """Everything a launcher saw of one run. The inherited environment stands, whole, in `lane.inherited`.
+    """Everything a launcher saw of one run. `lane.inherited` has the complete inherited environment.
 
     Args:
-        warmup: steps at the beginning that measure compilation and cold caches.
-        bounded: steps of the window that is measured, after the warm-up.
-        failure: the last words of a run that did not end well.
+        warmup: first steps, which compilation and cold caches slow down.
+        bounded: steps of the measured window, after the warm-up.
+        failure: the last output of a run that failed.
     """
 
     recipe: Recipe
@@ -148,9 +148,9 @@ class LaunchedRun:
 
 @dataclass(frozen=True, kw_only=True)
 class Environment:
-    """The variables of the run: `reached` are those the ranks saw, recorded prefixes and the lane's own only.
+    """The variables of the run. `reached` are those that the ranks saw: recorded prefixes and the lane's own only.
 
-    `allocator` is the name and the value that CUDA's allocator obeyed, None when neither spelling was set.
+    `allocator` is the name and value of the variable that CUDA's allocator used; None when neither spelling was set.
     """
 
     overlay: Mapping[str, str]
@@ -161,7 +161,7 @@ class Environment:
 
 @dataclass(frozen=True, kw_only=True)
 class EffectiveLane:
-    """What ran, as opposed to what was asked. Empty names are None: a comparison needs them said."""
+    """What ran, as opposed to what was asked for. An unknown name is None; a comparison needs all of them."""
 
     preset: str | None
     family: str | None
@@ -178,7 +178,7 @@ class EffectiveLane:
 
 @dataclass(frozen=True, kw_only=True)
 class Window:
-    """The first bounded window of steps, warm-up dropped: numbers of its first and last step, tokens, seconds."""
+    """The measured window: the first bounded steps after the warm-up. `first` and `last` are step numbers."""
 
     first: int
     last: int
@@ -190,8 +190,8 @@ class Window:
 
 @dataclass(frozen=True, kw_only=True)
 class Witness:
-    """That the run trained: how many steps updated weights, how many were skipped, whether losses and gradients of
-    those that did were all measured and finite. The first and the last loss are kept as they were, NaN included."""
+    """Evidence that the run trained: how many steps updated weights, how many were skipped, and whether losses and
+    gradients of the former were all measured and finite. The first and the last loss are kept, even if NaN."""
 
     steps: int
     skipped: int
@@ -203,7 +203,7 @@ class Witness:
 
 @dataclass(frozen=True, kw_only=True)
 class Peak:
-    """The largest peaks over all ranks, in bytes. Their gap is what the allocator could not use."""
+    """The largest peaks over all ranks, in bytes. The gap between them is memory that the allocator could not use."""
 
     allocated: int
     reserved: int
@@ -211,7 +211,7 @@ class Peak:
 
 @dataclass(frozen=True, kw_only=True)
 class Receipt:
-    """One run, as it is kept. `tokens_per_second` is None where the witness does not stand; `withheld` says why."""
+    """The receipt of one run. `tokens_per_second` is None where the evidence of training fails; `withheld` says why."""
 
     schema: Schema
     run: str
@@ -240,7 +240,7 @@ Standing = Literal["same class", "changed class", "not comparable"]
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """One part in which two runs differ. None: the receipt does not say."""
+    """One part in which two runs differ. None: the receipt does not have it."""
 
     part: Part
     base: str | None
@@ -252,8 +252,8 @@ class Difference:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """What may be said of two runs. `ratio` is candidate over base in tokens/s, and stands inside a class only.
-    `besides` names what else differs and moves a ratio without being part of the class: `world 8 ≠ 16`."""
+    """Whether two runs are comparable. `ratio` is candidate / base in tokens/s; None unless both are of one class.
+    `besides` names other differences that influence the ratio without being part of the class: `world 8 ≠ 16`."""
 
     standing: Standing
     differences: tuple[Difference, ...]
@@ -265,12 +265,12 @@ class Comparison:
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """What a window of steps computed, for its figures.
+    """The work of a window of steps, from which its figures are computed.
 
     Args:
-        tokens: of all ranks over the window, each counted once whatever the layout.
-        parameters: matrix parameters that a token meets, over all stages and shards; lookup tables left out.
-        attention_layers: with `heads` and `head_dim` of the scores, causal or not.
+        tokens: of all ranks over the window, each counted once in every layout.
+        parameters: matrix parameters that one token uses, over all stages and shards, without lookup tables.
+        attention_layers: number of attention layers, causal or not; `heads` and `head_dim` are those of the scores.
     """
 
     tokens: int
@@ -297,8 +297,8 @@ class Figures:
 
 @dataclass(frozen=True, kw_only=True)
 class Weight:
-    """One parameter tensor at its unsharded shape. `same_as` names the tensor whose storage it shares; `routed` marks
-    the weights of routed experts, all of them in one tensor or each in its own."""
+    """One parameter tensor with its full shape. `same_as` names the tensor whose storage it shares; `routed` marks
+    weights of routed experts, stacked or one tensor an expert; `lookup` marks a tensor that is only looked up."""
 
     name: str
     shape: tuple[int, ...]
@@ -309,8 +309,8 @@ class Weight:
 
 @dataclass(frozen=True, kw_only=True)
 class WeightCount:
-    """`total` counts storage once. `active` is what one token meets: of the routed ones top_k / experts. `matmul` is
-    `active` without tensors that are only looked up; a table that is tied to an output projection is multiplied."""
+    """`total` counts shared storage once. `active` is what one token uses: top_k / experts of the routed weights.
+    `matmul` is `active` without lookup tables; a table that is tied to an output projection counts."""
 
     total: int
     active: int
@@ -318,30 +318,33 @@ class WeightCount:
 
 
 class Evidence(Party, Protocol):
-    """What a stack writes about a run, and what it makes of two of them."""
+    """Receipts of runs, and comparisons between them."""
 
     def receipt(self, facts: LaunchedRun) -> Receipt:
-        """The receipt of a run: bounded, redacted, complete however the run ended."""
+        """The receipt of a run: bounded in size, redacted, and complete however the run ended.
+
+        Raises `Refused` for facts that contradict each other.
+        """
         ...
 
     def write_receipt(self, receipt: Receipt) -> str:
-        """The receipt as text: one JSON object. Refuses one that carries a figure without its witness."""
+        """The receipt as text: one JSON object. Raises `Refused` for a throughput without evidence of training."""
         ...
 
     def read_receipt(self, text: str) -> Receipt:
-        """A receipt read back; refuses what is cut off, of another schema, or has a field nobody knows."""
+        """A receipt from its text. Raises `Refused` if it is cut off, of another schema, or has an unknown field."""
         ...
 
     def publish_receipt(self, receipt: Receipt, path: str) -> str:
-        """Put the receipt at an absolute path, over an older one, whole or not at all. Answers the path."""
+        """Write the receipt atomically to an absolute path, over an older one. Returns the path."""
         ...
 
     def compare(self, base: Receipt, candidate: Receipt) -> Comparison:
-        """Whether two runs may be compared, and how they do."""
+        """Whether two runs are comparable, in what they differ, and the ratio of their throughputs."""
         ...
 
     def figures(self, work: Work) -> Figures:
-        """Throughput, model FLOPs and MFU, by the definitions of `Figures`."""
+        """Throughput, model FLOPs and MFU, by the definitions of `Figures`. Raises `Refused` for impossible work."""
         ...
 
     def count_weights(self, weights: tuple[Weight, ...], experts: int, top_k: int) -> WeightCount:

@@ -1,8 +1,8 @@
-"""The recipe: everything that fixes a run before a machine is chosen, as one frozen value.
+"""The recipe: everything that defines a run before a machine is chosen, as one frozen value.
 
-A recipe is derived from another with `dataclasses.replace`, never edited, and survives its JSON form field by field
-(`contracts.spec.codec`). A feature that is off is `None`: it has no fields to forget. Sizes are in elements, lengths in
-tokens, learning rates absolute.
+A recipe is derived from another with `dataclasses.replace`, never edited, and has a lossless JSON form
+(`contracts.spec.codec`). A feature that is off is `None`. Sizes are in elements, lengths in tokens, learning rates
+absolute.
 
 `Recipe.problems` lists every relation between fields that does not hold; building an illegal recipe raises them all.
 """
@@ -25,8 +25,8 @@ Schedule = Literal["cosine", "linear", "constant", "WSD"]
 class Moe:
     """Token-choice experts on the E blocks. `shared_hidden` 0 means no shared expert.
 
-    `capacity_factor` is an expert's token slots over its fair share; None drops no token. `route_scale` multiplies the
-    gates, `bias_rate` is the step of the selection bias.
+    `capacity_factor` is the number of an expert's token slots divided by its fair share; None drops no token.
+    `route_scale` multiplies the gates; `bias_rate` is the step size of the selection bias.
     """
 
     experts: int = 16
@@ -44,7 +44,7 @@ class Moe:
 
 @dataclass(frozen=True, kw_only=True)
 class Mla:
-    """Multi-latent attention on the A blocks: ranks of the latent projections, dims of one head."""
+    """Multi-latent attention on the A blocks: ranks of the latent projections, and dims of one head."""
 
     q_lora: int = 64
     kv_lora: int = 64
@@ -55,7 +55,7 @@ class Mla:
 
 @dataclass(frozen=True, kw_only=True)
 class Mtp:
-    """Multi-token prediction: how many tokens ahead, and the weight of its loss."""
+    """Multi-token prediction: the number of tokens ahead, and the weight of its loss."""
 
     depth: int = 1
     loss_weight: float = 0.1
@@ -100,7 +100,7 @@ class Fp8:
 class Optim:
     """Optimizer and schedule; `warmup` and `steps` count optimizer steps.
 
-    `rule` muon moves the matrices of the blocks by Muon and everything else by AdamW.
+    Under `rule` muon, Muon updates the matrices of the blocks and AdamW everything else.
     """
 
     rule: Literal["adamw", "muon"] = "adamw"
@@ -117,7 +117,7 @@ class Optim:
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """Sequences a forward pass on one rank, and sequences an optimizer step over all ranks."""
+    """`micro`: sequences of one forward pass on one rank. `total`: sequences of one optimizer step over all ranks."""
 
     micro: int = 4
     total: int = 64
@@ -125,7 +125,7 @@ class Batch:
 
 @dataclass(frozen=True, kw_only=True)
 class Data:
-    """Where tokens come from. `path` None means generated tokens."""
+    """The source of tokens. `path` None means generated tokens."""
 
     path: str | None = None
     tokenizer: str = "NullTokenizer"
@@ -133,7 +133,7 @@ class Data:
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """Where and how often state is saved; `save` None means never. Paths lie on the durable volume."""
+    """Where and how often state is saved; `save` None means never. Paths are on the durable volume."""
 
     save: str | None = None
     load: str | None = None
@@ -144,11 +144,10 @@ class Checkpoint:
 class Recipe:
     """One model and how it is trained.
 
-    `modes` are the lanes the recipe may run as, and `degrees` what it asks of every axis but data parallelism; the
-    mode decides TP and SP. `author_spec` is the module and the name of the layer spec that keeps the custom mixers in
-    the author_dp mode. `hbm_gb` is the memory of the smallest card it was planned for, in
-    the decimal gigabytes of its data sheet (141 for an H200), `family` the preset family
-    that a comparison needs.
+    `modes` are the runtime modes in which the recipe may run, and `degrees` its degrees on every axis except data
+    parallelism; the mode decides TP and SP. `author_spec` is the module and the name of the layer spec that keeps the
+    custom mixers in author_dp mode. `hbm_gb` is the memory of the smallest card that the recipe was planned for, in the
+    decimal gigabytes of its data sheet (141 for an H200). `family` is the preset family, which comparisons need.
     """
 
     name: str
@@ -188,7 +187,7 @@ class Recipe:
     seed: int = 1234
 
     def __post_init__(self) -> None:
-        """Refuse the recipe when a relation between its fields does not hold.
+        """Check every relation between the fields.
 
         Raises:
             Refused: every broken relation at once.
@@ -213,7 +212,7 @@ INERT: dict[str, str] = {
     "replicate_kv": "permission to replicate KV groups; seen when a degree exceeds them",
     "replicate_ssm_groups": "permission to replicate SSM groups; seen when a degree exceeds them",
 }
-"""Fields that change no launch by themselves, each with why. Every other field must reach the launch."""
+"""Fields that do not change a launch by themselves, each with the reason. Every other field must reach the launch."""
 
 
 _POSITIVE = {

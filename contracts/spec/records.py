@@ -1,8 +1,8 @@
-"""What a run of the gate leaves behind: the plan, the results, the claims, and the verdict drawn from them.
+"""The record of a run of the gate: the plan, the results, the claims, and the verdict that follows from them.
 
-A run is written as JSON lines: a header, the plan (before anything runs), one line a result, a footer. Everything a
-reader may want (terminal, JUnit, Markdown, HTML, exit code) is a function of the verdict, and the verdict a function
-of the run, so a run can be judged again later, elsewhere, without the stack.
+A run is written as JSON lines: a header, the plan (before anything runs), one line for each result, a footer. Every
+report (terminal, JUnit, Markdown, HTML, exit code) is a function of the verdict, and the verdict is a function of the
+run. So a run can be judged again later, elsewhere, without the stack.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Literal
 SCHEMA = "rankproof.run/1"
 
 Outcome = Literal["holds", "violated", "deviates", "not offered", "untested", "not run", "broken"]
-"""holds: the promise was kept. violated: it was not. deviates: it was not, and the stack's owner declared it.
-not offered: the stack has no such thing. untested: the law has no check for it yet. not run: it was planned and
-could not be tried. broken: the suite, or the adapter, failed; that says nothing about the promise."""
+"""holds: the stack kept the contract. violated: it did not. deviates: it did not, and its owner declared so. not
+offered: the stack does not have what the contract is about. untested: the contract has no check yet. not run: it was
+planned and could not be tried. broken: the suite or the adapter failed, which says nothing about the contract."""
 OUTCOMES: tuple[Outcome, ...] = ("holds", "violated", "deviates", "not offered", "untested", "not run", "broken")
 
 Form = Literal["terminal", "markdown", "junit", "html", "json"]
@@ -24,14 +24,14 @@ FORMS: tuple[Form, ...] = ("terminal", "markdown", "junit", "html", "json")
 
 Word = Literal["conformant", "violated", "incomplete", "broken", "nothing ran"]
 EXIT_CODES: Mapping[Word, int] = {"conformant": 0, "violated": 1, "incomplete": 3, "broken": 4, "nothing ran": 5}
-"""Scripts are used to forgive pytest's 5 (`pytest … || [ $? -eq 5 ]`); here it is kept for a run that had nothing to
-judge. A run that had and did not is incomplete."""
+"""Scripts often forgive pytest's 5 (`pytest … || [ $? -eq 5 ]`), so here 5 means only that there was nothing to judge.
+A run that had something to judge and did not is incomplete."""
 USAGE_ERROR = 2
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
 class Item:
-    """One planned judgement: a contract in one case. A promise without a check is planned with an empty case."""
+    """One planned judgement: a contract in one case. A contract without a check is planned with an empty case."""
 
     id: str
     case: str = ""
@@ -42,7 +42,7 @@ class Item:
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """What became of one planned item.
+    """The result of one planned item.
 
     `answered` maps each question to the party that answered it and how: `{"read_argv": "megatron 0.19.2
     (unpatched)"}`. `rank` is the rank that diverged first, where there are several.
@@ -63,7 +63,7 @@ class Result:
 
 @dataclass(frozen=True, kw_only=True)
 class Deviation:
-    """A declared deviation of a stack: the owner knows, says why, and names the day it ends.
+    """A deviation that the owner of a stack declares, with the reason and the day on which it expires.
 
     `case` is a shell-style selector over case names; `expires` an ISO date.
     """
@@ -78,7 +78,7 @@ class Deviation:
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """The party under test as it introduced itself, and from where it was loaded."""
+    """The stack under test (or an assistant) as it introduced itself, and from where it was loaded."""
 
     name: str
     version: str
@@ -90,7 +90,7 @@ class Subject:
 
 @dataclass(frozen=True, kw_only=True)
 class Header:
-    """What was asked of whom, when, by which suite. Times are UTC, ISO 8601."""
+    """Which suite judged which stack, when, and with which profile. Times are UTC, ISO 8601."""
 
     schema: str
     suite: str
@@ -103,12 +103,12 @@ class Header:
     python: str
     platform: str
     proof: str = ""
-    """The self-test of the suite that this run was given: what it is of, and where it was made."""
+    """The self-test that this run was given: which suite it is of, and where it was made."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Statement:
-    """A promise as it stood when the run was planned."""
+    """A contract's statement when the run was planned; `promise` is the statement."""
 
     promise: str
     source: str
@@ -117,18 +117,18 @@ class Statement:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Every item that must have a result, fixed before anything runs; and what lies outside the profile: promises by
-    id, and single cases (`ID[case]`) of promises that are planned in part."""
+    """Every item that must have a result, fixed before anything runs. `outside` names what the profile leaves out:
+    contracts by id, and single cases (`ID[case]`) of contracts that are planned in part."""
 
     items: tuple[Item, ...]
     outside: tuple[str, ...] = ()
     promises: Mapping[str, Statement] = field(default_factory=dict)
-    """What each planned id says, so that a recorded run can be read without the suite that wrote it."""
+    """The statement of each planned id, so that a recorded run can be read without the suite that wrote it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Footer:
-    """Closes a run. A run without it was cut off and is refused. `digest` is the SHA-256 of every line above it."""
+    """The last line of a run; a run without it is refused as cut off. `digest` is the SHA-256 of the lines above."""
 
     digest: str
     results: int
@@ -139,7 +139,7 @@ class Footer:
 
 @dataclass(frozen=True, kw_only=True)
 class Unclaimed:
-    """A question that the subject answers without claiming it, with the evidence."""
+    """A question that the stack answers without naming it in `offers`, with the evidence."""
 
     question: str
     evidence: str
@@ -168,8 +168,8 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """Something wrong with the run itself: a stale deviation, a result that nobody planned, a claim never answered, a
-    suite that does not catch its own mutants."""
+    """Something wrong with the run itself: a stale deviation, an unplanned result, an offered question that was never
+    answered, a suite that does not catch its own mutants."""
 
     kind: Literal["deviation", "plan", "claim", "suite"]
     words: str
@@ -177,7 +177,7 @@ class Fault:
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """The one judgement from which every report and the exit code are drawn."""
+    """The verdict on a run. Every report and the exit code are computed from it."""
 
     word: Word
     profile: str
@@ -198,10 +198,10 @@ Fate = Literal["killed", "survived", "wrong words", "crashed", "void"]
 
 @dataclass(frozen=True, kw_only=True)
 class Kill:
-    """What became of one mutant: killed for its words, or survived, or proved nothing.
+    """The fate of one mutant: killed with its declared words, survived, or proved nothing.
 
-    `loss` and `norm` are what these two alone would have told of it, where the check trained it: "agrees", or the two
-    numbers.
+    `loss` and `norm` say whether the loss or the gradient norm alone would have shown the bug, where the check trained
+    the mutant: "agrees" (it would not), or the two numbers.
     """
 
     mutant: str

@@ -1,8 +1,8 @@
-"""Secrets out of text: what must not stand in a receipt or a log, whoever put it there.
+"""Redaction: removes secrets from text before it enters a receipt or a log.
 
-A secret is known by the name it has (`HF_TOKEN`, `--api-key`), by its own form (`hf_…`, `AKIA…`, a private key), or by
-where it stands (a URL's password, a bearer header). A value that one variable keeps under a secret's name is a secret
-wherever else it appears. Redaction is idempotent and leaves plain text as it was.
+A secret is recognised by its name (`HF_TOKEN`, `--api-key`), by its form (`hf_…`, `AKIA…`, a private key), or by its
+context (a URL's password, a bearer header). The value of a variable with a secret's name is also redacted everywhere
+else. Redaction is idempotent and does not change other text.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from collections.abc import Iterable, Mapping
 
 REDACTED = "[redacted]"
 SHORTEST_KNOWN = 6
-"""Characters. A shorter value under a secret's name (`1`, `true`) would be struck out of words that only look alike."""
+"""Characters. A shorter value of a secret's variable (`1`, `true`) would also be redacted in unrelated text."""
 
 _WORDS = frozenset({"TOKEN", "SECRET", "PASSWORD", "PASSWD", "PASSPHRASE", "PAT", "APIKEY", "KEY", "CREDENTIAL",
                     "CREDENTIALS", "SECRETS", "AUTH"})  # fmt: skip
 _ANYWHERE = frozenset({"SECRET", "PASSWORD", "PASSWD", "PASSPHRASE", "APIKEY", "CREDENTIAL", "CREDENTIALS"})
 _VOCABULARY = frozenset({"EOS", "BOS", "PAD", "UNK", "MASK", "SEP", "CLS"})
-"""`--eos-token` names a word of the vocabulary."""
+"""Tokens of a vocabulary, such as `--eos-token`, are not secrets."""
 
 _PRIVATE_KEY = re.compile(r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY[A-Z ]*-----.*?(?:-----END [A-Z0-9 ]*-----|\Z)", re.S)
 _USERINFO = re.compile(r"(?<=://)[^\s/?#'\"<>]+(?=@)")
@@ -51,7 +51,7 @@ def names_a_secret(name: str) -> bool:
 
 
 def secrets_of(env: Mapping[str, str]) -> frozenset[str]:
-    """The values an environment keeps under a secret's name, and the passwords inside its URLs."""
+    """The values of an environment's variables with a secret's name, and the passwords in its URLs."""
     found = {value for name, value in env.items() if names_a_secret(name)}
     for value in env.values():
         for userinfo in _USERINFO.findall(value):
@@ -60,7 +60,7 @@ def secrets_of(env: Mapping[str, str]) -> frozenset[str]:
 
 
 def redact(text: str, known: Iterable[str] = ()) -> str:
-    """The text without its secrets; `known` are values that are secrets wherever they stand."""
+    """The text without its secrets; `known` are values that are redacted everywhere."""
     for secret in sorted(known, key=len, reverse=True):
         text = text.replace(secret, REDACTED)
     text = _PRIVATE_KEY.sub(REDACTED, text)
@@ -73,7 +73,7 @@ def redact(text: str, known: Iterable[str] = ()) -> str:
 
 
 def secrets_in(words: Iterable[str]) -> frozenset[str]:
-    """The values that the words of a command give under a secret's name."""
+    """The values that a command passes under a secret's name."""
     words = tuple(words)
     found = set()
     for word, following in zip(words, (*words[1:], ""), strict=True):
@@ -89,7 +89,7 @@ def redact_variable(name: str, value: str, known: Iterable[str] = ()) -> str:
 
 
 def redact_words(words: Iterable[str], known: Iterable[str] = ()) -> tuple[str, ...]:
-    """The words of a command: the value of `--token VALUE` and `--token=VALUE` goes, and what `redact` finds."""
+    """A command without the values of `--token VALUE` and `--token=VALUE`, and without what `redact` finds."""
     known = tuple(known)
     kept: list[str] = []
     after_secret = False
@@ -107,7 +107,7 @@ def redact_words(words: Iterable[str], known: Iterable[str] = ()) -> tuple[str, 
 
 
 class LineRedactor:
-    """Redacts a log line by line; a private key that spans lines stays out to its end."""
+    """Redacts a log line by line, including private keys that span lines."""
 
     def __init__(self, known: Iterable[str] = ()) -> None:
         self._known = tuple(
@@ -116,7 +116,7 @@ class LineRedactor:
         self._inside = False
 
     def line(self, text: str) -> str:
-        """One line, with its newline if it has one."""
+        """One line, redacted, with its newline if it has one."""
         begins = re.search(r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY", text)
         ends = re.search(r"-----END [A-Z0-9 ]*-----", text)
         inside, self._inside = self._inside, (self._inside or begins is not None) and ends is None

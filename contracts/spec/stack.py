@@ -1,14 +1,18 @@
-"""The questions: what can be asked of a stack under test. Checks and stacks meet here and nowhere else.
+"""The questions: everything that a check can ask a stack under test. Checks know stacks through this file alone.
 
-What is asked about the launch stands in this file; about the node in `machine` and `installation`, about receipts in
-`evidence`, about a run's life in `lifecycle`, about memory and kernels in `capacity`, about numbers in `blocks` and
-`training`, about a running world in `world`, about what its ranks send each other in `messages` and `traffic`.
-`questions` reads them all.
+This file has the questions about patterns, names, recipes, the launch and the mesh. The others:
 
-A stack answers the questions it `offers`; a check names the ones it `asks`. Values go in, values come out, and every
-parameter and answer has a JSON form, so a stack may live in another process, another environment, another language
-(`stacks/launched.py`). To decline: raise `Refused` for an illegal input, `NotOffered` for a question or a case that
-the stack does not have. Anything else that is raised counts as broken, never as a violation.
+- the node: `machine`, `installation`; receipts: `receipt`; the life of a run: `lifecycle`;
+- memory and kernels: `capacity`, `kernel_selection`, `devices`;
+- numbers: `blocks`, `training`, `checkpointing`, `compiling`;
+- ranks: `world` (inside a running world), `messages` and `traffic` (what ranks send each other).
+
+`questions` collects them all.
+
+A stack answers the questions it `offers`; a check names the questions it `asks`. Every parameter and every answer is a
+value with a JSON form, so a stack may live in another process, another environment or another language
+(`stacks/launched.py`). A stack declines by raising `Refused` for an illegal input, or `NotOffered` for a question or a
+case that it does not have. Any other exception counts as broken, never as a violation.
 """
 
 from __future__ import annotations
@@ -43,57 +47,95 @@ from contracts.spec.world import RanksRun, World
 
 
 class Stack(Party, Protocol):
-    """Every question of the law. A stack has the ones it offers; the others need not exist."""
+    """Patterns, names, recipes, the launch and the mesh. A stack has the methods it offers; the others need not exist.
+
+    A pattern is a string of block letters (A attention, E experts or an MLP, M Mamba, R recurrent) that is tiled over
+    the depth; `|` cuts pipeline stages. `contracts/spec/pattern.py` has its rules.
+    """
 
     # pattern → block
     def blocks(self, pattern: str, depth: int) -> tuple[str, ...]:
-        """The block family of each layer: `("ablock", "eblock", …)`."""
+        """The block family of each of the `depth` layers: `("ablock", "eblock", …)`.
+
+        Raises `Refused` for an unknown letter (with its 1-based column), an illegal depth, and cuts in a pattern whose
+        letters do not number the depth.
+        """
         ...
 
     def render(self, pattern: str, depth: int) -> str:
-        """The pattern written out over its depth, one letter a layer, cuts kept."""
+        """The pattern written out over its depth: one letter a layer, with its cuts. Refuses what `blocks` refuses."""
         ...
 
     def translate(self, pattern: str, depth: int, moe: bool, dsa: bool, mtp_depth: int) -> Translation:
-        """The pattern in the launcher's syntax. `dsa` asks for the sparse-attention symbol on every A layer."""
+        """The pattern in the launcher's hybrid syntax.
+
+        `moe` says whether E layers hold experts or a dense MLP, `dsa` asks for the sparse-attention symbol on every
+        A layer, and `mtp_depth` is the number of multi-token prediction heads (0 for none). Raises `Refused` for what
+        the launcher cannot run; nothing is substituted.
+        """
         ...
 
     def stages(self, pattern: str, depth: int, pp: int) -> tuple[str, ...]:
-        """The letters of each pipeline stage, in model order."""
+        """The letters of each pipeline stage, in model order.
+
+        A pattern without cuts is cut into `pp` equal stages. Raises `Refused` when the depth, or the number of written
+        stages, is not a multiple of `pp`.
+        """
         ...
 
     def placement(self, pattern: str, depth: int, sparse_ranks: tuple[int, ...]) -> Placement:
-        """Where full and sparse attention stand when the given A-ranks are sparse."""
+        """Which attention layers are full and which are sparse, when the given A-ranks are sparse.
+
+        An A-rank counts attention layers alone, from 0. Raises `Refused` for an A-rank that is repeated or that the
+        pattern does not have.
+        """
         ...
 
     def read_pattern(self, text: str) -> HybridPattern:
-        """A launcher's side: the block list its parser reads out of a hybrid pattern."""
+        """The blocks that a launcher's own parser reads out of a hybrid pattern.
+
+        Answered by launchers. Raises `Refused` for a pattern that the launcher refuses.
+        """
         ...
 
     # names and recipes
     def preset(self, name: str, acknowledge: tuple[str, ...]) -> Recipe:
-        """The recipe a preset or alias resolves to. Deprecated names must be acknowledged by name."""
+        """The recipe that a preset or alias resolves to.
+
+        Raises `Refused` for an unknown name, for a label such as `current`, and for a deprecated name that
+        `acknowledge` does not contain.
+        """
         ...
 
     def preset_names(self) -> tuple[str, ...]:
-        """Every preset and alias that can be asked for without acknowledgement."""
+        """Every preset and alias that resolves without an acknowledgement."""
         ...
 
     def divide(self, recipe: Recipe, degrees: Degrees, world: int, layout: Layout) -> int:
-        """The data-parallel size of a recipe over a world; refuses whatever does not divide, all at once."""
+        """The data-parallel size of a recipe over `world` ranks.
+
+        Raises `Refused` with everything that does not divide (heads, groups, experts, tokens, layers, ranks), all at
+        once.
+        """
         ...
 
     def host(self, name: str) -> str:
-        """The machine a host name identifies, as `box@region`; refuses a name that identifies none."""
+        """The machine that a host name identifies, as `box@region`. Raises `Refused` if it identifies none."""
         ...
 
     # launch
     def launch(self, recipe: Recipe, lane: Lane) -> Launch:
-        """The command and environment that start a recipe on a lane."""
+        """The command and the environment that start a recipe on a lane.
+
+        Raises `Refused` for a recipe, mode, regime, override or inherited variable that the stack cannot run.
+        """
         ...
 
     def read_argv(self, argv: tuple[str, ...], env: Mapping[str, str], world: int) -> Reading:
-        """A launcher's side: what its own parser and validation make of an argv."""
+        """What a launcher's own parser and validation make of an argv, under these variables and on `world` ranks.
+
+        Answered by launchers. A refusal by the launcher is an answer (`Reading.stage`), not a `Refused`.
+        """
         ...
 
     def read_back(self, argv: tuple[str, ...]) -> Reread:
@@ -102,30 +144,39 @@ class Stack(Party, Protocol):
 
     # mesh
     def topology(self, degrees: Degrees, world: int, layout: Layout) -> Topology:
-        """Sizes and groups of every axis."""
+        """The size and the groups of every axis of the mesh.
+
+        Raises `Refused` when the axes do not multiply to `world`, and for degrees that the layout does not have.
+        """
         ...
 
     def group_calls(self, degrees: Degrees, world: int, layout: Layout, rank: int) -> tuple[GroupCall, ...]:
-        """The process groups that `rank` creates, in order, those it is no member of included."""
+        """The process groups that `rank` creates, in order, including groups it is not a member of."""
         ...
 
     def gradient_reduction(
         self, degrees: Degrees, world: int, layout: Layout, rank: int, kind: Kind
     ) -> GradientReduction:
-        """The ranks over which a dense or expert gradient of `rank` is summed, and the divisor."""
+        """The ranks over which a gradient of `rank` is summed, and the divisor of the sum.
+
+        `kind` says whether the parameter is dense or belongs to experts.
+        """
         ...
 
     def expert_lane(self, degrees: Degrees, expert_tp_mesh: bool, local_sequence: int, hidden: int) -> ExpertLane:
-        """How an expert layer is wired. `expert_tp_mesh` says whether such a mesh object happens to exist;
-        `local_sequence` is one rank's shard of the sequence, batch is 1."""
+        """How an expert layer is wired under these degrees.
+
+        `expert_tp_mesh` says whether a mesh object for expert TP exists; `local_sequence` is the length of one rank's
+        shard of the sequence, in tokens. The batch is 1.
+        """
         ...
 
 
 class Court(Party, Protocol):
-    """The gate's own questions. The suite is a party too: its promises (GATE) are judged like any other."""
+    """The gate's own questions. The suite answers them itself: the GATE contracts judge it like any other stack."""
 
     def plan(self, profile: str) -> Plan:
-        """What a profile demands of this law, and what it leaves outside."""
+        """The items that a profile selects from the contracts, and what it leaves outside."""
         ...
 
     def verdict(self, run: Run, today: str) -> Verdict:
@@ -137,7 +188,7 @@ class Court(Party, Protocol):
         ...
 
     def read_run(self, text: str) -> Run:
-        """A run read back; refuses one that was cut off, altered or mixed."""
+        """A run read back. Raises `Refused` for a record that was cut off, altered or mixed."""
         ...
 
     def report(self, run: Run, today: str, form: Form) -> str:
@@ -145,18 +196,20 @@ class Court(Party, Protocol):
         ...
 
     def fate(self, result: Result, says: str) -> Fate:
-        """What the judgement of a mutant proves, when `says` are the words it must provoke."""
+        """What the result of a mutant proves, when `says` are the words it must provoke."""
         ...
 
     def unfit(
         self, baseline: tuple[Result, ...], kills: tuple[Kill, ...], unguarded: tuple[str, ...]
     ) -> Mapping[str, str]:
-        """The contracts that may not judge after this self-test, each with the reason. `baseline` is what they said of
-        the correct party, `unguarded` are those without a mutant."""
+        """The contracts that may not judge after this self-test, each with the reason.
+
+        `baseline` holds their results on the correct stack; `unguarded` names the contracts without a mutant.
+        """
         ...
 
     def run_ranks(self, tests: str, ranks: int, limit_s: float) -> RanksRun:
-        """Run a pytest file on several ranks of this machine. `limit_s` is what one phase of a test may take."""
+        """Run a pytest file on several ranks of this machine. One phase of a test may take `limit_s` seconds."""
         ...
 
 
@@ -164,8 +217,10 @@ class CourtOfNumbers(Party, Protocol):
     """The gate's own questions about tensors."""
 
     def differences(self, got: Arrays, want: Arrays) -> str:
-        """In what the gradients of one pass differ from those expected, by name, in words; empty when rounding alone
-        is between them."""
+        """How the gradients of one pass differ from the expected ones, by name, in words.
+
+        Empty when they differ by rounding alone.
+        """
         ...
 
 
@@ -182,13 +237,13 @@ class Question:
 
 
 NUMERIC = (Blocks, Training, Checkpointing, Compiling, Seams, Devices, Messaging, Rehearsing)
-"""The protocols that are answered with tensors, and need torch on the answering side."""
+"""The protocols whose answers are tensors; the answering side needs torch."""
 PROTOCOLS = (Stack, Machine, Installation, Evidence, Lifecycle, Capacity, *NUMERIC, World)
-"""Every question of a stack, a protocol a side."""
+"""Every protocol with questions to a stack."""
 
 
 def questions() -> Mapping[str, Question]:
-    """Every question of the protocol, by name, read off `Stack` itself."""
+    """Every question, by name, read off the protocols themselves."""
     return _QUESTIONS
 
 

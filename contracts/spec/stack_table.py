@@ -1,6 +1,6 @@
-"""The stack table as data, and the comparison of an environment with one, line by line.
+"""The stack table as data, and the comparison of an environment with it, line by line.
 
-The seeds' table is that of their H200:8 hosts, spring 2026.
+The table comes from the source articles: their H200:8 hosts, spring 2026.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ H200 = StackTable(
         _line("gcc", "11.4.0", "system", "Ubuntu 22.04"),
     ),
 )
-"""Source: the bring-up article's stack table. `torch` sets the ABI to which every pre-built wheel was compiled."""
+"""Source: the stack table of the bring-up article. Every pre-built wheel was compiled against the ABI of `torch`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Compared:
-    """One line of a table against what was found for it."""
+    """One line of a table, and the components found for it."""
 
     line: StackLine
     found: tuple[InstalledPart, ...]
@@ -78,7 +78,7 @@ def release(version: str) -> tuple[int, ...] | None:
 
 
 def same_version(one: str, other: str) -> bool:
-    """Whether two versions are one, spelling apart (PEP 440: case and separators of the local part do not count)."""
+    """Whether two versions are equal (PEP 440: case and separators of the local part do not count)."""
     return _spelled(one) == _spelled(other)
 
 
@@ -93,7 +93,7 @@ def _spelled(version: str) -> tuple[tuple[int, ...] | None, str]:
 
 
 def fits(line: StackLine, version: str) -> bool:
-    """Whether a version is the line's, or reaches its floor. Compared as numbers: 590.105 is above 590.48."""
+    """Whether a version is the line's, or at least its minimum. Compared as numbers: 590.105 is above 590.48."""
     if not line.at_least:
         return same_version(line.version, version)
     floor, found = release(line.version), release(version)
@@ -101,7 +101,7 @@ def fits(line: StackLine, version: str) -> bool:
 
 
 def compare(table: StackTable, installed: Iterable[InstalledPart]) -> tuple[Compared, ...]:
-    """Every line of the table, in its order, with what was found for it."""
+    """Every line of the table, in order, with the components found for it."""
     held: dict[str, list[InstalledPart]] = {}
     for part in installed:
         held.setdefault(normal(part.name), []).append(part)
@@ -123,13 +123,13 @@ def _state(line: StackLine, found: tuple[InstalledPart, ...]) -> State:
     if len(found) > 1:
         return "twice"
     source = found[0].source
-    # What came with another line was taken from wherever that line came from, which no metadata tells apart.
+    # A bundled component has the source of the line that installed it, which its own metadata does not show.
     told = source is not None and line.source != "bundled"
     return "other source" if told and source != line.source else "equal"
 
 
 def findings(table: StackTable, installed: Iterable[InstalledPart]) -> tuple[Finding, ...]:
-    """The lines that are not equal, and an empty or doubled table, as findings."""
+    """Findings: the lines that differ, an empty table, and components with two lines."""
     found = [_finding(each) for each in compare(table, installed) if each.state != "equal"]
     components = [normal(line.component) for line in table.lines]
     if not components:

@@ -1,6 +1,6 @@
-"""Where state lies: mounts read from `/proc/self/mountinfo`, links resolved, three places kept apart.
+"""Where state lies: `/proc/self/mountinfo` parsed, links resolved, durable, scratch and receipts kept apart.
 
-Nothing here looks at a disk. What cannot be read is a finding: a mount table that is cut off proves nothing.
+Nothing here reads a disk. A mount table that cannot be parsed is a finding, because a truncated one proves nothing.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from contracts.spec.machine import Finding
 
 PLACES = ("durable", "scratch", "receipts")
 CACHES = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
-"""Variable → directory of the run. Both are set: Triton's own default is the home directory, also beneath Inductor
-when a hand-written kernel is compiled first."""
+"""Variable → directory of the run. Both are set, because Triton's default is the home directory, even under Inductor if
+a hand-written kernel is compiled first."""
 KEPT = {"TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0"}
-"""What keeps inductor to those directories: see `cache_environment`."""
+"""Further variables that inductor needs in order to use only those directories: see `cache_environment`."""
 
 VOLATILE = frozenset({"tmpfs", "ramfs", "devtmpfs"})
 MAX_LINKS = 40  # the kernel's own limit
@@ -31,7 +31,7 @@ _LINE = re.compile(
 
 @dataclass(frozen=True, kw_only=True)
 class Mount:
-    """One mounted file system, as proc(5) describes it. `parent` is the mount on which its point lies."""
+    """One mounted file system, as in proc(5). `parent` is the id of the mount that contains its mount point."""
 
     id: int
     parent: int
@@ -45,7 +45,7 @@ def parse_mountinfo(text: str) -> tuple[Mount, ...]:
     """The mounts of `/proc/self/mountinfo`.
 
     Raises:
-        Refused: when a line is not one of proc(5)'s, a mount is there twice, or there is no root.
+        Refused: for a line that is not in the format of proc(5), for a repeated mount, and without a root.
     """
     mounts: dict[int, Mount] = {}
     for number, line in enumerate(text.removesuffix("\n").split("\n"), 1):  # a name may hold other line breaks
@@ -67,20 +67,20 @@ def _is_root(mount: Mount, known: Iterable[int]) -> bool:
 
 
 def _unescaped(path: str) -> str:
-    """The kernel writes blanks as octal: `/mnt/my\\040disk`."""
+    """The kernel writes spaces in octal: `/mnt/my\\040disk`."""
     return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), path)
 
 
 def within(path: str, above: str) -> bool:
-    """Whether a path is a directory or lies below it. By components: /mnt/database is not below /mnt/data."""
+    """Whether a path equals a directory or is below it. By components: /mnt/database is not below /mnt/data."""
     return path == above or path.startswith(above.rstrip("/") + "/")
 
 
 def mount_of(path: str, mounts: tuple[Mount, ...]) -> Mount:
-    """The mount that holds a resolved path.
+    """The mount that contains a resolved path.
 
-    Walked from the root as the kernel does, from parent to child: a mount that lies beneath a later one is still in
-    the table, and cannot be seen.
+    It walks from the root, from parent to child, as the kernel does: a mount that a later one hides is still in the
+    table.
     """
     ids = {mount.id for mount in mounts}
     current = [mount for mount in mounts if _is_root(mount, ids)][-1]
@@ -99,7 +99,7 @@ def resolved(path: str, links: Mapping[str, str]) -> str:
     """An absolute path with every link followed, component by component, as the kernel does.
 
     Raises:
-        Refused: when the path is not absolute, or its links lead in a circle.
+        Refused: for a path that is not absolute, or whose links form a cycle.
     """
     if not path.startswith("/"):
         raise refuse("path", path, "is not absolute", "give it from /")
@@ -121,7 +121,7 @@ def resolved(path: str, links: Mapping[str, str]) -> str:
 
 
 class _Host:
-    """The disks, read once, and what is asked of them."""
+    """The disks, parsed once."""
 
     def __init__(self, disks: Disks) -> None:
         self.disks = disks
@@ -133,12 +133,12 @@ class _Host:
         return real, mount_of(real, self.mounts)
 
     def on_root_volume(self, mount: Mount) -> bool:
-        """By device: a bind mount of a root directory has a mount point of its own and the root's disk."""
+        """Compares devices, because a bind mount of a directory of the root has its own mount point."""
         return mount.point == "/" or mount.device == self.root.device
 
 
 def storage_findings(storage: StorageMap, disks: Disks) -> tuple[Finding, ...]:
-    """Every reason why state does not lie where it should."""
+    """Every reason why state lies in a wrong place."""
     try:
         host = _Host(disks)
     except ValueError as error:
@@ -202,7 +202,8 @@ def cache_directories(storage: StorageMap, run: str) -> dict[str, str]:
     """Variable → directory, for one run.
 
     Raises:
-        Refused: for a name that is no single directory: two names that are cleaned to one would share a cache.
+        Refused: for a name that cannot name one directory. A cleaned-up name could be that of another run, and the two
+            would share a cache.
     """
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._+=-]{0,199}", run):
         raise refuse(
@@ -212,11 +213,10 @@ def cache_directories(storage: StorageMap, run: str) -> dict[str, str]:
 
 
 def cache_environment(storage: StorageMap, run: str) -> dict[str, str]:
-    """The directories of `cache_directories`, and what keeps inductor to them.
+    """The variables of `cache_directories`, and one that turns off inductor's precompiled C++ headers.
 
-    Its precompiled headers for C++ lie below TMPDIR, in a folder that is set when it is imported and asks for no
-    cache variable (`_HEADER_DIR` in torch 2.13's codecache.py). Without them each kernel in C++ reads its headers
-    anew; Triton's kernels have none.
+    Inductor keeps those headers below TMPDIR, in a folder that no cache variable changes (`_HEADER_DIR` in torch 2.13's
+    codecache.py). Without them every C++ kernel parses its headers again; Triton's kernels have none.
 
     Raises:
         Refused: as `cache_directories`.
@@ -225,7 +225,7 @@ def cache_environment(storage: StorageMap, run: str) -> dict[str, str]:
 
 
 def cache_findings(storage: StorageMap, disks: Disks, run: str, env: Mapping[str, str]) -> tuple[Finding, ...]:
-    """Every reason why the caches of a run do not lie in its own scratch."""
+    """Every reason why the caches of a run are not in its own scratch directory."""
     try:
         host = _Host(disks)
         real = {name: host.place(getattr(storage, name))[0] for name in ("scratch", "durable", "data")}

@@ -1,8 +1,8 @@
-"""Named tolerances: relative distances, each with its reason. A tolerance without a reason is a wish.
+"""Named tolerances: bounds on relative distances, each with its reason.
 
-Three distances are bounded by one number: L2 of the whole, the largest element over the largest expected, and the worst
-row over the typical element (`instruments.numerics.distances`). Percentiles and masks are not used: the 95th percentile
-of upstream Mamba-3 tests passes a zeroed token.
+One number bounds three distances: the L2 distance of the whole tensor, the largest error over the largest expected
+element, and the worst row over the typical element (`instruments.numerics.distances`). There are no percentiles and no
+masks: the 95th percentile in upstream Mamba-3 tests passes a zeroed token.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ BFLOAT16_MEAN = Tolerance(
 
 @dataclass(frozen=True, kw_only=True)
 class HalfPrecision:
-    """What a result in half precision may be off by (`instruments.half_precision`).
+    """The allowed error of a result in half precision (`instruments.half_precision`).
 
     Args:
-        factor: how many times as wrong as the control it may be.
-        floor: one rounding of what is stored; a bound below it would be luck.
-        cap: absolute, whatever the control says; a control beyond it judges nothing.
+        factor: the allowed error divided by the control's error.
+        floor: one rounding of a stored value; a result within a smaller bound would be luck.
+        cap: absolute bound, whatever the control's error. A control with an error beyond it judges nothing.
     """
 
     name: str

@@ -1,12 +1,12 @@
-"""Degrees → topology: how many ranks each axis has, who they are, and in which order their groups are made.
+"""Degrees → topology: the size of each axis, the members of its groups, and the order in which groups are created.
 
-Two layouts exist in the field and both are legal; a stack declares which one it has:
+Two layouts are in use and both are legal. A stack declares which one it has:
 
 - `own-axis`: world = pp · dp · ep · tp. EP is an axis of its own; its ranks share one batch.
 - `borrowed`: world = pp · dp · cp · tp. EP is carved out of dp · cp · tp (Megatron-Core, torchtitan).
 
 Axes are listed from slowest to fastest varying rank. PP is always outermost and TP innermost, so that a TP group
-stays inside one node. Dense parameters live on the dense axes, experts on the expert axes; both tile the same world.
+stays inside one node. Dense parameters use the dense axes and experts the expert axes; both cover the same world.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ Layout = Literal["own-axis", "borrowed"]
 Kind = Literal["dense", "expert"]
 Group = tuple[int, ...]
 
-MAX_WORLD = 2**20  # sixteen times the largest world simulated; keeps a mistyped world from filling the memory
-NVLINK_DOMAIN = 8  # GPUs of one H200 node that reach each other through NVSwitch
+MAX_WORLD = 2**20  # sixteen times the largest simulated world; a mistyped world must not fill the memory
+NVLINK_DOMAIN = 8  # GPUs of one H200 node, connected by NVSwitch
 
 
 @dataclass(frozen=True, kw_only=True)
 class Degrees:
-    """What a recipe asks for. `etp` 0 means "follow TP"; data parallelism is what the other axes leave."""
+    """The parallel degrees of a recipe. `etp` 0 means "follow TP"; data parallelism takes the remaining ranks."""
 
     pp: int = 1
     tp: int = 1
@@ -50,12 +50,12 @@ class Degrees:
 
     @property
     def expert_tp(self) -> int:
-        """The tensor-parallel degree of the experts, "follow TP" resolved."""
+        """The tensor-parallel degree of the experts, with "follow TP" resolved."""
         return self.etp or self.tp
 
     @property
     def ep_active(self) -> bool:
-        """EP is active iff its degree exceeds 1. No mesh object is consulted: that was the bug."""
+        """EP is active iff its degree exceeds 1. The bug was to look for a mesh object instead."""
         return self.ep > 1
 
 
@@ -63,9 +63,9 @@ class Degrees:
 class Topology:
     """The mesh a stack builds for some degrees and a world.
 
-    `sizes` and `groups` are keyed by axis: pp, dp, cp, tp (dense), ep, etp, edp (experts) and dp_cp, the ranks over
-    which a dense gradient is reduced. Every axis has groups, singletons included. `dp` is the number of ranks that
-    read different data for a given pipeline stage.
+    The keys of `sizes` and `groups` are the axes pp, dp, cp, tp (dense), ep, etp, edp (experts) and dp_cp, the ranks
+    over which a dense gradient is reduced. Every axis has groups, including singletons. `dp` is the number of ranks
+    that read different data within one pipeline stage.
     """
 
     world: int
@@ -78,7 +78,7 @@ class Topology:
 
 @dataclass(frozen=True, kw_only=True)
 class GroupCall:
-    """One `new_group` a rank makes: its members and the axes that share it."""
+    """One `new_group` call of a rank: the members and the axes that share the group."""
 
     members: Group
     axes: tuple[str, ...]
@@ -86,7 +86,7 @@ class GroupCall:
 
 @dataclass(frozen=True, kw_only=True)
 class GradientReduction:
-    """Over which ranks a rank's gradient is summed and by what the sum is divided."""
+    """The ranks over which a rank's gradient is summed, and the divisor of the sum."""
 
     ranks: Group
     divisor: int
@@ -94,7 +94,7 @@ class GradientReduction:
 
 @dataclass(frozen=True, kw_only=True)
 class ExpertLane:
-    """What the wiring of an expert layer decided, as the bring-up trace prints it.
+    """How an expert layer is wired, with the field names of the bring-up trace.
 
     `router_in` is the shape (batch, sequence, hidden) that the router receives on one rank.
     """
@@ -108,7 +108,7 @@ class ExpertLane:
 
 @dataclass(frozen=True, kw_only=True)
 class Mesh:
-    """Axis sizes in rank order, slowest first: the arithmetic of one grid over the world."""
+    """One grid over the world: its axes and their sizes, slowest varying first."""
 
     axes: tuple[str, ...]
     sizes: tuple[int, ...]
@@ -118,7 +118,7 @@ class Mesh:
         return math.prod(self.sizes)
 
     def coordinates(self, rank: int) -> dict[str, int]:
-        """Where a rank stands on each axis."""
+        """The coordinate of a rank on each axis."""
         if not 0 <= rank < self.world:
             raise refuse("rank", rank, f"must lie in 0 … {self.world - 1}", "count ranks from 0")
         places = {}
@@ -127,7 +127,7 @@ class Mesh:
         return {axis: places[axis] for axis in self.axes}
 
     def rank(self, coordinates: Mapping[str, int]) -> int:
-        """The rank at some coordinates: the inverse of `coordinates`."""
+        """The rank at these coordinates: the inverse of `coordinates`."""
         rank = 0
         for axis, size in zip(self.axes, self.sizes, strict=True):
             place = coordinates[axis]
@@ -137,7 +137,7 @@ class Mesh:
         return rank
 
     def groups(self, *axes: str) -> tuple[Group, ...]:
-        """All groups that vary over `axes` and keep the others, ordered by first member."""
+        """All groups whose members differ only on `axes`, ordered by first member."""
         strides = dict(zip(self.axes, _strides(self.sizes), strict=True))
         spans = dict(zip(self.axes, self.sizes, strict=True))
         offsets, origins = [0], [0]
@@ -152,7 +152,7 @@ class Mesh:
 
 @dataclass(frozen=True, kw_only=True)
 class Grids:
-    """The two grids over one world: where dense parameters live and where experts live."""
+    """The two grids over one world: one for dense parameters and one for experts."""
 
     dense: Mesh
     expert: Mesh
@@ -161,7 +161,7 @@ class Grids:
 
 
 def grids(degrees: Degrees, world: int, layout: Layout) -> Grids:
-    """The grids of some degrees over a world.
+    """The two grids of these degrees over a world.
 
     Raises:
         Refused: when the axes do not multiply to the world, with both numbers; all relations at once.
@@ -227,7 +227,7 @@ def topology(degrees: Degrees, world: int, layout: Layout) -> Topology:
 
 
 def group_calls(topology: Topology) -> tuple[GroupCall, ...]:
-    """The `new_group` calls that every rank makes, in this order: each member set once, whatever axes share it."""
+    """The `new_group` calls that every rank makes, in this order. Axes with the same members share one call."""
     calls: dict[Group, list[str]] = {}
     for axis, groups in topology.groups.items():
         for members in groups:
@@ -236,10 +236,10 @@ def group_calls(topology: Topology) -> tuple[GroupCall, ...]:
 
 
 def gradient_reduction(degrees: Degrees, world: int, layout: Layout, rank: int, kind: Kind) -> GradientReduction:
-    """The ranks that hold the same shard as `rank` and saw other data, and the divisor of their sum.
+    """The ranks with the same shard as `rank` and other data, and the divisor of their sum.
 
-    The divisor is the number of ranks that read different data, for experts too: an expert's gradient already sums
-    over the tokens that its whole EP group sent it, so dividing by the expert group would count them too often.
+    The divisor is the number of ranks that read different data, for experts too. An expert's gradient is already a sum
+    over the tokens of its whole EP group, so the size of the expert group would be too small a divisor.
     """
     both = grids(degrees, world, layout)
     both.dense.coordinates(rank)  # refuses a rank outside the world

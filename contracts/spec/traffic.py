@@ -1,8 +1,8 @@
-"""What a step sends at its true size, told by one rank of it without memory and without the others.
+"""The traffic of a step at its true size, found by a dry run of one rank, without memory and without other ranks.
 
-In a rehearsal the world is made up: one process stands for one rank of it. What is floating point has a shape and no
-elements, so that a model of any size can be built, spread and stepped; whole numbers are real, and every other rank is
-taken to put in the same ones. Numbers that a step is told (norms, losses) mean nothing; what is sent does.
+A dry run has one process, which acts as one rank of a simulated world. Floating-point tensors have shapes and no
+elements, so a model of any size can be built, sharded and stepped. Integers are real, and every other rank is assumed
+to contribute the same ones. The norms and losses of a dry run mean nothing; its collectives and shapes do.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from contracts.spec.topology import Group
 from contracts.spec.training import Execution
 
 Routing = Literal["balanced", "crowded"]
-"""Where tokens are taken to go, because rows follow what a router chooses. Balanced: choice j of the token at place t
-of what a router is given (rows one behind another) is expert (t · k + j) mod E. Crowded: experts 0 … k - 1, always."""
+"""The choices that routers are assumed to make. Balanced: choice j of token t is expert (t · k + j) mod E, where t
+counts the tokens that the router is given, row by row. Crowded: always experts 0 … k - 1."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,11 +28,11 @@ class Sent:
 
     Args:
         op: all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, barrier …; send and receive for messages.
-        group: which of `Rehearsal.groups` it goes over.
-        shapes, dtypes: of what this rank puts in; of a receive, of what it takes.
-        reduce: sum, max … where it reduces.
-        sent, received: rows to and from each member, where they are given.
-        peer: the other rank of a message, in the world; the root of what has one.
+        group: index into `Rehearsal.groups`.
+        shapes, dtypes: of this rank's input; of a receive, of its output.
+        reduce: sum, max … for a reduction.
+        sent, received: rows to and from each member, for a collective with split sizes.
+        peer: for a message the other rank, numbered in the world; for a collective with a root, the root.
     """
 
     op: str
@@ -47,11 +47,11 @@ class Sent:
 
 @dataclass(frozen=True, kw_only=True)
 class Holding:
-    """Bytes of one parameter on one rank behind a step.
+    """Bytes of one parameter on one rank after a step.
 
     Args:
-        cut: the mesh axes that cut it among ranks, by the stack's names, outermost first.
-        state: of the optimizer's tensors of its shape; counters are left out.
+        cut: the mesh axes that shard it, by the stack's names, outermost first.
+        state: bytes of the optimizer's tensors that have its shape; counters are left out.
     """
 
     weight: int
@@ -66,10 +66,10 @@ class Rehearsal:
 
     Args:
         groups: members of the groups that were used, by rank in the group.
-        issued: by the step, in order; what building the model sends is no part of it. What the stages of a pipeline
-            tell each other of losses and counters, for the log, may be left out.
-        held: parameter → what this rank holds of it.
-        experts: of these parameters, those of routed experts.
+        issued: collectives and messages of the step, in order, without those that build the model. Losses and counters
+            that pipeline stages exchange for the log may be left out.
+        held: parameter → bytes of it on this rank.
+        experts: names of the parameters that belong to routed experts.
     """
 
     groups: tuple[Group, ...]
@@ -79,9 +79,12 @@ class Rehearsal:
 
 
 class Rehearsing(Party, Protocol):
-    """A step at its true size."""
+    """A dry run of a training step at its true size."""
 
     def rehearse(self, recipe: Recipe, execution: Execution, rank: int, routing: Routing) -> Rehearsal:
-        """The first step of a run on one rank of the execution's world, over `batch.total` sequences of the recipe's
-        length, one document each. No device and no other process is needed, and none is asked."""
+        """A dry run of the first step on one rank of the execution's world.
+
+        The batch has `batch.total` sequences of the recipe's length, one document each. The answer needs no device and
+        no other process. Raises `NotOffered` for a recipe or an execution that the stack does not have.
+        """
         ...

@@ -1,29 +1,28 @@
-"""What is asked of a whole model and of its training: what was built, one pass, and a run of steps.
+"""Questions about a whole model and its training: what was built, one pass, and a run of steps.
 
-A run is a value too: batches or a seed go in; losses, gradients, weights and state by name come out, so that two runs
-of one stack (tp 2 against tp 1, compiled against eager, resumed against uninterrupted) compare name by name. Names of
-parameters are the stack's own. Inside a world of several ranks every rank asks the same, and every rank is answered
-with the whole tensors.
+A run is a value: batches or a seed go in; losses, gradients, weights and state by name come out. So two runs of one
+stack (tp 2 and tp 1, compiled and eager, resumed and uninterrupted) compare name by name. Parameter names are the
+stack's own. In a world of several ranks every rank asks the same question, and every rank gets the full tensors.
 
-A step, where the recipe leaves it open:
+What a step does where the recipe leaves it open:
 
-- Its objective is lm + mtp.loss_weight · mtp + aux_loss · aux + z_loss · z, each the mean over the whole batch of the
-  step however it is cut: lm and mtp over labels that count, aux over sequences and z over tokens, both summed over
-  layers. Parameters, gradients and optimizer state are float32; state is there after the first step.
+- Its objective is lm + mtp.loss_weight · mtp + aux_loss · aux + z_loss · z. Each is a mean over the whole batch of the
+  step, however the batch is cut: lm and mtp over labels that count, aux over sequences and z over tokens, both summed
+  over layers. Parameters, gradients and optimizer state are float32; optimizer state exists after the first step.
 - The rate of step s = 1, 2, … is lr · s / warmup up to s = warmup, and then, with u = (s - warmup) / (steps - warmup),
   min_lr + (lr - min_lr) · (1 + cos πu) / 2 (cosine) or min_lr + (lr - min_lr) · (1 - u) (linear). `constant` stays at
   lr; `WSD` does, and falls linearly over the last fifth of the steps. min_lr is met at s = steps and kept.
 - Gradients are multiplied by min(1, clip / (norm + 1e-6)), all by one number; clip 0 means never.
-- AdamW (arXiv 1711.05101) corrects its bias, adds 1e-8 to the root, and its decay is decoupled: a weight loses
+- AdamW (arXiv 1711.05101) corrects its bias and adds 1e-8 to the root. Its decay is decoupled: a weight loses
   lr · weight_decay of itself. Norms, biases, A_log, D and dt_bias do not decay; matrices do.
-- Muon takes the matrices and experts of the layers, an expert at a time, and no embedding, output projection, router or
-  prediction head: Nesterov momentum 0.95, five steps of Jordan's quintic Newton-Schulz iteration, step
-  lr · 0.2 · sqrt(max(out, in)) (arXiv 2502.16982), decay as above.
-- A router's selection bias moves once a step, by the step's summed counts.
-- Sequences come in an order that the seed fixes, each once an epoch; a step takes the next `batch.total`, and the ranks
-  in their order share them. A label is the token behind its position, -100 where that is another document's.
-- Of a file (`data.path`) each byte is a token, modulo the vocabulary, and a blank line ends a document. Sequence i has
-  the tokens from i · seq_length on; there are (bytes - 1) // seq_length of them.
+- Muon updates the matrices and experts of the layers, each expert as a matrix of its own. It does not update the
+  embedding, output projection, routers or prediction heads. Nesterov momentum 0.95, five steps of Jordan's quintic
+  Newton-Schulz iteration, step lr · 0.2 · sqrt(max(out, in)) (arXiv 2502.16982), decay as above.
+- A router's selection bias moves once a step, by the counts summed over the step.
+- The seed fixes the order of sequences; each occurs once an epoch. A step takes the next `batch.total` sequences, and
+  the ranks share them in rank order. A label is the next token, or -100 where that belongs to another document.
+- In a data file (`data.path`) each byte is a token, modulo the vocabulary, and a blank line ends a document. Sequence i
+  begins at token i · seq_length; there are (bytes - 1) // seq_length sequences.
 """
 
 from __future__ import annotations
@@ -45,20 +44,20 @@ Precision = Literal["declared", "float32", "float64"]
 Wrap = Literal[
     "tensor_parallel", "expert_parallel", "context_parallel", "activation_checkpoint", "compile", "fully_shard"
 ]
-"""What is put around a model to spread it over ranks."""
+"""What a stack wraps around a model: sharding, recomputation, compilation."""
 Observed = Literal["gradients", "weights", "optimizer", "buffers", "rng"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Parameter:
-    """One row of the optimizer's table: a parameter, and who moves it how.
+    """One row of the optimizer's table: a parameter and how it is updated.
 
     Args:
         layer: 0-based; None outside the layers.
-        dtype: the dtype it is held in; `compute` the one it takes part in a step with.
-        optimizer: the rule that moves it; None for one that is frozen.
-        lr_scale: its learning rate over the schedule's.
-        placement: how each mesh axis holds it, by axis name; empty on one rank.
+        dtype: the dtype in which it is stored; `compute` is the dtype in which a step uses it.
+        optimizer: the rule that updates it; None for a frozen parameter.
+        lr_scale: its learning rate divided by the schedule's.
+        placement: mesh axis → how the axis holds it (sharded or replicated); empty on one rank.
     """
 
     name: str
@@ -76,10 +75,10 @@ class Parameter:
 
 @dataclass(frozen=True, kw_only=True)
 class BuiltLayer:
-    """One layer of the model as it stands in memory, read off the model and not off the recipe.
+    """One layer of the model, read off the built model and not off the recipe.
 
-    `features` are the witnesses found in it: `gqa`, `mla`, `dsa`, `qk_norm`, `rope`, `moe`, `shared_expert`,
-    `selection_bias`, `relu2`, `swiglu`, `mhc`, `mamba2`, `mamba3`, `m2rnn`.
+    `features` are those found in it: `gqa`, `mla`, `dsa`, `qk_norm`, `rope`, `moe`, `shared_expert`, `selection_bias`,
+    `relu2`, `swiglu`, `mhc`, `mamba2`, `mamba3`, `m2rnn`.
     """
 
     number: int
@@ -107,7 +106,7 @@ class Tokens:
 
     Args:
         tokens: (B, T) int64.
-        labels: (B, T) int64, the token each position is to predict; -100 where none counts.
+        labels: (B, T) int64, the token that each position predicts; -100 where no label counts.
         documents: (B, T) int64, the document of each token, rising along T; None means one a row.
     """
 
@@ -121,14 +120,15 @@ class Execution:
     """How a step is carried out. It may change the time and the memory of a run, and nothing else.
 
     Args:
-        world: ranks that the run is spread over; 1 is this process by itself, whatever world it lives in.
-        fsdp: whether parameters are sharded over data-parallel ranks, in `replicas` copies; else each holds them whole.
+        world: ranks of the run; 1 is this process alone, whatever world it belongs to.
+        fsdp: whether parameters are sharded over data-parallel ranks, in `replicas` copies; otherwise every rank holds
+            full parameters.
         compile: which regions are compiled: none, each block, or the whole model.
-        backend: the compiler behind it.
+        backend: the backend of the compiler.
         recompute: whether blocks are recomputed in the backward pass.
-        microbatches: parts into which one rank's sequences are cut.
-        precision: `declared` follows the recipe; otherwise weights, activations and state in that dtype.
-        schedule: of the pipeline.
+        microbatches: number of microbatches into which one rank's sequences are cut.
+        precision: `declared` follows the recipe; otherwise weights, activations and state have that dtype.
+        schedule: the pipeline schedule.
     """
 
     mode: Mode = "nemo_native"
@@ -150,18 +150,18 @@ class Session:
     """A run of training steps.
 
     Args:
-        steps: how many steps are taken; the first is `start + 1`, where `start` is what was loaded.
+        steps: number of steps to take; the first is `start + 1`, where `start` is the step of the loaded checkpoint.
         batches: one for each step; empty means the stack's own data under the recipe's seed.
-        windows: in place of batches, the microbatches of each step, as many as the execution has. They may differ in
-            sequences and in length; data-parallel ranks share each of them as they share a batch.
-        weights: whole tensors by name, in place of the initial ones; empty means initial ones by the recipe's seed.
+        windows: instead of batches, the microbatches of each step, as many as the execution has. They may differ in
+            number and length of sequences; data-parallel ranks share each of them as they share a batch.
+        weights: full tensors by name; empty means the initial weights under the recipe's seed.
         buffers: likewise, for buffers such as the selection bias of a router.
-        observe: what is wanted of each step beside losses; `at` narrows it to these steps (1-based, all if empty). 0
-            among them asks for the state as it was loaded, before the first step.
-        save: folder of checkpoints; `save_at` the steps after which one is written.
-        keep: how many of the newest stay when one was written; None keeps all.
-        durable: folder to which somebody copies the checkpoints of `save`. None goes that has no newer one which has
-            arrived there whole. Where it is not named, `save` is the place that lasts.
+        observe: what to return of each step besides losses; `at` narrows it to these steps (1-based, all if empty). A 0
+            in `at` asks for the loaded state, before the first step.
+        save: folder of checkpoints; `save_at` names the steps after which one is written.
+        keep: how many of the newest checkpoints to retain; None retains all.
+        durable: folder to which another process copies the checkpoints of `save`. A checkpoint may be removed only when
+            a newer one has been copied there completely. None: `save` itself is durable.
         load: folder whose latest checkpoint is loaded before the first step.
     """
 
@@ -187,13 +187,13 @@ class Step:
 
     Args:
         number: 1-based and counted over the whole run, resumed or not.
-        losses: `lm` (mean over valid labels), `aux`, `z`, `mtp` before their weights, `total` with them. NaN is an
-            answer, as it is of the norm: a run that diverged is judged by its numbers.
-        tokens: labels that counted.
-        grad_norm: global, over every parameter, before clipping; `clip_coef` what gradients were multiplied by.
+        losses: `lm` (mean over valid labels), `aux`, `z`, `mtp` before their weights, `total` with them. NaN is a legal
+            answer, here and in `grad_norm`: a run that diverged is judged by its numbers.
+        tokens: number of labels that counted.
+        grad_norm: global norm over every parameter, before clipping; `clip_coef` is the factor of the clipping.
         samples: ids of the sequences consumed, in order; empty when batches were given.
-        gradients: whole, by name, before clipping. weights, buffers, optimizer: after the step; the optimizer's keys
-            are `name/entry`, for instance `layers.0.mixer.wq.weight/exp_avg`.
+        gradients: full tensors by name, before clipping. weights, buffers, optimizer: after the step; the optimizer's
+            keys are `name/entry`, for instance `layers.0.mixer.wq.weight/exp_avg`.
         rng: states of the random generators after the step, by name.
         seen: counters, for instance `dropped`, `layers.3.counts`.
     """
@@ -215,11 +215,11 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True)
 class Trained:
-    """A run that came to its end.
+    """A run that ended normally.
 
     Args:
-        start: the step it began after: 0, or that of the loaded checkpoint.
-        loaded: the state at `start` where a checkpoint was loaded and `at` asks for it: no losses, no tokens.
+        start: the step before its first: 0, or the step of the loaded checkpoint.
+        loaded: the state at `start`, if a checkpoint was loaded and `at` asks for it. It has no losses and no tokens.
     """
 
     start: int
@@ -245,26 +245,40 @@ class Pass:
 
 
 class Training(Party, Protocol):
-    """A whole model and how it is trained."""
+    """A whole model and how it is trained. `contracts/spec/training.py` defines what one step computes."""
 
     def built(self, recipe: Recipe, mode: Mode) -> Built:
-        """The model that a recipe becomes, at its true size and without its memory (meta device)."""
+        """The model of a recipe, built at its true size on the meta device: layers, parameters, optimizer rules.
+
+        Raises `NotOffered` for a recipe that the stack has no model for.
+        """
         ...
 
     def initial(self, recipe: Recipe, mode: Mode) -> Arrays:
-        """The initial weights by name, whole, as a run with the recipe's seed starts from them."""
+        """The initial weights of a run with the recipe's seed: full tensors by name."""
         ...
 
     def run_model(self, recipe: Recipe, execution: Execution, weights: Arrays, batch: Tokens, backward: bool) -> Pass:
-        """One pass over one batch with the given weights; empty ones are the initial ones."""
+        """One forward pass over one batch, and one backward pass if `backward` is set.
+
+        `weights` are full tensors by name; empty means the initial weights.
+        """
         ...
 
     def train(self, session: Session) -> Trained:
-        """A run of optimizer steps."""
+        """A run of optimizer steps.
+
+        Raises `Refused` for a name or shape that the model does not have, for batches that do not number the steps,
+        and for microbatches that the execution cannot run; `NotOffered` for a recipe or an execution that the stack
+        does not have.
+        """
         ...
 
     def samples(self, recipe: Recipe, step: int, rank: int, dp: int) -> tuple[int, ...]:
-        """The ids of the sequences that one data-parallel rank of `dp` consumes in a step (1-based)."""
+        """The ids of the sequences that data-parallel rank `rank` of `dp` consumes in a step (1-based).
+
+        Raises `Refused` for a step below 1, a rank outside `dp`, and a `dp` that does not divide the batch.
+        """
         ...
 
     def sample(self, recipe: Recipe, id: int) -> Tokens:

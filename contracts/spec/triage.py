@@ -1,7 +1,8 @@
-"""Where to look first when a run is stuck, failed, thin or odd: the operator's symptom table, and facts → row.
+"""Where to look first when a run is stuck, failed or suspicious: the operator's symptom table, and the rules to find
+the row.
 
-The facts are what can be seen from outside without touching the run: the manifest, the receipt, the logs, the
-artifacts, who waits where. Reading them in this order is the whole trick: stdout comes last, a rerun never first.
+The facts are visible from outside, without touching the run: the manifest, the receipt, the logs, the artifacts, the
+ranks that wait. They are examined in this order: stdout comes last, and a rerun never comes first.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ Layer = Literal[
     "launch", "bootstrap", "distributed compile", "sharding", "execution", "collector", "observability", "comparison",
     "image or volume",
 ]  # fmt: skip
-"""launch: scheduling included. collector: or the remote call it waits for. execution: the run failed and said so."""
+"""launch: includes scheduling. collector: includes the remote call. execution: the run reported an error."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunIdentity:
-    """What makes two runs the same run twice. `volumes` maps a volume's name to the generation that was visible."""
+    """What must be equal for one run to repeat another. `volumes` maps a volume's name to its visible generation."""
 
     lane: str
     metric: str
@@ -38,17 +39,17 @@ class RunIdentity:
 
 @dataclass(frozen=True, kw_only=True)
 class RunFacts:
-    """What can be seen of a run from outside.
+    """The facts about a run that are visible from outside.
 
     Args:
         state: of the manifest; None when there is no manifest.
-        silent_s: seconds since a detached run was launched, since a running one was last polled; `patience_s`: how many
-            are usual.
-        startup_s: seconds from launch to the first useful step, or until now while there is none.
-        steps: how many were seen. None, here and above: nobody knows.
-        waiting_ranks: ranks seen waiting in a collective; `local_tokens`: each rank's share, empty when unknown.
+        silent_s: seconds since a detached run was launched or a running one was last polled; `patience_s`: the usual
+            maximum.
+        startup_s: seconds from launch to the first useful step, or until now if there is none; None when unknown.
+        steps: number of steps seen; None when unknown.
+        waiting_ranks: ranks seen waiting in a collective; `local_tokens`: tokens of each rank, empty when unknown.
         declared, present: artifacts that the manifest names, and those that exist.
-        own, prior: identities of this run and of the one it is held against.
+        own, prior: identities of this run and of the run with which it is compared.
     """
 
     state: State | None
@@ -70,7 +71,7 @@ class RunFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class Diagnosis:
-    """Where to look first. `layer` None: nothing is wrong, or the run still has time."""
+    """Where to look first. `layer` None: nothing is wrong, or it is too early to tell."""
 
     layer: Layer | None
     symptom: Symptom | None = None
@@ -111,19 +112,19 @@ TABLE: Mapping[Symptom, tuple[Layer, str, str]] = {  # symptom → layer, first 
         "pin what goes into the image, reload and commit volumes on purpose, compare provenance",
     ),
 }
-"""From the debugging guide for detached runs; checked there against failures of real runs."""
+"""From the debugging guide for detached runs, which derived it from failures of real runs."""
 
 
 def symptom_row(symptom: Symptom) -> Diagnosis:
-    """The row of the table for a symptom that somebody reports."""
+    """The row of the table for a reported symptom."""
     return _row(symptom, "reported")
 
 
 def triage(facts: RunFacts) -> Diagnosis:
-    """The first layer that the facts speak against.
+    """The first layer in which the facts show a problem.
 
     Raises:
-        Refused: for facts that cannot be: negative times, an error without the state, ranks that do not exist.
+        Refused: for impossible facts: negative times, an error without its state, ranks that do not exist.
     """
     _possible(facts)
     if facts.state is None:
@@ -160,7 +161,7 @@ def _under_way(facts: RunFacts) -> Diagnosis:
 
 
 def _hang(facts: RunFacts) -> Diagnosis:
-    """An empty shard makes its rank's compiled graph another one: cheap to falsify, so it is looked at first."""
+    """A rank with an empty shard compiles another graph and hangs the others. It is cheap to check, so it is first."""
     ranks = ", ".join(map(str, facts.waiting_ranks))
     empty = [rank for rank, tokens in enumerate(facts.local_tokens) if tokens == 0]
     if not empty:

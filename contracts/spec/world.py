@@ -1,7 +1,7 @@
-"""A world that runs: what a stack is asked inside it, by each of its ranks, and the values of the answers (tier dist).
+"""Questions that every rank of a running world asks, and the values of their answers (tier dist).
 
-A question of this file is put on every rank of the world at once, under the environment that torchrun gives its workers
-and with the default process group initialised; it may communicate. Every rank judges the answer that it got itself.
+All ranks ask the same question at once, in the environment that torchrun gives its workers, with the default process
+group initialised. The stack may communicate. Every rank judges its own answer.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from contracts.spec.topology import Degrees, Group, Layout
 
 @dataclass(frozen=True, kw_only=True)
 class LiveMesh:
-    """The process groups of a mesh as one rank held them, from before they were made until after they were gone.
+    """The process groups of a mesh on one rank: before the mesh was built, while it existed, after it was closed.
 
     Args:
-        groups: axis → members of the group that this rank has there, by rank in the group; singletons included.
-        sums: axis → sum of the contributions of those who met in that group.
-        calls: members of each group that this rank made by a call, in order, those it is no member of included.
-        before: members of every process group that the process held before the mesh was built.
-        held: the same while the mesh stood.
-        after: the same when it had been closed.
+        groups: axis → members of this rank's group, by rank in the group; singletons included.
+        sums: axis → sum of the contributions over that group.
+        calls: members of each group that this rank created, in order, including groups it is not a member of.
+        before: members of every process group of the process before the mesh was built.
+        held: the same while the mesh existed.
+        after: the same after the mesh was closed.
     """
 
     groups: Mapping[str, Group]
@@ -40,11 +40,11 @@ class LiveMesh:
 
 @dataclass(frozen=True, kw_only=True)
 class Upset:
-    """A fault made on purpose on one rank, which a measurement of the fabric has to notice.
+    """A fault injected on one rank, which a measurement of the fabric must detect.
 
     Args:
-        offset: is added to the last element that this rank contributes, as a fabric would that corrupts data.
-        late_s: seconds that this rank stays away before it takes part.
+        offset: added to the last element that this rank contributes, as a fabric that corrupts data would.
+        late_s: seconds by which this rank joins late.
     """
 
     offset: float = 0.0
@@ -53,17 +53,17 @@ class Upset:
 
 @dataclass(frozen=True, kw_only=True)
 class FabricPass:
-    """One bounded all-reduce pass, as a rank saw it. Bandwidths as in nccl-tests; GB is 10⁹ bytes.
+    """One all-reduce measurement with a time limit, as one rank saw it. Bandwidths as in nccl-tests; GB is 10⁹ bytes.
 
     Args:
         ranks: members of the group that was measured.
         backend: nccl on GPUs, gloo on CPUs.
-        message: bytes that a rank contributed.
-        seconds: of each kept round, on its slowest rank; empty when the pass did not finish.
+        message: bytes that each rank contributed.
+        seconds: of each measured round, on its slowest rank; empty when the pass did not finish.
         algbw: `message` over the median round, in GB/s; 0 when the pass did not finish.
-        busbw: what the slowest link carried, in GB/s: `algbw · 2(n − 1)/n`.
+        busbw: bandwidth of the slowest link, in GB/s: `algbw · 2(n − 1)/n`.
         right: whether every element of the sum was exact on every rank.
-        floor: bus bandwidth that the stack's owner has set for this fabric, GB/s; None where none is set.
+        floor: bus bandwidth that the stack's owner requires of this fabric, in GB/s; None where none is set.
     """
 
     ranks: int
@@ -82,9 +82,9 @@ class SeenDevices:
 
     Args:
         visible: CUDA_VISIBLE_DEVICES; None where it is not set.
-        names: the devices that the framework shows this rank, by index, each under a name that is its own on the node
-            (the UUID of a GPU); none on a node without.
-        uses: index of the device that this rank takes, or would take if the node had any.
+        names: the devices that the framework shows this rank, by index, each under a name that is unique on the node
+            (the UUID of a GPU); empty on a node without devices.
+        uses: index of the device that this rank uses, or would use if the node had any.
     """
 
     visible: str | None
@@ -94,11 +94,11 @@ class SeenDevices:
 
 @dataclass(frozen=True, kw_only=True)
 class Strain:
-    """What is made unlike on one rank of a run, so that its receipt has to be one of all ranks.
+    """How one rank is made to differ from the others, so that a receipt of one rank alone would be wrong.
 
     Args:
-        held: bytes that this rank holds while it trains, beside the run's own, where it trains.
-        late_s: seconds that this rank takes longer over the last step, after the last word of the others in it.
+        held: extra bytes that this rank holds on its training device while it trains.
+        late_s: extra seconds of this rank in the last step, after its last communication.
         lacks: a kernel that this rank cannot run, so that it falls back.
     """
 
@@ -109,10 +109,10 @@ class Strain:
 
 @dataclass(frozen=True, kw_only=True)
 class LeftReceipts:
-    """What lies in the folder of a run when all its ranks have ended.
+    """The receipts in the folder of a run when all its ranks have ended.
 
     Args:
-        own: the name under which this rank left its receipt.
+        own: the name of this rank's receipt.
         kept: name → receipt, of every rank.
     """
 
@@ -122,7 +122,7 @@ class LeftReceipts:
 
 @dataclass(frozen=True, kw_only=True)
 class Told:
-    """What a report says of one test: its outcome, the text of its failure or the reason of its skip, its time."""
+    """The report of one test: its outcome, the text of its failure or the reason of its skip, its time."""
 
     outcome: Literal["passed", "failed", "skipped"]
     words: str = ""
@@ -131,12 +131,12 @@ class Told:
 
 @dataclass(frozen=True, kw_only=True)
 class RanksRun:
-    """A test file run by several ranks, as whoever asked for the run gets to see it.
+    """The result of a test file that several ranks ran.
 
     Args:
-        tests: name of a test → what the report file says of it; a test that did not run has no entry.
-        console: the end of what was printed, and at last that time ran out, if it did.
-        exit_code: the launcher's.
+        tests: name of a test → its entry in the report file; a test that did not run has none.
+        console: the end of the output; its last line says so if the time ran out.
+        exit_code: of the launcher.
     """
 
     tests: Mapping[str, Told]
@@ -145,32 +145,34 @@ class RanksRun:
 
 
 class World(Party, Protocol):
-    """What a stack is asked inside a running world."""
+    """Questions inside a running world. Every rank asks them at once, and the stack may communicate."""
 
     def live_mesh(self, degrees: Degrees, world: int, layout: Layout, contribution: int) -> LiveMesh:
-        """Build the groups of a mesh, sum `contribution` over each group of this rank, take them down again."""
+        """Build the process groups of a mesh, sum `contribution` over each group of this rank, destroy the groups."""
         ...
 
     def fabric_pass(self, message: int, rounds: int, timeout_s: float, upset: Upset) -> FabricPass:
-        """Reduce `message` bytes over the world, `rounds` times. No rank waits longer than `timeout_s` for the others;
-        a pass that did not finish has no `seconds` and is not `right`."""
+        """All-reduce `message` bytes over the world, `rounds` times, and measure it.
+
+        No rank waits longer than `timeout_s` seconds for the others. A pass that does not finish has no `seconds` and
+        is not `right`. `upset` is the fault of this rank.
+        """
         ...
 
     def fabric_reasons(self, measured: FabricPass) -> tuple[str, ...]:
-        """What stands against a launch on a fabric that was measured so, all at once; none when it is fit."""
+        """Every reason against a launch on a fabric with this measurement; empty when it is fit."""
         ...
 
     def run_receipts(
         self, recipe: Recipe, degrees: Degrees, steps: int, folder: str, taken: Provenance, strain: Strain
     ) -> LeftReceipts:
-        """Train `steps` steps over the world, from the first, as a run in a folder that all ranks share, and leave its
-        receipts there.
+        """Train `steps` steps over the world and write the receipts of the run into `folder`, which all ranks share.
 
-        The window is of all steps after the first. `taken` is the provenance of this rank, from before it loaded
-        anything; `strain` is of this rank. Answers when every rank has left its receipt.
+        The measured window has all steps after the first. `taken` is the provenance of this rank, captured before it
+        imported anything heavy; `strain` is how this rank differs. Returns when every rank has written its receipt.
         """
         ...
 
     def devices(self) -> SeenDevices:
-        """What this rank sees of its node, and which device it takes."""
+        """The devices that this rank sees, and the one it uses."""
         ...

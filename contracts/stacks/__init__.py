@@ -1,1 +1,1 @@
-"""Stacks that can be put under test. They know the questions and none of the checks."""
+"""Stacks that can be put under test. They import the questions and none of the checks."""

@@ -1,6 +1,6 @@
-"""Call a function in a fork of this process: milliseconds after a slow import, and no state is left behind.
+"""Calls a function in a fork of this process: it takes milliseconds after a slow import, and leaves no state behind.
 
-Standard library only. The copy must not have started threads of its own; a process that only imported torch has none.
+Standard library only. The process must not have started threads; a process that only imported torch has none.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from collections.abc import Callable
 
 
 class ForkDied(Exception):
-    """The copy ended without finishing its work."""
+    """The forked process ended without finishing its work."""
 
 
 def in_a_fork(work: Callable[[], str]) -> str:
-    """What `work` returns, computed in a forked copy of this process.
+    """What `work` returns, computed in a fork of this process.
 
     Raises:
-        Died: when the copy was killed or raised; its traceback is on standard error.
+        ForkDied: when the fork was killed or raised; its traceback is on standard error.
     """
-    gc.freeze()  # a collection in the copy would touch, and so duplicate, every page
+    gc.freeze()  # a collection in the fork would touch, and so duplicate, every page
     reading, writing = os.pipe()
     sys.stdout.flush()
     sys.stderr.flush()

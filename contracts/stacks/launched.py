@@ -1,11 +1,11 @@
 """A stack behind a command that reads a question as a line of JSON and prints the answer as a line of JSON.
 
-This is how a stack in another environment, or another language, is put under test: a shell launcher needs some twenty
-lines (`docs/examples/shell_launcher/`), a Python party one (`python -m contracts.stacks.serve package.module:Name`).
+This puts a stack in another environment or language under test. A shell launcher needs some twenty lines
+(`docs/examples/shell_launcher/`), a Python stack one (`python -m contracts.stacks.serve package.module:Name`).
 
-The command is patient company and strict protocol: it may take its time, up to a deadline a question, but whatever is
-not exactly one legal reply (noise on standard output, another id, an answer of another type, an exit code) makes the
-party `Unreachable`. Nothing that goes wrong with the command may read as a violation, or as a pass.
+The command may take its time, up to a deadline for each question. But anything except exactly one legal reply (noise on
+standard output, another id, an answer of another type, an exit code) raises `Unreachable`. A failure of the command is
+never a violation, and never a pass.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ _Answerer = Callable[..., Any]
 
 
 class Launched:
-    """A party behind a command. Has every question of `contracts.spec.stack` as a method.
+    """A stack behind a command. Every question of `contracts.spec.stack` is a method.
 
-    By default each question starts the command anew: it reads one line and ends. A command whose `hello` says
-    `persistent` is started a second time and then kept: it answers line by line until its input is closed, or until it
-    fails a question; then the next question starts a fresh one.
+    By default every question starts the command anew; it reads one line and ends. A command whose `hello` says
+    `persistent` is started a second time and then kept: it answers line by line until its input is closed or it fails a
+    question. After a failure the next question starts a new process.
 
     Args:
-        command: the words of the command; no shell is involved.
-        cwd: where it runs.
-        env: variables set on top of the inherited environment, or instead of it when `inherit` is False.
+        command: the words of the command; there is no shell.
+        cwd: its working directory.
+        env: variables added to the inherited environment, or replacing it when `inherit` is False.
         persistent: the command is known to persist, so the process that answers `hello` is kept.
-        timeout_s: seconds a question may take; its whole process group is killed afterwards.
-        limit_bytes: the longest reply that is read.
+        timeout_s: seconds that a question may take; then the whole process group is killed.
+        limit_bytes: maximal length of a reply.
 
     Raises:
-        Unreachable: when the command cannot be started, or does not introduce itself properly.
+        Unreachable: when the command cannot be started, or its introduction is not legal.
     """
 
     name: str
@@ -117,10 +117,10 @@ class Launched:
         self._persistent = said.persistent
 
     def _ask(self, question: Question, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        """Put a question.
+        """Ask a question.
 
         Raises:
-            Refused: the party refuses the input.
+            Refused: the stack refuses the input.
             NotOffered: it does not answer this question, or not for this input.
             Unreachable: the command or the protocol failed.
             TypeError: the arguments are not those of the question.
@@ -143,7 +143,7 @@ class Launched:
         try:
             return self._open(said)
         except Unreachable:
-            self.close()  # what comes next from such a command cannot be trusted
+            self.close()  # its next output cannot be trusted
             raise
 
     def _exchange(self, line: bytes, name: str) -> bytes:
@@ -165,7 +165,7 @@ class Launched:
         return said
 
     def _current(self) -> Running:
-        """The command that answers next: the kept one if it is alive and ours, else a fresh one."""
+        """The command that answers next: the kept one if it is alive and ours, otherwise a new one."""
         if self._running is not None and self._running.owner == os.getpid() and self._running.alive():
             return self._running
         if self._running is not None:
@@ -180,7 +180,7 @@ class Launched:
         return running
 
     def _open(self, said: bytes) -> object:
-        """Check the envelope of a reply and take out what it carries."""
+        """Check the envelope of a reply and return its content."""
         try:
             reply = codec.loads(dict[str, object], said.decode("utf-8"), name="reply")
         except UnicodeDecodeError as error:

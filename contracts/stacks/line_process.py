@@ -15,7 +15,7 @@ from contracts.spec.errors import shown
 
 STDERR_KEPT_BYTES = 16 * 2**10
 STDERR_QUOTED = 600  # characters of it in an error
-POLL_S = 0.05  # how late the end of a command is noticed when something it left behind holds its pipes open
+POLL_S = 0.05  # delay in noticing that a command ended, if a child of it holds its pipes open
 
 
 class Failed(Exception):
@@ -23,10 +23,9 @@ class Failed(Exception):
 
 
 class Running:
-    """A started command: three pipes without blocking, and a process group of its own.
+    """A started command with three nonblocking pipes and its own process group.
 
-    `exchange` is the only wait, and it is bounded in seconds and bytes. Ending it kills whatever the command left
-    behind in its group.
+    Only `exchange` waits, and it is bounded in seconds and bytes. `end` kills everything in the group.
     """
 
     def __init__(self, command: Sequence[str], cwd: Path | None, env: Mapping[str, str]) -> None:
@@ -51,7 +50,7 @@ class Running:
             last: close the input, read to the end and wait for exit code 0; the line may lack its newline.
 
         Raises:
-            Failed: it took longer, said more, said anything else, or ended otherwise.
+            Failed: it took too long, wrote too much or anything else, or ended with another exit code.
         """
         deadline = time.monotonic() + seconds
         if not last:
@@ -82,7 +81,7 @@ class Running:
         return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
 
     def end(self) -> None:
-        """Kill the process group and release the pipes. Twice is once; a forked copy only closes its pipes."""
+        """Kill the process group and release the pipes. May be called twice; a forked copy only closes its pipes."""
         if self._ended:
             return
         self._ended = True
@@ -105,7 +104,7 @@ class Running:
                 os.killpg(self._process.pid, signal.SIGKILL)
 
     def _listen_for_noise(self) -> None:
-        """What a kept command said before it was asked answers nothing."""
+        """Fail if a kept command wrote anything before it was asked."""
         assert self._stdout is not None
         try:
             early = os.read(self._stdout.fileno(), 4096)
@@ -148,7 +147,7 @@ class Running:
                     if len(self._said) > limit:
                         raise Failed(f"printed more than {limit} bytes")
                 if not ready and not self.alive():
-                    self._kill_group()  # what it left behind must not keep its pipes open
+                    self._kill_group()  # its children must not keep the pipes open
 
     def _send(self, unsent: memoryview) -> memoryview:
         assert self._stdin is not None
@@ -156,7 +155,7 @@ class Running:
             return unsent[os.write(self._stdin.fileno(), unsent) :]
         except BlockingIOError:
             return unsent
-        except BrokenPipeError:  # a command need not read what it does not care for
+        except BrokenPipeError:  # a command need not read its whole input
             return unsent[len(unsent) :]
 
     def _keep(self, complaint: bytes) -> None:
@@ -176,7 +175,7 @@ class Running:
             self._keep(chunk)
 
     def _finish(self, deadline: float) -> int | None:
-        """Wait for the end of the command, kill what it left behind, and give its exit code; None if it lives on."""
+        """Wait for the end of the command, kill its process group, return its exit code; None if it still runs."""
         pause = 0.001
         while self.alive():
             if time.monotonic() > deadline:

@@ -1,8 +1,8 @@
-"""The words of `rankproof/1`: how a stack in another process is asked, and the JSON Schema of every line.
+"""The wire protocol `rankproof/1`, with which a stack in another process is asked, and the JSON Schema of every line.
 
-A question is one line of JSON, an answer is one line of JSON. The questions are those of `contracts.spec.stack`, their
-arguments and answers have the JSON form of `contracts.spec.codec`, and one more question, `hello`, asks a party who it
-is. Standard library only: the answering side runs in environments where nothing else can be assumed.
+A question is one line of JSON and so is an answer. The questions are those of `contracts.spec.stack`; arguments and
+answers have the JSON form of `contracts.spec.codec`. One more question, `hello`, asks for an introduction. Standard
+library only, because the answering side may have nothing else.
 
 The schema under `docs/schema/` is written by `python -m contracts.stacks.protocol docs/schema/rankproof-1.json`.
 """
@@ -24,17 +24,17 @@ from contracts.spec.topology import Layout
 PROTOCOL = "rankproof/1"
 HELLO = "hello"
 OUTCOMES = ("answer", "refused", "not_offered", "error")
-"""What a reply may carry besides `protocol` and `id`: exactly one of these."""
+"""A reply has `protocol`, `id` and exactly one of these."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Introduction:
-    """The answer to `hello`: who the party is, and whether one process answers question after question.
+    """The answer to `hello`: the party's name and abilities, and whether one process answers several questions.
 
     Args:
         offers: names of the questions it answers.
-        labels: question → how its answers come about, where that is not plainly the code under test.
-        persistent: one process reads questions line by line until its input ends; otherwise one process a question.
+        labels: question → how its answers come about, where that is not simply the code under test.
+        persistent: one process reads questions line by line until its input ends; otherwise each question has its own.
     """
 
     name: str
@@ -91,7 +91,7 @@ def _line(**body: dict[str, Any]) -> dict[str, Any]:
 
 
 def _reaching(kind: Any, definitions: dict[str, Any]) -> dict[str, Any]:
-    """The schema of a type, with the types it reaches moved into the shared definitions."""
+    """The schema of a type; the types that it uses go into the shared definitions."""
     body = codec.schema(kind)
     definitions.update(body.pop("$defs"))
     del body["$schema"]
@@ -99,7 +99,7 @@ def _reaching(kind: Any, definitions: dict[str, Any]) -> dict[str, Any]:
 
 
 def schema_text() -> str:
-    """The schema as the checked-in file holds it."""
+    """The text of the schema file."""
     return json.dumps(schema(), indent=1, ensure_ascii=False) + "\n"
 
 

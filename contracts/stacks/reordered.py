@@ -1,7 +1,7 @@
-"""The reference with its products and sums in another order: correct stacks that differ from it by rounding alone.
+"""The reference with products and sums in another order: correct stacks that differ from it by rounding alone.
 
-A contract that holds for the reference and not for these has a tolerance that rests on one machine's arithmetic.
-`--stack contracts.stacks.reordered:Reversed`, and so on, puts them under test, in one process and on several ranks.
+If a contract holds for the reference and not for these, its tolerance depends on one machine's arithmetic.
+`--stack contracts.stacks.reordered:Reversed` (and so on) puts them under test, in one process and on several ranks.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 COMPUTES = BlockAnswers.QUESTIONS | ModelAnswers.QUESTIONS | TrainingAnswers.QUESTIONS
-"""The questions whose answers are sums. What a compiler makes has an order of its own; the others add nothing up."""
+"""The questions whose answers depend on sums. Compiled code is left out, because it has an order of its own."""
 
 
 def _in(order: Order, name: str) -> Callable[..., Any]:

@@ -1,8 +1,8 @@
-"""The answering side of `rankproof/1`: puts any Python party behind standard input and output.
+"""The answering side of `rankproof/1`: serves any stack in Python over standard input and output.
 
     python -m contracts.stacks.serve package.module:Name
 
-Standard library only, so it runs in a foreign environment that has nothing of this suite but `PYTHONPATH`.
+Standard library only, so it runs in an environment that has this suite only on its `PYTHONPATH`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ USAGE = "usage: python -m contracts.stacks.serve package.module:Name"
 
 
 def serve(party: Party, stdin: Iterable[str], stdout: TextIO) -> None:
-    """Answer question after question until the input ends. Never raises for what a question or the party did."""
+    """Answer questions until the input ends. Never raises for an error of a question or of the stack."""
     for line in stdin:
         stdout.write(json.dumps(reply(party, line), separators=(",", ":"), allow_nan=False) + "\n")
         stdout.flush()
@@ -32,8 +32,8 @@ def serve(party: Party, stdin: Iterable[str], stdout: TextIO) -> None:
 def reply(party: Party, line: str) -> dict[str, Any]:
     """The reply to one line, as a JSON object.
 
-    What the party refuses is `refused`, what it declines `not_offered`; anything else that goes wrong, in the line or
-    in the party, is `error`. An unreadable line is answered with id 0, which no question has.
+    `Refused` becomes `refused`, `NotOffered` becomes `not_offered`, and any other failure, of the line or of the stack,
+    becomes `error`. An unreadable line is answered with id 0, which no question has.
     """
     try:
         message = codec.loads(dict[str, object], line, name="line")
@@ -53,7 +53,7 @@ def reply(party: Party, line: str) -> dict[str, Any]:
 
 
 class Misasked(Exception):
-    """The line is no question of this protocol."""
+    """The line is not a question of this protocol."""
 
 
 def _answer(party: Party, message: dict[str, object]) -> object:
@@ -80,7 +80,7 @@ def _answer(party: Party, message: dict[str, object]) -> object:
 
 
 def introduce(party: Party) -> Introduction:
-    """What a party says of itself. One process serves many questions, so it is persistent."""
+    """The introduction of a party. One process serves many questions, so it is persistent."""
     return Introduction(
         name=party.name,
         version=party.version,
@@ -92,7 +92,7 @@ def introduce(party: Party) -> Introduction:
 
 
 def own_stdout() -> TextIO:
-    """Take standard output for the protocol; whatever else prints to it afterwards lands on standard error."""
+    """Take standard output for the protocol; later prints of other code go to standard error."""
     protocol = os.fdopen(os.dup(1), "w", encoding="utf-8")
     sys.stdout.flush()
     os.dup2(2, 1)

@@ -1,4 +1,4 @@
-"""The real Megatron-Core: its launch asked in a process of its own, its numbers in an interpreter that has it."""
+"""The real Megatron-Core: launch questions in a separate process, numbers in an interpreter that has it installed."""
 
 from contracts.stacks.megatron.stack import VERSIONS, Megatron, installed
 

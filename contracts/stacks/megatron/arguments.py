@@ -1,8 +1,8 @@
-"""What Megatron's own parser, validation and configuration make of an argv. Runs inside its environment.
+"""Reads an argv with Megatron's own parser, validation and configuration. Runs inside Megatron's environment.
 
-Three stages, each with its own words when it refuses: the command line is parsed, the arguments are validated against
-each other and the world, and the model configuration is built from them. Every reading happens in a forked copy of the
-process, because validation writes into globals and into the environment.
+There are three stages, and each may refuse: the command line is parsed, the arguments are validated against each other
+and the world, and the model configuration is built from them. Every reading runs in a fork of the process, because
+validation changes globals and the environment.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from contracts.spec.launch import Provenance, Reading, Stage
 from contracts.stacks.forked_call import in_a_fork
 
 MODULE = "megatron.training.arguments"
-HOPPER = 9  # compute capability of an H200, which validation wants to know under TP, CP and grouped GEMM
+HOPPER = 9  # compute capability of an H200; validation asks for it under TP, CP and grouped GEMM
 TRANSFORMER_ENGINE = "2.14.0"  # presumed where an argv needs one: it is never installed here, and is on every H200
 
 FUSED = ("megatron.core.models.common.embeddings.rope_utils", "megatron.core.transformer.moe.moe_utils")
 
-# Megatron says these when a package or a device is missing, whatever the argv. None of them is about the argv.
+# Megatron's messages about a missing package or device. None of them is about the argv.
 ENVIRONMENT = re.compile(
     r"install (TE|Transformer ?Engine|apex|with pip)|pip install|not installed|"
     r"(with|requires?|least|Please install) (TE|Transformer ?Engine)\b|TE (version )?(>=|\d)|TE version|"
@@ -46,7 +46,7 @@ Values = dict[str, str]
 class Outcome:
     """Where one run of the parser stopped, and the fields it ended with, as text.
 
-    `touched` says that the stand-in for a device was consulted.
+    `touched`: whether validation asked the fake device.
     """
 
     stage: Stage
@@ -57,14 +57,14 @@ class Outcome:
 
     @property
     def lacks(self) -> bool:
-        """It stopped over a package or a device that is missing."""
+        """Whether it stopped because a package or a device is missing."""
         missing = self.message.startswith(("ImportError", "ModuleNotFoundError")) or ENVIRONMENT.search(self.message)
         return self.stage != "accepted" and bool(missing)
 
 
 @dataclass(kw_only=True)
 class Given:
-    """One flag where it stands in the argv, with its words and the value it asks for."""
+    """One flag of the argv, with its position, its words and its value."""
 
     flag: str
     dest: str
@@ -74,13 +74,13 @@ class Given:
 
 
 def read(argv: Sequence[str], env: Mapping[str, str], world: int, version: str, *, shimmed: bool) -> Reading:
-    """What Megatron makes of an argv under some environment variables and a world size.
+    """How Megatron reads an argv under some environment variables and a world size.
 
-    Where Megatron stops only because Transformer Engine is missing, it is asked again with one presumed; the message
-    then says so, also when the argv is accepted.
+    If Megatron stops only because Transformer Engine is missing, the argv is read again as if it were installed. The
+    message then says so, even if the argv is accepted.
 
     Raises:
-        Unreachable: it stopped because of what is not installed here, which says nothing about the argv.
+        Unreachable: it stopped because something is not installed here, which says nothing about the argv.
     """
     run = functools.partial(_outcome, env=env, world=world)
     outcome = run(argv)
@@ -105,7 +105,7 @@ def read(argv: Sequence[str], env: Mapping[str, str], world: int, version: str, 
 
 
 def flags() -> list[dict[str, Any]]:
-    """Every flag of the live parser, in the form of the table of facts that ships with this suite."""
+    """Every flag of the live parser, in the form of the flag table that ships with this suite."""
     return [
         {
             "names": list(action.option_strings),
@@ -122,7 +122,7 @@ def flags() -> list[dict[str, Any]]:
 
 
 def _plain(value: Any) -> Any:
-    """A default or a choice as JSON has it; members of an enumeration by name."""
+    """A default or a choice in JSON; members of an enumeration by name."""
     if isinstance(value, (list, tuple)):
         return [_plain(item) for item in value]
     plain = value is None or isinstance(value, (bool, int, float, str))
@@ -130,7 +130,7 @@ def _plain(value: Any) -> Any:
 
 
 def _outcome(argv: Sequence[str], env: Mapping[str, str], world: int, presume: bool = False) -> Outcome:
-    """Parse, validate and configure in a forked copy."""
+    """Parse, validate and configure in a fork."""
     return Outcome(**json.loads(in_a_fork(lambda: json.dumps(vars(_run(argv, env, world, presume))))))
 
 
@@ -166,7 +166,7 @@ def _run(argv: Sequence[str], env: Mapping[str, str], world: int, presume: bool)
 
 
 def _stand_in_for_a_device(arguments: Any) -> list[str]:
-    """Let validation find a Hopper device. Returns a list that is no longer empty once it has looked."""
+    """Let validation find a fake Hopper device. Returns a list that is not empty after validation asked for it."""
     torch = importlib.import_module("torch")
     touched: list[str] = []
 
@@ -180,7 +180,7 @@ def _stand_in_for_a_device(arguments: Any) -> list[str]:
 
 
 def _presume_transformer_engine() -> None:
-    """Let every version check pass, and every fused kernel be there until it is called."""
+    """Let every version check pass, and pretend that every fused kernel exists, as long as none is called."""
     utils: Any = importlib.import_module("megatron.core.utils")
     utils._te_version = importlib.import_module("packaging.version").Version(TRANSFORMER_ENGINE)
     for name in FUSED:
@@ -194,11 +194,11 @@ def _absent(*arguments: object, **named: object) -> None:
 
 
 def _dropped(argv: Sequence[str], whole: Outcome, run: Callable[[Sequence[str]], Outcome]) -> dict[str, str]:
-    """Every flag that changed nothing, or whose value is not what the run ends with, and why.
+    """Every flag that had no effect, or whose value was overridden, and why.
 
-    Found by taking each flag away and reading the rest: a flag that leaves no trace, in any argument or any field of
-    the configuration, was dropped. Stating a default is honest and not reported; nor is a flag without which Megatron
-    refuses, nor one whose value went to another field.
+    It removes each flag and reads the rest: if no argument and no field of the configuration changes, the flag was
+    dropped. Not reported: a flag that states a default, a flag without which Megatron refuses, and a flag whose value
+    went to another field.
     """
     given = _given(argv)
     dropped = {}
@@ -216,14 +216,14 @@ def _dropped(argv: Sequence[str], whole: Outcome, run: Callable[[Sequence[str]],
 
 def _why_dropped(given: Given, whole: Outcome, rest: Outcome) -> str | None:
     if rest.stage != "accepted" or given.asked is None:
-        return None  # it cannot be left out, so it did something
+        return None  # Megatron refuses without it, so it had an effect
     ended = whole.args.get(given.dest)
     configured = whole.config.get(given.dest)
     changed = {name for name in whole.args if whole.args[name] != rest.args.get(name)}
     configuration = {name for name in whole.config if whole.config[name] != rest.config.get(name)}
     if not changed and not configuration:
         if given.asked in (ended, given.default):
-            return None  # states what holds anyway
+            return None  # states the default
         return f"asks for {given.asked}, ends as {ended}, and nothing changes when it is left out"
     moved = [whole.args[name] for name in changed] + [whole.config[name] for name in configuration]
     if ended != given.asked and given.dest not in changed and given.asked not in moved:
@@ -234,7 +234,7 @@ def _why_dropped(given: Given, whole: Outcome, rest: Outcome) -> str | None:
 
 
 def _given(argv: Sequence[str]) -> list[Given]:
-    """The flags of an argv that the parser accepted, each with the words that belong to it."""
+    """The flags of an argv that the parser accepted, each with its words."""
     parser = _parser()
     known: Mapping[str, argparse.Action] = parser._option_string_actions
     starts = [i for i, word in enumerate(argv) if word.startswith("-") and word.partition("=")[0] in known]
@@ -252,7 +252,7 @@ def _given(argv: Sequence[str]) -> list[Given]:
 
 
 def _collects(given: Given) -> bool:
-    """Whether a repeated flag adds to what was given before instead of replacing it."""
+    """Whether a repeated flag appends to the earlier value instead of replacing it."""
     return type(_parser()._option_string_actions[given.flag]).__name__ in ("_AppendAction", "_ExtendAction")
 
 
@@ -260,7 +260,7 @@ _PARSERS: list[argparse.ArgumentParser] = []
 
 
 def _parser() -> argparse.ArgumentParser:
-    """Megatron's real parser, built once a process: forked copies inherit it."""
+    """Megatron's real parser, built once per process; forks inherit it."""
     if not _PARSERS:
         build: Callable[[argparse.ArgumentParser], argparse.ArgumentParser]
         build = importlib.import_module(MODULE).add_megatron_arguments
@@ -269,7 +269,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def prepare() -> None:
-    """Import and build what every reading needs, so that forked copies inherit it."""
+    """Import and build what every reading needs, so that forks inherit it."""
     _parser()
 
 
@@ -278,7 +278,7 @@ def _texts(fields: object) -> Values:
 
 
 def as_text(value: object) -> str:
-    """A value as text that is the same in every process. A list of one is its entry, as most of Megatron takes it."""
+    """A value as text, equal in every process. A list of one element becomes the element, as Megatron reads it."""
     if isinstance(value, enum.Enum):
         return value.name
     if isinstance(value, (list, tuple)):

@@ -1,4 +1,4 @@
-"""Base of the Megatron-Core blocks: one layer on one rank, its weights under Megatron's names and ours."""
+"""Base of the Megatron-Core blocks: one layer on one rank, with weights under Megatron's names and ours."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from contracts.stacks.megatron.model import Plan, config_of
 from contracts.stacks.megatron.weight_mapping import block_pieces, ours_of, theirs_of
 
 THEIRS = "decoder.layers.0."
-"""What stands before a block's names, as in a model of that layer alone."""
+"""The prefix of a block's names, as in a model of that layer alone."""
 
 
 class Block(ABC):
-    """One layer, of which what is not the block (a residual, another half) is left out."""
+    """One layer without what is not part of the block: the residual connection, the other half."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
@@ -35,7 +35,7 @@ class Block(ABC):
 
     @abstractmethod
     def tensors(self) -> dict[str, Tensor]:
-        """Its tensors that have a place among ours, by Megatron's name in a model."""
+        """Its tensors that have a counterpart among ours, by Megatron's name in a model."""
 
     def ours(self, theirs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return ours_of(self.table, theirs)
@@ -50,5 +50,5 @@ class Block(ABC):
 
 
 def gradient(tensor: Tensor) -> Tensor:
-    """Zeros where nothing came back."""
+    """The gradient of a parameter; zeros if it got none."""
     return torch.zeros_like(tensor) if tensor.grad is None else tensor.grad

@@ -31,7 +31,7 @@ def plan_of(recipe: Recipe, layer: int, dtype: torch.dtype) -> Plan:
     """The plan of one block: its letter alone.
 
     Raises:
-        NotOffered: for a letter or a feature that Megatron does not have on a CPU.
+        NotOffered: for a letter or a feature that Megatron does not have, or not on a CPU.
     """
     parsed = patterns.parse(recipe.pattern, recipe.depth)
     letter = parsed.letters[layer]
@@ -48,7 +48,7 @@ def _block(plan: Plan) -> Block:
 
 @contextlib.contextmanager
 def _hosted(plan: Plan, mode: Mode) -> Iterator[None]:
-    """This CPU and Megatron's groups of one rank, with what the block of a plan needs."""
+    """The context of a block: Megatron on this CPU, with process groups of one rank, and the block's own shims."""
     if plan.letters == "M":
         declined(mode)
     kernels = KERNELS if plan.letters == "M" else ()
@@ -84,14 +84,14 @@ def block_weights(recipe: Recipe, layer: int, mode: Mode) -> Mapping[str, Shape]
 
 
 class TransformerBlock(Block):
-    """A transformer layer of which one half is left out."""
+    """A transformer layer without one of its halves."""
 
     def __init__(self, plan: Plan) -> None:
         super().__init__(plan)
         self.routed: list[tuple[Tensor, Tensor]] = []
 
     def build(self, config: Any) -> Any:
-        config.calculate_per_token_loss = False  # the block's own objective is no mean over labels
+        config.calculate_per_token_loss = False  # the block's objective is not a mean over labels
         spec = layer_spec(self.plan, self.plan.letters)
         return mcore("transformer.spec_utils").build_module(spec, config=config, layer_number=1)
 
@@ -129,8 +129,8 @@ class TransformerBlock(Block):
         return out
 
     def _rope(self, length: int) -> Any:
-        """Angles from 0 over the row. A document's own begin at its first token, which a score cannot tell: it knows
-        differences of positions alone, and other documents are masked."""
+        """Angles from position 0 of the row. They may ignore that a document starts at 0: scores depend on differences
+        of positions only, and other documents are masked."""
         recipe = self.plan.recipe
         if recipe.mla is not None:
             return None
@@ -147,7 +147,7 @@ class TransformerBlock(Block):
 
     @contextlib.contextmanager
     def _watched_router(self) -> Iterator[None]:
-        """What the router chose, before a capacity drops any of it."""
+        """Records what the router chose, before a capacity drops assignments."""
         router = mcore("transformer.moe.router")
         real = router.topk_routing_with_score_function
 
@@ -170,7 +170,7 @@ class TransformerBlock(Block):
             self.routed += final
 
     def _seen(self, shape: tuple[int, ...]) -> dict[str, Tensor]:
-        """Experts of each token by falling gate, and how often each was asked for."""
+        """The experts of each token by descending gate, and the assignments of each expert."""
         moe = self.plan.recipe.moe
         if moe is None or self.plan.letters != "E":
             return {}
@@ -187,7 +187,7 @@ class TransformerBlock(Block):
 
 
 def clear_losses() -> None:
-    """Forget what routers noted of their losses."""
+    """Clear the losses that routers recorded."""
     try:
         mcore("transformer.moe.moe_logging").destroy_moe_metrics_tracker()
     except ModuleNotFoundError:
@@ -195,9 +195,9 @@ def clear_losses() -> None:
 
 
 def noted_losses() -> dict[str, Tensor]:
-    """Losses by layer as the routers of this process noted them, before their weights; none that has no weight.
+    """Losses by layer as the routers of this process recorded them, before their weights; only those with a weight.
 
-    0.16 keeps a dictionary beside its groups, 0.19 a tracker object.
+    0.16 keeps them in a dictionary of parallel_state, 0.19 in a tracker object.
     """
     try:
         metrics = mcore("transformer.moe.moe_logging").get_moe_metrics_tracker().metrics

@@ -25,7 +25,7 @@ from contracts.stacks.megatron.shims import on_the_host
 from contracts.stacks.megatron.weight_mapping import Piece, ours_of, theirs_of
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
-LARGEST = 50_000_000  # parameters that are held in memory for a table of them
+LARGEST = 50_000_000  # most parameters for which the model is built
 
 
 @functools.lru_cache(maxsize=32)
@@ -33,7 +33,7 @@ def built(recipe: Recipe) -> Built:
     """The model of a recipe and its optimizer's table, read off a model that one rank builds.
 
     Raises:
-        NotOffered: for a model of more parameters than a table is worth building for.
+        NotOffered: for a model with more than `LARGEST` parameters.
     """
     plan = planned(recipe, Degrees(), torch.float32, families="AEM")
     elements = parameters.count(recipe).total
@@ -53,7 +53,7 @@ def built(recipe: Recipe) -> Built:
 
 
 def _decays(optimizer: Any, recipe: Recipe) -> dict[int, float]:
-    """id of each parameter → the decay of its group."""
+    """id of each parameter → the weight decay of its group."""
     return {
         id(each): float(group.get("wd_mult", 1.0)) * recipe.optim.weight_decay
         for torch_optimizer in inner(optimizer)
@@ -115,7 +115,7 @@ def _layers(plan: Plan, rows: tuple[Parameter, ...], buffers: Iterable[str]) -> 
 
 
 def _features(recipe: Recipe, names: list[str]) -> frozenset[str]:
-    """Witnesses in the names of a layer's tensors."""
+    """Features, found by the names of a layer's tensors."""
     told = " ".join(names)
     seen = {
         "mla": "wkv_a" in told, "gqa": "wk.weight" in told and recipe.kv_groups < recipe.heads,
@@ -127,13 +127,13 @@ def _features(recipe: Recipe, names: list[str]) -> frozenset[str]:
 
 
 def whole_shapes(recipe: Recipe, table: Mapping[str, Piece]) -> dict[str, tuple[int, ...]]:
-    """The shape of every whole tensor by Megatron's name, from the shapes of ours."""
+    """The shape of every full tensor by Megatron's name, from the shapes of ours."""
     ours = {row: torch.empty(shape, device="meta") for row, shape in whole_of(recipe).items()}
     return {name: tuple(each.shape) for name, each in theirs_of(table, ours).items()}
 
 
 @functools.lru_cache(maxsize=32)
 def whole_of(recipe: Recipe) -> dict[str, tuple[int, ...]]:
-    """Our names and shapes, read off a model that one rank builds."""
+    """Our names and full shapes, read off a model that one rank builds."""
     table = built(recipe)
     return {row.name: row.shape for row in table.parameters} | dict(table.buffers)

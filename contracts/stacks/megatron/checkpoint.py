@@ -1,8 +1,8 @@
-"""Checkpoints of a run, written and read by Megatron's `dist_checkpointing`: any layout reads what another wrote.
+"""Checkpoints of a run, written and read by Megatron's `dist_checkpointing`: any layout can load another's.
 
-Megatron-Core saves one folder and loads one; which of several is the latest its training script says, which 0.16.1 does
-not ship. Here each stands below its step, as that script names them, and the latest is the newest that Megatron finds
-complete on every rank: its `metadata.json` is written last.
+Megatron-Core saves one folder and loads one. Its training script, which 0.16.1 does not ship, decides which of several
+is the latest. Here each checkpoint is in a folder named by its step, as in that script. The latest is the newest that
+Megatron finds complete on every rank; its `metadata.json` is written last.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ NAMED = re.compile(r"iter_(\d{7,})")
 
 
 class HasState(Protocol):
-    """What a checkpoint is taken of: the chunks of the model without wrappers, optimizer, rate, number of the step."""
+    """The state of a checkpoint: chunks of the model without wrappers, optimizer, schedule, number of the step."""
 
     number: int
     bare: list[Any]
@@ -31,7 +31,7 @@ class HasState(Protocol):
 
 
 def save(trainer: HasState, folder: str) -> None:
-    """Write the state of all ranks after the step that was just taken."""
+    """Write the state of all ranks after the last step."""
     at = Path(folder) / f"iter_{trainer.number:07d}"
     if dist.get_rank() == 0:
         at.mkdir(parents=True, exist_ok=True)
@@ -40,10 +40,10 @@ def save(trainer: HasState, folder: str) -> None:
 
 
 def load(trainer: HasState, folder: str) -> None:
-    """Put the latest checkpoint of a folder in the place of what the trainer holds.
+    """Load the latest checkpoint of a folder into the trainer.
 
     Raises:
-        Refused: when there is none that every rank sees, or Megatron refuses it, in its words.
+        Refused: when no complete checkpoint is visible to every rank, or Megatron refuses it, in its words.
     """
     at = Path(folder) / f"iter_{_latest(folder):07d}"
     checkpointing = mcore("dist_checkpointing")
@@ -53,7 +53,7 @@ def load(trainer: HasState, folder: str) -> None:
         for key, chunk in zip(_keys(trainer), trainer.bare, strict=True):
             chunk.load_state_dict(found[key])
         trainer.optimizer.load_state_dict(found["optimizer"])
-        trainer.rate.num_steps = 0  # what is loaded is added to what was counted
+        trainer.rate.num_steps = 0  # Megatron adds the loaded number to it
         trainer.rate.load_state_dict(found["opt_param_scheduler"])
     except (*failures, AssertionError, KeyError, ValueError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
         raise refuse("load", str(at), _words(error), "load what a run of this recipe saved") from None
@@ -61,7 +61,7 @@ def load(trainer: HasState, folder: str) -> None:
 
 
 def _words(error: BaseException) -> str:
-    """What a failure says; of one that torch gathered over ranks, what the first rank says and not where."""
+    """The message of a failure; of one that torch gathered over ranks, the first rank's message without traceback."""
     if isinstance(error, CheckpointException):
         (rank, (error, _)) = min(error.failures.items(), key=lambda failure: failure[0])
         return f"rank {rank}: {_words(error)}"
@@ -69,10 +69,10 @@ def _words(error: BaseException) -> str:
 
 
 def _state(trainer: HasState, *, loading: bool) -> dict[str, Any]:
-    """What is saved and what is to be loaded, as Megatron's training script puts it together.
+    """The state dict to save or to load into, as in Megatron's training script.
 
-    Layers of unequal kinds are named one by one; `chained_optim_avoid_prefix` names a moment by its weight alone and
-    not by the optimizer that holds it.
+    Layers of different kinds are named one by one; `chained_optim_avoid_prefix` names a moment by its weight alone, not
+    by its optimizer.
     """
     metadata = {
         "non_homogeneous_layers": True,
@@ -93,13 +93,13 @@ def _state(trainer: HasState, *, loading: bool) -> dict[str, Any]:
 
 
 def _keys(trainer: HasState) -> list[str]:
-    """Under what each chunk of this rank stands: `model`, and `model0`, `model1` where there are several."""
+    """The key of each chunk of this rank: `model`, or `model0`, `model1` … if there are several."""
     several = len(trainer.bare) > 1
     return [f"model{number}" if several else "model" for number in range(len(trainer.bare))]
 
 
 def _latest(folder: str) -> int:
-    """The newest step that lies complete before every rank."""
+    """The newest step whose checkpoint is complete on every rank."""
     complete = mcore("dist_checkpointing").check_is_distributed_checkpoint
     mine = {
         int(named[1])

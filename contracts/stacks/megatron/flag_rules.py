@@ -18,7 +18,7 @@ from contracts.spec.launch import Stage
 
 @functools.cache
 def table() -> Mapping[str, Any]:
-    """The facts as they are shipped: source with sha1, flags, gone flags, symbols, observed rules."""
+    """The shipped table: source with sha1, flags, removed flags, symbols, observed rules."""
     text = files("contracts.stacks").joinpath("data/megatron_flags.json").read_text(encoding="utf-8")
     facts: dict[str, Any] = json.loads(text)
     return facts
@@ -26,7 +26,7 @@ def table() -> Mapping[str, Any]:
 
 @dataclass(frozen=True)
 class Asked:
-    """The parsed arguments with what else validation looks at. Fields of the arguments are its attributes."""
+    """The parsed arguments, and what else validation reads. Fields of the arguments are its attributes."""
 
     args: argparse.Namespace
     env: Mapping[str, str]
@@ -73,7 +73,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Rule:
-    """A relation that Megatron was seen to insist on. `refuses` gives the words, or None where the relation holds."""
+    """A relation that Megatron was seen to enforce. `refuses` returns the message, or None if the relation holds."""
 
     stage: Stage
     refuses: Callable[[Asked], str | None]

@@ -1,9 +1,9 @@
-"""Megatron's flags as a table of facts, for machines where Megatron is not installed.
+"""Megatron's flags as a table, for machines without Megatron.
 
 The table was dumped from the live parser of Megatron-Core 0.19.2; where that is installed, a test compares them flag by
-flag. From it a parser of the standard library's own is built, so names, types, choices and arity are judged exactly as
-Megatron's would. Of its validation only the relations of `flag_rules` are known: each was observed on the real
-validator, and a test replays the observations. Nothing else is known, and every reading says so.
+flag. An argparse parser is built from the table, so names, types, choices and arity are judged exactly as by Megatron.
+Of its validation only the relations of `flag_rules` are known. Each was observed on the real validator, and a test
+replays the observations. Nothing else is known, and every reading says so.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ UNKNOWN_BEYOND = (
 )
 
 _TYPES: Mapping[str | None, Callable[[str], Any]] = {"int": int, "float": float, "bool": bool}
-"""Types by name. One that is a function of Megatron's is taken as text, since the table does not hold it."""
+"""Types by name. A type that is a function of Megatron's is read as text, because the table does not contain it."""
 
 
 class FlagTable:
-    """Reads an argv by a table of facts about one version of Megatron-Core.
+    """Reads an argv by the flag table, for one version of Megatron-Core.
 
     Args:
-        version: flags that came later are unknown, those that are gone since are known by name only. Relations and
-            types were observed on `CANONICAL`.
+        version: later flags are unknown, removed flags are known by name only. Relations and types were observed on
+            `CANONICAL`.
     """
 
     name = "flag table"
@@ -49,7 +49,7 @@ class FlagTable:
         }
 
     def read_argv(self, argv: tuple[str, ...], env: Mapping[str, str], world: int) -> Reading:
-        """What the table knows of an argv. An `accepted` means: nothing known speaks against it."""
+        """How the table reads an argv. `accepted` means that no known rule refuses it."""
 
         def reading(stage: Stage, message: str, **more: Mapping[str, str]) -> Reading:
             return Reading(stage=stage, message=message, version=self.version, provenance="substituted", **more)
@@ -75,7 +75,7 @@ class FlagTable:
 
 
 def _dropped(argv: Sequence[str], args: argparse.Namespace, parser: argparse.ArgumentParser) -> dict[str, str]:
-    """Flags that Megatron is known to accept and then not to follow."""
+    """Flags that Megatron is known to accept and then ignore."""
     known = parser._option_string_actions
     given = [flag for word in argv if (flag := word.partition("=")[0]) in known]
     asked = Asked(args, {}, 0)
@@ -124,7 +124,7 @@ def _parser(version: str) -> argparse.ArgumentParser:
             _add(parser, names, fact)
     for name, life in table()["gone_from_canonical"].items():
         if _order(life["first"]) <= _order(version) <= _order(life["last"]):
-            parser.add_argument(name, nargs="*", help=argparse.SUPPRESS)  # nothing but its name is recorded
+            parser.add_argument(name, nargs="*", help=argparse.SUPPRESS)  # only its name is recorded
     return parser
 
 
@@ -144,7 +144,7 @@ def _add(parser: argparse.ArgumentParser, names: Sequence[str], fact: Mapping[st
 
 
 def _order(version: str) -> tuple[int, ...]:
-    """A version as numbers; what is not a number ends it, so `0.20.0.dev main` is 0.20.0."""
+    """A version as numbers, up to the first part that is not one: `0.20.0.dev main` is 0.20.0."""
     numbers: list[int] = []
     for part in version.split("."):
         if not part.isdigit():

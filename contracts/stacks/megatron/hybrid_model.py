@@ -1,7 +1,7 @@
-"""Megatron's hybrid model: a pattern with an M in it, over the local specification.
+"""Megatron's hybrid model, for a pattern with an M, over the local specification.
 
-The specification that Megatron ships for it asks for Transformer Engine; here its halves of transformer layers are
-those of `model`, and its Mamba layer has a norm before it of its own.
+The specification that Megatron ships for it needs Transformer Engine. Here the halves of transformer layers are those
+of `model`, and the Mamba layer has a separate norm before it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from contracts.stacks.megatron.shims import mcore, older
 
 
 def chunks_of(plan: Plan, config: Any) -> list[Any]:
-    """The model of this rank, in training mode: a HybridModel where there is an M, else a GPTModel a chunk."""
+    """The model of this rank, in training mode: a HybridModel if there is an M, otherwise one GPTModel per chunk."""
     if "M" not in plan.letters:
         return model.chunks_of(plan, config)
     if plan.chunks > 1:
@@ -41,10 +41,10 @@ def chunks_of(plan: Plan, config: Any) -> list[Any]:
 
 
 def _kind(config: Any, spec: Any, stages: list[str]) -> Callable[..., Any]:
-    """Megatron's hybrid model over its letters of each stage. Until 0.16 it is a Mamba model, cut into equal stages.
+    """Megatron's hybrid model with the letters of each stage. Up to 0.16 it is a Mamba model with equal stages.
 
     Raises:
-        NotOffered: for stages of unequal length, of a version that does not have them.
+        NotOffered: for stages of unequal length, in a version without them.
     """
     if not older():
         hybrid = mcore("models.hybrid.hybrid_model").HybridModel
@@ -56,7 +56,7 @@ def _kind(config: Any, spec: Any, stages: list[str]) -> Callable[..., Any]:
 
 
 def _symbol(plan: Plan, letter: str) -> str:
-    """How Megatron writes a letter: attention and experts have two kinds each, attention one of them until 0.16."""
+    """Megatron's symbol of a letter. Attention and experts have two kinds each; up to 0.16 attention has one."""
     latent = "*" if older() else "+"
     attention, experts = latent if plan.recipe.mla else "*", "E" if plan.recipe.moe else "-"
     return {"A": attention, "E": experts, "M": "M"}[letter]

@@ -1,7 +1,7 @@
 """The M block of Megatron-Core: its norm and its Mamba-2 mixer, on one rank, over substituted kernels.
 
-Output and gradients are those of its training pass. That pass tells no state, and begins from an empty one; the state
-after the last token is what its inference keeps of a prompt, here of the last document of each row.
+Output and gradients are those of its training pass, which starts from an empty state and returns none. The state after
+the last token comes from its inference, which keeps the state of a prompt: here the last document of each row.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ STATES = ("conv_x", "conv_b", "conv_c")
 
 
 def declined(mode: Mode) -> None:
-    """Leave aside what has no M block here.
+    """Decline a call that has no M block here.
 
     Raises:
         NotOffered: with the reason.
@@ -39,14 +39,14 @@ def declined(mode: Mode) -> None:
 
 
 class MambaBlock(Block):
-    """A Mamba layer of which the residual is left out. All its parameters have a place among ours."""
+    """A Mamba layer without its residual connection. All its parameters have counterparts among ours."""
 
     def build(self, config: Any) -> Any:
         groups = mcore("process_groups_config").ProcessGroupCollection.use_mpu_process_groups(["tp", "cp"])
         build = mcore("transformer.spec_utils").build_module
         layer = build(mamba_spec(), config=config, layer_number=1, pg_collection=groups)
         if self.plan.dtype is torch.bfloat16:
-            mcore("transformer.module").Float16Module(config, layer)  # as training holds it: cast, all of it
+            mcore("transformer.module").Float16Module(config, layer)  # all parameters cast, as in training
         return layer
 
     def tensors(self) -> dict[str, Tensor]:
@@ -70,7 +70,7 @@ class MambaBlock(Block):
         return BlockRun(y=numerics.array(y_BTD), gradients=numerics.arrays(gradients), state=numerics.arrays(state))
 
     def _trained(self, x_BTD: Tensor, documents_BT: Tensor | None) -> Tensor:
-        """Packed rows are one sequence of documents to Megatron, one behind the other."""
+        """The training pass. Megatron sees packed rows as one sequence of consecutive documents."""
         if documents_BT is None:
             out: Tensor = self.layer.mixer(self.layer.norm(x_BTD.transpose(0, 1)))[0]
             return out.transpose(0, 1)
@@ -94,7 +94,8 @@ class MambaBlock(Block):
         return {"ssm": ssm_Bhpn, **dict(zip(STATES, parts, strict=True))}
 
     def _prompted(self, x_T1D: Tensor) -> tuple[Tensor, Tensor]:
-        """What inference keeps of a prompt: its mixer has no public name for that but a whole engine's context."""
+        """The state that inference keeps of a prompt. The mixer has no public access to it except a full engine's
+        context."""
         mixer = self.layer.mixer
         conv, ssm = (x_T1D.new_zeros(1, *shape) for shape in mixer.mamba_state_shapes_per_request())
         mixer._ssm_prefill(mixer.in_proj(self.layer.norm(x_T1D))[0], conv_state=conv, ssm_state=ssm)
@@ -102,7 +103,7 @@ class MambaBlock(Block):
 
 
 def _packed(seq_idx_1N: Tensor) -> Any:
-    """Documents one behind the other, as Megatron is told of them: until 0.16 by where they begin, then by number."""
+    """Consecutive documents in Megatron's form: up to 0.16 by their starts, later by document number."""
     kind = mcore("packed_seq_params").PackedSeqParams
     if any(each.name == "seq_idx" for each in fields(kind)):
         return kind(qkv_format="thd", seq_idx=seq_idx_1N)

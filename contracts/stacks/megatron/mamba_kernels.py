@@ -1,7 +1,7 @@
 """CPU replacements for the mamba-ssm kernels that Megatron's mixer calls, labelled as substituted.
 
-The scan is the quadratic form of arXiv 2405.21060 section 6: what token t gets of token s is C_t · B_s times what is
-left of s at t, all pairs at once and no state between them. The signatures are mamba-ssm 2's, as far as they are used.
+The scan is the quadratic form of arXiv 2405.21060 section 6: token t gets token s times C_t · B_s times the decay from
+s to t, for all pairs at once and without a state. The signatures are those of mamba-ssm 2, as far as they are used.
 
     b rows · l tokens · h heads · p head_dim · g groups · n state · c channels · w taps
 """
@@ -71,9 +71,9 @@ def chunk_scan(
 
 
 def _left(fading_bhl: Tensor, seq_idx: Tensor | None) -> Tensor:
-    """(b, h, t, s): what is left at token t of what token s added; nothing of a later one or of another document.
+    """(b, h, t, s): the decay from token s to token t; zero for a later token or another document.
 
-    The exponents are sums over s < r <= t and no differences of sums from the start, which would lose their digits.
+    The exponents are sums over s < r <= t. Differences of sums from the start would lose digits.
     """
     length = fading_bhl.shape[-1]
     between_rs = torch.ones(length, length, dtype=torch.bool).tril(-1)
@@ -85,7 +85,7 @@ def _left(fading_bhl: Tensor, seq_idx: Tensor | None) -> Tensor:
 
 
 def _convolved(u_blc: Tensor, weight_cw: Tensor, bias_c: Tensor, seq_idx: Tensor | None) -> Tensor:
-    """The last tap is of the token itself; taps do not reach over the beginning of a row or of a document."""
+    """The convolution. Its last tap is the token itself; taps do not cross the start of a row or a document."""
     found, length = bias_c.expand_as(u_blc), u_blc.shape[1]
     for back, weight_c in enumerate(weight_cw.flip(1).T):
         earlier = F.pad(u_blc, (0, 0, back, 0))[:, :length]
@@ -97,7 +97,7 @@ def _convolved(u_blc: Tensor, weight_cw: Tensor, bias_c: Tensor, seq_idx: Tensor
 
 
 class GatedNorm(nn.Module):
-    """`RMSNormGated`: an RMSNorm of each group, of y · silu(z) where there is a z."""
+    """`RMSNormGated`: an RMSNorm of each group, of y · silu(z) if z is given."""
 
     def __init__(self, hidden: int, *, eps: float, group_size: int, norm_before_gate: bool, **made: Any) -> None:
         super().__init__()
@@ -120,10 +120,11 @@ _SLICES = "megatron.core.inference.contexts.attention_context.triton"
 
 @functools.cache
 def reached() -> None:
-    """Import Megatron's mixer, where 0.16.1 too has it: that imports operations of inference in Triton beside it.
+    """Import Megatron's mixer. In 0.16.1 the module also imports Triton operations for inference.
 
-    Where they cannot be imported something empty has their name meanwhile; no question calls them. The substitutes of
-    mamba-ssm stand beside it: without them 0.16.1 leaves its names unset, and has nothing to replace.
+    If those cannot be imported, empty modules replace them during the import; no question calls them. The substitutes
+    of mamba-ssm are also there during the import: without them 0.16.1 leaves its names unset, and nothing could be
+    replaced.
     """
     try:
         importlib.import_module(_MIXER)
@@ -136,10 +137,10 @@ def reached() -> None:
 
 @functools.cache
 def _extended() -> Any:
-    """Megatron's own class over that norm, which knows how it is cut and saved.
+    """Megatron's subclass of that norm, which knows how it is sharded and saved.
 
-    Its module makes the class of what mamba-ssm has when it is imported; so a copy is imported beside something by that
-    name, and nobody else sees either.
+    Its module derives the class from mamba-ssm's norm at import. So a private copy of the module is imported while a
+    substitute has that name.
     """
     spec = importlib.util.find_spec(_MIXER)
     assert spec is not None
@@ -151,7 +152,7 @@ def _extended() -> Any:
 
 
 def _substitutes() -> dict[str, types.ModuleType]:
-    """Modules by mamba-ssm's names."""
+    """Substitute modules, by mamba-ssm's names."""
     names = ("mamba_ssm", "mamba_ssm.ops", "mamba_ssm.ops.triton")
     norm, scan = (types.ModuleType(f"{names[-1]}.{name}") for name in ("layernorm_gated", "ssd_combined"))
     vars(norm)["RMSNorm"] = GatedNorm
@@ -160,7 +161,7 @@ def _substitutes() -> dict[str, types.ModuleType]:
 
 
 def _slices() -> dict[str, types.ModuleType]:
-    """What 0.16.1's mixer names of inference, empty."""
+    """Empty modules for the inference operations that 0.16.1's mixer imports."""
     slices = types.ModuleType(f"{_SLICES}.tensor_ops")
     vars(slices).update(dict.fromkeys(("tensor_get_slice_after", "tensor_masked_update", "tensor_merge")))
     return {_SLICES: types.ModuleType(_SLICES), slices.__name__: slices}
@@ -168,7 +169,7 @@ def _slices() -> dict[str, types.ModuleType]:
 
 @contextlib.contextmanager
 def _beside(given: Mapping[str, types.ModuleType]) -> Iterator[None]:
-    """Modules by name, for as long as something is imported; what had the names has them again."""
+    """Inside, these modules have these names; at the end the former modules are restored."""
     before = {name: sys.modules[name] for name in given if name in sys.modules}
     sys.modules.update(given)
     try:
@@ -180,7 +181,7 @@ def _beside(given: Mapping[str, types.ModuleType]) -> Iterator[None]:
 
 
 def extended_norm(*sizes: int, **made: Any) -> nn.Module:
-    """A norm of that class, made where Megatron's mixer makes one."""
+    """An instance of that class, for the place where Megatron's mixer creates its norm."""
     found: nn.Module = _extended()(*sizes, **made)
     return found
 
@@ -197,11 +198,11 @@ KERNELS: tuple[Shim, ...] = (
         why="the versions of mamba-ssm and causal-conv1d: the substituted scan knows documents",
     ),
 )
-"""What is replaced besides the shims of every question where a block is M."""
+"""The shims for M blocks, in addition to those of every question."""
 
 
 def kernels(letters: str) -> tuple[Shim, ...]:
-    """What is replaced for a whole model of these letters."""
+    """The additional shims for a model with these letters."""
     last_norm = Shim(
         at=f"megatron.core.{hybrid_block()}:TENorm",
         put=lambda *, config, hidden_size, eps: local_norm(None, config, hidden_size, eps),

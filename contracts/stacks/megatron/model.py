@@ -1,8 +1,8 @@
 """A recipe as Megatron-Core builds it: its configuration, its layer specification, its GPT model on this rank.
 
-A pattern of attention and experts in turn is Megatron's transformer layer, both in one; any other order of the two is
-a layer each, the other half left out, as Megatron's hybrid model has it. Everything is of the `local` specification:
-Transformer Engine runs on GPUs.
+If attention and experts alternate, one of Megatron's transformer layers holds both. In any other order each block is a
+layer without the other half, as in Megatron's hybrid model. Everything uses the `local` specification, because
+Transformer Engine runs on GPUs only.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ Dispatcher = str  # allgather or alltoall
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What is built of a recipe, and how it is cut.
+    """The Megatron model of a recipe, and how it is cut.
 
     Args:
-        letters: of all layers. paired: whether a Megatron layer holds an A and the E behind it.
-        chunks: pieces of the model that one rank holds, more than one when the pipeline is interleaved.
+        letters: of all layers. paired: whether a Megatron layer holds an A and the following E.
+        chunks: model chunks on one rank; more than one in an interleaved pipeline.
     """
 
     recipe: Recipe
@@ -44,7 +44,7 @@ class Plan:
 
     @property
     def layers(self) -> int:
-        """Megatron's layers, of all ranks."""
+        """Number of Megatron's layers on all ranks."""
         return len(self.letters) // 2 if self.paired else len(self.letters)
 
     def table(self) -> dict[str, Piece]:
@@ -55,10 +55,10 @@ class Plan:
 def planned(
     recipe: Recipe, degrees: Degrees, dtype: torch.dtype, *, interleaved: bool = False, families: str = "AE"
 ) -> Plan:
-    """What Megatron makes of a recipe; `families` are the letters that are asked for.
+    """The plan of a recipe; `families` are the letters that are asked for.
 
     Raises:
-        NotOffered: for what its transformer layers have not, or not on a CPU.
+        NotOffered: for what Megatron's transformer layers do not have, or not on a CPU.
     """
     parsed = patterns.parse(recipe.pattern, recipe.depth)
     letters = "".join(parsed.letters)
@@ -161,8 +161,9 @@ def _parallel(plan: Plan) -> dict[str, Any]:
         "expert_model_parallel_size": degrees.ep,
         "expert_tensor_parallel_size": degrees.expert_tp,
         "sequence_parallel": degrees.sp,
-        "deallocate_pipeline_outputs": False,  # gloo may be sending one still: no stream orders the two
-        # Its own validation wants this of an interleaved pipeline of two ranks: batched, both directions would meet.
+        "deallocate_pipeline_outputs": False,  # gloo may still be sending one, since no stream orders the two
+        # Megatron's validation requires this of an interleaved pipeline of two ranks: batched, both directions would
+        # meet.
         "overlap_p2p_comm": plan.chunks > 1,
         "batch_p2p_comm": plan.chunks == 1,
     }
@@ -217,7 +218,7 @@ def _scanned(recipe: Recipe) -> dict[str, Any]:
 
 
 def layer_spec(plan: Plan, letter: str = "") -> Any:
-    """Megatron's local specification of a layer; with a letter, of the half of it that the letter names."""
+    """Megatron's local specification of a layer; with a letter, of the half that the letter names."""
     recipe, spec = plan.recipe, mcore("models.gpt.gpt_layer_specs")
     made = spec.get_gpt_layer_local_spec(
         num_experts=recipe.moe.experts if recipe.moe else None,
@@ -244,10 +245,10 @@ LATENT = "; under MLA the local attention is substituted by one that takes MLA's
 
 @functools.cache
 def _latent_core() -> type:
-    """Megatron's own local attention with the two arguments that MLA gives and it does not know.
+    """Megatron's own local attention, which ignores the two extra arguments of MLA.
 
-    Keys are `qk_head + qk_rope` wide and values `v_head`; it takes both widths from what it is given, and the width of
-    its output from the configuration's kv_channels, which is `v_head`.
+    Keys are `qk_head + qk_rope` wide and values `v_head`. It takes both widths from its inputs, and the width of its
+    output from the configuration's kv_channels, which is `v_head`.
     """
     local: Any = mcore("transformer.dot_product_attention").DotProductAttention
 
@@ -292,7 +293,7 @@ def _block_spec(plan: Plan, config: Any, chunk: int) -> Any:
 
 
 def mask_of(documents_BT: Tensor) -> Tensor:
-    """(B, 1, T, T), true where a query may not see a key: behind it, or of another document."""
+    """(B, 1, T, T), true where a query may not see a key: a later one, or one of another document."""
     length = documents_BT.shape[1]
     behind_TT = torch.ones(length, length, dtype=torch.bool).triu(1)
     other_BTT = documents_BT[:, :, None] != documents_BT[:, None, :]

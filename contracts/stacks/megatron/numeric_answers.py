@@ -22,7 +22,7 @@ LOCAL = "; the local specification, Megatron's own without Transformer Engine"
 
 
 class NumericAnswers:
-    """The installed Megatron-Core, asked in process: torch is loaded, and what a CPU lacks is replaced meanwhile."""
+    """The installed Megatron-Core, in this process: it loads torch, and replaces what a CPU lacks during a question."""
 
     labels: Mapping[str, str] = {
         "live_mesh": "unpatched, over the ranks that are here; gloo twins left out",

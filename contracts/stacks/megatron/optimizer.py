@@ -1,4 +1,4 @@
-"""Megatron's data parallel wrapper, optimizer and rate for a recipe."""
+"""Megatron's data-parallel wrapper, optimizer and learning-rate schedule for a recipe."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ def inner(optimizer: Any) -> list[Any]:
 
 
 def rate_of(recipe: Recipe, optimizer: Any) -> Any:
-    """Megatron's schedule, told of one step before the first.
+    """Megatron's schedule, advanced by one step before the first.
 
-    It counts the steps that were taken, so that in its own training loop the first step has the rate of step 0, which
-    under a warm-up is 0: a step that moves nothing, and comparisons of a first step that see nothing.
+    It counts completed steps, so in Megatron's own training loop the first step has the rate of step 0. Under a warm-up
+    that is 0: the first step would change nothing, and comparisons of it would be empty.
     """
     optim = recipe.optim
     style = {"cosine": "cosine", "linear": "linear", "constant": "constant", "WSD": "WSD"}[optim.schedule]

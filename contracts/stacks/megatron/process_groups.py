@@ -1,4 +1,4 @@
-"""Megatron's process groups on live ranks, over the existing default group or one of this process alone."""
+"""Megatron's process groups on live ranks, over the existing default group or over one of this process alone."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from contracts.stacks.megatron.topology import handed_out, handles
 
 
 def live_mesh(degrees: Degrees, world: int, contribution: int) -> LiveMesh:
-    """What this rank holds between Megatron's initialisation and its end, and what meets in each group.
+    """The groups of this rank between Megatron's initialisation and its end, and the sum over each group.
 
-    What Megatron leaves behind at its own end is told in `after` and then taken down, so that the next question finds
-    the world as this one did.
+    Groups that Megatron leaves behind are listed in `after` and then destroyed, so that the next question starts from
+    the same world.
     """
     before = held_groups()
     with _made_groups() as made:
@@ -42,7 +42,7 @@ def _total(group: Any, contribution: int) -> int:
 
 @contextlib.contextmanager
 def parallel(degrees: Degrees, world: int, *, virtual: int | None = None) -> Iterator[None]:
-    """Megatron's groups over the first `world` ranks; over this process alone where that is 1.
+    """Megatron's groups over the first `world` ranks; over this process alone if `world` is 1.
 
     Raises:
         Refused: Megatron refuses the degrees; in its own words.
@@ -67,7 +67,7 @@ def _initialise(degrees: Degrees, world: int, virtual: int | None) -> None:
             context_parallel_size=degrees.cp,
             expert_model_parallel_size=degrees.ep,
             expert_tensor_parallel_size=degrees.etp or None,
-            create_gloo_process_groups=False,  # the groups are gloo's already
+            create_gloo_process_groups=False,  # the groups already use gloo
         )
     except (AssertionError, RuntimeError) as error:
         state.destroy_model_parallel()
@@ -77,7 +77,7 @@ def _initialise(degrees: Degrees, world: int, virtual: int | None) -> None:
 
 @contextlib.contextmanager
 def _made_groups() -> Iterator[list[Group]]:
-    """Members of each group that is made meanwhile; at the end those that are left are taken down, last one first."""
+    """Members of each group that is created inside. At the end the remaining groups are destroyed, last one first."""
     made: list[Group] = []
     handles: list[Any] = []
     real = dist.new_group
@@ -95,7 +95,7 @@ def _made_groups() -> Iterator[list[Group]]:
         finally:
             for handle in reversed(handles):
                 if handle is not dist.GroupMember.NON_GROUP_MEMBER:
-                    with contextlib.suppress(ValueError):  # Megatron took it down itself
+                    with contextlib.suppress(ValueError):  # Megatron destroyed it itself
                         dist.destroy_process_group(handle)
 
 
@@ -111,7 +111,7 @@ def _replaced(owner: Any, name: str, put: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _default_group(world: int) -> Iterator[None]:
-    """A default group of `world` ranks: the one that is there, or one of this process alone."""
+    """A default group of `world` ranks: the existing one, or one of this process alone."""
     if not dist.is_initialized():
         dist.init_process_group(
             "gloo",
@@ -134,11 +134,10 @@ def _default_group(world: int) -> Iterator[None]:
 def _alone() -> Iterator[None]:
     """A default group of this process alone, inside a world of several.
 
-    Megatron asks torch how many ranks there are, and torch has no public way to be another world for a while: the
-    default group is put aside with `_update_default_pg`, there from torch 2.1 to 2.13. `group_count` names the groups
-    that ranks make together and must be the same on all of them afterwards, whoever was alone. `pg_group_ranks` says
-    of a group which of its ranks is which of the world: that of a world of one is 0, and torch's checkpoints ask for
-    that rank by its number. This is the one place that reads any of the three.
+    Megatron asks torch for the number of ranks, and torch has no public way to switch worlds. So the default group is
+    replaced with `_update_default_pg`, which torch 2.1 to 2.13 has. `group_count` gives names to groups, and must be
+    equal on all ranks afterwards, even if only some were alone. `pg_group_ranks` maps ranks of the world to ranks of a
+    group; in a world of one this rank is 0, and torch's checkpoints look it up. Only this function uses the three.
     """
     everybody, inner = dist.group.WORLD, dist.distributed_c10d
     own = dist.new_group([dist.get_rank()], use_local_synchronization=True)

@@ -1,4 +1,4 @@
-"""This rank's tensors of a model, named as in the whole model, and full tensors gathered from all ranks."""
+"""This rank's tensors of a model, named as in the full model, and full tensors gathered from all ranks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class RankTensor:
 
     Args:
         name: Megatron's, with layers and experts counted over all ranks.
-        part: its place in the group that cuts it. copy: which of the equal copies this one is.
+        part: its index in the group that shards it. copy: its index among the equal copies.
     """
 
     name: str
@@ -33,7 +33,7 @@ def is_trained(each: RankTensor) -> bool:
 
 
 def rank_tensors_of(chunk: Any, table: Mapping[str, Piece]) -> list[RankTensor]:
-    """What this rank holds of a chunk, under names counted over all ranks."""
+    """This rank's tensors of a chunk, under names counted over all ranks."""
     state = mcore("parallel_state")
     first = _first_layer(chunk)
     experts = 0
@@ -49,7 +49,7 @@ def rank_tensors_of(chunk: Any, table: Mapping[str, Piece]) -> list[RankTensor]:
             words[place] = str(int(words[place]) + experts * state.get_expert_model_parallel_rank())
         full = ".".join(words)
         if full == "output_layer.weight" and full not in table:
-            full = "embedding.word_embeddings.weight"  # tied, and of the last stage: a copy that Megatron keeps equal
+            full = "embedding.word_embeddings.weight"  # tied, on the last stage: a copy that Megatron keeps equal
         if full not in table:
             continue
         expert = table[full].expert
@@ -71,9 +71,9 @@ def full_tensors(
     held: list[RankTensor],
     local: Mapping[int, Tensor],
 ) -> dict[str, Tensor]:
-    """Whole tensors by our names, of what this rank holds for some of its tensors (by their place in `held`).
+    """Full tensors by our names, gathered from the parts of all ranks; `local` maps an index in `held` to a part.
 
-    What another rank holds a copy of is taken from a rank of the same copy, so that copies that drift are told.
+    The parts of one full tensor come from ranks with the same copy index, so that copies that drift apart are seen.
     """
     mine = [(each.name, each.part, each.copy, local[n].detach().clone()) for n, each in enumerate(held) if n in local]
     every: list[Any] = [None] * dist.get_world_size()

@@ -1,8 +1,8 @@
-"""What is replaced so that Megatron-Core runs on a CPU over gloo: one place, each with its reason.
+"""The shims that let Megatron-Core run on a CPU over gloo, each with its reason.
 
-A shim changes where something runs or what this machine lacks, never what is computed; where it does more, it is called
-substituted. Every point that is replaced is looked for first: a version that has it no more cannot be asked, and says
-which one it was.
+A shim changes where something runs or supplies what this machine lacks. It never changes what is computed; if it does
+more, it is labelled as substituted. Every replaced name is looked up first: a version without it raises `Unreachable`
+with that name.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch.overrides import TorchFunctionMode
 from contracts.spec.errors import Unreachable
 
 TRIED = ("0.16.1", "0.19.2")
-"""The versions on which all of this was tried."""
+"""The versions on which all shims were tried."""
 
 
 def mcore(module: str) -> Any:
@@ -33,7 +33,7 @@ def mcore(module: str) -> Any:
 
 @functools.cache
 def older() -> bool:
-    """Whether the installed version has no hybrid model yet but a Mamba model with other letters: up to 0.16."""
+    """Whether the installed version has a Mamba model with other letters instead of the hybrid model: up to 0.16."""
     return importlib.util.find_spec("megatron.core.models.hybrid") is None
 
 
@@ -42,10 +42,10 @@ class Shim:
     """One replaced name.
 
     Args:
-        at: module and attribute, the attribute behind a colon.
-        put: what stands there while a question is answered.
+        at: module and attribute, separated by a colon.
+        put: the replacement, while a question is answered.
         why: what this machine lacks.
-        optional: whether a version may be without it: then nothing calls it.
+        optional: whether a version may lack the name, in which case nothing calls it.
     """
 
     at: str
@@ -73,7 +73,7 @@ class Shim:
 
 
 class Nowhere:
-    """A stream or an event of a machine that has none: work is done when it is asked for."""
+    """A stream or an event on a machine without them: work is done immediately."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         pass
@@ -91,10 +91,10 @@ class Nowhere:
 
 
 class OnTheHost(TorchFunctionMode):
-    """`device="cuda"` is the CPU, `.cuda()` stays, and a tensor's type has the name that it has on a device.
+    """`device="cuda"` means the CPU, `.cuda()` does nothing, and a tensor's type has the name of the CUDA type.
 
     Args:
-        wide: whether float64 stays float64 where float32 is asked for by name, so that a run in float64 is one.
+        wide: whether float64 stays float64 when the code casts to float32, so that a run in float64 is completely so.
     """
 
     def __init__(self, *, wide: bool) -> None:
@@ -125,8 +125,8 @@ class OnTheHost(TorchFunctionMode):
 
 
 def _backward(tensors: Any, gradient: Any = None, *_: Any, **named: Any) -> None:
-    """`backward` without its dispatch: a mode is off while it handles a call, and Megatron's own backward functions,
-    which need this one, would run inside that.
+    """`backward` without dispatch: a mode is off while it handles a call, and Megatron's own backward functions need
+    it on.
 
     `_execution_engine` is what torch.autograd.backward calls, and Megatron's pipeline too, from torch 1 to 2.13.
     """
@@ -143,8 +143,8 @@ def _backward(tensors: Any, gradient: Any = None, *_: Any, **named: Any) -> None
 def local_norm(cls: Any, config: Any, hidden_size: int, eps: float = 1e-5, **_: Any) -> torch.nn.Module:
     """The torch norm that the local specification asks for, sequence parallel included.
 
-    Under sequence parallel Megatron refuses torch's norm, because nobody would tell its optimizer to add up the
-    weight's gradients of the ranks; the mark by which Megatron's own norms say so is set here.
+    Under sequence parallel Megatron refuses torch's norm, because its weight lacks the mark that makes Megatron sum its
+    gradient over the ranks. This function sets the mark, as Megatron's own norms do.
     """
     kind = {"LayerNorm": torch.nn.LayerNorm, "RMSNorm": torch.nn.RMSNorm}[config.normalization]
     made: torch.nn.Module = kind(normalized_shape=hidden_size, eps=eps, dtype=config.params_dtype)
@@ -154,7 +154,7 @@ def local_norm(cls: Any, config: Any, hidden_size: int, eps: float = 1e-5, **_: 
 
 
 def _splits(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
-    """A tensor that is on the host already, turned into what the callers expect of one that was moved there."""
+    """A tensor that is already on the host, in the form that callers expect after a copy to the host."""
     return tensor.numpy() if as_numpy and torch.is_tensor(tensor) else tensor
 
 
@@ -208,10 +208,10 @@ WIDE = "; in float64 what asks for float32 by name is given float64"
 
 @contextlib.contextmanager
 def on_the_host(*, wide: bool = False, besides: tuple[Shim, ...] = ()) -> Iterator[None]:
-    """Megatron-Core on this CPU, for as long as a question is answered; `besides` are replaced as well.
+    """Megatron-Core on this CPU, while a question is answered; `besides` are additional shims.
 
     Raises:
-        Unreachable: when a point that has to be replaced is not there.
+        Unreachable: when a name that must be replaced is missing.
     """
     with contextlib.ExitStack() as undone:
         for shim in (*SHIMS, *besides):
@@ -221,7 +221,7 @@ def on_the_host(*, wide: bool = False, besides: tuple[Shim, ...] = ()) -> Iterat
         torch.set_default_dtype(torch.float64 if wide else torch.float32)
         log = logging.getLogger("megatron")
         undone.callback(log.setLevel, log.level)
-        log.setLevel(logging.ERROR)  # that GPTModel is deprecated, once a model
+        log.setLevel(logging.ERROR)  # it warns for every model that GPTModel is deprecated
         undone.enter_context(OnTheHost(wide=wide))
         yield
 
@@ -232,14 +232,14 @@ def _put(shim: Shim, undone: contextlib.ExitStack) -> None:
     if shim.optional and there:
         return
     if name in vars(owner):
-        undone.callback(setattr, owner, name, vars(owner)[name])  # as it stands there: a descriptor stays one
+        undone.callback(setattr, owner, name, vars(owner)[name])  # from vars(), so that a descriptor stays one
     else:
         undone.callback(delattr, owner, name)
     setattr(owner, name, shim.put)
 
 
 def unreachable() -> tuple[str, ...]:
-    """What would have to be replaced and cannot be found in this version, in words."""
+    """The names that must be replaced and that this version lacks, in words."""
     found = []
     for shim in SHIMS:
         try:

@@ -1,9 +1,10 @@
 """The installed Megatron-Core as a stack under test: in its own environment, several versions side by side.
 
-Megatron needs a Python, a torch and a dozen packages that must not move the suite's; so it lives in a virtual
-environment `.venv-megatron-VERSION` (`make megatron` builds them). About its launch it is asked over `rankproof/1`: one
-worker a version and process imports it once, some 4 s, and answers from forked copies in milliseconds. About its
-numbers it is asked in process, by a suite that runs in that environment: `.venv-megatron-VERSION/bin/rankproof`.
+Megatron needs a Python, a torch and a dozen packages that must not change the suite's. So each version has a virtual
+environment `.venv-megatron-VERSION` (`make megatron` builds them). Launch questions go over `rankproof/1` to a worker,
+one per version and process. It imports Megatron once, which takes some 4 s, and answers from forks in milliseconds.
+Questions about numbers are answered in process, by a suite that runs in that environment:
+`.venv-megatron-VERSION/bin/rankproof`.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ from contracts.spec.stack import questions
 from contracts.stacks.launched import Launched
 
 VERSIONS = ("0.16.1", "0.19.2")
-"""What is tested against, oldest first: the last for Python 3.11, and the last on PyPI, the first with its parser."""
+"""The tested versions, oldest first: the last for Python 3.11, and the last on PyPI, which first ships the parser."""
 
 TIMEOUT_S = 120.0  # the first question imports Megatron, and a world of 65 536 ranks takes half a minute
 
-# The environment's own packages come first and this suite last, so that it cannot replace any of them.
+# The environment's own packages come first and this suite last, so the suite cannot replace any of them.
 _BOOTSTRAP = (
     "import sys; sys.path[:] = [path for path in sys.path if path]; sys.path.append(sys.argv.pop(1)); "
     "from contracts.stacks.megatron.worker import main; main(sys.argv[1:])"
@@ -41,16 +42,16 @@ class Megatron:
     """An installed Megatron-Core.
 
     Offers `topology`, `group_calls` and `gradient_reduction` in the borrowed layout and, from 0.17 on, `read_argv`
-    and `read_pattern`; where it is installed in this very interpreter, blocks, training and live groups too. `labels`
-    says for each question what had to be replaced for it to run on a CPU.
+    and `read_pattern`. If it is installed in this interpreter, it also offers blocks, training and live groups.
+    `labels` says for each question what was replaced to run it on a CPU.
 
     Args:
-        version: which one; when None that of this interpreter, else the newest that is installed.
-        pythons: version → Python executable of its environment; looked for as `.venv-megatron-VERSION` in the current
-            directory, its parents and the directory of this suite when None.
+        version: the version; None for that of this interpreter, or else the newest installed one.
+        pythons: version → Python executable of its environment. None: look for `.venv-megatron-VERSION` in the current
+            directory, its parents and the directory of this suite.
 
     Raises:
-        Unreachable: when there is no such environment, with the command that makes it, or it has another version.
+        Unreachable: when there is no such environment (with the command that creates it), or it has another version.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class Megatron:
         self._python = found[chosen]
         self.name, self.version = self._worker.name, self._worker.version
         self.offers, self.layouts, self.labels = self._worker.offers, self._worker.layouts, self._worker.labels
-        self.repeats = self.offers  # each answer comes from a forked copy of one process, which no question changes
+        self.repeats = self.offers  # each answer comes from a fork of one process, which no question changes
         self._numbers: Any = None
         if chosen == own:
             self._numbers = importlib.import_module("contracts.stacks.megatron.numeric_answers").NumericAnswers()
@@ -98,7 +99,7 @@ class Megatron:
 
 
 def of_this_interpreter() -> str:
-    """The version of Megatron-Core that is installed where this runs; empty where none is."""
+    """The version of Megatron-Core in this interpreter; empty if there is none."""
     try:
         return importlib.metadata.version("megatron-core")
     except importlib.metadata.PackageNotFoundError:
@@ -106,7 +107,7 @@ def of_this_interpreter() -> str:
 
 
 def installed() -> dict[str, Path]:
-    """Version → Python executable of every environment that is there, the nearest directory first."""
+    """Version → Python executable of every environment found, the nearest directory first."""
     found: dict[str, Path] = {}
     for directory in _directories():
         for environment in sorted(directory.glob(".venv-megatron-*")):
@@ -130,7 +131,7 @@ def _command(python: Path) -> tuple[str, ...]:
 
 
 def environment() -> dict[str, str]:
-    """What a worker inherits: nothing that steers Python, torch or Megatron, so a launch alone says what is set."""
+    """The environment of a worker, without variables that affect Python, torch or Megatron: only a launch sets them."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(_CLEARED)}
     return kept | {"PYTHONHASHSEED": "0"}  # Megatron prints sets in its errors
 

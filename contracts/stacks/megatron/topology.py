@@ -1,9 +1,8 @@
 """Megatron's topology: the process groups that its own initialiser creates. Runs inside Megatron's environment.
 
-Every answer is taken from a real call of `parallel_state.initialize_model_parallel` under torch's fake process group,
-which forms groups of any size in one process and moves no data. Nothing here computes a group: what Megatron's rank
-generators list, what it asks torch to create, and what its getters hand out afterwards are three records of one run,
-and they must agree.
+Every answer comes from a real call of `parallel_state.initialize_model_parallel` under torch's fake process group,
+which forms groups of any size in one process and moves no data. Nothing here computes a group. The lists of Megatron's
+rank generators, its `new_group` calls, and the results of its getters are three records of one run, and must agree.
 """
 
 from __future__ import annotations
@@ -18,14 +17,14 @@ from typing import Any
 from contracts.spec.errors import refuse
 from contracts.spec.topology import Degrees, GradientReduction, Group, GroupCall, Kind, Topology
 
-EVERY_RANK_UP_TO = 16  # a larger world is initialised on a few of its ranks: the first, the last and one between
-ONE_RANK_FROM = 2048  # half a second a rank and more
+EVERY_RANK_UP_TO = 16  # a larger world is initialised on three of its ranks: the first, the last and one between
+ONE_RANK_FROM = 2048  # half a second per rank and more
 
 GENERATED = {
     "pp": ("dense", "pp"), "dp": ("dense", "dp"), "cp": ("dense", "cp"), "tp": ("dense", "tp"),
     "dp_cp": ("dense", "dp-cp"), "ep": ("expert", "ep"), "edp": ("expert", "dp"), "etp": ("expert", "tp"),
 }  # fmt: skip
-"""axis → which of Megatron's two rank generators lists its groups, under which token."""
+"""Axis → which of Megatron's two rank generators lists its groups, and under which token."""
 
 DESCRIBED = {
     "PIPELINE_MODEL_PARALLEL_GROUP": "pp",
@@ -37,16 +36,16 @@ DESCRIBED = {
     "EXPERT_DATA_PARALLEL_GROUP": "edp",
     "EXPERT_TENSOR_PARALLEL_GROUP": "etp",
 }
-"""The description Megatron gives a group it creates → axis. Groups of other descriptions are no axis of ours."""
+"""Megatron's description of a group → axis. Groups with other descriptions do not belong to our axes."""
 
 
 class Disagreement(Exception):
-    """Two records of the same run differ, so none of them is an answer."""
+    """Two records of the same run differ, so there is no answer."""
 
 
 @dataclass(kw_only=True)
 class Run:
-    """What one rank did while it initialised: its rank generators, and its `new_group` calls in order."""
+    """The initialisation of one rank: its rank generators, and its `new_group` calls in order."""
 
     generators: list[Any] = field(default_factory=list)
     calls: list[tuple[str, Group]] = field(default_factory=list)
@@ -67,7 +66,7 @@ def topology(degrees: Degrees, world: int) -> Topology:
 
     Raises:
         Refused: Megatron refuses the degrees; in its own words.
-        Disagreement: its rank generators, its `new_group` calls and its getters do not say the same.
+        Disagreement: its rank generators, its `new_group` calls and its getters differ.
     """
     _check_rank(0, world)
     groups: dict[str, tuple[Group, ...]] = {}
@@ -93,7 +92,7 @@ def topology(degrees: Degrees, world: int) -> Topology:
 def group_calls(degrees: Degrees, world: int, rank: int) -> tuple[GroupCall, ...]:
     """The `torch.distributed.new_group` calls that a rank makes, in order.
 
-    A group that is no axis of ours is named by its description in lower case: `model_parallel`, `embedding`.
+    A group that belongs to none of our axes is named by its description in lower case: `model_parallel`, `embedding`.
     """
     _check_rank(rank, world)
     with _initialised(degrees, world, rank) as run:
@@ -103,9 +102,9 @@ def group_calls(degrees: Degrees, world: int, rank: int) -> tuple[GroupCall, ...
 def gradient_reduction(degrees: Degrees, world: int, rank: int, kind: Kind) -> GradientReduction:
     """What Megatron's data-parallel wrapper does to a gradient of ones on `rank`.
 
-    The wrapper is built around one dense or one expert parameter and told to synchronise. Over which group it calls
-    `all_reduce` is recorded; torch's fake group leaves the data alone, so what remains of the ones is the factor by
-    which every rank scales its share, and the divisor is its inverse.
+    The wrapper is built around one dense or one expert parameter and told to synchronise, and the group of its
+    `all_reduce` is recorded. torch's fake group does not change the data. So the ones become the factor by which every
+    rank scales its part, and the divisor is the inverse of that factor.
     """
     _check_rank(rank, world)
     torch: Any = importlib.import_module("torch")
@@ -161,9 +160,9 @@ def _axis(described: str) -> str:
 
 @contextlib.contextmanager
 def _initialised(degrees: Degrees, world: int, rank: int) -> Iterator[Run]:
-    """Megatron initialised as one rank of a world, and taken down again.
+    """Megatron initialised as one rank of a world, and destroyed at the end.
 
-    Without the gloo twins of its groups: they would have to find their peers.
+    Without the gloo copies of its groups, which would need real peers.
     """
     dist: Any = importlib.import_module("torch.distributed")
     fake = importlib.import_module("torch.testing._internal.distributed.fake_pg")
@@ -203,8 +202,8 @@ def _initialised(degrees: Degrees, world: int, rank: int) -> Iterator[Run]:
 
 
 def _of_others(rank: int, world: int) -> Callable[[dict[str, Any]], bool]:
-    """Whether a call makes a group without this rank, in which torch would find no fault. It then gives back a
-    constant, after half of the time that a world of 65 536 ranks takes."""
+    """Whether a call creates a legal group without this rank. torch then only returns a constant, and such calls take
+    half of the time of a world of 65 536 ranks."""
 
     def of_others(call: dict[str, Any]) -> bool:
         ranks = call["ranks"]
@@ -218,8 +217,8 @@ def _of_others(rank: int, world: int) -> Callable[[dict[str, Any]], bool]:
 def _recorded(
     module: Any, name: str, constant: Any = None, known: Callable[[dict[str, Any]], bool] = lambda call: False
 ) -> Iterator[list[dict[str, Any]]]:
-    """The named arguments of every call of a function while the context lasts. The function itself runs, except where
-    it is `known` that it gives back the constant."""
+    """Records the named arguments of every call of a function. The function itself runs, unless it is `known` to return
+    the constant."""
     real: Callable[..., Any] = getattr(module, name)
     calls: list[dict[str, Any]] = []
 
@@ -235,7 +234,7 @@ def _recorded(
 
 
 def handles() -> dict[str, Any]:
-    """The group of each axis, as Megatron's getters hand it to this rank."""
+    """The group of each axis, from Megatron's getters on this rank."""
     state: Any = importlib.import_module("megatron.core.parallel_state")
     return {
         "pp": state.get_pipeline_model_parallel_group(),
@@ -250,6 +249,6 @@ def handles() -> dict[str, Any]:
 
 
 def handed_out() -> dict[str, Group]:
-    """The members of each of them."""
+    """The members of each of those groups."""
     dist: Any = importlib.import_module("torch.distributed")
     return {axis: tuple(dist.get_process_group_ranks(group)) for axis, group in handles().items()}

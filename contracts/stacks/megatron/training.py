@@ -1,4 +1,4 @@
-"""Training with Megatron-Core: its model, schedules and optimizer, over the ranks that are here."""
+"""Training with Megatron-Core: its model, schedules and optimizer, on the ranks of the current world."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from contracts.stacks.megatron.weight_mapping import cut, theirs_of
 
 
 class Trainer:
-    """A model of Megatron-Core on this rank, its optimizer and its rate."""
+    """A model of Megatron-Core on this rank, with its optimizer and schedule."""
 
     def __init__(self, plan: Plan, execution: Execution) -> None:
         self.plan, self.execution = plan, execution
@@ -46,7 +46,7 @@ class Trainer:
         self.shapes = whole_shapes(self.recipe, self.table)
 
     def put(self, ours: Mapping[str, Tensor]) -> None:
-        """Give this rank its part of whole tensors."""
+        """Copy this rank's part of full tensors into the model."""
         given = theirs_of(self.table, ours)
         lacking = sorted(given.keys() - self.shapes.keys())
         if lacking:
@@ -59,8 +59,8 @@ class Trainer:
         self.optimizer.reload_model_params()
 
     def close(self) -> None:
-        """Let go of the model: hooks of Megatron's DDP hold it through nodes of autograd, where Python's collector does
-        not look, and with it every process group and the threads that gloo keeps for each."""
+        """Release the model. Hooks of Megatron's DDP keep it alive through autograd nodes, which Python's garbage
+        collector does not follow, and with it every process group and gloo's threads."""
         for chunk in self.chunks:
             vars(chunk).clear()
 
@@ -112,7 +112,7 @@ class Trainer:
         return [each.tensor.main_grad for each in self.held if hasattr(each.tensor, "main_grad")]
 
     def gradients(self) -> dict[str, Tensor]:
-        """Whole gradients by our names, as they stand before the optimizer."""
+        """Full gradients by our names, before the optimizer step."""
         return self._whole({n: each.tensor.main_grad for n, each in enumerate(self.held) if is_trained(each)})
 
     def weights(self) -> dict[str, Tensor]:
@@ -139,13 +139,13 @@ class Trainer:
         return float(max(group["lr"] for each in inner(self.optimizer) for group in each.param_groups))
 
     def _losses(self, lm: float) -> dict[str, float]:
-        """Losses of the whole batch, and `total` with their weights."""
+        """The losses of the whole batch, and `total` with their weights."""
         moe, degrees = self.recipe.moe, self.plan.degrees
         batches = self.execution.microbatches * mcore("parallel_state").get_data_parallel_world_size()
         every: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(every, {name: float(each.sum()) for name, each in noted_losses().items()})
         found, total = {"lm": lm}, lm
-        # Ranks of a TP group each note their part of the balance, and each the z loss of its own tokens.
+        # Each rank of a TP group records its part of the balance loss, and the z loss of its own tokens.
         for name, weight, parts in (("aux", moe.aux_loss, 1), ("z", moe.z_loss, degrees.tp)) if moe else ():
             if weight:
                 found[name] = sum(rank.get(name, 0.0) for rank in every) / (batches * parts)
@@ -171,7 +171,7 @@ def _microbatches(rows: Mapping[str, Tensor], cuts: int) -> Iterator[dict[str, T
 
 
 def _forward_step(source: Iterator[dict[str, Tensor]], model: Any, *_: Any) -> Any:
-    """What Megatron's pretraining scripts give its schedules: the loss of each token, and how to add it up."""
+    """The forward step of Megatron's pretraining scripts: the loss of each token, and the function that sums it."""
     rows = next(source)
     labels_BT = rows["labels"]
     length = labels_BT.shape[1]
@@ -190,7 +190,7 @@ def _summed(counts_BT: Tensor, losses_BT: Tensor) -> tuple[Tensor, Tensor, dict[
 
 
 def _mean(told: list[Mapping[str, Tensor]]) -> tuple[float, int]:
-    """The loss a label and the labels that count, over the ranks that saw them; each batch once."""
+    """The mean loss per label and the number of labels, over the ranks that saw them; each batch counts once."""
     state = mcore("parallel_state")
     mine = [(float(each["sum"]), int(each["tokens"])) for each in told]
     if not mine or state.get_tensor_model_parallel_rank() or not state.is_pipeline_last_stage(ignore_virtual=True):
@@ -203,7 +203,7 @@ def _mean(told: list[Mapping[str, Tensor]]) -> tuple[float, int]:
 
 
 def _shrunk(before: list[float], after: list[float]) -> float:
-    """By what the gradients that this rank holds were multiplied; told by the largest of them."""
+    """The clipping factor of this rank's gradients, read off the largest of them."""
     largest = max(range(len(before)), key=before.__getitem__, default=-1)
     return after[largest] / before[largest] if largest >= 0 and before[largest] else 1.0
 
@@ -232,8 +232,8 @@ def train(session: Session) -> Trained:
     """A run of steps over the ranks of an execution.
 
     Raises:
-        NotOffered: for what Megatron has not, or not on a CPU.
-        Refused: what Megatron refuses, in its words.
+        NotOffered: for what Megatron does not have, or not on a CPU.
+        Refused: for what Megatron refuses, in its words.
     """
     _offered(session)
     execution, recipe = session.execution, session.recipe
@@ -242,7 +242,7 @@ def train(session: Session) -> Trained:
     plan = planned(recipe, execution.degrees, dtype, interleaved=interleaved, families="AEM")
     if "M" in plan.letters and any(_packed(batch) for batch in session.batches):
         raise NotOffered("Megatron-Core: packed rows are one sequence to its mixers and several to its attention here")
-    whole_of(recipe)  # built alone, before there are groups
+    whole_of(recipe)  # built before there are groups
     with (
         on_the_host(wide=dtype is torch.float64, besides=kernels(plan.letters)),
         parallel(execution.degrees, execution.world, virtual=plan.chunks if plan.chunks > 1 else None),
@@ -270,7 +270,7 @@ def _packed(batch: Tokens) -> bool:
 
 
 def _seen(trainer: Trainer, session: Session, index: int) -> Step:
-    """One step of a session, what is to be seen of it, and its checkpoint."""
+    """One step of a session, with the observed state, and its checkpoint."""
     number = trainer.number + 1
     observed = session.observe if not session.at or number in session.at else frozenset()
     step = _with_state(trainer, trainer.step(session.batches[index], "gradients" in observed), observed)

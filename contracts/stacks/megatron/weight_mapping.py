@@ -1,13 +1,13 @@
 """Maps canonical weights (spec/blocks.py) to Megatron's parameters and back, full and sharded over ranks.
 
-A `Piece` is one of Megatron's tensors, made of one or several of ours by rearranging rows alone; so gradients and the
-optimizer's moments go the same way as weights.
+A `Piece` is one of Megatron's tensors, made of one or several of ours by rearranging rows only. So gradients and the
+optimizer's moments map like weights.
 
     linear_qkv    by KV group: the group's query heads, its key, its value
-    linear_fc1    [gate; up] with swiglu, where ours are w1 and w3; tensor parallel cuts each of the two
-    experts       one module an expert, ours stacked
-    in_proj       of M: z, x, B, C and dt on top of each other; conv1d x, B and C, with a channel of one
-    MLA           elements 2i and 2i + 1 of the part with rope turn together, ours i and i + d/2
+    linear_fc1    [gate; up] with swiglu, ours w1 and w3; tensor parallel shards each of the two
+    experts       one module per expert, ours stacked
+    in_proj       of M: z, x, B, C and dt stacked; conv1d: x, B and C, with one input channel
+    MLA           elements 2i and 2i + 1 of the part with rope rotate together, ours i and i + d/2
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ class Piece:
     """One of Megatron's tensors.
 
     Args:
-        theirs: its name in a whole model, layers and experts counted over all ranks.
-        ours: what it is made of.
+        theirs: its name in a full model, with layers and experts counted over all ranks.
+        ours: our tensors that it is made of.
         pack: ours → theirs. unpack: theirs → ours.
-        stacked: of matrices on top of each other, each cut by tensor parallel, the rows in proportion; one for none.
-        expert: whether the experts' tensor parallel cuts it.
+        stacked: the proportional rows of stacked matrices that tensor parallel shards separately; one entry if not
+            stacked.
+        expert: whether the experts' tensor parallel shards it.
     """
 
     theirs: str
@@ -44,7 +45,7 @@ class Piece:
 
 
 def pieces(recipe: Recipe, letters: str, places: list[int]) -> dict[str, Piece]:
-    """Every tensor of a model by Megatron's name; `places` are the Megatron layers that hold ours."""
+    """Every tensor of a model by Megatron's name; `places` are the Megatron layers of our layers."""
     found = [
         _same("embedding.word_embeddings.weight", "embedding.weight"),
         _same(f"decoder.{'final_norm' if 'M' in letters else 'final_layernorm'}.weight", "norm.weight"),
@@ -57,7 +58,7 @@ def pieces(recipe: Recipe, letters: str, places: list[int]) -> dict[str, Piece]:
 
 
 def block_pieces(recipe: Recipe, letter: str, theirs: str, ours: str) -> list[Piece]:
-    """The tensors of one block, the norm before it included.
+    """The tensors of one block, including the norm before it.
 
     Raises:
         NotOffered: for a letter that Megatron's transformer layers do not have.
@@ -118,7 +119,7 @@ def _latent(recipe: Recipe, theirs: str, ours: str) -> list[Piece]:
 
 
 def _turning(theirs: str, ours: str, heads: int, still: int, turning: int) -> Piece:
-    """Rows of each head, the last `turning` of them in pairs that stand apart in ours and together in theirs."""
+    """The rows of each head. The last `turning` rows form pairs, which are apart in ours and adjacent in theirs."""
     order = [*range(still), *(still + half + pair for pair in range(turning // 2) for half in (0, turning // 2))]
     rows = [head * (still + turning) + place for head in range(heads) for place in order]
     back = sorted(range(len(rows)), key=rows.__getitem__)
@@ -126,7 +127,7 @@ def _turning(theirs: str, ours: str, heads: int, still: int, turning: int) -> Pi
 
 
 def _mlp(recipe: Recipe, theirs: str, ours: str, ending: str, *, expert: bool = False) -> list[Piece]:
-    """linear_fc1 and linear_fc2; `ending` is what stands behind w1, w2, w3 in ours."""
+    """linear_fc1 and linear_fc2; `ending` is the suffix after w1, w2, w3 in our names."""
     gated = recipe.activation == "swiglu"
     names = tuple(f"{ours}{name}{ending}" for name in (("w1", "w3") if gated else ("w1",)))
     first = Piece(
@@ -182,7 +183,7 @@ _STACKED = (".experts.w1", ".experts.w2", ".experts.w3")
 
 
 def alone(ours: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Ours with the experts of a layer one by one: `layers.1.mixer.experts.w1.11`."""
+    """Our tensors with one tensor per expert: `layers.1.mixer.experts.w1.11`."""
     found: dict[str, Tensor] = {}
     for name, each in ours.items():
         if name.endswith(_STACKED):
@@ -193,7 +194,7 @@ def alone(ours: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def stacked(single: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Ours again, from experts one by one."""
+    """Our tensors with stacked experts: the inverse of `alone`."""
     found: dict[str, Tensor] = {}
     experts: dict[str, dict[int, Tensor]] = {}
     for name, each in single.items():
@@ -206,7 +207,7 @@ def stacked(single: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def theirs_of(table: Mapping[str, Piece], ours: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Whole tensors by Megatron's names, of those of ours that are given."""
+    """Full tensors by Megatron's names, from those of ours that are given."""
     single = alone(ours)
     return {
         name: piece.pack([single[each] for each in piece.ours])
@@ -216,7 +217,7 @@ def theirs_of(table: Mapping[str, Piece], ours: Mapping[str, Tensor]) -> dict[st
 
 
 def ours_of(table: Mapping[str, Piece], theirs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Whole tensors by our names."""
+    """Full tensors by our names."""
     single: dict[str, Tensor] = {}
     for name, held in theirs.items():
         piece = table[name]
@@ -225,7 +226,7 @@ def ours_of(table: Mapping[str, Piece], theirs: Mapping[str, Tensor]) -> dict[st
 
 
 def cut(piece: Piece, whole: Tensor, shape: Iterable[int], index: int) -> Tensor:
-    """The part of a whole tensor that a rank holds, told by its shape and its place in the group that cuts it."""
+    """A rank's part of a full tensor, from the part's shape and its index in the group that shards it."""
     local = tuple(shape)
     if tuple(whole.shape) == local:
         return whole
@@ -235,7 +236,7 @@ def cut(piece: Piece, whole: Tensor, shape: Iterable[int], index: int) -> Tensor
 
 
 def joined(piece: Piece, parts: list[Tensor], shape: Iterable[int]) -> Tensor:
-    """The whole tensor of the parts that the ranks of a group hold, in their order."""
+    """The full tensor from the parts of a group's ranks, in rank order."""
     whole = tuple(shape)
     if tuple(parts[0].shape) == whole:
         return parts[0]
@@ -247,12 +248,12 @@ def joined(piece: Piece, parts: list[Tensor], shape: Iterable[int]) -> Tensor:
 
 
 def _rows(piece: Piece, rows: int) -> list[int]:
-    """Of each of the matrices that stand on top of each other in so many rows."""
+    """The number of rows of each of the matrices that are stacked in `rows` rows."""
     return [share * rows // sum(piece.stacked) for share in piece.stacked]
 
 
 def _cut_along(whole: tuple[int, ...], local: tuple[int, ...]) -> tuple[int, int]:
-    """The one dimension in which a part is smaller than the whole, and into how many parts."""
+    """The one dimension in which a part is smaller than the full tensor, and the number of parts."""
     differing = [dim for dim, (all_of, part) in enumerate(zip(whole, local, strict=True)) if all_of != part]
     if len(differing) != 1 or whole[differing[0]] % local[differing[0]]:
         raise AssertionError(f"a part of {local} is no cut of {whole} along one dimension")

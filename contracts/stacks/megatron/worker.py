@@ -1,7 +1,7 @@
 """Answers the launch-side questions with the real Megatron-Core, over `rankproof/1`. Runs inside its environment.
 
-Megatron is imported once, at the first question that needs it; each question is then answered in a forked copy, so
-that no global of one question is seen by the next. What had to be replaced for that to run on a CPU stands in `labels`.
+Megatron is imported once, at the first question that needs it. Each question is answered in a fork, so that it leaves
+no globals for the next. `labels` says what was replaced to run on a CPU.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ NEEDS = {
     "read_pattern": (HYBRID,),
     "read_argv": (arguments.MODULE,),
 }
-"""question → what is imported before it is answered. Who offers it depends on what the package ships."""
+"""Question → the module that is imported before the answer. A version offers the questions whose modules it ships."""
 
 
 class Worker:
-    """The installed Megatron-Core as a party. It offers what its package ships: the argument parser came with 0.17."""
+    """The installed Megatron-Core. It offers what its package ships: the argument parser came with 0.17."""
 
     name = "megatron"
     layouts: frozenset[Layout] = frozenset({"borrowed"})
@@ -55,7 +55,7 @@ class Worker:
         self.labels: Mapping[str, str] = {name: self._label(name) for name in sorted(self.offers)}
 
     def prepare(self, question: str) -> None:
-        """Import what a question needs, so that the forked copies inherit it."""
+        """Import what a question needs, so that forks inherit it."""
         if question not in self.offers:
             return
         if question == "read_argv":
@@ -66,9 +66,9 @@ class Worker:
             arguments.prepare()
 
     def read_pattern(self, text: str) -> HybridPattern:
-        """The blocks that Megatron's hybrid parser reads, by the names it gives its own symbols, in lower case.
+        """The blocks that Megatron's hybrid parser reads, by its own names of the symbols, in lower case.
 
-        A `D` is `ds_attention`, an `E` is `moe`. Stage cuts are followed and not returned.
+        A `D` is `ds_attention`, an `E` is `moe`. Stage cuts are parsed but not returned.
         """
         hybrid = importlib.import_module(HYBRID)
         names = {symbol: name.lower() for name, symbol in vars(hybrid.Symbols).items() if isinstance(symbol, str)}
@@ -85,23 +85,23 @@ class Worker:
         )
 
     def read_argv(self, argv: tuple[str, ...], env: Mapping[str, str], world: int) -> Reading:
-        """What parser, validation and configuration make of an argv; see `arguments`."""
+        """How parser, validation and configuration read an argv; see `arguments`."""
         return arguments.read(argv, env, world, self.version, shimmed=self._overridden)
 
     def topology(self, degrees: Degrees, world: int, layout: Layout) -> Topology:
-        """Sizes and groups of every axis, in the borrowed layout; see `groups`."""
+        """Sizes and groups of every axis, in the borrowed layout; see `topology`."""
         _only_borrowed(layout)
         return topology.topology(degrees, world)
 
     def group_calls(self, degrees: Degrees, world: int, layout: Layout, rank: int) -> tuple[GroupCall, ...]:
-        """The `new_group` calls that a rank really makes, gloo twins left out."""
+        """The `new_group` calls that a rank really makes, without the gloo copies."""
         _only_borrowed(layout)
         return topology.group_calls(degrees, world, rank)
 
     def gradient_reduction(
         self, degrees: Degrees, world: int, layout: Layout, rank: int, kind: Kind
     ) -> GradientReduction:
-        """The collective and the factor that Megatron's data-parallel wrapper really applies to a gradient."""
+        """The all-reduce and the factor that Megatron's data-parallel wrapper really applies to a gradient."""
         _only_borrowed(layout)
         return topology.gradient_reduction(degrees, world, rank, kind)
 
@@ -124,7 +124,7 @@ class Worker:
         return "unpatched"
 
     def _add_override(self) -> None:
-        """Python 3.11 lacks the one name of `typing` that Megatron-Core 0.19 uses from 3.12."""
+        """Add the one name of `typing` from Python 3.12 that Megatron-Core 0.19 uses, if it is missing."""
         if self._overridden:
             typing.override = importlib.import_module("typing_extensions").override  # type: ignore[attr-defined]
 
@@ -135,7 +135,7 @@ def _only_borrowed(layout: Layout) -> None:
 
 
 def serve(worker: Worker, stdin: TextIO, stdout: TextIO) -> None:
-    """Answer line by line, each question in a forked copy, until the input ends."""
+    """Answer line by line, each question in a fork, until the input ends."""
     for line in stdin:
         stdout.write(_reply(worker, line) + "\n")
         stdout.flush()

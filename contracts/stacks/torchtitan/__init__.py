@@ -1,1 +1,1 @@
-"""torchtitan as it comes from the package index, asked in the interpreter in which it is installed."""
+"""torchtitan as released on the package index. It runs in the interpreter in which it is installed."""

@@ -1,7 +1,7 @@
 """One block of torchtitan: the norm and the attention, the experts or the MLP of one of its layers, in one process.
 
-The modules are its own and are called with the tensors of the question. Under bfloat16 activations parameters are
-float32 and rounded on the way in, which is what the mixed precision of its `fully_shard` does.
+The modules are torchtitan's own and get the tensors of the question. Under bfloat16 activations, parameters are float32
+and are rounded before use, as in the mixed precision of its `fully_shard`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FEW = Moe(experts=2, top_k=2, expert_hidden=8, shared_hidden=0, aux_loss=0.0)
 
 
 def alone(recipe: Recipe, layer: int) -> tuple[str, Recipe]:
-    """The letter of a layer, and the recipe of torchtitan's layer in which that block stands.
+    """The letter of a layer, and the recipe of the torchtitan layer that contains that block.
 
     Raises:
         NotOffered: for a block that torchtitan 0.3.0 does not have.
@@ -53,7 +53,7 @@ def alone(recipe: Recipe, layer: int) -> tuple[str, Recipe]:
 
 
 def block_weights(recipe: Recipe, layer: int) -> Mapping[str, Shape]:
-    """Names and shapes of a block's parameters and buffers; torchtitan holds them in float32."""
+    """Names and shapes of a block's parameters and buffers; torchtitan stores them in float32."""
     letter, one = alone(recipe, layer)
     with torch.device("meta"):
         held = _Block(letter, one).named()
@@ -72,7 +72,7 @@ def run_block(call: BlockCall) -> BlockRun:
 
 
 def declined(call: BlockCall, letter: str, x_BTD: Tensor) -> None:
-    """Leave aside a call that torchtitan 0.3.0 cannot answer, or not on a CPU.
+    """Decline a call that torchtitan 0.3.0 cannot answer, or not on a CPU.
 
     Raises:
         NotOffered: with the reason.
@@ -89,7 +89,7 @@ def declined(call: BlockCall, letter: str, x_BTD: Tensor) -> None:
 
 
 class _Block(nn.Module):
-    """Half of a layer: its norm and what stands behind it."""
+    """Half of a layer: a norm and the module after it."""
 
     def __init__(self, letter: str, recipe: Recipe) -> None:
         super().__init__()
@@ -130,7 +130,7 @@ class _Block(nn.Module):
         )
 
     def _fits(self, given: Mapping[str, Tensor]) -> None:
-        """Every tensor of the block is given, and no other; tables of its own and its counter are no weights."""
+        """Check that exactly the block's tensors are given; torchtitan's tables and counter are not weights."""
         own = {name for name in self.named() if not name.endswith(("rope.cache", "tokens_per_expert_E"))}
         if own != given.keys():
             raise AssertionError(f"weights and block differ in {sorted(own ^ given.keys())}")
@@ -165,7 +165,7 @@ def _ours(theirs: Mapping[str, Tensor], letter: str, recipe: Recipe) -> dict[str
 
 
 def _seen(routed: list[Any], counts_E: Tensor) -> dict[str, Tensor]:
-    """What the router told, and what the layer added to its own counter."""
+    """What the router returned, and what the layer added to its own counter."""
     if not routed:
         return {}
     gates_BTK, experts_BTK, _ = routed[0]

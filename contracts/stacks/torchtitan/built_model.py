@@ -1,4 +1,4 @@
-"""The model that torchtitan makes of a recipe, read off the model on the meta device."""
+"""The model that torchtitan builds from a recipe, read off the model on the meta device."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from contracts.stacks.torchtitan.model import config_of, declined
 
 
 def built(recipe: Recipe) -> Built:
-    """Parameters under their canonical names; a layer of torchtitan's is two.
+    """Parameters under their canonical names; one layer of torchtitan is two of ours.
 
     Raises:
-        NotOffered: for a recipe that it has no model for.
+        NotOffered: for a recipe without a torchtitan model.
     """
     declined(recipe)
     with torch.device("meta"):
@@ -49,7 +49,7 @@ def _row(name: str, shape: tuple[int, ...], recipe: Recipe) -> Parameter:
 
 
 def _layer(number: int, rows: tuple[Parameter, ...], buffers: object, recipe: Recipe) -> BuiltLayer:
-    """What stands in the memory of one of our layers."""
+    """One of our layers, read off the built model."""
     begin = f"layers.{number}."
     names = {row.name.removeprefix(f"{begin}mixer.") for row in rows if row.name.startswith(begin)}
     found = {

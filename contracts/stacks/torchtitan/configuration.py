@@ -1,4 +1,4 @@
-"""A session as torchtitan's own configuration, and what of a session it cannot carry out."""
+"""A session as torchtitan's own configuration, and the sessions that it cannot run."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from contracts.stacks.torchtitan.model import config_of
 
 
 def declined_execution(recipe: Recipe, execution: Execution) -> None:
-    """Leave aside what torchtitan 0.3.0 cannot carry out, or not on a CPU.
+    """Decline an execution that torchtitan 0.3.0 cannot run, or not on a CPU.
 
     Raises:
-        NotOffered: with the reason, and the version that has it where there is one.
+        NotOffered: with the reason, and the version that supports it if there is one.
     """
     degrees, optim = execution.degrees, recipe.optim
     dp = execution.world // (degrees.pp * degrees.tp * degrees.cp)
@@ -99,7 +99,7 @@ def _spec(recipe: Recipe, *, alone: bool) -> Any:
 
 
 def _by_itself(model: Any, *, compile_config: Any, parallel_dims: Any, **_: Any) -> Any:
-    """What its `parallelize_fn` does for a model in one process: compile it, or nothing."""
+    """What torchtitan's `parallelize_fn` does in one process: compile the model, or nothing."""
     from torchtitan.distributed.compile import apply_compile
 
     if compile_config.enable:
@@ -108,7 +108,7 @@ def _by_itself(model: Any, *, compile_config: Any, parallel_dims: Any, **_: Any)
 
 
 def _optimizer(recipe: Recipe) -> Any:
-    """Two groups of its routing: what does not decay first, then the rest."""
+    """Two parameter groups: first the parameters without decay, then the rest."""
     from torchtitan.components.optimizer import OptimizersContainer, ParamGroupConfig
 
     optim = recipe.optim
@@ -147,7 +147,7 @@ def _parallelism(recipe: Recipe, execution: Execution, micro: int) -> Any:
 
 
 def _parts(segments: list[int]) -> list[list[str]]:
-    """The modules of each stage: `segments` layers each, the embedding before them and the head behind."""
+    """The modules of each stage: its layers, with the embedding on the first stage and the head on the last."""
     first, found = 0, []
     for size in segments:
         found.append([f"layers.{number}" for number in range(first, first + size)])

@@ -1,4 +1,4 @@
-"""A recipe as torchtitan configures it: DeepSeek-V3 where attention is latent, else Qwen3-MoE."""
+"""A recipe as a torchtitan configuration: DeepSeek-V3 for latent attention, otherwise Qwen3-MoE."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OF_EXPERTS = {name: partial(nn.init.trunc_normal_, std=0.02) for name in ("w1_EF
 
 
 def declined(recipe: Recipe) -> None:
-    """Leave aside what torchtitan 0.3.0 has no model for, or has another one.
+    """Decline a recipe for which torchtitan 0.3.0 has no model, or a different one.
 
     Raises:
         NotOffered: with the reason.
@@ -45,7 +45,7 @@ def declined(recipe: Recipe) -> None:
 
 
 def config_of(recipe: Recipe) -> Any:
-    """The configuration of the model; a new one each time, for torchtitan writes into it."""
+    """The configuration of the model; a new one each time, because torchtitan modifies it."""
     from torchtitan.models.common import Embedding, Linear
     from torchtitan.models.common.attention import ScaledDotProductAttention
     from torchtitan.models.common.nn_modules import RMSNorm
@@ -95,7 +95,7 @@ def _moe(recipe: Recipe) -> Any:
         num_experts=moe.experts,
         router=make_router_config(
             dim=recipe.hidden, num_experts=moe.experts, gate_param_init=DRAWN, top_k=moe.top_k, score_func=moe.score,
-            route_norm=moe.top_k > 1 or moe.score == "softmax",  # a lone sigmoid is its own gate
+            route_norm=moe.top_k > 1 or moe.score == "softmax",  # for k = 1 the sigmoid is the gate
             route_scale=moe.route_scale,
         ),
         routed_experts=make_routed_experts_config(

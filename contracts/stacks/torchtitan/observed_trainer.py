@@ -1,7 +1,7 @@
-"""torchtitan's own `Trainer`, observed; its configuration replaces what is missing here (tokenizer, data, logger).
+"""torchtitan's own `Trainer`, observed. Its configuration replaces the tokenizer, the data set and the logger.
 
-It gets no tokenizer, no data set and no logger; batches come from the session. Two methods are its own again with
-something noted on the way: the gradients before they are clipped, and what it would have logged.
+Batches come from the session. Two methods of the trainer are wrapped to record the gradients before they are clipped,
+and what it would have logged.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torchtitan.trainer import Trainer
 
 
 class Nothing(Configurable):  # type: ignore[misc]  # torchtitan is not installed where types are checked
-    """In the place of a tokenizer."""
+    """Replaces the tokenizer."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(Configurable.Config):  # type: ignore[misc]
@@ -30,7 +30,7 @@ class Nothing(Configurable):  # type: ignore[misc]  # torchtitan is not installe
 
 
 class Rows(BaseDataLoader):  # type: ignore[misc]
-    """In the place of a data set; it is never read, the session's batches are."""
+    """Replaces the data set; it is never read, because batches come from the session."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(BaseDataLoader.Config):  # type: ignore[misc]
@@ -50,7 +50,7 @@ class Rows(BaseDataLoader):  # type: ignore[misc]
 
 
 class Seen(Configurable):  # type: ignore[misc]
-    """In the place of the logger: keeps what the trainer tells it of a step."""
+    """Replaces the logger: keeps what the trainer logs of a step."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(Configurable.Config):  # type: ignore[misc]
@@ -82,7 +82,7 @@ class Seen(Configurable):  # type: ignore[misc]
 
 
 class Alone(ParallelDims):  # type: ignore[misc]
-    """The degrees of one process by itself, whatever world it lives in: no mesh is made, and nothing is sent."""
+    """The degrees of one process alone, whatever its world: no mesh is built, and nothing is sent."""
 
     def build_mesh(self) -> Any:
         raise AssertionError("a process by itself has no mesh")
@@ -92,7 +92,7 @@ class Alone(ParallelDims):  # type: ignore[misc]
 
 
 class Observed(Trainer):  # type: ignore[misc]
-    """`before_clip` is called with the trainer when the last gradient of a step is there."""
+    """`before_clip` is called with the trainer after the last gradient of a step."""
 
     alone: bool
     before_clip: Callable[[Observed], None] | None = None
@@ -100,7 +100,7 @@ class Observed(Trainer):  # type: ignore[misc]
     tokens = 0
 
     def init_distributed(self) -> ParallelDims:
-        """The world stands already. A process by itself gets degrees of its own."""
+        """The world is already initialised. A process alone gets degrees of its own."""
         parallelism = self.config.parallelism
         if not self.alone:
             return ParallelDims.from_config(parallelism, torch.distributed.get_world_size())

@@ -1,7 +1,7 @@
-"""What is changed about torchtitan so that it runs on a CPU over gloo: one function a change, each says why.
+"""The changes to torchtitan that let it run on a CPU over gloo: one function per change, each with its reason.
 
-Nothing is changed silently: a function finds its place or says that it could not be reached, and the words in `SHIMS`
-stand in the labels of the party, hence in every report. Tried with 0.3.0 (all) and 0.2.2 (topology alone).
+Nothing is changed silently. A function that does not find what it has to change raises `Unreachable`, and the texts in
+`SHIMS` are labels of the stack, so every report shows them. Tried with 0.3.0 (all) and 0.2.2 (topology alone).
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ SHIMS = {
     "alone: one name in its code is another",
     "gate": "under bfloat16 the router's product in float32, as its autocast asks: autocast of a CPU knows no float32",
 }
-"""Every shim, by the name under which labels list it."""
+"""Every shim, by its name in the labels."""
 
 TRIED = ("0.3.0", "0.2.2")
 
 
 def on_cpu() -> None:
-    """Set the device type before anything reads it: other modules copy the name when they are imported.
+    """Set the device type before anything reads it, because other modules copy it when they are imported.
 
     Raises:
-        Unreachable: where `torchtitan.tools.utils` has no such name.
+        Unreachable: if `torchtitan.tools.utils` has no such name.
     """
     import torch
 
@@ -57,14 +57,14 @@ def on_cpu() -> None:
 
 
 KERNELS = ("torchtitan.distributed.minimal_async_ep.kernels", "torchtitan.models.moe.kernels")
-"""Modules that import triton at their top: of 0.3.0 and of 0.2.2."""
+"""Modules of 0.3.0 and 0.2.2 that import triton when they are imported."""
 
 
 def without_triton() -> None:
-    """Put modules of the same functions, which refuse to be called, in the place of kernels that need triton."""
+    """Replace the modules of triton kernels by modules whose functions refuse to be called."""
     if importlib.util.find_spec("triton") is not None:
         return
-    found = importlib.util.find_spec("torchtitan")  # which does not import it: 0.2.2 wants triton at its first line
+    found = importlib.util.find_spec("torchtitan")  # does not import it: 0.2.2 needs triton at its first line
     if found is None or found.origin is None:
         raise Unreachable("could not reach torchtitan; `make titan` installs it")
     root = Path(found.origin).parent.parent
@@ -84,16 +84,16 @@ def _absent(*_: Any, **__: Any) -> None:
 
 
 def experts_keep_their_dtype() -> None:
-    """Give `GroupedExperts.forward` a method of no effect where it calls `bfloat16`: the code stays its own.
+    """Make the call of `bfloat16` in `GroupedExperts.forward` a call without effect; the code itself is unchanged.
 
     Raises:
-        Unreachable: where the forward pass calls no such method.
+        Unreachable: if the forward pass has no such call.
     """
     experts = _module("torchtitan.models.common.moe").GroupedExperts
     forward: FunctionType = experts.forward
     names = forward.__code__.co_names
     if "float" in names and "bfloat16" not in names:
-        return  # done before
+        return  # already done
     if "bfloat16" not in names:
         raise Unreachable("could not reach the rounding of GroupedExperts.forward: it calls no bfloat16")
     forward.__code__ = forward.__code__.replace(
@@ -104,15 +104,15 @@ def experts_keep_their_dtype() -> None:
 ROUNDS = {"torch.bfloat16": "bfloat16", "torch.float32": "float", "torch.float64": "double"}
 """The method that rounds a tensor to a dtype."""
 ROPE = ("_precompute_cache", "apply_rotary_emb")
-"""Where rope rounds."""
+"""The functions in which rope rounds."""
 
 
 @contextlib.contextmanager
 def block_in(dtype: torch.dtype) -> Iterator[None]:
-    """Experts in the dtype of a call and in no other, for as long as it is answered; float64 wherever it is that.
+    """Inside, experts compute in the dtype of the call, and a call in float64 rounds nowhere.
 
     Raises:
-        Unreachable: where something is rounded in another place.
+        Unreachable: if this version rounds somewhere else.
     """
     wide = str(dtype) == "torch.float64"
     experts_keep_their_dtype()
@@ -134,7 +134,7 @@ def block_in(dtype: torch.dtype) -> Iterator[None]:
 
 
 def _renamed(function: FunctionType, name: str, other: str) -> None:
-    """Let a function's code name something else; the code stays its own."""
+    """Replace a name in a function's code; the code itself is unchanged."""
     if name not in function.__code__.co_names:
         raise Unreachable(f"could not reach the rounding of {function.__qualname__}: it names no {name}")
     names = tuple(other if each == name else each for each in function.__code__.co_names)
@@ -143,10 +143,10 @@ def _renamed(function: FunctionType, name: str, other: str) -> None:
 
 @contextlib.contextmanager
 def compiled_in_float32() -> Iterator[None]:
-    """Let torch's meta kernel of the grouped product, by which a compiler learns shapes, take what the kernel takes.
+    """Let torch's meta kernel of the grouped product, which gives compilers shapes, accept what the kernel accepts.
 
     Raises:
-        Unreachable: where torch 2.13's check is elsewhere.
+        Unreachable: if torch 2.13's check is somewhere else.
     """
     from torch import _meta_registrations as meta
 
@@ -162,7 +162,7 @@ def compiled_in_float32() -> Iterator[None]:
 
 
 def _one_by_one(_: Any, *, A: Any, B_t: Any, offs: Any) -> Any:
-    """`GroupedExperts._grouped_mm`, a seam of torchtitan's own, without the operation."""
+    """Replaces `GroupedExperts._grouped_mm`, a hook of torchtitan's own, by one product per expert."""
     import torch
 
     ends = offs.tolist()
@@ -171,7 +171,7 @@ def _one_by_one(_: Any, *, A: Any, B_t: Any, offs: Any) -> Any:
 
 
 def wide_gate(router: Any, dtype: torch.dtype) -> None:
-    """What `autocast(dtype=float32)` does on a GPU: the product in float32, from the weight as it is given."""
+    """Like `autocast(dtype=float32)` on a GPU: the product in float32, from the weight as it is given."""
     from torch.nn.functional import linear
 
     if str(dtype) == "torch.bfloat16":
@@ -180,7 +180,7 @@ def wide_gate(router: Any, dtype: torch.dtype) -> None:
 
 
 def sums_alone(modules: Iterable[Any]) -> None:
-    """Public torch: every unit of FSDP adds gradients up; torchtitan set the factor to 1 already."""
+    """Make every FSDP unit sum gradients, with public torch; torchtitan has already set the factor to 1."""
     from torch.distributed.fsdp import FSDPModule
 
     for root in modules:
@@ -190,7 +190,7 @@ def sums_alone(modules: Iterable[Any]) -> None:
 
 
 def whole_batches(schedule: Any) -> None:
-    """Hand a schedule the whole batch where its `step` knows no `arg_mbs`: torchtitan 0.3.0 calls a newer torch's."""
+    """Pass a schedule the whole batch if its `step` has no `arg_mbs`; torchtitan 0.3.0 expects a newer torch's."""
     import torch
 
     whole = schedule.step
@@ -213,7 +213,7 @@ def _module(name: str) -> Any:
 
 
 def apply() -> None:
-    """Every shim that comes before the rest of torchtitan is imported, and the one on its experts."""
+    """Apply every shim that must precede the import of torchtitan, and the one on its experts."""
     without_triton()
     on_cpu()
     experts_keep_their_dtype()
@@ -221,7 +221,7 @@ def apply() -> None:
 
 @contextlib.contextmanager
 def quiet() -> Any:
-    """Warnings that torchtitan and torch give on a CPU, each seen, none about numbers, are not the suite's errors."""
+    """Ignore warnings of torchtitan and torch on a CPU. Each has occurred, and none is about numbers."""
     import warnings
 
     with warnings.catch_warnings():

@@ -16,7 +16,7 @@ from contracts.stacks.torchtitan import shims
 NEWEST = "0.3.0"
 STEPS = ("device", "kernels", "experts", "sums", "stages", "attention", "compiled")
 BLOCK = ("device", "kernels", "experts", "attention", "wide", "gate")
-"""What is changed for a question, by the names in `shims.SHIMS`."""
+"""The changes for a question, by their names in `shims.SHIMS`."""
 
 
 def installed() -> str | None:
@@ -32,10 +32,10 @@ def _shimmed(names: tuple[str, ...]) -> str:
 
 
 class Torchtitan:
-    """An installed torchtitan, asked in process.
+    """An installed torchtitan, in this process.
 
     Raises:
-        Unreachable: when it, or the version that is asked for, is not installed in this interpreter.
+        Unreachable: when torchtitan, or the requested version, is not installed in this interpreter.
     """
 
     name = "torchtitan"

@@ -1,11 +1,11 @@
-"""The meshes that torchtitan's ParallelDims builds, as one rank after another of a world that moves no data.
+"""The meshes that torchtitan's ParallelDims builds, seen from several ranks of a simulated world that moves no data.
 
-Axes are read off the views of the world mesh: the law's dp is its `batch`, dp_cp its `loss`, edp its `dp_replicate`
-and `efsdp`. Nothing here computes a group. What the mesh says of this rank's group and what torch's process group says
-must agree, and three ranks of the world must see the same meshes.
+Axes are read off the views of the world mesh: our dp is its `batch`, dp_cp its `loss`, edp its `dp_replicate` and
+`efsdp`. Nothing here computes a group. The mesh and torch's process group must agree on this rank's group, and three
+ranks of the world must see the same meshes.
 
-0.3.0 keeps experts whole on a rank where EP is on (expert TP 1) and cuts them as the rest is where it is off; 0.2.2
-has an axis for it.
+With EP on, 0.3.0 does not shard experts by TP (expert TP 1); with EP off it shards them like dense parameters. 0.2.2
+has an axis for expert TP.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ VIEWS: dict[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
     "edp": (("sparse", ("dp_replicate", "efsdp")),),
     "etp": (("sparse", ("etp",)),),
 }
-"""Our axis → the view of the world, and the dims of it that the axis consists of."""
+"""Our axis → the view of the world mesh, and the dims of the view that form the axis."""
 OWN = {"pp": "pp", "dp": "batch", "cp": "cp", "tp": "tp", "ep": "ep"}
-"""Our axis → torchtitan's mesh of one dim, whose process group this rank holds."""
+"""Our axis → torchtitan's one-dimensional mesh with this rank's process group."""
 
 
 def topology(degrees: Degrees, world: int) -> Topology:
@@ -59,7 +59,7 @@ def topology(degrees: Degrees, world: int) -> Topology:
 
 
 def _whole_experts(degrees: Degrees, known: set[str]) -> bool:
-    """Whether experts are whole on a rank, as far as this version has a choice."""
+    """Whether experts are not sharded by TP, if this version has a choice."""
     if "etp" in known:
         if degrees.expert_tp not in (1, degrees.tp):
             raise NotOffered("torchtitan 0.2.2: an expert TP is 1 or TP, it says")
@@ -72,7 +72,7 @@ def _whole_experts(degrees: Degrees, known: set[str]) -> bool:
 
 
 def _built(kind: Any, known: set[str], degrees: Degrees, world: int) -> Any:
-    """ParallelDims with its meshes. What it says against the degrees is a refusal, early or late."""
+    """ParallelDims with its meshes. Its errors about the degrees become refusals."""
     given = {
         "dp_replicate": 1, "dp_shard": -1, "cp": degrees.cp, "tp": degrees.tp, "pp": degrees.pp, "ep": degrees.ep,
         "etp": degrees.expert_tp, "world_size": world, "spmd_backend": "partial_dtensor",
@@ -89,7 +89,7 @@ def _built(kind: Any, known: set[str], degrees: Degrees, world: int) -> Any:
 
 
 def _seen(dims: Any, whole: bool, rank: int) -> dict[str, tuple[Group, ...]]:
-    """Every axis with its groups, off the views; without EP experts lie as everything else does."""
+    """Every axis with its groups, read off the views; without EP, experts have the dense layout."""
     found = {}
     for axis, ((view, of),) in VIEWS.items():
         mesh = dims._global_meshes[view]
@@ -108,7 +108,7 @@ def _seen(dims: Any, whole: bool, rank: int) -> dict[str, tuple[Group, ...]]:
 
 
 def _groups(mesh: Any, of: tuple[str, ...]) -> tuple[Group, ...]:
-    """The groups over some dims of a mesh, by first member: rows of its tensor of ranks with those dims last."""
+    """The groups over some dims of a mesh, by first member: its tensor of ranks with those dims last, by rows."""
     ranks, names = mesh.mesh, list(mesh.mesh_dim_names)
     rest = [index for index, name in enumerate(names) if name not in of]
     kept = [names.index(name) for name in of]
@@ -127,7 +127,7 @@ def _members(mesh: Any) -> list[int]:
 
 @contextlib.contextmanager
 def _pretended(world: int, rank: int) -> Iterator[None]:
-    """A world of torch's fake backend, which forms groups of any size in one process and moves no data."""
+    """A world on torch's fake backend, which forms groups of any size in one process and moves no data."""
     import torch.distributed as dist
     from torch.testing._internal.distributed.fake_pg import FakeStore
 

@@ -1,4 +1,4 @@
-"""Runs of torchtitan's trainer: its steps become values."""
+"""Runs torchtitan's trainer and returns its steps as values."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from contracts.stacks.torchtitan.model import declined
 
 
 class Run:
-    """One trainer from its construction to its end."""
+    """One trainer, from its construction to its end."""
 
     def __init__(self, session: Session) -> None:
         from contracts.stacks.torchtitan.observed_trainer import Observed, OneProcess, OneRank
 
         self.session, self.recipe = session, session.recipe
         self.alone = session.execution.world == 1
-        os.environ.setdefault("LOCAL_RANK", "0")  # the trainer asks for it where nobody launched ranks
+        os.environ.setdefault("LOCAL_RANK", "0")  # the trainer reads it even without a launcher
         self.folder = tempfile.TemporaryDirectory(prefix="titan-")
         _reset()
         kind = OneProcess if self.alone else OneRank
@@ -46,7 +46,7 @@ class Run:
         self.before: list[Tensor] = []
 
     def note(self, trainer: Any) -> None:
-        """Gradients as they are before they are clipped; `before` this rank's part of them."""
+        """Record the gradients before clipping; `before` is this rank's part of them."""
         grads = {name: each.grad for name, each in self.parameters().items() if each.grad is not None}
         self.before = [_local(each).clone() for each in grads.values()]
         if self.wants("gradients", trainer.step):
@@ -68,7 +68,7 @@ class Run:
 
     # in
     def put(self, values: Arrays, into: Mapping[str, Tensor], what: str) -> None:
-        """Whole tensors by canonical name; each rank keeps its part. What is put is read back."""
+        """Copy full tensors, by canonical name, into the model; each rank keeps its part. Reads them back to check."""
         given = weight_mapping.to_titan(numerics.tensors(values, torch.float32), self.recipe)
         known = set().union(*self.over_stages(list(into)))
         unknown = sorted(set(given) - known)
@@ -89,7 +89,7 @@ class Run:
                     raise RuntimeError(f"{name} was put and is another")
 
     def rows(self, batch: Tokens) -> Iterator[Any]:
-        """This rank's microbatches, in the order in which the trainer asks for them."""
+        """This rank's microbatches, in the order in which the trainer reads them."""
         tokens_BT, labels_BT = numerics.tensor(batch.tokens), numerics.tensor(batch.labels)
         dims, size = self.trainer.parallel_dims, self.size()
         mesh = dims.get_optional_mesh("batch")
@@ -131,7 +131,7 @@ class Run:
         return found
 
     def loss(self) -> float:
-        """What the trainer would have logged; of a pipeline, the rank that has the last stage."""
+        """The loss that the trainer would have logged; in a pipeline, on the rank of the last stage."""
         said = self.trainer.metrics_processor.loss
         if not self.trainer.parallel_dims.pp_enabled:
             return float(said)
@@ -139,7 +139,7 @@ class Run:
         return next(float(loss) for loss, last in every if last)
 
     def coefficient(self, after: list[Tensor]) -> float:
-        """By what gradients were multiplied, read off them: of all their parts, over all ranks."""
+        """The clipping factor, read off all parts of the gradients over all ranks."""
         both = torch.tensor(
             [
                 sum(float((now.double() * was.double()).sum()) for now, was in zip(after, self.before, strict=True)),
@@ -152,7 +152,7 @@ class Run:
         return float(both[0] / both[1])
 
     def state(self, step: int) -> dict[str, Any]:
-        """What the session wants of the state, whole, by canonical name."""
+        """The state that the session observes: full tensors by canonical name."""
         found: dict[str, Any] = {}
         for what, tensors in (("weights", self.parameters), ("buffers", self.buffers)):
             if self.wants(what, step):
@@ -177,14 +177,14 @@ class Run:
 
     # out
     def canonical(self, tensors: Mapping[str, Tensor]) -> Arrays:
-        """Of every stage, by canonical name."""
+        """The tensors of every stage, by canonical name."""
         whole: dict[str, Tensor] = {}
         for each in self.over_stages({name: numerics.array(value) for name, value in tensors.items()}):
             whole |= numerics.tensors(each)
         return numerics.arrays(weight_mapping.to_canonical(whole, self.recipe))
 
     def over_stages(self, mine: Any) -> list[Any]:
-        """What the ranks of this pipeline say, the first stage first; a rank without one says it to itself."""
+        """The values of the ranks of this pipeline, first stage first; without a pipeline, this rank's alone."""
         mesh = self.trainer.parallel_dims.get_optional_mesh("pp")
         if mesh is None:
             return [mine]
@@ -201,14 +201,14 @@ class Run:
 
 
 def _reset() -> None:
-    """DTensor remembers meshes of runs before by their ranks: see the function that forgets them."""
+    """Forget the meshes of earlier runs, which DTensor caches by their ranks."""
     from contracts.stacks.reference.parallel.mesh import forget_meshes
 
     forget_meshes()
 
 
 def _close_groups() -> None:
-    """Take down every group but the world: torchtitan makes a dozen a run and leaves them to the end of the process.
+    """Destroy every group but the world: torchtitan creates a dozen per run and keeps them until the process ends.
 
     torch has no public list of groups; `_world.pg_map` is in 2.13.
     """
@@ -230,7 +230,7 @@ def _plain(name: str) -> str:
 
 
 def train(session: Session) -> Trained:
-    """A session, on one rank of its world or in this process by itself."""
+    """A session, on one rank of its world or in this process alone."""
     declined(session.recipe)
     declined_execution(session.recipe, session.execution)
     if not session.batches and session.steps:
@@ -252,7 +252,7 @@ def train(session: Session) -> Trained:
 
 
 def _graphs() -> int:
-    """How many graphs the compiler has made in this process; torch counts them so from 2.0 to 2.13."""
+    """Number of graphs compiled in this process, from a counter that torch 2.0 to 2.13 has."""
     from torch._dynamo.utils import counters
 
     return int(counters["stats"]["unique_graphs"])

@@ -1,8 +1,8 @@
-"""Canonical names (spec/blocks.py) and torchtitan's: a layer there is two blocks here, attention and experts.
+"""Maps canonical names (spec/blocks.py) to torchtitan's and back: one layer there is two blocks here.
 
-Both directions work on whole tensors by name, and on anything that has their shape: gradients, moments. Two layouts
-differ. `ComplexRoPE` turns elements 2i and 2i + 1 together, the law i and i + d/2; the fused projection holds
-(groups, heads a group + key + value, head_dim, hidden).
+Both directions work on full tensors by name: weights, gradients, moments. Two layouts differ. `ComplexRoPE` rotates
+elements 2i and 2i + 1 together, the canonical rope i and i + d/2. The fused projection has the shape (groups, heads of
+a group + key + value, head_dim, hidden).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def layers(recipe: Recipe) -> int:
 
 
 def table(recipe: Recipe) -> dict[str, str]:
-    """Canonical name → torchtitan's, of every tensor that has one of its own."""
+    """Canonical name → torchtitan's name, for every tensor with a direct counterpart."""
     found = dict(OUTSIDE)
     attention = LATENT if recipe.mla else (("q_norm", "k_norm", "wo") if recipe.qk_norm else ("wo",))
     for number in range(layers(recipe)):
@@ -48,7 +48,7 @@ def table(recipe: Recipe) -> dict[str, str]:
 
 
 def to_titan(tensors: Mapping[str, Tensor], recipe: Recipe) -> dict[str, Tensor]:
-    """Whole tensors under torchtitan's names, in its layouts. A canonical name that has no counterpart is kept."""
+    """Full tensors under torchtitan's names, in its layouts. A canonical name without a counterpart is kept."""
     names, found = table(recipe), {}
     for name, each in tensors.items():
         if name.endswith((".wq.weight", ".wk.weight", ".wv.weight")):
@@ -63,7 +63,7 @@ def to_titan(tensors: Mapping[str, Tensor], recipe: Recipe) -> dict[str, Tensor]
 
 
 def to_canonical(tensors: Mapping[str, Tensor], recipe: Recipe) -> dict[str, Tensor]:
-    """The way back. What has no canonical name is left out."""
+    """The inverse of `to_titan`. Tensors without a canonical name are left out."""
     names = {other: name for name, other in table(recipe).items()}
     found = {
         names[name]: _turned(each, names[name], recipe, pairs=False) for name, each in tensors.items() if name in names
@@ -90,7 +90,7 @@ def _split(wqkv: Tensor, recipe: Recipe) -> tuple[Tensor, ...]:
 
 
 def _turned(value: Tensor, name: str, recipe: Recipe, *, pairs: bool) -> Tensor:
-    """Rows of latent projections that rope turns, in the order of the other side."""
+    """Latent projections with the rows for rope in the order of the other side."""
     mla = recipe.mla
     if mla is None or not name.endswith(("wq_b.weight", "wkv_a.weight")):
         return value
@@ -105,7 +105,7 @@ def _turned(value: Tensor, name: str, recipe: Recipe, *, pairs: bool) -> Tensor:
 
 
 def role_of(name: str) -> Role:
-    """What a canonical name's parameter is for."""
+    """The role of the parameter with a canonical name."""
     if name in ("embedding.weight", "head.weight"):
         return "embedding" if name.startswith("embedding") else "head"
     if name.endswith("norm.weight"):

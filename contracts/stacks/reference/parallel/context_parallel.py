@@ -1,20 +1,22 @@
-"""Context parallel: each rank of the axis has a run of the tokens of every row, and the parameters of all of them.
+"""Context parallel: each rank of the axis has a consecutive part of the tokens of every row, and all parameters.
 
-The runs are consecutive: rank i of n has tokens i·S/n up to (i + 1)·S/n. Megatron-Core and torchtitan give a rank the
-i-th run of 2n from either end, so that causal attention costs all ranks alike; a scan would then pass its state 2n - 1
-times between ranks that have each run two pieces of it, and a recurrence twice as often in turn. Here attention is
-uneven instead: the last rank sees the most keys.
+Rank i of n has tokens i·S/n up to (i + 1)·S/n. Megatron-Core and torchtitan cut a row into 2n parts and give a rank the
+i-th part from either end, so that causal attention costs the same on all ranks. But then a scan would have to pass its
+state between ranks 2n - 1 times, and so would a recurrence. Here attention is uneven instead: the last rank sees the
+most keys.
 
-What a block is told of the tokens before its own, and what becomes of gradients:
+How a block gets information about earlier tokens, and how gradients flow back:
 
-    every         all-gather               reduce-scatter: each rank's queries say what they think of every key
-    past          the last tokens of all   reduce-scatter
-    scan, sum     each run from zero; what it leaves behind and what it keeps of what came in are gathered and
-                  combined, and what comes in is added afterwards: both are linear in it
-    taken over    a recurrence that is not linear: each rank waits for the state of the one before, and on the way back
-                  for the gradient of the one behind
+    every         forward: all-gather. backward: reduce-scatter, because the queries of every rank have a gradient for
+                  every key
+    past          forward: all-gather of each rank's last tokens. backward: reduce-scatter
+    scan, sum     each rank starts from zero. Its final state, and the factor by which it decays an incoming state, are
+                  gathered and combined; the incoming state's effect is added afterwards. This works because the result
+                  is linear in the state
+    taken over    for a nonlinear recurrence each rank waits for the state of the previous rank, and in the backward
+                  pass for the gradient of the next rank
 
-Every rank computes with its tokens alone, so gradients of parameters are sums over the axis too (dp_cp).
+Every rank computes with its own tokens only, so the gradients of parameters are summed over this axis too (dp_cp).
 
 B sequences · T tokens here, S of the whole row · n ranks · h heads · p head_dim · n state · x any dims
 """
@@ -35,21 +37,21 @@ WAITS = "the first rank of a row waits for nobody, and the last hands nothing on
 
 
 class ContextParallel(SequenceView):
-    """A row of which the ranks of a group hold a run each, in their order."""
+    """A row that is sharded over the ranks of a group, in rank order."""
 
     def __init__(self, *, group: Group) -> None:
         self.group = group
         self.ranks, self.rank = dist.get_world_size(group), dist.get_rank(group)
-        for site in ("taken_over", "handed_on"):  # other ranks would compile other graphs, and break within them
+        for site in ("taken_over", "handed_on"):  # ranks would compile different graphs, with breaks inside
             outside = torch.compiler.disable(getattr(self, site), reason=WAITS)  # type: ignore[no-untyped-call]  # torch's
             setattr(self, site, outside)
 
     # what is cut
     def own(self, x_BS: Tensor) -> Tensor:
-        """This rank's run.
+        """This rank's part of the tokens.
 
         Raises:
-            Refused: when the ranks cannot have equally many tokens.
+            Refused: when the tokens do not divide evenly over the ranks.
         """
         if x_BS.shape[1] % self.ranks:
             problem = f"must be a multiple of cp ({self.ranks})"
@@ -57,7 +59,7 @@ class ContextParallel(SequenceView):
         return x_BS.chunk(self.ranks, dim=1)[self.rank]
 
     def packing(self, whole: Packing) -> Packing:
-        """Documents and positions are counted over the whole row, and then cut."""
+        """This rank's part of documents and positions, which are computed over the whole row."""
         documents_BT = self.own(whole.documents_BT)
         return Packing(
             documents_BT=documents_BT, positions_BT=self.own(whole.positions_BT),
@@ -68,9 +70,9 @@ class ContextParallel(SequenceView):
     def every(self, x_BTx: Tensor) -> Tensor:
         return all_gather(x_BTx, 1, self.group)
 
-    # what stands before
+    # earlier tokens
     def past(self, u_BTx: Tensor, tokens: int, packing: Packing) -> Tensor:
-        """The last tokens of the ranks before, of as many of them as it takes where runs are short."""
+        """The last tokens of the previous ranks; of more than one rank if parts are short."""
         tails = self.tails(u_BTx, tokens)
         here = self.rank * min(tokens, u_BTx.shape[1])
         before_Bwx = torch.cat([super().past(u_BTx, tokens, packing), tails], dim=1)[:, here : here + tokens]
@@ -79,7 +81,7 @@ class ContextParallel(SequenceView):
         return torch.where(_like(same_Bw, before_Bwx), before_Bwx, 0)
 
     def tails(self, u_BTx: Tensor, tokens: int) -> Tensor:
-        """The last tokens of every rank, in order."""
+        """The last tokens of every rank, in rank order."""
         return all_gather(u_BTx[:, -tokens:], 1, self.group)
 
     # scans
@@ -107,10 +109,11 @@ class ContextParallel(SequenceView):
         return own_BTx + kept_BTx * state_Bx[:, None]
 
     def incoming_state(self, left_Bx: Tensor, kept_Bx: Tensor, packing: Packing) -> Tensor:
-        """The state before this rank's first token (B, …); zero where a document begins with it.
+        """The state before this rank's first token (B, …); zero where that token begins a document.
 
         Args:
-            left_Bx: what the tokens here alone leave behind. kept_Bx: how much of what comes in is still there then.
+            left_Bx: this rank's final state, started from zero. kept_Bx: the factor by which its tokens decay an
+                incoming state.
         """
         left_nBx, kept_nBx = self.of_every_rank(left_Bx), self.of_every_rank(kept_Bx)
         state_Bx, found = torch.zeros_like(left_Bx), []
@@ -118,13 +121,13 @@ class ContextParallel(SequenceView):
             state_Bx = torch.where(_like(self.continues_document(packing, rank), state_Bx), state_Bx, 0)
             found.append(state_Bx)
             state_Bx = kept_nBx[rank] * state_Bx + left_nBx[rank]
-        return torch.stack(found)[self.rank]  # of all, so that every rank takes part in the way back
+        return torch.stack(found)[self.rank]  # stack all, so that every rank takes part in the backward pass
 
     def of_every_rank(self, x_Bx: Tensor) -> Tensor:
         return all_gather(x_Bx[None], 0, self.group)
 
     def continues_document(self, packing: Packing, rank: int) -> Tensor:
-        """(B) bool: whether the first document of a rank began on one before it."""
+        """(B) bool: whether the first document of a rank began on an earlier rank."""
         first = rank * packing.documents_BT.shape[1]
         if first == 0:
             return torch.zeros_like(packing.whole_row[:, 0], dtype=torch.bool)
@@ -145,7 +148,7 @@ class ContextParallel(SequenceView):
 
 
 def continuing(packing: Packing) -> Tensor:
-    """(B, T) bool: which tokens are of the document of the first."""
+    """(B, T) bool: which tokens belong to the document of the first token."""
     return packing.documents_BT == packing.documents_BT[:, :1]
 
 

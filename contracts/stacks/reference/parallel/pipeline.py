@@ -1,12 +1,12 @@
 """Pipeline parallel: ranks hold consecutive layers of one model and pass microbatches along.
 
-A stage is the model with the layers of others taken out; what is left keeps its name in the whole. The first stage has
-the embedding, the last the final norm, the output projection and the prediction heads, and a copy of the embedding
-where it needs one (tied, or to look ahead).
+A stage is the model without the layers of other stages; the rest keeps its names. The first stage has the embedding.
+The last has the final norm, the output projection, the prediction heads, and a copy of the embedding if it needs one
+(tied output, or MTP).
 
 Every rank has the whole microbatch: tokens, labels and documents are the same on all stages, and only the residual
-stream travels. A stage's losses are parts of the objective over the counts of the whole window, so gradients add up
-and nothing is scaled. Those of experts, which lie on every stage, enter the backward pass where they arise.
+stream is sent. The losses of a stage are divided by the counts of the whole window, so gradients add up without
+scaling. Auxiliary losses of experts, which are on every stage, enter the backward pass on their own stage.
 
 B sequences · T tokens · D hidden
 """
@@ -32,7 +32,7 @@ from contracts.stacks.reference.model.mtp import IGNORED, shift_left
 from contracts.stacks.reference.parallel.pipeline_messages import BatchedStage, batched
 from contracts.stacks.reference.training.trainer import Batch
 
-CHUNKS = 2  # stages of a rank in an interleaved pipeline whose pattern does not write them out
+CHUNKS = 2  # stages per rank of an interleaved pipeline whose pattern has no cuts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,10 +53,10 @@ class Piece:
 
 
 def pieces(recipe: Recipe, execution: Execution) -> tuple[Piece, ...]:
-    """Every stage, in the order of the model. Stage s lies on pipeline rank s modulo pp.
+    """Every stage, in model order. Stage s is on pipeline rank s modulo pp.
 
     Raises:
-        Refused: when the pattern cannot be cut so, or is written out for another schedule.
+        Refused: when the pattern cannot be cut into these stages, or has the cuts of another schedule.
     """
     pp, schedule = execution.degrees.pp, execution.schedule
     pattern = patterns.parse(recipe.pattern, recipe.depth)
@@ -88,7 +88,7 @@ def refuse_microbatches(execution: Execution) -> None:
 
 
 class Passed(NamedTuple):
-    """What a stage found in a microbatch: sums and counters by name, as in `ModelOutput`."""
+    """The sums and counters of one stage and microbatch, by name, as in `ModelOutput`."""
 
     sums: dict[str, Tensor]
     seen: dict[str, Tensor]
@@ -107,7 +107,7 @@ class Stage(Model):
         self.keep()
 
     def keep(self) -> None:
-        """Take out what other stages have. A module without parameters stands where one is gone."""
+        """Remove the modules of other stages. A module without parameters replaces each."""
         for number in list(self.layers):
             if int(number) not in self.piece.layers:
                 del self.layers[number]
@@ -118,14 +118,14 @@ class Stage(Model):
             self.head, self.mtp = None, nn.ModuleList()
 
     def embeds_again(self) -> bool:
-        """Whether the last stage needs the embedding too: for its logits, or for the tokens that lie ahead."""
+        """Whether the last stage also needs the embedding: for tied logits, or for the next tokens (MTP)."""
         return self.head is None or len(self.mtp) > 0
 
     def forward(self, x: Tensor, tokens_BT: Tensor, labels_BT: Tensor, documents_BT: Tensor | None = None) -> Tensor:  # type: ignore[override]  # a stage takes a stream and gives one
-        """The residual stream behind this stage; on the last one its part of what is minimised, (1,).
+        """The residual stream after this stage; on the last stage, its part of the objective, (1,).
 
         Args:
-            x: the residual stream behind the stage before. The first stage embeds `tokens_BT`, whatever x is.
+            x: the residual stream after the previous stage. The first stage ignores it and embeds `tokens_BT`.
         """
         pack = packing(tokens_BT, documents_BT)
         if self.piece.first:
@@ -141,11 +141,11 @@ class Stage(Model):
         return self.carrying(part, x) if sums else x
 
     def carrying(self, part: Tensor, x: Tensor) -> Tensor:
-        """x, with which this stage's part of what is minimised goes."""
+        """x, with this stage's part of the objective attached to its gradient."""
         return joined(x, part)
 
     def auxiliary(self, losses: Mapping[str, Tensor], tokens_BT: Tensor) -> dict[str, Tensor]:
-        """Sums of the losses that the layers here have, which are means of what they were given."""
+        """Sums of the auxiliary losses of this stage's layers, which are means over their inputs."""
         return {name: loss * (len(tokens_BT) if name == "aux" else tokens_BT.numel()) for name, loss in losses.items()}
 
     def predicted(self, x: Tensor, tokens_BT: Tensor, labels_BT: Tensor, pack: Packing) -> dict[str, Tensor]:
@@ -159,12 +159,12 @@ class Stage(Model):
 
 
 def staged(model: type[Model], piece: Piece, stage: type[Stage] = Stage) -> type[Model]:
-    """The class of a model of which one piece is made."""
+    """The model class of a stage."""
     return type("Stage", (stage, model), {"piece": piece})
 
 
 def joined(x: Tensor, part: Tensor) -> Tensor:
-    """x, with which a part of the objective goes: where a gradient of x arrives, that of the part is 1."""
+    """x, with a part of the objective attached: when the gradient of x arrives, the part gets the gradient 1."""
     held: Tensor = _Joined.apply(x, part)  # type: ignore[no-untyped-call]  # torch's
     return held
 
@@ -173,7 +173,7 @@ class _Joined(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, part: Tensor) -> Tensor:
         ctx.save_for_backward(part)
-        return x.clone()  # no view: FSDP2 warns of views that leave it
+        return x.clone()  # not a view: FSDP2 warns about views among its outputs
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
@@ -182,7 +182,7 @@ class _Joined(torch.autograd.Function):
 
 
 class Chunks(nn.Module):
-    """The parameters of all stages of a rank, under their names in the whole model, and the objective."""
+    """The parameters of all stages of a rank, under their names in the full model, and the objective."""
 
     def __init__(self, stages: Sequence[Model]) -> None:
         super().__init__()
@@ -196,20 +196,20 @@ class Chunks(nn.Module):
 
 
 class Pipeline:
-    """The stages of one rank, and the schedule by which microbatches go through them and back."""
+    """The stages of one rank, and the schedule of their microbatches."""
 
     stage_class: type[BatchedStage] = BatchedStage
 
     def __init__(self, stages: Sequence[Stage], execution: Execution, group: Any) -> None:
         self.stages, self.execution, self.group = stages, execution, group
-        torch.distributed.barrier(group)  # the first call of a group is one that all its ranks make
+        torch.distributed.barrier(group)  # all ranks of a group must make its first call
 
     def run(self, window: Sequence[Batch], counts: Mapping[str, Tensor]) -> list[Passed]:
         """Forward and backward over the microbatches of a window; the gradients stay in the parameters."""
         for stage in self.stages:
             stage.counts, stage.passed = counts, []
         first, last = self.stages[0].piece.first, self.stages[-1].piece.last
-        numbers = torch.arange(len(window))  # what the schedule cuts: a stage looks up what has that number
+        numbers = torch.arange(len(window))  # cut by the schedule; a stage looks up a number's microbatch
         with self.sending():
             self.schedule(window).step(
                 *((numbers,) if first else ()), target=numbers if last else None, return_outputs=False
@@ -217,11 +217,11 @@ class Pipeline:
         return [passed for stage in self.stages for passed in stage.passed]
 
     def sending(self) -> AbstractContextManager[None]:
-        """Within it the schedule sends as stages of this pipeline do."""
+        """Inside, the schedule sends messages in batches (pipeline_messages.py)."""
         return batched()
 
     def schedule(self, window: Sequence[Batch]) -> Any:
-        """A schedule for the microbatches of a window. It does not outlive it: the next may have other shapes."""
+        """A schedule for the microbatches of one window; the next window may have other shapes."""
         count, stages = len(window), [self.stage(each, window) for each in self.stages]
         if self.execution.schedule == "interleaved":
             return ScheduleInterleaved1F1B(stages, count, loss_fn=own_part, scale_grads=False)  # type: ignore[arg-type]
@@ -239,7 +239,7 @@ class Pipeline:
         return made
 
     def stream(self, stage: Stage, tokens_BT: Tensor) -> Tensor:
-        """A residual stream of a microbatch, without its memory."""
+        """The residual stream of a microbatch on the meta device, without memory."""
         rows, length = stage.vocabulary.here(stage.row.own(tokens_BT)).shape
         streams = () if stage.recipe.mhc is None else (stage.recipe.mhc.streams,)
         return torch.empty(
@@ -248,10 +248,10 @@ class Pipeline:
 
 
 def own_part(part_1: Tensor, number_1: Tensor) -> Tensor:
-    """What the schedule takes the gradient of: the last stage has made the loss of its labels itself."""
+    """The loss function for the schedule: the last stage already returns its loss."""
     return part_1.squeeze(0)
 
 
 def _named(micro: Batch) -> dict[str, Tensor]:
-    """What a stage is called with beside the stream."""
+    """The arguments of a stage besides the stream."""
     return {name: each for name, each in micro._asdict().items() if each is not None}

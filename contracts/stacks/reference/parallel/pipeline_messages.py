@@ -1,10 +1,10 @@
-"""How stages of a pipeline send to each other: always in batches.
+"""Messages between pipeline stages: always sent in batches.
 
-NCCL puts the messages of a batch into one launch on the communicator of the group. A message by itself goes over a
-communicator of its own pair of ranks, which is made on first use, while the peer may be waiting on the other one; torch
-warns of it and the run hangs now and then. `torch.distributed.pipelining` sends a batch of one direction, and the vote
-at its first step, message by message. The two doors that are closed here are private, looked at in torch 2.13; this
-file is the one place that names them.
+NCCL puts the messages of a batch into one launch on the group's communicator. A single message uses a communicator of
+its pair of ranks, which is created on first use. Meanwhile the peer may wait on the other communicator: torch warns of
+this, and the run sometimes hangs. `torch.distributed.pipelining` sends single messages for batches of one direction,
+and for the vote at its first step. The two functions replaced here are private, those of torch 2.13; only this file
+names them.
 """
 
 from __future__ import annotations
@@ -18,18 +18,17 @@ import torch.distributed as dist
 from torch.distributed.pipelining import PipelineStage, schedules
 
 STATIC = 1
-"""The vote of a stage whose shapes are given."""
+"""The vote of a stage with known shapes."""
 
 
 class BatchedStage(PipelineStage):
-    """A stage whose shapes are known beforehand, so that there is nothing to vote on before the first microbatch.
+    """A stage whose shapes are known in advance, so that no vote is needed before the first microbatch.
 
-    `input_args` and `output_args` must be given. The first call of a group has to be one that all its ranks make:
-    whoever builds stages makes one beforehand.
+    `input_args` and `output_args` must be given. All ranks of a group must make its first call, so whoever builds
+    stages makes such a call first.
 
-    The schedule counts microbatches; what each is called with, and the stream that it brings, stand in `calls` and
-    `streams`, by its number. They may differ in shape, of which torch's stage knows one: what it receives into is made
-    anew for each.
+    The schedule passes only the number of a microbatch; `calls` and `streams` have its arguments and its stream, by
+    number. Microbatches may differ in shape, but torch's stage knows only one shape, so each gets a new receive buffer.
     """
 
     calls: Sequence[Mapping[str, torch.Tensor]] = ()
@@ -50,7 +49,7 @@ class BatchedStage(PipelineStage):
             self.receive_into(self.grad_recv_info)
 
     def receive_into(self, received: Mapping[int, tuple[Any, ...]]) -> None:
-        """A buffer of its own shape for each microbatch."""
+        """A receive buffer with the shape of the microbatch."""
         for number, (info,) in received.items():
             info.buffer = torch.empty_like(self.streams[number], device=self.device, requires_grad=False)
 
@@ -63,7 +62,7 @@ class BatchedStage(PipelineStage):
 
 @contextmanager
 def batched() -> Iterator[None]:
-    """Within it the schedules of torch send in batches only; afterwards they are as they were."""
+    """Inside, torch's schedules send in batches only; at the end they are restored."""
     former = schedules._batch_p2p
     schedules._batch_p2p = exchanged
     try:

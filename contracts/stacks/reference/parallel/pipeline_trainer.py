@@ -1,7 +1,7 @@
-"""The trainer of a pipeline: a window is one pass of the schedule, and what lies on several stages is brought together.
+"""The trainer of a pipeline: a window is one pass of the schedule, and tensors on several stages are kept equal.
 
-Gradients of a tensor that two stages hold a copy of are added up before the norm is taken, in one order, so that the
-copies stay bit for bit the same; in the norm it counts once.
+If two stages hold copies of a tensor, their gradients are summed before the norm is computed. The sum has the same bits
+on both stages, so the copies stay bit-identical. The norm counts the tensor once.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from contracts.stacks.reference.training.trainer import Batch
 
 
 class StagedOptimizer(ShardedOptimizer):
-    """The rules over the parameters of one rank's stages; the norm is that of the gradients of all stages.
+    """The optimizer of one rank's stages, with the gradient norm of all stages.
 
-    `stages` is the group of the pipeline's ranks, `lent` the names of copies that count on another stage.
+    `stages` is the group of the pipeline's ranks; `lent` has the names of copies that another stage counts.
     """
 
     stages: Any = None
@@ -55,7 +55,7 @@ class StagedOptimizer(ShardedOptimizer):
 
 
 class PipelineTrainer(ParallelTrainer):
-    """One rank of a run whose layers lie on several."""
+    """One rank of a pipeline-parallel run."""
 
     optimizer_class: type[StagedOptimizer] = StagedOptimizer
     optimizer: StagedOptimizer
@@ -74,7 +74,7 @@ class PipelineTrainer(ParallelTrainer):
 
     @property
     def group(self) -> Any:
-        """The ranks of this pipeline; the group that is there, where one has the same members."""
+        """The group of this pipeline's ranks; an existing group if one has the same members."""
         return self.mesh.group("pp")
 
     # stages
@@ -84,14 +84,14 @@ class PipelineTrainer(ParallelTrainer):
         stages = [self.part(piece) for piece in self.plan() if ranks[piece.stage % len(ranks)] == self.mesh.rank]
         (self.wrapped, *_) = [parallelize(stage, self.execution, self.mesh, self.parts) for stage in stages]
         self.pipeline = self.pipeline_class(stages, self.execution, self.group)
-        return Chunks(stages)  # type: ignore[return-value]  # of the model it has the parameters and the objective
+        return Chunks(stages)  # type: ignore[return-value]  # it has the model's parameters and objective
 
     def plan(self) -> tuple[Piece, ...]:
-        """Every stage of the pipeline, in the order of the model."""
+        """Every stage of the pipeline, in model order."""
         return pieces(self.recipe, self.execution)
 
     def part(self, piece: Piece) -> Stage:
-        """One stage with its initial weights, before it is spread over the ranks that share it."""
+        """One stage with its initial weights, before it is sharded."""
         alone = replace(
             self.execution, degrees=Degrees(), world=1, fsdp=False, replicas=1, compile="none", recompute=False
         )
@@ -118,12 +118,12 @@ class PipelineTrainer(ParallelTrainer):
         return [ModelOutput(logits_BTV=nothing, mtp_logits=(), sums=sums, counts=dict(counts), seen=seen)]
 
     def over_parts(self, values: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Each stage knows the losses and counts of its own layers."""
+        """Each stage has the losses and counts of its own layers, so they are summed over stages too."""
         return self.total(every_rank(super().over_parts(values), self.group))
 
-    # what two stages hold
+    # tensors on two stages
     def holders(self) -> dict[str, list[int]]:
-        """Which ranks of the pipeline hold a parameter, in the order of the stages."""
+        """Parameter → the ranks of the pipeline that hold it, in the order of the stages."""
         found: dict[str, list[int]] = {}
         nothing = {name: torch.empty(0, device=device()) for name, _ in self.model.named_parameters()}
         for rank, names in zip(self.mesh.place("pp"), every_rank(nothing, self.group), strict=True):
@@ -132,11 +132,11 @@ class PipelineTrainer(ParallelTrainer):
         return found
 
     def lent(self) -> frozenset[str]:
-        """The parameters that are here as copies of another stage's."""
+        """The parameters on this rank that are copies of another stage's."""
         return frozenset(name for name, ranks in self.copies.items() if ranks[0] != self.mesh.rank)
 
     def shared(self) -> dict[str, list[int]]:
-        """The parameters of this rank that another rank of the pipeline holds too."""
+        """The parameters of this rank that another rank of the pipeline also holds."""
         here = dict(self.model.named_parameters())
         return {name: ranks for name, ranks in self.holders().items() if name in here and len(ranks) > 1}
 
@@ -147,7 +147,7 @@ class PipelineTrainer(ParallelTrainer):
             self.add(self.model.get_parameter(name), peer)
 
     def add(self, parameter: Tensor, peer: int) -> None:
-        """The gradient of a copy becomes the sum of both: a + b here and b + a there, which are the same bits."""
+        """Set the gradient of a copy to the sum of both: a + b here and b + a there, which have the same bits."""
         if parameter.grad is None:
             parameter.grad = placed_zeros(parameter)
         mine = local_part(parameter.grad)
@@ -157,9 +157,9 @@ class PipelineTrainer(ParallelTrainer):
             work.wait()
         mine += theirs
 
-    # whole tensors
+    # full tensors
     def whole(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Of all stages; of what several hold, this rank's own copy."""
+        """The full tensors of all stages; of a tensor on several stages, this rank's own copy."""
         own = super().whole(tensors)
         found: dict[str, Tensor] = {}
         for each in every_rank(own, self.group):
@@ -167,18 +167,18 @@ class PipelineTrainer(ParallelTrainer):
         return found | own
 
     def put(self, values: Mapping[str, Tensor], into: Mapping[str, Tensor], what: str) -> None:
-        """Of the tensors of a whole model, those of this rank's stages."""
+        """Copy the tensors of this rank's stages from those of a full model."""
         known = self.elsewhere(into)
         super().put({name: each for name, each in values.items() if name in into or name not in known}, into, what)
 
     def elsewhere(self, here: Mapping[str, Tensor]) -> frozenset[str]:
-        """Names that other stages have."""
+        """The names of tensors on other stages."""
         nothing = {name: torch.empty(0, device=device()) for name in here}
         return frozenset(name for names in every_rank(nothing, self.group) for name in names) - here.keys()
 
 
 def every_rank(values: Mapping[str, Tensor], group: Any) -> list[dict[str, Tensor]]:
-    """The tensors that each rank of a group has, by rank: names, dtypes and shapes may differ from rank to rank."""
+    """The tensors of each rank of a group, by rank; names, dtypes and shapes may differ between ranks."""
     names = sorted(values)
     rows = [[name, str(values[name].dtype).removeprefix("torch."), list(values[name].shape)] for name in names]
     head = torch.tensor(list(json.dumps(rows).encode()), dtype=torch.uint8, device=device())
@@ -190,7 +190,7 @@ def every_rank(values: Mapping[str, Tensor], group: Any) -> list[dict[str, Tenso
 
 
 def _read(bytes_N: Tensor, at: int) -> dict[str, Tensor]:
-    """Tensors by name: what they are stands in the first `at` bytes."""
+    """Tensors by name; the first `at` bytes describe them."""
     found = {}
     for name, element, shape in json.loads(bytes(bytes_N[:at].tolist())):
         dtype = getattr(torch, element)
@@ -201,6 +201,6 @@ def _read(bytes_N: Tensor, at: int) -> dict[str, Tensor]:
 
 
 def _adding_up(seen: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """What of a microbatch adds up over a window, under its names: assignments, and how many were dropped."""
+    """The values of a microbatch that are summed over a window, by name: assignments and dropped assignments."""
     found = {name: each for name, each in seen.items() if name.endswith(".counts")}
     return found | {name: each.sum() for name, each in seen.items() if name.endswith(".dropped")}

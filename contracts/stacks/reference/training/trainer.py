@@ -1,8 +1,8 @@
-"""A model in training: one optimizer step is a window of microbatches, one clip, one step, one move of the biases.
+"""The trainer. An optimizer step is a window of microbatches, one clip, one update, one update of the router biases.
 
-Everything that a mean divides by is counted over the whole window before the first backward pass, so that a label
-weighs the same in whatever microbatch it lies. `python -m contracts.stacks.reference.train` and the questions about
-training both run this.
+The denominators of all means are counted over the whole window before the first backward pass, so that every label has
+the same weight, whatever its microbatch. `python -m contracts.stacks.reference.train` and the questions about training
+both run this.
 
 B sequences · T tokens · E experts
 """
@@ -34,8 +34,8 @@ from contracts.stacks.reference.optim import schedule
 from contracts.stacks.reference.optim.optimizer import Optimizer, members
 from contracts.stacks.reference.parallel.placements import placed_copy, placed_zeros
 
-GENERATORS, OWN = "rng/", "own/"  # how names in a checkpoint begin whose tensors are of one rank
-LAYOUT = "layout."  # and the counters that say which ranks there were
+GENERATORS, OWN = "rng/", "own/"  # prefixes of tensors in a checkpoint that belong to one rank
+LAYOUT = "layout."  # prefix of the counters that describe the ranks
 Value = TypeVar("Value")
 
 
@@ -49,7 +49,7 @@ class Batch(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class StepResult:
-    """What a step did; `gradients` are clones from before clipping, where they were wanted."""
+    """The result of a step; `gradients` are clones from before clipping, if they were wanted."""
 
     number: int
     losses: dict[str, float]
@@ -65,7 +65,7 @@ class StepResult:
 class Trainer:
     """A model, its optimizer and its place in the data, on one rank.
 
-    `number` is the last optimizer step that was taken, `consumed` the sequences that all steps took of the data.
+    `number` is the last optimizer step taken, `consumed` the number of sequences consumed by all steps.
     """
 
     optimizer_class: type[Optimizer] = Optimizer
@@ -89,7 +89,7 @@ class Trainer:
 
     # a step
     def next(self, wanted: bool = False) -> StepResult:
-        """A step over the next sequences of the data; `wanted` says whether its gradients are."""
+        """A step over the next sequences of the data; `wanted` says whether to return its gradients."""
         ids = self.data_order.ids(self.consumed, self.recipe.batch.total)
         done = self.step(self.batch(ids), wanted, ids)
         self.consumed += len(ids)
@@ -129,9 +129,9 @@ class Trainer:
             seen=seen,
         )
 
-    # what several ranks do otherwise (parallel_trainer.py)
+    # overridden for several ranks (parallel_trainer.py)
     def refuse_unsupported(self) -> None:
-        """Refuse an execution that this trainer does not carry out."""
+        """Refuse an execution that this trainer does not support."""
         execution = self.execution
         if execution.world > 1 or execution.degrees != Degrees() or execution.fsdp or execution.compile != "none":
             raise NotOffered("this trainer runs on one rank and uncompiled")
@@ -141,28 +141,28 @@ class Trainer:
         return batch
 
     def over_rows(self, counts: dict[str, Tensor]) -> dict[str, Tensor]:
-        """What ranks counted over their rows, together."""
+        """The sum, over ranks with different rows, of counts over each rank's rows."""
         return counts
 
     def over_parts(self, values: dict[str, Tensor]) -> dict[str, Tensor]:
-        """What ranks found over the tokens that each of them saw alone, together."""
+        """The sum, over all ranks with different tokens, of values over each rank's tokens."""
         return values
 
     def reduce(self) -> None:
-        """Bring the gradients of the window together, where each rank has its part of them."""
+        """Reduce the gradients of the window over ranks."""
 
     def whole(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Tensors by name, whole, on every rank."""
+        """Full tensors by name, on every rank."""
         return dict(tensors)
 
     def close(self) -> None:
-        """Give back what the run held of the world."""
+        """Release the process groups of the run."""
 
     def abandon(self) -> None:
-        """The same for a run that failed: nobody is waited for, since nobody may come."""
+        """`close` for a run that failed. It waits for no other rank, since none may come."""
 
     def cut(self, batch: Batch) -> list[Batch]:
-        """The microbatches: runs of sequences whose numbers differ by one at most."""
+        """The microbatches: consecutive sequences, in numbers that differ by one at most."""
         parts, rows = self.execution.microbatches, len(batch.tokens_BT)
         if not 0 < parts <= rows:
             raise refuse("microbatches", parts, f"must lie in 1 … {rows}, the sequences of the batch", "cut fewer")
@@ -170,7 +170,7 @@ class Trainer:
         return [Batch(*each) for each in zip(*cut, strict=True)]
 
     def count(self, micro: Batch) -> dict[str, Tensor]:
-        """What the sums of a pass over this microbatch will count, by the model's names."""
+        """The denominators of this microbatch's losses, by the model's names."""
         pack = packing(micro.tokens_BT, micro.documents_BT)
         found = {"lm": (micro.labels_BT != IGNORED).sum()}
         for depth in range(self.recipe.mtp.depth if self.recipe.mtp else 0):
@@ -183,7 +183,7 @@ class Trainer:
         return [self.accumulate(micro, counts) for micro in window]
 
     def accumulate(self, micro: Batch, counts: Mapping[str, Tensor]) -> ModelOutput:
-        """Forward and backward over one microbatch, as its part of the window."""
+        """Forward and backward over one microbatch, with the denominators of the window."""
         out: ModelOutput = self.model(*micro)
         self.model.objective(out.sums, counts)["total"].backward()  # type: ignore[no-untyped-call]  # torch's
         nothing = out.logits_BTV.new_empty(0)
@@ -192,7 +192,7 @@ class Trainer:
         )
 
     def total(self, parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-        """What the microbatches add up to, by name."""
+        """The sum over microbatches, by name."""
         found: dict[str, Tensor] = {}
         for part in parts:
             for name, value in part.items():
@@ -200,22 +200,22 @@ class Trainer:
         return found
 
     def gradients(self) -> dict[str, Tensor]:
-        """The gradients by name, as they stand; zeros where a parameter got none."""
+        """The current gradients by name; zeros for a parameter without one."""
         held = {
             name: placed_zeros(parameter) if parameter.grad is None else parameter.grad
             for name, parameter in self.model.named_parameters()
             if parameter.requires_grad
         }
-        return {name: grad.clone() for name, grad in self.whole(held).items()}  # clipping changes those in place
+        return {name: grad.clone() for name, grad in self.whole(held).items()}  # clipping works in place
 
     def move_biases(self, seen: Mapping[str, Tensor]) -> None:
-        """Every router's selection bias by one step, by the counts of the whole window."""
+        """Update every router's selection bias by the counts of the whole window."""
         for name, bias_E in self.model.named_buffers():
             layer = layer_of(name)
             if name.endswith("router.bias") and layer is not None and self.recipe.moe is not None:
                 self.parts.moe.update_bias(bias_E, seen[f"layers.{layer}.counts"], self.recipe.moe.bias_rate)
 
-    # what a checkpoint holds
+    # the contents of a checkpoint
     def state(self) -> dict[str, Tensor]:
         """Weights, buffers and optimizer state by `weights/…`, `buffers/…`, `optimizer/…`; not copied."""
         held = {f"weights/{name}": each.detach() for name, each in self.model.named_parameters()}
@@ -226,10 +226,10 @@ class Trainer:
         return {"step": self.number, "consumed": self.consumed, "seed": self.recipe.seed}
 
     def load(self, state: Mapping[str, Tensor], position: Mapping[str, int]) -> None:
-        """Take over what `state` and `position` gave.
+        """Load what `state` and `position` returned.
 
         Raises:
-            Refused: for a tensor that this model does not have or lacks, and for another seed.
+            Refused: for an extra or missing tensor, and for another seed.
         """
         if position["seed"] != self.recipe.seed:
             remedy = "resume under the recipe that was saved"
@@ -248,16 +248,16 @@ class Trainer:
         self.kept(folder).save(self.saved())
 
     def retire(self, folder: str, keep: int, durable: str | None = None) -> None:
-        """Remove what is older than the newest `keep` checkpoints, each only when a newer one is where it lasts.
+        """Remove checkpoints older than the newest `keep`, each only if a newer one is on durable storage.
 
         Args:
-            durable: where copies of the checkpoints arrive; None where `folder` is that place.
+            durable: the folder of the copies on durable storage; None if `folder` itself is durable.
         """
         arrived = None if durable is None else self.arrived(folder, durable)
         self.kept(folder).retire(keep, arrived)
 
     def arrived(self, folder: str, durable: str) -> frozenset[int]:
-        """The steps of which the whole copy lies in another folder, and is of the same save."""
+        """The steps with a complete copy in another folder, of the same save."""
         return self.kept(durable).copies_of(self.kept(folder))
 
     def saved(self) -> State:
@@ -269,22 +269,22 @@ class Trainer:
         )  # fmt: skip
 
     def layout(self) -> dict[str, int]:
-        """How the state lies on ranks; empty on one."""
+        """The layout of the state over ranks; empty on one rank."""
         return {}
 
     @property
     def own_generators(self) -> str:
-        """How the names of this rank's generators begin."""
+        """The prefix of the names of this rank's generators."""
         return f"{GENERATORS}0/"
 
     def resume(self, folder: str) -> None:
-        """Go on where the latest checkpoint of a folder was taken, whatever ranks it was taken on.
+        """Resume from the latest checkpoint of a folder, whatever the layout of the ranks that saved it.
 
-        Generators go on where the ranks are the same. On others there is nobody whose numbers a rank could go on with:
-        each gets a stream of its own, by seed, step and rank.
+        On the same layout the random generators continue. On another layout no saved generator fits, so each rank gets
+        a new stream, derived from seed, step and rank.
 
         Raises:
-            Refused: when there is none, or it is not of this recipe.
+            Refused: when there is no checkpoint, or it has another recipe.
         """
         kept = self.kept(folder)
         saved = kept.opened()
@@ -297,12 +297,12 @@ class Trainer:
         loaded = kept.load(target, recipe=recipe_digest(self.recipe), step=saved.step)
         self.load(target, loaded.position)
         if same:
-            self.restore_generators(_under(self.own_generators, target))  # last: what builds or loads may draw
+            self.restore_generators(_under(self.own_generators, target))  # last: building and loading may draw
         else:
             rng_state.seed_rank_stream(self.recipe.seed, self.number, self.own_generators)
 
     def refuse_own(self, names: Iterable[str]) -> None:
-        """Refuse what other ranks saved each for itself, and what is no part of a whole."""
+        """Refuse state that other ranks saved each for itself, and that no layout can share."""
         found = Refusals()
         for name in sorted({name.removeprefix(OWN).partition("/")[2] for name in names if name.startswith(OWN)}):
             found.add(name, "of each rank", "cannot be brought onto other ranks", "resume on the layout that saved it")
@@ -313,10 +313,10 @@ class Trainer:
 
     @torch.no_grad()
     def put(self, values: Mapping[str, Tensor], into: Mapping[str, Tensor], what: str) -> None:
-        """Copy values into tensors of the same names, shapes and all.
+        """Copy values into the tensors of the same names.
 
         Raises:
-            Refused: when a name or a shape is another.
+            Refused: when a name or a shape differs.
         """
         strange = sorted(set(values) ^ set(into))
         if strange:
@@ -328,7 +328,7 @@ class Trainer:
             self.take(values[name], held)
 
     def take(self, value: Tensor, into: Tensor) -> None:
-        """Copy a whole tensor into what this rank holds of it."""
+        """Copy this rank's part of a full tensor into its tensor."""
         into.copy_(value)
 
 
@@ -337,7 +337,7 @@ def _under(prefix: str, state: Mapping[str, Value]) -> dict[str, Value]:
 
 
 def _counters(seen: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """What of a pass's `seen` adds up: assignments by expert, and how many were dropped."""
+    """The entries of a pass's `seen` that are summed: assignments by expert, and dropped assignments."""
     found = {name: each for name, each in seen.items() if name.endswith(".counts")}
     dropped = [each.sum() for name, each in seen.items() if name.endswith(".dropped")]
     return found | ({"dropped": torch.stack(dropped).sum()} if dropped else {})

@@ -1,14 +1,14 @@
-"""E: token-choice experts. A router scores, tokens are sorted by expert, each expert is a small MLP, gates add up.
+"""E: token-choice experts. A router scores tokens, tokens are sorted by expert, and each expert is a small MLP.
 
-    y = sum over a token's k experts of gate · expert(x), plus shared(x), which no gate weighs
+    y = sum over a token's k experts of gate · expert(x), plus shared(x) without a gate
 
-Scores, gates and both sums are float32 under bfloat16; a gate multiplies what an expert gave, not what it was given.
-Gates are those of Megatron-Core without `--moe-router-pre-softmax`: softmax over the k chosen logits, or the sigmoids
-of the chosen over their sum (arXiv 2412.19437, eq. 12-16), times `route_scale`. A lone sigmoid (k = 1) is its own gate.
+Scores, gates and both sums are float32 under bfloat16. A gate multiplies the output of an expert, not its input.
+Gates are those of Megatron-Core without `--moe-router-pre-softmax`: softmax over the k chosen logits, or the chosen
+sigmoids divided by their sum (arXiv 2412.19437, eq. 12-16), times `route_scale`. For k = 1 the sigmoid is the gate.
 
 With a capacity factor an expert has ceil(factor · tokens · k / experts) slots in a call. Tokens take them in token
-order, so that a later token displaces no earlier one; who finds none is dropped: that assignment adds nothing, and the
-token's other gates stay as they are. Without one nothing is dropped.
+order, so a later token never displaces an earlier one. An assignment without a slot is dropped: it adds nothing, and
+the token's other gates do not change. Without a capacity factor nothing is dropped.
 
 B sequences · T tokens · N = B·T · K experts a token · S = N·K assignments · E experts · D hidden · F inner width
 """
@@ -32,7 +32,7 @@ Backend = Literal["grouped", "loop"]
 
 
 class Routing(NamedTuple):
-    """Where tokens go: slot k of a token names an expert and the gate of the same expert."""
+    """The routing of tokens: entry k of a token has an expert and its gate."""
 
     experts_BTK: Tensor
     gates_BTK: Tensor
@@ -41,12 +41,12 @@ class Routing(NamedTuple):
 
 
 class Router(nn.Module):
-    """Chooses K distinct experts a token. `bias` moves the choice, never a gate, a loss or a gradient."""
+    """Chooses K distinct experts per token. `bias` affects the choice, never a gate, a loss or a gradient."""
 
     bias: Tensor | None
     summed: bool = True
     sequence: Callable[[Tensor], Tensor] | None = None
-    """The mean over the ranks that share a sequence, where several do."""
+    """The mean over the ranks that share a sequence, if there are several."""
 
     def __init__(self, recipe: Recipe, parts: PartsInterface) -> None:
         super().__init__()
@@ -66,12 +66,12 @@ class Router(nn.Module):
         return Routing(experts_BTK, self.gates(scores_BTE, experts_BTK), self.count(experts_BTK), losses)
 
     def logits(self, x_BTD: Tensor) -> Tensor:
-        """In float32 at least: bfloat16 logits choose other experts."""
+        """In float32 at least, because bfloat16 logits would choose other experts."""
         wide = torch.promote_types(x_BTD.dtype, torch.float32)
         return F.linear(x_BTD.to(wide), local(self.weight, self.summed).to(wide))
 
     def scores(self, logits_BTE: Tensor) -> Tensor:
-        """What experts are chosen by. Softmax keeps the order of the logits, so they are chosen by those."""
+        """The scores by which experts are chosen: for softmax the logits, whose order it keeps."""
         return logits_BTE.sigmoid() if self.moe.score == "sigmoid" else logits_BTE
 
     def choose(self, scores_BTE: Tensor) -> Tensor:
@@ -89,25 +89,25 @@ class Router(nn.Module):
         if self.moe.score == "softmax":
             return chosen_BTK.softmax(-1)
         if self.moe.top_k == 1:
-            return chosen_BTK  # over its own sum it would be 1, and the router would learn nothing from the model
+            return chosen_BTK  # over its own sum it would be 1, and the router would get no gradient of the loss
         return chosen_BTK / chosen_BTK.sum(-1, keepdim=True).clamp_min(1e-20)
 
     def count(self, experts_BTK: Tensor) -> Tensor:
-        """Assignments asked of each expert (E), dropped ones included."""
+        """Assignments to each expert (E), including dropped ones."""
         return _tally(experts_BTK.flatten(), self.moe.experts)
 
     def probabilities(self, logits_BTE: Tensor) -> Tensor:
-        """Scores over all experts, summing to 1 for each token, the bias left out."""
+        """Scores normalised over all experts to the sum 1 for each token, without the bias."""
         if self.moe.score == "softmax":
             return logits_BTE.softmax(-1)
         scores_BTE = logits_BTE.sigmoid()
         return scores_BTE / scores_BTE.sum(-1, keepdim=True).clamp_min(1e-20)
 
     def balance_loss(self, probabilities_BTE: Tensor, experts_BTK: Tensor) -> Tensor:
-        """E · sum of f · P for each sequence, the mean over sequences; 1 when every expert gets its share.
+        """E · sum of f · P for each sequence, averaged over sequences; 1 for perfect balance.
 
-        f is an expert's part of the sequence's assignments, P the mean probability the sequence gave it
-        (arXiv 2412.19437, eq. 17-20). The gradient flows through P alone.
+        f is an expert's fraction of the sequence's assignments, P the sequence's mean probability of it
+        (arXiv 2412.19437, eq. 17-20). The gradient flows through P only.
         """
         rows, tokens, _ = experts_BTK.shape
         asked_BE = F.one_hot(experts_BTK.flatten(1), self.moe.experts).sum(1)
@@ -123,11 +123,11 @@ class Router(nn.Module):
 
 
 class Experts(nn.Module):
-    """E small MLPs, applied to rows that lie sorted by expert."""
+    """E small MLPs, applied to rows that are sorted by expert."""
 
     w3: Tensor | None
     fp8: nn.ModuleDict | None
-    """Who multiplies instead by each matrix, where the recipe has them in FP8 (blocks/fp8.py)."""
+    """Matrix name → its FP8 product, if the recipe has FP8 experts (blocks/fp8.py)."""
 
     def __init__(self, recipe: Recipe, parts: PartsInterface) -> None:
         super().__init__()
@@ -141,9 +141,9 @@ class Experts(nn.Module):
         self.register_module("fp8", None)
 
     def forward(self, x_SD: Tensor, ends_E: Tensor) -> Tensor:
-        """The rows of each expert put through it; expert e has the rows from ends_E[e - 1] to ends_E[e].
+        """Apply each expert to its rows; expert e has the rows from ends_E[e - 1] to ends_E[e].
 
-        Rows behind the last end belong to no expert; what is returned for them is undefined.
+        Rows after the last end belong to no expert; their result is undefined.
         """
         up_SF = self.matmul(x_SD, local(self.w1), ends_E)
         inner_SF = (
@@ -167,10 +167,10 @@ class Experts(nn.Module):
         return out_SO
 
     def backend(self, x: Tensor) -> Backend:
-        """Who multiplies: torch's grouped kernel where it takes the dtype, the device and the widths.
+        """The implementation of the product: torch's grouped kernel if it supports the dtype, device and widths.
 
-        `torch.nn.functional.grouped_mm` is public from torch 2.10; it wants bfloat16, SM80 or a CPU, and rows of a
-        multiple of 16 bytes. It leaves rows behind the last end uninitialised, forward and backward.
+        `torch.nn.functional.grouped_mm` is public from torch 2.10. It needs bfloat16, SM80 or a CPU, and rows of a
+        multiple of 16 bytes. It leaves rows after the last end uninitialised, forward and backward.
         """
         widths = local(self.w1).shape[1:]
         aligned = all(width % 8 == 0 for width in widths)
@@ -179,21 +179,21 @@ class Experts(nn.Module):
 
 
 class Dispatcher(Protocol):
-    """The other ranks of a layer whose experts lie on several (`expert_parallel.py`)."""
+    """The communication of a layer whose experts are on several ranks (`expert_parallel.py`)."""
 
     def share(
         self, routed: Callable[[Tensor, Routing, Tensor], Tensor], x_BTD: Tensor, routing: Routing, dropped_BTK: Tensor
     ) -> Tensor:
-        """What `routed` gives for all tokens, each rank computing it for its part of those that several hold."""
+        """The result of `routed` for all tokens; ranks that hold the same tokens each compute a part of them."""
         ...
 
     def through(self, experts: Callable[[Tensor, Tensor], Tensor], x_SD: Tensor, counts_E: Tensor) -> Tensor:
-        """Rows sorted by expert put through experts wherever they lie, and back."""
+        """Send rows sorted by expert to the ranks of their experts, apply the experts, and send the results back."""
         ...
 
 
 class MoE(nn.Module):
-    """Router, experts and the shared expert. A `dispatcher` is there where the experts lie on several ranks."""
+    """Router, experts and the shared expert. It has a `dispatcher` if the experts are on several ranks."""
 
     row: SequenceView = WHOLE_SEQUENCE
     dispatcher: Dispatcher | None
@@ -221,7 +221,7 @@ class MoE(nn.Module):
     def routed(self, x_BTD: Tensor, routing: Routing, dropped_BTK: Tensor) -> Tensor:
         """The gated sum of each token's experts, in the gates' dtype."""
         slots_NK = routing.experts_BTK.flatten(0, 1).masked_fill(dropped_BTK.flatten(0, 1), self.moe.experts)
-        order_S = slots_NK.flatten().argsort(stable=True)  # dropped ones sort behind the last expert
+        order_S = slots_NK.flatten().argsort(stable=True)  # dropped ones sort after the last expert
         kept_E = _tally(slots_NK.flatten(), self.moe.experts + 1)[:-1]
         sent_SD = self.dispatch(x_BTD.flatten(0, 1), order_S, dropped_BTK)
         given_SD = self.applied(sent_SD, kept_E)
@@ -229,39 +229,39 @@ class MoE(nn.Module):
         return y_ND.view(x_BTD.shape)
 
     def applied(self, sent_SD: Tensor, kept_E: Tensor) -> Tensor:
-        """Each row through its expert."""
+        """Apply each row's expert to it."""
         if self.dispatcher is not None:
             return self.dispatcher.through(self.experts, sent_SD, kept_E)
         given_SD: Tensor = self.experts(sent_SD, kept_E.cumsum(0))
         return given_SD
 
     def drop(self, experts_BTK: Tensor) -> Tensor:
-        """Which assignments find their expert full, (B, T, K): the first in token order are kept."""
+        """Which assignments have no slot, (B, T, K): the first ones in token order are kept."""
         if self.moe.capacity_factor is None:
             return torch.zeros_like(experts_BTK, dtype=torch.bool)
-        every_BSK = self.row.every(experts_BTK)  # slots go in the order of whole rows
+        every_BSK = self.row.every(experts_BTK)  # slots are given in the order of the full rows
         taken_NE = F.one_hot(every_BSK.flatten(0, 1), self.moe.experts).sum(1).cumsum(0)
         place_NK = taken_NE.gather(1, every_BSK.flatten(0, 1))  # 1 for the first token of an expert
         return self.row.own((place_NK > self.capacity(len(place_NK))).view(every_BSK.shape))
 
     def capacity(self, tokens: int) -> int:
-        """Slots of an expert in a call of so many tokens."""
+        """Slots of an expert in a call with this number of tokens."""
         assert self.moe.capacity_factor is not None
         return math.ceil(self.moe.capacity_factor * tokens * self.moe.top_k / self.moe.experts)
 
     def dispatch(self, x_ND: Tensor, order_S: Tensor, dropped_BTK: Tensor) -> Tensor:
         """A copy of each token for each of its experts, sorted by expert.
 
-        Copies are made before they are sorted: the gradients of a token's copies then meet in one sum over K, not in
-        K roundings of an indexed add.
+        Copies are made before the sort. So the gradients of a token's copies are added in one sum over K, instead of an
+        indexed add that rounds K times.
         """
         copies_NKD = x_ND.unsqueeze(1).expand(-1, self.moe.top_k, -1)
-        if self.moe.capacity_factor is not None:  # keeps the undefined gradient of rows without an expert out of x
+        if self.moe.capacity_factor is not None:  # keeps the undefined gradients of rows without an expert out of x
             copies_NKD = copies_NKD.masked_fill(dropped_BTK.flatten(0, 1).unsqueeze(-1), 0)
         return copies_NKD.flatten(0, 1)[order_S]
 
     def combine(self, given_SD: Tensor, order_S: Tensor, gates_NK: Tensor, dropped_NK: Tensor) -> Tensor:
-        """What the experts gave, back at its token, times its gate, summed in the gates' dtype."""
+        """The experts' outputs in token order, times their gates, summed over K in the gates' dtype."""
         back_S = torch.empty_like(order_S).scatter(0, order_S, torch.arange(len(order_S), device=order_S.device))
         given_NKD = given_SD[back_S].view(*gates_NK.shape, given_SD.shape[-1])
         if self.moe.capacity_factor is not None:  # masked, not multiplied: 0 · NaN is NaN
@@ -270,7 +270,7 @@ class MoE(nn.Module):
         return (given_NKD.to(gates_NK.dtype) * gates_NK.unsqueeze(-1)).sum(1)
 
     def backend(self, x: Tensor) -> Backend:
-        """Who would multiply activations like `x` with the experts' matrices."""
+        """The implementation that would multiply activations like `x` with the experts' matrices."""
         return self.experts.backend(x)
 
     @staticmethod
@@ -281,10 +281,10 @@ class MoE(nn.Module):
     @staticmethod
     @torch.no_grad()
     def update_bias(bias_E: Tensor, counts_E: Tensor, rate: float) -> None:
-        """Move a router's selection bias by one step, in place (arXiv 2408.15664, algorithm 1).
+        """Update a router's selection bias by one step, in place (arXiv 2408.15664, algorithm 1).
 
         `counts_E` are the assignments of the whole optimizer step: of every microbatch and every data-parallel rank.
-        An expert with less than the mean of all experts rises by `rate`, one with more falls, one at the mean stays.
+        The bias of an expert below the mean rises by `rate`, above the mean it falls, at the mean it stays.
         """
         load_E = counts_E.to(torch.float64)
         bias_E.add_((load_E.mean() - load_E).sign().to(bias_E), alpha=rate)
@@ -296,5 +296,5 @@ def _moe(recipe: Recipe) -> Moe:
 
 
 def _tally(values: Tensor, size: int) -> Tensor:
-    """How often each number below `size` occurs, int64; those that do not occur included."""
+    """The count of each number below `size`, int64, including zeros."""
     return torch.zeros(size, dtype=torch.int64, device=values.device).scatter_add(0, values, torch.ones_like(values))
