@@ -31,8 +31,8 @@ TILED = {  # pattern, depth → one letter a layer
 
 @contract("PAT-01", asks="blocks", cases=TILED, source="naming")
 def the_pattern_is_tiled_over_the_depth(stack: Stack, pattern: str, depth: int, expected: str) -> None:
-    """Layer i is the block of letter `pattern[i mod length]`, for exactly `depth` layers, whether or not the pattern's
-    length divides the depth.
+    """Layer i is pattern[i mod length], for exactly `depth` layers, whether or not the pattern's length divides the
+    depth.
 
     52 is not a multiple of 12. An expander that counts whole periods builds 48 layers or repeats the last letter, and
     the loss still falls.
