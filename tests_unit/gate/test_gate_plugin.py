@@ -191,7 +191,7 @@ def test_a_conformant_verdict_does_not_hide_a_failing_test_of_the_project(runs: 
 
 def test_a_violation_says_all_that_is_needed_where_it_fails(runs: dict[str, Done]) -> None:
     said = _said(runs["violated"])
-    for words in ("TOPO-02[pp13-on-52] is violated", "got dp is 52, expected 4", "promise ", "source ", "topology by",
+    for words in ("TOPO-02[pp13-on-52] is violated", "got dp is 52, expected 4", "contract ", "#bringup", "topology by",
                   f"rerun rankproof check --stack {BAD}:ForgetsPipeline --profile 'TOPO-02[pp13-on-52]'",
                   "explain rankproof explain TOPO-02"):  # fmt: skip
         assert words in said
