@@ -75,7 +75,7 @@ def _held(folder: Path, step: int) -> State:
 def _furthest(got: State, want: State) -> tuple[float, str]:
     """The weight that differs most from another state's, and by how much of its length."""
     names = [name for name in want.tensors if name.startswith("weights/")]
-    return max((numerics.distances(got.tensors[name], want.tensors[name])["L2"], name) for name in names)
+    return max((numerics.distances(got.tensors[name], want.tensors[name])["L2"].relative, name) for name in names)
 
 
 def test_a_run_that_is_killed_goes_on_on_other_ranks_as_if_nothing_had_been(tmp_path: Path) -> None:

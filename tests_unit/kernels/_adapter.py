@@ -50,7 +50,10 @@ def main(lying: str) -> None:
     pairs = {"y": (theirs.y, own.y), "state": (theirs.state["ssm"], own.state["ssm"])}
     pairs |= {name: (theirs.gradients[name], each) for name, each in own.gradients.items()}
     far = {
-        name: max(numerics.distances(numerics.tensor(one).double(), numerics.tensor(two).double()).values())
+        name: max(
+            each.relative
+            for each in numerics.distances(numerics.tensor(one).double(), numerics.tensor(two).double()).values()
+        )
         for name, (one, two) in pairs.items()
     }
     json.dump({"far": far, "ran": dict(theirs.kernels), "own": dict(own.kernels)}, sys.stdout)
