@@ -89,7 +89,7 @@ def floor(dtype: torch.dtype, scale: float) -> float:
 
 
 ROUNDINGS = 8.0
-"""Units in the last place of the terms: sums of some thousand terms in any order stay within three."""
+"""Units in the last place of the terms that a cancelled sum may keep, in whatever order they were added."""
 HALF_ROUNDINGS = 0.25
 """Small, because in half precision one rounding of a stored term is as large as a fault; sums are in float32."""
 
