@@ -130,6 +130,7 @@ def _tried_by_ranks(ranks: int, only: str, folder: Path | None) -> self_test.Mat
 def _show_matrix(matrix: self_test.Matrix) -> None:
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     curves = ("loss alone", "norm alone") if matrix.trained else ()
     table = Table("contract", "case", "mutant", "fate", *curves, "words", title="Kill matrix", title_justify="left")
@@ -138,7 +139,8 @@ def _show_matrix(matrix: self_test.Matrix) -> None:
         words = kill.words if kill.fate != "killed" else kill.words.removeprefix("violated: ")
         style = styles.get(kill.fate, "bold red")
         told = (kill.loss or "—", kill.norm or "—") if curves else ()
-        table.add_row(kill.of, kill.case, kill.mutant, f"[{style}]{kill.fate}[/]", *told, short(words, quote=False))
+        shown = Text(short(words, quote=False))  # a case in brackets is no markup
+        table.add_row(kill.of, kill.case, kill.mutant, Text(kill.fate, style), *told, shown)
     Console().print(table)
     for result in matrix.failing:
         click.secho(f"baseline: {result.item} {result.outcome}: {result.words}", fg="red")
