@@ -16,6 +16,7 @@ from contracts.court import torchrun_session as ranking
 from contracts.court.fitness import unfit
 from contracts.court.report import render
 from contracts.court.verdict import verdict
+from contracts.spec.abilities import Abilities
 from contracts.spec.array import Arrays
 from contracts.spec.records import Fate, Form, Kill, Plan, Result, Run, Verdict
 from contracts.spec.tolerance import FLOAT32, FLOAT64
@@ -30,12 +31,15 @@ class Court:
     version = "1"
     layouts: frozenset[Layout] = frozenset()
     labels: Mapping[str, str] = {}
-    offers = frozenset({"plan", "verdict", "write_run", "read_run", "report", "fate", "unfit", "run_ranks"}) | (
-        {"differences"} if importlib.util.find_spec("torch") else frozenset()
-    )
+    offers = frozenset(
+        {"plan", "plan_for", "verdict", "write_run", "read_run", "report", "fate", "unfit", "run_ranks"}
+    ) | ({"differences"} if importlib.util.find_spec("torch") else frozenset())
 
     def plan(self, profile: str) -> Plan:
         return profiles.plan(LAW, profile)
+
+    def plan_for(self, profile: str, abilities: Abilities) -> Plan:
+        return profiles.plan(LAW, profile, abilities)
 
     def verdict(self, run: Run, today: str) -> Verdict:
         return verdict(run, datetime.date.fromisoformat(today))

@@ -46,7 +46,7 @@ def judge(
         return result("not run", f"nobody answers {', '.join(stand.missing)}: {remedy_for(stand.missing)}")
     try:
         with deadline(deadline_s):
-            contract.check(stand, *contract.cases[case])
+            contract.check(stand, *contract.asked[case])
     except KeyboardInterrupt:
         raise
     except Overdue:
@@ -93,7 +93,7 @@ def try_mutant(mutant: Mutant, contract: Contract, assistants: Iterable[Party] =
     def fate(fate: Fate, words: str) -> Kill:
         return Kill(mutant=mutant.name, of=mutant.of, case=mutant.case, fate=fate, words=words, bugs=mutant.bugs)
 
-    if mutant.case not in contract.cases:
+    if mutant.case not in contract.asked:
         return fate("void", f"{mutant.of} has no case {mutant.case!r}")
     try:
         party: Party = mutant.make()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from contracts import instruments
 from contracts.checks._support.recipes import SMALL
 from contracts.spec.array import Array, Arrays, Shape
+from contracts.spec.ladder import rung_of
 from contracts.spec.recipe import Batch, Moe, Mtp, Optim, Recipe
 from contracts.spec.training import Execution, Observed, Parameter, Session, Tokens, Trained, Training
 
@@ -43,8 +44,16 @@ ROWS: tuple[tuple[tuple[int, ...], int], ...] = (  # documents of each row of 13
 """Labels that count: 1, 11, 6, 11, 2."""
 
 
-def batch(name: str, vocab: int = LETTERS.vocab, rows: tuple[tuple[tuple[int, ...], int], ...] = ROWS) -> Tokens:
-    """A packed batch whose rows have unequal documents and unequal numbers of labels; masked labels come first."""
+def batch(
+    name: str, vocab: int = LETTERS.vocab, rows: tuple[tuple[tuple[int, ...], int], ...] = ROWS, *,
+    recipe: Recipe = LETTERS,
+) -> Tokens:  # fmt: skip
+    """A batch whose rows have unequal documents and unequal numbers of labels; masked labels come first.
+
+    The rows of a recipe on a leaner rung hold one document each, because few stacks read packed rows.
+    """
+    if rung_of(recipe):
+        rows = tuple(((sum(lengths),), masked) for lengths, masked in rows)
     documents_BT = instruments.fixtures.documents(tuple(lengths for lengths, _ in rows))
     tokens_BT = instruments.fixtures.integers(name, tuple(documents_BT.shape), vocab)
     labels_BT = tokens_BT.roll(-1, 1)
@@ -53,11 +62,12 @@ def batch(name: str, vocab: int = LETTERS.vocab, rows: tuple[tuple[tuple[int, ..
     for row, (_, masked) in enumerate(rows):
         labels_BT[row, :masked] = -100
     array = instruments.numerics.array
-    return Tokens(tokens=array(tokens_BT), labels=array(labels_BT), documents=array(documents_BT))
+    documents = None if rung_of(recipe) else array(documents_BT)
+    return Tokens(tokens=array(tokens_BT), labels=array(labels_BT), documents=documents)
 
 
-def batches(steps: int) -> tuple[Tokens, ...]:
-    return tuple(batch(f"step {step}") for step in range(steps))
+def batches(steps: int, recipe: Recipe = LETTERS) -> tuple[Tokens, ...]:
+    return tuple(batch(f"step {step}", recipe=recipe) for step in range(steps))
 
 
 def run(
