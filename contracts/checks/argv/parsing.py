@@ -28,6 +28,7 @@ from contracts.checks._support.launches import (
     inheriting,
     reaching,
 )
+from contracts.checks._support.refusals import refusal_of
 from contracts.contract import contract
 from contracts.spec.errors import NotOffered
 from contracts.spec.launch import Lane, Launch, Reading
@@ -190,6 +191,55 @@ def a_trainer_reads_back_what_was_launched(stack: Stack, recipe: Recipe, lane: L
     for axis in fields(Degrees):
         arrived, left = getattr(read.degrees, axis.name), getattr(launch.degrees, axis.name)
         assert arrived == left, f"{axis.name} is read back as {arrived}, but {left} was launched"
+
+
+SPOILED = ("unknown-flag", "unknown-switch", "misspelt-flag", "cut-flag", "stray-word", "value-missing")
+
+
+@contract("ARGV-02b", asks=("launch", "read_back"), cases={name: (name,) for name in SPOILED}, source="naming; F15")
+def a_trainer_refuses_words_it_does_not_know(stack: Stack, damage: str) -> None:
+    """The stack's own trainer refuses an argv with an unknown, misspelt or abbreviated flag, a stray word or a missing
+    value, and names the word.
+
+    `parse_known_args` returns unknown words to a caller that drops them, so a renamed flag is accepted and has no
+    effect for months.
+    """
+    launch = stack.launch(NAM56R, FSDP2)
+    if "megatron" in launch.launcher.lower():
+        raise NotOffered(f"launches for {launch.launcher}")
+    stack.read_back(launch.argv)  # whole, it is legal: what is refused below is the damage
+    argv, words = _spoiled(launch.argv, damage)
+    refused = refusal_of(lambda word: stack.read_back(argv), words[0])
+    assert any(word in str(refused) for word in words), f"the refusal of {words[0]} does not name it: {refused}"
+
+
+def _spoiled(argv: tuple[str, ...], damage: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """An argv with one fault, and the words of which a refusal names one.
+
+    Raises:
+        NotOffered: when no flag of the argv has a value of its own, as in an argv of `key=value`.
+    """
+    valued = [i for i, word in enumerate(argv[:-1])
+              if word.startswith("--") and "=" not in word and not argv[i + 1].startswith("-")]  # fmt: skip
+    if not valued:
+        raise NotOffered("writes no flag with a value behind it")
+    at = max(valued, key=lambda i: len(argv[i]))  # the longest name loses a letter and stays a name of its own
+    flag = argv[at]
+    match damage:
+        case "unknown-flag":
+            return (*argv, "--bogus", "7"), ("--bogus",)
+        case "unknown-switch":
+            return (*argv, "--bogus"), ("--bogus",)
+        case "misspelt-flag":
+            wrong = flag + flag[-1]
+            return (*argv[:at], wrong, *argv[at + 1 :]), (wrong, flag)
+        case "cut-flag":
+            return (*argv[:at], flag[:-1], *argv[at + 1 :]), (flag[:-1],)
+        case "stray-word":
+            return (*argv[: at + 2], "bogus", *argv[at + 2 :]), ("bogus",)
+        case _:
+            rest = (*argv[:at], *argv[at + 2 :])
+            return (*rest, flag), (flag,)
 
 
 QUEUE = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}  # Megatron requires it under TP before it checks anything else
