@@ -13,16 +13,9 @@ from typing import TYPE_CHECKING
 
 from contracts import instruments
 from contracts.checks._support.layouts import needs_layout
-from contracts.checks._support.multi_rank_run import (
-    BIASED,
-    SPREAD,
-    batches,
-    borrowed,
-    both,
-    gradients_apart,
-    heavy,
-    own,
-)
+from contracts.checks._support.multi_rank_run import BIASED, SPREAD, batches, borrowed, one_rank_and_many, own_axis
+from contracts.checks._support.step_comparison import gradient_differences
+from contracts.checks._support.training_run import large_expert_weights
 from contracts.contract import contract
 from contracts.instruments.ranks import here
 from contracts.spec.recipe import Mamba, Recipe
@@ -34,14 +27,14 @@ if TYPE_CHECKING:
 WATCHED: dict[str, tuple[Recipe, Execution, int]] = {
     name: (recipe, execution, execution.world)
     for name, recipe, execution in (
-        ("tp2-sp", SPREAD, own(2, tp=2, sp=True)),
-        ("dp2", SPREAD, replace(own(2), microbatches=2)),
-        ("fsdp2", SPREAD, replace(own(2, fsdp=True), microbatches=2)),
-        ("ep2", BIASED, own(2, ep=2)),
+        ("tp2-sp", SPREAD, own_axis(2, tp=2, sp=True)),
+        ("dp2", SPREAD, replace(own_axis(2), microbatches=2)),
+        ("fsdp2", SPREAD, replace(own_axis(2, fsdp=True), microbatches=2)),
+        ("ep2", BIASED, own_axis(2, ep=2)),
         ("borrowed-ep2-fsdp2", BIASED, borrowed(2, ep=2, fsdp=True)),
         ("borrowed-tp2-sp-ep2-etp1", SPREAD, borrowed(2, tp=2, ep=2, etp=1, sp=True)),
-        ("tp2-sp-ep2", BIASED, own(4, tp=2, ep=2, sp=True)),
-        ("ep2-fsdp2", SPREAD, own(4, ep=2, fsdp=True)),
+        ("tp2-sp-ep2", BIASED, own_axis(4, tp=2, ep=2, sp=True)),
+        ("ep2-fsdp2", SPREAD, own_axis(4, ep=2, fsdp=True)),
         ("borrowed-tp2-sp-ep2-etp2-fsdp", SPREAD, borrowed(4, tp=2, ep=2, etp=2, sp=True, fsdp=True)),
     )
 }
@@ -68,9 +61,9 @@ TINY = replace(
 )  # fmt: skip
 """One SSM head, a vocabulary of three."""
 FEWER: dict[str, tuple[Execution, int]] = {
-    "fsdp2": (own(2, fsdp=True), 2),
-    "fsdp4": (own(4, fsdp=True), 4),
-    "hsdp-2x2": (own(4, fsdp=True, replicas=2), 4),
+    "fsdp2": (own_axis(2, fsdp=True), 2),
+    "fsdp4": (own_axis(4, fsdp=True), 4),
+    "hsdp-2x2": (own_axis(4, fsdp=True, replicas=2), 4),
 }
 
 
@@ -86,7 +79,7 @@ def nobody_sends_nothing(stack: Training, execution: Execution, world: int) -> N
     given = tuple(map(_in_small_vocabulary, batches(1)))
     session = Session(
         recipe=TINY, steps=1, execution=replace(execution, precision="float64"), batches=given,
-        weights=heavy(stack, TINY), observe=frozenset({"gradients"}),
+        weights=large_expert_weights(stack, TINY), observe=frozenset({"gradients"}),
     )  # fmt: skip
     with instruments.traffic.watched() as watch:
         stack.train(session)
@@ -95,17 +88,17 @@ def nobody_sends_nothing(stack: Training, execution: Execution, world: int) -> N
         assert each.uneven or each.bytes, (
             f"rank {here().rank} puts nothing into {each.said()} over {list(each.members)}"
         )
-    ((alone, many),) = both(stack, TINY, execution, given, "gradients")
-    words = gradients_apart(alone, many)
-    assert not words, f"{words} (rank {here().rank})"
+    ((alone, many),) = one_rank_and_many(stack, TINY, execution, given, "gradients")
+    words = gradient_differences(alone, many)
+    assert not words, words
 
 
 SENT: dict[str, tuple[Execution, int]] = {
-    "dp2": (replace(own(2), microbatches=2), 2),
-    "fsdp2": (own(2, fsdp=True), 2),
-    "dp4": (own(4), 4),
-    "fsdp4": (own(4, fsdp=True), 4),
-    "hsdp-2x2": (own(4, fsdp=True, replicas=2), 4),
+    "dp2": (replace(own_axis(2), microbatches=2), 2),
+    "fsdp2": (own_axis(2, fsdp=True), 2),
+    "dp4": (own_axis(4), 4),
+    "fsdp4": (own_axis(4, fsdp=True), 4),
+    "hsdp-2x2": (own_axis(4, fsdp=True, replicas=2), 4),
 }
 COUNTS = 4096
 """Bytes for what is neither a gradient nor a parameter: label counts, reported losses."""
@@ -140,7 +133,7 @@ def _watched(stack: Training, recipe: Recipe, execution: Execution, steps: int) 
         steps=steps,
         execution=replace(execution, precision="float64"),
         batches=batches(steps),
-        weights=heavy(stack, recipe),
+        weights=large_expert_weights(stack, recipe),
     )
     with instruments.traffic.watched() as watch:
         stack.train(session)

@@ -86,7 +86,7 @@ class _Retunes(ParallelTrainer):
     cold = False
 
     def build(self) -> Model:
-        self.cold = type(self).begun and graphs.made() == 0
+        self.cold = type(self).begun and graphs.compiled_count() == 0
         type(self).begun = True
         return super().build()
 
