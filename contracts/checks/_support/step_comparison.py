@@ -137,7 +137,7 @@ def replica_differences(held: Arrays) -> str:
     for rank, other in enumerate(gathered(mine)):
         unequal = sorted(name for name in mine.keys() | other.keys() if mine.get(name) != other.get(name))
         if unequal:
-            return f"rank {here().rank} and rank {rank} hold unequal {', '.join(unequal[:3])}"
+            return f"rank {here().rank} and rank {rank} hold different values of {', '.join(unequal[:3])}"
     return ""
 
 

@@ -74,9 +74,7 @@ def every_layout_goes_on_from_this_one(stack: Training, saves: Execution, world:
                 recipe=EVEN, steps=1, execution=layout, observe=STATE | {"gradients"}, at=frozenset({0, 3}), load=source
             )
             run = stack.train(session)
-            words = (
-                "nothing is told of what was loaded" if run.loaded is None else state_difference(run.loaded, steps[1])
-            )
+            words = "no loaded state is reported" if run.loaded is None else state_difference(run.loaded, steps[1])
             words = first_finding(words or _apart(run.steps[0], steps[2]))
             assert not words, f"saved on {layout_name(saves)}, loaded on {layout_name(layout)}, {words}"
 
@@ -121,4 +119,4 @@ def numbers_of_another_kind_are_refused_by_every_rank(stack: Training, execution
         assert words, f"float64 was loaded into float32 on {layout_name(execution)} by rank {rank}"
         missing = [each for each in ("float64", "float32", "weight") if each not in words]
         assert not missing, f"the refusal of rank {rank} does not name {missing}: {words[:200]}"
-    assert start == 1, f"after the refusal the ranks go on after step {start}, expected 1"
+    assert start == 1, f"after the refusal the ranks resumed after step {start}, expected 1"

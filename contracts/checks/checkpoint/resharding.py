@@ -174,8 +174,8 @@ def _saved(stack: Training, recipe: Recipe, execution: Execution, folder: str) -
 
 def _loaded_unlike(start: int, loaded: Step | None, saved: Step) -> str:
     if start != saved.number:
-        return f"the run goes on after step {start}, expected {saved.number}"
-    return "nothing is told of what was loaded" if loaded is None else state_difference(loaded, saved)
+        return f"the run resumed after step {start}, expected {saved.number}"
+    return "no loaded state is reported" if loaded is None else state_difference(loaded, saved)
 
 
 GOES_ON: dict[str, tuple[Recipe, int, Execution, tuple[Execution, ...]]] = {
@@ -248,7 +248,7 @@ def ranks_that_load_from_others_draw_their_own_numbers(
         _generators(SPREAD.seed)
         session = Session(recipe=SPREAD, steps=0, execution=loads, observe=EVERYTHING, at=frozenset({0}), load=source)
         loaded = stack.train(session).loaded
-        assert loaded is not None, "nothing is told of what was loaded"
+        assert loaded is not None, "no loaded state is reported"
         for name in sorted(loaded.rng):
             states = gathered(loaded.rng[name].fingerprint)
             assert len(set(states)) == world, f"{world} ranks have {len(set(states))} states of the generator {name}"
@@ -270,6 +270,8 @@ def what_is_of_one_rank_is_not_given_to_others(stack: Training, saves: Execution
         own = [name for name in sorted(saved.buffers) if len(set(gathered(saved.buffers[name].fingerprint))) > 1]
         session = Session(recipe=SCALED, steps=0, execution=loads, load=folder)
         told = gathered(refusal(stack, session) if own else "nothing differs")
-    assert all(told), f"{len(own)} buffers differ from rank to rank, and {layout_name(loads)} loaded them, as {own[0]}"
+    assert all(told), (
+        f"{len(own)} buffers differ from rank to rank, and {layout_name(loads)} loaded them, such as {own[0]}"
+    )
     named = own[0] in told[0] if own else True
     assert named, f"the refusal does not name {own[0]}: {told[0][:300]}"

@@ -57,7 +57,7 @@ def another_layout_loads_a_transformer_by_its_names(
                 replace(asked, steps=0, batches=(), weights={}, buffers={}, execution=layout, load=str(at),
                         at=frozenset({0}))
             )  # fmt: skip
-            words = "" if run.start == 2 else f"the run goes on after step {run.start}, expected 2"
-            words = words or ("nothing is told of what was loaded" if run.loaded is None else "")
+            words = "" if run.start == 2 else f"the run resumed after step {run.start}, expected 2"
+            words = words or ("no loaded state is reported" if run.loaded is None else "")
             words = first_finding(words or (state_difference(run.loaded, saved) if run.loaded else ""))
             assert not words, f"saved on {layout_name(asked.execution)}, loaded on {layout_name(layout)}, {words}"

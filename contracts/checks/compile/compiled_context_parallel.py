@@ -34,6 +34,6 @@ def ranks_of_a_row_compile_the_same_graphs(stack: Training, recipe: Recipe, exec
     every = gathered(instruments.graphs.compiled_count())
     assert every[0] > 0, "nothing was compiled"
     for rank, graphs in enumerate(every):
-        assert graphs == every[0], f"{every[0]} graphs are made on rank 0 and {graphs} on rank {rank}"
+        assert graphs == every[0], f"{every[0]} graphs were compiled on rank 0 and {graphs} on rank {rank}"
     words = loss_difference(alone, many) or gradient_differences(alone, many)
     assert not words, words

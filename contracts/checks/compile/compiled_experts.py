@@ -88,7 +88,7 @@ def ten_distributions_are_one_compilation(stack: Stack, asked: BlockCase, backen
     assert found.graphs[0].graphs, "nothing was compiled"
     again = [way.spread for way, (one, two) in zip(ways[1:], pairwise(found.graphs), strict=True)
              if two.graphs > one.graphs]  # fmt: skip
-    assert not again, f"compiled anew for {', '.join(again)}"
+    assert not again, f"recompiled for {', '.join(again)}"
     allowed = {each.site for each in stack.allowed_breaks(asked.recipe, Execution(compile="blocks", backend=backend))}
     for each in found.graphs[-1].breaks:
         place = f"{each.site} {each.reason}"

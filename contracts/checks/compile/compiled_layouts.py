@@ -62,7 +62,7 @@ def ranks_compile_the_same_graphs(stack: Training, execution: Execution, world: 
     every = gathered(instruments.graphs.compiled_count())
     assert every[0] > 0, "nothing was compiled"
     for rank, graphs in enumerate(every):
-        assert graphs == every[0], f"{every[0]} graphs are made on rank 0 and {graphs} on rank {rank}"
+        assert graphs == every[0], f"{every[0]} graphs were compiled on rank 0 and {graphs} on rank {rank}"
     if here().rank == world - 1:
         instruments.graphs.reset_compiler()
     cold = _step(stack, execution)

@@ -107,5 +107,7 @@ def what_experts_hand_back_is_outside_the_graphs(
     alone = {each.site for each in stack.allowed_breaks(recipe, Execution(compile="blocks"))}
     met = {site for site in allowed for each in found if site in f"{each.site} {each.reason}"}
     inside = sorted(allowed.keys() - alone - met)
-    assert allowed.keys() - alone, "no place is declared that experts on several ranks keep out of the graphs"
-    assert not inside, f"{', '.join(inside)} is declared to be outside, and is in the graphs of rank {here().rank}"
+    assert allowed.keys() - alone, "no graph break is declared for experts on several ranks"
+    assert not inside, (
+        f"{', '.join(inside)} is declared to be outside the graphs, but is inside them on rank {here().rank}"
+    )

@@ -158,7 +158,7 @@ def another_distribution_of_tokens_is_no_new_graph(stack: Stack, recipe: Recipe)
     again = [number for number, (one, two) in enumerate(pairwise(graphs), start=2)
              if two.graphs > one.graphs]  # fmt: skip
     assert graphs[0].graphs, "nothing was compiled"
-    assert not again, f"compiled anew at call {', '.join(map(str, again))} of ten, each of the same shape"
+    assert not again, f"recompiled at call {', '.join(map(str, again))} of ten, each of the same shape"
 
 
 LENGTHS = {name: (recipe, layer) for name, (recipe, layer) in BLOCKS.items() if name != "sparse-attention"}

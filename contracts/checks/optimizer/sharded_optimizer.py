@@ -79,7 +79,7 @@ def a_singleton_lane_reduces_nothing(stack: Training, execution: Execution, worl
         sent.append([each.said() for each in watch.issued])
     plain, sharded = sent
     assert sharded == plain, (
-        f"asked to shard it issues {len(sharded)} collectives, {len(plain)} unasked, though dp is 1"
+        f"asked to shard, it issues {len(sharded)} collectives, otherwise {len(plain)}, though dp is 1"
     )
     ((alone, many),) = one_rank_and_many(stack, SPREAD, replace(execution, fsdp=True), batches(1), "gradients")
     words = gradient_differences(alone, many)

@@ -49,7 +49,7 @@ def the_table_of_a_transformer_says_how_it_moves(
     asked = session(stack, recipe, execution, 1, "gradients", "weights")
     (step,) = stack.train(asked).steps
     unequal = sorted(rows.keys() ^ step.gradients.keys())
-    assert not unequal, f"{', '.join(unequal[:3])} stands in one of the table and the gradients alone"
+    assert not unequal, f"{', '.join(unequal[:3])} is in only one of the optimizer's table and the gradients"
     numerics = instruments.numerics
     before, after = (numerics.tensors(each) for each in (asked.weights, step.weights))
     gradients = numerics.tensors(step.gradients)

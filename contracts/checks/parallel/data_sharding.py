@@ -83,7 +83,7 @@ def ranks_read_every_sequence_once(stack: Training, execution: Execution, world:
     found = one_rank_and_many(stack, UNEVEN, execution, (), "gradients", steps=3)
     for alone, many in found:
         assert many.samples == alone.samples, f"step {alone.number} reads {many.samples}, on one rank {alone.samples}"
-        assert len(set(many.samples)) == 5, f"step {alone.number} reads {many.samples}: five different ones expected"
+        assert len(set(many.samples)) == 5, f"step {alone.number} reads {many.samples}, expected five different ones"
         words = label_difference(alone, many)
         assert not words, words
     alone, many = found[0]

@@ -40,9 +40,9 @@ def the_lane_steps_and_saves(stack: Training, execution: Execution, world: int) 
         _moved(weights, steps)
         again = Session(recipe=BIASED, steps=1, execution=execution, batches=batches(1), load=folder)
         gone_on = stack.train(again)
-    assert gone_on.start == 5, f"the run goes on behind step {gone_on.start}, saved after 5"
+    assert gone_on.start == 5, f"the run resumed after step {gone_on.start}, saved after 5"
     before, after = steps[-1].losses["total"], gone_on.steps[0].losses["total"]
-    assert after < before, f"the step behind the save has loss {after:.6g}, the one before it {before:.6g}"
+    assert after < before, f"the step after the save has loss {after:.6g}, the step before it {before:.6g}"
 
 
 def _moved(weights: object, steps: tuple[Step, ...]) -> None:

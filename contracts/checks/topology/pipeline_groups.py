@@ -25,6 +25,6 @@ def a_pipeline_makes_no_second_group(stack: Messaging, recipe: Recipe, execution
     seen = messages_seen(stack, recipe, execution)
     made = Counter(frozenset(group) for group in seen.held) - Counter(frozenset(group) for group in seen.before)
     whole = frozenset(range(world))
-    assert whole not in made, f"rank {here().rank} makes a group of all {world} ranks beside the world's"
+    assert whole not in made, f"rank {here().rank} makes a group of all {world} ranks besides the default group"
     for members, count in made.items():
         assert count == 1, f"rank {here().rank} makes {count} groups of {sorted(members)}"

@@ -99,7 +99,7 @@ def routers_read_the_local_shard(stack: Training, execution: Execution, world: i
         with instruments.traffic.watched() as watch:
             stack.train(session)
         assert not watch.diverged, watch.diverged
-        assert watch.of("all_to_all"), "no rows travel"
+        assert watch.of("all_to_all"), "no token rows are sent between ranks"
         moved = [each for each in watch.of("all_gather", "reduce_scatter") if _is_stream(each.shapes)]
         found.append(len(moved))
     one, three = found

@@ -86,7 +86,7 @@ def nobody_sends_nothing(stack: Training, execution: Execution, world: int) -> N
     assert not watch.diverged, f"{watch.diverged} (rank {here().rank})"
     for each in watch.issued:
         assert each.uneven or each.bytes, (
-            f"rank {here().rank} puts nothing into {each.said()} over {list(each.members)}"
+            f"rank {here().rank} passes an empty tensor to {each.said()} over {list(each.members)}"
         )
     ((alone, many),) = one_rank_and_many(stack, TINY, execution, given, "gradients")
     words = gradient_differences(alone, many)
@@ -120,10 +120,10 @@ def what_a_rank_sends_does_not_grow_with_the_ranks(stack: Training, execution: E
     reduced = sum(each.bytes for each in watch.of("all_reduce", "reduce_scatter"))
     held = world // execution.replicas
     bound = padded + (padded // held if execution.replicas > 1 else 0) + COUNTS
-    assert reduced <= bound, f"{reduced} bytes go into reductions, at most {bound} with {whole} bytes of gradients"
+    assert reduced <= bound, f"{reduced} bytes are reduced, expected at most {bound} for {whole} bytes of gradients"
     fetched = sum(each.bytes for each in watch.of("all_gather"))
     limit = 2 * padded // held + padded // held + COUNTS if execution.fsdp else COUNTS
-    assert fetched <= limit, f"{fetched} bytes go into all-gathers, at most {limit} with {whole} bytes of parameters"
+    assert fetched <= limit, f"{fetched} bytes are gathered, expected at most {limit} for {whole} bytes of parameters"
 
 
 def _watched(stack: Training, recipe: Recipe, execution: Execution, steps: int) -> Watch:

@@ -49,11 +49,11 @@ def a_rehearsal_says_what_a_running_step_issues(stack: Stack, execution: Executi
     predicted = [_shown(each, rehearsed.groups[each.group]) for each in rehearsed.issued]
     seen = [f"{each.said()} over {list(each.members)}" for each in watch.issued]
     for index, (one, other) in enumerate(zip(predicted, seen, strict=False)):
-        words = f"collective {index} of a step on rank {here().rank} is {other}, rehearsed as {one}"
+        words = f"collective {index} of a step on rank {here().rank} is {other}, predicted as {one}"
         assert one == other, words
     more = len(seen) - len(predicted)
     assert 0 <= more <= CLOSING, (
-        f"a step on rank {here().rank} issues {len(seen)} collectives, rehearsed as {len(predicted)}"
+        f"a step on rank {here().rank} issues {len(seen)} collectives, predicted as {len(predicted)}"
     )
 
 

@@ -47,7 +47,7 @@ class LeavesNormGradientsOfSequenceParallel(Spread):
     exchange = {"tensor_parallel": _KeepsItsOwn}
 
 
-@mutant(of="PAR-02a", case="tp2-sp-muon", says="hold unequal", bugs=("SP-11",))
+@mutant(of="PAR-02a", case="tp2-sp-muon", says="hold different values of", bugs=("SP-11",))
 class LetsNormsDriftApart(Spread):
     """The same bug, seen after some steps: each rank trains its own norm, and no loss shows it."""
 
@@ -418,7 +418,7 @@ class NeverReducesWithoutShards(Spread):
     trains = _NeverReduces
 
 
-@mutant(of="PAR-02a", case="dp2", says="hold unequal")
+@mutant(of="PAR-02a", case="dp2", says="hold different values of")
 class LetsReplicasTrainByThemselves(Spread):
     """The same bug, seen after three steps: each rank has its own model, and each loss falls."""
 
@@ -434,7 +434,7 @@ class _SkipsCopies(ParallelTrainer):
                 parameter.grad = vectors[name]
 
 
-@mutant(of="PAR-02a", case="dp2", says="hold unequal")
+@mutant(of="PAR-02a", case="dp2", says="hold different values of")
 class SkipsSmallTensorsInTheReduction(Spread):
     """Vectors do not fill a bucket, and the last bucket is never sent."""
 

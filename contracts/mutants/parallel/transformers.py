@@ -62,7 +62,7 @@ class _Drifts(ShardedOptimizer):
             member.parameter.detach().mul_(1 + 2**-23)
 
 
-@mutant(of="PAR-02e", case="dp2", says="hold unequal")
+@mutant(of="PAR-02e", case="dp2", says="hold different values of")
 class LetsReplicasDriftByRounding(Spread):
     """One rank updates its copies with a kernel that rounds differently: no tolerance shows it, and every step adds to
     it.
