@@ -16,8 +16,9 @@ from importlib import metadata
 
 import pytest
 
-from contracts.harness.ranks import plugin_compatibility, recovery, reports, resume
+from contracts.harness.ranks import plugin_compatibility, recovery, reports
 from contracts.harness.ranks.agreement import differences
+from contracts.harness.ranks.journal import Journal, Past, read_journal
 from contracts.harness.ranks.merge import VERDICT
 from contracts.harness.ranks.session import Session, wanted, world_of
 
@@ -100,28 +101,28 @@ class Collection:
     def _resume(self, session: pytest.Session) -> None:
         again = self.here.speaks and self.here.attempt > 0
         said = self._say_all(self._what_happened(session.items).text() if again else "", "past")
-        self.ranks.past = resume.Past.of(said[0]) if said[0] else resume.Past()
+        self.ranks.past = Past.of(said[0]) if said[0] else Past()
         if self.here.speaks:
-            self.ranks.journal = resume.Journal(self.ranks.folder.journal)
+            self.ranks.journal = Journal(self.ranks.folder.journal)
         self._replayed = [item for item in session.items if item.nodeid in self.ranks.past.done]
         session.items[:] = [item for item in session.items if item.nodeid not in self.ranks.past.done]
 
-    def _what_happened(self, items: list[pytest.Item]) -> resume.Past:
+    def _what_happened(self, items: list[pytest.Item]) -> Past:
         """The journal, with the test that was under way as a failed one: it is not tried again."""
-        past = resume.past(self.ranks.folder.journal)
+        past = read_journal(self.ranks.folder.journal)
         account = recovery.account(self.ranks.folder, self.here.attempt - 1, self.here.size)
         item = next((each for each in items if each.nodeid == past.under_way), None)
         if item is None:
             return self._after_a_test(past, account)
         verdict = {"outcome": "failed", "primary": account.rank, "words": account.reason, "recovery": "restarted"}
-        journal = resume.Journal(self.ranks.folder.journal)
+        journal = Journal(self.ranks.folder.journal)
         for report in reports.failure(item, account.told(), account.reason, [(VERDICT, json.dumps(verdict))]):
             journal.report(item.nodeid, self.ranks.serialized(report))
         journal.done(item.nodeid)
         journal.close()
-        return resume.past(self.ranks.folder.journal)
+        return read_journal(self.ranks.folder.journal)
 
-    def _after_a_test(self, past: resume.Past, account: recovery.Account) -> resume.Past:
+    def _after_a_test(self, past: Past, account: recovery.Account) -> Past:
         """An end between two tests is charged to the one before, where nothing of it has failed already."""
         last = next(reversed(past.done), None)
         if last is None or any(report["outcome"] == "failed" for report in past.done[last]):

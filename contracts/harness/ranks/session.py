@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from contracts.harness.ranks import console, exit, plugin_compatibility, rank_environment, reports, resume
+from contracts.harness.ranks import console, exit, plugin_compatibility, rank_environment, reports
 from contracts.harness.ranks.agreement import Limits
 from contracts.harness.ranks.job import Job
+from contracts.harness.ranks.journal import Journal, Past, Report
 from contracts.harness.ranks.merge import VERDICT
 
 PEERS_S = 5.0  # what the other ranks get to leave before rank 0 does
@@ -37,8 +38,8 @@ class Session:
             plugin_compatibility.quieten(config)
         self.job = self._job(config.getoption("dist_backend"))
         self.limits = self.job.limits
-        self.past = resume.Past()
-        self.journal: resume.Journal | None = None
+        self.past = Past()
+        self.journal: Journal | None = None
         self.session: pytest.Session | None = None
         self.item: pytest.Item | None = None
         self.agreed_to_stop = False
@@ -60,8 +61,8 @@ class Session:
         restart = option("dist_recover") == "restart"
         return Job(self.here, self.folder, limits, backend=backend, restart_only=restart, speak=self._speak)
 
-    def serialized(self, report: pytest.TestReport) -> resume.Report:
-        plain: resume.Report = self.config.hook.pytest_report_to_serializable(config=self.config, report=report)
+    def serialized(self, report: pytest.TestReport) -> Report:
+        plain: Report = self.config.hook.pytest_report_to_serializable(config=self.config, report=report)
         return {**plain, "longrepr": reports.words_of(report)}
 
     def pytest_sessionstart(self, session: pytest.Session) -> None:

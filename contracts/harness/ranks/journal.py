@@ -53,8 +53,8 @@ class Journal:
         self._file.flush()
 
 
-def past(path: Path) -> Past:
-    """What a journal tells. A last line cut short, by the death of who wrote it, is no line."""
+def read_journal(path: Path) -> Past:
+    """What a journal says. A last line that was cut short, because its writer died, does not count."""
     done: dict[str, list[Report]] = {}
     under_way: str | None = None
     begun: list[Report] = []
