@@ -11,13 +11,14 @@ Ids are permanent. A contract may be split (`PAT-04a`); a retired id is never us
 from __future__ import annotations
 
 import inspect
+import itertools
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar
 
 from contracts.spec.abilities import FEATURES
-from contracts.spec.ladder import rungs
+from contracts.spec.ladder import rungs, stepped_down
 from contracts.spec.needs import features
 from contracts.spec.recipe import Recipe
 from contracts.spec.stack import questions
@@ -231,9 +232,9 @@ def contract(
     docstring is an error at import; otherwise the contract would silently never run.
 
     With `needs` the contract is asked on leaner recipes as well: it names the features without which it has no subject
-    (`contracts.spec.abilities`), of all cases or case by case; `()` where any model will do. A case that was written
-    with a recipe gets its rungs derived. One whose other arguments depend on the recipe has them written out, under the
-    name `case@rung`. `sheds` are the features, such as packed rows, that its cases have beside their recipes and its
+    (`contracts.spec.abilities`), of all cases or case by case; `()` where any model will do. The rungs of a case are
+    derived from its recipe. A contract whose other arguments depend on the recipe has its rungs written out, under
+    names `case@rung`. `sheds` are the features, such as packed rows, that its cases have beside their recipes and its
     rungs do without.
     """
     asked = (asks,) if isinstance(asks, str) else asks
@@ -301,13 +302,17 @@ def _ladder(
     case: str, written: Mapping[str, tuple[Any, ...]], needs: frozenset[str], sheds: frozenset[str]
 ) -> dict[str, tuple[Any, ...]]:
     """The rungs of one case, richest first."""
-    by_hand = {name: each for name, each in written.items() if name.startswith(f"{case}@")}
+    found = {name: each for name, each in written.items() if name.startswith(f"{case}@")}
     arguments = written[case]
-    at = next((place for place, each in enumerate(arguments) if isinstance(each, Recipe)), None)
-    if by_hand or at is None:
-        return by_hand
-    derived = rungs(arguments[at], needs, sheds=sheds)
-    return {f"{case}@{rung}": (*arguments[:at], each, *arguments[at + 1 :]) for rung, each in derived.items()}
+    first = next((each for each in arguments if isinstance(each, Recipe)), None)
+    if first is None or any("@" in name for name in written):
+        return found
+    for rung in rungs(first, needs, sheds=sheds):
+        lean = tuple(stepped_down(each, rung, needs) if isinstance(each, Recipe) else each for each in arguments)
+        recipes = [each for each in _nameless(lean) if isinstance(each, Recipe)]
+        if all(one != other for one, other in itertools.combinations(recipes, 2)):
+            found[f"{case}@{rung}"] = lean
+    return found
 
 
 def untested(id: str, promise: str, *, why: str, tier: Tier = "unit") -> None:

@@ -132,7 +132,8 @@ def _claim_faults(run: Run, results: list[Result]) -> list[Fault]:
             found.append(Fault(kind="claim", words=words))
     claimed = {*run.plan.claimed}
     for each in results:
-        if each.outcome == "not offered" and str(each.item) in claimed:
+        offered = {*_asks(run, each.id)} <= run.header.subject.offers
+        if each.outcome == "not offered" and offered and str(each.item) in claimed:
             words = f"{run.header.subject.name} declares all that {each.item} needs and declined it: {each.words}"
             found.append(Fault(kind="claim", words=words))
     return found

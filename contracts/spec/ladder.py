@@ -1,17 +1,33 @@
 """The ladder: recipes from the one that a case was written with down to a dense transformer.
 
 Few stacks have every block, and what a case is about is seldom a recurrent block or a balance loss. So a case that asks
-about a whole model can be asked on leaner recipes too. A rung keeps everything that is no baggage: sizes, optimizer,
-schedule, batch, embeddings, prediction heads, residual streams.
+about a whole model can be asked on leaner recipes too. A rung keeps sizes, optimizer, schedule, batch, dtype and
+embeddings, and whatever the case needs; blocks and features beyond its own it leaves behind.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
+from contracts.spec.errors import Refused
 from contracts.spec.needs import features
 from contracts.spec.recipe import Moe, Recipe
+
+
+def _hybrid(recipe: Recipe) -> Recipe:
+    return replace(_pairs(recipe), pattern="AEME", qk_norm=False)
+
+
+def _pairs(recipe: Recipe) -> Recipe:
+    depth = max(4, recipe.depth + recipe.depth % 2)
+    leaner = replace(recipe, pattern="AE", depth=depth, mla=None, dsa=None, mhc=None, mtp=None)
+    return replace(leaner, activation="swiglu", moe=_experts(recipe.moe))
+
+
+def _dense(recipe: Recipe) -> Recipe:
+    return replace(_pairs(recipe), moe=None)
 
 
 def _experts(moe: Moe | None) -> Moe | None:
@@ -21,51 +37,71 @@ def _experts(moe: Moe | None) -> Moe | None:
     return Moe(experts=moe.experts, top_k=moe.top_k, expert_hidden=moe.expert_hidden, shared_hidden=0, aux_loss=0.0)
 
 
-def _hybrid(recipe: Recipe) -> Recipe:
-    return replace(
-        recipe,
-        pattern="AEME",
-        depth=4,
-        mla=None,
-        dsa=None,
-        qk_norm=False,
-        activation="swiglu",
-        moe=_experts(recipe.moe),
-    )
-
-
-def _pairs(recipe: Recipe) -> Recipe:
-    return replace(recipe, pattern="AE", depth=4, mla=None, dsa=None, activation="swiglu", moe=_experts(recipe.moe))
-
-
-def _dense(recipe: Recipe) -> Recipe:
-    return replace(_pairs(recipe), moe=None)
-
-
 RUNGS: Mapping[str, Callable[[Recipe], Recipe]] = {"hybrid": _hybrid, "pairs": _pairs, "dense": _dense}
 """From rich to lean. hybrid: attention, Mamba and experts, as in Granite 4. pairs: attention and experts. dense:
-attention and MLPs."""
+attention and MLPs. An even number of layers, so that all pairs are whole."""
+
+_FIELDS: Mapping[str, str] = {
+    "prediction-heads": "mtp",
+    "hyper-connections": "mhc",
+    "mla": "mla",
+    "dsa": "dsa",
+    "qk-norm": "qk_norm",
+    "relu2": "activation",
+    "shared-expert": "moe.shared_hidden",
+    "sigmoid": "moe.score",
+    "selection-bias": "moe.selection_bias",
+    "route-scale": "moe.route_scale",
+    "balance-loss": "moe.aux_loss",
+    "z-loss": "moe.z_loss",
+    "capacity": "moe.capacity_factor",
+}
+"""Feature → the field that holds it, of what a rung would leave behind."""
 
 
 def rungs(recipe: Recipe, needs: frozenset[str], *, sheds: frozenset[str] = frozenset()) -> dict[str, Recipe]:
     """The leaner recipes on which a case with these needs still has its subject, richest first.
 
-    `sheds` are the features that a case has beside its recipe and that every rung leaves behind. A rung that needs as
-    much as a richer one is none, and a pattern that is cut into pipeline stages has none.
+    `sheds` are the features that a case has beside its recipe and that every rung leaves behind. A rung that needs no
+    less than a richer one is none, and a pattern that is cut into pipeline stages has none.
     """
     found: dict[str, Recipe] = {}
     if "|" in recipe.pattern:
         return found
-    seen = [features(recipe) | sheds]
-    for name, leaner in RUNGS.items():
+    own = features(recipe)
+    seen = [own | sheds]
+    for name in RUNGS:
         if name == "pairs" and recipe.moe is None:
             continue
-        made = replace(leaner(recipe), name=f"{recipe.name}@{name}")
+        try:
+            made = stepped_down(recipe, name, needs)
+        except Refused:  # sparse attention in layers that a rung does not have, say
+            continue
         needed = features(made)
-        if needs <= needed < seen[0] | {"swiglu", "softmax", "mlp"} and needed not in seen:
+        if needs & own <= needed < seen[0] | {"swiglu", "softmax", "mlp"} and needed not in seen:
             found[name] = made
             seen.append(needed)
     return found
+
+
+def stepped_down(recipe: Recipe, rung: str, needs: frozenset[str] = frozenset()) -> Recipe:
+    """A recipe on a rung, with what a case needs of it.
+
+    Raises:
+        Refused: when the two do not go together.
+    """
+    made = RUNGS[rung](recipe)
+    kept: dict[str, Any] = {}
+    routed: dict[str, Any] = {}
+    for field in (field for feature, field in _FIELDS.items() if feature in needs):
+        part, _, name = field.rpartition(".")
+        if not part:
+            kept[name] = getattr(recipe, name)
+        elif recipe.moe is not None:
+            routed[name] = getattr(recipe.moe, name)
+    if made.moe is not None:
+        kept["moe"] = replace(made.moe, **routed)
+    return replace(made, name=f"{recipe.name}@{rung}", **kept)
 
 
 def rung_of(recipe: Recipe) -> str:

@@ -15,7 +15,7 @@ def features(recipe: Recipe, execution: Execution | None = None, *, trains: bool
     The layout is a need where ep exceeds 1 alone: below, both layouts are the same ranks.
     """
     found = {*_of_model(recipe), *(_of_steps(recipe) if trains else ())}
-    return frozenset(found | {*(_of_execution(execution) if execution else ())})
+    return frozenset(found | {*(_of_execution(recipe, execution) if execution else ())})
 
 
 def _of_model(recipe: Recipe) -> Iterator[str]:
@@ -60,7 +60,7 @@ def _of_steps(recipe: Recipe) -> Iterator[str]:
     yield recipe.optim.schedule
 
 
-def _of_execution(execution: Execution) -> Iterator[str]:
+def _of_execution(recipe: Recipe, execution: Execution) -> Iterator[str]:
     degrees = execution.degrees
     data = execution.world // (degrees.pp * degrees.tp * degrees.cp)
     if execution.layout == "own-axis":
@@ -72,6 +72,9 @@ def _of_execution(execution: Execution) -> Iterator[str]:
         ("tp", degrees.tp > 1),
         ("sp", degrees.sp),
         ("tp-without-sp", degrees.tp > 1 and not degrees.sp),
+        ("uneven-kv", recipe.mla is None and recipe.kv_groups % degrees.tp != 0),
+        ("uneven-vocab", recipe.vocab % degrees.tp != 0),
+        ("ep-with-etp", degrees.ep > 1 and degrees.expert_tp > 1),
         ("cp", degrees.cp > 1),
         ("pp", degrees.pp > 1),
         ("ep", degrees.ep > 1),

@@ -41,7 +41,10 @@ TABLES = {
 }
 
 
-@contract("OPT-01a", asks=("built", "initial"), cases=TABLES, needs=(), source="F09")
+FEATURES = {"muon-with-prediction-heads": ("prediction-heads",), "streams-and-swiglu": ("hyper-connections",)}
+
+
+@contract("OPT-01a", asks=("built", "initial"), cases=TABLES, needs=FEATURES, source="F09")
 def the_table_has_each_parameter_once(stack: Training, recipe: Recipe) -> None:
     """The optimizer's table names every parameter of the model exactly once, with its shape, held in float32.
 
@@ -65,7 +68,7 @@ def the_table_has_each_parameter_once(stack: Training, recipe: Recipe) -> None:
         assert not strange, f"{row.name} has state {dict(row.state)}, expected float32"
 
 
-@contract("OPT-01b", asks=("built", "train"), cases=TABLES, needs=(), sheds=("packed",), source="F09 F18")
+@contract("OPT-01b", asks=("built", "train"), cases=TABLES, needs=FEATURES, sheds=("packed",), source="F09 F18")
 def a_step_moves_every_parameter_by_its_rule(stack: Training, recipe: Recipe) -> None:
     """A gradient reaches every trainable parameter, and the first step moves each one by the rule that the table names
     and by no other.
@@ -108,7 +111,7 @@ def _size(moved: Tensor, lr: float) -> str:
     return f"{float(moved.abs().max()) / lr:.3g} times the rate at most"
 
 
-@contract("OPT-02a", asks=("built", "train"), cases=TABLES, needs=(), sheds=("packed",), source="hub F09")
+@contract("OPT-02a", asks=("built", "train"), cases=TABLES, needs=FEATURES, sheds=("packed",), source="hub F09")
 def only_matrices_decay(stack: Training, recipe: Recipe) -> None:
     """Weight decay applies to matrices and experts, and not to norms, biases, A_log, D, dt_bias or anything else with
     one dimension.
