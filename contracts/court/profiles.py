@@ -102,16 +102,18 @@ def _asked(entry: _Entry, words: Sequence[str], abilities: Abilities | None) -> 
 
 
 def _on_rungs(entry: Contract, case: str, abilities: Abilities | None) -> tuple[tuple[str, ...], tuple[Choice, ...]]:
-    """The rungs on which a case is asked, and why it is not asked as it was written."""
+    """The rungs on which a case is asked, and why it is not asked as it was written, or on the leanest either."""
     ladder = (case, *entry.rungs(case))
     lacking = {name: _absence(entry, name, abilities) for name in ladder}
+    named = {name: str(Item(id=entry.id, case=name)) for name in ladder}
     richest = next((name for name in ladder if lacking[name] is None), ladder[-1])
     names = tuple(dict.fromkeys((richest, ladder[-1])))
-    why = lacking[case]
-    if why is None:
-        return names, ()
-    instead = tuple(str(Item(id=entry.id, case=name)) for name in names)
-    return names, (Choice(item=str(Item(id=entry.id, case=case)), instead=instead, kind=why.kind, why=str(why)),)
+    found = []
+    for name in dict.fromkeys((case, *names)):
+        if (why := lacking[name]) is not None:
+            instead = () if name in names else tuple(named[each] for each in names)
+            found.append(Choice(item=named[name], instead=instead, kind=why.kind, why=str(why)))
+    return names, tuple(found)
 
 
 def _claims(law: Law, item: Item, abilities: Abilities) -> bool:
@@ -141,7 +143,7 @@ def of_several_ranks(law: Law, plan: Plan) -> Plan:
     outside = (*(each for each in plan.outside if each not in cut), *alone)
     items = tuple(item for item in plan.items if item.id in kept)
     named = {str(item) for item in items}
-    choices = tuple(each for each in plan.choices if named & {*each.instead})
+    choices = tuple(each for each in plan.choices if named & {each.item, *each.instead})
     claimed = tuple(each for each in plan.claimed if each in named)
     return Plan(items=items, outside=outside, promises=kept, choices=choices, claimed=claimed)
 

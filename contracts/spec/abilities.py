@@ -64,6 +64,7 @@ FEATURES: Mapping[str, str] = {
     "own-data": "batches that the stack reads itself",
     "windows": "microbatches that a caller cuts, of any size and length",
     "checkpoint": "a run saved and resumed",
+    "checkpoint-of-a-recipe": "a checkpoint that is refused under another recipe",
     # ranks
     "dp": "data parallelism",
     "fsdp": "parameters sharded over data-parallel ranks",

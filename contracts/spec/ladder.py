@@ -21,7 +21,7 @@ def _hybrid(recipe: Recipe) -> Recipe:
 
 
 def _pairs(recipe: Recipe) -> Recipe:
-    depth = max(4, recipe.depth + recipe.depth % 2)
+    depth = 4 + 2 * (recipe.depth % 2)  # whole pairs, and still another depth for a recipe with one layer more
     leaner = replace(recipe, pattern="AE", depth=depth, mla=None, dsa=None, mhc=None, mtp=None)
     return replace(leaner, activation="swiglu", moe=_experts(recipe.moe))
 
@@ -39,7 +39,7 @@ def _experts(moe: Moe | None) -> Moe | None:
 
 RUNGS: Mapping[str, Callable[[Recipe], Recipe]] = {"hybrid": _hybrid, "pairs": _pairs, "dense": _dense}
 """From rich to lean. hybrid: attention, Mamba and experts, as in Granite 4. pairs: attention and experts. dense:
-attention and MLPs. An even number of layers, so that all pairs are whole."""
+attention and MLPs."""
 
 _FIELDS: Mapping[str, str] = {
     "prediction-heads": "mtp",

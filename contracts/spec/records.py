@@ -134,9 +134,10 @@ class Statement:
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """A case that is not asked on the recipe it was written with, because the stack declares that it cannot build it.
+    """An item that is not asked because the stack declares that it cannot build its recipe.
 
-    `instead` are the items that are asked in its place; `kind` says whose lack it is.
+    `instead` are the items that are asked in its place. Without any, the item stands in the plan and is not offered.
+    `kind` says whose lack it is.
     """
 
     item: str
@@ -148,8 +149,8 @@ class Choice:
 @dataclass(frozen=True, kw_only=True)
 class Plan:
     """Every item that must have a result, fixed before anything runs. `outside` names what the profile leaves out:
-    contracts by id, and single cases (`ID[case]`) of contracts that are planned in part. `choices` are the cases that
-    are asked on leaner recipes alone, and `claimed` the items that the stack's declared abilities say it can build."""
+    contracts by id, and single cases (`ID[case]`) of contracts that are planned in part. `choices` are the items that
+    the stack's declared abilities rule out, and `claimed` those that they say it can build."""
 
     items: tuple[Item, ...]
     outside: tuple[str, ...] = ()

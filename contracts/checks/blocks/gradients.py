@@ -84,7 +84,12 @@ REACHED: dict[str, tuple[Recipe, Mode]] = {
 }
 
 
-GRADED = {"custom-mixers": ("mamba", "recurrent"), "latent": ("mla",)}
+GRADED = {
+    "streams-and-depths": ("experts",),
+    "bf16": ("experts",),
+    "custom-mixers": ("mamba", "recurrent"),
+    "latent": ("mla",),
+}
 
 
 @contract(
@@ -135,7 +140,7 @@ RECOMPUTED: dict[str, tuple[Recipe, Mode, Precision]] = {
 
 
 TWICE = {
-    "": ("recompute",),
+    "": ("recompute", "experts"),
     "custom-mixers-bf16": ("recompute", "mamba", "recurrent"),
     "latent-streams": ("recompute", "mla"),
 }

@@ -53,7 +53,8 @@ CHANGED: dict[str, tuple[Recipe, Recipe]] = {
 }
 
 
-NEEDED = {"": ("checkpoint",), "top-k": ("checkpoint", "experts")}
+KNOWN = ("checkpoint", "checkpoint-of-a-recipe")
+NEEDED = {"": KNOWN, "top-k": (*KNOWN, "experts")}
 
 
 @contract("CKPT-01c", asks="train", cases=CHANGED, needs=NEEDED, sheds=("own-data",), source=FAMILIES)

@@ -16,7 +16,7 @@ from contracts.checks._support.step_comparison import (
     state_differences,
     update_difference,
 )
-from contracts.checks._support.transformer_layouts import CELLS, STAGES, STEPPED, UPDATE, G, L
+from contracts.checks._support.transformer_layouts import CELLS, STAGES, STEPPED, UPDATE, G, L, needs_of
 from contracts.checks._support.transformers import Cell, cell, loss_difference, one_rank_and_many, session
 from contracts.contract import contract
 from contracts.spec.recipe import Recipe
@@ -24,7 +24,7 @@ from contracts.spec.tolerance import FLOAT32_TRANSFORMER
 from contracts.spec.training import Execution, Training
 
 
-@contract("PAR-01e", asks=("built", "train"), cases=CELLS, source="F01", tier="dist")
+@contract("PAR-01e", asks=("built", "train"), cases=CELLS, needs=needs_of(CELLS), source="F01", tier="dist")
 def every_gradient_of_a_transformer_is_that_of_one_rank(
     stack: Training, recipe: Recipe, execution: Execution, world: int
 ) -> None:
@@ -36,7 +36,7 @@ def every_gradient_of_a_transformer_is_that_of_one_rank(
     assert not words, words
 
 
-@contract("PAR-02e", asks=("built", "train"), cases=STEPPED, source="F02", tier="dist")
+@contract("PAR-02e", asks=("built", "train"), cases=STEPPED, needs=needs_of(STEPPED), source="F02", tier="dist")
 def a_transformer_goes_the_way_of_one_rank(stack: Training, recipe: Recipe, execution: Execution, world: int) -> None:
     """For a transformer with experts, weights move over three steps as they do on one rank, and replicas are
     bit-identical on every rank.
@@ -52,7 +52,7 @@ def a_transformer_goes_the_way_of_one_rank(stack: Training, recipe: Recipe, exec
     assert not words, words
 
 
-@contract("PAR-03e", asks=("built", "train"), cases=STEPPED, source="F03", tier="dist")
+@contract("PAR-03e", asks=("built", "train"), cases=STEPPED, needs=needs_of(STEPPED), source="F03", tier="dist")
 def the_norm_of_a_transformer_is_that_of_one_rank(
     stack: Training, recipe: Recipe, execution: Execution, world: int
 ) -> None:

@@ -32,13 +32,15 @@ if TYPE_CHECKING:
 
 ORDERS: dict[str, tuple[Recipe, str]] = {  # recipe → the letter of each layer
     "a-period-and-two": (SMALL, "AEMEAEMEAEMRAE"),
-    "a-period-and-two@hybrid": (stepped_down(SMALL, "hybrid"), "AEMEAEMEAEMEAE"),
-    "a-period-and-two@pairs": (stepped_down(SMALL, "pairs"), "AEAEAEAEAEAEAE"),
+    "a-period-and-two@hybrid": (replace(stepped_down(SMALL, "hybrid"), depth=14), "AEMEAEMEAEMEAE"),
+    "a-period-and-two@pairs": (replace(stepped_down(SMALL, "pairs"), depth=14), "AEAEAEAEAEAEAE"),
     "less-than-a-period": (replace(SMALL, depth=7), "AEMEAEM"),
+    "less-than-a-period@hybrid": (replace(stepped_down(SMALL, "hybrid"), depth=7), "AEMEAEM"),
+    "less-than-a-period@pairs": (replace(stepped_down(SMALL, "pairs"), depth=7), "AEAEAEA"),
     "recurrence-first": (replace(SMALL, pattern="RAM", depth=7), "RAMRAMR"),
     "stages-written-out": (replace(SMALL, pattern="AE|M|RAE", depth=6), "AEMRAE"),
     "dense": (replace(SMALL, pattern="EA", depth=3, moe=None), "EAE"),
-    "dense@dense": (stepped_down(replace(SMALL, depth=5), "dense"), "AEAEAE"),
+    "dense@dense": (replace(stepped_down(SMALL, "dense"), depth=5), "AEAEA"),
     "one-layer": (replace(SMALL, pattern="MA", depth=1), "M"),
     "depths-are-no-layers": (replace(SMALL, pattern="AM", depth=3, mtp=Mtp(depth=2), mhc=Mhc(streams=2)), "AMA"),
 }

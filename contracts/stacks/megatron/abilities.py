@@ -13,9 +13,12 @@ def _lacks(features: str, kind: Lack, reason: str, *, asked: frozenset[str] = _S
 
 
 ABILITIES = Abilities(
-    has=frozenset(
-        ["attention", "mlp", "experts", "mamba", "gqa", "mla", "qk-norm", "relu2", "swiglu", "tied", "softmax", "sigmoid", "top-1", "selection-bias", "shared-expert", "route-scale", "balance-loss", "z-loss", "capacity", "float64", "float32", "adamw", "cosine", "linear", "constant", "WSD", "microbatches", "packed", "checkpoint", "dp", "tp", "sp", "tp-without-sp", "ep", "etp", "pp", "interleaved", "borrowed", "author-dp"]
-    ),
+    has=frozenset((
+        "attention", "mlp", "experts", "mamba", "gqa", "mla", "qk-norm", "relu2", "swiglu", "tied",
+        "softmax", "sigmoid", "top-1", "selection-bias", "shared-expert", "route-scale", "balance-loss", "z-loss",
+        "capacity", "float64", "float32", "adamw", "cosine", "linear", "constant", "WSD", "microbatches", "packed",
+        "checkpoint", "dp", "tp", "sp", "tp-without-sp", "ep", "etp", "pp", "interleaved", "borrowed", "author-dp",
+    )),
     lacks=(
         _lacks("recurrent", "stack", "it has no M2RNN", asked=frozenset()),
         _lacks("hyper-connections", "stack", "it has none in a version that was tried", asked=frozenset()),
@@ -38,9 +41,10 @@ ABILITIES = Abilities(
         _lacks("fsdp", "adapter", "its FSDP is not asked yet"),
         _lacks("replicas", "adapter", "its FSDP is not asked yet"),
         _lacks("own-data", "adapter", "it reads data sets of its own and not the recipe's"),
+        _lacks("checkpoint-of-a-recipe", "adapter", "its training script compares some arguments, and is not asked"),
         _lacks("windows", "adapter", "it is given batches and cuts them itself"),
         _lacks("uneven-microbatches", "adapter", "batches are cut into equal microbatches"),
-        _lacks("uneven-vocab", "adapter", "a vocabulary is padded to a multiple of tp, and padded rows take part in the loss"),
+        _lacks("uneven-vocab", "adapter", "its padded rows take part in the loss"),
         _lacks("interleaved mamba", "adapter", "its hybrid model in interleaved stages was not tried"),
         _lacks("author-dp", "adapter", "the mode is not asked", asked=frozenset({"run_model"})),
     ),
