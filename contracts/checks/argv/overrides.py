@@ -14,9 +14,9 @@ from contracts.checks._support.launches import (
     NAM56R,
     NATIVE,
     NATIVE_PP2,
+    flag_texts,
     for_megatron,
     refusal_of_launch,
-    said,
 )
 from contracts.contract import contract
 from contracts.spec.errors import Refused
@@ -42,8 +42,8 @@ def an_override_changes_its_own_key(
     stack: Stack, lane: Lane, overrides: dict[str, str], expected: dict[str, float]
 ) -> None:
     """An override changes only the flags of its own key, and removes no flag."""
-    before = said(for_megatron(stack, NAM56R, lane).argv)
-    after = said(for_megatron(stack, NAM56R, replace(lane, overrides=overrides)).argv)
+    before = flag_texts(for_megatron(stack, NAM56R, lane).argv)
+    after = flag_texts(for_megatron(stack, NAM56R, replace(lane, overrides=overrides)).argv)
     lost = sorted(set(before) - set(after))
     assert not lost, f"the override of {', '.join(overrides)} removes {lost[0]}"
     changed = {flag: value for flag, value in after.items() if before.get(flag) != value}

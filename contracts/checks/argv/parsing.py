@@ -25,10 +25,9 @@ from contracts.checks._support.launches import (
     NO_MOE,
     TWO_NODES,
     for_megatron,
-    inheriting,
-    reaching,
+    rank_environment,
+    with_inherited,
 )
-from contracts.checks._support.refusals import refusal_of
 from contracts.contract import contract
 from contracts.spec.errors import NotOffered
 from contracts.spec.launch import Lane, Launch, Reading
@@ -46,7 +45,7 @@ LAUNCHES = {
     "author-pp4-fp8": (FP8, AUTHOR_PP4),
     "author-cp2": (NAM56R, AUTHOR_CP2),
     "two-nodes": (NAM56R, TWO_NODES),
-    "no-moe-shell-exports-8": (NO_MOE, inheriting(NATIVE, CUDA_DEVICE_MAX_CONNECTIONS="8")),
+    "no-moe-shell-exports-8": (NO_MOE, with_inherited(NATIVE, CUDA_DEVICE_MAX_CONNECTIONS="8")),
     "author-sparse": (NAM52_SPARSE, AUTHOR),
     "author-mhc": (NAM52_MHC, AUTHOR),
     "native-stored-sigmoid": (STORED, NATIVE),
@@ -193,55 +192,6 @@ def a_trainer_reads_back_what_was_launched(stack: Stack, recipe: Recipe, lane: L
         assert arrived == left, f"{axis.name} is read back as {arrived}, but {left} was launched"
 
 
-SPOILED = ("unknown-flag", "unknown-switch", "misspelt-flag", "cut-flag", "stray-word", "value-missing")
-
-
-@contract("ARGV-02b", asks=("launch", "read_back"), cases={name: (name,) for name in SPOILED}, source="naming; F15")
-def a_trainer_refuses_words_it_does_not_know(stack: Stack, damage: str) -> None:
-    """The stack's own trainer refuses an argv with an unknown, misspelt or abbreviated flag, a stray word or a missing
-    value, and names the word.
-
-    `parse_known_args` returns unknown words to a caller that drops them, so a renamed flag is accepted and has no
-    effect for months.
-    """
-    launch = stack.launch(NAM56R, FSDP2)
-    if "megatron" in launch.launcher.lower():
-        raise NotOffered(f"launches for {launch.launcher}")
-    stack.read_back(launch.argv)  # whole, it is legal: what is refused below is the damage
-    argv, words = _spoiled(launch.argv, damage)
-    refused = refusal_of(lambda word: stack.read_back(argv), words[0])
-    assert any(word in str(refused) for word in words), f"the refusal of {words[0]} does not name it: {refused}"
-
-
-def _spoiled(argv: tuple[str, ...], damage: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """An argv with one fault, and the words of which a refusal names one.
-
-    Raises:
-        NotOffered: when no flag of the argv has a value of its own, as in an argv of `key=value`.
-    """
-    valued = [i for i, word in enumerate(argv[:-1])
-              if word.startswith("--") and "=" not in word and not argv[i + 1].startswith("-")]  # fmt: skip
-    if not valued:
-        raise NotOffered("writes no flag with a value behind it")
-    at = max(valued, key=lambda i: len(argv[i]))  # the longest name loses a letter and stays a name of its own
-    flag = argv[at]
-    match damage:
-        case "unknown-flag":
-            return (*argv, "--bogus", "7"), ("--bogus",)
-        case "unknown-switch":
-            return (*argv, "--bogus"), ("--bogus",)
-        case "misspelt-flag":
-            wrong = flag + flag[-1]
-            return (*argv[:at], wrong, *argv[at + 1 :]), (wrong, flag)
-        case "cut-flag":
-            return (*argv[:at], flag[:-1], *argv[at + 1 :]), (flag[:-1],)
-        case "stray-word":
-            return (*argv[: at + 2], "bogus", *argv[at + 2 :]), ("bogus",)
-        case _:
-            rest = (*argv[:at], *argv[at + 2 :])
-            return (*rest, flag), (flag,)
-
-
 QUEUE = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}  # Megatron requires it under TP before it checks anything else
 
 
@@ -269,7 +219,7 @@ def _read(stack: Stack, recipe: Recipe, lane: Lane) -> tuple[Launch, Reading]:
         NotOffered: when the launch is for another launcher, or the reader is another version of it.
     """
     launch = for_megatron(stack, recipe, lane)
-    reading = stack.read_argv(launch.argv, reaching(launch, lane), launch.world)
+    reading = stack.read_argv(launch.argv, rank_environment(launch, lane), launch.world)
     if reading.version and reading.version != launch.launcher_version:
         raise NotOffered(f"written for {launch.launcher} {launch.launcher_version}, the reader is {reading.version}")
     return launch, reading

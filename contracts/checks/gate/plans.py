@@ -18,7 +18,6 @@ PROFILES: dict[str, tuple[str, str, int, bool]] = {
     "several-ranks": ("dist", "dist", EVERY, True),
     "four-ranks": ("dist4", "dist", 4, False),  # without slow cases
     "two-words": ("dist4,gpu", "dist gpu", 4, True),
-    "what-ci-judges": ("launch,machine,numeric", "unit", EVERY, False),
 }
 """A profile, its tiers, the most ranks of a case, and whether contracts without a check are planned too."""
 FOR_FOUR, FOR_EIGHT = "PAR-01a[tp2-sp-ep2]", "PAR-01a[tp2-sp-ep2-fsdp2]"

@@ -9,7 +9,6 @@ from math import prod
 
 from contracts.contract import mutant
 from contracts.mutants.argv._launcher import Launcher
-from contracts.spec.errors import Refused, refuse
 from contracts.spec.launch import Lane, Launch, Reading, Reread
 from contracts.spec.recipe import Recipe
 from contracts.stacks.reference.stack import Reference
@@ -207,50 +206,3 @@ class KeepsTheFirstOfSeveral(Reference):
         dsa = read.recipe.dsa
         few = None if dsa is None else replace(dsa, a_ranks=dsa.a_ranks[:1])
         return replace(read, recipe=replace(read.recipe, dsa=few))
-
-
-class _Permissive(Reference):
-    """Reads what it knows of an argv and drops the rest."""
-
-    def drops(self, argv: Words) -> Words:
-        """The words of an argv that its parser would not know."""
-        raise NotImplementedError
-
-    def read_back(self, argv: Words) -> Reread:
-        dropped = set(self.drops(argv))
-        return super().read_back(tuple(word for word in argv if word not in dropped))
-
-
-@mutant(of="ARGV-02b", case="unknown-flag", says="'--bogus' was accepted, expected a refusal", bugs=("ARG-07",))
-class ParsesKnownArguments(_Permissive):
-    """`args, _ = parser.parse_known_args(argv)`: an unknown flag has no effect, and nobody is told."""
-
-    def drops(self, argv: Words) -> Words:
-        return argv[argv.index("--bogus") :] if "--bogus" in argv else ()
-
-
-@mutant(of="ARGV-02b", case="stray-word", says="'bogus' was accepted, expected a refusal")
-class IgnoresStrayWords(_Permissive):
-    """Skips every word that is no flag: a value with a blank in it loses its second half."""
-
-    def drops(self, argv: Words) -> Words:
-        return ("bogus",)
-
-
-@mutant(of="ARGV-02b", case="cut-flag", says="'--compil' was accepted, expected a refusal", bugs=("ARG-07",))
-class GuessesAbbreviations(Reference):
-    """argparse's default: any prefix is taken for the flag, until a new flag makes it ambiguous or means another."""
-
-    def read_back(self, argv: Words) -> Reread:
-        return super().read_back(tuple("--compile" if word == "--compil" else word for word in argv))
-
-
-@mutant(of="ARGV-02b", case="misspelt-flag", says="does not name it: argv")
-class RefusesWithoutTheWord(Reference):
-    """Refuses with a usage line alone: one wrong letter among 60 flags is left to the reader."""
-
-    def read_back(self, argv: Words) -> Reread:
-        try:
-            return super().read_back(argv)
-        except Refused as refused:
-            raise refuse("argv", len(argv), "is not understood", "see the usage") from refused

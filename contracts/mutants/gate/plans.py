@@ -67,14 +67,3 @@ class PlansWhatHasACheck(Court):
         without = tuple(item.id for item in plan.items if item.id in LAW.untested)
         items = tuple(item for item in plan.items if item.id not in without)
         return replace(plan, items=items, outside=(*plan.outside, *without))
-
-
-@mutant(of="GATE-02b", case="what-ci-judges", says="launch,machine,numeric does not plan PREC-")
-class LeavesAFamilyInNoGroup(Court):
-    """The groups name the families one by one and forget one, so no run of one process ever judges it."""
-
-    def plan(self, profile: str) -> Plan:
-        plan = super().plan(profile)
-        forgotten = tuple(item for item in plan.items if item.id.startswith("PREC") and profile.startswith("launch"))
-        items = tuple(item for item in plan.items if item not in forgotten)
-        return replace(plan, items=items, outside=(*plan.outside, *map(str, forgotten)))
