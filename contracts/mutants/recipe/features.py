@@ -115,8 +115,9 @@ class LosesTheCoefficient(Reference):
 
     def launch(self, recipe: Recipe, lane: Lane) -> Launch:
         moe = recipe.moe
-        same = moe is None or not moe.aux_loss
-        return super().launch(recipe if same else replace(recipe, moe=replace(moe, aux_loss=0.01)), lane)
+        if moe is not None and moe.aux_loss:
+            recipe = replace(recipe, moe=replace(moe, aux_loss=0.01))
+        return super().launch(recipe, lane)
 
 
 @mutant(of="REC-07", case="fsdp2", says="changing seq_length changes no launch", bugs=("ARG-13",))
