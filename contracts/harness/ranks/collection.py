@@ -1,6 +1,6 @@
 """What the ranks run, agreed on before the first test: the same tests in one order, with equal versions and settings.
 
-After a restart that is what the journal of the attempts before does not have yet.
+After a restart, they run what the journal of earlier attempts does not hold yet.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ class Collection:
             ranks = wanted(item, self.here.size)
             if ranks > self.here.size:
                 item.add_marker(pytest.mark.skip(reason=f"needs {ranks} ranks, and there are {self.here.size}"))
-        items.sort(key=lambda item: world_of(item, self.here.size))  # each change of worlds costs a new group
+        items.sort(key=lambda item: world_of(item, self.here.size))  # each change of the world size costs a new group
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_finish(self, session: pytest.Session) -> None:
-        """Agree on what is run, with what; then resume, and make the group."""
+        """Agree on tests, versions and settings; then resume, and make the process group."""
         ids = [item.nodeid for item in session.items]
         views = [json.loads(view) for view in self._say_all(json.dumps(self._view(ids)), "collection")]
         self.job.meet_all()
@@ -63,7 +63,7 @@ class Collection:
             self.ranks.agreed_to_stop = True
             return
         self._resume(session)
-        gc.freeze()  # what was imported stays: no collection has to walk through torch's 250 000 objects again
+        gc.freeze()  # garbage collections skip what was imported: torch alone has 250 000 objects
         if session.items:
             self.job.open_group()
 
@@ -108,7 +108,7 @@ class Collection:
         session.items[:] = [item for item in session.items if item.nodeid not in self.ranks.past.done]
 
     def _what_happened(self, items: list[pytest.Item]) -> Past:
-        """The journal, with the test that was under way as a failed one: it is not tried again."""
+        """The journal, in which the test that was under way counts as failed: it is not tried again."""
         past = read_journal(self.ranks.folder.journal)
         account = recovery.account(self.ranks.folder, self.here.attempt - 1, self.here.size)
         item = next((each for each in items if each.nodeid == past.under_way), None)
@@ -123,7 +123,7 @@ class Collection:
         return read_journal(self.ranks.folder.journal)
 
     def _after_a_test(self, past: Past, account: recovery.Account) -> Past:
-        """An end between two tests is charged to the one before, where nothing of it has failed already."""
+        """Charge an end between two tests to the test before it, unless that one has failed already."""
         last = next(reversed(past.done), None)
         if last is None or any(report["outcome"] == "failed" for report in past.done[last]):
             return past
@@ -136,7 +136,7 @@ class Collection:
         if not self.here.speaks:
             plugin_compatibility.forget(self.config)
         if self.ranks.past.done and not self.config.option.collectonly:
-            # pytest refuses to start where something has failed, unless it is told that this is meant.
+            # pytest refuses to start after a failure, unless this option says that it is intended.
             self.config.option.continue_on_collection_errors = True
             self._replay()
             if session.shouldfail:
