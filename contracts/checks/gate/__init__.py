@@ -4,6 +4,7 @@ from contracts.checks.gate import (  # isort: skip
     verdicts,  # the suite itself
     fitness,  # which contracts are fit to judge
     plans,  # what a profile plans
+    abilities,  # what a stack declares that it can build
     reports,  # reports of the verdict
     formats,  # their formats, whatever a stack says
     tolerances,  # what counts as a difference
@@ -11,6 +12,7 @@ from contracts.checks.gate import (  # isort: skip
 )
 
 __all__ = [
+    "abilities",
     "fitness",
     "formats",
     "multi_rank",

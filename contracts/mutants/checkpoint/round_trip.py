@@ -189,7 +189,7 @@ class _AsksNoRecipe(Checkpoints):
 
 
 @mutant(of="CKPT-04e", case="another-recipe", says="a state of recipe 'r1' was loaded into recipe 'r2'",
-        bugs=("PRV-06",), leanest="the run of short@dense went on after step 1")  # fmt: skip
+        bugs=("PRV-06",))  # fmt: skip
 class AsksNoRecipe(Exchanged):
     """Compares shapes and nothing else."""
 

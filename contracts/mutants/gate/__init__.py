@@ -4,6 +4,7 @@ from contracts.mutants.gate import (  # isort: skip
     verdicts,
     fitness,
     plans,
+    abilities,
     reports,
     formats,
     tolerances,
@@ -11,6 +12,7 @@ from contracts.mutants.gate import (  # isort: skip
 )
 
 __all__ = [
+    "abilities",
     "fitness",
     "formats",
     "multi_rank",
