@@ -28,7 +28,7 @@ class _LeavesBuffersBehind(Trainer):
 
 
 @mutant(of="CKPT-01a", case="adamw", says="buffers: the state layers.1.mixer.router.bias differs",
-        bugs=("EXB-04",))  # fmt: skip
+        bugs=("EXB-04",), leanest="")  # fmt: skip
 class LeavesBuffersBehind(Trained):
     """The selection bias is a non-persistent buffer: it is zero again after each resume."""
 

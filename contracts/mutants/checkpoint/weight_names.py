@@ -93,7 +93,7 @@ class _LeavesBuffersBehind(WeightNames):
         return {name: each for name, each in renamed.items() if not name.endswith("router.bias")}
 
 
-@mutant(of="CKPT-06d", case="ascending", says="lacks layers.1.mixer.router.bias", bugs=("EXB-09",), leanest="")
+@mutant(of="CKPT-06d", case="ascending", says="lacks layers.1.mixer.router.bias", bugs=("EXB-09",))
 class LeavesBuffersBehind(Exchanged):
     """Maps only parameters, but a router's selection bias is a buffer."""
 
