@@ -41,6 +41,8 @@ RUNGS: Mapping[str, Callable[[Recipe], Recipe]] = {"hybrid": _hybrid, "pairs": _
 """From rich to lean. hybrid: attention, Mamba and experts, as in Granite 4. pairs: attention and experts. dense:
 attention and MLPs."""
 
+_INSTEAD = frozenset({"gqa", "mlp", "softmax", "swiglu"})
+"""What a rung has in place of richer kinds."""
 _FIELDS: Mapping[str, str] = {
     "prediction-heads": "mtp",
     "hyper-connections": "mhc",
@@ -78,7 +80,7 @@ def rungs(recipe: Recipe, needs: frozenset[str], *, sheds: frozenset[str] = froz
         except Refused:  # sparse attention in layers that a rung does not have, say
             continue
         needed = features(made)
-        if needs & own <= needed < seen[0] | {"swiglu", "softmax", "mlp"} and needed not in seen:
+        if needs & own <= needed < seen[0] | _INSTEAD and needed not in seen:
             found[name] = made
             seen.append(needed)
     return found
