@@ -152,7 +152,7 @@ class InFlight:
 
 
 def _groups() -> dict[Any, str]:
-    """Every live group of this process and its name. Private in torch, as nothing public lists them; seen in 2.0 to 2.13."""
+    """Every live group of this process, and its name. Private in torch: nothing public lists them. Seen to 2.13."""
     from torch.distributed.distributed_c10d import _world
 
     return dict(_world.pg_names)

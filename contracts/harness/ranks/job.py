@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 
-from contracts.harness.ranks import diagnostics, groups, rank_environment, recovery
+from contracts.harness.ranks import diagnostics, exit, groups, rank_environment, recovery
 from contracts.harness.ranks.agreement import Agreement, End, Limits, Waiting, decide, gathering
 from contracts.harness.ranks.in_flight import InFlight, View, leftovers
 from contracts.harness.ranks.merge import Merged, Post, charged, merge, read, written
@@ -65,7 +65,7 @@ class Job:
             watchdogs, limits, abort=self._abort, picture=self._picture, over=self.recovery.leave
         )  # fmt: skip
         self.signals = recovery.Signals(
-            lambda name: self.recovery.leave(End(reason=f"signal {name} from outside", restart=True))
+            exit.orders(), lambda name: self.recovery.leave(End(reason=f"signal {name} from outside", restart=True))
         )
 
     def start(self) -> None:
