@@ -64,6 +64,8 @@ def stand_between(
         warnings.simplefilter("ignore")  # Python warns of other threads, which are no part of what goes on
         child = os.fork()
     if child == 0:
+        if orders:  # a launcher signals the whole group, and the copy is to hear of it from the guard
+            os.setpgid(0, 0)
         prctl(SET_PDEATHSIG, signal.SIGKILL)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         for descriptor in (write_orders, read_words):

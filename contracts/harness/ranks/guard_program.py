@@ -85,6 +85,8 @@ def _wait(child: int, heard: list[signal.Signals], given: dict[str, str], tree: 
             else:
                 _ignoring_what_is_gone(os.kill, child, number)
         if until and time.monotonic() > until:
+            if orders >= 0:  # it is the first of its group
+                _ignoring_what_is_gone(os.killpg, child, signal.SIGKILL)
             for pid in {child, *(descendants(os.getpid()) if tree else ())}:
                 _ignoring_what_is_gone(os.kill, pid, signal.SIGKILL)
 
