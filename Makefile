@@ -32,8 +32,13 @@ help:  ## these lines
 gate: $(READY) megatron-if-possible  ## test the gate, then judge STACK="reference megatron", also on RANKS=4
 	@PATH="$(CURDIR)/$(BIN):$$PATH"
 	mkdir -p reports
+	# Who stops make stops what judges. A shell hears of a signal once its command is over, unless it waits for it so.
+	trap 'kill $$(jobs -p) 2> /dev/null; wait; exit 143' TERM INT HUP
+	trap 'kill $$(jobs -p) 2> /dev/null || :' EXIT
+	run() { "$$@" & wait $$!; }
+	(while kill -0 $$PPID 2> /dev/null; do sleep 1; done; kill $$$$) > /dev/null 2>&1 &  # make itself was killed
 	tested=0
-	rankproof selftest --once --jobs $(JOBS) --report reports/selftest > reports/selftest.txt || tested=$$?
+	run rankproof selftest --once --jobs $(JOBS) --report reports/selftest > reports/selftest.txt || tested=$$?
 	if [ ! -f reports/selftest/kills.json ]; then
 	  echo "the self-test did not finish, and without it nobody is judged; see reports/selftest.txt" >&2
 	  exit $$tested
@@ -49,7 +54,7 @@ gate: $(READY) megatron-if-possible  ## test the gate, then judge STACK="referen
 	  if [ -f "$$deviations" ]; then options+=(--deviations "$$deviations"); fi
 	  echo; echo "== rankproof check $${options[*]}"
 	  gate=$$($(MAKE) --no-print-directory gate-of STACK="$$stack")
-	  "$$gate" check "$${options[@]}" || judged=$$?
+	  run "$$gate" check "$${options[@]}" || judged=$$?
 	  code=$$(worst $$code $$judged)
 	}
 	for stack in $(STACK); do
