@@ -19,9 +19,11 @@ from contracts.checks._support.training_run import table, uneven
 from contracts.instruments.ranks import here
 from contracts.spec.array import Array, Arrays
 from contracts.spec.recipe import Batch, Mamba, Mla, Moe, Optim, Recipe
+from contracts.spec.records import Violation
 from contracts.spec.tolerance import FLOAT32_TRANSFORMER, Tolerance
 from contracts.spec.topology import Degrees, Layout
 from contracts.spec.training import Execution, Observed, Session, Step, Tokens, Training
+from contracts.spec.violations import compared
 
 GROUPED_EXPERTS = Recipe(
     name="grouped-experts",
@@ -213,15 +215,18 @@ def moved_apart(before: Arrays, got: Arrays, want: Arrays, bound: float) -> str:
     """
     numerics = instruments.numerics
     start, found, right = (numerics.tensors(each) for each in (before, got, want))
+    parts = []
     for name in sorted(right):
         if name not in found:
-            return f"no weight {name} is told"
+            parts.append(Violation(words=f"no weight {name} is told", tensor=name))
+            continue
         move, expected = (side[name].double() - start[name].double() for side in (found, right))
         apart = numerics.distances(move, expected)["L2"]
         rounding = numerics.floor(found[name].dtype, numerics.typical_size(start[name]))  # of a weight, where it lands
         if not apart.times(bound, rounding) <= 1:
-            return f"{name} moved otherwise: off by {apart.relative:.1e} of its way, over {bound:.0e}"
-    return ""
+            words = f"{name} moved otherwise: off by {apart.relative:.1e} of its way, over {bound:.0e}"
+            parts.append(Violation(words=words, tensor=name))
+    return compared(parts[0].words, parts) if parts else ""
 
 
 def told_counts(step: Step) -> Mapping[str, Array]:

@@ -25,6 +25,7 @@ from contracts.contract import contract
 from contracts.instruments.ranks import here
 from contracts.spec.recipe import Recipe
 from contracts.spec.training import Execution, Training
+from contracts.spec.violations import require_none
 
 
 @contract("PAR-01e", asks=("built", "train"), cases=CELLS, source="F01", tier="dist")
@@ -35,8 +36,7 @@ def every_gradient_of_a_transformer_is_that_of_one_rank(
     data, tensor and expert parallel and their combinations.
     """
     ((alone, many),) = both(stack, recipe, execution, 1, "gradients")
-    words = figures_apart(alone, many) or gradients_apart(alone, many)
-    assert not words, words
+    require_none(figures_apart(alone, many), gradients_apart(alone, many))
 
 
 @contract("PAR-02e", asks=("built", "train"), cases=STEPPED, source="F02", tier="dist")
@@ -49,10 +49,9 @@ def a_transformer_goes_the_way_of_one_rank(stack: Training, recipe: Recipe, exec
     """
     asked = session(stack, recipe, execution, 3)
     alone, many = both(stack, recipe, execution, 3, "weights", "buffers", at=frozenset({3}))[-1]
-    words = moved_apart(asked.weights, many.weights, alone.weights, WAY)
-    assert not words, f"{words} (rank {here().rank})"
-    words = replicas_apart({**many.weights, **many.buffers})
-    assert not words, words
+    moved = moved_apart(asked.weights, many.weights, alone.weights, WAY)
+    unequal = replicas_apart({**many.weights, **many.buffers})
+    require_none(moved and f"{moved} (rank {here().rank})", unequal)
 
 
 @contract("PAR-03e", asks=("built", "train"), cases=STEPPED, source="F03", tier="dist")
@@ -64,9 +63,14 @@ def the_norm_of_a_transformer_is_that_of_one_rank(
     """
     clipped = replace(recipe, optim=replace(recipe.optim, clip=0.05))
     ((alone, many),) = both(stack, clipped, execution, 1)
-    for what in ("grad_norm", "clip_coef"):
-        found, want = getattr(many, what), getattr(alone, what)
-        assert abs(found - want) <= 2e-6 * abs(want), f"{what} is {found:.8g}, {want:.8g} on one rank"
+    pairs = {what: (getattr(many, what), getattr(alone, what)) for what in ("grad_norm", "clip_coef")}
+    require_none(
+        *(
+            f"{what} is {found:.8g}, {want:.8g} on one rank"
+            for what, (found, want) in pairs.items()
+            if not abs(found - want) <= 2e-6 * abs(want)
+        )
+    )
 
 
 WINDOWS: dict[str, Cell] = {
@@ -83,8 +87,7 @@ def a_window_of_a_transformer_is_the_batch(stack: Training, recipe: Recipe, exec
     labels, gives the losses and gradients of the whole batch at once on one rank.
     """
     ((alone, many),) = both(stack, recipe, execution, 1, "gradients")
-    words = figures_apart(alone, many) or gradients_apart(alone, many)
-    assert not words, words
+    require_none(figures_apart(alone, many), gradients_apart(alone, many))
 
 
 @contract("PAR-08h", asks=("built", "train"), cases=STAGES, source="bringup F20", tier="dist")
@@ -93,10 +96,10 @@ def stages_of_a_transformer_are_one_rank(stack: Training, recipe: Recipe, execut
     by name, gradient norm and selection biases of one rank.
     """
     ((alone, many),) = both(stack, recipe, execution, 1, "gradients", "buffers")
-    words = figures_apart(alone, many) or gradients_apart(alone, many)
-    assert not words, words
-    assert abs(many.grad_norm - alone.grad_norm) <= 2e-6 * alone.grad_norm, (
-        f"the norm is {many.grad_norm:.8g}, {alone.grad_norm:.8g} on one rank"
+    agrees = abs(many.grad_norm - alone.grad_norm) <= 2e-6 * alone.grad_norm
+    require_none(
+        figures_apart(alone, many),
+        gradients_apart(alone, many),
+        "" if agrees else f"the norm is {many.grad_norm:.8g}, {alone.grad_norm:.8g} on one rank",
+        apart(alone, many, "the buffer", many.buffers, alone.buffers),
     )
-    words = apart(alone, many, "the buffer", many.buffers, alone.buffers)
-    assert not words, words
