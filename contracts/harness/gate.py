@@ -141,7 +141,7 @@ class Gate:
 
     def close(self) -> Verdict:
         """Judge the run and write its footer."""
-        self.unclaimed = tuple(_unclaimed(self.subject, self.deadline_s, numbers=self._of_numbers))
+        self.unclaimed = tuple(_unclaimed(self.subject, self.deadline_s, numbers=of_numbers(self.plan)))
         run = self.run()
         judged = verdict(run, today())
         if self.recorder is not None:
@@ -178,24 +178,25 @@ class Gate:
             python=platform.python_version(),
             platform=platform.platform(),
             proof=self.proof,
-            device=self._device,
+            device=device_of(self.plan),
             ranks=here().world,
         )
 
-    @property
-    def _device(self) -> Literal["cpu", "cuda"]:
-        """Where numbers are judged. A plan without numbers does not load torch to find out."""
-        if not self._of_numbers:
-            return "cpu"
-        try:
-            return "cpu" if accelerator.name() is None else "cuda"
-        except Exception:  # a torch that cannot be imported; each of its items says so
-            return "cpu"
 
-    @property
-    def _of_numbers(self) -> bool:
-        contracts = (LAW.contracts[item.id] for item in self.plan.items if item.id in LAW.contracts)
-        return any(contract.of_numbers or contract.tier == "gpu" for contract in contracts)
+def of_numbers(plan: Plan) -> bool:
+    """Whether a plan has contracts that need torch."""
+    contracts = (LAW.contracts[item.id] for item in plan.items if item.id in LAW.contracts)
+    return any(contract.of_numbers or contract.tier == "gpu" for contract in contracts)
+
+
+def device_of(plan: Plan) -> Literal["cpu", "cuda"]:
+    """Where a plan is judged. One without numbers does not load torch to find out."""
+    if not of_numbers(plan):
+        return "cpu"
+    try:
+        return "cpu" if accelerator.name() is None else "cuda"
+    except Exception:  # a torch that cannot be imported; each of its items says so
+        return "cpu"
 
 
 def _unclaimed(subject: Party, deadline_s: float, *, numbers: bool) -> list[Unclaimed]:

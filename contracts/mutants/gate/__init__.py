@@ -2,6 +2,8 @@
 
 from contracts.mutants.gate import (  # isort: skip
     verdicts,
+    deviations,
+    baselines,
     fitness,
     plans,
     reports,
@@ -10,6 +12,8 @@ from contracts.mutants.gate import (  # isort: skip
 )
 
 __all__ = [
+    "baselines",
+    "deviations",
     "fitness",
     "multi_rank",
     "plans",
