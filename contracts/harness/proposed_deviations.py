@@ -21,6 +21,8 @@ from contracts.spec.records import Deviation, Result, Run, Violation
 
 DAYS = 30  # that a proposed deviation lasts
 LONGEST = 160  # characters of the words that are proposed
+_LISTS = re.compile(r"\[[#, ]+\](?:, \[[#, ]+\])*")  # of ranks and positions, which differ from rank to rank
+_PATH = re.compile(r"'[^' ]*/[^' ]*'")  # of a temporary folder
 _HEADER = re.compile(r"^\[\[deviation\]\]", re.MULTILINE)
 
 
@@ -51,10 +53,11 @@ def needed(parts: Iterable[Violation]) -> tuple[Forgiven, ...]:
 
 def _says(part: Violation) -> str:
     """The words of a part, as an entry names them: of a tensor only what is wrong with it, without the figures."""
-    first = masked(part.words.strip().splitlines()[0] if part.words.strip() else part.words)
+    first = masked(next(iter(part.words.strip().splitlines()), ""))
     if part.tensor:
         return re.split(r"[:;#(]", first.replace(part.tensor, "*"), maxsplit=1)[0].strip()
-    return first if len(first) <= LONGEST else first[:LONGEST].rsplit(" ", 1)[0]
+    first = _LISTS.sub("*", _PATH.sub("*", first))
+    return (first if len(first) <= LONGEST else first[:LONGEST].rsplit(" ", 1)[0]).rstrip(" *")
 
 
 def proposal(run: Run, results: Iterable[Result], today: datetime.date) -> str:
