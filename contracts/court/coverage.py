@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from contracts.spec.records import LACKS, Item, Lack, Result, Run, Verdict
+from contracts.spec.lacks import LACKS, Lack
+from contracts.spec.records import Item, Result, Run, Verdict
 from contracts.spec.stack import questions
 
 ANSWERED = ("holds", "violated", "deviates")

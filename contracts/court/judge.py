@@ -16,7 +16,8 @@ from contracts.contract import Contract, Mutant
 from contracts.court.deadline import Overdue, deadline
 from contracts.court.party import Broken, OnTheStand
 from contracts.spec.errors import NotOffered, Refused, Unreachable
-from contracts.spec.records import Fate, Kill, Lack, Outcome, Result, Violation
+from contracts.spec.lacks import Lack
+from contracts.spec.records import Fate, Kill, Outcome, Result, Violation
 from contracts.spec.stack import Party, questions
 from contracts.spec.violations import Heard, heard, parts_of
 

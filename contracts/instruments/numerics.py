@@ -46,7 +46,9 @@ def tensors(values: Arrays, dtype: torch.dtype | None = None) -> dict[str, Tenso
     }
 
 
-def apart(what: str, got: Array | Tensor, want: Array | Tensor, tolerance: Tolerance, *, scale: float = 0.0) -> str:
+def difference(
+    what: str, got: Array | Tensor, want: Array | Tensor, tolerance: Tolerance, *, scale: float = 0.0
+) -> str:
     """How two tensors differ, in words; empty when they agree within the tolerance.
 
     It compares shapes first, then non-finite elements on either side, then three distances (spec.tolerance). There are
@@ -144,10 +146,10 @@ ROW_ALLOWANCE = 8.0
 """How much worse than the whole tensor the worst row may be. Rounding is uneven; a lost token is off by 1/u."""
 
 
-def named_apart(
+def differences(
     what: str, got: Arrays, want: Arrays | Mapping[str, Tensor], tolerance: Tolerance, *, scale: float = 0.0
 ) -> str:
-    """`apart` over named tensors; a name that only one side has is a difference. The words name at most three
+    """`difference` over named tensors; a name that only one side has is a difference. The words name at most three
     differences; all of them are handed over one by one (`violations.compared`)."""
     missing, extra = sorted(want.keys() - got.keys()), sorted(got.keys() - want.keys())
     parts = [Violation(words=f"{what} lacks {name}", tensor=name) for name in missing]
@@ -155,7 +157,7 @@ def named_apart(
     found = [f"{what} lacks {', '.join(missing)}"] if missing else []
     found += [f"{what} has {', '.join(extra)}, which is not expected"] if extra else []
     for name in sorted(want.keys() & got.keys()):
-        words = apart(f"{what} {name}", got[name], want[name], tolerance, scale=scale)
+        words = difference(f"{what} {name}", got[name], want[name], tolerance, scale=scale)
         if words:
             found.append(words)
             parts.append(Violation(words=words, tensor=name))
@@ -163,9 +165,9 @@ def named_apart(
     return violations.compared("; ".join(found[:3]) + more, parts)
 
 
-def gradients_apart(what: str, got: Arrays, want: Arrays | Mapping[str, Tensor], tolerance: Tolerance) -> str:
-    """`named_apart` over the gradients of one pass: terms that cancel in one are as large as the other gradients."""
-    return named_apart(what, got, want, tolerance, scale=scale_of(want))
+def gradient_differences(what: str, got: Arrays, want: Arrays | Mapping[str, Tensor], tolerance: Tolerance) -> str:
+    """`differences` over the gradients of one pass: terms that cancel in one are as large as the other gradients."""
+    return differences(what, got, want, tolerance, scale=scale_of(want))
 
 
 def scale_of(named: Arrays | Mapping[str, Tensor]) -> float:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from contracts.spec.records import Lack
+from contracts.spec.lacks import Lack
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +43,7 @@ class NotOffered(Exception):
     """The stack does not answer this question, or not for this input. Every report shows the reason.
 
     Args:
-        lack: the kind of reason (`records.LACKS`). What the stack itself or the device lacks is not held against
+        lack: the kind of reason (`lacks.LACKS`). What the stack itself or the device lacks is not held against
             coverage; so say "stack" only where no other recipe or adapter could be answered.
     """
 

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from contracts.spec.lacks import Lack
+
 SCHEMA = "rankproof.run/1"
 
 Outcome = Literal["holds", "violated", "deviates", "not offered", "untested", "not run", "broken"]
@@ -40,18 +42,6 @@ class Item:
         return f"{self.id}[{self.case}]" if self.case else self.id
 
 
-Lack = Literal["stack", "device", "adapter", "case"]
-"""Why an item is not offered. stack: the stack has nothing of the kind. device: the stack has it, and not on this
-device. adapter: the adapter does not reach it yet. case: the case asks for more than what it is about, and that part
-the stack lacks: a layer that is not the subject, one of two layouts that have the same ranks here."""
-LACKS: Mapping[Lack, str] = {
-    "stack": "the stack lacks it",
-    "device": "this device lacks it",
-    "adapter": "the adapter does not reach it yet",
-    "case": "the case is shaped otherwise",
-}
-
-
 @dataclass(frozen=True, kw_only=True)
 class Violation:
     """One thing that a check found wrong. `tensor` is the name of the tensor that differs, where tensors are compared
@@ -67,7 +57,8 @@ class Result:
 
     `answered` maps each question to the party that answered it and how: `{"read_argv": "megatron 0.19.2
     (unpatched)"}`. `rank` is the rank that diverged first, where there are several. `violations` has everything that is
-    wrong where the item is violated; `words` may be shorter. `lack` says why an item is not offered.
+    wrong where the item is violated; `words` may be shorter. `lack` says whose lack it is where an item is not
+    offered.
     """
 
     id: str

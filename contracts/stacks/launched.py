@@ -18,7 +18,7 @@ from typing import Any, NoReturn, cast
 
 from contracts.spec import codec
 from contracts.spec.errors import NotOffered, Refusal, Refused, Unreachable, shown
-from contracts.spec.records import LACKS, Lack
+from contracts.spec.lacks import LACKS, Lack
 from contracts.spec.stack import Question, questions
 from contracts.spec.topology import Layout
 from contracts.stacks.line_process import Failed, Running

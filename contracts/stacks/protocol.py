@@ -18,7 +18,7 @@ from typing import Any
 
 from contracts.spec import codec
 from contracts.spec.errors import Refusal
-from contracts.spec.records import LACKS
+from contracts.spec.lacks import LACKS
 from contracts.spec.stack import questions
 from contracts.spec.topology import Layout
 

@@ -13,7 +13,8 @@ from contracts.court import record
 from contracts.court.coverage import coverage, table
 from contracts.court.verdict import verdict
 from contracts.harness.cli import main
-from contracts.spec.records import Lack, Result, Run, Statement
+from contracts.spec.lacks import Lack
+from contracts.spec.records import Result, Run, Statement
 from tests_unit.gate.test_deviations import DP, ended, run, violated
 
 TODAY = datetime.date(2026, 6, 15)

@@ -7,6 +7,7 @@ from contracts.checks.gate import (  # isort: skip
     fitness,  # which contracts are fit to judge
     plans,  # what a profile plans
     reports,  # reports of the verdict
+    formats,  # their formats, whatever a stack says
     tolerances,  # what counts as a difference
     multi_rank,  # the suite on several ranks
 )
@@ -15,6 +16,7 @@ __all__ = [
     "baselines",
     "deviations",
     "fitness",
+    "formats",
     "multi_rank",
     "plans",
     "reports",

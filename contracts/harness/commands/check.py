@@ -16,8 +16,8 @@ from contracts.court import profiles, record, report
 from contracts.court.baseline import unlike
 from contracts.court.judge import DEADLINE_S
 from contracts.court.verdict import verdict
+from contracts.harness import kill_matrix, parties, torchrun
 from contracts.harness import output as output_of
-from contracts.harness import parties, proof, torchrun
 from contracts.harness.commands._errors import VERBOSE, one_clear_error, print_report, read_law, told
 from contracts.harness.gate import device_of, today
 from contracts.harness.output import Output
@@ -84,7 +84,7 @@ def check(
         if deviations is not None:
             deviations_file.load(deviations)
         if given is not None:
-            proof.load(given)
+            kill_matrix.load(given)
         earlier = None if baseline is None else _earlier(baseline, folder)
         if folder.exists():  # an older run must not be read as this one, whatever happens now
             record.make_folder(folder, (*_FILES.values(), output_of.FILE))

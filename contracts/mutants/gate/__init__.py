@@ -7,6 +7,7 @@ from contracts.mutants.gate import (  # isort: skip
     fitness,
     plans,
     reports,
+    formats,
     tolerances,
     multi_rank,
 )
@@ -15,6 +16,7 @@ __all__ = [
     "baselines",
     "deviations",
     "fitness",
+    "formats",
     "multi_rank",
     "plans",
     "reports",

@@ -15,8 +15,8 @@ from contracts.spec import pattern as patterns
 from contracts.spec.array import Shape
 from contracts.spec.blocks import BlockCall, BlockRun
 from contracts.spec.errors import NotOffered
+from contracts.spec.lacks import Lack
 from contracts.spec.recipe import Mode, Recipe
-from contracts.spec.records import Lack
 from contracts.spec.topology import Degrees
 from contracts.stacks.megatron.block_base import THEIRS, Block, gradient
 from contracts.stacks.megatron.mamba_block import MambaBlock, declined

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from contracts.spec import pattern as patterns
 from contracts.spec.errors import NotOffered, Unreachable, refuse
+from contracts.spec.lacks import Lack
 from contracts.spec.recipe import Moe, Recipe
-from contracts.spec.records import Lack
 from contracts.spec.topology import Degrees
 from contracts.stacks.megatron.shims import mcore
 from contracts.stacks.megatron.weight_mapping import Piece, pieces

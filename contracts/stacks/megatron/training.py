@@ -14,7 +14,7 @@ from torch import Tensor
 from contracts.instruments import numerics
 from contracts.spec.array import Arrays
 from contracts.spec.errors import NotOffered, refuse
-from contracts.spec.records import Lack
+from contracts.spec.lacks import Lack
 from contracts.spec.training import Execution, Observed, Session, Step, Tokens, Trained
 from contracts.stacks.megatron import checkpoint
 from contracts.stacks.megatron.blocks import clear_losses, noted_losses

@@ -18,8 +18,8 @@ from contracts.spec import pattern as patterns
 from contracts.spec.array import Shape
 from contracts.spec.blocks import BlockCall, BlockRun
 from contracts.spec.errors import decline
+from contracts.spec.lacks import Lack
 from contracts.spec.recipe import Moe, Recipe
-from contracts.spec.records import Lack
 from contracts.stacks.torchtitan import shims, weight_mapping
 from contracts.stacks.torchtitan.model import config_of
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from contracts.instruments import numerics
 from contracts.spec.errors import decline
+from contracts.spec.lacks import Lack
 from contracts.spec.recipe import Recipe
-from contracts.spec.records import Lack
 from contracts.spec.training import Execution, Session
 from contracts.stacks.torchtitan.model import config_of
 

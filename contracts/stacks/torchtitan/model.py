@@ -9,8 +9,8 @@ from torch import nn
 
 from contracts.spec import pattern as patterns
 from contracts.spec.errors import decline
+from contracts.spec.lacks import Lack
 from contracts.spec.recipe import Moe, Recipe
-from contracts.spec.records import Lack
 
 DRAWN = {"weight": partial(nn.init.trunc_normal_, std=0.02), "bias": nn.init.zeros_}
 ONES = {"weight": nn.init.ones_}

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from contracts.spec.array import Shape
 from contracts.spec.blocks import BlockCall, BlockRun
 from contracts.spec.errors import NotOffered, Unreachable
+from contracts.spec.lacks import Lack
 from contracts.spec.recipe import Mode, Recipe
-from contracts.spec.records import Lack
 from contracts.spec.topology import Degrees, Layout, Topology
 from contracts.spec.training import Built, Session, Trained
 from contracts.stacks.torchtitan import shims
