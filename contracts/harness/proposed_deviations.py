@@ -23,6 +23,7 @@ DAYS = 30  # that a proposed deviation lasts
 LONGEST = 160  # characters of the words that are proposed
 _LISTS = re.compile(r"\[[#, ]+\](?:, \[[#, ]+\])*")  # of ranks and positions, which differ from rank to rank
 _PATH = re.compile(r"'[^' ]*/[^' ]*'")  # of a temporary folder
+_DISTANCE = re.compile(r"differs: (?:L2|largest|row) error")  # whichever is worst on this CPU
 _HEADER = re.compile(r"^\[\[deviation\]\]", re.MULTILINE)
 
 
@@ -56,7 +57,7 @@ def _says(part: Violation) -> str:
     first = masked(next(iter(part.words.strip().splitlines()), ""))
     if part.tensor:
         return re.split(r"[:;#(]", first.replace(part.tensor, "*"), maxsplit=1)[0].strip()
-    first = _LISTS.sub("*", _PATH.sub("*", first))
+    first = _DISTANCE.sub("differs: * error", _LISTS.sub("*", _PATH.sub("*", first)))
     return (first if len(first) <= LONGEST else first[:LONGEST].rsplit(" ", 1)[0]).rstrip(" *")
 
 
