@@ -27,6 +27,7 @@ from contracts.stacks.transformers.configuration import (
     NEMOTRON_H,
     Kind,
     block_of,
+    places,
 )
 
 STATES = ("conv_x", "conv_b", "conv_c")
@@ -70,6 +71,10 @@ def declined(call: BlockCall, letter: str, x_BTD: Tensor) -> None:
         "it is asked on a CPU, with its own operations": call.device != "cpu" or bool(call.kernels),
         "without mamba-ssm's kernels it refuses packed documents in a scan": letter == "M"
         and call.documents is not None,
+        "its decoding step, one token after a state, has no gradient": letter == "M"
+        and x_BTD.shape[1] == 1
+        and bool(call.state)
+        and call.dy is not None,
         "its Trainer has no float16 on a CPU": x_BTD.dtype is torch.float16,
     }
     for reason, found in reasons.items():
@@ -124,14 +129,21 @@ class _Block:
         self.layer.load_state_dict(given, strict=False, assign=True)
 
     def watch(self) -> None:
+        """Record what the experts are handed, and what the indexer chooses."""
         for name, module in self.layer.named_modules():
-            if name in ("mlp.gate", "mixer.gate", "block_sparse_moe.router"):
-                module.register_forward_hook(lambda *told: self.routed(*told[2]))
+            if name.endswith(".experts"):
+                module.register_forward_pre_hook(lambda *told: self.routed(*told[1]))
             if name == "self_attn.indexer":
                 module.register_forward_hook(lambda *told: self.seen.update(selected=told[2]))
 
-    def routed(self, _: Tensor, gates: Tensor, experts: Tensor) -> None:
-        self.seen |= {"gates": gates, "experts": experts}
+    def routed(self, x_ND: Tensor, experts_NK: Tensor, gates_NK: Tensor) -> None:
+        count = self.recipe.moe.experts if self.recipe.moe else 0
+        self.seen = {
+            "experts": experts_NK,
+            "gates": gates_NK,
+            "dropped": experts_NK >= count,  # its mark of an assignment that no expert here computes
+            "counts": torch.bincount(experts_NK.flatten(), minlength=count),
+        }
 
     def mixed(self, normed_BTD: Tensor, x_BTD: Tensor, call: BlockCall, cache: Any) -> Tensor:
         """The layer's own call of its mixer."""
@@ -146,14 +158,16 @@ class _Block:
         return self.routed_shape(branch(normed_BTD))
 
     def routed_shape(self, y_BTD: Tensor) -> Tensor:
-        self.seen = {name: each.unflatten(0, y_BTD.shape[:2]) for name, each in self.seen.items()}
+        told = {name: each.unflatten(0, y_BTD.shape[:2]) for name, each in self.seen.items() if name != "counts"}
+        self.seen |= told
         return y_BTD
 
     def attended(self, normed_BTD: Tensor, x_BTD: Tensor, call: BlockCall) -> Tensor:
         from transformers.masking_utils import create_causal_mask
 
         sparse = self.kind is DEEPSEEK_V32
-        places_BT = _places(call, x_BTD)
+        alone = torch.zeros(x_BTD.shape[:2], dtype=torch.int64)
+        places_BT = places(alone if call.documents is None else numerics.tensor(call.documents))
         mask = create_causal_mask(
             config=self.config, inputs_embeds=x_BTD, attention_mask=None, past_key_values=None,
             position_ids=places_BT, allow_is_causal_skip=not sparse,
@@ -194,15 +208,3 @@ class _Block:
         pairs = zip(leaves.items(), found, strict=True)
         whole = {name: torch.zeros_like(leaf) if grad is None else grad for (name, leaf), grad in pairs}
         return {"x": whole.pop("x"), **weight_mapping.to_canonical(whole, self.links)}
-
-
-def _places(call: BlockCall, x_BTD: Tensor) -> Tensor:
-    """Each token's place in its document: how transformers is told of packed documents."""
-    batch, length = x_BTD.shape[:2]
-    places_BT = torch.arange(length).expand(batch, -1)
-    if call.documents is None:
-        return places_BT
-    documents_BT = numerics.tensor(call.documents)
-    new_BT = torch.ones_like(documents_BT, dtype=torch.bool)
-    new_BT[:, 1:] = documents_BT[:, 1:] != documents_BT[:, :-1]
-    return places_BT - torch.where(new_BT, places_BT, 0).cummax(1).values

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from contracts.spec import pattern as patterns
 from contracts.spec.errors import NotOffered
 from contracts.spec.recipe import Mamba, Moe, Recipe
 
 CONV_WIDTH = 4
+if TYPE_CHECKING:
+    from torch import Tensor
+
 LETTERS = {"A": "full_attention", "M": "linear_attention"}
 
 
@@ -152,7 +155,9 @@ def _granite(recipe: Recipe) -> dict[str, Any]:
     }
     del found["head_dim"]
     if "M" not in letters:
-        mamba = Mamba(heads=1, head_dim=2 * recipe.hidden, groups=1)  # its configuration checks sizes that it never uses
+        mamba = Mamba(
+            heads=1, head_dim=2 * recipe.hidden, groups=1
+        )  # its configuration checks sizes that it never uses
     return found | {
         "mamba_n_heads": mamba.heads,
         "mamba_d_head": mamba.head_dim,
@@ -240,7 +245,11 @@ def model_of(recipe: Recipe) -> Kind:
     Raises:
         NotOffered: for a recipe that no model is.
     """
-    letters, moe, gated = patterns.parse(recipe.pattern, recipe.depth).letters, recipe.moe, recipe.activation == "swiglu"
+    letters, moe, gated = (
+        patterns.parse(recipe.pattern, recipe.depth).letters,
+        recipe.moe,
+        recipe.activation == "swiglu",
+    )
     scan, mamba = "M" in letters, recipe.mamba
     _declined({
         "no model has an M²RNN": "R" in letters,
@@ -277,3 +286,13 @@ def model_of(recipe: Recipe) -> Kind:
     if moe is not None:
         return QWEN3_MOE
     return QWEN3 if recipe.qk_norm else LLAMA
+
+
+def places(documents_BT: Tensor) -> Tensor:
+    """Each token's place in its document: how transformers is told of packed documents."""
+    import torch
+
+    places_BT = torch.arange(documents_BT.shape[1]).expand_as(documents_BT)
+    new_BT = torch.ones_like(documents_BT, dtype=torch.bool)
+    new_BT[:, 1:] = documents_BT[:, 1:] != documents_BT[:, :-1]
+    return places_BT - torch.where(new_BT, places_BT, 0).cummax(1).values

@@ -68,14 +68,14 @@ def _one(theirs: str, ours: str, put: Move | None = None, take: Move | None = No
 
 def _within(link: Link, there: str, here: str) -> Link:
     ours = tuple(f"{here}{name}" for name in link.ours)
-    return Link(
-        theirs=f"{there}{link.theirs}", ours=ours, sizes=link.sizes, dim=link.dim, put=link.put, take=link.take
-    )
+    return Link(theirs=f"{there}{link.theirs}", ours=ours, sizes=link.sizes, dim=link.dim, put=link.put, take=link.take)
 
 
 def _grouped(recipe: Recipe) -> list[Link]:
     found = [_one(f"{name}_proj.weight", f"w{name}.weight") for name in "qkvo"]
-    return found + ([_one(f"{name}.weight", f"{name}.weight") for name in ("q_norm", "k_norm")] if recipe.qk_norm else [])
+    return found + (
+        [_one(f"{name}.weight", f"{name}.weight") for name in ("q_norm", "k_norm")] if recipe.qk_norm else []
+    )
 
 
 def _latent(recipe: Recipe) -> list[Link]:
@@ -103,7 +103,10 @@ def _latent(recipe: Recipe) -> list[Link]:
     return [
         *found,
         _turned("indexer.wq_b.weight", "indexer.wq.weight", first, dsa.index_heads),
-        *(_turned(f"indexer.{name}", f"indexer.{name}", first) for name in ("wk.weight", "k_norm.weight", "k_norm.bias")),
+        *(
+            _turned(f"indexer.{name}", f"indexer.{name}", first)
+            for name in ("wk.weight", "k_norm.weight", "k_norm.bias")
+        ),
         _one("indexer.weights_proj.weight", "indexer.weights.weight"),
     ]
 
