@@ -16,7 +16,6 @@ from torch import Tensor
 from contracts.instruments import numerics
 from contracts.spec.array import Shape
 from contracts.spec.blocks import BlockCall, BlockRun
-from contracts.spec.errors import NotOffered
 from contracts.spec.recipe import Mode, Recipe
 from contracts.stacks.transformers import shims, weight_mapping
 from contracts.stacks.transformers.configuration import (
@@ -27,6 +26,7 @@ from contracts.stacks.transformers.configuration import (
     NEMOTRON_H,
     Kind,
     block_of,
+    decline,
     places,
 )
 
@@ -67,19 +67,18 @@ def declined(call: BlockCall, letter: str, x_BTD: Tensor) -> None:
     Raises:
         NotOffered: with the reason.
     """
-    reasons = {
-        "it is asked on a CPU, with its own operations": call.device != "cpu" or bool(call.kernels),
-        "without mamba-ssm's kernels it refuses packed documents in a scan": letter == "M"
-        and call.documents is not None,
-        "its decoding step, one token after a state, has no gradient": letter == "M"
-        and x_BTD.shape[1] == 1
-        and bool(call.state)
-        and call.dy is not None,
-        "its Trainer has no float16 on a CPU": x_BTD.dtype is torch.float16,
-    }
-    for reason, found in reasons.items():
-        if found:
-            raise NotOffered(f"transformers: {reason}")
+    scan = letter == "M"
+    decline({
+        "adapter": {"it is asked on a CPU, with its own operations": call.device != "cpu" or bool(call.kernels)},
+        "stack": {
+            "its decoding step, one token after a state, has no gradient": scan and x_BTD.shape[1] == 1
+            and call.state and call.dy is not None,
+        },
+        "device": {
+            "without mamba-ssm's kernels it refuses packed documents in a scan": scan and call.documents is not None,
+            "its Trainer has no float16 on a CPU": x_BTD.dtype is torch.float16,
+        },
+    })  # fmt: skip
 
 
 class _Block:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -177,18 +177,28 @@ NEMOTRON_H = Kind(name="NemotronH", module="nemotron_h", settings=_nemotron, pai
 GRANITE = Kind(name="GraniteMoeHybrid", module="granitemoehybrid", settings=_granite)
 
 
-def _declined(reasons: dict[str, Any]) -> None:
-    for reason, found in reasons.items():
-        if found:
-            raise NotOffered(f"transformers: {reason}")
+def decline(reasons: Mapping[str, Mapping[str, object]]) -> None:
+    """Decline for the first reason that applies.
+
+    Args:
+        reasons: whose lack it is (the stack's, this device's, or this adapter's) → words → whether it applies.
+
+    Raises:
+        NotOffered: with the words.
+    """
+    for told in reasons.values():
+        for words, applies in told.items():
+            if applies:
+                raise NotOffered(f"transformers: {words}")
 
 
-def _no_model_has(recipe: Recipe, moe: Moe | None) -> dict[str, Any]:
+def _no_model_has(recipe: Recipe, moe: Moe | None) -> dict[str, object]:
     return {
         "no model has FP8 training": recipe.fp8,
         "no model drops tokens": moe and moe.capacity_factor,
-        "its balance loss is over all layers of a batch, times top_k; none is asked": moe and moe.aux_loss,
+        "its balance loss is over all layers of a batch, times top_k": moe and moe.aux_loss,
         "no model has a z loss on router logits": moe and moe.z_loss,
+        "no model scales gates from a softmax": moe and moe.score == "softmax" and moe.route_scale != 1,
     }
 
 
@@ -207,12 +217,12 @@ def block_of(recipe: Recipe, layer: int, mode: str) -> tuple[Kind, str, Recipe]:
         mla=recipe.mla if letter == "A" else None,
         dsa=replace(recipe.dsa, a_ranks=(0,)) if sparse and recipe.dsa else None,
     )  # fmt: skip
-    _declined({
+    decline({"stack": {
         "no model has an M²RNN": letter == "R",
         "no model has Mamba-3": letter == "M" and mode == "author_dp",
         "no model has hyper-connections": letter == "A" and recipe.mhc,
         **_no_model_has(one, one.moe),
-    })  # fmt: skip
+    }})  # fmt: skip
     if letter == "M":
         return NEMOTRON_H, letter, replace(one, pattern="M", depth=1)
     if letter == "A" and one.mla is not None:
@@ -227,11 +237,10 @@ def _experts(recipe: Recipe) -> Kind:
     moe, gated = recipe.moe, recipe.activation == "swiglu"
     if moe is None:
         return LLAMA if gated else NEMOTRON_H
-    _declined({
+    decline({"stack": {
         "experts with relu2 stand behind a sigmoid alone (NemotronH)": not gated and moe.score == "softmax",
         "experts with relu2 have a shared expert beside them (NemotronH)": not gated and not moe.shared_hidden,
-        "no model scales gates from a softmax": moe.score == "softmax" and moe.route_scale != 1,
-    })  # fmt: skip
+    }})  # fmt: skip
     if not gated:
         return NEMOTRON_H
     if moe.score == "sigmoid":
@@ -251,19 +260,19 @@ def model_of(recipe: Recipe) -> Kind:
         recipe.activation == "swiglu",
     )
     scan, mamba = "M" in letters, recipe.mamba
-    _declined({
+    decline({"stack": {
         "no model has an M²RNN": "R" in letters,
         "its models of multi-token prediction do not train the heads": recipe.mtp,
         "no model has hyper-connections": recipe.mhc,
         **_no_model_has(recipe, moe),
-    })  # fmt: skip
+    }})  # fmt: skip
     if not gated and "A" not in letters and "E" in letters:
         if moe is not None:
             _experts(recipe)
         return NEMOTRON_H
     paired = set(letters[::2]) <= set("AM") and set(letters[1::2]) == {"E"} and len(letters) % 2 == 0
     attention = "A" in letters and not scan
-    _declined({
+    decline({"stack": {
         "attention beside relu2 has no rope (NemotronH)": not gated,
         "a layer is a mixer and then an MLP or experts": not paired,
         "no model has a scan beside a QK norm": scan and "A" in letters and recipe.qk_norm and not recipe.mla,
@@ -276,9 +285,7 @@ def model_of(recipe: Recipe) -> Kind:
         "Qwen3-MoE has no shared expert": attention and recipe.qk_norm and not recipe.mla and moe and moe.shared_hidden,
         "the shared expert is a multiple of an expert wide": recipe.mla and moe
         and (moe.shared_hidden % moe.expert_hidden or not moe.shared_hidden),
-        "no model scales gates from a softmax": moe and moe.score == "softmax" and moe.route_scale != 1,
-        "a Granite has a shared expert": not recipe.qk_norm and not recipe.mla and moe and not moe.shared_hidden,
-    })  # fmt: skip
+    }})  # fmt: skip
     if recipe.mla is not None:
         return DEEPSEEK_V32 if recipe.dsa else DEEPSEEK_V3
     if scan or (moe is not None and not recipe.qk_norm):

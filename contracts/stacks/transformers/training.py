@@ -21,11 +21,11 @@ from transformers.trainer_utils import get_last_checkpoint
 
 from contracts.instruments import numerics
 from contracts.spec.array import Array, Arrays
-from contracts.spec.errors import NotOffered, refuse
+from contracts.spec.errors import refuse
 from contracts.spec.recipe import Recipe
 from contracts.spec.training import Built, BuiltLayer, Execution, Parameter, Pass, Session, Step, Tokens, Trained
 from contracts.stacks.transformers import shims, weight_mapping
-from contracts.stacks.transformers.configuration import model_of, places
+from contracts.stacks.transformers.configuration import decline, model_of, places
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 UNDER_TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK")
@@ -45,6 +45,19 @@ class Model:
             self.module = self.kind.part("ForCausalLM")(config)
         if wide:
             self.module.double()
+
+    def spread(self, execution: Execution) -> None:
+        """Cut the model over ranks as transformers does: while it loads one that was saved whole."""
+        from transformers.distributed import DistributedConfig
+
+        degrees, data = execution.degrees, execution.world // execution.degrees.tp
+        replicas = execution.replicas if execution.fsdp else data
+        cut = DistributedConfig(
+            tp_size=degrees.tp, fsdp_size=data // replicas, dp_replicate_size=replicas, ep_size=degrees.ep
+        )
+        with shims.quiet(), tempfile.TemporaryDirectory(prefix="transformers-") as folder:
+            self.module.save_pretrained(folder)
+            self.module = type(self.module).from_pretrained(folder, distributed_config=cut, dtype=torch.float32)
 
     def put(self, weights: Arrays, buffers: Arrays) -> None:
         """Copy full tensors in by canonical name; a name or a shape that the model does not have is refused."""
@@ -70,8 +83,7 @@ class Model:
 
 def built(recipe: Recipe) -> Built:
     """Parameters under their canonical names; what decays is what its Trainer lets decay."""
-    if recipe.dtype != "fp32":
-        raise NotOffered("transformers: under autocast no parameter has one dtype in which it is used")
+    decline({"stack": {"under autocast no parameter has one dtype in which it is used": recipe.dtype != "fp32"}})
     model = Model(recipe, device="meta")
     decays = set(Trainer.get_decay_parameter_names(None, model.module))
     held = dict(model.module.named_parameters())
@@ -147,27 +159,38 @@ def declined_execution(recipe: Recipe, execution: Execution) -> None:
         NotOffered: with the reason.
     """
     degrees, optim = execution.degrees, recipe.optim
-    reasons = {
-        "tensor, expert, context and pipeline parallel of its Trainer are not reached": max(
-            degrees.tp, degrees.ep, degrees.cp, degrees.pp
-        ) > 1,
-        "its sharding is not reached": execution.fsdp and execution.world > 1,
-        "its Trainer has no float16 on a CPU": recipe.dtype == "fp16",
-        "its Muon is not reached": optim.rule != "adamw",
-        "it compiles the whole model": execution.compile == "blocks",
-        "inductor wants a C++ compiler": execution.compile != "none" and execution.backend == "inductor",
-    }  # fmt: skip
-    for reason, found in reasons.items():
-        if found:
-            raise NotOffered(f"transformers: {reason}")
+    shared = execution.world // (degrees.pp * degrees.tp * degrees.cp)
+    cut = _cut(execution)
+    decline({
+        "stack": {
+            "its sequence parallel is a name, not wired up": degrees.sp,
+            "its pipelines do not train": degrees.pp > 1,
+            "its experts are whole on a rank of expert parallel, and cut as the rest without": degrees.expert_tp
+            != (1 if degrees.ep > 1 else degrees.tp),
+            "its expert parallel lies on ranks that shard or cut": degrees.ep > 1 and shared > 1 and not execution.fsdp,
+            "its experts lie on a multiple of the tensor-parallel ranks": degrees.ep > 1 and degrees.ep % degrees.tp,
+            "its compiler takes the whole model": execution.compile == "blocks",
+            "a model that it cut is not compiled": cut and execution.compile != "none",
+        },
+        "device": {
+            "its Trainer has no float16 on a CPU": recipe.dtype == "fp16",
+            "inductor wants a C++ compiler": execution.compile != "none" and execution.backend == "inductor",
+        },
+        "adapter": {
+            "context parallel over its Trainer is not reached": degrees.cp > 1,
+            "its Muon is not reached": optim.rule != "adamw",
+            "models cut over ranks are asked in float32": cut and execution.world > 1
+            and (execution.precision == "float64" or recipe.dtype != "fp32"),
+        },
+    })  # fmt: skip
 
 
 def run_model(recipe: Recipe, execution: Execution, weights: Arrays, batch: Tokens, backward: bool) -> Pass:
     """One pass of the model, as its Trainer makes it: under autocast where the recipe is bf16."""
     model_of(recipe)
     declined_execution(recipe, execution)
-    if execution.world > 1 or execution.compile != "none" or execution.recompute:
-        raise NotOffered("transformers: a single pass is one process's, as it is written; a session has the rest")
+    other = execution.world > 1 or execution.compile != "none" or execution.recompute
+    decline({"adapter": {"a single pass is one process's, eager; sessions have the rest": other}})
     wide, half = execution.precision == "float64", execution.precision == "declared" and recipe.dtype == "bf16"
     model = Model(recipe, wide=wide)
     if weights:
@@ -203,17 +226,18 @@ class Rows(list[dict[str, Tensor]]):
 def microbatches(session: Session, before: int) -> Rows:
     """Every rank's microbatches, step after step. Those of the `before` steps already done are skipped unread."""
     ranks, cuts = session.execution.world, session.execution.microbatches
+    alike = session.execution.degrees.tp  # ranks next to each other that take the same rows
     nothing: dict[str, Tensor] = {}
     found = Rows([nothing] * (before * ranks * cuts))
     windows = session.windows or tuple((batch,) for batch in session.batches)
     for window in windows:
         parts = cuts // len(window)
         for batch in window:
-            size = batch.tokens.shape[0] // ranks
+            size = batch.tokens.shape[0] * alike // ranks
             sizes = [len(part) for part in torch.arange(size).tensor_split(parts)]
             for cut in range(parts):
                 for rank in range(ranks):
-                    first = rank * size + sum(sizes[:cut])
+                    first = rank // alike * size + sum(sizes[:cut])
                     found.append(_inputs(batch, slice(first, first + sizes[cut])))
     return found
 
@@ -234,7 +258,7 @@ def schedule(recipe: Recipe) -> dict[str, Any]:
     return {"lr_scheduler_type": name, "lr_scheduler_kwargs": extra, "warmup_steps": warm}
 
 
-class Observed(Trainer):
+class Observed(Trainer):  # type: ignore[misc]  # not installed where types are checked
     """Its Trainer on given microbatches, recording what each step did. The rates end with the recipe, not the run."""
 
     def __init__(self, session: Session, model: Model, rows: Rows, last: int, folder: str) -> None:
@@ -335,7 +359,7 @@ class Observed(Trainer):
             self.steps[-1] = replace(self.steps[-1], losses={"lm": loss, "total": loss})
 
 
-class _Watch(TrainerCallback):
+class _Watch(TrainerCallback):  # type: ignore[misc]
     def __init__(self, trainer: Observed) -> None:
         self.trainer = trainer
 
@@ -361,14 +385,21 @@ def train(session: Session) -> Trained:
     """A session: one call of `Trainer.train`, resumed from its last checkpoint where one is to be loaded."""
     model_of(session.recipe)
     declined_execution(session.recipe, session.execution)
-    for reason, found in {
-        "it has no data of its own; give batches": session.steps and not (session.batches or session.windows),
-        "it knows no copy of its checkpoints that another process makes": session.durable,
-        "without mamba-ssm's kernels it refuses packed documents in a scan": "M" in _letters(session.recipe)
-        and any(batch.documents is not None for batch in session.batches),
-    }.items():
-        if found:
-            raise NotOffered(f"transformers: {reason}")
+    decline({
+        "stack": {
+            "it knows no copy of its checkpoints that another process makes": session.durable,
+            "it does not resume a model that it cut over ranks": (session.load or session.save)
+            and session.execution.world > 1
+            and _cut(session.execution),
+        },
+        "device": {
+            "without mamba-ssm's kernels it refuses packed documents in a scan": "M" in _letters(session.recipe)
+            and any(batch.documents is not None for batch in session.batches),
+        },
+        "adapter": {
+            "it has no data of its own; give batches": session.steps and not (session.batches or session.windows),
+        },
+    })  # fmt: skip
     given = session.batches or session.windows
     if len(given) != session.steps:
         raise refuse("batches", len(given), f"must number the steps ({session.steps})", "give one for each step")
@@ -377,16 +408,23 @@ def train(session: Session) -> Trained:
         folder = get_last_checkpoint(session.load)
         if folder is None:
             raise refuse("load", session.load, "holds no checkpoint", "name a folder that a run saved to")
-        start = TrainerState.load_from_json(os.path.join(folder, "trainer_state.json")).global_step
+        start = TrainerState.load_from_json(f"{folder}/trainer_state.json").global_step
     wide = session.execution.precision == "float64"
     with _alone(session.execution), shims.quiet(), tempfile.TemporaryDirectory(prefix="transformers-") as kept:
         model = Model(session.recipe, wide=wide)
         if session.weights or session.buffers:
             model.put(session.weights, session.buffers)
+        if session.execution.world > 1 and _cut(session.execution):
+            model.spread(session.execution)
         trainer = Observed(session, model, microbatches(session, start), start + session.steps, kept)
         with shims.Wide() if wide else contextlib.nullcontext():
             trainer.train(resume_from_checkpoint=folder)
     return Trained(start=start, steps=tuple(trainer.steps), loaded=trainer.loaded)
+
+
+def _cut(execution: Execution) -> bool:
+    """Whether transformers itself cuts the model; otherwise accelerate wraps it in DistributedDataParallel."""
+    return execution.fsdp or execution.degrees.tp > 1 or execution.degrees.ep > 1
 
 
 @contextlib.contextmanager

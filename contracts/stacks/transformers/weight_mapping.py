@@ -193,7 +193,7 @@ def to_theirs(tensors: Mapping[str, Tensor], known: Iterable[Link]) -> dict[str,
 
 def to_canonical(tensors: Mapping[str, Tensor], known: Iterable[Link]) -> dict[str, Tensor]:
     """The inverse. Tensors without a canonical name are left out."""
-    found = {}
+    found: dict[str, Tensor] = {}
     for link in known:
         if link.theirs in tensors:
             value = tensors[link.theirs]
