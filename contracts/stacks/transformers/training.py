@@ -225,19 +225,19 @@ class Rows(list[dict[str, Tensor]]):
 
 def microbatches(session: Session, before: int) -> Rows:
     """Every rank's microbatches, step after step. Those of the `before` steps already done are skipped unread."""
-    ranks, cuts = session.execution.world, session.execution.microbatches
-    alike = session.execution.degrees.tp  # ranks next to each other that take the same rows
+    ranks = session.execution.world // session.execution.degrees.tp  # accelerate gives a tensor-parallel group one row
+    cuts = session.execution.microbatches
     nothing: dict[str, Tensor] = {}
     found = Rows([nothing] * (before * ranks * cuts))
     windows = session.windows or tuple((batch,) for batch in session.batches)
     for window in windows:
         parts = cuts // len(window)
         for batch in window:
-            size = batch.tokens.shape[0] * alike // ranks
+            size = batch.tokens.shape[0] // ranks
             sizes = [len(part) for part in torch.arange(size).tensor_split(parts)]
             for cut in range(parts):
                 for rank in range(ranks):
-                    first = rank // alike * size + sum(sizes[:cut])
+                    first = rank * size + sum(sizes[:cut])
                     found.append(_inputs(batch, slice(first, first + sizes[cut])))
     return found
 
