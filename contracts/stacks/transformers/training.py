@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader
@@ -20,6 +21,7 @@ from transformers.trainer_callback import TrainerState
 from transformers.trainer_utils import get_last_checkpoint
 
 from contracts.instruments import numerics
+from contracts.instruments.ranks import gathered
 from contracts.spec.array import Array, Arrays
 from contracts.spec.errors import refuse
 from contracts.spec.recipe import Recipe
@@ -55,9 +57,12 @@ class Model:
         cut = DistributedConfig(
             tp_size=degrees.tp, fsdp_size=data // replicas, dp_replicate_size=replicas, ep_size=degrees.ep
         )
-        with shims.quiet(), tempfile.TemporaryDirectory(prefix="transformers-") as folder:
+        with shims.quiet(), tempfile.TemporaryDirectory(prefix="transformers-") as mine:
+            (folder, *_) = gathered(mine)  # rank 0 alone writes
             self.module.save_pretrained(folder)
+            dist.barrier()
             self.module = type(self.module).from_pretrained(folder, distributed_config=cut, dtype=torch.float32)
+            dist.barrier()
 
     def put(self, weights: Arrays, buffers: Arrays) -> None:
         """Copy full tensors in by canonical name; a name or a shape that the model does not have is refused."""
