@@ -38,6 +38,12 @@ def _torchtitan() -> Party:
     return Torchtitan()
 
 
+def _transformers() -> Party:
+    from contracts.stacks.transformers.stack import Transformers
+
+    return Transformers()
+
+
 def _flag_table() -> Party:
     from contracts.stacks.megatron.flag_table import FlagTable
 
@@ -48,6 +54,7 @@ BY_NAME: Mapping[str, Callable[[], Party]] = {
     "reference": _reference,
     "megatron": _megatron,
     "torchtitan": _torchtitan,
+    "transformers": _transformers,
     "flag-table": _flag_table,
 }
 """The parties that ship here. A further one is a file under `stacks/` and a line in this table."""
@@ -84,6 +91,10 @@ def _load(name: str) -> Party:
         from contracts.stacks.torchtitan.stack import Torchtitan
 
         return Torchtitan(version=rest)
+    if head == "transformers" and rest:
+        from contracts.stacks.transformers.stack import Transformers
+
+        return Transformers(version=rest)
     head, _, rest = name.partition(":")
     if head == "launched" and rest:
         from contracts.stacks.launched import Launched

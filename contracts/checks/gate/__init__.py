@@ -2,6 +2,8 @@
 
 from contracts.checks.gate import (  # isort: skip
     verdicts,  # the suite itself
+    deviations,  # what a deviation forgives
+    baselines,  # a run against an earlier one
     fitness,  # which contracts are fit to judge
     plans,  # what a profile plans
     abilities,  # what a stack declares that it can build
@@ -13,6 +15,8 @@ from contracts.checks.gate import (  # isort: skip
 
 __all__ = [
     "abilities",
+    "baselines",
+    "deviations",
     "fitness",
     "formats",
     "multi_rank",

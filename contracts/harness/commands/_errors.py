@@ -12,7 +12,7 @@ from typing import ParamSpec
 import click
 
 from contracts.court.party import Broken
-from contracts.harness.supervisor import Ended
+from contracts.harness.supervisor import Ended, Stopped
 from contracts.spec.errors import NotOffered, Refused, Unreachable
 from contracts.spec.records import EXIT_CODES, USAGE_ERROR, Form, Word
 
@@ -59,6 +59,9 @@ def told(work: Callable[[], int | None]) -> int:
     except Unreachable as error:
         click.echo(f"rankproof: {error}", err=True)
         return EXIT_CODES["incomplete"]
+    except Stopped as error:
+        click.echo(f"rankproof: {error}", err=True)
+        return error.exit_code
     except (Broken, Ended) as error:
         click.echo(f"rankproof: {error}", err=True)
         return EXIT_CODES["broken"]

@@ -2,6 +2,8 @@
 
 from contracts.mutants.gate import (  # isort: skip
     verdicts,
+    deviations,
+    baselines,
     fitness,
     plans,
     abilities,
@@ -13,6 +15,8 @@ from contracts.mutants.gate import (  # isort: skip
 
 __all__ = [
     "abilities",
+    "baselines",
+    "deviations",
     "fitness",
     "formats",
     "multi_rank",
