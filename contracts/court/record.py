@@ -11,16 +11,20 @@ The schema under `docs/schema/` is written by `python -m contracts.court.record 
 
 from __future__ import annotations
 
+import contextlib
 import datetime
+import fcntl
 import hashlib
 import json
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TextIO
 
+from contracts.court import heartbeat
+from contracts.court.plain_text import fit
 from contracts.court.verdict import verdict
 from contracts.spec import codec, former_name
 from contracts.spec.errors import Refusals, refuse
@@ -37,6 +41,7 @@ from contracts.spec.records import (
     Unfit,
     Verdict,
 )
+from contracts.spec.redaction import secrets_here
 
 KINDS: Mapping[str, type] = {
     "header": Header,
@@ -51,9 +56,9 @@ KINDS: Mapping[str, type] = {
 _NAMES = {kind: name for name, kind in KINDS.items()}
 
 
-def line(entry: object) -> str:
-    """One line of the record, without its newline."""
-    return f'{{"{_NAMES[type(entry)]}":{codec.dumps(entry)}}}'
+def line(entry: object, known: frozenset[str] = frozenset()) -> str:
+    """One line of the record, without its newline, and without secrets; `known` are redacted wherever they stand."""
+    return f'{{"{_NAMES[type(entry)]}":{codec.dumps(fit(entry, known))}}}'
 
 
 def digest(text: str) -> str:
@@ -68,9 +73,10 @@ def footer(above: str, results: int, judged: Verdict, finished: str) -> Footer:
 
 def write(run: Run, today: datetime.date) -> str:
     """A whole run as text, with the verdict of a given day."""
+    known = secrets_here(os.environ, sys.argv)
     before: list[object] = [run.header, run.plan, *run.deviations, *run.unfit]
     entries = [*before, *run.results, *run.unclaimed, *run.kills]
-    text = "".join(f"{line(entry)}\n" for entry in entries)
+    text = "".join(f"{line(entry, known)}\n" for entry in entries)
     closing = footer(digest(text), len(run.results), verdict(run, today), run.header.started)
     return f"{text}{line(closing)}\n"
 
@@ -162,6 +168,51 @@ def make_folder(folder: Path, renderings: Iterable[str] = ()) -> None:
         raise refuse("report", str(folder), f"cannot be written: {error.strerror}", "give another folder") from None
 
 
+@contextlib.contextmanager
+def only_writer(folder: Path) -> Iterator[None]:
+    """While the block runs, this process is the only one that may write into a report folder, which it makes.
+
+    Two runs into one folder would leave the record of one beside the verdict of the other. The lock is the system's: it
+    ends with the process, however that ends. A copy of the process does not hold it (`let_go`).
+
+    Raises:
+        Refused: while another one writes, and when the folder cannot be made.
+    """
+    made = not folder.exists()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        raise refuse("report", str(folder), f"cannot be written: {error.strerror}", "give another folder") from None
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            problem = "another run is writing into it"
+            raise refuse("report", str(folder), problem, "wait for it, or give a folder of its own") from None
+        except OSError:
+            pass  # a file system without locks
+        _LOCKS.add(lock)
+        yield
+    finally:
+        _LOCKS.discard(lock)
+        with contextlib.suppress(OSError):
+            os.close(lock)
+        if made:
+            with contextlib.suppress(OSError):  # bad input writes nothing, not even a folder
+                folder.rmdir()
+
+
+_LOCKS: set[int] = set()
+
+
+def let_go() -> None:
+    """In a forked copy: close what would keep the lock after the process that took it."""
+    while _LOCKS:
+        with contextlib.suppress(OSError):
+            os.close(_LOCKS.pop())
+
+
 class Recorder:
     """Writes a run while it happens; every line is on disk before the next test starts.
 
@@ -169,15 +220,19 @@ class Recorder:
     """
 
     def __init__(self, folder: Path) -> None:
+        self._sole = contextlib.ExitStack()
+        if heartbeat.FOLDER not in os.environ:  # under a supervisor, that one holds the lock
+            self._sole.enter_context(only_writer(folder))
         make_folder(folder)
         self.path = folder / "run.jsonl"
         self._part = folder / "run.jsonl.part"
         self._file: TextIO = self._part.open("w", encoding="utf-8")
         self._above = hashlib.sha256()
+        self._known = secrets_here(os.environ, sys.argv)
         self._results = 0
 
     def add(self, entry: object) -> None:
-        text = f"{line(entry)}\n"
+        text = f"{line(entry, self._known)}\n"
         self._file.write(text)
         self._file.flush()
         self._above.update(text.encode())
@@ -189,6 +244,7 @@ class Recorder:
         os.fsync(self._file.fileno())
         self._file.close()
         self._part.replace(self.path)
+        self._sole.close()
 
     def __enter__(self) -> Recorder:
         return self
@@ -197,6 +253,7 @@ class Recorder:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._file.close()
+        self._sole.close()
 
 
 def schema() -> dict[str, Any]:

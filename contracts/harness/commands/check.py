@@ -22,7 +22,7 @@ from contracts.harness.gate import today
 from contracts.harness.output import Output
 from contracts.harness.supervisor import Ended, supervised
 from contracts.spec.errors import Unreachable, refuse
-from contracts.spec.records import EXIT_CODES, FORMS, Form
+from contracts.spec.records import EXIT_CODES, FORMS, USAGE_ERROR, Form
 
 SUITE = Path(__file__).parents[1] / "suite.py"
 _FILES: dict[Form, str] = {
@@ -94,11 +94,35 @@ def check(
 
     output, code = Output(folder), EXIT_CODES["broken"]
     try:
-        code = supervised(lambda: told(work), output)
+        with record.only_writer(folder):
+            code = supervised(lambda: told(work), output, deadline_s=deadline)
+            _confirm(folder, code)
+    except Ended:
+        code = EXIT_CODES["broken"]
+        raise
     finally:
         ended = code == EXIT_CODES["broken"] or not (folder / "run.jsonl").exists()
         output.end(ended=ended, red=code != 0)
     sys.exit(code)
+
+
+def _confirm(folder: Path, code: int) -> None:
+    """Refuse a verdict that the record does not bear out. Only the record can be read again, and this process has never
+    run a line of the stack.
+
+    Raises:
+        Ended: where there is no record and the verdict is one on a stack, or where they differ.
+    """
+    if code == USAGE_ERROR:
+        return  # nothing was judged, and an older record may be there
+    if not (folder / "run.jsonl").exists():
+        if code in (EXIT_CODES["conformant"], EXIT_CODES["violated"]):
+            raise Ended(f"the process said exit code {code} and left no record in {folder}")
+        return
+    recorded, _ = record.load(folder)
+    judged = verdict(recorded, today())
+    if judged.exit_code != code:
+        raise Ended(f"the process said exit code {code}, and its record is {judged.word}")
 
 
 def _shared_by(jobs: int) -> list[str]:
