@@ -15,10 +15,12 @@ import contextlib
 import datetime
 import fcntl
 import hashlib
+import hmac
 import json
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TextIO
@@ -66,9 +68,52 @@ def digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def footer(above: str, results: int, judged: Verdict, finished: str) -> Footer:
+KEY_FILE = "RANKPROOF_RECORD_KEY_FILE"
+"""The variable that names a file whose bytes sign records. Where it is set, a record is read only if they signed it."""
+
+
+def key() -> bytes:
+    """The key that signs records here; empty where there is none.
+
+    Raises:
+        Refused: when its file cannot be read, or holds fewer than 16 bytes.
+    """
+    file = os.environ.get(KEY_FILE)
+    if not file:
+        return b""
+    try:
+        found = Path(file).read_bytes().strip()
+    except OSError as error:
+        raise refuse(
+            KEY_FILE, file, f"cannot be read: {error.strerror}", "name a file with the key, or unset it"
+        ) from None
+    if len(found) < SHORTEST_KEY:
+        raise refuse(KEY_FILE, file, f"holds {len(found)} bytes", f"put {SHORTEST_KEY} random bytes or more into it")
+    return found
+
+
+SHORTEST_KEY = 16
+
+
+def sealed(closing: Footer, above: str, key: bytes = b"") -> Footer:
+    """A footer with its digest, and its signature where there is a key; `above` is the digest of the lines above."""
+    blank = replace(closing, digest=above, signature="")
+    text = codec.dumps(blank)
+    signature = hmac.new(key, text.encode(), "sha256").hexdigest() if key else ""
+    return replace(blank, digest=digest(text), signature=signature)
+
+
+def footer(above: str, results: int, judged: Verdict, finished: str, key: bytes = b"") -> Footer:
     """The line that closes a run; `above` is the digest of the lines before it."""
-    return Footer(digest=above, results=results, word=judged.word, exit_code=judged.exit_code, finished=finished)
+    closing = Footer(digest="", results=results, word=judged.word, exit_code=judged.exit_code, finished=finished)
+    return sealed(closing, above, key)
+
+
+def sealed_anew(text: str) -> str:
+    """A record whose last line is a footer, with the digest that it should have. Only a key shows the edit."""
+    above, newline, closing = text.rstrip("\n").rpartition("\n")
+    entry = _read_line(closing, 0)
+    return f"{above}{newline}{line(sealed(entry, digest(above + newline)))}\n" if isinstance(entry, Footer) else text
 
 
 def write(run: Run, today: datetime.date) -> str:
@@ -77,7 +122,7 @@ def write(run: Run, today: datetime.date) -> str:
     before: list[object] = [run.header, run.plan, *run.deviations, *run.unfit]
     entries = [*before, *run.results, *run.unclaimed, *run.kills]
     text = "".join(f"{line(entry, known)}\n" for entry in entries)
-    closing = footer(digest(text), len(run.results), verdict(run, today), run.header.started)
+    closing = footer(digest(text), len(run.results), verdict(run, today), run.header.started, key())
     return f"{text}{line(closing)}\n"
 
 
@@ -106,8 +151,13 @@ def read(text: str) -> tuple[Run, Footer]:
         unfit=tuple(_only(entries, Unfit)),
     )
     closing = _only(entries, Footer)[0]
-    if closing.digest != digest(text[: text.rindex("\n", 0, -1) + 1]):
+    above, secret = digest(text[: text.rindex("\n", 0, -1) + 1]), key()
+    expected = sealed(closing, above, secret)
+    if closing.digest != expected.digest:
         raise refuse("run", closing.digest, "the footer belongs to other lines", "do not join or edit records")
+    if secret and not hmac.compare_digest(closing.signature, expected.signature):
+        problem = "is not signed with the key of this machine" if closing.signature else "is not signed"
+        raise refuse("run", closing.digest, problem, f"read it where it was written, or unset {KEY_FILE}")
     if closing.results != len(run.results):
         problem = f"the footer counts {closing.results} results, the record holds {len(run.results)}"
         raise refuse("run", closing.results, problem, "run it again")
@@ -228,6 +278,7 @@ class Recorder:
         self._part = folder / "run.jsonl.part"
         self._file: TextIO = self._part.open("w", encoding="utf-8")
         self._above = hashlib.sha256()
+        self._key = key()
         self._known = secrets_here(os.environ, sys.argv)
         self._results = 0
 
@@ -240,7 +291,7 @@ class Recorder:
 
     def close(self, judged: Verdict, finished: str) -> None:
         """Write the footer and give the file its name."""
-        self.add(footer(self._above.hexdigest(), self._results, judged, finished))
+        self.add(footer(self._above.hexdigest(), self._results, judged, finished, self._key))
         os.fsync(self._file.fileno())
         self._file.close()
         self._part.replace(self.path)
@@ -283,7 +334,7 @@ def schema_text() -> str:
 def _read_line(text: str, number: int) -> Any:
     name = f"line {number}"
     try:
-        data = json.loads(text)
+        data = json.loads(text, object_pairs_hook=codec.no_repeats)
     except (ValueError, RecursionError):
         raise refuse(name, text[:60], "is not JSON", "the record is damaged; run it again") from None
     if not isinstance(data, dict) or len(data) != 1 or next(iter(data)) not in KINDS:

@@ -89,7 +89,7 @@ def loads(kind: type[T], text: str | bytes, *, name: str | None = None) -> T:
     """
     title = name or _title(kind)
     try:
-        data = json.loads(text, object_pairs_hook=_no_repeats, parse_constant=_no_constant)
+        data = json.loads(text, object_pairs_hook=no_repeats, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
         raise refuse(title, text, f"is not JSON: {error}", "send one JSON value") from None
     return decode(kind, data, name=title)
@@ -210,7 +210,8 @@ def _only_texts(values: Iterable[object]) -> bool:
     return set(map(type, values)) <= {str}
 
 
-def _no_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def no_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """For `json.loads`: an object without repeated keys. Raises ValueError."""
     keys = [key for key, _ in pairs]
     if len(set(keys)) != len(keys):
         raise ValueError(f"key {next(k for k in keys if keys.count(k) > 1)!r} is given twice")
@@ -248,7 +249,10 @@ def _decode(kind: Any, data: object, path: str, found: Refusals) -> object:
     if origin is tuple:
         return _decode_tuple(arguments, data, path, found)
     if origin is frozenset:
-        return frozenset(cast(Any, _decode_tuple((arguments[0], ...), data, path, found)))
+        inside = Refusals()
+        members = _decode_tuple((arguments[0], ...), data, path, inside)
+        found.merge(inside)
+        return frozenset() if inside else frozenset(cast(Any, members))  # a wrong one may not even be hashable
     if origin in _MAPPINGS:
         if not isinstance(data, dict):
             found.add(path, data, "is not an object", "send a JSON object")

@@ -33,7 +33,9 @@ HANGS: dict[str, Attack] = {
     "TakesTheHandler": Attack(exit=BROKEN, says=f"PAT-01[nam56r] {KILLED}", judged=False),
     "RetriesWhateverComes": Attack(exit=BROKEN, says=f"PAT-01[nam56r] {KILLED}", judged=False),
     "SwallowsEverything": Attack(exit=BROKEN, says=f"PAT-01[nam56r] {KILLED}", judged=False),
-    "SwallowsWhileLoading": Attack(exit=BROKEN, says=f"{HOSTILE}:SwallowsWhileLoading while it was loaded, and the alarm", judged=False),
+    "SwallowsWhileLoading": Attack(
+        exit=BROKEN, says=f"{HOSTILE}:SwallowsWhileLoading while it was loaded, and the alarm", judged=False
+    ),
     "BlocksSignals": Attack(exit=BROKEN, says=f"PAT-01[nam56r] {KILLED}", judged=False),
     "StopsItself": Attack(exit=BROKEN, says=f"PAT-01[nam56r] {KILLED}", judged=False),
 }

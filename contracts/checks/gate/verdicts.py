@@ -96,6 +96,14 @@ def _edit_outcome(text: str) -> str:
     return text.replace('"outcome":"violated"', '"outcome":"deviates"', 1)
 
 
+def _edit_the_footer(text: str) -> str:
+    return text.replace('"word":"violated","exit_code":1', '"word":"conformant","exit_code":0', 1)
+
+
+def _repeat_a_key(text: str) -> str:
+    return text.replace('"outcome":"violated"', '"outcome":"violated","outcome":"holds"', 1)
+
+
 def _forget_a_deviation(text: str) -> str:
     return "".join(f"{line}\n" for line in text.splitlines() if not line.startswith('{"deviation"'))
 
@@ -118,6 +126,8 @@ DAMAGE: Mapping[str, Callable[[str], str]] = {
     "result-removed": _drop_one_result,
     "plan-edited": _shrink_plan,
     "outcome-edited": _edit_outcome,
+    "footer-edited": _edit_the_footer,
+    "key-repeated": _repeat_a_key,
     "deviation-removed": _forget_a_deviation,
     "two-joined": _join_two,
     "another-schema": _another_schema,
@@ -132,7 +142,7 @@ def a_damaged_record_is_refused(court: Court, damage: str) -> None:
 
     A truncated log of an older run, read as a green one, is the most common false evidence.
     """
-    text = court.write_run(recorded((A, "violated"), (B, "holds"), deviations=(declared("pp2-tp2"),)), TODAY)
+    text = court.write_run(recorded((A, "violated"), (B, "violated"), deviations=(declared("pp2-tp2"),)), TODAY)
     damaged = DAMAGE[damage](text)
     assert damaged != text, f"{damage} changed nothing, so this case proves nothing"
     refusal_of(court.read_run, damaged)

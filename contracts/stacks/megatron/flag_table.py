@@ -12,6 +12,7 @@ import argparse
 import contextlib
 import functools
 import io
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -147,7 +148,7 @@ def _order(version: str) -> tuple[int, ...]:
     """A version as numbers, up to the first part that is not one: `0.20.0.dev main` is 0.20.0."""
     numbers: list[int] = []
     for part in version.split("."):
-        if not part.isdigit():
+        if not re.fullmatch("[0-9]{1,9}", part):
             break
         numbers.append(int(part))
     return tuple(numbers)
