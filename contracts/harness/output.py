@@ -100,7 +100,7 @@ class Output:
         cut = f"\n… {self._cut} bytes were cut here …\n".encode() if self._cut else b""
         redactor = LineRedactor(secrets_here(os.environ, sys.argv))
         text = bytes(self._head + cut + self._tail).decode("utf-8", "replace")
-        return "".join(redactor.line(line) for line in text.splitlines(keepends=True))
+        return "".join(redactor.line(line) for line in text.splitlines(keepends=True)) + redactor.rest()
 
     def _read(self) -> None:
         until = None

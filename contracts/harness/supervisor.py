@@ -28,6 +28,7 @@ from contracts.harness.child_process import descendants, send
 
 LOOK_S = 0.25
 NUDGE_S = 1.0  # after a deadline: the alarm again, in case that the stack has put out the timer
+JUDGE = "judge"  # the file that names the process which works
 QUIET_S = 900.0  # without a word from any process: far more than collecting, starting ranks or drawing a report takes
 
 
@@ -62,6 +63,7 @@ def supervised(
             os.close(reading)
             record.let_go()
             os.environ[heartbeat.FOLDER] = folder
+            Path(folder, JUDGE).write_text(str(os.getpid()))
             _work(work, writing, token)
         os.close(writing)
         watch = _Watch(child, Path(folder), grace(deadline_s))
@@ -125,12 +127,18 @@ class _Watch:
         if now > self._heard + QUIET_S:
             self._end(self._child, f"nothing was heard of the process for {QUIET_S:g} s, and nothing was asked")
 
+    def _judge(self) -> int:
+        """The process that works, which need not be the child itself."""
+        with suppress(OSError, ValueError):
+            return int((self._folder / JUDGE).read_text())
+        return self._child
+
     def _end(self, pid: int, why: str) -> None:
         """Kill a process that judges, with all that it started."""
         ours = descendants(self._child)
-        if pid == self._child:
+        if pid in (self._child, self._judge()):
             self._why = f"{why}: the process was ended"
-            send(signal.SIGKILL, {pid, *ours})
+            send(signal.SIGKILL, {self._child, *ours})
         elif pid in ours:  # and not another one that has its number by now
             sys.stderr.write(f"rankproof: {why}: process {pid} was ended\n")
             send(signal.SIGKILL, {pid, *descendants(pid)})

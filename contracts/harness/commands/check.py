@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import importlib.util
 import os
+import shlex
 import sys
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from contracts.harness.commands._errors import VERBOSE, one_clear_error, print_r
 from contracts.harness.gate import today
 from contracts.harness.output import Output
 from contracts.harness.supervisor import Ended, supervised
-from contracts.spec.errors import Unreachable, refuse
+from contracts.spec.errors import Refusals, Unreachable, refuse
 from contracts.spec.records import EXIT_CODES, FORMS, USAGE_ERROR, Form
 
 SUITE = Path(__file__).parents[1] / "suite.py"
@@ -35,6 +36,8 @@ _FILES: dict[Form, str] = {
 
 @click.command()
 @click.option("--stack", default="reference", show_default=True, help="A name, or package.module:Name.")
+@click.option("--isolated", is_flag=True,
+              help="Run package.module:Name in a process of its own, apart from the one that judges it.")  # fmt: skip
 @click.option("--with", "assistants", multiple=True, metavar="NAME",
               help="Who answers what the stack does not, such as a launcher's parser; `none` for nobody.")  # fmt: skip
 @click.option("--profile", show_default=f"{profiles.DEFAULT}; with --ranks: dist",
@@ -55,11 +58,13 @@ _FILES: dict[Form, str] = {
 @click.option("--verbose", is_flag=True, help=VERBOSE)
 @one_clear_error
 def check(
-    stack: str, assistants: tuple[str, ...], profile: str | None, ranks: int | None, deviations: Path | None,
-    folder: Path, form: Form, deadline: float, jobs: int, given: Path | None, prove: bool, verbose: bool,
+    stack: str, isolated: bool, assistants: tuple[str, ...], profile: str | None, ranks: int | None,
+    deviations: Path | None, folder: Path, form: Form, deadline: float, jobs: int, given: Path | None, prove: bool,
+    verbose: bool,
 ) -> None:  # fmt: skip
     """Put a stack under test and print the verdict."""
     profile = profile or ("dist" if ranks else profiles.DEFAULT)
+    stack = _apart(stack, ranks) if isolated else stack
     arguments = [
         str(SUITE), "--gate", f"--report={folder}", f"--stack={stack}", f"--profile={profile}",
         f"--deadline={deadline}", *(f"--with={name}" for name in assistants),
@@ -104,6 +109,22 @@ def check(
         ended = code == EXIT_CODES["broken"] or not (folder / "run.jsonl").exists()
         output.end(ended=ended, red=code != 0)
     sys.exit(code)
+
+
+def _apart(stack: str, ranks: int | None) -> str:
+    """The stack behind a command that serves it.
+
+    Raises:
+        Refused: where it cannot be served, with every reason.
+    """
+    found = Refusals()
+    served = ":" in stack and not stack.startswith("launched:")
+    if not served and not stack.startswith("launched:"):
+        found.add("--isolated", stack, "is a stack of the suite itself", "leave it out, or give package.module:Name")
+    if ranks is not None:
+        found.add("--isolated", ranks, "does not go with --ranks: the ranks hold the stack", "leave one of them out")
+    found.raise_any()
+    return f"launched:{shlex.join([sys.executable, '-m', 'contracts.stacks.serve', stack])}" if served else stack
 
 
 def _confirm(folder: Path, code: int) -> None:
