@@ -134,6 +134,32 @@ class ForgesTheRecord(Hostile):
         return wrong(pattern, depth)
 
 
+class Right(Hostile):
+    def blocks(self, pattern: str, depth: int) -> Blocks:
+        return right(pattern, depth)
+
+
+class PatchesTheJudge(Hostile):
+    """Replaces the judge in the memory that it shares with it."""
+
+    def blocks(self, pattern: str, depth: int) -> Blocks:
+        for name, module in list(sys.modules.items()):
+            if name.startswith("contracts.") and hasattr(module, "verdict"):
+                module.verdict = _conformant
+        return wrong(pattern, depth)
+
+
+def _conformant(*_: object) -> Any:
+    raise SystemExit(0)
+
+
+class Leaks(Hostile):
+    def blocks(self, pattern: str, depth: int) -> Blocks:
+        token, url = os.environ["HF_TOKEN"], os.environ["DB_URL"]
+        sys.stderr.write(f"with {token} at {url}\n")
+        raise RuntimeError(f"login with {token} failed at {url}, sent Authorization: Bearer {token}")
+
+
 class LyingTuple(tuple[str, ...]):
     """Says of itself whatever a check wants to hear."""
 

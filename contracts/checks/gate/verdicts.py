@@ -97,7 +97,7 @@ def _edit_outcome(text: str) -> str:
 
 
 def _edit_the_footer(text: str) -> str:
-    return text.replace('"word":"violated","exit_code":1', '"word":"conformant","exit_code":0', 1)
+    return text.replace('"word":"conformant","exit_code":0', '"word":"violated","exit_code":1', 1)
 
 
 def _repeat_a_key(text: str) -> str:
@@ -142,7 +142,7 @@ def a_damaged_record_is_refused(court: Court, damage: str) -> None:
 
     A truncated log of an older run, read as a green one, is the most common false evidence.
     """
-    text = court.write_run(recorded((A, "violated"), (B, "violated"), deviations=(declared("pp2-tp2"),)), TODAY)
+    text = court.write_run(recorded((A, "violated"), (B, "holds"), deviations=(declared("pp2-tp2"),)), TODAY)
     damaged = DAMAGE[damage](text)
     assert damaged != text, f"{damage} changed nothing, so this case proves nothing"
     refusal_of(court.read_run, damaged)
