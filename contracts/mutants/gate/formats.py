@@ -63,7 +63,7 @@ class CutsInSilence(Court):
         return super().report(run, today, form).replace("characters, cut", "")
 
 
-@mutant(of="GATE-16c", case="html", says="the html holds a token by its form")
+@mutant(of="GATE-16c", case="html", says="the html holds an option of the command, a token by its form")
 class QuotesTheStack(Court):
     """Quotes an error of the stack as it was raised."""
 
