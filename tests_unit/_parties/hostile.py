@@ -145,7 +145,7 @@ class PatchesTheJudge(Hostile):
     def blocks(self, pattern: str, depth: int) -> Blocks:
         for name, module in list(sys.modules.items()):
             if name.startswith("contracts.") and hasattr(module, "verdict"):
-                module.verdict = _conformant
+                vars(module)["verdict"] = _conformant
         return wrong(pattern, depth)
 
 

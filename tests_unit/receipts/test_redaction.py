@@ -6,6 +6,7 @@ import html
 import json
 import string
 from base64 import b64encode, urlsafe_b64encode
+from collections.abc import Callable
 from urllib.parse import quote, quote_plus
 
 import pytest
@@ -138,7 +139,7 @@ def test_a_private_key_stays_out_line_by_line_to_its_end() -> None:
     assert kept == f"before\nkey: {REDACTED}\n{REDACTED} x\nafter\n{REDACTED}\n"
 
 
-FORMS_OF_A_SECRET = {
+FORMS_OF_A_SECRET: dict[str, Callable[[str], str]] = {
     "as it is": lambda secret: secret,
     "in JSON": lambda secret: json.dumps({"x": secret}),
     "in JSON in JSON": lambda secret: json.dumps(json.dumps({"x": secret})),
