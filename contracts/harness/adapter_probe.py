@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import datetime
-import json
-import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from itertools import groupby
 
@@ -18,7 +15,6 @@ from contracts.spec.records import Item, Plan, Result, Run, Verdict
 from contracts.spec.stack import Party
 
 PROFILE = "what it offers"
-DAYS = 30  # that a proposed deviation lasts
 ROWS = 8  # of the table of what to answer next
 AT_ONCE = 3  # questions that are proposed together
 
@@ -79,37 +75,6 @@ def unlocked(offers: Collection[str], law: Law = LAW) -> list[Unlocked]:
 def of_ranks(offers: Collection[str], law: Law = LAW) -> list[str]:
     """The contracts of several ranks that these questions suffice for."""
     return [c.id for c in law.contracts.values() if c.tier == "dist" and _suffices(c, offers)]
-
-
-def proposal(run: Run, today: datetime.date) -> str:
-    """A deviations file of what is violated. The gate refuses it until reason, issue and owner are filled in."""
-    subject = run.header.subject
-    head = (
-        f"# What {subject.name} {subject.version} ({subject.origin}) did not keep on {today.isoformat()}: a proposal, "
-        "and no deviation yet.\n"
-        "# Somebody fills in reason, issue and owner of each entry; the gate refuses one in which any is empty.\n"
-        f"# Each ends in {DAYS} days by itself, and is red as soon as its contract holds again.\n"
-    )
-    return head + "".join(_entry(result, case, today) for result, case in _selected(run))
-
-
-def _selected(run: Run) -> Iterator[tuple[Result, str]]:
-    """A result and the selector that declares it: each violated case by name, or all where none holds."""
-    for _, group in groupby(run.results, key=lambda result: result.id):
-        results = list(group)
-        violated = [result for result in results if result.outcome == "violated"]
-        if len(violated) > 1 and not any(result.outcome == "holds" for result in results):
-            yield violated[0], "*"
-        else:
-            yield from ((result, re.sub(r"([*?[])", r"[\1]", result.case)) for result in violated)
-
-
-def _entry(result: Result, case: str, today: datetime.date) -> str:
-    words = "".join(f"# {line[:112]}\n" for line in result.words.splitlines()[:3])
-    expires = today + datetime.timedelta(days=DAYS)
-    fields = {"id": result.id, "case": case, "reason": "", "issue": "", "owner": ""}
-    told = "".join(f"{name} = {json.dumps(value, ensure_ascii=False)}\n" for name, value in fields.items())
-    return f"\n{words}[[deviation]]\n{told}expires = {expires.isoformat()}\n"
 
 
 def first_of_each(results: Iterable[Result]) -> list[tuple[Result, list[Item]]]:

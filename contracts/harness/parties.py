@@ -37,6 +37,12 @@ def _torchtitan() -> Party:
     return Torchtitan()
 
 
+def _transformers() -> Party:
+    from contracts.stacks.transformers.stack import Transformers
+
+    return Transformers()
+
+
 def _flag_table() -> Party:
     from contracts.stacks.megatron.flag_table import FlagTable
 
@@ -47,6 +53,7 @@ BY_NAME: Mapping[str, Callable[[], Party]] = {
     "reference": _reference,
     "megatron": _megatron,
     "torchtitan": _torchtitan,
+    "transformers": _transformers,
     "flag-table": _flag_table,
 }
 """The parties that ship here. A further one is a file under `stacks/` and a line in this table."""
@@ -83,6 +90,10 @@ def _load(name: str) -> Party:
         from contracts.stacks.torchtitan.stack import Torchtitan
 
         return Torchtitan(version=rest)
+    if head == "transformers" and rest:
+        from contracts.stacks.transformers.stack import Transformers
+
+        return Transformers(version=rest)
     head, _, rest = name.partition(":")
     if head == "launched" and rest:
         from contracts.stacks.launched import Launched

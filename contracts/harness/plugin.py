@@ -8,6 +8,7 @@ it.
 
 from __future__ import annotations
 
+import datetime
 import importlib.util
 import json
 import os
@@ -19,9 +20,11 @@ from pathlib import Path
 import pytest
 
 from contracts.contract import LAW
-from contracts.court import deviations, profiles, report
+from contracts.court import deviations, profiles, record, report
+from contracts.court.baseline import baseline
 from contracts.court.judge import DEADLINE_S
 from contracts.court.profiles import NAMED, ONE_PROCESS
+from contracts.court.verdict import verdict
 from contracts.harness import kill_matrix, parties
 from contracts.harness.gate import Gate
 from contracts.instruments.ranks import here
@@ -60,6 +63,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--profile", default=profile, help=f"any of {', '.join(NAMED)}, ids and prefixes of ids [{profile}]"
     )
     group.addoption("--deviations", type=Path, help="TOML file of declared deviations")
+    group.addoption(
+        "--baseline", type=Path, metavar="RUN", help="an earlier record: what was judged there must be judged now"
+    )
     group.addoption("--report", type=Path, metavar="DIR", help="write the run as JSON lines to DIR/run.jsonl")
     group.addoption("--selftest", action="store_true", help="first judge the suite's own mutants")
     group.addoption(
@@ -219,23 +225,23 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
         return
     if exitstatus in (pytest.ExitCode.INTERRUPTED, pytest.ExitCode.INTERNAL_ERROR, pytest.ExitCode.USAGE_ERROR):
         return  # no footer: the record stays unfinished and is refused by every reader
-    verdict = config.stash[GATE].close()
-    config.stash[VERDICT] = verdict
-    if config.getoption("gate") and verdict.exit_code:
-        session.exitstatus = verdict.exit_code
+    judged = config.stash[GATE].close()
+    config.stash[VERDICT] = judged
+    if config.getoption("gate") and judged.exit_code:
+        session.exitstatus = judged.exit_code
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     if VERDICT not in config.stash:
         return
-    verdict = config.stash[VERDICT]
+    judged = config.stash[VERDICT]
     terminalreporter.section("rankproof")
-    for fault in verdict.faults:
+    for fault in judged.faults:
         terminalreporter.write_line(f"fault ({fault.kind}): {fault.words}")
     folder = config.getoption("report")
     if folder is not None:
         terminalreporter.write_line(f"record: {folder / 'run.jsonl'}; read it with `rankproof report {folder}`")
-    terminalreporter.write_line(report.headline(verdict))
+    terminalreporter.write_line(report.headline(judged))
 
 
 def _gating(config: pytest.Config) -> bool:
@@ -274,6 +280,10 @@ def _gate(config: pytest.Config) -> Gate:
             proof="" if proved is None else proved.words(),
             unfit={} if proved is None else proved.unfit(LAW),
         )
+        if config.getoption("baseline") is not None and _judges(config):
+            earlier, closing = record.load(config.getoption("baseline"))
+            judged = verdict(earlier, datetime.datetime.fromisoformat(closing.finished).date())
+            gate.baseline = baseline(earlier, judged, gate.header)
     except (Refused, Unreachable) as error:
         raise pytest.UsageError(str(error)) from error
     config.stash[GATE] = gate

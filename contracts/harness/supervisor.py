@@ -18,22 +18,34 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import NoReturn
 
 from contracts.court import heartbeat, record
-from contracts.harness.child_process import descendants, send
+from contracts.harness.child_process import send
+from contracts.harness.ranks import guard
+from contracts.harness.ranks.guard_program import descendants, heard_here
+from contracts.spec.records import EXIT_CODES
 
 LOOK_S = 0.25
 NUDGE_S = 1.0  # after a deadline: the alarm again, in case that the stack has put out the timer
 JUDGE = "judge"  # the file that names the process which works
 QUIET_S = 900.0  # without a word from any process: far more than collecting, starting ranks or drawing a report takes
+STOP_S = 8.0  # what a process that is stopped from outside gets, ranks and all, before it is killed
 
 
 class Ended(Exception):
     """The process ended without a verdict."""
+
+
+class Stopped(Ended):
+    """It was stopped by a signal from outside. `exit_code` is what a shell makes of that."""
+
+    def __init__(self, number: signal.Signals) -> None:
+        super().__init__(f"stopped by {number.name} before there was a verdict")
+        self.exit_code = 128 + number
 
 
 def grace(seconds: float) -> float:
@@ -44,35 +56,42 @@ def grace(seconds: float) -> float:
 def supervised(
     work: Callable[[], int], meanwhile: AbstractContextManager[object] | None = None, *, deadline_s: float = 300.0
 ) -> int:
-    """The exit code that `work` returns, run in a forked copy of this process.
+    """The exit code that `work` returns, run in a forked copy of this process, behind a guard.
+
+    The guard ends whatever `work` has started: once it is over, where this process is told to stop, and where this
+    process is killed.
 
     Args:
         meanwhile: entered here, once there is the copy, and left when it has ended: what it starts is not copied.
         deadline_s: what one case may take. One that takes longer by `grace` ends its process.
 
     Raises:
-        Ended: when the copy ended before `work` returned, however it ended.
+        Ended: when the copy ended before `work` returned, however it ended; `Stopped` where this process was told to.
     """
     reading, writing = os.pipe()
     token = secrets.token_bytes(32)
     with tempfile.TemporaryDirectory(prefix="rankproof-") as folder:
         sys.stdout.flush()
         sys.stderr.flush()
-        child = os.fork()
+        parent, child = os.getpid(), os.fork()
         if child == 0:
             os.close(reading)
             record.let_go()
+            guard.stand_between(parent=parent, tree=True, patience_s=STOP_S)
             os.environ[heartbeat.FOLDER] = folder
             Path(folder, JUDGE).write_text(str(os.getpid()))
             _work(work, writing, token)
         os.close(writing)
         watch = _Watch(child, Path(folder), grace(deadline_s))
-        with meanwhile or nullcontext():
+        with _stopping(child) as stopped, meanwhile or nullcontext():
             status = watch.wait()
     os.set_blocking(reading, False)  # a process that the stack left behind may still hold the other end
     with os.fdopen(reading, "rb", buffering=0) as pipe:
         said = pipe.read(len(token) + 2) or b""
-    if said[:-1] != token:
+    proved = said[:-1] == token
+    if stopped and (not proved or said[-1] == EXIT_CODES["broken"]):
+        raise Stopped(stopped[0])
+    if not proved:
         raise Ended(watch.why(status))
     return said[-1]
 
@@ -143,6 +162,24 @@ class _Watch:
             sys.stderr.write(f"rankproof: {why}: process {pid} was ended\n")
             send(signal.SIGKILL, {pid, *descendants(pid)})
         (self._folder / str(pid)).unlink(missing_ok=True)
+
+
+@contextmanager
+def _stopping(child: int) -> Iterator[list[signal.Signals]]:
+    """Where this process is told to stop, stop the child instead; its guard ends all that comes from it."""
+    stopped: list[signal.Signals] = []
+
+    def stop(number: int, _: object) -> None:
+        stopped.append(signal.Signals(number))
+        with suppress(ProcessLookupError):
+            os.kill(child, signal.SIGTERM)
+
+    before = {number: signal.signal(number, stop) for number in heard_here()}
+    try:
+        yield stopped
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _work(work: Callable[[], int], writing: int, token: bytes) -> NoReturn:

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from contracts.spec.lacks import Lack
+
 SCHEMA = "rankproof.run/1"
 
 Outcome = Literal["holds", "violated", "deviates", "not offered", "untested", "not run", "broken"]
@@ -41,11 +43,22 @@ class Item:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Violation:
+    """One thing that a check found wrong. `tensor` is the name of the tensor that differs, where tensors are compared
+    by name."""
+
+    words: str
+    tensor: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Result:
     """The result of one planned item.
 
     `answered` maps each question to the party that answered it and how: `{"read_argv": "megatron 0.19.2
-    (unpatched)"}`. `rank` is the rank that diverged first, where there are several.
+    (unpatched)"}`. `rank` is the rank that diverged first, where there are several. `violations` has everything that is
+    wrong where the item is violated; `words` may be shorter. `lack` says whose lack it is where an item is not
+    offered.
     """
 
     id: str
@@ -55,17 +68,29 @@ class Result:
     seconds: float = 0.0
     answered: Mapping[str, str] = field(default_factory=dict)
     rank: int | None = None
+    violations: tuple[Violation, ...] = ()
+    lack: Lack | None = None
 
     @property
     def item(self) -> Item:
         return Item(id=self.id, case=self.case)
 
+    @property
+    def parts(self) -> tuple[Violation, ...]:
+        """Everything that is wrong where the item is violated; a record of an older suite has the words alone."""
+        return self.violations or (Violation(words=self.words),)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Deviation:
-    """A deviation that the owner of a stack declares, with the reason and the day on which it expires.
+    """A deviation that the owner of a stack declares: what it forgives, the reason, and the day on which it expires.
 
-    `case` is a shell-style selector over case names; `expires` an ISO date.
+    Args:
+        case: a shell-style selector over case names.
+        expires: an ISO date, the last day on which it counts.
+        says: words of the violation; `#` stands for any number, `*` for any text. Empty forgives nothing.
+        tensors: shell-style selectors over the names of the tensors that differ; empty where none are compared.
+        device: "cpu" or "cuda" where it is about that device alone.
     """
 
     id: str
@@ -74,6 +99,9 @@ class Deviation:
     issue: str
     owner: str
     expires: str
+    says: str = ""
+    tensors: tuple[str, ...] = ()
+    device: Literal["", "cpu", "cuda"] = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,6 +132,9 @@ class Header:
     platform: str
     proof: str = ""
     """The self-test that this run was given: which suite it is of, and where it was made."""
+    device: Literal["", "cpu", "cuda"] = ""
+    """Whether torch saw a CUDA device; empty in a record of an older suite."""
+    ranks: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,6 +190,19 @@ class Unfit:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Baseline:
+    """An earlier run with which this one is compared: what was judged there must be judged now.
+
+    Args:
+        of: the stack and the suite of that run, and when it began.
+        judged: what held, was violated or deviated there.
+    """
+
+    of: str
+    judged: tuple[Item, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Run:
     """A recorded run, read back."""
 
@@ -169,14 +213,15 @@ class Run:
     unclaimed: tuple[Unclaimed, ...] = ()
     kills: tuple[Kill, ...] = ()
     unfit: tuple[Unfit, ...] = ()
+    baseline: Baseline | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
     """Something wrong with the run itself: a stale deviation, an unplanned result, an offered question that was never
-    answered, a suite that does not catch its own mutants."""
+    answered, a suite that does not catch its own mutants, an item that an earlier run judged and this one does not."""
 
-    kind: Literal["deviation", "plan", "claim", "suite"]
+    kind: Literal["deviation", "plan", "claim", "suite", "baseline"]
     words: str
 
 

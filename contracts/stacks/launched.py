@@ -14,10 +14,11 @@ import os
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 from contracts.spec import codec
 from contracts.spec.errors import NotOffered, Refusal, Refused, Unreachable, shown
+from contracts.spec.lacks import LACKS, Lack
 from contracts.spec.stack import Question, questions
 from contracts.spec.topology import Layout
 from contracts.stacks.line_process import Failed, Running
@@ -188,7 +189,8 @@ class Launched:
         except Refused as refused:
             self._fail(f"printed something else than a reply: {_first(refused)}")
         outcomes = [key for key in OUTCOMES if key in reply]
-        if len(outcomes) != 1 or reply.keys() != {"protocol", "id", *outcomes}:
+        also = {"lack"} if outcomes == ["not_offered"] and "lack" in reply else set()
+        if len(outcomes) != 1 or reply.keys() != {"protocol", "id", *outcomes, *also}:
             wanted = f"protocol, id and one of {', '.join(OUTCOMES)}"
             self._fail(f"sent a reply with {', '.join(reply) or 'nothing'}; it must have {wanted}")
         if reply["protocol"] != PROTOCOL:
@@ -199,9 +201,9 @@ class Launched:
         [outcome] = outcomes
         if outcome == "answer":
             return reply["answer"]
-        return self._declined(outcome, reply[outcome])
+        return self._declined(outcome, reply[outcome], reply.get("lack", "adapter"))
 
-    def _declined(self, outcome: str, body: object) -> NoReturn:
+    def _declined(self, outcome: str, body: object, lack: object) -> NoReturn:
         if outcome == "refused":
             try:
                 refusals = codec.decode(tuple[Refusal, ...], body, name="refused")
@@ -213,7 +215,9 @@ class Launched:
         if not isinstance(body, str) or not body:
             self._fail(f"gave {shown(body)} as the reason of {outcome}")
         if outcome == "not_offered":
-            raise NotOffered(body)
+            if lack not in LACKS:
+                self._fail(f"gave {shown(lack)} as the kind of not_offered; the kinds are {', '.join(LACKS)}")
+            raise NotOffered(body, cast(Lack, lack))
         self._fail(f"failed: {body}")
 
     def _called(self) -> str:

@@ -18,6 +18,7 @@ from typing import Any
 
 from contracts.spec import codec
 from contracts.spec.errors import Refusal
+from contracts.spec.lacks import LACKS
 from contracts.spec.stack import questions
 from contracts.spec.topology import Layout
 
@@ -69,6 +70,9 @@ def schema() -> dict[str, Any]:
         text = {"type": "string"}
         outcomes = (_reaching(answer, definitions), {**refusals, "minItems": 1}, text, text)
         bodies = [_line(**{outcome: body}) for outcome, body in zip(OUTCOMES, outcomes, strict=True)]
+        bodies[OUTCOMES.index("not_offered")]["properties"]["lack"] = {
+            "enum": list(LACKS)
+        }  # "adapter" where it is left out
         definitions[f"reply.{name}"] = {"oneOf": bodies}
         lines += [{"$ref": f"#/$defs/ask.{name}"}, {"$ref": f"#/$defs/reply.{name}"}]
     return {

@@ -47,7 +47,8 @@ def reply(party: Party, line: str) -> dict[str, Any]:
     except Refused as refused:
         return head | {"refused": [codec.encode(refusal) for refusal in refused.refusals]}
     except NotOffered as declined:
-        return head | {"not_offered": str(declined) or "the party declined without a reason"}
+        words = str(declined) or "the party declined without a reason"
+        return head | {"not_offered": words} | ({} if declined.lack == "adapter" else {"lack": declined.lack})
     except Exception as error:
         return head | {"error": f"{type(error).__name__}: {error}"}
 

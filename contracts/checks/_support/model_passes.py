@@ -46,7 +46,7 @@ def needs_canonical_names(stack: Training, weights: Arrays, name: str = "layers.
         NotOffered: when they have; the names of a whole model are its own.
     """
     if name not in weights:
-        raise NotOffered(f"{stack.name} has no weight called {name}")
+        raise NotOffered(f"{stack.name} has no weight called {name}", "case")
 
 
 def batch(recipe: Recipe, lengths: Lengths = PACKED, *, seed: int = 0, masked: bool = True) -> Tokens:

@@ -2,6 +2,8 @@
 
 from contracts.checks.gate import (  # isort: skip
     verdicts,  # the suite itself
+    deviations,  # what a deviation forgives
+    baselines,  # a run against an earlier one
     fitness,  # which contracts are fit to judge
     plans,  # what a profile plans
     reports,  # reports of the verdict
@@ -11,6 +13,8 @@ from contracts.checks.gate import (  # isort: skip
 )
 
 __all__ = [
+    "baselines",
+    "deviations",
     "fitness",
     "formats",
     "multi_rank",

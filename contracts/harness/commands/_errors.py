@@ -13,7 +13,7 @@ import click
 
 from contracts.court.party import Broken
 from contracts.court.plain_text import MOST_LINES, terminal, words
-from contracts.harness.supervisor import Ended
+from contracts.harness.supervisor import Ended, Stopped
 from contracts.spec.errors import NotOffered, Refused, Unreachable
 from contracts.spec.records import EXIT_CODES, USAGE_ERROR, Form, Word
 from contracts.spec.redaction import secrets_here
@@ -63,6 +63,9 @@ def told(work: Callable[[], int | None]) -> int:
     except Unreachable as error:
         _say(str(error))
         return EXIT_CODES["incomplete"]
+    except Stopped as error:
+        click.echo(f"rankproof: {error}", err=True)
+        return error.exit_code
     except (Broken, Ended) as error:
         _say(str(error))
         return EXIT_CODES["broken"]

@@ -16,7 +16,7 @@ from contracts.harness import selftest as self_test
 from contracts.harness.commands._errors import COLOURS, one_clear_error, read_law, short, told
 from contracts.harness.commands.check import APART, SUITE
 from contracts.harness.output import Output
-from contracts.harness.supervisor import Ended, supervised
+from contracts.harness.supervisor import Ended, Stopped, supervised
 from contracts.spec import codec
 from contracts.spec.errors import Refused, refuse
 from contracts.spec.records import EXIT_CODES, Fate
@@ -75,6 +75,8 @@ def selftest(
     output, code = Output(folder), EXIT_CODES["broken"]
     try:
         code = supervised(lambda: told(work), output)
+    except Stopped:
+        raise
     except Ended as error:
         raise Ended(f"the self-test did not finish, so it says nothing about any contract: {error}") from error
     finally:

@@ -103,7 +103,7 @@ class Collection:
         said = self._say_all(self._what_happened(session.items).text() if again else "", "past")
         self.ranks.past = Past.of(said[0]) if said[0] else Past()
         if self.here.speaks:
-            self.ranks.journal = Journal(self.ranks.folder.journal)
+            self.ranks.journal = Journal(self.ranks.folder.journal, self.ranks.lost_journal)
         self._replayed = [item for item in session.items if item.nodeid in self.ranks.past.done]
         session.items[:] = [item for item in session.items if item.nodeid not in self.ranks.past.done]
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -32,6 +34,18 @@ def take(config: pytest.Config, log: Path | None) -> int:
     return console
 
 
+@contextmanager
+def untaken(plugins: pytest.PytestPluginManager) -> Iterator[None]:
+    """While pytest captures nothing."""
+    capture = plugins.getplugin("capturemanager")
+    if capture is None or not capture.is_globally_capturing():
+        yield
+        return
+    capture.suspend_global_capture(in_=True)
+    yield
+    capture.resume_global_capture()
+
+
 def say(config: pytest.Config, line: str) -> None:
     """Print a line of its own among pytest's dots."""
     reporter = config.pluginmanager.getplugin("terminalreporter")
@@ -42,7 +56,8 @@ def say(config: pytest.Config, line: str) -> None:
 
 def say_raw(console: int, text: str) -> None:
     """Print without pytest, when this process ends before pytest could print."""
-    os.write(console, text.encode(errors="replace"))
+    with suppress(OSError):  # a terminal that was closed
+        os.write(console, text.encode(errors="replace"))
 
 
 def finish(config: pytest.Config, session: pytest.Session, said: list[pytest.TestReport], reason: str) -> None:

@@ -9,11 +9,12 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 
-from contracts.harness.ranks import diagnostics, groups, rank_environment, recovery
+from contracts.harness.ranks import diagnostics, exit, groups, rank_environment, recovery
 from contracts.harness.ranks.agreement import Agreement, End, Limits, Waiting, decide, gathering
-from contracts.harness.ranks.merge import Merged, Post, merge, read, written
+from contracts.harness.ranks.in_flight import InFlight, View, leftovers
+from contracts.harness.ranks.merge import Merged, Post, charged, merge, read, written
 from contracts.harness.ranks.watchdog import Aborted, Region, Watchdog
 
 SKIPPED = 5  # times the grace period: what the peers of a rank that skipped get
@@ -57,13 +58,14 @@ class Job:
         )
         self.agreement = mine
         timeout_s = limits.test + limits.grace + limits.hard + 60
+        self.in_flight = InFlight(here.rank)
         self.group = groups.SessionGroup(here, prefix, backend=groups.backend_of(backend), timeout_s=timeout_s)
         self.recovery = recovery.Recovery(here, folder, doing=self._doing, speak=speak)
         self.watchdog = Watchdog(
             watchdogs, limits, abort=self._abort, picture=self._picture, over=self.recovery.leave
         )  # fmt: skip
         self.signals = recovery.Signals(
-            lambda name: self.recovery.leave(End(reason=f"signal {name} from outside", restart=True))
+            exit.orders(), lambda name: self.recovery.leave(End(reason=f"signal {name} from outside", restart=True))
         )
 
     def start(self) -> None:
@@ -160,12 +162,18 @@ class Job:
         return (self.agreement.called_off(region.step) or "") if raised else ""
 
     def agree(
-        self, post: Post, region: Region, *, grace: float | None = None, name: str = "", took: int | None = None
-    ) -> Merged:
+        self, post: Post, region: Region, *, grace: float | None = None, name: str = "", took: int | None = None,
+        even: bool = False,
+    ) -> Merged:  # fmt: skip
         """Merge one rank's outcome of a phase with the others'.
 
-        `took` is the number of ranks that took part, if not all did; a pass of the others says nothing.
+        `took` is the number of ranks that took part, if not all did; a pass of the others says nothing. With `even`,
+        nothing may be in flight after the phase.
         """
+        if even:
+            self.in_flight.let_threads_begin()
+            view = self.in_flight.view()
+            post = replace(post, in_flight=None if view == View() else asdict(view))
         bad = post.kind != "passed" or bool(post.aborted)
         if post.kind == "skipped" and grace is None:  # usually every rank skips, some later than others
             grace = SKIPPED * self.limits.grace
@@ -177,9 +185,28 @@ class Job:
         merged = merge([post for post in posts if post not in idle])
         if merged.poisoned and (merged.aborted or self.group.backend != "nccl"):
             self.poisoned = True
+        if even and not self.poisoned:
+            merged = self._even(merged, [View(**(post.in_flight or {})) for post in posts])  # type: ignore[arg-type]  # as it was posted
         if merged.kind == "failed" and any(said != "failed" for said in merged.outcomes.values()):
             return self._with_evidence(merged, region)
         return merged
+
+    def _even(self, merged: Merged, views: list[View]) -> Merged:
+        """The same, or a failure where the phase has left something in flight that does not land within the grace."""
+        found, until = leftovers(views), time.monotonic() + self.limits.grace
+        while found:
+            late = time.monotonic() > until
+            mine = {"view": asdict(self.in_flight.view(whole=True)), "late": late}
+            said = [json.loads(text) for text in self.exchange(json.dumps(mine), limit=self.limits.end, name="even")]
+            found = leftovers([View(**each["view"]) for each in said])
+            if any(each["late"] for each in said):
+                break
+            time.sleep(0.02)
+        if not found:
+            self.in_flight.even()
+            return merged
+        self.poisoned = True
+        return charged(merged, found[0].rank, [each.words for each in found])
 
     def _with_evidence(self, merged: Merged, region: Region) -> Merged:
         mine = region.picture or {"stack": self._raised, "collectives": diagnostics.collectives(region.since_ns)}
@@ -201,6 +228,7 @@ class Job:
 
     def open_group(self) -> None:
         self._agreed(self.group.open, "the process group")
+        self.in_flight.even()
 
     def fit(self, world: int, drop: Callable[[], None]) -> None:
         """Give the default group to the first `world` ranks, unless they have it; `drop` what holds the old one."""
@@ -212,6 +240,7 @@ class Job:
             self.group.resize(world)
 
         self._agreed(other, f"the process group of {world} ranks")
+        self.in_flight.even()
 
     def rebuild(self, drop: Callable[[], None]) -> None:
         """Tear down what holds the poisoned group, and make a new one. If that fails or is not wanted, leave and let
@@ -226,6 +255,7 @@ class Job:
             self.group.open()
 
         self._agreed(anew, "the next process group")
+        self.in_flight.even()
         self.poisoned = False
         self.counts.rebuilt += 1
 

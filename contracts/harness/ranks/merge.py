@@ -22,7 +22,8 @@ class Post:
 
     `order` is its position, from 1, among the ranks that did not pass; the store counts them, so no clocks are
     compared. `aborted` is why its own group was cut, or empty. `raised` says that an exception passed through the test,
-    which leaves its peers at an unknown point even if the outcome is not a failure.
+    which leaves its peers at an unknown point even if the outcome is not a failure. `in_flight` is this rank's
+    `in_flight.View`, or None if it has called nothing since the ranks were last even.
     """
 
     rank: int
@@ -36,6 +37,7 @@ class Post:
     aborted: str = ""
     raised: bool = False
     order: int = 0
+    in_flight: Mapping[str, object] | None = None
 
 
 def written(post: Post) -> str:
@@ -102,6 +104,18 @@ def merge(posts: Sequence[Post]) -> Merged:
         "outcomes": {str(rank): said for rank, said in outcomes.items()},
     }
     return replace(merged, properties=(*merged.properties, (VERDICT, json.dumps(verdict))))
+
+
+def charged(merged: Merged, rank: int, words: Sequence[str]) -> Merged:
+    """The same phase as a failure of `rank`, for what it left in flight; where it had failed, its own words stay."""
+    if merged.kind == "failed":
+        return replace(merged, text="\n".join([merged.text, *words]), poisoned=True)
+    verdict = {"outcome": "failed", "primary": rank, "words": words[0], "recovery": "",
+               "outcomes": {str(each): said for each, said in merged.outcomes.items()}}  # fmt: skip
+    return replace(
+        merged, kind="failed", primary=rank, crash=words[0], text="\n".join(words), poisoned=True,
+        properties=(*merged.properties, (VERDICT, json.dumps(verdict))),
+    )  # fmt: skip
 
 
 def _decide(posts: Sequence[Post]) -> Merged:

@@ -2,6 +2,8 @@
 
 from contracts.mutants.gate import (  # isort: skip
     verdicts,
+    deviations,
+    baselines,
     fitness,
     plans,
     reports,
@@ -11,6 +13,8 @@ from contracts.mutants.gate import (  # isort: skip
 )
 
 __all__ = [
+    "baselines",
+    "deviations",
     "fitness",
     "formats",
     "multi_rank",
