@@ -5,6 +5,7 @@ A few hundred inputs each in every run; 100,000 each with `pytest -m fuzz`.
 
 from __future__ import annotations
 
+import copy
 import json
 import time
 from collections.abc import Callable, Mapping
@@ -65,7 +66,7 @@ def altered(draw: st.DrawFn, text: str) -> str:
             key: Any = draw(st.sampled_from(sorted(at) if isinstance(at, dict) else range(len(at))))
             if not isinstance(at[key], (dict, list)) or not at[key] or draw(st.booleans()):
                 if draw(st.integers(0, 4)):
-                    at[key] = draw(st.sampled_from(VALUES))
+                    at[key] = copy.deepcopy(draw(st.sampled_from(VALUES)))
                 elif isinstance(at, dict):
                     at[draw(st.sampled_from(("extra", "", "\ud800")))] = at.pop(key)
                 else:
@@ -217,7 +218,6 @@ def test_a_reader_takes_no_time_for_long_lines(name: str, tmp_path: Path) -> Non
         ("deviations", f"a = {'9' * 5000}", "is not TOML"),
         ("hello", json.dumps(_HELLO).replace('["blocks"]', '[["a"]]'), "did not introduce itself"),
         ("mountinfo", f"{'9' * 5000} 1 8:1 / / rw - ext4 /dev/root rw\n", "is not a mount"),
-        ("argv", _ARGV.replace("--micro-batch-size 1", "--micro-batch-size 0"), "must be positive"),
         ("record", Court().write_run(_RUN, TODAY).replace('{"result":', '{"result":1,"result":', 1), "is not JSON"),
     ],
 )  # fmt: skip
@@ -225,3 +225,18 @@ def test_what_once_raised_something_else_is_refused(name: str, text: str, says: 
     reader = _readers(tmp_path)[name]
     with pytest.raises(reader.errors, match=says):
         reader.read(text)
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize(
+    ("given", "instead", "says"),
+    [
+        ("--micro-batch-size 1", "--micro-batch-size 0", "micro batch size * dp (0) must be positive"),
+        ("--tensor-model-parallel-size 2", "--tensor-model-parallel-size 0", "total_model_size (0) must be positive"),
+        ("--bf16", "--unknown " * 5000, "words; a command of a launch has at most"),
+    ],
+)
+def test_a_launch_that_divides_by_nothing_is_read_as_one_that_fails(given: str, instead: str, says: str) -> None:
+    reading = FlagTable().read_argv(tuple(_ARGV.replace(given, instead).split()), {}, 8)
+    assert reading.stage != "accepted"
+    assert says in reading.message

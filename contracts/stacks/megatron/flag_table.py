@@ -30,6 +30,9 @@ _TYPES: Mapping[str | None, Callable[[str], Any]] = {"int": int, "float": float,
 """Types by name. A type that is a function of Megatron's is read as text, because the table does not contain it."""
 
 
+MOST_WORDS = 4096  # argparse takes time quadratic in the flags that it does not know
+
+
 class FlagTable:
     """Reads an argv by the flag table, for one version of Megatron-Core.
 
@@ -55,6 +58,8 @@ class FlagTable:
         def reading(stage: Stage, message: str, **more: Mapping[str, str]) -> Reading:
             return Reading(stage=stage, message=message, version=self.version, provenance="substituted", **more)
 
+        if len(argv) > MOST_WORDS:
+            return reading("parse", f"{len(argv)} words; a command of a launch has at most {MOST_WORDS}")
         parser = _parser(self.version)
         complaint = io.StringIO()
         try:
