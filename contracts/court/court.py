@@ -18,6 +18,7 @@ from contracts.court.baseline import baseline
 from contracts.court.fitness import unfit
 from contracts.court.report import render
 from contracts.court.verdict import verdict
+from contracts.spec.abilities import Abilities
 from contracts.spec.array import Arrays
 from contracts.spec.records import Fate, Form, Kill, Plan, Result, Run, Verdict, Violation
 from contracts.spec.tolerance import FLOAT32, FLOAT64
@@ -34,11 +35,14 @@ class Court:
     layouts: frozenset[Layout] = frozenset()
     labels: Mapping[str, str] = {}
     offers = frozenset(
-        {"plan", "verdict", "baseline", "write_run", "read_run", "report", "fate", "unfit", "run_ranks"}
+        {"plan", "plan_for", "verdict", "baseline", "write_run", "read_run", "report", "fate", "unfit", "run_ranks"}
     ) | ({"differences", "parts"} if importlib.util.find_spec("torch") else frozenset())
 
     def plan(self, profile: str) -> Plan:
         return profiles.plan(LAW, profile)
+
+    def plan_for(self, profile: str, abilities: Abilities) -> Plan:
+        return profiles.plan(LAW, profile, abilities)
 
     def verdict(self, run: Run, today: str) -> Verdict:
         return verdict(run, datetime.date.fromisoformat(today))

@@ -57,7 +57,7 @@ def judge(
     with heard() as comparisons:
         try:
             with deadline(deadline_s, f"{contract.id}[{case}] of {subject.name}"):
-                contract.check(stand, *contract.cases[case])
+                contract.check(stand, *contract.asked[case])
         except KeyboardInterrupt:
             raise
         except Overdue:
@@ -124,7 +124,7 @@ def try_mutant(mutant: Mutant, contract: Contract, assistants: Iterable[Party] =
     def fate(fate: Fate, words: str) -> Kill:
         return Kill(mutant=mutant.name, of=mutant.of, case=mutant.case, fate=fate, words=words, bugs=mutant.bugs)
 
-    if mutant.case not in contract.cases:
+    if mutant.case not in contract.asked:
         return fate("void", f"{mutant.of} has no case {mutant.case!r}")
     try:
         party: Party = mutant.make()

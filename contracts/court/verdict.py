@@ -200,12 +200,19 @@ def _compared(run: Run, baseline: Baseline, results: list[Result]) -> tuple[list
 
 
 def _claim_faults(run: Run, results: list[Result]) -> list[Fault]:
-    """The questions that the stack claims and then declines in every case."""
+    """The questions that the stack claims and then declines in every case, and the items that its declared abilities
+    cover and that it then declines."""
     found = []
     for question in sorted(run.header.subject.offers):
         asked = [r for r in results if question in _asks(run, r.id)]
         if asked and all(result.outcome == "not offered" for result in asked):
             words = f"{run.header.subject.name} claims {question} and declined each of its {len(asked)} cases"
+            found.append(Fault(kind="claim", words=words))
+    claimed = {*run.plan.claimed}
+    for each in results:
+        offered = {*_asks(run, each.id)} <= run.header.subject.offers
+        if each.outcome == "not offered" and offered and str(each.item) in claimed:
+            words = f"{run.header.subject.name} declares all that {each.item} needs and declined it: {each.words}"
             found.append(Fault(kind="claim", words=words))
     return found
 

@@ -11,6 +11,8 @@ from contracts.contract import LAW, Contract, Law, Tier
 from contracts.court import profiles
 from contracts.court.judge import DEADLINE_S
 from contracts.harness.gate import Gate
+from contracts.spec.abilities import Abilities
+from contracts.spec.party import abilities_of
 from contracts.spec.records import Item, Plan, Result, Run, Verdict
 from contracts.spec.stack import Party
 
@@ -22,7 +24,12 @@ AT_ONCE = 3  # questions that are proposed together
 def probed(party: Party, origin: str, *, deadline_s: float = DEADLINE_S) -> tuple[Run, Verdict]:
     """Judge, in this process and without assistants, each contract that asks for nothing but what the party offers."""
     gate = Gate(
-        subject=party, origin=origin, assistants=(), profile=PROFILE, plan=plan_of(party.offers), deadline_s=deadline_s
+        subject=party,
+        origin=origin,
+        assistants=(),
+        profile=PROFILE,
+        plan=plan_of(party.offers, abilities=abilities_of(party)),
+        deadline_s=deadline_s,
     )
     for item in gate.plan.items:
         gate.add(gate.judge(item))
@@ -30,9 +37,9 @@ def probed(party: Party, origin: str, *, deadline_s: float = DEADLINE_S) -> tupl
     return gate.run(), judged
 
 
-def plan_of(offers: Collection[str], law: Law = LAW) -> Plan:
-    """The cases of one process that these questions suffice for."""
-    whole = profiles.plan(law, "unit")
+def plan_of(offers: Collection[str], law: Law = LAW, abilities: Abilities | None = None) -> Plan:
+    """The cases of one process that these questions suffice for, on the recipes that the abilities allow."""
+    whole = profiles.plan(law, "unit", abilities)
     asked = {id for id in whole.promises if id in law.contracts and _suffices(law.contracts[id], offers)}
     return replace(
         whole,

@@ -30,6 +30,7 @@ from contracts.instruments.ranks import here
 from contracts.spec.records import (
     SCHEMA,
     Baseline,
+    Choice,
     Deviation,
     Header,
     Item,
@@ -95,6 +96,11 @@ class Gate:
             if self.recorder is not None and each.id not in known:
                 self.recorder.add(each)
 
+    @functools.cached_property
+    def _declined(self) -> Mapping[str, Choice]:
+        """The planned items that the stack declares it cannot build, on any recipe."""
+        return {each.item: each for each in self.plan.choices if not each.instead}
+
     @property
     def _unfit(self) -> tuple[Unfit, ...]:
         """The planned contracts that are unfit."""
@@ -105,6 +111,10 @@ class Gate:
         unfit."""
         if item.id in self.unfit:
             return not_judged(item, self.unfit[item.id])
+        if str(item) in self._declined:
+            lack = self._declined[str(item)]
+            words = f"{self.subject.name}: {lack.why}"
+            return Result(id=item.id, case=item.case, outcome="not offered", words=words, lack=lack.kind)
         contract = LAW.contracts[item.id]
         missing = self.missing_ranks(item) or self.missing_device(item)
         if missing:

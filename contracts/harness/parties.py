@@ -14,6 +14,7 @@ from contracts.court.deadline import Overdue, deadline
 from contracts.court.judge import DEADLINE_S
 from contracts.spec.codec import conforms
 from contracts.spec.errors import Refusals, Refused, Unreachable, refuse
+from contracts.spec.party import abilities_of
 from contracts.spec.records import Subject
 from contracts.spec.stack import Party, questions
 from contracts.spec.topology import Layout
@@ -133,6 +134,7 @@ def subject_of(party: Party, origin: str) -> Subject:
         offers=frozenset(party.offers),
         layouts=frozenset(party.layouts),
         labels=dict(party.labels),
+        abilities=abilities_of(party),
     )
 
 

@@ -12,6 +12,7 @@ import datetime
 import importlib.util
 import json
 import os
+import re
 import sys
 from collections.abc import Generator
 from dataclasses import replace
@@ -30,6 +31,7 @@ from contracts.harness.gate import Gate
 from contracts.instruments.ranks import here
 from contracts.spec import codec
 from contracts.spec.errors import Refused, Unreachable, refuse
+from contracts.spec.party import abilities_of
 from contracts.spec.records import Item, Result, Verdict
 
 # Only where torchrun has started several ranks: in one process the ranks plugin would have nothing to do.
@@ -79,6 +81,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # `@` has no meaning in an expression of -k, and stands in the name of every case on a leaner recipe
+    config.option.keyword = re.sub(r"([^\s()]+)@([\w-]+)", r"(\1 and \2)", config.option.keyword)
     for tier, needs in {"unit": "one CPU process", "gpu": "one CUDA device", "dist": "several ranks"}.items():
         config.addinivalue_line("markers", f"{tier}: a contract or test that needs {needs}")
     config.addinivalue_line("markers", "slow: a contract or test of one CPU process that takes more than a few seconds")
@@ -266,7 +270,7 @@ def _gate(config: pytest.Config) -> Gate:
             raise refuse("deadline", seconds, "is not a time", "give the seconds that one case may take")
         subject = parties.load(name, deadline_s=seconds)
         quick = not config.getoption("gate")
-        plan = profiles.plan(LAW, config.getoption("profile"))
+        plan = profiles.plan(LAW, config.getoption("profile"), abilities_of(subject))
         given = config.getoption("proof")
         proved = None if given is None else kill_matrix.load(given)
         gate = Gate(

@@ -8,9 +8,10 @@ run. So a run can be judged again later, elsewhere, without the stack.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from contracts.spec.abilities import Abilities
 from contracts.spec.lacks import Lack
 
 SCHEMA = "rankproof.run/1"
@@ -33,13 +34,26 @@ USAGE_ERROR = 2
 
 @dataclass(frozen=True, kw_only=True, order=True)
 class Item:
-    """One planned judgement: a contract in one case. A contract without a check is planned with an empty case."""
+    """One planned judgement: a contract in one case. A contract without a check is planned with an empty case.
+
+    A case that is asked on a leaner recipe has the rung in its name: `tp2-sp@pairs`.
+    """
 
     id: str
     case: str = ""
 
     def __str__(self) -> str:
         return f"{self.id}[{self.case}]" if self.case else self.id
+
+    @property
+    def rung(self) -> str:
+        """The rung of the ladder on which the case is asked; empty for the recipe that it was written with."""
+        return self.case.partition("@")[2]
+
+    @property
+    def above(self) -> Item:
+        """The case itself, whichever rung it is asked on. A case counts once."""
+        return replace(self, case=self.case.partition("@")[0])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,6 +128,7 @@ class Subject:
     offers: frozenset[str]
     layouts: frozenset[str]
     labels: Mapping[str, str] = field(default_factory=dict)
+    abilities: Abilities | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,14 +162,31 @@ class Statement:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Choice:
+    """An item that is not asked because the stack declares that it cannot build its recipe.
+
+    `instead` are the items that are asked in its place. Without any, the item stands in the plan and is not offered.
+    `kind` says whose lack it is.
+    """
+
+    item: str
+    instead: tuple[str, ...]
+    kind: Lack
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Plan:
     """Every item that must have a result, fixed before anything runs. `outside` names what the profile leaves out:
-    contracts by id, and single cases (`ID[case]`) of contracts that are planned in part."""
+    contracts by id, and single cases (`ID[case]`) of contracts that are planned in part. `choices` are the items that
+    the stack's declared abilities rule out, and `claimed` those that they say it can build."""
 
     items: tuple[Item, ...]
     outside: tuple[str, ...] = ()
     promises: Mapping[str, Statement] = field(default_factory=dict)
     """The statement of each planned id, so that a recorded run can be read without the suite that wrote it."""
+    choices: tuple[Choice, ...] = ()
+    claimed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,6 +22,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from contracts.spec.abilities import Abilities
 from contracts.spec.array import Arrays
 from contracts.spec.blocks import Blocks
 from contracts.spec.capacity import Capacity
@@ -177,6 +178,13 @@ class Court(Party, Protocol):
 
     def plan(self, profile: str) -> Plan:
         """The items that a profile selects from the contracts, and what it leaves outside."""
+        ...
+
+    def plan_for(self, profile: str, abilities: Abilities) -> Plan:
+        """The plan for a stack that declares these abilities.
+
+        A case with leaner recipes is asked on the richest that the stack can build, and on the leanest.
+        """
         ...
 
     def verdict(self, run: Run, today: str) -> Verdict:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NoReturn, cast
 
 from contracts.spec import codec
+from contracts.spec.abilities import Abilities
 from contracts.spec.errors import NotOffered, Refusal, Refused, Unreachable, shown
 from contracts.spec.lacks import LACKS, Lack
 from contracts.spec.stack import Question, questions
@@ -54,6 +55,7 @@ class Launched:
     offers: frozenset[str]
     layouts: frozenset[Layout]
     labels: Mapping[str, str]
+    abilities: Abilities | None
 
     def __init__(
         self,
@@ -111,7 +113,7 @@ class Launched:
             self._fail(f"offers {', '.join(strangers)}, which nobody asks; questions are {', '.join(questions())}")
         if not said.name or not said.version:
             self._fail("introduced itself without a name or a version")
-        self.name, self.version = said.name, said.version
+        self.name, self.version, self.abilities = said.name, said.version, said.abilities
         self.offers, self.layouts, self.labels = said.offers, said.layouts, dict(said.labels)
         if self._persistent and not said.persistent:
             self._fail("was said to persist, but does not claim it")

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from contracts.spec import codec
+from contracts.spec.abilities import Abilities
 from contracts.spec.errors import Refusal
 from contracts.spec.lacks import LACKS
 from contracts.spec.stack import questions
@@ -35,6 +36,7 @@ class Introduction:
     Args:
         offers: names of the questions it answers.
         labels: question → how its answers come about, where that is not simply the code under test.
+        abilities: what it can build; None when it declares nothing.
         persistent: one process reads questions line by line until its input ends; otherwise each question has its own.
     """
 
@@ -43,6 +45,7 @@ class Introduction:
     offers: frozenset[str]
     layouts: frozenset[Layout]
     labels: Mapping[str, str] = field(default_factory=dict)
+    abilities: Abilities | None = None
     persistent: bool = False
 
 

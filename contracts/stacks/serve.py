@@ -16,6 +16,7 @@ from typing import Any, TextIO
 
 from contracts.spec import codec
 from contracts.spec.errors import NotOffered, Refused, shown
+from contracts.spec.party import abilities_of
 from contracts.spec.stack import Party, questions
 from contracts.stacks.protocol import HELLO, PROTOCOL, Introduction
 
@@ -88,6 +89,7 @@ def introduce(party: Party) -> Introduction:
         offers=frozenset(party.offers),
         layouts=frozenset(party.layouts),
         labels=dict(party.labels),
+        abilities=abilities_of(party),
         persistent=True,
     )
 

@@ -6,6 +6,7 @@ from contracts.checks.gate import (  # isort: skip
     baselines,  # a run against an earlier one
     fitness,  # which contracts are fit to judge
     plans,  # what a profile plans
+    abilities,  # what a stack declares that it can build
     reports,  # reports of the verdict
     formats,  # their formats, whatever a stack says
     tolerances,  # what counts as a difference
@@ -13,6 +14,7 @@ from contracts.checks.gate import (  # isort: skip
 )
 
 __all__ = [
+    "abilities",
     "baselines",
     "deviations",
     "fitness",

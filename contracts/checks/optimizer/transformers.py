@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contracts import instruments
 from contracts.checks._support.step_comparison import tensor_differences, update_difference
-from contracts.checks._support.transformer_layouts import STEPPED, UPDATE, cells_named
+from contracts.checks._support.transformer_layouts import STEPPED, UPDATE, cells_named, needs_of
 from contracts.checks._support.transformers import one_rank_and_many, optimizer_entries, session
 from contracts.contract import contract
 from contracts.spec.recipe import Recipe
@@ -13,7 +13,7 @@ from contracts.spec.training import Execution, Training
 from contracts.spec.violations import require_none
 
 
-@contract("OPT-04e", asks=("built", "train"), cases=STEPPED, source="F01", tier="dist")
+@contract("OPT-04e", asks=("built", "train"), cases=STEPPED, needs=needs_of(STEPPED), source="F01", tier="dist")
 def one_update_of_a_transformer_is_that_of_one_rank(
     stack: Training, recipe: Recipe, execution: Execution, world: int
 ) -> None:

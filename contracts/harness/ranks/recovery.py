@@ -160,7 +160,11 @@ def account(folder: rank_environment.Folder, attempt: int, size: int) -> Account
     ranked = sorted(views.values(), key=lambda view: (_weight(str(view["reason"])), str(view["when"])))
     first = ranked[0] if ranked else {"reason": "every rank died without a word", "rank": -1}
     doing = "\n".join([diagnostics.shown(views) if views else "", *crashes])
-    return Account(reason=str(first["reason"]), rank=int(str(first["rank"])), doing=doing)
+    reason, rank = str(first["reason"]), int(str(first["rank"]))
+    if odd := diagnostics.odd_one(views):
+        rank, differs = odd
+        reason = f"{differs}; {reason}"
+    return Account(reason=reason, rank=rank, doing=doing)
 
 
 def _weight(reason: str) -> int:

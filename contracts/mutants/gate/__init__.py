@@ -6,6 +6,7 @@ from contracts.mutants.gate import (  # isort: skip
     baselines,
     fitness,
     plans,
+    abilities,
     reports,
     formats,
     tolerances,
@@ -13,6 +14,7 @@ from contracts.mutants.gate import (  # isort: skip
 )
 
 __all__ = [
+    "abilities",
     "baselines",
     "deviations",
     "fitness",

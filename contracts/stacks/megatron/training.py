@@ -37,6 +37,8 @@ class Trainer:
         self.recipe = plan.recipe
         self.table = plan.table()
         self.config = config_of(plan)
+        # as its training script seeds each stage; without it a run starts wherever the last one left the generator
+        torch.manual_seed(self.recipe.seed + 100 * mcore("parallel_state").get_pipeline_model_parallel_rank())
         self.bare = chunks_of(plan, self.config)
         self.held = [each for chunk in self.bare for each in rank_tensors_of(chunk, self.table)]
         self.chunks = [wrapped(self.config, chunk) for chunk in self.bare]
