@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import shlex
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from itertools import groupby
@@ -19,6 +21,7 @@ from contracts.court import sources
 from contracts.court.plain_text import fit, markdown, terminal
 from contracts.spec import codec
 from contracts.spec.records import OUTCOMES, Form, Item, Outcome, Result, Run, Verdict
+from contracts.spec.redaction import secrets_here
 
 HEADINGS: Mapping[Outcome, str] = {
     "violated": "Violated",
@@ -38,7 +41,8 @@ def render(run: Run, verdict: Verdict, form: Form, verbose: bool = False) -> str
 
     Whatever stands in the run, each form is well-formed: `fit` comes before, the format's own escapes after.
     """
-    run, verdict = fit(run), fit(verdict)
+    known = secrets_here(os.environ, sys.argv)
+    run, verdict = fit(run, known), fit(verdict, known)
     if form == "terminal":
         return terminal(_terminal(run, verdict, verbose))
     return _FORMS[form](run, verdict)

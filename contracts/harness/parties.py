@@ -73,7 +73,7 @@ def load(name: str, *, deadline_s: float = DEADLINE_S) -> Party:
         Unreachable: for a party whose environment is missing, or that cannot be loaded within the deadline.
     """
     try:
-        with deadline(deadline_s):
+        with deadline(deadline_s, f"{name} while it was loaded"):
             return _load(name)
     except Overdue:
         raise Unreachable(f"{name} could not be loaded within {deadline_s:g} s") from None

@@ -191,13 +191,18 @@ class Plan:
 
 @dataclass(frozen=True, kw_only=True)
 class Footer:
-    """The last line of a run; a run without it is refused as cut off. `digest` is the SHA-256 of the lines above."""
+    """The last line of a run; a run without it is refused as cut off.
+
+    `digest` is the SHA-256 of the lines above and of this line's other fields; with a key, `signature` is the
+    HMAC-SHA256 of the same.
+    """
 
     digest: str
     results: int
     word: Word
     exit_code: int
     finished: str
+    signature: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
