@@ -8,8 +8,8 @@ text.
 It takes time linear in the text, whatever the text: no pattern begins with a run that it may cut in many ways, and no
 two patterns scan one run from each of its characters. A line of dots once held the log of a launch for half a minute.
 
-The forms of tokens follow the prefixes that their issuers publish. The rules of gitleaks (MIT) were read beside them;
-they are not used as they are, because their dialect (RE2, flags inside a pattern) is not that of `re`.
+The forms of tokens follow the prefixes that their issuers publish. The lists that scanners for secrets keep are in
+another dialect of regular expressions (RE2, flags inside a pattern) and are not used as they are.
 """
 
 from __future__ import annotations
