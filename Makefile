@@ -6,7 +6,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .ONESHELL:
 .DEFAULT_GOAL := help
-.PHONY: help gate test lint snapshots picture megatron megatron-if-possible kernels titan gate-of gpu torch machines clean
+.PHONY: help gate test lint snapshots picture megatron megatron-if-possible kernels titan transformers gate-of gpu torch machines clean
 
 # The first interpreter that runs, is new enough and can make an environment; a pyenv shim may exist and not run.
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.14 python3; do \
@@ -20,6 +20,7 @@ RANKS ?= 4
 JOBS ?= $(shell nproc 2>/dev/null || echo 1)
 MEGATRON ?= 0.19.2 0.16.1
 TITAN ?= 0.3.0
+TRANSFORMERS ?= 5.23.0
 # Of the declared range, beside the one in constraints.txt.
 TORCH ?= 2.11.0 2.12.1
 MACHINES ?=
@@ -79,7 +80,7 @@ gate: $(READY) megatron-if-possible  ## test the gate, then judge STACK="referen
 test: $(READY) lint  ## the project's own tests, after lint; those of several ranks first, on RANKS=4
 	@OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --nproc-per-node $(RANKS) --max-restarts 3 \
 	  -m pytest -q -m "dist and not slow" tests_dist
-	$(BIN)/pytest -m "unit or slow or megatron or titan or kernels or registry or torchrun" -n 2 --dist worksteal
+	$(BIN)/pytest -m "unit or slow or megatron or titan or transformers or kernels or registry or torchrun" -n 2 --dist worksteal
 
 lint: $(READY)  ## ruff, its formatter, mypy --strict
 	@$(BIN)/ruff check
@@ -128,13 +129,27 @@ titan:  ## environments with torchtitan 0.3.0 and the suite: .venv-torchtitan-VE
 	done
 	exit $$failed
 
-# torchtitan is asked in its own interpreter, so the gate that judges it is that one's; its environment is made if need be.
+transformers:  ## environments with transformers 5.23.0, accelerate and the suite: .venv-transformers-VERSION
+	@$(need-python)
+	failed=0
+	for version in $(TRANSFORMERS); do
+	  PYTHON="$(PYTHON)" .ci/transformers-env $$version .venv-transformers-$$version \
+	    || { failed=1; rm -rf .venv-transformers-$$version; }
+	done
+	exit $$failed
+
+# torchtitan and transformers are asked in their own interpreters, so the gate that judges one is its own; its environment is made if need be.
 gate-of:
 	@case "$(STACK)" in
 	  torchtitan*)
 	    version="$(STACK)"; version=$${version#torchtitan}; version=$${version#==}; version=$${version:-$(firstword $(TITAN))}
 	    $(MAKE) --no-print-directory titan TITAN=$$version >&2
 	    echo "$(CURDIR)/.venv-torchtitan-$$version/bin/rankproof";;
+	  transformers*)
+	    version="$(STACK)"; version=$${version#transformers}; version=$${version#==}
+	    version=$${version:-$(firstword $(TRANSFORMERS))}
+	    $(MAKE) --no-print-directory transformers TRANSFORMERS=$$version >&2
+	    echo "$(CURDIR)/.venv-transformers-$$version/bin/rankproof";;
 	  megatron*)  # about numbers and ranks it is asked in the interpreter that has it
 	    version="$(STACK)"; version=$${version#megatron}; version=$${version#==}; version=$${version:-$(firstword $(MEGATRON))}
 	    own="$(CURDIR)/.venv-megatron-$$version/bin/rankproof"
@@ -162,7 +177,7 @@ machines: $(READY)  ## the reference on variations of this machine, 90 minutes; 
 	@$(BIN)/python -m benchmarks.machines $(MACHINES)
 
 clean:  ## remove everything that make made
-	rm -rf .venv .venv-megatron-* .venv-torchtitan-* .venv-torch-* .venv-kernels reports build *.egg-info .hypothesis .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv .venv-megatron-* .venv-torchtitan-* .venv-transformers-* .venv-torch-* .venv-kernels reports build *.egg-info .hypothesis .pytest_cache .mypy_cache .ruff_cache
 
 define need-python
 if [ -z "$(PYTHON)" ]; then

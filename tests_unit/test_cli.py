@@ -134,7 +134,13 @@ BAD_INPUT: dict[str, tuple[int, str]] = {  # exit code, words of the one error
 }
 
 DEVIATION = Deviation(
-    id="TOPO-02", case="pp*", reason="the mesh is rebuilt", issue="#7", owner="mesh", expires="2026-12-31"
+    id="TOPO-02",
+    case="pp*",
+    reason="the mesh is rebuilt",
+    issue="#7",
+    owner="mesh",
+    expires="2026-12-31",
+    says="dp is #",
 )
 CANNED = Run(
     header=Header(

@@ -24,6 +24,7 @@ from contracts.court.deadline import Overdue
 from contracts.spec import codec
 from contracts.spec.codec import conforms
 from contracts.spec.errors import NotOffered, Refused, Unreachable, shown
+from contracts.spec.party import abilities_of
 from contracts.spec.stack import Party, Question, questions
 
 KEPT = 1024  # answers of a party; a mesh of 65 536 ranks is 100 MB of them, and three are asked for
@@ -49,6 +50,7 @@ class OnTheStand:
     def __init__(self, subject: Party, assistants: Iterable[Party], asks: tuple[str, ...]) -> None:
         self.name = subject.name
         self.layouts = subject.layouts
+        self.abilities = abilities_of(subject)
         self.answered: dict[str, str] = {}
         self.declined: Refused | NotOffered | None = None  # the latest from a party, not from the check itself
         self._asks = asks

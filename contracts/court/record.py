@@ -1,7 +1,7 @@
 """A run as JSON lines: each line is one object with one key, in the order of events.
 
-    {"header": …}  {"plan": …}  {"deviation": …}*  {"unfit": …}*  {"result": …}*  {"unclaimed": …}*  {"kill": …}*
-    {"footer": …}
+    {"header": …}  {"plan": …}  {"deviation": …}*  {"baseline": …}?  {"unfit": …}*  {"result": …}*  {"unclaimed": …}*
+    {"kill": …}*  {"footer": …}
 
 The plan is written before the first result. The footer holds the hash of all lines above it, so a file that was cut
 off, joined from two or edited is refused.
@@ -26,6 +26,7 @@ from contracts.spec import codec, former_name
 from contracts.spec.errors import Refusals, refuse
 from contracts.spec.records import (
     SCHEMA,
+    Baseline,
     Deviation,
     Footer,
     Header,
@@ -42,6 +43,7 @@ KINDS: Mapping[str, type] = {
     "header": Header,
     "plan": Plan,
     "deviation": Deviation,
+    "baseline": Baseline,
     "unfit": Unfit,
     "result": Result,
     "unclaimed": Unclaimed,
@@ -68,7 +70,8 @@ def footer(above: str, results: int, judged: Verdict, finished: str) -> Footer:
 
 def write(run: Run, today: datetime.date) -> str:
     """A whole run as text, with the verdict of a given day."""
-    before: list[object] = [run.header, run.plan, *run.deviations, *run.unfit]
+    compared = [] if run.baseline is None else [run.baseline]
+    before: list[object] = [run.header, run.plan, *run.deviations, *compared, *run.unfit]
     entries = [*before, *run.results, *run.unclaimed, *run.kills]
     text = "".join(f"{line(entry)}\n" for entry in entries)
     closing = footer(digest(text), len(run.results), verdict(run, today), run.header.started)
@@ -88,8 +91,11 @@ def read(text: str) -> tuple[Run, Footer]:
         raise refuse("run", order[-1] if order else "nothing", "ends without a footer: it was cut off", "run it again")
     if not text.endswith("\n"):
         raise refuse("run", text[-40:], "ends in the middle of a line: it was cut off", "run it again")
-    if order[:2] != ["header", "plan"] or any(order.count(once) > 1 for once in ("header", "plan", "footer")):
+    if order[:2] != ["header", "plan"] or any(
+        order.count(once) > 1 for once in ("header", "plan", "baseline", "footer")
+    ):
         raise refuse("run", order[:3], "is not header, plan, results, footer", "do not join or edit records")
+    compared = _only(entries, Baseline)
     run = Run(
         header=_only(entries, Header)[0],
         plan=_only(entries, Plan)[0],
@@ -98,6 +104,7 @@ def read(text: str) -> tuple[Run, Footer]:
         unclaimed=tuple(_only(entries, Unclaimed)),
         kills=tuple(_only(entries, Kill)),
         unfit=tuple(_only(entries, Unfit)),
+        baseline=compared[0] if compared else None,
     )
     closing = _only(entries, Footer)[0]
     if closing.digest != digest(text[: text.rindex("\n", 0, -1) + 1]):

@@ -70,9 +70,9 @@ def part(config: pytest.Config) -> Law:
 def _trials(law: Law) -> Iterator[Trial]:
     """The trials that this world has enough ranks for."""
     for contract in law.contracts.values():
-        fitting = [case for case in contract.cases if _fits(contract, case)]
+        fitting = [case for case in contract.asked if _fits(contract, case)]
         yield from (Trial(contract=contract, case=case) for case in fitting)
-    for mutant in law.mutants:
+    for mutant in law.tried():
         contract = law.contracts[mutant.of]
         if _fits(contract, mutant.case):
             yield Trial(contract=contract, case=mutant.case, mutant=mutant)
@@ -130,12 +130,12 @@ class _Clerk:
         session.exitstatus = pytest.ExitCode.OK  # a mutant that is caught fails its test; the matrix decides
         law = part(self._config)
         self._kills += [
-            _left(mutant, law) for mutant in law.mutants if not _fits(law.contracts[mutant.of], mutant.case)
+            _left(mutant, law) for mutant in law.tried() if not _fits(law.contracts[mutant.of], mutant.case)
         ]
         matrix = Matrix(
             baseline=tuple(self._baseline),
             kills=tuple(self._kills),
-            unguarded=tuple(id for id in law.contracts if not law.mutants_of(id)),
+            unguarded=law.unguarded(),
         )
         self._config.getoption("trials").write_text(json.dumps(codec.encode(matrix)), encoding="utf-8")
 

@@ -14,17 +14,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
+from typing import Literal
 
 from contracts.contract import LAW, Contract
 from contracts.court import record
 from contracts.court.court import Court
+from contracts.court.deviations import covers
 from contracts.court.judge import DEADLINE_S, judge
-from contracts.court.verdict import covers, expired, not_judged, verdict
+from contracts.court.verdict import declared, in_force, not_judged, verdict
 from contracts.harness import parties, selftest
 from contracts.instruments import accelerator
 from contracts.instruments.ranks import here
 from contracts.spec.records import (
     SCHEMA,
+    Baseline,
+    Choice,
     Deviation,
     Header,
     Item,
@@ -65,12 +69,14 @@ class Gate:
     deadline_s: float = DEADLINE_S
     proof: str = ""
     unfit: Mapping[str, str] = field(default_factory=dict)
+    baseline: Baseline | None = None
 
     def open(self, folder: Path | None) -> None:
         """Write header and plan before anything runs, and the contracts without a check, whose outcome is known."""
         if folder is not None:
             self.recorder = record.Recorder(folder)
-            for entry in (self.header, self.plan, *self.deviations, *self._unfit):
+            compared = () if self.baseline is None else (self.baseline,)
+            for entry in (self.header, self.plan, *self.deviations, *compared, *self._unfit):
                 self.recorder.add(entry)
         for item in self.plan.items:
             if item.id in LAW.untested:
@@ -87,6 +93,11 @@ class Gate:
             if self.recorder is not None and each.id not in known:
                 self.recorder.add(each)
 
+    @functools.cached_property
+    def _declined(self) -> Mapping[str, Choice]:
+        """The planned items that the stack declares it cannot build, on any recipe."""
+        return {each.item: each for each in self.plan.choices if not each.instead}
+
     @property
     def _unfit(self) -> tuple[Unfit, ...]:
         """The planned contracts that are unfit."""
@@ -97,6 +108,10 @@ class Gate:
         unfit."""
         if item.id in self.unfit:
             return not_judged(item, self.unfit[item.id])
+        if str(item) in self._declined:
+            lack = self._declined[str(item)]
+            words = f"{self.subject.name}: {lack.why}"
+            return Result(id=item.id, case=item.case, outcome="not offered", words=words, lack=lack.kind)
         contract = LAW.contracts[item.id]
         missing = self.missing_ranks(item) or self.missing_device(item)
         if missing:
@@ -128,16 +143,15 @@ class Gate:
             self.recorder.add(result)
 
     def declared(self, result: Result) -> Deviation | None:
-        """The deviation in force that declares a violation."""
-        for deviation in self.deviations:
-            if covers(deviation, result.item) and not expired(deviation, today()):
-                return deviation
-        return None
+        """The deviation in force that declares a violation, if all of the violation is declared."""
+        valid = in_force(self.deviations, self.header.device, today())
+        if declared(result, valid).outcome != "deviates":
+            return None
+        return next(each for each in valid if covers(each, result.item))
 
     def close(self) -> Verdict:
         """Judge the run and write its footer."""
-        numbers = any(LAW.contracts[item.id].of_numbers for item in self.plan.items if item.id in LAW.contracts)
-        self.unclaimed = tuple(_unclaimed(self.subject, self.deadline_s, numbers=numbers))
+        self.unclaimed = tuple(_unclaimed(self.subject, self.deadline_s, numbers=of_numbers(self.plan)))
         run = self.run()
         judged = verdict(run, today())
         if self.recorder is not None:
@@ -156,6 +170,7 @@ class Gate:
             unclaimed=self.unclaimed,
             kills=self.kills,
             unfit=self._unfit,
+            baseline=self.baseline,
         )
 
     @functools.cached_property
@@ -173,7 +188,25 @@ class Gate:
             python=platform.python_version(),
             platform=platform.platform(),
             proof=self.proof,
+            device=device_of(self.plan),
+            ranks=here().world,
         )
+
+
+def of_numbers(plan: Plan) -> bool:
+    """Whether a plan has contracts that need torch."""
+    contracts = (LAW.contracts[item.id] for item in plan.items if item.id in LAW.contracts)
+    return any(contract.of_numbers or contract.tier == "gpu" for contract in contracts)
+
+
+def device_of(plan: Plan) -> Literal["cpu", "cuda"]:
+    """Where a plan is judged. One without numbers does not load torch to find out."""
+    if not of_numbers(plan):
+        return "cpu"
+    try:
+        return "cpu" if accelerator.name() is None else "cuda"
+    except Exception:  # a torch that cannot be imported; each of its items says so
+        return "cpu"
 
 
 def _unclaimed(subject: Party, deadline_s: float, *, numbers: bool) -> list[Unclaimed]:

@@ -118,10 +118,10 @@ def run(law: Law = LAW, assistants: Iterable[Party] | None = None) -> Matrix:
     baseline = [
         judge(contract, case, Court() if contract.of_the_court else subject, helping)
         for contract in law.contracts.values()
-        for case in contract.cases
+        for case in contract.asked
     ]
-    kills = [try_mutant(mutant, _contract(law, mutant.of), helping) for mutant in law.mutants]
-    unguarded = tuple(id for id in law.contracts if not law.mutants_of(id))
+    kills = [try_mutant(mutant, _contract(law, mutant.of), helping) for mutant in law.tried()]
+    unguarded = law.unguarded()
     return Matrix(baseline=tuple(baseline), kills=tuple(kills), unguarded=unguarded)
 
 

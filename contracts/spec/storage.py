@@ -114,7 +114,7 @@ def resolved(path: str, links: Mapping[str, str]) -> str:
                 done = here
                 continue
             if (followed := followed + 1) > MAX_LINKS:
-                raise refuse("path", path, f"its links lead in a circle: {here}", "let it lead to a directory")
+                raise refuse("path", path, f"its links form a cycle: {here}", "let it lead to a directory")
             todo += links[here].split("/")[::-1]
             done = "" if links[here].startswith("/") else done
     return done or "/"

@@ -45,7 +45,7 @@ PLANNED = 18  # TOPO-02, TOPO-02a and TOPO-02b with six cases each
 def _entry(**changes: str | None) -> str:
     """A deviation in TOML: what ForgetsPipeline breaks in TOPO-02, the promise with a pipeline of 13."""
     fields: dict[str, str | None] = {
-        "id": "TOPO-02", "case": "pp13-on-52", "reason": "the mesh is rebuilt in May", "issue": "#7",
+        "id": "TOPO-02", "case": "pp13-on-52", "says": "dp is #", "reason": "the mesh is rebuilt in May", "issue": "#7",
         "owner": "mesh", "expires": (datetime.date.today() + datetime.timedelta(days=90)).isoformat(),
     } | changes  # fmt: skip
     return "[[deviation]]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in fields.items() if value)
@@ -66,6 +66,8 @@ DEVIATIONS: dict[str, tuple[str, str, int, str]] = {  # file, profile, exit code
     "wider": (_entry(case="*"), f"{ITEM},{HOLDS}", VIOLATED, "is wider than what fails: tp2-ep2-on-8 hold"),
     "covered-twice": (_entry() + _entry(case="pp13-*"), ITEM, VIOLATED, "is covered by 2 deviations"),
     "not-for-this-profile": (_entry(id="ARGV-01", case="*"), HOLDS, CONFORMANT, "CONFORMANT"),
+    "other-words": (_entry(says="ep is #"), ITEM, VIOLATED, "matches none of the words: dp is"),
+    "no-words": (_entry(says=None), ITEM, USAGE, "TOPO-02[pp13-on-52] say nothing of what they forgive"),
     "all-faults-at-once": (_entry(reason=" ") + _entry(expires="soon"), ITEM, USAGE, "deviation 2.expires = 'soon'"),
 }  # fmt: skip
 
@@ -79,6 +81,10 @@ FAULTY: dict[str, tuple[str, str]] = {  # file, words of its refusal
     "reason-empty": (_entry(reason="  "), "deviation 1.reason = '  ': is empty"),
     "no-date": (_entry(expires="next spring"), "'next spring': is not a date"),
     "a-moment": (_entry(expires=None) + "expires = 2999-12-31T00:00:00\n", "deviation 1.expires"),
+    "wildcards-alone": (_entry(says="# * #"), "deviation 1.says = '# * #': has no word in it"),
+    "no-tables": ("deviation = [1, 2]\n", "is no list of tables"),
+    "nested": (f"a = {'[' * 3000}{']' * 3000}\n", "is not TOML"),
+    "a-number-too-long": (f"a = {'9' * 5000}\n", "is not TOML"),
     "not-text": ("\udcff", "is not TOML"),
 }
 

@@ -50,9 +50,10 @@ def a_profile_plans_what_it_names_and_lists_the_rest(
 
 
 def _cases() -> Iterator[tuple[Contract | Untested, Item, int]]:
-    """Every case of every contract, and how many ranks judge it."""
+    """Every case of every contract, as it was written and on its leanest recipe, and how many ranks judge it."""
     for id, entry in LAW.contracts.items():
-        yield from ((entry, Item(id=id, case=case), entry.ranks(case)) for case in entry.cases)
+        names = dict.fromkeys(name for case in entry.cases for name in (case, entry.leanest(case)))
+        yield from ((entry, Item(id=id, case=name), entry.ranks(name)) for name in names)
     yield from ((entry, Item(id=id), 1) for id, entry in LAW.untested.items())
 
 

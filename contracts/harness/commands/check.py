@@ -13,16 +13,17 @@ import click
 from contracts.contract import LAW
 from contracts.court import deviations as deviations_file
 from contracts.court import profiles, record, report
+from contracts.court.baseline import unlike
 from contracts.court.judge import DEADLINE_S
 from contracts.court.verdict import verdict
 from contracts.harness import kill_matrix, parties, torchrun
 from contracts.harness import output as output_of
 from contracts.harness.commands._errors import VERBOSE, one_clear_error, print_report, read_law, told
-from contracts.harness.gate import today
+from contracts.harness.gate import device_of, today
 from contracts.harness.output import Output
 from contracts.harness.supervisor import Ended, supervised
 from contracts.spec.errors import Unreachable, refuse
-from contracts.spec.records import EXIT_CODES, FORMS, Form
+from contracts.spec.records import EXIT_CODES, FORMS, Form, Header
 
 SUITE = Path(__file__).parents[1] / "suite.py"
 _FILES: dict[Form, str] = {
@@ -42,6 +43,8 @@ _FILES: dict[Form, str] = {
 @click.option("--ranks", type=click.IntRange(min=2), metavar="N",
               help="Judge on N ranks of this machine, which torchrun starts: the dist tier.")  # fmt: skip
 @click.option("--deviations", type=click.Path(path_type=Path), help="TOML file of declared deviations.")
+@click.option("--baseline", type=click.Path(path_type=Path), metavar="RUN",
+              help="An earlier record or its folder: what was judged there and is not judged now is red.")  # fmt: skip
 @click.option("--report", "folder", type=click.Path(path_type=Path, file_okay=False), default=Path("reports/last"),
               show_default=True, help="Folder for the record and its renderings.")  # fmt: skip
 @click.option("--form", type=click.Choice(FORMS), default="terminal", show_default=True, help="What is printed.")
@@ -56,7 +59,8 @@ _FILES: dict[Form, str] = {
 @one_clear_error
 def check(
     stack: str, assistants: tuple[str, ...], profile: str | None, ranks: int | None, deviations: Path | None,
-    folder: Path, form: Form, deadline: float, jobs: int, given: Path | None, prove: bool, verbose: bool,
+    baseline: Path | None, folder: Path, form: Form, deadline: float, jobs: int, given: Path | None, prove: bool,
+    verbose: bool,
 ) -> None:  # fmt: skip
     """Put a stack under test and print the verdict."""
     profile = profile or ("dist" if ranks else profiles.DEFAULT)
@@ -64,6 +68,7 @@ def check(
         str(SUITE), "--gate", f"--report={folder}", f"--stack={stack}", f"--profile={profile}",
         f"--deadline={deadline}", *(f"--with={name}" for name in assistants),
         *([f"--deviations={deviations}"] if deviations else []),
+        *([f"--baseline={baseline}"] if baseline else []),
         *([f"--proof={given}"] if given else []), *(["--selftest"] if prove else []), *_shared_by(jobs),
     ]  # fmt: skip
 
@@ -71,7 +76,7 @@ def check(
         read_law()
         plan = profiles.plan(LAW, profile)  # refuse bad input before anything is written
         if ranks is not None:
-            profiles.of_several_ranks(LAW, plan)
+            plan = profiles.of_several_ranks(LAW, plan)
             if jobs > 1:
                 raise refuse("jobs", jobs, "does not go with --ranks", "leave it out: the ranks are processes")
             if prove:
@@ -80,11 +85,14 @@ def check(
             deviations_file.load(deviations)
         if given is not None:
             kill_matrix.load(given)
+        earlier = None if baseline is None else _earlier(baseline, folder)
         if folder.exists():  # an older run must not be read as this one, whatever happens now
             record.make_folder(folder, (*_FILES.values(), output_of.FILE))
         with output.taken():
             subject = parties.load(stack, deadline_s=deadline)
             parties.assistants(subject, assistants, quick=False)
+            if earlier is not None:
+                unlike(earlier, subject.name, profile, ranks or 1, device_of(plan))
         record.make_folder(folder)
         if ranks is None:
             how = _run_in_one_process(arguments, output)
@@ -99,6 +107,17 @@ def check(
         ended = code == EXIT_CODES["broken"] or not (folder / "run.jsonl").exists()
         output.end(ended=ended, red=code != 0)
     sys.exit(code)
+
+
+def _earlier(baseline: Path, folder: Path) -> Header:
+    """The header of the record that this run is compared with.
+
+    Raises:
+        Refused: when it cannot be read, or lies in the folder that this run empties.
+    """
+    if folder.resolve() in (baseline.resolve(), *baseline.resolve().parents):
+        raise refuse("baseline", str(baseline), f"lies in {folder}, where this run writes", "keep it in another folder")
+    return record.load(baseline)[0].header
 
 
 def _shared_by(jobs: int) -> list[str]:

@@ -12,6 +12,7 @@ import click
 from contracts.court import deviations as deviations_file
 from contracts.court import record
 from contracts.court import report as renderings
+from contracts.court.baseline import baseline
 from contracts.court.verdict import verdict
 from contracts.harness.commands._errors import VERBOSE, one_clear_error, print_report
 from contracts.harness.gate import today
@@ -22,11 +23,17 @@ from contracts.spec.records import FORMS, Form
 @click.command(name="report")
 @click.argument("run", type=click.Path(path_type=Path))
 @click.option("--form", type=click.Choice(FORMS), default="terminal", show_default=True)
+@click.option("--baseline", "earlier", type=click.Path(path_type=Path), metavar="RUN",
+              help="An earlier record or its folder: what was judged there and is not judged here is red.")  # fmt: skip
 @click.option("--verbose", is_flag=True, help=VERBOSE)
 @one_clear_error
-def report(run: Path, form: Form, verbose: bool) -> None:
+def report(run: Path, form: Form, earlier: Path | None, verbose: bool) -> None:
     """Print a recorded run as text, JUnit, Markdown (for a step summary), HTML or JSON."""
     recorded, closing = record.load(run)
+    if earlier is not None:
+        there, ended = record.load(earlier)
+        judged_there = verdict(there, day_of(ended.finished))
+        recorded = replace(recorded, baseline=baseline(there, judged_there, recorded.header))
     judged = verdict(recorded, day_of(closing.finished))
     print_report(renderings.render(recorded, judged, form, verbose), judged.word, form)
     sys.exit(judged.exit_code)

@@ -28,7 +28,7 @@ class _LeavesBuffersBehind(Trainer):
 
 
 @mutant(of="CKPT-01a", case="adamw", says="buffers: the state layers.1.mixer.router.bias differs",
-        bugs=("EXB-04",))  # fmt: skip
+        bugs=("EXB-04",), leanest="")  # fmt: skip
 class LeavesBuffersBehind(Trained):
     """The selection bias is a non-persistent buffer: it is zero again after each resume."""
 
@@ -200,7 +200,7 @@ class _LooksAhead(Trainer):
         return super().position() | {"consumed": self.consumed + self.recipe.batch.total}
 
 
-@mutant(of="CKPT-01a", case="adamw", says="after 1 loads, step 3: samples is", bugs=("RSM-28",))
+@mutant(of="CKPT-01a", case="adamw", says="after 1 loads, step 3: samples is", bugs=("RSM-28",), leanest="")
 class LooksAhead(Trained):
     """The loader has prefetched the next batch and counts it as trained: each resume loses one batch."""
 
@@ -213,7 +213,7 @@ class _BeginsTheData(Trainer):
         self.consumed = 0
 
 
-@mutant(of="CKPT-01a", case="muon-accumulated", says="after 1 loads, step 2: samples is", bugs=("RSM-26",))
+@mutant(of="CKPT-01a", case="muon-accumulated", says="after 1 loads, step 2: samples is", bugs=("RSM-26",), leanest="")
 class BeginsTheData(Trained):
     """The sampler starts again: the first batches are trained twice, the last ones never."""
 
