@@ -6,7 +6,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .ONESHELL:
 .DEFAULT_GOAL := help
-.PHONY: help gate test lint snapshots picture megatron megatron-if-possible kernels titan transformers gate-of gpu torch machines clean
+.PHONY: help gate test lint snapshots coverage picture megatron megatron-if-possible kernels titan transformers gate-of gpu torch machines clean
 
 # The first interpreter that runs, is new enough and can make an environment; a pyenv shim may exist and not run.
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.14 python3; do \
@@ -21,6 +21,7 @@ JOBS ?= $(shell nproc 2>/dev/null || echo 1)
 MEGATRON ?= 0.19.2 0.16.1
 TITAN ?= 0.3.0
 TRANSFORMERS ?= 5.23.0
+COVERED ?= reference megatron==0.19.2 torchtitan==0.3.0
 # Of the declared range, beside the one in constraints.txt.
 TORCH ?= 2.11.0 2.12.1
 MACHINES ?=
@@ -94,6 +95,18 @@ snapshots: $(READY)  ## write snapshots/, docs/schema/ and docs/questions.md ane
 	$(BIN)/python -m contracts.harness.question_pages docs/questions.md
 	$(BIN)/pytest -m unit -n 0 --snapshot-update \
 	  tests_unit/test_law_table.py tests_unit/test_snapshots.py tests_unit/test_cli.py tests_unit/memory/test_budget.py
+
+# Each stack is judged twice, by one process and on 4 ranks, in the interpreter that has it; a quiet machine takes half an hour.
+coverage: $(READY)  ## write how much each shipped stack answers: snapshots/coverage/STACK.txt
+	@mkdir -p snapshots/coverage
+	for stack in $(COVERED); do
+	  gate=$$($(MAKE) --no-print-directory gate-of STACK="$$stack")
+	  file=snapshots/coverage/$${stack/==/-}.txt
+	  { "$$gate" coverage --stack "$$stack" --profile numeric; echo
+	    "$$gate" coverage --stack "$$stack" --profile dist4 --ranks 4; } > "$$file.part"
+	  mv "$$file.part" "$$file"
+	  grep '^coverage' "$$file"
+	done
 
 # The command's name and the machine's kernel are not the report's: the picture has them as a reader would.
 picture: $(READY)  ## draw docs/images/report.png, the report of README's example; needs chromium
