@@ -115,9 +115,7 @@ def _told(code: int, given: dict[str, str], heard: list[signal.Signals]) -> int:
     if agent and code and said and said[-1] == "1" and os.getppid() == agent:
         if given["leads"] == "1":
             _ignoring_what_is_gone(os.kill, agent, signal.SIGTERM)
-        signal.sigtimedwait(
-            heard, ENDS_IT_S
-        )  # it signals those that it has started
+        signal.sigtimedwait(heard, ENDS_IT_S)  # it signals those that it has started
     return code
 
 
