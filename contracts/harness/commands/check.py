@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib.util
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -20,6 +22,7 @@ from contracts.harness import parties, proof, torchrun
 from contracts.harness.commands._errors import VERBOSE, one_clear_error, print_report, read_law, told
 from contracts.harness.gate import today
 from contracts.harness.output import Output
+from contracts.harness.progress import Progress
 from contracts.harness.supervisor import Ended, supervised
 from contracts.spec.errors import Unreachable, refuse
 from contracts.spec.records import EXIT_CODES, FORMS, Form
@@ -94,11 +97,18 @@ def check(
 
     output, code = Output(folder), EXIT_CODES["broken"]
     try:
-        code = supervised(lambda: told(work), output)
+        code = supervised(lambda: told(work), watched(output, folder / "run.jsonl.part"))
     finally:
         ended = code == EXIT_CODES["broken"] or not (folder / "run.jsonl").exists()
         output.end(ended=ended, red=code != 0)
     sys.exit(code)
+
+
+@contextlib.contextmanager
+def watched(output: Output, written: Path) -> Iterator[None]:
+    """Keep the output of a run and tell how far it is by the lines that it has `written`."""
+    with output, Progress(written):
+        yield
 
 
 def _shared_by(jobs: int) -> list[str]:
