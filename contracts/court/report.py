@@ -16,6 +16,7 @@ from typing import Any
 
 from contracts.contract import LAW
 from contracts.court import sources
+from contracts.court.plain_text import fit, markdown, terminal
 from contracts.spec import codec
 from contracts.spec.records import OUTCOMES, Form, Item, Outcome, Result, Run, Verdict
 
@@ -33,8 +34,14 @@ _DETAILED: frozenset[Outcome] = frozenset({"violated", "broken", "not run", "dev
 
 def render(run: Run, verdict: Verdict, form: Form, verbose: bool = False) -> str:
     """The verdict on a run in one form. With `verbose` the terminal lists the ids that the profile leaves outside;
-    without it, it counts them."""
-    return _terminal(run, verdict, verbose) if form == "terminal" else _FORMS[form](run, verdict)
+    without it, it counts them.
+
+    Whatever stands in the run, each form is well-formed: `fit` comes before, the format's own escapes after.
+    """
+    run, verdict = fit(run), fit(verdict)
+    if form == "terminal":
+        return terminal(_terminal(run, verdict, verbose))
+    return _FORMS[form](run, verdict)
 
 
 def headline(verdict: Verdict) -> str:
@@ -124,7 +131,7 @@ def _terminal(run: Run, verdict: Verdict, verbose: bool = False) -> str:
     if run.header.proof:
         console.print(Text(f"Self-test given: {run.header.proof}"))
     for fault in verdict.faults:
-        console.print(Text(f"fault ({fault.kind}): {fault.words}"))
+        console.print(Text(f"fault ({fault.kind}): {fault.words}".replace("\n", "\n  ")))
     for each in run.unclaimed:
         console.print(Text(f"works and is not claimed: {each.question} ({each.evidence})"))
     if run.plan.outside:
@@ -136,39 +143,41 @@ def _terminal(run: Run, verdict: Verdict, verbose: bool = False) -> str:
 
 
 def _markdown(run: Run, verdict: Verdict) -> str:
-    lines = [f"## {headline(verdict)}", ""]
+    lines = [f"## {markdown(headline(verdict))}", ""]
     lines += ["| outcome | items |", "|---|---|"]
     lines += [f"| {outcome} | {verdict.counts[outcome]} |" for outcome in OUTCOMES]
     if run.header.proof:
-        lines += ["", f"Self-test given: {_inline(run.header.proof)}"]
+        lines += ["", f"Self-test given: {markdown(run.header.proof)}"]
     if verdict.faults:
-        lines += ["", "### Faults of the run", *(f"- {fault.kind}: {fault.words}" for fault in verdict.faults)]
+        lines += [
+            "",
+            "### Faults of the run",
+            *(f"- {fault.kind}: {markdown(fault.words)}" for fault in verdict.faults),
+        ]
     for outcome, results in by_outcome(verdict):
         lines += ["", f"### {HEADINGS[outcome]}", ""]
         if outcome in _DETAILED:
             for result in results:
-                lines.append(f"- **{result.item}**")
-                lines += [f"  - {label}: {_inline(text)}" for label, text in details(run, result)]
+                lines.append(f"- **{markdown(str(result.item))}**")
+                lines += [f"  - {label}: {markdown(text)}" for label, text in details(run, result)]
             continue
         for id, group in by_id(results):
-            reason = f": {_inline(group[0].words)}" if outcome != "holds" and group[0].words else ""
-            lines.append(f"- {id} {_cases(group)}{reason}")
+            reason = f": {markdown(group[0].words)}" if outcome != "holds" and group[0].words else ""
+            lines.append(f"- {markdown(f'{id} {_cases(group)}')}{reason}")
     if run.kills:
         lines += ["", f"### {kill_line(run)}", "", "| contract | case | mutant | fate |", "|---|---|---|---|"]
-        lines += [f"| {kill.of} | {kill.case} | {kill.mutant} | {kill.fate} |" for kill in run.kills]
+        lines += [
+            f"| {' | '.join(map(markdown, (kill.of, kill.case, kill.mutant, kill.fate)))} |" for kill in run.kills
+        ]
     if run.unclaimed:
         lines += [
             "",
             "### Works and is not claimed",
-            *(f"- {each.question}: {each.evidence}" for each in run.unclaimed),
+            *(f"- {markdown(f'{each.question}: {each.evidence}')}" for each in run.unclaimed),
         ]
     if run.plan.outside:
-        lines += ["", f"### Outside the profile {verdict.profile}", "", " ".join(run.plan.outside)]
+        lines += ["", f"### Outside the profile {markdown(verdict.profile)}", "", markdown(" ".join(run.plan.outside))]
     return "\n".join(lines) + "\n"
-
-
-def _inline(text: str) -> str:
-    return " / ".join(text.replace("|", "\\|").splitlines())
 
 
 def _junit(run: Run, verdict: Verdict) -> str:

@@ -5,12 +5,14 @@ from contracts.mutants.gate import (  # isort: skip
     fitness,
     plans,
     reports,
+    formats,
     tolerances,
     multi_rank,
 )
 
 __all__ = [
     "fitness",
+    "formats",
     "multi_rank",
     "plans",
     "reports",
