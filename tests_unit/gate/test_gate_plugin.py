@@ -308,7 +308,8 @@ def test_the_quick_profiles_are_a_part_that_any_machine_can_judge() -> None:
     assert [item.id for item in quick if item.id in numbers] == [id for id, each in numbers.items() if not each.slow]
     others = set(profiles.plan(LAW, "launch,machine").items)
     left = others - {*quick}
-    assert {LAW.contracts[item.id].asks for item in left} == {("translate", "read_pattern")}
+    assert left
+    assert all("read_pattern" in LAW.contracts[item.id].asks for item in left)
     cells = profiles.plan(LAW, "quick4").items
     assert {str(item) for item in cells} == profiles._CELLS, "a cell that is in the law no more"
     assert {*cells} < {*profiles.plan(LAW, "dist4").items}
