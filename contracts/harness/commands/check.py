@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib.util
 import os
 import shlex
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -22,6 +24,7 @@ from contracts.harness import output as output_of
 from contracts.harness.commands._errors import VERBOSE, one_clear_error, print_report, read_law, told
 from contracts.harness.gate import device_of, today
 from contracts.harness.output import Output
+from contracts.harness.progress import Progress
 from contracts.harness.supervisor import Ended, supervised
 from contracts.spec.errors import Refusals, Unreachable, refuse
 from contracts.spec.records import EXIT_CODES, FORMS, USAGE_ERROR, Form, Header
@@ -108,7 +111,7 @@ def check(
     output, code = Output(folder), EXIT_CODES["broken"]
     try:
         with record.only_writer(folder):
-            code = supervised(lambda: told(work), output, deadline_s=deadline)
+            code = supervised(lambda: told(work), watched(output, folder / "run.jsonl.part"), deadline_s=deadline)
             _confirm(folder, code)
     except Ended:
         code = EXIT_CODES["broken"]
@@ -117,6 +120,13 @@ def check(
         ended = code == EXIT_CODES["broken"] or not (folder / "run.jsonl").exists()
         output.end(ended=ended, red=code != 0)
     sys.exit(code)
+
+
+@contextlib.contextmanager
+def watched(output: Output, written: Path) -> Iterator[None]:
+    """Keep the output of a run and tell how far it is by the lines that it has `written`."""
+    with output, Progress(written):
+        yield
 
 
 def _apart(stack: str, ranks: int | None) -> str:
