@@ -1,7 +1,7 @@
 """What needs ranks is skipped where there are none, with the command to type; promises of the law say so themselves.
 
-Which promises of several ranks are slow here, that is: asked by `make gate-all` and `pytest -m dist`, and left out of the
-quick tests, is told here as well.
+Which contracts of several ranks are slow here, that is: asked by `make gate-all` and `pytest -m dist`, and left out of
+the quick tests, is told here as well.
 """
 
 from __future__ import annotations
