@@ -102,7 +102,7 @@ def _section(run: Run, outcome: Outcome, found: list[Cause], verbose: bool, widt
     red = outcome in ("violated", "broken")
     number = sum(len(cause.results) for cause in found)
     folded = f" ({counted(len(found), 'cause' if outcome in DETAILED - {'not run'} else 'reason')})"
-    lines = [f"{HEADINGS[outcome]}: {number}{folded if len(found) < number else ''}"]
+    lines = _wrapped(f"{HEADINGS[outcome]}: {number}{folded if len(found) < number else ''}", width)
     full = len(found) if verbose else _IN_FULL if outcome in DETAILED else 0
     shown = len(found) if verbose else full + _IN_SHORT if red else _REASONS
     for rank, cause in enumerate(found[:shown]):
