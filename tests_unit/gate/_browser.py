@@ -109,8 +109,9 @@ def browser(folder: Path) -> Iterator[Browser]:
         os.close(end)
     theirs_in, ours_out, ours_in, theirs_out = pipes
     words = [
-        str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
-        "--remote-debugging-pipe", "--no-first-run", "--disable-extensions", "--disable-background-networking", f"--user-data-dir={folder}",
+        str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
+        "--disable-extensions", "--disable-background-networking", "--remote-debugging-pipe",
+        f"--user-data-dir={folder}",
     ]  # fmt: skip
     script = f"exec {shlex.join(words)} 3<&{theirs_in} 4>&{theirs_out}"
     process = subprocess.Popen(
