@@ -56,7 +56,7 @@ gate: $(READY) megatron-if-possible  ## test the gate, then judge STACK="referen
 	  folder=reports/$$(tr -c '[:alnum:].=\n-' '_' <<< "$$stack")
 	  judge "$$stack" "$$folder" --profile $(PROFILE) --jobs $(JOBS)
 	  gate=$$($(MAKE) --no-print-directory gate-of STACK="$$stack")
-	  many=$$("$$(dirname "$$(command -v "$$gate")")/python" -m contracts.harness.askable "$$stack" $(RANKS_PROFILE)) \
+	  many=$$("$$(dirname "$$(command -v "$$gate")")/python" -m contracts.harness.contract_count "$$stack" $(RANKS_PROFILE)) \
 	    || many=unknown
 	  if [ "$$many" != 0 ]; then
 	    judge "$$stack" "$$folder-ranks" --profile $(RANKS_PROFILE) --ranks $(RANKS)

@@ -8,7 +8,8 @@ import pytest
 
 from contracts import instruments
 from contracts.checks._support import multi_rank_run as spread
-from contracts.checks._support.training_run import batch, uneven
+from contracts.checks._support.step_comparison import loss_difference, tensor_differences
+from contracts.checks._support.training_run import batch, drawn_weights
 from contracts.harness.plugin import SLOW_S
 from contracts.instruments.ranks import gathered
 from contracts.stacks.reference.stack import Reference
@@ -22,10 +23,10 @@ def _differs(drawn: Drawn) -> str:
     """In what the step of all ranks differs from the step of one, in words."""
     recipe, execution, rows = drawn
     given = (batch("drawn", recipe.vocab, rows),)
-    weights = uneven(Reference().built(recipe, execution.mode).parameters)
-    ((alone, many),) = spread.both(Reference(), recipe, execution, given, "gradients", weights=weights)
-    words = spread.losses_apart(alone, many)
-    return words or spread.apart(alone, many, "the gradient of", many.gradients, alone.gradients)
+    weights = drawn_weights(Reference().built(recipe, execution.mode).parameters)
+    ((alone, many),) = spread.one_rank_and_many(Reference(), recipe, execution, given, "gradients", weights=weights)
+    words = loss_difference(alone, many)
+    return words or tensor_differences(alone, many, "the gradient of", many.gradients, alone.gradients)
 
 
 @pytest.mark.parametrize(
@@ -51,7 +52,7 @@ def test_any_layout_takes_the_step_of_one_rank(world: int, name: str) -> None:
 def test_a_compiled_layout_takes_the_step_of_one_rank(name: str) -> None:
     recipe, execution, rows = DRAWN[2][name]
     compiled = replace(execution, compile="blocks", backend="aot_eager", recompute=False, microbatches=1)
-    instruments.graphs.forget()  # what is cached names groups of worlds that are no more
+    instruments.graphs.reset_compiler()  # what is cached names groups of worlds that are no more
     words = _differs((recipe, compiled, rows))
     assert not any(gathered(words)), words or "another rank differs"
 

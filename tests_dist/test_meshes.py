@@ -11,13 +11,14 @@ from unittest import mock
 import pytest
 
 from contracts.checks._support import multi_rank_run as spread
+from contracts.checks._support.training_run import large_expert_weights
 from contracts.instruments.ranks import torch_distributed
 from contracts.spec.training import Execution, Session, Step
 from contracts.stacks.reference.parallel import mesh
 from contracts.stacks.reference.stack import Reference
 
-ONLY_THE_WORLD = spread.own(4, fsdp=True)
-OF_ITS_OWN = spread.own(4, tp=2, sp=True, fsdp=True)
+ONLY_THE_WORLD = spread.own_axis(4, fsdp=True)
+OF_ITS_OWN = spread.own_axis(4, tp=2, sp=True, fsdp=True)
 MODEL = replace(spread.SPREAD, pattern="AE", depth=2)
 
 
@@ -25,7 +26,7 @@ def _step(execution: Execution) -> Step:
     stack = Reference()
     session = Session(
         recipe=MODEL, steps=1, execution=execution, batches=spread.batches(1),
-        weights=spread.heavy(stack, MODEL), observe=frozenset({"gradients"}),
+        weights=large_expert_weights(stack, MODEL), observe=frozenset({"gradients"}),
     )  # fmt: skip
     return stack.train(session).steps[0]
 
@@ -62,9 +63,9 @@ def test_torch_forgets_a_mesh_when_its_groups_are_closed_and_no_sooner() -> None
 def test_what_was_worked_out_in_another_world_is_forgotten() -> None:
     _, dist = torch_distributed()
     another = dist.new_group()
-    _step(spread.own(2, fsdp=True))
+    _step(spread.own_axis(2, fsdp=True))
     with _forgetting() as times, mock.patch.object(mesh, "_only_group", [weakref.ref(another)]):
         for _ in range(2):
-            _step(spread.own(2, fsdp=True))
+            _step(spread.own_axis(2, fsdp=True))
     dist.destroy_process_group(another)
     assert len(times) == 1

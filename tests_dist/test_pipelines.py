@@ -9,7 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from contracts.checks._support import pipeline_run as stages
-from contracts.checks._support.training_run import batch
+from contracts.checks._support.step_comparison import loss_difference, tensor_differences
+from contracts.checks._support.training_run import ROWS_OF_16, batch
 from contracts.instruments.ranks import gathered
 from contracts.spec.recipe import Mtp, Recipe
 from contracts.spec.topology import Degrees
@@ -45,12 +46,11 @@ def test_any_pipeline_takes_the_step_of_one_rank() -> None:
     @given(_pipelines())
     def holds(drawn: tuple[Recipe, Execution, int]) -> None:
         recipe, execution, rows = drawn
-        packed = tuple(stages.ROWS_16[row % 4] for row in range(rows))
+        packed = tuple(ROWS_OF_16[row % 4] for row in range(rows))
         given = (batch("drawn", recipe.vocab, packed),)
-        one, many = stages.both(Reference(), recipe, execution, given, "gradients")
-        (want,), (got,) = one.steps, many.steps
-        words = stages.losses_apart(got, want)
-        words = words or stages.unlike(got, want, "the gradient of", got.gradients, want.gradients)
+        ((one, many),) = stages.one_rank_and_many(Reference(), recipe, execution, given, "gradients")
+        words = loss_difference(one, many, bound=stages.LOSS)
+        words = words or tensor_differences(one, many, "the gradient of", many.gradients, one.gradients)
         assert not any(gathered(words)), words or "another rank differs"
 
     holds()

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from contracts.checks._support.multi_rank_run import SPREAD, apart, heavy, losses_apart, own
-from contracts.checks._support.training_run import batch
+from contracts.checks._support.multi_rank_run import SPREAD, own_axis
+from contracts.checks._support.step_comparison import loss_difference, tensor_differences
+from contracts.checks._support.training_run import batch, large_expert_weights
 from contracts.instruments.ranks import gathered
 from contracts.spec.recipe import Recipe
 from contracts.spec.training import Execution, Session, Tokens
@@ -20,11 +21,11 @@ DRAWN = settings(
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )  # fmt: skip
 LAYOUTS: tuple[tuple[str, Execution], ...] = (
-    ("AEM", own(2)),
-    ("AEM", own(2, fsdp=True)),
-    ("AEM", own(2, tp=2, sp=True)),
-    ("AE|M", own(2, pp=2)),
-    ("A|E|M|E", replace(own(2, pp=2), schedule="interleaved")),
+    ("AEM", own_axis(2)),
+    ("AEM", own_axis(2, fsdp=True)),
+    ("AEM", own_axis(2, tp=2, sp=True)),
+    ("AE|M", own_axis(2, pp=2)),
+    ("A|E|M|E", replace(own_axis(2, pp=2), schedule="interleaved")),
 )
 
 
@@ -49,11 +50,13 @@ def test_any_window_takes_the_step_of_one_rank() -> None:
         recipe, execution, window = drawn
         session = Session(
             recipe=recipe, steps=1, execution=replace(execution, precision="float64"), windows=(window,),
-            weights=heavy(Reference(), recipe), observe=frozenset({"gradients"}),
+            weights=large_expert_weights(Reference(), recipe), observe=frozenset({"gradients"}),
         )  # fmt: skip
         alone = replace(session, execution=Execution(microbatches=len(window), precision="float64"))
         (want,), (got,) = Reference().train(alone).steps, Reference().train(session).steps
-        words = losses_apart(want, got) or apart(want, got, "the gradient of", got.gradients, want.gradients)
+        words = loss_difference(want, got) or tensor_differences(
+            want, got, "the gradient of", got.gradients, want.gradients
+        )
         assert not any(gathered(words)), words or "another rank differs"
 
     holds()

@@ -62,4 +62,4 @@ class Court:
 
     def differences(self, got: Arrays, want: Arrays) -> str:
         double = all(each.dtype == "float64" for each in want.values())
-        return instruments.numerics.gradients_apart("gradient", got, want, FLOAT64 if double else FLOAT32)
+        return instruments.numerics.gradient_differences("gradient", got, want, FLOAT64 if double else FLOAT32)

@@ -22,7 +22,7 @@ from contracts.contract import LAW
 from contracts.court import deviations, profiles, report
 from contracts.court.judge import DEADLINE_S
 from contracts.court.profiles import NAMED, ONE_PROCESS
-from contracts.harness import parties, proof
+from contracts.harness import kill_matrix, parties
 from contracts.harness.gate import Gate
 from contracts.instruments.ranks import here
 from contracts.spec import codec
@@ -262,7 +262,7 @@ def _gate(config: pytest.Config) -> Gate:
         quick = not config.getoption("gate")
         plan = profiles.plan(LAW, config.getoption("profile"))
         given = config.getoption("proof")
-        proved = None if given is None else proof.load(given)
+        proved = None if given is None else kill_matrix.load(given)
         gate = Gate(
             subject=subject,
             origin=name,

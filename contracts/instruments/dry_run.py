@@ -36,7 +36,7 @@ REDISTRIBUTION = "torch.distributed.tensor._redistribute"
 
 
 @contextlib.contextmanager
-def made_up(world: int, rank: int) -> Iterator[Shapes]:
+def simulated_world(world: int, rank: int) -> Iterator[Shapes]:
     """Inside, this process is one rank of a simulated world, tensors have no elements, and collectives are recorded.
 
     Raises:
@@ -72,12 +72,12 @@ class Shapes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
         given = list(_tensors((args, kwargs or {})))
         shapeless = any(isinstance(each, FakeTensor) for each in given)
         if func is ITEM and shapeless:
-            return told(args[0])
+            return assumed_value(args[0])
         found = self.seen(func, args, kwargs or {})
         if shapeless:
             return self.on_shapes(func, args, kwargs or {}, given)
         if found is not None:
-            return alike(found, func, args, kwargs or {})
+            return equal_contributions(found, func, args, kwargs or {})
         return self.on_numbers(func, args, kwargs or {}, bool(given))
 
     def seen(self, func: Any, args: Any, kwargs: Any) -> Collective | None:
@@ -113,7 +113,7 @@ class Shapes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
 
     def as_before(self, func: Any, args: Any, kwargs: Any) -> Any:
         """An operator that returns one new tensor or its own input. Results are cached: 52 layers need the same."""
-        key = (func, asked(args), asked(tuple(kwargs.items())))
+        key = (func, cache_key(args), cache_key(tuple(kwargs.items())))
         if key not in self.found:
             out = self.at_once(func, args, kwargs)
             self.found[key] = None if out is args[0] else (tuple(out.shape), out.stride(), out.dtype)
@@ -163,22 +163,22 @@ def kind_of(func: Any) -> Kind:
     return "one" if wrote[0] and not any(wrote[1:]) else "other"
 
 
-def asked(given: Any) -> Any:
+def cache_key(given: Any) -> Any:
     """Arguments as a cache key: of a tensor only the layout, not the values."""
     if isinstance(given, Tensor):
         return tuple(given.shape), given.stride(), given.storage_offset(), given.dtype
     if isinstance(given, list | tuple):
-        return tuple(map(asked, given))
+        return tuple(map(cache_key, given))
     return type(given), given
 
 
-def told(x: Tensor) -> float:
+def assumed_value(x: Tensor) -> float:
     """The value of a floating-point number that was not computed."""
     assert x.is_floating_point(), f"a whole number was lost: {x} follows from floating point"
     return 1.0
 
 
-def alike(found: Collective, func: Any, args: Any, kwargs: Any) -> Any:
+def equal_contributions(found: Collective, func: Any, args: Any, kwargs: Any) -> Any:
     """The result of a collective of integers to which every rank contributes the same."""
     out = func(*args, **kwargs)
     ranks = len(found.members)

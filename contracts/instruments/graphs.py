@@ -1,7 +1,7 @@
 """Counts what torch.compile made of a function: graphs, operations, breaks and their places, recompilations.
 
 A backend of our own counts each graph and passes it to the real backend. No torch has a public interface for breaks and
-recompilations; `breaks` and `_attempt` read private ones, and name the versions that have them.
+recompilations; `graph_breaks` and `_attempt` read private ones, and name the versions that have them.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ class Counter:
 
     def seen(self) -> Graphs:
         return Graphs(
-            graphs=self.graphs, recompiles=self.recompiles, operations=self.operations, breaks=breaks(),
+            graphs=self.graphs, recompiles=self.recompiles, operations=self.operations, breaks=graph_breaks(),
             targets=frozenset(self.targets),
         )  # fmt: skip
 
 
 @contextmanager
-def counted(backend: str) -> Iterator[Counter]:
+def counting(backend: str) -> Iterator[Counter]:
     """Compile under a counter, with a reset compiler, and reset it again at the end.
 
     A recompilation beyond the limit is an error here; torch would silently fall back to eager.
@@ -53,15 +53,15 @@ def counted(backend: str) -> Iterator[Counter]:
     import torch._dynamo.config as dynamo
     import torch._inductor.config as inductor
 
-    forget()
+    reset_compiler()
     try:
         with dynamo.patch(fail_on_recompile_limit_hit=True), inductor.patch(fx_graph_cache=False):
             yield Counter(backend)
     finally:
-        forget()
+        reset_compiler()
 
 
-def forget() -> None:
+def reset_compiler() -> None:
     """Reset this process's compiler, as if it had compiled nothing."""
     from torch._dynamo.utils import counters
 
@@ -69,8 +69,8 @@ def forget() -> None:
     counters.clear()
 
 
-def made() -> int:
-    """Number of graphs that this process has compiled since it began or since the last `forget`.
+def compiled_count() -> int:
+    """Number of graphs that this process has compiled since it began or since the last `reset_compiler`.
 
     `torch._dynamo.utils.counters["stats"]["unique_graphs"]`, private, torch 2.1 to 2.13.
     """
@@ -79,7 +79,7 @@ def made() -> int:
     return int(counters["stats"]["unique_graphs"])
 
 
-def breaks() -> tuple[Break, ...]:
+def graph_breaks() -> tuple[Break, ...]:
     """Reasons of graph breaks since the last reset, with the functions that they name.
 
     `torch._dynamo.utils.counters["graph_break"]`, private, torch 2.1 to 2.13: reason → how often.

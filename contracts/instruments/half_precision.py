@@ -22,11 +22,11 @@ from contracts.spec.tolerance import HalfPrecision, Tolerance
 _aten = torch.ops.aten
 _PRODUCTS = {_aten.mm, _aten.bmm, _aten.addmm, _aten.mv, _aten.addmv, _aten.dot}
 _FINITE = Tolerance(name="finite", bound=float("inf"), why="shape and finiteness alone")
-WEAK = 3.0
+WEAK_FACTOR = 3.0
 """A fault that exceeds the bound by a smaller factor is seen only by luck; every mutant must exceed it by more."""
 
 
-class Stored(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
+class RoundedProducts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
     """Rounds inputs and outputs of matrix products to half precision, forward and backward; changes nothing else.
 
     `wide` are shapes of matrices whose products keep unrounded outputs (a router's).
@@ -50,15 +50,15 @@ class Stored(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
         return value.to(self.half).to(value.dtype) if isinstance(value, Tensor) else value
 
 
-def beyond(
+def excess_error(
     what: str, got: Array | Tensor, want: Tensor, control: Tensor, rule: HalfPrecision, *, scale: float = 0.0
 ) -> str:
     """How a result exceeds the policy, in words; empty when it does not.
 
-    A control beyond the cap cannot judge, and the words say so. `scale` is that of `numerics.apart`.
+    A control beyond the cap cannot judge, and the words say so. `scale` is that of `numerics.difference`.
     """
     left = got if isinstance(got, Tensor) else numerics.tensor(got)
-    words = numerics.apart(what, left, want, _FINITE)
+    words = numerics.difference(what, left, want, _FINITE)
     if words:
         return words
     errors = numerics.distances(left.double(), want.double())
@@ -75,19 +75,21 @@ def beyond(
     times, name, error, bound = max(found, key=lambda each: each[0])
     if times <= 1:
         return ""
-    times_over = f"over {WEAK:g} times the bound" if times > WEAK else "over the bound"
+    times_over = f"over {WEAK_FACTOR:g} times the bound" if times > WEAK_FACTOR else "over the bound"
     judged = f"{times_over} {bound:.1e} ({rule.name}, control {controls[name].relative:.1e})"
     return f"{what} differs: {name} error {error.relative:.1e}, {judged}"
 
 
-def named_beyond(
+def named_excess_error(
     what: str, got: Mapping[str, Array], want: Mapping[str, Tensor], control: Mapping[str, Tensor],
     rule: HalfPrecision,
 ) -> str:  # fmt: skip
-    """`beyond` over the named tensors of one pass: missing names first, then the first tensor that exceeds it."""
+    """`excess_error` over the named tensors of one pass: missing names first, then the first tensor that exceeds it."""
     strange = sorted(want.keys() ^ got.keys())
     if strange:
         return f"{what}: {', '.join(strange)} on one side only"
     scale = numerics.scale_of(want)
-    each = (beyond(f"{what} {name}", got[name], want[name], control[name], rule, scale=scale) for name in sorted(want))
+    each = (
+        excess_error(f"{what} {name}", got[name], want[name], control[name], rule, scale=scale) for name in sorted(want)
+    )
     return next((words for words in each if words), "")

@@ -72,7 +72,7 @@ def probe(interpreter: Path | None) -> Installed:
     return Installed(state="importable", version=version, build=build)
 
 
-def answers(interpreter: Path, requests: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def kernel_results(interpreter: Path, requests: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """The kernels' result of each request (instruments.mamba_ssm_worker), forward and backward.
 
     Raises:

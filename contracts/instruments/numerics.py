@@ -44,7 +44,9 @@ def tensors(values: Arrays, dtype: torch.dtype | None = None) -> dict[str, Tenso
     }
 
 
-def apart(what: str, got: Array | Tensor, want: Array | Tensor, tolerance: Tolerance, *, scale: float = 0.0) -> str:
+def difference(
+    what: str, got: Array | Tensor, want: Array | Tensor, tolerance: Tolerance, *, scale: float = 0.0
+) -> str:
     """How two tensors differ, in words; empty when they agree within the tolerance.
 
     It compares shapes first, then non-finite elements on either side, then three distances (spec.tolerance). There are
@@ -142,24 +144,24 @@ ROW_ALLOWANCE = 8.0
 """How much worse than the whole tensor the worst row may be. Rounding is uneven; a lost token is off by 1/u."""
 
 
-def named_apart(
+def differences(
     what: str, got: Arrays, want: Arrays | Mapping[str, Tensor], tolerance: Tolerance, *, scale: float = 0.0
 ) -> str:
-    """`apart` over named tensors; a name that only one side has is a difference. Reports at most three differences."""
+    """`difference` over named tensors, at most three; a name that only one side has is a difference."""
     missing, extra = sorted(want.keys() - got.keys()), sorted(got.keys() - want.keys())
     found = [f"{what} lacks {', '.join(missing)}"] if missing else []
     found += [f"{what} has {', '.join(extra)}, which is not expected"] if extra else []
     for name in sorted(want.keys() & got.keys()):
-        words = apart(f"{what} {name}", got[name], want[name], tolerance, scale=scale)
+        words = difference(f"{what} {name}", got[name], want[name], tolerance, scale=scale)
         if words:
             found.append(words)
     more = f"; and {len(found) - 3} more" if len(found) > 3 else ""
     return "; ".join(found[:3]) + more
 
 
-def gradients_apart(what: str, got: Arrays, want: Arrays | Mapping[str, Tensor], tolerance: Tolerance) -> str:
-    """`named_apart` over the gradients of one pass: terms that cancel in one are as large as the other gradients."""
-    return named_apart(what, got, want, tolerance, scale=scale_of(want))
+def gradient_differences(what: str, got: Arrays, want: Arrays | Mapping[str, Tensor], tolerance: Tolerance) -> str:
+    """`differences` over the gradients of one pass: terms that cancel in one are as large as the other gradients."""
+    return differences(what, got, want, tolerance, scale=scale_of(want))
 
 
 def scale_of(named: Arrays | Mapping[str, Tensor]) -> float:

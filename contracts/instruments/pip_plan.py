@@ -23,7 +23,7 @@ ELSEWHERE = ("--target", "-t", "--prefix", "--root", "--user", "--break-system-p
 """Options that install outside the environment, where no later step would look."""
 
 
-def ask(plan: InstallPlan, *, folder: Path, python: str = sys.executable, timeout: float = 600) -> InstallPlan:
+def resolve(plan: InstallPlan, *, folder: Path, python: str = sys.executable, timeout: float = 600) -> InstallPlan:
     """The plan with what pip would install at each step.
 
     Args:

@@ -155,6 +155,6 @@ def _fields(lines: Iterable[str]) -> Iterable[list[str]]:
             yield fields
 
 
-def at(taken: Provenance, host: str | None) -> Provenance:
+def on_host(taken: Provenance, host: str | None) -> Provenance:
     """The same provenance with the host's lineage filled in."""
     return replace(taken, machine=replace(taken.machine, host=host))

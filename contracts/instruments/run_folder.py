@@ -27,7 +27,7 @@ class RunFolder:
     present: tuple[str, ...]
 
 
-def look(folder: Path) -> RunFolder:
+def read_folder(folder: Path) -> RunFolder:
     """Read a run's folder.
 
     Raises:
@@ -47,7 +47,7 @@ def look(folder: Path) -> RunFolder:
     )
 
 
-def silence(manifest: Manifest, now: datetime.datetime) -> float:
+def seconds_silent(manifest: Manifest, now: datetime.datetime) -> float:
     """Seconds since a detached run was launched, a running one was last polled, or an ended one ended. Zero if this
     clock is behind the collector's."""
     heard = manifest.launched_at

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from contracts.checks._support.attention_calls import Lengths, call_of, differs_from
+from contracts.checks._support.attention_calls import Lengths, call_of, oracle_difference
 from contracts.checks._support.recipes import A_LAYER, SMALL, SMALL_DSA, SMALL_MLA
 from contracts.instruments import fixtures, numerics
 from contracts.instruments.oracles import attention as oracle
@@ -65,14 +65,14 @@ def latent(draw: st.DrawFn) -> Recipe:
 @SETTINGS
 def test_grouped_query_attention_is_its_definition_in_every_shape(recipe: Recipe, lengths: Lengths) -> None:
     call = call_of(Reference(), recipe, lengths)
-    assert not differs_from(call, Reference().run_block(call), FLOAT64)
+    assert not oracle_difference(call, Reference().run_block(call), FLOAT64)
 
 
 @given(recipe=latent(), lengths=packs())
 @SETTINGS
 def test_latent_attention_is_its_definition_in_every_shape(recipe: Recipe, lengths: Lengths) -> None:
     call = call_of(Reference(), recipe, lengths)
-    assert not differs_from(call, Reference().run_block(call), FLOAT64)
+    assert not oracle_difference(call, Reference().run_block(call), FLOAT64)
 
 
 @given(recipe=latent(), lengths=packs(), top_k=st.integers(1, 12), heads=st.integers(1, 4), more=st.integers(0, 3))
@@ -85,7 +85,7 @@ def test_sparse_attention_is_attention_over_min_of_k_and_what_is_visible(
     recipe = replace(recipe, dsa=Dsa(a_ranks=(0,), index_heads=heads, index_head_dim=size, top_k=top_k))
     call = call_of(Reference(), recipe, lengths)
     run = Reference().run_block(call)
-    assert not differs_from(call, run, FLOAT64)
+    assert not oracle_difference(call, run, FLOAT64)
     visible = [[t + 1 for length in row for t in range(length)] for row in lengths]
     counts = numerics.tensor(run.seen["selected"]).sum(-1).tolist()
     assert counts == [[min(top_k, count) for count in row] for row in visible]
@@ -121,19 +121,19 @@ def test_rope_is_as_precise_at_65536_as_at_the_start(theta: int) -> None:
     there = packing(x_BTHd[..., 0])._replace(positions_BT=torch.tensor([[position]]))
     turned_BTHd = mixer.rotate(x_BTHd, there)
     for head in range(2):
-        want = oracle.turned(x_BTHd[0, 0, head], position, theta)
-        assert not numerics.apart("a turned head", turned_BTHd[0, 0, head], want, FLOAT64)
+        want = oracle.rotated(x_BTHd[0, 0, head], position, theta)
+        assert not numerics.difference("a turned head", turned_BTHd[0, 0, head], want, FLOAT64)
     low = mixer.rotate(x_BTHd.float(), there).double()
     assert float((low - turned_BTHd).abs().max()) < 1e-6, "float32 angles are off by 1e-3 here"
 
 
 def test_a_definition_worked_out_by_hand_holds_the_oracle() -> None:
     """Two tokens, one head of two elements: rope turns by one radian, and the scores are cosines."""
-    quarter = oracle.turned(torch.tensor([1.0, 0.0], dtype=torch.float64), 1, 10_000)
+    quarter = oracle.rotated(torch.tensor([1.0, 0.0], dtype=torch.float64), 1, 10_000)
     assert torch.allclose(quarter, torch.tensor([math.cos(1), math.sin(1)], dtype=torch.float64), rtol=0, atol=1e-15)
     keys, values = torch.tensor([[math.log(3)], [0.0]]), torch.tensor([[4.0], [8.0]])
     assert oracle.softmax_mean(torch.tensor([1.0]), keys, values, 1.0).item() == pytest.approx(5.0)
-    assert oracle.places(torch.tensor([7, 7, 9]), 3) == ([[0], [0, 1], [2]], [0, 1, 0])
+    assert oracle.positions(torch.tensor([7, 7, 9]), 3) == ([[0], [0, 1], [2]], [0, 1, 0])
     scores = torch.tensor([[3.0, -math.inf, -math.inf], [1.0, 2.0, -math.inf], [5.0, 1.0, 4.0]])
     assert oracle.selection(scores, 2).tolist() == [[True, False, False], [True, True, False], [True, False, True]]
     assert oracle.margin(scores, 2) == 3.0

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from contracts.checks._support import scan_calls
 from contracts.checks._support.recipes import SMALL
-from contracts.checks._support.scan_calls import Fed
+from contracts.checks._support.scan_calls import ScanCase
 from contracts.instruments import fixtures
 from contracts.instruments.oracles import mamba as oracle
 from contracts.spec.errors import Refused
@@ -32,7 +32,7 @@ ORACLES = {"mamba2": oracle.mamba2, "mamba3": oracle.mamba3}
 
 
 @st.composite
-def fed(draw: st.DrawFn, block: str) -> Fed:
+def case(draw: st.DrawFn, block: str) -> ScanCase:
     """Groups from 1 to the number of heads, sequences from one token up, documents of any length, chunks of any.
 
     A state is given: without one a single token turns nothing, and its gradient by the angle is nothing but rounding.
@@ -47,14 +47,14 @@ def fed(draw: st.DrawFn, block: str) -> Fed:
     ]
     lengths = tuple(tuple(end - start for start, end in zip([0, *row], row, strict=False)) for row in cuts)
     recipe = replace(SMALL, hidden=draw(st.integers(2, 9)), heads=1, kv_groups=1, mamba=mamba)
-    return Fed(block=block, recipe=recipe, lengths=lengths, state=True, chunk=draw(st.integers(1, 10)))
+    return ScanCase(block=block, recipe=recipe, lengths=lengths, state=True, chunk=draw(st.integers(1, 10)))
 
 
 @pytest.mark.parametrize("block", ["mamba2", "mamba3"])
 @given(data=st.data())
 @SETTINGS
 def test_m_is_its_recurrence_in_every_shape(block: str, data: st.DataObject) -> None:
-    scan_calls.equals_its_definition(Reference(), data.draw(fed(block)), ORACLES[block])
+    scan_calls.equals_its_definition(Reference(), data.draw(case(block)), ORACLES[block])
 
 
 def tiny(state: int) -> Recipe:

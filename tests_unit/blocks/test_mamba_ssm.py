@@ -136,7 +136,7 @@ def session(interpreter: Path) -> Session:
         "Mamba2": block_request("Mamba2", two, as_mamba2(two)),
         "Mamba3": block_request("Mamba3", three, as_mamba3(three)),
     }  # fmt: skip
-    answers = mamba_ssm.answers(interpreter, list(requests.values()))
+    answers = mamba_ssm.kernel_results(interpreter, list(requests.values()))
     return Session(requests=requests, answers=dict(zip(requests, answers, strict=True)))
 
 
@@ -145,7 +145,7 @@ def leaves_of(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def agree(what: str, got: Mapping[str, Tensor], want: Mapping[str, Tensor]) -> None:
-    words = numerics.named_apart(what, numerics.arrays(got), numerics.arrays(want), FLOAT32)
+    words = numerics.differences(what, numerics.arrays(got), numerics.arrays(want), FLOAT32)
     assert not words, words
 
 

@@ -56,11 +56,11 @@ def kernels() -> list[dict[str, Any]]:
             "dy": normal("dy", B, T, HEADS, WIDTH)}  # fmt: skip
     block = {"kernel": "block", "module": "Mamba2", "arguments": arguments, "weights": mixed(),
              "u": normal("u", B, T, HIDDEN), "dy": normal("dy", B, T, HIDDEN)}  # fmt: skip
-    return mamba_ssm.answers(found, [scan, block])
+    return mamba_ssm.kernel_results(found, [scan, block])
 
 
 def agree(what: str, got: Mapping[str, Tensor], want: Mapping[str, Tensor], tolerance: Tolerance = FLOAT32) -> None:
-    words = numerics.named_apart(what, numerics.arrays(got), numerics.arrays(want), tolerance)
+    words = numerics.differences(what, numerics.arrays(got), numerics.arrays(want), tolerance)
     assert not words, words
 
 

@@ -50,10 +50,10 @@ def test_a_model_of_drawn_shape_is_its_definition(
         kv_groups=1, ffn_hidden=12, activation="swiglu" if gated else "relu2",
         mhc=Mhc(streams=streams) if streams else None, mtp=Mtp(depth=depths, loss_weight=0.4) if depths else None,
     )  # fmt: skip
-    weights = model_passes.drawn(STACK, recipe)
+    weights = model_passes.drawn_weights(STACK, recipe)
     for name in [name for name in weights if name.endswith(".alpha")]:
         weights[name] = numerics.array(model_passes.tensor(weights[name]) / 8)
-    assert model_passes.differs_from_its_definition(STACK, recipe, letters, weights) == ""
+    assert model_passes.oracle_difference(STACK, recipe, letters, weights) == ""
 
 
 @pytest.mark.unit
@@ -82,24 +82,24 @@ def test_the_value_ahead_stays_within_row_and_document() -> None:
 @pytest.mark.unit
 def test_a_batch_may_be_cut_into_microbatches() -> None:
     recipe = replace(model_passes.EVERYTHING, moe=replace(model_passes.MOE, z_loss=0.01))
-    weights, tokens = model_passes.drawn(STACK, recipe), model_passes.batch(recipe)
+    weights, tokens = model_passes.drawn_weights(STACK, recipe), model_passes.batch(recipe)
     runs = [
         STACK.run_model(recipe, Execution(precision="float64", microbatches=cut), weights, tokens, True)
         for cut in (1, 3)
     ]
-    assert numerics.apart("logits", runs[1].logits, runs[0].logits, FLOAT64) == ""
-    assert numerics.named_apart("the gradient of", runs[1].gradients, runs[0].gradients, FLOAT64_SCAN) == ""
+    assert numerics.difference("logits", runs[1].logits, runs[0].logits, FLOAT64) == ""
+    assert numerics.differences("the gradient of", runs[1].gradients, runs[0].gradients, FLOAT64_SCAN) == ""
     assert runs[1].losses == pytest.approx(runs[0].losses, rel=1e-12)
     assert runs[1].seen == runs[0].seen
 
 
 @pytest.mark.unit
 def test_weights_that_lack_a_name_are_refused_with_it() -> None:
-    weights = model_passes.drawn(STACK, model_passes.AHEAD)
+    weights = model_passes.drawn_weights(STACK, model_passes.AHEAD)
     del weights["mtp.1.norm.weight"]
     with pytest.raises(Refused, match=r"lack mtp\.1\.norm\.weight"):
         STACK.run_model(model_passes.AHEAD, Execution(), weights, model_passes.batch(model_passes.AHEAD), False)
-    more = model_passes.drawn(STACK, model_passes.AHEAD) | {"extra": weights["norm.weight"]}
+    more = model_passes.drawn_weights(STACK, model_passes.AHEAD) | {"extra": weights["norm.weight"]}
     with pytest.raises(Refused, match="have extra"):
         STACK.run_model(model_passes.AHEAD, Execution(), more, model_passes.batch(model_passes.AHEAD), False)
 

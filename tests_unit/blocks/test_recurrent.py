@@ -12,7 +12,7 @@ from torch import Tensor
 
 from contracts.checks._support import scan_calls
 from contracts.checks._support.recipes import SMALL
-from contracts.checks._support.scan_calls import Fed
+from contracts.checks._support.scan_calls import ScanCase
 from contracts.instruments import fixtures
 from contracts.instruments.oracles import recurrent as oracle
 from contracts.spec.recipe import Mamba
@@ -27,7 +27,7 @@ SETTINGS = settings(max_examples=12, deadline=None, database=None, derandomize=T
 
 
 @st.composite
-def fed(draw: st.DrawFn) -> Fed:
+def case(draw: st.DrawFn) -> ScanCase:
     """Keys and values of any size, groups from 1 to the number of heads, sequences from one token up."""
     groups, share = draw(st.integers(1, 3)), draw(st.integers(1, 2))
     mamba = Mamba(heads=groups * share, head_dim=draw(st.integers(1, 4)), state=draw(st.integers(1, 5)), groups=groups)
@@ -37,12 +37,12 @@ def fed(draw: st.DrawFn) -> Fed:
     ]
     lengths = tuple(tuple(end - start for start, end in zip([0, *row], row, strict=False)) for row in cuts)
     recipe = replace(SMALL, hidden=draw(st.integers(2, 9)), heads=1, kv_groups=1, mamba=mamba)
-    return Fed(block="m2rnn", recipe=recipe, lengths=lengths, state=True)
+    return ScanCase(block="m2rnn", recipe=recipe, lengths=lengths, state=True)
 
 
-@given(drawn=fed())
+@given(drawn=case())
 @SETTINGS
-def test_r_is_its_recurrence_in_every_shape(drawn: Fed) -> None:
+def test_r_is_its_recurrence_in_every_shape(drawn: ScanCase) -> None:
     scan_calls.equals_its_definition(Reference(), drawn, oracle.m2rnn)
 
 

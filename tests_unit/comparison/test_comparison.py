@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from contracts.checks._support.recorded_runs import RECEIPT, on
+from contracts.checks._support.recorded_runs import RECEIPT, on_host
 from contracts.harness.cli import main
 from contracts.spec.errors import Refused
 from contracts.spec.receipt import Receipt
@@ -23,7 +23,7 @@ FASTER = replace(RECEIPT, tokens_per_second=81_920.0)
 RECEIPTS: Mapping[str, Receipt] = {
     "base": RECEIPT,
     "faster": FASTER,
-    "elsewhere": replace(on(FASTER, None), lane=replace(FASTER.lane, regime="megatron")),
+    "elsewhere": replace(on_host(FASTER, None), lane=replace(FASTER.lane, regime="megatron")),
     "other-image": replace(FASTER, provenance=replace(FASTER.provenance, image="sha256:88bb")),
     "withheld": replace(RECEIPT, tokens_per_second=None, withheld="a gradient norm was not finite, or not measured"),
 }

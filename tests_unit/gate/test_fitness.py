@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from contracts.court import record
-from contracts.harness import proof
+from contracts.harness import kill_matrix
 from contracts.harness.output import HEAD, TAIL
 from contracts.harness.selftest import Matrix
 from contracts.spec.errors import Refused
@@ -146,17 +146,17 @@ def test_a_self_test_that_is_killed_says_nothing_of_any_contract(tmp_path: Path)
     assert not (tmp_path / "out").exists()
 
 
-def _proof() -> proof.Proof:
-    surroundings = proof.here(threads=1, helping=())
-    about = proof.About(content=proof.content(), tier="unit", only="", surroundings=surroundings)
+def _proof() -> kill_matrix.Proof:
+    surroundings = kill_matrix.here(threads=1, helping=())
+    about = kill_matrix.About(content=kill_matrix.content(), tier="unit", only="", surroundings=surroundings)
     held = Result(id="TOPO-02", case="pp2", outcome="holds")
     killed = Kill(mutant="M", of="TOPO-02", case="pp2", fate="killed", words="dp is 4")
-    return proof.Proof(about=about, matrix=Matrix(baseline=(held,), kills=(killed,), unguarded=()))
+    return kill_matrix.Proof(about=about, matrix=Matrix(baseline=(held,), kills=(killed,), unguarded=()))
 
 
 def test_a_proof_is_read_back_as_it_was_written(tmp_path: Path) -> None:
-    proof.write(tmp_path, _proof())
-    assert proof.load(tmp_path) == proof.load(tmp_path / "kills.json") == _proof()
+    kill_matrix.write(tmp_path, _proof())
+    assert kill_matrix.load(tmp_path) == kill_matrix.load(tmp_path / "kills.json") == _proof()
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ def test_a_proof_is_read_back_as_it_was_written(tmp_path: Path) -> None:
     ],
 )
 def test_a_proof_of_another_content_is_refused(change: dict[str, object], words: str, tmp_path: Path) -> None:
-    proof.write(tmp_path, _proof())
+    kill_matrix.write(tmp_path, _proof())
     data = json.loads((tmp_path / "kills.json").read_text())
     for name, value in change.items():
         if value is None:
@@ -177,7 +177,7 @@ def test_a_proof_of_another_content_is_refused(change: dict[str, object], words:
             data[name] = {**data[name], **value} if isinstance(value, dict) else value
     (tmp_path / "kills.json").write_text(json.dumps(data))
     with pytest.raises(Refused, match=words):
-        proof.load(tmp_path)
+        kill_matrix.load(tmp_path)
 
 
 def test_what_differs_around_the_same_content_is_said_and_not_demanded(tmp_path: Path) -> None:
@@ -185,16 +185,16 @@ def test_what_differs_around_the_same_content_is_said_and_not_demanded(tmp_path:
     where = made.about.surroundings
     other = replace(where, cpu="Another", packages={**where.packages, "torch": "2.11.0"},
                     settings={**where.settings, "MKL_CBWR": "COMPATIBLE"})  # fmt: skip
-    proof.write(tmp_path, replace(made, about=replace(made.about, surroundings=other)))
-    told = proof.load(tmp_path).words()
+    kill_matrix.write(tmp_path, replace(made, about=replace(made.about, surroundings=other)))
+    told = kill_matrix.load(tmp_path).words()
     for words in ("made with torch 2.11.0", f"torch {where.torch} instead of 2.11.0",
                   f"cpu {where.cpu} instead of Another", "MKL_CBWR unset instead of COMPATIBLE"):  # fmt: skip
         assert words in told
 
 
 def test_whose_digest_it_is_changes_with_any_file(tmp_path: Path) -> None:
-    asked = "from contracts.harness import proof; print(proof.content())"
-    root = Path(proof.__file__).parents[2]
+    asked = "from contracts.harness import kill_matrix; print(kill_matrix.content())"
+    root = Path(kill_matrix.__file__).parents[2]
     subprocess.run(["cp", "-r", str(root / "contracts"), str(tmp_path / "contracts")], check=True)
     seen = []
     for change in ("", "# a comment\n"):
@@ -204,7 +204,7 @@ def test_whose_digest_it_is_changes_with_any_file(tmp_path: Path) -> None:
         done = subprocess.run(words, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(tmp_path)}, check=True,
                               capture_output=True, text=True)  # fmt: skip
         seen.append(done.stdout.strip())
-    assert seen[0] == proof.content()
+    assert seen[0] == kill_matrix.content()
     assert seen[1] != seen[0]
 
 

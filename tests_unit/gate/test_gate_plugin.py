@@ -16,7 +16,7 @@ import pytest
 import contracts.checks
 from contracts.contract import LAW
 from contracts.court import deviations, profiles, record
-from contracts.harness.askable import askable
+from contracts.harness.contract_count import contract_count
 from contracts.spec.errors import Refused
 from contracts.spec.records import EXIT_CODES, Item
 from contracts.stacks.megatron.flag_table import FlagTable
@@ -321,9 +321,9 @@ def test_several_processes_share_the_promises_and_draw_one_verdict(tmp_path: Pat
 
 def test_ranks_are_started_for_a_stack_that_answers_about_several() -> None:
     planned = profiles.plan(LAW, "dist4").promises
-    assert askable(LAW, "dist4", Reference()) == sum(not id.startswith("GATE") for id in planned)
-    assert askable(LAW, "dist4", FlagTable()) == 0
-    assert askable(LAW, "launch", FlagTable()) > 0
+    assert contract_count(LAW, "dist4", Reference()) == sum(not id.startswith("GATE") for id in planned)
+    assert contract_count(LAW, "dist4", FlagTable()) == 0
+    assert contract_count(LAW, "launch", FlagTable()) > 0
 
 
 def _tier(id: str) -> str:

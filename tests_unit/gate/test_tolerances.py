@@ -7,6 +7,7 @@ of two from the smallest number of a dtype to its largest, and tensors that hold
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from contracts.checks._support import multi_rank_run, pipeline_run, transformers
+from contracts.checks._support import step_comparison, transformers
 from contracts.instruments import fixtures, half_precision, numerics
 from contracts.spec.array import Arrays
 from contracts.spec.tolerance import EXACT, FLOAT32, FLOAT64, HALF_GRADIENT, Tolerance
@@ -64,8 +65,8 @@ def _ulp(tensor: Tensor) -> Tensor:
 
 @given(tensors())
 def test_a_tensor_is_not_apart_from_itself(want: Tensor) -> None:
-    assert numerics.apart("t", want, want.clone(), TOLERANCES[want.dtype]) == ""
-    assert numerics.apart("t", want, want.clone(), EXACT) == ""
+    assert numerics.difference("t", want, want.clone(), TOLERANCES[want.dtype]) == ""
+    assert numerics.difference("t", want, want.clone(), EXACT) == ""
 
 
 @given(tensors())
@@ -75,14 +76,14 @@ def test_what_rounding_does_beside_larger_terms_is_no_difference(want: Tensor) -
     rounding = 2 * torch.finfo(want.dtype).eps * scale
     signs = (1 - 2 * (torch.arange(want.numel()) % 2)).double().reshape(want.shape)
     got = (want.double() + rounding * signs).to(want.dtype)
-    assert numerics.apart("t", got, want, TOLERANCES[want.dtype], scale=scale) == ""
+    assert numerics.difference("t", got, want, TOLERANCES[want.dtype], scale=scale) == ""
 
 
 @given(tensors())
 def test_a_neighbouring_number_is_no_difference(want: Tensor) -> None:
     smallest = torch.finfo(want.dtype).smallest_normal
     scale = max(numerics.typical_size(want), smallest)  # a denormal's neighbour is far away for it
-    assert numerics.apart("t", _ulp(want), want, TOLERANCES[want.dtype], scale=scale) == ""
+    assert numerics.difference("t", _ulp(want), want, TOLERANCES[want.dtype], scale=scale) == ""
 
 
 @given(tensors())
@@ -94,8 +95,8 @@ def test_an_element_off_by_a_visible_part_is_a_difference(want: Tensor) -> None:
     got.view(-1)[at] = want.view(-1)[at] * (1 + 100 * tolerance.bound) if largest else 1e-3
     if float((got - want).abs().max()) == 0:
         return  # a denormal has no such neighbour
-    assert "t differs" in numerics.apart("t", got, want, tolerance)
-    assert "t differs" in numerics.apart("t", got, want, tolerance, scale=largest)
+    assert "t differs" in numerics.difference("t", got, want, tolerance)
+    assert "t differs" in numerics.difference("t", got, want, tolerance, scale=largest)
 
 
 @given(tensors(), st.sampled_from((math.nan, math.inf, -math.inf)))
@@ -103,7 +104,7 @@ def test_what_is_not_finite_is_never_within_a_tolerance(want: Tensor, bad: float
     got = want.clone()
     got.view(-1)[0] = bad
     for left, right in ((got, want), (want, got), (got, got)):
-        assert "is not finite" in numerics.apart("t", left, right, TOLERANCES[want.dtype], scale=math.inf)
+        assert "is not finite" in numerics.difference("t", left, right, TOLERANCES[want.dtype], scale=math.inf)
 
 
 @pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
@@ -111,11 +112,13 @@ def test_a_zero_is_a_zero_to_the_rounding_of_its_terms(dtype: torch.dtype) -> No
     """An exact zero was once expected of sums that cancel: 3e-16 was then an infinite relative error."""
     want, eps = torch.zeros(8, dtype=dtype), torch.finfo(dtype).eps
     tolerance = TOLERANCES[dtype]
-    assert numerics.apart("t", want + 3 * eps, want, tolerance, scale=1.0) == ""
-    words = numerics.apart("t", want + 100 * eps, want, tolerance, scale=1.0)
+    assert numerics.difference("t", want + 3 * eps, want, tolerance, scale=1.0) == ""
+    words = numerics.difference("t", want + 100 * eps, want, tolerance, scale=1.0)
     assert "rounding of terms of size 1.0e+00" in words
     assert "expected 0" in words
-    assert "inf over" in numerics.apart("t", want + 3 * eps, want, tolerance), "no scale was told: a zero is a zero"
+    assert "inf over" in numerics.difference("t", want + 3 * eps, want, tolerance), (
+        "no scale was told: a zero is a zero"
+    )
 
 
 @pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
@@ -124,7 +127,8 @@ def test_gradients_that_cancel_are_as_large_as_those_beside_them(dtype: torch.dt
     want = {"wo": torch.ones(4, 4, dtype=dtype), "k_norm": torch.zeros(4, dtype=dtype)}
     near, far = ({"wo": want["wo"], "k_norm": torch.full((4,), off * eps, dtype=dtype)} for off in (4, 200))
     told = [
-        numerics.gradients_apart("gradient", numerics.arrays(each), want, TOLERANCES[dtype]) for each in (near, far)
+        numerics.gradient_differences("gradient", numerics.arrays(each), want, TOLERANCES[dtype])
+        for each in (near, far)
     ]
     assert told[0] == ""
     assert "gradient k_norm differs" in told[1]
@@ -136,7 +140,7 @@ def test_a_small_gradient_is_not_lost_beside_large_ones() -> None:
     for dtype, small in ((torch.float64, 1e-10), (torch.float32, 1e-4)):
         want = {"large": torch.ones(16, dtype=dtype), "small": torch.full((16,), small, dtype=dtype)}
         got = numerics.arrays(want | {"small": want["small"] / 2})
-        assert "small differs" in numerics.gradients_apart("gradient", got, want, TOLERANCES[dtype])
+        assert "small differs" in numerics.gradient_differences("gradient", got, want, TOLERANCES[dtype])
 
 
 @given(tensors())
@@ -161,26 +165,24 @@ def test_half_precision_beside_an_exact_zero(shape: tuple[int, ...]) -> None:
     """A control that is off by a rounding where nothing is expected judges what is as far off, and not by a cap."""
     want, scale = torch.zeros(shape, dtype=torch.float64), 1.0
     control = want + 2**-10
-    assert half_precision.beyond("g", (want + 2**-10).bfloat16(), want, control, HALF_GRADIENT, scale=scale) == ""
-    assert "g differs" in half_precision.beyond(
+    assert half_precision.excess_error("g", (want + 2**-10).bfloat16(), want, control, HALF_GRADIENT, scale=scale) == ""
+    assert "g differs" in half_precision.excess_error(
         "g", (want + 2**-4).bfloat16(), want, control, HALF_GRADIENT, scale=scale
     )
     exact = want + 0.0
-    assert half_precision.beyond("g", exact.bfloat16(), want, exact, HALF_GRADIENT) == ""
+    assert half_precision.excess_error("g", exact.bfloat16(), want, exact, HALF_GRADIENT) == ""
 
 
-@given(st.sampled_from(("_spread", "_stages", "_transformers")), st.sampled_from((0.0, 1e-300, 1.0, 50.0)))
+@pytest.mark.parametrize("compared", [step_comparison, transformers])
+@given(loss=st.sampled_from((0.0, 1e-300, 1.0, 50.0)))
 @settings(deadline=None)
-def test_steps_are_alike_to_rounding_and_no_further(room: str, loss: float) -> None:
-    """The three comparisons of a step with the one on one rank: losses of zero, gradients of which one is zero."""
+def test_steps_are_alike_to_rounding_and_no_further(compared: Any, loss: float) -> None:
+    """A step compared with the one on one rank, in float64 and in float32: losses of zero, a gradient of zero."""
     zero = numerics.arrays({"a": torch.ones(5).double(), "b": torch.zeros(5).double()})
     near = numerics.arrays({"a": torch.ones(5).double(), "b": torch.full((5,), 4e-16).double()})
     far = numerics.arrays({"a": torch.ones(5).double(), "b": torch.full((5,), 1e-3).double()})
-    one, alike, other = (_step(loss + off, gradients) for off, gradients in ((0.0, zero), (1e-16, near), (1e-2, far)))
-    losses = {"_spread": multi_rank_run.losses_apart, "_transformers": transformers.figures_apart,
-              "_stages": lambda one, many: pipeline_run.losses_apart(many, one)}[room]  # fmt: skip
-    gradients = {"_spread": multi_rank_run.gradients_apart, "_transformers": transformers.gradients_apart,
-                 "_stages": lambda one, many: pipeline_run.gradients_unlike(many, one)}[room]  # fmt: skip
+    one, alike, other = (_step(loss + off, held) for off, held in ((0.0, zero), (1e-16, near), (1e-2, far)))
+    losses, gradients = compared.loss_difference, compared.gradient_differences
     assert losses(one, alike) == gradients(one, alike) == ""
     assert "total is" in losses(one, other)
     assert "the gradient of b differs" in gradients(one, other)
@@ -202,5 +204,5 @@ def _step(loss: float, gradients: Arrays) -> Step:
 def test_a_weight_that_stands_still_moves_by_no_more_than_its_rounding() -> None:
     start = numerics.arrays({"w": torch.ones(4)})
     still, rounded, moved = (numerics.arrays({"w": torch.ones(4) + off}) for off in (0.0, 2.0**-23, 1e-3))
-    assert transformers.moved_apart(start, rounded, still, 5e-3) == ""
-    assert "w moved otherwise" in transformers.moved_apart(start, moved, still, 5e-3)
+    assert step_comparison.update_difference(start, rounded, still, 5e-3) == ""
+    assert "w moved differently" in step_comparison.update_difference(start, moved, still, 5e-3)

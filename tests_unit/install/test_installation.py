@@ -167,7 +167,7 @@ def test_words_that_are_no_pip_install_are_not_run(tmp_path: Path) -> None:
     (tmp_path / "plan.toml").write_text(PLAN.replace("MAMBA", "touch made").replace("FLA", "uv pip install fla-core"))
     plan = read_plan(tmp_path / "plan.toml")
     only = InstallPlan(torch=plan.torch, data_volume="/", environment="/", steps=plan.steps[2:])
-    asked = pip_plan.ask(only, folder=tmp_path)
+    asked = pip_plan.resolve(only, folder=tmp_path)
     assert [(step.would_install, step.error) for step in asked.steps] == [
         (None, "it is no `pip install`"), (None, "it is no `pip install`"), ({}, ""),
     ]  # fmt: skip

@@ -150,7 +150,9 @@ def test_a_kill_at_any_line_of_a_write_leaves_the_old_manifest_or_the_new_one(tm
     assert set(found) == {"old", "new"}
     assert found == sorted(found, reverse=True), "once the new one is there it stays"
     assert found[0] == "old"
-    assert run_folder.look(tmp_path / "run").manifest == OK, "what killed writes left beside it is in nobody's way"
+    assert run_folder.read_folder(tmp_path / "run").manifest == OK, (
+        "what killed writes left beside it is in nobody's way"
+    )
 
 
 def test_the_instrument_sees_a_torn_manifest_where_one_is_written_in_place(tmp_path: Path) -> None:

@@ -47,18 +47,18 @@ def recipes(draw: st.DrawFn) -> Recipe:
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(recipe=recipes(), batch=st.integers(1, 3), length=st.integers(1, 5), seed=st.integers(0, 99))
 def test_the_block_equals_its_oracle_over_drawn_shapes(recipe: Recipe, batch: int, length: int, seed: int) -> None:
-    call = expert_calls.drawn(recipe, batch, length, seed=seed)
-    run, want = Reference().run_block(call), expert_calls.expected(call)
-    assert numerics.apart("y", run.y, want.routed.y_BTD, FLOAT64) == ""
-    assert numerics.named_apart("gradient of", run.gradients, want.gradients, FLOAT64) == ""
+    call = expert_calls.drawn_call(recipe, batch, length, seed=seed)
+    run, want = Reference().run_block(call), expert_calls.oracle_answer(call)
+    assert numerics.difference("y", run.y, want.routed.y_BTD, FLOAT64) == ""
+    assert numerics.differences("gradient of", run.gradients, want.gradients, FLOAT64) == ""
     order = numerics.tensor(run.seen["experts"]).argsort(-1)
     for name, expected in (
         ("experts", want.routed.experts_BTK),
         ("gates", want.routed.gates_BTK),
         ("dropped", want.routed.dropped_BTK),
     ):
-        assert numerics.apart(name, numerics.tensor(run.seen[name]).gather(-1, order), expected, FLOAT64) == ""
-    assert numerics.apart("counts", run.seen["counts"], want.routed.counts_E, EXACT) == ""
+        assert numerics.difference(name, numerics.tensor(run.seen[name]).gather(-1, order), expected, FLOAT64) == ""
+    assert numerics.difference("counts", run.seen["counts"], want.routed.counts_E, EXACT) == ""
 
 
 @pytest.mark.parametrize("score", ["softmax", "sigmoid"])
@@ -113,12 +113,12 @@ def nan_in_new_memory() -> Iterator[None]:
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_uninitialised_memory_is_never_seen(factor: float | None, dtype: str) -> None:
     moe = replace(expert_calls.SOFTMAX, expert_hidden=24, shared_hidden=0, capacity_factor=factor)
-    call = expert_calls.drawn(expert_calls.with_moe(moe), 2, 7, "bfloat16" if dtype == "bfloat16" else "float32")
+    call = expert_calls.drawn_call(expert_calls.with_moe(moe), 2, 7, "bfloat16" if dtype == "bfloat16" else "float32")
     plain = Reference().run_block(call)
     with nan_in_new_memory():
         fouled = Reference().run_block(call)
-    assert numerics.apart("y", fouled.y, plain.y, EXACT) == ""
-    assert numerics.named_apart("gradient of", fouled.gradients, plain.gradients, EXACT) == ""
+    assert numerics.difference("y", fouled.y, plain.y, EXACT) == ""
+    assert numerics.differences("gradient of", fouled.gradients, plain.gradients, EXACT) == ""
 
 
 def test_a_selection_bias_is_saved_and_is_no_parameter() -> None:
@@ -148,7 +148,7 @@ def test_the_oracle_computes_what_was_worked_out_by_hand() -> None:
     routed = oracle.block(recipe, weights, x_BTD)
     # Sigmoid of 2 ln 2 is 4/5. All three want expert 0, which has ceil(3 / 2) = 2 slots.
     hand = torch.tensor([[[3.2, 0, 0, 9.6], [12.8, 0, 0, 38.4], [0, 0, 0, 0]]], dtype=torch.float64)
-    assert numerics.apart("y", routed.y_BTD, hand, FLOAT64) == ""
+    assert numerics.difference("y", routed.y_BTD, hand, FLOAT64) == ""
     assert routed.dropped_BTK.flatten().tolist() == [False, False, True]
 
 

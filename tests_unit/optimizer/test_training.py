@@ -51,8 +51,8 @@ def test_newton_schulz_acts_on_singular_values_alone(rows: int, columns: int, st
     matrices = fixtures.normal("matrix", (stack, rows, columns), seed=seed)
     turned = orthogonalise(matrices)
     for each, whole in zip(turned, matrices, strict=True):
-        assert not numerics.apart("it", each, oracle.newton_schulz(whole), FLOAT64_SCAN)
-    assert not numerics.apart("a transposed one", orthogonalise(matrices.mT), turned.mT, FLOAT64_SCAN)
+        assert not numerics.difference("it", each, oracle.newton_schulz(whole), FLOAT64_SCAN)
+    assert not numerics.difference("a transposed one", orthogonalise(matrices.mT), turned.mT, FLOAT64_SCAN)
     assert float(torch.linalg.matrix_norm(turned, 2).max()) < 1.3
 
 
@@ -86,7 +86,7 @@ def test_three_steps_are_those_of_the_oracle(shape: tuple[int, ...], rule: str, 
         want = oracle.muon(weight, gradients, rates, decay=decay)[-1]
     else:
         want = oracle.adamw(weight, gradients, rates, decay=decay, beta1=0.9, beta2=0.95)[-1]
-    assert not numerics.apart("the weight", parameter.detach(), want, FLOAT64_SCAN)
+    assert not numerics.difference("the weight", parameter.detach(), want, FLOAT64_SCAN)
 
 
 @pytest.mark.unit

@@ -44,7 +44,7 @@ def test_a_step_does_not_depend_on_which_rows_of_a_length_go_together(window: tu
     assert apart.tokens == together.tokens
     for name, want in together.losses.items():
         assert apart.losses[name] == pytest.approx(want, rel=1e-11)
-    assert not numerics.named_apart("the gradient of", apart.gradients, together.gradients, FLOAT64_SCAN)
+    assert not numerics.differences("the gradient of", apart.gradients, together.gradients, FLOAT64_SCAN)
 
 
 def test_windows_that_are_not_as_many_as_steps_and_microbatches_are_refused() -> None:

@@ -76,7 +76,7 @@ def test_a_product_is_its_definition_in_every_shape(
     ours = passed(product(x_SI, weight_OI), dy_SO, x_SI, weight_OI)
     theirs = passed(oracle.product(x_SI, weight_OI, fp8, scales), dy_SO, x_SI, weight_OI)
     for name, one, two in zip(("y", "dx", "dw"), ours, theirs, strict=True):
-        assert not numerics.apart(name, one, two, FLOAT64)
+        assert not numerics.difference(name, one, two, FLOAT64)
 
 
 def uneven(name: str, shape: tuple[int, int], spread: float) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 
+from contracts.checks._support.launches import flag_occurrences
 from contracts.spec.errors import NotOffered, Refused
 from contracts.spec.launch import Launch
 from contracts.spec.pattern import LayerNumbers
@@ -20,13 +21,8 @@ def one_based(layers: LayerNumbers) -> tuple[int, ...]:
 def flags_of(launch: Launch) -> dict[str, tuple[str, ...]]:
     """Flag → its values, in the order of the argv. Values of a repeated flag are joined."""
     flags: dict[str, tuple[str, ...]] = {}
-    name = ""
-    for word in launch.argv:
-        if word.startswith("--"):
-            name, equals, value = word.partition("=")
-            flags[name] = (*flags.get(name, ()), *((value,) if equals else ()))
-        else:
-            flags[name] = (*flags.get(name, ()), word)
+    for flag, values in flag_occurrences(launch.argv):
+        flags[flag] = (*flags.get(flag, ()), *values)
     return flags
 
 

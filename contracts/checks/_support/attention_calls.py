@@ -48,12 +48,12 @@ def with_weights(call: BlockCall, changed: Arrays) -> Arrays:
     return {**call.weights, **changed}
 
 
-def part(value: Array, *index: slice | int) -> Array:
+def slice_of(value: Array, *index: slice | int) -> Array:
     """A slice of a tensor, as a value."""
     return instruments.numerics.array(instruments.numerics.tensor(value)[index])
 
 
-def differs_from(call: BlockCall, run: BlockRun, tolerance: Tolerance) -> str:
+def oracle_difference(call: BlockCall, run: BlockRun, tolerance: Tolerance) -> str:
     """How a run differs from the definition: the output first, then every gradient; empty if it does not.
 
     Weights that the definition does not use (an indexer's) must have no gradient, or a gradient of zeros.
@@ -72,7 +72,7 @@ def differs_from(call: BlockCall, run: BlockRun, tolerance: Tolerance) -> str:
         chosen = numerics.tensor(run.seen["selected"])[b] if "selected" in run.seen else None
         rows.append(oracle.latent(call.recipe, weights, x_TD, documents_T, selected_TS=chosen))
     y_BTD = torch.stack(rows)
-    found = numerics.apart("y", run.y, y_BTD.detach(), tolerance)
+    found = numerics.difference("y", run.y, y_BTD.detach(), tolerance)
     if found or call.dy is None:
         return found
     leaves = {**weights, "x": x_BTD}
@@ -84,9 +84,9 @@ def differs_from(call: BlockCall, run: BlockRun, tolerance: Tolerance) -> str:
         if bool(numerics.tensor(run.gradients[name]).any()):
             return f"{name} has a gradient, though it takes part only in a choice"
     got = {name: each for name, each in run.gradients.items() if name not in idle}
-    return numerics.gradients_apart("gradient", got, want, tolerance)
+    return numerics.gradient_differences("gradient", got, want, tolerance)
 
 
-def keeping(top_k: int, a_ranks: tuple[int, ...] = (0, 2)) -> Recipe:
+def sparse_recipe(top_k: int, a_ranks: tuple[int, ...] = (0, 2)) -> Recipe:
     """The small recipe with sparse attention over k keys on some A-ranks."""
     return replace(SMALL_DSA, dsa=Dsa(a_ranks=a_ranks, index_heads=5, index_head_dim=8, top_k=top_k))

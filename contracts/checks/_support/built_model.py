@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from math import prod
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from contracts.spec.blocks import Blocks
 from contracts.spec.capacity import Capacity
@@ -11,17 +11,13 @@ from contracts.spec.recipe import Mode
 from contracts.spec.stack import Stack
 from contracts.spec.training import Parameter, Training
 
-if TYPE_CHECKING:
-    pass
-
-
 FLAGSHIP = "nam56r_h200_bf16_v1"
 
 
-BOTH: tuple[Mode, ...] = ("nemo_native", "author_dp")
+BOTH_MODES: tuple[Mode, ...] = ("nemo_native", "author_dp")
 
 
-class Whole(Blocks, Training, Capacity, Stack, Protocol):
+class BuiltStack(Blocks, Training, Capacity, Stack, Protocol):
     """A stack that answers about blocks, models and counts."""
 
 

@@ -46,7 +46,7 @@ LONG: Lengths = ((4, 57, 2, 34), (61, 36))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class BlockCase:
     """One block on a device, with a dtype for the activations. Weights are exact in bfloat16 and held in float32, or in
     float64 when activations are float64. `spread` names how the tokens of a block with experts are routed.
     """
@@ -64,17 +64,17 @@ class Asked:
         return self.recipe.pattern[self.layer % len(self.recipe.pattern)]
 
 
-def on(device: str, *names: str, dtype: Element = "bfloat16") -> dict[str, Asked]:
+def cases_on(device: str, *names: str, dtype: Element = "bfloat16") -> dict[str, BlockCase]:
     """Cases: each named block, or all, on a device."""
     lengths = SHORT if device == "cpu" else LONG
     return {
-        name: Asked(recipe=recipe, layer=layer, mode=mode, device=device, dtype=dtype, lengths=lengths)
+        name: BlockCase(recipe=recipe, layer=layer, mode=mode, device=device, dtype=dtype, lengths=lengths)
         for name, (recipe, layer, mode) in BLOCKS.items()
         if not names or name in names
     }
 
 
-def spreads(moe: Moe, tokens: int) -> dict[str, Routes]:
+def routings(moe: Moe, tokens: int) -> dict[str, Routes]:
     """Ten ways to distribute tokens over experts."""
     every, slots = moe.experts, moe.top_k
     half = every // 2
@@ -97,7 +97,7 @@ def spreads(moe: Moe, tokens: int) -> dict[str, Routes]:
     }
 
 
-def call_of(stack: Blocks, asked: Asked, *, seed: int = 0) -> BlockCall:
+def call_of(stack: Blocks, asked: BlockCase, *, seed: int = 0) -> BlockCall:
     """Drawn weights, tokens and upstream gradient; the tokens of a block with experts are steered."""
     import torch
 
@@ -106,7 +106,7 @@ def call_of(stack: Blocks, asked: Asked, *, seed: int = 0) -> BlockCall:
     weights = fixtures.weights(stack.block_weights(recipe, asked.layer, asked.mode), seed=seed)
     x_BTD, dy_BTD = (fixtures.normal(name, shape, seed=seed) for name in ("x", "dy"))
     if asked.family == "E" and recipe.moe is not None:
-        steer(recipe, weights, x_BTD, spreads(recipe.moe, shape[0] * shape[1])[asked.spread])
+        route_tokens(recipe, weights, x_BTD, routings(recipe.moe, shape[0] * shape[1])[asked.spread])
     if asked.family == "M":  # long time steps and a small skip: with drawn ones the scan is a hundredth of the output
         weights["mixer.D"] *= 0.3
         weights["mixer.dt_bias"] += 2
@@ -126,7 +126,7 @@ def call_of(stack: Blocks, asked: Asked, *, seed: int = 0) -> BlockCall:
     )
 
 
-def steer(recipe: Recipe, weights: dict[str, Tensor], x_BTD: Tensor, routes: Routes) -> None:
+def route_tokens(recipe: Recipe, weights: dict[str, Tensor], x_BTD: Tensor, routes: Routes) -> None:
     """Send token n to the experts routes[n], in place: element e of a token is the score of expert e.
 
     Chosen experts score 2 and above, the others -2 and below, a quarter apart.

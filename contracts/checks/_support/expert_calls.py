@@ -87,7 +87,7 @@ def call_of(
     )
 
 
-def drawn(recipe: Recipe, batch: int, length: int, dtype: Element = "float64", seed: int = 0) -> BlockCall:
+def drawn_call(recipe: Recipe, batch: int, length: int, dtype: Element = "float64", seed: int = 0) -> BlockCall:
     """A call with drawn weights, tokens and upstream gradient."""
     shape = (batch, length, recipe.hidden)
     normal = instruments.fixtures.normal
@@ -96,14 +96,14 @@ def drawn(recipe: Recipe, batch: int, length: int, dtype: Element = "float64", s
 
 
 @dataclass(frozen=True, kw_only=True)
-class Expected:
+class OracleAnswer:
     """The oracle's answer to a call, in float64, from the call's own rounded numbers."""
 
     routed: Routed
     gradients: Mapping[str, Tensor]
 
 
-def expected(call: BlockCall, *, by_score: bool = False) -> Expected:
+def oracle_answer(call: BlockCall, *, by_score: bool = False) -> OracleAnswer:
     """The oracle's answer, with the gradients of <y, dy> plus the weighted losses."""
     import torch
 
@@ -117,29 +117,29 @@ def expected(call: BlockCall, *, by_score: bool = False) -> Expected:
     found = torch.autograd.grad(objective, list(trained.values()), allow_unused=True)
     pairs = zip(trained.items(), found, strict=True)
     gradients = {name: torch.zeros_like(leaf) if grad is None else grad for (name, leaf), grad in pairs}
-    return Expected(routed=type(routed)(*(each.detach() for each in routed)), gradients=gradients)
+    return OracleAnswer(routed=type(routed)(*(each.detach() for each in routed)), gradients=gradients)
 
 
-def unlike(call: BlockCall, words_of: Callable[[Expected], str]) -> str:
+def oracle_difference(call: BlockCall, words_of: Callable[[OracleAnswer], str]) -> str:
     """How an answer differs from the oracle's, in words. Where a balance loss has two legal definitions, it must differ
     from both.
 
     Its source counts the experts with the largest scores without the bias (arXiv 2412.19437, eq. 18), and so do some
     stacks; others count the experts that tokens go to.
     """
-    found = words_of(expected(call))
+    found = words_of(oracle_answer(call))
     either = _of(call.recipe).selection_bias
-    return "" if found and either and not words_of(expected(call, by_score=True)) else found
+    return "" if found and either and not words_of(oracle_answer(call, by_score=True)) else found
 
 
-def told_losses(call: BlockCall, run: BlockRun, want: Expected) -> dict[str, Tensor]:
+def reported_losses(call: BlockCall, run: BlockRun, want: OracleAnswer) -> dict[str, Tensor]:
     """The losses that a block must report: those with a weight, and those without one that it reports anyway."""
     moe = _of(call.recipe)
     rows = (("aux", moe.aux_loss, want.routed.aux), ("z", moe.z_loss, want.routed.z))
     return {name: value for name, weight, value in rows if weight or name in run.losses}
 
 
-def labelled(
+def labelled_call(
     moe: Moe, logits: Logits, *, bias: Sequence[float] | None = None, dtype: Element = "float64", backward: bool = False
 ) -> BlockCall:
     """A labelled call: `logits` has a row of tokens per sequence, and for each token the logits of its experts."""
@@ -179,14 +179,14 @@ def gates_of(moe: Moe) -> tuple[float, ...]:
     return tuple((slot + 1) / total for slot in range(moe.top_k))
 
 
-def sent(moe: Moe, routes: Routes, dtype: Element, *, backward: bool = False) -> BlockCall:
+def routed_call(moe: Moe, routes: Routes, dtype: Element, *, backward: bool = False) -> BlockCall:
     """A labelled call whose tokens are routed as `routes` says."""
 
     def logits(experts: tuple[int, ...]) -> list[float]:
         found = {expert: 20 + log(slot + 1) for slot, expert in enumerate(experts)}
         return [found.get(expert, 0.0) for expert in range(moe.experts)]
 
-    return labelled(moe, [[logits(experts) for experts in row] for row in routes], dtype=dtype, backward=backward)
+    return labelled_call(moe, [[logits(experts) for experts in row] for row in routes], dtype=dtype, backward=backward)
 
 
 def rows(value: Array) -> list[list[list[float]]]:

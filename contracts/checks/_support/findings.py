@@ -5,7 +5,7 @@ from __future__ import annotations
 from contracts.spec.machine import Finding
 
 
-def stopped_at(findings: tuple[Finding, ...], field: str, *words: str) -> Finding:
+def finding_on(findings: tuple[Finding, ...], field: str, *words: str) -> Finding:
     """The finding on a field that names every word; which of its parts says it is the stack's choice.
 
     `one or other` is either field: where two collide, both are to blame.
@@ -24,7 +24,7 @@ def stopped_at(findings: tuple[Finding, ...], field: str, *words: str) -> Findin
     raise AssertionError(f"{on_field[0]}: {wanted}")
 
 
-def goes_on(findings: tuple[Finding, ...]) -> None:
+def assert_no_findings(findings: tuple[Finding, ...]) -> None:
     """Require that nothing was found.
 
     Raises:

@@ -28,7 +28,7 @@ LATENT = replace(
 )  # fmt: skip
 
 
-def scaled(recipe: Recipe, scaling: str, form: str = "hybrid") -> Recipe:
+def with_scaling(recipe: Recipe, scaling: str, form: str = "hybrid") -> Recipe:
     return replace(recipe, fp8=Fp8(scaling=scaling, format=form))  # type: ignore[arg-type]  # literals in the tables
 
 
@@ -41,7 +41,7 @@ def call_of(
 
     numerics, fixtures = instruments.numerics, instruments.fixtures
     shapes = stack.block_weights(recipe, layer, mode)
-    weights = fixtures.weights(shapes) | history(shapes)
+    weights = fixtures.weights(shapes) | empty_history(shapes)
     x_BTD, dy_BTD = (fixtures.normal(name, (*rows, recipe.hidden)) for name in ("x", "dy"))
     element: torch.dtype = getattr(torch, dtype)
     return BlockCall(
@@ -54,7 +54,7 @@ def call_of(
     )
 
 
-def history(shapes: Mapping[str, Shape]) -> dict[str, Tensor]:
+def empty_history(shapes: Mapping[str, Shape]) -> dict[str, Tensor]:
     """Buffers of delayed scaling: zero amax histories, and scales at which values of about 1 use a part of the format's
     range.
     """

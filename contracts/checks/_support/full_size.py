@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 from contracts.checks._support.layouts import needs_layout
-from contracts.checks._support.multi_rank_run import borrowed, own
+from contracts.checks._support.multi_rank_run import borrowed, own_axis
 from contracts.spec.presets import PRESETS
 from contracts.spec.recipe import Batch, Recipe
 from contracts.spec.topology import Group
@@ -67,14 +67,15 @@ class Lane:
 
 
 LANES: dict[str, Lane] = {
-    "dp8": Lane(execution=own(8), shard=tuple(range(8)), expert_shard=tuple(range(8))),
-    "fsdp8": Lane(execution=own(8, fsdp=True), shard=tuple(range(8)), expert_shard=tuple(range(8))),
+    "dp8": Lane(execution=own_axis(8), shard=tuple(range(8)), expert_shard=tuple(range(8))),
+    "fsdp8": Lane(execution=own_axis(8, fsdp=True), shard=tuple(range(8)), expert_shard=tuple(range(8))),
     "hsdp-2x8": Lane(
-        execution=own(16, fsdp=True, replicas=2), shard=tuple(range(8)), expert_shard=tuple(range(8)), copies=(0, 8)
+        execution=own_axis(16, fsdp=True, replicas=2),
+        shard=tuple(range(8)), expert_shard=tuple(range(8)), copies=(0, 8),
     ),
     # rank = 4 dp + 2 ep + tp; experts lie whole on both TP ranks, so they are cut over dp and tp
     "tp2-sp-ep2-fsdp2": Lane(
-        execution=own(8, tp=2, sp=True, ep=2, etp=1, fsdp=True),
+        execution=own_axis(8, tp=2, sp=True, ep=2, etp=1, fsdp=True),
         shard=(0, 4), expert_shard=(0, 1, 4, 5), tp=(0, 1), ep=(0, 2),
     ),
     # dense rank = 2 dp + tp, expert rank = 4 edp + ep
@@ -90,7 +91,7 @@ def recipe_for(recipe: Recipe, lane: Lane) -> Recipe:
     return replace(recipe, batch=Batch(micro=1, total=lane.dp * lane.execution.microbatches))
 
 
-def step(stack: Stack, recipe: Recipe, lane: Lane, rank: int = 0, routing: Routing = "balanced") -> Rehearsal:
+def dry_run_step(stack: Stack, recipe: Recipe, lane: Lane, rank: int = 0, routing: Routing = "balanced") -> Rehearsal:
     needs_layout(stack, lane.execution.layout)
     found = stack.rehearse(recipe_for(recipe, lane), lane.execution, rank, routing)
     assert found.issued or lane.execution.world == 1, "no collective was seen"
@@ -142,7 +143,7 @@ def _is_stream(each: Sent) -> bool:
     return each.op != "all_reduce" or elements(each) >= T * D // 64
 
 
-def over(found: Rehearsal, issued: list[Sent]) -> Counter[Group]:
+def elements_per_group(found: Rehearsal, issued: list[Sent]) -> Counter[Group]:
     """Elements that the rank puts in, per group."""
     sums: Counter[Group] = Counter()
     for each in issued:

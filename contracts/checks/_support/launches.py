@@ -37,12 +37,12 @@ TWO_NODES = replace(NATIVE, nodes=2, rendezvous="node-0:29500", run="nam56r-17")
 FSDP2_TWO_NODES = replace(FSDP2, nodes=2, rendezvous="node-0:29500", run="nam56r-18", compile="regional")
 
 
-def inheriting(lane: Lane, **variables: str) -> Lane:
+def with_inherited(lane: Lane, **variables: str) -> Lane:
     """The lane, launched from a shell that exports some variables."""
     return replace(lane, inherited=variables)
 
 
-def reaching(launch: Launch, lane: Lane) -> Mapping[str, str]:
+def rank_environment(launch: Launch, lane: Lane) -> Mapping[str, str]:
     """The environment that the ranks see: what is inherited, without what is unset, overridden by what is set."""
     kept = {name: value for name, value in lane.inherited.items() if name not in launch.unset}
     return {**kept, **launch.env}
@@ -60,7 +60,7 @@ def for_megatron(stack: Stack, recipe: Recipe, lane: Lane) -> Launch:
     return launch
 
 
-def flags_of(argv: tuple[str, ...]) -> tuple[tuple[str, tuple[str, ...]], ...]:
+def flag_occurrences(argv: tuple[str, ...]) -> tuple[tuple[str, tuple[str, ...]], ...]:
     """The flags in order, each with its values: `--flag value`, `--flag=value` and `--flag one two` read alike."""
     found: list[tuple[str, tuple[str, ...]]] = []
     for word in argv:
@@ -72,11 +72,11 @@ def flags_of(argv: tuple[str, ...]) -> tuple[tuple[str, tuple[str, ...]], ...]:
     return tuple(found)
 
 
-def said(argv: tuple[str, ...]) -> Mapping[str, str]:
+def flag_texts(argv: tuple[str, ...]) -> Mapping[str, str]:
     """Flag → its values as one text; empty for a switch. The last occurrence of a repeated flag wins, as in most
     parsers.
     """
-    return {flag: " ".join(values) for flag, values in flags_of(argv)}
+    return {flag: " ".join(values) for flag, values in flag_occurrences(argv)}
 
 
 def refusal_of_launch(stack: Stack, recipe: Recipe, lane: Lane, what: str) -> Refused:

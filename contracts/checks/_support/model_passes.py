@@ -31,7 +31,7 @@ PACKED: Lengths = ((5, 1, 7), (2, 11), (9, 4))
 SHORT: Lengths = ((3, 4), (6, 1))
 
 
-def drawn(stack: Training, recipe: Recipe, *, mode: Mode = "nemo_native", seed: int = 0) -> dict[str, Array]:
+def drawn_weights(stack: Training, recipe: Recipe, *, mode: Mode = "nemo_native", seed: int = 0) -> dict[str, Array]:
     """Drawn weights and buffers for a whole model, in float64, large enough that every part matters."""
     import torch
 
@@ -39,7 +39,7 @@ def drawn(stack: Training, recipe: Recipe, *, mode: Mode = "nemo_native", seed: 
     return dict(instruments.fixtures.as_arrays(instruments.fixtures.weights(shapes, seed=seed), torch.float64))
 
 
-def canonical(stack: Training, weights: Arrays, name: str = "layers.0.norm.weight") -> None:
+def needs_canonical_names(stack: Training, weights: Arrays, name: str = "layers.0.norm.weight") -> None:
     """Leave a case aside whose weights have other names than spec/blocks.py gives them.
 
     Raises:
@@ -85,7 +85,7 @@ def tensor(value: Array | None) -> Tensor:
     return instruments.numerics.tensor(value)
 
 
-def differs_from_its_definition(stack: Training, recipe: Recipe, letters: str, weights: Arrays) -> str:
+def oracle_difference(stack: Training, recipe: Recipe, letters: str, weights: Arrays) -> str:
     """How a pass differs from the oracle of whole models: logits, then gradients; empty if it does not."""
     import torch
 
@@ -102,7 +102,7 @@ def differs_from_its_definition(stack: Training, recipe: Recipe, letters: str, w
     named = {"the logits": (run.logits, first)}
     named |= {f"the logits of depth {k + 1}": pair for k, pair in enumerate(zip(run.mtp_logits, further, strict=True))}
     for what, (got, want) in named.items():
-        if words := numerics.apart(what, got, want.detach(), FLOAT64):
+        if words := numerics.difference(what, got, want.detach(), FLOAT64):
             return words
     total = oracle.mean_loss(first, labels_BT)
     if recipe.mtp is not None:
@@ -110,7 +110,7 @@ def differs_from_its_definition(stack: Training, recipe: Recipe, letters: str, w
         losses = [oracle.mean_loss(logits, labels) for logits, labels in zip(further, later, strict=True)]
         total = total + recipe.mtp.loss_weight * torch.stack(losses).mean()
     gradients = dict(zip(held, torch.autograd.grad(total, list(held.values())), strict=True))
-    return numerics.gradients_apart("the gradient of", run.gradients, gradients, FLOAT64_SCAN)
+    return numerics.gradient_differences("the gradient of", run.gradients, gradients, FLOAT64_SCAN)
 
 
 def not_changed_from(one: Array, other: Array, first: int) -> str:

@@ -66,14 +66,14 @@ EP4_BORROWED = Execution(
 )
 
 
-def place(at: Path, execution: Execution) -> Path:
+def save_folder(at: Path, execution: Execution) -> Path:
     """Where a run saves: single-rank runs each in their own folder, runs of several ranks in one."""
-    own = at / f"{shown(execution)}-{here().rank if execution.world == 1 else 'all'}"
+    own = at / f"{layout_name(execution)}-{here().rank if execution.world == 1 else 'all'}"
     own.mkdir(exist_ok=True, parents=True)
     return own
 
 
-def shown(execution: Execution) -> str:
+def layout_name(execution: Execution) -> str:
     """An execution in a word, for messages and folder names."""
     degrees = execution.degrees
     sizes = {"tp": degrees.tp, "ep": degrees.ep, "pp": degrees.pp, "cp": degrees.cp, "copies": execution.replicas}
@@ -85,20 +85,20 @@ def shown(execution: Execution) -> str:
     return "-".join([f"{execution.world}-ranks" if execution.world > 1 else "one-rank", *words])
 
 
-def found_first(words: str) -> str:
+def first_finding(words: str) -> str:
     """The finding of the first rank that has one, on every rank; empty when no rank has any."""
     told = gathered(words)
     return next((f"rank {rank}: {each}" for rank, each in enumerate(told) if each), "")
 
 
-def state_unlike(got: Step, want: Step) -> str:
+def state_difference(got: Step, want: Step) -> str:
     """How two states differ bit for bit, one tensor of each kind."""
     kinds: tuple[tuple[str, Arrays, Arrays], ...] = (
         ("buffers", got.buffers, want.buffers), ("optimizer", got.optimizer, want.optimizer),
         ("weights", got.weights, want.weights), ("rng", got.rng, want.rng),
     )  # fmt: skip
     found = [f"{kind}: {words.split(';')[0]}" for kind, left, right in kinds
-             if (words := saved_states.tensors_unlike(left, right))]  # fmt: skip
+             if (words := saved_states.bit_difference(left, right))]  # fmt: skip
     return "; ".join(found)
 
 

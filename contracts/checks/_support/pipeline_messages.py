@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from contracts.checks._support.pipeline_run import (  # fmt: skip
+from contracts.checks._support.pipeline_run import (
     HALVES,
     IN_FOUR,
     IN_TWO,
@@ -12,32 +12,32 @@ from contracts.checks._support.pipeline_run import (  # fmt: skip
     QUARTERS,
     TIED,
     TIED_AHEAD_QUARTERS,
-    Flow,
-    flow,
-    given,
+    Cell,
+    batches,
+    cell,
 )
 from contracts.spec.messages import Message, Messages, Messaging
 from contracts.spec.recipe import Recipe
 from contracts.spec.training import Execution, Session
 
-SENT: dict[str, Flow] = {
-    "two-stages": flow(HALVES, IN_TWO),
-    "tied": flow(TIED, IN_TWO),
-    "interleaved": flow(QUARTERS, INTERLEAVED),
-    "four-stages": flow(TIED_AHEAD_QUARTERS, IN_FOUR),
+SENT: dict[str, Cell] = {
+    "two-stages": cell(HALVES, IN_TWO),
+    "tied": cell(TIED, IN_TWO),
+    "interleaved": cell(QUARTERS, INTERLEAVED),
+    "four-stages": cell(TIED_AHEAD_QUARTERS, IN_FOUR),
 }
 
 
 def messages_seen(stack: Messaging, recipe: Recipe, execution: Execution) -> Messages:
     """The messages of two steps; in the first, stages may exchange shapes."""
     precise = replace(execution, precision="float64")
-    return stack.messages(Session(recipe=recipe, steps=2, execution=precise, batches=given(2)))
+    return stack.messages(Session(recipe=recipe, steps=2, execution=precise, batches=batches(2)))
 
 
-def shown(message: Message) -> str:
+def message_text(message: Message) -> str:
     way = "to" if message.sends else "from"
-    return f"{'a send' if message.sends else 'a receive'} of {form(message)} {way} rank {message.peer}"
+    return f"{'a send' if message.sends else 'a receive'} of {shape_and_dtype(message)} {way} rank {message.peer}"
 
 
-def form(message: Message) -> str:
+def shape_and_dtype(message: Message) -> str:
     return f"{'x'.join(map(str, message.shape))} {message.dtype}"

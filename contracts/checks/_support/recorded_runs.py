@@ -149,7 +149,7 @@ def exporting(facts: LaunchedRun, **variables: str) -> LaunchedRun:
     return replace(facts, lane=replace(facts.lane, inherited={**facts.lane.inherited, **variables}))
 
 
-def on(receipt: Receipt, host: str | None) -> Receipt:
+def on_host(receipt: Receipt, host: str | None) -> Receipt:
     """The same run, on another machine."""
     machine = replace(receipt.provenance.machine, host=host)
     return replace(receipt, provenance=replace(receipt.provenance, machine=machine))

@@ -59,7 +59,7 @@ def _drawn(name: str, shape: Shape, step: int) -> Array:
     return instruments.numerics.array((numbers.abs() if dtype == torch.uint8 else numbers).to(dtype))
 
 
-def filled(shape: tuple[int, ...], value: float, dtype: Element = "float32") -> Array:
+def constant(shape: tuple[int, ...], value: float, dtype: Element = "float32") -> Array:
     import torch
 
     return instruments.numerics.array(torch.full(shape, value, dtype=getattr(torch, dtype)))
@@ -77,35 +77,35 @@ def files(below: Path) -> set[Path]:
     return {path for path in below.rglob("*") if path.is_file()}
 
 
-def unlike(got: Snapshot, want: Snapshot) -> str:
+def snapshot_difference(got: Snapshot, want: Snapshot) -> str:
     """How two states differ, in words; empty when they are bit-identical."""
     if got.step != want.step:
         return f"its step is {got.step}, expected {want.step}"
     if dict(got.position) != dict(want.position):
         return f"its position is {dict(got.position)}, expected {dict(want.position)}"
-    return tensors_unlike(got.tensors, want.tensors)
+    return bit_difference(got.tensors, want.tensors)
 
 
-def tensors_unlike(got: Arrays, want: Arrays) -> str:
+def bit_difference(got: Arrays, want: Arrays) -> str:
     """How tensors differ bit for bit, so that NaN equals NaN and -0.0 does not equal 0.0."""
     for name in sorted(want.keys() & got.keys()):
         if got[name].dtype != want[name].dtype:
             return f"{name} is {got[name].dtype}, expected {want[name].dtype}"
     shared = [name for name in want if got.get(name) == want[name]]
     left, right = ({name: each for name, each in side.items() if name not in shared} for side in (got, want))
-    words = instruments.numerics.named_apart("the state", left, right, EXACT)
+    words = instruments.numerics.differences("the state", left, right, EXACT)
     return words or (f"{', '.join(sorted(right))} has other bits" if right else "")
 
 
-def unloaded(stack: Checkpointing, at: Path, want: Snapshot, step: int | None) -> str:
+def load_failure(stack: Checkpointing, at: Path, want: Snapshot, step: int | None) -> str:
     """Why a load does not give a state, in words; empty when it does."""
     loaded = stack.load_checkpoint(str(at), step, target(want))
     if loaded.refused:
         return f"it was refused: {loaded.refused}"
-    return unlike(loaded.state, want)
+    return snapshot_difference(loaded.state, want)
 
 
-def half_loaded(after: Snapshot, before: Snapshot) -> str:
+def target_change(after: Snapshot, before: Snapshot) -> str:
     """What a refused load changed in its target, in words."""
-    words = unlike(replace(after, recipe=before.recipe), before)
+    words = snapshot_difference(replace(after, recipe=before.recipe), before)
     return f"the target is not what it was: {words}" if words else ""

@@ -1,7 +1,7 @@
 """Inputs of the M and R blocks, and how their answers are compared with an oracle.
 
-A case is a `Fed`: the lengths of the documents in each row, whether there is an initial state, the dtype, the recipe,
-and weights that are set instead of drawn. Everything else is drawn from names.
+A case is a `ScanCase`: the lengths of the documents in each row, whether there is an initial state, the dtype, the
+recipe, and weights that are set instead of drawn. Everything else is drawn from names.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ PACKED: Lengths = ((3, 20, 1, 13), (30, 7))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fed:
-    """What a block is fed.
+class ScanCase:
+    """The inputs of a block.
 
     Args:
         block: M in nemo_native, M in author_dp, or R.
@@ -78,45 +78,45 @@ class Inputs:
     state: dict[str, Tensor]
 
 
-def drawn(stack: Blocks, fed: Fed) -> Inputs:
+def drawn_inputs(stack: Blocks, case: ScanCase) -> Inputs:
     """The inputs of a case, drawn for the names and shapes that the stack holds."""
     import torch
 
-    fixtures, rows, hidden = instruments.fixtures, len(fed.lengths), fed.recipe.hidden
-    layer, mode = where(fed.block)
-    found = fixtures.weights(stack.block_weights(fed.recipe, layer, mode))
-    found |= {name: torch.as_tensor(value).expand(found[name].shape) for name, value in fed.weights.items()}
+    fixtures, rows, hidden = instruments.fixtures, len(case.lengths), case.recipe.hidden
+    layer, mode = layer_and_mode(case.block)
+    found = fixtures.weights(stack.block_weights(case.recipe, layer, mode))
+    found |= {name: torch.as_tensor(value).expand(found[name].shape) for name, value in case.weights.items()}
 
     def rounded(tensor: Tensor) -> Tensor:
-        return tensor.to(getattr(torch, fed.dtype)).double()
+        return tensor.to(getattr(torch, case.dtype)).double()
 
-    state = {name: fixtures.normal(f"state {name}", shape) for name, shape in fed.state_shapes().items()}
+    state = {name: fixtures.normal(f"state {name}", shape) for name, shape in case.state_shapes().items()}
     return Inputs(
         weights={name: rounded(each) for name, each in found.items()},
-        x=rounded(fixtures.normal("x", (rows, fed.tokens, hidden))),
-        dy=rounded(fixtures.normal("dy", (rows, fed.tokens, hidden))),
-        documents=fixtures.documents(fed.lengths),
-        state={name: rounded(each) for name, each in state.items()} if fed.state else {},
+        x=rounded(fixtures.normal("x", (rows, case.tokens, hidden))),
+        dy=rounded(fixtures.normal("dy", (rows, case.tokens, hidden))),
+        documents=fixtures.documents(case.lengths),
+        state={name: rounded(each) for name, each in state.items()} if case.state else {},
     )
 
 
-def where(block: str) -> tuple[int, Any]:
+def layer_and_mode(block: str) -> tuple[int, Any]:
     """The layer of `SMALL` and the mode that build a block."""
     return {"mamba2": (M_LAYER, "nemo_native"), "mamba3": (M_LAYER, "author_dp"), "m2rnn": (R_LAYER, "nemo_native")}[
         block
     ]
 
 
-def call(fed: Fed, inputs: Inputs, *, backward: bool = True, packed: bool | None = None) -> BlockCall:
+def call(case: ScanCase, inputs: Inputs, *, backward: bool = True, packed: bool | None = None) -> BlockCall:
     """The call to the stack; document numbers are given where a row holds several documents."""
     import torch
 
-    fixtures, dtype = instruments.fixtures, getattr(torch, fed.dtype)
-    layer, mode = where(fed.block)
-    several = any(len(row) > 1 for row in fed.lengths) if packed is None else packed
+    fixtures, dtype = instruments.fixtures, getattr(torch, case.dtype)
+    layer, mode = layer_and_mode(case.block)
+    several = any(len(row) > 1 for row in case.lengths) if packed is None else packed
     given = fixtures.as_arrays({"x": inputs.x, "dy": inputs.dy, "documents": inputs.documents}, dtype)
     return BlockCall(
-        recipe=fed.recipe,
+        recipe=case.recipe,
         layer=layer,
         mode=mode,
         weights=fixtures.as_arrays(inputs.weights, dtype),
@@ -124,15 +124,17 @@ def call(fed: Fed, inputs: Inputs, *, backward: bool = True, packed: bool | None
         dy=given["dy"] if backward else None,
         documents=given["documents"] if several else None,
         state=fixtures.as_arrays(inputs.state, dtype),
-        chunk=fed.chunk,
+        chunk=case.chunk,
     )
 
 
-def run(stack: Blocks, fed: Fed, inputs: Inputs, *, backward: bool = True) -> BlockRun:
-    return stack.run_block(call(fed, inputs, backward=backward))
+def run(stack: Blocks, case: ScanCase, inputs: Inputs, *, backward: bool = True) -> BlockRun:
+    return stack.run_block(call(case, inputs, backward=backward))
 
 
-def part(inputs: Inputs, tokens: slice, state: Mapping[str, Tensor] | None = None, row: int | None = None) -> Inputs:
+def input_slice(
+    inputs: Inputs, tokens: slice, state: Mapping[str, Tensor] | None = None, row: int | None = None
+) -> Inputs:
     """Some tokens of the inputs, of every row or of one, with the given state before them or none."""
     rows = slice(None) if row is None else slice(row, row + 1)
     return replace(
@@ -145,42 +147,44 @@ def part(inputs: Inputs, tokens: slice, state: Mapping[str, Tensor] | None = Non
 
 
 def equals_its_definition(
-    stack: Blocks, fed: Fed, oracle: Callable[..., Any], *, loosely: Mapping[str, Tolerance] | None = None
+    stack: Blocks, case: ScanCase, oracle: Callable[..., Any], *, loosely: Mapping[str, Tolerance] | None = None
 ) -> None:
     """Output, state and every gradient are those of the oracle, which takes one token at a time."""
     import torch
 
-    inputs = drawn(stack, fed)
-    got = run(stack, fed, inputs)
+    inputs = drawn_inputs(stack, case)
+    got = run(stack, case, inputs)
     leaves = inputs.weights | {"x": inputs.x} | {f"state.{name}": each for name, each in inputs.state.items()}
     leaves = {name: each.clone().requires_grad_() for name, each in leaves.items()}
     state = {name: leaves[f"state.{name}"] for name in inputs.state}
-    want = oracle(fed.recipe, {name: leaves[name] for name in inputs.weights}, leaves["x"], inputs.documents, state)
+    want = oracle(case.recipe, {name: leaves[name] for name in inputs.weights}, leaves["x"], inputs.documents, state)
     gradients = torch.autograd.grad((want.y_BTD * inputs.dy).sum(), list(leaves.values()))
-    agree(
+    assert_run_equals(
         got,
         want.y_BTD.detach(),
         {name: each.detach() for name, each in want.state.items()},
         dict(zip(leaves, gradients, strict=True)),
-        fed,
+        case,
     )
 
 
-def agree(
-    got: BlockRun, y: Tensor, state: Mapping[str, Tensor], gradients: Mapping[str, Tensor] | None, fed: Fed
+def assert_run_equals(
+    got: BlockRun, y: Tensor, state: Mapping[str, Tensor], gradients: Mapping[str, Tensor] | None, case: ScanCase
 ) -> None:
     """Require that the answers of a block equal these, within the tolerances of the case."""
-    numerics, (close, closely) = instruments.numerics, fed.tolerances
-    words = numerics.apart("y", got.y, y, close)
+    numerics, (close, closely) = instruments.numerics, case.tolerances
+    words = numerics.difference("y", got.y, y, close)
     assert not words, words
-    words = numerics.named_apart("the state", on_the_circle(numerics.tensors(got.state)), on_the_circle(state), close)
+    words = numerics.differences(
+        "the state", angles_as_points(numerics.tensors(got.state)), angles_as_points(state), close
+    )
     assert not words, words
     if gradients is not None:
-        words = numerics.gradients_apart("the gradient of", got.gradients, gradients, closely)
+        words = numerics.gradient_differences("the gradient of", got.gradients, gradients, closely)
         assert not words, words
 
 
-def on_the_circle(state: Mapping[str, Tensor]) -> Any:
+def angles_as_points(state: Mapping[str, Tensor]) -> Any:
     """The state with angles as points on a circle: 0 and 2π are the same angle."""
     import torch
 
@@ -191,97 +195,97 @@ def on_the_circle(state: Mapping[str, Tensor]) -> Any:
     return instruments.numerics.arrays(found)
 
 
-def sees_nothing_of_the_future(stack: Blocks, fed: Fed, at: int) -> None:
+def sees_nothing_of_the_future(stack: Blocks, case: ScanCase, at: int) -> None:
     """Changes from token `at` on in row 0 leave earlier positions and other rows bit-identical, and so do gradients."""
     import torch
 
-    inputs = drawn(stack, fed)
+    inputs = drawn_inputs(stack, case)
     other = inputs.x.clone()
     other[0, at:] = instruments.fixtures.normal("another x", tuple(other[0, at:].shape))
-    one = run(stack, fed, replace(inputs, x=inputs.x), backward=False)
-    two = run(stack, fed, replace(inputs, x=other), backward=False)
+    one = run(stack, case, replace(inputs, x=inputs.x), backward=False)
+    two = run(stack, case, replace(inputs, x=other), backward=False)
     left, right = (instruments.numerics.tensor(each.y) for each in (one, two))
     assert bool((left[0, at:] != right[0, at:]).any()), f"token {at} changes no output, its own included"
-    for row, until in ((0, at), (1, fed.tokens)):
+    for row, until in ((0, at), (1, case.tokens)):
         changed = (left[row, :until] != right[row, :until]).any(-1)
         first = int(torch.nonzero(changed)[0]) if bool(changed.any()) else None
         assert first is None, f"tokens from {at} on in row 0 change the output at token {first} of row {row}"
     early = inputs.dy.clone()
     early[:, at:] = 0
-    gradient = instruments.numerics.tensor(run(stack, fed, replace(inputs, dy=early)).gradients["x"])
+    gradient = instruments.numerics.tensor(run(stack, case, replace(inputs, dy=early)).gradients["x"])
     reached = torch.nonzero(gradient[:, at:].abs().sum(-1))
     assert not len(reached), f"a loss on tokens before {at} has a gradient by x at token {at + int(reached[0][1])}"
     last = torch.zeros_like(inputs.dy)
     last[:, -1] = inputs.dy[:, -1]
-    gradient = instruments.numerics.tensor(run(stack, replace(fed, lengths=WHOLE), replace(inputs, dy=last,
+    gradient = instruments.numerics.tensor(run(stack, replace(case, lengths=WHOLE), replace(inputs, dy=last,
         documents=torch.zeros_like(inputs.documents))).gradients["x"])  # fmt: skip
     assert bool(gradient[:, 0].any()), "a loss on the last token has no gradient by x at token 0"
 
 
-def keeps_documents_apart(stack: Blocks, fed: Fed) -> None:
+def keeps_documents_apart(stack: Blocks, case: ScanCase) -> None:
     """Other tokens in one document leave all other documents bit-identical, in output and gradient."""
     import torch
 
-    numerics, inputs = instruments.numerics, drawn(stack, fed)
-    one = numerics.tensor(run(stack, fed, inputs, backward=False).y)
+    numerics, inputs = instruments.numerics, drawn_inputs(stack, case)
+    one = numerics.tensor(run(stack, case, inputs, backward=False).y)
     other = instruments.fixtures.normal("another x", tuple(inputs.x.shape))
-    for number in range(len(fed.lengths[0])):
+    for number in range(len(case.lengths[0])):
         inside = inputs.documents == number
         x = torch.where(inside[..., None], other, inputs.x)
-        two = numerics.tensor(run(stack, fed, replace(inputs, x=x), backward=False).y)
+        two = numerics.tensor(run(stack, case, replace(inputs, x=x), backward=False).y)
         leaks = torch.nonzero((one != two).any(-1) & ~inside)
         assert not len(leaks), f"document {number} changes the output at token {int(leaks[0][1])} of another one"
         dy = torch.where(inside[..., None], inputs.dy, 0)
-        gradient = numerics.tensor(run(stack, fed, replace(inputs, dy=dy)).gradients["x"])
+        gradient = numerics.tensor(run(stack, case, replace(inputs, dy=dy)).gradients["x"])
         leaks = torch.nonzero(gradient.any(-1) & ~inside)
         assert not len(leaks), f"a loss on document {number} has a gradient at token {int(leaks[0][1])} of another one"
 
 
-def gives_each_document_what_it_gets_alone(stack: Blocks, fed: Fed) -> None:
+def gives_each_document_what_it_gets_alone(stack: Blocks, case: ScanCase) -> None:
     """Each document has the output and gradient by x that it has alone in a row; the last one has its state, too."""
     import torch
 
-    numerics, inputs = instruments.numerics, drawn(stack, fed)
-    got = run(stack, fed, inputs)
+    numerics, inputs = instruments.numerics, drawn_inputs(stack, case)
+    got = run(stack, case, inputs)
     y, gradient = numerics.tensor(got.y), numerics.tensor(got.gradients["x"])
-    for row, lengths in enumerate(fed.lengths):
+    for row, lengths in enumerate(case.lengths):
         ends = torch.tensor(lengths).cumsum(0).tolist()
         for number, (length, end) in enumerate(zip(lengths, ends, strict=True)):
             tokens = slice(end - length, end)
-            alone = run(stack, replace(fed, lengths=((length,),)), part(inputs, tokens, row=row))
+            alone = run(stack, replace(case, lengths=((length,),)), input_slice(inputs, tokens, row=row))
             name = f"document {number} of row {row}"
-            words = numerics.apart(f"y of {name}", y[row, tokens], numerics.tensor(alone.y)[0], fed.tolerances[0])
+            words = numerics.difference(f"y of {name}", y[row, tokens], numerics.tensor(alone.y)[0], case.tolerances[0])
             alone_gradient = numerics.tensor(alone.gradients["x"])[0]
-            words = words or numerics.apart(
-                f"the gradient by x of {name}", gradient[row, tokens], alone_gradient, fed.tolerances[1]
+            words = words or numerics.difference(
+                f"the gradient by x of {name}", gradient[row, tokens], alone_gradient, case.tolerances[1]
             )
             assert not words, f"{words} (alone)"
-        want = on_the_circle(numerics.tensors(alone.state))
-        have = on_the_circle({name: each[row : row + 1] for name, each in numerics.tensors(got.state).items()})
-        words = numerics.named_apart(f"after row {row} the state", have, want, fed.tolerances[0])
+        want = angles_as_points(numerics.tensors(alone.state))
+        have = angles_as_points({name: each[row : row + 1] for name, each in numerics.tensors(got.state).items()})
+        words = numerics.differences(f"after row {row} the state", have, want, case.tolerances[0])
         assert not words, words
 
 
-def passes_its_state(stack: Blocks, fed: Fed, at: int) -> None:
+def passes_its_state(stack: Blocks, case: ScanCase, at: int) -> None:
     """Two calls, the second with the state of the first, give what one call gives, including the last state."""
     import torch
 
-    numerics, inputs = instruments.numerics, drawn(stack, fed)
-    whole = run(stack, fed, inputs, backward=False)
-    before = run(stack, fed, part(inputs, slice(0, at), inputs.state), backward=False)
-    for name, shape in fed.state_shapes().items():
+    numerics, inputs = instruments.numerics, drawn_inputs(stack, case)
+    whole = run(stack, case, inputs, backward=False)
+    before = run(stack, case, input_slice(inputs, slice(0, at), inputs.state), backward=False)
+    for name, shape in case.state_shapes().items():
         held = before.state[name].shape if name in before.state else None
         assert held == shape, f"the state {name} has shape {held}, expected {shape}"
-    after = run(stack, fed, part(inputs, slice(at, None), numerics.tensors(before.state)), backward=False)
+    after = run(stack, case, input_slice(inputs, slice(at, None), numerics.tensors(before.state)), backward=False)
     halves = torch.cat([numerics.tensor(before.y), numerics.tensor(after.y)], dim=1)
-    words = numerics.apart(f"y in two halves, cut at {at},", halves, whole.y, fed.tolerances[0])
+    words = numerics.difference(f"y in two halves, cut at {at},", halves, whole.y, case.tolerances[0])
     assert not words, words
-    one, two = (on_the_circle(numerics.tensors(each.state)) for each in (after, whole))
-    words = numerics.named_apart("after two halves the state", one, two, fed.tolerances[0])
+    one, two = (angles_as_points(numerics.tensors(each.state)) for each in (after, whole))
+    words = numerics.differences("after two halves the state", one, two, case.tolerances[0])
     assert not words, words
 
 
-def holds(
+def assert_weights(
     held: Mapping[str, Shape], expected: Mapping[str, tuple[int, ...]], float32: tuple[str, ...], dtype: str
 ) -> None:
     """A block holds tensors of these names and shapes, and some of them in float32 whatever the recipe's dtype."""
@@ -294,7 +298,7 @@ def holds(
         assert found == "float32", f"{name} is held in {found} under {dtype}, expected float32"
 
 
-def reaches(got: BlockRun, name: str, rows: int, head: int, expected: list[int]) -> None:
+def assert_reaches(got: BlockRun, name: str, rows: int, head: int, expected: list[int]) -> None:
     """Which parts of a weight, of so many rows each, have a gradient from a head's output."""
     import torch
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contracts.spec.capacity import Budget, Card, StageBudget
-from contracts.spec.errors import NotOffered
 from contracts.spec.party import Party
 from contracts.spec.recipe import Batch, Mamba, Moe, Recipe
 from contracts.spec.topology import Layout
@@ -18,16 +17,6 @@ SMALL = Recipe(
 )  # fmt: skip
 
 ROOMY = Card(name="roomy", usable_bytes=10**15)  # nothing is refused for its size
-
-
-def needs_layout(stack: Party, layout: Layout) -> None:
-    """Leave a case aside when the stack does not build its layout.
-
-    Raises:
-        NotOffered: when it does not; both layouts are legal, so that is no violation.
-    """
-    if layout not in stack.layouts:
-        raise NotOffered(f"{stack.name} does not build the {layout} layout")
 
 
 def any_layout(stack: Party) -> Layout:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from contracts import instruments
 from contracts.checks._support.recipes import SMALL
-from contracts.spec.array import Array, Arrays, Shape
-from contracts.spec.recipe import Batch, Moe, Mtp, Optim, Recipe
+from contracts.spec.array import Array, Arrays, Element, Shape
+from contracts.spec.recipe import Batch, Mode, Moe, Mtp, Optim, Recipe
 from contracts.spec.training import Execution, Observed, Parameter, Session, Tokens, Trained, Training
 
 if TYPE_CHECKING:
@@ -33,17 +33,20 @@ AHEAD = replace(LETTERS, name="letters-mtp", mtp=Mtp(depth=2, loss_weight=0.4))
 DENSE = replace(LETTERS, name="letters-dense", pattern="AE", depth=4, moe=None, activation="swiglu")
 TIED = replace(LETTERS, name="letters-tied", untied_embeddings=False)
 
-ROWS: tuple[tuple[tuple[int, ...], int], ...] = (  # documents of each row of 13 tokens, and how many labels are masked
-    ((13,), 11),
-    ((4, 9), 0),
-    ((1, 5, 7), 6),
-    ((12, 1), 0),
-    ((6, 7), 10),
-)
-"""Labels that count: 1, 11, 6, 11, 2."""
+IDLE = (tuple(range(8)), (12, 13, 14, 15))
+"""Of 16 experts, those that a selection bias keeps idle, in the first routed layer and in the second: under ep2, one
+rank has no work in the first."""
+
+Rows = tuple[tuple[tuple[int, ...], int], ...]
+"""For each row of a batch, the lengths of its documents and how many of its labels are masked."""
+
+ROWS: Rows = (((13,), 11), ((4, 9), 0), ((1, 5, 7), 6), ((12, 1), 0), ((6, 7), 10))
+"""Rows of 13 tokens, in which 1, 11, 6, 11 and 2 labels count."""
+ROWS_OF_16: Rows = (((16,), 13), ((4, 12), 0), ((1, 5, 10), 6), ((13, 3), 0))
+"""Rows of 16 tokens, in which 2, 14, 7 and 14 labels count."""
 
 
-def batch(name: str, vocab: int = LETTERS.vocab, rows: tuple[tuple[tuple[int, ...], int], ...] = ROWS) -> Tokens:
+def batch(name: str, vocab: int = LETTERS.vocab, rows: Rows = ROWS) -> Tokens:
     """A packed batch whose rows have unequal documents and unequal numbers of labels; masked labels come first."""
     documents_BT = instruments.fixtures.documents(tuple(lengths for lengths, _ in rows))
     tokens_BT = instruments.fixtures.integers(name, tuple(documents_BT.shape), vocab)
@@ -56,8 +59,8 @@ def batch(name: str, vocab: int = LETTERS.vocab, rows: tuple[tuple[tuple[int, ..
     return Tokens(tokens=array(tokens_BT), labels=array(labels_BT), documents=array(documents_BT))
 
 
-def batches(steps: int) -> tuple[Tokens, ...]:
-    return tuple(batch(f"step {step}") for step in range(steps))
+def batches(steps: int, name: str = "step", vocab: int = LETTERS.vocab, rows: Rows = ROWS) -> tuple[Tokens, ...]:
+    return tuple(batch(f"{name} {step}", vocab, rows) for step in range(steps))
 
 
 def run(
@@ -88,9 +91,38 @@ def table(stack: Training, recipe: Recipe) -> tuple[Parameter, ...]:
     return stack.built(recipe, "nemo_native").parameters
 
 
-def uneven(rows: tuple[Parameter, ...]) -> Arrays:
+def drawn_weights(rows: tuple[Parameter, ...]) -> Arrays:
     """Weights for a model, all nonzero and no vector constant, so that each element shows how it moves."""
     return dict(_drawn(tuple((row.name, row.shape) for row in rows)))
+
+
+def large_expert_weights(stack: Training, recipe: Recipe, dtype: Element = "float64") -> Arrays:
+    """Drawn weights, with those of experts and routers doubled: beside a residual stream, dead experts do not show."""
+    import torch
+
+    drawn = instruments.numerics.tensors(drawn_weights(table(stack, recipe)), getattr(torch, dtype))
+    large = (".experts.", "router.weight")
+    return instruments.numerics.arrays(
+        {name: each * (2 if any(part in name for part in large) else 1) for name, each in drawn.items()}
+    )
+
+
+def selection_biases(
+    stack: Training, recipe: Recipe, experts: Sequence[tuple[int, ...]], value: float, *,
+    mode: Mode = "nemo_native", dtype: Element = "float64",
+) -> Arrays:  # fmt: skip
+    """Selection biases that are `value` for some experts, in turn from layer to layer, and 0 for the others. Sigmoids
+    lie in 0 … 1, so that ±4 decides.
+    """
+    import torch
+
+    found = {}
+    biases = sorted((name, shape) for name, shape in stack.built(recipe, mode).buffers.items() if "bias" in name)
+    for index, (name, shape) in enumerate(biases):
+        bias_E = torch.zeros(shape, dtype=getattr(torch, dtype))
+        bias_E[list(experts[index % len(experts)])] = value
+        found[name] = instruments.numerics.array(bias_E)
+    return found
 
 
 @functools.lru_cache(maxsize=32)  # every layout of a model starts from the same weights

@@ -53,16 +53,16 @@ CELLS: dict[str, Cell] = {
 }  # fmt: skip
 
 
-def some(*names: str) -> dict[str, Cell]:
+def cells_named(*names: str) -> dict[str, Cell]:
     return {name: CELLS[name] for name in names}
 
 
-STEPPED = some("dense-dp2", "dense-fsdp2", "dp2", "fsdp2", "hsdp-2x2", "tp2-sp", "ep2", "tp2-sp-ep2-etp1",
+STEPPED = cells_named("dense-dp2", "dense-fsdp2", "dp2", "fsdp2", "hsdp-2x2", "tp2-sp", "ep2", "tp2-sp-ep2-etp1",
                "borrowed-ep2", "borrowed-ep4", "borrowed-tp2-sp-ep4-etp1", "borrowed-ep2-fsdp",
                "borrowed-tp2-sp-ep4-etp1-fsdp", "hybrid-tp2-sp")  # fmt: skip
 
 
-WAY = 5e-3
+UPDATE = 5e-3
 """Relative L2 error of the movement over one update or three: Adam turns gradients that are only rounding into full
 steps. Two stacks showed at most 5e-4; half of the decay is 1e-2."""
 
@@ -81,13 +81,13 @@ STAGES: dict[str, Cell] = {
 }
 
 
-def onto(saves: Cell, *loads: Cell) -> tuple[Recipe, Execution, int, tuple[Execution, ...]]:
+def saved_and_loaded(saves: Cell, *loads: Cell) -> tuple[Recipe, Execution, int, tuple[Execution, ...]]:
     """Recipe, the layout that saves, ranks, and the layouts that load."""
     return (*saves, tuple(execution for _, execution, _ in loads))
 
 
 SAVED = {
-    name: onto(*some(name, *others).values())
+    name: saved_and_loaded(*cells_named(name, *others).values())
     for name, others in {
         "fsdp2": ("tp2-sp-grouped", "borrowed-tp2-sp-ep2-etp1"),
         "ep2": ("fsdp2", "tp2-sp"),
@@ -99,11 +99,11 @@ SAVED = {
         "hybrid-tp2-sp": ("hybrid-dp2",),
     }.items()
 } | {
-    "dp2-to-borrowed-ep2": onto(CELLS["dp2"], CELLS["borrowed-ep2"]),
-    "borrowed-ep2-to-tp2-sp": onto(CELLS["borrowed-ep2"], CELLS["tp2-sp"]),
-    "tp2-sp-to-etp1": onto(CELLS["tp2-sp"], cell(L, 2, tp=2, etp=1, sp=True)),
-    "1f1b": onto(STAGES["1f1b"], CELLS["dp2"], cell(L, 1)),
-    "interleaved": onto(STAGES["interleaved"], CELLS["tp2-sp-grouped"]),
-    "hybrid-1f1b": onto(STAGES["hybrid-1f1b"], CELLS["hybrid-tp2-sp"]),
-    "tp2-sp-to-interleaved": onto(cell(QUARTERS, 2, tp=2, sp=True), STAGES["interleaved"]),
+    "dp2-to-borrowed-ep2": saved_and_loaded(CELLS["dp2"], CELLS["borrowed-ep2"]),
+    "borrowed-ep2-to-tp2-sp": saved_and_loaded(CELLS["borrowed-ep2"], CELLS["tp2-sp"]),
+    "tp2-sp-to-etp1": saved_and_loaded(CELLS["tp2-sp"], cell(L, 2, tp=2, etp=1, sp=True)),
+    "1f1b": saved_and_loaded(STAGES["1f1b"], CELLS["dp2"], cell(L, 1)),
+    "interleaved": saved_and_loaded(STAGES["interleaved"], CELLS["tp2-sp-grouped"]),
+    "hybrid-1f1b": saved_and_loaded(STAGES["hybrid-1f1b"], CELLS["hybrid-tp2-sp"]),
+    "tp2-sp-to-interleaved": saved_and_loaded(cell(QUARTERS, 2, tp=2, sp=True), STAGES["interleaved"]),
 }

@@ -9,17 +9,16 @@ and the gradients of the first step, from the same whole weights, say the most: 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 from contracts import instruments
+from contracts.checks._support import step_comparison
 from contracts.checks._support.layouts import needs_layout
-from contracts.checks._support.single_rank_run import on_one_rank
-from contracts.checks._support.training_run import table, uneven
-from contracts.instruments.ranks import here
+from contracts.checks._support.step_comparison import on_one_rank_and_many
+from contracts.checks._support.training_run import IDLE, large_expert_weights, selection_biases
 from contracts.spec.array import Array, Arrays
 from contracts.spec.recipe import Batch, Mamba, Mla, Moe, Optim, Recipe
-from contracts.spec.tolerance import FLOAT32_TRANSFORMER, Tolerance
+from contracts.spec.tolerance import FLOAT32_TRANSFORMER
 from contracts.spec.topology import Degrees, Layout
 from contracts.spec.training import Execution, Observed, Session, Step, Tokens, Training
 
@@ -68,9 +67,6 @@ IN_HALVES = {"pattern": "AE|AE", "depth": 4}
 IN_QUARTERS = {"pattern": "AE|AE|AE|AE", "depth": 8}
 MASKED = (13, 0, 6, 3)
 """How many labels at the beginning of each row do not count; 2, 15, 9 and 12 labels do."""
-IDLE = (tuple(range(8)), (12, 13, 14, 15))
-"""Experts that a selection bias keeps idle, in the first routed layer and in the second: under ep2, one rank has no
-work in the first."""
 
 Cell = tuple[Recipe, Execution, int]
 
@@ -86,7 +82,7 @@ def cell(recipe: Recipe, world: int, *, layout: Layout = "borrowed", fsdp: bool 
     return recipe, execution, world
 
 
-def laid_out(stack: Training, execution: Execution) -> Execution:
+def in_a_layout_of(stack: Training, execution: Execution) -> Execution:
     """The execution in the layout of the stack: without expert parallel, the two layouts have the same ranks.
 
     Raises:
@@ -111,39 +107,16 @@ def batches(steps: int) -> tuple[Tokens, ...]:
     return tuple(found)
 
 
-def heavy(stack: Training, recipe: Recipe) -> Arrays:
-    """Drawn weights in float32, with those of experts and routers doubled: a residual stream hides dead experts."""
-    drawn = instruments.numerics.tensors(uneven(table(stack, recipe)))
-    strong = (".experts.", "router.weight")
-    return instruments.numerics.arrays(
-        {name: (each * (2 if any(part in name for part in strong) else 1)).float() for name, each in drawn.items()}
-    )
-
-
-def idling(stack: Training, recipe: Recipe) -> Arrays:
-    """Selection biases that keep some experts from being chosen, where the recipe has biases."""
-    import torch
-
-    found = {}
-    named = sorted(
-        (name, shape) for name, shape in stack.built(recipe, "nemo_native").buffers.items() if "bias" in name
-    )
-    for index, (name, shape) in enumerate(named):
-        bias_E = torch.zeros(shape)
-        bias_E[list(IDLE[index % len(IDLE)])] = -4.0  # sigmoids lie in 0 … 1
-        found[name] = instruments.numerics.array(bias_E)
-    return found
-
-
 def session(stack: Training, recipe: Recipe, execution: Execution, steps: int, *observe: Observed) -> Session:
     """Steps from drawn weights; routers with biases start with idle experts."""
     return Session(
-        recipe=recipe, steps=steps, execution=laid_out(stack, execution), batches=batches(steps),
-        weights=heavy(stack, recipe), buffers=idling(stack, recipe), observe=frozenset(observe),
+        recipe=recipe, steps=steps, execution=in_a_layout_of(stack, execution), batches=batches(steps),
+        weights=large_expert_weights(stack, recipe, "float32"),
+        buffers=selection_biases(stack, recipe, IDLE, -4.0, dtype="float32"), observe=frozenset(observe),
     )  # fmt: skip
 
 
-def both(
+def one_rank_and_many(
     stack: Training,
     recipe: Recipe,
     execution: Execution,
@@ -155,75 +128,23 @@ def both(
     are named.
     """
     asked = replace(session(stack, recipe, execution, steps, *observe), at=at)
-    alone = replace(asked, execution=Execution(precision="float32", layout=asked.execution.layout))
-    return list(zip(on_one_rank(stack, alone).steps, stack.train(asked).steps, strict=True))
-
-
-def told(alone: Step, many: Step) -> str:
-    """What the loss and the gradient's norm show, as precisely as a curve does."""
-    pairs = (("loss", many.losses.get("total", float("nan")), alone.losses["total"]),
-             ("norm", many.grad_norm, alone.grad_norm))  # fmt: skip
-    found = []
-    for name, got, want in pairs:
-        alike = abs(got - want) <= 1e-4 * abs(want)
-        found.append(f"{name} agrees" if alike else f"{name} is {got:.5g} and not {want:.5g}")
-    return ", ".join(found)
-
-
-def apart(
-    alone: Step, many: Step, what: str, got: Arrays, want: Arrays, tolerance: Tolerance = FLOAT32_TRANSFORMER
-) -> str:
-    """In which tensors two steps differ, after what the loss and the norm show; empty when they agree."""
-    words = instruments.numerics.named_apart(what, got, want, tolerance)
-    return f"{told(alone, many)}: {words} (step {alone.number}, rank {here().rank})" if words else ""
-
-
-def gradients_apart(alone: Step, many: Step, tolerance: Tolerance = FLOAT32_TRANSFORMER) -> str:
-    """`apart` for the gradients. The scale comes from all gradients, because a single one may cancel to rounding."""
-    words = instruments.numerics.gradients_apart("the gradient of", many.gradients, alone.gradients, tolerance)
-    return f"{told(alone, many)}: {words} (step {alone.number}, rank {here().rank})" if words else ""
-
-
-def figures_apart(alone: Step, many: Step) -> str:
-    """In which losses and counts two steps differ, in words."""
-    where = f"(step {alone.number}, rank {here().rank})"
-    if many.tokens != alone.tokens:
-        return f"{many.tokens} labels count, {alone.tokens} on one rank {where}"
-    for name, want in alone.losses.items():
-        found = many.losses.get(name, float("nan"))
-        if not abs(found - want) <= LOSS * max(1.0, abs(want)):
-            return f"{told(alone, many)}: {name} is {found:.8g}, {want:.8g} on one rank {where}"
-    return ""
+    return on_one_rank_and_many(stack, asked, layout=asked.execution.layout)
 
 
 LOSS = 2e-6
 """Relative; means over some 40 labels in float32, summed in another order."""
 
 
-def entries(arrays: Arrays, entry: str) -> dict[str, Array]:
+def loss_difference(one: Step, many: Step) -> str:
+    """In which label counts and losses two steps differ in float32."""
+    return step_comparison.label_difference(one, many) or step_comparison.loss_difference(one, many, bound=LOSS)
+
+
+def gradient_differences(one: Step, many: Step) -> str:
+    """In which gradients two steps differ in float32."""
+    return step_comparison.gradient_differences(one, many, tolerance=FLOAT32_TRANSFORMER)
+
+
+def optimizer_entries(arrays: Arrays, entry: str) -> dict[str, Array]:
     """The optimizer's state of one kind: `exp_avg` of every parameter, by the parameter's name."""
     return {name.removesuffix(f"/{entry}"): each for name, each in arrays.items() if name.endswith(f"/{entry}")}
-
-
-def moved_apart(before: Arrays, got: Arrays, want: Arrays, bound: float) -> str:
-    """Where weights moved differently, by the L2 distance between the movements over the length of the expected one.
-
-    L2 only: Adam turns the rounding of a gradient near zero into a full step of either sign, so that single elements
-    may be off by two steps in a run without a bug.
-    """
-    numerics = instruments.numerics
-    start, found, right = (numerics.tensors(each) for each in (before, got, want))
-    for name in sorted(right):
-        if name not in found:
-            return f"no weight {name} is told"
-        move, expected = (side[name].double() - start[name].double() for side in (found, right))
-        apart = numerics.distances(move, expected)["L2"]
-        rounding = numerics.floor(found[name].dtype, numerics.typical_size(start[name]))  # of a weight, where it lands
-        if not apart.times(bound, rounding) <= 1:
-            return f"{name} moved otherwise: off by {apart.relative:.1e} of its way, over {bound:.0e}"
-    return ""
-
-
-def told_counts(step: Step) -> Mapping[str, Array]:
-    """Assignments that the routers report, by layer; a stack that keeps no count reports none."""
-    return {name: each for name, each in step.seen.items() if name.endswith(".counts")}

@@ -25,10 +25,10 @@ from contracts.checks._support.launches import (
     NATIVE_PP2,
     NO_MOE,
     TWO_NODES,
-    flags_of,
+    flag_occurrences,
+    flag_texts,
     for_megatron,
     refusal_of_launch,
-    said,
 )
 from contracts.contract import contract
 from contracts.spec.errors import Refused
@@ -91,7 +91,7 @@ def the_argv_of_nam56r_states_its_sizes(stack: Stack, lane: Lane) -> None:
     A launcher default in place of a stated size is another model under the same name: Megatron's default rotary base is
     10000, and its default expert hidden size is the dense one.
     """
-    words = said(for_megatron(stack, NAM56R, lane).argv)
+    words = flag_texts(for_megatron(stack, NAM56R, lane).argv)
     for flag, expected in ESSENTIALS.items():
         assert flag in words, f"{flag} is missing, expected {expected or 'the switch'}"
         assert words[flag] == expected, f"{flag} is {words[flag]!r}, expected {expected!r}"
@@ -125,7 +125,7 @@ def no_flag_stands_twice_or_against_another(stack: Stack, recipe: Recipe, lane: 
     Most parsers silently take the last of a repeated flag. A recipe that appends to a base recipe's flag instead of
     replacing it trains something other than its log says.
     """
-    flags = [flag for flag, _ in flags_of(for_megatron(stack, recipe, lane).argv)]
+    flags = [flag for flag, _ in flag_occurrences(for_megatron(stack, recipe, lane).argv)]
     twice = sorted({flag for flag in flags if flags.count(flag) > 1})
     assert not twice, f"{twice[0]} appears {flags.count(twice[0])} times"
     for one, other in OPPOSED:
@@ -150,7 +150,7 @@ def expert_letters_and_expert_arguments_go_together(stack: Stack, recipe: Recipe
     Megatron accepts each without the other. An E without experts dies when the model is built; experts without an E
     train a dense model under the name of a sparse one.
     """
-    words = said(for_megatron(stack, recipe, lane).argv)
+    words = flag_texts(for_megatron(stack, recipe, lane).argv)
     letters = "E" in words.get("--hybrid-layer-pattern", words.get("--hybrid-override-pattern", ""))
     assert letters == bearing, (
         f"the pattern {'has an' if letters else 'has no'} E, expected {'one' if bearing else 'none'}"
@@ -171,7 +171,7 @@ def experts_without_a_block_leave_no_argument(stack: Stack, recipe: Recipe) -> N
         launch = for_megatron(stack, recipe, NATIVE)
     except Refused:
         return
-    idle = [flag for flag in said(launch.argv) if flag.startswith(MOE)]
+    idle = [flag for flag in flag_texts(launch.argv) if flag.startswith(MOE)]
     assert not idle, f"{idle[0]} is emitted, but no block of {recipe.pattern} is an E"
 
 
@@ -200,7 +200,7 @@ def the_mode_decides_the_parallel_surface(stack: Stack, recipe: Recipe, lane: La
     assert degrees.tp == tp, f"{lane.mode} runs tp {degrees.tp}, expected {tp}"
     assert degrees.sp == sp, f"{lane.mode} runs sequence parallelism {degrees.sp}, expected {sp}"
     if "megatron" in launch.launcher.lower():
-        words = said(launch.argv)
+        words = flag_texts(launch.argv)
         emitted = words.get("--tensor-model-parallel-size", "1")
         assert emitted == str(tp), f"--tensor-model-parallel-size is {emitted}, expected {tp}"
         switch = "--sequence-parallel" in words
@@ -274,7 +274,7 @@ PRECISIONS = {  # recipe, lane → every precision flag, with its value
 @contract("ARGV-07", asks="launch", cases=PRECISIONS, source="naming")
 def the_named_precision_is_the_emitted_one(stack: Stack, recipe: Recipe, lane: Lane, expected: dict[str, str]) -> None:
     """The argv asks for exactly the precision that the recipe names, including FP8 format and scaling."""
-    words = said(for_megatron(stack, recipe, lane).argv)
+    words = flag_texts(for_megatron(stack, recipe, lane).argv)
     names = ("--bf16", "--fp16", "--fp8-format", "--fp8-recipe", "--fp4-format")
     emitted = {flag: words[flag] for flag in names if flag in words}
     assert emitted == expected, f"the precision of {recipe.name} is emitted as {emitted}, expected {expected}"
@@ -305,7 +305,7 @@ def one_torchrun_line_starts_every_gpu(
     """
     launch = stack.launch(NAM56R, lane)
     assert launch.world == lane.nodes * lane.gpus, f"the world is {launch.world}, expected {lane.nodes * lane.gpus}"
-    options = {flag.replace("_", "-"): value for flag, value in said(launch.torchrun).items()}
+    options = {flag.replace("_", "-"): value for flag, value in flag_texts(launch.torchrun).items()}
     for flag, value in expected.items():
         found = options.get(flag)
         assert found == value, f"torchrun {flag} is {found!r}, expected {value!r}: {shlex.join(launch.torchrun)}"

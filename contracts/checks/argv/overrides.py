@@ -14,12 +14,14 @@ from contracts.checks._support.launches import (
     NAM56R,
     NATIVE,
     NATIVE_PP2,
+    flag_texts,
     for_megatron,
     refusal_of_launch,
-    said,
 )
 from contracts.contract import contract
+from contracts.spec.errors import Refused
 from contracts.spec.launch import Lane
+from contracts.spec.recipe import Checkpoint, Data
 from contracts.spec.stack import Stack
 
 OVERRIDES = {  # overrides → every flag that changes, with its new value
@@ -40,8 +42,8 @@ def an_override_changes_its_own_key(
     stack: Stack, lane: Lane, overrides: dict[str, str], expected: dict[str, float]
 ) -> None:
     """An override changes only the flags of its own key, and removes no flag."""
-    before = said(for_megatron(stack, NAM56R, lane).argv)
-    after = said(for_megatron(stack, NAM56R, replace(lane, overrides=overrides)).argv)
+    before = flag_texts(for_megatron(stack, NAM56R, lane).argv)
+    after = flag_texts(for_megatron(stack, NAM56R, replace(lane, overrides=overrides)).argv)
     lost = sorted(set(before) - set(after))
     assert not lost, f"the override of {', '.join(overrides)} removes {lost[0]}"
     changed = {flag: value for flag, value in after.items() if before.get(flag) != value}
@@ -103,6 +105,34 @@ def an_override_without_effect_is_refused(stack: Stack, lane: Lane, key: str, va
     """
     refused = refusal_of_launch(stack, NAM56R, replace(lane, overrides={key: value}), f"the override {key}={value}")
     assert key.partition(".")[0] in str(refused), f"the refusal does not name {key}: {refused}"
+
+
+STORED = replace(NAM56R, data=Data(path="/data/text"), checkpoint=Checkpoint(save="/ckpt/run", load="/ckpt/before"))
+NOTHING = {f"{key.rpartition('.')[2]}-{word}": (key, word, path) for word in ("null", "None") for key, path in (
+    ("data.path", "/data/text"), ("checkpoint.save", "/ckpt/run"), ("checkpoint.load", "/ckpt/before"))}  # fmt: skip
+
+
+@contract("ARGV-08d", asks="launch", cases=NOTHING, source="torchtune #1941")
+def none_is_nothing_and_not_a_name(stack: Stack, key: str, word: str, path: str) -> None:
+    """An override of an optional path with `null` or `None` unsets the path or is refused by name. It is never a path
+    called "None".
+
+    A shell passes text: "None" is true, so a run that should save nothing saves into a folder of that name.
+    """
+    lane = replace(NATIVE, overrides={key: word})
+    for_megatron(stack, STORED, NATIVE)
+    refused: Refused | None = None
+    argv: tuple[str, ...] = ()
+    try:
+        argv = stack.launch(STORED, lane).argv
+    except Refused as said_no:
+        refused = said_no
+    if refused is not None:
+        assert key.partition(".")[0] in str(refused), f"the refusal of {key}={word} does not name it: {refused}"
+        return
+    taken = [other for other in argv if other.rpartition("=")[2].strip("./").lower() in ("none", "null")]
+    assert not taken, f"the override {key}={word} reaches the launch as the text {taken[0]!r}"
+    assert path not in argv, f"the override {key}={word} has no effect: {path} is still in the launch"
 
 
 def _number(text: str | None) -> float | None:

@@ -25,8 +25,8 @@ from contracts.checks._support.launches import (
     NO_MOE,
     TWO_NODES,
     for_megatron,
-    inheriting,
-    reaching,
+    rank_environment,
+    with_inherited,
 )
 from contracts.contract import contract
 from contracts.spec.errors import NotOffered
@@ -45,7 +45,7 @@ LAUNCHES = {
     "author-pp4-fp8": (FP8, AUTHOR_PP4),
     "author-cp2": (NAM56R, AUTHOR_CP2),
     "two-nodes": (NAM56R, TWO_NODES),
-    "no-moe-shell-exports-8": (NO_MOE, inheriting(NATIVE, CUDA_DEVICE_MAX_CONNECTIONS="8")),
+    "no-moe-shell-exports-8": (NO_MOE, with_inherited(NATIVE, CUDA_DEVICE_MAX_CONNECTIONS="8")),
     "author-sparse": (NAM52_SPARSE, AUTHOR),
     "author-mhc": (NAM52_MHC, AUTHOR),
     "native-stored-sigmoid": (STORED, NATIVE),
@@ -219,7 +219,7 @@ def _read(stack: Stack, recipe: Recipe, lane: Lane) -> tuple[Launch, Reading]:
         NotOffered: when the launch is for another launcher, or the reader is another version of it.
     """
     launch = for_megatron(stack, recipe, lane)
-    reading = stack.read_argv(launch.argv, reaching(launch, lane), launch.world)
+    reading = stack.read_argv(launch.argv, rank_environment(launch, lane), launch.world)
     if reading.version and reading.version != launch.launcher_version:
         raise NotOffered(f"written for {launch.launcher} {launch.launcher_version}, the reader is {reading.version}")
     return launch, reading

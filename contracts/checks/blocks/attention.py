@@ -14,7 +14,7 @@ from contracts.checks._support.attention_calls import (
     TOLERANCES,
     Lengths,
     call_of,
-    differs_from,
+    oracle_difference,
     with_weights,
 )
 from contracts.checks._support.recipes import SMALL, SMALL_DSA, SMALL_MLA
@@ -49,7 +49,7 @@ def grouped_query_attention_is_its_definition(stack: Blocks, recipe: Recipe, len
     The definition includes scale, QK norm, rope and the choice of the KV head. Contracts below test each by itself.
     """
     call = call_of(stack, recipe, lengths, dtype=dtype)
-    words = differs_from(call, stack.run_block(call), TOLERANCES[dtype])
+    words = oracle_difference(call, stack.run_block(call), TOLERANCES[dtype])
     assert not words, words
 
 
@@ -74,7 +74,7 @@ def grouped_heads_are_heads_with_repeated_keys_and_values(
     repeated = {name: numerics.array(numerics.tensor(call.weights[name])[rows]) for name in names}
     few = stack.run_block(call)
     many = stack.run_block(replace(call, recipe=MHA, weights=with_weights(call, repeated)))
-    words = numerics.apart("y", few.y, many.y, FLOAT64)
+    words = numerics.difference("y", few.y, many.y, FLOAT64)
     assert not words, f"{groups} KV heads against four that repeat them: {words}"
     for name in names:
         each = numerics.tensor(many.gradients[name]).reshape(4, head_dim, -1)
@@ -82,7 +82,7 @@ def grouped_heads_are_heads_with_repeated_keys_and_values(
         got = numerics.tensor(few.gradients[name]).reshape(groups, head_dim, -1)
         for group in range(groups):
             what, scale = f"the gradient of {name}, KV head {group},", numerics.typical_size(each)
-            words = numerics.apart(what, got[group], want[group], FLOAT64, scale=scale)
+            words = numerics.difference(what, got[group], want[group], FLOAT64, scale=scale)
             assert not words, f"against the sum over the heads that read it: {words}"
 
 
@@ -100,7 +100,7 @@ def equal_tokens_have_equal_outputs(stack: Blocks, recipe: Recipe, lengths: Leng
     call = call_of(stack, recipe, lengths, backward=False)
     x_BTD = numerics.tensor(call.x)[:, :1].expand(call.x.shape)
     y_BTD = numerics.tensor(stack.run_block(replace(call, x=numerics.array(x_BTD))).y)
-    words = numerics.apart("y", y_BTD, y_BTD[:, :1].expand(y_BTD.shape), FLOAT64)
+    words = numerics.difference("y", y_BTD, y_BTD[:, :1].expand(y_BTD.shape), FLOAT64)
     assert not words, f"all tokens of a row are equal, and against the first of the row {words}"
 
 

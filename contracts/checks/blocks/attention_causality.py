@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from contracts import instruments
-from contracts.checks._support.attention_calls import BARE, MQA, PACKED, ROWS, Lengths, call_of, part, with_weights
+from contracts.checks._support.attention_calls import BARE, MQA, PACKED, ROWS, Lengths, call_of, slice_of, with_weights
 from contracts.checks._support.recipes import SMALL, SMALL_DSA, SMALL_MLA
 from contracts.contract import contract
 from contracts.spec.blocks import Blocks
@@ -47,15 +47,15 @@ def attention_does_not_see_what_follows(stack: Blocks, recipe: Recipe, lengths: 
     other_BTD = x_BTD.clone()
     other_BTD[:, t:] = instruments.fixtures.normal("other", tuple(x_BTD[:, t:].shape))
     one, two = stack.run_block(call), stack.run_block(replace(call, x=numerics.array(other_BTD), dy=None))
-    words = numerics.apart(f"y before token {t}", part(two.y, slice(None), slice(t)),
-                           part(one.y, slice(None), slice(t)), EXACT)  # fmt: skip
+    words = numerics.difference(f"y before token {t}", slice_of(two.y, slice(None), slice(t)),
+                           slice_of(one.y, slice(None), slice(t)), EXACT)  # fmt: skip
     assert not words, f"tokens from {t} on were replaced, and {words}"
     assert one.y != two.y, f"tokens from {t} on were replaced, and no output changed"
 
     dy_BTD = torch.zeros_like(x_BTD)
     dy_BTD[:, t - 1] = numerics.tensor(call.dy)[:, t - 1] if call.dy else 0
     back = numerics.tensor(stack.run_block(replace(call, dy=numerics.array(dy_BTD))).gradients["x"])
-    words = numerics.apart(f"the gradient of y at token {t - 1} with respect to later tokens", back[:, t:],
+    words = numerics.difference(f"the gradient of y at token {t - 1} with respect to later tokens", back[:, t:],
                            torch.zeros_like(back[:, t:]), EXACT)  # fmt: skip
     assert not words, words
     words = f"the gradient of y at token {t - 1} with respect to the token itself is zero"
@@ -95,10 +95,10 @@ def documents_do_not_attend_to_each_other(stack: Blocks, recipe: Recipe, lengths
             dy = numerics.array(torch.where(inside[..., None], noise_BTD, 0.0))
             run = stack.run_block(replace(call, x=other, dy=dy))
             mine = numerics.tensor(run.y)[inside]
-            words = numerics.apart(f"y of {name}", mine, numerics.tensor(whole)[inside], EXACT)
+            words = numerics.difference(f"y of {name}", mine, numerics.tensor(whole)[inside], EXACT)
             assert not words, f"the other documents were replaced, and {words}"
             back = numerics.tensor(run.gradients["x"])[~inside]
-            words = numerics.apart(
+            words = numerics.difference(
                 f"the gradient of {name} with respect to the others", back, torch.zeros_like(back), EXACT
             )
             assert not words, words
@@ -123,5 +123,5 @@ def a_row_attends_to_itself_alone(stack: Blocks, recipe: Recipe, lengths: Length
         other_BTD = instruments.fixtures.normal("other", call.x.shape)
         other_BTD[row] = numerics.tensor(call.x)[row]
         two = stack.run_block(replace(call, x=numerics.array(other_BTD))).y
-        words = numerics.apart(f"y of row {row}", part(two, row), part(one, row), EXACT)
+        words = numerics.difference(f"y of row {row}", slice_of(two, row), slice_of(one, row), EXACT)
         assert not words, f"the other rows were replaced, and {words}"

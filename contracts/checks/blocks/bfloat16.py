@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from contracts import instruments
-from contracts.checks._support.device_calls import Asked, call_of, on
+from contracts.checks._support.device_calls import BlockCase, call_of, cases_on
 from contracts.contract import contract
 from contracts.spec.blocks import BlockCall, BlockRun, Blocks
 from contracts.spec.tolerance import HALF_GRADIENT, HALF_OUTPUT, HALF_SCAN_GRADIENT
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-HOST, GPU = on("cpu"), on("cuda")
+HOST, GPU = cases_on("cpu"), cases_on("cuda")
 
 # By block letter: gradients that are sums over all tokens whose terms cancel to a tenth. In bfloat16 they are too
 # inaccurate to judge; BLK-05a judges them in float32.
@@ -25,7 +25,7 @@ CANCELLING = {"R": ("mixer.A_log", "mixer.D", "mixer.dt_bias")}
 
 @contract("BLK-08c", asks=("block_weights", "run_block"), cases=HOST, source="notes of the kernels: tolerances")
 @contract("BLK-08g", asks=("block_weights", "run_block"), cases=GPU, source="hub; naming", tier="gpu")
-def a_block_in_bfloat16_is_as_near_as_its_storage_allows(stack: Blocks, asked: Asked) -> None:
+def a_block_in_bfloat16_is_as_near_as_its_storage_allows(stack: Blocks, asked: BlockCase) -> None:
     """In bfloat16 the error of a block's output is at most twice, and of a gradient at most three times (four for a
     scan), the error of the definition itself when it stores only its matrix products in bfloat16.
 
@@ -36,7 +36,7 @@ def a_block_in_bfloat16_is_as_near_as_its_storage_allows(stack: Blocks, asked: A
     held_to_its_definition(call, stack.run_block(call), asked)
 
 
-def held_to_its_definition(call: BlockCall, run: BlockRun, asked: Asked) -> None:
+def held_to_its_definition(call: BlockCall, run: BlockRun, asked: BlockCase) -> None:
     """Compare a block's output and gradients with the oracle, under the policy.
 
     Raises:
@@ -47,14 +47,14 @@ def held_to_its_definition(call: BlockCall, run: BlockRun, asked: Asked) -> None
     assert run.y.dtype == asked.dtype, f"activations are {asked.dtype}, and y is {run.y.dtype}"
     want, control = defined(call), defined(call, torch.bfloat16)
     policy = instruments.half_precision
-    words = policy.beyond("y", run.y, want.pop("y"), control.pop("y"), HALF_OUTPUT)
+    words = policy.excess_error("y", run.y, want.pop("y"), control.pop("y"), HALF_OUTPUT)
     assert not words, words
     gradients = dict(run.gradients)
     for name in CANCELLING.get(asked.family, ()):
         assert instruments.numerics.tensor(gradients.pop(name)).isfinite().all(), f"gradient of {name} is not finite"
         del want[name]
     rule = HALF_SCAN_GRADIENT if asked.family in "MR" else HALF_GRADIENT
-    words = policy.named_beyond("gradient of", gradients, want, control, rule)
+    words = policy.named_excess_error("gradient of", gradients, want, control, rule)
     assert not words, words
 
 
@@ -69,7 +69,9 @@ def defined(call: BlockCall, stored: torch.dtype | None = None) -> dict[str, Ten
     leaves = {name: each.requires_grad_() for name, each in weights.items() if each.is_floating_point()}
     x_BTD = numerics.tensor(call.x, torch.float64).requires_grad_()
     routers = {(call.recipe.hidden, call.recipe.moe.experts)} if call.recipe.moe else set()
-    rounding = instruments.half_precision.Stored(stored, frozenset(routers)) if stored else contextlib.nullcontext()
+    rounding = (
+        instruments.half_precision.RoundedProducts(stored, frozenset(routers)) if stored else contextlib.nullcontext()
+    )
     with rounding:
         y_BTD = _through(call, weights, x_BTD)
         assert call.dy is not None

@@ -9,23 +9,25 @@ from __future__ import annotations
 from dataclasses import replace
 
 from contracts import instruments
-from contracts.checks._support.device_calls import Asked, call_of, on
+from contracts.checks._support.device_calls import BlockCase, call_of, cases_on
 from contracts.contract import contract
 from contracts.spec.blocks import Blocks
 from contracts.spec.tolerance import FLOAT32_SCAN
 
 
-def _in_both(device: str) -> dict[str, Asked]:
+def _in_both(device: str) -> dict[str, BlockCase]:
     """Every block in both dtypes; also attention without documents, where a fused kernel may run."""
-    found = {f"{name}-bfloat16": asked for name, asked in on(device).items()}
-    found |= {f"{name}-float32": replace(asked, dtype="float32") for name, asked in on(device).items()}
-    whole = {f"{name}-whole": replace(asked, lengths=((13,), (13,))) for name, asked in on(device, "attention").items()}
+    found = {f"{name}-bfloat16": asked for name, asked in cases_on(device).items()}
+    found |= {f"{name}-float32": replace(asked, dtype="float32") for name, asked in cases_on(device).items()}
+    whole = {
+        f"{name}-whole": replace(asked, lengths=((13,), (13,))) for name, asked in cases_on(device, "attention").items()
+    }
     return found | whole
 
 
 @contract("BLK-01f", asks=("block_weights", "run_block"), cases=_in_both("cpu"), source="naming; F06")
 @contract("BLK-01g", asks=("block_weights", "run_block"), cases=_in_both("cuda"), source="naming; F06", tier="gpu")
-def a_token_reads_its_own_past_alone(stack: Blocks, asked: Asked) -> None:
+def a_token_reads_its_own_past_alone(stack: Blocks, asked: BlockCase) -> None:
     """A token depends on itself and on no tokens but the earlier ones of its document: its gradient with respect to
     every other token of the batch is exactly zero, and with respect to itself is not.
 
@@ -51,13 +53,13 @@ def a_token_reads_its_own_past_alone(stack: Blocks, asked: Asked) -> None:
 
 
 HALVES = {name: replace(asked, dtype="float32", lengths=((19,), (19,))) for name, asked in
-          on("cpu", "mamba2", "mamba3", "recurrent").items()}  # fmt: skip
+          cases_on("cpu", "mamba2", "mamba3", "recurrent").items()}  # fmt: skip
 HALVES_ON_GPU = {name: replace(asked, device="cuda") for name, asked in HALVES.items()}
 
 
 @contract("BLK-04r", asks=("block_weights", "run_block"), cases=HALVES, source="naming; hub")
 @contract("BLK-04s", asks=("block_weights", "run_block"), cases=HALVES_ON_GPU, source="naming; hub", tier="gpu")
-def two_halves_are_the_whole_on_a_device(stack: Blocks, asked: Asked) -> None:
+def two_halves_are_the_whole_on_a_device(stack: Blocks, asked: BlockCase) -> None:
     """In float32 a scan over eight tokens, continued over eleven from the returned state, equals one scan over all
     nineteen, in chunks of five or in one.
 
@@ -69,9 +71,9 @@ def two_halves_are_the_whole_on_a_device(stack: Blocks, asked: Asked) -> None:
     first = stack.run_block(replace(call, x=numerics.array(x_BTD[:, :8])))
     second = stack.run_block(replace(call, x=numerics.array(x_BTD[:, 8:]), state=first.state, chunk=None))
     y_BTD = numerics.tensor(whole.y)
-    words = numerics.apart("y of the first half", first.y, y_BTD[:, :8], FLOAT32_SCAN)
-    words = words or numerics.apart("y of the second half", second.y, y_BTD[:, 8:], FLOAT32_SCAN)
+    words = numerics.difference("y of the first half", first.y, y_BTD[:, :8], FLOAT32_SCAN)
+    words = words or numerics.difference("y of the second half", second.y, y_BTD[:, 8:], FLOAT32_SCAN)
     carried = {name: each for name, each in second.state.items() if name != "angle"}  # known modulo 2π
     wanted = {name: each for name, each in whole.state.items() if name != "angle"}
-    words = words or numerics.named_apart("state", carried, wanted, FLOAT32_SCAN)
+    words = words or numerics.differences("state", carried, wanted, FLOAT32_SCAN)
     assert not words, words

@@ -8,9 +8,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from contracts import instruments
-from contracts.checks._support.context_parallel_state import RECURS, SCANS, last_label
-from contracts.checks._support.multi_rank_run import borrowed, both, gradients_apart, losses_apart
-from contracts.checks._support.training_run import uneven
+from contracts.checks._support.context_parallel import RECURS, SCANS, last_label
+from contracts.checks._support.multi_rank_run import borrowed, one_rank_and_many
+from contracts.checks._support.step_comparison import gradient_differences, loss_difference
+from contracts.checks._support.training_run import drawn_weights
 from contracts.contract import contract
 from contracts.instruments.ranks import here
 from contracts.spec.recipe import Mode, Recipe
@@ -50,11 +51,13 @@ def a_recurrence_goes_on_where_the_rank_before_ended(
 
 
 def _carried(stack: Training, recipe: Recipe, mode: Mode, execution: Execution, length: int) -> None:
-    weights = uneven(stack.built(recipe, mode).parameters)
+    weights = drawn_weights(stack.built(recipe, mode).parameters)
     given = (last_label(length),)
-    ((alone, many),) = both(stack, recipe, replace(execution, mode=mode), given, "gradients", weights=weights)
+    ((alone, many),) = one_rank_and_many(
+        stack, recipe, replace(execution, mode=mode), given, "gradients", weights=weights
+    )
     grad_VD = instruments.numerics.tensor(many.gradients["embedding.weight"])
     lost = [token for token in range(4 * length) if not grad_VD[token].abs().max() > 0]
     assert not lost, f"no gradient reaches the tokens at {lost} of {4 * length} (rank {here().rank})"
-    words = losses_apart(alone, many) or gradients_apart(alone, many)
-    assert not words, f"{words} (rank {here().rank})"
+    words = loss_difference(alone, many) or gradient_differences(alone, many)
+    assert not words, words

@@ -37,13 +37,13 @@ def a_token_depends_on_no_later_one(stack: Blocks, moe: Moe, b: int, t: int) -> 
     ones, so evaluation differs from training.
     """
     numerics = instruments.numerics
-    call = replace(expert_calls.drawn(expert_calls.with_moe(moe, "swiglu"), 2, 7), dy=None)
+    call = replace(expert_calls.drawn_call(expert_calls.with_moe(moe, "swiglu"), 2, 7), dy=None)
     x_BTD = numerics.tensor(call.x)
     x_BTD[b, t] = instruments.fixtures.normal("other", (24,)) * 3
     one, other = stack.run_block(call).y, stack.run_block(replace(call, x=numerics.array(x_BTD))).y
     y_ND, changed_ND = numerics.tensor(one).flatten(0, 1), numerics.tensor(other).flatten(0, 1)
     n = b * 7 + t
-    words = numerics.apart("y before it", changed_ND[:n], y_ND[:n], FLOAT64)
+    words = numerics.difference("y before it", changed_ND[:n], y_ND[:n], FLOAT64)
     if moe.capacity_factor is None:
-        words = words or numerics.apart("y behind it", changed_ND[n + 1 :], y_ND[n + 1 :], FLOAT64)
+        words = words or numerics.difference("y behind it", changed_ND[n + 1 :], y_ND[n + 1 :], FLOAT64)
     assert not words, f"after a change of token ({b}, {t}) {words}"

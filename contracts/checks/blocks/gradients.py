@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from contracts import instruments
-from contracts.checks._support.model_passes import EVERYTHING, WHOLE, batch, drawn, one_pass, tensor
+from contracts.checks._support.model_passes import EVERYTHING, WHOLE, batch, drawn_weights, one_pass, tensor
 from contracts.checks._support.recipes import DENSE, SMALL_MLA
 from contracts.contract import contract
 from contracts.spec.array import Array
@@ -38,7 +38,7 @@ def gradients_are_the_slope_of_the_loss(stack: Training, recipe: Recipe, mode: M
     Finite differences do not use autograd, so they reveal a detached path, a residual that doubles its gradient, and a
     fused loss that broadcasts its gradient from the first element. No loss curve shows these.
     """
-    weights, tokens = drawn(stack, recipe, mode=mode), batch(recipe, ((2, 3), (4, 1)))
+    weights, tokens = drawn_weights(stack, recipe, mode=mode), batch(recipe, ((2, 3), (4, 1)))
     rows = stack.built(recipe, mode).parameters
     run = one_pass(stack, recipe, weights, tokens, backward=True, mode=mode)
     gradients = instruments.numerics.tensors(run.gradients)
@@ -82,7 +82,7 @@ def every_weight_gets_a_gradient(stack: Training, recipe: Recipe, mode: Mode) ->
     A model with a kernel without a backward pass, an unused module or a layer under no_grad still reaches the same
     loss, a little later.
     """
-    weights = {} if recipe.dtype == "bf16" else drawn(stack, recipe, mode=mode)
+    weights = {} if recipe.dtype == "bf16" else drawn_weights(stack, recipe, mode=mode)
     precision: Precision = "declared" if recipe.dtype == "bf16" else "float64"
     run = one_pass(stack, recipe, weights, batch(recipe), backward=True, mode=mode, precision=precision)
     for row in stack.built(recipe, mode).parameters:
@@ -110,7 +110,7 @@ def recomputation_changes_nothing(stack: Training, recipe: Recipe, mode: Mode, p
     """Recomputing layers in the backward pass, set by the execution or by the recipe, changes no bit of logits, losses,
     gradients and counters: a layer that runs twice counts its tokens once.
     """
-    weights, tokens = drawn(stack, recipe, mode=mode), batch(recipe)
+    weights, tokens = drawn_weights(stack, recipe, mode=mode), batch(recipe)
     kept = one_pass(stack, recipe, weights, tokens, backward=True, mode=mode, precision=precision)
     full = replace(recipe, recompute="full")
     runs = {
@@ -124,7 +124,7 @@ def recomputation_changes_nothing(stack: Training, recipe: Recipe, mode: Mode, p
         named += [(f"the counter {name}", each, kept.seen[name]) for name, each in run.seen.items()]
         named += [(f"the gradient of {name}", each, kept.gradients[name]) for name, each in run.gradients.items()]
         for what, got, want in named:
-            words = instruments.numerics.apart(what, got, want, EXACT)
+            words = instruments.numerics.difference(what, got, want, EXACT)
             assert not words, f"recompute set by {asked}: {words}"
         assert run.losses == kept.losses, f"recompute set by {asked}: losses are {run.losses}, kept {kept.losses}"
         missing = kept.gradients.keys() - run.gradients.keys()

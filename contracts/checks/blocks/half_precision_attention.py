@@ -51,7 +51,7 @@ def attention_in_half_precision_adds_up_in_float32(
     run = stack.run_block(call)
     assert run.y.dtype == dtype, f"activations are {dtype}, and y is {run.y.dtype}"
     tolerance = BFLOAT16_MEAN if trap in ("far", "equal keys") else BFLOAT16
-    words = numerics.apart("y of the last three tokens", numerics.tensor(run.y)[0, length - 3 :], want, tolerance)
+    words = numerics.difference("y of the last three tokens", numerics.tensor(run.y)[0, length - 3 :], want, tolerance)
     assert not words, f"{trap} in {dtype}: {words}"
 
 

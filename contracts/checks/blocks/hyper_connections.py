@@ -14,10 +14,10 @@ from contracts.checks._support.model_passes import (
     PACKED,
     STREAMED,
     batch,
-    canonical,
-    differs_from_its_definition,
-    drawn,
+    drawn_weights,
+    needs_canonical_names,
     one_pass,
+    oracle_difference,
     tensor,
 )
 from contracts.contract import contract
@@ -42,11 +42,11 @@ def streams_follow_their_definition(stack: Training, recipe: Recipe, letters: st
     The check compares logits and every gradient with the sum written out. H_res is not symmetric: H_res[i, j] carries
     stream j to stream i. Its transpose is doubly stochastic too, and also trains.
     """
-    weights = drawn(stack, recipe)
-    canonical(stack, weights, _FIRST)
+    weights = drawn_weights(stack, recipe)
+    needs_canonical_names(stack, weights, _FIRST)
     for name in [name for name in weights if name.endswith(".alpha")]:  # so that Sinkhorn's 20 rounds reach its limit
         weights[name] = instruments.numerics.array(tensor(weights[name]) / 8)
-    words = differs_from_its_definition(stack, recipe, letters, weights)
+    words = oracle_difference(stack, recipe, letters, weights)
     assert not words, words
 
 
@@ -67,8 +67,8 @@ def mixing_keeps_the_mean_of_the_streams(stack: Training, recipe: Recipe, writes
     """
     import torch
 
-    weights = drawn(stack, recipe)
-    canonical(stack, weights, _FIRST)
+    weights = drawn_weights(stack, recipe)
+    needs_canonical_names(stack, weights, _FIRST)
     n = len(writes)
     reading = -math.log(n - 1)
     for name in [name for name in weights if ".streams." in name]:
@@ -81,7 +81,9 @@ def mixing_keeps_the_mean_of_the_streams(stack: Training, recipe: Recipe, writes
     with_streams = one_pass(stack, recipe, weights, tokens)
     plain = {name: each for name, each in weights.items() if ".streams." not in name}
     without = one_pass(stack, replace(recipe, mhc=None), plain, tokens)
-    words = instruments.numerics.apart("the logits of a plain residual", with_streams.logits, without.logits, FLOAT64)
+    words = instruments.numerics.difference(
+        "the logits of a plain residual", with_streams.logits, without.logits, FLOAT64
+    )
     assert not words, words
 
 
@@ -95,8 +97,8 @@ def streams_have_no_order(stack: Training, recipe: Recipe, order: tuple[int, ...
     """
     import torch
 
-    weights = drawn(stack, recipe)
-    canonical(stack, weights, _FIRST)
+    weights = drawn_weights(stack, recipe)
+    needs_canonical_names(stack, weights, _FIRST)
     tokens = batch(recipe, PACKED)
     before = one_pass(stack, recipe, weights, tokens)
     n = len(order)
@@ -108,5 +110,5 @@ def streams_have_no_order(stack: Training, recipe: Recipe, order: tuple[int, ...
             held = held.view(-1, n, recipe.hidden)[:, places].flatten(1)
         weights[name] = instruments.numerics.array(held)
     after = one_pass(stack, recipe, weights, tokens)
-    words = instruments.numerics.apart("the logits with permuted streams", after.logits, before.logits, FLOAT64)
+    words = instruments.numerics.difference("the logits with permuted streams", after.logits, before.logits, FLOAT64)
     assert not words, words

@@ -5,7 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 from contracts import instruments
-from contracts.checks._support.attention_calls import PACKED, ROWS, TOLERANCES, Lengths, call_of, differs_from, keeping
+from contracts.checks._support.attention_calls import (
+    PACKED,
+    ROWS,
+    TOLERANCES,
+    Lengths,
+    call_of,
+    oracle_difference,
+    sparse_recipe,
+)
 from contracts.checks._support.recipes import A_LAYER, SMALL_DSA, SMALL_MLA
 from contracts.contract import contract
 from contracts.spec.array import Element
@@ -36,7 +44,7 @@ def latent_attention_is_its_definition(stack: Blocks, recipe: Recipe, lengths: L
     call = call_of(stack, recipe, lengths, layer=layer, dtype=dtype)
     run = stack.run_block(call)
     assert "selected" not in run.seen, f"layer {layer} selects keys, and only A-ranks 0 and 2 are sparse"
-    words = differs_from(call, run, TOLERANCES[dtype])
+    words = oracle_difference(call, run, TOLERANCES[dtype])
     assert not words, words
 
 
@@ -54,13 +62,13 @@ def selecting_every_key_is_dense_attention(stack: Blocks, top_k: int, lengths: L
     Sparse layers often attend over the latent itself (absorbed), dense layers over written-out keys and values. Here
     the two forms must agree.
     """
-    call = call_of(stack, keeping(top_k), lengths)
+    call = call_of(stack, sparse_recipe(top_k), lengths)
     dense_names = {name for name in call.weights if "indexer" not in name}
     dense_weights = {name: call.weights[name] for name in dense_names}
     sparse = stack.run_block(call)
     dense = stack.run_block(replace(call, recipe=replace(call.recipe, dsa=None), weights=dense_weights))
-    words = instruments.numerics.apart("y", sparse.y, dense.y, FLOAT64)
+    words = instruments.numerics.difference("y", sparse.y, dense.y, FLOAT64)
     assert not words, f"sparse against dense, {words}"
     got = {name: each for name, each in sparse.gradients.items() if "indexer" not in name}
-    words = instruments.numerics.gradients_apart("gradient", got, dense.gradients, FLOAT64)
+    words = instruments.numerics.gradient_differences("gradient", got, dense.gradients, FLOAT64)
     assert not words, f"sparse against dense, {words}"

@@ -8,7 +8,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 from contracts import instruments
-from contracts.checks._support.model_passes import EVERYTHING, PACKED, WHOLE, Lengths, batch, drawn, one_pass, tensor
+from contracts.checks._support.model_passes import (
+    EVERYTHING,
+    PACKED,
+    WHOLE,
+    Lengths,
+    batch,
+    drawn_weights,
+    one_pass,
+    tensor,
+)
 from contracts.checks._support.recipes import DENSE
 from contracts.contract import contract
 from contracts.spec.array import Element
@@ -43,7 +52,7 @@ def the_loss_is_the_mean_over_labels_that_count(
     in the first row. A loss in bfloat16 has two decimals, and so has its gradient.
     """
     tokens = batch(recipe, lengths) if len(lengths) > 1 else _row(recipe, lengths)
-    run = one_pass(stack, recipe, drawn(stack, recipe), tokens, precision=precision)
+    run = one_pass(stack, recipe, drawn_weights(stack, recipe), tokens, precision=precision)
     want = float(instruments.oracles.model.mean_loss(tensor(run.logits).double(), tensor(tokens.labels)))
     off = abs(run.losses["lm"] - want)
     assert off <= tolerance.bound * want, f"lm loss is {run.losses['lm']:.9g}, the mean over valid labels is {want:.9g}"
@@ -82,7 +91,7 @@ SHARES: dict[str, tuple[Recipe, dict[str, float]]] = {  # recipe, weight of each
 @contract("BLK-06v", asks=("initial", "run_model"), cases=SHARES, source="spec: the objective of a step")
 def the_total_is_the_weighed_sum(stack: Training, recipe: Recipe, shares: dict[str, float]) -> None:
     """`total`, the loss that is differentiated, is lm plus each auxiliary loss once, times its weight in the recipe."""
-    run = one_pass(stack, recipe, drawn(stack, recipe), batch(recipe))
+    run = one_pass(stack, recipe, drawn_weights(stack, recipe), batch(recipe))
     missing = shares.keys() - run.losses.keys()
     assert not missing, f"losses lack {', '.join(sorted(missing))}"
     want = sum(weight * run.losses[name] for name, weight in shares.items())

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from contracts import instruments
 from contracts.checks._support import scan_calls
 from contracts.checks._support.recipes import SMALL
-from contracts.checks._support.scan_calls import PACKED, WHOLE, Fed, drawn, run
+from contracts.checks._support.scan_calls import PACKED, WHOLE, ScanCase, drawn_inputs, run
 from contracts.contract import contract
 from contracts.spec.blocks import Blocks
 from contracts.spec.recipe import Mamba
@@ -23,24 +23,24 @@ if TYPE_CHECKING:
 THREE_GROUPS = replace(SMALL, name="three-groups", mamba=Mamba(heads=6, head_dim=4, state=8, groups=3))
 
 DEFINED = {
-    "plain": Fed(lengths=WHOLE, chunk=16),
-    "packed-with-state": Fed(lengths=PACKED, state=True, chunk=8),
-    "three-groups-of-two": Fed(recipe=THREE_GROUPS, lengths=((11,), (11,), (11,)), chunk=4),
-    "float32": Fed(lengths=((27, 21), (48,)), dtype="float32", chunk=16),
-    "shorter-than-the-convolution": Fed(lengths=((2,), (1, 1)), state=True),
-    "one-token": Fed(lengths=((1,), (1,)), state=True),
-    "a-large-epsilon": Fed(recipe=replace(SMALL, norm_eps=0.3), lengths=((9,), (9,))),
+    "plain": ScanCase(lengths=WHOLE, chunk=16),
+    "packed-with-state": ScanCase(lengths=PACKED, state=True, chunk=8),
+    "three-groups-of-two": ScanCase(recipe=THREE_GROUPS, lengths=((11,), (11,), (11,)), chunk=4),
+    "float32": ScanCase(lengths=((27, 21), (48,)), dtype="float32", chunk=16),
+    "shorter-than-the-convolution": ScanCase(lengths=((2,), (1, 1)), state=True),
+    "one-token": ScanCase(lengths=((1,), (1,)), state=True),
+    "a-large-epsilon": ScanCase(recipe=replace(SMALL, norm_eps=0.3), lengths=((9,), (9,))),
 }
 
 
 @contract("BLK-04a", asks=("block_weights", "run_block"), cases=DEFINED, source="arXiv 2405.21060; mamba-ssm")
-def mamba2_is_its_recurrence(stack: Blocks, fed: Fed) -> None:
+def mamba2_is_its_recurrence(stack: Blocks, case: ScanCase) -> None:
     """Mamba-2 has the output, last state and every gradient of its recurrence, including that of the initial state.
 
     The recurrence is s_t = exp(dt_t A) s_{t-1} + dt_t x_t B_tᵀ and y_t = s_t C_t + D x_t. A causal convolution of four
     taps with bias and silu precedes it, and the norm of y · silu(z) follows.
     """
-    scan_calls.equals_its_definition(stack, fed, instruments.oracles.mamba.mamba2)
+    scan_calls.equals_its_definition(stack, case, instruments.oracles.mamba.mamba2)
 
 
 FORGETS = {  # A_log: decay so fast that nothing remains, and so slow that everything does
@@ -59,16 +59,16 @@ def the_decay_has_its_limits(stack: Blocks, a_log: float, lengths: scan_calls.Le
     import torch
 
     taps = {f"mixer.conv_{name}.weight": [0.0, 0.0, 0.0, 1.0] for name in "xbc"}
-    fed = Fed(lengths=lengths, chunk=5, weights={**taps, "mixer.A_log": a_log, "mixer.dt_bias": 0.5})
-    inputs, numerics = drawn(stack, fed), instruments.numerics
-    one = run(stack, fed, inputs, backward=False)
-    order = torch.arange(fed.tokens - 1, -1, -1)
-    two = run(stack, fed, replace(inputs, x=inputs.x[:, order]), backward=False)
+    case = ScanCase(lengths=lengths, chunk=5, weights={**taps, "mixer.A_log": a_log, "mixer.dt_bias": 0.5})
+    inputs, numerics = drawn_inputs(stack, case), instruments.numerics
+    one = run(stack, case, inputs, backward=False)
+    order = torch.arange(case.tokens - 1, -1, -1)
+    two = run(stack, case, replace(inputs, x=inputs.x[:, order]), backward=False)
     if a_log > 0:
-        words = numerics.apart("y of the reversed sequence", numerics.tensor(two.y)[:, order], one.y, FLOAT64)
+        words = numerics.difference("y of the reversed sequence", numerics.tensor(two.y)[:, order], one.y, FLOAT64)
         assert not words, f"{words}: each token should see itself alone"
     else:
-        words = numerics.apart("the state of the reversed sequence", two.state["ssm"], one.state["ssm"], FLOAT64)
+        words = numerics.difference("the state of the reversed sequence", two.state["ssm"], one.state["ssm"], FLOAT64)
         assert not words, f"{words}: nothing should be forgotten"
 
 
@@ -85,8 +85,8 @@ def the_step_is_softplus_everywhere(stack: Blocks, biases: list[float]) -> None:
     A literal log(1 + exp(x)) is infinite from 89 on, and its gradient is NaN.
     """
     weights = {"mixer.dt_bias": biases, "mixer.wdt.weight": 0.0, "mixer.A_log": -3.0}
-    fed = Fed(lengths=((7,), (4, 3)), dtype="float32", weights=weights)
-    scan_calls.equals_its_definition(stack, fed, instruments.oracles.mamba.mamba2)
+    case = ScanCase(lengths=((7,), (4, 3)), dtype="float32", weights=weights)
+    scan_calls.equals_its_definition(stack, case, instruments.oracles.mamba.mamba2)
 
 
 READ = {  # head, and the group whose B, C and norm it shares
@@ -105,11 +105,11 @@ def neighbouring_heads_share_a_group(stack: Blocks, head: int, group: int) -> No
     """
     import torch
 
-    fed = Fed(recipe=THREE_GROUPS, lengths=((11,), (6, 5)), chunk=4)
-    inputs, width, size, together = drawn(stack, fed), 4, 8, 2
+    case = ScanCase(recipe=THREE_GROUPS, lengths=((11,), (6, 5)), chunk=4)
+    inputs, width, size, together = drawn_inputs(stack, case), 4, 8, 2
     wo = torch.zeros_like(inputs.weights["mixer.wo.weight"])
     read = slice(head * width, (head + 1) * width)
     wo[:, read] = inputs.weights["mixer.wo.weight"][:, read]
-    got = run(stack, fed, replace(inputs, weights=inputs.weights | {"mixer.wo.weight": wo}))
+    got = run(stack, case, replace(inputs, weights=inputs.weights | {"mixer.wo.weight": wo}))
     for name, rows in (("wb", size), ("wc", size), ("wx", width * together), ("wz", width * together)):
-        scan_calls.reaches(got, f"{name}.weight", rows, head, [group])
+        scan_calls.assert_reaches(got, f"{name}.weight", rows, head, [group])

@@ -12,7 +12,7 @@ from typing import Any
 from contracts import instruments
 from contracts.checks._support import scan_calls
 from contracts.checks._support.recipes import M_LAYER, SMALL
-from contracts.checks._support.scan_calls import Fed, drawn, run
+from contracts.checks._support.scan_calls import ScanCase, drawn_inputs, run
 from contracts.contract import contract
 from contracts.spec.blocks import Blocks
 from contracts.spec.recipe import Mamba
@@ -21,24 +21,24 @@ from contracts.spec.tolerance import FLOAT64
 THREE_GROUPS = replace(SMALL, name="three-groups", mamba=Mamba(heads=6, head_dim=4, state=8, groups=3))
 
 DEFINED = {
-    "plain": Fed(block="mamba3", lengths=((19,), (19,)), chunk=8),
-    "packed-with-state": Fed(block="mamba3", lengths=((2, 9, 1, 7), (15, 4)), state=True, chunk=8),
-    "three-groups-of-two": Fed(block="mamba3", recipe=THREE_GROUPS, lengths=((7,), (7,), (7,)), chunk=4),
-    "float32": Fed(block="mamba3", lengths=((13, 8), (21,)), dtype="float32", chunk=8),
-    "one-token": Fed(block="mamba3", lengths=((1,), (1,)), state=True),
-    "a-large-epsilon": Fed(block="mamba3", recipe=replace(SMALL, norm_eps=0.3), lengths=((7,), (7,))),
+    "plain": ScanCase(block="mamba3", lengths=((19,), (19,)), chunk=8),
+    "packed-with-state": ScanCase(block="mamba3", lengths=((2, 9, 1, 7), (15, 4)), state=True, chunk=8),
+    "three-groups-of-two": ScanCase(block="mamba3", recipe=THREE_GROUPS, lengths=((7,), (7,), (7,)), chunk=4),
+    "float32": ScanCase(block="mamba3", lengths=((13, 8), (21,)), dtype="float32", chunk=8),
+    "one-token": ScanCase(block="mamba3", lengths=((1,), (1,)), state=True),
+    "a-large-epsilon": ScanCase(block="mamba3", recipe=replace(SMALL, norm_eps=0.3), lengths=((7,), (7,))),
 }
 
 
 @contract("BLK-04m", asks=("block_weights", "run_block"), cases=DEFINED, source="arXiv 2603.15569 §3; mamba-ssm 2.3.2")
-def mamba3_is_its_recurrence(stack: Blocks, fed: Fed) -> None:
+def mamba3_is_its_recurrence(stack: Blocks, case: ScanCase) -> None:
     """Mamba-3 has the output, last state and every gradient of its recurrence, including that of the initial state.
 
     The recurrence is s_t = a_t s_{t-1} + (1 - λ_t) dt_t a_t v_{t-1} k_{t-1}ᵀ + λ_t dt_t v_t k_tᵀ and
     y_t = s_t q_t + D v_t, with a_t = exp(dt_t A_t) and λ = sigmoid(trap). k and q are B and C, normed, biased and
     rotated by the running sum of π tanh(angle) dt. The block's output is y · silu(z).
     """
-    scan_calls.equals_its_definition(stack, fed, instruments.oracles.mamba.mamba3)
+    scan_calls.equals_its_definition(stack, case, instruments.oracles.mamba.mamba3)
 
 
 STEADY = 40.0  # sigmoid of 40 times a normed element of 1 or more rounds to 1 in float64, of minus that to below 1e-17
@@ -58,19 +58,19 @@ def the_step_is_shared_between_its_ends(stack: Blocks, sign: float, lengths: sca
     """
     import torch
 
-    fed = Fed(block="mamba3", lengths=lengths, state=sign > 0, weights={"mixer.D": 0.0})
-    inputs, numerics = drawn(stack, fed), instruments.numerics
+    case = ScanCase(block="mamba3", lengths=lengths, state=sign > 0, weights={"mixer.D": 0.0})
+    inputs, numerics = drawn_inputs(stack, case), instruments.numerics
     x, wtrap = inputs.x.clone(), torch.zeros_like(inputs.weights["mixer.wtrap.weight"])
     x[..., 0] = 8.0  # one element that is large in every token; trap reads it
     wtrap[:, 0] = sign * STEADY
     norm = torch.ones_like(inputs.weights["norm.weight"])
     weights = inputs.weights | {"mixer.wtrap.weight": wtrap, "norm.weight": norm}
     inputs = replace(inputs, x=x, weights=weights)
-    got = numerics.tensor(run(stack, fed, inputs, backward=False).y)
+    got = numerics.tensor(run(stack, case, inputs, backward=False).y)
     if sign > 0:
         empty = {name: each * (name not in ("k", "v")) for name, each in inputs.state.items()}
-        want = run(stack, fed, replace(inputs, state=empty), backward=False).y
-        words = numerics.apart("y with the initial k and v set to 0", got, want, FLOAT64)
+        want = run(stack, case, replace(inputs, state=empty), backward=False).y
+        words = numerics.difference("y with the initial k and v set to 0", got, want, FLOAT64)
         assert not words, words
     else:
         first = torch.stack([got[0, 0], got[1, 0], got[1, 4]])
@@ -90,12 +90,12 @@ def only_the_turn_between_tokens_counts(stack: Blocks, angle: float, with_state:
     """Adding whole turns to the initial angle changes no output of Mamba-3, and with an empty initial state no initial
     angle does.
     """
-    fed = Fed(block="mamba3", lengths=((9,), (9,)), state=True)
-    inputs = drawn(stack, fed)
+    case = ScanCase(block="mamba3", lengths=((9,), (9,)), state=True)
+    inputs = drawn_inputs(stack, case)
     held = {name: each if with_state or name == "angle" else 0 * each for name, each in inputs.state.items()}
-    one = run(stack, fed, replace(inputs, state=held), backward=False)
-    two = run(stack, fed, replace(inputs, state=held | {"angle": held["angle"] + angle}), backward=False)
-    words = instruments.numerics.apart(f"y with {angle:.3f} added to the initial angle", two.y, one.y, FLOAT64)
+    one = run(stack, case, replace(inputs, state=held), backward=False)
+    two = run(stack, case, replace(inputs, state=held | {"angle": held["angle"] + angle}), backward=False)
+    words = instruments.numerics.difference(f"y with {angle:.3f} added to the initial angle", two.y, one.y, FLOAT64)
     assert not words, words
 
 
@@ -119,7 +119,9 @@ TENSORS = {
 @contract("BLK-04p", asks="block_weights", cases=TENSORS, source="mamba-ssm 2.3.2")
 def mamba3_holds_these_tensors(stack: Blocks, recipe: Any, expected: dict[str, tuple[int, ...]]) -> None:
     """Mamba-3 holds exactly the tensors of its definition, and D and dt_bias are float32 even in a bf16 recipe."""
-    scan_calls.holds(stack.block_weights(recipe, M_LAYER, "author_dp"), expected, ("D", "dt_bias"), recipe.dtype)
+    scan_calls.assert_weights(
+        stack.block_weights(recipe, M_LAYER, "author_dp"), expected, ("D", "dt_bias"), recipe.dtype
+    )
 
 
 READ = {  # head, and the group of its B and C
@@ -138,13 +140,13 @@ def a_head_reads_its_group_and_itself(stack: Blocks, head: int, group: int) -> N
     """
     import torch
 
-    fed = Fed(block="mamba3", recipe=THREE_GROUPS, lengths=((11,), (6, 5)), chunk=4)
-    inputs, width, size = drawn(stack, fed), 4, 8
+    case = ScanCase(block="mamba3", recipe=THREE_GROUPS, lengths=((11,), (6, 5)), chunk=4)
+    inputs, width, size = drawn_inputs(stack, case), 4, 8
     wo = torch.zeros_like(inputs.weights["mixer.wo.weight"])
     read = slice(head * width, (head + 1) * width)
     wo[:, read] = inputs.weights["mixer.wo.weight"][:, read]
-    got = run(stack, fed, replace(inputs, weights=inputs.weights | {"mixer.wo.weight": wo}))
+    got = run(stack, case, replace(inputs, weights=inputs.weights | {"mixer.wo.weight": wo}))
     sizes = {"wb.weight": (size, group), "wc.weight": (size, group), "wx.weight": (width, head),
              "wz.weight": (width, head), "wdt.weight": (1, head), "b_bias": (1, head)}  # fmt: skip
     for name, (rows, expected) in sizes.items():
-        scan_calls.reaches(got, name, rows, head, [expected])
+        scan_calls.assert_reaches(got, name, rows, head, [expected])

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from contracts import instruments
 from contracts.checks._support import scan_calls
 from contracts.checks._support.recipes import M_LAYER, SMALL
-from contracts.checks._support.scan_calls import Fed, drawn
+from contracts.checks._support.scan_calls import ScanCase, drawn_inputs
 from contracts.contract import contract
 from contracts.spec.blocks import Blocks
 from contracts.spec.recipe import Mamba
@@ -48,7 +48,7 @@ def mamba2_holds_these_tensors(stack: Blocks, recipe: Any, expected: dict[str, t
     A dt_bias near -5, rounded to bfloat16, shifts every time step of its head by 1.5 %.
     """
     held = stack.block_weights(recipe, M_LAYER, "nemo_native")
-    scan_calls.holds(held, expected, ("A_log", "D", "dt_bias"), recipe.dtype)
+    scan_calls.assert_weights(held, expected, ("A_log", "D", "dt_bias"), recipe.dtype)
 
 
 # Neither of these is a bfloat16 number: -4.011 rounds to -4, and 1.0078 to 1.
@@ -68,15 +68,17 @@ def decay_is_computed_in_float32(stack: Blocks, block: str, weights: dict[str, f
     import torch
 
     biases = {f"mixer.conv_{name}.bias": 0.0 for name in "xbc"} if block == "mamba2" else {}
-    fed = Fed(block=block, lengths=((50,), (50,)), dtype="float32", chunk=16, state=True, weights=weights | biases)
-    inputs = drawn(stack, fed)
+    case = ScanCase(
+        block=block, lengths=((50,), (50,)), dtype="float32", chunk=16, state=True, weights=weights | biases
+    )
+    inputs = drawn_inputs(stack, case)
     state = {name: each if name == "ssm" else torch.zeros_like(each) for name, each in inputs.state.items()}
     inputs = replace(inputs, x=torch.zeros_like(inputs.x), state=state)
-    asked = scan_calls.call(fed, inputs, backward=False)
+    asked = scan_calls.call(case, inputs, backward=False)
     zero = instruments.numerics.array(inputs.x.to(torch.bfloat16))
     found = stack.run_block(replace(asked, x=zero)).state["ssm"]
     assert found.dtype == "float32", f"the state is {found.dtype} under bfloat16 activations, expected float32"
     step = math.log1p(math.exp(weights["mixer.dt_bias"]))
     want: Tensor = state["ssm"] * math.exp(-rate_of_50 * step)
-    words = instruments.numerics.apart("the state after 50 empty tokens", found, want, FLOAT32_SCAN)
+    words = instruments.numerics.difference("the state after 50 empty tokens", found, want, FLOAT32_SCAN)
     assert not words, words

@@ -9,46 +9,46 @@ from dataclasses import replace
 
 from contracts import instruments
 from contracts.checks._support import scan_calls
-from contracts.checks._support.scan_calls import PACKED, Fed, drawn, run
+from contracts.checks._support.scan_calls import PACKED, ScanCase, drawn_inputs, run
 from contracts.contract import contract
 from contracts.spec.blocks import Blocks
 
 CHUNKS = {
-    "one-token": (Fed(state=True), 1),
-    "five": (Fed(lengths=PACKED, state=True), 5),
-    "sixteen": (Fed(state=True), 16),
-    "more-than-there-are": (Fed(lengths=PACKED), 64),
-    "mamba3-one-token": (Fed(block="mamba3", lengths=PACKED, state=True), 1),
-    "mamba3-five": (Fed(block="mamba3", state=True), 5),
-    "mamba3-sixteen": (Fed(block="mamba3", lengths=PACKED, state=True), 16),
+    "one-token": (ScanCase(state=True), 1),
+    "five": (ScanCase(lengths=PACKED, state=True), 5),
+    "sixteen": (ScanCase(state=True), 16),
+    "more-than-there-are": (ScanCase(lengths=PACKED), 64),
+    "mamba3-one-token": (ScanCase(block="mamba3", lengths=PACKED, state=True), 1),
+    "mamba3-five": (ScanCase(block="mamba3", state=True), 5),
+    "mamba3-sixteen": (ScanCase(block="mamba3", lengths=PACKED, state=True), 16),
 }
 
 
 @contract("BLK-04b", asks=("block_weights", "run_block"), cases=CHUNKS, source="naming hub; arXiv 2405.21060 §6")
-def the_chunk_changes_no_number(stack: Blocks, fed: Fed, chunk: int) -> None:
+def the_chunk_changes_no_number(stack: Blocks, case: ScanCase, chunk: int) -> None:
     """Output, state and gradients of M do not depend on the chunk size, whether or not it divides the sequence."""
-    inputs = drawn(stack, fed)
-    got, want = (run(stack, replace(fed, chunk=each), inputs) for each in (chunk, 13))
+    inputs = drawn_inputs(stack, case)
+    got, want = (run(stack, replace(case, chunk=each), inputs) for each in (chunk, 13))
     tensors = instruments.numerics.tensors
-    scan_calls.agree(got, tensors({"y": want.y})["y"], tensors(want.state), tensors(want.gradients), fed)
+    scan_calls.assert_run_equals(got, tensors({"y": want.y})["y"], tensors(want.state), tensors(want.gradients), case)
 
 
 HALVES = {
-    "inside-a-chunk": (Fed(chunk=8), 20),
-    "at-the-edge-of-a-chunk": (Fed(state=True, chunk=8), 16),
-    "after-one-token": (Fed(state=True, chunk=8), 1),
-    "inside-a-document": (Fed(lengths=((9, 28), (17, 20)), chunk=8), 19),
-    "mamba3-inside-a-chunk": (Fed(block="mamba3", chunk=8), 20),
-    "mamba3-after-one-token": (Fed(block="mamba3", state=True, chunk=8), 1),
-    "mamba3-inside-a-document": (Fed(block="mamba3", lengths=((9, 28), (17, 20)), chunk=8), 19),
+    "inside-a-chunk": (ScanCase(chunk=8), 20),
+    "at-the-edge-of-a-chunk": (ScanCase(state=True, chunk=8), 16),
+    "after-one-token": (ScanCase(state=True, chunk=8), 1),
+    "inside-a-document": (ScanCase(lengths=((9, 28), (17, 20)), chunk=8), 19),
+    "mamba3-inside-a-chunk": (ScanCase(block="mamba3", chunk=8), 20),
+    "mamba3-after-one-token": (ScanCase(block="mamba3", state=True, chunk=8), 1),
+    "mamba3-inside-a-document": (ScanCase(block="mamba3", lengths=((9, 28), (17, 20)), chunk=8), 19),
 }
 
 
 @contract("BLK-04c", asks=("block_weights", "run_block"), cases=HALVES, source="naming hub; mamba-ssm state passing")
-def m_passes_its_state(stack: Blocks, fed: Fed, at: int) -> None:
+def m_passes_its_state(stack: Blocks, case: ScanCase, at: int) -> None:
     """M over a sequence in two calls, the second from the state that the first returns, equals one call.
 
     The state of Mamba-2 is the scan state and the last three inputs of each convolution; that of Mamba-3 is the scan
     state, the angle, and the last k and v. Leaving out any of them is a separate bug.
     """
-    scan_calls.passes_its_state(stack, fed, at)
+    scan_calls.passes_its_state(stack, case, at)

@@ -44,11 +44,11 @@ def the_mlp_is_its_definition(stack: Blocks, recipe: Recipe, lengths: Lengths, d
     weights = {name: each.requires_grad_() for name, each in numerics.tensors(call.weights, torch.float64).items()}
     leaves = {**weights, "x": numerics.tensor(call.x, torch.float64).requires_grad_()}
     y_BTD = torch.stack([instruments.oracles.mlp.dense(recipe, weights, x_TD) for x_TD in leaves["x"]])
-    words = numerics.apart("y", run.y, y_BTD.detach(), TOLERANCES[dtype])
+    words = numerics.difference("y", run.y, y_BTD.detach(), TOLERANCES[dtype])
     assert not words, words
     objective = (y_BTD * numerics.tensor(call.dy, torch.float64)).sum()
     want = dict(zip(leaves, torch.autograd.grad(objective, list(leaves.values())), strict=True))
-    words = numerics.gradients_apart("gradient", run.gradients, want, TOLERANCES[dtype])
+    words = numerics.gradient_differences("gradient", run.gradients, want, TOLERANCES[dtype])
     assert not words, words
 
 
@@ -104,7 +104,7 @@ def the_mlp_scales_with_its_weights(stack: Blocks, recipe: Recipe, name: str, fa
     call = call_of(stack, recipe, ROWS, layer=E_LAYER, backward=False)
     weight = numerics.array(factor * numerics.tensor(call.weights[name]))
     scaled = stack.run_block(replace(call, weights=with_weights(call, {name: weight}))).y
-    words = numerics.apart("y", scaled, expected * numerics.tensor(stack.run_block(call).y), FLOAT64)
+    words = numerics.difference("y", scaled, expected * numerics.tensor(stack.run_block(call).y), FLOAT64)
     assert not words, f"{name} times {factor:g}, against {expected:g} times the output: {words}"
 
 
@@ -145,5 +145,5 @@ def an_mlp_takes_each_token_by_itself(stack: Blocks, recipe: Recipe, lengths: Le
     one, two = (numerics.tensor(stack.run_block(each).y) for each in (call, replace(call, x=numerics.array(other_BTD))))
     assert bool((one[1, t] != two[1, t]).any()), f"token {t} of row 1 was replaced, and its output is the same"
     one[1, t] = two[1, t]
-    words = numerics.apart("y of the others", two, one, EXACT)
+    words = numerics.difference("y of the others", two, one, EXACT)
     assert not words, f"token {t} of row 1 was replaced, and {words}"

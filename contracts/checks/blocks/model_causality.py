@@ -11,7 +11,7 @@ from contracts.checks._support.model_passes import (
     PACKED,
     WHOLE,
     batch,
-    drawn,
+    drawn_weights,
     not_changed_from,
     one_pass,
     tensor,
@@ -43,7 +43,7 @@ def a_model_does_not_see_what_comes_later(stack: Training, recipe: Recipe, mode:
     A leak of a single position gives the best loss curve of the whole project.
     """
     tokens = batch(recipe, ((13,), (13,), (13,)))
-    weights = drawn(stack, recipe, mode=mode)
+    weights = drawn_weights(stack, recipe, mode=mode)
     changed = tensor(tokens.tokens)
     changed[0, place] = (changed[0, place] + 1) % recipe.vocab
     other = replace(tokens, tokens=instruments.numerics.array(changed))
@@ -72,7 +72,7 @@ def packed_documents_are_documents_by_themselves(stack: Training, recipe: Recipe
 
     If one layer lets a document see its neighbour, the model trains on text that no user will ever write.
     """
-    weights, tokens = drawn(stack, recipe, mode=mode), batch(recipe, PACKED, masked=False)
+    weights, tokens = drawn_weights(stack, recipe, mode=mode), batch(recipe, PACKED, masked=False)
     backward = recipe.mtp is None
     packed = one_pass(stack, recipe, weights, tokens, backward=backward, mode=mode)
     shares: list[tuple[int, Arrays]] = []
@@ -83,12 +83,12 @@ def packed_documents_are_documents_by_themselves(stack: Training, recipe: Recipe
             run = one_pass(stack, recipe, weights, alone, backward=backward and labels > 0, mode=mode)
             for name, got, want in _pairs(packed, run):
                 part = tensor(got)[row : row + 1, start : start + length]
-                words = instruments.numerics.apart(f"{name} of row {row} from {start} on", part, want, FLOAT64)
+                words = instruments.numerics.difference(f"{name} of row {row} from {start} on", part, want, FLOAT64)
                 assert not words, words
             shares.append((labels, run.gradients))
             start += length
     if backward:
-        words = instruments.numerics.gradients_apart(
+        words = instruments.numerics.gradient_differences(
             "the gradient of", packed.gradients, _weighed(shares, packed.gradients), FLOAT64_SCAN
         )
         assert not words, words

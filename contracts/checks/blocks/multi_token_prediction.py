@@ -14,11 +14,11 @@ from contracts.checks._support.model_passes import (
     WHOLE,
     Lengths,
     batch,
-    canonical,
-    differs_from_its_definition,
-    drawn,
+    drawn_weights,
+    needs_canonical_names,
     not_changed_from,
     one_pass,
+    oracle_difference,
     tensor,
 )
 from contracts.contract import contract
@@ -45,9 +45,9 @@ def a_depth_joins_the_state_below_with_the_token_ahead(stack: Training, recipe: 
     The check compares the logits of every depth and the gradient of every weight with the sum written out. All depths
     share the embedding and the output projection, so those gradients are sums over depths.
     """
-    weights = drawn(stack, recipe)
-    canonical(stack, weights, "mtp.0.projection.weight")
-    words = differs_from_its_definition(stack, recipe, letters, weights)
+    weights = drawn_weights(stack, recipe)
+    needs_canonical_names(stack, weights, "mtp.0.projection.weight")
+    words = oracle_difference(stack, recipe, letters, weights)
     assert not words, words
 
 
@@ -69,7 +69,7 @@ def a_depth_is_held_to_the_labels_of_its_own_distance(stack: Training, recipe: R
     """
     assert recipe.mtp is not None
     tokens = batch(recipe, lengths)
-    run = one_pass(stack, recipe, drawn(stack, recipe), tokens)
+    run = one_pass(stack, recipe, drawn_weights(stack, recipe), tokens)
     oracle = instruments.oracles.model
     found = len(run.mtp_logits)
     assert found == recipe.mtp.depth, f"{found} depths give logits, expected {recipe.mtp.depth}"
@@ -101,7 +101,7 @@ def depths_train_the_model_below_them(stack: Training, recipe: Recipe) -> None:
     Over loss weights 0, 0.25 and 0.5 the gradient lies on a line that is not flat. With detached hidden states the
     depths train nothing below them. A copy of the output projection drifts from the one that is served.
     """
-    weights, tokens = drawn(stack, recipe), batch(recipe)
+    weights, tokens = drawn_weights(stack, recipe), batch(recipe)
     none, some, more = (
         instruments.numerics.tensors(one_pass(stack, _weighed(recipe, by), weights, tokens, backward=True).gradients)
         for by in (0.0, 0.25, 0.5)
@@ -115,7 +115,7 @@ def depths_train_the_model_below_them(stack: Training, recipe: Recipe) -> None:
         what = f"what a quarter more of the depths adds to the gradient of {row.name}"
         # the difference of two large gradients is known only to their rounding
         scale = instruments.numerics.typical_size(more[row.name])
-        words = instruments.numerics.apart(what, more[row.name] - some[row.name], step, FLOAT64_SCAN, scale=scale)
+        words = instruments.numerics.difference(what, more[row.name] - some[row.name], step, FLOAT64_SCAN, scale=scale)
         assert not words, words
 
 
@@ -139,7 +139,7 @@ def a_depth_sees_exactly_one_token_further(stack: Training, place: int, length: 
     """
     recipe = AHEAD
     tokens = batch(recipe, ((length,), (length,)))
-    weights = drawn(stack, recipe)
+    weights = drawn_weights(stack, recipe)
     changed = tensor(tokens.tokens)
     changed[0, place] = (changed[0, place] + 1) % recipe.vocab
     array = instruments.numerics.array

@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 
 from contracts import instruments
-from contracts.checks._support.attention_calls import BARE, PACKED, Lengths, call_of, part, with_weights
+from contracts.checks._support.attention_calls import BARE, PACKED, Lengths, call_of, slice_of, with_weights
 from contracts.checks._support.recipes import SMALL, SMALL_DSA, SMALL_MLA
 from contracts.contract import contract
 from contracts.spec.array import Array
@@ -98,16 +98,18 @@ def a_document_is_the_same_wherever_it_stands(stack: Blocks, recipe: Recipe, len
         for number, length in enumerate(documents):
             where = (slice(row, row + 1), slice(start, start + length))
             start += length
-            alone = replace(call, x=part(call.x, *where), dy=part(call.dy, *where), documents=None)
+            alone = replace(call, x=slice_of(call.x, *where), dy=slice_of(call.dy, *where), documents=None)
             run = stack.run_block(alone)
             pairs = (("y", whole.y, run.y), ("the gradient of x", whole.gradients["x"], run.gradients["x"]))
             for what, one, two in pairs:
-                words = numerics.apart(f"{what} of document {number} of row {row}", part(one, *where), two, FLOAT64)
+                words = numerics.difference(
+                    f"{what} of document {number} of row {row}", slice_of(one, *where), two, FLOAT64
+                )
                 assert not words, f"packed against alone, {words}"
             for name in total:
                 total[name] += numerics.tensor(run.gradients[name])
     found = {name: whole.gradients[name] for name in total}
-    words = numerics.gradients_apart("packed against the sum over documents, gradient", found, total, FLOAT64)
+    words = numerics.gradient_differences("packed against the sum over documents, gradient", found, total, FLOAT64)
     assert not words, words
 
 
@@ -132,7 +134,7 @@ def qk_norm_takes_the_length_of_each_head(stack: Blocks, name: str, rows: slice,
         weight = numerics.tensor(call.weights[name])
         weight[rows] *= factor
         loud = replace(call, weights=with_weights(call, {name: numerics.array(weight)}))
-        words = numerics.apart("y", stack.run_block(loud).y, stack.run_block(call).y, FLOAT64)
+        words = numerics.difference("y", stack.run_block(loud).y, stack.run_block(call).y, FLOAT64)
         what = f"rows {rows.start} … {rows.stop - 1} of {name} times {factor:g}"
         if qk_norm:
             assert not words, f"{what}, with qk_norm: {words}"
@@ -159,6 +161,6 @@ def far_positions_are_as_precise_as_near_ones(stack: Blocks, length: int, theta:
     last = range(length - 3, length)
     weights = numerics.tensors(call.weights, torch.float64)
     want = oracle.grouped(recipe, weights, numerics.tensor(call.x, torch.float64)[0], rows=last)
-    got: Array = part(stack.run_block(call).y, 0, slice(length - 3, length))
-    words = numerics.apart("y of the last three tokens", got, want, FLOAT32)
+    got: Array = slice_of(stack.run_block(call).y, 0, slice(length - 3, length))
+    words = numerics.difference("y of the last three tokens", got, want, FLOAT32)
     assert not words, words

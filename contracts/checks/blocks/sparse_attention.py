@@ -6,7 +6,15 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from contracts import instruments
-from contracts.checks._support.attention_calls import PACKED, ROWS, TOLERANCES, Lengths, call_of, differs_from, keeping
+from contracts.checks._support.attention_calls import (
+    PACKED,
+    ROWS,
+    TOLERANCES,
+    Lengths,
+    call_of,
+    oracle_difference,
+    sparse_recipe,
+)
 from contracts.contract import contract
 from contracts.spec.array import Element
 from contracts.spec.blocks import BlockRun, Blocks
@@ -42,7 +50,7 @@ def a_query_selects_k_of_the_keys_it_may_see(
     Choosing among all keys and masking afterwards selects too few, because forbidden keys take the slots of allowed
     ones.
     """
-    chosen_BTS = _selected(stack.run_block(call_of(stack, keeping(top_k), lengths, backward=False)))
+    chosen_BTS = _selected(stack.run_block(call_of(stack, sparse_recipe(top_k), lengths, backward=False)))
     documents = instruments.fixtures.documents(lengths).tolist()
     for row, numbers in enumerate(documents):
         for t, count in enumerate(counts[row]):
@@ -72,7 +80,7 @@ def the_keys_with_the_highest_index_scores_are_selected(stack: Blocks, top_k: in
     The indexer computes its own scores. They are not the attention scores, and all heads share one choice.
     """
     numerics, oracle = instruments.numerics, instruments.oracles.attention
-    call = call_of(stack, keeping(top_k), lengths, backward=False)
+    call = call_of(stack, sparse_recipe(top_k), lengths, backward=False)
     chosen_BTS = _selected(stack.run_block(call))
     weights, x_BTD = numerics.tensors(call.weights), numerics.tensor(call.x)
     documents_BT = instruments.fixtures.documents(lengths)
@@ -104,10 +112,10 @@ def sparse_attention_is_attention_over_what_is_selected(
     The indexer has its own training loss, which is no part of <y, dy>. So <y, dy> gives no gradient to the indexer's
     weights, nor to the inputs through its scores.
     """
-    call = call_of(stack, keeping(top_k), lengths, dtype=dtype)
+    call = call_of(stack, sparse_recipe(top_k), lengths, dtype=dtype)
     run = stack.run_block(call)
     _selected(run)
-    words = differs_from(call, run, TOLERANCES[dtype])
+    words = oracle_difference(call, run, TOLERANCES[dtype])
     assert not words, words
 
 
@@ -128,7 +136,7 @@ def a_key_that_is_not_selected_counts_for_nothing(stack: Blocks, top_k: int, len
     import torch
 
     numerics = instruments.numerics
-    call = call_of(stack, keeping(top_k), lengths)
+    call = call_of(stack, sparse_recipe(top_k), lengths)
     other_BTD = numerics.tensor(call.x)
     other_BTD[:, s] += instruments.fixtures.normal("a little", tuple(other_BTD[:, s].shape), scale=0.1)
     one, two = stack.run_block(call), stack.run_block(replace(call, x=numerics.array(other_BTD), dy=None))
@@ -136,7 +144,7 @@ def a_key_that_is_not_selected_counts_for_nothing(stack: Blocks, top_k: int, len
     without_BT = (before_BTS == after_BTS).all(-1) & ~before_BTS[..., s]
     without_BT[:, : s + 1] = False  # earlier queries never see s
     assert bool(without_BT.any()), f"no query after token {s} leaves it out with k {top_k}"
-    words = numerics.apart("y of the queries that leave it out", numerics.tensor(two.y)[without_BT],
+    words = numerics.difference("y of the queries that leave it out", numerics.tensor(two.y)[without_BT],
                            numerics.tensor(one.y)[without_BT], EXACT)  # fmt: skip
     assert not words, f"token {s} was replaced, and {words}"
     with_BT = before_BTS[..., s] & after_BTS[..., s]
@@ -145,7 +153,7 @@ def a_key_that_is_not_selected_counts_for_nothing(stack: Blocks, top_k: int, len
 
     dy_BTD = torch.where(without_BT[..., None], numerics.tensor(call.dy), 0.0) if call.dy else other_BTD
     back = numerics.tensor(stack.run_block(replace(call, dy=numerics.array(dy_BTD))).gradients["x"])[:, s]
-    words = numerics.apart("the gradient with respect to the token left out", back, torch.zeros_like(back), EXACT)
+    words = numerics.difference("the gradient with respect to the token left out", back, torch.zeros_like(back), EXACT)
     assert not words, f"queries that leave out token {s}: {words}"
 
 
@@ -164,7 +172,7 @@ def sparse_layers_stand_where_ranks_say(stack: Blocks, a_ranks: tuple[int, ...],
     """The sparse attention layers are those whose A-rank the recipe lists, where A-ranks count attention layers from 0;
     all other attention layers are dense.
     """
-    run = stack.run_block(call_of(stack, keeping(3, a_ranks), ROWS, layer=layer, backward=False))
+    run = stack.run_block(call_of(stack, sparse_recipe(3, a_ranks), ROWS, layer=layer, backward=False))
     found = "selected" in run.seen
     words = "selects keys" if found else "does not select keys"
     assert found == sparse, f"layer {layer} {words}, and the sparse A-ranks are {a_ranks}"

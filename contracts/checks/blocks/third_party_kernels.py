@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Protocol
 
-from contracts.checks._support.device_calls import Asked, call_of, on
+from contracts.checks._support.device_calls import BlockCase, call_of, cases_on
 from contracts.checks.blocks.bfloat16 import held_to_its_definition
 from contracts.contract import contract
 from contracts.spec.blocks import Blocks
@@ -22,10 +22,10 @@ INSTALL = {
     "mamba-ssm einops (docs/gpu.md)",
     "transformer-engine": "pip install --no-build-isolation 'transformer-engine[pytorch]' (docs/gpu.md)",
 }
-_M = on("cuda", "mamba2")
-SCANS: dict[str, tuple[Asked, Site]] = {"scan-of-mamba2": (_M["mamba2"], "scan")}
-_TE = on("cuda", "attention", "mlp", "experts", "experts-swiglu")
-MODULES: dict[str, tuple[Asked, Site]] = {
+_M = cases_on("cuda", "mamba2")
+SCANS: dict[str, tuple[BlockCase, Site]] = {"scan-of-mamba2": (_M["mamba2"], "scan")}
+_TE = cases_on("cuda", "attention", "mlp", "experts", "experts-swiglu")
+MODULES: dict[str, tuple[BlockCase, Site]] = {
     "attention": (_TE["attention"], "attention"),
     "mlp": (_TE["mlp"], "mlp"),
     "experts": (_TE["experts"], "experts"),
@@ -34,7 +34,7 @@ MODULES: dict[str, tuple[Asked, Site]] = {
 
 
 @contract("BLK-08a", asks=("block_weights", "run_block", "kernel_facts"), cases=SCANS, source="hub; naming", tier="gpu")
-def mamba_ssm_computes_what_the_block_is_defined_as(stack: Stack, asked: Asked, site: Site) -> None:
+def mamba_ssm_computes_what_the_block_is_defined_as(stack: Stack, asked: BlockCase, site: Site) -> None:
     """With mamba-ssm's scan kernel a Mamba-2 block has the output and every gradient of its definition within bfloat16
     error, and the stack reports that mamba-ssm ran.
 
@@ -47,7 +47,7 @@ def mamba_ssm_computes_what_the_block_is_defined_as(stack: Stack, asked: Asked, 
 @contract(
     "BLK-08b", asks=("block_weights", "run_block", "kernel_facts"), cases=MODULES, source="hub; naming", tier="gpu"
 )
-def transformer_engine_computes_what_the_block_is_defined_as(stack: Stack, asked: Asked, site: Site) -> None:
+def transformer_engine_computes_what_the_block_is_defined_as(stack: Stack, asked: BlockCase, site: Site) -> None:
     """With Transformer Engine's modules a block has the output and every gradient of its definition within bfloat16
     error, and the stack reports that Transformer Engine ran.
 
@@ -57,7 +57,7 @@ def transformer_engine_computes_what_the_block_is_defined_as(stack: Stack, asked
     _held(stack, asked, site, "transformer-engine")
 
 
-def _held(stack: Stack, asked: Asked, site: Site, kernel: Kernel) -> None:
+def _held(stack: Stack, asked: BlockCase, site: Site, kernel: Kernel) -> None:
     package = stack.kernel_facts().packages.get(kernel, Package(state="absent"))
     assert package.state != "broken", f"{kernel} is installed and cannot be imported: {package.words}"
     if package.state == "absent":

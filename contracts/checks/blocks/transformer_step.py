@@ -40,7 +40,7 @@ def a_step_of_a_transformer_is_its_definition(stack: Training, recipe: Recipe) -
     assert abs(found - float(loss)) <= 2e-6 * float(loss), (
         f"the loss is {found:.8g}, by its definition {float(loss):.8g}"
     )
-    words = instruments.numerics.gradients_apart("the gradient of", step.gradients, gradients, FLOAT32_TRANSFORMER)
+    words = instruments.numerics.gradient_differences("the gradient of", step.gradients, gradients, FLOAT32_TRANSFORMER)
     assert not words, words
 
 
@@ -54,7 +54,7 @@ def _defined(asked: Session) -> tuple[Tensor, dict[str, Tensor]]:
     (batch,) = asked.batches
     x_BTD = weights["embedding.weight"][numerics.tensor(batch.tokens)]
     for layer in range(recipe.depth):
-        mine = oracles.model.under(given, f"layers.{layer}.")
+        mine = oracles.model.with_prefix(given, f"layers.{layer}.")
         if layer % 2:
             x_BTD = x_BTD + oracles.experts.block(recipe, mine, x_BTD).y_BTD
         else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contracts.checks._support.folders import folder
-from contracts.checks._support.saved_states import FAMILIES, state, target, unlike
+from contracts.checks._support.saved_states import FAMILIES, snapshot_difference, state, target
 from contracts.checks.checkpoint.multi_rank_crash import SPREAD
 from contracts.contract import contract
 from contracts.spec.checkpointing import Checkpointing
@@ -36,11 +36,11 @@ def saves_of_ranks_in_the_background_are_of_their_calls(
         assert order == steps, f"complete in the order {order}, called as {steps}"
         for rank, told in enumerate(every):
             words = f"was refused: {told.loaded.refused}" if told.loaded.refused else ""
-            words = words or unlike(told.loaded.state, states[-1])
+            words = words or snapshot_difference(told.loaded.state, states[-1])
             assert not words, f"a load right after the save of step {steps[-1]}, on rank {rank}: {words}"
         for each in states:
             loaded = stack.load_checkpoint(str(at), each.step, target(each))
-            words = f"was refused: {loaded.refused}" if loaded.refused else unlike(loaded.state, each)
+            words = f"was refused: {loaded.refused}" if loaded.refused else snapshot_difference(loaded.state, each)
             assert not words, f"step {each.step} was saved in the background, rank {late} late, and {words}"
         latest = stack.latest_checkpoint(str(at))
         assert latest == steps[-1], f"the latest is {latest}, expected {steps[-1]}"

@@ -45,10 +45,10 @@ def ranks_load_one_checkpoint_or_none(
         seen = views[here().rank]
         told = gathered(_resumed(stack, execution, at / seen))
     steps = [step for step, _ in told]
-    assert len(set(steps)) == 1, f"ranks that see {list(views)} went on after steps {steps} (None: refused)"
+    assert len(set(steps)) == 1, f"ranks that see {list(views)} resumed after steps {steps} (None: refused)"
     expected = "a refusal" if not allowed else f"a refusal or {sorted(allowed)}"
     assert steps[0] is None or steps[0] in allowed, f"ranks that see {list(views)} loaded {steps[0]}, not {expected}"
-    assert all(words for step, words in told if step is None), f"a rank refused without a word: {told}"
+    assert all(words for step, words in told if step is None), f"a rank refused without a reason: {told}"
 
 
 @contract("CKPT-02e", asks="train", cases={"the-last-file": (FSDP2, 2)}, source=FAMILIES, tier="dist")
@@ -67,7 +67,7 @@ def what_one_rank_cannot_read_none_of_them_loads(stack: Training, execution: Exe
         told = gathered(_resumed(stack, execution, broken))
         again = gathered(_resumed(stack, execution, at / "first"))
     steps = [step for step, _ in told]
-    assert steps == [None] * world, f"a file is damaged, and ranks went on after steps {steps} (None: refused)"
+    assert steps == [None] * world, f"a file is damaged, and ranks resumed after steps {steps} (None: refused)"
     assert [step for step, _ in again] == [1] * world, f"after the refusal the ranks load {again}, expected step 1"
 
 

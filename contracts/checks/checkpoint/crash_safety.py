@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from contracts.checks._support import saved_states
 from contracts.checks._support.folders import folder
-from contracts.checks._support.saved_states import FAMILIES, LITTLE, ONE_FILE, SHAPES, state, target, unlike, unloaded
+from contracts.checks._support.saved_states import (
+    FAMILIES,
+    LITTLE,
+    ONE_FILE,
+    SHAPES,
+    load_failure,
+    snapshot_difference,
+    state,
+    target,
+)
 from contracts.contract import contract, untested
 from contracts.spec.checkpointing import Checkpointing, WriteFault
 
@@ -34,12 +43,12 @@ def a_writer_may_die_at_any_boundary(stack: Checkpointing, *before: int) -> None
             allowed = {4} if written.ending == "done" else {4, *(before or (None,))}
             assert latest in allowed, f"{said} the latest is {latest}, expected one of {allowed}"
             if latest is not None:
-                words = unloaded(stack, at, state(latest, LITTLE), None)
+                words = load_failure(stack, at, state(latest, LITTLE), None)
                 assert not words, f"{said} step {latest} is the latest, but {words}"
             if latest != 4:
                 again = stack.write_checkpoint(str(at), new, ONE_FILE, None)
                 assert again.ending == "done", f"{said} step 4 cannot be written again: {again.words}"
-                words = unloaded(stack, at, new, None)
+                words = load_failure(stack, at, new, None)
                 assert not words, f"{said} step 4 was written again, but {words}"
         if written.ending == "done":
             break
@@ -67,13 +76,13 @@ def a_full_disk_takes_nothing_with_it(stack: Checkpointing, room: int) -> None:
         assert written.words, "the save was refused without a word"
         latest = stack.latest_checkpoint(str(at))
         assert latest == 2, f"step 4 found no room, and the latest is {latest}, expected 2"
-        words = unloaded(stack, at, old, None)
+        words = load_failure(stack, at, old, None)
         assert not words, f"step 4 found no room, and step 2 is not whole: {words}"
         left = sorted(path.name for path in saved_states.files(at) - there)
         assert not left, f"step 4 found no room, and left {', '.join(left)}"
         again = stack.write_checkpoint(str(at), new, ONE_FILE, None)
         assert again.ending == "done", f"with room again step 4 cannot be written: {again.words}"
-        words = unloaded(stack, at, new, None)
+        words = load_failure(stack, at, new, None)
         assert not words, f"with room again step 4 was written, but {words}"
 
 
@@ -99,11 +108,11 @@ def a_save_in_the_background_is_of_its_call(stack: Checkpointing, *steps: int) -
         overtaken = stack.write_in_background(str(at), states)
         assert overtaken.published == steps, f"complete in the order {overtaken.published}, called as {steps}"
         assert not overtaken.loaded.refused, f"a load right after the last save was refused: {overtaken.loaded.refused}"
-        words = unlike(overtaken.loaded.state, states[-1])
+        words = snapshot_difference(overtaken.loaded.state, states[-1])
         assert not words, f"a load right after the save of step {steps[-1]} gave another state: {words}"
         for each in states:
             loaded = stack.load_checkpoint(str(at), each.step, target(each))
-            words = f"was refused: {loaded.refused}" if loaded.refused else unlike(loaded.state, each)
+            words = f"was refused: {loaded.refused}" if loaded.refused else snapshot_difference(loaded.state, each)
             assert not words, f"step {each.step} was saved in the background, and {words}"
         latest = stack.latest_checkpoint(str(at))
         assert latest == steps[-1], f"the latest is {latest}, expected {steps[-1]}"

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from contracts.checks._support import saved_states
 from contracts.checks._support.folders import folder
-from contracts.checks._support.saved_states import FAMILIES, state, target, unlike, unloaded
+from contracts.checks._support.saved_states import FAMILIES, load_failure, snapshot_difference, state, target
 from contracts.contract import contract
 from contracts.spec.checkpointing import Checkpointing
 
@@ -42,13 +42,13 @@ def a_damaged_file_is_refused_by_name(stack: Checkpointing, damage: Damage) -> N
             path.write_bytes(content)
             said = f"{path.name} of step 4 was {damage}, and"
             if loaded.refused:
-                words = saved_states.half_loaded(loaded.state, before)
+                words = saved_states.target_change(loaded.state, before)
                 assert not words, f"{said} the load was refused, but {words}"
                 assert path.name in loaded.refused, f"{said} the refusal does not name it: {loaded.refused}"
             else:
-                words = unlike(loaded.state, saved)
+                words = snapshot_difference(loaded.state, saved)
                 assert not words, f"{said} the load went through, but {words}"
-        words = unloaded(stack, at, saved, 4)
+        words = load_failure(stack, at, saved, 4)
         assert not words, f"every file of step 4 is what it was, and {words}"
 
 
@@ -122,7 +122,9 @@ def no_pickle_is_executed(stack: Checkpointing, form: Form, where: Literal["in p
                 loaded = stack.load_checkpoint(str(at), step, before)
                 assert not marker.exists(), f"{path.name} was a {form} file, and its pickle was executed"
                 words = (
-                    saved_states.half_loaded(loaded.state, before) if loaded.refused else unlike(loaded.state, saved)
+                    saved_states.target_change(loaded.state, before)
+                    if loaded.refused
+                    else snapshot_difference(loaded.state, saved)
                 )
                 assert not words, f"{path.name} was a {form} file, and after the load {words}"
             if content is None and where == "beside":

@@ -24,11 +24,11 @@ from contracts.checks._support.multi_rank_saves import (
     STATE,
     TP2_EP2,
     TP2_FSDP2,
-    found_first,
-    place,
+    first_finding,
+    layout_name,
     refusal,
-    shown,
-    state_unlike,
+    save_folder,
+    state_difference,
 )
 from contracts.checks._support.saved_states import FAMILIES
 from contracts.contract import contract
@@ -64,7 +64,7 @@ def every_layout_goes_on_from_this_one(stack: Training, saves: Execution, world:
     for each in LAYOUTS.values():
         needs_layout(stack, each.layout)
     with shared_folder() as at:
-        folder = place(at, saves).as_posix()
+        folder = save_folder(at, saves).as_posix()
         whole = Session(recipe=EVEN, steps=3, execution=saves, observe=STATE | {"gradients"}, save=folder,
                         save_at=frozenset({2}))  # fmt: skip
         steps = stack.train(whole).steps
@@ -74,9 +74,9 @@ def every_layout_goes_on_from_this_one(stack: Training, saves: Execution, world:
                 recipe=EVEN, steps=1, execution=layout, observe=STATE | {"gradients"}, at=frozenset({0, 3}), load=source
             )
             run = stack.train(session)
-            words = "nothing is told of what was loaded" if run.loaded is None else state_unlike(run.loaded, steps[1])
-            words = found_first(words or _apart(run.steps[0], steps[2]))
-            assert not words, f"saved on {shown(saves)}, loaded on {shown(layout)}, {words}"
+            words = "no loaded state is reported" if run.loaded is None else state_difference(run.loaded, steps[1])
+            words = first_finding(words or _apart(run.steps[0], steps[2]))
+            assert not words, f"saved on {layout_name(saves)}, loaded on {layout_name(layout)}, {words}"
 
 
 def _apart(got: Step, want: Step) -> str:
@@ -88,7 +88,7 @@ def _apart(got: Step, want: Step) -> str:
         found = got.losses.get(name, float("nan"))
         if not abs(found - loss) <= 1e-11 * max(1.0, abs(loss)):
             return f"step 3: {name} is {found:.10g}, expected {loss:.10g}"
-    words = instruments.numerics.gradients_apart("the gradient of", got.gradients, want.gradients, FLOAT64_SCAN)
+    words = instruments.numerics.gradient_differences("the gradient of", got.gradients, want.gradients, FLOAT64_SCAN)
     return f"step 3: {words}" if words else ""
 
 
@@ -109,14 +109,14 @@ def numbers_of_another_kind_are_refused_by_every_rank(stack: Training, execution
     """
     needs_layout(stack, execution.layout)
     with shared_folder() as at:
-        folder = place(at, execution).as_posix()
+        folder = save_folder(at, execution).as_posix()
         session = Session(recipe=SPREAD, steps=1, execution=execution, save=folder, save_at=frozenset({1}))
         stack.train(session)
         again = replace(session, steps=0, save=None, load=folder)
         told = gathered(refusal(stack, replace(again, execution=replace(execution, precision="float32"))))
         start = stack.train(again).start
     for rank, words in enumerate(told):
-        assert words, f"float64 was loaded into float32 on {shown(execution)} by rank {rank}"
+        assert words, f"float64 was loaded into float32 on {layout_name(execution)} by rank {rank}"
         missing = [each for each in ("float64", "float32", "weight") if each not in words]
         assert not missing, f"the refusal of rank {rank} does not name {missing}: {words[:200]}"
-    assert start == 1, f"after the refusal the ranks go on after step {start}, expected 1"
+    assert start == 1, f"after the refusal the ranks resumed after step {start}, expected 1"

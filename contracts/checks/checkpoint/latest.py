@@ -9,7 +9,7 @@ from pathlib import Path
 from contracts.checks._support import saved_states
 from contracts.checks._support.folders import folder
 from contracts.checks._support.refusals import refusal_of
-from contracts.checks._support.saved_states import FAMILIES, LITTLE, ONE_FILE, state, unloaded
+from contracts.checks._support.saved_states import FAMILIES, LITTLE, ONE_FILE, load_failure, state
 from contracts.checks.storage.locations import HOST, UNMOUNTED, WELL
 from contracts.contract import contract
 from contracts.spec.checkpointing import Checkpointing
@@ -39,7 +39,7 @@ def the_latest_is_the_highest_number(stack: Checkpointing, touched: tuple[int, .
                 os.utime(path, (time, time))
         found = stack.latest_checkpoint(str(at))
         assert found == latest, f"of {sorted(touched)} the latest is {found}, expected {latest}"
-        words = unloaded(stack, at, state(latest, LITTLE), None)
+        words = load_failure(stack, at, state(latest, LITTLE), None)
         assert not words, f"step {latest} is the latest, and {words}"
 
 
@@ -67,7 +67,7 @@ def what_only_looks_like_a_checkpoint_is_none(stack: Checkpointing, junk: str) -
         made = ", ".join(sorted(path.name for path in at.iterdir()))
         found = stack.latest_checkpoint(str(at))
         assert found == 4, f"the latest is {found}, expected 4, among {made}"
-        words = unloaded(stack, at, state(4, LITTLE), None)
+        words = load_failure(stack, at, state(4, LITTLE), None)
         assert not words, f"step 4 is the latest among {made}, and {words}"
 
 

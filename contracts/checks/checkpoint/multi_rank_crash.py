@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from contracts.checks._support import saved_states
 from contracts.checks._support.folders import folder
-from contracts.checks._support.saved_states import FAMILIES, SHAPES, state, unloaded
+from contracts.checks._support.saved_states import FAMILIES, SHAPES, load_failure, state
 from contracts.contract import contract
 from contracts.spec.array import Shape
 from contracts.spec.checkpointing import Checkpointing, WriteFault, Written
@@ -48,11 +48,13 @@ def a_rank_may_die_at_any_boundary(
             latest = stack.latest_checkpoint(str(at))
             allowed = (4,) if done else (2, 4)
             assert latest in allowed, f"{said} the latest is {latest}, expected one of {allowed}"
-            words = unloaded(stack, at, state(latest or 0, SPREAD), None)
+            words = load_failure(stack, at, state(latest or 0, SPREAD), None)
             assert not words, f"{said} step {latest} is the latest, but {words}"
             if latest != 4:
                 ends = stack.write_on_ranks(str(at), new, ranks, {})
-                words = _endings(ends) if {each.ending for each in ends} != {"done"} else unloaded(stack, at, new, 4)
+                words = (
+                    _endings(ends) if {each.ending for each in ends} != {"done"} else load_failure(stack, at, new, 4)
+                )
                 assert not words, f"{said} step 4 was saved again: {words}"
     assert done, f"the ranks still end {_endings(ends)} at boundary {MANY}"
 
@@ -78,10 +80,10 @@ def one_full_disk_takes_nothing_with_it(stack: Checkpointing, ranks: int, full: 
         assert latest == 2, f"{said} the latest is {latest}, expected 2"
         left = sorted(path.name for path in saved_states.files(at) - there)
         assert not left, f"{said} these files are left: {', '.join(left)}"
-        words = unloaded(stack, at, old, None)
+        words = load_failure(stack, at, old, None)
         assert not words, f"{said} step 2 is not whole: {words}"
         ends = stack.write_on_ranks(str(at), new, ranks, {})
-        words = _endings(ends) if {each.ending for each in ends} != {"done"} else unloaded(stack, at, new, 4)
+        words = _endings(ends) if {each.ending for each in ends} != {"done"} else load_failure(stack, at, new, 4)
         assert not words, f"with room again step 4 was saved: {words}"
 
 

@@ -63,8 +63,8 @@ def ranks_keep_the_last_copy_that_arrived(
         there = files(save)
         found = tuple(step for step, its in written.items() if its <= there)
         start = stack.train(Session(recipe=STATE, steps=0, execution=execution, load=str(save))).start
-    assert found == left, f"copies are {copied}, one is to be kept, and of steps 1 to 4 {found} are left, not {left}"
-    assert start == 4, f"the ranks go on after step {start}, expected 4"
+    assert found == left, f"with copies {copied} and one checkpoint to keep, steps {found} are left, expected {left}"
+    assert start == 4, f"the ranks resumed after step {start}, expected 4"
 
 
 def _first_two(stack: Training, execution: Execution, save: Path) -> dict[int, set[Path]]:

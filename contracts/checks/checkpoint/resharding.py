@@ -42,11 +42,11 @@ from contracts.checks._support.multi_rank_saves import (
     TP2_EP2,
     TP2_FSDP2,
     TP2_SP,
-    found_first,
-    place,
+    first_finding,
+    layout_name,
     refusal,
-    shown,
-    state_unlike,
+    save_folder,
+    state_difference,
 )
 from contracts.checks._support.saved_states import FAMILIES
 from contracts.checks.checkpoint.resume import EVERYTHING
@@ -99,7 +99,7 @@ def ranks_resumed_twice_are_uninterrupted(
             words = "" if run.start == start else f"the run began after step {run.start}, expected {start}"
             for got, want in zip(run.steps, whole.steps[start:end], strict=True):
                 words = words or _unlike(got, want)
-            words = found_first(words)
+            words = first_finding(words)
             assert not words, f"{said}, {words}"
             start = end
             _generators(999 + number)
@@ -119,7 +119,7 @@ def _unlike(got: Step, want: Step) -> str:
     facts = ("number", "samples", "lr", "losses", "tokens", "grad_norm")
     unequal = [fact for fact in facts if getattr(got, fact) != getattr(want, fact)]
     found = [f"{fact} is {getattr(got, fact)}, expected {getattr(want, fact)}" for fact in unequal[:1]]
-    found += [words for words in [state_unlike(got, want)] if words]
+    found += [words for words in [state_difference(got, want)] if words]
     return f"step {want.number}: {'; '.join(found)}" if found else ""
 
 
@@ -155,14 +155,14 @@ def another_layout_loads_every_number_by_its_name(
     for each in (saves, *loads):
         needs_layout(stack, each.layout)
     with shared_folder() as at:
-        saved = _saved(stack, recipe, saves, place(at, saves).as_posix())
-        (source, *_) = gathered(place(at, saves).as_posix())
+        saved = _saved(stack, recipe, saves, save_folder(at, saves).as_posix())
+        (source, *_) = gathered(save_folder(at, saves).as_posix())
         for layout in loads:
             run = stack.train(
                 Session(recipe=recipe, steps=0, execution=layout, observe=STATE, at=frozenset({0}), load=source)
             )
-            words = found_first(_loaded_unlike(run.start, run.loaded, saved))
-            assert not words, f"saved on {shown(saves)}, loaded on {shown(layout)}, {words}"
+            words = first_finding(_loaded_unlike(run.start, run.loaded, saved))
+            assert not words, f"saved on {layout_name(saves)}, loaded on {layout_name(layout)}, {words}"
 
 
 def _saved(stack: Training, recipe: Recipe, execution: Execution, folder: str) -> Step:
@@ -174,8 +174,8 @@ def _saved(stack: Training, recipe: Recipe, execution: Execution, folder: str) -
 
 def _loaded_unlike(start: int, loaded: Step | None, saved: Step) -> str:
     if start != saved.number:
-        return f"the run goes on after step {start}, expected {saved.number}"
-    return "nothing is told of what was loaded" if loaded is None else state_unlike(loaded, saved)
+        return f"the run resumed after step {start}, expected {saved.number}"
+    return "no loaded state is reported" if loaded is None else state_difference(loaded, saved)
 
 
 GOES_ON: dict[str, tuple[Recipe, int, Execution, tuple[Execution, ...]]] = {
@@ -205,7 +205,7 @@ def a_run_that_changes_its_layout_is_the_same_run(
     with shared_folder() as at:
         load: str | None = None
         for start, end, layout in zip((0, *ends), ends, (first, *others), strict=False):
-            own = place(at / str(end), layout).as_posix()
+            own = save_folder(at / str(end), layout).as_posix()
             run = stack.train(
                 Session(
                     recipe=recipe, steps=end - start, execution=layout, observe=frozenset({"gradients"}), load=load,
@@ -213,8 +213,8 @@ def a_run_that_changes_its_layout_is_the_same_run(
                 )
             )  # fmt: skip
             pairs = zip(run.steps, whole.steps[start:end], strict=True)
-            words = found_first(next((words for got, want in pairs if (words := _apart(got, want))), ""))
-            assert not words, f"on {shown(layout)}, from step {start + 1} on, {words}"
+            words = first_finding(next((words for got, want in pairs if (words := _apart(got, want))), ""))
+            assert not words, f"on {layout_name(layout)}, from step {start + 1} on, {words}"
             (load, *_) = gathered(own)
 
 
@@ -223,7 +223,7 @@ def _apart(got: Step, want: Step) -> str:
     for fact in ("number", "samples", "lr", "tokens"):
         if getattr(got, fact) != getattr(want, fact):
             return f"step {want.number}: {fact} is {getattr(got, fact)}, expected {getattr(want, fact)}"
-    words = instruments.numerics.gradients_apart("the gradient of", got.gradients, want.gradients, FLOAT64_SCAN)
+    words = instruments.numerics.gradient_differences("the gradient of", got.gradients, want.gradients, FLOAT64_SCAN)
     return f"step {want.number}: {words}" if words else ""
 
 
@@ -242,13 +242,13 @@ def ranks_that_load_from_others_draw_their_own_numbers(
     """
     with shared_folder() as at:
         _generators(SPREAD.seed)
-        folder = place(at, saves).as_posix()
+        folder = save_folder(at, saves).as_posix()
         _saved(stack, SPREAD, saves, folder)
         (source, *_) = gathered(folder)
         _generators(SPREAD.seed)
         session = Session(recipe=SPREAD, steps=0, execution=loads, observe=EVERYTHING, at=frozenset({0}), load=source)
         loaded = stack.train(session).loaded
-        assert loaded is not None, "nothing is told of what was loaded"
+        assert loaded is not None, "no loaded state is reported"
         for name in sorted(loaded.rng):
             states = gathered(loaded.rng[name].fingerprint)
             assert len(set(states)) == world, f"{world} ranks have {len(set(states))} states of the generator {name}"
@@ -265,11 +265,13 @@ def what_is_of_one_rank_is_not_given_to_others(stack: Training, saves: Execution
     One rank's scales on all ranks overflow where another rank's activations are larger, and nothing says why.
     """
     with shared_folder() as at:
-        folder = place(at, saves).as_posix()
+        folder = save_folder(at, saves).as_posix()
         saved = _saved(stack, SCALED, saves, folder)
         own = [name for name in sorted(saved.buffers) if len(set(gathered(saved.buffers[name].fingerprint))) > 1]
         session = Session(recipe=SCALED, steps=0, execution=loads, load=folder)
         told = gathered(refusal(stack, session) if own else "nothing differs")
-    assert all(told), f"{len(own)} buffers differ from rank to rank, and {shown(loads)} loaded them, as {own[0]}"
+    assert all(told), (
+        f"{len(own)} buffers differ from rank to rank, and {layout_name(loads)} loaded them, such as {own[0]}"
+    )
     named = own[0] in told[0] if own else True
     assert named, f"the refusal does not name {own[0]}: {told[0][:300]}"

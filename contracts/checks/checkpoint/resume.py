@@ -97,7 +97,7 @@ def _unlike(got: Step, want: Step) -> str:
         ("weights", got.weights, want.weights), ("rng", got.rng, want.rng),
     )  # fmt: skip
     for what, left, right in states:
-        words = saved_states.tensors_unlike(left, right)
+        words = saved_states.bit_difference(left, right)
         found += [f"{what}: {words.split(';')[0]}"] if words else []
     return "; ".join(found)
 

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from contracts.checks._support import saved_states
 from contracts.checks._support.folders import folder
-from contracts.checks._support.saved_states import FAMILIES, LITTLE, ONE_FILE, state, target, unlike, unloaded
+from contracts.checks._support.saved_states import (
+    FAMILIES,
+    LITTLE,
+    ONE_FILE,
+    load_failure,
+    snapshot_difference,
+    state,
+    target,
+)
 from contracts.contract import contract
 from contracts.spec.checkpointing import Checkpointing, WriteFault
 
@@ -36,7 +44,7 @@ def the_last_durable_copy_stays(
             saved_states.write(stack, at, state(step, LITTLE), ONE_FILE)
         retired = stack.retire_checkpoints(str(at), keep, durable, None)
         assert retired.ending == "done", f"retention was {retired.ending}: {retired.words}"
-        held = tuple(step for step in there if not unloaded(stack, at, state(step, LITTLE), step))
+        held = tuple(step for step in there if not load_failure(stack, at, state(step, LITTLE), step))
     said = f"of {there}, {sorted(durable)} durable, keep {keep}:"
     assert held == left, f"{said} {held} can still be loaded, expected {left}"
 
@@ -52,7 +60,7 @@ def to_keep_nothing_is_refused(stack: Checkpointing, keep: int) -> None:
         for step in (2, 4):
             saved_states.write(stack, at, state(step, LITTLE), ONE_FILE)
         retired = stack.retire_checkpoints(str(at), keep, frozenset({2, 4}), None)
-        words = [unloaded(stack, at, state(step, LITTLE), step) for step in (2, 4)]
+        words = [load_failure(stack, at, state(step, LITTLE), step) for step in (2, 4)]
     assert not any(words), f"keep {keep}: steps 2 and 4 are not both whole: {'; '.join(filter(None, words))}"
     assert retired.ending == "refused", f"keep {keep} was {retired.ending}, expected a refusal"
 
@@ -74,7 +82,7 @@ def what_is_incomplete_counts_for_nothing(stack: Checkpointing, dies_after: int)
         stack.retire_checkpoints(str(at), 1, frozenset({2, 4, 6, 8, 10}), None)
         latest = stack.latest_checkpoint(str(at))
         assert latest == 4, f"the writers of 6, 8 and 10 died, and the latest is {latest}, expected 4"
-        words = unloaded(stack, at, state(4, LITTLE), None)
+        words = load_failure(stack, at, state(4, LITTLE), None)
         assert not words, f"the writers of 6, 8 and 10 died, and step 4 is not whole: {words}"
         whole = len(saved_states.write(stack, at, state(12, LITTLE), ONE_FILE))
         stack.retire_checkpoints(str(at), 1, frozenset({4, 12}), None)
@@ -103,7 +111,7 @@ def a_remover_may_die_at_any_boundary(stack: Checkpointing, *there: int) -> None
             for step in there:
                 loaded = stack.load_checkpoint(str(at), step, target(state(step, LITTLE)))
                 words = loaded.refused if step == there[-1] else ""
-                words = words or ("" if loaded.refused else unlike(loaded.state, state(step, LITTLE)))
+                words = words or ("" if loaded.refused else snapshot_difference(loaded.state, state(step, LITTLE)))
                 assert not words, f"{said} step {step} is not whole: {words}"
             again = stack.retire_checkpoints(str(at), 1, frozenset(there), None)
             assert again.ending == "done", f"{said} retention cannot be done again: {again.words}"

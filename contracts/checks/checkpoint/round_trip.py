@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from contracts.checks._support import saved_states
 from contracts.checks._support.folders import folder
-from contracts.checks._support.saved_states import BIAS, EXPERTS, FAMILIES, STEPS_TAKEN, state, target, unloaded
+from contracts.checks._support.saved_states import BIAS, EXPERTS, FAMILIES, STEPS_TAKEN, load_failure, state, target
 from contracts.contract import contract
 from contracts.spec.array import Array, Element, Shape
 from contracts.spec.checkpointing import Checkpointing
@@ -34,7 +34,7 @@ def what_is_loaded_is_what_was_saved(
     saved = replace(state(4, shapes), position=position)
     with folder() as at:
         saved_states.write(stack, at, saved, file_bytes)
-        words = unloaded(stack, at, saved, 4)
+        words = load_failure(stack, at, saved, 4)
     assert not words, f"step 4 was saved and loaded, and {words}"
 
 
@@ -107,7 +107,7 @@ def what_does_not_fit_is_refused_at_once(stack: Checkpointing, expected: Expecte
     assert loaded.refused, f"{', '.join(expected)} does not fit what was saved, and was loaded"
     missed = [word for word in named if word not in loaded.refused]
     assert not missed, f"the refusal does not name {', '.join(missed)}: {loaded.refused}"
-    words = saved_states.half_loaded(loaded.state, before)
+    words = saved_states.target_change(loaded.state, before)
     assert not words, f"the load was refused, but {words}"
 
 
@@ -130,7 +130,7 @@ def a_state_is_loaded_into_its_recipe_alone(stack: Checkpointing, saved_under: s
         saved_states.write(stack, at, saved)
         loaded = stack.load_checkpoint(str(at), 4, before)
     assert loaded.refused, f"a state of recipe {saved_under!r} was loaded into recipe {into!r}"
-    words = saved_states.half_loaded(loaded.state, before)
+    words = saved_states.target_change(loaded.state, before)
     assert not words, f"the load was refused, but {words}"
 
 
@@ -150,5 +150,5 @@ def what_is_not_there_is_refused(stack: Checkpointing, there: tuple[int, ...], s
         loaded = stack.load_checkpoint(str(at), step, before)
     asked = "the latest" if step is None else f"step {step}"
     assert loaded.refused, f"{asked} of {list(there)} was loaded as step {loaded.state.step}"
-    words = saved_states.half_loaded(loaded.state, before)
+    words = saved_states.target_change(loaded.state, before)
     assert not words, f"the load was refused, but {words}"

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from contracts.checks._support.folders import shared_folder
-from contracts.checks._support.multi_rank_saves import EP2, FSDP2, SPREAD, STATE, found_first, state_unlike
+from contracts.checks._support.multi_rank_saves import EP2, FSDP2, SPREAD, STATE, first_finding, state_difference
 from contracts.checks._support.saved_states import files
 from contracts.contract import contract
 from contracts.instruments.ranks import gathered, here
@@ -33,16 +33,16 @@ def every_shard_lies_on_the_durable_volume(stack: Training, execution: Execution
                               save_at=frozenset({1}))  # fmt: skip
             saved = stack.train(session).steps[-1]
         left = sorted(str(path.relative_to(local)) for path in files(local))
-        words = found_first(f"{len(left)} files lie on its own disk, as {left[0]}" if left else "")
-        assert not words, f"the run saves to the durable volume, and of {words}"
+        words = first_finding(f"{len(left)} files are on its own disk, such as {left[0]}" if left else "")
+        assert not words, f"the run saves to the durable volume, but {words}"
         if gathered("saved") and here().rank == 0:
             durable.rename(at / "mounted-elsewhere")
         gathered("moved")
         again = Session(recipe=SPREAD, steps=0, execution=execution, observe=STATE, at=frozenset({0}),
                         load=str(at / "mounted-elsewhere"))  # fmt: skip
         loaded = stack.train(again).loaded
-        assert loaded is not None, "nothing is told of what was loaded"
-        words = found_first(state_unlike(loaded, saved))
+        assert loaded is not None, "no loaded state is reported"
+        words = first_finding(state_difference(loaded, saved))
         assert not words, f"mounted elsewhere, the checkpoint gives another state: {words}"
 
 

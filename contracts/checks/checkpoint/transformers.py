@@ -5,12 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from contracts.checks._support.folders import shared_folder
-from contracts.checks._support.multi_rank_saves import found_first, shown, state_unlike
+from contracts.checks._support.multi_rank_saves import first_finding, layout_name, state_difference
 from contracts.checks._support.transformer_layouts import SAVED, STEPPED
-from contracts.checks._support.transformers import (
-    laid_out,
-    session,
-)
+from contracts.checks._support.transformers import in_a_layout_of, session
 from contracts.contract import contract
 from contracts.spec.recipe import Recipe
 from contracts.spec.training import Execution, Observed, Training
@@ -37,9 +34,9 @@ def a_transformer_resumed_twice_is_uninterrupted(
             run = stack.train(part)
             words = "" if run.start == start else f"the run began after step {run.start}, expected {start}"
             for got, want in zip(run.steps, whole.steps[start:end], strict=True):
-                unlike = state_unlike(got, want)
+                unlike = state_difference(got, want)
                 words = words or (f"step {want.number}: {unlike}" if unlike else "")
-            words = found_first(words)
+            words = first_finding(words)
             assert not words, f"begun after step {start}, {words}"
             start = end
 
@@ -52,7 +49,7 @@ def another_layout_loads_a_transformer_by_its_names(
     and bit-identical.
     """
     asked = session(stack, recipe, execution, 2, *STATE)
-    others = [laid_out(stack, each) for each in loads]
+    others = [in_a_layout_of(stack, each) for each in loads]
     with shared_folder() as at:
         saved = stack.train(replace(asked, save=str(at), save_at=frozenset({2}))).steps[-1]
         for layout in others:
@@ -60,7 +57,7 @@ def another_layout_loads_a_transformer_by_its_names(
                 replace(asked, steps=0, batches=(), weights={}, buffers={}, execution=layout, load=str(at),
                         at=frozenset({0}))
             )  # fmt: skip
-            words = "" if run.start == 2 else f"the run goes on after step {run.start}, expected 2"
-            words = words or ("nothing is told of what was loaded" if run.loaded is None else "")
-            words = found_first(words or (state_unlike(run.loaded, saved) if run.loaded else ""))
-            assert not words, f"saved on {shown(asked.execution)}, loaded on {shown(layout)}, {words}"
+            words = "" if run.start == 2 else f"the run resumed after step {run.start}, expected 2"
+            words = words or ("no loaded state is reported" if run.loaded is None else "")
+            words = first_finding(words or (state_difference(run.loaded, saved) if run.loaded else ""))
+            assert not words, f"saved on {layout_name(asked.execution)}, loaded on {layout_name(layout)}, {words}"

@@ -31,11 +31,11 @@ def a_wrapper_leaves_the_rest_of_a_name_alone(
 
     `name.lstrip("module.")` strips every leading m, o, d, u, l, e and dot: `module.mlp` becomes `p`.
     """
-    tensors = {name: saved_states.filled((2,), number) for number, name in enumerate(names)}
+    tensors = {name: saved_states.constant((2,), number) for number, name in enumerate(names)}
     got = stack.rename_weights(tensors, "stacked")
     assert set(got) == set(bare), f"{sorted(names)} became {sorted(got)}, expected {sorted(bare)}"
-    words = saved_states.tensors_unlike(
-        got, {name: saved_states.filled((2,), number) for number, name in enumerate(bare)}
+    words = saved_states.bit_difference(
+        got, {name: saved_states.constant((2,), number) for number, name in enumerate(bare)}
     )
     assert not words, f"the names were changed, and {words}"
 
@@ -57,17 +57,17 @@ def expert_k_stands_at_place_k(stack: Checkpointing, order: tuple[int, ...], wra
     rises only a little.
     """
     head = "module.layers.1.mixer" if wrapped else "layers.1.mixer"
-    single = {f"{head}.experts.{k}.{w}": saved_states.filled((3, 2), k + at) for k in order for w, at in _WEIGHTS}
+    single = {f"{head}.experts.{k}.{w}": saved_states.constant((3, 2), k + at) for k in order for w, at in _WEIGHTS}
     rest = {
-        "layers.1.mixer.router.bias": saved_states.filled((12,), 0.5),
+        "layers.1.mixer.router.bias": saved_states.constant((12,), 0.5),
         "layers.1.mixer.shared.w1.weight": _filled(7),
     }
     got = stack.rename_weights(single | rest, "stacked")
     want: Arrays = rest | {f"layers.1.mixer.experts.{w}": _rows(at) for w, at in _WEIGHTS}
-    words = saved_states.tensors_unlike(got, want)
+    words = saved_states.bit_difference(got, want)
     assert not words, f"12 experts were stacked, and {words}"
     bare = {name.removeprefix("module."): each for name, each in single.items()}
-    words = saved_states.tensors_unlike(stack.rename_weights(got, "per_expert"), bare | rest)
+    words = saved_states.bit_difference(stack.rename_weights(got, "per_expert"), bare | rest)
     assert not words, f"12 experts were taken apart, and {words}"
 
 
@@ -75,7 +75,7 @@ _WEIGHTS = (("w1", 0), ("w2", 100))
 
 
 def _filled(value: float) -> Array:
-    return saved_states.filled((3, 2), value)
+    return saved_states.constant((3, 2), value)
 
 
 def _rows(at: int) -> Array:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from contracts.checks._support.recorded_runs import RECEIPT, on, with_component
+from contracts.checks._support.recorded_runs import RECEIPT, on_host, with_component
 from contracts.contract import contract
 from contracts.spec.receipt import Backend, Component, Evidence, Part, Receipt
 from contracts.spec.topology import Degrees
@@ -23,12 +23,14 @@ def _lane(receipt: Receipt, **changes: str | None) -> Receipt:
 # → each part that differs, with its value in the base and in the candidate (None: not stated).
 APART: dict[str, tuple[Receipt, Receipt, dict[Part, tuple[str | None, str | None]]]] = {
     "another-region": (
-        RECEIPT, on(FASTER, "bench-1@europe-west4-a"), {"host lineage": ("us-west1-c", "europe-west4-a")}
+        RECEIPT, on_host(FASTER, "bench-1@europe-west4-a"), {"host lineage": ("us-west1-c", "europe-west4-a")}
     ),
-    "another-box-of-one-region": (RECEIPT, on(FASTER, "bench-2@us-west1-c"), {"host lineage": ("bench-1", "bench-2")}),
-    "host-not-said": (RECEIPT, on(FASTER, None), {"host lineage": ("bench-1", None)}),
-    "neither-says-its-host": (on(RECEIPT, None), on(FASTER, None), {"host lineage": (None, None)}),
-    "both-say-h200": (on(RECEIPT, "h200"), on(FASTER, "h200"), {"host lineage": (None, None)}),
+    "another-box-of-one-region": (
+        RECEIPT, on_host(FASTER, "bench-2@us-west1-c"), {"host lineage": ("bench-1", "bench-2")}
+    ),
+    "host-not-said": (RECEIPT, on_host(FASTER, None), {"host lineage": ("bench-1", None)}),
+    "neither-says-its-host": (on_host(RECEIPT, None), on_host(FASTER, None), {"host lineage": (None, None)}),
+    "both-say-h200": (on_host(RECEIPT, "h200"), on_host(FASTER, "h200"), {"host lineage": (None, None)}),
     "another-family": (RECEIPT, _lane(FASTER, family="nam52-dense"), {"preset family": ("nam56r", "nam52-dense")}),
     "family-not-said": (_lane(RECEIPT, family=None), FASTER, {"preset family": (None, "nam56r")}),
     "empty-family": (_lane(RECEIPT, family=""), _lane(FASTER, family=""), {"preset family": (None, None)}),
@@ -37,7 +39,7 @@ APART: dict[str, tuple[Receipt, Receipt, dict[Part, tuple[str | None, str | None
     "not-compiled": (RECEIPT, _lane(FASTER, compile="none"), {"launch regime": ("regional", "none")}),
     "all-three": (
         RECEIPT,
-        _lane(on(FASTER, "bench-2@us-west1-c"), family="nam52r", regime="megatron"),
+        _lane(on_host(FASTER, "bench-2@us-west1-c"), family="nam52r", regime="megatron"),
         {"host lineage": ("bench-1", "bench-2"), "preset family": ("nam56r", "nam52r"),
          "launch regime": ("fsdp2", "megatron")},
     ),

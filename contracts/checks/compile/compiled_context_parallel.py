@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from contracts import instruments
-from contracts.checks._support.context_parallel_state import RECURS, SCANS, last_label
-from contracts.checks._support.multi_rank_run import borrowed, both, gradients_apart, losses_apart
-from contracts.checks._support.training_run import uneven
+from contracts.checks._support.context_parallel import RECURS, SCANS, last_label
+from contracts.checks._support.multi_rank_run import borrowed, one_rank_and_many
+from contracts.checks._support.step_comparison import gradient_differences, loss_difference
+from contracts.checks._support.training_run import drawn_weights
 from contracts.contract import contract
-from contracts.instruments.ranks import gathered, here
+from contracts.instruments.ranks import gathered
 from contracts.spec.recipe import Recipe
 from contracts.spec.training import Execution, Training
 
@@ -26,13 +27,13 @@ def ranks_of_a_row_compile_the_same_graphs(stack: Training, recipe: Recipe, exec
 
     Ranks that break a layer in different places hang when one recompiles and the other does not.
     """
-    instruments.graphs.forget()
-    weights = uneven(stack.built(recipe, "nemo_native").parameters)
+    instruments.graphs.reset_compiler()
+    weights = drawn_weights(stack.built(recipe, "nemo_native").parameters)
     given = (last_label(16),)
-    ((alone, many),) = both(stack, recipe, execution, given, "gradients", weights=weights)
-    every = gathered(instruments.graphs.made())
+    ((alone, many),) = one_rank_and_many(stack, recipe, execution, given, "gradients", weights=weights)
+    every = gathered(instruments.graphs.compiled_count())
     assert every[0] > 0, "nothing was compiled"
     for rank, graphs in enumerate(every):
-        assert graphs == every[0], f"{every[0]} graphs are made on rank 0 and {graphs} on rank {rank}"
-    words = losses_apart(alone, many) or gradients_apart(alone, many)
-    assert not words, f"{words} (rank {here().rank})"
+        assert graphs == every[0], f"{every[0]} graphs were compiled on rank 0 and {graphs} on rank {rank}"
+    words = loss_difference(alone, many) or gradient_differences(alone, many)
+    assert not words, words

@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import Protocol
 
 from contracts import instruments
-from contracts.checks._support.device_calls import WIDE, Asked, call_of, spreads
+from contracts.checks._support.device_calls import WIDE, BlockCase, call_of, routings
 from contracts.checks._support.recipes import E_LAYER
 from contracts.contract import contract
 from contracts.spec.array import Array
@@ -27,8 +27,8 @@ class Stack(Blocks, Compiling, Protocol):
 
 
 NAM56R = PRESETS["nam56r_h200_bf16_v1"]
-HOST = Asked(recipe=WIDE, layer=E_LAYER, mode="nemo_native", device="cpu", lengths=((40,), (40,)))
-GPU = Asked(recipe=NAM56R, layer=E_LAYER, mode="nemo_native", device="cuda", lengths=((4096,),) * 4)
+HOST = BlockCase(recipe=WIDE, layer=E_LAYER, mode="nemo_native", device="cpu", lengths=((40,), (40,)))
+GPU = BlockCase(recipe=NAM56R, layer=E_LAYER, mode="nemo_native", device="cuda", lengths=((4096,),) * 4)
 
 SPREADS = ("even", "last-idle", "upper-half-idle")
 SMALL_SPREADS = {name: (replace(HOST, spread=name), "aot_eager") for name in SPREADS}
@@ -41,7 +41,7 @@ TRUE_SPREADS = {name: (replace(GPU, spread=name), "inductor") for name in SPREAD
 @contract(
     "COMP-01g", asks=("run_compiled", "run_block", "block_weights"), cases=TRUE_SPREADS, source="bringup", tier="gpu"
 )
-def compiled_experts_are_as_near_as_eager_ones(stack: Stack, asked: Asked, backend: Backend) -> None:
+def compiled_experts_are_as_near_as_eager_ones(stack: Stack, asked: BlockCase, backend: Backend) -> None:
     """Compiled in bfloat16, the token-choice layer's output is at most twice as far from its float64 output as in
     eager, and its gradients at most three times, with every expert in use, with one idle and with half of them idle.
 
@@ -53,13 +53,13 @@ def compiled_experts_are_as_near_as_eager_ones(stack: Stack, asked: Asked, backe
     eager = stack.run_block(call)
     (compiled,) = stack.run_compiled((call,), backend).runs
     numerics, policy = instruments.numerics, instruments.half_precision
-    routed = numerics.apart("experts", compiled.seen["counts"], exact.seen["counts"], EXACT)
+    routed = numerics.difference("experts", compiled.seen["counts"], exact.seen["counts"], EXACT)
     assert not routed, routed
     want, control = numerics.tensor(exact.y), numerics.tensor(eager.y)
-    words = policy.beyond("compiled y", compiled.y, want, control, HALF_OUTPUT)
+    words = policy.excess_error("compiled y", compiled.y, want, control, HALF_OUTPUT)
     assert not words, words
     wants, controls = numerics.tensors(exact.gradients), numerics.tensors(eager.gradients)
-    words = policy.named_beyond("compiled gradient of", compiled.gradients, wants, controls, HALF_GRADIENT)
+    words = policy.named_excess_error("compiled gradient of", compiled.gradients, wants, controls, HALF_GRADIENT)
     assert not words, words
 
 
@@ -74,21 +74,21 @@ TEN_OF_TRUE_SIZE = {"ten-distributions": (GPU, "inductor")}
     "COMP-04g", asks=("run_compiled", "block_weights", "allowed_breaks"), cases=TEN_OF_TRUE_SIZE, source="bringup; hub",
     tier="gpu",
 )  # fmt: skip
-def ten_distributions_are_one_compilation(stack: Stack, asked: Asked, backend: Backend) -> None:
+def ten_distributions_are_one_compilation(stack: Stack, asked: BlockCase, backend: Backend) -> None:
     """Ten token distributions, some with an idle expert, an idle half or all tokens on the same experts, are one
     compilation of forward and backward, with only the declared breaks.
 
     Routing changes at every step of a run. A count that became a constant costs a compilation at every step, then a
     silent fallback to eager.
     """
-    ways = [replace(asked, spread=name) for name in spreads(_moe(asked), 64)]
+    ways = [replace(asked, spread=name) for name in routings(_moe(asked), 64)]
     first = call_of(stack, ways[0])
     calls = (first, *(replace(call_of(stack, way), weights=first.weights) for way in ways[1:]))
     found = stack.run_compiled(calls, backend)
     assert found.graphs[0].graphs, "nothing was compiled"
     again = [way.spread for way, (one, two) in zip(ways[1:], pairwise(found.graphs), strict=True)
              if two.graphs > one.graphs]  # fmt: skip
-    assert not again, f"compiled anew for {', '.join(again)}"
+    assert not again, f"recompiled for {', '.join(again)}"
     allowed = {each.site for each in stack.allowed_breaks(asked.recipe, Execution(compile="blocks", backend=backend))}
     for each in found.graphs[-1].breaks:
         place = f"{each.site} {each.reason}"
@@ -102,7 +102,7 @@ FROM_COLD = {"bfloat16": (replace(HOST, device="cuda", lengths=((40,), (40,))),)
 
 
 @contract("COMP-02g", asks=("compile_cold", "block_weights"), cases=FROM_COLD, source="bringup", tier="gpu")
-def the_token_choice_layer_compiles_from_cold_on_cuda(stack: Stack, asked: Asked) -> None:
+def the_token_choice_layer_compiles_from_cold_on_cuda(stack: Stack, asked: BlockCase) -> None:
     """On CUDA too, the token-choice layer compiles under inductor in an interpreter that has compiled nothing, and does
     not meet both a fallback and a decomposition of index_add.
 
@@ -113,7 +113,7 @@ def the_token_choice_layer_compiles_from_cold_on_cuda(stack: Stack, asked: Asked
     assert outcome.apart <= HALF_OUTPUT.cap, f"compiled output is {outcome.apart:.1e} from eager"
 
 
-def _moe(asked: Asked) -> Moe:
+def _moe(asked: BlockCase) -> Moe:
     assert asked.recipe.moe is not None
     return asked.recipe.moe
 

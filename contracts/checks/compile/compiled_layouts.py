@@ -5,23 +5,25 @@ from __future__ import annotations
 from dataclasses import replace
 
 from contracts import instruments
-from contracts.checks._support.compiled_layouts import ALIKE, COMPILED
 from contracts.checks._support.layouts import needs_layout
-from contracts.checks._support.multi_rank_run import (
-    SPREAD,
-    batches,
-    borrowed,
-    gradients_apart,
-    heavy,
-    own,
-    told,
-)
+from contracts.checks._support.multi_rank_run import SPREAD, batches, borrowed, own_axis
+from contracts.checks._support.step_comparison import gradient_differences, loss_and_norm
+from contracts.checks._support.training_run import large_expert_weights
 from contracts.contract import contract
 from contracts.instruments.ranks import gathered, here
 from contracts.spec.compiling import Compiling
 from contracts.spec.recipe import Moe
 from contracts.spec.training import Execution, Session, Step, Training, Wrap
 
+COMPILED: dict[str, tuple[Execution, int]] = {
+    name: (replace(execution, compile="blocks", backend="aot_eager"), execution.world)
+    for name, execution in {
+        "tp2": own_axis(2, tp=2),
+        "borrowed-tp2-sp-ep2-etp1": borrowed(2, tp=2, ep=2, etp=1, sp=True),
+        "borrowed-tp2-sp-ep2-etp1-fsdp": borrowed(4, tp=2, ep=2, etp=1, sp=True, fsdp=True),
+    }.items()
+}
+ALIKE = {name: COMPILED[name] for name in ("tp2",)}
 SHORT = replace(
     SPREAD, name="spread-short", pattern="AEM", depth=3,
     moe=Moe(experts=4, top_k=2, expert_hidden=20, shared_hidden=0, aux_loss=0.3, z_loss=0.05),
@@ -37,12 +39,14 @@ def a_compiled_lane_is_the_eager_lane(stack: Training, execution: Execution, wor
     enters compiled code before it is waited for gets no gradient. Neither changes the loss of the step.
     """
     needs_layout(stack, execution.layout)
-    instruments.graphs.forget()  # what is cached names groups of worlds that are no more
+    instruments.graphs.reset_compiler()  # what is cached names groups of worlds that are no more
     eager, compiled = (_step(stack, each) for each in (replace(execution, compile="none"), execution))
-    words = gradients_apart(eager, compiled, what="compiled, the gradient of")
-    assert not words, f"{words} (rank {here().rank})"
+    words = gradient_differences(eager, compiled, what="compiled, the gradient of")
+    assert not words, words
     loss, want = compiled.losses["total"], eager.losses["total"]
-    assert abs(loss - want) <= 1e-11 * want, f"{told(eager, compiled)}: compiled it is {loss:.12g}, eager {want:.12g}"
+    assert abs(loss - want) <= 1e-11 * want, (
+        f"{loss_and_norm(eager, compiled)}: compiled it is {loss:.12g}, eager {want:.12g}"
+    )
 
 
 @contract("COMP-06", asks=("built", "train"), cases=ALIKE, source="modal; CMP-04", tier="dist", slow=True)
@@ -53,17 +57,17 @@ def ranks_compile_the_same_graphs(stack: Training, execution: Execution, world: 
     Ranks that compile differently add in a different order; where their collectives move, they hang.
     """
     needs_layout(stack, execution.layout)
-    instruments.graphs.forget()
+    instruments.graphs.reset_compiler()
     warm = _step(stack, execution)
-    every = gathered(instruments.graphs.made())
+    every = gathered(instruments.graphs.compiled_count())
     assert every[0] > 0, "nothing was compiled"
     for rank, graphs in enumerate(every):
-        assert graphs == every[0], f"{every[0]} graphs are made on rank 0 and {graphs} on rank {rank}"
+        assert graphs == every[0], f"{every[0]} graphs were compiled on rank 0 and {graphs} on rank {rank}"
     if here().rank == world - 1:
-        instruments.graphs.forget()
+        instruments.graphs.reset_compiler()
     cold = _step(stack, execution)
-    words = gradients_apart(warm, cold, what="with a cold cache on one rank, the gradient of")
-    assert not words, f"{words} (rank {here().rank})"
+    words = gradient_differences(warm, cold, what="with a cold cache on one rank, the gradient of")
+    assert not words, words
 
 
 def _step(stack: Training, execution: Execution) -> Step:
@@ -73,7 +77,7 @@ def _step(stack: Training, execution: Execution) -> Step:
             steps=1,
             execution=replace(execution, precision="float64"),
             batches=batches(1),
-            weights=heavy(stack, SHORT),
+            weights=large_expert_weights(stack, SHORT),
             observe=frozenset({"gradients"}),
         )
     ).steps
@@ -94,7 +98,7 @@ WRAPPED: dict[str, tuple[Execution, int, tuple[Wrap, ...]]] = {
         (*EVERYTHING[:2], "context_parallel", *EVERYTHING[2:]),
     ),
     "tp2-recompute-compile": (
-        replace(own(2, tp=2, sp=True), recompute=True, compile="blocks"), 2,
+        replace(own_axis(2, tp=2, sp=True), recompute=True, compile="blocks"), 2,
         ("tensor_parallel", "activation_checkpoint", "compile"),
     ),
     "ep2-compile-fsdp2": (

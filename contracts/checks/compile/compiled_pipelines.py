@@ -7,8 +7,9 @@ from typing import Protocol
 
 from contracts import instruments
 from contracts.checks._support.layouts import needs_layout
-from contracts.checks._support.multi_rank_run import borrowed, own
-from contracts.checks._support.pipeline_run import STAGED, Flow, both, flow, given, losses_apart, unlike
+from contracts.checks._support.multi_rank_run import borrowed, own_axis
+from contracts.checks._support.pipeline_run import LOSS, STAGED, Cell, batches, cell, one_rank_and_many
+from contracts.checks._support.step_comparison import loss_difference, tensor_differences
 from contracts.contract import contract
 from contracts.instruments.ranks import gathered, here
 from contracts.spec.compiling import Compiling
@@ -30,22 +31,22 @@ ROUTED = replace(DEPTH_4, name="staged-routed", pattern="AE", depth=2)
 QUARTERS = replace(DEPTH_4, pattern="A|E|M|E")
 
 
-def _compiled(recipe: Recipe, execution: Execution) -> Flow:
-    return flow(recipe, replace(execution, compile="blocks", backend="aot_eager"))
+def _compiled(recipe: Recipe, execution: Execution) -> Cell:
+    return cell(recipe, replace(execution, compile="blocks", backend="aot_eager"))
 
 
 def _staged(world: int, microbatches: int, **degrees: int) -> Execution:
-    return replace(own(world, **degrees), microbatches=microbatches)  # type: ignore[arg-type]  # sp is a bool
+    return replace(own_axis(world, **degrees), microbatches=microbatches)  # type: ignore[arg-type]  # sp is a bool
 
 
-LANES: dict[str, Flow] = {
+LANES: dict[str, Cell] = {
     "pp2": _compiled(DEPTH_4, _staged(2, 4, pp=2)),
     "pp2-interleaved": _compiled(QUARTERS, replace(_staged(2, 2, pp=2), schedule="interleaved")),
     "pp2-tp2-sp": _compiled(DEPTH_4, _staged(4, 4, pp=2, tp=2, sp=True)),
     "pp2-ep2": _compiled(ROUTED, _staged(4, 2, pp=2, ep=2)),
     "pp2-dp2-fsdp": _compiled(DEPTH_4, replace(_staged(4, 2, pp=2), fsdp=True)),
     "borrowed-tp2-sp-ep2-etp1-fsdp": _compiled(ROUTED, borrowed(4, tp=2, ep=2, etp=1, sp=True, fsdp=True)),
-    "tp2-sp-ep2-fsdp2": _compiled(ROUTED, own(8, tp=2, ep=2, sp=True, fsdp=True)),
+    "tp2-sp-ep2-fsdp2": _compiled(ROUTED, own_axis(8, tp=2, ep=2, sp=True, fsdp=True)),
 }
 
 
@@ -60,18 +61,20 @@ def a_compiled_lane_steps_as_one_eager_rank_does(
     step is right, and the embedding never moves.
     """
     needs_layout(stack, execution.layout)
-    instruments.graphs.forget()  # what is cached names groups of worlds that are no more
-    one, many = both(stack, recipe, execution, given(3), "gradients", "weights")
-    every = gathered(instruments.graphs.made())
+    instruments.graphs.reset_compiler()  # what is cached names groups of worlds that are no more
+    steps = one_rank_and_many(stack, recipe, execution, batches(3), "gradients", "weights")
+    every = gathered(instruments.graphs.compiled_count())
     assert min(every) > 0, f"rank {every.index(0)} compiled nothing"
-    for want, got in zip(one.steps, many.steps, strict=True):
-        words = losses_apart(got, want) or unlike(got, want, "compiled, the gradient of", got.gradients, want.gradients)
-        assert not words, f"{words} (rank {here().rank})"
-    words = unlike(got, want, "compiled, the weight", got.weights, want.weights)
-    assert not words, f"{words} (rank {here().rank})"
+    for one, many in steps:
+        words = loss_difference(one, many, bound=LOSS) or tensor_differences(
+            one, many, "compiled, the gradient of", many.gradients, one.gradients
+        )
+        assert not words, words
+    words = tensor_differences(one, many, "compiled, the weight", many.weights, one.weights)
+    assert not words, words
 
 
-APART: dict[str, Flow] = {
+APART: dict[str, Cell] = {
     "borrowed-ep2": _compiled(ROUTED, borrowed(2, ep=2)),
     "pp2-ep2": _compiled(replace(ROUTED, pattern="E|E"), _staged(4, 2, pp=2, ep=2)),  # experts on both stages
 }
@@ -91,9 +94,9 @@ def what_experts_hand_back_is_outside_the_graphs(
     break of its name.
     """
     needs_layout(stack, execution.layout)
-    instruments.graphs.forget()
-    both(stack, recipe, execution, given(1))
-    found = instruments.graphs.breaks()
+    instruments.graphs.reset_compiler()
+    one_rank_and_many(stack, recipe, execution, batches(1))
+    found = instruments.graphs.graph_breaks()
     allowed = {each.site: each for each in stack.allowed_breaks(recipe, execution)}
     for each in found:
         place = f"{each.site} {each.reason}"
@@ -104,5 +107,7 @@ def what_experts_hand_back_is_outside_the_graphs(
     alone = {each.site for each in stack.allowed_breaks(recipe, Execution(compile="blocks"))}
     met = {site for site in allowed for each in found if site in f"{each.site} {each.reason}"}
     inside = sorted(allowed.keys() - alone - met)
-    assert allowed.keys() - alone, "no place is declared that experts on several ranks keep out of the graphs"
-    assert not inside, f"{', '.join(inside)} is declared to be outside, and is in the graphs of rank {here().rank}"
+    assert allowed.keys() - alone, "no graph break is declared for experts on several ranks"
+    assert not inside, (
+        f"{', '.join(inside)} is declared to be outside the graphs, but is inside them on rank {here().rank}"
+    )

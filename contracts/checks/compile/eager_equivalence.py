@@ -88,8 +88,8 @@ def a_compiled_model_is_the_eager_one(stack: Stack, execution: Execution) -> Non
     eager = stack.run_model(ONE_OF_EACH, replace(execution, compile="none", recompute=False), weights, batch, True)
     (run,), (graphs,) = compiled.passes, compiled.graphs
     numerics = instruments.numerics
-    words = numerics.apart("compiled logits", run.logits, eager.logits, FLOAT32_SCAN)
-    words = words or numerics.gradients_apart("compiled gradient of", run.gradients, eager.gradients, FLOAT32_SCAN)
+    words = numerics.difference("compiled logits", run.logits, eager.logits, FLOAT32_SCAN)
+    words = words or numerics.gradient_differences("compiled gradient of", run.gradients, eager.gradients, FLOAT32_SCAN)
     assert not words, words
     off = [f"{name} {run.losses.get(name)}, eager {loss}" for name, loss in eager.losses.items()
            if not abs(run.losses.get(name, float("inf")) - loss) <= 1e-5 * abs(loss)]  # fmt: skip
@@ -158,7 +158,7 @@ def another_distribution_of_tokens_is_no_new_graph(stack: Stack, recipe: Recipe)
     again = [number for number, (one, two) in enumerate(pairwise(graphs), start=2)
              if two.graphs > one.graphs]  # fmt: skip
     assert graphs[0].graphs, "nothing was compiled"
-    assert not again, f"compiled anew at call {', '.join(map(str, again))} of ten, each of the same shape"
+    assert not again, f"recompiled at call {', '.join(map(str, again))} of ten, each of the same shape"
 
 
 LENGTHS = {name: (recipe, layer) for name, (recipe, layer) in BLOCKS.items() if name != "sparse-attention"}
@@ -246,12 +246,12 @@ def _only_declared(stack: Stack, recipe: Recipe, execution: Execution, graphs: G
 
 def _apart(what: str, got: BlockRun, want: BlockRun) -> str:
     numerics = instruments.numerics
-    words = numerics.apart(f"{what} y", got.y, want.y, FLOAT32_SCAN)
-    words = words or numerics.gradients_apart(f"{what} gradient of", got.gradients, want.gradients, FLOAT32_SCAN)
-    words = words or numerics.named_apart(f"{what} loss", got.losses, want.losses, FLOAT32_SCAN)
-    words = words or numerics.named_apart(f"{what} state", got.state, want.state, FLOAT32_SCAN)
+    words = numerics.difference(f"{what} y", got.y, want.y, FLOAT32_SCAN)
+    words = words or numerics.gradient_differences(f"{what} gradient of", got.gradients, want.gradients, FLOAT32_SCAN)
+    words = words or numerics.differences(f"{what} loss", got.losses, want.losses, FLOAT32_SCAN)
+    words = words or numerics.differences(f"{what} state", got.state, want.state, FLOAT32_SCAN)
     whole = {name: each for name, each in want.seen.items() if each.dtype in ("int64", "bool")}
-    return words or numerics.named_apart(f"{what} seen", {name: got.seen[name] for name in whole}, whole, EXACT)
+    return words or numerics.differences(f"{what} seen", {name: got.seen[name] for name in whole}, whole, EXACT)
 
 
 def _call(

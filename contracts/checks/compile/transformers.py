@@ -5,16 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from contracts import instruments
+from contracts.checks._support.step_comparison import tensor_differences
 from contracts.checks._support.transformer_layouts import G
-from contracts.checks._support.transformers import (
-    Cell,
-    apart,
-    both,
-    cell,
-    figures_apart,
-)
+from contracts.checks._support.transformers import Cell, cell, loss_difference, one_rank_and_many
 from contracts.contract import contract
 from contracts.spec.recipe import Moe, Recipe
+from contracts.spec.tolerance import FLOAT32_TRANSFORMER
 from contracts.spec.training import Execution, Training
 
 FEW = Moe(experts=4, top_k=2, expert_hidden=24, shared_hidden=0, aux_loss=0.0)
@@ -31,9 +27,9 @@ def a_compiled_transformer_is_the_eager_one(stack: Training, recipe: Recipe, exe
     """Compiled block by block, a transformer's step on several ranks has the loss and the gradients of the eager step
     on one rank.
     """
-    instruments.graphs.forget()  # what is cached names groups of worlds that are no more
-    ((alone, many),) = both(stack, recipe, execution, 1, "gradients")
-    words = figures_apart(alone, many) or apart(
-        alone, many, "compiled, the gradient of", many.gradients, alone.gradients
+    instruments.graphs.reset_compiler()  # what is cached names groups of worlds that are no more
+    ((alone, many),) = one_rank_and_many(stack, recipe, execution, 1, "gradients")
+    words = loss_difference(alone, many) or tensor_differences(
+        alone, many, "compiled, the gradient of", many.gradients, alone.gradients, FLOAT32_TRANSFORMER
     )
     assert not words, words

@@ -11,9 +11,9 @@ from contracts.checks._support.launches import (
     NAM56R,
     NATIVE,
     TWO_NODES,
-    inheriting,
-    reaching,
+    rank_environment,
     refusal_of_launch,
+    with_inherited,
 )
 from contracts.contract import contract
 from contracts.spec.errors import Refused
@@ -22,9 +22,9 @@ from contracts.spec.stack import Stack
 
 ALLOCATOR = "expandable_segments:True"
 OTHERWISE = {
-    "alias-against-the-lane": inheriting(FSDP2, PYTORCH_CUDA_ALLOC_CONF="max_split_size_mb:512"),
-    "alias-switches-it-off": inheriting(NATIVE, PYTORCH_CUDA_ALLOC_CONF="expandable_segments:False"),
-    "both-exported-and-different": inheriting(
+    "alias-against-the-lane": with_inherited(FSDP2, PYTORCH_CUDA_ALLOC_CONF="max_split_size_mb:512"),
+    "alias-switches-it-off": with_inherited(NATIVE, PYTORCH_CUDA_ALLOC_CONF="expandable_segments:False"),
+    "both-exported-and-different": with_inherited(
         FSDP2_AUTHOR, PYTORCH_ALLOC_CONF=ALLOCATOR, PYTORCH_CUDA_ALLOC_CONF="backend:cudaMallocAsync"
     ),
 }
@@ -44,8 +44,8 @@ def an_allocator_alias_that_says_otherwise_is_refused(stack: Stack, lane: Lane) 
 
 
 DIAGNOSES = {
-    "automatic": (inheriting(TWO_NODES, NCCL_MNNVL_ENABLE="2"), "2"),
-    "disabled": (inheriting(FSDP2, NCCL_MNNVL_ENABLE="0"), "0"),
+    "automatic": (with_inherited(TWO_NODES, NCCL_MNNVL_ENABLE="2"), "2"),
+    "disabled": (with_inherited(FSDP2, NCCL_MNNVL_ENABLE="0"), "0"),
 }
 
 
@@ -55,7 +55,7 @@ def a_diagnosis_of_the_fabric_is_recorded(stack: Stack, lane: Lane, value: str) 
     recorded.
     """
     launch = stack.launch(NAM56R, lane)
-    seen, recorded = reaching(launch, lane).get("NCCL_MNNVL_ENABLE"), launch.recorded.get("NCCL_MNNVL_ENABLE")
+    seen, recorded = rank_environment(launch, lane).get("NCCL_MNNVL_ENABLE"), launch.recorded.get("NCCL_MNNVL_ENABLE")
     assert seen == value, f"NCCL_MNNVL_ENABLE reaches the ranks as {seen!r}, exported as {value!r}"
     assert recorded == value, f"NCCL_MNNVL_ENABLE is recorded as {recorded!r}, exported as {value!r}"
 
@@ -69,7 +69,7 @@ def a_forced_fabric_is_refused(stack: Stack, lane: Lane) -> None:
 
     1 makes NCCL's initialisation fail where the fabric is absent. That is a probe for failure, not a baseline.
     """
-    refused = refusal_of_launch(stack, NAM56R, inheriting(lane, NCCL_MNNVL_ENABLE="1"), "NCCL_MNNVL_ENABLE=1")
+    refused = refusal_of_launch(stack, NAM56R, with_inherited(lane, NCCL_MNNVL_ENABLE="1"), "NCCL_MNNVL_ENABLE=1")
     assert "NCCL_MNNVL_ENABLE" in str(refused), f"the refusal does not name NCCL_MNNVL_ENABLE: {refused}"
 
 
@@ -85,11 +85,11 @@ MASKS = {
 @contract("ENV-06b", asks="launch", cases=MASKS, source="playbook")
 def an_inherited_mask_does_not_survive(stack: Stack, visible: str) -> None:
     """An exported CUDA_VISIBLE_DEVICES that hides or renumbers GPUs of an eight-GPU lane is refused or removed."""
-    lane = inheriting(FSDP2, CUDA_VISIBLE_DEVICES=visible)
+    lane = with_inherited(FSDP2, CUDA_VISIBLE_DEVICES=visible)
     launch = _launched_or_refused_for(stack, lane, ("CUDA_VISIBLE_DEVICES",))
     if launch is None:
         return
-    value = reaching(launch, lane).get("CUDA_VISIBLE_DEVICES")
+    value = rank_environment(launch, lane).get("CUDA_VISIBLE_DEVICES")
     assert value is None, f"CUDA_VISIBLE_DEVICES reaches the ranks of eight GPUs as {value!r}"
 
 
@@ -120,7 +120,7 @@ def the_overlay_is_complete(stack: Stack, seed: int) -> None:
         for p in ("", "MY_NCCL_", "TORCHX", "HF_TOKEN_", "nccl_")
         for _ in range(4)
     }
-    lane = inheriting(TWO_NODES, **others, **runtime)
+    lane = with_inherited(TWO_NODES, **others, **runtime)
     launch = _launched_or_refused_for(stack, lane, tuple(runtime))
     if launch is None:
         return

@@ -18,8 +18,8 @@ from contracts.checks._support.launches import (
     NATIVE,
     NATIVE_PP2,
     TWO_NODES,
-    inheriting,
-    reaching,
+    rank_environment,
+    with_inherited,
 )
 from contracts.contract import contract, untested
 from contracts.spec.launch import Lane
@@ -46,13 +46,13 @@ def _forced(lane: Lane, **inherited: str) -> Lane:
 QUEUES = {  # lane → the value that its ranks must see; None is unset
     "fsdp2-tp2-ep2": (FSDP2, None),
     "fsdp2-pp2-tp2": (FSDP2_PP2, None),
-    "fsdp2-inherits-1": (inheriting(FSDP2, CUDA_DEVICE_MAX_CONNECTIONS="1"), None),
-    "fsdp2-author-inherits-32": (inheriting(FSDP2_AUTHOR, CUDA_DEVICE_MAX_CONNECTIONS="32"), None),
+    "fsdp2-inherits-1": (with_inherited(FSDP2, CUDA_DEVICE_MAX_CONNECTIONS="1"), None),
+    "fsdp2-author-inherits-32": (with_inherited(FSDP2_AUTHOR, CUDA_DEVICE_MAX_CONNECTIONS="32"), None),
     "fsdp2-forced": (_forced(FSDP2), "8"),
     "fsdp2-forced-inherits-1": (_forced(FSDP2_AUTHOR, CUDA_DEVICE_MAX_CONNECTIONS="1"), "8"),
     "megatron-tp2": (NATIVE, "1"),
     "megatron-tp1-cp2": (AUTHOR_CP2, "1"),
-    "megatron-tp2-inherits-8": (inheriting(NATIVE_PP2, CUDA_DEVICE_MAX_CONNECTIONS="8"), "1"),
+    "megatron-tp2-inherits-8": (with_inherited(NATIVE_PP2, CUDA_DEVICE_MAX_CONNECTIONS="8"), "1"),
     "megatron-tp2-forced": (_forced(NATIVE), "1"),
 }
 
@@ -65,7 +65,7 @@ def hardware_queues_follow_the_lane(stack: Stack, lane: Lane, expected: str | No
     Older recipes export 1 everywhere. In an FSDP2 lane that queues the all-gather behind the compute it should overlap.
     Without it, Megatron's tensor-parallel overlap loses its order, and Megatron's validation refuses the launch.
     """
-    value = reaching(stack.launch(NAM56R, lane), lane).get(CONNECTIONS)
+    value = rank_environment(stack.launch(NAM56R, lane), lane).get(CONNECTIONS)
     wanted = "expected it unset" if expected is None else f"expected {expected!r}"
     found = f"reaches the ranks as {value!r}" if value is not None else "is unset"
     assert value == expected, f"{CONNECTIONS} {found}, {wanted} ({lane.regime} {lane.mode})"
@@ -83,8 +83,8 @@ def hardware_queues_do_not_follow_the_shell(stack: Stack, lane: Lane) -> None:
     """
     seen = {}
     for exported in (None, "1", "8", "32"):
-        shell = lane if exported is None else inheriting(lane, CUDA_DEVICE_MAX_CONNECTIONS=exported)
-        seen[exported] = reaching(stack.launch(NAM56R, shell), shell).get(CONNECTIONS)
+        shell = lane if exported is None else with_inherited(lane, CUDA_DEVICE_MAX_CONNECTIONS=exported)
+        seen[exported] = rank_environment(stack.launch(NAM56R, shell), shell).get(CONNECTIONS)
     assert len(set(seen.values())) == 1, f"{CONNECTIONS} depends on the shell: exported → seen is {seen}"
 
 
@@ -99,7 +99,7 @@ def communication_streams_have_priority(stack: Stack, lane: Lane) -> None:
 
 
 ALLOCATOR = "expandable_segments:True"
-ALIKE = {**LANES, "alias-says-the-same": inheriting(FSDP2, PYTORCH_CUDA_ALLOC_CONF=ALLOCATOR)}
+ALIKE = {**LANES, "alias-says-the-same": with_inherited(FSDP2, PYTORCH_CUDA_ALLOC_CONF=ALLOCATOR)}
 
 
 @contract("ENV-03", asks="launch", cases=ALIKE, source="playbook")
@@ -110,7 +110,7 @@ def the_allocator_may_expand_its_segments(stack: Stack, lane: Lane) -> None:
     Routing and batch shapes change, so reserved memory drifts away from allocated memory, and a healthy run dies late.
     """
     _reaches_as(stack, lane, "PYTORCH_ALLOC_CONF", ALLOCATOR)
-    alias = reaching(stack.launch(NAM56R, lane), lane).get("PYTORCH_CUDA_ALLOC_CONF", ALLOCATOR)
+    alias = rank_environment(stack.launch(NAM56R, lane), lane).get("PYTORCH_CUDA_ALLOC_CONF", ALLOCATOR)
     assert alias == ALLOCATOR, f"PYTORCH_CUDA_ALLOC_CONF reaches the ranks as {alias!r}, the lane says {ALLOCATOR}"
 
 
@@ -135,11 +135,11 @@ def the_heartbeat_outlasts_the_compile_window(stack: Stack, lane: Lane) -> None:
 @contract("ENV-05", asks="launch", cases=LANES, source="playbook")
 def multi_node_nvlink_is_left_alone(stack: Stack, lane: Lane) -> None:
     """A launch does not set NCCL_MNNVL_ENABLE: NCCL detects the fabric itself."""
-    value = reaching(stack.launch(NAM56R, lane), lane).get("NCCL_MNNVL_ENABLE")
+    value = rank_environment(stack.launch(NAM56R, lane), lane).get("NCCL_MNNVL_ENABLE")
     assert value is None, f"NCCL_MNNVL_ENABLE reaches the ranks as {value!r}, expected it absent"
 
 
-IN_ORDER = inheriting(NATIVE, CUDA_VISIBLE_DEVICES="0,1,2,3,4,5,6,7")
+IN_ORDER = with_inherited(NATIVE, CUDA_VISIBLE_DEVICES="0,1,2,3,4,5,6,7")
 
 
 @contract("ENV-06", asks="launch", cases={**LANES, "all-eight-in-order": IN_ORDER}, source="playbook")
@@ -150,7 +150,7 @@ def every_rank_sees_every_gpu(stack: Stack, lane: Lane) -> None:
     topology than the preflight measured.
     """
     name = "CUDA_VISIBLE_DEVICES"
-    value = reaching(stack.launch(NAM56R, lane), lane).get(name)
+    value = rank_environment(stack.launch(NAM56R, lane), lane).get(name)
     inherited = lane.inherited.get(name)
     assert value in (inherited, None), f"{name} reaches the ranks as {value!r}, inherited was {inherited!r}"
 
@@ -159,11 +159,11 @@ GATES = {  # lane → pipeline stages
     "megatron-pp2-tp2": (NATIVE_PP2, 2),
     "megatron-pp4": (AUTHOR_PP4, 4),
     "megatron-pp1": (NATIVE, 1),
-    "megatron-pp1-inherits-it": (inheriting(AUTHOR, NANOCHAT_FORCE_BATCHED_PP_INIT_P2P="1"), 1),
+    "megatron-pp1-inherits-it": (with_inherited(AUTHOR, NANOCHAT_FORCE_BATCHED_PP_INIT_P2P="1"), 1),
     "fsdp2-pp2-tp2": (FSDP2_PP2, 2),
-    "fsdp2-pp4-inherits-0": (inheriting(FSDP2_PP4, NANOCHAT_FORCE_BATCHED_PP_INIT_P2P="0"), 4),
+    "fsdp2-pp4-inherits-0": (with_inherited(FSDP2_PP4, NANOCHAT_FORCE_BATCHED_PP_INIT_P2P="0"), 4),
     "fsdp2-pp1": (FSDP2, 1),
-    "fsdp2-pp1-inherits-it": (inheriting(FSDP2, NANOCHAT_FORCE_BATCHED_PP_INIT_P2P="1"), 1),
+    "fsdp2-pp1-inherits-it": (with_inherited(FSDP2, NANOCHAT_FORCE_BATCHED_PP_INIT_P2P="1"), 1),
 }
 
 
@@ -176,15 +176,15 @@ def the_batched_p2p_gate_stands_in_pipeline_lanes(stack: Stack, lane: Lane, stag
     that nobody runs.
     """
     expected = "1" if stages > 1 else None
-    value = reaching(stack.launch(NAM56R, lane), lane).get(BATCHED_P2P)
+    value = rank_environment(stack.launch(NAM56R, lane), lane).get(BATCHED_P2P)
     assert value == expected, f"{BATCHED_P2P} reaches the ranks as {value!r}, expected {expected!r} at pp {stages}"
 
 
 def _reaches_as(stack: Stack, lane: Lane, name: str, expected: str, exported: str | None = None) -> None:
     """The variable has its value in a clean shell, and in one that exports another."""
-    value = reaching(stack.launch(NAM56R, lane), lane).get(name)
+    value = rank_environment(stack.launch(NAM56R, lane), lane).get(name)
     assert value == expected, f"{name} reaches the ranks as {value!r}, expected {expected!r}"
     if exported is not None:
-        shell = inheriting(lane, **{name: exported})
-        value = reaching(stack.launch(NAM56R, shell), shell).get(name)
+        shell = with_inherited(lane, **{name: exported})
+        value = rank_environment(stack.launch(NAM56R, shell), shell).get(name)
         assert value == expected, f"{name} reaches the ranks as {value!r} when {exported!r} is exported"

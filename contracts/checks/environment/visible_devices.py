@@ -24,6 +24,6 @@ def the_ranks_of_a_node_see_one_device_list(stack: World, world: int) -> None:
     for rank, local_rank, its_visible, its_names, uses in of_node:
         wrong = f"rank {rank} has CUDA_VISIBLE_DEVICES={its_visible!r}, rank {first} of its node {visible!r}"
         assert its_visible == visible, wrong
-        assert its_names == names, f"rank {rank} is shown {its_names}, rank {first} of its node {names}"
-        assert uses == local_rank, f"rank {rank} takes device {uses}, its local rank is {local_rank}"
-        assert not names or uses < len(names), f"rank {rank} takes device {uses} of {len(names)}"
+        assert its_names == names, f"rank {rank} sees {its_names}, rank {first} of its node {names}"
+        assert uses == local_rank, f"rank {rank} uses device {uses}, its local rank is {local_rank}"
+        assert not names or uses < len(names), f"rank {rank} uses device {uses} of {len(names)}"

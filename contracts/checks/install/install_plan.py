@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from contracts.checks._support.findings import goes_on, stopped_at
+from contracts.checks._support.findings import assert_no_findings, finding_on
 from contracts.contract import contract
 from contracts.spec.installation import Installation, InstallPlan, InstallStep
 
@@ -110,9 +110,9 @@ def a_plan_leaves_torch_where_it_is(stack: Installation, plan: InstallPlan, step
     """
     findings = stack.check_plan(plan)
     if step:
-        stopped_at(findings, step, *words)
+        finding_on(findings, step, *words)
     else:
-        goes_on(findings)
+        assert_no_findings(findings)
 
 
 DEPENDING = replace(FLA, words=("pip", "install", "flash-linear-attention", "fla-core"))

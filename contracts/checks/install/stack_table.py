@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from contracts.checks._support.findings import goes_on, stopped_at
+from contracts.checks._support.findings import assert_no_findings, finding_on
 from contracts.contract import contract, untested
 from contracts.spec.installation import (
     Extension,
@@ -105,9 +105,9 @@ def what_is_installed_is_compared_line_by_line(
     """
     findings = stack.compare_stack(TABLE, installed)
     if not expected:
-        goes_on(findings)
+        assert_no_findings(findings)
     for field, *words in expected:
-        stopped_at(findings, field, *words)
+        finding_on(findings, field, *words)
     also = {finding.field for finding in findings} - {field for field, *_ in expected}
     assert not also, f"also found on {sorted(also)[0]}, whose line is equal"
 
@@ -145,12 +145,12 @@ def every_line_of_the_table_counts(stack: Installation) -> None:
         )
         for line in table.lines
     }  # fmt: skip
-    goes_on(stack.compare_stack(table, tuple(parts.values())))
+    assert_no_findings(stack.compare_stack(table, tuple(parts.values())))
     for component, part in parts.items():
         others = tuple(each for name, each in parts.items() if name != component)
-        stopped_at(stack.compare_stack(table, others), component, part.version or "")
+        finding_on(stack.compare_stack(table, others), component, part.version or "")
         older = replace(part, version="0.0.0.1")
-        stopped_at(stack.compare_stack(table, (*others, older)), component, "0.0.0.1")
+        finding_on(stack.compare_stack(table, (*others, older)), component, "0.0.0.1")
 
 
 WAS = TorchBuild(version=NIGHTLY, cuda="13.2", python_tag="cp313", cxx11_abi=True)
@@ -176,9 +176,9 @@ def torch_is_the_build_it_was(stack: Installation, found: TorchBuild | None, wor
     """
     findings = stack.check_torch(WAS, found, ())
     if words:
-        stopped_at(findings, "torch", *words)
+        finding_on(findings, "torch", *words)
     else:
-        goes_on(findings)
+        assert_no_findings(findings)
 
 
 LINUX = "linux_x86_64"
@@ -223,9 +223,9 @@ def binaries_fit_the_torch_that_is_there(
     """
     findings = stack.check_torch(torch, torch, (extension,))
     if fits:
-        goes_on(findings)
+        assert_no_findings(findings)
     else:
-        stopped_at(findings, extension.name, *words)
+        finding_on(findings, extension.name, *words)
 
 
 untested(

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Final
 
 from contracts import instruments
-from contracts.checks._support.fp8_calls import BF16, DENSE, FP8, scaled
+from contracts.checks._support.fp8_calls import BF16, DENSE, FP8, with_scaling
 from contracts.checks._support.refusals import refusal_of
 from contracts.contract import contract
 from contracts.spec.kernel_selection import Facts, Kernel, Package, Seam, Seams, Site, Wish
@@ -47,7 +47,7 @@ CLOSED: dict[str, Closed] = {  # the request, the machine, and what a reason mus
     "device-says-nothing": ("attention", TE, BF16, "nemo_native", _on(None), ("None",)),
     "device-nobody-knows": ("attention", TE, FP8, "nemo_native", _on("sm_121a"), ("sm_121a",)),
     "fp8-on-a100": ("attention", TE, FP8, "nemo_native", _on("sm_80"), ("fp8", "sm_80")),
-    "mxfp8-on-h200": ("mlp", TE, scaled(DENSE, "mxfp8"), "author_dp", H200, ("mxfp8", "sm_90")),
+    "mxfp8-on-h200": ("mlp", TE, with_scaling(DENSE, "mxfp8"), "author_dp", H200, ("mxfp8", "sm_90")),
     "scan-no-package": ("scan", SSM, BF16, "nemo_native", _on("sm_90", ssm=_NONE), (SSM, "not installed")),
     "scan-broken": ("scan", SSM, BF16, "nemo_native", _on("sm_90", ssm=UNBUILT), (SSM, "selective_scan_cuda")),
     "scan-on-a-host": ("scan", SSM, BF16, "nemo_native", HOST, ("cpu",)),
@@ -88,7 +88,7 @@ Open = tuple[Site, Kernel, Recipe, Mode, Facts]
 OPEN: dict[str, Open] = {
     "projections": ("attention", TE, BF16, "nemo_native", H200),
     "projections-fp8": ("attention", TE, FP8, "author_dp", H200),
-    "mlp-mxfp8-on-blackwell": ("mlp", TE, scaled(DENSE, "mxfp8"), "nemo_native", _on("sm_100")),
+    "mlp-mxfp8-on-blackwell": ("mlp", TE, with_scaling(DENSE, "mxfp8"), "nemo_native", _on("sm_100")),
     "projections-on-ampere": ("attention", TE, BF16, "nemo_native", _on("sm_80", ssm=UNBUILT)),
     "experts": ("experts", TE, BF16, "nemo_native", H200),
     "experts-fp32": ("experts", TE, replace(BF16, dtype="fp32"), "nemo_native", H200),

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from contracts.checks._support.layouts import needs_layout
 from contracts.checks._support.refusals import refusal_of
-from contracts.checks._support.small_model import ROOMY, SMALL, bytes_of, needs_layout
+from contracts.checks._support.small_model import ROOMY, SMALL, bytes_of
 from contracts.contract import contract, untested
 from contracts.spec.capacity import Capacity, Card, Measured, Spread
 from contracts.spec.recipe import Mhc, Mtp, Recipe

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from contracts.checks._support.small_model import ROOMY, SMALL, any_layout, bytes_of, needs_layout, only_stage, within
+from contracts.checks._support.layouts import needs_layout
+from contracts.checks._support.small_model import ROOMY, SMALL, any_layout, bytes_of, only_stage, within
 from contracts.contract import contract
 from contracts.spec.capacity import Capacity, Sharding, Spread
 from contracts.spec.recipe import Batch, Dtype, Mamba, Mla, Moe, Recipe

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from contracts.checks._support.built_model import BOTH, PRESETS, Whole, size_of
+from contracts.checks._support.built_model import BOTH_MODES, PRESETS, BuiltStack, size_of
 from contracts.checks._support.recipes import SMALL
 from contracts.checks._support.small_model import ROOMY, any_layout
 from contracts.contract import contract
@@ -17,13 +17,15 @@ if TYPE_CHECKING:
 
 
 @contract("MEM-01a", asks=("built", "preset", "budget"), cases=PRESETS, source="hub: memory budget anatomy")
-def predicted_weights_are_those_of_the_model(stack: Whole, name: str) -> None:
+def predicted_weights_are_those_of_the_model(stack: BuiltStack, name: str) -> None:
     """On one rank, a budget's weights equal the bytes of the built model at true size: 4 bytes per float32 parameter,
     with the routed experts as the share that EP may cut.
 
     The model is built without allocating its memory.
     """
-    recipe = replace(stack.preset(name, ()), modes=BOTH, dtype="fp32", fp8=None, batch=replace(SMALL.batch, micro=1))
+    recipe = replace(
+        stack.preset(name, ()), modes=BOTH_MODES, dtype="fp32", fp8=None, batch=replace(SMALL.batch, micro=1)
+    )
     built = stack.built(recipe, "nemo_native")
     spread = Spread(degrees=Degrees(), world=1, layout=any_layout(stack), sharding="none")
     (stage,) = stack.budget(replace(recipe, degrees=Degrees()), spread, ROOMY).stages

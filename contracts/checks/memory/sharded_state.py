@@ -11,7 +11,7 @@ from typing import Protocol
 
 from contracts.checks._support.full_size import LETTERS, WHOLE
 from contracts.checks._support.layouts import needs_layout
-from contracts.checks._support.multi_rank_run import borrowed, own
+from contracts.checks._support.multi_rank_run import borrowed, own_axis
 from contracts.checks._support.small_model import ROOMY
 from contracts.contract import contract
 from contracts.spec.capacity import Capacity, Sharding, Spread, StageBudget
@@ -26,15 +26,15 @@ class Stack(Capacity, Rehearsing, Protocol):
 
 EIGHT_LETTERS = replace(LETTERS, name="nam56r-two-of-each", depth=8)
 PLANS: dict[str, tuple[Recipe, Execution, int]] = {  # recipe, execution, rank
-    "dp8": (LETTERS, own(8), 3),
-    "fsdp8": (LETTERS, own(8, fsdp=True), 5),
-    "hsdp-2x8": (LETTERS, own(16, fsdp=True, replicas=2), 9),
-    "tp2-sp-ep2-fsdp2": (LETTERS, own(8, tp=2, sp=True, ep=2, etp=1, fsdp=True), 6),
+    "dp8": (LETTERS, own_axis(8), 3),
+    "fsdp8": (LETTERS, own_axis(8, fsdp=True), 5),
+    "hsdp-2x8": (LETTERS, own_axis(16, fsdp=True, replicas=2), 9),
+    "tp2-sp-ep2-fsdp2": (LETTERS, own_axis(8, tp=2, sp=True, ep=2, etp=1, fsdp=True), 6),
     "borrowed-tp2-sp-ep4-fsdp4": (LETTERS, borrowed(8, tp=2, sp=True, ep=4, etp=1, fsdp=True), 7),
     "borrowed-tp2-sp-ep2-etp2-fsdp": (LETTERS, borrowed(8, tp=2, sp=True, ep=2, etp=2, fsdp=True), 1),
-    "pp2-tp2-sp": (EIGHT_LETTERS, replace(own(4, pp=2, tp=2, sp=True), microbatches=2), 0),
-    "pp2-tp2-sp-last": (EIGHT_LETTERS, replace(own(4, pp=2, tp=2, sp=True), microbatches=2), 3),
-    "muon-fsdp8": (replace(LETTERS, optim=replace(LETTERS.optim, rule="muon")), own(8, fsdp=True), 0),
+    "pp2-tp2-sp": (EIGHT_LETTERS, replace(own_axis(4, pp=2, tp=2, sp=True), microbatches=2), 0),
+    "pp2-tp2-sp-last": (EIGHT_LETTERS, replace(own_axis(4, pp=2, tp=2, sp=True), microbatches=2), 3),
+    "muon-fsdp8": (replace(LETTERS, optim=replace(LETTERS.optim, rule="muon")), own_axis(8, fsdp=True), 0),
     "muon-borrowed-tp2-sp-ep4": (
         replace(LETTERS, optim=replace(LETTERS.optim, rule="muon")),
         borrowed(8, tp=2, sp=True, ep=4, etp=1, fsdp=True), 2,
@@ -58,9 +58,9 @@ def a_rank_holds_what_the_budget_said(stack: Stack, recipe: Recipe, execution: E
 
 
 FULL: dict[str, tuple[Recipe, Execution, int]] = {
-    "fsdp8": (WHOLE, own(8, fsdp=True), 0),
-    "tp2-sp-ep2-fsdp2": (WHOLE, own(8, tp=2, sp=True, ep=2, etp=1, fsdp=True), 7),
-    "pp2-tp2-sp": (WHOLE, replace(own(4, pp=2, tp=2, sp=True), microbatches=2), 2),
+    "fsdp8": (WHOLE, own_axis(8, fsdp=True), 0),
+    "tp2-sp-ep2-fsdp2": (WHOLE, own_axis(8, tp=2, sp=True, ep=2, etp=1, fsdp=True), 7),
+    "pp2-tp2-sp": (WHOLE, replace(own_axis(4, pp=2, tp=2, sp=True), microbatches=2), 2),
 }
 
 

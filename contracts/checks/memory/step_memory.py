@@ -43,7 +43,7 @@ def a_step_holds_what_the_budget_said(stack: Stack, recipe: Recipe, device: str,
     assert least * state <= held <= 1.02 * state + MIB, f"{held} bytes are held, predicted {state}"
     more = 4 * bytes_of(stage, "activations", "routing") + state // 8 + MIB
     peak = max(step.peak for step in steps)
-    assert peak - held <= more, f"a step takes {peak - held} bytes beside what is held, predicted at most {more}"
+    assert peak - held <= more, f"a step takes {peak - held} bytes on top of what is held, predicted at most {more}"
     for one, two in pairwise(steps):
         grown = two.held - one.held
         assert grown <= MIB // 16, f"step {two.step} holds {grown} bytes more than step {one.step}"
@@ -72,4 +72,4 @@ def what_is_recomputed_is_not_kept(stack: Stack, recipe: Recipe, mode: Mode) -> 
         stack.step_memory(replace(recipe, recompute=each), mode, "cpu", 2)[-1] for each in ("none", "full")
     )
     kept, left = without.peak - without.held, full.peak - full.held
-    assert left <= kept / 2, f"a step holds {left} bytes beside its state with recompute, {kept} without"
+    assert left <= kept / 2, f"a step holds {left} bytes on top of its state with recompute, {kept} without"

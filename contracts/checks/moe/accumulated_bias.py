@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from contracts import instruments
-from contracts.checks._support.training_run import LETTERS, batches, run, table, uneven
+from contracts.checks._support.training_run import LETTERS, batches, drawn_weights, run, table
 from contracts.contract import contract
 from contracts.spec.recipe import Moe
 from contracts.spec.tolerance import FLOAT64
@@ -29,7 +29,7 @@ def the_selection_bias_moves_once_a_step(stack: Training, microbatches: int) -> 
     """
     import torch
 
-    weights = uneven(table(stack, BIASED))
+    weights = drawn_weights(table(stack, BIASED))
     names = sorted(name for name in stack.built(BIASED, "nemo_native").buffers if name.endswith("bias"))
     assert len(names) == 2, f"the routers of layers 1 and 5 have a selection bias; found {names}"
     trained = run(stack, BIASED, batches(2), "buffers", weights=weights, microbatches=microbatches)
@@ -43,7 +43,7 @@ def the_selection_bias_moves_once_a_step(stack: Training, microbatches: int) -> 
                 f"layer {layer} counted {int(counts.sum())} assignments, expected 5 · 13 · 3"
             )
             expected[name] += 0.25 * torch.sign(195 / 14 - counts.double())
-            words = instruments.numerics.apart(
+            words = instruments.numerics.difference(
                 f"{name} after step {step.number}", step.buffers[name], expected[name], FLOAT64
             )
             assert not words, words

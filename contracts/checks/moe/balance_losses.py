@@ -121,15 +121,15 @@ def the_losses_move_the_router_alone(stack: Blocks, moe: Moe, activation: Activa
     import torch
 
     numerics = instruments.numerics
-    call = expert_calls.drawn(expert_calls.with_moe(moe, activation), 3, 5)
+    call = expert_calls.drawn_call(expert_calls.with_moe(moe, activation), 3, 5)
     call = replace(call, dy=numerics.array(torch.zeros(3, 5, 24, dtype=torch.float64)))
     run = stack.run_block(call)
 
-    def words_of(want: expert_calls.Expected) -> str:
-        words = numerics.named_apart("loss", run.losses, expert_calls.told_losses(call, run, want), FLOAT64)
-        return words or numerics.gradients_apart("gradient of", run.gradients, want.gradients, FLOAT64)
+    def words_of(want: expert_calls.OracleAnswer) -> str:
+        words = numerics.differences("loss", run.losses, expert_calls.reported_losses(call, run, want), FLOAT64)
+        return words or numerics.gradient_differences("gradient of", run.gradients, want.gradients, FLOAT64)
 
-    words = expert_calls.unlike(call, words_of)
+    words = expert_calls.oracle_difference(call, words_of)
     assert not words, words
 
 
@@ -151,7 +151,7 @@ def microbatches_do_not_change_the_losses(stack: Blocks, moe: Moe, split: tuple[
     import torch
 
     numerics = instruments.numerics
-    call = expert_calls.drawn(expert_calls.with_moe(moe), sum(split), 5)
+    call = expert_calls.drawn_call(expert_calls.with_moe(moe), sum(split), 5)
     x_BTD, name = numerics.tensor(call.x), "mixer.router.weight"
     zeros_BTD = torch.zeros_like(x_BTD)
     whole = stack.run_block(replace(call, dy=numerics.array(zeros_BTD)))
@@ -162,8 +162,8 @@ def microbatches_do_not_change_the_losses(stack: Blocks, moe: Moe, split: tuple[
         share = len(part_BTD) / len(x_BTD)
         total = {loss: total[loss] + share * numerics.tensor(run.losses[loss]) for loss in total}
         gradient = gradient + share * numerics.tensor(run.gradients[name])
-    words = numerics.named_apart("loss", whole.losses, total, FLOAT64)
-    words = words or numerics.apart(f"gradient of {name}", whole.gradients[name], gradient, FLOAT64)
+    words = numerics.differences("loss", whole.losses, total, FLOAT64)
+    words = words or numerics.difference(f"gradient of {name}", whole.gradients[name], gradient, FLOAT64)
     assert not words, f"in one batch of {len(x_BTD)} against parts of {split} {words}"
 
 
@@ -178,15 +178,15 @@ def a_second_call_counts_nothing_twice(stack: Blocks, moe: Moe) -> None:
     A block that accumulates a value in its forward pass counts it twice when that forward pass is recomputed in the
     backward pass.
     """
-    numerics, call = instruments.numerics, expert_calls.drawn(expert_calls.with_moe(moe, "swiglu"), 2, 7)
+    numerics, call = instruments.numerics, expert_calls.drawn_call(expert_calls.with_moe(moe, "swiglu"), 2, 7)
     once, again = stack.run_block(call), stack.run_block(call)
-    words = numerics.named_apart("loss", again.losses, once.losses, EXACT)
-    words = words or numerics.named_apart("seen", again.seen, once.seen, EXACT)
-    words = words or numerics.named_apart("gradient of", again.gradients, once.gradients, EXACT)
+    words = numerics.differences("loss", again.losses, once.losses, EXACT)
+    words = words or numerics.differences("seen", again.seen, once.seen, EXACT)
+    words = words or numerics.differences("gradient of", again.gradients, once.gradients, EXACT)
     assert not words, f"in the second call {words}"
 
 
 def _loss(stack: Blocks, name: str, moe: Moe, logits: list[list[list[float]]], bias: Sequence[float] | None) -> float:
-    found = stack.run_block(expert_calls.labelled(moe, logits, bias=bias)).losses
+    found = stack.run_block(expert_calls.labelled_call(moe, logits, bias=bias)).losses
     assert name in found, f"the losses are {', '.join(sorted(found)) or 'none'}; {name} is missing"
     return float(instruments.numerics.tensor(found[name]))

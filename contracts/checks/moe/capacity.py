@@ -16,7 +16,7 @@ from contracts.checks._support.expert_calls import (
     Activation,
     Routes,
     gates_of,
-    sent,
+    routed_call,
 )
 from contracts.contract import contract
 from contracts.spec.blocks import Blocks
@@ -53,7 +53,7 @@ def a_full_expert_drops_the_declared_tokens(stack: Blocks, factor: float | None,
     `counts` still counts every assignment: a balance rule that sees only what was kept takes a full expert for a
     balanced one.
     """
-    run = stack.run_block(sent(replace(ROUTED, capacity_factor=factor), routes, "float64"))
+    run = stack.run_block(routed_call(replace(ROUTED, capacity_factor=factor), routes, "float64"))
     experts, dropped, y = (expert_calls.rows(each) for each in (run.seen["experts"], run.seen["dropped"], run.y))
     asked = [0] * 12
     for b, row in enumerate(routes):
@@ -87,15 +87,17 @@ def what_is_dropped_has_no_gradient(stack: Blocks, moe: Moe, activation: Activat
 
     The balance loss still counts dropped assignments, because its gradient is what makes dropping rarer.
     """
-    call = expert_calls.drawn(expert_calls.with_moe(moe, activation), batch, length)
+    call = expert_calls.drawn_call(expert_calls.with_moe(moe, activation), batch, length)
     run, numerics = stack.run_block(call), instruments.numerics
 
-    def words_of(want: expert_calls.Expected) -> str:
-        words = numerics.apart("y", run.y, want.routed.y_BTD, FLOAT64)
-        words = words or numerics.named_apart("loss", run.losses, expert_calls.told_losses(call, run, want), FLOAT64)
-        return words or numerics.gradients_apart("gradient of", run.gradients, want.gradients, FLOAT64)
+    def words_of(want: expert_calls.OracleAnswer) -> str:
+        words = numerics.difference("y", run.y, want.routed.y_BTD, FLOAT64)
+        words = words or numerics.differences(
+            "loss", run.losses, expert_calls.reported_losses(call, run, want), FLOAT64
+        )
+        return words or numerics.gradient_differences("gradient of", run.gradients, want.gradients, FLOAT64)
 
-    words = expert_calls.unlike(call, words_of)
+    words = expert_calls.oracle_difference(call, words_of)
     assert not words, words
 
 
@@ -110,7 +112,7 @@ def slots_are_counted_in_whole_numbers(stack: Blocks, tokens: int, factor: float
     A floating-point dtype stops counting exactly: bfloat16 at 256, float16 at 2048.
     """
     moe = replace(SIGMOID, top_k=1, shared_hidden=0, expert_hidden=4, capacity_factor=factor)
-    call = replace(expert_calls.drawn(expert_calls.with_moe(moe), 1, tokens, "float32"), dy=None)
+    call = replace(expert_calls.drawn_call(expert_calls.with_moe(moe), 1, tokens, "float32"), dy=None)
     weights = instruments.numerics.tensors(call.weights)
     weights["mixer.router.bias"][7] = 5.0
     seen = stack.run_block(replace(call, weights=instruments.numerics.arrays(weights))).seen
@@ -131,13 +133,13 @@ def rows_of_nobody_change_nothing(stack: Blocks, factor: float, routes: Routes) 
     Grouped kernels leave these rows uninitialised, and 0 · NaN is NaN, so a stack must mask them forward and backward.
     The first step is often spared. The check therefore repeats the call in memory that held NaN before it was freed.
     """
-    call = sent(replace(ROUTED, capacity_factor=factor), routes, "bfloat16", backward=True)
-    want, numerics = expert_calls.expected(call), instruments.numerics
+    call = routed_call(replace(ROUTED, capacity_factor=factor), routes, "bfloat16", backward=True)
+    want, numerics = expert_calls.oracle_answer(call), instruments.numerics
     for attempt in (1, 2, 3):
         _foul_free_memory()
         run = stack.run_block(call)
-        words = numerics.apart("y", run.y, want.routed.y_BTD, BFLOAT16)
-        words = words or numerics.gradients_apart("gradient of", run.gradients, want.gradients, BFLOAT16)
+        words = numerics.difference("y", run.y, want.routed.y_BTD, BFLOAT16)
+        words = words or numerics.gradient_differences("gradient of", run.gradients, want.gradients, BFLOAT16)
         assert not words, f"call {attempt}: {words}"
 
 

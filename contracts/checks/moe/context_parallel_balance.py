@@ -4,19 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from contracts.checks._support.context_parallel import HALVES, QUARTERS, Rows
-from contracts.checks._support.multi_rank_run import (
-    BIASED,
-    SPREAD,
-    biases_apart,
-    borrowed,
-    both,
-    gradients_apart,
-    losses_apart,
-)
-from contracts.checks._support.training_run import batch
+from contracts.checks._support.context_parallel import HALVES, QUARTERS
+from contracts.checks._support.multi_rank_run import BIASED, SPREAD, borrowed, one_rank_and_many
+from contracts.checks._support.step_comparison import bias_differences, gradient_differences, loss_difference
+from contracts.checks._support.training_run import Rows, batch
 from contracts.contract import contract
-from contracts.instruments.ranks import here
 from contracts.spec.recipe import Moe
 from contracts.spec.training import Execution, Training
 
@@ -41,11 +33,11 @@ def balance_is_of_the_whole_row(stack: Training, execution: Execution, rows: Row
     These losses outweigh the task loss here. f · P over one rank's part of a row asks for balance within each part,
     which no layout without context parallel asks for.
     """
-    ((alone, many),) = both(stack, LOUD, execution, (batch("context balance", LOUD.vocab, rows),), "gradients")
-    words = losses_apart(alone, many, "aux", "z", "total")
-    assert not words, f"{words} (rank {here().rank})"
-    words = gradients_apart(alone, many, "router")
-    assert not words, f"{words} (rank {here().rank})"
+    ((alone, many),) = one_rank_and_many(
+        stack, LOUD, execution, (batch("context balance", LOUD.vocab, rows),), "gradients"
+    )
+    words = loss_difference(alone, many, "aux", "z", "total") or gradient_differences(alone, many, "router")
+    assert not words, words
 
 
 BY_ALL: dict[str, tuple[Execution, int]] = {
@@ -66,6 +58,6 @@ def a_bias_moves_by_the_counts_of_whole_rows(stack: Training, execution: Executi
     once, and equally on all ranks of the row.
     """
     given = tuple(batch(f"context bias {step}", BIASED.vocab, HALVES) for step in range(3))
-    for alone, many in both(stack, BIASED, execution, given, "buffers"):
-        words = biases_apart(alone, many, ASSIGNMENTS)
-        assert not words, f"{words} (step {alone.number}, rank {here().rank})"
+    for alone, many in one_rank_and_many(stack, BIASED, execution, given, "buffers"):
+        words = bias_differences(alone, many, ASSIGNMENTS)
+        assert not words, words

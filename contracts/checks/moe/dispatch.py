@@ -17,7 +17,7 @@ from contracts.checks._support.expert_calls import (
     SOFTMAX,
     Routes,
     gates_of,
-    sent,
+    routed_call,
 )
 from contracts.contract import contract
 from contracts.spec.array import Element
@@ -47,7 +47,7 @@ def every_token_comes_back_to_its_place(stack: Blocks, moe: Moe, routes: Routes,
 
     Identical experts, or an order that is its own inverse, would hide every bug of the two permutations.
     """
-    y = expert_calls.rows(stack.run_block(sent(moe, routes, dtype)).y)
+    y = expert_calls.rows(stack.run_block(routed_call(moe, routes, dtype)).y)
     slack = 2.0**-8 if dtype == "bfloat16" else 1e-6
     for b, row in enumerate(routes):
         for t, experts in enumerate(row):
@@ -107,15 +107,15 @@ def names_of_experts_do_not_matter(stack: Blocks, moe: Moe, order: tuple[int, ..
     Experts that are loaded in the order of their names as text (0, 1, 10, 11, 2 …) no longer match their router rows.
     """
     numerics = instruments.numerics
-    call = expert_calls.drawn(expert_calls.with_moe(moe, "swiglu"), 2, 7)
+    call = expert_calls.drawn_call(expert_calls.with_moe(moe, "swiglu"), 2, 7)
     renamed = replace(call, weights=numerics.arrays(_renamed(numerics.tensors(call.weights), order)))
     run, other = stack.run_block(call), stack.run_block(renamed)
-    words = numerics.apart("y", other.y, run.y, FLOAT64)
-    words = words or numerics.named_apart("loss", other.losses, run.losses, FLOAT64)
+    words = numerics.difference("y", other.y, run.y, FLOAT64)
+    words = words or numerics.differences("loss", other.losses, run.losses, FLOAT64)
     gradients = _renamed(numerics.tensors(run.gradients), order)
-    words = words or numerics.gradients_apart("gradient of", other.gradients, gradients, FLOAT64)
+    words = words or numerics.gradient_differences("gradient of", other.gradients, gradients, FLOAT64)
     counts = numerics.tensor(run.seen["counts"])[list(order)]
-    words = words or numerics.apart("counts", other.seen["counts"], counts, EXACT)
+    words = words or numerics.difference("counts", other.seen["counts"], counts, EXACT)
     assert not words, f"with the experts in the order {order} {words}"
 
 

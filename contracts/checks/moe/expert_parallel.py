@@ -9,19 +9,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from contracts import instruments
-from contracts.checks._support.multi_rank_run import (
-    BIASED,
-    SPREAD,
-    batches,
-    biases_apart,
-    borrowed,
-    both,
-    gradients_apart,
-    losses_apart,
-    own,
-)
+from contracts.checks._support.multi_rank_run import BIASED, SPREAD, batches, borrowed, one_rank_and_many, own_axis
+from contracts.checks._support.step_comparison import bias_differences, gradient_differences, loss_difference
+from contracts.checks._support.training_run import selection_biases
 from contracts.contract import contract
-from contracts.instruments.ranks import here
 from contracts.spec.array import Arrays
 from contracts.spec.recipe import Moe, Recipe
 from contracts.spec.training import Execution, Tokens, Training
@@ -29,20 +20,20 @@ from contracts.spec.training import Execution, Tokens, Training
 DEGREES: dict[str, tuple[Execution, int]] = {
     name: (execution, execution.world)
     for name, execution in {
-        "ep2": own(2, ep=2),
+        "ep2": own_axis(2, ep=2),
         "borrowed-ep2": borrowed(2, ep=2),
-        "ep4": own(4, ep=4),
+        "ep4": own_axis(4, ep=4),
         "borrowed-ep4": borrowed(4, ep=4),
-        "ep2-fsdp2": own(4, ep=2, fsdp=True),
+        "ep2-fsdp2": own_axis(4, ep=2, fsdp=True),
     }.items()
 }
 CUT: dict[str, tuple[Execution, int]] = {
     name: (execution, execution.world)
     for name, execution in {
-        "tp2-etp1": own(2, tp=2, etp=1),
-        "tp2-sp-etp1": own(2, tp=2, etp=1, sp=True),
+        "tp2-etp1": own_axis(2, tp=2, etp=1),
+        "tp2-sp-etp1": own_axis(2, tp=2, etp=1, sp=True),
         "borrowed-tp2-sp-ep2-etp1": borrowed(2, tp=2, ep=2, etp=1, sp=True),
-        "tp2-ep2": own(4, tp=2, ep=2),
+        "tp2-ep2": own_axis(4, tp=2, ep=2),
         "borrowed-tp2-sp-ep2-etp2-fsdp": borrowed(4, tp=2, ep=2, etp=2, sp=True, fsdp=True),
     }.items()
 }
@@ -69,12 +60,10 @@ def the_tensor_degree_of_experts_changes_no_number(stack: Training, execution: E
 
 
 def _alike(stack: Training, recipe: Recipe, execution: Execution, buffers: Arrays | None = None) -> None:
-    ((alone, many),) = both(stack, recipe, execution, batches(1), "gradients", buffers=buffers)
-    words = losses_apart(alone, many)
-    assert not words, f"{words} (rank {here().rank})"
-    for parts in (ROUTED, ("",)):
-        words = gradients_apart(alone, many, *parts)
-        assert not words, f"{words} (rank {here().rank})"
+    ((alone, many),) = one_rank_and_many(stack, recipe, execution, batches(1), "gradients", buffers=buffers)
+    words = loss_difference(alone, many) or gradient_differences(alone, many, *ROUTED)
+    words = words or gradient_differences(alone, many)
+    assert not words, words
 
 
 CROWDED = {name: DEGREES[name] for name in ("ep2", "borrowed-ep2", "ep4", "borrowed-ep4")}
@@ -92,12 +81,12 @@ def every_token_comes_back_where_ranks_are_idle(stack: Training, execution: Exec
     """
     recipe = BIASED
     given = (_labelled(),)
-    ((alone, many),) = both(stack, recipe, execution, given, "gradients", buffers=_crowding(stack, recipe))
-    words = losses_apart(alone, many)
-    assert not words, f"{words} (rank {here().rank})"
-    for parts in (("embedding",), ("",)):
-        words = gradients_apart(alone, many, *parts)
-        assert not words, f"{words} (rank {here().rank})"
+    ((alone, many),) = one_rank_and_many(
+        stack, recipe, execution, given, "gradients", buffers=selection_biases(stack, recipe, CHOSEN, 4.0)
+    )
+    words = loss_difference(alone, many) or gradient_differences(alone, many, "embedding")
+    words = words or gradient_differences(alone, many)
+    assert not words, words
 
 
 def _labelled() -> Tokens:
@@ -109,28 +98,16 @@ def _labelled() -> Tokens:
     return replace(given, tokens=instruments.numerics.array(tokens_BT.view(4, 16)))
 
 
-def _crowding(stack: Training, recipe: Recipe) -> Arrays:
-    """Selection biases that send all tokens to a few experts."""
-    import torch
-
-    found = {}
-    for index, (name, shape) in enumerate(sorted(stack.built(recipe, "nemo_native").buffers.items())):
-        bias_E = torch.zeros(shape, dtype=torch.float64)
-        bias_E[list(CHOSEN[index % 2])] = 4.0  # sigmoids lie in 0 … 1
-        found[name] = instruments.numerics.array(bias_E)
-    return found
-
-
 LOUD = replace(SPREAD, name="spread-loud", moe=replace(SPREAD.moe or Moe(), aux_loss=30.0, z_loss=5.0))
 BALANCED: dict[str, tuple[Execution, int, int]] = {
     name: (execution, execution.world, microbatches)
     for name, execution, microbatches in (
-        ("tp2", own(2, tp=2), 1),
-        ("tp2-sp", own(2, tp=2, sp=True), 1),
-        ("tp2-sp-etp1", own(2, tp=2, etp=1, sp=True), 2),
-        ("ep2", own(2, ep=2), 3),
-        ("dp2", own(2), 2),
-        ("tp2-sp-ep2", own(4, tp=2, ep=2, sp=True), 2),
+        ("tp2", own_axis(2, tp=2), 1),
+        ("tp2-sp", own_axis(2, tp=2, sp=True), 1),
+        ("tp2-sp-etp1", own_axis(2, tp=2, etp=1, sp=True), 2),
+        ("ep2", own_axis(2, ep=2), 3),
+        ("dp2", own_axis(2), 2),
+        ("tp2-sp-ep2", own_axis(4, tp=2, ep=2, sp=True), 2),
         ("borrowed-tp2-sp-ep4-etp1-fsdp", borrowed(4, tp=2, ep=4, etp=1, sp=True, fsdp=True), 1),
     )
 }
@@ -144,23 +121,23 @@ def balance_does_not_depend_on_the_layout(stack: Training, execution: Execution,
     These losses outweigh the task loss here. f and P are over a whole sequence, whichever rank holds its tokens. A
     gradient that is lost, or multiplied by TP, leaves the reported losses right.
     """
-    ((alone, many),) = both(stack, LOUD, replace(execution, microbatches=microbatches), batches(1), "gradients")
-    words = losses_apart(alone, many, "aux", "z", "total")
-    assert not words, f"{words} (rank {here().rank})"
-    words = gradients_apart(alone, many, "router")
-    assert not words, f"{words} (rank {here().rank})"
+    ((alone, many),) = one_rank_and_many(
+        stack, LOUD, replace(execution, microbatches=microbatches), batches(1), "gradients"
+    )
+    words = loss_difference(alone, many, "aux", "z", "total") or gradient_differences(alone, many, "router")
+    assert not words, words
 
 
 MOVED: dict[str, tuple[Execution, int]] = {
     name: (execution, execution.world)
     for name, execution in {
-        "dp2": replace(own(2), microbatches=2),
-        "fsdp2": own(2, fsdp=True),
-        "ep2": own(2, ep=2),
-        "tp2-sp-etp1": own(2, tp=2, etp=1, sp=True),
+        "dp2": replace(own_axis(2), microbatches=2),
+        "fsdp2": own_axis(2, fsdp=True),
+        "ep2": own_axis(2, ep=2),
+        "tp2-sp-etp1": own_axis(2, tp=2, etp=1, sp=True),
         "borrowed-ep2": borrowed(2, ep=2),
-        "tp2-sp-ep2": own(4, tp=2, ep=2, sp=True),
-        "hsdp-2x2": own(4, fsdp=True, replicas=2),
+        "tp2-sp-ep2": own_axis(4, tp=2, ep=2, sp=True),
+        "hsdp-2x2": own_axis(4, fsdp=True, replicas=2),
     }.items()
 }
 ASSIGNMENTS = 4 * 16 * 3
@@ -175,6 +152,6 @@ def a_bias_moves_by_the_counts_of_all_ranks(stack: Training, execution: Executio
     A rank that counts only its own tokens drifts from its replicas. Ranks that routed the same tokens and are all
     counted multiply the counts, which changes no sign until other counts are added.
     """
-    for alone, many in both(stack, BIASED, execution, batches(3), "buffers"):
-        words = biases_apart(alone, many, ASSIGNMENTS)
-        assert not words, f"{words} (step {alone.number}, rank {here().rank})"
+    for alone, many in one_rank_and_many(stack, BIASED, execution, batches(3), "buffers"):
+        words = bias_differences(alone, many, ASSIGNMENTS)
+        assert not words, words

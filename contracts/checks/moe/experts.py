@@ -17,7 +17,7 @@ from contracts.checks._support.expert_calls import (
     SOFTMAX,
     Activation,
     Routes,
-    sent,
+    routed_call,
 )
 from contracts.contract import contract
 from contracts.spec.array import Element
@@ -46,15 +46,15 @@ def the_block_is_its_definition(
     stack: Blocks, moe: Moe, activation: Activation, batch: int, length: int, dtype: Element
 ) -> None:
     """Output and every gradient of the block match a plain loop over tokens and their experts."""
-    call = expert_calls.drawn(expert_calls.with_moe(moe, activation), batch, length, dtype)
+    call = expert_calls.drawn_call(expert_calls.with_moe(moe, activation), batch, length, dtype)
     run = stack.run_block(call)
     tolerance, numerics = expert_calls.TOLERANCE[dtype], instruments.numerics
 
-    def words_of(want: expert_calls.Expected) -> str:
-        words = numerics.apart("y", run.y, want.routed.y_BTD, tolerance)
-        return words or numerics.gradients_apart("gradient of", run.gradients, want.gradients, tolerance)
+    def words_of(want: expert_calls.OracleAnswer) -> str:
+        words = numerics.difference("y", run.y, want.routed.y_BTD, tolerance)
+        return words or numerics.gradient_differences("gradient of", run.gradients, want.gradients, tolerance)
 
-    words = expert_calls.unlike(call, words_of)
+    words = expert_calls.oracle_difference(call, words_of)
     assert not words, words
 
 
@@ -70,14 +70,14 @@ def no_token_is_no_error(stack: Blocks, moe: Moe, activation: Activation) -> Non
     """A call without tokens gives an empty output, zero losses, and a zero gradient for every weight."""
     import torch
 
-    call, numerics = expert_calls.drawn(expert_calls.with_moe(moe, activation), 2, 0), instruments.numerics
+    call, numerics = expert_calls.drawn_call(expert_calls.with_moe(moe, activation), 2, 0), instruments.numerics
     run = stack.run_block(call)
     assert run.y.shape == (2, 0, 24), f"y of (2, 0, 24) has shape {run.y.shape}"
     zero = torch.zeros((), dtype=torch.float64)
     told = {name for name, weight in (("aux", moe.aux_loss), ("z", moe.z_loss)) if weight or name in run.losses}
-    words = numerics.named_apart("loss", run.losses, dict.fromkeys(told, zero), EXACT)
+    words = numerics.differences("loss", run.losses, dict.fromkeys(told, zero), EXACT)
     zeros = {name: zero.expand(each.shape) for name, each in call.weights.items() if not name.endswith("router.bias")}
-    words = words or numerics.named_apart("gradient of", run.gradients, zeros | {"x": numerics.tensor(call.x)}, EXACT)
+    words = words or numerics.differences("gradient of", run.gradients, zeros | {"x": numerics.tensor(call.x)}, EXACT)
     assert not words, words
 
 
@@ -94,7 +94,7 @@ def an_idle_expert_has_a_zero_gradient(stack: Blocks, routes: Routes, dtype: Ele
     """An expert without tokens gets a zero gradient for each of its weights; the gradients of all other experts are
     finite and not zero.
     """
-    gradients = stack.run_block(sent(ROUTED, routes, dtype, backward=True)).gradients
+    gradients = stack.run_block(routed_call(ROUTED, routes, dtype, backward=True)).gradients
     for name in ("mixer.experts.w1", "mixer.experts.w2", "mixer.experts.w3"):
         assert name in gradients, f"there is no gradient of {name}"
         found = instruments.numerics.tensor(gradients[name])
@@ -118,7 +118,7 @@ def the_shared_expert_serves_each_token_once(stack: Blocks, moe: Moe, routes: Ro
     """The shared expert's output is added to every token exactly once, ungated and unscaled, even to tokens that lost
     all their slots.
     """
-    y = expert_calls.rows(stack.run_block(sent(moe, routes, "float64")).y)
+    y = expert_calls.rows(stack.run_block(routed_call(moe, routes, "float64")).y)
     for b, row in enumerate(routes):
         for t in range(len(row)):
             label, got = 1 + b * len(row) + t, y[b][t][-1]

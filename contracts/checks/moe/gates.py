@@ -50,7 +50,7 @@ def gates_are_the_declared_ones(
     """
     logits = [some.get(expert, other) for expert in range(moe.experts)]
     turned = [logits[-n:] + logits[:-n] if not bias else logits for n in range(6)]  # token n: every expert's number + n
-    call = expert_calls.labelled(
+    call = expert_calls.labelled_call(
         moe, [turned[:3], turned[3:]], bias=[bias.get(expert, 0.0) for expert in range(moe.experts)]
     )  # fmt: skip
     seen = stack.run_block(call).seen
@@ -79,14 +79,14 @@ def the_selection_bias_only_selects(stack: Blocks, moe: Moe, shift: float) -> No
     A bias in the gates would change the output and the objective. A bias with a gradient would also be moved by the
     optimizer.
     """
-    call = expert_calls.drawn(expert_calls.with_moe(moe, "swiglu"), 2, 7)
+    call = expert_calls.drawn_call(expert_calls.with_moe(moe, "swiglu"), 2, 7)
     name, numerics = "mixer.router.bias", instruments.numerics
     shifted = numerics.array(numerics.tensor(call.weights[name]) + shift)
     one, other = stack.run_block(call), stack.run_block(replace(call, weights={**call.weights, name: shifted}))
     assert name not in one.gradients, f"{name} has a gradient; only the rule that balances the load may move it"
-    words = numerics.apart("y", other.y, one.y, FLOAT64)
-    words = words or numerics.named_apart("loss", other.losses, one.losses, FLOAT64)
-    words = words or numerics.gradients_apart("gradient of", other.gradients, one.gradients, FLOAT64)
+    words = numerics.difference("y", other.y, one.y, FLOAT64)
+    words = words or numerics.differences("loss", other.losses, one.losses, FLOAT64)
+    words = words or numerics.gradient_differences("gradient of", other.gradients, one.gradients, FLOAT64)
     assert not words, f"with {shift:+g} on every selection bias {words}"
 
 
@@ -103,10 +103,10 @@ def the_router_learns_from_the_model(stack: Blocks, moe: Moe, batch: int, length
 
     A router that only the balance loss reaches still trains, and every loss curve looks normal.
     """
-    call = expert_calls.drawn(expert_calls.with_moe(moe, "swiglu"), batch, length)
+    call = expert_calls.drawn_call(expert_calls.with_moe(moe, "swiglu"), batch, length)
     name = "mixer.router.weight"
     got = {key: grad for key, grad in stack.run_block(call).gradients.items() if key == name}
-    words = instruments.numerics.gradients_apart(
-        "gradient of", got, {name: expert_calls.expected(call).gradients[name]}, FLOAT64
+    words = instruments.numerics.gradient_differences(
+        "gradient of", got, {name: expert_calls.oracle_answer(call).gradients[name]}, FLOAT64
     )
     assert not words, words

@@ -28,9 +28,9 @@ DRAWN = {  # experts, sequences, tokens of each
 @contract("MOE-01a", asks="run_block", cases=DRAWN, source=PAPERS)
 def a_token_goes_to_its_k_best_experts(stack: Blocks, moe: Moe, batch: int, length: int) -> None:
     """Each token goes to exactly k distinct experts: those with the largest scores once the selection bias is added."""
-    call = expert_calls.drawn(expert_calls.with_moe(moe, "swiglu"), batch, length)
+    call = expert_calls.drawn_call(expert_calls.with_moe(moe, "swiglu"), batch, length)
     got = expert_calls.rows(stack.run_block(replace(call, dy=None)).seen["experts"])
-    want = expert_calls.expected(call).routed.experts_BTK.tolist()
+    want = expert_calls.oracle_answer(call).routed.experts_BTK.tolist()
     for b, t in ((b, t) for b in range(batch) for t in range(length)):
         went = sorted(got[b][t])
         assert len(set(went)) == moe.top_k, f"token ({b}, {t}) goes to experts {went}, not to {moe.top_k} distinct ones"
@@ -49,7 +49,7 @@ def every_assignment_is_counted(stack: Blocks, moe: Moe, batch: int, length: int
     The rule that balances the load reads these counts; a histogram without its last expert or without its zeros
     misleads it.
     """
-    call = expert_calls.drawn(expert_calls.with_moe(moe, "swiglu"), batch, length, seed=4)
+    call = expert_calls.drawn_call(expert_calls.with_moe(moe, "swiglu"), batch, length, seed=4)
     seen = stack.run_block(replace(call, dy=None)).seen
     asked = instruments.numerics.tensor(seen["experts"]).flatten().tolist()
     counts = instruments.numerics.tensor(seen["counts"]).tolist()
@@ -76,13 +76,13 @@ def the_router_is_float32_under_bfloat16(stack: Blocks, moe: Moe, least: float, 
     exact arithmetic does.
     """
     logits = [[[least + step * rank for rank in ranks] + [-5.0] * 6 for ranks in _RANKS]] * 2
-    call = expert_calls.labelled(moe, logits, dtype="bfloat16")
-    seen, want = stack.run_block(call).seen, expert_calls.expected(call).routed
+    call = expert_calls.labelled_call(moe, logits, dtype="bfloat16")
+    seen, want = stack.run_block(call).seen, expert_calls.oracle_answer(call).routed
     experts = instruments.numerics.tensor(seen["experts"])
     for n, ranks in enumerate(_RANKS * 2):
         best, went = sorted(ranks.index(rank) for rank in (5, 4, 3)), sorted(experts.flatten(0, 1)[n].tolist())
         assert went == best, f"token {n} goes to experts {went}, its best are {best}: their scores were rounded"
     order = experts.argsort(-1)
     gates = instruments.numerics.tensor(seen["gates"]).gather(-1, order)
-    words = instruments.numerics.apart("gates under bfloat16", gates, want.gates_BTK, FLOAT32)
+    words = instruments.numerics.difference("gates under bfloat16", gates, want.gates_BTK, FLOAT32)
     assert not words, words

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from contracts import instruments
-from contracts.checks._support.transformer_layouts import some
-from contracts.checks._support.transformers import (
-    apart,
-    both,
-    told_counts,
-)
+from contracts.checks._support.step_comparison import bias_differences
+from contracts.checks._support.transformer_layouts import cells_named
+from contracts.checks._support.transformers import one_rank_and_many
 from contracts.contract import contract
 from contracts.spec.recipe import Recipe
+from contracts.spec.tolerance import FLOAT32_TRANSFORMER
 from contracts.spec.training import Execution, Training
 
-BIASED = some("dp2", "hsdp-2x2", "tp2-sp", "ep2", "borrowed-ep2", "borrowed-ep2-fsdp", "borrowed-tp2-sp-ep4-etp1-fsdp")
+BIASED = cells_named(
+    "dp2", "hsdp-2x2", "tp2-sp", "ep2", "borrowed-ep2", "borrowed-ep2-fsdp", "borrowed-tp2-sp-ep4-etp1-fsdp"
+)
 
 
 @contract("MOE-06e", asks=("built", "train"), cases=BIASED, source="F18; arXiv 2408.15664", tier="dist")
@@ -24,9 +23,7 @@ def a_bias_of_a_transformer_moves_by_all_counts(
     stack reports counts, they count each assignment of the whole batch once.
     """
     assert recipe.moe is not None
-    for alone, many in both(stack, recipe, execution, 3, "buffers"):
-        for name, counts in instruments.numerics.tensors(told_counts(many)).items():
-            found, want = int(counts.sum()), 4 * recipe.seq_length * recipe.moe.top_k
-            assert found == want, f"{name} has {found} assignments, expected {want} (step {many.number})"
-        words = apart(alone, many, "the buffer", many.buffers, alone.buffers)
+    for alone, many in one_rank_and_many(stack, recipe, execution, 3, "buffers"):
+        assignments = 4 * recipe.seq_length * recipe.moe.top_k
+        words = bias_differences(alone, many, assignments, FLOAT32_TRANSFORMER)
         assert not words, words

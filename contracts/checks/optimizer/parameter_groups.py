@@ -8,7 +8,18 @@ from typing import TYPE_CHECKING
 
 from contracts import instruments
 from contracts.checks._support.recipes import SMALL_DSA
-from contracts.checks._support.training_run import AHEAD, DENSE, LETTERS, MUON, TIED, batch, run, table, uneven, updates
+from contracts.checks._support.training_run import (
+    AHEAD,
+    DENSE,
+    LETTERS,
+    MUON,
+    TIED,
+    batch,
+    drawn_weights,
+    run,
+    table,
+    updates,
+)
 from contracts.contract import contract
 from contracts.spec.recipe import Mhc, Moe, Recipe
 from contracts.spec.tolerance import Tolerance
@@ -64,7 +75,7 @@ def a_step_moves_every_parameter_by_its_rule(stack: Training, recipe: Recipe) ->
     """
     recipe = replace(recipe, optim=replace(recipe.optim, weight_decay=0.0, warmup=0, schedule="constant"))
     rows = table(stack, recipe)
-    weights, given = uneven(rows), (batch("table"),)
+    weights, given = drawn_weights(rows), (batch("table"),)
     trained = run(stack, recipe, given, "gradients", "weights", weights=weights)
     (step,), (moved,) = trained.steps, updates(weights, trained)
     gradients = instruments.numerics.tensors(step.gradients)
@@ -88,7 +99,9 @@ def _rules(moved: Tensor, gradient: Tensor, lr: float) -> list[str]:
     explained = {"adamw": oracle.adamw(none, [gradient], [lr], decay=0.0, beta1=0.9, beta2=0.95)[0]}
     if gradient.dim() > 1:
         explained["muon"] = oracle.muon(none, [gradient], [lr], decay=0.0)[0]
-    return [name for name, want in explained.items() if not instruments.numerics.apart("", moved, want, ORTHOGONAL)]
+    return [
+        name for name, want in explained.items() if not instruments.numerics.difference("", moved, want, ORTHOGONAL)
+    ]
 
 
 def _size(moved: Tensor, lr: float) -> str:
@@ -104,7 +117,7 @@ def only_matrices_decay(stack: Training, recipe: Recipe) -> None:
     where decay applies, and equal elsewhere. Each tensor decays as much as the table says.
     """
     rows = table(stack, recipe)
-    weights, given = uneven(rows), (batch("decay"),)
+    weights, given = drawn_weights(rows), (batch("decay"),)
     lr = recipe.optim.lr / recipe.optim.warmup
     moved = [
         updates(weights, run(stack, changed, given, "weights", weights=weights))[0]
@@ -142,7 +155,7 @@ def muon_moves_matrices_of_the_layers_alone(
     The check judges by shape and by the move itself, not by the stack's own names.
     """
     recipe = replace(recipe, optim=replace(recipe.optim, weight_decay=0.0, warmup=0, schedule="constant"))
-    weights = uneven(table(stack, recipe))
+    weights = drawn_weights(table(stack, recipe))
     trained = run(stack, recipe, (batch("shapes"),), "gradients", "weights", weights=weights)
     (step,), (moved,) = trained.steps, updates(weights, trained)
     for name, gradient in instruments.numerics.tensors(step.gradients).items():
@@ -207,7 +220,7 @@ def what_is_frozen_stands_still(stack: Training, recipe: Recipe) -> None:
     names = sorted(row.name for row in rows)
     lost = sorted(set(whole) - set(names) - set(stack.built(recipe, "nemo_native").buffers))
     assert not lost, f"{', '.join(lost[:3])} of the model stands in no row of the table"
-    weights = uneven(rows)
+    weights = drawn_weights(rows)
     given = (batch("frozen 1"), batch("frozen 2"))
     trained = run(stack, recipe, given, "gradients", "weights", "optimizer", weights=weights)
     start, last = instruments.numerics.tensors(weights), instruments.numerics.tensors(trained.steps[-1].weights)

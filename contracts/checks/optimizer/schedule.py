@@ -6,7 +6,18 @@ import math
 from dataclasses import replace
 
 from contracts import instruments
-from contracts.checks._support.training_run import DENSE, LETTERS, MUON, ROWS, TIED, batch, batches, run, table, uneven
+from contracts.checks._support.training_run import (
+    DENSE,
+    LETTERS,
+    MUON,
+    ROWS,
+    TIED,
+    batch,
+    batches,
+    drawn_weights,
+    run,
+    table,
+)
 from contracts.contract import contract
 from contracts.spec.recipe import Batch, Optim, Recipe, Schedule
 from contracts.spec.training import Training
@@ -81,7 +92,7 @@ def clipping_scales_all_gradients_down_by_one_number(stack: Training, recipe: Re
     """
     recipe = replace(recipe, optim=replace(recipe.optim, clip=limit))
     rows = table(stack, recipe)
-    trained = run(stack, recipe, batches(2), "gradients", weights=uneven(rows))
+    trained = run(stack, recipe, batches(2), "gradients", weights=drawn_weights(rows))
     for step in trained.steps:
         lacking = sorted({row.name for row in rows} - set(step.gradients))
         assert not lacking, f"there is no gradient of {', '.join(lacking[:3])}"

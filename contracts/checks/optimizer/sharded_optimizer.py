@@ -6,9 +6,10 @@ from dataclasses import replace
 
 from contracts import instruments
 from contracts.checks._support.layouts import needs_layout
-from contracts.checks._support.multi_rank_run import SPREAD, apart, batches, borrowed, both, gradients_apart, heavy, own
+from contracts.checks._support.multi_rank_run import SPREAD, batches, borrowed, one_rank_and_many, own_axis
+from contracts.checks._support.step_comparison import gradient_differences, state_differences
+from contracts.checks._support.training_run import large_expert_weights
 from contracts.contract import contract
-from contracts.instruments.ranks import here
 from contracts.spec.recipe import Recipe
 from contracts.spec.training import Execution, Session, Training
 
@@ -18,13 +19,13 @@ MUON = replace(SPREAD, name="spread-muon", optim=replace(SPREAD.optim, rule="muo
 SHARDED: dict[str, tuple[Recipe, Execution, int]] = {
     name: (recipe, execution, execution.world)
     for name, recipe, execution in (
-        ("tp2", SPREAD, own(2, tp=2)),
-        ("fsdp2", SPREAD, own(2, fsdp=True)),
-        ("fsdp2-muon", MUON, own(2, fsdp=True)),
-        ("ep2", SPREAD, own(2, ep=2)),
+        ("tp2", SPREAD, own_axis(2, tp=2)),
+        ("fsdp2", SPREAD, own_axis(2, fsdp=True)),
+        ("fsdp2-muon", MUON, own_axis(2, fsdp=True)),
+        ("ep2", SPREAD, own_axis(2, ep=2)),
         ("borrowed-ep2-muon", MUON, borrowed(2, ep=2)),
-        ("tp2-sp-fsdp2-muon", MUON, own(4, tp=2, sp=True, fsdp=True)),
-        ("ep2-fsdp2", SPREAD, own(4, ep=2, fsdp=True)),
+        ("tp2-sp-fsdp2-muon", MUON, own_axis(4, tp=2, sp=True, fsdp=True)),
+        ("ep2-fsdp2", SPREAD, own_axis(4, ep=2, fsdp=True)),
         ("borrowed-tp2-sp-ep2-etp2-fsdp-muon", MUON, borrowed(4, tp=2, ep=2, etp=2, sp=True, fsdp=True)),
     )
 }
@@ -38,22 +39,18 @@ def a_sharded_step_is_the_step_of_one_rank(stack: Training, recipe: Recipe, exec
     for a while, in the weights. The check therefore compares moments, and clips. The second step sees what the first
     left.
     """
-    for alone, many in both(stack, recipe, execution, batches(2), "weights", "optimizer"):
+    for alone, many in one_rank_and_many(stack, recipe, execution, batches(2), "weights", "optimizer"):
         assert alone.clip_coef < 0.5, f"clipping does nothing here: {alone.clip_coef}"
-        for what, got, want in (
-            ("the weights after", many.weights, alone.weights),
-            ("the moments after", many.optimizer, alone.optimizer),
-        ):
-            words = apart(alone, many, f"{what} step {alone.number}:", got, want)
-            assert not words, f"{words} (rank {here().rank})"
+        words = state_differences(alone, many, "weights", "optimizer")
+        assert not words, words
 
 
 SINGLE: dict[str, tuple[Execution, int]] = {
     name: (execution, execution.world)
     for name, execution in {
-        "tp2": own(2, tp=2),
-        "ep2": own(2, ep=2),
-        "tp2-sp-ep2": own(4, tp=2, ep=2, sp=True),
+        "tp2": own_axis(2, tp=2),
+        "ep2": own_axis(2, ep=2),
+        "tp2-sp-ep2": own_axis(4, tp=2, ep=2, sp=True),
     }.items()
 }
 
@@ -70,7 +67,7 @@ def a_singleton_lane_reduces_nothing(stack: Training, execution: Execution, worl
     for fsdp in (False, True):
         asked = replace(execution, fsdp=fsdp, precision="float64")
         session = Session(
-            recipe=SPREAD, steps=1, execution=asked, batches=batches(1), weights=heavy(stack, SPREAD),
+            recipe=SPREAD, steps=1, execution=asked, batches=batches(1), weights=large_expert_weights(stack, SPREAD),
             observe=frozenset({"gradients"}),
         )  # fmt: skip
         with instruments.traffic.watched() as watch:
@@ -82,8 +79,8 @@ def a_singleton_lane_reduces_nothing(stack: Training, execution: Execution, worl
         sent.append([each.said() for each in watch.issued])
     plain, sharded = sent
     assert sharded == plain, (
-        f"asked to shard it issues {len(sharded)} collectives, {len(plain)} unasked, though dp is 1"
+        f"asked to shard, it issues {len(sharded)} collectives, otherwise {len(plain)}, though dp is 1"
     )
-    ((alone, many),) = both(stack, SPREAD, replace(execution, fsdp=True), batches(1), "gradients")
-    words = gradients_apart(alone, many)
-    assert not words, f"{words} (rank {here().rank})"
+    ((alone, many),) = one_rank_and_many(stack, SPREAD, replace(execution, fsdp=True), batches(1), "gradients")
+    words = gradient_differences(alone, many)
+    assert not words, words

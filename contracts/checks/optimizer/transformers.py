@@ -3,16 +3,10 @@
 from __future__ import annotations
 
 from contracts import instruments
-from contracts.checks._support.transformer_layouts import STEPPED, WAY, some
-from contracts.checks._support.transformers import (
-    apart,
-    both,
-    entries,
-    moved_apart,
-    session,
-)
+from contracts.checks._support.step_comparison import tensor_differences, update_difference
+from contracts.checks._support.transformer_layouts import STEPPED, UPDATE, cells_named
+from contracts.checks._support.transformers import one_rank_and_many, optimizer_entries, session
 from contracts.contract import contract
-from contracts.instruments.ranks import here
 from contracts.spec.recipe import Recipe
 from contracts.spec.tolerance import FLOAT32_MOMENTS
 from contracts.spec.training import Execution, Training
@@ -28,16 +22,16 @@ def one_update_of_a_transformer_is_that_of_one_rank(
     Sharded tensors must be clipped, averaged and decayed like whole ones.
     """
     asked = session(stack, recipe, execution, 1)
-    ((alone, many),) = both(stack, recipe, execution, 1, "weights", "optimizer")
+    ((alone, many),) = one_rank_and_many(stack, recipe, execution, 1, "weights", "optimizer")
     for entry in ("exp_avg", "exp_avg_sq"):
-        got, want = entries(many.optimizer, entry), entries(alone.optimizer, entry)
-        words = apart(alone, many, f"{entry} of", got, want, FLOAT32_MOMENTS)
+        got, want = optimizer_entries(many.optimizer, entry), optimizer_entries(alone.optimizer, entry)
+        words = tensor_differences(alone, many, f"{entry} of", got, want, FLOAT32_MOMENTS)
         assert not words, words
-    words = moved_apart(asked.weights, many.weights, alone.weights, WAY)
-    assert not words, f"{words} (rank {here().rank})"
+    words = update_difference(asked.weights, many.weights, alone.weights, UPDATE)
+    assert not words, words
 
 
-RULED = some("dense-dp2", "dense-fsdp2", "fsdp2", "borrowed-tp2-sp-ep4-etp1-fsdp")
+RULED = cells_named("dense-dp2", "dense-fsdp2", "fsdp2", "borrowed-tp2-sp-ep4-etp1-fsdp")
 
 
 @contract("OPT-01h", asks=("built", "train"), cases=RULED, source="F09", tier="dist")
@@ -55,7 +49,7 @@ def the_table_of_a_transformer_says_how_it_moves(
     asked = session(stack, recipe, execution, 1, "gradients", "weights")
     (step,) = stack.train(asked).steps
     unequal = sorted(rows.keys() ^ step.gradients.keys())
-    assert not unequal, f"{', '.join(unequal[:3])} stands in one of the table and the gradients alone"
+    assert not unequal, f"{', '.join(unequal[:3])} is in only one of the optimizer's table and the gradients"
     numerics = instruments.numerics
     before, after = (numerics.tensors(each) for each in (asked.weights, step.weights))
     gradients = numerics.tensors(step.gradients)
@@ -66,5 +60,5 @@ def the_table_of_a_transformer_says_how_it_moves(
         assert torch.isfinite(want).all(), f"the gradient of {name} is not finite"
         off = numerics.distances(after[name].double() - before[name].double(), want)["L2"]
         rounding = numerics.floor(after[name].dtype, numerics.typical_size(before[name]))
-        words = f"{name} moved otherwise than by {row.optimizer} with decay {row.weight_decay:g}: {off.relative:.1e}"
-        assert off.times(WAY, rounding) <= 1, words
+        words = f"{name} did not move by {row.optimizer} with decay {row.weight_decay:g}: {off.relative:.1e}"
+        assert off.times(UPDATE, rounding) <= 1, words

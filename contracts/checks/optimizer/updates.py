@@ -13,9 +13,9 @@ from contracts.checks._support.training_run import (
     TIED,
     batch,
     batches,
+    drawn_weights,
     run,
     table,
-    uneven,
     updates,
 )
 from contracts.checks.optimizer.parameter_groups import ORTHOGONAL
@@ -54,14 +54,14 @@ def weights_after_each_step_are_those_of_the_rule(stack: Training, recipe: Recip
     not weights, because a wrong step of a thousandth disappears in the weights.
     """
     rows = table(stack, recipe)
-    weights = uneven(rows)
+    weights = drawn_weights(rows)
     trained = run(stack, recipe, batches(4), "gradients", "weights", weights=weights)
     moved = updates(weights, trained)
     for row in rows:
         wanted = _wanted(row, instruments.numerics.tensor(weights[row.name]), trained, recipe.optim)
         tolerance = FLOAT64_SCAN if row.optimizer == "adamw" else ORTHOGONAL
         for step, (move, want) in enumerate(zip(moved, wanted, strict=True), start=1):
-            words = instruments.numerics.apart(
+            words = instruments.numerics.difference(
                 f"the {row.optimizer} move of {row.name}", move[row.name], want, tolerance
             )
             assert not words, f"{words} (step {step})"
@@ -96,7 +96,7 @@ def moments_are_means_of_clipped_gradients(stack: Training, recipe: Recipe) -> N
     by microbatches or ranks, scaled for the loss) therefore shows here and not in the loss.
     """
     rows = [row for row in table(stack, recipe) if row.optimizer == "adamw"]
-    trained = run(stack, recipe, batches(3), "gradients", "optimizer", weights=uneven(table(stack, recipe)))
+    trained = run(stack, recipe, batches(3), "gradients", "optimizer", weights=drawn_weights(table(stack, recipe)))
     beta1, beta2 = recipe.optim.beta1, recipe.optim.beta2
     for row in rows:
         gradients = _clipped(trained, row.name)
@@ -106,7 +106,7 @@ def moments_are_means_of_clipped_gradients(stack: Training, recipe: Recipe) -> N
         for entry, want in (("exp_avg", first), ("exp_avg_sq", second)):
             held = trained.steps[-1].optimizer.get(f"{row.name}/{entry}")
             assert held is not None, f"{row.name} has no {entry}"
-            words = instruments.numerics.apart(f"{entry} of {row.name}", held, want, FLOAT64)
+            words = instruments.numerics.difference(f"{entry} of {row.name}", held, want, FLOAT64)
             assert not words, f"{words} (step 3)"
 
 
@@ -149,10 +149,10 @@ def gradients_of_a_step_are_of_its_batch_alone(stack: Training, recipe: Recipe) 
     A gradient that is not zeroed, or a tensor that keeps an old one because the batch did not reach it, accumulates.
     """
     first, second = batches(2)
-    weights = uneven(table(stack, recipe))
+    weights = drawn_weights(table(stack, recipe))
     both = run(stack, recipe, (first, second), "gradients", "weights", weights=weights)
     alone = run(stack, recipe, (second,), "gradients", weights=both.steps[0].weights)
-    words = instruments.numerics.gradients_apart(
+    words = instruments.numerics.gradient_differences(
         "the second step's gradient of", both.steps[1].gradients, alone.steps[0].gradients, FLOAT64
     )
     assert not words, words

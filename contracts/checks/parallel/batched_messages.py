@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contracts.checks._support.pipeline_messages import SENT, messages_seen, shown
+from contracts.checks._support.pipeline_messages import SENT, message_text, messages_seen
 from contracts.contract import contract
 from contracts.instruments.ranks import here
 from contracts.spec.messages import Messaging
@@ -20,7 +20,7 @@ def stages_send_in_batches(stack: Messaging, recipe: Recipe, execution: Executio
     """
     seen = messages_seen(stack, recipe, execution)
     single = [each for each in seen.issued if not each.batched]
-    words = f"rank {here().rank} issues {len(single)} of {len(seen.issued)} messages by themselves"
-    assert not single, f"{words}, the first {shown(single[0])}"
+    words = f"rank {here().rank} issues {len(single)} of {len(seen.issued)} messages outside a batch"
+    assert not single, f"{words}, the first {message_text(single[0])}"
     warned = [each for each in seen.warnings if "p2p" in each.lower() or "point-to-point" in each.lower()]
     assert not warned, f"rank {here().rank} is warned: {warned[0]}"

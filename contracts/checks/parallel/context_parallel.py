@@ -11,21 +11,20 @@ from __future__ import annotations
 from dataclasses import replace
 
 from contracts import instruments
-from contracts.checks._support.context_parallel import HALVES, QUARTERS, Rows
+from contracts.checks._support.context_parallel import HALVES, QUARTERS
 from contracts.checks._support.layouts import needs_layout, numbers_in
-from contracts.checks._support.multi_rank_run import (
-    BIASED,
-    SPREAD,
-    apart,
-    borrowed,
-    both,
-    gradients_apart,
-    losses_apart,
-)
+from contracts.checks._support.multi_rank_run import BIASED, SPREAD, borrowed, one_rank_and_many
 from contracts.checks._support.recipes import SMALL_MLA
-from contracts.checks._support.replicas import replicas_apart
-from contracts.checks._support.single_rank_run import on_one_rank
-from contracts.checks._support.training_run import batch, uneven
+from contracts.checks._support.step_comparison import (
+    clip_difference,
+    gradient_differences,
+    label_difference,
+    loss_difference,
+    on_one_rank,
+    replica_differences,
+    state_differences,
+)
+from contracts.checks._support.training_run import ROWS_OF_16, Rows, batch, batches, drawn_weights
 from contracts.contract import contract
 from contracts.instruments.ranks import here
 from contracts.spec.errors import Refused
@@ -56,9 +55,6 @@ MUON = replace(SPREAD, name="context-muon", optim=replace(SPREAD.optim, rule="mu
 STAGED = replace(AHEAD, name="context-staged", pattern="AEMR", depth=4)
 
 
-FOURTHS: Rows = (((16,), 13), ((4, 12), 0), ((1, 5, 10), 6), ((13, 3), 0))
-
-
 Cell = tuple[Recipe, Mode, Execution, Rows, int]
 
 
@@ -87,7 +83,7 @@ CELLS: dict[str, Cell] = {
     "cp2-tp2-sp-ep4-etp1-fsdp": cell(BIASED, borrowed(4, cp=2, tp=2, ep=4, etp=1, sp=True, fsdp=True)),
     "cp2-hsdp": cell(BIASED, borrowed(4, cp=2, fsdp=True, replicas=2)),
     "cp2-pp2": cell(STAGED, replace(borrowed(4, cp=2, pp=2), microbatches=2)),
-    "cp4-fsdp": cell(STREAMS, borrowed(4, cp=4, fsdp=True), rows=FOURTHS),
+    "cp4-fsdp": cell(STREAMS, borrowed(4, cp=4, fsdp=True), rows=ROWS_OF_16),
 }  # fmt: skip
 
 
@@ -97,9 +93,11 @@ def runs(
     """For each step, the step on one rank and the step on all ranks, from drawn weights. `observe` applies to the last
     step.
     """
-    given = tuple(batch(f"context {step}", recipe.vocab, rows) for step in range(steps))
-    weights = uneven(stack.built(recipe, mode).parameters)
-    return both(stack, recipe, replace(execution, mode=mode), given, *observe, weights=weights, at=frozenset({steps}))
+    given = batches(steps, "context", recipe.vocab, rows)
+    weights = drawn_weights(stack.built(recipe, mode).parameters)
+    return one_rank_and_many(
+        stack, recipe, replace(execution, mode=mode), given, *observe, weights=weights, at=frozenset({steps})
+    )
 
 
 @contract("PAR-01g", asks=("built", "train"), cases=CELLS, source="F01; F06", tier="dist")
@@ -113,9 +111,8 @@ def a_row_that_is_cut_gives_the_gradients_of_one_rank(
     rank that holds the token.
     """
     ((alone, many),) = runs(stack, recipe, mode, execution, rows, 1, "gradients")
-    assert many.tokens == alone.tokens, f"{many.tokens} labels count, {alone.tokens} on one rank"
-    words = losses_apart(alone, many) or gradients_apart(alone, many)
-    assert not words, f"{words} (rank {here().rank})"
+    words = label_difference(alone, many) or loss_difference(alone, many) or gradient_differences(alone, many)
+    assert not words, words
 
 
 MOVED = {
@@ -134,11 +131,10 @@ def ranks_of_one_row_stay_replicas(
     there are several data-parallel ranks trains one separate model per context-parallel rank.
     """
     alone, many = runs(stack, recipe, mode, execution, rows, 3, "weights", "optimizer", "buffers")[-1]
-    words = replicas_apart({**many.weights, **many.optimizer, **many.buffers})
+    words = replica_differences({**many.weights, **many.optimizer, **many.buffers})
     assert not words, words
-    for what in ("weights", "optimizer", "buffers"):
-        words = apart(alone, many, what, getattr(many, what), getattr(alone, what))
-        assert not words, f"{words} (rank {here().rank})"
+    words = state_differences(alone, many, "weights", "optimizer", "buffers")
+    assert not words, words
 
 
 CLIPPED = {name: CELLS[name] for name in ("cp2", "cp2-fsdp", "cp2-ep2", "cp2-tp2-sp", "cp2-hsdp")}
@@ -153,9 +149,8 @@ def each_parameter_counts_once_in_the_norm_of_a_cut_row(
     """
     clipped = replace(recipe, optim=replace(recipe.optim, clip=0.05))
     ((alone, many),) = runs(stack, clipped, mode, execution, rows, 1)
-    for what in ("grad_norm", "clip_coef"):
-        found, want = getattr(many, what), getattr(alone, what)
-        assert abs(found - want) <= 1e-11 * abs(want), f"{what} is {found:.10g}, {want:.10g} on one rank"
+    words = clip_difference(alone, many)
+    assert not words, words
 
 
 DENSE = replace(SPREAD, name="context-dense", pattern="AMR", depth=3, moe=None)
@@ -181,7 +176,7 @@ def a_cut_row_keeps_its_documents_apart(
     """
     needs_layout(stack, execution.layout)
     given, counted = _one_document_counts()
-    weights = uneven(stack.built(recipe, mode).parameters)
+    weights = drawn_weights(stack.built(recipe, mode).parameters)
     execution = replace(execution, mode=mode, precision="float64")
     session = Session(
         recipe=recipe, steps=1, batches=(given,), weights=weights, execution=execution, observe=frozenset({"gradients"})
@@ -233,7 +228,7 @@ def no_token_is_lost_where_a_row_does_not_divide(
     """
     needs_layout(stack, execution.layout)
     given = batch("context left over", SPREAD.vocab, (((length,), 0), ((5, length - 5), 0)))
-    weights = uneven(stack.built(SPREAD, "nemo_native").parameters)
+    weights = drawn_weights(stack.built(SPREAD, "nemo_native").parameters)
     session = Session(recipe=SPREAD, steps=1, batches=(given,), weights=weights)
     alone, spread = (
         replace(session, execution=replace(each, precision="float64")) for each in (Execution(), execution)
@@ -244,9 +239,8 @@ def no_token_is_lost_where_a_row_does_not_divide(
         assert not missing, f"the refusal does not name {missing}: {many}"
         return
     (one,) = on_one_rank(stack, alone).steps
-    assert many.tokens == one.tokens, f"{many.tokens} labels count, {one.tokens} on one rank"
-    words = losses_apart(one, many)
-    assert not words, f"{words} (rank {here().rank})"
+    words = label_difference(one, many) or loss_difference(one, many)
+    assert not words, words
 
 
 def _step_or_refusal(stack: Training, session: Session) -> Step | Refused:

@@ -9,18 +9,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from contracts import instruments
-from contracts.checks._support.context_parallel import HALVES, Rows
-from contracts.checks._support.multi_rank_run import (
-    SPREAD,
-    borrowed,
-    both,
-    gradients_apart,
-    losses_apart,
-)
-from contracts.checks._support.training_run import batch
+from contracts.checks._support.context_parallel import HALVES
+from contracts.checks._support.multi_rank_run import SPREAD, borrowed, one_rank_and_many
+from contracts.checks._support.step_comparison import gradient_differences, label_difference, loss_difference
+from contracts.checks._support.training_run import Rows, batch
 from contracts.checks.parallel.context_parallel import AHEAD
 from contracts.contract import contract
-from contracts.instruments.ranks import here
 from contracts.spec.training import Execution, Tokens, Training
 
 AT_BORDERS: dict[str, tuple[Execution, int]] = {
@@ -41,12 +35,11 @@ def labels_at_the_borders_of_ranks_count(stack: Training, execution: Execution, 
     them, and predicts what lies behind the border without it.
     """
     given = _borders(execution.degrees.cp)
-    ((alone, many),) = both(stack, AHEAD, execution, (given,), "gradients")
+    ((alone, many),) = one_rank_and_many(stack, AHEAD, execution, (given,), "gradients")
     counted = 4 * 4 * (execution.degrees.cp - 1)
     assert many.tokens == counted, f"{many.tokens} labels count, expected {counted}"
-    words = losses_apart(alone, many, "lm", "mtp")
-    words = words or gradients_apart(alone, many)
-    assert not words, f"{words} (rank {here().rank})"
+    words = loss_difference(alone, many, "lm", "mtp") or gradient_differences(alone, many)
+    assert not words, words
 
 
 def _borders(runs: int) -> Tokens:
@@ -80,13 +73,14 @@ def ranks_of_one_row_read_the_same_sequences(stack: Training, execution: Executi
     A data loader that counts context-parallel ranks as data-parallel ranks loses half of every batch. A loader that
     cuts rows which the model cuts again loses half of every row.
     """
-    found = both(stack, UNEVEN, execution, (), "gradients", steps=2)
+    found = one_rank_and_many(stack, UNEVEN, execution, (), "gradients", steps=2)
     for alone, many in found:
         assert many.samples == alone.samples, f"step {alone.number} reads {many.samples}, on one rank {alone.samples}"
-        assert many.tokens == alone.tokens, f"{many.tokens} labels count, {alone.tokens} on one rank"
+        words = label_difference(alone, many)
+        assert not words, words
     alone, many = found[0]
-    words = losses_apart(alone, many) or gradients_apart(alone, many)
-    assert not words, f"{words} (rank {here().rank})"
+    words = loss_difference(alone, many) or gradient_differences(alone, many)
+    assert not words, words
 
 
 WITHOUT_FIRST: Rows = (((16,), 15), ((8, 8), 8), ((7, 2, 7), 9), ((9, 7), 8))
@@ -116,7 +110,8 @@ def a_label_weighs_the_same_on_whatever_rank_of_a_row(
     The divisor of the loss is the label count of the whole row. Averaging per-rank means gives the single label of a
     short answer as much weight as all the labels on another rank.
     """
-    ((alone, many),) = both(stack, AHEAD, execution, (batch("context labels", AHEAD.vocab, rows),), "gradients")
-    assert many.tokens == alone.tokens, f"{many.tokens} labels count, {alone.tokens} on one rank"
-    words = losses_apart(alone, many) or gradients_apart(alone, many)
-    assert not words, f"{words} (rank {here().rank})"
+    ((alone, many),) = one_rank_and_many(
+        stack, AHEAD, execution, (batch("context labels", AHEAD.vocab, rows),), "gradients"
+    )
+    words = label_difference(alone, many) or loss_difference(alone, many) or gradient_differences(alone, many)
+    assert not words, words

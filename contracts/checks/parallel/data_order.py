@@ -138,7 +138,7 @@ def a_step_trains_on_the_sequences_it_says(stack: Training, microbatches: int) -
         one, two = step.losses["lm"], other.losses["lm"]
         assert one == two, f"lm of step {step.number} is {one:.8g} over {list(taken)}, {two:.8g} over them as batches"
     after, want = sampled.steps[2].weights, as_batches.steps[2].weights
-    words = instruments.numerics.named_apart("after 3 steps", after, want, EXACT)
+    words = instruments.numerics.differences("after 3 steps", after, want, EXACT)
     assert not words, words
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from contracts import instruments
-from contracts.checks._support.multi_rank_run import SPREAD, batches, borrowed, both, gradients_apart, losses_apart, own
+from contracts.checks._support.multi_rank_run import SPREAD, batches, borrowed, one_rank_and_many, own_axis
+from contracts.checks._support.step_comparison import gradient_differences, label_difference, loss_difference
 from contracts.contract import contract
-from contracts.instruments.ranks import here
 from contracts.spec.recipe import Mtp, Recipe
 from contracts.spec.training import Execution, Tokens, Training
 
@@ -15,9 +15,9 @@ AHEAD = replace(SPREAD, name="spread-ahead", mtp=Mtp(depth=2, loss_weight=0.4))
 AT_EDGES: dict[str, tuple[Recipe, Execution, int]] = {
     name: (recipe, execution, execution.world)
     for name, recipe, execution in (
-        ("tp2-sp", AHEAD, own(2, tp=2, sp=True)),
+        ("tp2-sp", AHEAD, own_axis(2, tp=2, sp=True)),
         ("borrowed-tp2-sp-ep2-etp1", AHEAD, borrowed(2, tp=2, ep=2, etp=1, sp=True)),
-        ("tp4-sp", replace(AHEAD, kv_groups=4, replicate_ssm_groups=True), own(4, tp=4, sp=True)),
+        ("tp4-sp", replace(AHEAD, kv_groups=4, replicate_ssm_groups=True), own_axis(4, tp=4, sp=True)),
     )
 }
 
@@ -30,10 +30,10 @@ def labels_at_the_edges_of_a_run_count(stack: Training, recipe: Recipe, executio
     Only labels next to the cuts count in this batch. If each rank shifts labels by itself, one label in T / TP is lost,
     and no loss curve shows it.
     """
-    ((alone, many),) = both(stack, recipe, execution, (_edges(execution.degrees.tp),), "gradients")
+    ((alone, many),) = one_rank_and_many(stack, recipe, execution, (_edges(execution.degrees.tp),), "gradients")
     assert many.tokens == alone.tokens == _counted(execution.degrees.tp), f"{many.tokens} labels count"
-    words = losses_apart(alone, many, "lm", "mtp") or gradients_apart(alone, many)
-    assert not words, f"{words} (rank {here().rank})"
+    words = loss_difference(alone, many, "lm", "mtp") or gradient_differences(alone, many)
+    assert not words, words
 
 
 def _edges(cuts: int) -> Tokens:
@@ -59,13 +59,13 @@ def _counted(ranks: int) -> int:
 READ: dict[str, tuple[Execution, int]] = {
     name: (execution, execution.world)
     for name, execution in {
-        "dp2": own(2),
-        "fsdp2": own(2, fsdp=True),
-        "ep2": own(2, ep=2),
-        "tp2": own(2, tp=2),
+        "dp2": own_axis(2),
+        "fsdp2": own_axis(2, fsdp=True),
+        "ep2": own_axis(2, ep=2),
+        "tp2": own_axis(2, tp=2),
         "borrowed-ep2": borrowed(2, ep=2),
-        "hsdp-2x2": own(4, fsdp=True, replicas=2),
-        "tp2-ep2": own(4, tp=2, ep=2),
+        "hsdp-2x2": own_axis(4, fsdp=True, replicas=2),
+        "tp2-ep2": own_axis(4, tp=2, ep=2),
     }.items()
 }
 UNEVEN = replace(SPREAD, name="spread-uneven", batch=replace(SPREAD.batch, total=5))
@@ -80,11 +80,12 @@ def ranks_read_every_sequence_once(stack: Training, execution: Execution, world:
     A rank that reads another rank's rows may still report the right ids; its losses and gradients are those of another
     batch.
     """
-    found = both(stack, UNEVEN, execution, (), "gradients", steps=3)
+    found = one_rank_and_many(stack, UNEVEN, execution, (), "gradients", steps=3)
     for alone, many in found:
         assert many.samples == alone.samples, f"step {alone.number} reads {many.samples}, on one rank {alone.samples}"
-        assert len(set(many.samples)) == 5, f"step {alone.number} reads {many.samples}: five different ones expected"
-        assert many.tokens == alone.tokens, f"{many.tokens} labels count, {alone.tokens} on one rank"
+        assert len(set(many.samples)) == 5, f"step {alone.number} reads {many.samples}, expected five different ones"
+        words = label_difference(alone, many)
+        assert not words, words
     alone, many = found[0]
-    words = losses_apart(alone, many) or gradients_apart(alone, many)
-    assert not words, f"{words} (rank {here().rank})"
+    words = loss_difference(alone, many) or gradient_differences(alone, many)
+    assert not words, words

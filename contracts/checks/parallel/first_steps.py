@@ -5,13 +5,8 @@ from __future__ import annotations
 from contracts import instruments
 from contracts.checks._support.folders import shared_folder
 from contracts.checks._support.layouts import needs_layout
-from contracts.checks._support.multi_rank_run import (
-    BIASED,
-    batches,
-    borrowed,
-    heavy,
-    own,
-)
+from contracts.checks._support.multi_rank_run import BIASED, batches, borrowed, own_axis
+from contracts.checks._support.training_run import large_expert_weights
 from contracts.contract import contract
 from contracts.instruments.ranks import here
 from contracts.spec.training import Execution, Session, Step, Training
@@ -20,7 +15,7 @@ LANES: dict[str, tuple[Execution, int]] = {
     "borrowed-tp2-sp-ep2-etp1": (borrowed(2, tp=2, ep=2, etp=1, sp=True), 2),
     "borrowed-ep2-fsdp2": (borrowed(2, ep=2, fsdp=True), 2),
     "borrowed-tp2-sp-ep2-etp1-fsdp": (borrowed(4, tp=2, ep=2, etp=1, sp=True, fsdp=True), 4),
-    "tp2-sp-ep2-fsdp2": (own(8, tp=2, ep=2, sp=True, fsdp=True), 8),
+    "tp2-sp-ep2-fsdp2": (own_axis(8, tp=2, ep=2, sp=True, fsdp=True), 8),
 }
 
 
@@ -32,7 +27,7 @@ def the_lane_steps_and_saves(stack: Training, execution: Execution, world: int) 
     These were the milestones of the bring-up. The loss also falls when one kind of parameter never moves.
     """
     needs_layout(stack, execution.layout)
-    weights = heavy(stack, BIASED)
+    weights = large_expert_weights(stack, BIASED)
     with shared_folder() as at:
         folder = str(at / "checkpoints")
         session = Session(
@@ -45,9 +40,9 @@ def the_lane_steps_and_saves(stack: Training, execution: Execution, world: int) 
         _moved(weights, steps)
         again = Session(recipe=BIASED, steps=1, execution=execution, batches=batches(1), load=folder)
         gone_on = stack.train(again)
-    assert gone_on.start == 5, f"the run goes on behind step {gone_on.start}, saved after 5"
+    assert gone_on.start == 5, f"the run resumed after step {gone_on.start}, saved after 5"
     before, after = steps[-1].losses["total"], gone_on.steps[0].losses["total"]
-    assert after < before, f"the step behind the save has loss {after:.6g}, the one before it {before:.6g}"
+    assert after < before, f"the step after the save has loss {after:.6g}, the step before it {before:.6g}"
 
 
 def _moved(weights: object, steps: tuple[Step, ...]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from contracts import instruments
-from contracts.checks._support.training_run import AHEAD, DENSE, LETTERS, ROWS, batch, run, table, uneven
+from contracts.checks._support.training_run import AHEAD, DENSE, LETTERS, ROWS, batch, drawn_weights, run, table
 from contracts.contract import contract
 from contracts.spec.array import Array
 from contracts.spec.recipe import Moe, Recipe
@@ -41,7 +41,7 @@ def a_step_does_not_depend_on_its_microbatches(
     A label weighs the same in a microbatch with few labels, for auxiliary losses and prediction heads too; a smaller
     last microbatch counts. A mean of means gives the same result only when all microbatches have equally many labels.
     """
-    weights, given = uneven(table(stack, recipe)), (batch("one", rows=rows), batch("two", rows=rows))
+    weights, given = drawn_weights(table(stack, recipe)), (batch("one", rows=rows), batch("two", rows=rows))
     whole = run(stack, recipe, given, "gradients", "weights", weights=weights)
     cut = run(stack, recipe, given, "gradients", "weights", weights=weights, microbatches=microbatches)
     for one, other in zip(whole.steps, cut.steps, strict=True):
@@ -52,7 +52,7 @@ def a_step_does_not_depend_on_its_microbatches(
             assert abs(found - want) <= 1e-11 * max(1.0, abs(want)), (
                 f"{name} is {found:.10g} {where}, {want:.10g} in one"
             )
-        what, apart = f"{where} the gradient of", instruments.numerics.gradients_apart
+        what, apart = f"{where} the gradient of", instruments.numerics.gradient_differences
         words = apart(what, other.gradients, one.gradients, FLOAT64_SCAN)
         assert not words, f"{words} (step {one.number})"
 
@@ -66,7 +66,7 @@ def a_label_weighs_the_same_in_every_sequence(stack: Training, microbatches: int
     """
     import torch
 
-    weights, given = uneven(table(stack, PLAIN)), batch("weigh")
+    weights, given = drawn_weights(table(stack, PLAIN)), batch("weigh")
     (whole,) = run(stack, PLAIN, (given,), "gradients", weights=weights, microbatches=microbatches).steps
     alone = [run(stack, PLAIN, (_row(given, row),), "gradients", weights=weights).steps[0] for row in range(5)]
     counted = [step.tokens for step in alone]
@@ -81,7 +81,7 @@ def a_label_weighs_the_same_in_every_sequence(stack: Training, microbatches: int
         name: torch.stack([part[name] * count for part, count in zip(parts, counted, strict=True)]).sum(0) / 31
         for name in parts[0]
     }
-    words = instruments.numerics.gradients_apart("the batch's gradient of", whole.gradients, want, FLOAT64_SCAN)
+    words = instruments.numerics.gradient_differences("the batch's gradient of", whole.gradients, want, FLOAT64_SCAN)
     assert not words, words
 
 
@@ -100,9 +100,9 @@ def the_sequence_length_may_change_from_step_to_step(stack: Training, microbatch
     """
     lengths = (((9, 4), 2), ((13,), 5), ((6, 7), 0)), (((7,), 3), ((2, 5), 0), ((7,), 0)), (((1, 15), 1),) * 3
     given = tuple(batch(f"length {i}", rows=rows) for i, rows in enumerate(lengths))
-    weights = uneven(table(stack, LETTERS))
+    weights = drawn_weights(table(stack, LETTERS))
     steps = run(stack, LETTERS, given, "gradients", "weights", weights=weights, microbatches=microbatches).steps
     for before, step, each in zip(steps, steps[1:], given[1:], strict=False):
         (alone,) = run(stack, LETTERS, (each,), "gradients", weights=before.weights, microbatches=microbatches).steps
-        words = instruments.numerics.gradients_apart("the gradient of", step.gradients, alone.gradients, FLOAT64)
+        words = instruments.numerics.gradient_differences("the gradient of", step.gradients, alone.gradients, FLOAT64)
         assert not words, f"{words} (step {step.number}, after a step of another length)"

@@ -51,7 +51,7 @@ def the_seed_decides_the_initial_weights(stack: Training, recipe: Recipe, mode: 
         stack.initial(replace(recipe, depth=recipe.depth - 2, seed=5), mode)
         torch.manual_seed(99)
         after = stack.initial(recipe, mode)
-    words = instruments.numerics.named_apart("the second time", after, before, EXACT)
+    words = instruments.numerics.differences("the second time", after, before, EXACT)
     assert not words, words
     drawn = _drawn_tensors(stack, recipe, mode)
     alike = [name for name, each in before.items() if name not in drawn and _varies(each.shape, name)]
@@ -114,7 +114,7 @@ def a_tensor_starts_the_same_in_another_model(stack: Training, one: Recipe, othe
         got, want = (side[name].double() for side in (left, right))
         if bool(want.any()) and bool(got.any()):
             got, want = got / got.norm(), want / want.norm()
-        words = instruments.numerics.apart(f"{name} in the other model", got, want, FLOAT32)
+        words = instruments.numerics.difference(f"{name} in the other model", got, want, FLOAT32)
         assert not words, words
 
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from contracts import instruments
 from contracts.checks._support.layouts import needs_layout
-from contracts.checks._support.multi_rank_run import SPREAD, batches, borrowed, own
-from contracts.checks._support.replicas import replicas_apart
+from contracts.checks._support.multi_rank_run import SPREAD, batches, borrowed, own_axis
+from contracts.checks._support.step_comparison import replica_differences
 from contracts.contract import contract
 from contracts.instruments.ranks import here
 from contracts.spec.tolerance import EXACT
@@ -20,13 +20,13 @@ STILL = replace(SPREAD, name="spread-still", optim=replace(SPREAD.optim, lr=1e-6
 BEGUN: dict[str, tuple[Execution, int]] = {
     name: (execution, execution.world)
     for name, execution in {
-        "tp2": own(2, tp=2),
-        "dp2": own(2),
-        "fsdp2": own(2, fsdp=True),
-        "ep2": own(2, ep=2),
+        "tp2": own_axis(2, tp=2),
+        "dp2": own_axis(2),
+        "fsdp2": own_axis(2, fsdp=True),
+        "ep2": own_axis(2, ep=2),
         "borrowed-ep2": borrowed(2, ep=2),
-        "tp2-sp-ep2": own(4, tp=2, ep=2, sp=True),
-        "hsdp-2x2": own(4, fsdp=True, replicas=2),
+        "tp2-sp-ep2": own_axis(4, tp=2, ep=2, sp=True),
+        "hsdp-2x2": own_axis(4, fsdp=True, replicas=2),
     }.items()
 }
 
@@ -43,8 +43,8 @@ def a_run_begins_with_the_same_weights_on_any_layout(stack: Training, execution:
     (step,) = stack.train(
         Session(recipe=STILL, steps=1, execution=execution, batches=batches(1), observe=frozenset({"weights"}))
     ).steps
-    words = replicas_apart(step.weights)
+    words = replica_differences(step.weights)
     assert not words, f"{words} at the start"
     want = stack.initial(STILL, execution.mode)
-    words = instruments.numerics.named_apart("of the initial weights", step.weights, want, EXACT)
+    words = instruments.numerics.differences("of the initial weights", step.weights, want, EXACT)
     assert not words, f"{words} (rank {here().rank})"

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from contracts.checks._support.folders import shared_folder
 from contracts.checks._support.layouts import numbers_in
-from contracts.checks._support.pipeline_run import (  # fmt: skip
+from contracts.checks._support.pipeline_run import (
     AHEAD,
     BESIDE_DP,
     BESIDE_TP,
@@ -14,27 +14,26 @@ from contracts.checks._support.pipeline_run import (  # fmt: skip
     IN_FOUR,
     IN_TWO,
     INTERLEAVED,
+    LOSS,
     QUARTERS,
     STAGED,
-    Flow,
-    flow,
-    given,
-    heavy,
-    losses_apart,
-    unlike,
+    Cell,
+    batches,
+    cell,
 )
 from contracts.checks._support.refusals import refusal_of
-from contracts.checks._support.single_rank_run import on_one_rank
+from contracts.checks._support.step_comparison import loss_difference, on_one_rank, tensor_differences
+from contracts.checks._support.training_run import large_expert_weights
 from contracts.contract import contract
 from contracts.instruments.ranks import gathered
 from contracts.spec.recipe import Recipe
 from contracts.spec.training import Execution, Session, Training
 
-BEGUN: dict[str, Flow] = {
-    "two-stages": flow(HALVES, IN_TWO),
-    "interleaved": flow(QUARTERS, INTERLEAVED),
-    "four-stages-tied": flow(replace(QUARTERS, untied_embeddings=False), IN_FOUR),
-    "beside-dp": flow(AHEAD, BESIDE_DP),
+BEGUN: dict[str, Cell] = {
+    "two-stages": cell(HALVES, IN_TWO),
+    "interleaved": cell(QUARTERS, INTERLEAVED),
+    "four-stages-tied": cell(replace(QUARTERS, untied_embeddings=False), IN_FOUR),
+    "beside-dp": cell(AHEAD, BESIDE_DP),
 }  # fmt: skip
 
 
@@ -54,15 +53,17 @@ def stages_begin_as_one_rank_does(stack: Training, recipe: Recipe, execution: Ex
     for index, (want, got) in enumerate(zip(one.steps, many.steps, strict=True)):
         consumed = sorted({sample for share in shares for sample in share[index]})
         assert consumed == sorted(want.samples), f"the ranks consume {consumed}, one rank {sorted(want.samples)}"
-        words = losses_apart(got, want) or unlike(got, want, "the weight", got.weights, want.weights)
+        words = loss_difference(want, got, bound=LOSS) or tensor_differences(
+            want, got, "the weight", got.weights, want.weights
+        )
         assert not words, words
 
 
 DEPTH_4 = replace(STAGED, pattern="AEMR", depth=4)
-SAVED: dict[str, Flow] = {
-    "two-stages": flow(DEPTH_4, IN_TWO),
-    "beside-tp-sp": flow(DEPTH_4, BESIDE_TP),
-    "four-stages-tied": flow(replace(DEPTH_4, untied_embeddings=False), IN_FOUR),
+SAVED: dict[str, Cell] = {
+    "two-stages": cell(DEPTH_4, IN_TWO),
+    "beside-tp-sp": cell(DEPTH_4, BESIDE_TP),
+    "four-stages-tied": cell(replace(DEPTH_4, untied_embeddings=False), IN_FOUR),
 }  # fmt: skip
 
 
@@ -76,29 +77,29 @@ def three_steps_at_depth_4_are_saved(stack: Training, recipe: Recipe, execution:
     """
     precise = replace(execution, precision="float64")
     alone = Execution(precision="float64")
-    batches, weights = given(4), heavy(stack, recipe)
+    given, weights = batches(4), large_expert_weights(stack, recipe)
     with shared_folder() as at:
         first = Session(
-            recipe=recipe, steps=3, execution=precise, batches=batches[:3], weights=weights, save=str(at),
+            recipe=recipe, steps=3, execution=precise, batches=given[:3], weights=weights, save=str(at),
             save_at=frozenset({3}),
         )  # fmt: skip
         taken = stack.train(first).steps
         assert len(taken) == 3, f"{len(taken)} steps were taken, expected 3"
         rest = Session(
-            recipe=recipe, steps=1, execution=precise, batches=batches[3:], load=str(at),
+            recipe=recipe, steps=1, execution=precise, batches=given[3:], load=str(at),
             observe=frozenset({"weights", "optimizer"}),
         )  # fmt: skip
         resumed = {"in the same stages": stack.train(rest)}
         gathered(0)  # no rank loads alone before all have loaded together
         resumed["on one rank"] = stack.train(replace(rest, execution=alone))
         gathered(0)
-    whole = replace(rest, steps=4, execution=alone, batches=batches, weights=weights, load=None, at=frozenset({4}))
+    whole = replace(rest, steps=4, execution=alone, batches=given, weights=weights, load=None, at=frozenset({4}))
     want = stack.train(whole).steps[3]
     for where, run in resumed.items():
         got = run.steps[0]
         assert got.number == 4, f"{where} the step after the third is numbered {got.number}"
-        words = unlike(got, want, f"{where} the weight", got.weights, want.weights) or unlike(
-            got, want, f"{where} the state", got.optimizer, want.optimizer
+        words = tensor_differences(want, got, f"{where} the weight", got.weights, want.weights) or tensor_differences(
+            want, got, f"{where} the state", got.optimizer, want.optimizer
         )
         assert not words, words
 
@@ -126,6 +127,6 @@ def what_a_pipeline_cannot_run_is_refused(
     A pipeline that carries on anyway waits for a microbatch that nobody sends, or silently drops sequences.
     """
     gathered(0)  # every rank gets here before one is refused and leaves
-    refused = refusal_of(stack.train, Session(recipe=recipe, steps=1, execution=execution, batches=given(1)))
+    refused = refusal_of(stack.train, Session(recipe=recipe, steps=1, execution=execution, batches=batches(1)))
     missing = sorted(set(numbers) - numbers_in(refused))
     assert not missing, f"the refusal does not name {missing}: {refused}"

@@ -15,27 +15,27 @@ from contracts.checks._support.pipeline_run import (
     INTERLEAVED,
     TIED,
     TIED_AHEAD_QUARTERS,
-    Flow,
-    both,
-    flow,
-    given,
-    unlike,
+    Cell,
+    batches,
+    cell,
+    one_rank_and_many,
 )
+from contracts.checks._support.step_comparison import clip_difference, named_like, state_differences, tensor_differences
 from contracts.contract import contract
-from contracts.instruments.ranks import gathered, here
+from contracts.instruments.ranks import gathered
 from contracts.spec.recipe import Recipe
 from contracts.spec.training import Execution, Training
 
 EMBEDDING = "embedding.weight"
-MOVED: dict[str, Flow] = {
-    "two-stages": flow(HALVES, IN_TWO),
-    "four-stages-tied-and-ahead": flow(TIED_AHEAD_QUARTERS, IN_FOUR),
-    "beside-dp": flow(HALVES, BESIDE_DP),
-    "beside-shards": flow(TIED, replace(BESIDE_DP, fsdp=True)),
-    "selection-bias": flow(BIASED, IN_TWO),
-    "selection-bias-interleaved": flow(replace(BIASED, pattern="A|E|MR|E"), INTERLEAVED),
-    "muon": flow(replace(HALVES, optim=replace(HALVES.optim, rule="muon")), IN_TWO),
-    "a-stage-without-experts": flow(replace(BIASED, pattern="A|ME|R|E"), IN_FOUR),
+MOVED: dict[str, Cell] = {
+    "two-stages": cell(HALVES, IN_TWO),
+    "four-stages-tied-and-ahead": cell(TIED_AHEAD_QUARTERS, IN_FOUR),
+    "beside-dp": cell(HALVES, BESIDE_DP),
+    "beside-shards": cell(TIED, replace(BESIDE_DP, fsdp=True)),
+    "selection-bias": cell(BIASED, IN_TWO),
+    "selection-bias-interleaved": cell(replace(BIASED, pattern="A|E|MR|E"), INTERLEAVED),
+    "muon": cell(replace(HALVES, optim=replace(HALVES.optim, rule="muon")), IN_TWO),
+    "a-stage-without-experts": cell(replace(BIASED, pattern="A|ME|R|E"), IN_FOUR),
 }  # fmt: skip
 
 
@@ -47,28 +47,19 @@ def stages_move_as_one_rank_does(stack: Training, recipe: Recipe, execution: Exe
     Gradients are right with each of these bugs: a stage clips by its own norm, a tensor on two stages counts twice, a
     bias moves at every microbatch.
     """
-    one, many = both(stack, recipe, execution, given(2), "weights", "optimizer", "buffers")
-    for want, got in zip(one.steps, many.steps, strict=True):
-        off = abs(got.grad_norm - want.grad_norm)
-        assert off <= 1e-10 * want.grad_norm, (
-            f"the norm is {got.grad_norm:.10g} on rank {here().rank}, on one rank {want.grad_norm:.10g}"
-        )
-        words = (
-            unlike(got, want, "the weight", got.weights, want.weights)
-            or unlike(got, want, "the state", got.optimizer, want.optimizer)
-            or unlike(got, want, "the buffer", got.buffers, want.buffers)
-            or unlike(got, want, "the counter", got.seen, want.seen)
-        )
+    for one, many in one_rank_and_many(stack, recipe, execution, batches(2), "weights", "optimizer", "buffers"):
+        words = clip_difference(one, many, "grad_norm", bound=1e-10)
+        words = words or state_differences(one, many, "weights", "optimizer", "buffers", "seen")
         assert not words, words
 
 
-COPIES: dict[str, Flow] = {
-    "tied": flow(TIED, IN_TWO),
-    "shared-with-prediction-heads": flow(AHEAD, IN_TWO),
-    "both-over-four-stages": flow(TIED_AHEAD_QUARTERS, IN_FOUR),
-    "interleaved": flow(TIED_AHEAD_QUARTERS, INTERLEAVED),
-    "sharded": flow(TIED, replace(BESIDE_DP, fsdp=True)),
-    "beside-tp-sp": flow(replace(AHEAD, untied_embeddings=False), BESIDE_TP),
+COPIES: dict[str, Cell] = {
+    "tied": cell(TIED, IN_TWO),
+    "shared-with-prediction-heads": cell(AHEAD, IN_TWO),
+    "both-over-four-stages": cell(TIED_AHEAD_QUARTERS, IN_FOUR),
+    "interleaved": cell(TIED_AHEAD_QUARTERS, INTERLEAVED),
+    "sharded": cell(TIED, replace(BESIDE_DP, fsdp=True)),
+    "beside-tp-sp": cell(replace(AHEAD, untied_embeddings=False), BESIDE_TP),
 }
 
 
@@ -79,14 +70,13 @@ def copies_on_two_stages_stay_the_same(stack: Training, recipe: Recipe, executio
 
     Each copy receives a part of the gradient. If the parts are not summed, the copies drift apart while the loss falls.
     """
-    one, many = both(stack, recipe, execution, given(3), "weights", "optimizer")
+    steps = one_rank_and_many(stack, recipe, execution, batches(3), "weights", "optimizer")
     names = [EMBEDDING, f"{EMBEDDING}/exp_avg", f"{EMBEDDING}/exp_avg_sq"]
-    every = gathered([[{**step.weights, **step.optimizer}[name].fingerprint for name in names] for step in many.steps])
-    for index, (want, got) in enumerate(zip(one.steps, many.steps, strict=True)):
+    every = gathered([[{**many.weights, **many.optimizer}[name].fingerprint for name in names] for _, many in steps])
+    for index, (one, many) in enumerate(steps):
         for at, name in enumerate(names):
             others = [rank for rank, its in enumerate(every) if its[index][at] != every[0][index][at]]
-            assert not others, f"{name} is not the same on ranks 0 and {others} after step {got.number}"
-        words = unlike(
-            got, want, "the weight", {EMBEDDING: got.weights[EMBEDDING]}, {EMBEDDING: want.weights[EMBEDDING]}
-        )
+            assert not others, f"{name} is not the same on ranks 0 and {others} after step {many.number}"
+        got, want = (named_like(step.weights, EMBEDDING) for step in (many, one))
+        words = tensor_differences(one, many, "the weight", got, want)
         assert not words, words

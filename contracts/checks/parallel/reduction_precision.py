@@ -6,12 +6,21 @@ from dataclasses import replace
 
 from contracts import instruments
 from contracts.checks._support.layouts import needs_layout
-from contracts.checks._support.multi_rank_run import SPREAD, batches, heavy
-from contracts.checks._support.sharded_optimizer import MIXED
-from contracts.checks._support.single_rank_run import on_one_rank
+from contracts.checks._support.multi_rank_run import SPREAD, batches, borrowed, own_axis
+from contracts.checks._support.step_comparison import on_one_rank
+from contracts.checks._support.training_run import large_expert_weights
 from contracts.contract import contract
 from contracts.spec.training import Execution, Session, Training
 
+MIXED: dict[str, tuple[Execution, int]] = {
+    name: (execution, execution.world)
+    for name, execution in {
+        "dp2": own_axis(2),
+        "fsdp2": own_axis(2, fsdp=True),
+        "borrowed-ep2": borrowed(2, ep=2),
+        "hsdp-2x2": own_axis(4, fsdp=True, replicas=2),
+    }.items()
+}
 HALF = replace(SPREAD, name="spread-half", dtype="bf16")
 
 
@@ -24,7 +33,7 @@ def mixed_precision_reduces_in_float32(stack: Training, execution: Execution, wo
     by a few percent here; a loss scale that is left in multiplies it.
     """
     needs_layout(stack, execution.layout)
-    weights = heavy(stack, SPREAD)
+    weights = large_expert_weights(stack, SPREAD)
     session = Session(
         recipe=HALF, steps=1, execution=execution, batches=batches(1), weights=weights,
         observe=frozenset({"gradients", "weights"}),

@@ -9,21 +9,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from contracts.checks._support.replicas import replicas_apart
-from contracts.checks._support.transformer_layouts import CELLS, STAGES, STEPPED, WAY, G, L
-from contracts.checks._support.transformers import (
-    Cell,
-    apart,
-    both,
-    cell,
-    figures_apart,
-    gradients_apart,
-    moved_apart,
-    session,
+from contracts.checks._support.step_comparison import (
+    clip_difference,
+    gradient_differences,
+    replica_differences,
+    state_differences,
+    update_difference,
 )
+from contracts.checks._support.transformer_layouts import CELLS, STAGES, STEPPED, UPDATE, G, L
+from contracts.checks._support.transformers import Cell, cell, loss_difference, one_rank_and_many, session
 from contracts.contract import contract
-from contracts.instruments.ranks import here
 from contracts.spec.recipe import Recipe
+from contracts.spec.tolerance import FLOAT32_TRANSFORMER
 from contracts.spec.training import Execution, Training
 
 
@@ -34,8 +31,8 @@ def every_gradient_of_a_transformer_is_that_of_one_rank(
     """For a transformer with experts, losses, label counts and every gradient by name equal those of one rank, over
     data, tensor and expert parallel and their combinations.
     """
-    ((alone, many),) = both(stack, recipe, execution, 1, "gradients")
-    words = figures_apart(alone, many) or gradients_apart(alone, many)
+    ((alone, many),) = one_rank_and_many(stack, recipe, execution, 1, "gradients")
+    words = loss_difference(alone, many) or gradient_differences(alone, many)
     assert not words, words
 
 
@@ -48,10 +45,10 @@ def a_transformer_goes_the_way_of_one_rank(stack: Training, recipe: Recipe, exec
     own counts.
     """
     asked = session(stack, recipe, execution, 3)
-    alone, many = both(stack, recipe, execution, 3, "weights", "buffers", at=frozenset({3}))[-1]
-    words = moved_apart(asked.weights, many.weights, alone.weights, WAY)
-    assert not words, f"{words} (rank {here().rank})"
-    words = replicas_apart({**many.weights, **many.buffers})
+    alone, many = one_rank_and_many(stack, recipe, execution, 3, "weights", "buffers", at=frozenset({3}))[-1]
+    words = update_difference(asked.weights, many.weights, alone.weights, UPDATE)
+    assert not words, words
+    words = replica_differences({**many.weights, **many.buffers})
     assert not words, words
 
 
@@ -63,10 +60,9 @@ def the_norm_of_a_transformer_is_that_of_one_rank(
     on, and one clip coefficient derived from it scales all gradients.
     """
     clipped = replace(recipe, optim=replace(recipe.optim, clip=0.05))
-    ((alone, many),) = both(stack, clipped, execution, 1)
-    for what in ("grad_norm", "clip_coef"):
-        found, want = getattr(many, what), getattr(alone, what)
-        assert abs(found - want) <= 2e-6 * abs(want), f"{what} is {found:.8g}, {want:.8g} on one rank"
+    ((alone, many),) = one_rank_and_many(stack, clipped, execution, 1)
+    words = clip_difference(alone, many, bound=2e-6)
+    assert not words, words
 
 
 WINDOWS: dict[str, Cell] = {
@@ -82,8 +78,8 @@ def a_window_of_a_transformer_is_the_batch(stack: Training, recipe: Recipe, exec
     """For a transformer with experts, gradient accumulation on several ranks, over microbatches with unequal numbers of
     labels, gives the losses and gradients of the whole batch at once on one rank.
     """
-    ((alone, many),) = both(stack, recipe, execution, 1, "gradients")
-    words = figures_apart(alone, many) or gradients_apart(alone, many)
+    ((alone, many),) = one_rank_and_many(stack, recipe, execution, 1, "gradients")
+    words = loss_difference(alone, many) or gradient_differences(alone, many)
     assert not words, words
 
 
@@ -92,11 +88,8 @@ def stages_of_a_transformer_are_one_rank(stack: Training, recipe: Recipe, execut
     """A transformer with experts, cut into pipeline stages, alone or beside the other axes, has the losses, gradients
     by name, gradient norm and selection biases of one rank.
     """
-    ((alone, many),) = both(stack, recipe, execution, 1, "gradients", "buffers")
-    words = figures_apart(alone, many) or gradients_apart(alone, many)
-    assert not words, words
-    assert abs(many.grad_norm - alone.grad_norm) <= 2e-6 * alone.grad_norm, (
-        f"the norm is {many.grad_norm:.8g}, {alone.grad_norm:.8g} on one rank"
-    )
-    words = apart(alone, many, "the buffer", many.buffers, alone.buffers)
+    ((alone, many),) = one_rank_and_many(stack, recipe, execution, 1, "gradients", "buffers")
+    words = loss_difference(alone, many) or gradient_differences(alone, many)
+    words = words or clip_difference(alone, many, "grad_norm", bound=2e-6)
+    words = words or state_differences(alone, many, "buffers", tolerance=FLOAT32_TRANSFORMER)
     assert not words, words

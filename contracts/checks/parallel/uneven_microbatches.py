@@ -13,15 +13,19 @@ from typing import TYPE_CHECKING
 
 from contracts import instruments
 from contracts.checks._support.layouts import needs_layout
-from contracts.checks._support.multi_rank_run import SPREAD, borrowed, gradients_apart, heavy, losses_apart, own
-from contracts.checks._support.single_rank_run import on_one_rank
-from contracts.checks._support.training_run import batch
+from contracts.checks._support.multi_rank_run import SPREAD, borrowed, own_axis
+from contracts.checks._support.step_comparison import (
+    gradient_differences,
+    label_difference,
+    loss_difference,
+    on_one_rank_and_many,
+)
+from contracts.checks._support.training_run import batch, large_expert_weights
 from contracts.contract import contract
-from contracts.instruments.ranks import here
 from contracts.spec.array import Arrays
 from contracts.spec.recipe import Moe, Recipe
 from contracts.spec.tolerance import FLOAT64_SCAN
-from contracts.spec.training import Execution, Session, Step, Tokens, Training
+from contracts.spec.training import Execution, Session, Tokens, Training
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -55,7 +59,7 @@ def a_window_is_the_sum_of_its_microbatches(stack: Training, order: tuple[int, .
     """
     import torch
 
-    weights = heavy(stack, SPREAD)
+    weights = large_expert_weights(stack, SPREAD)
     (found,) = stack.train(_session(SPREAD, Execution(microbatches=len(order)), (order,), weights)).steps
     counted = sum(LABELS[each] for each in order)
     assert found.tokens == counted, f"{found.tokens} labels count in the window, expected {counted}"
@@ -72,7 +76,9 @@ def a_window_is_the_sum_of_its_microbatches(stack: Training, order: tuple[int, .
         for name in parts[order[0]][loss][1]:
             part = torch.stack([parts[each][loss][1][name] * share[each] for each in order]).sum(0)
             want[name] = want[name] + part if name in want else part
-    words = instruments.numerics.gradients_apart("over the window the gradient of", found.gradients, want, FLOAT64_SCAN)
+    words = instruments.numerics.gradient_differences(
+        "over the window the gradient of", found.gradients, want, FLOAT64_SCAN
+    )
     assert not words, words
 
 
@@ -108,15 +114,15 @@ def _coefficients(aux: float, z: float) -> Moe:
 SPREAD_OUT: dict[str, tuple[Recipe, Execution, int]] = {
     name: (recipe, replace(execution, microbatches=4), execution.world)
     for name, recipe, execution in (
-        ("dp2", SPREAD, own(2)),
-        ("fsdp2", SPREAD, own(2, fsdp=True)),
-        ("tp2-sp", SPREAD, own(2, tp=2, sp=True)),
+        ("dp2", SPREAD, own_axis(2)),
+        ("fsdp2", SPREAD, own_axis(2, fsdp=True)),
+        ("tp2-sp", SPREAD, own_axis(2, tp=2, sp=True)),
         ("borrowed-ep2-fsdp2", SPREAD, borrowed(2, ep=2, fsdp=True)),
-        ("pp2", STAGES, own(2, pp=2)),
-        ("pp2-interleaved", QUARTERS, replace(own(2, pp=2), schedule="interleaved")),
-        ("pp2-beside-dp2", STAGES, own(4, pp=2)),
-        ("pp2-beside-tp2-sp", STAGES, own(4, pp=2, tp=2, sp=True)),
-        ("pp4", QUARTERS, own(4, pp=4)),
+        ("pp2", STAGES, own_axis(2, pp=2)),
+        ("pp2-interleaved", QUARTERS, replace(own_axis(2, pp=2), schedule="interleaved")),
+        ("pp2-beside-dp2", STAGES, own_axis(4, pp=2)),
+        ("pp2-beside-tp2-sp", STAGES, own_axis(4, pp=2, tp=2, sp=True)),
+        ("pp4", QUARTERS, own_axis(4, pp=4)),
     )
 }
 
@@ -133,17 +139,10 @@ def a_window_of_unequal_microbatches_is_that_of_one_rank(
     """
     needs_layout(stack, execution.layout)
     orders = ((0, 1, 2, 3), (2, 3, 0, 1))
-    session = _session(recipe, execution, orders, heavy(stack, recipe))
-    alone = replace(session, execution=Execution(microbatches=4, precision="float64"))
-    for one, many in zip(on_one_rank(stack, alone).steps, stack.train(session).steps, strict=True):
-        words = _unlike(one, many)
-        assert not words, f"{words} (rank {here().rank})"
-
-
-def _unlike(alone: Step, many: Step) -> str:
-    if many.tokens != alone.tokens:
-        return f"{many.tokens} labels count, {alone.tokens} on one rank (step {alone.number})"
-    return losses_apart(alone, many) or gradients_apart(alone, many)
+    session = _session(recipe, execution, orders, large_expert_weights(stack, recipe))
+    for one, many in on_one_rank_and_many(stack, session, microbatches=4):
+        words = label_difference(one, many) or loss_difference(one, many) or gradient_differences(one, many)
+        assert not words, words
 
 
 def _session(recipe: Recipe, execution: Execution, orders: tuple[tuple[int, ...], ...], weights: Arrays) -> Session:

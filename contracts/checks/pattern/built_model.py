@@ -7,8 +7,16 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from contracts import instruments
-from contracts.checks._support.built_model import BOTH, FLAGSHIP, PRESETS, Whole, size_of
-from contracts.checks._support.model_passes import MOE, WHOLE, batch, canonical, drawn, one_pass, tensor
+from contracts.checks._support.built_model import BOTH_MODES, FLAGSHIP, PRESETS, BuiltStack, size_of
+from contracts.checks._support.model_passes import (
+    MOE,
+    WHOLE,
+    batch,
+    drawn_weights,
+    needs_canonical_names,
+    one_pass,
+    tensor,
+)
 from contracts.checks._support.recipes import SMALL, SMALL_DSA, SMALL_MLA
 from contracts.checks._support.small_model import within
 from contracts.contract import contract
@@ -47,13 +55,13 @@ def the_built_layers_are_those_of_the_pattern(stack: Training, recipe: Recipe, l
 
 
 @contract("PAT-12b", asks=("built", "preset", "count_parameters"), cases=PRESETS, source="F17; TIE-07")
-def the_reported_counts_are_those_of_the_model(stack: Whole, name: str) -> None:
+def the_reported_counts_are_those_of_the_model(stack: BuiltStack, name: str) -> None:
     """The parameter counts that a stack reports (total, active and per block family) equal those of the model it
     builds, at true size.
 
     Budgets, MFU and tables of results use the reported counts; the optimizer updates the built parameters.
     """
-    recipe = replace(stack.preset(name, ()), modes=BOTH)
+    recipe = replace(stack.preset(name, ()), modes=BOTH_MODES)
     _agree(stack, recipe)
 
 
@@ -67,14 +75,14 @@ TWISTED = {
 
 
 @contract("PAT-12c", asks=("built", "count_parameters"), cases=TWISTED, source="F17; TIE-07")
-def counts_follow_every_feature(stack: Whole, recipe: Recipe) -> None:
+def counts_follow_every_feature(stack: BuiltStack, recipe: Recipe) -> None:
     """Reported parameter counts equal those of the built model with each feature on or off: a tied tensor counts once,
     and a prediction head counts.
     """
     _agree(stack, recipe)
 
 
-def _agree(stack: Whole, recipe: Recipe) -> None:
+def _agree(stack: BuiltStack, recipe: Recipe) -> None:
     built, counted = stack.built(recipe, "nemo_native"), stack.count_parameters(recipe)
     found = _families(built)
     for family in sorted({*found, *counted.families}):
@@ -116,7 +124,7 @@ FLAGSHIP_SIZES = {
 
 
 @contract("PAT-12d", asks=("built", "preset"), cases=FLAGSHIP_SIZES, source="naming: NAM56R; F17")
-def nam56r_has_the_size_of_its_matrices(stack: Whole, name: str, family: str, matrices: int) -> None:
+def nam56r_has_the_size_of_its_matrices(stack: BuiltStack, name: str, family: str, matrices: int) -> None:
     """In each block family, NAM56R at its true size has the parameter count that its dimensions give, worked out by
     hand.
 
@@ -138,15 +146,15 @@ IN_A_ROW: dict[str, tuple[Recipe, Mode]] = {
 
 
 @contract("PAT-12e", asks=("initial", "run_model", "run_block"), cases=IN_A_ROW, source="naming; SSM-09")
-def a_model_is_its_blocks_in_a_row(stack: Whole, recipe: Recipe, mode: Mode) -> None:
+def a_model_is_its_blocks_in_a_row(stack: BuiltStack, recipe: Recipe, mode: Mode) -> None:
     """Logits are the embedding, then x + block(x) for each layer with that layer's own weights, then a final norm and
     the output projection. Auxiliary losses are the sum of the blocks' losses.
 
     The check asks the same stack for the whole model and for each block. The loss falls even with a residual dropped or
     added twice, a norm or a block shared by two layers, or a layer skipped.
     """
-    weights, tokens = drawn(stack, recipe, mode=mode), batch(recipe)
-    canonical(stack, weights)
+    weights, tokens = drawn_weights(stack, recipe, mode=mode), batch(recipe)
+    needs_canonical_names(stack, weights)
     run = one_pass(stack, recipe, weights, tokens, mode=mode)
     held = instruments.numerics.tensors(weights)
     x_BTD = held["embedding.weight"][tensor(tokens.tokens)]
@@ -161,7 +169,7 @@ def a_model_is_its_blocks_in_a_row(stack: Whole, recipe: Recipe, mode: Mode) -> 
         for name, loss in block.losses.items():
             losses[name] = losses.get(name, 0.0) + float(tensor(loss))
     logits_BTV = _headed(recipe, held, x_BTD)
-    words = instruments.numerics.apart("the logit tensor", run.logits, logits_BTV, FLOAT64)
+    words = instruments.numerics.difference("the logit tensor", run.logits, logits_BTV, FLOAT64)
     assert not words, words
     for name, want in losses.items():
         got = run.losses[name]

@@ -6,7 +6,7 @@ import tempfile
 from dataclasses import replace
 
 from contracts import instruments
-from contracts.checks._support.fp8_calls import DENSE, FP8, call_of, scaled
+from contracts.checks._support.fp8_calls import DENSE, FP8, call_of, with_scaling
 from contracts.checks._support.recipes import E_LAYER
 from contracts.contract import contract, untested
 from contracts.spec.blocks import Blocks
@@ -28,7 +28,7 @@ def a_pass_records_what_it_met_and_moves_no_scale(stack: Blocks, recipe: Recipe,
     import torch
 
     numerics = instruments.numerics
-    call = call_of(stack, scaled(recipe, "delayed"), E_LAYER)
+    call = call_of(stack, with_scaling(recipe, "delayed"), E_LAYER)
     rings = {name: numerics.tensor(each) for name, each in call.weights.items() if name.endswith("amax_history")}
     for ring in rings.values():
         ring[0] = 1e4 if again else 0.0
@@ -39,10 +39,10 @@ def a_pass_records_what_it_met_and_moves_no_scale(stack: Blocks, recipe: Recipe,
     known = {"weight": numerics.tensor(call.weights[f"{last}.weight"]), "gradient": numerics.tensor(call.dy)}
     for name, ring in rings.items():
         got = numerics.tensor(run.buffers[name])
-        words = numerics.apart(f"rows 1 and on of {name}", got[1:], ring[1:], EXACT)
+        words = numerics.difference(f"rows 1 and on of {name}", got[1:], ring[1:], EXACT)
         assert not words, words
         scale = name.removesuffix("amax_history") + "scale"
-        words = numerics.apart(scale, run.buffers[scale], call.weights[scale], EXACT)
+        words = numerics.difference(scale, run.buffers[scale], call.weights[scale], EXACT)
         assert not words, words
         if again:
             assert bool((got[0] == 1e4).all()), f"row 0 of {name} fell to {got[0].min():.4g} from 10000"
@@ -63,7 +63,7 @@ def a_pass_records_what_it_met_and_moves_no_scale(stack: Blocks, recipe: Recipe,
 
 
 SHORT = replace(
-    scaled(FP8, "delayed"), pattern="AER", depth=3, seq_length=8, batch=Batch(micro=2, total=4), vocab=61,
+    with_scaling(FP8, "delayed"), pattern="AER", depth=3, seq_length=8, batch=Batch(micro=2, total=4), vocab=61,
     mamba=Mamba(heads=4, head_dim=8, state=8, groups=2),
 )  # fmt: skip
 MOVED = {"whole": (SHORT, Execution()), "cut": (SHORT, Execution(microbatches=2)),
@@ -92,7 +92,7 @@ def a_ring_moves_once_a_step(stack: Training, recipe: Recipe, execution: Executi
             scale = numerics.tensor(step.buffers[name.removesuffix("amax_history") + "scale"]).double()
             met = ring.amax(0)
             want = (torch.tensor(LARGEST, dtype=torch.float64) / met)[met > 0]
-            words = numerics.apart(f"scale of {name.split('.fp8')[0]}", scale[met > 0], want, FLOAT32)
+            words = numerics.difference(f"scale of {name.split('.fp8')[0]}", scale[met > 0], want, FLOAT32)
             assert not words, f"after step {step.number} {words}"
 
 
@@ -105,7 +105,7 @@ def _moved(before: Step | None, step: Step, name: str) -> str:
         return f"row 1 of {name} has no amax of the step's weights"
     if before is None:
         return "" if not bool(ring[2:].any()) else f"row 2 of {name} is filled after one step"
-    return numerics.apart(f"rows 2 and on of {name}", ring[2:], numerics.tensor(before.buffers[name])[1:-1], EXACT)
+    return numerics.difference(f"rows 2 and on of {name}", ring[2:], numerics.tensor(before.buffers[name])[1:-1], EXACT)
 
 
 RESUMED = {"after-2-of-4": (2, 4), "after-1-of-3": (1, 3)}
@@ -124,7 +124,7 @@ def the_state_of_fp8_survives_save_and_resume(stack: Training, saved: int, steps
         stack.train(Session(recipe=SHORT, steps=saved, save=folder, save_at=frozenset({saved})))
         resumed = stack.train(Session(recipe=SHORT, steps=steps - saved, load=folder, observe=seen)).steps[-1]
     for what in ("buffers", "weights"):
-        words = numerics.named_apart(what, getattr(resumed, what), getattr(whole, what), EXACT)
+        words = numerics.differences(what, getattr(resumed, what), getattr(whole, what), EXACT)
         assert not words, f"resumed after step {saved}, at step {steps}: {words}"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from contracts import instruments
-from contracts.checks._support.fp8_calls import DENSE, FP8, call_of, scaled
+from contracts.checks._support.fp8_calls import DENSE, FP8, call_of, with_scaling
 from contracts.checks._support.recipes import E_LAYER
 from contracts.contract import contract
 from contracts.spec.array import Element
@@ -17,12 +17,12 @@ _ASKS = ("block_weights", "run_block")
 
 DEFINED: dict[str, tuple[Recipe, tuple[int, int], Element]] = {
     "tensorwise": (DENSE, (2, 9), "float64"),
-    "tensorwise-e4m3": (scaled(DENSE, "tensorwise", "e4m3"), (2, 9), "float64"),
+    "tensorwise-e4m3": (with_scaling(DENSE, "tensorwise", "e4m3"), (2, 9), "float64"),
     "tensorwise-swiglu": (replace(DENSE, activation="swiglu"), (2, 9), "float64"),
-    "delayed": (scaled(DENSE, "delayed"), (2, 9), "float64"),
-    "blockwise": (scaled(DENSE, "blockwise"), (2, 67), "float64"),  # more than 128 rows, and inputs
-    "mxfp8": (scaled(DENSE, "mxfp8"), (2, 33), "float64"),
-    "mxfp8-e4m3": (scaled(DENSE, "mxfp8", "e4m3"), (2, 33), "float64"),
+    "delayed": (with_scaling(DENSE, "delayed"), (2, 9), "float64"),
+    "blockwise": (with_scaling(DENSE, "blockwise"), (2, 67), "float64"),  # more than 128 rows, and inputs
+    "mxfp8": (with_scaling(DENSE, "mxfp8"), (2, 33), "float64"),
+    "mxfp8-e4m3": (with_scaling(DENSE, "mxfp8", "e4m3"), (2, 33), "float64"),
     "tensorwise-float32": (DENSE, (2, 9), "float32"),
 }
 TOLERANCES: dict[Element, Tolerance] = {"float64": FLOAT64, "float32": FLOAT32}
@@ -39,8 +39,8 @@ def products_in_fp8_are_their_definition(stack: Blocks, recipe: Recipe, rows: tu
 
 EXPERTS: dict[str, tuple[Recipe, tuple[int, int]]] = {
     "tensorwise": (replace(FP8, moe=Moe(experts=12, top_k=3, expert_hidden=32, shared_hidden=32)), (2, 3)),
-    "delayed": (scaled(FP8, "delayed"), (2, 3)),
-    "mxfp8": (scaled(FP8, "mxfp8", "e4m3"), (2, 3)),
+    "delayed": (with_scaling(FP8, "delayed"), (2, 3)),
+    "mxfp8": (with_scaling(FP8, "mxfp8", "e4m3"), (2, 3)),
 }
 
 
@@ -67,13 +67,13 @@ def _differs(stack: Blocks, call: BlockCall, tolerance: Tolerance) -> str:
     else:
         assert int(numerics.tensor(run.seen["counts"]).min()) == 0, "the fixture leaves no expert without a token"
         y_BTD = oracle.experts(call.recipe, weights, leaves["x"], numerics.tensor(run.seen["experts"]))
-    found = numerics.apart("y", run.y, y_BTD.detach(), tolerance)
+    found = numerics.difference("y", run.y, y_BTD.detach(), tolerance)
     if found or call.dy is None:
         return found
     objective = (y_BTD * numerics.tensor(call.dy, torch.float64)).sum()
     gradients = torch.autograd.grad(objective, list(leaves.values()), allow_unused=True)
     want = {name: each for name, each in zip(leaves, gradients, strict=True) if each is not None}
-    return numerics.gradients_apart("gradient", run.gradients, want, tolerance)
+    return numerics.gradient_differences("gradient", run.gradients, want, tolerance)
 
 
 STALE: dict[str, tuple[int, float]] = {  # which scale is out of date (input, weight, gradient), by what factor
@@ -92,7 +92,7 @@ def what_a_scale_did_not_foresee_is_clamped(stack: Blocks, tensor: int, factor: 
     A cast to e5m2 overflows to infinity and a cast to e4m3 does not, so a test of one says nothing about the other.
     """
     numerics = instruments.numerics
-    call = call_of(stack, scaled(DENSE, "delayed"), E_LAYER)
+    call = call_of(stack, with_scaling(DENSE, "delayed"), E_LAYER)
     weights = dict(call.weights)
     for name in [each for each in weights if "fp8" in each.split(".") and each.endswith(".scale")]:
         scale = numerics.tensor(weights[name])

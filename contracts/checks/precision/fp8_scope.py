@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from contracts import instruments
-from contracts.checks._support.fp8_calls import DENSE, FP8, LATENT, call_of, scaled
+from contracts.checks._support.fp8_calls import DENSE, FP8, LATENT, call_of, with_scaling
 from contracts.checks._support.recipes import A_LAYER, E_LAYER, M_LAYER, R_LAYER
 from contracts.contract import contract
 from contracts.spec.array import Array
@@ -30,8 +30,8 @@ MATRICES = {  # letter → the weights of its mixer that are in FP8; `mla` stand
 OUTSIDE = frozenset({"norm", "router", "ssm", "conv", "bias", "embedding", "head", "mixing"})
 PLANS: dict[str, tuple[Recipe, Mode]] = {
     "native": (FP8, "nemo_native"),
-    "author": (scaled(FP8, "mxfp8", "e4m3"), "author_dp"),
-    "dense-delayed": (scaled(DENSE, "delayed"), "nemo_native"),
+    "author": (with_scaling(FP8, "mxfp8", "e4m3"), "author_dp"),
+    "dense-delayed": (with_scaling(DENSE, "delayed"), "nemo_native"),
     "latent-and-ahead": (LATENT, "author_dp"),
     "off": (replace(FP8, fp8=None), "nemo_native"),
 }
@@ -97,7 +97,7 @@ def a_block_computes_as_declared(stack: _Offers, recipe: Recipe, layer: int, mod
             continue  # a buffer
         pair = [{**call.weights, name: instruments.numerics.array(_off(name, weight, by))} for by in (LOW, HIGH)]
         low, high = (stack.run_block(replace(call, weights=weights)).y for weights in pair)
-        blind = not instruments.numerics.apart("y", low, high, EXACT)
+        blind = not instruments.numerics.difference("y", low, high, EXACT)
         seen = "changes nothing" if blind else "changes the output"
         assert blind == (compute == "fp8"), f"{name} is declared {compute}, and a change below FP8's resolution {seen}"
 
@@ -133,6 +133,6 @@ def the_ends_of_a_model_are_not_in_fp8(stack: Training, name: str) -> None:
     for by in (LOW, HIGH):
         given = weights | {name: numerics.array(_off(name, weights[name], by))}
         logits.append(stack.run_model(recipe, Execution(precision="float64"), given, batch, False).logits)
-    assert numerics.apart("logits", logits[0], logits[1], EXACT), (
+    assert numerics.difference("logits", logits[0], logits[1], EXACT), (
         f"a change of {name} below FP8's resolution changes no logit"
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from contracts.checks._support.fp8_calls import DENSE, FP8, LATENT, scaled
+from contracts.checks._support.fp8_calls import DENSE, FP8, LATENT, with_scaling
 from contracts.checks._support.refusals import refusal_of
 from contracts.contract import contract
 from contracts.spec.recipe import Batch, Mamba, Mla, Moe, Recipe
@@ -20,7 +20,7 @@ UNALIGNED: dict[str, tuple[Recipe, Degrees, dict[str, str]]] = {  # field → th
                 seq_length=12, mamba=Mamba(heads=4, head_dim=6, state=6, groups=2)), ONE,
         {"hidden": "72", "kv_groups": "24", "ffn_hidden": "100", "mamba.head_dim": "24", "mamba.groups": "12",
          "mamba.state": "24", "seq_length": "12"}),
-    "mxfp8-of-16": (scaled(replace(DENSE, hidden=80, heads=5, kv_groups=5, ffn_hidden=176), "mxfp8"), ONE,
+    "mxfp8-of-16": (with_scaling(replace(DENSE, hidden=80, heads=5, kv_groups=5, ffn_hidden=176), "mxfp8"), ONE,
                     {"hidden": "80", "kv_groups": "80", "ffn_hidden": "176"}),
     "latent": (replace(LATENT, mla=Mla(q_lora=24, kv_lora=16, qk_head=16, qk_rope=8, v_head=16)), ONE,
                {"mla.q_lora": "24", "mla.qk_rope": "24"}),
@@ -47,8 +47,8 @@ def widths_that_fp8_cannot_take_are_refused(
 
 ALIGNED: dict[str, tuple[Recipe, Degrees]] = {
     "sixteen": (replace(FP8, moe=Moe(experts=12, top_k=3, expert_hidden=48, shared_hidden=80)), ONE),
-    "mxfp8-of-32": (scaled(DENSE, "mxfp8"), ONE),
-    "e4m3-delayed": (scaled(FP8, "delayed", "e4m3"), ONE),
+    "mxfp8-of-32": (with_scaling(DENSE, "mxfp8"), ONE),
+    "e4m3-delayed": (with_scaling(FP8, "delayed", "e4m3"), ONE),
     "odd-vocabulary-and-experts": (replace(FP8, vocab=251, moe=Moe(experts=11, top_k=3, expert_hidden=16,
                                                                    shared_hidden=0)), ONE),
     "three-heads": (replace(FP8, mamba=Mamba(heads=3, head_dim=16, state=16, groups=3)), ONE),

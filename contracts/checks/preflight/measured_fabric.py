@@ -40,7 +40,7 @@ def a_pass_measures_the_fabric(stack: World, message: int, rounds: int, world: i
     floor, so its pass only has to be correct, positive and finite.
     """
     found = stack.fabric_pass(message, rounds, PATIENCE_S, Upset())
-    assert found.right, f"a pass without a fault on purpose has a wrong sum or no end on rank {here().rank}"
+    assert found.right, f"a pass without an injected fault gave a wrong sum or did not end on rank {here().rank}"
     assert found.ranks == world, f"the pass went over {found.ranks} ranks, the world has {world}"
     assert found.message == message, f"each rank contributed {found.message} bytes, asked for {message}"
     kept = len(found.seconds)
@@ -73,7 +73,7 @@ def a_wrong_sum_is_seen_by_every_rank(stack: World, faulty: int, world: int) -> 
     upset = Upset(offset=1.0 if here().rank == faulty else 0.0)
     found = stack.fabric_pass(4096, 3, PATIENCE_S, upset)
     assert not found.right, (
-        f"rank {here().rank} of {world} calls the sum right, though rank {faulty} contributed another last element"
+        f"rank {here().rank} of {world} accepts the sum, though rank {faulty} contributed another last element"
     )
 
 
@@ -93,10 +93,10 @@ def a_pass_is_bounded(stack: World, absent: int, timeout_s: float, world: int) -
     found = stack.fabric_pass(4096, 3, timeout_s, Upset(late_s=away_s))
     waited = time.monotonic() - started - away_s
     assert waited < limit, (
-        f"rank {here().rank} of {world} waited {waited:.1f} s, the limit is {timeout_s:g} s: it was not back within "
-        f"{SLACK_S:g} s more, which are for a busy machine"
+        f"rank {here().rank} of {world} waited {waited:.1f} s, the limit is {timeout_s:g} s: it did not return within "
+        f"{SLACK_S:g} s more, the allowance for a busy machine"
     )
-    assert not found.right, f"rank {here().rank} calls a pass right for which rank {absent} stayed away"
+    assert not found.right, f"rank {here().rank} accepts the sum of a pass that rank {absent} did not join"
 
 
 def _pass(*seconds: float, ranks: int = 8, right: bool = True, floor: float | None = 350.0) -> FabricPass:

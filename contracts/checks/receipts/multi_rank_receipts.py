@@ -66,7 +66,7 @@ def the_receipts_of_a_run_are_about_all_its_ranks(
         )
         places = gathered([here().node, here().local_rank])  # no rank asserts before all ranks have gathered
         others = gathered({part: str(getattr(receipt, part)) for part in ALIKE} if (receipt := _own(left)) else {})
-    assert receipt is not None, f"rank {here().rank} left {left.own}, and in the folder are {sorted(left.kept)}"
+    assert receipt is not None, f"rank {here().rank} left {left.own}, and the folder holds {sorted(left.kept)}"
     host, kept = f"box-{here().rank}@lab", receipt.provenance.machine.host
     assert kept == host, f"the receipt that rank {here().rank} left on {host} is of {kept}"
     _places(receipt, [local for node, local in places if node == here().node])
@@ -123,12 +123,14 @@ def _labels(stack: TrainsInAWorld) -> tuple[int, ...]:
 
 def _backends(receipt: Receipt, unlike: int) -> None:
     row = next((row for row in receipt.backends if row.part == "experts"), None)
-    assert row is not None, f"the receipt of rank {here().rank} says nothing of what ran the experts"
+    assert row is not None, f"the receipt of rank {here().rank} does not say which kernel ran the experts"
     said = f"{row.actual} ({row.reason or 'no reason'})"
     fell = row.actual != row.requested and bool(row.reason)
-    assert fell, f"by rank {here().rank} the experts ran as {said}, and rank {unlike} could not run {row.requested}"
+    assert fell, (
+        f"rank {here().rank} says that the experts ran as {said}, and rank {unlike} could not run {row.requested}"
+    )
     for word in ("torch-grouped", str(unlike), str(1 - unlike)):
-        assert word in row.actual, f"by rank {here().rank} the experts ran as {said}, which does not name {word}"
+        assert word in row.actual, f"rank {here().rank} says that the experts ran as {said}, which does not name {word}"
 
 
 def _peak() -> int:

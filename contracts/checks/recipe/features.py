@@ -139,6 +139,12 @@ ALTERNATIVES: dict[str, object] = {  # field → a legal value that neither reci
     "degrees": Degrees(pp=2), "degrees.pp": 2, "degrees.cp": 2, "degrees.ep": 2, "degrees.etp": 2,
 }  # fmt: skip
 
+FURTHER: dict[str, object] = {  # field → a third value, where the alternative switches the feature on or off
+    "moe.shared_hidden": 64, "moe.aux_loss": 0.05, "moe.z_loss": 2e-3, "moe.capacity_factor": 2.0,
+    "mtp.loss_weight": 0.4, "optim.min_lr": 1e-6, "optim.warmup": 5, "optim.weight_decay": 0.01, "optim.clip": 0.5,
+    "data.path": "/data/other", "checkpoint.save": "/ckpt/other", "checkpoint.load": "/ckpt/older",
+}  # fmt: skip
+
 BY_THE_MODE = {"degrees.tp", "degrees.sp"}
 """The mode decides TP and SP; NAME-05 judges that it does."""
 
@@ -157,14 +163,18 @@ REGIMES: dict[str, tuple[Regime]] = {"megatron": ("megatron",), "fsdp2": ("fsdp2
 @contract("REC-07", asks="launch", cases=REGIMES, source="F15")
 def every_field_matters(stack: Stack, regime: Regime) -> None:
     """Changing any field of a recipe changes the launch in at least one lane of every regime, unless the field is
-    declared inert.
+    declared inert. A field that switches a feature on also carries its value.
 
     53 recipes of one framework set a flag that nothing read; the pipelines they describe never ran.
     """
     known = {*ALTERNATIVES, *INERT, *BY_THE_MODE}
     assert known == set(_fields(EVERYTHING)), f"no alternative for {', '.join(set(_fields(EVERYTHING)) ^ known)}"
-    silent = [field for field in ALTERNATIVES if not _matters(stack, field, regime)]
+    silent = [field for field, value in ALTERNATIVES.items() if not _matters(stack, field, {}, value, regime)]
     assert not silent, f"changing {', '.join(silent)} changes no launch in the {regime} regime"
+    for field, value in FURTHER.items():
+        first = ALTERNATIVES[field] or _default(field)
+        told = _matters(stack, field, {field: first}, value, regime)
+        assert told, f"{field} {first} and {value} give the same launch in the {regime} regime"
 
 
 def _launched_both(stack: Stack, without: Recipe, feature: dict[str, object], mode: Mode) -> tuple[Launch, Launch]:
@@ -200,13 +210,19 @@ def _with(recipe: Recipe, changes: dict[str, object]) -> Recipe:
     return replace(recipe, **parts)
 
 
-def _matters(stack: Stack, field: str, regime: Regime) -> bool:
-    """Whether some lane launches both recipes differently, or refuses the second for this very field."""
+def _default(field: str) -> object:
+    part, _, inner = field.partition(".")
+    return getattr(getattr(EVERYTHING, part), inner)
+
+
+def _matters(stack: Stack, field: str, first: dict[str, object], value: object, regime: Regime) -> bool:
+    """Whether some lane launches the recipe (changed as `first` says) differently when the field has this value, or
+    refuses it for this very field."""
     for recipe in (EVERYTHING, GROUPED):
         if "." in field and getattr(recipe, field.split(".", maxsplit=1)[0]) is None:
             continue
-        needs = _NEEDS.get(field, {})
-        before, after = _with(recipe, needs), _with(recipe, {**needs, field: ALTERNATIVES[field]})
+        needs = {**_NEEDS.get(field, {}), **first}
+        before, after = _with(recipe, needs), _with(recipe, {**needs, field: value})
         if before == after:
             continue
         for mode in ("nemo_native", "author_dp"):

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
-from contracts.checks._support.model_passes import WHOLE, batch, drawn, one_pass, tensor
+from contracts.checks._support.model_passes import WHOLE, batch, drawn_weights, one_pass, tensor
 from contracts.checks._support.recipes import SMALL_DSA, SMALL_MLA
 from contracts.contract import contract
 from contracts.spec.array import Array
@@ -113,10 +113,10 @@ def every_field_of_the_model_is_felt(stack: Training, field: str) -> None:
     """
     recipe, value = FIELDS[field]
     other = changed(recipe, field, value)
-    weights = drawn(stack, recipe)
+    weights = drawn_weights(stack, recipe)
     theirs = {
         name: weights[name] if name in weights and weights[name].shape == each.shape else each
-        for name, each in drawn(stack, other).items()
+        for name, each in drawn_weights(stack, other).items()
     }
     one = one_pass(stack, recipe, weights, batch(recipe), precision="declared")
     two = one_pass(stack, other, theirs, batch(replace(other, vocab=recipe.vocab)), precision="declared")

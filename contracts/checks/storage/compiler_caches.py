@@ -52,7 +52,7 @@ def a_compiled_step_leaves_its_files_in_the_scratch_of_its_run(stack: CompilesFo
         left = {name: _files(folder) for name, folder in mine.items()} | shared
         gathered("looked")
     assert outcome.worked, f"rank {here().rank} compiles nothing under its run's environment: {outcome.words}"
-    assert inside, f"rank {here().rank} compiled, and nothing lies in the scratch of {RUN}"
+    assert inside, f"rank {here().rank} compiled, and nothing is in the scratch folder of {RUN}"
     elsewhere = {name: sorted(files) for name, files in left.items() if files}
     listed = "; ".join(f"{len(files)} files in {name}, such as {files[0]}" for name, files in elsewhere.items())
     assert not elsewhere, f"rank {here().rank} left {listed}"

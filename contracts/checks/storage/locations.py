@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from contracts.checks._support.findings import goes_on, stopped_at
+from contracts.checks._support.findings import assert_no_findings, finding_on
 from contracts.checks._support.refusals import refusal_of
 from contracts.contract import contract
 from contracts.spec.installation import Disks, Installation, StorageMap
@@ -102,9 +102,9 @@ def state_scratch_and_receipts_are_three_places(
     """
     findings = stack.check_storage(storage, disks)
     if field:
-        stopped_at(findings, field, *words)
+        finding_on(findings, field, *words)
     else:
-        goes_on(findings)
+        assert_no_findings(findings)
 
 
 ILLEGIBLE = {
@@ -244,6 +244,6 @@ def caches_that_lie_elsewhere_are_refused(
     """
     findings = stack.check_caches(WELL, HOST, run, env)
     if variable:
-        stopped_at(findings, variable, *words)
+        finding_on(findings, variable, *words)
     else:
-        goes_on(findings)
+        assert_no_findings(findings)

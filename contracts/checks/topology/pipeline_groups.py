@@ -5,21 +5,14 @@ from __future__ import annotations
 from collections import Counter
 
 from contracts.checks._support.pipeline_messages import messages_seen
-from contracts.checks._support.pipeline_run import (  # fmt: skip
-    AHEAD,
-    BESIDE_DP,
-    HALVES,
-    IN_TWO,
-    Flow,
-    flow,
-)
+from contracts.checks._support.pipeline_run import AHEAD, BESIDE_DP, HALVES, IN_TWO, Cell, cell
 from contracts.contract import contract
 from contracts.instruments.ranks import here
 from contracts.spec.messages import Messaging
 from contracts.spec.recipe import Recipe
 from contracts.spec.training import Execution
 
-COVERED: dict[str, Flow] = {"the-world": flow(HALVES, IN_TWO), "two-of-four": flow(AHEAD, BESIDE_DP)}
+COVERED: dict[str, Cell] = {"the-world": cell(HALVES, IN_TWO), "two-of-four": cell(AHEAD, BESIDE_DP)}
 """Which ranks one pipeline covers: all of them, or two of four."""
 
 
@@ -32,6 +25,6 @@ def a_pipeline_makes_no_second_group(stack: Messaging, recipe: Recipe, execution
     seen = messages_seen(stack, recipe, execution)
     made = Counter(frozenset(group) for group in seen.held) - Counter(frozenset(group) for group in seen.before)
     whole = frozenset(range(world))
-    assert whole not in made, f"rank {here().rank} makes a group of all {world} ranks beside the world's"
+    assert whole not in made, f"rank {here().rank} makes a group of all {world} ranks besides the default group"
     for members, count in made.items():
         assert count == 1, f"rank {here().rank} makes {count} groups of {sorted(members)}"

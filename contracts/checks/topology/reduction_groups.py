@@ -8,7 +8,8 @@ from dataclasses import replace
 
 from contracts import instruments
 from contracts.checks._support.layouts import needs_layout
-from contracts.checks._support.multi_rank_run import SPREAD, batches, borrowed, heavy, own
+from contracts.checks._support.multi_rank_run import SPREAD, batches, borrowed, own_axis
+from contracts.checks._support.training_run import large_expert_weights
 from contracts.contract import contract
 from contracts.instruments.ranks import here
 from contracts.spec.recipe import Moe
@@ -21,12 +22,12 @@ ALL_4: tuple[Group, ...] = ((0, 1, 2, 3),)
 STRIDE_2: tuple[Group, ...] = ((0, 2), (1, 3))
 
 REDUCED: dict[str, tuple[Execution, int, Shares]] = {
-    "dp2": (own(2), 2, ((ALL_2, 1, 1),)),
+    "dp2": (own_axis(2), 2, ((ALL_2, 1, 1),)),
     # Each expert lies on one rank, which has seen the tokens of both.
     "borrowed-ep2": (borrowed(2, ep=2), 2, ((ALL_2, 1, 0),)),
     # Ranks of one EP group share a batch, so each has the whole dense gradient.
-    "ep2": (own(2, ep=2), 2, ((ALL_2, 0, 0),)),
-    "ep2-on-4": (own(4, ep=2), 4, ((STRIDE_2, 1, 0.5),)),
+    "ep2": (own_axis(2, ep=2), 2, ((ALL_2, 0, 0),)),
+    "ep2-on-4": (own_axis(4, ep=2), 4, ((STRIDE_2, 1, 0.5),)),
     "borrowed-ep2-on-4": (borrowed(4, ep=2), 4, ((ALL_4, 1, 0), (STRIDE_2, 0, 0.5))),
 }
 """Worked out by hand: own-axis has ranks (dp, ep), borrowed carves ep out of neighbours."""
@@ -49,7 +50,7 @@ def gradients_meet_over_the_ranks_that_saw_other_data(
     dense = _bytes(list(rows)) - experts
     session = Session(
         recipe=SPREAD, steps=1, execution=replace(execution, precision="float64"), batches=batches(1),
-        weights=heavy(stack, SPREAD),
+        weights=large_expert_weights(stack, SPREAD),
     )  # fmt: skip
     with instruments.traffic.watched() as watch:
         stack.train(session)
@@ -75,7 +76,7 @@ ROUTERS = replace(
 )
 LOCAL: dict[str, tuple[Execution, int]] = {
     "borrowed-tp2-sp-ep2-etp1": (borrowed(2, tp=2, ep=2, etp=1, sp=True), 2),
-    "tp2-sp-ep2": (own(4, tp=2, ep=2, sp=True), 4),
+    "tp2-sp-ep2": (own_axis(4, tp=2, ep=2, sp=True), 4),
     "borrowed-tp2-sp-ep4-etp1": (borrowed(4, tp=2, ep=4, etp=1, sp=True), 4),
 }
 
@@ -93,12 +94,12 @@ def routers_read_the_local_shard(stack: Training, execution: Execution, world: i
         recipe = replace(ROUTERS, depth=depth)
         session = Session(
             recipe=recipe, steps=1, execution=replace(execution, precision="float64"), batches=batches(1),
-            weights=heavy(stack, recipe),
+            weights=large_expert_weights(stack, recipe),
         )  # fmt: skip
         with instruments.traffic.watched() as watch:
             stack.train(session)
         assert not watch.diverged, watch.diverged
-        assert watch.of("all_to_all"), "no rows travel"
+        assert watch.of("all_to_all"), "no token rows are sent between ranks"
         moved = [each for each in watch.of("all_gather", "reduce_scatter") if _is_stream(each.shapes)]
         found.append(len(moved))
     one, three = found

@@ -6,16 +6,16 @@ from dataclasses import replace
 
 from contracts import instruments
 from contracts.checks._support.layouts import needs_layout
-from contracts.checks._support.multi_rank_run import SPREAD, batches, own
+from contracts.checks._support.multi_rank_run import SPREAD, batches, own_axis
 from contracts.checks._support.refusals import refusal_of
 from contracts.contract import contract
 from contracts.spec.array import Array
 from contracts.spec.training import Execution, Session, Training
 
 IDLE: dict[str, tuple[Execution, int, int, str]] = {
-    "a-rank-without-a-sequence": (own(2), 2, 1, "sequences"),
-    "a-rank-without-a-sequence-of-4": (own(4, fsdp=True), 4, 3, "sequences"),
-    "a-run-of-uneven-length": (own(2, tp=2, sp=True), 2, 4, "sequence length"),
+    "a-rank-without-a-sequence": (own_axis(2), 2, 1, "sequences"),
+    "a-rank-without-a-sequence-of-4": (own_axis(4, fsdp=True), 4, 3, "sequences"),
+    "a-run-of-uneven-length": (own_axis(2, tp=2, sp=True), 2, 4, "sequence length"),
 }
 
 

@@ -103,7 +103,9 @@ def a_sum_over_a_live_group_is_that_of_its_members(
     for axis, mine in _mine(mesh, expected).items():
         total = sum(2**rank for rank in mine)
         found = mesh.sums.get(axis)
-        assert found == total, f"2^rank over the {axis} group {mine} of rank {here().rank} is {found}, expected {total}"
+        assert found == total, (
+            f"the sum of 2^rank over the {axis} group {mine} of rank {here().rank} is {found}, expected {total}"
+        )
 
 
 @contract("TOPO-06d", asks="live_mesh", cases=MESHES, source="F04", tier="dist")

@@ -13,16 +13,9 @@ from typing import TYPE_CHECKING
 
 from contracts import instruments
 from contracts.checks._support.layouts import needs_layout
-from contracts.checks._support.multi_rank_run import (
-    BIASED,
-    SPREAD,
-    batches,
-    borrowed,
-    both,
-    gradients_apart,
-    heavy,
-    own,
-)
+from contracts.checks._support.multi_rank_run import BIASED, SPREAD, batches, borrowed, one_rank_and_many, own_axis
+from contracts.checks._support.step_comparison import gradient_differences
+from contracts.checks._support.training_run import large_expert_weights
 from contracts.contract import contract
 from contracts.instruments.ranks import here
 from contracts.spec.recipe import Mamba, Recipe
@@ -34,14 +27,14 @@ if TYPE_CHECKING:
 WATCHED: dict[str, tuple[Recipe, Execution, int]] = {
     name: (recipe, execution, execution.world)
     for name, recipe, execution in (
-        ("tp2-sp", SPREAD, own(2, tp=2, sp=True)),
-        ("dp2", SPREAD, replace(own(2), microbatches=2)),
-        ("fsdp2", SPREAD, replace(own(2, fsdp=True), microbatches=2)),
-        ("ep2", BIASED, own(2, ep=2)),
+        ("tp2-sp", SPREAD, own_axis(2, tp=2, sp=True)),
+        ("dp2", SPREAD, replace(own_axis(2), microbatches=2)),
+        ("fsdp2", SPREAD, replace(own_axis(2, fsdp=True), microbatches=2)),
+        ("ep2", BIASED, own_axis(2, ep=2)),
         ("borrowed-ep2-fsdp2", BIASED, borrowed(2, ep=2, fsdp=True)),
         ("borrowed-tp2-sp-ep2-etp1", SPREAD, borrowed(2, tp=2, ep=2, etp=1, sp=True)),
-        ("tp2-sp-ep2", BIASED, own(4, tp=2, ep=2, sp=True)),
-        ("ep2-fsdp2", SPREAD, own(4, ep=2, fsdp=True)),
+        ("tp2-sp-ep2", BIASED, own_axis(4, tp=2, ep=2, sp=True)),
+        ("ep2-fsdp2", SPREAD, own_axis(4, ep=2, fsdp=True)),
         ("borrowed-tp2-sp-ep2-etp2-fsdp", SPREAD, borrowed(4, tp=2, ep=2, etp=2, sp=True, fsdp=True)),
     )
 }
@@ -68,9 +61,9 @@ TINY = replace(
 )  # fmt: skip
 """One SSM head, a vocabulary of three."""
 FEWER: dict[str, tuple[Execution, int]] = {
-    "fsdp2": (own(2, fsdp=True), 2),
-    "fsdp4": (own(4, fsdp=True), 4),
-    "hsdp-2x2": (own(4, fsdp=True, replicas=2), 4),
+    "fsdp2": (own_axis(2, fsdp=True), 2),
+    "fsdp4": (own_axis(4, fsdp=True), 4),
+    "hsdp-2x2": (own_axis(4, fsdp=True, replicas=2), 4),
 }
 
 
@@ -86,26 +79,26 @@ def nobody_sends_nothing(stack: Training, execution: Execution, world: int) -> N
     given = tuple(map(_in_small_vocabulary, batches(1)))
     session = Session(
         recipe=TINY, steps=1, execution=replace(execution, precision="float64"), batches=given,
-        weights=heavy(stack, TINY), observe=frozenset({"gradients"}),
+        weights=large_expert_weights(stack, TINY), observe=frozenset({"gradients"}),
     )  # fmt: skip
     with instruments.traffic.watched() as watch:
         stack.train(session)
     assert not watch.diverged, f"{watch.diverged} (rank {here().rank})"
     for each in watch.issued:
         assert each.uneven or each.bytes, (
-            f"rank {here().rank} puts nothing into {each.said()} over {list(each.members)}"
+            f"rank {here().rank} passes an empty tensor to {each.said()} over {list(each.members)}"
         )
-    ((alone, many),) = both(stack, TINY, execution, given, "gradients")
-    words = gradients_apart(alone, many)
-    assert not words, f"{words} (rank {here().rank})"
+    ((alone, many),) = one_rank_and_many(stack, TINY, execution, given, "gradients")
+    words = gradient_differences(alone, many)
+    assert not words, words
 
 
 SENT: dict[str, tuple[Execution, int]] = {
-    "dp2": (replace(own(2), microbatches=2), 2),
-    "fsdp2": (own(2, fsdp=True), 2),
-    "dp4": (own(4), 4),
-    "fsdp4": (own(4, fsdp=True), 4),
-    "hsdp-2x2": (own(4, fsdp=True, replicas=2), 4),
+    "dp2": (replace(own_axis(2), microbatches=2), 2),
+    "fsdp2": (own_axis(2, fsdp=True), 2),
+    "dp4": (own_axis(4), 4),
+    "fsdp4": (own_axis(4, fsdp=True), 4),
+    "hsdp-2x2": (own_axis(4, fsdp=True, replicas=2), 4),
 }
 COUNTS = 4096
 """Bytes for what is neither a gradient nor a parameter: label counts, reported losses."""
@@ -127,10 +120,10 @@ def what_a_rank_sends_does_not_grow_with_the_ranks(stack: Training, execution: E
     reduced = sum(each.bytes for each in watch.of("all_reduce", "reduce_scatter"))
     held = world // execution.replicas
     bound = padded + (padded // held if execution.replicas > 1 else 0) + COUNTS
-    assert reduced <= bound, f"{reduced} bytes go into reductions, at most {bound} with {whole} bytes of gradients"
+    assert reduced <= bound, f"{reduced} bytes are reduced, expected at most {bound} for {whole} bytes of gradients"
     fetched = sum(each.bytes for each in watch.of("all_gather"))
     limit = 2 * padded // held + padded // held + COUNTS if execution.fsdp else COUNTS
-    assert fetched <= limit, f"{fetched} bytes go into all-gathers, at most {limit} with {whole} bytes of parameters"
+    assert fetched <= limit, f"{fetched} bytes are gathered, expected at most {limit} for {whole} bytes of parameters"
 
 
 def _watched(stack: Training, recipe: Recipe, execution: Execution, steps: int) -> Watch:
@@ -140,7 +133,7 @@ def _watched(stack: Training, recipe: Recipe, execution: Execution, steps: int) 
         steps=steps,
         execution=replace(execution, precision="float64"),
         batches=batches(steps),
-        weights=heavy(stack, recipe),
+        weights=large_expert_weights(stack, recipe),
     )
     with instruments.traffic.watched() as watch:
         stack.train(session)

@@ -7,7 +7,8 @@ from typing import Protocol
 
 from contracts import instruments
 from contracts.checks._support.layouts import needs_layout
-from contracts.checks._support.multi_rank_run import SPREAD, batches, borrowed, heavy, own
+from contracts.checks._support.multi_rank_run import SPREAD, batches, borrowed, own_axis
+from contracts.checks._support.training_run import large_expert_weights
 from contracts.contract import contract
 from contracts.instruments.ranks import here
 from contracts.spec.traffic import Rehearsing, Sent
@@ -19,11 +20,11 @@ class Stack(Rehearsing, Training, Protocol):
 
 
 RUNNING: dict[str, tuple[Execution, int]] = {
-    "dp2": (own(2), 2),
-    "tp2-sp": (own(2, tp=2, sp=True), 2),
-    "fsdp2": (replace(own(2, fsdp=True), microbatches=2), 2),
+    "dp2": (own_axis(2), 2),
+    "tp2-sp": (own_axis(2, tp=2, sp=True), 2),
+    "fsdp2": (replace(own_axis(2, fsdp=True), microbatches=2), 2),
     "borrowed-tp2-sp-ep2-etp1": (borrowed(2, tp=2, ep=2, etp=1, sp=True), 2),
-    "tp2-sp-ep2": (own(4, tp=2, ep=2, sp=True), 4),
+    "tp2-sp-ep2": (own_axis(4, tp=2, ep=2, sp=True), 4),
     "borrowed-tp2-sp-ep2-etp2-fsdp": (borrowed(4, tp=2, ep=2, etp=2, sp=True, fsdp=True), 4),
 }
 FLOAT32 = replace(SPREAD, dtype="fp32")
@@ -39,18 +40,20 @@ def a_rehearsal_says_what_a_running_step_issues(stack: Stack, execution: Executi
     """
     needs_layout(stack, execution.layout)
     rehearsed = stack.rehearse(FLOAT32, execution, here().rank, "balanced")
-    session = Session(recipe=FLOAT32, steps=1, execution=execution, batches=batches(1), weights=heavy(stack, FLOAT32))
+    session = Session(
+        recipe=FLOAT32, steps=1, execution=execution, batches=batches(1), weights=large_expert_weights(stack, FLOAT32)
+    )
     with instruments.traffic.watched() as watch:
         stack.train(session)
     assert not watch.diverged, watch.diverged
     predicted = [_shown(each, rehearsed.groups[each.group]) for each in rehearsed.issued]
     seen = [f"{each.said()} over {list(each.members)}" for each in watch.issued]
     for index, (one, other) in enumerate(zip(predicted, seen, strict=False)):
-        words = f"collective {index} of a step on rank {here().rank} is {other}, rehearsed as {one}"
+        words = f"collective {index} of a step on rank {here().rank} is {other}, predicted as {one}"
         assert one == other, words
     more = len(seen) - len(predicted)
     assert 0 <= more <= CLOSING, (
-        f"a step on rank {here().rank} issues {len(seen)} collectives, rehearsed as {len(predicted)}"
+        f"a step on rank {here().rank} issues {len(seen)} collectives, predicted as {len(predicted)}"
     )
 
 

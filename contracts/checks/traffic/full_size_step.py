@@ -19,14 +19,14 @@ from contracts.checks._support.full_size import (
     Stack,
     T,
     bytes_of,
+    dry_run_step,
     elements,
-    over,
+    elements_per_group,
     parameters,
     ring_bytes,
     sorted_by_purpose,
-    step,
 )
-from contracts.checks._support.multi_rank_run import borrowed, own
+from contracts.checks._support.multi_rank_run import borrowed, own_axis
 from contracts.contract import contract
 from contracts.spec.recipe import Recipe
 from contracts.spec.topology import Group
@@ -44,7 +44,7 @@ def sharded_weights_are_gathered_twice_at_most(stack: Stack, lane: Lane) -> None
     With a further gather, with float64, or with one collective per tensor, a step has the right numbers and takes twice
     the time.
     """
-    _weights(step(stack, LETTERS, lane), LETTERS, lane)
+    _weights(dry_run_step(stack, LETTERS, lane), LETTERS, lane)
 
 
 @contract("TRAF-04b", asks="rehearse", cases={name: LANES[name] for name in ("dp8", *SHARDED)}, source="hub; F01 F02")
@@ -55,7 +55,7 @@ def each_gradient_is_reduced_once(stack: Stack, lane: Lane) -> None:
     An all-reduce in place of a reduce-scatter sends twice the bytes. Reducing experts as if every rank held all of them
     sends EP times the bytes.
     """
-    _gradients(step(stack, LETTERS, lane), LETTERS, lane)
+    _gradients(dry_run_step(stack, LETTERS, lane), LETTERS, lane)
 
 
 @contract("TRAF-04c", asks="rehearse", cases=IN_SEQUENCE, source="hub; bringup; arXiv 2205.05198")
@@ -65,7 +65,7 @@ def the_stream_travels_in_and_out_of_each_mixer(stack: Stack, lane: Lane) -> Non
 
     Nothing else of its size goes over TP, and the gradients of parameters that TP ranks hold alike are summed once.
     """
-    _stream(step(stack, LETTERS, lane), LETTERS, lane)
+    _stream(dry_run_step(stack, LETTERS, lane), LETTERS, lane)
 
 
 ROUTED: dict[str, tuple[Lane, Routing]] = {
@@ -81,12 +81,12 @@ def rows_travel_to_their_expert_and_back(stack: Stack, lane: Lane, routing: Rout
     Only integer counts go before the rows, and a rank receives as many rows as are sent to it. With experts 0 … k - 1
     chosen by every token, the first EP rank receives every row and the others none.
     """
-    found = step(stack, LETTERS, lane, routing=routing)
+    found = dry_run_step(stack, LETTERS, lane, routing=routing)
     _rows(found, LETTERS, lane, routing)
     _received(found, lane, 0, routing)
     if routing == "crowded":
         last = lane.ep[-1]
-        _received(step(stack, LETTERS, lane, rank=last, routing=routing), lane, len(lane.ep) - 1, routing)
+        _received(dry_run_step(stack, LETTERS, lane, rank=last, routing=routing), lane, len(lane.ep) - 1, routing)
 
 
 @contract("TRAF-04e", asks="rehearse", cases=LANES, source="hub; F02")
@@ -95,14 +95,14 @@ def nothing_else_is_large(stack: Stack, lane: Lane) -> None:
 
     A norm is one number, a loss is one number, and a count is one number per expert.
     """
-    _rest(step(stack, LETTERS, lane), LETTERS, lane)
+    _rest(dry_run_step(stack, LETTERS, lane), LETTERS, lane)
 
 
 WHOLE_LANES = {name: (WHOLE, lane) for name, lane in LANES.items()} | {
     "hsdp-8x8": (
         WHOLE,
         Lane(
-            execution=own(64, fsdp=True, replicas=8), shard=tuple(range(8)), expert_shard=tuple(range(8)),
+            execution=own_axis(64, fsdp=True, replicas=8), shard=tuple(range(8)), expert_shard=tuple(range(8)),
             copies=tuple(range(0, 64, 8)),
         ),
     ),
@@ -114,7 +114,7 @@ def a_step_of_nam56r_sends_what_its_sizes_say(stack: Stack, recipe: Recipe, lane
     """At full depth, in each lane, the bytes sent for weights, gradients, residual stream, expert rows and the rest
     follow from the recipe's sizes: 52 layers cost 52 times one layer.
     """
-    found = step(stack, recipe, lane)
+    found = dry_run_step(stack, recipe, lane)
     if lane.execution.fsdp:
         _weights(found, recipe, lane)
     _gradients(found, recipe, lane)
@@ -130,12 +130,12 @@ def _ranks(world: int) -> Group:
 
 
 GROWN: dict[str, tuple[Lane, Lane]] = {
-    "dp": (LANES["dp8"], Lane(execution=own(512), shard=_ranks(512), expert_shard=_ranks(512))),
-    "fsdp": (LANES["fsdp8"], Lane(execution=own(512, fsdp=True), shard=_ranks(512), expert_shard=_ranks(512))),
+    "dp": (LANES["dp8"], Lane(execution=own_axis(512), shard=_ranks(512), expert_shard=_ranks(512))),
+    "fsdp": (LANES["fsdp8"], Lane(execution=own_axis(512, fsdp=True), shard=_ranks(512), expert_shard=_ranks(512))),
     "hsdp": (
         LANES["fsdp8"],
         Lane(
-            execution=own(512, fsdp=True, replicas=64), shard=_ranks(8), expert_shard=_ranks(8),
+            execution=own_axis(512, fsdp=True, replicas=64), shard=_ranks(8), expert_shard=_ranks(8),
             copies=tuple(range(0, 512, 8)),
         ),
     ),
@@ -159,7 +159,7 @@ def bytes_of_a_rank_do_not_grow_from_8_to_512(stack: Stack, few: Lane, many: Lan
     A dimension smaller than the world is cut into shards that are mostly padding: sixteen experts over 512 ranks, cut
     between experts, are gathered thirty-two times over.
     """
-    before, after = (ring_bytes(step(stack, LETTERS, lane)) for lane in (few, many))
+    before, after = (ring_bytes(dry_run_step(stack, LETTERS, lane)) for lane in (few, many))
     limit = (before * RING + _only_in_the_larger(few, many)) * PADDING
     assert after <= limit, (
         f"a rank's link carries {after / before:.2f} times as much among 512 ranks as among 8: {after:.0f} bytes, "
@@ -199,7 +199,7 @@ def _weights(found: Rehearsal, recipe: Recipe, lane: Lane) -> None:
 def _gradients(found: Rehearsal, recipe: Recipe, lane: Lane) -> None:
     issued = sorted_by_purpose(found, lane).get("gradients", [])
     reductions = [each for each in issued if bytes_of(each) > LITTLE // 8]
-    sums, fsdp = over(found, issued), lane.execution.fsdp
+    sums, fsdp = elements_per_group(found, issued), lane.execution.fsdp
     for members, want in _by_group(recipe, lane).items():
         what = f"{sums[members]} elements are reduced over {list(members)}, expected {want}"
         assert want <= sums[members] <= want * 1.001 + LITTLE // 4, what

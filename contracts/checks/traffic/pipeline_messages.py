@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from contracts.checks._support.pipeline_messages import SENT, form, messages_seen, shown
+from contracts.checks._support.pipeline_messages import SENT, message_text, messages_seen, shape_and_dtype
 from contracts.contract import contract
 from contracts.instruments.ranks import gathered
 from contracts.spec.messages import Message, Messages, Messaging
@@ -33,8 +33,10 @@ def every_message_has_its_counterpart(stack: Messaging, recipe: Recipe, executio
             taken = [each for each in every[peer] if each.peer == rank and not each.sends]
             for index, (one, other) in enumerate(zip(sent, taken, strict=False)):
                 alike = (one.shape, one.dtype) == (other.shape, other.dtype)
-                words = f"message {index} from rank {rank} to rank {peer} is {form(one)}, received as {form(other)}"
-                assert alike, words
+                assert alike, (
+                    f"message {index} from rank {rank} to rank {peer} is {shape_and_dtype(one)}, "
+                    f"received as {shape_and_dtype(other)}"
+                )
             words = f"rank {rank} sends {len(sent)} messages to rank {peer}, which receives {len(taken)}"
             assert len(sent) == len(taken), words
 
@@ -47,7 +49,7 @@ def messages_wait_in_no_circle(stack: Messaging, recipe: Recipe, execution: Exec
     hang on NCCL.
     """
     left = _undelivered(_every(messages_seen(stack, recipe, execution)))
-    words = ", ".join(f"rank {rank} at {shown(each)}" for rank, each in left.items())
+    words = ", ".join(f"rank {rank} at {message_text(each)}" for rank, each in left.items())
     assert not left, f"ranks wait for each other: {words}"
 
 

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import combinations
 
-from contracts.checks._support.full_size import LANES, LETTERS, Lane, Stack, step
-from contracts.checks._support.multi_rank_run import own
+from contracts.checks._support.full_size import LANES, LETTERS, Lane, Stack, dry_run_step
+from contracts.checks._support.multi_rank_run import own_axis
 from contracts.contract import contract
 from contracts.spec.recipe import Recipe
 from contracts.spec.topology import Group
@@ -19,7 +19,7 @@ from contracts.spec.traffic import Rehearsal, Sent
 
 # rank = 2 pp + tp
 PIPELINE = Lane(
-    execution=replace(own(4, pp=2, tp=2, sp=True), microbatches=2), shard=(0,), expert_shard=(0,), tp=(0, 1)
+    execution=replace(own_axis(4, pp=2, tp=2, sp=True), microbatches=2), shard=(0,), expert_shard=(0,), tp=(0, 1)
 )
 INTERLEAVED = replace(PIPELINE, execution=replace(PIPELINE.execution, schedule="interleaved"))
 
@@ -31,13 +31,13 @@ CLASSES: dict[str, tuple[Recipe, Lane, Group]] = {
 CLASSES_OF_MANY: dict[str, tuple[Recipe, Lane, Group]] = {
     "fsdp512": (
         LETTERS,
-        Lane(execution=own(512, fsdp=True), shard=tuple(range(512)), expert_shard=tuple(range(512))),
+        Lane(execution=own_axis(512, fsdp=True), shard=tuple(range(512)), expert_shard=tuple(range(512))),
         (0, 255, 511),
     ),
     "hsdp-8x8": (
         LETTERS,
         Lane(
-            execution=own(64, fsdp=True, replicas=8), shard=tuple(range(8)), expert_shard=tuple(range(8)),
+            execution=own_axis(64, fsdp=True, replicas=8), shard=tuple(range(8)), expert_shard=tuple(range(8)),
             copies=tuple(range(0, 64, 8)),
         ),
         (0, 7, 8, 56, 63),
@@ -58,7 +58,7 @@ def every_class_of_ranks_issues_the_same(stack: Stack, recipe: Recipe, lane: Lan
     Each of these hangs 512 cards, and only one class of ranks does it: a rank without rows skips the exchange, one rank
     logs something, the shard of one rank is empty.
     """
-    found = {rank: step(stack, recipe, lane, rank, "crowded") for rank in ranks}
+    found = {rank: dry_run_step(stack, recipe, lane, rank, "crowded") for rank in ranks}
     for one, other in combinations(ranks, 2):
         for members in found[one].groups:
             if other in members:
@@ -71,7 +71,7 @@ def messages_of_a_true_size_pipeline_pair_up(stack: Stack, recipe: Recipe, lane:
     """At true size, each pipeline stage receives what its neighbour sends, in the same order and shape: one microbatch
     of the residual stream in each direction, cut over TP under sequence parallel, in 16 bits.
     """
-    found = {rank: step(stack, recipe, lane, rank, "crowded") for rank in range(lane.execution.world)}
+    found = {rank: dry_run_step(stack, recipe, lane, rank, "crowded") for rank in range(lane.execution.world)}
     for rank, mine in found.items():
         peers = {each.peer for each in mine.issued if each.op in ("send", "receive")}
         assert peers, f"rank {rank} has no messages"

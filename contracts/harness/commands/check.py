@@ -15,8 +15,8 @@ from contracts.court import deviations as deviations_file
 from contracts.court import profiles, record, report
 from contracts.court.judge import DEADLINE_S
 from contracts.court.verdict import verdict
+from contracts.harness import kill_matrix, parties, torchrun
 from contracts.harness import output as output_of
-from contracts.harness import parties, proof, torchrun
 from contracts.harness.commands._errors import VERBOSE, one_clear_error, print_report, read_law, terminal_width, told
 from contracts.harness.gate import today
 from contracts.harness.output import Output
@@ -73,7 +73,7 @@ def check(
         if deviations is not None:
             deviations_file.load(deviations)
         if given is not None:
-            proof.load(given)
+            kill_matrix.load(given)
         if folder.exists():  # an older run must not be read as this one, whatever happens now
             record.make_folder(folder, (*report.FILES, output_of.FILE))
         with output.taken():

@@ -56,7 +56,7 @@ def check_install_plan(plan: str, python: str, as_json: bool) -> None:
 
     Nothing is installed: pip is asked with --dry-run, in an empty environment in which the steps before it look done.
     """
-    asked = pip_plan.ask(read_plan(Path(plan)), folder=Path(plan).resolve().parent, python=python)
+    asked = pip_plan.resolve(read_plan(Path(plan)), folder=Path(plan).resolve().parent, python=python)
     findings = install_plan.plan_findings(asked)
     if as_json:
         click.echo(json.dumps({"plan": codec.encode(asked), "findings": codec.encode(findings)}, indent=2))

@@ -143,7 +143,7 @@ def _prepare(
 ) -> Prepared:  # fmt: skip
     host = taken.machine.host
     if host is not None and "host" not in party.missing:
-        taken = provenance.at(taken, party.host(host))
+        taken = provenance.on_host(taken, party.host(host))
     launched: Launch = party.launch(recipe, lane)
     caches = party.cache_env(places, lane.run) if places else {}
     launched = replace(

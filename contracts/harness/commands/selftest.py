@@ -10,8 +10,8 @@ from pathlib import Path
 import click
 
 from contracts.contract import LAW, Law, Tier
+from contracts.harness import kill_matrix, parties, torchrun
 from contracts.harness import output as output_of
-from contracts.harness import parties, proof, torchrun
 from contracts.harness import selftest as self_test
 from contracts.harness.commands._errors import COLOURS, one_clear_error, read_law, short, told
 from contracts.harness.commands.check import APART, SUITE
@@ -21,7 +21,7 @@ from contracts.spec import codec
 from contracts.spec.errors import Refused, refuse
 from contracts.spec.records import EXIT_CODES, Fate
 
-TRIALS = SUITE.with_name("trial_suite.py")
+TRIALS = SUITE.with_name("dist_selftest_suite.py")
 TRIALS_LOST = 20  # so many mutants may end a rank before the matrix is given up
 
 
@@ -42,9 +42,9 @@ def selftest(
     only: str | None, profile: Tier, ranks: int, folder: Path | None, jobs: int, assistants: tuple[str, ...], once: bool
 ) -> None:
     """Judge every mutant and print the kill matrix: each contract must catch its own, in the declared words."""
-    about = proof.About(
-        content=proof.content(), tier=profile, only=only or "",
-        surroundings=proof.here(threads=proof.threads(jobs), helping=proof.helping(assistants)),
+    about = kill_matrix.About(
+        content=kill_matrix.content(), tier=profile, only=only or "",
+        surroundings=kill_matrix.here(threads=kill_matrix.threads(jobs), helping=kill_matrix.helping(assistants)),
     )  # fmt: skip
     if once:
         if folder is None:
@@ -54,7 +54,7 @@ def selftest(
             _show_matrix(found)
             sys.exit(EXIT_CODES[found.word])
     if folder is not None:  # an older matrix must not be read as this one, whatever happens now
-        for name in (proof.FILE, output_of.FILE):
+        for name in (kill_matrix.FILE, output_of.FILE):
             (folder / name).unlink(missing_ok=True)
 
     def work() -> int:
@@ -68,7 +68,7 @@ def selftest(
                 quiet.enter_context(output.taken())
             matrix = _tried(law, profile, ranks, only or "", folder, jobs, assistants)
         if folder is not None:
-            proof.write(folder, proof.Proof(about=about, matrix=matrix))
+            kill_matrix.write(folder, kill_matrix.Proof(about=about, matrix=matrix))
         _show_matrix(matrix)
         return EXIT_CODES[matrix.word]
 
@@ -78,25 +78,25 @@ def selftest(
     except Ended as error:
         raise Ended(f"the self-test did not finish, so it says nothing about any contract: {error}") from error
     finally:
-        ended = folder is not None and not (folder / proof.FILE).exists()
+        ended = folder is not None and not (folder / kill_matrix.FILE).exists()
         output.end(ended=ended, red=code != 0)
     sys.exit(code)
 
 
-def _found(folder: Path, about: proof.About) -> self_test.Matrix | None:
+def _found(folder: Path, about: kill_matrix.About) -> self_test.Matrix | None:
     """The matrix of an earlier self-test under the same conditions, if there is one."""
-    if not (folder / proof.FILE).exists():
+    if not (folder / kill_matrix.FILE).exists():
         return None
     try:
-        found = proof.load(folder)
+        found = kill_matrix.load(folder)
     except Refused as refused:
         click.echo(f"again: {refused}")
         return None
     if found.about == about:
-        file = folder / proof.FILE
+        file = folder / kill_matrix.FILE
         click.echo(f"not again: {file} is of these files, packages and settings, on this CPU; remove it to run again")
         return found.matrix
-    other = proof.differences(found.about.surroundings, about.surroundings)
+    other = kill_matrix.differences(found.about.surroundings, about.surroundings)
     click.echo(f"again: {', '.join(other) or 'it was of other contracts'}")
     return None
 
@@ -120,7 +120,7 @@ def _tried_by_ranks(ranks: int, only: str, folder: Path | None) -> self_test.Mat
         kept = Path(place) if folder is None else folder
         kept.mkdir(parents=True, exist_ok=True)
         file = Path(place) / "matrix.json"
-        arguments = [str(TRIALS), "-p", "contracts.harness.trials", f"--trials={file}", f"--only={only}", *APART]
+        arguments = [str(TRIALS), "-p", "contracts.harness.dist_selftest", f"--trials={file}", f"--only={only}", *APART]
         last_words = torchrun.run(ranks, arguments, kept, restarts=TRIALS_LOST)
         if not file.exists():
             raise Ended(f"the ranks ended without a matrix: {last_words}")

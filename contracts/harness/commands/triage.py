@@ -52,7 +52,7 @@ def triage(
     against: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Say where to look first in the folder RUN, from its manifest.json, receipt.json, logs and artifacts."""
-    seen = run_folder.look(run)
+    seen = run_folder.read_folder(run)
     with the_stack_talks_to_stderr():
         party: Any = OnTheStand(parties.load(stack), (), ("triage", "read_receipt"))
     if "triage" in party.missing:
@@ -60,7 +60,7 @@ def triage(
     receipt, unread = _read(party, seen.receipt)
     facts = _facts(seen, receipt is not None, patience, startup, steps, waiting, tokens)
     if against is not None:
-        prior, why = _read(party, run_folder.look(against).receipt)
+        prior, why = _read(party, run_folder.read_folder(against).receipt)
         if not isinstance(prior, Receipt):
             raise refuse("--against", str(against), f"holds no receipt: {why or 'no receipt.json'}", "give a whole run")
         facts = replace(facts, own=_identity(receipt) if isinstance(receipt, Receipt) else None, prior=_identity(prior))
@@ -108,7 +108,7 @@ def _facts(
     launched = now if manifest is None else datetime.datetime.fromisoformat(manifest.launched_at)
     return RunFacts(
         state=manifest.state if manifest else None,
-        silent_s=run_folder.silence(manifest, now) if manifest else 0.0,
+        silent_s=run_folder.seconds_silent(manifest, now) if manifest else 0.0,
         patience_s=patience,
         startup_s=None if begun else max(0.0, (now - launched).total_seconds()),
         startup_budget_s=startup,

@@ -1,7 +1,7 @@
-"""How ranks come to one view: every rank writes its own, waits for the others with a deadline, and reads all.
+"""How ranks reach one view: every rank writes its own, waits for the others until a deadline, and reads all.
 
-Over torchrun's key-value store and never over the group under test, which may be what is broken. Exchanges and phases
-are counted, on every rank alike: nothing that happens on one rank alone moves a count.
+The exchange uses torchrun's key-value store and never the group under test, which may be broken. Every rank counts
+exchanges and phases in the same way: nothing that happens on one rank alone changes a count.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-SLICE_S = 0.25  # one blocking wait; between two of them a rank looks round. Polling costs three times as much a test
+SLICE_S = 0.25  # of one blocking wait; between two, a rank checks its peers. Polling costs three times as much per test
 KEPT = 100  # characters
 
 
 class Store(Protocol):
-    """What is used of torch.distributed.Store."""
+    """The part of torch.distributed.Store that is used here."""
 
     def set(self, key: str, value: str, /) -> None: ...
     def get(self, key: str, /) -> bytes: ...
@@ -33,8 +33,8 @@ class Store(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Seconds. `test` is what a phase of a test may take, `grace` what its peers get once a rank has failed, `hard`
-    what an aborted rank gets to come back to Python."""
+    """Seconds. `test` limits a phase of a test, `grace` the time its peers get once a rank has failed, `hard` the time
+    an aborted rank gets to return to Python."""
 
     test: float = 60.0
     grace: float = 1.0
@@ -45,7 +45,7 @@ class Limits:
 
 @dataclass(frozen=True, kw_only=True)
 class End:
-    """Why a run is over. `restart` says whether torchrun is to start the ranks again, `silent` who did not answer."""
+    """Why a run is over. `restart` asks torchrun to start the ranks again; `silent` are the ranks without an answer."""
 
     reason: str
     restart: bool = True
@@ -57,10 +57,10 @@ class End:
 class Waiting:
     """What a rank that waits for others can see.
 
-    `since` counts from the beginning of the phase, `bad` from the first outcome that did not pass as far as this rank
-    knows, `called_off` from when it saw that the phase is called off (None: it has not). `lost` and `stopped` say how
-    the processes of missing ranks are, as far as they stand on this host; `stopped` with the seconds they have been so.
-    `back` are the ranks that have left the phase and have yet to say how: to write up a failure can take seconds.
+    `since` counts from the beginning of the phase, `bad` from the first outcome other than a pass that this rank knows
+    of, `called_off` from when it saw that the phase was called off (None: not yet). `lost` and `stopped` are the
+    missing ranks on this host whose processes are gone or stopped, `stopped` with the seconds since. `back` are the
+    ranks that have left the phase but not yet reported: writing up a failure can take seconds.
     """
 
     since: float
@@ -97,12 +97,12 @@ def decide(seen: Waiting, limits: Limits) -> End | str | None:
 
 
 def gathering(store: Store, *, rank: int, size: int, limit: float) -> str:
-    """A name for this start of all ranks, of which the store, which outlives them, has seen none of the keys.
+    """A name for this start of all ranks. The store outlives the ranks, and has no key under this name yet.
 
-    torchrun's own count of restarts does not do: it differs from node to node. So rank 0 draws a name, every rank
-    writes a nonce under it, and the name holds once rank 0 has read all nonces: no earlier rank 0 has read this one.
+    torchrun's own count of restarts cannot be used: it differs from node to node. So rank 0 draws a name, every rank
+    writes a nonce under it, and the name is valid once rank 0 has read all nonces: no earlier rank 0 has read them.
 
-    Raises: TimeoutError where a rank does not come within `limit` seconds.
+    Raises: TimeoutError if a rank does not join within `limit` seconds.
     """
     nonce, until = uuid.uuid4().hex, time.monotonic() + limit
     if rank == 0:
@@ -123,8 +123,8 @@ def gathering(store: Store, *, rank: int, size: int, limit: float) -> str:
 
 
 class Agreement:
-    """One rank's side of the exchanges. Not for two threads: each takes an agreement of its own, over its own
-    connection, for a client of a TCPStore that waits blocks every other use of it."""
+    """One rank's side of the exchanges. Each thread needs an agreement of its own, over its own connection: a TCPStore
+    client that waits blocks every other use of it."""
 
     def __init__(self, store: Store, *, rank: int, size: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.store, self.rank, self.size, self.clock = store, rank, size, clock
@@ -138,18 +138,18 @@ class Agreement:
         return self.step
 
     def order(self, step: int) -> int:
-        """The place of this rank among those that did not pass in a step, from 1."""
+        """The position of this rank, from 1, among those that did not pass in a step."""
         return self.store.add(f"{step}/order", 1)
 
     def gather(self, mine: str, look: Callable[[tuple[int, ...]], None], name: str = "") -> list[str]:
-        """What every rank has to say in the next exchange, by rank. While it waits, `look` is called with the missing.
+        """The message of every rank in the next exchange, by rank. While waiting, calls `look` with the missing.
 
-        Raises: whatever `look` raises, to give up.
+        Raises: whatever `look` raises in order to give up.
         """
         self._exchanges += 1
         stem = f"exchange/{self._exchanges}/{name}"
         keys = [f"{stem}/{rank}" for rank in range(self.size)]
-        if mine:  # before its own key: who sees all keys sees this one, and need not read them where nothing was said
+        if mine:  # before its own key: a rank that sees all keys sees this one too, and reads nothing if it is missing
             self.store.set(f"{stem}/said", "")
         self.store.set(keys[self.rank], mine)
         while not self._all_there(keys):
@@ -157,8 +157,8 @@ class Agreement:
         said = [""] * self.size
         if self.store.check([f"{stem}/said"]):
             said = [value.decode() for value in self.store.multi_get(keys)]
-        # Everybody has written this one, so everybody has read the one before: its key is nobody's any more. A short
-        # one is left, for a deletion costs as much as a reading: some 100 bytes of torchrun's.
+        # Every rank has written this exchange, so every rank has read the one before, and its key can go. A short one
+        # stays: a deletion costs as much as a read, and saves torchrun some 100 bytes.
         for key in self._spent:
             self.store.delete_key(key)
         self._spent = (keys[self.rank], f"{stem}/said") if len(mine) > KEPT else ()
@@ -167,14 +167,16 @@ class Agreement:
     def _all_there(self, keys: list[str]) -> bool:
         try:
             self.store.wait(keys, datetime.timedelta(seconds=SLICE_S))
-        except RuntimeError as error:  # DistStoreError is one; a lost connection must not look like a late rank
+        except (
+            RuntimeError
+        ) as error:  # DistStoreError is a RuntimeError; a lost connection must not look like a late rank
             if "timeout" not in str(error).lower() and "timed out" not in str(error).lower():
                 raise
             return False
         return True
 
     def call_off(self, step: int, reason: str) -> str:
-        """Tell every rank to leave a step. Returns the reason that stands: the first one."""
+        """Tell every rank to leave a step. Returns the reason that was given first, which holds."""
         return self.store.compare_set(f"{step}/abort", "", reason).decode()
 
     def called_off(self, step: int) -> str | None:
@@ -183,7 +185,7 @@ class Agreement:
         return self.store.get(key).decode() if self.store.check([key]) else None
 
     def come_back(self, step: int) -> None:
-        """Say that this rank has left a step, though not yet how."""
+        """Say that this rank has left a step, though not yet with which outcome."""
         self.store.set(f"{step}/back/{self.rank}", "")
 
     def back(self, step: int, ranks: Sequence[int]) -> tuple[int, ...]:
@@ -191,7 +193,7 @@ class Agreement:
         return tuple(rank for rank in ranks if self.store.check([f"{step}/back/{rank}"]))
 
     def end(self, end: End) -> End:
-        """Tell every rank that the run is over. Returns the end that stands: the first one."""
+        """Tell every rank that the run is over. Returns the end that was declared first, which holds."""
         said = self.store.compare_set("end", "", json.dumps(end.__dict__)).decode()
         return _end(said)
 
@@ -199,7 +201,7 @@ class Agreement:
         return _end(self.store.get("end").decode()) if self.store.check(["end"]) else None
 
     def seen(self, step: int) -> int:
-        """Count this rank among those whose picture of a step is taken; returns how many are."""
+        """Count this rank among those that have recorded what they were doing in a step; returns how many have."""
         return self.store.add(f"{step}/seen", 1)
 
     def all_seen(self, step: int) -> bool:
@@ -212,7 +214,7 @@ def _end(text: str) -> End:
 
 
 def differences(views: Sequence[Mapping[str, object]]) -> list[str]:
-    """Where the ranks' views differ, one line a field: the values with the ranks that hold them."""
+    """Where the ranks' views differ, one line per field: the values and the ranks that hold them."""
     lines = []
     for name in dict.fromkeys(key for view in views for key in view):
         held: dict[str, list[int]] = {}

@@ -1,6 +1,6 @@
 """What the ranks run, agreed on before the first test: the same tests in one order, with equal versions and settings.
 
-After a restart that is what the journal of the attempts before does not have yet.
+After a restart, they run what the journal of earlier attempts does not hold yet.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from importlib import metadata
 
 import pytest
 
-from contracts.harness.ranks import plugin_compatibility, recovery, reports, resume
+from contracts.harness.ranks import plugin_compatibility, recovery, reports
 from contracts.harness.ranks.agreement import differences
+from contracts.harness.ranks.journal import Journal, Past, read_journal
 from contracts.harness.ranks.merge import VERDICT
 from contracts.harness.ranks.session import Session, wanted, world_of
 
@@ -47,11 +48,11 @@ class Collection:
             ranks = wanted(item, self.here.size)
             if ranks > self.here.size:
                 item.add_marker(pytest.mark.skip(reason=f"needs {ranks} ranks, and there are {self.here.size}"))
-        items.sort(key=lambda item: world_of(item, self.here.size))  # each change of worlds costs a new group
+        items.sort(key=lambda item: world_of(item, self.here.size))  # each change of the world size costs a new group
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_finish(self, session: pytest.Session) -> None:
-        """Agree on what is run, with what; then resume, and make the group."""
+        """Agree on tests, versions and settings; then resume, and make the process group."""
         ids = [item.nodeid for item in session.items]
         views = [json.loads(view) for view in self._say_all(json.dumps(self._view(ids)), "collection")]
         self.job.meet_all()
@@ -62,7 +63,7 @@ class Collection:
             self.ranks.agreed_to_stop = True
             return
         self._resume(session)
-        gc.freeze()  # what was imported stays: no collection has to walk through torch's 250 000 objects again
+        gc.freeze()  # garbage collections skip what was imported: torch alone has 250 000 objects
         if session.items:
             self.job.open_group()
 
@@ -100,29 +101,29 @@ class Collection:
     def _resume(self, session: pytest.Session) -> None:
         again = self.here.speaks and self.here.attempt > 0
         said = self._say_all(self._what_happened(session.items).text() if again else "", "past")
-        self.ranks.past = resume.Past.of(said[0]) if said[0] else resume.Past()
+        self.ranks.past = Past.of(said[0]) if said[0] else Past()
         if self.here.speaks:
-            self.ranks.journal = resume.Journal(self.ranks.folder.journal)
+            self.ranks.journal = Journal(self.ranks.folder.journal)
         self._replayed = [item for item in session.items if item.nodeid in self.ranks.past.done]
         session.items[:] = [item for item in session.items if item.nodeid not in self.ranks.past.done]
 
-    def _what_happened(self, items: list[pytest.Item]) -> resume.Past:
-        """The journal, with the test that was under way as a failed one: it is not tried again."""
-        past = resume.past(self.ranks.folder.journal)
+    def _what_happened(self, items: list[pytest.Item]) -> Past:
+        """The journal, in which the test that was under way counts as failed: it is not tried again."""
+        past = read_journal(self.ranks.folder.journal)
         account = recovery.account(self.ranks.folder, self.here.attempt - 1, self.here.size)
         item = next((each for each in items if each.nodeid == past.under_way), None)
         if item is None:
             return self._after_a_test(past, account)
         verdict = {"outcome": "failed", "primary": account.rank, "words": account.reason, "recovery": "restarted"}
-        journal = resume.Journal(self.ranks.folder.journal)
+        journal = Journal(self.ranks.folder.journal)
         for report in reports.failure(item, account.told(), account.reason, [(VERDICT, json.dumps(verdict))]):
             journal.report(item.nodeid, self.ranks.serialized(report))
         journal.done(item.nodeid)
         journal.close()
-        return resume.past(self.ranks.folder.journal)
+        return read_journal(self.ranks.folder.journal)
 
-    def _after_a_test(self, past: resume.Past, account: recovery.Account) -> resume.Past:
-        """An end between two tests is charged to the one before, where nothing of it has failed already."""
+    def _after_a_test(self, past: Past, account: recovery.Account) -> Past:
+        """Charge an end between two tests to the test before it, unless that one has failed already."""
         last = next(reversed(past.done), None)
         if last is None or any(report["outcome"] == "failed" for report in past.done[last]):
             return past
@@ -135,7 +136,7 @@ class Collection:
         if not self.here.speaks:
             plugin_compatibility.forget(self.config)
         if self.ranks.past.done and not self.config.option.collectonly:
-            # pytest refuses to start where something has failed, unless it is told that this is meant.
+            # pytest refuses to start after a failure, unless this option says that it is intended.
             self.config.option.continue_on_collection_errors = True
             self._replay()
             if session.shouldfail:

@@ -12,8 +12,8 @@ import pytest
 def take(config: pytest.Config, log: Path | None) -> int:
     """Send this process's output to `log`, if there is one. Returns a descriptor of the console that was there before.
 
-    pytest captures at the descriptors, and remembers which ones it took over: so capturing is ended before they change
-    hands and begun again after. The two calls are pytest's own, if not documented; seen in 3.7 to 9.2.
+    pytest captures file descriptors and remembers which ones it replaced, so capturing stops before they change and
+    starts again afterwards. The two calls are part of pytest but not documented; seen in 3.7 to 9.2.
     """
     capture = config.pluginmanager.getplugin("capturemanager")
     if capture is not None:
@@ -33,7 +33,7 @@ def take(config: pytest.Config, log: Path | None) -> int:
 
 
 def say(config: pytest.Config, line: str) -> None:
-    """A line on its own among pytest's dots."""
+    """Print a line of its own among pytest's dots."""
     reporter = config.pluginmanager.getplugin("terminalreporter")
     if reporter is not None:
         reporter.ensure_newline()
@@ -41,15 +41,15 @@ def say(config: pytest.Config, line: str) -> None:
 
 
 def say_raw(console: int, text: str) -> None:
-    """Past pytest, for what pytest will not live to print."""
+    """Print without pytest, when this process ends before pytest could print."""
     os.write(console, text.encode(errors="replace"))
 
 
 def finish(config: pytest.Config, session: pytest.Session, said: list[pytest.TestReport], reason: str) -> None:
     """Write pytest's last page and its report files from a thread, while the main thread is out of reach.
 
-    Not all of the end of a session: fixtures are not finalized, for that is what could hang. The exit status handed to
-    plugins is "interrupted", so that nobody takes what is written for the whole.
+    This is not the whole end of a session: fixtures are not finalized, because that could hang. Plugins get the exit
+    status "interrupted", so that nobody takes what is written for a complete run.
     """
     capture = config.pluginmanager.getplugin("capturemanager")
     if capture is not None:

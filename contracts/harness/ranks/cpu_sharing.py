@@ -1,4 +1,4 @@
-"""What ranks do about having too few cores."""
+"""How ranks share too few cores."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import os
 
 
 def take_turns(ranks: int) -> bool:
-    """Where so many ranks leave this machine no core to spare, have none of their threads take a core in the middle of
-    another's work. True where that was asked for, and granted.
+    """If this machine has no core to spare for so many ranks, keep their threads from preempting each other. True if
+    that was necessary and permitted.
 
-    Every gloo group has threads of its own, which spin for as long as one that lost its core holds their lock: what
-    `benchmarks/ranks.py --only crowd` measures. Threads and processes that come of this one inherit the policy.
+    Every gloo group has its own threads, which spin while a preempted thread holds their lock; `benchmarks/ranks.py
+    --only crowd` measures the cost. Threads and processes started from this one inherit the policy.
     """
     if not hasattr(os, "SCHED_BATCH") or ranks < len(os.sched_getaffinity(0)):  # of Linux
         return False

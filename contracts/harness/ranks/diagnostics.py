@@ -14,11 +14,11 @@ HIDDEN = (
     "/pytest/__main__",
     "/harness/ranks/",
     "<frozen ",
-)  # frames of the runner, which are the same for every test
+)  # frames of the test runner, the same for every test
 
 
 def stack(thread: int) -> str:
-    """Where a thread of this process is, as a traceback, the runner's own frames left out."""
+    """Where a thread of this process is, as a traceback without the frames of the test runner."""
     frame = sys._current_frames().get(thread)
     if frame is None:
         return "(the thread has ended)"
@@ -37,7 +37,7 @@ def _hidden(line: str) -> bool:
 
 
 def collectives(since_ns: int = 0) -> list[str]:
-    """The last collective of each group since a moment (Unix time, ns), one line a group."""
+    """The last collective of each group since a moment (Unix time, ns), one line per group."""
     last: dict[object, dict[str, object]] = {}
     for entry in _recorded():
         made = entry.get("time_created_ns", 0)
@@ -58,8 +58,8 @@ def _line(group: object, entry: dict[str, object]) -> str:
 def _recorded() -> list[dict[str, object]]:
     """The entries of c10d's flight recorder, the oldest first; empty where it has none.
 
-    Private in torch: the public way is a file, written when the process dies. Without stacks, which want the GIL.
-    Seen in 2.9 to 2.13; TORCH_FR_BUFFER_SIZE turns it on.
+    Private in torch: the public way is a file, written when the process dies. The dump omits stacks, which need the
+    GIL. Seen in 2.9 to 2.13; TORCH_FR_BUFFER_SIZE turns it on.
     """
     c10d = getattr(sys.modules.get("torch._C"), "_distributed_c10d", None)
     found: list[dict[str, object]] = []
@@ -81,7 +81,7 @@ def tail(path: Path, characters: int = 4000) -> str:
 
 
 def crash(path: Path) -> str:
-    """What the interpreter wrote of a crash, or when it was asked: the threads in which anything but a runner was."""
+    """The stacks that the interpreter wrote at a crash or on request, without threads of the test runner."""
     said = []
     for block in tail(path, 100_000).split("\n\n"):
         lines = [line for line in block.splitlines() if not _hidden(line) and not line.startswith("Extension modules:")]
@@ -92,7 +92,7 @@ def crash(path: Path) -> str:
 
 
 def shown(views: dict[int, dict[str, object]]) -> str:
-    """The evidence of several ranks, equal views together."""
+    """What several ranks were doing; ranks with equal views share one entry."""
     alike: dict[str, list[int]] = {}
     for rank, view in sorted(views.items()):
         lines = [str(view["stack"])] if view.get("stack") else []

@@ -10,14 +10,14 @@ from pathlib import Path
 
 
 def leave_quietly(code: int) -> None:
-    """Leave without the interpreter's own end, which finds half of torch gone and may crash in the rest."""
+    """Exit without the interpreter's own shutdown, which may crash when half of torch is gone already."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
 
 
 def error_file(words: str) -> None:
-    """Give torchrun's own last page a sentence to print, in the file that it names."""
+    """Write a sentence for torchrun's final summary into the file that torchrun names."""
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if path:
         said = {"message": {"message": words, "extraInfo": {"timestamp": str(int(time.time()))}}}

@@ -1,7 +1,7 @@
-"""The process group that all tests of a session share: made once, thrown away when a test has poisoned it.
+"""The process group that all tests of a session share: made once, and replaced when a test has poisoned it.
 
-Whoever holds a group of the session (a mesh in a fixture) is torn down with it. What is here for NCCL is written from
-PyTorch's and NCCL's sources and has not been proved on a device.
+Fixtures that hold a group of the session (a mesh) are torn down with it. The parts for NCCL follow the sources of
+PyTorch and NCCL and have not been tested on a device.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def connection(place: Place, *, first: bool = False, seconds: float = 300.0) -> TCPStore:
-    """A connection of its own to the job's store. Without torchrun's, rank 0 serves it, with its first connection."""
+    """A new connection to the job's store. Without a store of torchrun, rank 0 serves one on its first connection."""
     # heavy, and only wanted under torchrun
     from torch.distributed import TCPStore  # type: ignore[attr-defined]  # as above
 
@@ -45,13 +45,13 @@ def backend_of(chosen: str) -> str:
 class SessionGroup:
     """The default process group and everything derived from it.
 
-    `timeout` bounds collectives and group creation, also of groups that code under test makes. It stands above every
-    limit of a test: the watchdog is to find a hang, not the backend.
+    `timeout` bounds collectives and group creation, also for groups that code under test makes. It is longer than every
+    limit of a test, so that the watchdog finds a hang before the backend does.
     """
 
     def __init__(self, place: Place, name: str, *, backend: str, timeout_s: float) -> None:
         self.place, self.name, self.backend = place, name, backend
-        self.world = place.size  # the first so many ranks are its members
+        self.world = place.size  # its members are the first `world` ranks
         self.timeout = datetime.timedelta(seconds=timeout_s)
         self.generation = -1  # counts the groups made, from 0
         self._keep: frozenset[int] = frozenset()
@@ -59,8 +59,8 @@ class SessionGroup:
         self._group: object = None
 
     def open(self) -> None:
-        """Make the group of the first `world` ranks, or the next one. Every rank calls it at the same place; those
-        beyond have no group then."""
+        """Make the group of the first `world` ranks, or its successor. Every rank calls it at the same point; the
+        other ranks then have no group."""
         import torch
         from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # as above
 
@@ -72,7 +72,7 @@ class SessionGroup:
         if self.backend == "nccl":
             device = torch.device("cuda", self.place.local_rank)  # by index: devices are not renumbered for a rank
             torch.cuda.set_device(device)
-        if self._store is None:  # a connection costs both its ends a look-up of names, and some resolvers are slow
+        if self._store is None:  # each connection costs a name look-up at both ends, and some resolvers are slow
             self._store = connection(self.place, seconds=self.timeout.total_seconds())
         self._group = None
         if self.place.rank < self.world:
@@ -87,7 +87,7 @@ class SessionGroup:
             self._group = torch.distributed.group.WORLD
 
     def resize(self, world: int) -> None:
-        """Let the first `world` ranks have the group. Every rank calls it at the same place, with nothing under way."""
+        """Give the group to the first `world` ranks. Every rank calls it at the same point, with nothing under way."""
         import torch.distributed
 
         if torch.distributed.is_initialized():
@@ -96,7 +96,7 @@ class SessionGroup:
         self.open()
 
     def alive(self) -> bool:
-        """Whether the default group is still the one that was made here: a test may have destroyed it."""
+        """Whether the default group is still the one made here; a test may have destroyed it."""
         import torch.distributed
 
         return self.generation >= 0 and torch.distributed.group.WORLD is self._group
@@ -109,25 +109,25 @@ class SessionGroup:
             torch.cuda.synchronize()
 
     def abort(self) -> None:
-        """Free this rank from whatever collective or group creation it is in. May be called by another thread."""
+        """Free this rank from the collective or group creation it waits in. Another thread may call it."""
         if self.backend == "nccl":
             drop_groups()
         for sock in _group_sockets(self._keep):
             sock.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Drop the group and those derived from it; nothing is sent and nobody waited for."""
+        """Drop the group and those derived from it, without sending or waiting."""
         self.abort()
         drop_groups()
         self._store = self._group = None
 
     def count(self) -> int:
-        """How many groups there are in this process, the default one among them."""
+        """The number of groups in this process, including the default one."""
         return len(_world_groups())
 
 
 def _sockets() -> Iterator[int]:
-    """The descriptors of this process that are sockets, by inode (a number is given again; an inode is not)."""
+    """The inodes of this process's sockets. (Descriptor numbers are reused, inodes are not.)"""
     for entry in Path("/proc/self/fd").iterdir():
         try:
             target = str(entry.readlink())
@@ -138,10 +138,10 @@ def _sockets() -> Iterator[int]:
 
 
 def _group_sockets(keep: frozenset[int]) -> Iterator[socket.socket]:
-    """Connected internet sockets younger than the session's own, each as a duplicate.
+    """Duplicates of the connected internet sockets that are younger than the session's own.
 
-    gloo has no abort; what frees a rank that waits for another is the end of the connection between them. A listening
-    socket is left alone: gloo's listener ends the process where it is shut down.
+    gloo has no abort; a rank that waits for another is freed when the connection between them closes. Listening sockets
+    are left alone: gloo's listener ends the process when it is shut down.
     """
     for entry in Path("/proc/self/fd").iterdir():
         try:
@@ -178,9 +178,9 @@ def _world_groups() -> dict[Any, Any]:
 
 
 def _bound_new_groups(timeout: datetime.timedelta) -> None:
-    """Bound the groups that code under test makes: `new_group` does not take over the default group's timeout.
+    """Bound the groups that code under test makes: `new_group` does not inherit the default group's timeout.
 
-    A module value and no promise of torch's: seen in 2.0 to 2.13, and pinned by a test.
+    It sets a module attribute that torch does not guarantee: seen in 2.0 to 2.13, and pinned by a test.
     """
     from torch.distributed import distributed_c10d
 

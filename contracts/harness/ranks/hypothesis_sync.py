@@ -1,4 +1,4 @@
-"""hypothesis among several ranks: every example ends in an agreement, so that all ranks draw and shrink in step."""
+"""hypothesis on several ranks: the ranks agree after every example, so that all of them draw and shrink in step."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from contracts.harness.ranks.job import Job
 from contracts.harness.ranks.merge import Post
 from contracts.harness.ranks.watchdog import Aborted, Region
 
-GRACE_S = 0.2  # of one example: a failing one is tried again some dozens of times
-AFTER_S = 60.0  # what hypothesis gets beyond the limit of a test, in which no example begins
+GRACE_S = 0.2  # per example: a failing one is repeated some dozens of times
+AFTER_S = 60.0  # what hypothesis gets beyond the limit of a test; no example begins in that time
 
 
 class ExampleFailed(AssertionError):
-    """Raised on every rank where an example failed on one. hypothesis knows a failure by its type and place, so these
-    have to be equal."""
+    """Raised on every rank when an example failed on one. hypothesis identifies a failure by its type and place, so
+    both must be equal on all ranks."""
 
 
 @contextmanager
 def in_step(item: pytest.Item, job: Job, region: Region) -> Iterator[None]:
     """Wrap a test's examples while it runs in `region`.
 
-    The limit of the test is held by its examples, where all ranks are in step: a rank that was taken out between two of
-    them would leave the others in an example that it never enters. The test's own region is the last resort.
+    The examples enforce the limit of the test, because all ranks are in step there: a rank interrupted between two
+    examples would leave the others in one that it never enters. The test's own region is the last resort.
     """
     handle = plugin_compatibility.hypothesis_of(item)
     if handle is None:
@@ -53,7 +53,7 @@ def _agreed(inner: Callable[..., Any], job: Job, until: float, limit: float) -> 
         try:
             with job.phase(f"its examples ({limit:g} s for all; this one)", left) as region:
                 inner(*args, **kwargs)
-        except BaseException as error:  # hypothesis' own control flow too: ranks have to take the same turn
+        except BaseException as error:  # hypothesis' own control flow too: ranks must take the same path
             if region is None or isinstance(error, (KeyboardInterrupt, pytest.exit.Exception)):
                 raise
             failure = error
@@ -63,7 +63,7 @@ def _agreed(inner: Callable[..., Any], job: Job, until: float, limit: float) -> 
 
 
 def _settle(job: Job, region: Region, failure: BaseException | None, drawn: str, *, late: bool) -> None:
-    """Take the turn that all ranks take. It ends the test, past its limit, for all or for none."""
+    """Do what all ranks agree on. Past its limit, the test ends on all ranks or on none."""
     __tracebackhide__ = True
     aborted = job.why_aborted(region, raised=failure is not None)
     if late and failure is None:
@@ -93,6 +93,6 @@ def _post(job: Job, region: Region, failure: BaseException | None, aborted: str)
 
 
 def _is_rejection(failure: BaseException) -> bool:
-    """Whether hypothesis asked for this example to be given up. StopTest is not public; it ends an example whose data
-    ran out. Seen in 6.0 to 6.170."""
+    """Whether hypothesis discards this example. StopTest is not public; it ends an example whose data ran out. Seen
+    in 6.0 to 6.170."""
     return type(failure).__name__ in ("UnsatisfiedAssumption", "StopTest", "Skipped")

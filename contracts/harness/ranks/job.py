@@ -1,6 +1,6 @@
-"""One rank's side of a session: agreement, watchdog, recovery and process group, and a phase of a test put through.
+"""One rank's side of a session: agreement, watchdog, recovery and process group, and how they run a phase of a test.
 
-Every rank makes the same calls in the same order; each decision to make one comes from something merged.
+Every rank makes the same calls in the same order, because every decision follows from merged outcomes.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from contracts.harness.ranks.agreement import Agreement, End, Limits, Waiting, d
 from contracts.harness.ranks.merge import Merged, Post, merge, read, written
 from contracts.harness.ranks.watchdog import Aborted, Region, Watchdog
 
-SKIPPED = 5  # times the grace: what the peers of a rank that skipped get
+SKIPPED = 5  # times the grace period: what the peers of a rank that skipped get
 
 
 @dataclass(kw_only=True)
 class Counts:
-    """What happened in this session, for its last page."""
+    """What happened in this session, for its final summary."""
 
     rebuilt: int = 0
     aborted: int = 0
-    left_by: dict[str, int] = field(default_factory=dict)  # test → groups it made and did not destroy
+    left_by: dict[str, int] = field(default_factory=dict)  # test → number of groups that it made and did not destroy
     leaked: int = 0
 
 
 class Job:
-    """The machinery of a session, connected; `close` takes it apart."""
+    """The connected parts of a session; `close` takes them apart."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class Job:
         self.counts = Counts()
         self._all_passed = merge([Post(rank=rank) for rank in range(here.size)])
         self.poisoned = False
-        self._raised = ""  # where an exception left the last phase
+        self._raised = ""  # where an exception in the last phase came from
         self._connections = [groups.connection(here, first=True), groups.connection(here)]
         prefix = gathering(self._connections[0], rank=here.rank, size=here.size, limit=limits.collection)
         mine, watchdogs = (
@@ -67,7 +67,7 @@ class Job:
         )
 
     def start(self) -> None:
-        """Tell the others which process this rank is, and begin to watch."""
+        """Tell the others which process this rank is, and start to watch."""
         self.agreement.store.set(f"peer/{self.here.rank}", json.dumps(recovery.myself(self.here).__dict__))
         self.watchdog.start()
         self.signals.start()
@@ -89,7 +89,7 @@ class Job:
         bad: bool = False,
         grace: float | None = None,
     ) -> list[str]:
-        """What every rank says. Where one does not, calls `step` off or ends the run, as `decide` says."""
+        """The message of every rank. If one is missing, call `step` off or end the run, as `decide` says."""
         began = bad_since = time.monotonic()
         step, called_off = self.agreement.next() if step is None else step, None
         limits = self.limits if grace is None else Limits(test=limit, grace=grace, hard=self.limits.hard)
@@ -103,7 +103,7 @@ class Job:
                 self.recovery.leave(ended)
             if called_off is None and self.agreement.called_off(step) is not None:
                 called_off = now
-                self.agreement.seen(step)  # nobody needs to wait for a picture of who waits
+                self.agreement.seen(step)  # nobody needs to wait for the record of a rank that only waits
             seen = Waiting(
                 since=now - began, limit=limit, missing=missing, bad=now - bad_since if bad else None,
                 called_off=None if called_off is None else now - called_off, lost=self.recovery.lost(missing),
@@ -119,7 +119,7 @@ class Job:
         return self.agreement.gather(mine, look, name)
 
     def _meet(self, ranks: tuple[int, ...]) -> None:
-        """Learn which processes the missing ranks are."""
+        """Look up the processes of the missing ranks."""
         for rank in ranks:
             if rank not in self.recovery.peers and self.agreement.store.check([f"peer/{rank}"]):
                 self.recovery.peers[rank] = recovery.Peer(**json.loads(self.agreement.store.get(f"peer/{rank}")))
@@ -135,13 +135,13 @@ class Job:
 
     @contextmanager
     def phase(self, label: str, limit: float) -> Iterator[Region]:
-        """A step under watch. Agree on it afterwards, whatever came of it."""
+        """A step under watch. Call `agree` afterwards, whatever happened."""
         step, self._raised = self.agreement.next(), ""
         try:
             with self.watchdog.watched(step, label, limit) as region:
                 try:
                     yield region
-                except Aborted:  # the device's queue went with the group
+                except Aborted:  # the device's queue is gone with the group
                     raise
                 except BaseException:
                     self.group.synchronize()
@@ -149,12 +149,12 @@ class Job:
                 self.group.synchronize()
         except BaseException as error:
             self.agreement.come_back(step)
-            self._raised = diagnostics.raised_at(error)  # at once: torchrun may end this rank before it is reported
+            self._raised = diagnostics.raised_at(error)  # now, because torchrun may end this rank before the report
             raise
 
     def why_aborted(self, region: Region, *, raised: bool) -> str:
-        """Why this rank's part of a phase does not count, or "". An exception after the phase was called off is the
-        work of the first cut connection, even where this rank's own was not cut yet."""
+        """Why this rank's part of a phase does not count, or "". An exception after the phase was called off comes from
+        the first connection that was cut, even if this rank's own was not cut yet."""
         if region.reason:
             return region.reason
         return (self.agreement.called_off(region.step) or "") if raised else ""
@@ -162,12 +162,12 @@ class Job:
     def agree(
         self, post: Post, region: Region, *, grace: float | None = None, name: str = "", took: int | None = None
     ) -> Merged:
-        """Put one rank's outcome of a phase beside the others'.
+        """Merge one rank's outcome of a phase with the others'.
 
-        `took` ranks took part, where not all did; that those behind them passed says nothing.
+        `took` is the number of ranks that took part, if not all did; a pass of the others says nothing.
         """
         bad = post.kind != "passed" or bool(post.aborted)
-        if post.kind == "skipped" and grace is None:  # most often every rank skips, and some later than others
+        if post.kind == "skipped" and grace is None:  # usually every rank skips, some later than others
             grace = SKIPPED * self.limits.grace
         said = self.exchange(written(post), name=name, limit=region.limit, step=region.step, bad=bad, grace=grace)
         if not any(said):
@@ -188,13 +188,13 @@ class Job:
         return replace(merged, text=f"{merged.text}\n----- where each rank was -----\n{told}")
 
     def from_rank_0(self, mine: str) -> str:
-        """A value of rank 0, on every rank; called by all of them, in a phase of a test."""
+        """A value of rank 0, on every rank. All ranks call it in a phase of a test."""
         key = f"{self.agreement.step}/of-rank-0"
         store = self.agreement.store
         if self.here.speaks:
             store.set(key, mine)
         while not store.check([key]):
-            time.sleep(0.002)  # and not a blocking wait, which the watchdog could not end
+            time.sleep(0.002)  # not a blocking wait, which the watchdog could not end
         return store.get(key).decode()
 
     # -- the group ---------------------------------------------------------------------------------------------
@@ -203,7 +203,7 @@ class Job:
         self._agreed(self.group.open, "the process group")
 
     def fit(self, world: int, drop: Callable[[], None]) -> None:
-        """Let the first `world` ranks have the default group, if they do not: first `drop` what holds the other."""
+        """Give the default group to the first `world` ranks, unless they have it; `drop` what holds the old one."""
         if world == self.group.world:
             return
 
@@ -214,7 +214,7 @@ class Job:
         self._agreed(other, f"the process group of {world} ranks")
 
     def rebuild(self, drop: Callable[[], None]) -> None:
-        """Take down what holds the poisoned group, and make another. Where that fails, or is not wanted, leave and let
+        """Tear down what holds the poisoned group, and make a new one. If that fails or is not wanted, leave and let
         torchrun start the ranks again."""
         if self.restart_only:
             self.end("the process group was poisoned and --dist-recover is restart", restart=True)
@@ -222,7 +222,7 @@ class Job:
         def anew() -> None:
             drop()
             self.group.close()
-            self.group.synchronize()  # a device that does not come back from the abort is a case for a restart
+            self.group.synchronize()  # a device that does not return from the abort needs a restart
             self.group.open()
 
         self._agreed(anew, "the next process group")

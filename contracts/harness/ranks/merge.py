@@ -1,7 +1,7 @@
 """One outcome of a test from the outcomes of its ranks. Pure: values in, a value out.
 
-A test passes only where it passed on every rank. A rank that was aborted says nothing about the test; the rank for
-whose sake it was aborted does.
+A test passes only if it passed on every rank. A rank that was aborted says nothing about the test; the rank that caused
+the abort does.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
 KINDS = ("passed", "failed", "skipped", "xfailed", "xpassed")
-TEXT = 20_000  # characters of a failure that travel; the whole stands in the rank's log
+TEXT = 20_000  # characters of a failure that are sent; the rank's log has all of it
 VERDICT = "ranks.verdict"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Post:
-    """What one rank has to say after a phase.
+    """What one rank reports after a phase.
 
-    `order` is the place at which it came among those that did not pass, from 1, as the store counted them: no clocks
-    are compared. `aborted` is why its own group was cut, or empty. `raised` says that an exception passed through the
-    test, which leaves its peers in an unknown place even where the outcome is not a failure.
+    `order` is its position, from 1, among the ranks that did not pass; the store counts them, so no clocks are
+    compared. `aborted` is why its own group was cut, or empty. `raised` says that an exception passed through the test,
+    which leaves its peers at an unknown point even if the outcome is not a failure.
     """
 
     rank: int
@@ -39,7 +39,7 @@ class Post:
 
 
 def written(post: Post) -> str:
-    """A post as text of the store: nothing for a plain pass, which most are."""
+    """A post as text for the store: empty for a plain pass, which most are."""
     if post == Post(rank=post.rank):
         return ""
     plain = {key: value for key, value in asdict(post).items() if value != _DEFAULTS.get(key)}
@@ -65,8 +65,8 @@ _DEFAULTS = asdict(Post(rank=-1))
 class Merged:
     """The outcome of one phase of a test, equal on every rank.
 
-    `primary` is the rank that decided: the first to diverge; `poisoned` says that the process group cannot be trusted
-    any more.
+    `primary` is the rank that decided, which is the first to diverge; `poisoned` says that the process group can no
+    longer be trusted.
     """
 
     kind: str
@@ -134,7 +134,7 @@ def _unanimous(posts: Sequence[Post]) -> Merged:
 
 
 def _failed(first: Post, posts: Sequence[Post]) -> Merged:
-    """A rank failed by itself. What others said of the test is not its result any more: the first to fail speaks."""
+    """A rank failed without an abort. The first such rank decides, whatever the others reported."""
     unanimous = all(post.kind == "failed" and not post.aborted for post in posts)
     speaker = posts[0] if unanimous and posts[0].text == first.text else first
     crash = first.crash or first.text.strip().rpartition("\n")[2]
@@ -149,14 +149,14 @@ def _failed(first: Post, posts: Sequence[Post]) -> Merged:
 
 
 def _aborted(posts: Sequence[Post]) -> Merged:
-    """Nobody failed by himself and somebody did not come back."""
+    """No rank failed without an abort, and at least one did not return."""
     cut = sorted((post for post in posts if post.aborted), key=_first)
     return Merged(kind="failed", primary=cut[0].rank, crash=cut[0].aborted, text=_texts(posts, first=cut[0]),
                   sections=_sections(posts))  # fmt: skip
 
 
 def _disagreed(posts: Sequence[Post]) -> Merged:
-    """The ranks went different ways, and none of them by a failure."""
+    """The ranks have different outcomes, and none is a failure."""
     groups: dict[str, list[int]] = defaultdict(list)
     for post in posts:
         groups["aborted" if post.aborted else post.kind].append(post.rank)
@@ -173,7 +173,7 @@ def _names(ranks: Sequence[int]) -> str:
 
 
 def _texts(posts: Sequence[Post], *, first: Post) -> str:
-    """The failures, equal ones together, the first to diverge at the top, those that followed from it below."""
+    """The failures, equal ones together: the first to diverge on top, those that followed from it below."""
     alike: dict[tuple[bool, str], list[Post]] = defaultdict(list)
     for post in posts:
         if post.kind != "passed" or post.aborted:
@@ -189,7 +189,7 @@ def _why(group: Sequence[Post]) -> str:
 
 
 def _sections(posts: Sequence[Post]) -> tuple[tuple[str, str], ...]:
-    """What the ranks printed, equal texts together."""
+    """What the ranks printed; equal texts share one entry."""
     alike: dict[tuple[str, str], list[int]] = defaultdict(list)
     for post in posts:
         for section in post.sections:

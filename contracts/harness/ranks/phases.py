@@ -1,4 +1,4 @@
-"""A test among several ranks: each of its phases under watch, its outcome agreed on, and what it leaves behind."""
+"""A test on several ranks: its phases under watch, the outcome that the ranks agree on, and what it leaves behind."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Phases:
         self.ranks, self.config, self.here, self.job = ranks, ranks.config, ranks.here, ranks.job
         self._limits: dict[str, float] = {}
         self._regions: dict[str, Region] = {}
-        self._failed = False  # whether the test that runs has failed already
+        self._failed = False  # whether the current test has failed already
         self._poisoned_before = False
         self._groups_before = 1
         self._armed_until = 0.0
@@ -34,7 +34,7 @@ class Phases:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_timeout_set_timer(self, item: pytest.Item, settings: Any) -> bool:
-        """pytest-timeout reads option, ini and marker; the clock is ours: its own would end the process."""
+        """Take the limit from pytest-timeout, and not its timer, which would end the process."""
         self._limits[item.nodeid] = settings.timeout
         return True
 
@@ -48,7 +48,7 @@ class Phases:
             self.ranks.journal.start(item.nodeid)
         limits, self.ranks.item = self.ranks.limits, item
         world = world_of(item, self.here.size)
-        if world <= self.here.size:  # a test for more ranks is skipped, and needs none
+        if world <= self.here.size:  # a test for more ranks is skipped, and needs no group
             self.job.fit(world, lambda: self._drop_fixtures(item.session))
         self._failed = self._poisoned_before = False
         self._parts = []
@@ -66,9 +66,9 @@ class Phases:
         return ran
 
     def _arm(self, seconds: float) -> None:
-        """Have the interpreter end this process even where every rank holds the GIL: from C, with all stacks written.
+        """Let the interpreter write all stacks and end this process from C, even if every rank holds the GIL.
 
-        Not for every test anew: each time a thread is ended and another begun.
+        Not for each test again: every call ends one thread and starts another.
         """
         now = time.monotonic()
         if now + seconds > self._armed_until:
@@ -88,8 +88,8 @@ class Phases:
             item.session.shouldfail = f"{counts.aborted} phases were aborted; see --dist-max-aborts"
 
     def _drop_fixtures(self, session: pytest.Session) -> None:
-        """Tear down every fixture that is left, of all scopes; what that raises follows from what was reported."""
-        for _ in range(2):  # the second time for what the first exception left
+        """Tear down all remaining fixtures of all scopes; errors here follow from what was reported already."""
+        for _ in range(2):  # a second time, for what the first exception left over
             try:
                 _tear_down(session)
             except Exception as error:
@@ -136,7 +136,7 @@ class Phases:
         self, item: pytest.Item, call: pytest.CallInfo[None]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         report = yield
-        if self.job.watchdog.region is not None:  # of a part of a test that still runs: a subtest
+        if self.job.watchdog.region is not None:  # the report of a subtest, whose test still runs
             self._parts += [report.longreprtext] if report.failed else []
             return report
         region = self._regions.pop(call.when)
@@ -154,7 +154,7 @@ class Phases:
             raised=(error is not None and not skipped) or lost_group,
             order=self.job.agreement.order(region.step) if bad else 0,
         )
-        if isinstance(error, Aborted):  # the stack of the abort stands in the evidence
+        if isinstance(error, Aborted):  # the evidence has the stack of the abort
             post = replace(post, text=str(error), crash="")
         took = wanted(item, self.here.size) if call.when == "call" else None
         merged = self.job.agree(post, region, took=took)
@@ -162,14 +162,14 @@ class Phases:
         if call.when == "teardown" and self._poisoned_before and self._failed and merged.kind == "failed":
             reports.soften(report, merged)
         self.job.counts.aborted += merged.aborted
-        if merged.kind == "failed":  # later phases carry the properties of the rank that decided, on every rank
+        if merged.kind == "failed":  # on every rank, later phases carry the properties of the rank that decided
             item.user_properties[:] = merged.properties
             self._failed = True
         return report
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> Generator[None, object, object]:
-        """Count subtests with their test alone: on which rank one failed is not to decide when the session stops."""
+        """Count a subtest only with its test: the session must stop at the same point on every rank."""
         session = self.ranks.session
         assert session is not None
         before = session.testsfailed, session.shouldfail
@@ -185,13 +185,13 @@ class Phases:
             return
         self.ranks.journal.report(report.nodeid, self.ranks.serialized(report))
         crash = getattr(getattr(report.longrepr, "reprcrash", None), "message", "")
-        if report.failed and crash:  # at once: the last page may never come
+        if report.failed and crash:  # now, because the final summary may never be printed
             console.say(self.config, f"{report.nodeid} ({report.when}): {str(crash).partition(chr(10))[0]}")
 
 
 def _tear_down(session: pytest.Session) -> None:
-    """Finalize every fixture that lives, of all scopes.
+    """Finalize every live fixture, of all scopes: one of the session may hold a dead process group.
 
-    Private in pytest: what holds a dead process group may be a fixture of the session. Seen in 7.0 to 9.2.
+    Private in pytest. Seen in 7.0 to 9.2.
     """
     session._setupstate.teardown_exact(None)

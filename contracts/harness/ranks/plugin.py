@@ -1,4 +1,4 @@
-"""The pytest plugin of many ranks. Hooks stand in the order in which pytest calls them; what they do is elsewhere."""
+"""The pytest plugin for many ranks: options, fixtures, and which classes have the hooks."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from contracts.harness.ranks.session import Session
 
 HERE = rank_environment.from_environment(os.environ)
 SET_WHERE_UNSET = {
-    "TORCH_CPP_LOG_LEVEL": "ERROR",  # c10d warns of every wait that runs out, and waiting in slices is what we do
+    "TORCH_CPP_LOG_LEVEL": "ERROR",  # c10d warns of every wait that times out, and we wait in slices
     "TORCH_FR_BUFFER_SIZE": "2000",  # entries of the flight recorder
-    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",  # NCCL's own watchdog would end the process that we want to bring back
-    "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",  # an error of the device is met by the test that waits for it
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",  # NCCL's own watchdog would end the process that we want to keep
+    "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",  # the test that waits for the device gets the error
     "OMP_NUM_THREADS": "1",
 }
 
@@ -47,7 +47,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Before others: what they read in theirs, such as where reports go, differs from rank to rank."""
+    """Run before other plugins: what they configure, such as where reports go, differs from rank to rank."""
     config.addinivalue_line(
         "markers",
         "dist(ranks=N, world=N, timeout=S): needs N ranks (all), those beyond stand idle; of a world the ranks have a "
@@ -86,5 +86,5 @@ def test_seed(request: pytest.FixtureRequest) -> int:
 
 @pytest.fixture
 def rank_seed(test_seed: int) -> int:
-    """A seed of this test that is another on every rank, for who asks for it."""
+    """A seed of this test that is different on every rank."""
     return test_seed + 1 + (0 if HERE is None else HERE.rank)

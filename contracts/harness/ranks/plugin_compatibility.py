@@ -1,4 +1,4 @@
-"""Other plugins among several ranks: which are refused, which are told to keep still, which are given equal dice."""
+"""Other plugins on several ranks: which are refused, which are silenced, which random generators are seeded alike."""
 
 from __future__ import annotations
 
@@ -11,11 +11,17 @@ from typing import Any
 import pytest
 
 WRITTEN_BY_OTHERS = ("xmlpath", "report_log", "htmlpath", "resultlog", "json_report_file")
-REMEMBERED = ("lfplugin", "nfplugin", "stepwiseplugin")  # what of the cache plugin writes at the end of a session
+REMEMBERED = (
+    "lfplugin",
+    "nfplugin",
+    "stepwiseplugin",
+)  # the parts of the cache plugin that write at the end of a session
 
 
 def refuse(config: pytest.Config) -> None:
-    """Raises pytest.UsageError for what cannot work here."""
+    """Refuse options that cannot work under torchrun.
+
+    Raises: pytest.UsageError."""
     option = config.option
     if getattr(option, "numprocesses", None) or getattr(option, "tx", None) or getattr(option, "dist", "no") != "no":
         raise pytest.UsageError(
@@ -38,14 +44,14 @@ def quieten(config: pytest.Config) -> None:
 
 
 def forget(config: pytest.Config) -> None:
-    """Keep this rank out of the cache; after collection, which read it."""
+    """Keep this rank from writing the cache; called after collection, which reads it."""
     for name in REMEMBERED:
         if config.pluginmanager.hasplugin(name):
             config.pluginmanager.unregister(name=name)
 
 
 class _Agreeing:
-    """syrupy's fixture where it is not rank 0: snapshots are compared and written once."""
+    """syrupy's fixture on ranks other than 0, because rank 0 alone compares and writes snapshots."""
 
     @pytest.fixture
     def snapshot(self) -> _Anything:
@@ -53,7 +59,7 @@ class _Agreeing:
 
 
 class _Anything:
-    """Equals everything; whatever is asked of it is it."""
+    """Equals everything; calls and attributes return itself."""
 
     def __eq__(self, other: object) -> bool:
         return True
@@ -68,7 +74,7 @@ class _Anything:
 
 
 def own_basetemp(config: pytest.Config, rank: int) -> None:
-    """Give each rank a folder of its own below --basetemp: pytest empties the one that it is given."""
+    """Give each rank its own folder below --basetemp, because pytest empties the given folder."""
     if config.option.basetemp:
         base = Path(config.option.basetemp).absolute()
         base.mkdir(parents=True, exist_ok=True)
@@ -81,19 +87,19 @@ def seed_of(nodeid: str, base: int) -> int:
 
 
 def roll(seed: int) -> None:
-    """Seed the generators that are there."""
+    """Seed the random generators of the modules that are loaded."""
     random.seed(seed)
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(seed % 2**32)
     if "torch" in sys.modules:
         torch = sys.modules["torch"]
-        torch.default_generator.manual_seed(seed)  # torch.manual_seed formats a stack for every device kind: 3 ms
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed formats a stack for every kind of device: 3 ms
         if torch.cuda.is_initialized():
             torch.cuda.manual_seed_all(seed)
 
 
 def draw_alike(backend: str) -> None:
-    """Have hypothesis draw the same on every rank: from the test's name, with no memory and no clock."""
+    """Make hypothesis draw the same on every rank: from the test's name, without a database or deadlines."""
     from hypothesis import HealthCheck, Phase, settings
 
     phases = (Phase.explicit, Phase.generate, *((Phase.shrink,) if backend != "nccl" else ()))
@@ -105,5 +111,5 @@ def draw_alike(backend: str) -> None:
 
 
 def hypothesis_of(item: pytest.Item) -> Any:
-    """The handle that hypothesis leaves on a test of its own, whose `inner_test` may be replaced; or None."""
+    """The handle that hypothesis puts on its tests, whose `inner_test` may be replaced; None for other tests."""
     return getattr(getattr(item, "obj", None), "hypothesis", None)

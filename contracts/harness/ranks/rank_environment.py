@@ -1,4 +1,4 @@
-"""The place of this process among the ranks: read from torchrun's environment once, then a value."""
+"""The place of this process among the ranks, read once from torchrun's environment."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from pathlib import Path
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Which rank this process is, and of which job.
+    """Which rank this process is, and in which job.
 
-    `attempt` counts from 0 how often this node's torchrun has started its ranks, `restarts_left` is how many starts may
-    follow. `local_size` counts the ranks of this node. `agent_store` says whether the store is torchrun's own and so
-    outlives this process. `host` names the node: a torchrun of a machine, for two of them on one machine are two nodes.
+    `attempt` counts from 0 how often this node's torchrun has started its ranks; `restarts_left` starts may follow.
+    `local_size` is the number of ranks on this node. `agent_store` says whether the store belongs to torchrun and so
+    outlives this process. `host` names the machine and its torchrun, because two torchruns on a machine are two nodes.
     """
 
     rank: int
@@ -37,7 +37,7 @@ class Place:
 
 
 def from_environment(environment: Mapping[str, str]) -> Place | None:
-    """The place that torchrun gave, or None where there is only one rank."""
+    """The place that torchrun gave this process; None for a single rank."""
     if int(environment.get("WORLD_SIZE") or 1) < 2 or "RANK" not in environment:
         return None
     return Place(
@@ -57,10 +57,10 @@ def from_environment(environment: Mapping[str, str]) -> Place | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Folder:
-    """What the ranks of one torchrun leave on this host: logs, stacks, last words, the journal.
+    """The files of the ranks of one torchrun on this host: logs, stacks, last words, the journal.
 
-    Its name holds torchrun's process id and start, equal for every rank and every restart and never seen before:
-    nothing of an earlier run can be taken for this one's.
+    Its name has torchrun's process id and start time, which are equal for all ranks and restarts and belong to no
+    earlier run.
     """
 
     path: Path
@@ -75,7 +75,7 @@ class Folder:
         return self.path / f"rank{rank}.{attempt}.last.json"
 
     def attempts(self, rank: int) -> int:
-        """How often a rank has begun here. torchrun does not count a restart that another node has caused."""
+        """How often a rank has started here. torchrun does not count restarts that another node caused."""
         return len(list(self.path.glob(f"rank{rank}.*.stacks")))
 
     @property
@@ -84,7 +84,7 @@ class Folder:
 
     @property
     def complete(self) -> Path:
-        """Holds the exit code once a session has ended; a restart after that has nothing to do."""
+        """The file with the exit code of a finished session; a restart after that has nothing to do."""
         return self.path / "complete"
 
 
@@ -106,13 +106,13 @@ def _stat(pid: int) -> list[str]:
 
 
 def started(pid: int) -> int:
-    """When a process of this host began, in clock ticks since boot; 0 where it is gone. Tells a reused id."""
+    """When a process of this host started, in clock ticks since boot; 0 if it is gone. Reveals a reused id."""
     fields = _stat(pid)
     return int(fields[19]) if fields else 0
 
 
 def state(pid: int, begun: int) -> str:
-    """How a process of this host is: "alive", "stopped" by a signal, or "gone" (also when its id is another's now)."""
+    """The state of a process of this host: "alive", "stopped" by a signal, or "gone", also when its id was reused."""
     fields = _stat(pid)
     if not fields or fields[0] in "ZX" or int(fields[19]) != begun:
         return "gone"

@@ -1,6 +1,6 @@
-"""How ranks leave together when a rank cannot be brought back: last words, an end for those who do not answer, exit.
+"""How ranks leave together when a rank cannot be recovered: they write last words, kill silent ranks, and exit.
 
-Whether that is the end of the run or torchrun starts the ranks again is told by `--max-restarts`.
+`--max-restarts` decides whether torchrun then starts the ranks again.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from typing import IO, NoReturn
 from contracts.harness.ranks import diagnostics, rank_environment
 from contracts.harness.ranks.agreement import End
 
-LEFT = 77  # exit status of a rank that leaves; torchrun makes 1 of it
-ANSWER_S = 1.0  # what peers get for their last words
-TAKE_STACKS = signal.SIGRTMIN + 7  # nobody's convention; faulthandler answers even where the GIL is held
+LEFT = 77  # exit status of a rank that leaves; torchrun turns it into 1
+ANSWER_S = 1.0  # the time that peers get to write their last words
+TAKE_STACKS = signal.SIGRTMIN + 7  # no convention uses it; faulthandler answers even while the GIL is held
 
 
 @dataclass(frozen=True, kw_only=True)
 class Peer:
-    """A rank's process. `begun` tells it from another that was given its id."""
+    """A rank's process. `begun` distinguishes it from a later process with the same id."""
 
     rank: int
     host: str
@@ -40,7 +40,7 @@ def myself(here: rank_environment.Place) -> Peer:
 
 
 class Recovery:
-    """What a rank does at an end that it did not choose. `speak` is called on the one rank that tells it."""
+    """What a rank does at an end that it did not choose. `speak` is called on the one rank that reports it."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class Recovery:
         self.stacks: IO[str] = folder.stacks(here.rank, here.attempt).open("w", encoding="utf-8")
 
     def watch_for_crashes(self) -> None:
-        """Let the interpreter write every thread's stack where it crashes, or is asked to."""
+        """Let the interpreter write the stacks of all threads at a crash or on request."""
         faulthandler.enable(file=self.stacks)
         faulthandler.register(TAKE_STACKS, file=self.stacks, all_threads=True, chain=False)
 
@@ -67,7 +67,7 @@ class Recovery:
         return tuple(rank for rank in ranks if self._state(rank) == "gone")
 
     def stopped(self, ranks: Iterable[int]) -> dict[int, float]:
-        """Those of `ranks` that a signal holds on this host, with the seconds for which they were seen so."""
+        """Those of `ranks` that a signal has stopped on this host, with the seconds since that was seen."""
         now = time.monotonic()
         held = [rank for rank in ranks if self._state(rank) == "stopped"]
         self._stopped_since = {rank: self._stopped_since.get(rank, now) for rank in held}
@@ -78,7 +78,7 @@ class Recovery:
         return rank_environment.state(peer.pid, peer.begun) if peer and peer.host == self.here.host else "alive"
 
     def leave(self, end: End) -> NoReturn:
-        """Say what is known and leave this process. Any thread may call it; the first call counts."""
+        """Report what is known and exit this process. Any thread may call it; the first call counts."""
         if not self._leaving.acquire(blocking=False):
             while True:  # the thread that came first ends the process
                 time.sleep(1)
@@ -88,7 +88,7 @@ class Recovery:
         answered = self._answered()
         if self.here.rank == min(answered):
             self._end_the_silent(answered)
-            with contextlib.suppress(Exception):  # whatever the reporting meets, the process is to end
+            with contextlib.suppress(Exception):  # the process must end, even if reporting fails
                 self._speak(account(self.folder, self.here.attempt, self.here.size).told(), again)
         if not end.restart:
             self.folder.complete.write_text("1")
@@ -114,7 +114,7 @@ class Recovery:
             time.sleep(0.02)
 
     def _end_the_silent(self, answered: set[int]) -> None:
-        """Take the stacks of those who hold the GIL or are stopped, and kill them: torchrun waits 30 s for them."""
+        """Take the stacks of ranks that hold the GIL or are stopped, and kill them; torchrun would wait 30 s."""
         silent = [peer for rank, peer in self.peers.items() if rank not in answered and self._state(rank) != "gone"]
         silent = [peer for peer in silent if peer.host == self.here.host]
         for peer in silent:
@@ -140,7 +140,7 @@ class Account:
 
 
 def account(folder: rank_environment.Folder, attempt: int, size: int) -> Account:
-    """What the last words of an attempt add up to. A death weighs more than the signals that follow from it."""
+    """Why an attempt ended, from the last words of its ranks. A death outranks the signals that follow from it."""
     views: dict[int, dict[str, object]] = {}
     crashes = []
     for rank in range(size):
@@ -161,10 +161,10 @@ def _weight(reason: str) -> int:
 
 
 class Signals:
-    """SIGTERM and SIGINT, heard also while the main thread is inside a collective.
+    """Handles SIGTERM and SIGINT even while the main thread is inside a collective.
 
-    A plain handler waits for the main thread to come back to Python, and torchrun kills after 30 s; a wakeup descriptor
-    is written by the C handler at once, and a thread reads it.
+    A plain handler waits until the main thread returns to Python, and torchrun kills after 30 s. The C handler writes
+    to a wakeup descriptor at once, and a thread reads it.
     """
 
     HEARD = (signal.SIGTERM, signal.SIGINT)

@@ -1,4 +1,4 @@
-"""pytest's reports, to a post and back."""
+"""Conversion between pytest's reports and posts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from contracts.harness.ranks.merge import Merged, Post
 
-SECTION = 4_000  # characters of one captured stream that travel
+SECTION = 4_000  # characters of one captured stream that are sent
 STRICT = "[XPASS(strict)] "
 
 
@@ -36,9 +36,9 @@ class Words:
 
 
 def post_of(report: pytest.TestReport, rank: int, *, aborted: str, raised: bool, order: int) -> Post:
-    """What this rank has to say of a phase."""
+    """What this rank reports about a phase."""
     kind, reason, where = _kind(report)
-    own = kind != "passed" and not aborted  # an aborted rank's words are the cut connection's
+    own = kind != "passed" and not aborted  # an aborted rank would only report its cut connection
     crash = getattr(getattr(report.longrepr, "reprcrash", None), "message", "")
     return Post(
         rank=rank,
@@ -69,8 +69,8 @@ def _kind(report: pytest.TestReport) -> tuple[str, str, tuple[str, int] | None]:
 
 
 def rewrite(report: pytest.TestReport, merged: Merged, *, own: str, rank: int) -> None:
-    """Make a report say what all ranks agreed on. `own` is this rank's own kind; a report that says it already keeps
-    pytest's own words, which have colours and links."""
+    """Make a report say what all ranks agreed on. `own` is this rank's own outcome; a report that agrees keeps pytest's
+    own words, which have colours and links."""
     report.user_properties = list(merged.properties) if merged.kind != "passed" or rank else report.user_properties
     if merged.kind == "passed" or (own == merged.kind and merged.kind in ("skipped", "xpassed")):
         if merged.kind == "skipped":
@@ -91,13 +91,13 @@ def rewrite(report: pytest.TestReport, merged: Merged, *, own: str, rank: int) -
 
 
 def soften(report: pytest.TestReport, merged: Merged) -> None:
-    """A teardown that failed because its test had poisoned the group is a part of that failure and no second one."""
+    """Do not count a teardown as a second failure if its test had poisoned the group."""
     report.outcome, report.longrepr = "passed", None
     report.sections.append(("teardown after the failure", merged.text))
 
 
 def failure(item: pytest.Item, text: str, crash: str, properties: list[tuple[str, object]]) -> list[pytest.TestReport]:
-    """The reports of a test whose ranks did not live to report: its call, and the teardown that JUnit waits for."""
+    """The reports of a test whose ranks died before they could report: its call, and the teardown that JUnit needs."""
     path, line, _ = item.location
     words = Words(text, crash, path, (line or 0) + 1)
     common = {"nodeid": item.nodeid, "location": item.location, "keywords": {}, "user_properties": properties}
@@ -116,7 +116,7 @@ def words_of(report: pytest.TestReport) -> object:
 
 
 def from_words(plain: Any) -> Any:
-    """What `words_of` gave."""
+    """The inverse of `words_of`."""
     if plain is None:
         return None
     return Words(plain["text"], plain["crash"]) if isinstance(plain, dict) else tuple(plain)

@@ -1,4 +1,4 @@
-"""One rank's session: what it is made of, how it begins, and the two ways in which it ends."""
+"""One rank's session: its parts, its beginning, and its two ways to end."""
 
 from __future__ import annotations
 
@@ -11,25 +11,26 @@ from typing import Any
 
 import pytest
 
-from contracts.harness.ranks import console, exit, plugin_compatibility, rank_environment, reports, resume
+from contracts.harness.ranks import console, exit, plugin_compatibility, rank_environment, reports
 from contracts.harness.ranks.agreement import Limits
 from contracts.harness.ranks.job import Job
+from contracts.harness.ranks.journal import Journal, Past, Report
 from contracts.harness.ranks.merge import VERDICT
 
-PEERS_S = 5.0  # what the other ranks get to leave before rank 0 does
+PEERS_S = 5.0  # the time that the other ranks get to leave before rank 0
 
 
 class Session:
-    """What the hooks of a rank share, and the hooks of its beginning and its end.
+    """What the hooks of a rank share, and the hooks for its beginning and end.
 
-    `item` is the test that runs; `agreed_to_stop` says that all ranks are leaving before the first test.
+    `item` is the current test; `agreed_to_stop` says that all ranks leave before the first test.
     """
 
     def __init__(self, config: pytest.Config, here: rank_environment.Place) -> None:
         self.folder = rank_environment.folder(config.getoption("dist_out"))
         here = replace(here, attempt=max(here.attempt, self.folder.attempts(here.rank)))
         self.config, self.here = config, here
-        if here.attempt and self.folder.complete.exists():  # torchrun restarts after an ordinary red session as well
+        if here.attempt and self.folder.complete.exists():  # torchrun also restarts after an ordinary red session
             exit.leave_quietly(int(self.folder.complete.read_text()) if here.local_rank == 0 else 0)
         self.console = console.take(config, None if here.speaks else self.folder.log(here.rank, here.attempt))
         plugin_compatibility.own_basetemp(config, here.rank)
@@ -37,12 +38,12 @@ class Session:
             plugin_compatibility.quieten(config)
         self.job = self._job(config.getoption("dist_backend"))
         self.limits = self.job.limits
-        self.past = resume.Past()
-        self.journal: resume.Journal | None = None
+        self.past = Past()
+        self.journal: Journal | None = None
         self.session: pytest.Session | None = None
         self.item: pytest.Item | None = None
         self.agreed_to_stop = False
-        self.code: int | None = None  # of the whole session, once all ranks have ended it
+        self.code: int | None = None  # of the whole session, once it has ended on all ranks
         self.job.start()
 
     def _job(self, backend: str) -> Job:
@@ -60,8 +61,8 @@ class Session:
         restart = option("dist_recover") == "restart"
         return Job(self.here, self.folder, limits, backend=backend, restart_only=restart, speak=self._speak)
 
-    def serialized(self, report: pytest.TestReport) -> resume.Report:
-        plain: resume.Report = self.config.hook.pytest_report_to_serializable(config=self.config, report=report)
+    def serialized(self, report: pytest.TestReport) -> Report:
+        plain: Report = self.config.hook.pytest_report_to_serializable(config=self.config, report=report)
         return {**plain, "longrepr": reports.words_of(report)}
 
     def pytest_sessionstart(self, session: pytest.Session) -> None:
@@ -69,8 +70,8 @@ class Session:
         if self.config.pluginmanager.hasplugin("hypothesispytest"):
             plugin_compatibility.draw_alike(
                 self.job.group.backend
-            )  # after a profile that was chosen, whose parent it is
-        self.job.recovery.watch_for_crashes()  # here, because pytest's own faulthandler plugin came before
+            )  # after the chosen profile, on which this one is based
+        self.job.recovery.watch_for_crashes()  # here, after pytest's own faulthandler plugin
 
     def pytest_report_header(self) -> str:
         here, limits = self.here, self.limits
@@ -117,7 +118,7 @@ class Session:
             self.journal.close()
 
     def _speak(self, told: str, again: bool) -> None:
-        """Tell how this attempt ended, on the console; called in whatever thread saw the end."""
+        """Print how this attempt ended; called in the thread that saw the end."""
         reason, _, _ = told.partition("\n")
         where = self.item.nodeid if self.item is not None else "between two tests"
         then = "torchrun starts the ranks again" if again else "nothing is run after it"
@@ -135,9 +136,9 @@ class Session:
         exit.error_file(reason)
 
     def leave(self, code: int) -> int:
-        """Leave in order: the first of a node to go with another code than 0 takes the others with it.
+        """Leave in order: when the first process of a node exits with a code other than 0, torchrun ends the others.
 
-        So a node's local rank 0 goes last and alone carries the code, which is that of rank 0. Returns it.
+        So local rank 0 of each node exits last, and it alone carries the code, which is that of rank 0. Returns it.
         """
         code = code if self.code is None else self.code
         if self.here.local_rank != 0:
@@ -153,13 +154,13 @@ class Session:
 
 
 def wanted(item: pytest.Item, size: int) -> int:
-    """The ranks that a test asks for by its marker; all, if it does not say."""
+    """The number of ranks that a test's marker asks for; all by default."""
     said = _marked(item)
     return int(said.get("world", said.get("ranks", size)))
 
 
 def world_of(item: pytest.Item, size: int) -> int:
-    """The size of the default group that a test wants to find; of all ranks, if it does not say."""
+    """The size of the default group that a test's marker asks for; all ranks by default."""
     return int(_marked(item).get("world", size))
 
 

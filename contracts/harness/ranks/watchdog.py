@@ -1,8 +1,8 @@
-"""The watchdog of one rank: a thread that brings its main thread back from wherever a test has left it.
+"""The watchdog of one rank: a thread that brings the main thread back from wherever a test is stuck.
 
-A phase of a test runs in a region. Once the phase is called off, by a peer or because this rank's own time is over, the
-watchdog takes a picture, waits until every rank has taken its own (the first cut frees the others unseen), cuts the
-process group, then raises `Aborted` in the main thread, and at last ends the run.
+A phase of a test runs in a region. Once the phase is called off, by a peer or because this rank's time is up, the
+watchdog records what the rank is doing and waits until every rank has done so, because the first cut frees the others.
+Then it cuts the process group, raises `Aborted` in the main thread, and as a last resort ends the run.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from dataclasses import dataclass
 from contracts.harness.ranks.agreement import Agreement, End, Limits
 
 PERIOD_S = 0.05
-PICTURES_S = 1.0  # at most this long does a rank wait for the pictures of the others
-SOFT_S = 1.0  # what a cut connection gets before an exception follows
+PICTURES_S = 1.0  # how long a rank waits for the records of the others, at most
+SOFT_S = 1.0  # how long a cut connection may take to free the rank before an exception is raised
 
 
 class Aborted(BaseException):
-    """Raised in a rank whose phase is called off. No Exception: a test's `except Exception` is not to keep it."""
+    """Raised in a rank whose phase is called off. Not an Exception: a test's `except Exception` must not catch it."""
 
 
 @dataclass(kw_only=True)
 class Region:
-    """One phase under watch. `since_ns` is Unix time; the others are the clock's seconds."""
+    """One phase under watch. `since_ns` is Unix time; other times are the clock's seconds."""
 
     step: int
     limit: float
@@ -44,7 +44,7 @@ class Region:
 
 
 class Watchdog:
-    """Watches the main thread. `agreement` is the watchdog's own, over its own connection.
+    """Watches the main thread. `agreement` is the watchdog's own, over a separate connection.
 
     `abort` cuts the process group, `picture` says what this rank is doing, `over` is called once the run has ended.
     """
@@ -71,14 +71,14 @@ class Watchdog:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread; one that is inside the store when the interpreter goes would take the process with it."""
+        """End the thread. If it were inside the store when the interpreter shuts down, it would crash the process."""
         self._stop.set()
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join()
 
     @contextmanager
     def watched(self, step: int, label: str, limit: float) -> Iterator[Region]:
-        """A region; in it, and nowhere else, may the group be cut and `Aborted` be raised. Nests."""
+        """A region. Only inside it may the group be cut and `Aborted` be raised. Regions nest."""
         region = Region(step=step, limit=limit, label=label, began=self.agreement.clock(), since_ns=time.time_ns(),
                         nested_in=self.region)  # fmt: skip
         with self._lock:
@@ -92,9 +92,9 @@ class Watchdog:
             self._leave(region)
 
     def _leave(self, region: Region) -> None:
-        """Close the region under the lock that the watchdog cuts under, and let an exception under way land here.
+        """Close the region under the watchdog's lock, and let an exception that was thrown already land here.
 
-        There is no taking it back: clearing it leaves CPython 3.11's eval breaker set for good.
+        It cannot be taken back: clearing it leaves CPython 3.11's eval breaker set for good.
         """
         while True:
             try:
@@ -111,12 +111,12 @@ class Watchdog:
         while not self._stop.wait(PERIOD_S):
             try:
                 self.tick()
-            except RuntimeError as error:  # the store is gone, and with it torchrun
+            except RuntimeError as error:  # the store is gone, and so is torchrun
                 self._over(End(reason=f"the job's store does not answer: {error}", restart=False))
                 return
 
     def tick(self) -> None:
-        """Look once."""
+        """Check once."""
         ended = self.agreement.ended()
         if ended is not None:
             self._over(ended)
@@ -148,7 +148,7 @@ class Watchdog:
             self.agreement.end(End(reason=f"{words} of the abort ({region.reason})", rank=rank))
 
     def _cut(self, region: Region, now: float) -> None:
-        """Cut the group, unless the main thread has left: a late cut would hit the next test's group."""
+        """Cut the group, unless the main thread has left the region: a late cut would hit the next test's group."""
         with self._lock:
             if self.region is not region:
                 return
@@ -170,5 +170,5 @@ class Watchdog:
 
 
 def throw(thread: int) -> None:
-    """Raise `Aborted` in a thread, at its next instruction of Python. CPython's C interface, stable since 3.7."""
+    """Raise `Aborted` in a thread at its next Python instruction, by CPython's C interface, stable since 3.7."""
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(Aborted))

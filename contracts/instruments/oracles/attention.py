@@ -23,7 +23,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return x / torch.sqrt((x * x).mean(-1, keepdim=True) + eps) * weight
 
 
-def turned(x: Tensor, position: int, theta: float) -> Tensor:
+def rotated(x: Tensor, position: int, theta: float) -> Tensor:
     """Rope on one vector: pair (j, j + d/2) turned by position · theta^(-2j/d). arXiv 2104.09864 section 3.4.2."""
     half = x.shape[-1] // 2
     angle = [position * theta ** (-2 * j / (2 * half)) for j in range(half)]
@@ -38,7 +38,7 @@ def softmax_mean(query_d: Tensor, keys_Sd: Tensor, values_Sv: Tensor, scale: flo
     return weights_S @ values_Sv / weights_S.sum()
 
 
-def places(documents_T: Tensor | None, length: int) -> tuple[list[list[int]], list[int]]:
+def positions(documents_T: Tensor | None, length: int) -> tuple[list[list[int]], list[int]]:
     """For each token, the tokens of its document up to itself, and its position in the document."""
     numbers = [0] * length if documents_T is None else documents_T.tolist()
     seen = [[s for s in range(t + 1) if numbers[s] == numbers[t]] for t in range(length)]
@@ -54,7 +54,7 @@ def grouped(
     Raises KeyError for a weight that is missing.
     """
     heads, groups, d = recipe.heads, recipe.kv_groups, recipe.hidden // recipe.heads
-    seen, position = places(documents_T, len(x_TD))
+    seen, position = positions(documents_T, len(x_TD))
     h_TD = rms_norm(x_TD, weights["norm.weight"], recipe.norm_eps)
     q, k, v = (h_TD @ weights[f"mixer.{name}.weight"].T for name in ("wq", "wk", "wv"))
 
@@ -62,7 +62,7 @@ def grouped(
         mine = x[:, head * d : (head + 1) * d]
         if recipe.qk_norm:
             mine = rms_norm(mine, weights[f"mixer.{name}_norm.weight"], recipe.norm_eps)
-        return torch.stack([turned(mine[t], position[t], recipe.rope_theta) for t in tokens])
+        return torch.stack([rotated(mine[t], position[t], recipe.rope_theta) for t in tokens])
 
     every = range(len(x_TD))
     asked = rows or every
@@ -87,14 +87,14 @@ def latent(
     mla = recipe.mla
     assert mla is not None, "the recipe has no MLA"
     n, r, width = mla.qk_head, mla.qk_rope, mla.v_head
-    seen, position = places(documents_T, len(x_TD))
+    seen, position = positions(documents_T, len(x_TD))
     if selected_TS is not None:
         seen = [[s for s in range(len(x_TD)) if bool(selected_TS[t, s])] for t in range(len(x_TD))]
     h_TD, q_latent = query_latent(recipe, weights, x_TD)
     q = q_latent @ weights["mixer.wq_b.weight"].T
     compressed = h_TD @ weights["mixer.wkv_a.weight"].T
     c = rms_norm(compressed[:, : mla.kv_lora], weights["mixer.kv_norm.weight"], recipe.norm_eps)
-    shared = [turned(compressed[s, mla.kv_lora :], position[s], recipe.rope_theta) for s in range(len(x_TD))]
+    shared = [rotated(compressed[s, mla.kv_lora :], position[s], recipe.rope_theta) for s in range(len(x_TD))]
     kv = c @ weights["mixer.wkv_b.weight"].T
     out: list[list[Tensor]] = [[] for _ in range(len(x_TD))]
     for head in range(recipe.heads):
@@ -103,7 +103,7 @@ def latent(
         values = mine[:, n:]
         for t in range(len(x_TD)):
             one = q[t, head * (n + r) : (head + 1) * (n + r)]
-            query = torch.cat((one[:n], turned(one[n:], position[t], recipe.rope_theta)))
+            query = torch.cat((one[:n], rotated(one[n:], position[t], recipe.rope_theta)))
             out[t].append(softmax_mean(query, keys[seen[t]], values[seen[t]], (n + r) ** -0.5))
     return torch.stack([torch.cat(each) @ weights["mixer.wo.weight"].T for each in out])
 
@@ -121,7 +121,7 @@ def index_scores(recipe: Recipe, weights: Weights, x_TD: Tensor, documents_T: Te
     assert dsa is not None, "the recipe has no DSA"
     assert mla is not None, "the recipe has no MLA"
     size, plain = dsa.index_head_dim, dsa.index_head_dim - mla.qk_rope
-    seen, position = places(documents_T, len(x_TD))
+    seen, position = positions(documents_T, len(x_TD))
     h_TD, q_latent = query_latent(recipe, weights, x_TD)
     q, w = q_latent @ weights["mixer.indexer.wq.weight"].T, h_TD @ weights["mixer.indexer.weights.weight"].T
     k = h_TD @ weights["mixer.indexer.wk.weight"].T
@@ -130,7 +130,7 @@ def index_scores(recipe: Recipe, weights: Weights, x_TD: Tensor, documents_T: Te
     k = k * weights["mixer.indexer.k_norm.weight"] + weights["mixer.indexer.k_norm.bias"]
 
     def placed(one: Tensor, t: int) -> Tensor:
-        return torch.cat((one[:plain], turned(one[plain:], position[t], recipe.rope_theta)))
+        return torch.cat((one[:plain], rotated(one[plain:], position[t], recipe.rope_theta)))
 
     keys = [placed(k[s], s) for s in range(len(x_TD))]
     scores = torch.full((len(x_TD), len(x_TD)), -math.inf, dtype=x_TD.dtype)

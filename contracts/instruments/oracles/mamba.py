@@ -167,13 +167,13 @@ def mamba3_core(inputs: Mamba3Inputs, documents_T: Tensor, given: Weights) -> tu
         decay = torch.exp(log_decay_Th[t])[:, None, None]
         step, end = dt_Th[t][:, None, None], end_Th[t][:, None, None]
         s_hpn = decay * s_hpn + (1 - end) * step * decay * v_hp[:, :, None] * k_hn[:, None, :]
-        k_hn, v_hp = turned(k_Thn[t], angle_hS), v_Thp[t]
+        k_hn, v_hp = rotated(k_Thn[t], angle_hS), v_Thp[t]
         s_hpn = s_hpn + end * step * v_hp[:, :, None] * k_hn[:, None, :]
-        ys.append((s_hpn * turned(q_Thn[t], angle_hS)[:, None, :]).sum(-1))
+        ys.append((s_hpn * rotated(q_Thn[t], angle_hS)[:, None, :]).sum(-1))
     return torch.stack(ys), {"angle": angle_hS.remainder(2 * math.pi), "ssm": s_hpn, "k": k_hn, "v": v_hp}
 
 
-def turned(u_hn: Tensor, angle_hS: Tensor) -> Tensor:
+def rotated(u_hn: Tensor, angle_hS: Tensor) -> Tensor:
     """Rotate the pair of elements 2i and 2i + 1 by angle i; other elements stay."""
     parts = list(u_hn.unbind(-1))
     for i in range(angle_hS.shape[-1]):

@@ -28,7 +28,7 @@ def logits(recipe: Recipe, letters: str, weights: Weights, tokens_T: Tensor, doc
     hidden_TD = trunk(recipe, letters, weights, embedded_TD, documents_T)
     found = [normed(recipe, hidden_TD, weights["norm.weight"]) @ head_VD.T]
     for depth in range(recipe.mtp.depth if recipe.mtp else 0):
-        mine = under(weights, f"mtp.{depth}.")
+        mine = with_prefix(weights, f"mtp.{depth}.")
         hidden_TD = look_ahead(recipe, mine, hidden_TD, embedded_TD, documents_T, depth + 1)
         found.append(normed(recipe, hidden_TD, mine["norm.weight"]) @ head_VD.T)
     return found
@@ -39,7 +39,7 @@ def trunk(recipe: Recipe, letters: str, weights: Weights, x_TD: Tensor, document
     number = recipe.mhc.streams if recipe.mhc else 1
     streams = [x_TD] * number
     for layer, letter in enumerate(letters):
-        mine = under(weights, f"layers.{layer}.")
+        mine = with_prefix(weights, f"layers.{layer}.")
         branch = branch_of(recipe, letter, mine, documents_T)
         if recipe.mhc and letter == "A":
             streams = connected(recipe, mine, streams, branch)
@@ -121,7 +121,7 @@ def look_ahead(
         joined.append(weights["projection.weight"] @ torch.cat(pair))
     x_TD = torch.stack(joined)
     for letter, name in (("A", "attention."), ("E", "mlp.")):
-        x_TD = x_TD + branch_of(recipe, letter, under(weights, name), documents_T)(x_TD)
+        x_TD = x_TD + branch_of(recipe, letter, with_prefix(weights, name), documents_T)(x_TD)
     return x_TD
 
 
@@ -149,6 +149,6 @@ def normed(recipe: Recipe, x: Tensor, weight: Tensor) -> Tensor:
     return attention.rms_norm(x, weight, recipe.norm_eps)
 
 
-def under(weights: Weights, prefix: str) -> dict[str, Tensor]:
+def with_prefix(weights: Weights, prefix: str) -> dict[str, Tensor]:
     """The weights whose names start with `prefix`, without the prefix."""
     return {name.removeprefix(prefix): each for name, each in weights.items() if name.startswith(prefix)}

@@ -128,3 +128,21 @@ class IgnoresWhatIsOff(Reference):
             k: t for k, t in lane.overrides.items() if "." not in k or getattr(recipe, k.partition(".")[0]) is not None
         }
         return super().launch(recipe, _with(lane, kept))
+
+
+@mutant(of="ARGV-08d", case="save-None", says="reaches the launch as the text './None'", bugs=("ARG-22",))
+class TakesNoneForAName(Reference):
+    """Reads JSON, in which `None` is no word, so it is a text and every test for truth passes."""
+
+    def launch(self, recipe: Recipe, lane: Lane) -> Launch:
+        texts = {key: "./None" if text == "None" else text for key, text in lane.overrides.items()}
+        return super().launch(recipe, _with(lane, texts))
+
+
+@mutant(of="ARGV-08d", case="path-null", says="has no effect: /data/text is still in the launch")
+class SkipsWhatIsNothing(Reference):
+    """Over-correction: applies only overrides that have a value, so a path can never be unset."""
+
+    def launch(self, recipe: Recipe, lane: Lane) -> Launch:
+        given = {key: text for key, text in lane.overrides.items() if text not in ("null", "None")}
+        return super().launch(recipe, _with(lane, given))

@@ -18,7 +18,7 @@ class _EachItsLatest(Checkpoints):
         return manifests.read(self.folder / self.name_of(chosen or 0))
 
 
-@mutant(of="CKPT-02d", case="rank-1-is-late", says="went on after steps [2, 1]")
+@mutant(of="CKPT-02d", case="rank-1-is-late", says="resumed after steps [2, 1]")
 class EachLoadsItsLatest(Spread):
     """Every rank looks for the newest step by itself."""
 
@@ -45,7 +45,7 @@ class _BeginsWhereNothingIs(ParallelTrainer):
         self.loads = False
 
 
-@mutant(of="CKPT-02d", case="rank-1-sees-nothing", says="went on after steps [2, 0]")
+@mutant(of="CKPT-02d", case="rank-1-sees-nothing", says="resumed after steps [2, 0]")
 class BeginsWhereNothingIs(Spread):
     """A rank that finds no checkpoint takes this for a first start."""
 
@@ -61,7 +61,7 @@ class _Trusts(Checkpoints):
     reader = _Trusting
 
 
-@mutant(of="CKPT-02e", case="the-last-file", says="a file is damaged, and ranks went on after steps [2, 2]",
+@mutant(of="CKPT-02e", case="the-last-file", says="a file is damaged, and ranks resumed after steps [2, 2]",
         bugs=("RSM-33",))  # fmt: skip
 class TrustsTheShards(Spread):
     """A readable manifest is taken as enough, because a rank that finds damage could only hang the others."""

@@ -19,7 +19,7 @@ class _ByName(Checkpoints):
         return frozenset(step for step, _ in self.named())
 
 
-@mutant(of="CKPT-05e", case="fsdp2-under-way", says="are left, not (1, 2, 3, 4)", bugs=("RSM-30",))
+@mutant(of="CKPT-05e", case="fsdp2-under-way", says="are left, expected (1, 2, 3, 4)", bugs=("RSM-30",))
 class CountsCopiesByTheirNames(Spread):
     """Counts a copy as durable once its folder exists, which is when its upload begins."""
 
@@ -31,7 +31,7 @@ class _OfAnyRun(Checkpoints):
         return frozenset(self.steps()) & frozenset(other.steps())
 
 
-@mutant(of="CKPT-05e", case="pp2-of-another-run", says="are left, not (1, 2, 3, 4)")
+@mutant(of="CKPT-05e", case="pp2-of-another-run", says="are left, expected (1, 2, 3, 4)")
 class CountsCopiesOfTheRunBefore(Staged):
     """Copies of an earlier run have the same step numbers and stand in for copies of this run that never arrived."""
 
@@ -44,7 +44,7 @@ class _Forgets(PipelineTrainer):
         super().retire(folder, keep, None)
 
 
-@mutant(of="CKPT-05e", case="pp2-under-way", says="are left, not (1, 2, 3, 4)", bugs=("RSM-30",))
+@mutant(of="CKPT-05e", case="pp2-under-way", says="are left, expected (1, 2, 3, 4)", bugs=("RSM-30",))
 class TakesTheFolderForTheOneThatLasts(Staged):
     """The pipeline trainer does not pass on where the durable copies are."""
 
@@ -56,7 +56,7 @@ class _Never(ParallelTrainer):
         """Do nothing: there was one rank when this was written."""
 
 
-@mutant(of="CKPT-05e", case="fsdp2-in-place", says="(1, 2, 3, 4) are left, not (4,)")
+@mutant(of="CKPT-05e", case="fsdp2-in-place", says="(1, 2, 3, 4) are left, expected (4,)")
 class KeepsEverythingOnSeveralRanks(Spread):
     """Ranks never remove a checkpoint, until the volume is full."""
 
@@ -69,7 +69,7 @@ class _OfTheNewest(Checkpoints):
         return found if durable is None else tuple(step for step in found if step in durable)
 
 
-@mutant(of="CKPT-05e", case="borrowed-ep2-arrived", says="are left, not (2, 3, 4)")
+@mutant(of="CKPT-05e", case="borrowed-ep2-arrived", says="are left, expected (2, 3, 4)")
 class RemovesWhatHasArrived(Spread):
     """Removes every checkpoint that has a durable copy, also the newest, which the run should resume from."""
 

@@ -208,7 +208,7 @@ class _BeginsWithNewRanks(ParallelTrainer):
             self.number = 0
 
 
-@mutant(of="CKPT-02a", case="one-rank", says="the run goes on after step 0, expected 2", bugs=("RSM-03",))
+@mutant(of="CKPT-02a", case="one-rank", says="the run resumed after step 0, expected 2", bugs=("RSM-03",))
 class CountsStepsOfTheseRanks(Spread):
     """The step is saved as per-rank state; other ranks find none and begin at 0."""
 
@@ -280,7 +280,7 @@ class _SavesOneScale(ParallelTrainer):
 
 
 @mutant(of="CKPT-01e", case="fsdp2-delayed-fp8", says="buffers: the state layers.", bugs=("RSM-24",))
-@mutant(of="CKPT-02f", case="to-one-rank", says="buffers differ from rank to rank, and one-rank loaded them, as")
+@mutant(of="CKPT-02f", case="to-one-rank", says="buffers differ from rank to rank, and one-rank loaded them, such as")
 class SavesOneScale(Spread):
     """Per-rank scales are saved like any buffer: one rank's are written, and every rank loads them."""
 

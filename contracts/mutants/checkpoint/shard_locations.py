@@ -30,7 +30,7 @@ class _WritesNearby(Checkpoints):
         super().__init__(folder, disk=disk, alone=alone, of_ranks=of_ranks)
 
 
-@mutant(of="CKPT-07c", case="fsdp2", says="and of rank 1: 1 files lie on its own disk")
+@mutant(of="CKPT-07c", case="fsdp2", says="but rank 1: 1 files are on its own disk")
 class WritesNearby(Spread):
     """Every rank but the first writes to its node's fast disk and leaves a link on the durable volume."""
 

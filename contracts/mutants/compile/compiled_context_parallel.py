@@ -14,7 +14,7 @@ class _WaitsWithin(ContextParallel):
         del self.taken_over, self.handed_on  # those of the class, which the compiler looks into
 
 
-@mutant(of="COMP-06g", case="cp2-recurrence", says="graphs are made on rank")
+@mutant(of="COMP-06g", case="cp2-recurrence", says="graphs were compiled on rank")
 class BreaksWithinTheMessages(Spread):
     """The compiler traces the code that sends and receives, so one rank has a break there that the other has not."""
 

@@ -48,8 +48,8 @@ class _CountsDispatches(MoE):
         return super().dispatch(x_ND, order_S, dropped_BTK)
 
 
-@mutant(of="COMP-04f", case="ten-distributions", says="compiled anew for ")
-@mutant(of="COMP-04g", case="ten-distributions", says="compiled anew for ")
+@mutant(of="COMP-04f", case="ten-distributions", says="recompiled for ")
+@mutant(of="COMP-04g", case="ten-distributions", says="recompiled for ")
 class CountsDispatchesInPython(Exchanged):
     """A dispatcher statistic is an int attribute of the module, so it is a constant of each graph."""
 

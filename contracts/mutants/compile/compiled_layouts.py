@@ -55,7 +55,7 @@ class _CompilesOnOne(ParallelTrainer):
         return model
 
 
-@mutant(of="COMP-06", case="tp2", says="graphs are made on rank 0 and 0 on rank 1")
+@mutant(of="COMP-06", case="tp2", says="graphs were compiled on rank 0 and 0 on rank 1")
 class CompilesOnOneRank(Spread):
     """The other rank finds no compiler and runs eager: the loss is the same, the step as long as on the slower rank."""
 
@@ -72,7 +72,7 @@ class _CompilesAnother(ParallelTrainer):
         return model
 
 
-@mutant(of="COMP-06", case="tp2", says="graphs are made on rank 0 and")
+@mutant(of="COMP-06", case="tp2", says="graphs were compiled on rank 0 and")
 class CompilesOtherRegionsOnOneRank(Spread):
     """One node's settings differ: it compiles the whole model, the other each block."""
 
@@ -86,7 +86,7 @@ class _Retunes(ParallelTrainer):
     cold = False
 
     def build(self) -> Model:
-        self.cold = type(self).begun and graphs.made() == 0
+        self.cold = type(self).begun and graphs.compiled_count() == 0
         type(self).begun = True
         return super().build()
 

@@ -90,7 +90,7 @@ class _Inside(TokenDispatcher):
         return super().through(experts, x_SD, counts_E)
 
 
-@mutant(of="COMP-03d", case="borrowed-ep2", says="is declared to be outside, and is in the graphs")
+@mutant(of="COMP-03d", case="borrowed-ep2", says="is declared to be outside the graphs, but is inside them on rank")
 class CompilesWhatExpertsHandBack(Spread):
     """The list of what stays outside the graphs names a method that nothing calls any more."""
 

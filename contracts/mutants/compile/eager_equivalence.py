@@ -128,7 +128,7 @@ class _CountsCalls(Router):
         return super().count(experts_BTK)
 
 
-@mutant(of="COMP-04a", case="softmax", says="compiled anew at call")
+@mutant(of="COMP-04a", case="softmax", says="recompiled at call")
 class CountsItsCallsInPython(Exchanged):
     """An overflow counter is an int attribute of the module, so every step is another constant and another graph."""
 

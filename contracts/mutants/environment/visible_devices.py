@@ -21,7 +21,7 @@ class GivesEachProcessItsOwnDevice(Reference):
         return replace(seen, visible=str(mine), names=seen.names[mine : mine + 1], uses=0)
 
 
-@mutant(of="ENV-06a", case="on-4", says="rank 1 takes device 0, its local rank is 1")
+@mutant(of="ENV-06a", case="on-4", says="rank 1 uses device 0, its local rank is 1")
 class TakesTheFirstDevice(Reference):
     """Uses `torch.device("cuda")` without an index, on a node where every rank sees all devices."""
 
@@ -29,7 +29,7 @@ class TakesTheFirstDevice(Reference):
         return replace(super().devices(), uses=0)
 
 
-@mutant(of="ENV-06a", case="on-4", says="rank 2 is shown ['GPU-c', 'GPU-a'], rank 0 of its node ['GPU-a', 'GPU-c']")
+@mutant(of="ENV-06a", case="on-4", says="rank 2 sees ['GPU-c', 'GPU-a'], rank 0 of its node ['GPU-a', 'GPU-c']")
 class NumbersTheFastestFirst(Reference):
     """One rank enumerates the same cards in another order (CUDA_DEVICE_ORDER=FASTEST_FIRST on that rank alone)."""
 

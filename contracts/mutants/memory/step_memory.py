@@ -58,8 +58,8 @@ class _FindsAttention(Model):
         return super().run(layer, x, pack) if found else layer(x, pack)
 
 
-@mutant(of="MEM-01i", case="mamba", says="bytes beside its state with recompute", bugs=("ACK-07",))
-@mutant(of="MEM-01i", case="experts", says="bytes beside its state with recompute", bugs=("ACK-07",))
+@mutant(of="MEM-01i", case="mamba", says="bytes on top of its state with recompute", bugs=("ACK-07",))
+@mutant(of="MEM-01i", case="experts", says="bytes on top of its state with recompute", bugs=("ACK-07",))
 class RecomputesOneClassAlone(Exchanged):
     """Layers are wrapped by mixer class, and the list of classes is that of another model."""
 
@@ -75,7 +75,7 @@ class _KeepsWhatItGave(Model):
         return looked_at(x, pack) if self.recompute else super().run(layer, x, pack)
 
 
-@mutant(of="MEM-01i", case="attention", says="bytes beside its state with recompute")
+@mutant(of="MEM-01i", case="attention", says="bytes on top of its state with recompute")
 class MovesInsteadOfRecomputing(Exchanged):
     """Activations are offloaded to the host and counted as gone, but on a CPU run the host is the device."""
 
@@ -87,7 +87,7 @@ class _Always(Model):
         return checkpoint(layer, x, pack, use_reentrant=False)  # type: ignore[no-any-return]
 
 
-@mutant(of="MEM-01i", case="recurrent", says="bytes beside its state with recompute")
+@mutant(of="MEM-01i", case="recurrent", says="bytes on top of its state with recompute")
 class RecomputesUnasked(Exchanged):
     """Everything is recomputed whatever the recipe says, and each step takes a third longer."""
 

@@ -25,7 +25,7 @@ class _NormByNorm(ShardedOptimizer):
         return norm, coefficient
 
 
-@mutant(of="OPT-04d", case="ep2", says="the weights after", bugs=("CLP-07",))
+@mutant(of="OPT-04d", case="ep2", says="the weight ", bugs=("CLP-07",))
 class ClipsExpertsByThemselves(Spread):
     """Experts and the other parameters are clipped by separate norms; the reported norm covers all."""
 
@@ -43,7 +43,7 @@ class _LeavesExperts(ShardedOptimizer):
         return told
 
 
-@mutant(of="OPT-04d", case="ep2", says="the weights after")
+@mutant(of="OPT-04d", case="ep2", says="the weight ")
 class LeavesExpertsUnclipped(Spread):
     """The norm exhausts a generator of parameters, so the clip of the second mesh finds none left."""
 
@@ -61,7 +61,7 @@ class _MuonWithoutMemory(ShardedOptimizer):
     muon = _FreshMomentum
 
 
-@mutant(of="OPT-04d", case="fsdp2-muon", says="the moments after", bugs=("OPT-15",))
+@mutant(of="OPT-04d", case="fsdp2-muon", says="the optimizer state ", bugs=("OPT-15",))
 class ForgetsTheMomentumOfShards(Spread):
     """The sharded rule works on a clone of the momentum; the first step is right."""
 
@@ -74,7 +74,7 @@ class _DecaysOnce(ShardedOptimizer):
         return super().decay(member) / (dist.get_world_size() if sharded else 1)
 
 
-@mutant(of="OPT-04d", case="fsdp2", says="the weights after")
+@mutant(of="OPT-04d", case="fsdp2", says="the weight ")
 class DividesTheDecayOfShards(Spread):
     """Decay is divided by the number of ranks, as if they added it up."""
 

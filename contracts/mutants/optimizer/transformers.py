@@ -16,12 +16,12 @@ class ClipsTheExpertsOfATransformerApart(sharded_optimizer.ClipsExpertsByThemsel
     """Experts are clipped by a norm of their own."""
 
 
-@mutant(of="OPT-04e", case="fsdp2", says="moved otherwise")
+@mutant(of="OPT-04e", case="fsdp2", says="moved differently")
 class DecaysShardsByAPart(sharded_optimizer.DividesTheDecayOfShards):
     """Decay is divided by the number of ranks that share a tensor, as if it were a gradient."""
 
 
-@mutant(of="OPT-01h", case="fsdp2", says="moved otherwise than by adamw with decay 0.1")
+@mutant(of="OPT-01h", case="fsdp2", says="did not move by adamw with decay 0.1")
 class TellsAnotherDecay(Reference):
     """The table comes from the configuration, and the optimizer from an older copy of it."""
 

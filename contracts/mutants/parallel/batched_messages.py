@@ -21,14 +21,14 @@ class _AsTorchDoes(Pipeline):
         return nullcontext()
 
 
-@mutant(of="PAR-09", case="two-stages", says="messages by themselves", bugs=("PPS-01",))
+@mutant(of="PAR-09", case="two-stages", says="messages outside a batch", bugs=("PPS-01",))
 class SendsOneWayBatchesPlainly(Staged):
     """A batch in one direction becomes plain sends or receives, as in torch's schedules."""
 
     runs = _AsTorchDoes
 
 
-@mutant(of="PAR-09", case="interleaved", says="messages by themselves", bugs=("PPS-01",))
+@mutant(of="PAR-09", case="interleaved", says="messages outside a batch", bugs=("PPS-01",))
 class SendsPlainlyBetweenInterleavedStages(Staged):
     """Between interleaved stages, each message is its own batch in one direction, and becomes a plain call."""
 
@@ -40,7 +40,7 @@ class _Voting(BatchedStage):
     _warmup_backward_result = PipelineStage._warmup_backward_result
 
 
-@mutant(of="PAR-09", case="four-stages", says="messages by themselves, the first a")
+@mutant(of="PAR-09", case="four-stages", says="messages outside a batch, the first a")
 class VotesPlainly(Staged):
     """The schedule sends in batches, but the stages agree on shapes before the first step with plain calls."""
 
@@ -48,7 +48,7 @@ class VotesPlainly(Staged):
         stage_class = _Voting
 
 
-@mutant(of="PAR-09", case="tied", says="messages by themselves")
+@mutant(of="PAR-09", case="tied", says="messages outside a batch")
 class JoinsCopiesPlainly(Staged):
     """After the schedule, gradients of copies are exchanged by a plain send and a plain receive."""
 

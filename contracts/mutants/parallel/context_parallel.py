@@ -201,7 +201,7 @@ class _ReducesOverRows(ParallelTrainer):
 
 
 @mutant(of="PAR-01g", case="cp2-dp2", says="the gradient of")
-@mutant(of="PAR-02g", case="cp2", says="hold unequal", bugs=("PG-04",))
+@mutant(of="PAR-02g", case="cp2", says="hold different values of", bugs=("PG-04",))
 class ReducesOverDataParallelAlone(Spread):
     """Gradients are reduced over data-parallel ranks only. Where there are none, each context-parallel rank trains
     alone.
@@ -306,4 +306,4 @@ mutant(of="PAR-01g", case="cp2", says="the gradient of", bugs=("SSM-18",))(Leave
 mutant(of="PAR-01g", case="cp2", says="lm is")(RecursFromZeroOnEachRank)
 
 
-mutant(of="PAR-02g", case="cp2-ep2-fsdp", says="hold unequal")(MovesBiasesByTheTokensOfOneRank)
+mutant(of="PAR-02g", case="cp2-ep2-fsdp", says="hold different values of")(MovesBiasesByTheTokensOfOneRank)

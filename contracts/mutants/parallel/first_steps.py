@@ -30,7 +30,7 @@ class _SavesEarly(ParallelTrainer):
         return super().position() | {"step": 4}
 
 
-@mutant(of="PAR-07", case="borrowed-tp2-sp-ep2-etp1", says="the run goes on behind step 4, saved after 5")
+@mutant(of="PAR-07", case="borrowed-tp2-sp-ep2-etp1", says="the run resumed after step 4, saved after 5")
 class SavesTheStepBeforeIt(Spread):
     """The checkpoint's step number is that of the step before."""
 

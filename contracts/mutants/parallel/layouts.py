@@ -47,7 +47,7 @@ class LeavesNormGradientsOfSequenceParallel(Spread):
     exchange = {"tensor_parallel": _KeepsItsOwn}
 
 
-@mutant(of="PAR-02a", case="tp2-sp-muon", says="hold unequal", bugs=("SP-11",))
+@mutant(of="PAR-02a", case="tp2-sp-muon", says="hold different values of", bugs=("SP-11",))
 class LetsNormsDriftApart(Spread):
     """The same bug, seen after some steps: each rank trains its own norm, and no loss shows it."""
 
@@ -418,7 +418,7 @@ class NeverReducesWithoutShards(Spread):
     trains = _NeverReduces
 
 
-@mutant(of="PAR-02a", case="dp2", says="hold unequal")
+@mutant(of="PAR-02a", case="dp2", says="hold different values of")
 class LetsReplicasTrainByThemselves(Spread):
     """The same bug, seen after three steps: each rank has its own model, and each loss falls."""
 
@@ -434,7 +434,7 @@ class _SkipsCopies(ParallelTrainer):
                 parameter.grad = vectors[name]
 
 
-@mutant(of="PAR-02a", case="dp2", says="hold unequal")
+@mutant(of="PAR-02a", case="dp2", says="hold different values of")
 class SkipsSmallTensorsInTheReduction(Spread):
     """Vectors do not fill a bucket, and the last bucket is never sent."""
 
@@ -780,7 +780,7 @@ class _OneBuffer(ShardedOptimizer):
                 member.parameter.grad = placed_copy(member.parameter.detach())
 
 
-@mutant(of="PAR-02a", case="tp2-sp-fsdp2", says="weights ", bugs=("OPT-22",))
+@mutant(of="PAR-02a", case="tp2-sp-fsdp2", says="the weight ", bugs=("OPT-22",))
 class AddsToWhatWasGathered(Spread):
     """Gradients reuse the memory into which parameters were gathered, and nothing clears it."""
 
@@ -815,14 +815,14 @@ class _MuonOverPadding(ShardedOptimizer):
     muon = _Padded
 
 
-@mutant(of="PAR-02a", case="tp2-sp-muon", says="weights layers.", bugs=("OPT-18",))
+@mutant(of="PAR-02a", case="tp2-sp-muon", says="the weight layers.", bugs=("OPT-18",))
 class OrthogonalisesWithItsPadding(Spread):
     """Matrices are padded to whole tiles, and leftovers of another tensor in the padding are orthogonalized too."""
 
     moves = _MuonOverPadding
 
 
-@mutant(of="PAR-02a", case="tp2-sp-muon", says="weights layers.", bugs=("OPT-13",))
+@mutant(of="PAR-02a", case="tp2-sp-muon", says="the weight layers.", bugs=("OPT-13",))
 class OrthogonalisesEachPart(Spread):
     """Newton-Schulz runs on each rank's shard: cheaper, and a different optimizer."""
 
@@ -839,7 +839,7 @@ class _MuonScaledByParts(ShardedOptimizer):
     muon = _ScaledByParts
 
 
-@mutant(of="PAR-02a", case="tp2-sp-muon", says="weights layers.")
+@mutant(of="PAR-02a", case="tp2-sp-muon", says="the weight layers.")
 class ScalesByTheShapeOfAPart(Spread):
     """The step of a matrix is scaled by the width of this rank's part."""
 

@@ -22,14 +22,14 @@ class _SeedsByRank(ParallelTrainer):
         return model
 
 
-@mutant(of="PAR-04g", case="dp2", says="hold unequal", bugs=("INI-02",))
+@mutant(of="PAR-04g", case="dp2", says="hold different values of", bugs=("INI-02",))
 class StartsReplicasApart(Spread):
     """Seeds include the rank to make shards unique, and replicas become unique too."""
 
     trains = _SeedsByRank
 
 
-@mutant(of="PAR-04g", case="tp2", says="hold unequal", bugs=("INI-11",))
+@mutant(of="PAR-04g", case="tp2", says="hold different values of", bugs=("INI-11",))
 class StartsCopiesApart(Spread):
     """The same bug under tensor parallel: replicated parameters start differently on each rank."""
 

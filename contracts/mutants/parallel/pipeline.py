@@ -318,7 +318,7 @@ class KeepsTheFirstBounds(Staged):
     stage = _KeepsPacking
 
 
-@mutant(of="PAR-08c", case="interleaved", says="(step 2)")
+@mutant(of="PAR-08c", case="interleaved", says="(step 2, ")
 class ClearsGradientsWhereTheLengthChanges(Staged):
     """Setting stages up for a new length clears the gradients accumulated before: the first half."""
 

@@ -17,7 +17,7 @@ from contracts.stacks.reference.training.trainer import Batch
 
 
 # norm, clipping, biases
-@mutant(of="PAR-08b", case="two-stages", says="the norm is", bugs=("CLP-03",))
+@mutant(of="PAR-08b", case="two-stages", says="grad_norm is", bugs=("CLP-03",))
 class ClipsByItsOwnNorm(Staged):
     """Each stage clips by the norm of its own gradients: early layers learn at another rate."""
 
@@ -27,7 +27,7 @@ class ClipsByItsOwnNorm(Staged):
                 return self.norm_of([member.parameter for member in self.members if member.name not in self.lent])
 
 
-@mutant(of="PAR-08b", case="four-stages-tied-and-ahead", says="the norm is")
+@mutant(of="PAR-08b", case="four-stages-tied-and-ahead", says="grad_norm is")
 class ClipsByTheNormOfTheLastStage(Staged):
     """The last stage, which has the loss, sends its own norm to the others."""
 
@@ -39,7 +39,7 @@ class ClipsByTheNormOfTheLastStage(Staged):
                 return float(last["norm"])
 
 
-@mutant(of="PAR-08b", case="four-stages-tied-and-ahead", says="the norm is", bugs=("CLP-01",))
+@mutant(of="PAR-08b", case="four-stages-tied-and-ahead", says="grad_norm is", bugs=("CLP-01",))
 class CountsCopiesTwice(Staged):
     """A tensor on two stages counts in the norm of both."""
 
@@ -48,7 +48,7 @@ class CountsCopiesTwice(Staged):
             return frozenset()
 
 
-@mutant(of="PAR-08b", case="four-stages-tied-and-ahead", says="the norm is")
+@mutant(of="PAR-08b", case="four-stages-tied-and-ahead", says="grad_norm is")
 class CountsCopiesNowhere(Staged):
     """Both stages leave a shared tensor out of the norm: each takes it to be the other's."""
 
@@ -57,7 +57,7 @@ class CountsCopiesNowhere(Staged):
             return frozenset(self.copies)
 
 
-@mutant(of="PAR-08b", case="beside-shards", says="the norm is 0", bugs=("CLP-21",))
+@mutant(of="PAR-08b", case="beside-shards", says="grad_norm is 0", bugs=("CLP-21",))
 class SkipsClippingInShardedStages(Staged):
     """Clipping is not implemented for this combination of axes, and reports a norm of 0."""
 

@@ -50,7 +50,7 @@ class LeavesExpertsWithoutAWayBack(expert_parallel.ReturnsRowsByACallThatDropsTh
     """Rows return by a call that autograd does not see: experts stand still, and no loss shows it at once."""
 
 
-@mutant(of="PAR-02e", case="dp2", says="moved otherwise")
+@mutant(of="PAR-02e", case="dp2", says="moved differently")
 class LetsATransformersReplicasGo(layouts.LetsReplicasTrainByThemselves):
     """Gradients are not reduced: each rank has its own model."""
 
@@ -62,7 +62,7 @@ class _Drifts(ShardedOptimizer):
             member.parameter.detach().mul_(1 + 2**-23)
 
 
-@mutant(of="PAR-02e", case="dp2", says="hold unequal")
+@mutant(of="PAR-02e", case="dp2", says="hold different values of")
 class LetsReplicasDriftByRounding(Spread):
     """One rank updates its copies with a kernel that rounds differently: no tolerance shows it, and every step adds to
     it.

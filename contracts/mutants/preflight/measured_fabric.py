@@ -54,7 +54,7 @@ class KeepsItsWarmUp(Reference):
         return super().fabric_pass(message, rounds + 3, timeout_s, upset)
 
 
-@mutant(of="PREF-03b", case="on-rank-2-of-4", says="calls the sum right, though rank 2")
+@mutant(of="PREF-03b", case="on-rank-2-of-4", says="accepts the sum, though rank 2")
 class ReportsWithoutLooking(_Passes):
     """Reports every pass that ends as correct."""
 
@@ -62,7 +62,7 @@ class ReportsWithoutLooking(_Passes):
         return replace(found, right=bool(found.seconds))
 
 
-@mutant(of="PREF-03b", case="on-the-first-of-4", says="rank 1 of 4 calls the sum right, though rank 0")
+@mutant(of="PREF-03b", case="on-the-first-of-4", says="rank 1 of 4 accepts the sum, though rank 0")
 class LooksOnRankZeroAlone(_Passes):
     """Only rank 0 checks its sum; the others report theirs as correct."""
 
@@ -70,7 +70,7 @@ class LooksOnRankZeroAlone(_Passes):
         return found if here().rank == 0 else replace(found, right=bool(found.seconds))
 
 
-@mutant(of="PREF-03b", case="on-the-first-of-4", says="calls the sum right, though rank 0")
+@mutant(of="PREF-03b", case="on-the-first-of-4", says="accepts the sum, though rank 0")
 class LooksAtTheFirstElement(Reference):
     """Checks only element 0 of the sum, while a broken link damages the end of a message."""
 
@@ -86,7 +86,7 @@ class WaitsForEver(Reference):
         return super().fabric_pass(message, rounds, 60.0, upset)
 
 
-@mutant(of="PREF-03c", case="rank-0-of-3", says="for which rank 0 stayed away")
+@mutant(of="PREF-03c", case="rank-0-of-3", says="of a pass that rank 0 did not join")
 class GivesUpAndCallsItGood(Reference):
     """Reports a pass that ran out of time as correct."""
 

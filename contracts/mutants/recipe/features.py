@@ -109,6 +109,17 @@ class DiscardsThePipeline(Reference):
         return super().launch(replace(recipe, degrees=replace(recipe.degrees, pp=1)), lane)
 
 
+@mutant(of="REC-07", case="megatron", says="moe.aux_loss 0.01 and 0.05 give the same launch", bugs=("AUX-16",))
+class LosesTheCoefficient(Reference):
+    """Converts the kind of balance loss and leaves its coefficient to a default."""
+
+    def launch(self, recipe: Recipe, lane: Lane) -> Launch:
+        moe = recipe.moe
+        if moe is not None and moe.aux_loss:
+            recipe = replace(recipe, moe=replace(moe, aux_loss=0.01))
+        return super().launch(recipe, lane)
+
+
 @mutant(of="REC-07", case="fsdp2", says="changing seq_length changes no launch", bugs=("ARG-13",))
 class KeepsTheSequenceOfItsPreset(Reference):
     """The data loader keeps the sequence length of the preset and ignores later changes of the recipe."""

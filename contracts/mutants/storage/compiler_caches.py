@@ -29,7 +29,7 @@ class TellsTheFirstRankAlone(Reference):
         return super().compile_under(call, kept, folder)
 
 
-@mutant(of="STOR-03c", case="two-ranks", says="and nothing lies in the scratch of nam56r-0417")
+@mutant(of="STOR-03c", case="two-ranks", says="and nothing is in the scratch folder of nam56r-0417")
 class RunsWhatItCalledCompiled(Reference):
     """Falls back to the eager block silently, and so writes no files."""
 

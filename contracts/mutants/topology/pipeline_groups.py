@@ -25,7 +25,7 @@ class _GroupOfItsOwn(PipelineTrainer):
         return self.made
 
 
-@mutant(of="TOPO-07f", case="the-world", says="makes a group of all 2 ranks beside the world's", bugs=("PG-09",))
+@mutant(of="TOPO-07f", case="the-world", says="a group of all 2 ranks besides the default group", bugs=("PG-09",))
 class MakesAGroupBesideTheWorld(Staged):
     """The pipeline makes its own group, although the data-parallel group from before has the same ranks."""
 

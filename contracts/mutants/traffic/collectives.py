@@ -179,7 +179,7 @@ class _TellsNothing(ParallelTrainer):
         return super().over_parts(values)
 
 
-@mutant(of="TRAF-03", case="fsdp2", says="puts nothing into all_reduce(sum) 0 float32")
+@mutant(of="TRAF-03", case="fsdp2", says="passes an empty tensor to all_reduce(sum) 0 float32")
 class SumsCountsThatAreNotThere(Spread):
     """A model without routers has no token counts, and an empty tensor is reduced for them."""
 
@@ -203,7 +203,7 @@ class _ReducesEachPart(ParallelTrainer):
         pass
 
 
-@mutant(of="TRAF-05", case="dp2", says="bytes go into reductions, at most", bugs=("FSD-01", "FSD-02"))
+@mutant(of="TRAF-05", case="dp2", says="bytes are reduced, expected at most", bugs=("FSD-01", "FSD-02"))
 class ReducesEachMicrobatch(Spread):
     """`no_sync` does nothing: every number is right, and gradients are sent once per microbatch."""
 
@@ -219,7 +219,7 @@ class _NormOfWhole(ShardedOptimizer):
         return super().norm()
 
 
-@mutant(of="TRAF-05", case="fsdp2", says="bytes go into all-gathers, at most")
+@mutant(of="TRAF-05", case="fsdp2", says="bytes are gathered, expected at most")
 class GathersEverythingForTheNorm(Spread):
     """Whole tensors are gathered on every rank to compute the norm."""
 

@@ -15,7 +15,7 @@ from contracts.spec.training import Execution
 from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer
 
 
-@mutant(of="TRAF-04g", case="tp2-sp", says="rehearsed as all_reduce(sum)")
+@mutant(of="TRAF-04g", case="tp2-sp", says="predicted as all_reduce(sum)")
 class RehearsesWithoutSequenceParallel(Spread):
     """The dry run leaves out sequence parallelism, so that its plan is for another run."""
 
@@ -31,7 +31,7 @@ class _ChecksItsNorm(ParallelTrainer):
             dist.all_reduce(torch.ones(1))
 
 
-@mutant(of="TRAF-04g", case="dp2", says="is all_reduce(sum) 1 float32 over [0, 1], rehearsed as")
+@mutant(of="TRAF-04g", case="dp2", says="is all_reduce(sum) 1 float32 over [0, 1], predicted as")
 class SendsMoreInEarnest(Spread):
     """A running step verifies something with a collective that the dry run, which has no numbers, leaves out."""
 

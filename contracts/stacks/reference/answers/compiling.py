@@ -54,13 +54,13 @@ class CompilingAnswers(BuiltOfParts):
     )
 
     def run_compiled(self, calls: tuple[BlockCall, ...], backend: Backend) -> CompiledRuns:
-        from contracts.instruments.graphs import counted
+        from contracts.instruments.graphs import counting
         from contracts.stacks.reference.answers import blocks as branch
         from contracts.stacks.reference.model.compile import compiled
 
         held = branch.build_block(calls[0], self.parts())
         runs, graphs = [], []
-        with counted(backend) as counter:
+        with counting(backend) as counter:
             forward = compiled(held, lambda *given: branch.forward_block(held, *given), counter)
             for call in calls:
                 runs.append(branch.run_call(held, forward, call, self.parts()))
@@ -70,14 +70,14 @@ class CompilingAnswers(BuiltOfParts):
     def pass_compiled(
         self, recipe: Recipe, execution: Execution, weights: Arrays, batches: tuple[Tokens, ...]
     ) -> CompiledPasses:
-        from contracts.instruments.graphs import counted
+        from contracts.instruments.graphs import counting
         from contracts.stacks.reference.answers.model import forward_pass
         from contracts.stacks.reference.model.build import build_model
         from contracts.stacks.reference.model.compile import compile_regions
 
         model = build_model(recipe, replace(execution, compile="none"), self.parts(), weights)
         passes, graphs = [], []
-        with counted(execution.backend) as counter:
+        with counting(execution.backend) as counter:
             compile_regions(model, execution.compile, counter)
             for batch in batches:
                 passes.append(forward_pass(model, execution, batch, backward=True))

@@ -18,7 +18,7 @@ from contracts.spec.recipe import Recipe
 def apply(recipe: Recipe, changes: Mapping[str, str]) -> Recipe:
     """A recipe with the given fields replaced, and no other.
 
-    Values are read as JSON where they are JSON (`4`, `1e-4`, `true`, `null`, `[1,2]`), else as text.
+    Values are read as JSON where they are JSON (`4`, `1e-4`, `true`, `null`, `[1,2]`), else as text; `None` is null.
 
     Raises:
         Refused: unknown keys with the nearest known ones, values of another type, and relations that break; at once.
@@ -94,8 +94,11 @@ def _written(value: object, kind: Any) -> str:
 def _read(text: str, kind: Any) -> object:
     """The value a text stands for: JSON where that is of the field's type, else the text itself.
 
-    So `data.path=7` is a path and `data.path=null` none, while `hidden=wide` stays a text and is refused as one.
+    So `data.path=7` is a path and `data.path=null` none, while `hidden=wide` stays a text and is refused as one. `None`
+    is how Python prints nothing: a path of that name is written ./None.
     """
+    if text == "None" and type(None) in typing.get_args(kind):
+        return None
     try:
         value = cast(object, json.loads(text))
         return value if not _takes_text(kind) or value is None or isinstance(value, str) else text

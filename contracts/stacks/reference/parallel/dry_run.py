@@ -42,7 +42,7 @@ def dry_run_step(
     """One step of trainer `kind`, built from `parts`, on one rank of the execution's world."""
     if issubclass(kind, PipelineTrainer):
         kind = type("Rehearsed", (_KnownStages, kind), {})
-    with dry_run.made_up(execution.world, rank) as world:
+    with dry_run.simulated_world(execution.world, rank) as world:
         trainer = kind(recipe, execution, _on_shapes(parts, routing))
         built = len(world.issued)
         tokens_BT = torch.zeros(recipe.batch.total, recipe.seq_length, dtype=torch.int64)

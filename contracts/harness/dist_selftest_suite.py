@@ -1,10 +1,10 @@
-"""The tests of `trials`: one for each mutant, and one for each case of the reference."""
+"""The tests of `dist_selftest`: one for each mutant, and one for each case of the reference."""
 
 from __future__ import annotations
 
 import pytest
 
-from contracts.harness.trials import Trial, put
+from contracts.harness.dist_selftest import Trial, put
 
 
 def test_trial(trial: Trial, request: pytest.FixtureRequest) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from contracts.harness.ranks.resume import Journal, Past, past
+from contracts.harness.ranks.journal import Journal, Past, read_journal
 
 pytestmark = pytest.mark.unit
 
@@ -19,14 +19,14 @@ def journal(path: Path, *calls: tuple[str, ...]) -> Past:
         else:
             getattr(written, verb)(nodeid)
     written.close()
-    return past(path)
+    return read_journal(path)
 
 
 A, B = "test_x.py::test_a", "test_x.py::test_b[1-é]"
 
 
 def test_no_journal_is_no_past(tmp_path: Path) -> None:
-    assert past(tmp_path / "none") == Past()
+    assert read_journal(tmp_path / "none") == Past()
 
 
 def test_a_test_that_was_done_is_not_run_again(tmp_path: Path) -> None:
@@ -54,7 +54,7 @@ def test_a_last_line_that_was_cut_short_is_no_line(tmp_path: Path, cut: int) -> 
     path = tmp_path / "j"
     journal(path, ("start", A), ("done", A), ("start", B))
     path.write_text(path.read_text(encoding="utf-8")[:-cut], encoding="utf-8")
-    found = past(path)
+    found = read_journal(path)
     assert list(found.done) == [A]
     assert found.under_way in (None, B)
 

@@ -1,6 +1,6 @@
 """The journal of a session: what a restarted session need not run again, and which test was under way.
 
-JSON lines, written by rank 0 alone and flushed at once: a test starts, its reports follow, it is done.
+Rank 0 alone writes JSON lines and flushes each: a test starts, its reports follow, it is done.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Report = dict[str, Any]  # what pytest_report_to_serializable makes of a TestRep
 
 @dataclass(frozen=True, kw_only=True)
 class Past:
-    """What earlier attempts have left. `under_way` had begun and never ended; its `begun` reports came before."""
+    """The results of earlier attempts. The test `under_way` started and never ended; `begun` are its reports so far."""
 
     done: dict[str, list[Report]] = field(default_factory=dict)
     under_way: str | None = None
@@ -53,8 +53,8 @@ class Journal:
         self._file.flush()
 
 
-def past(path: Path) -> Past:
-    """What a journal tells. A last line cut short, by the death of who wrote it, is no line."""
+def read_journal(path: Path) -> Past:
+    """What a journal says. A last line that was cut short, because its writer died, does not count."""
     done: dict[str, list[Report]] = {}
     under_way: str | None = None
     begun: list[Report] = []

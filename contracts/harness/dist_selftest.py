@@ -1,7 +1,7 @@
 """The self-test of the dist tier: its mutants as tests of one run, which `rankproof selftest --profile dist` starts.
 
 The ranks of its case judge each mutant, and the ranks outlive it: one that leaves the process group unusable costs a
-new group. Rank 0 writes the kill matrix. This is a pytest plugin; the tests are in `trial_suite`.
+new group. Rank 0 writes the kill matrix. This is a pytest plugin; the tests are in `dist_selftest_suite`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""How many planned contracts a stack can be judged by: `python -m contracts.harness.askable STACK PROFILE` prints it.
+"""How many planned contracts a stack can be judged by, for the Makefile.
+
+`python -m contracts.harness.contract_count STACK PROFILE` prints the number.
 
 GATE contracts are left out: they are judged whichever stack is under test, and a tier that would judge nothing else
 need not be started.
@@ -15,7 +17,7 @@ from contracts.harness.commands._errors import read_law, told
 from contracts.spec.stack import Party
 
 
-def askable(law: Law, profile: str, subject: Party) -> int:
+def contract_count(law: Law, profile: str, subject: Party) -> int:
     """How many contracts of a profile ask for something that the subject itself offers."""
     planned = profiles.plan(law, profile).promises
     contracts = [law.contracts[id] for id in planned if id in law.contracts]
@@ -24,7 +26,7 @@ def askable(law: Law, profile: str, subject: Party) -> int:
 
 def main(stack: str, profile: str) -> int:
     read_law()
-    sys.stdout.write(f"{askable(LAW, profile, parties.load(stack))}\n")
+    sys.stdout.write(f"{contract_count(LAW, profile, parties.load(stack))}\n")
     return 0
 
 
