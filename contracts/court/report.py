@@ -154,7 +154,7 @@ def _wrapped(text: str, width: int, limit: int | None = None, hang: int = 4) -> 
     for line in text.splitlines():
         start = " " * (len(line) - len(line.lstrip()))
         lines += textwrap.wrap(
-            line, max(width, 40), subsequent_indent=start + " " * hang, initial_indent=start,
+            line.lstrip(), max(width, 40), subsequent_indent=start + " " * hang, initial_indent=start,
             break_on_hyphens=False, break_long_words=False,
         ) or [""]  # fmt: skip
         if limit is not None and len(lines) > limit:
