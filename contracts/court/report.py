@@ -48,7 +48,6 @@ _IN_SHORT = 5  # further ones, in two lines
 _REASONS = 4  # of what was not run or not offered
 _FAULTS = 6
 _ITEMS = 6  # of a cause that are named
-_LABEL = 10  # characters, at least
 
 
 def render(run: Run, verdict: Verdict, form: Form, verbose: bool = False, width: int = WIDTH) -> str:
@@ -117,7 +116,7 @@ def _in_full(run: Run, cause: Cause, verbose: bool, width: int) -> list[str]:
     first = cause.results[0]
     lines = _wrapped(f"  {_named(cause, verbose)}", width, None if verbose else 2)
     told = details(run, first)
-    column = max(_LABEL, *(len(label) for label, _ in told))
+    column = max(len(label) for label, _ in told) + 1
     for label, words in told:
         limit = None if verbose else 5 if label == "got" else 2
         # A command is one line, so that it can be copied.
