@@ -135,8 +135,8 @@ picture: $(READY)  ## draw docs/images/report.png, the report of README's exampl
 	@folder=$$(mktemp -d); trap 'rm -rf "$$folder"' EXIT
 	cp docs/examples/whole_periods/ours.py "$$folder"
 	(cd "$$folder" && "$(CURDIR)/$(BIN)/rankproof" check --stack ours:Ours --profile PAT-01 > /dev/null) || [ $$? = 1 ]
-	sed -i -E 's|[^ >]*/bin/rankproof|rankproof|; s|Linux-[^ ]*|Linux|' "$$folder/reports/last/report.html"
-	chromium --headless --no-sandbox --hide-scrollbars --window-size=1100,560 \
+	sed -i -E 's|[^ >"]*/bin/rankproof|rankproof|g; s|Linux-[^ <]*|Linux|' "$$folder/reports/last/report.html"
+	chromium --headless --no-sandbox --hide-scrollbars --window-size=1100,640 \
 	  --screenshot="$(CURDIR)/docs/images/report.png" "file://$$folder/reports/last/report.html" 2> /dev/null
 
 megatron:  ## environments with Megatron-Core 0.19.2 and 0.16.1: .venv-megatron-VERSION

@@ -47,7 +47,9 @@ def whatever_a_stack_says_the_report_is_well_formed(court: Court, form: Form) ->
     found = sorted({f"U+{ord(each):04X}" for each in _UNPRINTABLE.findall(text)})
     assert not found, f"{form} holds characters that do not print: {', '.join(found)}"
     of_its_own = r"\s*::|.*##\[" if form == "junit" else r"\s*::|(## )?CONFORMANT|.*##\["
-    forged = [line for line in text.splitlines() if re.match(of_its_own, line)]
+    annotation = re.compile(r"::error (file=[^:,]+,line=\d+,)?title=[^:,]+::")
+    said = [line for line in text.splitlines() if form != "annotations" or not annotation.match(line)]
+    forged = [line for line in said if re.match(of_its_own, line)]
     assert form == "html" or not forged, f"{form} has lines that the stack wrote: {forged[:3]}"
     if form == "json":
         assert json.loads(text)["word"] == "violated"
@@ -61,6 +63,12 @@ def whatever_a_stack_says_the_report_is_well_formed(court: Court, form: Form) ->
     elif form == "markdown":
         assert text.startswith("## VIOLATED: "), f"markdown begins with {text[:40]!r}"
         assert "<script>" not in text, "markdown holds markup of the stack"
+    elif form == "sarif":
+        results = json.loads(text)["runs"][0]["results"]
+        assert len(results) == 2, f"sarif has {len(results)} results of two causes"
+    elif form == "annotations":
+        assert not said, f"annotations has other lines: {said[:3]}"
+        assert text.startswith("::error title=rankproof::VIOLATED: "), f"annotations begins with {text[:60]!r}"
     else:
         last = text.splitlines()[-1]
         assert last.startswith("VIOLATED: "), f"the last line is {last!r}"

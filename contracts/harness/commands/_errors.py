@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from functools import wraps
@@ -13,13 +14,14 @@ import click
 
 from contracts.court.party import Broken
 from contracts.court.plain_text import MOST_LINES, terminal, words
+from contracts.court.report import WIDTH
 from contracts.harness.supervisor import Ended, Stopped
 from contracts.spec.errors import NotOffered, Refused, Unreachable
 from contracts.spec.records import EXIT_CODES, USAGE_ERROR, Form, Word
 from contracts.spec.redaction import secrets_here
 
 P = ParamSpec("P")
-VERBOSE = "List every id that the profile leaves outside, instead of counting them."
+VERBOSE = "List every cause, item and id that the profile leaves outside, instead of counting them."
 COLOURS: dict[Word, str] = {"conformant": "green", "incomplete": "yellow", "broken": "magenta"}
 
 
@@ -83,8 +85,14 @@ def print_report(text: str, word: Word, form: Form) -> None:
         click.echo(text, nl=False)
         return
     body, _, last = text.rstrip("\n").rpartition("\n")
-    click.echo(body)
+    if body:
+        click.echo(body)
     click.secho(last, fg=COLOURS.get(word, "red"), bold=True)
+
+
+def terminal_width() -> int:
+    """Columns of the terminal; of a pipe or a log, what a report has by default."""
+    return shutil.get_terminal_size(fallback=(WIDTH, 24)).columns
 
 
 def read_law() -> None:

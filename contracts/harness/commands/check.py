@@ -21,7 +21,7 @@ from contracts.court.judge import DEADLINE_S
 from contracts.court.verdict import verdict
 from contracts.harness import kill_matrix, parties, torchrun
 from contracts.harness import output as output_of
-from contracts.harness.commands._errors import VERBOSE, one_clear_error, print_report, read_law, told
+from contracts.harness.commands._errors import VERBOSE, one_clear_error, print_report, read_law, terminal_width, told
 from contracts.harness.gate import device_of, today
 from contracts.harness.output import Output
 from contracts.harness.progress import Progress
@@ -30,12 +30,6 @@ from contracts.spec.errors import Refusals, Unreachable, refuse
 from contracts.spec.records import EXIT_CODES, FORMS, USAGE_ERROR, Form, Header
 
 SUITE = Path(__file__).parents[1] / "suite.py"
-_FILES: dict[Form, str] = {
-    "junit": "junit.xml",
-    "markdown": "summary.md",
-    "html": "report.html",
-    "json": "verdict.json",
-}
 
 
 @click.command()
@@ -61,7 +55,7 @@ _FILES: dict[Form, str] = {
 @click.option("--proof", "given", type=click.Path(path_type=Path), metavar="FILE",
               help="kills.json of `selftest`, or its folder: contracts that failed there are not judged.")  # fmt: skip
 @click.option("--selftest", "prove", is_flag=True, help="First judge the suite's own mutants.")
-@click.option("--verbose", is_flag=True, help=VERBOSE)
+@click.option("-v", "--verbose", is_flag=True, help=VERBOSE)
 @one_clear_error
 def check(
     stack: str, isolated: bool, assistants: tuple[str, ...], profile: str | None, ranks: int | None,
@@ -95,7 +89,7 @@ def check(
             kill_matrix.load(given)
         earlier = None if baseline is None else _earlier(baseline, folder)
         if folder.exists():  # an older run must not be read as this one, whatever happens now
-            record.make_folder(folder, (*_FILES.values(), output_of.FILE))
+            record.make_folder(folder, (*report.FILES, output_of.FILE))
         with output.taken():
             subject = parties.load(stack, deadline_s=deadline)
             parties.assistants(subject, assistants, quick=False)
@@ -214,9 +208,10 @@ def _verdict(folder: Path, form: Form, how: str, verbose: bool) -> int:
         raise Ended(f"the run ended early ({how}); {folder} holds what came in")
     run, closing = record.load(folder)
     judged = verdict(run, today())
-    for rendering, name in _FILES.items():
-        (folder / name).write_text(report.render(run, judged, rendering), encoding="utf-8")
-    print_report(report.render(run, judged, form, verbose), closing.word, form)
-    if form == "terminal":
-        click.echo(f"report: {folder / 'report.html'} (run.jsonl, junit.xml, summary.md, verdict.json beside it)")
+    for name, text in report.files(run, judged).items():
+        (folder / name).write_text(text, encoding="utf-8")
+    if form == "terminal":  # the verdict is the last line
+        beside = ", ".join(["run.jsonl", *(name for name in report.FILES if name != "report.html")])
+        click.echo(f"report: {folder / 'report.html'} ({beside} beside it)")
+    print_report(report.render(run, judged, form, verbose, terminal_width()), closing.word, form)
     return judged.exit_code
