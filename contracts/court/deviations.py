@@ -32,7 +32,7 @@ from contracts.spec.records import Deviation, Item, Violation
 _NUMBER = r"[-+]?(?:\d[\d_]*(?:\.\d+)?(?:e[-+]?\d+)?|inf|nan)"
 _ALONE = re.compile(rf"(?<![\w.#]){_NUMBER}(?!\w)")
 _WILD = {"#": rf"(?:{_NUMBER}|\#)", "*": r"[^\n]*?"}
-_LETTERS = 3  # at least, in the words that a deviation forgives: wildcards alone would forgive everything
+_LETTERS = 2  # at least, in the words that a deviation forgives: wildcards alone would forgive everything
 
 
 def covers(deviation: Deviation, item: Item) -> bool:

@@ -252,7 +252,8 @@ def test_a_deviation_never_covers_an_error() -> None:
     header = Header(schema=record.SCHEMA, suite="1", revision="0", profile=ITEM, subject=subject, assistants=(),
                     started="2026-06-15T00:00:00+00:00", command=(), python="3.11", platform="linux")  # fmt: skip
     item = Item(id="TOPO-02", case="pp13-on-52")
-    fields = {"id": "TOPO-02", "case": "*", "reason": "r", "issue": "#7", "owner": "o", "expires": "2027-01-01"}
+    fields = {"id": "TOPO-02", "case": "*", "reason": "r", "issue": "#7", "owner": "o", "expires": "2027-01-01",
+              "says": "some words"}  # fmt: skip
     run = Run(header=header, plan=Plan(items=(item,)), deviations=(decode(Deviation, fields),),
               results=(Result(id=item.id, case=item.case, outcome="broken"),))  # fmt: skip
     assert verdict(run, datetime.date(2026, 6, 15)).word == "broken"
