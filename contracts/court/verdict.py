@@ -14,6 +14,7 @@ from dataclasses import replace
 
 from contracts.court.deviations import covers, forgives, unused
 from contracts.court.fitness import MISSED
+from contracts.spec.ladder import RUNGS
 from contracts.spec.records import (
     OUTCOMES,
     Baseline,
@@ -183,6 +184,13 @@ def _lies_outside(deviation: Deviation, plan: Plan) -> bool:
     return any(item.id == deviation.id and (not item.case or covers(deviation, item)) for item in items)
 
 
+def _richer(result: Result, item: Item) -> bool:
+    """Whether a result judges the case of an item on a richer recipe: a stack has gained an ability."""
+    rungs = ("", *RUNGS)
+    same = result.item.above == item.above and result.outcome in JUDGED
+    return same and {result.item.rung, item.rung} <= {*rungs} and rungs.index(result.item.rung) < rungs.index(item.rung)
+
+
 def _compared(run: Run, baseline: Baseline, results: list[Result]) -> tuple[list[Result], list[Fault]]:
     """What an earlier run judged and this one does not. What is not offered or not planned any more is a fault; what
     was not run says so in its own words, because that may be this machine's doing."""
@@ -190,6 +198,8 @@ def _compared(run: Run, baseline: Baseline, results: list[Result]) -> tuple[list
     lost = []
     for item in baseline.judged:
         result = now.get(item)
+        if result is None and any(_richer(each, item) for each in results):
+            continue
         if result is None:
             lost.append(f"{item} was judged in {baseline.of}, and is not planned now")
         elif result.outcome == "not offered":

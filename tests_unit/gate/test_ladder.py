@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import datetime
 from dataclasses import replace
 
 import pytest
 
 import contracts.checks
+from contracts.checks.gate._recorded_run import recorded
 from contracts.contract import LAW
 from contracts.court import profiles
+from contracts.court.verdict import verdict
 from contracts.spec import codec
 from contracts.spec.abilities import FEATURES, Abilities, Absence
 from contracts.spec.errors import Refused
 from contracts.spec.ladder import rung_of, rungs
 from contracts.spec.needs import features
 from contracts.spec.recipe import Mhc, Mla, Moe, Mtp, Recipe
-from contracts.spec.records import Item
+from contracts.spec.records import Baseline, Item, Outcome, Run
 from contracts.spec.topology import Degrees
 from contracts.spec.training import Execution
 from contracts.stacks.megatron.abilities import ABILITIES
@@ -142,3 +145,25 @@ def test_every_feature_that_a_case_needs_is_one() -> None:
     for contract in LAW.contracts.values():
         for name in contract.asked if contract.needs else ():
             assert contract.features(name) <= FEATURES.keys(), f"{contract.id}[{name}]"
+
+
+def _ran(*came: tuple[str, Outcome]) -> Run:
+    return recorded(*((Item(id="TOPO-02", case=case), outcome) for case, outcome in came))
+
+
+@pytest.mark.parametrize(
+    ("now", "lost"),
+    [
+        ((("all@hybrid", "holds"), ("all@dense", "holds")), []),  # it has learned Mamba
+        ((("all", "holds"), ("all@dense", "holds")), []),
+        ((("all@hybrid", "not offered"), ("all@dense", "holds")), ["TOPO-02[all@pairs]"]),
+        ((("all@dense", "holds"),), ["TOPO-02[all@pairs]"]),
+    ],
+)
+def test_a_richer_recipe_stands_for_the_one_of_the_baseline(
+    now: tuple[tuple[str, Outcome], ...], lost: list[str]
+) -> None:
+    judged = (Item(id="TOPO-02", case="all@pairs"), Item(id="TOPO-02", case="all@dense"))
+    run = replace(_ran(*now), baseline=Baseline(of="the baseline", judged=judged))
+    faults = [each.words for each in verdict(run, datetime.date(2026, 6, 15)).faults if each.kind == "baseline"]
+    assert [words.split(" was judged")[0] for words in faults] == lost
