@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import stat
 import subprocess
 from dataclasses import replace
@@ -187,9 +186,7 @@ GONE = replace(  # conformant by its deviation, of a stack that exists nowhere
 
 def _vouched(text: str) -> str:
     """An edited record whose footer was made to fit."""
-    above, newline, closing = text.rstrip("\n").rpartition("\n")
-    vouched = re.sub(r'(?<="digest":")[^"]*', record.digest(above + newline), closing)
-    return f"{above}{newline}{vouched}\n"
+    return record.sealed_anew(text)
 
 
 def _text(run: Run) -> str:
@@ -235,11 +232,11 @@ def test_a_check_writes_its_record_and_every_rendering(runs: dict[str, Done], fo
     assert runs["check"].returncode == EXIT_CODES["violated"]
     out = folder / "check/out"
     assert {path.name for path in out.iterdir()} == {
-        "run.jsonl", "junit.xml", "summary.md", "report.html", "verdict.json",
+        "run.jsonl", "junit.xml", "summary.md", "report.html", "verdict.json", "annotations.txt", "results.sarif",
     }  # fmt: skip
     run, _ = record.load(out)
     judged = verdict(run, today())
-    assert runs["check"].stdout.startswith(report.render(run, judged, "terminal"))
+    assert runs["check"].stdout.endswith(report.render(run, judged, "terminal"))
     assert (out / "summary.md").read_text() == report.render(run, judged, "markdown")
     assert run.header.subject.origin == f"{BAD}:ForgetsPipeline"
 
@@ -282,7 +279,7 @@ def test_a_replay_needs_no_stack_and_knows_the_day(runs: dict[str, Done]) -> Non
     assert runs["replay"].returncode == EXIT_CODES["violated"]
     expired = runs["replay-expired"]
     assert "deviation TOPO-02[pp*] expired on 2026-12-31" in expired.stdout
-    assert "TOPO-02[pp2]" in runs["replay-without"].stdout
+    assert "2 items: TOPO-02[pp2, pp4]" in runs["replay-without"].stdout
     assert "Deviates, as declared" not in runs["replay-without"].stdout
     assert "Deviates, as declared: 2" in runs["replay"].stdout
 

@@ -97,7 +97,7 @@ def read(path: Path) -> tuple[Deviation, ...]:
         raise refuse(
             "deviations", str(path), f"cannot be read: {error.strerror}", "give the path of a TOML file"
         ) from None
-    except (ValueError, RecursionError) as error:  # also an integer of more digits than Python reads
+    except (ValueError, RecursionError) as error:  # not TOML, not UTF-8, a number of too many digits, too deep
         raise refuse("deviations", str(path), f"is not TOML: {error}", "see docs/deviations/") from None
     entries = data.pop("deviation", [])
     found = Refusals()
@@ -115,7 +115,9 @@ def read(path: Path) -> tuple[Deviation, ...]:
     return tuple(declared)
 
 
-def _entry(entry: dict[str, object], name: str) -> Deviation:
+def _entry(entry: object, name: str) -> Deviation:
+    if not isinstance(entry, dict):
+        raise refuse(name, entry, "is not a table", "write [[deviation]] tables only")
     expires = entry.get("expires")
     if isinstance(expires, datetime.date) and not isinstance(expires, datetime.datetime):
         entry = {**entry, "expires": expires.isoformat()}

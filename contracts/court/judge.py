@@ -10,11 +10,13 @@ check that returns without having asked a question is broken too: it judged noth
 from __future__ import annotations
 
 import time
+import traceback
 from collections.abc import Iterable
 
 from contracts.contract import Contract, Mutant
+from contracts.court import party as asking
 from contracts.court.deadline import Overdue, deadline
-from contracts.court.party import Broken, OnTheStand
+from contracts.court.party import Broken, OnTheStand, words_of
 from contracts.spec.errors import NotOffered, Refused, Unreachable
 from contracts.spec.lacks import Lack
 from contracts.spec.records import Fate, Kill, Outcome, Result, Violation
@@ -54,7 +56,7 @@ def judge(
         return result("not run", f"nobody answers {', '.join(stand.missing)}: {remedy_for(stand.missing)}")
     with heard() as comparisons:
         try:
-            with deadline(deadline_s):
+            with deadline(deadline_s, f"{contract.id}[{case}] of {subject.name}"):
                 contract.check(stand, *contract.asked[case])
         except KeyboardInterrupt:
             raise
@@ -80,19 +82,29 @@ def violations_of(error: BaseException, comparisons: Heard) -> tuple[Violation, 
 def ending(error: BaseException, stand: OnTheStand) -> tuple[Outcome, str]:
     """The outcome that an exception from a check stands for, and its words."""
     match error:
-        case AssertionError():
+        case AssertionError() if _of_the_check(error):
             return "violated", str(error) or "the check gave no words"
+        case AssertionError():
+            return (
+                "broken",
+                f"{stand.name} raised AssertionError when it was asked for {stand.latest}: {words_of(error)}",
+            )
         case Refused() if error is stand.declined:
-            return "violated", f"a legal input was refused: {error}"
+            return "violated", f"a legal input was refused: {words_of(error)}"
         case Refused():
-            return "broken", f"the check itself could not be carried out: {error}"
+            return "broken", f"the check itself could not be carried out: {words_of(error)}"
         case NotOffered():
-            return "not offered", str(error) or f"{stand.name} declined this case"
+            return "not offered", words_of(error) or f"{stand.name} declined this case"
         case Unreachable():  # the check's own: a party's has become Broken
             return "not run", str(error) or "the check gave no words"
         case Broken():
             return "broken", str(error)
-    return "broken", f"the check raised {type(error).__name__}: {error}"
+    return "broken", f"the check raised {type(error).__name__}: {words_of(error)}"
+
+
+def _of_the_check(error: BaseException) -> bool:
+    """Whether an error was raised by the check itself, and not while a party was asked."""
+    return all(frame.f_code.co_filename != asking.__file__ for frame, _ in traceback.walk_tb(error.__traceback__))
 
 
 def remedy_for(missing: Iterable[str]) -> str:

@@ -31,10 +31,13 @@ NAMED: Mapping[str, str] = {
     "machine": "what surrounds the step: node, disks, installed stack, receipts, comparison, manifests, budgets; "
     "judged contracts of one process",
     "numeric": "blocks, model, optimizer, checkpoints, by their numbers; judged contracts of one process, with torch",
+    "quick": "contracts of one process without torch, and of each of the others that is not slow the first case; what "
+    "only Megatron-Core's own parser answers is outside",
     "unit": "every contract of one CPU process, those without a check included",
     "gpu": "every contract that needs one GPU",
     "dist": "every contract that needs several ranks",
     "dist4": "contracts that four ranks judge in seconds; larger cases and slow contracts are outside",
+    "quick4": "a handful of cells that four ranks judge: meshes, gradients, updates, a pipeline, checkpoints, traffic",
     "full": "every contract",
 }
 
@@ -42,6 +45,24 @@ DEFAULT = "launch,machine"
 ONE_PROCESS = "launch,machine,numeric"
 """Every contract of one CPU process that has a check."""
 _FOUR = 4
+_CELLS = frozenset(
+    {
+        "ENV-06a[on-4]",
+        "TOPO-05d[own-axis-pp2-tp2-on-4]",
+        "TOPO-05d[borrowed-tp2-ep4-etp1-on-4]",
+        "PAR-01a[tp2-sp-ep2]",
+        "PAR-01a[borrowed-ep4-fsdp]",
+        "PAR-01g[cp2-pp2]",
+        "PAR-02a[hsdp-2x2-muon]",
+        "PAR-08a[beside-tp-sp]",
+        "CKPT-01e[pp2-tp2-sp]",
+        "TRAF-01[ep2-fsdp2]",
+        "PAR-01e[tp2-sp-fsdp2]",
+        "PAR-02e[hsdp-2x2]",
+        "CKPT-01h[hsdp-2x2]",
+    }
+)
+"""One or two layouts of four ranks for each thing that ranks do; some of them every transformer can be asked."""
 
 _Entry = Contract | Untested
 
@@ -174,6 +195,12 @@ def _chosen(word: str, entry: _Entry, case: str) -> bool:
         if not isinstance(entry, Contract) or entry.tier != "unit":
             return False
         return entry.of_numbers if word == "numeric" else not entry.of_numbers and entry.family in _FAMILIES[word]
+    if word == "quick":
+        if not isinstance(entry, Contract) or entry.tier != "unit" or "read_pattern" in entry.asks:
+            return False  # patterns are read by a launcher's own parser, which a first clone does not have
+        return not entry.of_numbers or (not entry.slow and case == next(iter(entry.cases)))
+    if word == "quick4":
+        return f"{entry.id}[{case}]" in _CELLS
     if word == "dist4":
         return isinstance(entry, Contract) and entry.tier == "dist" and not entry.slow and entry.ranks(case) <= _FOUR
     if word in TIERS:

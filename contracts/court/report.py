@@ -1,249 +1,181 @@
-"""A verdict as a person or a machine reads it. All five forms are drawn from the one verdict; none decides anything.
+"""A verdict as a person or a machine reads it. All forms are drawn from the one verdict; none decides anything.
 
-Every form lists every planned id: what holds as well as what did not run, because counts alone cannot be audited. The
-terminal counts by family what the profile leaves outside; the other forms list it.
+People read causes: results that say the same are told once, with their items; what holds is a count. JSON, JUnit and
+HTML list every planned item, because counts alone cannot be audited, and so does the terminal with `verbose`.
 """
 
 from __future__ import annotations
 
-import io
 import json
-import shlex
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from itertools import groupby
-from typing import Any
+import os
+import sys
+import textwrap
+from collections.abc import Callable, Mapping
 
-from contracts.contract import LAW
 from contracts.court import sources
-from contracts.court.plain_text import fit, markdown, terminal
+from contracts.court.causes import DETAILED, HEADINGS, Cause, by_outcome, causes
+from contracts.court.ci_forms import github, junit, sarif
+from contracts.court.html_report import page
+from contracts.court.markdown_report import summary
+from contracts.court.plain_text import fit, terminal
+from contracts.court.telling import (
+    answered_by,
+    by_id,
+    counted,
+    details,
+    families,
+    headline,
+    items,
+    kill_line,
+    rerun,
+)
 from contracts.spec import codec
-from contracts.spec.records import OUTCOMES, Form, Item, Outcome, Result, Run, Verdict
+from contracts.spec.records import FORMS, Form, Outcome, Run, Verdict
+from contracts.spec.redaction import secrets_here
 
-HEADINGS: Mapping[Outcome, str] = {
-    "violated": "Violated",
-    "broken": "Broken (the suite or the adapter failed; this says nothing about the contract)",
-    "not run": "Not run",
-    "deviates": "Deviates, as declared",
-    "untested": "Untested (no check exists yet)",
-    "not offered": "Not offered by this stack",
-    "holds": "Holds",
+__all__ = ["FILES", "WIDTH", "details", "files", "headline", "kill_line", "render", "rerun"]
+
+WIDTH = 120
+FILES: Mapping[str, Form] = {
+    "junit.xml": "junit",
+    "summary.md": "markdown",
+    "report.html": "html",
+    "verdict.json": "json",
+    "annotations.txt": "annotations",
+    "results.sarif": "sarif",
 }
-_DETAILED: frozenset[Outcome] = frozenset({"violated", "broken", "not run", "deviates"})
+"""The files that a report folder holds beside the record."""
+
+_IN_FULL = 2  # causes of each red outcome whose contract, source and command a terminal shows
+_IN_SHORT = 5  # further ones, in two lines
+_REASONS = 4  # of what was not run or not offered
+_FAULTS = 6
+_ITEMS = 6  # of a cause that are named
 
 
-def render(run: Run, verdict: Verdict, form: Form, verbose: bool = False) -> str:
-    """The verdict on a run in one form. With `verbose` the terminal lists the ids that the profile leaves outside;
-    without it, it counts them.
+def render(run: Run, verdict: Verdict, form: Form, verbose: bool = False, width: int = WIDTH) -> str:
+    """The verdict on a run in one form. The terminal shows the largest causes and counts the rest; with `verbose` it
+    shows every cause, with every item, and every id that the profile leaves outside.
 
     Whatever stands in the run, each form is well-formed: `fit` comes before, the format's own escapes after.
     """
-    run, verdict = fit(run), fit(verdict)
-    if form == "terminal":
-        return terminal(_terminal(run, verdict, verbose))
-    return _FORMS[form](run, verdict)
+    known = secrets_here(os.environ, sys.argv)
+    run, verdict = fit(run, known), fit(verdict, known)
+    return terminal(_terminal(run, verdict, verbose, width)) if form == "terminal" else _FORMS[form](run, verdict)
 
 
-def headline(verdict: Verdict) -> str:
-    """The verdict in one line: the stack, the profile, and the number of each outcome."""
-    counts = ", ".join(f"{verdict.counts[outcome]} {outcome}" for outcome in OUTCOMES if verdict.counts[outcome])
-    faults = f", {len(verdict.faults)} faults of the run" if verdict.faults else ""
-    told = f"{verdict.word.upper()}: {verdict.subject}, profile {verdict.profile} ({counts or 'no result'}{faults})"
-    if not verdict.unfit:
-        return told
-    number = "1 contract is" if len(verdict.unfit) == 1 else f"{len(verdict.unfit)} contracts are"
-    return f"{told}; {number} unfit: {', '.join(verdict.unfit)}"
+def files(run: Run, verdict: Verdict) -> dict[str, str]:
+    """The text of every file of a report folder, by its name."""
+    known = secrets_here(os.environ, sys.argv)
+    run, verdict = fit(run, known), fit(verdict, known)
+    return {name: _FORMS[form](run, verdict) for name, form in FILES.items()}
 
 
-def rerun(run: Run, item: Item) -> str:
-    """The command that judges one item again."""
-    words = ["rankproof", "check", "--stack", run.header.subject.origin, "--profile", str(item)]
-    contract = LAW.contracts.get(item.id)  # None where a record is read without the contracts
-    if contract is not None and contract.tier == "dist":
-        words += ["--ranks", str(max(2, contract.ranks(item.case)))]
-    return shlex.join(words)
-
-
-def kill_line(run: Run) -> str:
-    """How the suite fared against its own mutants, in one line."""
-    fates = Counter(kill.fate for kill in run.kills)
-    told = ", ".join(f"{count} {fate}" for fate, count in sorted(fates.items()))
-    return f"Self-test of the suite: {len(run.kills)} mutants ({told})"
-
-
-def details(run: Run, result: Result) -> list[tuple[str, str]]:
-    """What a reader needs about one result: the values, the contract's statement and source, how to see it again."""
-    statement = run.plan.promises.get(result.id)
-    found = [("got", result.words)]
-    if result.rank is not None:
-        found.append(("first rank", str(result.rank)))
-    if statement is not None:
-        found += [("contract", statement.promise), ("source", "\n".join(sources.explained(statement.source)))]
-    found += [(f"{question} by", answer) for question, answer in result.answered.items()]
-    return [*found, ("rerun", rerun(run, result.item)), ("explain", f"rankproof explain {result.id}")]
-
-
-def by_outcome(verdict: Verdict) -> list[tuple[Outcome, list[Result]]]:
-    """The results under each heading, in reading order, empty headings left out."""
-    grouped = ((outcome, [r for r in verdict.results if r.outcome == outcome]) for outcome in HEADINGS)
-    return [(outcome, results) for outcome, results in grouped if results]
-
-
-def by_id(results: Iterable[Result]) -> list[tuple[str, list[Result]]]:
-    """Results of one contract together, in plan order."""
-    return [(id, list(group)) for id, group in groupby(results, key=lambda result: result.id)]
-
-
-def _cases(results: list[Result]) -> str:
-    return ", ".join(result.case for result in results if result.case)
-
-
-def families(ids: Iterable[str]) -> str:
-    """How many of each family, in the order of the plan: `PAT 24, NAME 16`. A single case counts as one."""
-    return ", ".join(f"{family} {count}" for family, count in Counter(id.partition("-")[0] for id in ids).items())
-
-
-def _terminal(run: Run, verdict: Verdict, verbose: bool = False) -> str:
-    # rich takes 60 ms to import; a run that only writes JSON does not pay for it.
-    from rich.console import Console
-    from rich.padding import Padding
-    from rich.table import Table
-    from rich.text import Text
-
-    text = io.StringIO()
-    console = Console(file=text, width=120, color_system=None, legacy_windows=False)
-    for outcome, results in reversed(by_outcome(verdict)):
-        console.print(Text(f"{HEADINGS[outcome]}: {len(results)}"))
-        if outcome in _DETAILED:
-            for result in results:
-                console.print(Text(f"  {result.item}"))
-                table = Table.grid(padding=(0, 2))
-                for label, words in details(run, result):
-                    table.add_row(Text(label), Text(words))
-                console.print(Padding(table, (0, 0, 0, 4)))
-            continue
-        for id, group in by_id(results):
-            reason = group[0].words if outcome != "holds" else ""
-            words = f"{id}  {_cases(group)}" + (f"  ({reason})" if reason else "")
-            console.print(Padding(Text(words), (0, 0, 0, 2)))
+def _terminal(run: Run, verdict: Verdict, verbose: bool, width: int) -> str:
+    """Worst last, next to the verdict, which is the last line."""
+    found = by_outcome(causes(run, verdict.results))
+    held = [result for result in verdict.results if result.outcome == "holds"]
+    lines = _wrapped(f"Holds: {len(held)} ({families(r.id for r in held)})", width, 2) if held else []
+    if verbose:
+        for id, group in by_id(held):
+            lines += _wrapped(f"  {id}  {', '.join(result.case for result in group if result.case)}", width)
+    for outcome in reversed(tuple(HEADINGS)):
+        lines += _section(run, outcome, found.get(outcome, []), verbose, width)
     if run.kills:
-        console.print(Text(kill_line(run)))
+        lines.append(kill_line(run))
     if run.header.proof:
-        console.print(Text(f"Self-test given: {run.header.proof}"))
-    for fault in verdict.faults:
-        console.print(Text(f"fault ({fault.kind}): {fault.words}".replace("\n", "\n  ")))
-    for each in run.unclaimed:
-        console.print(Text(f"works and is not claimed: {each.question} ({each.evidence})"))
+        lines.append(f"Self-test given: {run.header.proof}")
+    shown = len(verdict.faults) if verbose else _FAULTS
+    lines += [line for each in verdict.faults[:shown] for line in _wrapped(f"fault ({each.kind}): {each.words}", width)]
+    lines += _left(len(verdict.faults) - shown, "fault")
+    if verbose or len(run.unclaimed) == 1:
+        lines += [f"works and is not claimed: {each.question} ({each.evidence})" for each in run.unclaimed]
+    elif run.unclaimed:
+        lines += _wrapped("works and is not claimed: " + ", ".join(each.question for each in run.unclaimed), width)
     if run.plan.outside:
-        console.print(Text(f"Outside the profile {verdict.profile}: {len(run.plan.outside)}"))
+        lines.append(f"Outside the profile {verdict.profile}: {len(run.plan.outside)}")
         told = " ".join(run.plan.outside) if verbose else f"{families(run.plan.outside)} (--verbose lists them)"
-        console.print(Padding(Text(told), (0, 0, 0, 2)))
-    text.write(f"{headline(verdict)}\n")
-    return text.getvalue()
+        lines += _wrapped(f"  {told}", width)
+    return "\n".join([*lines, headline(verdict)]) + "\n"
 
 
-def _markdown(run: Run, verdict: Verdict) -> str:
-    lines = [f"## {markdown(headline(verdict))}", ""]
-    lines += ["| outcome | items |", "|---|---|"]
-    lines += [f"| {outcome} | {verdict.counts[outcome]} |" for outcome in OUTCOMES]
-    if run.header.proof:
-        lines += ["", f"Self-test given: {markdown(run.header.proof)}"]
-    if verdict.faults:
-        lines += [
-            "",
-            "### Faults of the run",
-            *(f"- {fault.kind}: {markdown(fault.words)}" for fault in verdict.faults),
-        ]
-    for outcome, results in by_outcome(verdict):
-        lines += ["", f"### {HEADINGS[outcome]}", ""]
-        if outcome in _DETAILED:
-            for result in results:
-                lines.append(f"- **{markdown(str(result.item))}**")
-                lines += [f"  - {label}: {markdown(text)}" for label, text in details(run, result)]
-            continue
-        for id, group in by_id(results):
-            reason = f": {markdown(group[0].words)}" if outcome != "holds" and group[0].words else ""
-            lines.append(f"- {markdown(f'{id} {_cases(group)}')}{reason}")
-    if run.kills:
-        lines += ["", f"### {kill_line(run)}", "", "| contract | case | mutant | fate |", "|---|---|---|---|"]
-        lines += [
-            f"| {' | '.join(map(markdown, (kill.of, kill.case, kill.mutant, kill.fate)))} |" for kill in run.kills
-        ]
-    if run.unclaimed:
-        lines += [
-            "",
-            "### Works and is not claimed",
-            *(f"- {markdown(f'{each.question}: {each.evidence}')}" for each in run.unclaimed),
-        ]
-    if run.plan.outside:
-        lines += ["", f"### Outside the profile {markdown(verdict.profile)}", "", markdown(" ".join(run.plan.outside))]
-    return "\n".join(lines) + "\n"
+def _section(run: Run, outcome: Outcome, found: list[Cause], verbose: bool, width: int) -> list[str]:
+    """The causes of one outcome."""
+    if not found:
+        return []
+    red = outcome in ("violated", "broken")
+    number = sum(len(cause.results) for cause in found)
+    folded = f" ({counted(len(found), 'cause' if outcome in DETAILED - {'not run'} else 'reason')})"
+    lines = _wrapped(f"{HEADINGS[outcome]}: {number}{folded if len(found) < number else ''}", width)
+    full = len(found) if verbose else _IN_FULL if outcome in DETAILED else 0
+    shown = len(found) if verbose else full + _IN_SHORT if red else _REASONS
+    for rank, cause in enumerate(found[:shown]):
+        if rank < full and outcome in DETAILED and (red or verbose):
+            lines += _in_full(run, cause, verbose, width)
+        else:
+            lines += _in_short(run, cause, verbose, width)
+    return lines + _left(len(found) - shown, "cause" if outcome in DETAILED else "reason")
 
 
-def _junit(run: Run, verdict: Verdict) -> str:
-    """JUnit knows pass, failure, error and skip. The verdict is a test case of its own, so that a run which is
-    incomplete, and has only skips to show for it, is red there too."""
-    from junitparser import Error, Failure, JUnitXml, Skipped, TestCase, TestSuite
-
-    suite = TestSuite(f"rankproof {verdict.subject} {verdict.profile}")
-    suite.add_property("verdict", verdict.word)
-    suite.add_property("exit_code", str(verdict.exit_code))
-    if run.header.proof:
-        suite.add_property("self-test given", run.header.proof)
-    cases = []
-    for result in verdict.results:
-        case = TestCase(name=str(result.item), classname=f"{run.header.subject.name}.{result.id}", time=result.seconds)
-        text = "\n".join(f"{label}: {words}" for label, words in details(run, result))
-        if result.outcome == "violated":
-            case.result = [_told(Failure(_first(result.words), "violated"), text)]
-        elif result.outcome == "broken":
-            case.result = [_told(Error(_first(result.words), "broken"), text)]
-        elif result.outcome != "holds":
-            case.result = [Skipped(f"{result.outcome}: {_first(result.words)}", result.outcome)]
-        cases.append(case)
-    closing = TestCase(name="verdict", classname=f"{run.header.subject.name}.rankproof", time=0)
-    if verdict.exit_code:
-        words = "\n".join([headline(verdict), *(f"{fault.kind}: {fault.words}" for fault in verdict.faults)])
-        closing.result = [_told(Failure(headline(verdict), verdict.word), words)]
-    suite.add_testcases([*cases, closing])  # at once: every addition counts the whole suite anew
-    xml = JUnitXml()
-    xml.add_testsuite(suite)
-    buffer = io.BytesIO()
-    xml.write(buffer)
-    return buffer.getvalue().decode()
+def _in_full(run: Run, cause: Cause, verbose: bool, width: int) -> list[str]:
+    first = cause.results[0]
+    lines = _wrapped(f"  {_named(cause, verbose)}", width, None if verbose else 2)
+    told = details(run, first)
+    column = max(len(label) for label, _ in told) + 1
+    for label, words in told:
+        limit = None if verbose else 5 if label == "got" else 2
+        # A command is one line, so that it can be copied.
+        text = [words] if label in ("rerun", "explain") else _wrapped(words, width - column - 5, limit, hang=0)
+        lines += [f"    {label if number == 0 else '':<{column}} {line}" for number, line in enumerate(text or [""])]
+    return lines
 
 
-def _first(words: str) -> str:
-    return words.split("\n", 1)[0]
+def _in_short(run: Run, cause: Cause, verbose: bool, width: int) -> list[str]:
+    limit = None if verbose else 2
+    if cause.outcome in ("violated", "broken"):
+        first = cause.results[0]
+        said = [*_wrapped(cause.words, width - 6, limit, hang=0), *(f"{q} {a}" for q, a in answered_by(run, first)[:1])]
+        return [*_wrapped(f"  {_named(cause, verbose)}", width, limit and 1), *(f"      {line}" for line in said)]
+    number = len(cause.results)
+    few = number <= _ITEMS and cause.outcome in ("not run", "untested", "deviates")
+    named = items(cause) if verbose or few or number == 1 else families(r.id for r in cause.results)
+    return _wrapped(f"  {number:>4}  {' '.join(cause.words.split())}  ({named})", width, limit, hang=8)
 
 
-def _told(element: Any, text: str) -> Any:
-    element.text = text
-    return element
+def _named(cause: Cause, verbose: bool) -> str:
+    named = items(cause, None if verbose else _ITEMS)
+    return named if len(cause.results) == 1 else f"{len(cause.results)} items: {named}"
 
 
-def _html(run: Run, verdict: Verdict) -> str:
-    from jinja2 import Environment, PackageLoader, StrictUndefined
+def _left(number: int, thing: str) -> list[str]:
+    return [f"  … and {counted(number, thing)} more (--verbose, or report.html)"] if number > 0 else []
 
-    environment = Environment(
-        loader=PackageLoader("contracts.court", "."), autoescape=True, undefined=StrictUndefined, trim_blocks=True
-    )
-    return environment.get_template("report.html.j2").render(
-        run=run,
-        verdict=verdict,
-        headline=headline(verdict),
-        headings=HEADINGS,
-        sections=[(outcome, by_id(results)) for outcome, results in by_outcome(verdict)],
-        details=lambda result: details(run, result),
-        detailed=_DETAILED,
-        cases=_cases,
-        kill_line=kill_line(run),
-    )
+
+def _wrapped(text: str, width: int, limit: int | None = None, hang: int = 4) -> list[str]:
+    """Text in lines of a width, its own lines kept; a hanging indent; what is over the limit is left out with an
+    ellipsis."""
+    lines: list[str] = []
+    for line in text.splitlines():
+        start = " " * (len(line) - len(line.lstrip()))
+        lines += textwrap.wrap(
+            line.lstrip(), max(width, 40), subsequent_indent=start + " " * hang, initial_indent=start,
+            break_on_hyphens=False, break_long_words=False,
+        ) or [""]  # fmt: skip
+        if limit is not None and len(lines) > limit:
+            last = lines[limit - 1]
+            return [*lines[: limit - 1], f"{last[: max(width, 40) - 2]} …"]
+    return lines
 
 
 def _json(run: Run, verdict: Verdict) -> str:
+    found = causes(run, verdict.results)
     body = codec.encode(verdict) | {"exit_code": verdict.exit_code, "headline": headline(verdict)}
-    shown = dict.fromkeys(result.id for result in verdict.results if result.outcome in _DETAILED)
+    body["causes"] = [
+        {"outcome": cause.outcome, "questions": list(cause.questions), "words": cause.words,
+         "items": [str(result.item) for result in cause.results], "rerun": rerun(run, cause.results[0].item)}
+        for cause in found
+    ]  # fmt: skip
+    shown = dict.fromkeys(result.id for result in verdict.results if result.outcome in DETAILED)
     stated = {id: run.plan.promises[id] for id in shown if id in run.plan.promises}
     body["contracts"] = {
         id: {"statement": each.promise, "source": sources.explained(each.source)} for id, each in stated.items()
@@ -253,8 +185,11 @@ def _json(run: Run, verdict: Verdict) -> str:
 
 
 _FORMS: Mapping[Form, Callable[[Run, Verdict], str]] = {
-    "markdown": _markdown,
-    "junit": _junit,
-    "html": _html,
+    "markdown": summary,
+    "junit": junit,
+    "html": page,
     "json": _json,
+    "annotations": github,
+    "sarif": sarif,
 }
+assert {*_FORMS, "terminal"} == {*FORMS}

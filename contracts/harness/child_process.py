@@ -141,10 +141,13 @@ class _Keeper:
 
     def drain(self, pipe: BinaryIO) -> None:
         for raw in iter(lambda: pipe.readline(LONGEST_LINE), b""):
-            self.keep(raw.decode("utf-8", "replace"))
+            self._put(self._redactor.line(raw.decode("utf-8", "replace")))
+        self._put(self._redactor.rest())
 
     def keep(self, line: str) -> None:
-        clean = self._redactor.line(line)
+        self._put(self._redactor.line(line))
+
+    def _put(self, clean: str) -> None:
         self._last.append(clean)
         # A full disk or a closed terminal must not stop the run, nor block it on a pipe that nobody reads.
         with suppress(OSError, ValueError):

@@ -20,6 +20,7 @@ from contracts.harness import parties, selftest
 from contracts.harness.commands._errors import read_law
 from contracts.harness.loss_curves import Curves, Watched
 from contracts.harness.plugin import OWN_RANKS_S, PROPERTY, SLOW_S, result_of
+from contracts.harness.progress import WATCHED, Told
 from contracts.harness.selftest import Matrix
 from contracts.instruments.ranks import here
 from contracts.spec import codec
@@ -111,10 +112,12 @@ class _Clerk:
         self._trials: dict[str, Trial] = {}
         self._baseline: list[Result] = []
         self._kills: list[Kill] = []
+        self._tell = Told(config.getoption("trials").with_name(WATCHED))
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         self._trials = {node.nodeid: node.callspec.params["trial"] for node in session.items}  # type: ignore[attr-defined]
+        self._tell.planned(len(self._trials))
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         trial = self._trials[report.nodeid]
@@ -125,6 +128,7 @@ class _Clerk:
             self._baseline.append(result)
         else:
             self._kills.append(_kill(trial.mutant, result, report))
+        self._tell(result if trial.mutant is None else self._kills[-1])
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         session.exitstatus = pytest.ExitCode.OK  # a mutant that is caught fails its test; the matrix decides

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import datetime
 import functools
+import os
 import platform
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from contracts.court import record
 from contracts.court.court import Court
 from contracts.court.deviations import covers
 from contracts.court.judge import DEADLINE_S, judge
+from contracts.court.plain_text import fit
 from contracts.court.verdict import declared, in_force, not_judged, verdict
 from contracts.harness import parties, selftest
 from contracts.instruments import accelerator
@@ -40,6 +42,7 @@ from contracts.spec.records import (
     Unfit,
     Verdict,
 )
+from contracts.spec.redaction import redact_words, secrets_here
 from contracts.spec.stack import Party, questions
 
 
@@ -118,7 +121,7 @@ class Gate:
             return Result(id=item.id, case=item.case, outcome="not run", words=missing)
         party = Court() if contract.of_the_court else self.subject
         helping = [assistant for _, assistant in self.assistants]
-        return judge(contract, item.case, party, helping, deadline_s=self.deadline_s)
+        return fit(judge(contract, item.case, party, helping, deadline_s=self.deadline_s), self.known)
 
     def missing_ranks(self, item: Item) -> str:
         """Why there are not enough ranks for an item of the dist tier; empty when there are."""
@@ -174,9 +177,14 @@ class Gate:
         )
 
     @functools.cached_property
+    def known(self) -> frozenset[str]:
+        """The secrets of this process, taken once, before the stack is asked."""
+        return secrets_here(os.environ, sys.argv)
+
+    @functools.cached_property
     def header(self) -> Header:
         """Who judges whom; taken once, when the run opens."""
-        return Header(
+        header = Header(
             schema=SCHEMA,
             suite=suite_version(),
             revision=revision(),
@@ -184,13 +192,14 @@ class Gate:
             subject=parties.subject_of(self.subject, self.origin),
             assistants=tuple(parties.subject_of(party, name) for name, party in self.assistants),
             started=self.started,
-            command=tuple(sys.argv),
+            command=redact_words(sys.argv, self.known),
             python=platform.python_version(),
             platform=platform.platform(),
             proof=self.proof,
             device=device_of(self.plan),
             ranks=here().world,
         )
+        return fit(header, self.known)
 
 
 def of_numbers(plan: Plan) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import inspect
 import shlex
 import sys
 from collections.abc import Callable, Mapping
@@ -73,7 +74,7 @@ def load(name: str, *, deadline_s: float = DEADLINE_S) -> Party:
         Unreachable: for a party whose environment is missing, or that cannot be loaded within the deadline.
     """
     try:
-        with deadline(deadline_s):
+        with deadline(deadline_s, f"{name} while it was loaded"):
             return _load(name)
     except Overdue:
         raise Unreachable(f"{name} could not be loaded within {deadline_s:g} s") from None
@@ -135,7 +136,29 @@ def subject_of(party: Party, origin: str) -> Subject:
         layouts=frozenset(party.layouts),
         labels=dict(party.labels),
         abilities=abilities_of(party),
+        places=places(party),
     )
+
+
+def places(party: Party) -> dict[str, str]:
+    """Where the code of each question stands, as `file:line`; a question that is passed on to another process or
+    that our own package answers elsewhere has no place."""
+    here, ours = Path.cwd(), Path(__file__).parents[1]
+    found = {}
+    for question in sorted(party.offers):
+        code = getattr(inspect.unwrap(getattr(type(party), question, None) or _nothing), "__code__", None)
+        if code is None or code is _nothing.__code__:
+            continue
+        file = Path(code.co_filename)
+        if file.is_relative_to(here):
+            found[question] = f"{file.relative_to(here)}:{code.co_firstlineno}"
+        elif not file.is_relative_to(ours):
+            found[question] = f"{file}:{code.co_firstlineno}"
+    return found
+
+
+def _nothing() -> None:
+    """Stands for a question without code of its own."""
 
 
 def _imported(name: str, module: str, attribute: str) -> Party:

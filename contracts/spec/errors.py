@@ -82,9 +82,16 @@ def refuse(field: str, value: object, problem: str, remedy: str) -> Refused:
 
 
 def shown(value: object) -> str:
-    """`repr`, truncated to fit a terminal line."""
+    """`repr`, truncated to fit a terminal line. Of a long text or sequence only the beginning is drawn at all."""
+    if isinstance(value, (str, bytes)) and len(value) > _DRAWN:
+        return f"{repr(value[:_DRAWN])[:100]}… ({len(value) + 2} characters)"
+    if isinstance(value, (tuple, list)) and len(value) > _DRAWN:
+        return f"{repr(value[:_DRAWN])[:100]}… ({len(value)} entries)"
     text = repr(value)
     return text if len(text) <= 120 else f"{text[:100]}… ({len(text)} characters)"
+
+
+_DRAWN = 1000
 
 
 class Refusals:

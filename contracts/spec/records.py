@@ -22,8 +22,8 @@ offered: the stack does not have what the contract is about. untested: the contr
 planned and could not be tried. broken: the suite or the adapter failed, which says nothing about the contract."""
 OUTCOMES: tuple[Outcome, ...] = ("holds", "violated", "deviates", "not offered", "untested", "not run", "broken")
 
-Form = Literal["terminal", "markdown", "junit", "html", "json"]
-FORMS: tuple[Form, ...] = ("terminal", "markdown", "junit", "html", "json")
+Form = Literal["terminal", "markdown", "junit", "html", "json", "annotations", "sarif"]
+FORMS: tuple[Form, ...] = ("terminal", "markdown", "junit", "html", "json", "annotations", "sarif")
 
 Word = Literal["conformant", "violated", "incomplete", "broken", "nothing ran"]
 EXIT_CODES: Mapping[Word, int] = {"conformant": 0, "violated": 1, "incomplete": 3, "broken": 4, "nothing ran": 5}
@@ -129,6 +129,8 @@ class Subject:
     layouts: frozenset[str]
     labels: Mapping[str, str] = field(default_factory=dict)
     abilities: Abilities | None = None
+    places: Mapping[str, str] = field(default_factory=dict)
+    """Question → `file:line` of the code that answers it, where that is Python; relative to the working directory."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,13 +193,18 @@ class Plan:
 
 @dataclass(frozen=True, kw_only=True)
 class Footer:
-    """The last line of a run; a run without it is refused as cut off. `digest` is the SHA-256 of the lines above."""
+    """The last line of a run; a run without it is refused as cut off.
+
+    `digest` is the SHA-256 of the lines above and of this line's other fields; with a key, `signature` is the
+    HMAC-SHA256 of the same.
+    """
 
     digest: str
     results: int
     word: Word
     exit_code: int
     finished: str
+    signature: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,7 +24,8 @@ VOLATILE = frozenset({"tmpfs", "ramfs", "devtmpfs"})
 MAX_LINKS = 40  # the kernel's own limit
 
 _LINE = re.compile(
-    r"(?P<id>\d+) (?P<parent>\d+) (?P<device>\d+:\d+) (?P<root>/\S*) (?P<point>/\S*) (?P<options>\S+)"
+    r"(?P<id>[0-9]{1,10}) (?P<parent>[0-9]{1,10}) (?P<device>[0-9]{1,10}:[0-9]{1,10}) "
+    r"(?P<root>/\S*) (?P<point>/\S*) (?P<options>\S+)"
     r"(?: [a-z_]+(?::\S+)?)* - (?P<kind>\S+) (?P<source>\S*) (?P<super>\S+)"
 )
 

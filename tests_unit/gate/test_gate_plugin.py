@@ -308,6 +308,21 @@ def test_four_ranks_are_a_profile_whose_larger_cases_are_listed_as_outside() -> 
     assert set(kept.outside) == set(plan.outside)
 
 
+def test_the_quick_profiles_are_a_part_that_any_machine_can_judge() -> None:
+    quick = profiles.plan(LAW, "quick").items
+    numbers = {id: each for id, each in LAW.contracts.items() if each.tier == "unit" and each.of_numbers}
+    assert [item.id for item in quick if item.id in numbers] == [id for id, each in numbers.items() if not each.slow]
+    others = set(profiles.plan(LAW, "launch,machine").items)
+    left = others - {*quick}
+    assert left
+    assert all("read_pattern" in LAW.contracts[item.id].asks for item in left)
+    cells = profiles.plan(LAW, "quick4").items
+    assert {str(item) for item in cells} == profiles._CELLS, "a cell that is in the law no more"
+    assert {*cells} < {*profiles.plan(LAW, "dist4").items}
+    assert {LAW.contracts[item.id].ranks(item.case) for item in cells} == {4}
+    assert any(not set(LAW.contracts[item.id].asks) - {"built", "train"} for item in cells)
+
+
 def test_several_processes_share_the_promises_and_draw_one_verdict(tmp_path: Path) -> None:
     def rankproof(*asked: str) -> subprocess.CompletedProcess[str]:
         words = [RANKPROOF, *asked, "--jobs", "2", "--with", "none", "--report", "out"]

@@ -61,9 +61,14 @@ class Started:
     def __init__(self, folder: Path, *command: object) -> None:
         self.folder, self.mark = folder, uuid.uuid4().hex
         env = environment(RANKPROOF_TEST_MARK=self.mark, PYTHONPATH=f"{ROOT}:{folder}")
-        with (folder / "log").open("w") as log:
-            self.process = subprocess.Popen([str(word) for word in command], cwd=folder, env=env, stdout=log,
-                                            stderr=log, start_new_session=True)  # fmt: skip
+        # Whoever is started in the background of a shell ignores SIGINT, and so would the command.
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            with (folder / "log").open("w") as log:
+                self.process = subprocess.Popen([str(word) for word in command], cwd=folder, env=env, stdout=log,
+                                                stderr=log, start_new_session=True)  # fmt: skip
+        finally:
+            signal.signal(signal.SIGINT, before)
 
     def until(self, true: Callable[[], object]) -> None:
         until(true, lambda: self.log, lambda: self.process.poll() is None)

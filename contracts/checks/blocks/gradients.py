@@ -136,6 +136,7 @@ RECOMPUTED: dict[str, tuple[Recipe, Mode, Precision]] = {
     "streams-and-depths": (replace(EVERYTHING, moe=_SIGMOID), "nemo_native", "float64"),
     "custom-mixers-bf16": (replace(WHOLE, dtype="bf16"), "author_dp", "declared"),
     "latent-streams": (replace(SMALL_MLA, pattern="AEM", depth=4, mhc=Mhc(streams=2)), "nemo_native", "float32"),
+    "seven-dense": (replace(WHOLE, pattern="AE", depth=7, moe=None), "nemo_native", "float64"),
 }
 
 
@@ -143,6 +144,7 @@ TWICE = {
     "": ("recompute", "experts"),
     "custom-mixers-bf16": ("recompute", "mamba", "recurrent"),
     "latent-streams": ("recompute", "mla"),
+    "seven-dense": ("recompute",),
 }
 
 

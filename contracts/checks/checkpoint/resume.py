@@ -39,6 +39,7 @@ RUNS: dict[str, tuple[Recipe, Execution, tuple[int, ...]]] = {  # steps between 
     "muon-accumulated": (MUON, Execution(microbatches=3), (1, 3, 2)),
     "mtp-without-clipping": (AHEAD, Execution(), (3, 1, 2)),
     "dense": (DENSE, Execution(), (2, 2, 2)),
+    "dense-tied": (replace(DENSE, name="short-tied", untied_embeddings=False), Execution(), (2, 1, 2)),
 }
 
 
@@ -53,8 +54,9 @@ def resumed_twice_is_uninterrupted(
     """A run that is saved and resumed twice is, at every step, bit-identical to the run that was not interrupted:
     weights, optimizer state, buffers, random generators, learning rate, place in the data, losses and gradient norm.
 
-    One load hides bugs that show only at the second: a state dict that is cached at the first load is saved again,
-    stale. Equal weights after a load hide what the next step uses: moments, their bias correction, the schedule.
+    The last run does not save: what is loaded does not depend on what will be saved. One load hides bugs that show only
+    at the second: a state dict that is cached at the first load is saved again, stale. Equal weights after a load hide
+    what the next step uses: moments, their bias correction, the schedule.
     """
     _generators(recipe.seed)
     given = given_batches(recipe, sum(parts))
@@ -64,10 +66,11 @@ def resumed_twice_is_uninterrupted(
     start = 0
     with folder() as at:
         for number, steps in enumerate(parts):
-            end = start + steps
+            end, last = start + steps, number == len(parts) - 1
             session = Session(
                 recipe=recipe, steps=steps, execution=execution, batches=given[start:end], observe=EVERYTHING,
-                save=str(at), save_at=frozenset({end}), load=str(at) if number else None,
+                save=None if last else str(at), save_at=frozenset() if last else frozenset({end}),
+                load=str(at) if number else None,
             )  # fmt: skip
             run = stack.train(session)
             said = f"after {number} loads" if number else "before any load"
@@ -76,7 +79,7 @@ def resumed_twice_is_uninterrupted(
                 words = _unlike(got, want)
                 assert not words, f"{said}, step {want.number}: {words}"
             start = end
-            if number < len(parts) - 1:
+            if not last:
                 _somewhere_else(stack, recipe, number)
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib.util
 import os
+import shlex
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -18,24 +21,21 @@ from contracts.court.judge import DEADLINE_S
 from contracts.court.verdict import verdict
 from contracts.harness import kill_matrix, parties, torchrun
 from contracts.harness import output as output_of
-from contracts.harness.commands._errors import VERBOSE, one_clear_error, print_report, read_law, told
+from contracts.harness.commands._errors import VERBOSE, one_clear_error, print_report, read_law, terminal_width, told
 from contracts.harness.gate import device_of, today
 from contracts.harness.output import Output
+from contracts.harness.progress import Progress
 from contracts.harness.supervisor import Ended, supervised
-from contracts.spec.errors import Unreachable, refuse
-from contracts.spec.records import EXIT_CODES, FORMS, Form, Header
+from contracts.spec.errors import Refusals, Unreachable, refuse
+from contracts.spec.records import EXIT_CODES, FORMS, USAGE_ERROR, Form, Header
 
 SUITE = Path(__file__).parents[1] / "suite.py"
-_FILES: dict[Form, str] = {
-    "junit": "junit.xml",
-    "markdown": "summary.md",
-    "html": "report.html",
-    "json": "verdict.json",
-}
 
 
 @click.command()
 @click.option("--stack", default="reference", show_default=True, help="A name, or package.module:Name.")
+@click.option("--isolated", is_flag=True,
+              help="Run package.module:Name in a process of its own, apart from the one that judges it.")  # fmt: skip
 @click.option("--with", "assistants", multiple=True, metavar="NAME",
               help="Who answers what the stack does not, such as a launcher's parser; `none` for nobody.")  # fmt: skip
 @click.option("--profile", show_default=f"{profiles.DEFAULT}; with --ranks: dist",
@@ -55,15 +55,17 @@ _FILES: dict[Form, str] = {
 @click.option("--proof", "given", type=click.Path(path_type=Path), metavar="FILE",
               help="kills.json of `selftest`, or its folder: contracts that failed there are not judged.")  # fmt: skip
 @click.option("--selftest", "prove", is_flag=True, help="First judge the suite's own mutants.")
-@click.option("--verbose", is_flag=True, help=VERBOSE)
+@click.option("-v", "--verbose", is_flag=True, help=VERBOSE)
 @one_clear_error
 def check(
-    stack: str, assistants: tuple[str, ...], profile: str | None, ranks: int | None, deviations: Path | None,
-    baseline: Path | None, folder: Path, form: Form, deadline: float, jobs: int, given: Path | None, prove: bool,
+    stack: str, isolated: bool, assistants: tuple[str, ...], profile: str | None, ranks: int | None,
+    deviations: Path | None, baseline: Path | None, folder: Path, form: Form, deadline: float, jobs: int,
+    given: Path | None, prove: bool,
     verbose: bool,
 ) -> None:  # fmt: skip
     """Put a stack under test and print the verdict."""
     profile = profile or ("dist" if ranks else profiles.DEFAULT)
+    stack = _apart(stack, ranks) if isolated else stack
     arguments = [
         str(SUITE), "--gate", f"--report={folder}", f"--stack={stack}", f"--profile={profile}",
         f"--deadline={deadline}", *(f"--with={name}" for name in assistants),
@@ -87,7 +89,7 @@ def check(
             kill_matrix.load(given)
         earlier = None if baseline is None else _earlier(baseline, folder)
         if folder.exists():  # an older run must not be read as this one, whatever happens now
-            record.make_folder(folder, (*_FILES.values(), output_of.FILE))
+            record.make_folder(folder, (*report.FILES, output_of.FILE))
         with output.taken():
             subject = parties.load(stack, deadline_s=deadline)
             parties.assistants(subject, assistants, quick=False)
@@ -102,11 +104,58 @@ def check(
 
     output, code = Output(folder), EXIT_CODES["broken"]
     try:
-        code = supervised(lambda: told(work), output)
+        with record.only_writer(folder):
+            code = supervised(lambda: told(work), watched(output, folder / "run.jsonl.part"), deadline_s=deadline)
+            _confirm(folder, code)
+    except Ended:
+        code = EXIT_CODES["broken"]
+        raise
     finally:
         ended = code == EXIT_CODES["broken"] or not (folder / "run.jsonl").exists()
         output.end(ended=ended, red=code != 0)
     sys.exit(code)
+
+
+@contextlib.contextmanager
+def watched(output: Output, written: Path) -> Iterator[None]:
+    """Keep the output of a run and tell how far it is by the lines that it has `written`."""
+    with output, Progress(written):
+        yield
+
+
+def _apart(stack: str, ranks: int | None) -> str:
+    """The stack behind a command that serves it.
+
+    Raises:
+        Refused: where it cannot be served, with every reason.
+    """
+    found = Refusals()
+    served = ":" in stack and not stack.startswith("launched:")
+    if not served and not stack.startswith("launched:"):
+        found.add("--isolated", stack, "is a stack of the suite itself", "leave it out, or give package.module:Name")
+    if ranks is not None:
+        found.add("--isolated", ranks, "does not go with --ranks: the ranks hold the stack", "leave one of them out")
+    found.raise_any()
+    return f"launched:{shlex.join([sys.executable, '-m', 'contracts.stacks.serve', stack])}" if served else stack
+
+
+def _confirm(folder: Path, code: int) -> None:
+    """Refuse a verdict that the record does not bear out. Only the record can be read again, and this process has never
+    run a line of the stack.
+
+    Raises:
+        Ended: where there is no record and the verdict is one on a stack, or where they differ.
+    """
+    if code == USAGE_ERROR:
+        return  # nothing was judged, and an older record may be there
+    if not (folder / "run.jsonl").exists():
+        if code in (EXIT_CODES["conformant"], EXIT_CODES["violated"]):
+            raise Ended(f"the process said exit code {code} and left no record in {folder}")
+        return
+    recorded, _ = record.load(folder)
+    judged = verdict(recorded, today())
+    if judged.exit_code != code:
+        raise Ended(f"the process said exit code {code}, and its record is {judged.word}")
 
 
 def _earlier(baseline: Path, folder: Path) -> Header:
@@ -159,9 +208,10 @@ def _verdict(folder: Path, form: Form, how: str, verbose: bool) -> int:
         raise Ended(f"the run ended early ({how}); {folder} holds what came in")
     run, closing = record.load(folder)
     judged = verdict(run, today())
-    for rendering, name in _FILES.items():
-        (folder / name).write_text(report.render(run, judged, rendering), encoding="utf-8")
-    print_report(report.render(run, judged, form, verbose), closing.word, form)
-    if form == "terminal":
-        click.echo(f"report: {folder / 'report.html'} (run.jsonl, junit.xml, summary.md, verdict.json beside it)")
+    for name, text in report.files(run, judged).items():
+        (folder / name).write_text(text, encoding="utf-8")
+    if form == "terminal":  # the verdict is the last line
+        beside = ", ".join(["run.jsonl", *(name for name in report.FILES if name != "report.html")])
+        click.echo(f"report: {folder / 'report.html'} ({beside} beside it)")
+    print_report(report.render(run, judged, form, verbose, terminal_width()), closing.word, form)
     return judged.exit_code

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -13,37 +14,68 @@ from contracts.court import deviations as deviations_file
 from contracts.court import record
 from contracts.court import report as renderings
 from contracts.court.baseline import baseline
+from contracts.court.html_report import Recorded, overview
+from contracts.court.plain_text import terminal
 from contracts.court.verdict import verdict
-from contracts.harness.commands._errors import VERBOSE, one_clear_error, print_report
+from contracts.harness.commands._errors import VERBOSE, one_clear_error, print_report, terminal_width
 from contracts.harness.gate import today
 from contracts.spec.errors import refuse
 from contracts.spec.records import FORMS, Form
 
+WORST_FIRST = (1, 4, 3, 5)
+"""Exit codes of several verdicts: violated, broken, incomplete, nothing ran."""
+
 
 @click.command(name="report")
-@click.argument("run", type=click.Path(path_type=Path))
+@click.argument("runs", type=click.Path(path_type=Path), nargs=-1, required=True)
 @click.option("--form", type=click.Choice(FORMS), default="terminal", show_default=True)
+@click.option("--html", "page", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
+              help="Write one page over all these runs: stacks × families, and the trend of each.")  # fmt: skip
 @click.option("--baseline", "earlier", type=click.Path(path_type=Path), metavar="RUN",
               help="An earlier record or its folder: what was judged there and is not judged here is red.")  # fmt: skip
-@click.option("--verbose", is_flag=True, help=VERBOSE)
+@click.option("-v", "--verbose", is_flag=True, help=VERBOSE)
 @one_clear_error
-def report(run: Path, form: Form, earlier: Path | None, verbose: bool) -> None:
-    """Print a recorded run as text, JUnit, Markdown (for a step summary), HTML or JSON."""
-    recorded, closing = record.load(run)
+def report(runs: tuple[Path, ...], form: Form, page: Path | None, earlier: Path | None, verbose: bool) -> None:
+    """Print a recorded run as text, JUnit, Markdown (for a step summary), HTML, JSON, GitHub annotations or SARIF; of
+    several runs, the verdict of each."""
+    if len(runs) > 1 and form != "terminal" and page is None:
+        raise refuse("form", form, f"is of one run, and there are {len(runs)}", "give one run, or --html FILE")
+    recorded = [_recorded(path, page, earlier) for path in runs]
+    if page is not None:
+        try:
+            page.write_text(overview(recorded), encoding="utf-8")
+        except OSError as error:
+            problem = f"cannot be written: {error.strerror}"
+            raise refuse("html", str(page), problem, "give a file in a folder that exists") from None
+    if len(runs) == 1 and page is None:
+        [only] = recorded
+        text = renderings.render(only.run, only.verdict, form, verbose, terminal_width())
+        print_report(text, only.verdict.word, form)
+    else:
+        for each in recorded:
+            click.echo(terminal(renderings.headline(each.verdict)))
+        if page is not None:
+            click.echo(f"page: {page}")
+    codes = {each.verdict.exit_code for each in recorded}
+    sys.exit(next((code for code in WORST_FIRST if code in codes), 0))
+
+
+def _recorded(path: Path, page: Path | None, earlier: Path | None) -> Recorded:
+    """A run, called by its folder: seen from the page, so that the page can link to it."""
+    run, closing = record.load(path)
     if earlier is not None:
         there, ended = record.load(earlier)
-        judged_there = verdict(there, day_of(ended.finished))
-        recorded = replace(recorded, baseline=baseline(there, judged_there, recorded.header))
-    judged = verdict(recorded, day_of(closing.finished))
-    print_report(renderings.render(recorded, judged, form, verbose), judged.word, form)
-    sys.exit(judged.exit_code)
+        run = replace(run, baseline=baseline(there, verdict(there, day_of(ended.finished)), run.header))
+    folder = path if path.is_dir() else path.parent
+    label = os.path.relpath(folder, page.parent) if page is not None else str(folder)
+    return Recorded(label=label, run=run, verdict=verdict(run, day_of(closing.finished)))
 
 
 @click.command()
 @click.argument("run", type=click.Path(path_type=Path))
 @click.option("--as-of", metavar="DATE", help="Judge as on this day instead of today (deviations expire).")
 @click.option("--deviations", type=click.Path(path_type=Path), help="Judge with these instead of the recorded ones.")
-@click.option("--verbose", is_flag=True, help=VERBOSE)
+@click.option("-v", "--verbose", is_flag=True, help=VERBOSE)
 @one_clear_error
 def replay(run: Path, as_of: str | None, deviations: Path | None, verbose: bool) -> None:
     """Judge a recorded run again, offline, without the stack."""
@@ -55,7 +87,7 @@ def replay(run: Path, as_of: str | None, deviations: Path | None, verbose: bool)
     except ValueError:
         raise refuse("--as-of", as_of, "is not a date", "write YYYY-MM-DD") from None
     judged = verdict(recorded, day)
-    print_report(renderings.render(recorded, judged, "terminal", verbose), judged.word, "terminal")
+    print_report(renderings.render(recorded, judged, "terminal", verbose, terminal_width()), judged.word, "terminal")
     if judged.word != closing.word:
         click.echo(f"the record said {closing.word} on {closing.finished}; judged as of {day} it is {judged.word}")
     sys.exit(judged.exit_code)

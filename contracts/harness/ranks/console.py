@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Iterator
@@ -44,6 +45,24 @@ def untaken(plugins: pytest.PytestPluginManager) -> Iterator[None]:
     capture.suspend_global_capture(in_=True)
     yield
     capture.resume_global_capture()
+
+
+@contextmanager
+def unseen(config: pytest.Config, instead: str) -> Iterator[None]:
+    """Print one line instead of what pytest prints of reports that an earlier attempt has printed.
+
+    `_tw` is private in pytest: its reporter counts a report and prints it in one step. Seen in 7.0 to 9.2.
+    """
+    reporter = config.pluginmanager.getplugin("terminalreporter")
+    if reporter is None:
+        yield
+        return
+    say(config, instead)
+    file, reporter._tw._file = reporter._tw._file, io.StringIO()
+    try:
+        yield
+    finally:
+        reporter._tw._file, reporter.currentfspath = file, None
 
 
 def say(config: pytest.Config, line: str) -> None:

@@ -44,7 +44,14 @@ def command(words: Sequence[str], *, patience_s: float) -> list[str]:
 
 
 def stand_between(
-    *, parent: int, orders: bool = False, words: str = "", agent: int = 0, tree: bool = False, patience_s: float = 20.0
+    *,
+    parent: int,
+    orders: bool = False,
+    words: str = "",
+    agent: int = 0,
+    leads: bool = False,
+    tree: bool = False,
+    patience_s: float = 20.0,
 ) -> Guarded:
     """Make this process the guard of a copy of itself, and return in the copy.
 
@@ -52,7 +59,8 @@ def stand_between(
         parent: the process whose end is a reason to stop.
         orders: signals are told by a pipe instead of being sent, so that the copy need not handle any.
         words: a 0 counts only where the copy has said so; what is told where it has not.
-        agent: a launcher that is to be ended where the end is red and final.
+        agent: a launcher that is to be ended where the end is red and final; by the guard that `leads`, for which the
+            others wait.
         tree: every process that descends from the copy goes with it.
         patience_s: what the copy gets to stop before it is killed.
     """
@@ -78,7 +86,7 @@ def stand_between(
         if descriptor >= 0:
             os.set_inheritable(descriptor, True)
     given = {"child": child, "parent": parent, "orders": write_orders, "words": read_words, "missing": words,
-             "agent": agent, "tree": int(tree), "patience": patience_s,
+             "agent": agent, "leads": int(leads), "tree": int(tree), "patience": patience_s,
              "heard": ",".join(str(int(number)) for number in heard)}  # fmt: skip
     try:
         os.execv(

@@ -113,8 +113,9 @@ def _told(code: int, given: dict[str, str], heard: list[signal.Signals]) -> int:
         _ignoring_what_is_gone(os.write, 2, f"{given['missing']}\n".encode())
     agent = int(given["agent"])
     if agent and code and said and said[-1] == "1" and os.getppid() == agent:
-        _ignoring_what_is_gone(os.kill, agent, signal.SIGTERM)
-        signal.sigtimedwait(heard, ENDS_IT_S)  # it sends the same to those whom it has started
+        if given["leads"] == "1":
+            _ignoring_what_is_gone(os.kill, agent, signal.SIGTERM)
+        signal.sigtimedwait(heard, ENDS_IT_S)  # it signals those that it has started
     return code
 
 

@@ -6,6 +6,7 @@ Every rank makes the same calls in the same order, because every decision follow
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,10 +14,12 @@ from dataclasses import asdict, dataclass, field, replace
 
 from contracts.harness.ranks import diagnostics, exit, groups, rank_environment, recovery
 from contracts.harness.ranks.agreement import Agreement, End, Limits, Waiting, decide, gathering
+from contracts.harness.ranks.guard_program import LEFT
 from contracts.harness.ranks.in_flight import InFlight, View, leftovers
-from contracts.harness.ranks.merge import Merged, Post, charged, merge, read, written
+from contracts.harness.ranks.merge import Merged, Post, blamed, charged, merge, read, written
 from contracts.harness.ranks.watchdog import Aborted, Region, Watchdog
 
+COPY_CHARACTERS = 1000
 SKIPPED = 5  # times the grace period: what the peers of a rank that skipped get
 
 
@@ -49,6 +52,8 @@ class Job:
         self.counts = Counts()
         self._all_passed = merge([Post(rank=rank) for rank in range(here.size)])
         self.poisoned = False
+        self._pid, self._copies = os.getpid(), os.pipe()
+        os.set_blocking(self._copies[0], False)
         self._raised = ""  # where an exception in the last phase came from
         self._connections = [groups.connection(here, first=True), groups.connection(here)]
         prefix = gathering(self._connections[0], rank=here.rank, size=here.size, limit=limits.collection)
@@ -142,7 +147,12 @@ class Job:
         try:
             with self.watchdog.watched(step, label, limit) as region:
                 try:
-                    yield region
+                    try:
+                        yield region
+                    except BaseException as error:
+                        self._end_copy(label, f": {type(error).__name__}: {error}")
+                        raise
+                    self._end_copy(label, "")
                 except Aborted:  # the device's queue is gone with the group
                     raise
                 except BaseException:
@@ -153,6 +163,21 @@ class Job:
             self.agreement.come_back(step)
             self._raised = diagnostics.raised_at(error)  # now, because torchrun may end this rank before the report
             raise
+
+    def _end_copy(self, label: str, how: str) -> None:
+        """End a process that the code under test has forked and that came back here. It is no rank: it shares the
+        connections of one, and what it says would be taken for that rank's words."""
+        if os.getpid() != self._pid:
+            words = f"a process that rank {self.here.rank} forked in {label} came back into pytest{how}"
+            os.write(self._copies[1], words[:COPY_CHARACTERS].replace("\n", " ").encode(errors="replace") + b"\n")
+            os._exit(LEFT)
+
+    def copies(self) -> list[str]:
+        """What is known of forked processes that came back, since this was called last."""
+        try:
+            return os.read(self._copies[0], 1 << 16).decode(errors="replace").splitlines()
+        except BlockingIOError:
+            return []
 
     def why_aborted(self, region: Region, *, raised: bool) -> str:
         """Why this rank's part of a phase does not count, or "". An exception after the phase was called off comes from
@@ -209,10 +234,12 @@ class Job:
         return charged(merged, found[0].rank, [each.words for each in found])
 
     def _with_evidence(self, merged: Merged, region: Region) -> Merged:
-        mine = region.picture or {"stack": self._raised, "collectives": diagnostics.collectives(region.since_ns)}
-        views = self.exchange(json.dumps(mine), limit=self.limits.end, name="evidence")
-        told = diagnostics.shown({rank: json.loads(view) for rank, view in enumerate(views)})
-        return replace(merged, text=f"{merged.text}\n----- where each rank was -----\n{told}")
+        mine = region.picture or {"stack": self._raised, **diagnostics.called(region.since_ns)}
+        said = self.exchange(json.dumps(mine), limit=self.limits.end, name="evidence")
+        views = {rank: json.loads(view) for rank, view in enumerate(said)}
+        merged = replace(merged, text=f"{merged.text}\n----- where each rank was -----\n{diagnostics.shown(views)}")
+        odd = diagnostics.odd_one(views)
+        return merged if odd is None else blamed(merged, *odd)
 
     def from_rank_0(self, mine: str) -> str:
         """A value of rank 0, on every rank. All ranks call it in a phase of a test."""
@@ -277,7 +304,7 @@ class Job:
     def _picture(self, region: Region) -> dict[str, object]:
         return {
             "stack": diagnostics.stack(self.watchdog.main),
-            "collectives": diagnostics.collectives(region.since_ns),
+            **diagnostics.called(region.since_ns),
             "label": region.label,
         }
 
@@ -285,4 +312,4 @@ class Job:
         region = self.watchdog.region
         if region is not None:
             return region.picture or self._picture(region)
-        return {"stack": self._raised, "collectives": diagnostics.collectives(), "label": "between two phases"}
+        return {"stack": self._raised, **diagnostics.called(), "label": "between two phases"}

@@ -32,6 +32,10 @@ class Past:
         return cls(done=done, under_way=under_way, begun=tuple(begun))
 
 
+def _said(why: str) -> None:
+    """Nothing more to say."""
+
+
 class Journal:
     """Written by rank 0 while the tests run. `lost` is told why where it can be written no more."""
 
@@ -59,7 +63,8 @@ class Journal:
         except OSError as error:
             if self._lost is None:
                 raise
-            self._lost(f"{self._file.name} cannot be written: {error.strerror}")
+            lost, self._lost = self._lost, _said  # once: the last page writes here too, while the process leaves
+            lost(f"{self._file.name} cannot be written: {error.strerror}")
 
 
 def read_journal(path: Path) -> Past:

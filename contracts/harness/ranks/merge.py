@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field, replace
 KINDS = ("passed", "failed", "skipped", "xfailed", "xpassed")
 TEXT = 20_000  # characters of a failure that are sent; the rank's log has all of it
 VERDICT = "ranks.verdict"
+OF_BACKEND = ("Connection closed", "Connection reset", "Broken pipe", "gloo", "Gloo", "NCCL", "DistBackendError")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,6 +117,21 @@ def charged(merged: Merged, rank: int, words: Sequence[str]) -> Merged:
         merged, kind="failed", primary=rank, crash=words[0], text="\n".join(words), poisoned=True,
         properties=(*merged.properties, (VERDICT, json.dumps(verdict))),
     )  # fmt: skip
+
+
+def blamed(merged: Merged, rank: int, words: str) -> Merged:
+    """The same failure, with the rank whose collectives differ from the others' before the one that suffered from it:
+    a backend ends, or hangs, whichever rank it finds first. An error of the test's own names its rank already."""
+    of_backend = any(said in merged.crash for said in OF_BACKEND) or all(
+        said != "failed" for said in merged.outcomes.values()
+    )
+    if not of_backend:
+        return merged
+    crash = f"{words}; {merged.crash}"
+    kept = tuple(pair for pair in merged.properties if pair[0] != VERDICT)
+    verdicts = [json.loads(str(value)) for name, value in merged.properties if name == VERDICT]
+    told = [(VERDICT, json.dumps({**verdict, "primary": rank, "words": crash})) for verdict in verdicts]
+    return replace(merged, primary=rank, crash=crash, text=f"{words}\n{merged.text}", properties=(*kept, *told))
 
 
 def _decide(posts: Sequence[Post]) -> Merged:

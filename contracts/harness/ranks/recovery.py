@@ -98,7 +98,8 @@ class Recovery:
         self._wait_for_answers()
         answered = self._answered()
         if self.here.rank == min(answered, default=self.here.rank - self.here.local_rank):
-            self._end_the_silent(answered | {self.here.rank})
+            if not mine:  # where nothing can be written, silence says nothing; the guards end who hangs
+                self._end_the_silent(answered)
             told = mine or account(self.folder, self.here.attempt, self.here.size).told()
             self._speak(told, end.restart and self.here.restarts_left > 0)
 
@@ -160,7 +161,11 @@ def account(folder: rank_environment.Folder, attempt: int, size: int) -> Account
     ranked = sorted(views.values(), key=lambda view: (_weight(str(view["reason"])), str(view["when"])))
     first = ranked[0] if ranked else {"reason": "every rank died without a word", "rank": -1}
     doing = "\n".join([diagnostics.shown(views) if views else "", *crashes])
-    return Account(reason=str(first["reason"]), rank=int(str(first["rank"])), doing=doing)
+    reason, rank = str(first["reason"]), int(str(first["rank"]))
+    if odd := diagnostics.odd_one(views):
+        rank, differs = odd
+        reason = f"{differs}; {reason}"
+    return Account(reason=reason, rank=rank, doing=doing)
 
 
 def _weight(reason: str) -> int:

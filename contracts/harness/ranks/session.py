@@ -115,11 +115,14 @@ class Session:
         code = int(self.session.exitstatus) if self.session is not None else 4
         if code == 0 and self.session is not None and self.session.testsfailed:
             code = int(pytest.ExitCode.TESTS_FAILED)  # whatever a plugin has made of it
+        if copies := self.job.copies():
+            console.say_raw(self.console, "\n".join(["ranks:", *copies, ""]))
+            code = code or int(pytest.ExitCode.TESTS_FAILED)
         codes = self.job.exchange(str(code), limit=self.limits.end, name="end")
-        self.code = int(codes[0])
+        self.code = int(codes[0]) or max(map(int, codes))
         if self.here.local_rank == 0:
             with contextlib.suppress(OSError):  # torchrun may start the ranks again then, for nothing
-                self.folder.complete.write_text(codes[0])
+                self.folder.complete.write_text(str(self.code))
         self.job.close()
         if self.journal is not None:
             self.journal.close()

@@ -27,6 +27,24 @@ class SkipsAreGreenInJUnit(Court):
         return re.sub(r"<(failure|error)\b.*?</\1>", "", text, flags=re.DOTALL) if form == "junit" else text
 
 
+@mutant(of="GATE-08", case="conformant", says="html does not list ['TOPO-02[pp2-tp2]', 'TOPO-02[pp2-ep2]']")
+class CountsWhatHolds(Court):
+    """The page counts what holds and names none of it, so that nobody can see what was judged."""
+
+    def report(self, run: Run, today: str, form: Form) -> str:
+        text = super().report(run, today, form)
+        return re.sub(r"pp2-[te]p2", "", text) if form == "html" else text
+
+
+@mutant(of="GATE-08", case="untested", says="annotations does not list ['PAT-12']")
+class AnnotatesOnlyWhatFails(Court):
+    """A warning is not thought worth an annotation, so a contract that nothing judged is not seen on GitHub."""
+
+    def report(self, run: Run, today: str, form: Form) -> str:
+        text = super().report(run, today, form)
+        return re.sub(r"::warning .*", "", text) if form == "annotations" else text
+
+
 @mutant(of="GATE-09", case="deviates", says="replayed verdict is violated")
 class RecordForgetsDeviations(Court):
     """The record omits the deviations that were in force, so a replay judges another run."""

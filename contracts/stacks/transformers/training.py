@@ -164,30 +164,31 @@ def declined_execution(recipe: Recipe, execution: Execution) -> None:
         NotOffered: with the reason.
     """
     degrees, optim = execution.degrees, recipe.optim
-    shared = execution.world // (degrees.pp * degrees.tp * degrees.cp)
     cut = _cut(execution)
-    decline({
-        "stack": {
-            "its sequence parallel is a name, not wired up": degrees.sp,
-            "its pipelines do not train": degrees.pp > 1,
-            "its experts are whole on a rank of expert parallel, and cut as the rest without": degrees.expert_tp
-            != (1 if degrees.ep > 1 else degrees.tp),
-            "its expert parallel lies on ranks that shard or cut": degrees.ep > 1 and shared > 1 and not execution.fsdp,
-            "its experts lie on a multiple of the tensor-parallel ranks": degrees.ep > 1 and degrees.ep % degrees.tp,
-            "its compiler takes the whole model": execution.compile == "blocks",
-            "a model that it cut is not compiled": cut and execution.compile != "none",
-        },
-        "device": {
-            "its Trainer has no float16 on a CPU": recipe.dtype == "fp16",
-            "inductor wants a C++ compiler": execution.compile != "none" and execution.backend == "inductor",
-        },
-        "adapter": {
-            "context parallel over its Trainer is not reached": degrees.cp > 1,
-            "its Muon is not reached": optim.rule != "adamw",
-            "models cut over ranks are asked in float32": cut and execution.world > 1
-            and (execution.precision == "float64" or recipe.dtype != "fp32"),
-        },
-    })  # fmt: skip
+    decline(
+        {
+            "stack": {
+                "its sequence parallel is a name, not wired up": degrees.sp,
+                "its pipelines do not train": degrees.pp > 1,
+                "its experts are whole on a rank of expert parallel": degrees.ep > 1 and degrees.expert_tp > 1,
+                "its expert parallel lies on ranks that shard": degrees.ep > 1 and not execution.fsdp,
+                "its compiler takes the whole model": execution.compile == "blocks",
+                "a model that it cut is not compiled": cut and execution.compile != "none",
+            },
+            "device": {
+                "accelerate takes tensor parallel on accelerators alone": degrees.tp > 1,
+                "its Trainer has no float16 on a CPU": recipe.dtype == "fp16",
+                "inductor wants a C++ compiler": execution.compile != "none" and execution.backend == "inductor",
+            },
+            "adapter": {
+                "context parallel over its Trainer is not reached": degrees.cp > 1,
+                "its Muon is not reached": optim.rule != "adamw",
+                "models cut over ranks are asked in float32": cut
+                and execution.world > 1
+                and (execution.precision == "float64" or recipe.dtype != "fp32"),
+            },
+        }
+    )
 
 
 def run_model(recipe: Recipe, execution: Execution, weights: Arrays, batch: Tokens, backward: bool) -> Pass:
@@ -230,8 +231,7 @@ class Rows(list[dict[str, Tensor]]):
 
 def microbatches(session: Session, before: int) -> Rows:
     """Every rank's microbatches, step after step. Those of the `before` steps already done are skipped unread."""
-    ranks = session.execution.world // session.execution.degrees.tp  # accelerate gives a tensor-parallel group one row
-    cuts = session.execution.microbatches
+    ranks, cuts = session.execution.world, session.execution.microbatches
     nothing: dict[str, Tensor] = {}
     found = Rows([nothing] * (before * ranks * cuts))
     windows = session.windows or tuple((batch,) for batch in session.batches)

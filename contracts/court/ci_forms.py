@@ -1,0 +1,178 @@
+"""The verdict in the formats of CI services: JUnit, GitHub's annotations, SARIF 2.1.0."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+from xml.etree import ElementTree
+
+from contracts.contract import LAW
+from contracts.court.causes import Cause, causes
+from contracts.court.plain_text import annotation, annotation_property, cut
+from contracts.court.telling import counted, details, headline, items, place
+from contracts.spec.records import Outcome, Result, Run, Verdict
+
+_LEVELS: Mapping[Outcome, str] = {"violated": "error", "broken": "error", "not run": "warning", "untested": "warning",
+                                      "deviates": "note"}  # fmt: skip
+_ANNOTATED = 9  # of each kind: GitHub shows ten of a step, and the verdict is one
+_LONGEST = 1500  # characters of the words of one cause
+_ITEMS = 50  # of a cause that are named
+
+
+def junit(run: Run, verdict: Verdict) -> str:
+    """JUnit knows pass, failure, error and skip. The verdict is a test case of its own, so that a run which is
+    incomplete, and has only skips to show for it, is red there too."""
+    element = ElementTree.SubElement
+    suites = ElementTree.Element("testsuites")
+    suite = element(suites, "testsuite", name=f"rankproof {verdict.subject} {verdict.profile}")
+    properties = element(suite, "properties")
+    said = {"verdict": verdict.word, "exit_code": str(verdict.exit_code), "self-test given": run.header.proof}
+    for name, value in said.items():
+        if value:
+            element(properties, "property", name=name, value=value)
+    for result in verdict.results:
+        case = element(suite, "testcase", name=str(result.item), classname=f"{run.header.subject.name}.{result.id}",
+                       time=f"{result.seconds:g}")  # fmt: skip
+        if result.outcome == "holds":
+            continue
+        where = place(run, result)
+        if where is not None:
+            case.set("file", where[0])
+            case.set("line", str(where[1]))
+        kind = {"violated": "failure", "broken": "error"}.get(result.outcome)
+        if kind is None:
+            element(case, "skipped", type=result.outcome, message=f"{result.outcome}: {_first(result.words)}")
+            continue
+        told = element(case, kind, type=result.outcome, message=_first(result.words))
+        told.text = "\n".join(f"{label}: {words}" for label, words in details(run, result))
+    closing = element(suite, "testcase", name="verdict", classname=f"{run.header.subject.name}.rankproof", time="0")
+    if verdict.exit_code:
+        told = element(closing, "failure", type=verdict.word, message=headline(verdict))
+        told.text = "\n".join([headline(verdict), *(f"{fault.kind}: {fault.words}" for fault in verdict.faults)])
+    totals = {
+        "tests": len(verdict.results) + 1,
+        "failures": verdict.counts["violated"] + bool(verdict.exit_code),
+        "errors": verdict.counts["broken"],
+        "skipped": sum(verdict.counts[each] for each in ("deviates", "not offered", "untested", "not run")),
+    }
+    for each in (suites, suite):
+        each.attrib |= {name: str(number) for name, number in totals.items()}
+        each.set("time", f"{sum(result.seconds for result in verdict.results):.3f}")
+    ElementTree.indent(suites)
+    return "<?xml version='1.0' encoding='UTF-8'?>\n" + ElementTree.tostring(suites, encoding="unicode") + "\n"
+
+
+def github(run: Run, verdict: Verdict) -> str:
+    """GitHub's workflow commands, the verdict first: an error for each cause that is violated or broken, a warning for
+    each reason why something was not judged, a notice for what deviates as declared. They stand at the stack's code
+    that answered, where the record knows it."""
+    kind = "error" if verdict.exit_code else "notice"
+    faults = [f"{fault.kind}: {fault.words}" for fault in verdict.faults]
+    lines = [_annotation(kind, {"title": "rankproof"}, "\n".join([headline(verdict), *faults]))]
+    for level, kind in (("error", "error"), ("warning", "warning"), ("note", "notice")):
+        found = [cause for cause in causes(run, verdict.results) if _LEVELS.get(cause.outcome) == level]
+        for number, cause in enumerate(found[:_ANNOTATED], start=1):
+            left = len(found) - number if number == _ANNOTATED else 0
+            more = [f"{counted(left, 'cause')} more: see report.html"] if left else []
+            first = cause.results[0]
+            title = _title(cause)
+            where = place(run, first)
+            at = {} if where is None else {"file": where[0], "line": str(where[1])}
+            lines.append(_annotation(kind, at | {"title": title}, "\n".join([_told(run, cause), *more])))
+    return "\n".join(lines) + "\n"
+
+
+def sarif(run: Run, verdict: Verdict) -> str:
+    """One result a cause: what is violated or broken is an error, what was not judged a warning, what deviates as
+    declared is suppressed. A cause whose code is not known stands at the record, because code scanning demands a place.
+    """
+    found = [cause for cause in causes(run, verdict.results) if cause.outcome in _LEVELS]
+    ids = list(dict.fromkeys(cause.ids[0] for cause in found))
+    body = {
+        "$schema": "https://json.schemastore.org/sarif-2.1.0.json",
+        "version": "2.1.0",
+        "runs": [
+            {
+                "tool": {"driver": {"name": "rankproof", "version": run.header.suite,
+                                    "rules": [_rule(run, id) for id in ids]}},
+                "automationDetails": {"id": f"rankproof/{run.header.subject.name}/{verdict.profile}/"},
+                "columnKind": "unicodeCodePoints",
+                "invocations": [
+                    {
+                        "commandLine": " ".join(run.header.command),
+                        "startTimeUtc": run.header.started.replace("+00:00", "Z"),
+                        "exitCode": verdict.exit_code,
+                        "exitCodeDescription": headline(verdict),
+                        "executionSuccessful": verdict.word != "broken",
+                        "toolExecutionNotifications": [
+                            {"level": "error", "message": {"text": f"{fault.kind}: {fault.words}"}}
+                            for fault in verdict.faults
+                        ],
+                    }
+                ],
+                "results": [_result(run, cause, ids) for cause in found],
+            }
+        ],
+    }  # fmt: skip
+    return json.dumps(body, indent=1, ensure_ascii=False) + "\n"
+
+
+def _rule(run: Run, id: str) -> dict[str, Any]:
+    contract, statement = LAW.contracts.get(id), run.plan.promises.get(id)
+    short = statement.promise if statement else id
+    story = contract.story if contract else ""
+    return {"id": id, "shortDescription": {"text": short}, "fullDescription": {"text": story or short},
+            "help": {"text": f"rankproof explain {id}"}}  # fmt: skip
+
+
+def _result(run: Run, cause: Cause, ids: list[str]) -> dict[str, Any]:
+    first = cause.results[0]
+    where = place(run, first) or ("run.jsonl", 1)
+    shape = "\n".join([cause.outcome, *cause.ids, *cause.questions, cause.skeleton])
+    told: dict[str, Any] = {
+        "ruleId": first.id,
+        "ruleIndex": ids.index(first.id),
+        "kind": "fail",
+        "level": _LEVELS[cause.outcome],
+        "message": {"text": f"{_title(cause)}\n{_told(run, cause)}"},
+        "occurrenceCount": len(cause.results),
+        "locations": [
+            {
+                "physicalLocation": {"artifactLocation": {"uri": _uri(where[0])}, "region": {"startLine": where[1]}},
+                "logicalLocations": [{"fullyQualifiedName": str(first.item)}],
+            }
+        ],
+        # The same cause is the same alert in the next run: its values may change, its shape does not.
+        "partialFingerprints": {"rankproofCause/v1": hashlib.sha256(shape.encode()).hexdigest()},
+    }
+    if cause.outcome == "deviates":
+        told["suppressions"] = [{"kind": "external", "justification": cause.words.rpartition("\n")[2]}]
+    return told
+
+
+def _uri(file: str) -> str:
+    return Path(file).as_uri() if Path(file).is_absolute() else quote(file)
+
+
+def _title(cause: Cause) -> str:
+    first, others = cause.results[0].item, len(cause.results) - 1
+    return f"{first}{f' and {others} more' if others else ''}: {cause.outcome}"
+
+
+def _told(run: Run, cause: Cause) -> str:
+    first: Result = cause.results[0]
+    lines = [f"{label}: {cut(words, _LONGEST)}" for label, words in details(run, first)]
+    return "\n".join([*lines, f"items: {items(cause, _ITEMS)}"] if len(cause.results) > 1 else lines)
+
+
+def _annotation(kind: str, properties: Mapping[str, str], message: str) -> str:
+    told = ",".join(f"{name}={annotation_property(value)}" for name, value in properties.items())
+    return f"::{kind} {told}::{annotation(message)}"
+
+
+def _first(words: str) -> str:
+    return words.split("\n", 1)[0]

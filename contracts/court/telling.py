@@ -1,0 +1,133 @@
+"""What every form of a report tells: the headline, the details of a result, the command that judges it again."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
+from pathlib import Path
+
+from contracts.contract import LAW
+from contracts.court import sources
+from contracts.court.causes import Cause
+from contracts.spec.records import OUTCOMES, Item, Result, Run, Verdict
+
+_KEPT_OPTIONS = ("--with", "--deviations", "--deadline")
+"""Options of the recorded command without which an item is judged in another way."""
+_RAISED_AT = re.compile(r" raised \w+ on (?P<question>\w+) at (?P<file>[^\n:]+):(?P<line>\d+): ")
+
+
+def headline(verdict: Verdict) -> str:
+    """The verdict in one line: the stack, the profile, and the number of each outcome."""
+    counts = ", ".join(f"{verdict.counts[outcome]} {outcome}" for outcome in OUTCOMES if verdict.counts[outcome])
+    faults = f", {len(verdict.faults)} faults of the run" if verdict.faults else ""
+    told = f"{verdict.word.upper()}: {verdict.subject}, profile {verdict.profile} ({counts or 'no result'}{faults})"
+    if not verdict.unfit:
+        return told
+    number = "1 contract is" if len(verdict.unfit) == 1 else f"{len(verdict.unfit)} contracts are"
+    return f"{told}; {number} unfit: {', '.join(verdict.unfit)}"
+
+
+def rerun(run: Run, item: Item) -> str:
+    """The command that judges one item again, as it was judged."""
+    return shlex.join([*rerun_words(run), "--profile", str(item), *ranks_words(item)])
+
+
+def rerun_words(run: Run) -> list[str]:
+    """The beginning of every command that judges again: the stack, who assisted, which deviations."""
+    return ["rankproof", "check", "--stack", run.header.subject.origin, *_kept(run.header.command)]
+
+
+def ranks_words(item: Item) -> list[str]:
+    """`--ranks N` for an item that several ranks judge."""
+    contract = LAW.contracts.get(item.id)  # None where a record is read without the contracts
+    if contract is None or contract.tier != "dist" or item.case not in contract.asked:
+        return []
+    return ["--ranks", str(max(2, contract.ranks(item.case)))]
+
+
+def _kept(command: Sequence[str]) -> Iterator[str]:
+    for word, following in zip(command, [*command[1:], ""], strict=True):
+        option, given, value = word.partition("=")
+        if option in _KEPT_OPTIONS and (given or following):
+            yield from (option, value if given else following)
+
+
+def kill_line(run: Run) -> str:
+    """How the suite fared against its own mutants, in one line."""
+    fates = Counter(kill.fate for kill in run.kills)
+    told = ", ".join(f"{count} {fate}" for fate, count in sorted(fates.items()))
+    return f"Self-test of the suite: {len(run.kills)} mutants ({told})"
+
+
+def details(run: Run, result: Result) -> list[tuple[str, str]]:
+    """What a reader needs about one result: the values, the contract's statement and source, how to see it again."""
+    statement = run.plan.promises.get(result.id)
+    found = [("got", result.words)]
+    if result.rank is not None:
+        found.append(("first rank", str(result.rank)))
+    if statement is not None:
+        found += [("contract", statement.promise), ("source", "\n".join(sources.explained(statement.source)))]
+    found += answered_by(run, result)
+    return [*found, ("rerun", rerun(run, result.item)), ("explain", f"rankproof explain {result.id}")]
+
+
+def answered_by(run: Run, result: Result) -> list[tuple[str, str]]:
+    """Who answered each question and how, and where that code stands, if the record knows."""
+    subject = run.header.subject
+    own = f"{subject.name} {subject.version} ("
+    return [
+        (f"{question} by", f"{answer}, {place}" if (place := _own_place(run, question, answer, own)) else answer)
+        for question, answer in result.answered.items()
+    ]
+
+
+def _own_place(run: Run, question: str, answer: str, own: str) -> str:
+    return run.header.subject.places.get(question, "") if answer.startswith(own) else ""
+
+
+def place(run: Run, result: Result) -> tuple[str, int] | None:
+    """The file and the line of the stack's code that raised or answered, where the record knows; a file below the
+    working directory is relative to it, as CI wants it."""
+    raised = _RAISED_AT.search(result.words)
+    if raised and (file := Path(raised["file"])).is_relative_to(Path.cwd()):
+        return str(file.relative_to(Path.cwd())), int(raised["line"])
+    statement = run.plan.promises.get(result.id)
+    asked = [raised["question"]] if raised else [*result.answered, *(statement.asks if statement else ())]
+    for question in reversed(asked):
+        file_name, _, line = run.header.subject.places.get(question, "").rpartition(":")
+        if file_name and line.isdecimal():
+            return file_name, int(line)
+    return (raised["file"], int(raised["line"])) if raised else None
+
+
+def by_id(results: Iterable[Result]) -> list[tuple[str, list[Result]]]:
+    """Results of one contract together, in plan order."""
+    return [(id, list(group)) for id, group in groupby(results, key=lambda result: result.id)]
+
+
+def families(ids: Iterable[str]) -> str:
+    """How many of each family, in the order of the plan: `PAT 24, NAME 16`. A single case counts as one."""
+    return ", ".join(f"{family} {count}" for family, count in Counter(map(family_of, ids)).items())
+
+
+def family_of(id: str) -> str:
+    return id.partition("-")[0]
+
+
+def counted(number: int, thing: str, things: str = "") -> str:
+    """`1 item`, `2 items`."""
+    return f"{number} {thing if number == 1 else things or thing + 's'}"
+
+
+def items(cause: Cause, limit: int | None = None) -> str:
+    """The items of a cause, contract by contract: `TOPO-02[pp2, pp4] TOPO-02a[tp2]`; those over the limit are
+    counted."""
+    told = []
+    for id, group in by_id(cause.results if limit is None else cause.results[:limit]):
+        cases = ", ".join(result.case for result in group if result.case)
+        told.append(f"{id}[{cases}]" if cases else id)
+    left = 0 if limit is None else len(cause.results) - limit
+    return " ".join(told) + (f" and {left} more" if left > 0 else "")

@@ -1,0 +1,195 @@
+"""The HTML page as a reader has it, in headless Chromium."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from contracts.court.html_report import Recorded, overview
+from contracts.court.report import render
+from contracts.court.telling import rerun
+from contracts.spec.records import Item, Run
+from tests_unit.gate._browser import CHROMIUM, Browser, browser
+from tests_unit.gate._reported import GREEN, ITEM, RED, run_of, sick
+from tests_unit.gate.test_reports import _judged
+
+needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="needs chromium, which is not installed")
+pytestmark = pytest.mark.unit
+
+RUNS = {"green": GREEN, "red": RED, "sick": sick(2257)}
+SHOWN = "[...document.querySelectorAll('.item')].filter(each => !each.hidden).length"
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("pages")
+    found = {}
+    for name, run in RUNS.items():
+        found[name] = folder / f"{name}.html"
+        found[name].write_text(render(run, _judged(run), "html"), encoding="utf-8")
+    found["overview"] = folder / "overview.html"
+    found["overview"].write_text(overview(_several()), encoding="utf-8")
+    return found
+
+
+@pytest.fixture(scope="module")
+def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with browser(tmp_path_factory.mktemp("chromium")) as page:
+        yield page
+
+
+def _several() -> list[Recorded]:
+    """Two runs of one stack, of which the later mends one contract and breaks another, and one of another stack."""
+    later = [replace(each, outcome="holds", words="") if each.id == "TOPO-02" else each for each in RED.results]
+    later = [
+        replace(each, outcome="violated", words="late") if str(each.item) == "RCPT-01[three]" else each
+        for each in later
+    ]
+    runs = {
+        "reports/monday": RED,
+        "reports/tuesday": run_of(*later, started="2026-11-23T20:00:00+00:00"),
+        "reports/other": run_of(*GREEN.results, name="other"),
+    }
+    return [Recorded(label=label, run=run, verdict=_judged(run)) for label, run in runs.items()]
+
+
+def test_a_page_is_whole_and_names_each_item_once() -> None:
+    for run in RUNS.values():
+        text = render(run, _judged(run), "html")
+        ids = re.findall(r'<li class="item" id="([^"]+)"', text)
+        assert ids == [*dict.fromkeys(ids)]
+        assert {*ids} == {str(item) for item in run.plan.items}
+        assert not re.search(r'(?:src|href)="(?:https?:)?//', text.partition("<main>")[0])
+        assert "\"default-src 'none'" in text or "default-src 'none'" in text
+
+
+def test_an_overview_tells_what_each_run_broke_and_mended() -> None:
+    text = overview(_several())
+    words = " ".join(re.sub(r"<[^>]+>", " ", text.partition("<main>")[2]).split())
+    assert "1 newly red RCPT-01[three]" in words
+    assert "3 mended TOPO-02[pp2] TOPO-02[pp4] TOPO-02[pp8]" in words
+    assert "rankproof: 3 reports" in text
+    assert 'href="reports/tuesday/report.html"' in text
+    assert "fork launch,numeric, 2 runs" in words
+    assert "other launch,numeric, 1 run" in words
+
+
+@needs_chromium
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("width", [1400, 420])
+@pytest.mark.parametrize("name", [*RUNS, "overview"])
+def test_a_page_opens_without_a_complaint_or_the_network(
+    name: str, width: int, dark: bool, chromium: Browser, pages: dict[str, Path]
+) -> None:
+    chromium.open(pages[name], width=width, dark=dark)
+    assert chromium.run("document.title").startswith(
+        "rankproof" if name == "overview" else _judged(RUNS[name]).word.upper()
+    )
+    assert chromium.run("document.documentElement.scrollWidth") <= width, "it scrolls sideways"
+    background = chromium.run("getComputedStyle(document.body).backgroundColor")
+    assert background == ("rgb(15, 18, 22)" if dark else "rgb(255, 255, 255)")
+    if name != "overview":
+        assert chromium.run(SHOWN) == len(RUNS[name].results)
+    assert chromium.complaints == []
+    assert [url for url in chromium.requests if not url.startswith(("file:", "data:", "about:"))] == []
+
+
+@needs_chromium
+def test_tiles_families_and_words_filter(chromium: Browser, pages: dict[str, Path]) -> None:
+    def counted(run: Run, outcome: str, family: str = "") -> int:
+        return sum(each.outcome == outcome and each.id.startswith(family) for each in run.results)
+
+    chromium.open(pages["red"])
+    chromium.run("document.querySelector('.tile.violated').click()")
+    assert chromium.run(SHOWN) == counted(RED, "violated")
+    chromium.run("document.querySelector('.tile.broken').click()")
+    assert chromium.run(SHOWN) == counted(RED, "violated") + counted(RED, "broken")
+    chromium.run("document.querySelector('.matrix button[data-family=PAT][data-outcome=violated]').click()")
+    assert chromium.run(SHOWN) == counted(RED, "violated", "PAT")
+    chromium.run("document.querySelector('#clear').click()")
+    assert chromium.run(SHOWN) == len(RED.results)
+    chromium.run(
+        "(s => { s.value = 'KEYERROR 99'; s.dispatchEvent(new Event('input')); })(document.querySelector('#search'))"
+    )
+    chromium.until(f"{SHOWN} === 1")
+    assert chromium.run("document.querySelector('#shown').textContent") == f"1 of {len(RED.results)} items"
+    assert chromium.run("document.querySelectorAll('section.outcome:not([hidden])').length") == 1
+    assert chromium.complaints == []
+
+
+@needs_chromium
+@pytest.mark.parametrize("item", [ITEM, Item(id="RCPT-01", case="three")], ids=["violated", "holds"])
+def test_a_link_to_an_item_opens_and_shows_it(item: Item, chromium: Browser, pages: dict[str, Path]) -> None:
+    chromium.open(pages["red"], f"#{item}")
+    element = f"document.getElementById('{item}')"
+    chromium.until(f"{element}.classList.contains('here')")
+    assert chromium.run(f"{element}.closest('details').open")
+    top, height = chromium.run(f"[{element}.getBoundingClientRect().top, innerHeight]")
+    assert 0 <= top < height
+    # The page's own link to an item leads there as well, whatever is filtered.
+    chromium.open(pages["red"])
+    chromium.run("document.querySelector('.tile.broken').click()")
+    chromium.run(f"{element}.querySelector('a').click()")
+    chromium.until(f"{element}.classList.contains('here') && !{element}.hidden")
+    assert chromium.complaints == []
+
+
+@needs_chromium
+def test_an_item_offers_the_command_that_judges_it_again(chromium: Browser, pages: dict[str, Path]) -> None:
+    chromium.open(pages["red"])
+    element = f"document.getElementById('{ITEM}')"
+    assert chromium.run(f"{element}.querySelector('button')") is None
+    chromium.run(f"{element}.querySelector('a').focus()")
+    assert chromium.run(f"{element}.querySelector('button').dataset.copy") == rerun(RED, ITEM)
+    chromium.run(f"{element}.querySelector('button').click()")
+    chromium.until(f"{element}.querySelector('button').textContent === 'copied'")
+
+
+@needs_chromium
+def test_a_keyboard_is_enough(chromium: Browser, pages: dict[str, Path]) -> None:
+    chromium.open(pages["red"])
+    chromium.press("/")
+    assert chromium.run("document.activeElement.id") == "search"
+    chromium.press("Escape")
+    chromium.press("j")
+    chromium.press("j")
+    assert chromium.run("document.activeElement.closest('.cause').id") == "cause-2"
+    chromium.press("k")
+    assert chromium.run("document.activeElement.closest('.cause').id") == "cause-1"
+
+
+@needs_chromium
+def test_the_theme_is_the_reader_s(chromium: Browser, pages: dict[str, Path]) -> None:
+    chromium.open(pages["green"])
+    chromium.run("document.querySelector('#theme').click()")
+    assert chromium.run("getComputedStyle(document.body).backgroundColor") == "rgb(15, 18, 22)"
+    chromium.run("document.querySelector('#theme').click()")
+    assert chromium.run("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    chromium.run("localStorage.clear()")
+
+
+@needs_chromium
+def test_on_paper_there_are_no_tools(chromium: Browser, pages: dict[str, Path]) -> None:
+    chromium.open(pages["red"])
+    assert chromium.run("getComputedStyle(document.querySelector('.tools')).display") == "flex"
+    chromium.call("Emulation.setEmulatedMedia", media="print", features=[])
+    assert chromium.run("getComputedStyle(document.querySelector('.tools')).display") == "none"
+
+
+@needs_chromium
+def test_errors_are_drawn_by_tensor_and_layer(chromium: Browser, pages: dict[str, Path]) -> None:
+    chromium.open(pages["red"])
+    heat = "[...document.querySelectorAll('main > .heat td[title]')].map(cell => cell.title)"
+    assert sorted(chromium.run(heat)) == [
+        "layers.3.mixer.A_log in PAR-01[tp2-sp]: 2.0e-05",
+        "layers.3.mixer.wq.weight in PAR-01[tp2]: 1.7e-03",
+        "layers.4.mixer.wq.weight in PAR-01[tp2]: 3.0e-01",
+    ]
+    heats = (
+        "[...document.querySelectorAll('main > .heat td[title]')].map(cell => +cell.style.getPropertyValue('--heat'))"
+    )
+    assert sorted(chromium.run(heats))[-1] == 1.0
