@@ -39,7 +39,7 @@ def test_make_test_asks_every_case_of_one_process(tmp_path: Path) -> None:
     alone = {id: each for id, each in LAW.contracts.items() if each.tier == "unit"}
     for name, wanted in (("all", alone), ("quick", {id: each for id, each in alone.items() if not each.slow})):
         asked = re.findall(r"test_law\.py::test_the_reference_keeps_the_law\[(.*)\]$", done[name].stdout, re.MULTILINE)
-        assert sorted(asked) == sorted(f"{id}-{case}" for id, each in wanted.items() for case in each.cases)
+        assert sorted(asked) == sorted(f"{id}-{case}" for id, each in wanted.items() for case in each.asked)
 
 
 @NEEDS_TORCH

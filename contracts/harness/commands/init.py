@@ -13,6 +13,7 @@ import click
 from contracts.contract import TIERS
 from contracts.court import report
 from contracts.court.judge import DEADLINE_S
+from contracts.court.telling import counted
 from contracts.harness import adapter_probe, adapter_skeleton, parties, proposed_deviations
 from contracts.harness.commands._errors import COLOURS, one_clear_error, read_law, the_stack_talks_to_stderr, told
 from contracts.harness.gate import today
@@ -98,7 +99,7 @@ def _show(run: Run, judged: Verdict) -> None:
         if found:
             click.echo(f"\n{label}: {len(found)} contracts")
         for result, others in found:
-            more = f" and {len(others)} more cases" if others else ""
+            more = f" and {counted(len(others), 'more case')}" if others else ""
             click.echo(f"  {result.item}{more}")
             for name, words in report.details(run, result):
                 if name in ("got", "contract", "rerun"):

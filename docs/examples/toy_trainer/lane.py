@@ -119,6 +119,8 @@ class Stack:
     def train(self, session: Session) -> Trained:
         if session.windows or session.keep is not None or session.durable is not None:
             raise NotOffered("has no windows of other lengths, and keeps every checkpoint")
+        if session.recipe.data.path is not None:
+            raise NotOffered("makes its sequences itself, and reads no file")
         trainer = trainer_of(session.recipe, session.execution, session.weights)
         if session.load is not None:
             load(trainer, session.load)
@@ -183,8 +185,8 @@ def trainer_of(recipe: Recipe, execution: Execution, weights: Arrays) -> Trainer
 def load(trainer: Trainer, folder: str) -> None:
     try:
         trainer.load(folder)
-    except FileNotFoundError as error:
-        raise refuse("load", folder, str(error), "name a folder with a checkpoint") from None
+    except (FileNotFoundError, ValueError) as error:
+        raise refuse("load", folder, str(error), "name a folder with a checkpoint of this run") from None
 
 
 # names

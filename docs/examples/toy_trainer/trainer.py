@@ -8,7 +8,7 @@ import argparse
 import math
 import os
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
@@ -192,6 +192,7 @@ class Trainer:
         if self.rank == 0:
             held = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), "step": self.step,
                     "data": self.data.get_state()}
+            held["config"] = asdict(self.config)
             torch.save(held, Path(folder) / "writing")
             (Path(folder) / "writing").replace(Path(folder) / f"step_{self.step:06d}.pt")
         if self.world > 1:
@@ -202,6 +203,9 @@ class Trainer:
         if not files:
             raise FileNotFoundError(f"there is no checkpoint in {folder}")
         held = torch.load(files[-1])
+        other = [name for name, value in asdict(self.config).items() if held["config"][name] != value]
+        if other:
+            raise ValueError(f"{files[-1]} was saved with another {', '.join(other)}")
         self.model.load_state_dict(held["model"])
         self.optimizer.load_state_dict(held["optimizer"])
         self.step = held["step"]
