@@ -1,55 +1,76 @@
 # Two commands need nothing but Python >= 3.11 with venv, bash and (for Megatron-Core 0.19) g++:
-#   make gate    judge the stacks        make test    test the suite
+#   make gate    judge a stack, quickly        make test    test the suite
 # make itself ends with 2 whatever went wrong; the code that rankproof gave is in the last lines.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .ONESHELL:
 .DEFAULT_GOAL := help
-.PHONY: help gate test lint snapshots picture megatron megatron-if-possible kernels titan gate-of gpu torch machines clean
+.PHONY: help gate gate-all proof test lint snapshots coverage picture megatron megatron-if-possible kernels titan transformers gate-of gpu torch machines clean
 
 # The first interpreter that runs, is new enough and can make an environment; a pyenv shim may exist and not run.
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.14 python3; do \
 	$$p -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
-STACK ?= reference megatron
-PROFILE ?= launch,machine,numeric
-# What several ranks judge of a stack that answers anything about them; RANKS=8 with RANKS_PROFILE=dist is all of it.
-RANKS_PROFILE ?= dist4
+# `make gate` and `make gate-all` differ in these; yours hold for either. RANKS_PROFILE is what several ranks judge of a
+# stack that answers anything about them; RANKS=8 with RANKS_PROFILE=dist is all of it.
+gate: STACK ?= reference
+gate: PROFILE ?= quick
+gate: RANKS_PROFILE ?= quick4
+gate-all: STACK ?= reference $(MEGATRON:%=megatron==%) $(TITAN:%=torchtitan==%)
+gate-all: PROFILE ?= launch,machine,numeric
+gate-all: RANKS_PROFILE ?= dist4
 RANKS ?= 4
 # Processes that share what one process judges.
 JOBS ?= $(shell nproc 2>/dev/null || echo 1)
 MEGATRON ?= 0.19.2 0.16.1
 TITAN ?= 0.3.0
+TRANSFORMERS ?= 5.23.0
+COVERED ?= reference megatron==0.19.2 torchtitan==0.3.0
 # Of the declared range, beside the one in constraints.txt.
 TORCH ?= 2.11.0 2.12.1
 MACHINES ?=
 BIN := .venv/bin
+# Hundreds of interpreters start here; each would compile the suite's modules anew.
+unexport PYTHONDONTWRITEBYTECODE
 READY := .venv/.ready
 
 help:  ## these lines
-	@sed -nE 's/^([a-z]+):.*## (.*)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
+	@sed -nE 's/^([a-z-]+):.*## (.*)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
 
-gate: $(READY) megatron-if-possible  ## test the gate, then judge STACK="reference megatron", also on RANKS=4
+gate: $(READY)  ## a quick verdict on STACK=reference, or on any other: one process, then RANKS=4
+gate-all: $(READY) megatron-if-possible  ## test the gate, then judge all stacks and versions by everything that runs here
+gate gate-all:
 	@PATH="$(CURDIR)/$(BIN):$$PATH"
 	mkdir -p reports
-	tested=0
-	rankproof selftest --once --jobs $(JOBS) --report reports/selftest > reports/selftest.txt || tested=$$?
-	if [ ! -f reports/selftest/kills.json ]; then
-	  echo "the self-test did not finish, and without it nobody is judged; see reports/selftest.txt" >&2
-	  exit $$tested
+	# Who stops make stops what judges. A shell hears of a signal once its command is over, unless it waits for it so.
+	trap 'kill $$(jobs -p) 2> /dev/null; wait; exit 143' TERM INT HUP
+	trap 'kill $$(jobs -p) 2> /dev/null || :' EXIT
+	run() { "$$@" & wait $$!; }
+	(while kill -0 $$PPID 2> /dev/null; do sleep 1; done; kill $$$$) > /dev/null 2>&1 &  # make itself was killed
+	tested=0 unfit= proof=()
+	echo "== $@ STACK=\"$(STACK)\" PROFILE=$(PROFILE) RANKS_PROFILE=$(RANKS_PROFILE) RANKS=$(RANKS)"
+	if [ $@ = gate ]; then
+	  run rankproof selftest --sample || tested=$$?
+	else
+	  run rankproof selftest --once --jobs $(JOBS) --report reports/selftest > reports/selftest.txt || tested=$$?
+	  if [ ! -f reports/selftest/kills.json ]; then
+	    echo "the self-test did not finish, and without it nobody is judged; see reports/selftest.txt" >&2
+	    exit $$tested
+	  fi
+	  echo "selftest: $$(tail -n 1 reports/selftest.txt) (matrix: reports/selftest.txt)"
+	  unfit=$$(sed -n 's/^unfit, [^:]*: //p' reports/selftest.txt)
+	  proof=(--proof reports/selftest)
 	fi
-	echo "selftest: $$(tail -n 1 reports/selftest.txt) (matrix: reports/selftest.txt)"
-	unfit=$$(sed -n 's/^unfit, [^:]*: //p' reports/selftest.txt)
 	code=0
 	# What is worst of all that was said: violated, usage, broken, incomplete, nothing ran.
 	worst() { for each in 1 2 4 3 5; do case " $$* " in *" $$each "*) echo $$each; return;; esac; done; echo 0; }
 	judge() {  # a stack, the folder of its report, further options
 	  local stack=$$1 folder=$$2 deviations=docs/deviations/$$1.toml judged=0 gate
-	  local options=(--stack "$$stack" --report "$$folder" --proof reports/selftest "$${@:3}")
+	  local options=(--stack "$$stack" --report "$$folder" "$${proof[@]}" "$${@:3}")
 	  if [ -f "$$deviations" ]; then options+=(--deviations "$$deviations"); fi
 	  echo; echo "== rankproof check $${options[*]}"
 	  gate=$$($(MAKE) --no-print-directory gate-of STACK="$$stack")
-	  "$$gate" check "$${options[@]}" || judged=$$?
+	  run "$$gate" check "$${options[@]}" || judged=$$?
 	  code=$$(worst $$code $$judged)
 	}
 	for stack in $(STACK); do
@@ -69,12 +90,20 @@ gate: $(READY) megatron-if-possible  ## test the gate, then judge STACK="referen
 	if [ $$tested != 0 ]; then code=$$(worst $$code 3); fi
 	if [ -n "$$unfit" ]; then echo "unfit here, so that they judged nobody: $$unfit" >&2; fi
 	if [ $$code != 0 ]; then echo "not conformant: the worst exit code is $$code" >&2; fi
+	if [ $@ = gate ]; then
+	  echo "this was quick: what PROFILE=$(PROFILE) and RANKS_PROFILE=$(RANKS_PROFILE) leave outside is listed above;"
+	  echo "make gate-all judges everything that runs here, on all stacks and versions, after every mutant"
+	fi
 	exit $$code
+
+# A release and a cache of CI carry it beside the content that it is of; git ignores it.
+proof: $(READY)  ## put every mutant before the law and leave the proof in contracts/proof, where a wheel takes it from
+	@$(BIN)/rankproof selftest --once --jobs $(JOBS) --report contracts/proof
 
 test: $(READY) lint  ## the project's own tests, after lint; those of several ranks first, on RANKS=4
 	@OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --nproc-per-node $(RANKS) --max-restarts 3 \
 	  -m pytest -q -m "dist and not slow" tests_dist
-	$(BIN)/pytest -m "unit or slow or megatron or titan or kernels or registry or torchrun" -n 2 --dist worksteal
+	$(BIN)/pytest -m "unit or slow or megatron or titan or transformers or kernels or registry or torchrun" -n 2 --dist worksteal
 
 lint: $(READY)  ## ruff, its formatter, mypy --strict
 	@$(BIN)/ruff check
@@ -88,6 +117,18 @@ snapshots: $(READY)  ## write snapshots/, docs/schema/ and docs/questions.md ane
 	$(BIN)/python -m contracts.harness.question_pages docs/questions.md
 	$(BIN)/pytest -m unit -n 0 --snapshot-update \
 	  tests_unit/test_law_table.py tests_unit/test_snapshots.py tests_unit/test_cli.py tests_unit/memory/test_budget.py
+
+# Each stack is judged twice, by one process and on 4 ranks, in the interpreter that has it; a quiet machine takes half an hour.
+coverage: $(READY)  ## write how much each shipped stack answers: snapshots/coverage/STACK.txt
+	@mkdir -p snapshots/coverage
+	for stack in $(COVERED); do
+	  gate=$$($(MAKE) --no-print-directory gate-of STACK="$$stack")
+	  file=snapshots/coverage/$${stack/==/-}.txt
+	  { "$$gate" coverage --stack "$$stack" --profile numeric; echo
+	    "$$gate" coverage --stack "$$stack" --profile dist4 --ranks 4; } > "$$file.part"
+	  mv "$$file.part" "$$file"
+	  grep '^coverage' "$$file"
+	done
 
 # The command's name and the machine's kernel are not the report's: the picture has them as a reader would.
 picture: $(READY)  ## draw docs/images/report.png, the report of README's example; needs chromium
@@ -123,16 +164,31 @@ titan:  ## environments with torchtitan 0.3.0 and the suite: .venv-torchtitan-VE
 	done
 	exit $$failed
 
-# torchtitan is asked in its own interpreter, so the gate that judges it is that one's; its environment is made if need be.
+transformers:  ## environments with transformers 5.23.0, accelerate and the suite: .venv-transformers-VERSION
+	@$(need-python)
+	failed=0
+	for version in $(TRANSFORMERS); do
+	  PYTHON="$(PYTHON)" .ci/transformers-env $$version .venv-transformers-$$version \
+	    || { failed=1; rm -rf .venv-transformers-$$version; }
+	done
+	exit $$failed
+
+# torchtitan and transformers are asked in their own interpreters, so the gate that judges one is its own; its environment is made if need be.
 gate-of:
 	@case "$(STACK)" in
 	  torchtitan*)
 	    version="$(STACK)"; version=$${version#torchtitan}; version=$${version#==}; version=$${version:-$(firstword $(TITAN))}
 	    $(MAKE) --no-print-directory titan TITAN=$$version >&2
 	    echo "$(CURDIR)/.venv-torchtitan-$$version/bin/rankproof";;
+	  transformers*)
+	    version="$(STACK)"; version=$${version#transformers}; version=$${version#==}
+	    version=$${version:-$(firstword $(TRANSFORMERS))}
+	    $(MAKE) --no-print-directory transformers TRANSFORMERS=$$version >&2
+	    echo "$(CURDIR)/.venv-transformers-$$version/bin/rankproof";;
 	  megatron*)  # about numbers and ranks it is asked in the interpreter that has it
 	    version="$(STACK)"; version=$${version#megatron}; version=$${version#==}; version=$${version:-$(firstword $(MEGATRON))}
 	    own="$(CURDIR)/.venv-megatron-$$version/bin/rankproof"
+	    [ -x "$$own" ] || $(MAKE) --no-print-directory megatron-if-possible MEGATRON=$$version >&2
 	    if [ -x "$$own" ]; then echo "$$own"; else echo rankproof; fi;;
 	  *) echo rankproof;;
 	esac
@@ -157,7 +213,7 @@ machines: $(READY)  ## the reference on variations of this machine, 90 minutes; 
 	@$(BIN)/python -m benchmarks.machines $(MACHINES)
 
 clean:  ## remove everything that make made
-	rm -rf .venv .venv-megatron-* .venv-torchtitan-* .venv-torch-* .venv-kernels reports build *.egg-info .hypothesis .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv .venv-megatron-* .venv-torchtitan-* .venv-transformers-* .venv-torch-* .venv-kernels reports contracts/proof build *.egg-info .hypothesis .pytest_cache .mypy_cache .ruff_cache
 
 define need-python
 if [ -z "$(PYTHON)" ]; then

@@ -11,13 +11,19 @@ Ids are permanent. A contract may be split (`PAT-04a`); a retired id is never us
 from __future__ import annotations
 
 import inspect
+import itertools
 import re
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar
 
+from contracts.spec.abilities import FEATURES
+from contracts.spec.ladder import rungs, stepped_down
+from contracts.spec.needs import features
+from contracts.spec.recipe import Recipe
 from contracts.spec.stack import questions
 from contracts.spec.topology import Layout
+from contracts.spec.training import Execution
 
 Tier = Literal["unit", "gpu", "dist"]
 TIERS: tuple[Tier, ...] = ("unit", "gpu", "dist")
@@ -37,6 +43,9 @@ class Contract:
         asks: the questions that it asks a stack. An assistant (a launcher's parser, say) may answer a question that the
             stack does not offer; the stack itself must answer at least one.
         cases: name → arguments, literals worked out by hand.
+        leaner: `case@rung` → arguments, the same cases on leaner recipes (`contracts.spec.ladder`), richest first.
+        needs: case → features that a stack must have besides what the recipe and the execution of the case show.
+        sheds: features that a case has beside its recipe, and that its leaner rungs do without.
         source: where the requirement comes from.
         layout: the parallel layout it is about; None when it is about any or none.
         slow: whether a case takes more than some seconds (a cold compiler). `pytest -m unit` leaves those to
@@ -51,6 +60,36 @@ class Contract:
     tier: Tier
     layout: Layout | None = None
     slow: bool = False
+    leaner: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    needs: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    sheds: frozenset[str] = frozenset()
+
+    @property
+    def asked(self) -> Mapping[str, tuple[Any, ...]]:
+        """Every case with its rungs behind it: name → arguments."""
+        return {name: arguments for case in self.cases for name, arguments in self._ladder(case)}
+
+    def rungs(self, case: str) -> tuple[str, ...]:
+        """The names of a case on its leaner rungs, richest first."""
+        return tuple(name for name, _ in self._ladder(case))[1:]
+
+    def leanest(self, case: str) -> str:
+        """The name of a case on its leanest rung; the case itself where it has none."""
+        return (case, *self.rungs(case))[-1]
+
+    def _ladder(self, case: str) -> Iterator[tuple[str, tuple[Any, ...]]]:
+        yield case, self.cases[case]
+        yield from ((name, each) for name, each in self.leaner.items() if name.partition("@")[0] == case)
+
+    def features(self, name: str) -> frozenset[str]:
+        """What a stack must have to be asked a case, on the rung that its name says."""
+        case, _, rung = name.partition("@")
+        found = set(self.needs.get(case, ())) | (set() if rung else self.sheds)
+        arguments = (self.leaner if rung else self.cases)[name]
+        execution = next((each for each in arguments if isinstance(each, Execution)), None)
+        for recipe in (each for each in arguments if isinstance(each, Recipe)):
+            found |= features(recipe, execution, trains="train" in self.asks)
+        return frozenset(found)
 
     @property
     def family(self) -> str:
@@ -73,7 +112,7 @@ class Contract:
         """
         if self.tier != "dist" or self.of_the_court:
             return 1
-        world = inspect.signature(self.check).bind(None, *self.cases[case]).arguments["world"]
+        world = inspect.signature(self.check).bind(None, *self.asked[case]).arguments["world"]
         assert isinstance(world, int)
         return world
 
@@ -116,6 +155,8 @@ class Mutant:
     says: str
     make: type
     bugs: tuple[str, ...] = ()
+    leanest: str | None = None
+    """The words on the leanest rung of the case: None for the same, empty where the rung lacks what the bug is in."""
 
     @property
     def name(self) -> str:
@@ -152,6 +193,23 @@ class Law:
     def mutants_of(self, contract_id: str) -> list[Mutant]:
         return [mutant for mutant in self.mutants if mutant.of == contract_id]
 
+    def unguarded(self) -> tuple[str, ...]:
+        """The contracts without a mutant, and those with rungs and without one on any leanest rung."""
+        tried = {(each.of, "@" in each.case) for each in self.tried()}
+        return tuple(
+            id for id, each in self.contracts.items()
+            if not {(id, False), (id, True)} & tried or (each.leaner and (id, True) not in tried)
+        )  # fmt: skip
+
+    def tried(self) -> Iterator[Mutant]:
+        """Every mutant in its case, and again on the leanest rung of that case."""
+        for mutant in self.mutants:
+            yield mutant
+            known = mutant.of in self.contracts and mutant.case in self.contracts[mutant.of].cases
+            lean = self.contracts[mutant.of].rungs(mutant.case) if known else ()
+            if lean and mutant.leanest != "":
+                yield replace(mutant, case=lean[-1], says=mutant.leanest or mutant.says, leanest=None)
+
 
 LAW = Law()
 
@@ -165,14 +223,24 @@ def contract(
     tier: Tier = "unit",
     layout: Layout | None = None,
     slow: bool = False,
+    needs: Collection[str] | Mapping[str, Collection[str]] | None = None,
+    sheds: Collection[str] = (),
 ) -> Callable[[_Check], _Check]:
     """Register a check as a contract.
 
     A case that is not a tuple is the only argument. An unknown question, an empty case table or a check without a
     docstring is an error at import; otherwise the contract would silently never run.
+
+    With `needs` the contract is asked on leaner recipes as well: it names the features without which it has no subject
+    (`contracts.spec.abilities`), of all cases or case by case; `()` where any model will do. The rungs of a case are
+    derived from its recipe. A contract whose other arguments depend on the recipe has its rungs written out, under
+    names `case@rung`. `sheds` are the features, such as packed rows, that its cases have beside their recipes and its
+    rungs do without.
     """
     asked = (asks,) if isinstance(asks, str) else asks
-    table = {name: case if isinstance(case, tuple) else (case,) for name, case in cases.items()}
+    written = {name: case if isinstance(case, tuple) else (case,) for name, case in cases.items()}
+    table = {name: case for name, case in written.items() if "@" not in name}
+    wanted = _needs(id, needs, table, sheds)
     unknown = set(asked) - questions().keys()
     if unknown or not asked:
         raise AssertionError(f"{id} asks {sorted(unknown) or 'nothing'}; questions are {', '.join(questions())}")
@@ -183,8 +251,9 @@ def contract(
         if not check.__doc__:
             raise AssertionError(f"{id} has no docstring: it is the promise")
         entry = Contract(
-            id=id, check=check, asks=asked, cases=table, source=source, tier=tier, layout=layout, slow=slow
-        )
+            id=id, check=check, asks=asked, cases=table, source=source, tier=tier, layout=layout, slow=slow,
+            leaner=_leaner(written, wanted, frozenset(sheds)), needs=wanted, sheds=frozenset(sheds),
+        )  # fmt: skip
         if tier == "dist" and not entry.of_the_court and "world" not in inspect.signature(check).parameters:
             raise AssertionError(f"{id} is judged by several ranks; its parameter `world` must say by how many")
         LAW.add(entry)
@@ -193,18 +262,77 @@ def contract(
     return enter
 
 
+def _needs(
+    id: str, needs: Collection[str] | Mapping[str, Collection[str]] | None, cases: Collection[str],
+    sheds: Collection[str],
+) -> dict[str, frozenset[str]]:  # fmt: skip
+    """The needs of each case; empty for a contract without a ladder."""
+    if needs is None:
+        return {}
+    of = needs if isinstance(needs, Mapping) else {"": needs}
+    found = {case: frozenset(of.get(case, of.get("", ()))) for case in cases}
+    unknown = set(sheds).union(*of.values()) - FEATURES.keys() | of.keys() - {"", *cases}
+    if unknown:
+        raise AssertionError(f"{id} needs {', '.join(sorted(unknown))}, which is neither a feature nor a case")
+    return found
+
+
+def _leaner(
+    written: Mapping[str, tuple[Any, ...]], needs: Mapping[str, frozenset[str]], sheds: frozenset[str]
+) -> dict[str, tuple[Any, ...]]:
+    """`case@rung` → arguments: those written out, or else derived from the first recipe of the case.
+
+    Where two cases come down to the same question, it is asked of the case that has fewer rungs.
+    """
+    ladders = {case: _ladder(case, written, needs[case], sheds) for case in needs}
+    taken = [] if sheds else [_nameless(arguments) for case, arguments in written.items() if case in needs]
+    for case in sorted(ladders, key=lambda each: len(ladders[each])):
+        for name, arguments in tuple(ladders[case].items()):
+            if _nameless(arguments) in taken:
+                del ladders[case][name]
+            taken.append(_nameless(arguments))
+    return {name: arguments for ladder in ladders.values() for name, arguments in ladder.items()}
+
+
+def _nameless(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple(replace(each, name="") if isinstance(each, Recipe) else each for each in arguments)
+
+
+def _ladder(
+    case: str, written: Mapping[str, tuple[Any, ...]], needs: frozenset[str], sheds: frozenset[str]
+) -> dict[str, tuple[Any, ...]]:
+    """The rungs of one case, richest first."""
+    found = {name: each for name, each in written.items() if name.startswith(f"{case}@")}
+    arguments = written[case]
+    first = next((each for each in arguments if isinstance(each, Recipe)), None)
+    if first is None or any("@" in name for name in written):
+        return found
+    for rung in rungs(first, needs, sheds=sheds):
+        lean = tuple(stepped_down(each, rung, needs) if isinstance(each, Recipe) else each for each in arguments)
+        recipes = [each for each in _nameless(lean) if isinstance(each, Recipe)]
+        if all(one != other for one, other in itertools.combinations(recipes, 2)):
+            found[f"{case}@{rung}"] = lean
+    return found
+
+
 def untested(id: str, promise: str, *, why: str, tier: Tier = "unit") -> None:
     """Declare a contract without a check. Every report shows it, and it is never a pass."""
     LAW.add(Untested(id=id, promise=promise, why=why, tier=tier))
 
 
-def mutant(*, of: str, case: str, says: str, bugs: tuple[str, ...] = ()) -> Callable[[_Class], _Class]:
-    """Register a mutant: a class that makes a broken stack when called without arguments."""
+def mutant(
+    *, of: str, case: str, says: str, bugs: tuple[str, ...] = (), leanest: str | None = None
+) -> Callable[[_Class], _Class]:
+    """Register a mutant: a class that makes a broken stack when called without arguments.
+
+    It is tried on the leanest rung of its case too. `leanest` gives the words that it provokes there, where they are
+    others, and is empty where the rung has nothing that the bug could be in.
+    """
 
     def enter(make: _Class) -> _Class:
         if not says or not make.__doc__:
             raise AssertionError(f"mutant {make.__name__} of {of} needs the words it provokes and a docstring")
-        LAW.mutants.append(Mutant(of=of, case=case, says=says, make=make, bugs=bugs))
+        LAW.mutants.append(Mutant(of=of, case=case, says=says, make=make, bugs=bugs, leanest=leanest))
         return make
 
     return enter

@@ -1,7 +1,7 @@
 """What needs ranks is skipped where there are none, with the command to type; promises of the law say so themselves.
 
-Which promises of several ranks are slow here, that is: asked by `make gate` and `pytest -m dist`, and left out of the
-quick tests, is told here as well.
+Which contracts of several ranks are slow here, that is: asked by `make gate-all` and `pytest -m dist`, and left out of
+the quick tests, is told here as well.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def _left_to_the_gate(contract: Contract, case: str) -> bool:
 
 def _about_transformers(contract: Contract) -> bool:
     """Whether a promise is one that every transformer can answer. Of the reference, which has every letter, the same is
-    asked layout by layout in checks/parallel/layouts.py: `make gate` asks both."""
+    asked layout by layout in checks/parallel/layouts.py: `make gate-all` asks both."""
     return contract.check.__module__ == transformers.__name__
 
 

@@ -37,7 +37,7 @@ FLOORS: dict[str, tuple[str, ...]] = {  # floor → the floors it stands on
     ),
 }  # fmt: skip
 
-HEAVY = {"torch", "numpy", "megatron", "transformer_engine", "torchtitan", "triton"}
+HEAVY = {"torch", "numpy", "megatron", "transformer_engine", "torchtitan", "transformers", "accelerate", "triton"}
 TENSORS = (  # what is made of tensors, and imported only where numbers are judged or a model is run
     "contracts.instruments.fixtures", "contracts.instruments.graphs", "contracts.instruments.inductor_indexing",
     "contracts.instruments.mamba_ssm", "contracts.instruments.memory", "contracts.instruments.point_to_point",
@@ -71,6 +71,8 @@ TENSORS = (  # what is made of tensors, and imported only where numbers are judg
     "contracts.stacks.torchtitan.built_model", "contracts.stacks.torchtitan.configuration",
     "contracts.stacks.torchtitan.model", "contracts.stacks.torchtitan.observed_trainer",
     "contracts.stacks.torchtitan.training", "contracts.stacks.torchtitan.weight_mapping",
+    "contracts.stacks.transformers.blocks", "contracts.stacks.transformers.shims",
+    "contracts.stacks.transformers.training", "contracts.stacks.transformers.weight_mapping",
 )  # fmt: skip
 TORCH_MUTANTS = set(
     re.findall(
@@ -78,7 +80,11 @@ TORCH_MUTANTS = set(
     )
 )
 """The counterexamples that are torch modules, by the table that enters them."""
-ELSEWHERE = () if importlib.util.find_spec("torchtitan") else ("contracts.stacks.torchtitan.observed_trainer",)
+OF_A_FRAMEWORK = {
+    "torchtitan": "contracts.stacks.torchtitan.observed_trainer",
+    "transformers": "contracts.stacks.transformers.training",
+}
+ELSEWHERE = tuple(module for name, module in OF_A_FRAMEWORK.items() if importlib.util.find_spec(name) is None)
 """What only the environment of a framework can import."""
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from contracts.court import deviations
-from contracts.harness import adapter_probe, adapter_skeleton
+from contracts.harness import adapter_probe, adapter_skeleton, proposed_deviations
 from contracts.harness.gate import today
 from contracts.spec.errors import Refused
 from contracts.spec.records import EXIT_CODES
@@ -118,7 +118,7 @@ def test_a_proposal_is_no_deviation_until_somebody_signs_it(begun: Path, tmp_pat
     filled = text.replace('reason = ""', 'reason = "a tail is not built"').replace('owner = ""', 'owner = "us"')
     signed.write_text(filled.replace('issue = ""', 'issue = "#7"'), encoding="utf-8")
     last_days = {entry["expires"] for entry in tomllib.loads(filled)["deviation"]}
-    assert last_days == {today() + datetime.timedelta(days=adapter_probe.DAYS)}
+    assert last_days == {today() + datetime.timedelta(days=proposed_deviations.DAYS)}
     words = ["check", "--stack", "more_lane:Stack", "--with", "none", "--profile", "PAT-01,PAT-01a"]
     judged = rankproof(begun, *words, "--report", str(tmp_path / "out"), "--deviations", str(signed))
     assert judged.returncode == EXIT_CODES["conformant"], judged.stdout

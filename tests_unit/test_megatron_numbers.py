@@ -78,3 +78,19 @@ def test_ranks_resume_what_they_and_others_saved(version: str, tmp_path: Path) -
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-600:]
     assert "4 holds" in done.stdout, done.stdout[-600:]
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_declared_case_does_not_hide_a_second_fault(version: str, tmp_path: Path) -> None:
+    rankproof = python(version).with_name("rankproof")
+    if not rankproof.exists():
+        pytest.skip(f"the environment of {version} is older than its suite: run `make megatron`")
+    declared = ROOT / "docs/deviations" / ("megatron.toml" if version == NEW else f"megatron=={version}.toml")
+    asked = ("--ranks", "2", "--profile", "PAR-01e[tp2-sp]", "--deviations", declared, "--report", tmp_path / "report")
+    done = run(rankproof, "check", "--stack", f"megatron=={version}", *asked)
+    assert done.returncode == 0, done.stdout[-1500:] + done.stderr[-600:]
+    assert "1 deviates" in done.stdout
+    planted = "tests_unit._parties.scaled_gradients:SharedExpertsTwice"
+    done = run(rankproof, "check", "--stack", planted, *asked)
+    assert done.returncode == 1, done.stdout[-1500:] + done.stderr[-600:]
+    assert "not declared: the gradient of layers.3.mixer.shared." in done.stdout, done.stdout[-3000:]

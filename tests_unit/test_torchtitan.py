@@ -103,3 +103,17 @@ def test_another_version_than_the_installed_one_is_unreachable_with_the_command(
     )
     done = run(sys.executable, "-W", "ignore", "-c", code)
     assert ".ci/titan-env 9.9.9 .venv-torchtitan-9.9.9" in done.stdout, done.stdout + done.stderr
+
+
+@pytest.mark.titan
+@needs_titan
+def test_a_declared_case_does_not_hide_a_second_fault(tmp_path: Path) -> None:
+    asked = ("--ranks", "2", "--profile", "PAR-08h[1f1b]", "--deviations", "docs/deviations/torchtitan.toml",
+             "--report", tmp_path / "report")  # fmt: skip
+    done = run(BIN / "rankproof", "check", "--stack", "torchtitan", *asked)
+    assert done.returncode == 0, done.stdout[-1500:] + done.stderr[-600:]
+    assert "1 deviates" in done.stdout
+    planted = "tests_unit._parties.scaled_gradients:RoutersHalved"
+    done = run(BIN / "rankproof", "check", "--stack", planted, *asked)
+    assert done.returncode == 1, done.stdout[-1500:] + done.stderr[-600:]
+    assert "not declared: the gradient of layers.1.mixer.router.weight" in done.stdout, done.stdout[-3000:]

@@ -8,18 +8,22 @@ from __future__ import annotations
 import datetime
 import importlib.util
 from collections.abc import Mapping
+from dataclasses import replace
 
 from contracts import instruments
 from contracts.contract import LAW
 from contracts.court import judge, profiles, record
 from contracts.court import torchrun_session as ranking
+from contracts.court.baseline import baseline
 from contracts.court.fitness import unfit
 from contracts.court.report import render
 from contracts.court.verdict import verdict
+from contracts.spec.abilities import Abilities
 from contracts.spec.array import Arrays
-from contracts.spec.records import Fate, Form, Kill, Plan, Result, Run, Verdict
+from contracts.spec.records import Fate, Form, Kill, Plan, Result, Run, Verdict, Violation
 from contracts.spec.tolerance import FLOAT32, FLOAT64
 from contracts.spec.topology import Layout
+from contracts.spec.violations import heard, parts_of
 from contracts.spec.world import RanksRun
 
 
@@ -30,15 +34,21 @@ class Court:
     version = "1"
     layouts: frozenset[Layout] = frozenset()
     labels: Mapping[str, str] = {}
-    offers = frozenset({"plan", "verdict", "write_run", "read_run", "report", "fate", "unfit", "run_ranks"}) | (
-        {"differences"} if importlib.util.find_spec("torch") else frozenset()
-    )
+    offers = frozenset(
+        {"plan", "plan_for", "verdict", "baseline", "write_run", "read_run", "report", "fate", "unfit", "run_ranks"}
+    ) | ({"differences", "parts"} if importlib.util.find_spec("torch") else frozenset())
 
     def plan(self, profile: str) -> Plan:
         return profiles.plan(LAW, profile)
 
+    def plan_for(self, profile: str, abilities: Abilities) -> Plan:
+        return profiles.plan(LAW, profile, abilities)
+
     def verdict(self, run: Run, today: str) -> Verdict:
         return verdict(run, datetime.date.fromisoformat(today))
+
+    def baseline(self, earlier: Run, run: Run, today: str) -> Run:
+        return replace(run, baseline=baseline(earlier, self.verdict(earlier, today), run.header))
 
     def write_run(self, run: Run, today: str) -> str:
         return record.write(run, datetime.date.fromisoformat(today))
@@ -63,3 +73,8 @@ class Court:
     def differences(self, got: Arrays, want: Arrays) -> str:
         double = all(each.dtype == "float64" for each in want.values())
         return instruments.numerics.gradient_differences("gradient", got, want, FLOAT64 if double else FLOAT32)
+
+    def parts(self, got: Arrays, want: Arrays) -> tuple[Violation, ...]:
+        with heard() as comparisons:
+            words = self.differences(got, want)
+        return parts_of(AssertionError(words), comparisons) if words else ()

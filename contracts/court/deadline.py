@@ -1,4 +1,4 @@
-"""A time limit for the code under test: an alarm in the main thread."""
+"""A time limit for the code under test: an alarm in the main thread, and the supervisor's own where there is one."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+from contracts.court import heartbeat
+
 AGAIN_S = 1.0  # the alarm is repeated, in case that the first one is lost in a cleanup which never ends
 
 
@@ -16,17 +18,18 @@ class Overdue(BaseException):
 
 
 @contextmanager
-def deadline(seconds: float) -> Iterator[None]:
-    """Interrupt Python code that takes too long.
+def deadline(seconds: float, what: str) -> Iterator[None]:
+    """Interrupt Python code that takes too long; `what` is asked, in words for the supervisor.
 
-    There is no deadline outside the main thread, which alone receives signals, nor for code that never returns to
-    Python.
+    There is no alarm outside the main thread, which alone receives signals. Where code escapes the alarm, or never
+    returns to Python, the supervisor ends the process (`contracts.harness.supervisor`).
 
     Raises:
         Overdue: in the code under the deadline.
     """
     if threading.current_thread() is not threading.main_thread():
-        yield
+        with heartbeat.asking(what, seconds):
+            yield
         return
 
     def late(signum: int, frame: FrameType | None) -> None:
@@ -35,7 +38,8 @@ def deadline(seconds: float) -> Iterator[None]:
     before = signal.signal(signal.SIGALRM, late)
     signal.setitimer(signal.ITIMER_REAL, seconds, AGAIN_S)
     try:
-        yield
+        with heartbeat.asking(what, seconds):
+            yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)

@@ -1,23 +1,66 @@
 """The deviations file: the violations that a stack's owner declares, with a reason, an owner and an expiry date.
 
 [[deviation]]
-id = "ARGV-03b"
-case = "repeated-*"          # shell-style selector over case names
-reason = "argparse lets the last of a repeated flag win"
+id = "BLK-03j"
+case = "1027-tokens-*"       # shell-style selector over case names
+says = "the output differs: L2 error # over #"   # words of the violation; # is any number, * any text
+tensors = ["layers.*.mixer.wq"]  # where tensors are compared by name: those that may differ
+device = "cpu"               # or "cuda", where it is about that device alone
+reason = "angles of rope are float32"
 issue = "https://…"
-owner = "launcher team"
+owner = "numerics team"
 expires = 2027-02-28
+
+A deviation forgives what it says and nothing else of its case. `rankproof deviations` writes `says` and `tensors` from
+a record.
 """
 
 from __future__ import annotations
 
 import datetime
+import functools
+import re
 import tomllib
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from contracts.spec.codec import decode
 from contracts.spec.errors import Refusals, Refused, refuse
-from contracts.spec.records import Deviation
+from contracts.spec.records import Deviation, Item, Violation
+
+_NUMBER = r"[-+]?(?:\d[\d_]*(?:\.\d+)?(?:e[-+]?\d+)?|inf|nan)"
+_ALONE = re.compile(rf"(?<![\w.#]){_NUMBER}(?!\w)")
+_WILD = {"#": rf"(?:{_NUMBER}|\#)", "*": r"[^\n]*?"}
+_LETTERS = 2  # at least, in the words that a deviation forgives: wildcards alone would forgive everything
+
+
+def covers(deviation: Deviation, item: Item) -> bool:
+    """Whether a deviation is about an item."""
+    return deviation.id == item.id and fnmatchcase(item.case, deviation.case)
+
+
+def forgives(deviation: Deviation, violation: Violation) -> bool:
+    """Whether a deviation that covers an item forgives one thing that is wrong there.
+
+    Its words must be among those of the violation. Where a tensor differs, the deviation must name the tensor; one that
+    names tensors forgives nothing else.
+    """
+    if not deviation.says or not _pattern(deviation.says).search(violation.words):
+        return False
+    if not violation.tensor:
+        return not deviation.tensors
+    return any(fnmatchcase(violation.tensor, each) for each in deviation.tensors)
+
+
+def masked(words: str) -> str:
+    """Words with `#` for every number that stands alone; a digit within a name stays."""
+    return _ALONE.sub("#", words)
+
+
+@functools.cache
+def _pattern(says: str) -> re.Pattern[str]:
+    return re.compile("".join(_WILD.get(each, re.escape(each)) for each in says))
 
 
 def load(path: Path) -> tuple[Deviation, ...]:
@@ -25,7 +68,28 @@ def load(path: Path) -> tuple[Deviation, ...]:
 
     Raises:
         Refused: when it cannot be read, is not TOML, or an entry lacks a field, has an unknown one or an empty one;
-            every fault at once.
+            every fault at once. Entries that name no words are one fault, with the command that finds them.
+    """
+    declared = read(path)
+    found = Refusals()
+    silent = [f"{each.id}[{each.case}]" for each in declared if not each.says]
+    if silent:
+        named = ", ".join(silent[:3]) + (f" and {len(silent) - 3} more" if len(silent) > 3 else "")
+        found.add(
+            "deviations",
+            str(path),
+            f"{named} say nothing of what they forgive: `says` is missing, the words of the violation",
+            "run `rankproof check` without this file, then `rankproof deviations REPORT --fill` with it writes them in",
+        )
+    found.raise_any()
+    return declared
+
+
+def read(path: Path) -> tuple[Deviation, ...]:
+    """Read a deviations file whose entries may still lack their words.
+
+    Raises:
+        Refused: as `load`, but for missing words.
     """
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -33,14 +97,14 @@ def load(path: Path) -> tuple[Deviation, ...]:
         raise refuse(
             "deviations", str(path), f"cannot be read: {error.strerror}", "give the path of a TOML file"
         ) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # not TOML, not UTF-8, a number of too many digits, too deep
         raise refuse("deviations", str(path), f"is not TOML: {error}", "see docs/deviations/") from None
     entries = data.pop("deviation", [])
     found = Refusals()
     for key in data:
         found.add("deviations", key, "is not a table of this file", "write [[deviation]] tables only")
-    if not isinstance(entries, list):
-        raise refuse("deviations", "deviation", "is one table", "write [[deviation]], with double brackets")
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+        raise refuse("deviations", "deviation", "is no list of tables", "write [[deviation]], with double brackets")
     declared = []
     for number, entry in enumerate(entries, start=1):
         try:
@@ -51,7 +115,9 @@ def load(path: Path) -> tuple[Deviation, ...]:
     return tuple(declared)
 
 
-def _entry(entry: dict[str, object], name: str) -> Deviation:
+def _entry(entry: object, name: str) -> Deviation:
+    if not isinstance(entry, dict):
+        raise refuse(name, entry, "is not a table", "write [[deviation]] tables only")
     expires = entry.get("expires")
     if isinstance(expires, datetime.date) and not isinstance(expires, datetime.datetime):
         entry = {**entry, "expires": expires.isoformat()}
@@ -62,9 +128,21 @@ def _entry(entry: dict[str, object], name: str) -> Deviation:
         found.unless(
             bool(value.strip()), f"{name}.{field}", value, "is empty", "say it; a reader must be able to judge"
         )
+    if "says" in entry:
+        told = re.search(rf"[^\W\d_]{{{_LETTERS}}}", deviation.says)
+        found.unless(bool(told), f"{name}.says", deviation.says, "has no word in it, so that anything would match",
+                     "give words of the violation")  # fmt: skip
+    for each in deviation.tensors:
+        found.unless(bool(each), f"{name}.tensors", each, "is no name", "name a tensor, or a selector over names")
     try:
         datetime.date.fromisoformat(deviation.expires)
     except ValueError:
         found.add(f"{name}.expires", deviation.expires, "is not a date", "write YYYY-MM-DD")
     found.raise_any()
     return deviation
+
+
+def unused(deviation: Deviation, violations: Iterable[Violation]) -> list[str]:
+    """The selectors of a deviation that name no tensor among these violations."""
+    names = {violation.tensor for violation in violations if violation.tensor}
+    return [each for each in deviation.tensors if not any(fnmatchcase(name, each) for name in names)]

@@ -30,7 +30,9 @@ def unfit(baseline: Iterable[Result], kills: Iterable[Kill], unguarded: Iterable
             words = f"its mutant {kill.mutant} in {kill.case} {MISSED[kill.fate]}: {kill.words}"
             reasons.setdefault(kill.of, []).append(words)
     for id in unguarded:
-        reasons.setdefault(id, []).append("it has no mutant, so nothing shows that it can fail")
+        reasons.setdefault(id, []).append(
+            "it has no mutant, or none on its leanest recipes, so nothing shows that it can fail"
+        )
     return {id: _joined(each) for id, each in reasons.items()}
 
 

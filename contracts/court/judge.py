@@ -10,14 +10,18 @@ check that returns without having asked a question is broken too: it judged noth
 from __future__ import annotations
 
 import time
+import traceback
 from collections.abc import Iterable
 
 from contracts.contract import Contract, Mutant
+from contracts.court import party as asking
 from contracts.court.deadline import Overdue, deadline
-from contracts.court.party import Broken, OnTheStand
+from contracts.court.party import Broken, OnTheStand, words_of
 from contracts.spec.errors import NotOffered, Refused, Unreachable
-from contracts.spec.records import Fate, Kill, Outcome, Result
+from contracts.spec.lacks import Lack
+from contracts.spec.records import Fate, Kill, Outcome, Result, Violation
 from contracts.spec.stack import Party, questions
+from contracts.spec.violations import Heard, heard, parts_of
 
 DEADLINE_S = 300.0  # for one case; the slowest real one, group calls of 65 536 foreign ranks, was seen to take 107
 
@@ -29,51 +33,78 @@ def judge(
     stand = OnTheStand(subject, assistants, contract.asks)
     started = time.perf_counter()
 
-    def result(outcome: Outcome, words: str = "") -> Result:
+    def result(
+        outcome: Outcome, words: str = "", *, violations: tuple[Violation, ...] = (), lack: Lack | None = None
+    ) -> Result:
         seconds = round(time.perf_counter() - started, 6)
         return Result(
-            id=contract.id, case=case, outcome=outcome, words=words, seconds=seconds, answered=dict(stand.answered)
-        )
+            id=contract.id, case=case, outcome=outcome, words=words, seconds=seconds, answered=dict(stand.answered),
+            violations=violations, lack=lack,
+        )  # fmt: skip
+
+    def lacking(words: str, lack: Lack) -> Result:
+        return result("not offered", f"{subject.name} does not {words}", lack=lack)
 
     if not stand.own:
-        return result("not offered", f"{subject.name} does not offer {', '.join(contract.asks)}")
+        return lacking(f"offer {', '.join(contract.asks)}", "adapter")
     if contract.layout is not None and contract.layout not in subject.layouts:
-        return result("not offered", f"{subject.name} does not build the {contract.layout} layout")
+        return lacking(f"build the {contract.layout} layout", "stack")
     alone = [asked for asked in stand.missing if questions()[asked].of_numbers]
     if alone:
-        return result("not offered", f"{subject.name} does not offer {', '.join(alone)}, which nobody answers for it")
+        return lacking(f"offer {', '.join(alone)}, which nobody answers for it", "adapter")
     if stand.missing:
         return result("not run", f"nobody answers {', '.join(stand.missing)}: {remedy_for(stand.missing)}")
-    try:
-        with deadline(deadline_s):
-            contract.check(stand, *contract.cases[case])
-    except KeyboardInterrupt:
-        raise
-    except Overdue:
-        return result("broken", f"no answer within {deadline_s:g} s")
-    except BaseException as error:  # pytest.skip and sys.exit are no Exception
-        return result(*ending(error, stand))
+    with heard() as comparisons:
+        try:
+            with deadline(deadline_s, f"{contract.id}[{case}] of {subject.name}"):
+                contract.check(stand, *contract.asked[case])
+        except KeyboardInterrupt:
+            raise
+        except Overdue:
+            return result("broken", f"no answer within {deadline_s:g} s")
+        except BaseException as error:  # pytest.skip and sys.exit are no Exception
+            outcome, words = ending(error, stand)
+            lack = error.lack if isinstance(error, NotOffered) and outcome == "not offered" else None
+            found = violations_of(error, comparisons) if outcome == "violated" else ()
+            return result(outcome, words, violations=found, lack=lack)
     if not stand.answered:
         return result("broken", "the check asked no question, so it judged nothing")
     return result("holds")
 
 
+def violations_of(error: BaseException, comparisons: Heard) -> tuple[Violation, ...]:
+    """Everything that is wrong, where an exception from a check stands for a violation."""
+    if isinstance(error, Refused):
+        return tuple(Violation(words=f"a legal input was refused: {refusal}") for refusal in error.refusals)
+    return parts_of(error, comparisons) if isinstance(error, AssertionError) else ()
+
+
 def ending(error: BaseException, stand: OnTheStand) -> tuple[Outcome, str]:
     """The outcome that an exception from a check stands for, and its words."""
     match error:
-        case AssertionError():
+        case AssertionError() if _of_the_check(error):
             return "violated", str(error) or "the check gave no words"
+        case AssertionError():
+            return (
+                "broken",
+                f"{stand.name} raised AssertionError when it was asked for {stand.latest}: {words_of(error)}",
+            )
         case Refused() if error is stand.declined:
-            return "violated", f"a legal input was refused: {error}"
+            return "violated", f"a legal input was refused: {words_of(error)}"
         case Refused():
-            return "broken", f"the check itself could not be carried out: {error}"
+            return "broken", f"the check itself could not be carried out: {words_of(error)}"
         case NotOffered():
-            return "not offered", str(error) or f"{stand.name} declined this case"
+            return "not offered", words_of(error) or f"{stand.name} declined this case"
         case Unreachable():  # the check's own: a party's has become Broken
             return "not run", str(error) or "the check gave no words"
         case Broken():
             return "broken", str(error)
-    return "broken", f"the check raised {type(error).__name__}: {error}"
+    return "broken", f"the check raised {type(error).__name__}: {words_of(error)}"
+
+
+def _of_the_check(error: BaseException) -> bool:
+    """Whether an error was raised by the check itself, and not while a party was asked."""
+    return all(frame.f_code.co_filename != asking.__file__ for frame, _ in traceback.walk_tb(error.__traceback__))
 
 
 def remedy_for(missing: Iterable[str]) -> str:
@@ -93,7 +124,7 @@ def try_mutant(mutant: Mutant, contract: Contract, assistants: Iterable[Party] =
     def fate(fate: Fate, words: str) -> Kill:
         return Kill(mutant=mutant.name, of=mutant.of, case=mutant.case, fate=fate, words=words, bugs=mutant.bugs)
 
-    if mutant.case not in contract.cases:
+    if mutant.case not in contract.asked:
         return fate("void", f"{mutant.of} has no case {mutant.case!r}")
     try:
         party: Party = mutant.make()

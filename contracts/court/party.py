@@ -24,6 +24,7 @@ from contracts.court.deadline import Overdue
 from contracts.spec import codec
 from contracts.spec.codec import conforms
 from contracts.spec.errors import NotOffered, Refused, Unreachable, shown
+from contracts.spec.party import abilities_of
 from contracts.spec.stack import Party, Question, questions
 
 KEPT = 1024  # answers of a party; a mesh of 65 536 ranks is 100 MB of them, and three are asked for
@@ -49,8 +50,10 @@ class OnTheStand:
     def __init__(self, subject: Party, assistants: Iterable[Party], asks: tuple[str, ...]) -> None:
         self.name = subject.name
         self.layouts = subject.layouts
+        self.abilities = abilities_of(subject)
         self.answered: dict[str, str] = {}
         self.declined: Refused | NotOffered | None = None  # the latest from a party, not from the check itself
+        self.latest = ""  # the question that was asked last
         self._asks = asks
         self._put: set[str] = set()
         assistants = tuple(assistants)
@@ -88,8 +91,11 @@ class OnTheStand:
     def _asked(
         self, answer: Answering, party: Party, question: Question, arguments: tuple[Any, ...], named: dict[str, Any]
     ) -> Any:
-        self.answered[question.name] = f"{party.name} {party.version} ({party.labels.get(question.name, 'unpatched')})"
+        self.latest = question.name
         try:
+            self.answered[question.name] = (
+                f"{party.name} {party.version} ({party.labels.get(question.name, 'unpatched')})"
+            )
             return answer(party, question, arguments, named)
         except (Refused, NotOffered) as declined:
             self.declined = declined
@@ -128,14 +134,38 @@ def _put(party: Party, question: Question, arguments: tuple[Any, ...], named: di
     except (Refused, NotOffered):
         raise
     except Unreachable as error:
-        raise Broken(f"{party.name} could not be asked for {question.name}: {error}") from error
+        raise Broken(f"{party.name} could not be asked for {question.name}: {words_of(error)}") from error
     except (Overdue, KeyboardInterrupt):
         raise
     except BaseException as error:  # SystemExit and pytest's own outcomes are no Exception
         last = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{last.filename}:{last.lineno}"
-        raise Broken(f"{party.name} raised {type(error).__name__} on {question.name} at {where}: {error}") from error
+        raise Broken(
+            f"{party.name} raised {type(error).__name__} on {question.name} at {where}: {words_of(error)}"
+        ) from error
     if not conforms(question.answer, answer):
         kind = getattr(question.answer, "__name__", str(question.answer))
-        raise Broken(f"{party.name} answered {question.name} with {shown(answer)}, which is not a {kind}")
+        raise Broken(f"{party.name} answered {question.name} with {_seen(answer)}, which is not a {kind}")
     return answer
+
+
+def words_of(error: BaseException) -> str:
+    """What an exception says. Its own `__str__` may raise anything, and an AssertionError of it is no violation."""
+    try:
+        return str(error)
+    except (Overdue, KeyboardInterrupt):
+        raise
+    except BaseException as worse:
+        return f"(its words raise {type(worse).__name__})"
+
+
+def _seen(answer: object) -> str:
+    """An answer of another type, and which type, as its `__repr__` lets it be seen."""
+    name = type(answer).__name__
+    try:
+        seen = shown(answer)
+    except (Overdue, KeyboardInterrupt):
+        raise
+    except BaseException as worse:
+        return f"a {name} (its repr raises {type(worse).__name__})"
+    return seen if type(answer).__module__ == "builtins" else f"{seen} ({name})"

@@ -1,9 +1,10 @@
-"""Words from outside the suite, made fit for a report: bounded, printable, and escaped for the format they go into.
+"""Words from outside the suite, made fit for a record or a report: without secrets, bounded, printable, and escaped
+for the format they go into.
 
 A stack's name, its errors and its answers may hold anything: colours, NUL, halves of surrogate pairs, `::error::`, a
-Markdown heading, 300 MB. `fit` is applied to a run and its verdict before any form is drawn, so a form meets clean
-text alone. What then remains is the format's own: jinja2 and ElementTree escape HTML and XML, `markdown`, `terminal`
-and `annotation` the rest.
+Markdown heading, a password, 300 MB. `fit` is applied to all that is recorded, and to a run and its verdict before any
+form is drawn, so a form meets clean text alone. What then remains is the format's own: jinja2 and ElementTree escape
+HTML and XML, `markdown`, `terminal` and `annotation` the rest.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import re
 from collections.abc import Mapping
 from typing import Any, TypeVar, cast
 
+from contracts.spec.redaction import redact
+
 T = TypeVar("T")
 LONGEST = 8_000
 """Characters of one text in a record or a report."""
@@ -21,6 +24,11 @@ MOST_LINES = 200
 
 _MANY_LINES = frozenset({"words", "promise", "source", "reason"})
 """Fields that may hold several lines. All others are names and stay on one line."""
+
+_OURS = frozenset({"id", "case", "outcome", "schema", "word", "fate", "kind", "digest", "started", "finished",
+                   "expires", "bugs", "items", "outside", "promises", "layouts", "signature"})  # fmt: skip
+"""Fields that the suite fills itself: they hold no secret, and must be read back as they were."""
+_MARGIN = 8_000  # characters around a cut, in which a secret that stands across it is found before it is cut
 
 # What XML 1.0 forbids, what moves a terminal's cursor, what no encoder takes, and what reverses the reading direction.
 _UNPRINTABLE = re.compile(
@@ -56,9 +64,15 @@ def one_line(text: str) -> str:
     return plain(text).replace("\n", "\\n").replace("\t", "\\t")
 
 
-def fit(value: T) -> T:
-    """A record, or any part of one, with each of its texts cut and plain; a field that holds a name is one line."""
-    return cast(T, _fit(value, many=False))
+def fit(value: T, known: frozenset[str] = frozenset()) -> T:
+    """A record, or any part of one, with each of its texts redacted, cut and plain; a field that holds a name is one
+    line. `known` are secrets that are redacted wherever they stand."""
+    return cast(T, _fit(value, known, many=False))
+
+
+def words(text: str, known: frozenset[str] = frozenset()) -> str:
+    """`fit` of a text of several lines."""
+    return cast(str, _fit(text, known, many=True))
 
 
 def harmless(text: str) -> str:
@@ -91,16 +105,28 @@ def _escape(found: re.Match[str]) -> str:
     return f"\\x{number:02x}" if number < 0x100 else f"\\u{number:04x}"
 
 
-def _fit(value: Any, *, many: bool) -> Any:
+def _fit(value: Any, known: frozenset[str], *, many: bool, ours: bool = False) -> Any:
     if isinstance(value, str):
-        return harmless(plain(cut(value)) if many else one_line(cut(value)))
+        text = cut(value if ours else _without_secrets(value, known))
+        return harmless(plain(text) if many else one_line(text))
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         held = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-        clean = {name: _fit(each, many=name in _MANY_LINES) for name, each in held.items()}
+        clean = {name: _fit(each, known, many=name in _MANY_LINES, ours=name in _OURS) for name, each in held.items()}
         changed = {name: each for name, each in clean.items() if each is not held[name]}
         return dataclasses.replace(value, **changed) if changed else value
     if isinstance(value, Mapping):
-        return {_fit(key, many=False): _fit(each, many=many) for key, each in value.items()}
+        return {
+            _fit(key, known, many=False, ours=ours): _fit(each, known, many=many, ours=ours)
+            for key, each in value.items()
+        }
     if isinstance(value, (tuple, frozenset)):
-        return type(value)(_fit(each, many=many) for each in value)
+        return type(value)(_fit(each, known, many=many, ours=ours) for each in value)
     return value
+
+
+def _without_secrets(text: str, known: frozenset[str]) -> str:
+    """The text redacted, where it is long only near the ends that will be kept of it."""
+    if len(text) <= 2 * (LONGEST + _MARGIN):
+        return redact(text, known)
+    begins, ends = redact(text[: LONGEST + _MARGIN], known), redact(text[-LONGEST - _MARGIN :], known)
+    return f"{begins}{text[LONGEST + _MARGIN : -LONGEST - _MARGIN]}{ends}"

@@ -1,18 +1,24 @@
 """Profiles: which contracts a verdict is about. A profile becomes a plan before anything runs.
 
 A profile is a comma-separated list. Each word names a group of families (`launch`, `machine`, `numeric`), a tier, all
-contracts (`full`), ids by their beginning (`TOPO`, `PAT-0`, `ARGV-03b`) or a single case (`TOPO-02[pp2-tp2]`). What a
-profile does not plan it lists as outside: a whole contract by its id, the other cases of one planned in part by theirs.
+contracts (`full`), ids by their beginning (`TOPO`, `PAT-0`, `ARGV-03b`) or a single case (`TOPO-02[pp2-tp2]`,
+`OPT-01b[muon@pairs]`). What a profile does not plan it lists as outside: a whole contract by its id, the other cases of
+one planned in part by theirs.
+
+A case about a whole model can be asked on leaner recipes (`contracts.spec.ladder`). Which of them a stack is asked
+follows from the abilities that it declares; the choice is made here, before anything runs, and is part of the plan.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from contracts.contract import TIERS, Contract, Law, Untested
+from contracts.spec.abilities import Abilities, Absence
 from contracts.spec.errors import refuse
-from contracts.spec.records import Item, Plan, Statement
+from contracts.spec.records import Choice, Item, Plan, Statement
 
 _FAMILIES: Mapping[str, tuple[str, ...]] = {
     "launch": ("GATE", "PAT", "NAME", "REC", "PREC", "ARGV", "ENV", "TOPO"),
@@ -25,10 +31,13 @@ NAMED: Mapping[str, str] = {
     "machine": "what surrounds the step: node, disks, installed stack, receipts, comparison, manifests, budgets; "
     "judged contracts of one process",
     "numeric": "blocks, model, optimizer, checkpoints, by their numbers; judged contracts of one process, with torch",
+    "quick": "contracts of one process without torch, and of each of the others that is not slow the first case; what "
+    "only Megatron-Core's own parser answers is outside",
     "unit": "every contract of one CPU process, those without a check included",
     "gpu": "every contract that needs one GPU",
     "dist": "every contract that needs several ranks",
     "dist4": "contracts that four ranks judge in seconds; larger cases and slow contracts are outside",
+    "quick4": "a handful of cells that four ranks judge: meshes, gradients, updates, a pipeline, checkpoints, traffic",
     "full": "every contract",
 }
 
@@ -36,33 +45,107 @@ DEFAULT = "launch,machine"
 ONE_PROCESS = "launch,machine,numeric"
 """Every contract of one CPU process that has a check."""
 _FOUR = 4
+_CELLS = frozenset(
+    {
+        "ENV-06a[on-4]",
+        "TOPO-05d[own-axis-pp2-tp2-on-4]",
+        "TOPO-05d[borrowed-tp2-ep4-etp1-on-4]",
+        "PAR-01a[tp2-sp-ep2]",
+        "PAR-01a[borrowed-ep4-fsdp]",
+        "PAR-01g[cp2-pp2]",
+        "PAR-02a[hsdp-2x2-muon]",
+        "PAR-08a[beside-tp-sp]",
+        "CKPT-01e[pp2-tp2-sp]",
+        "TRAF-01[ep2-fsdp2]",
+        "PAR-01e[tp2-sp-fsdp2]",
+        "PAR-02e[hsdp-2x2]",
+        "CKPT-01h[hsdp-2x2]",
+    }
+)
+"""One or two layouts of four ranks for each thing that ranks do; some of them every transformer can be asked."""
 
 _Entry = Contract | Untested
 
 
-def plan(law: Law, profile: str) -> Plan:
+def plan(law: Law, profile: str, abilities: Abilities | None = None) -> Plan:
     """The cases that a profile demands, in the order of the law, and the ids and cases that it leaves outside.
+
+    A case with rungs is asked on the richest that the abilities allow and on the leanest; without declared abilities,
+    as it was written and on the leanest. A word of the profile that names a single item plans exactly that.
 
     Raises:
         Refused: for a profile that selects nothing, with the nearest names.
     """
-    chosen = _chooser(law, profile)
+    words = _words(law, profile)
     items: list[Item] = []
+    choices: list[Choice] = []
     promises: dict[str, Statement] = {}
     left: dict[str, list[str]] = {}
     entries: list[_Entry] = [*law.contracts.values(), *law.untested.values()]
     for entry in entries:
-        cases = tuple(entry.cases) if isinstance(entry, Contract) else ("",)
-        picked = [Item(id=entry.id, case=case) for case in cases if chosen(entry, case)]
+        found = list(_asked(entry, words, abilities))
+        picked = [Item(id=entry.id, case=name) for each in found for name in each.names]
         if picked:
             items += picked
+            choices += [choice for each in found for choice in each.choice]
             promises[entry.id] = _statement(entry)
-            left[entry.id] = [str(Item(id=entry.id, case=case)) for case in cases if not chosen(entry, case)]
+            left[entry.id] = [str(Item(id=entry.id, case=name)) for each in found for name in each.outside]
     if not items:
         near = difflib.get_close_matches(profile, [*NAMED, *law.ids()], n=3) or [*NAMED]
         raise refuse("profile", profile, "selects no contract", f"the nearest are {', '.join(near)}")
     outside = tuple(each for id in law.ids() for each in left.get(id, [id]))
-    return Plan(items=tuple(items), outside=outside, promises=promises)
+    claimed = () if abilities is None else tuple(str(item) for item in items if _claims(law, item, abilities))
+    return Plan(items=tuple(items), outside=outside, promises=promises, choices=tuple(choices), claimed=claimed)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Asked:
+    """What is planned of one case: the names under which it is asked, what stays outside, and why not as written."""
+
+    names: tuple[str, ...]
+    outside: tuple[str, ...] = ()
+    choice: tuple[Choice, ...] = ()
+
+
+def _asked(entry: _Entry, words: Sequence[str], abilities: Abilities | None) -> Iterator[_Asked]:
+    if isinstance(entry, Untested):
+        yield _Asked(names=("",)) if _widely(words, entry, "") else _Asked(names=())
+        return
+    for case in entry.cases:
+        alone = tuple(name for name in (case, *entry.rungs(case)) if f"{entry.id}[{name}]" in words)
+        wide = _widely(words, entry, case)
+        names, choice = _on_rungs(entry, case, abilities) if wide else ((), ())
+        asked = tuple(dict.fromkeys((*names, *alone)))
+        both = dict.fromkeys((case, entry.leanest(case)))
+        yield _Asked(
+            names=asked, outside=() if wide else tuple(each for each in both if each not in asked), choice=choice
+        )
+
+
+def _on_rungs(entry: Contract, case: str, abilities: Abilities | None) -> tuple[tuple[str, ...], tuple[Choice, ...]]:
+    """The rungs on which a case is asked, and why it is not asked as it was written, or on the leanest either."""
+    ladder = (case, *entry.rungs(case))
+    lacking = {name: _absence(entry, name, abilities) for name in ladder}
+    named = {name: str(Item(id=entry.id, case=name)) for name in ladder}
+    richest = next((name for name in ladder if lacking[name] is None), ladder[-1])
+    names = tuple(dict.fromkeys((richest, ladder[-1])))
+    found = []
+    for name in dict.fromkeys((case, *names)):
+        if (why := lacking[name]) is not None:
+            instead = () if name in names else tuple(named[each] for each in names)
+            found.append(Choice(item=named[name], instead=instead, kind=why.kind, why=str(why)))
+    return names, tuple(found)
+
+
+def _claims(law: Law, item: Item, abilities: Abilities) -> bool:
+    """Whether declared abilities say that an item can be asked; those of contracts without a ladder say nothing."""
+    entry = law.contracts.get(item.id)
+    return entry is not None and bool(entry.needs) and _absence(entry, item.case, abilities) is None
+
+
+def _absence(entry: Contract, name: str, abilities: Abilities | None) -> Absence | None:
+    """What stands against asking a case; None when it can be asked, or nothing is declared."""
+    return abilities.absence(entry.features(name), entry.asks) if abilities is not None else None
 
 
 def of_several_ranks(law: Law, plan: Plan) -> Plan:
@@ -77,9 +160,13 @@ def of_several_ranks(law: Law, plan: Plan) -> Plan:
         first = ", ".join(list(plan.promises)[:3])
         raise refuse("ranks", first, "is judged by one process", "choose by --profile dist, or leave --ranks out")
     alone = [id for id in plan.promises if id not in kept]
-    cut = {str(Item(id=id, case=case)) for id in alone if id in law.contracts for case in law.contracts[id].cases}
+    cut = {str(Item(id=id, case=case)) for id in alone if id in law.contracts for case in law.contracts[id].asked}
     outside = (*(each for each in plan.outside if each not in cut), *alone)
-    return Plan(items=tuple(item for item in plan.items if item.id in kept), outside=outside, promises=kept)
+    items = tuple(item for item in plan.items if item.id in kept)
+    named = {str(item) for item in items}
+    choices = tuple(each for each in plan.choices if named & {each.item, *each.instead})
+    claimed = tuple(each for each in plan.claimed if each in named)
+    return Plan(items=items, outside=outside, promises=kept, choices=choices, claimed=claimed)
 
 
 def _statement(entry: _Entry) -> Statement:
@@ -88,13 +175,19 @@ def _statement(entry: _Entry) -> Statement:
     return Statement(promise=entry.promise, source=entry.source, asks=entry.asks)
 
 
-def _chooser(law: Law, profile: str) -> Callable[[_Entry, str], bool]:
-    words = [word.strip() for word in profile.split(",") if word.strip()]
+def _words(law: Law, profile: str) -> tuple[str, ...]:
+    """The words of a profile, each of which selects something."""
+    words = tuple(word.strip() for word in profile.split(",") if word.strip())
     for word in words:
         if word not in NAMED and not any(_matches(word, id, case) for id in law.ids() for case in _cases(law, id)):
             near = difflib.get_close_matches(word, [*NAMED, *law.ids()], n=3) or [*NAMED]
             raise refuse("profile", word, "selects no contract", f"the nearest are {', '.join(near)}")
-    return lambda entry, case: any(_chosen(word, entry, case) for word in words)
+    return words
+
+
+def _widely(words: Sequence[str], entry: _Entry, case: str) -> bool:
+    """Whether a word that is no single item selects a case."""
+    return any(_chosen(word, entry, case) for word in words if not word.endswith("]"))
 
 
 def _chosen(word: str, entry: _Entry, case: str) -> bool:
@@ -102,6 +195,12 @@ def _chosen(word: str, entry: _Entry, case: str) -> bool:
         if not isinstance(entry, Contract) or entry.tier != "unit":
             return False
         return entry.of_numbers if word == "numeric" else not entry.of_numbers and entry.family in _FAMILIES[word]
+    if word == "quick":
+        if not isinstance(entry, Contract) or entry.tier != "unit" or "read_pattern" in entry.asks:
+            return False  # patterns are read by a launcher's own parser, which a first clone does not have
+        return not entry.of_numbers or (not entry.slow and case == next(iter(entry.cases)))
+    if word == "quick4":
+        return f"{entry.id}[{case}]" in _CELLS
     if word == "dist4":
         return isinstance(entry, Contract) and entry.tier == "dist" and not entry.slow and entry.ranks(case) <= _FOUR
     if word in TIERS:
@@ -110,7 +209,7 @@ def _chosen(word: str, entry: _Entry, case: str) -> bool:
 
 
 def _cases(law: Law, id: str) -> tuple[str, ...]:
-    return tuple(law.contracts[id].cases) if id in law.contracts else ("",)
+    return tuple(law.contracts[id].asked) if id in law.contracts else ("",)
 
 
 def _matches(word: str, id: str, case: str) -> bool:

@@ -1,7 +1,7 @@
 """A run as JSON lines: each line is one object with one key, in the order of events.
 
-    {"header": …}  {"plan": …}  {"deviation": …}*  {"unfit": …}*  {"result": …}*  {"unclaimed": …}*  {"kill": …}*
-    {"footer": …}
+    {"header": …}  {"plan": …}  {"deviation": …}*  {"baseline": …}?  {"unfit": …}*  {"result": …}*  {"unclaimed": …}*
+    {"kill": …}*  {"footer": …}
 
 The plan is written before the first result. The footer holds the hash of all lines above it, so a file that was cut
 off, joined from two or edited is refused.
@@ -11,21 +11,28 @@ The schema under `docs/schema/` is written by `python -m contracts.court.record 
 
 from __future__ import annotations
 
+import contextlib
 import datetime
+import fcntl
 import hashlib
+import hmac
 import json
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TextIO
 
+from contracts.court import heartbeat
+from contracts.court.plain_text import fit
 from contracts.court.verdict import verdict
 from contracts.spec import codec, former_name
 from contracts.spec.errors import Refusals, refuse
 from contracts.spec.records import (
     SCHEMA,
+    Baseline,
     Deviation,
     Footer,
     Header,
@@ -37,11 +44,13 @@ from contracts.spec.records import (
     Unfit,
     Verdict,
 )
+from contracts.spec.redaction import secrets_here
 
 KINDS: Mapping[str, type] = {
     "header": Header,
     "plan": Plan,
     "deviation": Deviation,
+    "baseline": Baseline,
     "unfit": Unfit,
     "result": Result,
     "unclaimed": Unclaimed,
@@ -51,9 +60,9 @@ KINDS: Mapping[str, type] = {
 _NAMES = {kind: name for name, kind in KINDS.items()}
 
 
-def line(entry: object) -> str:
-    """One line of the record, without its newline."""
-    return f'{{"{_NAMES[type(entry)]}":{codec.dumps(entry)}}}'
+def line(entry: object, known: frozenset[str] = frozenset()) -> str:
+    """One line of the record, without its newline, and without secrets; `known` are redacted wherever they stand."""
+    return f'{{"{_NAMES[type(entry)]}":{codec.dumps(fit(entry, known))}}}'
 
 
 def digest(text: str) -> str:
@@ -61,17 +70,62 @@ def digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def footer(above: str, results: int, judged: Verdict, finished: str) -> Footer:
+KEY_FILE = "RANKPROOF_RECORD_KEY_FILE"
+"""The variable that names a file whose bytes sign records. Where it is set, a record is read only if they signed it."""
+
+
+def key() -> bytes:
+    """The key that signs records here; empty where there is none.
+
+    Raises:
+        Refused: when its file cannot be read, or holds fewer than 16 bytes.
+    """
+    file = os.environ.get(KEY_FILE)
+    if not file:
+        return b""
+    try:
+        found = Path(file).read_bytes().strip()
+    except OSError as error:
+        raise refuse(
+            KEY_FILE, file, f"cannot be read: {error.strerror}", "name a file with the key, or unset it"
+        ) from None
+    if len(found) < SHORTEST_KEY:
+        raise refuse(KEY_FILE, file, f"holds {len(found)} bytes", f"put {SHORTEST_KEY} random bytes or more into it")
+    return found
+
+
+SHORTEST_KEY = 16
+
+
+def sealed(closing: Footer, above: str, key: bytes = b"") -> Footer:
+    """A footer with its digest, and its signature where there is a key; `above` is the digest of the lines above."""
+    blank = replace(closing, digest=above, signature="")
+    text = codec.dumps(blank)
+    signature = hmac.new(key, text.encode(), "sha256").hexdigest() if key else ""
+    return replace(blank, digest=digest(text), signature=signature)
+
+
+def footer(above: str, results: int, judged: Verdict, finished: str, key: bytes = b"") -> Footer:
     """The line that closes a run; `above` is the digest of the lines before it."""
-    return Footer(digest=above, results=results, word=judged.word, exit_code=judged.exit_code, finished=finished)
+    closing = Footer(digest="", results=results, word=judged.word, exit_code=judged.exit_code, finished=finished)
+    return sealed(closing, above, key)
+
+
+def sealed_anew(text: str) -> str:
+    """A record whose last line is a footer, with the digest that it should have. Only a key shows the edit."""
+    above, newline, closing = text.rstrip("\n").rpartition("\n")
+    entry = _read_line(closing, 0)
+    return f"{above}{newline}{line(sealed(entry, digest(above + newline)))}\n" if isinstance(entry, Footer) else text
 
 
 def write(run: Run, today: datetime.date) -> str:
     """A whole run as text, with the verdict of a given day."""
-    before: list[object] = [run.header, run.plan, *run.deviations, *run.unfit]
+    known = secrets_here(os.environ, sys.argv)
+    compared = [] if run.baseline is None else [run.baseline]
+    before: list[object] = [run.header, run.plan, *run.deviations, *compared, *run.unfit]
     entries = [*before, *run.results, *run.unclaimed, *run.kills]
-    text = "".join(f"{line(entry)}\n" for entry in entries)
-    closing = footer(digest(text), len(run.results), verdict(run, today), run.header.started)
+    text = "".join(f"{line(entry, known)}\n" for entry in entries)
+    closing = footer(digest(text), len(run.results), verdict(run, today), run.header.started, key())
     return f"{text}{line(closing)}\n"
 
 
@@ -88,8 +142,11 @@ def read(text: str) -> tuple[Run, Footer]:
         raise refuse("run", order[-1] if order else "nothing", "ends without a footer: it was cut off", "run it again")
     if not text.endswith("\n"):
         raise refuse("run", text[-40:], "ends in the middle of a line: it was cut off", "run it again")
-    if order[:2] != ["header", "plan"] or any(order.count(once) > 1 for once in ("header", "plan", "footer")):
+    if order[:2] != ["header", "plan"] or any(
+        order.count(once) > 1 for once in ("header", "plan", "baseline", "footer")
+    ):
         raise refuse("run", order[:3], "is not header, plan, results, footer", "do not join or edit records")
+    compared = _only(entries, Baseline)
     run = Run(
         header=_only(entries, Header)[0],
         plan=_only(entries, Plan)[0],
@@ -98,10 +155,16 @@ def read(text: str) -> tuple[Run, Footer]:
         unclaimed=tuple(_only(entries, Unclaimed)),
         kills=tuple(_only(entries, Kill)),
         unfit=tuple(_only(entries, Unfit)),
+        baseline=compared[0] if compared else None,
     )
     closing = _only(entries, Footer)[0]
-    if closing.digest != digest(text[: text.rindex("\n", 0, -1) + 1]):
+    above, secret = digest(text[: text.rindex("\n", 0, -1) + 1]), key()
+    expected = sealed(closing, above, secret)
+    if closing.digest != expected.digest:
         raise refuse("run", closing.digest, "the footer belongs to other lines", "do not join or edit records")
+    if secret and not hmac.compare_digest(closing.signature, expected.signature):
+        problem = "is not signed with the key of this machine" if closing.signature else "is not signed"
+        raise refuse("run", closing.digest, problem, f"read it where it was written, or unset {KEY_FILE}")
     if closing.results != len(run.results):
         problem = f"the footer counts {closing.results} results, the record holds {len(run.results)}"
         raise refuse("run", closing.results, problem, "run it again")
@@ -162,6 +225,51 @@ def make_folder(folder: Path, renderings: Iterable[str] = ()) -> None:
         raise refuse("report", str(folder), f"cannot be written: {error.strerror}", "give another folder") from None
 
 
+@contextlib.contextmanager
+def only_writer(folder: Path) -> Iterator[None]:
+    """While the block runs, this process is the only one that may write into a report folder, which it makes.
+
+    Two runs into one folder would leave the record of one beside the verdict of the other. The lock is the system's: it
+    ends with the process, however that ends. A copy of the process does not hold it (`let_go`).
+
+    Raises:
+        Refused: while another one writes, and when the folder cannot be made.
+    """
+    made = not folder.exists()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        raise refuse("report", str(folder), f"cannot be written: {error.strerror}", "give another folder") from None
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            problem = "another run is writing into it"
+            raise refuse("report", str(folder), problem, "wait for it, or give a folder of its own") from None
+        except OSError:
+            pass  # a file system without locks
+        _LOCKS.add(lock)
+        yield
+    finally:
+        _LOCKS.discard(lock)
+        with contextlib.suppress(OSError):
+            os.close(lock)
+        if made:
+            with contextlib.suppress(OSError):  # bad input writes nothing, not even a folder
+                folder.rmdir()
+
+
+_LOCKS: set[int] = set()
+
+
+def let_go() -> None:
+    """In a forked copy: close what would keep the lock after the process that took it."""
+    while _LOCKS:
+        with contextlib.suppress(OSError):
+            os.close(_LOCKS.pop())
+
+
 class Recorder:
     """Writes a run while it happens; every line is on disk before the next test starts.
 
@@ -169,15 +277,20 @@ class Recorder:
     """
 
     def __init__(self, folder: Path) -> None:
+        self._sole = contextlib.ExitStack()
+        if heartbeat.FOLDER not in os.environ:  # under a supervisor, that one holds the lock
+            self._sole.enter_context(only_writer(folder))
         make_folder(folder)
         self.path = folder / "run.jsonl"
         self._part = folder / "run.jsonl.part"
         self._file: TextIO = self._part.open("w", encoding="utf-8")
         self._above = hashlib.sha256()
+        self._key = key()
+        self._known = secrets_here(os.environ, sys.argv)
         self._results = 0
 
     def add(self, entry: object) -> None:
-        text = f"{line(entry)}\n"
+        text = f"{line(entry, self._known)}\n"
         self._file.write(text)
         self._file.flush()
         self._above.update(text.encode())
@@ -185,10 +298,11 @@ class Recorder:
 
     def close(self, judged: Verdict, finished: str) -> None:
         """Write the footer and give the file its name."""
-        self.add(footer(self._above.hexdigest(), self._results, judged, finished))
+        self.add(footer(self._above.hexdigest(), self._results, judged, finished, self._key))
         os.fsync(self._file.fileno())
         self._file.close()
         self._part.replace(self.path)
+        self._sole.close()
 
     def __enter__(self) -> Recorder:
         return self
@@ -197,6 +311,7 @@ class Recorder:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._file.close()
+        self._sole.close()
 
 
 def schema() -> dict[str, Any]:
@@ -226,7 +341,7 @@ def schema_text() -> str:
 def _read_line(text: str, number: int) -> Any:
     name = f"line {number}"
     try:
-        data = json.loads(text)
+        data = json.loads(text, object_pairs_hook=codec.no_repeats)
     except (ValueError, RecursionError):
         raise refuse(name, text[:60], "is not JSON", "the record is damaged; run it again") from None
     if not isinstance(data, dict) or len(data) != 1 or next(iter(data)) not in KINDS:

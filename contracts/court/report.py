@@ -7,6 +7,8 @@ HTML list every planned item, because counts alone cannot be audited, and so doe
 from __future__ import annotations
 
 import json
+import os
+import sys
 import textwrap
 from collections.abc import Callable, Mapping
 
@@ -29,6 +31,7 @@ from contracts.court.telling import (
 )
 from contracts.spec import codec
 from contracts.spec.records import FORMS, Form, Outcome, Run, Verdict
+from contracts.spec.redaction import secrets_here
 
 __all__ = ["FILES", "WIDTH", "details", "files", "headline", "kill_line", "render", "rerun"]
 
@@ -56,13 +59,15 @@ def render(run: Run, verdict: Verdict, form: Form, verbose: bool = False, width:
 
     Whatever stands in the run, each form is well-formed: `fit` comes before, the format's own escapes after.
     """
-    run, verdict = fit(run), fit(verdict)
+    known = secrets_here(os.environ, sys.argv)
+    run, verdict = fit(run, known), fit(verdict, known)
     return terminal(_terminal(run, verdict, verbose, width)) if form == "terminal" else _FORMS[form](run, verdict)
 
 
 def files(run: Run, verdict: Verdict) -> dict[str, str]:
     """The text of every file of a report folder, by its name."""
-    run, verdict = fit(run), fit(verdict)
+    known = secrets_here(os.environ, sys.argv)
+    run, verdict = fit(run, known), fit(verdict, known)
     return {name: _FORMS[form](run, verdict) for name, form in FILES.items()}
 
 

@@ -43,7 +43,7 @@ def rerun_words(run: Run) -> list[str]:
 def ranks_words(item: Item) -> list[str]:
     """`--ranks N` for an item that several ranks judge."""
     contract = LAW.contracts.get(item.id)  # None where a record is read without the contracts
-    if contract is None or contract.tier != "dist" or item.case not in contract.cases:
+    if contract is None or contract.tier != "dist" or item.case not in contract.asked:
         return []
     return ["--ranks", str(max(2, contract.ranks(item.case)))]
 

@@ -11,10 +11,24 @@ import datetime
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from fnmatch import fnmatchcase
 
+from contracts.court.deviations import covers, forgives, unused
 from contracts.court.fitness import MISSED
-from contracts.spec.records import OUTCOMES, Deviation, Fault, Item, Outcome, Plan, Result, Run, Verdict, Word
+from contracts.spec.ladder import RUNGS
+from contracts.spec.records import (
+    OUTCOMES,
+    Baseline,
+    Deviation,
+    Fault,
+    Item,
+    Outcome,
+    Plan,
+    Result,
+    Run,
+    Verdict,
+    Violation,
+    Word,
+)
 
 JUDGED: frozenset[Outcome] = frozenset({"holds", "violated", "deviates"})
 _WORST_FIRST: tuple[Outcome, ...] = (
@@ -30,8 +44,11 @@ def verdict(run: Run, today: datetime.date) -> Verdict:
     # No result of an unfit contract is believed, whether it says holds or violated.
     results = [not_judged(result.item, unfit[result.id]) if result.id in unfit else result for result in results]
     faults += _deviation_faults(run, results, today)
-    valid = [deviation for deviation in run.deviations if not expired(deviation, today)]
-    results = [_declared(result, valid) for result in results]
+    valid = in_force(run.deviations, run.header.device, today)
+    results = [declared(result, valid) for result in results]
+    if run.baseline is not None:
+        results, lost = _compared(run, run.baseline, results)
+        faults += lost
     faults += _claim_faults(run, results)
     faults += _suite_faults(run)
     counts = Counter(result.outcome for result in results)
@@ -51,9 +68,14 @@ def expired(deviation: Deviation, today: datetime.date) -> bool:
     return datetime.date.fromisoformat(deviation.expires) < today
 
 
-def covers(deviation: Deviation, item: Item) -> bool:
-    """Whether a deviation is about an item."""
-    return deviation.id == item.id and fnmatchcase(item.case, deviation.case)
+def in_force(deviations: Iterable[Deviation], device: str, today: datetime.date) -> list[Deviation]:
+    """The deviations that count on a day and a device."""
+    return [each for each in deviations if not expired(each, today) and not _elsewhere(each, device)]
+
+
+def _elsewhere(deviation: Deviation, device: str) -> bool:
+    """Whether a deviation is about another device than that of the run."""
+    return bool(deviation.device and device) and deviation.device != device
 
 
 def not_judged(item: Item, why: str) -> Result:
@@ -61,15 +83,25 @@ def not_judged(item: Item, why: str) -> Result:
     return Result(id=item.id, case=item.case, outcome="not run", words=f"its contract is unfit: {why}")
 
 
-def _declared(result: Result, deviations: Iterable[Deviation]) -> Result:
-    """A violation that its owner declared is a deviation. An error is never covered."""
+def declared(result: Result, deviations: Iterable[Deviation]) -> Result:
+    """A violation that its owner declared is a deviation, if everything that is wrong there is declared. Otherwise it
+    stays a violation, whose words begin with what is not. An error is never covered."""
     if result.outcome != "violated":
         return result
-    for deviation in deviations:
-        if covers(deviation, result.item):
-            words = f"{result.words}\ndeclared by {deviation.owner} until {deviation.expires}: {deviation.reason}"
-            return replace(result, outcome="deviates", words=f"{words} ({deviation.issue})")
-    return result
+    about = [deviation for deviation in deviations if covers(deviation, result.item)]
+    used = [each for each in about if any(forgives(each, part) for part in result.parts)]
+    if not used:
+        return result
+    beyond = [part.words for part in result.parts if not any(forgives(each, part) for each in used)]
+    by = "\n".join(f"declared by {d.owner} until {d.expires}: {d.reason} ({d.issue})" for d in used)
+    if not beyond:
+        return replace(result, outcome="deviates", words=f"{result.words}\n{by}")
+    more = f"; and {len(beyond) - _TOLD} more" if len(beyond) > _TOLD else ""
+    told = "; ".join(beyond[:_TOLD]) + more
+    return replace(result, words=f"not declared: {told}\nbeside what is {by}\nin all: {result.words}")
+
+
+_TOLD = 3  # of what is not declared
 
 
 def _by_plan(run: Run) -> tuple[list[Result], list[Fault]]:
@@ -96,23 +128,54 @@ def _deviation_faults(run: Run, results: list[Result], today: datetime.date) -> 
     words = []
     for deviation in run.deviations:
         entry = f"deviation {deviation.id}[{deviation.case}]"
-        matched = [result for result in results if covers(deviation, result.item)]
-        failing = [result for result in matched if result.outcome == "violated"]
-        holding = [result for result in matched if result.outcome == "holds"]
         if expired(deviation, today):
             words.append(f"{entry} expired on {deviation.expires}; mend it or argue for a new date")
-        elif not matched and not _lies_outside(deviation, run.plan):
-            words.append(f"{entry} matches nothing in the plan; remove it or correct its selector")
-        elif holding and not failing:
-            words.append(f"{entry} is stale: the contract now holds; remove it")
-        elif holding:
-            kept = ", ".join(result.case for result in holding)
-            words.append(f"{entry} is wider than what fails: {kept} hold; narrow its selector")
-    for item in run.plan.items:
-        covering = [deviation for deviation in run.deviations if covers(deviation, item)]
-        if len(covering) > 1:
-            words.append(f"{item} is covered by {len(covering)} deviations; keep one")
+        elif not _elsewhere(deviation, run.header.device):
+            wrong = _wrong_with(deviation, results, run.plan)
+            words += [f"{entry} {wrong}"] if wrong else []
+    for result in results:
+        covering = [deviation for deviation in run.deviations if covers(deviation, result.item)]
+        covering = [each for each in covering if not _elsewhere(each, run.header.device)]
+        parts = result.parts if result.outcome == "violated" else ()
+        most = max((sum(forgives(each, part) for each in covering) for part in parts), default=0)
+        if most > 1:
+            words.append(f"{result.item} is covered by {most} deviations; keep one")
     return [Fault(kind="deviation", words=each) for each in words]
+
+
+def _wrong_with(deviation: Deviation, results: list[Result], plan: Plan) -> str:
+    """Why a deviation that has not expired must be changed or removed; empty where it forgives what it says."""
+    matched = [result for result in results if covers(deviation, result.item)]
+    failing = [result for result in matched if result.outcome == "violated"]
+    kept = [result for result in matched if result.outcome in ("holds", "not offered")]
+    parts = [part for result in failing for part in result.parts]
+    forgiven = [part for part in parts if forgives(deviation, part)]
+    if not deviation.says:
+        return "names no words, so that it forgives nothing; `rankproof deviations` writes them from a record"
+    if not matched:
+        return (
+            "" if _lies_outside(deviation, plan) else "matches nothing in the plan; remove it or correct its selector"
+        )
+    if failing and not forgiven:
+        meant = [part for part in parts if part.tensor and not deviation.tensors and _says(deviation, part)]
+        if meant:
+            return f"names no tensors, and tensors are compared: add `tensors`, such as {meant[0].tensor!r}"
+        return f"matches none of the words: {parts[0].words}"
+    if not failing and kept and len(kept) == len(matched):
+        if any(result.outcome == "holds" for result in kept):
+            return "is stale: the contract now holds; remove it"
+        return f"is stale: its case is no longer offered ({kept[0].words}); remove it"
+    if failing and kept:
+        told = ", ".join(f"{each.case} {'holds' if each.outcome == 'holds' else 'is not offered'}" for each in kept)
+        return f"is wider than what fails: {told}; narrow its selector"
+    if failing and (idle := unused(deviation, forgiven)):
+        return f"is wider than what fails: no tensor {', '.join(idle)} differs; narrow `tensors`"
+    alien = [result.case for result in failing if not any(forgives(deviation, part) for part in result.parts)]
+    return f"is wider than what fails: {', '.join(alien)} in other words; narrow its selector" if alien else ""
+
+
+def _says(deviation: Deviation, part: Violation) -> bool:
+    return forgives(deviation, replace(part, tensor=""))
 
 
 def _lies_outside(deviation: Deviation, plan: Plan) -> bool:
@@ -121,13 +184,45 @@ def _lies_outside(deviation: Deviation, plan: Plan) -> bool:
     return any(item.id == deviation.id and (not item.case or covers(deviation, item)) for item in items)
 
 
+def _richer(result: Result, item: Item) -> bool:
+    """Whether a result judges the case of an item on a richer recipe: a stack has gained an ability."""
+    rungs = ("", *RUNGS)
+    same = result.item.above == item.above and result.outcome in JUDGED
+    return same and {result.item.rung, item.rung} <= {*rungs} and rungs.index(result.item.rung) < rungs.index(item.rung)
+
+
+def _compared(run: Run, baseline: Baseline, results: list[Result]) -> tuple[list[Result], list[Fault]]:
+    """What an earlier run judged and this one does not. What is not offered or not planned any more is a fault; what
+    was not run says so in its own words, because that may be this machine's doing."""
+    now = {result.item: result for result in results}
+    lost = []
+    for item in baseline.judged:
+        result = now.get(item)
+        if result is None and any(_richer(each, item) for each in results):
+            continue
+        if result is None:
+            lost.append(f"{item} was judged in {baseline.of}, and is not planned now")
+        elif result.outcome == "not offered":
+            lost.append(f"{item} was judged in {baseline.of}, and is not offered now: {result.words}")
+        elif result.outcome in ("not run", "untested"):
+            now[item] = replace(result, words=f"{result.words}; it was judged in {baseline.of}")
+    return [now[result.item] for result in results], [Fault(kind="baseline", words=each) for each in lost]
+
+
 def _claim_faults(run: Run, results: list[Result]) -> list[Fault]:
-    """The questions that the stack claims and then declines in every case."""
+    """The questions that the stack claims and then declines in every case, and the items that its declared abilities
+    cover and that it then declines."""
     found = []
     for question in sorted(run.header.subject.offers):
         asked = [r for r in results if question in _asks(run, r.id)]
         if asked and all(result.outcome == "not offered" for result in asked):
             words = f"{run.header.subject.name} claims {question} and declined each of its {len(asked)} cases"
+            found.append(Fault(kind="claim", words=words))
+    claimed = {*run.plan.claimed}
+    for each in results:
+        offered = {*_asks(run, each.id)} <= run.header.subject.offers
+        if each.outcome == "not offered" and offered and str(each.item) in claimed:
+            words = f"{run.header.subject.name} declares all that {each.item} needs and declined it: {each.words}"
             found.append(Fault(kind="claim", words=words))
     return found
 
@@ -157,7 +252,7 @@ def _word(results: list[Result], faults: list[Fault]) -> Word:
 
 
 def _precedence(outcomes: set[Outcome], faults: set[str]) -> Iterator[tuple[Word, bool]]:
-    yield "violated", "violated" in outcomes or bool({"deviation", "claim"} & faults)
+    yield "violated", "violated" in outcomes or bool({"deviation", "claim", "baseline"} & faults)
     yield "broken", "broken" in outcomes or bool({"plan", "suite"} & faults)
     yield "incomplete", bool({"not run", "untested"} & outcomes)
     yield "nothing ran", not outcomes & JUDGED

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import datetime
-import json
-import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from itertools import groupby
 
@@ -14,11 +11,12 @@ from contracts.contract import LAW, Contract, Law, Tier
 from contracts.court import profiles
 from contracts.court.judge import DEADLINE_S
 from contracts.harness.gate import Gate
+from contracts.spec.abilities import Abilities
+from contracts.spec.party import abilities_of
 from contracts.spec.records import Item, Plan, Result, Run, Verdict
 from contracts.spec.stack import Party
 
 PROFILE = "what it offers"
-DAYS = 30  # that a proposed deviation lasts
 ROWS = 8  # of the table of what to answer next
 AT_ONCE = 3  # questions that are proposed together
 
@@ -26,7 +24,12 @@ AT_ONCE = 3  # questions that are proposed together
 def probed(party: Party, origin: str, *, deadline_s: float = DEADLINE_S) -> tuple[Run, Verdict]:
     """Judge, in this process and without assistants, each contract that asks for nothing but what the party offers."""
     gate = Gate(
-        subject=party, origin=origin, assistants=(), profile=PROFILE, plan=plan_of(party.offers), deadline_s=deadline_s
+        subject=party,
+        origin=origin,
+        assistants=(),
+        profile=PROFILE,
+        plan=plan_of(party.offers, abilities=abilities_of(party)),
+        deadline_s=deadline_s,
     )
     for item in gate.plan.items:
         gate.add(gate.judge(item))
@@ -34,9 +37,9 @@ def probed(party: Party, origin: str, *, deadline_s: float = DEADLINE_S) -> tupl
     return gate.run(), judged
 
 
-def plan_of(offers: Collection[str], law: Law = LAW) -> Plan:
-    """The cases of one process that these questions suffice for."""
-    whole = profiles.plan(law, "unit")
+def plan_of(offers: Collection[str], law: Law = LAW, abilities: Abilities | None = None) -> Plan:
+    """The cases of one process that these questions suffice for, on the recipes that the abilities allow."""
+    whole = profiles.plan(law, "unit", abilities)
     asked = {id for id in whole.promises if id in law.contracts and _suffices(law.contracts[id], offers)}
     return replace(
         whole,
@@ -79,37 +82,6 @@ def unlocked(offers: Collection[str], law: Law = LAW) -> list[Unlocked]:
 def of_ranks(offers: Collection[str], law: Law = LAW) -> list[str]:
     """The contracts of several ranks that these questions suffice for."""
     return [c.id for c in law.contracts.values() if c.tier == "dist" and _suffices(c, offers)]
-
-
-def proposal(run: Run, today: datetime.date) -> str:
-    """A deviations file of what is violated. The gate refuses it until reason, issue and owner are filled in."""
-    subject = run.header.subject
-    head = (
-        f"# What {subject.name} {subject.version} ({subject.origin}) did not keep on {today.isoformat()}: a proposal, "
-        "and no deviation yet.\n"
-        "# Somebody fills in reason, issue and owner of each entry; the gate refuses one in which any is empty.\n"
-        f"# Each ends in {DAYS} days by itself, and is red as soon as its contract holds again.\n"
-    )
-    return head + "".join(_entry(result, case, today) for result, case in _selected(run))
-
-
-def _selected(run: Run) -> Iterator[tuple[Result, str]]:
-    """A result and the selector that declares it: each violated case by name, or all where none holds."""
-    for _, group in groupby(run.results, key=lambda result: result.id):
-        results = list(group)
-        violated = [result for result in results if result.outcome == "violated"]
-        if len(violated) > 1 and not any(result.outcome == "holds" for result in results):
-            yield violated[0], "*"
-        else:
-            yield from ((result, re.sub(r"([*?[])", r"[\1]", result.case)) for result in violated)
-
-
-def _entry(result: Result, case: str, today: datetime.date) -> str:
-    words = "".join(f"# {line[:112]}\n" for line in result.words.splitlines()[:3])
-    expires = today + datetime.timedelta(days=DAYS)
-    fields = {"id": result.id, "case": case, "reason": "", "issue": "", "owner": ""}
-    told = "".join(f"{name} = {json.dumps(value, ensure_ascii=False)}\n" for name, value in fields.items())
-    return f"\n{words}[[deviation]]\n{told}expires = {expires.isoformat()}\n"
 
 
 def first_of_each(results: Iterable[Result]) -> list[tuple[Result, list[Item]]]:

@@ -3,14 +3,12 @@ ended."""
 
 from __future__ import annotations
 
-import ctypes
 import os
 import re
 import signal
 import subprocess
 import sys
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -19,14 +17,14 @@ from pathlib import Path
 from types import FrameType
 from typing import BinaryIO
 
+from contracts.harness.ranks import guard
+from contracts.harness.ranks.guard_program import descendants
 from contracts.spec.redaction import LineRedactor
 
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 LONGEST_LINE = 1 << 20  # bytes; a progress bar without a newline must not fill the memory
 LAST_LINES, LAST_CHARACTERS = 20, 2000
-DRAIN_S = 2.0  # seconds for what outlives its launcher to end, and for the pipe that it held to run dry
-_PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
-NOT_FOUND = 127  # what a shell says
+DRAIN_S = 2.0  # seconds for the pipe to run dry
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +42,7 @@ class Stop:
 
     def __init__(self, grace_s: float) -> None:
         self.first: signal.Signals | None = None
-        self._grace_s = grace_s
+        self.grace_s = grace_s
         self._child: subprocess.Popen[bytes] | None = None
         self._timer: threading.Timer | None = None
 
@@ -72,13 +70,12 @@ class Stop:
         with suppress(ProcessLookupError):
             self._child.send_signal(number)
         if self._timer is None:
-            self._timer = threading.Timer(self._grace_s, self._kill, (self._child.pid,))
+            self._timer = threading.Timer(self.grace_s, self._kill, (self._child.pid,))
             self._timer.daemon = True
             self._timer.start()
 
     def _kill(self, pid: int) -> None:
-        tree = descendants(pid)  # while there is a parent to find them by
-        send(signal.SIGKILL, {pid, *tree})
+        send(signal.SIGKILL, {pid, *descendants(pid)})
 
 
 @contextmanager
@@ -102,63 +99,27 @@ def run(
 ) -> Ended:  # fmt: skip
     """Run a command to its end, in a process group of its own; everything it prints goes redacted to `log` and `echo`.
 
+    Behind a guard, which ends what the command leaves behind (torchrun starts each worker in a session of its own), and
+    all of it where this process is killed.
+
     A command that cannot be started ends as it would in a shell, with 127 and the reason as its last words.
     """
     keeper = _Keeper(log, known, echo)
     if stop.first is not None:
         keeper.keep(f"stopped by {stop.first.name} before it was started\n")
         return Ended(exit_code=-stop.first, stopped_by=stop.first, last_words=keeper.last_words())
-    _adopt_orphans()
-    others = descendants(os.getpid())
-    try:
-        child = subprocess.Popen(
-            command, env=dict(env), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )  # fmt: skip
-    except OSError as error:
-        keeper.keep(f"{command[0]} cannot be started: {error.strerror}\n")
-        return Ended(exit_code=NOT_FOUND, stopped_by=stop.first, last_words=keeper.last_words())
+    child = subprocess.Popen(
+        guard.command(command, patience_s=stop.grace_s), env=dict(env), stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
+    )  # fmt: skip
     stop.attach(child)
     assert child.stdout is not None
     reader = threading.Thread(target=keeper.drain, args=(child.stdout,), daemon=True)
     reader.start()
     code = child.wait()
     stop.detach()
-    _end_what_is_left(others)
     reader.join(DRAIN_S)
     return Ended(exit_code=code, stopped_by=stop.first, last_words=keeper.last_words())
-
-
-def _adopt_orphans() -> None:
-    """Make this process the parent of what its children leave behind: torchrun starts every worker in a session of its
-    own, so neither its process group nor its death reaches them, and an orphan keeps the GPU and the port."""
-    with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-
-
-def _end_what_is_left(others: set[int]) -> None:
-    """End everything that a child has left behind: asked first, then killed. `others` were there before it."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        send(number, descendants(os.getpid()) - others)
-        patience = time.monotonic() + DRAIN_S
-        while descendants(os.getpid()) - others and time.monotonic() < patience:
-            time.sleep(0.02)
-
-
-def descendants(pid: int) -> set[int]:
-    """Every living process that descends from one, by /proc; a zombie holds nothing and does not count."""
-    parents: dict[int, int] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal():
-            with suppress(OSError, ValueError, IndexError):
-                # `pid (name, which may hold anything) state parent …`
-                state, parent = (entry / "stat").read_text(errors="replace").rpartition(") ")[2].split()[:2]
-                if state not in "ZX":
-                    parents[int(entry.name)] = int(parent)
-    found: set[int] = set()
-    while grown := {each for each, parent in parents.items() if parent in found | {pid}} - found:
-        found |= grown
-    return found
 
 
 def send(number: signal.Signals, pids: set[int]) -> None:
@@ -180,10 +141,13 @@ class _Keeper:
 
     def drain(self, pipe: BinaryIO) -> None:
         for raw in iter(lambda: pipe.readline(LONGEST_LINE), b""):
-            self.keep(raw.decode("utf-8", "replace"))
+            self._put(self._redactor.line(raw.decode("utf-8", "replace")))
+        self._put(self._redactor.rest())
 
     def keep(self, line: str) -> None:
-        clean = self._redactor.line(line)
+        self._put(self._redactor.line(line))
+
+    def _put(self, clean: str) -> None:
         self._last.append(clean)
         # A full disk or a closed terminal must not stop the run, nor block it on a pipe that nobody reads.
         with suppress(OSError, ValueError):

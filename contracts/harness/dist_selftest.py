@@ -20,6 +20,7 @@ from contracts.harness import parties, selftest
 from contracts.harness.commands._errors import read_law
 from contracts.harness.loss_curves import Curves, Watched
 from contracts.harness.plugin import OWN_RANKS_S, PROPERTY, SLOW_S, result_of
+from contracts.harness.progress import WATCHED, Told
 from contracts.harness.selftest import Matrix
 from contracts.instruments.ranks import here
 from contracts.spec import codec
@@ -70,9 +71,9 @@ def part(config: pytest.Config) -> Law:
 def _trials(law: Law) -> Iterator[Trial]:
     """The trials that this world has enough ranks for."""
     for contract in law.contracts.values():
-        fitting = [case for case in contract.cases if _fits(contract, case)]
+        fitting = [case for case in contract.asked if _fits(contract, case)]
         yield from (Trial(contract=contract, case=case) for case in fitting)
-    for mutant in law.mutants:
+    for mutant in law.tried():
         contract = law.contracts[mutant.of]
         if _fits(contract, mutant.case):
             yield Trial(contract=contract, case=mutant.case, mutant=mutant)
@@ -111,10 +112,12 @@ class _Clerk:
         self._trials: dict[str, Trial] = {}
         self._baseline: list[Result] = []
         self._kills: list[Kill] = []
+        self._tell = Told(config.getoption("trials").with_name(WATCHED))
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         self._trials = {node.nodeid: node.callspec.params["trial"] for node in session.items}  # type: ignore[attr-defined]
+        self._tell.planned(len(self._trials))
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         trial = self._trials[report.nodeid]
@@ -125,17 +128,18 @@ class _Clerk:
             self._baseline.append(result)
         else:
             self._kills.append(_kill(trial.mutant, result, report))
+        self._tell(result if trial.mutant is None else self._kills[-1])
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         session.exitstatus = pytest.ExitCode.OK  # a mutant that is caught fails its test; the matrix decides
         law = part(self._config)
         self._kills += [
-            _left(mutant, law) for mutant in law.mutants if not _fits(law.contracts[mutant.of], mutant.case)
+            _left(mutant, law) for mutant in law.tried() if not _fits(law.contracts[mutant.of], mutant.case)
         ]
         matrix = Matrix(
             baseline=tuple(self._baseline),
             kills=tuple(self._kills),
-            unguarded=tuple(id for id in law.contracts if not law.mutants_of(id)),
+            unguarded=law.unguarded(),
         )
         self._config.getoption("trials").write_text(json.dumps(codec.encode(matrix)), encoding="utf-8")
 

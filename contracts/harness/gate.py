@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import datetime
 import functools
+import os
 import platform
 import subprocess
 import sys
@@ -14,17 +15,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
+from typing import Literal
 
 from contracts.contract import LAW, Contract
 from contracts.court import record
 from contracts.court.court import Court
+from contracts.court.deviations import covers
 from contracts.court.judge import DEADLINE_S, judge
-from contracts.court.verdict import covers, expired, not_judged, verdict
+from contracts.court.plain_text import fit
+from contracts.court.verdict import declared, in_force, not_judged, verdict
 from contracts.harness import parties, selftest
 from contracts.instruments import accelerator
 from contracts.instruments.ranks import here
 from contracts.spec.records import (
     SCHEMA,
+    Baseline,
+    Choice,
     Deviation,
     Header,
     Item,
@@ -36,6 +42,7 @@ from contracts.spec.records import (
     Unfit,
     Verdict,
 )
+from contracts.spec.redaction import redact_words, secrets_here
 from contracts.spec.stack import Party, questions
 
 
@@ -65,12 +72,14 @@ class Gate:
     deadline_s: float = DEADLINE_S
     proof: str = ""
     unfit: Mapping[str, str] = field(default_factory=dict)
+    baseline: Baseline | None = None
 
     def open(self, folder: Path | None) -> None:
         """Write header and plan before anything runs, and the contracts without a check, whose outcome is known."""
         if folder is not None:
             self.recorder = record.Recorder(folder)
-            for entry in (self.header, self.plan, *self.deviations, *self._unfit):
+            compared = () if self.baseline is None else (self.baseline,)
+            for entry in (self.header, self.plan, *self.deviations, *compared, *self._unfit):
                 self.recorder.add(entry)
         for item in self.plan.items:
             if item.id in LAW.untested:
@@ -87,6 +96,11 @@ class Gate:
             if self.recorder is not None and each.id not in known:
                 self.recorder.add(each)
 
+    @functools.cached_property
+    def _declined(self) -> Mapping[str, Choice]:
+        """The planned items that the stack declares it cannot build, on any recipe."""
+        return {each.item: each for each in self.plan.choices if not each.instead}
+
     @property
     def _unfit(self) -> tuple[Unfit, ...]:
         """The planned contracts that are unfit."""
@@ -97,13 +111,17 @@ class Gate:
         unfit."""
         if item.id in self.unfit:
             return not_judged(item, self.unfit[item.id])
+        if str(item) in self._declined:
+            lack = self._declined[str(item)]
+            words = f"{self.subject.name}: {lack.why}"
+            return Result(id=item.id, case=item.case, outcome="not offered", words=words, lack=lack.kind)
         contract = LAW.contracts[item.id]
         missing = self.missing_ranks(item) or self.missing_device(item)
         if missing:
             return Result(id=item.id, case=item.case, outcome="not run", words=missing)
         party = Court() if contract.of_the_court else self.subject
         helping = [assistant for _, assistant in self.assistants]
-        return judge(contract, item.case, party, helping, deadline_s=self.deadline_s)
+        return fit(judge(contract, item.case, party, helping, deadline_s=self.deadline_s), self.known)
 
     def missing_ranks(self, item: Item) -> str:
         """Why there are not enough ranks for an item of the dist tier; empty when there are."""
@@ -128,16 +146,15 @@ class Gate:
             self.recorder.add(result)
 
     def declared(self, result: Result) -> Deviation | None:
-        """The deviation in force that declares a violation."""
-        for deviation in self.deviations:
-            if covers(deviation, result.item) and not expired(deviation, today()):
-                return deviation
-        return None
+        """The deviation in force that declares a violation, if all of the violation is declared."""
+        valid = in_force(self.deviations, self.header.device, today())
+        if declared(result, valid).outcome != "deviates":
+            return None
+        return next(each for each in valid if covers(each, result.item))
 
     def close(self) -> Verdict:
         """Judge the run and write its footer."""
-        numbers = any(LAW.contracts[item.id].of_numbers for item in self.plan.items if item.id in LAW.contracts)
-        self.unclaimed = tuple(_unclaimed(self.subject, self.deadline_s, numbers=numbers))
+        self.unclaimed = tuple(_unclaimed(self.subject, self.deadline_s, numbers=of_numbers(self.plan)))
         run = self.run()
         judged = verdict(run, today())
         if self.recorder is not None:
@@ -156,12 +173,18 @@ class Gate:
             unclaimed=self.unclaimed,
             kills=self.kills,
             unfit=self._unfit,
+            baseline=self.baseline,
         )
+
+    @functools.cached_property
+    def known(self) -> frozenset[str]:
+        """The secrets of this process, taken once, before the stack is asked."""
+        return secrets_here(os.environ, sys.argv)
 
     @functools.cached_property
     def header(self) -> Header:
         """Who judges whom; taken once, when the run opens."""
-        return Header(
+        header = Header(
             schema=SCHEMA,
             suite=suite_version(),
             revision=revision(),
@@ -169,11 +192,30 @@ class Gate:
             subject=parties.subject_of(self.subject, self.origin),
             assistants=tuple(parties.subject_of(party, name) for name, party in self.assistants),
             started=self.started,
-            command=tuple(sys.argv),
+            command=redact_words(sys.argv, self.known),
             python=platform.python_version(),
             platform=platform.platform(),
             proof=self.proof,
+            device=device_of(self.plan),
+            ranks=here().world,
         )
+        return fit(header, self.known)
+
+
+def of_numbers(plan: Plan) -> bool:
+    """Whether a plan has contracts that need torch."""
+    contracts = (LAW.contracts[item.id] for item in plan.items if item.id in LAW.contracts)
+    return any(contract.of_numbers or contract.tier == "gpu" for contract in contracts)
+
+
+def device_of(plan: Plan) -> Literal["cpu", "cuda"]:
+    """Where a plan is judged. One without numbers does not load torch to find out."""
+    if not of_numbers(plan):
+        return "cpu"
+    try:
+        return "cpu" if accelerator.name() is None else "cuda"
+    except Exception:  # a torch that cannot be imported; each of its items says so
+        return "cpu"
 
 
 def _unclaimed(subject: Party, deadline_s: float, *, numbers: bool) -> list[Unclaimed]:

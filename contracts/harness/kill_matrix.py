@@ -2,7 +2,9 @@
 
 A proof belongs to a content: the files of `contracts/`. An interpreter with the same files may use it; other
 differences (packages, CPU, settings) are reported, not refused. Only where all of them agree is a second self-test
-spared. Nothing here loads torch: to ask whether there is a proof takes less than a second.
+spared. A release carries the proof of its own content in `contracts/proof/`, which is no part of that content; git
+ignores it, so that no commit carries the proof of another one. Nothing here loads torch: to ask whether there is a
+proof takes less than a second.
 """
 
 from __future__ import annotations
@@ -24,6 +26,8 @@ from contracts.spec import codec
 from contracts.spec.errors import refuse
 
 FILE = "kills.json"
+SHIPPED = Path(contracts.__file__).parent / "proof"
+"""Where `make proof` puts the proof that a wheel, or a cache of CI, carries."""
 SETTINGS = (
     "ATEN_CPU_CAPABILITY", "DNNL_MAX_CPU_ISA", "ONEDNN_MAX_CPU_ISA", "MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS",
     "MKL_NUM_THREADS", "OPENBLAS_CORETYPE",
@@ -95,11 +99,12 @@ def write(folder: Path, proof: Proof) -> None:
 
 
 def load(path: Path) -> Proof:
-    """The proof in a file or a folder, of the content that runs here.
+    """The proof in a file or a folder, of the content that runs here; `shipped` is the one beside the contracts.
 
     Raises:
         Refused: where there is none, where it is damaged, or where it is of another content.
     """
+    path = SHIPPED if path == Path("shipped") and not path.exists() else path
     file = path / FILE if path.is_dir() else path
     again = "run `rankproof selftest --once --report FOLDER` and give that folder"
     try:
@@ -183,7 +188,7 @@ def content() -> str:
     root = Path(contracts.__file__).parent
     found = hashlib.sha256()
     for path in sorted(root.rglob("*"), key=lambda path: path.relative_to(root).as_posix()):
-        if path.is_file() and "__pycache__" not in path.parts:
+        if path.is_file() and "__pycache__" not in path.parts and SHIPPED not in path.parents:
             name = path.relative_to(root).as_posix()
             found.update(f"{name}\0{hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
     return found.hexdigest()

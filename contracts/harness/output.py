@@ -16,7 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 
-from contracts.spec.redaction import LineRedactor, secrets_of
+from contracts.court.plain_text import cut, terminal
+from contracts.spec.redaction import LineRedactor, secrets_here
 
 FILE = "output.log"
 HEAD, TAIL = 1 << 20, 1 << 20  # bytes that are kept of the beginning and of the end
@@ -89,7 +90,7 @@ class Output:
         if ended or not kept:
             shown = lines[-LAST_LINES:]
             where += ":" if len(shown) == len(lines) else f"; the last {len(shown)}:"
-            sys.stderr.write("\n".join([where, *shown]) + "\n")
+            sys.stderr.write(terminal("\n".join([where, *(cut(line) for line in shown)])) + "\n")
         elif red:
             sys.stderr.write(where + "\n")
         sys.stderr.flush()
@@ -97,9 +98,9 @@ class Output:
     def _text(self) -> str:
         """All that is kept, without secrets."""
         cut = f"\n… {self._cut} bytes were cut here …\n".encode() if self._cut else b""
-        redactor = LineRedactor(secrets_of(os.environ))
+        redactor = LineRedactor(secrets_here(os.environ, sys.argv))
         text = bytes(self._head + cut + self._tail).decode("utf-8", "replace")
-        return "".join(redactor.line(line) for line in text.splitlines(keepends=True))
+        return "".join(redactor.line(line) for line in text.splitlines(keepends=True)) + redactor.rest()
 
     def _read(self) -> None:
         until = None

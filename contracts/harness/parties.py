@@ -15,6 +15,7 @@ from contracts.court.deadline import Overdue, deadline
 from contracts.court.judge import DEADLINE_S
 from contracts.spec.codec import conforms
 from contracts.spec.errors import Refusals, Refused, Unreachable, refuse
+from contracts.spec.party import abilities_of
 from contracts.spec.records import Subject
 from contracts.spec.stack import Party, questions
 from contracts.spec.topology import Layout
@@ -38,6 +39,12 @@ def _torchtitan() -> Party:
     return Torchtitan()
 
 
+def _transformers() -> Party:
+    from contracts.stacks.transformers.stack import Transformers
+
+    return Transformers()
+
+
 def _flag_table() -> Party:
     from contracts.stacks.megatron.flag_table import FlagTable
 
@@ -48,6 +55,7 @@ BY_NAME: Mapping[str, Callable[[], Party]] = {
     "reference": _reference,
     "megatron": _megatron,
     "torchtitan": _torchtitan,
+    "transformers": _transformers,
     "flag-table": _flag_table,
 }
 """The parties that ship here. A further one is a file under `stacks/` and a line in this table."""
@@ -66,7 +74,7 @@ def load(name: str, *, deadline_s: float = DEADLINE_S) -> Party:
         Unreachable: for a party whose environment is missing, or that cannot be loaded within the deadline.
     """
     try:
-        with deadline(deadline_s):
+        with deadline(deadline_s, f"{name} while it was loaded"):
             return _load(name)
     except Overdue:
         raise Unreachable(f"{name} could not be loaded within {deadline_s:g} s") from None
@@ -84,6 +92,10 @@ def _load(name: str) -> Party:
         from contracts.stacks.torchtitan.stack import Torchtitan
 
         return Torchtitan(version=rest)
+    if head == "transformers" and rest:
+        from contracts.stacks.transformers.stack import Transformers
+
+        return Transformers(version=rest)
     head, _, rest = name.partition(":")
     if head == "launched" and rest:
         from contracts.stacks.launched import Launched
@@ -123,6 +135,7 @@ def subject_of(party: Party, origin: str) -> Subject:
         offers=frozenset(party.offers),
         layouts=frozenset(party.layouts),
         labels=dict(party.labels),
+        abilities=abilities_of(party),
         places=places(party),
     )
 

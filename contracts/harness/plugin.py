@@ -8,9 +8,11 @@ it.
 
 from __future__ import annotations
 
+import datetime
 import importlib.util
 import json
 import os
+import re
 import sys
 from collections.abc import Generator
 from dataclasses import replace
@@ -19,14 +21,17 @@ from pathlib import Path
 import pytest
 
 from contracts.contract import LAW
-from contracts.court import deviations, profiles, report
+from contracts.court import deviations, profiles, record, report
+from contracts.court.baseline import baseline
 from contracts.court.judge import DEADLINE_S
 from contracts.court.profiles import NAMED, ONE_PROCESS
+from contracts.court.verdict import verdict
 from contracts.harness import kill_matrix, parties
 from contracts.harness.gate import Gate
 from contracts.instruments.ranks import here
 from contracts.spec import codec
 from contracts.spec.errors import Refused, Unreachable, refuse
+from contracts.spec.party import abilities_of
 from contracts.spec.records import Item, Result, Verdict
 
 # Only where torchrun has started several ranks: in one process the ranks plugin would have nothing to do.
@@ -60,6 +65,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--profile", default=profile, help=f"any of {', '.join(NAMED)}, ids and prefixes of ids [{profile}]"
     )
     group.addoption("--deviations", type=Path, help="TOML file of declared deviations")
+    group.addoption(
+        "--baseline", type=Path, metavar="RUN", help="an earlier record: what was judged there must be judged now"
+    )
     group.addoption("--report", type=Path, metavar="DIR", help="write the run as JSON lines to DIR/run.jsonl")
     group.addoption("--selftest", action="store_true", help="first judge the suite's own mutants")
     group.addoption(
@@ -73,6 +81,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # `@` has no meaning in an expression of -k, and stands in the name of every case on a leaner recipe
+    config.option.keyword = re.sub(r"([^\s()]+)@([\w-]+)", r"(\1 and \2)", config.option.keyword)
     for tier, needs in {"unit": "one CPU process", "gpu": "one CUDA device", "dist": "several ranks"}.items():
         config.addinivalue_line("markers", f"{tier}: a contract or test that needs {needs}")
     config.addinivalue_line("markers", "slow: a contract or test of one CPU process that takes more than a few seconds")
@@ -219,23 +229,23 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
         return
     if exitstatus in (pytest.ExitCode.INTERRUPTED, pytest.ExitCode.INTERNAL_ERROR, pytest.ExitCode.USAGE_ERROR):
         return  # no footer: the record stays unfinished and is refused by every reader
-    verdict = config.stash[GATE].close()
-    config.stash[VERDICT] = verdict
-    if config.getoption("gate") and verdict.exit_code:
-        session.exitstatus = verdict.exit_code
+    judged = config.stash[GATE].close()
+    config.stash[VERDICT] = judged
+    if config.getoption("gate") and judged.exit_code:
+        session.exitstatus = judged.exit_code
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     if VERDICT not in config.stash:
         return
-    verdict = config.stash[VERDICT]
+    judged = config.stash[VERDICT]
     terminalreporter.section("rankproof")
-    for fault in verdict.faults:
+    for fault in judged.faults:
         terminalreporter.write_line(f"fault ({fault.kind}): {fault.words}")
     folder = config.getoption("report")
     if folder is not None:
         terminalreporter.write_line(f"record: {folder / 'run.jsonl'}; read it with `rankproof report {folder}`")
-    terminalreporter.write_line(report.headline(verdict))
+    terminalreporter.write_line(report.headline(judged))
 
 
 def _gating(config: pytest.Config) -> bool:
@@ -260,7 +270,7 @@ def _gate(config: pytest.Config) -> Gate:
             raise refuse("deadline", seconds, "is not a time", "give the seconds that one case may take")
         subject = parties.load(name, deadline_s=seconds)
         quick = not config.getoption("gate")
-        plan = profiles.plan(LAW, config.getoption("profile"))
+        plan = profiles.plan(LAW, config.getoption("profile"), abilities_of(subject))
         given = config.getoption("proof")
         proved = None if given is None else kill_matrix.load(given)
         gate = Gate(
@@ -274,6 +284,10 @@ def _gate(config: pytest.Config) -> Gate:
             proof="" if proved is None else proved.words(),
             unfit={} if proved is None else proved.unfit(LAW),
         )
+        if config.getoption("baseline") is not None and _judges(config):
+            earlier, closing = record.load(config.getoption("baseline"))
+            judged = verdict(earlier, datetime.datetime.fromisoformat(closing.finished).date())
+            gate.baseline = baseline(earlier, judged, gate.header)
     except (Refused, Unreachable) as error:
         raise pytest.UsageError(str(error)) from error
     config.stash[GATE] = gate

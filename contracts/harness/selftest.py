@@ -10,11 +10,12 @@ import functools
 import importlib.util
 import multiprocessing
 import os
-from collections.abc import Collection, Iterable, Mapping
-from concurrent.futures import ProcessPoolExecutor
+import random
+from collections.abc import Callable, Collection, Iterable, Mapping
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 
-from contracts.contract import LAW, Contract, Law, Tier
+from contracts.contract import LAW, Contract, Law, Mutant, Tier
 from contracts.court import fitness
 from contracts.court.court import Court
 from contracts.court.judge import judge, try_mutant
@@ -22,6 +23,13 @@ from contracts.harness import parties
 from contracts.harness.loss_curves import AGREES
 from contracts.spec.records import Kill, Result, Word
 from contracts.spec.stack import Party
+
+Telling = Callable[[Result | Kill], object]
+"""Hears of each judgement as it is made."""
+
+
+def _nobody(_: Result | Kill) -> None:
+    """Where nobody waits for them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +78,12 @@ class Matrix:
         return tuple(sorted({bug for kill in self.kills if kill.fate == "killed" for bug in kill.bugs}))
 
 
-def shared(law: Law, named: tuple[str, ...], jobs: int) -> Matrix:
+def judgements(law: Law) -> int:
+    """How many judgements a self-test of these contracts is."""
+    return sum(len(each.cases) for each in law.contracts.values()) + len(law.mutants)
+
+
+def shared(law: Law, named: tuple[str, ...], jobs: int, tell: Telling = _nobody) -> Matrix:
     """The same as `run`, with several processes. Each takes the next contract that is left, slow ones first, so that no
     slow one remains for a single process at the end.
 
@@ -81,7 +94,14 @@ def shared(law: Law, named: tuple[str, ...], jobs: int) -> Matrix:
     part = functools.partial(_of_one_contract, named)
     with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
         order = sorted(law.contracts, key=lambda id: not law.contracts[id].slow)
-        judged = dict(zip(order, pool.map(part, order), strict=True))
+        asked = {pool.submit(part, id): id for id in order}
+        judged: dict[str, Matrix] = {}
+        for done in as_completed(asked):
+            judged[asked[done]] = done.result()
+            for result in done.result().baseline:
+                tell(result)
+            for kill in done.result().kills:
+                tell(kill)
     parts = [judged[id] for id in law.contracts]
     return Matrix(
         baseline=tuple(result for each in parts for result in each.baseline),
@@ -105,7 +125,7 @@ def _assistants(named: tuple[str, ...]) -> tuple[Party, ...]:
     return tuple(party for _, party in parties.assistants(parties.load("reference"), named, quick=False))
 
 
-def run(law: Law = LAW, assistants: Iterable[Party] | None = None) -> Matrix:
+def run(law: Law = LAW, assistants: Iterable[Party] | None = None, tell: Telling = _nobody) -> Matrix:
     """Judge the baseline and every mutant."""
     import contracts.checks
     import contracts.mutants
@@ -115,14 +135,49 @@ def run(law: Law = LAW, assistants: Iterable[Party] | None = None) -> Matrix:
     law = part_of(law, law.contracts)
     subject = parties.load("reference")
     helping = tuple(assistants) if assistants is not None else _assistants(())
-    baseline = [
-        judge(contract, case, Court() if contract.of_the_court else subject, helping)
-        for contract in law.contracts.values()
-        for case in contract.cases
-    ]
-    kills = [try_mutant(mutant, _contract(law, mutant.of), helping) for mutant in law.mutants]
-    unguarded = tuple(id for id in law.contracts if not law.mutants_of(id))
+    baseline: list[Result] = []
+    kills: list[Kill] = []
+    for contract in law.contracts.values():
+        for case in contract.asked:
+            baseline.append(judge(contract, case, Court() if contract.of_the_court else subject, helping))
+            tell(baseline[-1])
+    for mutant in law.tried():
+        kills.append(try_mutant(mutant, _contract(law, mutant.of), helping))
+        tell(kills[-1])
+    unguarded = law.unguarded()
     return Matrix(baseline=tuple(baseline), kills=tuple(kills), unguarded=unguarded)
+
+
+def sample(law: Law, helping: Iterable[Party], seed: int, tell: Telling = _nobody) -> Matrix:
+    """A drawn mutant of each family, and the case that it is of on the reference: a proof made elsewhere, tried here.
+
+    A mutant that cannot be asked here gives way to the next one of its family. Slow contracts are not drawn.
+    """
+    draw, subject, helping = random.Random(seed), parties.load("reference"), tuple(helping)
+    baseline: list[Result] = []
+    kills: list[Kill] = []
+    for mutants in by_family(law).values():
+        for mutant in draw.sample(mutants, len(mutants)):
+            contract = law.contracts[mutant.of]
+            kill = try_mutant(mutant, contract, helping)
+            if kill.fate == "void":
+                continue
+            baseline.append(judge(contract, mutant.case, Court() if contract.of_the_court else subject, helping))
+            kills.append(kill)
+            tell(kill)
+            break
+    return Matrix(baseline=tuple(baseline), kills=tuple(kills), unguarded=())
+
+
+def by_family(law: Law) -> dict[str, list[Mutant]]:
+    """Family → the mutants that `sample` may draw."""
+    law = part_of(law, law.contracts)
+    found: dict[str, list[Mutant]] = {}
+    for mutant in law.mutants:
+        contract = _contract(law, mutant.of)
+        if not contract.slow:
+            found.setdefault(contract.family, []).append(mutant)
+    return found
 
 
 def read_tensor_mutants() -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import importlib.util
 import os
 import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from contracts.court.torchrun_session import RESTARTS, command, environment
 from contracts.harness import child_process
 from contracts.spec.errors import Unreachable
-from contracts.spec.redaction import LineRedactor, secrets_of
+from contracts.spec.redaction import LineRedactor, secrets_here
 
 GRACE_S = 20.0  # what the ranks get after a signal before they are killed
 LOG = "ranks.log"
@@ -41,8 +42,8 @@ def run(ranks: int, arguments: Sequence[str], folder: Path, *, restarts: int = R
 
 def _redacted(log: Path) -> str:
     """The log without secrets, on disk as well."""
-    redactor = LineRedactor(secrets_of(os.environ))
+    redactor = LineRedactor(secrets_here(os.environ, sys.argv))
     with log.open(encoding="utf-8", errors="replace") as lines:
-        text = "".join(redactor.line(line) for line in lines)
+        text = "".join(redactor.line(line) for line in lines) + redactor.rest()
     log.write_text(text, encoding="utf-8")
     return text

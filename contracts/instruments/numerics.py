@@ -11,7 +11,9 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from contracts.spec import violations
 from contracts.spec.array import Array, Arrays, Element
+from contracts.spec.records import Violation
 from contracts.spec.tolerance import Tolerance
 
 
@@ -147,16 +149,20 @@ ROW_ALLOWANCE = 8.0
 def differences(
     what: str, got: Arrays, want: Arrays | Mapping[str, Tensor], tolerance: Tolerance, *, scale: float = 0.0
 ) -> str:
-    """`difference` over named tensors, at most three; a name that only one side has is a difference."""
+    """`difference` over named tensors; a name that only one side has is a difference. The words name at most three
+    differences; all of them are handed over one by one (`violations.compared`)."""
     missing, extra = sorted(want.keys() - got.keys()), sorted(got.keys() - want.keys())
+    parts = [Violation(words=f"{what} lacks {name}", tensor=name) for name in missing]
+    parts += [Violation(words=f"{what} has {name}, which is not expected", tensor=name) for name in extra]
     found = [f"{what} lacks {', '.join(missing)}"] if missing else []
     found += [f"{what} has {', '.join(extra)}, which is not expected"] if extra else []
     for name in sorted(want.keys() & got.keys()):
         words = difference(f"{what} {name}", got[name], want[name], tolerance, scale=scale)
         if words:
             found.append(words)
+            parts.append(Violation(words=words, tensor=name))
     more = f"; and {len(found) - 3} more" if len(found) > 3 else ""
-    return "; ".join(found[:3]) + more
+    return violations.compared("; ".join(found[:3]) + more, parts)
 
 
 def gradient_differences(what: str, got: Arrays, want: Arrays | Mapping[str, Tensor], tolerance: Tolerance) -> str:

@@ -28,6 +28,7 @@ from contracts.spec.errors import Refusals, Refused, refuse
 
 T = TypeVar("T")
 _MAPPINGS = (dict, collections.abc.Mapping)
+_TUPLES, _SETS, _DICTS = (tuple, list), (frozenset, set), (dict, collections.OrderedDict)
 _PLAIN = frozenset({str, int, bool})  # the most frequent types, with the same form in JSON: checked first
 
 Real = Annotated[float, "NaN and infinities are values of it"]
@@ -88,7 +89,7 @@ def loads(kind: type[T], text: str | bytes, *, name: str | None = None) -> T:
     """
     title = name or _title(kind)
     try:
-        data = json.loads(text, object_pairs_hook=_no_repeats, parse_constant=_no_constant)
+        data = json.loads(text, object_pairs_hook=no_repeats, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
         raise refuse(title, text, f"is not JSON: {error}", "send one JSON value") from None
     return decode(kind, data, name=title)
@@ -125,6 +126,9 @@ def _holds_real(kind: Any) -> bool:
 def conforms(kind: Any, value: object) -> bool:
     """Whether an in-memory value has the type `kind`, as strictly as for its JSON form.
 
+    A subclass of a tuple, say, is refused: its `==` and `len` may say anything, and run code when a check looks at it.
+    Nothing here runs a method of the value before its type is known to be one of Python's or of the spec's.
+
     Separate from `decode` for speed: every answer passes through it, and a mesh of 65 536 ranks holds half a million
     numbers.
     """
@@ -140,23 +144,27 @@ def _fits(kind: Any) -> Callable[[object], bool]:
         choices = [_fits(choice) for choice in arguments]
         return lambda value: any(choice(value) for choice in choices)
     if origin is typing.Literal:
-        return lambda value: any(value == choice and type(value) is type(choice) for choice in arguments)
+        return lambda value: any(type(value) is type(choice) and value == choice for choice in arguments)
     if origin is tuple and len(arguments) == 2 and arguments[1] is ...:
         every = _every(arguments[0])
-        return lambda value: isinstance(value, (tuple, list)) and every(value)
+        return lambda value: type(value) in _TUPLES and every(cast(Iterable[object], value))
     if origin is tuple:
         members = [_fits(argument) for argument in arguments]
         return lambda value: (
-            isinstance(value, (tuple, list))
-            and len(value) == len(members)
-            and all(fits(item) for fits, item in zip(members, value, strict=True))
+            type(value) in _TUPLES
+            and len(cast(tuple[object, ...], value)) == len(members)
+            and all(fits(item) for fits, item in zip(members, cast(tuple[object, ...], value), strict=True))
         )
     if origin is frozenset:
         every = _every(arguments[0])
-        return lambda value: isinstance(value, (frozenset, set)) and every(value)
+        return lambda value: type(value) in _SETS and every(cast(Iterable[object], value))
     if origin in _MAPPINGS:
         every = _every(arguments[1])
-        return lambda value: isinstance(value, _MAPPINGS) and _only_texts(value) and every(value.values())
+        return lambda value: (
+            type(value) in _DICTS
+            and _only_texts(cast(dict[object, object], value))
+            and every(cast(dict[object, object], value).values())
+        )
     if dataclasses.is_dataclass(kind):
         types_of = hints(cast(type, kind))
         fields = {field.name: _fits(types_of[field.name]) for field in dataclasses.fields(kind)}
@@ -202,7 +210,8 @@ def _only_texts(values: Iterable[object]) -> bool:
     return set(map(type, values)) <= {str}
 
 
-def _no_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def no_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """For `json.loads`: an object without repeated keys. Raises ValueError."""
     keys = [key for key, _ in pairs]
     if len(set(keys)) != len(keys):
         raise ValueError(f"key {next(k for k in keys if keys.count(k) > 1)!r} is given twice")
@@ -240,7 +249,10 @@ def _decode(kind: Any, data: object, path: str, found: Refusals) -> object:
     if origin is tuple:
         return _decode_tuple(arguments, data, path, found)
     if origin is frozenset:
-        return frozenset(cast(Any, _decode_tuple((arguments[0], ...), data, path, found)))
+        inside = Refusals()
+        members = _decode_tuple((arguments[0], ...), data, path, inside)
+        found.merge(inside)
+        return frozenset() if inside else frozenset(cast(Any, members))  # a wrong one may not even be hashable
     if origin in _MAPPINGS:
         if not isinstance(data, dict):
             found.add(path, data, "is not an object", "send a JSON object")

@@ -5,8 +5,10 @@ Standard library only, like all of `contracts.spec`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+
+from contracts.spec.lacks import Lack
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +40,32 @@ class Refused(ValueError):
 
 
 class NotOffered(Exception):
-    """The stack does not answer this question, or not for this input. Every report shows the reason."""
+    """The stack does not answer this question, or not for this input. Every report shows the reason.
+
+    Args:
+        lack: the kind of reason (`lacks.LACKS`). What the stack itself or the device lacks is not held against
+            coverage; so say "stack" only where no other recipe or adapter could be answered.
+    """
+
+    def __init__(self, words: str = "", lack: Lack = "adapter") -> None:
+        super().__init__(words)
+        self.lack: Lack = lack
+
+
+def decline(who: str, reasons: Mapping[Lack, Mapping[str, object]]) -> None:
+    """Decline for the first reason that applies, kind by kind in the order given.
+
+    Args:
+        who: the stack, as the report shall name it.
+        reasons: kind of reason → words → whether it applies.
+
+    Raises:
+        NotOffered: with the words and the kind.
+    """
+    for lack, told in reasons.items():
+        for words, applies in told.items():
+            if applies:
+                raise NotOffered(f"{who}: {words}", lack)
 
 
 class Unreachable(Exception):
@@ -55,9 +82,16 @@ def refuse(field: str, value: object, problem: str, remedy: str) -> Refused:
 
 
 def shown(value: object) -> str:
-    """`repr`, truncated to fit a terminal line."""
+    """`repr`, truncated to fit a terminal line. Of a long text or sequence only the beginning is drawn at all."""
+    if isinstance(value, (str, bytes)) and len(value) > _DRAWN:
+        return f"{repr(value[:_DRAWN])[:100]}… ({len(value) + 2} characters)"
+    if isinstance(value, (tuple, list)) and len(value) > _DRAWN:
+        return f"{repr(value[:_DRAWN])[:100]}… ({len(value)} entries)"
     text = repr(value)
     return text if len(text) <= 120 else f"{text[:100]}… ({len(text)} characters)"
+
+
+_DRAWN = 1000
 
 
 class Refusals:

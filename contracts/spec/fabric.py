@@ -89,14 +89,14 @@ def _lines(text: str, found: Refusals) -> list[list[str]]:
     plain = _UNDERLINE.sub("", text).replace("\r\n", "\n")
     strange = sorted({character for character in plain if character not in "\t\n" and not character.isprintable()})
     if strange:
-        found.add("topology", strange[0], "is no character of a table", _REMEDY)
+        found.add("topology", strange[0], "is not a character of such a table", _REMEDY)
         return []
     lines = [line.split() for line in plain.split("\n")]
     while lines and not lines[0]:
         lines.pop(0)
     table = lines[: lines.index([])] if [] in lines else lines
     if not table or not _columns(table[0]):
-        found.add("topology", " ".join(table[0]) if table else "", "is no header of device names", _REMEDY)
+        found.add("topology", " ".join(table[0]) if table else "", "is not a header of device names", _REMEDY)
         return []
     columns = _columns(table[0])
     if not any(_GPU.fullmatch(name) for name in columns):
@@ -133,10 +133,10 @@ def _judge_cells(columns: tuple[str, ...], links: Mapping[str, Mapping[str, str]
             link, back = links[row][column], links[column][row]
             cell = f"{row}–{column}"
             if not _LINK.fullmatch(link):
-                found.add("topology", link, f"is no link, at {cell}", _REMEDY)
+                found.add("topology", link, f"is not a link, at {cell}", _REMEDY)
             elif (link == "X") != (row == column):
-                found.add("topology", link, f"stands at {cell}; X is what a device is to itself alone", _REMEDY)
+                found.add("topology", link, f"is at {cell}; X is only for a device and itself", _REMEDY)
             elif link != back and columns.index(row) < columns.index(column) and _LINK.fullmatch(back):
-                found.add("topology", link, f"stands at {cell}, and {back} at {column}–{row}", _REMEDY)
+                found.add("topology", link, f"is at {cell}, but {back} at {column}–{row}", _REMEDY)
             elif link.startswith("NV") and not (_GPU.fullmatch(row) and _GPU.fullmatch(column)):
-                found.add("topology", link, f"stands at {cell}; NVLink connects GPUs", _REMEDY)
+                found.add("topology", link, f"is at {cell}; NVLink only connects GPUs", _REMEDY)

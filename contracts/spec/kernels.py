@@ -140,7 +140,7 @@ def choose(request: KernelRequest) -> KernelChoice:
     each, reasons = rule(request.variant), []
     while (reason := closed(each, request)) is not None:
         if request.required:
-            raise refuse("variant", request.variant, reason, "drop the requirement, or mend what closes the guard")
+            raise refuse("variant", request.variant, reason, "drop the requirement, or provide what the guard lacks")
         reasons.append(reason)
         assert each.fallback is not None, f"{each.variant} is guarded and has no fallback"
         each = rule(each.fallback)

@@ -98,7 +98,7 @@ def advance(manifest: Manifest, event: RunEvent) -> Manifest:
         raise refuse("event", event.kind, f"is not legal in state {manifest.state}", f"legal there: {legal}")
     unknown = sorted(set(event.results or {}) - set(_RESULTS))
     if unknown:
-        raise refuse("event.results", unknown, "is no field of a manifest", f"known: {', '.join(_RESULTS)}")
+        raise refuse("event.results", unknown, "is not a field of a manifest", f"known: {', '.join(_RESULTS)}")
     ended = state in ("ok", "error")
     after = replace(
         manifest, state=state, last_polled_at=event.at, completed_at=event.at if ended else None,

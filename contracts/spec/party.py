@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol, runtime_checkable
 
+from contracts.spec.abilities import Abilities
 from contracts.spec.topology import Layout
 
 
@@ -19,6 +20,10 @@ class Party(Protocol):
     A party in Python may also have `repeats`: a frozenset of the questions whose answers depend on their arguments
     alone. Such a question is asked once a run with the same arguments. It is asked again only by a check that asks
     twice within one case, in order to compare the two answers. Without `repeats` every question is asked every time.
+
+    A party may also have `abilities`: an `Abilities` value that says what it can build (`contracts.spec.abilities`).
+    The plan then asks each case on the richest recipe that it can build, and on the leanest. Without it every case is
+    asked as it was written and on its leanest recipe. `abilities_of` reads it.
     """
 
     name: str
@@ -26,3 +31,9 @@ class Party(Protocol):
     offers: frozenset[str]
     layouts: frozenset[Layout]
     labels: Mapping[str, str]
+
+
+def abilities_of(party: object) -> Abilities | None:
+    """What a party declares that it can build; None when it declares nothing."""
+    declared = getattr(party, "abilities", None)
+    return declared if isinstance(declared, Abilities) else None

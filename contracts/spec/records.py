@@ -8,8 +8,11 @@ run. So a run can be judged again later, elsewhere, without the stack.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
+
+from contracts.spec.abilities import Abilities
+from contracts.spec.lacks import Lack
 
 SCHEMA = "rankproof.run/1"
 
@@ -31,7 +34,10 @@ USAGE_ERROR = 2
 
 @dataclass(frozen=True, kw_only=True, order=True)
 class Item:
-    """One planned judgement: a contract in one case. A contract without a check is planned with an empty case."""
+    """One planned judgement: a contract in one case. A contract without a check is planned with an empty case.
+
+    A case that is asked on a leaner recipe has the rung in its name: `tp2-sp@pairs`.
+    """
 
     id: str
     case: str = ""
@@ -39,13 +45,34 @@ class Item:
     def __str__(self) -> str:
         return f"{self.id}[{self.case}]" if self.case else self.id
 
+    @property
+    def rung(self) -> str:
+        """The rung of the ladder on which the case is asked; empty for the recipe that it was written with."""
+        return self.case.partition("@")[2]
+
+    @property
+    def above(self) -> Item:
+        """The case itself, whichever rung it is asked on. A case counts once."""
+        return replace(self, case=self.case.partition("@")[0])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Violation:
+    """One thing that a check found wrong. `tensor` is the name of the tensor that differs, where tensors are compared
+    by name."""
+
+    words: str
+    tensor: str = ""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
     """The result of one planned item.
 
     `answered` maps each question to the party that answered it and how: `{"read_argv": "megatron 0.19.2
-    (unpatched)"}`. `rank` is the rank that diverged first, where there are several.
+    (unpatched)"}`. `rank` is the rank that diverged first, where there are several. `violations` has everything that is
+    wrong where the item is violated; `words` may be shorter. `lack` says whose lack it is where an item is not
+    offered.
     """
 
     id: str
@@ -55,17 +82,29 @@ class Result:
     seconds: float = 0.0
     answered: Mapping[str, str] = field(default_factory=dict)
     rank: int | None = None
+    violations: tuple[Violation, ...] = ()
+    lack: Lack | None = None
 
     @property
     def item(self) -> Item:
         return Item(id=self.id, case=self.case)
 
+    @property
+    def parts(self) -> tuple[Violation, ...]:
+        """Everything that is wrong where the item is violated; a record of an older suite has the words alone."""
+        return self.violations or (Violation(words=self.words),)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Deviation:
-    """A deviation that the owner of a stack declares, with the reason and the day on which it expires.
+    """A deviation that the owner of a stack declares: what it forgives, the reason, and the day on which it expires.
 
-    `case` is a shell-style selector over case names; `expires` an ISO date.
+    Args:
+        case: a shell-style selector over case names.
+        expires: an ISO date, the last day on which it counts.
+        says: words of the violation; `#` stands for any number, `*` for any text. Empty forgives nothing.
+        tensors: shell-style selectors over the names of the tensors that differ; empty where none are compared.
+        device: "cpu" or "cuda" where it is about that device alone.
     """
 
     id: str
@@ -74,6 +113,9 @@ class Deviation:
     issue: str
     owner: str
     expires: str
+    says: str = ""
+    tensors: tuple[str, ...] = ()
+    device: Literal["", "cpu", "cuda"] = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +128,7 @@ class Subject:
     offers: frozenset[str]
     layouts: frozenset[str]
     labels: Mapping[str, str] = field(default_factory=dict)
+    abilities: Abilities | None = None
     places: Mapping[str, str] = field(default_factory=dict)
     """Question → `file:line` of the code that answers it, where that is Python; relative to the working directory."""
 
@@ -106,6 +149,9 @@ class Header:
     platform: str
     proof: str = ""
     """The self-test that this run was given: which suite it is of, and where it was made."""
+    device: Literal["", "cpu", "cuda"] = ""
+    """Whether torch saw a CUDA device; empty in a record of an older suite."""
+    ranks: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,25 +164,47 @@ class Statement:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Choice:
+    """An item that is not asked because the stack declares that it cannot build its recipe.
+
+    `instead` are the items that are asked in its place. Without any, the item stands in the plan and is not offered.
+    `kind` says whose lack it is.
+    """
+
+    item: str
+    instead: tuple[str, ...]
+    kind: Lack
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Plan:
     """Every item that must have a result, fixed before anything runs. `outside` names what the profile leaves out:
-    contracts by id, and single cases (`ID[case]`) of contracts that are planned in part."""
+    contracts by id, and single cases (`ID[case]`) of contracts that are planned in part. `choices` are the items that
+    the stack's declared abilities rule out, and `claimed` those that they say it can build."""
 
     items: tuple[Item, ...]
     outside: tuple[str, ...] = ()
     promises: Mapping[str, Statement] = field(default_factory=dict)
     """The statement of each planned id, so that a recorded run can be read without the suite that wrote it."""
+    choices: tuple[Choice, ...] = ()
+    claimed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Footer:
-    """The last line of a run; a run without it is refused as cut off. `digest` is the SHA-256 of the lines above."""
+    """The last line of a run; a run without it is refused as cut off.
+
+    `digest` is the SHA-256 of the lines above and of this line's other fields; with a key, `signature` is the
+    HMAC-SHA256 of the same.
+    """
 
     digest: str
     results: int
     word: Word
     exit_code: int
     finished: str
+    signature: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,6 +224,19 @@ class Unfit:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Baseline:
+    """An earlier run with which this one is compared: what was judged there must be judged now.
+
+    Args:
+        of: the stack and the suite of that run, and when it began.
+        judged: what held, was violated or deviated there.
+    """
+
+    of: str
+    judged: tuple[Item, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Run:
     """A recorded run, read back."""
 
@@ -166,14 +247,15 @@ class Run:
     unclaimed: tuple[Unclaimed, ...] = ()
     kills: tuple[Kill, ...] = ()
     unfit: tuple[Unfit, ...] = ()
+    baseline: Baseline | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
     """Something wrong with the run itself: a stale deviation, an unplanned result, an offered question that was never
-    answered, a suite that does not catch its own mutants."""
+    answered, a suite that does not catch its own mutants, an item that an earlier run judged and this one does not."""
 
-    kind: Literal["deviation", "plan", "claim", "suite"]
+    kind: Literal["deviation", "plan", "claim", "suite", "baseline"]
     words: str
 
 

@@ -1,43 +1,89 @@
-"""Redaction: removes secrets from text before it enters a receipt or a log.
+"""Redaction: removes secrets from text before it enters a receipt, a record, a report or a log.
 
 A secret is recognised by its name (`HF_TOKEN`, `--api-key`), by its form (`hf_…`, `AKIA…`, a private key), or by its
 context (a URL's password, a bearer header). The value of a variable with a secret's name is also redacted everywhere
-else. Redaction is idempotent and does not change other text.
+else: as it is, escaped, encoded, coloured, or broken over two lines. Redaction is idempotent and does not change other
+text.
+
+It takes time linear in the text, whatever the text: no pattern begins with a run that it may cut in many ways, and no
+two patterns scan one run from each of its characters. A line of dots once held the log of a launch for half a minute.
+
+The forms of tokens follow the prefixes that their issuers publish. The lists that scanners for secrets keep are in
+another dialect of regular expressions (RE2, flags inside a pattern) and are not used as they are.
 """
 
 from __future__ import annotations
 
+import base64
+import bisect
+import contextlib
+import functools
+import html
+import itertools
+import json
 import re
-from collections.abc import Iterable, Mapping
+import shlex
+from collections.abc import Iterable, Iterator, Mapping
+from urllib.parse import quote, quote_plus
 
 REDACTED = "[redacted]"
 SHORTEST_KNOWN = 6
 """Characters. A shorter value of a secret's variable (`1`, `true`) would also be redacted in unrelated text."""
+SHORTEST_ENCODED = 8
+"""Characters of the base64 of a value, or of one that is broken over two lines."""
+HELD = 8192
+"""Characters at the end of an unfinished line, which wait for the next part: a secret may stand across the cut."""
 
 _WORDS = frozenset({"TOKEN", "SECRET", "PASSWORD", "PASSWD", "PASSPHRASE", "PAT", "APIKEY", "KEY", "CREDENTIAL",
-                    "CREDENTIALS", "SECRETS", "AUTH"})  # fmt: skip
+                    "CREDENTIALS", "CREDS", "CRED", "SECRETS", "AUTH", "COOKIE"})  # fmt: skip
 _ANYWHERE = frozenset({"SECRET", "PASSWORD", "PASSWD", "PASSPHRASE", "APIKEY", "CREDENTIAL", "CREDENTIALS"})
 _VOCABULARY = frozenset({"EOS", "BOS", "PAD", "UNK", "MASK", "SEP", "CLS"})
 """Tokens of a vocabulary, such as `--eos-token`, are not secrets."""
 
-_PRIVATE_KEY = re.compile(r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY[A-Z ]*-----.*?(?:-----END [A-Z0-9 ]*-----|\Z)", re.S)
+_PRIVATE_KEY = re.compile(
+    r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY[A-Z ]{0,20}-----.*?(?:-----END [A-Z0-9 ]{0,60}-----|\Z)", re.S
+)
 _USERINFO = re.compile(r"(?<=://)[^\s/?#'\"<>]+(?=@)")
-_HEADER = re.compile(r"(?i)(\bauthorization[\"']?\s*[:=]\s*[\"']?)(?:[a-z]+\s+)?[^\s\"',;]+")
-_BEARER = re.compile(r"(?i)(\bbearer\s+)[\w.~+/=-]{6,}")
+_HEADER = re.compile(r"(?i)(\bauthorization[\"']?\s{0,20}[:=]\s{0,20}[\"']?)(?:[a-z]{1,20}\s{1,20})?[^\s\"',;]+")
+_COOKIE = re.compile(r"(?i)(\bcookie[\"']?\s{0,20}:\s{0,20}[\"']?)[^\s\"'][^\"'\r\n]*")
+_BEARER = re.compile(r"(?i)(\bbearer\s{1,20})[\w.~+/=-]{6,}")
+_SIGNED = re.compile(  # the part of a URL that lets whoever has it in
+    r"(?i)((?:[?&;]|\\u0026)(?:sig|signature|x-(?:amz|goog)-(?:signature|credential|security-token)|awsaccesskeyid)=)"
+    r"[^&\s\"'<>\\]+"
+)
+_HOOK = re.compile(
+    r"(\bhooks\.slack\.com/(?:services|workflows|triggers)/|\bdiscord(?:app)?\.com/api/webhooks/)[\w/+-]+"
+)
+_NETRC = re.compile(r"(?i)(\bmachine\s\S{1,200}\s{1,9}login\s\S{1,200}\s{1,9}password\s{1,9})\S+")
+_WANDB = re.compile(r"(?i)(\bwandb[^\n]{0,60}?(?:login|key|password|token)\W{1,8})[0-9a-f]{40}\b")
 _FORMS = re.compile(
-    r"\bhf_[A-Za-z0-9]{8,}|\bgh[pousr]_[A-Za-z0-9]{16,}|\bgithub_pat_\w{16,}|\bglpat-[\w-]{16,}|\bsk-[\w-]{16,}"
-    r"|\bnvapi-[\w-]{16,}|\bxox[abeprs]-[\w-]{8,}|\b(?:AKIA|ASIA)[0-9A-Z]{16}\b|\bAIza[\w-]{30,}|\bya29\.[\w-]{16,}"
-    r"|\beyJ[\w-]{8,}\.[\w-]{8,}(?:\.[\w-]*)?"
+    r"\bhf_[A-Za-z0-9]{8,}|\bapi_org_[A-Za-z0-9]{16,}|\bgh[pousr]_[A-Za-z0-9]{16,}|\bgithub_pat_\w{16,}"
+    r"|\bgl(?:pat|rt|cbt|dt|ft|soat|agent|imt|oas|ptt)-[\w-]{16,}|\bsk-[\w-]{16,}|\b[sr]k_(?:live|test)_\w{16,}"
+    r"|\bnvapi-[\w-]{16,}|\bxox[abeprs]-[\w-]{8,}|\bxapp-[\w-]{16,}|\b(?:AKIA|ASIA)[0-9A-Z]{16}\b|\bAIza[\w-]{30,}"
+    r"|\bya29\.[\w-]{16,}|\bnpm_[A-Za-z0-9]{16,}|\bpypi-[\w-]{16,}|\bdckr_[po]at_[\w-]{16,}|\bhvs\.[\w-]{16,}"
+    r"|\bSG\.[\w-]{8,}\.[\w-]{8,}|\bdo[opr]_v1_[0-9a-f]{32,}|\bdapi[0-9a-f]{32}|\br8_\w{30,}|\bshp(?:at|ss|ca|pa)_\w{16,}"
+    r"|\bwandb_v\d_\w{16,}|\b\d{8,10}:AA[\w-]{30,}|\bAGE-SECRET-KEY-1[0-9A-Z]{16,}"
+    r"|(?<![\w-])eyJ[\w-]{8,}\.[\w-]{8,}(?:\.[\w-]*)?"  # at the start of a run alone: else each `-eyJ` scans it
 )
+_KEYWORD = (
+    r"token|secret|password|passwd|passphrase|passcode|api[_-]?key|(?:secret[_-])?access[_-]?key(?:[_-]id)?"
+    r"|(?:private|account)[_-]?key|credentials?|creds?"
+)
+_VALUE = r"""(?: \\+["'][^"'\\]*+(?:\\+["'])? | "(?:[^"\\]|\\.)*+" | '(?:[^'\\]|\\.)*+' | ["']?[^\s"',;&}]++ )"""
 _NAMED = re.compile(
-    r"(?ix) ((?<![\w-]) -{0,2} [\w.-]*? (?<![a-z0-9]) "  # one lazy run: two nested ones take 2^n on n underscores
-    r"(?:token|secret|password|passwd|passphrase|api[_-]?key|(?:secret[_-])?access[_-]?key(?:[_-]id)?|credentials?)"
-    r"[\"']? \s*[=:]\s*) (?:\"[^\"]*\" | '[^']*' | [^\s\"',;&}]+)"
+    rf"""(?xs) ( (?: (?<![A-Za-z0-9])(?i:{_KEYWORD}|(?<=;)pwd) | (?<![A-Za-z0-9_])[Pp]wd
+    | (?<=[a-z0-9])(?:Token|Secret|Password|ApiKey|AccessKey|Credentials?) )
+    \\*["']? \s{{0,20}}[=:]\s{{0,20}} ) ({_VALUE})"""
 )
+_FLAG = re.compile(r"(?<![\w-])(--?[\w-]++)(\s{1,20})(?!-)(\S++)")
+_FLAG_NAMES = frozenset({"TOKEN", "SECRET", "PASSWORD", "PASSWD", "PASSPHRASE", "APIKEY", "CREDENTIAL", "CREDENTIALS",
+                         "CREDS", "CRED", "PWD"})  # fmt: skip
+_SHORT_NUMBER = re.compile(r"\d{1,7}")
+"""`token: 12` counts tokens."""
 
-_FLAG = re.compile(
-    r"(?i)((?<![\w-])--?(?:\w+-)*(?:token|secret|password|passwd|passphrase|api-?key|credentials?)\s+)(?!-)\S+"
-)
+_COLOUR = r"(?:\x1b|\\x1b|\\u001b|\\033)\[[0-?]{0,16}[@-~]"
+_BREAKS = (re.compile(_COLOUR), re.compile(rf"(?:{_COLOUR}|(?<![ \t])[ \t]*\r?\n[ \t]*)+"))
+"""What may stand inside a known value: colours; or colours and the break of a line."""
 
 
 def names_a_secret(name: str) -> bool:
@@ -47,6 +93,8 @@ def names_a_secret(name: str) -> bool:
         return True
     if _VOCABULARY & set(words[-2:-1]) and words[-1] == "TOKEN":
         return False
+    if words[-1] == "PWD":
+        return len(words) > 1 and words[-2] != ""  # `DB_PWD`; PWD alone is where a shell stands
     return words[-1] in _WORDS or bool(_ANYWHERE & set(words))
 
 
@@ -60,16 +108,85 @@ def secrets_of(env: Mapping[str, str]) -> frozenset[str]:
 
 
 def redact(text: str, known: Iterable[str] = ()) -> str:
-    """The text without its secrets; `known` are values that are redacted everywhere."""
-    for secret in sorted(known, key=len, reverse=True):
-        text = text.replace(secret, REDACTED)
+    """The text without its secrets; `known` are values that are redacted everywhere, in each of their forms."""
+    forms = _forms_of(known if isinstance(known, frozenset) else frozenset(known))
+    for form in forms:
+        text = text.replace(form, REDACTED)
+    for breaks in _BREAKS if forms else ():
+        text = _broken(text, forms, breaks)
     text = _PRIVATE_KEY.sub(REDACTED, text)
     text = _USERINFO.sub(REDACTED, text)
-    text = _HEADER.sub(rf"\1{REDACTED}", text)
-    text = _BEARER.sub(rf"\1{REDACTED}", text)
+    for context in (_HEADER, _COOKIE, _BEARER, _SIGNED, _HOOK, _NETRC, _WANDB):
+        text = context.sub(rf"\1{REDACTED}", text)
     text = _FORMS.sub(REDACTED, text)
-    text = _NAMED.sub(rf"\1{REDACTED}", text)
-    return _FLAG.sub(rf"\1{REDACTED}", text)
+    text = _NAMED.sub(_unless_a_number, text)
+    return _FLAG.sub(_if_secret, text)
+
+
+def _unless_a_number(found: re.Match[str]) -> str:
+    counted = _SHORT_NUMBER.fullmatch(found[2]) and "token" in found[1].lower()
+    return found[0] if counted else f"{found[1]}{REDACTED}"
+
+
+def _if_secret(found: re.Match[str]) -> str:
+    words = re.split(r"[_-]", found[1][-64:].strip("-").upper())
+    named = words[-1] in _FLAG_NAMES or words[-2:] in (["API", "KEY"], ["ACCESS", "KEY"])
+    counted = words[-1] == "TOKEN" and (_VOCABULARY & set(words[-2:-1]) or _SHORT_NUMBER.fullmatch(found[3]))
+    return f"{found[1]}{found[2]}{REDACTED}" if named and not counted else found[0]
+
+
+@functools.lru_cache(maxsize=8)
+def _forms_of(known: frozenset[str]) -> tuple[str, ...]:
+    """Every form of some values, the longest first."""
+    forms = {form for value in known for form in _forms(value) if form and form not in REDACTED}
+    return tuple(sorted(forms, key=lambda form: (-len(form), form)))
+
+
+def _forms(value: str) -> Iterator[str]:
+    yield value
+    raw = value.encode("utf-8", "surrogatepass")
+    for ascii_only in (True, False):
+        once = json.dumps(value, ensure_ascii=ascii_only)[1:-1]
+        yield from (once, json.dumps(once)[1:-1])
+    yield from (repr(value)[1:-1], html.escape(value), value.replace("'", "'\"'\"'"))
+    for quoted in (quote(raw, safe=""), quote(raw), quote_plus(raw)):
+        yield from (quoted, re.sub("%..", lambda each: each[0].lower(), quoted))
+    if len(raw) >= SHORTEST_ENCODED:
+        yield raw.hex()
+    for before in range(3):
+        # of a value in the middle of what was encoded, the first and the last digits depend on what stands beside it
+        encoded = base64.b64encode(b"\0" * before + raw).rstrip(b"=").decode()
+        middle = encoded[(before * 4 + 2) // 3 : (before + len(raw)) * 4 // 3]
+        if len(middle) >= SHORTEST_ENCODED:
+            yield from (middle, middle.replace("+", "-").replace("/", "_"))
+
+
+def _broken(text: str, forms: Iterable[str], breaks: re.Pattern[str]) -> str:
+    """The text without the values that stand across a break: found in the text without breaks, cut from the text."""
+    found = list(breaks.finditer(text))
+    if not found:
+        return text
+    starts = [0, *(each.end() for each in found)]
+    parts = [text[start:end] for start, end in zip(starts, [*(each.start() for each in found), len(text)], strict=True)]
+    whole = "".join(parts)
+    begins = [0, *itertools.accumulate(map(len, parts))][:-1]  # of each part, in the whole
+
+    def place(index: int) -> int:
+        part = bisect.bisect_right(begins, index) - 1
+        return starts[part] + index - begins[part]
+
+    spans = []
+    for form in forms:
+        at = whole.find(form) if len(form) >= SHORTEST_ENCODED else -1
+        while at >= 0:
+            spans.append((place(at), place(at + len(form) - 1) + 1))
+            at = whole.find(form, at + len(form))
+    clean, last = [], 0
+    for start, end in sorted(spans):
+        if start >= last:
+            clean += [text[last:start], REDACTED]
+        last = max(last, end)
+    return "".join([*clean, text[last:]])
 
 
 def secrets_in(words: Iterable[str]) -> frozenset[str]:
@@ -81,6 +198,16 @@ def secrets_in(words: Iterable[str]) -> frozenset[str]:
         if flag.startswith("-") and names_a_secret(flag):
             found.add(value if equals else following)
     return frozenset(each for each in found if len(each) >= SHORTEST_KNOWN and not each.startswith("--"))
+
+
+def secrets_here(env: Mapping[str, str], command: Iterable[str]) -> frozenset[str]:
+    """The secrets that a process was given: by its environment, and by its command, also inside a word that is itself a
+    command (`--stack 'launched:… --password …'`)."""
+    inside: list[str] = []
+    for word in command:
+        with contextlib.suppress(ValueError):  # a quote without its end
+            inside += shlex.split(word) if any(map(str.isspace, word)) else [word]
+    return secrets_of(env) | secrets_in(inside)
 
 
 def redact_variable(name: str, value: str, known: Iterable[str] = ()) -> str:
@@ -107,18 +234,40 @@ def redact_words(words: Iterable[str], known: Iterable[str] = ()) -> tuple[str, 
 
 
 class LineRedactor:
-    """Redacts a log line by line, including private keys that span lines."""
+    """Redacts a log line by line, including private keys that span lines, and secrets across parts of a line."""
 
     def __init__(self, known: Iterable[str] = ()) -> None:
-        self._known = tuple(
+        self._known = frozenset(
             {part for each in known for part in (each, *each.splitlines()) if len(part) >= SHORTEST_KNOWN}
         )
         self._inside = False
+        self._held = ""
 
     def line(self, text: str) -> str:
-        """One line, redacted, with its newline if it has one."""
-        begins = re.search(r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY", text)
-        ends = re.search(r"-----END [A-Z0-9 ]*-----", text)
+        """One line, redacted, with its newline if it has one; or a part of a long line, of which the end is held back
+        until the next part comes."""
+        text, self._held = self._held + text, ""
+        if not text.endswith("\n") and len(text) > 4 * HELD:
+            cut = self._cut(text)
+            text, self._held = text[:cut], text[cut:]
+        return self._line(text)
+
+    def rest(self) -> str:
+        """What is still held back, at the end of the log."""
+        return self.line("") if self._held else ""
+
+    def _cut(self, text: str) -> int:
+        """A place near the end of a part at which no secret stands: both sides of it redact as the whole does."""
+        end = text[-3 * HELD :]
+        whole = redact(end, self._known)
+        for back in range(HELD, 2 * HELD, HELD // 8):
+            if redact(end[:-back], self._known) + redact(end[-back:], self._known) == whole:
+                return len(text) - back
+        return len(text) - HELD
+
+    def _line(self, text: str) -> str:
+        begins = re.search(r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY", text)
+        ends = re.search(r"-----END [A-Z0-9 ]{0,60}-----", text)
         inside, self._inside = self._inside, (self._inside or begins is not None) and ends is None
         if not inside:
             cleaned = redact(text, self._known)

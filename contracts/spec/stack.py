@@ -22,6 +22,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from contracts.spec.abilities import Abilities
 from contracts.spec.array import Arrays
 from contracts.spec.blocks import Blocks
 from contracts.spec.capacity import Capacity
@@ -39,7 +40,7 @@ from contracts.spec.party import Party
 from contracts.spec.pattern import HybridPattern, Placement, Translation
 from contracts.spec.receipt import Evidence
 from contracts.spec.recipe import Recipe
-from contracts.spec.records import Fate, Form, Kill, Plan, Result, Run, Verdict
+from contracts.spec.records import Fate, Form, Kill, Plan, Result, Run, Verdict, Violation
 from contracts.spec.topology import Degrees, ExpertLane, GradientReduction, GroupCall, Kind, Layout, Topology
 from contracts.spec.traffic import Rehearsing
 from contracts.spec.training import Training
@@ -179,8 +180,22 @@ class Court(Party, Protocol):
         """The items that a profile selects from the contracts, and what it leaves outside."""
         ...
 
+    def plan_for(self, profile: str, abilities: Abilities) -> Plan:
+        """The plan for a stack that declares these abilities.
+
+        A case with leaner recipes is asked on the richest that the stack can build, and on the leanest.
+        """
+        ...
+
     def verdict(self, run: Run, today: str) -> Verdict:
         """The verdict on a run. `today` (ISO date) decides which deviations have expired."""
+        ...
+
+    def baseline(self, earlier: Run, run: Run, today: str) -> Run:
+        """The run with an earlier one as its baseline: the items that were judged there, as of `today`.
+
+        Raises `Refused` where the two are of different stacks, profiles, devices or numbers of ranks.
+        """
         ...
 
     def write_run(self, run: Run, today: str) -> str:
@@ -221,6 +236,10 @@ class CourtOfNumbers(Party, Protocol):
 
         Empty when they differ by rounding alone.
         """
+        ...
+
+    def parts(self, got: Arrays, want: Arrays) -> tuple[Violation, ...]:
+        """What a violation carries when a check finds that the gradients of one pass differ: each tensor by itself."""
         ...
 
 

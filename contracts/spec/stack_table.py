@@ -73,7 +73,7 @@ def normal(name: str) -> str:
 
 def release(version: str) -> tuple[int, ...] | None:
     """The numbers at the head of a version, or None when it has none: `590.48.01` → (590, 48, 1)."""
-    match = re.match(r"\s*v?(\d+(?:\.\d+)*)", version)
+    match = re.match(r"\s*v?([0-9]{1,9}(?:\.[0-9]{1,9}(?![0-9]))*)(?![0-9])", version)
     return tuple(int(part) for part in match[1].split(".")) if match else None
 
 

@@ -24,7 +24,8 @@ VOLATILE = frozenset({"tmpfs", "ramfs", "devtmpfs"})
 MAX_LINKS = 40  # the kernel's own limit
 
 _LINE = re.compile(
-    r"(?P<id>\d+) (?P<parent>\d+) (?P<device>\d+:\d+) (?P<root>/\S*) (?P<point>/\S*) (?P<options>\S+)"
+    r"(?P<id>[0-9]{1,10}) (?P<parent>[0-9]{1,10}) (?P<device>[0-9]{1,10}:[0-9]{1,10}) "
+    r"(?P<root>/\S*) (?P<point>/\S*) (?P<options>\S+)"
     r"(?: [a-z_]+(?::\S+)?)* - (?P<kind>\S+) (?P<source>\S*) (?P<super>\S+)"
 )
 
@@ -114,7 +115,7 @@ def resolved(path: str, links: Mapping[str, str]) -> str:
                 done = here
                 continue
             if (followed := followed + 1) > MAX_LINKS:
-                raise refuse("path", path, f"its links lead in a circle: {here}", "let it lead to a directory")
+                raise refuse("path", path, f"its links form a cycle: {here}", "let it lead to a directory")
             todo += links[here].split("/")[::-1]
             done = "" if links[here].startswith("/") else done
     return done or "/"

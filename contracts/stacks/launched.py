@@ -14,10 +14,12 @@ import os
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 from contracts.spec import codec
+from contracts.spec.abilities import Abilities
 from contracts.spec.errors import NotOffered, Refusal, Refused, Unreachable, shown
+from contracts.spec.lacks import LACKS, Lack
 from contracts.spec.stack import Question, questions
 from contracts.spec.topology import Layout
 from contracts.stacks.line_process import Failed, Running
@@ -53,6 +55,7 @@ class Launched:
     offers: frozenset[str]
     layouts: frozenset[Layout]
     labels: Mapping[str, str]
+    abilities: Abilities | None
 
     def __init__(
         self,
@@ -110,7 +113,7 @@ class Launched:
             self._fail(f"offers {', '.join(strangers)}, which nobody asks; questions are {', '.join(questions())}")
         if not said.name or not said.version:
             self._fail("introduced itself without a name or a version")
-        self.name, self.version = said.name, said.version
+        self.name, self.version, self.abilities = said.name, said.version, said.abilities
         self.offers, self.layouts, self.labels = said.offers, said.layouts, dict(said.labels)
         if self._persistent and not said.persistent:
             self._fail("was said to persist, but does not claim it")
@@ -188,7 +191,8 @@ class Launched:
         except Refused as refused:
             self._fail(f"printed something else than a reply: {_first(refused)}")
         outcomes = [key for key in OUTCOMES if key in reply]
-        if len(outcomes) != 1 or reply.keys() != {"protocol", "id", *outcomes}:
+        also = {"lack"} if outcomes == ["not_offered"] and "lack" in reply else set()
+        if len(outcomes) != 1 or reply.keys() != {"protocol", "id", *outcomes, *also}:
             wanted = f"protocol, id and one of {', '.join(OUTCOMES)}"
             self._fail(f"sent a reply with {', '.join(reply) or 'nothing'}; it must have {wanted}")
         if reply["protocol"] != PROTOCOL:
@@ -199,9 +203,9 @@ class Launched:
         [outcome] = outcomes
         if outcome == "answer":
             return reply["answer"]
-        return self._declined(outcome, reply[outcome])
+        return self._declined(outcome, reply[outcome], reply.get("lack", "adapter"))
 
-    def _declined(self, outcome: str, body: object) -> NoReturn:
+    def _declined(self, outcome: str, body: object, lack: object) -> NoReturn:
         if outcome == "refused":
             try:
                 refusals = codec.decode(tuple[Refusal, ...], body, name="refused")
@@ -213,7 +217,9 @@ class Launched:
         if not isinstance(body, str) or not body:
             self._fail(f"gave {shown(body)} as the reason of {outcome}")
         if outcome == "not_offered":
-            raise NotOffered(body)
+            if lack not in LACKS:
+                self._fail(f"gave {shown(lack)} as the kind of not_offered; the kinds are {', '.join(LACKS)}")
+            raise NotOffered(body, cast(Lack, lack))
         self._fail(f"failed: {body}")
 
     def _called(self) -> str:

@@ -17,7 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from contracts.spec import codec
+from contracts.spec.abilities import Abilities
 from contracts.spec.errors import Refusal
+from contracts.spec.lacks import LACKS
 from contracts.spec.stack import questions
 from contracts.spec.topology import Layout
 
@@ -34,6 +36,7 @@ class Introduction:
     Args:
         offers: names of the questions it answers.
         labels: question → how its answers come about, where that is not simply the code under test.
+        abilities: what it can build; None when it declares nothing.
         persistent: one process reads questions line by line until its input ends; otherwise each question has its own.
     """
 
@@ -42,6 +45,7 @@ class Introduction:
     offers: frozenset[str]
     layouts: frozenset[Layout]
     labels: Mapping[str, str] = field(default_factory=dict)
+    abilities: Abilities | None = None
     persistent: bool = False
 
 
@@ -69,6 +73,9 @@ def schema() -> dict[str, Any]:
         text = {"type": "string"}
         outcomes = (_reaching(answer, definitions), {**refusals, "minItems": 1}, text, text)
         bodies = [_line(**{outcome: body}) for outcome, body in zip(OUTCOMES, outcomes, strict=True)]
+        bodies[OUTCOMES.index("not_offered")]["properties"]["lack"] = {
+            "enum": list(LACKS)
+        }  # "adapter" where it is left out
         definitions[f"reply.{name}"] = {"oneOf": bodies}
         lines += [{"$ref": f"#/$defs/ask.{name}"}, {"$ref": f"#/$defs/reply.{name}"}]
     return {

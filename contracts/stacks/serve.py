@@ -16,6 +16,7 @@ from typing import Any, TextIO
 
 from contracts.spec import codec
 from contracts.spec.errors import NotOffered, Refused, shown
+from contracts.spec.party import abilities_of
 from contracts.spec.stack import Party, questions
 from contracts.stacks.protocol import HELLO, PROTOCOL, Introduction
 
@@ -47,7 +48,8 @@ def reply(party: Party, line: str) -> dict[str, Any]:
     except Refused as refused:
         return head | {"refused": [codec.encode(refusal) for refusal in refused.refusals]}
     except NotOffered as declined:
-        return head | {"not_offered": str(declined) or "the party declined without a reason"}
+        words = str(declined) or "the party declined without a reason"
+        return head | {"not_offered": words} | ({} if declined.lack == "adapter" else {"lack": declined.lack})
     except Exception as error:
         return head | {"error": f"{type(error).__name__}: {error}"}
 
@@ -87,6 +89,7 @@ def introduce(party: Party) -> Introduction:
         offers=frozenset(party.offers),
         layouts=frozenset(party.layouts),
         labels=dict(party.labels),
+        abilities=abilities_of(party),
         persistent=True,
     )
 

@@ -27,7 +27,7 @@ Done = subprocess.CompletedProcess[str]
 def environment(**changes: str) -> dict[str, str]:
     """What a run inherits: the suite importable from anywhere, and nothing of the pytest that runs this."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    return {**kept, "PYTHONPATH": str(ROOT), "COLUMNS": "120", **changes}
+    return {**kept, "PYTHONPATH": str(ROOT), "COLUMNS": "120", "RANKPROOF_PROGRESS": "0", **changes}
 
 
 def side_by_side(runs: Mapping[str, Sequence[object]], folder: Path, **files: Mapping[str, str]) -> dict[str, Done]:

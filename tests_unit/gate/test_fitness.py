@@ -197,14 +197,15 @@ def test_whose_digest_it_is_changes_with_any_file(tmp_path: Path) -> None:
     root = Path(kill_matrix.__file__).parents[2]
     subprocess.run(["cp", "-r", str(root / "contracts"), str(tmp_path / "contracts")], check=True)
     seen = []
-    for change in ("", "# a comment\n"):
-        with (tmp_path / "contracts/court/verdict.py").open("a") as file:
+    (tmp_path / "contracts/proof").mkdir(exist_ok=True)
+    for place, change in (("proof/kills.json", "{}"), ("court/verdict.py", "# a comment\n")):
+        with (tmp_path / "contracts" / place).open("a") as file:
             file.write(change)
         words = [sys.executable, "-c", asked]
         done = subprocess.run(words, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(tmp_path)}, check=True,
                               capture_output=True, text=True)  # fmt: skip
         seen.append(done.stdout.strip())
-    assert seen[0] == kill_matrix.content()
+    assert seen[0] == kill_matrix.content(), "the proof that is shipped is no part of what it is about"
     assert seen[1] != seen[0]
 
 

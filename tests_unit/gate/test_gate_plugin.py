@@ -45,7 +45,7 @@ PLANNED = 18  # TOPO-02, TOPO-02a and TOPO-02b with six cases each
 def _entry(**changes: str | None) -> str:
     """A deviation in TOML: what ForgetsPipeline breaks in TOPO-02, the promise with a pipeline of 13."""
     fields: dict[str, str | None] = {
-        "id": "TOPO-02", "case": "pp13-on-52", "reason": "the mesh is rebuilt in May", "issue": "#7",
+        "id": "TOPO-02", "case": "pp13-on-52", "says": "dp is #", "reason": "the mesh is rebuilt in May", "issue": "#7",
         "owner": "mesh", "expires": (datetime.date.today() + datetime.timedelta(days=90)).isoformat(),
     } | changes  # fmt: skip
     return "[[deviation]]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in fields.items() if value)
@@ -66,6 +66,8 @@ DEVIATIONS: dict[str, tuple[str, str, int, str]] = {  # file, profile, exit code
     "wider": (_entry(case="*"), f"{ITEM},{HOLDS}", VIOLATED, "is wider than what fails: tp2-ep2-on-8 hold"),
     "covered-twice": (_entry() + _entry(case="pp13-*"), ITEM, VIOLATED, "is covered by 2 deviations"),
     "not-for-this-profile": (_entry(id="ARGV-01", case="*"), HOLDS, CONFORMANT, "CONFORMANT"),
+    "other-words": (_entry(says="ep is #"), ITEM, VIOLATED, "matches none of the words: dp is"),
+    "no-words": (_entry(says=None), ITEM, USAGE, "TOPO-02[pp13-on-52] say nothing of what they forgive"),
     "all-faults-at-once": (_entry(reason=" ") + _entry(expires="soon"), ITEM, USAGE, "deviation 2.expires = 'soon'"),
 }  # fmt: skip
 
@@ -79,6 +81,10 @@ FAULTY: dict[str, tuple[str, str]] = {  # file, words of its refusal
     "reason-empty": (_entry(reason="  "), "deviation 1.reason = '  ': is empty"),
     "no-date": (_entry(expires="next spring"), "'next spring': is not a date"),
     "a-moment": (_entry(expires=None) + "expires = 2999-12-31T00:00:00\n", "deviation 1.expires"),
+    "wildcards-alone": (_entry(says="# * #"), "deviation 1.says = '# * #': has no word in it"),
+    "no-tables": ("deviation = [1, 2]\n", "is no list of tables"),
+    "nested": (f"a = {'[' * 3000}{']' * 3000}\n", "is not TOML"),
+    "a-number-too-long": (f"a = {'9' * 5000}\n", "is not TOML"),
     "not-text": ("\udcff", "is not TOML"),
 }
 
@@ -144,8 +150,8 @@ def test_an_interrupt_from_the_keyboard_ends_the_run_without_a_verdict(tmp_path:
     time.sleep(0.2)  # into the question
     os.killpg(running.pid, signal.SIGINT)  # as a terminal does: to the whole group
     said, complained = running.communicate(timeout=30)
-    assert running.returncode == BROKEN, complained
-    assert "the run ended early" in complained
+    assert running.returncode == 128 + signal.SIGINT, complained
+    assert "stopped by SIGINT before there was a verdict" in complained
     assert "Traceback" not in said + complained
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["run.jsonl.part"]
 
@@ -246,7 +252,8 @@ def test_a_deviation_never_covers_an_error() -> None:
     header = Header(schema=record.SCHEMA, suite="1", revision="0", profile=ITEM, subject=subject, assistants=(),
                     started="2026-06-15T00:00:00+00:00", command=(), python="3.11", platform="linux")  # fmt: skip
     item = Item(id="TOPO-02", case="pp13-on-52")
-    fields = {"id": "TOPO-02", "case": "*", "reason": "r", "issue": "#7", "owner": "o", "expires": "2027-01-01"}
+    fields = {"id": "TOPO-02", "case": "*", "reason": "r", "issue": "#7", "owner": "o", "expires": "2027-01-01",
+              "says": "some words"}  # fmt: skip
     run = Run(header=header, plan=Plan(items=(item,)), deviations=(decode(Deviation, fields),),
               results=(Result(id=item.id, case=item.case, outcome="broken"),))  # fmt: skip
     assert verdict(run, datetime.date(2026, 6, 15)).word == "broken"
@@ -300,6 +307,22 @@ def test_four_ranks_are_a_profile_whose_larger_cases_are_listed_as_outside() -> 
     kept = profiles.of_several_ranks(LAW, profiles.plan(LAW, "TOPO-02[pp2-tp2-on-4],dist4"))
     assert kept.items == plan.items
     assert set(kept.outside) == set(plan.outside)
+
+
+def test_the_quick_profiles_are_a_part_that_any_machine_can_judge() -> None:
+    quick = profiles.plan(LAW, "quick").items
+    numbers = {id: each for id, each in LAW.contracts.items() if each.tier == "unit" and each.of_numbers}
+    first = [item.id for item in dict.fromkeys(item.above for item in quick) if item.id in numbers]
+    assert first == [id for id, each in numbers.items() if not each.slow]
+    others = set(profiles.plan(LAW, "launch,machine").items)
+    left = others - {*quick}
+    assert left
+    assert all("read_pattern" in LAW.contracts[item.id].asks for item in left)
+    cells = profiles.plan(LAW, "quick4").items
+    assert {str(item.above) for item in cells} == profiles._CELLS, "a cell that is in the law no more"
+    assert {*cells} < {*profiles.plan(LAW, "dist4").items}
+    assert {LAW.contracts[item.id].ranks(item.case) for item in cells} == {4}
+    assert any(not set(LAW.contracts[item.id].asks) - {"built", "train"} for item in cells)
 
 
 def test_several_processes_share_the_promises_and_draw_one_verdict(tmp_path: Path) -> None:

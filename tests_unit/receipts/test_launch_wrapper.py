@@ -262,9 +262,10 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Launched]:
         "term": ("term", "stops", signal.SIGTERM),
         "interrupt": ("interrupt", "stops", signal.SIGINT),
         "hangup-ignored": ("hangup-ignored", "does-not-stop", signal.SIGTERM),
+        "killed": ("killed", "does-not-stop", signal.SIGKILL),
     }
     try:
-        with ThreadPoolExecutor(max_workers=3) as pool:
+        with ThreadPoolExecutor(max_workers=4) as pool:
             found = dict(zip(jobs, pool.map(one, jobs.values()), strict=True))
     finally:
         signal.signal(signal.SIGINT, before)
@@ -286,6 +287,15 @@ def test_a_run_that_does_not_stop_is_killed_after_its_grace_with_everything_it_s
 ) -> None:
     run = stopped["hangup-ignored"]
     assert (run.code, run.receipt["ending"], run.receipt["exit_code"]) == (128 + 9, "terminated", -9)
+    assert not alive(run.folder / "worker.txt"), "a worker in a session of its own survived its launcher"
+
+
+def test_a_launcher_that_is_killed_takes_the_run_with_it(stopped: Mapping[str, Launched]) -> None:
+    run = stopped["killed"]
+    assert run.code == -9
+    patience = time.monotonic() + 60
+    while alive(run.folder / "worker.txt") and time.monotonic() < patience:
+        time.sleep(0.1)
     assert not alive(run.folder / "worker.txt"), "a worker in a session of its own survived its launcher"
 
 

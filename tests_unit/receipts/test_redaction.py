@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import html
+import json
 import string
+from base64 import b64encode, urlsafe_b64encode
+from collections.abc import Callable
+from urllib.parse import quote, quote_plus
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from contracts.spec.redaction import (
@@ -15,6 +20,7 @@ from contracts.spec.redaction import (
     redact,
     redact_variable,
     redact_words,
+    secrets_here,
     secrets_in,
     secrets_of,
 )
@@ -26,6 +32,7 @@ NAMES = {
     "NGC_APIKEY": True, "DB_PASSWORD_FILE": True, "--token": True, "--hub-token": True, "GOOGLE_CREDENTIALS": True,
     "TOKENIZERS_PARALLELISM": False, "--tokenizer-type": False, "TOKENS_PER_BATCH": False, "--eos-token": False,
     "PATH": False, "SSH_AUTH_SOCK": False, "XAUTHORITY": False, "--num-query-groups": False, "KEYBOARD": False,
+    "GCP_CREDS": True, "DB_PWD": True, "PWD": False, "OLDPWD": False,
     "NCCL_SOCKET_IFNAME": False, "COMPAT": False, "": False, "--": False,
 }  # fmt: skip
 
@@ -50,7 +57,26 @@ GONE = {  # text → what it becomes
     "a -----BEGIN EC PRIVATE KEY-----\nx\n-----END EC PRIVATE KEY----- b": f"a {REDACTED} b",
     "-----BEGIN OPENSSH PRIVATE KEY-----\nx\ncut off": REDACTED,
 }
+A, B = "0123456789abcdefABCD", "0123456789abcdef" * 2
+GONE |= {  # the forms of tokens, and the places that give one away
+    f"npm_{A}": REDACTED, f"pypi-{A}": REDACTED, f"dckr_pat_{A}": REDACTED, f"SG.{A}.{A}": REDACTED,
+    f"hvs.{A}": REDACTED, f"sk_live_{A}": REDACTED, f"12345678:AA{B}": REDACTED, f"dapi{B}": REDACTED,
+    "post https://hooks.slack.com/services/T0/B0/abc now": f"post https://hooks.slack.com/services/{REDACTED} now",
+    f"wandb login {B}01234567": f"wandb login {REDACTED}",
+    f"machine api.wandb.ai login user password {B}": f"machine api.wandb.ai login user password {REDACTED}",
+    "https://h/b?se=1&sig=a%2Bb&x=1": f"https://h/b?se=1&sig={REDACTED}&x=1",
+    "https://h/b?X-Amz-Signature=00ff": f"https://h/b?X-Amz-Signature={REDACTED}",
+    "Cookie: session=abc; csrf=def\nnext": f"Cookie: {REDACTED}\nnext",
+    "train --pwd abc --lr 1": f"train --pwd {REDACTED} --lr 1",
+    "server=h;uid=u;pwd=abc": f"server=h;uid=u;pwd={REDACTED}",
+    "GCP_CREDS=abc x": f"GCP_CREDS={REDACTED} x",
+    '{"accessToken": "a b"}': f'{{"accessToken": {REDACTED}}}',
+    '{\\"token\\": \\"abc\\"}': f'{{\\"token\\": {REDACTED}}}',
+    'password="a\\"b" x': f"password={REDACTED} x",
+}  # fmt: skip
 KEPT = (
+    "token: 12", "PWD=/home/me", "--eos-token 2", "wandb: run at 0123456789abcdef0123456789abcdef01234567", "a cookie",
+    "padding_token=0, loss 4.2",
     "", "plain text", "tokens: 4096", "262144 tokens/s, loss 4.25", "--tokenizer-type NullTokenizer", "mlx5_0@rack7",
     "https://host/path?x=1", "file:///a/b@c", "bench-1@us-west1-c", "expandable_segments:True,gc:0.8", "key: value",
     "sha256:77aa", "max_num_tokens=4096", "the bearer of news", "2026-11-20T10:00:00+00:00", "a:b@c", "secretary=ann",
@@ -70,6 +96,7 @@ def test_plain_text_stays_as_it_was(text: str) -> None:
 PIECES = st.one_of(st.sampled_from([*GONE, *KEPT]), st.text(max_size=20))
 
 
+@settings(deadline=None)  # of a busy machine
 @given(st.lists(PIECES, max_size=5).map(" ".join))
 def test_redacting_twice_is_redacting_once(text: str) -> None:
     once = redact(text)
@@ -79,6 +106,7 @@ def test_redacting_twice_is_redacting_once(text: str) -> None:
 SECRET = st.text(string.ascii_letters + string.digits + "-_/+.", min_size=8, max_size=40)
 
 
+@settings(deadline=None)
 @given(SECRET, PIECES, PIECES)
 def test_a_known_secret_stands_nowhere(secret: str, before: str, after: str) -> None:
     known = secrets_of({"ANY_TOKEN": secret})
@@ -109,6 +137,51 @@ def test_a_private_key_stays_out_line_by_line_to_its_end() -> None:
     )  # fmt: skip
     kept = "".join(map(redactor.line, lines))
     assert kept == f"before\nkey: {REDACTED}\n{REDACTED} x\nafter\n{REDACTED}\n"
+
+
+FORMS_OF_A_SECRET: dict[str, Callable[[str], str]] = {
+    "as it is": lambda secret: secret,
+    "in JSON": lambda secret: json.dumps({"x": secret}),
+    "in JSON in JSON": lambda secret: json.dumps(json.dumps({"x": secret})),
+    "in Python": repr,
+    "in a URL": lambda secret: quote(secret, safe=""),
+    "in a form": quote_plus,
+    "in HTML": html.escape,
+    "in base64": lambda secret: b64encode(f"user:{secret}".encode()).decode(),
+    "in base64 for URLs": lambda secret: urlsafe_b64encode(f"u:{secret} and more".encode()).decode(),
+    "in hexadecimal": lambda secret: secret.encode().hex(),
+    "coloured": lambda secret: f"\x1b[1m{secret[:5]}\x1b[0;32m{secret[5:]}\x1b[0m",
+    "coloured, in JSON": lambda secret: json.dumps(f"{secret[:5]}\x1b[0m{secret[5:]}"),
+    "over two lines": lambda secret: f"{secret[:9]}\n    {secret[9:]}",
+}
+
+
+@pytest.mark.parametrize("form", FORMS_OF_A_SECRET)
+@pytest.mark.parametrize("secret", ['q"uo\\te/+=&x y', "plain-secret-0123456789", "sécret-ünïcode-value"])
+def test_a_known_secret_stands_in_none_of_its_forms(form: str, secret: str) -> None:
+    text = f"before {FORMS_OF_A_SECRET[form](secret)} after"
+    clean = redact(text, {secret})
+    assert REDACTED in clean
+    assert clean.startswith("before ")
+    assert clean.endswith(" after")
+    middle = clean.removeprefix("before ").removesuffix(" after").replace(REDACTED, "")
+    pieces = {FORMS_OF_A_SECRET[form](secret)[at : at + 6] for at in range(8, len(text) - 30)}
+    assert not [each for each in pieces if len(each) == 6 and each in middle]
+
+
+def test_a_secret_across_the_parts_of_a_long_line_is_found() -> None:
+    secret, size = "STRADDLES-0123456789", 1 << 17
+    for before in (size - 3, size - 12, size - 19, size - 20_000):
+        redactor = LineRedactor({secret})
+        whole = "x" * before + secret + "y" * 3000 + "\n"
+        parts = [whole[at : at + size] for at in range(0, len(whole), size)]
+        kept = "".join(map(redactor.line, parts)) + redactor.rest()
+        assert kept == whole.replace(secret, REDACTED)
+
+
+def test_what_a_process_was_given_are_its_secrets() -> None:
+    command = ("rankproof", "check", "--stack", "launched:serve --password hunter2hunter2", "--api-key", "abcdefgh")
+    assert secrets_here({"HF_TOKEN": "ijklmnop"}, command) == {"hunter2hunter2", "abcdefgh", "ijklmnop"}
 
 
 @pytest.mark.timeout(30)

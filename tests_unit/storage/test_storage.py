@@ -92,7 +92,7 @@ def test_a_circle_of_links_is_no_directory(tmp_path: Path) -> None:
     (tmp_path / "b").symlink_to("a")
     host = disks([str(tmp_path / "a/x")])
     assert host.directories == frozenset()
-    with pytest.raises(Refused, match="lead in a circle"):
+    with pytest.raises(Refused, match="form a cycle"):
         resolved(str(tmp_path / "a/x"), host.links)
 
 

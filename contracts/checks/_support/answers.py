@@ -33,7 +33,7 @@ def megatron_flags(launch: Launch) -> dict[str, tuple[str, ...]]:
         NotOffered: when it is another launcher's, whose flags say the same in other words.
     """
     if launch.launcher != "megatron-core":
-        raise NotOffered(f"launches {launch.launcher}, not megatron-core")
+        raise NotOffered(f"launches {launch.launcher}, not megatron-core", "case")
     return flags_of(launch)
 
 

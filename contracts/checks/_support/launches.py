@@ -56,7 +56,7 @@ def for_megatron(stack: Stack, recipe: Recipe, lane: Lane) -> Launch:
     """
     launch = stack.launch(recipe, lane)
     if "megatron" not in launch.launcher.lower():
-        raise NotOffered(f"launches for {launch.launcher}")
+        raise NotOffered(f"launches for {launch.launcher}", "case")
     return launch
 
 

@@ -27,7 +27,7 @@ def needs_layout(stack: Party, layout: Layout) -> None:
         NotOffered: when it does not; both layouts are legal, so that is no violation.
     """
     if layout not in stack.layouts:
-        raise NotOffered(f"{stack.name} does not build the {layout} layout")
+        raise NotOffered(f"{stack.name} does not build the {layout} layout", "case")
 
 
 def groups_of(topology: Topology, axis: str) -> tuple[Group, ...]:

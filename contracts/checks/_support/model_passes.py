@@ -9,6 +9,7 @@ from contracts import instruments
 from contracts.checks._support.recipes import SMALL
 from contracts.spec.array import Array, Arrays, Shape
 from contracts.spec.errors import NotOffered
+from contracts.spec.ladder import rung_of
 from contracts.spec.recipe import Mhc, Mode, Mtp, Recipe
 from contracts.spec.tolerance import FLOAT64, FLOAT64_SCAN
 from contracts.spec.training import Execution, Pass, Precision, Tokens, Training
@@ -46,15 +47,21 @@ def needs_canonical_names(stack: Training, weights: Arrays, name: str = "layers.
         NotOffered: when they have; the names of a whole model are its own.
     """
     if name not in weights:
-        raise NotOffered(f"{stack.name} has no weight called {name}")
+        raise NotOffered(f"{stack.name} has no weight called {name}", "case")
 
 
-def batch(recipe: Recipe, lengths: Lengths = PACKED, *, seed: int = 0, masked: bool = True) -> Tokens:
+def batch(
+    recipe: Recipe, lengths: Lengths = PACKED, *, seed: int = 0, masked: bool = True, packed: bool = False
+) -> Tokens:
     """A packed batch: labels are the next token of the document; `masked` hides about a fifth of them as well.
 
-    All of row 1 but one label is masked, so that rows do not weigh alike.
+    All of row 1 but one label is masked, so that rows do not weigh alike. On a leaner rung a row is one document,
+    unless the case is about `packed` rows.
     """
     import torch
+
+    if rung_of(recipe) and not packed:
+        lengths = tuple((sum(each),) for each in lengths)
 
     numerics, shape = instruments.numerics, (len(lengths), sum(lengths[0]))
     tokens_BT = instruments.fixtures.integers("tokens", shape, recipe.vocab, seed=seed)
@@ -65,9 +72,8 @@ def batch(recipe: Recipe, lengths: Lengths = PACKED, *, seed: int = 0, masked: b
     if masked:
         labels_BT[instruments.fixtures.integers("masked", shape, 5, seed=seed) == 0] = -100
         labels_BT[1, :-2] = -100
-    return Tokens(
-        tokens=numerics.array(tokens_BT), labels=numerics.array(labels_BT), documents=numerics.array(documents_BT)
-    )
+    documents = None if rung_of(recipe) and not packed else numerics.array(documents_BT)
+    return Tokens(tokens=numerics.array(tokens_BT), labels=numerics.array(labels_BT), documents=documents)
 
 
 def one_pass(

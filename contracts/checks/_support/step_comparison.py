@@ -13,9 +13,11 @@ from typing import Literal
 from contracts import instruments
 from contracts.instruments.ranks import gathered, here
 from contracts.spec.array import Array, Arrays
+from contracts.spec.records import Violation
 from contracts.spec.tolerance import EXACT, FLOAT64_SCAN, Tolerance
 from contracts.spec.topology import Layout
 from contracts.spec.training import Execution, Session, Step, Trained, Training
+from contracts.spec.violations import compared
 
 STATE = {"weights": "the weight", "optimizer": "the optimizer state", "buffers": "the buffer", "seen": "the counter"}
 """What a step holds, and how it is called in words."""
@@ -117,16 +119,18 @@ def update_difference(before: Arrays, got: Arrays, want: Arrays, bound: float) -
     """
     numerics = instruments.numerics
     start, found, right = (numerics.tensors(each) for each in (before, got, want))
+    parts = []
     for name in sorted(right):
         if name not in found:
-            return f"the weight {name} is not reported (rank {here().rank})"
+            parts.append(Violation(words=f"the weight {name} is not reported (rank {here().rank})", tensor=name))
+            continue
         move, expected = (side[name].double() - start[name].double() for side in (found, right))
         off = numerics.distances(move, expected)["L2"]
         rounding = numerics.floor(found[name].dtype, numerics.typical_size(start[name]))  # of a weight, where it lands
         if not off.times(bound, rounding) <= 1:
             words = f"off by {off.relative:.1e} of the expected update, over {bound:.0e}"
-            return f"{name} moved differently: {words} (rank {here().rank})"
-    return ""
+            parts.append(Violation(words=f"{name} moved differently: {words} (rank {here().rank})", tensor=name))
+    return compared(parts[0].words, parts) if parts else ""
 
 
 def replica_differences(held: Arrays) -> str:

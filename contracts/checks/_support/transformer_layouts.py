@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from contracts.checks._support.transformers import (
@@ -29,6 +30,7 @@ CELLS: dict[str, Cell] = {
     "hsdp-2x2": cell(L, 4, fsdp=True, replicas=2),
     "tp2-sp": cell(L, 2, tp=2, sp=True),
     "tp2-sp-grouped": cell(G, 2, tp=2, sp=True),
+    "tp2-sp-etp1": cell(G, 2, tp=2, etp=1, sp=True),
     "tp2": cell(G, 2, tp=2),
     "tp2-sp-fsdp2": cell(L, 4, tp=2, sp=True, fsdp=True),
     "ep2": cell(L, 2, layout="own-axis", ep=2),
@@ -57,9 +59,17 @@ def cells_named(*names: str) -> dict[str, Cell]:
     return {name: CELLS[name] for name in names}
 
 
-STEPPED = cells_named("dense-dp2", "dense-fsdp2", "dp2", "fsdp2", "hsdp-2x2", "tp2-sp", "ep2", "tp2-sp-ep2-etp1",
-               "borrowed-ep2", "borrowed-ep4", "borrowed-tp2-sp-ep4-etp1", "borrowed-ep2-fsdp",
+STEPPED = cells_named("dense-dp2", "dense-fsdp2", "dp2", "fsdp2", "hsdp-2x2", "tp2-sp", "tp2-sp-etp1", "ep2",
+               "tp2-sp-ep2-etp1", "borrowed-ep2", "borrowed-ep4", "borrowed-tp2-sp-ep4-etp1", "borrowed-ep2-fsdp",
                "borrowed-tp2-sp-ep4-etp1-fsdp", "hybrid-tp2-sp")  # fmt: skip
+
+
+def needs_of(cells: Mapping[str, Cell]) -> dict[str, tuple[str, ...]]:
+    """What each layout is about: experts, and the scan where there is one."""
+    return {
+        name: ("experts", "mamba") if recipe is H else () if recipe is DENSE else ("experts",)
+        for name, (recipe, _, _) in cells.items()
+    }
 
 
 UPDATE = 5e-3

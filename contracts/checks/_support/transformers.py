@@ -18,7 +18,6 @@ from contracts.checks._support.step_comparison import on_one_rank_and_many
 from contracts.checks._support.training_run import IDLE, large_expert_weights, selection_biases
 from contracts.spec.array import Array, Arrays
 from contracts.spec.recipe import Batch, Mamba, Mla, Moe, Optim, Recipe
-from contracts.spec.tolerance import FLOAT32_TRANSFORMER
 from contracts.spec.topology import Degrees, Layout
 from contracts.spec.training import Execution, Observed, Session, Step, Tokens, Training
 
@@ -138,11 +137,6 @@ LOSS = 2e-6
 def loss_difference(one: Step, many: Step) -> str:
     """In which label counts and losses two steps differ in float32."""
     return step_comparison.label_difference(one, many) or step_comparison.loss_difference(one, many, bound=LOSS)
-
-
-def gradient_differences(one: Step, many: Step) -> str:
-    """In which gradients two steps differ in float32."""
-    return step_comparison.gradient_differences(one, many, tolerance=FLOAT32_TRANSFORMER)
 
 
 def optimizer_entries(arrays: Arrays, entry: str) -> dict[str, Array]:

@@ -81,7 +81,7 @@ def the_launcher_takes_every_emitted_flag(stack: Stack, recipe: Recipe, lane: La
     """
     launch, reading = _read(stack, recipe, lane)
     if reading.provenance == "substituted":
-        raise NotOffered("a table of flags does not know which of them take effect")
+        raise NotOffered("a table of flags does not know which of them take effect", "adapter")
     assert reading.stage == "accepted", f"{launch.launcher} stops at {reading.stage}: {reading.message}"
     dropped = [f"{flag}: {why}" for flag, why in reading.dropped.items()]
     assert not dropped, f"{launch.launcher} drops {'; '.join(dropped)}"
@@ -181,7 +181,7 @@ def a_trainer_reads_back_what_was_launched(stack: Stack, recipe: Recipe, lane: L
     """
     launch = stack.launch(recipe, lane)
     if "megatron" in launch.launcher.lower():
-        raise NotOffered(f"launches for {launch.launcher}")
+        raise NotOffered(f"launches for {launch.launcher}", "case")
     read = stack.read_back(launch.argv)
     for field in fields(Recipe):
         arrived, left = getattr(read.recipe, field.name), getattr(expected, field.name)
@@ -207,9 +207,9 @@ def _needs_megatrons_flags(stack: Stack) -> None:
     """
     reading = stack.read_argv(_words(DENSE), QUEUE, 8)
     if reading.stage == "parse":
-        raise NotOffered(f"does not read Megatron-LM's flags: {reading.message}")
+        raise NotOffered(f"does not read Megatron-LM's flags: {reading.message}", "case")
     if reading.provenance == "substituted":
-        raise NotOffered("a table of flags does not validate")
+        raise NotOffered("a table of flags does not validate", "adapter")
 
 
 def _read(stack: Stack, recipe: Recipe, lane: Lane) -> tuple[Launch, Reading]:
@@ -221,5 +221,7 @@ def _read(stack: Stack, recipe: Recipe, lane: Lane) -> tuple[Launch, Reading]:
     launch = for_megatron(stack, recipe, lane)
     reading = stack.read_argv(launch.argv, rank_environment(launch, lane), launch.world)
     if reading.version and reading.version != launch.launcher_version:
-        raise NotOffered(f"written for {launch.launcher} {launch.launcher_version}, the reader is {reading.version}")
+        raise NotOffered(
+            f"written for {launch.launcher} {launch.launcher_version}, the reader is {reading.version}", "case"
+        )
     return launch, reading

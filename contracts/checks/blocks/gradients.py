@@ -11,7 +11,7 @@ from contracts.contract import contract
 from contracts.spec.array import Array
 from contracts.spec.recipe import Mhc, Mode, Moe, Mtp, Recipe
 from contracts.spec.tolerance import EXACT
-from contracts.spec.training import Parameter, Precision, Training
+from contracts.spec.training import Parameter, Precision, Tokens, Training
 
 _SIGMOID = Moe(
     experts=12, top_k=3, expert_hidden=20, shared_hidden=28, score="sigmoid", selection_bias=True, z_loss=0.01
@@ -30,7 +30,17 @@ DIFFERENCED: dict[str, tuple[Recipe, Mode]] = {
 STEP = 1e-5  # of a central difference: its own error is about STEP² and 1e-16 / STEP, both near 1e-10
 
 
-@contract("BLK-07a", asks=("built", "initial", "run_model"), cases=DIFFERENCED, source="F18; PRV-30")
+CUSTOM = {"custom-mixers": ("mamba", "recurrent"), "tied-latent": ("mla", "tied")}
+
+
+@contract(
+    "BLK-07a",
+    asks=("built", "initial", "run_model"),
+    cases=DIFFERENCED,
+    needs=CUSTOM,
+    sheds=("packed",),
+    source="F18; PRV-30",
+)
 def gradients_are_the_slope_of_the_loss(stack: Training, recipe: Recipe, mode: Mode) -> None:
     """In float64 the gradient of `total` predicts its change under a small step in the weights of one layer, of the
     embedding, of the output projection or of a prediction head, along a random direction.
@@ -74,7 +84,22 @@ REACHED: dict[str, tuple[Recipe, Mode]] = {
 }
 
 
-@contract("BLK-07b", asks=("built", "initial", "run_model"), cases=REACHED, source="F18; OPT-26")
+GRADED = {
+    "streams-and-depths": ("experts",),
+    "bf16": ("experts",),
+    "custom-mixers": ("mamba", "recurrent"),
+    "latent": ("mla",),
+}
+
+
+@contract(
+    "BLK-07b",
+    asks=("built", "initial", "run_model"),
+    cases=REACHED,
+    needs=GRADED,
+    sheds=("packed",),
+    source="F18; OPT-26",
+)
 def every_weight_gets_a_gradient(stack: Training, recipe: Recipe, mode: Mode) -> None:
     """After one pass every weight that the optimizer updates has a finite, nonzero gradient, and so does each expert
     that received a token.
@@ -84,7 +109,7 @@ def every_weight_gets_a_gradient(stack: Training, recipe: Recipe, mode: Mode) ->
     """
     weights = {} if recipe.dtype == "bf16" else drawn_weights(stack, recipe, mode=mode)
     precision: Precision = "declared" if recipe.dtype == "bf16" else "float64"
-    run = one_pass(stack, recipe, weights, batch(recipe), backward=True, mode=mode, precision=precision)
+    run = one_pass(stack, recipe, weights, _labelled(recipe), backward=True, mode=mode, precision=precision)
     for row in stack.built(recipe, mode).parameters:
         if row.optimizer is None:
             continue
@@ -98,14 +123,39 @@ def every_weight_gets_a_gradient(stack: Training, recipe: Recipe, mode: Mode) ->
             assert not dead, f"experts {dead} of {row.name} were given tokens and get no gradient"
 
 
+def _labelled(recipe: Recipe) -> Tokens:
+    """A batch. Without a balance loss a label stands at every position: in the last layer nothing else reaches an
+    expert."""
+    tokens = batch(recipe)
+    if recipe.moe is None or recipe.moe.aux_loss:
+        return tokens
+    return replace(tokens, labels=instruments.numerics.array(tensor(tokens.tokens).roll(-1, 1)))
+
+
 RECOMPUTED: dict[str, tuple[Recipe, Mode, Precision]] = {
     "streams-and-depths": (replace(EVERYTHING, moe=_SIGMOID), "nemo_native", "float64"),
     "custom-mixers-bf16": (replace(WHOLE, dtype="bf16"), "author_dp", "declared"),
     "latent-streams": (replace(SMALL_MLA, pattern="AEM", depth=4, mhc=Mhc(streams=2)), "nemo_native", "float32"),
+    "seven-dense": (replace(WHOLE, pattern="AE", depth=7, moe=None), "nemo_native", "float64"),
 }
 
 
-@contract("BLK-07c", asks=("initial", "run_model"), cases=RECOMPUTED, source="F13; ACK-01; AUX-14; MXP-11")
+TWICE = {
+    "": ("recompute", "experts"),
+    "custom-mixers-bf16": ("recompute", "mamba", "recurrent"),
+    "latent-streams": ("recompute", "mla"),
+    "seven-dense": ("recompute",),
+}
+
+
+@contract(
+    "BLK-07c",
+    asks=("initial", "run_model"),
+    cases=RECOMPUTED,
+    needs=TWICE,
+    sheds=("packed",),
+    source="F13; ACK-01; AUX-14; MXP-11",
+)
 def recomputation_changes_nothing(stack: Training, recipe: Recipe, mode: Mode, precision: Precision) -> None:
     """Recomputing layers in the backward pass, set by the execution or by the recipe, changes no bit of logits, losses,
     gradients and counters: a layer that runs twice counts its tokens once.

@@ -21,7 +21,8 @@ from contracts.checks._support.model_passes import (
 from contracts.checks._support.recipes import DENSE
 from contracts.contract import contract
 from contracts.spec.array import Element
-from contracts.spec.recipe import Dtype, Mhc, Moe, Recipe
+from contracts.spec.ladder import stepped_down
+from contracts.spec.recipe import Mhc, Moe, Recipe
 from contracts.spec.tolerance import FLOAT32, FLOAT64, Tolerance
 from contracts.spec.training import Precision, Tokens, Training
 
@@ -42,7 +43,14 @@ AVERAGED: dict[str, tuple[Recipe, Precision, Lengths, Tolerance]] = {  # recipe,
 }
 
 
-@contract("BLK-06s", asks=("initial", "run_model"), cases=AVERAGED, source="naming; DPS: unequal valid tokens")
+@contract(
+    "BLK-06s",
+    asks=("initial", "run_model"),
+    cases=AVERAGED,
+    needs=(),
+    sheds=("packed",),
+    source="naming; DPS: unequal valid tokens",
+)
 def the_loss_is_the_mean_over_labels_that_count(
     stack: Training, recipe: Recipe, precision: Precision, lengths: Lengths, tolerance: Tolerance
 ) -> None:
@@ -66,13 +74,14 @@ def _row(recipe: Recipe, lengths: Lengths) -> Tokens:
     return replace(tokens, labels=instruments.numerics.array(labels))
 
 
-HELD: dict[str, tuple[Dtype, Element]] = {"bf16": ("bf16", "float32"), "fp32": ("fp32", "float32")}
+HELD: dict[str, tuple[Recipe, Element]] = {
+    dtype: (replace(EVERYTHING, dtype=dtype), "float32") for dtype in ("bf16", "fp32")
+}
 
 
-@contract("BLK-06t", asks=("initial", "run_model"), cases=HELD, source="naming; MXP-07")
-def logits_are_handed_over_in_float32(stack: Training, dtype: Dtype, held: Element) -> None:
+@contract("BLK-06t", asks=("initial", "run_model"), cases=HELD, needs=(), sheds=("packed",), source="naming; MXP-07")
+def logits_are_handed_over_in_float32(stack: Training, recipe: Recipe, held: Element) -> None:
     """A model returns logits and gradients in float32, including the logits of its multi-token prediction heads."""
-    recipe = replace(EVERYTHING, dtype=dtype)
     run = one_pass(stack, recipe, {}, batch(recipe), backward=True, precision="declared")
     for name, each in {"the logits": run.logits, **{f"mtp {k}": x for k, x in enumerate(run.mtp_logits)}}.items():
         assert each.dtype == held, f"{name} are {each.dtype}, expected {held}"
@@ -84,11 +93,23 @@ _Z = Moe(experts=12, top_k=3, expert_hidden=20, shared_hidden=28, aux_loss=0.05,
 SHARES: dict[str, tuple[Recipe, dict[str, float]]] = {  # recipe, weight of each loss
     "all-four": (replace(EVERYTHING, moe=_Z), {"lm": 1.0, "mtp": 0.3, "aux": 0.05, "z": 0.004}),
     "no-depths": (replace(WHOLE, moe=_Z), {"lm": 1.0, "aux": 0.05, "z": 0.004}),
+    "no-depths@pairs": (
+        stepped_down(replace(WHOLE, moe=_Z), "pairs", frozenset({"balance-loss"})),
+        {"lm": 1.0, "aux": 0.05},
+    ),
     "dense": (replace(EVERYTHING, moe=None), {"lm": 1.0, "mtp": 0.3}),
+    "dense@dense": (stepped_down(replace(EVERYTHING, moe=None), "dense"), {"lm": 1.0}),
 }
 
 
-@contract("BLK-06v", asks=("initial", "run_model"), cases=SHARES, source="spec: the objective of a step")
+@contract(
+    "BLK-06v",
+    asks=("initial", "run_model"),
+    cases=SHARES,
+    needs=(),
+    sheds=("packed",),
+    source="spec: the objective of a step",
+)
 def the_total_is_the_weighed_sum(stack: Training, recipe: Recipe, shares: dict[str, float]) -> None:
     """`total`, the loss that is differentiated, is lm plus each auxiliary loss once, times its weight in the recipe."""
     run = one_pass(stack, recipe, drawn_weights(stack, recipe), batch(recipe))

@@ -35,7 +35,11 @@ CHANGED: dict[str, tuple[Recipe, Mode, int]] = {  # recipe, mode, the position w
 }
 
 
-@contract("BLK-01e", asks=("initial", "run_model"), cases=CHANGED, source="naming")
+CUSTOM = {"custom-mixers": ("mamba", "recurrent"), "sparse-attention": ("dsa", "mla")}
+"""What some cases are about; a leaner recipe is another question."""
+
+
+@contract("BLK-01e", asks=("initial", "run_model"), cases=CHANGED, needs=CUSTOM, source="naming")
 def a_model_does_not_see_what_comes_later(stack: Training, recipe: Recipe, mode: Mode, place: int) -> None:
     """Replacing the token at t changes a model's logits from t on in its own row and nowhere else; logits of prediction
     depth k change from t - k on.
@@ -65,14 +69,21 @@ SEPARATED: dict[str, tuple[Recipe, Mode]] = {
 }
 
 
-@contract("BLK-02e", asks=("initial", "run_model"), cases=SEPARATED, source="F06")
+PACKED_ROWS = {
+    "": ("packed",),
+    "custom-mixers": ("packed", "mamba", "recurrent"),
+    "latent-and-sparse": ("packed", "dsa", "mla"),
+}
+
+
+@contract("BLK-02e", asks=("initial", "run_model"), cases=SEPARATED, needs=PACKED_ROWS, source="F06")
 def packed_documents_are_documents_by_themselves(stack: Training, recipe: Recipe, mode: Mode) -> None:
     """A document packed into a row has the logits of a run by itself, and the gradient of the batch is the mean of the
     documents' gradients, weighted by their label counts.
 
     If one layer lets a document see its neighbour, the model trains on text that no user will ever write.
     """
-    weights, tokens = drawn_weights(stack, recipe, mode=mode), batch(recipe, PACKED, masked=False)
+    weights, tokens = drawn_weights(stack, recipe, mode=mode), batch(recipe, PACKED, masked=False, packed=True)
     backward = recipe.mtp is None
     packed = one_pass(stack, recipe, weights, tokens, backward=backward, mode=mode)
     shares: list[tuple[int, Arrays]] = []

@@ -22,13 +22,15 @@ if TYPE_CHECKING:
 BOTH: dict[str, tuple[Recipe]] = {
     "grouped": (replace(GROUPED_EXPERTS, depth=2),),
     "latent": (replace(LATENT_EXPERTS, depth=2),),
+    "grouped-tied": (replace(GROUPED_EXPERTS, depth=2, untied_embeddings=False),),
 }
 
 
 @contract("BLK-01h", asks=("built", "train"), cases=BOTH, source="arXiv 2305.13245, 2405.04434, 2412.19437")
 def a_step_of_a_transformer_is_its_definition(stack: Training, recipe: Recipe) -> None:
     """In float32 a training step of a transformer with experts has the loss and every gradient of its definition:
-    alternating attention and expert layers on one residual stream, and a mean over the labels that count.
+    alternating attention and expert layers on one residual stream, and a mean over the labels that count. A tied
+    embedding gets the gradients of both its uses, each once.
 
     A model of correct blocks can still be wrong: a norm too many, a label off by one, gates scaled twice.
     """
@@ -60,7 +62,8 @@ def _defined(asked: Session) -> tuple[Tensor, dict[str, Tensor]]:
         else:
             attends = oracles.attention.grouped if recipe.mla is None else oracles.attention.latent
             x_BTD = x_BTD + torch.stack([attends(recipe, mine, x_TD) for x_TD in x_BTD])
-    logits_BTV = oracles.model.normed(recipe, x_BTD, weights["norm.weight"]) @ weights["head.weight"].T
+    head_VD = weights["head.weight" if recipe.untied_embeddings else "embedding.weight"]
+    logits_BTV = oracles.model.normed(recipe, x_BTD, weights["norm.weight"]) @ head_VD.T
     loss = oracles.model.mean_loss(logits_BTV, numerics.tensor(batch.labels))
     loss.backward()  # type: ignore[no-untyped-call]  # torch's
     return loss.detach(), {name: each.grad for name, each in weights.items() if each.grad is not None}

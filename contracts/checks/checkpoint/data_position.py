@@ -6,17 +6,18 @@ from dataclasses import replace
 
 from contracts.checks._support.folders import folder
 from contracts.checks._support.saved_states import FAMILIES
-from contracts.checks.checkpoint.resume import DENSE, MUON, SHORT
+from contracts.checks.checkpoint.resume import DENSE, MUON, SHORT, given_batches
 from contracts.contract import contract
 from contracts.spec.errors import Refused
 from contracts.spec.recipe import Data, Moe, Recipe
 from contracts.spec.training import Session, Trained, Training
 
-EPOCHS = {"resumed-in-the-second-and-third": (2, 2, 2), "resumed-after-one-step": (1, 4, 1)}
+EPOCHS = {"resumed-in-the-second-and-third": (SHORT, 2, 2, 2), "resumed-after-one-step": (SHORT, 1, 4, 1)}
+OWN = ("checkpoint", "own-data")
 
 
-@contract("CKPT-01f", asks="train", cases=EPOCHS, source=FAMILIES)
-def a_resume_in_the_middle_of_an_epoch_goes_on_there(stack: Training, *parts: int) -> None:
+@contract("CKPT-01f", asks="train", cases=EPOCHS, needs=OWN, source=FAMILIES)
+def a_resume_in_the_middle_of_an_epoch_goes_on_there(stack: Training, recipe: Recipe, *parts: int) -> None:
     """A run that resumes within an epoch consumes the same sequences, in the same order, as the run that was not
     interrupted, to the end of that epoch and through the following epochs.
 
@@ -25,8 +26,8 @@ def a_resume_in_the_middle_of_an_epoch_goes_on_there(stack: Training, *parts: in
     """
     with folder() as at:
         text = at / "text.bin"
-        text.write_bytes(bytes(3 * k % 59 for k in range(7 * SHORT.seq_length + 1)))  # seven sequences
-        recipe = replace(SHORT, data=Data(path=str(text)))
+        text.write_bytes(bytes(3 * k % 59 for k in range(7 * recipe.seq_length + 1)))  # seven sequences
+        recipe = replace(recipe, data=Data(path=str(text)))
         whole = stack.train(Session(recipe=recipe, steps=sum(parts)))
         want = [step.samples for step in whole.steps]
         flat = [id for ids in want for id in ids]
@@ -42,39 +43,47 @@ def a_resume_in_the_middle_of_an_epoch_goes_on_there(stack: Training, *parts: in
     assert got == want, f"resumed after {parts[:-1]} steps the samples are {got}, expected {want}"
 
 
-CHANGED: dict[str, Recipe] = {
-    "seed": replace(SHORT, seed=SHORT.seed + 1),
-    "rope": replace(SHORT, rope_theta=10_000),
-    "top-k": replace(SHORT, moe=replace(SHORT.moe or Moe(), top_k=2)),
-    "optimizer": MUON,
-    "width": replace(SHORT, ffn_hidden=44, hidden=28),
-    "deeper": replace(SHORT, depth=5),
+CHANGED: dict[str, tuple[Recipe, Recipe]] = {
+    "seed": (SHORT, replace(SHORT, seed=SHORT.seed + 1)),
+    "rope": (SHORT, replace(SHORT, rope_theta=10_000)),
+    "top-k": (SHORT, replace(SHORT, moe=replace(SHORT.moe or Moe(), top_k=2))),
+    "optimizer": (SHORT, MUON),
+    "width": (SHORT, replace(SHORT, ffn_hidden=44, hidden=28)),
+    "deeper": (SHORT, replace(SHORT, depth=5)),
 }
 
 
-@contract("CKPT-01c", asks="train", cases=CHANGED, source=FAMILIES)
-def a_run_resumes_under_its_own_recipe(stack: Training, other: Recipe) -> None:
+KNOWN = ("checkpoint", "checkpoint-of-a-recipe")
+NEEDED = {"": KNOWN, "top-k": (*KNOWN, "experts")}
+
+
+@contract("CKPT-01c", asks="train", cases=CHANGED, needs=NEEDED, sheds=("own-data",), source=FAMILIES)
+def a_run_resumes_under_its_own_recipe(stack: Training, own: Recipe, other: Recipe) -> None:
     """A checkpoint is refused under another recipe, with the reason, and accepted under its own.
 
     Most of a recipe is in no tensor's shape: without the refusal the run goes on as a different run.
     """
     with folder() as at:
-        stack.train(Session(recipe=SHORT, steps=1, save=str(at), save_at=frozenset({1})))
-        refused, run = _refused(stack, Session(recipe=other, steps=1, load=str(at)))
+        given = given_batches(own, 1)
+        stack.train(Session(recipe=own, steps=1, batches=given, save=str(at), save_at=frozenset({1})))
+        refused, run = _refused(stack, Session(recipe=other, steps=1, batches=given, load=str(at)))
         began = run.start if run else 0
-        assert refused, f"saved under {SHORT.name}, the run of {other.name} went on after step {began}"
-        own = stack.train(Session(recipe=SHORT, steps=1, load=str(at)))
-    assert own.start == 1, f"under its own recipe the run began after step {own.start}, expected 1"
+        assert refused, f"saved under {own.name}, the run of {other.name} went on after step {began}"
+        again = stack.train(Session(recipe=own, steps=1, batches=given, load=str(at)))
+    assert again.start == 1, f"under its own recipe the run began after step {again.start}, expected 1"
 
 
-@contract("CKPT-01d", asks="train", cases={"empty-folder": (SHORT,), "empty-folder-dense": (DENSE,)}, source=FAMILIES)
+NOTHING = {"empty-folder": (SHORT,), "empty-folder-dense": (DENSE,)}
+
+
+@contract("CKPT-01d", asks="train", cases=NOTHING, needs=("checkpoint",), sheds=("own-data",), source=FAMILIES)
 def a_resume_from_nothing_is_refused(stack: Training, recipe: Recipe) -> None:
     """A run that is told to load from a folder without a checkpoint is refused instead of starting anew.
 
     The volume was not mounted: the run began at step 0 and overwrote the old checkpoints once the mount came back.
     """
     with folder() as at:
-        refused, run = _refused(stack, Session(recipe=recipe, steps=1, load=str(at)))
+        refused, run = _refused(stack, Session(recipe=recipe, steps=1, batches=given_batches(recipe, 1), load=str(at)))
     assert refused, f"there is no checkpoint, and the run began after step {run.start if run else 0}"
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from contracts.checks._support import saved_states
 from contracts.checks._support.folders import folder
 from contracts.checks._support.refusals import refusal_of
-from contracts.checks._support.saved_states import FAMILIES, LITTLE, ONE_FILE, load_failure, state
+from contracts.checks._support.saved_states import FAMILIES, LITTLE, ONE_FILE, load_failure, state, target
 from contracts.checks.storage.locations import HOST, UNMOUNTED, WELL
 from contracts.contract import contract
 from contracts.spec.checkpointing import Checkpointing
@@ -94,6 +94,32 @@ def _copied(old: Path, new: Path) -> None:
         shutil.copytree(old, new)
     else:
         shutil.copy(old, new)
+
+
+ASKED: dict[str, tuple[tuple[int, ...], int]] = {  # saved in this order, the step asked for
+    "older-than-the-latest": ((2, 4, 6), 2),
+    "in-the-middle": ((2, 4, 6), 4),
+    "written-last-and-older": ((6, 4), 4),
+    "latest": ((2, 4), 4),
+}
+
+
+@contract("CKPT-06e", asks=("write_checkpoint", "latest_checkpoint", "load_checkpoint"), cases=ASKED,
+          source="Megatron-Bridge #5260, #5090")  # fmt: skip
+def the_step_asked_for_is_the_step_loaded(stack: Checkpointing, saved: tuple[int, ...], step: int) -> None:
+    """A load of a named step gives that step, also beside newer ones, and a step that is not there is refused by its
+    number; no other step is loaded in its place.
+
+    A newer checkpoint for recovery wins over the step that the user gave, and an experiment resumes from elsewhere.
+    """
+    with folder() as at:
+        for each in saved:
+            saved_states.write(stack, at, state(each, LITTLE), ONE_FILE)
+        words = load_failure(stack, at, state(step, LITTLE), step)
+        assert not words, f"of {saved}, step {step} was asked for, and {words}"
+        loaded = stack.load_checkpoint(str(at), 3, target(state(3, LITTLE)))
+        assert loaded.refused, f"step 3 is not among {saved}, and step {loaded.state.step} was loaded"
+        assert "3" in str(loaded.refused), f"the refusal of step 3 does not name it: {loaded.refused}"
 
 
 PLACES: dict[str, tuple[str, Disks]] = {

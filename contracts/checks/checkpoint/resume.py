@@ -9,10 +9,12 @@ from contracts.checks._support import saved_states
 from contracts.checks._support.folders import folder
 from contracts.checks._support.recipes import SMALL
 from contracts.checks._support.saved_states import FAMILIES
+from contracts.checks._support.training_run import batches
 from contracts.contract import contract
 from contracts.spec.array import Arrays
+from contracts.spec.ladder import rung_of
 from contracts.spec.recipe import Batch, Moe, Mtp, Optim, Recipe
-from contracts.spec.training import Execution, Observed, Session, Step, Training
+from contracts.spec.training import Execution, Observed, Session, Step, Tokens, Training
 
 SHORT = replace(
     SMALL,
@@ -30,35 +32,45 @@ AHEAD = replace(SHORT, name="short-mtp", mtp=Mtp(depth=1), optim=replace(SHORT.o
 
 DENSE = replace(SHORT, name="short-dense", pattern="AE", moe=None, activation="swiglu")
 
+ROWS = (((17,), 11), ((17,), 0), ((17,), 3), ((17,), 0), ((17,), 14))
 EVERYTHING: frozenset[Observed] = frozenset({"weights", "optimizer", "buffers", "rng"})
 RUNS: dict[str, tuple[Recipe, Execution, tuple[int, ...]]] = {  # steps between two loads
     "adamw": (SHORT, Execution(), (2, 2, 2)),
     "muon-accumulated": (MUON, Execution(microbatches=3), (1, 3, 2)),
     "mtp-without-clipping": (AHEAD, Execution(), (3, 1, 2)),
     "dense": (DENSE, Execution(), (2, 2, 2)),
+    "dense-tied": (replace(DENSE, name="short-tied", untied_embeddings=False), Execution(), (2, 1, 2)),
 }
 
 
-@contract("CKPT-01a", asks="train", cases=RUNS, source=FAMILIES)
+HEADED = {"": ("checkpoint",), "mtp-without-clipping": ("checkpoint", "prediction-heads")}
+"""On leaner recipes the batches are given, so that a stack without the recipe's data is asked as well."""
+
+
+@contract("CKPT-01a", asks="train", cases=RUNS, needs=HEADED, sheds=("own-data",), source=FAMILIES)
 def resumed_twice_is_uninterrupted(
     stack: Training, recipe: Recipe, execution: Execution, parts: tuple[int, ...]
 ) -> None:
     """A run that is saved and resumed twice is, at every step, bit-identical to the run that was not interrupted:
     weights, optimizer state, buffers, random generators, learning rate, place in the data, losses and gradient norm.
 
-    One load hides bugs that show only at the second: a state dict that is cached at the first load is saved again,
-    stale. Equal weights after a load hide what the next step uses: moments, their bias correction, the schedule.
+    The last run does not save: what is loaded does not depend on what will be saved. One load hides bugs that show only
+    at the second: a state dict that is cached at the first load is saved again, stale. Equal weights after a load hide
+    what the next step uses: moments, their bias correction, the schedule.
     """
     _generators(recipe.seed)
-    whole = stack.train(Session(recipe=recipe, steps=sum(parts), execution=execution, observe=EVERYTHING))
+    given = given_batches(recipe, sum(parts))
+    asked = Session(recipe=recipe, steps=sum(parts), execution=execution, batches=given, observe=EVERYTHING)
+    whole = stack.train(asked)
     _generators(recipe.seed)
     start = 0
     with folder() as at:
         for number, steps in enumerate(parts):
-            end = start + steps
+            end, last = start + steps, number == len(parts) - 1
             session = Session(
-                recipe=recipe, steps=steps, execution=execution, observe=EVERYTHING, save=str(at),
-                save_at=frozenset({end}), load=str(at) if number else None,
+                recipe=recipe, steps=steps, execution=execution, batches=given[start:end], observe=EVERYTHING,
+                save=None if last else str(at), save_at=frozenset() if last else frozenset({end}),
+                load=str(at) if number else None,
             )  # fmt: skip
             run = stack.train(session)
             said = f"after {number} loads" if number else "before any load"
@@ -67,7 +79,7 @@ def resumed_twice_is_uninterrupted(
                 words = _unlike(got, want)
                 assert not words, f"{said}, step {want.number}: {words}"
             start = end
-            if number < len(parts) - 1:
+            if not last:
                 _somewhere_else(stack, recipe, number)
 
 
@@ -84,7 +96,13 @@ def _somewhere_else(stack: Training, recipe: Recipe, number: int) -> None:
     """Train another run in this process and draw numbers, so that a resumed run has only what it loaded."""
     _generators(999 + number)
     random.gauss(0, 1)
-    stack.train(Session(recipe=replace(recipe, seed=recipe.seed + 77), steps=1))
+    other = replace(recipe, seed=recipe.seed + 77)
+    stack.train(Session(recipe=other, steps=1, batches=given_batches(recipe, 1)))
+
+
+def given_batches(recipe: Recipe, steps: int) -> tuple[Tokens, ...]:
+    """Nothing, so that a stack reads its own data; batches for a recipe on a leaner rung."""
+    return batches(steps, "resumed", rows=ROWS, recipe=recipe) if rung_of(recipe) else ()
 
 
 def _unlike(got: Step, want: Step) -> str:
@@ -102,18 +120,21 @@ def _unlike(got: Step, want: Step) -> str:
     return "; ".join(found)
 
 
-@contract("CKPT-01b", asks="train", cases={"adamw": (SHORT,), "muon": (MUON,), "dense": (DENSE,)}, source=FAMILIES)
+SAVED = {"adamw": (SHORT,), "muon": (MUON,), "dense": (DENSE,)}
+
+
+@contract("CKPT-01b", asks="train", cases=SAVED, needs=("checkpoint",), sheds=("own-data",), source=FAMILIES)
 def a_save_does_not_touch_the_run(stack: Training, recipe: Recipe) -> None:
     """A run that saves after every step is bit-identical to the run that never saves.
 
     A save that gathers, casts or draws random numbers in place changes the state that it saves.
     """
     _generators(recipe.seed)
-    plain = stack.train(Session(recipe=recipe, steps=4, observe=EVERYTHING))
+    asked = Session(recipe=recipe, steps=4, batches=given_batches(recipe, 4), observe=EVERYTHING)
+    plain = stack.train(asked)
     _generators(recipe.seed)
     with folder() as at:
-        session = Session(recipe=recipe, steps=4, observe=EVERYTHING, save=str(at), save_at=frozenset({1, 2, 3, 4}))
-        saving = stack.train(session)
+        saving = stack.train(replace(asked, save=str(at), save_at=frozenset({1, 2, 3, 4})))
     for got, want in zip(saving.steps, plain.steps, strict=True):
         words = _unlike(got, want)
         assert not words, f"with a save after each step, step {want.number}: {words}"

@@ -120,3 +120,39 @@ def a_remover_may_die_at_any_boundary(stack: Checkpointing, *there: int) -> None
         if retired.ending == "done":
             return
     raise AssertionError(f"the remover still {retired.ending} at boundary {boundary}: {retired.words}")
+
+
+FOREIGN = (
+    "notes.txt",
+    "best/weights.bin",
+    "step-final/model.bin",
+    "events.out.tfevents.17",
+    ".cache/index",
+    "12/README",
+)
+
+
+@contract("CKPT-05f", asks=("write_checkpoint", "retire_checkpoints", "latest_checkpoint", "load_checkpoint"),
+          cases={"beside-two": (2, 4), "beside-one": (4,)}, source="torchtitan #1465")  # fmt: skip
+def what_is_no_checkpoint_is_left_alone(stack: Checkpointing, *there: int) -> None:
+    """Among files and folders of other names, retention ends its work, removes none of them, and keeps what it must
+    keep.
+
+    A name that the pattern does not match gives no match object: the purge crashes hours into a run. A purge that
+    removes whatever it cannot read takes a user's notes and his best model.
+    """
+    with folder() as at:
+        for step in there:
+            saved_states.write(stack, at, state(step, LITTLE), ONE_FILE)
+        for name in FOREIGN:
+            path = at / name
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(name)
+        retired = stack.retire_checkpoints(str(at), 1, frozenset(there), None)
+        assert retired.ending == "done", f"among foreign names retention was {retired.ending}: {retired.words}"
+        gone = [name for name in FOREIGN if not (at / name).is_file() or (at / name).read_text() != name]
+        assert not gone, f"retention took {', '.join(gone)}, which no checkpoint wrote"
+        held = tuple(step for step in there if not load_failure(stack, at, state(step, LITTLE), step))
+        assert held == there[-1:], f"of {there}, keep 1, among foreign names: {held} can still be loaded"
+        latest = stack.latest_checkpoint(str(at))
+    assert latest == there[-1], f"among foreign names the latest is {latest}, expected {there[-1]}"

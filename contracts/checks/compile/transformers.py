@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from contracts import instruments
-from contracts.checks._support.step_comparison import tensor_differences
+from contracts.checks._support.step_comparison import gradient_differences
 from contracts.checks._support.transformer_layouts import G
 from contracts.checks._support.transformers import Cell, cell, loss_difference, one_rank_and_many
 from contracts.contract import contract
@@ -29,7 +29,7 @@ def a_compiled_transformer_is_the_eager_one(stack: Training, recipe: Recipe, exe
     """
     instruments.graphs.reset_compiler()  # what is cached names groups of worlds that are no more
     ((alone, many),) = one_rank_and_many(stack, recipe, execution, 1, "gradients")
-    words = loss_difference(alone, many) or tensor_differences(
-        alone, many, "compiled, the gradient of", many.gradients, alone.gradients, FLOAT32_TRANSFORMER
+    words = loss_difference(alone, many) or gradient_differences(
+        alone, many, what="compiled, the gradient of", tolerance=FLOAT32_TRANSFORMER
     )
     assert not words, words

@@ -2,8 +2,11 @@
 
 from contracts.checks.gate import (  # isort: skip
     verdicts,  # the suite itself
+    deviations,  # what a deviation forgives
+    baselines,  # a run against an earlier one
     fitness,  # which contracts are fit to judge
     plans,  # what a profile plans
+    abilities,  # what a stack declares that it can build
     reports,  # reports of the verdict
     formats,  # their formats, whatever a stack says
     tolerances,  # what counts as a difference
@@ -11,6 +14,9 @@ from contracts.checks.gate import (  # isort: skip
 )
 
 __all__ = [
+    "abilities",
+    "baselines",
+    "deviations",
     "fitness",
     "formats",
     "multi_rank",

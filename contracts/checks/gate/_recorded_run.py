@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from contracts.spec.records import (
     SCHEMA,
     Deviation,
@@ -45,5 +47,15 @@ def recorded(
     )  # fmt: skip
 
 
-def declared(case: str = "pp2-*", expires: str = "2026-12-31", id: str = "TOPO-02") -> Deviation:
-    return Deviation(id=id, case=case, reason="the mesh is rebuilt in May", issue="#7", owner="mesh", expires=expires)
+def declared(
+    case: str = "pp2-*",
+    expires: str = "2026-12-31",
+    id: str = "TOPO-02",
+    says: str = "some words",
+    tensors: tuple[str, ...] = (),
+    device: Literal["", "cpu", "cuda"] = "",
+) -> Deviation:
+    return Deviation(
+        id=id, case=case, reason="the mesh is rebuilt in May", issue="#7", owner="mesh", expires=expires, says=says,
+        tensors=tensors, device=device,
+    )  # fmt: skip

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
+from html import unescape
 from xml.etree import ElementTree
 
 from contracts.checks.gate._recorded_run import TODAY, A, B, recorded
 from contracts.contract import contract
-from contracts.spec.records import FORMS, Form, Result, Run, Unclaimed
+from contracts.spec.records import FORMS, Form, Result, Run, Unclaimed, Unfit
 from contracts.spec.stack import Court
 
 _NASTY = (
@@ -105,3 +106,48 @@ def what_is_too_long_is_cut_with_its_length(court: Court, run: Run, form: Form) 
     text = court.report(run, TODAY, form)
     assert len(text) <= LIMIT, f"{form} has {len(text)} characters for {LONG} of a stack"
     assert re.search(r"20000\d\d characters, cut", text), f"{form} does not say what was cut"
+
+
+_SECRETS = {
+    "an option of the command": ("launched:serve --password {}", "correct-horse-battery"),
+    "a token by its form": ("login with {} failed", "hf_abcdefghijklmnopqrst"),
+    "a bearer header": ("sent Authorization: Bearer {}", "abcdef.0123456789"),
+    "the password of a URL": ("cannot reach postgres://user:{}@host/db", "s3cr3tpassword"),
+    "a key in JSON": ('answered {{\\"api_key\\": \\"{}\\"}}', "0123456789abcdef"),
+    "a signature of a URL": ("GET https://host/blob?se=1&sig={}", "Zm9vYmFyYmF6"),
+}
+_QUOTED = {name: words.format(secret) for name, (words, secret) in _SECRETS.items()}
+
+
+def _secretive() -> Run:
+    words = "\n".join(_QUOTED.values())
+    run = recorded((A, "violated"), (B, "not run"))
+    origin = _QUOTED["an option of the command"]
+    subject = replace(run.header.subject, origin=origin, labels={"topology": _QUOTED["a token by its form"]})
+    return replace(
+        run,
+        header=replace(run.header, subject=subject, command=("rankproof", "check", "--stack", origin)),
+        results=tuple(replace(each, words=words, answered={"topology": words}) for each in run.results),
+        unclaimed=(Unclaimed(question="blocks", evidence=words),),
+        unfit=(Unfit(id="TOPO-03", words=words),),
+    )
+
+
+@contract(
+    "GATE-16c",
+    asks=("report", "write_run"),
+    cases={form: (form,) for form in (*FORMS, "record")},
+    source="law: GATE-16",
+)
+def no_secret_is_written(court: Court, form: str) -> None:
+    """Nothing that the suite writes holds a secret, wherever a stack or the command has put it.
+
+    The record and its renderings are artefacts of a CI, which more people can read than the environment of the job. The
+    password of a launched stack stood in all five files.
+    """
+    run = _secretive()
+    text = court.write_run(run, TODAY) if form == "record" else court.report(run, TODAY, form)  # type: ignore[arg-type]
+    plain = unescape(text)
+    held = [name for name, (_, secret) in _SECRETS.items() if secret in plain]
+    assert not held, f"the {form} holds {', '.join(held)}"
+    assert "[redacted]" in text, f"the {form} does not say that something was left out"

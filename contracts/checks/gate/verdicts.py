@@ -96,6 +96,14 @@ def _edit_outcome(text: str) -> str:
     return text.replace('"outcome":"violated"', '"outcome":"deviates"', 1)
 
 
+def _edit_the_footer(text: str) -> str:
+    return text.replace('"word":"conformant","exit_code":0', '"word":"violated","exit_code":1', 1)
+
+
+def _repeat_a_key(text: str) -> str:
+    return text.replace('"outcome":"violated"', '"outcome":"violated","outcome":"holds"', 1)
+
+
 def _forget_a_deviation(text: str) -> str:
     return "".join(f"{line}\n" for line in text.splitlines() if not line.startswith('{"deviation"'))
 
@@ -118,6 +126,8 @@ DAMAGE: Mapping[str, Callable[[str], str]] = {
     "result-removed": _drop_one_result,
     "plan-edited": _shrink_plan,
     "outcome-edited": _edit_outcome,
+    "footer-edited": _edit_the_footer,
+    "key-repeated": _repeat_a_key,
     "deviation-removed": _forget_a_deviation,
     "two-joined": _join_two,
     "another-schema": _another_schema,

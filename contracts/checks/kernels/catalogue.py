@@ -65,7 +65,7 @@ def a_device_takes_no_kernel_that_it_lacks(stack: Capacity, variant: str, device
     """
     rules = {rule.variant: rule for rule in stack.kernels()}
     if variant not in rules:
-        raise NotOffered(f"{stack.name} has no {variant}")
+        raise NotOffered(f"{stack.name} has no {variant}", "stack")
     choice = _choice(stack, replace(_welcome(rules[variant]), device=device))
     if choice is not None:
         assert choice.actual != variant, f"{variant} runs on {device}"
@@ -113,7 +113,7 @@ def a_kernel_does_not_take_a_workload_it_cannot_express(stack: Capacity, need: s
     """
     concerned = [rule for rule in _fast_rules(stack) if need in rule.needs]
     if not concerned:
-        raise NotOffered(f"no kernel of {stack.name} needs {need}")
+        raise NotOffered(f"no kernel of {stack.name} needs {need}", "stack")
     for rule in concerned:
         for device in rule.devices:
             welcome = _welcome(rule)
@@ -139,7 +139,7 @@ def a_missing_package_is_told(stack: Capacity, required: bool) -> None:
     """
     packaged = [rule for rule in _fast_rules(stack) if rule.package is not None]
     if not packaged:
-        raise NotOffered(f"no kernel of {stack.name} names a package")
+        raise NotOffered(f"no kernel of {stack.name} names a package", "stack")
     for rule in packaged:
         others = _welcome(rule).installed - {rule.package or ""}
         request = replace(_welcome(rule), device=rule.devices[0], installed=others, required=required)

@@ -27,7 +27,7 @@ def a_degree_in_a_name_is_the_degree_that_runs(stack: Stack, word: str, axis: st
             assert degree == int(found[1]), f"{name} runs as {mode} with {axis} {degree}"
             stated += 1
     if not stated:
-        raise NotOffered(f"no preset name states a degree of {axis}")
+        raise NotOffered(f"no preset name states a degree of {axis}", "stack")
 
 
 MODES = {  # mode, regime → tp, sp, whether the mixer is the launcher's own
@@ -74,7 +74,7 @@ def a_name_never_runs_the_other_mode(stack: Stack, word: str, mode: Mode, regime
         assert mode in str(refused), f"{name}: the refusal does not name {mode}: {refused}"
         stated += 1
     if not stated:
-        raise NotOffered(f"no preset name says {word}")
+        raise NotOffered(f"no preset name says {word}", "stack")
 
 
 HOSTS = {  # name → box, region

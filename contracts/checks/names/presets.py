@@ -116,7 +116,7 @@ def a_name_states_a_fact(stack: Stack, fact: str, word: str) -> None:
         assert actual == expected, f"{name} says {fact}: expected {expected}, it is {actual}"
         stated += 1
     if not stated:
-        raise NotOffered(f"no preset name states {fact}")
+        raise NotOffered(f"no preset name states {fact}", "stack")
 
 
 MIXES = {
@@ -181,7 +181,7 @@ def a_deprecated_name_needs_an_acknowledgement(stack: Stack, name: str, sparse: 
     try:
         recipe = stack.preset(name, (name,))
     except Refused:
-        raise NotOffered(f"{stack.name} does not know the old name: {refused}") from None
+        raise NotOffered(f"{stack.name} does not know the old name: {refused}", "stack") from None
     found = _sparse(recipe)
     assert found == sparse, f"{name} resolves to {found} sparse A-ranks, expected {sparse}"
 

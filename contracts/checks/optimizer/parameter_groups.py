@@ -41,7 +41,10 @@ TABLES = {
 }
 
 
-@contract("OPT-01a", asks=("built", "initial"), cases=TABLES, source="F09")
+FEATURES = {"muon-with-prediction-heads": ("prediction-heads",), "streams-and-swiglu": ("hyper-connections",)}
+
+
+@contract("OPT-01a", asks=("built", "initial"), cases=TABLES, needs=FEATURES, source="F09")
 def the_table_has_each_parameter_once(stack: Training, recipe: Recipe) -> None:
     """The optimizer's table names every parameter of the model exactly once, with its shape, held in float32.
 
@@ -65,7 +68,7 @@ def the_table_has_each_parameter_once(stack: Training, recipe: Recipe) -> None:
         assert not strange, f"{row.name} has state {dict(row.state)}, expected float32"
 
 
-@contract("OPT-01b", asks=("built", "train"), cases=TABLES, source="F09 F18")
+@contract("OPT-01b", asks=("built", "train"), cases=TABLES, needs=FEATURES, sheds=("packed",), source="F09 F18")
 def a_step_moves_every_parameter_by_its_rule(stack: Training, recipe: Recipe) -> None:
     """A gradient reaches every trainable parameter, and the first step moves each one by the rule that the table names
     and by no other.
@@ -75,7 +78,7 @@ def a_step_moves_every_parameter_by_its_rule(stack: Training, recipe: Recipe) ->
     """
     recipe = replace(recipe, optim=replace(recipe.optim, weight_decay=0.0, warmup=0, schedule="constant"))
     rows = table(stack, recipe)
-    weights, given = drawn_weights(rows), (batch("table"),)
+    weights, given = drawn_weights(rows), (batch("table", recipe=recipe),)
     trained = run(stack, recipe, given, "gradients", "weights", weights=weights)
     (step,), (moved,) = trained.steps, updates(weights, trained)
     gradients = instruments.numerics.tensors(step.gradients)
@@ -108,7 +111,7 @@ def _size(moved: Tensor, lr: float) -> str:
     return f"{float(moved.abs().max()) / lr:.3g} times the rate at most"
 
 
-@contract("OPT-02a", asks=("built", "train"), cases=TABLES, source="hub F09")
+@contract("OPT-02a", asks=("built", "train"), cases=TABLES, needs=FEATURES, sheds=("packed",), source="hub F09")
 def only_matrices_decay(stack: Training, recipe: Recipe) -> None:
     """Weight decay applies to matrices and experts, and not to norms, biases, A_log, D, dt_bias or anything else with
     one dimension.
@@ -117,7 +120,7 @@ def only_matrices_decay(stack: Training, recipe: Recipe) -> None:
     where decay applies, and equal elsewhere. Each tensor decays as much as the table says.
     """
     rows = table(stack, recipe)
-    weights, given = drawn_weights(rows), (batch("decay"),)
+    weights, given = drawn_weights(rows), (batch("decay", recipe=recipe),)
     lr = recipe.optim.lr / recipe.optim.warmup
     moved = [
         updates(weights, run(stack, changed, given, "weights", weights=weights))[0]
@@ -173,16 +176,17 @@ IDLE = {
     "dense": (DENSE,),
     "one-expert-for-all": (replace(LETTERS, moe=Moe(experts=14, top_k=1, expert_hidden=20)),),
 }
+OF_EXPERTS = {"adamw": ("experts",), "muon": ("experts",), "one-expert-for-all": ("experts", "top-1")}
 
 
-@contract("OPT-01c", asks=("built", "train"), cases=IDLE, source="F18")
+@contract("OPT-01c", asks=("built", "train"), cases=IDLE, needs=OF_EXPERTS, sheds=("packed",), source="F18")
 def every_parameter_has_state(stack: Training, recipe: Recipe) -> None:
     """After a step every trainable parameter has optimizer state and keeps decaying, including experts without tokens.
 
     A tensor that the optimizer skipped has no moments to save and does not decay, while the same tensor on the next
     rank has and does.
     """
-    short = batch("idle", rows=(((2,), 0), ((2,), 1)))  # four tokens, 14 experts
+    short = batch("idle", rows=(((2,), 0), ((2,), 1)), recipe=recipe)  # four tokens, 14 experts
     trained = run(stack, recipe, (short, short), "optimizer", "weights", declared=True)
     rows = table(stack, recipe)
     first, second = (instruments.numerics.tensors(step.weights) for step in trained.steps)

@@ -83,7 +83,7 @@ CLIPS = {
 }
 
 
-@contract("OPT-05d", asks=("built", "train"), cases=CLIPS, source="F03 F09")
+@contract("OPT-05d", asks=("built", "train"), cases=CLIPS, needs=(), sheds=("packed",), source="F03 F09")
 def clipping_scales_all_gradients_down_by_one_number(stack: Training, recipe: Recipe, limit: float) -> None:
     """Clipping multiplies every gradient by min(1, clip / (norm + 1e-6)); the norm is taken before clipping and counts
     every parameter's gradient once.
@@ -92,7 +92,7 @@ def clipping_scales_all_gradients_down_by_one_number(stack: Training, recipe: Re
     """
     recipe = replace(recipe, optim=replace(recipe.optim, clip=limit))
     rows = table(stack, recipe)
-    trained = run(stack, recipe, batches(2), "gradients", weights=drawn_weights(rows))
+    trained = run(stack, recipe, batches(2, recipe=recipe), "gradients", weights=drawn_weights(rows))
     for step in trained.steps:
         lacking = sorted({row.name for row in rows} - set(step.gradients))
         assert not lacking, f"there is no gradient of {', '.join(lacking[:3])}"

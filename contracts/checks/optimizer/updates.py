@@ -45,7 +45,7 @@ STEPS = {
 """Four steps each: two of warm-up, two of decay. Rates, gradients and clip factors differ from step to step."""
 
 
-@contract("OPT-04a", asks=("built", "train"), cases=STEPS, source="F01 F09")
+@contract("OPT-04a", asks=("built", "train"), cases=STEPS, needs=(), sheds=("packed",), source="F01 F09")
 def weights_after_each_step_are_those_of_the_rule(stack: Training, recipe: Recipe) -> None:
     """Each step moves the weights as AdamW or Muon does, given the step's gradients, clip factor and rate.
 
@@ -55,7 +55,7 @@ def weights_after_each_step_are_those_of_the_rule(stack: Training, recipe: Recip
     """
     rows = table(stack, recipe)
     weights = drawn_weights(rows)
-    trained = run(stack, recipe, batches(4), "gradients", "weights", weights=weights)
+    trained = run(stack, recipe, batches(4, recipe=recipe), "gradients", "weights", weights=weights)
     moved = updates(weights, trained)
     for row in rows:
         wanted = _wanted(row, instruments.numerics.tensor(weights[row.name]), trained, recipe.optim)
@@ -88,7 +88,7 @@ def _clipped(trained: Trained, name: str) -> list[Tensor]:
 MOMENTS = {"adamw": (LETTERS,), "muon": (MUON,), "dense": (DENSE,)}
 
 
-@contract("OPT-04b", asks=("built", "train"), cases=MOMENTS, source="F01 F07")
+@contract("OPT-04b", asks=("built", "train"), cases=MOMENTS, needs=(), sheds=("packed",), source="F01 F07")
 def moments_are_means_of_clipped_gradients(stack: Training, recipe: Recipe) -> None:
     """AdamW's moments after k steps are the running means of the clipped gradients and of their squares.
 
@@ -96,7 +96,9 @@ def moments_are_means_of_clipped_gradients(stack: Training, recipe: Recipe) -> N
     by microbatches or ranks, scaled for the loss) therefore shows here and not in the loss.
     """
     rows = [row for row in table(stack, recipe) if row.optimizer == "adamw"]
-    trained = run(stack, recipe, batches(3), "gradients", "optimizer", weights=drawn_weights(table(stack, recipe)))
+    trained = run(
+        stack, recipe, batches(3, recipe=recipe), "gradients", "optimizer", weights=drawn_weights(table(stack, recipe))
+    )
     beta1, beta2 = recipe.optim.beta1, recipe.optim.beta2
     for row in rows:
         gradients = _clipped(trained, row.name)
@@ -118,7 +120,7 @@ PRECISIONS = {
 }
 
 
-@contract("OPT-05a", asks=("built", "train"), cases=PRECISIONS, source="F09")
+@contract("OPT-05a", asks=("built", "train"), cases=PRECISIONS, needs=(), sheds=("packed",), source="F09")
 def weights_and_state_are_float32(stack: Training, recipe: Recipe) -> None:
     """Weights, gradients and optimizer state are float32, whatever the dtype of the activations.
 
@@ -126,7 +128,9 @@ def weights_and_state_are_float32(stack: Training, recipe: Recipe) -> None:
     reads the dtype of what is held, and expects a norm's weight, near 1, to move by a small rate.
     """
     recipe = _with(recipe, lr=1e-4, min_lr=1e-4, warmup=0, weight_decay=0.0)
-    trained = run(stack, recipe, (batch("precision"),), "weights", "optimizer", "gradients", declared=True)
+    trained = run(
+        stack, recipe, (batch("precision", recipe=recipe),), "weights", "optimizer", "gradients", declared=True
+    )
     (step,) = trained.steps
     for name, held in {**step.weights, **step.gradients, **step.optimizer}.items():
         assert held.dtype in ("float32", "int64"), f"{name} is held in {held.dtype}, expected float32"
@@ -141,14 +145,14 @@ def weights_and_state_are_float32(stack: Training, recipe: Recipe) -> None:
 FRESH = {"adamw": (LETTERS,), "muon": (MUON,), "dense": (DENSE,)}
 
 
-@contract("OPT-04c", asks=("built", "train"), cases=FRESH, source="F07 F19")
+@contract("OPT-04c", asks=("built", "train"), cases=FRESH, needs=(), sheds=("packed",), source="F07 F19")
 def gradients_of_a_step_are_of_its_batch_alone(stack: Training, recipe: Recipe) -> None:
     """The gradients of a step come from its own batch alone: the second step's gradients are those of its batch at its
     weights.
 
     A gradient that is not zeroed, or a tensor that keeps an old one because the batch did not reach it, accumulates.
     """
-    first, second = batches(2)
+    first, second = batches(2, recipe=recipe)
     weights = drawn_weights(table(stack, recipe))
     both = run(stack, recipe, (first, second), "gradients", "weights", weights=weights)
     alone = run(stack, recipe, (second,), "gradients", weights=both.steps[0].weights)

@@ -103,6 +103,63 @@ def the_order_is_a_function_of_seed_and_epoch(stack: Training, total: int) -> No
     assert other != epochs[0], f"seeds 1234 and 4321 both begin with {list(other)}"
 
 
+FAR = {"2-to-the-31": (2**31,), "2-to-the-32": (2**32,), "2-to-the-63": (2**63,)}
+
+
+@contract("PAR-06k", asks="samples", cases=FAR, source="Megatron-LM !3323: index arithmetic overflows")
+def the_order_holds_far_into_a_run(stack: Training, far: int) -> None:
+    """In the epoch that crosses sequence 2³¹ (or 2³², 2⁶³) of a run, every sequence id is still consumed exactly once,
+    and the epoch has an order of its own.
+
+    A position in 32 bits turns negative: the loader dies, or goes on and repeats sequences of another place.
+    """
+    with _text(16 * 60 + 3, 12) as recipe:
+        epoch = far // 60
+        first = epoch * 5 + 1
+        taken = [id for step in range(first, first + 5) for id in stack.samples(recipe, step, 0, 1)]
+        early = [id for step in range(1, 6) for id in stack.samples(recipe, step, 0, 1)]
+    said = f"steps {first} to {first + 4}, about sequence {far} of the run,"
+    repeated = sorted({id for id in taken if taken.count(id) > 1})
+    assert not repeated, f"{said} consume {repeated[:8]} more than once in one epoch"
+    lost = sorted(set(range(60)) - set(taken))
+    assert not lost, f"{said} leave out {lost[:8]}"
+    assert taken != early, f"{said} have the order of the first epoch, {taken[:6]}…"
+
+
+STALE = {  # what changes between two runs of one process over one path: length, text, vocabulary, seed
+    "another-length": ("length",),
+    "another-text": ("text",),
+    "another-vocabulary": ("vocab",),
+}
+
+
+@contract("PAR-06l", asks=("samples", "sample"), cases=STALE, source="OLMo-core #303")
+def what_was_read_before_is_not_taken_for_something_else(stack: Training, change: str) -> None:
+    """After a run over a text, a run over the same path with another sequence length, another vocabulary or other
+    content of the file reads its own sequences.
+
+    An index or a token cache whose key leaves a field out is reused for another recipe, and trains on wrong tokens.
+    """
+    length, vocab = (20 if change == "length" else 16), (128 if change == "vocab" else 256)
+    with _text(16 * 40 + 3, 4) as recipe:
+        path = Path(str(recipe.data.path))
+        for id in range(3):
+            stack.sample(recipe, id)
+        stack.samples(recipe, 1, 0, 1)
+        if change == "text":
+            path.write_bytes(bytes(reversed(path.read_bytes())))
+        text = path.read_bytes()
+        other = replace(recipe, seq_length=length, vocab=vocab)
+        epoch = (len(text) - 1) // length
+        ids = {id for step in range(1, epoch // 4 + 1) for id in stack.samples(other, step, 0, 1)}
+        rows = {id: _values(stack.sample(other, id).tokens, length) for id in range(3)}
+    for id, tokens in rows.items():
+        want = [byte % vocab for byte in text[id * length : (id + 1) * length]]
+        assert tokens == want, f"with {change} changed, sequence {id} is {tokens[:6]}…, its text has {want[:6]}…"
+    strange = sorted(ids - set(range(epoch)))
+    assert not strange, f"with {change} changed, an epoch of {epoch} sequences consumes {strange[:6]}"
+
+
 UNEVEN = {"ranks-that-do-not-divide": (1, 0, 5), "a-rank-too-many": (1, 4, 4), "step-0": (0, 0, 1)}
 
 

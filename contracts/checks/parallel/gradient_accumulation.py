@@ -8,6 +8,7 @@ from contracts import instruments
 from contracts.checks._support.training_run import AHEAD, DENSE, LETTERS, ROWS, batch, drawn_weights, run, table
 from contracts.contract import contract
 from contracts.spec.array import Array
+from contracts.spec.ladder import rung_of
 from contracts.spec.recipe import Moe, Recipe
 from contracts.spec.tolerance import FLOAT64, FLOAT64_SCAN
 from contracts.spec.training import Tokens, Training
@@ -30,9 +31,16 @@ CUTS = {
     "a-microbatch-without-a-label": (LETTERS, EMPTY, 5),
 }
 """Five sequences, so that no number of microbatches but 5 divides them."""
+UNEVEN = ("microbatches", "uneven-microbatches")
+HEADED = {
+    "": UNEVEN,
+    "one-a-sequence": ("microbatches",),
+    "a-microbatch-without-a-label": ("microbatches",),
+    "prediction-heads": ("prediction-heads", *UNEVEN),
+}
 
 
-@contract("PAR-05a", asks=("built", "train"), cases=CUTS, source="F19")
+@contract("PAR-05a", asks=("built", "train"), cases=CUTS, needs=HEADED, sheds=("packed",), source="F19")
 def a_step_does_not_depend_on_its_microbatches(
     stack: Training, recipe: Recipe, rows: tuple[tuple[tuple[int, ...], int], ...], microbatches: int
 ) -> None:
@@ -41,7 +49,8 @@ def a_step_does_not_depend_on_its_microbatches(
     A label weighs the same in a microbatch with few labels, for auxiliary losses and prediction heads too; a smaller
     last microbatch counts. A mean of means gives the same result only when all microbatches have equally many labels.
     """
-    weights, given = drawn_weights(table(stack, recipe)), (batch("one", rows=rows), batch("two", rows=rows))
+    weights = drawn_weights(table(stack, recipe))
+    given = tuple(batch(name, rows=rows, recipe=recipe) for name in ("one", "two"))
     whole = run(stack, recipe, given, "gradients", "weights", weights=weights)
     cut = run(stack, recipe, given, "gradients", "weights", weights=weights, microbatches=microbatches)
     for one, other in zip(whole.steps, cut.steps, strict=True):
@@ -57,8 +66,11 @@ def a_step_does_not_depend_on_its_microbatches(
         assert not words, f"{words} (step {one.number})"
 
 
-@contract("PAR-05b", asks=("built", "train"), cases={"one": (1,), "four": (4,)}, source="F19")
-def a_label_weighs_the_same_in_every_sequence(stack: Training, microbatches: int) -> None:
+WEIGHED = {"one": (PLAIN, 1), "four": (PLAIN, 4)}
+
+
+@contract("PAR-05b", asks=("built", "train"), cases=WEIGHED, needs={"four": UNEVEN}, sheds=("packed",), source="F19")
+def a_label_weighs_the_same_in_every_sequence(stack: Training, recipe: Recipe, microbatches: int) -> None:
     """The loss of a batch is the mean over its labels: the losses and gradients of its single sequences, weighted by
     their label counts, add up to those of the batch.
 
@@ -66,19 +78,21 @@ def a_label_weighs_the_same_in_every_sequence(stack: Training, microbatches: int
     """
     import torch
 
-    weights, given = drawn_weights(table(stack, PLAIN)), batch("weigh")
-    (whole,) = run(stack, PLAIN, (given,), "gradients", weights=weights, microbatches=microbatches).steps
-    alone = [run(stack, PLAIN, (_row(given, row),), "gradients", weights=weights).steps[0] for row in range(5)]
+    weights, given = drawn_weights(table(stack, recipe)), batch("weigh", recipe=recipe)
+    (whole,) = run(stack, recipe, (given,), "gradients", weights=weights, microbatches=microbatches).steps
+    alone = [run(stack, recipe, (_row(given, row),), "gradients", weights=weights).steps[0] for row in range(5)]
     counted = [step.tokens for step in alone]
-    assert counted == [1, 11, 6, 11, 2], f"labels that count in each sequence: {counted}, expected [1, 11, 6, 11, 2]"
-    mean = sum(step.losses["lm"] * step.tokens for step in alone) / 31
-    assert whole.tokens == 31, f"{whole.tokens} labels count in the batch, expected 31"
+    labels = [1, 12, 6, 12, 2] if rung_of(recipe) else [1, 11, 6, 11, 2]  # a second document costs a label
+    assert counted == labels, f"labels that count in each sequence: {counted}, expected {labels}"
+    every = sum(labels)
+    mean = sum(step.losses["lm"] * step.tokens for step in alone) / every
+    assert whole.tokens == every, f"{whole.tokens} labels count in the batch, expected {every}"
     assert abs(whole.losses["lm"] - mean) < 1e-11 * mean, (
         f"lm is {whole.losses['lm']:.10g}, the mean over labels {mean:.10g}"
     )
     parts = [instruments.numerics.tensors(step.gradients) for step in alone]
     want = {
-        name: torch.stack([part[name] * count for part, count in zip(parts, counted, strict=True)]).sum(0) / 31
+        name: torch.stack([part[name] * count for part, count in zip(parts, counted, strict=True)]).sum(0) / every
         for name in parts[0]
     }
     words = instruments.numerics.gradient_differences("the batch's gradient of", whole.gradients, want, FLOAT64_SCAN)
@@ -89,20 +103,26 @@ def _row(given: Tokens, row: int) -> Tokens:
     def cut(value: Array) -> Array:
         return instruments.numerics.array(instruments.numerics.tensor(value)[row : row + 1])
 
-    assert given.documents is not None
-    return Tokens(tokens=cut(given.tokens), labels=cut(given.labels), documents=cut(given.documents))
+    documents = None if given.documents is None else cut(given.documents)
+    return Tokens(tokens=cut(given.tokens), labels=cut(given.labels), documents=documents)
 
 
-@contract("PAR-05c", asks=("built", "train"), cases={"one": (1,), "three": (3,)}, source="F19")
-def the_sequence_length_may_change_from_step_to_step(stack: Training, microbatches: int) -> None:
+LENGTHS = {"one": (LETTERS, 1), "three": (LETTERS, 3)}
+
+
+@contract(
+    "PAR-05c", asks=("built", "train"), cases=LENGTHS, needs={"three": ("microbatches",)}, sheds=("packed",),
+    source="F19",
+)  # fmt: skip
+def the_sequence_length_may_change_from_step_to_step(stack: Training, recipe: Recipe, microbatches: int) -> None:
     """A step whose sequences have another length than the step before equals the first step of a run that begins there:
     no mask, position or count of the earlier length remains.
     """
     lengths = (((9, 4), 2), ((13,), 5), ((6, 7), 0)), (((7,), 3), ((2, 5), 0), ((7,), 0)), (((1, 15), 1),) * 3
-    given = tuple(batch(f"length {i}", rows=rows) for i, rows in enumerate(lengths))
-    weights = drawn_weights(table(stack, LETTERS))
-    steps = run(stack, LETTERS, given, "gradients", "weights", weights=weights, microbatches=microbatches).steps
+    given = tuple(batch(f"length {i}", rows=rows, recipe=recipe) for i, rows in enumerate(lengths))
+    weights = drawn_weights(table(stack, recipe))
+    steps = run(stack, recipe, given, "gradients", "weights", weights=weights, microbatches=microbatches).steps
     for before, step, each in zip(steps, steps[1:], given[1:], strict=False):
-        (alone,) = run(stack, LETTERS, (each,), "gradients", weights=before.weights, microbatches=microbatches).steps
+        (alone,) = run(stack, recipe, (each,), "gradients", weights=before.weights, microbatches=microbatches).steps
         words = instruments.numerics.gradient_differences("the gradient of", step.gradients, alone.gradients, FLOAT64)
         assert not words, f"{words} (step {step.number}, after a step of another length)"

@@ -16,15 +16,16 @@ from contracts.checks._support.step_comparison import (
     state_differences,
     update_difference,
 )
-from contracts.checks._support.transformer_layouts import CELLS, STAGES, STEPPED, UPDATE, G, L
+from contracts.checks._support.transformer_layouts import CELLS, STAGES, STEPPED, UPDATE, G, L, needs_of
 from contracts.checks._support.transformers import Cell, cell, loss_difference, one_rank_and_many, session
 from contracts.contract import contract
 from contracts.spec.recipe import Recipe
 from contracts.spec.tolerance import FLOAT32_TRANSFORMER
 from contracts.spec.training import Execution, Training
+from contracts.spec.violations import require_none
 
 
-@contract("PAR-01e", asks=("built", "train"), cases=CELLS, source="F01", tier="dist")
+@contract("PAR-01e", asks=("built", "train"), cases=CELLS, needs=needs_of(CELLS), source="F01", tier="dist")
 def every_gradient_of_a_transformer_is_that_of_one_rank(
     stack: Training, recipe: Recipe, execution: Execution, world: int
 ) -> None:
@@ -32,11 +33,10 @@ def every_gradient_of_a_transformer_is_that_of_one_rank(
     data, tensor and expert parallel and their combinations.
     """
     ((alone, many),) = one_rank_and_many(stack, recipe, execution, 1, "gradients")
-    words = loss_difference(alone, many) or gradient_differences(alone, many)
-    assert not words, words
+    require_none(loss_difference(alone, many), gradient_differences(alone, many, tolerance=FLOAT32_TRANSFORMER))
 
 
-@contract("PAR-02e", asks=("built", "train"), cases=STEPPED, source="F02", tier="dist")
+@contract("PAR-02e", asks=("built", "train"), cases=STEPPED, needs=needs_of(STEPPED), source="F02", tier="dist")
 def a_transformer_goes_the_way_of_one_rank(stack: Training, recipe: Recipe, execution: Execution, world: int) -> None:
     """For a transformer with experts, weights move over three steps as they do on one rank, and replicas are
     bit-identical on every rank.
@@ -46,13 +46,13 @@ def a_transformer_goes_the_way_of_one_rank(stack: Training, recipe: Recipe, exec
     """
     asked = session(stack, recipe, execution, 3)
     alone, many = one_rank_and_many(stack, recipe, execution, 3, "weights", "buffers", at=frozenset({3}))[-1]
-    words = update_difference(asked.weights, many.weights, alone.weights, UPDATE)
-    assert not words, words
-    words = replica_differences({**many.weights, **many.buffers})
-    assert not words, words
+    require_none(
+        update_difference(asked.weights, many.weights, alone.weights, UPDATE),
+        replica_differences({**many.weights, **many.buffers}),
+    )
 
 
-@contract("PAR-03e", asks=("built", "train"), cases=STEPPED, source="F03", tier="dist")
+@contract("PAR-03e", asks=("built", "train"), cases=STEPPED, needs=needs_of(STEPPED), source="F03", tier="dist")
 def the_norm_of_a_transformer_is_that_of_one_rank(
     stack: Training, recipe: Recipe, execution: Execution, world: int
 ) -> None:
@@ -61,8 +61,7 @@ def the_norm_of_a_transformer_is_that_of_one_rank(
     """
     clipped = replace(recipe, optim=replace(recipe.optim, clip=0.05))
     ((alone, many),) = one_rank_and_many(stack, clipped, execution, 1)
-    words = clip_difference(alone, many, bound=2e-6)
-    assert not words, words
+    require_none(*(clip_difference(alone, many, what, bound=2e-6) for what in ("grad_norm", "clip_coef")))
 
 
 WINDOWS: dict[str, Cell] = {
@@ -79,8 +78,7 @@ def a_window_of_a_transformer_is_the_batch(stack: Training, recipe: Recipe, exec
     labels, gives the losses and gradients of the whole batch at once on one rank.
     """
     ((alone, many),) = one_rank_and_many(stack, recipe, execution, 1, "gradients")
-    words = loss_difference(alone, many) or gradient_differences(alone, many)
-    assert not words, words
+    require_none(loss_difference(alone, many), gradient_differences(alone, many, tolerance=FLOAT32_TRANSFORMER))
 
 
 @contract("PAR-08h", asks=("built", "train"), cases=STAGES, source="bringup F20", tier="dist")
@@ -89,7 +87,9 @@ def stages_of_a_transformer_are_one_rank(stack: Training, recipe: Recipe, execut
     by name, gradient norm and selection biases of one rank.
     """
     ((alone, many),) = one_rank_and_many(stack, recipe, execution, 1, "gradients", "buffers")
-    words = loss_difference(alone, many) or gradient_differences(alone, many)
-    words = words or clip_difference(alone, many, "grad_norm", bound=2e-6)
-    words = words or state_differences(alone, many, "buffers", tolerance=FLOAT32_TRANSFORMER)
-    assert not words, words
+    require_none(
+        loss_difference(alone, many),
+        gradient_differences(alone, many, tolerance=FLOAT32_TRANSFORMER),
+        clip_difference(alone, many, "grad_norm", bound=2e-6),
+        state_differences(alone, many, "buffers", tolerance=FLOAT32_TRANSFORMER),
+    )

@@ -21,6 +21,7 @@ from contracts.checks._support.recipes import SMALL, SMALL_DSA, SMALL_MLA
 from contracts.checks._support.small_model import within
 from contracts.contract import contract
 from contracts.spec.blocks import BlockCall
+from contracts.spec.ladder import stepped_down
 from contracts.spec.recipe import Dsa, Mhc, Mode, Mtp, Recipe
 from contracts.spec.tolerance import FLOAT64
 from contracts.spec.training import Built, Training
@@ -31,16 +32,21 @@ if TYPE_CHECKING:
 
 ORDERS: dict[str, tuple[Recipe, str]] = {  # recipe → the letter of each layer
     "a-period-and-two": (SMALL, "AEMEAEMEAEMRAE"),
+    "a-period-and-two@hybrid": (replace(stepped_down(SMALL, "hybrid"), depth=14), "AEMEAEMEAEMEAE"),
+    "a-period-and-two@pairs": (replace(stepped_down(SMALL, "pairs"), depth=14), "AEAEAEAEAEAEAE"),
     "less-than-a-period": (replace(SMALL, depth=7), "AEMEAEM"),
+    "less-than-a-period@hybrid": (replace(stepped_down(SMALL, "hybrid"), depth=7), "AEMEAEM"),
+    "less-than-a-period@pairs": (replace(stepped_down(SMALL, "pairs"), depth=7), "AEAEAEA"),
     "recurrence-first": (replace(SMALL, pattern="RAM", depth=7), "RAMRAMR"),
     "stages-written-out": (replace(SMALL, pattern="AE|M|RAE", depth=6), "AEMRAE"),
     "dense": (replace(SMALL, pattern="EA", depth=3, moe=None), "EAE"),
+    "dense@dense": (replace(stepped_down(SMALL, "dense"), depth=5), "AEAEA"),
     "one-layer": (replace(SMALL, pattern="MA", depth=1), "M"),
     "depths-are-no-layers": (replace(SMALL, pattern="AM", depth=3, mtp=Mtp(depth=2), mhc=Mhc(streams=2)), "AMA"),
 }
 
 
-@contract("PAT-12a", asks="built", cases=ORDERS, source="naming; F10")
+@contract("PAT-12a", asks="built", cases=ORDERS, needs=(), source="naming; F10")
 def the_built_layers_are_those_of_the_pattern(stack: Training, recipe: Recipe, letters: str) -> None:
     """The built model has one layer for each letter of the tiled pattern, in that order, numbered from 0.
 
@@ -145,7 +151,17 @@ IN_A_ROW: dict[str, tuple[Recipe, Mode]] = {
 }
 
 
-@contract("PAT-12e", asks=("initial", "run_model", "run_block"), cases=IN_A_ROW, source="naming; SSM-09")
+ROWED = {"custom-mixers": ("mamba", "recurrent"), "sparse-by-rank": ("dsa", "mla")}
+
+
+@contract(
+    "PAT-12e",
+    asks=("initial", "run_model", "run_block"),
+    cases=IN_A_ROW,
+    needs=ROWED,
+    sheds=("packed",),
+    source="naming; SSM-09",
+)
 def a_model_is_its_blocks_in_a_row(stack: BuiltStack, recipe: Recipe, mode: Mode) -> None:
     """Logits are the embedding, then x + block(x) for each layer with that layer's own weights, then a final norm and
     the output projection. Auxiliary losses are the sum of the blocks' losses.

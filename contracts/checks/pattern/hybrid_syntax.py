@@ -110,7 +110,7 @@ def the_sparse_symbol_replaces_every_attention(
     except Refused as refused:
         if not any("dsa" in field for field in refused.fields):
             raise
-        raise NotOffered(f"the runtime has no sparse attention: {refused}") from None
+        raise NotOffered(f"the runtime has no sparse attention: {refused}", "stack") from None
     assert "*" not in main, f"`*` stays at column {main.index('*') + 1} of {main!r}"
     assert main == expected, f"the main pattern is {main!r}, expected {expected!r}"
 

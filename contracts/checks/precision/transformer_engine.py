@@ -33,7 +33,7 @@ def without_the_bridge_the_own_layer_runs(stack: Offers, recipe: Recipe, layer: 
     facts = stack.kernel_facts()
     wishes: Mapping[Site, Wish] = {site: Wish(kernel=TE)}
     if any(row.actual == TE for row in stack.seams(recipe, "nemo_native", wishes, facts)):
-        raise NotOffered("Transformer Engine runs here; PREC-03b judges it")
+        raise NotOffered("Transformer Engine runs here; PREC-03b judges it", "device")
     wished = stack.run_block(call_of(stack, recipe, layer, "nemo_native", wishes, facts))
     own: Mapping[Site, Wish] = {site: Wish(kernel="native")}
     plain = stack.run_block(call_of(stack, recipe, layer, "nemo_native", own, facts))

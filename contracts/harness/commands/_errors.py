@@ -13,10 +13,12 @@ from typing import ParamSpec
 import click
 
 from contracts.court.party import Broken
+from contracts.court.plain_text import MOST_LINES, terminal, words
 from contracts.court.report import WIDTH
-from contracts.harness.supervisor import Ended
+from contracts.harness.supervisor import Ended, Stopped
 from contracts.spec.errors import NotOffered, Refused, Unreachable
 from contracts.spec.records import EXIT_CODES, USAGE_ERROR, Form, Word
+from contracts.spec.redaction import secrets_here
 
 P = ParamSpec("P")
 VERBOSE = "List every cause, item and id that the profile leaves outside, instead of counting them."
@@ -52,18 +54,29 @@ def told(work: Callable[[], int | None]) -> int:
     try:
         return work() or 0
     except Refused as refused:
-        for refusal in refused.refusals:
-            click.echo(f"rankproof: {refusal}", err=True)
+        for refusal in refused.refusals[:MOST_LINES]:
+            _say(str(refusal))
+        if len(refused.refusals) > MOST_LINES:
+            _say(f"and {len(refused.refusals) - MOST_LINES} more")
         return USAGE_ERROR
     except NotOffered as declined:
-        click.echo(f"rankproof: not offered: {declined}", err=True)
+        _say(f"not offered: {declined}")
         return USAGE_ERROR
     except Unreachable as error:
-        click.echo(f"rankproof: {error}", err=True)
+        _say(str(error))
         return EXIT_CODES["incomplete"]
-    except (Broken, Ended) as error:
+    except Stopped as error:
         click.echo(f"rankproof: {error}", err=True)
+        return error.exit_code
+    except (Broken, Ended) as error:
+        _say(str(error))
         return EXIT_CODES["broken"]
+
+
+def _say(text: str) -> None:
+    """An error on a terminal, without secrets; it may quote a stack."""
+    clean = words(f"rankproof: {text}", secrets_here(os.environ, sys.argv))
+    click.echo(terminal(clean), err=True)
 
 
 def print_report(text: str, word: Word, form: Form) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib.util
 import os
+import shlex
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -13,22 +16,26 @@ import click
 from contracts.contract import LAW
 from contracts.court import deviations as deviations_file
 from contracts.court import profiles, record, report
+from contracts.court.baseline import unlike
 from contracts.court.judge import DEADLINE_S
 from contracts.court.verdict import verdict
 from contracts.harness import kill_matrix, parties, torchrun
 from contracts.harness import output as output_of
 from contracts.harness.commands._errors import VERBOSE, one_clear_error, print_report, read_law, terminal_width, told
-from contracts.harness.gate import today
+from contracts.harness.gate import device_of, today
 from contracts.harness.output import Output
+from contracts.harness.progress import Progress
 from contracts.harness.supervisor import Ended, supervised
-from contracts.spec.errors import Unreachable, refuse
-from contracts.spec.records import EXIT_CODES, FORMS, Form
+from contracts.spec.errors import Refusals, Unreachable, refuse
+from contracts.spec.records import EXIT_CODES, FORMS, USAGE_ERROR, Form, Header
 
 SUITE = Path(__file__).parents[1] / "suite.py"
 
 
 @click.command()
 @click.option("--stack", default="reference", show_default=True, help="A name, or package.module:Name.")
+@click.option("--isolated", is_flag=True,
+              help="Run package.module:Name in a process of its own, apart from the one that judges it.")  # fmt: skip
 @click.option("--with", "assistants", multiple=True, metavar="NAME",
               help="Who answers what the stack does not, such as a launcher's parser; `none` for nobody.")  # fmt: skip
 @click.option("--profile", show_default=f"{profiles.DEFAULT}; with --ranks: dist",
@@ -36,6 +43,8 @@ SUITE = Path(__file__).parents[1] / "suite.py"
 @click.option("--ranks", type=click.IntRange(min=2), metavar="N",
               help="Judge on N ranks of this machine, which torchrun starts: the dist tier.")  # fmt: skip
 @click.option("--deviations", type=click.Path(path_type=Path), help="TOML file of declared deviations.")
+@click.option("--baseline", type=click.Path(path_type=Path), metavar="RUN",
+              help="An earlier record or its folder: what was judged there and is not judged now is red.")  # fmt: skip
 @click.option("--report", "folder", type=click.Path(path_type=Path, file_okay=False), default=Path("reports/last"),
               show_default=True, help="Folder for the record and its renderings.")  # fmt: skip
 @click.option("--form", type=click.Choice(FORMS), default="terminal", show_default=True, help="What is printed.")
@@ -49,15 +58,19 @@ SUITE = Path(__file__).parents[1] / "suite.py"
 @click.option("-v", "--verbose", is_flag=True, help=VERBOSE)
 @one_clear_error
 def check(
-    stack: str, assistants: tuple[str, ...], profile: str | None, ranks: int | None, deviations: Path | None,
-    folder: Path, form: Form, deadline: float, jobs: int, given: Path | None, prove: bool, verbose: bool,
+    stack: str, isolated: bool, assistants: tuple[str, ...], profile: str | None, ranks: int | None,
+    deviations: Path | None, baseline: Path | None, folder: Path, form: Form, deadline: float, jobs: int,
+    given: Path | None, prove: bool,
+    verbose: bool,
 ) -> None:  # fmt: skip
     """Put a stack under test and print the verdict."""
     profile = profile or ("dist" if ranks else profiles.DEFAULT)
+    stack = _apart(stack, ranks) if isolated else stack
     arguments = [
         str(SUITE), "--gate", f"--report={folder}", f"--stack={stack}", f"--profile={profile}",
         f"--deadline={deadline}", *(f"--with={name}" for name in assistants),
         *([f"--deviations={deviations}"] if deviations else []),
+        *([f"--baseline={baseline}"] if baseline else []),
         *([f"--proof={given}"] if given else []), *(["--selftest"] if prove else []), *_shared_by(jobs),
     ]  # fmt: skip
 
@@ -65,7 +78,7 @@ def check(
         read_law()
         plan = profiles.plan(LAW, profile)  # refuse bad input before anything is written
         if ranks is not None:
-            profiles.of_several_ranks(LAW, plan)
+            plan = profiles.of_several_ranks(LAW, plan)
             if jobs > 1:
                 raise refuse("jobs", jobs, "does not go with --ranks", "leave it out: the ranks are processes")
             if prove:
@@ -74,11 +87,14 @@ def check(
             deviations_file.load(deviations)
         if given is not None:
             kill_matrix.load(given)
+        earlier = None if baseline is None else _earlier(baseline, folder)
         if folder.exists():  # an older run must not be read as this one, whatever happens now
             record.make_folder(folder, (*report.FILES, output_of.FILE))
         with output.taken():
             subject = parties.load(stack, deadline_s=deadline)
             parties.assistants(subject, assistants, quick=False)
+            if earlier is not None:
+                unlike(earlier, subject.name, profile, ranks or 1, device_of(plan))
         record.make_folder(folder)
         if ranks is None:
             how = _run_in_one_process(arguments, output)
@@ -88,11 +104,69 @@ def check(
 
     output, code = Output(folder), EXIT_CODES["broken"]
     try:
-        code = supervised(lambda: told(work), output)
+        with record.only_writer(folder):
+            code = supervised(lambda: told(work), watched(output, folder / "run.jsonl.part"), deadline_s=deadline)
+            _confirm(folder, code)
+    except Ended:
+        code = EXIT_CODES["broken"]
+        raise
     finally:
         ended = code == EXIT_CODES["broken"] or not (folder / "run.jsonl").exists()
         output.end(ended=ended, red=code != 0)
     sys.exit(code)
+
+
+@contextlib.contextmanager
+def watched(output: Output, written: Path) -> Iterator[None]:
+    """Keep the output of a run and tell how far it is by the lines that it has `written`."""
+    with output, Progress(written):
+        yield
+
+
+def _apart(stack: str, ranks: int | None) -> str:
+    """The stack behind a command that serves it.
+
+    Raises:
+        Refused: where it cannot be served, with every reason.
+    """
+    found = Refusals()
+    served = ":" in stack and not stack.startswith("launched:")
+    if not served and not stack.startswith("launched:"):
+        found.add("--isolated", stack, "is a stack of the suite itself", "leave it out, or give package.module:Name")
+    if ranks is not None:
+        found.add("--isolated", ranks, "does not go with --ranks: the ranks hold the stack", "leave one of them out")
+    found.raise_any()
+    return f"launched:{shlex.join([sys.executable, '-m', 'contracts.stacks.serve', stack])}" if served else stack
+
+
+def _confirm(folder: Path, code: int) -> None:
+    """Refuse a verdict that the record does not bear out. Only the record can be read again, and this process has never
+    run a line of the stack.
+
+    Raises:
+        Ended: where there is no record and the verdict is one on a stack, or where they differ.
+    """
+    if code == USAGE_ERROR:
+        return  # nothing was judged, and an older record may be there
+    if not (folder / "run.jsonl").exists():
+        if code in (EXIT_CODES["conformant"], EXIT_CODES["violated"]):
+            raise Ended(f"the process said exit code {code} and left no record in {folder}")
+        return
+    recorded, _ = record.load(folder)
+    judged = verdict(recorded, today())
+    if judged.exit_code != code:
+        raise Ended(f"the process said exit code {code}, and its record is {judged.word}")
+
+
+def _earlier(baseline: Path, folder: Path) -> Header:
+    """The header of the record that this run is compared with.
+
+    Raises:
+        Refused: when it cannot be read, or lies in the folder that this run empties.
+    """
+    if folder.resolve() in (baseline.resolve(), *baseline.resolve().parents):
+        raise refuse("baseline", str(baseline), f"lies in {folder}, where this run writes", "keep it in another folder")
+    return record.load(baseline)[0].header
 
 
 def _shared_by(jobs: int) -> list[str]:

@@ -13,7 +13,7 @@ import click
 from contracts.contract import TIERS
 from contracts.court import report
 from contracts.court.judge import DEADLINE_S
-from contracts.harness import adapter_probe, adapter_skeleton, parties
+from contracts.harness import adapter_probe, adapter_skeleton, parties, proposed_deviations
 from contracts.harness.commands._errors import COLOURS, one_clear_error, read_law, the_stack_talks_to_stderr, told
 from contracts.harness.gate import today
 from contracts.harness.supervisor import supervised
@@ -133,5 +133,5 @@ def _propose(run: Run, propose: Path) -> None:
     if not count:
         click.echo(f"nothing is violated, and {propose} is not written")
         return
-    propose.write_text(adapter_probe.proposal(run, today()), encoding="utf-8")
+    propose.write_text(proposed_deviations.proposal(run, run.results, today()), encoding="utf-8")
     click.echo(f"{propose} proposes deviations for {count} violated cases: fill in reason, issue and owner of each")

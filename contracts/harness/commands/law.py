@@ -64,6 +64,8 @@ def explain(id: str) -> None:
     click.echo("\ncases")
     for case, arguments in contract.cases.items():
         click.echo(f"  {case}: {', '.join(short(argument) for argument in arguments)}")
+        if rungs := contract.rungs(case):
+            click.echo(f"    on leaner recipes: {', '.join(rungs)}")
     if contract.of_numbers:
         selftest.read_tensor_mutants()
     click.echo("\nmutants it must catch")

@@ -13,6 +13,7 @@ import click
 from contracts.court import deviations as deviations_file
 from contracts.court import record
 from contracts.court import report as renderings
+from contracts.court.baseline import baseline
 from contracts.court.html_report import Recorded, overview
 from contracts.court.plain_text import terminal
 from contracts.court.verdict import verdict
@@ -30,14 +31,16 @@ WORST_FIRST = (1, 4, 3, 5)
 @click.option("--form", type=click.Choice(FORMS), default="terminal", show_default=True)
 @click.option("--html", "page", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
               help="Write one page over all these runs: stacks × families, and the trend of each.")  # fmt: skip
+@click.option("--baseline", "earlier", type=click.Path(path_type=Path), metavar="RUN",
+              help="An earlier record or its folder: what was judged there and is not judged here is red.")  # fmt: skip
 @click.option("-v", "--verbose", is_flag=True, help=VERBOSE)
 @one_clear_error
-def report(runs: tuple[Path, ...], form: Form, page: Path | None, verbose: bool) -> None:
+def report(runs: tuple[Path, ...], form: Form, page: Path | None, earlier: Path | None, verbose: bool) -> None:
     """Print a recorded run as text, JUnit, Markdown (for a step summary), HTML, JSON, GitHub annotations or SARIF; of
     several runs, the verdict of each."""
     if len(runs) > 1 and form != "terminal" and page is None:
         raise refuse("form", form, f"is of one run, and there are {len(runs)}", "give one run, or --html FILE")
-    recorded = [_recorded(path, page) for path in runs]
+    recorded = [_recorded(path, page, earlier) for path in runs]
     if page is not None:
         try:
             page.write_text(overview(recorded), encoding="utf-8")
@@ -57,9 +60,12 @@ def report(runs: tuple[Path, ...], form: Form, page: Path | None, verbose: bool)
     sys.exit(next((code for code in WORST_FIRST if code in codes), 0))
 
 
-def _recorded(path: Path, page: Path | None) -> Recorded:
+def _recorded(path: Path, page: Path | None, earlier: Path | None) -> Recorded:
     """A run, called by its folder: seen from the page, so that the page can link to it."""
     run, closing = record.load(path)
+    if earlier is not None:
+        there, ended = record.load(earlier)
+        run = replace(run, baseline=baseline(there, verdict(there, day_of(ended.finished)), run.header))
     folder = path if path.is_dir() else path.parent
     label = os.path.relpath(folder, page.parent) if page is not None else str(folder)
     return Recorded(label=label, run=run, verdict=verdict(run, day_of(closing.finished)))

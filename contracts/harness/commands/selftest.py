@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import secrets
 import sys
 import tempfile
 from pathlib import Path
@@ -14,11 +15,12 @@ from contracts.harness import kill_matrix, parties, torchrun
 from contracts.harness import output as output_of
 from contracts.harness import selftest as self_test
 from contracts.harness.commands._errors import COLOURS, one_clear_error, read_law, short, told
-from contracts.harness.commands.check import APART, SUITE
+from contracts.harness.commands.check import APART, SUITE, watched
 from contracts.harness.output import Output
-from contracts.harness.supervisor import Ended, supervised
+from contracts.harness.progress import WATCHED, Told
+from contracts.harness.supervisor import Ended, Stopped, supervised
 from contracts.spec import codec
-from contracts.spec.errors import Refused, refuse
+from contracts.spec.errors import Refusals, Refused, refuse
 from contracts.spec.records import EXIT_CODES, Fate
 
 TRIALS = SUITE.with_name("dist_selftest_suite.py")
@@ -37,11 +39,25 @@ TRIALS_LOST = 20  # so many mutants may end a rank before the matrix is given up
 @click.option("--with", "assistants", multiple=True, metavar="NAME", help="As for `check`.")
 @click.option("--once", is_flag=True, help="With --report: do not run again where the matrix there was made with the "
               "same files, packages, CPU and settings.")  # fmt: skip
+@click.option("--sample", is_flag=True, help="Only one drawn mutant of each family, beside a proof that was made "
+              "elsewhere.")  # fmt: skip
+@click.option("--seed", type=click.IntRange(min=0), metavar="N", help="With --sample: draw what was drawn with N.")
+@click.option("--proof", "given", type=click.Path(path_type=Path), default=Path("shipped"), show_default=True,
+              metavar="FILE", help="With --sample: the proof that it goes with.")  # fmt: skip
 @one_clear_error
 def selftest(
-    only: str | None, profile: Tier, ranks: int, folder: Path | None, jobs: int, assistants: tuple[str, ...], once: bool
-) -> None:
+    only: str | None, profile: Tier, ranks: int, folder: Path | None, jobs: int, assistants: tuple[str, ...],
+    once: bool, sample: bool, seed: int | None, given: Path,
+) -> None:  # fmt: skip
     """Judge every mutant and print the kill matrix: each contract must catch its own, in the declared words."""
+    if sample:
+        refused, others = Refusals(), {"--report": folder, "--only": only, "--once": once, "--jobs": jobs > 1}
+        for name, value in {**others, "--profile": profile == "dist"}.items():
+            refused.unless(not value, name, value, "does not go with --sample", "leave one of the two out")
+        refused.raise_any()
+        sys.exit(_sampled(seed, given, assistants))
+    if seed is not None:
+        raise refuse("--seed", seed, "draws nothing without --sample", "add --sample")
     about = kill_matrix.About(
         content=kill_matrix.content(), tier=profile, only=only or "",
         surroundings=kill_matrix.here(threads=kill_matrix.threads(jobs), helping=kill_matrix.helping(assistants)),
@@ -49,10 +65,10 @@ def selftest(
     if once:
         if folder is None:
             raise refuse("--once", True, "has no --report to look into", "name a folder with --report")
-        found = _found(folder, about)
-        if found is not None:
-            _show_matrix(found)
-            sys.exit(EXIT_CODES[found.word])
+        earlier = _found(folder, about)
+        if earlier is not None:
+            _show_matrix(earlier)
+            sys.exit(EXIT_CODES[earlier.word])
     if folder is not None:  # an older matrix must not be read as this one, whatever happens now
         for name in (kill_matrix.FILE, output_of.FILE):
             (folder / name).unlink(missing_ok=True)
@@ -66,21 +82,70 @@ def selftest(
             if folder is not None:
                 folder.mkdir(parents=True, exist_ok=True)
                 quiet.enter_context(output.taken())
-            matrix = _tried(law, profile, ranks, only or "", folder, jobs, assistants)
+            matrix = _tried(law, profile, ranks, only or "", folder, jobs, assistants, watched_file)
         if folder is not None:
             kill_matrix.write(folder, kill_matrix.Proof(about=about, matrix=matrix))
         _show_matrix(matrix)
         return EXIT_CODES[matrix.word]
 
     output, code = Output(folder), EXIT_CODES["broken"]
-    try:
-        code = supervised(lambda: told(work), output)
-    except Ended as error:
-        raise Ended(f"the self-test did not finish, so it says nothing about any contract: {error}") from error
-    finally:
-        ended = folder is not None and not (folder / kill_matrix.FILE).exists()
-        output.end(ended=ended, red=code != 0)
+    with tempfile.TemporaryDirectory() as place:
+        watched_file = Path(place, WATCHED)
+        try:
+            code = supervised(lambda: told(work), watched(output, watched_file))
+        except Stopped:
+            raise
+        except Ended as error:
+            raise Ended(f"the self-test did not finish, so it says nothing about any contract: {error}") from error
+        finally:
+            ended = folder is not None and not (folder / kill_matrix.FILE).exists()
+            output.end(ended=ended, red=code != 0)
     sys.exit(code)
+
+
+def _sampled(seed: int | None, given: Path, assistants: tuple[str, ...]) -> int:
+    """Try a drawn mutant of each family and say whether there is a proof of all of them; the exit code.
+
+    A contract that fails here is named whatever a proof from elsewhere says. That there is no proof is said and is no
+    failure: this is the quick way, and it says how to make one.
+    """
+    seed = secrets.randbelow(1 << 16) if seed is None else seed
+    try:
+        words = f"proved elsewhere: {kill_matrix.load(given).words()}"
+    except Refused as refused:
+        words = f"not proved as a whole: {'; '.join(str(each) for each in refused.refusals)}"
+    click.echo(words)
+
+    def work() -> int:
+        read_law()
+        tell = Told(watched_file)
+        tell.planned(len(self_test.by_family(LAW)))
+        with output.taken():
+            helping = [party for _, party in parties.assistants(parties.load("reference"), assistants, quick=True)]
+            matrix = self_test.sample(LAW, helping, seed, tell)
+        drawn = ", ".join(f"{kill.of} by {kill.mutant}" for kill in matrix.kills)
+        click.echo(f"tried here, one mutant of each family, drawn with --seed {seed}: {drawn}")
+        for result in matrix.failing:
+            click.secho(f"on the reference {result.item} is {result.outcome}: {result.words}", fg="red")
+        for kill in (each for each in matrix.kills if each.fate != "killed"):
+            click.secho(
+                f"{kill.of}[{kill.case}] against {kill.mutant}: {kill.fate}: {short(kill.words, quote=False)}", fg="red"
+            )
+        killed = sum(kill.fate == "killed" for kill in matrix.kills)
+        line = f"SAMPLE {matrix.word.upper()}: {killed} of {len(matrix.kills)} drawn mutants killed for their words"
+        click.secho(line, fg=COLOURS.get(matrix.word, "red"), bold=True)
+        return EXIT_CODES[matrix.word]
+
+    code = EXIT_CODES["broken"]
+    with tempfile.TemporaryDirectory() as place:
+        watched_file, output = Path(place, WATCHED), Output(Path(place))
+        try:
+            code = supervised(lambda: told(work), watched(output, watched_file))
+        except Ended as error:
+            raise Ended(f"the sample did not finish, so it says nothing about any contract: {error}") from error
+        finally:
+            output.end(ended=code == EXIT_CODES["broken"], red=False)
+    return code
 
 
 def _found(folder: Path, about: kill_matrix.About) -> self_test.Matrix | None:
@@ -102,29 +167,31 @@ def _found(folder: Path, about: kill_matrix.About) -> self_test.Matrix | None:
 
 
 def _tried(
-    law: Law, profile: Tier, ranks: int, only: str, folder: Path | None, jobs: int, assistants: tuple[str, ...]
-) -> self_test.Matrix:
+    law: Law, profile: Tier, ranks: int, only: str, folder: Path | None, jobs: int, assistants: tuple[str, ...],
+    watched_file: Path,
+) -> self_test.Matrix:  # fmt: skip
     """Judge some contracts on the reference and on each of their mutants."""
     if profile == "dist":
-        return _tried_by_ranks(ranks, only, folder)
+        return _tried_by_ranks(ranks, only, folder, watched_file.parent)
+    tell = Told(watched_file)
+    tell.planned(self_test.judgements(law))
     if jobs > 1:
-        return self_test.shared(law, assistants, jobs)
+        return self_test.shared(law, assistants, jobs, tell)
     subject = parties.load("reference")
     helping = [party for _, party in parties.assistants(subject, assistants, quick=False)]
-    return self_test.run(law, helping)
+    return self_test.run(law, helping, tell)
 
 
-def _tried_by_ranks(ranks: int, only: str, folder: Path | None) -> self_test.Matrix:
-    """The matrix of the dist tier: one torchrun for all of its mutants."""
-    with tempfile.TemporaryDirectory() as place:
-        kept = Path(place) if folder is None else folder
-        kept.mkdir(parents=True, exist_ok=True)
-        file = Path(place) / "matrix.json"
-        arguments = [str(TRIALS), "-p", "contracts.harness.dist_selftest", f"--trials={file}", f"--only={only}", *APART]
-        last_words = torchrun.run(ranks, arguments, kept, restarts=TRIALS_LOST)
-        if not file.exists():
-            raise Ended(f"the ranks ended without a matrix: {last_words}")
-        return codec.loads(self_test.Matrix, file.read_text(encoding="utf-8"))
+def _tried_by_ranks(ranks: int, only: str, folder: Path | None, place: Path) -> self_test.Matrix:
+    """The matrix of the dist tier: one torchrun for all of its mutants. `place` is theirs while they run."""
+    kept = place if folder is None else folder
+    kept.mkdir(parents=True, exist_ok=True)
+    file = place / "matrix.json"
+    arguments = [str(TRIALS), "-p", "contracts.harness.dist_selftest", f"--trials={file}", f"--only={only}", *APART]
+    last_words = torchrun.run(ranks, arguments, kept, restarts=TRIALS_LOST)
+    if not file.exists():
+        raise Ended(f"the ranks ended without a matrix: {last_words}")
+    return codec.loads(self_test.Matrix, file.read_text(encoding="utf-8"))
 
 
 def _show_matrix(matrix: self_test.Matrix) -> None:

@@ -16,7 +16,7 @@ from importlib import metadata
 
 import pytest
 
-from contracts.harness.ranks import plugin_compatibility, recovery, reports
+from contracts.harness.ranks import console, plugin_compatibility, recovery, reports
 from contracts.harness.ranks.agreement import differences
 from contracts.harness.ranks.journal import Journal, Past, read_journal
 from contracts.harness.ranks.merge import VERDICT
@@ -33,6 +33,7 @@ class Collection:
         self.ranks, self.config, self.here, self.job = ranks, ranks.config, ranks.here, ranks.job
         self._faults: dict[str, str] = {}
         self._replayed: list[pytest.Item] = []
+        self._charged = ""  # the test under way when the attempt before ended: nobody has reported it yet
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:
@@ -103,7 +104,7 @@ class Collection:
         said = self._say_all(self._what_happened(session.items).text() if again else "", "past")
         self.ranks.past = Past.of(said[0]) if said[0] else Past()
         if self.here.speaks:
-            self.ranks.journal = Journal(self.ranks.folder.journal)
+            self.ranks.journal = Journal(self.ranks.folder.journal, self.ranks.lost_journal)
         self._replayed = [item for item in session.items if item.nodeid in self.ranks.past.done]
         session.items[:] = [item for item in session.items if item.nodeid not in self.ranks.past.done]
 
@@ -114,6 +115,7 @@ class Collection:
         item = next((each for each in items if each.nodeid == past.under_way), None)
         if item is None:
             return self._after_a_test(past, account)
+        self._charged = item.nodeid
         verdict = {"outcome": "failed", "primary": account.rank, "words": account.reason, "recovery": "restarted"}
         journal = Journal(self.ranks.folder.journal)
         for report in reports.failure(item, account.told(), account.reason, [(VERDICT, json.dumps(verdict))]):
@@ -138,13 +140,17 @@ class Collection:
         if self.ranks.past.done and not self.config.option.collectonly:
             # pytest refuses to start after a failure, unless this option says that it is intended.
             self.config.option.continue_on_collection_errors = True
-            self._replay()
+            session.testscollected += len(self._replayed)  # what pytest's percentages are of
+            old = [item for item in self._replayed if item.nodeid != self._charged]
+            with console.unseen(self.config, f"{len(old)} tests were through before the restart"):
+                self._replay(old)
+            self._replay([item for item in self._replayed if item.nodeid == self._charged])
             if session.shouldfail:
                 raise session.Failed(session.shouldfail)
         return (yield)
 
-    def _replay(self) -> None:
-        for item in self._replayed:
+    def _replay(self, items: list[pytest.Item]) -> None:
+        for item in items:
             hook = item.ihook
             hook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
             for plain in self.ranks.past.done[item.nodeid]:

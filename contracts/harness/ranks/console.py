@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -32,6 +35,36 @@ def take(config: pytest.Config, log: Path | None) -> int:
     return console
 
 
+@contextmanager
+def untaken(plugins: pytest.PytestPluginManager) -> Iterator[None]:
+    """While pytest captures nothing."""
+    capture = plugins.getplugin("capturemanager")
+    if capture is None or not capture.is_globally_capturing():
+        yield
+        return
+    capture.suspend_global_capture(in_=True)
+    yield
+    capture.resume_global_capture()
+
+
+@contextmanager
+def unseen(config: pytest.Config, instead: str) -> Iterator[None]:
+    """Print one line instead of what pytest prints of reports that an earlier attempt has printed.
+
+    `_tw` is private in pytest: its reporter counts a report and prints it in one step. Seen in 7.0 to 9.2.
+    """
+    reporter = config.pluginmanager.getplugin("terminalreporter")
+    if reporter is None:
+        yield
+        return
+    say(config, instead)
+    file, reporter._tw._file = reporter._tw._file, io.StringIO()
+    try:
+        yield
+    finally:
+        reporter._tw._file, reporter.currentfspath = file, None
+
+
 def say(config: pytest.Config, line: str) -> None:
     """Print a line of its own among pytest's dots."""
     reporter = config.pluginmanager.getplugin("terminalreporter")
@@ -42,7 +75,8 @@ def say(config: pytest.Config, line: str) -> None:
 
 def say_raw(console: int, text: str) -> None:
     """Print without pytest, when this process ends before pytest could print."""
-    os.write(console, text.encode(errors="replace"))
+    with suppress(OSError):  # a terminal that was closed
+        os.write(console, text.encode(errors="replace"))
 
 
 def finish(config: pytest.Config, session: pytest.Session, said: list[pytest.TestReport], reason: str) -> None:

@@ -5,8 +5,12 @@ from __future__ import annotations
 import json
 import sys
 import traceback
+from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+CALLS = 100  # of a group, that a rank tells of
 FRAMES = 12  # of a stack, the innermost
 HIDDEN = (
     "/_pytest/",
@@ -42,13 +46,51 @@ def collectives(since_ns: int = 0) -> list[str]:
     for entry in _recorded():
         made = entry.get("time_created_ns", 0)
         if isinstance(made, int) and made >= since_ns:
-            group = entry.get("process_group") or entry.get("pg_id")
-            last[" ".join(map(str, group)) if isinstance(group, list) else str(group)] = entry
+            last[_name(entry)] = entry
     return [_line(group, entry) for group, entry in last.items()]
 
 
+def called(since_ns: int = 0) -> dict[str, object]:
+    """What a rank tells of its collectives: the last of each group, and all of them since a moment, in order."""
+    return {"collectives": collectives(since_ns), "history": history(since_ns)}
+
+
+def history(since_ns: int = 0) -> dict[str, list[str]]:
+    """Group → its collectives since a moment, each as its operation, sizes and dtypes."""
+    found: dict[str, list[str]] = {}
+    for entry in _recorded():
+        made = entry.get("time_created_ns", 0)
+        if isinstance(made, int) and made >= since_ns:
+            parts = (entry.get("profiling_name"), entry.get("input_sizes"), entry.get("input_dtypes"))
+            found.setdefault(_name(entry), []).append(" ".join(str(part) for part in parts if part))
+    return {group: calls[:CALLS] for group, calls in found.items()}
+
+
+def odd_one(views: Mapping[int, Mapping[str, Any]]) -> tuple[int, str] | None:
+    """The rank whose collectives are the first to differ from those of most others, and how; None where there is no
+    such rank, as of two that differ from one another."""
+    histories = {rank: view.get("history") or {} for rank, view in views.items()}
+    for group in dict.fromkeys(group for each in histories.values() for group in each):
+        calls = {rank: each[group] for rank, each in histories.items() if group in each}
+        for number in range(max(map(len, calls.values()))):
+            here = {rank: dict(enumerate(each)).get(number, "nothing") for rank, each in calls.items()}
+            (usual, most), *others = Counter(here.values()).most_common()
+            if others and most > len(here) / 2:
+                odd = min(rank for rank, call in here.items() if call != usual)
+                rest = ", ".join(str(rank) for rank, call in here.items() if call == usual)
+                return odd, f"rank {odd} differs: {here[odd]} in group {group}, where rank {rest} called {usual}"
+            if others:
+                break
+    return None
+
+
+def _name(entry: Mapping[str, object]) -> str:
+    group = entry.get("process_group") or entry.get("pg_id")
+    return " ".join(map(str, group)) if isinstance(group, list) else str(group)
+
+
 def _line(group: object, entry: dict[str, object]) -> str:
-    sizes = entry.get("input_sizes") or ""
+    sizes = " ".join(str(entry[name]) for name in ("input_sizes", "input_dtypes") if entry.get(name))
     return (
         f"group {group}: {entry.get('profiling_name')} number {entry.get('collective_seq_id')} "
         f"{sizes} {entry.get('state', '')}".rstrip()

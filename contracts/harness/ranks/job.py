@@ -6,16 +6,20 @@ Every rank makes the same calls in the same order, because every decision follow
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 
-from contracts.harness.ranks import diagnostics, groups, rank_environment, recovery
+from contracts.harness.ranks import diagnostics, exit, groups, rank_environment, recovery
 from contracts.harness.ranks.agreement import Agreement, End, Limits, Waiting, decide, gathering
-from contracts.harness.ranks.merge import Merged, Post, merge, read, written
+from contracts.harness.ranks.guard_program import LEFT
+from contracts.harness.ranks.in_flight import InFlight, View, leftovers
+from contracts.harness.ranks.merge import Merged, Post, blamed, charged, merge, read, written
 from contracts.harness.ranks.watchdog import Aborted, Region, Watchdog
 
+COPY_CHARACTERS = 1000
 SKIPPED = 5  # times the grace period: what the peers of a rank that skipped get
 
 
@@ -48,6 +52,8 @@ class Job:
         self.counts = Counts()
         self._all_passed = merge([Post(rank=rank) for rank in range(here.size)])
         self.poisoned = False
+        self._pid, self._copies = os.getpid(), os.pipe()
+        os.set_blocking(self._copies[0], False)
         self._raised = ""  # where an exception in the last phase came from
         self._connections = [groups.connection(here, first=True), groups.connection(here)]
         prefix = gathering(self._connections[0], rank=here.rank, size=here.size, limit=limits.collection)
@@ -57,13 +63,14 @@ class Job:
         )
         self.agreement = mine
         timeout_s = limits.test + limits.grace + limits.hard + 60
+        self.in_flight = InFlight(here.rank)
         self.group = groups.SessionGroup(here, prefix, backend=groups.backend_of(backend), timeout_s=timeout_s)
         self.recovery = recovery.Recovery(here, folder, doing=self._doing, speak=speak)
         self.watchdog = Watchdog(
             watchdogs, limits, abort=self._abort, picture=self._picture, over=self.recovery.leave
         )  # fmt: skip
         self.signals = recovery.Signals(
-            lambda name: self.recovery.leave(End(reason=f"signal {name} from outside", restart=True))
+            exit.orders(), lambda name: self.recovery.leave(End(reason=f"signal {name} from outside", restart=True))
         )
 
     def start(self) -> None:
@@ -140,7 +147,12 @@ class Job:
         try:
             with self.watchdog.watched(step, label, limit) as region:
                 try:
-                    yield region
+                    try:
+                        yield region
+                    except BaseException as error:
+                        self._end_copy(label, f": {type(error).__name__}: {error}")
+                        raise
+                    self._end_copy(label, "")
                 except Aborted:  # the device's queue is gone with the group
                     raise
                 except BaseException:
@@ -152,6 +164,21 @@ class Job:
             self._raised = diagnostics.raised_at(error)  # now, because torchrun may end this rank before the report
             raise
 
+    def _end_copy(self, label: str, how: str) -> None:
+        """End a process that the code under test has forked and that came back here. It is no rank: it shares the
+        connections of one, and what it says would be taken for that rank's words."""
+        if os.getpid() != self._pid:
+            words = f"a process that rank {self.here.rank} forked in {label} came back into pytest{how}"
+            os.write(self._copies[1], words[:COPY_CHARACTERS].replace("\n", " ").encode(errors="replace") + b"\n")
+            os._exit(LEFT)
+
+    def copies(self) -> list[str]:
+        """What is known of forked processes that came back, since this was called last."""
+        try:
+            return os.read(self._copies[0], 1 << 16).decode(errors="replace").splitlines()
+        except BlockingIOError:
+            return []
+
     def why_aborted(self, region: Region, *, raised: bool) -> str:
         """Why this rank's part of a phase does not count, or "". An exception after the phase was called off comes from
         the first connection that was cut, even if this rank's own was not cut yet."""
@@ -160,12 +187,18 @@ class Job:
         return (self.agreement.called_off(region.step) or "") if raised else ""
 
     def agree(
-        self, post: Post, region: Region, *, grace: float | None = None, name: str = "", took: int | None = None
-    ) -> Merged:
+        self, post: Post, region: Region, *, grace: float | None = None, name: str = "", took: int | None = None,
+        even: bool = False,
+    ) -> Merged:  # fmt: skip
         """Merge one rank's outcome of a phase with the others'.
 
-        `took` is the number of ranks that took part, if not all did; a pass of the others says nothing.
+        `took` is the number of ranks that took part, if not all did; a pass of the others says nothing. With `even`,
+        nothing may be in flight after the phase.
         """
+        if even:
+            self.in_flight.let_threads_begin()
+            view = self.in_flight.view()
+            post = replace(post, in_flight=None if view == View() else asdict(view))
         bad = post.kind != "passed" or bool(post.aborted)
         if post.kind == "skipped" and grace is None:  # usually every rank skips, some later than others
             grace = SKIPPED * self.limits.grace
@@ -177,15 +210,36 @@ class Job:
         merged = merge([post for post in posts if post not in idle])
         if merged.poisoned and (merged.aborted or self.group.backend != "nccl"):
             self.poisoned = True
+        if even and not self.poisoned:
+            merged = self._even(merged, [View(**(post.in_flight or {})) for post in posts])  # type: ignore[arg-type]  # as it was posted
         if merged.kind == "failed" and any(said != "failed" for said in merged.outcomes.values()):
             return self._with_evidence(merged, region)
         return merged
 
+    def _even(self, merged: Merged, views: list[View]) -> Merged:
+        """The same, or a failure where the phase has left something in flight that does not land within the grace."""
+        found, until = leftovers(views), time.monotonic() + self.limits.grace
+        while found:
+            late = time.monotonic() > until
+            mine = {"view": asdict(self.in_flight.view(whole=True)), "late": late}
+            said = [json.loads(text) for text in self.exchange(json.dumps(mine), limit=self.limits.end, name="even")]
+            found = leftovers([View(**each["view"]) for each in said])
+            if any(each["late"] for each in said):
+                break
+            time.sleep(0.02)
+        if not found:
+            self.in_flight.even()
+            return merged
+        self.poisoned = True
+        return charged(merged, found[0].rank, [each.words for each in found])
+
     def _with_evidence(self, merged: Merged, region: Region) -> Merged:
-        mine = region.picture or {"stack": self._raised, "collectives": diagnostics.collectives(region.since_ns)}
-        views = self.exchange(json.dumps(mine), limit=self.limits.end, name="evidence")
-        told = diagnostics.shown({rank: json.loads(view) for rank, view in enumerate(views)})
-        return replace(merged, text=f"{merged.text}\n----- where each rank was -----\n{told}")
+        mine = region.picture or {"stack": self._raised, **diagnostics.called(region.since_ns)}
+        said = self.exchange(json.dumps(mine), limit=self.limits.end, name="evidence")
+        views = {rank: json.loads(view) for rank, view in enumerate(said)}
+        merged = replace(merged, text=f"{merged.text}\n----- where each rank was -----\n{diagnostics.shown(views)}")
+        odd = diagnostics.odd_one(views)
+        return merged if odd is None else blamed(merged, *odd)
 
     def from_rank_0(self, mine: str) -> str:
         """A value of rank 0, on every rank. All ranks call it in a phase of a test."""
@@ -201,6 +255,7 @@ class Job:
 
     def open_group(self) -> None:
         self._agreed(self.group.open, "the process group")
+        self.in_flight.even()
 
     def fit(self, world: int, drop: Callable[[], None]) -> None:
         """Give the default group to the first `world` ranks, unless they have it; `drop` what holds the old one."""
@@ -212,6 +267,7 @@ class Job:
             self.group.resize(world)
 
         self._agreed(other, f"the process group of {world} ranks")
+        self.in_flight.even()
 
     def rebuild(self, drop: Callable[[], None]) -> None:
         """Tear down what holds the poisoned group, and make a new one. If that fails or is not wanted, leave and let
@@ -226,6 +282,7 @@ class Job:
             self.group.open()
 
         self._agreed(anew, "the next process group")
+        self.in_flight.even()
         self.poisoned = False
         self.counts.rebuilt += 1
 
@@ -247,7 +304,7 @@ class Job:
     def _picture(self, region: Region) -> dict[str, object]:
         return {
             "stack": diagnostics.stack(self.watchdog.main),
-            "collectives": diagnostics.collectives(region.since_ns),
+            **diagnostics.called(region.since_ns),
             "label": region.label,
         }
 
@@ -255,4 +312,4 @@ class Job:
         region = self.watchdog.region
         if region is not None:
             return region.picture or self._picture(region)
-        return {"stack": self._raised, "collectives": diagnostics.collectives(), "label": "between two phases"}
+        return {"stack": self._raised, **diagnostics.called(), "label": "between two phases"}

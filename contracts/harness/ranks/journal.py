@@ -6,6 +6,8 @@ Rank 0 alone writes JSON lines and flushes each: a test starts, its reports foll
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,11 +32,16 @@ class Past:
         return cls(done=done, under_way=under_way, begun=tuple(begun))
 
 
-class Journal:
-    """Written by rank 0 while the tests run."""
+def _said(why: str) -> None:
+    """Nothing more to say."""
 
-    def __init__(self, path: Path) -> None:
+
+class Journal:
+    """Written by rank 0 while the tests run. `lost` is told why where it can be written no more."""
+
+    def __init__(self, path: Path, lost: Callable[[str], None] | None = None) -> None:
         self._file = path.open("a", encoding="utf-8")
+        self._lost = lost
 
     def start(self, nodeid: str) -> None:
         self._write({"start": nodeid})
@@ -46,11 +53,18 @@ class Journal:
         self._write({"done": nodeid})
 
     def close(self) -> None:
-        self._file.close()
+        with suppress(OSError):  # of what could not be written before
+            self._file.close()
 
     def _write(self, entry: dict[str, object]) -> None:
-        self._file.write(json.dumps(entry, default=str) + "\n")
-        self._file.flush()
+        try:
+            self._file.write(json.dumps(entry, default=str) + "\n")
+            self._file.flush()
+        except OSError as error:
+            if self._lost is None:
+                raise
+            lost, self._lost = self._lost, _said  # once: the last page writes here too, while the process leaves
+            lost(f"{self._file.name} cannot be written: {error.strerror}")
 
 
 def read_journal(path: Path) -> Past:

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field, replace
 KINDS = ("passed", "failed", "skipped", "xfailed", "xpassed")
 TEXT = 20_000  # characters of a failure that are sent; the rank's log has all of it
 VERDICT = "ranks.verdict"
+OF_BACKEND = ("Connection closed", "Connection reset", "Broken pipe", "gloo", "Gloo", "NCCL", "DistBackendError")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +23,8 @@ class Post:
 
     `order` is its position, from 1, among the ranks that did not pass; the store counts them, so no clocks are
     compared. `aborted` is why its own group was cut, or empty. `raised` says that an exception passed through the test,
-    which leaves its peers at an unknown point even if the outcome is not a failure.
+    which leaves its peers at an unknown point even if the outcome is not a failure. `in_flight` is this rank's
+    `in_flight.View`, or None if it has called nothing since the ranks were last even.
     """
 
     rank: int
@@ -36,6 +38,7 @@ class Post:
     aborted: str = ""
     raised: bool = False
     order: int = 0
+    in_flight: Mapping[str, object] | None = None
 
 
 def written(post: Post) -> str:
@@ -102,6 +105,33 @@ def merge(posts: Sequence[Post]) -> Merged:
         "outcomes": {str(rank): said for rank, said in outcomes.items()},
     }
     return replace(merged, properties=(*merged.properties, (VERDICT, json.dumps(verdict))))
+
+
+def charged(merged: Merged, rank: int, words: Sequence[str]) -> Merged:
+    """The same phase as a failure of `rank`, for what it left in flight; where it had failed, its own words stay."""
+    if merged.kind == "failed":
+        return replace(merged, text="\n".join([merged.text, *words]), poisoned=True)
+    verdict = {"outcome": "failed", "primary": rank, "words": words[0], "recovery": "",
+               "outcomes": {str(each): said for each, said in merged.outcomes.items()}}  # fmt: skip
+    return replace(
+        merged, kind="failed", primary=rank, crash=words[0], text="\n".join(words), poisoned=True,
+        properties=(*merged.properties, (VERDICT, json.dumps(verdict))),
+    )  # fmt: skip
+
+
+def blamed(merged: Merged, rank: int, words: str) -> Merged:
+    """The same failure, with the rank whose collectives differ from the others' before the one that suffered from it:
+    a backend ends, or hangs, whichever rank it finds first. An error of the test's own names its rank already."""
+    of_backend = any(said in merged.crash for said in OF_BACKEND) or all(
+        said != "failed" for said in merged.outcomes.values()
+    )
+    if not of_backend:
+        return merged
+    crash = f"{words}; {merged.crash}"
+    kept = tuple(pair for pair in merged.properties if pair[0] != VERDICT)
+    verdicts = [json.loads(str(value)) for name, value in merged.properties if name == VERDICT]
+    told = [(VERDICT, json.dumps({**verdict, "primary": rank, "words": crash})) for verdict in verdicts]
+    return replace(merged, primary=rank, crash=crash, text=f"{words}\n{merged.text}", properties=(*kept, *told))
 
 
 def _decide(posts: Sequence[Post]) -> Merged:

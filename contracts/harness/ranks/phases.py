@@ -104,6 +104,9 @@ class Phases:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> Generator[None, object, object]:
+        if self.job.poisoned:  # a plugin that repeats a failed test does not leave the protocol
+            self.job.rebuild(lambda: self._drop_fixtures(item.session))
+        self._failed = False
         with self._watched(item, "setup"):
             plugin_compatibility.roll(plugin_compatibility.seed_of(item.nodeid, self.config.getoption("dist_seed")))
             return (yield)
@@ -140,6 +143,9 @@ class Phases:
             self._parts += [report.longreprtext] if report.failed else []
             return report
         region = self._regions.pop(call.when)
+        if copies := self.job.copies():
+            words = [] if report.passed else [report.longreprtext]
+            report.outcome, report.longrepr = "failed", "\n".join([*words, *copies])
         if call.when == "call" and self._parts and report.passed:
             report.outcome, report.longrepr = "failed", "\n".join(["a subtest failed", *self._parts])
         error = None if call.excinfo is None else call.excinfo.value
@@ -157,7 +163,7 @@ class Phases:
         if isinstance(error, Aborted):  # the evidence has the stack of the abort
             post = replace(post, text=str(error), crash="")
         took = wanted(item, self.here.size) if call.when == "call" else None
-        merged = self.job.agree(post, region, took=took)
+        merged = self.job.agree(post, region, took=took, even=call.when != "setup")
         reports.rewrite(report, merged, own=post.kind, rank=self.here.rank)
         if call.when == "teardown" and self._poisoned_before and self._failed and merged.kind == "failed":
             reports.soften(report, merged)

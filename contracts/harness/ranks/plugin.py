@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from contracts.harness.ranks import cpu_sharing, plugin_compatibility, rank_environment
+from contracts.harness.ranks import console, cpu_sharing, exit, plugin_compatibility, rank_environment
 from contracts.harness.ranks.collection import Collection
 from contracts.harness.ranks.phases import Phases
 from contracts.harness.ranks.session import Session
@@ -24,8 +24,9 @@ SET_WHERE_UNSET = {
 }
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
+def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
     if HERE is not None:
+        exit.under_guard(HERE, lambda: console.untaken(pluginmanager))
         for name, value in SET_WHERE_UNSET.items():
             os.environ.setdefault(name, value)
         cpu_sharing.take_turns(HERE.local_size)  # before torch has threads
@@ -54,8 +55,17 @@ def pytest_configure(config: pytest.Config) -> None:
         "default group of their own",
     )
     if HERE is not None:
-        plugin_compatibility.refuse(config)
-        ranks = Session(config, HERE)
+        try:
+            plugin_compatibility.refuse(config)
+            ranks = Session(config, HERE)
+        except pytest.UsageError:
+            exit.through(pytest.ExitCode.USAGE_ERROR, final=True)
+            raise
+        except OSError as error:
+            exit.through(pytest.ExitCode.USAGE_ERROR, final=True)
+            raise pytest.UsageError(
+                f"--dist-out: {error.filename} cannot be written: {error.strerror}; name a folder with space"
+            ) from error
         for name, hooks in {
             "ranks": ranks,
             "ranks-collection": Collection(ranks),
@@ -68,7 +78,10 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_cmdline_main(config: pytest.Config) -> Generator[None, Any, Any]:
     code = yield
     ranks = config.pluginmanager.getplugin("ranks")
-    return code if ranks is None else ranks.leave(int(code or 0))
+    if ranks is None:
+        exit.through(int(code or 0))
+        return code
+    return ranks.leave(int(code or 0))
 
 
 @pytest.fixture

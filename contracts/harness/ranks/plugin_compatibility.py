@@ -27,6 +27,11 @@ def refuse(config: pytest.Config) -> None:
         raise pytest.UsageError(
             "xdist under torchrun: its workers would join as the same rank; leave out -n and --dist"
         )
+    if "--dist-out" in config.invocation_params.args:
+        raise pytest.UsageError(
+            "--dist-out DIR in two words: after a restart DIR exists, and pytest takes it for a path of tests, so that "
+            "every test gets another id; write --dist-out=DIR"
+        )
     if getattr(option, "usepdb", False) or getattr(option, "trace", False):
         raise pytest.UsageError("--pdb under torchrun: the ranks share one terminal; run the test with one rank")
 

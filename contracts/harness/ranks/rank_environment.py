@@ -16,7 +16,8 @@ class Place:
 
     `attempt` counts from 0 how often this node's torchrun has started its ranks; `restarts_left` starts may follow.
     `local_size` is the number of ranks on this node. `agent_store` says whether the store belongs to torchrun and so
-    outlives this process. `host` names the machine and its torchrun, because two torchruns on a machine are two nodes.
+    outlives this process; `agent` is the process of torchrun. `host` names the machine and its torchrun,
+    because two torchruns on a machine are two nodes.
     """
 
     rank: int
@@ -28,6 +29,7 @@ class Place:
     attempt: int = 0
     restarts_left: int = 0
     agent_store: bool = False
+    agent: int = 0
     host: str = ""
 
     @property
@@ -51,6 +53,7 @@ def from_environment(environment: Mapping[str, str]) -> Place | None:
         restarts_left=int(environment.get("TORCHELASTIC_MAX_RESTARTS", 0))
         - int(environment.get("TORCHELASTIC_RESTART_COUNT", 0)),
         agent_store=environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+        agent=os.getppid(),
         host=f"{socket.gethostname()}/{os.getppid()}",
     )
 
@@ -88,9 +91,8 @@ class Folder:
         return self.path / "complete"
 
 
-def folder(chosen: str | None) -> Folder:
+def folder(chosen: str | None, agent: int) -> Folder:
     """The folder of this torchrun below `chosen`, or below the system's temporary folder."""
-    agent = os.getppid()
     base = Path(chosen) if chosen else Path(tempfile.gettempdir()) / f"pytest-ranks-{os.getuid()}"
     path = base.absolute() / f"torchrun-{agent}-{started(agent)}"
     path.mkdir(parents=True, exist_ok=True)

@@ -9,18 +9,18 @@ import contextlib
 import faulthandler
 import json
 import os
+import select
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import IO, NoReturn
 
-from contracts.harness.ranks import diagnostics, rank_environment
+from contracts.harness.ranks import diagnostics, exit, rank_environment
 from contracts.harness.ranks.agreement import End
+from contracts.harness.ranks.guard_program import LEFT
 
-LEFT = 77  # exit status of a rank that leaves; torchrun turns it into 1
 ANSWER_S = 1.0  # the time that peers get to write their last words
 TAKE_STACKS = signal.SIGRTMIN + 7  # no convention uses it; faulthandler answers even while the GIL is held
 
@@ -82,18 +82,26 @@ class Recovery:
         if not self._leaving.acquire(blocking=False):
             while True:  # the thread that came first ends the process
                 time.sleep(1)
-        self._write_last_words(end)
+        with contextlib.suppress(Exception):  # whatever this meets, a full disk above all, the process is to end
+            self._tell_the_end(end)
+        with contextlib.suppress(OSError):
+            if not end.restart:
+                self.folder.complete.write_text("1")
+        exit.leave_quietly(LEFT, final=not end.restart)
+
+    def _tell_the_end(self, end: End) -> None:
+        mine = ""
+        try:
+            self._write_last_words(end)
+        except OSError as error:
+            mine = f"{end.reason}\n(last words cannot be written in {self.folder.path}: {error.strerror})"
         self._wait_for_answers()
-        again = end.restart and self.here.restarts_left > 0
         answered = self._answered()
-        if self.here.rank == min(answered):
-            self._end_the_silent(answered)
-            with contextlib.suppress(Exception):  # the process must end, even if reporting fails
-                self._speak(account(self.folder, self.here.attempt, self.here.size).told(), again)
-        if not end.restart:
-            self.folder.complete.write_text("1")
-        sys.stdout.flush()
-        os._exit(LEFT)
+        if self.here.rank == min(answered, default=self.here.rank - self.here.local_rank):
+            if not mine:  # where nothing can be written, silence says nothing; the guards end who hangs
+                self._end_the_silent(answered)
+            told = mine or account(self.folder, self.here.attempt, self.here.size).told()
+            self._speak(told, end.restart and self.here.restarts_left > 0)
 
     def _write_last_words(self, end: End) -> None:
         gone = self.lost(self.peers)
@@ -153,7 +161,11 @@ def account(folder: rank_environment.Folder, attempt: int, size: int) -> Account
     ranked = sorted(views.values(), key=lambda view: (_weight(str(view["reason"])), str(view["when"])))
     first = ranked[0] if ranked else {"reason": "every rank died without a word", "rank": -1}
     doing = "\n".join([diagnostics.shown(views) if views else "", *crashes])
-    return Account(reason=str(first["reason"]), rank=int(str(first["rank"])), doing=doing)
+    reason, rank = str(first["reason"]), int(str(first["rank"]))
+    if odd := diagnostics.odd_one(views):
+        rank, differs = odd
+        reason = f"{differs}; {reason}"
+    return Account(reason=reason, rank=rank, doing=doing)
 
 
 def _weight(reason: str) -> int:
@@ -161,37 +173,28 @@ def _weight(reason: str) -> int:
 
 
 class Signals:
-    """Handles SIGTERM and SIGINT even while the main thread is inside a collective.
+    """Hears SIGTERM, SIGINT and SIGHUP from outside even while the main thread is inside a collective.
 
-    A plain handler waits until the main thread returns to Python, and torchrun kills after 30 s. The C handler writes
-    to a wakeup descriptor at once, and a thread reads it.
+    The guard receives them and passes them on by a pipe. A handler in this process would wait until the main thread
+    returns to Python, and it would replace a handler that a test installs.
     """
 
-    HEARD = (signal.SIGTERM, signal.SIGINT)
-
-    def __init__(self, heard: Callable[[str], None]) -> None:
-        self._heard = heard
+    def __init__(self, orders: int, heard: Callable[[str], None]) -> None:
+        self._orders, self._heard = orders, heard
         self._read, self._write = os.pipe()
-        os.set_blocking(self._write, False)
-        self._former: dict[int, object] = {}
         self._thread = threading.Thread(target=self._listen, name="ranks-signals", daemon=True)
 
     def start(self) -> None:
-        self._former = {number: signal.signal(number, lambda *_: None) for number in self.HEARD}
-        signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
-        self._thread.start()
+        if self._orders >= 0:
+            self._thread.start()
 
     def stop(self) -> None:
-        signal.set_wakeup_fd(-1)
-        for number, handler in self._former.items():
-            signal.signal(number, handler)  # type: ignore[arg-type]  # what signal.signal gave is what it takes
-        os.write(self._write, b"\0")
-        self._thread.join()
+        if self._thread.is_alive():
+            os.write(self._write, b"\0")
+            self._thread.join()
 
     def _listen(self) -> None:
-        while True:
-            for number in os.read(self._read, 64):
-                if number == 0:
-                    return
-                if number in self.HEARD:
-                    self._heard(signal.Signals(number).name)
+        ready, _, _ = select.select([self._orders, self._read], [], [])
+        if self._read not in ready:
+            told = os.read(self._orders, 1)
+            self._heard(signal.Signals(told[0]).name if told else "SIGKILL, to the guard,")

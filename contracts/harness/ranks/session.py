@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import json
 import time
@@ -27,7 +28,7 @@ class Session:
     """
 
     def __init__(self, config: pytest.Config, here: rank_environment.Place) -> None:
-        self.folder = rank_environment.folder(config.getoption("dist_out"))
+        self.folder = rank_environment.folder(config.getoption("dist_out"), here.agent)
         here = replace(here, attempt=max(here.attempt, self.folder.attempts(here.rank)))
         self.config, self.here = config, here
         if here.attempt and self.folder.complete.exists():  # torchrun also restarts after an ordinary red session
@@ -64,6 +65,9 @@ class Session:
     def serialized(self, report: pytest.TestReport) -> Report:
         plain: Report = self.config.hook.pytest_report_to_serializable(config=self.config, report=report)
         return {**plain, "longrepr": reports.words_of(report)}
+
+    def lost_journal(self, why: str) -> None:
+        self.job.end(f"{why}; give --dist-out a folder with space", restart=False)
 
     def pytest_sessionstart(self, session: pytest.Session) -> None:
         self.session = session
@@ -109,10 +113,16 @@ class Session:
     def pytest_unconfigure(self) -> None:
         faulthandler.cancel_dump_traceback_later()
         code = int(self.session.exitstatus) if self.session is not None else 4
+        if code == 0 and self.session is not None and self.session.testsfailed:
+            code = int(pytest.ExitCode.TESTS_FAILED)  # whatever a plugin has made of it
+        if copies := self.job.copies():
+            console.say_raw(self.console, "\n".join(["ranks:", *copies, ""]))
+            code = code or int(pytest.ExitCode.TESTS_FAILED)
         codes = self.job.exchange(str(code), limit=self.limits.end, name="end")
-        self.code = int(codes[0])
+        self.code = int(codes[0]) or max(map(int, codes))
         if self.here.local_rank == 0:
-            self.folder.complete.write_text(codes[0])
+            with contextlib.suppress(OSError):  # torchrun may start the ranks again then, for nothing
+                self.folder.complete.write_text(str(self.code))
         self.job.close()
         if self.journal is not None:
             self.journal.close()
@@ -150,6 +160,7 @@ class Session:
             time.sleep(0.01)
         if code and self.session is not None:
             exit.error_file(f"{self.session.testsfailed} of {self.session.testscollected} tests failed")
+        exit.through(code, final=True)
         return code
 
 

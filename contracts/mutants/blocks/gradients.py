@@ -205,6 +205,21 @@ class ForgetsRandomness(Model):
         return super().embed(tokens_BT)
 
 
+class WholeGroups(Model):
+    def run(self, layer: nn.Module, x: Tensor, pack: Packing) -> Output:
+        out = super().run(layer, x, pack)
+        left = len(self.layers) % 2 and layer is [*self.layers.values()][-1]
+        return out._replace(y_BTD=x) if self.recompute and left else out
+
+
+@mutant(of="BLK-07c", case="seven-dense", says="recompute set by the execution: logits differs", bugs=("ACK-06",),
+        leanest="")  # fmt: skip
+class RecomputesWholeGroupsOnly(Exchanged):
+    """Recomputes layers in groups of two, and runs as many as whole groups hold: the seventh layer is left out."""
+
+    exchange = {"model": WholeGroups}
+
+
 @mutant(of="BLK-07c", case="latent-streams", says="recompute set by the execution: the gradient of", bugs=("ACK-01",))
 class DropsOtherElementsWhenRecomputed(Exchanged):
     """The RNG state is not restored for recomputation, so dropout drops other elements."""

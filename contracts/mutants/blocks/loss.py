@@ -146,7 +146,7 @@ class Unweighed(Model):
         return 1.0 if loss == "mtp" else super().share(loss)
 
 
-@mutant(of="BLK-06v", case="dense", says="total is")
+@mutant(of="BLK-06v", case="dense", says="total is", leanest="")
 class WeighsDepthsFully(Exchanged):
     """The loss weight of multi-token prediction is not applied."""
 

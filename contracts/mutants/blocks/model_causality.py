@@ -45,7 +45,12 @@ class LooksTwoAhead(MtpModule):
         return super().forward(hidden_BTD, ahead_BTD.roll(-1, dims=1), packing)
 
 
-@mutant(of="BLK-01e", case="streams-and-depths", says="token 9 changed, depth 1: logits change from position 7 on")
+@mutant(
+    of="BLK-01e",
+    case="streams-and-depths",
+    says="token 9 changed, depth 1: logits change from position 7 on",
+    leanest="",
+)
 class DepthsSeeTwoAhead(Exchanged):
     """A prediction depth joins the token two ahead instead of one."""
 
@@ -96,7 +101,7 @@ class DepthsNeverPacked(MtpModule):
         return super().forward(hidden_BTD, ahead_BTD, whole)
 
 
-@mutant(of="BLK-02e", case="streams-and-depths", says="depth 1 of row 0 from 5 on differs")
+@mutant(of="BLK-02e", case="streams-and-depths", says="depth 1 of row 0 from 5 on differs", leanest="")
 class DepthsAttendAcrossDocuments(Exchanged):
     """The prediction heads ignore documents; the layers do not."""
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from contracts.contract import mutant
+from contracts.mutants._support.trainer import Trained
 from contracts.mutants.blocks import attention, latent_attention, loss
 from contracts.mutants.moe import gates
+from contracts.stacks.reference.training.trainer import Trainer
 
 GRADIENT = "the gradient of"
 
@@ -32,3 +34,18 @@ class AveragesWhatHeadsSayOfTheSharedKey(latent_attention.AveragesTheSharedKeysG
 @mutant(of="BLK-01h", case="grouped", says="the loss is")
 class PredictsTheTokenAfterTheNext(loss.ShiftsLabelsAgain):
     """The loader shifts labels, and the model shifts them again."""
+
+
+class _ByName(Trainer):
+    def reduce(self) -> None:
+        super().reduce()
+        shared = self.model.embedding.weight.grad
+        if self.model.head is None and shared is not None:
+            shared += shared.clone()
+
+
+@mutant(of="BLK-01h", case="grouped-tied", says="the gradient of embedding.weight", bugs=("TIE-02",))
+class CountsATiedWeightByItsNames(Trained):
+    """Writes main gradients back by name: a weight of two names gets its gradient twice."""
+
+    trains = _ByName

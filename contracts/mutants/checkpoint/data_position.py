@@ -85,7 +85,10 @@ class _AsksNoRecipe(Checkpoints):
         return super().load(target, recipe=recipe, step=step)
 
 
-@mutant(of="CKPT-01c", case="rope", says="the run of short went on after step 1", bugs=("PRV-06",))
+@mutant(
+    of="CKPT-01c", case="rope", says="the run of short went on after step 1", bugs=("PRV-06",),
+    leanest="the run of short@dense went on after step 1",
+)  # fmt: skip
 class AsksNoRecipe(Exchanged):
     """Compares no recipe: every tensor fits, so the run goes on with another rope base."""
 

@@ -138,3 +138,29 @@ class AsksForNoMount(Reference):
         if save is None or not save.startswith(f"{storage.durable}/"):
             raise refuse("checkpoint.save", save, f"is not below {storage.durable}", "put it there")
         return save
+
+
+class _PrefersTheNewest(Checkpoints):
+    def opened(self, step: int | None = None) -> manifests.Manifest:
+        latest = self.latest()
+        return super().opened(latest if step is not None and latest is not None and step < latest else step)
+
+
+@mutant(of="CKPT-06e", case="older-than-the-latest", says="step 2 was asked for, and its step is 6", bugs=("RSM-37",))
+class PrefersTheNewest(Exchanged):
+    """A newer checkpoint for recovery wins over the step that the user named."""
+
+    exchange = {"checkpoints": _PrefersTheNewest}
+
+
+class _TakesTheNearest(Checkpoints):
+    def opened(self, step: int | None = None) -> manifests.Manifest:
+        below = [each for each in self.steps() if step is not None and each >= step]
+        return super().opened(min(below, default=step))
+
+
+@mutant(of="CKPT-06e", case="in-the-middle", says="step 3 is not among (2, 4, 6), and step 4 was loaded")
+class TakesTheNearest(Exchanged):
+    """Falls back to the nearest step in place of the one that is not there."""
+
+    exchange = {"checkpoints": _TakesTheNearest}

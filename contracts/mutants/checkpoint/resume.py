@@ -11,6 +11,9 @@ from torch import Tensor
 
 from contracts.contract import mutant
 from contracts.mutants._support.trainer import Trained
+from contracts.spec.training import Session
+from contracts.spec.training import Trained as Run
+from contracts.stacks.reference.checkpoint import rng_state
 from contracts.stacks.reference.checkpoint.checkpoint import State
 from contracts.stacks.reference.optim.optimizer import Optimizer
 from contracts.stacks.reference.training.trainer import Trainer
@@ -28,7 +31,7 @@ class _LeavesBuffersBehind(Trainer):
 
 
 @mutant(of="CKPT-01a", case="adamw", says="buffers: the state layers.1.mixer.router.bias differs",
-        bugs=("EXB-04",))  # fmt: skip
+        bugs=("EXB-04",), leanest="")  # fmt: skip
 class LeavesBuffersBehind(Trained):
     """The selection bias is a non-persistent buffer: it is zero again after each resume."""
 
@@ -200,7 +203,7 @@ class _LooksAhead(Trainer):
         return super().position() | {"consumed": self.consumed + self.recipe.batch.total}
 
 
-@mutant(of="CKPT-01a", case="adamw", says="after 1 loads, step 3: samples is", bugs=("RSM-28",))
+@mutant(of="CKPT-01a", case="adamw", says="after 1 loads, step 3: samples is", bugs=("RSM-28",), leanest="")
 class LooksAhead(Trained):
     """The loader has prefetched the next batch and counts it as trained: each resume loses one batch."""
 
@@ -213,7 +216,7 @@ class _BeginsTheData(Trainer):
         self.consumed = 0
 
 
-@mutant(of="CKPT-01a", case="muon-accumulated", says="after 1 loads, step 2: samples is", bugs=("RSM-26",))
+@mutant(of="CKPT-01a", case="muon-accumulated", says="after 1 loads, step 2: samples is", bugs=("RSM-26",), leanest="")
 class BeginsTheData(Trained):
     """The sampler starts again: the first batches are trained twice, the last ones never."""
 
@@ -298,3 +301,34 @@ class NamesByChance(Trained):
     """The save draws from the generator that the data uses."""
 
     trains = _NamesByChance
+
+
+class _UntiesAfterALoad(Trainer):
+    def resume(self, folder: str) -> None:
+        super().resume(folder)
+        if self.model.head is None:
+            head = torch.nn.Linear(self.recipe.hidden, self.recipe.vocab, bias=False)
+            head.weight = torch.nn.Parameter(self.model.embedding.weight.detach().clone())
+            vars(self.model)["head"] = head  # no submodule: neither its optimizer nor a checkpoint knows it
+
+
+@mutant(of="CKPT-01a", case="dense-tied", says="after 1 loads, step 3: grad_norm is", bugs=("RSM-54",), leanest="")
+class UntiesAfterALoad(Trained):
+    """The load gives the output projection a tensor of its own, and nobody ties it to the embedding again."""
+
+    trains = _UntiesAfterALoad
+
+
+@mutant(of="CKPT-01a", case="dense", says="rng: the state", bugs=("RSM-21",), leanest="")
+class RestoresGeneratorsOfSaversOnly(Trained):
+    """The target of the load is built from the options of the new run: one that does not save has no generators."""
+
+    def train(self, session: Session) -> Run:
+        before = rng_state.capture()
+
+        class Forgets(Trainer):
+            def restore_generators(self, states: Mapping[str, Tensor]) -> None:
+                super().restore_generators(states if session.save else before)
+
+        self.trains = Forgets  # type: ignore[misc]  # for this run alone
+        return super().train(session)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from contracts.contract import mutant
 from contracts.mutants._support.replaced_parts import Exchanged
+from contracts.spec.errors import refuse
 from contracts.stacks.reference.checkpoint.checkpoint import Checkpoints
 
 
@@ -164,3 +165,34 @@ class PutsAsideWhatItKeeps(Exchanged):
     """Moves the checkpoints that it keeps aside, removes everything, and moves them back."""
 
     exchange = {"checkpoints": _PutsAsideWhatItKeeps}
+
+
+class _CrashesOnOtherNames(Checkpoints):
+    def removable(self, keep: int, durable: frozenset[int] | None) -> tuple[int, ...]:
+        for path in self.folder.iterdir():
+            if not path.name.startswith("step-"):
+                raise refuse("folder", path.name, "has no step number", "move it away")
+        return super().removable(keep, durable)
+
+
+@mutant(of="CKPT-05f", case="beside-two", says="among foreign names retention was refused", bugs=("RSM-12",))
+class StopsAtAForeignName(Exchanged):
+    """Reads a step number out of every name in the folder, and stops at the first name without one."""
+
+    exchange = {"checkpoints": _CrashesOnOtherNames}
+
+
+class _ClearsTheRest(Checkpoints):
+    def clear(self) -> None:
+        super().clear()
+        known = {self.name_of(step) for step in self.steps()}
+        for path in list(self.folder.iterdir()):
+            if path.is_file() and path.name not in known:
+                path.unlink()
+
+
+@mutant(of="CKPT-05f", case="beside-one", says="retention took notes.txt")
+class TidiesTheFolder(Exchanged):
+    """Over-correction: what is not a complete checkpoint is taken for a leftover and removed."""
+
+    exchange = {"checkpoints": _ClearsTheRest}

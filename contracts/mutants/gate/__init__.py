@@ -2,8 +2,11 @@
 
 from contracts.mutants.gate import (  # isort: skip
     verdicts,
+    deviations,
+    baselines,
     fitness,
     plans,
+    abilities,
     reports,
     formats,
     tolerances,
@@ -11,6 +14,9 @@ from contracts.mutants.gate import (  # isort: skip
 )
 
 __all__ = [
+    "abilities",
+    "baselines",
+    "deviations",
     "fitness",
     "formats",
     "multi_rank",

@@ -61,3 +61,20 @@ class CutsInSilence(Court):
 
     def report(self, run: Run, today: str, form: Form) -> str:
         return super().report(run, today, form).replace("characters, cut", "")
+
+
+@mutant(of="GATE-16c", case="html", says="the html holds an option of the command, a token by its form")
+class QuotesTheStack(Court):
+    """Quotes an error of the stack as it was raised."""
+
+    def report(self, run: Run, today: str, form: Form) -> str:
+        quoted = "".join(f"<p>{result.words}</p>" for result in run.results)
+        return super().report(run, today, form) + quoted
+
+
+@mutant(of="GATE-16c", case="record", says="the record holds an option of the command")
+class RecordsTheCommand(Court):
+    """Records how the run was started, word by word."""
+
+    def write_run(self, run: Run, today: str) -> str:
+        return super().write_run(run, today).replace("--password [redacted]", run.header.command[-1])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 
 from contracts.contract import mutant
@@ -76,8 +75,8 @@ class FooterIsOptional(Court):
         if lines and not lines[-1].startswith('{"footer"'):
             results = sum(line.startswith('{"result"') for line in lines)
             above, finished = record.digest(text), "2026-06-15T00:00:00+00:00"
-            closing = Footer(digest=above, results=results, word="conformant", exit_code=0, finished=finished)
-            text += f"{record.line(closing)}\n"
+            closing = Footer(digest="", results=results, word="conformant", exit_code=0, finished=finished)
+            text += f"{record.line(record.sealed(closing, above))}\n"
         return super().read_run(text)
 
 
@@ -86,9 +85,15 @@ class FooterVouchesForThePlanAlone(Court):
     """The hash in the footer covers only the plan, so a result can be edited."""
 
     def read_run(self, text: str) -> Run:
-        above, newline, closing = text.rstrip("\n").rpartition("\n")
-        vouched = re.sub(r'"digest":"\w*"', f'"digest":"{record.digest(above + newline)}"', closing)
-        return super().read_run(f"{above}{newline}{vouched}\n")
+        return super().read_run(record.sealed_anew(text))
+
+
+@mutant(of="GATE-02a", case="footer-edited", says="was accepted, expected a refusal")
+class FooterVouchesForTheLinesAbove(Court):
+    """The hash covers all lines but its own, so the verdict that a record closes with can be edited."""
+
+    def read_run(self, text: str) -> Run:
+        return super().read_run(record.sealed_anew(text) if text.count('"footer"') == 1 else text)
 
 
 @mutant(of="GATE-03", case="stale", says="verdict is conformant, expected violated")

@@ -22,7 +22,7 @@ from contracts.stacks.reference.stack import Reference
 
 
 # the table
-@mutant(of="OPT-01a", case="adamw", says="stands in no group of the optimizer")
+@mutant(of="OPT-01a", case="adamw", says="stands in no group of the optimizer", leanest="")
 class ForgetsTheRecurrentBlock(Reference):
     """Groups come from a list of known modules, and the R block is newer than the list."""
 
@@ -138,6 +138,7 @@ class _MatricesAlone(Optimizer):
     case="muon",
     says="experts.w1 (14, 20, 24) is in the table under muon and moved as by adamw",
     bugs=("OPT-20",),
+    leanest="",
 )
 class LeavesStackedExpertsToAdam(Trained):
     """Experts stacked in one tensor have three dims; a test for two silently leaves them to AdamW."""
@@ -193,7 +194,7 @@ class _DecaysStateSpace(Optimizer):
         return self.optim.weight_decay if member.role == "ssm" else super().decay(member)
 
 
-@mutant(of="OPT-02a", case="muon", says="ssm layers.2.mixer.A_log (4,) decays by 0.3")
+@mutant(of="OPT-02a", case="muon", says="ssm layers.2.mixer.A_log (4,) decays by 0.3", leanest="")
 class DecaysStateSpaceVectors(Trained):
     """A_log, D and dt_bias are not named like norms or biases, so decay pulls every time constant towards one."""
 
@@ -267,7 +268,12 @@ class _SkipsIdleExperts(Optimizer):
                 parameter[~busy] = old[~busy]
 
 
-@mutant(of="OPT-01c", case="one-expert-for-all", says="got no token and did not decay")
+@mutant(
+    of="OPT-01c",
+    case="one-expert-for-all",
+    says="got no token and did not decay",
+    leanest="wq.weight has no state of its shape after step 1",
+)
 class SkipsExpertsWithoutTokens(Trained):
     """Experts without tokens are left out of the step: no decay, no moments."""
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor
 
 from contracts.contract import mutant
 from contracts.mutants._support.trainer import Trained
+from contracts.spec.recipe import Recipe
 from contracts.stacks.reference.data import IGNORED, Corpus, DataOrder, feistel_permutation
 from contracts.stacks.reference.training.trainer import StepResult, Trainer
 
@@ -286,3 +289,72 @@ class LeavesGapsBetweenSequences(Trained):
 
     class trains(Trainer):  # noqa: N801
         corpus_class = _Gapped
+
+
+class _In32Bits(DataOrder):
+    def id(self, position: int) -> int:
+        return super().id((position + 2**31) % 2**32 - 2**31)
+
+
+@mutant(of="PAR-06k", case="2-to-the-31", says="more than once in one epoch", bugs=("DAT-13",))
+class CountsIn32Bits(Trained):
+    """The position of a sequence is an int32 and turns negative behind 2³¹."""
+
+    class trains(Trainer):  # noqa: N801
+        data_order_class = _In32Bits
+
+
+class _ThroughFloats(DataOrder):
+    def id(self, position: int) -> int:
+        return super().id(int(float(position)))
+
+
+@mutant(of="PAR-06k", case="2-to-the-63", says="more than once in one epoch")
+class CountsInFloats(Trained):
+    """The position passes through a float: behind 2⁵³ neighbours are one."""
+
+    class trains(Trainer):  # noqa: N801
+        data_order_class = _ThroughFloats
+
+
+class _EpochInAByte(DataOrder):
+    def order(self, epoch: int, index: int) -> int:
+        return super().order(0 if epoch > 1 << 20 else epoch, index)
+
+
+@mutant(of="PAR-06k", case="2-to-the-32", says="have the order of the first epoch")
+class ClampsTheEpoch(Trained):
+    """Over-correction: an epoch beyond what the sampler expects is reset to the first."""
+
+    class trains(Trainer):  # noqa: N801
+        data_order_class = _EpochInAByte
+
+
+class _CachedByPath(Corpus):
+    read: ClassVar[dict[str | None, tuple[int, bytes]]] = {}
+
+    def __init__(self, recipe: Recipe) -> None:
+        super().__init__(recipe)
+        self.length, self.stream = self.read.setdefault(recipe.data.path, (self.length, self.stream))
+
+
+@mutant(of="PAR-06l", case="another-text", says="with text changed, sequence 0 is")
+class CachesTheTextByItsPath(Trained):
+    """Keeps what it read under the name of the file, whatever became of the file."""
+
+    class trains(Trainer):  # noqa: N801
+        corpus_class = _CachedByPath
+
+
+class _CachedLength(_CachedByPath):
+    def window(self, id: int) -> bytes:
+        step = self.recipe.seq_length
+        return self.stream[id * self.length : id * self.length + step + 1]
+
+
+@mutant(of="PAR-06l", case="another-length", says="with length changed, sequence 1 is", bugs=("DAT-12",))
+class KeysTheIndexWithoutTheLength(Trained):
+    """The key of the cached index leaves the sequence length out: offsets are those of another length."""
+
+    class trains(Trainer):  # noqa: N801
+        corpus_class = _CachedLength

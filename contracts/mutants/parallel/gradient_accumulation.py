@@ -66,7 +66,7 @@ class TakesTheMeanOfSequences(Trained):
     trains = _MeanOfSequences
 
 
-@mutant(of="PAR-05a", case="one-a-sequence", says="z is")
+@mutant(of="PAR-05a", case="one-a-sequence", says="z is", leanest="")
 class DividesOnlyTheMainLoss(Trained):
     """Auxiliary losses are added per microbatch and never divided: they grow with the number of microbatches."""
 
@@ -79,7 +79,7 @@ class DividesOnlyTheMainLoss(Trained):
             return found | ({"z": found["z"] * len(parts)} if "lm" in found and found["z"].is_floating_point() else {})
 
 
-@mutant(of="PAR-05a", case="two", says="aux is", bugs=("AUX-04",))
+@mutant(of="PAR-05a", case="two", says="aux is", bugs=("AUX-04",), leanest="")
 class DividesAuxTwice(Trained):
     """The balance loss is divided by the step's sequences and again by the microbatches."""
 
@@ -139,7 +139,7 @@ class CountsPredictionHeadsByTheMainLabels(Trained):
             return out._replace(sums={**out.sums, **scaled})
 
 
-@mutant(of="PAR-05a", case="a-microbatch-without-a-label", says="aux is")
+@mutant(of="PAR-05a", case="a-microbatch-without-a-label", says="aux is", leanest="")
 class SkipsMicrobatchesWithoutLabels(Trained):
     """Microbatches without labels are skipped to avoid a division by zero, and their routing is not balanced."""
 
@@ -174,8 +174,20 @@ class _KeepsPositions(Model):
     first: Tensor | None = None
 
 
-@mutant(of="PAR-05c", case="one", says="after a step of another length")
+@mutant(of="PAR-05c", case="one", says="after a step of another length", leanest="")
 class KeepsTheFirstMask(Exchanged):
     """Document bounds are computed for the first batch and cached in the model."""
 
     exchange = {"model": _KeepsPositions}
+
+
+@mutant(of="PAR-05c", case="one", says="after a step of another length")
+class DividesByTheFirstCount(Trained):
+    """The labels of a step are counted once and kept as a constant of the run, as if all steps had equally many."""
+
+    class trains(Trainer):  # noqa: N801
+        counted: dict[str, Tensor] | None = None
+
+        def count(self, micro: Batch) -> dict[str, Tensor]:
+            self.counted = self.counted or dict(super().count(micro))
+            return self.counted

@@ -29,7 +29,7 @@ class BuildsWholePeriods(Reference):
         return super().built(replace(recipe, pattern=recipe.pattern.replace("|", ""), depth=whole), mode)
 
 
-@mutant(of="PAT-12a", case="a-period-and-two", says="built AEMEAEMEAEMMAE", bugs=("HYB-08",))
+@mutant(of="PAT-12a", case="a-period-and-two", says="built AEMEAEMEAEMMAE", bugs=("HYB-08",), leanest="")
 class BuildsMambaForR(Reference):
     """R is built as M: the letter is in the pattern, the argv and the report."""
 
@@ -43,7 +43,7 @@ class ShiftsByOne(Model):
         return super().layer((number + 1) % self.recipe.depth, parts)
 
 
-@mutant(of="PAT-12a", case="less-than-a-period", says="built EMEAEMA")
+@mutant(of="PAT-12a", case="less-than-a-period", says="built EMEAEMA", leanest="built EAEAEAA")
 class CountsLayersFromOne(Exchanged):
     """Layer n is built from letter n + 1: a 1-based number indexes a 0-based list."""
 
@@ -138,7 +138,7 @@ class NoResidual(Layer):
         return out._replace(y_BTD=out.y_BTD - x) if isinstance(self.mixer, M2RNN) else out
 
 
-@mutant(of="PAT-12e", case="every-family", says="the logit tensor differs", bugs=("SSM-09",))
+@mutant(of="PAT-12e", case="every-family", says="the logit tensor differs", bugs=("SSM-09",), leanest="")
 class DropsTheResidualOfOneFamily(Exchanged):
     """One block family has no residual connection: each mixer adds its own, and one forgets it."""
 
@@ -192,7 +192,7 @@ class Reversed(Model):
         return super().trunk(x, pack)
 
 
-@mutant(of="PAT-12e", case="every-family", says="the logit tensor differs")
+@mutant(of="PAT-12e", case="every-family", says="the logit tensor differs", leanest="")
 class RunsLayersInTextOrder(Exchanged):
     """Layers run in the order of their names as text: 0, 1, 10, 11, 2."""
 
@@ -205,7 +205,7 @@ class SkipsLast(Model):
         return out, {name: each / len(self.layers) for name, each in losses.items()}, seen
 
 
-@mutant(of="PAT-12e", case="every-family", says="aux loss is", bugs=("AUX-12",))
+@mutant(of="PAT-12e", case="every-family", says="aux loss is", bugs=("AUX-12",), leanest="")
 class AveragesRouterLossesOverAllLayers(Exchanged):
     """Router losses are averaged over all layers of a hybrid, most of which route nothing."""
 

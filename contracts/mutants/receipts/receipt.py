@@ -258,3 +258,24 @@ class LeavesItsScratchFile(Reference):
     def publish_receipt(self, receipt: Receipt, path: str) -> str:
         Path(f"{path}.tmp").write_text(self.write_receipt(receipt), encoding="utf-8")
         return super().publish_receipt(receipt, path)
+
+
+@mutant(of="RCPT-01h", case="data", says="are in the receipt as {'optim.lr': '1e-4'}", bugs=("PRV-07",))
+class ListsItsSections(Reference):
+    """Goes through a list of sections that has no data and no checkpoint."""
+
+    def receipt(self, facts: LaunchedRun) -> Receipt:
+        receipt = super().receipt(facts)
+        known = ("optim", "moe", "batch", "degrees", "seed")
+        kept = {key: text for key, text in receipt.lane.overrides.items() if key.partition(".")[0] in known}
+        return replace(receipt, lane=replace(receipt.lane, overrides=kept))
+
+
+@mutant(of="RCPT-01h", case="tokenizer", says="'tokenizer': 'HuggingFaceTokenizer'")
+class DropsTheSection(Reference):
+    """Records the last word of a key, so `data.path` and a `path` elsewhere are one."""
+
+    def receipt(self, facts: LaunchedRun) -> Receipt:
+        receipt = super().receipt(facts)
+        kept = {key.rpartition(".")[2]: text for key, text in receipt.lane.overrides.items()}
+        return replace(receipt, lane=replace(receipt.lane, overrides=kept))

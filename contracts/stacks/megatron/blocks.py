@@ -15,6 +15,7 @@ from contracts.spec import pattern as patterns
 from contracts.spec.array import Shape
 from contracts.spec.blocks import BlockCall, BlockRun
 from contracts.spec.errors import NotOffered
+from contracts.spec.lacks import Lack
 from contracts.spec.recipe import Mode, Recipe
 from contracts.spec.topology import Degrees
 from contracts.stacks.megatron.block_base import THEIRS, Block, gradient
@@ -37,7 +38,8 @@ def plan_of(recipe: Recipe, layer: int, dtype: torch.dtype) -> Plan:
     letter = parsed.letters[layer]
     sparse = recipe.dsa is not None and letter == "A"
     if letter not in "AEM" or sparse:
-        raise NotOffered(f"Megatron-Core's layers have no {'sparse ' * sparse}{letter} block on a CPU")
+        lack: Lack = "device" if letter in "AEM" else "stack"
+        raise NotOffered(f"Megatron-Core's layers have no {'sparse ' * sparse}{letter} block on a CPU", lack)
     alone = replace(recipe, pattern=letter, depth=1, dsa=None, mtp=None, mhc=None, fp8=None, dtype="fp32")
     return planned(alone, ONE, dtype, families="AEM")
 
@@ -59,9 +61,11 @@ def _hosted(plan: Plan, mode: Mode) -> Iterator[None]:
 def run_block(call: BlockCall) -> BlockRun:
     """A block forward, and backward where the call has an upstream gradient."""
     if call.device != "cpu" or call.kernels:
-        raise NotOffered("Megatron-Core is asked on a CPU here, with the operations of its local specification")
+        raise NotOffered(
+            "Megatron-Core is asked on a CPU here, with the operations of its local specification", "device"
+        )
     if call.recipe.fp8 is not None:
-        raise NotOffered("Megatron-Core: FP8 is Transformer Engine's, and that runs on GPUs")
+        raise NotOffered("Megatron-Core: FP8 is Transformer Engine's, and that runs on GPUs", "device")
     dtype = numerics.tensor(call.x).dtype
     plan = plan_of(call.recipe, call.layer, dtype)
     with _hosted(plan, call.mode):
@@ -113,7 +117,7 @@ class TransformerBlock(Block):
 
     def _forward(self, x_TBD: Tensor, call: BlockCall) -> Tensor:
         if not x_TBD.numel():
-            raise NotOffered("Megatron-Core's layers reshape to a size that no token leaves open, and raise")
+            raise NotOffered("Megatron-Core's layers reshape to a size that no token leaves open, and raise", "stack")
         clear_losses()
         scaler = mcore("transformer.moe.moe_utils").MoEAuxLossAutoScaler
         scaler.set_loss_scale(torch.ones(1, dtype=x_TBD.dtype))

@@ -80,6 +80,8 @@ class Rule:
 
 
 def _world(a: Asked) -> str | None:
+    if a.model_size < 1:
+        return f"total_model_size ({a.model_size}) must be positive"
     if a.world % a.model_size:
         return f"world size ({a.world}) is not divisible by total_model_size ({a.model_size})"
     return None
@@ -134,9 +136,11 @@ def _lengths(a: Asked) -> str | None:
 
 
 def _batch(a: Asked) -> str | None:
-    if a.global_batch_size is None or a.micro_batch_size is None or a.world % a.model_size:
+    if a.global_batch_size is None or a.micro_batch_size is None or _world(a):
         return None
     once = a.micro_batch_size * (a.world // a.model_size)
+    if once < 1:
+        return f"micro batch size * dp ({once}) must be positive"
     if a.global_batch_size % once:
         return f"global batch size ({a.global_batch_size}) must be divisible by micro batch size * dp ({once})"
     return None

@@ -12,6 +12,7 @@ import argparse
 import contextlib
 import functools
 import io
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -27,6 +28,9 @@ UNKNOWN_BEYOND = (
 
 _TYPES: Mapping[str | None, Callable[[str], Any]] = {"int": int, "float": float, "bool": bool}
 """Types by name. A type that is a function of Megatron's is read as text, because the table does not contain it."""
+
+
+MOST_WORDS = 4096  # argparse takes time quadratic in the flags that it does not know
 
 
 class FlagTable:
@@ -54,6 +58,8 @@ class FlagTable:
         def reading(stage: Stage, message: str, **more: Mapping[str, str]) -> Reading:
             return Reading(stage=stage, message=message, version=self.version, provenance="substituted", **more)
 
+        if len(argv) > MOST_WORDS:
+            return reading("parse", f"{len(argv)} words; a command of a launch has at most {MOST_WORDS}")
         parser = _parser(self.version)
         complaint = io.StringIO()
         try:
@@ -147,7 +153,7 @@ def _order(version: str) -> tuple[int, ...]:
     """A version as numbers, up to the first part that is not one: `0.20.0.dev main` is 0.20.0."""
     numbers: list[int] = []
     for part in version.split("."):
-        if not part.isdigit():
+        if not re.fullmatch("[0-9]{1,9}", part):
             break
         numbers.append(int(part))
     return tuple(numbers)

@@ -50,7 +50,7 @@ def _kind(config: Any, spec: Any, stages: list[str]) -> Callable[..., Any]:
         hybrid = mcore("models.hybrid.hybrid_model").HybridModel
         return partial(hybrid, config=config, hybrid_stack_spec=spec, hybrid_layer_pattern="|".join(stages))
     if len({len(each) for each in stages}) > 1:
-        raise NotOffered("Megatron-Core of this version cuts its hybrid model into stages of one length")
+        raise NotOffered("Megatron-Core of this version cuts its hybrid model into stages of one length", "stack")
     mamba = mcore("models.mamba.mamba_model").MambaModel
     return partial(mamba, config=config, mamba_stack_spec=spec, hybrid_override_pattern="".join(stages))
 

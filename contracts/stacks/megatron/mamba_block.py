@@ -31,11 +31,13 @@ def declined(mode: Mode) -> None:
         NotOffered: with the reason.
     """
     if mode != "nemo_native":
-        raise NotOffered("Megatron-Core: M is Mamba-2, it has no Mamba-3")
+        raise NotOffered("Megatron-Core: M is Mamba-2, it has no Mamba-3", "stack")
     try:
         reached()
     except ModuleNotFoundError as error:
-        raise NotOffered(f"Megatron-Core of this version imports its mixer only where there is {error.name}") from None
+        raise NotOffered(
+            f"Megatron-Core of this version imports its mixer only where there is {error.name}", "device"
+        ) from None
 
 
 class MambaBlock(Block):
@@ -55,9 +57,9 @@ class MambaBlock(Block):
     def run(self, call: BlockCall) -> BlockRun:
         x_BTD = numerics.tensor(call.x).clone().requires_grad_()
         if call.state:
-            raise NotOffered("Megatron-Core: the training pass of M begins from an empty state")
+            raise NotOffered("Megatron-Core: the training pass of M begins from an empty state", "stack")
         if x_BTD.dtype is torch.bfloat16 or not x_BTD.numel():
-            raise NotOffered("Megatron-Core: M over substituted kernels, of tokens in float32 and float64")
+            raise NotOffered("Megatron-Core: M over substituted kernels, of tokens in float32 and float64", "device")
         documents_BT = None if call.documents is None else numerics.tensor(call.documents)
         y_BTD = self._trained(x_BTD, documents_BT)
         gradients = {}

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from contracts.spec import pattern as patterns
 from contracts.spec.errors import NotOffered, Unreachable, refuse
+from contracts.spec.lacks import Lack
 from contracts.spec.recipe import Moe, Recipe
 from contracts.spec.topology import Degrees
 from contracts.stacks.megatron.shims import mcore
@@ -68,7 +69,7 @@ def planned(
     segments = "".join(parsed.letters) if degrees.pp == 1 else "|".join(stages)
     chunks = _chunks(recipe, degrees) if interleaved else 1
     if len({len(stage) for stage in segments.split("|")}) > 1:
-        raise NotOffered(f"Megatron-Core cuts layers evenly, and the stages are {', '.join(stages)}")
+        raise NotOffered(f"Megatron-Core cuts layers evenly, and the stages are {', '.join(stages)}", "stack")
     return Plan(recipe=recipe, degrees=degrees, dtype=dtype, letters=letters, paired=paired, chunks=chunks)
 
 
@@ -80,26 +81,28 @@ def _chunks(recipe: Recipe, degrees: Degrees) -> int:
 
 def _offered(recipe: Recipe, degrees: Degrees, letters: str, families: str) -> None:
     other = sorted(set(letters) - set(families))
-    reasons = (
-        (bool(other), f"transformer layers have no {', '.join(other)} block"),
-        (recipe.mtp is not None, "multi-token prediction is not asked through this adapter yet"),
-        (recipe.dsa is not None, "sparse attention asserts bfloat16, and wants a kernel that a CPU lacks"),
-        (recipe.mhc is not None, "it has no hyper-connections in a version that was tried"),
-        (recipe.fp8 is not None, "FP8 is Transformer Engine's, and that runs on GPUs"),
-        (recipe.dtype != "fp32", f"{recipe.dtype} is not asked through this adapter yet"),
-        (degrees.cp > 1, "context parallel is Transformer Engine's attention alone"),
+    reasons: tuple[tuple[bool, str, Lack], ...] = (
+        (recipe.mtp is not None, "multi-token prediction is not asked through this adapter yet", "adapter"),
+        (recipe.dsa is not None, "sparse attention asserts bfloat16, and wants a kernel that a CPU lacks", "device"),
+        (recipe.mhc is not None, "it has no hyper-connections in a version that was tried", "stack"),
+        (recipe.fp8 is not None, "FP8 is Transformer Engine's, and that runs on GPUs", "device"),
+        (recipe.dtype != "fp32", f"{recipe.dtype} is not asked through this adapter yet", "adapter"),
+        (degrees.cp > 1, "context parallel is Transformer Engine's attention alone", "device"),
         (recipe.vocab % degrees.tp != 0, f"a vocabulary of {recipe.vocab} is padded to a multiple of tp {degrees.tp}, "
-         "and padded rows take part in the loss"),
-        (degrees.tp > 1 and recipe.mla is None and recipe.kv_groups % degrees.tp != 0, "fewer KV groups than TP ranks"),
+         "and padded rows take part in the loss", "case"),
+        (degrees.tp > 1 and recipe.mla is None and recipe.kv_groups % degrees.tp != 0, "fewer KV groups than TP ranks",
+         "stack"),
         (degrees.expert_tp > 1 and recipe.moe is not None and degrees.ep > 1 and degrees.expert_tp != 1,
-         "experts that are cut exchange pieces of unequal size, which gloo does not"),
+         "experts that are cut exchange pieces of unequal size, which gloo does not", "device"),
         (degrees.tp > 1 and not degrees.sp and recipe.moe is not None and "E" in letters,
-         "under tp without sp its experts raise in the first forward pass of training"),
-        (recipe.rope_theta != int(recipe.rope_theta), "the base of rope is a whole number"),
+         "under tp without sp its experts raise in the first forward pass of training", "stack"),
+        (recipe.rope_theta != int(recipe.rope_theta), "the base of rope is a whole number", "case"),
+        # A recipe of a whole model has every letter, whichever of them the case is about.
+        (bool(other), f"transformer layers have no {', '.join(other)} block", "case"),
     )  # fmt: skip
-    for holds, words in reasons:
+    for holds, words, lack in reasons:
         if holds:
-            raise NotOffered(f"Megatron-Core: {words}")
+            raise NotOffered(f"Megatron-Core: {words}", lack)
 
 
 def config_of(plan: Plan) -> Any:

@@ -20,9 +20,11 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from contracts.spec.abilities import Abilities
 from contracts.spec.errors import Unreachable
 from contracts.spec.stack import questions
 from contracts.stacks.launched import Launched
+from contracts.stacks.megatron.abilities import ABILITIES
 
 VERSIONS = ("0.16.1", "0.19.2")
 """The tested versions, oldest first: the last for Python 3.11, and the last on PyPI, which first ships the parser."""
@@ -72,9 +74,11 @@ class Megatron:
         self.offers, self.layouts, self.labels = self._worker.offers, self._worker.layouts, self._worker.labels
         self.repeats = self.offers  # each answer comes from a fork of one process, which no question changes
         self._numbers: Any = None
+        self.abilities: Abilities | None = None
         if chosen == own:
             self._numbers = importlib.import_module("contracts.stacks.megatron.numeric_answers").NumericAnswers()
             self.offers |= self._numbers.offers
+            self.abilities = ABILITIES
             self.repeats -= self._numbers.offers
             self.labels = {**self.labels, **self._numbers.labels}
 

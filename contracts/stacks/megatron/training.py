@@ -14,6 +14,7 @@ from torch import Tensor
 from contracts.instruments import numerics
 from contracts.spec.array import Arrays
 from contracts.spec.errors import NotOffered, refuse
+from contracts.spec.lacks import Lack
 from contracts.spec.training import Execution, Observed, Session, Step, Tokens, Trained
 from contracts.stacks.megatron import checkpoint
 from contracts.stacks.megatron.blocks import clear_losses, noted_losses
@@ -36,6 +37,8 @@ class Trainer:
         self.recipe = plan.recipe
         self.table = plan.table()
         self.config = config_of(plan)
+        # as its training script seeds each stage; without it a run starts wherever the last one left the generator
+        torch.manual_seed(self.recipe.seed + 100 * mcore("parallel_state").get_pipeline_model_parallel_rank())
         self.bare = chunks_of(plan, self.config)
         self.held = [each for chunk in self.bare for each in rank_tensors_of(chunk, self.table)]
         self.chunks = [wrapped(self.config, chunk) for chunk in self.bare]
@@ -214,18 +217,19 @@ def _dtype(execution: Execution) -> torch.dtype:
 
 def _offered(session: Session) -> None:
     execution = session.execution
-    reasons = (
-        (execution.fsdp, "parameters are sharded over data-parallel ranks by FSDP alone, and that is not asked here"),
-        (execution.compile != "none", "it has no option that compiles the model"),
-        (execution.recompute, "recomputing wants the generators of CUDA"),
-        (not session.batches and session.steps > 0, "it reads data sets of its own, not the recipe's"),
+    reasons: tuple[tuple[bool, str, Lack], ...] = (
+        (execution.fsdp, "parameters are sharded over data-parallel ranks by FSDP alone, and that is not asked here",
+         "adapter"),
+        (execution.compile != "none", "it has no option that compiles the model", "stack"),
+        (execution.recompute, "recomputing wants the generators of CUDA", "device"),
+        (not session.batches and session.steps > 0, "it reads data sets of its own, not the recipe's", "case"),
         (session.keep is not None or session.durable is not None,
          "it removes no checkpoints; of its training script, which 0.16.1 has not, --save-retain-interval keeps "
-         "every n-th and no newest"),
+         "every n-th and no newest", "stack"),
     )  # fmt: skip
-    for holds, words in reasons:
+    for holds, words, lack in reasons:
         if holds:
-            raise NotOffered(f"Megatron-Core: {words}")
+            raise NotOffered(f"Megatron-Core: {words}", lack)
 
 
 def train(session: Session) -> Trained:
@@ -241,7 +245,9 @@ def train(session: Session) -> Trained:
     interleaved = execution.schedule == "interleaved"
     plan = planned(recipe, execution.degrees, dtype, interleaved=interleaved, families="AEM")
     if "M" in plan.letters and any(_packed(batch) for batch in session.batches):
-        raise NotOffered("Megatron-Core: packed rows are one sequence to its mixers and several to its attention here")
+        raise NotOffered(
+            "Megatron-Core: packed rows are one sequence to its mixers and several to its attention here", "case"
+        )
     whole_of(recipe)  # built before there are groups
     with (
         on_the_host(wide=dtype is torch.float64, besides=kernels(plan.letters)),

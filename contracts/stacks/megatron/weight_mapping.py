@@ -76,7 +76,7 @@ def block_pieces(recipe: Recipe, letter: str, theirs: str, ours: str) -> list[Pi
             _same(f"{theirs}norm.weight", f"{ours}norm.weight"),
             *_mamba(recipe, f"{theirs}mixer.", f"{ours}mixer."),
         ]
-    raise NotOffered(f"Megatron-Core's transformer layers have no {letter} block")
+    raise NotOffered(f"Megatron-Core's transformer layers have no {letter} block", "case")
 
 
 def _same(theirs: str, ours: str) -> Piece:

@@ -131,7 +131,7 @@ class Worker:
 
 def _only_borrowed(layout: Layout) -> None:
     if layout != "borrowed":
-        raise NotOffered(f"Megatron-Core builds the borrowed layout, not {layout}")
+        raise NotOffered(f"Megatron-Core builds the borrowed layout, not {layout}", "case")
 
 
 def serve(worker: Worker, stdin: TextIO, stdout: TextIO) -> None:

@@ -69,15 +69,24 @@ class Corpus:
         return bytes(self.stream[i % len(self.stream)] for i in range(start, end))
 
 
-@functools.lru_cache(maxsize=4)
 def _stream(path: str | None) -> bytes:
-    """The user's bytes, or the text that ships with the reference."""
-    if path is not None:
-        try:
-            return Path(path).read_bytes()
-        except OSError as error:
-            raise refuse("data.path", path, f"cannot be read: {error.strerror}", "give a readable file") from error
-    return resources.files(__package__).joinpath("text/journal.txt").read_bytes()
+    """The user's bytes, or the text that ships with the reference.
+
+    Raises:
+        Refused: for a file that cannot be read.
+    """
+    if path is None:
+        return resources.files(__package__).joinpath("text/journal.txt").read_bytes()
+    try:
+        status = Path(path).stat()
+        return _read(path, (status.st_ino, status.st_mtime_ns, status.st_size))
+    except OSError as error:
+        raise refuse("data.path", path, f"cannot be read: {error.strerror}", "give a readable file") from error
+
+
+@functools.lru_cache(maxsize=4)
+def _read(path: str, state: tuple[int, int, int]) -> bytes:
+    return Path(path).read_bytes()
 
 
 def _documents(held: bytes) -> list[int]:

@@ -17,7 +17,8 @@ from contracts.instruments import numerics
 from contracts.spec import pattern as patterns
 from contracts.spec.array import Shape
 from contracts.spec.blocks import BlockCall, BlockRun
-from contracts.spec.errors import NotOffered
+from contracts.spec.errors import decline
+from contracts.spec.lacks import Lack
 from contracts.spec.recipe import Moe, Recipe
 from contracts.stacks.torchtitan import shims, weight_mapping
 from contracts.stacks.torchtitan.model import config_of
@@ -37,17 +38,19 @@ def alone(recipe: Recipe, layer: int) -> tuple[str, Recipe]:
     ranks = [number for number, each in enumerate(parsed.letters) if each == "A"]
     moe = recipe.moe
     routed = letter == "E" and moe is not None
-    reasons = {
-        f"it has no {letter} block": letter not in "AE",
-        "FP8 needs a GPU": recipe.fp8 is not None,
-        "it has no sparse attention": letter == "A" and recipe.dsa and ranks.index(layer) in recipe.dsa.a_ranks,
-        "its MLPs and its experts are gated by silu alone": letter == "E" and recipe.activation != "swiglu",
-        "it has no auxiliary loss, only a selection bias": routed and moe and (moe.aux_loss or moe.z_loss),
-        "it drops no token": routed and moe and moe.capacity_factor,
+    reasons: dict[Lack, dict[str, object]] = {
+        "stack": {
+            f"it has no {letter} block": letter not in "AE",
+            "it has no sparse attention": letter == "A" and recipe.dsa and ranks.index(layer) in recipe.dsa.a_ranks,
+            "it drops no token": routed and moe and moe.capacity_factor,
+        },
+        "device": {"FP8 needs a GPU": recipe.fp8 is not None},
+        "case": {
+            "its MLPs and its experts are gated by silu alone": letter == "E" and recipe.activation != "swiglu",
+            "it has no auxiliary loss, only a selection bias": routed and moe and (moe.aux_loss or moe.z_loss),
+        },
     }
-    for reason, found in reasons.items():
-        if found:
-            raise NotOffered(f"torchtitan 0.3.0: {reason}")
+    decline("torchtitan 0.3.0", reasons)
     one = replace(recipe, pattern="AE", depth=2, dsa=None, mtp=None, mhc=None)
     return letter, replace(one, moe=FEW, activation="swiglu") if letter == "A" else one
 
@@ -77,15 +80,15 @@ def declined(call: BlockCall, letter: str, x_BTD: Tensor) -> None:
     Raises:
         NotOffered: with the reason.
     """
-    reasons = {
-        "it is asked on a CPU here, with its own operations": call.device != "cpu" or bool(call.kernels),
-        "packed documents need its flex_attention, which a CPU has not compiled": letter == "A"
-        and call.documents is not None,
-        "its mixed precision is bfloat16, not float16": x_BTD.dtype is torch.float16,
+    packed = letter == "A" and call.documents is not None
+    reasons: dict[Lack, dict[str, object]] = {
+        "stack": {"its mixed precision is bfloat16, not float16": x_BTD.dtype is torch.float16},
+        "device": {
+            "it is asked on a CPU here, with its own operations": call.device != "cpu" or bool(call.kernels),
+            "packed documents need its flex_attention, which a CPU has not compiled": packed,
+        },
     }
-    for reason, found in reasons.items():
-        if found:
-            raise NotOffered(f"torchtitan 0.3.0: {reason}")
+    decline("torchtitan 0.3.0", reasons)
 
 
 class _Block(nn.Module):

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from contracts.instruments import numerics
-from contracts.spec.errors import NotOffered
+from contracts.spec.errors import decline
+from contracts.spec.lacks import Lack
 from contracts.spec.recipe import Recipe
 from contracts.spec.training import Execution, Session
 from contracts.stacks.torchtitan.model import config_of
@@ -20,22 +21,26 @@ def declined_execution(recipe: Recipe, execution: Execution) -> None:
     degrees, optim = execution.degrees, recipe.optim
     dp = execution.world // (degrees.pp * degrees.tp * degrees.cp)
     precision = "float32" if execution.precision == "declared" and recipe.dtype == "fp32" else execution.precision
-    reasons = {
-        f"its own trainer and experts were tried in float32, not in {precision}": precision != "float32",
-        "context parallel over its flex_attention was not tried": degrees.cp > 1,
-        "experts are whole on a rank with EP; 0.2.2 has an expert TP": degrees.ep > 1 and degrees.expert_tp > 1,
-        "experts are cut as the rest is without EP": degrees.ep == 1 and degrees.expert_tp != degrees.tp,
-        "experts lie on ranks that shard: EP wants FSDP": degrees.ep > 1 and dp > 1 and not execution.fsdp,
-        "its optimizers have DistMuon, which was not tried": optim.rule != "adamw",
-        "its schedules of the learning rate are other formulas": optim.schedule != "constant" or optim.warmup > 1,
-        "recomputation was not tried": execution.recompute,
-        "it compiles each block, and never the whole model": execution.compile == "model",
-        "inductor wants a C++ compiler, and was not tried": execution.compile != "none"
-        and execution.backend == "inductor",
+    inductor = execution.compile != "none" and execution.backend == "inductor"
+    reasons: dict[Lack, dict[str, object]] = {
+        "stack": {
+            "experts are whole on a rank with EP; 0.2.2 has an expert TP": degrees.ep > 1 and degrees.expert_tp > 1,
+            "experts are cut as the rest is without EP": degrees.ep == 1 and degrees.expert_tp != degrees.tp,
+            "experts lie on ranks that shard: EP wants FSDP": degrees.ep > 1 and dp > 1 and not execution.fsdp,
+            "it compiles each block, and never the whole model": execution.compile == "model",
+        },
+        "device": {"inductor wants a C++ compiler, and was not tried": inductor},
+        "adapter": {
+            "context parallel over its flex_attention was not tried": degrees.cp > 1,
+            "its optimizers have DistMuon, which was not tried": optim.rule != "adamw",
+            "recomputation was not tried": execution.recompute,
+        },
+        "case": {
+            f"its own trainer and experts were tried in float32, not in {precision}": precision != "float32",
+            "its schedules of the learning rate are other formulas": optim.schedule != "constant" or optim.warmup > 1,
+        },
     }
-    for reason, found in reasons.items():
-        if found:
-            raise NotOffered(f"torchtitan 0.3.0: {reason}")
+    decline("torchtitan 0.3.0", reasons)
 
 
 def configuration(session: Session, folder: str) -> Any:

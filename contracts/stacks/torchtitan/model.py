@@ -8,7 +8,8 @@ from typing import Any
 from torch import nn
 
 from contracts.spec import pattern as patterns
-from contracts.spec.errors import NotOffered
+from contracts.spec.errors import decline
+from contracts.spec.lacks import Lack
 from contracts.spec.recipe import Moe, Recipe
 
 DRAWN = {"weight": partial(nn.init.trunc_normal_, std=0.02), "bias": nn.init.zeros_}
@@ -24,24 +25,29 @@ def declined(recipe: Recipe) -> None:
     """
     letters = patterns.parse(recipe.pattern, recipe.depth).letters
     moe = recipe.moe or Moe()
-    reasons = {
-        "it has no M and no R blocks": set(letters) - set("AE"),
-        "its layer is attention and then experts, no other order": "".join(letters) != "AE" * (len(letters) // 2),
-        "dense layers were not tried": recipe.moe is None,
-        "its experts are gated by silu alone": recipe.activation != "swiglu",
-        "its layers of prediction have experts, the law's none": recipe.mtp,
-        "it has no hyper-connections": recipe.mhc,
-        "it has no sparse attention": recipe.dsa,
-        "FP8 needs a GPU": recipe.fp8,
-        "it has no auxiliary loss, only a selection bias": recipe.moe and (moe.aux_loss or moe.z_loss),
-        "it drops no token": moe.capacity_factor,
-        "tied embeddings were not tried": not recipe.untied_embeddings,
-        "recomputation was not tried": recipe.recompute != "none",
-        "gates of one expert are not normalised otherwise": moe.top_k == 1,
+    reasons: dict[Lack, dict[str, object]] = {
+        "stack": {
+            "its layers of prediction have experts, the law's none": recipe.mtp,
+            "it has no hyper-connections": recipe.mhc,
+            "it has no sparse attention": recipe.dsa,
+            "it drops no token": moe.capacity_factor,
+        },
+        "device": {"FP8 needs a GPU": recipe.fp8},
+        "adapter": {
+            "dense layers were not tried": recipe.moe is None,
+            "tied embeddings were not tried": not recipe.untied_embeddings,
+            "recomputation was not tried": recipe.recompute != "none",
+        },
+        # A recipe of a whole model has all of these, whichever of them the case is about.
+        "case": {
+            "it has no M and no R blocks": set(letters) - set("AE"),
+            "its layer is attention and then experts, no other order": "".join(letters) != "AE" * (len(letters) // 2),
+            "its experts are gated by silu alone": recipe.activation != "swiglu",
+            "it has no auxiliary loss, only a selection bias": recipe.moe and (moe.aux_loss or moe.z_loss),
+            "gates of one expert are not normalised otherwise": moe.top_k == 1,
+        },
     }
-    for reason, found in reasons.items():
-        if found:
-            raise NotOffered(f"torchtitan 0.3.0: {reason}")
+    decline("torchtitan 0.3.0", reasons)
 
 
 def config_of(recipe: Recipe) -> Any:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from contracts.spec.array import Shape
 from contracts.spec.blocks import BlockCall, BlockRun
 from contracts.spec.errors import NotOffered, Unreachable
+from contracts.spec.lacks import Lack
 from contracts.spec.recipe import Mode, Recipe
 from contracts.spec.topology import Degrees, Layout, Topology
 from contracts.spec.training import Built, Session, Trained
@@ -65,7 +66,9 @@ class Torchtitan:
         from contracts.stacks.torchtitan.topology import topology
 
         if layout != "borrowed":
-            raise NotOffered("torchtitan carves experts out of the data-parallel and tensor-parallel ranks: borrowed")
+            lack: Lack = "stack" if degrees.ep > 1 else "case"  # without EP both layouts have the same ranks
+            raise NotOffered("torchtitan carves experts out of the data-parallel and tensor-parallel ranks: borrowed",
+                             lack)  # fmt: skip
         return topology(degrees, world)
 
     def built(self, recipe: Recipe, mode: Mode) -> Built:

@@ -62,12 +62,12 @@ def _whole_experts(degrees: Degrees, known: set[str]) -> bool:
     """Whether experts are not sharded by TP, if this version has a choice."""
     if "etp" in known:
         if degrees.expert_tp not in (1, degrees.tp):
-            raise NotOffered("torchtitan 0.2.2: an expert TP is 1 or TP, it says")
+            raise NotOffered("torchtitan 0.2.2: an expert TP is 1 or TP, it says", "stack")
         return degrees.expert_tp == 1
     if degrees.ep > 1 and degrees.expert_tp != 1:
-        raise NotOffered("torchtitan 0.3.0: experts are whole on a rank with EP; 0.2.2 has an expert TP")
+        raise NotOffered("torchtitan 0.3.0: experts are whole on a rank with EP; 0.2.2 has an expert TP", "stack")
     if degrees.ep == 1 and degrees.expert_tp != degrees.tp:
-        raise NotOffered("torchtitan 0.3.0: experts are cut as the rest is without EP")
+        raise NotOffered("torchtitan 0.3.0: experts are cut as the rest is without EP", "stack")
     return degrees.ep > 1
 
 

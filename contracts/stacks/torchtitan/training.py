@@ -234,9 +234,10 @@ def train(session: Session) -> Trained:
     declined(session.recipe)
     declined_execution(session.recipe, session.execution)
     if not session.batches and session.steps:
-        raise NotOffered("torchtitan 0.3.0: its data sets need a tokenizer's files; give batches")
+        raise NotOffered("torchtitan 0.3.0: its data sets need a tokenizer's files; give batches", "case")
     if any(each.documents is not None and _packed(each) for each in session.batches):
-        raise NotOffered("torchtitan 0.3.0: packed documents need its flex_attention, which a CPU has not compiled")
+        words = "packed documents need its flex_attention, which a CPU has not compiled"
+        raise NotOffered(f"torchtitan 0.3.0: {words}", "device")
     patterns.parse(session.recipe.pattern, session.recipe.depth)
     compiled = session.execution.compile != "none"
     with shims.quiet(), shims.compiled_in_float32() if compiled else contextlib.nullcontext():

@@ -35,7 +35,7 @@ class DryRunAnswers(BuiltOfParts):
         if not 0 <= rank < execution.world:
             raise refuse("rank", rank, f"must lie in 0 … {execution.world - 1}", "count ranks from 0")
         if execution.compile != "none":
-            raise NotOffered("what a compiled graph issues is not seen; rehearse the execution uncompiled")
+            raise NotOffered("what a compiled graph issues is not seen; rehearse the execution uncompiled", "stack")
         if dist.is_initialized():
             return self.rehearsed_elsewhere(recipe, execution, rank, routing)
         return self.rehearsed_here(recipe, execution, rank, routing)

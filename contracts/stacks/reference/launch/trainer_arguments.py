@@ -54,12 +54,17 @@ def _nearest(recipe: Recipe) -> Recipe:
     )
 
 
+MOST_WORDS = 4096  # argparse takes time quadratic in the flags that it does not know
+
+
 def read(argv: tuple[str, ...]) -> TrainerArguments:
     """Read the trainer's argv.
 
     Raises:
         Refused: for a flag that does not exist, a value of another type, or a recipe that is not legal.
     """
+    if len(argv) > MOST_WORDS:
+        raise refuse("argv", f"{len(argv)} words", f"has more than {MOST_WORDS}", "give what `rankproof emit` prints")
     parser = _Parser(prog="train", allow_abbrev=False, add_help=False)
     parser.add_argument("--recipe", required=True)
     parser.add_argument("--mode", choices=("nemo_native", "author_dp"), required=True)

@@ -1,0 +1,59 @@
+"""`coverage` tells how much of a profile a stack answers, and why it does not answer the rest."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import click
+
+from contracts.court import coverage as share_of
+from contracts.court import profiles, record
+from contracts.court.verdict import verdict
+from contracts.harness.commands._errors import one_clear_error
+from contracts.harness.commands.runs import day_of
+from contracts.harness.supervisor import Ended
+from contracts.spec.errors import Refusals
+
+
+@click.command()
+@click.option("--stack", help="A name, or package.module:Name: judge it now. It may take as long as `check`.")
+@click.option("--record", "records", multiple=True, type=click.Path(path_type=Path), metavar="RUN",
+              help="A recorded run or its folder, in place of --stack; may be repeated.")  # fmt: skip
+@click.option("--profile", show_default=f"{profiles.ONE_PROCESS}; with --ranks: dist", help="As for `check`.")
+@click.option("--ranks", type=click.IntRange(min=2), metavar="N", help="As for `check`.")
+@click.option("--json", "as_json", is_flag=True, help="Print a list with one object a run.")
+@one_clear_error
+def coverage(
+    stack: str | None, records: tuple[Path, ...], profile: str | None, ranks: int | None, as_json: bool
+) -> None:
+    """Count what a stack answers, by family, and by kind of reason what it does not."""
+    found = Refusals()
+    found.unless((stack is None) != (not records), "coverage", stack or len(records),
+                 "wants --stack or --record, and one of them", "give the stack, or the folder of a report")  # fmt: skip
+    for option, value in (("profile", profile), ("ranks", ranks)):
+        found.unless(not records or value is None, option, value, "does not go with --record",
+                     "leave it out: a record has its own")  # fmt: skip
+    found.raise_any()
+    with tempfile.TemporaryDirectory() as folder:
+        if stack is not None:
+            _judge(stack, profile or ("dist" if ranks else profiles.ONE_PROCESS), ranks, folder)
+            records = (Path(folder),)
+        runs = [record.load(each) for each in records]
+    counted = [share_of.coverage(run, verdict(run, day_of(closing.finished))) for run, closing in runs]
+    if as_json:
+        click.echo(json.dumps([each.as_json() for each in counted], indent=2))
+        return
+    click.echo("\n".join(share_of.table(each) for each in counted), nl=False)
+
+
+def _judge(stack: str, profile: str, ranks: int | None, folder: str) -> None:
+    """Let `check` judge the stack; what it prints is not this command's."""
+    words = [sys.executable, "-m", "contracts.harness.cli", "check", "--stack", stack, "--profile", profile,
+             "--report", folder, *(["--ranks", str(ranks)] if ranks else [])]  # fmt: skip
+    done = subprocess.run(words, check=False, capture_output=True, text=True)
+    if not (Path(folder) / "run.jsonl").exists():
+        raise Ended(f"no verdict came, and without one nothing is counted: {(done.stderr or done.stdout).strip()}")

@@ -1,0 +1,92 @@
+"""What a stack must have to be asked about a recipe under an execution, as features (`contracts.spec.abilities`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from contracts.spec import pattern as patterns
+from contracts.spec.recipe import Moe, Recipe
+from contracts.spec.training import Execution
+
+
+def features(recipe: Recipe, execution: Execution | None = None, *, trains: bool = True) -> frozenset[str]:
+    """What a recipe under an execution needs; `trains` is whether steps are taken.
+
+    The layout is a need where ep exceeds 1 alone: below, both layouts are the same ranks.
+    """
+    found = {*_of_model(recipe), *(_of_steps(recipe) if trains else ())}
+    return frozenset(found | {*(_of_execution(recipe, execution) if execution else ())})
+
+
+def _of_model(recipe: Recipe) -> Iterator[str]:
+    letters = {*patterns.parse(recipe.pattern, recipe.depth).letters}
+    mixers = {"A": "attention", "M": "mamba", "R": "recurrent", "E": "mlp" if recipe.moe is None else "experts"}
+    yield from (mixers[letter] for letter in letters)
+    if "A" in letters:
+        yield from _chosen(
+            ("mla", recipe.mla is not None),
+            ("gqa", recipe.mla is None and recipe.kv_groups < recipe.heads),
+            ("dsa", recipe.dsa is not None),
+            ("qk-norm", recipe.qk_norm),
+        )
+    if "E" in letters:
+        yield recipe.activation
+        yield from _of_router(recipe.moe) if recipe.moe is not None else ()
+    yield from _chosen(
+        ("prediction-heads", recipe.mtp is not None),
+        ("hyper-connections", recipe.mhc is not None),
+        ("tied", not recipe.untied_embeddings),
+        (recipe.dtype, recipe.dtype != "fp32"),
+        ("fp8", recipe.fp8 is not None),
+        ("recompute", recipe.recompute != "none"),
+    )
+
+
+def _of_router(moe: Moe) -> Iterator[str]:
+    yield moe.score
+    yield from _chosen(
+        ("top-1", moe.top_k == 1),
+        ("selection-bias", moe.selection_bias),
+        ("shared-expert", moe.shared_hidden > 0),
+        ("route-scale", moe.route_scale != 1.0),
+        ("balance-loss", moe.aux_loss > 0),
+        ("z-loss", moe.z_loss > 0),
+        ("capacity", moe.capacity_factor is not None),
+    )
+
+
+def _of_steps(recipe: Recipe) -> Iterator[str]:
+    yield recipe.optim.rule
+    yield recipe.optim.schedule
+
+
+def _of_execution(recipe: Recipe, execution: Execution) -> Iterator[str]:
+    degrees = execution.degrees
+    data = execution.world // (degrees.pp * degrees.tp * degrees.cp)
+    if execution.layout == "own-axis":
+        data //= degrees.ep
+    return _chosen(
+        ("dp", data > 1),
+        ("fsdp", execution.fsdp),
+        ("replicas", execution.replicas > 1),
+        ("tp", degrees.tp > 1),
+        ("sp", degrees.sp),
+        ("tp-without-sp", degrees.tp > 1 and not degrees.sp),
+        ("uneven-kv", recipe.mla is None and recipe.kv_groups % degrees.tp != 0),
+        ("uneven-vocab", recipe.vocab % degrees.tp != 0),
+        ("ep-with-etp", degrees.ep > 1 and degrees.expert_tp > 1),
+        ("cp", degrees.cp > 1),
+        ("pp", degrees.pp > 1),
+        ("ep", degrees.ep > 1),
+        (execution.layout, degrees.ep > 1),
+        ("etp", degrees.expert_tp != degrees.tp),
+        ("interleaved", execution.schedule == "interleaved"),
+        ("microbatches", execution.microbatches > 1),
+        ("recompute", execution.recompute),
+        ("compile", execution.compile != "none"),
+        ("author-dp", execution.mode == "author_dp"),
+    )
+
+
+def _chosen(*pairs: tuple[str, bool]) -> Iterator[str]:
+    return (feature for feature, needed in pairs if needed)

@@ -1,0 +1,1 @@
+"""Hugging Face transformers with its own Trainer, over accelerate."""

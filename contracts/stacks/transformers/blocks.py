@@ -1,0 +1,209 @@
+"""One block of a transformers model: the norm and the mixer of one of its layers, in one process.
+
+Modules are transformers' own and get the tensors of the question. With bfloat16 activations they run under autocast
+over float32 parameters, as in its Trainer with `bf16=True`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from contracts.instruments import numerics
+from contracts.spec.array import Shape
+from contracts.spec.blocks import BlockCall, BlockRun
+from contracts.spec.recipe import Mode, Recipe
+from contracts.stacks.transformers import shims, weight_mapping
+from contracts.stacks.transformers.configuration import (
+    CONV_WIDTH,
+    DEEPSEEK_V3,
+    DEEPSEEK_V32,
+    GRANITE,
+    NEMOTRON_H,
+    Kind,
+    block_of,
+    decline,
+    places,
+)
+
+STATES = ("conv_x", "conv_b", "conv_c")
+
+
+def block_weights(recipe: Recipe, layer: int, mode: Mode) -> Mapping[str, Shape]:
+    """Names and shapes of a block's parameters and buffers; transformers stores them in float32 here."""
+    kind, letter, one = block_of(recipe, layer, mode)
+    with shims.quiet():
+        held = _Block(kind, letter, one, kind.config(one)).held()
+    return {
+        name: Shape(dtype="float32", shape=tuple(each.shape))
+        for name, each in sorted(weight_mapping.to_canonical(held, weight_mapping.block(kind, letter, one)).items())
+    }
+
+
+def run_block(call: BlockCall) -> BlockRun:
+    """A block forward, and backward where the call has an upstream gradient."""
+    kind, letter, one = block_of(call.recipe, call.layer, call.mode)
+    x_BTD = numerics.tensor(call.x)
+    declined(call, letter, x_BTD)
+    config = kind.config(one)
+    wide = x_BTD.dtype is torch.float64
+    config._experts_implementation = "eager" if wide else "grouped_mm"
+    if call.chunk is not None:
+        config.chunk_size = call.chunk
+    half = x_BTD.dtype is torch.bfloat16
+    mixed = torch.autocast("cpu", torch.bfloat16) if half else contextlib.nullcontext()
+    with shims.quiet(), shims.Wide() if wide else contextlib.nullcontext(), mixed:
+        block = _Block(kind, letter, one, config)
+        return block.run(call, x_BTD.requires_grad_(call.dy is not None))
+
+
+def declined(call: BlockCall, letter: str, x_BTD: Tensor) -> None:
+    """Decline a call that transformers cannot answer, or not on a CPU.
+
+    Raises:
+        NotOffered: with the reason.
+    """
+    scan = letter == "M"
+    decline({
+        "adapter": {"it is asked on a CPU, with its own operations": call.device != "cpu" or bool(call.kernels)},
+        "stack": {
+            "its decoding step, one token after a state, has no gradient": scan and x_BTD.shape[1] == 1
+            and call.state and call.dy is not None,
+        },
+        "device": {
+            "without mamba-ssm's kernels it refuses packed documents in a scan": scan and call.documents is not None,
+            "its Trainer has no float16 on a CPU": x_BTD.dtype is torch.float16,
+        },
+    })  # fmt: skip
+
+
+class _Block:
+    """Half of a decoder layer: a norm and what its layer calls after it."""
+
+    def __init__(self, kind: Kind, letter: str, recipe: Recipe, config: Any) -> None:
+        self.kind, self.letter, self.recipe, self.config = kind, letter, recipe, config
+        self.links = weight_mapping.block(kind, letter, recipe)
+        with torch.device("meta"):
+            self.layer = kind.part("Block" if kind is NEMOTRON_H else "DecoderLayer")(config, 0)
+            if kind is DEEPSEEK_V3 and letter == "E" and recipe.moe:
+                width = recipe.moe.shared_hidden
+                self.layer.mlp.shared_experts = kind.part("MLP")(config, intermediate_size=width)
+        self.norm, _, _ = self.links[0].theirs.rpartition(".")
+        self.seen: dict[str, Any] = {}
+
+    def held(self) -> dict[str, Tensor]:
+        names = {link.theirs for link in self.links}
+        return {name: each for name, each in self.layer.state_dict().items() if name in names}
+
+    def run(self, call: BlockCall, x_BTD: Tensor) -> BlockRun:
+        self.put(numerics.tensors(call.weights))
+        if call.chunk is not None:
+            self.layer.mixer.chunk_size = call.chunk
+        self.watch()
+        cache = self.cache(numerics.tensors(call.state)) if self.letter == "M" else None
+        normed_BTD = self.layer.get_submodule(self.norm)(x_BTD)
+        y_BTD = self.mixed(normed_BTD, x_BTD, call, cache).to(x_BTD.dtype)
+        gradients = {} if call.dy is None else self.gradients(y_BTD, numerics.tensor(call.dy), x_BTD)
+        return BlockRun(
+            y=numerics.array(y_BTD.detach()),
+            gradients=numerics.arrays(gradients),
+            state=numerics.arrays(self.state(cache)) if cache else {},
+            seen=numerics.arrays({name: each.detach() for name, each in self.seen.items()}),
+        )
+
+    def put(self, ours: Mapping[str, Tensor]) -> None:
+        """Give the block's tensors to its modules; what the other half of the layer has stays on the meta device."""
+        given = weight_mapping.to_theirs(ours, self.links)
+        missing = {link.theirs for link in self.links} - given.keys()
+        if missing:
+            raise AssertionError(f"no weights for {sorted(missing)}")
+        for name, module in self.layer.named_modules():
+            if name.endswith(("gate", "router")) and hasattr(module, "e_score_correction_bias"):
+                given.setdefault(f"{name}.e_score_correction_bias", torch.zeros_like(ours["norm.weight"][:1]).expand(
+                    self.recipe.moe.experts if self.recipe.moe else 0))  # fmt: skip
+        self.layer.load_state_dict(given, strict=False, assign=True)
+
+    def watch(self) -> None:
+        """Record what the experts are handed, and what the indexer chooses."""
+        for name, module in self.layer.named_modules():
+            if name.endswith(".experts"):
+                module.register_forward_pre_hook(lambda *told: self.routed(*told[1]))
+            if name == "self_attn.indexer":
+                module.register_forward_hook(lambda *told: self.seen.update(selected=told[2]))
+
+    def routed(self, x_ND: Tensor, experts_NK: Tensor, gates_NK: Tensor) -> None:
+        count = self.recipe.moe.experts if self.recipe.moe else 0
+        self.seen = {
+            "experts": experts_NK,
+            "gates": gates_NK,
+            "dropped": experts_NK >= count,  # its mark of an assignment that no expert here computes
+            "counts": torch.bincount(experts_NK.flatten(), minlength=count),
+        }
+
+    def mixed(self, normed_BTD: Tensor, x_BTD: Tensor, call: BlockCall, cache: Any) -> Tensor:
+        """The layer's own call of its mixer."""
+        if self.letter == "M":
+            scanned: Tensor = self.layer.mixer(normed_BTD, cache_params=cache)
+            return scanned
+        if self.letter == "A":
+            return self.attended(normed_BTD, x_BTD, call)
+        if self.kind is GRANITE:
+            return self.routed_shape(self.layer.block_sparse_moe(normed_BTD) + self.layer.shared_mlp(normed_BTD))
+        branch = self.layer.mixer if self.kind is NEMOTRON_H else self.layer.mlp
+        return self.routed_shape(branch(normed_BTD))
+
+    def routed_shape(self, y_BTD: Tensor) -> Tensor:
+        told = {name: each.unflatten(0, y_BTD.shape[:2]) for name, each in self.seen.items() if name != "counts"}
+        self.seen |= told
+        return y_BTD
+
+    def attended(self, normed_BTD: Tensor, x_BTD: Tensor, call: BlockCall) -> Tensor:
+        from transformers.masking_utils import create_causal_mask
+
+        sparse = self.kind is DEEPSEEK_V32
+        alone = torch.zeros(x_BTD.shape[:2], dtype=torch.int64)
+        places_BT = places(alone if call.documents is None else numerics.tensor(call.documents))
+        mask = create_causal_mask(
+            config=self.config, inputs_embeds=x_BTD, attention_mask=None, past_key_values=None,
+            position_ids=places_BT, allow_is_causal_skip=not sparse,
+        )  # fmt: skip
+        turns = self.kind.part("RotaryEmbedding")(self.config)(x_BTD, places_BT)
+        y_BTD: Tensor
+        y_BTD, _ = self.layer.self_attn(
+            hidden_states=normed_BTD, position_embeddings=turns, attention_mask=mask, position_ids=places_BT
+        )
+        if sparse:  # what it chose of what its own mask leaves visible
+            chosen = torch.zeros_like(mask[:, 0]).scatter(-1, self.seen["selected"].long(), True)
+            self.seen["selected"] = chosen & mask[:, 0]
+        return y_BTD
+
+    def cache(self, state: Mapping[str, Tensor]) -> Any:
+        from transformers import DynamicCache
+
+        cache = DynamicCache(config=self.config)
+        if state:
+            conv = torch.cat([state[name] for name in STATES], dim=1)
+            cache.update_conv_state(conv, 0, conv_kernel_size=CONV_WIDTH)
+            cache.update_recurrent_state(state["ssm"], 0)
+        return cache
+
+    def state(self, cache: Any) -> dict[str, Tensor]:
+        mamba = self.recipe.mamba
+        sizes = [mamba.heads * mamba.head_dim, mamba.groups * mamba.state, mamba.groups * mamba.state]
+        held = cache.get_conv_state(0, state_idx=0)[..., 1 - CONV_WIDTH :]
+        parts = dict(zip(STATES, torch.split(held, sizes, dim=1), strict=True))
+        return {"ssm": cache.get_recurrent_state(0, state_idx=0).detach()} | {
+            name: each.detach() for name, each in parts.items()
+        }
+
+    def gradients(self, y_BTD: Tensor, dy_BTD: Tensor, x_BTD: Tensor) -> dict[str, Tensor]:
+        names = {link.theirs for link in self.links}
+        leaves = {name: each for name, each in self.layer.named_parameters() if name in names} | {"x": x_BTD}
+        found = torch.autograd.grad((y_BTD * dy_BTD).sum(), list(leaves.values()), allow_unused=True)
+        pairs = zip(leaves.items(), found, strict=True)
+        whole = {name: torch.zeros_like(leaf) if grad is None else grad for (name, leaf), grad in pairs}
+        return {"x": whole.pop("x"), **weight_mapping.to_canonical(whole, self.links)}

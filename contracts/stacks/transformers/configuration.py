@@ -1,0 +1,305 @@
+"""A recipe as a configuration of one of transformers' models, and the recipes that none of them can express."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from contracts.spec import pattern as patterns
+from contracts.spec.errors import NotOffered
+from contracts.spec.recipe import Mamba, Moe, Recipe
+
+CONV_WIDTH = 4
+if TYPE_CHECKING:
+    from torch import Tensor
+
+LETTERS = {"A": "full_attention", "M": "linear_attention"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kind:
+    """One of transformers' models.
+
+    Args:
+        name: of its classes: `Llama` for `LlamaForCausalLM`, `LlamaDecoderLayer`.
+        module: its folder under `transformers.models`.
+        paired: whether one of its layers is two of ours, a mixer and then an MLP or experts.
+        settings: what its configuration has besides `_common`.
+    """
+
+    name: str
+    module: str
+    settings: Callable[[Recipe], dict[str, Any]]
+    paired: bool = True
+
+    def config(self, recipe: Recipe) -> Any:
+        from transformers import AutoConfig
+
+        layers = recipe.depth // 2 if self.paired else recipe.depth
+        depth = {"num_hidden_layers": layers} if self.paired else {}
+        return AutoConfig.for_model(
+            self.module, **_common(recipe), **depth, **self.settings(recipe), attn_implementation="sdpa"
+        )
+
+    def part(self, name: str) -> Any:
+        """One of its classes, by the end of its name."""
+        import importlib
+
+        module = importlib.import_module(f"transformers.models.{self.module}.modeling_{self.module}")
+        return getattr(module, f"{self.name}{name}")
+
+
+def _common(recipe: Recipe) -> dict[str, Any]:
+    """What every configuration has. No cache: a run of training never reads one."""
+    return {
+        "vocab_size": recipe.vocab,
+        "hidden_size": recipe.hidden,
+        "num_attention_heads": recipe.heads,
+        "max_position_embeddings": recipe.seq_length,
+        "tie_word_embeddings": not recipe.untied_embeddings,
+        "use_cache": False,
+        "pad_token_id": None,
+        "bos_token_id": None,
+        "eos_token_id": None,
+    }
+
+
+def _dense(recipe: Recipe) -> dict[str, Any]:
+    return {
+        "intermediate_size": recipe.ffn_hidden,
+        "num_key_value_heads": recipe.kv_groups,
+        "head_dim": recipe.head_dim,
+        "rms_norm_eps": recipe.norm_eps,
+        "rope_parameters": {"rope_type": "default", "rope_theta": float(recipe.rope_theta)},
+    }
+
+
+def _routed(recipe: Recipe) -> dict[str, Any]:
+    moe = recipe.moe or Moe()
+    return _dense(recipe) | {
+        "num_experts": moe.experts,
+        "num_experts_per_tok": moe.top_k,
+        "moe_intermediate_size": moe.expert_hidden,
+        "norm_topk_prob": True,
+    }
+
+
+def _latent(recipe: Recipe) -> dict[str, Any]:
+    mla, moe = recipe.mla, recipe.moe or Moe(score="sigmoid")
+    found = _dense(recipe) | {
+        "num_key_value_heads": recipe.heads,
+        "n_routed_experts": moe.experts,
+        "num_experts_per_tok": moe.top_k,
+        "moe_intermediate_size": moe.expert_hidden,
+        "n_shared_experts": moe.shared_hidden // moe.expert_hidden,
+        "routed_scaling_factor": moe.route_scale,
+        "norm_topk_prob": moe.top_k > 1,  # for k = 1 the sigmoid is the gate
+        "n_group": 1,
+        "topk_group": 1,
+        "first_k_dense_replace": 0 if recipe.moe else recipe.depth,
+    }
+    del found["head_dim"]  # the model's own: that of the part with rope
+    if mla is None:
+        return found
+    return found | {
+        "q_lora_rank": mla.q_lora,
+        "kv_lora_rank": mla.kv_lora,
+        "qk_nope_head_dim": mla.qk_head,
+        "qk_rope_head_dim": mla.qk_rope,
+        "v_head_dim": mla.v_head,
+    }
+
+
+def _sparse(recipe: Recipe) -> dict[str, Any]:
+    dsa = recipe.dsa
+    assert dsa is not None
+    sizes = {"index_n_heads": dsa.index_heads, "index_head_dim": dsa.index_head_dim, "index_topk": dsa.top_k}
+    return _latent(recipe) | sizes
+
+
+def _nemotron(recipe: Recipe) -> dict[str, Any]:
+    moe, mamba = recipe.moe or Moe(), recipe.mamba
+    kinds = {**LETTERS, "E": "moe" if recipe.moe else "mlp"}
+    return {
+        "layers_block_type": [kinds[letter] for letter in patterns.parse(recipe.pattern, recipe.depth).letters],
+        "num_key_value_heads": recipe.kv_groups,
+        "head_dim": recipe.head_dim,
+        "intermediate_size": recipe.ffn_hidden,
+        "layer_norm_epsilon": recipe.norm_eps,
+        "mamba_num_heads": mamba.heads,
+        "mamba_head_dim": mamba.head_dim,
+        "ssm_state_size": mamba.state,
+        "n_groups": mamba.groups,
+        "conv_kernel": CONV_WIDTH,
+        "n_routed_experts": moe.experts,
+        "num_experts_per_tok": moe.top_k,
+        "moe_intermediate_size": moe.expert_hidden,
+        "moe_shared_expert_intermediate_size": moe.shared_hidden,
+        "routed_scaling_factor": moe.route_scale,
+        "norm_topk_prob": moe.top_k > 1,
+    }
+
+
+def _granite(recipe: Recipe) -> dict[str, Any]:
+    moe, mamba = recipe.moe, recipe.mamba
+    letters = patterns.parse(recipe.pattern, recipe.depth).letters
+    found = _dense(recipe) | {
+        "intermediate_size": moe.expert_hidden if moe else recipe.ffn_hidden,
+        "shared_intermediate_size": moe.shared_hidden if moe else recipe.ffn_hidden,
+        "num_local_experts": moe.experts if moe else 0,
+        "num_experts_per_tok": moe.top_k if moe else 0,
+        "layer_types": [LETTERS[letter] for letter in letters[::2]],
+        "position_embedding_type": "rope",
+        "attention_multiplier": recipe.head_dim**-0.5,
+    }
+    del found["head_dim"]
+    if "M" not in letters:
+        mamba = Mamba(
+            heads=1, head_dim=2 * recipe.hidden, groups=1
+        )  # its configuration checks sizes that it never uses
+    return found | {
+        "mamba_n_heads": mamba.heads,
+        "mamba_d_head": mamba.head_dim,
+        "mamba_d_state": mamba.state,
+        "mamba_n_groups": mamba.groups,
+        "mamba_d_conv": CONV_WIDTH,
+        "mamba_expand": mamba.heads * mamba.head_dim // recipe.hidden,
+    }
+
+
+LLAMA = Kind(name="Llama", module="llama", settings=_dense)
+QWEN3 = Kind(name="Qwen3", module="qwen3", settings=_dense)
+QWEN3_MOE = Kind(name="Qwen3Moe", module="qwen3_moe", settings=_routed)
+DEEPSEEK_V3 = Kind(name="DeepseekV3", module="deepseek_v3", settings=_latent)
+DEEPSEEK_V32 = Kind(name="DeepseekV32", module="deepseek_v32", settings=_sparse)
+NEMOTRON_H = Kind(name="NemotronH", module="nemotron_h", settings=_nemotron, paired=False)
+GRANITE = Kind(name="GraniteMoeHybrid", module="granitemoehybrid", settings=_granite)
+
+
+def decline(reasons: Mapping[str, Mapping[str, object]]) -> None:
+    """Decline for the first reason that applies.
+
+    Args:
+        reasons: whose lack it is (the stack's, this device's, or this adapter's) → words → whether it applies.
+
+    Raises:
+        NotOffered: with the words.
+    """
+    for told in reasons.values():
+        for words, applies in told.items():
+            if applies:
+                raise NotOffered(f"transformers: {words}")
+
+
+def _no_model_has(recipe: Recipe, moe: Moe | None) -> dict[str, object]:
+    return {
+        "no model has FP8 training": recipe.fp8,
+        "no model drops tokens": moe and moe.capacity_factor,
+        "its balance loss is over all layers of a batch, times top_k": moe and moe.aux_loss,
+        "no model has a z loss on router logits": moe and moe.z_loss,
+        "no model scales gates from a softmax": moe and moe.score == "softmax" and moe.route_scale != 1,
+    }
+
+
+def block_of(recipe: Recipe, layer: int, mode: str) -> tuple[Kind, str, Recipe]:
+    """The model that has a block, its letter, and the recipe of that model's layer with the block.
+
+    Raises:
+        NotOffered: for a block that no model has.
+    """
+    letters = patterns.parse(recipe.pattern, recipe.depth).letters
+    letter = letters[layer]
+    rank = letters[:layer].count("A")
+    sparse = letter == "A" and recipe.dsa is not None and rank in recipe.dsa.a_ranks
+    one = replace(
+        recipe, pattern="AE", depth=2, mtp=None, mhc=None, moe=recipe.moe if letter == "E" else None,
+        mla=recipe.mla if letter == "A" else None,
+        dsa=replace(recipe.dsa, a_ranks=(0,)) if sparse and recipe.dsa else None,
+    )  # fmt: skip
+    decline({"stack": {
+        "no model has an M²RNN": letter == "R",
+        "no model has Mamba-3": letter == "M" and mode == "author_dp",
+        "no model has hyper-connections": letter == "A" and recipe.mhc,
+        **_no_model_has(one, one.moe),
+    }})  # fmt: skip
+    if letter == "M":
+        return NEMOTRON_H, letter, replace(one, pattern="M", depth=1)
+    if letter == "A" and one.mla is not None:
+        return DEEPSEEK_V32 if sparse else DEEPSEEK_V3, letter, one
+    if letter == "A":
+        return QWEN3 if one.qk_norm else LLAMA, letter, replace(one, mla=None)
+    kind = _experts(one)
+    return kind, letter, one if kind.paired else replace(one, pattern="E", depth=1)
+
+
+def _experts(recipe: Recipe) -> Kind:
+    moe, gated = recipe.moe, recipe.activation == "swiglu"
+    if moe is None:
+        return LLAMA if gated else NEMOTRON_H
+    decline({"stack": {
+        "experts with relu2 stand behind a sigmoid alone (NemotronH)": not gated and moe.score == "softmax",
+        "experts with relu2 have a shared expert beside them (NemotronH)": not gated and not moe.shared_hidden,
+    }})  # fmt: skip
+    if not gated:
+        return NEMOTRON_H
+    if moe.score == "sigmoid":
+        return DEEPSEEK_V3
+    return GRANITE if moe.shared_hidden else QWEN3_MOE
+
+
+def model_of(recipe: Recipe) -> Kind:
+    """The model of a recipe.
+
+    Raises:
+        NotOffered: for a recipe that no model is.
+    """
+    letters, moe, gated = (
+        patterns.parse(recipe.pattern, recipe.depth).letters,
+        recipe.moe,
+        recipe.activation == "swiglu",
+    )
+    scan, mamba = "M" in letters, recipe.mamba
+    decline({"stack": {
+        "no model has an M²RNN": "R" in letters,
+        "its models of multi-token prediction do not train the heads": recipe.mtp,
+        "no model has hyper-connections": recipe.mhc,
+        **_no_model_has(recipe, moe),
+    }})  # fmt: skip
+    if not gated and "A" not in letters and "E" in letters:
+        if moe is not None:
+            _experts(recipe)
+        return NEMOTRON_H
+    paired = set(letters[::2]) <= set("AM") and set(letters[1::2]) == {"E"} and len(letters) % 2 == 0
+    attention = "A" in letters and not scan
+    decline({"stack": {
+        "attention beside relu2 has no rope (NemotronH)": not gated,
+        "a layer is a mixer and then an MLP or experts": not paired,
+        "no model has a scan beside a QK norm": scan and "A" in letters and recipe.qk_norm and not recipe.mla,
+        "no model has a scan beside latent attention": scan and recipe.mla,
+        "experts behind a sigmoid stand beside latent attention": moe and moe.score == "sigmoid" and not recipe.mla,
+        "experts beside latent attention stand behind a sigmoid": moe and moe.score == "softmax" and recipe.mla,
+        "DeepSeek-V3 has no sparse attention, V3.2 on every layer": recipe.dsa
+        and len(recipe.dsa.a_ranks) != letters.count("A"),
+        "Granite's scan is a multiple of the hidden size wide": scan and mamba.heads * mamba.head_dim % recipe.hidden,
+        "Qwen3-MoE has no shared expert": attention and recipe.qk_norm and not recipe.mla and moe and moe.shared_hidden,
+        "the shared expert is a multiple of an expert wide": recipe.mla and moe
+        and (moe.shared_hidden % moe.expert_hidden or not moe.shared_hidden),
+    }})  # fmt: skip
+    if recipe.mla is not None:
+        return DEEPSEEK_V32 if recipe.dsa else DEEPSEEK_V3
+    if scan or (moe is not None and not recipe.qk_norm):
+        return GRANITE
+    if moe is not None:
+        return QWEN3_MOE
+    return QWEN3 if recipe.qk_norm else LLAMA
+
+
+def places(documents_BT: Tensor) -> Tensor:
+    """Each token's place in its document: how transformers is told of packed documents."""
+    import torch
+
+    places_BT = torch.arange(documents_BT.shape[1]).expand_as(documents_BT)
+    new_BT = torch.ones_like(documents_BT, dtype=torch.bool)
+    new_BT[:, 1:] = documents_BT[:, 1:] != documents_BT[:, :-1]
+    return places_BT - torch.where(new_BT, places_BT, 0).cummax(1).values

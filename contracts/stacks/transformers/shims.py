@@ -1,0 +1,48 @@
+"""What is done to transformers so that it answers on a CPU: nothing is changed silently, the labels name each."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+SHIMS = {
+    "wide": "a call in float64 is computed in float64 where transformers writes torch.float32, with its eager experts: "
+    "grouped_mm has no float64",
+    "shared": "DeepSeek-V3's shared expert built at the recipe's width, which its configuration knows only as a "
+    "multiple of an expert's",
+}
+"""Every shim, by its name in the labels."""
+
+
+class Wide(TorchFunctionMode):
+    """Inside, `torch.float32` as an argument is float64, and `Tensor.float` is `Tensor.double`."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.Tensor.float:
+            func = torch.Tensor.double
+        named = {name: _wider(value) for name, value in (kwargs or {}).items()}
+        return func(*map(_wider, args), **named)
+
+
+def _wider(value: Any) -> Any:
+    return torch.float64 if value is torch.float32 else value
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Ignore warnings about a CPU and about zero-sized tensors, and transformers' own progress."""
+    from transformers.utils import logging
+
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            yield
+        finally:
+            logging.set_verbosity(before)

@@ -1,0 +1,475 @@
+"""Whole models: what transformers builds from a recipe, and runs of its own `Trainer`, observed."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import random
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.utils.data import DataLoader
+from transformers import Trainer, TrainerCallback, TrainingArguments, set_seed
+from transformers.trainer_callback import TrainerState
+from transformers.trainer_utils import get_last_checkpoint
+
+from contracts.instruments import numerics
+from contracts.instruments.ranks import gathered
+from contracts.spec.array import Array, Arrays
+from contracts.spec.errors import refuse
+from contracts.spec.recipe import Recipe
+from contracts.spec.training import Built, BuiltLayer, Execution, Parameter, Pass, Session, Step, Tokens, Trained
+from contracts.stacks.transformers import shims, weight_mapping
+from contracts.stacks.transformers.configuration import decline, model_of, places
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+UNDER_TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK")
+
+
+class Model:
+    """A model of transformers with our names for its tensors."""
+
+    def __init__(self, recipe: Recipe, *, wide: bool = False, device: str = "cpu") -> None:
+        self.recipe, self.kind = recipe, model_of(recipe)
+        self.links = weight_mapping.links(self.kind, recipe)
+        config = self.kind.config(recipe)
+        if wide:
+            config._experts_implementation = "eager"
+        with shims.quiet(), torch.device(device):
+            set_seed(recipe.seed)
+            self.module = self.kind.part("ForCausalLM")(config)
+        if wide:
+            self.module.double()
+
+    def spread(self, execution: Execution) -> None:
+        """Cut the model over ranks as transformers does: while it loads one that was saved whole."""
+        from transformers.distributed import DistributedConfig
+
+        degrees, data = execution.degrees, execution.world // execution.degrees.tp
+        replicas = execution.replicas if execution.fsdp else data
+        cut = DistributedConfig(
+            tp_size=degrees.tp, fsdp_size=data // replicas, dp_replicate_size=replicas, ep_size=degrees.ep
+        )
+        with shims.quiet(), tempfile.TemporaryDirectory(prefix="transformers-") as mine:
+            (folder, *_) = gathered(mine)  # rank 0 alone writes
+            self.module.save_pretrained(folder)
+            dist.barrier()
+            self.module = type(self.module).from_pretrained(folder, distributed_config=cut, dtype=torch.float32)
+            dist.barrier()
+
+    def put(self, weights: Arrays, buffers: Arrays) -> None:
+        """Copy full tensors in by canonical name; a name or a shape that the model does not have is refused."""
+        held = self.module.state_dict()
+        ours = weight_mapping.to_canonical(held, self.links)
+        given = numerics.tensors({**weights, **buffers})
+        wanted = {name for name in ours if not name.endswith("router.bias")} if weights else set()
+        for name in sorted(wanted ^ given.keys()):
+            if name in ours and name in given:
+                continue
+            problem = "is missing" if name in ours else "is no tensor of the model"
+            raise refuse("weights", name, problem, "give every tensor that built() names")
+        for name, each in given.items():
+            if each.shape != ours[name].shape:
+                raise refuse("weights", name, f"has shape {tuple(each.shape)}", f"give {tuple(ours[name].shape)}")
+        for name, each in weight_mapping.to_theirs({**ours, **given}, self.links).items():
+            held[name].copy_(each)
+
+    def canonical(self, tensors: Mapping[str, Tensor]) -> Arrays:
+        whole = {name: _whole(each.detach()) for name, each in tensors.items()}
+        return numerics.arrays(weight_mapping.to_canonical(whole, self.links))
+
+
+def built(recipe: Recipe) -> Built:
+    """Parameters under their canonical names; what decays is what its Trainer lets decay."""
+    decline({"stack": {"under autocast no parameter has one dtype in which it is used": recipe.dtype != "fp32"}})
+    model = Model(recipe, device="meta")
+    decays = set(Trainer.get_decay_parameter_names(None, model.module))
+    held = dict(model.module.named_parameters())
+    rows = []
+    for link in model.links:
+        for name, each in weight_mapping.to_canonical(held, [link]).items():
+            rows.append(
+                Parameter(
+                    name=name, shape=tuple(each.shape), dtype="float32", compute="float32",
+                    role=weight_mapping.role_of(name), layer=_layer_of(name), optimizer="adamw",
+                    weight_decay=recipe.optim.weight_decay if link.theirs in decays else 0.0,
+                    state=dict.fromkeys(MOMENTS, "float32"),
+                )
+            )  # fmt: skip
+    buffers = weight_mapping.to_canonical(dict(model.module.named_buffers()), model.links)
+    return Built(
+        layers=tuple(_layer(number, letter, rows, buffers, recipe) for number, letter in enumerate(_letters(recipe))),
+        parameters=tuple(rows),
+        features=frozenset({"untied_embeddings" if recipe.untied_embeddings else "tied_embeddings"}),
+        buffers={name: tuple(each.shape) for name, each in buffers.items()},
+    )
+
+
+def _letters(recipe: Recipe) -> str:
+    from contracts.spec import pattern as patterns
+
+    return patterns.parse(recipe.pattern, recipe.depth).letters
+
+
+def _layer_of(name: str) -> int | None:
+    return int(name.split(".")[1]) if name.startswith("layers.") else None
+
+
+def _layer(
+    number: int, letter: str, rows: Sequence[Parameter], buffers: Mapping[str, Any], recipe: Recipe
+) -> BuiltLayer:
+    """One of our layers, read off the built model."""
+    begin = f"layers.{number}.mixer."
+    mine = [row for row in rows if row.layer == number]
+    names = {row.name.removeprefix(begin) for row in mine}
+    shapes = {row.name.removeprefix(begin): row.shape for row in mine}
+    gated = {"w3.weight", "experts.w3"} & names
+    found = {
+        "rope": letter == "A",
+        "mla": "wkv_a.weight" in names,
+        "dsa": "indexer.wk.weight" in names,
+        "gqa": "wk.weight" in names and shapes["wk.weight"] != shapes["wq.weight"],
+        "qk_norm": "k_norm.weight" in names,
+        "moe": "router.weight" in names,
+        "shared_expert": "shared.w1.weight" in names,
+        "selection_bias": f"{begin}router.bias" in buffers,
+        "swiglu": letter == "E" and gated,
+        "relu2": letter == "E" and not gated,
+        "mamba2": "A_log" in names,
+    }
+    return BuiltLayer(
+        number=number,
+        family=letter,
+        features=frozenset(name for name, there in found.items() if there),
+        parameters=sum(math.prod(row.shape) for row in mine),
+    )
+
+
+def initial(recipe: Recipe) -> Arrays:
+    model = Model(recipe)
+    return model.canonical(dict(model.module.named_parameters()))
+
+
+def declined_execution(recipe: Recipe, execution: Execution) -> None:
+    """Decline an execution that its Trainer cannot run, or that this adapter does not reach.
+
+    Raises:
+        NotOffered: with the reason.
+    """
+    degrees, optim = execution.degrees, recipe.optim
+    cut = _cut(execution)
+    decline(
+        {
+            "stack": {
+                "its sequence parallel is a name, not wired up": degrees.sp,
+                "its pipelines do not train": degrees.pp > 1,
+                "its experts are whole on a rank of expert parallel": degrees.ep > 1 and degrees.expert_tp > 1,
+                "its expert parallel lies on ranks that shard": degrees.ep > 1 and not execution.fsdp,
+                "its compiler takes the whole model": execution.compile == "blocks",
+                "a model that it cut is not compiled": cut and execution.compile != "none",
+            },
+            "device": {
+                "accelerate takes tensor parallel on accelerators alone": degrees.tp > 1,
+                "its Trainer has no float16 on a CPU": recipe.dtype == "fp16",
+                "inductor wants a C++ compiler": execution.compile != "none" and execution.backend == "inductor",
+            },
+            "adapter": {
+                "context parallel over its Trainer is not reached": degrees.cp > 1,
+                "its Muon is not reached": optim.rule != "adamw",
+                "models cut over ranks are asked in float32": cut
+                and execution.world > 1
+                and (execution.precision == "float64" or recipe.dtype != "fp32"),
+            },
+        }
+    )
+
+
+def run_model(recipe: Recipe, execution: Execution, weights: Arrays, batch: Tokens, backward: bool) -> Pass:
+    """One pass of the model, as its Trainer makes it: under autocast where the recipe is bf16."""
+    model_of(recipe)
+    declined_execution(recipe, execution)
+    other = execution.world > 1 or execution.compile != "none" or execution.recompute
+    decline({"adapter": {"a single pass is one process's, eager; sessions have the rest": other}})
+    wide, half = execution.precision == "float64", execution.precision == "declared" and recipe.dtype == "bf16"
+    model = Model(recipe, wide=wide)
+    if weights:
+        model.put(weights, {})
+    mixed = torch.autocast("cpu", torch.bfloat16) if half else contextlib.nullcontext()
+    with shims.quiet(), shims.Wide() if wide else contextlib.nullcontext():
+        with mixed:
+            told = model.module(**_inputs(batch, slice(None)))
+        if backward:
+            told.loss.backward()
+    named = model.module.named_parameters()
+    gradients = {name: torch.zeros_like(each) if each.grad is None else each.grad for name, each in named}
+    return Pass(
+        logits=numerics.array(told.logits.detach()),
+        losses={"lm": told.loss.item(), "total": told.loss.item()},
+        gradients=model.canonical(gradients) if backward else {},
+    )
+
+
+def _inputs(batch: Tokens, rows: slice) -> dict[str, Tensor]:
+    """Rows of a batch as its models and its Trainer take them: labels already stand where they are predicted."""
+    labels_BT = numerics.tensor(batch.labels)[rows]
+    found = {"input_ids": numerics.tensor(batch.tokens)[rows], "labels": labels_BT, "shift_labels": labels_BT}
+    if batch.documents is not None:
+        found["position_ids"] = places(numerics.tensor(batch.documents)[rows])
+    return found
+
+
+class Rows(list[dict[str, Tensor]]):
+    """The microbatches of a run, each an item of the data set, in the order in which ranks take turns."""
+
+
+def microbatches(session: Session, before: int) -> Rows:
+    """Every rank's microbatches, step after step. Those of the `before` steps already done are skipped unread."""
+    ranks, cuts = session.execution.world, session.execution.microbatches
+    nothing: dict[str, Tensor] = {}
+    found = Rows([nothing] * (before * ranks * cuts))
+    windows = session.windows or tuple((batch,) for batch in session.batches)
+    for window in windows:
+        parts = cuts // len(window)
+        for batch in window:
+            size = batch.tokens.shape[0] // ranks
+            sizes = [len(part) for part in torch.arange(size).tensor_split(parts)]
+            for cut in range(parts):
+                for rank in range(ranks):
+                    first = rank * size + sum(sizes[:cut])
+                    found.append(_inputs(batch, slice(first, first + sizes[cut])))
+    return found
+
+
+def schedule(recipe: Recipe) -> dict[str, Any]:
+    """Its own name and arguments for the recipe's schedule; a warm-up of one step is none."""
+    optim = recipe.optim
+    warm = optim.warmup if optim.warmup > 1 else 0
+    name, extra = {
+        "cosine": ("cosine_warmup_with_min_lr", {"min_lr": optim.min_lr}),
+        "linear": ("polynomial", {"lr_end": optim.min_lr, "power": 1.0}),
+        "constant": ("constant_with_warmup" if warm else "constant", {}),
+        "WSD": (
+            "warmup_stable_decay",
+            {"num_decay_steps": optim.steps // 5, "decay_type": "linear", "min_lr_ratio": optim.min_lr / optim.lr},
+        ),
+    }[optim.schedule]
+    return {"lr_scheduler_type": name, "lr_scheduler_kwargs": extra, "warmup_steps": warm}
+
+
+class Observed(Trainer):  # type: ignore[misc]  # not installed where types are checked
+    """Its Trainer on given microbatches, recording what each step did. The rates end with the recipe, not the run."""
+
+    def __init__(self, session: Session, model: Model, rows: Rows, last: int, folder: str) -> None:
+        self.session, self.ours, self.rows = session, model, rows
+        self.steps: list[Step] = []
+        self.loaded: Step | None = None
+        self.now: dict[str, Any] = {}
+        recipe, execution = session.recipe, session.execution
+        optim = recipe.optim
+        half = execution.precision == "declared" and recipe.dtype == "bf16"
+        compiled = {"torch_compile": True, "torch_compile_backend": execution.backend}
+        super().__init__(
+            model=model.module,
+            args=TrainingArguments(
+                output_dir=session.save or folder, max_steps=last, use_cpu=True, seed=recipe.seed, bf16=half,
+                gradient_accumulation_steps=execution.microbatches, learning_rate=optim.lr,
+                weight_decay=optim.weight_decay, adam_beta1=optim.beta1, adam_beta2=optim.beta2,
+                max_grad_norm=optim.clip, save_strategy="no", save_total_limit=session.keep, logging_steps=1,
+                logging_nan_inf_filter=False, report_to=[], disable_tqdm=True, remove_unused_columns=False,
+                gradient_checkpointing=execution.recompute or recipe.recompute == "full",
+                accelerator_config={"even_batches": False}, dataloader_pin_memory=False,
+                **schedule(recipe), **(compiled if execution.compile == "model" else {}),
+            ),
+            callbacks=[_Watch(self)],
+        )  # fmt: skip
+
+    def get_train_dataloader(self) -> DataLoader[Any]:
+        one_each = [[number] for number in range(len(self.rows))]
+        return self.accelerator.prepare(DataLoader(self.rows, batch_sampler=one_each, collate_fn=lambda held: held[0]))  # type: ignore[no-any-return, arg-type]
+
+    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
+        return super().create_scheduler(self.session.recipe.optim.steps, optimizer)
+
+    def get_batch_samples(self, *given: Any) -> Any:
+        samples, labels = super().get_batch_samples(*given)
+        self.now["tokens"] = int(labels)
+        return samples, labels
+
+    def _clip_grad_norm(self, model: Any) -> Any:
+        self.note()
+        return super()._clip_grad_norm(model)
+
+    def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
+        if grad_norm is None:
+            self.note()
+        norm = super()._get_grad_norm(model, grad_norm)
+        self.now |= {"grad_norm": float(norm), "clip_coef": self.coefficient()}
+        return norm
+
+    def gradients(self) -> dict[str, Tensor]:
+        """By its names; one that no token reached is zero."""
+        named = self.ours.module.named_parameters()
+        return {name: torch.zeros_like(each) if each.grad is None else each.grad for name, each in named}
+
+    def note(self) -> None:
+        """Record the gradients before they are clipped."""
+        self.now["before"] = {name: _local(each).clone() for name, each in self.gradients().items()}
+        if self.wants("gradients", self.state.global_step + 1):
+            self.now["gradients"] = self.ours.canonical(self.gradients())
+
+    def coefficient(self) -> float:
+        """The factor of the clipping, read off the gradients before and after it."""
+        before, after = self.now["before"], self.gradients()
+        both = [
+            (float((_local(after[name]).double() * each.double()).sum()), float(each.double().square().sum()))
+            for name, each in before.items()
+        ]
+        return sum(one for one, _ in both) / (sum(two for _, two in both) or 1.0)
+
+    def wants(self, what: Any, step: int) -> bool:
+        return what in self.session.observe and (not self.session.at or step in self.session.at)
+
+    def held(self, step: int) -> dict[str, Any]:
+        """The state that the session observes."""
+        found: dict[str, Any] = {}
+        parameters = dict(self.ours.module.named_parameters())
+        if self.wants("weights", step):
+            found["weights"] = self.ours.canonical(parameters)
+        if self.wants("buffers", step):
+            found["buffers"] = self.ours.canonical(dict(self.ours.module.named_buffers()))
+        if self.wants("optimizer", step):
+            state = {name: self.optimizer.state[each] for name, each in parameters.items()}
+            found["optimizer"] = {
+                f"{name}/{entry}": each
+                for entry in MOMENTS
+                for name, each in self.ours.canonical(
+                    {name: held[entry] for name, held in state.items() if entry in held}
+                ).items()
+            }
+        if self.wants("rng", step):
+            found["rng"] = _generators()
+        return found
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """The loss that it reports for a step."""
+        if "loss" in logs and self.steps:
+            loss = logs["loss"]
+            self.steps[-1] = replace(self.steps[-1], losses={"lm": loss, "total": loss})
+
+
+class _Watch(TrainerCallback):  # type: ignore[misc]
+    def __init__(self, trainer: Observed) -> None:
+        self.trainer = trainer
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        trainer = self.trainer
+        if trainer.session.load is not None and trainer.loaded is None and 0 in trainer.session.at:
+            nothing = Step(number=state.global_step, losses={}, tokens=0, lr=0.0, grad_norm=0.0, clip_coef=1.0)
+            trainer.loaded = replace(nothing, **trainer.held(0))
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.trainer.now["lr"] = self.trainer.optimizer.param_groups[0]["lr"]
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> Any:
+        trainer, number = self.trainer, state.global_step
+        del trainer.now["before"]
+        trainer.steps.append(Step(number=number, losses={}, **trainer.now, **trainer.held(number)))
+        trainer.now = {}
+        control.should_save = trainer.session.save is not None and number in trainer.session.save_at
+        return control
+
+
+def train(session: Session) -> Trained:
+    """A session: one call of `Trainer.train`, resumed from its last checkpoint where one is to be loaded."""
+    model_of(session.recipe)
+    declined_execution(session.recipe, session.execution)
+    decline({
+        "stack": {
+            "it knows no copy of its checkpoints that another process makes": session.durable,
+            "it does not resume a model that it cut over ranks": (session.load or session.save)
+            and session.execution.world > 1
+            and _cut(session.execution),
+        },
+        "device": {
+            "without mamba-ssm's kernels it refuses packed documents in a scan": "M" in _letters(session.recipe)
+            and any(batch.documents is not None for batch in session.batches),
+        },
+        "adapter": {
+            "it has no data of its own; give batches": session.steps and not (session.batches or session.windows),
+        },
+    })  # fmt: skip
+    given = session.batches or session.windows
+    if len(given) != session.steps:
+        raise refuse("batches", len(given), f"must number the steps ({session.steps})", "give one for each step")
+    start, folder = 0, None
+    if session.load is not None:
+        folder = get_last_checkpoint(session.load)
+        if folder is None:
+            raise refuse("load", session.load, "holds no checkpoint", "name a folder that a run saved to")
+        start = TrainerState.load_from_json(f"{folder}/trainer_state.json").global_step
+    wide = session.execution.precision == "float64"
+    with _alone(session.execution), shims.quiet(), tempfile.TemporaryDirectory(prefix="transformers-") as kept:
+        model = Model(session.recipe, wide=wide)
+        if session.weights or session.buffers:
+            model.put(session.weights, session.buffers)
+        if session.execution.world > 1 and _cut(session.execution):
+            model.spread(session.execution)
+        trainer = Observed(session, model, microbatches(session, start), start + session.steps, kept)
+        with shims.Wide() if wide else contextlib.nullcontext():
+            trainer.train(resume_from_checkpoint=folder)
+    return Trained(start=start, steps=tuple(trainer.steps), loaded=trainer.loaded)
+
+
+def _cut(execution: Execution) -> bool:
+    """Whether transformers itself cuts the model; otherwise accelerate wraps it in DistributedDataParallel."""
+    return execution.fsdp or execution.degrees.tp > 1 or execution.degrees.ep > 1
+
+
+@contextlib.contextmanager
+def _alone(execution: Execution) -> Iterator[None]:
+    """Make accelerate see the world of this run, and forget that of an earlier one in this process."""
+    from accelerate.state import AcceleratorState, GradientState
+
+    hidden = {name: os.environ.pop(name) for name in UNDER_TORCHRUN if execution.world == 1 and name in os.environ}
+    AcceleratorState._reset_state(True)
+    GradientState._reset_state()
+    try:
+        yield
+    finally:
+        AcceleratorState._reset_state(True)
+        GradientState._reset_state()
+        os.environ.update(hidden)
+
+
+def _generators() -> dict[str, Array]:
+    """The states of the generators that it saves: torch's, and Python's and NumPy's as a hash of their state."""
+    import hashlib
+
+    import numpy as np
+
+    def digest(state: Any) -> Array:
+        return numerics.array(
+            torch.frombuffer(bytearray(hashlib.sha256(repr(state).encode()).digest()), dtype=torch.uint8)
+        )
+
+    with np.printoptions(threshold=10**6):
+        return {
+            "torch": numerics.array(torch.get_rng_state()),
+            "python": digest(random.getstate()),
+            "numpy": digest(np.random.get_state()),
+        }
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -1,0 +1,99 @@
+"""Coverage counts each planned case once, and holds against a stack neither its own lacks nor the device's."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from contracts.court import record
+from contracts.court.coverage import coverage, table
+from contracts.court.verdict import verdict
+from contracts.harness.cli import main
+from contracts.spec.lacks import Lack
+from contracts.spec.records import Result, Run, Statement
+from tests_unit.gate.test_deviations import DP, ended, run, violated
+
+TODAY = datetime.date(2026, 6, 15)
+
+
+def lacking(id: str, case: str, lack: Lack | None) -> Result:
+    return Result(id=id, case=case, outcome="not offered", words="it has none", lack=lack)
+
+
+RESULTS = (
+    ended("PAR-01", "a", "holds"), violated("PAR-01", "b", DP), lacking("PAR-01", "c", "stack"),
+    lacking("PAR-01", "d", "device"), lacking("PAR-01", "e", "adapter"), lacking("PAR-01", "f", "case"),
+    lacking("MOE-01", "old-record", None), ended("MOE-01", "g", "not run"), ended("MOE-01", "h", "broken"),
+    ended("MOE-02", "", "untested"), ended("GATE-01", "all-hold", "holds"),
+)  # fmt: skip
+RUN = run(*RESULTS)
+RUN = replace(
+    RUN,
+    plan=replace(
+        RUN.plan, promises={"GATE-01": Statement(promise="…", source="law", asks=("verdict",)), **RUN.plan.promises}
+    ),
+)
+
+
+def of(judged: Run) -> dict[str, object]:
+    return coverage(judged, verdict(judged, TODAY)).as_json()
+
+
+@pytest.mark.unit
+def test_each_case_counts_once_and_lacks_are_not_held_against_the_stack() -> None:
+    found = of(RUN)
+    assert found["total"] == {
+        "planned": 9, "holds": 1, "violated": 1, "deviates": 0, "stack": 1, "device": 1, "adapter": 2, "case": 1,
+        "not run": 1, "broken": 1, "answered": 2, "possible": 7, "coverage": 0.2857,
+    }  # fmt: skip
+    families = found["families"]
+    assert isinstance(families, dict)
+    assert list(families) == ["PAR", "MOE"]
+    assert families["MOE"]["coverage"] == 0
+
+
+@pytest.mark.unit
+def test_a_case_on_several_rungs_counts_by_its_best_and_a_violation_is_an_answer() -> None:
+    rungs = (
+        lacking("PAR-01", "a@letters", "stack"), ended("PAR-01", "a@pairs", "holds"),
+        ended("PAR-01", "b@letters", "holds"), violated("PAR-01", "b@pairs", DP),
+        lacking("PAR-01", "c@letters", "stack"), lacking("PAR-01", "c@pairs", "case"),
+    )  # fmt: skip
+    total = coverage(run(*rungs), verdict(run(*rungs), TODAY)).total
+    assert total.planned == 3
+    assert {name: count for name, count in total.counts.items() if count} == {"holds": 1, "violated": 1, "case": 1}
+
+
+@pytest.mark.unit
+def test_nothing_possible_has_no_coverage() -> None:
+    alone = run(lacking("PAR-01", "a", "stack"))
+    found = coverage(alone, verdict(alone, TODAY))
+    assert found.total.coverage is None
+    assert "0 answered of 0 (1 planned, less 1 that the stack or this device lacks): -" in table(found)
+
+
+@pytest.mark.unit
+def test_the_command_reads_records(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "run.jsonl").write_text(record.write(RUN, TODAY))
+    with pytest.raises(SystemExit) as ending:
+        main(["coverage", "--record", str(tmp_path), "--record", str(tmp_path / "run.jsonl"), "--json"])
+    assert ending.value.code == 0
+    assert json.loads(capsys.readouterr().out) == [of(RUN), of(RUN)]
+    with pytest.raises(SystemExit):
+        main(["coverage", "--record", str(tmp_path)])
+    text = capsys.readouterr().out
+    assert "coverage: 2 answered of 7 (9 planned, less 2 that the stack or this device lacks): 29 %" in text
+    assert [line.split()[0] for line in text.splitlines()[2:5]] == ["PAR", "MOE", "all"]
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize("words", [[], ["--stack", "reference", "--record", "x"], ["--record", "x", "--ranks", "2"]])
+def test_a_stack_or_records_and_not_both(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ending:
+        main(["coverage", *words])
+    assert ending.value.code == 2
+    assert "rankproof: " in capsys.readouterr().err

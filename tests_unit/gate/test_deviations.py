@@ -1,0 +1,194 @@
+"""What a deviations file is filled with from a record, and that what is filled in forgives exactly that record."""
+
+from __future__ import annotations
+
+import datetime
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from contracts.court import deviations, record
+from contracts.court.verdict import verdict
+from contracts.harness import proposed_deviations
+from contracts.harness.cli import main
+from contracts.spec.errors import Refused
+from contracts.spec.records import Deviation, Item, Outcome, Result, Run, Violation
+from contracts.spec.violations import Violated, compared, heard, parts_of, require_none
+from tests_unit.test_cli import CANNED
+
+TODAY = datetime.date(2026, 6, 15)
+WQ, WK = (
+    Violation(
+        words=f"the gradient of {name} differs: L2 error 5.0e-01 over 1e-12; 1 at [0, 3], expected 2", tensor=name
+    )
+    for name in ("layers.1.wq", "layers.2.wk")
+)
+DP = Violation(words="dp is 4 and not 2, on rank 3")
+PATH = Violation(words="a legal input was refused: load = '/tmp/x1y/iter_2': Expected 2 entries, but got 4; load less")
+LISTS = Violation(words="rank 3 is left with 20 groups: [0, 1], [2, 3], [3]")
+
+OLD = """# Why these stand here.
+
+[[deviation]]
+id = "PAR-01"
+case = "*"
+reason = "first"
+issue = "#1"
+owner = "mesh"
+expires = 2099-12-31
+
+# About the second.
+
+[[deviation]]
+id = "TOPO-02"
+case = "pp*"
+reason = "second"
+issue = "#2"
+owner = "mesh"
+expires = 2099-12-31
+"""
+
+
+def run(*results: Result) -> Run:
+    items = tuple(result.item for result in results)
+    plan = replace(CANNED.plan, items=items, outside=())
+    return replace(CANNED, plan=plan, results=results, deviations=(), kills=(), unclaimed=())
+
+
+def violated(id: str, case: str, *parts: Violation) -> Result:
+    return Result(id=id, case=case, outcome="violated", words=parts[0].words, violations=parts)
+
+
+def ended(id: str, case: str, outcome: Outcome) -> Result:
+    return Result(id=id, case=case, outcome=outcome, words="some words")
+
+
+ALIKE = run(violated("PAR-01", "tp2", WQ), violated("PAR-01", "ep2", WQ), violated("TOPO-02", "pp2", DP))
+UNLIKE = run(
+    violated("PAR-01", "tp2", WQ, WK, DP), violated("PAR-01", "ep2", WQ), ended("PAR-01", "dp2", "not offered"),
+    violated("TOPO-02", "pp2", PATH), violated("TOPO-02", "pp4", LISTS), ended("TOPO-02", "tp2", "holds"),
+)  # fmt: skip
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize("judged", [ALIKE, UNLIKE], ids=["alike", "unlike"])
+def test_what_is_filled_in_forgives_the_run_that_it_was_taken_from(judged: Run, tmp_path: Path) -> None:
+    file = tmp_path / "old.toml"
+    file.write_text(OLD)
+    assert verdict(judged, TODAY).word == "violated"
+    with pytest.raises(Refused, match="say nothing of what they forgive"):
+        deviations.load(file)
+    count, unknown = proposed_deviations.fill(file, deviations.read(file), [judged])
+    assert (count, unknown) == (2, ())
+    after = verdict(replace(judged, deviations=deviations.load(file)), TODAY)
+    assert after.word == "conformant", [*after.faults, *after.results]
+    text = file.read_text()
+    assert text.startswith("# Why these stand here.\n")
+    assert "\n# About the second.\n" in text
+    assert {entry["reason"] for entry in tomllib.loads(text)["deviation"]} == {"first", "second"}
+
+
+@pytest.mark.unit
+def test_an_entry_is_left_as_it_is_where_all_its_cases_fail_alike() -> None:
+    text, _ = proposed_deviations.filled(OLD, _read(OLD), ALIKE.results)
+    entries = tomllib.loads(text)["deviation"]
+    assert [(each["case"], each["says"], each.get("tensors")) for each in entries] == [
+        ("*", "the gradient of * differs", ["layers.1.wq"]),
+        ("pp*", "dp is # and not #, on rank #", None),
+    ]
+
+
+@pytest.mark.unit
+def test_paths_and_lists_of_ranks_are_no_words() -> None:
+    found = proposed_deviations.needed((PATH, LISTS))
+    assert [each.says for each in found] == [
+        "a legal input was refused: load = *: Expected # entries, but got #; load less",
+        "rank # is left with # groups:",
+    ]
+
+
+@pytest.mark.unit
+def test_an_entry_of_which_no_run_tells_is_named_and_stays() -> None:
+    text, unknown = proposed_deviations.filled(OLD, _read(OLD), run(violated("TOPO-02", "pp2", DP)).results)
+    assert [each.id for each in unknown] == ["PAR-01"]
+    assert [each.get("says") for each in tomllib.loads(text)["deviation"]] == [None, "dp is # and not #, on rank #"]
+
+
+def _read(text: str) -> tuple[Deviation, ...]:
+    entries = tomllib.loads(text)["deviation"]
+    return tuple(Deviation(**{**each, "expires": each["expires"].isoformat()}) for each in entries)
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize("judged", [ALIKE, UNLIKE], ids=["alike", "unlike"])
+def test_a_proposal_that_is_signed_forgives_its_run(judged: Run, tmp_path: Path) -> None:
+    text = proposed_deviations.proposal(judged, judged.results, TODAY)
+    for field in ("reason", "issue", "owner"):
+        text = text.replace(f'{field} = ""', f'{field} = "said"')
+    file = tmp_path / "signed.toml"
+    file.write_text(text)
+    after = verdict(replace(judged, deviations=deviations.load(file)), TODAY)
+    assert after.word == "conformant", [*after.faults, *after.results]
+
+
+@pytest.mark.unit
+@given(st.floats(allow_nan=False), st.integers())
+def test_a_number_of_any_form_is_a_number(real: float, whole: int) -> None:
+    words = f"y differs: L2 error {real:.1e} over {real!r}; {whole} at [{whole}, 0], in float32 and layers.1"
+    masked = deviations.masked(words)
+    assert masked == "y differs: L2 error # over #; # at [#, #], in float32 and layers.1"
+    entry = Deviation(id="A-01", case="*", reason="r", issue="i", owner="o", expires="2099-12-31", says=masked)
+    assert deviations.forgives(entry, Violation(words=words))
+    assert not deviations.forgives(entry, Violation(words=words.replace("float32", "float64")))
+
+
+@pytest.mark.unit
+def test_a_comparison_that_the_check_let_pass_is_no_part_of_the_violation() -> None:
+    with heard() as comparisons:
+        compared("the weight differs", [Violation(words="the weight w differs", tensor="w")])
+        failing = compared("a differs; b differs", [WQ, WK])
+        with pytest.raises(Violated) as raised:
+            require_none("", f"loss agrees: {failing} (step 1)", "the norm is 2, 1 on one rank")
+    assert parts_of(raised.value, comparisons) == (WQ, WK, Violation(words="the norm is 2, 1 on one rank"))
+
+
+@pytest.mark.unit
+def test_a_check_that_gives_no_words_has_one_part() -> None:
+    assert parts_of(AssertionError(), []) == (Violation(words="the check gave no words"),)
+
+
+@pytest.mark.unit
+def test_the_command_fills_a_file_and_says_what_no_run_tells(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "run.jsonl").write_text(record.write(run(violated("TOPO-02", "pp2", DP)), TODAY))
+    file = tmp_path / "old.toml"
+    file.write_text(OLD)
+    with pytest.raises(SystemExit) as ending:
+        main(["deviations", str(tmp_path), "--fill", str(file)])
+    said = capsys.readouterr()
+    assert ending.value.code == 0
+    assert "1 entries have their words" in said.out
+    assert "PAR-01[*] is violated in none of these runs" in said.err
+    with pytest.raises(SystemExit):
+        main(["deviations", str(tmp_path)])
+    proposed = tomllib.loads(capsys.readouterr().out)["deviation"]
+    assert [(each["id"], each["case"], each["says"]) for each in proposed] == [
+        ("TOPO-02", "pp2", "dp is # and not #, on rank #")
+    ]
+
+
+@pytest.mark.unit
+def test_a_violation_that_is_declared_in_part_says_first_what_is_not() -> None:
+    declared = Deviation(
+        id="TOPO-02", case="pp2", reason="the mesh is rebuilt", issue="#7", owner="mesh", expires="2099-12-31",
+        says="dp is #",
+    )  # fmt: skip
+    judged = verdict(replace(run(violated("TOPO-02", "pp2", DP, PATH)), deviations=(declared,)), TODAY)
+    (result,) = judged.results
+    assert result.words.startswith(f"not declared: {PATH.words}\nbeside what is declared by mesh")
+    assert result.item == Item(id="TOPO-02", case="pp2")

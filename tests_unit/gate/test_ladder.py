@@ -1,0 +1,169 @@
+"""The ladder of recipes, the abilities of a stack, and the plan that follows from both."""
+
+from __future__ import annotations
+
+import datetime
+from dataclasses import replace
+
+import pytest
+
+import contracts.checks
+from contracts.checks.gate._recorded_run import recorded
+from contracts.contract import LAW
+from contracts.court import profiles
+from contracts.court.verdict import verdict
+from contracts.spec import codec
+from contracts.spec.abilities import FEATURES, Abilities, Absence
+from contracts.spec.errors import Refused
+from contracts.spec.ladder import rung_of, rungs
+from contracts.spec.needs import features
+from contracts.spec.recipe import Mhc, Mla, Moe, Mtp, Recipe
+from contracts.spec.records import Baseline, Item, Outcome, Run
+from contracts.spec.topology import Degrees
+from contracts.spec.training import Execution
+from contracts.stacks.megatron.abilities import ABILITIES
+from contracts.stacks.reference.stack import Reference
+from contracts.stacks.serve import introduce
+
+assert contracts.checks
+pytestmark = pytest.mark.unit
+
+RICH = Recipe(
+    name="rich", family="test", pattern="AEMR", depth=6, hidden=24, ffn_hidden=40, heads=4, kv_groups=2, seq_length=16,
+    vocab=61, moe=Moe(experts=12, top_k=3, z_loss=0.1, score="sigmoid", selection_bias=True), mtp=Mtp(), mhc=Mhc(),
+    mla=Mla(), dtype="fp32",
+)  # fmt: skip
+
+
+def test_each_rung_needs_less_than_the_one_above() -> None:
+    found = rungs(RICH, frozenset())
+    assert [*found] == ["hybrid", "pairs", "dense"]
+    assert [rung_of(each) for each in found.values()] == [*found]
+    hybrid, pairs, dense = (features(each) for each in found.values())
+    assert {"attention", "mamba", "experts", "softmax", "gqa"} <= hybrid
+    assert "mamba" not in pairs
+    assert "experts" not in dense
+    for each in (hybrid, pairs, dense):
+        assert not {"recurrent", "z-loss", "sigmoid", "mla", "prediction-heads", "hyper-connections"} & each
+
+
+@pytest.mark.parametrize(
+    ("needs", "names"),
+    [
+        (("experts",), ["hybrid", "pairs"]),
+        (("mamba",), ["hybrid"]),
+        (("recurrent",), []),
+        (("z-loss",), ["hybrid", "pairs"]),
+        (("sigmoid", "selection-bias"), ["hybrid", "pairs"]),
+        (("prediction-heads",), ["hybrid", "pairs", "dense"]),
+        (("checkpoint",), ["hybrid", "pairs", "dense"]),  # not a matter of the recipe
+    ],
+)
+def test_a_rung_keeps_what_the_case_is_about(needs: tuple[str, ...], names: list[str]) -> None:
+    found = rungs(RICH, frozenset(needs))
+    assert [*found] == names
+    for each in found.values():
+        assert {*needs} & features(RICH) <= features(each)
+
+
+def test_a_recipe_at_the_foot_has_a_rung_only_for_what_it_sheds() -> None:
+    dense = rungs(RICH, frozenset())["dense"]
+    assert rungs(dense, frozenset()) == {}
+    assert [*rungs(dense, frozenset(), sheds=frozenset({"packed"}))] == ["dense"]
+    assert rungs(replace(RICH, pattern="AE|MR", depth=4), frozenset()) == {}
+
+
+def test_a_layout_is_a_need_where_experts_are_spread_alone() -> None:
+    def of(**degrees: int) -> frozenset[str]:
+        return features(RICH, Execution(world=4, degrees=Degrees(**degrees)))  # type: ignore[arg-type]  # no sp
+
+    assert not {"own-axis", "borrowed"} & of(tp=2, etp=1)
+    assert {"tp", "etp", "dp", "tp-without-sp"} <= of(tp=2, etp=1)
+    assert {"own-axis", "ep"} <= of(ep=2)
+
+
+def test_abilities_say_whose_lack_it_is() -> None:
+    lacks = (
+        Absence(features=frozenset({"mamba", "packed"}), kind="adapter", reason="they were not tried"),
+        Absence(features=frozenset({"fp8"}), kind="device", reason="no card has it"),
+        Absence(features=frozenset({"recompute"}), kind="stack", reason="steps do not", asked=frozenset({"train"})),
+    )
+    able = Abilities(has=frozenset({"mamba", "packed", "attention", "recompute"}), lacks=lacks)
+    assert able.absence({"mamba"}) is None
+    assert able.absence({"mamba", "packed"}) == lacks[0]
+    assert able.absence({"mamba", "packed", "fp8"}) == lacks[1]
+    assert able.absence({"recompute"}, ("run_model",)) is None
+    assert able.absence({"recompute"}, ("built", "train")) == lacks[2]
+    missing = able.absence({"muon"})
+    assert missing is not None
+    assert (missing.kind, missing.features) == ("adapter", frozenset({"muon"}))
+    assert codec.loads(Abilities, codec.dumps(able)) == able
+
+
+def test_abilities_are_refused_with_every_fault() -> None:
+    with pytest.raises(Refused) as caught:
+        Abilities(
+            has=frozenset({"mamba3", "muon"}),
+            lacks=(Absence(features=frozenset({"muon"}), kind="case", reason=" "),),
+        )
+    text = str(caught.value)
+    for words in ("mamba3", "is also lacking altogether", "is empty", "is no lack of a stack"):
+        assert words in text
+
+
+def test_the_reference_is_asked_every_case_as_it_was_written_and_on_its_leanest_recipe() -> None:
+    planned = {*profiles.plan(LAW, "unit").items}
+    for contract in (each for each in LAW.contracts.values() if each.tier == "unit"):
+        for case in contract.cases:
+            assert Item(id=contract.id, case=case) in planned
+            assert Item(id=contract.id, case=contract.leanest(case)) in planned
+
+
+def test_a_single_item_is_planned_as_it_is_named() -> None:
+    for name in ("muon", "muon@pairs"):
+        assert profiles.plan(LAW, f"OPT-01b[{name}]", ABILITIES).items == (Item(id="OPT-01b", case=name),)
+    assert "OPT-01b[muon@dense]" in profiles.plan(LAW, "OPT-01b[muon]").outside
+
+
+def test_megatron_is_asked_on_what_it_can_build() -> None:
+    plan = profiles.plan(LAW, "OPT-01b", ABILITIES)
+    assert {"OPT-01b[adamw@hybrid]", "OPT-01b[adamw@pairs]"} <= {*plan.claimed}
+    muon = [each for each in plan.choices if each.item.startswith("OPT-01b[muon")]
+    assert muon
+    assert {each.kind for each in muon} <= {"stack", "adapter"}
+
+
+def test_an_introduction_carries_the_abilities() -> None:
+    class Able(Reference):
+        abilities = ABILITIES
+
+    assert introduce(Able()).abilities == ABILITIES
+    assert introduce(Reference()).abilities is None
+
+
+def test_every_feature_that_a_case_needs_is_one() -> None:
+    for contract in LAW.contracts.values():
+        for name in contract.asked if contract.needs else ():
+            assert contract.features(name) <= FEATURES.keys(), f"{contract.id}[{name}]"
+
+
+def _ran(*came: tuple[str, Outcome]) -> Run:
+    return recorded(*((Item(id="TOPO-02", case=case), outcome) for case, outcome in came))
+
+
+@pytest.mark.parametrize(
+    ("now", "lost"),
+    [
+        ((("all@hybrid", "holds"), ("all@dense", "holds")), []),  # it has learned Mamba
+        ((("all", "holds"), ("all@dense", "holds")), []),
+        ((("all@hybrid", "not offered"), ("all@dense", "holds")), ["TOPO-02[all@pairs]"]),
+        ((("all@dense", "holds"),), ["TOPO-02[all@pairs]"]),
+    ],
+)
+def test_a_richer_recipe_stands_for_the_one_of_the_baseline(
+    now: tuple[tuple[str, Outcome], ...], lost: list[str]
+) -> None:
+    judged = (Item(id="TOPO-02", case="all@pairs"), Item(id="TOPO-02", case="all@dense"))
+    run = replace(_ran(*now), baseline=Baseline(of="the baseline", judged=judged))
+    faults = [each.words for each in verdict(run, datetime.date(2026, 6, 15)).faults if each.kind == "baseline"]
+    assert [words.split(" was judged")[0] for words in faults] == lost

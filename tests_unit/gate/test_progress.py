@@ -1,0 +1,111 @@
+"""How far a run is stands on stderr while it works: in place on a terminal, now and then in a log."""
+
+from __future__ import annotations
+
+import io
+import os
+import pty
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from contracts.court import record
+from contracts.harness import progress
+from contracts.harness.progress import Progress, Told
+from contracts.spec.records import Kill, Result
+from tests_unit._parties.running import RANKPROOF, environment
+
+pytestmark = pytest.mark.unit
+
+HELD = Result(id="TOPO-02", case="pp2", outcome="holds")
+WRONG = Result(id="TOPO-02", case="tp2", outcome="violated", words="dp is 4")
+KILLED = Kill(mutant="M", of="TOPO-02", case="pp2", fate="killed", words="dp is 4")
+SOON_S = 30.0  # a safety limit; what is waited for comes within a second
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def _until(said: Callable[[], str], words: str) -> None:
+    limit = time.monotonic() + SOON_S
+    while words not in said() and time.monotonic() < limit:
+        time.sleep(0.01)
+    assert words in said()
+
+
+def test_a_terminal_sees_items_and_what_is_red_in_one_line_that_goes_away(tmp_path: Path) -> None:
+    told, terminal = Told(tmp_path / "done"), Terminal()
+    with Progress(tmp_path / "done", terminal):
+        _until(terminal.getvalue, "preparing")
+        told.planned(3)
+        told(HELD)
+        _until(terminal.getvalue, "1 of 3")
+        told(WRONG)
+        told(KILLED)
+        _until(terminal.getvalue, "3 of 3, 1 violated")
+    assert terminal.getvalue().endswith("\r\x1b[K")
+    assert "\n" not in terminal.getvalue()
+    assert "1 holds" not in terminal.getvalue(), "only what needs attention is named"
+
+
+def test_a_log_gets_whole_lines_without_control_characters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "FIRST_S", 0.0)
+    monkeypatch.setattr(progress, "EVERY_S", 0.0)
+    told, log = Told(tmp_path / "done"), io.StringIO()
+    with Progress(tmp_path / "done", log):
+        told.planned(2)
+        told(WRONG)
+        _until(log.getvalue, "1 of 2, 1 violated")
+    assert not {"\r", "\x1b"} & set(log.getvalue())
+    assert all(line.startswith("rankproof: ") for line in log.getvalue().splitlines())
+
+
+@pytest.mark.parametrize("setting", [{"TERM": "dumb"}, {"RANKPROOF_PROGRESS": "0"}])
+def test_nothing_moves_where_nothing_may(
+    setting: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in setting.items():
+        monkeypatch.setenv(name, value)
+    told, terminal = Told(tmp_path / "done"), Terminal()
+    with Progress(tmp_path / "done", terminal):
+        told.planned(1)
+        told(HELD)
+        time.sleep(3 * progress.LOOK_S)
+    assert terminal.getvalue() == ""
+
+
+def test_an_older_record_in_the_same_place_is_not_counted(tmp_path: Path) -> None:
+    file, terminal = tmp_path / "done", Terminal()
+    for result in (HELD, WRONG):
+        Told(file)(result)
+    Told(file).planned(7)
+    with Progress(file, terminal):
+        _until(terminal.getvalue, "2 of 7")
+        (tmp_path / "newer").write_text(f'{{"planned": 5}}\n{record.line(HELD)}\n', encoding="utf-8")
+        (tmp_path / "newer").replace(file)
+        _until(terminal.getvalue, "1 of 5")
+
+
+@pytest.mark.parametrize("words", [("check", "--jobs", "2"), ("selftest", "--only", "TOPO-02b", "--jobs", "2")])
+def test_a_run_shows_on_a_terminal_how_far_it_is(words: tuple[str, ...], tmp_path: Path) -> None:
+    here, there = pty.openpty()
+    profile = ("--profile", "TOPO-02") if words[0] == "check" else ()
+    asked = [RANKPROOF, *words, *profile, "--with", "none", "--report", "out"]
+    with subprocess.Popen(asked, cwd=tmp_path, env=environment(RANKPROOF_PROGRESS="1", TERM="xterm"), stderr=there,
+                          stdout=subprocess.DEVNULL) as running:  # fmt: skip
+        os.close(there)
+        seen = b""
+        try:
+            while more := os.read(here, 1 << 16):
+                seen += more
+        except OSError:  # so Linux says that the other end was closed
+            pass
+        assert running.wait(SOON_S) == 0
+    os.close(here)
+    assert b"rankproof: preparing" in seen
+    assert seen.endswith(b"\r\x1b[K")

@@ -1,0 +1,147 @@
+"""A gate that is stopped from outside leaves no process, no complete-looking record and no green."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from tests_unit._parties.running import RANKPROOF, ROOT, environment
+
+pytestmark = pytest.mark.unit
+
+PATIENCE_S = 90.0  # for what takes seconds, on a loaded machine
+SLOW = """
+import pathlib, time
+
+class Slow:
+    name, version, labels = "slow", "1", {}
+    layouts, offers = frozenset(), frozenset({"blocks"})
+    def blocks(self, pattern, depth):
+        pathlib.Path("asked").touch()
+        time.sleep(600)
+"""
+SELFTEST = ("selftest", "--only", "PAT", "--with", "none", "--jobs", "2", "--report", "out")
+CHECK = ("check", "--stack", "slow:Slow", "--profile", "PAT-01", "--report", "out")
+RANKS = ("check", "--ranks", "2", "--profile", "TOPO-05d", "--report", "out")
+
+
+def marked(mark: str) -> dict[int, str]:
+    """The living processes with a mark in their environment, and their commands."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdecimal() and mark.encode() in (entry / "environ").read_bytes():
+                found[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()[:200]
+        except OSError:
+            continue
+    return found
+
+
+def until(true: Callable[[], object], what: Callable[[], str], running: Callable[[], object] = lambda: True) -> None:
+    patience = time.monotonic() + PATIENCE_S
+    while not true():
+        assert time.monotonic() < patience, what()
+        assert running(), what()
+        time.sleep(0.05)
+
+
+class Started:
+    """A command in `folder`, whose processes can be told by a mark."""
+
+    def __init__(self, folder: Path, *command: object) -> None:
+        self.folder, self.mark = folder, uuid.uuid4().hex
+        env = environment(RANKPROOF_TEST_MARK=self.mark, PYTHONPATH=f"{ROOT}:{folder}")
+        # Whoever is started in the background of a shell ignores SIGINT, and so would the command.
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            with (folder / "log").open("w") as log:
+                self.process = subprocess.Popen([str(word) for word in command], cwd=folder, env=env, stdout=log,
+                                                stderr=log, start_new_session=True)  # fmt: skip
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+    def until(self, true: Callable[[], object]) -> None:
+        until(true, lambda: self.log, lambda: self.process.poll() is None)
+
+    @property
+    def log(self) -> str:
+        return (self.folder / "log").read_text()
+
+    def stop(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+        self.process.wait(PATIENCE_S)
+        until(lambda: not marked(self.mark), lambda: f"still there: {marked(self.mark)}")
+
+    def end(self) -> None:
+        for pid in marked(self.mark):
+            os.kill(pid, signal.SIGKILL)
+        self.process.wait()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGKILL])
+def test_a_check_that_is_stopped_takes_the_judge_with_it(tmp_path: Path, number: signal.Signals) -> None:
+    (tmp_path / "slow.py").write_text(SLOW)
+    run = Started(tmp_path, RANKPROOF, *CHECK)
+    try:
+        run.until((tmp_path / "asked").exists)
+        run.stop(number)
+    finally:
+        run.end()
+    assert run.process.returncode == (-9 if number == signal.SIGKILL else 128 + number), run.log
+    assert not list(tmp_path.glob("out/run.jsonl")), "a record that looks complete"
+    told = subprocess.run([RANKPROOF, "report", "out"], cwd=tmp_path, env=environment(), capture_output=True, text=True,
+                          check=False)  # fmt: skip
+    assert told.returncode == 2, told.stdout
+    assert "holds a run that did not finish" in told.stderr
+    if number != signal.SIGKILL:
+        assert f"stopped by {number.name} before there was a verdict" in run.log
+
+
+@pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed; pip install torch")
+@pytest.mark.parametrize(
+    ("command", "workers", "number"),
+    [
+        (SELFTEST, "spawn_main", signal.SIGKILL),
+        (RANKS, "-m pytest", signal.SIGTERM),
+        (RANKS, "-m pytest", signal.SIGKILL),
+    ],
+    ids=["selftest", "ranks", "ranks-killed"],
+)
+def test_workers_do_not_live_on(tmp_path: Path, command: tuple[str, ...], workers: str, number: signal.Signals) -> None:
+    run = Started(tmp_path, RANKPROOF, *command)
+    try:
+        run.until(lambda: sum(workers in words for words in marked(run.mark).values()) >= 2)
+        run.stop(number)
+    finally:
+        run.end()
+    assert run.process.returncode in (-9, 128 + number), run.log
+    assert not [path for name in ("run.jsonl", "kills.json") for path in tmp_path.glob(f"out/{name}")]
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_make_gate_takes_what_it_has_started_with_it(tmp_path: Path, number: signal.Signals) -> None:
+    """With a command that never ends in the place of rankproof."""
+    for name in ("pyproject.toml", "constraints.txt"):
+        (tmp_path / name).touch()
+    (tmp_path / ".venv/bin").mkdir(parents=True)
+    (tmp_path / ".venv/bin/rankproof").write_text("#!/bin/bash\ntouch asked\nexec sleep 600\n")
+    (tmp_path / ".venv/bin/rankproof").chmod(0o755)
+    (tmp_path / ".venv/.ready").touch()
+    run = Started(tmp_path, "make", "-f", ROOT / "Makefile", "gate", "MEGATRON=", f"PYTHON={sys.executable}")
+    try:
+        run.until((tmp_path / "asked").exists)
+        run.stop(number)
+    finally:
+        run.end()
+    assert run.process.returncode != 0

@@ -1,0 +1,157 @@
+"""However ranks leave, a session with a failed or unrun test is red to torchrun, and nothing of it is left running."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from contracts.harness.ranks import plugin_compatibility
+from contracts.harness.ranks.diagnostics import odd_one
+from contracts.harness.ranks.merge import Post, blamed, merge
+from tests_unit.ranks import running
+from tests_unit.ranks.running import needs_torch, torchrun
+
+pytestmark = needs_torch()
+
+RED = """
+def test_passes():
+    assert summed(1) == 2
+
+def test_fails():
+    assert RANK == 0, "rank 1 fails"
+"""
+LEAVE = "import os\n" + running.CONFTEST
+WAYS = {  # where all ranks leave with 0 → the files
+    "in-a-test": {
+        "test_it.py": "def test_passes():\n    dist.barrier()\n    os._exit(0)\n\ndef test_never(): assert 0\n"
+    },
+    "in-a-teardown": {
+        "test_it.py": RED
+        + "\n@pytest.fixture(scope='session', autouse=True)\ndef world():\n    yield\n    os._exit(0)\n"
+    },
+    "in-sessionfinish": {"test_it.py": RED, "conftest.py": LEAVE + "def pytest_sessionfinish():\n    os._exit(0)\n"},
+    "at-exit": {"test_it.py": RED, "conftest.py": LEAVE + "import atexit\natexit.register(lambda: os._exit(0))\n"},
+    "natively": {"test_it.py": RED + "\ndef test_leaves():\n    import ctypes\n    ctypes.CDLL(None)._exit(0)\n"},
+    "by-the-status": {
+        "test_it.py": RED,
+        "conftest.py": LEAVE + "def pytest_sessionfinish(session):\n    session.exitstatus = 0\n",
+    },
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_ranks_that_all_leave_with_0_are_red(tmp_path: Path, way: str) -> None:
+    run = torchrun(tmp_path, WAYS[way], ranks=2, limit_s=90)
+    assert run.code != 0, run.output[-3000:]
+    if way not in ("at-exit", "by-the-status"):
+        assert "left with exit code 0 before its session was over" in run.output
+
+
+RED_WITH_RESTARTS = """
+import signal
+caught = []
+
+def test_fails():
+    assert summed(1) == 3
+
+def test_has_a_handler_of_its_own():
+    old = signal.signal(signal.SIGTERM, lambda *_: caught.append(1))
+    if RANK == 1:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0.1)
+        assert caught
+    signal.signal(signal.SIGTERM, old)
+
+def test_after_the_handler():
+    time.sleep(1)
+    assert summed(1) == 2
+
+def test_forks():
+    if RANK == 1:
+        copy = os.fork()
+        if copy == 0:
+            raise ValueError("in the copy")
+        os.waitpid(copy, 0)
+    assert summed(1) == 2
+
+def test_after_the_fork():
+    assert summed(1) == 2
+"""
+
+
+def test_a_red_end_uses_no_restart_and_what_a_test_does_to_its_process_is_its_own(tmp_path: Path) -> None:
+    run = torchrun(tmp_path, {"test_red.py": RED_WITH_RESTARTS}, ranks=2, restarts=3)
+    assert run.code == 1
+    assert len(run.left("rank1.*.log")) == 1, "the ranks were started again"
+    outcomes = {name: run.outcome(name) for name in run.outcomes}
+    red = [name for name, said in outcomes.items() if said != "passed"]
+    assert red == ["test_fails", "test_forks"], run.output[-3000:]
+    assert len(outcomes) == 5
+    assert "that rank 1 forked in the call of test_red.py::test_forks came back into pytest" in run.words("test_forks")
+    assert "ValueError: in the copy" in run.words("test_forks")
+
+
+FULL = """
+import glob
+
+def test_passes():
+    assert summed(1) == 2
+
+def test_fills_the_disk():
+    if RANK == 0:
+        full = os.open("/dev/full", os.O_WRONLY)
+        for fd in os.listdir("/proc/self/fd"):
+            if os.path.exists(f"/proc/self/fd/{fd}") and os.readlink(f"/proc/self/fd/{fd}").endswith("journal.jsonl"):
+                os.dup2(full, int(fd))
+        os.rename(glob.glob("out/*")[0], "gone")
+
+def test_never():
+    pass
+"""
+
+
+def test_a_disk_that_takes_no_more_ends_the_session_red_and_named(tmp_path: Path) -> None:
+    run = torchrun(tmp_path, {"test_full.py": FULL}, ranks=2, restarts=3, limit_s=90)
+    assert run.code != 0
+    assert "journal.jsonl cannot be written: No space left on device; give --dist-out a folder with space" in run.output
+    assert run.outcome("test_never") == "absent"
+    assert run.output.count("test session starts") == 1, "the ranks were started again"
+
+
+def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    run = torchrun(tmp_path, {"test_it.py": RED}, "--dist-out=/proc/nowhere", ranks=2, limit_s=90)
+    assert run.code != 0
+    assert "--dist-out: /proc/nowhere" in run.output
+    assert "cannot be written" in run.output
+
+
+@pytest.mark.unit
+def test_a_folder_in_two_words_is_refused() -> None:
+    class Config:
+        option = SimpleNamespace()
+        invocation_params = SimpleNamespace(args=("-q", "--dist-out", "out"))
+
+    with pytest.raises(pytest.UsageError, match="write --dist-out=DIR"):
+        plugin_compatibility.refuse(Config())  # type: ignore[arg-type]  # what of a config is read
+
+
+def test_a_rank_whose_collectives_differ_is_named_and_not_its_victim() -> None:
+    usual, other = {"history": {"0": ["all_reduce [[1]] Float"]}}, {"history": {"0": ["all_reduce [[1]] Double"]}}
+    more = {"history": {"0": ["all_reduce [[1]] Float", "barrier"]}}
+    assert odd_one({0: usual, 1: other}) is None, "of two, neither is odd"
+    rank, words = odd_one({1: usual, 2: other, 3: usual}) or (-1, "")
+    assert rank == 2
+    assert words == (
+        "rank 2 differs: all_reduce [[1]] Double in group 0, where rank 1, 3 called all_reduce [[1]] Float"
+    )
+    assert (odd_one({0: usual, 1: more, 2: usual}) or (-1, ""))[0] == 1
+    assert odd_one({0: usual, 1: usual, 2: {"stack": "", "collectives": []}}) is None, "who called nothing has raised"
+    posts = [Post(rank=0, kind="failed", text="RuntimeError: Connection closed by peer", raised=True, order=1),
+             Post(rank=1, aborted="rank 0 did not pass", kind="failed")]  # fmt: skip
+    merged = blamed(merge(posts), 1, "rank 1 differs: x")
+    assert merged.crash.startswith("rank 1 differs: x; rank 0 diverged first: RuntimeError: Connection closed")
+    assert merged.primary == 1
+    own = merge([Post(rank=0, kind="failed", text="E   assert 1 == 2", raised=True, order=1), Post(rank=1)])
+    assert blamed(own, 1, "rank 1 differs: x") == own, "an error of the test's own names its rank"

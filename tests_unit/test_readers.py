@@ -1,0 +1,242 @@
+"""Every reader of what others wrote ends as it documents, and soon, whatever it is given.
+
+A few hundred inputs each in every run; 100,000 each with `pytest -m fuzz`.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from contracts.checks.gate._recorded_run import TODAY, A, B, declared, recorded
+from contracts.court import deviations, record
+from contracts.court.court import Court
+from contracts.harness import telemetry
+from contracts.spec import codec, fabric, manifest, pattern, storage
+from contracts.spec.errors import NotOffered, Refused, Unreachable
+from contracts.spec.recipe import Recipe
+from contracts.spec.redaction import LineRedactor, redact
+from contracts.spec.stack import questions
+from contracts.spec.stack_table import release
+from contracts.spec.topology import Degrees
+from contracts.stacks.launched import Launched
+from contracts.stacks.megatron.flag_table import FlagTable
+from contracts.stacks.protocol import PROTOCOL
+from contracts.stacks.reference.stack import Reference
+
+FEW, MANY = 150, 100_000
+JUNK = (
+    "", "-1", "0", "1e999", "NaN", "null", "true", "[]", "{}", '"', "\\", "9" * 5000, "-0", "1_000", "١", "²", "--",
+    "=", "\n", "\t", "*", "(", ")", "[" * 3000, "{" * 3000, "\ud800", "\x00", "\x1b", "\u202e", "\u2028", "\ufeff",
+    "'''",
+)  # fmt: skip
+VALUES: tuple[object, ...] = (
+    None, True, 0, -1, 2**63, 10**400, 1.5, "", "x", "\ud800", "NaN", [], [[]], {}, {"a": 1}, [1, "2"], ["a"] * 3,
+    "9" * 5000, "2026-02-30", "../../x",
+)  # fmt: skip
+
+
+@st.composite
+def edited(draw: st.DrawFn, text: str) -> str:
+    """A text after a few edits: a piece cut out, doubled, or replaced by something that readers trip over."""
+    for _ in range(draw(st.integers(1, 5))):
+        start = draw(st.integers(0, len(text)))
+        end = min(len(text), start + draw(st.integers(0, 40)))
+        new = draw(st.one_of(st.sampled_from(JUNK), st.text(max_size=4), st.just(text[start:end] * 2)))
+        text = text[:start] + new + text[end:]
+    return text
+
+
+@st.composite
+def altered(draw: st.DrawFn, text: str) -> str:
+    """JSON after a value or two of it were replaced, dropped or given another name."""
+    whole = json.loads(text)
+    for _ in range(draw(st.integers(1, 3))):
+        at = whole
+        while isinstance(at, (dict, list)) and at:
+            key: Any = draw(st.sampled_from(sorted(at) if isinstance(at, dict) else range(len(at))))
+            if not isinstance(at[key], (dict, list)) or not at[key] or draw(st.booleans()):
+                if draw(st.integers(0, 4)):
+                    at[key] = copy.deepcopy(draw(st.sampled_from(VALUES)))
+                elif isinstance(at, dict):
+                    at[draw(st.sampled_from(("extra", "", "\ud800")))] = at.pop(key)
+                else:
+                    del at[key]
+                break
+            at = at[key]
+    return json.dumps(whole)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reader:
+    """What reads, an example that it takes, the errors that it documents, and whether the example is JSON."""
+
+    read: Callable[[str], object]
+    example: str
+    errors: tuple[type[Exception], ...] = (Refused,)
+    json: bool = False
+
+
+def _deviations(folder: Path) -> Callable[[str], object]:
+    file = folder / "deviations.toml"
+
+    def read(text: str) -> object:
+        file.write_bytes(text.encode("utf-8", "surrogatepass"))
+        return deviations.load(file)
+
+    return read
+
+
+def _telemetry(folder: Path) -> Callable[[str], object]:
+    file = folder / "telemetry.jsonl"
+
+    def read(text: str) -> object:
+        file.write_bytes(text.encode("utf-8", "surrogatepass"))
+        return telemetry.read(file)
+
+    return read
+
+
+def _hello(text: str) -> None:
+    party = object.__new__(Launched)
+    party.__dict__.update(command=("x",), _number=1, _complaint="", _persistent=False, _running=None)
+    party._introduce(party._open(text.encode("utf-8", "surrogatepass")))
+
+
+def _argv(text: str) -> object:
+    words = tuple(text.split())
+    return FlagTable().read_argv(words, {}, 8)
+
+
+def _read_back(text: str) -> object:
+    return Reference().read_back(tuple(text.split()))
+
+
+_RUN = recorded((A, "violated"), (B, "holds"), deviations=(declared("pp2-tp2"),))
+_HELLO = {"protocol": PROTOCOL, "id": 1, "answer": {"name": "p", "version": "1", "offers": ["blocks"], "layouts": [],
+          "labels": {}, "persistent": False}}  # fmt: skip
+_DEVIATION = "".join(f'{name} = "x"\n' for name in ("id", "case", "reason", "issue", "owner"))
+_MATRIX = (
+    "\tGPU0\tGPU1\tNIC0\tCPU Affinity\nGPU0\t X \tNV18\tPXB\t0-31\nGPU1\tNV18\t X \tSYS\t0-31\nNIC0\tPXB\tSYS\t X \n"
+)
+_MOUNTS = "19 1 8:1 / / rw - ext4 /dev/root rw\n" + "".join(
+    f"{i} 19 8:{i} / /mnt/{i} rw,relatime shared:1 - ext4 /dev/sd{i} rw\n" for i in range(20, 24)
+)
+_ARGV = ("--num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 128 --max-position-embeddings 128 "
+         "--micro-batch-size 1 --global-batch-size 8 --tensor-model-parallel-size 2 --lr 1e-4 --bf16")  # fmt: skip
+_STEPS = ('{"step": {"number": 1, "seconds": 2.0, "tokens": 262144, "loss": 9.7, "grad_norm": 3.1}}\n'
+          '{"memory": {"rank": 3, "allocated": 1, "reserved": 2}}\n')  # fmt: skip
+_LOG = "--api-key abc Authorization: Bearer xyzxyz postgres://u:p@h token = x eyJabcdefgh.abcdefgh wandb login sig="
+
+
+def _readers(folder: Path) -> Mapping[str, Reader]:
+    reference = Reference()
+    recipe = codec.dumps(reference.preset("nam56r_h200_bf16_v1", ()))
+    mesh = codec.dumps(reference.topology(Degrees(tp=2, pp=2), 8, "own-axis"))
+    return {
+        "pattern": Reader(read=lambda text: pattern.parse(text, 4), example="A/E|M(R)*4 AEMEAEMR"),
+        "recipe": Reader(read=lambda text: codec.loads(Recipe, text), example=recipe, json=True),
+        "answer": Reader(read=lambda text: codec.loads(questions()["topology"].answer, text), example=mesh, json=True),
+        "hello": Reader(read=_hello, example=json.dumps(_HELLO), errors=(Unreachable, NotOffered, Refused), json=True),
+        "record": Reader(read=record.read, example=Court().write_run(_RUN, TODAY)),
+        "deviations": Reader(read=_deviations(folder), example=f"[[deviation]]\n{_DEVIATION}expires = 2027-01-01\n"),
+        "mountinfo": Reader(read=storage.parse_mountinfo, example=_MOUNTS),
+        "fabric": Reader(read=fabric.read_fabric, example=_MATRIX),
+        "manifest": Reader(read=manifest.loads, example='{"run": "r", "app_id": "ap-1", "state": "ok"}', json=True),
+        "argv": Reader(read=_argv, example=_ARGV, errors=(Refused, NotOffered)),
+        "read-back": Reader(read=_read_back, example=_ARGV, errors=(Refused, NotOffered)),
+        "telemetry": Reader(read=_telemetry(folder), example=_STEPS, errors=()),
+        "release": Reader(read=release, example="590.48.01", errors=()),
+        "redact": Reader(read=lambda text: redact(text, {"a-known-secret"}), example=_LOG, errors=()),
+        "log": Reader(read=lambda text: LineRedactor({"a-known-secret"}).line(text), example=_LOG, errors=()),
+    }
+
+
+NAMES = tuple(_readers(Path()))
+
+
+def _put(reader: Reader, text: str) -> None:
+    try:
+        reader.read(text)
+    except reader.errors as error:
+        str(error)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "examples",
+    [
+        pytest.param(FEW, marks=pytest.mark.unit),
+        pytest.param(MANY, marks=[pytest.mark.fuzz, pytest.mark.timeout(3600)]),
+    ],
+)
+def test_a_reader_raises_what_it_documents_and_nothing_else(name: str, examples: int, tmp_path: Path) -> None:
+    reader = _readers(tmp_path)[name]
+    inputs = st.one_of(edited(reader.example), *([altered(reader.example)] if reader.json else []))
+
+    @settings(max_examples=examples, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @given(inputs)
+    def read(text: str) -> None:
+        _put(reader, text)
+
+    read()
+
+
+LONG = 1 << 16
+PIECES = (
+    ".", "a.", "_", "-", " ", "\n", "9", "[", "{", '"', "\\", "(", "A", "=", "eyJ-", "token:", 'token="', "://a@",
+    "--a ", "-----BEGIN PRIVATE KEY", "PRIVATE KEY", "a = 1\n", "[[deviation]]\n", "[a.", "1 ", '{"a":',
+)  # fmt: skip
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize("name", NAMES)
+def test_a_reader_takes_no_time_for_long_lines(name: str, tmp_path: Path) -> None:
+    """A second of a quiet machine for 64 KiB; what is quadratic takes minutes."""
+    reader = _readers(tmp_path)[name]
+    for piece in PIECES:
+        started = time.process_time()
+        _put(reader, (piece * LONG)[:LONG])
+        assert time.process_time() - started < 8, f"{name} takes too long for {piece!r}"
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize(
+    ("name", "text", "says"),
+    [
+        ("deviations", "deviation = [1, 2]", "is no list of tables"),
+        ("deviations", f"a = {'[' * 5000}", "is not TOML"),
+        ("deviations", f"a = {'9' * 5000}", "is not TOML"),
+        ("hello", json.dumps(_HELLO).replace('["blocks"]', '[["a"]]'), "did not introduce itself"),
+        ("mountinfo", f"{'9' * 5000} 1 8:1 / / rw - ext4 /dev/root rw\n", "is not a mount"),
+        ("record", Court().write_run(_RUN, TODAY).replace('{"result":', '{"result":1,"result":', 1), "is not JSON"),
+    ],
+)  # fmt: skip
+def test_what_once_raised_something_else_is_refused(name: str, text: str, says: str, tmp_path: Path) -> None:
+    reader = _readers(tmp_path)[name]
+    with pytest.raises(reader.errors, match=says):
+        reader.read(text)
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize(
+    ("given", "instead", "says"),
+    [
+        ("--micro-batch-size 1", "--micro-batch-size 0", "micro batch size * dp (0) must be positive"),
+        ("--tensor-model-parallel-size 2", "--tensor-model-parallel-size 0", "total_model_size (0) must be positive"),
+        ("--bf16", "--unknown " * 5000, "words; a command of a launch has at most"),
+    ],
+)
+def test_a_launch_that_divides_by_nothing_is_read_as_one_that_fails(given: str, instead: str, says: str) -> None:
+    reading = FlagTable().read_argv(tuple(_ARGV.replace(given, instead).split()), {}, 8)
+    assert reading.stage != "accepted"
+    assert says in reading.message
