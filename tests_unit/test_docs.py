@@ -120,11 +120,12 @@ def test_the_letters_of_every_bug_id_are_known() -> None:
 
 def test_a_bug_of_the_readme_is_declared_with_its_script() -> None:
     rows = re.findall(
-        r"^\| (Megatron-Core|torchtitan) ([\d., ]+) \|.*\((docs/confirmed/\w+\.py)\) \| ([A-Z]+-\w+) \|$",
+        r"^\| (Megatron-Core|torchtitan|transformers) ([\d., ]+) \|.*\((docs/confirmed/\w+\.py)\) \| ([A-Z]+-\w+) \|$",
         _text("README.md"), re.MULTILINE,
     )  # fmt: skip
     assert len(rows) == _text("README.md").count("](docs/confirmed/")
-    newest = {"Megatron-Core": ("megatron", "0.19.2"), "torchtitan": ("torchtitan", "0.3.0")}
+    newest = {"Megatron-Core": ("megatron", "0.19.2"), "torchtitan": ("torchtitan", "0.3.0"),
+              "transformers": ("transformers", "5.23.0")}  # fmt: skip
     undeclared = []
     for package, versions, script, id in rows:
         stack, current = newest[package]

@@ -96,6 +96,10 @@ REPOSITORIES: Mapping[str, str] = {
     "pytorch": "pytorch/pytorch",
     "flash-attn": "Dao-AILab/flash-attention",
     "mamba": "state-spaces/mamba",
+    "torchtitan": "pytorch/torchtitan",
+    "torchtune": "meta-pytorch/torchtune",
+    "OLMo-core": "allenai/OLMo-core",
+    "Megatron-Bridge": "NVIDIA-NeMo/Megatron-Bridge",
 }
 
 _NUMBERS = r"(\d+(?:, \d+)*)"

@@ -106,7 +106,7 @@ def the_order_is_a_function_of_seed_and_epoch(stack: Training, total: int) -> No
 FAR = {"2-to-the-31": (2**31,), "2-to-the-32": (2**32,), "2-to-the-63": (2**63,)}
 
 
-@contract("PAR-06k", asks="samples", cases=FAR, source="Megatron-LM !3323: index arithmetic overflows")
+@contract("PAR-06k", asks="samples", cases=FAR, source="F05; DAT-13")
 def the_order_holds_far_into_a_run(stack: Training, far: int) -> None:
     """In the epoch that crosses sequence 2³¹ (or 2³², 2⁶³) of a run, every sequence id is still consumed exactly once,
     and the epoch has an order of its own.
