@@ -10,6 +10,7 @@ HTML and XML, `markdown`, `terminal` and `annotation` the rest.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 from collections.abc import Mapping
 from typing import Any, TypeVar, cast
@@ -107,8 +108,7 @@ def _escape(found: re.Match[str]) -> str:
 
 def _fit(value: Any, known: frozenset[str], *, many: bool, ours: bool = False) -> Any:
     if isinstance(value, str):
-        text = cut(value if ours else _without_secrets(value, known))
-        return harmless(plain(text) if many else one_line(text))
+        return (_short_text if len(value) <= _SHORT else _text)(value, known, many, ours)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         held = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
         clean = {name: _fit(each, known, many=name in _MANY_LINES, ours=name in _OURS) for name, each in held.items()}
@@ -122,6 +122,16 @@ def _fit(value: Any, known: frozenset[str], *, many: bool, ours: bool = False) -
     if isinstance(value, (tuple, frozenset)):
         return type(value)(_fit(each, known, many=many, ours=ours) for each in value)
     return value
+
+
+def _text(value: str, known: frozenset[str], many: bool, ours: bool) -> str:
+    text = cut(value if ours else _without_secrets(value, known))
+    return harmless(plain(text) if many else one_line(text))
+
+
+_SHORT = 1_000  # characters
+_short_text = functools.lru_cache(maxsize=32_768)(_text)
+"""The items of a run say the same few things, and its verdict says them again: each is looked through once."""
 
 
 def _without_secrets(text: str, known: frozenset[str]) -> str:
