@@ -13,6 +13,7 @@ import pytest
 
 import contracts.checks
 from contracts.contract import LAW
+from contracts.court import profiles
 from contracts.harness.plugin import NO_TORCH
 from tests_unit._parties.running import ROOT, Done, side_by_side
 
@@ -36,10 +37,10 @@ def _marks_of_make_test() -> str:
 def test_make_test_asks_every_case_of_one_process(tmp_path: Path) -> None:
     words = (*HERE, "--collect-only", LAW_S_TESTS, "-m")
     done = side_by_side({"all": (*words, _marks_of_make_test()), "quick": (*words, "unit")}, tmp_path)
-    alone = {id: each for id, each in LAW.contracts.items() if each.tier == "unit"}
-    for name, wanted in (("all", alone), ("quick", {id: each for id, each in alone.items() if not each.slow})):
+    every = profiles.plan(LAW, profiles.ONE_PROCESS).items
+    for name, wanted in (("all", every), ("quick", [item for item in every if not LAW.contracts[item.id].slow])):
         asked = re.findall(r"test_law\.py::test_the_reference_keeps_the_law\[(.*)\]$", done[name].stdout, re.MULTILINE)
-        assert sorted(asked) == sorted(f"{id}-{case}" for id, each in wanted.items() for case in each.asked)
+        assert sorted(asked) == sorted(f"{item.id}-{item.case}" for item in wanted)
 
 
 @NEEDS_TORCH
