@@ -33,7 +33,7 @@ class ReadsHalfTheMatrix(Reference):
 
     def preflight(self, capture: NodeCapture, need: Need) -> tuple[Finding, ...]:
         return tuple(
-            each for each in super().preflight(capture, need) if not re.search(r"and \S+ at GPU", each.problem)
+            each for each in super().preflight(capture, need) if not re.search(r"but \S+ at GPU", each.problem)
         )
 
 
