@@ -10,18 +10,19 @@ A convention is no way out. A new choice needs a stack that has it on purpose, a
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from contracts.spec.errors import Refusals
 
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """One choice: its name, what a stack does that has it, and where it is found."""
+    """One choice: its name, what a stack does that has it, where it is found, and the scripts that show it."""
 
     name: str
     means: str
     source: str
+    shown: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,8 +41,11 @@ class Convention:
         return tuple(choice.name for choice in self.choices)
 
 
-def _convention(about: str, *choices: tuple[str, str, str]) -> Convention:
-    return Convention(about=about, choices=tuple(Choice(name=n, means=m, source=s) for n, m, s in choices))
+def _convention(about: str, *choices: tuple[str, str, str], shown: str = "") -> Convention:
+    """`shown` names the scripts that show the second choice, under `docs/confirmed/`."""
+    found = [Choice(name=name, means=means, source=source) for name, means, source in choices]
+    found[1] = replace(found[1], shown=tuple(shown.split()))
+    return Convention(about=about, choices=tuple(found))
 
 
 _ROUTER = (
@@ -58,6 +62,8 @@ _ROUTER = (
     ),
 )
 
+_ROUTERS = "megatron_router_in_bfloat16 torchtitan_router_in_bfloat16"
+
 CONVENTIONS: Mapping[str, Convention] = {
     "rope-angles": _convention(
         "in which precision position times frequency is computed",
@@ -67,9 +73,12 @@ CONVENTIONS: Mapping[str, Convention] = {
             "1 / theta^(2j/d) and its product with the position are float32, off by up to position · 2^-24",
             "Megatron-Core: RotaryEmbedding; torchtitan: precompute_freqs_cis; transformers: ROPE_INIT_FUNCTIONS",
         ),
+        shown="megatron_angles_in_float32 torchtitan_angles_in_float32",
     ),
-    "softmax-router": _convention("the dtype of a router with softmax gates under bfloat16", *_ROUTER),
-    "sigmoid-router": _convention("the dtype of a router with sigmoid gates under bfloat16", *_ROUTER[:2]),
+    "softmax-router": _convention("the dtype of a router with softmax gates under bfloat16", *_ROUTER, shown=_ROUTERS),
+    "sigmoid-router": _convention(
+        "the dtype of a router with sigmoid gates under bfloat16", *_ROUTER[:2], shown=_ROUTERS
+    ),
     "gate-sum": _convention(
         "what the chosen sigmoids are divided by",
         ("plain", "their sum", "arXiv 2412.19437, eq. 13"),
@@ -78,20 +87,23 @@ CONVENTIONS: Mapping[str, Convention] = {
             "their sum plus 1e-20",
             "DeepSeek-V3: modeling_deepseek.py; Megatron-Core, torchtitan and transformers after it",
         ),
+        shown="megatron_adds_to_the_sum torchtitan_adds_to_the_sum",
     ),
     "capacity-counts": _convention(
         "which assignments move a selection bias where experts drop tokens",
         ("asked", "all of them, dropped ones included", "arXiv 2408.15664, algorithm 1, which has no capacity"),
         ("kept", "those that were kept", "Megatron-Core: TopKRouter.forward, tokens_per_expert"),
+        shown="megatron_counts_what_was_kept",
     ),
     "first-rate": _convention(
         "how a schedule counts",
-        ("step-1", "the first step has the rate of step 1: lr / warmup", "F09"),
+        ("step-1", "the first step has the rate of step 1: lr / warmup", "torchtitan: linear_warmup_stable_decay"),
         (
             "step-0",
             "the first step has the rate of step 0: nothing under a warm-up, lr without one",
             "torch: LambdaLR; Megatron-Core: OptimizerParamScheduler; transformers: get_scheduler",
         ),
+        shown="megatron_first_step_has_no_rate",
     ),
     "warm-up-from": _convention(
         "where a warm-up begins",
@@ -102,35 +114,45 @@ CONVENTIONS: Mapping[str, Convention] = {
         "a warm-up as long as the run or longer",
         ("accepted", "the run ends at the top of the ramp, or below", "transformers: get_linear_schedule_with_warmup"),
         ("refused", "the run is refused, and the warm-up named", "Megatron-Core: OptimizerParamScheduler.__init__"),
+        shown="megatron_warm_up_as_long_as_the_run",
     ),
     "communicators": _convention(
         "when two axes have the same ranks",
-        ("members", "one process group for the same members", "bringup; torch: DeviceMesh of one dim for two names"),
+        (
+            "members",
+            "one process group for the same members",
+            "this suite's bring-up, which hung with two; torch: DeviceMesh._flatten",
+        ),
         (
             "purpose",
             "one process group for each purpose, so that collectives of two purposes overlap",
             "Megatron-Core: parallel_state.initialize_model_parallel",
         ),
+        shown="megatron_makes_groups_twice",
     ),
     "misfits": _convention(
         "how many misfits of a layout one refusal names",
-        ("all", "all of them", "bringup"),
+        ("all", "all of them", "this suite's bring-up"),
         ("first", "the first; the next after that is mended", "Megatron-Core: initialize_model_parallel"),
+        shown="megatron_names_one_divisor",
     ),
     "repeated-flag": _convention(
         "a flag that is given twice with different values",
-        ("refused", "the argv is refused", "naming"),
+        ("refused", "the argv is refused", "this suite's naming rules"),
         ("last-wins", "the last value counts", "Python: argparse; Megatron-Core's parser"),
+        shown="megatron_drops_flags",
     ),
     "overridden-flag": _convention(
         "a flag that another one overrides",
-        ("refused", "the argv is refused", "naming"),
+        ("refused", "the argv is refused", "this suite's naming rules"),
         ("warned", "rank 0 is warned, in words that name it", "Megatron-Core: validate_args, warn_rank_0"),
+        shown="megatron_drops_flags",
     ),
     "empty-pattern": _convention(
         "a hybrid pattern without a letter",
-        ("refused", "it is refused", "naming"),
+        ("refused", "it is refused", "this suite's naming rules"),
         ("no-layers", "it is a model without layers", "Megatron-Core: hybrid_layer_allocation.parse_hybrid_pattern"),
+        shown="megatron_empty_stage",
     ),
 }
 """Name → convention. A contract that follows one names it in `conventions`."""

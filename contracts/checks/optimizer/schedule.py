@@ -35,7 +35,7 @@ RATES: dict[str, tuple[Schedule, int, int, float, float, tuple[float, ...]]] = {
     "WSD": ("WSD", 2, 10, 1.0, 0.2, (0.0, 0.5, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.6, 0.2, 0.2)),
     "no-warm-up": ("linear", 0, 4, 1.0, 0.0, (1.0, 0.75, 0.5, 0.25, 0.0, 0.0)),
     "warm-up-to-the-end": ("cosine", 4, 4, 1.0, 0.2, (0.0, 0.25, 0.5, 0.75, 1.0, 0.2)),
-    "warm-up-longer-than-the-run": ("linear", 6, 3, 0.6, 0.1, (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.1)),
+    "warm-up-longer-than-the-run": ("linear", 6, 3, 0.6, 0.1, (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6)),
     "one-step": ("WSD", 0, 1, 1.0, 0.5, (1.0, 0.5, 0.5)),
 }
 _COUNTING = ("first-rate", "warm-up-from", "warm-up-without-decay")

@@ -251,7 +251,7 @@ def schedule(recipe: Recipe) -> dict[str, Any]:
     """Its own name and arguments for the recipe's schedule."""
     optim = recipe.optim
     name, extra = {
-        "cosine": ("cosine_warmup_with_min_lr", {"min_lr": optim.min_lr}),
+        "cosine": ("cosine_with_min_lr", {"min_lr": optim.min_lr}),
         "linear": ("polynomial", {"lr_end": optim.min_lr, "power": 1.0}),
         "constant": ("constant_with_warmup" if optim.warmup else "constant", {}),
         "WSD": (
