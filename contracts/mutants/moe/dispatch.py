@@ -250,3 +250,10 @@ class CutsTheSortedBuffer(Exchanged):
     """All experts share one buffer, filled in the order of their numbers, so the last experts lose their tokens."""
 
     exchange = {"moe": _FillsByNumber}
+
+
+@mutant(of="MOE-02a", case="mixed-bfloat16", says="expected gate x label")
+class DeclaresARoundedRouter(Exchanged):
+    """Declares that the router's weight is held in bfloat16, and holds it in float32."""
+
+    conventions = {"softmax-router": "bfloat16-weight"}
