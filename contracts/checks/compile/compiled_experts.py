@@ -1,4 +1,5 @@
-"""Blocks compiled in bfloat16, as in training: attention at far positions, and the token-choice layer, small on a CPU, at NAM56R's true size on a GPU.
+"""Blocks compiled in bfloat16, as in training: attention at far positions, and the token-choice layer, small on a CPU
+and at NAM56R's true size on a GPU.
 
 4 sequences of 4096 tokens, hidden 3584, 16 experts of 896, top-4, a shared expert of 1024.
 """

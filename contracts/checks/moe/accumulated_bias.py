@@ -7,7 +7,7 @@ from dataclasses import replace
 from contracts import instruments
 from contracts.checks._support.training_run import DENSE, LETTERS, batch, batches, drawn_weights, run, table
 from contracts.contract import contract
-from contracts.spec.recipe import Moe
+from contracts.spec.recipe import Moe, Recipe
 from contracts.spec.tolerance import FLOAT64
 from contracts.spec.training import Training
 

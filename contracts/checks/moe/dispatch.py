@@ -112,10 +112,13 @@ def a_large_call_is_its_sequences(stack: Blocks, moe: Moe, length: int) -> None:
         stack.run_block(replace(call, x=numerics.array(x), dy=numerics.array(dy)))
         for x, dy in zip(x_BTD.split(1), dy_BTD.split(1), strict=True)
     ]
-    for row, part in enumerate(parts):
-        for what, found, want in (("y", whole.y, part.y), ("gradient of x", whole.gradients["x"], part.gradients["x"])):
-            words = numerics.difference(f"{what} of sequence {row}", numerics.tensor(found)[row : row + 1], want, FLOAT64)
-            assert not words, f"in a call of {3 * length * moe.top_k} assignments {words}"
+    for what, found, alone in (
+        ("y", whole.y, [part.y for part in parts]),
+        ("gradient of x", whole.gradients["x"], [part.gradients["x"] for part in parts]),
+    ):
+        want = torch.cat([numerics.tensor(each) for each in alone])
+        words = numerics.difference(what, found, want, FLOAT64)
+        assert not words, f"in a call of {3 * length * moe.top_k} assignments {words}"
     counts = torch.stack([numerics.tensor(part.seen["counts"]) for part in parts]).sum(0)
     words = numerics.difference("counts", whole.seen["counts"], counts, EXACT)
     assert not words, f"in a call of {3 * length * moe.top_k} assignments {words}"

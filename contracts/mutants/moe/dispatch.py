@@ -258,9 +258,9 @@ class _OrderIn16Bits(MoE):
         return super().dispatch(x_ND, wrapped_S, dropped_BTK)
 
 
-@mutant(of="MOE-02g", case="softmax", says="in a call of 73728 assignments y of sequence", bugs=("DSP-17",))
+@mutant(of="MOE-02g", case="softmax", says="in a call of 73728 assignments y differs", bugs=("DSP-17",))
 class SortsIn16Bits(Exchanged):
-    """The index of the permutation is a small integer (here 16 bits, for the 32 of a kernel): it wraps in a large call."""
+    """The index of the permutation is too small (here 16 bits, for the 32 of a kernel): large calls wrap it."""
 
     exchange = {"moe": _OrderIn16Bits}
 

@@ -47,7 +47,7 @@ class DividesByNoLabels(Trained):
 
 
 class _HeadsOverNothing(Trainer):
-    """As in Megatron-LM: the prediction heads' loss is a mean over the microbatch, the main loss one over the window."""
+    """As in Megatron-LM: the loss of the heads is a mean over the microbatch, the main loss one over the window."""
 
     def accumulate(self, micro: Batch, counts: Mapping[str, Tensor]) -> ModelOutput:
         parts = self.execution.microbatches
