@@ -107,7 +107,7 @@ DP = {  # recipe, lane → the data-parallel size of 8 GPUs, whatever the expert
 }
 
 
-@contract("ARGV-01b", asks="launch", cases=DP, source="Megatron-Bridge 4656; Megatron-LM's validation")
+@contract("ARGV-01b", asks="launch", cases=DP, source="Megatron-Bridge#4656")
 def the_switches_that_follow_from_the_degrees(stack: Stack, recipe: Recipe, lane: Lane, dp: int) -> None:
     """The argv asks for the distributed optimizer exactly when there is more than one data-parallel rank, and its
     degrees leave that many.

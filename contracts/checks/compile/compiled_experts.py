@@ -63,7 +63,7 @@ FAR = {
 
 
 @contract(
-    "COMP-01h", asks=("run_compiled", "run_block", "block_weights"), cases=FAR, source="torchtitan 2575", slow=True
+    "COMP-01h", asks=("run_compiled", "run_block", "block_weights"), cases=FAR, source="torchtitan#2575", slow=True
 )
 def compiled_attention_is_as_near_at_far_positions(stack: Stack, asked: BlockCase, backend: Backend) -> None:
     """Compiled in bfloat16, attention over 600 tokens has an output at most twice as far from its float64 output as in

@@ -60,7 +60,7 @@ def the_selection_bias_moves_once_a_step(stack: Training, microbatches: int, rec
 
 
 @contract("MOE-06h", asks=("built", "train"), cases={"from-one": (HALF, 1.0), "from-minus-four": (HALF, -4.0)},
-          source="Megatron-LM 2895; F09")  # fmt: skip
+          source="F09")  # fmt: skip
 def the_selection_bias_stays_float32(stack: Training, recipe: Recipe, begin: float) -> None:
     """Under bfloat16 a router's selection bias stays float32 and moves by its whole rate each step, wherever it stands.
 

@@ -197,7 +197,7 @@ IN_HALF: dict[str, tuple[str, Moe, list[list[list[float]]], float]] = {
 }
 
 
-@contract("MOE-05h", asks="run_block", cases=IN_HALF, source="Megatron-LM 2765; " + PAPERS)
+@contract("MOE-05h", asks="run_block", cases=IN_HALF, source="Megatron-LM#2765; " + PAPERS)
 def the_losses_are_float32_under_bfloat16(
     stack: Blocks, loss: str, moe: Moe, logits: list[list[list[float]]], want: float
 ) -> None:

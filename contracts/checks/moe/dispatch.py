@@ -94,7 +94,7 @@ def many_contributions_add_up_in_float32(stack: Blocks, top_k: int) -> None:
 LARGE = {"softmax": (ROUTED, 2**13), "sigmoid-with-bias": (PLAIN_SIGMOID, 2**13)}
 
 
-@contract("MOE-02g", asks="run_block", cases=LARGE, source="TransformerEngine 2196, 2907; DeepSpeed 8261")
+@contract("MOE-02g", asks="run_block", cases=LARGE, source="TransformerEngine#2196; DeepSpeed#8261")
 def a_large_call_is_its_sequences(stack: Blocks, moe: Moe, length: int) -> None:
     """A call of more than 2**16 assignments gives each token, and its gradient, what a call with its sequence alone
     gives, and its counts are those of its sequences together.

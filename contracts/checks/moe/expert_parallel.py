@@ -71,7 +71,7 @@ def the_tensor_degree_of_experts_changes_no_number(stack: Training, execution: E
     _alike(stack, SPREAD, execution)
 
 
-@contract("MOE-07c", asks=("built", "train"), cases=UNEVEN, source="NeMo Automodel 1365; Megatron-Bridge 5270; F21",
+@contract("MOE-07c", asks=("built", "train"), cases=UNEVEN, source="Automodel#1365; Megatron-Bridge#5270; F21",
           tier="dist")  # fmt: skip
 def tokens_that_do_not_divide_change_no_number(stack: Training, execution: Execution, rows: Rows, world: int) -> None:
     """Losses and gradients do not depend on whether the ranks of an expert group divide the tokens that they share, nor

@@ -24,7 +24,7 @@ NODES: dict[str, tuple[Execution, int, int]] = {  # ranks of a node
 }
 
 
-@contract("PAR-12", asks=("built", "train"), cases=NODES, source="Megatron-LM 2571", tier="dist")
+@contract("PAR-12", asks=("built", "train"), cases=NODES, source="Megatron-LM#2571", tier="dist")
 def the_rank_is_that_of_the_world(stack: Training, execution: Execution, size: int, world: int) -> None:
     """Ranks on several nodes take the step of one rank: a rank's place is its place in the world, not in its node.
 

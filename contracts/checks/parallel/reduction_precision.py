@@ -62,7 +62,7 @@ def mixed_precision_reduces_in_float32(stack: Training, execution: Execution, wo
     assert 0.8 < ratio < 1.25, f"the norm of the gradient is {ratio:.3g} times that in float32"
 
 
-@contract("PAR-10a", asks=("built", "train"), cases=TRAINED, source="DeepSpeed 5170; NeMo Automodel 2484; F01",
+@contract("PAR-10a", asks=("built", "train"), cases=TRAINED, source="DeepSpeed#5170; Automodel#2484; F01",
           tier="dist")  # fmt: skip
 def mixed_precision_gradients_are_those_of_one_rank(stack: Training, execution: Execution, world: int) -> None:
     """Under bfloat16, losses and every gradient by name on several data-parallel ranks equal those of one rank whose
