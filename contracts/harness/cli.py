@@ -57,6 +57,7 @@ for command in (
     compare.compare,
     observe.observe,
     observe.diff,
+    observe.judge,
     runs.report,
     runs.replay,
     deviations.deviations,

@@ -8,7 +8,7 @@ magnitudes. No error is ever divided by a norm that may be zero.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from contracts.observe.merged import Merged, Whole
@@ -83,8 +83,8 @@ def _incomparable(one: Merged, other: Merged, step: int) -> str:
     if rows != its:
         missing, more = sum((rows - its).values()), sum((its - rows).values())
         return (
-            f"the inputs differ: {sum(rows.values())} rows and {sum(its.values())} rows, of which {missing} are only in the "
-            f"first run and {more} only in the second"
+            f"the inputs differ: {sum(rows.values())} rows and {sum(its.values())} rows, of which {missing} are only "
+            f"in the first run and {more} only in the second"
         )
     drawn = [merged for merged in (one, other) if any(line["drawn"] for _, line in merged.lines("drawn", step))]
     if drawn:
@@ -117,7 +117,9 @@ class _Phases:
             self._miss("a loss that is no scalar")
             return []
         seen = [abs(each.loss(step) - one) for each in self.repeats if each.loss(step) is not None]  # type: ignore[operator]
-        dtype = max((EPS[each] for whole in self.one.outputs(step).values() for each in whole.dtypes), default=EPS["float32"])
+        dtype = max(
+            (EPS[each] for whole in self.one.outputs(step).values() for each in whole.dtypes), default=EPS["float32"]
+        )
         bound = max([self._units(step) * dtype * abs(one), *(OVER_MEASURED * each for each in seen)])
         if not abs(one - other) <= bound:
             words = f"{other:.9g}, and {one:.9g} in the reference; rounding explains {bound:.2g}"
@@ -140,7 +142,9 @@ class _Phases:
 
     def settings(self, step: int, agreed: list[str]) -> list[Difference]:
         """Learning rates and decays, by parameter and rank."""
-        want = {name: (line["lr"], line["decay"]) for _, line in self.one.lines("group", step) for name in line["names"]}
+        want = {
+            name: (line["lr"], line["decay"]) for _, line in self.one.lines("group", step) for name in line["names"]
+        }
         found = []
         for rank, line in self.other.lines("group", step):
             for name in line["names"]:
@@ -168,7 +172,7 @@ class _Phases:
         return self._tensors("updated weights", step, one, other, one, floors, repeats, agreed)
 
     def _tensors(
-        self, phase: str, step: int, order: Mapping[str, Whole], others: Mapping[str, Whole], wants: Mapping[str, Whole],
+        self, phase: str, step: int, order: Iterable[str], others: Mapping[str, Whole], wants: Mapping[str, Whole],
         floors: Mapping[str, float], repeats: Sequence[Mapping[str, Whole]], agreed: list[str],
     ) -> list[Difference]:  # fmt: skip
         found, same = [], 0
@@ -236,7 +240,7 @@ def _backwards(gradients: Mapping[str, Whole], outputs: Mapping[str, Whole]) -> 
     return dict(sorted(gradients.items(), key=lambda each: -ran.get(each[0].rpartition(".")[0], last)))
 
 
-def report(comparison: Comparison, names: tuple[str, str], most: int = 10) -> Iterator[str]:
+def lines(comparison: Comparison, names: tuple[str, str], most: int = 10) -> Iterator[str]:
     """The comparison in lines; the last one is the answer."""
     reference, other = names
     for line in comparison.agreed:

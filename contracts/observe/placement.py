@@ -88,7 +88,9 @@ def _of_dtensor(tensor: DTensor) -> Held:
 
 def _split(placement: Shard | _StridedShard, indices: Tensor, chunks: int, at: int) -> Tensor:
     """The indices of one chunk, by DTensor's own split: those of a strided shard are not contiguous."""
-    along = type(placement)(0, split_factor=placement.split_factor) if isinstance(placement, _StridedShard) else Shard(0)
+    along = (
+        type(placement)(0, split_factor=placement.split_factor) if isinstance(placement, _StridedShard) else Shard(0)
+    )
     parts, _ = along._split_tensor(indices, chunks, with_padding=False, contiguous=False)  # private; torch 2.5 - 2.13
     return parts[at] if at < len(parts) else indices[:0]
 

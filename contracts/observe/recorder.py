@@ -7,8 +7,10 @@ optimizer has stepped. A root module is one that is called while no other module
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import sys
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -31,6 +33,8 @@ from contracts.observe.placement import Held
 from contracts.observe.sketch import Piece, fingerprint, hashed, key_of, sketch
 from contracts.observe.trace import Writer
 
+_Place = tuple[Any, str]
+"""A weak reference to a module, and the name that it gives to a parameter."""
 MOST_ROWS = 4096
 MOST_COLLECTIVES = 20_000
 _ROW = key_of("rankproof row", 0)
@@ -52,6 +56,8 @@ class Recorder:
         self.random = ""
         self.roots: list[nn.Module] = []
         self.optimizers: list[Any] = []
+        self._holders: dict[int, tuple[Any, _Place]] = {}
+        self._tied: list[tuple[_Place, _Place]] = []
         self.rank = 0
         self.replicas: tuple[int, ...] = ()
         self.hears = collectives
@@ -74,6 +80,7 @@ class Recorder:
         handles = [
             hooks.register_module_forward_pre_hook(self._before_module),
             hooks.register_module_forward_hook(self._after_module, always_call=True),
+            hooks.register_module_parameter_registration_hook(self._registered),
             register_optimizer_step_pre_hook(lambda optimizer, *_: self._before_step(optimizer)),
             register_optimizer_step_post_hook(lambda optimizer, *_: self._after_step(optimizer)),
         ]
@@ -82,7 +89,7 @@ class Recorder:
         for owner in (torch.nn.utils, torch.nn.utils.clip_grad):
             self._replace(owner, "clip_grad_norm_", self._clip)
         if self.hears:
-            _Collectives(self).__enter__()
+            _Collectives(self).__enter__()  # type: ignore[no-untyped-call]
         os.register_at_fork(after_in_child=self._unhook)  # a worker that loads data is not this rank
 
     def _replace(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
@@ -94,7 +101,7 @@ class Recorder:
         """End the step that is under way, if its optimizer has stepped, and take the hooks out."""
         if self.on and self.stepped:
             with _Apart(self):
-                self._begin_step()
+                self._begin_step(running=False)
         self._unhook()
 
     def _unhook(self) -> None:
@@ -132,7 +139,7 @@ class Recorder:
 
     def told_step(self, microbatches: int | None) -> None:
         if self.on and microbatches is not None:
-            self.writer.add("told", step=self.step, microbatches=microbatches)
+            self.writer.add("told", step=self.step + (self.stepped or not self.step), microbatches=microbatches)
         elif self.on:
             self.stepped = True
 
@@ -163,7 +170,9 @@ class Recorder:
                 self.writer.add("drawn", step=self.step, microbatch=self.microbatch, drawn=drawn)
                 self.rows = None
 
-    def _root_begins(self, root: nn.Module, arguments: tuple[Any, ...], named: Mapping[str, Any], training: bool) -> None:
+    def _root_begins(
+        self, root: nn.Module, arguments: tuple[Any, ...], named: Mapping[str, Any], training: bool
+    ) -> None:
         if not training:
             if self.step:
                 self.writer.add("evaluation", step=self.step, after=self.stepped)
@@ -197,7 +206,7 @@ class Recorder:
         name = self.modules.get(id(module))
         output = next((each for _, each in _tensors({"": result}) if each.is_floating_point()), None)
         if name is None or output is None:
-            return
+            return None
         self.calls[name] = self.calls.get(name, 0) + 1
         call = self.calls[name]
         if isinstance(output, DTensor):
@@ -226,8 +235,9 @@ class Recorder:
 
     # steps
 
-    def _begin_step(self) -> None:
-        """End the step before, and write what the weights are before the next one."""
+    def _begin_step(self, *, running: bool = True) -> None:
+        """End the step before, and write what the weights are before the next one; `running` says whether there is
+        one."""
         self._write_collectives()
         if self.step:
             self.done = self.step
@@ -235,7 +245,8 @@ class Recorder:
         self.step, self.stepped, self.backward, self.microbatch = self.step + 1, False, 0, 0
         if self.step == 1:
             self._first_weights()
-        for root in self.roots:
+        self._write_untied()
+        for root in self.roots if running else ():
             modes = sorted(self.modules[id(each)] for each in root.modules() if not each.training)
             self.writer.add("modes", step=self.step, evaluating=modes[:1000], count=len(modes))
         for name, parameter in self._every_parameter():
@@ -247,11 +258,31 @@ class Recorder:
     def _first_weights(self) -> None:
         if self.perturb is not None:
             self._perturb(self.perturb)
-        for root in self.roots:
-            by_storage: dict[int, list[str]] = {}
-            for name, parameter in root.named_parameters(remove_duplicate=False):
-                by_storage.setdefault(id(parameter), []).append(canonical(name, inside=_wraps(root)))
-            self.writer.add("tied", groups=[names for names in by_storage.values() if len(names) > 1])
+        for pair in self._tied:
+            self.writer.add("tied", names=[self._full_name(*each) for each in pair])
+
+    def _registered(self, module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        """Hears of each parameter as a module gets it: one that two modules get is tied, whatever wraps them later."""
+        if parameter is None or torch.compiler.is_compiling() or self.step:
+            return
+        place = (weakref.ref(module), name)
+        known, holder = self._holders.get(id(parameter), (None, place))
+        if known is None or known() is not parameter:
+            self._holders[id(parameter)] = (weakref.ref(parameter), place)
+        elif holder[0]() is not module or holder[1] != name:
+            self._tied.append((holder, place))
+
+    def _full_name(self, module: Any, name: str) -> str:
+        inside = self.modules.get(id(module()), "")
+        return f"{inside}.{name}".removeprefix("(root).")
+
+    def _write_untied(self) -> None:
+        for pair in self._tied:
+            modules = [each() for each, _ in pair]
+            if all(id(each) in self.modules for each in modules):
+                one, other = (getattr(each, name, None) for each, (_, name) in zip(modules, pair, strict=True))
+                if isinstance(one, Tensor) and isinstance(other, Tensor) and one is not other:
+                    self.writer.add("untied", step=self.step, names=[self._full_name(*each) for each in pair])
 
     def _perturb(self, seed: int) -> None:
         for name, parameter in self._every_parameter():
@@ -290,8 +321,7 @@ class Recorder:
             "root", number=number, type=type(root).__name__, replicas=list(_replicas(root)), data=list(_data(root)),
             trainable=[self.parameters[id(each)] for each in root.parameters() if each.requires_grad],
             frozen=[self.parameters[id(each)] for each in root.parameters() if not each.requires_grad],
-            compiled=any(getattr(each, "_compiled_call_impl", None) is not None or type(each).__name__ == "OptimizedModule"
-                         for each in root.modules()),
+            compiled=any(_compiled(each) for each in root.modules()),
         )  # fmt: skip
 
     # gradients and optimizers
@@ -307,12 +337,18 @@ class Recorder:
 
     def _before_backward(self, tensors: Any) -> None:
         if self.backward == 0 and self.step > 1:
-            left = [name for name, each in self._every_parameter() if each.grad is not None and bool(_local(each.grad).any())]
+            left = [
+                name
+                for name, each in self._every_parameter()
+                if each.grad is not None and bool(_local(each.grad).any())
+            ]
             self.writer.add("left", step=self.step, names=left[:1000], count=len(left))
         self.backward += 1
         first = tensors if isinstance(tensors, Tensor) else next(iter(tensors), None)
         if isinstance(first, Tensor) and first.numel() == 1:
-            self.writer.add("loss", step=self.step, backward=self.backward, value=_number(_local(first).double().item()))
+            self.writer.add(
+                "loss", step=self.step, backward=self.backward, value=_number(_local(first).double().item())
+            )
 
     def _clip(self, before: Callable[..., Any]) -> Callable[..., Any]:
         def clip(parameters: Any, max_norm: float, *arguments: Any, **named: Any) -> Any:
@@ -323,7 +359,8 @@ class Recorder:
                 with _Apart(self):
                     partial = isinstance(total, DTensor) and not all(each.is_replicate() for each in total.placements)
                     self.writer.add(
-                        "clip", step=self.step, max=float(max_norm), norm=_number(float(_local(total))), partial=partial,
+                        "clip", step=self.step, max=float(max_norm), partial=partial,
+                        norm=_number(float(_local(total))),
                         names=[self.parameters.get(id(each), "") for each in listed if each.grad is not None],
                     )  # fmt: skip
             return total
@@ -339,7 +376,9 @@ class Recorder:
                 pass  # FSDP2 exchanges parameters; their names are those of now
             number = 0
             for number, group in enumerate(optimizer.param_groups):
-                names = [self.parameters.get(id(each), f"unnamed.{number}.{at}") for at, each in enumerate(group["params"])]
+                names = [
+                    self.parameters.get(id(each), f"unnamed.{number}.{at}") for at, each in enumerate(group["params"])
+                ]
                 self.writer.add(
                     "group", step=self.step, optimizer=self._number_of(optimizer), number=number,
                     names=names, lr=_number(float(group.get("lr", 0.0))),
@@ -396,7 +435,7 @@ class Recorder:
                                    squares=_number(squares), **more)  # fmt: skip
         squares = _squares(local)
         number = None
-        if sketched and mine.first and squares == squares and abs(squares) != float("inf"):
+        if sketched and mine.first and math.isfinite(squares):
             number = self.writer.sketch(sketch(label, local, mine.pieces))
         return self.writer.add(
             kind, step=self.step, shape=list(mine.shape), dtype=_dtype(local), part=mine.part, partial=mine.partial,
@@ -482,7 +521,7 @@ def _tensors(given: Any, name: str = "", depth: int = 0) -> Iterator[tuple[str, 
 
 
 def _rows(tensors: Mapping[str, Tensor]) -> tuple[Tensor | None, tuple[int, ...]]:
-    """A number for each row of a batch that depends on its contents alone, and the leading sizes of a batched output."""
+    """A number for each row of a batch, of its contents alone, and the leading sizes of a batched output."""
     local = {name: _local(each) for name, each in sorted(tensors.items()) if each.dim() > 0 and each.numel()}
     if not local:
         return None, ()
@@ -493,7 +532,12 @@ def _rows(tensors: Mapping[str, Tensor]) -> tuple[Tensor | None, tuple[int, ...]
         if each.shape[0] == count and not each.is_complex():
             flat = each.detach().cpu().reshape(count, -1)
             values = flat.double().view(torch.int64) if flat.is_floating_point() else flat.to(torch.int64)
-            odd = hashed(key_of("rankproof input " + ("ids" if len(local) == 1 else name), 1), torch.arange(flat.shape[1])) | 1
+            odd = (
+                hashed(
+                    key_of("rankproof input " + ("ids" if len(local) == 1 else name), 1), torch.arange(flat.shape[1])
+                )
+                | 1
+            )
             rows = rows + ((values + 1) * odd).sum(1)
     tokens = tuple(first.shape[:2]) if not first.is_floating_point() else (count,)
     return hashed(_ROW, rows) & _POSITIVE, tokens
@@ -521,6 +565,10 @@ def _number(value: float) -> float | str:
 
 def _dtype(tensor: Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
+
+
+def _compiled(module: nn.Module) -> bool:
+    return getattr(module, "_compiled_call_impl", None) is not None or type(module).__name__ == "OptimizedModule"
 
 
 def _wraps(root: nn.Module) -> bool:

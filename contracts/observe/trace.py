@@ -73,7 +73,7 @@ class Writer:
         self._lines.write(text + "\n")
 
     def sketch(self, held: Any) -> int | None:
-        """Write a sketch, a tensor [1024] of float64 on the CPU, and give its number; None once the limit is reached."""
+        """Write a sketch, a tensor [1024] of float64 on the CPU, and give its number; None beyond the limit."""
         if self.written + SKETCH_BYTES > LIMIT:
             self.full = True
             return None
@@ -139,14 +139,18 @@ def read(folder: Path) -> Trace:
         Refused: where there is none, where a line is no JSON object of this version, or where the files are of several
             runs. A last line without its end, as a killed rank leaves it, is left out.
     """
-    names = sorted(path for path in folder.glob("rank-*.jsonl") if _NAME.fullmatch(path.name)) if folder.is_dir() else []
+    names = (
+        sorted(path for path in folder.glob("rank-*.jsonl") if _NAME.fullmatch(path.name)) if folder.is_dir() else []
+    )
     if not names:
         raise refuse("trace", str(folder), "holds no trace", "record one: rankproof observe --out DIR train.py …")
     ranks = [_rank(path) for path in names]
     found, world = Refusals(), ranks[0].begin["world"]
     for each in ranks:
         if each.begin["world"] != world or each.begin["run"] != ranks[0].begin["run"] or each.rank >= world:
-            found.add("trace", each.path.name, "is of another run than " + ranks[0].path.name, "record into a new folder")
+            found.add(
+                "trace", each.path.name, "is of another run than " + ranks[0].path.name, "record into a new folder"
+            )
     found.raise_any()
     missing = sorted(set(range(world)) - {each.rank for each in ranks})
     return Trace(folder=folder, world=world, ranks=tuple(ranks), missing=tuple(missing))
@@ -171,6 +175,4 @@ def _rank(path: Path) -> RankTrace:
     if not (isinstance(rank, int) and isinstance(world, int) and "run" in begin):
         raise refuse("trace", path.name, "begins without its rank, world and run", "record it again")
     end = lines[-1] if lines[-1]["e"] == "end" else None
-    return RankTrace(
-        rank=rank, begin=begin, lines=tuple(lines[1:]), end=end, path=path.with_suffix(".sketches")
-    )
+    return RankTrace(rank=rank, begin=begin, lines=tuple(lines[1:]), end=end, path=path.with_suffix(".sketches"))

@@ -81,7 +81,7 @@ def main() -> None:
         optimizer.step()
         optimizer.zero_grad()
         if rank == 0:
-            print(f"step {step}: loss {loss.item():.4f}")
+            print(f"step {step}: loss {loss.item():.4f}")  # noqa: T201
     if world > 1:
         dist.destroy_process_group()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -69,7 +70,7 @@ def test_ranges_of_the_flattened_tensor_add_up_to_the_whole(
     cuts = sorted(data.draw(st.lists(st.integers(0, tensor.numel()), max_size=3)))
     edges = [0, *cuts, tensor.numel()]
     parts = []
-    for start, end in zip(edges, edges[1:], strict=False):
+    for start, end in itertools.pairwise(edges):
         held = flat_range(tensor.reshape(-1)[start:end], shape, start)
         assert held.pieces is not None
         assert sum(piece.numel for piece in held.pieces) == end - start
