@@ -129,6 +129,7 @@ class Subject:
     layouts: frozenset[str]
     labels: Mapping[str, str] = field(default_factory=dict)
     abilities: Abilities | None = None
+    conventions: Mapping[str, str] = field(default_factory=dict)
     places: Mapping[str, str] = field(default_factory=dict)
     """Question → `file:line` of the code that answers it, where that is Python; relative to the working directory."""
 

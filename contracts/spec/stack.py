@@ -5,7 +5,8 @@ This file has the questions about patterns, names, recipes, the launch and the m
 - the node: `machine`, `installation`; receipts: `receipt`; the life of a run: `lifecycle`;
 - memory and kernels: `capacity`, `kernel_selection`, `devices`;
 - numbers: `blocks`, `training`, `checkpointing`, `compiling`;
-- ranks: `world` (inside a running world), `messages` and `traffic` (what ranks send each other).
+- ranks: `world` (inside a running world), `messages` and `traffic` (what ranks send each other);
+- a training script: `observing`.
 
 `questions` collects them all.
 
@@ -36,6 +37,7 @@ from contracts.spec.launch import Lane, Launch, Reading, Reread
 from contracts.spec.lifecycle import Lifecycle
 from contracts.spec.machine import Machine
 from contracts.spec.messages import Messaging
+from contracts.spec.observing import Observing
 from contracts.spec.party import Party
 from contracts.spec.pattern import HybridPattern, Placement, Translation
 from contracts.spec.receipt import Evidence
@@ -261,7 +263,7 @@ class Question:
 
 NUMERIC = (Blocks, Training, Checkpointing, Compiling, Seams, Devices, Messaging, Rehearsing)
 """The protocols whose answers are tensors; the answering side needs torch."""
-PROTOCOLS = (Stack, Machine, Installation, Evidence, Lifecycle, Capacity, *NUMERIC, World)
+PROTOCOLS = (Stack, Machine, Installation, Evidence, Lifecycle, Capacity, *NUMERIC, World, Observing)
 """Every protocol with questions to a stack."""
 
 
