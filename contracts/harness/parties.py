@@ -180,7 +180,7 @@ def _imported(name: str, module: str, attribute: str) -> Party:
     try:
         if isinstance(party, type):
             party = party()
-        _introduced(name, party)
+        introduced(name, party)
     except (Refused, Unreachable, Overdue, KeyboardInterrupt):
         raise
     except BaseException as error:
@@ -189,7 +189,7 @@ def _imported(name: str, module: str, attribute: str) -> Party:
     return made
 
 
-def _introduced(name: str, party: object) -> None:
+def introduced(name: str, party: object) -> None:
     """Refuse a party that does not say properly who it is; every fault at once."""
     missing = [each for each in ("name", "version", "offers", "layouts", "labels") if not hasattr(party, each)]
     if missing:

@@ -67,11 +67,13 @@ def check(
     profile = profile or ("dist" if ranks else profiles.DEFAULT)
     stack = _apart(stack, ranks) if isolated else stack
     arguments = [
-        str(SUITE), "--gate", f"--report={folder}", f"--stack={stack}", f"--profile={profile}",
-        f"--deadline={deadline}", *(f"--with={name}" for name in assistants),
-        *([f"--deviations={deviations}"] if deviations else []),
-        *([f"--baseline={baseline}"] if baseline else []),
-        *([f"--proof={given}"] if given else []), *(["--selftest"] if prove else []), *_shared_by(jobs),
+        str(SUITE), "--rankproof-gate", f"--rankproof-report={folder}", f"--rankproof-stack={stack}",
+        f"--rankproof-profile={profile}", f"--rankproof-deadline={deadline}",
+        *(f"--rankproof-with={name}" for name in assistants),
+        *([f"--rankproof-deviations={deviations}"] if deviations else []),
+        *([f"--rankproof-baseline={baseline}"] if baseline else []),
+        *([f"--rankproof-proof={given}"] if given else []), *(["--rankproof-selftest"] if prove else []),
+        *_shared_by(jobs),
     ]  # fmt: skip
 
     def work() -> int:
@@ -185,7 +187,7 @@ def _shared_by(jobs: int) -> list[str]:
 
 # Nothing of the place we are called from: neither its ini file, nor its conftest, nor its plugins.
 APART = (
-    "-c", os.devnull, f"--rootdir={SUITE.parent}", "--noconftest", "--disable-plugin-autoload",
+    "-c", os.devnull, f"--rootdir={SUITE.parent}", "--noconftest",
     "-p", "contracts.harness.plugin", "-p", "no:cacheprovider",
 )  # fmt: skip
 
@@ -196,6 +198,7 @@ def _run_in_one_process(arguments: list[str], output: Output) -> str:
 
     for inherited in ("PYTEST_ADDOPTS", "PYTEST_PLUGINS"):
         os.environ.pop(inherited, None)
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # the option of that name came with pytest 8.4
     gc.set_threshold(200_000)  # a mesh of 65 536 ranks is a million tuples; looking for cycles costs a quarter
     with output.taken():
         status = pytest.main([*arguments, *APART, "-p", "no:terminal"])
