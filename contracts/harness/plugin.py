@@ -23,10 +23,10 @@ from contracts import testing
 from contracts.contract import LAW
 from contracts.court import deviations, profiles, record, report
 from contracts.court.baseline import baseline
-from contracts.court.judge import DEADLINE_S
+from contracts.court.judge import DEADLINE_S, NO_TORCH
 from contracts.court.profiles import ONE_PROCESS
 from contracts.court.verdict import verdict
-from contracts.harness import kill_matrix, parties
+from contracts.harness import kill_matrix, law_release, parties, touched
 from contracts.harness.gate import Gate
 from contracts.instruments.ranks import here
 from contracts.spec import codec
@@ -48,10 +48,6 @@ NEEDS = {
     "gpu": "no contract of this profile is judged on a GPU",
     "dist": "no contract of this profile is judged by several ranks",
 }
-NO_TORCH = (
-    "torch is not installed, and without it no contract about numbers is judged: "
-    "in the checkout of rankproof run pip install '.[torch]'"
-)
 SLOW_S = 240.0  # for a contract whose compiler starts cold on every rank
 OWN_RANKS_S = 290.0  # for a GATE contract, which starts ranks of its own, one torchrun after the other
 
@@ -252,20 +248,29 @@ def _gate(config: pytest.Config) -> Gate:
         subject = parties.load(name, deadline_s=seconds)
         quick = not config.getoption("rankproof_gate")
         plan = profiles.plan(LAW, profile, abilities_of(subject))
+        if (release := testing.setting(config, "law")) is not None:
+            plan = law_release.pinned(LAW, plan, law_release.load(release))
+        if here().world > 1:
+            plan = profiles.of_several_ranks(LAW, plan)
+        earlier, closing = (None, None) if compared is None else record.load(compared)
+        words = ""
+        if (of := testing.setting(config, "changed")) is not None:
+            places = {} if earlier is None else earlier.header.subject.places
+            plan, words = touched.first(plan, subject, touched.changed(of), places)
         proved = None if given is None else kill_matrix.load(given)
         gate = Gate(
             subject=subject,
             origin=name,
             assistants=assistants_of(config, subject, quick=quick),
             profile=profile,
-            plan=plan if here().world == 1 else profiles.of_several_ranks(LAW, plan),
+            plan=plan,
+            changed=words,
             deviations=deviations_of(testing.setting(config, "deviations")),
             deadline_s=seconds,
             proof="" if proved is None else proved.words(),
             unfit={} if proved is None else proved.unfit(LAW),
         )
-        if compared is not None and _judges(config):
-            earlier, closing = record.load(compared)
+        if earlier is not None and closing is not None and _judges(config):
             judged = verdict(earlier, datetime.datetime.fromisoformat(closing.finished).date())
             gate.baseline = baseline(earlier, judged, gate.header)
     except (Refused, Unreachable) as error:

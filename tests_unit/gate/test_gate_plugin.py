@@ -364,7 +364,7 @@ def _tier(id: str) -> str:
         ("TOPO-2", "TOPO-02"),
         ("PAT-01,TOPO-99", "TOPO-0"),
         ("TOPO-02[nobody]", "TOPO-02"),
-        ("topo-02", "launch"),
+        ("topo-02", "TOPO-02"),
     ],
 )
 def test_a_profile_that_selects_nothing_is_refused_with_the_nearest(profile: str, near: str) -> None:

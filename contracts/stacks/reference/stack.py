@@ -6,7 +6,6 @@ It builds both parallel layouts; the seeds' `own-axis` is its own.
 from __future__ import annotations
 
 import functools
-import importlib.util
 from collections.abc import Mapping
 
 from contracts.spec import pattern as patterns
@@ -56,10 +55,8 @@ NUMERIC_SIDE = (
     | KernelSelectionAnswers.QUESTIONS
     | MessageAnswers.QUESTIONS
     | DryRunAnswers.QUESTIONS
-    if importlib.util.find_spec("torch")
-    else frozenset()
 )
-"""What is answered with tensors; without torch there is nobody to answer it."""
+"""What is answered with tensors; without torch it is not run."""
 
 
 class Reference(
