@@ -9,6 +9,7 @@ check that returns without having asked a question is broken too: it judged noth
 
 from __future__ import annotations
 
+import importlib.util
 import time
 import traceback
 from collections.abc import Iterable
@@ -23,6 +24,10 @@ from contracts.spec.records import Fate, Kill, Outcome, Result, Violation
 from contracts.spec.stack import Party, questions
 from contracts.spec.violations import Heard, heard, parts_of
 
+NO_TORCH = (
+    "torch is not installed, and without it no contract about numbers is judged: "
+    "in the checkout of rankproof run pip install '.[torch]'"
+)
 DEADLINE_S = 300.0  # for one case; the slowest real one, group calls of 65 536 foreign ranks, was seen to take 107
 
 
@@ -49,6 +54,8 @@ def judge(
         return lacking(f"offer {', '.join(contract.asks)}", "adapter")
     if contract.layout is not None and contract.layout not in subject.layouts:
         return lacking(f"build the {contract.layout} layout", "stack")
+    if contract.of_numbers and not importlib.util.find_spec("torch"):
+        return result("not run", NO_TORCH)
     alone = [asked for asked in stand.missing if questions()[asked].of_numbers]
     if alone:
         return lacking(f"offer {', '.join(alone)}, which nobody answers for it", "adapter")
