@@ -77,16 +77,17 @@ def _rewritten(given: Tokens, relation: Relation) -> Tokens:
     import torch
 
     numerics = instruments.numerics
-
-    def turned(value: Array | None) -> Array | None:
-        return None if value is None else numerics.array(numerics.tensor(value).flip(0))
-
     if relation == "rows in another order":
-        return Tokens(tokens=turned(given.tokens) or given.tokens, labels=turned(given.labels) or given.labels,
-                      documents=turned(given.documents))  # fmt: skip
+        documents = None if given.documents is None else _turned(given.documents)
+        return Tokens(tokens=_turned(given.tokens), labels=_turned(given.labels), documents=documents)
     if given.documents is None:
         return replace(given, documents=numerics.array(torch.zeros_like(numerics.tensor(given.tokens))))
     return replace(given, documents=numerics.array(3 * numerics.tensor(given.documents) + 7))
+
+
+def _turned(value: Array) -> Array:
+    """The rows from the last to the first."""
+    return instruments.numerics.array(instruments.numerics.tensor(value).flip(0))
 
 
 @contextmanager
