@@ -252,6 +252,13 @@ class CutsTheSortedBuffer(Exchanged):
     exchange = {"moe": _FillsByNumber}
 
 
+@mutant(of="MOE-02a", case="mixed-bfloat16", says="expected gate x label")
+class DeclaresARoundedRouter(Exchanged):
+    """Declares that the router's weight is held in bfloat16, and holds it in float32."""
+
+    conventions = {"softmax-router": "bfloat16-weight"}
+
+
 class _OrderIn16Bits(MoE):
     def dispatch(self, x_ND: Tensor, order_S: Tensor, dropped_BTK: Tensor) -> Tensor:
         wrapped_S = order_S.to(torch.int16).long() % len(order_S)
