@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 from contracts import instruments
 from contracts.checks._support.training_run import LETTERS, batch, drawn_weights, table
@@ -84,7 +84,7 @@ def _said_otherwise(plain: Session, relation: Relation, rows: tuple[Parameter, .
             weights[name] = weights[name] + SHIFT
         return replace(plain, weights=instruments.numerics.arrays(weights))
     if relation == "weights in another order":
-        return replace(plain, weights=dict(reversed(plain.weights.items())))
+        return replace(plain, weights=dict(reversed([*plain.weights.items()])))
     if relation == "every step observed":
         return replace(plain, observe=frozenset({"gradients", "weights", "optimizer", "buffers"}), at=frozenset())
     if relation == "fresh memory filled with NaN":
@@ -118,13 +118,14 @@ def _memory_of_nan(wanted: bool) -> Iterator[None]:
         yield
         return
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    filled = torch.utils.deterministic.fill_uninitialized_memory
+    settings: Any = torch.utils.deterministic  # torch types its attributes away
+    filled = settings.fill_uninitialized_memory
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             torch.use_deterministic_algorithms(True, warn_only=True)
-            torch.utils.deterministic.fill_uninitialized_memory = True
+            settings.fill_uninitialized_memory = True
             yield
         finally:
             torch.use_deterministic_algorithms(before[0], warn_only=before[1])
-            torch.utils.deterministic.fill_uninitialized_memory = filled
+            settings.fill_uninitialized_memory = filled
