@@ -187,8 +187,8 @@ def a_second_call_counts_nothing_twice(stack: Blocks, moe: Moe) -> None:
     assert not words, f"in the second call {words}"
 
 
-# Logits that bfloat16 holds, as it does the router's weights then, and exponentials that it does not. Two of twelve at 2,
-# ten at 0: P = e² / (2e² + 10) each, f = 1/2, so 12 P. Two sigmoids of 2 beside ten of -2 have the same P, since one
+# Logits that bfloat16 holds, as it does the router's weights then, and exponentials that it does not. Two of twelve at
+# 2, ten at 0: P = e² / (2e² + 10) each, f = 1/2, so 12 P. Two sigmoids of 2 beside ten of -2 have the same P, since one
 # sigmoid is e² times the other. The z loss is that of a sum of 2e² + 10.
 P_HALF, SUM = exp(2) / (2 * exp(2) + 10), 2 * exp(2) + 10
 IN_HALF: dict[str, tuple[str, Moe, list[list[list[float]]], float]] = {
