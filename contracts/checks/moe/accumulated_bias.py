@@ -19,7 +19,9 @@ BIASED = replace(
 """Layers 1 and 5 route."""
 
 
-@contract("MOE-06b", asks=("built", "train"), cases={"one": (1,), "three": (3,), "five": (5,)}, source="F18")
+@contract(
+    "MOE-06b", float32=True, asks=("built", "train"), cases={"one": (1,), "three": (3,), "five": (5,)}, source="F18"
+)
 def the_selection_bias_moves_once_a_step(stack: Training, microbatches: int) -> None:
     """Every router's selection bias moves by its rate once per optimizer step: up for experts with fewer assignments in
     the whole step than the mean, down for experts with more.
