@@ -36,10 +36,10 @@ RATES: dict[str, tuple[Schedule, int, int, float, float, tuple[float, ...]]] = {
     "WSD": ("WSD", 2, 10, 1.0, 0.2, (0.0, 0.5, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.6, 0.2, 0.2)),
     "no-warm-up": ("linear", 0, 4, 1.0, 0.0, (1.0, 0.75, 0.5, 0.25, 0.0, 0.0)),
     "warm-up-to-the-end": ("cosine", 4, 4, 1.0, 0.2, (0.0, 0.25, 0.5, 0.75, 1.0, 0.2)),
-    "warm-up-longer-than-the-run": ("linear", 6, 3, 0.6, 0.1, (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6)),
+    "warm-up-longer-than-the-run": ("linear", 6, 3, 0.6, 0.1, (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.1)),
     "one-step": ("WSD", 0, 1, 1.0, 0.5, (1.0, 0.5, 0.5)),
 }
-_COUNTING = ("first-rate", "warm-up-from", "warm-up-without-decay")
+_COUNTING = ("first-rate", "last-rate", "warm-up-from", "warm-up-without-decay")
 
 
 @contract("OPT-05b", asks="train", cases=RATES, source="F09", conventions=_COUNTING)
@@ -59,16 +59,20 @@ def the_rate_of_each_step_is_that_of_the_schedule(
     """
     optim = Optim(lr=lr, min_lr=low, schedule=kind, warmup=warmup, steps=steps)
     recipe = replace(LITTLE, optim=optim)
-    given = (batch("rate", 17, ROWS[:2]),) * (len(rates) - 1)
     if warmup >= steps and chosen(stack, "warm-up-without-decay") == "refused":
-        refused = refusal_of(lambda: run(stack, recipe, given, declared=True))
+        refused = refusal_of(lambda: run(stack, recipe, (batch("rate", 17, ROWS[:2]),), declared=True))
         assert "warm" in str(refused), (
             f"the refusal of a warm-up of {warmup} in {steps} steps does not name it: {refused}"
         )
         return
     if kind == "WSD" and chosen(stack, "warm-up-from") == "min-lr":
         rates = (*(low + (lr - low) * step / warmup for step in range(warmup)), *rates[warmup:])
-    rates = rates[:-1] if chosen(stack, "first-rate") == "step-0" else rates[1:]
+    from_zero = chosen(stack, "first-rate") == "step-0"
+    # Behind the end of its run a stack that counts from 0 need not finish a warm-up.
+    rates = rates[: -2 if warmup > steps else -1] if from_zero else rates[1:]
+    if chosen(stack, "last-rate") == "step-before":
+        rates = (*rates[:warmup], *([lr] if not warmup else []), *rates[max(warmup - 1, 0) : -1])[: len(rates)]
+    given = (batch("rate", 17, ROWS[:2]),) * len(rates)
     found = [step.lr for step in run(stack, recipe, given, declared=True).steps]
     for step, (rate, want) in enumerate(zip(found, rates, strict=True), start=1):
         assert abs(rate - want) < 1e-6, f"the rate of step {step} is {rate:.7g}, expected {want:.7g} ({kind})"
@@ -77,7 +81,7 @@ def the_rate_of_each_step_is_that_of_the_schedule(
 WINDOWS = {"microbatches-3": (3, 5), "microbatches-4": (4, 5), "more-sequences": (1, 2)}
 
 
-@contract("OPT-05c", asks="train", cases=WINDOWS, source="F09", conventions=("first-rate",))
+@contract("OPT-05c", asks="train", cases=WINDOWS, source="F09", conventions=("first-rate", "last-rate"))
 def the_schedule_counts_optimizer_steps(stack: Training, microbatches: int, rows: int) -> None:
     """The rate depends on the number of optimizer steps, not on microbatches or sequences."""
     recipe = replace(LITTLE, optim=Optim(lr=1.0, min_lr=0.2, schedule="linear", warmup=2, steps=6),
@@ -85,6 +89,8 @@ def the_schedule_counts_optimizer_steps(stack: Training, microbatches: int, rows
     given = (batch("rate", 17, ROWS[:rows]),) * 4
     steps = run(stack, recipe, given, microbatches=microbatches, declared=True).steps
     rates = (0.0, 0.5, 1.0, 0.8) if chosen(stack, "first-rate") == "step-0" else (0.5, 1.0, 0.8, 0.6)
+    if chosen(stack, "last-rate") == "step-before":
+        rates = (0.5, 1.0, 1.0, 0.8)
     for step, want in zip(steps, rates, strict=True):
         words = f"{step.lr:.6g} with {microbatches} microbatches of {rows} sequences, expected {want}"
         assert abs(step.lr - want) < 1e-6, f"the rate of step {step.number} is {words}"

@@ -256,3 +256,17 @@ class CountsFromOneAllTheSame(Reference):
     """Declares that its schedule counts from step 0, and counts from 1."""
 
     conventions = {"first-rate": "step-0"}
+
+
+@mutant(of="OPT-05b", case="linear", says="the rate of step 3 is 0.8, expected 1 ")
+class DeclaresARateBehind(Reference):
+    """Declares that behind the warm-up each step has the rate of the step before, and has its own."""
+
+    conventions = {"last-rate": "step-before"}
+
+
+@mutant(of="OPT-05c", case="more-sequences", says="expected 1.0")
+class EndsAtTheMinimumAllTheSame(Reference):
+    """The same, whatever the microbatches."""
+
+    conventions = {"last-rate": "step-before"}
