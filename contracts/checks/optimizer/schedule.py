@@ -11,8 +11,8 @@ from contracts.checks._support.training_run import (
     DENSE,
     LETTERS,
     MUON,
-    ROWS,
     TIED,
+    Rows,
     batch,
     batches,
     drawn_weights,
@@ -27,6 +27,8 @@ from contracts.spec.training import Training
 
 LITTLE = replace(DENSE, name="little", depth=2, hidden=8, ffn_hidden=8, heads=2, kv_groups=1, vocab=17)
 """Two layers: a step takes milliseconds."""
+WHOLE: Rows = tuple(((13,), masked) for masked in (11, 0, 6, 0, 10))
+"""A document a row: rates have nothing to do with packing."""
 
 # kind, warm-up, steps, lr, min_lr → the rates of steps 0, 1, 2, …, worked out by hand
 RATES: dict[str, tuple[Schedule, int, int, float, float, tuple[float, ...]]] = {
@@ -60,7 +62,7 @@ def the_rate_of_each_step_is_that_of_the_schedule(
     optim = Optim(lr=lr, min_lr=low, schedule=kind, warmup=warmup, steps=steps)
     recipe = replace(LITTLE, optim=optim)
     if warmup >= steps and chosen(stack, "warm-up-without-decay") == "refused":
-        refused = refusal_of(lambda: run(stack, recipe, (batch("rate", 17, ROWS[:2]),), declared=True))
+        refused = refusal_of(lambda: run(stack, recipe, (batch("rate", 17, WHOLE[:2]),), declared=True))
         assert "warm" in str(refused), (
             f"the refusal of a warm-up of {warmup} in {steps} steps does not name it: {refused}"
         )
@@ -72,7 +74,7 @@ def the_rate_of_each_step_is_that_of_the_schedule(
     rates = rates[: -2 if warmup > steps else -1] if from_zero else rates[1:]
     if chosen(stack, "last-rate") == "step-before":
         rates = (*rates[:warmup], *([lr] if not warmup else []), *rates[max(warmup - 1, 0) : -1])[: len(rates)]
-    given = (batch("rate", 17, ROWS[:2]),) * len(rates)
+    given = (batch("rate", 17, WHOLE[:2]),) * len(rates)
     found = [step.lr for step in run(stack, recipe, given, declared=True).steps]
     for step, (rate, want) in enumerate(zip(found, rates, strict=True), start=1):
         assert abs(rate - want) < 1e-6, f"the rate of step {step} is {rate:.7g}, expected {want:.7g} ({kind})"
@@ -86,7 +88,7 @@ def the_schedule_counts_optimizer_steps(stack: Training, microbatches: int, rows
     """The rate depends on the number of optimizer steps, not on microbatches or sequences."""
     recipe = replace(LITTLE, optim=Optim(lr=1.0, min_lr=0.2, schedule="linear", warmup=2, steps=6),
                      batch=Batch(micro=1, total=rows))  # fmt: skip
-    given = (batch("rate", 17, ROWS[:rows]),) * 4
+    given = (batch("rate", 17, WHOLE[:rows]),) * 4
     steps = run(stack, recipe, given, microbatches=microbatches, declared=True).steps
     rates = (0.0, 0.5, 1.0, 0.8) if chosen(stack, "first-rate") == "step-0" else (0.5, 1.0, 0.8, 0.6)
     if chosen(stack, "last-rate") == "step-before":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from contracts.instruments import numerics
@@ -67,7 +68,7 @@ def configuration(session: Session, folder: str) -> Any:
         optimizer=_optimizer(recipe),
         lr_scheduler=_schedule(recipe),
         training=TrainingConfig(
-            local_batch_size=rows, global_batch_size=total, seq_len=recipe.seq_length, max_norm=recipe.optim.clip,
+            local_batch_size=rows, global_batch_size=total, seq_len=recipe.seq_length, max_norm=recipe.optim.clip or math.inf,
             steps=max(recipe.optim.steps, session.steps), dtype="float32", mixed_precision_param="float32",
             mixed_precision_reduce="float32", disable_cuda_graphs=True, gc_freq=1000,
         ),
