@@ -72,7 +72,7 @@ class Result:
     `answered` maps each question to the party that answered it and how: `{"read_argv": "megatron 0.19.2
     (unpatched)"}`. `rank` is the rank that diverged first, where there are several. `violations` has everything that is
     wrong where the item is violated; `words` may be shorter. `lack` says whose lack it is where an item is not
-    offered.
+    offered. `dtype` is float32 where a case in float64 was put in float32, because the stack has no float64.
     """
 
     id: str
@@ -84,6 +84,7 @@ class Result:
     rank: int | None = None
     violations: tuple[Violation, ...] = ()
     lack: Lack | None = None
+    dtype: str = ""
 
     @property
     def item(self) -> Item:
