@@ -42,7 +42,7 @@ from contracts.spec.party import Party
 from contracts.spec.pattern import HybridPattern, Placement, Translation
 from contracts.spec.receipt import Evidence
 from contracts.spec.recipe import Recipe
-from contracts.spec.records import Fate, Form, Kill, Plan, Result, Run, Verdict, Violation
+from contracts.spec.records import Fate, Form, Kill, Plan, Result, Run, Stop, Stopped, Verdict, Violation
 from contracts.spec.topology import Degrees, ExpertLane, GradientReduction, GroupCall, Kind, Layout, Topology
 from contracts.spec.traffic import Rehearsing
 from contracts.spec.training import Training
@@ -227,6 +227,10 @@ class Court(Party, Protocol):
 
     def run_ranks(self, tests: str, ranks: int, limit_s: float) -> RanksRun:
         """Run a pytest file on several ranks of this machine. One phase of a test may take `limit_s` seconds."""
+        ...
+
+    def stopped(self, by: Stop) -> Stopped:
+        """Check a stack that does not answer, and stop the check from outside. The stack answers once it is over."""
         ...
 
 
