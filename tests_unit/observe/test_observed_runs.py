@@ -32,7 +32,14 @@ HERE = {**ALONE, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 def _observed(
     out: Path, script: Path, ranks: int, words: Sequence[str] = (), *, options: Sequence[str] = (), cwd: Path = ROOT
 ) -> subprocess.CompletedProcess[str]:
-    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "--no-python", sys.executable]
+    launcher = [
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        f"--nproc-per-node={ranks}",
+        "--no-python",
+        sys.executable,
+    ]
     command = [sys.executable, *(launcher if ranks > 1 else []), "-P", "-m", "contracts.harness.cli", "observe"]
     return subprocess.run(
         [*command, "--out", str(out), *options, str(script), *words], cwd=cwd, env=HERE, capture_output=True, text=True,
@@ -70,18 +77,21 @@ def test_measured_rounding_allows_what_it_does_and_no_more(traces: Path) -> None
     one, ddp, moved = (Merged(read(traces / each)) for each in ("one", "ddp2", "moved"))
     assert not compare(one, ddp, [moved]).differences
     weights, perturbed = one.tensors("weight", 1), moved.tensors("weight", 1)
-    apart = [float((each.sketch - perturbed[name].sketch).norm()) / each.norm for name, each in weights.items() if each.norm]
+    apart = [
+        float((each.sketch - perturbed[name].sketch).norm()) / each.norm for name, each in weights.items() if each.norm
+    ]
     assert 0 < min(apart) <= max(apart) < 2**-22
 
 
 BUGS = {  # words of the script → what stands there instead; layout; where the diff must point first
     "a-layer-is-not-synced": (
-        "    optimizer = torch", "    model.module.blocks[1].up.weight.data.mul_(1 + rank)\n    optimizer = torch", "ddp",
+        "    optimizer = torch", "    model.module.blocks[1].up.weight.data.mul_(1 + rank)\n    optimizer = torch",
+        "ddp",
         "step 1, initial weights: blocks.1.up.weight: rank 1 holds other bits than rank 0",
     ),
     "gradients-are-not-averaged": (
-        "        loss.backward()", "        with model.no_sync():\n            loss = model(text[:, :-1], text[:, 1:])\n"
-        "        loss.backward()", "ddp", "step 1, gradient: ln_f.weight: rank 1 holds other bits than rank 0",
+        "        loss.backward()",
+        "        with model.no_sync():\n            loss = model(text[:, :-1], text[:, 1:])\n        loss.backward()", "ddp", "step 1, gradient: ln_f.weight: rank 1 holds other bits than rank 0",
     ),
     "a-rank-has-another-rate": (
         "lr=1e-3", "lr=1e-3 * (1 + rank)", "ddp",
@@ -92,7 +102,8 @@ BUGS = {  # words of the script → what stands there instead; layout; where the
         "step 1, gradient: ",
     ),
     "a-residual-is-scaled": (
-        "return x + self.down", "return x + 1.01 * self.down", "fsdp2", "step 1, output of module: blocks.0: differs by",
+        "return x + self.down", "return x + 1.01 * self.down", "fsdp2",
+        "step 1, output of module: blocks.0: differs by",
     ),
     "every-rank-reads-all-rows": ("[rank::world]", "[:]", "ddp", "step 1: the inputs differ: 8 rows and 16 rows"),
 }  # fmt: skip
@@ -150,7 +161,7 @@ def test_a_run_that_dies_leaves_a_trace_that_says_so_and_no_secret(tmp_path: Pat
 
 
 def test_a_script_is_not_changed_by_being_observed(tmp_path: Path) -> None:
-    """Dropout, recomputation and keyword inputs: the numbers are those of the script alone, and each output counts once."""
+    """Dropout, recomputation, keyword inputs: the numbers are those of the script alone, each output counts once."""
     script = tmp_path / "train.py"
     script.write_text(
         "import torch\nfrom torch import nn\nfrom torch.utils.checkpoint import checkpoint\n"
