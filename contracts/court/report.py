@@ -83,6 +83,9 @@ def _terminal(run: Run, verdict: Verdict, verbose: bool, width: int) -> str:
         lines += _section(run, outcome, found.get(outcome, []), verbose, width)
     if run.kills:
         lines.append(kill_line(run))
+    if run.header.subject.conventions:
+        told = ", ".join(f"{name} {choice}" for name, choice in run.header.subject.conventions.items())
+        lines += _wrapped(f"Conventions that it declares: {told}", width)
     if run.header.proof:
         lines.append(f"Self-test given: {run.header.proof}")
     shown = len(verdict.faults) if verbose else _FAULTS
@@ -181,6 +184,7 @@ def _json(run: Run, verdict: Verdict) -> str:
         id: {"statement": each.promise, "source": sources.explained(each.source)} for id, each in stated.items()
     }
     body |= {"outside": list(run.plan.outside), "proof": run.header.proof}
+    body["conventions"] = dict(run.header.subject.conventions)
     return json.dumps(body, indent=2, ensure_ascii=False) + "\n"
 
 

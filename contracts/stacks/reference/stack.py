@@ -28,6 +28,7 @@ from contracts.stacks.reference.answers.lifecycle import LifecycleAnswers
 from contracts.stacks.reference.answers.messages import MessageAnswers
 from contracts.stacks.reference.answers.model import ModelAnswers
 from contracts.stacks.reference.answers.node import NodeAnswers
+from contracts.stacks.reference.answers.observing import ObservingAnswers
 from contracts.stacks.reference.answers.traffic import DryRunAnswers
 from contracts.stacks.reference.answers.training import TrainingAnswers
 from contracts.stacks.reference.answers.world import WorldAnswers
@@ -56,6 +57,7 @@ NUMERIC_SIDE = (
     | KernelSelectionAnswers.QUESTIONS
     | MessageAnswers.QUESTIONS
     | DryRunAnswers.QUESTIONS
+    | ObservingAnswers.QUESTIONS
     if importlib.util.find_spec("torch")
     else frozenset()
 )
@@ -78,6 +80,7 @@ class Reference(
     CompilingAnswers,
     DeviceAnswers,
     WorldAnswers,
+    ObservingAnswers,
 ):
     """The stack that ships here: a small real hybrid stack, the default party under test.
 
