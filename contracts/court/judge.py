@@ -131,8 +131,11 @@ def try_mutant(mutant: Mutant, contract: Contract, assistants: Iterable[Party] =
     proves that the contract can fail.
     """
 
-    def fate(fate: Fate, words: str) -> Kill:
-        return Kill(mutant=mutant.name, of=mutant.of, case=mutant.case, fate=fate, words=words, bugs=mutant.bugs)
+    def fate(fate: Fate, words: str, seconds: float = 0.0) -> Kill:
+        return Kill(
+            mutant=mutant.name, of=mutant.of, case=mutant.case, fate=fate, words=words, bugs=mutant.bugs,
+            seconds=seconds,
+        )  # fmt: skip
 
     if mutant.case not in contract.asked:
         return fate("void", f"{mutant.of} has no case {mutant.case!r}")
@@ -141,7 +144,7 @@ def try_mutant(mutant: Mutant, contract: Contract, assistants: Iterable[Party] =
     except Exception as error:
         return fate("void", f"the mutant cannot be built: {type(error).__name__}: {error}")
     result = judge(contract, mutant.case, party, assistants)
-    return fate(fate_of(result, mutant.says), f"{result.outcome}: {result.words}")
+    return fate(fate_of(result, mutant.says), f"{result.outcome}: {result.words}", result.seconds)
 
 
 def fate_of(result: Result, says: str) -> Fate:

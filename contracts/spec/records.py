@@ -309,7 +309,7 @@ class Kill:
     """The fate of one mutant: killed with its declared words, survived, or proved nothing.
 
     `loss` and `norm` say whether the loss or the gradient norm alone would have shown the bug, where the check trained
-    the mutant: "agrees" (it would not), or the two numbers.
+    the mutant: "agrees" (it would not), or the two numbers. `seconds` is the time that the judgement took.
     """
 
     mutant: str
@@ -320,6 +320,7 @@ class Kill:
     bugs: tuple[str, ...] = ()
     loss: str = ""
     norm: str = ""
+    seconds: float = 0.0
 
 
 Stop = Literal["SIGTERM", "SIGKILL", "full disk"]

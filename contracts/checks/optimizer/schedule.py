@@ -105,7 +105,7 @@ def the_rate_that_is_reported_is_applied(
     if not embedding.weight_decay:
         raise NotOffered("decays no embedding, which would show the rate", "case")
     weights = drawn_weights(rows)
-    given = (replace(batch("rate", 5, ROWS[:2]), documents=None),) * (steps + 2)  # five tokens of a vocabulary of 17
+    given = (replace(batch("rate", 5, WHOLE[:2]), documents=None),) * (steps + 2)  # five tokens of a vocabulary of 17
     found = run(stack, recipe, given, "weights", weights=weights).steps
     norm = next(row.name for row in rows if row.role == "norm")
     before = instruments.numerics.tensors(weights)
