@@ -22,6 +22,7 @@ FEATURES: Mapping[str, str] = {
     "mlp": "E blocks that are dense MLPs",
     "experts": "E blocks that are routed experts",
     "mamba": "M blocks",
+    "narrow-scan": "M blocks whose scan is no multiple of the hidden size wide",
     "recurrent": "R blocks",
     "gqa": "fewer KV groups than heads",
     "mla": "latent attention",

@@ -29,6 +29,8 @@ def _of_model(recipe: Recipe) -> Iterator[str]:
             ("dsa", recipe.dsa is not None),
             ("qk-norm", recipe.qk_norm),
         )
+    if "M" in letters:
+        yield from _chosen(("narrow-scan", recipe.mamba.heads * recipe.mamba.head_dim % recipe.hidden != 0))
     if "E" in letters:
         yield recipe.activation
         yield from _of_router(recipe.moe) if recipe.moe is not None else ()
