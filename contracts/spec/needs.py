@@ -19,9 +19,12 @@ def features(recipe: Recipe, execution: Execution | None = None, *, trains: bool
 
 
 def _of_model(recipe: Recipe) -> Iterator[str]:
-    letters = {*patterns.parse(recipe.pattern, recipe.depth).letters}
+    order = patterns.parse(recipe.pattern, recipe.depth).letters
+    letters = {*order}
     mixers = {"A": "attention", "M": "mamba", "R": "recurrent", "E": "mlp" if recipe.moe is None else "experts"}
     yield from (mixers[letter] for letter in letters)
+    paired = len(order) % 2 == 0 and "E" not in order[::2] and {*order[1::2]} == {"E"}
+    yield from _chosen(("unpaired", not paired))
     if "A" in letters:
         yield from _chosen(
             ("mla", recipe.mla is not None),
