@@ -10,6 +10,7 @@ check that returns without having asked a question is broken too: it judged noth
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import time
 import traceback
 from collections.abc import Iterable
@@ -25,6 +26,10 @@ from contracts.spec.stack import Party, questions
 from contracts.spec.tolerance import in_float32
 from contracts.spec.violations import Heard, heard, parts_of
 
+NO_TORCH = (
+    "torch is not installed, and without it no contract about numbers is judged: "
+    "in the checkout of rankproof run pip install '.[torch]'"
+)
 DEADLINE_S = 300.0  # for one case; the slowest real one, group calls of 65 536 foreign ranks, was seen to take 107
 
 
@@ -51,6 +56,8 @@ def judge(
         return lacking(f"offer {', '.join(contract.asks)}", "adapter")
     if contract.layout is not None and contract.layout not in subject.layouts:
         return lacking(f"build the {contract.layout} layout", "stack")
+    if contract.of_numbers and not importlib.util.find_spec("torch"):
+        return result("not run", NO_TORCH)
     alone = [asked for asked in stand.missing if questions()[asked].of_numbers]
     if alone:
         return lacking(f"offer {', '.join(alone)}, which nobody answers for it", "adapter")
@@ -124,8 +131,11 @@ def try_mutant(mutant: Mutant, contract: Contract, assistants: Iterable[Party] =
     proves that the contract can fail.
     """
 
-    def fate(fate: Fate, words: str) -> Kill:
-        return Kill(mutant=mutant.name, of=mutant.of, case=mutant.case, fate=fate, words=words, bugs=mutant.bugs)
+    def fate(fate: Fate, words: str, seconds: float = 0.0) -> Kill:
+        return Kill(
+            mutant=mutant.name, of=mutant.of, case=mutant.case, fate=fate, words=words, bugs=mutant.bugs,
+            seconds=seconds,
+        )  # fmt: skip
 
     if mutant.case not in contract.asked:
         return fate("void", f"{mutant.of} has no case {mutant.case!r}")
@@ -134,7 +144,7 @@ def try_mutant(mutant: Mutant, contract: Contract, assistants: Iterable[Party] =
     except Exception as error:
         return fate("void", f"the mutant cannot be built: {type(error).__name__}: {error}")
     result = judge(contract, mutant.case, party, assistants)
-    return fate(fate_of(result, mutant.says), f"{result.outcome}: {result.words}")
+    return fate(fate_of(result, mutant.says), f"{result.outcome}: {result.words}", result.seconds)
 
 
 def fate_of(result: Result, says: str) -> Fate:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from math import log
+from math import exp, log
 
 from contracts import instruments
 from contracts.checks._support import expert_calls
 from contracts.checks._support.expert_calls import PLAIN_SIGMOID, SIGMOID, SOFTMAX, Activation
 from contracts.contract import contract
+from contracts.spec.array import Element
 from contracts.spec.blocks import Blocks
 from contracts.spec.recipe import Moe
 from contracts.spec.tolerance import EXACT, FLOAT64
@@ -186,7 +187,35 @@ def a_second_call_counts_nothing_twice(stack: Blocks, moe: Moe) -> None:
     assert not words, f"in the second call {words}"
 
 
-def _loss(stack: Blocks, name: str, moe: Moe, logits: list[list[list[float]]], bias: Sequence[float] | None) -> float:
-    found = stack.run_block(expert_calls.labelled_call(moe, logits, bias=bias)).losses
+# Logits that bfloat16 holds, as it does the router's weights then, and exponentials that it does not. Two of twelve at
+# 2, ten at 0: P = e² / (2e² + 10) each, f = 1/2, so 12 P. Two sigmoids of 2 beside ten of -2 have the same P, since one
+# sigmoid is e² times the other. The z loss is that of a sum of 2e² + 10.
+P_HALF, SUM = exp(2) / (2 * exp(2) + 10), 2 * exp(2) + 10
+IN_HALF: dict[str, tuple[str, Moe, list[list[list[float]]], float]] = {
+    "softmax": ("aux", TWO, [_onto((3, 11), 2.0)], 12 * P_HALF),
+    "sigmoids": ("aux", TWO_SIGMOIDS, [_onto((0, 7), 2.0, -2.0)], 12 * P_HALF),
+    "z": ("z", TWO, [_onto((3, 11), 2.0)], log(SUM) ** 2),
+    "z-of-sigmoids": ("z", replace(TWO_SIGMOIDS, z_loss=1e-3), [_onto((0, 7), 2.0)], log(SUM) ** 2),
+}
+
+
+@contract("MOE-05h", asks="run_block", cases=IN_HALF, source="Megatron-LM#2765; " + PAPERS)
+def the_losses_are_float32_under_bfloat16(
+    stack: Blocks, loss: str, moe: Moe, logits: list[list[list[float]]], want: float
+) -> None:
+    """Under bfloat16 activations, the balance loss and the z loss are computed in float32 from float32 scores.
+
+    Activations, router weights and logits here are exact in bfloat16, so the losses must be those of float64 within
+    float32. A sigmoid or a softmax in bfloat16 is off by a thousandth, and ties between experts appear that are none.
+    """
+    got = _loss(stack, loss, moe, logits, None, "bfloat16")
+    assert abs(got - want) <= 2e-6 * want, f"under bfloat16 the {loss} loss is {got:.9g}, expected {want:.9g}"
+
+
+def _loss(
+    stack: Blocks, name: str, moe: Moe, logits: list[list[list[float]]], bias: Sequence[float] | None,
+    dtype: Element = "float64",
+) -> float:  # fmt: skip
+    found = stack.run_block(expert_calls.labelled_call(moe, logits, bias=bias, dtype=dtype)).losses
     assert name in found, f"the losses are {', '.join(sorted(found)) or 'none'}; {name} is missing"
     return float(instruments.numerics.tensor(found[name]))

@@ -94,6 +94,39 @@ def many_contributions_add_up_in_float32(stack: Blocks, top_k: int) -> None:
     assert abs(gradient - top_k) <= 0.01 * top_k, f"{top_k} gradients of 1 add up to {gradient:g}"
 
 
+LARGE = {"softmax": (ROUTED, 2**13), "sigmoid-with-bias": (PLAIN_SIGMOID, 2**13)}
+
+
+@contract("MOE-02g", asks="run_block", cases=LARGE, source="TransformerEngine#2196; DeepSpeed#8261")
+def a_large_call_is_its_sequences(stack: Blocks, moe: Moe, length: int) -> None:
+    """A call of more than 2**16 assignments gives each token, and its gradient, what a call with its sequence alone
+    gives, and its counts are those of its sequences together.
+
+    Offsets and places that are counted in too small a number wrap in a large call only. One call as several is also
+    what a change of the micro batch does.
+    """
+    import torch
+
+    numerics = instruments.numerics
+    call = expert_calls.drawn_call(replace(expert_calls.with_moe(moe, "swiglu"), hidden=8), 3, length)
+    x_BTD, dy_BTD = numerics.tensor(call.x), numerics.tensor(call.dy)  # type: ignore[arg-type]  # a drawn call has one
+    whole = stack.run_block(call)
+    parts = [
+        stack.run_block(replace(call, x=numerics.array(x), dy=numerics.array(dy)))
+        for x, dy in zip(torch.split(x_BTD, 1), torch.split(dy_BTD, 1), strict=True)
+    ]
+    for what, found, alone in (
+        ("y", whole.y, [part.y for part in parts]),
+        ("gradient of x", whole.gradients["x"], [part.gradients["x"] for part in parts]),
+    ):
+        want = torch.cat([numerics.tensor(each) for each in alone])
+        words = numerics.difference(what, found, want, FLOAT64)
+        assert not words, f"in a call of {3 * length * moe.top_k} assignments {words}"
+    counts = torch.stack([numerics.tensor(part.seen["counts"]) for part in parts]).sum(0)
+    words = numerics.difference("counts", whole.seen["counts"], counts, EXACT)
+    assert not words, f"in a call of {3 * length * moe.top_k} assignments {words}"
+
+
 ORDERS = {
     "softmax": (SOFTMAX, (3, 0, 11, 7, 1, 10, 2, 9, 4, 8, 5, 6)),
     "sigmoid-with-bias": (SIGMOID, (10, 11, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9)),

@@ -21,6 +21,7 @@ from contracts.checks._support.training_run import (
 )
 from contracts.contract import contract
 from contracts.spec.conventions import chosen
+from contracts.spec.errors import NotOffered
 from contracts.spec.recipe import Batch, Optim, Recipe, Schedule
 from contracts.spec.tolerance import within
 from contracts.spec.training import Training
@@ -78,6 +79,47 @@ def the_rate_of_each_step_is_that_of_the_schedule(
     found = [step.lr for step in run(stack, recipe, given, declared=True).steps]
     for step, (rate, want) in enumerate(zip(found, rates, strict=True), start=1):
         assert abs(rate - want) < 1e-6, f"the rate of step {step} is {rate:.7g}, expected {want:.7g} ({kind})"
+
+
+REALISED = {name: RATES[name][:5] for name in ("cosine", "linear", "WSD", "one-step")}
+
+
+@contract("OPT-05e", asks=("built", "train"), cases=REALISED, source="F09; F18")
+def the_rate_that_is_reported_is_applied(
+    stack: Training, kind: Schedule, warmup: int, steps: int, lr: float, low: float
+) -> None:
+    """In every phase of the schedule a step applies the rate that it reports, to parameters that decay and to those
+    that do not.
+
+    A token that no batch has gets no gradient: its row of the embedding shrinks by the rate times the decay, to the
+    digit. A logged rate comes from the scheduler; what moves the weights is in the groups of the optimizer, which may
+    be others after a wrapper, or hold the value of an earlier phase. Norms do not decay; under Adam their first steps
+    are as long as the rate.
+    """
+    import torch
+
+    recipe = replace(LITTLE, optim=Optim(lr=lr / 8, min_lr=low / 8, schedule=kind, warmup=warmup, steps=steps,
+                                         weight_decay=0.5))  # fmt: skip
+    rows = table(stack, recipe)
+    (embedding,) = (row for row in rows if row.role == "embedding")
+    if not embedding.weight_decay:
+        raise NotOffered("decays no embedding, which would show the rate", "case")
+    weights = drawn_weights(rows)
+    given = (replace(batch("rate", 5, WHOLE[:2]), documents=None),) * (steps + 2)  # five tokens of a vocabulary of 17
+    found = run(stack, recipe, given, "weights", weights=weights).steps
+    norm = next(row.name for row in rows if row.role == "norm")
+    before = instruments.numerics.tensors(weights)
+    for step in found:
+        after = instruments.numerics.tensors(step.weights)
+        left = float((after[embedding.name][5:] / before[embedding.name][5:].double()).mean())
+        applied = (1 - left) / embedding.weight_decay
+        words = f"step {step.number} of {kind} reports a rate of {step.lr:.6g}"
+        assert abs(applied - step.lr) < 1e-9, f"{words} and shrinks an unused row by that of {applied:.6g}"
+        moved = float((after[norm] - before[norm].double()).abs().max())
+        assert step.number > 1 or torch.isclose(torch.tensor(moved), torch.tensor(step.lr), rtol=1e-3), (
+            f"{words} and moves {norm} by {moved:.6g}"
+        )
+        before = after
 
 
 WINDOWS = {"microbatches-3": (3, 5), "microbatches-4": (4, 5), "more-sequences": (1, 2)}

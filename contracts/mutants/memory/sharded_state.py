@@ -8,11 +8,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Replicate
 
 from contracts.contract import mutant
 from contracts.mutants._support.multi_rank import Spread
-from contracts.mutants._support.patched_functions import built_with
+from contracts.mutants._support.patched_functions import built_with, swapped
 from contracts.mutants._support.pipeline import Staged
 from contracts.spec.capacity import Budget, Card
 from contracts.spec.capacity import Spread as Plan
@@ -21,9 +22,10 @@ from contracts.spec.training import Rule
 from contracts.stacks.reference.model.blocks.moe import Experts
 from contracts.stacks.reference.model.hybrid_model import Model
 from contracts.stacks.reference.optim.optimizer import Member
-from contracts.stacks.reference.parallel import parallelize
+from contracts.stacks.reference.parallel import mesh, parallelize
 from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer, ShardedOptimizer
 from contracts.stacks.reference.parallel.pipeline import Stage
+from contracts.stacks.reference.parallel.pipeline_trainer import PipelineTrainer
 from contracts.stacks.reference.parallel.tensor_parallel import TensorParallel
 from contracts.stacks.reference.stack import Reference
 
@@ -164,3 +166,33 @@ class KeepsASecondMasterInBfloat16(Spread):
     """In bfloat16 only, a flat buffer of a billion elements is kept beside the master weights."""
 
     exchange = {"model": _Kept}
+
+
+class _CopiesAlongDp(ParallelTrainer):
+    def build(self) -> Model:
+        with swapped(mesh, "REPLICA", ("replica", "shard")), swapped(mesh, "SHARD", ("cp",)):
+            return super().build()
+
+
+@mutant(of="MEM-01b", case="borrowed-cp2-fsdp4", says="bytes of weights of", bugs=("PG-23",))
+class ShardsOverContextAlone(Spread):
+    """FSDP gets the mesh (dp, cp) unflattened and reads it as (replicas, shards): every number is right, and a rank
+    holds four times the state.
+    """
+
+    trains = _CopiesAlongDp
+
+
+class _NeverTheLast(PipelineTrainer):
+    def reduce(self) -> None:
+        super().reduce()
+        for each in self.model.modules():
+            if isinstance(each, FSDPModule):
+                each.unshard()  # as they are behind a backward pass that is not the last
+
+
+@mutant(of="MEM-01b", case="pp2-fsdp2", says="bytes of weights of", bugs=("FSD-09",))
+class NeverReshardsItsStage(Staged):
+    """The stage counts backward passes to the wrong number, so that none is the last: its weights stay gathered."""
+
+    trains = _NeverTheLast

@@ -6,7 +6,6 @@ It builds both parallel layouts; the seeds' `own-axis` is its own.
 from __future__ import annotations
 
 import functools
-import importlib.util
 from collections.abc import Mapping
 
 from contracts.spec import pattern as patterns
@@ -28,6 +27,7 @@ from contracts.stacks.reference.answers.lifecycle import LifecycleAnswers
 from contracts.stacks.reference.answers.messages import MessageAnswers
 from contracts.stacks.reference.answers.model import ModelAnswers
 from contracts.stacks.reference.answers.node import NodeAnswers
+from contracts.stacks.reference.answers.observing import ObservingAnswers
 from contracts.stacks.reference.answers.traffic import DryRunAnswers
 from contracts.stacks.reference.answers.training import TrainingAnswers
 from contracts.stacks.reference.answers.world import WorldAnswers
@@ -56,10 +56,9 @@ NUMERIC_SIDE = (
     | KernelSelectionAnswers.QUESTIONS
     | MessageAnswers.QUESTIONS
     | DryRunAnswers.QUESTIONS
-    if importlib.util.find_spec("torch")
-    else frozenset()
+    | ObservingAnswers.QUESTIONS
 )
-"""What is answered with tensors; without torch there is nobody to answer it."""
+"""What is answered with tensors; without torch it is not run."""
 
 
 class Reference(
@@ -78,6 +77,7 @@ class Reference(
     CompilingAnswers,
     DeviceAnswers,
     WorldAnswers,
+    ObservingAnswers,
 ):
     """The stack that ships here: a small real hybrid stack, the default party under test.
 

@@ -69,8 +69,8 @@ def configuration(session: Session, folder: str) -> Any:
         lr_scheduler=_schedule(recipe),
         training=TrainingConfig(
             local_batch_size=rows, global_batch_size=total, seq_len=recipe.seq_length,
-            max_norm=recipe.optim.clip or math.inf, steps=max(recipe.optim.steps, session.steps), dtype="float32",
-            mixed_precision_param="float32",
+            max_norm=recipe.optim.clip or math.inf, steps=max(recipe.optim.steps, session.steps),
+            dtype="float32", mixed_precision_param="float32",
             mixed_precision_reduce="float32", disable_cuda_graphs=True, gc_freq=1000,
         ),
         parallelism=_parallelism(recipe, execution, max(total // dp // execution.microbatches, 1)),

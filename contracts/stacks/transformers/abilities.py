@@ -14,7 +14,8 @@ def _lacks(features: str, kind: Lack, reason: str, *, asked: frozenset[str] = _S
 
 ABILITIES = Abilities(
     has=frozenset((
-        "attention", "mlp", "experts", "mamba", "narrow-scan", "unpaired", "gqa", "mla", "qk-norm", "swiglu", "relu2", "softmax",
+        "attention", "mlp", "experts", "mamba", "narrow-scan", "unpaired",
+        "gqa", "mla", "qk-norm", "swiglu", "relu2", "softmax",
         "sigmoid",
         "top-1", "selection-bias", "shared-expert", "route-scale", "tied", "float64", "float32", "bf16", "adamw",
         "cosine", "linear", "constant", "WSD", "microbatches", "uneven-microbatches", "windows", "packed", "recompute",
