@@ -292,3 +292,17 @@ class LeavesGroupsAtTheDefault(Trained):
     """The warm-up is applied to the group that decays; norms take the full rate from the first step."""
 
     moves = _MovesTheFirstGroup
+
+
+@mutant(of="OPT-05b", case="linear", says="the rate of step 3 is 0.8, expected 1 ")
+class DeclaresARateBehind(Reference):
+    """Declares that behind the warm-up each step has the rate of the step before, and has its own."""
+
+    conventions = {"last-rate": "step-before"}
+
+
+@mutant(of="OPT-05c", case="more-sequences", says="expected 1.0")
+class EndsAtTheMinimumAllTheSame(Reference):
+    """The same, whatever the microbatches."""
+
+    conventions = {"last-rate": "step-before"}
