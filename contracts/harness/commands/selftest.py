@@ -220,6 +220,7 @@ def _tried_by_ranks(ranks: int, only: str, folder: Path | None, place: Path) -> 
 
 def _show_matrix(matrix: self_test.Matrix) -> None:
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     curves = ("loss alone", "norm alone") if matrix.trained else ()
@@ -229,7 +230,9 @@ def _show_matrix(matrix: self_test.Matrix) -> None:
         words = kill.words if kill.fate != "killed" else kill.words.removeprefix("violated: ")
         style = styles.get(kill.fate, "bold red")
         told = (kill.loss or "—", kill.norm or "—") if curves else ()
-        table.add_row(kill.of, kill.case, kill.mutant, f"[{style}]{kill.fate}[/]", *told, short(words, quote=False))
+        table.add_row(
+            kill.of, kill.case, kill.mutant, f"[{style}]{kill.fate}[/]", *told, escape(short(words, quote=False))
+        )
     Console().print(table)
     for result in matrix.failing:
         click.secho(f"baseline: {result.item} {result.outcome}: {result.words}", fg="red")
