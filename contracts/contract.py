@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar
 
 from contracts.spec.abilities import FEATURES
+from contracts.spec.conventions import CONVENTIONS
 from contracts.spec.ladder import rungs, stepped_down
 from contracts.spec.needs import features
 from contracts.spec.recipe import Recipe
@@ -46,6 +47,7 @@ class Contract:
         leaner: `case@rung` → arguments, the same cases on leaner recipes (`contracts.spec.ladder`), richest first.
         needs: case → features that a stack must have besides what the recipe and the execution of the case show.
         sheds: features that a case has beside its recipe, and that its leaner rungs do without.
+        conventions: those whose declared choice its check follows (`contracts.spec.conventions`).
         source: where the requirement comes from.
         layout: the parallel layout it is about; None when it is about any or none.
         slow: whether a case takes more than some seconds (a cold compiler). `pytest -m unit` leaves those to
@@ -63,6 +65,7 @@ class Contract:
     leaner: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     needs: Mapping[str, frozenset[str]] = field(default_factory=dict)
     sheds: frozenset[str] = frozenset()
+    conventions: tuple[str, ...] = ()
 
     @property
     def asked(self) -> Mapping[str, tuple[Any, ...]]:
@@ -225,6 +228,7 @@ def contract(
     slow: bool = False,
     needs: Collection[str] | Mapping[str, Collection[str]] | None = None,
     sheds: Collection[str] = (),
+    conventions: tuple[str, ...] = (),
 ) -> Callable[[_Check], _Check]:
     """Register a check as a contract.
 
@@ -241,6 +245,9 @@ def contract(
     written = {name: case if isinstance(case, tuple) else (case,) for name, case in cases.items()}
     table = {name: case for name, case in written.items() if "@" not in name}
     wanted = _needs(id, needs, table, sheds)
+    unknown = {*conventions} - CONVENTIONS.keys()
+    if unknown:
+        raise AssertionError(f"{id} follows {sorted(unknown)}; conventions are {', '.join(CONVENTIONS)}")
     unknown = set(asked) - questions().keys()
     if unknown or not asked:
         raise AssertionError(f"{id} asks {sorted(unknown) or 'nothing'}; questions are {', '.join(questions())}")
@@ -253,6 +260,7 @@ def contract(
         entry = Contract(
             id=id, check=check, asks=asked, cases=table, source=source, tier=tier, layout=layout, slow=slow,
             leaner=_leaner(written, wanted, frozenset(sheds)), needs=wanted, sheds=frozenset(sheds),
+            conventions=conventions,
         )  # fmt: skip
         if tier == "dist" and not entry.of_the_court and "world" not in inspect.signature(check).parameters:
             raise AssertionError(f"{id} is judged by several ranks; its parameter `world` must say by how many")

@@ -11,6 +11,7 @@ import contracts.checks
 from contracts.contract import LAW
 from contracts.court.deviations import load
 from contracts.court.sources import BUGS, DOCUMENTS, FAULTS, PAGE, explained
+from contracts.harness import convention_page
 from contracts.harness.question_pages import page
 from contracts.spec.kernels import CATALOGUE
 
@@ -49,6 +50,12 @@ def test_every_link_leads_to_a_file_and_to_a_heading(path: Path) -> None:
 def test_the_reference_of_the_questions_is_current() -> None:
     assert _text("docs/questions.md") == page(LAW), (
         "write it: python -m contracts.harness.question_pages docs/questions.md"
+    )
+
+
+def test_the_page_of_conventions_is_current() -> None:
+    assert _text("docs/conventions.md") == convention_page.page(LAW), (
+        "write it: python -m contracts.harness.convention_page docs/conventions.md"
     )
 
 

@@ -25,7 +25,8 @@ FLOORS: dict[str, tuple[str, ...]] = {  # floor → the floors it stands on
     "contracts.spec": (),
     "contracts.contract": ("contracts.spec",),
     "contracts.instruments": ("contracts.spec", "contracts.contract"),
-    "contracts.checks": ("contracts.spec", "contracts.contract", "contracts.instruments"),
+    "contracts.observe": ("contracts.spec", "contracts.instruments"),
+    "contracts.checks": ("contracts.spec", "contracts.contract", "contracts.instruments", "contracts.observe"),
     "contracts.stacks": ("contracts.spec", "contracts.instruments"),
     "contracts.court": ("contracts.spec", "contracts.contract", "contracts.instruments"),
     "contracts.mutants": (
@@ -33,7 +34,7 @@ FLOORS: dict[str, tuple[str, ...]] = {  # floor → the floors it stands on
     ),
     "contracts.harness": (
         "contracts.spec", "contracts.contract", "contracts.instruments", "contracts.stacks", "contracts.court",
-        "contracts.checks", "contracts.mutants",
+        "contracts.checks", "contracts.mutants", "contracts.observe",
     ),
 }  # fmt: skip
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -203,7 +204,7 @@ PIECES = (
 def test_a_reader_takes_no_time_for_long_lines(name: str, tmp_path: Path) -> None:
     """A second of a quiet machine for 64 KiB; what is quadratic takes minutes."""
     reader = _readers(tmp_path)[name]
-    for piece in PIECES:
+    for piece in dict.fromkeys((*PIECES, *re.findall(r"\W", reader.example))):
         started = time.process_time()
         _put(reader, (piece * LONG)[:LONG])
         assert time.process_time() - started < 8, f"{name} takes too long for {piece!r}"
@@ -219,6 +220,7 @@ def test_a_reader_takes_no_time_for_long_lines(name: str, tmp_path: Path) -> Non
         ("hello", json.dumps(_HELLO).replace('["blocks"]', '[["a"]]'), "did not introduce itself"),
         ("mountinfo", f"{'9' * 5000} 1 8:1 / / rw - ext4 /dev/root rw\n", "is not a mount"),
         ("record", Court().write_run(_RUN, TODAY).replace('{"result":', '{"result":1,"result":', 1), "is not JSON"),
+        ("record", Court().write_run(_RUN, TODAY).replace("my.stack", "\ud800.stack", 1), "belongs to other lines"),
     ],
 )  # fmt: skip
 def test_what_once_raised_something_else_is_refused(name: str, text: str, says: str, tmp_path: Path) -> None:

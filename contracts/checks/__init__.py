@@ -28,6 +28,7 @@ from contracts.checks import (  # isort: skip
     precision,  # PREC: which matrices are in FP8, and their scales
     compile,  # COMP: compiled blocks, steps and layouts equal the eager ones
     checkpoint,  # CKPT: save, load, resume, resharding, retention, crash safety
+    observe,  # OBS: what every healthy training run keeps, judged from one trace
     traffic,  # TRAF: collectives and messages of a step
     gate,  # GATE: the suite itself
 )
@@ -47,6 +48,7 @@ __all__ = [
     "memory",
     "moe",
     "names",
+    "observe",
     "optimizer",
     "parallel",
     "pattern",

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from contracts import instruments
 from contracts.contract import LAW
-from contracts.court import judge, profiles, record
+from contracts.court import judge, profiles, record, stopped_check
 from contracts.court import torchrun_session as ranking
 from contracts.court.baseline import baseline
 from contracts.court.fitness import unfit
@@ -20,7 +20,7 @@ from contracts.court.report import render
 from contracts.court.verdict import verdict
 from contracts.spec.abilities import Abilities
 from contracts.spec.array import Arrays
-from contracts.spec.records import Fate, Form, Kill, Plan, Result, Run, Verdict, Violation
+from contracts.spec.records import Fate, Form, Kill, Plan, Result, Run, Stop, Stopped, Verdict, Violation
 from contracts.spec.tolerance import FLOAT32, FLOAT64
 from contracts.spec.topology import Layout
 from contracts.spec.violations import heard, parts_of
@@ -35,7 +35,19 @@ class Court:
     layouts: frozenset[Layout] = frozenset()
     labels: Mapping[str, str] = {}
     offers = frozenset(
-        {"plan", "plan_for", "verdict", "baseline", "write_run", "read_run", "report", "fate", "unfit", "run_ranks"}
+        {
+            "plan",
+            "plan_for",
+            "verdict",
+            "baseline",
+            "write_run",
+            "read_run",
+            "report",
+            "fate",
+            "unfit",
+            "run_ranks",
+            "stopped",
+        }
     ) | ({"differences", "parts"} if importlib.util.find_spec("torch") else frozenset())
 
     def plan(self, profile: str) -> Plan:
@@ -69,6 +81,9 @@ class Court:
 
     def run_ranks(self, tests: str, ranks: int, limit_s: float) -> RanksRun:
         return ranking.run(tests, ranks, limit_s)
+
+    def stopped(self, by: Stop) -> Stopped:
+        return stopped_check.run(by)
 
     def differences(self, got: Arrays, want: Arrays) -> str:
         double = all(each.dtype == "float64" for each in want.values())

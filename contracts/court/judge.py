@@ -35,7 +35,7 @@ def judge(
     contract: Contract, case: str, subject: Party, assistants: Iterable[Party] = (), *, deadline_s: float = DEADLINE_S
 ) -> Result:
     """Judge one case of a contract on a party."""
-    stand = OnTheStand(subject, assistants, contract.asks)
+    stand = OnTheStand(subject, assistants, contract.asks, contract.conventions)
     started = time.perf_counter()
 
     def result(

@@ -37,6 +37,10 @@ def summary(run: Run, verdict: Verdict) -> str:
 
 def _blocks(run: Run, verdict: Verdict) -> list[str]:
     blocks = [f"## {markdown(headline(verdict))}", "", *_matrix(verdict)]
+    declared = run.header.subject.conventions
+    if declared:
+        rows = [f"| {markdown(name)} | {markdown(choice)} |" for name, choice in declared.items()]
+        blocks += ["", "### Conventions that it declares", "", "| convention | choice |", "|---|---|", *rows]
     if run.header.proof:
         blocks += ["", f"Self-test given: {markdown(run.header.proof)}"]
     if (compared := change(run, verdict)) is not None:

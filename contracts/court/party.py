@@ -23,6 +23,7 @@ from typing import Any
 from contracts.court.deadline import Overdue
 from contracts.spec import codec
 from contracts.spec.codec import conforms
+from contracts.spec.conventions import conventions_of
 from contracts.spec.errors import NotOffered, Refused, Unreachable, shown
 from contracts.spec.party import abilities_of
 from contracts.spec.stack import Party, Question, questions
@@ -44,10 +45,13 @@ class OnTheStand:
 
     The subject answers what it offers. A question that it does not offer goes to the first assistant that does, and the
     report says so. A question about numbers goes to the subject alone, because tensors of two stacks cannot be
-    compared. `answered` maps each question that was asked to the party that answered it, and how.
+    compared. `answered` maps each question that was asked to the party that answered it, and how. `conventions` has the
+    choices of the party that answers the first question, for the conventions that the check follows.
     """
 
-    def __init__(self, subject: Party, assistants: Iterable[Party], asks: tuple[str, ...]) -> None:
+    def __init__(
+        self, subject: Party, assistants: Iterable[Party], asks: tuple[str, ...], follows: tuple[str, ...] = ()
+    ) -> None:
         self.name = subject.name
         self.layouts = subject.layouts
         self.abilities = abilities_of(subject)
@@ -66,6 +70,8 @@ class OnTheStand:
                     break
         self.missing = tuple(asked for asked in asks if asked not in self._parties)
         self.own = tuple(asked for asked in asks if self._parties.get(asked) is subject)
+        declared = conventions_of(self._parties.get(asks[0], subject))
+        self.conventions = {name: declared[name] for name in follows}
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         known = questions()

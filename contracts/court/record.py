@@ -66,8 +66,8 @@ def line(entry: object, known: frozenset[str] = frozenset()) -> str:
 
 
 def digest(text: str) -> str:
-    """SHA-256 of the lines of a record."""
-    return hashlib.sha256(text.encode()).hexdigest()
+    """SHA-256 of the lines of a record, also of one that was edited so that it is no UTF-8."""
+    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
 
 
 KEY_FILE = "RANKPROOF_RECORD_KEY_FILE"

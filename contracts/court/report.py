@@ -94,6 +94,9 @@ def _terminal(run: Run, verdict: Verdict, verbose: bool, width: int) -> str:
     ]
     if run.header.changed:
         lines.append(f"Order: {run.header.changed}")
+    if run.header.subject.conventions:
+        told = ", ".join(f"{name} {choice}" for name, choice in run.header.subject.conventions.items())
+        lines += _wrapped(f"Conventions that it declares: {told}", width)
     if run.header.proof:
         lines.append(f"Self-test given: {run.header.proof}")
     shown = len(verdict.faults) if verbose else _FAULTS
@@ -198,6 +201,7 @@ def _json(run: Run, verdict: Verdict) -> str:
     }
     body |= {"outside": list(run.plan.outside), "proof": run.header.proof, "law": run.plan.law}
     body |= {"gone": list(run.plan.gone), "reworded": list(run.plan.reworded)} if run.plan.law else {}
+    body["conventions"] = dict(run.header.subject.conventions)
     return json.dumps(body, indent=2, ensure_ascii=False) + "\n"
 
 

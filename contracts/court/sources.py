@@ -100,6 +100,10 @@ REPOSITORIES: Mapping[str, str] = {
     "torchtune": "meta-pytorch/torchtune",
     "OLMo-core": "allenai/OLMo-core",
     "Megatron-Bridge": "NVIDIA-NeMo/Megatron-Bridge",
+    "Megatron-LM": "NVIDIA/Megatron-LM",
+    "Automodel": "NVIDIA-NeMo/Automodel",
+    "TransformerEngine": "NVIDIA/TransformerEngine",
+    "DeepSpeed": "deepspeedai/DeepSpeed",
 }
 
 _NUMBERS = r"(\d+(?:, \d+)*)"

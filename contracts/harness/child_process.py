@@ -140,8 +140,9 @@ class _Keeper:
         self._whole = True
 
     def drain(self, pipe: BinaryIO) -> None:
-        for raw in iter(lambda: pipe.readline(LONGEST_LINE), b""):
-            self._put(self._redactor.line(raw.decode("utf-8", "replace")))
+        with pipe:
+            for raw in iter(lambda: pipe.readline(LONGEST_LINE), b""):
+                self._put(self._redactor.line(raw.decode("utf-8", "replace")))
         self._put(self._redactor.rest())
 
     def keep(self, line: str) -> None:

@@ -23,6 +23,7 @@ from contracts.harness.commands import (
     installation,
     launch,
     law,
+    observe,
     preflight,
     runs,
     samples,
@@ -89,6 +90,7 @@ GROUPS: dict[str, tuple[click.Command, ...]] = {
         preflight.preflight, storage.check_storage, installation.stack, installation.check_install_plan, launch.launch,
     ),
     "After a run": (compare.compare, triage.triage, triage.goodput),
+    "Runs side by side": (observe.observe, observe.diff, observe.judge),
     "Help": (completion, samples.sample),
 }  # fmt: skip
 for command in (each for group in GROUPS.values() for each in group):

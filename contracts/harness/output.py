@@ -35,7 +35,8 @@ class Output:
         self._folder = folder
         self._reading, self._writing = os.pipe()
         self._head, self._tail = bytearray(), bytearray()
-        self._cut = self._written = 0
+        self._cut = self._saved = 0
+        self._redactor = LineRedactor(secrets_here(os.environ, sys.argv))
         self._listens = True
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._read, daemon=True)
@@ -80,7 +81,8 @@ class Output:
             return
         kept = self._folder is not None and self._folder.is_dir()
         if self._folder is not None and kept:
-            (self._folder / FILE).write_text(text, encoding="utf-8")
+            with contextlib.suppress(OSError):  # a full disk has been told already, and has no say in the exit code
+                (self._folder / FILE).write_text(text, encoding="utf-8")
         lines = text.splitlines()
         where = f"rankproof: output of the stack and of torch: {len(lines)} lines"
         if kept:
@@ -116,10 +118,13 @@ class Output:
                 return
 
     def _save(self) -> None:
-        """The beginning is on disk as it comes, in case that this process is killed as well."""
-        if self._folder is not None and self._written < len(self._head) and self._folder.is_dir():
-            with contextlib.suppress(OSError), (self._folder / FILE).open("ab") as file:
-                self._written += file.write(self._head[self._written :])
+        """The beginning is on disk as it comes, line by line and without secrets: this process may be killed too."""
+        end = self._head.rfind(b"\n") + 1
+        if self._folder is not None and self._saved < end and self._folder.is_dir():
+            lines = bytes(self._head[self._saved : end]).decode("utf-8", "replace").splitlines(keepends=True)
+            self._saved = end
+            with contextlib.suppress(OSError), (self._folder / FILE).open("a", encoding="utf-8") as file:
+                file.write("".join(map(self._redactor.line, lines)))
 
     def _keep(self, data: bytes) -> None:
         room = HEAD - len(self._head)

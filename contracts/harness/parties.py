@@ -15,6 +15,7 @@ from typing import Any
 from contracts.court.deadline import Overdue, deadline
 from contracts.court.judge import DEADLINE_S
 from contracts.spec.codec import conforms
+from contracts.spec.conventions import declared_by
 from contracts.spec.errors import Refusals, Refused, Unreachable, refuse
 from contracts.spec.party import abilities_of
 from contracts.spec.records import Subject
@@ -140,6 +141,7 @@ def subject_of(party: Party, origin: str) -> Subject:
         layouts=frozenset(party.layouts),
         labels=dict(party.labels),
         abilities=abilities_of(party),
+        conventions=declared_by(party),
         places=places(party),
     )
 

@@ -2,16 +2,20 @@
 
 The interpreter that will start the ranks runs it as a file. That interpreter may not have this suite, so the file uses
 the standard library only, and it imports none of the packages. `build` is the commit of an unchanged version-control
-checkout, or the digest of the list of installed files with their hashes; null if neither proves the build.
+checkout, or the digest of the list of installed files with their hashes; null if neither proves the build, or if a file
+is no longer the one that was installed.
 """
 
 from __future__ import annotations
 
+import base64
+import csv
 import hashlib
 import json
 import subprocess
 import sys
 from importlib import metadata
+from pathlib import Path
 
 RUNTIME = (
     "torch", "triton", "torchao", "torchtitan", "megatron-core", "transformer-engine", "flash-attn", "flash-attn-4",
@@ -44,7 +48,22 @@ def build_of(name: str) -> str | None:
         for line in record.splitlines()
         if ",sha256=" in line and ".dist-info/" not in line and not line.startswith("..")
     )
+    if not all(_as_recorded(distribution, line) for line in files):
+        return None  # somebody edited a file where it is installed
     return f"sha256:{hashlib.sha256(chr(10).join(files).encode()).hexdigest()[:16]}" if files else None
+
+
+def _as_recorded(distribution: metadata.Distribution, line: str) -> bool:
+    """Whether a file is the one that was installed: sources by their hash, binaries (gigabytes) by their size."""
+    name, digest, size = next(csv.reader([line]))
+    try:
+        path = Path(str(distribution.locate_file(name)))
+        if not name.endswith(".py"):
+            return not size or path.stat().st_size == int(size)
+        found = base64.urlsafe_b64encode(hashlib.sha256(path.read_bytes()).digest()).rstrip(b"=").decode()
+        return digest == f"sha256={found}"
+    except (OSError, ValueError):
+        return False
 
 
 def _commit_of(folder: str) -> str | None:

@@ -24,6 +24,8 @@ from contracts.spec.receipt import Component, MachineClass, Place, Provenance, S
 
 HEAVY = ("torch", "triton", "jax", "transformer_engine", "megatron", "torchtitan", "mamba_ssm", "flash_attn")
 TIMEOUT_S = 10.0
+PACKAGES_S = 60.0
+"""For reading every source of the runtime packages once, from a cold disk."""
 MOST_CHANGED = 200
 """The maximal number of changed files to list; a work tree with more is still dirty."""
 
@@ -92,7 +94,7 @@ def runtime() -> tuple[str, tuple[Component, ...]]:
     """Version and packages of the interpreter that `torchrun` starts; of this one if torchrun is not a script."""
     command = [_interpreter(), "-I", str(Path(packages.__file__))]
     try:
-        done = subprocess.run(command, capture_output=True, check=True, timeout=TIMEOUT_S, stdin=subprocess.DEVNULL)
+        done = subprocess.run(command, capture_output=True, check=True, timeout=PACKAGES_S, stdin=subprocess.DEVNULL)
         said = json.loads(done.stdout)
         return str(said["python"]), codec.decode(tuple[Component, ...], said["components"])
     except (OSError, subprocess.SubprocessError, ValueError, KeyError, TypeError):

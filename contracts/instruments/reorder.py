@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor  # nothing public names it; where it is in 2.1 to 2.13
 from torch.utils._python_dispatch import TorchDispatchMode
 
 Order = Literal["reversed", "blocked", "pairwise", "unfused"]
@@ -46,9 +47,11 @@ class Reordered(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
         """How many products and sums were done in another order; one that saw none proves nothing."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if any(kind not in (Tensor, torch.nn.Parameter) for kind in types):
-            return NotImplemented  # a DTensor or fake tensor; its operators on plain tensors arrive here again
         named = kwargs or {}
+        if types and all(issubclass(kind, FakeTensor) for kind in types):
+            return func(*args, **named)  # there is nothing to add up; NotImplemented would skip the active fake mode
+        if any(kind not in (Tensor, torch.nn.Parameter) for kind in types):
+            return NotImplemented  # a DTensor; its operators on plain tensors arrive here again
         handler = _HANDLERS.get(func)
         first = next((each for each in args if isinstance(each, Tensor)), None)
         if handler is None or first is None or not first.is_floating_point() or first.is_meta or not first.numel():

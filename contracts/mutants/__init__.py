@@ -19,6 +19,7 @@ from contracts.mutants import (  # isort: skip
     comparison,
     goodput,
     kernels,
+    observe,
     gate,
 )
 
@@ -33,6 +34,7 @@ __all__ = [
     "manifest",
     "memory",
     "names",
+    "observe",
     "pattern",
     "preflight",
     "receipts",

@@ -58,6 +58,7 @@ import contracts.mutants.optimizer.transformers
 import contracts.mutants.optimizer.sharded_optimizer
 import contracts.mutants.parallel.gradient_accumulation
 import contracts.mutants.parallel.uneven_microbatches
+import contracts.mutants.parallel.equivalent_inputs
 import contracts.mutants.parallel.data_order
 import contracts.mutants.parallel.initial_weights
 import contracts.mutants.parallel.layouts
@@ -70,6 +71,7 @@ import contracts.mutants.parallel.context_parallel_counts
 import contracts.mutants.parallel.transformers
 import contracts.mutants.parallel.multi_rank_start
 import contracts.mutants.parallel.reduction_precision
+import contracts.mutants.parallel.nodes
 import contracts.mutants.parallel.data_sharding
 import contracts.mutants.parallel.first_steps
 import contracts.mutants.precision.fp8_scope

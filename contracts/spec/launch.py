@@ -114,13 +114,15 @@ class Reading:
     """How a launcher read an argv.
 
     `stage` is where it stopped: it refused while parsing, while validating or while building its configuration, or it
-    accepted. `values` are the resulting fields, as text; `dropped` maps a flag without effect to the reason.
+    accepted. `values` are the resulting fields, as text; `dropped` maps a flag without effect to the reason; `warned`
+    is what its rank 0 is warned of.
     """
 
     stage: Stage
     message: str = ""
     values: Mapping[str, str] = field(default_factory=dict)
     dropped: Mapping[str, str] = field(default_factory=dict)
+    warned: tuple[str, ...] = ()
     version: str = ""
     provenance: Provenance = "unpatched"
 

@@ -24,6 +24,9 @@ class Party(Protocol):
     A party may also have `abilities`: an `Abilities` value that says what it can build (`contracts.spec.abilities`).
     The plan then asks each case on the richest recipe that it can build, and on the leanest. Without it every case is
     asked as it was written and on its leanest recipe. `abilities_of` reads it.
+
+    Where correct stacks differ, a party may have `conventions`: name → its choice (`contracts.spec.conventions`). It is
+    judged by what it declares; where it names none, by the first choice.
     """
 
     name: str

@@ -11,7 +11,7 @@ base, so the two never mix.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Literal
 
 from contracts.spec.errors import Refusals, refuse
@@ -21,6 +21,7 @@ BLOCKS = {"A": "ablock", "E": "eblock", "M": "mblock", "R": "rblock"}
 
 CUT = "|"
 MTP_SEPARATOR = "/"
+MOST_FAULTS = 100  # of one text; a file that is no pattern has one a character
 MAX_DEPTH = 100_000  # far above any model; keeps a mistyped depth from filling the memory
 
 
@@ -97,30 +98,34 @@ def parse(text: str, depth: int, *, lower_case: bool = False) -> Pattern:
             blocks in some launchers.
 
     Raises:
-        Refused: every illegal character with its 1-based column, an illegal depth, or a cut that cannot be tiled.
+        Refused: every illegal character with its 1-based column (of `MOST_FAULTS`, and how many more there are), an
+            illegal depth, or a cut that cannot be tiled.
     """
     found = Refusals()
     found.unless(1 <= depth <= MAX_DEPTH, "depth", depth, f"must lie in 1 … {MAX_DEPTH}", "give the number of layers")
     found.unless(bool(text), "pattern", text, "is empty", "name at least one block")
     known = "use A, E, M, R or |"
     read = text.upper() if lower_case else text
+    faults = []
     for column, letter in enumerate(read, start=1):
         if letter == CUT or letter in BLOCKS:
             continue
         remedy = f"{known}, or declare lower case" if letter.upper() in BLOCKS else known
-        found.add("pattern", text, f"unknown letter {letter!r} at column {column}", remedy)
+        faults.append((f"unknown letter {letter!r} at column {column}", remedy))
     segments = read.split(CUT)
     letters = "".join(segments)
+    ends = list(accumulate(map(len, segments)))
     for index, segment in enumerate(segments):
         if text and not segment:
-            column = sum(map(len, segments[:index])) + index + 1
-            found.add("pattern", text, f"empty stage at column {column}", "put at least one block between cuts")
+            faults.append((f"empty stage at column {ends[index] + index + 1}", "put at least one block between cuts"))
+    for problem, remedy in faults[:MOST_FAULTS]:
+        found.add("pattern", text, problem, remedy)
+    found.unless(len(faults) <= MOST_FAULTS, "pattern", text, f"{len(faults) - MOST_FAULTS} faults more", known)
     if len(segments) > 1 and len(letters) != depth:
         problem = f"cut at column {len(segments[0]) + 1}, but {len(letters)} letters are not the depth ({depth})"
         found.add("pattern", text, problem, "write every layer out, or drop the cuts")
     found.raise_any()
-    ends = [sum(map(len, segments[: index + 1])) for index in range(len(segments) - 1)]
-    return Pattern(letters=(letters * -(-depth // len(letters)))[:depth], cuts=tuple(ends))
+    return Pattern(letters=(letters * -(-depth // len(letters)))[:depth], cuts=tuple(ends[:-1]))
 
 
 def render(pattern: Pattern) -> str:

@@ -129,6 +129,7 @@ class Subject:
     layouts: frozenset[str]
     labels: Mapping[str, str] = field(default_factory=dict)
     abilities: Abilities | None = None
+    conventions: Mapping[str, str] = field(default_factory=dict)
     places: Mapping[str, str] = field(default_factory=dict)
     """Question → `file:line` of the code that answers it, where that is Python; relative to the working directory."""
 
@@ -318,3 +319,21 @@ class Kill:
     bugs: tuple[str, ...] = ()
     loss: str = ""
     norm: str = ""
+
+
+Stop = Literal["SIGTERM", "SIGKILL", "full disk"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stopped:
+    """What a check leaves that was stopped from outside while it waited for an answer of its stack.
+
+    Args:
+        exit_code: of the command; negative where a signal ended it.
+        left: the commands of its processes that live on some seconds later.
+        word: of the record in its folder, read once nothing of it lives any more; None where there is none to be read.
+    """
+
+    exit_code: int
+    left: tuple[str, ...]
+    word: Word | None

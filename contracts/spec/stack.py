@@ -5,7 +5,8 @@ This file has the questions about patterns, names, recipes, the launch and the m
 - the node: `machine`, `installation`; receipts: `receipt`; the life of a run: `lifecycle`;
 - memory and kernels: `capacity`, `kernel_selection`, `devices`;
 - numbers: `blocks`, `training`, `checkpointing`, `compiling`;
-- ranks: `world` (inside a running world), `messages` and `traffic` (what ranks send each other).
+- ranks: `world` (inside a running world), `messages` and `traffic` (what ranks send each other);
+- a training script: `observing`.
 
 `questions` collects them all.
 
@@ -36,11 +37,12 @@ from contracts.spec.launch import Lane, Launch, Reading, Reread
 from contracts.spec.lifecycle import Lifecycle
 from contracts.spec.machine import Machine
 from contracts.spec.messages import Messaging
+from contracts.spec.observing import Observing
 from contracts.spec.party import Party
 from contracts.spec.pattern import HybridPattern, Placement, Translation
 from contracts.spec.receipt import Evidence
 from contracts.spec.recipe import Recipe
-from contracts.spec.records import Fate, Form, Kill, Plan, Result, Run, Verdict, Violation
+from contracts.spec.records import Fate, Form, Kill, Plan, Result, Run, Stop, Stopped, Verdict, Violation
 from contracts.spec.topology import Degrees, ExpertLane, GradientReduction, GroupCall, Kind, Layout, Topology
 from contracts.spec.traffic import Rehearsing
 from contracts.spec.training import Training
@@ -227,6 +229,10 @@ class Court(Party, Protocol):
         """Run a pytest file on several ranks of this machine. One phase of a test may take `limit_s` seconds."""
         ...
 
+    def stopped(self, by: Stop) -> Stopped:
+        """Check a stack that does not answer, and stop the check from outside. The stack answers once it is over."""
+        ...
+
 
 class CourtOfNumbers(Party, Protocol):
     """The gate's own questions about tensors."""
@@ -257,7 +263,7 @@ class Question:
 
 NUMERIC = (Blocks, Training, Checkpointing, Compiling, Seams, Devices, Messaging, Rehearsing)
 """The protocols whose answers are tensors; the answering side needs torch."""
-PROTOCOLS = (Stack, Machine, Installation, Evidence, Lifecycle, Capacity, *NUMERIC, World)
+PROTOCOLS = (Stack, Machine, Installation, Evidence, Lifecycle, Capacity, *NUMERIC, World, Observing)
 """Every protocol with questions to a stack."""
 
 

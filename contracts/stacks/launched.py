@@ -18,6 +18,7 @@ from typing import Any, NoReturn, cast
 
 from contracts.spec import codec
 from contracts.spec.abilities import Abilities
+from contracts.spec.conventions import declared_by
 from contracts.spec.errors import NotOffered, Refusal, Refused, Unreachable, shown
 from contracts.spec.lacks import LACKS, Lack
 from contracts.spec.stack import Question, questions
@@ -56,6 +57,7 @@ class Launched:
     layouts: frozenset[Layout]
     labels: Mapping[str, str]
     abilities: Abilities | None
+    conventions: Mapping[str, str]
 
     def __init__(
         self,
@@ -114,6 +116,10 @@ class Launched:
         if not said.name or not said.version:
             self._fail("introduced itself without a name or a version")
         self.name, self.version, self.abilities = said.name, said.version, said.abilities
+        try:
+            self.conventions = declared_by(said)
+        except Refused as refused:
+            self._fail(f"declares what is no convention: {_first(refused)}")
         self.offers, self.layouts, self.labels = said.offers, said.layouts, dict(said.labels)
         if self._persistent and not said.persistent:
             self._fail("was said to persist, but does not claim it")

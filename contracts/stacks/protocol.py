@@ -37,6 +37,7 @@ class Introduction:
         offers: names of the questions it answers.
         labels: question → how its answers come about, where that is not simply the code under test.
         abilities: what it can build; None when it declares nothing.
+        conventions: its choices where correct stacks differ; the first one where it names none.
         persistent: one process reads questions line by line until its input ends; otherwise each question has its own.
     """
 
@@ -46,6 +47,7 @@ class Introduction:
     layouts: frozenset[Layout]
     labels: Mapping[str, str] = field(default_factory=dict)
     abilities: Abilities | None = None
+    conventions: Mapping[str, str] = field(default_factory=dict)
     persistent: bool = False
 
 

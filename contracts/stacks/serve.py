@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, TextIO
 
 from contracts.spec import codec
+from contracts.spec.conventions import declared_by
 from contracts.spec.errors import NotOffered, Refused, shown
 from contracts.spec.party import abilities_of
 from contracts.spec.stack import Party, questions
@@ -90,6 +91,7 @@ def introduce(party: Party) -> Introduction:
         layouts=frozenset(party.layouts),
         labels=dict(party.labels),
         abilities=abilities_of(party),
+        conventions=declared_by(party),
         persistent=True,
     )
 

@@ -147,6 +147,17 @@ def test_a_number_of_any_form_is_a_number(real: float, whole: int) -> None:
 
 
 @pytest.mark.unit
+def test_any_text_is_looked_for_once_however_many_there_are() -> None:
+    """Four of them took five minutes on three hundred letters: every place of each was tried with every place of the
+    others."""
+    entry = Deviation(id="A-01", case="*", reason="r", issue="i", owner="o", expires="2099-12-31", says="a" + "*a" * 40)
+    assert deviations.forgives(entry, Violation(words="a" * 400))
+    assert not deviations.forgives(replace(entry, says=f"{entry.says}b"), Violation(words="a" * 400))
+    assert not deviations.forgives(replace(entry, says="dp*3"), Violation(words="dp is 4\nof 3")), "in one line"
+    assert deviations.forgives(replace(entry, says="dp * of #*, *"), Violation(words="the dp is 4 of 32, on rank 3"))
+
+
+@pytest.mark.unit
 def test_a_comparison_that_the_check_let_pass_is_no_part_of_the_violation() -> None:
     with heard() as comparisons:
         compared("the weight differs", [Violation(words="the weight w differs", tensor="w")])

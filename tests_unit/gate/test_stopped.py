@@ -15,13 +15,15 @@ from pathlib import Path
 
 import pytest
 
+from contracts.harness import torchrun
 from tests_unit._parties.running import RANKPROOF, ROOT, environment
 
 pytestmark = pytest.mark.unit
 
 PATIENCE_S = 90.0  # for what takes seconds, on a loaded machine
 SLOW = """
-import pathlib, time
+import os, pathlib, time
+print("logged in with", os.environ["HF_TOKEN"], flush=True)
 
 class Slow:
     name, version, labels = "slow", "1", {}
@@ -29,6 +31,18 @@ class Slow:
     def blocks(self, pattern, depth):
         pathlib.Path("asked").touch()
         time.sleep(600)
+"""
+SECRET = "PLANTED-in-the-environment"
+PRINTS = """
+import os, pathlib, time
+
+def test_prints():
+    print("logged in with", os.environ["HF_TOKEN"], flush=True)
+    log, until = pathlib.Path(os.environ["LOG"]), time.monotonic() + 60
+    while "[redacted]" not in log.read_text() and time.monotonic() < until:
+        time.sleep(0.05)
+    assert "[redacted]" in log.read_text()
+    assert os.environ["HF_TOKEN"] not in log.read_text()
 """
 SELFTEST = ("selftest", "--only", "PAT", "--with", "none", "--jobs", "2", "--report", "out")
 CHECK = ("check", "--stack", "slow:Slow", "--profile", "PAT-01", "--report", "out")
@@ -60,7 +74,7 @@ class Started:
 
     def __init__(self, folder: Path, *command: object) -> None:
         self.folder, self.mark = folder, uuid.uuid4().hex
-        env = environment(RANKPROOF_TEST_MARK=self.mark, PYTHONPATH=f"{ROOT}:{folder}")
+        env = environment(RANKPROOF_TEST_MARK=self.mark, PYTHONPATH=f"{ROOT}:{folder}", HF_TOKEN=SECRET)
         # Whoever is started in the background of a shell ignores SIGINT, and so would the command.
         before = signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
@@ -94,9 +108,13 @@ def test_a_check_that_is_stopped_takes_the_judge_with_it(tmp_path: Path, number:
     run = Started(tmp_path, RANKPROOF, *CHECK)
     try:
         run.until((tmp_path / "asked").exists)
+        run.until((tmp_path / "out/output.log").exists)
         run.stop(number)
     finally:
         run.end()
+    log = (tmp_path / "out/output.log").read_text()
+    assert "logged in with [redacted]" in log, log
+    assert SECRET not in log
     assert run.process.returncode == (-9 if number == signal.SIGKILL else 128 + number), run.log
     assert not list(tmp_path.glob("out/run.jsonl")), "a record that looks complete"
     told = subprocess.run([RANKPROOF, "report", "out"], cwd=tmp_path, env=environment(), capture_output=True, text=True,
@@ -126,6 +144,15 @@ def test_workers_do_not_live_on(tmp_path: Path, command: tuple[str, ...], worker
         run.end()
     assert run.process.returncode in (-9, 128 + number), run.log
     assert not [path for name in ("run.jsonl", "kills.json") for path in tmp_path.glob(f"out/{name}")]
+
+
+@pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed; pip install torch")
+def test_the_log_of_ranks_holds_no_secret_while_they_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "test_prints.py").write_text(PRINTS)
+    monkeypatch.setenv("HF_TOKEN", SECRET)
+    monkeypatch.setenv("LOG", str(tmp_path / torchrun.LOG))
+    said = torchrun.run(1, [str(tmp_path / "test_prints.py"), "-qs", "-p", "no:cacheprovider"], tmp_path)
+    assert "1 passed" in said
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")

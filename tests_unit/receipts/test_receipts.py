@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 import os
 import random
@@ -289,6 +291,32 @@ def test_the_runtime_is_that_of_the_interpreter_behind_torchrun(
 def test_the_packages_of_this_environment_have_a_build_or_say_that_none_is_known() -> None:
     for each in packages.installed():
         assert each["build"] is None or str(each["build"]).startswith(("git:", "sha256:"))
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize("edited", ["none", "a source", "a binary", "a file that is gone"])
+def test_a_package_whose_files_were_edited_has_no_build(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, edited: str
+) -> None:
+    content = {"kernels/scan.py": b"FUSED = True\n", "kernels/_c.so": b"\x7fELF" * 9}
+    (tmp_path / "kernels").mkdir()
+    lines = []
+    for name, data in content.items():
+        (tmp_path / name).write_bytes(data)
+        digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
+        lines.append(f"{name},sha256={digest},{len(data)}")
+    info = tmp_path / "kernels-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: kernels\nVersion: 1.0\n", encoding="utf-8")
+    (info / "RECORD").write_text("\n".join([*lines, "kernels-1.0.dist-info/RECORD,,"]), encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    if edited == "a source":
+        (tmp_path / "kernels/scan.py").write_bytes(b"FUSED = Fals\n")  # as long as it was
+    elif edited == "a binary":
+        (tmp_path / "kernels/_c.so").write_bytes(b"\x7fELF" * 8)
+    elif edited != "none":
+        (tmp_path / "kernels/scan.py").unlink()
+    assert (packages.build_of("kernels") is None) == (edited != "none")
 
 
 # Telemetry: a line that cannot be read costs a line.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import log
+from math import exp, log
 from typing import TYPE_CHECKING, Literal
 
 from contracts import instruments
@@ -173,10 +173,13 @@ def labelled_call(
     return call_of(recipe, weights, x_BTD, dy_D.expand(x_BTD.shape) if backward else None, dtype)
 
 
-def gates_of(moe: Moe) -> tuple[float, ...]:
-    """Gates of a labelled token's experts, in order, in the ratio 1 : 2 : 3 : …"""
-    total = moe.top_k * (moe.top_k + 1) / 2
-    return tuple((slot + 1) / total for slot in range(moe.top_k))
+def gates_of(moe: Moe, *, rounded: bool = False) -> tuple[float, ...]:
+    """Gates of a labelled token's experts, in order, in the ratio 1 : 2 : 3 : …
+
+    With `rounded` they are those of logits in bfloat16, which has steps of 1/8 from 16 to 32: 20 + log 2 is 20.75.
+    """
+    weights = [exp(round(8 * log(slot + 1)) / 8) if rounded else slot + 1 for slot in range(moe.top_k)]
+    return tuple(each / sum(weights) for each in weights)
 
 
 def routed_call(moe: Moe, routes: Routes, dtype: Element, *, backward: bool = False) -> BlockCall:

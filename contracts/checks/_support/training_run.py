@@ -12,7 +12,7 @@ from contracts.checks._support.recipes import SMALL
 from contracts.spec.array import Array, Arrays, Element, Shape
 from contracts.spec.ladder import rung_of
 from contracts.spec.recipe import Batch, Mode, Moe, Mtp, Optim, Recipe
-from contracts.spec.training import Execution, Observed, Parameter, Session, Tokens, Trained, Training
+from contracts.spec.training import Execution, Observed, Parameter, Precision, Session, Tokens, Trained, Training
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -80,9 +80,12 @@ def run(
     microbatches: int = 1,
     weights: Arrays | None = None,
     declared: bool = False,
+    buffers: Arrays | None = None,
+    recompute: bool = False,
 ) -> Trained:
     """Steps over the given batches, in float64 unless the recipe's own precision is asked for."""
-    execution = Execution(microbatches=microbatches, precision="declared" if declared else "float64")
+    precision: Precision = "declared" if declared else "float64"
+    execution = Execution(microbatches=microbatches, precision=precision, recompute=recompute)
     return stack.train(
         Session(
             recipe=recipe,
@@ -90,6 +93,7 @@ def run(
             execution=execution,
             batches=given,
             weights=weights or {},
+            buffers=buffers or {},
             observe=frozenset(observe),
         )
     )

@@ -35,7 +35,7 @@ GROUPED_EXPERTS = Recipe(
     rope_theta=10_000,
     activation="swiglu",
     moe=Moe(experts=16, top_k=3, expert_hidden=24, shared_hidden=0, aux_loss=0.0),
-    optim=Optim(lr=1e-3, min_lr=1e-3, schedule="constant", warmup=1, steps=8, weight_decay=0.1, clip=0.5),
+    optim=Optim(lr=1e-3, min_lr=1e-3, schedule="constant", warmup=0, steps=8, weight_decay=0.1, clip=0.5),
     batch=Batch(micro=1, total=4),
     dtype="fp32",
     hbm_gb=2,

@@ -6,6 +6,7 @@ decline a launch for another launcher.
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Mapping
 from dataclasses import replace
@@ -95,6 +96,32 @@ def the_argv_of_nam56r_states_its_sizes(stack: Stack, lane: Lane) -> None:
     for flag, expected in ESSENTIALS.items():
         assert flag in words, f"{flag} is missing, expected {expected or 'the switch'}"
         assert words[flag] == expected, f"{flag} is {words[flag]!r}, expected {expected!r}"
+
+
+DP = {  # recipe, lane → the data-parallel size of 8 GPUs, whatever the experts have of it
+    "dp4-beside-tp2": (NAM56R, NATIVE, 4),
+    "dp2-beside-tp2-pp2": (NAM56R, NATIVE_PP2, 2),
+    "dp2-beside-pp4": (NAM56R, AUTHOR_PP4, 2),
+    "dp1": (NO_MOE, replace(AUTHOR, degrees=Degrees(pp=4, cp=2)), 1),
+    "dp8-of-two-nodes": (NAM56R, TWO_NODES, 8),
+}
+
+
+@contract("ARGV-01b", asks="launch", cases=DP, source="Megatron-Bridge#4656")
+def the_switches_that_follow_from_the_degrees(stack: Stack, recipe: Recipe, lane: Lane, dp: int) -> None:
+    """The argv asks for the distributed optimizer exactly when there is more than one data-parallel rank, and its
+    degrees leave that many.
+
+    A switch whose value arrives as a positional argument is bound to another parameter when a signature changes. The
+    run starts, and each rank keeps the whole optimizer state.
+    """
+    words = flag_texts(for_megatron(stack, recipe, lane).argv)
+    names = ("tensor-model", "pipeline-model", "context")
+    model = math.prod(int(words.get(f"--{name}-parallel-size", "1")) for name in names)
+    ranks = lane.nodes * lane.gpus
+    assert ranks == model * dp, f"the argv leaves {ranks / model:g} data-parallel ranks of {ranks}, expected {dp}"
+    found = "--use-distributed-optimizer" in words
+    assert found == (dp > 1), f"--use-distributed-optimizer is {'present' if found else 'missing'} at dp {dp}"
 
 
 MOE = ("--num-experts", "--moe-", "--expert-")

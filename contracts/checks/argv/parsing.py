@@ -6,6 +6,7 @@ parse the legal argv from which they start has other flags, and declines.
 
 from __future__ import annotations
 
+import re
 from dataclasses import fields, replace
 
 from contracts.checks._support.launches import (
@@ -29,6 +30,7 @@ from contracts.checks._support.launches import (
     with_inherited,
 )
 from contracts.contract import contract
+from contracts.spec.conventions import chosen
 from contracts.spec.errors import NotOffered
 from contracts.spec.launch import Lane, Launch, Reading
 from contracts.spec.recipe import Batch, Checkpoint, Data, Moe, Optim, Recipe
@@ -131,17 +133,35 @@ AMBIGUOUS = {  # argv, world, what the refusal may be about: one of these must b
 }  # fmt: skip
 
 
-@contract("ARGV-03b", asks="read_argv", cases=AMBIGUOUS, source="naming; Megatron-LM's validation, as executed")
+_OVERRIDDEN = ("sequence-parallel-at-tp1", "layers-against-the-pattern", "mtp-layers-against-the-pattern")
+_RECORDED = frozenset(AMBIGUOUS[name] for name in _OVERRIDDEN)
+"""Argvs in which one flag overrides another."""
+
+
+@contract(
+    "ARGV-03b", asks="read_argv", cases=AMBIGUOUS, source="naming; Megatron-LM's validation, as executed",
+    conventions=("repeated-flag", "overridden-flag"),
+)  # fmt: skip
 def a_launcher_refuses_what_it_would_not_run(stack: Stack, words: str, world: int, about: str) -> None:
     """A launcher refuses an argv that it cannot run as written, and names the cause. It does not drop or override a
     flag, or fail later.
 
     Megatron-Core 0.19.2 accepts twelve of these argvs and refuses one without an explanation. Query groups without
     their switch train one group per head, experts without an E train a dense model, and top-k 8 of 4 experts dies in
-    the first forward pass.
+    the first forward pass. A launcher may declare that the last of a repeated flag counts, or that it warns of a flag
+    that another one overrides.
     """
     _needs_megatrons_flags(stack)
     reading = stack.read_argv(_words(words), QUEUE, world)
+    if words == AMBIGUOUS["flag-given-twice"][0] and chosen(stack, "repeated-flag") == "last-wins":
+        ends = reading.values.get("tensor_model_parallel_size", reading.message)
+        assert ends == "2", f"--tensor-model-parallel-size 1 and then 2 ends as {ends!r}, expected the last"
+        return
+    if (words, world, about) in _RECORDED and chosen(stack, "overridden-flag") == "warned":
+        assert reading.stage == "accepted", f"refused at {reading.stage}, expected a warning about {about}"
+        warned = [each for each in reading.warned if about in re.sub("[- ]", "_", each.lower())]
+        assert warned, f"no warning names {about}; rank 0 is warned of {list(reading.warned) or 'nothing'}"
+        return
     dropped = "; ".join(f"{flag}: {why}" for flag, why in reading.dropped.items()) or "nothing is reported as dropped"
     assert reading.stage != "accepted", f"the argv is accepted, expected a refusal about {about}; {dropped}"
     named = about in reading.message.lower().replace("-", "_")

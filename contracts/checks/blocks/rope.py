@@ -11,6 +11,7 @@ from contracts.checks._support.recipes import SMALL, SMALL_DSA, SMALL_MLA
 from contracts.contract import contract
 from contracts.spec.array import Array
 from contracts.spec.blocks import BlockCall, Blocks
+from contracts.spec.conventions import chosen
 from contracts.spec.recipe import Recipe
 from contracts.spec.tolerance import FLOAT32, FLOAT64
 
@@ -145,13 +146,13 @@ def qk_norm_takes_the_length_of_each_head(stack: Blocks, name: str, rows: slice,
 FAR = {"1027-tokens": (1027, 500_000), "1027-tokens-theta-10": (1027, 10)}
 
 
-@contract("BLK-03j", asks=_ASKS, cases=FAR, source="hub naming")
+@contract("BLK-03j", asks=_ASKS, cases=FAR, source="hub naming", conventions=("rope-angles",))
 def far_positions_are_as_precise_as_near_ones(stack: Blocks, length: int, theta: int) -> None:
     """In float32 the last tokens of a document of 1027 match the definition of attention as closely as the first.
 
     An angle in float32 is off by up to position · 2^-24: 6e-5 at 1027 and 4e-3 at 65 536, against a tolerance of 2e-6.
     The pair that turns by 1 per token is exact all the same, so a small theta shows more. From 257 on, a position in
-    bfloat16 is that of another token.
+    bfloat16 is that of another token. A stack that declares float32 angles must have just those.
     """
     import torch
 
@@ -160,7 +161,8 @@ def far_positions_are_as_precise_as_near_ones(stack: Blocks, length: int, theta:
     call = call_of(stack, recipe, ((length,),), dtype="float32", backward=False)
     last = range(length - 3, length)
     weights = numerics.tensors(call.weights, torch.float64)
-    want = oracle.grouped(recipe, weights, numerics.tensor(call.x, torch.float64)[0], rows=last)
+    angles = oracle.float32_angles if chosen(stack, "rope-angles") == "float32" else oracle.angles
+    want = oracle.grouped(recipe, weights, numerics.tensor(call.x, torch.float64)[0], rows=last, angles=angles)
     got: Array = slice_of(stack.run_block(call).y, 0, slice(length - 3, length))
     words = numerics.difference("y of the last three tokens", got, want, FLOAT32)
     assert not words, words

@@ -39,6 +39,7 @@ RUNS: dict[str, tuple[Recipe, Execution, tuple[int, ...]]] = {  # steps between 
     "muon-accumulated": (MUON, Execution(microbatches=3), (1, 3, 2)),
     "mtp-without-clipping": (AHEAD, Execution(), (3, 1, 2)),
     "dense": (DENSE, Execution(), (2, 2, 2)),
+    "dense-half": (replace(DENSE, name="short-half", dtype="bf16"), Execution(), (2, 1, 2)),
     "dense-tied": (replace(DENSE, name="short-tied", untied_embeddings=False), Execution(), (2, 1, 2)),
 }
 

@@ -70,6 +70,36 @@ def ranks_compile_the_same_graphs(stack: Training, execution: Execution, world: 
     assert not words, words
 
 
+TINY = replace(SHORT, name="spread-tiny", pattern="AE", depth=2, moe=None)
+STEADY: dict[str, tuple[Execution, int]] = {
+    "dp2": (replace(own_axis(2), compile="blocks", backend="eager"), 2),
+}
+
+
+@contract("COMP-06h", asks=("built", "train"), cases=STEADY, source="pytorch#155558; F04", tier="dist")
+def no_rank_compiles_anew(stack: Training, execution: Execution, world: int) -> None:
+    """Over three steps over batches of one shape, every rank compiles as many graphs as in the first step, and as many
+    as the other ranks.
+
+    A rank whose guard fails compiles again while the others wait for it in the next collective. The numbers are right,
+    so nothing but the count shows it.
+    """
+    needs_layout(stack, execution.layout)
+    counted = []
+    for steps in (1, 3):
+        instruments.graphs.reset_compiler()
+        session = Session(
+            recipe=TINY, steps=steps, execution=replace(execution, precision="float32"), batches=batches(steps),
+        )  # fmt: skip
+        stack.train(session)
+        counted.append(instruments.graphs.compiled_count())
+    every = gathered(counted)
+    assert every[0][0] > 0, "nothing was compiled"
+    for rank, (first, three) in enumerate(every):
+        assert first == every[0][0], f"{every[0][0]} graphs were compiled on rank 0 and {first} on rank {rank}"
+        assert three == first, f"rank {rank} compiled {first} graphs in the first step and {three} in three"
+
+
 def _step(stack: Training, execution: Execution) -> Step:
     (step,) = stack.train(
         Session(

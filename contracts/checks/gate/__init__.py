@@ -10,7 +10,10 @@ from contracts.checks.gate import (  # isort: skip
     reports,  # reports of the verdict
     formats,  # their formats, whatever a stack says
     tolerances,  # what counts as a difference
+    stops,  # a run that is stopped from outside
     multi_rank,  # the suite on several ranks
+    in_flight,  # what a test leaves to the next
+    leaving,  # how ranks end
 )
 
 __all__ = [
@@ -19,9 +22,12 @@ __all__ = [
     "deviations",
     "fitness",
     "formats",
+    "in_flight",
+    "leaving",
     "multi_rank",
     "plans",
     "reports",
+    "stops",
     "tolerances",
     "verdicts",
 ]

@@ -16,7 +16,7 @@ LATEST_S = 20.0  # the time by which its ranks are back, on a loaded machine
 
 Expected = dict[str, tuple[str, ...]]  # test → its outcome, and what the message of a failure must name
 
-_HEAD = '''
+HEAD = '''
 import datetime, os, signal, time
 import pytest
 import torch
@@ -105,17 +105,17 @@ def test_each(name):
 # file, ranks, what the report must say
 FILES: dict[str, tuple[str, int, Expected]] = {
     "raises-and-skips": (
-        _HEAD + _WRONG_TURNS, 2,
+        HEAD + _WRONG_TURNS, 2,
         {"test_before": ("passed",), "test_raises": ("failed", "rank 1", "found 41, expected 42"),
          "test_after_the_raise": ("passed",), "test_skips": ("failed", "rank 1", "not here"),
          "test_after_the_skip": ("passed",)},
     ),
     "hangs": (
-        _HEAD + _HANG, 2,
+        HEAD + _HANG, 2,
         {"test_before": ("passed",), "test_hangs": ("failed", "rank 1"), "test_after_the_hang": ("passed",)},
     ),
     "dies-twice": (
-        _HEAD + _DEATHS, 2,
+        HEAD + _DEATHS, 2,
         {"test_before": ("passed",), "test_is_killed": ("failed", "rank 0 died"), "test_after_the_kill": ("passed",),
          "test_leaves_with_0": ("failed", "rank 1 died"), "test_after_the_leave": ("passed",)},
     ),
@@ -128,18 +128,12 @@ def a_rank_that_goes_wrong_costs_one_test(court: Court, tests: str, ranks: int, 
     tests before and after it keep their own outcomes.
     """
     found = court.run_ranks(tests, ranks, LIMIT_S)
-    for name, (outcome, *named) in expected.items():
-        assert name in found.tests, _unreported(name, found)
-        told = found.tests[name]
-        assert told.outcome == outcome, f"{name} is {told.outcome}, expected {outcome}: {told.words[-400:]}"
-        missing = [words for words in named if words not in told.words]
-        assert not missing, f"the failure of {name} does not name {missing}: {told.words[-400:]}"
-        assert told.seconds < LATEST_S, f"{name} took {told.seconds:g} s, the limit of a test is {LIMIT_S:g} s"
+    is_told(found, expected)
     assert found.exit_code != 0, f"{ranks} ranks end with 0 after a failed test"
 
 
 @contract(
-    "GATE-05a", asks="run_ranks", cases={"by-parameter": (_HEAD + _OTHER_TESTS, 2, ("of-rank-0", "of-another"))},
+    "GATE-05a", asks="run_ranks", cases={"by-parameter": (HEAD + _OTHER_TESTS, 2, ("of-rank-0", "of-another"))},
     source="torchrun -m pytest, measured", tier="dist", slow=True,
 )  # fmt: skip
 def ranks_with_other_tests_do_not_start(court: Court, tests: str, ranks: int, differ: tuple[str, ...]) -> None:
@@ -164,9 +158,7 @@ def test_two_fail():
     total(1)
 """
 
-FIRST = {
-    "the-third-of-three": (_HEAD + _TWO_FAIL, 3, "test_two_fail", "rank 2 diverged first", "found 17, expected 18")
-}
+FIRST = {"the-third-of-three": (HEAD + _TWO_FAIL, 3, "test_two_fail", "rank 2 diverged first", "found 17, expected 18")}
 
 
 @contract("GATE-06d", asks="run_ranks", cases=FIRST, source="torchrun -m pytest, measured", tier="dist", slow=True)
@@ -178,13 +170,24 @@ def the_rank_that_diverged_first_is_named(
     The other ranks only report a broken connection, and the longest traceback is not the cause.
     """
     found = court.run_ranks(tests, ranks, LIMIT_S)
-    assert name in found.tests, _unreported(name, found)
+    assert name in found.tests, unreported(name, found)
     line = found.tests[name].words.partition("\n")[0]
     assert first in line, f"the first line of the failure does not say {first!r}: {line[:300]}"
     assert values in line, f"the first line of the failure does not say {values!r}: {line[:300]}"
 
 
-def _unreported(name: str, found: RanksRun) -> str:
+def is_told(found: RanksRun, expected: Expected) -> None:
+    """The outcome of each test, and what its failure names."""
+    for name, (outcome, *named) in expected.items():
+        assert name in found.tests, unreported(name, found)
+        told = found.tests[name]
+        assert told.outcome == outcome, f"{name} is {told.outcome}, expected {outcome}: {told.words[-400:]}"
+        missing = [words for words in named if words not in told.words]
+        assert not missing, f"the failure of {name} does not name {missing}: {told.words[-400:]}"
+        assert told.seconds < LATEST_S, f"{name} took {told.seconds:g} s, the limit of a test is {LIMIT_S:g} s"
+
+
+def unreported(name: str, found: RanksRun) -> str:
     """The message for a test without an outcome, with the launcher's last line, which shows a timeout."""
     last = (found.console.strip().splitlines() or ["nothing"])[-1]
     return f"{name} has no outcome; reported are {', '.join(found.tests) or 'none'}; last was printed: {last[-200:]}"

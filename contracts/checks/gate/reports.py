@@ -103,3 +103,25 @@ def a_recorded_run_is_judged_alike(court: Court, run: Run) -> None:
     before = court.verdict(run, TODAY)
     again = court.verdict(court.read_run(court.write_run(run, TODAY)), TODAY)
     assert again == before, f"replayed verdict is {again.word} {again.counts}, was {before.word} {before.counts}"
+
+
+_DECLARING = replace(_FAILED, header=replace(_FAILED.header, subject=replace(
+    _FAILED.header.subject, conventions={"rope-angles": "float32", "misfits": "first"}
+)))  # fmt: skip
+READ: tuple[Form, ...] = ("terminal", "markdown", "html", "json")
+
+
+@contract(
+    "GATE-12c", asks=("report", "read_run", "write_run"), cases={form: (form,) for form in READ}, source="law: GATE-12"
+)
+def a_report_tells_the_conventions_that_a_stack_declares(court: Court, form: Form) -> None:
+    """What a person reads of a run names each convention that the stack declares, with its choice, also when the record
+    is read back later.
+
+    What holds under one convention is violated under another, so a verdict without its conventions says little.
+    """
+    run = court.read_run(court.write_run(_DECLARING, TODAY))
+    text = " ".join(re.sub(r"<[^>]+>", " ", unescape(court.report(run, TODAY, form))).split())
+    for name, choice in _DECLARING.header.subject.conventions.items():
+        told = re.search(rf"{name}\W+{choice}\b", text)
+        assert told, f"{form} does not say that {name} is {choice}"

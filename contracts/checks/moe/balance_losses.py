@@ -10,6 +10,7 @@ from contracts import instruments
 from contracts.checks._support import expert_calls
 from contracts.checks._support.expert_calls import PLAIN_SIGMOID, SIGMOID, SOFTMAX, Activation
 from contracts.contract import contract
+from contracts.spec.array import Element
 from contracts.spec.blocks import Blocks
 from contracts.spec.recipe import Moe
 from contracts.spec.tolerance import EXACT, FLOAT64
@@ -186,7 +187,33 @@ def a_second_call_counts_nothing_twice(stack: Blocks, moe: Moe) -> None:
     assert not words, f"in the second call {words}"
 
 
-def _loss(stack: Blocks, name: str, moe: Moe, logits: list[list[list[float]]], bias: Sequence[float] | None) -> float:
-    found = stack.run_block(expert_calls.labelled_call(moe, logits, bias=bias)).losses
+# Numbers that bfloat16 does not hold. Two of twelve at ln 7, ten at 0: P = 7/24 each, so 12 · (1/2 · 7/24 · 2) = 7/2.
+# Sigmoids of ln 4 and -ln 4 are 4/5 and 1/5: P = 0.8 / 3.6 = 2/9, so 12 · 2/9 = 8/3. The z loss is that of a sum of 24.
+IN_HALF: dict[str, tuple[str, Moe, list[list[list[float]]], float]] = {
+    "softmax": ("aux", TWO, [_onto((3, 11), log(7))], 7 / 2),
+    "sigmoids": ("aux", TWO_SIGMOIDS, [_onto((0, 7), log(4), -log(4))], 8 / 3),
+    "z": ("z", TWO, [_onto((3, 11), log(7))], log(24) ** 2),
+    "z-of-sigmoids": ("z", replace(TWO_SIGMOIDS, z_loss=1e-3), [_onto((0, 7), log(7))], log(24) ** 2),
+}
+
+
+@contract("MOE-05h", asks="run_block", cases=IN_HALF, source="Megatron-LM#2765; " + PAPERS)
+def the_losses_are_float32_under_bfloat16(
+    stack: Blocks, loss: str, moe: Moe, logits: list[list[list[float]]], want: float
+) -> None:
+    """Under bfloat16 activations, the balance loss and the z loss are computed in float32 from float32 scores.
+
+    Activations here are exact in bfloat16, so the losses must be those of float64 within float32. A sigmoid or a
+    softmax in bfloat16 is off by a thousandth, and ties between experts appear that are none.
+    """
+    got = _loss(stack, loss, moe, logits, None, "bfloat16")
+    assert abs(got - want) <= 2e-6 * want, f"under bfloat16 the {loss} loss is {got:.9g}, expected {want:.9g}"
+
+
+def _loss(
+    stack: Blocks, name: str, moe: Moe, logits: list[list[list[float]]], bias: Sequence[float] | None,
+    dtype: Element = "float64",
+) -> float:  # fmt: skip
+    found = stack.run_block(expert_calls.labelled_call(moe, logits, bias=bias, dtype=dtype)).losses
     assert name in found, f"the losses are {', '.join(sorted(found)) or 'none'}; {name} is missing"
     return float(instruments.numerics.tensor(found[name]))

@@ -9,9 +9,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from contracts import instruments
+from contracts.checks._support import training_run
 from contracts.checks._support.multi_rank_run import BIASED, SPREAD, batches, borrowed, one_rank_and_many, own_axis
 from contracts.checks._support.step_comparison import bias_differences, gradient_differences, loss_difference
-from contracts.checks._support.training_run import selection_biases
+from contracts.checks._support.training_run import Rows, selection_biases
 from contracts.contract import contract
 from contracts.spec.array import Arrays
 from contracts.spec.recipe import Moe, Recipe
@@ -37,6 +38,17 @@ CUT: dict[str, tuple[Execution, int]] = {
         "borrowed-tp2-sp-ep2-etp2-fsdp": borrowed(4, tp=2, ep=2, etp=2, sp=True, fsdp=True),
     }.items()
 }
+ODD_ROWS: Rows = (((15,), 11), ((4, 11), 0), ((1, 5, 9), 6))
+"""45 tokens, which no two ranks share evenly."""
+UNEVEN: dict[str, tuple[Execution, Rows, int]] = {
+    name: (execution, rows, execution.world)
+    for name, execution, rows in (
+        ("sharers-ep2", own_axis(2, ep=2), ODD_ROWS),
+        ("sharers-tp2-etp1", own_axis(2, tp=2, etp=1), ODD_ROWS),
+        ("senders-borrowed-ep2", borrowed(2, ep=2), ODD_ROWS),
+        ("a-token-each", own_axis(2, ep=2), (((3,), 0),)),
+    )
+}
 ROUTED = (".experts.", ".router.", ".shared.")
 
 
@@ -59,8 +71,23 @@ def the_tensor_degree_of_experts_changes_no_number(stack: Training, execution: E
     _alike(stack, SPREAD, execution)
 
 
-def _alike(stack: Training, recipe: Recipe, execution: Execution, buffers: Arrays | None = None) -> None:
-    ((alone, many),) = one_rank_and_many(stack, recipe, execution, batches(1), "gradients", buffers=buffers)
+@contract("MOE-07c", asks=("built", "train"), cases=UNEVEN, source="Automodel#1365; Megatron-Bridge#5270; F21",
+          tier="dist")  # fmt: skip
+def tokens_that_do_not_divide_change_no_number(stack: Training, execution: Execution, rows: Rows, world: int) -> None:
+    """Losses and gradients do not depend on whether the ranks of an expert group divide the tokens that they share, nor
+    on whether each of them brings as many as the others.
+
+    A gather that takes all shards to be as long as its own, and an exchange of fixed size, lose the last tokens or read
+    what lies behind them. With equal counts both are right.
+    """
+    _alike(stack, SPREAD, execution, given=training_run.batches(1, "uneven", SPREAD.vocab, rows))
+
+
+def _alike(
+    stack: Training, recipe: Recipe, execution: Execution, buffers: Arrays | None = None,
+    given: tuple[Tokens, ...] = (),
+) -> None:  # fmt: skip
+    ((alone, many),) = one_rank_and_many(stack, recipe, execution, given or batches(1), "gradients", buffers=buffers)
     words = loss_difference(alone, many) or gradient_differences(alone, many, *ROUTED)
     words = words or gradient_differences(alone, many)
     assert not words, words

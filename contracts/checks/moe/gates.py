@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from math import log
+from math import exp, log
 
 from contracts import instruments
 from contracts.checks._support import expert_calls
 from contracts.checks._support.expert_calls import PLAIN, PLAIN_SIGMOID, ROUTED, SIGMOID
 from contracts.contract import contract
 from contracts.spec.blocks import Blocks
+from contracts.spec.conventions import chosen
 from contracts.spec.recipe import Moe
 from contracts.spec.tolerance import FLOAT64
 
@@ -38,7 +39,10 @@ GATES = {
 }  # fmt: skip
 
 
-@contract("MOE-01c", asks="run_block", cases=GATES, source="Megatron-Core; arXiv 2412.19437, eq. 12-16")
+@contract(
+    "MOE-01c", asks="run_block", cases=GATES, source="Megatron-Core; arXiv 2412.19437, eq. 12-16",
+    conventions=("gate-sum",),
+)  # fmt: skip
 def gates_are_the_declared_ones(
     stack: Blocks, moe: Moe, some: dict[int, float], other: float, bias: dict[int, float], gates: dict[int, float]
 ) -> None:
@@ -46,8 +50,12 @@ def gates_are_the_declared_ones(
     the selection bias.
 
     Softmax runs over the chosen logits. A lone sigmoid (k = 1) is its own gate: divided by its own sum it would be 1,
-    and the router would get no gradient.
+    and the router would get no gradient. A stack that declares 1e-20 in the sum of sigmoids has its gates smaller by
+    that, which shows where every score is faint.
     """
+    if chosen(stack, "gate-sum") == "1e-20" and moe.score == "sigmoid" and moe.top_k > 1:
+        total = sum(1 / (1 + exp(-some[expert])) for expert in gates)
+        gates = {expert: gate * total / (total + 1e-20) for expert, gate in gates.items()}
     logits = [some.get(expert, other) for expert in range(moe.experts)]
     turned = [logits[-n:] + logits[:-n] if not bias else logits for n in range(6)]  # token n: every expert's number + n
     call = expert_calls.labelled_call(

@@ -121,7 +121,8 @@ def only_matrices_decay(stack: Training, recipe: Recipe) -> None:
     """
     rows = table(stack, recipe)
     weights, given = drawn_weights(rows), (batch("decay", recipe=recipe),)
-    lr = recipe.optim.lr / recipe.optim.warmup
+    recipe = replace(recipe, optim=replace(recipe.optim, warmup=0, schedule="constant"))
+    lr = recipe.optim.lr
     moved = [
         updates(weights, run(stack, changed, given, "weights", weights=weights))[0]
         for changed in (recipe, replace(recipe, optim=replace(recipe.optim, weight_decay=0.0)))

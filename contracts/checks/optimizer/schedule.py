@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 
 from contracts import instruments
+from contracts.checks._support.refusals import refusal_of
 from contracts.checks._support.training_run import (
     DENSE,
     LETTERS,
@@ -19,26 +20,28 @@ from contracts.checks._support.training_run import (
     table,
 )
 from contracts.contract import contract
+from contracts.spec.conventions import chosen
 from contracts.spec.recipe import Batch, Optim, Recipe, Schedule
 from contracts.spec.training import Training
 
 LITTLE = replace(DENSE, name="little", depth=2, hidden=8, ffn_hidden=8, heads=2, kv_groups=1, vocab=17)
 """Two layers: a step takes milliseconds."""
 
-# kind, warm-up, steps, lr, min_lr → the rate of each step, worked out by hand
+# kind, warm-up, steps, lr, min_lr → the rates of steps 0, 1, 2, …, worked out by hand
 RATES: dict[str, tuple[Schedule, int, int, float, float, tuple[float, ...]]] = {
-    "cosine": ("cosine", 2, 6, 1.0, 0.2, (0.5, 1.0, 0.8828427, 0.6, 0.3171573, 0.2, 0.2, 0.2)),
-    "linear": ("linear", 2, 6, 1.0, 0.2, (0.5, 1.0, 0.8, 0.6, 0.4, 0.2, 0.2)),
-    "constant": ("constant", 4, 5, 0.8, 0.1, (0.2, 0.4, 0.6, 0.8, 0.8, 0.8)),
-    "WSD": ("WSD", 2, 10, 1.0, 0.2, (0.5, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.6, 0.2, 0.2)),
-    "no-warm-up": ("linear", 0, 4, 1.0, 0.0, (0.75, 0.5, 0.25, 0.0, 0.0)),
-    "warm-up-to-the-end": ("cosine", 4, 4, 1.0, 0.2, (0.25, 0.5, 0.75, 1.0, 0.2)),
-    "warm-up-longer-than-the-run": ("linear", 6, 3, 0.6, 0.1, (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.1)),
-    "one-step": ("WSD", 0, 1, 1.0, 0.5, (0.5, 0.5)),
+    "cosine": ("cosine", 2, 6, 1.0, 0.2, (0.0, 0.5, 1.0, 0.8828427, 0.6, 0.3171573, 0.2, 0.2, 0.2)),
+    "linear": ("linear", 2, 6, 1.0, 0.2, (0.0, 0.5, 1.0, 0.8, 0.6, 0.4, 0.2, 0.2)),
+    "constant": ("constant", 4, 5, 0.8, 0.1, (0.0, 0.2, 0.4, 0.6, 0.8, 0.8, 0.8)),
+    "WSD": ("WSD", 2, 10, 1.0, 0.2, (0.0, 0.5, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.6, 0.2, 0.2)),
+    "no-warm-up": ("linear", 0, 4, 1.0, 0.0, (1.0, 0.75, 0.5, 0.25, 0.0, 0.0)),
+    "warm-up-to-the-end": ("cosine", 4, 4, 1.0, 0.2, (0.0, 0.25, 0.5, 0.75, 1.0, 0.2)),
+    "warm-up-longer-than-the-run": ("linear", 6, 3, 0.6, 0.1, (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6)),
+    "one-step": ("WSD", 0, 1, 1.0, 0.5, (1.0, 0.5, 0.5)),
 }
+_COUNTING = ("first-rate", "warm-up-from", "warm-up-without-decay")
 
 
-@contract("OPT-05b", asks="train", cases=RATES, source="F09")
+@contract("OPT-05b", asks="train", cases=RATES, source="F09", conventions=_COUNTING)
 def the_rate_of_each_step_is_that_of_the_schedule(
     stack: Training, kind: Schedule, warmup: int, steps: int, lr: float, low: float, rates: tuple[float, ...]
 ) -> None:
@@ -48,10 +51,23 @@ def the_rate_of_each_step_is_that_of_the_schedule(
     Steps are optimizer steps, counted from 1. A schedule that counts from 0 has a first step that moves nothing. A
     schedule that runs past its end rises again or falls below min_lr. A run without decay, or without warm-up, must not
     divide by zero.
+
+    A stack that declares that it counts from step 0 has each of these rates a step later: its first step moves nothing
+    under a warm-up, and the last step of the run is not yet at min_lr. One that declares that it refuses a warm-up as
+    long as the run names the warm-up.
     """
     optim = Optim(lr=lr, min_lr=low, schedule=kind, warmup=warmup, steps=steps)
     recipe = replace(LITTLE, optim=optim)
-    given = (batch("rate", 17, ROWS[:2]),) * len(rates)
+    given = (batch("rate", 17, ROWS[:2]),) * (len(rates) - 1)
+    if warmup >= steps and chosen(stack, "warm-up-without-decay") == "refused":
+        refused = refusal_of(lambda: run(stack, recipe, given, declared=True))
+        assert "warm" in str(refused), (
+            f"the refusal of a warm-up of {warmup} in {steps} steps does not name it: {refused}"
+        )
+        return
+    if kind == "WSD" and chosen(stack, "warm-up-from") == "min-lr":
+        rates = (*(low + (lr - low) * step / warmup for step in range(warmup)), *rates[warmup:])
+    rates = rates[:-1] if chosen(stack, "first-rate") == "step-0" else rates[1:]
     found = [step.lr for step in run(stack, recipe, given, declared=True).steps]
     for step, (rate, want) in enumerate(zip(found, rates, strict=True), start=1):
         assert abs(rate - want) < 1e-6, f"the rate of step {step} is {rate:.7g}, expected {want:.7g} ({kind})"
@@ -60,14 +76,15 @@ def the_rate_of_each_step_is_that_of_the_schedule(
 WINDOWS = {"microbatches-3": (3, 5), "microbatches-4": (4, 5), "more-sequences": (1, 2)}
 
 
-@contract("OPT-05c", asks="train", cases=WINDOWS, source="F09")
+@contract("OPT-05c", asks="train", cases=WINDOWS, source="F09", conventions=("first-rate",))
 def the_schedule_counts_optimizer_steps(stack: Training, microbatches: int, rows: int) -> None:
     """The rate depends on the number of optimizer steps, not on microbatches or sequences."""
     recipe = replace(LITTLE, optim=Optim(lr=1.0, min_lr=0.2, schedule="linear", warmup=2, steps=6),
                      batch=Batch(micro=1, total=rows))  # fmt: skip
     given = (batch("rate", 17, ROWS[:rows]),) * 4
     steps = run(stack, recipe, given, microbatches=microbatches, declared=True).steps
-    for step, want in zip(steps, (0.5, 1.0, 0.8, 0.6), strict=True):
+    rates = (0.0, 0.5, 1.0, 0.8) if chosen(stack, "first-rate") == "step-0" else (0.5, 1.0, 0.8, 0.6)
+    for step, want in zip(steps, rates, strict=True):
         words = f"{step.lr:.6g} with {microbatches} microbatches of {rows} sequences, expected {want}"
         assert abs(step.lr - want) < 1e-6, f"the rate of step {step.number} is {words}"
     assert [step.number for step in steps] == [1, 2, 3, 4], f"steps are numbered {[step.number for step in steps]}"

@@ -3,6 +3,7 @@
 from contracts.checks.parallel import (  # isort: skip
     gradient_accumulation,  # one step, cut into microbatches
     uneven_microbatches,  # microbatches of one step that differ in length
+    equivalent_inputs,  # what says the same gives the same
     data_order,  # which rank consumes which sequence
     initial_weights,  # by seed, name and shape
     layouts,  # a step on several ranks equals the step on one
@@ -16,6 +17,7 @@ from contracts.checks.parallel import (  # isort: skip
     multi_rank_start,  # the initial weights on several ranks, sharded or replicated
     reduction_precision,  # the dtype of gradient reductions, and the loss scale
     data_sharding,  # which rank reads which sequences
+    nodes,  # ranks on several nodes
     first_steps,  # the first five steps on several ranks: every parameter moves, and the run resumes
 )
 
@@ -25,11 +27,13 @@ __all__ = [
     "context_parallel_counts",
     "data_order",
     "data_sharding",
+    "equivalent_inputs",
     "first_steps",
     "gradient_accumulation",
     "initial_weights",
     "layouts",
     "multi_rank_start",
+    "nodes",
     "pipeline",
     "pipeline_runs",
     "pipeline_updates",

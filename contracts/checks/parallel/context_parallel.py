@@ -81,6 +81,7 @@ CELLS: dict[str, Cell] = {
     "cp2-tp2-sp": cell(AHEAD, borrowed(4, cp=2, tp=2, sp=True)),
     "cp2-tp2-custom-mixers": cell(LATENT, borrowed(4, cp=2, tp=2), "author_dp"),
     "cp2-tp2-sp-ep4-etp1-fsdp": cell(BIASED, borrowed(4, cp=2, tp=2, ep=4, etp=1, sp=True, fsdp=True)),
+    "cp2-dp2-fsdp": cell(BIASED, borrowed(4, cp=2, fsdp=True)),
     "cp2-hsdp": cell(BIASED, borrowed(4, cp=2, fsdp=True, replicas=2)),
     "cp2-pp2": cell(STAGED, replace(borrowed(4, cp=2, pp=2), microbatches=2)),
     "cp4-fsdp": cell(STREAMS, borrowed(4, cp=4, fsdp=True), rows=ROWS_OF_16),

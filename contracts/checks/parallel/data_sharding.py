@@ -5,11 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from contracts import instruments
+from contracts.checks._support.folders import shared_folder
 from contracts.checks._support.multi_rank_run import SPREAD, batches, borrowed, one_rank_and_many, own_axis
+from contracts.checks._support.refusals import refusal_of
 from contracts.checks._support.step_comparison import gradient_differences, label_difference, loss_difference
 from contracts.contract import contract
-from contracts.spec.recipe import Mtp, Recipe
-from contracts.spec.training import Execution, Tokens, Training
+from contracts.instruments.ranks import gathered, here
+from contracts.spec.recipe import Data, Mtp, Recipe
+from contracts.spec.training import Execution, Session, Tokens, Training
 
 AHEAD = replace(SPREAD, name="spread-ahead", mtp=Mtp(depth=2, loss_weight=0.4))
 AT_EDGES: dict[str, tuple[Recipe, Execution, int]] = {
@@ -89,3 +92,27 @@ def ranks_read_every_sequence_once(stack: Training, execution: Execution, world:
     alone, many = found[0]
     words = loss_difference(alone, many) or gradient_differences(alone, many)
     assert not words, words
+
+
+UNREADABLE: dict[str, tuple[Execution, int, int]] = {  # the rank whose node has no such file
+    "dp2-rank-1": (own_axis(2), 1, 2),
+    "tp2-rank-0": (own_axis(2, tp=2), 0, 2),
+}
+
+
+@contract("PAR-06m", asks="train", cases=UNREADABLE, source="F04", tier="dist")
+def what_one_rank_cannot_read_every_rank_refuses(stack: Training, execution: Execution, blind: int, world: int) -> None:
+    """Where one rank cannot read the data, every rank refuses the run, with the path, before it takes a step.
+
+    A rank that fails alone leaves the others in their next collective, and what they report is a time-out of the
+    network.
+    """
+    with shared_folder() as at:
+        if here().rank == 0:
+            (at / "text").write_bytes(bytes(range(1, 128)) * 8)
+        gathered("written")
+        path = at / ("elsewhere" if here().rank == blind else "text")
+        recipe = replace(SPREAD, data=Data(path=str(path)))
+        refused = refusal_of(stack.train, Session(recipe=recipe, steps=1, execution=execution))
+        told = gathered(str(refused))
+    assert all("elsewhere" in words for words in told), f"the refusals do not all name {at / 'elsewhere'}: {told}"

@@ -19,6 +19,7 @@ PLAIN = replace(
 
 
 EMPTY = (*ROWS[:3], ((13,), 12), ((13,), 13))  # with 5 microbatches the last of them has no label at all
+PAIRS = (((2, 2, 2, 2, 2, 2, 1), 0),) * 5  # a label every other token, and none two tokens on
 
 
 CUTS = {
@@ -29,6 +30,8 @@ CUTS = {
     "prediction-heads": (AHEAD, ROWS, 4),
     "dense": (DENSE, ROWS, 4),
     "a-microbatch-without-a-label": (LETTERS, EMPTY, 5),
+    "heads-without-a-label": (AHEAD, EMPTY, 5),
+    "a-step-without-a-label-for-heads": (AHEAD, PAIRS, 5),
 }
 """Five sequences, so that no number of microbatches but 5 divides them."""
 UNEVEN = ("microbatches", "uneven-microbatches")
@@ -37,6 +40,8 @@ HEADED = {
     "one-a-sequence": ("microbatches",),
     "a-microbatch-without-a-label": ("microbatches",),
     "prediction-heads": ("prediction-heads", *UNEVEN),
+    "heads-without-a-label": ("prediction-heads", "microbatches"),
+    "a-step-without-a-label-for-heads": ("prediction-heads", "microbatches", "packed"),
 }
 
 

@@ -123,7 +123,7 @@ def last_step(
         recipe=recipe,
         steps=number,
         execution=execution,
-        batches=batches(number, "layout", rows=ROWS_OF_16),
+        batches=batches(number, "layout", rows=ROWS_OF_16 * (recipe.batch.total // 4)),
         weights=drawn_weights(stack.built(recipe, execution.mode).parameters),
         buffers=selection_biases(stack, recipe, IDLE, -4.0, mode=execution.mode),
         observe=frozenset(observe),
@@ -222,7 +222,9 @@ WINDOWS = {
     "fsdp2": (BIASED, "nemo_native", own_axis(2, fsdp=True), 2, 2),
     "borrowed-ep2": (BIASED, "nemo_native", borrowed(2, ep=2), 2, 2),
     "tp2-sp-fsdp2": (AHEAD, "nemo_native", own_axis(4, tp=2, sp=True, fsdp=True), 4, 2),
-}
+    "hsdp-2x2": (replace(BIASED, batch=replace(MANY.batch, total=8)), "nemo_native",
+                 own_axis(4, fsdp=True, replicas=2), 4, 2),
+}  # fmt: skip
 
 
 @contract("PAR-05d", asks=("built", "train"), cases=WINDOWS, source="F19", tier="dist")

@@ -27,6 +27,8 @@ BEGUN: dict[str, tuple[Execution, int]] = {
         "borrowed-ep2": borrowed(2, ep=2),
         "tp2-sp-ep2": own_axis(4, tp=2, ep=2, sp=True),
         "hsdp-2x2": own_axis(4, fsdp=True, replicas=2),
+        "ep2-fsdp2": own_axis(4, ep=2, fsdp=True),
+        "borrowed-ep2-fsdp": borrowed(4, ep=2, fsdp=True),
     }.items()
 }
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from contracts.checks._support.pipeline_run import (
     AHEAD,
     BESIDE_DP,
+    BESIDE_EP,
     BESIDE_TP,
     BIASED,
     HALVES,
@@ -35,7 +36,9 @@ MOVED: dict[str, Cell] = {
     "selection-bias": cell(BIASED, IN_TWO),
     "selection-bias-interleaved": cell(replace(BIASED, pattern="A|E|MR|E"), INTERLEAVED),
     "muon": cell(replace(HALVES, optim=replace(HALVES.optim, rule="muon")), IN_TWO),
+    "muon-shared": cell(replace(AHEAD, untied_embeddings=False, optim=replace(AHEAD.optim, rule="muon")), IN_TWO),
     "a-stage-without-experts": cell(replace(BIASED, pattern="A|ME|R|E"), IN_FOUR),
+    "ep-beside-a-stage-without-experts": cell(replace(BIASED, pattern="A|ME", depth=3), BESIDE_EP),
 }  # fmt: skip
 
 

@@ -7,9 +7,15 @@ from dataclasses import replace
 from contracts import instruments
 from contracts.checks._support.layouts import needs_layout
 from contracts.checks._support.multi_rank_run import SPREAD, batches, borrowed, own_axis
-from contracts.checks._support.step_comparison import on_one_rank
+from contracts.checks._support.step_comparison import (
+    gradient_differences,
+    loss_difference,
+    on_one_rank,
+    on_one_rank_and_many,
+)
 from contracts.checks._support.training_run import large_expert_weights
 from contracts.contract import contract
+from contracts.spec.tolerance import FLOAT32_SCAN
 from contracts.spec.training import Execution, Session, Training
 
 MIXED: dict[str, tuple[Execution, int]] = {
@@ -20,6 +26,9 @@ MIXED: dict[str, tuple[Execution, int]] = {
         "borrowed-ep2": borrowed(2, ep=2),
         "hsdp-2x2": own_axis(4, fsdp=True, replicas=2),
     }.items()
+}
+TRAINED: dict[str, tuple[Execution, int]] = {name: MIXED[name] for name in ("dp2", "fsdp2", "hsdp-2x2")} | {
+    "fsdp2-recomputed": (replace(own_axis(2, fsdp=True), recompute=True), 2)
 }
 HALF = replace(SPREAD, name="spread-half", dtype="bf16")
 
@@ -51,3 +60,22 @@ def mixed_precision_reduces_in_float32(stack: Training, execution: Execution, wo
     (alone,) = on_one_rank(stack, single).steps
     ratio = step.grad_norm / alone.grad_norm
     assert 0.8 < ratio < 1.25, f"the norm of the gradient is {ratio:.3g} times that in float32"
+
+
+@contract("PAR-10a", asks=("built", "train"), cases=TRAINED, source="DeepSpeed#5170; Automodel#2484; F01",
+          tier="dist")  # fmt: skip
+def mixed_precision_gradients_are_those_of_one_rank(stack: Training, execution: Execution, world: int) -> None:
+    """Under bfloat16, losses and every gradient by name on several data-parallel ranks equal those of one rank whose
+    microbatches are their shares, to float32 accuracy.
+
+    The same rows are then rounded in the same places, and only float32 sums differ. A parameter that is rounded when it
+    is gathered, or a float32 gradient that was not reduced because its 16-bit copy was, is off by a visible fraction.
+    """
+    needs_layout(stack, execution.layout)
+    session = Session(
+        recipe=HALF, steps=1, execution=execution, batches=batches(1), weights=large_expert_weights(stack, SPREAD),
+        observe=frozenset({"gradients"}),
+    )  # fmt: skip
+    ((one, many),) = on_one_rank_and_many(stack, session, microbatches=world)
+    words = loss_difference(one, many, bound=1e-5) or gradient_differences(one, many, tolerance=FLOAT32_SCAN)
+    assert not words, words

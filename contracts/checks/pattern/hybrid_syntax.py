@@ -9,6 +9,7 @@ from __future__ import annotations
 from contracts.checks._support.answers import megatron_flags, one_based
 from contracts.checks._support.refusals import refusal_of
 from contracts.contract import contract
+from contracts.spec.conventions import chosen
 from contracts.spec.errors import NotOffered, Refused
 from contracts.spec.launch import Lane
 from contracts.spec.recipe import Dsa, Mla, Moe, Recipe
@@ -246,11 +247,21 @@ UNREADABLE = {
 }
 
 
-@contract("PAT-10b", asks="read_pattern", cases=UNREADABLE, source="naming; Megatron-Core hybrid_layer_allocation")
+@contract(
+    "PAT-10b", asks="read_pattern", cases=UNREADABLE, source="naming; Megatron-Core hybrid_layer_allocation",
+    conventions=("empty-pattern",),
+)  # fmt: skip
 def a_launcher_refuses_an_illegal_pattern(stack: Stack, text: str) -> None:
     """A launcher refuses `*` mixed with `D`, unknown symbols, unequal heads, `|` inside a head, and an empty stage or
-    pattern, before any rank builds a model.
+    pattern, before any rank builds a model. An empty pattern may be declared to be a model without layers.
     """
+    if not text and chosen(stack, "empty-pattern") == "no-layers":
+        try:
+            read = stack.read_pattern(text)
+        except Refused as refused:
+            raise AssertionError(f"{text!r} is refused, expected a model without layers: {refused}") from None
+        assert (read.main, read.mtp, read.mtp_depth) == ((), (), 0), f"{text!r} is read as {read}, expected no layers"
+        return
     refusal_of(stack.read_pattern, text)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from contracts.checks._support.layouts import groups_of, needs_layout
 from contracts.contract import contract
+from contracts.spec.conventions import chosen
 from contracts.spec.stack import Stack
 from contracts.spec.topology import Degrees, GroupCall, Layout
 
@@ -59,14 +60,25 @@ def every_group_of_the_mesh_is_created(stack: Stack, degrees: Degrees, world: in
                 assert frozenset(members) in created, f"no call creates the {axis} group {list(members)}"
 
 
-@contract("TOPO-07", asks="group_calls", cases=MESHES, source="bringup")
+@contract("TOPO-07", asks="group_calls", cases=MESHES, source="bringup", conventions=("communicators",))
 def no_members_are_grouped_twice(stack: Stack, degrees: Degrees, world: int, layout: Layout) -> None:
     """No two calls create a group with the same members: an axis reuses the group that already covers them.
 
     The bring-up created a PP group beside a DP group of the same ranks, and with compile on it sometimes hung in
-    `new_group`. Reusing the DP group removed the hang.
+    `new_group`. Reusing the DP group removed the hang. A stack that declares one group for each purpose makes each call
+    for one purpose, and no call twice.
     """
     needs_layout(stack, layout)
+    if chosen(stack, "communicators") == "purpose":
+        seen: set[tuple[frozenset[int], str]] = set()
+        for call in stack.group_calls(degrees, world, layout, world - 1):
+            served = " and ".join(call.axes)
+            assert len(call.axes) == 1, f"one group {sorted(call.members)} serves {served}, which are two purposes"
+            assert (frozenset(call.members), served) not in seen, (
+                f"{sorted(call.members)} is created twice for {served}"
+            )
+            seen.add((frozenset(call.members), served))
+        return
     made: dict[frozenset[int], GroupCall] = {}
     for call in stack.group_calls(degrees, world, layout, world - 1):
         before = made.setdefault(frozenset(call.members), call)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from contracts.checks._support.layouts import assert_grid, assert_partitions, groups_of, needs_layout
 from contracts.contract import contract
+from contracts.spec.conventions import chosen
 from contracts.spec.stack import Stack
 from contracts.spec.topology import Degrees, Kind, Layout
 
@@ -56,14 +57,19 @@ def calls_are_equal_at_any_size(stack: Stack, degrees: Degrees, world: int, layo
     assert len(first) == len(last), f"rank 0 makes {len(first)} calls, rank {world - 1} makes {len(last)}"
 
 
-@contract("TOPO-11c", asks="group_calls", cases=CALLS, source="playbook")
+@contract("TOPO-11c", asks="group_calls", cases=CALLS, source="playbook", conventions=("communicators",))
 def no_members_are_grouped_twice_at_any_size(stack: Stack, degrees: Degrees, world: int, layout: Layout) -> None:
     """From 8 to 65 536 ranks, no two calls create a group with the same members.
 
-    Communicators cost memory on every rank, and at this size a second set has tens of thousands of them.
+    Communicators cost memory on every rank, and at this size a second set has tens of thousands of them. A stack that
+    declares one group for each purpose makes none twice for the same purpose.
     """
     needs_layout(stack, layout)
-    made = [frozenset(call.members) for call in stack.group_calls(degrees, world, layout, world - 1)]
+    each_purpose = chosen(stack, "communicators") == "purpose"
+    calls = stack.group_calls(degrees, world, layout, world - 1)
+    shared = sum(len(call.axes) > 1 for call in calls) if each_purpose else 0
+    assert not shared, f"{shared} of {len(calls)} calls create a group for several purposes"
+    made = [(frozenset(call.members), call.axes if each_purpose else ()) for call in calls]
     twice = len(made) - len(set(made))
     assert not twice, f"{twice} of {len(made)} calls create a group that an earlier call created"
 

@@ -16,15 +16,18 @@ IDLE: dict[str, tuple[Execution, int, int, str]] = {
     "a-rank-without-a-sequence": (own_axis(2), 2, 1, "sequences"),
     "a-rank-without-a-sequence-of-4": (own_axis(4, fsdp=True), 4, 3, "sequences"),
     "a-run-of-uneven-length": (own_axis(2, tp=2, sp=True), 2, 4, "sequence length"),
+    "a-rank-with-a-microbatch-less": (replace(own_axis(2), microbatches=2), 2, 3, "microbatches"),
+    "a-rank-with-a-microbatch-less-in-shards": (replace(own_axis(2, fsdp=True), microbatches=2), 2, 3, "microbatches"),
 }
 
 
 @contract("TOPO-10d", asks=("built", "train"), cases=IDLE, source="modal F21", tier="dist")
 def no_rank_is_left_without_work(stack: Training, execution: Execution, world: int, rows: int, field: str) -> None:
-    """Every rank refuses a batch that leaves a rank without a sequence or splits sequences unevenly, before it sends
-    anything.
+    """Every rank refuses a batch that leaves a rank without a sequence, or with fewer microbatches than the others, or
+    splits sequences unevenly, before it sends anything.
 
-    A rank with an empty shard compiles a different graph, and the other ranks wait for it.
+    A rank with an empty shard compiles a different graph, and a rank with one microbatch less misses a collective: the
+    other ranks wait for it.
     """
     needs_layout(stack, execution.layout)
     (given,) = batches(1)

@@ -13,6 +13,7 @@ from collections import Counter
 from contracts.checks._support.layouts import needs_layout
 from contracts.contract import contract
 from contracts.instruments.ranks import gathered, here
+from contracts.spec.conventions import chosen
 from contracts.spec.topology import Degrees, Group, Layout
 from contracts.spec.world import LiveMesh, World
 
@@ -130,14 +131,28 @@ def the_ranks_of_a_world_make_their_groups_in_one_order(
     assert not missing, f"rank {here().rank} uses {sorted(missing)}, which it never created"
 
 
-@contract("TOPO-07d", asks="live_mesh", cases=MESHES, source="bringup", tier="dist")
+@contract(
+    "TOPO-07d", asks="live_mesh", cases=MESHES, source="bringup", tier="dist", conventions=("communicators",)
+)  # fmt: skip
 def a_rank_holds_one_group_for_the_same_members(stack: World, degrees: Degrees, world: int, layout: Layout) -> None:
     """In a running job no rank holds two groups with the same members: an axis uses the group that already exists.
 
-    The bring-up held a PP group beside a DP group of the same ranks, and sometimes hung in `new_group`.
+    The bring-up held a PP group beside a DP group of the same ranks, and sometimes hung in `new_group`. A stack that
+    declares one group for each purpose holds one for each axis, and none that no call created.
     """
     mesh = _asked(stack, degrees, world, layout)
     found_before = Counter(frozenset(members) for members in mesh.before)
+    if chosen(stack, "communicators") == "purpose":
+        held, made, axes = (
+            Counter(frozenset(members) for members in groups)
+            for groups in (mesh.held, mesh.calls, mesh.groups.values())
+        )
+        for members in (each for each in axes if len(each) > 1):
+            own = held[members] - found_before[members]
+            words = f"rank {here().rank} holds {own} groups of {sorted(members)}"
+            assert own >= axes[members], f"{words} for {axes[members]} axes, of which each has its own"
+            assert own == made[members], f"{words}, and {made[members]} calls created one"
+        return
     for members, count in Counter(frozenset(members) for members in mesh.held).items():
         allowed = max(1, found_before[members])
         assert count <= allowed, f"rank {here().rank} holds {count} groups of {sorted(members)}"

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 from contracts import instruments
 from contracts.checks._support.layouts import needs_layout
 from contracts.checks._support.multi_rank_run import BIASED, SPREAD, batches, borrowed, one_rank_and_many, own_axis
-from contracts.checks._support.step_comparison import gradient_differences
+from contracts.checks._support.step_comparison import gradient_differences, state_differences
 from contracts.checks._support.training_run import large_expert_weights
 from contracts.contract import contract
 from contracts.instruments.ranks import here
 from contracts.spec.recipe import Mamba, Recipe
-from contracts.spec.training import Execution, Parameter, Session, Tokens, Training
+from contracts.spec.training import Execution, Parameter, Rule, Session, Tokens, Training
 
 if TYPE_CHECKING:
     from contracts.instruments.traffic import Watch
@@ -34,6 +34,7 @@ WATCHED: dict[str, tuple[Recipe, Execution, int]] = {
         ("borrowed-ep2-fsdp2", BIASED, borrowed(2, ep=2, fsdp=True)),
         ("borrowed-tp2-sp-ep2-etp1", SPREAD, borrowed(2, tp=2, ep=2, etp=1, sp=True)),
         ("tp2-sp-ep2", BIASED, own_axis(4, tp=2, ep=2, sp=True)),
+        ("pp2-a-stage-without-experts", replace(BIASED, pattern="AM|ERE"), replace(own_axis(2, pp=2), microbatches=2)),
         ("ep2-fsdp2", SPREAD, own_axis(4, ep=2, fsdp=True)),
         ("borrowed-tp2-sp-ep2-etp2-fsdp", SPREAD, borrowed(4, tp=2, ep=2, etp=2, sp=True, fsdp=True)),
     )
@@ -60,25 +61,27 @@ TINY = replace(
     mamba=Mamba(heads=1, head_dim=8, state=16, groups=1),
 )  # fmt: skip
 """One SSM head, a vocabulary of three."""
-FEWER: dict[str, tuple[Execution, int]] = {
-    "fsdp2": (own_axis(2, fsdp=True), 2),
-    "fsdp4": (own_axis(4, fsdp=True), 4),
-    "hsdp-2x2": (own_axis(4, fsdp=True, replicas=2), 4),
+FEWER: dict[str, tuple[Execution, int, Rule]] = {
+    "fsdp2": (own_axis(2, fsdp=True), 2, "adamw"),
+    "fsdp4": (own_axis(4, fsdp=True), 4, "adamw"),
+    "fsdp4-muon": (own_axis(4, fsdp=True), 4, "muon"),
+    "hsdp-2x2": (own_axis(4, fsdp=True, replicas=2), 4, "adamw"),
 }
 
 
 @contract("TRAF-03", asks=("built", "train"), cases=FEWER, source="modal F21", tier="dist")
-def nobody_sends_nothing(stack: Training, execution: Execution, world: int) -> None:
+def nobody_sends_nothing(stack: Training, execution: Execution, world: int, rule: Rule) -> None:
     """Where a dimension is smaller than the world, no rank passes an empty tensor to an all-reduce, an all-gather or a
-    reduce-scatter, and the step equals that of one rank.
+    reduce-scatter, and gradients, weights and optimizer state equal those of one rank.
 
     A rank with an empty shard compiles, skips or orders its collectives differently, and the job hangs. An all-to-all
     may be empty.
     """
     needs_layout(stack, execution.layout)
     given = tuple(map(_in_small_vocabulary, batches(1)))
+    recipe = replace(TINY, optim=replace(TINY.optim, rule=rule))
     session = Session(
-        recipe=TINY, steps=1, execution=replace(execution, precision="float64"), batches=given,
+        recipe=recipe, steps=1, execution=replace(execution, precision="float64"), batches=given,
         weights=large_expert_weights(stack, TINY), observe=frozenset({"gradients"}),
     )  # fmt: skip
     with instruments.traffic.watched() as watch:
@@ -88,8 +91,8 @@ def nobody_sends_nothing(stack: Training, execution: Execution, world: int) -> N
         assert each.uneven or each.bytes, (
             f"rank {here().rank} passes an empty tensor to {each.said()} over {list(each.members)}"
         )
-    ((alone, many),) = one_rank_and_many(stack, TINY, execution, given, "gradients")
-    words = gradient_differences(alone, many)
+    ((alone, many),) = one_rank_and_many(stack, recipe, execution, given, "gradients", "weights", "optimizer")
+    words = gradient_differences(alone, many) or state_differences(alone, many, "weights", "optimizer")
     assert not words, words
 
 

@@ -77,7 +77,8 @@ def told(work: Callable[[], int | None]) -> int:
 def _say(text: str) -> None:
     """An error on a terminal, without secrets; it may quote a stack."""
     clean = words(f"rankproof: {text}", secrets_here(os.environ, sys.argv))
-    click.echo(terminal(clean), err=True)
+    with contextlib.suppress(OSError):  # a closed terminal, or a log on a full disk, has no say in the exit code
+        click.echo(terminal(clean), err=True)
 
 
 def print_report(text: str, word: Word, form: Form) -> None:

@@ -7,6 +7,7 @@ import json
 import secrets
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 import click
@@ -18,6 +19,7 @@ from contracts.harness import output as output_of
 from contracts.harness import selftest as self_test
 from contracts.harness.commands._completion import complete_items
 from contracts.harness.commands._errors import COLOURS, one_clear_error, read_law, short, told
+from contracts.harness.commands._operators import operators
 from contracts.harness.commands.check import APART, SUITE, watched
 from contracts.harness.output import Output
 from contracts.harness.progress import WATCHED, Told
@@ -46,28 +48,42 @@ TRIALS_LOST = 20  # so many mutants may end a rank before the matrix is given up
               "same files, packages, CPU and settings.")  # fmt: skip
 @click.option("--sample", is_flag=True, help="Only one drawn mutant of each family, beside a proof that was made "
               "elsewhere.")  # fmt: skip
-@click.option("--seed", type=click.IntRange(min=0), metavar="N", help="With --sample: draw what was drawn with N.")
+@click.option("--operators", "drawn", type=click.IntRange(min=1), metavar="N",
+              help="In place of the mutants: N changes of the reference's source, drawn over its files. --only takes "
+              "the beginning of an id, or of a file; --profile dist puts those that one process does not execute "
+              "before some cases of --ranks. What was tried is in --report and is not tried again.")  # fmt: skip
+@click.option("--time", "seconds", type=click.FloatRange(min=0), metavar="S", help="With --operators: begin no further "
+              "one after S seconds.")  # fmt: skip
+@click.option("--seed", type=click.IntRange(min=0), metavar="N", help="With --sample or --operators: draw what was "
+              "drawn with N.")  # fmt: skip
 @click.option("--proof", "given", type=click.Path(path_type=Path), default=Path("shipped"), show_default=True,
               metavar="FILE", help="With --sample: the proof that it goes with.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print the matrix as JSON.")
 @one_clear_error
 def selftest(
     only: str | None, profile: Tier, ranks: int, folder: Path | None, jobs: int, assistants: tuple[str, ...],
-    once: bool, sample: bool, seed: int | None, given: Path, as_json: bool,
+    once: bool, sample: bool, drawn: int | None, seconds: float | None, seed: int | None, given: Path, as_json: bool,
 ) -> None:  # fmt: skip
     """Judge every mutant and print the kill matrix: each contract must catch its own, in the declared words."""
     only = only.partition("[")[0] if only else None  # an item of a report names its contract
-    if sample:
-        refused, others = (
-            Refusals(),
-            {"--report": folder, "--only": only, "--once": once, "--jobs": jobs > 1, "--json": as_json},
+    if drawn is not None:
+        beside = {"--sample": sample, "--once": once, "--jobs": jobs > 1, "--with": assistants, "--json": as_json}
+        _nothing_beside("--operators", beside)
+        sys.exit(
+            operators(
+                drawn,
+                seed=seed or 0,
+                only=only or "",
+                seconds=seconds,
+                folder=folder,
+                ranks=ranks if profile == "dist" else 1,
+            )
         )
-        for name, value in {**others, "--profile": profile == "dist"}.items():
-            refused.unless(not value, name, value, "does not go with --sample", "leave one of the two out")
-        refused.raise_any()
+    if sample:
+        others = {"--report": folder, "--only": only, "--once": once, "--jobs": jobs > 1, "--json": as_json}
+        _nothing_beside("--sample", {**others, "--profile": profile == "dist"})
         sys.exit(_sampled(seed, given, assistants))
-    if seed is not None:
-        raise refuse("--seed", seed, "draws nothing without --sample", "add --sample")
+    _nothing_drawn(seed, seconds)
     about = kill_matrix.About(
         content=kill_matrix.content(), tier=profile, only=only or "",
         surroundings=kill_matrix.here(threads=kill_matrix.threads(jobs), helping=kill_matrix.helping(assistants)),
@@ -112,6 +128,20 @@ def selftest(
             ended = folder is not None and not (folder / kill_matrix.FILE).exists()
             output.end(ended=ended, red=code != 0)
     sys.exit(code)
+
+
+def _nothing_beside(option: str, others: Mapping[str, object]) -> None:
+    refused = Refusals()
+    for name, value in others.items():
+        refused.unless(not value, name, value, f"does not go with {option}", "leave one of the two out")
+    refused.raise_any()
+
+
+def _nothing_drawn(seed: int | None, seconds: float | None) -> None:
+    refused = Refusals()
+    refused.unless(seed is None, "--seed", seed, "draws nothing without --sample or --operators", "add one of them")
+    refused.unless(seconds is None, "--time", seconds, "limits nothing without --operators", "add --operators")
+    refused.raise_any()
 
 
 def _sampled(seed: int | None, given: Path, assistants: tuple[str, ...]) -> int:

@@ -97,6 +97,7 @@ class Job:
         grace: float | None = None,
     ) -> list[str]:
         """The message of every rank. If one is missing, call `step` off or end the run, as `decide` says."""
+        self.end_copy("a hook of the session")
         began = bad_since = time.monotonic()
         step, called_off = self.agreement.next() if step is None else step, None
         limits = self.limits if grace is None else Limits(test=limit, grace=grace, hard=self.limits.hard)
@@ -150,9 +151,9 @@ class Job:
                     try:
                         yield region
                     except BaseException as error:
-                        self._end_copy(label, f": {type(error).__name__}: {error}")
+                        self.end_copy(label, f": {type(error).__name__}: {error}")
                         raise
-                    self._end_copy(label, "")
+                    self.end_copy(label)
                 except Aborted:  # the device's queue is gone with the group
                     raise
                 except BaseException:
@@ -164,7 +165,7 @@ class Job:
             self._raised = diagnostics.raised_at(error)  # now, because torchrun may end this rank before the report
             raise
 
-    def _end_copy(self, label: str, how: str) -> None:
+    def end_copy(self, label: str, how: str = "") -> None:
         """End a process that the code under test has forked and that came back here. It is no rank: it shares the
         connections of one, and what it says would be taken for that rank's words."""
         if os.getpid() != self._pid:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import sys
 import zlib
@@ -27,7 +28,7 @@ def refuse(config: pytest.Config) -> None:
         raise pytest.UsageError(
             "xdist under torchrun: its workers would join as the same rank; leave out -n and --dist"
         )
-    if "--dist-out" in config.invocation_params.args:
+    if "--dist-out" in (*config.invocation_params.args, *os.environ.get("PYTEST_ADDOPTS", "").split()):
         raise pytest.UsageError(
             "--dist-out DIR in two words: after a restart DIR exists, and pytest takes it for a path of tests, so that "
             "every test gets another id; write --dist-out=DIR"

@@ -92,10 +92,11 @@ class Folder:
 
 
 def folder(chosen: str | None, agent: int) -> Folder:
-    """The folder of this torchrun below `chosen`, or below the system's temporary folder."""
+    """The folder of this torchrun below `chosen`, or below the system's temporary folder. It holds what the ranks print
+    as they print it, so only their user may look into it."""
     base = Path(chosen) if chosen else Path(tempfile.gettempdir()) / f"pytest-ranks-{os.getuid()}"
     path = base.absolute() / f"torchrun-{agent}-{started(agent)}"
-    path.mkdir(parents=True, exist_ok=True)
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
     return Folder(path=path)
 
 

@@ -111,6 +111,7 @@ class Session:
 
     @pytest.hookimpl(trylast=True)
     def pytest_unconfigure(self) -> None:
+        self.job.end_copy("the end of the session")  # it has no thread that faulthandler could wait for
         faulthandler.cancel_dump_traceback_later()
         code = int(self.session.exitstatus) if self.session is not None else 4
         if code == 0 and self.session is not None and self.session.testsfailed:

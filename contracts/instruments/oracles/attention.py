@@ -8,7 +8,7 @@ Every function takes float64 tensors and the canonical weights of `spec/blocks.p
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -23,10 +23,23 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return x / torch.sqrt((x * x).mean(-1, keepdim=True) + eps) * weight
 
 
-def rotated(x: Tensor, position: int, theta: float) -> Tensor:
-    """Rope on one vector: pair (j, j + d/2) turned by position · theta^(-2j/d). arXiv 2104.09864 section 3.4.2."""
+def angles(position: int, theta: float, half: int) -> list[float]:
+    """The angle of each pair: position · theta^(-2j/d). arXiv 2104.09864 section 3.4.2."""
+    return [position * theta ** (-2 * j / (2 * half)) for j in range(half)]
+
+
+def float32_angles(position: int, theta: float, half: int) -> list[float]:
+    """The same in float32, as stacks write it: 1 / theta^(2j/d), rounded, times the position, rounded."""
+    frequency = 1.0 / theta ** (torch.arange(0, 2 * half, 2, dtype=torch.float32) / (2 * half))
+    return [float(each) for each in position * frequency]
+
+
+def rotated(
+    x: Tensor, position: int, theta: float, angles: Callable[[int, float, int], list[float]] = angles
+) -> Tensor:
+    """Rope on one vector: pair (j, j + d/2) turned by its angle."""
     half = x.shape[-1] // 2
-    angle = [position * theta ** (-2 * j / (2 * half)) for j in range(half)]
+    angle = angles(position, theta, half)
     cos, sin = (x.new_tensor([of(each) for each in angle]) for of in (math.cos, math.sin))
     return torch.cat((x[:half] * cos - x[half:] * sin, x[half:] * cos + x[:half] * sin))
 
@@ -47,7 +60,7 @@ def positions(documents_T: Tensor | None, length: int) -> tuple[list[list[int]],
 
 def grouped(
     recipe: Recipe, weights: Weights, x_TD: Tensor, documents_T: Tensor | None = None, *,
-    rows: range | None = None,
+    rows: range | None = None, angles: Callable[[int, float, int], list[float]] = angles,
 ) -> Tensor:  # fmt: skip
     """One row through a GQA block: (T, D), or the tokens in `rows`. arXiv 2305.13245; QK norm, 2302.05442 section 2.
 
@@ -62,7 +75,7 @@ def grouped(
         mine = x[:, head * d : (head + 1) * d]
         if recipe.qk_norm:
             mine = rms_norm(mine, weights[f"mixer.{name}_norm.weight"], recipe.norm_eps)
-        return torch.stack([rotated(mine[t], position[t], recipe.rope_theta) for t in tokens])
+        return torch.stack([rotated(mine[t], position[t], recipe.rope_theta, angles) for t in tokens])
 
     every = range(len(x_TD))
     asked = rows or every

@@ -254,3 +254,30 @@ class SharesTheRendezvousId(Reference):
     def launch(self, recipe: Recipe, lane: Lane) -> Launch:
         launch = super().launch(recipe, lane)
         return replace(launch, torchrun=tuple(w.replace(f"id={lane.run}", "id=none") for w in launch.torchrun))
+
+
+class _Switches(Reference):
+    def on(self, launch: Launch) -> bool:
+        raise NotImplementedError
+
+    def launch(self, recipe: Recipe, lane: Lane) -> Launch:
+        launch = super().launch(recipe, lane)
+        plain = _without(launch, "--use-distributed-optimizer")
+        return _saying(plain, "--use-distributed-optimizer") if self.on(launch) else plain
+
+
+@mutant(of="ARGV-01b", case="dp4-beside-tp2", says="--use-distributed-optimizer is missing at dp 4", bugs=("ARG-11",))
+@mutant(of="ARGV-01b", case="dp1", says="--use-distributed-optimizer is present at dp 1", bugs=("ARG-11",))
+class BindsTheStagesToTheSwitch(_Switches):
+    """A parameter was inserted before `dp`, and callers pass by position: the switch follows the pipeline degree."""
+
+    def on(self, launch: Launch) -> bool:
+        return launch.degrees.pp > 1
+
+
+@mutant(of="ARGV-01b", case="dp8-of-two-nodes", says="--use-distributed-optimizer is missing at dp 8")
+class KnowsOneNode(_Switches):
+    """The switch is decided by the GPUs of a node over the degrees, and written on one node only."""
+
+    def on(self, launch: Launch) -> bool:
+        return "--standalone" in launch.command

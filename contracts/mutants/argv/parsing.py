@@ -206,3 +206,35 @@ class KeepsTheFirstOfSeveral(Reference):
         dsa = read.recipe.dsa
         few = None if dsa is None else replace(dsa, a_ranks=dsa.a_ranks[:1])
         return replace(read, recipe=replace(read.recipe, dsa=few))
+
+
+@mutant(of="ARGV-03b", case="flag-given-twice", says="expected the last")
+class DeclaresTheLast(Launcher):
+    """Declares that the last of a repeated flag counts, and refuses the argv."""
+
+    conventions = {"repeated-flag": "last-wins"}
+
+
+@mutant(of="ARGV-03b", case="flag-given-twice", says="ends as '1', expected the last")
+class TakesTheFirst(TakesTheLast):
+    """Declares that the last of a repeated flag counts, and takes the first."""
+
+    conventions = {"repeated-flag": "last-wins"}
+
+    def read_argv(self, argv: tuple[str, ...], env: Mapping[str, str], world: int) -> Reading:
+        return replace(super().read_argv(argv, env, world), values={"tensor_model_parallel_size": "1"})
+
+
+@mutant(of="ARGV-03b", case="sequence-parallel-at-tp1", says="no warning names sequence_parallel")
+class OverridesInSilence(Launcher):
+    """Declares that it warns of flags that others override, and says nothing."""
+
+    conventions = {"overridden-flag": "warned"}
+    waived = ("sequence-parallel at tp 1",)
+
+
+@mutant(of="ARGV-03b", case="layers-against-the-pattern", says="refused at validate, expected a warning about layers")
+class DeclaresAWarning(Launcher):
+    """Declares that it warns of flags that others override, and refuses them."""
+
+    conventions = {"overridden-flag": "warned"}

@@ -175,3 +175,18 @@ class IgnoresDocuments(Exchanged):
     """Document numbers reach the block and are not used."""
 
     exchange = {"attention": _OneDocument}
+
+
+@mutant(of="BLK-03j", case="1027-tokens-theta-10", says="y of the last three tokens differs")
+class DeclaresFloat32Angles(Exchanged):
+    """Declares float32 angles and has exact ones: a run beside another stack differs where nobody expects it."""
+
+    conventions = {"rope-angles": "float32"}
+
+
+@mutant(of="BLK-03j", case="1027-tokens", says="y of the last three tokens differs")
+class DeclaresFloat32AnglesOfBfloat16Positions(Exchanged):
+    """Declares float32 angles and takes them of positions in bfloat16."""
+
+    conventions = {"rope-angles": "float32"}
+    exchange = {"attention": _Bfloat16Positions}

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.checkpoint import SavePlan, SavePlanner
+from torch.distributed.checkpoint.storage import WriteResult
+from torch.futures import Future
 
 from contracts.contract import mutant
+from contracts.mutants._support.patched_functions import swapped
 from contracts.mutants._support.replaced_parts import Exchanged
+from contracts.stacks.reference.checkpoint import checkpoint
 from contracts.stacks.reference.checkpoint.checkpoint import Checkpoints, State
+from contracts.stacks.reference.checkpoint.dcp_storage import ShardWriter
+from contracts.stacks.reference.checkpoint.filesystem import Disk
 
 
 class _CopiesOnTheFirst(Checkpoints):
@@ -71,3 +79,52 @@ class CountsOnWhereItPublishes(Exchanged):
     """Shards are copied but the counters of the publishing rank are not, so they name a later place in the data."""
 
     exchange = {"checkpoints": _CountsOn}
+
+
+class _MakesItWhenItWrites(ShardWriter):
+    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        disk, self.disk = self.disk, _MakesNothing()
+        planned = super().prepare_global_plan(plans)
+        self.disk = disk
+        return planned
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        if dist.get_rank() == 0:
+            self.disk.make(self.folder)
+        return super().write_data(plan, planner)
+
+
+class _MakesNothing(Disk):
+    def make(self, folder: Path) -> None:
+        pass
+
+
+class _WritesBesideTheFirst(Checkpoints):
+    def save(self, state: State) -> None:
+        with swapped(checkpoint, "ShardWriter", _MakesItWhenItWrites):
+            super().save(state)
+
+
+@mutant(of="CKPT-03g", case="the-first-is-late", says="complete in the order (), called as (98, 99, 100)",
+        bugs=("RSM-34",))  # fmt: skip
+class MakesTheFolderOnTheFirstAlone(Exchanged):
+    """The first rank makes the folder when it begins to write, and nobody waits for it: where its disk is late, the
+    others write into a folder that is not there.
+    """
+
+    exchange = {"checkpoints": _WritesBesideTheFirst}
+
+
+class _SkipsWhileBusy(Checkpoints):
+    def save_later(self, state: State) -> None:
+        if all(each.done() for each in self.pending):
+            super().save_later(state)
+
+
+@mutant(of="CKPT-03g", case="the-first-is-late", says="called as (98, 99, 100)")
+class SkipsASaveWhileAnotherIsUnderWay(Exchanged):
+    """A save that comes before the previous one has ended is left out: here on every rank, and where only some ranks
+    have ended theirs, the others wait.
+    """
+
+    exchange = {"checkpoints": _SkipsWhileBusy}

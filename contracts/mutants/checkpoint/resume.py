@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,8 +15,9 @@ from contracts.spec.training import Session
 from contracts.spec.training import Trained as Run
 from contracts.stacks.reference.checkpoint import rng_state
 from contracts.stacks.reference.checkpoint.checkpoint import State
+from contracts.stacks.reference.model.hybrid_model import ModelOutput
 from contracts.stacks.reference.optim.optimizer import Optimizer
-from contracts.stacks.reference.training.trainer import Trainer
+from contracts.stacks.reference.training.trainer import Batch, Trainer
 
 Position = Mapping[str, int]
 
@@ -52,6 +53,35 @@ class RestartsTheSchedule(Trained):
     """The scheduler is not saved, and warms up again."""
 
     trains = _RestartsTheSchedule
+
+
+class _ComputesWithCopies(Trainer):
+    """Computes with second copies of the weights, which follow each update."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.copies = self.masters()
+
+    def masters(self) -> dict[str, Tensor]:
+        return {name: each.detach().clone() for name, each in self.model.named_parameters()}
+
+    def passes(self, window: Sequence[Batch], counts: Mapping[str, Tensor]) -> list[ModelOutput]:
+        masters = self.masters()
+        self.put(self.copies, dict(self.model.named_parameters()), "weights")
+        found = super().passes(window, counts)
+        self.put(masters, dict(self.model.named_parameters()), "weights")
+        return found
+
+    def move_biases(self, seen: Mapping[str, Tensor]) -> None:
+        super().move_biases(seen)
+        self.copies = self.masters()
+
+
+@mutant(of="CKPT-01a", case="dense-half", says="after 1 loads, step 3: losses is")
+class LeavesItsCopiesStale(Trained):
+    """The 16-bit copies of the weights follow an update and not a load: the first step after it starts anew."""
+
+    trains = _ComputesWithCopies
 
 
 class _CountsStepsFromTheLoad(Trainer):

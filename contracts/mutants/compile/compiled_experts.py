@@ -8,6 +8,7 @@ from torch import Tensor
 from contracts.contract import mutant
 from contracts.mutants._support.replaced_parts import Exchanged
 from contracts.mutants.compile.eager_equivalence import MeetsBothAFallbackAndADecomposition
+from contracts.stacks.reference.model.blocks.attention import Attention, LatentAttention
 from contracts.stacks.reference.model.blocks.moe import MoE, Router
 
 
@@ -38,6 +39,25 @@ class TrainsNoCompiledRouter(Exchanged):
     """Gates lose their gradient under the compiler; outputs are right."""
 
     exchange = {"router": _Detached}
+
+
+class _HalfAngles(Attention):
+    def angles(self, positions_BT: Tensor, size: int) -> Tensor:
+        angles_BTd = super().angles(positions_BT, size)
+        return angles_BTd.bfloat16().float() if torch.compiler.is_compiling() else angles_BTd
+
+
+class _HalfLatentAngles(LatentAttention):
+    def angles(self, positions_BT: Tensor, size: int) -> Tensor:
+        return super().angles(positions_BT.bfloat16() if torch.compiler.is_compiling() else positions_BT, size)
+
+
+@mutant(of="COMP-01h", case="grouped", says="compiled y differs: ", bugs=("MXP-04",))
+@mutant(of="COMP-01h", case="latent", says="compiled y differs: ", bugs=("MXP-04",))
+class FusesTheAnglesAway(Exchanged):
+    """The compiler removes the round trip to float32: compiled angles, or the positions in them, are bfloat16."""
+
+    exchange = {"attention": _HalfAngles, "latent_attention": _HalfLatentAngles}
 
 
 class _CountsDispatches(MoE):

@@ -13,6 +13,8 @@ from contracts.contract import mutant
 from contracts.instruments import graphs
 from contracts.mutants._support.multi_rank import Spread
 from contracts.spec.topology import Degrees
+from contracts.stacks.reference.model.blocks.common import Output, Packing, State
+from contracts.stacks.reference.model.blocks.mlp import Mlp
 from contracts.stacks.reference.model.build import build_model
 from contracts.stacks.reference.model.hybrid_model import Model
 from contracts.stacks.reference.parallel import collectives
@@ -28,6 +30,7 @@ from contracts.stacks.reference.parallel.parallelize import (
     wanted,
 )
 from contracts.stacks.reference.parallel.tensor_parallel import TensorParallel
+from contracts.stacks.reference.training.trainer import Batch
 
 
 class _SumsOtherwiseCompiled(TensorParallel):
@@ -141,3 +144,39 @@ class CompilesAroundTheShards(Spread):
     """FSDP2 is inside compiled code, so its hooks break every graph."""
 
     trains = _ShardsInside
+
+
+class _CountsItsCalls(Mlp):
+    calls = 0
+
+    def forward(self, x_BTD: Tensor, packing: Packing, state: State) -> Output:
+        self.calls += 1
+        return super().forward(x_BTD * (1.0 + 0.0 * self.calls), packing, state)
+
+
+class _CountsOnTheLast(ParallelTrainer):
+    def build(self) -> Model:
+        if dist.get_rank() == dist.get_world_size() - 1:
+            self.parts = replace(self.parts, mlp=_CountsItsCalls)
+        return super().build()
+
+
+@mutant(of="COMP-06h", case="dp2", says="rank 1 compiled", bugs=("CMP-02",))
+class CompilesAnewOnTheLastRank(Spread):
+    """The last rank counts its calls for a log, in a number that is a constant of the graph."""
+
+    trains = _CountsOnTheLast
+
+
+class _ChangesLengthOnOne(ParallelTrainer):
+    def cut(self, batch: Batch) -> list[Batch]:
+        if dist.get_rank() == 0 or self.number != 1:
+            return super().cut(batch)
+        return [Batch(*(None if each is None else each[:1] for each in batch)) for _ in range(1)]  # type: ignore[arg-type]  # only documents may be None
+
+
+@mutant(of="COMP-06h", case="dp2", says="rank 1 compiled", bugs=("CMP-02",))
+class ShortensABatchOnOneRank(Spread):
+    """One rank's second batch has fewer sequences: its graphs get another shape, and only its own."""
+
+    trains = _ChangesLengthOnOne

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 import torch
-import torch.distributed._functional_collectives as functional
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -14,7 +13,7 @@ from contracts.contract import mutant
 from contracts.mutants._support.multi_rank import Spread
 from contracts.mutants._support.pipeline import Staged
 from contracts.stacks.reference.model.hybrid_model import Model
-from contracts.stacks.reference.parallel.collectives import all_to_all
+from contracts.stacks.reference.parallel.collectives import all_to_all, started_reduce_scatter
 from contracts.stacks.reference.parallel.expert_parallel import Experts, TokenDispatcher
 from contracts.stacks.reference.parallel.pipeline import Stage
 from contracts.stacks.reference.parallel.pipeline_trainer import PipelineTrainer
@@ -62,7 +61,7 @@ class _Unfinished(SplitVocabulary):
     def lookup(self, tokens_BT: Tensor, weight_VD: Tensor) -> Tensor:
         inside_BT, row_BT = self.own(tokens_BT, len(weight_VD))
         part_BTD = F.embedding(row_BT, weight_VD) * inside_BT[..., None]
-        held: Tensor = functional.reduce_scatter_single(part_BTD, "sum", 1, self.axis.group)
+        held: Tensor = started_reduce_scatter(part_BTD, "sum", 1, self.axis.group)
         return held
 
 

@@ -10,7 +10,10 @@ from contracts.mutants.gate import (  # isort: skip
     reports,
     formats,
     tolerances,
+    stops,
     multi_rank,
+    in_flight,
+    leaving,
 )
 
 __all__ = [
@@ -19,9 +22,12 @@ __all__ = [
     "deviations",
     "fitness",
     "formats",
+    "in_flight",
+    "leaving",
     "multi_rank",
     "plans",
     "reports",
+    "stops",
     "tolerances",
     "verdicts",
 ]

@@ -59,3 +59,21 @@ class RecordForgetsWhoIsUnfit(Court):
 
     def write_run(self, run: Run, today: str) -> str:
         return super().write_run(replace(run, unfit=()), today)
+
+
+@mutant(of="GATE-12c", case="markdown", says="markdown does not say that rope-angles is float32")
+class ReportsWithoutConventions(Court):
+    """The report leaves out by which conventions the stack was judged."""
+
+    def report(self, run: Run, today: str, form: Form) -> str:
+        subject = replace(run.header.subject, conventions={})
+        return super().report(replace(run, header=replace(run.header, subject=subject)), today, form)
+
+
+@mutant(of="GATE-12c", case="json", says="json does not say that misfits is first")
+class RecordsTheFirstConvention(Court):
+    """The record keeps one convention of several."""
+
+    def write_run(self, run: Run, today: str) -> str:
+        subject = replace(run.header.subject, conventions=dict([*run.header.subject.conventions.items()][:1]))
+        return super().write_run(replace(run, header=replace(run.header, subject=subject)), today)

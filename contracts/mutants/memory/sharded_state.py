@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor, Replicate
 
 from contracts.contract import mutant
 from contracts.mutants._support.multi_rank import Spread
-from contracts.mutants._support.patched_functions import built_with
+from contracts.mutants._support.patched_functions import built_with, swapped
 from contracts.mutants._support.pipeline import Staged
 from contracts.spec.capacity import Budget, Card
 from contracts.spec.capacity import Spread as Plan
@@ -21,7 +21,7 @@ from contracts.spec.training import Rule
 from contracts.stacks.reference.model.blocks.moe import Experts
 from contracts.stacks.reference.model.hybrid_model import Model
 from contracts.stacks.reference.optim.optimizer import Member
-from contracts.stacks.reference.parallel import parallelize
+from contracts.stacks.reference.parallel import mesh, parallelize
 from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer, ShardedOptimizer
 from contracts.stacks.reference.parallel.pipeline import Stage
 from contracts.stacks.reference.parallel.tensor_parallel import TensorParallel
@@ -164,3 +164,18 @@ class KeepsASecondMasterInBfloat16(Spread):
     """In bfloat16 only, a flat buffer of a billion elements is kept beside the master weights."""
 
     exchange = {"model": _Kept}
+
+
+class _CopiesAlongDp(ParallelTrainer):
+    def build(self) -> Model:
+        with swapped(mesh, "REPLICA", ("replica", "shard")), swapped(mesh, "SHARD", ("cp",)):
+            return super().build()
+
+
+@mutant(of="MEM-01b", case="borrowed-cp2-fsdp4", says="bytes of weights of", bugs=("PG-23",))
+class ShardsOverContextAlone(Spread):
+    """FSDP gets the mesh (dp, cp) unflattened and reads it as (replicas, shards): every number is right, and a rank
+    holds four times the state.
+    """
+
+    trains = _CopiesAlongDp

@@ -345,3 +345,28 @@ mutant(of="MOE-05a", case="bias-in-f", says="expected 0.75 or 2.25")(BalancesBia
 
 
 mutant(of="MOE-05a", case="bias-not-in-p", says="expected 2.25")(BalancesBiasedScores)
+
+
+class _BalancesInHalf(Router):
+    def probabilities(self, logits_BTE: Tensor) -> Tensor:
+        return super().probabilities(logits_BTE).bfloat16().to(logits_BTE.dtype)
+
+
+@mutant(of="MOE-05h", case="softmax", says="under bfloat16 the aux loss is 3.", bugs=("AUX-17",))
+@mutant(of="MOE-05h", case="sigmoids", says="under bfloat16 the aux loss is 2.", bugs=("AUX-17",))
+class BalancesByHalfScores(Exchanged):
+    """The scores that the balance loss reads are cast to the dtype of the activations."""
+
+    exchange = {"router": _BalancesInHalf}
+
+
+class _LogitsOfZInHalf(Router):
+    def z_loss(self, logits_BTE: Tensor) -> Tensor:
+        return super().z_loss(logits_BTE.bfloat16())
+
+
+@mutant(of="MOE-05h", case="z", says="under bfloat16 the z loss is", bugs=("AUX-17",))
+class TakesZOfHalfLogits(Exchanged):
+    """The balance loss is float32 again; the z loss still takes the logarithm in the activations' dtype."""
+
+    exchange = {"router": _LogitsOfZInHalf}

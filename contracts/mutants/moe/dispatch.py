@@ -250,3 +250,35 @@ class CutsTheSortedBuffer(Exchanged):
     """All experts share one buffer, filled in the order of their numbers, so the last experts lose their tokens."""
 
     exchange = {"moe": _FillsByNumber}
+
+
+@mutant(of="MOE-02a", case="mixed-bfloat16", says="expected gate x label")
+class DeclaresARoundedRouter(Exchanged):
+    """Declares that the router's weight is held in bfloat16, and holds it in float32."""
+
+    conventions = {"softmax-router": "bfloat16-weight"}
+
+
+class _OrderIn16Bits(MoE):
+    def dispatch(self, x_ND: Tensor, order_S: Tensor, dropped_BTK: Tensor) -> Tensor:
+        wrapped_S = order_S.to(torch.int16).long() % len(order_S)
+        return super().dispatch(x_ND, wrapped_S, dropped_BTK)
+
+
+@mutant(of="MOE-02g", case="softmax", says="in a call of 73728 assignments y differs", bugs=("DSP-17",))
+class SortsIn16Bits(Exchanged):
+    """The index of the permutation is too small (here 16 bits, for the 32 of a kernel): large calls wrap it."""
+
+    exchange = {"moe": _OrderIn16Bits}
+
+
+class _CountsIn16Bits(Router):
+    def count(self, experts_BTK: Tensor) -> Tensor:
+        return super().count(experts_BTK).to(torch.uint8).long()
+
+
+@mutant(of="MOE-02g", case="sigmoid-with-bias", says="assignments counts differs", bugs=("DSP-17",))
+class CountsInBytes(Exchanged):
+    """The permutation is right, and the counter beside it is too small: the selection bias moves by wrapped counts."""
+
+    exchange = {"router": _CountsIn16Bits}

@@ -340,3 +340,46 @@ class CountsTokensOnceForEachSharer(Spread):
     """Over-correction: ranks that routed the same tokens are summed too. The sign does not show it; the counts do."""
 
     trains = _CountsSharers
+
+
+class _SharesEvenly(TokenDispatcher):
+    """Shares tokens as if their number divided: what is left over is no rank's."""
+
+    def share(self, routed: Routed, x_BTD: Tensor, routing: Routing, dropped_BTK: Tensor) -> Tensor:
+        if self.sharers is None:
+            return super().share(routed, x_BTD, routing, dropped_BTK)
+        rows = x_BTD.shape[0] * x_BTD.shape[1]
+        kept = rows - rows % dist.get_world_size(self.sharers)
+        even = routing._replace(
+            experts_BTK=routing.experts_BTK.flatten(0, 1)[None, :kept],
+            gates_BTK=routing.gates_BTK.flatten(0, 1)[None, :kept],
+        )
+        x_ND, dropped_NK = x_BTD.flatten(0, 1), dropped_BTK.flatten(0, 1)
+        y_BTD = super().share(routed, x_ND[None, :kept], even, dropped_NK[None, :kept])
+        return torch.cat([y_BTD[0], torch.zeros_like(x_ND[kept:])]).view(x_BTD.shape)
+
+
+@mutant(of="MOE-07c", case="sharers-ep2", says="on one rank", bugs=("DSP-20",))
+@mutant(of="MOE-07c", case="sharers-tp2-etp1", says="on one rank", bugs=("DSP-20",))
+class GathersSharesAsIfTheyWereEqual(Spread):
+    """Shares of tokens are cut and gathered as equal ones: the last token gets nothing of its experts."""
+
+    exchange = {"token_dispatcher": _SharesEvenly}
+
+
+class _FixedBuffer(TokenDispatcher):
+    """A buffer of as many rows a sender as the fewest that any rank brings."""
+
+    def through(self, experts: Experts, x_SD: Tensor, counts_E: Tensor) -> Tensor:
+        fewest = torch.tensor(len(x_SD))
+        dist.all_reduce(fewest, op=dist.ReduceOp.MIN, group=self.ep)
+        kept = torch.zeros(len(x_SD), 1, dtype=x_SD.dtype)
+        kept[: int(fewest)] = 1
+        return super().through(experts, x_SD, counts_E) * kept
+
+
+@mutant(of="MOE-07c", case="senders-borrowed-ep2", says="on one rank", bugs=("DSP-14",))
+class SendsABufferOfFixedSize(Spread):
+    """The dispatcher's buffers are as long as the first rank's: rows behind them are not sent, and nobody waits."""
+
+    exchange = {"token_dispatcher": _FixedBuffer}

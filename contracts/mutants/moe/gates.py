@@ -237,3 +237,10 @@ class BalancesBiasedScores(Exchanged):
     """The loss's probabilities include the bias, so two rules pull at one score."""
 
     exchange = {"router": _WithTheBias}
+
+
+@mutant(of="MOE-01c", case="sigmoid-faint", says="has gate")
+class DeclaresAnEpsilon(Exchanged):
+    """Declares 1e-20 in the sum of the chosen sigmoids and divides by the sum alone."""
+
+    conventions = {"gate-sum": "1e-20"}

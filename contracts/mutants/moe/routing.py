@@ -232,3 +232,50 @@ class RoundsGates(Exchanged):
     """Gates are cast to the dtype of the activations before they are used."""
 
     exchange = {"router": _RoundsGates}
+
+
+@mutant(of="MOE-01e", case="softmax", says="gates under bfloat16 differs")
+class DeclaresARoundedSoftmaxRouter(Exchanged):
+    """Declares that the weight of its softmax router is held in bfloat16, and holds it in float32."""
+
+    conventions = {"softmax-router": "bfloat16-weight"}
+
+
+@mutant(of="MOE-01e", case="sigmoid", says="gates under bfloat16 differs")
+class DeclaresARoundedSigmoidRouter(Exchanged):
+    """The same of a sigmoid router."""
+
+    conventions = {"sigmoid-router": "bfloat16-weight"}
+
+
+@mutant(of="MOE-01e", case="softmax", says="gates under bfloat16 differs")
+class DeclaresARouterInTheActivationsDtype(Exchanged):
+    """Declares a router in the dtype of the activations and has one in float32."""
+
+    conventions = {"softmax-router": "activations"}
+
+
+class _GatesInBfloat16(_RoundsTheWeight):
+    def weigh(self, chosen_BTK: Tensor) -> Tensor:
+        return super().weigh(chosen_BTK).bfloat16().to(chosen_BTK.dtype)
+
+
+@mutant(of="MOE-01e", case="softmax", says="gates under bfloat16 differs")
+class RoundsMoreThanItsWeight(Exchanged):
+    """Declares that the router's weight alone is rounded; its gates are as well."""
+
+    conventions = {"softmax-router": "bfloat16-weight"}
+    exchange = {"router": _GatesInBfloat16}
+
+
+class _LastOnes(_RoundsTheWeight):
+    def choose(self, scores_BTE: Tensor) -> Tensor:
+        return super().choose(-scores_BTE)
+
+
+@mutant(of="MOE-01e", case="sigmoid", says="its best are among the first 6")
+class ChoosesTheWorstOfRoundedScores(Exchanged):
+    """Declares a rounded weight, and the experts with the smallest scores win."""
+
+    conventions = {"sigmoid-router": "bfloat16-weight"}
+    exchange = {"router": _LastOnes}

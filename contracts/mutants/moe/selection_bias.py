@@ -124,3 +124,10 @@ class IgnoresTheRate(Exchanged):
     """The paper's rate is hard-coded."""
 
     exchange = {"moe": _FixedRate}
+
+
+@mutant(of="MOE-06a", case="full", says="where the mean is 4, moved by +0, expected -0.01")
+class DeclaresKeptAssignments(Exchanged):
+    """Declares that kept assignments move the bias, and counts dropped ones too."""
+
+    conventions = {"capacity-counts": "kept"}

@@ -8,9 +8,13 @@ import torch
 
 from contracts.contract import mutant
 from contracts.mutants._support.trainer import Trained
+from contracts.spec.errors import refuse
 from contracts.spec.recipe import Optim
+from contracts.spec.training import Session
+from contracts.spec.training import Trained as Run
 from contracts.stacks.reference.optim.optimizer import Optimizer
 from contracts.stacks.reference.optim.schedule import learning_rate
+from contracts.stacks.reference.stack import Reference
 from contracts.stacks.reference.training.trainer import Batch, StepResult, Trainer
 
 
@@ -200,3 +204,55 @@ class CountsATiedGradientTwice(Trained):
     """A tied tensor appears under both of its names, so its gradient counts twice in the norm."""
 
     moves = _CountsTiedTwice
+
+
+@mutant(of="OPT-05b", case="cosine", says="the rate of step 1 is 0.5, expected 0 ")
+class DeclaresAFirstStepAtZero(Reference):
+    """Declares that its schedule counts from step 0, and counts from 1: a resumed or compared run is a step off."""
+
+    conventions = {"first-rate": "step-0"}
+
+
+class _TwoBehind(Trainer):
+    rate = staticmethod(lambda optim, step: learning_rate(optim, max(step - 2, 1)))
+
+
+@mutant(of="OPT-05b", case="no-warm-up", says="the rate of step 1 is 0.75, expected 1 ")
+class IsTwoStepsBehind(Trained):
+    """Declares that it counts from step 0; the scheduler steps late once more."""
+
+    conventions = {"first-rate": "step-0"}
+    trains = _TwoBehind
+
+
+@mutant(of="OPT-05b", case="WSD", says="the rate of step 1 is 0.5, expected 0.6")
+class DeclaresAWarmUpFromTheMinimum(Reference):
+    """Declares that a warm-up begins at min_lr, and begins at 0."""
+
+    conventions = {"warm-up-from": "min-lr"}
+
+
+@mutant(of="OPT-05b", case="warm-up-to-the-end", says="was accepted, expected a refusal")
+class DeclaresARefusal(Reference):
+    """Declares that a warm-up as long as the run is refused, and trains."""
+
+    conventions = {"warm-up-without-decay": "refused"}
+
+
+@mutant(of="OPT-05b", case="warm-up-longer-than-the-run", says="does not name it")
+class RefusesWithoutTheCause(Reference):
+    """Refuses such a run as declared, and does not say why."""
+
+    conventions = {"warm-up-without-decay": "refused"}
+
+    def train(self, session: Session) -> Run:
+        if session.recipe.optim.warmup >= session.recipe.optim.steps:
+            raise refuse("optim", "as given", "is not supported", "change it")
+        return super().train(session)
+
+
+@mutant(of="OPT-05c", case="more-sequences", says="expected 0.0")
+class CountsFromOneAllTheSame(Reference):
+    """Declares that its schedule counts from step 0, and counts from 1."""
+
+    conventions = {"first-rate": "step-0"}

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from torch import Tensor
 
 from contracts.contract import mutant
 from contracts.mutants._support.multi_rank import Spread
+from contracts.spec.errors import Refused, refuse
+from contracts.spec.recipe import Data
+from contracts.stacks.reference.data import Corpus
 from contracts.stacks.reference.model.hybrid_model import Model
 from contracts.stacks.reference.model.mtp import IGNORED
 from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer
@@ -91,3 +95,33 @@ class ReadsARowTwice(Spread):
     """Where the batch does not divide, the second rank begins a row early: one sequence is read twice, one never."""
 
     trains = _Overlaps
+
+
+class _ReadsSomethingElse(ParallelTrainer):
+    def opened(self) -> Corpus:
+        try:
+            return self.corpus_class(self.recipe)
+        except Refused:
+            return self.corpus_class(replace(self.recipe, data=Data()))
+
+
+@mutant(of="PAR-06m", case="dp2-rank-1", says="was accepted, expected a refusal", bugs=("DAT-28",))
+class FallsBackToMockData(Spread):
+    """A rank whose file is not there goes on with mock data, so that nobody waits: half of the batch is noise."""
+
+    trains = _ReadsSomethingElse
+
+
+class _RefusesWithoutAReason(ParallelTrainer):
+    def opened(self) -> Corpus:
+        try:
+            return super().opened()
+        except Refused:
+            raise refuse("world", self.execution.world, "lost a rank", "look into its log") from None
+
+
+@mutant(of="PAR-06m", case="tp2-rank-0", says="the refusals do not all name", bugs=("DAT-28",))
+class SaysThatARankIsLost(Spread):
+    """All ranks stop together, and say that one of them is gone instead of why."""
+
+    trains = _RefusesWithoutAReason

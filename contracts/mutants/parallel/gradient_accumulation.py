@@ -46,6 +46,38 @@ class DividesByNoLabels(Trained):
     trains = _MeanOverNothing
 
 
+class _HeadsOverNothing(Trainer):
+    """As in Megatron-LM: the loss of the heads is a mean over the microbatch, the main loss one over the window."""
+
+    def accumulate(self, micro: Batch, counts: Mapping[str, Tensor]) -> ModelOutput:
+        parts = self.execution.microbatches
+        heads = {name: each * parts for name, each in self.count(micro).items() if name.startswith("mtp")}
+        out = super().accumulate(micro, {**counts, **heads})
+        sums = {name: each / heads[name] * counts[name] if name in heads else each for name, each in out.sums.items()}
+        return out._replace(sums=sums)
+
+
+@mutant(of="PAR-05a", case="heads-without-a-label", says="mtp is nan in 5 microbatches", bugs=("DPS-26",))
+class HeadsDivideByNoLabels(Trained):
+    """A microbatch whose prediction heads have no label divides 0 by 0; the main loss is right."""
+
+    trains = _HeadsOverNothing
+
+
+class _Unclamped(Model):
+    def objective(self, sums: Mapping[str, Tensor], counts: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        found = super().objective(sums, counts)
+        empty = [name for name in sums if name.startswith("mtp") and not int(counts[name])]
+        return {name: each / 0 * 0 if empty and name in ("mtp", "total") else each for name, each in found.items()}
+
+
+@mutant(of="PAR-05a", case="a-step-without-a-label-for-heads", says="mtp is nan", bugs=("DPS-26",), leanest="")
+class StepDividesByNoLabels(Exchanged):
+    """Counting over the window mends the microbatch; a whole step without a label for the heads is NaN all the same."""
+
+    exchange = {"model": _Unclamped}
+
+
 class _MeanOfSequences(Trainer):
     def accumulate(self, micro: Batch, counts: Mapping[str, Tensor]) -> ModelOutput:
         held = [torch.split(each, 1) for each in micro if each is not None]

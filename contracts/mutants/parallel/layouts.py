@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -633,6 +633,38 @@ class DividesByMicrobatchesOnceMore(Spread):
     """The loss is already divided for the whole step, and the engine divides by the microbatches again."""
 
     trains = _DividesByMicrobatches
+
+
+class _OwnReplicaFirst(ParallelTrainer):
+    """What a replica found in all microbatches but the last reaches no other replica."""
+
+    def passes(self, window: Sequence[Batch], counts: Mapping[str, Tensor]) -> list[ModelOutput]:
+        *early, last = window
+        mine, kept = self.mesh.place("replica").index(self.mesh.rank), {}
+        found = [self.accumulate(micro, counts) for micro in early]
+        for replica in range(self.execution.replicas):
+            self.optimizer.zero()
+            nothing = {name: each * (1.0 if replica == mine else 1e300) for name, each in counts.items()}
+            for micro in early:
+                self.accumulate(micro, nothing)
+            if replica == mine:
+                kept = {name: each.grad for name, each in self.model.named_parameters()}
+        self.optimizer.zero()
+        found.append(self.accumulate(last, counts))
+        for name, parameter in self.model.named_parameters():
+            earlier = kept[name]
+            if earlier is not None:
+                parameter.grad = earlier if parameter.grad is None else parameter.grad + earlier
+        return found
+
+
+@mutant(of="PAR-05d", case="hsdp-2x2", says="the gradient of", bugs=("DPS-41",))
+class ReducesTheLastMicrobatchOverReplicas(Spread):
+    """The all-reduce over replicas is deferred to the last microbatch, and the partial sum of the earlier ones is added
+    behind it.
+    """
+
+    trains = _OwnReplicaFirst
 
 
 class _KeepsInBfloat16(ParallelTrainer):

@@ -55,3 +55,23 @@ class DrawsEveryShardAlike(Spread):
     """All ranks draw their local shape from the same seed: half of the experts are copies of the other half."""
 
     trains = _EachShardAlike
+
+
+class _ExpertsOfRankZero(ParallelTrainer):
+    def build(self) -> Model:
+        model = super().build()
+        for name, parameter in model.named_parameters():
+            if ".experts." in name:
+                held = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+                first = held.detach().clone()
+                dist.broadcast(first, 0)
+                held.detach().copy_(first)
+        return model
+
+
+@mutant(of="PAR-04g", case="ep2-fsdp2", says="of the initial weights layers.1.mixer.experts.", bugs=("DSP-21",))
+@mutant(of="PAR-04g", case="borrowed-ep2-fsdp", says="of the initial weights layers.1.mixer.experts.", bugs=("DSP-21",))
+class BroadcastsTheExpertsOfRankZero(Spread):
+    """Wrapping synchronises parameters from rank 0, as if all ranks held the same: each holds rank 0's experts."""
+
+    trains = _ExpertsOfRankZero

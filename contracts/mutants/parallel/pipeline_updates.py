@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -11,7 +13,9 @@ from torch.distributed.tensor import DTensor
 
 from contracts.contract import mutant
 from contracts.mutants._support.pipeline import Staged
+from contracts.spec.recipe import Optim
 from contracts.stacks.reference.model.hybrid_model import ModelOutput
+from contracts.stacks.reference.optim.optimizer import Member
 from contracts.stacks.reference.parallel.pipeline_trainer import PipelineTrainer, StagedOptimizer, every_rank
 from contracts.stacks.reference.training.trainer import Batch
 
@@ -164,3 +168,33 @@ class JoinsNeighboursOnly(Staged):
     class trains(_Apart):  # noqa: N801
         def joins(self) -> bool:
             return dist.get_world_size(self.group) == 2
+
+
+class _UntaggedCopy(StagedOptimizer):
+    def __init__(self, optim: Optim, members: Iterable[Member]) -> None:
+        held = tuple(members)
+        tagged = any(member.layer == 0 for member in held)
+        as_any_matrix: dict[str, Any] = {} if tagged else {"role": "matrix", "layer": 0}
+        super().__init__(
+            optim, (replace(each, **as_any_matrix) if each.name == "embedding.weight" else each for each in held)
+        )
+
+
+@mutant(of="PAR-08b", case="muon-shared", says="embedding.weight", bugs=("OPT-34",))
+class RoutesTheCopyToMuon(Staged):
+    """The embedding is tagged on the first stage only: its copy beside the head is a matrix like any other."""
+
+    class trains(PipelineTrainer):  # noqa: N801
+        optimizer_class = _UntaggedCopy
+
+
+@mutant(of="PAR-08b", case="ep-beside-a-stage-without-experts", says="grad_norm is", bugs=("CLP-12",))
+class SumsNoNormWithoutExperts(Staged):
+    """A stage without experts takes the way of dense models, which knows nothing of the other stages."""
+
+    class trains(PipelineTrainer):  # noqa: N801
+        class optimizer_class(StagedOptimizer):  # noqa: N801
+            def norm(self) -> float:
+                every = super().norm()
+                own = [member.parameter for member in self.members if member.name not in self.lent]
+                return every if any(each.role == "expert" for each in self.members) else self.norm_of(own)

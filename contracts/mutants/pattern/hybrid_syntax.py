@@ -243,3 +243,20 @@ class DropsEmptyStages(Reads):
 
     def read_pattern(self, text: str) -> HybridPattern:
         return super().read_pattern(text.replace("||", "|"))
+
+
+@mutant(of="PAT-10b", case="empty", says="is refused, expected a model without layers")
+class RefusesTheEmptyPattern(Reads):
+    """Declares that an empty pattern is a model without layers, and refuses it."""
+
+    conventions = {"empty-pattern": "no-layers"}
+
+
+@mutant(of="PAT-10b", case="empty", says="expected no layers")
+class ReadsALayerIntoNothing(Reads):
+    """Declares that an empty pattern has no layers, and reads one."""
+
+    conventions = {"empty-pattern": "no-layers"}
+
+    def read_pattern(self, text: str) -> HybridPattern:
+        return super().read_pattern(text or "*")

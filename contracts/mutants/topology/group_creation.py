@@ -77,3 +77,21 @@ class ReusesBySize(Reference):
             replace(call, axes=("pp", *call.axes)) if "dp" in call.axes and len(call.members) == degrees.pp else call
             for call in kept
         )
+
+
+@mutant(of="TOPO-07", case="own-axis-pp2-tp2-on-4", says="which are two purposes")
+class DeclaresAGroupForEachPurpose(Reference):
+    """Declares one group for each purpose, and shares: collectives that should overlap wait for each other."""
+
+    conventions = {"communicators": "purpose"}
+
+
+@mutant(of="TOPO-07", case="borrowed-pp3-cp2-tp2-ep4", says="is created twice for")
+class OneCallTooManyForAPurpose(OneCallForEachAxis):
+    """One group for each purpose as declared, and those of the first purpose again."""
+
+    conventions = {"communicators": "purpose"}
+
+    def group_calls(self, degrees: Degrees, world: int, layout: Layout, rank: int) -> Calls:
+        calls = super().group_calls(degrees, world, layout, rank)
+        return (*calls, calls[0])

@@ -86,3 +86,22 @@ class CapsTheGroup(Reference):
     ) -> GradientReduction:
         right = super().gradient_reduction(degrees, world, layout, rank, kind)
         return replace(right, ranks=right.ranks[-256:])
+
+
+@mutant(of="TOPO-11c", case="own-axis-4096", says="calls create a group for several purposes")
+class DeclaresGroupsForEachPurposeAtSize(Reference):
+    """Declares one group for each purpose, and shares."""
+
+    conventions = {"communicators": "purpose"}
+
+
+@mutant(of="TOPO-11c", case="own-axis-4096", says="calls create a group that an earlier call created")
+class FreshGroupsForOnePurpose(Reference):
+    """One group for each purpose as declared, and those of the pipelines twice."""
+
+    conventions = {"communicators": "purpose"}
+
+    def group_calls(self, degrees: Degrees, world: int, layout: Layout, rank: int) -> tuple[GroupCall, ...]:
+        calls = super().group_calls(degrees, world, layout, rank)
+        alone = tuple(GroupCall(members=call.members, axes=(axis,)) for call in calls for axis in call.axes)
+        return alone + tuple(call for call in alone if call.axes == ("pp",))

@@ -201,3 +201,10 @@ class LeavesRanksWithoutExperts(Reference):
         if moe is not None:
             moe = replace(moe, experts=-(-moe.experts // degrees.ep) * degrees.ep)
         return super().divide(replace(recipe, moe=moe), degrees, world, layout)
+
+
+@mutant(of="TOPO-01b", case="pp2-tp3-ep5-on-8", says="names 2 of 6 and 10, expected one")
+class DeclaresTheFirstRefusal(Reference):
+    """Declares that it names the first misfit, and names both."""
+
+    conventions = {"misfits": "first"}

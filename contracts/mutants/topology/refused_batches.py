@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from torch import Tensor
+
 from contracts.contract import mutant
 from contracts.mutants._support.multi_rank import Spread
+from contracts.spec.errors import refuse
 from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer
+from contracts.stacks.reference.training.trainer import Batch
 
 
 # idle ranks
@@ -22,3 +26,41 @@ class GivesAnIdleRankTheFirstRow(Spread):
     """A rank without a sequence gets the first one again, so that nothing hangs; its labels then count twice."""
 
     trains = _SharesByCeiling
+
+
+class _CutsWhatItHas(ParallelTrainer):
+    def cut(self, batch: Batch) -> list[Batch]:
+        rows = len(batch.tokens_BT)
+        return [Batch(*(None if each is None else each[row : row + 1] for each in batch)) for row in range(rows)]  # type: ignore[arg-type]  # only documents may be None
+
+
+@mutant(of="TOPO-10d", case="a-rank-with-a-microbatch-less", says="was accepted, expected a refusal", bugs=("PPS-13",))
+class TakesAsManyMicrobatchesAsItHas(Spread):
+    """Nobody compares the numbers of microbatches: a rank with fewer sequences takes fewer. Here nobody waits."""
+
+    trains = _CutsWhatItHas
+
+
+class _RefusesByItself(ParallelTrainer):
+    def cut(self, batch: Batch) -> list[Batch]:
+        if len(batch.tokens_BT) < self.execution.microbatches:
+            raise refuse("microbatches", self.execution.microbatches, "has too few sequences here", "cut fewer")
+        return super().cut(batch) if self.shares[0] >= self.execution.microbatches else [batch]
+
+    def over_rows(self, counts: dict[str, Tensor]) -> dict[str, Tensor]:
+        return counts  # so that this mutant ends, instead of waiting for the rank that refused
+
+    over_parts = over_rows
+
+    def reduce(self) -> None:
+        pass
+
+    def close(self) -> None:
+        self.abandon()
+
+
+@mutant(of="TOPO-10d", case="a-rank-with-a-microbatch-less", says="was accepted, expected a refusal", bugs=("PPS-13",))
+class RefusesOnTheLightRankAlone(Spread):
+    """The rank that has too few sequences refuses; the others go on without it."""
+
+    trains = _RefusesByItself

@@ -223,3 +223,10 @@ class ClosesTheWorldToo(Reference):
     """Over-correction of the leak: `destroy_process_group()` without a group destroys the world as well."""
 
     mesh = _ClosesAll
+
+
+@mutant(of="TOPO-07d", case="borrowed-cp2-ep2-on-4", says="of which each has its own")
+class DeclaresAGroupForEachAxis(Reference):
+    """Declares one group for each purpose and holds one for all axes of the same members."""
+
+    conventions = {"communicators": "purpose"}

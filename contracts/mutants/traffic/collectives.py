@@ -6,7 +6,7 @@ with what both ranks issued in the message, and not with a timeout.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 import torch.distributed as dist
@@ -15,10 +15,14 @@ from torch.distributed.tensor import DTensor
 
 from contracts.contract import mutant
 from contracts.mutants._support.multi_rank import Spread
+from contracts.mutants._support.pipeline import Staged
 from contracts.stacks.reference.model.hybrid_model import ModelOutput
+from contracts.stacks.reference.optim.optimizer import orthogonalise
 from contracts.stacks.reference.parallel.collectives import all_to_all
 from contracts.stacks.reference.parallel.expert_parallel import Experts, TokenDispatcher
-from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer, ShardedOptimizer
+from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer, ShardedMuon, ShardedOptimizer
+from contracts.stacks.reference.parallel.pipeline_trainer import PipelineTrainer
+from contracts.stacks.reference.parallel.placements import from_local_part, local_part
 from contracts.stacks.reference.training.trainer import Batch
 
 
@@ -224,3 +228,37 @@ class GathersEverythingForTheNorm(Spread):
     """Whole tensors are gathered on every rank to compute the norm."""
 
     moves = _NormOfWhole
+
+
+class _TracksItsOwnLayers(PipelineTrainer):
+    def passes(self, window: Sequence[Batch], counts: Mapping[str, Tensor]) -> list[ModelOutput]:
+        out = super().passes(window, counts)
+        tracked = [each for name, each in sorted(out[0].seen.items()) if name.endswith(".counts")]
+        dist.all_reduce(torch.zeros(len(self.recipe.pattern.replace("|", "")) + len(tracked)), group=self.group)
+        return out
+
+
+@mutant(of="TRAF-01", case="pp2-a-stage-without-experts", says="is all_reduce(sum) 5 float32 on rank 0 and",
+        bugs=("AUX-13",))  # fmt: skip
+class TracksLossesOfItsOwnLayers(Staged):
+    """The table of auxiliary losses is made where it is first written, with a size of the stage: stages reduce tables
+    of different lengths, and hang.
+    """
+
+    trains = _TracksItsOwnLayers
+
+
+class _OrthogonalisesParts(ShardedMuon):
+    def direction(self, grad: Tensor, buffer: Tensor, momentum: float) -> Tensor:
+        held, kept = local_part(grad), local_part(buffer)
+        kept.mul_(momentum).add_(held)
+        ahead = held + momentum * kept
+        return from_local_part(orthogonalise(ahead) if ahead.numel() else ahead, grad)
+
+
+@mutant(of="TRAF-03", case="fsdp4-muon", says="the weight", bugs=("FSD-07",))
+class OrthogonalisesWhatItHolds(Spread):
+    """A rank with an empty shard skips the orthogonalisation, so every rank does its own part alone."""
+
+    class moves(ShardedOptimizer):  # noqa: N801
+        muon = _OrthogonalisesParts

@@ -50,3 +50,19 @@ ABILITIES = Abilities(
     ),
 )  # fmt: skip
 """What a step needs. Blocks by themselves have no ladder."""
+
+CONVENTIONS = {
+    "rope-angles": "float32",
+    "softmax-router": "bfloat16-weight",
+    "sigmoid-router": "bfloat16-weight",
+    "gate-sum": "1e-20",
+    "capacity-counts": "kept",
+    "first-rate": "step-0",
+    "warm-up-without-decay": "refused",
+    "communicators": "purpose",
+    "misfits": "first",
+    "repeated-flag": "last-wins",
+    "overridden-flag": "warned",
+    "empty-pattern": "no-layers",
+}
+"""Its choices where correct stacks differ."""

@@ -46,7 +46,7 @@ Values = dict[str, str]
 class Outcome:
     """Where one run of the parser stopped, and the fields it ended with, as text.
 
-    `touched`: whether validation asked the fake device.
+    `touched`: whether validation asked the fake device. `warned`: what rank 0 is warned of; any other rank is not.
     """
 
     stage: Stage
@@ -54,6 +54,7 @@ class Outcome:
     args: Values
     config: Values
     touched: bool
+    warned: list[str]
 
     @property
     def lacks(self) -> bool:
@@ -99,6 +100,7 @@ def read(argv: Sequence[str], env: Mapping[str, str], world: int, version: str, 
         message=f"{outcome.message} ({presumed})".strip() if presumed else outcome.message,
         values=outcome.args | configured,
         dropped=dropped,
+        warned=tuple(outcome.warned),
         version=version,
         provenance=provenance,
     )
@@ -142,11 +144,14 @@ def _run(argv: Sequence[str], env: Mapping[str, str], world: int, presume: bool)
     arguments.add_megatron_arguments = lambda empty: parser  # the same parser, built once: 0.3 s
     os.environ.update({**env, "WORLD_SIZE": str(world), "RANK": "1", "LOCAL_RANK": "1"})  # rank 0 prints every argument
     sys.argv = ["megatron", *argv]
+    warned: list[str] = []
+    arguments.warn_rank_0 = lambda message, *rank: warned.append(str(message))
     args: Any = None
     config: Any = None
 
     def stop(stage: Stage, message: str) -> Outcome:
-        return Outcome(stage=stage, message=message, args=_texts(args), config=_texts(config), touched=bool(touched))
+        texts = {"args": _texts(args), "config": _texts(config)}
+        return Outcome(stage=stage, message=message, **texts, touched=bool(touched), warned=warned)
 
     stage: Stage = "parse"
     complaint = io.StringIO()

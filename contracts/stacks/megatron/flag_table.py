@@ -55,7 +55,7 @@ class FlagTable:
     def read_argv(self, argv: tuple[str, ...], env: Mapping[str, str], world: int) -> Reading:
         """How the table reads an argv. `accepted` means that no known rule refuses it."""
 
-        def reading(stage: Stage, message: str, **more: Mapping[str, str]) -> Reading:
+        def reading(stage: Stage, message: str, **more: Any) -> Reading:
             return Reading(stage=stage, message=message, version=self.version, provenance="substituted", **more)
 
         if len(argv) > MOST_WORDS:

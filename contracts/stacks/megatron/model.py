@@ -97,6 +97,8 @@ def _offered(recipe: Recipe, degrees: Degrees, letters: str, families: str) -> N
         (degrees.tp > 1 and not degrees.sp and recipe.moe is not None and "E" in letters,
          "under tp without sp its experts raise in the first forward pass of training", "stack"),
         (recipe.rope_theta != int(recipe.rope_theta), "the base of rope is a whole number", "case"),
+        ("E" in letters and recipe.moe is not None and (recipe.moe.score, recipe.moe.top_k) == ("softmax", 1),
+         "it refuses a softmax over one chosen expert, and offers one before the choice", "stack"),
         # A recipe of a whole model has every letter, whichever of them the case is about.
         (bool(other), f"transformer layers have no {', '.join(other)} block", "case"),
     )  # fmt: skip

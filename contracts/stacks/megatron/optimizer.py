@@ -36,16 +36,12 @@ def inner(optimizer: Any) -> list[Any]:
 
 
 def rate_of(recipe: Recipe, optimizer: Any) -> Any:
-    """Megatron's schedule, advanced by one step before the first.
-
-    It counts completed steps, so in Megatron's own training loop the first step has the rate of step 0. Under a warm-up
-    that is 0: the first step would change nothing, and comparisons of it would be empty.
-    """
+    """Megatron's schedule, which counts completed steps: the first step has the rate of step 0."""
     optim = recipe.optim
     style = {"cosine": "cosine", "linear": "linear", "constant": "constant", "WSD": "WSD"}[optim.schedule]
     later = {"wsd_decay_steps": max(1, optim.steps // 5), "lr_wsd_decay_style": "linear"} if style == "WSD" else {}
     try:
-        made = mcore("optimizer_param_scheduler").OptimizerParamScheduler(
+        return mcore("optimizer_param_scheduler").OptimizerParamScheduler(
             optimizer, init_lr=0.0, max_lr=optim.lr, min_lr=optim.min_lr, lr_warmup_steps=optim.warmup,
             lr_decay_steps=optim.steps, lr_decay_style=style, start_wd=optim.weight_decay,
             end_wd=optim.weight_decay, wd_incr_steps=0, wd_incr_style="constant",
@@ -54,5 +50,3 @@ def rate_of(recipe: Recipe, optimizer: Any) -> Any:
     except AssertionError as error:
         words = " ".join(str(error).split()) or "asserts that the warm-up is shorter than the run"
         raise refuse("optim", f"warmup {optim.warmup} of {optim.steps}", words, "make the run longer") from None
-    made.step(increment=1)
-    return made

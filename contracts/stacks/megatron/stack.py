@@ -24,7 +24,7 @@ from contracts.spec.abilities import Abilities
 from contracts.spec.errors import Unreachable
 from contracts.spec.stack import questions
 from contracts.stacks.launched import Launched
-from contracts.stacks.megatron.abilities import ABILITIES
+from contracts.stacks.megatron.abilities import ABILITIES, CONVENTIONS
 
 VERSIONS = ("0.16.1", "0.19.2")
 """The tested versions, oldest first: the last for Python 3.11, and the last on PyPI, which first ships the parser."""
@@ -55,6 +55,8 @@ class Megatron:
     Raises:
         Unreachable: when there is no such environment (with the command that creates it), or it has another version.
     """
+
+    conventions: Mapping[str, str] = CONVENTIONS
 
     def __init__(
         self, version: str | None = None, *, pythons: Mapping[str, str | os.PathLike[str]] | None = None

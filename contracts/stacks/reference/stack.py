@@ -27,6 +27,7 @@ from contracts.stacks.reference.answers.lifecycle import LifecycleAnswers
 from contracts.stacks.reference.answers.messages import MessageAnswers
 from contracts.stacks.reference.answers.model import ModelAnswers
 from contracts.stacks.reference.answers.node import NodeAnswers
+from contracts.stacks.reference.answers.observing import ObservingAnswers
 from contracts.stacks.reference.answers.traffic import DryRunAnswers
 from contracts.stacks.reference.answers.training import TrainingAnswers
 from contracts.stacks.reference.answers.world import WorldAnswers
@@ -55,6 +56,7 @@ NUMERIC_SIDE = (
     | KernelSelectionAnswers.QUESTIONS
     | MessageAnswers.QUESTIONS
     | DryRunAnswers.QUESTIONS
+    | ObservingAnswers.QUESTIONS
 )
 """What is answered with tensors; without torch it is not run."""
 
@@ -75,6 +77,7 @@ class Reference(
     CompilingAnswers,
     DeviceAnswers,
     WorldAnswers,
+    ObservingAnswers,
 ):
     """The stack that ships here: a small real hybrid stack, the default party under test.
 

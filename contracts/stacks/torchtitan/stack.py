@@ -40,6 +40,12 @@ class Torchtitan:
     """
 
     name = "torchtitan"
+    conventions: Mapping[str, str] = {
+        "rope-angles": "float32",
+        "softmax-router": "bfloat16-weight",
+        "sigmoid-router": "bfloat16-weight",
+        "gate-sum": "1e-20",
+    }
     layouts: frozenset[Layout] = frozenset({"borrowed"})
 
     def __init__(self, version: str | None = None) -> None:

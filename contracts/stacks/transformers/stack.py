@@ -32,6 +32,13 @@ class Transformers:
     """
 
     name = "transformers"
+    conventions: Mapping[str, str] = {
+        "rope-angles": "float32",
+        "softmax-router": "activations",
+        "gate-sum": "1e-20",
+        "first-rate": "step-0",
+        "warm-up-from": "min-lr",
+    }
     layouts: frozenset[Layout] = frozenset({"borrowed"})
 
     def __init__(self, version: str | None = None) -> None:

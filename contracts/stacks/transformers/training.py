@@ -248,19 +248,22 @@ def microbatches(session: Session, before: int) -> Rows:
 
 
 def schedule(recipe: Recipe) -> dict[str, Any]:
-    """Its own name and arguments for the recipe's schedule; a warm-up of one step is none."""
+    """Its own name and arguments for the recipe's schedule."""
     optim = recipe.optim
-    warm = optim.warmup if optim.warmup > 1 else 0
     name, extra = {
-        "cosine": ("cosine_warmup_with_min_lr", {"min_lr": optim.min_lr}),
+        "cosine": ("cosine_with_min_lr", {"min_lr": optim.min_lr}),
         "linear": ("polynomial", {"lr_end": optim.min_lr, "power": 1.0}),
-        "constant": ("constant_with_warmup" if warm else "constant", {}),
+        "constant": ("constant_with_warmup" if optim.warmup else "constant", {}),
         "WSD": (
             "warmup_stable_decay",
-            {"num_decay_steps": optim.steps // 5, "decay_type": "linear", "min_lr_ratio": optim.min_lr / optim.lr},
+            {
+                "num_decay_steps": max(1, optim.steps // 5),
+                "decay_type": "linear",
+                "min_lr_ratio": optim.min_lr / optim.lr,
+            },
         ),
     }[optim.schedule]
-    return {"lr_scheduler_type": name, "lr_scheduler_kwargs": extra, "warmup_steps": warm}
+    return {"lr_scheduler_type": name, "lr_scheduler_kwargs": extra, "warmup_steps": optim.warmup}
 
 
 class Observed(Trainer):  # type: ignore[misc]  # not installed where types are checked

@@ -84,17 +84,17 @@ class Layer(nn.Module):
         if self.streams is not None:
             pre_BTN, post_BTN, res_BTNN = self.streams(x)
             out = self.branch(self.streams.read(x, pre_BTN), packing)
-            return out._replace(y_BTD=self.streams.write(x, out.y_BTD, post_BTN, res_BTNN))
+            return Output(self.streams.write(x, out.y_BTD, post_BTN, res_BTNN), out.losses, out.state, out.seen)
         if x.dim() == 3:
             out = self.branch(x, packing)
-            return out._replace(y_BTD=x + out.y_BTD)
+            return Output(x + out.y_BTD, out.losses, out.state, out.seen)
         out = self.branch(x.mean(-2), packing)  # without maps of its own: reads the mean, writes 1 to each
-        return out._replace(y_BTD=x + out.y_BTD.unsqueeze(-2))
+        return Output(x + out.y_BTD.unsqueeze(-2), out.losses, out.state, out.seen)
 
     def branch(self, x_BTD: Tensor, packing: Packing) -> Output:
         """What the mixer adds; the state it ends in is nobody's."""
         out: Output = self.mixer(self.norm(x_BTD), packing, {})
-        return out._replace(state={})
+        return Output(out.y_BTD, out.losses, {}, out.seen)
 
 
 class Model(nn.Module):

@@ -12,8 +12,8 @@
     send            to a rank        the gradient from that rank is added
 
 `torch.distributed` differentiates none of these: its in-place calls drop the graph without a warning. The
-differentiable ones are in `torch.distributed._functional_collectives` (from torch 2.13 on), and only this file names
-them. Their results are waited for at once: compiled code that gets an unfinished tensor loses its gradient (2.13).
+differentiable ones are in `torch.distributed._functional_collectives`, and only this file names them (2.11 to 2.13).
+Their results are waited for at once: compiled code that gets an unfinished tensor loses its gradient (2.13).
 
 N rows · n rows of one rank
 """
@@ -28,16 +28,22 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from torch import Tensor
 
+# Their names since 2.13, and before.
+if hasattr(functional, "all_gather_single"):
+    started_all_gather, started_reduce_scatter = functional.all_gather_single, functional.reduce_scatter_single
+else:
+    started_all_gather, started_reduce_scatter = functional.all_gather_tensor, functional.reduce_scatter_tensor
+
 Group = Any
 """A process group; torch's stubs type what makes one as Any."""
 
 
 def all_gather(x: Tensor, dim: int, group: Group) -> Tensor:
-    return _finished(functional.all_gather_single(x.contiguous(), dim, group))
+    return _finished(started_all_gather(x.contiguous(), dim, group))
 
 
 def reduce_scatter(x: Tensor, dim: int, group: Group) -> Tensor:
-    return _finished(functional.reduce_scatter_single(x.contiguous(), "sum", dim, group))
+    return _finished(started_reduce_scatter(x.contiguous(), "sum", dim, group))
 
 
 def all_to_all(x_ND: Tensor, received: list[int], sent: list[int], group: Group) -> Tensor:

@@ -20,6 +20,7 @@ from contracts.spec.divisibility import refusals_on
 from contracts.spec.errors import NotOffered, Refusals, Refused, refuse
 from contracts.spec.topology import Degrees
 from contracts.stacks.reference.checkpoint.checkpoint import Checkpoints
+from contracts.stacks.reference.data import Corpus
 from contracts.stacks.reference.model.build import build_model
 from contracts.stacks.reference.model.hybrid_model import Model
 from contracts.stacks.reference.model.parameter_roles import role_of
@@ -132,6 +133,8 @@ class ParallelTrainer(Trainer):
 
     optimizer_class: type[Optimizer] = ShardedOptimizer
     mesh: TrainingMesh
+    shares: tuple[int, ...] = ()
+    """How many sequences the ranks have of the last batch. Each knows all of them, so that all refuse together."""
 
     def __init__(self, *args: Any) -> None:
         try:
@@ -176,9 +179,30 @@ class ParallelTrainer(Trainer):
         each, more = divmod(len(rows), len(members))
         if not each:
             raise refuse("sequences", len(rows), f"must be dp ({len(members)}) at least", "give every rank one")
+        self.shares = (each, each + 1) if more else (each,)
         at = members.index(self.mesh.rank)
         first = at * each + min(at, more)
         return rows[first : first + each + (at < more)]
+
+    def cut(self, batch: Batch) -> list[Batch]:
+        fewest = min(self.shares, default=len(batch.tokens_BT))
+        if self.execution.microbatches > fewest:
+            problem = f"is more than the sequences of a rank ({fewest})"
+            raise refuse("microbatches", self.execution.microbatches, problem, "cut fewer")
+        return super().cut(batch)
+
+    def opened(self) -> Corpus:
+        """What one rank cannot read, none of them waits for: all refuse, with the rank and its reason."""
+        if self.recipe.data.path is None:
+            return super().opened()
+        found, corpus = Refusals(), None
+        try:
+            corpus = super().opened()
+        except Refused as refused:
+            found.extend(refused)
+        self.kept(self.recipe.data.path).ranks.refuse_together(found)
+        assert corpus is not None, "whoever has none has refused"
+        return corpus
 
     # sums over ranks
     def over_rows(self, counts: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -104,8 +104,8 @@ class PipelineTrainer(ParallelTrainer):
         Raises:
             Refused: when the microbatches would differ in size.
         """
-        rows, count = len(batch.tokens_BT), self.execution.microbatches
-        if rows % count:
+        count = self.execution.microbatches
+        for rows in (each for each in self.shares or (len(batch.tokens_BT),) if each % count):
             raise refuse("microbatches", count, f"must divide the sequences of a rank ({rows})", "cut another number")
         return super().cut(batch)
 

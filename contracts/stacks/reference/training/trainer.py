@@ -78,7 +78,7 @@ class Trainer:
         self.refuse_unsupported()
         self.model = self.build()
         self.optimizer = self.optimizer_class(recipe.optim, members(self.model))
-        self.corpus = self.corpus_class(recipe)
+        self.corpus = self.opened()
         self.data_order = self.data_order_class(len(self.corpus), recipe.seed)
         self.number = 0
         self.consumed = 0
@@ -86,6 +86,10 @@ class Trainer:
     def build(self) -> Model:
         """The model with its initial weights, in the precision of the execution."""
         return build_model(self.recipe, self.execution, self.parts)
+
+    def opened(self) -> Corpus:
+        """The data of the run."""
+        return self.corpus_class(self.recipe)
 
     # a step
     def next(self, wanted: bool = False) -> StepResult:

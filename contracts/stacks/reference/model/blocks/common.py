@@ -38,7 +38,10 @@ class Packing(NamedTuple):
 
 
 class Output(NamedTuple):
-    """What a block gives: the branch, its auxiliary losses, its recurrent state, and what it routed or selected."""
+    """What a block gives: the branch, its auxiliary losses, its recurrent state, and what it routed or selected.
+
+    Made by its constructor alone: behind a graph break, torch 2.11 cannot rebuild one that `_replace` made.
+    """
 
     y_BTD: Tensor
     losses: dict[str, Tensor] = {}  # noqa: RUF012  # never written to

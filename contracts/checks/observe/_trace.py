@@ -1,0 +1,38 @@
+"""A trace as the OBS checks read it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from contracts.observe.merged import Merged
+from contracts.observe.trace import read
+from contracts.spec.errors import NotOffered
+from contracts.spec.observing import Observing
+
+RUN = {"one-run": ()}
+"""The only case: whatever run was observed."""
+MOST = 20
+
+
+def observed(stack: Observing) -> Merged:
+    """The trace that a stack gives, with at least one whole step.
+
+    Raises:
+        NotOffered: where it has none; OBS-16 is violated then.
+    """
+    merged = merged_of(stack)
+    if not merged.steps:
+        raise NotOffered("the trace has no whole step", "case")
+    return merged
+
+
+def merged_of(stack: Observing) -> Merged:
+    return Merged(read(Path(stack.trace())))
+
+
+def none_of(wrong: Iterable[str]) -> None:
+    """Fail with everything that is wrong, if anything is; what stands first went wrong first."""
+    found = list(dict.fromkeys(wrong))
+    more = [f"and {len(found) - MOST} more"] if len(found) > MOST else []
+    assert not found, "; ".join([*found[:MOST], *more])

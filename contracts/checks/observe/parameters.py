@@ -1,0 +1,105 @@
+"""Which optimizer moves what, what is tied, and what values are (OBS-03, OBS-05, OBS-15)."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+
+from contracts.checks.observe._trace import RUN, none_of, observed
+from contracts.contract import contract
+from contracts.observe.merged import Merged
+from contracts.spec.errors import NotOffered
+from contracts.spec.observing import Observing
+
+BITS = {"float64": 53, "float32": 24, "float16": 11, "bfloat16": 8}
+"""Of the significand, with the one that is not stored."""
+
+
+@contract("OBS-03", asks="trace", cases=RUN, source="F18 F09", slow=True)
+def one_optimizer_moves_each_trainable_parameter(stack: Observing) -> None:
+    """Each trainable parameter is in exactly one optimizer and moves. Frozen ones do not. No gradient is left from the
+    step before when a backward pass begins.
+
+    A parameter that nobody steps keeps its initial value, and the rest of the model learns around it.
+    """
+    none_of(_unmoved(observed(stack)))
+
+
+def _unmoved(merged: Merged) -> Iterator[str]:
+    trainable = list(dict.fromkeys(name for _, line in merged.lines("root") for name in line["trainable"]))
+    frozen = list(dict.fromkeys(name for _, line in merged.lines("root") for name in line["frozen"]))
+    for rank in merged.trace.ranks:
+        groups = {(line["optimizer"], line["number"]): line["names"] for line in rank.of("group")}
+        owners = Counter(name for names in groups.values() for name in names)
+        for name in trainable:
+            mine = any(name in line["trainable"] for line in rank.of("root"))
+            if mine and owners[name] != 1:
+                yield f"{name} is trainable and in {owners[name] or 'no'} optimizer{'s' if owners[name] > 1 else ''}"
+    for step in range(2, merged.steps + 1):
+        for rank, line in merged.lines("left", step):
+            if line["count"]:
+                yield (
+                    f"step {step}: {line['count']} gradients are left from the step before on rank {rank.rank}, such "
+                    f"as that of {line['names'][0]}"
+                )
+    moved = {name for step in range(1, merged.steps + 1) for name in _moved(merged, step)}
+    rates = {name for step in range(1, merged.steps + 1) for _, line in merged.lines("group", step)
+             if float(line["lr"]) for name in line["names"]}  # fmt: skip
+    yield from (f"{name} is trainable and never moved in {merged.steps} steps" for name in trainable
+                if name in rates and name not in moved)  # fmt: skip
+    yield from (f"{name} is frozen and moved" for name in frozen if name in moved)
+
+
+def _moved(merged: Merged, step: int) -> set[str]:
+    """The weights whose bits differ between the beginning of a step and that of the next."""
+    before, after = (
+        {(rank.rank, line["name"]): line.get("bits") for rank, line in merged.lines("weight", at)}
+        for at in (step, step + 1)
+    )
+    return {name for (rank, name), bits in before.items() if (rank, name) in after and after[rank, name] != bits}
+
+
+@contract("OBS-05", asks="trace", cases=RUN, source="F09 F07", slow=True)
+def tied_parameters_stay_tied(stack: Observing) -> None:
+    """A parameter that two modules share when they are built is shared before every step, whatever has wrapped them.
+
+    Wrapping modules one by one, or loading weights into one of them, makes two parameters of one.
+    """
+    merged = observed(stack)
+    if not any(True for rank in merged.trace.ranks for _ in rank.of("tied", "untied")):
+        raise NotOffered("no two modules share a parameter", "case")
+    none_of(
+        f"step {line['step']}: {line['names'][0]} and {line['names'][1]} were one parameter when they were built, and "
+        "are two"
+        for rank in merged.trace.ranks for line in rank.of("untied")
+    )  # fmt: skip
+
+
+@contract("OBS-15", asks="trace", cases=RUN, source="F09 F16", slow=True)
+def values_are_finite_and_no_moment_is_narrower_than_its_weight(stack: Observing) -> None:
+    """Weights, gradients, moments and losses are finite. A moment has at least the precision of its weight, and no
+    dtype changes between steps.
+
+    A step whose gradients are NaN is skipped by a scaler, or spoils every weight, and both are fast.
+    """
+    none_of(_values(observed(stack)))
+
+
+def _values(merged: Merged) -> Iterator[str]:
+    dtypes: dict[tuple[str, str], str] = {}
+    for step in range(1, merged.steps + 1):
+        for rank, line in merged.lines("loss", step):
+            if not math.isfinite(float(line["value"])):
+                yield f"step {step}: the loss on rank {rank.rank} is {line['value']}"
+        for kind in ("gradient", "updated", "moment"):
+            for rank, line in merged.lines(kind, step):
+                name = f"{line['name']} ({line['moment']})" if kind == "moment" else line["name"]
+                if not math.isfinite(float(line["squares"])):
+                    yield f"step {step}: the {kind} {name} is not finite on rank {rank.rank}"
+                before = dtypes.setdefault((kind, name), line["dtype"])
+                if before != line["dtype"]:
+                    yield f"step {step}: the {kind} {name} is {line['dtype']}, and was {before}"
+                weight = dtypes.get(("updated", line["name"]), "")
+                if kind == "moment" and BITS.get(line["dtype"], 0) < BITS.get(weight, 0):
+                    yield f"step {step}: the moment {name} is {line['dtype']}, and its weight {weight}"

@@ -1,0 +1,111 @@
+"""Clipping, microbatches and evaluation (OBS-04, OBS-07, OBS-13)."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+
+from contracts.checks.observe._trace import RUN, none_of, observed
+from contracts.contract import contract
+from contracts.observe.merged import Merged
+from contracts.spec.errors import NotOffered
+from contracts.spec.observing import Observing
+
+NORM = {"bfloat16": 3e-2, "float16": 1e-2}
+"""How far a norm may be off, as a part of it: that of float32 is summed in float32 and clipped in it."""
+
+
+@contract("OBS-04", asks="trace", cases=RUN, source="F03", slow=True)
+def the_told_norm_is_that_of_the_applied_gradients(stack: Observing) -> None:
+    """The norm that `clip_grad_norm_` returned, clipped, is the norm of the gradients that the optimizer applies, over
+    all ranks.
+
+    Gradients that are clipped before their reduction, or a norm that counts one rank's shards, leave the loss as it is.
+    """
+    merged = observed(stack)
+    if not any(merged.lines("clip", step) for step in range(1, merged.steps + 1)):
+        raise NotOffered("the script does not call clip_grad_norm_", "case")
+    none_of(_norms(merged))
+
+
+def _norms(merged: Merged) -> Iterator[str]:
+    for step in range(1, merged.steps + 1):
+        clips = merged.lines("clip", step)
+        gradients = merged.tensors("gradient", step)
+        partial = math.sqrt(sum(float(line["norm"]) ** 2 for _, line in clips if line["partial"]))
+        for rank, line in clips:
+            names = set(line["names"])
+            if not names <= gradients.keys():
+                continue  # some of them could not be placed
+            told = partial if line["partial"] else float(line["norm"])
+            applied = math.sqrt(sum(float(gradients[name].squares) for name in names))
+            expected = told * min(1.0, float(line["max"]) / (told + 1e-6))
+            allowed = max([1e-3, *(NORM.get(dtype, 0.0) for name in names for dtype in gradients[name].dtypes)])
+            if not math.isclose(applied, expected, rel_tol=allowed, abs_tol=1e-12):
+                yield (
+                    f"step {step}: rank {rank.rank} was told the gradient norm {told:.6g} and clips at {line['max']:g}"
+                    f"; the gradients that were applied have the norm {applied:.6g}, expected {expected:.6g}"
+                )
+
+
+@contract("OBS-07", asks="trace", cases=RUN, source="F19", slow=True)
+def a_step_has_the_microbatches_that_were_told(stack: Observing) -> None:
+    """A step that was told to have n microbatches (`observe.step(microbatches=n)`) has n backward passes, and DDP
+    reduces each of its gradients once.
+
+    A step that reduces every microbatch computes the same, and sends n times as much.
+    """
+    merged = observed(stack)
+    told = {(rank.rank, line["step"]): line["microbatches"]
+            for rank in merged.trace.ranks for line in rank.of("told") if line["step"] <= merged.steps}  # fmt: skip
+    if not told:
+        raise NotOffered("the script told no number of microbatches", "case")
+    none_of(_microbatches(merged, told))
+
+
+def _microbatches(merged: Merged, told: dict[tuple[int, int], int]) -> Iterator[str]:
+    for step in range(1, merged.steps + 1):
+        weights = sum(math.prod(each.shape) for each in merged.tensors("gradient", step).values())
+        for rank, line in merged.lines("step", step):
+            want = told.get((rank.rank, step), line["backward"])
+            if line["backward"] != want:
+                yield f"step {step}: rank {rank.rank} has {line['backward']} backward passes, told {want}"
+        for rank, line in merged.lines("collectives", step):
+            if any(each["replicas"] for each in rank.of("root")) and told.get((rank.rank, step), 1) > 1:
+                sums = [re.search(r"^all_reduce\(sum\) ([\dx]+) ", said) for said in line["said"]]
+                sent = sum(math.prod(map(int, found[1].split("x"))) for found in sums if found)
+                if weights and sent >= 2 * weights:
+                    yield (
+                        f"step {step}: rank {rank.rank} sums {sent} elements over ranks {line['group']}, and the "
+                        f"gradients have {weights}: they are reduced {sent // weights} times"
+                    )
+
+
+@contract("OBS-13", asks="trace", cases=RUN, source="F07 F13", slow=True)
+def evaluation_leaves_the_model_as_it_found_it(stack: Observing) -> None:
+    """A forward pass without gradients between two steps leaves the weights and the modes of the modules as they were.
+
+    A missing `model.train()` turns dropout off for the rest of the run.
+    """
+    merged = observed(stack)
+    between = [step for step in range(1, merged.steps + 1)
+               if any(line["after"] for _, line in merged.lines("evaluation", step))]  # fmt: skip
+    if not between:
+        raise NotOffered("no evaluation was seen between two steps", "case")
+    none_of(wrong for step in between for wrong in _evaluated(merged, step))
+
+
+def _evaluated(merged: Merged, step: int) -> Iterator[str]:
+    after = {(rank.rank, line["name"]): line.get("bits") for rank, line in merged.lines("weight", step + 1)}
+    for rank, line in merged.lines("updated", step):
+        if after.get((rank.rank, line["name"]), line.get("bits")) != line.get("bits"):
+            yield f"the evaluation behind step {step} changes the weight {line['name']} on rank {rank.rank}"
+    first = {rank.rank: set(line["evaluating"]) for rank, line in merged.lines("modes", 1)}
+    for rank, line in merged.lines("modes", step + 1):
+        still = sorted(set(line["evaluating"]) - first.get(rank.rank, set()))
+        if still:
+            yield (
+                f"behind the evaluation of step {step}, {len(still)} modules stay in evaluation mode on rank "
+                f"{rank.rank}: {', '.join(still[:5])}"
+            )

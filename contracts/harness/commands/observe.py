@@ -1,0 +1,118 @@
+"""`observe`, `diff` and `judge`: record a training script, compare two recordings, judge one."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from pathlib import Path
+
+import click
+
+from contracts.contract import LAW
+from contracts.court import deviations as deviations_file
+from contracts.court import profiles, record, report
+from contracts.court.plain_text import terminal
+from contracts.harness import output
+from contracts.harness.commands._errors import (
+    VERBOSE,
+    one_clear_error,
+    print_report,
+    read_law,
+    terminal_width,
+    told,
+)
+from contracts.harness.gate import Gate
+from contracts.observe.entry import Script
+from contracts.spec.records import EXIT_CODES, FORMS, Form
+
+PROFILE = "OBS"
+
+
+@click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.option("--out", type=click.Path(path_type=Path, file_okay=False), required=True, metavar="DIR",
+              help="A new folder for the trace, which all ranks share.")  # fmt: skip
+@click.option("--steps", type=int, default=3, show_default=True, metavar="N",
+              help="How many optimizer steps are observed; the script goes on unobserved.")  # fmt: skip
+@click.option("--perturb", type=int, metavar="SEED",
+              help="Move each weight by one unit in its last place before the first step, for --repeat.")  # fmt: skip
+@click.option("--collectives/--no-collectives", default=True, show_default=True,
+              help="Whether collectives are recorded.")  # fmt: skip
+@click.option("-m", "module", is_flag=True, help="SCRIPT is the name of a module, as for `python -m`.")
+@click.argument("script")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def observe(
+    out: Path, steps: int, perturb: int | None, collectives: bool, module: bool, script: str, arguments: tuple[str, ...]
+) -> None:
+    """Run a training script and record what it does. Not a line of it changes.
+
+    Under torchrun: torchrun --no-python --nproc-per-node 4 rankproof observe --out DIR train.py …
+    """
+    prepared = Script((script, *arguments), module=module)
+
+    def begin() -> None:
+        prepared.observe(out, steps=steps, perturb=perturb, collectives=collectives)
+
+    if code := told(begin):
+        sys.exit(code)
+    prepared.run()  # whatever ends it ends this command
+
+
+@click.command()
+@click.argument("reference", type=click.Path(path_type=Path))
+@click.argument("other", type=click.Path(path_type=Path))
+@click.option("--repeat", "repeats", type=click.Path(path_type=Path), multiple=True, metavar="DIR",
+              help="A trace of the reference run under --perturb, to measure rounding; may be repeated.")  # fmt: skip
+@one_clear_error
+def diff(reference: Path, other: Path, repeats: tuple[Path, ...]) -> None:
+    """Compare two traces: the first tensor that differs, in the order of computation.
+
+    Exit codes: 0 equal up to rounding, 1 different, 3 not comparable.
+    """
+    from contracts.observe.diff import compare, lines  # torch, which `rankproof --help` does not need
+    from contracts.observe.merged import Merged
+    from contracts.observe.trace import read
+
+    found = compare(Merged(read(reference)), Merged(read(other)), [Merged(read(each)) for each in repeats])
+    for line in lines(found, (str(reference), str(other))):
+        click.echo(terminal(line))
+    sys.exit(EXIT_CODES["incomplete"] if found.incomparable else int(bool(found.differences)))
+
+
+@click.command()
+@click.argument("trace", type=click.Path(path_type=Path))
+@click.option("--deviations", type=click.Path(path_type=Path), help="TOML file of declared deviations.")
+@click.option("--report", "folder", type=click.Path(path_type=Path, file_okay=False), default=Path("reports/last"),
+              show_default=True, help="Folder for the record and its renderings.")  # fmt: skip
+@click.option("--form", type=click.Choice(FORMS), default="terminal", show_default=True, help="What is printed.")
+@click.option("-v", "--verbose", is_flag=True, help=VERBOSE)
+@one_clear_error
+def judge(trace: Path, deviations: Path | None, folder: Path, form: Form, verbose: bool) -> None:
+    """Judge one trace: what every healthy training run keeps. Exit codes as of `check`."""
+    from contracts.observe.party import Observed
+    from contracts.observe.trace import read
+
+    read_law()
+    found = read(trace)
+    declared = deviations_file.load(deviations) if deviations is not None else ()
+    with record.only_writer(folder):
+        record.make_folder(folder, (*report.FILES, output.FILE))
+        gate = Gate(
+            subject=Observed(found), origin=str(trace), assistants=(), profile=PROFILE,
+            plan=profiles.plan(LAW, PROFILE), deviations=declared,
+        )  # fmt: skip
+        gate.open(folder)
+        for item in gate.plan.items:
+            if item.id not in LAW.untested:
+                gate.add(gate.judge(item))
+        judged = gate.close()
+        for name, text in report.files(gate.run(), judged).items():
+            (folder / name).write_text(text, encoding="utf-8")
+    if form == "terminal":
+        unseen: Counter[str] = Counter()
+        for rank in found.ranks:
+            unseen.update((rank.end or {}).get("unseen", {}))
+        for what, count in sorted(unseen.items()):
+            click.echo(terminal(f"unseen: {count} × {what}"))
+        click.echo(f"report: {folder / 'report.html'}")
+    print_report(report.render(gate.run(), judged, form, verbose, terminal_width()), judged.word, form)
+    sys.exit(judged.exit_code)

@@ -1,0 +1,197 @@
+"""Drawn changes of the reference put before the contracts that execute them, until one says that something is wrong.
+
+A change is made in a shadow of the package: links to its files, and one file that is other. The files themselves are
+never written. What a check starts (a command, a fork, ranks) finds the shadow as well.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import contracts
+from contracts.contract import Law
+from contracts.court import record
+from contracts.court.judge import judge
+from contracts.harness import parties
+from contracts.harness.operators.changes import Change, drawn, equivalents, named
+from contracts.harness.operators.forked import forked
+from contracts.harness.operators.reach import Reach
+from contracts.spec.errors import Refused
+from contracts.spec.records import Item, Result
+
+Fate = Literal["killed", "crashed", "survived", "equivalent", "unreached"]
+FATES: tuple[Fate, ...] = get_args(Fate)
+JOURNAL = "operators.jsonl"
+BUDGET_S = 90.0  # of recorded time, for the cases that one change is put before
+CRASHES = 12  # so many cases that broke and none that was violated: it crashes
+RANKS_PROFILE, RANKS_S = "quick4", 540.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """What became of one change.
+
+    killed: a contract was violated by it, `by` and `words`; crashed: the stack broke, and no contract named a
+    violation; survived: all of `tried` cases held; equivalent: argued, not tried; unreached: no case of one process
+    executes its line. `seconds` is the time that judging took, up to the first violation.
+    """
+
+    content: str
+    change: str
+    fate: Fate
+    by: str = ""
+    words: str = ""
+    tried: int = 0
+    seconds: float = 0.0
+    ranks: int = 1
+    was: str = ""
+    now: str = ""
+
+
+def shadow(folder: Path, change: Change) -> None:
+    """Lay the package into a folder with one change made."""
+    real, place = Path(contracts.__file__).parent, folder / "contracts"
+    for part in ("stacks", "reference", *Path(change.file).parts):
+        place.mkdir()
+        for each in real.iterdir():
+            if each.name not in (part, "__pycache__"):
+                (place / each.name).symlink_to(each)
+        real, place = real / part, place / part
+    place.write_text(change.made(), encoding="utf-8")
+
+
+def trial(change: Change, reach: Reach, *, ranks: int = 1, budget_s: float = BUDGET_S) -> Trial:
+    """Judge one change. With several ranks, those that no case of one process reaches are put before `quick4`."""
+    told = functools.partial(Trial, content=reach.content, change=change.id, was=change.was, now=change.now)
+    argued = next((each for each in equivalents() if each.covers(change)), None)
+    if argued is not None:
+        return told(fate="equivalent", words=argued.reason)
+    items = _affordable(reach.of(change), reach, budget_s)
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place).resolve()
+        shadow(folder, change)
+        if items:
+            limit = 30 + 10 * budget_s
+            rows = forked(functools.partial(_judged, folder, items, reach), seconds=limit)
+            return told(**_fate(rows, len(items)))
+        if ranks > 1:
+            return told(**_by_ranks(folder, ranks), ranks=ranks)
+    return told(fate="unreached")
+
+
+def _affordable(items: Sequence[Item], reach: Reach, budget_s: float) -> list[Item]:
+    found: list[Item] = []
+    spent = 0.0
+    for item in items:
+        spent += reach.seconds[str(item)]
+        if found and spent > budget_s:
+            break
+        found.append(item)
+    return found
+
+
+def _judged(folder: Path, items: Sequence[Item], reach: Reach) -> Iterator[dict[str, Any]]:
+    """In a fork: the outcome of one case after the other, until one is violated."""
+    from contracts.contract import LAW
+
+    contracts.__path__.insert(0, str(folder / "contracts"))
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
+    os.chdir(folder)
+    importlib.invalidate_caches()
+    try:
+        subject = parties.load("reference")
+        helping = [party for _, party in parties.assistants(subject, (), quick=True)]
+    except Exception as error:
+        yield {"item": "", "outcome": "broken", "words": f"{type(error).__name__}: {error}", "seconds": 0.0}
+        return
+    broken = 0
+    for item in items:
+        patience = max(20.0, 10 * reach.seconds[str(item)])
+        result = judge(LAW.contracts[item.id], item.case, subject, helping, deadline_s=patience)
+        yield _row(result)
+        broken += result.outcome == "broken"
+        if result.outcome == "violated" or broken == CRASHES:
+            return
+
+
+def _row(result: Result) -> dict[str, Any]:
+    return {"item": str(result.item), "outcome": result.outcome, "words": result.words, "seconds": result.seconds}
+
+
+def _fate(rows: Sequence[dict[str, Any]], planned: int) -> dict[str, Any]:
+    """The fate by the outcomes. A fork that died or hung before its end has crashed, unless something was violated."""
+    spent = round(sum(row["seconds"] for row in rows), 3)
+    for fate, outcomes in (("killed", ("violated",)), ("crashed", ("broken", "not run", "not offered"))):
+        red = next((row for row in rows if row["outcome"] in outcomes), None)
+        if red is not None:
+            words = " ".join(red["words"].split())[:300]
+            return {"fate": fate, "by": red["item"], "words": words, "tried": len(rows), "seconds": spent}
+    if len(rows) < planned:
+        return {"fate": "crashed", "words": "hung or died", "tried": len(rows), "seconds": spent}
+    return {"fate": "survived", "tried": len(rows), "seconds": spent}
+
+
+def _by_ranks(folder: Path, ranks: int) -> dict[str, Any]:
+    words = [sys.executable, "-m", "contracts.harness.cli", "check", "--ranks", str(ranks), "--profile", RANKS_PROFILE,
+             "--report", str(folder / "report")]  # fmt: skip
+    paths = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
+    environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+    started = time.monotonic()
+    with subprocess.Popen(
+        words, cwd=folder, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as ran:
+        try:
+            ran.wait(RANKS_S)
+        except subprocess.TimeoutExpired:
+            ran.terminate()  # it ends its ranks
+    try:
+        run, _ = record.load(folder / "report")
+    except Refused:
+        return {"fate": "crashed", "words": "no record", "seconds": round(time.monotonic() - started, 3)}
+    rows = [_row(each) for each in run.results]
+    return _fate([row for row in rows if row["outcome"] != "not offered"], 1)
+
+
+def journal(folder: Path, content: str) -> dict[str, Trial]:
+    """What is known of changes of this source; the last word on each."""
+    file = folder / JOURNAL
+    lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+    rows = [Trial(**json.loads(line)) for line in lines if line.endswith("}")]
+    return {row.change: row for row in rows if row.content == content}
+
+
+def run(
+    law: Law, reach: Reach, folder: Path, *, count: int, seed: int, only: str = "", seconds: float | None = None,
+    ranks: int = 1, tell: Callable[[Trial], object] = lambda _: None,
+) -> list[Trial]:  # fmt: skip
+    """The first `count` changes that a seed draws, those that the journal has not; until the time is over.
+
+    `only` is an id, which is tried whatever the journal says, or the beginning of ids or files. A journal entry of one
+    process that was unreached is tried again where there are ranks.
+    """
+    until = None if seconds is None else time.monotonic() + seconds
+    known = journal(folder, reach.content)
+    chosen = [named(only)] if "@" in only and ":" in only else drawn(seed, only)
+    found: list[Trial] = []
+    for change in chosen:
+        if len(found) == count or (until is not None and time.monotonic() > until):
+            break
+        earlier = known.get(change.id)
+        if earlier is None or "@" in only or (ranks > 1 and earlier.fate == "unreached"):
+            earlier = trial(change, reach, ranks=ranks)
+            with (folder / JOURNAL).open("a", encoding="utf-8") as file:
+                file.write(json.dumps(asdict(earlier)) + "\n")
+            tell(earlier)
+        found.append(earlier)
+    return found

@@ -1,0 +1,15 @@
+"""Training scripts that break what every healthy run keeps: the reference's small script with a few words changed."""
+
+from contracts.mutants.observe import (  # isort: skip
+    coverage,
+    replicas,
+    parameters,
+    steps,
+)
+
+__all__ = [
+    "coverage",
+    "parameters",
+    "replicas",
+    "steps",
+]

@@ -1,0 +1,53 @@
+"""Scripts that clip too early, miscount microbatches, or do not come back from an evaluation."""
+
+from __future__ import annotations
+
+from contracts.contract import mutant
+from contracts.stacks.reference.stack import Reference
+
+CLIP = "        nn.utils.clip_grad_norm_(model.parameters(), 1.0)"
+
+
+@mutant(of="OBS-04", case="one-run", says="step 1: rank 0 was told the gradient norm")
+class ClipsBeforeTheReduction(Reference):
+    """Clips each rank's own gradients, and averages them afterwards."""
+
+    edits = {
+        "if micro == 0 else": "if True else",
+        CLIP: f"{CLIP}\n        for each in model.parameters():\n            dist.all_reduce(each.grad.div_(world))",
+    }
+
+
+@mutant(of="OBS-04", case="one-run", says="expected 1")
+class ScalesAfterClipping(Reference):
+    """Undoes a loss scale behind the clipping instead of in front of it."""
+
+    edits = {CLIP: f"{CLIP}\n        for each in model.parameters():\n            each.grad.div_(4)"}
+
+
+@mutant(of="OBS-07", case="one-run", says="has 1 backward passes, told 2")
+class StepsAfterOneMicrobatch(Reference):
+    """Counts microbatches from one."""
+
+    edits = {"for micro in range(2)": "for micro in range(1, 2)"}
+
+
+@mutant(of="OBS-07", case="one-run", says="they are reduced 2 times")
+class ReducesEveryMicrobatch(Reference):
+    """`no_sync` is never entered."""
+
+    edits = {"if micro == 0 else": "if False else"}
+
+
+@mutant(of="OBS-13", case="one-run", says="stay in evaluation mode on rank 0")
+class StaysInEvaluation(Reference):
+    """Nobody calls `model.train()` again."""
+
+    edits = {"        model.train()\n": ""}
+
+
+@mutant(of="OBS-13", case="one-run", says="the evaluation behind step 1 changes the weight embed.weight on rank 0")
+class EvaluatesAveragedWeights(Reference):
+    """Exchanges the weights for their averages and does not put them back."""
+
+    edits = {"        model.eval()\n": "        model.eval()\n        net.embed.weight.data.mul_(0.5)\n"}

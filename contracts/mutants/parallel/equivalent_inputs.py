@@ -1,0 +1,110 @@
+"""Stacks that read more into their input than it says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from contracts.contract import mutant
+from contracts.mutants._support.replaced_parts import Exchanged
+from contracts.mutants._support.trainer import Trained
+from contracts.stacks.reference.data import IGNORED
+from contracts.stacks.reference.model.blocks.common import RMSNorm, local
+from contracts.stacks.reference.model.hybrid_model import Model, ModelOutput
+from contracts.stacks.reference.training.trainer import Trainer
+
+
+class _ByPlace(Trainer):
+    @torch.no_grad()
+    def put(self, values: Mapping[str, Tensor], into: Mapping[str, Tensor], what: str) -> None:
+        super().put(values, into, what)
+        for held, value in zip(into.values(), values.values(), strict=True):
+            if held.shape == value.shape:
+                self.take(value, held)
+
+
+@mutant(of="PAR-13", case="order-of-weights", says="weights in another order: lm is")
+class TakesWeightsByTheirPlace(Trained):
+    """Names are compared as sets, and tensors are copied in the order of both sides, wherever the shape fits."""
+
+    trains = _ByPlace
+
+
+class _FirstLabelIsLost(Model):
+    def cross_entropy(self, logits_BTV: Tensor, labels_BT: Tensor) -> tuple[Tensor, Tensor]:
+        lost_BT = labels_BT.clone()
+        first = (labels_BT != IGNORED).flatten().nonzero()[:1]
+        lost_BT.view(-1)[first] = IGNORED
+        return super().cross_entropy(logits_BTV, lost_BT)
+
+
+@mutant(of="PAR-13", case="order-of-rows", says="rows in another order: ")
+class LosesTheFirstLabelOfABatch(Exchanged):
+    """A shift over the flattened batch loses the first label of all."""
+
+    exchange = {"model": _FirstLabelIsLost}
+
+
+class _Masks(Model):
+    def forward(self, tokens_BT: Tensor, labels_BT: Tensor, documents_BT: Tensor | None = None) -> ModelOutput:
+        mask_BT = None if documents_BT is None else documents_BT.clamp(max=1)
+        return super().forward(tokens_BT, labels_BT, mask_BT)
+
+
+@mutant(of="PAR-13", case="numbers-of-documents", says="documents by other numbers: ")
+class ReadsDocumentsAsAMask(Exchanged):
+    """An argument that takes a mask gets document numbers: whatever is not 0 is one document."""
+
+    exchange = {"model": _Masks}
+
+
+class _ZeroIsPadding(Model):
+    def forward(self, tokens_BT: Tensor, labels_BT: Tensor, documents_BT: Tensor | None = None) -> ModelOutput:
+        if documents_BT is not None:
+            labels_BT = labels_BT.masked_fill(documents_BT == 0, IGNORED)
+        return super().forward(tokens_BT, labels_BT, documents_BT)
+
+
+@mutant(of="PAR-13", case="one-document-a-row", says="one document a row written out: lm is 0")
+class TakesTheFirstDocumentForPadding(Exchanged):
+    """Document 0 is padding by the convention of another library, so nothing of it is learnt."""
+
+    exchange = {"model": _ZeroIsPadding}
+
+
+class _CapturesInPlace(Trainer):
+    def gradients(self) -> dict[str, Tensor]:
+        for parameter in self.model.parameters():
+            if parameter.grad is not None:
+                parameter.grad = parameter.grad.bfloat16().to(parameter.dtype)
+        return super().gradients()
+
+    def whole(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        for each in tensors.values():
+            if each.is_floating_point() and not each.requires_grad:
+                each.copy_(each.bfloat16())
+        return super().whole(tensors)
+
+
+@mutant(of="PAR-13", case="observed", says="every step observed: ")
+class RoundsWhatItCaptures(Trained):
+    """Capture stores 16 bits, and writes them back into what it captured."""
+
+    trains = _CapturesInPlace
+
+
+class _KeepsItsBuffer(RMSNorm):
+    def forward(self, x: Tensor) -> Tensor:
+        unwritten = torch.empty_like(x)
+        unwritten[..., :-1] = 0
+        clean = torch.where(unwritten.isnan(), unwritten, torch.zeros_like(x))  # fresh pages are mostly zeros
+        return super().forward(x) + clean * local(self.weight)
+
+
+@mutant(of="PAR-13", case="fresh-memory", says="fresh memory filled with NaN: ")
+class ReadsABufferBeforeItIsWritten(Exchanged):
+    """A kernel's output buffer is allocated and not zeroed, and its last column is never written."""
+
+    exchange = {"norm": _KeepsItsBuffer}

@@ -1,0 +1,260 @@
+"""Compare two traces: the first tensor that differs, in the order of computation, and by how much over rounding.
+
+A sum in another order rounds otherwise. What that does to a tensor is measured from runs of the reference whose weights
+were moved by one unit in the last place (`--repeat`); without such runs a floor stands in, from the dtype and the
+magnitudes. No error is ever divided by a norm that may be zero.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from contracts.observe.merged import Merged, Whole
+from contracts.observe.sketch import distance
+
+EPS = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
+UNITS = 64.0
+"""Roundings of the whole tensor that the floor allows in the first step; eight times as many in each later one."""
+OF_AN_UPDATE = 0.02
+"""The part of an update that the floor allows: Adam divides by a root, so an element whose gradient is rounding alone
+moves as far as any other. `--repeat` measures it instead."""
+OVER_MEASURED = 8.0
+"""How far beyond the largest measured effect of rounding a difference must lie."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """One thing that differs: in which step and phase, where, and in words by how much."""
+
+    step: int
+    phase: str
+    name: str
+    words: str
+
+    def __str__(self) -> str:
+        return f"step {self.step}, {self.phase}: {self.name}: {self.words}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """Two traces compared.
+
+    Args:
+        differences: in the order of computation, those of the first phase that has any.
+        agreed: what agreed before it, phase by phase: how many tensors of how many.
+        incomparable: why the numbers cannot be compared from some step on; empty where they can.
+        unseen: what one of them has and the other has not, or could not be placed, by how often.
+    """
+
+    differences: tuple[Difference, ...] = ()
+    agreed: tuple[str, ...] = ()
+    incomparable: str = ""
+    unseen: Mapping[str, int] = field(default_factory=dict)
+
+
+def compare(reference: Merged, other: Merged, repeats: Sequence[Merged] = ()) -> Comparison:
+    """Compare a run with a reference run, phase by phase, until something differs."""
+    agreed: list[str] = []
+    unseen: dict[str, int] = {}
+    steps = min(reference.steps, other.steps)
+    if not steps:
+        return Comparison(incomparable="a run has no whole step: a forward and a backward pass and an optimizer's step")
+    found = _Phases(reference, other, repeats, unseen)
+    for step in range(1, steps + 1):
+        if step == 1:
+            differences = found.weights(agreed)
+            if differences:
+                return Comparison(differences=tuple(differences), agreed=tuple(agreed), unseen=unseen)
+        why = _incomparable(reference, other, step)
+        if why:
+            return Comparison(agreed=tuple(agreed), incomparable=f"step {step}: {why}", unseen=unseen)
+        agreed.append(f"step {step}: inputs ({sum(reference.rows(step).values())} rows)")
+        for phase in (found.forward, found.loss, found.gradients, found.settings, found.updates):
+            differences = phase(step, agreed)
+            if differences:
+                return Comparison(differences=tuple(differences), agreed=tuple(agreed), unseen=unseen)
+    return Comparison(agreed=tuple(agreed), unseen=unseen)
+
+
+def _incomparable(one: Merged, other: Merged, step: int) -> str:
+    rows, its = one.rows(step), other.rows(step)
+    if rows != its:
+        missing, more = sum((rows - its).values()), sum((its - rows).values())
+        return (
+            f"the inputs differ: {sum(rows.values())} rows and {sum(its.values())} rows, of which {missing} are only "
+            f"in the first run and {more} only in the second"
+        )
+    drawn = [merged for merged in (one, other) if any(line["drawn"] for _, line in merged.lines("drawn", step))]
+    if drawn:
+        states = [[line["random"] for _, line in merged.lines("input", step)] for merged in (one, other)]
+        if states[0] != states[1]:
+            return "the forward pass draws random numbers (dropout?), and the random states differ"
+    return ""
+
+
+class _Phases:
+    """The phases of a step. Each gives its differences, or appends to `agreed`."""
+
+    def __init__(self, one: Merged, other: Merged, repeats: Sequence[Merged], unseen: dict[str, int]) -> None:
+        self.one, self.other, self.repeats, self.unseen = one, other, repeats, unseen
+
+    def weights(self, agreed: list[str]) -> list[Difference]:
+        one, other = self.one.tensors("weight", 1), self.other.tensors("weight", 1)
+        floors = {name: 4 * _eps(each, other.get(name)) * each.norm for name, each in one.items()}
+        return self._tensors("initial weights", 1, one, other, one, floors, [], agreed)
+
+    def forward(self, step: int, agreed: list[str]) -> list[Difference]:
+        one, other = self.one.outputs(step), self.other.outputs(step)
+        floors = {name: self._units(step) * _eps(each, other.get(name)) * each.norm for name, each in one.items()}
+        repeats = [each.outputs(step) for each in self.repeats]
+        return self._tensors("output of module", step, one, other, one, floors, repeats, agreed)
+
+    def loss(self, step: int, agreed: list[str]) -> list[Difference]:
+        one, other = self.one.loss(step), self.other.loss(step)
+        if one is None or other is None:
+            self._miss("a loss that is no scalar")
+            return []
+        seen = [abs(each.loss(step) - one) for each in self.repeats if each.loss(step) is not None]  # type: ignore[operator]
+        dtype = max(
+            (EPS[each] for whole in self.one.outputs(step).values() for each in whole.dtypes), default=EPS["float32"]
+        )
+        bound = max([self._units(step) * dtype * abs(one), *(OVER_MEASURED * each for each in seen)])
+        if not abs(one - other) <= bound:
+            words = f"{other:.9g}, and {one:.9g} in the reference; rounding explains {bound:.2g}"
+            return [Difference(step=step, phase="loss", name="loss", words=words)]
+        agreed.append(f"step {step}: loss ({one:.6g})")
+        return []
+
+    def gradients(self, step: int, agreed: list[str]) -> list[Difference]:
+        one, other = self.one.tensors("gradient", step), self.other.tensors("gradient", step)
+        order = _backwards(one, self.one.outputs(step))
+        numel = sum(math.prod(each.shape) for each in one.values())
+        typical = math.sqrt(sum(each.squares for each in one.values()) / max(1, numel))
+        floors = {
+            name: self._units(step) * _eps(each, other.get(name))
+            * max(each.norm, typical * math.sqrt(math.prod(each.shape)))
+            for name, each in one.items()
+        }  # fmt: skip
+        repeats = [each.tensors("gradient", step) for each in self.repeats]
+        return self._tensors("gradient", step, order, other, one, floors, repeats, agreed)
+
+    def settings(self, step: int, agreed: list[str]) -> list[Difference]:
+        """Learning rates and decays, by parameter and rank."""
+        want = {
+            name: (line["lr"], line["decay"]) for _, line in self.one.lines("group", step) for name in line["names"]
+        }
+        found = []
+        for rank, line in self.other.lines("group", step):
+            for name in line["names"]:
+                if name in want and (line["lr"], line["decay"]) != want[name]:
+                    words = (
+                        f"learning rate {line['lr']:g} and decay {line['decay']:g} on rank {rank.rank}, and "
+                        f"{want[name][0]:g} and {want[name][1]:g} in the reference"
+                    )
+                    found.append(Difference(step=step, phase="settings of the optimizer", name=name, words=words))
+        if not found:
+            agreed.append(f"step {step}: learning rates and decays ({len(want)})")
+        return found
+
+    def updates(self, step: int, agreed: list[str]) -> list[Difference]:
+        one, other = self.one.tensors("updated", step), self.other.tensors("updated", step)
+        before = self.one.tensors("weight", 1) if step == 1 else self.one.tensors("updated", step - 1)
+        floors = {}
+        for name, each in one.items():
+            moved = 0.0
+            if name in before and before[name].sketch is not None and each.sketch is not None:
+                moved = distance(each.sketch, before[name].sketch)
+            part = 0.0 if self.repeats else OF_AN_UPDATE * moved
+            floors[name] = max(self._units(step) * _eps(each, other.get(name)) * each.norm, part)
+        repeats = [each.tensors("updated", step) for each in self.repeats]
+        return self._tensors("updated weights", step, one, other, one, floors, repeats, agreed)
+
+    def _tensors(
+        self, phase: str, step: int, order: Iterable[str], others: Mapping[str, Whole], wants: Mapping[str, Whole],
+        floors: Mapping[str, float], repeats: Sequence[Mapping[str, Whole]], agreed: list[str],
+    ) -> list[Difference]:  # fmt: skip
+        found, same = [], 0
+        self._miss(f"{phase} of one run alone", len(wants.keys() ^ others.keys()))
+        for name in order:
+            if name not in others:
+                continue
+            measured = [_apart(wants[name], each[name]) for each in repeats if name in each]
+            known = [each for each in measured if each is not None]
+            bound = max([floors[name], *(OVER_MEASURED * each for each in known)])
+            words = self._differs(phase, wants[name], others[name], bound)
+            if words:
+                found.append(Difference(step=step, phase=phase, name=name, words=words))
+            else:
+                same += words is not None
+        if not found and same:
+            agreed.append(f"step {step}: {phase} ({same})")
+        return found
+
+    def _differs(self, phase: str, want: Whole, got: Whole, bound: float) -> str | None:
+        """How a tensor differs; empty where it does not, None where nobody can say."""
+        if want.shape != got.shape:
+            if phase == "output of module":
+                self._miss("outputs of another shape")
+                return None
+            return f"shape {got.shape}, and {want.shape} in the reference"
+        if got.unlike:
+            first, second = got.unlike[0]
+            ranks = sorted({second for _, second in got.unlike})
+            also = "" if len(ranks) == 1 else f" (and {len(ranks) - 1} more ranks)"
+            return f"rank {second} holds other bits than rank {first}{also}, and both hold the same part"
+        apart = _apart(want, got)
+        if apart is None:
+            self._miss(f"{phase} without a sketch")
+            return None
+        if math.isnan(apart) or apart > bound:
+            over = f", {apart / bound:.3g} times as much" if bound else ""
+            return f"differs by {apart:.3g} of {want.norm:.3g}; rounding explains {bound:.2g}{over}"
+        return ""
+
+    def _units(self, step: int) -> float:
+        return UNITS * 8.0 ** (step - 1)
+
+    def _miss(self, what: str, count: int = 1) -> None:
+        if count:
+            self.unseen[what] = self.unseen.get(what, 0) + count
+
+
+def _apart(one: Whole, other: Whole) -> float | None:
+    if one.sketch is None or other.sketch is None:
+        finite = math.isfinite(one.squares), math.isfinite(other.squares)
+        return None if finite[0] == finite[1] else math.nan
+    return distance(one.sketch, other.sketch)
+
+
+def _eps(one: Whole, other: Whole | None) -> float:
+    dtypes = (*one.dtypes, *(other.dtypes if other else ()))
+    return max((EPS.get(each, 0.0) for each in dtypes), default=0.0)
+
+
+def _backwards(gradients: Mapping[str, Whole], outputs: Mapping[str, Whole]) -> dict[str, Whole]:
+    """Gradients in the order of the backward pass: against that in which their modules ran."""
+    ran = {name: at for at, name in enumerate(outputs)}
+    last = -1
+    return dict(sorted(gradients.items(), key=lambda each: -ran.get(each[0].rpartition(".")[0], last)))
+
+
+def lines(comparison: Comparison, names: tuple[str, str], most: int = 10) -> Iterator[str]:
+    """The comparison in lines; the last one is the answer."""
+    reference, other = names
+    for line in comparison.agreed:
+        yield f"agrees  {line}"
+    for what, count in sorted(comparison.unseen.items()):
+        yield f"unseen  {count} × {what}"
+    if comparison.incomparable:
+        yield f"NOT COMPARABLE: {comparison.incomparable}"
+        return
+    for each in comparison.differences[:most]:
+        yield f"differs {each}"
+    if len(comparison.differences) > most:
+        yield f"        and {len(comparison.differences) - most} more of the same phase"
+    if comparison.differences:
+        yield f"DIFFERENT: {other} from {reference}, first in {comparison.differences[0]}"
+    else:
+        yield f"EQUAL: {other} does what {reference} does, as far as it was seen"

@@ -1,0 +1,88 @@
+"""Runs a script as if it had been started directly, and observes it."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from contracts import observe
+from contracts.spec.errors import Refusals
+
+if TYPE_CHECKING:
+    from contracts.observe.recorder import Recorder
+
+
+class Script:
+    """A script with its arguments; with `module`, the name of a module and its arguments."""
+
+    def __init__(self, words: Sequence[str], *, module: bool = False) -> None:
+        self.words, self.module = tuple(words), module
+        self.recorder: Recorder | None = None
+
+    def observe(self, out: Path, *, steps: int = 3, perturb: int | None = None, collectives: bool = True) -> None:
+        """Begin the trace of this rank.
+
+        Raises:
+            Refused: where there is no such script, or the trace cannot be written; nothing was run.
+        """
+        found = Refusals()
+        found.unless(steps >= 1, "steps", steps, "must be at least 1", "leave it out for 3")
+        known = self.module or Path(self.words[0]).is_file()
+        found.unless(known, "script", self.words[0], "is no file", "give a script, or -m MODULE")
+        found.raise_any()
+
+        from contracts.observe.recorder import Recorder  # torch, which a command that is refused does not need
+        from contracts.observe.trace import Writer
+
+        rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        run = f"{os.environ.get('TORCHELASTIC_RUN_ID', '')}/{attempt}"
+        writer = Writer(out, rank, world, self.words, {"run": run, "perturb": perturb, **_versions()})
+        self.recorder = Recorder(writer, steps, perturb=perturb, collectives=collectives)
+
+    def run(self) -> None:
+        """Run the script as `__main__`. Whatever ends it ends this call, and the trace says what that was."""
+        sys.argv = list(self.words)
+        folder = Path.cwd() if self.module else Path(self.words[0]).resolve().parent
+        sys.path[: not sys.flags.safe_path] = [str(folder)]  # instead of where this command lies, if that stands there
+        if self.recorder is not None:
+            observe.ACTIVE.append(self.recorder)
+            self.recorder.start()
+        make_way(folder)
+        error = ""
+        try:
+            if self.module:
+                runpy.run_module(self.words[0], run_name="__main__", alter_sys=True)
+            else:
+                runpy.run_path(self.words[0], run_name="__main__")
+        except SystemExit as ended:
+            error = "" if ended.code in (None, 0) else f"SystemExit: {ended.code}"
+            raise
+        except BaseException as ended:
+            error = f"{type(ended).__name__}: {ended}"
+            raise
+        finally:
+            if self.recorder is not None:
+                self.recorder.close(error)
+
+
+def make_way(folder: Path) -> None:
+    """Leave the name `contracts` to a package of the script's own, and no word of this suite in its way.
+
+    Everything that the recorder needs is imported by now, and stays alive without its place in `sys.modules`.
+    """
+    own = folder / "contracts"
+    if not own.is_dir() or own.resolve() == Path(__file__).resolve().parents[1]:
+        return
+    for name in [each for each in sys.modules if each.partition(".")[0] == "contracts"]:
+        del sys.modules[name]
+
+
+def _versions() -> dict[str, str]:
+    import torch
+
+    return {"torch": torch.__version__, "device": "cuda" if torch.cuda.is_available() else "cpu"}

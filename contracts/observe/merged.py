@@ -1,0 +1,152 @@
+"""A trace seen as one run: what the ranks wrote of each tensor, put together."""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from contracts.observe.trace import Line, RankTrace, Trace
+
+
+@dataclass(frozen=True, kw_only=True)
+class Whole:
+    """A tensor of a step, over all ranks.
+
+    Args:
+        shape: of the whole tensor; of an output without its batch.
+        dtypes: in which ranks hold it.
+        squares: the sum of its squared elements; a name such as "nan" where that is not finite.
+        places: the sketches of its parts, by rank and number; None where a part has none.
+        unlike: pairs of ranks that should hold the same bits and do not.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtypes: tuple[str, ...]
+    squares: float
+    places: tuple[tuple[RankTrace, int], ...] | None
+    unlike: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def norm(self) -> float:
+        return float(self.squares**0.5)
+
+    @functools.cached_property
+    def sketch(self) -> Any:
+        """The sketch of the whole, a torch tensor [1024]; None where a part has none."""
+        if not self.places:
+            return None
+        (rank, number), *rest = self.places
+        total = rank.sketch(number)
+        for rank, number in rest:
+            total += rank.sketch(number)
+        return total
+
+
+class Merged:
+    """The steps of a trace. Steps count from 1; `weight` at step s is before it, `updated` behind it."""
+
+    def __init__(self, trace: Trace) -> None:
+        self.trace = trace
+        self.steps = min((each.end or {}).get("steps", _last(each)) for each in trace.ranks)
+        self._lines: dict[tuple[str, int], list[tuple[RankTrace, Line]]] = {}
+        for rank in trace.ranks:
+            for line in rank.lines:
+                self._lines.setdefault((line["e"], line.get("step", 0)), []).append((rank, line))
+
+    def lines(self, kind: str, step: int = 0) -> list[tuple[RankTrace, Line]]:
+        """The lines of a kind in a step, with their ranks; step 0 has what belongs to none."""
+        return self._lines.get((kind, step), [])
+
+    @functools.cached_property
+    def data_ranks(self) -> tuple[int, ...]:
+        """The ranks that share a batch between them, where DDP or FSDP2 said so."""
+        return next((tuple(line["data"]) for _, line in self.lines("root") if line["data"]), ())
+
+    def tensors(self, kind: str, step: int) -> Mapping[str, Whole]:
+        """The weights, gradients, updated weights or moments of a step that could be placed, by name."""
+        by_name: dict[str, list[tuple[RankTrace, Line]]] = {}
+        for rank, line in self.lines(kind, step):
+            if line.get("placed", True):
+                label = f"{line['name']} {line['moment']}" if kind == "moment" else line["name"]
+                by_name.setdefault(label, []).append((rank, line))
+        return {name: _whole(name, found) for name, found in by_name.items()}
+
+    def rows(self, step: int) -> Counter[int]:
+        """How often each row of a batch is consumed in a step. Ranks of one replica count once."""
+        return Counter(row for _, line in self._apart("input", step) for row in line["rows"])
+
+    def outputs(self, step: int) -> Mapping[str, Whole]:
+        """The outputs of the modules in a step, in the order of computation, over all rows of its batch.
+
+        An output without a batch is here where all calls agree to the bit.
+        """
+        kept = {(rank.rank, line["microbatch"]) for rank, line in self._apart("input", step)}
+        by_name: dict[str, list[tuple[RankTrace, Line]]] = {}
+        for rank, line in self.lines("forward", step):
+            if (rank.rank, line["microbatch"]) in kept:
+                name = line["name"] if line["call"] == 1 else f"{line['name']} (call {line['call']})"
+                by_name.setdefault(name, []).append((rank, line))
+        found = {}
+        for name, lines in by_name.items():
+            first = lines[0][1]
+            if all(line["batched"] for _, line in lines):
+                shape, used = tuple(first["shape"][1:]), lines
+            elif len({line["bits"] for _, line in lines}) == 1:
+                shape, used = tuple(first["shape"]), lines[:1]
+            else:
+                continue
+            found[name] = Whole(
+                name=name, shape=shape, dtypes=_dtypes(lines), places=_places(used),
+                squares=sum(float(line["squares"]) for _, line in used),
+            )  # fmt: skip
+        return found
+
+    def loss(self, step: int) -> float | None:
+        """The mean over ranks of what each one's backward passes began with; None where no number was seen."""
+        of: dict[int, float] = {}
+        for rank, line in self.lines("loss", step):
+            of[rank.rank] = of.get(rank.rank, 0.0) + float(line["value"])
+        return sum(of.values()) / len(of) if of else None
+
+    def _apart(self, kind: str, step: int) -> Iterator[tuple[RankTrace, Line]]:
+        """The lines of a step by microbatch, without those of ranks that compute the same rows as an earlier one."""
+        seen: set[tuple[int, tuple[int, ...]]] = set()
+        for rank, line in self.lines(kind, step):
+            key = (line["microbatch"], tuple(line["rows"]))
+            if rank.rank in self.data_ranks or key not in seen:
+                yield rank, line
+            seen.add(key)
+
+
+def _last(rank: RankTrace) -> int:
+    return max((line["step"] for line in rank.of("step")), default=0)
+
+
+def _whole(name: str, found: list[tuple[RankTrace, Line]]) -> Whole:
+    parts: dict[str, list[tuple[RankTrace, Line]]] = {}
+    for rank, line in found:
+        parts.setdefault(line["part"], []).append((rank, line))
+    unlike, firsts = [], []
+    for holders in parts.values():
+        rank, line = holders[0]
+        if not line["partial"]:
+            unlike += [(rank.rank, other.rank) for other, its in holders if its["bits"] != line["bits"]]
+        firsts.append(next((each for each in holders if each[1]["sketch"] is not None), holders[0]))
+    return Whole(
+        name=name, shape=tuple(found[0][1]["shape"]), dtypes=_dtypes(found), places=_places(firsts),
+        squares=sum(float(line["squares"]) for _, line in firsts), unlike=tuple(unlike),
+    )  # fmt: skip
+
+
+def _places(lines: list[tuple[RankTrace, Line]]) -> tuple[tuple[RankTrace, int], ...] | None:
+    if any(line["sketch"] is None for _, line in lines):
+        return None
+    return tuple((rank, line["sketch"]) for rank, line in lines)
+
+
+def _dtypes(lines: list[tuple[RankTrace, Line]]) -> tuple[str, ...]:
+    return tuple(sorted({line["dtype"] for _, line in lines}))

@@ -1,0 +1,123 @@
+"""Where the values that this rank holds lie in the whole tensor.
+
+Plain tensors, DTensors (whatever they are sharded by) and ranges of a flattened tensor (FSDP1). A tensor that nobody
+can place has no pieces; the trace then says its norm alone, and counts it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.tensor.placement_types import _StridedShard
+
+from contracts.observe.sketch import Piece, whole
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Held:
+    """What this rank holds of a tensor.
+
+    Args:
+        local: its values.
+        shape: of the whole tensor.
+        pieces: where the values lie; None where nobody can say.
+        part: the same words on ranks that hold the same part, and different ones on others.
+        first: whether this rank is the first of those that hold this part, so that it writes the sketch.
+        partial: whether the tensor is the sum of what the ranks hold.
+    """
+
+    local: Tensor
+    shape: tuple[int, ...]
+    pieces: tuple[Piece, ...] | None
+    part: str = ""
+    first: bool = True
+    partial: bool = False
+
+
+def held(tensor: Tensor) -> Held:
+    """What this rank holds of a plain tensor or of a DTensor. No collective is issued."""
+    if isinstance(tensor, DTensor):
+        return _of_dtensor(tensor)
+    return Held(local=tensor, shape=tuple(tensor.shape), pieces=whole(tensor.shape))
+
+
+def unplaced(tensor: Tensor, why: str) -> Held:
+    """What is held of a tensor that nobody can place."""
+    return Held(local=tensor, shape=tuple(tensor.shape), pieces=None, part=why)
+
+
+def flat_range(local: Tensor, shape: Sequence[int], start: int) -> Held:
+    """A contiguous range of a flattened tensor, as FSDP1 holds it: `local` is [start : start + numel] of it."""
+    numel = local.numel()
+    pieces = tuple(_boxes(tuple(shape), start, start + numel, 0))
+    return Held(local=local, shape=tuple(shape), pieces=pieces, part=f"{start}:{start + numel}")
+
+
+def _of_dtensor(tensor: DTensor) -> Held:
+    local, mesh = tensor.to_local(), tensor.device_mesh
+    coordinate = mesh.get_coordinate()
+    if coordinate is None:  # this rank is not in the mesh
+        return Held(local=local, shape=tuple(tensor.shape), pieces=(), part="outside")
+    indices = [torch.arange(size) for size in tensor.shape]
+    part, first, partial = [], True, False
+    for axis, (placement, at) in enumerate(zip(tensor.placements, coordinate, strict=True)):
+        if isinstance(placement, (Shard, _StridedShard)):
+            dim = placement.dim
+            indices[dim] = _split(placement, indices[dim], mesh.size(axis), at)
+            part.append(f"{axis}.{at}")
+        elif isinstance(placement, Replicate):
+            first = first and at == 0
+        elif isinstance(placement, Partial) and placement.reduce_op in ("sum", "avg"):
+            local = local / mesh.size(axis) if placement.reduce_op == "avg" else local
+            partial = True
+            part.append(f"{axis}.{at}")
+        else:
+            return Held(local=local, shape=tuple(tensor.shape), pieces=None, part=str(placement))
+    if tuple(len(each) for each in indices) != tuple(local.shape):
+        return Held(local=local, shape=tuple(tensor.shape), pieces=None, part=f"local shape {tuple(local.shape)}")
+    pieces = (Piece(start=0, indices=tuple(indices)),)
+    return Held(
+        local=local, shape=tuple(tensor.shape), pieces=pieces, part=",".join(part), first=first, partial=partial
+    )
+
+
+def _split(placement: Shard | _StridedShard, indices: Tensor, chunks: int, at: int) -> Tensor:
+    """The indices of one chunk, by DTensor's own split: those of a strided shard are not contiguous."""
+    along = (
+        type(placement)(0, split_factor=placement.split_factor) if isinstance(placement, _StridedShard) else Shard(0)
+    )
+    parts, _ = along._split_tensor(indices, chunks, with_padding=False, contiguous=False)  # private; torch 2.5 - 2.13
+    return parts[at] if at < len(parts) else indices[:0]
+
+
+def _boxes(shape: tuple[int, ...], start: int, end: int, local: int) -> list[Piece]:
+    """A range of a flattened tensor as boxes: parts of rows at both ends, and whole rows between them."""
+    if start >= end:
+        return []
+    if len(shape) <= 1:
+        return [Piece(start=local, indices=(torch.arange(start, end),) if shape else ())]
+    row = math.prod(shape[1:])
+    found = []
+    first_whole, last_whole = -(-start // row), end // row
+    if first_whole > last_whole:  # within one row
+        return _in_row(shape, start // row, start, end, local)
+    if start < first_whole * row:
+        found += _in_row(shape, start // row, start, first_whole * row, local)
+    if first_whole < last_whole:
+        rest = tuple(torch.arange(size) for size in shape[1:])
+        at = local + first_whole * row - start
+        found.append(Piece(start=at, indices=(torch.arange(first_whole, last_whole), *rest)))
+    if last_whole * row < end:
+        found += _in_row(shape, last_whole, last_whole * row, end, local + last_whole * row - start)
+    return found
+
+
+def _in_row(shape: tuple[int, ...], number: int, start: int, end: int, local: int) -> list[Piece]:
+    row = math.prod(shape[1:])
+    inner = _boxes(shape[1:], start - number * row, end - number * row, local)
+    return [Piece(start=each.start, indices=(torch.tensor([number]), *each.indices)) for each in inner]

@@ -1,0 +1,591 @@
+"""Records what a training script does, by hooks of torch: no line of the script changes, no collective is issued.
+
+A step begins with the first forward pass of a root module under grad, and ends where the next one begins after an
+optimizer has stepped. A root module is one that is called while no other module is running.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import sys
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.utils
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+from torch.nn.modules import module as hooks
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from contracts.instruments import traffic
+from contracts.observe import placement
+from contracts.observe.names import canonical
+from contracts.observe.placement import Held
+from contracts.observe.sketch import Piece, fingerprint, hashed, key_of, sketch
+from contracts.observe.trace import Writer
+
+_Place = tuple[Any, str]
+"""A weak reference to a module, and the name that it gives to a parameter."""
+MOST_ROWS = 4096
+MOST_COLLECTIVES = 20_000
+_ROW = key_of("rankproof row", 0)
+
+
+class Recorder:
+    """Observes this process from `start` until `steps` steps are over, or `stop`.
+
+    Args:
+        writer: where the trace goes.
+        steps: how many steps are observed.
+        perturb: a seed: before the first step each floating weight moves by one unit in its last place, up or down. The
+            traces of such runs say what rounding does to each tensor.
+    """
+
+    def __init__(self, writer: Writer, steps: int, *, perturb: int | None = None, collectives: bool = True) -> None:
+        self.writer, self.steps, self.perturb = writer, steps, perturb
+        self.step, self.done, self.stepped, self.backward, self.microbatch = 0, 0, False, 0, 0
+        self.random = ""
+        self.roots: list[nn.Module] = []
+        self.optimizers: list[Any] = []
+        self._holders: dict[int, tuple[Any, _Place]] = {}
+        self._tied: list[tuple[_Place, _Place]] = []
+        self.rank = 0
+        self.replicas: tuple[int, ...] = ()
+        self.hears = collectives
+        self.parameters: dict[int, str] = {}
+        self.modules: dict[int, str] = {}
+        self.depth, self.busy, self.on = 0, False, False
+        self.rows: Tensor | None = None
+        self.tokens: tuple[int, ...] = ()
+        self.calls: dict[str, int] = {}
+        self.optimizing = 0
+        self.unseen: dict[str, int] = {}
+        self.collectives: dict[str, list[str]] = {}
+        self._undo: list[Callable[[], None]] = []
+
+    # the frame: hooks in, hooks out
+
+    def start(self) -> None:
+        """Put the hooks in."""
+        self.on = True
+        handles = [
+            hooks.register_module_forward_pre_hook(self._before_module),
+            hooks.register_module_forward_hook(self._after_module, always_call=True),
+            hooks.register_module_parameter_registration_hook(self._registered),
+            register_optimizer_step_pre_hook(lambda optimizer, *_: self._before_step(optimizer)),
+            register_optimizer_step_post_hook(lambda optimizer, *_: self._after_step(optimizer)),
+        ]
+        self._undo += [handle.remove for handle in handles]
+        self._replace(torch.autograd, "backward", self._backward)
+        for owner in (torch.nn.utils, torch.nn.utils.clip_grad):
+            self._replace(owner, "clip_grad_norm_", self._clip)
+        if self.hears:
+            _Collectives(self).__enter__()  # type: ignore[no-untyped-call]
+        os.register_at_fork(after_in_child=self._unhook)  # a worker that loads data is not this rank
+
+    def _replace(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+        before = getattr(owner, name)
+        setattr(owner, name, make(before))
+        self._undo.append(lambda: setattr(owner, name, before))
+
+    def stop(self) -> None:
+        """End the step that is under way, if its optimizer has stepped, and take the hooks out."""
+        if self.on and self.stepped:
+            with _Apart(self):
+                self._begin_step(running=False)
+        self._unhook()
+
+    def _unhook(self) -> None:
+        """The dispatch mode stays on torch's stack, where others may lie above it, and hears no more."""
+        self.on = False
+        for undo in reversed(self._undo):
+            undo()
+        self._undo.clear()
+
+    def close(self, error: str = "") -> None:
+        """End the trace."""
+        self.stop()
+        self._write_collectives()
+        self.writer.close(error, steps=self.done, unseen=self.unseen)
+
+    # what the script may say itself
+
+    def add_root(self, root: nn.Module) -> None:
+        if self.on and all(root is not each for each in self.roots):
+            self._name(root)
+
+    def add_optimizer(self, held: Any) -> None:
+        def make(before: Callable[..., Any]) -> Callable[..., Any]:
+            def step(*arguments: Any, **named: Any) -> Any:
+                self._before_step(held)
+                try:
+                    return before(*arguments, **named)
+                finally:
+                    self._after_step(held)
+
+            return step
+
+        if self.on and not isinstance(held, Optimizer):
+            self._replace(held, "step", make)
+
+    def told_step(self, microbatches: int | None) -> None:
+        if self.on and microbatches is not None:
+            self.writer.add("told", step=self.step + (self.stepped or not self.step), microbatches=microbatches)
+        elif self.on:
+            self.stepped = True
+
+    # modules
+
+    def _before_module(self, module: nn.Module, arguments: tuple[Any, ...]) -> None:
+        if torch.compiler.is_compiling() or self.busy or not self.on:
+            return
+        self.depth += 1
+        if self.depth > 1 or _recomputed():
+            return
+        # torch gives a global pre-hook no keyword arguments; they stand in the frame that calls it
+        named = sys._getframe(1).f_locals.get("kwargs") or {}
+        training = torch.is_grad_enabled()
+        with _Apart(self):
+            self._root_begins(module, arguments, named, training)
+
+    def _after_module(self, module: nn.Module, arguments: tuple[Any, ...], result: Any) -> None:
+        if torch.compiler.is_compiling() or self.busy or not self.on:
+            return
+        self.depth = max(0, self.depth - 1)
+        if _recomputed() or self.step == 0 or self.rows is None:
+            return
+        with _Apart(self):
+            self._module_ends(module, result)
+            if self.depth == 0:
+                drawn = _random_state(module) != self.random
+                self.writer.add("drawn", step=self.step, microbatch=self.microbatch, drawn=drawn)
+                self.rows = None
+
+    def _root_begins(
+        self, root: nn.Module, arguments: tuple[Any, ...], named: Mapping[str, Any], training: bool
+    ) -> None:
+        if not training:
+            if self.step:
+                self.writer.add("evaluation", step=self.step, after=self.stepped)
+            return
+        if not any(True for _ in root.parameters()):
+            return  # a loss module, a metric
+        if all(root is not each for each in self.roots):
+            if self.roots and all(id(each) in self.modules for each in root.modules()):
+                pass  # a part of a model that is known already
+            else:
+                self._name(root)
+        if self.step == 0 or self.stepped:
+            self._begin_step()
+        if not self.on:
+            return
+        self.microbatch += 1
+        self.calls = {}
+        given = {**{str(at): each for at, each in enumerate(arguments)}, **named}
+        tensors = dict(_tensors(given))
+        self.rows, self.tokens = _rows(tensors)
+        rows = [] if self.rows is None else self.rows[:MOST_ROWS].tolist()
+        self.random = _random_state(root)
+        self.writer.add(
+            "input", step=self.step, microbatch=self.microbatch, rows=rows, random=self.random,
+            tensors={name: [list(each.shape), _dtype(each)] for name, each in tensors.items()},
+        )  # fmt: skip
+        if self.rows is None:
+            self._miss("root inputs without a tensor")
+
+    def _module_ends(self, module: nn.Module, result: Any) -> None:
+        name = self.modules.get(id(module))
+        output = next((each for _, each in _tensors({"": result}) if each.is_floating_point()), None)
+        if name is None or output is None:
+            return None
+        self.calls[name] = self.calls.get(name, 0) + 1
+        call = self.calls[name]
+        if isinstance(output, DTensor):
+            if not all(each.is_replicate() for each in output.placements):
+                return self._miss("outputs of modules that are sharded DTensors")
+            output = output.to_local()
+        pieces, batched = self._of_batch(output)
+        label = f"forward {name}"
+        self._tensor("forward", label, Held(local=output, shape=tuple(output.shape), pieces=pieces), name=name,
+                     call=call, microbatch=self.microbatch, batched=batched)  # fmt: skip
+        return None
+
+    def _of_batch(self, output: Tensor) -> tuple[tuple[Piece, ...], bool]:
+        """The pieces of a module's output, whose rows are known by what they were computed from."""
+        assert self.rows is not None
+        count, lead = len(self.rows), len(self.tokens)
+        indices = [torch.arange(size) for size in output.shape]
+        if tuple(output.shape[:lead]) == self.tokens:
+            indices[0] = self.rows
+            return (Piece(start=0, indices=tuple(indices)),), True
+        flat = count * self.tokens[1] if lead > 1 else 0
+        if lead > 1 and output.dim() > 0 and output.shape[0] == flat and flat != count:
+            indices[0] = ((self.rows[:, None] + torch.arange(self.tokens[1])).reshape(-1)) & _POSITIVE
+            return (Piece(start=0, indices=tuple(indices)),), True
+        return (Piece(start=0, indices=tuple(indices)),), False
+
+    # steps
+
+    def _begin_step(self, *, running: bool = True) -> None:
+        """End the step before, and write what the weights are before the next one; `running` says whether there is
+        one."""
+        self._write_collectives()
+        if self.step:
+            self.done = self.step
+            self.writer.add("step", step=self.step, backward=self.backward, microbatches=self.microbatch)
+        self.step, self.stepped, self.backward, self.microbatch = self.step + 1, False, 0, 0
+        if self.step == 1:
+            self._first_weights()
+        self._write_untied()
+        for root in self.roots if running else ():
+            modes = sorted(self.modules[id(each)] for each in root.modules() if not each.training)
+            self.writer.add("modes", step=self.step, evaluating=modes[:1000], count=len(modes))
+        for name, parameter in self._every_parameter():
+            self._tensor("weight", name, self._held(parameter), name=name, sketched=self.step == 1)
+        self.writer.flush()
+        if self.step > self.steps:
+            self._unhook()
+
+    def _first_weights(self) -> None:
+        if self.perturb is not None:
+            self._perturb(self.perturb)
+        for pair in self._tied:
+            self.writer.add("tied", names=[self._full_name(*each) for each in pair])
+
+    def _registered(self, module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        """Hears of each parameter as a module gets it: one that two modules get is tied, whatever wraps them later."""
+        if parameter is None or torch.compiler.is_compiling() or self.step:
+            return
+        place = (weakref.ref(module), name)
+        known, holder = self._holders.get(id(parameter), (None, place))
+        if known is None or known() is not parameter:
+            self._holders[id(parameter)] = (weakref.ref(parameter), place)
+        elif holder[0]() is not module or holder[1] != name:
+            self._tied.append((holder, place))
+
+    def _full_name(self, module: Any, name: str) -> str:
+        inside = self.modules.get(id(module()), "")
+        return f"{inside}.{name}".removeprefix("(root).")
+
+    def _write_untied(self) -> None:
+        for pair in self._tied:
+            modules = [each() for each, _ in pair]
+            if all(id(each) in self.modules for each in modules):
+                one, other = (getattr(each, name, None) for each, (_, name) in zip(modules, pair, strict=True))
+                if isinstance(one, Tensor) and isinstance(other, Tensor) and one is not other:
+                    self.writer.add("untied", step=self.step, names=[self._full_name(*each) for each in pair])
+
+    def _perturb(self, seed: int) -> None:
+        for name, parameter in self._every_parameter():
+            local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+            if local.is_floating_point():
+                mine = self._held(parameter)
+                for piece in mine.pieces or ():
+                    at = torch.zeros(piece.shape, dtype=torch.int64)
+                    for axis, indices in enumerate(piece.indices):
+                        shape = [-1 if axis == each else 1 for each in range(len(piece.shape))]
+                        at = at ^ hashed(key_of(f"{name} {seed}", axis), indices).view(shape)
+                    up = torch.where(at & 1 == 0, torch.inf, -torch.inf).to(local)
+                    view = local.data.reshape(-1)[piece.start : piece.start + piece.numel].view(piece.shape)
+                    view.copy_(torch.nextafter(view, up))
+
+    def _every_parameter(self) -> Iterator[tuple[str, nn.Parameter]]:
+        seen = set()
+        for root in self.roots:
+            for name, parameter in root.named_parameters():
+                if id(parameter) not in seen:
+                    seen.add(id(parameter))
+                    self.parameters.setdefault(id(parameter), canonical(name, inside=_wraps(root)))
+                    yield self.parameters[id(parameter)], parameter
+
+    def _name(self, root: nn.Module) -> None:
+        number, inside = len(self.roots), _wraps(root)
+        self.roots.append(root)
+        self.rank = dist.get_rank() if dist.is_initialized() else 0
+        self.replicas = self.replicas or _replicas(root)
+        prefix = f"model{number + 1}." if number else ""
+        for name, module in root.named_modules():
+            self.modules.setdefault(id(module), prefix + canonical(name, inside=inside) or "(root)")
+        for name, parameter in root.named_parameters():
+            self.parameters.setdefault(id(parameter), prefix + canonical(name, inside=inside))
+        self.writer.add(
+            "root", number=number, type=type(root).__name__, replicas=list(_replicas(root)), data=list(_data(root)),
+            trainable=[self.parameters[id(each)] for each in root.parameters() if each.requires_grad],
+            frozen=[self.parameters[id(each)] for each in root.parameters() if not each.requires_grad],
+            compiled=any(_compiled(each) for each in root.modules()),
+        )  # fmt: skip
+
+    # gradients and optimizers
+
+    def _backward(self, before: Callable[..., Any]) -> Callable[..., Any]:
+        def backward(tensors: Any, *arguments: Any, **named: Any) -> Any:
+            if self.on and not self.busy and self.step:
+                with _Apart(self):
+                    self._before_backward(tensors)
+            return before(tensors, *arguments, **named)
+
+        return backward
+
+    def _before_backward(self, tensors: Any) -> None:
+        if self.backward == 0 and self.step > 1:
+            left = [
+                name
+                for name, each in self._every_parameter()
+                if each.grad is not None and bool(_local(each.grad).any())
+            ]
+            self.writer.add("left", step=self.step, names=left[:1000], count=len(left))
+        self.backward += 1
+        first = tensors if isinstance(tensors, Tensor) else next(iter(tensors), None)
+        if isinstance(first, Tensor) and first.numel() == 1:
+            self.writer.add(
+                "loss", step=self.step, backward=self.backward, value=_number(_local(first).double().item())
+            )
+
+    def _clip(self, before: Callable[..., Any]) -> Callable[..., Any]:
+        def clip(parameters: Any, max_norm: float, *arguments: Any, **named: Any) -> Any:
+            listed = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+            total = before(listed, max_norm, *arguments, **named)
+            kind = arguments[0] if arguments else named.get("norm_type", 2.0)
+            if self.on and self.step and float(kind) == 2.0:
+                with _Apart(self):
+                    partial = isinstance(total, DTensor) and not all(each.is_replicate() for each in total.placements)
+                    self.writer.add(
+                        "clip", step=self.step, max=float(max_norm), partial=partial,
+                        norm=_number(float(_local(total))),
+                        names=[self.parameters.get(id(each), "") for each in listed if each.grad is not None],
+                    )  # fmt: skip
+            return total
+
+        return clip
+
+    def _before_step(self, optimizer: Any) -> None:
+        self.optimizing += 1
+        if self.optimizing > 1 or not self.on or not self.step:
+            return
+        with _Apart(self):
+            for _ in self._every_parameter():
+                pass  # FSDP2 exchanges parameters; their names are those of now
+            number = 0
+            for number, group in enumerate(optimizer.param_groups):
+                names = [
+                    self.parameters.get(id(each), f"unnamed.{number}.{at}") for at, each in enumerate(group["params"])
+                ]
+                self.writer.add(
+                    "group", step=self.step, optimizer=self._number_of(optimizer), number=number,
+                    names=names, lr=_number(float(group.get("lr", 0.0))),
+                    decay=_number(float(group.get("weight_decay", 0.0) or 0.0)),
+                )  # fmt: skip
+                for name, parameter in zip(names, group["params"], strict=True):
+                    if parameter.grad is None:
+                        self.writer.add("no-gradient", step=self.step, name=name)
+                    else:
+                        self._tensor("gradient", name, self._held(parameter, parameter.grad), name=name)
+
+    def _after_step(self, optimizer: Any) -> None:
+        self.optimizing = max(0, self.optimizing - 1)
+        if self.optimizing or not self.on or not self.step:
+            return
+        with _Apart(self):
+            for number, group in enumerate(optimizer.param_groups):
+                for at, parameter in enumerate(group["params"]):
+                    name = self.parameters.get(id(parameter), f"unnamed.{number}.{at}")
+                    self._tensor("updated", name, self._held(parameter), name=name)
+                    state = optimizer.state.get(parameter, {}) if hasattr(optimizer, "state") else {}
+                    for key, value in state.items():
+                        if isinstance(value, Tensor) and value.shape == parameter.shape and value.is_floating_point():
+                            self._tensor("moment", f"{name} {key}", self._held(parameter, value), name=name, moment=key)
+            self.stepped = True
+            self.writer.flush()
+
+    def _number_of(self, optimizer: Any) -> str:
+        if all(each is not optimizer for each in self.optimizers):
+            self.optimizers.append(optimizer)
+        number = next(at for at, each in enumerate(self.optimizers, start=1) if each is optimizer)
+        return f"{type(optimizer).__name__} {number}"
+
+    # tensors
+
+    def _held(self, parameter: Tensor, tensor: Tensor | None = None) -> Held:
+        """What this rank holds of a parameter, or of its gradient or state."""
+        shown = parameter if tensor is None else tensor
+        if getattr(parameter, "tensor_model_parallel", False):
+            return placement.unplaced(shown, "a shard that Megatron's layers hold, without a reader")
+        if type(parameter).__name__ == "FlatParameter":
+            return placement.unplaced(shown, "a flat parameter of FSDP1, without a reader")
+        found = placement.held(shown)
+        if isinstance(shown, DTensor) or self.rank not in self.replicas:
+            return found
+        return replace(found, first=self.rank == self.replicas[0])
+
+    def _tensor(self, kind: str, label: str, mine: Held, *, sketched: bool = True, **more: Any) -> None:
+        local = mine.local.detach()
+        if local.is_sparse or local.is_complex() or mine.pieces is None:
+            self._miss(f"{kind}s that cannot be placed: {mine.part or 'sparse or complex'}")
+            squares = float(local.coalesce().values().double().square().sum()) if local.is_sparse else _squares(local)
+            return self.writer.add(kind, step=self.step, shape=list(mine.shape), dtype=_dtype(local), placed=False,
+                                   squares=_number(squares), **more)  # fmt: skip
+        squares = _squares(local)
+        number = None
+        if sketched and mine.first and math.isfinite(squares):
+            number = self.writer.sketch(sketch(label, local, mine.pieces))
+        return self.writer.add(
+            kind, step=self.step, shape=list(mine.shape), dtype=_dtype(local), part=mine.part, partial=mine.partial,
+            bits=f"{fingerprint(label, local, mine.pieces):016x}", squares=_number(squares), sketch=number, **more,
+        )  # fmt: skip
+
+    def _miss(self, what: str) -> None:
+        self.unseen[what] = self.unseen.get(what, 0) + 1
+
+    def heard(self, found: traffic.Collective) -> None:
+        """A collective that the script issued."""
+        key = "-".join(map(str, found.members))
+        self.collectives.setdefault(key, []).append(found.said())
+
+    def _write_collectives(self) -> None:
+        for group, said in self.collectives.items():
+            digest = hashlib.sha256("\n".join(said).encode()).hexdigest()[:16]
+            self.writer.add(
+                "collectives", step=self.step, group=group, said=said[:MOST_COLLECTIVES], count=len(said), digest=digest
+            )
+        self.collectives = {}
+
+
+class _Apart:
+    """What the recorder itself does is not observed, and leaves no graph."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder, self.no_grad = recorder, torch.no_grad()
+
+    def __enter__(self) -> None:
+        self.recorder.busy = True
+        self.no_grad.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        self.no_grad.__exit__(*error)
+        self.recorder.busy = False
+
+
+class _Collectives(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
+    """Hears the collectives of this process; see `contracts.instruments.traffic`."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.recorder = recorder
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """torch.compile compiles under this mode as it does without it; other modes make it run eagerly."""
+        return True
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(issubclass(each, DTensor) for each in types):
+            return NotImplemented  # its collectives are issued one level below
+        recorder = self.recorder
+        if recorder.on and not recorder.busy and func.namespace in traffic.NAMESPACES:
+            try:
+                found = traffic.read(func, args, kwargs or {})
+            except Exception:  # an operator that the reader does not know; it runs all the same
+                recorder._miss(f"collectives that cannot be read: {func}")
+            else:
+                if found is not None:
+                    recorder.heard(found)
+        return func(*args, **(kwargs or {}))
+
+
+_POSITIVE = (1 << 63) - 1
+
+
+def _recomputed() -> bool:
+    """Whether a module runs inside a backward pass, as recomputation does."""
+    return torch._C._current_graph_task_id() != -1
+
+
+def _tensors(given: Any, name: str = "", depth: int = 0) -> Iterator[tuple[str, Tensor]]:
+    if isinstance(given, Tensor):
+        yield name, given
+    elif isinstance(given, Mapping) and depth < 4:
+        for key, each in given.items():
+            yield from _tensors(each, f"{name}.{key}" if name else str(key), depth + 1)
+    elif isinstance(given, (list, tuple)) and depth < 4:
+        for at, each in enumerate(given):
+            yield from _tensors(each, f"{name}.{at}" if name else str(at), depth + 1)
+
+
+def _rows(tensors: Mapping[str, Tensor]) -> tuple[Tensor | None, tuple[int, ...]]:
+    """A number for each row of a batch, of its contents alone, and the leading sizes of a batched output."""
+    local = {name: _local(each) for name, each in sorted(tensors.items()) if each.dim() > 0 and each.numel()}
+    if not local:
+        return None, ()
+    first = next((each for each in local.values() if not each.is_floating_point()), next(iter(local.values())))
+    count = first.shape[0]
+    rows = torch.zeros(count, dtype=torch.int64)
+    for name, each in local.items():
+        if each.shape[0] == count and not each.is_complex():
+            flat = each.detach().cpu().reshape(count, -1)
+            values = flat.double().view(torch.int64) if flat.is_floating_point() else flat.to(torch.int64)
+            odd = (
+                hashed(
+                    key_of("rankproof input " + ("ids" if len(local) == 1 else name), 1), torch.arange(flat.shape[1])
+                )
+                | 1
+            )
+            rows = rows + ((values + 1) * odd).sum(1)
+    tokens = tuple(first.shape[:2]) if not first.is_floating_point() else (count,)
+    return hashed(_ROW, rows) & _POSITIVE, tokens
+
+
+def _random_state(module: nn.Module) -> str:
+    """A digest of the random state of the device that a module is on."""
+    device = next((each.device for each in module.parameters()), torch.device("cpu"))
+    state = torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+    return hashlib.sha256(state.numpy().tobytes()).hexdigest()[:16]
+
+
+def _local(tensor: Any) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else torch.as_tensor(tensor)
+
+
+def _squares(local: Tensor) -> float:
+    return float(local.double().square().sum())
+
+
+def _number(value: float) -> float | str:
+    """A number as JSON has it; what is not finite as its name."""
+    return value if abs(value) < float("inf") else str(value)
+
+
+def _dtype(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _compiled(module: nn.Module) -> bool:
+    return getattr(module, "_compiled_call_impl", None) is not None or type(module).__name__ == "OptimizedModule"
+
+
+def _wraps(root: nn.Module) -> bool:
+    return isinstance(root, (DistributedDataParallel, nn.DataParallel))
+
+
+def _replicas(root: nn.Module) -> tuple[int, ...]:
+    """The ranks that DDP keeps equal; empty for any other module."""
+    if isinstance(root, DistributedDataParallel) and dist.is_initialized():
+        return tuple(dist.get_process_group_ranks(root.process_group))
+    return ()
+
+
+def _data(root: nn.Module) -> tuple[int, ...]:
+    """The ranks that share a batch between them, where DDP or FSDP2 says so."""
+    if isinstance(root, FSDPModule):
+        for each in root.parameters():
+            if isinstance(each, DTensor) and each.device_mesh.ndim == 1:
+                return tuple(each.device_mesh.mesh.reshape(-1).tolist())
+    return _replicas(root)

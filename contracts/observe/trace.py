@@ -1,0 +1,178 @@
+"""Traces as files: a folder with two files for each rank. docs/observe.md has the format.
+
+`rank-00000.jsonl` has one JSON object a line, each with its kind under "e", from `begin` to `end`. A rank that died has
+no `end`, or one that names the error. `rank-00000.sketches` has the count sketches that lines refer to by number: 1024
+float64 each, little-endian.
+
+Reading needs torch for the sketches alone.
+"""
+
+from __future__ import annotations
+
+import array
+import json
+import os
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from contracts.spec.errors import Refusals, refuse
+from contracts.spec.redaction import redact, redact_words, secrets_here
+
+VERSION = "rankproof.trace/1"
+SKETCH_BYTES = 1024 * 8
+LIMIT = 1 << 30
+"""Bytes that a rank may write; what comes later is left out, and the trace says so."""
+_NAME = re.compile(r"rank-(\d{5})\.jsonl")
+
+Line = dict[str, Any]
+
+
+def lines_of(folder: Path, rank: int) -> Path:
+    return folder / f"rank-{rank:05d}.jsonl"
+
+
+def sketches_of(folder: Path, rank: int) -> Path:
+    return folder / f"rank-{rank:05d}.sketches"
+
+
+class Writer:
+    """The files of one rank. Lines are on disk when a step ends."""
+
+    def __init__(self, folder: Path, rank: int, world: int, command: Sequence[str], about: Mapping[str, Any]) -> None:
+        """Begin the trace of a rank.
+
+        Raises:
+            Refused: where the folder cannot be written, or holds a trace of this rank.
+        """
+        self.known = secrets_here(os.environ, command)
+        self.written, self.sketches, self.full = 0, 0, False
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._lines = lines_of(folder, rank).open("x", encoding="utf-8")
+            self._sketches = sketches_of(folder, rank).open("xb")
+        except FileExistsError:
+            raise refuse("out", str(folder), f"holds a trace of rank {rank}", "give a new folder") from None
+        except OSError as error:
+            raise refuse("out", str(folder), f"cannot be written: {error.strerror}", "give another folder") from None
+        self.add("begin", version=VERSION, rank=rank, world=world, command=redact_words(command, self.known), **about)
+        self.flush()
+
+    def add(self, kind: str, /, **more: Any) -> None:
+        """Write one line; without secrets, and nothing but the end once the limit is reached."""
+        text = json.dumps({"e": kind, **more}, ensure_ascii=True, separators=(",", ":"))
+        if self.known and any(each in text for each in self.known):
+            text = redact(text, self.known)
+        if self.written + len(text) > LIMIT and kind != "end":
+            self.full = True
+            return
+        self.written += len(text) + 1
+        self._lines.write(text + "\n")
+
+    def sketch(self, held: Any) -> int | None:
+        """Write a sketch, a tensor [1024] of float64 on the CPU, and give its number; None beyond the limit."""
+        if self.written + SKETCH_BYTES > LIMIT:
+            self.full = True
+            return None
+        values = array.array("d", held.tolist())
+        if sys.byteorder == "big":
+            values.byteswap()
+        self._sketches.write(values.tobytes())
+        self.written += SKETCH_BYTES
+        self.sketches += 1
+        return self.sketches - 1
+
+    def flush(self) -> None:
+        self._sketches.flush()
+        self._lines.flush()
+
+    def close(self, error: str = "", **more: Any) -> None:
+        """Write the end; `error` is the exception that ended the script, where one did."""
+        if not self._lines.closed:
+            self.add("end", error=redact(error, self.known)[:2000], full=self.full, **more)
+            self._sketches.close()
+            self._lines.close()
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankTrace:
+    """The lines of one rank; `end` is None where it died before it could write one."""
+
+    rank: int
+    begin: Line
+    lines: tuple[Line, ...]
+    end: Line | None
+    path: Path
+
+    def of(self, *kinds: str) -> Iterator[Line]:
+        return (line for line in self.lines if line["e"] in kinds)
+
+    def sketch(self, number: int) -> Any:
+        """A sketch as a torch tensor [1024], float64."""
+        import torch  # only who compares needs it
+
+        with self.path.open("rb") as file:
+            file.seek(number * SKETCH_BYTES)
+            values = array.array("d", file.read(SKETCH_BYTES))
+        if sys.byteorder == "big":
+            values.byteswap()
+        return torch.tensor(values, dtype=torch.float64)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trace:
+    """A whole trace; `missing` are the ranks of the world that left no file."""
+
+    folder: Path
+    world: int
+    ranks: tuple[RankTrace, ...]
+    missing: tuple[int, ...] = field(default=())
+
+
+def read(folder: Path) -> Trace:
+    """Read a trace.
+
+    Raises:
+        Refused: where there is none, where a line is no JSON object of this version, or where the files are of several
+            runs. A last line without its end, as a killed rank leaves it, is left out.
+    """
+    names = (
+        sorted(path for path in folder.glob("rank-*.jsonl") if _NAME.fullmatch(path.name)) if folder.is_dir() else []
+    )
+    if not names:
+        raise refuse("trace", str(folder), "holds no trace", "record one: rankproof observe --out DIR train.py …")
+    ranks = [_rank(path) for path in names]
+    found, world = Refusals(), ranks[0].begin["world"]
+    for each in ranks:
+        if each.begin["world"] != world or each.begin["run"] != ranks[0].begin["run"] or each.rank >= world:
+            found.add(
+                "trace", each.path.name, "is of another run than " + ranks[0].path.name, "record into a new folder"
+            )
+    found.raise_any()
+    missing = sorted(set(range(world)) - {each.rank for each in ranks})
+    return Trace(folder=folder, world=world, ranks=tuple(ranks), missing=tuple(missing))
+
+
+def _rank(path: Path) -> RankTrace:
+    text = path.read_bytes().decode("utf-8", "replace")
+    lines, whole = [], text.split("\n")[:-1]  # what follows the last newline was cut off
+    for number, line in enumerate(whole, start=1):
+        try:
+            entry = json.loads(line)
+        except (ValueError, RecursionError):
+            entry = None
+        if not isinstance(entry, dict) or not isinstance(entry.get("e"), str):
+            raise refuse("trace", f"{path.name}, line {number}", "is no line of a trace", "record it again")
+        lines.append(entry)
+    begin = lines[0] if lines else {}
+    if begin.get("version") != VERSION:
+        problem = f"is of version {begin.get('version')}, and this suite reads {VERSION}"
+        raise refuse("trace", path.name, problem, "record it again, or read it with the suite that wrote it")
+    rank, world = begin.get("rank"), begin.get("world")
+    if not (isinstance(rank, int) and isinstance(world, int) and "run" in begin):
+        raise refuse("trace", path.name, "begins without its rank, world and run", "record it again")
+    end = lines[-1] if lines[-1]["e"] == "end" else None
+    return RankTrace(rank=rank, begin=begin, lines=tuple(lines[1:]), end=end, path=path.with_suffix(".sketches"))

@@ -1,0 +1,190 @@
+"""Conventions: where correct stacks differ, the choices that there are, and which of them a stack declares.
+
+A stack declares its choices as `conventions`, a mapping of names to choices; where it names none, it has the first. A
+check follows what is declared, so that any departure from it is a violation: a stack that declares float32 angles and
+has bfloat16 ones, and one that declares float32 angles and has exact ones.
+
+A convention is no way out. A new choice needs a stack that has it on purpose, and a source.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from contracts.spec.errors import Refusals
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """One choice: its name, what a stack does that has it, where it is found, and the scripts that show it."""
+
+    name: str
+    means: str
+    source: str
+    shown: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Convention:
+    """A question on which correct stacks differ. The first choice is that of a stack that declares nothing."""
+
+    about: str
+    choices: tuple[Choice, ...]
+
+    @property
+    def default(self) -> str:
+        return self.choices[0].name
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(choice.name for choice in self.choices)
+
+
+def _convention(about: str, *choices: tuple[str, str, str], shown: str = "") -> Convention:
+    """`shown` names the scripts that show the second choice, under `docs/confirmed/`."""
+    found = [Choice(name=name, means=means, source=source) for name, means, source in choices]
+    found[1] = replace(found[1], shown=tuple(shown.split()))
+    return Convention(about=about, choices=tuple(found))
+
+
+_ROUTER = (
+    ("float32", "its weight and its product are float32", "Megatron-Core: --moe-router-dtype fp32; arXiv 2101.03961"),
+    (
+        "bfloat16-weight",
+        "its weight is held in bfloat16 like all others (the optimizer has a float32 master), its product is float32",
+        "Megatron-Core 0.19.2: Float16Module; torchtitan 0.3.0: MixedPrecisionPolicy",
+    ),
+    (
+        "activations",
+        "its product and its gates have the dtype of the activations, its softmax is float32",
+        "transformers 5.23: Qwen3MoeTopKRouter, GraniteMoeHybridTopKGating under autocast",
+    ),
+)
+
+_ROUTERS = "megatron_router_in_bfloat16 torchtitan_router_in_bfloat16"
+
+CONVENTIONS: Mapping[str, Convention] = {
+    "rope-angles": _convention(
+        "in which precision position times frequency is computed",
+        ("exact", "no angle is off by more than its own rounding", "arXiv 2104.09864, section 3.4.2"),
+        (
+            "float32",
+            "1 / theta^(2j/d) and its product with the position are float32, off by up to position · 2^-24",
+            "Megatron-Core: RotaryEmbedding; torchtitan: precompute_freqs_cis; transformers: ROPE_INIT_FUNCTIONS",
+        ),
+        shown="megatron_angles_in_float32 torchtitan_angles_in_float32",
+    ),
+    "softmax-router": _convention("the dtype of a router with softmax gates under bfloat16", *_ROUTER, shown=_ROUTERS),
+    "sigmoid-router": _convention(
+        "the dtype of a router with sigmoid gates under bfloat16", *_ROUTER[:2], shown=_ROUTERS
+    ),
+    "gate-sum": _convention(
+        "what the chosen sigmoids are divided by",
+        ("plain", "their sum", "arXiv 2412.19437, eq. 13"),
+        (
+            "1e-20",
+            "their sum plus 1e-20",
+            "DeepSeek-V3: modeling_deepseek.py; Megatron-Core, torchtitan and transformers after it",
+        ),
+        shown="megatron_adds_to_the_sum torchtitan_adds_to_the_sum",
+    ),
+    "capacity-counts": _convention(
+        "which assignments move a selection bias where experts drop tokens",
+        ("asked", "all of them, dropped ones included", "arXiv 2408.15664, algorithm 1, which has no capacity"),
+        ("kept", "those that were kept", "Megatron-Core: TopKRouter.forward, tokens_per_expert"),
+        shown="megatron_counts_what_was_kept",
+    ),
+    "first-rate": _convention(
+        "how a schedule counts",
+        ("step-1", "the first step has the rate of step 1: lr / warmup", "torchtitan: linear_warmup_stable_decay"),
+        (
+            "step-0",
+            "the first step has the rate of step 0: nothing under a warm-up, lr without one",
+            "torch: LambdaLR; Megatron-Core: OptimizerParamScheduler; transformers: get_scheduler",
+        ),
+        shown="megatron_first_step_has_no_rate",
+    ),
+    "warm-up-from": _convention(
+        "where a warm-up begins",
+        ("zero", "at 0", "arXiv 1706.02677, section 2.2"),
+        ("min-lr", "at min_lr under WSD, at 0 otherwise", "transformers: get_wsd_schedule"),
+    ),
+    "warm-up-without-decay": _convention(
+        "a warm-up as long as the run or longer",
+        ("accepted", "the run ends at the top of the ramp, or below", "transformers: get_linear_schedule_with_warmup"),
+        ("refused", "the run is refused, and the warm-up named", "Megatron-Core: OptimizerParamScheduler.__init__"),
+        shown="megatron_warm_up_as_long_as_the_run",
+    ),
+    "communicators": _convention(
+        "when two axes have the same ranks",
+        (
+            "members",
+            "one process group for the same members",
+            "this suite's bring-up, which hung with two; torch: DeviceMesh._flatten",
+        ),
+        (
+            "purpose",
+            "one process group for each purpose, so that collectives of two purposes overlap",
+            "Megatron-Core: parallel_state.initialize_model_parallel",
+        ),
+        shown="megatron_makes_groups_twice",
+    ),
+    "misfits": _convention(
+        "how many misfits of a layout one refusal names",
+        ("all", "all of them", "this suite's bring-up"),
+        ("first", "the first; the next after that is mended", "Megatron-Core: initialize_model_parallel"),
+        shown="megatron_names_one_divisor",
+    ),
+    "repeated-flag": _convention(
+        "a flag that is given twice with different values",
+        ("refused", "the argv is refused", "this suite's naming rules"),
+        ("last-wins", "the last value counts", "Python: argparse; Megatron-Core's parser"),
+        shown="megatron_drops_flags",
+    ),
+    "overridden-flag": _convention(
+        "a flag that another one overrides",
+        ("refused", "the argv is refused", "this suite's naming rules"),
+        ("warned", "rank 0 is warned, in words that name it", "Megatron-Core: validate_args, warn_rank_0"),
+        shown="megatron_drops_flags",
+    ),
+    "empty-pattern": _convention(
+        "a hybrid pattern without a letter",
+        ("refused", "it is refused", "this suite's naming rules"),
+        ("no-layers", "it is a model without layers", "Megatron-Core: hybrid_layer_allocation.parse_hybrid_pattern"),
+        shown="megatron_empty_stage",
+    ),
+}
+"""Name → convention. A contract that follows one names it in `conventions`."""
+
+
+def conventions_of(party: object) -> dict[str, str]:
+    """Every convention with the choice of a party, declared or not.
+
+    Raises:
+        Refused: for a name or a choice that there is not, all at once.
+    """
+    declared = getattr(party, "conventions", None) or {}
+    found = Refusals()
+    if not isinstance(declared, Mapping):
+        found.add("conventions", declared, "is no mapping", "give the name of a choice for the name of a convention")
+        found.raise_any()
+    for name, choice in declared.items():
+        known = CONVENTIONS.get(name)
+        if known is None:
+            found.add("conventions", name, "is no convention", f"the conventions are {', '.join(CONVENTIONS)}")
+        elif choice not in known.names:
+            found.add(f"conventions[{name}]", choice, "is no choice", f"the choices are {', '.join(known.names)}")
+    found.raise_any()
+    return {name: declared.get(name, known.default) for name, known in CONVENTIONS.items()}
+
+
+def declared_by(party: object) -> dict[str, str]:
+    """The choices of a party that are not the first ones."""
+    return {name: choice for name, choice in conventions_of(party).items() if choice != CONVENTIONS[name].default}
+
+
+def chosen(stack: object, name: str) -> str:
+    """The choice that a check has to follow. The stack on the stand knows the conventions that its contract names."""
+    choice: str = stack.conventions[name]  # type: ignore[attr-defined]  # questions are the protocols' only attributes
+    return choice

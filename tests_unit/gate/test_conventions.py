@@ -1,0 +1,81 @@
+"""Conventions: what may be declared, who declares it, and that each choice is judged."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+
+import pytest
+
+import contracts.checks
+import contracts.mutants.tensors
+from contracts.contract import LAW
+from contracts.court.judge import judge
+from contracts.harness.parties import subject_of
+from contracts.mutants.blocks.rope import AnglesAreFloat32
+from contracts.mutants.moe.routing import RoundsTheRoutersWeight
+from contracts.mutants.moe.selection_bias import MovesByWhatWasKept
+from contracts.mutants.optimizer.schedule import StartsAtZero
+from contracts.mutants.topology.group_creation import OneCallForEachAxis
+from contracts.mutants.topology.mesh_sizes import StopsAtTheFirstRefusal
+from contracts.spec.conventions import CONVENTIONS, conventions_of
+from contracts.spec.errors import Refused
+from contracts.stacks.reference.stack import Reference
+from contracts.stacks.serve import introduce
+
+assert contracts.checks
+assert contracts.mutants.tensors
+
+pytestmark = pytest.mark.unit
+
+
+def test_what_is_no_convention_is_refused_with_every_fault() -> None:
+    class Inventive(Reference):
+        conventions = MappingProxyType({"rope-angles": "float16", "colour": "red"})
+
+    with pytest.raises(Refused) as caught:
+        subject_of(Inventive(), "here")
+    for words in ("rope-angles", "float16", "colour", "is no convention", "the choices are exact, float32"):
+        assert words in str(caught.value)
+
+
+def test_an_introduction_and_a_record_carry_what_differs() -> None:
+    class Declaring(Reference):
+        conventions = MappingProxyType({"rope-angles": "float32", "misfits": "all"})
+
+    assert introduce(Declaring()).conventions == {"rope-angles": "float32"}
+    assert subject_of(Declaring(), "here").conventions == {"rope-angles": "float32"}
+
+
+@pytest.mark.parametrize("name", CONVENTIONS)
+def test_every_choice_has_a_mutant_that_declares_it_and_does_another(name: str) -> None:
+    following = {id for id, each in LAW.contracts.items() if name in each.conventions}
+    assert following, f"no contract follows {name}"
+    declared = {
+        conventions_of(each.make)[name]
+        for each in LAW.mutants
+        if each.of in following and name in getattr(each.make, "conventions", {})
+    }
+    assert declared == {*CONVENTIONS[name].names[1:]}, f"mutants of {name} declare {sorted(declared)}"
+
+
+KEPT = {
+    "BLK-03j[1027-tokens-theta-10]": (AnglesAreFloat32, {"rope-angles": "float32"}),
+    "MOE-01e[sigmoid]": (RoundsTheRoutersWeight, {"sigmoid-router": "bfloat16-weight"}),
+    "MOE-01e[softmax]": (RoundsTheRoutersWeight, {"softmax-router": "bfloat16-weight"}),
+    "MOE-02a[mixed-bfloat16]": (RoundsTheRoutersWeight, {"softmax-router": "bfloat16-weight"}),
+    "MOE-06a[full]": (MovesByWhatWasKept, {"capacity-counts": "kept"}),
+    "OPT-05b[cosine]": (StartsAtZero, {"first-rate": "step-0"}),
+    "OPT-05c[more-sequences]": (StartsAtZero, {"first-rate": "step-0"}),
+    "TOPO-07[borrowed-pp2-tp2-ep6-etp1]": (OneCallForEachAxis, {"communicators": "purpose"}),
+    "TOPO-01b[pp2-tp3-ep5-on-8]": (StopsAtTheFirstRefusal, {"misfits": "first"}),
+}
+
+
+@pytest.mark.parametrize("item", KEPT)
+def test_what_is_declared_and_done_holds(item: str) -> None:
+    broken, conventions = KEPT[item]
+    id, _, case = item.rstrip("]").partition("[")
+    keeping = type("Keeping", (broken,), {"conventions": conventions})
+    result = judge(LAW.contracts[id], case, keeping())
+    assert (result.outcome, result.words) == ("holds", "")
+    assert judge(LAW.contracts[id], case, broken()).outcome == "violated"

@@ -1,0 +1,133 @@
+"""Changes of the reference's source: where operators apply, and what becomes of a change."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from contracts.harness.cli import main
+from contracts.harness.commands._operators import summary
+from contracts.harness.operators import changes, trials
+from contracts.harness.operators.changes import Change
+from contracts.harness.operators.trials import FATES, Trial
+from contracts.spec.errors import Refused
+
+
+@pytest.fixture(scope="module")
+def every() -> list[Change]:
+    return [change for file in changes.files() for change in changes.of_file(file)]
+
+
+def test_each_operator_applies_somewhere_and_a_change_is_one_by_its_id(every: list[Change]) -> None:
+    assert {each.operator for each in every} == changes.OPERATORS.keys()
+    assert len({each.id for each in every}) == len(every) > 1000
+    assert changes.named(every[7].id) == every[7]
+    with pytest.raises(Refused, match="is none of this source"):
+        changes.named("off-by-one@optim/schedule.py:1:0")
+
+
+def test_a_change_is_one_span_of_one_file(every: list[Change]) -> None:
+    for each in every[::50]:
+        source, made = (changes.ROOT / each.file).read_bytes(), each.made().encode()
+        assert source[each.span[0] : each.span[1]].decode() == each.was != each.now
+        assert made[: each.span[0]] == source[: each.span[0]]
+        assert made.endswith(source[each.span[1] :])
+        compile(made, each.file, "exec")
+
+
+def test_what_is_said_to_a_user_is_not_changed(every: list[Change]) -> None:
+    lines = {file: (changes.ROOT / file).read_text(encoding="utf-8").splitlines() for file in changes.files()}
+    said = [each.id for each in every if re.match(r"\s*(raise|assert|import|from) ", lines[each.file][each.line - 1])]
+    assert said == []
+
+
+def test_a_seed_draws_from_every_file_and_a_longer_draw_begins_with_a_shorter_one() -> None:
+    few, more = ([each.id for each in itertools.islice(changes.drawn(3), count)] for count in (40, 120))
+    assert more[:40] == few
+    assert len({id.partition("@")[2].partition(":")[0] for id in few}) == 40
+    assert few != [each.id for each in itertools.islice(changes.drawn(4), 40)]
+    assert {each.file for each in changes.drawn(3, only="optim/")} == {"optim/optimizer.py", "optim/schedule.py"}
+
+
+def test_every_equivalent_change_still_exists_and_is_argued(every: list[Change]) -> None:
+    stale = [each for each in changes.equivalents() if not any(each.covers(change) for change in every)]
+    assert stale == []
+    assert [each for each in changes.equivalents() if len(each.reason.split()) < 5] == []
+
+
+_TRY = """
+import json, sys, torch, contracts.checks
+from dataclasses import asdict
+from contracts.harness.operators import changes, trials
+from contracts.harness.operators.reach import Reach
+torch.set_num_threads(1)
+items = {"OPT-05b[cosine]": 1.0}
+lines = {"optim/schedule.py": frozenset(range(1, 100))}
+reach = Reach(content="", seconds=items, lines=dict.fromkeys(items, lines))
+for each in json.load(sys.stdin):
+    change = next(one for one in changes.of_file("optim/schedule.py") if (one.was, one.now) == tuple(each))
+    print(json.dumps(asdict(trials.trial(change, reach))))
+    assert not any(name.startswith("contracts.stacks.") for name in sys.modules)
+"""
+
+
+def test_a_change_is_killed_by_name_and_the_files_stay_as_they_are(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    source = (changes.ROOT / "optim/schedule.py").read_bytes()
+    lost = next(each for each in changes.of_file("optim/schedule.py") if each.was.startswith("optim.lr * step"))
+    done = subprocess.run([sys.executable, "-c", _TRY], input=json.dumps([[lost.was, lost.now]]), text=True, check=True,
+                          capture_output=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout=600)  # fmt: skip
+    told = Trial(**json.loads(done.stdout))
+    assert (told.fate, told.by.partition("[")[0]) == ("killed", "OPT-05b")
+    assert "rate" in told.words
+    assert (changes.ROOT / "optim/schedule.py").read_bytes() == source
+
+
+@pytest.mark.parametrize(("rows", "planned", "fate"), [
+    ([("PAT-01[a]", "holds"), ("PAT-02[a]", "broken"), ("PAT-03[a]", "violated")], 9, "killed"),
+    ([("PAT-01[a]", "holds"), ("PAT-02[a]", "broken")], 2, "crashed"),
+    ([("PAT-01[a]", "holds")], 2, "crashed"),
+    ([("PAT-01[a]", "holds"), ("PAT-02[a]", "holds")], 2, "survived"),
+])  # fmt: skip
+def test_a_violation_counts_more_than_an_error_and_a_hang_is_one(
+    rows: list[tuple[str, str]], planned: int, fate: str
+) -> None:
+    given = [{"item": item, "outcome": outcome, "words": "it is", "seconds": 1.0} for item, outcome in rows]
+    assert trials._fate(given, planned)["fate"] == fate
+
+
+def test_a_journal_of_another_source_is_not_read(tmp_path: Path) -> None:
+    rows = [{"content": content, "change": "a@b:1:0", "fate": "killed"} for content in ("old", "new")]
+    text = "".join(f"{json.dumps(row)}\n" for row in rows) + '{"content": "new", "cha'  # cut off by a kill
+    (tmp_path / trials.JOURNAL).write_text(text, encoding="utf-8")
+    assert trials.journal(tmp_path, "newest") == {}
+    assert [each.fate for each in trials.journal(tmp_path, "new").values()] == ["killed"]
+
+
+def test_the_summary_lists_survivors_with_what_stands_there_and_counts_what_could_be_noticed(
+    every: list[Change],
+) -> None:
+    fates = [*FATES, "killed", "killed"]
+    found = [Trial(content="", change=each.id, fate=fate, was=each.was, now=each.now, tried=3)
+             for each, fate in zip(every, fates, strict=False)]  # fmt: skip
+    text = summary(found)
+    assert f"survived 3 cases: {found[2].change}" in text
+    assert "3 killed by a contract, 1 ended in an error, 1 survived, 1 equivalent, 1 in lines" in text
+    assert "80 % of 5 noticed" in text
+
+
+def test_options_that_do_not_go_with_it_are_refused() -> None:
+    told = CliRunner().invoke(main, ["selftest", "--operators", "3", "--sample", "--jobs", "2"])
+    assert told.exit_code == 2
+    assert "--sample = True: does not go with --operators" in told.output
+    assert "--jobs" in told.output
+    alone = CliRunner().invoke(main, ["selftest", "--time", "3"])
+    assert "--time = 3.0: limits nothing without --operators" in alone.output

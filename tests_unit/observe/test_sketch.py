@@ -1,0 +1,160 @@
+"""Sketches and fingerprints add up over any sharding, and estimate norms of differences of any rank."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from hypothesis import given, settings  # noqa: E402
+from hypothesis import strategies as st  # noqa: E402
+
+from contracts.observe.placement import flat_range  # noqa: E402
+from contracts.observe.sketch import (  # noqa: E402
+    BUCKETS,
+    Piece,
+    distance,
+    fingerprint,
+    hashed,
+    key_of,
+    norm,
+    sketch,
+    whole,
+)
+
+pytestmark = pytest.mark.unit
+
+SHAPES = st.lists(st.integers(1, 9), min_size=0, max_size=4).map(tuple)
+
+
+def _drawn(shape: tuple[int, ...], seed: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float32)
+
+
+def _both(name: str, local: torch.Tensor, pieces: tuple[Piece, ...]) -> tuple[torch.Tensor, int]:
+    return sketch(name, local, pieces), fingerprint(name, local, pieces)
+
+
+def _add_up(parts: list[tuple[torch.Tensor, int]], name: str, tensor: torch.Tensor) -> None:
+    want, bits = _both(name, tensor, whole(tensor.shape))
+    total = sum((each for each, _ in parts), torch.zeros(BUCKETS, dtype=torch.float64))
+    torch.testing.assert_close(total, want, rtol=1e-12, atol=1e-12)
+    assert sum(each for _, each in parts) % 2**64 == bits
+
+
+@settings(max_examples=60, deadline=None)
+@given(SHAPES.filter(len), st.integers(0, 2**31), st.data())
+def test_index_sets_of_an_axis_add_up_to_the_whole(shape: tuple[int, ...], seed: int, data: st.DataObject) -> None:
+    tensor = _drawn(shape, seed)
+    axis = data.draw(st.integers(0, len(shape) - 1))
+    owner = torch.tensor(data.draw(st.lists(st.integers(0, 3), min_size=shape[axis], max_size=shape[axis])))
+    parts = []
+    for rank in range(4):  # contiguous, strided or any other set of indices
+        mine = (owner == rank).nonzero().reshape(-1)
+        indices = [torch.arange(size) for size in shape]
+        indices[axis] = mine
+        piece = Piece(start=0, indices=tuple(indices))
+        parts.append(_both("w", tensor.index_select(axis, mine), (piece,)))
+    _add_up(parts, "w", tensor)
+
+
+@settings(max_examples=60, deadline=None)
+@given(SHAPES, st.integers(0, 2**31), st.data())
+def test_ranges_of_the_flattened_tensor_add_up_to_the_whole(
+    shape: tuple[int, ...], seed: int, data: st.DataObject
+) -> None:
+    tensor = _drawn(shape, seed)
+    cuts = sorted(data.draw(st.lists(st.integers(0, tensor.numel()), max_size=3)))
+    edges = [0, *cuts, tensor.numel()]
+    parts = []
+    for start, end in itertools.pairwise(edges):
+        held = flat_range(tensor.reshape(-1)[start:end], shape, start)
+        assert held.pieces is not None
+        assert sum(piece.numel for piece in held.pieces) == end - start
+        parts.append(_both("w", held.local, held.pieces))
+    _add_up(parts, "w", tensor)
+
+
+def test_padding_does_not_count() -> None:
+    tensor = _drawn((5, 3), 1)
+    padded = torch.cat([tensor, torch.full((2, 3), math.nan).nan_to_num(7.0)])
+    rows = torch.tensor([0, 1, 2, 3, 4, -1, -1])
+    _add_up([_both("w", padded, (Piece(start=0, indices=(rows, torch.arange(3))),))], "w", tensor)
+
+
+def _one_element(g: torch.Generator) -> torch.Tensor:
+    found = torch.zeros(128, 128)
+    found[5, 77] = torch.randn((), generator=g)
+    return found
+
+
+def _one_row(g: torch.Generator) -> torch.Tensor:
+    found = torch.zeros(128, 128)
+    found[9] = torch.randn(128, generator=g)
+    return found
+
+
+DIFFERENCES = {
+    "gaussian": lambda g: torch.randn(128, 128, generator=g),
+    "rank-one": lambda g: torch.outer(torch.randn(128, generator=g), torch.randn(128, generator=g)),
+    "all-ones": lambda g: torch.ones(128, 128),
+    "one-row": _one_row,
+    "one-element": _one_element,
+}
+
+
+@pytest.mark.parametrize("kind", DIFFERENCES)
+def test_the_norm_of_a_difference_is_told_within_a_fifth(kind: str) -> None:
+    told = []
+    for draw in range(40):
+        g = torch.Generator().manual_seed(draw)
+        base = torch.randn(128, 128, generator=g, dtype=torch.float64)
+        moved = base + 1e-3 * DIFFERENCES[kind](g).double()
+        name, pieces = f"layers.{draw}.weight", whole(base.shape)
+        told.append(distance(sketch(name, base, pieces), sketch(name, moved, pieces)) / float((moved - base).norm()))
+    assert 0.8 < min(told) <= max(told) < 1.25, (min(told), max(told))
+    assert abs(sum(told) / len(told) - 1) < 0.05
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 60), st.integers(0, 2**31), st.data())
+def test_a_fingerprint_sees_every_bit(size: int, seed: int, data: st.DataObject) -> None:
+    dtype = data.draw(st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool]))
+    tensor = (_drawn((size,), seed) * 8).to(dtype)
+    again = tensor.clone()
+    assert fingerprint("w", again, whole((size,))) == fingerprint("w", tensor, whole((size,)))
+    bytes_of = again.view(torch.uint8)
+    at = data.draw(st.integers(0, len(bytes_of) - 1))
+    bytes_of[at] ^= 1 if dtype == torch.bool else 1 << data.draw(st.integers(0, 7))
+    assert fingerprint("w", again, whole((size,))) != fingerprint("w", tensor, whole((size,)))
+
+
+def test_a_fingerprint_sees_the_sign_of_zero_and_an_exchange_of_rows() -> None:
+    zeros = torch.zeros(4, 4)
+    assert fingerprint("w", zeros, whole((4, 4))) != fingerprint("w", -zeros, whole((4, 4)))
+    tensor = _drawn((4, 4), 3)
+    assert fingerprint("w", tensor, whole((4, 4))) != fingerprint("w", tensor.flip(0), whole((4, 4)))
+
+
+def test_no_two_names_of_a_large_model_share_a_key() -> None:
+    names = [f"layers.{layer}.experts.{expert}.{part}.weight"
+             for layer in range(64) for expert in range(64) for part in ("up", "down")]  # fmt: skip
+    keys = {key_of(name, axis) for name in names for axis in (0, 1)}
+    assert len(keys) == 2 * len(names)
+    assert key_of("a", 1) != key_of("a1", 0)
+
+
+def test_hashes_depend_on_the_counter_alone_and_are_those_of_splitmix64() -> None:
+    # the first outputs of SplitMix64 with seed 1234567 (prng.di.unimi.it/splitmix64.c; Rosetta Code's list)
+    want = [6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431, 16408922859458223821]
+    found = hashed(1234567, torch.arange(5))
+    assert [int(each) % 2**64 for each in found] == want
+    assert hashed(1234567, torch.tensor([3])).item() == found[3].item()
+
+
+def test_an_integer_tensor_and_a_scalar_have_sketches() -> None:
+    assert norm(sketch("n", torch.tensor(3), whole(()))) == 3.0
+    assert norm(sketch("n", torch.zeros(0, 4), whole((0, 4)))) == 0.0
