@@ -29,6 +29,7 @@ COVERED ?= reference megatron==0.19.2 torchtitan==0.3.0
 # Of the declared range, beside the one in constraints.txt.
 TORCH ?= 2.11.0 2.12.1
 MACHINES ?=
+SEED ?= 1
 BIN := .venv/bin
 # Hundreds of interpreters start here; each would compile the suite's modules anew.
 unexport PYTHONDONTWRITEBYTECODE
@@ -216,6 +217,14 @@ torch:  ## environments with other versions of torch, for make machines: .venv-t
 
 machines: $(READY)  ## the reference on variations of this machine, 90 minutes; MACHINES=--quick: a few
 	@$(BIN)/python -m benchmarks.machines $(MACHINES)
+
+# For a night: what is in the journals of reports/ is not tried again as long as the source is the same.
+operators: $(READY)  ## 400 changes drawn over the reference's source, then 300 correct stacks; SEED=1
+	@$(BIN)/rankproof selftest --operators 400 --seed $(SEED) --report reports/operators || failed=1
+	$(BIN)/python -m benchmarks.false_alarms --count 300 || failed=1
+	$(BIN)/rankproof coverage --pairs > reports/pairs.txt
+	head -n 2 reports/pairs.txt
+	exit $${failed:-0}
 
 clean:  ## remove everything that make made
 	rm -rf .venv .venv-megatron-* .venv-torchtitan-* .venv-transformers-* .venv-torch-* .venv-kernels reports contracts/proof build *.egg-info .hypothesis .pytest_cache .mypy_cache .ruff_cache

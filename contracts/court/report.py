@@ -89,14 +89,14 @@ def _terminal(run: Run, verdict: Verdict, verbose: bool, width: int) -> str:
             lines += _wrapped(f"  {word:<7} {named}", width, hang=8)
     if run.kills:
         lines.append(kill_line(run))
+    if run.header.subject.conventions:
+        told = ", ".join(f"{name} {choice}" for name, choice in run.header.subject.conventions.items())
+        lines += _wrapped(f"Conventions that it declares: {told}", width)
     lines += [
         line for each in law_lines(run, verdict, None if verbose else _FAULTS) for line in _wrapped(each, width, 3)
     ]
     if run.header.changed:
         lines.append(f"Order: {run.header.changed}")
-    if run.header.subject.conventions:
-        told = ", ".join(f"{name} {choice}" for name, choice in run.header.subject.conventions.items())
-        lines += _wrapped(f"Conventions that it declares: {told}", width)
     if run.header.proof:
         lines.append(f"Self-test given: {run.header.proof}")
     shown = len(verdict.faults) if verbose else _FAULTS
@@ -200,8 +200,8 @@ def _json(run: Run, verdict: Verdict) -> str:
         id: {"statement": each.promise, "source": sources.explained(each.source)} for id, each in stated.items()
     }
     body |= {"outside": list(run.plan.outside), "proof": run.header.proof, "law": run.plan.law}
-    body |= {"gone": list(run.plan.gone), "reworded": list(run.plan.reworded)} if run.plan.law else {}
     body["conventions"] = dict(run.header.subject.conventions)
+    body |= {"gone": list(run.plan.gone), "reworded": list(run.plan.reworded)} if run.plan.law else {}
     return json.dumps(body, indent=2, ensure_ascii=False) + "\n"
 
 

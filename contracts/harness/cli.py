@@ -89,8 +89,8 @@ GROUPS: dict[str, tuple[click.Command, ...]] = {
     "On a node": (
         preflight.preflight, storage.check_storage, installation.stack, installation.check_install_plan, launch.launch,
     ),
+    "Observe a training script": (observe.observe, observe.diff, observe.judge),
     "After a run": (compare.compare, triage.triage, triage.goodput),
-    "Runs side by side": (observe.observe, observe.diff, observe.judge),
     "Help": (completion, samples.sample),
 }  # fmt: skip
 for command in (each for group in GROUPS.values() for each in group):

@@ -72,7 +72,7 @@ class Result:
     `answered` maps each question to the party that answered it and how: `{"read_argv": "megatron 0.19.2
     (unpatched)"}`. `rank` is the rank that diverged first, where there are several. `violations` has everything that is
     wrong where the item is violated; `words` may be shorter. `lack` says whose lack it is where an item is not
-    offered.
+    offered. `dtype` is float32 where a case in float64 was put in float32, because the stack has no float64.
     """
 
     id: str
@@ -84,6 +84,7 @@ class Result:
     rank: int | None = None
     violations: tuple[Violation, ...] = ()
     lack: Lack | None = None
+    dtype: str = ""
 
     @property
     def item(self) -> Item:
@@ -308,7 +309,7 @@ class Kill:
     """The fate of one mutant: killed with its declared words, survived, or proved nothing.
 
     `loss` and `norm` say whether the loss or the gradient norm alone would have shown the bug, where the check trained
-    the mutant: "agrees" (it would not), or the two numbers.
+    the mutant: "agrees" (it would not), or the two numbers. `seconds` is the time that the judgement took.
     """
 
     mutant: str
@@ -319,6 +320,7 @@ class Kill:
     bugs: tuple[str, ...] = ()
     loss: str = ""
     norm: str = ""
+    seconds: float = 0.0
 
 
 Stop = Literal["SIGTERM", "SIGKILL", "full disk"]

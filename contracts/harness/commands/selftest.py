@@ -14,7 +14,7 @@ import click
 
 from contracts.contract import LAW, Law, Tier
 from contracts.court.profiles import nearest
-from contracts.harness import kill_matrix, parties, torchrun
+from contracts.harness import detection, kill_matrix, parties, torchrun
 from contracts.harness import output as output_of
 from contracts.harness import selftest as self_test
 from contracts.harness.commands._completion import complete_items
@@ -40,7 +40,12 @@ TRIALS_LOST = 20  # so many mutants may end a rank before the matrix is given up
               help="The tier: contracts of one process, or of several ranks.")  # fmt: skip
 @click.option("--ranks", type=click.IntRange(min=2), default=4, show_default=True, metavar="N",
               help="For dist: ranks of this machine, which torchrun starts.")  # fmt: skip
-@click.option("--report", "folder", type=click.Path(path_type=Path, file_okay=False), help="Write kills.json there.")
+@click.option(
+    "--report",
+    "folder",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Write kills.json and detection.md there.",
+)
 @click.option("--jobs", type=click.IntRange(min=1), default=1, show_default=True, metavar="N",
               help="For unit: processes that share the contracts.")  # fmt: skip
 @click.option("--with", "assistants", multiple=True, metavar="NAME", help="As for `check`.")
@@ -54,6 +59,9 @@ TRIALS_LOST = 20  # so many mutants may end a rank before the matrix is given up
               "before some cases of --ranks. What was tried is in --report and is not tried again.")  # fmt: skip
 @click.option("--time", "seconds", type=click.FloatRange(min=0), metavar="S", help="With --operators: begin no further "
               "one after S seconds.")  # fmt: skip
+@click.option("--figure", "given_folders", multiple=True, type=click.Path(path_type=Path, exists=True, file_okay=False),
+              metavar="FOLDER", help="In place of a run: what earlier ones that lie in these folders detected, as "
+              "Markdown, also into --report; may be repeated.")  # fmt: skip
 @click.option("--seed", type=click.IntRange(min=0), metavar="N", help="With --sample or --operators: draw what was "
               "drawn with N.")  # fmt: skip
 @click.option("--proof", "given", type=click.Path(path_type=Path), default=Path("shipped"), show_default=True,
@@ -62,28 +70,33 @@ TRIALS_LOST = 20  # so many mutants may end a rank before the matrix is given up
 @one_clear_error
 def selftest(
     only: str | None, profile: Tier, ranks: int, folder: Path | None, jobs: int, assistants: tuple[str, ...],
-    once: bool, sample: bool, drawn: int | None, seconds: float | None, seed: int | None, given: Path, as_json: bool,
+    once: bool, sample: bool, drawn: int | None, seconds: float | None, given_folders: tuple[Path, ...],
+    seed: int | None, given: Path, as_json: bool,
 ) -> None:  # fmt: skip
     """Judge every mutant and print the kill matrix: each contract must catch its own, in the declared words."""
     only = only.partition("[")[0] if only else None  # an item of a report names its contract
+    beside = {"--once": once, "--jobs": jobs > 1, "--with": assistants, "--time": seconds, "--json": as_json}
+    if given_folders:
+        _nothing_beside("--figure", {**beside, "--sample": sample, "--operators": drawn, "--only": only})
+        _show_figure(given_folders, folder)
+        return
     if drawn is not None:
-        beside = {"--sample": sample, "--once": once, "--jobs": jobs > 1, "--with": assistants, "--json": as_json}
-        _nothing_beside("--operators", beside)
-        sys.exit(
-            operators(
-                drawn,
-                seed=seed or 0,
-                only=only or "",
-                seconds=seconds,
-                folder=folder,
-                ranks=ranks if profile == "dist" else 1,
-            )
-        )
+        _nothing_beside("--operators", {**beside, "--time": None, "--sample": sample})
+        several = ranks if profile == "dist" else 1
+        sys.exit(operators(drawn, seed=seed or 0, only=only or "", seconds=seconds, ranks=several, folder=folder))
     if sample:
-        others = {"--report": folder, "--only": only, "--once": once, "--jobs": jobs > 1, "--json": as_json}
-        _nothing_beside("--sample", {**others, "--profile": profile == "dist"})
+        others = {"--report": folder, "--only": only, "--profile": profile == "dist"}
+        _nothing_beside("--sample", {**beside, "--with": None, **others})
         sys.exit(_sampled(seed, given, assistants))
     _nothing_drawn(seed, seconds)
+    sys.exit(_whole(only, profile, ranks, folder, jobs, assistants, once, as_json))
+
+
+def _whole(
+    only: str | None, profile: Tier, ranks: int, folder: Path | None, jobs: int, assistants: tuple[str, ...],
+    once: bool, as_json: bool,
+) -> int:  # fmt: skip
+    """Every mutant of a tier; the exit code."""
     about = kill_matrix.About(
         content=kill_matrix.content(), tier=profile, only=only or "",
         surroundings=kill_matrix.here(threads=kill_matrix.threads(jobs), helping=kill_matrix.helping(assistants)),
@@ -94,10 +107,8 @@ def selftest(
         earlier = _found(folder, about)
         if earlier is not None:
             _show_matrix(earlier, as_json)
-            sys.exit(EXIT_CODES[earlier.word])
-    if folder is not None:  # an older matrix must not be read as this one, whatever happens now
-        for name in (kill_matrix.FILE, output_of.FILE):
-            (folder / name).unlink(missing_ok=True)
+            return EXIT_CODES[earlier.word]
+    _forget(folder)
 
     def work() -> int:
         read_law()
@@ -112,6 +123,7 @@ def selftest(
             matrix = _tried(law, profile, ranks, only or "", folder, jobs, assistants, watched_file)
         if folder is not None:
             kill_matrix.write(folder, kill_matrix.Proof(about=about, matrix=matrix))
+            detection.write(folder, detection.drawn_from({profile: matrix.kills}, (), ()))
         _show_matrix(matrix, as_json)
         return EXIT_CODES[matrix.word]
 
@@ -127,7 +139,21 @@ def selftest(
         finally:
             ended = folder is not None and not (folder / kill_matrix.FILE).exists()
             output.end(ended=ended, red=code != 0)
-    sys.exit(code)
+    return code
+
+
+def _show_figure(folders: tuple[Path, ...], folder: Path | None) -> None:
+    found = detection.detection(folders)
+    if folder is not None:
+        detection.write(folder, found)
+    click.echo(detection.markdown(found), nl=False)
+
+
+def _forget(folder: Path | None) -> None:
+    """An older matrix must not be read as this one, whatever happens now."""
+    if folder is not None:
+        for name in (kill_matrix.FILE, output_of.FILE):
+            (folder / name).unlink(missing_ok=True)
 
 
 def _nothing_beside(option: str, others: Mapping[str, object]) -> None:
@@ -241,6 +267,7 @@ def _show_matrix(matrix: self_test.Matrix, as_json: bool) -> None:
         return
     from rich.box import HEAVY_HEAD
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     curves = ("loss alone", "norm alone") if matrix.trained else ()
@@ -251,7 +278,9 @@ def _show_matrix(matrix: self_test.Matrix, as_json: bool) -> None:
         words = kill.words if kill.fate != "killed" else kill.words.removeprefix("violated: ")
         style = styles.get(kill.fate, "bold red")
         told = (kill.loss or "—", kill.norm or "—") if curves else ()
-        table.add_row(kill.of, kill.case, kill.mutant, f"[{style}]{kill.fate}[/]", *told, short(words, quote=False))
+        table.add_row(
+            kill.of, kill.case, kill.mutant, f"[{style}]{kill.fate}[/]", *told, escape(short(words, quote=False))
+        )
     # In a pipe a line is as long as it needs to be, so that names are found in it.
     Console(width=None if sys.stdout.isatty() else _WIDE).print(table)
     for result in matrix.failing:
