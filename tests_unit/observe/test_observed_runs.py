@@ -91,15 +91,17 @@ BUGS = {  # words of the script → what stands there instead; layout; where the
     ),
     "gradients-are-not-averaged": (
         "        loss.backward()",
-        "        with model.no_sync():\n            loss = model(text[:, :-1], text[:, 1:])\n        loss.backward()", "ddp", "step 1, gradient: ln_f.weight: rank 1 holds other bits than rank 0",
+        "        with model.no_sync():\n            loss = model(text[:, :-1], text[:, 1:])\n        loss.backward()",
+        "ddp", "step 1, gradient: ln_f.weight: rank 1 holds other bits than rank 0",
     ),
     "a-rank-has-another-rate": (
         "lr=1e-3", "lr=1e-3 * (1 + rank)", "ddp",
         "step 1, settings of the optimizer: wte.weight: learning rate 0.002 and decay 0.1 on rank 1",
     ),
     "a-gradient-is-doubled-on-shards": (
-        "        nn.utils", "        model.blocks[0].qkv.weight.grad.mul_(2)\n        nn.utils", "fsdp2",
-        "step 1, gradient: ",
+        "        optimizer.step()", "        model.blocks[0].qkv.weight.grad.mul_(2)\n        optimizer.step()",
+        "fsdp2",
+        "step 1, gradient: blocks.0.qkv.weight: differs by",
     ),
     "a-residual-is-scaled": (
         "return x + self.down", "return x + 1.01 * self.down", "fsdp2",

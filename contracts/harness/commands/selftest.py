@@ -267,6 +267,7 @@ def _show_matrix(matrix: self_test.Matrix, as_json: bool) -> None:
         return
     from rich.box import HEAVY_HEAD
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     curves = ("loss alone", "norm alone") if matrix.trained else ()
@@ -277,7 +278,9 @@ def _show_matrix(matrix: self_test.Matrix, as_json: bool) -> None:
         words = kill.words if kill.fate != "killed" else kill.words.removeprefix("violated: ")
         style = styles.get(kill.fate, "bold red")
         told = (kill.loss or "—", kill.norm or "—") if curves else ()
-        table.add_row(kill.of, kill.case, kill.mutant, f"[{style}]{kill.fate}[/]", *told, short(words, quote=False))
+        table.add_row(
+            kill.of, kill.case, kill.mutant, f"[{style}]{kill.fate}[/]", *told, escape(short(words, quote=False))
+        )
     # In a pipe a line is as long as it needs to be, so that names are found in it.
     Console(width=None if sys.stdout.isatty() else _WIDE).print(table)
     for result in matrix.failing:
