@@ -6,7 +6,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .ONESHELL:
 .DEFAULT_GOAL := help
-.PHONY: help gate gate-all proof test lint snapshots coverage picture megatron megatron-if-possible kernels titan transformers gate-of gpu torch machines clean
+.PHONY: help gate gate-all proof release test lint snapshots coverage picture megatron megatron-if-possible kernels titan transformers gate-of gpu torch machines clean
 
 # The first interpreter that runs, is new enough and can make an environment; a pyenv shim may exist and not run.
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.14 python3; do \
@@ -29,6 +29,7 @@ COVERED ?= reference megatron==0.19.2 torchtitan==0.3.0
 # Of the declared range, beside the one in constraints.txt.
 TORCH ?= 2.11.0 2.12.1
 MACHINES ?=
+SEED ?= 1
 BIN := .venv/bin
 # Hundreds of interpreters start here; each would compile the suite's modules anew.
 unexport PYTHONDONTWRITEBYTECODE
@@ -99,6 +100,10 @@ gate gate-all:
 # A release and a cache of CI carry it beside the content that it is of; git ignores it.
 proof: $(READY)  ## put every mutant before the law and leave the proof in contracts/proof, where a wheel takes it from
 	@$(BIN)/rankproof selftest --once --jobs $(JOBS) --report contracts/proof
+
+# Nothing is published: that is a step of whoever may.
+release: $(READY)  ## wheel, sdist, notes and checksums of VERSION=x.y.z in dist/, of a clean tree tagged vVERSION
+	@PYTHON=$(BIN)/python JOBS=$(JOBS) .ci/release "$(VERSION)"
 
 test: $(READY) lint  ## the project's own tests, after lint; those of several ranks first, on RANKS=4
 	@OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --nproc-per-node $(RANKS) --max-restarts 3 \
@@ -212,6 +217,14 @@ torch:  ## environments with other versions of torch, for make machines: .venv-t
 
 machines: $(READY)  ## the reference on variations of this machine, 90 minutes; MACHINES=--quick: a few
 	@$(BIN)/python -m benchmarks.machines $(MACHINES)
+
+# For a night: what is in the journals of reports/ is not tried again as long as the source is the same.
+operators: $(READY)  ## 400 changes drawn over the reference's source, then 300 correct stacks; SEED=1
+	@$(BIN)/rankproof selftest --operators 400 --seed $(SEED) --report reports/operators || failed=1
+	$(BIN)/python -m benchmarks.false_alarms --count 300 || failed=1
+	$(BIN)/rankproof coverage --pairs > reports/pairs.txt
+	head -n 2 reports/pairs.txt
+	exit $${failed:-0}
 
 clean:  ## remove everything that make made
 	rm -rf .venv .venv-megatron-* .venv-torchtitan-* .venv-transformers-* .venv-torch-* .venv-kernels reports contracts/proof build *.egg-info .hypothesis .pytest_cache .mypy_cache .ruff_cache

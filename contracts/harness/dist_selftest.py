@@ -163,5 +163,5 @@ def _kill(mutant: Mutant, result: Result, report: pytest.TestReport) -> Kill:
     fate = fate_of(said, mutant.says)
     return Kill(
         mutant=mutant.name, of=mutant.of, case=mutant.case, fate=fate, words=words, bugs=mutant.bugs,
-        loss=curves.loss, norm=curves.norm,
+        loss=curves.loss, norm=curves.norm, seconds=result.seconds,
     )  # fmt: skip

@@ -45,13 +45,13 @@ def test_each_rewrite_takes_effect_and_holds(name: str, monkeypatch: pytest.Monk
 
 
 def test_a_wrong_rewrite_is_red(monkeypatch: pytest.MonkeyPatch) -> None:
-    def wrong(self: Any, x: Any) -> Any:
-        return x * 1.01
+    def wrong(self: Any, kv_BTGd: Any, heads: int) -> Any:
+        return kv_BTGd.repeat(1, 1, heads // kv_BTGd.shape[2], 1)  # query head h reads KV head h mod G
 
-    monkeypatch.setattr(rewritten, "REWRITES", {"wrong": ("norm", "forward", wrong)})
+    monkeypatch.setattr(rewritten, "REWRITES", {"wrong": ("attention", "repeat", wrong)})
     stack = type("Wrong", (Rewritten,), {"rewrites": ("wrong",), "name": "wrong"})
     monkeypatch.setattr(rewritten, "drawn", lambda seed: stack())
-    rows = list(false_alarms._judged(1, [(LAW.contracts["BLK-06t"], "fp32")]))
+    rows = list(false_alarms._judged(1, [(LAW.contracts["BLK-01a"], "gqa-packed")]))
     assert [row["outcome"] for row in rows] == ["violated"]
     assert rows[0]["words"]
 

@@ -40,6 +40,7 @@ EPOCHS = {  # bytes, sequences a step, data-parallel size, sequences of an epoch
     "an-epoch-ends-inside-a-step": (16 * 7 + 5, 4, 2, 7),
     "a-step-is-longer-than-an-epoch": (16 * 5 + 1, 8, 4, 5),
     "more-than-a-hundred": (16 * 103 + 15, 12, 3, 103),
+    "a-text-of-whole-sequences": (16 * 12, 4, 2, 11),  # the last of twelve has no label
 }
 
 

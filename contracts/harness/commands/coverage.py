@@ -10,10 +10,11 @@ from pathlib import Path
 
 import click
 
+from contracts.contract import LAW
 from contracts.court import coverage as share_of
-from contracts.court import profiles, record
+from contracts.court import pairs, profiles, record
 from contracts.court.verdict import verdict
-from contracts.harness.commands._errors import one_clear_error
+from contracts.harness.commands._errors import one_clear_error, read_law
 from contracts.harness.commands.runs import day_of
 from contracts.harness.supervisor import Ended
 from contracts.spec.errors import Refusals
@@ -25,13 +26,22 @@ from contracts.spec.errors import Refusals
               help="A recorded run or its folder, in place of --stack; may be repeated.")  # fmt: skip
 @click.option("--profile", show_default=f"{profiles.ONE_PROCESS}; with --ranks: dist", help="As for `check`.")
 @click.option("--ranks", type=click.IntRange(min=2), metavar="N", help="As for `check`.")
-@click.option("--json", "as_json", is_flag=True, help="Print a list with one object a run.")
+@click.option("--pairs", "together", is_flag=True, help="In place of a stack: which features the contracts ask for "
+              "together, two by two, and the axes of parallelism three by three.")  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="Print a list with one object a run; with --pairs one a size.")
 @one_clear_error
 def coverage(
-    stack: str | None, records: tuple[Path, ...], profile: str | None, ranks: int | None, as_json: bool
-) -> None:
+    stack: str | None, records: tuple[Path, ...], profile: str | None, ranks: int | None, together: bool,
+    as_json: bool,
+) -> None:  # fmt: skip
     """Count what a stack answers, by family, and by kind of reason what it does not."""
     found = Refusals()
+    if together:
+        for option, given in (("--stack", stack), ("--record", records), ("--profile", profile), ("--ranks", ranks)):
+            found.unless(not given, option, given, "does not go with --pairs", "leave one of the two out")
+        found.raise_any()
+        _show_pairs(as_json)
+        return
     found.unless((stack is None) != (not records), "coverage", stack or len(records),
                  "wants --stack or --record, and one of them", "give the stack, or the folder of a report")  # fmt: skip
     for option, value in (("profile", profile), ("ranks", ranks)):
@@ -48,6 +58,16 @@ def coverage(
         click.echo(json.dumps([each.as_json() for each in counted], indent=2))
         return
     click.echo("\n".join(share_of.table(each) for each in counted), nl=False)
+
+
+def _show_pairs(as_json: bool) -> None:
+    read_law()
+    contracts = LAW.contracts.values()
+    if not as_json:
+        click.echo(pairs.table(contracts))
+        return
+    asked = pairs.asked_together(contracts)
+    click.echo(json.dumps([pairs.pairs(asked).as_json(), pairs.pairs(asked, pairs.AXES, 3).as_json()], indent=2))
 
 
 def _judge(stack: str, profile: str, ranks: int | None, folder: str) -> None:

@@ -262,6 +262,19 @@ class LabelsCrossDocuments(Trained):
         corpus_class = _AcrossDocuments
 
 
+class _CountsTokens(Corpus):
+    def __len__(self) -> int:
+        return len(self.stream) // self.length
+
+
+@mutant(of="PAR-06a", case="a-text-of-whole-sequences", says="epoch 0 of 11 sequences")
+class CountsASequenceWithoutItsLastLabel(Trained):
+    """Counts sequences by their tokens: the last one of a text of whole sequences has no label for its last token."""
+
+    class trains(Trainer):  # noqa: N801
+        corpus_class = _CountsTokens
+
+
 class _LosesTheLast(Corpus):
     def sequence(self, id: int) -> Three:
         tokens, labels, documents = super().sequence(id)

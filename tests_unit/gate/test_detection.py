@@ -1,0 +1,84 @@
+"""The figure: what was detected of what was planted, and the README that shows it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from contracts.harness import detection
+from contracts.harness.cli import main
+from contracts.harness.detection import Detection
+from contracts.harness.operators.trials import JOURNAL, Trial
+from contracts.spec import codec
+from contracts.spec.errors import Refused
+from contracts.spec.records import Fate, Kill
+
+ROOT = Path(__file__).parents[2]
+
+
+def kill(of: str, fate: Fate, *, seconds: float = 0.0, loss: str = "", norm: str = "", bug: str = "b1") -> Kill:
+    return Kill(mutant="M", of=of, case="a", fate=fate, words="w", bugs=(bug,), seconds=seconds, loss=loss, norm=norm)
+
+
+KILLS = {
+    "unit": (kill("PAT-01", "killed", seconds=1.0), kill("PAT-02", "survived"), kill("MOE-01", "void", bug="b2")),
+    "dist": (
+        kill("PAR-01", "killed", seconds=3.0, loss="agrees", norm="agrees", bug="b2"),
+        kill("PAR-02", "killed", seconds=9.0, loss="agrees", norm="2 and not 1"),
+        kill("PAR-03", "killed", seconds=5.0, loss="2 and not 1", norm="agrees"),
+    ),
+}
+TRIALS = [
+    Trial(content="c", change="off-by-one@a.py:1:0", fate="killed", seconds=2.0),
+    Trial(content="c", change="off-by-one@a.py:2:0", fate="survived"),
+    Trial(content="c", change="lost-clone@a.py:3:0", fate="crashed"),
+    Trial(content="c", change="lost-clone@a.py:4:0", fate="unreached"),
+    Trial(content="c", change="lost-clone@a.py:5:0", fate="equivalent"),
+]
+ALARMS = [{"content": "c", "seed": seed, "judged": 12, "held": 11, "red": [{}] * seed} for seed in (0, 1)]
+
+
+def test_counts_are_of_what_could_be_detected_and_curves_of_what_was_trained() -> None:
+    found = detection.drawn_from(KILLS, TRIALS, ALARMS)
+    assert [str(each) for each in found.tiers.values()] == ["1 of 2 (50 %)", "3 of 3 (100 %)"]
+    assert found.tiers["dist"].median_s == 5.0
+    assert {name: str(each) for name, each in found.families.items()} == {
+        "PAT": "1 of 2 (50 %)", "PAR": "3 of 3 (100 %)",
+    }  # fmt: skip
+    assert {name: each.detected for name, each in found.entries.items()} == {"b1": 3, "b2": 1}
+    assert (found.trained, found.loss, found.both) == (3, 2, 1)
+    assert (found.noticed.detected, found.noticed.planted, found.noticed.median_s) == (2, 3, 2.0)
+    assert found.operators["lost-clone"] == {"killed": 0, "crashed": 1, "survived": 0, "equivalent": 1, "unreached": 1}
+    assert (found.stacks, found.cases, found.red) == (2, 24, 1)
+
+
+def test_what_was_not_given_is_not_said() -> None:
+    assert detection.summary(Detection()) == []
+    assert [line.partition(":")[0] for line in detection.summary(detection.drawn_from({}, [], ALARMS))] == [
+        "- False alarms"
+    ]
+
+
+def test_the_command_reads_journals_of_one_source_and_writes_both_forms(tmp_path: Path) -> None:
+    old = Trial(content="older", change="off-by-one@a.py:9:0", fate="survived")
+    rows = [json.dumps(asdict(each)) for each in (old, *TRIALS)]
+    (tmp_path / JOURNAL).write_text("\n".join(rows) + "\n", encoding="utf-8")
+    told = CliRunner().invoke(main, ["selftest", "--figure", str(tmp_path), "--report", str(tmp_path / "out")])
+    assert told.exit_code == 0
+    assert "2 of 3 (67 %)" in told.output
+    assert (tmp_path / "out/detection.md").read_text(encoding="utf-8") == told.output
+    written = json.loads((tmp_path / "out/detection.json").read_text(encoding="utf-8"))
+    assert codec.decode(Detection, written, name="figure") == detection.detection([tmp_path])
+    with pytest.raises(Refused, match="has no kill matrix and no journal"):
+        detection.detection([tmp_path / "out"])
+
+
+def test_readme_shows_the_figure_that_lies_in_docs() -> None:
+    data = json.loads((ROOT / "docs/detection.json").read_text(encoding="utf-8"))
+    shown = detection.shown(codec.decode(Detection, data["figure"], name="figure"), date=data["date"])
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert readme.partition("<!-- figure -->\n")[2].partition("<!-- end of the figure -->")[0] == shown

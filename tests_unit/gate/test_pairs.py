@@ -1,0 +1,58 @@
+"""Which features the contracts ask for together."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from contracts.contract import LAW
+from contracts.court import pairs
+from contracts.harness.cli import main
+from contracts.harness.commands._errors import read_law
+from contracts.spec.abilities import FEATURES
+from contracts.spec.recipe import Recipe
+
+
+def test_a_pair_is_covered_by_one_case_that_has_both_and_not_by_two_cases() -> None:
+    found = pairs.pairs([frozenset({"tp", "cp"}), frozenset({"cp", "ep"})], ("tp", "cp", "ep", "pp"))
+    assert [sorted(each) for each in found.missing] == [["ep", "tp"]]  # nobody asks for pp: it is left out
+    assert (found.covered, len(found.possible)) == (2, 3)
+    three = pairs.pairs([frozenset({"tp", "cp", "ep"}), frozenset({"pp"})], ("tp", "cp", "ep", "pp"), 3)
+    assert (three.covered, len(three.possible)) == (1, 4)
+
+
+def test_what_no_recipe_can_have_is_not_missing() -> None:
+    found = pairs.pairs([frozenset({"mla"}), frozenset({"gqa"}), frozenset({"qk-norm"})])
+    assert frozenset({"mla", "gqa"}) not in found.possible
+    assert frozenset({"mla", "qk-norm"}) in found.missing
+    unknown = {name for groups in pairs.APART.values() for names in groups for name in names} - FEATURES.keys()
+    assert unknown == set()
+
+
+def test_no_case_asks_for_what_is_said_to_be_impossible() -> None:
+    pytest.importorskip("torch")
+    read_law()
+    asked = {
+        each.features(case)
+        for each in LAW.contracts.values()
+        for case, arguments in each.asked.items()
+        if sum(isinstance(one, Recipe) for one in arguments) == 1
+    }
+    for reason, groups in pairs.APART.items():
+        for names in groups:
+            together = [sorted(each & set(names)) for each in asked if len(each & set(names)) > 1]
+            assert together == [], reason
+
+
+def test_the_command_counts_and_lists() -> None:
+    pytest.importorskip("torch")
+    told = CliRunner().invoke(main, ["coverage", "--pairs"])
+    assert told.exit_code == 0
+    assert "pairs of features: " in told.output
+    assert "no case asks for these three together:" in told.output
+    two, three = json.loads(CliRunner().invoke(main, ["coverage", "--pairs", "--json"]).output)
+    assert (two["size"], three["size"]) == (2, 3)
+    assert two["possible"] == two["covered"] + len(two["missing"]) > 1000
+    assert CliRunner().invoke(main, ["coverage", "--pairs", "--stack", "reference"]).exit_code == 2
