@@ -31,7 +31,6 @@ APART: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "latent attention has no KV groups": (("uneven-kv", "mla"),),
     "FP8 needs activations in bfloat16": tuple(("fp8", each) for each in ("float64", "float32", "fp16")),
     "dense MLPs have no router and no experts to spread": tuple(("mlp", each) for each in _OF_EXPERTS),
-    "in this layout the experts' axis is carved out of the others": (("borrowed", "ep-with-etp"),),
 }  # fmt: skip
 """Reason → features of which no two can be asked for together."""
 

@@ -11,6 +11,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from contracts.harness import kill_matrix
 from contracts.harness.loss_curves import AGREES
@@ -64,7 +65,7 @@ def detection(folders: Iterable[Path]) -> Detection:
     """
     tiers: dict[str, tuple[Kill, ...]] = {}
     trials: dict[str, Trial] = {}
-    alarms: dict[int, dict[str, object]] = {}
+    alarms: dict[int, dict[str, Any]] = {}
     for folder in folders:
         if not any((folder / name).exists() for name in (kill_matrix.FILE, JOURNAL, FALSE_ALARMS)):
             raise refuse("folder", str(folder), "has no kill matrix and no journal", "name what `selftest` wrote to")
@@ -76,7 +77,7 @@ def detection(folders: Iterable[Path]) -> Detection:
     return drawn_from(tiers, list(trials.values()), list(alarms.values()))
 
 
-def _latest(file: Path) -> list[dict[str, object]]:
+def _latest(file: Path) -> list[dict[str, Any]]:
     """The rows of a journal that are of the same source as its last one."""
     lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
     rows = [json.loads(line) for line in lines if line.endswith("}")]
@@ -84,7 +85,7 @@ def _latest(file: Path) -> list[dict[str, object]]:
 
 
 def drawn_from(
-    tiers: Mapping[str, Sequence[Kill]], trials: Sequence[Trial], alarms: Sequence[Mapping[str, object]]
+    tiers: Mapping[str, Sequence[Kill]], trials: Sequence[Trial], alarms: Sequence[Mapping[str, Any]]
 ) -> Detection:
     """The figure, from kills by tier, changes by operators and rows of the journal of correct stacks."""
     tried = [kill for kills in tiers.values() for kill in kills if kill.fate != "void"]
@@ -104,8 +105,7 @@ def drawn_from(
             detected=sum(each.fate != "survived" for each in live), planted=len(live),
             median_s=_median(each.seconds for each in live if each.fate == "killed"),
         ),
-        stacks=len(alarms), cases=sum(int(str(row["judged"])) for row in alarms),
-        red=sum(len(list(row["red"])) for row in alarms),  # type: ignore[call-overload]  # a list of JSON
+        stacks=len(alarms), cases=sum(row["judged"] for row in alarms), red=sum(len(row["red"]) for row in alarms),
     )  # fmt: skip
 
 

@@ -51,7 +51,7 @@ def test_a_wrong_rewrite_is_red(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rewritten, "REWRITES", {"wrong": ("attention", "repeat", wrong)})
     stack = type("Wrong", (Rewritten,), {"rewrites": ("wrong",), "name": "wrong"})
     monkeypatch.setattr(rewritten, "drawn", lambda seed: stack())
-    rows = list(false_alarms._judged(1, [(LAW.contracts["BLK-01a"], "gqa-packed")]))
+    rows = list(false_alarms._judged(1, [(LAW.contracts["BLK-03a"], "4-heads-on-2")]))
     assert [row["outcome"] for row in rows] == ["violated"]
     assert rows[0]["words"]
 

@@ -22,6 +22,8 @@ ABILITIES = Abilities(
     lacks=(
         _lacks("recurrent", "stack", "it has no M²RNN"),
         _lacks("mamba", "stack", "it has no Mamba"),
+        _lacks("narrow-scan", "stack", "it has no Mamba"),
+        _lacks("unpaired", "stack", "its layer is attention and then experts, no other order"),
         _lacks("relu2", "stack", "its MLPs and its experts are gated by silu alone"),
         _lacks("balance-loss", "stack", "it has no auxiliary loss, only a selection bias"),
         _lacks("z-loss", "stack", "it has no auxiliary loss, only a selection bias"),

@@ -14,7 +14,9 @@ def _lacks(features: str, kind: Lack, reason: str, *, asked: frozenset[str] = _S
 
 ABILITIES = Abilities(
     has=frozenset((
-        "attention", "mlp", "experts", "mamba", "gqa", "mla", "qk-norm", "swiglu", "relu2", "softmax", "sigmoid",
+        "attention", "mlp", "experts", "mamba", "narrow-scan", "unpaired",
+        "gqa", "mla", "qk-norm", "swiglu", "relu2", "softmax",
+        "sigmoid",
         "top-1", "selection-bias", "shared-expert", "route-scale", "tied", "float64", "float32", "bf16", "adamw",
         "cosine", "linear", "constant", "WSD", "microbatches", "uneven-microbatches", "windows", "packed", "recompute",
         "compile", "checkpoint", "dp", "fsdp", "replicas", "ep", "etp", "borrowed",
@@ -30,6 +32,8 @@ ABILITIES = Abilities(
         _lacks("softmax route-scale", "stack", "no model scales gates from a softmax"),
         _lacks("attention relu2", "stack", "attention beside relu2 has no rope (NemotronH)"),
         _lacks("attention mamba qk-norm", "stack", "no model has a scan beside a QK norm"),
+        _lacks("attention narrow-scan", "stack", "Granite's scan is a multiple of the hidden size wide"),
+        _lacks("attention unpaired", "stack", "a layer is a mixer and then an MLP or experts"),
         _lacks("mamba mla", "stack", "no model has a scan beside latent attention"),
         _lacks("mla softmax", "stack", "experts beside latent attention stand behind a sigmoid"),
         _lacks("gqa sigmoid", "stack", "experts behind a sigmoid stand beside latent attention"),
