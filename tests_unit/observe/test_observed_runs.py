@@ -90,8 +90,8 @@ BUGS = {  # words of the script → what stands there instead; layout; where the
         "step 1, initial weights: blocks.1.up.weight: rank 1 holds other bits than rank 0",
     ),
     "gradients-are-not-averaged": (
-        "        loss.backward()",
-        "        with model.no_sync():\n            loss = model(text[:, :-1], text[:, 1:])\n        loss.backward()",
+        "        loss = model(text[:, :-1], text[:, 1:])\n        loss",
+        "        with model.no_sync():\n            loss = model(text[:, :-1], text[:, 1:])\n        loss",
         "ddp", "step 1, gradient: ln_f.weight: rank 1 holds other bits than rank 0",
     ),
     "a-rank-has-another-rate": (

@@ -94,19 +94,18 @@ def judge(trace: Path, deviations: Path | None, folder: Path, form: Form, verbos
     read_law()
     found = read(trace)
     declared = deviations_file.load(deviations) if deviations is not None else ()
-    with record.only_writer(folder):
-        record.make_folder(folder, (*report.FILES, output.FILE))
-        gate = Gate(
-            subject=Observed(found), origin=str(trace), assistants=(), profile=PROFILE,
-            plan=profiles.plan(LAW, PROFILE), deviations=declared,
-        )  # fmt: skip
-        gate.open(folder)
-        for item in gate.plan.items:
-            if item.id not in LAW.untested:
-                gate.add(gate.judge(item))
-        judged = gate.close()
-        for name, text in report.files(gate.run(), judged).items():
-            (folder / name).write_text(text, encoding="utf-8")
+    record.make_folder(folder, (*report.FILES, output.FILE))
+    gate = Gate(
+        subject=Observed(found), origin=str(trace), assistants=(), profile=PROFILE,
+        plan=profiles.plan(LAW, PROFILE), deviations=declared,
+    )  # fmt: skip
+    gate.open(folder)
+    for item in gate.plan.items:
+        if item.id not in LAW.untested:
+            gate.add(gate.judge(item))
+    judged = gate.close()
+    for name, text in report.files(gate.run(), judged).items():
+        (folder / name).write_text(text, encoding="utf-8")
     if form == "terminal":
         unseen: Counter[str] = Counter()
         for rank in found.ranks:
