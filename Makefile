@@ -6,7 +6,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .ONESHELL:
 .DEFAULT_GOAL := help
-.PHONY: help gate gate-all proof test lint snapshots coverage picture megatron megatron-if-possible kernels titan transformers gate-of gpu torch machines clean
+.PHONY: help gate gate-all proof release test lint snapshots coverage picture megatron megatron-if-possible kernels titan transformers gate-of gpu torch machines clean
 
 # The first interpreter that runs, is new enough and can make an environment; a pyenv shim may exist and not run.
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.14 python3; do \
@@ -100,6 +100,10 @@ gate gate-all:
 # A release and a cache of CI carry it beside the content that it is of; git ignores it.
 proof: $(READY)  ## put every mutant before the law and leave the proof in contracts/proof, where a wheel takes it from
 	@$(BIN)/rankproof selftest --once --jobs $(JOBS) --report contracts/proof
+
+# Nothing is published: that is a step of whoever may.
+release: $(READY)  ## wheel, sdist, notes and checksums of VERSION=x.y.z in dist/, of a clean tree tagged vVERSION
+	@PYTHON=$(BIN)/python JOBS=$(JOBS) .ci/release "$(VERSION)"
 
 test: $(READY) lint  ## the project's own tests, after lint; those of several ranks first, on RANKS=4
 	@OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --nproc-per-node $(RANKS) --max-restarts 3 \

@@ -265,7 +265,7 @@ def main() -> None:
     load = os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as folder:
         names = chosen.only or list(PARTS)
-        parts = {
+        parts: dict[str, Callable[[Path, int], list[Figure]]] = {
             **PARTS,
             "overhead": partial(overhead, tests=chosen.tests, times=chosen.times),
             "recovery": partial(recovery, times=chosen.times),

@@ -47,6 +47,7 @@ class Contract:
         leaner: `case@rung` → arguments, the same cases on leaner recipes (`contracts.spec.ladder`), richest first.
         needs: case → features that a stack must have besides what the recipe and the execution of the case show.
         sheds: features that a case has beside its recipe, and that its leaner rungs do without.
+        float32: whether its cases in float64 are put in float32 to a stack without float64.
         conventions: those whose declared choice its check follows (`contracts.spec.conventions`).
         source: where the requirement comes from.
         layout: the parallel layout it is about; None when it is about any or none.
@@ -66,6 +67,7 @@ class Contract:
     needs: Mapping[str, frozenset[str]] = field(default_factory=dict)
     sheds: frozenset[str] = frozenset()
     conventions: tuple[str, ...] = ()
+    float32: bool = False
 
     @property
     def asked(self) -> Mapping[str, tuple[Any, ...]]:
@@ -229,6 +231,7 @@ def contract(
     needs: Collection[str] | Mapping[str, Collection[str]] | None = None,
     sheds: Collection[str] = (),
     conventions: tuple[str, ...] = (),
+    float32: bool = False,
 ) -> Callable[[_Check], _Check]:
     """Register a check as a contract.
 
@@ -260,7 +263,7 @@ def contract(
         entry = Contract(
             id=id, check=check, asks=asked, cases=table, source=source, tier=tier, layout=layout, slow=slow,
             leaner=_leaner(written, wanted, frozenset(sheds)), needs=wanted, sheds=frozenset(sheds),
-            conventions=conventions,
+            conventions=conventions, float32=float32,
         )  # fmt: skip
         if tier == "dist" and not entry.of_the_court and "world" not in inspect.signature(check).parameters:
             raise AssertionError(f"{id} is judged by several ranks; its parameter `world` must say by how many")

@@ -12,6 +12,7 @@ from contracts.checks.parallel import transformers
 from contracts.contract import LAW, Contract
 from contracts.instruments.ranks import here
 from contracts.spec.records import Item
+from contracts.testing import CASE
 
 NEEDED = "needs ranks: torchrun --standalone --nproc-per-node 4 -m pytest -m dist"
 WIDEST = 4  # ranks: a layout that needs more stands for no smaller one
@@ -20,7 +21,7 @@ WAIT = frozenset({"PREF-03c", "RCPT-01a"})  # in every case ranks wait for one t
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if "promise" in getattr(item, "fixturenames", ()):
+        if CASE in getattr(item, "fixturenames", ()):
             promise = _promise(item)
             if promise is not None and _left_to_the_gate(LAW.contracts[promise.id], promise.case):
                 item.add_marker(pytest.mark.slow)
@@ -61,5 +62,5 @@ def _axes(case: str) -> frozenset[str]:
 
 
 def _promise(item: pytest.Item) -> Item | None:
-    promise = getattr(item, "callspec").params["promise"]  # noqa: B009  # of a parametrized test
+    promise = getattr(item, "callspec").params[CASE]  # noqa: B009  # of a parametrized test
     return promise if isinstance(promise, Item) else None

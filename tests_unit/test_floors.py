@@ -27,7 +27,7 @@ FLOORS: dict[str, tuple[str, ...]] = {  # floor → the floors it stands on
     "contracts.instruments": ("contracts.spec", "contracts.contract"),
     "contracts.observe": ("contracts.spec", "contracts.instruments"),
     "contracts.checks": ("contracts.spec", "contracts.contract", "contracts.instruments", "contracts.observe"),
-    "contracts.stacks": ("contracts.spec", "contracts.instruments"),
+    "contracts.stacks": ("contracts.spec", "contracts.instruments", "contracts.observe"),
     "contracts.court": ("contracts.spec", "contracts.contract", "contracts.instruments"),
     "contracts.mutants": (
         "contracts.spec", "contracts.contract", "contracts.instruments", "contracts.stacks", "contracts.court",
@@ -45,6 +45,8 @@ TENSORS = (  # what is made of tensors, and imported only where numbers are judg
     "contracts.instruments.reorder",
     "contracts.instruments.numerics", "contracts.instruments.oracles.", "contracts.instruments.half_precision",
     "contracts.instruments.dry_run", "contracts.instruments.traffic", "contracts.mutants._support.",
+    "contracts.observe.diff", "contracts.observe.placement", "contracts.observe.recorder", "contracts.observe.sketch",
+    "contracts.stacks.reference.training.small_script",
     "contracts.mutants.tensors",
     "contracts.stacks.megatron.block_base", "contracts.stacks.megatron.blocks",
     "contracts.stacks.megatron.built_model", "contracts.stacks.megatron.checkpoint",

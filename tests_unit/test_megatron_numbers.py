@@ -23,6 +23,8 @@ LATER = {
     "megatron_accepts_what_it_cannot_run", "megatron_refuses_without_words",
 }  # fmt: skip
 """What 0.16.1 has not, or not without Transformer Engine; its package has no argument parser."""
+EARLIER = {"megatron_expert_gradients_stay_apart"}
+"""What 0.19.2 has mended."""
 KEPT = "MOE-01a,MOE-02b,MOE-04a,MOE-05d,BLK-03a,BLK-03d,BLK-04e,BLK-04i,OPT-05d,TOPO-05c"
 
 SAVED = "CKPT-01h[borrowed-ep2],CKPT-02h[tp2-sp],CKPT-02h[tp2-sp-to-interleaved],CKPT-02h[hybrid-tp2-sp]"
@@ -46,6 +48,8 @@ def run(*command: str | Path) -> subprocess.CompletedProcess[str]:
 def test_a_fault_that_is_declared_shows_without_the_suite(version: str, script: Path) -> None:
     if version == OLD and script.stem in LATER:
         pytest.skip(f"{script.stem} asks for a later version than {OLD}")
+    if version == NEW and script.stem in EARLIER:
+        pytest.skip(f"{NEW} has mended it")
     done = run(python(version), "-W", "ignore", script)
     assert done.returncode == 0, done.stdout[-600:] + done.stderr[-600:]
 

@@ -190,3 +190,55 @@ def test_the_unpacked_wheel_judges_without_the_checkout(wheel: Path, tmp_path: P
     assert done.returncode == 0, done.stderr + done.stdout
     assert done.stdout.startswith(str(tmp_path / "site"))
     assert "CONFORMANT" in done.stdout
+
+
+BESIDE_US = (
+    "pytest-xdist",
+    "pytest-randomly",
+    "pytest-timeout",
+    "pytest-rerunfailures",
+    "pytest-html",
+    "pytest-profiling",
+)
+OWN_TESTS = """
+from contracts.testing import parametrize_with_contracts
+from ours import Ours
+
+@parametrize_with_contracts([Ours()], profile="PAT-01[nam56r],PAT-01[nam52]")
+def test_ours(contract):
+    contract()
+
+def test_of_the_project(): pass
+"""
+
+
+@pytest.mark.registry
+@pytest.mark.parametrize("version", ["==8.0.0", ">=9,<10"], ids=["oldest", "newest"])
+def test_a_project_s_own_tests_have_the_plugin_beside_others(
+    version: str, wheel: Path, python: Path, tmp_path: Path
+) -> None:
+    pip = (sys.executable, "-m", "pip", "--python", python, *OPTIONS)
+    quietly(*pip, "install", "--quiet", wheel, f"pytest{version}", *BESIDE_US, cwd=tmp_path)
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "ours.py").write_text((ROOT / "docs/examples/whole_periods/ours.py").read_text(encoding="utf-8"))
+    (project / "test_ours.py").write_text(OWN_TESTS)
+    alone = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "PYTHONPATH"))}
+    for words in (
+        (),
+        ("-n", "2", "--timeout", "60", "--html", "out.html", "--self-contained-html"),
+        ("--profile", "--reruns", "1", "-p", "no:xdist"),
+    ):
+        done = subprocess.run([python, "-m", "pytest", *words], cwd=project, env=alone | {"CI": "1"},
+                              capture_output=True, text=True, check=False, timeout=300)  # fmt: skip
+        assert done.returncode == 1, done.stdout + done.stderr
+        assert "1 failed, 2 passed" in done.stdout, done.stdout
+        assert "[PAT-01-nam56r] - Failed: violated: AEMEAEMEAEMR at depth 52 has 48 blocks" in done.stdout
+    law = "from contracts.harness.suite import test_unit as test_law\n__all__ = ['test_law']\n"
+    (project / "test_ours.py").write_text(law)
+    words = ("--rankproof-gate", "--rankproof-stack=ours:Ours", "--rankproof-profile=PAT-01", "--rankproof-report=out")
+    for command in ([python, "-m", "pytest", *words, "-n", "2"], [python.with_name("rankproof"), "check", "--stack",
+                    "ours:Ours", "--profile", "PAT-01"]):  # fmt: skip
+        done = subprocess.run(command, cwd=project, env=alone, capture_output=True, text=True, check=False, timeout=300)
+        assert done.returncode == 1, done.stdout + done.stderr
+        assert "VIOLATED: ours 2026.11, profile PAT-01 (" in done.stdout

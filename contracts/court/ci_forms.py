@@ -49,15 +49,21 @@ def junit(run: Run, verdict: Verdict) -> str:
             continue
         told = element(case, kind, type=result.outcome, message=_first(result.words))
         told.text = "\n".join(f"{label}: {words}" for label, words in details(run, result))
+    for result in verdict.added:
+        case = element(suite, "testcase", name=str(result.item), classname=f"{run.header.subject.name}.{result.id}",
+                       time=f"{result.seconds:g}")  # fmt: skip
+        words = f"added later, not counted: {result.outcome}: {_first(result.words)}"
+        element(case, "skipped", type="added later", message=words)
     closing = element(suite, "testcase", name="verdict", classname=f"{run.header.subject.name}.rankproof", time="0")
     if verdict.exit_code:
         told = element(closing, "failure", type=verdict.word, message=headline(verdict))
         told.text = "\n".join([headline(verdict), *(f"{fault.kind}: {fault.words}" for fault in verdict.faults)])
     totals = {
-        "tests": len(verdict.results) + 1,
+        "tests": len(verdict.results) + len(verdict.added) + 1,
         "failures": verdict.counts["violated"] + bool(verdict.exit_code),
         "errors": verdict.counts["broken"],
-        "skipped": sum(verdict.counts[each] for each in ("deviates", "not offered", "untested", "not run")),
+        "skipped": sum(verdict.counts[each] for each in ("deviates", "not offered", "untested", "not run"))
+        + len(verdict.added),
     }
     for each in (suites, suite):
         each.attrib |= {name: str(number) for name, number in totals.items()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -35,11 +36,13 @@ def deadline(seconds: float, what: str) -> Iterator[None]:
     def late(signum: int, frame: FrameType | None) -> None:
         raise Overdue
 
-    before = signal.signal(signal.SIGALRM, late)
-    signal.setitimer(signal.ITIMER_REAL, seconds, AGAIN_S)
+    before, started = signal.signal(signal.SIGALRM, late), time.monotonic()
+    left, again = signal.setitimer(signal.ITIMER_REAL, seconds, AGAIN_S)
     try:
         with heartbeat.asking(what, seconds):
             yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+        if left:  # somebody else's alarm, such as that of pytest-timeout
+            signal.setitimer(signal.ITIMER_REAL, max(left - (time.monotonic() - started), 1e-3), again)

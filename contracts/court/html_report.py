@@ -18,6 +18,7 @@ from typing import Any
 
 from contracts.contract import LAW
 from contracts.court import sources
+from contracts.court.baseline import change
 from contracts.court.causes import DETAILED, HEADINGS, Apart, Cause, apart, by_outcome, causes
 from contracts.court.plain_text import fit
 from contracts.court.telling import (
@@ -28,6 +29,7 @@ from contracts.court.telling import (
     headline,
     items,
     kill_line,
+    law_lines,
     ranks_words,
     rerun,
     rerun_words,
@@ -35,6 +37,7 @@ from contracts.court.telling import (
 from contracts.spec.records import Outcome, Result, Run, Verdict
 
 _TENSORS, _CASES = 24, 20  # rows and columns of a picture of errors; a page is to be looked at
+_COMPARED = 100  # of each kind of change, that are named
 _CONTRACTS = 6  # of one cause, whose statements are told
 _SLOWEST = 12
 
@@ -88,7 +91,10 @@ def page(run: Run, verdict: Verdict) -> str:
         statement=lambda id: _statement(run, id),
         answered=lambda cause: answered_by(run, cause.results[0]),
         picture=_tensors,
-        rerun=lambda result: rerun(run, result.item),
+        compared=change(run, verdict),
+        law=law_lines(run, verdict),
+        compared_items=_COMPARED,
+        rerun=lambda result: rerun(run, result),
         ranks=lambda result: " ".join(ranks_words(result.item)),
         identity=id,
         family_of=family_of,

@@ -9,6 +9,8 @@ check that returns without having asked a question is broken too: it judged noth
 
 from __future__ import annotations
 
+import contextlib
+import importlib.util
 import time
 import traceback
 from collections.abc import Iterable
@@ -21,8 +23,13 @@ from contracts.spec.errors import NotOffered, Refused, Unreachable
 from contracts.spec.lacks import Lack
 from contracts.spec.records import Fate, Kill, Outcome, Result, Violation
 from contracts.spec.stack import Party, questions
+from contracts.spec.tolerance import in_float32
 from contracts.spec.violations import Heard, heard, parts_of
 
+NO_TORCH = (
+    "torch is not installed, and without it no contract about numbers is judged: "
+    "in the checkout of rankproof run pip install '.[torch]'"
+)
 DEADLINE_S = 300.0  # for one case; the slowest real one, group calls of 65 536 foreign ranks, was seen to take 107
 
 
@@ -30,7 +37,7 @@ def judge(
     contract: Contract, case: str, subject: Party, assistants: Iterable[Party] = (), *, deadline_s: float = DEADLINE_S
 ) -> Result:
     """Judge one case of a contract on a party."""
-    stand = OnTheStand(subject, assistants, contract.asks, contract.conventions)
+    stand = OnTheStand(subject, assistants, contract.asks, contract.conventions, contract.float32)
     started = time.perf_counter()
 
     def result(
@@ -39,7 +46,7 @@ def judge(
         seconds = round(time.perf_counter() - started, 6)
         return Result(
             id=contract.id, case=case, outcome=outcome, words=words, seconds=seconds, answered=dict(stand.answered),
-            violations=violations, lack=lack,
+            violations=violations, lack=lack, dtype="float32" if stand.asked_in_float32 else "",
         )  # fmt: skip
 
     def lacking(words: str, lack: Lack) -> Result:
@@ -49,12 +56,15 @@ def judge(
         return lacking(f"offer {', '.join(contract.asks)}", "adapter")
     if contract.layout is not None and contract.layout not in subject.layouts:
         return lacking(f"build the {contract.layout} layout", "stack")
+    if contract.of_numbers and not importlib.util.find_spec("torch"):
+        return result("not run", NO_TORCH)
     alone = [asked for asked in stand.missing if questions()[asked].of_numbers]
     if alone:
         return lacking(f"offer {', '.join(alone)}, which nobody answers for it", "adapter")
     if stand.missing:
         return result("not run", f"nobody answers {', '.join(stand.missing)}: {remedy_for(stand.missing)}")
-    with heard() as comparisons:
+    coarser = in_float32() if stand.narrow and contract.float32 else contextlib.nullcontext()
+    with heard() as comparisons, coarser:
         try:
             with deadline(deadline_s, f"{contract.id}[{case}] of {subject.name}"):
                 contract.check(stand, *contract.asked[case])

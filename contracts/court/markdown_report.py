@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections import Counter
 
+from contracts.court.baseline import change
 from contracts.court.causes import DETAILED, HEADINGS, Cause, by_outcome, causes
 from contracts.court.plain_text import cut, markdown
-from contracts.court.telling import counted, details, families, family_of, headline, items, kill_line
+from contracts.court.telling import counted, details, families, family_of, headline, items, kill_line, law_lines
 from contracts.spec.records import OUTCOMES, Run, Verdict
 
 LIMIT = 900 * 1024
@@ -42,6 +43,17 @@ def _blocks(run: Run, verdict: Verdict) -> list[str]:
         blocks += ["", "### Conventions that it declares", "", "| convention | choice |", "|---|---|", *rows]
     if run.header.proof:
         blocks += ["", f"Self-test given: {markdown(run.header.proof)}"]
+    if (compared := change(run, verdict)) is not None:
+        told = [f"- **{word}**: {markdown(named)}" for word, named in compared.told(_ITEMS)]
+        blocks += ["", f"### {markdown(compared.headline)}", "", *told]
+    if run.plan.law:
+        lines = law_lines(run, verdict)
+        blocks += [
+            "",
+            f"### {markdown(lines[0])}",
+            "",
+            *(f"- {markdown(cut(each, _LONGEST_WORDS))}" for each in lines[1:]),
+        ]
     if verdict.faults:
         told = [f"- {fault.kind}: {markdown(cut(fault.words, _LONGEST_WORDS))}" for fault in verdict.faults]
         blocks += ["", "### Faults of the run", "", *told]

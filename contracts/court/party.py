@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from contracts.court.deadline import Overdue
+from contracts.court.narrowing import narrowed
 from contracts.spec import codec
 from contracts.spec.codec import conforms
 from contracts.spec.conventions import conventions_of
@@ -46,13 +47,19 @@ class OnTheStand:
     The subject answers what it offers. A question that it does not offer goes to the first assistant that does, and the
     report says so. A question about numbers goes to the subject alone, because tensors of two stacks cannot be
     compared. `answered` maps each question that was asked to the party that answered it, and how. `conventions` has the
-    choices of the party that answers the first question, for the conventions that the check follows.
+    choices of the party that answers the first question, for the conventions that the check follows. With `float32`,
+    a subject whose abilities have no float64 is asked in float32 instead.
     """
 
     def __init__(
-        self, subject: Party, assistants: Iterable[Party], asks: tuple[str, ...], follows: tuple[str, ...] = ()
+        self,
+        subject: Party,
+        assistants: Iterable[Party],
+        asks: tuple[str, ...],
+        follows: tuple[str, ...] = (),
+        float32: bool = False,
     ) -> None:
-        self.name = subject.name
+        self.name, self.subject, self.float32 = subject.name, subject, float32
         self.layouts = subject.layouts
         self.abilities = abilities_of(subject)
         self.answered: dict[str, str] = {}
@@ -72,6 +79,9 @@ class OnTheStand:
         self.own = tuple(asked for asked in asks if self._parties.get(asked) is subject)
         declared = conventions_of(self._parties.get(asks[0], subject))
         self.conventions = {name: declared[name] for name in follows}
+        able = self.abilities
+        self.narrow = able is not None and able.absence({"float64"}, asks) is not None
+        self.asked_in_float32 = False
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         known = questions()
@@ -98,6 +108,10 @@ class OnTheStand:
         self, answer: Answering, party: Party, question: Question, arguments: tuple[Any, ...], named: dict[str, Any]
     ) -> Any:
         self.latest = question.name
+        if self.float32 and self.narrow and party is self.subject:
+            given = (arguments, named)
+            arguments, named = narrowed(given)
+            self.asked_in_float32 |= arguments is not given[0] or named is not given[1]
         try:
             self.answered[question.name] = (
                 f"{party.name} {party.version} ({party.labels.get(question.name, 'unpatched')})"

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from contracts.contract import TIERS, Contract, Law, Untested
 from contracts.spec.abilities import Abilities, Absence
@@ -91,8 +91,7 @@ def plan(law: Law, profile: str, abilities: Abilities | None = None) -> Plan:
             promises[entry.id] = _statement(entry)
             left[entry.id] = [str(Item(id=entry.id, case=name)) for each in found for name in each.outside]
     if not items:
-        near = difflib.get_close_matches(profile, [*NAMED, *law.ids()], n=3) or [*NAMED]
-        raise refuse("profile", profile, "selects no contract", f"the nearest are {', '.join(near)}")
+        raise refuse("profile", profile, "selects no contract", f"the nearest are {', '.join(nearest(law, profile))}")
     outside = tuple(each for id in law.ids() for each in left.get(id, [id]))
     claimed = () if abilities is None else tuple(str(item) for item in items if _claims(law, item, abilities))
     return Plan(items=tuple(items), outside=outside, promises=promises, choices=tuple(choices), claimed=claimed)
@@ -166,7 +165,7 @@ def of_several_ranks(law: Law, plan: Plan) -> Plan:
     named = {str(item) for item in items}
     choices = tuple(each for each in plan.choices if named & {each.item, *each.instead})
     claimed = tuple(each for each in plan.claimed if each in named)
-    return Plan(items=items, outside=outside, promises=kept, choices=choices, claimed=claimed)
+    return replace(plan, items=items, outside=outside, promises=kept, choices=choices, claimed=claimed)
 
 
 def _statement(entry: _Entry) -> Statement:
@@ -180,9 +179,20 @@ def _words(law: Law, profile: str) -> tuple[str, ...]:
     words = tuple(word.strip() for word in profile.split(",") if word.strip())
     for word in words:
         if word not in NAMED and not any(_matches(word, id, case) for id in law.ids() for case in _cases(law, id)):
-            near = difflib.get_close_matches(word, [*NAMED, *law.ids()], n=3) or [*NAMED]
-            raise refuse("profile", word, "selects no contract", f"the nearest are {', '.join(near)}")
+            raise refuse("profile", word, "selects no contract", f"the nearest are {', '.join(nearest(law, word))}")
     return words
+
+
+def nearest(law: Law, text: str) -> list[str]:
+    """What somebody may have meant: cases of the contract that is named, or else profiles, families and ids."""
+    id, bracket, _ = text.partition("[")
+    known = {each.lower(): each for each in (*NAMED, *(each.partition("-")[0] for each in law.ids()), *law.ids())}
+    found = known.get(id.lower(), "")
+    if bracket and found in law.contracts:
+        names = [f"{found}[{case}]" for case in _cases(law, found)]
+        return difflib.get_close_matches(f"{found}{text[len(id) :]}", names, n=3, cutoff=0.0)
+    close = difflib.get_close_matches(id.lower(), known, n=3)
+    return [known[each] for each in close] or [*NAMED]
 
 
 def _widely(words: Sequence[str], entry: _Entry, case: str) -> bool:

@@ -13,6 +13,7 @@ import textwrap
 from collections.abc import Callable, Mapping
 
 from contracts.court import sources
+from contracts.court.baseline import change
 from contracts.court.causes import DETAILED, HEADINGS, Cause, by_outcome, causes
 from contracts.court.ci_forms import github, junit, sarif
 from contracts.court.html_report import page
@@ -27,6 +28,7 @@ from contracts.court.telling import (
     headline,
     items,
     kill_line,
+    law_lines,
     rerun,
 )
 from contracts.spec import codec
@@ -81,11 +83,20 @@ def _terminal(run: Run, verdict: Verdict, verbose: bool, width: int) -> str:
             lines += _wrapped(f"  {id}  {', '.join(result.case for result in group if result.case)}", width)
     for outcome in reversed(tuple(HEADINGS)):
         lines += _section(run, outcome, found.get(outcome, []), verbose, width)
+    if (compared := change(run, verdict)) is not None:
+        lines += _wrapped(compared.headline, width)
+        for word, named in compared.told(len(verdict.results) if verbose else _ITEMS):
+            lines += _wrapped(f"  {word:<7} {named}", width, hang=8)
     if run.kills:
         lines.append(kill_line(run))
     if run.header.subject.conventions:
         told = ", ".join(f"{name} {choice}" for name, choice in run.header.subject.conventions.items())
         lines += _wrapped(f"Conventions that it declares: {told}", width)
+    lines += [
+        line for each in law_lines(run, verdict, None if verbose else _FAULTS) for line in _wrapped(each, width, 3)
+    ]
+    if run.header.changed:
+        lines.append(f"Order: {run.header.changed}")
     if run.header.proof:
         lines.append(f"Self-test given: {run.header.proof}")
     shown = len(verdict.faults) if verbose else _FAULTS
@@ -175,16 +186,22 @@ def _json(run: Run, verdict: Verdict) -> str:
     body = codec.encode(verdict) | {"exit_code": verdict.exit_code, "headline": headline(verdict)}
     body["causes"] = [
         {"outcome": cause.outcome, "questions": list(cause.questions), "words": cause.words,
-         "items": [str(result.item) for result in cause.results], "rerun": rerun(run, cause.results[0].item)}
+         "items": [str(result.item) for result in cause.results], "rerun": rerun(run, cause.results[0])}
         for cause in found
     ]  # fmt: skip
+    if (compared := change(run, verdict)) is not None:
+        body["compared"] = {
+            "of": compared.of, "new": [str(each.item) for each in compared.new], "fixed": compared.fixed,
+            "lost": dict(compared.lost), "slower": {str(each.item): before for each, before in compared.slower},
+        }  # fmt: skip
     shown = dict.fromkeys(result.id for result in verdict.results if result.outcome in DETAILED)
     stated = {id: run.plan.promises[id] for id in shown if id in run.plan.promises}
     body["contracts"] = {
         id: {"statement": each.promise, "source": sources.explained(each.source)} for id, each in stated.items()
     }
-    body |= {"outside": list(run.plan.outside), "proof": run.header.proof}
+    body |= {"outside": list(run.plan.outside), "proof": run.header.proof, "law": run.plan.law}
     body["conventions"] = dict(run.header.subject.conventions)
+    body |= {"gone": list(run.plan.gone), "reworded": list(run.plan.reworded)} if run.plan.law else {}
     return json.dumps(body, indent=2, ensure_ascii=False) + "\n"
 
 

@@ -16,6 +16,7 @@ from contracts.spec.records import OUTCOMES, Item, Result, Run, Verdict
 
 _KEPT_OPTIONS = ("--with", "--deviations", "--deadline")
 """Options of the recorded command without which an item is judged in another way."""
+_WITH = re.compile(r"--with (?P<who>[\w=.:-]+)$")
 _RAISED_AT = re.compile(r" raised \w+ on (?P<question>\w+) at (?P<file>[^\n:]+):(?P<line>\d+): ")
 
 
@@ -30,9 +31,12 @@ def headline(verdict: Verdict) -> str:
     return f"{told}; {number} unfit: {', '.join(verdict.unfit)}"
 
 
-def rerun(run: Run, item: Item) -> str:
-    """The command that judges one item again, as it was judged."""
-    return shlex.join([*rerun_words(run), "--profile", str(item), *ranks_words(item)])
+def rerun(run: Run, result: Result) -> str:
+    """The command that judges one item again, as it was judged; with whom it lacked, where nobody answered."""
+    words = rerun_words(run)
+    if result.outcome == "not run" and (lacked := _WITH.search(result.words)) and lacked["who"] not in words:
+        words += ["--with", lacked["who"]]
+    return shlex.join([*words, "--profile", str(result.item), *ranks_words(result.item)])
 
 
 def rerun_words(run: Run) -> list[str]:
@@ -50,9 +54,25 @@ def ranks_words(item: Item) -> list[str]:
 
 def _kept(command: Sequence[str]) -> Iterator[str]:
     for word, following in zip(command, [*command[1:], ""], strict=True):
-        option, given, value = word.partition("=")
+        option, given, value = word.replace("--rankproof-", "--", 1).partition("=")  # pytest's own begin so
         if option in _KEPT_OPTIONS and (given or following):
             yield from (option, value if given else following)
+
+
+def law_lines(run: Run, verdict: Verdict, limit: int | None = None) -> list[str]:
+    """What a frozen set of contracts changes: what was added later, is gone, or is worded otherwise today."""
+    plan = run.plan
+    if not plan.law:
+        return []
+    counts = Counter(result.outcome for result in verdict.added)
+    told = ", ".join(f"{counts[outcome]} {outcome}" for outcome in OUTCOMES if counts[outcome])
+    lines = [f"Law {plan.law}; added later, not counted: {len(verdict.added)}{f' ({told})' if told else ''}"]
+    red = [result for result in verdict.added if result.outcome in ("violated", "broken")]
+    lines += [f"added later, not counted: {each.item} is {each.outcome}: {each.words}" for each in red]
+    besides = (("named by it and gone", plan.gone), ("worded otherwise today", plan.reworded))
+    lines += [f"{words}: {', '.join(named)}" for words, named in besides if named]
+    left = 0 if limit is None else len(lines) - limit
+    return [*lines[:limit], f"… and {left} lines more"] if left > 0 else lines
 
 
 def kill_line(run: Run) -> str:
@@ -71,7 +91,7 @@ def details(run: Run, result: Result) -> list[tuple[str, str]]:
     if statement is not None:
         found += [("contract", statement.promise), ("source", "\n".join(sources.explained(statement.source)))]
     found += answered_by(run, result)
-    return [*found, ("rerun", rerun(run, result.item)), ("explain", f"rankproof explain {result.id}")]
+    return [*found, ("rerun", rerun(run, result)), ("explain", f"rankproof explain {result.id}")]
 
 
 def answered_by(run: Run, result: Result) -> list[tuple[str, str]]:

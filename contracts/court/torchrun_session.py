@@ -26,13 +26,14 @@ _PLACE = (
 
 
 def environment() -> dict[str, str]:
-    """The environment of this process without its rank and without options for another pytest, with one thread."""
+    """The environment of this process without its rank and without options or plugins for another pytest, with one
+    thread."""
     outside = {
         name: value
         for name, value in os.environ.items()
         if name not in (*_PLACE, "PYTEST_ADDOPTS", "PYTEST_PLUGINS") and not name.startswith("TORCHELASTIC_")
     }
-    return {"OMP_NUM_THREADS": "1", **outside}
+    return {"OMP_NUM_THREADS": "1", **outside, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
 
 
 def command(ranks: int, arguments: Sequence[str], *, restarts: int = RESTARTS) -> tuple[str, ...]:
@@ -57,7 +58,7 @@ def run(
         report = Path(folder, "report.xml")
         for name, text in {"test_ranks.py": tests, **(beside or {})}.items():
             Path(folder, name).write_text(text, encoding="utf-8")
-        words = ["-q", "-c", os.devnull, f"--rootdir={folder}", "--disable-plugin-autoload", "-p", "no:cacheprovider"]
+        words = ["-q", "-c", os.devnull, f"--rootdir={folder}", "-p", "no:cacheprovider"]
         limits = [f"--dist-timeout={limit_s}", f"--dist-out={folder}/ranks"] if plugin else []
         asked = command(ranks, [f"{folder}/test_ranks.py", *words, *plugin, *limits, f"--junitxml={report}"],
                         restarts=restarts)  # fmt: skip

@@ -43,12 +43,15 @@ def verdict(run: Run, today: datetime.date) -> Verdict:
     unfit = {each.id: each.words for each in run.unfit if each.id in planned}
     # No result of an unfit contract is believed, whether it says holds or violated.
     results = [not_judged(result.item, unfit[result.id]) if result.id in unfit else result for result in results]
+    later = {*run.plan.added}
     faults += _deviation_faults(run, results, today)
     valid = in_force(run.deviations, run.header.device, today)
     results = [declared(result, valid) for result in results]
     if run.baseline is not None:
         results, lost = _compared(run, run.baseline, results)
         faults += lost
+    added = tuple(result for result in results if str(result.item) in later)
+    results = [result for result in results if str(result.item) not in later]
     faults += _claim_faults(run, results)
     faults += _suite_faults(run)
     counts = Counter(result.outcome for result in results)
@@ -60,6 +63,7 @@ def verdict(run: Run, today: datetime.date) -> Verdict:
         faults=tuple(faults),
         counts={outcome: counts[outcome] for outcome in OUTCOMES},
         unfit=tuple(unfit),
+        added=added,
     )
 
 
@@ -126,7 +130,11 @@ def _by_plan(run: Run) -> tuple[list[Result], list[Fault]]:
 
 def _deviation_faults(run: Run, results: list[Result], today: datetime.date) -> list[Fault]:
     words = []
+    later = {*run.plan.added}
     for deviation in run.deviations:
+        about = [result for result in results if covers(deviation, result.item)]
+        if about and all(str(result.item) in later for result in about):
+            continue  # it forgives what is not counted
         entry = f"deviation {deviation.id}[{deviation.case}]"
         if expired(deviation, today):
             words.append(f"{entry} expired on {deviation.expires}; mend it or argue for a new date")

@@ -73,6 +73,7 @@ class Gate:
     proof: str = ""
     unfit: Mapping[str, str] = field(default_factory=dict)
     baseline: Baseline | None = None
+    changed: str = ""
 
     def open(self, folder: Path | None) -> None:
         """Write header and plan before anything runs, and the contracts without a check, whose outcome is known."""
@@ -198,6 +199,7 @@ class Gate:
             proof=self.proof,
             device=device_of(self.plan),
             ranks=here().world,
+            changed=self.changed,
         )
         return fit(header, self.known)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import importlib
 import inspect
 import shlex
@@ -105,7 +106,10 @@ def _load(name: str) -> Party:
     if head and rest:
         return _imported(name, head, rest)
     known = ", ".join([*BY_NAME, "megatron==VERSION", "launched:COMMAND", "package.module:Name"])
-    raise refuse("stack", name, "is not a stack", f"use one of {known}")
+    near = difflib.get_close_matches(name.partition("==")[0].lower(), BY_NAME, n=1)
+    module, _, attribute = name.rpartition(".")
+    meant = f"{near[0]!r}" if near else f"'{module}:{attribute}'" if module and attribute.isidentifier() else ""
+    raise refuse("stack", name, "is not a stack", f"use one of {known}{f'; did you mean {meant}?' if meant else ''}")
 
 
 def assistants(subject: Party, named: tuple[str, ...], *, quick: bool) -> tuple[tuple[str, Party], ...]:
@@ -182,7 +186,7 @@ def _imported(name: str, module: str, attribute: str) -> Party:
     try:
         if isinstance(party, type):
             party = party()
-        _introduced(name, party)
+        introduced(name, party)
     except (Refused, Unreachable, Overdue, KeyboardInterrupt):
         raise
     except BaseException as error:
@@ -191,7 +195,7 @@ def _imported(name: str, module: str, attribute: str) -> Party:
     return made
 
 
-def _introduced(name: str, party: object) -> None:
+def introduced(name: str, party: object) -> None:
     """Refuse a party that does not say properly who it is; every fault at once."""
     missing = [each for each in ("name", "version", "offers", "layouts", "labels") if not hasattr(party, each)]
     if missing:

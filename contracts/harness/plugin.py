@@ -12,7 +12,6 @@ import datetime
 import importlib.util
 import json
 import os
-import re
 import sys
 from collections.abc import Generator
 from dataclasses import replace
@@ -20,19 +19,21 @@ from pathlib import Path
 
 import pytest
 
+from contracts import testing
 from contracts.contract import LAW
 from contracts.court import deviations, profiles, record, report
 from contracts.court.baseline import baseline
-from contracts.court.judge import DEADLINE_S
-from contracts.court.profiles import NAMED, ONE_PROCESS
+from contracts.court.judge import DEADLINE_S, NO_TORCH
+from contracts.court.profiles import ONE_PROCESS
 from contracts.court.verdict import verdict
-from contracts.harness import kill_matrix, parties
+from contracts.harness import kill_matrix, law_release, parties, touched
 from contracts.harness.gate import Gate
 from contracts.instruments.ranks import here
 from contracts.spec import codec
 from contracts.spec.errors import Refused, Unreachable, refuse
 from contracts.spec.party import abilities_of
-from contracts.spec.records import Item, Result, Verdict
+from contracts.spec.records import Deviation, Item, Result, Verdict
+from contracts.spec.stack import Party
 
 # Only where torchrun has started several ranks: in one process the ranks plugin would have nothing to do.
 pytest_plugins = ["contracts.harness.ranks.plugin"] if int(os.environ.get("WORLD_SIZE") or 1) > 1 else []
@@ -47,42 +48,16 @@ NEEDS = {
     "gpu": "no contract of this profile is judged on a GPU",
     "dist": "no contract of this profile is judged by several ranks",
 }
-NO_TORCH = (
-    "torch is not installed, and without it no contract about numbers is judged: "
-    "in the checkout of rankproof run pip install '.[torch]'"
-)
 SLOW_S = 240.0  # for a contract whose compiler starts cold on every rank
 OWN_RANKS_S = 290.0  # for a GATE contract, which starts ranks of its own, one torchrun after the other
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    group = parser.getgroup("rankproof", "conformance of a training stack")
-    group.addoption("--stack", default="reference", help="the stack under test: a name or package.module:Name")
-    group.addoption("--with", dest="assistants", action="append", default=[], metavar="NAME",
-                    help="who answers what the stack does not (a launcher's parser); `none` for nobody")  # fmt: skip
-    profile = "dist" if here().world > 1 else ONE_PROCESS
-    group.addoption(
-        "--profile", default=profile, help=f"any of {', '.join(NAMED)}, ids and prefixes of ids [{profile}]"
-    )
-    group.addoption("--deviations", type=Path, help="TOML file of declared deviations")
-    group.addoption(
-        "--baseline", type=Path, metavar="RUN", help="an earlier record: what was judged there must be judged now"
-    )
-    group.addoption("--report", type=Path, metavar="DIR", help="write the run as JSON lines to DIR/run.jsonl")
-    group.addoption("--selftest", action="store_true", help="first judge the suite's own mutants")
-    group.addoption(
-        "--proof",
-        type=Path,
-        metavar="FILE",
-        help="kills.json of `rankproof selftest`, or its folder: contracts that failed there are not judged",
-    )
-    group.addoption("--deadline", type=float, default=DEADLINE_S, metavar="SECONDS", help="what one case may take")
-    group.addoption("--gate", action="store_true", help="let the verdict decide the exit code: incomplete is red")
+def pytest_addoption(pluginmanager: pytest.PytestPluginManager) -> None:
+    if not pluginmanager.has_plugin(testing.NAME):  # not installed, or plugins are not loaded by themselves
+        pluginmanager.register(testing, testing.NAME)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # `@` has no meaning in an expression of -k, and stands in the name of every case on a leaner recipe
-    config.option.keyword = re.sub(r"([^\s()]+)@([\w-]+)", r"(\1 and \2)", config.option.keyword)
     for tier, needs in {"unit": "one CPU process", "gpu": "one CUDA device", "dist": "several ranks"}.items():
         config.addinivalue_line("markers", f"{tier}: a contract or test that needs {needs}")
     config.addinivalue_line("markers", "slow: a contract or test of one CPU process that takes more than a few seconds")
@@ -104,35 +79,39 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     config = session.config
     if _judges(config):
         gate = _gate(config)
-        if config.getoption("selftest") and here().world > 1:
+        if config.getoption("rankproof_selftest") and here().world > 1:
             raise pytest.UsageError(
-                "--selftest runs in one process; for several ranks: rankproof selftest --profile dist"
+                "--rankproof-selftest runs in one process; for several ranks: rankproof selftest --profile dist"
             )
         try:
-            gate.open(config.getoption("report") if here().rank == 0 else None)
+            gate.open(testing.setting(config, "report") if here().rank == 0 else None)
         except Refused as error:
             raise pytest.UsageError(str(error)) from error
-        if config.getoption("selftest"):
+        if config.getoption("rankproof_selftest"):
             gate.prove_the_suite()
         config.pluginmanager.register(_Collector(gate), "rankproof-collector")
 
 
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "promise" not in metafunc.fixturenames:
-        return
+def parametrize(metafunc: pytest.Metafunc) -> None:
+    """Give a test of `contracts.harness.suite` the planned cases of its tier."""
     tier = metafunc.function.__name__.removeprefix("test_")
     gate = _gate(metafunc.config)
     items = [i for i in gate.plan.items if i.id in LAW.contracts and LAW.contracts[i.id].tier == tier]
     if not items:
-        marks = (getattr(pytest.mark, tier), pytest.mark.skip(reason=NEEDS[tier]))
-        metafunc.parametrize("promise", [pytest.param(None, marks=marks, id="nothing")])
+        nothing = (getattr(pytest.mark, tier), pytest.mark.skip(reason=NEEDS[tier]))
+        metafunc.parametrize(testing.CASE, [pytest.param(None, marks=nothing, id="nothing")])
         return
-    unjudged = () if _gating(metafunc.config) or importlib.util.find_spec("torch") else (pytest.mark.skip(NO_TORCH),)
+    unjudged = () if testing.gating(metafunc.config) else without_torch()
     each = []
     for item in items:
         marks = (*_marks(gate, item), *(unjudged if LAW.contracts[item.id].of_numbers else ()))
         each.append(pytest.param(item, marks=marks, id=f"{item.id}-{item.case}"))
-    metafunc.parametrize("promise", each, indirect=True)
+    metafunc.parametrize(testing.CASE, each, indirect=True)
+
+
+def without_torch() -> tuple[pytest.MarkDecorator, ...]:
+    """The mark of a contract about numbers where torch is not installed."""
+    return () if importlib.util.find_spec("torch") else (pytest.mark.skip(NO_TORCH),)
 
 
 def _marks(gate: Gate, item: Item) -> tuple[pytest.MarkDecorator, ...]:
@@ -150,31 +129,32 @@ def _marks(gate: Gate, item: Item) -> tuple[pytest.MarkDecorator, ...]:
     return (pytest.mark.dist(world=contract.ranks(item.case), timeout=limit), *slow)
 
 
-@pytest.fixture
-def promise(request: pytest.FixtureRequest) -> Promise:
-    """One planned case, ready to be judged on the stack under test."""
+def promise_of(request: pytest.FixtureRequest) -> Promise:
+    """The fixture `rankproof_case`."""
     return Promise(_gate(request.config), request.param, request.node)
 
 
 class Promise:
-    """One planned case as a test."""
+    """One planned case as a test, which calls it."""
 
-    def __init__(self, gate: Gate, item: Item, node: pytest.Item) -> None:
+    def __init__(self, gate: Gate, item: Item, node: pytest.Item | None = None) -> None:
         self._gate, self._item, self._node = gate, item, node
 
-    def keep(self) -> None:
+    def __call__(self) -> None:
         """Judge it. The test's report carries the result, and pytest's outcome follows from it."""
         result = self._gate.judge(self._item)
-        self._node.user_properties.append((PROPERTY, codec.dumps(result)))
+        if self._node is not None:  # a test of the session's plan, and not one of a project's own
+            self._node.user_properties.append((PROPERTY, codec.dumps(result)))
         told = report.details(self._gate.run(), result)
         words = "\n".join(f"{label:>12}  " + text.replace("\n", f"\n{'':14}") for label, text in told)
         if result.outcome == "violated":
             declared = self._gate.declared(result)
             if declared is not None:
                 pytest.xfail(f"declared by {declared.owner} until {declared.expires}: {declared.reason}")
-            pytest.fail(f"{result.item} is violated\n{words}", pytrace=False)
+            # The first line is all that pytest's short summary shows; the test's name has the item.
+            pytest.fail(f"violated: {result.words.splitlines()[0]}\n{result.item} is violated\n{words}", pytrace=False)
         if result.outcome == "broken":
-            pytest.fail(f"{result.item} is broken: {result.words}\n{words}", pytrace=False)
+            pytest.fail(f"broken: {result.words}\n{words}", pytrace=False)
         if result.outcome != "holds":
             pytest.skip(f"{result.outcome}: {result.words}")
 
@@ -189,7 +169,7 @@ class _Collector:
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         for node in session.items:
-            item = getattr(node, "callspec", None) and node.callspec.params.get("promise")  # type: ignore[attr-defined]
+            item = getattr(node, "callspec", None) and node.callspec.params.get(testing.CASE)  # type: ignore[attr-defined]
             if isinstance(item, Item):
                 self._items[node.nodeid] = item
 
@@ -231,7 +211,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
         return  # no footer: the record stays unfinished and is refused by every reader
     judged = config.stash[GATE].close()
     config.stash[VERDICT] = judged
-    if config.getoption("gate") and judged.exit_code:
+    if config.getoption("rankproof_gate") and judged.exit_code:
         session.exitstatus = judged.exit_code
 
 
@@ -242,19 +222,15 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     terminalreporter.section("rankproof")
     for fault in judged.faults:
         terminalreporter.write_line(f"fault ({fault.kind}): {fault.words}")
-    folder = config.getoption("report")
+    folder = testing.setting(config, "report")
     if folder is not None:
         terminalreporter.write_line(f"record: {folder / 'run.jsonl'}; read it with `rankproof report {folder}`")
     terminalreporter.write_line(report.headline(judged))
 
 
-def _gating(config: pytest.Config) -> bool:
-    return bool(config.getoption("gate") or config.getoption("report"))
-
-
 def _judges(config: pytest.Config) -> bool:
     """Whether this process draws the verdict: not a worker of xdist, but every rank, so that all end with one code."""
-    return _gating(config) and not hasattr(config, "workerinput")
+    return testing.gating(config) and not hasattr(config, "workerinput")
 
 
 def _gate(config: pytest.Config) -> Gate:
@@ -264,31 +240,64 @@ def _gate(config: pytest.Config) -> Gate:
     import contracts.checks  # all contracts; imported here, so that `pytest --help` does not read them
 
     assert contracts.checks
-    name, declared, seconds = (config.getoption(option) for option in ("stack", "deviations", "deadline"))
+    profile = testing.setting(config, "profile") or ("dist" if here().world > 1 else ONE_PROCESS)
+    name = testing.setting(config, "stack") or "reference"
+    given, compared = testing.setting(config, "proof"), testing.setting(config, "baseline")
     try:
-        if seconds <= 0:
-            raise refuse("deadline", seconds, "is not a time", "give the seconds that one case may take")
+        seconds = deadline_of(config)
         subject = parties.load(name, deadline_s=seconds)
-        quick = not config.getoption("gate")
-        plan = profiles.plan(LAW, config.getoption("profile"), abilities_of(subject))
-        given = config.getoption("proof")
+        quick = not config.getoption("rankproof_gate")
+        plan = profiles.plan(LAW, profile, abilities_of(subject))
+        if (release := testing.setting(config, "law")) is not None:
+            plan = law_release.pinned(LAW, plan, law_release.load(release))
+        if here().world > 1:
+            plan = profiles.of_several_ranks(LAW, plan)
+        earlier, closing = (None, None) if compared is None else record.load(compared)
+        words = ""
+        if (of := testing.setting(config, "changed")) is not None:
+            places = {} if earlier is None else earlier.header.subject.places
+            plan, words = touched.first(plan, subject, touched.changed(of), places)
         proved = None if given is None else kill_matrix.load(given)
         gate = Gate(
             subject=subject,
             origin=name,
-            assistants=parties.assistants(subject, tuple(config.getoption("assistants")), quick=quick),
-            profile=config.getoption("profile"),
-            plan=plan if here().world == 1 else profiles.of_several_ranks(LAW, plan),
-            deviations=() if declared is None else deviations.load(declared),
+            assistants=assistants_of(config, subject, quick=quick),
+            profile=profile,
+            plan=plan,
+            changed=words,
+            deviations=deviations_of(testing.setting(config, "deviations")),
             deadline_s=seconds,
             proof="" if proved is None else proved.words(),
             unfit={} if proved is None else proved.unfit(LAW),
         )
-        if config.getoption("baseline") is not None and _judges(config):
-            earlier, closing = record.load(config.getoption("baseline"))
+        if earlier is not None and closing is not None and _judges(config):
             judged = verdict(earlier, datetime.datetime.fromisoformat(closing.finished).date())
             gate.baseline = baseline(earlier, judged, gate.header)
     except (Refused, Unreachable) as error:
         raise pytest.UsageError(str(error)) from error
     config.stash[GATE] = gate
     return gate
+
+
+def deadline_of(config: pytest.Config) -> float:
+    """The seconds that one case may take.
+
+    Raises:
+        Refused: for what is no time.
+    """
+    given = testing.setting(config, "deadline")
+    try:
+        seconds = DEADLINE_S if given is None else float(given)
+    except ValueError:
+        seconds = 0.0
+    if not seconds > 0:
+        raise refuse("deadline", given, "is not a time", "give the seconds that one case may take")
+    return seconds
+
+
+def assistants_of(config: pytest.Config, subject: Party, *, quick: bool) -> tuple[tuple[str, Party], ...]:
+    return parties.assistants(subject, tuple(testing.setting(config, "with") or ()), quick=quick)
+
+
+def deviations_of(file: Path | None) -> tuple[Deviation, ...]:
+    return () if file is None else deviations.load(file)

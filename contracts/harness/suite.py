@@ -7,13 +7,13 @@ from __future__ import annotations
 from contracts.harness.plugin import Promise
 
 
-def test_unit(promise: Promise) -> None:
-    promise.keep()
+def test_unit(rankproof_case: Promise) -> None:
+    rankproof_case()
 
 
-def test_gpu(promise: Promise) -> None:
-    promise.keep()
+def test_gpu(rankproof_case: Promise) -> None:
+    rankproof_case()
 
 
-def test_dist(promise: Promise) -> None:
-    promise.keep()
+def test_dist(rankproof_case: Promise) -> None:
+    rankproof_case()

@@ -14,7 +14,7 @@ from torch import Tensor
 from contracts.spec import violations
 from contracts.spec.array import Array, Arrays, Element
 from contracts.spec.records import Violation
-from contracts.spec.tolerance import Tolerance
+from contracts.spec.tolerance import Tolerance, here
 
 
 def array(tensor: Tensor) -> Array:
@@ -61,6 +61,7 @@ def difference(
     left, right = (each if isinstance(each, Tensor) else tensor(each) for each in (got, want))
     if left.shape != right.shape:
         return f"{what} has shape {tuple(left.shape)}, expected {tuple(right.shape)}"
+    tolerance = here(tolerance)
     if not left.is_floating_point() or tolerance.bound == 0:
         unequal = left != right
         if not bool(unequal.any()):

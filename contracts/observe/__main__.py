@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contracts.harness.commands.observe import observe
-
 if __name__ == "__main__":
+    from contracts.harness.commands.observe import observe  # the harness stands above this package
+
     observe(prog_name="python -m contracts.observe")

@@ -226,11 +226,11 @@ class Recorder:
         indices = [torch.arange(size) for size in output.shape]
         if tuple(output.shape[:lead]) == self.tokens:
             indices[0] = self.rows
-            return (Piece(start=0, indices=tuple(indices)),), True
+            return (Piece(start=0, indices=tuple(indices), coarse=True),), True
         flat = count * self.tokens[1] if lead > 1 else 0
         if lead > 1 and output.dim() > 0 and output.shape[0] == flat and flat != count:
             indices[0] = ((self.rows[:, None] + torch.arange(self.tokens[1])).reshape(-1)) & _POSITIVE
-            return (Piece(start=0, indices=tuple(indices)),), True
+            return (Piece(start=0, indices=tuple(indices), coarse=True),), True
         return (Piece(start=0, indices=tuple(indices)),), False
 
     # steps
@@ -402,7 +402,8 @@ class Recorder:
                     state = optimizer.state.get(parameter, {}) if hasattr(optimizer, "state") else {}
                     for key, value in state.items():
                         if isinstance(value, Tensor) and value.shape == parameter.shape and value.is_floating_point():
-                            self._tensor("moment", f"{name} {key}", self._held(parameter, value), name=name, moment=key)
+                            shown = self._held(parameter, value)
+                            self._tensor("moment", f"{name} {key}", shown, name=name, moment=key, sketched=False)
             self.stepped = True
             self.writer.flush()
 
@@ -437,9 +438,11 @@ class Recorder:
         number = None
         if sketched and mine.first and math.isfinite(squares):
             number = self.writer.sketch(sketch(label, local, mine.pieces))
+        # a batch has its rows in another order on another layout: its bits say nothing
+        bits = "" if more.get("batched") else f"{fingerprint(label, local, mine.pieces):016x}"
         return self.writer.add(
             kind, step=self.step, shape=list(mine.shape), dtype=_dtype(local), part=mine.part, partial=mine.partial,
-            bits=f"{fingerprint(label, local, mine.pieces):016x}", squares=_number(squares), sketch=number, **more,
+            bits=bits, squares=_number(squares), sketch=number, **more,
         )  # fmt: skip
 
     def _miss(self, what: str) -> None:
@@ -555,7 +558,10 @@ def _local(tensor: Any) -> Tensor:
 
 
 def _squares(local: Tensor) -> float:
-    return float(local.double().square().sum())
+    if not local.numel():
+        return 0.0
+    flat = local.float() if not local.is_floating_point() else local
+    return float(torch.linalg.vector_norm(flat, dtype=torch.float64)) ** 2
 
 
 def _number(value: float) -> float | str:

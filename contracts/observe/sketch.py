@@ -15,7 +15,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-BUCKETS = 1024
+BUCKETS, COARSE = 1024, 64
 _CHUNK = 1 << 18  # elements at a time: 2 MiB in float64
 _GOLDEN, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -28,10 +28,13 @@ class Piece:
     Args:
         start: where it begins in the flattened local tensor.
         indices: for each axis of the whole tensor the global indices that are held, int64; -1 for padding.
+        coarse: whether the leading axes together have 64 buckets instead of 1024, which is five times as fast where
+            there are many rows; the norm of a difference in a single column is then told to 9 % (one sigma).
     """
 
     start: int
     indices: tuple[Tensor, ...]
+    coarse: bool = False
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -63,6 +66,15 @@ def sketch(name: str, local: Tensor, pieces: Iterable[Piece]) -> Tensor:
         values = flat[piece.start : piece.start + piece.numel].view(len(rows[0]), len(columns[0]))
         (row_at, row_sign), (column_at, column_sign) = _on(flat.device, rows), _on(flat.device, columns)
         height = max(1, _CHUNK // max(1, len(column_at)))
+        kinds = COARSE if piece.coarse else BUCKETS
+        row_at = row_at % kinds
+        if len(row_at) > 2 * kinds:  # rows of one bucket are added up first, by whole rows
+            gathered = values.new_zeros(kinds, len(column_at), dtype=torch.float64)
+            for top in range(0, len(row_at), height):
+                part = slice(top, top + height)
+                gathered.index_add_(0, row_at[part], values[part].double().mul_(row_sign[part, None]))
+            values, row_at = gathered, torch.arange(kinds, device=flat.device)
+            row_sign = torch.ones(kinds, dtype=torch.float64, device=flat.device)
         for top in range(0, len(row_at), height):
             part = slice(top, top + height)
             at = (row_at[part, None] + column_at) % BUCKETS

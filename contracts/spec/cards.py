@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from contracts.spec.capacity import Card, Fit, FitWord, Measured
 from contracts.spec.errors import Refusals, refuse
 
@@ -11,6 +13,11 @@ CARDS = {
     "h200": Card(name="h200", usable_bytes=141_000_000_000),
     "h100": Card(name="h100", usable_bytes=80_000_000_000),
 }
+DEVICES = {
+    "a100": "sm_80", "ampere": "sm_80", "h100": "sm_90", "h200": "sm_90", "hopper": "sm_90", "b200": "sm_100",
+    "gb10": "sm_121",
+}  # fmt: skip
+"""Cards and architectures → what the driver calls the device. Blackwell is several."""
 REFUSED_ABOVE = 95  # per cent of the usable bytes
 WARNED_ABOVE = 90  # less than 10 % of headroom
 SETTLED_STEP = 100  # allocations may still grow before it, so a peak measured earlier proves no fit
@@ -23,8 +30,21 @@ def card(name: str) -> Card:
         Refused: for a name that is not a card; a host or a box is not one.
     """
     if name not in CARDS:
-        raise refuse("card", name, "is not a card", f"use one of {', '.join(CARDS)}, or give its bytes")
+        raise refuse("card", name, "is not a card", f"use one of {', '.join(CARDS)}, or the GiB that a process may use")
     return CARDS[name]
+
+
+def device(name: str) -> str:
+    """What the driver calls a device: `sm_90` of `sm_90`, `sm90`, `h200` or `hopper`.
+
+    Raises:
+        Refused: for what names no device, such as a host or a family of several.
+    """
+    plain = name.strip().lower()
+    number = re.fullmatch(r"sm_?(\d{2,3}[a-z]?)", plain)
+    if number is None and plain not in DEVICES:
+        raise refuse("device", name, "is not a device", f"write sm_NN as the driver does, or {', '.join(DEVICES)}")
+    return DEVICES[plain] if number is None else f"sm_{number[1]}"
 
 
 def word(needed_bytes: int, card: Card) -> FitWord:

@@ -105,6 +105,15 @@ CONVENTIONS: Mapping[str, Convention] = {
         ),
         shown="megatron_first_step_has_no_rate",
     ),
+    "last-rate": _convention(
+        "which rate the last step of a run has",
+        ("min-lr", "min_lr, or the rate at which its schedule ends", "arXiv 1608.03983, eq. 5"),
+        (
+            "step-before",
+            "behind the warm-up each step has the rate of the step before: min_lr comes after the last step",
+            "torchtitan: LRSchedulersContainer, a virtual last step",
+        ),
+    ),
     "warm-up-from": _convention(
         "where a warm-up begins",
         ("zero", "at 0", "arXiv 1706.02677, section 2.2"),

@@ -19,9 +19,12 @@ def features(recipe: Recipe, execution: Execution | None = None, *, trains: bool
 
 
 def _of_model(recipe: Recipe) -> Iterator[str]:
-    letters = {*patterns.parse(recipe.pattern, recipe.depth).letters}
+    order = patterns.parse(recipe.pattern, recipe.depth).letters
+    letters = {*order}
     mixers = {"A": "attention", "M": "mamba", "R": "recurrent", "E": "mlp" if recipe.moe is None else "experts"}
     yield from (mixers[letter] for letter in letters)
+    paired = len(order) % 2 == 0 and "E" not in order[::2] and {*order[1::2]} == {"E"}
+    yield from _chosen(("unpaired", not paired))
     if "A" in letters:
         yield from _chosen(
             ("mla", recipe.mla is not None),
@@ -29,6 +32,8 @@ def _of_model(recipe: Recipe) -> Iterator[str]:
             ("dsa", recipe.dsa is not None),
             ("qk-norm", recipe.qk_norm),
         )
+    if "M" in letters:
+        yield from _chosen(("narrow-scan", recipe.mamba.heads * recipe.mamba.head_dim % recipe.hidden != 0))
     if "E" in letters:
         yield recipe.activation
         yield from _of_router(recipe.moe) if recipe.moe is not None else ()

@@ -72,7 +72,7 @@ class Result:
     `answered` maps each question to the party that answered it and how: `{"read_argv": "megatron 0.19.2
     (unpatched)"}`. `rank` is the rank that diverged first, where there are several. `violations` has everything that is
     wrong where the item is violated; `words` may be shorter. `lack` says whose lack it is where an item is not
-    offered.
+    offered. `dtype` is float32 where a case in float64 was put in float32, because the stack has no float64.
     """
 
     id: str
@@ -84,6 +84,7 @@ class Result:
     rank: int | None = None
     violations: tuple[Violation, ...] = ()
     lack: Lack | None = None
+    dtype: str = ""
 
     @property
     def item(self) -> Item:
@@ -153,6 +154,8 @@ class Header:
     device: Literal["", "cpu", "cuda"] = ""
     """Whether torch saw a CUDA device; empty in a record of an older suite."""
     ranks: int = 1
+    changed: str = ""
+    """Which change of the stack decided the order of the plan, and how many items it can touch."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,6 +193,14 @@ class Plan:
     """The statement of each planned id, so that a recorded run can be read without the suite that wrote it."""
     choices: tuple[Choice, ...] = ()
     claimed: tuple[str, ...] = ()
+    law: str = ""
+    """The frozen set that the verdict is about, with the beginning of its digest; empty for all that there is."""
+    added: tuple[str, ...] = ()
+    """Items that are not in that set: they are judged and not counted."""
+    gone: tuple[str, ...] = ()
+    """What that set names and the contracts have no more."""
+    reworded: tuple[str, ...] = ()
+    """Planned contracts whose statement is another than in that set."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -225,16 +236,26 @@ class Unfit:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Before:
+    """What became of an item in an earlier run, by the verdict on that run, and the seconds that it took there."""
+
+    outcome: Outcome
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
 class Baseline:
     """An earlier run with which this one is compared: what was judged there must be judged now.
 
     Args:
         of: the stack and the suite of that run, and when it began.
         judged: what held, was violated or deviated there.
+        before: every planned item of that run, by its name; empty in a record of an older suite.
     """
 
     of: str
     judged: tuple[Item, ...]
+    before: Mapping[str, Before] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -272,6 +293,8 @@ class Verdict:
     counts: Mapping[str, int]
     unfit: tuple[str, ...] = ()
     """Planned contracts that failed the suite's own test."""
+    added: tuple[Result, ...] = ()
+    """Results that are not counted: the frozen set of contracts does not have them."""
 
     @property
     def exit_code(self) -> int:

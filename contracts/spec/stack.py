@@ -261,9 +261,9 @@ class Question:
     of_numbers: bool = False
 
 
-NUMERIC = (Blocks, Training, Checkpointing, Compiling, Seams, Devices, Messaging, Rehearsing)
-"""The protocols whose answers are tensors; the answering side needs torch."""
-PROTOCOLS = (Stack, Machine, Installation, Evidence, Lifecycle, Capacity, *NUMERIC, World, Observing)
+NUMERIC = (Blocks, Training, Checkpointing, Compiling, Seams, Devices, Messaging, Rehearsing, Observing)
+"""The protocols whose answers are tensors, or are observed of tensors; the answering side needs torch."""
+PROTOCOLS = (Stack, Machine, Installation, Evidence, Lifecycle, Capacity, *NUMERIC, World)
 """Every protocol with questions to a stack."""
 
 

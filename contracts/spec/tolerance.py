@@ -7,6 +7,9 @@ masks: the 95th percentile in upstream Mamba-3 tests passes a zeroed token.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass
 
 
@@ -30,12 +33,38 @@ FLOAT32_TRANSFORMER = Tolerance(
 FLOAT32_MOMENTS = Tolerance(
     name="float32 moments", bound=4e-5, why="the square of a gradient is off by twice as much as the gradient"
 )
+FLOAT32_STEPS = Tolerance(
+    name="float32 steps", bound=5e-4, why="a move is the difference of two weights, each rounded to 2^-24 of itself"
+)
 BFLOAT16 = Tolerance(name="bfloat16", bound=1e-2, why="units of 2^-9 over sums accumulated in float32")
 BFLOAT16_MEAN = Tolerance(
     name="bfloat16 mean",
     bound=3e-2,
     why="a mean over hundreds of drawn values is small beside what was rounded in them",
 )
+
+_IN_FLOAT32: Mapping[str, Tolerance] = {FLOAT64.name: FLOAT32_TRANSFORMER, FLOAT64_SCAN.name: FLOAT32_STEPS}
+_narrow: ContextVar[bool] = ContextVar("narrow", default=False)
+
+
+@contextlib.contextmanager
+def in_float32() -> Iterator[None]:
+    """While the block runs, a case that asks in float64 is judged by what float32 gives."""
+    token = _narrow.set(True)
+    try:
+        yield
+    finally:
+        _narrow.reset(token)
+
+
+def here(tolerance: Tolerance) -> Tolerance:
+    """The tolerance of a comparison in the precision in which the stack is asked."""
+    return _IN_FLOAT32.get(tolerance.name, tolerance) if _narrow.get() else tolerance
+
+
+def within(float64: float, float32: float = FLOAT32_TRANSFORMER.bound) -> float:
+    """A bound on a number, in the precision in which the stack is asked."""
+    return float32 if _narrow.get() else float64
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import datetime
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from contracts.court import record
+from contracts.court.baseline import baseline, change
+from contracts.court.report import render
+from contracts.court.verdict import verdict
 from contracts.harness.cli import main
 from contracts.spec.records import Run
 from tests_unit._parties.running import BAD
@@ -72,3 +76,54 @@ def test_check_compares_and_the_record_carries_the_baseline(tmp_path: Path, capf
     assert rankproof("check", *asked, *item, "--report", tmp_path / "first", "--baseline", tmp_path / "first") == 2
     assert "where this run writes" in capfd.readouterr().err
     assert (tmp_path / "first" / "run.jsonl").exists()
+
+
+def since(before: Run, after: Run) -> Run:
+    there = verdict(before, TODAY)
+    return replace(after, baseline=baseline(before, there, replace(after.header, device=before.header.device)))
+
+
+@pytest.mark.unit
+def test_what_is_new_fixed_lost_and_slower_is_told_in_every_form() -> None:
+    """Slower needs both the ratio and the floor, and is never red."""
+    before = on_a_cpu(run(
+        ended("PAR-01", "a", "holds", seconds=1.0), ended("PAR-01", "b", "violated"), ended("PAR-01", "c", "holds"),
+        ended("PAR-01", "d", "holds", seconds=10.0), ended("PAR-01", "e", "holds", seconds=0.1),
+        ended("PAR-01", "f", "violated"), ended("PAR-01", "g", "holds"),
+    ))  # fmt: skip
+    after = on_a_cpu(run(
+        ended("PAR-01", "a", "holds", seconds=2.0), ended("PAR-01", "b", "holds"), ended("PAR-01", "c", "violated"),
+        ended("PAR-01", "d", "holds", seconds=19.9), ended("PAR-01", "e", "holds", seconds=1.0),
+        ended("PAR-01", "f", "violated"), ended("PAR-01", "g", "not offered"), ended("PAR-01", "h", "broken"),
+    ))  # fmt: skip
+    compared = since(before, after)
+    judged = verdict(compared, TODAY)
+    found = change(compared, judged)
+    assert found is not None
+    assert dict(found.told(9)) == {
+        "new": "PAR-01[c], PAR-01[h]", "fixed": "PAR-01[b]", "lost": "PAR-01[g] (not offered now)",
+        "slower": "PAR-01[a] 1 s → 2 s",
+    }  # fmt: skip
+    assert dict(found.told(1))["new"] == "PAR-01[c] and 1 more"
+    assert found.headline.endswith("2 new, 1 fixed, 1 lost, 1 slower")
+    assert json.loads(render(compared, judged, "json"))["compared"]["fixed"] == ["PAR-01[b]"]
+    for form in ("terminal", "markdown", "html"):
+        told = " ".join(render(compared, judged, form).split())
+        assert "2 new, 1 fixed, 1 lost, 1 slower" in told
+        assert "1 s → 2 s" in told
+    alone = since(on_a_cpu(run(ended("PAR-01", "a", "holds", seconds=1.0))),
+                  on_a_cpu(run(ended("PAR-01", "a", "holds", seconds=9.0))))  # fmt: skip
+    assert verdict(alone, TODAY).word == "conformant"
+
+
+@pytest.mark.unit
+def test_a_baseline_of_an_older_suite_still_says_what_is_lost() -> None:
+    compared = since(on_a_cpu(BEFORE), on_a_cpu(AFTER))
+    assert compared.baseline is not None
+    older = replace(compared, baseline=replace(compared.baseline, before={}))
+    assert change(older, verdict(older, TODAY)) is None
+    assert verdict(older, TODAY).word == verdict(compared, TODAY).word == "violated"
+
+
+def on_a_cpu(judged: Run) -> Run:
+    return replace(judged, header=replace(judged.header, device="cpu"))

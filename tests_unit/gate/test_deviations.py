@@ -63,8 +63,8 @@ def violated(id: str, case: str, *parts: Violation) -> Result:
     return Result(id=id, case=case, outcome="violated", words=parts[0].words, violations=parts)
 
 
-def ended(id: str, case: str, outcome: Outcome) -> Result:
-    return Result(id=id, case=case, outcome=outcome, words="some words")
+def ended(id: str, case: str, outcome: Outcome, seconds: float = 0.0) -> Result:
+    return Result(id=id, case=case, outcome=outcome, words="some words", seconds=seconds)
 
 
 ALIKE = run(violated("PAR-01", "tp2", WQ), violated("PAR-01", "ep2", WQ), violated("TOPO-02", "pp2", DP))

@@ -48,7 +48,9 @@ def test_a_fault_in_a_numeric_case_that_no_mutant_names_is_found(tmp_path: Path)
     from tests_unit._parties.planted import WHERE
 
     words = (*HERE, "-m", "unit", f"{LAW_S_TESTS}::test_the_reference_keeps_the_law[{WHERE.id}-{WHERE.case}]")
-    done = side_by_side({"sound": words, "planted": (*words, "--stack=tests_unit._parties.planted:Planted")}, tmp_path)
+    done = side_by_side(
+        {"sound": words, "planted": (*words, "--rankproof-stack=tests_unit._parties.planted:Planted")}, tmp_path
+    )
     assert done["sound"].returncode == 0, done["sound"].stdout
     assert "1 passed" in done["sound"].stdout
     assert done["planted"].returncode == 1, _said(done["planted"])
@@ -58,7 +60,7 @@ def test_a_fault_in_a_numeric_case_that_no_mutant_names_is_found(tmp_path: Path)
 
 def test_without_torch_the_numbers_are_skipped_with_that_reason(tmp_path: Path) -> None:
     words = ("pytest", "-q", "-rs", "-p", "no:cacheprovider", "--disable-plugin-autoload", "-m", "unit")
-    runs = {"all": words, "named": (*words, "--profile=BLK-03a,PAT-01a")}
+    runs = {"all": words, "named": (*words, "--rankproof-profile=BLK-03a,PAT-01a")}
     done = side_by_side(
         {name: (*each, "-k", "BLK-03a or PAT-01a") for name, each in runs.items()}, tmp_path, _=TORCHLESS
     )

@@ -36,8 +36,10 @@ PROJECT = {
     "test_law.py": 'from contracts.harness.suite import test_unit as test_law\n__all__ = ["test_law"]\n',
     "test_own.py": "import pytest\n@pytest.mark.unit\ndef test_of_the_project():\n    assert False, 'ours'\n",
 }
-PYTEST = ("pytest", "-q", "-p", "no:cacheprovider", "--disable-plugin-autoload", "--with=none")
-LAW_ALONE = (*PYTEST, "test_law.py", "--profile=TOPO-02", "--report=out")
+PYTEST = ("pytest", "-q", "-p", "no:cacheprovider", "--disable-plugin-autoload", "--rankproof-with=none")
+TOPO_02 = "--rankproof-profile=TOPO-02"
+GATE, STACK = "--rankproof-gate", "--rankproof-stack"
+LAW_ALONE = (*PYTEST, "test_law.py", TOPO_02, "--rankproof-report=out")
 CHECK = ("check", "--with", "none", "--report", "out", "--stack", f"{BAD}:ForgetsPipeline")
 PLANNED = 18  # TOPO-02, TOPO-02a and TOPO-02b with six cases each
 
@@ -89,18 +91,18 @@ FAULTY: dict[str, tuple[str, str]] = {  # file, words of its refusal
 }
 
 RUNS: dict[str, tuple[object, ...]] = {
-    "worker-dies": (*LAW_ALONE, "--gate", "-p", "xdist", "-n2", f"--stack={BAD}:EndsAWorker"),
-    "violated": (*LAW_ALONE, "--gate", f"--stack={BAD}:ForgetsPipeline"),
-    "violated-by-two": (*LAW_ALONE, "--gate", "-p", "xdist", "-n2", f"--stack={BAD}:ForgetsPipeline"),
-    "asked-of-nobody": (*LAW_ALONE, f"--stack={BAD}:ClaimsNothing"),
-    "asked-of-nobody-gating": (*LAW_ALONE, "--gate", f"--stack={BAD}:ClaimsNothing"),
-    "no-gate-no-report": (*PYTEST, "test_law.py", "--profile=TOPO-02", f"--stack={BAD}:ForgetsPipeline"),
-    "own-test-fails": (*PYTEST, "--profile=TOPO-02", "--gate"),
-    "xfail": (*LAW_ALONE, "--gate", "-rx", f"--stack={BAD}:ForgetsPipeline", "--profile=" + ITEM,
-              "--deviations=declared.toml"),
-    "bad-stack": (*LAW_ALONE, "--gate", "--stack=nobody"),
-    "bad-deadline": (*LAW_ALONE, "--gate", "--deadline=0"),
-    "bad-folder": (*PYTEST, "test_law.py", "--gate", "--profile=TOPO-02", "--report=test_law.py/out"),
+    "worker-dies": (*LAW_ALONE, GATE, "-p", "xdist", "-n2", f"{STACK}={BAD}:EndsAWorker"),
+    "violated": (*LAW_ALONE, GATE, f"{STACK}={BAD}:ForgetsPipeline"),
+    "violated-by-two": (*LAW_ALONE, GATE, "-p", "xdist", "-n2", f"{STACK}={BAD}:ForgetsPipeline"),
+    "asked-of-nobody": (*LAW_ALONE, f"{STACK}={BAD}:ClaimsNothing"),
+    "asked-of-nobody-gating": (*LAW_ALONE, GATE, f"{STACK}={BAD}:ClaimsNothing"),
+    "no-gate-no-report": (*PYTEST, "test_law.py", TOPO_02, f"{STACK}={BAD}:ForgetsPipeline"),
+    "own-test-fails": (*PYTEST, TOPO_02, GATE),
+    "xfail": (*LAW_ALONE, GATE, "-rx", f"{STACK}={BAD}:ForgetsPipeline", "--rankproof-profile=" + ITEM,
+              "--rankproof-deviations=declared.toml"),
+    "bad-stack": (*LAW_ALONE, GATE, f"{STACK}=nobody"),
+    "bad-deadline": (*LAW_ALONE, GATE, "--rankproof-deadline=0"),
+    "bad-folder": (*PYTEST, "test_law.py", GATE, TOPO_02, "--rankproof-report=test_law.py/out"),
     "killed": ("check", "--with", "none", "--report", "out", "--profile", "TOPO-02",
                "--stack", f"{BAD}:IsKilledHalfway"),
     **{f"deviations-{name}": (*CHECK, "--profile", profile, "--deviations", f"{name}.toml")
@@ -213,7 +215,7 @@ def test_a_declared_deviation_is_an_expected_failure_with_its_owner(runs: dict[s
     ("name", "words"),
     [
         ("bad-stack", "stack = 'nobody': is not a stack"),
-        ("bad-deadline", "deadline = 0.0: is not a time"),
+        ("bad-deadline", "deadline = '0': is not a time"),
         ("bad-folder", "cannot be written: Not a directory"),
     ],
 )
@@ -362,7 +364,7 @@ def _tier(id: str) -> str:
         ("TOPO-2", "TOPO-02"),
         ("PAT-01,TOPO-99", "TOPO-0"),
         ("TOPO-02[nobody]", "TOPO-02"),
-        ("topo-02", "launch"),
+        ("topo-02", "TOPO-02"),
     ],
 )
 def test_a_profile_that_selects_nothing_is_refused_with_the_nearest(profile: str, near: str) -> None:

@@ -60,35 +60,28 @@ class Flaky(Reference):
         return replace(built, dp=built.dp + 1) if self.asked == 1 else built
 """
 
-GATE = ("pytest", "-q", "-p", "no:cacheprovider", "--disable-plugin-autoload", "--gate", "--with=none", "--report=out")
+PLAIN = ("pytest", "-q", "-p", "no:cacheprovider", "--disable-plugin-autoload", "--rankproof-with=none")
+GATE = (*PLAIN, "--rankproof-gate", "--rankproof-report=out")
 CHECK = ("check", "--with", "none", "--report", "out")
 ONE = "TOPO-02[pp2-tp2-on-4]"
 EIGHT = ",".join(["PAT-01[nam56r]", "PAT-01[nam52]", *(f"ARGV-02[{case}]" for case in ("native", "author")), "PAT-10"])
 
 RUNS: dict[str, tuple[object, ...]] = {
-    "exit-5-forgiven-by-a-conftest": (*GATE, "--profile=TOPO-02", "-k", "no_such_test"),
-    "a-tier-missing": (*GATE, "--profile=full", "-m", "gpu"),
-    "folder-renamed": (*GATE, "--profile=TOPO-02", "tests_that_were_here"),
-    "folder-emptied": (*GATE, "--profile=TOPO-02", "empty"),
+    "exit-5-forgiven-by-a-conftest": (*GATE, "--rankproof-profile=TOPO-02", "-k", "no_such_test"),
+    "a-tier-missing": (*GATE, "--rankproof-profile=full", "-m", "gpu"),
+    "folder-renamed": (*GATE, "--rankproof-profile=TOPO-02", "tests_that_were_here"),
+    "folder-emptied": (*GATE, "--rankproof-profile=TOPO-02", "empty"),
     "never-triggered": ("report", "out"),
     "profile-misspelt": (*CHECK, "--profile", "lanch"),
     "option-misspelt": (*CHECK, "--profil", "launch"),
     "deviations-misspelt": (*CHECK, "--deviations", "deviatoins.toml"),
-    "one-deselected": (*GATE, "--profile=TOPO-02", "-k", "not pp13"),
+    "one-deselected": (*GATE, "--rankproof-profile=TOPO-02", "-k", "not pp13"),
     "prerequisite-missing": (*CHECK, "--profile", "PAT-10"),
     "six-of-eight-skipped": (*CHECK, "--profile", EIGHT, "--form", "json"),
-    "return-instead-of-skip": (*GATE, "--profile=DEMO-01"),
-    "retried": (*GATE, f"--profile={ONE}", "--stack=flaky:Flaky"),
-    "retried-never": (*GATE, f"--profile={ONE}", "--stack=flaky:Flaky"),
-    "not-gating": (
-        "pytest",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "--disable-plugin-autoload",
-        "--with=none",
-        "--profile=PAT-10",
-    ),
+    "return-instead-of-skip": (*GATE, "--rankproof-profile=DEMO-01"),
+    "retried": (*GATE, f"--rankproof-profile={ONE}", "--rankproof-stack=flaky:Flaky"),
+    "retried-never": (*GATE, f"--rankproof-profile={ONE}", "--rankproof-stack=flaky:Flaky"),
+    "not-gating": (*PLAIN, "--rankproof-profile=PAT-10"),
     "addopts": (*CHECK, "--profile", "TOPO-02"),
 }
 

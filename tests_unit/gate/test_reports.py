@@ -14,6 +14,7 @@ from contracts.court.report import FILES, files, render
 from contracts.court.telling import place, rerun
 from contracts.court.verdict import verdict
 from contracts.spec.records import Form, Run, Verdict
+from tests_unit.gate import _reported
 from tests_unit.gate._reported import GREEN, ITEM, RED, colourful, sick
 
 pytestmark = pytest.mark.unit
@@ -107,7 +108,14 @@ def test_a_terminal_lists_every_item_where_it_is_asked_to() -> None:
 
 
 def test_a_command_to_run_again_keeps_who_assisted() -> None:
-    assert rerun(RED, ITEM) == "rankproof check --stack fork.gate:Stack --with none --profile 'TOPO-02[pp4]'"
+    assert (
+        rerun(RED, next(each for each in RED.results if each.item == ITEM))
+        == "rankproof check --stack fork.gate:Stack --with none --profile 'TOPO-02[pp4]'"
+    )
+    lacking = _reported.result(
+        "PAT-10", "nam52", "not run", "nobody answers read_pattern: make it and ask it by --with megatron"
+    )
+    assert rerun(RED, lacking).endswith("--with none --with megatron --profile 'PAT-10[nam52]'")
 
 
 @pytest.mark.parametrize("run", [sick(20_000), colourful(2000)], ids=["sick", "colourful"])

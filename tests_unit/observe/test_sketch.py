@@ -158,3 +158,19 @@ def test_hashes_depend_on_the_counter_alone_and_are_those_of_splitmix64() -> Non
 def test_an_integer_tensor_and_a_scalar_have_sketches() -> None:
     assert norm(sketch("n", torch.tensor(3), whole(()))) == 3.0
     assert norm(sketch("n", torch.zeros(0, 4), whole((0, 4)))) == 0.0
+
+
+def test_a_coarse_sketch_adds_up_over_rows_and_tells_the_norm() -> None:
+    tensor = _drawn((300, 4, 8), 5)  # more rows than buckets, so that they are added up first
+    axes = [torch.arange(size) for size in tensor.shape]
+    want = sketch("out", tensor, [Piece(start=0, indices=tuple(axes), coarse=True)])
+    total = torch.zeros(BUCKETS, dtype=torch.float64)
+    for rows in (axes[0][::7], axes[0][torch.arange(300) % 7 != 0]):
+        total += sketch("out", tensor[rows], [Piece(start=0, indices=(rows, *axes[1:]), coarse=True)])
+    few, rest = axes[0][:1], axes[0][1:]  # few rows are hashed one by one, into the same buckets
+    one, more = (
+        sketch("out", tensor[rows], [Piece(start=0, indices=(rows, *axes[1:]), coarse=True)]) for rows in (few, rest)
+    )
+    torch.testing.assert_close(one + more, want)
+    torch.testing.assert_close(total, want)
+    assert 0.8 < norm(want) / float(tensor.norm()) < 1.25

@@ -10,7 +10,7 @@ from contracts.checks._support.recipes import DENSE, SMALL_MLA
 from contracts.contract import contract
 from contracts.spec.array import Array
 from contracts.spec.recipe import Mhc, Mode, Moe, Mtp, Recipe
-from contracts.spec.tolerance import EXACT
+from contracts.spec.tolerance import EXACT, FLOAT64
 from contracts.spec.training import Parameter, Precision, Tokens, Training
 
 _SIGMOID = Moe(
@@ -179,3 +179,36 @@ def recomputation_changes_nothing(stack: Training, recipe: Recipe, mode: Mode, p
         assert run.losses == kept.losses, f"recompute set by {asked}: losses are {run.losses}, kept {kept.losses}"
         missing = kept.gradients.keys() - run.gradients.keys()
         assert not missing, f"recompute set by {asked}: {', '.join(sorted(missing))} have no gradient"
+
+
+WATCHED: dict[str, tuple[Recipe, Mode]] = {
+    "streams-and-depths": (replace(EVERYTHING, moe=_SIGMOID), "nemo_native"),
+    "custom-mixers": (WHOLE, "author_dp"),
+    "dense": (replace(DENSE, depth=3), "nemo_native"),
+}
+
+
+@contract("BLK-07d", asks=("initial", "run_model"), cases=WATCHED, needs={"": (), "custom-mixers": ("mamba",)},
+          sheds=("packed",), source="F13; F15")  # fmt: skip
+def a_pass_that_only_looks_is_the_one_that_trains(stack: Training, recipe: Recipe, mode: Mode) -> None:
+    """A pass without gradients has the logits, losses and counters of a pass with them, before it and behind it.
+
+    A validation loss is compared with a training loss. Noise, capacity or a kernel that depends on whether gradients
+    are wanted makes them losses of two models, and a mode that nobody sets back stays.
+    """
+    weights, tokens = drawn_weights(stack, recipe, mode=mode), batch(recipe)
+    before, trained, behind = (
+        one_pass(stack, recipe, weights, tokens, backward=backward, mode=mode) for backward in (False, True, False)
+    )
+    for when, looked in (("before", before), ("behind", behind)):
+        words = instruments.numerics.difference(f"{when} a pass with gradients logits", looked.logits, trained.logits,
+                                                FLOAT64)  # fmt: skip
+        assert not words, words
+        for name, loss in trained.losses.items():
+            found = looked.losses.get(name, float("nan"))
+            assert abs(found - loss) <= 1e-12 * max(1.0, abs(loss)), (
+                f"{when} a pass with gradients {name} is {found:.10g}, with them {loss:.10g}"
+            )
+        words = instruments.numerics.differences(f"{when} a pass with gradients the counter", looked.seen,
+                                                 trained.seen, EXACT)  # fmt: skip
+        assert not words, words

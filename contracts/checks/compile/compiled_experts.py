@@ -136,11 +136,11 @@ def _three_runs(stack: Stack, asked: BlockCase, backend: Backend) -> tuple[Block
 def _excess_error(exact: BlockRun, eager: BlockRun, compiled: BlockRun) -> str:
     numerics, policy = instruments.numerics, instruments.half_precision
     want, control = numerics.tensor(exact.y), numerics.tensor(eager.y)
-    words = policy.excess_error("compiled y", compiled.y, want, control, HALF_OUTPUT)
+    words: str = policy.excess_error("compiled y", compiled.y, want, control, HALF_OUTPUT)
     wants, controls = numerics.tensors(exact.gradients), numerics.tensors(eager.gradients)
-    return words or policy.named_excess_error(
-        "compiled gradient of", compiled.gradients, wants, controls, HALF_GRADIENT
-    )
+    if not words:
+        words = policy.named_excess_error("compiled gradient of", compiled.gradients, wants, controls, HALF_GRADIENT)
+    return words
 
 
 def _moe(asked: BlockCase) -> Moe:

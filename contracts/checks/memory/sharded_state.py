@@ -33,6 +33,7 @@ PLANS: dict[str, tuple[Recipe, Execution, int]] = {  # recipe, execution, rank
     "borrowed-tp2-sp-ep4-fsdp4": (LETTERS, borrowed(8, tp=2, sp=True, ep=4, etp=1, fsdp=True), 7),
     "borrowed-tp2-sp-ep2-etp2-fsdp": (LETTERS, borrowed(8, tp=2, sp=True, ep=2, etp=2, fsdp=True), 1),
     "borrowed-cp2-fsdp4": (LETTERS, borrowed(8, cp=2, fsdp=True), 3),
+    "pp2-fsdp2": (EIGHT_LETTERS, replace(own_axis(4, pp=2, fsdp=True), microbatches=2), 1),
     "pp2-tp2-sp": (EIGHT_LETTERS, replace(own_axis(4, pp=2, tp=2, sp=True), microbatches=2), 0),
     "pp2-tp2-sp-last": (EIGHT_LETTERS, replace(own_axis(4, pp=2, tp=2, sp=True), microbatches=2), 3),
     "muon-fsdp8": (replace(LETTERS, optim=replace(LETTERS.optim, rule="muon")), own_axis(8, fsdp=True), 0),

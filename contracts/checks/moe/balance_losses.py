@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from math import log
+from math import exp, log
 
 from contracts import instruments
 from contracts.checks._support import expert_calls
@@ -187,13 +187,15 @@ def a_second_call_counts_nothing_twice(stack: Blocks, moe: Moe) -> None:
     assert not words, f"in the second call {words}"
 
 
-# Numbers that bfloat16 does not hold. Two of twelve at ln 7, ten at 0: P = 7/24 each, so 12 · (1/2 · 7/24 · 2) = 7/2.
-# Sigmoids of ln 4 and -ln 4 are 4/5 and 1/5: P = 0.8 / 3.6 = 2/9, so 12 · 2/9 = 8/3. The z loss is that of a sum of 24.
+# Logits that bfloat16 holds, as it does the router's weights then, and exponentials that it does not. Two of twelve at
+# 2, ten at 0: P = e² / (2e² + 10) each, f = 1/2, so 12 P. Two sigmoids of 2 beside ten of -2 have the same P, since one
+# sigmoid is e² times the other. The z loss is that of a sum of 2e² + 10.
+P_HALF, SUM = exp(2) / (2 * exp(2) + 10), 2 * exp(2) + 10
 IN_HALF: dict[str, tuple[str, Moe, list[list[list[float]]], float]] = {
-    "softmax": ("aux", TWO, [_onto((3, 11), log(7))], 7 / 2),
-    "sigmoids": ("aux", TWO_SIGMOIDS, [_onto((0, 7), log(4), -log(4))], 8 / 3),
-    "z": ("z", TWO, [_onto((3, 11), log(7))], log(24) ** 2),
-    "z-of-sigmoids": ("z", replace(TWO_SIGMOIDS, z_loss=1e-3), [_onto((0, 7), log(7))], log(24) ** 2),
+    "softmax": ("aux", TWO, [_onto((3, 11), 2.0)], 12 * P_HALF),
+    "sigmoids": ("aux", TWO_SIGMOIDS, [_onto((0, 7), 2.0, -2.0)], 12 * P_HALF),
+    "z": ("z", TWO, [_onto((3, 11), 2.0)], log(SUM) ** 2),
+    "z-of-sigmoids": ("z", replace(TWO_SIGMOIDS, z_loss=1e-3), [_onto((0, 7), 2.0)], log(SUM) ** 2),
 }
 
 
@@ -203,8 +205,8 @@ def the_losses_are_float32_under_bfloat16(
 ) -> None:
     """Under bfloat16 activations, the balance loss and the z loss are computed in float32 from float32 scores.
 
-    Activations here are exact in bfloat16, so the losses must be those of float64 within float32. A sigmoid or a
-    softmax in bfloat16 is off by a thousandth, and ties between experts appear that are none.
+    Activations, router weights and logits here are exact in bfloat16, so the losses must be those of float64 within
+    float32. A sigmoid or a softmax in bfloat16 is off by a thousandth, and ties between experts appear that are none.
     """
     got = _loss(stack, loss, moe, logits, None, "bfloat16")
     assert abs(got - want) <= 2e-6 * want, f"under bfloat16 the {loss} loss is {got:.9g}, expected {want:.9g}"

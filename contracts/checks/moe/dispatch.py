@@ -113,7 +113,7 @@ def a_large_call_is_its_sequences(stack: Blocks, moe: Moe, length: int) -> None:
     whole = stack.run_block(call)
     parts = [
         stack.run_block(replace(call, x=numerics.array(x), dy=numerics.array(dy)))
-        for x, dy in zip(x_BTD.split(1), dy_BTD.split(1), strict=True)
+        for x, dy in zip(torch.split(x_BTD, 1), torch.split(dy_BTD, 1), strict=True)
     ]
     for what, found, alone in (
         ("y", whole.y, [part.y for part in parts]),

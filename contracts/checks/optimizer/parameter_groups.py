@@ -22,7 +22,7 @@ from contracts.checks._support.training_run import (
 )
 from contracts.contract import contract
 from contracts.spec.recipe import Mhc, Moe, Recipe
-from contracts.spec.tolerance import Tolerance
+from contracts.spec.tolerance import Tolerance, within
 from contracts.spec.training import Training
 
 if TYPE_CHECKING:
@@ -68,7 +68,9 @@ def the_table_has_each_parameter_once(stack: Training, recipe: Recipe) -> None:
         assert not strange, f"{row.name} has state {dict(row.state)}, expected float32"
 
 
-@contract("OPT-01b", asks=("built", "train"), cases=TABLES, needs=FEATURES, sheds=("packed",), source="F09 F18")
+@contract(
+    "OPT-01b", float32=True, asks=("built", "train"), cases=TABLES, needs=FEATURES, sheds=("packed",), source="F09 F18"
+)
 def a_step_moves_every_parameter_by_its_rule(stack: Training, recipe: Recipe) -> None:
     """A gradient reaches every trainable parameter, and the first step moves each one by the rule that the table names
     and by no other.
@@ -111,7 +113,9 @@ def _size(moved: Tensor, lr: float) -> str:
     return f"{float(moved.abs().max()) / lr:.3g} times the rate at most"
 
 
-@contract("OPT-02a", asks=("built", "train"), cases=TABLES, needs=FEATURES, sheds=("packed",), source="hub F09")
+@contract(
+    "OPT-02a", float32=True, asks=("built", "train"), cases=TABLES, needs=FEATURES, sheds=("packed",), source="hub F09"
+)
 def only_matrices_decay(stack: Training, recipe: Recipe) -> None:
     """Weight decay applies to matrices and experts, and not to norms, biases, A_log, D, dt_bias or anything else with
     one dimension.
@@ -123,6 +127,7 @@ def only_matrices_decay(stack: Training, recipe: Recipe) -> None:
     weights, given = drawn_weights(rows), (batch("decay", recipe=recipe),)
     recipe = replace(recipe, optim=replace(recipe.optim, warmup=0, schedule="constant"))
     lr = recipe.optim.lr
+    slack = within(1e-6, 2e-2)
     moved = [
         updates(weights, run(stack, changed, given, "weights", weights=weights))[0]
         for changed in (recipe, replace(recipe, optim=replace(recipe.optim, weight_decay=0.0)))
@@ -133,12 +138,12 @@ def only_matrices_decay(stack: Training, recipe: Recipe) -> None:
         low, high = float(shares.min()), float(shares.max())
         found = f"decays by {round(low, 6) + 0.0:.4g} … {round(high, 6) + 0.0:.4g}"
         if row.role in ("norm", "bias", "ssm") or len(row.shape) < 2:
-            assert max(abs(low), abs(high)) < 1e-6, f"{row.role} {row.name} {row.shape} {found}, expected none"
+            assert max(abs(low), abs(high)) < slack, f"{row.role} {row.name} {row.shape} {found}, expected none"
         if row.role in ("matrix", "expert"):
             want = recipe.optim.weight_decay
-            assert abs(low - want) < 1e-6 > abs(high - want), f"{row.role} {row.name} {found}, expected {want}"
+            assert abs(low - want) < slack > abs(high - want), f"{row.role} {row.name} {found}, expected {want}"
         want = row.weight_decay
-        assert abs(low - want) < 1e-6 > abs(high - want), f"{row.role} {row.name} {found}, and the table says {want}"
+        assert abs(low - want) < slack > abs(high - want), f"{row.role} {row.name} {found}, and the table says {want}"
 
 
 MUON_ALONE = {
@@ -149,7 +154,7 @@ MUON_ALONE = {
 and (40, 24) occur in prediction heads alone; the others are matrices of the layers."""
 
 
-@contract("OPT-02b", asks=("built", "train"), cases=MUON_ALONE, source="hub F09")
+@contract("OPT-02b", float32=True, asks=("built", "train"), cases=MUON_ALONE, source="hub F09")
 def muon_moves_matrices_of_the_layers_alone(
     stack: Training, recipe: Recipe, spared: set[tuple[int, ...]], taken: set[tuple[int, ...]]
 ) -> None:

@@ -45,7 +45,7 @@ STEPS = {
 """Four steps each: two of warm-up, two of decay. Rates, gradients and clip factors differ from step to step."""
 
 
-@contract("OPT-04a", asks=("built", "train"), cases=STEPS, needs=(), sheds=("packed",), source="F01 F09")
+@contract("OPT-04a", float32=True, asks=("built", "train"), cases=STEPS, needs=(), sheds=("packed",), source="F01 F09")
 def weights_after_each_step_are_those_of_the_rule(stack: Training, recipe: Recipe) -> None:
     """Each step moves the weights as AdamW or Muon does, given the step's gradients, clip factor and rate.
 
@@ -88,7 +88,9 @@ def _clipped(trained: Trained, name: str) -> list[Tensor]:
 MOMENTS = {"adamw": (LETTERS,), "muon": (MUON,), "dense": (DENSE,)}
 
 
-@contract("OPT-04b", asks=("built", "train"), cases=MOMENTS, needs=(), sheds=("packed",), source="F01 F07")
+@contract(
+    "OPT-04b", float32=True, asks=("built", "train"), cases=MOMENTS, needs=(), sheds=("packed",), source="F01 F07"
+)
 def moments_are_means_of_clipped_gradients(stack: Training, recipe: Recipe) -> None:
     """AdamW's moments after k steps are the running means of the clipped gradients and of their squares.
 
@@ -145,7 +147,7 @@ def weights_and_state_are_float32(stack: Training, recipe: Recipe) -> None:
 FRESH = {"adamw": (LETTERS,), "muon": (MUON,), "dense": (DENSE,)}
 
 
-@contract("OPT-04c", asks=("built", "train"), cases=FRESH, needs=(), sheds=("packed",), source="F07 F19")
+@contract("OPT-04c", float32=True, asks=("built", "train"), cases=FRESH, needs=(), sheds=("packed",), source="F07 F19")
 def gradients_of_a_step_are_of_its_batch_alone(stack: Training, recipe: Recipe) -> None:
     """The gradients of a step come from its own batch alone: the second step's gradients are those of its batch at its
     weights.

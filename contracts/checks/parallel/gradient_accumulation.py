@@ -10,7 +10,7 @@ from contracts.contract import contract
 from contracts.spec.array import Array
 from contracts.spec.ladder import rung_of
 from contracts.spec.recipe import Moe, Recipe
-from contracts.spec.tolerance import FLOAT64, FLOAT64_SCAN
+from contracts.spec.tolerance import FLOAT64, FLOAT64_SCAN, within
 from contracts.spec.training import Tokens, Training
 
 PLAIN = replace(
@@ -45,7 +45,7 @@ HEADED = {
 }
 
 
-@contract("PAR-05a", asks=("built", "train"), cases=CUTS, needs=HEADED, sheds=("packed",), source="F19")
+@contract("PAR-05a", float32=True, asks=("built", "train"), cases=CUTS, needs=HEADED, sheds=("packed",), source="F19")
 def a_step_does_not_depend_on_its_microbatches(
     stack: Training, recipe: Recipe, rows: tuple[tuple[tuple[int, ...], int], ...], microbatches: int
 ) -> None:
@@ -63,7 +63,7 @@ def a_step_does_not_depend_on_its_microbatches(
         assert other.tokens == one.tokens, f"{other.tokens} labels count {where}, {one.tokens} in one"
         for name, want in one.losses.items():
             found = other.losses.get(name, float("nan"))
-            assert abs(found - want) <= 1e-11 * max(1.0, abs(want)), (
+            assert abs(found - want) <= within(1e-11) * max(1.0, abs(want)), (
                 f"{name} is {found:.10g} {where}, {want:.10g} in one"
             )
         what, apart = f"{where} the gradient of", instruments.numerics.gradient_differences
@@ -74,7 +74,15 @@ def a_step_does_not_depend_on_its_microbatches(
 WEIGHED = {"one": (PLAIN, 1), "four": (PLAIN, 4)}
 
 
-@contract("PAR-05b", asks=("built", "train"), cases=WEIGHED, needs={"four": UNEVEN}, sheds=("packed",), source="F19")
+@contract(
+    "PAR-05b",
+    float32=True,
+    asks=("built", "train"),
+    cases=WEIGHED,
+    needs={"four": UNEVEN},
+    sheds=("packed",),
+    source="F19",
+)
 def a_label_weighs_the_same_in_every_sequence(stack: Training, recipe: Recipe, microbatches: int) -> None:
     """The loss of a batch is the mean over its labels: the losses and gradients of its single sequences, weighted by
     their label counts, add up to those of the batch.
@@ -92,7 +100,7 @@ def a_label_weighs_the_same_in_every_sequence(stack: Training, recipe: Recipe, m
     every = sum(labels)
     mean = sum(step.losses["lm"] * step.tokens for step in alone) / every
     assert whole.tokens == every, f"{whole.tokens} labels count in the batch, expected {every}"
-    assert abs(whole.losses["lm"] - mean) < 1e-11 * mean, (
+    assert abs(whole.losses["lm"] - mean) < within(1e-11) * mean, (
         f"lm is {whole.losses['lm']:.10g}, the mean over labels {mean:.10g}"
     )
     parts = [instruments.numerics.tensors(step.gradients) for step in alone]
@@ -117,6 +125,7 @@ LENGTHS = {"one": (LETTERS, 1), "three": (LETTERS, 3)}
 
 @contract(
     "PAR-05c", asks=("built", "train"), cases=LENGTHS, needs={"three": ("microbatches",)}, sheds=("packed",),
+    float32=True,
     source="F19",
 )  # fmt: skip
 def the_sequence_length_may_change_from_step_to_step(stack: Training, recipe: Recipe, microbatches: int) -> None:

@@ -175,3 +175,45 @@ def recurrences_start_with_memory(
         least, greatest = float(rates.min()), float(rates.max())
         assert low <= least <= greatest <= high, f"{name} gives {least:.3g} … {greatest:.3g}, expected {low} … {high}"
         assert len(set(each.tolist())) == each.numel(), f"heads of {name} start alike: {each.tolist()}"
+
+
+DEEPENED: dict[str, tuple[Recipe, Mode]] = {
+    "every-family": (replace(SMALL, pattern="AEMR", depth=4), "nemo_native"),
+    "custom-mixers": (replace(SMALL, pattern="AEMR", depth=4), "author_dp"),
+    "dense": (DENSE, "nemo_native"),
+}
+
+
+@contract("PAR-04h", asks=("built", "initial"), cases=DEEPENED, source="F14; INI-09")
+def layers_write_smaller_together(stack: Training, recipe: Recipe, mode: Mode) -> None:
+    """If one kind of layer starts with smaller weights in a model of four times the depth, every kind has a weight that
+    does, by the same factor.
+
+    Stacks that scale what layers write to the residual stream (GPT-2) do it for every kind of layer, or deep models
+    start with one kind that outweighs the others. A class that the initialiser does not know keeps the usual scale, and
+    no first loss shows it.
+    """
+    shallow, deep = (_scales(stack, each, mode) for each in (recipe, replace(recipe, depth=4 * recipe.depth)))
+    factor = {kind: shallow[kind] / deep[kind] for kind in shallow.keys() & deep.keys()}
+    most = {family: max(value for (of, _), value in factor.items() if of == family) for family, _ in factor}
+    if max(most.values()) < 1.4:
+        return  # nothing here depends on the depth
+    for family, value in sorted(most.items()):
+        largest = max(most.values())
+        assert value > 0.75 * largest, (
+            f"at four times the depth no weight of {family} starts smaller than by {value:.2f}, others by {largest:.2f}"
+        )
+
+
+def _scales(stack: Training, recipe: Recipe, mode: Mode) -> dict[tuple[str, str], float]:
+    """Family of the layer (experts apart) and name of the tensor in it → the size of its elements; drawn ones alone."""
+    built = stack.built(recipe, mode)
+    families = {layer.number: layer.family for layer in built.layers}
+    drawn = _drawn_tensors(stack, recipe, mode)
+    found: dict[tuple[str, str], list[float]] = {}
+    for row in built.parameters:
+        if row.layer is not None and row.role in ("matrix", "expert") and row.name in drawn:
+            of = families[row.layer] + (" experts" if row.role == "expert" else "")
+            kind = of, row.name.partition(f".{row.layer}.")[2]
+            found.setdefault(kind, []).append(float(drawn[row.name].double().square().mean()))
+    return {kind: math.sqrt(sum(each) / len(each)) for kind, each in found.items()}

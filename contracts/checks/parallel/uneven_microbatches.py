@@ -24,7 +24,7 @@ from contracts.checks._support.training_run import batch, large_expert_weights
 from contracts.contract import contract
 from contracts.spec.array import Arrays
 from contracts.spec.recipe import Moe, Recipe
-from contracts.spec.tolerance import FLOAT64_SCAN
+from contracts.spec.tolerance import FLOAT64_SCAN, within
 from contracts.spec.training import Execution, Session, Tokens, Training
 
 if TYPE_CHECKING:
@@ -49,7 +49,13 @@ STAGES = replace(SPREAD, name="windows-in-stages", pattern="AEM|RE")
 QUARTERS = replace(SPREAD, name="windows-in-quarters", pattern="A|E|MR|E")
 
 
-@contract("PAR-05f", asks=("built", "train"), cases={name: (order,) for name, order in ORDERS.items()}, source="F19")
+@contract(
+    "PAR-05f",
+    float32=True,
+    asks=("built", "train"),
+    cases={name: (order,) for name, order in ORDERS.items()},
+    source="F19",
+)
 def a_window_is_the_sum_of_its_microbatches(stack: Training, order: tuple[int, ...]) -> None:
     """A step over microbatches of 16, 10, 22 and 8 tokens has the losses and gradients of its microbatches, each
     weighted by what it holds: labels for the main loss, sequences for the balance loss, tokens for the router's z-loss.
@@ -70,7 +76,7 @@ def a_window_is_the_sum_of_its_microbatches(stack: Training, order: tuple[int, .
         share = {each: counts[each] / sum(counts[other] for other in order) for each in order}
         mean = sum(parts[each][loss][0] * share[each] for each in order)
         got = found.losses.get(loss, float("nan"))
-        assert abs(got - mean) <= 1e-11 * mean, (
+        assert abs(got - mean) <= within(1e-11) * mean, (
             f"{loss} is {got:.10g} over the window, the weighted mean of its microbatches is {mean:.10g}"
         )
         for name in parts[order[0]][loss][1]:

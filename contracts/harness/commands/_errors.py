@@ -22,6 +22,7 @@ from contracts.spec.redaction import secrets_here
 
 P = ParamSpec("P")
 VERBOSE = "List every cause, item and id that the profile leaves outside, instead of counting them."
+AS_JSON = "The same as --form json."
 COLOURS: dict[Word, str] = {"conformant": "green", "incomplete": "yellow", "broken": "magenta"}
 
 

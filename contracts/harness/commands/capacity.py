@@ -13,8 +13,9 @@ import click
 from contracts.court.party import OnTheStand
 from contracts.court.sources import explained
 from contracts.harness import parties
+from contracts.harness.commands._completion import complete_recipes
 from contracts.harness.commands._errors import one_clear_error, the_stack_talks_to_stderr
-from contracts.spec import codec
+from contracts.spec import cards, codec
 from contracts.spec.capacity import PARTS, Budget, Card, KernelRequest, KernelRule, Spread, StageBudget
 from contracts.spec.errors import NotOffered, Refused, refuse
 from contracts.spec.recipe import Recipe
@@ -27,7 +28,7 @@ _DEGREES = ("pp", "tp", "cp", "ep", "etp", "sp")
 
 
 @click.command()
-@click.argument("recipe")
+@click.argument("recipe", shell_complete=complete_recipes)
 @click.option("--stack", default="reference", show_default=True)
 @click.option("--degrees", "changes", metavar="pp=2,tp=2,…", help="Change degrees of the recipe: pp tp cp ep etp sp.")
 @click.option("--world", type=int, default=8, show_default=True, help="Number of ranks.")
@@ -97,7 +98,7 @@ def _lines(stage: StageBudget) -> Iterator[str]:
 @click.command()
 @click.option("--stack", default="reference", show_default=True)
 @click.option(
-    "--device", metavar="sm_NN", help="The device, as the driver names it; without it no fast kernel is chosen."
+    "--device", metavar="sm_NN|CARD", help="As the driver names it, or a card; without it no fast kernel is chosen."
 )
 @click.option("--without", multiple=True, metavar="PACKAGE", help="A package that is not installed; may be repeated.")
 @click.option("--json", "as_json", is_flag=True, help="JSON instead of text.")
@@ -108,6 +109,7 @@ def kernels(stack: str, device: str | None, without: tuple[str, ...], as_json: b
     The workload is plain causal attention, and every package that a rule names counts as installed. The receipt of a
     job says which kernel ran.
     """
+    device = cards.device(device) if device is not None else None
     party = asked(stack, "kernels", "kernel")
     rules: tuple[KernelRule, ...] = party.kernels()
     installed = frozenset(rule.package for rule in rules if rule.package) - set(without)

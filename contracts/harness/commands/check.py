@@ -19,9 +19,18 @@ from contracts.court import profiles, record, report
 from contracts.court.baseline import unlike
 from contracts.court.judge import DEADLINE_S
 from contracts.court.verdict import verdict
-from contracts.harness import kill_matrix, parties, torchrun
+from contracts.harness import kill_matrix, law_release, parties, torchrun, touched
 from contracts.harness import output as output_of
-from contracts.harness.commands._errors import VERBOSE, one_clear_error, print_report, read_law, terminal_width, told
+from contracts.harness.commands._completion import complete_items, complete_stacks
+from contracts.harness.commands._errors import (
+    AS_JSON,
+    VERBOSE,
+    one_clear_error,
+    print_report,
+    read_law,
+    terminal_width,
+    told,
+)
 from contracts.harness.gate import device_of, today
 from contracts.harness.output import Output
 from contracts.harness.progress import Progress
@@ -33,18 +42,24 @@ SUITE = Path(__file__).parents[1] / "suite.py"
 
 
 @click.command()
-@click.option("--stack", default="reference", show_default=True, help="A name, or package.module:Name.")
+@click.option("--stack", default="reference", show_default=True, help="A name, or package.module:Name.",
+              shell_complete=complete_stacks)  # fmt: skip
 @click.option("--isolated", is_flag=True,
               help="Run package.module:Name in a process of its own, apart from the one that judges it.")  # fmt: skip
 @click.option("--with", "assistants", multiple=True, metavar="NAME",
               help="Who answers what the stack does not, such as a launcher's parser; `none` for nobody.")  # fmt: skip
 @click.option("--profile", show_default=f"{profiles.DEFAULT}; with --ranks: dist",
-              help=f"A comma-separated list of {', '.join(profiles.NAMED)}, ids, prefixes, single cases.")  # fmt: skip
+              help=f"A comma-separated list of {', '.join(profiles.NAMED)}, ids, prefixes, single cases.",
+              shell_complete=complete_items)  # fmt: skip
 @click.option("--ranks", type=click.IntRange(min=2), metavar="N",
               help="Judge on N ranks of this machine, which torchrun starts: the dist tier.")  # fmt: skip
 @click.option("--deviations", type=click.Path(path_type=Path), help="TOML file of declared deviations.")
 @click.option("--baseline", type=click.Path(path_type=Path), metavar="RUN",
               help="An earlier record or its folder: what was judged there and is not judged now is red.")  # fmt: skip
+@click.option("--changed", metavar="RANGE",
+              help="What `git diff` takes (main..): what it can touch comes first, then the rest.")  # fmt: skip
+@click.option("--law", metavar="RELEASE",
+              help="A frozen set, such as 2026.11: what was added later is judged and not counted.")  # fmt: skip
 @click.option("--report", "folder", type=click.Path(path_type=Path, file_okay=False), default=Path("reports/last"),
               show_default=True, help="Folder for the record and its renderings.")  # fmt: skip
 @click.option("--form", type=click.Choice(FORMS), default="terminal", show_default=True, help="What is printed.")
@@ -55,23 +70,28 @@ SUITE = Path(__file__).parents[1] / "suite.py"
 @click.option("--proof", "given", type=click.Path(path_type=Path), metavar="FILE",
               help="kills.json of `selftest`, or its folder: contracts that failed there are not judged.")  # fmt: skip
 @click.option("--selftest", "prove", is_flag=True, help="First judge the suite's own mutants.")
+@click.option("--json", "as_json", is_flag=True, help=AS_JSON)
 @click.option("-v", "--verbose", is_flag=True, help=VERBOSE)
 @one_clear_error
 def check(
     stack: str, isolated: bool, assistants: tuple[str, ...], profile: str | None, ranks: int | None,
-    deviations: Path | None, baseline: Path | None, folder: Path, form: Form, deadline: float, jobs: int,
-    given: Path | None, prove: bool,
-    verbose: bool,
+    deviations: Path | None, baseline: Path | None, changed: str | None, law: str | None, folder: Path, form: Form,
+    deadline: float, jobs: int, given: Path | None, prove: bool, as_json: bool, verbose: bool,
 ) -> None:  # fmt: skip
     """Put a stack under test and print the verdict."""
+    form = "json" if as_json else form
     profile = profile or ("dist" if ranks else profiles.DEFAULT)
     stack = _apart(stack, ranks) if isolated else stack
     arguments = [
-        str(SUITE), "--gate", f"--report={folder}", f"--stack={stack}", f"--profile={profile}",
-        f"--deadline={deadline}", *(f"--with={name}" for name in assistants),
-        *([f"--deviations={deviations}"] if deviations else []),
-        *([f"--baseline={baseline}"] if baseline else []),
-        *([f"--proof={given}"] if given else []), *(["--selftest"] if prove else []), *_shared_by(jobs),
+        str(SUITE), "--rankproof-gate", f"--rankproof-report={folder}", f"--rankproof-stack={stack}",
+        f"--rankproof-profile={profile}", f"--rankproof-deadline={deadline}",
+        *(f"--rankproof-with={name}" for name in assistants),
+        *([f"--rankproof-deviations={deviations}"] if deviations else []),
+        *([f"--rankproof-baseline={baseline}"] if baseline else []),
+        *([f"--rankproof-changed={changed}"] if changed else []),
+        *([f"--rankproof-law={law}"] if law else []),
+        *([f"--rankproof-proof={given}"] if given else []), *(["--rankproof-selftest"] if prove else []),
+        *_shared_by(jobs, in_order=bool(changed)),
     ]  # fmt: skip
 
     def work() -> int:
@@ -87,6 +107,10 @@ def check(
             deviations_file.load(deviations)
         if given is not None:
             kill_matrix.load(given)
+        if law is not None:
+            law_release.load(law)
+        if changed is not None:
+            touched.changed(changed)
         earlier = None if baseline is None else _earlier(baseline, folder)
         if folder.exists():  # an older run must not be read as this one, whatever happens now
             record.make_folder(folder, (*report.FILES, output_of.FILE))
@@ -169,8 +193,8 @@ def _earlier(baseline: Path, folder: Path) -> Header:
     return record.load(baseline)[0].header
 
 
-def _shared_by(jobs: int) -> list[str]:
-    """The words that let several processes judge.
+def _shared_by(jobs: int, *, in_order: bool) -> list[str]:
+    """The words that let several processes judge; `in_order` those that come first, before others begin.
 
     Raises:
         Unreachable: where pytest-xdist is not installed.
@@ -180,12 +204,12 @@ def _shared_by(jobs: int) -> list[str]:
     if importlib.util.find_spec("xdist") is None:
         raise Unreachable("--jobs needs pytest-xdist: pip install pytest-xdist")
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # as many threads as cores in each of them would only wait
-    return ["-p", "xdist", "-n", str(jobs), "--dist", "worksteal"]
+    return ["-p", "xdist", "-n", str(jobs), "--dist", "load" if in_order else "worksteal"]
 
 
 # Nothing of the place we are called from: neither its ini file, nor its conftest, nor its plugins.
 APART = (
-    "-c", os.devnull, f"--rootdir={SUITE.parent}", "--noconftest", "--disable-plugin-autoload",
+    "-c", os.devnull, f"--rootdir={SUITE.parent}", "--noconftest",
     "-p", "contracts.harness.plugin", "-p", "no:cacheprovider",
 )  # fmt: skip
 
@@ -196,6 +220,7 @@ def _run_in_one_process(arguments: list[str], output: Output) -> str:
 
     for inherited in ("PYTEST_ADDOPTS", "PYTEST_PLUGINS"):
         os.environ.pop(inherited, None)
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # the option of that name came with pytest 8.4
     gc.set_threshold(200_000)  # a mesh of 65 536 ranks is a million tuples; looking for cycles costs a quarter
     with output.taken():
         status = pytest.main([*arguments, *APART, "-p", "no:terminal"])

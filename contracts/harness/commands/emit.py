@@ -9,6 +9,7 @@ import click
 
 from contracts.court.party import OnTheStand
 from contracts.harness import parties
+from contracts.harness.commands._completion import complete_recipes
 from contracts.harness.commands._errors import one_clear_error, the_stack_talks_to_stderr
 from contracts.harness.commands._lane_options import lane_of, lane_options
 from contracts.spec import codec
@@ -17,7 +18,7 @@ from contracts.spec.launch import shell
 
 
 @click.command()
-@click.argument("recipe")
+@click.argument("recipe", shell_complete=complete_recipes)
 @lane_options
 @click.option("--acknowledge", multiple=True, metavar="NAME", help="Accept a deprecated name.")
 @click.option("--json", "as_json", is_flag=True, help="JSON instead of shell text.")

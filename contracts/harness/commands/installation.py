@@ -21,6 +21,8 @@ from contracts.spec.installation import InstalledPart, InstallPlan, StackTable, 
 from contracts.spec.machine import Finding
 from contracts.spec.records import EXIT_CODES
 
+SAMPLE = "give a TOML file; `rankproof sample` prints one to begin with"
+
 
 @click.command()
 @click.option("--table", metavar="FILE.toml", help="The stack table; default: that of the H200 hosts, cu132.")
@@ -109,7 +111,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise refuse("file", str(path), f"cannot be read: {error.strerror}", "give a TOML file") from None
+        raise refuse("file", str(path), f"cannot be read: {error.strerror}", SAMPLE) from None
     except ValueError as error:  # not UTF-8 either
         raise refuse("file", str(path), f"is not TOML: {error}", "give a TOML file") from None
 

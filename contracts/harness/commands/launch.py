@@ -14,6 +14,7 @@ import click
 
 from contracts.court.party import OnTheStand
 from contracts.harness import child_process, parties, telemetry
+from contracts.harness.commands._completion import complete_recipes
 from contracts.harness.commands._errors import one_clear_error, the_stack_talks_to_stderr
 from contracts.harness.commands._lane_options import lane_of, lane_options
 from contracts.harness.commands.compare import RECEIPT
@@ -55,7 +56,7 @@ class Prepared:
 
 
 @click.command()
-@click.argument("recipe")
+@click.argument("recipe", shell_complete=complete_recipes)
 @click.argument("words", nargs=-1, type=click.UNPROCESSED)
 @lane_options
 @click.option("--acknowledge", multiple=True, metavar="ID", help="Launch in spite of a finding, or a deprecated name.")

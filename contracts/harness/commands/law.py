@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
+import json
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,45 +16,98 @@ from contracts.contract import LAW, Contract
 from contracts.court import profiles, sources
 from contracts.court.court import Court
 from contracts.harness import parties, selftest
+from contracts.harness.commands._completion import complete_items
 from contracts.harness.commands._errors import one_clear_error, read_law, short
 from contracts.spec.errors import refuse
 
 
 @click.command(name="list")
-@click.option("--profile", default="full", show_default=True, help="As for `check`.")
+@click.option("--profile", default="full", show_default=True, help="As for `check`.",
+              shell_complete=complete_items)  # fmt: skip
 @click.option("--cases", is_flag=True, help="List every case.")
+@click.option("--json", "as_json", is_flag=True, help="JSON instead of text, with every case.")
 @one_clear_error
-def list_(profile: str, cases: bool) -> None:
+def list_(profile: str, cases: bool, as_json: bool) -> None:
     """List the contracts of a profile, with their cases and mutants."""
     read_law()
     planned = profiles.plan(LAW, profile)
-    for id, statement in planned.promises.items():
-        entry = LAW.contracts.get(id) or LAW.untested[id]
-        if isinstance(entry, Contract):
-            state = f"{len(entry.cases)} cases, {len(LAW.mutants_of(id))} mutants"
-        else:
-            state = f"untested: {entry.why}"
-        click.echo(f"{id:<9} {entry.tier:<5} {statement.promise}  [{state}]")
+    if as_json:
+        click.echo(json.dumps([_described(id) for id in planned.promises], indent=2, ensure_ascii=False))
+        return
+    for id in planned.promises:
+        _listed(id)
         for item in planned.items if cases else ():
             if item.id == id and item.case:
                 click.echo(f"{'':<16}{item}")
 
 
-@click.command()
-@click.argument("id")
-@one_clear_error
-def explain(id: str) -> None:
-    """Explain the contract ID: its statement, why it exists, its cases, its mutants, and how to see it fail."""
-    read_law()
-    if id not in {*LAW.ids()}:
-        near = difflib.get_close_matches(id, list(LAW.ids()), n=3) or list(LAW.ids())[:3]
-        raise refuse("id", id, "is no contract", f"the nearest are {', '.join(near)}")
-    click.secho(id, bold=True)
+def _listed(id: str) -> None:
+    entry = LAW.contracts.get(id) or LAW.untested[id]
+    if isinstance(entry, Contract):
+        state = f"{len(entry.cases)} cases, {len(LAW.mutants_of(id))} mutants"
+    else:
+        state = f"untested: {entry.why}"
+    click.echo(f"{id:<9} {entry.tier:<5} {entry.promise}  [{state}]")
+
+
+def _described(id: str) -> dict[str, Any]:
+    """A contract as an object."""
     if id in LAW.untested:
         untested = LAW.untested[id]
-        click.echo(f"{untested.promise}\n\nNot judged yet: {untested.why}")
-        return
+        return {"id": id, "tier": untested.tier, "statement": untested.promise, "untested": untested.why}
     contract = LAW.contracts[id]
+    return {
+        "id": id, "tier": contract.tier, "statement": contract.promise, "story": contract.story,
+        "source": sources.explained(contract.source), "asks": list(contract.asks),
+        "cases": {case: list(contract.rungs(case)) for case in contract.cases},
+        "mutants": [{"name": each.name, "case": each.case, "says": each.says} for each in LAW.mutants_of(id)],
+    }  # fmt: skip
+
+
+@click.command()
+@click.argument("id", shell_complete=complete_items)
+@click.option("--json", "as_json", is_flag=True, help="JSON instead of text.")
+@one_clear_error
+def explain(id: str, as_json: bool) -> None:
+    """Explain the contract ID: its statement, why it exists, its cases, its mutants, and how to see it fail.
+
+    ID may be as a report has it, with a case in brackets, or the beginning of several ids.
+    """
+    read_law()
+    named, bracket, case = id.strip().removesuffix("]").partition("[")
+    named = _spelt(named)
+    if named not in {*LAW.ids()}:
+        found = [each for each in LAW.ids() if named and each.startswith(named)]
+        if bracket or not found:
+            raise refuse("id", id, "is no contract", f"the nearest are {', '.join(profiles.nearest(LAW, id))}")
+        if as_json:
+            click.echo(json.dumps([_described(each) for each in found], indent=2, ensure_ascii=False))
+        for each in () if as_json else found:
+            _listed(each)
+        return
+    contract = LAW.contracts.get(named)
+    if bracket and (contract is None or case not in contract.asked):
+        raise refuse("id", id, "is no case", f"the nearest are {', '.join(profiles.nearest(LAW, f'{named}[{case}]'))}")
+    if as_json:
+        click.echo(json.dumps(_described(named), indent=2, ensure_ascii=False))
+    elif contract is None:
+        untested = LAW.untested[named]
+        click.secho(named, bold=True)
+        click.echo(f"{untested.promise}\n\nNot judged yet: {untested.why}")
+    else:
+        _explained(contract, case)
+
+
+def _spelt(id: str) -> str:
+    """An id, or the beginning of ids, as the law spells it: `topo-02A` is `TOPO-02a`."""
+    family, hyphen, rest = id.partition("-")
+    return f"{family.upper()}{hyphen}{rest.lower()}"
+
+
+def _explained(contract: Contract, only: str) -> None:
+    """One contract as text; `only` is the case that is asked about, on one rung, or empty."""
+    item = f"{contract.id}[{only}]" if only else contract.id
+    click.secho(item, bold=True)
     click.echo(contract.promise)
     if contract.story:
         click.echo(f"\n{contract.story}")
@@ -62,17 +116,21 @@ def explain(id: str) -> None:
     for what, where in _places(contract):
         click.echo(f"{what:<10} {where}")
     click.echo("\ncases")
-    for case, arguments in contract.cases.items():
-        click.echo(f"  {case}: {', '.join(short(argument) for argument in arguments)}")
-        if rungs := contract.rungs(case):
-            click.echo(f"    on leaner recipes: {', '.join(rungs)}")
+    for case, arguments in contract.asked.items() if "@" in only else contract.cases.items():
+        if only in ("", case):
+            click.echo(f"  {case}: {', '.join(short(argument) for argument in arguments)}")
+            if rungs := contract.rungs(case) if case in contract.cases else ():
+                click.echo(f"    on leaner recipes: {', '.join(rungs)}")
     if contract.of_numbers:
         selftest.read_tensor_mutants()
     click.echo("\nmutants it must catch")
-    for mutant in LAW.mutants_of(id):
+    for mutant in LAW.mutants_of(contract.id):
         bugs = f" ({', '.join(mutant.bugs)})" if mutant.bugs else ""
         click.echo(f"  {mutant.name}{bugs}: {mutant.story.splitlines()[0]}\n    in {mutant.case}, says: {mutant.says}")
-    click.echo(f"\nreproduce\n  rankproof check --stack reference --profile {id}\n  rankproof selftest --only {id}")
+    click.echo(
+        f"\nreproduce\n  {shlex.join(['rankproof', 'check', '--stack', 'reference', '--profile', item])}"
+        f"\n  rankproof selftest --only {contract.id}"
+    )
 
 
 def _places(contract: Contract) -> Iterator[tuple[str, str]]:

@@ -17,7 +17,7 @@ from contracts.court.baseline import baseline
 from contracts.court.html_report import Recorded, overview
 from contracts.court.plain_text import terminal
 from contracts.court.verdict import verdict
-from contracts.harness.commands._errors import VERBOSE, one_clear_error, print_report, terminal_width
+from contracts.harness.commands._errors import AS_JSON, VERBOSE, one_clear_error, print_report, terminal_width
 from contracts.harness.gate import today
 from contracts.spec.errors import refuse
 from contracts.spec.records import FORMS, Form
@@ -33,11 +33,15 @@ WORST_FIRST = (1, 4, 3, 5)
               help="Write one page over all these runs: stacks × families, and the trend of each.")  # fmt: skip
 @click.option("--baseline", "earlier", type=click.Path(path_type=Path), metavar="RUN",
               help="An earlier record or its folder: what was judged there and is not judged here is red.")  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help=AS_JSON)
 @click.option("-v", "--verbose", is_flag=True, help=VERBOSE)
 @one_clear_error
-def report(runs: tuple[Path, ...], form: Form, page: Path | None, earlier: Path | None, verbose: bool) -> None:
+def report(
+    runs: tuple[Path, ...], form: Form, page: Path | None, earlier: Path | None, as_json: bool, verbose: bool
+) -> None:
     """Print a recorded run as text, JUnit, Markdown (for a step summary), HTML, JSON, GitHub annotations or SARIF; of
     several runs, the verdict of each."""
+    form = "json" if as_json else form
     if len(runs) > 1 and form != "terminal" and page is None:
         raise refuse("form", form, f"is of one run, and there are {len(runs)}", "give one run, or --html FILE")
     recorded = [_recorded(path, page, earlier) for path in runs]
@@ -75,9 +79,10 @@ def _recorded(path: Path, page: Path | None, earlier: Path | None) -> Recorded:
 @click.argument("run", type=click.Path(path_type=Path))
 @click.option("--as-of", metavar="DATE", help="Judge as on this day instead of today (deviations expire).")
 @click.option("--deviations", type=click.Path(path_type=Path), help="Judge with these instead of the recorded ones.")
+@click.option("--json", "as_json", is_flag=True, help="JSON instead of text.")
 @click.option("-v", "--verbose", is_flag=True, help=VERBOSE)
 @one_clear_error
-def replay(run: Path, as_of: str | None, deviations: Path | None, verbose: bool) -> None:
+def replay(run: Path, as_of: str | None, deviations: Path | None, as_json: bool, verbose: bool) -> None:
     """Judge a recorded run again, offline, without the stack."""
     recorded, closing = record.load(run)
     if deviations is not None:
@@ -87,8 +92,9 @@ def replay(run: Path, as_of: str | None, deviations: Path | None, verbose: bool)
     except ValueError:
         raise refuse("--as-of", as_of, "is not a date", "write YYYY-MM-DD") from None
     judged = verdict(recorded, day)
-    print_report(renderings.render(recorded, judged, "terminal", verbose, terminal_width()), judged.word, "terminal")
-    if judged.word != closing.word:
+    form: Form = "json" if as_json else "terminal"
+    print_report(renderings.render(recorded, judged, form, verbose, terminal_width()), judged.word, form)
+    if not as_json and judged.word != closing.word:
         click.echo(f"the record said {closing.word} on {closing.finished}; judged as of {day} it is {judged.word}")
     sys.exit(judged.exit_code)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import secrets
 import sys
 import tempfile
@@ -12,9 +13,11 @@ from pathlib import Path
 import click
 
 from contracts.contract import LAW, Law, Tier
+from contracts.court.profiles import nearest
 from contracts.harness import detection, kill_matrix, parties, torchrun
 from contracts.harness import output as output_of
 from contracts.harness import selftest as self_test
+from contracts.harness.commands._completion import complete_items
 from contracts.harness.commands._errors import COLOURS, one_clear_error, read_law, short, told
 from contracts.harness.commands._operators import operators
 from contracts.harness.commands.check import APART, SUITE, watched
@@ -26,11 +29,13 @@ from contracts.spec.errors import Refusals, Refused, refuse
 from contracts.spec.records import EXIT_CODES, Fate
 
 TRIALS = SUITE.with_name("dist_selftest_suite.py")
+_WIDE = 500
 TRIALS_LOST = 20  # so many mutants may end a rank before the matrix is given up
 
 
 @click.command()
-@click.option("--only", metavar="PREFIX", help="Only mutants of ids that begin so.")
+@click.option("--only", metavar="PREFIX", help="Only mutants of ids that begin so; a case in brackets is left off.",
+              shell_complete=complete_items)  # fmt: skip
 @click.option("--profile", type=click.Choice(["unit", "dist"]), default="unit", show_default=True,
               help="The tier: contracts of one process, or of several ranks.")  # fmt: skip
 @click.option("--ranks", type=click.IntRange(min=2), default=4, show_default=True, metavar="N",
@@ -61,14 +66,16 @@ TRIALS_LOST = 20  # so many mutants may end a rank before the matrix is given up
               "drawn with N.")  # fmt: skip
 @click.option("--proof", "given", type=click.Path(path_type=Path), default=Path("shipped"), show_default=True,
               metavar="FILE", help="With --sample: the proof that it goes with.")  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="Print the matrix as JSON.")
 @one_clear_error
 def selftest(
     only: str | None, profile: Tier, ranks: int, folder: Path | None, jobs: int, assistants: tuple[str, ...],
     once: bool, sample: bool, drawn: int | None, seconds: float | None, given_folders: tuple[Path, ...],
-    seed: int | None, given: Path,
+    seed: int | None, given: Path, as_json: bool,
 ) -> None:  # fmt: skip
     """Judge every mutant and print the kill matrix: each contract must catch its own, in the declared words."""
-    beside = {"--once": once, "--jobs": jobs > 1, "--with": assistants, "--time": seconds}
+    only = only.partition("[")[0] if only else None  # an item of a report names its contract
+    beside = {"--once": once, "--jobs": jobs > 1, "--with": assistants, "--time": seconds, "--json": as_json}
     if given_folders:
         _nothing_beside("--figure", {**beside, "--sample": sample, "--operators": drawn, "--only": only})
         _show_figure(given_folders, folder)
@@ -82,12 +89,13 @@ def selftest(
         _nothing_beside("--sample", {**beside, "--with": None, **others})
         sys.exit(_sampled(seed, given, assistants))
     _nothing_drawn(seed, seconds)
-    sys.exit(_whole(only, profile, ranks, folder, jobs, assistants, once))
+    sys.exit(_whole(only, profile, ranks, folder, jobs, assistants, once, as_json))
 
 
 def _whole(
-    only: str | None, profile: Tier, ranks: int, folder: Path | None, jobs: int, assistants: tuple[str, ...], once: bool
-) -> int:
+    only: str | None, profile: Tier, ranks: int, folder: Path | None, jobs: int, assistants: tuple[str, ...],
+    once: bool, as_json: bool,
+) -> int:  # fmt: skip
     """Every mutant of a tier; the exit code."""
     about = kill_matrix.About(
         content=kill_matrix.content(), tier=profile, only=only or "",
@@ -98,17 +106,16 @@ def _whole(
             raise refuse("--once", True, "has no --report to look into", "name a folder with --report")
         earlier = _found(folder, about)
         if earlier is not None:
-            _show_matrix(earlier)
+            _show_matrix(earlier, as_json)
             return EXIT_CODES[earlier.word]
-    if folder is not None:  # an older matrix must not be read as this one, whatever happens now
-        for name in (kill_matrix.FILE, output_of.FILE):
-            (folder / name).unlink(missing_ok=True)
+    _forget(folder)
 
     def work() -> int:
         read_law()
         law = self_test.part_of(LAW, [id for id in LAW.contracts if id.startswith(only or "")], profile)
         if not law.contracts:
-            raise refuse("--only", only, "selects no contract", "give an id or the beginning of one")
+            near = ", ".join(nearest(LAW, only or ""))
+            raise refuse("--only", only, "selects no contract", f"the nearest are {near}")
         with contextlib.ExitStack() as quiet:
             if folder is not None:
                 folder.mkdir(parents=True, exist_ok=True)
@@ -117,7 +124,7 @@ def _whole(
         if folder is not None:
             kill_matrix.write(folder, kill_matrix.Proof(about=about, matrix=matrix))
             detection.write(folder, detection.drawn_from({profile: matrix.kills}, (), ()))
-        _show_matrix(matrix)
+        _show_matrix(matrix, as_json)
         return EXIT_CODES[matrix.word]
 
     output, code = Output(folder), EXIT_CODES["broken"]
@@ -140,6 +147,13 @@ def _show_figure(folders: tuple[Path, ...], folder: Path | None) -> None:
     if folder is not None:
         detection.write(folder, found)
     click.echo(detection.markdown(found), nl=False)
+
+
+def _forget(folder: Path | None) -> None:
+    """An older matrix must not be read as this one, whatever happens now."""
+    if folder is not None:
+        for name in (kill_matrix.FILE, output_of.FILE):
+            (folder / name).unlink(missing_ok=True)
 
 
 def _nothing_beside(option: str, others: Mapping[str, object]) -> None:
@@ -247,19 +261,28 @@ def _tried_by_ranks(ranks: int, only: str, folder: Path | None, place: Path) -> 
     return codec.loads(self_test.Matrix, file.read_text(encoding="utf-8"))
 
 
-def _show_matrix(matrix: self_test.Matrix) -> None:
+def _show_matrix(matrix: self_test.Matrix, as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps(codec.encode(matrix) | {"word": matrix.word}, indent=2))
+        return
+    from rich.box import HEAVY_HEAD
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     curves = ("loss alone", "norm alone") if matrix.trained else ()
-    table = Table("contract", "case", "mutant", "fate", *curves, "words", title="Kill matrix", title_justify="left")
+    table = Table("contract", "case", "mutant", "fate", *curves, "words", title="Kill matrix", title_justify="left",
+                  box=HEAVY_HEAD if sys.stdout.isatty() else None)  # fmt: skip
     styles: dict[Fate, str] = {"killed": "green", "void": "yellow"}
     for kill in matrix.kills:
         words = kill.words if kill.fate != "killed" else kill.words.removeprefix("violated: ")
         style = styles.get(kill.fate, "bold red")
         told = (kill.loss or "—", kill.norm or "—") if curves else ()
-        table.add_row(kill.of, kill.case, kill.mutant, f"[{style}]{kill.fate}[/]", *told, short(words, quote=False))
-    Console().print(table)
+        table.add_row(
+            kill.of, kill.case, kill.mutant, f"[{style}]{kill.fate}[/]", *told, escape(short(words, quote=False))
+        )
+    # In a pipe a line is as long as it needs to be, so that names are found in it.
+    Console(width=None if sys.stdout.isatty() else _WIDE).print(table)
     for result in matrix.failing:
         click.secho(f"baseline: {result.item} {result.outcome}: {result.words}", fg="red")
     for id in matrix.unguarded:

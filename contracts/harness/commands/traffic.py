@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -9,8 +10,10 @@ from typing import Any
 
 import click
 
+from contracts.harness.commands._completion import complete_recipes
 from contracts.harness.commands._errors import one_clear_error
 from contracts.harness.commands.capacity import asked, changed, layout_of
+from contracts.spec import codec
 from contracts.spec.array import Element
 from contracts.spec.errors import refuse
 from contracts.spec.recipe import Batch, Recipe
@@ -42,7 +45,7 @@ class Row:
 
 
 @click.command()
-@click.argument("recipe")
+@click.argument("recipe", shell_complete=complete_recipes)
 @click.option("--stack", default="reference", show_default=True)
 @click.option(
     "--degrees", "changes", metavar="pp=2,tp=2,…", help="Degrees beside data parallelism: pp tp cp ep etp sp."
@@ -55,10 +58,11 @@ class Row:
 @click.option("--depth", type=int, help="Layers, instead of the recipe's.")
 @click.option("--rank", type=int, default=0, show_default=True)
 @click.option("--routing", type=click.Choice(["balanced", "crowded"]), default="balanced", show_default=True)
+@click.option("--json", "as_json", is_flag=True, help="JSON instead of text.")
 @one_clear_error
 def traffic(
     recipe: str, stack: str, changes: str | None, world: int, layout: Layout | None, fsdp: bool, replicas: int,
-    microbatches: int, depth: int | None, rank: int, routing: Routing,
+    microbatches: int, depth: int | None, rank: int, routing: Routing, as_json: bool,
 ) -> None:  # fmt: skip
     """Print what one rank sends in a step of RECIPE at full size, by collective and group.
 
@@ -73,7 +77,12 @@ def traffic(
         microbatches=microbatches,
     )  # fmt: skip
     fed = fed_with_one(replace(settled, depth=depth or settled.depth), execution)
-    click.echo("\n".join(told(fed, execution, rank, routing, party.rehearse(fed, execution, rank, routing))))
+    found = party.rehearse(fed, execution, rank, routing)
+    if as_json:
+        body = {"recipe": fed.name, "execution": codec.encode(execution), "rank": rank, "routing": routing}
+        click.echo(json.dumps(body | {"issued": [vars(row) for row in rows(found)]}, indent=2))
+        return
+    click.echo("\n".join(told(fed, execution, rank, routing, found)))
 
 
 def fed_with_one(recipe: Recipe, execution: Execution) -> Recipe:

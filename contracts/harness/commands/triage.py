@@ -173,5 +173,10 @@ def _read_clock(path: Path) -> Clock:
     try:
         text = path.read_bytes()
     except OSError as error:
-        raise refuse("spans", str(path), f"cannot be read: {error.strerror or error}", "give a JSON file") from None
+        raise refuse(
+            "spans",
+            str(path),
+            f"cannot be read: {error.strerror or error}",
+            "give a JSON file; `rankproof sample spans.json` prints one",
+        ) from None
     return codec.loads(Clock, text, name="spans")

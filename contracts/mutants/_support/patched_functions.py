@@ -22,7 +22,7 @@ def built_with(of: Any, name: str, other: Callable[..., Any]) -> type[ParallelTr
 
 
 @contextmanager
-def swapped(of: Any, name: str, other: Callable[..., Any]) -> Iterator[None]:
+def swapped(of: Any, name: str, other: Any) -> Iterator[None]:
     former = getattr(of, name)
     setattr(of, name, other)
     try:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -243,3 +245,52 @@ class RecomputesOtherwiseByTheRecipe(Exchanged):
     """The recipe's recompute setting takes another code path than the launcher's."""
 
     exchange = {"model": AtOnce}
+
+
+class _LosesTheBalance(Layer):
+    def branch(self, x_BTD: Tensor, packing: Packing) -> Output:
+        out = super().branch(x_BTD, packing)
+        return out if torch.is_grad_enabled() else out._replace(losses={name: 0 * x for name, x in out.losses.items()})
+
+
+@mutant(of="BLK-07d", case="streams-and-depths", says="before a pass with gradients aux is 0", leanest="")
+class LeavesAuxiliaryLossesToTraining(Exchanged):
+    """Auxiliary losses are computed where gradients are wanted: validation reports another objective."""
+
+    exchange = {"layer": _LosesTheBalance}
+
+
+class _ScalesInTraining(Layer):
+    def branch(self, x_BTD: Tensor, packing: Packing) -> Output:
+        out = super().branch(x_BTD, packing)
+        return out._replace(y_BTD=out.y_BTD * (1.01 if torch.is_grad_enabled() else 1.0))
+
+
+@mutant(of="BLK-07d", case="custom-mixers", says="before a pass with gradients logits differs")
+@mutant(of="BLK-07d", case="dense", says="before a pass with gradients logits differs")
+class ScalesInTrainingAlone(Exchanged):
+    """Stochastic depth of probability 0 keeps its factor in training."""
+
+    exchange = {"layer": _ScalesInTraining}
+
+
+class _StaysInEvaluation(Layer):
+    evaluated = False
+
+    def branch(self, x_BTD: Tensor, packing: Packing) -> Output:
+        out = super().branch(x_BTD, packing)
+        if torch.is_grad_enabled():
+            type(self).evaluated = True
+        return out if torch.is_grad_enabled() or not self.evaluated else out._replace(y_BTD=out.y_BTD * 0.5)
+
+
+@mutant(of="BLK-07d", case="dense", says="behind a pass with gradients logits differs")
+class KeepsTheModeOfTheLastPass(Exchanged):
+    """A switch of the process is set in the first backward pass and never set back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = type("Stays", (_StaysInEvaluation,), {})  # a switch of its own for each of these stacks
+
+    def parts(self) -> Parts:
+        return replace(super().parts(), layer=self.layer)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.checkpoint import SavePlan, SavePlanner
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
@@ -105,7 +105,7 @@ class _WritesBesideTheFirst(Checkpoints):
             super().save(state)
 
 
-@mutant(of="CKPT-03g", case="the-first-is-late", says="complete in the order (), called as (98, 99, 100)",
+@mutant(of="CKPT-03g", case="the-first-is-late", says="called as (98, 99, 100)",
         bugs=("RSM-34",))  # fmt: skip
 class MakesTheFolderOnTheFirstAlone(Exchanged):
     """The first rank makes the folder when it begins to write, and nobody waits for it: where its disk is late, the

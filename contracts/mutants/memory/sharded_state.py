@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Replicate
 
 from contracts.contract import mutant
@@ -24,6 +25,7 @@ from contracts.stacks.reference.optim.optimizer import Member
 from contracts.stacks.reference.parallel import mesh, parallelize
 from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer, ShardedOptimizer
 from contracts.stacks.reference.parallel.pipeline import Stage
+from contracts.stacks.reference.parallel.pipeline_trainer import PipelineTrainer
 from contracts.stacks.reference.parallel.tensor_parallel import TensorParallel
 from contracts.stacks.reference.stack import Reference
 
@@ -179,3 +181,18 @@ class ShardsOverContextAlone(Spread):
     """
 
     trains = _CopiesAlongDp
+
+
+class _NeverTheLast(PipelineTrainer):
+    def reduce(self) -> None:
+        super().reduce()
+        for each in self.model.modules():
+            if isinstance(each, FSDPModule):
+                each.unshard()  # as they are behind a backward pass that is not the last
+
+
+@mutant(of="MEM-01b", case="pp2-fsdp2", says="bytes of weights of", bugs=("FSD-09",))
+class NeverReshardsItsStage(Staged):
+    """The stage counts backward passes to the wrong number, so that none is the last: its weights stay gathered."""
+
+    trains = _NeverTheLast

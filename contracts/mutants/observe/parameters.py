@@ -54,7 +54,7 @@ class KeepsNarrowMoments(Reference):
     """An optimizer that keeps its moments in bfloat16 to save memory, and says nothing."""
 
     edits = {
-        PARAMETERS: "Narrow(model.parameters(), lr=1e-3)",
+        f"torch.optim.{PARAMETERS}": "Narrow(model.parameters(), lr=1e-3)",
         "def main()": """class Narrow(torch.optim.Optimizer):
     def __init__(self, params, lr):
         super().__init__(params, {"lr": lr})

@@ -256,3 +256,53 @@ class CountsFromOneAllTheSame(Reference):
     """Declares that its schedule counts from step 0, and counts from 1."""
 
     conventions = {"first-rate": "step-0"}
+
+
+class _KeepsThePeak(Optimizer):
+    """Every step after the warm-up applies the largest rate so far; the trainer reports the scheduler's."""
+
+    peak = 0.0
+
+    def step(self, lr: float) -> None:
+        self.peak = max(self.peak, lr)
+        super().step(self.peak)
+
+
+@mutant(of="OPT-05e", case="linear", says="step 3 of linear reports a rate of 0.1 and shrinks an unused row by")
+@mutant(of="OPT-05e", case="WSD", says="step 9 of WSD reports a rate of 0.075 and shrinks an unused row by")
+class LeavesTheRateOfThePeak(Trained):
+    """A wrapper copied the groups at the end of the warm-up; the scheduler goes on with those that nobody steps."""
+
+    moves = _KeepsThePeak
+
+
+class _MovesTheFirstGroup(Optimizer):
+    """The rate reaches the first group of each rule; the others keep that of the default."""
+
+    def step(self, lr: float) -> None:
+        for rule in self.rules.values():
+            for group in rule.param_groups[1:]:
+                group["lr"] = self.optim.lr
+            rule.param_groups[0]["lr"] = lr
+            rule.step()
+
+
+@mutant(of="OPT-05e", case="cosine", says="step 1 of cosine reports a rate of 0.0625 and moves layers.0.norm.weight by")
+class LeavesGroupsAtTheDefault(Trained):
+    """The warm-up is applied to the group that decays; norms take the full rate from the first step."""
+
+    moves = _MovesTheFirstGroup
+
+
+@mutant(of="OPT-05b", case="linear", says="the rate of step 3 is 0.8, expected 1 ")
+class DeclaresARateBehind(Reference):
+    """Declares that behind the warm-up each step has the rate of the step before, and has its own."""
+
+    conventions = {"last-rate": "step-before"}
+
+
+@mutant(of="OPT-05c", case="more-sequences", says="expected 1.0")
+class EndsAtTheMinimumAllTheSame(Reference):
+    """The same, whatever the microbatches."""
+
+    conventions = {"last-rate": "step-before"}

@@ -12,6 +12,7 @@ from contracts.mutants._support.replaced_parts import Exchanged
 from contracts.mutants._support.trainer import Trained
 from contracts.stacks.reference.data import IGNORED
 from contracts.stacks.reference.model.blocks.common import RMSNorm, local
+from contracts.stacks.reference.model.blocks.moe import Router
 from contracts.stacks.reference.model.hybrid_model import Model, ModelOutput
 from contracts.stacks.reference.training.trainer import Trainer
 
@@ -108,3 +109,31 @@ class ReadsABufferBeforeItIsWritten(Exchanged):
     """A kernel's output buffer is allocated and not zeroed, and its last column is never written."""
 
     exchange = {"norm": _KeepsItsBuffer}
+
+
+class _OverflowsTheLoss(Model):
+    def cross_entropy(self, logits_BTV: Tensor, labels_BT: Tensor) -> tuple[Tensor, Tensor]:
+        _, valid = super().cross_entropy(logits_BTV, labels_BT)
+        total_BT = logits_BTV.exp().sum(-1).log()
+        own_BT = logits_BTV.gather(-1, labels_BT.clamp(min=0)[..., None])[..., 0]
+        return ((total_BT - own_BT) * (labels_BT != IGNORED)).sum(), valid
+
+
+@mutant(of="PAR-13", case="shifted-logits", says="all logits shifted alike: ")
+class TakesTheLogarithmOfASum(Exchanged):
+    """A fused cross entropy leaves out the maximum: right for small logits."""
+
+    exchange = {"model": _OverflowsTheLoss}
+
+
+class _LogitsForProbabilities(Router):
+    def weigh(self, chosen_BTK: Tensor) -> Tensor:
+        positive_BTK = chosen_BTK.abs()
+        return positive_BTK / positive_BTK.sum(-1, keepdim=True)
+
+
+@mutant(of="PAR-13", case="shifted-logits", says="all logits shifted alike: lm is", leanest="")
+class TakesLogitsForProbabilities(Exchanged):
+    """Gates are the chosen logits over their sum: they add up to one, and the model trains."""
+
+    exchange = {"router": _LogitsForProbabilities}

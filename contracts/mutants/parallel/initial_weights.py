@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from contracts.contract import mutant
 from contracts.mutants._support.replaced_parts import Exchanged
 from contracts.spec.recipe import Recipe
-from contracts.stacks.reference.model.init import Initializer
+from contracts.stacks.reference.model.init import STD, Initializer
 
 
 class OneStream(Initializer):
@@ -196,3 +196,27 @@ class StepsStartAtZero(Exchanged):
     """dt_bias starts at 0 like any bias: time steps are 0.69 instead of 0.001 to 0.1."""
 
     exchange = {"initial": ZeroSteps}
+
+
+class ForgetsExperts(Initializer):
+    def matrix(self, name: str, shape: tuple[int, ...], std: float) -> Tensor:
+        return super().matrix(name, shape, STD if ".mixer.experts." in name else std)
+
+
+@mutant(of="PAR-04h", case="every-family", says="no weight of E experts starts smaller than by 1.0", bugs=("INI-09",))
+class ScalesMixersAlone(Exchanged):
+    """A comparison that is never true for experts leaves them the usual scale, however deep the model is."""
+
+    exchange = {"initial": ForgetsExperts}
+
+
+class ScalesByItsClass(Initializer):
+    def std(self, owner: str, last: str) -> float:
+        return STD if last == "w2" or owner == "w2" else super().std(owner, last)
+
+
+@mutant(of="PAR-04h", case="dense", says="no weight of E starts smaller than by", bugs=("INI-09",))
+class ScalesAttentionAlone(Exchanged):
+    """The initialiser knows the output projection of attention, and takes that of an MLP for any matrix."""
+
+    exchange = {"initial": ScalesByItsClass}

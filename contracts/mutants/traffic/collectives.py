@@ -250,6 +250,8 @@ class TracksLossesOfItsOwnLayers(Staged):
 
 class _OrthogonalisesParts(ShardedMuon):
     def direction(self, grad: Tensor, buffer: Tensor, momentum: float) -> Tensor:
+        if not isinstance(grad, DTensor):
+            return super().direction(grad, buffer, momentum)
         held, kept = local_part(grad), local_part(buffer)
         kept.mul_(momentum).add_(held)
         ahead = held + momentum * kept

@@ -14,7 +14,8 @@ def _lacks(features: str, kind: Lack, reason: str, *, asked: frozenset[str] = _S
 
 ABILITIES = Abilities(
     has=frozenset((
-        "attention", "mlp", "experts", "mamba", "gqa", "mla", "qk-norm", "relu2", "swiglu", "tied",
+        "attention", "mlp", "experts", "mamba", "narrow-scan", "unpaired",
+        "gqa", "mla", "qk-norm", "relu2", "swiglu", "tied",
         "softmax", "sigmoid", "top-1", "selection-bias", "shared-expert", "route-scale", "balance-loss", "z-loss",
         "capacity", "float64", "float32", "adamw", "cosine", "linear", "constant", "WSD", "microbatches", "packed",
         "checkpoint", "dp", "tp", "sp", "tp-without-sp", "ep", "etp", "pp", "interleaved", "borrowed", "author-dp",

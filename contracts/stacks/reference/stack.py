@@ -6,7 +6,6 @@ It builds both parallel layouts; the seeds' `own-axis` is its own.
 from __future__ import annotations
 
 import functools
-import importlib.util
 from collections.abc import Mapping
 
 from contracts.spec import pattern as patterns
@@ -58,10 +57,8 @@ NUMERIC_SIDE = (
     | MessageAnswers.QUESTIONS
     | DryRunAnswers.QUESTIONS
     | ObservingAnswers.QUESTIONS
-    if importlib.util.find_spec("torch")
-    else frozenset()
 )
-"""What is answered with tensors; without torch there is nobody to answer it."""
+"""What is answered with tensors; without torch it is not run."""
 
 
 class Reference(

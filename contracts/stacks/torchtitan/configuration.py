@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from contracts.instruments import numerics
@@ -37,7 +38,6 @@ def declined_execution(recipe: Recipe, execution: Execution) -> None:
         },
         "case": {
             f"its own trainer and experts were tried in float32, not in {precision}": precision != "float32",
-            "its schedules of the learning rate are other formulas": optim.schedule != "constant" or optim.warmup > 1,
         },
     }
     decline("torchtitan 0.3.0", reasons)
@@ -47,7 +47,6 @@ def configuration(session: Session, folder: str) -> Any:
     """The session as a `Trainer.Config`."""
     from torchtitan.components.checkpointer import CheckpointManager
     from torchtitan.components.loss import CrossEntropyLoss
-    from torchtitan.components.optimizer import LRSchedulersContainer
     from torchtitan.config.configs import CompileConfig, DebugConfig, TrainingConfig
     from torchtitan.trainer import Trainer
 
@@ -67,10 +66,11 @@ def configuration(session: Session, folder: str) -> Any:
         dataloader=Rows.Config(),
         loss=CrossEntropyLoss.Config(),
         optimizer=_optimizer(recipe),
-        lr_scheduler=LRSchedulersContainer.Config(warmup_steps=1, decay_ratio=0.0),
+        lr_scheduler=_schedule(recipe),
         training=TrainingConfig(
-            local_batch_size=rows, global_batch_size=total, seq_len=recipe.seq_length, max_norm=recipe.optim.clip,
-            steps=max(recipe.optim.steps, session.steps), dtype="float32", mixed_precision_param="float32",
+            local_batch_size=rows, global_batch_size=total, seq_len=recipe.seq_length,
+            max_norm=recipe.optim.clip or math.inf, steps=max(recipe.optim.steps, session.steps),
+            dtype="float32", mixed_precision_param="float32",
             mixed_precision_reduce="float32", disable_cuda_graphs=True, gc_freq=1000,
         ),
         parallelism=_parallelism(recipe, execution, max(total // dp // execution.microbatches, 1)),
@@ -127,6 +127,20 @@ def _optimizer(recipe: Recipe) -> Any:
             for pattern, decay in decays
         ],
         implementation="fused",
+    )
+
+
+def _schedule(recipe: Recipe) -> Any:
+    from torchtitan.components.optimizer import LRSchedulersContainer
+
+    optim = recipe.optim
+    decay = {"constant": 0.0, "WSD": max(1, optim.steps // 5) / optim.steps}.get(optim.schedule)
+    return LRSchedulersContainer.Config(
+        warmup_steps=optim.warmup,
+        total_steps=optim.steps,
+        decay_ratio=decay,
+        decay_type="cosine" if optim.schedule == "cosine" else "linear",
+        min_lr_factor=optim.min_lr / optim.lr,
     )
 
 

@@ -34,7 +34,6 @@ def declined(recipe: Recipe) -> None:
         },
         "device": {"FP8 needs a GPU": recipe.fp8},
         "adapter": {
-            "dense layers were not tried": recipe.moe is None,
             "tied embeddings were not tried": not recipe.untied_embeddings,
             "recomputation was not tried": recipe.recompute != "none",
         },
@@ -44,7 +43,7 @@ def declined(recipe: Recipe) -> None:
             "its layer is attention and then experts, no other order": "".join(letters) != "AE" * (len(letters) // 2),
             "its experts are gated by silu alone": recipe.activation != "swiglu",
             "it has no auxiliary loss, only a selection bias": recipe.moe and (moe.aux_loss or moe.z_loss),
-            "gates of one expert are not normalised otherwise": moe.top_k == 1,
+            "gates of one expert are not normalised otherwise": recipe.moe and moe.top_k == 1,
         },
     }
     decline("torchtitan 0.3.0", reasons)

@@ -13,6 +13,7 @@ from contracts.spec.recipe import Mode, Recipe
 from contracts.spec.topology import Degrees, Layout, Topology
 from contracts.spec.training import Built, Session, Trained
 from contracts.stacks.torchtitan import shims
+from contracts.stacks.torchtitan.abilities import ABILITIES, CONVENTIONS
 
 NEWEST = "0.3.0"
 STEPS = ("device", "kernels", "experts", "sums", "stages", "attention", "compiled")
@@ -40,12 +41,7 @@ class Torchtitan:
     """
 
     name = "torchtitan"
-    conventions: Mapping[str, str] = {
-        "rope-angles": "float32",
-        "softmax-router": "bfloat16-weight",
-        "sigmoid-router": "bfloat16-weight",
-        "gate-sum": "1e-20",
-    }
+    conventions: Mapping[str, str] = CONVENTIONS
     layouts: frozenset[Layout] = frozenset({"borrowed"})
 
     def __init__(self, version: str | None = None) -> None:
@@ -63,6 +59,7 @@ class Torchtitan:
         if found == NEWEST:
             steps, block = (_shimmed(every) for every in (STEPS, BLOCK))
             said |= {"built": device, "train": steps, "block_weights": device, "run_block": block}
+        self.abilities = ABILITIES if found == NEWEST else None
         self.offers = frozenset(said)
         self.labels: Mapping[str, str] = said
         shims.without_triton()

@@ -239,6 +239,13 @@ def train(session: Session) -> Trained:
         words = "packed documents need its flex_attention, which a CPU has not compiled"
         raise NotOffered(f"torchtitan 0.3.0: {words}", "device")
     patterns.parse(session.recipe.pattern, session.recipe.depth)
+    optim = session.recipe.optim
+    undecayed = optim.schedule == "constant" or optim.warmup >= optim.steps
+    if undecayed and session.steps > optim.steps:
+        raise NotOffered("torchtitan 0.3.0: its schedule asserts a decay behind the last step of its run", "stack")
+    longest = max((batch.tokens.shape[1] for batch in session.batches), default=0)
+    if longest > session.recipe.seq_length:  # its tables of rope are as long as the recipe says
+        session = replace(session, recipe=replace(session.recipe, seq_length=longest))
     compiled = session.execution.compile != "none"
     with shims.quiet(), shims.compiled_in_float32() if compiled else contextlib.nullcontext():
         before = _graphs()

@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from contracts.spec import errors
 from contracts.spec import pattern as patterns
-from contracts.spec.errors import NotOffered
+from contracts.spec.lacks import Lack
 from contracts.spec.recipe import Mamba, Moe, Recipe
 
 CONV_WIDTH = 4
@@ -177,7 +178,7 @@ NEMOTRON_H = Kind(name="NemotronH", module="nemotron_h", settings=_nemotron, pai
 GRANITE = Kind(name="GraniteMoeHybrid", module="granitemoehybrid", settings=_granite)
 
 
-def decline(reasons: Mapping[str, Mapping[str, object]]) -> None:
+def decline(reasons: Mapping[Lack, Mapping[str, object]]) -> None:
     """Decline for the first reason that applies.
 
     Args:
@@ -186,10 +187,7 @@ def decline(reasons: Mapping[str, Mapping[str, object]]) -> None:
     Raises:
         NotOffered: with the words.
     """
-    for told in reasons.values():
-        for words, applies in told.items():
-            if applies:
-                raise NotOffered(f"transformers: {words}")
+    errors.decline("transformers", reasons)
 
 
 def _no_model_has(recipe: Recipe, moe: Moe | None) -> dict[str, object]:

@@ -11,6 +11,7 @@ from contracts.spec.errors import Unreachable
 from contracts.spec.recipe import Mode, Recipe
 from contracts.spec.topology import Layout
 from contracts.spec.training import Built, Execution, Pass, Session, Tokens, Trained
+from contracts.stacks.transformers.abilities import ABILITIES
 
 NEWEST = "5.23.0"
 OWN = "built from a recipe, run by its own Trainer"
@@ -32,6 +33,7 @@ class Transformers:
     """
 
     name = "transformers"
+    abilities = ABILITIES
     conventions: Mapping[str, str] = {
         "rope-angles": "float32",
         "softmax-router": "activations",

@@ -29,6 +29,7 @@ from contracts.stacks.reference.model.blocks.m2rnn import M2RNN
 from contracts.stacks.reference.model.blocks.moe import Router
 from contracts.stacks.reference.model.init import Initializer
 from contracts.stacks.reference.model.parts import Parts
+from contracts.stacks.reference.optim.optimizer import Member
 from contracts.stacks.reference.parallel.pipeline_trainer import PipelineTrainer
 from contracts.stacks.reference.training.trainer import Batch, Trainer
 
@@ -48,7 +49,7 @@ def dry_run_step(
         tokens_BT = torch.zeros(recipe.batch.total, recipe.seq_length, dtype=torch.int64)
         trainer.step(trainer.share(Batch(tokens_BT, tokens_BT)))
         issued = world.issued[built:]
-        held = {member.name: _holding(trainer, member.parameter) for member in trainer.optimizer.members}
+        held = {member.name: _holding(trainer, member) for member in trainer.optimizer.members}
         trainer.close()
     experts = frozenset(member.name for member in trainer.optimizer.members if member.role == "expert")
     groups = tuple(dict.fromkeys(each.members for each in issued))
@@ -111,11 +112,13 @@ class _KnownStages(PipelineTrainer):
         return super(PipelineTrainer, self).over_parts(values)
 
 
-def _holding(trainer: Trainer, parameter: nn.Parameter) -> Holding:
+def _holding(trainer: Trainer, member: Member) -> Holding:
+    """What the optimizer has of a parameter, and what the model has of it: after a step both have the same part."""
+    parameter = member.parameter
     held = [rule.state[parameter] for rule in trainer.optimizer.rules.values() if parameter in rule.state]
     moments = [each for state in held for each in state.values() if each.shape == parameter.shape]
     return Holding(
-        weight=_bytes(parameter),
+        weight=_bytes(trainer.model.get_parameter(member.name)),
         gradient=0 if parameter.grad is None else _bytes(parameter.grad),
         state=sum(map(_bytes, moments)),
         cut=_cut(parameter),

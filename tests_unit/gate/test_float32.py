@@ -1,0 +1,67 @@
+"""A stack without float64 is asked cases in float64 in float32, and the mutants of those contracts still die."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+
+import contracts.checks
+import contracts.mutants.tensors
+from contracts.contract import LAW
+from contracts.court.judge import judge
+from contracts.spec.abilities import FEATURES, Abilities, Absence
+from contracts.stacks.reference.stack import Reference
+
+assert contracts.checks
+assert contracts.mutants.tensors
+
+pytestmark = pytest.mark.unit
+
+NO_FLOAT64 = Abilities(
+    has=frozenset(FEATURES) - {"float64"},
+    lacks=(Absence(features=frozenset({"float64"}), kind="stack", reason="it trains in float32"),),
+)
+ASKED = [id for id, each in LAW.contracts.items() if each.float32]
+SLOW = {"PAR-05c", "PAR-05f"}  # thirty mutants and half a minute; their comparisons are PAR-05a's
+
+
+def _narrow(stack: type) -> object:
+    return type(stack.__name__, (stack,), {"abilities": NO_FLOAT64})()
+
+
+@pytest.mark.parametrize("id", ASKED)
+def test_the_reference_in_float32_holds_and_the_record_says_so(id: str) -> None:
+    contract = LAW.contracts[id]
+    for case in (next(iter(contract.cases)), contract.leanest([*contract.cases][-1])):
+        result = judge(contract, case, _narrow(Reference))  # type: ignore[arg-type]  # made here
+        assert (result.outcome, result.words) == ("holds", "")
+        assert result.dtype == "float32"
+
+
+@pytest.mark.parametrize("id", [id for id in ASKED if id not in SLOW])
+def test_mutants_die_in_float32(id: str) -> None:
+    alive = []
+    for mutant in (each for each in LAW.tried() if each.of == id):
+        result = judge(LAW.contracts[id], mutant.case, _narrow(mutant.make))  # type: ignore[arg-type]  # made here
+        if result.outcome != "violated":
+            alive.append(f"{mutant.name} in {mutant.case}: {result.outcome} {result.words[:200]}")
+    assert not alive
+
+
+def test_a_stack_with_float64_is_asked_in_float64() -> None:
+    result = judge(LAW.contracts["OPT-04b"], "dense", Reference())
+    assert (result.outcome, result.dtype) == ("holds", "")
+
+
+def test_only_what_lacks_it_is_asked_in_float32() -> None:
+    asks = functools.partial(NO_FLOAT64.absence, {"float64"})
+    assert asks(("train",)) is not None
+    limited = Abilities(
+        has=frozenset({"float64"}),
+        lacks=(
+            Absence(features=frozenset({"float64"}), kind="stack", reason="its trainer", asked=frozenset({"train"})),
+        ),
+    )
+    assert limited.absence({"float64"}, ("run_block",)) is None
+    assert limited.absence({"float64"}, ("built", "train")) is not None

@@ -1,0 +1,160 @@
+"""The installed plugin in a project's own pytest: what it leaves alone, and what `parametrize_with_contracts` makes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests_unit._parties.running import ROOT, Done, environment
+
+pytestmark = pytest.mark.unit
+
+OURS = (ROOT / "docs/examples/whole_periods/ours.py").read_text(encoding="utf-8")
+OWN = """
+import pytest
+from contracts.testing import parametrize_with_contracts
+from ours import Ours
+
+@pytest.fixture
+def promise(): return "mine"
+
+@pytest.fixture(params=["a"])
+def stack(request): return request.param
+
+@parametrize_with_contracts([Ours()], profile="PAT-01")
+def test_ours(contract, stack, promise):
+    assert (stack, promise) == ("a", "mine")
+    contract()
+
+def test_of_the_project(promise): pass
+"""
+TWO = """
+from contracts.testing import parametrize_with_contracts
+from ours import Ours
+
+class Theirs(Ours):
+    name = "theirs"
+
+@parametrize_with_contracts([Ours(), Theirs()], profile="PAT-01[nam56r]", deviations="declared.toml")
+def test_both(contract):
+    contract()
+"""
+DECLARED = """
+[[deviation]]
+id = "PAT-01"
+case = "nam56r"
+says = "has # blocks"
+reason = "whole periods until May"
+issue = "#7"
+owner = "patterns"
+expires = 2999-12-31
+"""
+LAW = "from contracts.harness.suite import test_unit as test_law\n__all__ = ['test_law']\n"
+FAULTS = {
+    "no-stack": ("[]", "stacks = []: has no stack"),
+    "twice": ("[Ours(), Ours()]", "'ours': is the name of 2 stacks"),
+    "no-party": ("[object()]", "is not a stack: it has no name"),
+    "no-profile": ("[Ours()], profile='PATT'", "profile = 'PATT': selects no contract"),
+}
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A project whose environment has rankproof as pip would install it: pytest finds the entry point by itself."""
+    installed = tmp_path / "site/rankproof-0.dist-info"
+    installed.mkdir(parents=True)
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: rankproof\nVersion: 0\n")
+    (installed / "entry_points.txt").write_text("[pytest11]\nrankproof = contracts.testing\n")
+    (installed / "RECORD").write_text("contracts/__init__.py,,\n")  # of these modules pytest rewrites the assertions
+    folder = tmp_path / "project"
+    folder.mkdir()
+    (folder / "ours.py").write_text(OURS)
+    (folder / "declared.toml").write_text(DECLARED)
+    return folder
+
+
+def own_pytest(project: Path, tests: str, *words: str, **variables: str) -> Done:
+    (project / "test_ours.py").write_text(tests)
+    path = f"{project.parent / 'site'}:{ROOT}:{project}"
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:randomly", "-ra", *words]
+    return subprocess.run(command, cwd=project, env=environment(PYTHONPATH=path, CI="1", **variables),
+                          capture_output=True, text=True, check=False, timeout=300)  # fmt: skip
+
+
+def test_a_project_s_own_test_file_asks_its_stack_every_contract(project: Path) -> None:
+    done = own_pytest(project, OWN)
+    assert done.returncode == 1, done.stdout + done.stderr
+    # the value stands in the short summary, in the words of the contract and no other
+    red = [line for line in done.stdout.splitlines() if line.startswith("FAILED")]
+    assert any(
+        line.endswith("test_ours[a-PAT-01-nam56r] - Failed: violated: AEMEAEMEAEMR at depth 52 has 48 blocks")
+        or line.endswith("test_ours[PAT-01-nam56r-a] - Failed: violated: AEMEAEMEAEMR at depth 52 has 48 blocks")
+        for line in red
+    ), done.stdout  # fmt: skip
+    assert "assert 48 ==" not in done.stdout
+    assert "rankproof check --stack ours:Ours --profile 'PAT-01[nam56r]'" in done.stdout
+    assert "1 passed" not in done.stdout.splitlines()[-1], "nothing holds"
+    assert "test_of_the_project" not in "".join(red)
+
+
+def test_two_workers_see_the_same_tests(project: Path) -> None:
+    alone, shared = own_pytest(project, OWN), own_pytest(project, OWN, "-n", "2")
+    assert alone.stdout.splitlines()[-1].split(" in ")[0].strip("= ") in shared.stdout.splitlines()[-1]
+
+
+def test_each_stack_has_its_tests_and_a_declared_deviation_is_an_expected_failure(project: Path) -> None:
+    done = own_pytest(project, TWO, "--strict-markers", "-W", "error")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "XFAIL test_ours.py::test_both[ours-PAT-01-nam56r] - declared by patterns until 2999-12-31" in done.stdout
+    assert "test_both[theirs-PAT-01-nam56r]" in done.stdout
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_what_cannot_be_judged_is_one_clear_error_of_collection(fault: str, project: Path) -> None:
+    given, words = FAULTS[fault]
+    done = own_pytest(project, TWO.replace('[Ours(), Theirs()], profile="PAT-01[nam56r]"', given))
+    assert done.returncode == pytest.ExitCode.INTERRUPTED
+    assert words in done.stdout
+    assert "Traceback" not in done.stdout
+
+
+def test_the_verdict_decides_where_it_is_asked_for(project: Path) -> None:
+    (project / "pytest.ini").write_text(
+        "[pytest]\nrankproof_stack = ours:Ours\nrankproof_profile = PAT-01[nam56r]\nrankproof_with = none\n"
+    )
+    words = ("--rankproof-gate", "--rankproof-report", "out")
+    done = own_pytest(project, LAW, *words)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "VIOLATED: ours 2026.11, profile PAT-01[nam56r] (1 violated)" in done.stdout
+    shared = own_pytest(project, LAW, *words, "-n", "2")
+    assert "VIOLATED: ours 2026.11, profile PAT-01[nam56r] (1 violated)" in shared.stdout
+    (project / "pytest.ini").write_text("[pytest]\nrankproof_deviations = declared.toml\nrankproof_stack = no:Stack\n")
+    done = own_pytest(project, LAW, *words, "--rankproof-profile=PAT-01[nam56r]", RANKPROOF_STACK="ours:Ours")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "CONFORMANT: ours 2026.11" in done.stdout
+
+
+def test_a_session_that_asks_for_nothing_loads_nothing(project: Path) -> None:
+    counts = """
+import sys
+def test_of_the_project(request):
+    assert request.config.pluginmanager.has_plugin("rankproof")
+    ours = {name for name in sys.modules if name.partition(".")[0] == "contracts"}
+    assert ours == {"contracts", "contracts.testing"}
+    assert "torch" not in sys.modules
+"""
+    done = own_pytest(project, counts, "-W", "error", "--strict-markers")
+    assert done.returncode == 0, done.stdout + done.stderr
+    told = own_pytest(project, "", "--help").stdout
+    ours = told[told.index("rankproof: conformance of a training stack") :].split("\n\n")[0]
+    assert {word for word in ours.split() if word.startswith("--") and not word.startswith("--rankproof-")} == set()
+
+
+def test_a_conftest_that_names_the_plugin_does_not_load_it_twice(project: Path) -> None:
+    (project / "conftest.py").write_text('pytest_plugins = ["contracts.harness.plugin"]\n')
+    done = own_pytest(project, LAW, "-q", "--rankproof-profile=PAT-01[nam56r]", "--rankproof-stack=ours:Ours")
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "violated: AEMEAEMEAEMR at depth 52 has 48 blocks" in done.stdout

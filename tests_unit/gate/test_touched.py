@@ -1,0 +1,116 @@
+"""`check --changed`: what a change of the stack can touch is judged first, and everything is judged."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from contracts.court import record
+from tests_unit._parties.running import RANKPROOF, Done, environment
+
+pytestmark = pytest.mark.unit
+
+FILES = {
+    "fork/__init__.py": "",
+    "fork/stack.py": """
+from contracts.stacks.reference.stack import Reference
+
+class Fork:
+    name, version, layouts, labels = "fork", "1", frozenset({"own-axis", "borrowed"}), {}
+    offers = frozenset({"blocks", "topology"})
+
+    def blocks(self, pattern, depth):
+        from fork.patterns import blocks
+        return blocks(pattern, depth)
+
+    def topology(self, degrees, world, layout):
+        from . import mesh
+        return mesh.topology(degrees, world, layout)
+""",
+    "fork/patterns.py": """
+from contracts.stacks.reference.stack import Reference
+def blocks(pattern, depth): return Reference().blocks(pattern, depth)
+""",
+    "fork/mesh.py": "from fork.sizes import topology\n",
+    "fork/sizes.py": """
+from contracts.stacks.reference.stack import Reference
+def topology(degrees, world, layout): return Reference().topology(degrees, world, layout)
+""",
+    "README": "",
+}
+PROFILE = "PAT-01,TOPO-02"
+
+
+def git(folder: Path, *words: str) -> None:
+    identity = ("-c", "user.name=t", "-c", "user.email=t@example.invalid", "-c", "commit.gpgsign=false")
+    subprocess.run(["git", *identity, *words], cwd=folder, check=True, capture_output=True)
+
+
+@pytest.fixture
+def fork(tmp_path: Path) -> Path:
+    for name, text in FILES.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    git(tmp_path, "init", "-q", "-b", "main")
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "-qm", "fork")
+    git(tmp_path, "checkout", "-qb", "change")
+    return tmp_path
+
+
+def commit(fork: Path, name: str) -> None:
+    with (fork / name).open("a") as file:
+        file.write("# changed\n")
+    git(fork, "commit", "-qam", name)
+
+
+def check(fork: Path, *words: str) -> Done:
+    asked = ("check", "--stack", "fork.stack:Fork", "--with", "none", "--profile", PROFILE, "--report", "out", *words)
+    return subprocess.run([RANKPROOF, *asked], cwd=fork, env=environment(), capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(
+    ("file", "families"),
+    [
+        ("fork/sizes.py", ["TOPO", "PAT"]),
+        ("fork/patterns.py", ["PAT", "TOPO"]),
+        ("fork/stack.py", ["PAT", "TOPO"]),
+        ("README", ["PAT", "TOPO"]),
+    ],
+)
+def test_what_a_change_can_touch_is_judged_first_and_the_rest_after_it(
+    file: str, families: list[str], fork: Path
+) -> None:
+    commit(fork, file)
+    done = check(fork, "--changed", "main..")
+    assert done.returncode == 0, done.stdout + done.stderr
+    run, _ = record.load(fork / "out")
+    assert list(dict.fromkeys(result.id.partition("-")[0] for result in run.results)) == families
+    number = {"fork/sizes.py": "TOPO", "fork/patterns.py": "PAT", "fork/stack.py": "PAT TOPO", "README": ""}[file]
+    touched = sum(item.id.partition("-")[0] in number.split() for item in run.plan.items)
+    said = f"main..: 1 files changed, {touched} of {len(run.plan.items)} items judged first"
+    assert run.header.changed == said
+    assert f"Order: {said}" in done.stdout
+    assert check(fork).returncode == 0
+    plain, _ = record.load(fork / "out")
+    assert {*plain.plan.items} == {*run.plan.items}, "it orders and never filters"
+
+
+def test_a_stack_in_a_process_of_its_own_is_known_by_the_record_of_an_earlier_run(fork: Path) -> None:
+    assert check(fork, "--report", "before").returncode == 0
+    commit(fork, "fork/stack.py")
+    done = check(fork, "--isolated", "--changed", "main..", "--baseline", "before")
+    assert done.returncode == 0, done.stdout + done.stderr
+    run, _ = record.load(fork / "out")
+    assert run.header.changed.endswith(f"{len(run.plan.items)} of {len(run.plan.items)} items judged first")
+
+
+@pytest.mark.parametrize("given", ["no-such-branch..", "--output=stolen"])
+def test_what_git_does_not_take_is_refused_before_anything_is_written(given: str, fork: Path) -> None:
+    done = check(fork, f"--changed={given}")
+    assert done.returncode == 2
+    assert f"--changed = '{given}': git says: " in done.stderr
+    assert not (fork / "out").exists()
+    assert not (fork / "stolen").exists()

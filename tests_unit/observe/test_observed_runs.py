@@ -1,0 +1,187 @@
+"""The nano script, unmodified, on 1, 2 and 4 ranks: legal layouts agree, a planted bug is named first."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from click.testing import CliRunner  # noqa: E402
+
+from contracts.harness.cli import main  # noqa: E402
+from contracts.observe.diff import compare  # noqa: E402
+from contracts.observe.merged import Merged  # noqa: E402
+from contracts.observe.trace import read  # noqa: E402
+
+pytestmark = [pytest.mark.unit, pytest.mark.slow]
+
+ROOT = Path(__file__).parents[2]
+NANO = ROOT / "docs/examples/observe_nano.py"
+ALONE = {each: value for each, value in os.environ.items()
+         if each not in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")}  # fmt: skip
+HERE = {**ALONE, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+
+
+def _observed(
+    out: Path, script: Path, ranks: int, words: Sequence[str] = (), *, options: Sequence[str] = (), cwd: Path = ROOT
+) -> subprocess.CompletedProcess[str]:
+    launcher = [
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        f"--nproc-per-node={ranks}",
+        "--no-python",
+        sys.executable,
+    ]
+    command = [sys.executable, *(launcher if ranks > 1 else []), "-P", "-m", "contracts.harness.cli", "observe"]
+    return subprocess.run(
+        [*command, "--out", str(out), *options, str(script), *words], cwd=cwd, env=HERE, capture_output=True, text=True,
+        timeout=300, check=False,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Traces of the unmodified script: one rank, DDP on two, FSDP2 on two and on four, and one rank perturbed."""
+    folder = tmp_path_factory.mktemp("traces")
+    runs: Mapping[str, tuple[int, Sequence[str], Sequence[str]]] = {
+        "one": (1, (), ()),
+        "moved": (1, (), ("--perturb", "1")),
+        "ddp2": (2, ("--parallel", "ddp"), ()),
+        "fsdp4": (4, ("--parallel", "fsdp2"), ()),
+    }
+    for name, (ranks, words, options) in runs.items():
+        done = _observed(folder / name, NANO, ranks, [*words, "--steps", "2"], options=options)
+        assert done.returncode == 0, done.stderr
+        assert "step 1: loss" in done.stdout
+    return folder
+
+
+@pytest.mark.parametrize("layout", ["ddp2", "fsdp4"])
+def test_a_legal_layout_is_equal_and_healthy(traces: Path, tmp_path: Path, layout: str) -> None:
+    done = CliRunner().invoke(main, ["diff", str(traces / "one"), str(traces / layout)])
+    assert done.exit_code == 0, done.output
+    assert "agrees  step 2: updated weights (28)" in done.output
+    done = CliRunner().invoke(main, ["judge", str(traces / layout), "--report", str(tmp_path / "report")])
+    assert done.exit_code == 0, done.output
+
+
+def test_measured_rounding_allows_what_it_does_and_no_more(traces: Path) -> None:
+    one, ddp, moved = (Merged(read(traces / each)) for each in ("one", "ddp2", "moved"))
+    assert not compare(one, ddp, [moved]).differences
+    weights, perturbed = one.tensors("weight", 1), moved.tensors("weight", 1)
+    apart = [
+        float((each.sketch - perturbed[name].sketch).norm()) / each.norm for name, each in weights.items() if each.norm
+    ]
+    assert 0 < min(apart) <= max(apart) < 2**-22
+
+
+BUGS = {  # words of the script → what stands there instead; layout; where the diff must point first
+    "a-layer-is-not-synced": (
+        "    optimizer = torch", "    model.module.blocks[1].up.weight.data.mul_(1 + rank)\n    optimizer = torch",
+        "ddp",
+        "step 1, initial weights: blocks.1.up.weight: rank 1 holds other bits than rank 0",
+    ),
+    "gradients-are-not-averaged": (
+        "        loss.backward()",
+        "        with model.no_sync():\n            loss = model(text[:, :-1], text[:, 1:])\n        loss.backward()",
+        "ddp", "step 1, gradient: ln_f.weight: rank 1 holds other bits than rank 0",
+    ),
+    "a-rank-has-another-rate": (
+        "lr=1e-3", "lr=1e-3 * (1 + rank)", "ddp",
+        "step 1, settings of the optimizer: wte.weight: learning rate 0.002 and decay 0.1 on rank 1",
+    ),
+    "a-gradient-is-doubled-on-shards": (
+        "        optimizer.step()", "        model.blocks[0].qkv.weight.grad.mul_(2)\n        optimizer.step()",
+        "fsdp2",
+        "step 1, gradient: blocks.0.qkv.weight: differs by",
+    ),
+    "a-residual-is-scaled": (
+        "return x + self.down", "return x + 1.01 * self.down", "fsdp2",
+        "step 1, output of module: blocks.0: differs by",
+    ),
+    "every-rank-reads-all-rows": ("[rank::world]", "[:]", "ddp", "step 1: the inputs differ: 8 rows and 16 rows"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("bug", BUGS)
+def test_a_planted_bug_is_named_first(traces: Path, tmp_path: Path, bug: str) -> None:
+    old, new, parallel, words = BUGS[bug]
+    text = NANO.read_text(encoding="utf-8")
+    assert text.count(old) == 1
+    script = tmp_path / "train.py"
+    script.write_text(text.replace(old, new), encoding="utf-8")
+    done = _observed(tmp_path / "out", script, 2, ["--parallel", parallel, "--steps", "1"])
+    assert done.returncode == 0, done.stderr
+    done_diff = CliRunner().invoke(main, ["diff", str(traces / "one"), str(tmp_path / "out")])
+    last = done_diff.output.strip().splitlines()[-1]
+    assert words in last, done_diff.output
+    assert done_diff.exit_code == (3 if "inputs" in words else 1)
+
+
+def test_a_folder_of_the_users_name_does_not_shadow_and_is_not_shadowed(tmp_path: Path) -> None:
+    own = tmp_path / "contracts"
+    own.mkdir()
+    (own / "__init__.py").write_text("WHOSE = 'the user'")
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import sys, contracts\nprint(contracts.WHOSE, sys.argv, __name__, sys.path[0])\n"
+        "import torch\nnet = torch.nn.Linear(3, 1)\nopt = torch.optim.SGD(net.parameters(), lr=0.1)\n"
+        "for _ in range(2):\n    opt.zero_grad()\n    net(torch.ones(2, 3)).sum().backward()\n    opt.step()\n"
+    )
+    done = _observed(tmp_path / "out", script, 1, ["--steps", "7", "-m"], cwd=tmp_path)
+    assert done.stdout == f"the user ['{script}', '--steps', '7', '-m'] __main__ {tmp_path}\n", done.stderr
+    assert Merged(read(tmp_path / "out")).steps == 2
+
+
+def test_a_run_that_dies_leaves_a_trace_that_says_so_and_no_secret(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import torch\nnet = torch.nn.Linear(3, 1)\nopt = torch.optim.SGD(net.parameters(), lr=0.1)\n"
+        "net(torch.ones(2, 3)).sum().backward()\nopt.step()\n"
+        "raise ValueError('the key hf_abcdefghijklmnopqrstuvwxyz012345 is refused')\n"
+    )
+    done = _observed(tmp_path / "out", script, 1, ["--api-key", "sesame-open-up"])
+    assert done.returncode == 1
+    assert "ValueError" in done.stderr
+    text = (tmp_path / "out/rank-00000.jsonl").read_text()
+    assert "hf_abcdefgh" not in text
+    assert "sesame" not in text
+    judged = CliRunner().invoke(main, ["judge", str(tmp_path / "out"), "--report", str(tmp_path / "report")])
+    assert judged.exit_code == 1
+    assert "rank 0 ended with ValueError" in judged.output
+    assert json.loads(text.splitlines()[-1])["steps"] == 1
+    assert _observed(tmp_path / "out", script, 1).returncode == 2  # a second trace does not overwrite the first
+    assert _observed(tmp_path / "new", tmp_path / "no.py", 1).returncode == 2
+
+
+def test_a_script_is_not_changed_by_being_observed(tmp_path: Path) -> None:
+    """Dropout, recomputation, keyword inputs: the numbers are those of the script alone, each output counts once."""
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import torch\nfrom torch import nn\nfrom torch.utils.checkpoint import checkpoint\n"
+        "class Net(nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.a, self.drop = nn.Linear(3, 3), nn.Dropout(0.5)\n"
+        "    def forward(self, *, x):\n"
+        "        return checkpoint(lambda y: self.drop(self.a(y)), x, use_reentrant=False).sum()\n"
+        "torch.manual_seed(1)\nnet = Net()\nopt = torch.optim.Adam(net.parameters())\n"
+        "for _ in range(3):\n    opt.zero_grad()\n    net(x=torch.randn(4, 3)).backward()\n    opt.step()\n"
+        "print(net.a.weight.tolist(), torch.rand(()).item())\n"
+    )
+    plain = subprocess.run([sys.executable, script], env=HERE, capture_output=True, text=True, timeout=300, check=True)
+    done = _observed(tmp_path / "out", script, 1)
+    assert done.stdout == plain.stdout
+    merged = Merged(read(tmp_path / "out"))
+    calls = [line for _, line in merged.lines("forward", 1) if line["name"] == "a"]
+    assert len(calls) == 1
+    assert len(merged.rows(1)) == 4
+    assert all(line["drawn"] for _, line in merged.lines("drawn", 1))

@@ -1,0 +1,84 @@
+"""Traces as files: what is refused, and what a killed rank leaves."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from contracts.observe.merged import Merged
+from contracts.observe.names import canonical
+from contracts.observe.trace import Writer, lines_of, read
+from contracts.spec.errors import Refused
+
+pytestmark = pytest.mark.unit
+
+ABOUT = {"run": "r/0", "torch": "2.13"}
+
+
+def _write(folder: Path, rank: int, world: int, run: str = "r/0") -> Writer:
+    return Writer(folder, rank, world, ["train.py", "--token", "open-sesame-now"], {**ABOUT, "run": run})
+
+
+def test_a_trace_is_read_as_it_was_written(tmp_path: Path) -> None:
+    for rank in range(2):
+        writer = _write(tmp_path, rank, 2)
+        writer.add("step", step=1, backward=2, microbatches=2)
+        writer.close("ValueError: open-sesame-now", steps=1, unseen={})
+    trace = read(tmp_path)
+    assert (trace.world, trace.missing, len(trace.ranks)) == (2, (), 2)
+    assert Merged(trace).steps == 1
+    assert "open-sesame" not in lines_of(tmp_path, 0).read_text()
+
+
+def test_a_killed_rank_has_no_end_and_its_half_line_is_left_out(tmp_path: Path) -> None:
+    writer = _write(tmp_path, 0, 2)
+    writer.add("step", step=1, backward=1, microbatches=1)
+    writer.close(steps=1, unseen={})
+    *kept, end = lines_of(tmp_path, 0).read_text().splitlines(keepends=True)
+    lines_of(tmp_path, 0).write_text("".join(kept) + end[:12])
+    trace = read(tmp_path)
+    assert trace.ranks[0].end is None
+    assert trace.missing == (1,)
+    assert Merged(trace).steps == 1
+
+
+def test_what_is_no_trace_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(Refused, match="holds no trace"):
+        read(tmp_path / "nowhere")
+    _write(tmp_path, 0, 2).close()
+    with pytest.raises(Refused, match="holds a trace of rank 0"):
+        _write(tmp_path, 0, 2)
+    _write(tmp_path, 1, 2, run="other/0").close()
+    with pytest.raises(Refused, match="is of another run"):
+        read(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["[]\n", "nonsense\n", '{"e": 3}\n', "[" * 100_000 + "\n", "\n", ""])
+def test_a_file_that_is_no_trace_is_refused(tmp_path: Path, text: str) -> None:
+    lines_of(tmp_path, 0).write_text(text)
+    with pytest.raises(Refused):
+        read(tmp_path)
+
+
+def test_another_version_is_refused(tmp_path: Path) -> None:
+    begin = {"e": "begin", "version": "rankproof.trace/2", "rank": 0, "world": 1, "run": ""}
+    lines_of(tmp_path, 0).write_text(json.dumps(begin) + "\n")
+    with pytest.raises(Refused, match=r"is of version rankproof\.trace/2, and this suite reads rankproof\.trace/1"):
+        read(tmp_path)
+
+
+NAMES = {
+    "module.blocks.0.up.weight": (True, "blocks.0.up.weight"),
+    "_orig_mod.module.up.weight": (True, "up.weight"),
+    "module._orig_mod.up.weight": (True, "up.weight"),
+    "_fsdp_wrapped_module.layers.3._checkpoint_wrapped_module.w": (False, "layers.3.w"),
+    "module.weight": (False, "module.weight"),
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_name_is_the_same_whatever_wraps_the_model(name: str) -> None:
+    inside, want = NAMES[name]
+    assert canonical(name, inside=inside) == want
