@@ -24,32 +24,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from contracts.harness.pytest_options import CASE, JUDGE, MARK, NAME, OPTIONS, gating
+
 if TYPE_CHECKING:
     from contracts.harness.plugin import Promise
     from contracts.spec.stack import Party
 
 __all__ = ["parametrize_with_contracts"]
-
-NAME = "rankproof"
-JUDGE = "contracts.harness.plugin"
-CASE = "rankproof_case"
-MARK = "rankproof_contracts"
-ARGUMENT = "contract"
-
-OPTIONS: dict[str, str] = {
-    "stack": "the stack under test: a name or package.module:Name [reference]",
-    "with": "who answers what the stack does not (a launcher's parser); `none` for nobody; may be repeated",
-    "profile": "profiles, ids and prefixes of ids, as for `rankproof check`",
-    "deviations": "TOML file of declared deviations",
-    "baseline": "an earlier record: what was judged there must be judged now",
-    "report": "folder: write the run as JSON lines to run.jsonl in it",
-    "changed": "what `git diff` takes, such as main..: items that such a change can touch are judged first",
-    "law": "a frozen set of contracts, such as 2026.11: what was added later is judged and not counted",
-    "proof": "kills.json of `rankproof selftest`, or its folder: contracts that failed there are not judged",
-    "deadline": "seconds that one case may take",
-}
-"""Each is the option `--rankproof-NAME` and the ini key `rankproof_NAME`; `stack` also the variable RANKPROOF_STACK."""
-_FILES = ("deviations", "baseline", "report", "proof")
 
 
 class _AsWritten:
@@ -98,24 +79,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--rankproof-gate", action="store_true", help="let the verdict decide the exit code: incomplete is red"
     )
-
-
-def setting(config: pytest.Config, name: str) -> Any:
-    """What an option says: the command line, or the ini file (a relative file there is relative to it), or None."""
-    given = config.getoption(f"rankproof_{name}")
-    if name == "stack" and not given:
-        given = os.environ.get("RANKPROOF_STACK")
-    if given:
-        return Path(given) if name in _FILES else given
-    written = config.getini(f"rankproof_{name}")
-    if not written:
-        return None
-    return (config.inipath or config.rootpath / "_").parent / written if name in _FILES else written
-
-
-def gating(config: pytest.Config) -> bool:
-    """Whether this session has a record or a verdict; it must say so itself, an ini file does not."""
-    return bool(config.getoption("rankproof_gate") or config.getoption("rankproof_report"))
 
 
 @pytest.hookimpl(trylast=True)  # behind the conftest files that load the judge themselves

@@ -17,7 +17,7 @@ import contracts.checks
 import contracts.mutants
 from contracts.contract import LAW
 from contracts.instruments.import_trace import modules_after
-from contracts.spec import errors, ladder, violations
+from contracts.spec import conventions, errors, ladder, tolerance, violations
 
 pytestmark = pytest.mark.unit
 
@@ -150,7 +150,10 @@ def test_a_whole_check_loads_no_torch(tmp_path: Path) -> None:
     assert not {module.split(".")[0] for module in modules} & HEAVY
 
 
-TELLING = (errors.shown, ladder.rung_of, ladder.stepped_down, violations.compared, violations.require_none)
+TELLING = (
+    conventions.chosen, errors.shown, ladder.rung_of, ladder.stepped_down, tolerance.within,
+    violations.compared, violations.require_none,
+)  # fmt: skip
 """What says how a thing is asked, called or reported, and computes nothing that is expected of a stack."""
 
 

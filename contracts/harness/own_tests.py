@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 import contracts.checks
-from contracts import testing
 from contracts.contract import LAW
 from contracts.court import profiles
 from contracts.court.profiles import ONE_PROCESS
 from contracts.harness import parties
+from contracts.harness import pytest_options as options
 from contracts.harness.gate import Gate
 from contracts.harness.plugin import Promise, assistants_of, deadline_of, deviations_of, without_torch
 from contracts.spec.errors import Refusals, Refused, Unreachable
@@ -31,8 +31,8 @@ def parametrize(
         CollectError: for stacks, a profile or deviations that cannot be judged, with every fault.
     """
     config = metafunc.config
-    chosen = profile or testing.setting(config, "profile") or ONE_PROCESS
-    declared = deviations or testing.setting(config, "deviations")
+    chosen = profile or options.setting(config, "profile") or ONE_PROCESS
+    declared = deviations or options.setting(config, "deviations")
     each = []
     try:
         _distinct(stacks)
@@ -51,7 +51,7 @@ def parametrize(
                     each.append(pytest.param(Promise(gate, item), marks=marks, id=f"{named}{item.id}-{item.case}"))
     except (Refused, Unreachable) as error:
         raise pytest.Collector.CollectError(str(error)) from None
-    metafunc.parametrize(testing.ARGUMENT, each)
+    metafunc.parametrize(options.ARGUMENT, each)
 
 
 def _distinct(stacks: tuple[Party, ...]) -> None:

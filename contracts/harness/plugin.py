@@ -9,6 +9,7 @@ it.
 from __future__ import annotations
 
 import datetime
+import importlib
 import importlib.util
 import json
 import os
@@ -19,7 +20,6 @@ from pathlib import Path
 
 import pytest
 
-from contracts import testing
 from contracts.contract import LAW
 from contracts.court import deviations, profiles, record, report
 from contracts.court.baseline import baseline
@@ -27,6 +27,7 @@ from contracts.court.judge import DEADLINE_S, NO_TORCH
 from contracts.court.profiles import ONE_PROCESS
 from contracts.court.verdict import verdict
 from contracts.harness import kill_matrix, law_release, parties, touched
+from contracts.harness import pytest_options as options
 from contracts.harness.gate import Gate
 from contracts.instruments.ranks import here
 from contracts.spec import codec
@@ -53,8 +54,8 @@ OWN_RANKS_S = 290.0  # for a GATE contract, which starts ranks of its own, one t
 
 
 def pytest_addoption(pluginmanager: pytest.PytestPluginManager) -> None:
-    if not pluginmanager.has_plugin(testing.NAME):  # not installed, or plugins are not loaded by themselves
-        pluginmanager.register(testing, testing.NAME)
+    if not pluginmanager.has_plugin(options.NAME):  # not installed, or plugins are not loaded by themselves
+        pluginmanager.register(importlib.import_module("contracts.testing"), options.NAME)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -84,7 +85,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
                 "--rankproof-selftest runs in one process; for several ranks: rankproof selftest --profile dist"
             )
         try:
-            gate.open(testing.setting(config, "report") if here().rank == 0 else None)
+            gate.open(options.setting(config, "report") if here().rank == 0 else None)
         except Refused as error:
             raise pytest.UsageError(str(error)) from error
         if config.getoption("rankproof_selftest"):
@@ -99,14 +100,14 @@ def parametrize(metafunc: pytest.Metafunc) -> None:
     items = [i for i in gate.plan.items if i.id in LAW.contracts and LAW.contracts[i.id].tier == tier]
     if not items:
         nothing = (getattr(pytest.mark, tier), pytest.mark.skip(reason=NEEDS[tier]))
-        metafunc.parametrize(testing.CASE, [pytest.param(None, marks=nothing, id="nothing")])
+        metafunc.parametrize(options.CASE, [pytest.param(None, marks=nothing, id="nothing")])
         return
-    unjudged = () if testing.gating(metafunc.config) else without_torch()
+    unjudged = () if options.gating(metafunc.config) else without_torch()
     each = []
     for item in items:
         marks = (*_marks(gate, item), *(unjudged if LAW.contracts[item.id].of_numbers else ()))
         each.append(pytest.param(item, marks=marks, id=f"{item.id}-{item.case}"))
-    metafunc.parametrize(testing.CASE, each, indirect=True)
+    metafunc.parametrize(options.CASE, each, indirect=True)
 
 
 def without_torch() -> tuple[pytest.MarkDecorator, ...]:
@@ -169,7 +170,7 @@ class _Collector:
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         for node in session.items:
-            item = getattr(node, "callspec", None) and node.callspec.params.get(testing.CASE)  # type: ignore[attr-defined]
+            item = getattr(node, "callspec", None) and node.callspec.params.get(options.CASE)  # type: ignore[attr-defined]
             if isinstance(item, Item):
                 self._items[node.nodeid] = item
 
@@ -222,7 +223,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     terminalreporter.section("rankproof")
     for fault in judged.faults:
         terminalreporter.write_line(f"fault ({fault.kind}): {fault.words}")
-    folder = testing.setting(config, "report")
+    folder = options.setting(config, "report")
     if folder is not None:
         terminalreporter.write_line(f"record: {folder / 'run.jsonl'}; read it with `rankproof report {folder}`")
     terminalreporter.write_line(report.headline(judged))
@@ -230,7 +231,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 def _judges(config: pytest.Config) -> bool:
     """Whether this process draws the verdict: not a worker of xdist, but every rank, so that all end with one code."""
-    return testing.gating(config) and not hasattr(config, "workerinput")
+    return options.gating(config) and not hasattr(config, "workerinput")
 
 
 def _gate(config: pytest.Config) -> Gate:
@@ -240,21 +241,21 @@ def _gate(config: pytest.Config) -> Gate:
     import contracts.checks  # all contracts; imported here, so that `pytest --help` does not read them
 
     assert contracts.checks
-    profile = testing.setting(config, "profile") or ("dist" if here().world > 1 else ONE_PROCESS)
-    name = testing.setting(config, "stack") or "reference"
-    given, compared = testing.setting(config, "proof"), testing.setting(config, "baseline")
+    profile = options.setting(config, "profile") or ("dist" if here().world > 1 else ONE_PROCESS)
+    name = options.setting(config, "stack") or "reference"
+    given, compared = options.setting(config, "proof"), options.setting(config, "baseline")
     try:
         seconds = deadline_of(config)
         subject = parties.load(name, deadline_s=seconds)
         quick = not config.getoption("rankproof_gate")
         plan = profiles.plan(LAW, profile, abilities_of(subject))
-        if (release := testing.setting(config, "law")) is not None:
+        if (release := options.setting(config, "law")) is not None:
             plan = law_release.pinned(LAW, plan, law_release.load(release))
         if here().world > 1:
             plan = profiles.of_several_ranks(LAW, plan)
         earlier, closing = (None, None) if compared is None else record.load(compared)
         words = ""
-        if (of := testing.setting(config, "changed")) is not None:
+        if (of := options.setting(config, "changed")) is not None:
             places = {} if earlier is None else earlier.header.subject.places
             plan, words = touched.first(plan, subject, touched.changed(of), places)
         proved = None if given is None else kill_matrix.load(given)
@@ -265,7 +266,7 @@ def _gate(config: pytest.Config) -> Gate:
             profile=profile,
             plan=plan,
             changed=words,
-            deviations=deviations_of(testing.setting(config, "deviations")),
+            deviations=deviations_of(options.setting(config, "deviations")),
             deadline_s=seconds,
             proof="" if proved is None else proved.words(),
             unfit={} if proved is None else proved.unfit(LAW),
@@ -285,7 +286,7 @@ def deadline_of(config: pytest.Config) -> float:
     Raises:
         Refused: for what is no time.
     """
-    given = testing.setting(config, "deadline")
+    given = options.setting(config, "deadline")
     try:
         seconds = DEADLINE_S if given is None else float(given)
     except ValueError:
@@ -296,7 +297,7 @@ def deadline_of(config: pytest.Config) -> float:
 
 
 def assistants_of(config: pytest.Config, subject: Party, *, quick: bool) -> tuple[tuple[str, Party], ...]:
-    return parties.assistants(subject, tuple(testing.setting(config, "with") or ()), quick=quick)
+    return parties.assistants(subject, tuple(options.setting(config, "with") or ()), quick=quick)
 
 
 def deviations_of(file: Path | None) -> tuple[Deviation, ...]:
