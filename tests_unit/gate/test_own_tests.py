@@ -143,7 +143,7 @@ import sys
 def test_of_the_project(request):
     assert request.config.pluginmanager.has_plugin("rankproof")
     ours = {name for name in sys.modules if name.partition(".")[0] == "contracts"}
-    assert ours == {"contracts", "contracts.testing"}
+    assert ours == {"contracts", "contracts.harness", "contracts.harness.pytest_options", "contracts.testing"}
     assert "torch" not in sys.modules
 """
     done = own_pytest(project, counts, "-W", "error", "--strict-markers")
