@@ -61,6 +61,10 @@ def _done(directory: Path, words: Sequence[object]) -> Done:
     return Done(["rankproof", *map(str, words)], int(code), out, err)
 
 
+# pytest would rewrite the package of an installed plugin, which is imported here long before.
+_LOADED = ("-W", "ignore::pytest.PytestAssertRewriteWarning")
+
+
 def _run(cwd: str, words: list[str]) -> None:
     """The command in this process, which ends with it."""
     os.chdir(cwd)
@@ -68,7 +72,7 @@ def _run(cwd: str, words: list[str]) -> None:
     for number, name in ((1, "stdout"), (2, "stderr")):
         os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT), number)
     if words[0] == "pytest":
-        sys.exit(int(pytest.main(words[1:])))
+        sys.exit(int(pytest.main([*_LOADED, *words[1:]])))
     main(words, prog_name="rankproof")
 
 
@@ -76,7 +80,7 @@ def _serve() -> None:
     for module in ("contracts.checks", "contracts.mutants", "rich.table", "jinja2", "junitparser"):
         importlib.import_module(module)
     with open(os.devnull, "w", encoding="utf-8") as nowhere, redirect_stdout(nowhere):  # noqa: PTH123
-        pytest.main(["--version", "--version", "-p", "contracts.harness.plugin"])  # imports pytest's own plugins
+        pytest.main([*_LOADED, "--version", "--version", "-p", "contracts.harness.plugin"])  # imports pytest's own plugins
     gc.freeze()
     for job in json.load(sys.stdin):
         child = os.fork()
