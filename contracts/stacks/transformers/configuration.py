@@ -262,10 +262,10 @@ def model_of(recipe: Recipe) -> Kind:
         "no model has an M²RNN": "R" in letters,
         "its models of multi-token prediction do not train the heads": recipe.mtp,
         "no model has hyper-connections": recipe.mhc,
-        **_no_model_has(recipe, moe),
+        **_no_model_has(recipe, moe if "E" in letters else None),
     }})  # fmt: skip
-    if not gated and "A" not in letters and "E" in letters:
-        if moe is not None:
+    if "A" not in letters and ("E" not in letters or not gated):
+        if "E" in letters and moe is not None:
             _experts(recipe)
         return NEMOTRON_H
     paired = set(letters[::2]) <= set("AM") and set(letters[1::2]) == {"E"} and len(letters) % 2 == 0

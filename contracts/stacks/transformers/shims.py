@@ -5,14 +5,15 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 
 SHIMS = {
-    "wide": "a call in float64 is computed in float64 where transformers writes torch.float32, with its eager experts: "
-    "grouped_mm has no float64",
+    "wide": "a call in float64 is computed in float64 where transformers writes torch.float32 and its Trainer adds up "
+    "losses, with its eager experts: grouped_mm has no float64",
     "shared": "DeepSeek-V3's shared expert built at the recipe's width, which its configuration knows only as a "
     "multiple of an expert's",
 }
@@ -31,6 +32,23 @@ class Wide(TorchFunctionMode):
 
 def _wider(value: Any) -> Any:
     return torch.float64 if value is torch.float32 else value
+
+
+def recomputed() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+    """What blocks run in, forward and again in the backward pass: `Wide` is off inside of `Tensor.backward`."""
+    return contextlib.nullcontext(), Wide()
+
+
+@contextlib.contextmanager
+def widened() -> Iterator[None]:
+    """`Wide`, and new tensors of floats are float64: the Trainer's sum of losses is one."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with Wide():
+            yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 @contextlib.contextmanager

@@ -56,7 +56,8 @@ class Transformers:
 
         self.version = found
         block = "; ".join(SHIMS.values())
-        said = dict.fromkeys(("built", "initial", "run_model", "train"), OWN)
+        wide = f"{OWN}; in float64 substituted: {SHIMS['wide']}"
+        said = {"built": OWN, "initial": OWN, "run_model": wide, "train": wide}
         said |= {"block_weights": OWN, "run_block": f"substituted: {block}"}
         self.offers = frozenset(said)
         self.labels: Mapping[str, str] = said

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from accelerate import Accelerator
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader
@@ -42,7 +43,8 @@ class Model:
         config = self.kind.config(recipe)
         if wide:
             config._experts_implementation = "eager"
-        with shims.quiet(), torch.device(device):
+        # rope's frequencies are buffers, and computed here; parameters are drawn in float32 all the same
+        with shims.quiet(), torch.device(device), shims.Wide() if wide else contextlib.nullcontext():
             set_seed(recipe.seed)
             self.module = self.kind.part("ForCausalLM")(config)
         if wide:
@@ -192,19 +194,21 @@ def declined_execution(recipe: Recipe, execution: Execution) -> None:
 
 
 def run_model(recipe: Recipe, execution: Execution, weights: Arrays, batch: Tokens, backward: bool) -> Pass:
-    """One pass of the model, as its Trainer makes it: under autocast where the recipe is bf16."""
+    """One pass of the model, as its Trainer makes it: prepared by accelerate where the recipe is bf16."""
     model_of(recipe)
     declined_execution(recipe, execution)
-    other = execution.world > 1 or execution.compile != "none" or execution.recompute
+    other = execution.world > 1 or execution.compile != "none"
     decline({"adapter": {"a single pass is one process's, eager; sessions have the rest": other}})
     wide, half = execution.precision == "float64", execution.precision == "declared" and recipe.dtype == "bf16"
     model = Model(recipe, wide=wide)
     if weights:
         model.put(weights, {})
-    mixed = torch.autocast("cpu", torch.bfloat16) if half else contextlib.nullcontext()
-    with shims.quiet(), shims.Wide() if wide else contextlib.nullcontext():
-        with mixed:
-            told = model.module(**_inputs(batch, slice(None)))
+    if _recomputes(recipe, execution):
+        model.module.activation_checkpointing_enable(activation_checkpointing_kwargs=_recomputing(wide))
+    with shims.quiet(), shims.widened() if wide else contextlib.nullcontext(), _alone(execution):
+        if half:
+            Accelerator(cpu=True, mixed_precision="bf16").prepare_model(model.module, evaluation_mode=True)
+        told = model.module(**_inputs(batch, slice(None)))
         if backward:
             told.loss.backward()
     named = model.module.named_parameters()
@@ -286,7 +290,8 @@ class Observed(Trainer):  # type: ignore[misc]  # not installed where types are 
                 weight_decay=optim.weight_decay, adam_beta1=optim.beta1, adam_beta2=optim.beta2,
                 max_grad_norm=optim.clip, save_strategy="no", save_total_limit=session.keep, logging_steps=1,
                 logging_nan_inf_filter=False, report_to=[], disable_tqdm=True, remove_unused_columns=False,
-                gradient_checkpointing=execution.recompute or recipe.recompute == "full",
+                gradient_checkpointing=_recomputes(recipe, execution),
+                gradient_checkpointing_kwargs=_recomputing(execution.precision == "float64"),
                 accelerator_config={"even_batches": False}, dataloader_pin_memory=False,
                 **schedule(recipe), **(compiled if execution.compile == "model" else {}),
             ),
@@ -425,9 +430,18 @@ def train(session: Session) -> Trained:
         if session.execution.world > 1 and _cut(session.execution):
             model.spread(session.execution)
         trainer = Observed(session, model, microbatches(session, start), start + session.steps, kept)
-        with shims.Wide() if wide else contextlib.nullcontext():
+        with shims.widened() if wide else contextlib.nullcontext():
             trainer.train(resume_from_checkpoint=folder)
     return Trained(start=start, steps=tuple(trainer.steps), loaded=trainer.loaded)
+
+
+def _recomputes(recipe: Recipe, execution: Execution) -> bool:
+    return execution.recompute or recipe.recompute == "full"
+
+
+def _recomputing(wide: bool) -> dict[str, Any] | None:
+    """Its own way of recomputing, in float64 inside the shim."""
+    return {"use_reentrant": False, "context_fn": shims.recomputed} if wide else None
 
 
 def _cut(execution: Execution) -> bool:
