@@ -80,7 +80,9 @@ def _serve() -> None:
     for module in ("contracts.checks", "contracts.mutants", "rich.table", "jinja2", "junitparser"):
         importlib.import_module(module)
     with open(os.devnull, "w", encoding="utf-8") as nowhere, redirect_stdout(nowhere):  # noqa: PTH123
-        pytest.main([*_LOADED, "--version", "--version", "-p", "contracts.harness.plugin"])  # imports pytest's own plugins
+        pytest.main(
+            [*_LOADED, "--version", "--version", "-p", "contracts.harness.plugin"]
+        )  # imports pytest's own plugins
     gc.freeze()
     for job in json.load(sys.stdin):
         child = os.fork()
