@@ -96,8 +96,6 @@ def the_rate_that_is_reported_is_applied(
     be others after a wrapper, or hold the value of an earlier phase. Norms do not decay; under Adam their first steps
     are as long as the rate.
     """
-    import torch
-
     recipe = replace(LITTLE, optim=Optim(lr=lr / 8, min_lr=low / 8, schedule=kind, warmup=warmup, steps=steps,
                                          weight_decay=0.5))  # fmt: skip
     rows = table(stack, recipe)
@@ -107,7 +105,8 @@ def the_rate_that_is_reported_is_applied(
     weights = drawn_weights(rows)
     given = (replace(batch("rate", 5, WHOLE[:2]), documents=None),) * (steps + 2)  # five tokens of a vocabulary of 17
     found = run(stack, recipe, given, "weights", weights=weights).steps
-    norm = next(row.name for row in rows if row.role == "norm")
+    # Where norms decay, which is OPT-02a's to say, their first step is not the rate alone.
+    norm = next((row.name for row in rows if row.role == "norm" and not row.weight_decay), None)
     before = instruments.numerics.tensors(weights)
     for step in found:
         after = instruments.numerics.tensors(step.weights)
@@ -115,10 +114,9 @@ def the_rate_that_is_reported_is_applied(
         applied = (1 - left) / embedding.weight_decay
         words = f"step {step.number} of {kind} reports a rate of {step.lr:.6g}"
         assert abs(applied - step.lr) < 1e-9, f"{words} and shrinks an unused row by that of {applied:.6g}"
-        moved = float((after[norm] - before[norm].double()).abs().max())
-        assert step.number > 1 or torch.isclose(torch.tensor(moved), torch.tensor(step.lr), rtol=1e-3), (
-            f"{words} and moves {norm} by {moved:.6g}"
-        )
+        if norm is not None and step.number == 1:
+            moved = float((after[norm] - before[norm].double()).abs().max())
+            assert math.isclose(moved, step.lr, rel_tol=1e-3), f"{words} and moves {norm} by {moved:.6g}"
         before = after
 
 
