@@ -266,6 +266,8 @@ def test_the_runtime_is_that_of_the_interpreter_behind_torchrun(
     site = tmp_path / "site"
     info = site / "torch-9.9.dist-info"
     info.mkdir(parents=True)
+    (site / "torch").mkdir()
+    (site / "torch" / "a.so").write_bytes(b"abc")
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 9.9\n", encoding="utf-8")
     (info / "RECORD").write_text("torch/a.so,sha256=aa,3\n../../bin/torchrun,sha256=bb,2\n", encoding="utf-8")
     other = tmp_path / "python3"
