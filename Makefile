@@ -106,7 +106,8 @@ release: $(READY)  ## wheel, sdist, notes and checksums of VERSION=x.y.z in dist
 	@PYTHON=$(BIN)/python JOBS=$(JOBS) .ci/release "$(VERSION)"
 
 test: $(READY) lint  ## the project's own tests, after lint; those of several ranks first, on RANKS=4
-	@OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --nproc-per-node $(RANKS) --max-restarts 3 \
+	@export OMP_NUM_THREADS=1  # a second thread in each of several processes only waits
+	$(BIN)/torchrun --standalone --nproc-per-node $(RANKS) --max-restarts 3 \
 	  -m pytest -q -m "dist and not slow" tests_dist
 	$(BIN)/pytest -m "unit or slow or megatron or titan or transformers or kernels or registry or torchrun" -n 2 --dist worksteal
 

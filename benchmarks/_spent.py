@@ -6,6 +6,7 @@ of the processes that it has waited for, user and system.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import json
@@ -21,6 +22,7 @@ from typing import Any
 import pytest
 
 FILE = "RANKPROOF_SPENT"  # a file to which the plugin appends a line a test
+EVERY = "RANKPROOF_SPENT_EVERY"  # of each file, the plugin keeps each so-many-th test
 
 # What is paid for again and again where nobody looks, and how to tell whether two calls do the same.
 WATCHED: dict[str, tuple[str, Callable[..., str]]] = {
@@ -37,6 +39,7 @@ WATCHED: dict[str, tuple[str, Callable[..., str]]] = {
         lambda *words, **_: repr(words[:2]),
     ),
 }
+Since = tuple[float, ...]
 _STARTS = frozenset({"subprocess.Popen", "os.fork", "os.posix_spawn"})
 
 
@@ -49,6 +52,8 @@ class Spent:
     children: float
     wall: float
     starts: int
+    of: int = 1
+    """How many items this one stands for, where it was drawn from more."""
 
     @property
     def cpu(self) -> float:
@@ -78,12 +83,23 @@ class Meter:
         """What was done until now belongs to no item."""
         self._from = self._now()
 
-    def item(self, name: str) -> Spent:
+    def item(self, name: str, of: int = 1) -> Spent:
         """What was spent since the last item."""
         before, now = self._from, self._now()
         self._from = now
         own, children, wall, starts = (b - a for a, b in zip(before, now, strict=True))
-        return Spent(name=name, own=own, children=children, wall=wall, starts=int(starts))
+        return Spent(name=name, own=own, children=children, wall=wall, starts=int(starts), of=of)
+
+    def pause(self) -> Since:
+        """What was spent until now stays with the item under way; what follows is another's, until `resume`."""
+        before, self._from = self._from, self._now()
+        return tuple(now - then for then, now in zip(before, self._from, strict=True))
+
+    def resume(self, name: str, held: Since) -> Spent:
+        """What was spent since `pause` returned `held`; what comes now is the item's again."""
+        spent = self.item(name)
+        self._from = tuple(now - mine for now, mine in zip(self._from, held, strict=True))
+        return spent
 
     def watch(self) -> None:
         """Count the calls of `WATCHED`. It imports torch."""
@@ -114,17 +130,45 @@ class Meter:
     def _hear(self, event: str, _: object) -> None:
         self._starts += event in _STARTS
 
-    def _now(self) -> tuple[float, float, float, float]:
+    def _now(self) -> Since:
         spent = os.times()
-        own, children = spent.user + spent.system, spent.children_user + spent.children_system
+        own, children = spent.user + spent.system, spent.children_user + spent.children_system + _of_the_living()
         return own, children, time.monotonic(), float(self._starts)
 
 
+def _of_the_living() -> float:
+    """CPU seconds of the children that still run, such as one that is asked again and again, and of those that they
+    waited for."""
+    ticks = 0
+    for pid in (pid for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it ended meanwhile
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            ticks += sum(map(int, fields[11:15]))
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
 _METER: list[Meter] = []
+_OF: dict[str, int] = {}
+"""Of each file of a sample, how many tests each that is kept stands for."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
     _METER[:] = [Meter()]
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    every = int(os.environ.get(EVERY, "1"))
+    files: dict[str, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        files[_file(item)].append(item)
+    kept: set[pytest.Item] = set()
+    for file, members in files.items():
+        drawn = members[min(every, len(members)) // 2 :: every]
+        kept.update(drawn)
+        _OF[file] = round(len(members) / len(drawn))
+    config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+    items[:] = [item for item in items if item in kept]
 
 
 @pytest.hookimpl(trylast=True)
@@ -133,10 +177,28 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_fixture_setup(
+    fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest
+) -> Generator[None, Any, Any]:
+    """What is made once for many tests is no test's, so that a sample does not count it many times."""
+    if fixturedef.scope == "function":
+        return (yield)
+    held = _METER[0].pause()
+    try:
+        return (yield)
+    finally:
+        _write(_METER[0].resume(f"{_file(request.node)}::fixture {fixturedef.argname}", held))
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     done = yield
-    _write(_METER[0].item(item.nodeid))
+    _write(_METER[0].item(item.nodeid, _OF[_file(item)]))
     return done
+
+
+def _file(node: pytest.Item | pytest.Collector) -> str:
+    return node.nodeid.split("::", maxsplit=1)[0]
 
 
 def _write(spent: Spent) -> None:
