@@ -9,6 +9,7 @@ it.
 from __future__ import annotations
 
 import datetime
+import gc
 import importlib
 import importlib.util
 import json
@@ -41,6 +42,7 @@ pytest_plugins = ["contracts.harness.ranks.plugin"] if int(os.environ.get("WORLD
 
 GATE = pytest.StashKey[Gate]()
 VERDICT = pytest.StashKey[Verdict]()
+PAUSED = pytest.StashKey[bool]()  # whether the garbage collector waits for the end of the collection
 PROPERTY = "rankproof.result"
 _OF_RANKS = "ranks.verdict"  # the ranks plugin's account of a test that did not pass on all ranks
 
@@ -62,6 +64,10 @@ def pytest_configure(config: pytest.Config) -> None:
     for tier, needs in {"unit": "one CPU process", "gpu": "one CUDA device", "dist": "several ranks"}.items():
         config.addinivalue_line("markers", f"{tier}: a contract or test that needs {needs}")
     config.addinivalue_line("markers", "slow: a contract or test of one CPU process that takes more than a few seconds")
+    if gc.isenabled():  # a fifth of a collection that imports torch, and nothing of what it makes is garbage
+        gc.disable()
+        config.add_cleanup(gc.enable)
+        config.stash[PAUSED] = True
 
 
 @pytest.hookimpl(wrapper=True)
@@ -74,6 +80,14 @@ def pytest_cmdline_main(config: pytest.Config) -> Generator[None, int | None, in
         sys.stderr.flush()
         os._exit(int(code))
     return code
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop(session: pytest.Session) -> None:
+    """Behind the collection; the controller of xdist, which collects nothing, comes here too."""
+    if session.config.stash.get(PAUSED, False):
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:

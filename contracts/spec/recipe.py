@@ -9,6 +9,7 @@ absolute.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -251,9 +252,13 @@ def _positive(recipe: Recipe, found: Refusals) -> None:
             )
 
 
+_parsed = functools.lru_cache(maxsize=256, typed=True)(patterns.parse)
+"""The contracts make five thousand recipes when they are imported, of a few dozen patterns."""
+
+
 def _relations(recipe: Recipe, found: Refusals) -> None:
     try:
-        attention = patterns.layers_of(patterns.parse(recipe.pattern, recipe.depth), "A").numbers
+        attention = patterns.layers_of(_parsed(recipe.pattern, recipe.depth), "A").numbers
     except Refused as refused:
         found.extend(refused)
         attention = ()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from tests_unit.gate.test_reports import _judged
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="needs chromium, which is not installed")
 pytestmark = pytest.mark.unit
 
-RUNS = {"green": GREEN, "red": RED, "sick": sick(2257)}
+RUNS: dict[str, Callable[[], Run]] = {"green": lambda: GREEN, "red": lambda: RED, "sick": lambda: sick(2257)}
 SHOWN = "[...document.querySelectorAll('.item')].filter(each => !each.hidden).length"
 
 
@@ -28,7 +28,8 @@ SHOWN = "[...document.querySelectorAll('.item')].filter(each => !each.hidden).le
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("pages")
     found = {}
-    for name, run in RUNS.items():
+    for name, made in RUNS.items():
+        run = made()
         found[name] = folder / f"{name}.html"
         found[name].write_text(render(run, _judged(run), "html"), encoding="utf-8")
     found["overview"] = folder / "overview.html"
@@ -58,7 +59,7 @@ def _several() -> list[Recorded]:
 
 
 def test_a_page_is_whole_and_names_each_item_once() -> None:
-    for run in RUNS.values():
+    for run in (made() for made in RUNS.values()):
         text = render(run, _judged(run), "html")
         ids = re.findall(r'<li class="item" id="([^"]+)"', text)
         assert ids == [*dict.fromkeys(ids)]
@@ -87,13 +88,13 @@ def test_a_page_opens_without_a_complaint_or_the_network(
 ) -> None:
     chromium.open(pages[name], width=width, dark=dark)
     assert chromium.run("document.title").startswith(
-        "rankproof" if name == "overview" else _judged(RUNS[name]).word.upper()
+        "rankproof" if name == "overview" else _judged(RUNS[name]()).word.upper()
     )
     assert chromium.run("document.documentElement.scrollWidth") <= width, "it scrolls sideways"
     background = chromium.run("getComputedStyle(document.body).backgroundColor")
     assert background == ("rgb(15, 18, 22)" if dark else "rgb(255, 255, 255)")
     if name != "overview":
-        assert chromium.run(SHOWN) == len(RUNS[name].results)
+        assert chromium.run(SHOWN) == len(RUNS[name]().results)
     assert chromium.complaints == []
     assert [url for url in chromium.requests if not url.startswith(("file:", "data:", "about:"))] == []
 

@@ -54,6 +54,8 @@ class Collection:
     @pytest.hookimpl(trylast=True)
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         """Agree on tests, versions and settings; then resume, and make the process group."""
+        gc.freeze()  # garbage collections skip what was imported: torch alone has 250 000 objects
+        gc.enable()
         ids = [item.nodeid for item in session.items]
         views = [json.loads(view) for view in self._say_all(json.dumps(self._view(ids)), "collection")]
         self.job.meet_all()
@@ -64,7 +66,6 @@ class Collection:
             self.ranks.agreed_to_stop = True
             return
         self._resume(session)
-        gc.freeze()  # garbage collections skip what was imported: torch alone has 250 000 objects
         if session.items:
             self.job.open_group()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Generator
 from pathlib import Path
@@ -30,6 +31,7 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
         for name, value in SET_WHERE_UNSET.items():
             os.environ.setdefault(name, value)
         cpu_sharing.take_turns(HERE.local_size)  # before torch has threads
+        gc.disable()  # until all is imported (`Collection`)
     group = parser.getgroup("ranks", "tests of several ranks, under torchrun")
     group.addoption(
         "--dist-timeout", type=float, metavar="SECONDS", help="what a phase of a test may take (60; NCCL 120)"
