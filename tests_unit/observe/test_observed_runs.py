@@ -19,6 +19,7 @@ from contracts.harness.cli import main  # noqa: E402
 from contracts.observe.diff import compare  # noqa: E402
 from contracts.observe.merged import Merged  # noqa: E402
 from contracts.observe.trace import read  # noqa: E402
+from contracts.stacks.reference.answers.observing import observe  # noqa: E402
 
 pytestmark = [pytest.mark.unit, pytest.mark.slow]
 
@@ -118,8 +119,8 @@ def test_a_planted_bug_is_named_first(traces: Path, tmp_path: Path, bug: str) ->
     assert text.count(old) == 1
     script = tmp_path / "train.py"
     script.write_text(text.replace(old, new), encoding="utf-8")
-    done = _observed(tmp_path / "out", script, 2, ["--parallel", parallel, "--steps", "1"])
-    assert done.returncode == 0, done.stderr
+    codes = observe(tmp_path, ("train.py", "--parallel", parallel, "--steps", "1"), tmp_path / "out", 2)
+    assert codes == [0, 0], (tmp_path / "stderr-0").read_text()
     done_diff = CliRunner().invoke(main, ["diff", str(traces / "one"), str(tmp_path / "out")])
     last = done_diff.output.strip().splitlines()[-1]
     assert words in last, done_diff.output

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import atexit
 import functools
+import json
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+from contracts.stacks.reference.answers.observed_ranks import Job
 
 SCRIPT = Path(__file__).parents[1] / "training" / "small_script.py"
 RANKS = 2
-PATIENCE_S = 240.0
 
 
 class ObservingAnswers:
@@ -38,17 +40,53 @@ def _observed(text: str) -> str:
     """Run a script on two ranks of this machine and observe it; a script that fails leaves its trace all the same."""
     folder = Path(tempfile.mkdtemp(prefix="rankproof-trace-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    script = folder / "train.py"
-    script.write_text(text, encoding="utf-8")
+    (folder / "train.py").write_text(text, encoding="utf-8")
+    observe(folder, ("train.py",), folder / "trace", RANKS)
+    if not (folder / "trace").exists():
+        said = [each.read_text(errors="replace")[-1000:] for each in sorted(folder.glob("stderr-*"))]
+        raise RuntimeError(f"nothing was observed: {' '.join(said)}")
+    return str(folder / "trace")
+
+
+def observe(folder: Path, words: Sequence[str], trace: Path, ranks: int) -> list[int]:
+    """Run a script, with its arguments, on ranks that observe it. What each says is in `folder`, in `stderr-RANK`.
+
+    Returns:
+        The exit codes of the ranks.
+    """
+    server = _server(os.getpid())
+    assert server.stdin is not None
+    assert server.stdout is not None
+    job = Job(words=[*words], folder=str(folder), trace=str(trace), ranks=ranks)
+    try:
+        server.stdin.write(json.dumps(job) + "\n")
+        server.stdin.flush()
+        answered = server.stdout.readline()
+    except BaseException:  # a deadline, say: the next answer would be this one
+        _end(server)
+        _server.cache_clear()
+        raise
+    if not answered:
+        _server.cache_clear()
+        raise RuntimeError(f"who runs scripts on ranks ended with {server.wait()}")
+    codes: list[int] = json.loads(answered)
+    return codes
+
+
+@functools.cache
+def _server(process: int) -> subprocess.Popen[str]:
+    """Who runs scripts, for one process and not for its forks. It ends when this process does."""
     outside = ("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     kept = {k: v for k, v in os.environ.items() if k not in outside and not k.startswith("TORCHELASTIC_")}
-    ranks = (sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}", "--no-python")
     # -P: a folder `contracts/` of whoever runs this is not the suite
-    command = (*ranks, sys.executable, "-P", "-m", "contracts.observe", "--out", str(folder / "trace"), str(script))
-    done = subprocess.run(
-        command, cwd=folder, env={"OMP_NUM_THREADS": "1", **kept}, stdin=subprocess.DEVNULL, capture_output=True,
-        timeout=PATIENCE_S, check=False, text=True, errors="replace",
-    )  # fmt: skip
-    if not (folder / "trace").exists():
-        raise RuntimeError(f"nothing was observed: {done.stderr[-2000:]}")
-    return str(folder / "trace")
+    command = (sys.executable, "-P", "-m", "contracts.stacks.reference.answers.observed_ranks")
+    server = subprocess.Popen(
+        command, env={"OMP_NUM_THREADS": "1", **kept}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    atexit.register(_end, server)
+    return server
+
+
+def _end(server: subprocess.Popen[str]) -> None:
+    server.kill()
+    server.communicate()
