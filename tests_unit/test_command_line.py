@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from contracts.contract import LAW
 from contracts.harness.cli import GROUPS, main
 from contracts.harness.commands.samples import FILES
-from tests_unit._parties.running import RANKPROOF, environment
+from tests_unit._parties.running import RANKPROOF, environment, rankproof
 
 pytestmark = pytest.mark.unit
 
@@ -48,16 +48,13 @@ def said(*words: str) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize("words", REFUSED, ids=" ".join)
-def test_what_is_misspelt_is_refused_with_what_was_meant(
-    words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    done = subprocess.run([RANKPROOF, *words], env=environment(), capture_output=True, text=True, check=False)
+def test_what_is_misspelt_is_refused_with_what_was_meant(words: tuple[str, ...], tmp_path: Path) -> None:
+    done = rankproof(*words, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (USAGE, "")
     assert REFUSED[words] in done.stderr
 
 
-def test_an_item_of_a_report_can_be_pasted() -> None:
+def test_an_item_of_a_report_can_be_pasted(tmp_path: Path) -> None:
     code, text = said("explain", ITEM)
     assert code == 0
     assert text.splitlines()[0] == ITEM
@@ -67,7 +64,7 @@ def test_an_item_of_a_report_can_be_pasted() -> None:
     ]
     assert said("list", "--profile", ITEM)[1].startswith("PAR-01e ")
     words = ["selftest", "--only", "TOPO-02[pp13-on-52]", "--with", "none", "--json"]
-    done = subprocess.run([RANKPROOF, *words], env=environment(), capture_output=True, text=True, check=False)
+    done = rankproof(*words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert {kill["of"] for kill in json.loads(done.stdout)["kills"]} >= {"TOPO-02"}
 
@@ -138,16 +135,14 @@ def test_what_is_begun_is_completed(typed: str, wanted: str, monkeypatch: pytest
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_sample_is_read_by_its_command(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_sample_is_read_by_its_command(name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text(said("sample", name)[1])
     if name == "plan.toml":  # pip would be asked
         from contracts.harness.commands.installation import read_plan
 
         assert read_plan(tmp_path / name).steps[0].name == "venv"
         return
-    words = READ_BY[name]
-    done = subprocess.run([RANKPROOF, *words], env=environment(), capture_output=True, text=True, check=False)
+    done = rankproof(*READ_BY[name], cwd=tmp_path)
     assert done.returncode in (0, 1), done.stderr
 
 
@@ -170,7 +165,6 @@ def test_without_torch_the_numbers_are_not_run_and_the_verdict_is_incomplete(tmp
 
 
 def test_the_kill_matrix_in_a_pipe_has_whole_names(tmp_path: Path) -> None:
-    done = subprocess.run([RANKPROOF, "selftest", "--only", "PAT-01", "--with", "none"], cwd=tmp_path,
-                          env=environment(), capture_output=True, text=True, check=False)  # fmt: skip
+    done = rankproof("selftest", "--only", "PAT-01", "--with", "none", cwd=tmp_path)
     assert "BuildsWholePeriods" in done.stdout
     assert all(isinstance(each, click.Command) for each in main.commands.values())

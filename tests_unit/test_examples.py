@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-from tests_unit._parties.running import RANKPROOF, ROOT, environment
+from tests_unit._parties.running import RANKPROOF, ROOT, environment, rankproof
 
 TOY = ROOT / "docs/examples/toy_trainer"
 PAGE = ROOT / "docs/put-your-stack-under-test.md"
@@ -63,7 +63,7 @@ def _run(told: str, text: str, folder: str, *, slow: bool) -> Run:
 RUNS = [_run(*block, str(TOY.relative_to(ROOT)), slow=True) for block in _blocks("run")]
 README_RUNS = [_run(*block, "", slow=False) for block in _blocks("run", README)]
 CHANGES = {told.partition(" in ")[0]: (told.partition(" in ")[2], text) for told, text in _blocks("change")}
-FILES = dict(_blocks("file"))
+FILES = dict(_blocks("file") + _blocks("file", README))
 MARKED = [
     pytest.param(
         run,
@@ -86,13 +86,15 @@ def _put_back(folder: Path, mistake: str) -> None:
     (folder / name).write_text(text.replace(now, then), encoding="utf-8")
 
 
-def _done(command: str, folder: Path) -> tuple[int, str]:
-    """The exit code of a command, and what it printed."""
+def _done(command: str, folder: Path, slow: bool) -> tuple[int, str]:
+    """The exit code of a command, and what it printed. A slow one needs torch."""
     name, *words = shlex.split(command, comments=True)
-    programs = {COMMAND: RANKPROOF, "python": sys.executable}
-    assert name in programs, f"the page runs {name}"
-    done = subprocess.run([programs[name], *words], cwd=folder, env=environment(OMP_NUM_THREADS="1"),
-                          capture_output=True, text=True, check=False, timeout=280)  # fmt: skip
+    assert name in (COMMAND, "python"), f"the page runs {name}"
+    if name == COMMAND:
+        done = rankproof(*words, cwd=folder, limit_s=280, numbers=slow, OMP_NUM_THREADS="1")
+    else:
+        done = subprocess.run([sys.executable, *words], cwd=folder, env=environment(OMP_NUM_THREADS="1"),
+                              capture_output=True, text=True, check=False, timeout=280)  # fmt: skip
     told = [line for line in done.stderr.splitlines() if line.startswith(f"{RANKPROOF.name}: ")]
     return done.returncode, (done.stdout + "\n".join(told)).replace(RANKPROOF.name, COMMAND)
 
@@ -126,7 +128,7 @@ def test_the_page_prints_what_its_commands_print(run: Run, tmp_path: Path) -> No
         (folder / name).write_text(FILES[name], encoding="utf-8")
     for part in run.shown.split("$ ")[1:]:
         command, *shown = part.splitlines()
-        code, printed = _done(command, folder)
+        code, printed = _done(command, folder, run.slow)
         assert shown or code == 0, f"{command} ended with {code}:\n{printed}"
         lines, at = [" ".join(line.split()) for line in printed.splitlines()], 0
         for line in shown:
@@ -146,7 +148,7 @@ def test_every_console_block_of_the_readme_is_run_or_says_why_not() -> None:
 
 @pytest.mark.unit
 def test_the_stack_of_the_readme_is_the_one_that_it_runs() -> None:
-    (shown,) = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
+    (shown,) = re.findall(r"(?<!-->\n)```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
     assert shown == (ROOT / "docs/examples/whole_periods/ours.py").read_text(encoding="utf-8")
 
 

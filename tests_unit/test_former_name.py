@@ -19,7 +19,7 @@ from contracts.spec.manifest import Manifest
 from contracts.spec.receipt import SCHEMA
 from contracts.stacks.reference.receipts import receipt as receipts
 from contracts.stacks.reference.train import read
-from tests_unit._parties.running import RANKPROOF, ROOT, environment
+from tests_unit._parties.running import ROOT, rankproof
 
 pytestmark = pytest.mark.unit
 
@@ -56,8 +56,7 @@ def test_another_schema_stays_what_it_is(schema: object) -> None:
 
 def test_variables_of_the_former_name_are_refused_once_with_what_to_set(tmp_path: Path) -> None:
     old = {f"{FORMER.upper()}_TELEMETRY": "told.jsonl", f"{FORMER.upper()}_HOST": "box@here"}
-    done = subprocess.run([RANKPROOF, "list"], cwd=tmp_path, env=environment(**old), capture_output=True, text=True,
-                          check=False)  # fmt: skip
+    done = rankproof("list", cwd=tmp_path, **old)
     assert (done.returncode, done.stdout) == (2, "")
     lines = done.stderr.splitlines()
     assert len(lines) == 2

@@ -16,7 +16,7 @@ from contracts.harness.gate import today
 from contracts.spec.errors import Refused
 from contracts.spec.records import EXIT_CODES
 from contracts.spec.stack import questions
-from tests_unit._parties.running import RANKPROOF, environment
+from tests_unit._parties.running import environment, rankproof
 
 USAGE = 2
 REPEATS = """
@@ -26,16 +26,11 @@ REPEATS = """
 """
 
 
-def rankproof(cwd: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([RANKPROOF, *words], cwd=cwd, env=environment(), capture_output=True, text=True, check=False,
-                          timeout=120)  # fmt: skip
-
-
 @pytest.fixture(scope="module")
 def begun(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with an adapter that answers nothing yet, and one that answers `blocks` wrongly."""
     folder = tmp_path_factory.mktemp("begun")
-    done = rankproof(folder, "init", "ours", "--group", "stack")
+    done = rankproof("init", "ours", "--group", "stack", cwd=folder)
     assert done.returncode == 0, done.stderr
     text = (folder / "ours_lane.py").read_text(encoding="utf-8")
     head, _, _ = text.partition("    # stack: ")
@@ -86,7 +81,7 @@ def test_a_skeleton_is_typed_and_without_lint(tmp_path: Path) -> None:
 
 @pytest.mark.unit
 def test_an_adapter_that_answers_nothing_is_told_what_to_answer_first(begun: Path) -> None:
-    done = rankproof(begun, "init", "--probe", "ours_lane:Stack")
+    done = rankproof("init", "--probe", "ours_lane:Stack", cwd=begun)
     assert done.returncode == EXIT_CODES["nothing ran"], done.stderr
     assert "ours 0 answers nothing yet" in done.stdout
     assert done.stdout.splitlines()[-1] == "NOTHING RAN: ours 0, profile what it offers (no result)"
@@ -96,7 +91,7 @@ def test_an_adapter_that_answers_nothing_is_told_what_to_answer_first(begun: Pat
 
 @pytest.mark.unit
 def test_a_method_that_is_filled_in_is_judged_in_words(begun: Path) -> None:
-    done = rankproof(begun, "init", "--probe", "more_lane:Stack")
+    done = rankproof("init", "--probe", "more_lane:Stack", cwd=begun)
     assert done.returncode == EXIT_CODES["violated"], done.stderr
     assert "ours 0 answers blocks" in done.stdout
     assert "AEMEAEMEAEMR at depth 52 has 48 blocks" in done.stdout
@@ -108,7 +103,7 @@ def test_a_method_that_is_filled_in_is_judged_in_words(begun: Path) -> None:
 @pytest.mark.slow
 def test_a_proposal_is_no_deviation_until_somebody_signs_it(begun: Path, tmp_path: Path) -> None:
     file = tmp_path / "ours.toml"
-    done = rankproof(begun, "init", "--probe", "more_lane:Stack", "--propose", str(file))
+    done = rankproof("init", "--probe", "more_lane:Stack", "--propose", str(file), cwd=begun)
     assert done.returncode == EXIT_CODES["violated"], done.stderr
     with pytest.raises(Refused, match=r"deviation 1\.owner = '': is empty"):
         deviations.load(file)
@@ -120,9 +115,9 @@ def test_a_proposal_is_no_deviation_until_somebody_signs_it(begun: Path, tmp_pat
     last_days = {entry["expires"] for entry in tomllib.loads(filled)["deviation"]}
     assert last_days == {today() + datetime.timedelta(days=proposed_deviations.DAYS)}
     words = ["check", "--stack", "more_lane:Stack", "--with", "none", "--profile", "PAT-01,PAT-01a"]
-    judged = rankproof(begun, *words, "--report", str(tmp_path / "out"), "--deviations", str(signed))
+    judged = rankproof(*words, "--report", str(tmp_path / "out"), "--deviations", str(signed), cwd=begun)
     assert judged.returncode == EXIT_CODES["conformant"], judged.stdout
-    again = rankproof(begun, "init", "--probe", "more_lane:Stack", "--propose", str(file))
+    again = rankproof("init", "--probe", "more_lane:Stack", "--propose", str(file), cwd=begun)
     assert again.returncode == USAGE
     assert "exists and is not written over" in again.stderr
     assert file.read_text(encoding="utf-8") == text
@@ -130,17 +125,17 @@ def test_a_proposal_is_no_deviation_until_somebody_signs_it(begun: Path, tmp_pat
 
 @pytest.mark.slow
 def test_everything_that_cannot_be_carried_out_is_refused_at_once(begun: Path) -> None:
-    done = rankproof(begun, "init", "Not A Name", "--group", "nobody", "--propose", "nowhere/x.toml")
+    done = rankproof("init", "Not A Name", "--group", "nobody", "--propose", "nowhere/x.toml", cwd=begun)
     assert done.returncode == USAGE
     assert [line.split(" = ")[0] for line in done.stderr.splitlines()] == [
         "rankproof: name", "rankproof: group", "rankproof: propose", "rankproof: propose"
     ]  # fmt: skip
     before = (begun / "ours_lane.py").read_text(encoding="utf-8")
-    again = rankproof(begun, "init", "ours")
+    again = rankproof("init", "ours", cwd=begun)
     assert again.returncode == USAGE
     assert "file = 'ours_lane.py': exists and is not written over" in again.stderr
     assert (begun / "ours_lane.py").read_text(encoding="utf-8") == before
-    neither = rankproof(begun, "init")
+    neither = rankproof("init", cwd=begun)
     assert neither.returncode == USAGE
     assert "wants a NAME or a --probe, and one of them" in neither.stderr
 

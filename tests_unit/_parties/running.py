@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import gc
 import importlib
 import json
 import os
+import select
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import redirect_stdout
@@ -30,6 +34,16 @@ def environment(**changes: str) -> dict[str, str]:
     return {**kept, "PYTHONPATH": str(ROOT), "COLUMNS": "120", "RANKPROOF_PROGRESS": "0", **changes}
 
 
+LIMIT_S = 120.0
+
+
+def rankproof(*words: object, cwd: Path, limit_s: float = LIMIT_S, numbers: bool = False, **changes: str) -> Done:
+    """One run of the command, in a fork of a process that has imported it, and torch where it is about numbers."""
+    with tempfile.TemporaryDirectory() as out:
+        _forked("torch" if numbers else "0", cwd, Path(out), words, environment(**changes), limit_s)
+        return _done(Path(out), words)
+
+
 def side_by_side(runs: Mapping[str, Sequence[object]], folder: Path, **files: Mapping[str, str]) -> dict[str, Done]:
     """Several runs, by name, each in a directory and a process of its own.
 
@@ -37,54 +51,91 @@ def side_by_side(runs: Mapping[str, Sequence[object]], folder: Path, **files: Ma
     the directory of the run they are named after, `_` for every run, before it starts. The processes are forked from
     two that have already imported both commands, which saves most of a run's time.
     """
-    jobs: list[list[dict[str, object]]] = [[], []]
+    jobs: list[list[tuple[Path, Sequence[object]]]] = [[], []]
     for number, (name, words) in enumerate(runs.items()):
         (folder / name).mkdir()
         for path, text in {**files.get("_", {}), **files.get(name.replace("-", "_"), {})}.items():
             (folder / name / path).parent.mkdir(parents=True, exist_ok=True)
             (folder / name / path).write_text(text, encoding="utf-8")
-        jobs[number % 2].append({"cwd": str(folder / name), "words": [str(word) for word in words]})
+        jobs[number % 2].append((folder / name, words))
 
-    def work(job: list[dict[str, object]]) -> None:
-        subprocess.run(
-            [sys.executable, "-m", __name__], input=json.dumps(job), text=True, env=environment(), check=True,
-            cwd=ROOT, timeout=120,
-        )  # fmt: skip
+    def work(number: int) -> None:
+        for directory, words in jobs[number]:
+            _forked(str(number), directory, directory, words, environment())
 
     with ThreadPoolExecutor(max_workers=2) as pool:
-        list(pool.map(work, jobs))
+        list(pool.map(work, range(2)))
     return {name: _done(folder / name, words) for name, words in runs.items()}
 
 
-def _done(directory: Path, words: Sequence[object]) -> Done:
-    out, err, code = ((directory / name).read_text(encoding="utf-8") for name in ("stdout", "stderr", "code"))
-    return Done(["rankproof", *map(str, words)], int(code), out, err)
+def _done(out: Path, words: Sequence[object]) -> Done:
+    said, err, code = ((out / name).read_text(encoding="utf-8") for name in ("stdout", "stderr", "code"))
+    return Done(["rankproof", *map(str, words)], int(code), said, err)
+
+
+def _forked(
+    name: str, cwd: Path, out: Path, words: Sequence[object], variables: Mapping[str, str], limit_s: float = LIMIT_S
+) -> None:
+    """A run in a fork of a server; what it prints, and its exit code, are in files of `out`."""
+    server = _server(name)
+    assert server.stdin is not None
+    assert server.stdout is not None
+    job = {"cwd": str(cwd), "out": str(out), "words": [str(word) for word in words], "variables": dict(variables)}
+    print(json.dumps(job), file=server.stdin, flush=True)
+    ready, _, _ = select.select([server.stdout], [], [], limit_s)
+    if not ready or not server.stdout.readline():
+        _end(server)
+        _server.cache_clear()
+        raise subprocess.TimeoutExpired([*map(str, words)], limit_s)
+
+
+@functools.cache
+def _server(name: str) -> subprocess.Popen[str]:
+    """One of several, by name; "torch" has imported that too. It ends when this process does."""
+    variables = environment(**({"OMP_NUM_THREADS": "1"} if name == "torch" else {}))  # a fork loses torch's threads
+    server = subprocess.Popen(
+        [sys.executable, "-m", __name__, name], env=variables, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        text=True,
+    )  # fmt: skip
+    atexit.register(_end, server)
+    return server
+
+
+def _end(server: subprocess.Popen[str]) -> None:
+    server.kill()
+    server.communicate()
 
 
 # pytest would rewrite the package of an installed plugin, which is imported here long before.
 _LOADED = ("-W", "ignore::pytest.PytestAssertRewriteWarning")
 
 
-def _run(cwd: str, words: list[str]) -> None:
+def _run(cwd: str, out: str, words: list[str], variables: dict[str, str]) -> None:
     """The command in this process, which ends with it."""
+    os.environ.clear()
+    os.environ.update(variables)
+    for number, place in ((0, os.devnull), (1, f"{out}/stdout"), (2, f"{out}/stderr")):
+        os.dup2(os.open(place, os.O_RDWR | os.O_CREAT), number)
     os.chdir(cwd)
     sys.path[0] = ""
-    for number, name in ((1, "stdout"), (2, "stderr")):
-        os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT), number)
     if words[0] == "pytest":
         sys.exit(int(pytest.main([*_LOADED, *words[1:]])))
+    sys.argv = [str(RANKPROOF), *words]
     main(words, prog_name="rankproof")
 
 
 def _serve() -> None:
     for module in ("contracts.checks", "contracts.mutants", "rich.table", "jinja2", "junitparser"):
         importlib.import_module(module)
+    if sys.argv[1] == "torch":
+        importlib.import_module("torch")
     with open(os.devnull, "w", encoding="utf-8") as nowhere, redirect_stdout(nowhere):  # noqa: PTH123
         pytest.main(
             [*_LOADED, "--version", "--version", "-p", "contracts.harness.plugin"]
         )  # imports pytest's own plugins
     gc.freeze()
-    for job in json.load(sys.stdin):
+    for line in sys.stdin:
+        job = json.loads(line)
         child = os.fork()
         if child == 0:
             try:
@@ -97,7 +148,8 @@ def _serve() -> None:
                 sys.excepthook(*sys.exc_info())
             os._exit(70)
         _, status = os.waitpid(child, 0)
-        Path(job["cwd"], "code").write_text(str(os.waitstatus_to_exitcode(status)), encoding="utf-8")
+        Path(job["out"], "code").write_text(str(os.waitstatus_to_exitcode(status)), encoding="utf-8")
+        print("done", flush=True)  # noqa: T201
 
 
 if __name__ == "__main__":

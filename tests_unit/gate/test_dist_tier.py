@@ -27,7 +27,7 @@ from contracts.spec import codec
 from contracts.spec.errors import NotOffered
 from contracts.spec.records import Result
 from contracts.stacks.reference.stack import Reference
-from tests_unit._parties.running import RANKPROOF, environment
+from tests_unit._parties.running import RANKPROOF, Done, rankproof
 from tests_unit.ranks.running import needs_torch
 
 assert contracts.checks
@@ -61,9 +61,8 @@ def _example(page: str, name: str) -> str:
     return found[1]
 
 
-def _rankproof(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([RANKPROOF, *words], cwd=cwd, env=environment(), capture_output=True, text=True, check=False,
-                          timeout=280)  # fmt: skip
+def _rankproof(*words: str, cwd: Path) -> Done:
+    return rankproof(*words, cwd=cwd, limit_s=280)
 
 
 @pytest.mark.unit

@@ -17,7 +17,7 @@ from contracts.harness.output import HEAD, TAIL
 from contracts.harness.selftest import Matrix
 from contracts.spec.errors import Refused
 from contracts.spec.records import EXIT_CODES, FORMS, Kill, Result
-from tests_unit._parties.running import BAD, RANKPROOF, environment
+from tests_unit._parties.running import BAD, environment, rankproof
 
 pytestmark = pytest.mark.unit
 
@@ -45,8 +45,7 @@ FALSE_ALARM = "raise AssertionError('L2 error inf over 1e-12')"
 
 
 def _run(cwd: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([RANKPROOF, *words], cwd=cwd, env=environment(**variables), capture_output=True, text=True,
-                          timeout=120, check=False)  # fmt: skip
+    return rankproof(*words, cwd=cwd, **variables)
 
 
 def _tested(cwd: Path, does: str) -> subprocess.CompletedProcess[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import json
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +18,7 @@ from contracts.harness import law_release
 from contracts.harness.law_release import Frozen, differences, freeze, frozen, latest, load, names, pinned
 from contracts.spec.errors import Refused
 from contracts.spec.records import FORMS, Run
-from tests_unit._parties.running import BAD, RANKPROOF, environment
+from tests_unit._parties.running import BAD, Done, rankproof
 from tests_unit.gate.test_deviations import ended, run
 
 pytestmark = pytest.mark.unit
@@ -130,9 +129,8 @@ def test_what_was_added_later_is_told_and_not_counted() -> None:
 def test_a_check_about_a_release_says_which(tmp_path: Path) -> None:
     words = ("check", "--with", "none", "--stack", f"{BAD}:ForgetsPipeline", "--profile", "TOPO-02[tp2-ep2-on-8]")
 
-    def check(*more: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([RANKPROOF, *words, *more, "--report", "out"], cwd=tmp_path, env=environment(),
-                              capture_output=True, text=True, check=False)  # fmt: skip
+    def check(*more: str) -> Done:
+        return rankproof(*words, *more, "--report", "out", cwd=tmp_path)
 
     done = check("--law", names()[-1])
     assert done.returncode == 0, done.stderr

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from contracts.court import record
-from tests_unit._parties.running import RANKPROOF, Done, environment
+from tests_unit._parties.running import Done, rankproof
 
 pytestmark = pytest.mark.unit
 
@@ -68,7 +68,7 @@ def commit(fork: Path, name: str) -> None:
 
 def check(fork: Path, *words: str) -> Done:
     asked = ("check", "--stack", "fork.stack:Fork", "--with", "none", "--profile", PROFILE, "--report", "out", *words)
-    return subprocess.run([RANKPROOF, *asked], cwd=fork, env=environment(), capture_output=True, text=True, check=False)
+    return rankproof(*asked, cwd=fork)
 
 
 @pytest.mark.parametrize(
