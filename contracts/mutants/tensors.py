@@ -46,6 +46,7 @@ import contracts.mutants.moe.dispatch
 import contracts.mutants.moe.experts
 import contracts.mutants.moe.capacity
 import contracts.mutants.moe.balance_losses
+import contracts.mutants.moe.padding
 import contracts.mutants.moe.balance_in_training
 import contracts.mutants.moe.selection_bias
 import contracts.mutants.moe.accumulated_bias
