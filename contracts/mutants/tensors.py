@@ -82,6 +82,7 @@ import contracts.mutants.precision.fp8_scope
 import contracts.mutants.precision.fp8_products
 import contracts.mutants.precision.delayed_scaling
 import contracts.mutants.precision.fp8_widths
+import contracts.mutants.precision.loss_scale
 import contracts.mutants.precision.transformer_engine
 import contracts.mutants.compile.eager_equivalence
 import contracts.mutants.compile.compiled_experts

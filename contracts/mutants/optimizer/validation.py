@@ -157,10 +157,3 @@ class TellsTheLossOfItsOwnRows(Spread):
     """Each rank tells the loss of the rows that it read."""
 
     trains = _OfItsOwnRows
-
-
-@mutant(of="OPT-06c", case="fsdp2", says="the loss of a validation is")
-class DeclaresMeansOfBatchesOnRanks(Reference):
-    """Declares that each rank's rows are a batch of their own, and weighs labels."""
-
-    conventions = {"validation-mean": "batches"}
