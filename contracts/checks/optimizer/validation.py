@@ -52,7 +52,7 @@ KEEPS = {
     cases=KEPT,
     needs=KEEPS,
     sheds=("packed",),
-    source="torchtitan: Validator; Megatron-LM: evaluate; F10",
+    source="torchtitan: Validator; Megatron-LM's evaluate; F10",
 )
 def a_validation_changes_nothing(stack: Training, recipe: Recipe, own: bool) -> None:
     """A validation between two steps leaves the run bit-identical: weights, optimizer state, router biases, random
