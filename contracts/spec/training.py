@@ -18,6 +18,8 @@ What a step does where the recipe leaves it open:
 - Muon updates the matrices and experts of the layers, each expert as a matrix of its own. It does not update the
   embedding, output projection, routers or prediction heads. Nesterov momentum 0.95, five steps of Jordan's quintic
   Newton-Schulz iteration, step lr · 0.2 · sqrt(max(out, in)) (arXiv 2502.16982), decay as above.
+- Under fp16 the loss is multiplied by a scale before the backward pass, and the gradients are divided by it. A step
+  whose gradients are not finite is counted and moves nothing; the scale falls, and rises behind many finite steps.
 - A router's selection bias moves once a step, by the counts summed over the step.
 - The seed fixes the order of sequences; each occurs once an epoch. A step takes the next `batch.total` sequences, and
   the ranks share them in rank order. A label is the next token, or -100 where that belongs to another document.
@@ -163,6 +165,8 @@ class Session:
         durable: folder to which another process copies the checkpoints of `save`. A checkpoint may be removed only when
             a newer one has been copied there completely. None: `save` itself is durable.
         load: folder whose latest checkpoint is loaded before the first step.
+        validation: other batches, over which the stack's own validation runs after each of the steps `validate_at`. A
+            step's state is observed after its validation.
     """
 
     recipe: Recipe
@@ -179,6 +183,8 @@ class Session:
     keep: int | None = None
     durable: str | None = None
     load: str | None = None
+    validation: tuple[Tokens, ...] = ()
+    validate_at: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,7 +201,8 @@ class Step:
         gradients: full tensors by name, before clipping. weights, buffers, optimizer: after the step; the optimizer's
             keys are `name/entry`, for instance `layers.0.mixer.wq.weight/exp_avg`.
         rng: states of the random generators after the step, by name.
-        seen: counters, for instance `dropped`, `layers.3.counts`.
+        seen: counters, for instance `dropped`, `layers.3.counts`; under fp16 `loss_scale`, the one of the next step.
+        validation: the loss of the validation after the step, a mean over its labels that count.
     """
 
     number: int
@@ -211,6 +218,7 @@ class Step:
     buffers: Arrays = field(default_factory=dict)
     rng: Arrays = field(default_factory=dict)
     seen: Arrays = field(default_factory=dict)
+    validation: Real | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

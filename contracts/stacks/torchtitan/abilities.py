@@ -16,8 +16,8 @@ ABILITIES = Abilities(
     has=frozenset((
         "attention", "mlp", "experts", "gqa", "mla", "qk-norm", "swiglu", "softmax", "sigmoid", "selection-bias",
         "shared-expert", "route-scale", "float32", "adamw", "cosine", "linear", "constant", "WSD", "microbatches",
-        "checkpoint", "dp", "fsdp", "replicas", "tp", "sp", "tp-without-sp", "ep", "etp", "pp", "interleaved",
-        "borrowed", "compile",
+        "validation", "checkpoint", "dp", "fsdp", "replicas", "tp", "sp", "tp-without-sp", "ep", "etp", "pp",
+        "interleaved", "borrowed", "compile",
     )),
     lacks=(
         _lacks("recurrent", "stack", "it has no M²RNN"),

@@ -123,6 +123,9 @@ class Run:
             clip_coef=self.coefficient(after),
             gradients=self.canonical(self.raw),
         )
+        if self.session.validation and trainer.step in self.session.validate_at:
+            trainer.validator.validate(trainer.model_parts, trainer.step)
+            found = replace(found, validation=trainer.metrics_processor.validation)
         found = replace(found, **self.state(trainer.step))
         self.raw, self.before = {}, []
         if self.session.save is not None and trainer.step in self.session.save_at:
@@ -243,7 +246,7 @@ def train(session: Session) -> Trained:
     undecayed = optim.schedule == "constant" or optim.warmup >= optim.steps
     if undecayed and session.steps > optim.steps:
         raise NotOffered("torchtitan 0.3.0: its schedule asserts a decay behind the last step of its run", "stack")
-    longest = max((batch.tokens.shape[1] for batch in session.batches), default=0)
+    longest = max((batch.tokens.shape[1] for batch in (*session.batches, *session.validation)), default=0)
     if longest > session.recipe.seq_length:  # its tables of rope are as long as the recipe says
         session = replace(session, recipe=replace(session.recipe, seq_length=longest))
     compiled = session.execution.compile != "none"

@@ -40,6 +40,7 @@ class Transformers:
         "gate-sum": "1e-20",
         "first-rate": "step-0",
         "warm-up-from": "min-lr",
+        "validation-mean": "batches",
     }
     layouts: frozenset[Layout] = frozenset({"borrowed"})
 
