@@ -5,19 +5,19 @@ from __future__ import annotations
 from contracts.spec.abilities import Abilities, Absence
 from contracts.spec.lacks import Lack
 
-_STEPS = frozenset({"built", "train"})
+_STEPS = frozenset({"built", "initial", "run_model", "train"})
 
 
-def _lacks(features: str, kind: Lack, reason: str) -> Absence:
-    return Absence(features=frozenset(features.split()), kind=kind, reason=reason, asked=_STEPS)
+def _lacks(features: str, kind: Lack, reason: str, *, asked: frozenset[str] = _STEPS) -> Absence:
+    return Absence(features=frozenset(features.split()), kind=kind, reason=reason, asked=asked)
 
 
 ABILITIES = Abilities(
     has=frozenset((
         "attention", "mlp", "experts", "gqa", "mla", "qk-norm", "swiglu", "softmax", "sigmoid", "selection-bias",
-        "shared-expert", "route-scale", "float32", "adamw", "cosine", "linear", "constant", "WSD", "microbatches",
-        "checkpoint", "dp", "fsdp", "replicas", "tp", "sp", "tp-without-sp", "ep", "etp", "pp", "interleaved",
-        "borrowed", "compile",
+        "shared-expert", "route-scale", "tied", "float64", "float32", "adamw", "cosine", "linear", "constant", "WSD",
+        "microbatches", "checkpoint", "dp", "fsdp", "replicas", "tp", "sp", "tp-without-sp", "ep", "etp", "pp",
+        "interleaved", "borrowed", "compile",
     )),
     lacks=(
         _lacks("recurrent", "stack", "it has no M²RNN"),
@@ -34,7 +34,9 @@ ABILITIES = Abilities(
         _lacks("prediction-heads", "stack", "its layers of prediction have experts, the law's none"),
         _lacks("own-axis", "stack", "it carves experts out of the dense ranks"),
         _lacks("author-dp", "stack", "its Mamba would be Mamba-3, and it has none"),
-        _lacks("float64", "stack", "its trainer computes in float32 or bfloat16"),
+        _lacks("float64", "stack", "its trainer computes in float32 or bfloat16", asked=frozenset({"train"})),
+        *(_lacks(each, "adapter", "a single pass is one process's, eager; sessions have the rest",
+                 asked=frozenset({"run_model"})) for each in ("compile", "microbatches")),
         _lacks("fp16", "stack", "its mixed precision is bfloat16"),
         _lacks("ep-with-etp", "stack", "experts are whole on a rank with EP; 0.2.2 has an expert TP"),
         _lacks("uneven-kv", "stack", "it has fewer KV groups than TP ranks"),
@@ -43,7 +45,6 @@ ABILITIES = Abilities(
         _lacks("cp", "adapter", "context parallel over its flex_attention was not tried"),
         _lacks("bf16", "adapter", "its own trainer was tried in float32"),
         _lacks("muon", "adapter", "its optimizers have DistMuon, which was not tried"),
-        _lacks("tied", "adapter", "tied embeddings were not tried"),
         _lacks("recompute", "adapter", "recomputation was not tried"),
         _lacks("own-data", "adapter", "its data sets need a tokenizer's files"),
         _lacks("windows", "adapter", "it is given batches and cuts them itself"),

@@ -13,8 +13,8 @@ from contracts.spec.training import Execution, Session
 from contracts.stacks.torchtitan.model import config_of
 
 
-def declined_execution(recipe: Recipe, execution: Execution) -> None:
-    """Decline an execution that torchtitan 0.3.0 cannot run, or not on a CPU.
+def declined_execution(recipe: Recipe, execution: Execution, natively: tuple[str, ...] = ("float32",)) -> None:
+    """Decline an execution that torchtitan 0.3.0 cannot run, or not on a CPU, or not in the precisions `natively`.
 
     Raises:
         NotOffered: with the reason, and the version that supports it if there is one.
@@ -37,7 +37,7 @@ def declined_execution(recipe: Recipe, execution: Execution) -> None:
             "recomputation was not tried": execution.recompute,
         },
         "case": {
-            f"its own trainer and experts were tried in float32, not in {precision}": precision != "float32",
+            f"its own trainer and experts were tried in float32, not in {precision}": precision not in natively,
         },
     }
     decline("torchtitan 0.3.0", reasons)

@@ -34,7 +34,6 @@ def declined(recipe: Recipe) -> None:
         },
         "device": {"FP8 needs a GPU": recipe.fp8},
         "adapter": {
-            "tied embeddings were not tried": not recipe.untied_embeddings,
             "recomputation was not tried": recipe.recompute != "none",
         },
         # A recipe of a whole model has all of these, whichever of them the case is about.
@@ -74,6 +73,7 @@ def config_of(recipe: Recipe) -> Any:
         lm_head=Linear.Config(in_features=recipe.hidden, out_features=recipe.vocab, param_init=DRAWN),
         norm=RMSNorm.Config(normalized_shape=recipe.hidden, param_init=ONES),
         layers=layers,
+        enable_weight_tying=not recipe.untied_embeddings,
     )
     for _, norm, _, _ in config.traverse(RMSNorm.Config):
         norm.eps = recipe.norm_eps
