@@ -46,6 +46,7 @@ import contracts.mutants.moe.dispatch
 import contracts.mutants.moe.experts
 import contracts.mutants.moe.capacity
 import contracts.mutants.moe.balance_losses
+import contracts.mutants.moe.balance_in_training
 import contracts.mutants.moe.selection_bias
 import contracts.mutants.moe.accumulated_bias
 import contracts.mutants.moe.expert_parallel
@@ -54,9 +55,11 @@ import contracts.mutants.moe.transformers
 import contracts.mutants.optimizer.parameter_groups
 import contracts.mutants.optimizer.updates
 import contracts.mutants.optimizer.schedule
+import contracts.mutants.optimizer.validation
 import contracts.mutants.optimizer.transformers
 import contracts.mutants.optimizer.sharded_optimizer
 import contracts.mutants.parallel.gradient_accumulation
+import contracts.mutants.parallel.padding
 import contracts.mutants.parallel.uneven_microbatches
 import contracts.mutants.parallel.equivalent_inputs
 import contracts.mutants.parallel.data_order

@@ -65,6 +65,7 @@ FEATURES: Mapping[str, str] = {
     "packed": "several documents in a row",
     "own-data": "batches that the stack reads itself",
     "windows": "microbatches that a caller cuts, of any size and length",
+    "validation": "a loss over other batches between two steps",
     "checkpoint": "a run saved and resumed",
     "checkpoint-of-a-recipe": "a checkpoint that is refused under another recipe",
     # ranks

@@ -95,6 +95,58 @@ CONVENTIONS: Mapping[str, Convention] = {
         ("kept", "those that were kept", "Megatron-Core: TopKRouter.forward, tokens_per_expert"),
         shown="megatron_counts_what_was_kept",
     ),
+    "balance-over": _convention(
+        "which tokens a balance loss asks to be balanced",
+        ("sequence", "those of each sequence, whichever ranks hold them", "arXiv 2412.19437, eq. 17-20"),
+        (
+            "microbatch",
+            "those of one microbatch of a data-parallel rank, with the ranks that share it",
+            "arXiv 2101.03961, eq. 4; Megatron-Core: --moe-router-load-balancing-type aux_loss",
+        ),
+        (
+            "global-batch",
+            "load is that of all data-parallel ranks, over the microbatches of the step so far; probability is that of "
+            "one microbatch",
+            "arXiv 2501.11873; Megatron-Core: --moe-router-load-balancing-type global_aux_loss",
+        ),
+    ),
+    "window-divides-by": _convention(
+        "what the losses of labels are divided by in a step of several microbatches or ranks",
+        (
+            "labels",
+            "the labels that count, over all microbatches and data-parallel ranks",
+            "torchtitan: Trainer, global_valid_tokens; transformers: num_items_in_batch; Megatron-Core: "
+            "--calculate-per-token-loss",
+        ),
+        (
+            "microbatch-means",
+            "each microbatch by its own labels, and the sum of these means by the number of microbatches and ranks",
+            "Megatron-Core without --calculate-per-token-loss: pipeline_parallel.schedules",
+        ),
+    ),
+    "validation-mean": _convention(
+        "over what the loss of a validation is a mean",
+        (
+            "labels",
+            "all labels of the validation that count",
+            "torchtitan: Validator; Megatron-LM: evaluate",
+        ),
+        (
+            "batches",
+            "the means of its batches on each rank, each as often as the batch has sequences",
+            "transformers: Trainer.evaluation_loop, losses.repeat(batch_size)",
+        ),
+    ),
+    "undecayed": _convention(
+        "what weight decay spares",
+        (
+            "vectors",
+            "what has one dimension: norms, biases, A_log, D and dt_bias",
+            "Megatron-Core: get_megatron_optimizer; mamba-ssm: _no_weight_decay",
+        ),
+        ("embeddings", "the embedding, and nothing else", "OLMo-core: OptimGroupOverride; arXiv 2501.00656"),
+        ("nothing", "nothing: norms decay as matrices do", "torchtitan: default_adamw, one group for .*"),
+    ),
     "first-rate": _convention(
         "how a schedule counts",
         ("step-1", "the first step has the rate of step 1: lr / warmup", "torchtitan: linear_warmup_stable_decay"),

@@ -163,6 +163,8 @@ class Session:
         durable: folder to which another process copies the checkpoints of `save`. A checkpoint may be removed only when
             a newer one has been copied there completely. None: `save` itself is durable.
         load: folder whose latest checkpoint is loaded before the first step.
+        validation: other batches, over which the stack's own validation runs after each of the steps `validate_at`. A
+            step's state is observed after its validation.
     """
 
     recipe: Recipe
@@ -179,6 +181,8 @@ class Session:
     keep: int | None = None
     durable: str | None = None
     load: str | None = None
+    validation: tuple[Tokens, ...] = ()
+    validate_at: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,6 +200,7 @@ class Step:
             keys are `name/entry`, for instance `layers.0.mixer.wq.weight/exp_avg`.
         rng: states of the random generators after the step, by name.
         seen: counters, for instance `dropped`, `layers.3.counts`.
+        validation: the loss of the validation after the step, a mean over its labels that count.
     """
 
     number: int
@@ -211,6 +216,7 @@ class Step:
     buffers: Arrays = field(default_factory=dict)
     rng: Arrays = field(default_factory=dict)
     seen: Arrays = field(default_factory=dict)
+    validation: Real | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

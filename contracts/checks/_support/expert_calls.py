@@ -103,14 +103,17 @@ class OracleAnswer:
     gradients: Mapping[str, Tensor]
 
 
-def oracle_answer(call: BlockCall, *, by_score: bool = False) -> OracleAnswer:
-    """The oracle's answer, with the gradients of <y, dy> plus the weighted losses."""
+def oracle_answer(call: BlockCall, *, by_score: bool = False, over: str = "sequence") -> OracleAnswer:
+    """The oracle's answer, with the gradients of <y, dy> plus the weighted losses. One call is one microbatch, so a
+    balance loss that is not `over` sequences is over all of its tokens.
+    """
     import torch
 
     moe, numerics = _of(call.recipe), instruments.numerics
     leaves = numerics.tensors(call.weights, torch.float64) | {"x": numerics.tensor(call.x, torch.float64)}
     trained = {name: each.requires_grad_() for name, each in leaves.items() if not name.endswith("router.bias")}
-    routed = instruments.oracles.experts.block(call.recipe, leaves, leaves["x"], by_score=by_score)
+    pooled = over != "sequence"
+    routed = instruments.oracles.experts.block(call.recipe, leaves, leaves["x"], by_score=by_score, pooled=pooled)
     objective = moe.aux_loss * routed.aux + moe.z_loss * routed.z
     if call.dy is not None:
         objective = objective + (routed.y_BTD * numerics.tensor(call.dy, torch.float64)).sum()
@@ -120,16 +123,16 @@ def oracle_answer(call: BlockCall, *, by_score: bool = False) -> OracleAnswer:
     return OracleAnswer(routed=type(routed)(*(each.detach() for each in routed)), gradients=gradients)
 
 
-def oracle_difference(call: BlockCall, words_of: Callable[[OracleAnswer], str]) -> str:
+def oracle_difference(call: BlockCall, words_of: Callable[[OracleAnswer], str], *, over: str = "sequence") -> str:
     """How an answer differs from the oracle's, in words. Where a balance loss has two legal definitions, it must differ
     from both.
 
     Its source counts the experts with the largest scores without the bias (arXiv 2412.19437, eq. 18), and so do some
     stacks; others count the experts that tokens go to.
     """
-    found = words_of(oracle_answer(call))
+    found = words_of(oracle_answer(call, over=over))
     either = _of(call.recipe).selection_bias
-    return "" if found and either and not words_of(oracle_answer(call, by_score=True)) else found
+    return "" if found and either and not words_of(oracle_answer(call, by_score=True, over=over)) else found
 
 
 def reported_losses(call: BlockCall, run: BlockRun, want: OracleAnswer) -> dict[str, Tensor]:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Literal
 
 from contracts import instruments
+from contracts.checks._support.windows import like_on_one_rank
 from contracts.instruments.ranks import gathered, here
 from contracts.spec.array import Array, Arrays
 from contracts.spec.records import Violation
@@ -39,7 +40,8 @@ def on_one_rank_and_many(
 ) -> list[tuple[Step, Step]]:
     """For each step of a session, the step on one rank and the step on all ranks."""
     asked = session.execution
-    single = Execution(mode=asked.mode, precision=asked.precision, layout=layout, microbatches=microbatches)
+    cuts = max(microbatches, like_on_one_rank(stack, asked))
+    single = Execution(mode=asked.mode, precision=asked.precision, layout=layout, microbatches=cuts)
     one = on_one_rank(stack, replace(session, execution=single))
     return list(zip(one.steps, stack.train(session).steps, strict=True))
 

@@ -7,6 +7,7 @@ from contracts.checks.moe import (  # isort: skip
     experts,  # what an expert computes, and the shared one
     capacity,  # capacity: which assignments are dropped
     balance_losses,  # auxiliary losses that spread tokens over experts
+    balance_in_training,  # what a router learns of them in a step, under every layout
     selection_bias,  # balance without an auxiliary loss
     accumulated_bias,  # the selection bias under gradient accumulation
     expert_parallel,  # experts on several ranks
@@ -16,6 +17,7 @@ from contracts.checks.moe import (  # isort: skip
 
 __all__ = [
     "accumulated_bias",
+    "balance_in_training",
     "balance_losses",
     "capacity",
     "context_parallel_balance",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from math import exp, log
+from typing import Any
 
 from contracts import instruments
 from contracts.checks._support import expert_calls
@@ -12,9 +13,12 @@ from contracts.checks._support.expert_calls import PLAIN_SIGMOID, SIGMOID, SOFTM
 from contracts.contract import contract
 from contracts.spec.array import Element
 from contracts.spec.blocks import Blocks
+from contracts.spec.conventions import chosen
+from contracts.spec.errors import NotOffered
 from contracts.spec.recipe import Moe
 from contracts.spec.tolerance import EXACT, FLOAT64
 
+OVER = ("balance-over",)
 PAPERS = "arXiv 2412.19437, eq. 17-20; arXiv 2202.08906, eq. 5"
 LN3, LN5 = log(3), log(5)
 TWO = replace(SOFTMAX, top_k=2, shared_hidden=0)
@@ -44,7 +48,9 @@ _FULL = replace(TWO, capacity_factor=0.5)
 # balanced: f = P = 1/12, so 1 for any k. Two of twelve at ln 5, ten at 0: P = 5/20 each of the two, f = 1/2, so
 # 12 · (1/2 · 1/4 · 2) = 3. Sigmoids of ln 3 and -ln 3 are 3/4 and 1/4: P = 0.75 / 4 = 3/16, so 12 · 3/16 = 9/4.
 # One of twelve at ln 5: P = 5/16, f = 1, so 15/4. One sigmoid of 3/4 beside eleven of 1/4: P = 3/14, so 18/7.
-AUX: dict[str, tuple[Moe, list[list[list[float]]], Sequence[float] | None, float | tuple[float, ...]]] = {
+# Over all sequences at once (the last number, where it is another): in six that share out twelve experts the load is
+# even; of three, four experts have 14/72 of the assignments and P = 23/180, eight have 2/72 and 11/180, so 61/45.
+AUX: dict[str, tuple[Any, ...]] = {
     "balanced-k-1": (ONE, [_around(1, LN5)], None, 1.0),
     "balanced-k-2": (TWO, [_around(2, LN5)] * 2, None, 1.0),
     "balanced-k-3": (SOFTMAX, [_around(3, LN5)], None, 1.0),
@@ -54,8 +60,8 @@ AUX: dict[str, tuple[Moe, list[list[list[float]]], Sequence[float] | None, float
     "collapsed-sigmoids": (TWO_SIGMOIDS, [_onto((0, 7), LN3, -LN3)], None, 9 / 4),
     "collapsed-sigmoids-k-1": (ONE_SIGMOID, [_onto((5,), LN3, -LN3)], None, 18 / 7),
     # f and P are per sequence: over all six sequences together the load is even, and the loss would be 1.
-    "sequences-apart": (TWO, [_onto((2 * n, 2 * n + 1), LN5)[:4] for n in range(6)], None, 3.0),
-    "one-of-three-balanced": (TWO, [_around(2, LN5), _onto((1, 2), LN5), _onto((0, 11), LN5)], None, 7 / 3),
+    "sequences-apart": (TWO, [_onto((2 * n, 2 * n + 1), LN5)[:4] for n in range(6)], None, 3.0, 1.0),
+    "one-of-three-balanced": (TWO, [_around(2, LN5), _onto((1, 2), LN5), _onto((0, 11), LN5)], None, 7 / 3, 61 / 45),
     "full": (_FULL, [_onto((3, 11), LN5)], None, 3.0),
     # The bias sends all tokens to experts 1 and 3, whose scores are 1/4: f = 1/2, P = 1/16, so 3/4. Counted by score
     # alone, f is that of experts 0 and 7, so 9/4.
@@ -64,22 +70,25 @@ AUX: dict[str, tuple[Moe, list[list[list[float]]], Sequence[float] | None, float
 }  # fmt: skip
 
 
-@contract("MOE-05a", asks="run_block", cases=AUX, source="arXiv 2412.19437, eq. 17-20")
+@contract("MOE-05a", asks="run_block", cases=AUX, source="arXiv 2412.19437, eq. 17-20", conventions=OVER)
 def the_balance_loss_is_the_declared_one(
     stack: Blocks,
     moe: Moe,
     logits: list[list[list[float]]],
     bias: Sequence[float] | None,
     aux: float | tuple[float, ...],
+    pooled: float | None = None,
 ) -> None:
     """The balance loss (`aux`) is E times the sum over experts of f · P, averaged over sequences: f is an expert's
     share of the sequence's assignments, P its mean router probability in the sequence.
 
     A balanced sequence has a loss of 1 for every k, every number of experts and both score functions, so one
     coefficient serves all. The selection bias never enters P. It may enter f: a stack may count the experts it chose,
-    while eq. 18 counts by score alone. An assignment that capacity drops still counts in f.
+    while eq. 18 counts by score alone. An assignment that capacity drops still counts in f. A stack may declare that
+    its balance loss is over a microbatch, which this call is, or over the global batch.
     """
     got = _loss(stack, "aux", moe, logits, bias)
+    aux = aux if pooled is None or chosen(stack, "balance-over") == "sequence" else pooled
     either = aux if isinstance(aux, tuple) else (aux,)
     words = " or ".join(f"{want:.9g}" for want in either)
     assert any(abs(got - want) <= 1e-12 * want for want in either), f"the balance loss is {got:.9g}, expected {words}"
@@ -114,7 +123,7 @@ LEARNING: dict[str, tuple[Moe, Activation]] = {
 }
 
 
-@contract("MOE-05c", asks="run_block", cases=LEARNING, source=PAPERS)
+@contract("MOE-05c", asks="run_block", cases=LEARNING, source=PAPERS, conventions=OVER)
 def the_losses_move_the_router_alone(stack: Blocks, moe: Moe, activation: Activation) -> None:
     """With a zero output gradient, the router and everything below it get the gradients of the auxiliary losses,
     weighted as the recipe says; experts and the shared expert get zero gradients.
@@ -130,7 +139,7 @@ def the_losses_move_the_router_alone(stack: Blocks, moe: Moe, activation: Activa
         words = numerics.differences("loss", run.losses, expert_calls.reported_losses(call, run, want), FLOAT64)
         return words or numerics.gradient_differences("gradient of", run.gradients, want.gradients, FLOAT64)
 
-    words = expert_calls.oracle_difference(call, words_of)
+    words = expert_calls.oracle_difference(call, words_of, over=chosen(stack, "balance-over"))
     assert not words, words
 
 
@@ -142,14 +151,18 @@ SPLITS: dict[str, tuple[Moe, tuple[int, ...]]] = {
 }
 
 
-@contract("MOE-05d", asks="run_block", cases=SPLITS, source=PAPERS + "; F01")
+@contract("MOE-05d", asks="run_block", cases=SPLITS, source=PAPERS + "; F01", conventions=OVER)
 def microbatches_do_not_change_the_losses(stack: Blocks, moe: Moe, split: tuple[int, ...]) -> None:
     """Auxiliary losses and their gradients, averaged over microbatches in proportion to their sequences, equal those of
     the whole batch.
 
-    A balance loss computed over a microbatch changes with the micro batch size, and so does what the router learns.
+    A balance loss computed over a microbatch changes with the micro batch size, and so does what the router learns. A
+    stack that declares such a loss is not asked.
     """
     import torch
+
+    if chosen(stack, "balance-over") != "sequence":
+        raise NotOffered("declares that its balance loss is over more than a sequence", "case")
 
     numerics = instruments.numerics
     call = expert_calls.drawn_call(expert_calls.with_moe(moe), sum(split), 5)

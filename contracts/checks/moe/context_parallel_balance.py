@@ -25,7 +25,8 @@ BALANCED: dict[str, tuple[Execution, Rows, int]] = {
 }
 
 
-@contract("MOE-05g", asks=("built", "train"), cases=BALANCED, source="F01; AUX-01; AUX-15", tier="dist")
+@contract("MOE-05g", asks=("built", "train"), cases=BALANCED, source="F01; AUX-01; AUX-15", tier="dist",
+          conventions=("balance-over",))  # fmt: skip
 def balance_is_of_the_whole_row(stack: Training, execution: Execution, rows: Rows, world: int) -> None:
     """Under context parallel, the balance loss is over whole sequences and the z loss over all tokens, and the
     gradients that they give the router match one rank.

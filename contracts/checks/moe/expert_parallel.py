@@ -140,7 +140,8 @@ BALANCED: dict[str, tuple[Execution, int, int]] = {
 }
 
 
-@contract("MOE-05f", asks=("built", "train"), cases=BALANCED, source="F01; AUX-01", tier="dist")
+@contract("MOE-05f", asks=("built", "train"), cases=BALANCED, source="F01; AUX-01", conventions=("balance-over",),
+          tier="dist")  # fmt: skip
 def balance_does_not_depend_on_the_layout(stack: Training, execution: Execution, world: int, microbatches: int) -> None:
     """The balance loss, the z loss and the gradients that they give the router match one rank, under every parallel
     axis and with microbatches.

@@ -4,6 +4,7 @@ from contracts.checks.optimizer import (  # isort: skip
     parameter_groups,  # which rule moves which parameter
     updates,  # weights and moments after a step
     schedule,  # rates and clipping
+    validation,  # a loss over other batches, and that nothing else comes of it
     transformers,  # the optimizer of a transformer with experts, on several ranks and on one
     sharded_optimizer,  # a step of the optimizer on several ranks
 )
@@ -14,4 +15,5 @@ __all__ = [
     "sharded_optimizer",
     "transformers",
     "updates",
+    "validation",
 ]

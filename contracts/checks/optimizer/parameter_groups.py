@@ -21,6 +21,7 @@ from contracts.checks._support.training_run import (
     updates,
 )
 from contracts.contract import contract
+from contracts.spec.conventions import chosen
 from contracts.spec.recipe import Mhc, Moe, Recipe
 from contracts.spec.tolerance import Tolerance, within
 from contracts.spec.training import Training
@@ -114,15 +115,18 @@ def _size(moved: Tensor, lr: float) -> str:
 
 
 @contract(
-    "OPT-02a", float32=True, asks=("built", "train"), cases=TABLES, needs=FEATURES, sheds=("packed",), source="hub F09"
-)
+    "OPT-02a", float32=True, asks=("built", "train"), cases=TABLES, needs=FEATURES, sheds=("packed",), source="hub F09",
+    conventions=("undecayed",),
+)  # fmt: skip
 def only_matrices_decay(stack: Training, recipe: Recipe) -> None:
     """Weight decay applies to matrices and experts, and not to norms, biases, A_log, D, dt_bias or anything else with
     one dimension.
 
     The check compares two runs that differ in weight_decay alone: after one step they are lr · weight_decay · w apart
-    where decay applies, and equal elsewhere. Each tensor decays as much as the table says.
+    where decay applies, and equal elsewhere. Each tensor decays as much as the table says. A stack may declare that
+    only its embedding is spared, or nothing.
     """
+    spared = chosen(stack, "undecayed")
     rows = table(stack, recipe)
     weights, given = drawn_weights(rows), (batch("decay", recipe=recipe),)
     recipe = replace(recipe, optim=replace(recipe.optim, warmup=0, schedule="constant"))
@@ -137,9 +141,10 @@ def only_matrices_decay(stack: Training, recipe: Recipe) -> None:
         shares = (moved[1][row.name] - moved[0][row.name]) / (lr * weight)
         low, high = float(shares.min()), float(shares.max())
         found = f"decays by {round(low, 6) + 0.0:.4g} … {round(high, 6) + 0.0:.4g}"
-        if row.role in ("norm", "bias", "ssm") or len(row.shape) < 2:
+        vector = row.role in ("norm", "bias", "ssm") or len(row.shape) < 2
+        if (spared == "vectors" and vector) or (spared == "embeddings" and row.role == "embedding"):
             assert max(abs(low), abs(high)) < slack, f"{row.role} {row.name} {row.shape} {found}, expected none"
-        if row.role in ("matrix", "expert"):
+        if row.role in ("matrix", "expert") or (spared != "vectors" and row.role in ("norm", "bias")):
             want = recipe.optim.weight_decay
             assert abs(low - want) < slack > abs(high - want), f"{row.role} {row.name} {found}, expected {want}"
         want = row.weight_decay

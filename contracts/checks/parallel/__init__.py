@@ -2,6 +2,7 @@
 
 from contracts.checks.parallel import (  # isort: skip
     gradient_accumulation,  # one step, cut into microbatches
+    padding,  # positions without a label at the end of rows
     uneven_microbatches,  # microbatches of one step that differ in length
     equivalent_inputs,  # what says the same gives the same
     data_order,  # which rank consumes which sequence
@@ -34,6 +35,7 @@ __all__ = [
     "layouts",
     "multi_rank_start",
     "nodes",
+    "padding",
     "pipeline",
     "pipeline_runs",
     "pipeline_updates",

@@ -6,8 +6,11 @@ from dataclasses import replace
 
 from contracts import instruments
 from contracts.checks._support.training_run import AHEAD, DENSE, LETTERS, ROWS, batch, drawn_weights, run, table
+from contracts.checks._support.windows import label_shares
 from contracts.contract import contract
 from contracts.spec.array import Array
+from contracts.spec.conventions import chosen
+from contracts.spec.errors import NotOffered
 from contracts.spec.ladder import rung_of
 from contracts.spec.recipe import Moe, Recipe
 from contracts.spec.tolerance import FLOAT64, FLOAT64_SCAN, within
@@ -45,7 +48,10 @@ HEADED = {
 }
 
 
-@contract("PAR-05a", float32=True, asks=("built", "train"), cases=CUTS, needs=HEADED, sheds=("packed",), source="F19")
+@contract(
+    "PAR-05a", float32=True, asks=("built", "train"), cases=CUTS, needs=HEADED, sheds=("packed",), source="F19",
+    conventions=("window-divides-by", "balance-over"),
+)  # fmt: skip
 def a_step_does_not_depend_on_its_microbatches(
     stack: Training, recipe: Recipe, rows: tuple[tuple[tuple[int, ...], int], ...], microbatches: int
 ) -> None:
@@ -53,7 +59,12 @@ def a_step_does_not_depend_on_its_microbatches(
 
     A label weighs the same in a microbatch with few labels, for auxiliary losses and prediction heads too; a smaller
     last microbatch counts. A mean of means gives the same result only when all microbatches have equally many labels.
+    A stack that declares such a mean is asked by PAR-05b instead.
     """
+    if chosen(stack, "window-divides-by") == "microbatch-means":
+        raise NotOffered("declares that the mean of a step is one of its microbatches' means: PAR-05b asks it", "case")
+    if recipe.moe is not None and recipe.moe.aux_loss and chosen(stack, "balance-over") != "sequence":
+        raise NotOffered("declares that its balance loss is over more than a sequence", "case")
     weights = drawn_weights(table(stack, recipe))
     given = tuple(batch(name, rows=rows, recipe=recipe) for name in ("one", "two"))
     whole = run(stack, recipe, given, "gradients", "weights", weights=weights)
@@ -81,13 +92,15 @@ WEIGHED = {"one": (PLAIN, 1), "four": (PLAIN, 4)}
     cases=WEIGHED,
     needs={"four": UNEVEN},
     sheds=("packed",),
+    conventions=("window-divides-by",),
     source="F19",
 )
 def a_label_weighs_the_same_in_every_sequence(stack: Training, recipe: Recipe, microbatches: int) -> None:
     """The loss of a batch is the mean over its labels: the losses and gradients of its single sequences, weighted by
     their label counts, add up to those of the batch.
 
-    Five runs over one sequence each give the expected values. Positions without a label count nowhere.
+    Five runs over one sequence each give the expected values. Positions without a label count nowhere. Of a stack that
+    declares the mean of its microbatches' means, a sequence weighs by its share of the labels of its microbatch.
     """
     import torch
 
@@ -98,14 +111,15 @@ def a_label_weighs_the_same_in_every_sequence(stack: Training, recipe: Recipe, m
     labels = [1, 12, 6, 12, 2] if rung_of(recipe) else [1, 11, 6, 11, 2]  # a second document costs a label
     assert counted == labels, f"labels that count in each sequence: {counted}, expected {labels}"
     every = sum(labels)
-    mean = sum(step.losses["lm"] * step.tokens for step in alone) / every
+    shares = label_shares(stack, labels, microbatches)
+    mean = sum(step.losses["lm"] * share for step, share in zip(alone, shares, strict=True))
     assert whole.tokens == every, f"{whole.tokens} labels count in the batch, expected {every}"
     assert abs(whole.losses["lm"] - mean) < within(1e-11) * mean, (
         f"lm is {whole.losses['lm']:.10g}, the mean over labels {mean:.10g}"
     )
     parts = [instruments.numerics.tensors(step.gradients) for step in alone]
     want = {
-        name: torch.stack([part[name] * count for part, count in zip(parts, counted, strict=True)]).sum(0) / every
+        name: torch.stack([part[name] * share for part, share in zip(parts, shares, strict=True)]).sum(0)
         for name in parts[0]
     }
     words = instruments.numerics.gradient_differences("the batch's gradient of", whole.gradients, want, FLOAT64_SCAN)

@@ -18,6 +18,7 @@ from contracts.checks._support.step_comparison import (
 )
 from contracts.checks._support.transformer_layouts import CELLS, STAGES, STEPPED, UPDATE, G, L, needs_of
 from contracts.checks._support.transformers import Cell, cell, loss_difference, one_rank_and_many, session
+from contracts.checks._support.windows import WINDOW
 from contracts.contract import contract
 from contracts.spec.recipe import Recipe
 from contracts.spec.tolerance import FLOAT32_TRANSFORMER
@@ -25,7 +26,8 @@ from contracts.spec.training import Execution, Training
 from contracts.spec.violations import require_none
 
 
-@contract("PAR-01e", asks=("built", "train"), cases=CELLS, needs=needs_of(CELLS), source="F01", tier="dist")
+@contract("PAR-01e", asks=("built", "train"), cases=CELLS, needs=needs_of(CELLS), source="F01", conventions=WINDOW,
+          tier="dist")  # fmt: skip
 def every_gradient_of_a_transformer_is_that_of_one_rank(
     stack: Training, recipe: Recipe, execution: Execution, world: int
 ) -> None:
@@ -36,7 +38,8 @@ def every_gradient_of_a_transformer_is_that_of_one_rank(
     require_none(loss_difference(alone, many), gradient_differences(alone, many, tolerance=FLOAT32_TRANSFORMER))
 
 
-@contract("PAR-02e", asks=("built", "train"), cases=STEPPED, needs=needs_of(STEPPED), source="F02", tier="dist")
+@contract("PAR-02e", asks=("built", "train"), cases=STEPPED, needs=needs_of(STEPPED), source="F02", conventions=WINDOW,
+          tier="dist")  # fmt: skip
 def a_transformer_goes_the_way_of_one_rank(stack: Training, recipe: Recipe, execution: Execution, world: int) -> None:
     """For a transformer with experts, weights move over three steps as they do on one rank, and replicas are
     bit-identical on every rank.
@@ -52,7 +55,8 @@ def a_transformer_goes_the_way_of_one_rank(stack: Training, recipe: Recipe, exec
     )
 
 
-@contract("PAR-03e", asks=("built", "train"), cases=STEPPED, needs=needs_of(STEPPED), source="F03", tier="dist")
+@contract("PAR-03e", asks=("built", "train"), cases=STEPPED, needs=needs_of(STEPPED), source="F03", conventions=WINDOW,
+          tier="dist")  # fmt: skip
 def the_norm_of_a_transformer_is_that_of_one_rank(
     stack: Training, recipe: Recipe, execution: Execution, world: int
 ) -> None:
@@ -72,7 +76,8 @@ WINDOWS: dict[str, Cell] = {
 }
 
 
-@contract("PAR-05e", asks=("built", "train"), cases=WINDOWS, source="F19", tier="dist")
+@contract("PAR-05e", asks=("built", "train"), cases=WINDOWS, source="F19", conventions=WINDOW,
+          tier="dist")  # fmt: skip
 def a_window_of_a_transformer_is_the_batch(stack: Training, recipe: Recipe, execution: Execution, world: int) -> None:
     """For a transformer with experts, gradient accumulation on several ranks, over microbatches with unequal numbers of
     labels, gives the losses and gradients of the whole batch at once on one rank.
@@ -81,7 +86,8 @@ def a_window_of_a_transformer_is_the_batch(stack: Training, recipe: Recipe, exec
     require_none(loss_difference(alone, many), gradient_differences(alone, many, tolerance=FLOAT32_TRANSFORMER))
 
 
-@contract("PAR-08h", asks=("built", "train"), cases=STAGES, source="bringup F20", tier="dist")
+@contract("PAR-08h", asks=("built", "train"), cases=STAGES, source="bringup F20", conventions=WINDOW,
+          tier="dist")  # fmt: skip
 def stages_of_a_transformer_are_one_rank(stack: Training, recipe: Recipe, execution: Execution, world: int) -> None:
     """A transformer with experts, cut into pipeline stages, alone or beside the other axes, has the losses, gradients
     by name, gradient norm and selection biases of one rank.

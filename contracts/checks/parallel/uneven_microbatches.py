@@ -23,6 +23,8 @@ from contracts.checks._support.step_comparison import (
 from contracts.checks._support.training_run import batch, large_expert_weights
 from contracts.contract import contract
 from contracts.spec.array import Arrays
+from contracts.spec.conventions import chosen
+from contracts.spec.errors import NotOffered
 from contracts.spec.recipe import Moe, Recipe
 from contracts.spec.tolerance import FLOAT64_SCAN, within
 from contracts.spec.training import Execution, Session, Tokens, Training
@@ -54,6 +56,7 @@ QUARTERS = replace(SPREAD, name="windows-in-quarters", pattern="A|E|MR|E")
     float32=True,
     asks=("built", "train"),
     cases={name: (order,) for name, order in ORDERS.items()},
+    conventions=("window-divides-by", "balance-over"),
     source="F19",
 )
 def a_window_is_the_sum_of_its_microbatches(stack: Training, order: tuple[int, ...]) -> None:
@@ -61,16 +64,23 @@ def a_window_is_the_sum_of_its_microbatches(stack: Training, order: tuple[int, .
     weighted by what it holds: labels for the main loss, sequences for the balance loss, tokens for the router's z-loss.
 
     A mean of means over-weights short sequences. Padding to the longest microbatch counts tokens that nobody wrote.
-    Document bounds and positions cached from the first microbatch are wrong for shorter ones.
+    Document bounds and positions cached from the first microbatch are wrong for shorter ones. Where a stack declares
+    the mean of microbatches' means, or a balance loss over a microbatch, each microbatch weighs the same in it.
     """
     import torch
+
+    if chosen(stack, "balance-over") == "global-batch":
+        raise NotOffered("declares a balance loss that no microbatch has by itself", "case")
+    alike = (1,) * len(LABELS)
+    labels = LABELS if chosen(stack, "window-divides-by") == "labels" else alike
+    rows = ROWS if chosen(stack, "balance-over") == "sequence" else alike
 
     weights = large_expert_weights(stack, SPREAD)
     (found,) = stack.train(_session(SPREAD, Execution(microbatches=len(order)), (order,), weights)).steps
     counted = sum(LABELS[each] for each in order)
     assert found.tokens == counted, f"{found.tokens} labels count in the window, expected {counted}"
     parts = {each: _single_losses(stack, weights, _micro(0, each)) for each in order}
-    whole = {"lm": LABELS, "aux": ROWS, "z": TOKENS}
+    whole = {"lm": labels, "aux": rows, "z": TOKENS}
     want: dict[str, Tensor] = {}
     for loss, counts in whole.items():
         share = {each: counts[each] / sum(counts[other] for other in order) for each in order}

@@ -30,10 +30,13 @@ class Routed(NamedTuple):
     z: Tensor
 
 
-def block(recipe: Recipe, weights: Mapping[str, Tensor], x_BTD: Tensor, *, by_score: bool = False) -> Routed:
+def block(
+    recipe: Recipe, weights: Mapping[str, Tensor], x_BTD: Tensor, *, by_score: bool = False, pooled: bool = False
+) -> Routed:
     """The E block, norm included: weights by their names in spec/blocks.py, in the dtype of `x_BTD`.
 
-    The balance loss counts the experts chosen with the bias, or, with `by_score`, those chosen without it.
+    The balance loss counts the experts chosen with the bias, or, with `by_score`, those chosen without it. It is over
+    each sequence, or, where `pooled`, over all tokens at once.
     """
     moe = recipe.moe
     assert moe is not None
@@ -56,13 +59,15 @@ def block(recipe: Recipe, weights: Mapping[str, Tensor], x_BTD: Tensor, *, by_sc
         dropped.append(lost)
     shape = (batch, length, moe.top_k)
     experts_BTK = torch.tensor(chosen, dtype=torch.int64).reshape(shape)
+    balanced = torch.tensor(weighed_by, dtype=torch.int64).reshape(shape), logits_BTE
+    counted_BTK, judged_BTE = (each.flatten(0, 1)[None] if pooled else each for each in balanced)
     return Routed(
         y_BTD=torch.stack(rows).reshape(x_BTD.shape) if rows else torch.zeros_like(x_BTD),
         experts_BTK=experts_BTK,
         gates_BTK=torch.cat(gates).reshape(shape),
         dropped_BTK=torch.tensor(dropped, dtype=torch.bool).reshape(shape),
         counts_E=torch.tensor(taken, dtype=torch.int64),
-        aux=balance_loss(moe, logits_BTE, torch.tensor(weighed_by, dtype=torch.int64).reshape(shape)),
+        aux=balance_loss(moe, judged_BTE, counted_BTK),
         z=z_loss(logits_BTE),
     )
 

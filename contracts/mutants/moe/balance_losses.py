@@ -14,6 +14,7 @@ from contracts.mutants.moe.gates import BalancesBiasedScores
 from contracts.spec.recipe import Recipe
 from contracts.stacks.reference.model.blocks.common import Output, Packing, State
 from contracts.stacks.reference.model.blocks.moe import MoE, Router, Routing
+from contracts.stacks.reference.stack import Reference
 
 
 class _TimesK(Router):
@@ -109,6 +110,20 @@ class BalancesTheMicrobatch(Exchanged):
     """Balances over the micro batch, as BalancesTheBatch does; splitting the batch shows it."""
 
     exchange = {"router": _OverTheBatch}
+
+
+@mutant(of="MOE-05a", case="sequences-apart", says="the balance loss is 3, expected 1")
+class DeclaresABalanceOfMicrobatches(Reference):
+    """Declares that its balance loss is over a microbatch, and balances each sequence."""
+
+    conventions = {"balance-over": "microbatch"}
+
+
+@mutant(of="MOE-05a", case="one-of-three-balanced", says="the balance loss is 2.33333333, expected 1.35555556")
+class DeclaresABalanceOfTheGlobalBatch(Reference):
+    """Declares that its balance loss is over the global batch, and balances each sequence."""
+
+    conventions = {"balance-over": "global-batch"}
 
 
 class _SumsRows(Router):

@@ -189,6 +189,21 @@ class DecaysNorms(Trained):
     moves = _DecaysAll
 
 
+@mutant(of="OPT-02a", case="tied", says="norm layers.0.norm.weight decays by 0 … 0, expected 0.3")
+class DeclaresThatNothingIsSpared(Reference):
+    """Declares that norms decay as matrices do, and spares them."""
+
+    conventions = {"undecayed": "nothing"}
+
+
+@mutant(of="OPT-02a", case="adamw", says="embedding embedding.weight (61, 24) decays by 0.3")
+class DeclaresThatTheEmbeddingIsSpared(Trained):
+    """Declares that the embedding alone does not decay, and lets it decay with all others."""
+
+    conventions = {"undecayed": "embeddings"}
+    moves = _DecaysAll
+
+
 class _DecaysStateSpace(Optimizer):
     def decay(self, member: Member) -> float:
         return self.optim.weight_decay if member.role == "ssm" else super().decay(member)

@@ -12,6 +12,7 @@ from contracts.mutants._support.replaced_parts import Exchanged
 from contracts.mutants._support.trainer import Trained
 from contracts.stacks.reference.data import IGNORED
 from contracts.stacks.reference.model.hybrid_model import Model, ModelOutput
+from contracts.stacks.reference.stack import Reference
 from contracts.stacks.reference.training.trainer import Batch, Trainer
 
 
@@ -29,6 +30,13 @@ class TakesTheMeanOfMeans(Trained):
     """The loss is the mean of the microbatches' means: labels in microbatches with few labels weigh more."""
 
     trains = _MeanOfMeans
+
+
+@mutant(of="PAR-05b", case="four", says="the mean over labels")
+class DeclaresAMeanOfMeans(Reference):
+    """Declares the mean of the microbatches' means, and divides by the labels of the step."""
+
+    conventions = {"window-divides-by": "microbatch-means"}
 
 
 class _MeanOverNothing(Trainer):

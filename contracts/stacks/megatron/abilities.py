@@ -34,6 +34,7 @@ ABILITIES = Abilities(
         _lacks("fp8", "device", "FP8 is Transformer Engine's, which runs on GPUs", asked=frozenset()),
         _lacks("cp", "device", "context parallel is Transformer Engine's attention alone"),
         _lacks("recompute", "device", "recomputing wants the generators of CUDA"),
+        _lacks("validation", "device", "its evaluation adds losses up on a CUDA device"),
         _lacks("ep-with-etp", "device", "its experts exchange pieces of unequal size, which gloo does not"),
         _lacks("bf16", "adapter", "steps in bfloat16 are not asked yet"),
         _lacks("fp16", "adapter", "steps in float16 are not asked yet"),

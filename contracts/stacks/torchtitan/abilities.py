@@ -17,7 +17,7 @@ ABILITIES = Abilities(
         "attention", "mlp", "experts", "gqa", "mla", "qk-norm", "swiglu", "softmax", "sigmoid", "selection-bias",
         "shared-expert", "route-scale", "tied", "float64", "float32", "adamw", "cosine", "linear", "constant", "WSD",
         "microbatches", "checkpoint", "dp", "fsdp", "replicas", "tp", "sp", "tp-without-sp", "ep", "etp", "pp",
-        "interleaved", "borrowed", "compile",
+        "interleaved", "borrowed", "compile", "validation",
     )),
     lacks=(
         _lacks("recurrent", "stack", "it has no M²RNN"),

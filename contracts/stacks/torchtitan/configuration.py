@@ -47,6 +47,7 @@ def configuration(session: Session, folder: str) -> Any:
     """The session as a `Trainer.Config`."""
     from torchtitan.components.checkpointer import CheckpointManager
     from torchtitan.components.loss import CrossEntropyLoss
+    from torchtitan.components.validate import Validator
     from torchtitan.config.configs import CompileConfig, DebugConfig, TrainingConfig
     from torchtitan.trainer import Trainer
 
@@ -58,6 +59,7 @@ def configuration(session: Session, folder: str) -> Any:
     staged = execution.degrees.pp > 1
     rows = total // dp if staged else total // (dp * execution.microbatches)
     kept = bool(session.load or session.save)
+    given = tuple((numerics.tensor(each.tokens), numerics.tensor(each.labels)) for each in session.validation)
     return Trainer.Config(
         model_spec=_spec(recipe, alone=execution.world == 1),
         dump_folder=folder,
@@ -79,6 +81,10 @@ def configuration(session: Session, folder: str) -> Any:
             last_save_model_only=False,
         ),
         activation_checkpoint=None,
+        validator=Validator.Config(
+            enable=bool(session.validation), freq=1, steps=max(1, sum(len(each) // dp // rows for each, _ in given)),
+            dataloader=Rows.Config(given=given),
+        ),
         compile=CompileConfig(enable=execution.compile != "none", components=["model"], backend=execution.backend),
         debug=DebugConfig(seed=recipe.seed, enable_structured_logging=False),
     )  # fmt: skip

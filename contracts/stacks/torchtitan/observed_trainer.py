@@ -30,17 +30,23 @@ class Nothing(Configurable):  # type: ignore[misc]  # torchtitan is not installe
 
 
 class Rows(BaseDataLoader):  # type: ignore[misc]
-    """Replaces the data set; it is never read, because batches come from the session."""
+    """Replaces the data set: this rank's rows of what it is `given` for validation. Batches of steps come from the
+    session itself.
+    """
 
     @dataclass(kw_only=True, slots=True)
     class Config(BaseDataLoader.Config):  # type: ignore[misc]
-        pass
+        given: tuple[tuple[Tensor, Tensor], ...] = ()
+        infinite: bool = False
 
-    def __init__(self, config: Config, **_: Any) -> None:
-        self.config = config
+    def __init__(self, config: Config, *, dp_world_size: int, dp_rank: int, local_batch_size: int, **_: Any) -> None:
+        self.config, self.ranks, self.rank, self.size = config, dp_world_size, dp_rank, local_batch_size
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(())
+        for tokens_BT, labels_BT in self.config.given:
+            own = tokens_BT.chunk(self.ranks)[self.rank], labels_BT.chunk(self.ranks)[self.rank]
+            for tokens, labels in zip(*(each.split(self.size) for each in own), strict=True):
+                yield {"input": tokens}, labels
 
     def state_dict(self) -> dict[str, Any]:
         return {}
@@ -69,13 +75,16 @@ class Seen(Configurable):  # type: ignore[misc]
         self.color, self.device_memory_monitor = NoColor(), self.Memory()
         self.num_flops_per_token, self.ntokens_since_last_log = 0, 0
         self.data_loading_times: list[float] = []
-        self.loss, self.norm = float("nan"), float("nan")
+        self.loss, self.norm, self.validation = float("nan"), float("nan"), float("nan")
 
     def should_log(self, step: int) -> bool:
         return True
 
     def log(self, step: int, loss: float, largest: float, norm: float, extra_metrics: Any = None) -> None:
         self.loss, self.norm = loss, norm
+
+    def log_validation(self, loss: float, step: int) -> None:
+        self.validation = loss
 
     def close(self) -> None:
         pass

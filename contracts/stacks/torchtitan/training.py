@@ -89,14 +89,19 @@ class Run(runs.Run):
         trainer.step += 1
         lr = trainer.lr_schedulers.schedulers[0].get_last_lr()[0]
         trainer.train_step(trainer.batch_generator([*self.rows(batch)]))
-        loss = self.loss()
+        loss, validation = self.loss(), None
+        clip_coef = self.factor()
+        if self.session.validation and trainer.step in self.session.validate_at:
+            trainer.validator.validate(trainer.model_parts, trainer.step)
+            validation = trainer.metrics_processor.validation
         return Step(
             number=trainer.step,
             losses={"lm": loss, "total": loss},
             tokens=trainer.tokens,
             lr=lr,
             grad_norm=trainer.metrics_processor.norm,
-            clip_coef=self.factor(),
+            clip_coef=clip_coef,
+            validation=validation,
         )
 
     def save(self, folder: str) -> None:
@@ -165,7 +170,7 @@ def _running(session: Session, *natively: str) -> Iterator[Run]:
     shims.experts_keep_their_dtype()
     declined(session.recipe)
     declined_execution(session.recipe, session.execution, natively or ("float32",))
-    longest = max((batch.tokens.shape[1] for batch in session.batches), default=0)
+    longest = max((batch.tokens.shape[1] for batch in (*session.batches, *session.validation)), default=0)
     if longest > session.recipe.seq_length:
         session = replace(session, recipe=replace(session.recipe, seq_length=longest))
     if any(map(runs.packed, session.batches)):

@@ -19,7 +19,7 @@ ABILITIES = Abilities(
         "sigmoid",
         "top-1", "selection-bias", "shared-expert", "route-scale", "tied", "float64", "float32", "bf16", "adamw",
         "cosine", "linear", "constant", "WSD", "microbatches", "uneven-microbatches", "windows", "packed", "recompute",
-        "compile", "checkpoint", "dp", "fsdp", "replicas", "ep", "etp", "borrowed",
+        "compile", "validation", "checkpoint", "dp", "fsdp", "replicas", "ep", "etp", "borrowed",
     )),
     lacks=(
         _lacks("recurrent", "stack", "no model has an M²RNN"),

@@ -33,6 +33,7 @@ class Transformers(Package):
         "gate-sum": "1e-20",
         "first-rate": "step-0",
         "warm-up-from": "min-lr",
+        "validation-mean": "batches",
     }
     layouts: frozenset[Layout] = frozenset({"borrowed"})
     tried, can = ("5.23.0",), ABILITIES

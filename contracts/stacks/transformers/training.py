@@ -258,6 +258,14 @@ class Observed(Trainer):  # type: ignore[misc]  # not installed where types are 
         one_each = [[number] for number in range(len(self.rows))]
         return self.accelerator.prepare(DataLoader(self.rows, batch_sampler=one_each, collate_fn=lambda held: held[0]))  # type: ignore[no-any-return, arg-type]
 
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[Any]:
+        """Each rank's part of each batch of the validation, as a batch of its own."""
+        session = self.session
+        alone = replace(session.execution, microbatches=1)
+        rows = microbatches(replace(session, execution=alone, batches=session.validation, windows=()), 0)
+        one_each = [[number] for number in range(len(rows))]
+        return self.accelerator.prepare(DataLoader(rows, batch_sampler=one_each, collate_fn=lambda held: held[0]))  # type: ignore[no-any-return, arg-type]
+
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
         return super().create_scheduler(self.session.recipe.optim.steps, optimizer)
 
@@ -301,7 +309,12 @@ class _Watch(TrainerCallback):  # type: ignore[misc]
         trainer.steps.append(Step(number=number, losses={}, **trainer.now, **held))
         trainer.now = {}
         control.should_save = trainer.session.save is not None and number in trainer.session.save_at
+        control.should_evaluate = bool(trainer.session.validation) and number in trainer.session.validate_at
         return control
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **_: Any) -> None:
+        steps, trainer = self.trainer.steps, self.trainer
+        steps[-1] = replace(steps[-1], validation=metrics["eval_loss"], **trainer.seen.state(state.global_step))
 
 
 def train(session: Session) -> Trained:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from contracts.spec.array import Array
@@ -105,11 +106,14 @@ def _step(trainer: Trainer, session: Session, index: int) -> Step:
         done = trainer.step(trainer.share(_batch(session.batches[index])), wanted)
     else:
         done = trainer.next(wanted)
+    validated = None
+    if session.validation and number in session.validate_at:
+        validated = trainer.validate([trainer.share(_batch(each)) for each in session.validation])
     if session.save is not None and number in session.save_at:
         trainer.save(session.save)
         if session.keep is not None:
             trainer.retire(session.save, session.keep, session.durable)
-    return _answer(trainer, done, seen)
+    return replace(_answer(trainer, done, seen), validation=validated)
 
 
 def _loaded(trainer: Trainer, session: Session) -> Step:

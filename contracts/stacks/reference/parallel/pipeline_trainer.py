@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from contracts.instruments.ranks import device
-from contracts.spec.errors import refuse
+from contracts.spec.errors import NotOffered, refuse
 from contracts.spec.topology import Degrees
 from contracts.stacks.reference.model.build import build_model
 from contracts.stacks.reference.model.hybrid_model import Model, ModelOutput
@@ -116,6 +116,9 @@ class PipelineTrainer(ParallelTrainer):
         seen = self.total([_adding_up(each.seen) for each in passed])
         nothing = window[0].tokens_BT.new_empty(0)
         return [ModelOutput(logits_BTV=nothing, mtp_logits=(), sums=sums, counts=dict(counts), seen=seen)]
+
+    def validate(self, batches: Sequence[Batch]) -> float:
+        raise NotOffered("the reference has no schedule of forward passes alone: validate without a pipeline")
 
     def over_parts(self, values: dict[str, Tensor]) -> dict[str, Tensor]:
         """Each stage has the losses and counts of its own layers, so they are summed over stages too."""

@@ -133,6 +133,18 @@ class Trainer:
             seen=seen,
         )
 
+    @torch.no_grad()
+    def validate(self, batches: Sequence[Batch]) -> float:
+        """The mean loss over the labels of other batches. The run goes on as if there had been none."""
+        mode = self.model.training
+        self.model.eval()
+        try:
+            counts = self.over_rows(self.total([self.count(each) for each in batches]))
+            sums = self.over_parts(self.total([{"lm": self.model(*each).sums["lm"]} for each in batches]))
+        finally:
+            self.model.train(mode)
+        return float(sums["lm"] / counts["lm"].clamp(min=1))
+
     # overridden for several ranks (parallel_trainer.py)
     def refuse_unsupported(self) -> None:
         """Refuse an execution that this trainer does not support."""

@@ -1,0 +1,36 @@
+"""What a label weighs in a step of several microbatches or ranks, by what a stack declares."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from contracts.spec.conventions import chosen
+from contracts.spec.training import Execution, Training
+
+WINDOW = ("window-divides-by",)
+_OF_A_MICROBATCH = {"window-divides-by": "microbatch-means", "balance-over": "microbatch"}
+
+
+def label_shares(stack: Training, labels: Sequence[int], microbatches: int) -> list[float]:
+    """What each sequence weighs in the loss of a step, whose microbatches differ by one sequence at most.
+
+    `labels` are the labels that count in each sequence. A microbatch without one weighs nothing and counts as one.
+    """
+    if chosen(stack, "window-divides-by") == "labels":
+        return [count / max(sum(labels), 1) for count in labels]
+    found: list[float] = []
+    each, more = divmod(len(labels), microbatches)
+    for number in range(microbatches):
+        part = labels[len(found) : len(found) + each + (number < more)]
+        found += [count / max(sum(part), 1) / microbatches for count in part]
+    return found
+
+
+def like_on_one_rank(stack: Training, execution: Execution) -> int:
+    """The microbatches on one rank whose step is that of many ranks: one, unless each rank takes a mean of its own."""
+    follows = getattr(stack, "conventions", ())
+    if not any(name in follows and chosen(stack, name) == choice for name, choice in _OF_A_MICROBATCH.items()):
+        return 1
+    degrees = execution.degrees
+    apart = degrees.pp * degrees.tp * degrees.cp * (degrees.ep if execution.layout == "own-axis" else 1)
+    return execution.world // apart * execution.microbatches

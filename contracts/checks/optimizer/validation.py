@@ -1,0 +1,182 @@
+"""Validation between two steps: it tells a loss, and the run goes on as if there had been none."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from contracts import instruments
+from contracts.checks._support.step_comparison import on_one_rank
+from contracts.checks._support.training_run import (
+    DENSE,
+    LETTERS,
+    Rows,
+    batch,
+    batches,
+    drawn_weights,
+    large_expert_weights,
+    table,
+)
+from contracts.checks._support.transformer_layouts import Cell, cells_named
+from contracts.checks._support.transformers import LOSS, in_a_layout_of, session
+from contracts.contract import contract
+from contracts.spec.conventions import chosen
+from contracts.spec.recipe import Moe, Recipe
+from contracts.spec.tolerance import EXACT, within
+from contracts.spec.training import Execution, Session, Step, Tokens, Training
+
+BIASED = replace(
+    LETTERS, name="letters-biased",
+    moe=Moe(experts=14, top_k=3, expert_hidden=20, score="sigmoid", selection_bias=True, bias_rate=0.25, aux_loss=0.3),
+)  # fmt: skip
+KEPT: dict[str, tuple[Recipe, bool]] = {  # recipe, and whether the stack reads its own data
+    "letters": (LETTERS, False),
+    "selection-bias": (BIASED, False),
+    "recomputed": (replace(LETTERS, recompute="full"), False),
+    "bf16": (replace(LETTERS, dtype="bf16"), False),
+    "own-data": (LETTERS, True),
+}
+KEEPS = {
+    "": ("validation",),
+    "selection-bias": ("validation", "experts", "sigmoid", "selection-bias"),
+    "recomputed": ("validation", "recompute"),
+    "bf16": ("validation", "bf16"),
+    "own-data": ("validation", "own-data"),
+}
+
+
+@contract(
+    "OPT-06a",
+    asks=("built", "train"),
+    cases=KEPT,
+    needs=KEEPS,
+    sheds=("packed",),
+    source="torchtitan: Validator; Megatron-LM: evaluate; F10",
+)
+def a_validation_changes_nothing(stack: Training, recipe: Recipe, own: bool) -> None:
+    """A validation between two steps leaves the run bit-identical: weights, optimizer state, router biases, random
+    generators, and the losses, gradients and sequences of later steps are those of the run without it.
+
+    A model that stays in evaluation mode drops nothing and balances nothing for the rest of the run. A router that
+    counts the tokens of a validation moves its bias by them. A validation that draws from the generators of the run, or
+    reads from its data, makes a run that validates more often another run.
+    """
+    import torch
+
+    seen = frozenset({"gradients", "weights", "optimizer", "buffers", "rng"})
+    asked = Session(
+        recipe=recipe, steps=3, execution=Execution(precision="declared"),
+        batches=() if own else batches(3, "kept", recipe=recipe),
+        weights=large_expert_weights(stack, recipe, "float32"), observe=seen,
+    )  # fmt: skip
+    others = batches(2, "validated", recipe=recipe)
+    torch.manual_seed(12)
+    plain = stack.train(asked).steps
+    torch.manual_seed(12)
+    validated = stack.train(replace(asked, validation=others, validate_at=frozenset({1, 2}))).steps
+    for want, got in zip(plain, validated, strict=True):
+        assert (got.validation is None) == (got.number == 3), f"after step {got.number} the loss is {got.validation}"
+        words = _unlike(got, want)
+        assert not words, f"with a validation after steps 1 and 2, step {got.number}: {words}"
+
+
+def _unlike(got: Step, want: Step) -> str:
+    """How two steps differ: the first number that differs, or the tensors of the first state that does."""
+    for fact in ("losses", "tokens", "lr", "grad_norm", "samples"):
+        found, expected = getattr(got, fact), getattr(want, fact)
+        if found != expected:
+            return f"{fact} is {found}, {expected} without"
+    kinds = {"gradients": "the gradient of", "weights": "the weight", "optimizer": "the optimizer state",
+             "buffers": "the buffer", "rng": "the generator"}  # fmt: skip
+    words = (
+        instruments.numerics.differences(what, getattr(got, kind), getattr(want, kind), EXACT)
+        for kind, what in kinds.items()
+    )
+    return next(filter(None, words), "")
+
+
+FULL: Rows = tuple(((13,), 0) for _ in range(5))
+FEW: Rows = tuple(((13,), masked) for masked in (11, 0, 6, 3, 10))
+TOLD: dict[str, tuple[Recipe, tuple[Rows, ...]]] = {
+    "one-batch": (LETTERS, (FEW,)),
+    "few-labels": (LETTERS, (FULL, FEW)),
+    "a-short-batch": (LETTERS, (FULL, FEW[:2])),
+    "dense": (DENSE, (FULL, FEW)),
+}
+
+
+@contract(
+    "OPT-06b",
+    float32=True,
+    asks=("built", "train"),
+    cases=TOLD,
+    needs={"": ("validation", "experts"), "dense": ("validation",)},
+    conventions=("validation-mean",),
+    source="torchtitan: Validator; transformers: Trainer.evaluation_loop",
+)
+def the_loss_of_a_validation_is_the_mean_over_its_labels(
+    stack: Training, recipe: Recipe, lengths: tuple[Rows, ...]
+) -> None:
+    """The loss of a validation is the mean over all of its labels that count, at the weights that the step left.
+
+    The step that follows tells the loss of its batch before it moves a weight, so a run that trains on the batch says
+    what its validation must be. A stack that declares means of batches weighs each batch by its sequences.
+    """
+    rows = table(stack, recipe)
+    weights = drawn_weights(rows)
+    given = tuple(replace(batch(f"told {at}", rows=each, recipe=recipe), documents=None)
+                  for at, each in enumerate(lengths))  # fmt: skip
+    first = replace(batch("first", rows=FULL, recipe=recipe), documents=None)
+
+    def trained(*steps: Tokens, validation: tuple[Tokens, ...] = ()) -> tuple[Step, ...]:
+        return stack.train(
+            Session(recipe=recipe, steps=len(steps), execution=Execution(precision="float64"), batches=steps,
+                    weights=weights, validation=validation, validate_at=frozenset({1}))
+        ).steps  # fmt: skip
+
+    later = [trained(first, each)[1] for each in given]
+    over_labels = chosen(stack, "validation-mean") == "labels"
+    counts = [step.tokens if over_labels else len(each) for step, each in zip(later, lengths, strict=True)]
+    want = sum(step.losses["lm"] * count for step, count in zip(later, counts, strict=True)) / sum(counts)
+    (step,) = trained(first, validation=given)
+    got = float("nan") if step.validation is None else step.validation
+    assert abs(got - want) <= within(1e-11, 4e-6) * want, (
+        f"the loss of a validation over {len(given)} batches is {got:.9g}, expected {want:.9g}"
+    )
+
+
+RANKS: dict[str, Cell] = cells_named("dp2", "fsdp2", "dense-dp2", "tp2-sp-grouped", "borrowed-ep2-fsdp")
+
+
+@contract(
+    "OPT-06c", asks=("built", "train"), cases=RANKS,
+    needs={"": ("validation", "experts"), "dense-dp2": ("validation",)}, conventions=("validation-mean",), source="torchtitan: Validator; transformers: Trainer.evaluation_loop",
+    tier="dist",
+)  # fmt: skip
+def the_loss_of_a_validation_is_that_of_one_rank(
+    stack: Training, recipe: Recipe, execution: Execution, world: int
+) -> None:
+    """On several ranks the loss of a validation is that of one rank, and so is the step behind it.
+
+    A mean over ranks over-weights the labels of ranks that have few. A rank that tells the loss of its own rows tells
+    another one than its peers, and stops, saves or lowers its rate alone.
+    """
+    asked = session(stack, recipe, execution, 3, "weights")
+    *given, other = asked.batches
+    asked = replace(asked, steps=2, batches=tuple(given), validation=(other,), validate_at=frozenset({1}))
+    alone = replace(asked, execution=Execution(precision="float32", layout=in_a_layout_of(stack, execution).layout))
+    if chosen(stack, "validation-mean") == "batches":
+        alone = replace(alone, validation=_shares(other, world // execution.degrees.tp))
+    one, many = on_one_rank(stack, alone).steps, stack.train(asked).steps
+    want, got = one[0].validation, many[0].validation
+    assert want is not None, "a validation on one rank told no loss"
+    assert got is not None, f"a validation on {world} ranks told no loss"
+    assert abs(got - want) <= LOSS * want, f"the loss of a validation is {got:.7g} on {world} ranks, {want:.7g} on one"
+    off = abs(many[1].losses["lm"] - one[1].losses["lm"])
+    assert off <= 1e-3 * one[1].losses["lm"], f"behind it lm is {many[1].losses['lm']:.7g}, {one[1].losses['lm']:.7g}"
+
+
+def _shares(whole: Tokens, ranks: int) -> tuple[Tokens, ...]:
+    """The rows of each rank, as batches of their own."""
+    tokens, labels = (instruments.numerics.tensor(each).chunk(ranks) for each in (whole.tokens, whole.labels))
+    array = instruments.numerics.array
+    return tuple(Tokens(tokens=array(one), labels=array(other)) for one, other in zip(tokens, labels, strict=True))

@@ -1,0 +1,166 @@
+"""Validations that leave something behind in the run, or tell another loss."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from contracts.contract import mutant
+from contracts.mutants._support.multi_rank import Spread
+from contracts.mutants._support.trainer import Trained
+from contracts.stacks.reference.model.hybrid_model import ModelOutput
+from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer
+from contracts.stacks.reference.stack import Reference
+from contracts.stacks.reference.training.trainer import Batch, Trainer
+
+
+class _StaysInEvaluation(Trainer):
+    def validate(self, batches: Sequence[Batch]) -> float:
+        loss = super().validate(batches)
+        self.model.eval()
+        return loss
+
+    def accumulate(self, micro: Batch, counts: Mapping[str, Tensor]) -> ModelOutput:
+        if self.model.training:
+            return super().accumulate(micro, counts)
+        return super().accumulate(micro, {**counts, "aux": counts["aux"] * 10**9})
+
+
+@mutant(of="OPT-06a", case="selection-bias", says="step 2: grad_norm is", leanest="")
+class StaysInEvaluation(Trained):
+    """No train() behind the validation: routers balance nothing for the rest of the run."""
+
+    trains = _StaysInEvaluation
+
+
+class _Counts(Trainer):
+    """The counts of a validation wait for the next update of the biases."""
+
+    waiting: dict[str, Tensor] | None = None
+
+    def validate(self, batches: Sequence[Batch]) -> float:
+        with torch.no_grad():
+            seen = [self.model(*each).seen for each in batches]
+        self.waiting = self.total([{name: each for name, each in one.items() if "counts" in name} for one in seen])
+        return super().validate(batches)
+
+    def move_biases(self, seen: Mapping[str, Tensor]) -> None:
+        waiting, self.waiting = self.waiting or {}, None
+        super().move_biases({name: each + waiting.get(name, 0) for name, each in seen.items()})
+
+
+@mutant(of="OPT-06a", case="selection-bias", says="step 2: the buffer layers.1.mixer.router.bias differs", leanest="")
+class CountsTheTokensOfAValidation(Trained):
+    """A router counts in every forward pass, and its bias moves by the tokens of the validation too."""
+
+    trains = _Counts
+
+
+class _Draws(Trainer):
+    def validate(self, batches: Sequence[Batch]) -> float:
+        torch.randperm(len(batches))
+        return super().validate(batches)
+
+
+@mutant(of="OPT-06a", case="bf16", says="step 1: the generator torch differs")
+class ShufflesWithTheGeneratorOfTheRun(Trained):
+    """The order of the validation is drawn from the generator from which dropout draws."""
+
+    trains = _Draws
+
+
+class _Reads(Trainer):
+    def validate(self, batches: Sequence[Batch]) -> float:
+        self.consumed += sum(len(each.tokens_BT) for each in batches)
+        return super().validate(batches)
+
+
+@mutant(of="OPT-06a", case="own-data", says="step 2: losses is")
+class ReadsTheDataOfTheRun(Trained):
+    """One loader serves both: the sequences that a validation read are never trained on."""
+
+    trains = _Reads
+
+
+class _Trains(Trainer):
+    def validate(self, batches: Sequence[Batch]) -> float:
+        loss = super().validate(batches)
+        self.optimizer.step(0.0)
+        return loss
+
+
+@mutant(of="OPT-06a", case="letters", says="step 1: the optimizer state")
+class StepsTheOptimizer(Trained):
+    """The loop steps the optimizer behind every pass; at a rate of 0 no weight moves, and the moments do."""
+
+    trains = _Trains
+
+
+class _LetsGo(Trainer):
+    def validate(self, batches: Sequence[Batch]) -> float:
+        self.model.layers["0"].requires_grad_(False)
+        return super().validate(batches)
+
+
+@mutant(of="OPT-06a", case="recomputed", says="step 2: grad_norm is")
+class FreezesTheFirstLayer(Trained):
+    """A validation that turns off gradients by module does not turn all of them on again."""
+
+    trains = _LetsGo
+
+
+class _MeanOfBatches(Trainer):
+    def validate(self, batches: Sequence[Batch]) -> float:
+        return sum(super(_MeanOfBatches, self).validate([each]) for each in batches) / len(batches)
+
+
+@mutant(of="OPT-06b", case="few-labels", says="the loss of a validation over 2 batches is")
+@mutant(of="OPT-06b", case="dense", says="the loss of a validation over 2 batches is")
+class TakesTheMeanOfBatches(Trained):
+    """The mean of the batches' means: a batch with few labels weighs as much as a full one."""
+
+    trains = _MeanOfBatches
+
+
+class _CountsEveryPosition(Trainer):
+    def validate(self, batches: Sequence[Batch]) -> float:
+        counted = sum(int((each.labels_BT != -100).sum()) for each in batches)
+        return super().validate(batches) * counted / sum(each.labels_BT.numel() for each in batches)
+
+
+@mutant(of="OPT-06b", case="one-batch", says="the loss of a validation over 1 batches is")
+class DividesByEveryPosition(Trained):
+    """The sum over labels is divided by all positions, masked ones included."""
+
+    trains = _CountsEveryPosition
+
+
+@mutant(of="OPT-06b", case="a-short-batch", says="the loss of a validation over 2 batches is")
+class DeclaresMeansOfBatches(Reference):
+    """Declares that each batch weighs by its sequences, and weighs it by its labels."""
+
+    conventions = {"validation-mean": "batches"}
+
+
+class _OfItsOwnRows(ParallelTrainer):
+    def validate(self, batches: Sequence[Batch]) -> float:
+        own = [self.model(*each) for each in batches]
+        super().validate(batches)
+        return sum(float(each.sums["lm"]) for each in own) / sum(int(each.counts["lm"]) for each in own)
+
+
+@mutant(of="OPT-06c", case="dp2", says="the loss of a validation is")
+@mutant(of="OPT-06c", case="dense-dp2", says="the loss of a validation is")
+class TellsTheLossOfItsOwnRows(Spread):
+    """Each rank tells the loss of the rows that it read."""
+
+    trains = _OfItsOwnRows
+
+
+@mutant(of="OPT-06c", case="fsdp2", says="the loss of a validation is")
+class DeclaresMeansOfBatchesOnRanks(Reference):
+    """Declares that each rank's rows are a batch of their own, and weighs labels."""
+
+    conventions = {"validation-mean": "batches"}

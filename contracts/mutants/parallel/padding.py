@@ -1,0 +1,113 @@
+"""Trainers that count padding, or that divide by nothing where there is nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from contracts.contract import mutant
+from contracts.mutants._support.multi_rank import Spread
+from contracts.mutants._support.trainer import Trained
+from contracts.stacks.reference.data import IGNORED
+from contracts.stacks.reference.model.hybrid_model import ModelOutput
+from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer
+from contracts.stacks.reference.stack import Reference
+from contracts.stacks.reference.training.trainer import Batch, Trainer
+
+
+class _CountsPositions(Trainer):
+    def count(self, micro: Batch) -> dict[str, Tensor]:
+        return super().count(micro) | {"lm": torch.tensor(micro.labels_BT.numel())}
+
+
+@mutant(of="PAR-05i", case="equal-rows", says="39 labels count, expected 24")
+@mutant(of="PAR-05i", case="dense", says="52 labels count, expected 24")
+class CountsEveryPosition(Trained):
+    """The loss is divided by all positions: the more a batch is padded, the smaller is its step."""
+
+    trains = _CountsPositions
+
+
+class _DividesByPositions(Trainer):
+    def accumulate(self, micro: Batch, counts: Mapping[str, Tensor]) -> ModelOutput:
+        whole = counts["lm"] * micro.labels_BT.numel() // (micro.labels_BT != IGNORED).sum().clamp(min=1)
+        return super().accumulate(micro, {**counts, "lm": whole})
+
+
+@mutant(of="PAR-05i", case="unequal-rows", says="with padding the gradient of")
+class LearnsLessFromPaddedRows(Trained):
+    """The loss is reported over labels, and differentiated as a mean over positions."""
+
+    trains = _DividesByPositions
+
+
+class _PredictsPadding(Trainer):
+    def accumulate(self, micro: Batch, counts: Mapping[str, Tensor]) -> ModelOutput:
+        after_BT = micro.tokens_BT.roll(-1, 1)
+        last_BT = (micro.labels_BT == IGNORED) & (after_BT == self.recipe.vocab - 1)
+        labels_BT = torch.where(last_BT, after_BT, micro.labels_BT)
+        return super().accumulate(micro._replace(labels_BT=labels_BT), counts)
+
+
+@mutant(of="PAR-05i", case="a-row-of-padding", says="with padding,")
+class LearnsToPredictPadding(Trained):
+    """The mask of the labels is made of a token that does not pad here: padding is predicted as text is."""
+
+    trains = _PredictsPadding
+
+
+class _MeanOfMicrobatches(Trainer):
+    def accumulate(self, micro: Batch, counts: Mapping[str, Tensor]) -> ModelOutput:
+        own = self.count(micro)["lm"] * self.execution.microbatches
+        out = super().accumulate(micro, {**counts, "lm": own})
+        return out._replace(sums={**out.sums, "lm": out.sums["lm"] / own * counts["lm"]})
+
+
+@mutant(of="PAR-05i", case="a-microbatch-of-padding", says="lm is nan with padding")
+@mutant(of="PAR-05i", case="a-dense-microbatch-of-padding", says="lm is nan with padding")
+class DividesByNoLabel(Trained):
+    """A microbatch of padding alone has a mean of 0 / 0, and the NaN is added to all others."""
+
+    trains = _MeanOfMicrobatches
+
+
+@mutant(of="PAR-05i", case="a-microbatch-of-padding", says="lm is")
+class DeclaresMeansOfPaddedMicrobatches(Reference):
+    """Declares the mean of the microbatches' means, and divides by the labels of the step."""
+
+    conventions = {"window-divides-by": "microbatch-means"}
+
+
+class _MeanOfRanks(ParallelTrainer):
+    def accumulate(self, micro: Batch, counts: Mapping[str, Tensor]) -> ModelOutput:
+        own = self.total([self.count(micro)])["lm"] * len(self.mesh.place("rows"))
+        out = super().accumulate(micro, {**counts, "lm": own.clamp(min=1)})
+        return out._replace(sums={**out.sums, "lm": out.sums["lm"] / own.clamp(min=1) * counts["lm"]})
+
+
+@mutant(of="PAR-05j", case="dp2", says="lm is")
+@mutant(of="PAR-05j", case="dense-dp4", says="lm is")
+class TakesTheMeanOfRanks(Spread):
+    """Each rank's mean weighs the same: a rank of padding halves the step of the others."""
+
+    trains = _MeanOfRanks
+
+
+@mutant(of="PAR-05j", case="fsdp2", says="labels count, ")
+class CountsNoLabelsOnAPaddedRank(Spread):
+    """A rank without labels takes a branch of its own, and its count for that of all."""
+
+    class trains(ParallelTrainer):  # noqa: N801  # the attribute that the base asks for
+        def over_rows(self, counts: dict[str, Tensor]) -> dict[str, Tensor]:
+            own = int(counts["lm"])
+            found = super().over_rows(counts)
+            return found if own else found | {"lm": torch.tensor(1)}
+
+
+@mutant(of="PAR-05j", case="dense-dp2", says="lm is")
+class DeclaresAMeanOfEachRank(Reference):
+    """Declares that each rank takes a mean of its own, and weighs labels."""
+
+    conventions = {"window-divides-by": "microbatch-means"}
