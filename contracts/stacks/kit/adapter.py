@@ -143,6 +143,7 @@ class Adapter(ABC):
         recipe = session.recipe
         also: dict[str, Any] = {
             "packed": several, "windows": session.windows, "checkpoint": session.load or session.save,
+            "validation": session.validation,
             "own-data": session.steps and not (session.batches or session.windows),
         }  # fmt: skip
         chosen = frozenset(name for name, needed in also.items() if needed)

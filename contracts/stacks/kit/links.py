@@ -58,6 +58,12 @@ def ordered(theirs: str, ours: str, order: Sequence[int]) -> Link:
     return joined(theirs, (ours,), (len(order),), order=order)
 
 
+def depthwise(theirs: str, ours: Sequence[str], sizes: Sequence[int]) -> Link:
+    """Filters of a depthwise convolution side by side, with a dim for the one channel that each reads."""
+    flat = joined(theirs, ours, sizes)
+    return replace(flat, pack=lambda given: flat.pack(given)[:, None], unpack=lambda held: flat.unpack(held[:, 0]))
+
+
 def of_heads(order: Sequence[int], heads: int) -> list[int]:
     """The order of the rows of all heads, from that of one head's."""
     return [head * len(order) + row for head in range(heads) for row in order]

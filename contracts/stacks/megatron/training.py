@@ -16,9 +16,11 @@ from contracts.spec.array import Arrays
 from contracts.spec.errors import NotOffered, refuse
 from contracts.spec.lacks import Lack
 from contracts.spec.training import Execution, Observed, Session, Step, Tokens, Trained
+from contracts.stacks.kit import runs
+from contracts.stacks.kit.tables import MOMENTS
 from contracts.stacks.megatron import checkpoint
 from contracts.stacks.megatron.blocks import clear_losses, noted_losses
-from contracts.stacks.megatron.built_model import MOMENTS, whole_of, whole_shapes
+from contracts.stacks.megatron.built_model import whole_of, whole_shapes
 from contracts.stacks.megatron.hybrid_model import chunks_of
 from contracts.stacks.megatron.mamba_kernels import kernels
 from contracts.stacks.megatron.model import Plan, config_of, mask_of, planned
@@ -244,7 +246,7 @@ def train(session: Session) -> Trained:
     dtype = _dtype(execution)
     interleaved = execution.schedule == "interleaved"
     plan = planned(recipe, execution.degrees, dtype, interleaved=interleaved, families="AEM")
-    if "M" in plan.letters and any(_packed(batch) for batch in session.batches):
+    if "M" in plan.letters and any(map(runs.packed, session.batches)):
         raise NotOffered(
             "Megatron-Core: packed rows are one sequence to its mixers and several to its attention here", "case"
         )
@@ -266,13 +268,6 @@ def train(session: Session) -> Trained:
         finally:
             trainer.close()
     return Trained(start=start, steps=steps, loaded=loaded)
-
-
-def _packed(batch: Tokens) -> bool:
-    if batch.documents is None:
-        return False
-    documents_BT = numerics.tensor(batch.documents)
-    return bool((documents_BT != documents_BT[:, :1]).any())
 
 
 def _seen(trainer: Trainer, session: Session, index: int) -> Step:

@@ -7,12 +7,10 @@ convolution has a dim of size 1 in the middle.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from contracts.spec import pattern as patterns
 from contracts.spec.recipe import Recipe
-from contracts.stacks.kit.links import Link, joined, of_heads, ordered, paired, same
-from contracts.stacks.transformers.configuration import CONV_WIDTH, GRANITE, NEMOTRON_H, Kind
+from contracts.stacks.kit.links import Link, depthwise, joined, of_heads, ordered, paired, same
+from contracts.stacks.transformers.configuration import GRANITE, NEMOTRON_H, Kind
 
 
 def links(kind: Kind, recipe: Recipe) -> tuple[Link, ...]:
@@ -121,14 +119,9 @@ def _scan(recipe: Recipe) -> list[Link]:
     parts = (inner, grouped, grouped)
     names = ("x", "b", "c")
     rows = (inner, *parts, mamba.heads)
-    stacked = joined("conv1d.weight", [f"conv_{name}.weight" for name in names], parts)
     return [
         joined("in_proj.weight", ["wz.weight", *(f"w{name}.weight" for name in names), "wdt.weight"], rows),
-        replace(
-            stacked,
-            pack=lambda given: stacked.pack(given).unsqueeze(1),
-            unpack=lambda held: stacked.unpack(held.reshape(-1, CONV_WIDTH)),
-        ),
+        depthwise("conv1d.weight", [f"conv_{name}.weight" for name in names], parts),
         joined("conv1d.bias", [f"conv_{name}.bias" for name in names], parts),
         *(same(name, name) for name in ("A_log", "D", "dt_bias")),
         same("norm.weight", "out_norm.weight"),
