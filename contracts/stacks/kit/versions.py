@@ -122,6 +122,17 @@ def falls_back(answer: Callable[..., Any], who: str, tried: Iterable[str]) -> Ca
     return guarded
 
 
+class FallingBack:
+    """A party on an untried version: each of its answers falls back."""
+
+    def __init__(self, party: Any, who: str, tried: Iterable[str]) -> None:
+        self._party, self._who, self._tried = party, who, tuple(tried)
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._party, name)
+        return falls_back(found, self._who, self._tried) if name in self._party.offers else found
+
+
 def _of_the_adapter(trace: TracebackType | None) -> bool:
     """Whether the last frame is one of this suite."""
     last = ""
