@@ -21,6 +21,7 @@ from contracts.spec.recipe import Mode, Recipe
 from contracts.spec.stack import questions
 from contracts.spec.topology import Layout
 from contracts.spec.training import Built, Execution, Pass, Session, Tokens, Trained
+from contracts.stacks.kit.declining import declined
 from contracts.stacks.kit.links import Link, same, to_canonical, to_theirs
 from contracts.stacks.kit.runs import Run, gradients, gradients_of, packed, trained
 from contracts.stacks.kit.tables import built
@@ -147,7 +148,7 @@ class Adapter(ABC):
             "own-data": session.steps and not (session.batches or session.windows),
         }  # fmt: skip
         chosen = frozenset(name for name, needed in also.items() if needed)
-        lacks(self, needs.features(recipe, session.execution, trains=question == "train") | chosen, question)
+        declined(self.name, self.abilities, needs.features(recipe, session.execution) | chosen, question)
         links = [same(theirs, ours) for ours, theirs in self.outside.items()
                  if ours != "head.weight" or recipe.untied_embeddings]  # fmt: skip
         for number, letter in enumerate(patterns.parse(recipe.pattern, recipe.depth).letters):
@@ -161,19 +162,5 @@ class Adapter(ABC):
         sparse = recipe.dsa is not None and rank in recipe.dsa.a_ranks
         alone = replace(recipe, pattern=letter, depth=1, mtp=None, mhc=None,
                         dsa=replace(recipe.dsa, a_ranks=(0,)) if recipe.dsa and sparse else None)  # fmt: skip
-        lacks(self, needs.features(alone, trains=False) - OF_A_MODEL, question)
+        declined(self.name, self.abilities, needs.features(alone, trains=False) - OF_A_MODEL, question)
         return letter, list(self.links(letter, recipe))
-
-
-def lacks(stack: Any, wanted: Iterable[str], question: str) -> None:
-    """Decline what a stack's abilities do not have, in their words.
-
-    Args:
-        wanted: features that the question needs (`spec.needs.features`).
-
-    Raises:
-        NotOffered: with the first reason and whose lack it is.
-    """
-    found = stack.abilities.absence(wanted, {question})
-    if found is not None:
-        raise NotOffered(f"{stack.name}: {found}", found.kind)

@@ -48,7 +48,7 @@ ABILITIES = Abilities(
         _lacks("recompute", "adapter", "recomputation was not tried"),
         _lacks("own-data", "adapter", "its data sets need a tokenizer's files"),
         _lacks("windows", "adapter", "it is given batches and cuts them itself"),
-        _lacks("uneven-microbatches", "adapter", "batches are cut into equal microbatches"),
+        _lacks("uneven-microbatches", "stack", "a batch is a multiple of its microbatches, it asserts"),
         _lacks("uneven-vocab", "adapter", "it was not tried"),
         _lacks("checkpoint-of-a-recipe", "adapter", "it was not tried"),
     ),

@@ -16,13 +16,12 @@ from torch import Tensor
 from contracts.instruments import numerics
 from contracts.instruments.ranks import gathered
 from contracts.spec.array import Arrays
-from contracts.spec.errors import NotOffered, decline, refuse
+from contracts.spec.errors import NotOffered, refuse
 from contracts.spec.recipe import Mode, Recipe
 from contracts.spec.training import Execution, Pass, Session, Step, Tokens, Trained
 from contracts.stacks.kit import runs
 from contracts.stacks.torchtitan import shims, weight_mapping
-from contracts.stacks.torchtitan.configuration import configuration, declined_execution
-from contracts.stacks.torchtitan.model import declined
+from contracts.stacks.torchtitan.configuration import configuration, declined
 
 
 class Run(runs.Run):
@@ -165,11 +164,10 @@ def _plain(name: str) -> str:
 
 
 @contextlib.contextmanager
-def _running(session: Session, *natively: str) -> Iterator[Run]:
+def _running(session: Session, question: str) -> Iterator[Run]:
     """A run of a session that torchtitan can run, with tables of rope as long as its longest batch."""
     shims.experts_keep_their_dtype()
-    declined(session.recipe)
-    declined_execution(session.recipe, session.execution, natively or ("float32",))
+    declined(session.recipe, session.execution, question)
     longest = max((batch.tokens.shape[1] for batch in (*session.batches, *session.validation)), default=0)
     if longest > session.recipe.seq_length:
         session = replace(session, recipe=replace(session.recipe, seq_length=longest))
@@ -187,17 +185,17 @@ def _running(session: Session, *natively: str) -> Iterator[Run]:
 
 def initial(recipe: Recipe, mode: Mode) -> Arrays:
     """The weights that its trainer draws."""
-    with _running(Session(recipe=recipe, steps=0)) as run:
+    with _running(Session(recipe=recipe, steps=0), "initial") as run:
         return run.weights()
 
 
 def run_model(recipe: Recipe, execution: Execution, weights: Arrays, batch: Tokens, backward: bool) -> Pass:
     """One pass, as its trainer makes it: forward, loss and backward."""
-    other = execution.world > 1 or execution.microbatches > 1 or execution.compile != "none"
-    decline("torchtitan 0.3.0", {"adapter": {"a single pass is one process's, eager; sessions have the rest": other}})
+    if execution.world > 1:
+        raise NotOffered("torchtitan 0.3.0: a single pass is one process's; sessions have the rest")
     wide = shims.block_in(torch.float64) if execution.precision == "float64" else contextlib.nullcontext()
     session = Session(recipe=recipe, steps=0, execution=execution, batches=(batch,))
-    with wide, _running(session, "float32", "float64") as run:
+    with wide, _running(session, "run_model") as run:
         if execution.precision == "float64":
             run.trainer.model_parts[0].double()
         run.put(weights, {})
@@ -209,12 +207,16 @@ def train(session: Session) -> Trained:
     """A session, on one rank of its world or in this process alone."""
     if not session.batches and session.steps:
         raise NotOffered("torchtitan 0.3.0: its data sets need a tokenizer's files; give batches", "case")
+    ranks = session.execution.world // (session.execution.degrees.pp * session.execution.degrees.tp)
+    cuts = ranks * session.execution.microbatches
+    if any(each.tokens.shape[0] % cuts for each in session.batches):
+        raise NotOffered("torchtitan 0.3.0: a batch is a multiple of its microbatches, it asserts", "stack")
     optim = session.recipe.optim
     undecayed = optim.schedule == "constant" or optim.warmup >= optim.steps
     if undecayed and session.steps > optim.steps:
         raise NotOffered("torchtitan 0.3.0: its schedule asserts a decay behind the last step of its run", "stack")
     before = _graphs()
-    with _running(session) as run:
+    with _running(session, "train") as run:
         found = runs.trained(run)
     if session.execution.compile != "none" and session.batches and _graphs() == before:
         raise RuntimeError("blocks were to be compiled, and no graph was made")

@@ -36,8 +36,11 @@ UNDER_TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP
 class Model:
     """A model of transformers with our names for its tensors."""
 
-    def __init__(self, recipe: Recipe, *, wide: bool = False, device: str = "cpu") -> None:
-        self.recipe, self.kind = recipe, model_of(recipe)
+    def __init__(
+        self, recipe: Recipe, question: str, execution: Execution | None = None, *, wide: bool = False,
+        device: str = "cpu",
+    ) -> None:  # fmt: skip
+        self.recipe, self.kind = recipe, model_of(recipe, execution or Execution(), question)
         self.links = weight_mapping.links(self.kind, recipe)
         config = self.kind.config(recipe)
         if wide:
@@ -78,8 +81,7 @@ class Model:
 
 def built(recipe: Recipe, mode: Mode) -> Built:
     """Parameters under their canonical names; what decays is what its Trainer lets decay."""
-    decline({"stack": {"under autocast no parameter has one dtype in which it is used": recipe.dtype != "fp32"}})
-    model = Model(recipe, device="meta")
+    model = Model(recipe, "built", device="meta")
     decays = set(Trainer.get_decay_parameter_names(None, model.module))
     held = (model.parameters(), dict(model.module.named_buffers()))
     rows, buffers = ({n: each.shape for n, each in to_canonical(one, model.links).items()} for one in held)
@@ -91,7 +93,7 @@ def built(recipe: Recipe, mode: Mode) -> Built:
 
 def initial(recipe: Recipe, mode: Mode) -> Arrays:
     """What a model of transformers draws."""
-    model = Model(recipe)
+    model = Model(recipe, "initial")
     return numerics.arrays(to_canonical(model.parameters(), model.links))
 
 
@@ -101,42 +103,26 @@ def declined_execution(recipe: Recipe, execution: Execution) -> None:
     Raises:
         NotOffered: with the reason.
     """
-    degrees, optim = execution.degrees, recipe.optim
-    cut = _cut(execution)
-    decline(
-        {
-            "stack": {
-                "its sequence parallel is a name, not wired up": degrees.sp,
-                "its pipelines do not train": degrees.pp > 1,
-                "its experts are whole on a rank of expert parallel": degrees.ep > 1 and degrees.expert_tp > 1,
-                "its expert parallel lies on ranks that shard": degrees.ep > 1 and not execution.fsdp,
-                "its compiler takes the whole model": execution.compile == "blocks",
-                "a model that it cut is not compiled": cut and execution.compile != "none",
-            },
-            "device": {
-                "accelerate takes tensor parallel on accelerators alone": degrees.tp > 1,
-                "its Trainer has no float16 on a CPU": recipe.dtype == "fp16",
-                "inductor wants a C++ compiler": execution.compile != "none" and execution.backend == "inductor",
-            },
-            "adapter": {
-                "context parallel over its Trainer is not reached": degrees.cp > 1,
-                "its Muon is not reached": optim.rule != "adamw",
-                "models cut over ranks are asked in float32": cut
-                and execution.world > 1
-                and (execution.precision == "float64" or recipe.dtype != "fp32"),
-            },
-        }
-    )
+    degrees, cut = execution.degrees, _cut(execution)
+    wide = execution.precision == "float64" or recipe.dtype != "fp32"
+    decline({
+        "stack": {
+            "its expert parallel lies on ranks that shard": degrees.ep > 1 and not execution.fsdp,
+            "its compiler takes the whole model": execution.compile == "blocks",
+            "a model that it cut is not compiled": cut and execution.compile != "none",
+        },
+        "device": {"inductor wants a C++ compiler": execution.compile != "none" and execution.backend == "inductor"},
+        "adapter": {"models cut over ranks are asked in float32": cut and execution.world > 1 and wide},
+    })  # fmt: skip
 
 
 def run_model(recipe: Recipe, execution: Execution, weights: Arrays, batch: Tokens, backward: bool) -> Pass:
     """One pass of the model, as its Trainer makes it: prepared by accelerate where the recipe is bf16."""
-    model_of(recipe)
+    model_of(recipe, execution, "run_model")
     declined_execution(recipe, execution)
-    other = execution.world > 1 or execution.compile != "none"
-    decline({"adapter": {"a single pass is one process's, eager; sessions have the rest": other}})
+    decline({"adapter": {"a single pass is one process's; sessions have the rest": execution.world > 1}})
     wide, half = execution.precision == "float64", execution.precision == "declared" and recipe.dtype == "bf16"
-    model = Model(recipe, wide=wide)
+    model = Model(recipe, "run_model", execution, wide=wide)
     if weights:
         model.put(weights, {})
     if _recomputes(recipe, execution):
@@ -319,7 +305,7 @@ class _Watch(TrainerCallback):  # type: ignore[misc]
 
 def train(session: Session) -> Trained:
     """A session: one call of `Trainer.train`, resumed from its last checkpoint where one is to be loaded."""
-    model_of(session.recipe)
+    model_of(session.recipe, session.execution, "train")
     declined_execution(session.recipe, session.execution)
     decline({
         "stack": {
@@ -347,7 +333,7 @@ def train(session: Session) -> Trained:
         start = TrainerState.load_from_json(f"{folder}/trainer_state.json").global_step
     wide = session.execution.precision == "float64"
     with _alone(session.execution), shims.quiet(), tempfile.TemporaryDirectory(prefix="transformers-") as kept:
-        model = Model(session.recipe, wide=wide)
+        model = Model(session.recipe, "train", session.execution, wide=wide)
         if session.weights or session.buffers:
             model.put(session.weights, session.buffers)
         if session.execution.world > 1 and _cut(session.execution):
