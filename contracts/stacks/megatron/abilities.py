@@ -5,7 +5,7 @@ from __future__ import annotations
 from contracts.spec.abilities import Abilities, Absence
 from contracts.spec.lacks import Lack
 
-_STEPS = frozenset({"built", "train"})
+_STEPS = frozenset({"built", "initial", "run_model", "train"})
 
 
 def _lacks(features: str, kind: Lack, reason: str, *, asked: frozenset[str] = _STEPS) -> Absence:
@@ -49,6 +49,7 @@ ABILITIES = Abilities(
         _lacks("uneven-vocab", "adapter", "its padded rows take part in the loss"),
         _lacks("interleaved mamba", "adapter", "its hybrid model in interleaved stages was not tried"),
         _lacks("author-dp", "adapter", "the mode is not asked", asked=frozenset({"run_model"})),
+        _lacks("microbatches", "adapter", "a single pass is whole", asked=frozenset({"run_model"})),
     ),
 )  # fmt: skip
 """What a step needs. Blocks by themselves have no ladder."""

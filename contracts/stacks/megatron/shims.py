@@ -169,7 +169,7 @@ SHIMS: tuple[Shim, ...] = (
     Shim(
         at="megatron.core.tensor_parallel.random:CudaRNGStatesTracker.fork",
         put=lambda self, *_: contextlib.nullcontext(),
-        why="the generators of CUDA: nothing is drawn, since dropout is 0 and weights are given",
+        why="the generators of CUDA: dropout is 0, and the generator of the CPU draws the weights of one rank",
     ),
     Shim(
         at="megatron.core.transformer.torch_norm:WrappedTorchNorm.__new__",

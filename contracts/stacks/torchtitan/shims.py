@@ -92,7 +92,7 @@ def experts_keep_their_dtype() -> None:
     experts = _module("torchtitan.models.common.moe").GroupedExperts
     forward: FunctionType = experts.forward
     names = forward.__code__.co_names
-    if "float" in names and "bfloat16" not in names:
+    if {"float", "double"} & {*names} and "bfloat16" not in names:
         return  # already done
     if "bfloat16" not in names:
         raise Unreachable("could not reach the rounding of GroupedExperts.forward: it calls no bfloat16")
