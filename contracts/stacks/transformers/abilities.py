@@ -53,7 +53,7 @@ ABILITIES = Abilities(
         _lacks("fp16", "device", "its Trainer has no float16 on a CPU"),
         _lacks("mamba packed", "device", "without mamba-ssm's kernels it refuses packed documents in a scan"),
         _lacks("cp", "adapter", "context parallel over its Trainer is not reached"),
-        _lacks("muon", "adapter", "its Muon is not reached"),
+        _lacks("muon", "stack", "its Trainer has no Muon of its own; a caller hands one over"),
         _lacks("dsa", "adapter", "sparse attention is asked in blocks"),
         _lacks("own-data", "adapter", "it has no data of its own; give batches"),
         _lacks("compile", "adapter", "a single pass is one process's, eager; sessions have the rest",
