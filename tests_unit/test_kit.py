@@ -87,11 +87,13 @@ import sys; sys.path.insert(0, {str(tmp_path)!r})
 from contracts.harness.parties import load
 from contracts.spec.errors import NotOffered
 from contracts.spec.recipe import Recipe
+small = Recipe(name="small", family="dense", pattern="AE", depth=2, hidden=32, ffn_hidden=32, heads=4, kv_groups=2,
+               seq_length=8)
 stack = load("transformers")
 assert stack.version == "9.9.9" and stack.abilities is None and "train" in stack.offers
 assert all(words.startswith("untried: 9.9.9 was never tried, 5.23.0 were") for words in stack.labels.values())
 try:
-    stack.block_weights(Recipe(name="small"), 0, "nemo_native")
+    stack.block_weights(small, 0, "nemo_native")
 except NotOffered as declined:
     print(declined.lack, declined)
 """

@@ -86,13 +86,13 @@ class Adapter(ABC):
 
     # what is asked
     def block_weights(self, recipe: Recipe, layer: int, mode: Mode) -> Mapping[str, Shape]:
-        letter, links = self._block(recipe, layer, "block_weights")
+        letter, links = self._block(recipe, layer)
         with torch.device("meta"):
             held = to_canonical(self.block(letter, recipe).state_dict(), links)
         return {name: Shape(dtype="float32", shape=tuple(each.shape)) for name, each in held.items()}
 
     def run_block(self, call: BlockCall) -> BlockRun:
-        letter, links = self._block(call.recipe, call.layer, "run_block")
+        letter, links = self._block(call.recipe, call.layer)
         x_BTD, weights = numerics.tensor(call.x), numerics.tensors(call.weights)
         if call.device != "cpu" or call.kernels:
             raise NotOffered(f"{self.name}: it is asked on a CPU, with its own operations", "device")
@@ -148,19 +148,24 @@ class Adapter(ABC):
             "own-data": session.steps and not (session.batches or session.windows),
         }  # fmt: skip
         chosen = frozenset(name for name, needed in also.items() if needed)
-        declined(self.name, self.abilities, needs.features(recipe, session.execution) | chosen, question)
+        declined(
+            self.name,
+            self.abilities,
+            needs.features(recipe, session.execution, trains=question == "train") | chosen,
+            question,
+        )
         links = [same(theirs, ours) for ours, theirs in self.outside.items()
                  if ours != "head.weight" or recipe.untied_embeddings]  # fmt: skip
         for number, letter in enumerate(patterns.parse(recipe.pattern, recipe.depth).letters):
             links += [each.within(self.layer(number), f"layers.{number}.") for each in self.links(letter, recipe)]
         return self.run(session, links)
 
-    def _block(self, recipe: Recipe, layer: int, question: str) -> tuple[str, list[Link]]:
-        """The letter of a layer and its links, where the stack has such a block."""
+    def _block(self, recipe: Recipe, layer: int) -> tuple[str, list[Link]]:
+        """The letter of a layer and its links, where the stack has models with such a block."""
         letters = patterns.parse(recipe.pattern, recipe.depth).letters
         letter, rank = letters[layer], letters[:layer].count("A")
         sparse = recipe.dsa is not None and rank in recipe.dsa.a_ranks
         alone = replace(recipe, pattern=letter, depth=1, mtp=None, mhc=None,
                         dsa=replace(recipe.dsa, a_ranks=(0,)) if recipe.dsa and sparse else None)  # fmt: skip
-        declined(self.name, self.abilities, needs.features(alone, trains=False) - OF_A_MODEL, question)
+        declined(self.name, self.abilities, needs.features(alone, trains=False) - OF_A_MODEL, "train")
         return letter, list(self.links(letter, recipe))

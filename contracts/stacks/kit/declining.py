@@ -4,8 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from contracts.spec.abilities import Abilities
+from contracts.spec.abilities import Abilities, Absence
 from contracts.spec.errors import NotOffered
+from contracts.spec.lacks import Lack
+
+STEPS = frozenset({"built", "initial", "run_model", "train"})
+"""The questions about whole models. A block by itself is asked whatever else the recipe has."""
+
+
+def lacks(features: str, kind: Lack, reason: str, *, asked: frozenset[str] = STEPS) -> Absence:
+    """What a stack lacks: one feature, or several that it does not have together, with blanks between."""
+    return Absence(features=frozenset(features.split()), kind=kind, reason=reason, asked=asked)
 
 
 def declined(who: str, abilities: Abilities, wanted: Iterable[str], question: str) -> None:

@@ -111,8 +111,12 @@ class Run(Watched):
     """Of the last step that was taken."""
 
     @abstractmethod
-    def step(self, batch: Tokens | None) -> Step:
-        """Take the next step, on a batch or on the stack's own data; `note` is called between backward and clipping."""
+    def step(self, batch: Tokens) -> Step:
+        """Take the next step; `note` is called between backward and clipping."""
+
+    def own_step(self) -> Step:
+        """Take the next step on the stack's own data, where it has any."""
+        raise NotImplementedError
 
     def save(self, folder: str) -> None:
         """Write a checkpoint as the stack does."""
@@ -152,7 +156,7 @@ def trained(run: Run) -> Trained:
     start, loaded = run.number, run.loaded(run.number)
     steps = []
     for place in range(session.steps):
-        found = run.step(session.batches[place] if session.batches else None)
+        found = run.step(session.batches[place]) if session.batches else run.own_step()
         run.number = found.number
         steps.append(replace(found, gradients=run.noted, **run.state(run.number)))
         if session.save is not None and run.number in session.save_at:

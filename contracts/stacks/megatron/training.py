@@ -100,8 +100,8 @@ class Trainer:
     def passed(self, batch: Tokens, backward: bool) -> Pass:
         """One batch forward and backward; the logits are those of the output layer."""
         (chunk,) = self.bare
-        logits: list[Tensor] = []
-        hook = chunk.output_layer.register_forward_hook(lambda *told: logits.append(told[2][0].detach()))
+        logits: list[Tensor] = []  # copies, because its cross entropy overwrites them
+        hook = chunk.output_layer.register_forward_hook(lambda *told: logits.append(told[2][0].detach().clone()))
         clear_losses()
         lm, _ = _mean(self._forward_backward(_share(batch, self.execution)))
         hook.remove()

@@ -24,7 +24,8 @@ def declined(recipe: Recipe, execution: Execution, question: str) -> None:
     who, degrees = "torchtitan 0.3.0", execution.degrees
     dp = execution.world // (degrees.pp * degrees.tp * degrees.cp)
     precision = "float32" if execution.precision == "declared" and recipe.dtype == "fp32" else execution.precision
-    declining.declined(who, ABILITIES, {*needs.features(recipe, execution), precision} - {"declared"}, question)
+    wanted = needs.features(recipe, execution, trains=question == "train") | {precision} - {"declared"}
+    declining.declined(who, ABILITIES, wanted, question)
     inductor = execution.compile != "none" and execution.backend == "inductor"
     decline(who, {
         "stack": {

@@ -82,8 +82,7 @@ class Run(runs.Run):
         )
         return found
 
-    def step(self, batch: Tokens | None) -> Step:
-        assert batch is not None
+    def step(self, batch: Tokens) -> Step:
         trainer = self.trainer
         trainer.step += 1
         lr = trainer.lr_schedulers.schedulers[0].get_last_lr()[0]

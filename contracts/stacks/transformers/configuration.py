@@ -256,8 +256,8 @@ def model_of(recipe: Recipe, execution: Execution, question: str) -> Kind:
         NotOffered: for a recipe that no model is, and an execution that its Trainer cannot run.
     """
     letters, moe = patterns.parse(recipe.pattern, recipe.depth).letters, recipe.moe
-    wanted = needs.features(recipe, execution) - {"dsa"}  # a model of sparse attention is built all the same
-    declining.declined("transformers", ABILITIES, wanted, question)
+    wanted = needs.features(recipe, execution, trains=question == "train")
+    declining.declined("transformers", ABILITIES, wanted - {"dsa"}, question)  # sparse attention is built all the same
     if "A" not in letters and ("E" not in letters or recipe.activation != "swiglu"):
         if "E" in letters and moe is not None:
             _experts(recipe)

@@ -15,12 +15,13 @@ from torch import Tensor, nn
 from trainer import Block, Config, Trainer, wide
 
 from contracts.instruments import numerics
-from contracts.spec.abilities import Abilities, Absence
+from contracts.spec.abilities import Abilities
 from contracts.spec.array import Arrays
 from contracts.spec.errors import NotOffered, Refusals, refuse
 from contracts.spec.recipe import Recipe
 from contracts.spec.training import Session, Step, Tokens
 from contracts.stacks.kit.adapter import Adapter, Steps
+from contracts.stacks.kit.declining import lacks
 from contracts.stacks.kit.links import Link, joined, of_heads, ordered, paired, same
 
 DTYPES = {"declared": torch.float32, "float32": torch.float32, "float64": torch.float64}
@@ -32,14 +33,14 @@ class Stack(Adapter):
     abilities = Abilities(
         has=frozenset((
             "attention", "mlp", "gqa", "qk-norm", "swiglu", "adamw", "cosine", "constant", "float32", "float64", "dp",
-            "microbatches", "uneven-microbatches", "packed", "own-data", "checkpoint", "checkpoint-of-a-recipe",
+            "microbatches", "uneven-microbatches", "packed", "checkpoint", "checkpoint-of-a-recipe",
         )),
         lacks=tuple(
-            Absence(features=frozenset({feature}), kind="stack", reason=reason)
-            for reason, features in {
+            lacks(feature, "stack", reason) for reason, features in {
                 "it has attention and MLPs": "experts mamba recurrent unpaired",
                 "its attention is grouped, its MLP gated": "mla dsa relu2 hyper-connections prediction-heads tied",
                 "it has AdamW and a cosine, in float32": "muon linear WSD bf16 fp16 fp8 recompute compile windows",
+                "it makes its sequences itself, and reads no file": "own-data",
                 "it has data parallelism by DDP, and nothing beside it": "fsdp replicas tp cp pp ep etp",
             }.items()
             for feature in features.split()
@@ -95,11 +96,10 @@ class Stack(Adapter):
 class Toy(Steps):
     def __init__(self, session: Session, links: Sequence[Link]) -> None:
         super().__init__(session, links)
-        if session.keep is not None or session.durable is not None or session.recipe.data.path is not None:
-            raise NotOffered("toy: it keeps every checkpoint, and makes its sequences itself", "stack")
-        world = session.execution.world
-        rank = dist.get_rank() if world > 1 else 0
-        self.trainer = Trainer(config_of(session.recipe), world, rank, DTYPES[session.execution.precision])
+        if session.keep is not None or session.durable is not None:
+            raise NotOffered("toy: it keeps every checkpoint", "stack")
+        world, dtype = session.execution.world, DTYPES[session.execution.precision]
+        self.trainer = Trainer(config_of(session.recipe), world, dist.get_rank() if world > 1 else 0, dtype)
         self.module = self.trainer.model
 
     def optimizers(self) -> Iterable[torch.optim.Optimizer]:
@@ -113,9 +113,8 @@ class Toy(Steps):
         loss, _ = self.trainer.backward(given, self.session.execution.microbatches)
         return wide(self.trainer.model(given[0], given[2])), {"lm": loss, "total": loss}
 
-    def step(self, batch: Tokens | None) -> Step:
-        given = self.trainer.batch() if batch is None else tensors_of(batch)
-        loss, count = self.trainer.backward(given, self.session.execution.microbatches)
+    def step(self, batch: Tokens) -> Step:
+        loss, count = self.trainer.backward(tensors_of(batch), self.session.execution.microbatches)
         self.note(self.trainer.step + 1)
         rate, norm, factor = self.trainer.apply()
         return Step(number=self.trainer.step, losses={"lm": loss, "total": loss}, tokens=count, lr=rate,
