@@ -20,7 +20,8 @@ SCRIPTS = sorted((ROOT / "docs/confirmed").glob("megatron_*.py"))
 OLD, NEW = VERSIONS
 LATER = {
     "megatron_empty_stage", "megatron_router_in_bfloat16", "megatron_counts_what_was_kept", "megatron_drops_flags",
-    "megatron_accepts_what_it_cannot_run", "megatron_refuses_without_words",
+    "megatron_accepts_what_it_cannot_run", "megatron_refuses_without_words", "megatron_balance_by_labels",
+    "megatron_bias_with_padding", "megatron_balance_with_padding",
 }  # fmt: skip
 """What 0.16.1 has not, or not without Transformer Engine; its package has no argument parser."""
 EARLIER = {"megatron_expert_gradients_stay_apart"}

@@ -46,6 +46,7 @@ import contracts.mutants.moe.dispatch
 import contracts.mutants.moe.experts
 import contracts.mutants.moe.capacity
 import contracts.mutants.moe.balance_losses
+import contracts.mutants.moe.padding
 import contracts.mutants.moe.balance_in_training
 import contracts.mutants.moe.selection_bias
 import contracts.mutants.moe.accumulated_bias
@@ -81,6 +82,7 @@ import contracts.mutants.precision.fp8_scope
 import contracts.mutants.precision.fp8_products
 import contracts.mutants.precision.delayed_scaling
 import contracts.mutants.precision.fp8_widths
+import contracts.mutants.precision.loss_scale
 import contracts.mutants.precision.transformer_engine
 import contracts.mutants.compile.eager_equivalence
 import contracts.mutants.compile.compiled_experts

@@ -88,6 +88,8 @@ class BlockCall:
         x: (B, T, D), the residual stream before the block's norm. Its dtype is the dtype of the activations.
         dy: (B, T, D), gradient of the objective with respect to y; None asks for no gradients.
         documents: (B, T) int64, the number of each token's document, rising along T; None means one a row.
+        padding: (B, T) bool, the positions that hold no token, told to a router; None means none. They count in no loss
+            and in no `counts`.
         state: recurrent state before the first token; empty means zero.
         chunk: tokens in a chunk of the scan; None leaves it to the stack.
         device: where the block runs, in torch's names: `cpu`, `cuda`. The tensors of the answer are on the host.
@@ -101,6 +103,7 @@ class BlockCall:
     dy: Array | None = None
     mode: Mode = "nemo_native"
     documents: Array | None = None
+    padding: Array | None = None
     state: Arrays = field(default_factory=dict)
     chunk: int | None = None
     device: str = "cpu"

@@ -133,7 +133,7 @@ CONVENTIONS: Mapping[str, Convention] = {
         ),
         (
             "batches",
-            "the means of its batches on each rank, each as often as the batch has sequences",
+            "the means of its batches on each rank; batches of one size weigh the same",
             "transformers: Trainer.evaluation_loop, losses.repeat(batch_size)",
         ),
     ),
@@ -146,6 +146,15 @@ CONVENTIONS: Mapping[str, Convention] = {
         ),
         ("embeddings", "the embedding, and nothing else", "OLMo-core: OptimGroupOverride; arXiv 2501.00656"),
         ("nothing", "nothing: norms decay as matrices do", "torchtitan: default_adamw, one group for .*"),
+    ),
+    "padding-slots": _convention(
+        "whether positions that hold no token take slots where experts drop tokens",
+        ("none", "they take none; slots are counted over all positions", "flaxformer: ignore_padding_tokens"),
+        (
+            "as-others",
+            "they take slots as tokens do",
+            "Megatron-Core: apply_router_token_dropping, which is given no padding mask",
+        ),
     ),
     "first-rate": _convention(
         "how a schedule counts",

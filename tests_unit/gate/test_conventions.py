@@ -12,9 +12,14 @@ from contracts.contract import LAW
 from contracts.court.judge import judge
 from contracts.harness.parties import subject_of
 from contracts.mutants.blocks.rope import AnglesAreFloat32
+from contracts.mutants.moe.balance_losses import BalancesTheBatch
+from contracts.mutants.moe.padding import GivesSlotsToPadding
 from contracts.mutants.moe.routing import RoundsTheRoutersWeight
 from contracts.mutants.moe.selection_bias import MovesByWhatWasKept
+from contracts.mutants.optimizer.parameter_groups import DecaysNorms
 from contracts.mutants.optimizer.schedule import StartsAtZero
+from contracts.mutants.optimizer.validation import TakesTheMeanOfBatches
+from contracts.mutants.parallel.gradient_accumulation import TakesTheMeanOfMeans
 from contracts.mutants.topology.group_creation import OneCallForEachAxis
 from contracts.mutants.topology.mesh_sizes import StopsAtTheFirstRefusal
 from contracts.spec.conventions import CONVENTIONS, conventions_of
@@ -64,6 +69,11 @@ KEPT = {
     "MOE-01e[softmax]": (RoundsTheRoutersWeight, {"softmax-router": "bfloat16-weight"}),
     "MOE-02a[mixed-bfloat16]": (RoundsTheRoutersWeight, {"softmax-router": "bfloat16-weight"}),
     "MOE-06a[full]": (MovesByWhatWasKept, {"capacity-counts": "kept"}),
+    "MOE-05a[sequences-apart]": (BalancesTheBatch, {"balance-over": "microbatch"}),
+    "MOE-09b[a-row-of-padding]": (GivesSlotsToPadding, {"padding-slots": "as-others"}),
+    "OPT-02a[adamw]": (DecaysNorms, {"undecayed": "nothing"}),
+    "OPT-06b[few-labels]": (TakesTheMeanOfBatches, {"validation-mean": "batches"}),
+    "PAR-05b[four]": (TakesTheMeanOfMeans, {"window-divides-by": "microbatch-means"}),
     "OPT-05b[cosine]": (StartsAtZero, {"first-rate": "step-0"}),
     "OPT-05c[more-sequences]": (StartsAtZero, {"first-rate": "step-0"}),
     "TOPO-07[borrowed-pp2-tp2-ep6-etp1]": (OneCallForEachAxis, {"communicators": "purpose"}),

@@ -7,6 +7,7 @@ from contracts.checks.moe import (  # isort: skip
     experts,  # what an expert computes, and the shared one
     capacity,  # capacity: which assignments are dropped
     balance_losses,  # auxiliary losses that spread tokens over experts
+    padding,  # positions without a token, of which a router is told
     balance_in_training,  # what a router learns of them in a step, under every layout
     selection_bias,  # balance without an auxiliary loss
     accumulated_bias,  # the selection bias under gradient accumulation
@@ -25,6 +26,7 @@ __all__ = [
     "expert_parallel",
     "experts",
     "gates",
+    "padding",
     "routing",
     "selection_bias",
     "transformers",

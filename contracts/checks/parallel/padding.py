@@ -71,7 +71,8 @@ def padding_changes_no_loss_and_no_gradient(
     labels = [max(length - 1, 0) for length in lengths]
     assert whole.tokens == sum(labels), f"{whole.tokens} labels count, expected {sum(labels)} of {lengths} tokens"
     shares = label_shares(stack, labels, microbatches)
-    lm, want = 0.0, {}
+    lm = 0.0
+    want: dict[str, Tensor] = {}
     for row_T, count, share in zip(rows, labels, shares, strict=True):
         if count:
             given = (_labelled(row_T[None], (len(row_T),)),)

@@ -4,6 +4,7 @@ from contracts.checks.precision import (  # isort: skip
     fp8_scope,  # what is in FP8 and what is not
     fp8_products,  # products of FP8 factors
     delayed_scaling,  # delayed scaling: amax histories and scales
+    loss_scale,  # float16 under a loss scale, and sums of gradients under bfloat16
     fp8_widths,  # widths that FP8 accepts
     transformer_engine,  # Transformer Engine's layer and the stack's own: which one ran, and whether they agree
 )
@@ -13,5 +14,6 @@ __all__ = [
     "fp8_products",
     "fp8_scope",
     "fp8_widths",
+    "loss_scale",
     "transformer_engine",
 ]

@@ -43,7 +43,7 @@ class _TimesTp(ParallelTrainer):
 @mutant(of="MOE-05i", case="tp2-sp-z-alone", says="router.weight differs")
 @mutant(of="MOE-05i", case="tp2-sp-etp1", says="router.weight differs")
 class SumsTheRouterOverTp(Spread):
-    """The router's gradient is summed over ranks that computed all of it: TP times the gradient, and the loss is right."""
+    """The router's gradient is summed over ranks that computed all of it: TP times the gradient; the loss is right."""
 
     trains = _TimesTp
 
@@ -63,7 +63,7 @@ class DeclaresTheGlobalBatch(Spread):
 
 @mutant(of="MOE-05i", case="dp2-balance-alone", says="aux is")
 class ChangesWithTheMicrobatch(Spread):
-    """Declares nothing, which is a balance of sequences, and balances microbatches: each layout learns another router."""
+    """Balances microbatches without a word: each layout learns another router."""
 
     exchange = {"router": _OverTheMicrobatch}
 

@@ -64,7 +64,7 @@ class _Draws(Trainer):
         return super().validate(batches)
 
 
-@mutant(of="OPT-06a", case="bf16", says="step 1: the generator torch differs")
+@mutant(of="OPT-06a", case="bf16", says="a validation draws: the generator torch differs")
 class ShufflesWithTheGeneratorOfTheRun(Trained):
     """The order of the validation is drawn from the generator from which dropout draws."""
 
@@ -137,9 +137,9 @@ class DividesByEveryPosition(Trained):
     trains = _CountsEveryPosition
 
 
-@mutant(of="OPT-06b", case="a-short-batch", says="the loss of a validation over 2 batches is")
+@mutant(of="OPT-06b", case="few-labels", says="the loss of a validation over 2 batches is")
 class DeclaresMeansOfBatches(Reference):
-    """Declares that each batch weighs by its sequences, and weighs it by its labels."""
+    """Declares the mean of its batches' means, and weighs labels."""
 
     conventions = {"validation-mean": "batches"}
 
@@ -157,10 +157,3 @@ class TellsTheLossOfItsOwnRows(Spread):
     """Each rank tells the loss of the rows that it read."""
 
     trains = _OfItsOwnRows
-
-
-@mutant(of="OPT-06c", case="fsdp2", says="the loss of a validation is")
-class DeclaresMeansOfBatchesOnRanks(Reference):
-    """Declares that each rank's rows are a batch of their own, and weighs labels."""
-
-    conventions = {"validation-mean": "batches"}

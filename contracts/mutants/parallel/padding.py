@@ -104,10 +104,3 @@ class CountsNoLabelsOnAPaddedRank(Spread):
             own = int(counts["lm"])
             found = super().over_rows(counts)
             return found if own else found | {"lm": torch.tensor(1)}
-
-
-@mutant(of="PAR-05j", case="dense-dp2", says="lm is")
-class DeclaresAMeanOfEachRank(Reference):
-    """Declares that each rank takes a mean of its own, and weighs labels."""
-
-    conventions = {"window-divides-by": "microbatch-means"}

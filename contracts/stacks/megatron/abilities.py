@@ -53,6 +53,7 @@ CONVENTIONS = {
     "sigmoid-router": "bfloat16-weight",
     "gate-sum": "1e-20",
     "capacity-counts": "kept",
+    "padding-slots": "as-others",
     "first-rate": "step-0",
     "warm-up-without-decay": "refused",
     "communicators": "purpose",

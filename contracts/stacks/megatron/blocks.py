@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -14,7 +15,7 @@ from contracts.instruments import numerics
 from contracts.spec import pattern as patterns
 from contracts.spec.array import Shape
 from contracts.spec.blocks import BlockCall, BlockRun
-from contracts.spec.errors import NotOffered
+from contracts.spec.errors import NotOffered, refuse
 from contracts.spec.lacks import Lack
 from contracts.spec.recipe import Mode, Recipe
 from contracts.spec.topology import Degrees
@@ -112,7 +113,7 @@ class TransformerBlock(Block):
             y=numerics.array(y_TBD.transpose(0, 1)),
             gradients=numerics.arrays(gradients),
             losses=numerics.arrays({name: each.sum() for name, each in noted_losses().items()}),
-            seen=numerics.arrays(self._seen(tuple(x_TBD.shape))),
+            seen=numerics.arrays(self._seen(tuple(x_TBD.shape), call.padding is not None and _biased(call))),
         )
 
     def _forward(self, x_TBD: Tensor, call: BlockCall) -> Tensor:
@@ -123,7 +124,13 @@ class TransformerBlock(Block):
         scaler.set_loss_scale(torch.ones(1, dtype=x_TBD.dtype))
         layer = self.layer
         if self.plan.letters == "E":
-            out: Tensor = layer.mlp(layer.pre_mlp_layernorm(x_TBD))[0]
+            told = {} if call.padding is None else {"padding_mask": _padding(layer.mlp, numerics.tensor(call.padding))}
+            try:
+                out: Tensor = layer.mlp(layer.pre_mlp_layernorm(x_TBD), **told)[0]
+            except RuntimeError as error:
+                if not told:
+                    raise
+                raise refuse("padding", "given", f"raises {error}", "give none") from None
             return out
         shape_BT = (x_TBD.shape[1], x_TBD.shape[0])
         documents_BT = torch.zeros(shape_BT) if call.documents is None else numerics.tensor(call.documents)
@@ -173,7 +180,7 @@ class TransformerBlock(Block):
                 hook.remove()
             self.routed += final
 
-    def _seen(self, shape: tuple[int, ...]) -> dict[str, Tensor]:
+    def _seen(self, shape: tuple[int, ...], padded: bool) -> dict[str, Tensor]:
         """The experts of each token by descending gate, and the assignments of each expert."""
         moe = self.plan.recipe.moe
         if moe is None or self.plan.letters != "E":
@@ -187,7 +194,20 @@ class TransformerBlock(Block):
         weighed = torch.where(of_tokens(asked).bool(), of_tokens(probs), torch.full((), -1.0, dtype=probs.dtype))
         gates_BTK, experts_BTK = weighed.topk(moe.top_k)
         found = {"experts": experts_BTK, "gates": gates_BTK, "counts": of_tokens(asked).sum((0, 1)).long()}
+        if padded:  # what its bias moves by
+            found["counts"] = self.layer.mlp.router.local_tokens_per_expert.long()
         return found | {"dropped": ~of_tokens(kept).bool().gather(-1, experts_BTK)}
+
+
+def _biased(call: BlockCall) -> bool:
+    return call.recipe.moe is not None and call.recipe.moe.selection_bias
+
+
+def _padding(layer: Any, padding_BT: Tensor) -> Tensor:
+    """The mask of an MoE layer; earlier versions have none."""
+    if "padding_mask" not in inspect.signature(layer.forward).parameters:
+        raise NotOffered("Megatron-Core: the layer is told of no padding in this version", "stack")
+    return padding_BT
 
 
 def clear_losses() -> None:

@@ -83,7 +83,10 @@ def declined(call: BlockCall, letter: str, x_BTD: Tensor) -> None:
     """
     packed = letter == "A" and call.documents is not None
     reasons: dict[Lack, dict[str, object]] = {
-        "stack": {"its mixed precision is bfloat16, not float16": x_BTD.dtype is torch.float16},
+        "stack": {
+            "its mixed precision is bfloat16, not float16": x_BTD.dtype is torch.float16,
+            "its layers are told of no padding": call.padding is not None,
+        },
         "device": {
             "it is asked on a CPU here, with its own operations": call.device != "cpu" or bool(call.kernels),
             "packed documents need its flex_attention, which a CPU has not compiled": packed,

@@ -54,6 +54,7 @@ def configuration(session: Session, folder: str) -> Any:
     rows = total // dp if staged else total // (dp * execution.microbatches)
     kept = bool(session.load or session.save)
     given = tuple((numerics.tensor(each.tokens), numerics.tensor(each.labels)) for each in session.validation)
+    passes = sum(math.ceil(len(each) // dp / rows) for each, _ in given)
     return Trainer.Config(
         model_spec=_spec(recipe, alone=execution.world == 1),
         dump_folder=folder,
@@ -76,8 +77,7 @@ def configuration(session: Session, folder: str) -> Any:
         ),
         activation_checkpoint=None,
         validator=Validator.Config(
-            enable=bool(session.validation), freq=1, steps=max(1, sum(len(each) // dp // rows for each, _ in given)),
-            dataloader=Rows.Config(given=given),
+            enable=bool(given), freq=1, steps=passes or -1, dataloader=Rows.Config(given=given)
         ),
         compile=CompileConfig(enable=execution.compile != "none", components=["model"], backend=execution.backend),
         debug=DebugConfig(seed=recipe.seed, enable_structured_logging=False),

@@ -84,7 +84,10 @@ def run_call(branch: nn.ModuleDict, forward: Callable[..., Output], call: BlockC
     given = _on(call.device, numerics.tensors(call.state))
     state = {name: each.requires_grad_(learns) for name, each in given.items()}
     documents = None if call.documents is None else numerics.tensor(call.documents).to(call.device)
-    out = forward(x_BTD, packing(x_BTD, documents), state)
+    pack = packing(x_BTD, documents)
+    if call.padding is not None:
+        pack = pack._replace(padding_BT=numerics.tensor(call.padding).to(call.device))
+    out = forward(x_BTD, pack, state)
     gradients = {}
     if call.dy is not None:
         objective = (out.y_BTD * numerics.tensor(call.dy).to(call.device)).sum()

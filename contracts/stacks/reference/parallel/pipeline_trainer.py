@@ -68,6 +68,8 @@ class PipelineTrainer(ParallelTrainer):
         self.optimizer.stages, self.optimizer.lent = self.group, self.lent()
 
     def refuse_unsupported(self) -> None:
+        if self.recipe.dtype == "fp16":
+            raise NotOffered("the reference scales no loss under a pipeline: run fp16 without one")
         refuse_microbatches(self.execution)
         self.plan()
         self.fits()

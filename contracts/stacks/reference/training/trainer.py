@@ -9,6 +9,7 @@ B sequences · T tokens · E experts
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
@@ -32,10 +33,11 @@ from contracts.stacks.reference.model.mtp import shift_left
 from contracts.stacks.reference.model.parts import PARTS, Parts
 from contracts.stacks.reference.optim import schedule
 from contracts.stacks.reference.optim.optimizer import Optimizer, members
-from contracts.stacks.reference.parallel.placements import placed_copy, placed_zeros
+from contracts.stacks.reference.parallel.placements import local_part, placed_copy, placed_zeros
 
 GENERATORS, OWN = "rng/", "own/"  # prefixes of tensors in a checkpoint that belong to one rank
 LAYOUT = "layout."  # prefix of the counters that describe the ranks
+FIRST_SCALE, GROWS_AFTER = 2.0**16, 2000  # torch.amp.GradScaler's
 Value = TypeVar("Value")
 
 
@@ -65,7 +67,9 @@ class StepResult:
 class Trainer:
     """A model, its optimizer and its place in the data, on one rank.
 
-    `number` is the last optimizer step taken, `consumed` the number of sequences consumed by all steps.
+    `number` is the last optimizer step taken, `consumed` the number of sequences consumed by all steps. Under fp16 the
+    loss is multiplied by `scale` before the backward pass: a step that overflows is left out and halves it, and it
+    doubles behind GROWS_AFTER steps of which none did; `finite` counts them.
     """
 
     optimizer_class: type[Optimizer] = Optimizer
@@ -82,6 +86,8 @@ class Trainer:
         self.data_order = self.data_order_class(len(self.corpus), recipe.seed)
         self.number = 0
         self.consumed = 0
+        self.scale = FIRST_SCALE if recipe.dtype == "fp16" else 1.0
+        self.finite = 0
 
     def build(self) -> Model:
         """The model with its initial weights, in the precision of the execution."""
@@ -112,14 +118,18 @@ class Trainer:
         self.optimizer.zero()
         passes = self.passes(window, counts)
         self.reduce()
+        self.unscale()
         losses = self.model.objective(self.over_parts(self.total([each.sums for each in passes])), counts)
         gradients = self.gradients() if wanted else {}
         norm, coefficient = self.optimizer.clip()
         lr = self.rate(self.recipe.optim, self.number + 1)
-        self.optimizer.step(lr)
-        fp8.advance_scales(self.model)
         seen = self.over_parts(self.total([_counters(each.seen) for each in passes]))
-        self.move_biases(seen)
+        if self.follow(norm):
+            self.optimizer.step(lr)
+            fp8.advance_scales(self.model)
+            self.move_biases(seen)
+        if self.recipe.dtype == "fp16":
+            seen["loss_scale"] = torch.tensor(self.scale)
         self.number += 1
         return StepResult(
             number=self.number,
@@ -132,6 +142,24 @@ class Trainer:
             gradients=gradients,
             seen=seen,
         )
+
+    def unscale(self) -> None:
+        """Take the loss scale out of the gradients."""
+        for parameter in self.model.parameters():
+            if parameter.grad is not None and self.scale != 1:
+                local_part(parameter.grad).div_(self.scale)
+
+    def follow(self, norm: float) -> bool:
+        """Whether to take a step with gradients of this norm; the loss scale follows it."""
+        if self.recipe.dtype != "fp16":
+            return True
+        overflown = not math.isfinite(norm)
+        self.finite = 0 if overflown else self.finite + 1
+        if overflown:
+            self.scale /= 2
+        elif self.finite % GROWS_AFTER == 0:
+            self.scale *= 2
+        return not overflown
 
     @torch.no_grad()
     def validate(self, batches: Sequence[Batch]) -> float:
@@ -201,7 +229,8 @@ class Trainer:
     def accumulate(self, micro: Batch, counts: Mapping[str, Tensor]) -> ModelOutput:
         """Forward and backward over one microbatch, with the denominators of the window."""
         out: ModelOutput = self.model(*micro)
-        self.model.objective(out.sums, counts)["total"].backward()  # type: ignore[no-untyped-call]  # torch's
+        total = self.model.objective(out.sums, counts)["total"]
+        (total if self.scale == 1 else total * self.scale).backward()  # type: ignore[no-untyped-call]  # torch's
         nothing = out.logits_BTV.new_empty(0)
         return out._replace(
             logits_BTV=nothing, mtp_logits=(), sums={name: each.detach() for name, each in out.sums.items()}
@@ -239,7 +268,10 @@ class Trainer:
         return held | {f"optimizer/{name}": each for name, each in self.optimizer.state().items()}
 
     def position(self) -> dict[str, int]:
-        return {"step": self.number, "consumed": self.consumed, "seed": self.recipe.seed}
+        found = {"step": self.number, "consumed": self.consumed, "seed": self.recipe.seed}
+        if self.recipe.dtype == "fp16":
+            found |= {"loss_scale": int(self.scale), "finite": self.finite}
+        return found
 
     def load(self, state: Mapping[str, Tensor], position: Mapping[str, int]) -> None:
         """Load what `state` and `position` returned.
@@ -254,6 +286,7 @@ class Trainer:
         self.put(_under("buffers/", state), dict(self.model.named_buffers()), "buffers")
         self.optimizer.load({name: placed_copy(each) for name, each in _under("optimizer/", state).items()})
         self.number, self.consumed = position["step"], position["consumed"]
+        self.scale, self.finite = float(position.get("loss_scale", self.scale)), position.get("finite", 0)
 
     def kept(self, folder: str) -> Checkpoints:
         """The checkpoints of a folder, as this trainer writes and reads them."""

@@ -22,7 +22,8 @@ class Packing(NamedTuple):
 
     `documents_BT` numbers them along each row; `positions_BT` counts tokens from the start of each. Both are int64.
     `boundless` says that no row holds more than one document, which a block may use and need not. Where a rank has a
-    run of each row, `first` is the place of its first token, and `row_BS` has the documents of all tokens.
+    run of each row, `first` is the place of its first token, and `row_BS` has the documents of all tokens. `padding_BT`
+    marks positions that hold no token, for a router.
     """
 
     documents_BT: Tensor
@@ -30,6 +31,7 @@ class Packing(NamedTuple):
     boundless: bool = False
     first: int = 0
     row_BS: Tensor | None = None
+    padding_BT: Tensor | None = None
 
     @property
     def whole_row(self) -> Tensor:

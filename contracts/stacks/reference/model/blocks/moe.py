@@ -47,6 +47,8 @@ class Router(nn.Module):
     summed: bool = True
     sequence: Callable[[Tensor], Tensor] | None = None
     """The mean over the ranks that share a sequence, if there are several."""
+    token_BT: Tensor | None = None
+    """Which positions hold a token, if not all."""
 
     def __init__(self, recipe: Recipe, parts: PartsInterface) -> None:
         super().__init__()
@@ -59,11 +61,29 @@ class Router(nn.Module):
         logits_BTE = self.logits(x_BTD)
         scores_BTE = self.scores(logits_BTE)
         experts_BTK = self.choose(scores_BTE)
+        gates_BTK = self.gates(scores_BTE, experts_BTK)
+        if self.token_BT is not None:
+            return Routing(experts_BTK, gates_BTK, *self.without_padding(logits_BTE, experts_BTK, self.token_BT))
         losses = {
             "aux": self.balance_loss(self.probabilities(logits_BTE), experts_BTK),
             "z": self.z_loss(logits_BTE),
         }
-        return Routing(experts_BTK, self.gates(scores_BTE, experts_BTK), self.count(experts_BTK), losses)
+        return Routing(experts_BTK, gates_BTK, self.count(experts_BTK), losses)
+
+    def without_padding(
+        self, logits_BTE: Tensor, experts_BTK: Tensor, token_BT: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Counts and losses of the tokens alone, row by row; a row without one is none."""
+        rows = [
+            (probability_TE[token_T][None], experts_TK[token_T][None])
+            for probability_TE, experts_TK, token_T in zip(
+                self.probabilities(logits_BTE), experts_BTK, token_BT, strict=True
+            )
+            if token_T.any()
+        ]
+        aux = sum((self.balance_loss(*row) for row in rows), logits_BTE.new_zeros(())) / max(len(rows), 1)
+        losses = {"aux": aux, "z": self.z_loss(logits_BTE[token_BT][None])}
+        return self.count(experts_BTK[token_BT][None]), losses
 
     def logits(self, x_BTD: Tensor) -> Tensor:
         """In float32 at least, because bfloat16 logits would choose other experts."""
@@ -207,6 +227,7 @@ class MoE(nn.Module):
         self.dispatcher = None
 
     def forward(self, x_BTD: Tensor, packing: Packing, state: State) -> Output:
+        self.router.token_BT = None if packing.padding_BT is None else ~packing.padding_BT
         routing = self.router(x_BTD)
         dropped_BTK = self.drop(routing.experts_BTK)
         if self.dispatcher is None:
@@ -240,7 +261,10 @@ class MoE(nn.Module):
         if self.moe.capacity_factor is None:
             return torch.zeros_like(experts_BTK, dtype=torch.bool)
         every_BSK = self.row.every(experts_BTK)  # slots are given in the order of the full rows
-        taken_NE = F.one_hot(every_BSK.flatten(0, 1), self.moe.experts).sum(1).cumsum(0)
+        asked_NE = F.one_hot(every_BSK.flatten(0, 1), self.moe.experts).sum(1)
+        if self.router.token_BT is not None:
+            asked_NE = asked_NE * self.row.every(self.router.token_BT).flatten().unsqueeze(-1)
+        taken_NE = asked_NE.cumsum(0)
         place_NK = taken_NE.gather(1, every_BSK.flatten(0, 1))  # 1 for the first token of an expert
         return self.row.own((place_NK > self.capacity(len(place_NK))).view(every_BSK.shape))
 

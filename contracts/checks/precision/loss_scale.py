@@ -1,0 +1,172 @@
+"""Training in float16 under a loss scale, and in bfloat16 over several microbatches."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import replace
+
+from contracts import instruments
+from contracts.checks._support.step_comparison import update_difference
+from contracts.checks._support.training_run import DENSE, LETTERS, Rows, batch, large_expert_weights, run
+from contracts.checks._support.windows import WINDOW
+from contracts.contract import contract
+from contracts.spec.array import Arrays
+from contracts.spec.recipe import Moe, Optim, Recipe
+from contracts.spec.tolerance import EXACT, FLOAT32_SCAN
+from contracts.spec.training import Execution, Session, Step, Tokens, Training
+
+FLOAT16 = 5e-2
+"""Relative L2 error: units of 2^-11, which scans and routers make larger. Without a scale 0.18 and more were seen."""
+STEADY = Optim(lr=1e-3, min_lr=1e-3, schedule="constant", warmup=0, steps=8, weight_decay=0.1, clip=0.5)
+ROUTED = replace(
+    LETTERS, name="letters-half", dtype="fp16", optim=STEADY,
+    moe=Moe(experts=14, top_k=3, expert_hidden=20, score="sigmoid", selection_bias=True, bias_rate=0.25, aux_loss=0.0),
+)  # fmt: skip
+DENSE_HALF = replace(DENSE, name="dense-half", dtype="fp16", optim=STEADY)
+SCALED: dict[str, tuple[Recipe]] = {"letters": (ROUTED,), "dense": (DENSE_HALF,)}
+SCALES = {"letters": ("experts",), "dense": ()}
+LOUD = DENSE.vocab - 1
+"""A token whose embedding is infinite in float16. No batch has it but those that are to overflow."""
+SOURCE = "arXiv 1710.03740, section 3.2; torch: GradScaler; Megatron-Core: DynamicGradScaler"
+
+
+def _weights(stack: Training, recipe: Recipe) -> Arrays:
+    numerics = instruments.numerics
+    held = numerics.tensors(large_expert_weights(stack, recipe, "float32"))
+    for row in stack.built(recipe, "nemo_native").parameters:
+        if row.role == "embedding":
+            held[row.name][LOUD] = 1e5
+    return numerics.arrays(held)
+
+
+def _batch(recipe: Recipe, name: str, *, loud: bool = False) -> Tokens:
+    given = batch(name, recipe.vocab - 1, recipe=recipe)
+    tokens_BT = instruments.numerics.tensor(given.tokens)
+    if loud:
+        tokens_BT[0, 3] = LOUD
+    return replace(given, tokens=instruments.numerics.array(tokens_BT))
+
+
+def _steps(stack: Training, recipe: Recipe, *given: Tokens, weights: Arrays) -> tuple[Step, ...]:
+    return run(stack, recipe, given, "weights", "optimizer", "buffers", weights=weights, declared=True).steps
+
+
+@contract("PREC-05a", asks=("built", "train"), cases=SCALED, needs=SCALES, sheds=("packed",), source=SOURCE)
+def a_step_that_overflows_moves_nothing(stack: Training, recipe: Recipe) -> None:
+    """Under float16 a step whose gradients are not finite changes no bit of weights, optimizer state and router biases,
+    and the loss scale falls. The next finite step is that of a run without the steps that overflowed.
+
+    One NaN in a moment stays there for the rest of the run. An optimizer that counts the step has another bias
+    correction, and a router that moves its bias by it balances a batch that nobody learned from.
+    """
+    weights = _weights(stack, recipe)
+    first, later = _batch(recipe, "finite 1"), _batch(recipe, "finite 2")
+    loud = _batch(recipe, "loud", loud=True)
+    before, *skipped, last = _steps(stack, recipe, first, loud, loud, later, weights=weights)
+    _, want = _steps(stack, recipe, first, later, weights=weights)
+    for step in skipped:
+        for kind, what in (("weights", "the weight"), ("optimizer", "the optimizer state"), ("buffers", "the buffer")):
+            words = instruments.numerics.differences(what, getattr(step, kind), getattr(before, kind), EXACT)
+            assert not words, f"a step that overflowed moved something: {words} (step {step.number})"
+    scales = [_scale(step) for step in (before, *skipped)]
+    fell = f"the loss scale is {scales[-1]:g} behind two steps that overflowed, {scales[0]:g} before"
+    assert scales[-1] < scales[0], fell
+    words = update_difference(before.weights, last.weights, want.weights, FLOAT16)
+    assert not words, f"behind two steps that overflowed {words}"
+    words = instruments.numerics.differences("the buffer", last.buffers, want.buffers, EXACT)
+    assert not words, f"behind two steps that overflowed {words}"
+
+
+def _scale(step: Step) -> float:
+    assert "loss_scale" in step.seen, f"step {step.number} tells no loss_scale"
+    return float(instruments.numerics.tensor(step.seen["loss_scale"]))
+
+
+@contract("PREC-05b", asks=("built", "train"), cases=SCALED, needs=SCALES, sheds=("packed",), source=SOURCE)
+def small_gradients_survive_float16(stack: Training, recipe: Recipe) -> None:
+    """Gradients under float16 are those in float32, to the accuracy of float16, also where they are smaller than any
+    number of float16: the loss is scaled before the backward pass, and the gradients are divided by it exactly once.
+
+    Here the output projection is small, and so is every gradient behind it. Unscaled they are 0, and a norm that is
+    taken before the division clips all of them away.
+    """
+    numerics = instruments.numerics
+    held = numerics.tensors(large_expert_weights(stack, recipe, "float32"))
+    for row in stack.built(recipe, "nemo_native").parameters:
+        if row.role == "head":
+            held[row.name] *= 2**-14
+    weights, given = numerics.arrays(held), (_batch(recipe, "small"),)
+    (half,) = run(stack, recipe, given, "gradients", weights=weights, declared=True).steps
+    (want,) = run(stack, replace(recipe, dtype="fp32"), given, "gradients", weights=weights, declared=True).steps
+    ratio = half.grad_norm / want.grad_norm
+    assert 0.9 < ratio < 1.1, f"the norm of the gradient is {ratio:.3g} times that in float32"
+    for row in stack.built(recipe, "nemo_native").parameters:
+        if row.role in ("matrix", "embedding"):
+            got, expected = (numerics.tensor(each.gradients[row.name]) for each in (half, want))
+            off = numerics.distances(got, expected)["L2"].relative
+            assert off <= FLOAT16, f"under float16 the gradient of {row.name} is off by {off:.1e}, over {FLOAT16:.0e}"
+
+
+@contract(
+    "PREC-05c", asks=("built", "train"), cases=SCALED, sheds=("packed",), source=SOURCE,
+    needs={name: (*each, "checkpoint") for name, each in SCALES.items()},
+)  # fmt: skip
+def a_resumed_run_has_the_loss_scale(stack: Training, recipe: Recipe) -> None:
+    """A run that resumes has the loss scale of the run that was saved, and its next step is bit-identical.
+
+    A scale that begins anew overflows a dozen steps in a row, each of which is left out.
+    """
+    weights = _weights(stack, recipe)
+    given = (_batch(recipe, "finite 1"), _batch(recipe, "loud", loud=True), _batch(recipe, "finite 2"))
+    asked = Session(
+        recipe=recipe, steps=3, execution=Execution(precision="declared"), batches=given, weights=weights,
+        observe=frozenset({"weights"}),
+    )  # fmt: skip
+    want = stack.train(asked).steps[-1]
+    with tempfile.TemporaryDirectory() as folder:
+        stack.train(replace(asked, steps=2, batches=given[:2], save=folder, save_at=frozenset({2})))
+        (got,) = stack.train(replace(asked, steps=1, batches=given[2:], weights={}, load=folder)).steps
+    assert _scale(got) == _scale(want), f"the loss scale is {_scale(got):g} resumed, {_scale(want):g} without"
+    words = instruments.numerics.differences("the weight", got.weights, want.weights, EXACT)
+    assert not words, f"resumed behind a step that overflowed, {words}"
+
+
+EIGHT: Rows = tuple(((13,), 4) for _ in range(4))
+"""Eight labels in each of four rows: shares are powers of two, and round nothing."""
+ADDED: dict[str, tuple[Recipe]] = {
+    "letters": (replace(LETTERS, dtype="bf16"),),
+    "dense": (replace(DENSE, dtype="bf16"),),
+}
+
+
+@contract(
+    "PREC-05d", asks=("built", "train"), cases=ADDED, conventions=WINDOW, sheds=("packed",),
+    needs={"letters": ("experts", "microbatches"), "dense": ("microbatches",)},
+    source="Megatron-Core: main_grad, grad_reduce_in_fp32; F09",
+)  # fmt: skip
+def gradients_of_microbatches_are_added_in_float32(stack: Training, recipe: Recipe) -> None:
+    """Under bfloat16 the gradients of microbatches are added in float32: a step over four of them has the mean of the
+    gradients that each gives by itself, to the accuracy of float32.
+
+    All shares are powers of two, so that each microbatch rounds as it does alone. In bfloat16 a sum of many
+    microbatches stands still once it is 256 times as large as the next one.
+    """
+    import torch
+
+    numerics = instruments.numerics
+    weights = large_expert_weights(stack, recipe, "float32")
+    given = replace(batch("added", rows=EIGHT, recipe=recipe), documents=None)
+    (whole,) = run(stack, recipe, (given,), "gradients", weights=weights, microbatches=4, declared=True).steps
+    rows = zip(numerics.tensor(given.tokens).split(1), numerics.tensor(given.labels).split(1), strict=True)
+    alone = [
+        numerics.tensors(
+            run(
+                stack, recipe, (Tokens(tokens=numerics.array(tokens_BT), labels=numerics.array(labels_BT)),),
+                "gradients", weights=weights, declared=True,
+            ).steps[0].gradients
+        )
+        for tokens_BT, labels_BT in rows
+    ]  # fmt: skip
+    want = {name: torch.stack([each[name] for each in alone]).mean(0) for name in alone[0]}
+    words = numerics.gradient_differences("over four microbatches the gradient of", whole.gradients, want, FLOAT32_SCAN)
+    assert not words, words

@@ -1,0 +1,128 @@
+"""Loss scales that leave something in the run, and gradients that are added in half precision."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from contracts.contract import mutant
+from contracts.mutants._support.trainer import Trained
+from contracts.stacks.reference.model.hybrid_model import ModelOutput
+from contracts.stacks.reference.training.trainer import Batch, Trainer
+
+
+class _StepsAnyway(Trainer):
+    def follow(self, norm: float) -> bool:
+        super().follow(norm)
+        return True
+
+
+@mutant(of="PREC-05a", case="letters", says="a step that overflowed moved something: the weight")
+class StepsWithInfiniteGradients(Trained):
+    """The scale falls, and the optimizer steps all the same: NaN in every moment."""
+
+    trains = _StepsAnyway
+
+
+class _MovesBiases(Trainer):
+    def follow(self, norm: float) -> bool:
+        taken = super().follow(norm)
+        for name, bias in self.model.named_buffers():
+            if name.endswith("router.bias") and not taken:
+                bias.add_(self.recipe.moe.bias_rate if self.recipe.moe else 0)
+        return taken
+
+
+@mutant(of="PREC-05a", case="letters", says="a step that overflowed moved something: the buffer", leanest="")
+class MovesBiasesByASkippedStep(Trained):
+    """The bias of a router is no parameter: a step that was left out moves it."""
+
+    trains = _MovesBiases
+
+
+class _Keeps(Trainer):
+    def follow(self, norm: float) -> bool:
+        scale, taken = self.scale, super().follow(norm)
+        self.scale = scale
+        return taken
+
+
+@mutant(of="PREC-05a", case="dense", says="the loss scale is 65536 behind two steps that overflowed")
+class KeepsTheScale(Trained):
+    """The scale never falls: a run that overflows once overflows for good."""
+
+    trains = _Keeps
+
+
+class _CountsSkipped(Trainer):
+    def follow(self, norm: float) -> bool:
+        taken = super().follow(norm)
+        if not taken:
+            for state in self.optimizer.rules["adamw"].state.values():
+                state["step"] += 100
+        return taken
+
+
+@mutant(of="PREC-05a", case="dense", says="a step that overflowed moved something: the optimizer state")
+class CountsASkippedStep(Trained):
+    """The optimizer counts steps that were left out, and corrects its bias as if it had taken them."""
+
+    trains = _CountsSkipped
+
+
+class _Unscaled(Trainer):
+    def accumulate(self, micro: Batch, counts: Mapping[str, Tensor]) -> ModelOutput:
+        self.scale = 1.0
+        return super().accumulate(micro, counts)
+
+
+@mutant(of="PREC-05b", case="letters", says="under float16 the gradient of")
+@mutant(of="PREC-05b", case="dense", says="under float16 the gradient of")
+class ScalesNoLoss(Trained):
+    """float16 without a loss scale: gradients below 6e-8 are 0."""
+
+    trains = _Unscaled
+
+
+class _LeavesTheScale(Trainer):
+    def unscale(self) -> None:
+        pass
+
+
+@mutant(of="PREC-05b", case="dense", says="e+04 times that in float32")
+class LeavesTheScaleIn(Trained):
+    """Gradients are clipped, and their norm is told, with the scale still in them."""
+
+    trains = _LeavesTheScale
+
+
+class _BeginsAnew(Trainer):
+    def position(self) -> dict[str, int]:
+        return {name: each for name, each in super().position().items() if name != "loss_scale"}
+
+
+@mutant(of="PREC-05c", case="dense", says="the loss scale is 65536 resumed, 32768 without")
+@mutant(of="PREC-05c", case="letters", says="the loss scale is 65536 resumed, 32768 without")
+class ForgetsTheScale(Trained):
+    """The checkpoint has weights and moments, and no loss scale."""
+
+    trains = _BeginsAnew
+
+
+class _AddsInBfloat16(Trainer):
+    def accumulate(self, micro: Batch, counts: Mapping[str, Tensor]) -> ModelOutput:
+        out = super().accumulate(micro, counts)
+        for parameter in self.model.parameters():
+            if parameter.grad is not None:
+                parameter.grad = parameter.grad.to(torch.bfloat16).to(parameter.dtype)
+        return out
+
+
+@mutant(of="PREC-05d", case="letters", says="over four microbatches the gradient of")
+@mutant(of="PREC-05d", case="dense", says="over four microbatches the gradient of")
+class AddsGradientsInBfloat16(Trained):
+    """Gradients have the dtype of the activations, and so has their sum over microbatches."""
+
+    trains = _AddsInBfloat16
