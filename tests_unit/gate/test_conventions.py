@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import MappingProxyType
 
 import pytest
@@ -24,6 +25,8 @@ from contracts.mutants.topology.group_creation import OneCallForEachAxis
 from contracts.mutants.topology.mesh_sizes import StopsAtTheFirstRefusal
 from contracts.spec.conventions import CONVENTIONS, conventions_of
 from contracts.spec.errors import Refused
+from contracts.spec.recipe import Mode, Recipe
+from contracts.spec.training import Built
 from contracts.stacks.reference.stack import Reference
 from contracts.stacks.serve import introduce
 
@@ -63,6 +66,15 @@ def test_every_choice_has_a_mutant_that_declares_it_and_does_another(name: str) 
     assert declared == {*CONVENTIONS[name].names[1:]}, f"mutants of {name} declare {sorted(declared)}"
 
 
+class DecaysEverything(DecaysNorms):
+    """Its table says so too."""
+
+    def built(self, recipe: Recipe, mode: Mode) -> Built:
+        answer = super().built(recipe, mode)
+        rows = (replace(row, weight_decay=recipe.optim.weight_decay) for row in answer.parameters)
+        return replace(answer, parameters=tuple(rows))
+
+
 KEPT = {
     "BLK-03j[1027-tokens-theta-10]": (AnglesAreFloat32, {"rope-angles": "float32"}),
     "MOE-01e[sigmoid]": (RoundsTheRoutersWeight, {"sigmoid-router": "bfloat16-weight"}),
@@ -71,7 +83,7 @@ KEPT = {
     "MOE-06a[full]": (MovesByWhatWasKept, {"capacity-counts": "kept"}),
     "MOE-05a[sequences-apart]": (BalancesTheBatch, {"balance-over": "microbatch"}),
     "MOE-09b[a-row-of-padding]": (GivesSlotsToPadding, {"padding-slots": "as-others"}),
-    "OPT-02a[adamw]": (DecaysNorms, {"undecayed": "nothing"}),
+    "OPT-02a[adamw]": (DecaysEverything, {"undecayed": "nothing"}),
     "OPT-06b[few-labels]": (TakesTheMeanOfBatches, {"validation-mean": "batches"}),
     "PAR-05b[four]": (TakesTheMeanOfMeans, {"window-divides-by": "microbatch-means"}),
     "OPT-05b[cosine]": (StartsAtZero, {"first-rate": "step-0"}),

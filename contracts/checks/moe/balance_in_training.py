@@ -13,7 +13,7 @@ from contracts.checks._support.transformer_layouts import G, H, L
 from contracts.checks._support.transformers import LOSS, Cell, cell, one_rank_and_many
 from contracts.contract import contract
 from contracts.spec.recipe import Moe, Recipe
-from contracts.spec.tolerance import FLOAT32_TRANSFORMER, FLOAT64_SCAN, here
+from contracts.spec.tolerance import FLOAT32_STEPS, FLOAT32_TRANSFORMER, FLOAT64_SCAN, within
 from contracts.spec.training import Execution, Training
 from contracts.spec.violations import require_none
 
@@ -110,11 +110,11 @@ def a_balance_loss_does_not_depend_on_labels(stack: Training, recipe: Recipe, mi
         added.append({name: each - without[name] for name, each in with_.items()})
         scale = max(scale, *(float(each.abs().max()) for each in with_.values()))
     many, few = added
-    tolerance = here(FLOAT64_SCAN)
+    bound = within(FLOAT64_SCAN.bound, FLOAT32_STEPS.bound)
     for name in sorted(few, key=lambda each: ("router" not in each, each)):
         off = float((few[name] - many[name]).abs().max())
         size = float(many[name].abs().max())
-        if off > tolerance.bound * max(size, scale):
+        if off > bound * max(size, scale):
             got = float((few[name] * many[name]).sum() / many[name].square().sum())
             raise AssertionError(
                 f"what the loss adds to the gradient of {name} is {got:.4g} times as much where few positions have a "

@@ -47,7 +47,7 @@ PADS = {
 
 @contract(
     "PAR-05i", float32=True, asks=("built", "train"), cases=PADDED, needs=PADS, conventions=WINDOW,
-    source="Megatron-LM: padding_mask; transformers: DataCollatorWithPadding; F19",
+    source="Megatron-Core: padding_mask; transformers: DataCollatorWithPadding; F19",
 )  # fmt: skip
 def padding_changes_no_loss_and_no_gradient(
     stack: Training, recipe: Recipe, lengths: tuple[int, ...], microbatches: int

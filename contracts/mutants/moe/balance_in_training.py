@@ -24,7 +24,6 @@ class _OfItsOwnTokens(ParallelTrainer):
         return model
 
 
-@mutant(of="MOE-05i", case="tp2-sp", says="aux is")
 @mutant(of="MOE-05i", case="cp2", says="aux is")
 class BalancesTheTokensOfARank(Spread):
     """Load is that of a rank's part of the sequence: each part is asked to be balanced by itself."""

@@ -148,7 +148,7 @@ class _OfItsOwnRows(ParallelTrainer):
     def validate(self, batches: Sequence[Batch]) -> float:
         own = [self.model(*each) for each in batches]
         super().validate(batches)
-        return sum(float(each.sums["lm"]) for each in own) / sum(int(each.counts["lm"]) for each in own)
+        return sum(float(each.sums["lm"].detach()) for each in own) / sum(int(each.counts["lm"]) for each in own)
 
 
 @mutant(of="OPT-06c", case="dp2", says="the loss of a validation is")
