@@ -15,7 +15,7 @@ import sys
 import typing
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from contracts.spec.errors import NotOffered, refuse
 from contracts.spec.launch import Reading
@@ -154,7 +154,7 @@ def _reply(worker: Worker, line: str) -> str:
         if question != HELLO:
             worker.prepare(question)
         tried = worker.version in VERSIONS
-        party = worker if tried else FallingBack(worker, f"megatron {worker.version}", VERSIONS)
+        party: Any = worker if tried else FallingBack(worker, f"megatron {worker.version}", VERSIONS)
         return in_a_fork(lambda: _dumps(reply(party, line)))
     except ForkDied as died:
         words = f"the process that answered {question} was {died}"

@@ -54,7 +54,7 @@ class Run(runs.Run):
         }
 
     def optimizers(self) -> Iterable[torch.optim.Optimizer]:
-        return iter(self.trainer.optimizers)
+        return tuple(self.trainer.optimizers)
 
     def everywhere(self, mine: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """The tensors of the ranks of this pipeline, first stage first; without a pipeline, this rank's alone."""
