@@ -105,7 +105,7 @@ BAD_INPUT: dict[str, tuple[int, str]] = {  # exit code, words of the one error
     "stack-without-class": (USAGE, "has no NoSuchStack"),
     "assistant-unknown": (USAGE, "stack = 'megatorn': is not a stack"),
     "command-unknown": (UNREACHABLE, "no-such-command --serve' cannot be started"),
-    "megatron-missing": (UNREACHABLE, "Megatron-Core 0.0.1 is not installed: make it with `make megatron`"),
+    "megatron-missing": (UNREACHABLE, "0.0.1 is not installed: make it with `make megatron MEGATRON=0.0.1`"),
     "deadline-negative": (USAGE, "-1"),
     "report-in-a-file": (USAGE, "cannot be written: Not a directory"),
     "deviations-broken": (USAGE, "is not TOML"),

@@ -48,6 +48,7 @@ TENSORS = (  # what is made of tensors, and imported only where numbers are judg
     "contracts.observe.diff", "contracts.observe.placement", "contracts.observe.recorder", "contracts.observe.sketch",
     "contracts.stacks.reference.training.small_script", "contracts.stacks.rewritten",
     "contracts.mutants.tensors",
+    "contracts.stacks.kit.adapter", "contracts.stacks.kit.links", "contracts.stacks.kit.runs",
     "contracts.stacks.megatron.block_base", "contracts.stacks.megatron.blocks",
     "contracts.stacks.megatron.built_model", "contracts.stacks.megatron.checkpoint",
     "contracts.stacks.megatron.hybrid_model", "contracts.stacks.megatron.mamba_block",

@@ -309,7 +309,7 @@ def test_the_shipped_table_is_the_live_parser_flag_by_flag(newest: Megatron) -> 
 
 
 def test_an_environment_that_is_not_there_is_said_with_the_command_that_makes_it() -> None:
-    with pytest.raises(Unreachable, match=r"Megatron-Core 0\.1\.2 is not installed: make it with `make megatron`"):
+    with pytest.raises(Unreachable, match=r"0\.1\.2 is not installed: make it with `make megatron MEGATRON=0\.1\.2`"):
         Megatron("0.1.2")
     with pytest.raises(Unreachable, match="make megatron"):
         Megatron(pythons={})

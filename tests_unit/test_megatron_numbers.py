@@ -99,3 +99,31 @@ def test_a_declared_case_does_not_hide_a_second_fault(version: str, tmp_path: Pa
     done = run(rankproof, "check", "--stack", planted, *asked)
     assert done.returncode == 1, done.stdout[-1500:] + done.stderr[-600:]
     assert "not declared: the gradient of layers.3.mixer.shared." in done.stdout, done.stdout[-3000:]
+
+
+UNTRIED = """
+import contracts.stacks.megatron.stack as adapter
+adapter.VERSIONS = ("0.0.1",)
+from contracts.spec.errors import NotOffered
+from contracts.spec.recipe import Recipe
+small = Recipe(name="small", family="dense", pattern="AM", depth=2, hidden=32, ffn_hidden=32, heads=4, kv_groups=2,
+               seq_length=8, dtype="fp32")
+stack = adapter.Megatron()
+assert stack.abilities is None
+assert stack.labels["train"].startswith(f"untried: {stack.version} was never tried, 0.0.1 were"), stack.labels
+print(len(stack.block_weights(small, 0, "nemo_native")), "weights of a block")
+import megatron.core.ssm.mamba_mixer as gone
+del gone.MambaMixerSubmodules
+try:
+    stack.block_weights(small, 1, "nemo_native")
+except NotOffered as declined:
+    print(declined.lack, declined)
+"""
+
+
+def test_an_untried_version_answers_what_the_adapter_finds_in_it_and_falls_back_elsewhere() -> None:
+    """A version that the adapter takes for an untried one, and that has lost a class."""
+    done = run(python(NEW), "-W", "ignore", "-c", UNTRIED)
+    assert "weights of a block" in done.stdout, done.stdout + done.stderr
+    assert f"adapter megatron {NEW} was never tried, 0.0.1 were" in done.stdout, done.stdout + done.stderr
+    assert "MambaMixerSubmodules" in done.stdout, done.stdout

@@ -117,3 +117,49 @@ def test_a_declared_case_does_not_hide_a_second_fault(tmp_path: Path) -> None:
     done = run(BIN / "rankproof", "check", "--stack", planted, *asked)
     assert done.returncode == 1, done.stdout[-1500:] + done.stderr[-600:]
     assert "not declared: the gradient of layers.1.mixer.router.weight" in done.stdout, done.stdout[-3000:]
+
+
+UNTRIED = """
+import sys; sys.path.insert(0, {folder!r})
+from contracts.harness.parties import load
+from contracts.spec.errors import NotOffered
+from contracts.spec.recipe import Recipe
+from contracts.spec.training import Session
+small = Recipe(name="small", family="dense", pattern="AE", depth=2, hidden=32, ffn_hidden=32, heads=4, kv_groups=2,
+               seq_length=8, dtype="fp32", activation="swiglu", moe=None)
+stack = load("torchtitan")
+assert stack.version == "9.9.9" and stack.abilities is None
+assert stack.labels["train"].startswith("untried: 9.9.9 was never tried, 0.3.0 were; shimmed"), stack.labels
+print(len(stack.block_weights(small, 0, "nemo_native")), "weights of a block")
+import torchtitan.models.qwen3 as gone
+del gone.parallelize_qwen3
+try:
+    stack.train(Session(recipe=small, steps=0))
+except NotOffered as declined:
+    print(declined.lack, declined)
+"""
+
+
+@pytest.mark.titan
+@needs_titan
+def test_an_untried_version_answers_what_the_adapter_finds_in_it_and_falls_back_elsewhere(tmp_path: Path) -> None:
+    """0.3.0 under the name of a later version, which has lost a function."""
+    told = tmp_path / "torchtitan-9.9.9.dist-info"
+    told.mkdir()
+    (told / "METADATA").write_text("Metadata-Version: 2.1\nName: torchtitan\nVersion: 9.9.9\n", encoding="utf-8")
+    done = run(BIN / "python", "-W", "ignore", "-c", UNTRIED.format(folder=str(tmp_path)))
+    assert "weights of a block" in done.stdout, done.stdout + done.stderr
+    assert "adapter torchtitan 9.9.9 was never tried, 0.3.0 were" in done.stdout, done.stdout + done.stderr
+    assert "cannot import name 'parallelize_qwen3'" in done.stdout, done.stdout
+
+
+@pytest.mark.titan
+@needs_titan
+def test_its_passes_and_its_initial_weights_are_judged(tmp_path: Path) -> None:
+    promises = (
+        "PAT-12e[every-family@pairs],BLK-07a[dense@dense],BLK-06s[one-row@pairs],PAR-04a[dense],OPT-01a[tied@dense]"
+    )
+    done = run(BIN / "rankproof", "check", "--stack", "torchtitan", "--with", "none", "--profile", promises,
+               "--report", tmp_path)  # fmt: skip
+    assert done.returncode == 0, done.stdout[-1500:] + done.stderr[-600:]
+    assert "(5 holds)" in done.stdout, done.stdout[-600:]

@@ -14,11 +14,11 @@ from torch.distributed.tensor import DTensor
 
 from contracts.contract import mutant
 from contracts.mutants._support.multi_rank import Spread
+from contracts.stacks.kit.roles import role_of
 from contracts.stacks.reference.model.blocks.common import Linear, Output, RMSNorm, local
 from contracts.stacks.reference.model.blocks.mamba2 import GatedNorm, Mamba2
 from contracts.stacks.reference.model.blocks.moe import MoE
 from contracts.stacks.reference.model.hybrid_model import Model, ModelOutput
-from contracts.stacks.reference.model.parameter_roles import role_of
 from contracts.stacks.reference.optim.optimizer import orthogonalise
 from contracts.stacks.reference.parallel import collectives
 from contracts.stacks.reference.parallel.collectives import all_gather, sum_over_ranks

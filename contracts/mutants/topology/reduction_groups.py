@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from contracts.contract import mutant
 from contracts.mutants._support.multi_rank import GathersFirst, Spread
-from contracts.stacks.reference.model.parameter_roles import role_of
+from contracts.stacks.kit.roles import role_of
 from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer
 
 

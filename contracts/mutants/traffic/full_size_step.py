@@ -15,10 +15,10 @@ from torch.distributed.tensor import DTensor
 from contracts.contract import mutant
 from contracts.mutants._support.multi_rank import GathersFirst, Spread
 from contracts.mutants._support.patched_functions import built_with
+from contracts.stacks.kit.roles import layer_of
 from contracts.stacks.reference.model.blocks.common import Linear, RMSNorm
 from contracts.stacks.reference.model.blocks.moe import Routing
 from contracts.stacks.reference.model.hybrid_model import Model
-from contracts.stacks.reference.model.parameter_roles import layer_of
 from contracts.stacks.reference.parallel import fsdp
 from contracts.stacks.reference.parallel.collectives import all_gather, all_reduce, all_rows, all_to_all, own_rows
 from contracts.stacks.reference.parallel.expert_parallel import Experts, TokenDispatcher

@@ -2,15 +2,8 @@
 
 from __future__ import annotations
 
-from contracts.spec.abilities import Abilities, Absence
-from contracts.spec.lacks import Lack
-
-_STEPS = frozenset({"built", "train"})
-
-
-def _lacks(features: str, kind: Lack, reason: str, *, asked: frozenset[str] = _STEPS) -> Absence:
-    return Absence(features=frozenset(features.split()), kind=kind, reason=reason, asked=asked)
-
+from contracts.spec.abilities import Abilities
+from contracts.stacks.kit.declining import lacks
 
 ABILITIES = Abilities(
     has=frozenset((
@@ -21,34 +14,35 @@ ABILITIES = Abilities(
         "checkpoint", "dp", "tp", "sp", "tp-without-sp", "ep", "etp", "pp", "interleaved", "borrowed", "author-dp",
     )),
     lacks=(
-        _lacks("recurrent", "stack", "it has no M2RNN", asked=frozenset()),
-        _lacks("hyper-connections", "stack", "it has none in a version that was tried", asked=frozenset()),
-        _lacks("own-axis", "stack", "it carves experts out of the dense ranks", asked=frozenset()),
-        _lacks("compile", "stack", "it has no option that compiles the model"),
-        _lacks("author-dp mamba", "stack", "its Mamba is Mamba-2"),
-        _lacks("softmax top-1", "stack", "it refuses a softmax over one chosen expert"),
-        _lacks("mamba packed", "stack", "packed rows are one sequence to its mixers and several to its attention"),
-        _lacks("tp-without-sp experts", "stack", "its experts raise in the first forward pass of training"),
-        _lacks("uneven-kv", "stack", "it has fewer KV groups than TP ranks"),
-        _lacks("dsa", "device", "its sparse attention asserts bfloat16 and wants a kernel that a CPU lacks"),
-        _lacks("fp8", "device", "FP8 is Transformer Engine's, which runs on GPUs", asked=frozenset()),
-        _lacks("cp", "device", "context parallel is Transformer Engine's attention alone"),
-        _lacks("recompute", "device", "recomputing wants the generators of CUDA"),
-        _lacks("validation", "device", "its evaluation adds losses up on a CUDA device"),
-        _lacks("ep-with-etp", "device", "its experts exchange pieces of unequal size, which gloo does not"),
-        _lacks("bf16", "adapter", "steps in bfloat16 are not asked yet"),
-        _lacks("fp16", "adapter", "steps in float16 are not asked yet"),
-        _lacks("prediction-heads", "adapter", "multi-token prediction is not asked yet"),
-        _lacks("muon", "adapter", "its Muon is a package of its own, which is not asked"),
-        _lacks("fsdp", "adapter", "its FSDP is not asked yet"),
-        _lacks("replicas", "adapter", "its FSDP is not asked yet"),
-        _lacks("own-data", "adapter", "it reads data sets of its own and not the recipe's"),
-        _lacks("checkpoint-of-a-recipe", "adapter", "its training script compares some arguments, and is not asked"),
-        _lacks("windows", "adapter", "it is given batches and cuts them itself"),
-        _lacks("uneven-microbatches", "adapter", "batches are cut into equal microbatches"),
-        _lacks("uneven-vocab", "adapter", "its padded rows take part in the loss"),
-        _lacks("interleaved mamba", "adapter", "its hybrid model in interleaved stages was not tried"),
-        _lacks("author-dp", "adapter", "the mode is not asked", asked=frozenset({"run_model"})),
+        lacks("recurrent", "stack", "it has no M2RNN", asked=frozenset()),
+        lacks("hyper-connections", "stack", "it has none in a version that was tried", asked=frozenset()),
+        lacks("own-axis", "stack", "it carves experts out of the dense ranks", asked=frozenset()),
+        lacks("compile", "stack", "it has no option that compiles the model"),
+        lacks("author-dp mamba", "stack", "its Mamba is Mamba-2"),
+        lacks("softmax top-1", "stack", "it refuses a softmax over one chosen expert"),
+        lacks("mamba packed", "stack", "packed rows are one sequence to its mixers and several to its attention"),
+        lacks("tp-without-sp experts", "stack", "its experts raise in the first forward pass of training"),
+        lacks("uneven-kv", "stack", "it has fewer KV groups than TP ranks"),
+        lacks("dsa", "device", "its sparse attention asserts bfloat16 and wants a kernel that a CPU lacks"),
+        lacks("fp8", "device", "FP8 is Transformer Engine's, which runs on GPUs", asked=frozenset()),
+        lacks("cp", "device", "context parallel is Transformer Engine's attention alone"),
+        lacks("recompute", "device", "recomputing wants the generators of CUDA"),
+        lacks("validation", "device", "its evaluation adds losses up on a CUDA device"),
+        lacks("ep-with-etp", "device", "its experts exchange pieces of unequal size, which gloo does not"),
+        lacks("bf16", "adapter", "steps in bfloat16 are not asked yet"),
+        lacks("fp16", "adapter", "steps in float16 are not asked yet"),
+        lacks("prediction-heads", "adapter", "multi-token prediction is not asked yet"),
+        lacks("muon", "adapter", "its Muon is a package of its own, which is not asked"),
+        lacks("fsdp", "adapter", "its FSDP is not asked yet"),
+        lacks("replicas", "adapter", "its FSDP is not asked yet"),
+        lacks("own-data", "adapter", "it reads data sets of its own and not the recipe's"),
+        lacks("checkpoint-of-a-recipe", "adapter", "its training script compares some arguments, and is not asked"),
+        lacks("windows", "adapter", "it is given batches and cuts them itself"),
+        lacks("uneven-microbatches", "adapter", "batches are cut into equal microbatches"),
+        lacks("uneven-vocab", "adapter", "its padded rows take part in the loss"),
+        lacks("interleaved mamba", "adapter", "its hybrid model in interleaved stages was not tried"),
+        lacks("author-dp", "adapter", "the mode is not asked", asked=frozenset({"run_model"})),
+        lacks("microbatches", "adapter", "a single pass is whole", asked=frozenset({"run_model"})),
     ),
 )  # fmt: skip
 """What a step needs. Blocks by themselves have no ladder."""

@@ -19,8 +19,9 @@ from contracts.spec.errors import NotOffered, Unreachable, refuse
 from contracts.spec.lacks import Lack
 from contracts.spec.recipe import Moe, Recipe
 from contracts.spec.topology import Degrees
+from contracts.stacks.kit.links import Link
 from contracts.stacks.megatron.shims import mcore
-from contracts.stacks.megatron.weight_mapping import Piece, pieces
+from contracts.stacks.megatron.weight_mapping import pieces
 
 Dispatcher = str  # allgather or alltoall
 
@@ -48,7 +49,7 @@ class Plan:
         """Number of Megatron's layers on all ranks."""
         return len(self.letters) // 2 if self.paired else len(self.letters)
 
-    def table(self) -> dict[str, Piece]:
+    def table(self) -> dict[str, Link]:
         """Every tensor by Megatron's name."""
         return pieces(self.recipe, self.letters, [n // 2 if self.paired else n for n in range(len(self.letters))])
 

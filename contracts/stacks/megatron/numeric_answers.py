@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from contracts.spec import pattern as patterns
-from contracts.spec.array import Shape
+from contracts.spec.array import Arrays, Shape
 from contracts.spec.blocks import BlockCall, BlockRun
 from contracts.spec.errors import NotOffered
 from contracts.spec.recipe import Mode, Recipe
 from contracts.spec.topology import Degrees, Layout
-from contracts.spec.training import Built, Session, Trained
+from contracts.spec.training import Built, Execution, Pass, Session, Tokens, Trained
 from contracts.spec.world import LiveMesh
-from contracts.stacks.megatron import blocks, mamba_kernels, process_groups, shims
+from contracts.stacks.megatron import blocks, mamba_kernels, process_groups, shims, training
 from contracts.stacks.megatron.built_model import built
 from contracts.stacks.megatron.mamba_block import declined
 from contracts.stacks.megatron.model import LATENT
-from contracts.stacks.megatron.training import train
 
 LOCAL = "; the local specification, Megatron's own without Transformer Engine"
 
@@ -27,14 +26,10 @@ class NumericAnswers:
     labels: Mapping[str, str] = {
         "live_mesh": "unpatched, over the ranks that are here; gloo twins left out",
         "block_weights": shims.LABEL + LOCAL + mamba_kernels.LABEL,
-        "run_block": shims.LABEL + LOCAL + LATENT + mamba_kernels.LABEL + shims.WIDE,
-        "built": shims.LABEL + LOCAL + LATENT + mamba_kernels.LABEL,
-        "train": shims.LABEL
-        + LOCAL
-        + LATENT
-        + mamba_kernels.LABEL
-        + shims.WIDE
-        + "; the schedule is told of one step before the first",
+        **dict.fromkeys(("built", "initial"), shims.LABEL + LOCAL + LATENT + mamba_kernels.LABEL),
+        **dict.fromkeys(
+            ("run_block", "run_model", "train"), shims.LABEL + LOCAL + LATENT + mamba_kernels.LABEL + shims.WIDE
+        ),
     }
     offers = frozenset(labels)
 
@@ -52,12 +47,20 @@ class NumericAnswers:
         _mixers(recipe, mode)
         return built(recipe)
 
+    def initial(self, recipe: Recipe, mode: Mode) -> Arrays:
+        _mixers(recipe, mode)
+        return training.initial(recipe)
+
+    def run_model(self, recipe: Recipe, execution: Execution, weights: Arrays, batch: Tokens, backward: bool) -> Pass:
+        _mixers(recipe, execution.mode)
+        return training.run_model(recipe, execution, weights, batch, backward)
+
     def train(self, session: Session) -> Trained:
         degrees = session.execution.degrees
         if degrees.ep > 1:
             _only_borrowed(session.execution.layout)
         _mixers(session.recipe, session.execution.mode)
-        return train(session)
+        return training.train(session)
 
 
 def _mixers(recipe: Recipe, mode: Mode) -> None:

@@ -9,8 +9,9 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
+from contracts.stacks.kit.links import Link
 from contracts.stacks.megatron.shims import mcore
-from contracts.stacks.megatron.weight_mapping import Piece, joined, ours_of
+from contracts.stacks.megatron.weight_mapping import EXPERTS, ours_of, put_together
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +33,7 @@ def is_trained(each: RankTensor) -> bool:
     return bool(each.tensor.requires_grad)
 
 
-def rank_tensors_of(chunk: Any, table: Mapping[str, Piece]) -> list[RankTensor]:
+def rank_tensors_of(chunk: Any, table: Mapping[str, Link]) -> list[RankTensor]:
     """This rank's tensors of a chunk, under names counted over all ranks."""
     state = mcore("parallel_state")
     first = _first_layer(chunk)
@@ -52,7 +53,7 @@ def rank_tensors_of(chunk: Any, table: Mapping[str, Piece]) -> list[RankTensor]:
             full = "embedding.word_embeddings.weight"  # tied, on the last stage: a copy that Megatron keeps equal
         if full not in table:
             continue
-        expert = table[full].expert
+        expert = EXPERTS in full
         part = state.get_expert_tensor_parallel_rank() if expert else state.get_tensor_model_parallel_rank()
         copy = state.get_expert_data_parallel_rank() if expert else state.get_data_parallel_rank()
         found.append(RankTensor(name=full, tensor=tensor, part=part, copy=copy))
@@ -66,7 +67,7 @@ def _first_layer(chunk: Any) -> int:
 
 
 def full_tensors(
-    table: Mapping[str, Piece],
+    table: Mapping[str, Link],
     shapes: Mapping[str, tuple[int, ...]],
     held: list[RankTensor],
     local: Mapping[int, Tensor],
@@ -84,5 +85,7 @@ def full_tensors(
         kept = parts.setdefault(name, {})
         if part not in kept or copy == copies.get(name):
             kept[part] = tensor
-    found = {name: joined(table[name], [kept[n] for n in sorted(kept)], shapes[name]) for name, kept in parts.items()}
+    found = {
+        name: put_together(table[name], [kept[n] for n in sorted(kept)], shapes[name]) for name, kept in parts.items()
+    }
     return ours_of(table, found)

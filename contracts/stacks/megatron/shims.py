@@ -21,9 +21,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from contracts.spec.errors import Unreachable
-
-TRIED = ("0.16.1", "0.19.2")
-"""The versions on which all shims were tried."""
+from contracts.stacks.megatron.stack import VERSIONS
 
 
 def mcore(module: str) -> Any:
@@ -68,7 +66,9 @@ class Shim:
         except (ImportError, AttributeError) as error:
             raise Unreachable(f"{self.at}, which is replaced for {self.why}, cannot be reached: {error}") from None
         if not hasattr(found, name) and not self.optional:
-            raise Unreachable(f"{module} has no {path}, which is replaced for {self.why}; tried on {', '.join(TRIED)}")
+            raise Unreachable(
+                f"{module} has no {path}, which is replaced for {self.why}; tried on {', '.join(VERSIONS)}"
+            )
         return found, name
 
 
@@ -169,7 +169,7 @@ SHIMS: tuple[Shim, ...] = (
     Shim(
         at="megatron.core.tensor_parallel.random:CudaRNGStatesTracker.fork",
         put=lambda self, *_: contextlib.nullcontext(),
-        why="the generators of CUDA: nothing is drawn, since dropout is 0 and weights are given",
+        why="the generators of CUDA: dropout is 0, and the generator of the CPU draws the weights of one rank",
     ),
     Shim(
         at="megatron.core.transformer.torch_norm:WrappedTorchNorm.__new__",

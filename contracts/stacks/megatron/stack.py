@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import importlib.metadata
 import json
 import os
 import subprocess
@@ -23,6 +22,8 @@ from typing import Any
 from contracts.spec.abilities import Abilities
 from contracts.spec.errors import Unreachable
 from contracts.spec.stack import questions
+from contracts.stacks.kit.versions import FallingBack, labels
+from contracts.stacks.kit.versions import installed as present
 from contracts.stacks.launched import Launched
 from contracts.stacks.megatron.abilities import ABILITIES, CONVENTIONS
 
@@ -67,7 +68,8 @@ class Megatron:
             found[own] = Path(sys.executable)
         chosen = version or own or (max(found, key=_order) if found else VERSIONS[-1])
         if chosen not in found:
-            raise Unreachable(f"Megatron-Core {chosen} is not installed: make it with `make megatron`")
+            other = "" if chosen in VERSIONS else f" MEGATRON={chosen}"
+            raise Unreachable(f"Megatron-Core {chosen} is not installed: make it with `make megatron{other}`")
         self._worker = _worker(found[chosen])
         if self._worker.version != chosen:
             raise Unreachable(f"{found[chosen]} has Megatron-Core {self._worker.version}, not {chosen}")
@@ -78,11 +80,13 @@ class Megatron:
         self._numbers: Any = None
         self.abilities: Abilities | None = None
         if chosen == own:
-            self._numbers = importlib.import_module("contracts.stacks.megatron.numeric_answers").NumericAnswers()
-            self.offers |= self._numbers.offers
-            self.abilities = ABILITIES
-            self.repeats -= self._numbers.offers
-            self.labels = {**self.labels, **self._numbers.labels}
+            answers = importlib.import_module("contracts.stacks.megatron.numeric_answers").NumericAnswers()
+            tried = self.version in VERSIONS
+            self._numbers = answers if tried else FallingBack(answers, f"megatron {self.version}", VERSIONS)
+            self.offers |= answers.offers
+            self.abilities = ABILITIES if tried else None
+            self.repeats -= answers.offers
+            self.labels = {**self.labels, **labels(answers.labels, self.version, VERSIONS)}
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         if name not in questions():
@@ -106,10 +110,7 @@ class Megatron:
 
 def of_this_interpreter() -> str:
     """The version of Megatron-Core in this interpreter; empty if there is none."""
-    try:
-        return importlib.metadata.version("megatron-core")
-    except importlib.metadata.PackageNotFoundError:
-        return ""
+    return present("megatron-core") or ""
 
 
 def installed() -> dict[str, Path]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -15,10 +16,13 @@ from contracts.instruments import numerics
 from contracts.spec.array import Arrays
 from contracts.spec.errors import NotOffered, refuse
 from contracts.spec.lacks import Lack
-from contracts.spec.training import Execution, Observed, Session, Step, Tokens, Trained
+from contracts.spec.recipe import Recipe
+from contracts.spec.training import Execution, Observed, Pass, Session, Step, Tokens, Trained
+from contracts.stacks.kit import runs
+from contracts.stacks.kit.tables import MOMENTS
 from contracts.stacks.megatron import checkpoint
 from contracts.stacks.megatron.blocks import clear_losses, noted_losses
-from contracts.stacks.megatron.built_model import MOMENTS, whole_of, whole_shapes
+from contracts.stacks.megatron.built_model import whole_of, whole_shapes
 from contracts.stacks.megatron.hybrid_model import chunks_of
 from contracts.stacks.megatron.mamba_kernels import kernels
 from contracts.stacks.megatron.model import Plan, config_of, mask_of, planned
@@ -92,6 +96,17 @@ class Trainer:
             number=self.number, losses=self._losses(lm), tokens=tokens, lr=lr, grad_norm=float(norm),
             clip_coef=_shrunk(before, after), gradients=numerics.arrays(gradients),
         )  # fmt: skip
+
+    def passed(self, batch: Tokens, backward: bool) -> Pass:
+        """One batch forward and backward; the logits are those of the output layer."""
+        (chunk,) = self.bare
+        logits: list[Tensor] = []  # copies, because its cross entropy overwrites them
+        hook = chunk.output_layer.register_forward_hook(lambda *told: logits.append(told[2][0].detach().clone()))
+        clear_losses()
+        lm, _ = _mean(self._forward_backward(_share(batch, self.execution)))
+        hook.remove()
+        found = _told(self.gradients()) if backward else {}
+        return Pass(logits=numerics.array(logits[0].transpose(0, 1)), losses=self._losses(lm), gradients=found)
 
     def _forward_backward(self, rows: Mapping[str, Tensor]) -> list[Mapping[str, Tensor]]:
         cuts = self.execution.microbatches
@@ -232,19 +247,13 @@ def _offered(session: Session) -> None:
             raise NotOffered(f"Megatron-Core: {words}", lack)
 
 
-def train(session: Session) -> Trained:
-    """A run of steps over the ranks of an execution.
-
-    Raises:
-        NotOffered: for what Megatron does not have, or not on a CPU.
-        Refused: for what Megatron refuses, in its words.
-    """
-    _offered(session)
-    execution, recipe = session.execution, session.recipe
+@contextlib.contextmanager
+def _running(recipe: Recipe, execution: Execution, batches: Iterable[Tokens] = ()) -> Iterator[Trainer]:
+    """A trainer on the ranks of an execution, while a question is answered."""
     dtype = _dtype(execution)
     interleaved = execution.schedule == "interleaved"
     plan = planned(recipe, execution.degrees, dtype, interleaved=interleaved, families="AEM")
-    if "M" in plan.letters and any(_packed(batch) for batch in session.batches):
+    if "M" in plan.letters and any(map(runs.packed, batches)):
         raise NotOffered(
             "Megatron-Core: packed rows are one sequence to its mixers and several to its attention here", "case"
         )
@@ -255,24 +264,49 @@ def train(session: Session) -> Trained:
     ):
         trainer = Trainer(plan, execution)
         try:
-            if session.load is not None:
-                checkpoint.load(trainer, session.load)
-            trainer.put(numerics.tensors(session.weights) | numerics.tensors(session.buffers))
-            start, loaded = trainer.number, None
-            if session.load is not None and 0 in session.at:
-                nothing = Step(number=start, losses={}, tokens=0, lr=0.0, grad_norm=0.0, clip_coef=1.0)
-                loaded = _with_state(trainer, nothing, session.observe)
-            steps = tuple(_seen(trainer, session, index) for index in range(session.steps))
+            yield trainer
         finally:
             trainer.close()
+
+
+def initial(recipe: Recipe) -> Arrays:
+    """The weights that Megatron draws on one rank."""
+    with _running(recipe, Execution()) as trainer:
+        return _told(trainer.weights())
+
+
+def run_model(recipe: Recipe, execution: Execution, weights: Arrays, batch: Tokens, backward: bool) -> Pass:
+    """One batch through Megatron's schedule, forward and backward, without a step.
+
+    Raises:
+        NotOffered: for what Megatron does not have, or not on a CPU, and for several ranks or microbatches.
+    """
+    _offered(Session(recipe=recipe, steps=0, execution=execution))
+    if execution.world > 1 or execution.microbatches > 1:
+        raise NotOffered("Megatron-Core: a single pass is one process's, whole; sessions have the rest")
+    with _running(recipe, execution, (batch,)) as trainer:
+        trainer.put(numerics.tensors(weights))
+        return trainer.passed(batch, backward)
+
+
+def train(session: Session) -> Trained:
+    """A run of steps over the ranks of an execution.
+
+    Raises:
+        NotOffered: for what Megatron does not have, or not on a CPU.
+        Refused: for what Megatron refuses, in its words.
+    """
+    _offered(session)
+    with _running(session.recipe, session.execution, session.batches) as trainer:
+        if session.load is not None:
+            checkpoint.load(trainer, session.load)
+        trainer.put(numerics.tensors(session.weights) | numerics.tensors(session.buffers))
+        start, loaded = trainer.number, None
+        if session.load is not None and 0 in session.at:
+            nothing = Step(number=start, losses={}, tokens=0, lr=0.0, grad_norm=0.0, clip_coef=1.0)
+            loaded = _with_state(trainer, nothing, session.observe)
+        steps = tuple(_seen(trainer, session, index) for index in range(session.steps))
     return Trained(start=start, steps=steps, loaded=loaded)
-
-
-def _packed(batch: Tokens) -> bool:
-    if batch.documents is None:
-        return False
-    documents_BT = numerics.tensor(batch.documents)
-    return bool((documents_BT != documents_BT[:, :1]).any())
 
 
 def _seen(trainer: Trainer, session: Session, index: int) -> Step:

@@ -1,162 +1,130 @@
 """Maps canonical weights (spec/blocks.py) to Megatron's parameters and back, full and sharded over ranks.
 
-A `Piece` is one of Megatron's tensors, made of one or several of ours by rearranging rows only. So gradients and the
-optimizer's moments map like weights.
-
-    linear_qkv    by KV group: the group's query heads, its key, its value
-    linear_fc1    [gate; up] with swiglu, ours w1 and w3; tensor parallel shards each of the two
-    experts       one module per expert, ours stacked
-    in_proj       of M: z, x, B, C and dt stacked; conv1d: x, B and C, with one input channel
-    MLA           elements 2i and 2i + 1 of the part with rope rotate together, ours i and i + d/2
+linear_qkv    by KV group: the group's query heads, its key, its value
+linear_fc1    [gate; up] with swiglu, ours w1 and w3; tensor parallel shards each of the two
+experts       one module per expert, ours stacked
+in_proj       of M: z, x, B, C and dt stacked; conv1d: x, B and C, with one input channel
+MLA           elements 2i and 2i + 1 of the part with rope rotate together, ours i and i + d/2
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
 
 from contracts.spec.errors import NotOffered
 from contracts.spec.recipe import Recipe
+from contracts.stacks.kit.links import (
+    Link,
+    depthwise,
+    grouped,
+    joined,
+    of_heads,
+    ordered,
+    paired,
+    same,
+    to_canonical,
+    to_theirs,
+)
 from contracts.stacks.megatron.shims import older
 
 
-@dataclass(frozen=True, kw_only=True)
-class Piece:
-    """One of Megatron's tensors.
-
-    Args:
-        theirs: its name in a full model, with layers and experts counted over all ranks.
-        ours: our tensors that it is made of.
-        pack: ours → theirs. unpack: theirs → ours.
-        stacked: the proportional rows of stacked matrices that tensor parallel shards separately; one entry if not
-            stacked.
-        expert: whether the experts' tensor parallel shards it.
-    """
-
-    theirs: str
-    ours: tuple[str, ...]
-    pack: Callable[[list[Tensor]], Tensor]
-    unpack: Callable[[Tensor], list[Tensor]]
-    stacked: tuple[int, ...] = (1,)
-    expert: bool = False
-
-
-def pieces(recipe: Recipe, letters: str, places: list[int]) -> dict[str, Piece]:
+def pieces(recipe: Recipe, letters: str, places: list[int]) -> dict[str, Link]:
     """Every tensor of a model by Megatron's name; `places` are the Megatron layers of our layers."""
     found = [
-        _same("embedding.word_embeddings.weight", "embedding.weight"),
-        _same(f"decoder.{'final_norm' if 'M' in letters else 'final_layernorm'}.weight", "norm.weight"),
+        same("embedding.word_embeddings.weight", "embedding.weight"),
+        same(f"decoder.{'final_norm' if 'M' in letters else 'final_layernorm'}.weight", "norm.weight"),
     ]
     if recipe.untied_embeddings:
-        found.append(_same("output_layer.weight", "head.weight"))
+        found.append(same("output_layer.weight", "head.weight"))
     for number, (letter, place) in enumerate(zip(letters, places, strict=True)):
         found += block_pieces(recipe, letter, f"decoder.layers.{place}.", f"layers.{number}.")
     return {each.theirs: each for each in found}
 
 
-def block_pieces(recipe: Recipe, letter: str, theirs: str, ours: str) -> list[Piece]:
+def block_pieces(recipe: Recipe, letter: str, theirs: str, ours: str) -> list[Link]:
     """The tensors of one block, including the norm before it.
 
     Raises:
         NotOffered: for a letter that Megatron's transformer layers do not have.
     """
     if letter == "A":
-        norm = _same(f"{theirs}input_layernorm.weight", f"{ours}norm.weight")
+        norm = same(f"{theirs}input_layernorm.weight", f"{ours}norm.weight")
         inner = _latent if recipe.mla else _grouped
         return [norm, *inner(recipe, f"{theirs}self_attention.", f"{ours}mixer.")]
     if letter == "E":
-        norm = _same(f"{theirs}pre_mlp_layernorm.weight", f"{ours}norm.weight")
-        inner = _experts if recipe.moe else _dense
-        return [norm, *inner(recipe, f"{theirs}mlp.", f"{ours}mixer.")]
+        norm = same(f"{theirs}pre_mlp_layernorm.weight", f"{ours}norm.weight")
+        theirs, ours = f"{theirs}mlp.", f"{ours}mixer."
+        inside = (
+            _experts(recipe, theirs, ours) if recipe.moe else _mlp(recipe, theirs, ours, ".weight", recipe.ffn_hidden)
+        )
+        return [norm, *inside]
     if letter == "M":
         return [
-            _same(f"{theirs}norm.weight", f"{ours}norm.weight"),
+            same(f"{theirs}norm.weight", f"{ours}norm.weight"),
             *_mamba(recipe, f"{theirs}mixer.", f"{ours}mixer."),
         ]
     raise NotOffered(f"Megatron-Core's transformer layers have no {letter} block", "case")
 
 
-def _same(theirs: str, ours: str) -> Piece:
-    return Piece(theirs=theirs, ours=(ours,), pack=lambda given: given[0], unpack=lambda held: [held])
-
-
-def _grouped(recipe: Recipe, theirs: str, ours: str) -> list[Piece]:
-    groups, dim = recipe.kv_groups, recipe.head_dim
-    sizes = [recipe.heads // groups * dim, dim, dim]  # of one group: its query heads, its key, its value
-
-    def pack(given: list[Tensor]) -> Tensor:
-        return torch.cat([each.reshape(groups, -1, each.shape[-1]) for each in given], 1).flatten(0, 1)
-
-    def unpack(held: Tensor) -> list[Tensor]:
-        return [each.flatten(0, 1) for each in torch.split(held.reshape(groups, -1, held.shape[-1]), sizes, 1)]
-
-    names = tuple(f"{ours}{name}.weight" for name in ("wq", "wk", "wv"))
+def _grouped(recipe: Recipe, theirs: str, ours: str) -> list[Link]:
+    dim, names = recipe.head_dim, tuple(f"{ours}{name}.weight" for name in ("wq", "wk", "wv"))
+    sizes = (recipe.heads // recipe.kv_groups * dim, dim, dim)
     found = [
-        Piece(theirs=f"{theirs}linear_qkv.weight", ours=names, pack=pack, unpack=unpack),
-        _same(f"{theirs}linear_proj.weight", f"{ours}wo.weight"),
+        grouped(f"{theirs}linear_qkv.weight", names, recipe.kv_groups, sizes),
+        same(f"{theirs}linear_proj.weight", f"{ours}wo.weight"),
     ]
     if recipe.qk_norm:
-        found.append(_same(f"{theirs}q_layernorm.weight", f"{ours}q_norm.weight"))
-        found.append(_same(f"{theirs}k_layernorm.weight", f"{ours}k_norm.weight"))
+        found.append(same(f"{theirs}q_layernorm.weight", f"{ours}q_norm.weight"))
+        found.append(same(f"{theirs}k_layernorm.weight", f"{ours}k_norm.weight"))
     return found
 
 
-def _latent(recipe: Recipe, theirs: str, ours: str) -> list[Piece]:
+def _latent(recipe: Recipe, theirs: str, ours: str) -> list[Link]:
     mla = recipe.mla
     assert mla is not None
     return [
-        _same(f"{theirs}linear_q_down_proj.weight", f"{ours}wq_a.weight"),
-        _same(f"{theirs}q_layernorm.weight", f"{ours}q_norm.weight"),
-        _turning(f"{theirs}linear_q_up_proj.weight", f"{ours}wq_b.weight", recipe.heads, mla.qk_head, mla.qk_rope),
-        _turning(f"{theirs}linear_kv_down_proj.weight", f"{ours}wkv_a.weight", 1, mla.kv_lora, mla.qk_rope),
-        _same(f"{theirs}kv_layernorm.weight", f"{ours}kv_norm.weight"),
-        _same(f"{theirs}linear_kv_up_proj.weight", f"{ours}wkv_b.weight"),
-        _same(f"{theirs}linear_proj.weight", f"{ours}wo.weight"),
+        same(f"{theirs}linear_q_down_proj.weight", f"{ours}wq_a.weight"),
+        same(f"{theirs}q_layernorm.weight", f"{ours}q_norm.weight"),
+        ordered(f"{theirs}linear_q_up_proj.weight", f"{ours}wq_b.weight",
+                of_heads(paired(mla.qk_rope, mla.qk_head), recipe.heads)),
+        ordered(f"{theirs}linear_kv_down_proj.weight", f"{ours}wkv_a.weight", paired(mla.qk_rope, mla.kv_lora)),
+        same(f"{theirs}kv_layernorm.weight", f"{ours}kv_norm.weight"),
+        same(f"{theirs}linear_kv_up_proj.weight", f"{ours}wkv_b.weight"),
+        same(f"{theirs}linear_proj.weight", f"{ours}wo.weight"),
+    ]  # fmt: skip
+
+
+def _mlp(recipe: Recipe, theirs: str, ours: str, ending: str, width: int) -> list[Link]:
+    """linear_fc1 and linear_fc2; `ending` is the suffix after w1, w2, w3 in our names."""
+    names = tuple(f"{ours}{name}{ending}" for name in (("w1", "w3") if recipe.activation == "swiglu" else ("w1",)))
+    return [
+        joined(f"{theirs}linear_fc1.weight", names, [width] * len(names)),
+        same(f"{theirs}linear_fc2.weight", f"{ours}w2{ending}"),
     ]
 
 
-def _turning(theirs: str, ours: str, heads: int, still: int, turning: int) -> Piece:
-    """The rows of each head. The last `turning` rows form pairs, which are apart in ours and adjacent in theirs."""
-    order = [*range(still), *(still + half + pair for pair in range(turning // 2) for half in (0, turning // 2))]
-    rows = [head * (still + turning) + place for head in range(heads) for place in order]
-    back = sorted(range(len(rows)), key=rows.__getitem__)
-    return Piece(theirs=theirs, ours=(ours,), pack=lambda given: given[0][rows], unpack=lambda held: [held[back]])
+def _dense(recipe: Recipe, theirs: str, ours: str) -> list[Link]:
+    return _mlp(recipe, theirs, ours, ".weight", recipe.ffn_hidden)
 
 
-def _mlp(recipe: Recipe, theirs: str, ours: str, ending: str, *, expert: bool = False) -> list[Piece]:
-    """linear_fc1 and linear_fc2; `ending` is the suffix after w1, w2, w3 in our names."""
-    gated = recipe.activation == "swiglu"
-    names = tuple(f"{ours}{name}{ending}" for name in (("w1", "w3") if gated else ("w1",)))
-    first = Piece(
-        theirs=f"{theirs}linear_fc1.weight", ours=names, stacked=(1,) * len(names), expert=expert,
-        pack=torch.cat, unpack=lambda held: list(held.chunk(len(names))),
-    )  # fmt: skip
-    second = f"{ours}w2{ending}"
-    return [first, Piece(theirs=f"{theirs}linear_fc2.weight", ours=(second,), expert=expert,
-                         pack=lambda given: given[0], unpack=lambda held: [held])]  # fmt: skip
-
-
-def _dense(recipe: Recipe, theirs: str, ours: str) -> list[Piece]:
-    return _mlp(recipe, theirs, ours, ".weight")
-
-
-def _experts(recipe: Recipe, theirs: str, ours: str) -> list[Piece]:
+def _experts(recipe: Recipe, theirs: str, ours: str) -> list[Link]:
     moe = recipe.moe
     assert moe is not None
-    found = [_same(f"{theirs}router.weight", f"{ours}router.weight")]
+    found = [same(f"{theirs}router.weight", f"{ours}router.weight")]
     if moe.selection_bias:
-        found.append(_same(f"{theirs}router.expert_bias", f"{ours}router.bias"))
+        found.append(same(f"{theirs}router.expert_bias", f"{ours}router.bias"))
     for expert in range(moe.experts):
-        found += _mlp(recipe, f"{theirs}experts.local_experts.{expert}.", f"{ours}experts.", f".{expert}", expert=True)
+        one = f"{theirs}{EXPERTS}{expert}."
+        found += _mlp(recipe, one, f"{ours}experts.", f".{expert}", moe.expert_hidden)
     if moe.shared_hidden:
-        found += _mlp(recipe, f"{theirs}shared_experts.", f"{ours}shared.", ".weight")
+        found += _mlp(recipe, f"{theirs}shared_experts.", f"{ours}shared.", ".weight", moe.shared_hidden)
     return found
 
 
-def _mamba(recipe: Recipe, theirs: str, ours: str) -> list[Piece]:
+def _mamba(recipe: Recipe, theirs: str, ours: str) -> list[Link]:
     mamba = recipe.mamba
     inner, grouped = mamba.heads * mamba.head_dim, mamba.groups * mamba.state
     of_projection = [inner, inner, grouped, grouped, mamba.heads]
@@ -166,19 +134,17 @@ def _mamba(recipe: Recipe, theirs: str, ours: str) -> list[Piece]:
     biases = tuple(f"{ours}conv_{name}.bias" for name in "xbc")
     convolution = f"{theirs}conv1d{'.' if older() else '_'}"
     return [
-        Piece(theirs=f"{theirs}in_proj.weight", ours=projection, stacked=tuple(of_projection), pack=torch.cat,
-              unpack=lambda held: list(torch.split(held, of_projection))),
-        Piece(theirs=f"{convolution}weight", ours=weights, stacked=tuple(of_convolution),
-              pack=lambda given: torch.cat(given)[:, None],
-              unpack=lambda held: list(torch.split(held[:, 0], of_convolution))),
-        Piece(theirs=f"{convolution}bias", ours=biases, stacked=tuple(of_convolution), pack=torch.cat,
-              unpack=lambda held: list(torch.split(held, of_convolution))),
-        *(_same(f"{theirs}{name}", f"{ours}{name}") for name in ("A_log", "D", "dt_bias")),
-        _same(f"{theirs}norm.weight", f"{ours}out_norm.weight"),
-        _same(f"{theirs}out_proj.weight", f"{ours}wo.weight"),
-    ]  # fmt: skip
+        joined(f"{theirs}in_proj.weight", projection, of_projection),
+        depthwise(f"{convolution}weight", weights, of_convolution),
+        joined(f"{convolution}bias", biases, of_convolution),
+        *(same(f"{theirs}{name}", f"{ours}{name}") for name in ("A_log", "D", "dt_bias")),
+        same(f"{theirs}norm.weight", f"{ours}out_norm.weight"),
+        same(f"{theirs}out_proj.weight", f"{ours}wo.weight"),
+    ]
 
 
+EXPERTS = "experts.local_experts."
+"""What the name of an expert's tensor has; experts have a tensor parallel of their own."""
 _STACKED = (".experts.w1", ".experts.w2", ".experts.w3")
 
 
@@ -206,26 +172,17 @@ def stacked(single: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return found | {name: torch.stack([each[n] for n in sorted(each)]) for name, each in experts.items()}
 
 
-def theirs_of(table: Mapping[str, Piece], ours: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def theirs_of(table: Mapping[str, Link], ours: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Full tensors by Megatron's names, from those of ours that are given."""
-    single = alone(ours)
-    return {
-        name: piece.pack([single[each] for each in piece.ours])
-        for name, piece in table.items()
-        if all(each in single for each in piece.ours)
-    }
+    return to_theirs(alone(ours), table.values())
 
 
-def ours_of(table: Mapping[str, Piece], theirs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def ours_of(table: Mapping[str, Link], theirs: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Full tensors by our names."""
-    single: dict[str, Tensor] = {}
-    for name, held in theirs.items():
-        piece = table[name]
-        single |= dict(zip(piece.ours, piece.unpack(held), strict=True))
-    return stacked(single)
+    return stacked(to_canonical(theirs, table.values()))
 
 
-def cut(piece: Piece, whole: Tensor, shape: Iterable[int], index: int) -> Tensor:
+def cut(piece: Link, whole: Tensor, shape: Iterable[int], index: int) -> Tensor:
     """A rank's part of a full tensor, from the part's shape and its index in the group that shards it."""
     local = tuple(shape)
     if tuple(whole.shape) == local:
@@ -235,7 +192,7 @@ def cut(piece: Piece, whole: Tensor, shape: Iterable[int], index: int) -> Tensor
     return torch.cat([each.chunk(parts, dim)[index] for each in matrices], dim)
 
 
-def joined(piece: Piece, parts: list[Tensor], shape: Iterable[int]) -> Tensor:
+def put_together(piece: Link, parts: list[Tensor], shape: Iterable[int]) -> Tensor:
     """The full tensor from the parts of a group's ranks, in rank order."""
     whole = tuple(shape)
     if tuple(parts[0].shape) == whole:
@@ -247,9 +204,9 @@ def joined(piece: Piece, parts: list[Tensor], shape: Iterable[int]) -> Tensor:
     return torch.cat([torch.cat(each) for each in matrices])
 
 
-def _rows(piece: Piece, rows: int) -> list[int]:
+def _rows(piece: Link, rows: int) -> list[int]:
     """The number of rows of each of the matrices that are stacked in `rows` rows."""
-    return [share * rows // sum(piece.stacked) for share in piece.stacked]
+    return [share * rows // sum(piece.sizes) for share in piece.sizes]
 
 
 def _cut_along(whole: tuple[int, ...], local: tuple[int, ...]) -> tuple[int, int]:

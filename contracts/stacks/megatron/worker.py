@@ -15,14 +15,16 @@ import sys
 import typing
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from contracts.spec.errors import NotOffered, refuse
 from contracts.spec.launch import Reading
 from contracts.spec.pattern import HybridPattern
 from contracts.spec.topology import Degrees, GradientReduction, GroupCall, Kind, Layout, Topology
 from contracts.stacks.forked_call import ForkDied, in_a_fork
+from contracts.stacks.kit.versions import FallingBack, labels
 from contracts.stacks.megatron import arguments, topology
+from contracts.stacks.megatron.stack import VERSIONS
 from contracts.stacks.protocol import HELLO, PROTOCOL
 from contracts.stacks.serve import own_stdout, reply
 
@@ -52,7 +54,8 @@ class Worker:
         self._root = Path(next(iter(package.submodule_search_locations))).parent
         self.offers = frozenset(name for name, modules in NEEDS.items() if all(map(self._ships, modules)))
         self._overridden = not hasattr(typing, "override")
-        self.labels: Mapping[str, str] = {name: self._label(name) for name in sorted(self.offers)}
+        said = {name: self._label(name) for name in sorted(self.offers)}
+        self.labels: Mapping[str, str] = labels(said, self.version, VERSIONS)
 
     def prepare(self, question: str) -> None:
         """Import what a question needs, so that forks inherit it."""
@@ -150,7 +153,9 @@ def _reply(worker: Worker, line: str) -> str:
     try:
         if question != HELLO:
             worker.prepare(question)
-        return in_a_fork(lambda: _dumps(reply(worker, line)))
+        tried = worker.version in VERSIONS
+        party: Any = worker if tried else FallingBack(worker, f"megatron {worker.version}", VERSIONS)
+        return in_a_fork(lambda: _dumps(reply(party, line)))
     except ForkDied as died:
         words = f"the process that answered {question} was {died}"
     except Exception as error:

@@ -19,11 +19,12 @@ from contracts.spec.array import Shape
 from contracts.spec.blocks import BlockCall, BlockRun
 from contracts.spec.errors import decline
 from contracts.spec.lacks import Lack
-from contracts.spec.recipe import Moe, Recipe
+from contracts.spec.recipe import Mode, Moe, Recipe
+from contracts.stacks.kit.links import to_canonical, to_theirs
+from contracts.stacks.kit.runs import gradients_of
 from contracts.stacks.torchtitan import shims, weight_mapping
 from contracts.stacks.torchtitan.model import config_of
 
-THERE = "layers.0."
 FEW = Moe(experts=2, top_k=2, expert_hidden=8, shared_hidden=0, aux_loss=0.0)
 
 
@@ -55,12 +56,12 @@ def alone(recipe: Recipe, layer: int) -> tuple[str, Recipe]:
     return letter, replace(one, moe=FEW, activation="swiglu") if letter == "A" else one
 
 
-def block_weights(recipe: Recipe, layer: int) -> Mapping[str, Shape]:
+def block_weights(recipe: Recipe, layer: int, mode: Mode) -> Mapping[str, Shape]:
     """Names and shapes of a block's parameters and buffers; torchtitan stores them in float32."""
     letter, one = alone(recipe, layer)
     with torch.device("meta"):
         held = _Block(letter, one).named()
-    ours = _ours(held, letter, one)
+    ours = to_canonical(held, weight_mapping.block(letter, one))
     return {name: Shape(dtype="float32", shape=tuple(each.shape)) for name, each in sorted(ours.items())}
 
 
@@ -115,7 +116,8 @@ class _Block(nn.Module):
         return y_BTD
 
     def run(self, call: BlockCall, x_BTD: Tensor) -> BlockRun:
-        given = _theirs(numerics.tensors(call.weights), self.letter, self.recipe)
+        links = list(weight_mapping.block(self.letter, self.recipe))
+        given = to_theirs(numerics.tensors(call.weights), links)
         self._fits(given)
         trained = {name: given[name].requires_grad_() for name, _ in self.named_parameters()}
         counts_E = torch.zeros(self.recipe.moe.experts if self.recipe.moe else 0)
@@ -128,7 +130,10 @@ class _Block(nn.Module):
             branch.router.register_forward_hook(lambda *told: routed.append(told[2]))
             shims.wide_gate(branch.router, x_BTD.dtype)
         y_BTD = torch.func.functional_call(self, tensors, (x_BTD,))
-        gradients = {} if call.dy is None else self._gradients(y_BTD, numerics.tensor(call.dy), trained, x_BTD)
+        gradients = {}
+        if call.dy is not None:
+            found = gradients_of(y_BTD, numerics.tensor(call.dy), {**trained, "x": x_BTD})
+            gradients = {"x": found.pop("x"), **to_canonical(found, links)}
         return BlockRun(
             y=numerics.array(y_BTD.detach()),
             gradients=numerics.arrays(gradients),
@@ -141,33 +146,9 @@ class _Block(nn.Module):
         if own != given.keys():
             raise AssertionError(f"weights and block differ in {sorted(own ^ given.keys())}")
 
-    def _gradients(
-        self, y_BTD: Tensor, dy_BTD: Tensor, trained: Mapping[str, Tensor], x_BTD: Tensor
-    ) -> dict[str, Tensor]:
-        leaves = {**trained, "x": x_BTD}
-        found = torch.autograd.grad((y_BTD * dy_BTD).sum(), list(leaves.values()), allow_unused=True)
-        pairs = zip(leaves.items(), found, strict=True)
-        whole = {name: torch.zeros_like(leaf) if grad is None else grad for (name, leaf), grad in pairs}
-        x_grad = whole.pop("x")
-        return {**_ours(whole, self.letter, self.recipe), "x": x_grad}
-
 
 def _branch(recipe: Recipe) -> str:
     return "feed_forward" if recipe.moe is None else "moe"
-
-
-def _prefix(letter: str) -> str:
-    return f"layers.{'AE'.index(letter)}."
-
-
-def _theirs(ours: Mapping[str, Tensor], letter: str, recipe: Recipe) -> dict[str, Tensor]:
-    given = weight_mapping.to_titan({f"{_prefix(letter)}{name}": each for name, each in ours.items()}, recipe)
-    return {name.removeprefix(THERE): each for name, each in given.items()}
-
-
-def _ours(theirs: Mapping[str, Tensor], letter: str, recipe: Recipe) -> dict[str, Tensor]:
-    held = weight_mapping.to_canonical({f"{THERE}{name}": each for name, each in theirs.items()}, recipe)
-    return {name.removeprefix(_prefix(letter)): each for name, each in held.items()}
 
 
 def _seen(routed: list[Any], counts_E: Tensor) -> dict[str, Tensor]:

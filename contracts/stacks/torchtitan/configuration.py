@@ -6,41 +6,35 @@ import math
 from typing import Any
 
 from contracts.instruments import numerics
+from contracts.spec import needs
 from contracts.spec.errors import decline
-from contracts.spec.lacks import Lack
 from contracts.spec.recipe import Recipe
 from contracts.spec.training import Execution, Session
+from contracts.stacks.kit import declining
+from contracts.stacks.torchtitan.abilities import ABILITIES
 from contracts.stacks.torchtitan.model import config_of
 
 
-def declined_execution(recipe: Recipe, execution: Execution) -> None:
-    """Decline an execution that torchtitan 0.3.0 cannot run, or not on a CPU.
+def declined(recipe: Recipe, execution: Execution, question: str) -> None:
+    """Decline what torchtitan 0.3.0 cannot build or run, or not on a CPU.
 
     Raises:
         NotOffered: with the reason, and the version that supports it if there is one.
     """
-    degrees, optim = execution.degrees, recipe.optim
+    who, degrees = "torchtitan 0.3.0", execution.degrees
     dp = execution.world // (degrees.pp * degrees.tp * degrees.cp)
     precision = "float32" if execution.precision == "declared" and recipe.dtype == "fp32" else execution.precision
+    wanted = needs.features(recipe, execution, trains=question == "train") | {precision} - {"declared"}
+    declining.declined(who, ABILITIES, wanted, question)
     inductor = execution.compile != "none" and execution.backend == "inductor"
-    reasons: dict[Lack, dict[str, object]] = {
+    decline(who, {
         "stack": {
-            "experts are whole on a rank with EP; 0.2.2 has an expert TP": degrees.ep > 1 and degrees.expert_tp > 1,
             "experts are cut as the rest is without EP": degrees.ep == 1 and degrees.expert_tp != degrees.tp,
             "experts lie on ranks that shard: EP wants FSDP": degrees.ep > 1 and dp > 1 and not execution.fsdp,
             "it compiles each block, and never the whole model": execution.compile == "model",
         },
         "device": {"inductor wants a C++ compiler, and was not tried": inductor},
-        "adapter": {
-            "context parallel over its flex_attention was not tried": degrees.cp > 1,
-            "its optimizers have DistMuon, which was not tried": optim.rule != "adamw",
-            "recomputation was not tried": execution.recompute,
-        },
-        "case": {
-            f"its own trainer and experts were tried in float32, not in {precision}": precision != "float32",
-        },
-    }
-    decline("torchtitan 0.3.0", reasons)
+    })  # fmt: skip
 
 
 def configuration(session: Session, folder: str) -> Any:

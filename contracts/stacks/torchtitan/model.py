@@ -7,46 +7,11 @@ from typing import Any
 
 from torch import nn
 
-from contracts.spec import pattern as patterns
-from contracts.spec.errors import decline
-from contracts.spec.lacks import Lack
-from contracts.spec.recipe import Moe, Recipe
+from contracts.spec.recipe import Recipe
 
 DRAWN = {"weight": partial(nn.init.trunc_normal_, std=0.02), "bias": nn.init.zeros_}
 ONES = {"weight": nn.init.ones_}
 OF_EXPERTS = {name: partial(nn.init.trunc_normal_, std=0.02) for name in ("w1_EFD", "w2_EDF", "w3_EFD")}
-
-
-def declined(recipe: Recipe) -> None:
-    """Decline a recipe for which torchtitan 0.3.0 has no model, or a different one.
-
-    Raises:
-        NotOffered: with the reason.
-    """
-    letters = patterns.parse(recipe.pattern, recipe.depth).letters
-    moe = recipe.moe or Moe()
-    reasons: dict[Lack, dict[str, object]] = {
-        "stack": {
-            "its layers of prediction have experts, the law's none": recipe.mtp,
-            "it has no hyper-connections": recipe.mhc,
-            "it has no sparse attention": recipe.dsa,
-            "it drops no token": moe.capacity_factor,
-        },
-        "device": {"FP8 needs a GPU": recipe.fp8},
-        "adapter": {
-            "tied embeddings were not tried": not recipe.untied_embeddings,
-            "recomputation was not tried": recipe.recompute != "none",
-        },
-        # A recipe of a whole model has all of these, whichever of them the case is about.
-        "case": {
-            "it has no M and no R blocks": set(letters) - set("AE"),
-            "its layer is attention and then experts, no other order": "".join(letters) != "AE" * (len(letters) // 2),
-            "its experts are gated by silu alone": recipe.activation != "swiglu",
-            "it has no auxiliary loss, only a selection bias": recipe.moe and (moe.aux_loss or moe.z_loss),
-            "gates of one expert are not normalised otherwise": recipe.moe and moe.top_k == 1,
-        },
-    }
-    decline("torchtitan 0.3.0", reasons)
 
 
 def config_of(recipe: Recipe) -> Any:
@@ -74,6 +39,7 @@ def config_of(recipe: Recipe) -> Any:
         lm_head=Linear.Config(in_features=recipe.hidden, out_features=recipe.vocab, param_init=DRAWN),
         norm=RMSNorm.Config(normalized_shape=recipe.hidden, param_init=ONES),
         layers=layers,
+        enable_weight_tying=not recipe.untied_embeddings,
     )
     for _, norm, _, _ in config.traverse(RMSNorm.Config):
         norm.eps = recipe.norm_eps

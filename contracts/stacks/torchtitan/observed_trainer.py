@@ -45,7 +45,7 @@ class Rows(BaseDataLoader):  # type: ignore[misc]
     def __iter__(self) -> Iterator[Any]:
         for tokens_BT, labels_BT in self.config.given:
             own = tokens_BT.chunk(self.ranks)[self.rank], labels_BT.chunk(self.ranks)[self.rank]
-            for tokens, labels in zip(*(each.split(self.size) for each in own), strict=True):
+            for tokens, labels in zip(*(torch.split(each, self.size) for each in own), strict=True):
                 yield {"input": tokens}, labels
 
     def state_dict(self) -> dict[str, Any]:

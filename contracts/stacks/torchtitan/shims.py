@@ -29,7 +29,7 @@ SHIMS = {
     "stages": "microbatches are joined before torch's pipeline schedules cut them: step() of torch 2.13 takes no list",
     "attention": "its ScaledDotProductAttention in place of flex_attention, which wants a compiler",
     "wide": "in float64, experts' products one expert at a time, for torch._grouped_mm has no float64, and gates and "
-    "outputs multiplied and rope's angles and turns in float64, which it rounds to float32",
+    "outputs multiplied, rope's angles and turns and the loss in float64, which it rounds to float32",
     "compiled": "under a compiler, torch's meta kernel of the grouped product takes float32, where it takes bfloat16 "
     "alone: one name in its code is another",
     "gate": "under bfloat16 the router's product in float32, as its autocast asks: autocast of a CPU knows no float32",
@@ -92,7 +92,7 @@ def experts_keep_their_dtype() -> None:
     experts = _module("torchtitan.models.common.moe").GroupedExperts
     forward: FunctionType = experts.forward
     names = forward.__code__.co_names
-    if "float" in names and "bfloat16" not in names:
+    if {"float", "double"} & {*names} and "bfloat16" not in names:
         return  # already done
     if "bfloat16" not in names:
         raise Unreachable("could not reach the rounding of GroupedExperts.forward: it calls no bfloat16")
@@ -122,7 +122,8 @@ def block_in(dtype: torch.dtype) -> Iterator[None]:
         combine = _module("torchtitan.models.common.token_dispatcher").LocalTokenDispatcher.combine
         rope = _module("torchtitan.models.common.rope")
         turns = [getattr(kind, name) for kind in (rope.CosSinRoPE, rope.ComplexRoPE) for name in ROPE]
-        functions += [(combine, "float32", "float64"), *((each, "float", "double") for each in turns)]
+        loss = _module("torchtitan.components.loss").cross_entropy_loss
+        functions += [(combine, "float32", "float64"), *((each, "float", "double") for each in (*turns, loss))]
     with contextlib.ExitStack() as undone:
         for function, name, other in functions:
             undone.callback(setattr, function, "__code__", function.__code__)

@@ -17,7 +17,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from contracts.spec.errors import NotOffered, Unreachable, refuse
-from contracts.spec.topology import Degrees, Group, Topology
+from contracts.spec.lacks import Lack
+from contracts.spec.topology import Degrees, Group, Layout, Topology
 
 VIEWS: dict[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
     "pp": (("dataloading", ("pp",)),),
@@ -34,13 +35,17 @@ OWN = {"pp": "pp", "dp": "batch", "cp": "cp", "tp": "tp", "ep": "ep"}
 """Our axis → torchtitan's one-dimensional mesh with this rank's process group."""
 
 
-def topology(degrees: Degrees, world: int) -> Topology:
+def topology(degrees: Degrees, world: int, layout: Layout) -> Topology:
     """Sizes and groups of every axis.
 
     Raises:
         Refused: torchtitan refuses the degrees; in its own words.
-        NotOffered: it has no such expert TP.
+        NotOffered: it has no such expert TP, or no such layout.
     """
+    if layout != "borrowed":
+        lack: Lack = "stack" if degrees.ep > 1 else "case"  # without EP both layouts have the same ranks
+        words = "torchtitan carves experts out of the data-parallel and tensor-parallel ranks: borrowed"
+        raise NotOffered(words, lack)
     from torchtitan.distributed.parallel_dims import ParallelDims
 
     known = {each.name for each in dataclasses.fields(ParallelDims)}

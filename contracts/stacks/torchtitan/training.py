@@ -5,52 +5,42 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.tensor import DTensor, distribute_tensor
 
 from contracts.instruments import numerics
 from contracts.instruments.ranks import gathered
-from contracts.spec import pattern as patterns
 from contracts.spec.array import Arrays
 from contracts.spec.errors import NotOffered, refuse
-from contracts.spec.training import Session, Step, Tokens, Trained
+from contracts.spec.recipe import Mode, Recipe
+from contracts.spec.training import Execution, Pass, Session, Step, Tokens, Trained
+from contracts.stacks.kit import runs
 from contracts.stacks.torchtitan import shims, weight_mapping
-from contracts.stacks.torchtitan.configuration import configuration, declined_execution
-from contracts.stacks.torchtitan.model import declined
+from contracts.stacks.torchtitan.configuration import configuration, declined
 
 
-class Run:
+class Run(runs.Run):
     """One trainer, from its construction to its end."""
 
     def __init__(self, session: Session) -> None:
         from contracts.stacks.torchtitan.observed_trainer import Observed, OneProcess, OneRank
 
-        self.session, self.recipe = session, session.recipe
+        super().__init__(session, weight_mapping.links(session.recipe))
         self.alone = session.execution.world == 1
         os.environ.setdefault("LOCAL_RANK", "0")  # the trainer reads it even without a launcher
         self.folder = tempfile.TemporaryDirectory(prefix="titan-")
         _reset()
         kind = OneProcess if self.alone else OneRank
         self.trainer: Observed = kind(configuration(session, self.folder.name))
-        self.trainer.before_clip = self.note
+        self.trainer.before_clip = lambda trainer: self.note(trainer.step)
         shims.sums_alone(self.trainer.model_parts)
         if self.trainer.parallel_dims.pp_enabled:
             shims.whole_batches(self.trainer.pp_schedule)
-        self.raw: dict[str, Tensor] = {}
-        self.before: list[Tensor] = []
-
-    def note(self, trainer: Any) -> None:
-        """Record the gradients before clipping; `before` is this rank's part of them."""
-        grads = {name: each.grad for name, each in self.parameters().items() if each.grad is not None}
-        self.before = [_local(each).clone() for each in grads.values()]
-        if self.wants("gradients", trainer.step):
-            self.raw = {name: _whole(each).clone() for name, each in grads.items()}
 
     def parameters(self) -> dict[str, Tensor]:
         return {_plain(name): each for part in self.trainer.model_parts for name, each in part.named_parameters()}
@@ -63,30 +53,17 @@ class Run:
             if name.endswith("expert_bias_E")
         }
 
-    def wants(self, what: Any, step: int) -> bool:
-        return what in self.session.observe and (not self.session.at or step in self.session.at)
+    def optimizers(self) -> Iterable[torch.optim.Optimizer]:
+        return tuple(self.trainer.optimizers)
 
-    # in
-    def put(self, values: Arrays, into: Mapping[str, Tensor], what: str) -> None:
-        """Copy full tensors, by canonical name, into the model; each rank keeps its part. Reads them back to check."""
-        given = weight_mapping.to_titan(numerics.tensors(values, torch.float32), self.recipe)
-        known = set().union(*self.over_stages(list(into)))
-        unknown = sorted(set(given) - known)
-        if unknown:
-            raise refuse(what, unknown[0], "is no tensor of the model", "use the names that built() gives")
-        with torch.no_grad():
-            for name, target in into.items():
-                if name not in given:
-                    raise refuse(what, name, "is missing", "give every tensor")
-                value = given[name]
-                like = isinstance(target, DTensor)
-                mesh, placements = (
-                    (target.device_mesh, target.placements) if isinstance(target, DTensor) else (None, ())
-                )
-                part = distribute_tensor(value, mesh, placements, src_data_rank=None) if like else value
-                target.copy_(part)
-                if not torch.equal(_whole(target.detach()), value):
-                    raise RuntimeError(f"{name} was put and is another")
+    def everywhere(self, mine: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """The tensors of the ranks of this pipeline, first stage first; without a pipeline, this rank's alone."""
+        mesh = self.trainer.parallel_dims.get_optional_mesh("pp")
+        if mesh is None:
+            return mine
+        every: list[Any] = [None] * mesh.size()
+        dist.all_gather_object(every, numerics.arrays(mine), group=mesh.get_group())
+        return {name: numerics.tensor(each) for stage in every for name, each in stage.items()}
 
     def rows(self, batch: Tokens) -> Iterator[Any]:
         """This rank's microbatches, in the order in which the trainer reads them."""
@@ -105,33 +82,48 @@ class Run:
         )
         return found
 
-    # steps
     def step(self, batch: Tokens) -> Step:
         trainer = self.trainer
         trainer.step += 1
         lr = trainer.lr_schedulers.schedulers[0].get_last_lr()[0]
-        self.raw = {}
         trainer.train_step(trainer.batch_generator([*self.rows(batch)]))
-        after = [_local(each.grad) for each in self.parameters().values() if each.grad is not None]
-        loss = self.loss()
-        found = Step(
+        loss, validation = self.loss(), None
+        clip_coef = self.factor()
+        if self.session.validation and trainer.step in self.session.validate_at:
+            trainer.validator.validate(trainer.model_parts, trainer.step)
+            validation = trainer.metrics_processor.validation
+        return Step(
             number=trainer.step,
             losses={"lm": loss, "total": loss},
             tokens=trainer.tokens,
             lr=lr,
             grad_norm=trainer.metrics_processor.norm,
-            clip_coef=self.coefficient(after),
-            gradients=self.canonical(self.raw),
+            clip_coef=clip_coef,
+            validation=validation,
         )
-        if self.session.validation and trainer.step in self.session.validate_at:
-            trainer.validator.validate(trainer.model_parts, trainer.step)
-            found = replace(found, validation=trainer.metrics_processor.validation)
-        found = replace(found, **self.state(trainer.step))
-        self.raw, self.before = {}, []
-        if self.session.save is not None and trainer.step in self.session.save_at:
-            trainer.checkpointer.folder = self.session.save
-            trainer.checkpointer.save(trainer.step)
-        return found
+
+    def save(self, folder: str) -> None:
+        self.trainer.checkpointer.folder = folder
+        self.trainer.checkpointer.save(self.trainer.step)
+
+    def load(self, folder: str) -> None:
+        if not self.trainer.checkpointer.load(-1):
+            raise refuse("load", folder, "holds no checkpoint", "name a folder that a run saved to")
+        self.number = self.trainer.step
+
+    def passed(self, batch: Tokens) -> Pass:
+        """One batch forward and backward, without a step."""
+        logits: list[Tensor] = []
+        hook = self.trainer.model_parts[0].register_forward_hook(lambda *told: logits.append(told[2].detach()))
+        (row,) = self.rows(batch)
+        self.trainer.before_clip = None
+        loss = self.trainer.forward_backward_step(
+            input_dict=row[0], labels=row[1], global_valid_tokens=(row[1] >= 0).sum().float()
+        )
+        hook.remove()
+        told = {"lm": loss.item(), "total": loss.item()}
+        found = self.canonical(runs.gradients(self.parameters()))
+        return Pass(logits=numerics.array(logits[0]), losses=told, gradients=found)
 
     def loss(self) -> float:
         """The loss that the trainer would have logged; in a pipeline, on the rank of the last stage."""
@@ -140,60 +132,6 @@ class Run:
             return float(said)
         every = gathered([float(said), bool(self.trainer.pp_has_last_stage)])
         return next(float(loss) for loss, last in every if last)
-
-    def coefficient(self, after: list[Tensor]) -> float:
-        """The clipping factor, read off all parts of the gradients over all ranks."""
-        both = torch.tensor(
-            [
-                sum(float((now.double() * was.double()).sum()) for now, was in zip(after, self.before, strict=True)),
-                sum(float(was.double().square().sum()) for was in self.before),
-            ],
-            dtype=torch.float64,
-        )
-        if not self.alone:
-            dist.all_reduce(both)
-        return float(both[0] / both[1])
-
-    def state(self, step: int) -> dict[str, Any]:
-        """The state that the session observes: full tensors by canonical name."""
-        found: dict[str, Any] = {}
-        for what, tensors in (("weights", self.parameters), ("buffers", self.buffers)):
-            if self.wants(what, step):
-                found[what] = self.canonical({name: _whole(each.detach()) for name, each in tensors().items()})
-        if self.wants("optimizer", step):
-            found["optimizer"] = self.moments()
-        return found
-
-    def moments(self) -> Arrays:
-        """`exp_avg` and `exp_avg_sq` of every parameter."""
-        names = {id(each): name for name, each in self.parameters().items()}
-        found: dict[str, Any] = {}
-        for entry in ("exp_avg", "exp_avg_sq"):
-            held = {
-                names[id(parameter)]: _whole(state[entry])
-                for optimizer in self.trainer.optimizers
-                for parameter, state in optimizer.state.items()
-                if entry in state
-            }
-            found |= {f"{name}/{entry}": each for name, each in self.canonical(held).items()}
-        return found
-
-    # out
-    def canonical(self, tensors: Mapping[str, Tensor]) -> Arrays:
-        """The tensors of every stage, by canonical name."""
-        whole: dict[str, Tensor] = {}
-        for each in self.over_stages({name: numerics.array(value) for name, value in tensors.items()}):
-            whole |= numerics.tensors(each)
-        return numerics.arrays(weight_mapping.to_canonical(whole, self.recipe))
-
-    def over_stages(self, mine: Any) -> list[Any]:
-        """The values of the ranks of this pipeline, first stage first; without a pipeline, this rank's alone."""
-        mesh = self.trainer.parallel_dims.get_optional_mesh("pp")
-        if mesh is None:
-            return [mine]
-        every: list[Any] = [None] * mesh.size()
-        dist.all_gather_object(every, mine, group=mesh.get_group())
-        return every
 
     def close(self) -> None:
         self.trainer.close()
@@ -220,44 +158,66 @@ def _close_groups() -> None:
             dist.destroy_process_group(group)
 
 
-def _whole(tensor: Tensor) -> Tensor:
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-
-
-def _local(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
 def _plain(name: str) -> str:
     return name.replace("_orig_mod.", "").replace("_checkpoint_wrapped_module.", "")
 
 
-def train(session: Session) -> Trained:
-    """A session, on one rank of its world or in this process alone."""
-    declined(session.recipe)
-    declined_execution(session.recipe, session.execution)
-    if not session.batches and session.steps:
-        raise NotOffered("torchtitan 0.3.0: its data sets need a tokenizer's files; give batches", "case")
-    if any(each.documents is not None and _packed(each) for each in session.batches):
+@contextlib.contextmanager
+def _running(session: Session, question: str) -> Iterator[Run]:
+    """A run of a session that torchtitan can run, with tables of rope as long as its longest batch."""
+    shims.experts_keep_their_dtype()
+    declined(session.recipe, session.execution, question)
+    longest = max((batch.tokens.shape[1] for batch in (*session.batches, *session.validation)), default=0)
+    if longest > session.recipe.seq_length:
+        session = replace(session, recipe=replace(session.recipe, seq_length=longest))
+    if any(map(runs.packed, session.batches)):
         words = "packed documents need its flex_attention, which a CPU has not compiled"
         raise NotOffered(f"torchtitan 0.3.0: {words}", "device")
-    patterns.parse(session.recipe.pattern, session.recipe.depth)
+    compiled = session.execution.compile != "none"
+    with shims.quiet(), shims.compiled_in_float32() if compiled else contextlib.nullcontext():
+        run = Run(session)
+        try:
+            yield run
+        finally:
+            run.close()
+
+
+def initial(recipe: Recipe, mode: Mode) -> Arrays:
+    """The weights that its trainer draws."""
+    with _running(Session(recipe=recipe, steps=0), "initial") as run:
+        return run.weights()
+
+
+def run_model(recipe: Recipe, execution: Execution, weights: Arrays, batch: Tokens, backward: bool) -> Pass:
+    """One pass, as its trainer makes it: forward, loss and backward."""
+    if execution.world > 1:
+        raise NotOffered("torchtitan 0.3.0: a single pass is one process's; sessions have the rest")
+    wide = shims.block_in(torch.float64) if execution.precision == "float64" else contextlib.nullcontext()
+    session = Session(recipe=recipe, steps=0, execution=execution, batches=(batch,))
+    with wide, _running(session, "run_model") as run:
+        if execution.precision == "float64":
+            run.trainer.model_parts[0].double()
+        run.put(weights, {})
+        found = run.passed(batch)
+    return found if backward else replace(found, gradients={})
+
+
+def train(session: Session) -> Trained:
+    """A session, on one rank of its world or in this process alone."""
+    if not session.batches and session.steps:
+        raise NotOffered("torchtitan 0.3.0: its data sets need a tokenizer's files; give batches", "case")
+    ranks = session.execution.world // (session.execution.degrees.pp * session.execution.degrees.tp)
+    cuts = ranks * session.execution.microbatches
+    if any(each.tokens.shape[0] % cuts for each in session.batches):
+        raise NotOffered("torchtitan 0.3.0: a batch is a multiple of its microbatches, it asserts", "stack")
     optim = session.recipe.optim
     undecayed = optim.schedule == "constant" or optim.warmup >= optim.steps
     if undecayed and session.steps > optim.steps:
         raise NotOffered("torchtitan 0.3.0: its schedule asserts a decay behind the last step of its run", "stack")
-    longest = max((batch.tokens.shape[1] for batch in (*session.batches, *session.validation)), default=0)
-    if longest > session.recipe.seq_length:  # its tables of rope are as long as the recipe says
-        session = replace(session, recipe=replace(session.recipe, seq_length=longest))
-    compiled = session.execution.compile != "none"
-    with shims.quiet(), shims.compiled_in_float32() if compiled else contextlib.nullcontext():
-        before = _graphs()
-        run = Run(session)
-        try:
-            found = _run(run, session)
-        finally:
-            run.close()
-    if compiled and session.batches and _graphs() == before:
+    before = _graphs()
+    with _running(session, "train") as run:
+        found = runs.trained(run)
+    if session.execution.compile != "none" and session.batches and _graphs() == before:
         raise RuntimeError("blocks were to be compiled, and no graph was made")
     return found
 
@@ -267,24 +227,3 @@ def _graphs() -> int:
     from torch._dynamo.utils import counters
 
     return int(counters["stats"]["unique_graphs"])
-
-
-def _run(run: Run, session: Session) -> Trained:
-    if session.load is not None and not run.trainer.checkpointer.load(-1):
-        raise refuse("load", session.load, "holds no checkpoint", "name a folder that a run saved to")
-    if session.weights:
-        run.put(session.weights, run.parameters(), "weights")
-    if session.buffers:
-        run.put(session.buffers, run.buffers(), "buffers")
-    start = run.trainer.step
-    loaded = None
-    if session.load is not None and 0 in session.at:
-        nothing = Step(number=start, losses={}, tokens=0, lr=0.0, grad_norm=0.0, clip_coef=1.0)
-        loaded = replace(nothing, **run.state(0))
-    return Trained(start=start, steps=tuple(run.step(batch) for batch in session.batches), loaded=loaded)
-
-
-def _packed(batch: Tokens) -> bool:
-    assert batch.documents is not None
-    documents_BT = numerics.tensor(batch.documents)
-    return bool((documents_BT[:, :1] != documents_BT).any())

@@ -17,6 +17,8 @@ from contracts.instruments import numerics
 from contracts.spec.array import Shape
 from contracts.spec.blocks import BlockCall, BlockRun
 from contracts.spec.recipe import Mode, Recipe
+from contracts.stacks.kit.links import to_canonical, to_theirs
+from contracts.stacks.kit.runs import gradients_of
 from contracts.stacks.transformers import shims, weight_mapping
 from contracts.stacks.transformers.configuration import (
     CONV_WIDTH,
@@ -40,7 +42,7 @@ def block_weights(recipe: Recipe, layer: int, mode: Mode) -> Mapping[str, Shape]
         held = _Block(kind, letter, one, kind.config(one)).held()
     return {
         name: Shape(dtype="float32", shape=tuple(each.shape))
-        for name, each in sorted(weight_mapping.to_canonical(held, weight_mapping.block(kind, letter, one)).items())
+        for name, each in sorted(to_canonical(held, weight_mapping.block(kind, letter, one)).items())
     }
 
 
@@ -118,7 +120,7 @@ class _Block:
 
     def put(self, ours: Mapping[str, Tensor]) -> None:
         """Give the block's tensors to its modules; what the other half of the layer has stays on the meta device."""
-        given = weight_mapping.to_theirs(ours, self.links)
+        given = to_theirs(ours, self.links)
         missing = {link.theirs for link in self.links} - given.keys()
         if missing:
             raise AssertionError(f"no weights for {sorted(missing)}")
@@ -204,7 +206,5 @@ class _Block:
     def gradients(self, y_BTD: Tensor, dy_BTD: Tensor, x_BTD: Tensor) -> dict[str, Tensor]:
         names = {link.theirs for link in self.links}
         leaves = {name: each for name, each in self.layer.named_parameters() if name in names} | {"x": x_BTD}
-        found = torch.autograd.grad((y_BTD * dy_BTD).sum(), list(leaves.values()), allow_unused=True)
-        pairs = zip(leaves.items(), found, strict=True)
-        whole = {name: torch.zeros_like(leaf) if grad is None else grad for (name, leaf), grad in pairs}
-        return {"x": whole.pop("x"), **weight_mapping.to_canonical(whole, self.links)}
+        found = gradients_of(y_BTD, dy_BTD, leaves)
+        return {"x": found.pop("x"), **to_canonical(found, self.links)}

@@ -6,10 +6,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from contracts.spec import errors
+from contracts.spec import errors, needs
 from contracts.spec import pattern as patterns
 from contracts.spec.lacks import Lack
 from contracts.spec.recipe import Mamba, Moe, Recipe
+from contracts.spec.training import Execution
+from contracts.stacks.kit import declining
+from contracts.stacks.transformers.abilities import ABILITIES
 
 CONV_WIDTH = 4
 if TYPE_CHECKING:
@@ -246,47 +249,28 @@ def _experts(recipe: Recipe) -> Kind:
     return GRANITE if moe.shared_hidden else QWEN3_MOE
 
 
-def model_of(recipe: Recipe) -> Kind:
-    """The model of a recipe.
+def model_of(recipe: Recipe, execution: Execution, question: str) -> Kind:
+    """The model of a recipe under an execution.
 
     Raises:
-        NotOffered: for a recipe that no model is.
+        NotOffered: for a recipe that no model is, and an execution that its Trainer cannot run.
     """
-    letters, moe, gated = (
-        patterns.parse(recipe.pattern, recipe.depth).letters,
-        recipe.moe,
-        recipe.activation == "swiglu",
-    )
-    scan, mamba = "M" in letters, recipe.mamba
-    decline({"stack": {
-        "no model has an M²RNN": "R" in letters,
-        "its models of multi-token prediction do not train the heads": recipe.mtp,
-        "no model has hyper-connections": recipe.mhc,
-        **_no_model_has(recipe, moe if "E" in letters else None),
-    }})  # fmt: skip
-    if "A" not in letters and ("E" not in letters or not gated):
+    letters, moe = patterns.parse(recipe.pattern, recipe.depth).letters, recipe.moe
+    wanted = needs.features(recipe, execution, trains=question == "train")
+    declining.declined("transformers", ABILITIES, wanted - {"dsa"}, question)  # sparse attention is built all the same
+    if "A" not in letters and ("E" not in letters or recipe.activation != "swiglu"):
         if "E" in letters and moe is not None:
             _experts(recipe)
         return NEMOTRON_H
-    paired = set(letters[::2]) <= set("AM") and set(letters[1::2]) == {"E"} and len(letters) % 2 == 0
-    attention = "A" in letters and not scan
     decline({"stack": {
-        "attention beside relu2 has no rope (NemotronH)": not gated,
-        "a layer is a mixer and then an MLP or experts": not paired,
-        "no model has a scan beside a QK norm": scan and "A" in letters and recipe.qk_norm and not recipe.mla,
-        "no model has a scan beside latent attention": scan and recipe.mla,
-        "experts behind a sigmoid stand beside latent attention": moe and moe.score == "sigmoid" and not recipe.mla,
-        "experts beside latent attention stand behind a sigmoid": moe and moe.score == "softmax" and recipe.mla,
         "DeepSeek-V3 has no sparse attention, V3.2 on every layer": recipe.dsa
         and len(recipe.dsa.a_ranks) != letters.count("A"),
-        "Granite's scan is a multiple of the hidden size wide": scan and mamba.heads * mamba.head_dim % recipe.hidden,
-        "Qwen3-MoE has no shared expert": attention and recipe.qk_norm and not recipe.mla and moe and moe.shared_hidden,
         "the shared expert is a multiple of an expert wide": recipe.mla and moe
         and (moe.shared_hidden % moe.expert_hidden or not moe.shared_hidden),
     }})  # fmt: skip
     if recipe.mla is not None:
         return DEEPSEEK_V32 if recipe.dsa else DEEPSEEK_V3
-    if scan or (moe is not None and not recipe.qk_norm):
+    if "M" in letters or (moe is not None and not recipe.qk_norm):
         return GRANITE
     if moe is not None:
         return QWEN3_MOE

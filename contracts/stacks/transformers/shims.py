@@ -11,14 +11,6 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-SHIMS = {
-    "wide": "a call in float64 is computed in float64 where transformers writes torch.float32 and its Trainer adds up "
-    "losses, with its eager experts: grouped_mm has no float64",
-    "shared": "DeepSeek-V3's shared expert built at the recipe's width, which its configuration knows only as a "
-    "multiple of an expert's",
-}
-"""Every shim, by its name in the labels."""
-
 
 class Wide(TorchFunctionMode):
     """Inside, `torch.float32` as an argument is float64, and `Tensor.float` is `Tensor.double`."""

@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 from collections.abc import Mapping
 
-from contracts.spec.array import Arrays, Shape
-from contracts.spec.blocks import BlockCall, BlockRun
-from contracts.spec.errors import Unreachable
-from contracts.spec.recipe import Mode, Recipe
 from contracts.spec.topology import Layout
-from contracts.spec.training import Built, Execution, Pass, Session, Tokens, Trained
+from contracts.stacks.kit.versions import Package
 from contracts.stacks.transformers.abilities import ABILITIES
 
-NEWEST = "5.23.0"
 OWN = "built from a recipe, run by its own Trainer"
+WIDE = (
+    "a call in float64 is computed in float64 where transformers writes torch.float32 and its Trainer adds up losses, "
+    "with its eager experts: grouped_mm has no float64"
+)
+SHARED = (
+    "DeepSeek-V3's shared expert built at the recipe's width, which its configuration knows only as a multiple of an "
+    "expert's"
+)
 
 
-def installed() -> str | None:
-    """The version in this interpreter."""
-    try:
-        return importlib.metadata.version("transformers")
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
-class Transformers:
+class Transformers(Package):
     """An installed transformers, in this process.
 
     Raises:
@@ -33,7 +27,6 @@ class Transformers:
     """
 
     name = "transformers"
-    abilities = ABILITIES
     conventions: Mapping[str, str] = {
         "rope-angles": "float32",
         "softmax-router": "activations",
@@ -43,52 +36,14 @@ class Transformers:
         "validation-mean": "batches",
     }
     layouts: frozenset[Layout] = frozenset({"borrowed"})
-
-    def __init__(self, version: str | None = None) -> None:
-        found = installed()
-        if found is None or version not in (None, found):
-            wanted = version or NEWEST
-            here = f"transformers {found}" if found else "no transformers"
-            raise Unreachable(
-                f"there is {here} in this interpreter: `.ci/transformers-env {wanted} .venv-transformers-{wanted}` "
-                f"makes one for {wanted}, and its bin/rankproof judges it"
-            )
-        from contracts.stacks.transformers.shims import SHIMS
-
-        self.version = found
-        block = "; ".join(SHIMS.values())
-        wide = f"{OWN}; in float64 substituted: {SHIMS['wide']}"
-        said = {"built": OWN, "initial": OWN, "run_model": wide, "train": wide}
-        said |= {"block_weights": OWN, "run_block": f"substituted: {block}"}
-        self.offers = frozenset(said)
-        self.labels: Mapping[str, str] = said
-
-    def block_weights(self, recipe: Recipe, layer: int, mode: Mode) -> Mapping[str, Shape]:
-        from contracts.stacks.transformers.blocks import block_weights
-
-        return block_weights(recipe, layer, mode)
-
-    def run_block(self, call: BlockCall) -> BlockRun:
-        from contracts.stacks.transformers.blocks import run_block
-
-        return run_block(call)
-
-    def built(self, recipe: Recipe, mode: Mode) -> Built:
-        from contracts.stacks.transformers.training import built
-
-        return built(recipe)
-
-    def initial(self, recipe: Recipe, mode: Mode) -> Arrays:
-        from contracts.stacks.transformers.training import initial
-
-        return initial(recipe)
-
-    def run_model(self, recipe: Recipe, execution: Execution, weights: Arrays, batch: Tokens, backward: bool) -> Pass:
-        from contracts.stacks.transformers.training import run_model
-
-        return run_model(recipe, execution, weights, batch, backward)
-
-    def train(self, session: Session) -> Trained:
-        from contracts.stacks.transformers.training import train
-
-        return train(session)
+    tried, can = ("5.23.0",), ABILITIES
+    command = ".ci/transformers-env {0} .venv-transformers-{0}"
+    of = {  # noqa: RUF012
+        **dict.fromkeys(("built", "initial", "run_model", "train"), "contracts.stacks.transformers.training"),
+        **dict.fromkeys(("block_weights", "run_block"), "contracts.stacks.transformers.blocks"),
+    }
+    said = {  # noqa: RUF012
+        **dict.fromkeys(("built", "initial", "block_weights"), OWN),
+        **dict.fromkeys(("run_model", "train"), f"{OWN}; in float64 substituted: {WIDE}"),
+        "run_block": f"substituted: {WIDE}; {SHARED}",
+    }

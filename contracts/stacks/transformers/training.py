@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import random
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +14,6 @@ import torch
 import torch.distributed as dist
 from accelerate import Accelerator
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader
 from transformers import Trainer, TrainerCallback, TrainingArguments, set_seed
 from transformers.trainer_callback import TrainerState
@@ -25,20 +23,24 @@ from contracts.instruments import numerics
 from contracts.instruments.ranks import gathered
 from contracts.spec.array import Array, Arrays
 from contracts.spec.errors import refuse
-from contracts.spec.recipe import Recipe
-from contracts.spec.training import Built, BuiltLayer, Execution, Parameter, Pass, Session, Step, Tokens, Trained
+from contracts.spec.recipe import Mode, Recipe
+from contracts.spec.training import Built, Execution, Pass, Session, Step, Tokens, Trained
+from contracts.stacks.kit import runs, tables
+from contracts.stacks.kit.links import to_canonical
 from contracts.stacks.transformers import shims, weight_mapping
 from contracts.stacks.transformers.configuration import decline, model_of, places
 
-MOMENTS = ("exp_avg", "exp_avg_sq")
 UNDER_TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK")
 
 
 class Model:
     """A model of transformers with our names for its tensors."""
 
-    def __init__(self, recipe: Recipe, *, wide: bool = False, device: str = "cpu") -> None:
-        self.recipe, self.kind = recipe, model_of(recipe)
+    def __init__(
+        self, recipe: Recipe, question: str, execution: Execution | None = None, *, wide: bool = False,
+        device: str = "cpu",
+    ) -> None:  # fmt: skip
+        self.recipe, self.kind = recipe, model_of(recipe, execution or Execution(), question)
         self.links = weight_mapping.links(self.kind, recipe)
         config = self.kind.config(recipe)
         if wide:
@@ -66,97 +68,33 @@ class Model:
             self.module = type(self.module).from_pretrained(folder, distributed_config=cut, dtype=torch.float32)
             dist.barrier()
 
+    def parameters(self) -> dict[str, Tensor]:
+        return dict(self.module.named_parameters())
+
     def put(self, weights: Arrays, buffers: Arrays) -> None:
         """Copy full tensors in by canonical name; a name or a shape that the model does not have is refused."""
-        held = self.module.state_dict()
-        ours = weight_mapping.to_canonical(held, self.links)
-        given = numerics.tensors({**weights, **buffers})
-        wanted = {name for name in ours if not name.endswith("router.bias")} if weights else set()
-        for name in sorted(wanted ^ given.keys()):
-            if name in ours and name in given:
-                continue
-            problem = "is missing" if name in ours else "is no tensor of the model"
-            raise refuse("weights", name, problem, "give every tensor that built() names")
-        for name, each in given.items():
-            if each.shape != ours[name].shape:
-                raise refuse("weights", name, f"has shape {tuple(each.shape)}", f"give {tuple(ours[name].shape)}")
-        for name, each in weight_mapping.to_theirs({**ours, **given}, self.links).items():
-            held[name].copy_(each)
-
-    def canonical(self, tensors: Mapping[str, Tensor]) -> Arrays:
-        whole = {name: _whole(each.detach()) for name, each in tensors.items()}
-        return numerics.arrays(weight_mapping.to_canonical(whole, self.links))
+        biases = {name: each for name, each in self.module.named_buffers() if name.endswith("correction_bias")}
+        for what, values, into in (("weights", weights, self.parameters()), ("buffers", buffers, biases)):
+            if values:
+                runs.put(what, values, into, self.links)
 
 
-def built(recipe: Recipe) -> Built:
+def built(recipe: Recipe, mode: Mode) -> Built:
     """Parameters under their canonical names; what decays is what its Trainer lets decay."""
-    decline({"stack": {"under autocast no parameter has one dtype in which it is used": recipe.dtype != "fp32"}})
-    model = Model(recipe, device="meta")
+    model = Model(recipe, "built", device="meta")
     decays = set(Trainer.get_decay_parameter_names(None, model.module))
-    held = dict(model.module.named_parameters())
-    rows = []
-    for link in model.links:
-        for name, each in weight_mapping.to_canonical(held, [link]).items():
-            rows.append(
-                Parameter(
-                    name=name, shape=tuple(each.shape), dtype="float32", compute="float32",
-                    role=weight_mapping.role_of(name), layer=_layer_of(name), optimizer="adamw",
-                    weight_decay=recipe.optim.weight_decay if link.theirs in decays else 0.0,
-                    state=dict.fromkeys(MOMENTS, "float32"),
-                )
-            )  # fmt: skip
-    buffers = weight_mapping.to_canonical(dict(model.module.named_buffers()), model.links)
-    return Built(
-        layers=tuple(_layer(number, letter, rows, buffers, recipe) for number, letter in enumerate(_letters(recipe))),
-        parameters=tuple(rows),
-        features=frozenset({"untied_embeddings" if recipe.untied_embeddings else "tied_embeddings"}),
-        buffers={name: tuple(each.shape) for name, each in buffers.items()},
+    held = (model.parameters(), dict(model.module.named_buffers()))
+    rows, buffers = ({n: each.shape for n, each in to_canonical(one, model.links).items()} for one in held)
+    decay = recipe.optim.weight_decay
+    return tables.built(
+        rows, buffers, {n: decay if link.theirs in decays else 0.0 for link in model.links for n in link.ours}
     )
 
 
-def _letters(recipe: Recipe) -> str:
-    from contracts.spec import pattern as patterns
-
-    return patterns.parse(recipe.pattern, recipe.depth).letters
-
-
-def _layer_of(name: str) -> int | None:
-    return int(name.split(".")[1]) if name.startswith("layers.") else None
-
-
-def _layer(
-    number: int, letter: str, rows: Sequence[Parameter], buffers: Mapping[str, Any], recipe: Recipe
-) -> BuiltLayer:
-    """One of our layers, read off the built model."""
-    begin = f"layers.{number}.mixer."
-    mine = [row for row in rows if row.layer == number]
-    names = {row.name.removeprefix(begin) for row in mine}
-    shapes = {row.name.removeprefix(begin): row.shape for row in mine}
-    gated = {"w3.weight", "experts.w3"} & names
-    found = {
-        "rope": letter == "A",
-        "mla": "wkv_a.weight" in names,
-        "dsa": "indexer.wk.weight" in names,
-        "gqa": "wk.weight" in names and shapes["wk.weight"] != shapes["wq.weight"],
-        "qk_norm": "k_norm.weight" in names,
-        "moe": "router.weight" in names,
-        "shared_expert": "shared.w1.weight" in names,
-        "selection_bias": f"{begin}router.bias" in buffers,
-        "swiglu": letter == "E" and gated,
-        "relu2": letter == "E" and not gated,
-        "mamba2": "A_log" in names,
-    }
-    return BuiltLayer(
-        number=number,
-        family=letter,
-        features=frozenset(name for name, there in found.items() if there),
-        parameters=sum(math.prod(row.shape) for row in mine),
-    )
-
-
-def initial(recipe: Recipe) -> Arrays:
-    model = Model(recipe)
-    return model.canonical(dict(model.module.named_parameters()))
+def initial(recipe: Recipe, mode: Mode) -> Arrays:
+    """What a model of transformers draws."""
+    model = Model(recipe, "initial")
+    return numerics.arrays(to_canonical(model.parameters(), model.links))
 
 
 def declined_execution(recipe: Recipe, execution: Execution) -> None:
@@ -165,42 +103,26 @@ def declined_execution(recipe: Recipe, execution: Execution) -> None:
     Raises:
         NotOffered: with the reason.
     """
-    degrees, optim = execution.degrees, recipe.optim
-    cut = _cut(execution)
-    decline(
-        {
-            "stack": {
-                "its sequence parallel is a name, not wired up": degrees.sp,
-                "its pipelines do not train": degrees.pp > 1,
-                "its experts are whole on a rank of expert parallel": degrees.ep > 1 and degrees.expert_tp > 1,
-                "its expert parallel lies on ranks that shard": degrees.ep > 1 and not execution.fsdp,
-                "its compiler takes the whole model": execution.compile == "blocks",
-                "a model that it cut is not compiled": cut and execution.compile != "none",
-            },
-            "device": {
-                "accelerate takes tensor parallel on accelerators alone": degrees.tp > 1,
-                "its Trainer has no float16 on a CPU": recipe.dtype == "fp16",
-                "inductor wants a C++ compiler": execution.compile != "none" and execution.backend == "inductor",
-            },
-            "adapter": {
-                "context parallel over its Trainer is not reached": degrees.cp > 1,
-                "its Muon is not reached": optim.rule != "adamw",
-                "models cut over ranks are asked in float32": cut
-                and execution.world > 1
-                and (execution.precision == "float64" or recipe.dtype != "fp32"),
-            },
-        }
-    )
+    degrees, cut = execution.degrees, _cut(execution)
+    wide = execution.precision == "float64" or recipe.dtype != "fp32"
+    decline({
+        "stack": {
+            "its expert parallel lies on ranks that shard": degrees.ep > 1 and not execution.fsdp,
+            "its compiler takes the whole model": execution.compile == "blocks",
+            "a model that it cut is not compiled": cut and execution.compile != "none",
+        },
+        "device": {"inductor wants a C++ compiler": execution.compile != "none" and execution.backend == "inductor"},
+        "adapter": {"models cut over ranks are asked in float32": cut and execution.world > 1 and wide},
+    })  # fmt: skip
 
 
 def run_model(recipe: Recipe, execution: Execution, weights: Arrays, batch: Tokens, backward: bool) -> Pass:
     """One pass of the model, as its Trainer makes it: prepared by accelerate where the recipe is bf16."""
-    model_of(recipe)
+    model_of(recipe, execution, "run_model")
     declined_execution(recipe, execution)
-    other = execution.world > 1 or execution.compile != "none"
-    decline({"adapter": {"a single pass is one process's, eager; sessions have the rest": other}})
+    decline({"adapter": {"a single pass is one process's; sessions have the rest": execution.world > 1}})
     wide, half = execution.precision == "float64", execution.precision == "declared" and recipe.dtype == "bf16"
-    model = Model(recipe, wide=wide)
+    model = Model(recipe, "run_model", execution, wide=wide)
     if weights:
         model.put(weights, {})
     if _recomputes(recipe, execution):
@@ -211,12 +133,11 @@ def run_model(recipe: Recipe, execution: Execution, weights: Arrays, batch: Toke
         told = model.module(**_inputs(batch, slice(None)))
         if backward:
             told.loss.backward()
-    named = model.module.named_parameters()
-    gradients = {name: torch.zeros_like(each) if each.grad is None else each.grad for name, each in named}
+    gradients = to_canonical(runs.gradients(model.parameters()), model.links) if backward else {}
     return Pass(
         logits=numerics.array(told.logits.detach()),
         losses={"lm": told.loss.item(), "total": told.loss.item()},
-        gradients=model.canonical(gradients) if backward else {},
+        gradients=numerics.arrays(gradients),
     )
 
 
@@ -270,13 +191,34 @@ def schedule(recipe: Recipe) -> dict[str, Any]:
     return {"lr_scheduler_type": name, "lr_scheduler_kwargs": extra, "warmup_steps": optim.warmup}
 
 
+class Seen(runs.Watched):
+    """What its Trainer holds."""
+
+    def __init__(self, trainer: Observed) -> None:
+        super().__init__(trainer.session, trainer.ours.links)
+        self.trainer = trainer
+
+    def parameters(self) -> dict[str, Tensor]:
+        return self.trainer.ours.parameters()
+
+    def buffers(self) -> dict[str, Tensor]:
+        return dict(self.trainer.ours.module.named_buffers())
+
+    def optimizers(self) -> tuple[torch.optim.Optimizer, ...]:
+        return (self.trainer.optimizer,)
+
+    def generators(self) -> Arrays:
+        return _generators()
+
+
 class Observed(Trainer):  # type: ignore[misc]  # not installed where types are checked
     """Its Trainer on given microbatches, recording what each step did. The rates end with the recipe, not the run."""
 
     def __init__(self, session: Session, model: Model, rows: Rows, last: int, folder: str) -> None:
         self.session, self.ours, self.rows = session, model, rows
+        self.seen = Seen(self)
         self.steps: list[Step] = []
-        self.loaded: Step | None = None
+        self.begun: Step | None = None
         self.now: dict[str, Any] = {}
         recipe, execution = session.recipe, session.execution
         optim = recipe.optim
@@ -319,59 +261,15 @@ class Observed(Trainer):  # type: ignore[misc]  # not installed where types are 
         return samples, labels
 
     def _clip_grad_norm(self, model: Any) -> Any:
-        self.note()
+        self.seen.note(self.state.global_step + 1)
         return super()._clip_grad_norm(model)
 
     def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
         if grad_norm is None:
-            self.note()
+            self.seen.note(self.state.global_step + 1)
         norm = super()._get_grad_norm(model, grad_norm)
-        self.now |= {"grad_norm": float(norm), "clip_coef": self.coefficient()}
+        self.now |= {"grad_norm": float(norm), "clip_coef": self.seen.factor()}
         return norm
-
-    def gradients(self) -> dict[str, Tensor]:
-        """By its names; one that no token reached is zero."""
-        named = self.ours.module.named_parameters()
-        return {name: torch.zeros_like(each) if each.grad is None else each.grad for name, each in named}
-
-    def note(self) -> None:
-        """Record the gradients before they are clipped."""
-        self.now["before"] = {name: _local(each).clone() for name, each in self.gradients().items()}
-        if self.wants("gradients", self.state.global_step + 1):
-            self.now["gradients"] = self.ours.canonical(self.gradients())
-
-    def coefficient(self) -> float:
-        """The factor of the clipping, read off the gradients before and after it."""
-        before, after = self.now["before"], self.gradients()
-        both = [
-            (float((_local(after[name]).double() * each.double()).sum()), float(each.double().square().sum()))
-            for name, each in before.items()
-        ]
-        return sum(one for one, _ in both) / (sum(two for _, two in both) or 1.0)
-
-    def wants(self, what: Any, step: int) -> bool:
-        return what in self.session.observe and (not self.session.at or step in self.session.at)
-
-    def held(self, step: int) -> dict[str, Any]:
-        """The state that the session observes."""
-        found: dict[str, Any] = {}
-        parameters = dict(self.ours.module.named_parameters())
-        if self.wants("weights", step):
-            found["weights"] = self.ours.canonical(parameters)
-        if self.wants("buffers", step):
-            found["buffers"] = self.ours.canonical(dict(self.ours.module.named_buffers()))
-        if self.wants("optimizer", step):
-            state = {name: self.optimizer.state[each] for name, each in parameters.items()}
-            found["optimizer"] = {
-                f"{name}/{entry}": each
-                for entry in MOMENTS
-                for name, each in self.ours.canonical(
-                    {name: held[entry] for name, held in state.items() if entry in held}
-                ).items()
-            }
-        if self.wants("rng", step):
-            found["rng"] = _generators()
-        return found
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """The loss that it reports for a step."""
@@ -385,18 +283,16 @@ class _Watch(TrainerCallback):  # type: ignore[misc]
         self.trainer = trainer
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        trainer = self.trainer
-        if trainer.session.load is not None and trainer.loaded is None and 0 in trainer.session.at:
-            nothing = Step(number=state.global_step, losses={}, tokens=0, lr=0.0, grad_norm=0.0, clip_coef=1.0)
-            trainer.loaded = replace(nothing, **trainer.held(0))
+        if self.trainer.begun is None:
+            self.trainer.begun = self.trainer.seen.loaded(state.global_step)
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.trainer.now["lr"] = self.trainer.optimizer.param_groups[0]["lr"]
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> Any:
         trainer, number = self.trainer, state.global_step
-        del trainer.now["before"]
-        trainer.steps.append(Step(number=number, losses={}, **trainer.now, **trainer.held(number)))
+        held = {"gradients": trainer.seen.noted, **trainer.seen.state(number)}
+        trainer.steps.append(Step(number=number, losses={}, **trainer.now, **held))
         trainer.now = {}
         control.should_save = trainer.session.save is not None and number in trainer.session.save_at
         control.should_evaluate = bool(trainer.session.validation) and number in trainer.session.validate_at
@@ -404,12 +300,12 @@ class _Watch(TrainerCallback):  # type: ignore[misc]
 
     def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **_: Any) -> None:
         steps, trainer = self.trainer.steps, self.trainer
-        steps[-1] = replace(steps[-1], validation=metrics["eval_loss"], **trainer.held(state.global_step))
+        steps[-1] = replace(steps[-1], validation=metrics["eval_loss"], **trainer.seen.state(state.global_step))
 
 
 def train(session: Session) -> Trained:
     """A session: one call of `Trainer.train`, resumed from its last checkpoint where one is to be loaded."""
-    model_of(session.recipe)
+    model_of(session.recipe, session.execution, "train")
     declined_execution(session.recipe, session.execution)
     decline({
         "stack": {
@@ -419,7 +315,7 @@ def train(session: Session) -> Trained:
             and _cut(session.execution),
         },
         "device": {
-            "without mamba-ssm's kernels it refuses packed documents in a scan": "M" in _letters(session.recipe)
+            "without mamba-ssm's kernels it refuses packed documents in a scan": "M" in session.recipe.pattern
             and any(batch.documents is not None for batch in session.batches),
         },
         "adapter": {
@@ -437,7 +333,7 @@ def train(session: Session) -> Trained:
         start = TrainerState.load_from_json(f"{folder}/trainer_state.json").global_step
     wide = session.execution.precision == "float64"
     with _alone(session.execution), shims.quiet(), tempfile.TemporaryDirectory(prefix="transformers-") as kept:
-        model = Model(session.recipe, wide=wide)
+        model = Model(session.recipe, "train", session.execution, wide=wide)
         if session.weights or session.buffers:
             model.put(session.weights, session.buffers)
         if session.execution.world > 1 and _cut(session.execution):
@@ -445,7 +341,7 @@ def train(session: Session) -> Trained:
         trainer = Observed(session, model, microbatches(session, start), start + session.steps, kept)
         with shims.widened() if wide else contextlib.nullcontext():
             trainer.train(resume_from_checkpoint=folder)
-    return Trained(start=start, steps=tuple(trainer.steps), loaded=trainer.loaded)
+    return Trained(start=start, steps=tuple(trainer.steps), loaded=trainer.begun)
 
 
 def _recomputes(recipe: Recipe, execution: Execution) -> bool:
@@ -495,11 +391,3 @@ def _generators() -> dict[str, Array]:
             "python": digest(random.getstate()),
             "numpy": digest(np.random.get_state()),
         }
-
-
-def _whole(tensor: Tensor) -> Tensor:
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-
-
-def _local(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -124,7 +124,7 @@ def _witnesses(mixer: nn.Module) -> tuple[str, set[str]]:
 
 def _rows(model: Model) -> tuple[Parameter, ...]:
     """A row for each parameter, routed as the optimizer routes it; no rule moves one that is frozen."""
-    from contracts.stacks.reference.model.parameter_roles import layer_of, role_of
+    from contracts.stacks.kit.roles import layer_of, role_of
     from contracts.stacks.reference.optim.optimizer import Optimizer, members
 
     optimizer = Optimizer(model.recipe.optim, members(model))

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from contracts.spec.recipe import Recipe
+from contracts.stacks.kit.roles import role_of
 from contracts.stacks.reference.model.blocks.hyper_connections import initial_bias
-from contracts.stacks.reference.model.parameter_roles import role_of
 
 STD = 0.02
 OUTPUTS = frozenset({"wo", "w2"})  # matrices that write to the residual stream

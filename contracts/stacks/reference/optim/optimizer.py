@@ -18,7 +18,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from contracts.spec.errors import Refusals
 from contracts.spec.recipe import Optim
 from contracts.spec.training import Role, Rule
-from contracts.stacks.reference.model.parameter_roles import layer_of, role_of
+from contracts.stacks.kit.roles import layer_of, role_of
 from contracts.stacks.reference.parallel.placements import local_part, placed_zeros
 
 EPSILON = 1e-8  # of AdamW, added to the root and not under it

@@ -19,11 +19,11 @@ from torch.distributed.tensor import DTensor, Placement
 from contracts.spec.divisibility import refusals_on
 from contracts.spec.errors import NotOffered, Refusals, Refused, refuse
 from contracts.spec.topology import Degrees
+from contracts.stacks.kit.roles import role_of
 from contracts.stacks.reference.checkpoint.checkpoint import Checkpoints
 from contracts.stacks.reference.data import Corpus
 from contracts.stacks.reference.model.build import build_model
 from contracts.stacks.reference.model.hybrid_model import Model
-from contracts.stacks.reference.model.parameter_roles import role_of
 from contracts.stacks.reference.optim.optimizer import Muon, Optimizer, orthogonalise
 from contracts.stacks.reference.parallel.collectives import all_reduce_in_place, sum_over_ranks
 from contracts.stacks.reference.parallel.gather import full_tensors, shard_like, sharded_mesh_dims

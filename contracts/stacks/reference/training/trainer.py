@@ -21,6 +21,7 @@ from contracts.spec.errors import NotOffered, Refusals, refuse
 from contracts.spec.recipe import Recipe
 from contracts.spec.topology import Degrees
 from contracts.spec.training import Execution
+from contracts.stacks.kit.roles import layer_of
 from contracts.stacks.reference.checkpoint import rng_state
 from contracts.stacks.reference.checkpoint.checkpoint import Checkpoints, State, recipe_digest
 from contracts.stacks.reference.data import IGNORED, Corpus, DataOrder
@@ -29,7 +30,6 @@ from contracts.stacks.reference.model.blocks.common import packing
 from contracts.stacks.reference.model.build import build_model
 from contracts.stacks.reference.model.hybrid_model import Model, ModelOutput
 from contracts.stacks.reference.model.mtp import shift_left
-from contracts.stacks.reference.model.parameter_roles import layer_of
 from contracts.stacks.reference.model.parts import PARTS, Parts
 from contracts.stacks.reference.optim import schedule
 from contracts.stacks.reference.optim.optimizer import Optimizer, members

@@ -1,0 +1,173 @@
+"""A stack in plain PyTorch as a party, out of a few methods: names, one block, one run."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from contracts.instruments import numerics
+from contracts.spec import needs
+from contracts.spec import pattern as patterns
+from contracts.spec.abilities import Abilities
+from contracts.spec.array import Arrays, Shape
+from contracts.spec.blocks import BlockCall, BlockRun
+from contracts.spec.errors import NotOffered
+from contracts.spec.recipe import Mode, Recipe
+from contracts.spec.stack import questions
+from contracts.spec.topology import Layout
+from contracts.spec.training import Built, Execution, Pass, Session, Tokens, Trained
+from contracts.stacks.kit.declining import declined
+from contracts.stacks.kit.links import Link, same, to_canonical, to_theirs
+from contracts.stacks.kit.runs import Run, gradients, gradients_of, packed, trained
+from contracts.stacks.kit.tables import built
+
+OF_A_MODEL = frozenset({"unpaired", "tied", "recompute", "bf16", "fp16"})
+"""What a recipe says of a whole model; a single block is asked in the dtypes of its weights and its input."""
+
+
+class Steps(Run):
+    """A `Run` of a module that makes single passes too."""
+
+    module: nn.Module
+
+    def parameters(self) -> Mapping[str, Tensor]:
+        return dict(self.module.named_parameters())
+
+    @abstractmethod
+    def forward(self, batch: Tokens, backward: bool) -> tuple[Tensor, Mapping[str, float]]:
+        """Logits (B, T, vocab) and losses of one pass; with `backward` the gradients are left on the parameters."""
+
+
+class Adapter(ABC):
+    """The answers about blocks and training of a stack in plain PyTorch.
+
+    Set `name`, `version` and `abilities`, and override the methods below. What the abilities do not have is declined
+    with their reasons before a method is called. Any other question is answered by a method of its name.
+    """
+
+    name: str
+    version: str
+    abilities: Abilities
+    layouts: frozenset[Layout] = frozenset()
+    labels: Mapping[str, str] = {}
+    conventions: Mapping[str, str] = {}
+    outside: Mapping[str, str] = {}
+    """Canonical name → the stack's, of what stands outside the layers."""
+
+    @property
+    def offers(self) -> frozenset[str]:
+        return frozenset(name for name in questions() if callable(getattr(self, name, None)))
+
+    # what a stack says
+    @abstractmethod
+    def links(self, letter: str, recipe: Recipe) -> Iterable[Link]:
+        """The tensors of the block of a letter, its norm included, with names inside of its layer on both sides."""
+
+    @abstractmethod
+    def layer(self, number: int) -> str:
+        """The prefix in a whole model of what our layer `number` is a part of, `blocks.3.` for instance."""
+
+    @abstractmethod
+    def block(self, letter: str, recipe: Recipe) -> nn.Module:
+        """A layer with that block, on the default device; it may have more."""
+
+    @abstractmethod
+    def branch(self, layer: nn.Module, letter: str, x_BTD: Tensor, documents_BT: Tensor) -> Tensor:
+        """The block alone: its norm and its mixer or MLP, without the residual connection."""
+
+    @abstractmethod
+    def run(self, session: Session, links: Sequence[Link]) -> Steps:
+        """A fresh run of the stack's own trainer, before its first step; on the meta device it is never stepped."""
+
+    # what is asked
+    def block_weights(self, recipe: Recipe, layer: int, mode: Mode) -> Mapping[str, Shape]:
+        letter, links = self._block(recipe, layer)
+        with torch.device("meta"):
+            held = to_canonical(self.block(letter, recipe).state_dict(), links)
+        return {name: Shape(dtype="float32", shape=tuple(each.shape)) for name, each in held.items()}
+
+    def run_block(self, call: BlockCall) -> BlockRun:
+        letter, links = self._block(call.recipe, call.layer)
+        x_BTD, weights = numerics.tensor(call.x), numerics.tensors(call.weights)
+        if call.device != "cpu" or call.kernels:
+            raise NotOffered(f"{self.name}: it is asked on a CPU, with its own operations", "device")
+        if call.padding is not None or call.state or call.chunk is not None:
+            raise NotOffered(f"{self.name}: its blocks are asked without padding, state and chunks")
+        if any(each.dtype != x_BTD.dtype for each in weights.values()):
+            raise NotOffered(f"{self.name}: weights and activations have one dtype")
+        module = self.block(letter, call.recipe).to(x_BTD.dtype)
+        module.load_state_dict(to_theirs(weights, links), strict=False)
+        x_BTD.requires_grad_(call.dy is not None)
+        alone = torch.zeros(x_BTD.shape[:2], dtype=torch.int64)
+        documents_BT = alone if call.documents is None else numerics.tensor(call.documents)
+        y_BTD = self.branch(module, letter, x_BTD, documents_BT)
+        if call.dy is None:
+            return BlockRun(y=numerics.array(y_BTD))
+        names = {link.theirs for link in links}
+        leaves = {name: each for name, each in module.named_parameters() if name in names} | {"x": x_BTD}
+        found = gradients_of(y_BTD, numerics.tensor(call.dy), leaves)
+        told = {"x": found.pop("x"), **to_canonical(found, links)}
+        return BlockRun(y=numerics.array(y_BTD), gradients=numerics.arrays(told))
+
+    def built(self, recipe: Recipe, mode: Mode) -> Built:
+        with torch.device("meta"):
+            run = self._run("built", Session(recipe=recipe, steps=0, execution=Execution(mode=mode)))
+        groups = [group for each in run.optimizers() for group in each.param_groups]
+        decays = {id(each): float(group["weight_decay"]) for group in groups for each in group["params"]}
+        named, buffers = (to_canonical(each, run.links) for each in (run.parameters(), run.buffers()))
+        decay = {ours: decays[id(run.parameters()[link.theirs])] for link in run.links
+                 if link.theirs in run.parameters() for ours in link.ours}  # fmt: skip
+        shapes, others = ({name: each.shape for name, each in held.items()} for held in (named, buffers))
+        return built(shapes, others, decay)
+
+    def initial(self, recipe: Recipe, mode: Mode) -> Arrays:
+        return self._run("initial", Session(recipe=recipe, steps=0, execution=Execution(mode=mode))).weights()
+
+    def run_model(self, recipe: Recipe, execution: Execution, weights: Arrays, batch: Tokens, backward: bool) -> Pass:
+        run = self._run("run_model", Session(recipe=recipe, steps=0, execution=execution), packed(batch))
+        run.put(weights, {})
+        logits_BTV, losses = run.forward(batch, backward)
+        found = run.canonical(gradients(run.parameters())) if backward else {}
+        return Pass(logits=numerics.array(logits_BTV), losses=losses, gradients=found)
+
+    def train(self, session: Session) -> Trained:
+        run = self._run("train", session, any(map(packed, session.batches)))
+        try:
+            return trained(run)
+        finally:
+            run.close()
+
+    def _run(self, question: str, session: Session, several: bool = False) -> Steps:
+        recipe = session.recipe
+        also: dict[str, Any] = {
+            "packed": several, "windows": session.windows, "checkpoint": session.load or session.save,
+            "validation": session.validation,
+            "own-data": session.steps and not (session.batches or session.windows),
+        }  # fmt: skip
+        chosen = frozenset(name for name, needed in also.items() if needed)
+        declined(
+            self.name,
+            self.abilities,
+            needs.features(recipe, session.execution, trains=question == "train") | chosen,
+            question,
+        )
+        links = [same(theirs, ours) for ours, theirs in self.outside.items()
+                 if ours != "head.weight" or recipe.untied_embeddings]  # fmt: skip
+        for number, letter in enumerate(patterns.parse(recipe.pattern, recipe.depth).letters):
+            links += [each.within(self.layer(number), f"layers.{number}.") for each in self.links(letter, recipe)]
+        return self.run(session, links)
+
+    def _block(self, recipe: Recipe, layer: int) -> tuple[str, list[Link]]:
+        """The letter of a layer and its links, where the stack has models with such a block."""
+        letters = patterns.parse(recipe.pattern, recipe.depth).letters
+        letter, rank = letters[layer], letters[:layer].count("A")
+        sparse = recipe.dsa is not None and rank in recipe.dsa.a_ranks
+        alone = replace(recipe, pattern=letter, depth=1, mtp=None, mhc=None,
+                        dsa=replace(recipe.dsa, a_ranks=(0,)) if recipe.dsa and sparse else None)  # fmt: skip
+        declined(self.name, self.abilities, needs.features(alone, trains=False) - OF_A_MODEL, "train")
+        return letter, list(self.links(letter, recipe))

@@ -1,0 +1,32 @@
+"""What a stack's abilities do not have is declined in their words: a reason stands once, and the plan reads it too."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from contracts.spec.abilities import Abilities, Absence
+from contracts.spec.errors import NotOffered
+from contracts.spec.lacks import Lack
+
+STEPS = frozenset({"built", "initial", "run_model", "train"})
+"""The questions about whole models. A block by itself is asked whatever else the recipe has."""
+
+
+def lacks(features: str, kind: Lack, reason: str, *, asked: frozenset[str] = STEPS) -> Absence:
+    """What a stack lacks: one feature, or several that it does not have together, with blanks between."""
+    return Absence(features=frozenset(features.split()), kind=kind, reason=reason, asked=asked)
+
+
+def declined(who: str, abilities: Abilities, wanted: Iterable[str], question: str) -> None:
+    """Decline where the abilities lack a feature that a question needs.
+
+    Args:
+        who: the stack, as the report shall name it.
+        wanted: the features (`spec.needs.features` reads them off a recipe and an execution).
+
+    Raises:
+        NotOffered: with the first reason, and whose lack it is.
+    """
+    found = abilities.absence(wanted, {question})
+    if found is not None:
+        raise NotOffered(f"{who}: {found}", found.kind)

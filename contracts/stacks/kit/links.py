@@ -1,0 +1,108 @@
+"""Canonical names (spec/blocks.py) and a stack's, in both directions: weights, gradients and moments alike.
+
+A `Link` is one tensor of the stack and ours that it is made of, by moving elements and nothing else. The links of a
+model are made of those of its blocks: `within` puts a prefix before both names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Link:
+    """One tensor of a stack.
+
+    Args:
+        theirs: its name there.
+        ours: the canonical names of what it is made of, in order.
+        pack: ours → theirs. unpack: theirs → ours.
+        sizes: the rows of each of ours, where they are stacked; one entry where they are not.
+    """
+
+    theirs: str
+    ours: tuple[str, ...]
+    pack: Callable[[list[Tensor]], Tensor] = lambda given: given[0]
+    unpack: Callable[[Tensor], Iterable[Tensor]] = lambda held: (held,)
+    sizes: tuple[int, ...] = (1,)
+
+    def within(self, theirs: str, ours: str) -> Link:
+        """The link of a part, with the names of the whole."""
+        return replace(self, theirs=f"{theirs}{self.theirs}", ours=tuple(f"{ours}{name}" for name in self.ours))
+
+
+def same(theirs: str, ours: str) -> Link:
+    return Link(theirs=theirs, ours=(ours,))
+
+
+def joined(theirs: str, ours: Sequence[str], sizes: Sequence[int], *, dim: int = 0, order: Sequence[int] = ()) -> Link:
+    """Several of ours side by side along `dim`, of these sizes; then, with an `order`, their rows in another one."""
+    back = sorted(range(len(order)), key=order.__getitem__)
+
+    def pack(given: list[Tensor]) -> Tensor:
+        both = torch.cat(given, dim)
+        return both[list(order)] if order else both
+
+    def unpack(held: Tensor) -> Iterable[Tensor]:
+        return torch.split(held[back] if order else held, list(sizes), dim)
+
+    return Link(theirs=theirs, ours=tuple(ours), sizes=tuple(sizes), pack=pack, unpack=unpack)
+
+
+def ordered(theirs: str, ours: str, order: Sequence[int]) -> Link:
+    """The rows of one of ours in another order: row i there is row `order[i]` of ours."""
+    return joined(theirs, (ours,), (len(order),), order=order)
+
+
+def depthwise(theirs: str, ours: Sequence[str], sizes: Sequence[int]) -> Link:
+    """Filters of a depthwise convolution side by side, with a dim for the one channel that each reads."""
+    flat = joined(theirs, ours, sizes)
+    return replace(flat, pack=lambda given: flat.pack(given)[:, None], unpack=lambda held: flat.unpack(held[:, 0]))
+
+
+def of_heads(order: Sequence[int], heads: int) -> list[int]:
+    """The order of the rows of all heads, from that of one head's."""
+    return [head * len(order) + row for head in range(heads) for row in order]
+
+
+def paired(size: int, still: int = 0) -> list[int]:
+    """The order of one head whose last `size` rows turn in pairs 2i, 2i + 1; the canonical rope pairs i, i + size/2.
+
+    `still` is the number of rows before them.
+    """
+    return [*range(still), *(still + pair + half for pair in range(size // 2) for half in (0, size // 2))]
+
+
+def grouped(theirs: str, ours: Sequence[str], groups: int, sizes: Sequence[int]) -> Link:
+    """Queries, keys and values by KV group; `sizes` are the rows of each in one group."""
+
+    def pack(given: list[Tensor]) -> Tensor:
+        return torch.cat([each.reshape(groups, -1, each.shape[-1]) for each in given], 1).flatten(0, 1)
+
+    def unpack(held: Tensor) -> list[Tensor]:
+        return [each.flatten(0, 1) for each in torch.split(held.reshape(groups, -1, held.shape[-1]), list(sizes), 1)]
+
+    return Link(theirs=theirs, ours=tuple(ours), pack=pack, unpack=unpack)
+
+
+def to_theirs(ours: Mapping[str, Tensor], links: Iterable[Link]) -> dict[str, Tensor]:
+    """Full tensors by the stack's names. Those of which a part is missing are left out."""
+    return {
+        link.theirs: link.pack([ours[name] for name in link.ours])
+        for link in links
+        if all(name in ours for name in link.ours)
+    }
+
+
+def to_canonical(theirs: Mapping[str, Tensor], links: Iterable[Link]) -> dict[str, Tensor]:
+    """The inverse. Tensors without a canonical name are left out."""
+    return {
+        name: part.contiguous()
+        for link in links
+        if link.theirs in theirs
+        for name, part in zip(link.ours, link.unpack(theirs[link.theirs]), strict=True)
+    }

@@ -1,0 +1,141 @@
+"""The installed version of a package, and what is said of one on which its adapter was never tried.
+
+Standard library only, like the `stack` module of every adapter: a package is imported when the first question comes.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.metadata
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, ClassVar
+
+from contracts.spec.abilities import Abilities
+from contracts.spec.errors import NotOffered, Unreachable
+from contracts.spec.topology import Layout
+
+_SUITE = str(Path(__file__).parents[2])
+_MISSING = (ImportError, Unreachable)
+_MISFITS = (AttributeError, KeyError, NameError, TypeError, *_MISSING)
+
+
+def installed(package: str) -> str | None:
+    """The version of a distribution in this interpreter."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def present(package: str, wanted: str | None, newest: str, command: str) -> str:
+    """The installed version of a distribution, which is the wanted one if one is.
+
+    Args:
+        command: what makes an environment, with `{}` where the version stands.
+
+    Raises:
+        Unreachable: when there is none or another in this interpreter, with the command.
+    """
+    found = installed(package)
+    if found is not None and wanted in (None, found):
+        return found
+    here, other = f"{package} {found}" if found else f"no {package}", wanted or newest
+    raise Unreachable(
+        f"there is {here} in this interpreter: `{command.format(other)}` makes one for {other}, and its bin/rankproof "
+        "judges it"
+    )
+
+
+def labels(said: Mapping[str, str], version: str, tried: Iterable[str]) -> dict[str, str]:
+    """The labels of the questions; of an untried version each says that it is."""
+    if version in tried:
+        return dict(said)
+    never = f"untried: {version} was never tried, {', '.join(tried)} were"
+    return {question: "; ".join(filter(None, (never, words))) for question, words in said.items()}
+
+
+class Package:
+    """A stack that is a package of this interpreter, answered by functions with the names of the questions.
+
+    A version that is in no list of `tried` says so in every label and declares no abilities; what the adapter does not
+    find in it is not offered, case by case.
+
+    Raises:
+        Unreachable: when the package, or the requested version, is not installed in this interpreter.
+    """
+
+    name: str
+    layouts: frozenset[Layout] = frozenset()
+    conventions: Mapping[str, str] = {}
+    of: ClassVar[Mapping[str, str]]
+    """Question → the module whose function of that name answers it."""
+    said: ClassVar[Mapping[str, str]]
+    """Question → how its answer comes about."""
+    tried: ClassVar[tuple[str, ...]]
+    """The versions on which every answer was tried, newest first."""
+    limited: ClassVar[Mapping[str, frozenset[str]]] = {}
+    """Version → the questions that were tried on it alone."""
+    can: ClassVar[Abilities | None] = None
+    command: ClassVar[str]
+    """What makes an environment, with `{}` for the version."""
+
+    def __init__(self, version: str | None = None) -> None:
+        self.version = present(self.name, version, self.tried[0], self.command)
+        asked = self.limited.get(self.version, frozenset(self.of))
+        self.offers = frozenset(asked)
+        known = self.version in self.tried or self.version in self.limited
+        self.labels: Mapping[str, str] = labels(
+            {question: self.said[question] for question in asked}, self.version, [self.version] if known else self.tried
+        )
+        self.abilities = self.can if self.version in self.tried else None
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        if name not in type(self).of:
+            raise AttributeError(f"{type(self).__name__} has no {name!r}, and it is no question that it answers")
+        answer: Callable[..., Any] = getattr(importlib.import_module(type(self).of[name]), name)
+        known = self.version in self.tried or self.version in self.limited
+        return answer if known else falls_back(answer, f"{self.name} {self.version}", self.tried)
+
+
+def falls_back(answer: Callable[..., Any], who: str, tried: Iterable[str]) -> Callable[..., Any]:
+    """An answer of an untried version. What the adapter does not find there is not offered, in words.
+
+    What the package itself raises is told as on every version; only where the adapter touches it does it fall back.
+    """
+
+    @functools.wraps(answer)
+    def guarded(*given: Any, **named: Any) -> Any:
+        try:
+            return answer(*given, **named)
+        except _MISFITS as error:
+            if not isinstance(error, _MISSING) and not _of_the_adapter(error.__traceback__):
+                raise
+            words = " ".join(str(error).split())
+            raise NotOffered(
+                f"{who} was never tried, {', '.join(tried)} were, and the adapter does not find its way in it: "
+                f"{type(error).__name__}: {words}"
+            ) from error
+
+    return guarded
+
+
+class FallingBack:
+    """A party on an untried version: each of its answers falls back."""
+
+    def __init__(self, party: Any, who: str, tried: Iterable[str]) -> None:
+        self._party, self._who, self._tried = party, who, tuple(tried)
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._party, name)
+        return falls_back(found, self._who, self._tried) if name in self._party.offers else found
+
+
+def _of_the_adapter(trace: TracebackType | None) -> bool:
+    """Whether the last frame is one of this suite."""
+    last = ""
+    while trace is not None:
+        last, trace = trace.tb_frame.f_code.co_filename, trace.tb_next
+    return last.startswith(_SUITE)

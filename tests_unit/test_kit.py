@@ -1,0 +1,183 @@
+"""The kit of adapters: links lead there and back, an untried version says so and falls back, the example is short."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from contracts.spec.errors import NotOffered, Unreachable
+from contracts.stacks.kit.versions import FallingBack, falls_back, labels
+from tests_unit._parties.running import ROOT, environment
+
+needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="links are of tensors")
+TRIED = ("1.0", "1.1")
+
+
+# versions
+def _of_the_suite(name: str) -> object:
+    """A function whose code is the suite's, so that its last frame is the adapter's."""
+    there = ROOT / "contracts/stacks/kit/of_a_test.py"
+    scope: dict[str, object] = {}
+    exec(compile(f"def answer(given):\n    return {name}\n", str(there), "exec"), scope)
+    return scope["answer"]
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize("touch", ["given.gone", "given.upper(wide=1)", "{}[given]", "__import__('no_such_package')"])
+def test_what_an_adapter_does_not_find_in_an_untried_version_is_not_offered(touch: str) -> None:
+    answer = falls_back(_of_the_suite(touch), "stack 2.0", TRIED)  # type: ignore[arg-type]
+    with pytest.raises(NotOffered, match=r"stack 2\.0 was never tried, 1\.0, 1\.1 were, and the adapter does not find"):
+        answer("text")
+
+
+@pytest.mark.unit
+def test_what_the_package_itself_raises_is_told_as_it_is() -> None:
+    def broken(given: str) -> str:
+        raise KeyError(given)
+
+    with pytest.raises(KeyError):
+        falls_back(broken, "stack 2.0", TRIED)("text")
+
+
+@pytest.mark.unit
+def test_a_shim_that_finds_nothing_to_change_falls_back_with_its_words() -> None:
+    def shimmed() -> None:
+        raise Unreachable("could not reach the rounding of forward")
+
+    with pytest.raises(NotOffered, match="could not reach the rounding of forward"):
+        falls_back(shimmed, "stack 2.0", TRIED)()
+
+
+@pytest.mark.unit
+def test_refusals_and_what_is_not_offered_pass_as_they_are() -> None:
+    class Answers:
+        offers = frozenset({"blocks"})
+
+        def blocks(self) -> None:
+            raise NotOffered("it has no blocks", "stack")
+
+    with pytest.raises(NotOffered, match=r"^it has no blocks$") as raised:
+        FallingBack(Answers(), "stack 2.0", TRIED).blocks()
+    assert raised.value.lack == "stack"
+
+
+@pytest.mark.unit
+def test_the_labels_of_an_untried_version_say_so_and_those_of_a_tried_one_do_not() -> None:
+    said = {"train": "shimmed: the device", "built": ""}
+    assert labels(said, "1.1", TRIED) == said
+    assert labels(said, "2.0", TRIED) == {
+        "train": "untried: 2.0 was never tried, 1.0, 1.1 were; shimmed: the device",
+        "built": "untried: 2.0 was never tried, 1.0, 1.1 were",
+    }
+
+
+@pytest.mark.unit
+def test_a_package_of_an_untried_version_declares_no_abilities_and_answers_what_it_finds(tmp_path: Path) -> None:
+    """Of transformers there is the name alone: every answer falls back, and none is raw Python."""
+    told = tmp_path / "transformers-9.9.9.dist-info"
+    told.mkdir()
+    (told / "METADATA").write_text("Metadata-Version: 2.1\nName: transformers\nVersion: 9.9.9\n", encoding="utf-8")
+    (tmp_path / "transformers.py").write_text("", encoding="utf-8")
+    code = f"""
+import sys; sys.path.insert(0, {str(tmp_path)!r})
+from contracts.harness.parties import load
+from contracts.spec.errors import NotOffered
+from contracts.spec.recipe import Recipe
+small = Recipe(name="small", family="dense", pattern="AE", depth=2, hidden=32, ffn_hidden=32, heads=4, kv_groups=2,
+               seq_length=8)
+stack = load("transformers")
+assert stack.version == "9.9.9" and stack.abilities is None and "train" in stack.offers
+assert all(words.startswith("untried: 9.9.9 was never tried, 5.23.0 were") for words in stack.labels.values())
+try:
+    stack.block_weights(small, 0, "nemo_native")
+except NotOffered as declined:
+    print(declined.lack, declined)
+"""
+    if importlib.util.find_spec("torch") is None:
+        pytest.skip("its answers need torch")
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment(), capture_output=True, text=True,
+                          check=False, timeout=120)  # fmt: skip
+    assert done.stdout.startswith("adapter transformers 9.9.9 was never tried, 5.23.0 were"), done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+
+
+# names
+@pytest.mark.slow
+@needs_torch
+def test_links_lay_out_as_they_say_and_lead_back() -> None:
+    import torch
+
+    from contracts.stacks.kit import links
+
+    q, k, v = (
+        torch.arange(8.0).reshape(4, 2),
+        10 + torch.arange(4.0).reshape(2, 2),
+        20 + torch.arange(4.0).reshape(2, 2),
+    )
+    given = {"q": q, "k": k, "v": v}
+    rows = {
+        "side by side": (links.joined("w", "qkv", (4, 2, 2)), [*q.tolist(), *k.tolist(), *v.tolist()]),
+        "by group": (links.grouped("w", "qkv", 2, (2, 1, 1)), [q[:2], k[:1], v[:1], q[2:], k[1:], v[1:]]),
+        "in pairs": (links.ordered("w", "q", links.paired(4)), q[[0, 2, 1, 3]].tolist()),
+        "in pairs, two heads": (links.ordered("w", "q", links.of_heads(links.paired(2), 2)), q.tolist()),
+        "behind others": (links.ordered("w", "q", links.paired(2, 2)), q.tolist()),
+        "alone": (links.same("w", "q"), q.tolist()),
+    }
+    for words, (link, expected) in rows.items():
+        flat = [row for each in expected for row in (each.tolist() if isinstance(each, torch.Tensor) else [each])]
+        theirs = links.to_theirs(given, [link])
+        assert theirs["w"].tolist() == flat, words
+        for name, back in links.to_canonical(theirs, [link]).items():
+            assert torch.equal(back, given[name]), (words, name)
+
+
+@pytest.mark.slow
+@needs_torch
+def test_a_link_of_a_part_has_the_names_of_the_whole_and_what_is_not_whole_is_left_out() -> None:
+    import torch
+
+    from contracts.stacks.kit import links
+
+    link = links.joined("qkv", ("q", "k"), (1, 1)).within("layers.3.", "layers.6.")
+    assert (link.theirs, link.ours) == ("layers.3.qkv", ("layers.6.q", "layers.6.k"))
+    assert links.to_theirs({"layers.6.q": torch.zeros(1, 2)}, [link]) == {}
+    depthwise = links.depthwise("conv", "xb", (2, 1))
+    taps = {"x": torch.ones(2, 4), "b": torch.zeros(1, 4)}
+    theirs = links.to_theirs(taps, [depthwise])
+    assert theirs["conv"].shape == (3, 1, 4)
+    assert {name: tuple(each.shape) for name, each in links.to_canonical(theirs, [depthwise]).items()} == {
+        "x": (2, 4), "b": (1, 4),
+    }  # fmt: skip
+
+
+@pytest.mark.slow
+@needs_torch
+def test_every_name_that_does_not_fit_is_refused_at_once() -> None:
+    import torch
+
+    from contracts.instruments import numerics
+    from contracts.spec.errors import Refused
+    from contracts.stacks.kit import links, runs
+
+    into = {"a": torch.zeros(2), "b": torch.zeros(2)}
+    known = [links.same("a", "A"), links.same("b", "B")]
+    with pytest.raises(Refused) as refused:
+        runs.put("weights", numerics.arrays({"A": torch.zeros(3), "C": torch.zeros(2)}), into, known)
+    told = [str(each) for each in refused.value.refusals]
+    assert len(told) == 3
+    assert "'A': has shape (3,); give (2,)" in told[0]
+    assert "'B': is missing" in told[1]
+    assert "'C': is no tensor of the model" in told[2]
+    assert not into["a"].any()
+
+
+@pytest.mark.unit
+def test_the_adapter_of_the_guide_is_short_and_computes_nothing() -> None:
+    text = (ROOT / "docs/examples/toy_trainer/lane.py").read_text(encoding="utf-8")
+    assert len(text.splitlines()) < 150
+    assert "autograd" not in text
+    assert "cross_entropy" not in text
