@@ -192,7 +192,7 @@ def stale_gradient(stack: Training, session: Session) -> str:
 
 SPREAD_HALF = replace(SPREAD, name="spread-half", dtype="bf16")
 STALE: dict[str, tuple[Recipe, Execution, int]] = {
-    name: (SPREAD_HALF, execution, execution.world)
+    name: (replace(SPREAD_HALF, depth=4 if execution.degrees.pp > 1 else 5), execution, execution.world)
     for name, execution in {
         "fsdp2": own_axis(2, fsdp=True),
         "tp2-sp": own_axis(2, tp=2, sp=True),
