@@ -46,7 +46,7 @@ class Started:
 
     Args:
         exit_code: what its shell sees.
-        steps: optimizer steps that it took.
+        steps: optimizer steps that this process took.
         words: the end of what it printed.
     """
 
@@ -66,9 +66,10 @@ class Devices(Party, Protocol):
         """Start a rank's process in a launch's environment, let it allocate on a device, and report its allocator."""
         ...
 
-    def started(self, recipe: Recipe, environment: Mapping[str, str]) -> Started:
-        """Start the stack's own training command on a recipe, as one process and for one step, and report its end.
+    def started(self, recipe: Recipe, environment: Mapping[str, str], steps: int) -> Started:
+        """Start the stack's own training command on a recipe, as one process, to stop after step `steps` of the run.
 
         The process has the variables of this one, less those that a launcher gives its ranks, and then `environment`.
+        It saves and loads where `recipe.checkpoint` says.
         """
         ...

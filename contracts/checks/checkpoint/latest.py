@@ -47,6 +47,7 @@ JUNK = {
     "copies-and-backups": ("copies",),
     "husks-of-later-steps": ("husks",),
     "whole-copies-of-another-name": ("renamed",),
+    "later-steps-that-were-cut-off": ("cut",),
 }
 
 
@@ -81,6 +82,12 @@ def _clutter(path: Path, junk: str) -> None:
         path.with_name(path.name.replace("4", "\N{ARABIC-INDIC DIGIT SEVEN}")).mkdir()
     elif junk == "renamed":
         _copied(path, path.with_name(path.name.replace("4", "7")))
+    elif junk == "cut":
+        later = path.with_name(path.name.replace("4", "7"))
+        _copied(path, later)
+        files = [each for each in (later.rglob("*") if later.is_dir() else (later,)) if each.is_file()]
+        largest = max(files, key=lambda each: each.stat().st_size)
+        os.truncate(largest, largest.stat().st_size // 2)
     else:
         path.with_name(path.name.replace("4", "9")).mkdir()
         half = path.with_name(path.name.replace("4", "8"))

@@ -64,20 +64,20 @@ class DeviceAnswers(BuiltOfParts):
             raise Unreachable(f"a process that takes memory from {device} ended: {last}")
         return AllocatorSeen(**json.loads(done.stdout.strip().splitlines()[-1]))
 
-    def started(self, recipe: Recipe, environment: Mapping[str, str]) -> Started:
+    def started(self, recipe: Recipe, environment: Mapping[str, str], steps: int) -> Started:
         outside = {name: each for name, each in os.environ.items() if not name.startswith(LAUNCHERS)}
         lane = Lane(mode=recipe.modes[0], regime="fsdp2", gpus=1, degrees=Degrees())
         words = ("-m", "contracts.stacks.reference.train", *trainer_arguments.write(recipe, lane, Degrees()))
         with tempfile.TemporaryDirectory() as place:
             told = Path(place, "telemetry.jsonl")
             done = subprocess.run(
-                (sys.executable, "-P", "-W", "ignore", *words, "--steps", "1"),
+                (sys.executable, "-P", "-W", "ignore", *words, "--steps", str(steps)),
                 env={**outside, TELEMETRY: str(told), **environment}, cwd=place, capture_output=True, text=True,
                 errors="replace", timeout=LIMIT_S, check=False,
             )  # fmt: skip
             lines = told.read_text(encoding="utf-8").splitlines() if told.exists() else []
-        steps = sum("step" in json.loads(line) for line in lines)
-        return Started(exit_code=done.returncode, steps=steps, words=done.stderr.strip()[-2000:])
+        took = sum("step" in json.loads(line) for line in lines)
+        return Started(exit_code=done.returncode, steps=took, words=done.stderr.strip()[-2000:])
 
 
 def on_device(kind: type[Trainer], device: str) -> type[Trainer]:
