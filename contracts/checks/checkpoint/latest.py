@@ -56,14 +56,14 @@ def what_only_looks_like_a_checkpoint_is_none(stack: Checkpointing, junk: str) -
     """Beside copies, backups, empty folders and folders with later names, the latest checkpoint is the newest complete
     one, and it loads.
 
-    Calling `int()` on whatever digits a name holds crashes on one folder, and takes a copy of step 4 that is named 7
-    for the newest.
+    A file that was cut off makes a checkpoint incomplete. Calling `int()` on whatever digits a name holds crashes on
+    one folder, and takes a copy of step 4 that is named 7 for the newest.
     """
     with folder() as at:
-        for step in (2, 4):
+        for step in (2, 4, 7) if junk == "cut" else (2, 4):
             saved_states.write(stack, at, state(step, LITTLE), ONE_FILE)
         for path in list(at.iterdir()):
-            if "4" in path.name:
+            if ("7" if junk == "cut" else "4") in path.name:
                 _clutter(path, junk)
         made = ", ".join(sorted(path.name for path in at.iterdir()))
         found = stack.latest_checkpoint(str(at))
@@ -83,10 +83,8 @@ def _clutter(path: Path, junk: str) -> None:
     elif junk == "renamed":
         _copied(path, path.with_name(path.name.replace("4", "7")))
     elif junk == "cut":
-        later = path.with_name(path.name.replace("4", "7"))
-        _copied(path, later)
-        files = [each for each in (later.rglob("*") if later.is_dir() else (later,)) if each.is_file()]
-        largest = max(files, key=lambda each: each.stat().st_size)
+        files = [each for each in (path.rglob("*") if path.is_dir() else (path,)) if each.is_file()]
+        largest = max(files, key=lambda each: (each.suffix != ".json", each.stat().st_size))  # numbers, not names
         os.truncate(largest, largest.stat().st_size // 2)
     else:
         path.with_name(path.name.replace("4", "9")).mkdir()
