@@ -3,6 +3,7 @@
     python -m benchmarks.machines                    # the nightly command, at most 90 minutes
     python -m benchmarks.machines --quick            # every level once, on a few families
     python -m benchmarks.machines --list             # the rows, and which levels meet in each
+    python -m benchmarks.machines --rows 5,7         # these again, beside the plain machine's
     python -m benchmarks.machines --device cuda      # the gpu tier, with what GPUs differ in
 
 Rows bring every two levels of two axes together. Each is a `rankproof check` of its own; its results are held against
@@ -266,9 +267,12 @@ def main(argv: list[str]) -> int:
         _say(f"not here: {words}")
     if asked.list:
         return _listed(rows, names, strength)
+    if beyond := [number for number in asked.rows if not 1 <= number <= len(rows)]:
+        _say(f"--rows {beyond[0]}: there are rows 1 to {len(rows)}, as --list shows them")
+        return 3
     (asked.out / "machines.json").unlink(missing_ok=True)  # of an older night: a stopped one leaves none
     harness = Harness(every, asked.out, 60 * asked.budget)
-    left = _run(harness, rows)
+    left = _run(harness, rows, _chosen(asked.rows, rows, list(names).index("judging")))
     told = _told(harness, left, names, strength)
     write_whole(asked.out / "machines.json", json.dumps(_figures(harness, left, processor, torches, told), indent=1))
     for line in told:
@@ -277,22 +281,33 @@ def main(argv: list[str]) -> int:
     return _code(harness, left)
 
 
-def _run(harness: Harness, rows: Sequence[Row]) -> list[Row]:
-    """Run what the budget has room for; returns what it had not."""
+def _chosen(numbers: Collection[int], rows: Sequence[Row], judging: int) -> set[int]:
+    """The rows to run: all, or those asked for behind the plain ones that they are held against."""
+    if not numbers:
+        return set(range(1, len(rows) + 1))
+    ways = {rows[number - 1][judging] for number in numbers}
+    plain: dict[str, int] = {}
+    for number, row in enumerate(rows, start=1):
+        plain.setdefault(row[judging], number)
+    return {*numbers, *(number for way, number in plain.items() if way in ways)}
+
+
+def _run(harness: Harness, rows: Sequence[Row], chosen: Collection[int]) -> list[Row]:
+    """Run what is chosen and what the budget has room for; returns the others."""
     left: list[Row] = []
     for number, row in enumerate(rows, start=1):
-        if harness.guess_s(row) > harness.left_s():
+        if number not in chosen or harness.guess_s(row) > harness.left_s():
             left.append(row)
             continue
         done = harness.run(number, row)
         if done.problem and harness.left_s() <= 0:
             left.append(row)
-        to_go = sum(harness.guess_s(each) for each in rows[number:])
+        to_go = sum(harness.guess_s(each) for at, each in enumerate(rows[number:], number + 1) if at in chosen)
         _say(f"[{number:2}/{len(rows)}] {_at(done.row, harness.axes)}: {_became(done)}, {done.seconds:.0f} s; "
              f"{min(to_go, max(harness.left_s(), 0)) / 60:.0f} min to go")  # fmt: skip
-        if done.problem and number == 1:
+        if done.problem and done.row["judging"] not in harness.plain:
             _say("there is nothing to hold the others against")
-            return [*left, *rows[1:]]
+            chosen = {at for at in chosen if done.row["judging"] not in rows[at - 1]}
     return left
 
 
@@ -363,7 +378,7 @@ def _told(harness: Harness, left: Sequence[Row], names: Mapping[str, Sequence[st
     ran = [tuple(done.row[axis] for axis in names) for done in harness.done if not done.problem]
     open_ = left_uncovered(names, ran, strength)
     if open_:
-        lines.append(f"not met, in {len(left)} rows that the budget left and those that did not end:")
+        lines.append(f"not met, in {len(left)} rows that --rows or the budget left and those that did not end:")
         lines += [f"  {said(each, names)}" for each in open_]
     return lines
 
@@ -416,6 +431,7 @@ def _asked(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--profile", help=f"what one process judges ({ONE}; on a GPU gpu); alone: no four ranks")
     parser.add_argument("--ranks-profile", metavar="PROFILE", help=f"what four ranks judge ({RANKS})")
     parser.add_argument("--axes", metavar="A,B", help="vary these alone")
+    parser.add_argument("--rows", type=_numbers, default=(), metavar="N,N", help="judge these rows of --list alone")
     parser.add_argument(
         "--torch", action="append", default=[], metavar="PYTHON", help="an interpreter with another torch"
     )
@@ -423,6 +439,10 @@ def _asked(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="processes that share a row")
     parser.add_argument("--out", type=Path, default=Path("reports/machines"), metavar="DIR")
     return parser.parse_args(argv)
+
+
+def _numbers(said: str) -> tuple[int, ...]:
+    return tuple(int(each) for each in said.split(","))
 
 
 def _stopped(number: int, frame: FrameType | None) -> None:

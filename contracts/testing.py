@@ -94,7 +94,9 @@ def judge(config: pytest.Config) -> Any:
     """The module that judges, as a plugin of this session."""
     manager = config.pluginmanager
     if not manager.has_plugin(JUDGE):
-        if int(os.environ.get("WORLD_SIZE") or 1) > 1:
+        from contracts.harness.ranks.rank_environment import several
+
+        if several(os.environ):
             raise pytest.UsageError(f"several ranks need -p {JUDGE} on the command line")
         from contracts.harness import plugin
 

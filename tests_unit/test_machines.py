@@ -192,6 +192,18 @@ def test_a_budget_without_room_judges_nothing_and_is_not_green(
     assert "  aten default × mkl compatible" in capsys.readouterr().out.splitlines()
 
 
+def test_rows_that_are_asked_for_are_judged_behind_the_plain_ones_of_their_way(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    rows = [("as is", "one"), ("as is", "four"), ("default", "one"), ("default", "four"), ("avx2", "four")]
+    assert machines._chosen((), rows, 1) == {1, 2, 3, 4, 5}
+    assert machines._chosen((4,), rows, 1) == {2, 4}
+    assert machines._chosen((3, 5), rows, 1) == {1, 2, 3, 5}
+    monkeypatch.setattr(machines, "torch_of", lambda python: replace(HERE, python=python))
+    assert machines.main(["--axes", "aten", "--profile", "TOPO-02", "--rows", "2,9", "--out", str(tmp_path)]) == 3
+    assert "--rows 9: there are rows 1 to 2, as --list shows them" in capsys.readouterr().out
+
+
 def test_without_a_device_the_axes_of_gpus_are_refused(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -29,6 +29,7 @@ from contracts.court.verdict import verdict
 from contracts.harness import kill_matrix, law_release, parties, touched
 from contracts.harness import pytest_options as options
 from contracts.harness.gate import Gate
+from contracts.harness.ranks.rank_environment import several
 from contracts.instruments.ranks import here
 from contracts.spec import codec
 from contracts.spec.errors import Refused, Unreachable, refuse
@@ -37,7 +38,7 @@ from contracts.spec.records import Deviation, Item, Result, Verdict
 from contracts.spec.stack import Party
 
 # Only where torchrun has started several ranks: in one process the ranks plugin would have nothing to do.
-pytest_plugins = ["contracts.harness.ranks.plugin"] if int(os.environ.get("WORLD_SIZE") or 1) > 1 else []
+pytest_plugins = ["contracts.harness.ranks.plugin"] if several(os.environ) else []
 
 GATE = pytest.StashKey[Gate]()
 VERDICT = pytest.StashKey[Verdict]()

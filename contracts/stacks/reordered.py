@@ -10,6 +10,7 @@ import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from contracts.spec.training import Session
 from contracts.stacks.reference.answers.blocks import BlockAnswers
 from contracts.stacks.reference.answers.model import ModelAnswers
 from contracts.stacks.reference.answers.training import TrainingAnswers
@@ -31,6 +32,9 @@ def _in(order: Order, name: str) -> Callable[..., Any]:
     def answer(self: Reference, *arguments: Any, **named: Any) -> Any:
         from contracts.instruments.reorder import Reordered  # torch, only where numbers are asked for
 
+        sessions = [each for each in (*arguments, *named.values()) if isinstance(each, Session)]
+        if any(each.execution.compile != "none" for each in sessions):  # under a mode nothing would be compiled
+            return plain(self, *arguments, **named)
         with Reordered(order):
             return plain(self, *arguments, **named)
 

@@ -12,14 +12,18 @@ from tests_unit.ranks.running import ROOT
 
 SAYS = (
     "import os; from contracts.harness.ranks.cpu_sharing import take_turns; "
-    "print(take_turns({ranks}), os.sched_getscheduler(0))"
+    "os.sched_setscheduler(0, os.{policy}, os.sched_param(0)); print(take_turns({ranks}), os.sched_getscheduler(0))"
 )
 
 
 @pytest.mark.unit
 @pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="a policy of Linux")
-@pytest.mark.parametrize(("ranks", "granted"), [(10**6, True), (0, False)])
-def test_crowded_ranks_ask_for_the_batch_policy_and_others_for_none(ranks: int, granted: bool) -> None:
-    command = [sys.executable, "-c", SAYS.format(ranks=ranks)]  # of a process of its own: a policy is not taken back
-    said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
-    assert said == [str(granted), str(os.SCHED_BATCH if granted else os.sched_getscheduler(0))]
+@pytest.mark.parametrize(
+    ("policy", "ranks", "granted"),
+    [("SCHED_OTHER", 10**6, True), ("SCHED_OTHER", 0, False), ("SCHED_IDLE", 10**6, False)],
+)
+def test_crowded_ranks_ask_for_the_batch_policy_and_others_for_none(policy: str, ranks: int, granted: bool) -> None:
+    words = SAYS.format(policy=policy, ranks=ranks)  # of a process of its own: a policy is not taken back
+    said = subprocess.run([sys.executable, "-c", words], cwd=ROOT, capture_output=True, text=True, check=True)
+    kept = os.SCHED_BATCH if granted else getattr(os, policy)
+    assert said.stdout.split() == [str(granted), str(kept)]

@@ -40,4 +40,5 @@ def message_text(message: Message) -> str:
 
 
 def shape_and_dtype(message: Message) -> str:
-    return f"{'x'.join(map(str, message.shape))} {message.dtype}"
+    """A single number is 1, whether it has a dimension or none: torch 2.11 opens connections with both."""
+    return f"{'x'.join(map(str, message.shape)) or 1} {message.dtype}"

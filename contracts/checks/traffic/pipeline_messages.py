@@ -32,11 +32,9 @@ def every_message_has_its_counterpart(stack: Messaging, recipe: Recipe, executio
             sent = [each for each in issued if each.peer == peer and each.sends]
             taken = [each for each in every[peer] if each.peer == rank and not each.sends]
             for index, (one, other) in enumerate(zip(sent, taken, strict=False)):
-                alike = (one.shape, one.dtype) == (other.shape, other.dtype)
-                assert alike, (
-                    f"message {index} from rank {rank} to rank {peer} is {shape_and_dtype(one)}, "
-                    f"received as {shape_and_dtype(other)}"
-                )
+                form, taken_as = shape_and_dtype(one), shape_and_dtype(other)
+                words = f"message {index} from rank {rank} to rank {peer} is {form}, received as {taken_as}"
+                assert form == taken_as, words
             words = f"rank {rank} sends {len(sent)} messages to rank {peer}, which receives {len(taken)}"
             assert len(sent) == len(taken), words
 

@@ -14,7 +14,10 @@ from contracts.harness.ranks.collection import Collection
 from contracts.harness.ranks.phases import Phases
 from contracts.harness.ranks.session import Session
 
-HERE = rank_environment.from_environment(os.environ)
+try:
+    HERE = rank_environment.from_environment(os.environ)
+except ValueError as error:
+    raise pytest.UsageError(str(error)) from None
 SET_WHERE_UNSET = {
     "TORCH_CPP_LOG_LEVEL": "ERROR",  # c10d warns of every wait that times out, and we wait in slices
     "TORCH_FR_BUFFER_SIZE": "2000",  # entries of the flight recorder

@@ -38,17 +38,50 @@ class Place:
         return self.rank == 0
 
 
+def several(environment: Mapping[str, str]) -> bool:
+    """Whether the environment speaks of several ranks, be it rightly or with an error that `from_environment` names."""
+    return (environment.get("WORLD_SIZE") or "1").strip() != "1"
+
+
 def from_environment(environment: Mapping[str, str]) -> Place | None:
-    """The place that torchrun gave this process; None for a single rank."""
-    if int(environment.get("WORLD_SIZE") or 1) < 2 or "RANK" not in environment:
+    """The place that torchrun gave this process; None for a single rank.
+
+    A process that knows of others but not which of them it is would judge alone and be green for all of them, so
+    ValueError names every variable that is missing or is not what torchrun writes.
+    """
+    if not several(environment):
         return None
+    wrong = []
+    missing = [name for name in ("RANK", "LOCAL_RANK") if not environment.get(name)]
+    if missing:
+        wrong.append(f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not set")
+    least = {"WORLD_SIZE": 1, "MASTER_PORT": 1, "LOCAL_WORLD_SIZE": 1, "RANK": 0, "LOCAL_RANK": 0}
+    numbers: dict[str, int] = {}
+    for name, at_least in least.items():
+        said = environment.get(name)
+        if not said:
+            continue
+        if said.strip().isdecimal() and int(said) >= at_least:
+            numbers[name] = int(said)
+        else:
+            wrong.append(f"{name} is {said!r}, not a whole number of at least {at_least}")
+    for name, bound in (("RANK", "WORLD_SIZE"), ("LOCAL_RANK", "LOCAL_WORLD_SIZE"), ("LOCAL_RANK", "WORLD_SIZE")):
+        if name in numbers and bound in numbers and numbers[name] >= numbers[bound]:
+            wrong.append(f"{name} is {numbers[name]}, and {bound} is {numbers[bound]}")
+    if wrong:
+        said = environment["WORLD_SIZE"]
+        raise ValueError(
+            f"WORLD_SIZE is {said!r}, so this process is one of several ranks, but {'; '.join(dict.fromkeys(wrong))}. "
+            "Start the ranks with torchrun, or unset WORLD_SIZE to run in one process"
+        )
+    size = numbers["WORLD_SIZE"]
     return Place(
-        rank=int(environment["RANK"]),
-        size=int(environment["WORLD_SIZE"]),
-        local_rank=int(environment.get("LOCAL_RANK", environment["RANK"])),
-        local_size=int(environment.get("LOCAL_WORLD_SIZE", environment["WORLD_SIZE"])),
+        rank=numbers["RANK"],
+        size=size,
+        local_rank=numbers["LOCAL_RANK"],
+        local_size=numbers.get("LOCAL_WORLD_SIZE", size),
         address=environment.get("MASTER_ADDR", "127.0.0.1"),
-        port=int(environment.get("MASTER_PORT", 29500)),
+        port=numbers.get("MASTER_PORT", 29500),
         attempt=int(environment.get("TORCHELASTIC_RESTART_COUNT", 0)),
         restarts_left=int(environment.get("TORCHELASTIC_MAX_RESTARTS", 0))
         - int(environment.get("TORCHELASTIC_RESTART_COUNT", 0)),

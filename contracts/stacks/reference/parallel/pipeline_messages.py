@@ -3,8 +3,8 @@
 NCCL puts the messages of a batch into one launch on the group's communicator. A single message uses a communicator of
 its pair of ranks, which is created on first use. Meanwhile the peer may wait on the other communicator: torch warns of
 this, and the run sometimes hangs. `torch.distributed.pipelining` sends single messages for batches of one direction,
-and for the vote at its first step. The two functions replaced here are private, those of torch 2.13; only this file
-names them.
+and for the vote at its first step. The functions replaced here are private, those of torch 2.11 to 2.13; only this
+file names them.
 """
 
 from __future__ import annotations
@@ -38,20 +38,26 @@ class BatchedStage(PipelineStage):
         call = self.calls[fwd_chunk_id]
         return super().forward_one_chunk(fwd_chunk_id, (call["tokens_BT"],), dict(call), *given[1:], **named)
 
-    def _setup_forward_recv_info(self, num_microbatches: int, has_backward: bool) -> None:
-        super()._setup_forward_recv_info(num_microbatches, has_backward)
+    def _prepare_forward_infra(self, *given: Any, **named: Any) -> Any:
+        prepared = super()._prepare_forward_infra(*given, **named)
         if not self.is_first:
             self.receive_into(self.args_recv_info)
+        return prepared
 
-    def _setup_backward_recv_info(self, num_microbatches: int) -> None:
-        super()._setup_backward_recv_info(num_microbatches)
+    def _prepare_backward_infra(self, *given: Any, **named: Any) -> Any:
+        prepared = super()._prepare_backward_infra(*given, **named)
         if not self.is_last:
             self.receive_into(self.grad_recv_info)
+        return prepared
 
     def receive_into(self, received: Mapping[int, tuple[Any, ...]]) -> None:
-        """A receive buffer with the shape of the microbatch."""
+        """A receive buffer with the shape of the microbatch. In torch 2.11 one of the stream needs a gradient."""
         for number, (info,) in received.items():
-            info.buffer = torch.empty_like(self.streams[number], device=self.device, requires_grad=False)
+            needs = info.buffer.requires_grad
+            info.buffer = torch.empty_like(self.streams[number], device=self.device, requires_grad=needs)
+
+    def _validate_fwd_outputs(self, outputs: tuple[torch.Tensor, ...]) -> None:
+        """torch 2.11 holds what a stage returns against the shape of the first microbatch; 2.13 does not ask."""
 
     def _warmup_forward_vote(self, has_backward: bool, received_acc: torch.Tensor | None = None) -> torch.Tensor:
         return torch.tensor([STATIC], dtype=torch.int32, device=self.device)
