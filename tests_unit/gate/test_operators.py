@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+import contracts.checks
 from contracts.contract import LAW
 from contracts.court import profiles
 from contracts.harness.cli import main
@@ -22,6 +23,8 @@ from contracts.harness.operators.cells import CELLS, cells
 from contracts.harness.operators.changes import Change
 from contracts.harness.operators.trials import FATES, Trial
 from contracts.spec.errors import Refused
+
+assert contracts.checks
 
 
 @pytest.fixture(scope="module")
