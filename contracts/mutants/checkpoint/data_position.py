@@ -125,7 +125,7 @@ class BeginsAnew(Trained):
     trains = _BeginsAnew
 
 
-@mutant(of="CKPT-01j", case="twice", says="start 2 took 3 steps")
+@mutant(of="CKPT-01j", case="twice", says="start 2 took 1 steps and exit code 2")
 class StartsTheSameCommand(Reference):
     """The script that restarts a run leaves the load out, which its first start could not have."""
 
