@@ -22,6 +22,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[1]
 JOURNAL = "mutants.jsonl"
@@ -56,7 +57,7 @@ def main() -> int:
     tool, out = asked.tool.absolute(), asked.out.absolute()
     tree, until = _copied(out), time.monotonic() + asked.time if asked.time else None
     drawn = _drawn(tool, tree, [asked.only] if asked.only else sorted(TESTS), asked.seed)[: asked.count]
-    known = {tuple(row["spec"]): row["fate"] for row in _journal(out)}
+    known: dict[tuple[Any, ...], str] = {tuple(row["spec"]): row["fate"] for row in _journal(out)}
     for spec in drawn:
         if spec in known or (until is not None and time.monotonic() > until):
             continue
@@ -121,7 +122,7 @@ def _tried(tool: Path, tree: Path, spec: Spec) -> tuple[str, str]:
     return str(told["test_outcome"]), "".join(f"\n    {line}" for line in changed)
 
 
-def _journal(out: Path) -> Iterator[dict[str, object]]:
+def _journal(out: Path) -> Iterator[dict[str, Any]]:
     file = out / JOURNAL
     for line in file.read_text(encoding="utf-8").splitlines() if file.exists() else ():
         if line.endswith("}"):

@@ -58,7 +58,8 @@ def stated(environment: Mapping[str, str]) -> Place:
         Refused: where a part of it is missing, is no number, or lies outside the world. A rank that took itself for a
             run of one process would train alone, and write where the others write.
     """
-    found, refused = {}, Refusals()
+    found: dict[str, int] = {}
+    refused = Refusals()
     if not any(name in environment for name in LAUNCHED[:2]):
         return ALONE
     for name in LAUNCHED:

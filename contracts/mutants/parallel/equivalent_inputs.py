@@ -150,8 +150,8 @@ _OverRanks = tensor_parallel._CrossEntropy
 
 class _ClampsLogits(_OverRanks):
     @staticmethod
-    def forward(ctx: Any, logits_Nv: Tensor, *rest: Any) -> Tensor:
-        return _OverRanks.forward(ctx, logits_Nv.clamp(-80, 80), *rest)
+    def forward(ctx: Any, logits_Nv: Tensor, *rest: Any, **named: Any) -> Tensor:
+        return _OverRanks.forward(ctx, logits_Nv.clamp(-80, 80), *rest, **named)
 
 
 class _ClampsOnRanks(ParallelTrainer):
