@@ -24,7 +24,7 @@ PLACES: dict[str, tuple[Mapping[str, str], str]] = {  # the variable that is wro
 }
 
 
-@contract("ENV-09", asks="started", cases=PLACES, source="fail-open starts", slow=True)
+@contract("ENV-09", asks="started", cases=PLACES, source="PG-10; F21", slow=True)
 def a_malformed_place_ends_the_start(stack: Devices, environment: Mapping[str, str], variable: str) -> None:
     """A training process whose place in the world is malformed takes no step, names the variable, and ends with an exit
     code other than 0. The place is malformed where RANK is no number or not below WORLD_SIZE, or where one of the two
@@ -45,7 +45,7 @@ def a_malformed_place_ends_the_start(stack: Devices, environment: Mapping[str, s
 UNREADABLE = {"no-data": ("missing",)}
 
 
-@contract("ENV-09a", asks="started", cases=UNREADABLE, source="fail-open starts", slow=True)
+@contract("ENV-09a", asks="started", cases=UNREADABLE, source="DAT-28; F21", slow=True)
 def data_that_cannot_be_read_ends_the_start(stack: Devices, data: str) -> None:
     """A training process that cannot read its data takes no step, names the path, and ends with an exit code other
     than 0.
