@@ -6,10 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from contracts import instruments
-from contracts.checks._support import multi_rank_run
 from contracts.checks._support.fp8_calls import FP8
-from contracts.checks._support.layouts import needs_layout
-from contracts.checks._support.multi_rank_run import SPREAD, borrowed, own_axis
 from contracts.checks._support.training_run import (
     DENSE,
     LETTERS,
@@ -19,7 +16,6 @@ from contracts.checks._support.training_run import (
     batch,
     batches,
     drawn_weights,
-    large_expert_weights,
     run,
     table,
     updates,
@@ -188,33 +184,3 @@ def stale_gradient(stack: Training, session: Session) -> str:
     return instruments.numerics.gradient_differences(
         "the second step's gradient of", second.gradients, again.gradients, tolerance
     )
-
-
-SPREAD_HALF = replace(SPREAD, name="spread-half", dtype="bf16")
-STALE: dict[str, tuple[Recipe, Execution, int]] = {
-    name: (replace(SPREAD_HALF, depth=4 if execution.degrees.pp > 1 else 5), execution, execution.world)
-    for name, execution in {
-        "fsdp2": own_axis(2, fsdp=True),
-        "tp2-sp": own_axis(2, tp=2, sp=True),
-        "borrowed-ep2-fsdp": borrowed(2, ep=2, fsdp=True),
-        "pp2": replace(own_axis(2, pp=2), microbatches=2),
-        "hsdp-2x2-recomputed": replace(own_axis(4, fsdp=True, replicas=2), recompute=True),
-    }.items()
-}
-
-
-@contract("OPT-04f", asks=("built", "train"), cases=STALE, source="F07 F19; F09", tier="dist")
-def ranks_compute_with_the_weights_that_they_hold(
-    stack: Training, recipe: Recipe, execution: Execution, world: int
-) -> None:
-    """Under bfloat16, on several ranks, the second step's losses and gradients are those of a run that begins with the
-    weights that the first step left.
-
-    Ranks gather, cast and cache copies of weights. A copy that an update does not reach is a step late: the loss falls
-    all the same.
-    """
-    needs_layout(stack, execution.layout)
-    weights = large_expert_weights(stack, recipe)
-    given = multi_rank_run.batches(2)
-    words = stale_gradient(stack, Session(recipe=recipe, steps=2, execution=execution, batches=given, weights=weights))
-    assert not words, words
