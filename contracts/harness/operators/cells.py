@@ -14,7 +14,7 @@ CELLS: Mapping[str, tuple[str, ...]] = {
         "PAR-06i[cp2]", "PAR-05h[cp2]", "MOE-05g[cp2]", "MOE-06g[cp2]", "PAR-13a[fresh-memory-cp2]",
     ),
     "parallel/expert": (
-        "PAR-01a[ep2]", "MOE-07a[borrowed-ep2]", "MOE-02f[ep2]", "MOE-06c[borrowed-ep2]", "MOE-07c[sharers-ep2]",
+        "MOE-07a[ep2]", "MOE-07a[borrowed-ep2]", "MOE-02f[ep2]", "MOE-06c[borrowed-ep2]", "MOE-07c[sharers-ep2]",
         "MOE-07c[senders-borrowed-ep2]", "MOE-07b[tp2-sp-etp1]", "PAR-13a[fresh-memory-borrowed-ep2-fsdp]",
     ),
     "parallel/tensor": (
