@@ -124,11 +124,23 @@ def _median(seconds: Iterable[float]) -> float:
     return round(statistics.median(found), 3) if found else 0.0
 
 
+def badge(found: Detection) -> dict[str, Any]:
+    """The figure as a badge, in the form that shields.io reads from an address (its endpoint badge)."""
+    every = [*found.tiers.values(), *([found.noticed] if found.noticed.planted else [])]
+    detected, planted = sum(each.detected for each in every), sum(each.planted for each in every)
+    alarms = f", {found.red} false alarms" if found.stacks else ""
+    share = detected / planted if planted else 0.0
+    colour = "red" if found.red or share < 0.8 else "brightgreen" if share >= 0.95 else "yellow"
+    words = f"{detected} of {planted}{alarms}" if planted else "nothing was planted"
+    return {"schemaVersion": 1, "label": "planted bugs noticed", "message": words, "color": colour}
+
+
 def write(folder: Path, found: Detection) -> None:
-    """`detection.md` and `detection.json`."""
+    """`detection.md`, `detection.json`, and `badge.json` for shields.io."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{FILE}.md").write_text(markdown(found), encoding="utf-8")
     (folder / f"{FILE}.json").write_text(json.dumps(asdict(found), indent=1) + "\n", encoding="utf-8")
+    (folder / "badge.json").write_text(json.dumps(badge(found)) + "\n", encoding="utf-8")
 
 
 def markdown(found: Detection) -> str:

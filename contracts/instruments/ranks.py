@@ -9,8 +9,11 @@ import importlib
 import json
 import os
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+
+from contracts.spec.errors import Refusals
 
 Group = tuple[int, ...]
 
@@ -42,6 +45,34 @@ def here() -> Place:
         return ALONE
     rank, world, local_rank = (int(os.environ[name]) for name in names)
     return Place(rank=rank, world=world, node=int(os.environ.get("GROUP_RANK", "0")), local_rank=local_rank)
+
+
+LAUNCHED = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
+"""What a launcher gives each rank."""
+
+
+def stated(environment: Mapping[str, str]) -> Place:
+    """The place that a launcher states; `ALONE` where it states none.
+
+    Raises:
+        Refused: where a part of it is missing, is no number, or lies outside the world. A rank that took itself for a
+            run of one process would train alone, and write where the others write.
+    """
+    found: dict[str, int] = {}
+    refused = Refusals()
+    if not any(name in environment for name in LAUNCHED[:2]):
+        return ALONE
+    for name in LAUNCHED:
+        said = environment.get(name)
+        number = said is not None and said.isascii() and said.isdigit()
+        refused.unless(number, name, said, "is no number of a rank or of ranks", "start ranks by torchrun")
+        found[name] = int(said) if said is not None and number else 0
+    refused.raise_any()
+    rank, world, local_rank = found.values()
+    refused.unless(rank < world, "RANK", rank, f"is not below WORLD_SIZE, {world}", "start ranks by torchrun")
+    refused.unless(local_rank <= rank, "LOCAL_RANK", local_rank, f"is above RANK, {rank}", "start ranks by torchrun")
+    refused.raise_any()
+    return Place(rank=rank, world=world, node=int(environment.get("GROUP_RANK", "0")), local_rank=local_rank)
 
 
 def torch_distributed() -> tuple[Any, Any]:

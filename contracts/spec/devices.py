@@ -1,4 +1,4 @@
-"""Questions about a device: the memory that training takes on it, and its allocator (MEM, ENV)."""
+"""Questions about a device and a process on it: memory of training, its allocator, how a start ends (MEM, ENV)."""
 
 from __future__ import annotations
 
@@ -40,8 +40,23 @@ class AllocatorSeen:
     expandable: int
 
 
+@dataclass(frozen=True, kw_only=True)
+class Started:
+    """How a training process ended.
+
+    Args:
+        exit_code: what its shell sees.
+        steps: optimizer steps that this process took.
+        words: the end of what it printed.
+    """
+
+    exit_code: int
+    steps: int
+    words: str
+
+
 class Devices(Party, Protocol):
-    """The memory of one device."""
+    """The memory of one device, and a process that trains on it."""
 
     def step_memory(self, recipe: Recipe, mode: Mode, device: str, steps: int) -> tuple[StepMemory, ...]:
         """Train `steps` steps in one process on one device (`cpu`, `cuda`) and the stack's own data; memory by step."""
@@ -49,4 +64,12 @@ class Devices(Party, Protocol):
 
     def allocator_seen(self, environment: Mapping[str, str], device: str) -> AllocatorSeen:
         """Start a rank's process in a launch's environment, let it allocate on a device, and report its allocator."""
+        ...
+
+    def started(self, recipe: Recipe, environment: Mapping[str, str], steps: int) -> Started:
+        """Start the stack's own training command on a recipe, as one process, to stop after step `steps` of the run.
+
+        The process has the variables of this one, less those that a launcher gives its ranks, and then `environment`.
+        It saves and loads where `recipe.checkpoint` says.
+        """
         ...

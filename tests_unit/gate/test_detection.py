@@ -77,6 +77,14 @@ def test_the_command_reads_journals_of_one_source_and_writes_both_forms(tmp_path
         detection.detection([tmp_path / "out"])
 
 
+def test_the_badge_is_of_all_that_was_planted_and_red_for_a_false_alarm() -> None:
+    half = detection.Detected(detected=9, planted=10)
+    found = detection.badge(Detection(tiers={"unit": half}, noticed=half, stacks=3, cases=36))
+    assert (found["message"], found["color"]) == ("18 of 20, 0 false alarms", "yellow")
+    assert detection.badge(Detection(tiers={"unit": half}, stacks=3, cases=36, red=1))["color"] == "red"
+    assert detection.badge(Detection())["message"] == "nothing was planted"
+
+
 def test_readme_shows_the_figure_that_lies_in_docs() -> None:
     data = json.loads((ROOT / "docs/detection.json").read_text(encoding="utf-8"))
     shown = detection.shown(codec.decode(Detection, data["figure"], name="figure"), date=data["date"])

@@ -13,12 +13,18 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+import contracts.checks
+from contracts.contract import LAW
+from contracts.court import profiles
 from contracts.harness.cli import main
 from contracts.harness.commands._operators import summary
 from contracts.harness.operators import changes, trials
+from contracts.harness.operators.cells import CELLS, cells
 from contracts.harness.operators.changes import Change
 from contracts.harness.operators.trials import FATES, Trial
 from contracts.spec.errors import Refused
+
+assert contracts.checks
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +67,22 @@ def test_every_equivalent_change_still_exists_and_is_argued(every: list[Change])
     stale = [each for each in changes.equivalents() if not any(each.covers(change) for change in every)]
     assert stale == []
     assert [each for each in changes.equivalents() if len(each.reason.split()) < 5] == []
+
+
+def test_every_cell_of_two_ranks_is_in_the_law_and_every_file_has_some() -> None:
+    found = {item for of in CELLS.values() for item in of}
+    plan = profiles.plan(LAW, ",".join(sorted(found)))
+    assert {str(item) for item in plan.items} == found
+    assert {LAW.contracts[item.id].ranks(item.case) for item in plan.items} == {2}
+    unmatched = [begins for begins in CELLS if not any(file.startswith(begins) for file in changes.files())]
+    assert unmatched == []
+    assert cells("parallel/fsdp.py")[0] == CELLS["parallel/fsdp"][0]
+    assert set(CELLS[""]) <= set(cells("data.py"))
+
+
+def test_what_runs_in_a_process_of_its_own_is_not_taken_for_what_an_import_runs(every: list[Change]) -> None:
+    own = {each.file for each in every if each.scope == "__main__"}
+    assert "answers/traffic.py" in own
 
 
 _TRY = """

@@ -112,3 +112,40 @@ def streams_have_no_order(stack: Training, recipe: Recipe, order: tuple[int, ...
     after = one_pass(stack, recipe, weights, tokens)
     words = instruments.numerics.difference("the logits with permuted streams", after.logits, before.logits, FLOAT64)
     assert not words, words
+
+
+HALVED = {
+    "one-layer": (replace(STREAMED, depth=1, dtype="bf16"),),
+    "two-layers": (replace(STREAMED, depth=2, dtype="bf16"),),
+}
+LARGE, HALF_OFF = 20.0, 0.012
+"""What a map's logit adds up from, and how far bfloat16 may move the model's logits: 0.005 is seen, 0.03 with maps in
+bfloat16, whose units near 80 are 0.5."""
+
+
+@contract("BLK-06w", asks=("initial", "run_model"), cases=HALVED, source="arXiv 2512.24880; MXP-07")
+def maps_of_streams_are_float32(stack: Training, recipe: Recipe) -> None:
+    """Under bfloat16 activations the maps of hyper-connections are computed in float32: the norm of the streams, their
+    projection and its bias.
+
+    A map's logit is a projection plus a bias. The weights are drawn so that both are large and nearly cancel: what
+    rounds the norm or the projection to bfloat16 then writes another part of the layer into each stream.
+    """
+    numerics, exact = instruments.numerics, replace(recipe, dtype="fp32")
+    weights = drawn_weights(stack, exact)
+    needs_canonical_names(stack, weights, _FIRST)
+    held = {name: numerics.tensor(each).bfloat16().double() for name, each in weights.items()}
+    first = "layers.0.streams."
+    embedding_VD, phi, bias, alpha = (
+        held[name] for name in ("embedding.weight", f"{first}phi.weight", f"{first}bias", f"{first}alpha")
+    )
+    embedding_VD[:, 0] = 2.0
+    normed_V = embedding_VD[:, 0] / (embedding_VD.square().mean(-1) + recipe.norm_eps).sqrt()
+    phi.mul_(0.1)[:, 0] = LARGE
+    bias.mul_(0.1).sub_(LARGE * normed_V.mean())
+    alpha.fill_(1.0)
+    weights, tokens = dict(numerics.arrays(held)), batch(recipe, PACKED)
+    want = tensor(one_pass(stack, exact, weights, tokens).logits)
+    got = tensor(one_pass(stack, recipe, weights, tokens, precision="declared").logits)
+    off = float((got.double() - want).norm() / want.norm())
+    assert off < HALF_OFF, f"logits under bfloat16 are off by {off:.3g} of their size, expected less than {HALF_OFF}"

@@ -8,10 +8,13 @@ from contracts.checks._support.folders import folder
 from contracts.checks._support.saved_states import FAMILIES
 from contracts.checks.checkpoint.resume import DENSE, MUON, SHORT, given_batches
 from contracts.contract import contract
+from contracts.spec import presets
+from contracts.spec.devices import Devices
 from contracts.spec.errors import Refused
-from contracts.spec.recipe import Data, Moe, Recipe
+from contracts.spec.recipe import Checkpoint, Data, Moe, Recipe
 from contracts.spec.training import Session, Trained, Training
 
+TINY = replace(presets.resolve("tiny-nam56r"), depth=2, pattern="AE", seq_length=16)
 EPOCHS = {"resumed-in-the-second-and-third": (SHORT, 2, 2, 2), "resumed-after-one-step": (SHORT, 1, 4, 1)}
 OWN = ("checkpoint", "own-data")
 
@@ -85,6 +88,36 @@ def a_resume_from_nothing_is_refused(stack: Training, recipe: Recipe) -> None:
     with folder() as at:
         refused, run = _refused(stack, Session(recipe=recipe, steps=1, batches=given_batches(recipe, 1), load=str(at)))
     assert refused, f"there is no checkpoint, and the run began after step {run.start if run else 0}"
+
+
+_ALONE = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29511"}
+COMMANDS = {"twice": (True,), "from-nothing": (False,)}
+
+
+@contract("CKPT-01j", asks="started", cases=COMMANDS, source=FAMILIES, slow=True)
+def the_command_goes_on_where_it_was_left(stack: Devices, saved: bool) -> None:
+    """The training command, told to load from the folder that it saves to, takes the steps that are left, each time it
+    is started anew. Told to load where there is no checkpoint, it takes no step and ends with an exit code other than
+    0.
+
+    What resumes a run is mostly a script that starts the same command again. One that begins at step 1 writes over the
+    checkpoints that it did not find.
+    """
+    with folder() as at:
+        text = at / "text.bin"
+        text.write_bytes(bytes(3 * k % 59 for k in range(40 * TINY.seq_length)))
+        first = replace(TINY, data=Data(path=str(text)), checkpoint=Checkpoint(save=str(at / "run"), interval=1))
+        again = replace(first, checkpoint=replace(first.checkpoint, load=str(at / "run")))
+        if not saved:
+            ended = stack.started(again, {}, 2)
+            words = f"{ended.steps} steps and exit code {ended.exit_code}: {ended.words[-300:]}"
+            assert ended.steps == 0, f"there is no checkpoint, and it took {words}"
+            assert ended.exit_code != 0, f"there is no checkpoint, and it ended after {words}"
+            return
+        for number, (recipe, steps, want) in enumerate(((first, 2, 2), (again, 3, 1), (again, 5, 2))):
+            ended = stack.started(recipe, _ALONE if number else {}, steps)
+            words = f"{ended.steps} steps and exit code {ended.exit_code}: {ended.words[-300:]}"
+            assert (ended.steps, ended.exit_code) == (want, 0), f"start {number + 1} took {words}, expected {want}"
 
 
 def _refused(stack: Training, session: Session) -> tuple[str, Trained | None]:

@@ -47,6 +47,7 @@ JUNK = {
     "copies-and-backups": ("copies",),
     "husks-of-later-steps": ("husks",),
     "whole-copies-of-another-name": ("renamed",),
+    "later-steps-that-were-cut-off": ("cut",),
 }
 
 
@@ -55,14 +56,14 @@ def what_only_looks_like_a_checkpoint_is_none(stack: Checkpointing, junk: str) -
     """Beside copies, backups, empty folders and folders with later names, the latest checkpoint is the newest complete
     one, and it loads.
 
-    Calling `int()` on whatever digits a name holds crashes on one folder, and takes a copy of step 4 that is named 7
-    for the newest.
+    A file that was cut off makes a checkpoint incomplete. Calling `int()` on whatever digits a name holds crashes on
+    one folder, and takes a copy of step 4 that is named 7 for the newest.
     """
     with folder() as at:
-        for step in (2, 4):
+        for step in (2, 4, 7) if junk == "cut" else (2, 4):
             saved_states.write(stack, at, state(step, LITTLE), ONE_FILE)
         for path in list(at.iterdir()):
-            if "4" in path.name:
+            if ("7" if junk == "cut" else "4") in path.name:
                 _clutter(path, junk)
         made = ", ".join(sorted(path.name for path in at.iterdir()))
         found = stack.latest_checkpoint(str(at))
@@ -81,6 +82,10 @@ def _clutter(path: Path, junk: str) -> None:
         path.with_name(path.name.replace("4", "\N{ARABIC-INDIC DIGIT SEVEN}")).mkdir()
     elif junk == "renamed":
         _copied(path, path.with_name(path.name.replace("4", "7")))
+    elif junk == "cut":
+        files = [each for each in (path.rglob("*") if path.is_dir() else (path,)) if each.is_file()]
+        largest = max(files, key=lambda each: (each.suffix != ".json", each.stat().st_size))  # numbers, not names
+        os.truncate(largest, largest.stat().st_size // 2)
     else:
         path.with_name(path.name.replace("4", "9")).mkdir()
         half = path.with_name(path.name.replace("4", "8"))

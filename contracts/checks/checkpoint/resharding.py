@@ -52,7 +52,7 @@ from contracts.checks._support.saved_states import FAMILIES
 from contracts.checks.checkpoint.resume import EVERYTHING
 from contracts.contract import contract
 from contracts.instruments.ranks import gathered, here
-from contracts.spec.recipe import Recipe
+from contracts.spec.recipe import Data, Recipe
 from contracts.spec.tolerance import FLOAT64_SCAN
 from contracts.spec.training import Execution, Session, Step, Training
 
@@ -225,6 +225,44 @@ def _apart(got: Step, want: Step) -> str:
             return f"step {want.number}: {fact} is {getattr(got, fact)}, expected {getattr(want, fact)}"
     words = instruments.numerics.gradient_differences("the gradient of", got.gradients, want.gradients, FLOAT64_SCAN)
     return f"step {want.number}: {words}" if words else ""
+
+
+EPOCHS: dict[str, tuple[int, tuple[Execution, ...]]] = {
+    "fsdp2": (2, (FSDP2, FSDP2, FSDP2)),
+    "one-to-two-to-two-of-one-row": (2, (ONE, FSDP2, CP2_FSDP)),
+    "pp2-to-tp2": (2, (PP2, PP2, TP2_SP)),
+}
+
+
+@contract("CKPT-01i", asks="train", cases=EPOCHS, source=FAMILIES, tier="dist",
+          needs={"": ("checkpoint", "own-data")})  # fmt: skip
+def ranks_that_resume_in_later_epochs_read_on(stack: Training, world: int, layouts: tuple[Execution, ...]) -> None:
+    """Ranks that resume in the second epoch and again in the fourth, on the same layout or another, consume the
+    sequences of the run on one rank that was not interrupted.
+
+    A first epoch is the same with an offset or with a count, with or without the number of the epoch. What was saved of
+    the first load is right at the second only if the load itself changed nothing.
+    """
+    for each in layouts:
+        needs_layout(stack, each.layout)
+    with shared_folder() as at:
+        text = at / "text.bin"
+        own = text.with_name(f"text-{here().rank}")
+        own.write_bytes(bytes(3 * k % 59 for k in range(7 * SPREAD.seq_length + 1)))  # seven sequences, five a step
+        own.replace(text)
+        recipe = replace(SPREAD, data=Data(path=str(text)))
+        whole = stack.train(Session(recipe=recipe, steps=7, execution=ONE)).steps
+        load: str | None = None
+        for start, end, layout in zip((0, 2, 5), (2, 5, 7), layouts, strict=True):
+            kept = save_folder(at / str(end), layout).as_posix()
+            session = Session(recipe=recipe, steps=end - start, execution=layout, load=load, save=kept,
+                              save_at=frozenset({end}))  # fmt: skip
+            got = [step.samples for step in stack.train(session).steps]
+            want = [step.samples for step in whole[start:end]]
+            unlike = f"the samples are {got}, expected {want}" if got != want else ""
+            words = first_finding(unlike)
+            assert not words, f"on {layout_name(layout)}, from step {start + 1} on, {words}"
+            (load, *_) = gathered(kept)
 
 
 GROWN = {"one-to-two": (ONE, FSDP2, 2), "tp-to-dp": (TP2_SP, FSDP2, 2)}

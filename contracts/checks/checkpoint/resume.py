@@ -7,13 +7,13 @@ from dataclasses import replace
 
 from contracts.checks._support import saved_states
 from contracts.checks._support.folders import folder
-from contracts.checks._support.recipes import SMALL
+from contracts.checks._support.recipes import SMALL, SMALL_DSA
 from contracts.checks._support.saved_states import FAMILIES
 from contracts.checks._support.training_run import batches
 from contracts.contract import contract
 from contracts.spec.array import Arrays
 from contracts.spec.ladder import rung_of
-from contracts.spec.recipe import Batch, Moe, Mtp, Optim, Recipe
+from contracts.spec.recipe import Batch, Dsa, Mhc, Moe, Mtp, Optim, Recipe
 from contracts.spec.training import Execution, Observed, Session, Step, Tokens, Training
 
 SHORT = replace(
@@ -32,19 +32,31 @@ AHEAD = replace(SHORT, name="short-mtp", mtp=Mtp(depth=1), optim=replace(SHORT.o
 
 DENSE = replace(SHORT, name="short-dense", pattern="AE", moe=None, activation="swiglu")
 
+EVERY_KIND = replace(
+    AHEAD, name="short-every-kind", pattern="AE", depth=4, mla=SMALL_DSA.mla, mhc=Mhc(streams=2),
+    dsa=Dsa(a_ranks=(1,), index_heads=5, index_head_dim=8, top_k=5),
+)  # fmt: skip
+"""A E A E, with every kind of tensor that a checkpoint can leave out: indexer, streams, heads that look
+ahead, latent projections."""
+
 ROWS = (((17,), 11), ((17,), 0), ((17,), 3), ((17,), 0), ((17,), 14))
 EVERYTHING: frozenset[Observed] = frozenset({"weights", "optimizer", "buffers", "rng"})
 RUNS: dict[str, tuple[Recipe, Execution, tuple[int, ...]]] = {  # steps between two loads
     "adamw": (SHORT, Execution(), (2, 2, 2)),
     "muon-accumulated": (MUON, Execution(microbatches=3), (1, 3, 2)),
     "mtp-without-clipping": (AHEAD, Execution(), (3, 1, 2)),
+    "every-kind": (EVERY_KIND, Execution(mode="author_dp"), (1, 1, 2)),
     "dense": (DENSE, Execution(), (2, 2, 2)),
     "dense-half": (replace(DENSE, name="short-half", dtype="bf16"), Execution(), (2, 1, 2)),
     "dense-tied": (replace(DENSE, name="short-tied", untied_embeddings=False), Execution(), (2, 1, 2)),
 }
 
 
-HEADED = {"": ("checkpoint",), "mtp-without-clipping": ("checkpoint", "prediction-heads")}
+HEADED = {
+    "": ("checkpoint",),
+    "mtp-without-clipping": ("checkpoint", "prediction-heads"),
+    "every-kind": ("checkpoint", "prediction-heads", "hyper-connections", "mla", "dsa"),
+}
 """On leaner recipes the batches are given, so that a stack without the recipe's data is asked as well."""
 
 

@@ -11,7 +11,7 @@ from contracts.contract import contract
 from contracts.spec.blocks import BlockCall, Blocks
 from contracts.spec.conventions import chosen
 from contracts.spec.recipe import Moe
-from contracts.spec.tolerance import FLOAT32, Tolerance
+from contracts.spec.tolerance import FLOAT32, FLOAT64, Tolerance
 
 PAPERS = "arXiv 1701.06538; arXiv 2412.19437"
 
@@ -60,6 +60,40 @@ def every_assignment_is_counted(stack: Blocks, moe: Moe, batch: int, length: int
         assert count == tokens, f"expert {expert} is counted {count} times, {tokens} assignments name it"
     total = batch * length * moe.top_k
     assert sum(counts) == total, f"counts add up to {sum(counts)}, tokens times top-k is {total}"
+
+
+TIED = {
+    "softmax": (PLAIN, 2, 5),
+    "sigmoid": (PLAIN_SIGMOID, 2, 5),
+    "one-of-twelve": (replace(PLAIN_SIGMOID, top_k=1), 2, 5),
+    "every-expert": (replace(PLAIN, top_k=12), 2, 3),
+    "a-single-expert": (replace(PLAIN, experts=1, top_k=1), 2, 3),
+}
+
+
+@contract("MOE-01g", asks="run_block", cases=TIED, source=PAPERS)
+def tied_scores_choose_k_experts(stack: Blocks, moe: Moe, batch: int, length: int) -> None:
+    """Where all scores of a token are equal, it goes to k distinct experts, whichever they are, with equal gates.
+
+    So it is with padding, with a router that starts at zero, with a single expert, or with as many as are chosen. A
+    choice by a threshold, or by a mask of whatever equals the maximum, takes more experts than k, or one of them k
+    times. All experts have the same weights here, so that the output does not depend on the choice.
+    """
+    numerics = instruments.numerics
+    call = expert_calls.drawn_call(expert_calls.with_moe(moe, "swiglu"), batch, length)
+    weights = numerics.tensors(call.weights)
+    weights["mixer.router.weight"].zero_()
+    for name in ("w1", "w2", "w3"):
+        weights[f"mixer.experts.{name}"][:] = weights[f"mixer.experts.{name}"][:1].clone()
+    call = replace(call, weights=numerics.arrays(weights), dy=None)
+    run = stack.run_block(call)
+    for went in (each for row in expert_calls.rows(run.seen["experts"]) for each in row):
+        distinct = sorted(set(went))
+        assert len(went) == len(distinct) == moe.top_k, f"a token goes to {sorted(went)}, expected {moe.top_k} experts"
+    total = int(numerics.tensor(run.seen["counts"]).sum())
+    assert total == batch * length * moe.top_k, f"counts add up to {total}, expected {batch * length * moe.top_k}"
+    words = numerics.difference("y", run.y, expert_calls.oracle_answer(call).routed.y_BTD, FLOAT64)
+    assert not words, words
 
 
 # Logits of six experts, from where and in which steps; bfloat16 has steps of 0.0625 above 10 and of 0.0039 above 0.5.

@@ -9,6 +9,7 @@ from contracts.checks._support.layouts import needs_layout
 from contracts.checks._support.multi_rank_run import SPREAD, batches, borrowed, one_rank_and_many, own_axis
 from contracts.checks._support.step_comparison import gradient_differences, state_differences
 from contracts.checks._support.training_run import large_expert_weights
+from contracts.checks.optimizer.updates import stale_gradient
 from contracts.contract import contract
 from contracts.spec.recipe import Recipe
 from contracts.spec.training import Execution, Session, Training
@@ -83,4 +84,34 @@ def a_singleton_lane_reduces_nothing(stack: Training, execution: Execution, worl
     )
     ((alone, many),) = one_rank_and_many(stack, SPREAD, replace(execution, fsdp=True), batches(1), "gradients")
     words = gradient_differences(alone, many)
+    assert not words, words
+
+
+HALF = replace(SPREAD, name="spread-half", dtype="bf16")
+STALE: dict[str, tuple[Recipe, Execution, int]] = {
+    name: (replace(HALF, depth=4 if execution.degrees.pp > 1 else 5), execution, execution.world)
+    for name, execution in {
+        "fsdp2": own_axis(2, fsdp=True),
+        "tp2-sp": own_axis(2, tp=2, sp=True),
+        "borrowed-ep2-fsdp": borrowed(2, ep=2, fsdp=True),
+        "pp2": replace(own_axis(2, pp=2), microbatches=2),
+        "hsdp-2x2-recomputed": replace(own_axis(4, fsdp=True, replicas=2), recompute=True),
+    }.items()
+}
+
+
+@contract("OPT-04f", asks=("built", "train"), cases=STALE, source="F07 F19; F09", tier="dist")
+def ranks_compute_with_the_weights_that_they_hold(
+    stack: Training, recipe: Recipe, execution: Execution, world: int
+) -> None:
+    """Under bfloat16, on several ranks, the second step's losses and gradients are those of a run that begins with the
+    weights that the first step left.
+
+    Ranks gather, cast and cache copies of weights. A copy that an update does not reach is a step late: the loss falls
+    all the same.
+    """
+    needs_layout(stack, execution.layout)
+    weights = large_expert_weights(stack, recipe)
+    given = batches(2)
+    words = stale_gradient(stack, Session(recipe=recipe, steps=2, execution=execution, batches=given, weights=weights))
     assert not words, words

@@ -8,12 +8,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from contracts import instruments
+from contracts.checks._support import training_run
 from contracts.checks._support.model_passes import EVERYTHING, WHOLE, batch, one_pass
 from contracts.checks._support.recipes import DENSE, SMALL, SMALL_MLA
+from contracts.checks._support.training_run import LETTERS, TIED
 from contracts.contract import contract
 from contracts.spec.recipe import Batch, Mhc, Mode, Moe, Mtp, Recipe
 from contracts.spec.tolerance import EXACT, FLOAT32
-from contracts.spec.training import Training
+from contracts.spec.training import Execution, Precision, Session, Training
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -217,3 +219,40 @@ def _scales(stack: Training, recipe: Recipe, mode: Mode) -> dict[tuple[str, str]
             kind = of, row.name.partition(f".{row.layer}.")[2]
             found.setdefault(kind, []).append(float(drawn[row.name].double().square().mean()))
     return {kind: math.sqrt(sum(each) / len(each)) for kind, each in found.items()}
+
+
+TRAINED: dict[str, tuple[Recipe, Precision]] = {
+    "every-letter": (replace(LETTERS, mtp=Mtp(depth=1), mhc=Mhc(streams=2)), "declared"),
+    "every-letter-in-bf16": (replace(LETTERS, dtype="bf16"), "declared"),
+    "tied": (TIED, "float64"),
+    "dense": (training_run.DENSE, "declared"),
+}
+
+
+@contract(
+    "PAR-04i", asks=("built", "initial", "train"), cases=TRAINED, needs=(), sheds=("packed",), source="F14; INI-13"
+)
+def a_run_starts_from_its_initial_weights(stack: Training, recipe: Recipe, precision: Precision) -> None:
+    """A run on one rank that is given no weights starts from `initial`: it has the first losses and gradients of a run
+    that is given these.
+
+    A framework that initialises a model once more behind the stack, or what was loaded, or only the parts that it
+    knows, trains another model than the one that was looked at.
+    """
+    given = (training_run.batch("first", recipe=recipe),)
+    session = Session(recipe=recipe, steps=1, execution=Execution(precision=precision), batches=given,
+                      observe=frozenset({"gradients"}))  # fmt: skip
+    (drawn,) = stack.train(session).steps
+    names = {row.name for row in stack.built(recipe, "nemo_native").parameters}
+    whole = stack.initial(recipe, "nemo_native")
+    weights = {name: each for name, each in whole.items() if name in names}
+    (taken,) = stack.train(replace(session, weights=weights)).steps
+    for name, loss in taken.losses.items():
+        found = drawn.losses.get(name, float("nan"))
+        assert abs(found - loss) <= 1e-6 * max(1.0, abs(loss)), (
+            f"without given weights {name} is {found:.9g}, from the initial weights it is {loss:.9g}"
+        )
+    words = instruments.numerics.gradient_differences(
+        "without given weights the gradient of", drawn.gradients, taken.gradients, FLOAT32
+    )
+    assert not words, words

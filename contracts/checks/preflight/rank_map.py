@@ -32,6 +32,7 @@ ORDERS: dict[str, tuple[tuple[NodeCapture, ...], tuple[RankPlace, ...], tuple[st
         BOTH, _but(replace(PLACED[9], device=2, nic="mlx5_1"), replace(PLACED[10], device=1, nic="mlx5_2")),
         ("9", "10"),
     ),
+    "the-last-two-exchanged": (BOTH, _but(replace(PLACED[15], rank=14), replace(PLACED[14], rank=15)), ("14", "15")),
     "everybody-on-device-0": (
         BOTH, tuple(replace(place, device=0, nic="mlx5_0" if place.host == "n0" else "mlx5_3") for place in PLACED),
         ("1", "12", "15"),

@@ -56,7 +56,7 @@ TRIALS_LOST = 20  # so many mutants may end a rank before the matrix is given up
 @click.option("--operators", "drawn", type=click.IntRange(min=1), metavar="N",
               help="In place of the mutants: N changes of the reference's source, drawn over its files. --only takes "
               "the beginning of an id, or of a file; --profile dist puts those that one process does not execute "
-              "before some cases of --ranks. What was tried is in --report and is not tried again.")  # fmt: skip
+              "or see before some cases of --ranks. What was tried is in --report and is not tried again.")  # fmt: skip
 @click.option("--time", "seconds", type=click.FloatRange(min=0), metavar="S", help="With --operators: begin no further "
               "one after S seconds.")  # fmt: skip
 @click.option("--figure", "given_folders", multiple=True, type=click.Path(path_type=Path, exists=True, file_okay=False),

@@ -319,6 +319,8 @@ def of_file(file: str) -> tuple[Change, ...]:
                 statement = next(each for each in reversed((*above, node)) if isinstance(each, ast.stmt))
                 scopes = [each.name for each in above if isinstance(each, (ast.FunctionDef, ast.ClassDef))]
                 runs = any(isinstance(each, ast.FunctionDef) for each in above)
+                if any(_is_main(each) for each in above):  # what a process of its own runs, and an import does not
+                    scopes, runs = ["__main__"], True
                 assert isinstance(target, (ast.expr, ast.stmt))
                 change = Change(
                     operator=operator, file=file, scope=".".join(scopes) if runs else "", line=target.lineno,
@@ -327,6 +329,10 @@ def of_file(file: str) -> tuple[Change, ...]:
                 if change.was != now and _parses(change):
                     found.setdefault(change.id, change)
     return tuple(found.values())
+
+
+def _is_main(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and isinstance(node.test, ast.Compare) and _name(node.test.left) == "__name__"
 
 
 def _lines(statement: ast.stmt) -> tuple[int, int]:

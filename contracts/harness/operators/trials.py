@@ -24,6 +24,7 @@ from contracts.contract import Law
 from contracts.court import record
 from contracts.court.judge import judge
 from contracts.harness import parties
+from contracts.harness.operators.cells import cells
 from contracts.harness.operators.changes import Change, drawn, equivalents, named
 from contracts.harness.operators.forked import forked
 from contracts.harness.operators.reach import Reach
@@ -35,7 +36,7 @@ FATES: tuple[Fate, ...] = get_args(Fate)
 JOURNAL = "operators.jsonl"
 BUDGET_S = 90.0  # of recorded time, for the cases that one change is put before
 CRASHES = 12  # so many cases that broke and none that was violated: it crashes
-RANKS_PROFILE, RANKS_S = "quick4", 540.0
+RANKS_S = 540.0  # for the cases of several ranks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +73,9 @@ def shadow(folder: Path, change: Change) -> None:
 
 
 def trial(change: Change, reach: Reach, *, ranks: int = 1, budget_s: float = BUDGET_S) -> Trial:
-    """Judge one change. With several ranks, those that no case of one process reaches are put before `quick4`."""
+    """Judge one change. With several ranks, what no case of one process reaches or sees is put before theirs: `cells`
+    of two ranks, `quick4` of four.
+    """
     told = functools.partial(Trial, content=reach.content, change=change.id, was=change.was, now=change.now)
     argued = next((each for each in equivalents() if each.covers(change)), None)
     if argued is not None:
@@ -83,10 +86,12 @@ def trial(change: Change, reach: Reach, *, ranks: int = 1, budget_s: float = BUD
         shadow(folder, change)
         if items:
             limit = 30 + 10 * budget_s
-            rows = forked(functools.partial(_judged, folder, items, reach), seconds=limit)
-            return told(**_fate(rows, len(items)))
+            alone = _fate(forked(functools.partial(_judged, folder, items, reach), seconds=limit), len(items))
+            if ranks == 1 or alone["fate"] != "survived":
+                return told(**alone)
         if ranks > 1:
-            return told(**_by_ranks(folder, ranks), ranks=ranks)
+            profile = "quick4" if ranks >= 4 else ",".join(cells(change.file))
+            return told(**_by_ranks(folder, ranks, profile), ranks=ranks)
     return told(fate="unreached")
 
 
@@ -142,8 +147,8 @@ def _fate(rows: Sequence[dict[str, Any]], planned: int) -> dict[str, Any]:
     return {"fate": "survived", "tried": len(rows), "seconds": spent}
 
 
-def _by_ranks(folder: Path, ranks: int) -> dict[str, Any]:
-    words = [sys.executable, "-m", "contracts.harness.cli", "check", "--ranks", str(ranks), "--profile", RANKS_PROFILE,
+def _by_ranks(folder: Path, ranks: int, profile: str) -> dict[str, Any]:
+    words = [sys.executable, "-m", "contracts.harness.cli", "check", "--ranks", str(ranks), "--profile", profile,
              "--report", str(folder / "report")]  # fmt: skip
     paths = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
     environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
@@ -178,7 +183,7 @@ def run(
     """The first `count` changes that a seed draws, those that the journal has not; until the time is over.
 
     `only` is an id, which is tried whatever the journal says, or the beginning of ids or files. A journal entry of one
-    process that was unreached is tried again where there are ranks.
+    process that was unreached or survived is tried again where there are ranks.
     """
     until = None if seconds is None else time.monotonic() + seconds
     known = journal(folder, reach.content)
@@ -188,7 +193,7 @@ def run(
         if len(found) == count or (until is not None and time.monotonic() > until):
             break
         earlier = known.get(change.id)
-        if earlier is None or "@" in only or (ranks > 1 and earlier.fate == "unreached"):
+        if earlier is None or "@" in only or (ranks > earlier.ranks and earlier.fate in ("unreached", "survived")):
             earlier = trial(change, reach, ranks=ranks)
             with (folder / JOURNAL).open("a", encoding="utf-8") as file:
                 file.write(json.dumps(asdict(earlier)) + "\n")

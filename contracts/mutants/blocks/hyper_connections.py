@@ -7,9 +7,11 @@ from torch import Tensor
 
 from contracts.contract import mutant
 from contracts.mutants._support.replaced_parts import Exchanged
+from contracts.spec.recipe import Recipe
 from contracts.stacks.reference.model.blocks.common import Output, Packing
 from contracts.stacks.reference.model.blocks.hyper_connections import HyperConnections
 from contracts.stacks.reference.model.hybrid_model import Layer, Model
+from contracts.stacks.reference.model.parts_interface import PartsInterface
 
 
 class Transposed(HyperConnections):
@@ -139,3 +141,34 @@ class MixesByRank(Exchanged):
     """A later stream also receives what earlier streams received, so the order of streams matters."""
 
     exchange = {"streams": ByColumns}
+
+
+def _rounded(value: Tensor) -> Tensor:
+    """What bfloat16 leaves of a value; one in float64 is nobody's under autocast."""
+    return value if value.dtype == torch.float64 else value.bfloat16().to(value.dtype)
+
+
+class _HalfNorm(HyperConnections):
+    def __init__(self, recipe: Recipe, parts: PartsInterface) -> None:
+        super().__init__(recipe, parts)
+        self.phi.register_forward_pre_hook(lambda _, given: (_rounded(given[0]),))
+
+
+@mutant(of="BLK-06w", case="one-layer", says="logits under bfloat16 are off by")
+class NormsStreamsInBfloat16(Exchanged):
+    """The norm in front of the maps runs in the dtype of the streams."""
+
+    exchange = {"streams": _HalfNorm}
+
+
+class _HalfProjection(HyperConnections):
+    def __init__(self, recipe: Recipe, parts: PartsInterface) -> None:
+        super().__init__(recipe, parts)
+        self.phi.register_forward_hook(lambda _, __, mapped: _rounded(mapped))
+
+
+@mutant(of="BLK-06w", case="two-layers", says="logits under bfloat16 are off by")
+class ProjectsStreamsInBfloat16(Exchanged):
+    """The projection of the streams to their maps runs under autocast."""
+
+    exchange = {"streams": _HalfProjection}

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
 
 from torch import Tensor
 
 from contracts.contract import mutant
 from contracts.mutants._support.replaced_parts import Exchanged
 from contracts.mutants._support.trainer import Trained
+from contracts.spec.devices import Started
 from contracts.spec.errors import refuse
+from contracts.spec.recipe import Recipe
 from contracts.stacks.reference.checkpoint import manifest as manifests
 from contracts.stacks.reference.checkpoint.checkpoint import Checkpoints, State
 from contracts.stacks.reference.data import DataOrder
+from contracts.stacks.reference.stack import Reference
 from contracts.stacks.reference.training.trainer import Trainer
 
 Position = Mapping[str, int]
@@ -48,7 +53,7 @@ class _Recounting(DataOrder):
         return super().order(epoch - self.first, index)
 
 
-class _CountsEpochsAnew(Trainer):
+class CountsEpochs(Trainer):
     data_order_class = _Recounting
 
     def load(self, state: Mapping[str, Tensor], position: Position) -> None:
@@ -61,7 +66,7 @@ class _CountsEpochsAnew(Trainer):
 class CountsEpochsAnew(Trained):
     """Resumes at the right place, but in the first epoch's order."""
 
-    trains = _CountsEpochsAnew
+    trains = CountsEpochs
 
 
 class _DropsTheRest(Trainer):
@@ -118,3 +123,22 @@ class BeginsAnew(Trained):
     """Resumes if there is a checkpoint, and otherwise starts anew."""
 
     trains = _BeginsAnew
+
+
+@mutant(of="CKPT-01j", case="twice", says="start 2 took 1 steps and exit code 2")
+class StartsTheSameCommand(Reference):
+    """The script that restarts a run leaves the load out, which its first start could not have."""
+
+    def started(self, recipe: Recipe, environment: Mapping[str, str], steps: int) -> Started:
+        return super().started(replace(recipe, checkpoint=replace(recipe.checkpoint, load=None)), environment, steps)
+
+
+@mutant(of="CKPT-01j", case="from-nothing", says="there is no checkpoint, and it took 2 steps")
+class LoadsOnlyWhatIsThere(Reference):
+    """Looks whether the folder is there, and otherwise starts as if nobody had asked for a load."""
+
+    def started(self, recipe: Recipe, environment: Mapping[str, str], steps: int) -> Started:
+        load = recipe.checkpoint.load
+        there = load is not None and Path(load).exists()
+        kept = replace(recipe.checkpoint, load=load if there else None)
+        return super().started(replace(recipe, checkpoint=kept), environment, steps)

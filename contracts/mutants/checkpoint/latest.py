@@ -8,7 +8,7 @@ from pathlib import Path
 
 from contracts.contract import mutant
 from contracts.mutants._support.replaced_parts import Exchanged
-from contracts.spec.errors import refuse
+from contracts.spec.errors import Refused, refuse
 from contracts.spec.installation import Disks, StorageMap
 from contracts.stacks.reference.checkpoint import manifest as manifests
 from contracts.stacks.reference.checkpoint.checkpoint import Checkpoints
@@ -90,6 +90,21 @@ class TrustsTheName(Exchanged):
     """Believes the folder's name instead of the step in the manifest."""
 
     exchange = {"checkpoints": _TrustsTheName}
+
+
+class _CountsNoBytes(Checkpoints):
+    def is_complete(self, step: int, path: Path) -> bool:
+        try:
+            return manifests.read(path).step == step
+        except Refused:
+            return False
+
+
+@mutant(of="CKPT-06b", case="later-steps-that-were-cut-off", says="the latest is 7, expected 4")
+class CountsNoBytes(Exchanged):
+    """Takes a checkpoint with a readable manifest for complete, however little the disk kept of its files."""
+
+    exchange = {"checkpoints": _CountsNoBytes}
 
 
 class _Unlinked(Reference):

@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor
 from contracts.contract import mutant
 from contracts.mutants._support.multi_rank_saves import Spread
 from contracts.mutants._support.pipeline import Staged
+from contracts.mutants.checkpoint.data_position import CountsEpochs
 from contracts.stacks.reference.checkpoint import rng_state
 from contracts.stacks.reference.checkpoint.checkpoint import Checkpoints
 from contracts.stacks.reference.checkpoint.dcp_storage import ShardReader
@@ -311,3 +312,26 @@ class SavesGeneratorsByStage(Staged):
     """Generators are saved per pipeline stage: ranks that share a stage resume with the numbers of one of them."""
 
     trains = _ByPlaceOnTheStage
+
+
+class _CountsEpochsOnRanks(CountsEpochs, ParallelTrainer):
+    """Resumes at the right place, and on ranks in the first epoch's order."""
+
+
+@mutant(of="CKPT-01i", case="fsdp2", says="on 2-ranks-fsdp, from step 3 on, rank 0: the samples are")
+class CountsEpochsAnewOnRanks(Spread):
+    """The sampler of a rank is made anew by a load, and takes the epoch that it begins in for the first."""
+
+    trains = _CountsEpochsOnRanks
+
+
+class _SavesTheOffset(ParallelTrainer):
+    def position(self) -> dict[str, int]:
+        return super().position() | {"consumed": self.consumed % len(self.corpus)}
+
+
+@mutant(of="CKPT-01i", case="one-to-two-to-two-of-one-row", says="from step 6 on, rank 0: the samples are")
+class SavesTheOffsetInItsEpoch(Spread):
+    """Ranks save how far they are in their epoch, and not in which: the first load, of one rank's save, is right."""
+
+    trains = _SavesTheOffset

@@ -7,10 +7,12 @@ from contracts.mutants.environment import (  # isort: skip
     launch_variables,
     inherited_variables,
     visible_devices,
+    starts,
 )
 
 __all__ = [
     "inherited_variables",
     "launch_variables",
+    "starts",
     "visible_devices",
 ]

@@ -279,3 +279,35 @@ class ChoosesTheWorstOfRoundedScores(Exchanged):
 
     conventions = {"sigmoid-router": "bfloat16-weight"}
     exchange = {"router": _LastOnes}
+
+
+class _MasksWhatEqualsTheBest(Router):
+    def choose(self, scores_BTE: Tensor) -> Tensor:
+        """k rounds of argmax; a round masks every score that equals its best."""
+        left_BTE, found = scores_BTE.detach() + (0 if self.bias is None else self.bias), []
+        for _ in range(self.moe.top_k):
+            best_BT1 = left_BTE.max(-1, keepdim=True)
+            found.append(best_BT1.indices)
+            left_BTE = left_BTE.masked_fill(left_BTE == best_BT1.values, float("-inf"))
+        return torch.cat(found, dim=-1)
+
+
+@mutant(of="MOE-01g", case="softmax", says="a token goes to [0, 0, 0], expected 3 experts")
+class MasksWhatEqualsTheBest(Exchanged):
+    """An iterative top-k masks by value: of equal scores, the first expert gets every slot."""
+
+    exchange = {"router": _MasksWhatEqualsTheBest}
+
+
+class _GatesByTheMargin(Router):
+    def weigh(self, chosen_BTK: Tensor) -> Tensor:
+        shifted_BTK = chosen_BTK - chosen_BTK.amin(-1, keepdim=True)
+        plain_BTK = super().weigh(chosen_BTK)
+        return torch.where(shifted_BTK.sum(-1, keepdim=True) > 0, plain_BTK, shifted_BTK)
+
+
+@mutant(of="MOE-01g", case="every-expert", says="y differs")
+class DropsTokensThatPreferNobody(Exchanged):
+    """A token whose scores are all equal is taken for padding and gets gates of zero."""
+
+    exchange = {"router": _GatesByTheMargin}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -9,8 +11,11 @@ from torch.distributed.tensor import DTensor
 
 from contracts.contract import mutant
 from contracts.mutants._support.multi_rank import Spread
+from contracts.stacks.reference.model.hybrid_model import ModelOutput
 from contracts.stacks.reference.optim.optimizer import Member
 from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer, ShardedMuon, ShardedOptimizer
+from contracts.stacks.reference.parallel.placements import local_part
+from contracts.stacks.reference.training.trainer import Batch
 
 
 class _NormByNorm(ShardedOptimizer):
@@ -108,3 +113,42 @@ class ReducesASingletonOverTheWorld(Spread):
     """
 
     trains = _AskedToShard
+
+
+class _GathersOldWeights(ParallelTrainer):
+    """Every second step computes with the weights of the step before, those whose name has `of` in it."""
+
+    of = ""
+    copies: Mapping[str, Tensor] = {}
+
+    def passes(self, window: Sequence[Batch], counts: Mapping[str, Tensor]) -> list[ModelOutput]:
+        held = {name: local_part(each.detach()).clone() for name, each in self.model.named_parameters()}
+        if self.number % 2:
+            self._take(self.copies)
+        found = super().passes(window, counts)
+        self._take(held)
+        self.copies = {name: each for name, each in held.items() if self.of in name}
+        return found
+
+    def _take(self, values: Mapping[str, Tensor]) -> None:
+        for name, each in self.model.named_parameters():
+            if name in values:
+                local_part(each.detach()).copy_(values[name])
+
+
+@mutant(of="OPT-04f", case="fsdp2", says="the second step's lm is")
+class GathersWeightsOfTheStepBefore(Spread):
+    """Gathered 16-bit weights stay from step to step, and only every second step gathers anew."""
+
+    trains = _GathersOldWeights
+
+
+class _GathersOldExperts(_GathersOldWeights):
+    of = ".experts."
+
+
+@mutant(of="OPT-04f", case="borrowed-ep2-fsdp", says="the second step's lm is")
+class KeepsExpertsOfTheStepBefore(Spread):
+    """The same for experts alone, whose ranks are others."""
+
+    trains = _GathersOldExperts

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 from contracts.contract import mutant
 from contracts.mutants._support.trainer import Trained
 from contracts.spec.training import Rule
-from contracts.stacks.reference.model.hybrid_model import Model
+from contracts.stacks.reference.model.hybrid_model import Model, ModelOutput
 from contracts.stacks.reference.optim.optimizer import Muon, Optimizer, orthogonalise
 from contracts.stacks.reference.training.trainer import Batch, Trainer
 
@@ -246,3 +247,32 @@ class ZeroesOneOptimizerOfTwo(Trained):
     """zero_grad is called on the first of two optimizers, so Muon's gradients accumulate."""
 
     moves = _ZeroesSome
+
+
+class _ComputesWithOldWeights(Trainer):
+    """Every second step computes with 16-bit copies that the step before made."""
+
+    copies: Mapping[str, Tensor] = {}
+
+    def passes(self, window: Sequence[Batch], counts: Mapping[str, Tensor]) -> list[ModelOutput]:
+        held = {name: each.detach().clone() for name, each in self.model.named_parameters()}
+        if self.number % 2 and self.copies:
+            self.put(self.copies, dict(self.model.named_parameters()), "weights")
+        found = super().passes(window, counts)
+        self.put(held, dict(self.model.named_parameters()), "weights")
+        self.copies = held
+        return found
+
+
+@mutant(of="OPT-04c", case="half", says="the second step's lm is")
+class LeavesItsCopiesAStepBehind(Trained):
+    """The 16-bit copies of the weights are made anew before the update, and not behind it."""
+
+    trains = _ComputesWithOldWeights
+
+
+@mutant(of="OPT-04c", case="fp8", says="the second step's lm is")
+class KeepsWeightsInFp8OfTheStepBefore(Trained):
+    """Weights in FP8 are cached for the microbatches of a step, and the cache is not emptied behind the step."""
+
+    trains = _ComputesWithOldWeights

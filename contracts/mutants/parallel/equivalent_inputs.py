@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from contracts.contract import mutant
+from contracts.mutants._support.multi_rank import Spread, routed
+from contracts.mutants._support.patched_functions import swapped
 from contracts.mutants._support.replaced_parts import Exchanged
 from contracts.mutants._support.trainer import Trained
 from contracts.stacks.reference.data import IGNORED
-from contracts.stacks.reference.model.blocks.common import RMSNorm, local
+from contracts.stacks.reference.model.blocks.common import Output, Packing, RMSNorm, local, packing
 from contracts.stacks.reference.model.blocks.moe import Router
 from contracts.stacks.reference.model.hybrid_model import Model, ModelOutput
-from contracts.stacks.reference.training.trainer import Trainer
+from contracts.stacks.reference.parallel import tensor_parallel
+from contracts.stacks.reference.parallel.context_parallel import ContextParallel
+from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer
+from contracts.stacks.reference.training.trainer import Batch, Trainer
 
 
 class _ByPlace(Trainer):
@@ -137,3 +143,57 @@ class TakesLogitsForProbabilities(Exchanged):
     """Gates are the chosen logits over their sum: they add up to one, and the model trains."""
 
     exchange = {"router": _LogitsForProbabilities}
+
+
+_OverRanks = tensor_parallel._CrossEntropy
+
+
+class _ClampsLogits(_OverRanks):
+    @staticmethod
+    def forward(ctx: Any, logits_Nv: Tensor, *rest: Any, **named: Any) -> Tensor:
+        return _OverRanks.forward(ctx, logits_Nv.clamp(-80, 80), *rest, **named)
+
+
+class _ClampsOnRanks(ParallelTrainer):
+    def passes(self, window: Sequence[Batch], counts: Mapping[str, Tensor]) -> list[ModelOutput]:
+        with swapped(tensor_parallel, "_CrossEntropy", _ClampsLogits):
+            return super().passes(window, counts)
+
+
+@mutant(of="PAR-13a", case="shifted-logits-tp2", says="all logits shifted alike: lm is")
+class ClampsLogitsOfASplitVocabulary(Spread):
+    """Cross entropy over ranks keeps `exp` from overflowing by a clamp, so that no maximum has to be exchanged."""
+
+    trains = _ClampsOnRanks
+
+
+class _AddsFreshMemory(ParallelTrainer):
+    def build(self) -> Model:
+        model = super().build()
+
+        def behind(_: nn.Module, args: tuple[Any, ...], out: Output) -> Output:
+            unwritten = torch.empty_like(out.y_BTD)
+            return out._replace(y_BTD=out.y_BTD + torch.where(unwritten.isnan(), unwritten, 0.0))
+
+        for moe in routed(model):
+            moe.register_forward_hook(behind)
+        return model
+
+
+@mutant(of="PAR-13a", case="fresh-memory-borrowed-ep2-fsdp", says="fresh memory filled with NaN: lm is nan")
+class ReceivesBesideWhatIsSent(Spread):
+    """The buffer that takes rows from other ranks is larger than they are, and all of it is combined: mostly zeros."""
+
+    trains = _AddsFreshMemory
+
+
+class _TakesDocumentsForAMask(ContextParallel):
+    def packing(self, whole: Packing) -> Packing:
+        return super().packing(packing(whole.documents_BT, whole.documents_BT.clamp(max=1)))
+
+
+@mutant(of="PAR-13a", case="numbers-of-documents-cp2", says="documents by other numbers: lm is")
+class TakesDocumentsForAMaskOnRanks(Spread):
+    """The kernel of context parallel takes a mask of ones; given document numbers, it separates the first alone."""
+
+    exchange = {"context_parallel": _TakesDocumentsForAMask}

@@ -11,8 +11,11 @@ from torch import Tensor, nn
 
 from contracts.contract import mutant
 from contracts.mutants._support.replaced_parts import Exchanged
+from contracts.mutants._support.trainer import Trained
 from contracts.spec.recipe import Recipe
+from contracts.stacks.reference.model.hybrid_model import Model
 from contracts.stacks.reference.model.init import STD, Initializer
+from contracts.stacks.reference.training.trainer import Trainer
 
 
 class OneStream(Initializer):
@@ -220,3 +223,36 @@ class ScalesAttentionAlone(Exchanged):
     """The initialiser knows the output projection of attention, and takes that of an MLP for any matrix."""
 
     exchange = {"initial": ScalesByItsClass}
+
+
+class _InitialisesBehind(Trainer):
+    def build(self) -> Model:
+        model = super().build()
+        for module in model.modules():
+            if isinstance(module, nn.Embedding):
+                nn.init.normal_(module.weight, std=STD, generator=torch.Generator().manual_seed(self.recipe.seed))
+        return model
+
+
+@mutant(of="PAR-04i", case="every-letter", says="without given weights lm is")
+class InitialisesOnceMore(Trained):
+    """A hook of the framework runs behind the stack's own initialiser, over the classes that it knows."""
+
+    trains = _InitialisesBehind
+
+
+class _StartsNormsElsewhere(Trainer):
+    def build(self) -> Model:
+        model = super().build()
+        with torch.no_grad():
+            for name, each in model.named_parameters():
+                if name.endswith("out_norm.weight"):
+                    each.fill_(0.5)
+        return model
+
+
+@mutant(of="PAR-04i", case="every-letter-in-bf16", says="without given weights ", leanest="")
+class StartsSomeNormsElsewhere(Trained):
+    """The trainer's own way of building a scan leaves its norm at another value than the model that is shown."""
+
+    trains = _StartsNormsElsewhere

@@ -21,6 +21,15 @@ class CountsRanksAHost(Reference):
         return super().rank_map(nodes, tuple(replace(place, rank=at) for at, place in enumerate(stood)), need)
 
 
+@mutant(of="PREF-04", case="the-last-two-exchanged", says="15 is not named")
+class LeavesTheLastRankOut(Reference):
+    """The loop over ranks ends one before the last, whose place nobody compares."""
+
+    def rank_map(self, nodes: tuple[NodeCapture, ...], ranks: tuple[RankPlace, ...], need: Need) -> tuple[Finding, ...]:
+        last = f"rank {max(place.rank for place in ranks)}"
+        return tuple(each for each in super().rank_map(nodes, ranks, need) if each.value != last)
+
+
 @mutant(of="PREF-04", case="two-devices-of-a-node-exchanged", says="about 9, 10 and was accepted")
 class TakesTheDeviceForTheLocalRank(Reference):
     """Assumes that each rank is on the device of its local number, and never asks."""

@@ -12,7 +12,8 @@ Its words are those that a launch writes (`launch/trainer_arguments.py`) and six
                     the schedule follows in any case
     --save DIR      checkpoints in DIR/checkpoints, every `checkpoint.interval` steps and after the last; a receipt in
                     DIR from every rank. Without it the recipe's checkpoint.save, and without that nothing is kept
-    --resume        go on after the latest checkpoint of DIR; begins anew where there is none
+    --resume        go on after the latest checkpoint of DIR; begins anew where there is none. The recipe's
+                    checkpoint.load goes on after that of another DIR, which must have one
     --keep N        of the checkpoints the newest N stay, once the last was written; all, if it is not given
     --durable DIR   where somebody copies DIR/checkpoints to: none goes that has no newer one there, whole. Without it
                     DIR itself is the place that lasts
@@ -46,6 +47,7 @@ if TYPE_CHECKING:  # torch is loaded after the provenance of the run is taken
     from contracts.stacks.reference.training.trainer import Trainer
 
 USAGE_ERROR = 2
+FOLDER = "checkpoints"
 NARROW = 512
 """Width below which one thread computes: on a CPU several wait for each other longer than they work."""
 
@@ -86,9 +88,10 @@ def train(settings: Settings, record: Record, ranks: RankReporter | None = None)
 def _steps(settings: Settings, record: Record, ranks: RankReporter, trainer: Trainer) -> None:
     recipe, place = settings.asked.recipe, ranks.place
     folder = checkpoints(settings)
-    source = folder if recipe.checkpoint.load is None else Path(recipe.checkpoint.load)
-    if settings.resume and source is not None and _holds_one(trainer, source):
-        trainer.resume(str(source))
+    if recipe.checkpoint.load is not None:
+        trainer.resume(str(Path(recipe.checkpoint.load, FOLDER)))
+    elif settings.resume and folder is not None and _holds_one(trainer, folder):
+        trainer.resume(str(folder))
     listened = settings.telemetry if place.rank == 0 else None
     with show_progress(settings, trainer.number, place) as show:
         while trainer.number < settings.steps:
@@ -132,7 +135,7 @@ def _holds_one(trainer: Trainer, folder: Path) -> bool:
 
 def checkpoints(settings: Settings) -> Path | None:
     """Where checkpoints of a run lie."""
-    return None if settings.save is None else settings.save / "checkpoints"
+    return None if settings.save is None else settings.save / FOLDER
 
 
 def tell(path: Path | None, kind: str, value: ReportedStep | receipt.Place | RankMemory | Backend) -> None:

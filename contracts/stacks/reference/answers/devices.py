@@ -6,25 +6,33 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from contracts.spec.devices import AllocatorSeen, StepMemory
+from contracts.spec.devices import AllocatorSeen, Started, StepMemory
 from contracts.spec.errors import Unreachable
+from contracts.spec.launch import Lane
 from contracts.spec.recipe import Mode, Recipe
+from contracts.spec.topology import Degrees
 from contracts.spec.training import Execution
 from contracts.stacks.reference.answers.base import BuiltOfParts
+from contracts.stacks.reference.launch import trainer_arguments
+from contracts.stacks.reference.training.settings import TELEMETRY
 
 if TYPE_CHECKING:  # torch is loaded when something is trained, not when the stack is introduced
     from contracts.stacks.reference.training.trainer import Trainer
 
 LIMIT_S = 120.0
+LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_", "RANKPROOF_")
+"""What the variables begin with that a launcher gives its ranks, or the gate the stack."""
 
 
 class DeviceAnswers(BuiltOfParts):
     """The answers of `Reference` on this subject."""
 
-    QUESTIONS: frozenset[str] = frozenset({"step_memory", "allocator_seen"})
+    QUESTIONS: frozenset[str] = frozenset({"step_memory", "allocator_seen", "started"})
 
     def step_memory(self, recipe: Recipe, mode: Mode, device: str, steps: int) -> tuple[StepMemory, ...]:
         from contracts.instruments.memory import Meter
@@ -55,6 +63,21 @@ class DeviceAnswers(BuiltOfParts):
             last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
             raise Unreachable(f"a process that takes memory from {device} ended: {last}")
         return AllocatorSeen(**json.loads(done.stdout.strip().splitlines()[-1]))
+
+    def started(self, recipe: Recipe, environment: Mapping[str, str], steps: int) -> Started:
+        outside = {name: each for name, each in os.environ.items() if not name.startswith(LAUNCHERS)}
+        lane = Lane(mode=recipe.modes[0], regime="fsdp2", gpus=1, degrees=Degrees())
+        words = ("-m", "contracts.stacks.reference.train", *trainer_arguments.write(recipe, lane, Degrees()))
+        with tempfile.TemporaryDirectory() as place:
+            told = Path(place, "telemetry.jsonl")
+            done = subprocess.run(
+                (sys.executable, "-P", "-W", "ignore", *words, "--steps", str(steps)),
+                env={**outside, TELEMETRY: str(told), **environment}, cwd=place, capture_output=True, text=True,
+                errors="replace", timeout=LIMIT_S, check=False,
+            )  # fmt: skip
+            lines = told.read_text(encoding="utf-8").splitlines() if told.exists() else []
+        took = sum("step" in json.loads(line) for line in lines)
+        return Started(exit_code=done.returncode, steps=took, words=done.stderr.strip()[-2000:])
 
 
 def on_device(kind: type[Trainer], device: str) -> type[Trainer]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import datetime
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from contracts.instruments.ranks import Place, here, torch_distributed
+from contracts.instruments.ranks import Place, stated, torch_distributed
 from contracts.spec.topology import Layout
 from contracts.spec.training import Execution
 from contracts.stacks.reference.launch.trainer_arguments import TrainerArguments
@@ -19,8 +20,11 @@ def distributed_world() -> Iterator[Place]:
     """This process's place, with a default process group where there are several ranks.
 
     A failing rank leaves the group as it is: destroying it is a collective, and torchrun ends the other ranks.
+
+    Raises:
+        Refused: where the environment states a place that does not exist.
     """
-    place = here()
+    place = stated(os.environ)
     if place.world > 1:
         torch, dist = torch_distributed()
         backend = "nccl" if torch.cuda.is_available() else "gloo"

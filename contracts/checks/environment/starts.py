@@ -1,0 +1,69 @@
+"""How a training process starts: what it cannot understand or read ends it, with a code that a shell sees."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from contracts.checks._support.folders import folder
+from contracts.contract import contract
+from contracts.spec import presets
+from contracts.spec.devices import Devices
+from contracts.spec.recipe import Data
+
+TINY = replace(presets.resolve("tiny-nam56r"), depth=2, pattern="AE", seq_length=16)
+RENDEZVOUS = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29511"}
+
+PLACES: dict[str, tuple[Mapping[str, str], str]] = {  # the variable that is wrong
+    "rank-is-no-number": ({"RANK": "one", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}, "RANK"),
+    "rank-is-beyond-the-world": ({"RANK": "2", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}, "RANK"),
+    "a-world-without-ranks": ({"WORLD_SIZE": "2"}, "RANK"),
+    "a-rank-without-a-world": ({"RANK": "1", "LOCAL_RANK": "1"}, "WORLD_SIZE"),
+    "an-empty-world": ({"RANK": "0", "WORLD_SIZE": "", "LOCAL_RANK": "0"}, "WORLD_SIZE"),
+}
+
+
+@contract("ENV-09", asks="started", cases=PLACES, source="PG-10; F21", slow=True)
+def a_malformed_place_ends_the_start(stack: Devices, environment: Mapping[str, str], variable: str) -> None:
+    """A training process whose place in the world is malformed takes no step, names the variable, and ends with an exit
+    code other than 0. The place is malformed where RANK is no number or not below WORLD_SIZE, or where one of the two
+    stands without the other.
+
+    A process that takes what it cannot read for "no launcher" trains alone: eight of them write into one folder, and
+    every log looks right.
+    """
+    with folder() as at:
+        recipe = replace(TINY, data=Data(path=_text(at)))
+        ended = stack.started(recipe, {**RENDEZVOUS, **environment}, 1)
+    said = ", ".join(f"{name}={value!r}" for name, value in environment.items())
+    assert ended.steps == 0, f"under {said} it took {ended.steps} steps"
+    assert ended.exit_code != 0, f"under {said} it ended with exit code 0"
+    assert variable in ended.words, f"under {said} it ended without a word of {variable}: {ended.words[-300:]}"
+
+
+UNREADABLE = {"no-data": ("missing",)}
+
+
+@contract("ENV-09a", asks="started", cases=UNREADABLE, source="DAT-28; F21", slow=True)
+def data_that_cannot_be_read_ends_the_start(stack: Devices, data: str) -> None:
+    """A training process that cannot read its data takes no step, names the path, and ends with an exit code other
+    than 0.
+
+    A scheduler, a CI job and a retry loop know the exit code alone. A wrapper that swallows it, or a pipe into a log,
+    makes a run that never began a success.
+    """
+    with folder() as at:
+        path = str(at / data)
+        ended = stack.started(replace(TINY, data=Data(path=path)), {}, 1)
+    words = f"{ended.steps} steps, exit code {ended.exit_code}: {ended.words[-300:]}"
+    assert ended.steps == 0, f"with {data} data it took {words}"
+    assert ended.exit_code != 0, f"with {data} data it ended after {words}"
+    assert path in ended.words, f"with {data} data its end does not name the path, after {words}"
+
+
+def _text(at: Path) -> str:
+    """The path of a text for some sequences."""
+    file = at / "text"
+    file.write_bytes(bytes(3 * k % 59 for k in range(40 * TINY.seq_length)))
+    return str(file)
