@@ -82,8 +82,9 @@ def sketch(name: str, local: Tensor, pieces: Iterable[Piece]) -> Tensor:
             at = rows[top : top + height, None] + columns  # neither a remainder nor a sign for each element
             found.index_add_(0, at.view(-1), values[top : top + height].double().reshape(-1))
     plus, minus, plus_too = found.view(3, _SIGN)
-    summed = plus - minus + plus_too
-    return (summed[:BUCKETS] + summed[BUCKETS:]).cpu()
+    summed: Tensor = plus - minus + plus_too
+    total: Tensor = summed[:BUCKETS] + summed[BUCKETS:]
+    return total.cpu()
 
 
 @torch.no_grad()
