@@ -43,7 +43,7 @@ def main() -> None:
         return time.process_time() - begin
 
     def observed(folder: Path) -> float:
-        recorder = Recorder(Writer(folder, 0, 1, (), {"run": ""}), 2, collectives=False)
+        recorder = Recorder(Writer(folder, 0, 1, ("benchmark",), {"run": ""}), 2, collectives=False)
         recorder.start()
         seconds = [step(), step()][1]
         recorder.close()
