@@ -132,8 +132,9 @@ class _Phases:
         order = _backwards(one, self.one.outputs(step))
         numel = sum(math.prod(each.shape) for each in one.values())
         typical = math.sqrt(sum(each.squares for each in one.values()) / max(1, numel))
+        weights = self.one.tensors("weight", 1)  # a gradient that is added up in float32 was computed in their dtype
         floors = {
-            name: self._units(step) * _eps(each, other.get(name))
+            name: self._units(step) * max(_eps(each, other.get(name)), _eps(weights.get(name, each), None))
             * max(each.norm, typical * math.sqrt(math.prod(each.shape)))
             for name, each in one.items()
         }  # fmt: skip

@@ -23,8 +23,10 @@ class Script:
         self.words, self.module = tuple(words), module
         self.recorder: Recorder | None = None
 
-    def observe(self, out: Path, *, steps: int = 3, perturb: int | None = None, collectives: bool = True) -> None:
-        """Begin the trace of this rank.
+    def observe(
+        self, out: Path, *, steps: int = 3, perturb: int | None = None, collectives: bool = True, shims: str = ""
+    ) -> None:
+        """Begin the trace of this rank; `shims` says what was replaced so that the script runs here.
 
         Raises:
             Refused: where there is no such script, or the trace cannot be written; nothing was run.
@@ -41,7 +43,7 @@ class Script:
         rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         run = f"{os.environ.get('TORCHELASTIC_RUN_ID', '')}/{attempt}"
-        writer = Writer(out, rank, world, self.words, {"run": run, "perturb": perturb, **_versions()})
+        writer = Writer(out, rank, world, self.words, {"run": run, "perturb": perturb, "shims": shims, **_versions()})
         self.recorder = Recorder(writer, steps, perturb=perturb, collectives=collectives)
 
     def run(self) -> None:

@@ -47,15 +47,25 @@ class Whole:
 
 
 class Merged:
-    """The steps of a trace. Steps count from 1; `weight` at step s is before it, `updated` behind it."""
+    """The steps of a trace. Steps count from 1; `weight` at step s is before it, `updated` behind it.
 
-    def __init__(self, trace: Trace) -> None:
+    Args:
+        behind: how many steps are left out: step 1 is the one that follows them, as a run that resumes there sees it.
+    """
+
+    def __init__(self, trace: Trace, behind: int = 0) -> None:
         self.trace = trace
-        self.steps = min((each.end or {}).get("steps", _last(each)) for each in trace.ranks)
+        self.steps = max(0, min((each.end or {}).get("steps", _last(each)) for each in trace.ranks) - behind)
         self._lines: dict[tuple[str, int], list[tuple[RankTrace, Line]]] = {}
         for rank in trace.ranks:
             for line in rank.lines:
-                self._lines.setdefault((line["e"], line.get("step", 0)), []).append((rank, line))
+                kind, step = line["e"], line.get("step", 0) - (behind if "step" in line else 0)
+                if behind and (kind, step) == ("weight", 1):
+                    continue
+                if behind and (kind, step) == ("updated", 0):  # has a sketch, which only a first `weight` has
+                    kind, step = "weight", 1
+                if step > 0 or "step" not in line:
+                    self._lines.setdefault((kind, step), []).append((rank, line))
 
     def lines(self, kind: str, step: int = 0) -> list[tuple[RankTrace, Line]]:
         """The lines of a kind in a step, with their ranks; step 0 has what belongs to none."""

@@ -17,9 +17,9 @@ def canonical(name: str, *, inside: bool = False) -> str:
 
     Args:
         name: as `named_parameters` or `named_modules` of the root gives it.
-        inside: whether the root is a wrapper, such as DDP, that keeps the model as `module`.
+        inside: whether the root is a wrapper, such as DDP, that keeps the model, or another wrapper, as `module`.
     """
     parts = [part for part in name.split(".") if part not in WRAPPERS]
-    if inside and parts[:1] == ["module"]:
+    while inside and parts[:1] == ["module"]:
         del parts[0]
     return ".".join(parts)

@@ -9,13 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
-from contracts.observe.sketch import Piece, whole
+from contracts.observe.sketch import Piece, span, whole
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -58,32 +59,50 @@ def flat_range(local: Tensor, shape: Sequence[int], start: int) -> Held:
     return Held(local=local, shape=tuple(shape), pieces=pieces, part=f"{start}:{start + numel}")
 
 
+def of_flat(piece: Piece, begin: int, end: int) -> tuple[Piece, ...]:
+    """What a range of the flattened local tensor holds of one of its pieces; the range itself is what is then local."""
+    low, high = max(begin, piece.start), min(end, piece.start + piece.numel)
+    return tuple(
+        Piece(start=box.start + low - begin,
+              indices=tuple(mine[at] for mine, at in zip(piece.indices, box.indices, strict=True)))
+        for box in _boxes(piece.shape, low - piece.start, high - piece.start, 0)
+    )  # fmt: skip
+
+
 def _of_dtensor(tensor: DTensor) -> Held:
-    local, mesh = tensor.to_local(), tensor.device_mesh
+    local, mesh, shape = tensor.to_local(), tensor.device_mesh, tuple(tensor.shape)
     coordinate = mesh.get_coordinate()
     if coordinate is None:  # this rank is not in the mesh
-        return Held(local=local, shape=tuple(tensor.shape), pieces=(), part="outside")
-    indices = [torch.arange(size) for size in tensor.shape]
-    part, first, partial = [], True, False
-    for axis, (placement, at) in enumerate(zip(tensor.placements, coordinate, strict=True)):
+        return Held(local=local, shape=shape, pieces=(), part="outside")
+    for axis, each in enumerate(tensor.placements):
+        if isinstance(each, Partial) and each.reduce_op == "avg":
+            local = local / mesh.size(axis)
+        elif not isinstance(each, (Shard, _StridedShard, Replicate, Partial)) or (
+            isinstance(each, Partial) and each.reduce_op != "sum"
+        ):
+            return unplaced(tensor.to_local(), str(each))
+    sizes = tuple(mesh.size(axis) for axis in range(mesh.ndim))
+    piece, part, first = _placed(shape, tuple(tensor.placements), sizes, tuple(coordinate))
+    if piece.shape != tuple(local.shape):
+        return Held(local=local, shape=shape, pieces=None, part=f"local shape {tuple(local.shape)}")
+    partial = any(isinstance(each, Partial) for each in tensor.placements)
+    return Held(local=local, shape=shape, pieces=(piece,), part=part, first=first, partial=partial)
+
+
+@lru_cache(maxsize=4096)
+def _placed(
+    shape: tuple[int, ...], placements: tuple[Placement, ...], sizes: tuple[int, ...], coordinate: tuple[int, ...]
+) -> tuple[Piece, str, bool]:
+    """The piece of this rank, what names it, and whether this rank is the first that holds it."""
+    indices, part, first = [span(size) for size in shape], [], True
+    for axis, (placement, at) in enumerate(zip(placements, coordinate, strict=True)):
         if isinstance(placement, (Shard, _StridedShard)):
-            dim = placement.dim
-            indices[dim] = _split(placement, indices[dim], mesh.size(axis), at)
-            part.append(f"{axis}.{at}")
-        elif isinstance(placement, Replicate):
+            indices[placement.dim] = _split(placement, indices[placement.dim], sizes[axis], at)
+        if isinstance(placement, Replicate):
             first = first and at == 0
-        elif isinstance(placement, Partial) and placement.reduce_op in ("sum", "avg"):
-            local = local / mesh.size(axis) if placement.reduce_op == "avg" else local
-            partial = True
-            part.append(f"{axis}.{at}")
         else:
-            return Held(local=local, shape=tuple(tensor.shape), pieces=None, part=str(placement))
-    if tuple(len(each) for each in indices) != tuple(local.shape):
-        return Held(local=local, shape=tuple(tensor.shape), pieces=None, part=f"local shape {tuple(local.shape)}")
-    pieces = (Piece(start=0, indices=tuple(indices)),)
-    return Held(
-        local=local, shape=tuple(tensor.shape), pieces=pieces, part=",".join(part), first=first, partial=partial
-    )
+            part.append(f"{axis}.{at}")
+    return Piece(start=0, indices=tuple(indices)), ",".join(part), first
 
 
 def _split(placement: Shard | _StridedShard, indices: Tensor, chunks: int, at: int) -> Tensor:
@@ -109,7 +128,7 @@ def _boxes(shape: tuple[int, ...], start: int, end: int, local: int) -> list[Pie
     if start < first_whole * row:
         found += _in_row(shape, start // row, start, first_whole * row, local)
     if first_whole < last_whole:
-        rest = tuple(torch.arange(size) for size in shape[1:])
+        rest = tuple(span(size) for size in shape[1:])
         at = local + first_whole * row - start
         found.append(Piece(start=at, indices=(torch.arange(first_whole, last_whole), *rest)))
     if last_whole * row < end:

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.nn.utils
+import torch.optim.lr_scheduler
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
@@ -30,7 +31,8 @@ from contracts.instruments import traffic
 from contracts.observe import placement
 from contracts.observe.names import canonical
 from contracts.observe.placement import Held
-from contracts.observe.sketch import Piece, fingerprint, hashed, key_of, sketch
+from contracts.observe.readers import Megatron
+from contracts.observe.sketch import Piece, fingerprint, hashed, key_of, sketch, span
 from contracts.observe.trace import Writer
 
 _Place = tuple[Any, str]
@@ -56,6 +58,7 @@ class Recorder:
         self.random = ""
         self.roots: list[nn.Module] = []
         self.optimizers: list[Any] = []
+        self.readers: list[Megatron] = []
         self._holders: dict[int, tuple[Any, _Place]] = {}
         self._tied: list[tuple[_Place, _Place]] = []
         self.rank = 0
@@ -67,7 +70,8 @@ class Recorder:
         self.rows: Tensor | None = None
         self.tokens: tuple[int, ...] = ()
         self.calls: dict[str, int] = {}
-        self.optimizing = 0
+        self.optimizing, self.inside_backward = 0, False
+        self.rates: dict[int, float] = {}  # by parameter, as a scheduler set it last
         self.unseen: dict[str, int] = {}
         self.collectives: dict[str, list[str]] = {}
         self._undo: list[Callable[[], None]] = []
@@ -88,6 +92,7 @@ class Recorder:
         self._replace(torch.autograd, "backward", self._backward)
         for owner in (torch.nn.utils, torch.nn.utils.clip_grad):
             self._replace(owner, "clip_grad_norm_", self._clip)
+        self._replace(torch.optim.lr_scheduler.LRScheduler, "step", self._scheduled)
         if self.hears:
             _Collectives(self).__enter__()  # type: ignore[no-untyped-call]
         os.register_at_fork(after_in_child=self._unhook)  # a worker that loads data is not this rank
@@ -213,6 +218,8 @@ class Recorder:
             if not all(each.is_replicate() for each in output.placements):
                 return self._miss("outputs of modules that are sharded DTensors")
             output = output.to_local()
+        if len(self.tokens) > 1 and tuple(output.shape[:2]) == self.tokens[::-1] != self.tokens:
+            output = output.transpose(0, 1)  # Megatron's: positions first, then rows
         pieces, batched = self._of_batch(output)
         label = f"forward {name}"
         self._tensor("forward", label, Held(local=output, shape=tuple(output.shape), pieces=pieces), name=name,
@@ -223,7 +230,7 @@ class Recorder:
         """The pieces of a module's output, whose rows are known by what they were computed from."""
         assert self.rows is not None
         count, lead = len(self.rows), len(self.tokens)
-        indices = [torch.arange(size) for size in output.shape]
+        indices = [span(size) for size in output.shape]
         if tuple(output.shape[:lead]) == self.tokens:
             indices[0] = self.rows
             return (Piece(start=0, indices=tuple(indices), coarse=True),), True
@@ -250,7 +257,8 @@ class Recorder:
             modes = sorted(self.modules[id(each)] for each in root.modules() if not each.training)
             self.writer.add("modes", step=self.step, evaluating=modes[:1000], count=len(modes))
         for name, parameter in self._every_parameter():
-            self._tensor("weight", name, self._held(parameter), name=name, sketched=self.step == 1)
+            for label, mine in self._parts(name, parameter):
+                self._tensor("weight", label, mine, name=label, sketched=self.step == 1)
         self.writer.flush()
         if self.step > self.steps:
             self._unhook()
@@ -285,10 +293,9 @@ class Recorder:
                     self.writer.add("untied", step=self.step, names=[self._full_name(*each) for each in pair])
 
     def _perturb(self, seed: int) -> None:
-        for name, parameter in self._every_parameter():
-            local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
-            if local.is_floating_point():
-                mine = self._held(parameter)
+        for label, parameter in self._every_parameter():
+            for name, mine in self._parts(label, parameter) if parameter.is_floating_point() else ():
+                local = mine.local
                 for piece in mine.pieces or ():
                     at = torch.zeros(piece.shape, dtype=torch.int64)
                     for axis, indices in enumerate(piece.indices):
@@ -304,34 +311,47 @@ class Recorder:
             for name, parameter in root.named_parameters():
                 if id(parameter) not in seen:
                     seen.add(id(parameter))
-                    self.parameters.setdefault(id(parameter), canonical(name, inside=_wraps(root)))
+                    self.parameters.setdefault(id(parameter), self._called(name, parameter, root))
                     yield self.parameters[id(parameter)], parameter
 
     def _name(self, root: nn.Module) -> None:
         number, inside = len(self.roots), _wraps(root)
         self.roots.append(root)
+        reader = Megatron.of(root)
+        self.readers += [reader] if reader else []
         self.rank = dist.get_rank() if dist.is_initialized() else 0
         self.replicas = self.replicas or _replicas(root)
         prefix = f"model{number + 1}." if number else ""
         for name, module in root.named_modules():
             self.modules.setdefault(id(module), prefix + canonical(name, inside=inside) or "(root)")
         for name, parameter in root.named_parameters():
-            self.parameters.setdefault(id(parameter), prefix + canonical(name, inside=inside))
+            self.parameters.setdefault(id(parameter), prefix + self._called(name, parameter, root))
+        names = {id(each): [name for name, _ in self._parts(self.parameters[id(each)], each)]
+                 for each in root.parameters()}  # fmt: skip
         self.writer.add(
-            "root", number=number, type=type(root).__name__, replicas=list(_replicas(root)), data=list(_data(root)),
-            trainable=[self.parameters[id(each)] for each in root.parameters() if each.requires_grad],
-            frozen=[self.parameters[id(each)] for each in root.parameters() if not each.requires_grad],
+            "root", number=number, type=type(root).__name__, replicas=list(_replicas(root)),
+            data=list(reader.data() if reader else _data(root)),
+            trainable=[name for each in root.parameters() if each.requires_grad for name in names[id(each)]],
+            frozen=[name for each in root.parameters() if not each.requires_grad for name in names[id(each)]],
             compiled=any(_compiled(each) for each in root.modules()),
         )  # fmt: skip
+
+    def _called(self, name: str, parameter: Tensor, root: nn.Module) -> str:
+        told = (each.names.get(id(parameter)) for each in self.readers)
+        return next((each for each in told if each), canonical(name, inside=_wraps(root)))
 
     # gradients and optimizers
 
     def _backward(self, before: Callable[..., Any]) -> Callable[..., Any]:
         def backward(tensors: Any, *arguments: Any, **named: Any) -> Any:
-            if self.on and not self.busy and self.step:
-                with _Apart(self):
-                    self._before_backward(tensors)
-            return before(tensors, *arguments, **named)
+            outer, self.inside_backward = not self.inside_backward, True  # a mode of torch functions calls it again
+            try:
+                if outer and self.on and not self.busy and self.step:
+                    with _Apart(self):
+                        self._before_backward(tensors)
+                return before(tensors, *arguments, **named)
+            finally:
+                self.inside_backward = not outer
 
         return backward
 
@@ -340,7 +360,7 @@ class Recorder:
             left = [
                 name
                 for name, each in self._every_parameter()
-                if each.grad is not None and bool(_local(each.grad).any())
+                if (grad := _gradient(each)) is not None and bool(_local(grad).any())
             ]
             self.writer.add("left", step=self.step, names=left[:1000], count=len(left))
         self.backward += 1
@@ -367,6 +387,16 @@ class Recorder:
 
         return clip
 
+    def _scheduled(self, before: Callable[..., Any]) -> Callable[..., Any]:
+        def step(scheduler: Any, *arguments: Any, **named: Any) -> Any:
+            found = before(scheduler, *arguments, **named)
+            # what it sets when it is made is not yet what a checkpoint then loads
+            for group in scheduler.optimizer.param_groups if self.on and self.step else ():
+                self.rates.update((id(each), float(group["lr"])) for each in group["params"])
+            return found
+
+        return step
+
     def _before_step(self, optimizer: Any) -> None:
         self.optimizing += 1
         if self.optimizing > 1 or not self.on or not self.step:
@@ -374,36 +404,44 @@ class Recorder:
         with _Apart(self):
             for _ in self._every_parameter():
                 pass  # FSDP2 exchanges parameters; their names are those of now
-            number = 0
-            for number, group in enumerate(optimizer.param_groups):
-                names = [
-                    self.parameters.get(id(each), f"unnamed.{number}.{at}") for at, each in enumerate(group["params"])
-                ]
+            for each, number, group in _groups(optimizer):
+                names = []
+                for label, parameter in self._group(number, group):
+                    if parameter.grad is None:
+                        mine = [name for name, _ in self._parts(label, parameter)]
+                        for name in mine:
+                            self.writer.add("no-gradient", step=self.step, name=name)
+                    else:
+                        mine = []
+                        for name, held in self._parts(label, parameter, parameter.grad):
+                            mine.append(name)
+                            self._tensor("gradient", name, held, name=name)
+                    names += mine
                 self.writer.add(
-                    "group", step=self.step, optimizer=self._number_of(optimizer), number=number,
+                    "group", step=self.step, optimizer=self._number_of(each), number=number,
                     names=names, lr=_number(float(group.get("lr", 0.0))),
+                    told=next((self.rates[id(one)] for one in group["params"] if id(one) in self.rates), None),
                     decay=_number(float(group.get("weight_decay", 0.0) or 0.0)),
                 )  # fmt: skip
-                for name, parameter in zip(names, group["params"], strict=True):
-                    if parameter.grad is None:
-                        self.writer.add("no-gradient", step=self.step, name=name)
-                    else:
-                        self._tensor("gradient", name, self._held(parameter, parameter.grad), name=name)
+
+    def _group(self, number: int, group: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
+        for at, parameter in enumerate(group["params"]):
+            yield self.parameters.get(id(parameter), f"unnamed.{number}.{at}"), parameter
 
     def _after_step(self, optimizer: Any) -> None:
         self.optimizing = max(0, self.optimizing - 1)
         if self.optimizing or not self.on or not self.step:
             return
         with _Apart(self):
-            for number, group in enumerate(optimizer.param_groups):
-                for at, parameter in enumerate(group["params"]):
-                    name = self.parameters.get(id(parameter), f"unnamed.{number}.{at}")
-                    self._tensor("updated", name, self._held(parameter), name=name)
-                    state = optimizer.state.get(parameter, {}) if hasattr(optimizer, "state") else {}
+            for each, number, group in _groups(optimizer):
+                for label, parameter in self._group(number, group):
+                    for name, mine in self._parts(label, parameter):
+                        self._tensor("updated", name, mine, name=name)
+                    state = each.state.get(parameter, {}) if hasattr(each, "state") else {}
                     for key, value in state.items():
                         if isinstance(value, Tensor) and value.shape == parameter.shape and value.is_floating_point():
-                            shown = self._held(parameter, value)
-                            self._tensor("moment", f"{name} {key}", shown, name=name, moment=key, sketched=False)
+                            for name, mine in self._parts(label, parameter, value):
+                                self._tensor("moment", f"{name} {key}", mine, name=name, moment=key, sketched=False)
             self.stepped = True
             self.writer.flush()
 
@@ -415,17 +453,21 @@ class Recorder:
 
     # tensors
 
-    def _held(self, parameter: Tensor, tensor: Tensor | None = None) -> Held:
-        """What this rank holds of a parameter, or of its gradient or state."""
+    def _parts(self, name: str, parameter: Tensor, tensor: Tensor | None = None) -> list[tuple[str, Held]]:
+        """What this rank holds of a parameter, or of its gradient or state, by name: a flat parameter is several."""
         shown = parameter if tensor is None else tensor
+        for reader in self.readers:
+            parts = reader.parts(parameter, shown)
+            if parts is not None:
+                return parts
         if getattr(parameter, "tensor_model_parallel", False):
-            return placement.unplaced(shown, "a shard that Megatron's layers hold, without a reader")
+            return [(name, placement.unplaced(shown, "a shard of Megatron's layers outside of its models"))]
         if type(parameter).__name__ == "FlatParameter":
-            return placement.unplaced(shown, "a flat parameter of FSDP1, without a reader")
+            return [(name, placement.unplaced(shown, "a flat parameter of FSDP1, without a reader"))]
         found = placement.held(shown)
-        if isinstance(shown, DTensor) or self.rank not in self.replicas:
-            return found
-        return replace(found, first=self.rank == self.replicas[0])
+        if not isinstance(shown, DTensor) and self.rank in self.replicas:
+            found = replace(found, first=self.rank == self.replicas[0])
+        return [(name, found)]
 
     def _tensor(self, kind: str, label: str, mine: Held, *, sketched: bool = True, **more: Any) -> None:
         local = mine.local.detach()
@@ -564,6 +606,20 @@ def _squares(local: Tensor) -> float:
     return float(torch.linalg.vector_norm(flat, dtype=torch.float64)) ** 2
 
 
+def _groups(optimizer: Any) -> Iterator[tuple[Any, int, Mapping[str, Any]]]:
+    """The groups of an optimizer with their numbers; of one that keeps others, as torchtitan's, those of the others."""
+    inside = [each for each in getattr(optimizer, "optimizers", ()) if isinstance(each, Optimizer)]
+    for each in inside or [optimizer]:
+        for number, group in enumerate(each.param_groups):
+            yield each, number, group
+
+
+def _gradient(parameter: Tensor) -> Tensor | None:
+    """A parameter's gradient, where its stack adds it up elsewhere too."""
+    kept: Tensor | None = getattr(parameter, "main_grad", None)
+    return parameter.grad if kept is None else kept
+
+
 def _number(value: float) -> float | str:
     """A number as JSON has it; what is not finite as its name."""
     return value if abs(value) < float("inf") else str(value)
@@ -578,7 +634,8 @@ def _compiled(module: nn.Module) -> bool:
 
 
 def _wraps(root: nn.Module) -> bool:
-    return isinstance(root, (DistributedDataParallel, nn.DataParallel))
+    megatron = type(root).__module__.startswith("megatron.") and isinstance(getattr(root, "module", None), nn.Module)
+    return megatron or isinstance(root, (DistributedDataParallel, nn.DataParallel))
 
 
 def _replicas(root: nn.Module) -> tuple[int, ...]:

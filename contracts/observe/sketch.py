@@ -11,12 +11,15 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
 BUCKETS, COARSE = 1024, 64
-_CHUNK = 1 << 18  # elements at a time: 2 MiB in float64
+_CHUNK = 1 << 17  # elements at a time: 1 MiB in float64
+_SIGN = 2 * BUCKETS  # in a table: what is added to a bucket where the sign is minus
 _GOLDEN, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -47,7 +50,7 @@ class Piece:
 
 def whole(shape: Sequence[int]) -> tuple[Piece, ...]:
     """The only piece of a tensor that is held whole."""
-    return (Piece(start=0, indices=tuple(torch.arange(size) for size in shape)),)
+    return (Piece(start=0, indices=tuple(span(size) for size in shape)),)
 
 
 @torch.no_grad()
@@ -60,27 +63,28 @@ def sketch(name: str, local: Tensor, pieces: Iterable[Piece]) -> Tensor:
         pieces: where they lie in the whole tensor.
     """
     flat = local.detach().reshape(-1)
-    found = torch.zeros(BUCKETS, dtype=torch.float64, device=flat.device)
+    found = torch.zeros(3 * _SIGN, dtype=torch.float64, device=flat.device)
     for piece in pieces:
-        rows, columns = _two_axes(name, piece)
-        values = flat[piece.start : piece.start + piece.numel].view(len(rows[0]), len(columns[0]))
-        (row_at, row_sign), (column_at, column_sign) = _on(flat.device, rows), _on(flat.device, columns)
-        height = max(1, _CHUNK // max(1, len(column_at)))
-        kinds = COARSE if piece.coarse else BUCKETS
-        row_at = row_at % kinds
-        if len(row_at) > 2 * kinds:  # rows of one bucket are added up first, by whole rows
-            gathered = values.new_zeros(kinds, len(column_at), dtype=torch.float64)
-            for top in range(0, len(row_at), height):
-                part = slice(top, top + height)
-                gathered.index_add_(0, row_at[part], values[part].double().mul_(row_sign[part, None]))
-            values, row_at = gathered, torch.arange(kinds, device=flat.device)
-            row_sign = torch.ones(kinds, dtype=torch.float64, device=flat.device)
-        for top in range(0, len(row_at), height):
-            part = slice(top, top + height)
-            at = (row_at[part, None] + column_at) % BUCKETS
-            held = values[part].double() * column_sign * row_sign[part, None]
-            found.index_add_(0, at.reshape(-1), held.reshape(-1))
-    return found.cpu()
+        values, rows, columns = _matrix(name, flat, piece)
+        height = max(1, _CHUNK // max(1, len(columns)))
+        if piece.coarse:
+            rows = rows & ~(BUCKETS - 1) | rows % COARSE
+        if piece.coarse and len(rows) > 2 * COARSE:  # rows of one bucket are added up first, by whole rows
+            at = (rows % COARSE + COARSE * (rows >= _SIGN)).long()
+            gathered = values.new_zeros(2 * COARSE, len(columns), dtype=torch.float64)
+            for top in range(0, len(rows), height):
+                gathered.index_add_(0, at[top : top + height], values[top : top + height].double())
+            values, rows = (
+                gathered[:COARSE] - gathered[COARSE:],
+                torch.arange(COARSE, dtype=torch.int32, device=at.device),
+            )
+        for top in range(0, len(rows), height):
+            at = rows[top : top + height, None] + columns  # neither a remainder nor a sign for each element
+            found.index_add_(0, at.view(-1), values[top : top + height].double().reshape(-1))
+    plus, minus, plus_too = found.view(3, _SIGN)
+    summed: Tensor = plus - minus + plus_too
+    total: Tensor = summed[:BUCKETS] + summed[BUCKETS:]
+    return total.cpu()
 
 
 @torch.no_grad()
@@ -94,15 +98,13 @@ def fingerprint(name: str, local: Tensor, pieces: Iterable[Piece]) -> int:
     bits = flat.view(_BITS[flat.element_size()])
     total = 0
     for piece in pieces:
-        rows, columns = _two_axes(name, piece, odd=True)
-        values = bits[piece.start : piece.start + piece.numel].view(len(rows[0]), len(columns[0]))
-        row, column = rows[0].to(bits.device), columns[0].to(bits.device)
+        values, row, column = _matrix(name, bits, piece, odd=True)
         height = max(1, _CHUNK // max(1, len(column)))
         for top in range(0, len(row), height):
             part = slice(top, top + height)
-            # int64 wraps around in products and sums alike; + 1, so that a zero counts
-            sums = ((values[part].to(torch.int64) + 1) * column).sum(1)
-            total += int((sums * row[part]).sum())
+            # int64 wraps around in products and sums alike
+            total += int((values[part].to(torch.int64, copy=True).mul_(column).sum(1) * row[part]).sum())
+        total += int(row.sum()) * int(column.sum())  # each element counts one more, so that a zero counts
     return total % (1 << 64)
 
 
@@ -131,31 +133,55 @@ def key_of(name: str, axis: int) -> int:
     return int.from_bytes(hashlib.sha256(f"{name}\0{axis}".encode()).digest()[:8], "little")
 
 
-def _two_axes(name: str, piece: Piece, *, odd: bool = False) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """The tables of a piece as those of a matrix: its leading axes, whose tables are combined, and its last."""
-    tables = [_table(name, axis, indices, odd) for axis, indices in enumerate(piece.indices)]
-    if not tables:
-        tables = [_table(name, 0, torch.zeros(1, dtype=torch.int64), odd)]
-    *leading, last = tables
-    at, sign = (torch.ones(1, dtype=torch.int64) if odd else torch.zeros(1, dtype=torch.int64)), torch.ones(1).double()
-    for more_at, more_sign in leading:
-        at = (at[:, None] * more_at if odd else at[:, None] + more_at).reshape(-1)
-        sign = (sign[:, None] * more_sign).reshape(-1)
-    return (at, sign), last
+def _matrix(name: str, flat: Tensor, piece: Piece, *, odd: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+    """The values of a piece as a matrix, and the tables of its leading axes, combined, and of its last axis."""
+    axes = piece.indices or (torch.zeros(1, dtype=torch.int64),)
+    *leading, last = (_table(name, axis, indices, odd).to(flat.device) for axis, indices in enumerate(axes))
+    rows = leading[0] if leading else last.new_full((1,), int(odd))
+    for more in leading[1:]:
+        both = rows[:, None] * more if odd else rows[:, None] + more
+        rows = (both if odd else both & (BUCKETS - 1 | _SIGN)).reshape(-1)  # two minus are a plus
+    values = flat[piece.start : piece.start + piece.numel].view(len(rows), len(last))
+    if not odd and any(_padded(each) for each in axes):  # the odd numbers of padding are 0 already
+        held = [each >= 0 for each in axes]
+        mask = held[0].view(-1, 1) if leading else torch.ones(1, 1, dtype=torch.bool)
+        for each in held[1:-1]:
+            mask = (mask * each).view(-1, 1)
+        values = values * (mask * held[-1]).to(flat.device)
+    return values, rows, last
 
 
-def _table(name: str, axis: int, indices: Tensor, odd: bool) -> tuple[Tensor, Tensor]:
-    """For each index of an axis its bucket and its sign, or its odd number for a fingerprint; 0 for padding."""
-    found = hashed(key_of(name, axis), indices)
-    held = indices >= 0
-    if odd:
-        return (found | 1) * held, held.double()
-    sign = ((_shifted(found, 32) & 1) * 2 - 1) * held
-    return found & (BUCKETS - 1), sign.double()
+_TABLES: Any = WeakTensorKeyDictionary()
+"""By the tensor of indices itself: tables live as long as what they are of."""
 
 
-def _on(device: torch.device, table: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    return table[0].to(device), table[1].to(device)
+def _table(name: str, axis: int, indices: Tensor, odd: bool) -> Tensor:
+    """For each index of an axis its odd number for a fingerprint, int64, and 0 for padding; or its bucket, and
+    `_SIGN` more where its sign is minus, int32."""
+    known = _TABLES.setdefault(indices, {})
+    if (name, axis, odd) not in known:
+        found = hashed(key_of(name, axis), indices)
+        if odd:
+            known[name, axis, odd] = (found | 1) * (indices >= 0)
+        else:
+            minus = 1 - (_shifted(found, 32) & 1)
+            known[name, axis, odd] = ((found & (BUCKETS - 1)) + minus * _SIGN).int()
+    table: Tensor = known[name, axis, odd]
+    return table
+
+
+def _padded(indices: Tensor) -> bool:
+    known = _TABLES.setdefault(indices, {})
+    if "padded" not in known:
+        known["padded"] = bool((indices < 0).any())
+    found: bool = known["padded"]
+    return found
+
+
+@lru_cache(maxsize=1024)
+def span(size: int) -> Tensor:
+    """The indices of a whole axis; the same tensor each time, so that its tables are made once."""
+    return torch.arange(size)
 
 
 def _shifted(x: Tensor, by: int) -> Tensor:

@@ -174,3 +174,23 @@ def test_a_coarse_sketch_adds_up_over_rows_and_tells_the_norm() -> None:
     torch.testing.assert_close(one + more, want)
     torch.testing.assert_close(total, want)
     assert 0.8 < norm(want) / float(tensor.norm()) < 1.25
+
+
+@pytest.mark.parametrize("coarse", [False, True])
+@pytest.mark.parametrize("padded", [False, True])
+def test_a_sketch_is_that_of_its_formula_and_leaves_the_tensor_alone(coarse: bool, padded: bool) -> None:
+    for shape in ((5,), (700, 3), (4, 5, 6)):
+        tensor = _drawn(shape, 1).double()
+        axes = [torch.arange(size) for size in shape]
+        if padded:
+            axes[0][-1] = -1
+        before, want = tensor.clone(), torch.zeros(BUCKETS, dtype=torch.float64)
+        hashes = [hashed(key_of("w", axis), each).tolist() for axis, each in enumerate(axes)]
+        for at in itertools.product(*map(range, shape)):
+            found = [each[index] for each, index in zip(hashes, at, strict=True)]
+            leading, last = sum(each % BUCKETS for each in found[:-1]) % BUCKETS, found[-1] % BUCKETS
+            sign = math.prod((each >> 32 & 1) * 2 - 1 for each in found)
+            if axes[0][at[0]] >= 0:
+                want[((leading % 64 if coarse else leading) + last) % BUCKETS] += sign * tensor[at]
+        torch.testing.assert_close(sketch("w", tensor, [Piece(start=0, indices=tuple(axes), coarse=coarse)]), want)
+        assert torch.equal(tensor, before)

@@ -1,14 +1,16 @@
-"""OBS: what every healthy training run keeps, judged from one trace."""
+"""OBS: what every healthy training run keeps, judged from one trace, or from two that must agree."""
 
 from contracts.checks.observe import (  # isort: skip
     coverage,  # whether a run was observed at all
     replicas,  # what ranks have in common, and what they must not
     parameters,  # which optimizer moves what, ties, finite values
-    steps,  # clipping, microbatches, evaluation
+    steps,  # clipping, microbatches, rates, evaluation
+    pairs,  # two runs that must do the same
 )
 
 __all__ = [
     "coverage",
+    "pairs",
     "parameters",
     "replicas",
     "steps",

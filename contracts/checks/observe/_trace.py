@@ -27,8 +27,8 @@ def observed(stack: Observing) -> Merged:
     return merged
 
 
-def merged_of(stack: Observing) -> Merged:
-    return Merged(read(Path(stack.trace())))
+def merged_of(stack: Observing, run: str = "judged", behind: int = 0) -> Merged:
+    return Merged(read(Path(stack.trace(run))), behind)
 
 
 def none_of(wrong: Iterable[str]) -> None:

@@ -29,13 +29,13 @@ def one_optimizer_moves_each_trainable_parameter(stack: Observing) -> None:
 def _unmoved(merged: Merged) -> Iterator[str]:
     trainable = list(dict.fromkeys(name for _, line in merged.lines("root") for name in line["trainable"]))
     frozen = list(dict.fromkeys(name for _, line in merged.lines("root") for name in line["frozen"]))
-    for rank in merged.trace.ranks:
+    most: Counter[str] = Counter()
+    for rank in merged.trace.ranks:  # of a sharded optimizer each rank has its own parameters
         groups = {(line["optimizer"], line["number"]): line["names"] for line in rank.of("group")}
-        owners = Counter(name for names in groups.values() for name in names)
-        for name in trainable:
-            mine = any(name in line["trainable"] for line in rank.of("root"))
-            if mine and owners[name] != 1:
-                yield f"{name} is trainable and in {owners[name] or 'no'} optimizer{'s' if owners[name] > 1 else ''}"
+        most |= Counter(name for names in groups.values() for name in names)
+    for name in trainable:
+        if most[name] != 1:
+            yield f"{name} is trainable and in {most[name] or 'no'} optimizer{'s' if most[name] > 1 else ''}"
     for step in range(2, merged.steps + 1):
         for rank, line in merged.lines("left", step):
             if line["count"]:

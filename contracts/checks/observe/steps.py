@@ -1,4 +1,4 @@
-"""Clipping, microbatches and evaluation (OBS-04, OBS-07, OBS-13)."""
+"""Clipping, microbatches, rates and evaluation (OBS-04, OBS-07, OBS-08, OBS-13)."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contracts.checks.observe._trace import RUN, none_of, observed
 from contracts.contract import contract
 from contracts.observe.merged import Merged
+from contracts.observe.trace import Line
 from contracts.spec.errors import NotOffered
 from contracts.spec.observing import Observing
 
@@ -82,6 +83,23 @@ def _microbatches(merged: Merged, told: dict[tuple[int, int], int]) -> Iterator[
                     )
 
 
+@contract("OBS-08", asks="trace", cases=RUN, source="F09", slow=True)
+def the_applied_rate_is_that_of_the_schedule(stack: Observing) -> None:
+    """In every step the optimizer applies the learning rate that the script's scheduler set last, to each parameter.
+
+    A scheduler that was made for an optimizer which is then made again sets rates that nobody applies.
+    """
+    merged = observed(stack)
+    if not any(line.get("told") is not None for rank in merged.trace.ranks for line in rank.of("group")):
+        raise NotOffered("no scheduler of torch sets a rate", "case")
+    none_of(
+        f"step {step}: {line['optimizer']} applies the rate {line['lr']:g} to {line['names'][0]} on rank {rank.rank}; "
+        f"the scheduler set {line['told']:g}"
+        for step in range(1, merged.steps + 1) for rank, line in merged.lines("group", step)
+        if line.get("told") not in (None, line["lr"])
+    )  # fmt: skip
+
+
 @contract("OBS-13", asks="trace", cases=RUN, source="F07 F13", slow=True)
 def evaluation_leaves_the_model_as_it_found_it(stack: Observing) -> None:
     """A forward pass without gradients between two steps leaves the weights and the modes of the modules as they were.
@@ -96,10 +114,14 @@ def evaluation_leaves_the_model_as_it_found_it(stack: Observing) -> None:
     none_of(wrong for step in between for wrong in _evaluated(merged, step))
 
 
+def _place(line: Line) -> tuple[str, ...]:
+    return line["name"], line["dtype"], line.get("part", "")
+
+
 def _evaluated(merged: Merged, step: int) -> Iterator[str]:
-    after = {(rank.rank, line["name"]): line.get("bits") for rank, line in merged.lines("weight", step + 1)}
-    for rank, line in merged.lines("updated", step):
-        if after.get((rank.rank, line["name"]), line.get("bits")) != line.get("bits"):
+    after = {(rank.rank, *_place(line)): line.get("bits") for rank, line in merged.lines("weight", step + 1)}
+    for rank, line in merged.lines("updated", step):  # main weights, and shards, that the optimizer has are others
+        if after.get((rank.rank, *_place(line)), line.get("bits")) != line.get("bits"):
             yield f"the evaluation behind step {step} changes the weight {line['name']} on rank {rank.rank}"
     first = {rank.rank: set(line["evaluating"]) for rank, line in merged.lines("modes", 1)}
     for rank, line in merged.lines("modes", step + 1):

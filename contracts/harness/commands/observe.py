@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
+from contextlib import ExitStack
 from pathlib import Path
 
 import click
@@ -24,8 +25,10 @@ from contracts.harness.commands._errors import (
 from contracts.harness.gate import Gate
 from contracts.observe.entry import Script
 from contracts.spec.records import EXIT_CODES, FORMS, Form
+from contracts.stacks.script_on_cpu import STACKS, on_cpu
 
 PROFILE = "OBS"
+LIKE = ("one-rank", "whole", "plain")
 
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
@@ -37,24 +40,30 @@ PROFILE = "OBS"
               help="Move each weight by one unit in its last place before the first step, for --repeat.")  # fmt: skip
 @click.option("--collectives/--no-collectives", default=True, show_default=True,
               help="Whether collectives are recorded.")  # fmt: skip
+@click.option("--on-cpu", "stack", type=click.Choice(STACKS), metavar="STACK",
+              help="megatron or torchtitan: run its script on this CPU, by the shims of its adapter.")  # fmt: skip
 @click.option("-m", "module", is_flag=True, help="SCRIPT is the name of a module, as for `python -m`.")
 @click.argument("script")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def observe(
-    out: Path, steps: int, perturb: int | None, collectives: bool, module: bool, script: str, arguments: tuple[str, ...]
-) -> None:
+    out: Path, steps: int, perturb: int | None, collectives: bool, stack: str | None, module: bool, script: str,
+    arguments: tuple[str, ...],
+) -> None:  # fmt: skip
     """Run a training script and record what it does. Not a line of it changes.
 
     Under torchrun: torchrun --no-python --nproc-per-node 4 rankproof observe --out DIR train.py …
     """
     prepared = Script((script, *arguments), module=module)
 
-    def begin() -> None:
-        prepared.observe(out, steps=steps, perturb=perturb, collectives=collectives)
+    with ExitStack() as shimmed:
 
-    if code := told(begin):
-        sys.exit(code)
-    prepared.run()  # whatever ends it ends this command
+        def begin() -> None:
+            shims = shimmed.enter_context(on_cpu(stack)) if stack else ""
+            prepared.observe(out, steps=steps, perturb=perturb, collectives=collectives, shims=shims)
+
+        if code := told(begin):
+            sys.exit(code)
+        prepared.run()  # whatever ends it ends this command
 
 
 @click.command()
@@ -62,8 +71,10 @@ def observe(
 @click.argument("other", type=click.Path(path_type=Path))
 @click.option("--repeat", "repeats", type=click.Path(path_type=Path), multiple=True, metavar="DIR",
               help="A trace of the reference run under --perturb, to measure rounding; may be repeated.")  # fmt: skip
+@click.option("--behind", type=click.IntRange(min=0), default=0, metavar="N",
+              help="OTHER resumes behind step N of REFERENCE: compare its first step with step N + 1.")  # fmt: skip
 @one_clear_error
-def diff(reference: Path, other: Path, repeats: tuple[Path, ...]) -> None:
+def diff(reference: Path, other: Path, repeats: tuple[Path, ...], behind: int) -> None:
     """Compare two traces: the first tensor that differs, in the order of computation.
 
     Exit codes: 0 equal up to rounding, 1 different, 3 not comparable.
@@ -72,7 +83,8 @@ def diff(reference: Path, other: Path, repeats: tuple[Path, ...]) -> None:
     from contracts.observe.merged import Merged
     from contracts.observe.trace import read
 
-    found = compare(Merged(read(reference)), Merged(read(other)), [Merged(read(each)) for each in repeats])
+    whole, again = Merged(read(reference), behind), [Merged(read(each), behind) for each in repeats]
+    found = compare(whole, Merged(read(other)), again)
     for line in lines(found, (str(reference), str(other))):
         click.echo(terminal(line))
     sys.exit(EXIT_CODES["incomplete"] if found.incomparable else int(bool(found.differences)))
@@ -85,8 +97,12 @@ def diff(reference: Path, other: Path, repeats: tuple[Path, ...]) -> None:
               show_default=True, help="Folder for the record and its renderings.")  # fmt: skip
 @click.option("--form", type=click.Choice(FORMS), default="terminal", show_default=True, help="What is printed.")
 @click.option("-v", "--verbose", is_flag=True, help=VERBOSE)
+@click.option("--like", multiple=True, type=(click.Choice(LIKE), click.Path(path_type=Path)), metavar="KIND DIR",
+              help="A trace that TRACE must equal: one-rank, whole (which it resumes) or plain.")  # fmt: skip
 @one_clear_error
-def judge(trace: Path, deviations: Path | None, folder: Path, form: Form, verbose: bool) -> None:
+def judge(
+    trace: Path, deviations: Path | None, folder: Path, form: Form, verbose: bool, like: tuple[tuple[str, Path], ...]
+) -> None:
     """Judge one trace: what every healthy training run keeps. Exit codes as of `check`."""
     from contracts.observe.party import Observed
     from contracts.observe.trace import read
@@ -96,7 +112,7 @@ def judge(trace: Path, deviations: Path | None, folder: Path, form: Form, verbos
     declared = deviations_file.load(deviations) if deviations is not None else ()
     record.make_folder(folder, (*report.FILES, output.FILE))
     gate = Gate(
-        subject=Observed(found), origin=str(trace), assistants=(), profile=PROFILE,
+        subject=Observed(found, dict(like)), origin=str(trace), assistants=(), profile=PROFILE,
         plan=profiles.plan(LAW, PROFILE), deviations=declared,
     )  # fmt: skip
     gate.open(folder)

@@ -5,10 +5,12 @@ from contracts.mutants.observe import (  # isort: skip
     replicas,
     parameters,
     steps,
+    pairs,
 )
 
 __all__ = [
     "coverage",
+    "pairs",
     "parameters",
     "replicas",
     "steps",

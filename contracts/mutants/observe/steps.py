@@ -39,6 +39,21 @@ class ReducesEveryMicrobatch(Reference):
     edits = {"if micro == 0 else": "if False else"}
 
 
+@mutant(of="OBS-08", case="one-run", says="applies the rate 0.001 to embed.weight on rank 0; the scheduler set 0.0005")
+class MakesTheOptimizerAgain(Reference):
+    """The schedule sets the rates of an optimizer that was made before."""
+
+    edits = {"    torch.manual_seed(100": "    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)\n"
+             "    torch.manual_seed(100"}  # fmt: skip
+
+
+@mutant(of="OBS-08", case="one-run", says="step 2: AdamW 1 applies the rate 0.001 to embed.weight on rank 0")
+class SetsTheRateBack(Reference):
+    """The rate of the configuration is written into the optimizer in every step."""
+
+    edits = {"        optimizer.step()": "        optimizer.param_groups[0]['lr'] = 0.001\n        optimizer.step()"}
+
+
 @mutant(of="OBS-13", case="one-run", says="stay in evaluation mode on rank 0")
 class StaysInEvaluation(Reference):
     """Nobody calls `model.train()` again."""

@@ -16,7 +16,13 @@ from pathlib import Path
 from contracts.stacks.reference.answers.observed_ranks import Job
 
 SCRIPT = Path(__file__).parents[1] / "training" / "small_script.py"
-RANKS = 2
+RUNS: Mapping[str, tuple[int, tuple[str, ...]]] = {
+    "judged": (2, ()),
+    "one-rank": (1, ("--dropout", "0")), "spread": (2, ("--dropout", "0")),
+    "whole": (1, ("--steps", "3", "--save", "{file}")), "resumed": (1, ("--steps", "3", "--resume", "{file}")),
+    "plain": (1, ()), "recomputed": (1, ("--recompute",)),
+}  # fmt: skip
+"""Each run of the script: its ranks and its arguments."""
 
 
 class ObservingAnswers:
@@ -26,22 +32,25 @@ class ObservingAnswers:
     QUESTIONS: frozenset[str] = frozenset({"trace"})
     edits: Mapping[str, str] = {}
 
-    def trace(self) -> str:
+    def trace(self, run: str = "judged") -> str:
         text = SCRIPT.read_text(encoding="utf-8")
         for old, new in self.edits.items():
             if text.count(old) != 1:
                 raise AssertionError(f"{old!r} stands {text.count(old)} times in {SCRIPT.name}, expected once")
             text = text.replace(old, new)
-        return _observed(text)
+        file = Path(_observed(text, "whole")).parent / "state.pt" if run == "resumed" else None
+        return _observed(text, run, file)
 
 
 @functools.cache
-def _observed(text: str) -> str:
-    """Run a script on two ranks of this machine and observe it; a script that fails leaves its trace all the same."""
+def _observed(text: str, run: str, file: Path | None = None) -> str:
+    """Run a script on ranks of this machine and observe it; a script that fails leaves its trace all the same."""
+    world, words = RUNS[run]
     folder = Path(tempfile.mkdtemp(prefix="rankproof-trace-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     (folder / "train.py").write_text(text, encoding="utf-8")
-    observe(folder, ("train.py",), folder / "trace", RANKS)
+    told = [word.format(file=file or folder / "state.pt") for word in words]
+    observe(folder, ("train.py", *told), folder / "trace", world)
     if not (folder / "trace").exists():
         said = [each.read_text(errors="replace")[-1000:] for each in sorted(folder.glob("stderr-*"))]
         raise RuntimeError(f"nothing was observed: {' '.join(said)}")

@@ -1,6 +1,8 @@
 """A small training script, as a user writes one: DDP on several ranks, two microbatches a step, dropout, tied weights,
-an evaluation behind each step. The OBS contracts are judged on what is observed of it."""
+a schedule, an evaluation behind each step, recomputation, checkpoints. The OBS contracts are judged on what is observed
+of it."""
 
+import argparse
 import contextlib
 import sys
 
@@ -9,34 +11,54 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
 
 from contracts import observe
 
 
 class Net(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, dropout: float, recompute: bool) -> None:
         super().__init__()
         self.embed, self.norm = nn.Embedding(97, 16), nn.LayerNorm(16)
         self.up, self.down = nn.Linear(16, 32), nn.Linear(32, 16)
-        self.drop, self.head = nn.Dropout(0.1), nn.Linear(16, 97, bias=False)
-        self.head.weight = self.embed.weight
+        self.drop, self.head = nn.Dropout(dropout), nn.Linear(16, 97, bias=False)
+        self.head.weight, self.recompute = self.embed.weight, recompute
+
+    def branch(self, x: torch.Tensor) -> torch.Tensor:
+        return self.drop(self.down(F.gelu(self.up(self.norm(x)))))  # type: ignore[no-any-return]  # torch's
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         x = self.embed(rows[:, :-1])
-        x = x + self.drop(self.down(F.gelu(self.up(self.norm(x)))))
+        x = x + (checkpoint(self.branch, x, use_reentrant=False) if self.recompute else self.branch(x))
         return F.cross_entropy(self.head(x).flatten(0, 1), rows[:, 1:].flatten())
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, default=2)
+    parser.add_argument("--dropout", type=float, default=0.1)
+    parser.add_argument("--recompute", action="store_true")
+    parser.add_argument("--save", help="a file for the state behind the first step")
+    parser.add_argument("--resume", help="such a file")
+    args = parser.parse_args()
     dist.init_process_group("gloo")
     rank, world = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(7)
-    net = Net()
+    net = Net(args.dropout, args.recompute)
     model = DistributedDataParallel(net)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
     torch.manual_seed(100 + rank)
-    data = torch.Generator().manual_seed(0)
-    for _ in range(2):
+    data, done = torch.Generator().manual_seed(0), 0
+    if args.resume:
+        kept = torch.load(args.resume)
+        net.load_state_dict(kept["model"])
+        optimizer.load_state_dict(kept["optimizer"])
+        schedule.load_state_dict(kept["schedule"])
+        torch.set_rng_state(kept["random"])
+        data.set_state(kept["data"])
+        done = 1
+    for step in range(done, args.steps):
         optimizer.zero_grad()
         observe.step(microbatches=2)
         for micro in range(2):
@@ -50,6 +72,12 @@ def main() -> None:
         with torch.no_grad():
             dist.all_reduce(net(rows), op=dist.ReduceOp.SUM)
         model.train()  # type: ignore[no-untyped-call]  # torch's
+        schedule.step()
+        if args.save and step == 0:
+            torch.save(
+                {"model": net.state_dict(), "optimizer": optimizer.state_dict(), "schedule": schedule.state_dict(),
+                 "random": torch.get_rng_state(), "data": data.get_state()}, args.save,
+            )  # fmt: skip
     dist.destroy_process_group()
     sys.exit(0)
 

@@ -1,0 +1,73 @@
+"""What observing costs a training step: steps of the nano script observed and not, in turn, in one process.
+
+    OMP_NUM_THREADS=1 python -m benchmarks.observed
+
+CPU time of the process: the median over pairs of the second of two observed steps, which sketches every gradient,
+updated weight and output of a module, against plain steps before and behind it. Prints Markdown.
+"""
+
+from __future__ import annotations
+
+import argparse
+import runpy
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from contracts.observe.recorder import Recorder
+from contracts.observe.trace import Writer
+
+NANO = Path(__file__).parents[1] / "docs/examples/observe_nano.py"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--width", type=int, default=256)
+    parser.add_argument("--tokens", type=int, default=4096)
+    asked = parser.parse_args()
+    model = runpy.run_path(str(NANO))["GPT"](vocab=4096, length=512, width=asked.width, depth=4)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.1)
+    text = torch.randint(4096, (asked.tokens // 512, 513), generator=torch.Generator().manual_seed(0))
+
+    def step() -> float:
+        begin = time.process_time()
+        model(text[:, :-1], text[:, 1:]).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        return time.process_time() - begin
+
+    def observed(folder: Path) -> float:
+        recorder = Recorder(Writer(folder, 0, 1, ("benchmark",), {"run": ""}), 2, collectives=False)
+        recorder.start()
+        seconds = [step(), step()][1]
+        recorder.close()
+        return seconds
+
+    step()
+    with tempfile.TemporaryDirectory() as folder:
+        plain, seen = [step()], []
+        for pair in range(asked.pairs):
+            seen.append(observed(Path(folder, str(pair))))
+            plain.append(step())
+        written = sum(each.stat().st_size for each in Path(folder, "0").iterdir())
+    ratios = [each / ((before + after) / 2) - 1
+              for before, each, after in zip(plain, seen, plain[1:], strict=False)]  # fmt: skip
+    count = sum(each.numel() for each in model.parameters())
+    print(  # noqa: T201
+        f"{count / 1e6:.1f} M parameters, {asked.tokens} tokens, {torch.get_num_threads()} thread(s), torch "
+        f"{torch.__version__}\n\n| | median | over {asked.pairs} pairs |\n|---|---|---|\n"
+        f"| plain step | {statistics.median(plain):.2f} s | {min(plain):.2f} … {max(plain):.2f} |\n"
+        f"| observed step | {statistics.median(seen):.2f} s | {min(seen):.2f} … {max(seen):.2f} |\n"
+        f"| more | {statistics.median(ratios):.0%} | {min(ratios):.0%} … {max(ratios):.0%} |\n"
+        f"| trace of 2 steps and the first weights | {written / 2**20:.1f} MiB | |"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,82 @@
+"""Two runs that must do the same (OBS-01, OBS-09, OBS-11)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from contracts.checks.observe._trace import merged_of, none_of
+from contracts.contract import contract
+from contracts.observe.merged import Merged
+from contracts.spec.errors import NotOffered
+from contracts.spec.observing import Observing
+
+if TYPE_CHECKING:
+    from contracts.observe.diff import Comparison
+
+
+@contract("OBS-01", asks="trace", cases={"spread": ("one-rank", "spread")}, source="F01 F02", slow=True)
+def a_spread_run_is_that_of_one_rank(stack: Observing, reference: str, other: str) -> None:
+    """From equal weights and rows, a run on several ranks has the outputs, gradients and weights of the run on one,
+    up to rounding.
+
+    A mean that is taken twice, or a gradient that a rank adds and should not, trains another model.
+    """
+    one, spread = merged_of(stack, reference), merged_of(stack, other)
+    found = _compared(one, spread)
+    if found.incomparable:
+        raise NotOffered(f"the runs cannot be compared: {found.incomparable}", "case")
+    none_of(map(str, found.differences))
+
+
+@contract("OBS-09", asks="trace", cases={"resumed": ("whole", "resumed")}, source="F07", slow=True)
+def a_resumed_run_goes_on_as_if_it_had_not_ended(stack: Observing, reference: str, other: str) -> None:
+    """A resumed run begins with the weights, rows and random state with which the whole one goes on, and has its
+    moments, rates and weights in every later step.
+
+    What a checkpoint forgets begins anew, and the loss recovers from it.
+    """
+    resumed = merged_of(stack, other)
+    whole = merged_of(stack, reference, merged_of(stack, reference).steps - resumed.steps)
+    none_of([*_same(whole, resumed), *_states(whole, resumed)])
+
+
+@contract("OBS-11", asks="trace", cases={"recomputed": ("plain", "recomputed")}, source="F13", slow=True)
+def a_recomputed_run_is_the_plain_one(stack: Observing, reference: str, other: str) -> None:
+    """Recomputed, compiled, offloaded or otherwise wrapped, a run has the same outputs, gradients and weights as the
+    plain one, and no random state moves twice.
+
+    Dropout that draws again in the second forward pass trains on gradients of another network.
+    """
+    none_of(_same(merged_of(stack, reference), merged_of(stack, other)))
+
+
+def _compared(one: Merged, other: Merged) -> Comparison:
+    from contracts.observe.diff import compare  # torch, which the law does not need
+
+    return compare(one, other)
+
+
+def _same(one: Merged, other: Merged) -> Iterator[str]:
+    found = _compared(one, other)
+    if found.incomparable:
+        yield found.incomparable
+    yield from map(str, found.differences)
+
+
+def _states(whole: Merged, resumed: Merged) -> Iterator[str]:
+    """What bits alone tell: random states and moments, where both runs have the same ranks."""
+    if whole.trace.world != resumed.trace.world:
+        return
+    for step in range(1, resumed.steps + 1):
+        for kind, fields, words in (
+            ("input", ("microbatch",), "the random state before microbatch {0}"),
+            ("moment", ("name", "moment"), "the moment {1} of {0}"),
+        ):
+            bits = "random" if kind == "input" else "bits"
+            want = {(rank.rank, *(line[each] for each in fields)): line.get(bits)
+                    for rank, line in whole.lines(kind, step)}  # fmt: skip
+            for rank, line in resumed.lines(kind, step):
+                at = tuple(line[each] for each in fields)
+                if want.get((rank.rank, *at), line.get(bits)) != line.get(bits):
+                    yield f"step {step}: {words.format(*at)} is another on rank {rank.rank}"

@@ -1,0 +1,57 @@
+"""Scripts that do something else on several ranks, behind a resume, or where they recompute."""
+
+from __future__ import annotations
+
+from contracts.contract import mutant
+from contracts.stacks.reference.stack import Reference
+
+CLIP = "        nn.utils.clip_grad_norm_(model.parameters(), 1.0)"
+
+
+@mutant(of="OBS-01", case="spread", says="step 1, loss: loss: ")
+class DividesTwice(Reference):
+    """Divides the loss by the number of ranks, and DDP takes the mean."""
+
+    edits = {"model(rows) / 2": "model(rows) / 2 / world"}
+
+
+@mutant(of="OBS-01", case="spread", says="step 1, gradient: up.weight: differs by")
+class AddsUpOneGradient(Reference):
+    """One parameter has the sum of the ranks' gradients, and the others their mean."""
+
+    edits = {CLIP: f"{CLIP}\n        net.up.weight.grad.mul_(world)"}
+
+
+@mutant(of="OBS-09", case="resumed", says="step 1: the moment exp_avg of embed.weight is another on rank 0")
+class ForgetsTheMoments(Reference):
+    """The optimizer begins anew behind the resume."""
+
+    edits = {'        optimizer.load_state_dict(kept["optimizer"])\n': ""}
+
+
+@mutant(of="OBS-09", case="resumed", says="the inputs differ")
+class ReadsFromTheBeginning(Reference):
+    """The data begin anew behind the resume."""
+
+    edits = {'        data.set_state(kept["data"])\n': ""}
+
+
+@mutant(of="OBS-09", case="resumed", says="step 1: the random state before microbatch 1 is another on rank 0")
+class DrawsFromTheSeed(Reference):
+    """The random state begins anew behind the resume."""
+
+    edits = {'        torch.set_rng_state(kept["random"])\n': ""}
+
+
+@mutant(of="OBS-11", case="recomputed", says="and the random states differ")
+class DrawsAgain(Reference):
+    """The second forward pass draws other units to drop."""
+
+    edits = {"use_reentrant=False": "use_reentrant=False, preserve_rng_state=False"}
+
+
+@mutant(of="OBS-11", case="recomputed", says="step 1, loss: loss: ")
+class AddsTheBranchTwice(Reference):
+    """The branch that is recomputed is added twice."""
+
+    edits = {"use_reentrant=False)": "use_reentrant=False) * 2"}

@@ -1,0 +1,172 @@
+"""Where a stack that shards plain tensors keeps what: Megatron-Core's layers and buffers.
+
+A reader is asked about a root module once, and then about each tensor; it issues no collective and imports no stack: a
+module of such a stack is there because the script imported it.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from contracts.observe.placement import Held, of_flat, unplaced
+from contracts.observe.sketch import Piece
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Place:
+    """Where a parameter's local part lies: in which shape, and whether this rank is the first that holds it."""
+
+    shape: tuple[int, ...]
+    pieces: tuple[Piece, ...]
+    part: str
+    first: bool
+    first_but_for_data: bool
+
+
+@dataclass(kw_only=True, eq=False)
+class Megatron:
+    """Parameters by their own `sharded_state_dict`; the shards of the distributed optimizer by the buffers of its DDP.
+
+    Args:
+        names: of a layer on a pipeline stage, and of an expert: with the number that it has in the whole model.
+        ranges: which part of the flattened parameter this rank's distributed optimizer steps.
+    """
+
+    names: dict[int, str] = field(default_factory=dict)
+    places: dict[int, Place] = field(default_factory=dict)
+    ranges: dict[int, tuple[int, int]] = field(default_factory=dict)
+    parameters: list[nn.Parameter] = field(default_factory=list)
+    known: dict[int, tuple[Tensor, str, Held | None]] = field(default_factory=dict)
+
+    @staticmethod
+    def of(root: nn.Module) -> Megatron | None:
+        """The reader of a root module; None where it is not of Megatron-Core."""
+        inner = root
+        while isinstance(getattr(inner, "module", None), nn.Module):
+            inner = inner.module  # type: ignore[assignment]
+        if not hasattr(inner, "sharded_state_dict"):
+            return None
+        local = {id(each): name for name, each in inner.named_parameters()}
+        found = Megatron(parameters=list(inner.parameters()), names=dict(local))
+        state: Any = inner.sharded_state_dict  # of Megatron's modules
+        for each in _flattened(state()):
+            if id(each.data) in local:
+                found._place(local[id(each.data)], each)
+        for buffer in (
+            [*getattr(root, "buffers", ()), *getattr(root, "expert_parallel_buffers", ())]
+            if (getattr(getattr(root, "ddp_config", None), "use_distributed_optimizer", False))
+            else ()
+        ):
+            found._cut(buffer)
+        return found
+
+    def _place(self, name: str, sharded: Any) -> None:
+        parameter: Tensor = sharded.data
+        index = torch.arange(parameter.numel()).view(parameter.shape)
+        built = sharded
+        if hasattr(sharded, "build_fn"):  # a fused weight says itself which of its rows lie where
+            built = sharded.build_fn(sharded.key, index, sharded.replica_id, None)
+        chunks = list(_flattened(built))
+        tops: dict[str, int] = {}
+        pieces, rows = [], 0
+        for each in chunks:
+            before = each.prepend_axis_num
+            if each.key not in tops:
+                tops[each.key], rows = rows, rows + (each.global_shape[before:] or (1,))[0]
+            held = index if each is sharded else each.data
+            start = int(held.reshape(-1)[0]) if held.numel() else 0
+            if not torch.equal(held.reshape(-1), torch.arange(start, start + held.numel())):
+                return
+            at = [torch.arange(begin, begin + size)
+                  for begin, size in zip(each.global_offset[before:], each.local_shape, strict=True)]  # fmt: skip
+            if at:
+                at[0] = at[0] + tops[each.key]
+            pieces.append(Piece(start=start, indices=tuple(at)))
+        last = chunks[-1]
+        rest = last.global_shape[last.prepend_axis_num :]
+        copies = last.replica_id if isinstance(last.replica_id, tuple) else (last.replica_id,)
+        part = ";".join(",".join(f"{int(each[0])}+{len(each)}" for each in piece.indices if len(each))
+                        for piece in pieces)  # fmt: skip
+        self.places[id(parameter)] = Place(
+            shape=(rows, *rest[1:]) if rest else (), pieces=tuple(pieces), part=part, first=not any(copies),
+            first_but_for_data=not any(copies[:-1]),
+        )  # fmt: skip
+        self.names[id(parameter)] = _numbered(name, last.key, last.global_offset[: last.prepend_axis_num])
+
+    def _cut(self, buffer: Any) -> None:
+        group = buffer.data_parallel_group
+        for parameter, (start, end, bucket) in buffer.param_index_map.items():
+            size = buffer.buckets[bucket].grad_data.numel() // dist.get_world_size(group)
+            low = buffer.buckets[bucket].offset + dist.get_rank(group) * size
+            begin, stop = max(start, low), min(end, low + size)
+            self.ranges[id(parameter)] = (begin - start, max(begin, stop) - start)
+
+    def data(self) -> tuple[int, ...]:
+        """The ranks that share a batch with this one."""
+        state = sys.modules["megatron.core.parallel_state"]
+        return tuple(dist.get_process_group_ranks(state.get_data_parallel_group()))
+
+    def parts(self, parameter: Tensor, tensor: Tensor) -> list[tuple[str, Held]] | None:
+        """What `tensor`, a parameter of the model or of its optimizer, or a gradient or moment of it, is part of."""
+        if id(parameter) not in self.known:
+            self.known[id(parameter)] = (parameter, *self._part(parameter))
+        _, name, part = self.known[id(parameter)]
+        return None if part is None else [(name, replace(part, local=tensor))]
+
+    def _part(self, held: Tensor) -> tuple[str, Held | None]:
+        owner, cut = self._found(held)
+        if owner is None:
+            return "", None
+        name, place = self.names[id(owner)], self.places.get(id(owner))
+        if place is None:
+            return name, unplaced(held, "Megatron's, in no sharded_state_dict")
+        pieces, part, first = place.pieces, place.part, place.first
+        if cut is not None:
+            pieces = tuple(piece for each in pieces for piece in of_flat(each, *cut))
+            part, first = f"{part} {cut[0]}:{cut[1]}", place.first_but_for_data
+        return name, Held(local=held, shape=place.shape, pieces=pieces, part=part, first=first)
+
+    def _found(self, held: Tensor) -> tuple[Tensor | None, tuple[int, int] | None]:
+        """The parameter of the model that a tensor is, or is the main weight or a shard of; and which range of it."""
+        for each in self.parameters:
+            if each is held:
+                return each, None
+            if getattr(each, "main_param", None) is held:
+                return each, self.ranges.get(id(each)) if getattr(each, "main_param_sharded", False) else None
+            low, high = self.ranges.get(id(each), (0, 0))
+            mine = held.numel() == high - low and held.dtype == each.dtype
+            if mine and held.data_ptr() == each.data_ptr() + low * each.element_size():
+                return each, (low, high)
+        return None, None
+
+
+def _flattened(given: Any) -> Iterator[Any]:
+    """The ShardedTensors, and their factories, of a nested state."""
+    if isinstance(given, Mapping):
+        for each in given.values():
+            yield from _flattened(each)
+    elif isinstance(given, (list, tuple)):
+        for each in given:
+            yield from _flattened(each)
+    elif hasattr(given, "replica_id") and isinstance(getattr(given, "data", None), Tensor):
+        yield given
+
+
+def _numbered(name: str, key: str, offsets: tuple[int, ...]) -> str:
+    """A local name with the numbers that its layer, and its expert, have in the whole model: they stand in the key of
+    its checkpoint, or are offsets there."""
+    numbers = iter(offsets)
+
+    def number(found: re.Match[str]) -> str:
+        told = re.search(rf"(?<={found[1]}\.)\d+", key)
+        return f"{found[1]}.{told[0] if told else next(numbers, found[2])}"
+
+    return re.sub(r"(layers|experts)\.(\d+)", number, name)

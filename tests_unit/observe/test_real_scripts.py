@@ -1,0 +1,139 @@
+"""Training scripts of others, not a line of them changed, on one and two ranks: legal layouts are equal and healthy;
+released bugs are seen without an adapter."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from click.testing import CliRunner  # noqa: E402
+
+from contracts.harness.cli import main  # noqa: E402
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "docs/examples"
+VERSIONS = {"transformers": "5.23.0", "torchtitan": "0.3.0", "megatron": "0.19.2", "megatron-older": "0.16.1"}
+OUTSIDE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+Observe = Callable[..., Path]
+
+
+@pytest.fixture(scope="module")
+def observe(tmp_path_factory: pytest.TempPathFactory) -> Observe:
+    """Runs a script on a number of ranks in the environment of its stack, once, and gives its trace."""
+    folder, done = tmp_path_factory.mktemp("traces"), set[str]()
+
+    def observed(name: str, stack: str, ranks: int, *words: str, options: Sequence[str] = ()) -> Path:
+        python = ROOT / f".venv-{stack.removesuffix('-older')}-{VERSIONS[stack]}" / "bin/python"
+        if not python.exists():
+            pytest.skip(f"{stack.removesuffix('-older')} {VERSIONS[stack]} is not installed: see `make help`")
+        if name not in done:
+            env = {key: value for key, value in os.environ.items() if key not in OUTSIDE}
+            env |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+            torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "--no-python"]
+            observing = ["-P", "-W", "ignore", "-m", "contracts.observe", "--out", folder / name]
+            command = [*map(str, (python, *torchrun, python, *observing)), *options, *words]
+            ended = subprocess.run(
+                command, cwd=EXAMPLES, env=env, capture_output=True, text=True, timeout=600, check=False
+            )
+            assert ended.returncode == 0, ended.stdout[-1000:] + ended.stderr[-3000:]
+            done.add(name)
+        return folder / name
+
+    return observed
+
+
+def _diff(*words: object) -> tuple[int, str]:
+    ended = CliRunner().invoke(main, ["diff", *map(str, words)])
+    return ended.exit_code, ended.output
+
+
+def _judged(trace: Path, report: Path) -> tuple[int, dict[str, str]]:
+    """The exit code, and what each contract said that is violated."""
+    ended = CliRunner().invoke(main, ["judge", str(trace), "--report", str(report)])
+    results = [json.loads(line).get("result") for line in (report / "run.jsonl").read_text().splitlines()]
+    return ended.exit_code, {each["id"]: each["evidence"] if "evidence" in each else str(each)
+                             for each in results if each and each["outcome"] == "violated"}  # fmt: skip
+
+
+TRAINER = "observe_trainer.py"
+TITAN = ("--on-cpu", "torchtitan"), ("-m", "torchtitan.train", "--module", "observe_titan", "--config")
+MEGATRON = ("--on-cpu", "megatron")
+
+
+@pytest.mark.transformers
+def test_the_trainer_of_transformers(observe: Observe, tmp_path: Path) -> None:
+    one = observe("tf-one", "transformers", 1, TRAINER, "--steps", "2")
+    two = observe("tf-two", "transformers", 2, TRAINER, "--steps", "2")
+    code, said = _diff(one, two)
+    assert code == 0, said
+    assert "agrees  step 2: updated weights (21)" in said
+    assert _judged(two, tmp_path / "report") == (0, {})
+
+
+@pytest.mark.titan
+def test_the_train_module_of_torchtitan(observe: Observe, tmp_path: Path) -> None:
+    options, words = TITAN
+    one = observe("titan-one", "torchtitan", 1, *words, "one_rank", options=options)
+    two = observe("titan-two", "torchtitan", 2, *words, "two_ranks", options=options)
+    code, said = _diff(one, two)
+    assert code == 1  # it draws other weights where they are sharded, and that is what comes first
+    assert "first in step 1, initial weights: tok_embeddings.weight: differs by" in said
+    assert _judged(one, tmp_path / "report") == (0, {})
+    assert _judged(two, tmp_path / "report") == (0, {})
+
+
+@pytest.mark.megatron
+@pytest.mark.parametrize("words", [("--tp", "2"), ("--distributed-optimizer",)], ids=" ".join)
+def test_the_loop_of_megatron(observe: Observe, tmp_path: Path, words: tuple[str, ...]) -> None:
+    one = observe("megatron-one", "megatron", 1, "observe_megatron.py", options=MEGATRON)
+    two = observe(f"megatron{''.join(words)}", "megatron", 2, "observe_megatron.py", *words, options=MEGATRON)
+    code, said = _diff(one, two)
+    assert code == 0, said
+    assert "step 2: updated weights (24)" in said
+    assert _judged(two, tmp_path / "report") == (0, {})
+
+
+@pytest.mark.megatron
+def test_the_quick_start_of_megatron_never_trains(observe: Observe, tmp_path: Path) -> None:
+    """torch's Adam looks for gradients where Megatron's DDP leaves none: examples/run_simple_mcore_train_loop.py of
+    core 0.16 to 0.19."""
+    trace = observe("quick", "megatron", 2, "observe_megatron.py", "--tp", "2", "--torch-optimizer", options=MEGATRON)
+    code, found = _judged(trace, tmp_path / "report")
+    assert code == 1
+    assert "embedding.word_embeddings.weight is trainable and never moved in 2 steps" in found["OBS-03"]
+    assert "gradients are left from the step before" in found["OBS-03"]
+
+
+@pytest.mark.megatron
+def test_experts_of_megatron_drift_apart(observe: Observe, tmp_path: Path) -> None:
+    """github.com/NVIDIA/Megatron-LM/pull/5916: 0.16.1 does not add up the gradients of experts that two ranks hold."""
+    words = ("observe_megatron.py", "--tp", "2", "--experts", "4")
+    older = observe("experts-older", "megatron-older", 2, *words, options=MEGATRON)
+    code, found = _judged(older, tmp_path / "older")
+    assert code == 1
+    name = "decoder.layers.0.mlp.experts.local_experts.0.linear_fc1.weight"
+    assert f"the gradient of {name} has other bits" in found["OBS-02"]
+    assert set(found) == {"OBS-02"}
+
+
+@pytest.mark.transformers
+def test_the_trainer_resumes_without_its_experts(observe: Observe, tmp_path: Path) -> None:
+    """It saves Qwen3-MoE's experts one by one and loads them fused: a resumed run begins with freshly drawn ones."""
+    found = {}
+    for model in ("llama", "qwen3_moe"):
+        words = (TRAINER, "--model", model, "--out", str(tmp_path / model), "--steps", "3")
+        whole = observe(f"{model}-whole", "transformers", 1, *words)
+        resumed = observe(f"{model}-resumed", "transformers", 1, *words, "--resume")
+        found[model] = _diff(whole, resumed, "--behind", "2")
+    assert found["llama"][0] == 0, found["llama"][1]
+    assert found["qwen3_moe"][0] == 1
+    assert "step 1, initial weights: model.layers.0.mlp.experts.gate_up_proj: differs by" in found["qwen3_moe"][1]
