@@ -16,13 +16,13 @@ from contracts.checks._support.training_run import (
     large_expert_weights,
     table,
 )
-from contracts.checks._support.transformer_layouts import Cell, cells_named
-from contracts.checks._support.transformers import LOSS, in_a_layout_of, session
+from contracts.checks._support.transformer_layouts import cells_named
+from contracts.checks._support.transformers import LOSS, Cell, in_a_layout_of, session
 from contracts.contract import contract
 from contracts.spec.conventions import chosen
 from contracts.spec.recipe import Moe, Recipe
 from contracts.spec.tolerance import EXACT, within
-from contracts.spec.training import Execution, Session, Step, Tokens, Training
+from contracts.spec.training import Execution, Observed, Session, Step, Tokens, Training
 from contracts.spec.violations import require_none
 
 BIASED = replace(
@@ -63,7 +63,7 @@ def a_validation_changes_nothing(stack: Training, recipe: Recipe, own: bool) -> 
     """
     import torch
 
-    seen = frozenset({"gradients", "weights", "optimizer", "buffers", "rng"})
+    seen: frozenset[Observed] = frozenset({"gradients", "weights", "optimizer", "buffers", "rng"})
     asked = Session(
         recipe=recipe, steps=3, execution=Execution(precision="declared"),
         batches=() if own else batches(3, "kept", recipe=recipe),

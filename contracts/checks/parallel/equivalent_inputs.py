@@ -57,20 +57,21 @@ def what_says_the_same_gives_the_same(stack: Training, recipe: Recipe, relation:
 
 
 SPREAD_SHIFTED = replace(SPREAD, name="spread-shifted", moe=replace(SPREAD.moe or Moe(), z_loss=0.0))
-ON_RANKS: dict[str, tuple[Recipe, Relation, Execution, int]] = {
+_ON_RANKS: tuple[tuple[str, Recipe, Relation, Execution], ...] = (
+    ("shifted-logits-tp2", SPREAD_SHIFTED, "all logits shifted alike", own_axis(2, tp=2)),
+    ("fresh-memory-tp2-sp", SPREAD, "fresh memory filled with NaN", own_axis(2, tp=2, sp=True)),
+    ("fresh-memory-fsdp2", SPREAD, "fresh memory filled with NaN", own_axis(2, fsdp=True)),
+    ("fresh-memory-borrowed-ep2-fsdp", SPREAD, "fresh memory filled with NaN", borrowed(2, ep=2, fsdp=True)),
+    ("fresh-memory-cp2", SPREAD, "fresh memory filled with NaN", borrowed(2, cp=2)),
+    ("fresh-memory-pp2", SPREAD, "fresh memory filled with NaN", replace(own_axis(2, pp=2), microbatches=2)),
+    ("numbers-of-documents-cp2", SPREAD, "documents by other numbers", borrowed(2, cp=2)),
+    ("numbers-of-documents-tp2-sp", SPREAD, "documents by other numbers", own_axis(2, tp=2, sp=True)),
+    ("order-of-weights-fsdp2", SPREAD, "weights in another order", own_axis(2, fsdp=True)),
+    ("observed-ep2", SPREAD, "every step observed", own_axis(2, ep=2)),
+)
+ON_RANKS = {
     name: (replace(recipe, depth=4 if execution.degrees.pp > 1 else 5), relation, execution, execution.world)
-    for name, recipe, relation, execution in (
-        ("shifted-logits-tp2", SPREAD_SHIFTED, "all logits shifted alike", own_axis(2, tp=2)),
-        ("fresh-memory-tp2-sp", SPREAD, "fresh memory filled with NaN", own_axis(2, tp=2, sp=True)),
-        ("fresh-memory-fsdp2", SPREAD, "fresh memory filled with NaN", own_axis(2, fsdp=True)),
-        ("fresh-memory-borrowed-ep2-fsdp", SPREAD, "fresh memory filled with NaN", borrowed(2, ep=2, fsdp=True)),
-        ("fresh-memory-cp2", SPREAD, "fresh memory filled with NaN", borrowed(2, cp=2)),
-        ("fresh-memory-pp2", SPREAD, "fresh memory filled with NaN", replace(own_axis(2, pp=2), microbatches=2)),
-        ("numbers-of-documents-cp2", SPREAD, "documents by other numbers", borrowed(2, cp=2)),
-        ("numbers-of-documents-tp2-sp", SPREAD, "documents by other numbers", own_axis(2, tp=2, sp=True)),
-        ("order-of-weights-fsdp2", SPREAD, "weights in another order", own_axis(2, fsdp=True)),
-        ("observed-ep2", SPREAD, "every step observed", own_axis(2, ep=2)),
-    )
+    for name, recipe, relation, execution in _ON_RANKS
 }
 
 

@@ -95,8 +95,7 @@ def padding_changes_no_loss_and_no_gradient(
 
 def _row(recipe: Recipe, number: int, length: int) -> Tensor:
     """The tokens of a row, (T,); none of them is the one that pads."""
-    (row_T,) = instruments.fixtures.integers(f"padded {number}", (1, LENGTH), recipe.vocab - 1)
-    return row_T[:length]
+    return instruments.fixtures.integers(f"padded {number}", (LENGTH,), recipe.vocab - 1)[:length]
 
 
 def _labelled(tokens_BT: Tensor, lengths: tuple[int, ...]) -> Tokens:

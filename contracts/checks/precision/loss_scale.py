@@ -157,7 +157,7 @@ def gradients_of_microbatches_are_added_in_float32(stack: Training, recipe: Reci
     weights = large_expert_weights(stack, recipe, "float32")
     given = replace(batch("added", rows=EIGHT, recipe=recipe), documents=None)
     (whole,) = run(stack, recipe, (given,), "gradients", weights=weights, microbatches=4, declared=True).steps
-    rows = zip(numerics.tensor(given.tokens).split(1), numerics.tensor(given.labels).split(1), strict=True)
+    rows = zip(*(numerics.tensor(each)[:, None].unbind() for each in (given.tokens, given.labels)), strict=True)
     alone = [
         numerics.tensors(
             run(

@@ -87,7 +87,7 @@ class LeavesItsCopiesStale(Trained):
 class _SkipsPrefixes(Trainer):
     def put(self, values: Mapping[str, Tensor], into: Mapping[str, Tensor], what: str) -> None:
         known = {name for name in into if ".streams." not in name and ".indexer." not in name}
-        super().put(*({name: each[name] for name in known} for each in (values, into)), what)
+        super().put({name: values[name] for name in known}, {name: into[name] for name in known}, what)
 
 
 @mutant(of="CKPT-01a", case="every-kind", says="after 1 loads, step 2: losses is")

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from contracts.spec.array import Array
 from contracts.spec.errors import Refusals, refuse
 from contracts.spec.recipe import Recipe
 from contracts.spec.training import Execution, Session, Step, Tokens, Trained
@@ -128,7 +126,7 @@ def _answer(trainer: Trainer, done: StepResult, seen: frozenset[str]) -> Step:
     from contracts.instruments import numerics
     from contracts.stacks.reference.checkpoint.rng_state import capture
 
-    held: Mapping[str, Mapping[str, Array]] = {
+    held: dict[str, Any] = {
         "weights": numerics.arrays(trainer.whole(dict(trainer.model.named_parameters()))) if "weights" in seen else {},
         "buffers": numerics.arrays(trainer.whole(dict(trainer.model.named_buffers()))) if "buffers" in seen else {},
         "optimizer": numerics.arrays(trainer.whole(trainer.optimizer.state())) if "optimizer" in seen else {},
