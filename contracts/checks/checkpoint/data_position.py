@@ -8,13 +8,13 @@ from contracts.checks._support.folders import folder
 from contracts.checks._support.saved_states import FAMILIES
 from contracts.checks.checkpoint.resume import DENSE, MUON, SHORT, given_batches
 from contracts.contract import contract
-from contracts.spec import presets
 from contracts.spec.devices import Devices
 from contracts.spec.errors import Refused
+from contracts.spec.presets import PRESETS
 from contracts.spec.recipe import Checkpoint, Data, Moe, Recipe
 from contracts.spec.training import Session, Trained, Training
 
-TINY = replace(presets.resolve("tiny-nam56r"), depth=2, pattern="AE", seq_length=16)
+TINY = replace(PRESETS["tiny-nam56r"], depth=2, pattern="AE", seq_length=16)
 EPOCHS = {"resumed-in-the-second-and-third": (SHORT, 2, 2, 2), "resumed-after-one-step": (SHORT, 1, 4, 1)}
 OWN = ("checkpoint", "own-data")
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 from contracts.checks._support.folders import folder
 from contracts.contract import contract
-from contracts.spec import presets
 from contracts.spec.devices import Devices
+from contracts.spec.presets import PRESETS
 from contracts.spec.recipe import Data
 
-TINY = replace(presets.resolve("tiny-nam56r"), depth=2, pattern="AE", seq_length=16)
+TINY = replace(PRESETS["tiny-nam56r"], depth=2, pattern="AE", seq_length=16)
 RENDEZVOUS = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29511"}
 
 PLACES: dict[str, tuple[Mapping[str, str], str]] = {  # the variable that is wrong
