@@ -267,12 +267,12 @@ def main(argv: list[str]) -> int:
         _say(f"not here: {words}")
     if asked.list:
         return _listed(rows, names, strength)
-    if beyond := [number for number in asked.rows if not 1 <= number <= len(rows)]:
-        _say(f"--rows {beyond[0]}: there are rows 1 to {len(rows)}, as --list shows them")
+    if beyond := [str(number) for number in asked.rows if not 1 <= number <= len(rows)]:
+        _say(f"--rows {','.join(beyond)}: there are rows 1 to {len(rows)}, as --list shows them")
         return 3
     (asked.out / "machines.json").unlink(missing_ok=True)  # of an older night: a stopped one leaves none
     harness = Harness(every, asked.out, 60 * asked.budget)
-    left = _run(harness, rows, _chosen(asked.rows, rows, list(names).index("judging")))
+    left = _run(harness, rows, _chosen(asked.rows, rows, [*names].index("judging")))
     told = _told(harness, left, names, strength)
     write_whole(asked.out / "machines.json", json.dumps(_figures(harness, left, processor, torches, told), indent=1))
     for line in told:
@@ -282,19 +282,18 @@ def main(argv: list[str]) -> int:
 
 
 def _chosen(numbers: Collection[int], rows: Sequence[Row], judging: int) -> set[int]:
-    """The rows to run: all, or those asked for behind the plain ones that they are held against."""
+    """The rows to run: all, or those asked for and the plain ones, each the first of its way to judge, that they are
+    held against. `judging` is that axis's place in a row."""
     if not numbers:
         return set(range(1, len(rows) + 1))
-    ways = {rows[number - 1][judging] for number in numbers}
-    plain: dict[str, int] = {}
-    for number, row in enumerate(rows, start=1):
-        plain.setdefault(row[judging], number)
-    return {*numbers, *(number for way, number in plain.items() if way in ways)}
+    ways = [row[judging] for row in rows]
+    return {*numbers, *(ways.index(ways[number - 1]) + 1 for number in numbers)}
 
 
 def _run(harness: Harness, rows: Sequence[Row], chosen: Collection[int]) -> list[Row]:
     """Run what is chosen and what the budget has room for; returns the others."""
     left: list[Row] = []
+    judging = [*harness.axes.levels].index("judging")
     for number, row in enumerate(rows, start=1):
         if number not in chosen or harness.guess_s(row) > harness.left_s():
             left.append(row)
@@ -305,9 +304,9 @@ def _run(harness: Harness, rows: Sequence[Row], chosen: Collection[int]) -> list
         to_go = sum(harness.guess_s(each) for at, each in enumerate(rows[number:], number + 1) if at in chosen)
         _say(f"[{number:2}/{len(rows)}] {_at(done.row, harness.axes)}: {_became(done)}, {done.seconds:.0f} s; "
              f"{min(to_go, max(harness.left_s(), 0)) / 60:.0f} min to go")  # fmt: skip
-        if done.problem and done.row["judging"] not in harness.plain:
-            _say("there is nothing to hold the others against")
-            chosen = {at for at in chosen if done.row["judging"] not in rows[at - 1]}
+        if done.problem and row[judging] not in harness.plain:
+            _say(f"there is nothing to hold the others of {row[judging]} against")
+            chosen = {at for at in chosen if rows[at - 1][judging] != row[judging]}
     return left
 
 
@@ -431,7 +430,7 @@ def _asked(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--profile", help=f"what one process judges ({ONE}; on a GPU gpu); alone: no four ranks")
     parser.add_argument("--ranks-profile", metavar="PROFILE", help=f"what four ranks judge ({RANKS})")
     parser.add_argument("--axes", metavar="A,B", help="vary these alone")
-    parser.add_argument("--rows", type=_numbers, default=(), metavar="N,N", help="judge these rows of --list alone")
+    parser.add_argument("--rows", type=_row_numbers, default=(), metavar="N,N", help="judge these rows of --list alone")
     parser.add_argument(
         "--torch", action="append", default=[], metavar="PYTHON", help="an interpreter with another torch"
     )
@@ -441,8 +440,11 @@ def _asked(argv: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def _numbers(said: str) -> tuple[int, ...]:
-    return tuple(int(each) for each in said.split(","))
+def _row_numbers(said: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(each) for each in said.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{said!r} is not a list of rows, such as 5,7") from None
 
 
 def _stopped(number: int, frame: FrameType | None) -> None:

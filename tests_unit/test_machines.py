@@ -200,8 +200,29 @@ def test_rows_that_are_asked_for_are_judged_behind_the_plain_ones_of_their_way(
     assert machines._chosen((4,), rows, 1) == {2, 4}
     assert machines._chosen((3, 5), rows, 1) == {1, 2, 3, 5}
     monkeypatch.setattr(machines, "torch_of", lambda python: replace(HERE, python=python))
-    assert machines.main(["--axes", "aten", "--profile", "TOPO-02", "--rows", "2,9", "--out", str(tmp_path)]) == 3
-    assert "--rows 9: there are rows 1 to 2, as --list shows them" in capsys.readouterr().out
+    assert machines.main(["--axes", "aten", "--profile", "TOPO-02", "--rows", "2,9,11", "--out", str(tmp_path)]) == 3
+    assert "--rows 9,11: there are rows 1 to 2, as --list shows them" in capsys.readouterr().out
+
+
+def test_a_plain_row_that_fails_takes_its_own_way_with_it_and_no_other(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    rows = [("as is", "one"), ("as is", "four"), ("default", "one"), ("default", "four")]
+    levels = {axis: tuple(Level(name=name) for name in dict.fromkeys(each)) for axis, each in
+              zip(("aten", "judging"), zip(*rows, strict=True), strict=True)}  # fmt: skip
+    harness = machines.Harness(Axes(levels=levels, absent=()), tmp_path, 1e4)
+    ran = []
+
+    def run(number: int, row: tuple[str, ...]) -> machines.Done:
+        ran.append(number)
+        if number != 1:
+            harness.plain[row[1]] = PLAIN
+        at = dict(zip(levels, row, strict=True))
+        return machines.Done(number=number, row=at, command=(), seconds=1.0, problem="gone" if number == 1 else "")
+
+    monkeypatch.setattr(harness, "run", run)
+    assert machines._run(harness, rows, {1, 2, 3, 4}) == [rows[2]]
+    assert ran == [1, 2, 4]
 
 
 def test_without_a_device_the_axes_of_gpus_are_refused(
@@ -295,4 +316,4 @@ def test_a_row_that_cannot_be_judged_is_said_and_not_green(
     code, told = _judged(tmp_path, monkeypatch, "--stack", "there_is_none:Stack", "--profile", "TOPO-02")
     assert code == 3
     assert "there_is_none" in told["rows"][0]["problem"]
-    assert "there is nothing to hold the others against" in capsys.readouterr().out
+    assert "there is nothing to hold the others of one process against" in capsys.readouterr().out

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import get_args
+from typing import Literal, get_args
 
 import pytest
 import torch
@@ -16,9 +16,12 @@ from contracts.contract import LAW
 from contracts.court.judge import judge
 from contracts.instruments import fixtures, numerics, reorder
 from contracts.instruments.reorder import ORDERS, Order, Reordered
+from contracts.spec.presets import PRESETS
 from contracts.spec.records import Item
 from contracts.spec.stack import Party
+from contracts.spec.training import Execution, Session
 from contracts.stacks import reordered
+from contracts.stacks.reference.stack import Reference
 
 assert contracts.checks
 pytestmark = pytest.mark.unit
@@ -98,6 +101,18 @@ def test_a_tolerance_that_divides_by_a_zero_is_found(order: Order, monkeypatch: 
     found = [judge(LAW.contracts["BLK-03a"], case, PARTIES[order]()) for case in ("one-token", "packed")]
     assert [each.outcome for each in found] == ["violated", "holds"]
     assert "error inf over" in found[0].words
+
+
+@pytest.mark.parametrize(("compiled", "reordered_sums"), [("none", True), ("blocks", False), ("model", False)])
+def test_a_compiled_session_keeps_its_own_order(
+    compiled: Literal["none", "blocks", "model"], reordered_sums: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under a mode nothing would be compiled. The reference compiles on several ranks alone, so nothing starts here."""
+    x = fixtures.normal("x", (48, 48))
+    monkeypatch.setattr(Reference, "train", lambda self, session: x @ x)
+    session = Session(recipe=PRESETS["tiny-nam56r"], steps=1, execution=Execution(compile=compiled))
+    got = reordered._in("blocked", "train")(reordered.Blocked(), session)
+    assert torch.equal(got, x @ x) is not reordered_sums
 
 
 def test_tensors_without_data_are_left_alone() -> None:

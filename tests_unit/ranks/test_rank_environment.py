@@ -17,7 +17,7 @@ from contracts.instruments.ranks import here
 
 TWO = {"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_PORT": "29511"}
 REFUSED: dict[str, tuple[Mapping[str, str], str]] = {
-    "no-rank": ({"RANK": "", "LOCAL_RANK": ""}, "RANK and LOCAL_RANK are not set"),
+    "no-rank": ({"RANK": "", "LOCAL_RANK": ""}, "RANK is not set; LOCAL_RANK is not set"),
     "no-local-rank": ({"LOCAL_RANK": ""}, "LOCAL_RANK is not set"),
     "words": ({"RANK": "one"}, "RANK is 'one', not a whole number of at least 0"),
     "negative": ({"RANK": "-1"}, "RANK is '-1', not a whole number of at least 0"),
@@ -25,6 +25,7 @@ REFUSED: dict[str, tuple[Mapping[str, str], str]] = {
     "beyond-the-world": ({"RANK": "2"}, "RANK is 2, and WORLD_SIZE is 2"),
     "beyond-the-node": ({"LOCAL_RANK": "2"}, "LOCAL_RANK is 2, and LOCAL_WORLD_SIZE is 2"),
     "two-errors": ({"RANK": "x", "LOCAL_RANK": "y"}, "RANK is 'x', not a whole number of at least 0; LOCAL_RANK is"),
+    "no-count": ({"TORCHELASTIC_RESTART_COUNT": "-"}, "TORCHELASTIC_RESTART_COUNT is '-', not a whole number"),
     "no-port": ({"MASTER_PORT": "http"}, "MASTER_PORT is 'http', not a whole number of at least 1"),
 }
 
@@ -63,7 +64,10 @@ def test_any_environment_is_a_place_or_is_refused_with_words(said: Mapping[str, 
         place = rank_environment.from_environment({**TWO, **said})
     except ValueError as error:
         words = str(error)
-    assert "Start the ranks with torchrun" in words if words else place is None or 0 <= place.rank < place.size
+    if words:
+        assert "Start the ranks with torchrun" in words
+    else:
+        assert place is None or 0 <= place.rank < place.size
 
 
 @pytest.mark.unit

@@ -38,6 +38,13 @@ class Place:
         return self.rank == 0
 
 
+_LEAST = {
+    "WORLD_SIZE": 1, "LOCAL_WORLD_SIZE": 1, "RANK": 0, "LOCAL_RANK": 0, "MASTER_PORT": 1,
+    "TORCHELASTIC_RESTART_COUNT": 0, "TORCHELASTIC_MAX_RESTARTS": 0,
+}  # fmt: skip
+"""The least value of each number that torchrun writes."""
+
+
 def several(environment: Mapping[str, str]) -> bool:
     """Whether the environment speaks of several ranks, be it rightly or with an error that `from_environment` names."""
     return (environment.get("WORLD_SIZE") or "1").strip() != "1"
@@ -51,28 +58,22 @@ def from_environment(environment: Mapping[str, str]) -> Place | None:
     """
     if not several(environment):
         return None
-    wrong = []
-    missing = [name for name in ("RANK", "LOCAL_RANK") if not environment.get(name)]
-    if missing:
-        wrong.append(f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not set")
-    least = {"WORLD_SIZE": 1, "MASTER_PORT": 1, "LOCAL_WORLD_SIZE": 1, "RANK": 0, "LOCAL_RANK": 0}
+    wrong = [f"{name} is not set" for name in ("RANK", "LOCAL_RANK") if not environment.get(name)]
     numbers: dict[str, int] = {}
-    for name, at_least in least.items():
+    for name, least in _LEAST.items():
         said = environment.get(name)
-        if not said:
-            continue
-        if said.strip().isdecimal() and int(said) >= at_least:
+        if said and said.strip().isdecimal() and int(said) >= least:
             numbers[name] = int(said)
-        else:
-            wrong.append(f"{name} is {said!r}, not a whole number of at least {at_least}")
-    for name, bound in (("RANK", "WORLD_SIZE"), ("LOCAL_RANK", "LOCAL_WORLD_SIZE"), ("LOCAL_RANK", "WORLD_SIZE")):
+        elif said:
+            wrong.append(f"{name} is {said!r}, not a whole number of at least {least}")
+    node = "LOCAL_WORLD_SIZE" if "LOCAL_WORLD_SIZE" in numbers else "WORLD_SIZE"
+    for name, bound in (("RANK", "WORLD_SIZE"), ("LOCAL_RANK", node)):
         if name in numbers and bound in numbers and numbers[name] >= numbers[bound]:
             wrong.append(f"{name} is {numbers[name]}, and {bound} is {numbers[bound]}")
     if wrong:
-        said = environment["WORLD_SIZE"]
         raise ValueError(
-            f"WORLD_SIZE is {said!r}, so this process is one of several ranks, but {'; '.join(dict.fromkeys(wrong))}. "
-            "Start the ranks with torchrun, or unset WORLD_SIZE to run in one process"
+            f"WORLD_SIZE is {environment['WORLD_SIZE']!r}, so this process is one of several ranks, but "
+            f"{'; '.join(wrong)}. Start the ranks with torchrun, or unset WORLD_SIZE to run in one process"
         )
     size = numbers["WORLD_SIZE"]
     return Place(
@@ -82,9 +83,8 @@ def from_environment(environment: Mapping[str, str]) -> Place | None:
         local_size=numbers.get("LOCAL_WORLD_SIZE", size),
         address=environment.get("MASTER_ADDR", "127.0.0.1"),
         port=numbers.get("MASTER_PORT", 29500),
-        attempt=int(environment.get("TORCHELASTIC_RESTART_COUNT", 0)),
-        restarts_left=int(environment.get("TORCHELASTIC_MAX_RESTARTS", 0))
-        - int(environment.get("TORCHELASTIC_RESTART_COUNT", 0)),
+        attempt=(attempt := numbers.get("TORCHELASTIC_RESTART_COUNT", 0)),
+        restarts_left=numbers.get("TORCHELASTIC_MAX_RESTARTS", 0) - attempt,
         agent_store=environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
         agent=os.getppid(),
         host=f"{socket.gethostname()}/{os.getppid()}",

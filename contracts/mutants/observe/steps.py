@@ -58,7 +58,7 @@ class SetsTheRateBack(Reference):
 class StaysInEvaluation(Reference):
     """Nobody calls `model.train()` again."""
 
-    edits = {"        model.train()  # type: ignore[no-untyped-call]  # torch's\n": ""}
+    edits = {"model.train()": "pass"}
 
 
 @mutant(of="OBS-13", case="one-run", says="the evaluation behind step 1 changes the weight embed.weight on rank 0")

@@ -51,13 +51,14 @@ class BatchedStage(PipelineStage):
         return prepared
 
     def receive_into(self, received: Mapping[int, tuple[Any, ...]]) -> None:
-        """A receive buffer with the shape of the microbatch. In torch 2.11 one of the stream needs a gradient."""
+        """Receive buffers of the microbatches' shapes. In torch 2.11 those of activations require a gradient."""
         for number, (info,) in received.items():
-            needs = info.buffer.requires_grad
-            info.buffer = torch.empty_like(self.streams[number], device=self.device, requires_grad=needs)
+            info.buffer = torch.empty_like(
+                self.streams[number], device=self.device, requires_grad=info.buffer.requires_grad
+            )
 
     def _validate_fwd_outputs(self, outputs: tuple[torch.Tensor, ...]) -> None:
-        """torch 2.11 holds what a stage returns against the shape of the first microbatch; 2.13 does not ask."""
+        """Nothing: torch 2.11 would refuse a microbatch of another shape than the first; 2.13 does not call this."""
 
     def _warmup_forward_vote(self, has_backward: bool, received_acc: torch.Tensor | None = None) -> torch.Tensor:
         return torch.tensor([STATIC], dtype=torch.int32, device=self.device)
