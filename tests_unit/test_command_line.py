@@ -26,6 +26,8 @@ REFUSED = {
     ("explain", "TOPO-02[pp13-on-53]"): "the nearest are TOPO-02[pp13-on-52]",
     ("explain", "TOPU"): "the nearest are TOPO",
     ("selftest", "--only", "PATT"): "the nearest are PAT",
+    ("selftest", "--only", "PAT-01,PATT"): "--only = 'PATT': selects no contract",
+    ("selftest", "--only", "[]"): "--only = '[]': names nothing",
     ("check", "--stack", "refrence"): "did you mean 'reference'?",
     ("check", "--stack", "ours.Ours"): "did you mean 'ours:Ours'?",
     ("kernels", "--device", "gpu-box"): "is not a device; write sm_NN as the driver does, or a100",
@@ -63,10 +65,10 @@ def test_an_item_of_a_report_can_be_pasted(tmp_path: Path) -> None:
         "tp2-sp@pairs"
     ]
     assert said("list", "--profile", ITEM)[1].startswith("PAR-01e ")
-    words = ["selftest", "--only", "TOPO-02[pp13-on-52]", "--with", "none", "--json"]
+    words = ["selftest", "--only", "TOPO-02[pp13-on-52],PAT-01", "--only", "NAME-01", "--with", "none", "--json"]
     done = rankproof(*words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert {kill["of"] for kill in json.loads(done.stdout)["kills"]} >= {"TOPO-02"}
+    assert {kill["of"] for kill in json.loads(done.stdout)["kills"]} >= {"TOPO-02", "PAT-01", "NAME-01"}
 
 
 def test_a_family_is_listed_and_letters_may_be_small() -> None:

@@ -56,7 +56,7 @@ class Surroundings:
 
 @dataclass(frozen=True, kw_only=True)
 class About:
-    """What a self-test judged: `content` is the SHA-256 of the files of `contracts/`, `only` the prefix of the ids."""
+    """What a self-test judged: `content` is the SHA-256 of the files of `contracts/`, `only` beginnings of ids."""
 
     content: str
     tier: Tier

@@ -23,7 +23,7 @@ LEAST = 0.9  # of the changes that a contract executes and that are no equivalen
 
 
 def operators(
-    count: int, *, seed: int, only: str, seconds: float | None, ranks: int, folder: Path | None
+    count: int, *, seed: int, only: tuple[str, ...], seconds: float | None, ranks: int, folder: Path | None
 ) -> int:  # fmt: skip
     """Try some changes and print what became of them; the exit code."""
     import torch
@@ -40,7 +40,8 @@ def operators(
         tell=lambda each: click.echo(_line(each), err=True),
     )  # fmt: skip
     if not found:
-        raise refuse("--only", only, "begins no change, or the time was over before the first", "give more of either")
+        why = "begins no change, or the time was over before the first"
+        raise refuse("--only", ",".join(only), why, "give more of either")
     click.echo(summary(found))
     return EXIT_CODES["conformant" if share(found) >= LEAST else "violated"]
 

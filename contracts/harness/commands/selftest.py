@@ -34,8 +34,8 @@ TRIALS_LOST = 20  # so many mutants may end a rank before the matrix is given up
 
 
 @click.command()
-@click.option("--only", metavar="PREFIX", help="Only mutants of ids that begin so; a case in brackets is left off.",
-              shell_complete=complete_items)  # fmt: skip
+@click.option("--only", "said", multiple=True, metavar="A,B", help="Only mutants of ids that begin so; a case in "
+              "brackets is left off. May be repeated.", shell_complete=complete_items)  # fmt: skip
 @click.option("--profile", type=click.Choice(["unit", "dist"]), default="unit", show_default=True,
               help="The tier: contracts of one process, or of several ranks.")  # fmt: skip
 @click.option("--ranks", type=click.IntRange(min=2), default=4, show_default=True, metavar="N",
@@ -55,7 +55,7 @@ TRIALS_LOST = 20  # so many mutants may end a rank before the matrix is given up
               "elsewhere.")  # fmt: skip
 @click.option("--operators", "drawn", type=click.IntRange(min=1), metavar="N",
               help="In place of the mutants: N changes of the reference's source, drawn over its files. --only takes "
-              "the beginning of an id, or of a file; --profile dist puts those that one process does not execute "
+              "beginnings of ids, or of files; --profile dist puts those that one process does not execute "
               "or see before some cases of --ranks. What was tried is in --report and is not tried again.")  # fmt: skip
 @click.option("--time", "seconds", type=click.FloatRange(min=0), metavar="S", help="With --operators: begin no further "
               "one after S seconds.")  # fmt: skip
@@ -69,12 +69,12 @@ TRIALS_LOST = 20  # so many mutants may end a rank before the matrix is given up
 @click.option("--json", "as_json", is_flag=True, help="Print the matrix as JSON.")
 @one_clear_error
 def selftest(
-    only: str | None, profile: Tier, ranks: int, folder: Path | None, jobs: int, assistants: tuple[str, ...],
+    said: tuple[str, ...], profile: Tier, ranks: int, folder: Path | None, jobs: int, assistants: tuple[str, ...],
     once: bool, sample: bool, drawn: int | None, seconds: float | None, given_folders: tuple[Path, ...],
     seed: int | None, given: Path, as_json: bool,
 ) -> None:  # fmt: skip
     """Judge every mutant and print the kill matrix: each contract must catch its own, in the declared words."""
-    only = only.partition("[")[0] if only else None  # an item of a report names its contract
+    only = _beginnings(said)
     beside = {"--once": once, "--jobs": jobs > 1, "--with": assistants, "--time": seconds, "--json": as_json}
     if given_folders:
         _nothing_beside("--figure", {**beside, "--sample": sample, "--operators": drawn, "--only": only})
@@ -83,7 +83,7 @@ def selftest(
     if drawn is not None:
         _nothing_beside("--operators", {**beside, "--time": None, "--sample": sample})
         several = ranks if profile == "dist" else 1
-        sys.exit(operators(drawn, seed=seed or 0, only=only or "", seconds=seconds, ranks=several, folder=folder))
+        sys.exit(operators(drawn, seed=seed or 0, only=only, seconds=seconds, ranks=several, folder=folder))
     if sample:
         others = {"--report": folder, "--only": only, "--profile": profile == "dist"}
         _nothing_beside("--sample", {**beside, "--with": None, **others})
@@ -93,12 +93,12 @@ def selftest(
 
 
 def _whole(
-    only: str | None, profile: Tier, ranks: int, folder: Path | None, jobs: int, assistants: tuple[str, ...],
+    only: tuple[str, ...], profile: Tier, ranks: int, folder: Path | None, jobs: int, assistants: tuple[str, ...],
     once: bool, as_json: bool,
 ) -> int:  # fmt: skip
     """Every mutant of a tier; the exit code."""
     about = kill_matrix.About(
-        content=kill_matrix.content(), tier=profile, only=only or "",
+        content=kill_matrix.content(), tier=profile, only=",".join(only),
         surroundings=kill_matrix.here(threads=kill_matrix.threads(jobs), helping=kill_matrix.helping(assistants)),
     )  # fmt: skip
     if once:
@@ -112,15 +112,18 @@ def _whole(
 
     def work() -> int:
         read_law()
-        law = self_test.part_of(LAW, [id for id in LAW.contracts if id.startswith(only or "")], profile)
-        if not law.contracts:
-            near = ", ".join(nearest(LAW, only or ""))
-            raise refuse("--only", only, "selects no contract", f"the nearest are {near}")
+        law = self_test.part_of(LAW, [id for id in LAW.contracts if id.startswith(only or ("",))], profile)
+        refused = Refusals()
+        for each in only or ("",):
+            near = ", ".join(nearest(LAW, each))
+            selects = any(id.startswith(each) for id in law.contracts)
+            refused.unless(selects, "--only", each, "selects no contract", f"the nearest are {near}")
+        refused.raise_any()
         with contextlib.ExitStack() as quiet:
             if folder is not None:
                 folder.mkdir(parents=True, exist_ok=True)
                 quiet.enter_context(output.taken())
-            matrix = _tried(law, profile, ranks, only or "", folder, jobs, assistants, watched_file)
+            matrix = _tried(law, profile, ranks, only, folder, jobs, assistants, watched_file)
         if folder is not None:
             kill_matrix.write(folder, kill_matrix.Proof(about=about, matrix=matrix))
             detection.write(folder, detection.drawn_from({profile: matrix.kills}, (), ()))
@@ -140,6 +143,14 @@ def _whole(
             ended = folder is not None and not (folder / kill_matrix.FILE).exists()
             output.end(ended=ended, red=code != 0)
     return code
+
+
+def _beginnings(said: tuple[str, ...]) -> tuple[str, ...]:
+    """What `--only` names, without cases: an item of a report names its contract."""
+    found = {word.partition("[")[0].strip() for each in said for word in each.split(",")} - {""}
+    if said and not found:
+        raise refuse("--only", ",".join(said), "names nothing", "give the beginning of an id, or leave it out")
+    return tuple(sorted(found))
 
 
 def _show_figure(folders: tuple[Path, ...], folder: Path | None) -> None:
@@ -234,8 +245,8 @@ def _found(folder: Path, about: kill_matrix.About) -> self_test.Matrix | None:
 
 
 def _tried(
-    law: Law, profile: Tier, ranks: int, only: str, folder: Path | None, jobs: int, assistants: tuple[str, ...],
-    watched_file: Path,
+    law: Law, profile: Tier, ranks: int, only: tuple[str, ...], folder: Path | None, jobs: int,
+    assistants: tuple[str, ...], watched_file: Path,
 ) -> self_test.Matrix:  # fmt: skip
     """Judge some contracts on the reference and on each of their mutants."""
     if profile == "dist":
@@ -249,12 +260,13 @@ def _tried(
     return self_test.run(law, helping, tell)
 
 
-def _tried_by_ranks(ranks: int, only: str, folder: Path | None, place: Path) -> self_test.Matrix:
+def _tried_by_ranks(ranks: int, only: tuple[str, ...], folder: Path | None, place: Path) -> self_test.Matrix:
     """The matrix of the dist tier: one torchrun for all of its mutants. `place` is theirs while they run."""
     kept = place if folder is None else folder
     kept.mkdir(parents=True, exist_ok=True)
     file = place / "matrix.json"
-    arguments = [str(TRIALS), "-p", "contracts.harness.dist_selftest", f"--trials={file}", f"--only={only}", *APART]
+    asked = f"--only={','.join(only)}"
+    arguments = [str(TRIALS), "-p", "contracts.harness.dist_selftest", f"--trials={file}", asked, *APART]
     last_words = torchrun.run(ranks, arguments, kept, restarts=TRIALS_LOST)
     if not file.exists():
         raise Ended(f"the ranks ended without a matrix: {last_words}")

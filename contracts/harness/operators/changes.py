@@ -370,15 +370,15 @@ def files() -> tuple[str, ...]:
     return tuple(sorted(path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*.py")))
 
 
-def drawn(seed: int, only: str = "") -> Iterator[Change]:
+def drawn(seed: int, only: tuple[str, ...] = ()) -> Iterator[Change]:
     """Every change once, the files in turn and each file's in an order that the seed gives.
 
-    `only` begins an id, or the part of it behind the operator: `model/blocks/`.
+    `only` has beginnings of ids, or of the part behind the operator: `model/blocks/`.
     """
-    draw = random.Random(seed)
+    draw, begins = random.Random(seed), only or ("",)
     piles = []
     for file in files():
-        changes = [each for each in of_file(file) if each.id.startswith(only) or file.startswith(only)]
+        changes = [each for each in of_file(file) if each.id.startswith(begins) or file.startswith(begins)]
         piles.append(draw.sample(changes, len(changes)))
     draw.shuffle(piles)
     for row in itertools.zip_longest(*piles):

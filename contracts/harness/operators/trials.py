@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -177,23 +178,25 @@ def journal(folder: Path, content: str) -> dict[str, Trial]:
 
 
 def run(
-    law: Law, reach: Reach, folder: Path, *, count: int, seed: int, only: str = "", seconds: float | None = None,
-    ranks: int = 1, tell: Callable[[Trial], object] = lambda _: None,
+    law: Law, reach: Reach, folder: Path, *, count: int, seed: int, only: tuple[str, ...] = (),
+    seconds: float | None = None, ranks: int = 1, tell: Callable[[Trial], object] = lambda _: None,
 ) -> list[Trial]:  # fmt: skip
     """The first `count` changes that a seed draws, those that the journal has not; until the time is over.
 
-    `only` is an id, which is tried whatever the journal says, or the beginning of ids or files. A journal entry of one
+    `only` has ids, which are tried whatever the journal says, or beginnings of ids or files. A journal entry of one
     process that was unreached or survived is tried again where there are ranks.
     """
     until = None if seconds is None else time.monotonic() + seconds
     known = journal(folder, reach.content)
-    chosen = [named(only)] if "@" in only and ":" in only else drawn(seed, only)
+    ids = [each for each in only if "@" in each and ":" in each]
+    beginnings = tuple(each for each in only if each not in ids)
+    chosen = chain([named(each) for each in ids], drawn(seed, beginnings) if beginnings or not ids else ())
     found: list[Trial] = []
     for change in chosen:
         if len(found) == count or (until is not None and time.monotonic() > until):
             break
         earlier = known.get(change.id)
-        if earlier is None or "@" in only or (ranks > earlier.ranks and earlier.fate in ("unreached", "survived")):
+        if earlier is None or change.id in ids or (ranks > earlier.ranks and earlier.fate in ("unreached", "survived")):
             earlier = trial(change, reach, ranks=ranks)
             with (folder / JOURNAL).open("a", encoding="utf-8") as file:
                 file.write(json.dumps(asdict(earlier)) + "\n")
