@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -10,9 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from contracts.checks._support.training_run import LETTERS, batch
+from contracts.checks._support.windows import like_on_one_rank
 from contracts.instruments import numerics
-from contracts.spec.errors import Refused
+from contracts.spec.errors import NotOffered, Refused
 from contracts.spec.tolerance import FLOAT64_SCAN
+from contracts.spec.topology import Degrees
 from contracts.spec.training import Execution, Session, Step, Tokens
 from contracts.stacks.reference.stack import Reference
 
@@ -70,3 +74,28 @@ def _rows(micro: Tokens) -> list[Tokens]:
         Tokens(tokens=numerics.array(tokens), labels=numerics.array(labels), documents=numerics.array(documents))
         for tokens, labels, documents in zip(*held, strict=True)
     ]
+
+
+@pytest.mark.parametrize(
+    ("over", "execution", "microbatches"),
+    [
+        ("sequence", Execution(world=2, microbatches=2), 1),
+        ("microbatch", Execution(world=2, microbatches=2), 4),
+        ("microbatch", Execution(world=4, microbatches=2, degrees=Degrees(pp=2, tp=2)), 2),
+        ("microbatch", Execution(world=2, degrees=Degrees(ep=2), layout="borrowed"), 2),
+        ("microbatch", Execution(world=2, degrees=Degrees(ep=2)), 1),
+        ("global-batch", Execution(world=2), 1),
+        ("global-batch", Execution(world=2, microbatches=4, degrees=Degrees(pp=2)), 4),
+    ],
+)
+def test_one_rank_has_the_microbatches_in_which_loads_are_alike(
+    over: str, execution: Execution, microbatches: int
+) -> None:
+    stack: Any = SimpleNamespace(conventions={"balance-over": over})
+    assert like_on_one_rank(stack, execution) == microbatches
+
+
+def test_loads_so_far_of_rows_of_several_ranks_are_not_asked() -> None:
+    stack: Any = SimpleNamespace(conventions={"balance-over": "global-batch"})
+    with pytest.raises(NotOffered, match="no single rank has"):
+        like_on_one_rank(stack, Execution(world=2, microbatches=2))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from contracts.spec.conventions import chosen
+from contracts.spec.errors import NotOffered
 from contracts.spec.training import Execution, Training
 
 WINDOW = ("window-divides-by",)
@@ -27,10 +28,19 @@ def label_shares(stack: Training, labels: Sequence[int], microbatches: int) -> l
 
 
 def like_on_one_rank(stack: Training, execution: Execution) -> int:
-    """The microbatches on one rank whose step is that of many ranks: one, unless each rank takes a mean of its own."""
+    """The microbatches on one rank whose step is that of many ranks: one, unless each rank takes a mean of its own.
+
+    Raises:
+        NotOffered: where load is that of the microbatches so far, and each has rows of several ranks.
+    """
     follows = getattr(stack, "conventions", ())
-    if not any(name in follows and chosen(stack, name) == choice for name, choice in _OF_A_MICROBATCH.items()):
-        return 1
     degrees = execution.degrees
     apart = degrees.pp * degrees.tp * degrees.cp * (degrees.ep if execution.layout == "own-axis" else 1)
-    return execution.world // apart * execution.microbatches
+    ranks = execution.world // apart
+    if "balance-over" in follows and chosen(stack, "balance-over") == "global-batch":
+        if ranks > 1 and execution.microbatches > 1:
+            raise NotOffered("declares a balance loss of microbatches that no single rank has", "case")
+        return execution.microbatches
+    if any(name in follows and chosen(stack, name) == choice for name, choice in _OF_A_MICROBATCH.items()):
+        return ranks * execution.microbatches
+    return 1
