@@ -18,7 +18,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import contracts.checks
 from contracts.checks._support.recipes import SMALL
+from contracts.contract import LAW
+from contracts.court.judge import judge
 from contracts.harness import telemetry
 from contracts.instruments import fixtures, numerics, provenance
 from contracts.instruments.oracles import optimizers as oracle
@@ -29,15 +32,18 @@ from contracts.spec.presets import PRESETS
 from contracts.spec.receipt import Backend
 from contracts.spec.recipe import Batch, Data, Mode, Optim, Recipe
 from contracts.spec.tolerance import FLOAT64, FLOAT64_SCAN
-from contracts.spec.training import Execution
+from contracts.spec.training import Execution, Session, Trained
 from contracts.stacks.reference import train
 from contracts.stacks.reference.checkpoint.checkpoint import Checkpoints
 from contracts.stacks.reference.data import Corpus, DataOrder, feistel_permutation
 from contracts.stacks.reference.launch.launch import launch
 from contracts.stacks.reference.optim.optimizer import Member, Optimizer, orthogonalise
 from contracts.stacks.reference.optim.schedule import learning_rate
+from contracts.stacks.reference.stack import Reference
 from contracts.stacks.reference.training.run_facts import RankReporter, merge_backends
 from contracts.stacks.reference.training.trainer import Trainer
+
+assert contracts.checks
 
 torch.set_num_threads(1)
 few = settings(deadline=None, max_examples=20, derandomize=True)
@@ -351,6 +357,26 @@ def test_what_a_launch_writes_is_what_the_command_reads(mode: Mode) -> None:
     read = train.read((*launched.argv, "--log-every", "5"), {})
     assert read.asked.recipe.optim == replace(recipe.optim, lr=1e-4, rule="muon")
     assert (read.asked.mode, read.asked.degrees, read.log_every) == (mode, launched.degrees, 5)
+
+
+class _WideStream(Reference):
+    """Under float16 only its products are in float16, as under autocast."""
+
+    def train(self, session: Session) -> Trained:
+        return super().train(replace(session, recipe=replace(session.recipe, dtype="fp32")))
+
+
+@pytest.mark.unit
+def test_a_stack_in_which_nothing_overflows_is_not_asked_what_an_overflow_moves() -> None:
+    result = judge(LAW.contracts["PREC-05a"], "dense", _WideStream())
+    assert (result.outcome, result.lack) == ("not offered", "case"), result.words
+
+
+@pytest.mark.unit
+def test_a_loss_scale_falls_no_further_than_one() -> None:
+    trainer = Trainer(replace(SMALL, dtype="fp16"))
+    assert not any(trainer.follow(float("inf")) for _ in range(20))
+    assert trainer.position()["loss_scale"] == 1
 
 
 @pytest.mark.unit

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
 from dataclasses import replace
 
@@ -11,12 +12,13 @@ from contracts.checks._support.training_run import DENSE, LETTERS, Rows, batch, 
 from contracts.checks._support.windows import WINDOW
 from contracts.contract import contract
 from contracts.spec.array import Arrays
+from contracts.spec.errors import NotOffered
 from contracts.spec.recipe import Moe, Optim, Recipe
 from contracts.spec.tolerance import EXACT, FLOAT32_SCAN
 from contracts.spec.training import Execution, Session, Step, Tokens, Training
 
 FLOAT16 = 5e-2
-"""Relative L2 error: units of 2^-11, which scans and routers make larger. Without a scale 0.18 and more were seen."""
+"""Relative L2 error: units of 2^-11, which scans make larger: 1.5e-2 was seen. Without a scale 0.18 and more."""
 STEADY = Optim(lr=1e-3, min_lr=1e-3, schedule="constant", warmup=0, steps=8, weight_decay=0.1, clip=0.5)
 ROUTED = replace(
     LETTERS, name="letters-half", dtype="fp16", optim=STEADY,
@@ -57,12 +59,15 @@ def a_step_that_overflows_moves_nothing(stack: Training, recipe: Recipe) -> None
     and the loss scale falls. The next finite step is that of a run without the steps that overflowed.
 
     One NaN in a moment stays there for the rest of the run. An optimizer that counts the step has another bias
-    correction, and a router that moves its bias by it balances a batch that nobody learned from.
+    correction, and a router that moves its bias by it balances a batch that nobody learned from. The step overflows by
+    an embedding; a stack whose residual stream is wider than float16 is not asked.
     """
     weights = _weights(stack, recipe)
     first, later = _batch(recipe, "finite 1"), _batch(recipe, "finite 2")
     loud = _batch(recipe, "loud", loud=True)
     before, *skipped, last = _steps(stack, recipe, first, loud, loud, later, weights=weights)
+    if all(math.isfinite(number) for step in skipped for number in (step.losses["lm"], step.grad_norm)):
+        raise NotOffered("its residual stream is wider than float16, and nothing overflows", "case")
     _, want = _steps(stack, recipe, first, later, weights=weights)
     for step in skipped:
         for kind, what in (("weights", "the weight"), ("optimizer", "the optimizer state"), ("buffers", "the buffer")):
@@ -88,9 +93,12 @@ def small_gradients_survive_float16(stack: Training, recipe: Recipe) -> None:
     number of float16: the loss is scaled before the backward pass, and the gradients are divided by it exactly once.
 
     Here the output projection is small, and so is every gradient behind it. Unscaled they are 0, and a norm that is
-    taken before the division clips all of them away.
+    taken before the division clips all of them away. Each token goes to all experts: by rounded scores it might choose
+    others than in float32.
     """
     numerics = instruments.numerics
+    if recipe.moe is not None:
+        recipe = replace(recipe, moe=replace(recipe.moe, top_k=recipe.moe.experts))
     held = numerics.tensors(large_expert_weights(stack, recipe, "float32"))
     for row in stack.built(recipe, "nemo_native").parameters:
         if row.role == "head":
@@ -134,7 +142,7 @@ def a_resumed_run_has_the_loss_scale(stack: Training, recipe: Recipe) -> None:
 EIGHT: Rows = tuple(((13,), 4) for _ in range(4))
 """Eight labels in each of four rows: shares are powers of two, and round nothing."""
 ADDED: dict[str, tuple[Recipe]] = {
-    "letters": (replace(LETTERS, dtype="bf16"),),
+    "letters": (replace(LETTERS, dtype="bf16", moe=replace(LETTERS.moe or Moe(), aux_loss=0.0)),),
     "dense": (replace(DENSE, dtype="bf16"),),
 }
 

@@ -156,7 +156,7 @@ class Trainer:
         overflown = not math.isfinite(norm)
         self.finite = 0 if overflown else self.finite + 1
         if overflown:
-            self.scale /= 2
+            self.scale = max(self.scale / 2, 1.0)
         elif self.finite % GROWS_AFTER == 0:
             self.scale *= 2
         return not overflown
