@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 
 from contracts import instruments
@@ -17,11 +18,11 @@ from contracts.checks._support.training_run import (
     table,
 )
 from contracts.checks._support.transformer_layouts import cells_named
-from contracts.checks._support.transformers import LOSS, Cell, in_a_layout_of, session
+from contracts.checks._support.transformers import Cell, in_a_layout_of, session
 from contracts.contract import contract
 from contracts.spec.conventions import chosen
 from contracts.spec.recipe import Moe, Recipe
-from contracts.spec.tolerance import EXACT, within
+from contracts.spec.tolerance import EXACT, FLOAT32_TRANSFORMER, within
 from contracts.spec.training import Execution, Observed, Session, Step, Tokens, Training
 from contracts.spec.violations import require_none
 
@@ -61,8 +62,6 @@ def a_validation_changes_nothing(stack: Training, recipe: Recipe, own: bool) -> 
     counts the tokens of a validation moves its bias by them. A validation that draws from the generators of the run, or
     reads from its data, makes a run that validates more often another run.
     """
-    import torch
-
     seen: frozenset[Observed] = frozenset({"gradients", "weights", "optimizer", "buffers", "rng"})
     asked = Session(
         recipe=recipe, steps=3, execution=Execution(precision="declared"),
@@ -70,9 +69,9 @@ def a_validation_changes_nothing(stack: Training, recipe: Recipe, own: bool) -> 
         weights=large_expert_weights(stack, recipe, "float32"), observe=seen,
     )  # fmt: skip
     others = batches(2, "validated", recipe=recipe)
-    torch.manual_seed(12)
+    _generators()
     plain = stack.train(asked).steps
-    torch.manual_seed(12)
+    _generators()
     validated = stack.train(replace(asked, validation=others, validate_at=frozenset({1, 2}))).steps
     pairs = list(zip(plain, validated, strict=True))
     for _, got in pairs:
@@ -83,6 +82,14 @@ def a_validation_changes_nothing(stack: Training, recipe: Recipe, own: bool) -> 
         *(f"with a validation after steps 1 and 2, {words}" for words in left[:1]),
         f"a validation draws: {drawn}" if drawn else "",
     )
+
+
+def _generators() -> None:
+    """Begin this process's generators anew: a run may draw from them."""
+    import torch
+
+    random.seed(12)
+    torch.manual_seed(12)
 
 
 def _unlike(got: Step, want: Step) -> str:
@@ -178,9 +185,10 @@ def the_loss_of_a_validation_is_that_of_one_rank(
     want, got = one[0].validation, many[0].validation
     assert want is not None, "a validation on one rank told no loss"
     assert got is not None, f"a validation on {world} ranks told no loss"
-    assert abs(got - want) <= LOSS * want, f"the loss of a validation is {got:.7g} on {world} ranks, {want:.7g} on one"
-    off = abs(many[1].losses["lm"] - one[1].losses["lm"])
-    assert off <= 1e-3 * one[1].losses["lm"], f"behind it lm is {many[1].losses['lm']:.7g}, {one[1].losses['lm']:.7g}"
+    bound = FLOAT32_TRANSFORMER.bound  # wider than that of a first loss: Adam turns rounding into steps
+    assert abs(got - want) <= bound * want, f"the loss of a validation is {got:.7g} on {world} ranks, {want:.7g} on one"
+    later, expected = (each[1].losses["lm"] for each in (many, one))
+    assert abs(later - expected) <= bound * expected, f"behind it lm is {later:.7g}, {expected:.7g} on one rank"
 
 
 def _shares(whole: Tokens, ranks: int) -> tuple[Tokens, ...]:
