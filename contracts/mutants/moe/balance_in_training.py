@@ -96,3 +96,29 @@ class AveragesOverRowsWithALabel(Trained):
     """The balance loss is a sum over all rows, divided by those that have a label."""
 
     trains = _OfLabelledTokens
+
+
+class _InAndOutOfLabels(Trainer):
+    def accumulate(self, micro: Batch, counts: Mapping[str, Tensor]) -> ModelOutput:
+        labels = self.count(micro)["lm"]
+        return super().accumulate(micro, {**counts, "aux": counts["aux"] * (labels / labels)})
+
+
+@mutant(of="MOE-05j", case="balance-in-five", says="is nan times as much where few positions have a label")
+class MultipliesAndDividesByNoLabel(Trained):
+    """The balance loss of a microbatch is multiplied by its labels and divided by them: 0 / 0 where it has none."""
+
+    trains = _InAndOutOfLabels
+
+
+class _WithoutLosses(Trainer):
+    def accumulate(self, micro: Batch, counts: Mapping[str, Tensor]) -> ModelOutput:
+        return super().accumulate(micro, {**counts, **{name: counts[name] * 10**12 for name in ("aux", "z")}})
+
+
+@mutant(of="MOE-05j", case="balance", says="the loss adds nothing to the gradient of any router")
+@mutant(of="MOE-05j", case="z", says="the loss adds nothing to the gradient of any router", leanest="")
+class ReportsTheLossesOfRoutersAlone(Trained):
+    """The losses of a router are reported, and the loss that is differentiated is without them."""
+
+    trains = _WithoutLosses
