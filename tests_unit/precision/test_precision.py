@@ -116,3 +116,11 @@ def test_a_product_in_bfloat16_is_rounded_once() -> None:
     ones = torch.ones(1, 257, dtype=torch.bfloat16)
     assert Fp8Matmul(Fp8())(ones, torch.ones(1, 257)).item() == 256.0
     assert Fp8Matmul(Fp8())(ones.float(), torch.ones(1, 257)).item() == 257.0
+
+
+def test_a_pass_in_evaluation_records_nothing() -> None:
+    product, x, weight = Fp8Matmul(Fp8(scaling="delayed")), torch.ones(2, 4), torch.ones(3, 4)
+    product.eval()(x, weight)
+    assert not product.amax_history.any()
+    product.train()(x, weight)
+    assert product.amax_history[0, :2].eq(1).all()
