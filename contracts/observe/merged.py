@@ -137,11 +137,11 @@ def _last(rank: RankTrace) -> int:
 
 
 def _whole(name: str, found: list[tuple[RankTrace, Line]]) -> Whole:
-    parts: dict[str, list[tuple[RankTrace, Line]]] = {}
+    parts: dict[str, dict[int, tuple[RankTrace, Line]]] = {}
     for rank, line in found:
-        parts.setdefault(line["part"], []).append((rank, line))
+        parts.setdefault(line["part"], {})[rank.rank] = rank, line  # what a rank wrote last stands
     unlike, firsts = [], []
-    for holders in parts.values():
+    for holders in (list(each.values()) for each in parts.values()):
         rank, line = holders[0]
         if not line["partial"]:
             unlike += [(rank.rank, other.rank) for other, its in holders if its["bits"] != line["bits"]]

@@ -6,6 +6,7 @@ optimizer has stepped. A root module is one that is called while no other module
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import math
 import os
@@ -20,12 +21,12 @@ import torch.distributed as dist
 import torch.nn.utils
 import torch.optim.lr_scheduler
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 from torch.nn.modules import module as hooks
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
 from contracts.instruments import traffic
 from contracts.observe import placement
@@ -59,6 +60,7 @@ class Recorder:
         self.roots: list[nn.Module] = []
         self.optimizers: list[Any] = []
         self.readers: list[Megatron] = []
+        self.flat: set[int] = set()  # parameters of FSDP1
         self._holders: dict[int, tuple[Any, _Place]] = {}
         self._tied: list[tuple[_Place, _Place]] = []
         self.rank = 0
@@ -74,6 +76,7 @@ class Recorder:
         self.rates: dict[int, float] = {}  # by parameter, as a scheduler set it last
         self.unseen: dict[str, int] = {}
         self.collectives: dict[str, list[str]] = {}
+        self.failed = ""
         self._undo: list[Callable[[], None]] = []
 
     # the frame: hooks in, hooks out
@@ -85,16 +88,19 @@ class Recorder:
             hooks.register_module_forward_pre_hook(self._before_module),
             hooks.register_module_forward_hook(self._after_module, always_call=True),
             hooks.register_module_parameter_registration_hook(self._registered),
-            register_optimizer_step_pre_hook(lambda optimizer, *_: self._before_step(optimizer)),
+            register_optimizer_step_pre_hook(self._before_torchs_step),
             register_optimizer_step_post_hook(lambda optimizer, *_: self._after_step(optimizer)),
         ]
         self._undo += [handle.remove for handle in handles]
         self._replace(torch.autograd, "backward", self._backward)
         for owner in (torch.nn.utils, torch.nn.utils.clip_grad):
             self._replace(owner, "clip_grad_norm_", self._clip)
-        self._replace(torch.optim.lr_scheduler.LRScheduler, "step", self._scheduled)
+        for each in _schedulers(torch.optim.lr_scheduler.LRScheduler):
+            self._replace(each, "step", self._scheduled)
         if self.hears:
-            _Collectives(self).__enter__()  # type: ignore[no-untyped-call]
+            mode = _Collectives(self)
+            mode.__enter__()  # type: ignore[no-untyped-call]
+            self._undo.append(mode.leave)
         os.register_at_fork(after_in_child=self._unhook)  # a worker that loads data is not this rank
 
     def _replace(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
@@ -110,23 +116,35 @@ class Recorder:
         self._unhook()
 
     def _unhook(self) -> None:
-        """The dispatch mode stays on torch's stack, where others may lie above it, and hears no more."""
+        """Take the hooks out, and keep nothing of the script's alive."""
         self.on = False
         for undo in reversed(self._undo):
             undo()
         self._undo.clear()
+        self.roots, self.optimizers, self.readers = [], [], []
+
+    def fails(self, error: Exception) -> None:
+        """What the recorder cannot do ends the observing, and not the script."""
+        if not self.failed:
+            self.failed = f"the recorder failed: {type(error).__name__}: {error}"
+            with contextlib.suppress(OSError):
+                print(f"rankproof: {self.failed}; the script goes on unobserved", file=sys.stderr)  # noqa: T201
+        self.on = False  # the hooks stay until the end: torch goes through them at this moment
 
     def close(self, error: str = "") -> None:
         """End the trace."""
         self.stop()
-        self._write_collectives()
-        self.writer.close(error, steps=self.done, unseen=self.unseen)
+        with _Apart(self):
+            self._write_collectives()
+        with _Apart(self):
+            self.writer.close(error or self.failed, steps=self.done, unseen=self.unseen)
 
     # what the script may say itself
 
     def add_root(self, root: nn.Module) -> None:
         if self.on and all(root is not each for each in self.roots):
-            self._name(root)
+            with _Apart(self):
+                self._name(root)
 
     def add_optimizer(self, held: Any) -> None:
         def make(before: Callable[..., Any]) -> Callable[..., Any]:
@@ -144,7 +162,8 @@ class Recorder:
 
     def told_step(self, microbatches: int | None) -> None:
         if self.on and microbatches is not None:
-            self.writer.add("told", step=self.step + (self.stepped or not self.step), microbatches=microbatches)
+            with _Apart(self):
+                self.writer.add("told", step=self.step + (self.stepped or not self.step), microbatches=microbatches)
         elif self.on:
             self.stepped = True
 
@@ -322,6 +341,8 @@ class Recorder:
         self.rank = dist.get_rank() if dist.is_initialized() else 0
         self.replicas = self.replicas or _replicas(root)
         prefix = f"model{number + 1}." if number else ""
+        sharded = (each for each in root.modules() if isinstance(each, FullyShardedDataParallel))
+        self.flat.update(id(parameter) for each in sharded for parameter in each.parameters())
         for name, module in root.named_modules():
             self.modules.setdefault(id(module), prefix + canonical(name, inside=inside) or "(root)")
         for name, parameter in root.named_parameters():
@@ -362,7 +383,7 @@ class Recorder:
                 for name, each in self._every_parameter()
                 if (grad := _gradient(each)) is not None and bool(_local(grad).any())
             ]
-            self.writer.add("left", step=self.step, names=left[:1000], count=len(left))
+            self.writer.add("left", step=self.step, names=left, count=len(left))
         self.backward += 1
         first = tensors if isinstance(tensors, Tensor) else next(iter(tensors), None)
         if isinstance(first, Tensor) and first.numel() == 1:
@@ -377,9 +398,11 @@ class Recorder:
             kind = arguments[0] if arguments else named.get("norm_type", 2.0)
             if self.on and self.step and float(kind) == 2.0:
                 with _Apart(self):
-                    partial = isinstance(total, DTensor) and not all(each.is_replicate() for each in total.placements)
+                    spread = isinstance(total, DTensor)
+                    partial = spread and not all(each.is_replicate() for each in total.placements)
                     self.writer.add(
                         "clip", step=self.step, max=float(max_norm), partial=partial,
+                        first=not spread or placement.held(total).first,
                         norm=_number(float(_local(total))),
                         names=[self.parameters.get(id(each), "") for each in listed if each.grad is not None],
                     )  # fmt: skip
@@ -391,15 +414,38 @@ class Recorder:
         def step(scheduler: Any, *arguments: Any, **named: Any) -> Any:
             found = before(scheduler, *arguments, **named)
             # what it sets when it is made is not yet what a checkpoint then loads
-            for group in scheduler.optimizer.param_groups if self.on and self.step else ():
+            optimizer = getattr(scheduler, "optimizer", None)
+            for group in optimizer.param_groups if optimizer and self.on and self.step else ():
                 self.rates.update((id(each), float(group["lr"])) for each in group["params"])
             return found
 
         return step
 
+    def _before_torchs_step(self, optimizer: Any, arguments: Any, named: Any) -> Any:
+        """An optimizer that is given a closure has gradients behind its first call."""
+        closure = arguments[1] if len(arguments) > 1 else named.get("closure")
+        if not callable(closure) or self.optimizing or not self.on:
+            return self._before_step(optimizer)
+        self.optimizing += 1
+        first = iter([True])
+
+        def computed(*more: Any, **by_name: Any) -> Any:
+            found = closure(*more, **by_name)
+            if next(first, False):
+                self._applied(optimizer)
+            return found
+
+        if len(arguments) > 1:
+            return (arguments[0], computed, *arguments[2:]), named
+        return arguments, {**named, "closure": computed}
+
     def _before_step(self, optimizer: Any) -> None:
         self.optimizing += 1
-        if self.optimizing > 1 or not self.on or not self.step:
+        if self.optimizing == 1:
+            self._applied(optimizer)
+
+    def _applied(self, optimizer: Any) -> None:
+        if not self.on or not self.step or _skips(optimizer):
             return
         with _Apart(self):
             for _ in self._every_parameter():
@@ -430,7 +476,7 @@ class Recorder:
 
     def _after_step(self, optimizer: Any) -> None:
         self.optimizing = max(0, self.optimizing - 1)
-        if self.optimizing or not self.on or not self.step:
+        if self.optimizing or not self.on or not self.step or _skips(optimizer):
             return
         with _Apart(self):
             for each, number, group in _groups(optimizer):
@@ -462,8 +508,8 @@ class Recorder:
                 return parts
         if getattr(parameter, "tensor_model_parallel", False):
             return [(name, placement.unplaced(shown, "a shard of Megatron's layers outside of its models"))]
-        if type(parameter).__name__ == "FlatParameter":
-            return [(name, placement.unplaced(shown, "a flat parameter of FSDP1, without a reader"))]
+        if id(parameter) in self.flat:
+            return [(name, placement.unplaced(shown, "a parameter of FSDP1, without a reader"))]
         found = placement.held(shown)
         if not isinstance(shown, DTensor) and self.rank in self.replicas:
             found = replace(found, first=self.rank == self.replicas[0])
@@ -505,18 +551,24 @@ class Recorder:
 
 
 class _Apart:
-    """What the recorder itself does is not observed, and leaves no graph."""
+    """What the recorder itself does is not observed, leaves no graph, and does not end the script."""
 
     def __init__(self, recorder: Recorder) -> None:
-        self.recorder, self.no_grad = recorder, torch.no_grad()
+        self.recorder, self.entered = recorder, contextlib.ExitStack()
 
     def __enter__(self) -> None:
         self.recorder.busy = True
-        self.no_grad.__enter__()
+        self.entered.enter_context(torch.no_grad())
+        if torch.get_default_device().type != "cpu":  # the tables of sketches are made on the CPU
+            self.entered.enter_context(torch.device("cpu"))
 
-    def __exit__(self, *error: Any) -> None:
-        self.no_grad.__exit__(*error)
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
+        self.entered.close()
         self.recorder.busy = False
+        if isinstance(error, Exception):
+            self.recorder.fails(error)
+            return True
+        return False
 
 
 class _Collectives(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
@@ -525,6 +577,11 @@ class _Collectives(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.recorder = recorder
+
+    def leave(self) -> None:
+        """Leave torch's stack. Where others lie above, it stays, and hears no more."""
+        if _get_current_dispatch_mode() is self:  # private; torch 2.5 - 2.13
+            self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -612,6 +669,19 @@ def _groups(optimizer: Any) -> Iterator[tuple[Any, int, Mapping[str, Any]]]:
     for each in inside or [optimizer]:
         for number, group in enumerate(each.param_groups):
             yield each, number, group
+
+
+def _skips(optimizer: Any) -> bool:
+    """Whether a fused optimizer was told by a scaler to leave this step out."""
+    return bool(getattr(optimizer, "found_inf", None))
+
+
+def _schedulers(base: Any) -> Iterator[Any]:
+    """The classes of schedulers that have a `step` of their own."""
+    if "step" in vars(base):
+        yield base
+    for each in base.__subclasses__():
+        yield from _schedulers(each)
 
 
 def _gradient(parameter: Tensor) -> Tensor | None:

@@ -10,6 +10,7 @@ Reading needs torch for the sketches alone.
 from __future__ import annotations
 
 import array
+import contextlib
 import json
 import os
 import re
@@ -114,9 +115,15 @@ class RankTrace:
         """A sketch as a torch tensor [1024], float64."""
         import torch  # only who compares needs it
 
-        with self.path.open("rb") as file:
+        held = b""
+        with contextlib.suppress(FileNotFoundError), self.path.open("rb") as file:
             file.seek(number * SKETCH_BYTES)
-            values = array.array("d", file.read(SKETCH_BYTES))
+            held = file.read(SKETCH_BYTES)
+        if len(held) < SKETCH_BYTES:
+            raise refuse(
+                "trace", self.path.name, f"has no sketch {number}", "copy the whole folder, or record it again"
+            )
+        values = array.array("d", held)
         if sys.byteorder == "big":
             values.byteswap()
         return torch.tensor(values, dtype=torch.float64)

@@ -163,6 +163,24 @@ def test_a_run_that_dies_leaves_a_trace_that_says_so_and_no_secret(tmp_path: Pat
     assert _observed(tmp_path / "new", tmp_path / "no.py", 1).returncode == 2
 
 
+def test_what_ends_a_script_is_shown_as_of_the_script_alone(tmp_path: Path) -> None:
+    """click says "Aborted!" to an EOFError, and not where it was raised."""
+    script = tmp_path / "train.py"
+    script.write_text("raise EOFError('Ran out of input')\n")
+    done = _observed(tmp_path / "out", script, 1)
+    assert done.returncode == 1
+    assert f'File "{script}", line 1' in done.stderr
+    assert done.stderr.strip().endswith("EOFError: Ran out of input")
+
+
+def test_a_trace_that_another_must_equal_is_read_before_anything_is_judged(tmp_path: Path) -> None:
+    words = ("--like", "plain", str(tmp_path / "no"), "--like", "plain", str(tmp_path / "none"))
+    done = CliRunner().invoke(main, ["judge", str(tmp_path), *words])
+    assert done.exit_code == 2
+    assert "like = 'plain': is given 2 times" in done.output
+    assert done.output.count("holds no trace") == 3
+
+
 def test_a_script_is_not_changed_by_being_observed(tmp_path: Path) -> None:
     """Dropout, recomputation, keyword inputs: the numbers are those of the script alone, each output counts once."""
     script = tmp_path / "train.py"

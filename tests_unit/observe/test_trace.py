@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,15 @@ def test_a_killed_rank_has_no_end_and_its_half_line_is_left_out(tmp_path: Path) 
     assert trace.ranks[0].end is None
     assert trace.missing == (1,)
     assert Merged(trace).steps == 1
+
+
+def test_a_sketch_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    writer = _write(tmp_path, 0, 1)
+    writer.close(steps=0, unseen={})
+    (rank,) = read(tmp_path).ranks
+    for path in (rank.path, tmp_path / "gone"):
+        with pytest.raises(Refused, match="has no sketch 0"):
+            replace(rank, path=path).sketch(0)
 
 
 def test_what_is_no_trace_is_refused(tmp_path: Path) -> None:

@@ -36,8 +36,10 @@ def a_resumed_run_goes_on_as_if_it_had_not_ended(stack: Observing, reference: st
 
     What a checkpoint forgets begins anew, and the loss recovers from it.
     """
-    resumed = merged_of(stack, other)
-    whole = merged_of(stack, reference, merged_of(stack, reference).steps - resumed.steps)
+    resumed, steps = merged_of(stack, other), merged_of(stack, reference).steps
+    if steps <= resumed.steps:
+        raise NotOffered(f"the whole run has {steps} steps and the resumed one {resumed.steps}: none before it", "case")
+    whole = merged_of(stack, reference, steps - resumed.steps)
     none_of([*_same(whole, resumed), *_states(whole, resumed)])
 
 

@@ -38,26 +38,47 @@ def _unmoved(merged: Merged) -> Iterator[str]:
             yield f"{name} is trainable and in {most[name] or 'no'} optimizer{'s' if most[name] > 1 else ''}"
     for step in range(2, merged.steps + 1):
         for rank, line in merged.lines("left", step):
-            if line["count"]:
+            applied = {name for _, group in merged.lines("group", step) for name in group["names"]}
+            left = [name for name in line["names"] if name in applied]
+            if left:  # others are of an optimizer whose turn it is not
                 yield (
-                    f"step {step}: {line['count']} gradients are left from the step before on rank {rank.rank}, such "
-                    f"as that of {line['names'][0]}"
+                    f"step {step}: {len(left)} gradients are left from the step before on rank {rank.rank}, such "
+                    f"as that of {left[0]}"
                 )
     moved = {name for step in range(1, merged.steps + 1) for name in _moved(merged, step)}
     rates = {name for step in range(1, merged.steps + 1) for _, line in merged.lines("group", step)
              if float(line["lr"]) for name in line["names"]}  # fmt: skip
-    yield from (f"{name} is trainable and never moved in {merged.steps} steps" for name in trainable
-                if name in rates and name not in moved)  # fmt: skip
+    still = [name for name in trainable if name in rates and name not in moved]
+    rounded = _rounded_away(merged) if still else set()
+    yield from (f"{name} is trainable and never moved in {merged.steps} steps" for name in still if name not in rounded)
     yield from (f"{name} is frozen and moved" for name in frozen if name in moved)
 
 
 def _moved(merged: Merged, step: int) -> set[str]:
     """The weights whose bits differ between the beginning of a step and that of the next."""
     before, after = (
-        {(rank.rank, line["name"]): line.get("bits") for rank, line in merged.lines("weight", at)}
+        {(rank.rank, line["name"]): line.get("bits", line["squares"]) for rank, line in merged.lines("weight", at)}
         for at in (step, step + 1)
     )
     return {name for (rank, name), bits in before.items() if (rank, name) in after and after[rank, name] != bits}
+
+
+def _rounded_away(merged: Merged) -> set[str]:
+    """Weights whose every update may be less than half a unit in their last place, as of a norm's ones in bfloat16.
+
+    An update is about the rate, of an optimizer that divides by the size of the gradient, or the rate times that size.
+    """
+    most: dict[str, float] = {}
+    for step in range(1, merged.steps + 1):
+        rates = {name: float(line["lr"]) for _, line in merged.lines("group", step) for name in line["names"]}
+        for name, each in merged.tensors("gradient", step).items():
+            size = each.norm / math.sqrt(max(1, math.prod(each.shape)))
+            most[name] = max(most.get(name, 0.0), rates.get(name, 0.0) * min(1.0, size))
+    return {
+        name for name, each in merged.tensors("weight", 1).items()
+        if 0 < most.get(name, 0.0) < each.norm / math.sqrt(max(1, math.prod(each.shape)))
+        / 2 ** min(BITS.get(dtype, 0) for dtype in each.dtypes)
+    }  # fmt: skip
 
 
 @contract("OBS-05", asks="trace", cases=RUN, source="F09 F07", slow=True)

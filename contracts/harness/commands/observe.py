@@ -24,6 +24,7 @@ from contracts.harness.commands._errors import (
 )
 from contracts.harness.gate import Gate
 from contracts.observe.entry import Script
+from contracts.spec.errors import Refusal, Refused, refuse
 from contracts.spec.records import EXIT_CODES, FORMS, Form
 from contracts.stacks.script_on_cpu import STACKS, on_cpu
 
@@ -63,7 +64,14 @@ def observe(
 
         if code := told(begin):
             sys.exit(code)
-        prepared.run()  # whatever ends it ends this command
+        try:
+            prepared.run()  # whatever ends it ends this command
+        except Exception:  # as of a script alone: click has other words for some, and not where they were raised
+            sys.excepthook(*sys.exc_info())
+            sys.exit(1)
+        except KeyboardInterrupt:
+            sys.excepthook(*sys.exc_info())
+            sys.exit(130)
 
 
 @click.command()
@@ -108,6 +116,17 @@ def judge(
     from contracts.observe.trace import read
 
     read_law()
+    refusals: list[Refusal] = []
+    for kind, count in Counter(kind for kind, _ in like).items():
+        if count > 1:
+            refusals += refuse("like", kind, f"is given {count} times", "give one trace of a kind").refusals
+    for each in (trace, *(path for _, path in like)):
+        try:
+            read(each)
+        except Refused as error:
+            refusals += error.refusals
+    if refusals:
+        raise Refused(refusals)
     found = read(trace)
     declared = deviations_file.load(deviations) if deviations is not None else ()
     record.make_folder(folder, (*report.FILES, output.FILE))

@@ -1,0 +1,252 @@
+"""Healthy runs of one rank that train in less usual ways: nothing is violated, and the script is not in the way."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+from torch.optim import lr_scheduler  # noqa: E402
+from torch.utils._python_dispatch import _get_current_dispatch_mode  # noqa: E402
+
+from contracts import checks, observe  # noqa: E402
+from contracts.contract import LAW  # noqa: E402
+from contracts.observe.party import Observed  # noqa: E402
+from contracts.observe.recorder import Recorder  # noqa: E402
+from contracts.observe.trace import Writer, read  # noqa: E402
+from contracts.spec.errors import NotOffered  # noqa: E402
+
+pytestmark = pytest.mark.unit
+assert checks
+
+JUDGED = {id: each.check for id, each in LAW.contracts.items() if id.startswith("OBS-") and "one-run" in each.cases}
+
+
+@pytest.fixture
+def violated(tmp_path: Path) -> Callable[[Callable[[], None]], dict[str, str]]:
+    """Observes a run in this process, and gives what is violated, by contract."""
+
+    def observed(run: Callable[[], None]) -> dict[str, str]:
+        recorder = Recorder(Writer(tmp_path / "trace", 0, 1, ["train.py"], {"run": "r/0"}), 3)
+        recorder.start()
+        observe.ACTIVE.append(recorder)
+        try:
+            torch.manual_seed(0)
+            run()
+        finally:
+            observe.ACTIVE.clear()
+            recorder.close()
+        assert _get_current_dispatch_mode() is None
+        found = {}
+        for id, check in JUDGED.items():
+            try:
+                check(Observed(read(tmp_path / "trace")))
+            except NotOffered:
+                pass
+            except AssertionError as wrong:
+                found[id] = str(wrong)
+        return found
+
+    return observed
+
+
+def _net(width: int = 8) -> nn.Module:
+    return nn.Sequential(nn.Linear(4, width), nn.LayerNorm(width), nn.Linear(width, 1))
+
+
+def _rows() -> torch.Tensor:
+    return torch.randn(4, 4)
+
+
+def scaled(fused: bool) -> None:
+    """The first step overflows, and a scaler skips it."""
+    net = _net()
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2, fused=fused)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    for step in range(4):
+        optimizer.zero_grad()
+        observe.step(microbatches=2)
+        for _ in range(2):
+            scaler.scale(net(_rows()).square().sum()).backward()
+        if not step:
+            net[0].weight.grad[0, 0] = torch.inf
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+
+
+def closure() -> None:
+    """The forward and the backward pass are in a closure, as Lightning has them."""
+    net = _net()
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
+
+    def loss() -> torch.Tensor:
+        optimizer.zero_grad()
+        found = net(_rows()).square().sum()
+        found.backward()
+        nn.utils.clip_grad_norm_(net.parameters(), 1e-2)
+        return found
+
+    for _ in range(3):
+        optimizer.step(loss)
+
+
+def alternating() -> None:
+    """Two optimizers in turn: gradients of the one model go on through the other."""
+    maker, critic = nn.Linear(4, 4), _net()
+    makes, judges = (torch.optim.Adam(each.parameters(), lr=1e-2) for each in (maker, critic))
+    for _ in range(3):
+        judges.zero_grad()
+        (critic(_rows()).square() - critic(maker(_rows()).detach())).sum().backward()
+        judges.step()
+        makes.zero_grad()
+        critic(maker(_rows())).square().sum().backward()
+        makes.step()
+
+
+def narrow() -> None:
+    """In bfloat16 a weight of one is not moved by less than its rounding."""
+    net = _net().bfloat16()
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-4)
+    for _ in range(4):
+        optimizer.zero_grad()
+        net(_rows().bfloat16()).square().sum().backward()
+        optimizer.step()
+
+
+def scheduled() -> None:
+    """A schedule that goes on with one that sets its rates itself."""
+    net = _net()
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
+    warm = lr_scheduler.LinearLR(optimizer, total_iters=2)
+    cosine = lr_scheduler.CosineAnnealingWarmRestarts(optimizer, 5)
+    schedule = lr_scheduler.SequentialLR(optimizer, [warm, cosine], [2])
+    for _ in range(5):
+        optimizer.zero_grad()
+        net(_rows()).square().sum().backward()
+        optimizer.step()
+        schedule.step()
+
+
+def elsewhere() -> None:
+    """Tensors are made on another device by default."""
+    net = _net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=1e-2)
+    rows = [_rows() for _ in range(4)]
+    torch.set_default_device("meta")
+    try:
+        for each in rows:
+            optimizer.zero_grad()
+            net(each).square().sum().backward()
+            optimizer.step()
+    finally:
+        torch.set_default_device(None)
+
+
+def sparse() -> None:
+    net = nn.Sequential(nn.Embedding(9, 4, sparse=True), nn.Linear(4, 1))
+    optimizers = [torch.optim.SparseAdam(net[0].parameters()), torch.optim.Adam(net[1].parameters())]
+    for _ in range(4):
+        for each in optimizers:
+            each.zero_grad(set_to_none=False)
+        net(torch.arange(9)).square().sum().backward()
+        for each in optimizers:
+            each.step()
+
+
+def clipped_twice() -> None:
+    net = _net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=1e-2, momentum=0.9)
+    for _ in range(4):
+        optimizer.zero_grad()
+        net(_rows()).square().sum().backward()
+        nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+        nn.utils.clip_grad_norm_(net[0].parameters(), 0.1)
+        optimizer.step()
+
+
+def flat() -> None:
+    import torch.distributed as dist
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        with warnings.catch_warnings(action="ignore"):  # one rank has no shards
+            net = FullyShardedDataParallel(_net(), device_id=torch.device("cpu"))
+        optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
+        for _ in range(4):
+            optimizer.zero_grad()
+            net(_rows()).square().sum().backward()
+            optimizer.step()
+    finally:
+        dist.destroy_process_group()
+
+
+RUNS = {
+    "scaled": lambda: scaled(False), "scaled-fused": lambda: scaled(True), "closure": closure,
+    "alternating": alternating, "narrow": narrow, "scheduled": scheduled, "elsewhere": elsewhere, "sparse": sparse,
+    "clipped-twice": clipped_twice, "flat": flat,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_a_healthy_run_is_not_violated(violated: Callable[..., dict[str, str]], run: str) -> None:
+    assert violated(RUNS[run]) == {}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_weight_that_stands_still_beyond_its_rounding_is_named(
+    violated: Callable[..., dict[str, str]], dtype: torch.dtype
+) -> None:
+    def run() -> None:
+        net = _net().to(dtype)
+        optimizer = torch.optim.AdamW(net.parameters(), lr=1e-1)
+        for _ in range(3):
+            optimizer.zero_grad()
+            net(_rows().to(dtype)).square().sum().backward()
+            before = net[1].weight.detach().clone()
+            optimizer.step()
+            net[1].weight.data.copy_(before)
+
+    assert violated(run) == {"OBS-03": "1.weight is trainable and never moved in 3 steps"}
+
+
+def test_gradients_of_a_spread_clip_count_once_where_shards_are_replicated(tmp_path: Path) -> None:
+    """Two replicas of two shards, as under HSDP; in each the shards' norms are 2 and 3."""
+    for rank in range(4):
+        writer, norm = Writer(tmp_path, rank, 4, ["train.py"], {"run": "r/0"}), (2.0, 3.0)[rank % 2]
+        writer.add("gradient", step=1, name="w", shape=[8], dtype="float32", part=f"1.{rank % 2}", partial=False,
+                   bits="00", squares=norm**2, sketch=None)  # fmt: skip
+        writer.add("clip", step=1, max=9.0, partial=True, first=rank < 2, norm=norm, names=["w"])
+        writer.add("step", step=1, backward=1, microbatches=1)
+        writer.close(steps=1, unseen={})
+    JUDGED["OBS-04"](Observed(read(tmp_path)))
+
+
+def test_a_recorder_that_fails_says_so_and_leaves_the_script_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recorder = Recorder(Writer(tmp_path, 0, 1, ["train.py"], {"run": "r/0"}), 3)
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(recorder.writer, "sketch", full)
+    recorder.start()
+    net, moved = _net(), []
+    optimizer = torch.optim.SGD(net.parameters(), lr=1e-2)
+    for _ in range(2):
+        net(torch.ones(2, 4)).square().sum().backward()
+        optimizer.step()
+        moved.append(net[0].weight.detach().clone())
+    recorder.close()
+    assert not torch.equal(*moved)
+    assert capsys.readouterr().err.count("No space left on device; the script goes on unobserved") == 1
+    with pytest.raises(AssertionError, match=r"rank 0 ended with the recorder failed: OSError: .* No space left"):
+        JUDGED["OBS-16"](Observed(read(tmp_path)))
