@@ -100,7 +100,7 @@ class LeavesTheScaleIn(Trained):
 
 class _BeginsAnew(Trainer):
     def position(self) -> dict[str, int]:
-        return {name: each for name, each in super().position().items() if name != "loss_scale"}
+        return {name: each for name, each in super().position().items() if name != "loss_scale_log2"}
 
 
 @mutant(of="PREC-05c", case="dense", says="the loss scale is 65536 resumed, 32768 without")

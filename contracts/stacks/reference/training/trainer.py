@@ -270,7 +270,7 @@ class Trainer:
     def position(self) -> dict[str, int]:
         found = {"step": self.number, "consumed": self.consumed, "seed": self.recipe.seed}
         if self.recipe.dtype == "fp16":
-            found |= {"loss_scale": int(self.scale), "finite": self.finite}
+            found |= {"loss_scale_log2": int(math.log2(self.scale)), "finite": self.finite}
         return found
 
     def load(self, state: Mapping[str, Tensor], position: Mapping[str, int]) -> None:
@@ -286,7 +286,8 @@ class Trainer:
         self.put(_under("buffers/", state), dict(self.model.named_buffers()), "buffers")
         self.optimizer.load({name: placed_copy(each) for name, each in _under("optimizer/", state).items()})
         self.number, self.consumed = position["step"], position["consumed"]
-        self.scale, self.finite = float(position.get("loss_scale", self.scale)), position.get("finite", 0)
+        self.scale = 2.0 ** position.get("loss_scale_log2", math.log2(self.scale))
+        self.finite = position.get("finite", 0)
 
     def kept(self, folder: str) -> Checkpoints:
         """The checkpoints of a folder, as this trainer writes and reads them."""

@@ -73,7 +73,8 @@ class Fp8Matmul(nn.Module):
         """What a factor is multiplied by, in a shape that broadcasts over it."""
         largest = LARGEST[self.formats[role]]
         if self.scaling == "delayed":
-            self.record(t_RC, role, matrix)
+            if self.training:  # a validation leaves the run as it was
+                self.record(t_RC, role, matrix)
             return self.scale[role, matrix].to(t_RC.dtype)
         if self.scaling == "tensorwise":
             return self.fitting(amax(t_RC), largest)
