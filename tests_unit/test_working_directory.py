@@ -45,11 +45,12 @@ def judged(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     "words",
     [
         ("list",),
+        ("explain", "PAT-01"),
         ("check", "--stack", "mine:Mine", "--profile", "PAT-01", "--report", "out"),
         ("check", "--stack", "mine:Mine", "--profile", "PAT", "--jobs", "2", "--with", "none", "--report", "out"),
         ("selftest", "--only", "PAT-01", "--jobs", "2", "--report", "out"),
     ],
-    ids=["list", "check", "check-jobs", "selftest-jobs"],
+    ids=["list", "explain", "check", "check-jobs", "selftest-jobs"],
 )
 def test_the_suite_is_the_installed_one(folder: Path, words: tuple[str, ...]) -> None:
     done = judged(folder, *words)

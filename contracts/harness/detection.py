@@ -125,12 +125,15 @@ def _median(seconds: Iterable[float]) -> float:
 
 
 def badge(found: Detection) -> dict[str, Any]:
-    """The figure as a badge, in the form that shields.io reads from an address (its endpoint badge)."""
+    """The figure as a badge, in the form that shields.io reads from an address (its endpoint badge).
+
+    Its colour is that of the least share: mutants, which their authors saw killed, are many and make up for nothing.
+    """
     every = [*found.tiers.values(), *([found.noticed] if found.noticed.planted else [])]
     detected, planted = sum(each.detected for each in every), sum(each.planted for each in every)
     alarms = f", {found.red} false alarms" if found.stacks else ""
-    share = detected / planted if planted else 0.0
-    colour = "red" if found.red or share < 0.8 else "brightgreen" if share >= 0.95 else "yellow"
+    least = min((each.detected / each.planted for each in every if each.planted), default=0.0)
+    colour = "red" if found.red or least < 0.8 else "brightgreen" if least >= 0.95 else "yellow"
     words = f"{detected} of {planted}{alarms}" if planted else "nothing was planted"
     return {"schemaVersion": 1, "label": "planted bugs noticed", "message": words, "color": colour}
 
@@ -174,8 +177,8 @@ def summary(found: Detection) -> list[str]:
     if found.noticed.planted:
         crashed = sum(of["crashed"] for of in found.operators.values())
         lines.append(
-            f"- Changes drawn over the reference's source: {found.noticed} of those that a case of one process "
-            f"executes are noticed, {crashed} of them by an error{_within(found.noticed)}."
+            f"- Changes drawn over the reference's source: {found.noticed} of those that were put before cases "
+            f"are noticed, {crashed} of them by an error{_within(found.noticed)}."
         )
     if found.stacks:
         lines.append(f"- False alarms: {found.red} in {found.cases} cases of {found.stacks} correct stacks.")

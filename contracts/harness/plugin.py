@@ -43,7 +43,6 @@ pytest_plugins = ["contracts.harness.ranks.plugin"] if several(os.environ) else 
 
 GATE = pytest.StashKey[Gate]()
 VERDICT = pytest.StashKey[Verdict]()
-PAUSED = pytest.StashKey[bool]()  # whether the garbage collector waits for the end of the collection
 PROPERTY = "rankproof.result"
 _OF_RANKS = "ranks.verdict"  # the ranks plugin's account of a test that did not pass on all ranks
 
@@ -65,10 +64,6 @@ def pytest_configure(config: pytest.Config) -> None:
     for tier, needs in {"unit": "one CPU process", "gpu": "one CUDA device", "dist": "several ranks"}.items():
         config.addinivalue_line("markers", f"{tier}: a contract or test that needs {needs}")
     config.addinivalue_line("markers", "slow: a contract or test of one CPU process that takes more than a few seconds")
-    if gc.isenabled():  # a fifth of a collection that imports torch, and nothing of what it makes is garbage
-        gc.disable()
-        config.add_cleanup(gc.enable)
-        config.stash[PAUSED] = True
 
 
 @pytest.hookimpl(wrapper=True)
@@ -83,12 +78,17 @@ def pytest_cmdline_main(config: pytest.Config) -> Generator[None, int | None, in
     return code
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtestloop(session: pytest.Session) -> None:
-    """Behind the collection; the controller of xdist, which collects nothing, comes here too."""
-    if session.config.stash.get(PAUSED, False):
-        gc.freeze()
-        gc.enable()
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """The garbage collector waits, which saves a fifth of a collection that imports torch: little of it is garbage."""
+    waits = gc.isenabled()
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        if waits:
+            gc.freeze()
+            gc.enable()
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:

@@ -38,41 +38,58 @@ class Place:
 ALONE = Place(rank=0, world=1, node=0, local_rank=0)
 
 
-def here() -> Place:
-    """The place that torchrun gave this process; `ALONE` outside torchrun."""
-    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
-    if not all(name in os.environ for name in names):
-        return ALONE
-    rank, world, local_rank = (int(os.environ[name]) for name in names)
-    return Place(rank=rank, world=world, node=int(os.environ.get("GROUP_RANK", "0")), local_rank=local_rank)
-
-
 LAUNCHED = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
 """What a launcher gives each rank."""
+_LEAST = {
+    "WORLD_SIZE": 1, "LOCAL_WORLD_SIZE": 1, "RANK": 0, "LOCAL_RANK": 0, "GROUP_RANK": 0, "MASTER_PORT": 1,
+    "TORCHELASTIC_RESTART_COUNT": 0, "TORCHELASTIC_MAX_RESTARTS": 0,
+}  # fmt: skip
+"""The least value of each number that torchrun writes."""
+
+
+def here() -> Place:
+    """The place that torchrun gave this process; `ALONE` outside torchrun."""
+    if not all(name in os.environ for name in LAUNCHED):
+        return ALONE
+    rank, world, local_rank = (int(os.environ[name]) for name in LAUNCHED)
+    return Place(rank=rank, world=world, node=int(os.environ.get("GROUP_RANK", "0")), local_rank=local_rank)
 
 
 def stated(environment: Mapping[str, str]) -> Place:
     """The place that a launcher states; `ALONE` where it states none.
 
     Raises:
-        Refused: where a part of it is missing, is no number, or lies outside the world. A rank that took itself for a
-            run of one process would train alone, and write where the others write.
+        Refused: as by `launched`.
     """
-    found: dict[str, int] = {}
-    refused = Refusals()
     if not any(name in environment for name in LAUNCHED[:2]):
         return ALONE
-    for name in LAUNCHED:
+    said = launched(environment)
+    return Place(
+        rank=said["RANK"], world=said["WORLD_SIZE"], node=said.get("GROUP_RANK", 0), local_rank=said["LOCAL_RANK"]
+    )
+
+
+def launched(environment: Mapping[str, str]) -> dict[str, int]:
+    """The numbers that torchrun wrote into an environment, by variable: all of `LAUNCHED`, and others that are set.
+
+    Raises:
+        Refused: names every variable that is missing, is no such number, or lies outside its world. A rank that took
+            itself for a run of one process would work alone, and write where the others write.
+    """
+    found: dict[str, int] = {}
+    refused, remedy = Refusals(), "start the ranks with torchrun, or unset WORLD_SIZE and RANK for one process"
+    for name, least in _LEAST.items():
         said = environment.get(name)
-        number = said is not None and said.isascii() and said.isdigit()
-        refused.unless(number, name, said, "is no number of a rank or of ranks", "start ranks by torchrun")
-        found[name] = int(said) if said is not None and number else 0
+        if said and said.strip().isdecimal() and int(said) >= least:
+            found[name] = int(said)
+        elif said or name in LAUNCHED:
+            refused.add(name, said, f"is not a whole number of at least {least}" if said else "is not set", remedy)
+    node = "LOCAL_WORLD_SIZE" if "LOCAL_WORLD_SIZE" in found else "WORLD_SIZE"
+    for name, bound in (("RANK", "WORLD_SIZE"), ("LOCAL_RANK", node)):
+        inside = not {name, bound} <= found.keys() or found[name] < found[bound]
+        refused.unless(inside, name, environment.get(name), f"is not below {bound}, {environment.get(bound)}", remedy)
     refused.raise_any()
-    rank, world, local_rank = found.values()
-    refused.unless(rank < world, "RANK", rank, f"is not below WORLD_SIZE, {world}", "start ranks by torchrun")
-    refused.unless(local_rank <= rank, "LOCAL_RANK", local_rank, f"is above RANK, {rank}", "start ranks by torchrun")
-    refused.raise_any()
-    return Place(rank=rank, world=world, node=int(environment.get("GROUP_RANK", "0")), local_rank=local_rank)
+    return found
 
 
 def torch_distributed() -> tuple[Any, Any]:

@@ -9,6 +9,7 @@ import importlib
 import json
 import os
 import select
+import signal
 import subprocess
 import sys
 import tempfile
@@ -95,14 +96,15 @@ def _server(name: str) -> subprocess.Popen[str]:
     variables = environment(**({"OMP_NUM_THREADS": "1"} if name == "torch" else {}))  # a fork loses torch's threads
     server = subprocess.Popen(
         [sys.executable, "-m", __name__, name], env=variables, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        text=True,
+        text=True, start_new_session=True,
     )  # fmt: skip
     atexit.register(_end, server)
     return server
 
 
 def _end(server: subprocess.Popen[str]) -> None:
-    server.kill()
+    if server.poll() is None:
+        os.killpg(server.pid, signal.SIGKILL)  # with the run that hangs
     server.communicate()
 
 
@@ -117,7 +119,7 @@ def _run(cwd: str, out: str, words: list[str], variables: dict[str, str]) -> Non
     for number, place in ((0, os.devnull), (1, f"{out}/stdout"), (2, f"{out}/stderr")):
         os.dup2(os.open(place, os.O_RDWR | os.O_CREAT), number)
     os.chdir(cwd)
-    sys.path[0] = ""
+    sys.path[0] = str(RANKPROOF.parent)  # as of an installed command, and not the current folder
     if words[0] == "pytest":
         sys.exit(int(pytest.main([*_LOADED, *words[1:]])))
     sys.argv = [str(RANKPROOF), *words]

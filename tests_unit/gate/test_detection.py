@@ -81,7 +81,10 @@ def test_the_badge_is_of_all_that_was_planted_and_red_for_a_false_alarm() -> Non
     half = detection.Detected(detected=9, planted=10)
     found = detection.badge(Detection(tiers={"unit": half}, noticed=half, stacks=3, cases=36))
     assert (found["message"], found["color"]) == ("18 of 20, 0 false alarms", "yellow")
-    assert detection.badge(Detection(tiers={"unit": half}, stacks=3, cases=36, red=1))["color"] == "red"
+    all_of_many = detection.Detected(detected=990, planted=990)
+    found = detection.badge(Detection(tiers={"unit": all_of_many}, noticed=half))
+    assert (found["message"], found["color"]) == ("999 of 1000", "yellow")
+    assert detection.badge(Detection(tiers={"unit": all_of_many}, stacks=3, cases=36, red=1))["color"] == "red"
     assert detection.badge(Detection())["message"] == "nothing was planted"
 
 

@@ -34,7 +34,8 @@ USAGE = 2
 PROJECT = {
     "conftest.py": 'pytest_plugins = ["contracts.harness.plugin"]\n',
     "test_law.py": 'from contracts.harness.suite import test_unit as test_law\n__all__ = ["test_law"]\n',
-    "test_own.py": "import pytest\n@pytest.mark.unit\ndef test_of_the_project():\n    assert False, 'ours'\n",
+    "test_own.py": "import gc\nimport pytest\n@pytest.mark.unit\ndef test_of_the_project():\n"
+    "    assert not gc.isenabled(), 'ours'\n",
 }
 PYTEST = ("pytest", "-q", "-p", "no:cacheprovider", "--disable-plugin-autoload", "--rankproof-with=none")
 TOPO_02 = "--rankproof-profile=TOPO-02"

@@ -21,6 +21,7 @@ from contracts.harness.commands._operators import summary
 from contracts.harness.operators import changes, trials
 from contracts.harness.operators.cells import CELLS, cells
 from contracts.harness.operators.changes import Change
+from contracts.harness.operators.reach import Reach
 from contracts.harness.operators.trials import FATES, Trial
 from contracts.spec.errors import Refused
 
@@ -126,6 +127,18 @@ def test_a_violation_counts_more_than_an_error_and_a_hang_is_one(
     assert trials._fate(given, planned)["fate"] == fate
 
 
+def test_what_ranks_say_of_a_change_counts_where_they_say_nothing_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    change = next(each for each in changes.of_file("parallel/fsdp.py"))
+    reach = Reach(content="", seconds={}, lines={})
+    said = {"PAR-10[fsdp2]": {"fate": "crashed", "by": "PAR-10[fsdp2]", "words": "no port"}}
+    red = {"fate": "killed", "by": "PAR-10[fsdp2]", "words": "it is"}
+    monkeypatch.setattr(trials, "_by_ranks", lambda _, __, profile: said.get(profile, red))
+    with pytest.raises(Refused, match=r"PAR-10\[fsdp2\] does not hold on the unchanged reference: no port"):
+        trials.trial(change, reach, ranks=2)
+    said["PAR-10[fsdp2]"] = {"fate": "survived"}
+    assert trials.trial(change, reach, ranks=2).fate == "killed"
+
+
 def test_a_journal_of_another_source_is_not_read(tmp_path: Path) -> None:
     rows = [{"content": content, "change": "a@b:1:0", "fate": "killed"} for content in ("old", "new")]
     text = "".join(f"{json.dumps(row)}\n" for row in rows) + '{"content": "new", "cha'  # cut off by a kill
@@ -151,5 +164,9 @@ def test_options_that_do_not_go_with_it_are_refused() -> None:
     assert told.exit_code == 2
     assert "--sample = True: does not go with --operators" in told.output
     assert "--jobs" in told.output
+    told = CliRunner().invoke(main, ["selftest", "--operators", "3", "--only", "optim/,optm/,lost-clone@no.py"])
+    assert told.exit_code == 2
+    assert "--only = 'optm/': begins no change" in told.output
+    assert "--only = 'lost-clone@no.py': begins no change" in told.output
     alone = CliRunner().invoke(main, ["selftest", "--time", "3"])
     assert "--time = 3.0: limits nothing without --operators" in alone.output

@@ -19,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import contracts.checks
+from contracts.checks._support.fp8_calls import FP8, with_scaling
 from contracts.checks._support.recipes import SMALL
 from contracts.contract import LAW
 from contracts.court.judge import judge
@@ -203,6 +204,18 @@ def test_a_loss_falls_and_a_resume_continues_bit_for_bit_twice(tmp_path: Path) -
         assert resumed == losses[2 * turn : 2 * turn + 2]
         part.save(str(tmp_path))
     assert all(torch.equal(each, whole.state()[name]) for name, each in part.state().items())
+
+
+@pytest.mark.unit
+def test_a_validation_leaves_the_scales_of_delayed_fp8_as_they_were() -> None:
+    trainer = Trainer(replace(with_scaling(FP8, "delayed"), pattern="AE", depth=2, seq_length=16), Execution())
+    trainer.next()
+    before = {name: each.clone() for name, each in trainer.model.named_buffers()}
+    assert any(name.endswith("amax_history") for name in before)
+    trainer.validate([trainer.batch([0, 1])])
+    assert [name for name, each in trainer.model.named_buffers() if not torch.equal(each, before[name])] == []
+    trainer.model(*trainer.batch([0, 1]))
+    assert any(not torch.equal(each, before[name]) for name, each in trainer.model.named_buffers())
 
 
 # the command

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -13,30 +13,42 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contracts.harness.ranks import rank_environment
-from contracts.instruments.ranks import here
+from contracts.instruments.ranks import ALONE, here, stated
+from contracts.spec.errors import Refused
 
 TWO = {"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_PORT": "29511"}
 REFUSED: dict[str, tuple[Mapping[str, str], str]] = {
-    "no-rank": ({"RANK": "", "LOCAL_RANK": ""}, "RANK is not set; LOCAL_RANK is not set"),
-    "no-local-rank": ({"LOCAL_RANK": ""}, "LOCAL_RANK is not set"),
-    "words": ({"RANK": "one"}, "RANK is 'one', not a whole number of at least 0"),
-    "negative": ({"RANK": "-1"}, "RANK is '-1', not a whole number of at least 0"),
-    "no-world": ({"WORLD_SIZE": "two"}, "WORLD_SIZE is 'two', not a whole number of at least 1"),
-    "beyond-the-world": ({"RANK": "2"}, "RANK is 2, and WORLD_SIZE is 2"),
-    "beyond-the-node": ({"LOCAL_RANK": "2"}, "LOCAL_RANK is 2, and LOCAL_WORLD_SIZE is 2"),
-    "two-errors": ({"RANK": "x", "LOCAL_RANK": "y"}, "RANK is 'x', not a whole number of at least 0; LOCAL_RANK is"),
-    "no-count": ({"TORCHELASTIC_RESTART_COUNT": "-"}, "TORCHELASTIC_RESTART_COUNT is '-', not a whole number"),
-    "no-port": ({"MASTER_PORT": "http"}, "MASTER_PORT is 'http', not a whole number of at least 1"),
+    "no-rank": ({"RANK": "", "LOCAL_RANK": ""}, "RANK = '': is not set LOCAL_RANK = '': is not set"),
+    "no-local-rank": ({"LOCAL_RANK": ""}, "LOCAL_RANK = '': is not set"),
+    "words": ({"RANK": "one"}, "RANK = 'one': is not a whole number of at least 0"),
+    "negative": ({"RANK": "-1"}, "RANK = '-1': is not a whole number of at least 0"),
+    "no-world": ({"WORLD_SIZE": "two"}, "WORLD_SIZE = 'two': is not a whole number of at least 1"),
+    "beyond-the-world": ({"RANK": "2"}, "RANK = '2': is not below WORLD_SIZE, 2"),
+    "beyond-the-node": ({"LOCAL_RANK": "2"}, "LOCAL_RANK = '2': is not below LOCAL_WORLD_SIZE, 2"),
+    "two-errors": ({"RANK": "x", "LOCAL_RANK": "y"}, "RANK = 'x': is not a whole number of at least 0 LOCAL_RANK = "),
+    "no-count": ({"TORCHELASTIC_RESTART_COUNT": "-"}, "TORCHELASTIC_RESTART_COUNT = '-': is not a whole number"),
+    "no-port": ({"MASTER_PORT": "http"}, "MASTER_PORT = 'http': is not a whole number of at least 1"),
+    "no-node": ({"GROUP_RANK": "first"}, "GROUP_RANK = 'first': is not a whole number of at least 0"),
 }
+REMEDY = "; start the ranks with torchrun, or unset WORLD_SIZE and RANK for one process"
 
 
 @pytest.mark.unit
+@pytest.mark.parametrize("reads", [rank_environment.from_environment, stated])
 @pytest.mark.parametrize("name", REFUSED)
-def test_a_process_that_does_not_know_its_rank_is_refused(name: str) -> None:
+def test_a_process_that_does_not_know_its_rank_is_refused(name: str, reads: Callable[..., object]) -> None:
     changed, words = REFUSED[name]
-    with pytest.raises(ValueError, match="Start the ranks with torchrun, or unset WORLD_SIZE") as caught:
-        rank_environment.from_environment({**TWO, **changed})
-    assert words in str(caught.value)
+    with pytest.raises(Refused, match=REMEDY) as caught:
+        reads({**TWO, **changed})
+    assert words in str(caught.value).replace(REMEDY, "").replace("\n", " ")
+
+
+@pytest.mark.unit
+def test_a_training_process_is_also_refused_half_a_place_in_a_world_of_one() -> None:
+    assert stated({"LOCAL_RANK": "3"}) == ALONE
+    for half in ({"RANK": "0"}, {"WORLD_SIZE": "1"}, {"RANK": "0", "WORLD_SIZE": ""}, {"RANK": "0", "WORLD_SIZE": "1"}):
+        with pytest.raises(Refused, match="is not set"):
+            stated(half)
 
 
 @pytest.mark.unit
@@ -62,10 +74,10 @@ def test_any_environment_is_a_place_or_is_refused_with_words(said: Mapping[str, 
     words, place = "", None
     try:
         place = rank_environment.from_environment({**TWO, **said})
-    except ValueError as error:
+    except Refused as error:
         words = str(error)
     if words:
-        assert "Start the ranks with torchrun" in words
+        assert REMEDY in words
     else:
         assert place is None or 0 <= place.rank < place.size
 
@@ -81,5 +93,5 @@ def test_pytest_refuses_before_it_collects(tmp_path: Path, plugin: str) -> None:
         cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300,
     )  # fmt: skip
     assert done.returncode == pytest.ExitCode.USAGE_ERROR, done.stdout + done.stderr
-    assert "ERROR: WORLD_SIZE is '2', so this process is one of several ranks, but RANK" in done.stderr
+    assert "ERROR: RANK = None: is not set; start the ranks with torchrun" in done.stderr
     assert "Traceback" not in done.stderr

@@ -248,7 +248,7 @@ def ranks_that_resume_in_later_epochs_read_on(stack: Training, world: int, layou
     with shared_folder() as at:
         text = at / "text.bin"
         own = text.with_name(f"text-{here().rank}")
-        own.write_bytes(bytes(3 * k % 59 for k in range(7 * SPREAD.seq_length + 1)))  # seven sequences, five a step
+        own.write_bytes(bytes(3 * k % 59 for k in range(6 * SPREAD.seq_length + 1)))  # six sequences, four a step
         own.replace(text)
         recipe = replace(SPREAD, data=Data(path=str(text)))
         whole = stack.train(Session(recipe=recipe, steps=7, execution=ONE)).steps

@@ -13,9 +13,9 @@ from contracts.court.plain_text import terminal
 from contracts.harness.commands._errors import short
 from contracts.harness.operators import reach as reaching
 from contracts.harness.operators import trials
-from contracts.harness.operators.changes import OPERATORS, named
+from contracts.harness.operators.changes import OPERATORS, drawn, named
 from contracts.harness.operators.trials import FATES, Trial
-from contracts.spec.errors import refuse
+from contracts.spec.errors import Refusals, refuse
 from contracts.spec.records import EXIT_CODES
 
 FOLDER = Path("reports/operators")
@@ -26,6 +26,11 @@ def operators(
     count: int, *, seed: int, only: tuple[str, ...], seconds: float | None, ranks: int, folder: Path | None
 ) -> int:  # fmt: skip
     """Try some changes and print what became of them; the exit code."""
+    refused = Refusals()
+    for each in only:
+        refused.unless(next(drawn(0, (each,)), None) is not None, "--only", each, "begins no change",
+                       "give the beginning of a file under contracts/stacks/reference, or of an id")  # fmt: skip
+    refused.raise_any()
     import torch
 
     import contracts.checks
@@ -40,8 +45,7 @@ def operators(
         tell=lambda each: click.echo(_line(each), err=True),
     )  # fmt: skip
     if not found:
-        why = "begins no change, or the time was over before the first"
-        raise refuse("--only", ",".join(only), why, "give more of either")
+        raise refuse("--time", seconds, "was over before the first change", "give more")
     click.echo(summary(found))
     return EXIT_CODES["conformant" if share(found) >= LEAST else "violated"]
 

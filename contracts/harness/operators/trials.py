@@ -29,7 +29,7 @@ from contracts.harness.operators.cells import cells
 from contracts.harness.operators.changes import Change, drawn, equivalents, named
 from contracts.harness.operators.forked import forked
 from contracts.harness.operators.reach import Reach
-from contracts.spec.errors import Refused
+from contracts.spec.errors import Refused, refuse
 from contracts.spec.records import Item, Result
 
 Fate = Literal["killed", "crashed", "survived", "equivalent", "unreached"]
@@ -92,7 +92,10 @@ def trial(change: Change, reach: Reach, *, ranks: int = 1, budget_s: float = BUD
                 return told(**alone)
         if ranks > 1:
             profile = "quick4" if ranks >= 4 else ",".join(cells(change.file))
-            return told(**_by_ranks(folder, ranks, profile), ranks=ranks)
+            found = _by_ranks(folder, ranks, profile)
+            if found["fate"] != "survived":
+                _hold_unchanged(ranks, found.get("by") or profile)
+            return told(**found, ranks=ranks)
     return told(fate="unreached")
 
 
@@ -148,7 +151,20 @@ def _fate(rows: Sequence[dict[str, Any]], planned: int) -> dict[str, Any]:
     return {"fate": "survived", "tried": len(rows), "seconds": spent}
 
 
+@functools.cache
+def _hold_unchanged(ranks: int, profile: str) -> None:
+    """Refuse ranks on which the cases that say that a change is wrong do not hold without any change."""
+    with tempfile.TemporaryDirectory() as place:
+        found = _by_ranks(Path(place), ranks, profile)
+    if found["fate"] != "survived":
+        why = f"{found.get('by') or profile} does not hold on the unchanged reference: {found['words']}"
+        raise refuse("--ranks", ranks, why, f"see what `rankproof check --ranks {ranks} --profile '{profile}'` says")
+
+
 def _by_ranks(folder: Path, ranks: int, profile: str) -> dict[str, Any]:
+    """The outcome of cases on ranks that import the package from a folder, if one lies there. What was not reached in
+    time tells nothing.
+    """
     words = [sys.executable, "-m", "contracts.harness.cli", "check", "--ranks", str(ranks), "--profile", profile,
              "--report", str(folder / "report")]  # fmt: skip
     paths = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
@@ -157,16 +173,17 @@ def _by_ranks(folder: Path, ranks: int, profile: str) -> dict[str, Any]:
     with subprocess.Popen(
         words, cwd=folder, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     ) as ran:
+        silent = {"not offered"}
         try:
             ran.wait(RANKS_S)
         except subprocess.TimeoutExpired:
             ran.terminate()  # it ends its ranks
+            silent.add("not run")
     try:
         run, _ = record.load(folder / "report")
     except Refused:
         return {"fate": "crashed", "words": "no record", "seconds": round(time.monotonic() - started, 3)}
-    rows = [_row(each) for each in run.results]
-    return _fate([row for row in rows if row["outcome"] != "not offered"], 1)
+    return _fate([_row(each) for each in run.results if each.outcome not in silent], 1)
 
 
 def journal(folder: Path, content: str) -> dict[str, Trial]:

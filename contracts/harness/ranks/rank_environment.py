@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from contracts.instruments.ranks import launched
+
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
@@ -38,13 +40,6 @@ class Place:
         return self.rank == 0
 
 
-_LEAST = {
-    "WORLD_SIZE": 1, "LOCAL_WORLD_SIZE": 1, "RANK": 0, "LOCAL_RANK": 0, "MASTER_PORT": 1,
-    "TORCHELASTIC_RESTART_COUNT": 0, "TORCHELASTIC_MAX_RESTARTS": 0,
-}  # fmt: skip
-"""The least value of each number that torchrun writes."""
-
-
 def several(environment: Mapping[str, str]) -> bool:
     """Whether the environment speaks of several ranks, be it rightly or with an error that `from_environment` names."""
     return (environment.get("WORLD_SIZE") or "1").strip() != "1"
@@ -53,28 +48,13 @@ def several(environment: Mapping[str, str]) -> bool:
 def from_environment(environment: Mapping[str, str]) -> Place | None:
     """The place that torchrun gave this process; None for a single rank.
 
-    A process that knows of others but not which of them it is would judge alone and be green for all of them, so
-    ValueError names every variable that is missing or is not what torchrun writes.
+    Raises:
+        Refused: as by `launched`. A process that knows of others but not which of them it is would judge alone and be
+            green for all of them.
     """
     if not several(environment):
         return None
-    wrong = [f"{name} is not set" for name in ("RANK", "LOCAL_RANK") if not environment.get(name)]
-    numbers: dict[str, int] = {}
-    for name, least in _LEAST.items():
-        said = environment.get(name)
-        if said and said.strip().isdecimal() and int(said) >= least:
-            numbers[name] = int(said)
-        elif said:
-            wrong.append(f"{name} is {said!r}, not a whole number of at least {least}")
-    node = "LOCAL_WORLD_SIZE" if "LOCAL_WORLD_SIZE" in numbers else "WORLD_SIZE"
-    for name, bound in (("RANK", "WORLD_SIZE"), ("LOCAL_RANK", node)):
-        if name in numbers and bound in numbers and numbers[name] >= numbers[bound]:
-            wrong.append(f"{name} is {numbers[name]}, and {bound} is {numbers[bound]}")
-    if wrong:
-        raise ValueError(
-            f"WORLD_SIZE is {environment['WORLD_SIZE']!r}, so this process is one of several ranks, but "
-            f"{'; '.join(wrong)}. Start the ranks with torchrun, or unset WORLD_SIZE to run in one process"
-        )
+    numbers = launched(environment)
     size = numbers["WORLD_SIZE"]
     return Place(
         rank=numbers["RANK"],
