@@ -27,7 +27,8 @@ def _of_the_suite(name: str) -> object:
 
 
 @pytest.mark.unit
-@pytest.mark.parametrize("touch", ["given.gone", "given.upper(wide=1)", "{}[given]", "__import__('no_such_package')"])
+@pytest.mark.parametrize("touch", ["given.gone", "given.upper(wide=1)", "{}[given]", "__import__('no_such_package')",
+                                   "__import__('importlib').import_module('no_such_package.part')"])  # fmt: skip
 def test_what_an_adapter_does_not_find_in_an_untried_version_is_not_offered(touch: str) -> None:
     answer = falls_back(_of_the_suite(touch), "stack 2.0", TRIED)  # type: ignore[arg-type]
     with pytest.raises(NotOffered, match=r"stack 2\.0 was never tried, 1\.0, 1\.1 were, and the adapter does not find"):
@@ -41,6 +42,18 @@ def test_what_the_package_itself_raises_is_told_as_it_is() -> None:
 
     with pytest.raises(KeyError):
         falls_back(broken, "stack 2.0", TRIED)("text")
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize("touch", ["__import__('broken_inside')", "__import__('importlib').import_module({!r})"])
+def test_an_import_that_fails_inside_of_the_package_is_told_as_it_is(
+    touch: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "broken_inside.py").write_text("from json import no_such_name\n", encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    answer = falls_back(_of_the_suite(touch.format("broken_inside")), "stack 2.0", TRIED)  # type: ignore[arg-type]
+    with pytest.raises(ImportError, match="no_such_name"):
+        answer("text")
 
 
 @pytest.mark.unit
@@ -89,19 +102,23 @@ from contracts.spec.errors import NotOffered
 from contracts.spec.recipe import Recipe
 small = Recipe(name="small", family="dense", pattern="AE", depth=2, hidden=32, ffn_hidden=32, heads=4, kv_groups=2,
                seq_length=8)
+from contracts.spec.training import Session
 stack = load("transformers")
 assert stack.version == "9.9.9" and stack.abilities is None and "train" in stack.offers
 assert all(words.startswith("untried: 9.9.9 was never tried, 5.23.0 were") for words in stack.labels.values())
-try:
-    stack.block_weights(small, 0, "nemo_native")
-except NotOffered as declined:
-    print(declined.lack, declined)
+for ask in (lambda: stack.block_weights(small, 0, "nemo_native"), lambda: stack.train(Session(recipe=small, steps=0))):
+    try:
+        ask()
+    except NotOffered as declined:
+        print(declined.lack, declined)
 """
     if importlib.util.find_spec("torch") is None:
         pytest.skip("its answers need torch")
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment(), capture_output=True, text=True,
                           check=False, timeout=120)  # fmt: skip
-    assert done.stdout.startswith("adapter transformers 9.9.9 was never tried, 5.23.0 were"), done.stdout + done.stderr
+    told = done.stdout.splitlines()
+    assert len(told) == 2, done.stdout + done.stderr
+    assert all(each.startswith("adapter transformers 9.9.9 was never tried, 5.23.0 were") for each in told), told
     assert "Traceback" not in done.stderr
 
 
