@@ -192,6 +192,118 @@ def test_every_name_that_does_not_fit_is_refused_at_once() -> None:
     assert not into["a"].any()
 
 
+@pytest.mark.slow
+@needs_torch
+def test_a_link_of_another_shape_names_the_tensor_and_what_it_should_be_made_of() -> None:
+    import torch
+
+    from contracts.stacks.kit import links
+
+    for wrong in (links.joined("qkv", ("q", "k"), (4, 3)), links.grouped("qkv", ("q", "k"), 3, (1, 1)),
+                  links.ordered("qkv", "q", (2, 1, 0)), links.depthwise("qkv", ("q",), (8,)),
+                  links.joined("qkv", ("q", "k", "v"), (4, 4))):  # fmt: skip
+        with pytest.raises(ValueError, match=r"qkv \(8, 2\) is not q"):
+            links.to_canonical({"qkv": torch.zeros(8, 2)}, [wrong])
+
+
+@pytest.mark.slow
+@needs_torch
+def test_every_link_that_does_not_fit_is_named_before_anything_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "docs/examples/toy_trainer")
+    from dataclasses import replace
+    from typing import Any
+
+    from lane import Stack  # type: ignore[import-not-found]
+
+    from contracts.checks._support.recipes import DENSE
+
+    class Mistaken(Stack):  # type: ignore[misc]
+        def links(self, letter: str, recipe: Any) -> Any:
+            for each in super().links(letter, recipe):
+                if each.theirs == "attention.out.weight":
+                    yield replace(each, theirs="attention.ouT.weight")
+                elif each.theirs != "mlp.up.weight":
+                    yield each
+
+    shallow = replace(DENSE, depth=2)
+    with pytest.raises(ValueError, match="do not fit") as raised:
+        Mistaken().built(shallow, "nemo_native")
+    assert str(raised.value) == (
+        "the links do not fit: 'blocks.0.attention.ouT.weight' is no tensor of the stack, "
+        "'blocks.0.attention.out.weight' is; 'blocks.0.attention.out.weight' of the stack has no link; "
+        "'blocks.0.mlp.up.weight' of the stack has no link"
+    )
+    with pytest.raises(ValueError, match=r"'attention\.ouT\.weight' is no tensor of the stack"):
+        Mistaken().block_weights(shallow, 0, "nemo_native")
+    assert len(Stack().built(shallow, "nemo_native").parameters) == 14
+
+
+@pytest.mark.slow
+@needs_torch
+def test_a_run_that_notes_no_gradients_and_an_optimizer_of_other_tensors_are_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(ROOT / "docs/examples/toy_trainer")
+    from dataclasses import replace
+
+    import torch
+    from lane import Stack, Toy  # type: ignore[import-not-found]
+
+    from contracts.checks._support.recipes import DENSE
+    from contracts.checks._support.training_run import batch
+    from contracts.spec.training import Session
+
+    recipe = replace(DENSE, depth=2)
+    session = Session(recipe=recipe, steps=1, batches=(batch("noted", recipe=recipe),),
+                      observe=frozenset({"gradients", "optimizer"}))  # fmt: skip
+    stack = Stack()
+    monkeypatch.setattr(Toy, "note", lambda *_: None)
+    with pytest.raises(RuntimeError, match=r"no gradients were noted of step 1: call note\(1\) before it clips"):
+        stack.train(session)
+    monkeypatch.undo()
+    mine = torch.optim.AdamW([torch.nn.Parameter(torch.ones(2))])
+    mine.param_groups[0]["params"][0].grad = torch.ones(2)
+    mine.step()
+    monkeypatch.setattr(Toy, "optimizers", lambda self: (mine,))
+    assert stack.train(session).steps[0].optimizer == {}
+    assert {row.optimizer for row in stack.built(recipe, "nemo_native").parameters} == {None}
+
+
+# tables
+@pytest.mark.slow
+@needs_torch
+def test_the_table_is_read_off_names_shapes_and_dtypes() -> None:
+    """For every family and feature it says what the reference says of the same tensors, without the recipe."""
+    from contracts.checks.recipe.observable_features import BUNDLES
+    from contracts.instruments import numerics
+    from contracts.stacks.kit import tables
+    from contracts.stacks.reference.stack import Reference
+
+    for words, (recipe, mode, _, _) in BUNDLES.items():
+        want = Reference().built(recipe, mode)
+        held = numerics.tensors(Reference().initial(recipe, mode))
+        buffers = {name: held.pop(name) for name in want.buffers}
+        found = tables.built(held, buffers, {row.name: row.weight_decay for row in want.parameters})
+        assert (found.layers, found.features, found.buffers) == (want.layers, want.features, want.buffers), words
+        read = {row.name: (row.shape, row.dtype, row.role, row.layer) for row in found.parameters}
+        assert read == {row.name: (row.shape, row.dtype, row.role, row.layer) for row in want.parameters}, words
+
+
+@pytest.mark.slow
+@needs_torch
+def test_a_parameter_that_no_optimizer_has_is_told_without_a_rule_and_each_in_its_own_dtype() -> None:
+    import torch
+
+    from contracts.stacks.kit import tables
+
+    held = {"head.weight": torch.zeros(3, 2, dtype=torch.bfloat16), "norm.weight": torch.zeros(2)}
+    head, norm = tables.built(held, {}, {"head.weight": 0.1}).parameters
+    assert (head.dtype, head.optimizer, head.weight_decay, set(head.state.values())) == (
+        "bfloat16", "adamw", 0.1, {"bfloat16"},
+    )  # fmt: skip
+    assert (norm.dtype, norm.optimizer, norm.weight_decay, norm.state) == ("float32", None, 0.0, {})
+
+
 @pytest.mark.unit
 def test_the_adapter_of_the_guide_is_short_and_computes_nothing() -> None:
     text = (ROOT / "docs/examples/toy_trainer/lane.py").read_text(encoding="utf-8")
