@@ -27,7 +27,8 @@ def _of_the_suite(name: str) -> object:
 
 
 @pytest.mark.unit
-@pytest.mark.parametrize("touch", ["given.gone", "given.upper(wide=1)", "{}[given]", "__import__('no_such_package')"])
+@pytest.mark.parametrize("touch", ["given.gone", "given.upper(wide=1)", "{}[given]", "__import__('no_such_package')",
+                                   "__import__('importlib').import_module('no_such_package.part')"])  # fmt: skip
 def test_what_an_adapter_does_not_find_in_an_untried_version_is_not_offered(touch: str) -> None:
     answer = falls_back(_of_the_suite(touch), "stack 2.0", TRIED)  # type: ignore[arg-type]
     with pytest.raises(NotOffered, match=r"stack 2\.0 was never tried, 1\.0, 1\.1 were, and the adapter does not find"):
@@ -41,6 +42,18 @@ def test_what_the_package_itself_raises_is_told_as_it_is() -> None:
 
     with pytest.raises(KeyError):
         falls_back(broken, "stack 2.0", TRIED)("text")
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize("touch", ["__import__('broken_inside')", "__import__('importlib').import_module({!r})"])
+def test_an_import_that_fails_inside_of_the_package_is_told_as_it_is(
+    touch: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "broken_inside.py").write_text("from json import no_such_name\n", encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    answer = falls_back(_of_the_suite(touch.format("broken_inside")), "stack 2.0", TRIED)  # type: ignore[arg-type]
+    with pytest.raises(ImportError, match="no_such_name"):
+        answer("text")
 
 
 @pytest.mark.unit
@@ -89,19 +102,23 @@ from contracts.spec.errors import NotOffered
 from contracts.spec.recipe import Recipe
 small = Recipe(name="small", family="dense", pattern="AE", depth=2, hidden=32, ffn_hidden=32, heads=4, kv_groups=2,
                seq_length=8)
+from contracts.spec.training import Session
 stack = load("transformers")
 assert stack.version == "9.9.9" and stack.abilities is None and "train" in stack.offers
 assert all(words.startswith("untried: 9.9.9 was never tried, 5.23.0 were") for words in stack.labels.values())
-try:
-    stack.block_weights(small, 0, "nemo_native")
-except NotOffered as declined:
-    print(declined.lack, declined)
+for ask in (lambda: stack.block_weights(small, 0, "nemo_native"), lambda: stack.train(Session(recipe=small, steps=0))):
+    try:
+        ask()
+    except NotOffered as declined:
+        print(declined.lack, declined)
 """
     if importlib.util.find_spec("torch") is None:
         pytest.skip("its answers need torch")
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment(), capture_output=True, text=True,
                           check=False, timeout=120)  # fmt: skip
-    assert done.stdout.startswith("adapter transformers 9.9.9 was never tried, 5.23.0 were"), done.stdout + done.stderr
+    told = done.stdout.splitlines()
+    assert len(told) == 2, done.stdout + done.stderr
+    assert all(each.startswith("adapter transformers 9.9.9 was never tried, 5.23.0 were") for each in told), told
     assert "Traceback" not in done.stderr
 
 
@@ -173,6 +190,118 @@ def test_every_name_that_does_not_fit_is_refused_at_once() -> None:
     assert "'B': is missing" in told[1]
     assert "'C': is no tensor of the model" in told[2]
     assert not into["a"].any()
+
+
+@pytest.mark.slow
+@needs_torch
+def test_a_link_of_another_shape_names_the_tensor_and_what_it_should_be_made_of() -> None:
+    import torch
+
+    from contracts.stacks.kit import links
+
+    for wrong in (links.joined("qkv", ("q", "k"), (4, 3)), links.grouped("qkv", ("q", "k"), 3, (1, 1)),
+                  links.ordered("qkv", "q", (2, 1, 0)), links.depthwise("qkv", ("q",), (8,)),
+                  links.joined("qkv", ("q", "k", "v"), (4, 4))):  # fmt: skip
+        with pytest.raises(ValueError, match=r"qkv \(8, 2\) is not q"):
+            links.to_canonical({"qkv": torch.zeros(8, 2)}, [wrong])
+
+
+@pytest.mark.slow
+@needs_torch
+def test_every_link_that_does_not_fit_is_named_before_anything_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "docs/examples/toy_trainer")
+    from dataclasses import replace
+    from typing import Any
+
+    from lane import Stack  # type: ignore[import-not-found]
+
+    from contracts.checks._support.recipes import DENSE
+
+    class Mistaken(Stack):  # type: ignore[misc]
+        def links(self, letter: str, recipe: Any) -> Any:
+            for each in super().links(letter, recipe):
+                if each.theirs == "attention.out.weight":
+                    yield replace(each, theirs="attention.ouT.weight")
+                elif each.theirs != "mlp.up.weight":
+                    yield each
+
+    shallow = replace(DENSE, depth=2)
+    with pytest.raises(ValueError, match="do not fit") as raised:
+        Mistaken().built(shallow, "nemo_native")
+    assert str(raised.value) == (
+        "the links do not fit: 'blocks.0.attention.ouT.weight' is no tensor of the stack, "
+        "'blocks.0.attention.out.weight' is; 'blocks.0.attention.out.weight' of the stack has no link; "
+        "'blocks.0.mlp.up.weight' of the stack has no link"
+    )
+    with pytest.raises(ValueError, match=r"'attention\.ouT\.weight' is no tensor of the stack"):
+        Mistaken().block_weights(shallow, 0, "nemo_native")
+    assert len(Stack().built(shallow, "nemo_native").parameters) == 14
+
+
+@pytest.mark.slow
+@needs_torch
+def test_a_run_that_notes_no_gradients_and_an_optimizer_of_other_tensors_are_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(ROOT / "docs/examples/toy_trainer")
+    from dataclasses import replace
+
+    import torch
+    from lane import Stack, Toy  # type: ignore[import-not-found]
+
+    from contracts.checks._support.recipes import DENSE
+    from contracts.checks._support.training_run import batch
+    from contracts.spec.training import Session
+
+    recipe = replace(DENSE, depth=2)
+    session = Session(recipe=recipe, steps=1, batches=(batch("noted", recipe=recipe),),
+                      observe=frozenset({"gradients", "optimizer"}))  # fmt: skip
+    stack = Stack()
+    monkeypatch.setattr(Toy, "note", lambda *_: None)
+    with pytest.raises(RuntimeError, match=r"no gradients were noted of step 1: call note\(1\) before it clips"):
+        stack.train(session)
+    monkeypatch.undo()
+    mine = torch.optim.AdamW([torch.nn.Parameter(torch.ones(2))])
+    mine.param_groups[0]["params"][0].grad = torch.ones(2)
+    mine.step()
+    monkeypatch.setattr(Toy, "optimizers", lambda self: (mine,))
+    assert stack.train(session).steps[0].optimizer == {}
+    assert {row.optimizer for row in stack.built(recipe, "nemo_native").parameters} == {None}
+
+
+# tables
+@pytest.mark.slow
+@needs_torch
+def test_the_table_is_read_off_names_shapes_and_dtypes() -> None:
+    """For every family and feature it says what the reference says of the same tensors, without the recipe."""
+    from contracts.checks.recipe.observable_features import BUNDLES
+    from contracts.instruments import numerics
+    from contracts.stacks.kit import tables
+    from contracts.stacks.reference.stack import Reference
+
+    for words, (recipe, mode, _, _) in BUNDLES.items():
+        want = Reference().built(recipe, mode)
+        held = numerics.tensors(Reference().initial(recipe, mode))
+        buffers = {name: held.pop(name) for name in want.buffers}
+        found = tables.built(held, buffers, {row.name: row.weight_decay for row in want.parameters})
+        assert (found.layers, found.features, found.buffers) == (want.layers, want.features, want.buffers), words
+        read = {row.name: (row.shape, row.dtype, row.role, row.layer) for row in found.parameters}
+        assert read == {row.name: (row.shape, row.dtype, row.role, row.layer) for row in want.parameters}, words
+
+
+@pytest.mark.slow
+@needs_torch
+def test_a_parameter_that_no_optimizer_has_is_told_without_a_rule_and_each_in_its_own_dtype() -> None:
+    import torch
+
+    from contracts.stacks.kit import tables
+
+    held = {"head.weight": torch.zeros(3, 2, dtype=torch.bfloat16), "norm.weight": torch.zeros(2)}
+    head, norm = tables.built(held, {}, {"head.weight": 0.1}).parameters
+    assert (head.dtype, head.optimizer, head.weight_decay, set(head.state.values())) == (
+        "bfloat16", "adamw", 0.1, {"bfloat16"},
+    )  # fmt: skip
+    assert (norm.dtype, norm.optimizer, norm.weight_decay, norm.state) == ("float32", None, 0.0, {})
 
 
 @pytest.mark.unit

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,7 +23,7 @@ from contracts.spec.stack import questions
 from contracts.spec.topology import Layout
 from contracts.spec.training import Built, Execution, Pass, Session, Tokens, Trained
 from contracts.stacks.kit.declining import declined
-from contracts.stacks.kit.links import Link, same, to_canonical, to_theirs
+from contracts.stacks.kit.links import Link, fitting, same, to_canonical, to_theirs
 from contracts.stacks.kit.runs import Run, gradients, gradients_of, packed, trained
 from contracts.stacks.kit.tables import built
 
@@ -86,13 +87,16 @@ class Adapter(ABC):
 
     # what is asked
     def block_weights(self, recipe: Recipe, layer: int, mode: Mode) -> Mapping[str, Shape]:
-        letter, links = self._block(recipe, layer)
+        letter, links = self._block(recipe, layer, mode)
         with torch.device("meta"):
-            held = to_canonical(self.block(letter, recipe).state_dict(), links)
-        return {name: Shape(dtype="float32", shape=tuple(each.shape)) for name, each in held.items()}
+            held = self.block(letter, recipe).state_dict()
+        fitting(links, held)
+        ours = to_canonical(held, links)
+        dtypes: dict[str, Any] = {name: str(each.dtype).removeprefix("torch.") for name, each in ours.items()}
+        return {name: Shape(dtype=dtypes[name], shape=tuple(each.shape)) for name, each in ours.items()}
 
     def run_block(self, call: BlockCall) -> BlockRun:
-        letter, links = self._block(call.recipe, call.layer)
+        letter, links = self._block(call.recipe, call.layer, call.mode)
         x_BTD, weights = numerics.tensor(call.x), numerics.tensors(call.weights)
         if call.device != "cpu" or call.kernels:
             raise NotOffered(f"{self.name}: it is asked on a CPU, with its own operations", "device")
@@ -101,6 +105,7 @@ class Adapter(ABC):
         if any(each.dtype != x_BTD.dtype for each in weights.values()):
             raise NotOffered(f"{self.name}: weights and activations have one dtype")
         module = self.block(letter, call.recipe).to(x_BTD.dtype)
+        fitting(links, module.state_dict())
         module.load_state_dict(to_theirs(weights, links), strict=False)
         x_BTD.requires_grad_(call.dy is not None)
         alone = torch.zeros(x_BTD.shape[:2], dtype=torch.int64)
@@ -115,59 +120,68 @@ class Adapter(ABC):
         return BlockRun(y=numerics.array(y_BTD), gradients=numerics.arrays(told))
 
     def built(self, recipe: Recipe, mode: Mode) -> Built:
-        with torch.device("meta"):
-            run = self._run("built", Session(recipe=recipe, steps=0, execution=Execution(mode=mode)))
-        groups = [group for each in run.optimizers() for group in each.param_groups]
-        decays = {id(each): float(group["weight_decay"]) for group in groups for each in group["params"]}
-        named, buffers = (to_canonical(each, run.links) for each in (run.parameters(), run.buffers()))
-        decay = {ours: decays[id(run.parameters()[link.theirs])] for link in run.links
-                 if link.theirs in run.parameters() for ours in link.ours}  # fmt: skip
-        shapes, others = ({name: each.shape for name, each in held.items()} for held in (named, buffers))
-        return built(shapes, others, decay)
+        session = Session(recipe=recipe, steps=0, execution=Execution(mode=mode))
+        with torch.device("meta"), self._running("built", session) as run:
+            groups = [group for each in run.optimizers() for group in each.param_groups]
+            decays = {id(each): float(group["weight_decay"]) for group in groups for each in group["params"]}
+            parameters = run.parameters()
+            named, buffers = (to_canonical(each, run.links) for each in (parameters, run.buffers()))
+            decay = {ours: decays[id(parameters[link.theirs])] for link in run.links for ours in link.ours
+                     if id(parameters.get(link.theirs)) in decays}  # fmt: skip
+            return built(named, buffers, decay)
 
     def initial(self, recipe: Recipe, mode: Mode) -> Arrays:
-        return self._run("initial", Session(recipe=recipe, steps=0, execution=Execution(mode=mode))).weights()
+        session = Session(recipe=recipe, steps=0, execution=Execution(mode=mode))
+        with self._running("initial", session) as run:
+            return run.weights()
 
     def run_model(self, recipe: Recipe, execution: Execution, weights: Arrays, batch: Tokens, backward: bool) -> Pass:
-        run = self._run("run_model", Session(recipe=recipe, steps=0, execution=execution), packed(batch))
-        run.put(weights, {})
-        logits_BTV, losses = run.forward(batch, backward)
-        found = run.canonical(gradients(run.parameters())) if backward else {}
-        return Pass(logits=numerics.array(logits_BTV), losses=losses, gradients=found)
+        session = Session(recipe=recipe, steps=0, execution=execution)
+        with self._running("run_model", session, (batch,)) as run:
+            run.put(weights, {})
+            logits_BTV, losses = run.forward(batch, backward)
+            found = run.canonical(gradients(run.parameters())) if backward else {}
+            return Pass(logits=numerics.array(logits_BTV), losses=losses, gradients=found)
 
     def train(self, session: Session) -> Trained:
-        run = self._run("train", session, any(map(packed, session.batches)))
-        try:
+        batches = (*session.batches, *session.validation, *(each for window in session.windows for each in window))
+        with self._running("train", session, batches) as run:
             return trained(run)
-        finally:
-            run.close()
 
-    def _run(self, question: str, session: Session, several: bool = False) -> Steps:
-        recipe = session.recipe
+    @contextlib.contextmanager
+    def _running(self, question: str, session: Session, batches: Iterable[Tokens] = ()) -> Iterator[Steps]:
+        """A run while a question is answered, where the stack has what its session needs."""
+        recipe, execution = session.recipe, session.execution
         also: dict[str, Any] = {
-            "packed": several, "windows": session.windows, "checkpoint": session.load or session.save,
-            "validation": session.validation,
+            "packed": any(map(packed, batches)), "windows": session.windows,
+            "checkpoint": session.load or session.save, "validation": session.validation,
             "own-data": session.steps and not (session.batches or session.windows),
+            execution.precision: execution.precision != "declared",
         }  # fmt: skip
         chosen = frozenset(name for name, needed in also.items() if needed)
-        declined(
-            self.name,
-            self.abilities,
-            needs.features(recipe, session.execution, trains=question == "train") | chosen,
-            question,
-        )
+        wanted = needs.features(recipe, execution, trains=question == "train")
+        declined(self.name, self.abilities, wanted | chosen, question)
         links = [same(theirs, ours) for ours, theirs in self.outside.items()
                  if ours != "head.weight" or recipe.untied_embeddings]  # fmt: skip
         for number, letter in enumerate(patterns.parse(recipe.pattern, recipe.depth).letters):
             links += [each.within(self.layer(number), f"layers.{number}.") for each in self.links(letter, recipe)]
-        return self.run(session, links)
+        run = self.run(session, links)
+        try:
+            if execution.world == 1:  # a rank of several may hold a part
+                parameters = run.parameters()
+                moved = [name for name, each in parameters.items() if each.requires_grad]
+                fitting(links, [*parameters, *run.buffers()], moved)
+            yield run
+        finally:
+            run.close()
 
-    def _block(self, recipe: Recipe, layer: int) -> tuple[str, list[Link]]:
+    def _block(self, recipe: Recipe, layer: int, mode: Mode) -> tuple[str, list[Link]]:
         """The letter of a layer and its links, where the stack has models with such a block."""
         letters = patterns.parse(recipe.pattern, recipe.depth).letters
         letter, rank = letters[layer], letters[:layer].count("A")
         sparse = recipe.dsa is not None and rank in recipe.dsa.a_ranks
         alone = replace(recipe, pattern=letter, depth=1, mtp=None, mhc=None,
                         dsa=replace(recipe.dsa, a_ranks=(0,)) if recipe.dsa and sparse else None)  # fmt: skip
-        declined(self.name, self.abilities, needs.features(alone, trains=False) - OF_A_MODEL, "train")
+        execution = Execution(mode=mode if letter == "M" else "nemo_native")
+        declined(self.name, self.abilities, needs.features(alone, execution, trains=False) - OF_A_MODEL, "train")
         return letter, list(self.links(letter, recipe))

@@ -6,6 +6,7 @@ model are made of those of its blocks: `within` puts a prefix before both names.
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -104,5 +105,34 @@ def to_canonical(theirs: Mapping[str, Tensor], links: Iterable[Link]) -> dict[st
         name: part.contiguous()
         for link in links
         if link.theirs in theirs
-        for name, part in zip(link.ours, link.unpack(theirs[link.theirs]), strict=True)
+        for name, part in zip(link.ours, _parts(link, theirs[link.theirs]), strict=True)
     }
+
+
+def _parts(link: Link, held: Tensor) -> list[Tensor]:
+    """What a tensor of the stack is made of, all of it."""
+    try:
+        parts = list(link.unpack(held))
+    except (IndexError, RuntimeError) as error:
+        raise ValueError(f"{link.theirs} {tuple(held.shape)} is not {' and '.join(link.ours)}: {error}") from error
+    if len(parts) != len(link.ours) or sum(each.numel() for each in parts) != held.numel():
+        shapes = ", ".join(str(tuple(each.shape)) for each in parts)
+        raise ValueError(f"{link.theirs} {tuple(held.shape)} is not {' and '.join(link.ours)}: its parts are {shapes}")
+    return parts
+
+
+def fitting(links: Sequence[Link], held: Iterable[str], all_of: Iterable[str] = ()) -> None:
+    """Check that each link names a tensor that the stack holds, that no name is linked twice, and `all_of` are linked.
+
+    Raises:
+        ValueError: with every name that does not fit.
+    """
+    names = sorted(held)
+    theirs, ours = [link.theirs for link in links], [name for link in links for name in link.ours]
+    found = [f"{name!r} is linked twice" for each in (theirs, ours) for name in sorted({*each}) if each.count(name) > 1]
+    for name in sorted({*theirs} - {*names}):
+        near = difflib.get_close_matches(name, names, n=1)
+        found.append(f"{name!r} is no tensor of the stack" + (f", {near[0]!r} is" if near else ""))
+    found += [f"{name!r} of the stack has no link" for name in sorted({*all_of} - {*theirs})]
+    if found:
+        raise ValueError(f"the links do not fit: {'; '.join(found)}")

@@ -83,7 +83,8 @@ class Watched(ABC):
     def moments(self) -> Arrays:
         """AdamW's state of every parameter, as `name/entry`."""
         names = {id(each): name for name, each in self.parameters().items()}
-        state = {names[id(each)]: held for one in self.optimizers() for each, held in one.state.items()}
+        state = {names[id(each)]: held for one in self.optimizers() for each, held in one.state.items()
+                 if id(each) in names}  # fmt: skip
         return {
             f"{name}/{entry}": each
             for entry in MOMENTS
@@ -112,7 +113,7 @@ class Run(Watched):
 
     @abstractmethod
     def step(self, batch: Tokens) -> Step:
-        """Take the next step; `note` is called between backward and clipping."""
+        """Take the next step; call `note` with its number between backward and clipping."""
 
     def own_step(self) -> Step:
         """Take the next step on the stack's own data, where it has any."""
@@ -123,7 +124,7 @@ class Run(Watched):
         raise NotImplementedError
 
     def load(self, folder: str) -> None:
-        """Load the latest of a folder.
+        """Load the latest of a folder, and set `number` to its step.
 
         Raises:
             Refused: where there is none, or it does not fit.
@@ -156,8 +157,11 @@ def trained(run: Run) -> Trained:
     start, loaded = run.number, run.loaded(run.number)
     steps = []
     for place in range(session.steps):
+        run.noted = {}
         found = run.step(session.batches[place]) if session.batches else run.own_step()
         run.number = found.number
+        if run.wants("gradients", run.number) and not run.noted:
+            raise RuntimeError(f"no gradients were noted of step {run.number}: call note({run.number}) before it clips")
         steps.append(replace(found, gradients=run.noted, **run.state(run.number)))
         if session.save is not None and run.number in session.save_at:
             run.save(session.save)

@@ -1,47 +1,56 @@
-"""The table of a built model (`spec.training.Built`), read off the shapes of its tensors under canonical names."""
+"""The table of a built model (`spec.training.Built`), read off its tensors under canonical names."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from contracts.spec.training import Built, BuiltLayer, Parameter
 from contracts.stacks.kit.roles import layer_of, role_of
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 MOMENTS = ("exp_avg", "exp_avg_sq")
 """AdamW's state of a parameter."""
-Shapes = Mapping[str, Iterable[int]]
 
 
-def built(parameters: Shapes, buffers: Shapes, decays: Mapping[str, float]) -> Built:
-    """The model whose tensors have these names and shapes, trained by AdamW in float32.
+def built(parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], decays: Mapping[str, float]) -> Built:
+    """The model that has these tensors, each used in the dtype in which it is held, and trained by AdamW.
 
     Args:
-        decays: the weight decay of each parameter, as the stack's optimizer has it.
+        decays: the weight decay of each parameter, as the stack's optimizer has it. One that is not there has no rule.
     """
-    rows = tuple(
-        Parameter(
-            name=name, shape=tuple(shape), dtype="float32", compute="float32", role=role_of(name), layer=layer_of(name),
-            optimizer="adamw", weight_decay=decays[name], state=dict.fromkeys(MOMENTS, "float32"),
-        )
-        for name, shape in parameters.items()
-    )  # fmt: skip
+    rows = tuple(_row(name, each, decays.get(name)) for name, each in parameters.items())
     numbers = sorted({row.layer for row in rows if row.layer is not None})
     tied = "head.weight" not in parameters
+    ahead = {"mtp"} if any(name.startswith("mtp.") for name in parameters) else set()
     return Built(
         layers=tuple(_layer(number, [row for row in rows if row.layer == number], buffers) for number in numbers),
         parameters=rows,
-        features=frozenset({"tied_embeddings" if tied else "untied_embeddings"}),
-        buffers={name: tuple(shape) for name, shape in buffers.items()},
+        features=frozenset({"tied_embeddings" if tied else "untied_embeddings", *ahead}),
+        buffers={name: tuple(each.shape) for name, each in buffers.items()},
     )
+
+
+def _row(name: str, tensor: Tensor, decay: float | None) -> Parameter:
+    dtype: Any = str(tensor.dtype).removeprefix("torch.")
+    return Parameter(
+        name=name, shape=tuple(tensor.shape), dtype=dtype, compute=dtype, role=role_of(name), layer=layer_of(name),
+        optimizer=None if decay is None else "adamw", weight_decay=decay or 0.0,
+        state={} if decay is None else dict.fromkeys(MOMENTS, dtype),
+    )  # fmt: skip
 
 
 def _layer(number: int, rows: list[Parameter], buffers: Iterable[str]) -> BuiltLayer:
     begin = f"layers.{number}.mixer."
     shapes = {row.name.removeprefix(begin): row.shape for row in rows}
-    family = "M" if "A_log" in shapes else "A" if "wo.weight" in shapes else "E"
+    letters = {"wf.weight": "R", "wz.weight": "M", "wo.weight": "A"}  # a tensor that no family after it has → family
+    family = next((letter for name, letter in letters.items() if name in shapes), "E")
     gated = {"w3.weight", "experts.w3"} & shapes.keys()
     found = {
+        "mhc": f"layers.{number}.streams.alpha" in shapes,
         "rope": family == "A",
         "mla": "wkv_a.weight" in shapes,
         "dsa": "indexer.wk.weight" in shapes,
@@ -52,7 +61,9 @@ def _layer(number: int, rows: list[Parameter], buffers: Iterable[str]) -> BuiltL
         "selection_bias": f"{begin}router.bias" in buffers,
         "swiglu": family == "E" and gated,
         "relu2": family == "E" and not gated,
-        "mamba2": family == "M",
+        "mamba2": family == "M" and "A_log" in shapes,
+        "mamba3": family == "M" and "A_log" not in shapes,
+        "m2rnn": family == "R",
     }
     return BuiltLayer(
         number=number, family=family, features=frozenset(name for name, there in found.items() if there),

@@ -18,8 +18,8 @@ from contracts.spec.errors import NotOffered, Unreachable
 from contracts.spec.topology import Layout
 
 _SUITE = str(Path(__file__).parents[2])
-_MISSING = (ImportError, Unreachable)
-_MISFITS = (AttributeError, KeyError, NameError, TypeError, *_MISSING)
+_IMPORTS = ("<frozen importlib", str(importlib.__file__))
+_MISFITS = (AttributeError, ImportError, KeyError, NameError, TypeError)
 
 
 def installed(package: str) -> str | None:
@@ -95,7 +95,10 @@ class Package:
     def __getattr__(self, name: str) -> Callable[..., Any]:
         if name not in type(self).of:
             raise AttributeError(f"{type(self).__name__} has no {name!r}, and it is no question that it answers")
-        answer: Callable[..., Any] = getattr(importlib.import_module(type(self).of[name]), name)
+
+        def answer(*given: Any, **named: Any) -> Any:
+            return getattr(importlib.import_module(type(self).of[name]), name)(*given, **named)
+
         known = self.version in self.tried or self.version in self.limited
         return answer if known else falls_back(answer, f"{self.name} {self.version}", self.tried)
 
@@ -110,8 +113,8 @@ def falls_back(answer: Callable[..., Any], who: str, tried: Iterable[str]) -> Ca
     def guarded(*given: Any, **named: Any) -> Any:
         try:
             return answer(*given, **named)
-        except _MISFITS as error:
-            if not isinstance(error, _MISSING) and not _of_the_adapter(error.__traceback__):
+        except (Unreachable, *_MISFITS) as error:
+            if not isinstance(error, Unreachable) and not _of_the_adapter(error.__traceback__):
                 raise
             words = " ".join(str(error).split())
             raise NotOffered(
@@ -134,8 +137,9 @@ class FallingBack:
 
 
 def _of_the_adapter(trace: TracebackType | None) -> bool:
-    """Whether the last frame is one of this suite."""
+    """Whether the last frame is one of this suite; those of an import by itself do not count."""
     last = ""
     while trace is not None:
-        last, trace = trace.tb_frame.f_code.co_filename, trace.tb_next
+        name, trace = trace.tb_frame.f_code.co_filename, trace.tb_next
+        last = last if name.startswith(_IMPORTS) else name
     return last.startswith(_SUITE)

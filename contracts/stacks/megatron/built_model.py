@@ -47,10 +47,11 @@ def built(recipe: Recipe) -> Built:
         decay = {
             re.sub(r"(\.experts\.w\d)\.\d+$", r"\1", name): decays[id(each.tensor)]
             for each in trained
+            if id(each.tensor) in decays
             for name in plan.table()[each.name].ours
         }
         rows, buffers = (
-            {name: each.shape for name, each in sorted(ours_of(plan.table(), {e.name: e.tensor for e in of}).items())}
+            dict(sorted(ours_of(plan.table(), {e.name: e.tensor.detach() for e in of}).items()))
             for of in (trained, others)
         )
     return tables.built(rows, buffers, decay)

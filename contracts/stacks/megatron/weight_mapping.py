@@ -106,10 +106,6 @@ def _mlp(recipe: Recipe, theirs: str, ours: str, ending: str, width: int) -> lis
     ]
 
 
-def _dense(recipe: Recipe, theirs: str, ours: str) -> list[Link]:
-    return _mlp(recipe, theirs, ours, ".weight", recipe.ffn_hidden)
-
-
 def _experts(recipe: Recipe, theirs: str, ours: str) -> list[Link]:
     moe = recipe.moe
     assert moe is not None

@@ -24,5 +24,5 @@ def built(recipe: Recipe, mode: Mode) -> Built:
     with torch.device("meta"):
         model = config_of(recipe).build()
     held = (dict(model.named_parameters()), {n: each for n, each in model.named_buffers() if n.endswith("bias_E")})
-    rows, buffers = ({n: each.shape for n, each in to_canonical(one, links(recipe)).items()} for one in held)
+    rows, buffers = (to_canonical(one, links(recipe)) for one in held)
     return tables.built(rows, buffers, {n: 0.0 if role_of(n) == "norm" else recipe.optim.weight_decay for n in rows})

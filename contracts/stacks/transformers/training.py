@@ -84,7 +84,7 @@ def built(recipe: Recipe, mode: Mode) -> Built:
     model = Model(recipe, "built", device="meta")
     decays = set(Trainer.get_decay_parameter_names(None, model.module))
     held = (model.parameters(), dict(model.module.named_buffers()))
-    rows, buffers = ({n: each.shape for n, each in to_canonical(one, model.links).items()} for one in held)
+    rows, buffers = (to_canonical(one, model.links) for one in held)
     decay = recipe.optim.weight_decay
     return tables.built(
         rows, buffers, {n: decay if link.theirs in decays else 0.0 for link in model.links for n in link.ours}
