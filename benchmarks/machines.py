@@ -4,11 +4,13 @@
     python -m benchmarks.machines --quick            # every level once, on a few families
     python -m benchmarks.machines --list             # the rows, and which levels meet in each
     python -m benchmarks.machines --rows 5,7         # these again, beside the plain machine's
+    python -m benchmarks.machines --whole --budget 300    # every row judges every item
     python -m benchmarks.machines --device cuda      # the gpu tier, with what GPUs differ in
 
 Rows bring every two levels of two axes together. Each is a `rankproof check` of its own; its results are held against
-those of the first row that was judged the same way, which is the plain machine. Rows with busy processes beside them
-judge a share of the items each, another share each time, since there everything takes five times as long.
+those of the first row that was judged the same way, which is the plain machine. Where everything takes long, under load
+and on four ranks with sums in another order, a row judges a share of the items, another share each time. Rows with sums
+in another order leave out what has none: compiled sessions, which keep their own, and dry runs.
 
 The exit code is 1 where an item's outcome differs or the plain machine's is red, 3 where a row was not run to its end
 or time ran out in one, and says so.
@@ -40,6 +42,8 @@ from contracts.spec.records import Item, Outcome, Result, Run
 ONE, RANKS = "launch,machine,numeric", "dist4"
 QUICK = "BLK-03,BLK-04a,MOE-01,OPT"
 SHARE = 6  # of the items a row under load judges every sixth, the next such row the ones after them
+SHARE_OF_RANKS = 3  # likewise four ranks whose sums run in another order, which takes twice as long
+NO_SUMS = ("COMP", "MEM", "TRAF")  # a compiled session keeps its own order, and a dry run has shapes alone
 WORTH_SHARING = 60  # fewer items are judged whole
 FIRST_GUESS_S = 300.0  # for a row of which none of its kind has run yet
 GRACE_S = 40.0  # torchrun gives its workers thirty seconds to end
@@ -109,9 +113,9 @@ def _difference(item: Item, plain: Result | None, here: Result | None) -> Differ
     )  # fmt: skip
 
 
-def share(items: Sequence[Item], turn: int) -> tuple[Item, ...]:
-    """What the row under load whose turn it is judges of the items of its kind."""
-    return tuple(items) if len(items) < WORTH_SHARING else tuple(items[turn % SHARE :: SHARE])
+def share(items: Sequence[Item], turn: int, parts: int) -> tuple[Item, ...]:
+    """What the row whose turn it is judges of the items of its kind, which are shared by so many."""
+    return tuple(items) if len(items) < WORTH_SHARING else tuple(items[turn % parts :: parts])
 
 
 def left_uncovered(names: Mapping[str, Sequence[str]], rows: Iterable[Row], strength: int) -> list[Meeting]:
@@ -145,11 +149,11 @@ def beside(busy: int) -> Iterator[None]:
 class Harness:
     """Runs rows one after the other and holds each against the plain machine's."""
 
-    def __init__(self, axes: Axes, out: Path, budget_s: float) -> None:
-        self.axes, self.out, self.until = axes, out, time.monotonic() + budget_s
+    def __init__(self, axes: Axes, out: Path, budget_s: float, *, whole: bool = False) -> None:
+        self.axes, self.out, self.until, self.whole = axes, out, time.monotonic() + budget_s, whole
         self.done: list[Done] = []
         self.plain: dict[str, Run] = {}
-        self._turns: dict[str, int] = {}
+        self._turns: dict[tuple[str, int], int] = {}
         self._ours = {name for levels in axes.levels.values() for level in levels for name in level.environment}
 
     def left_s(self) -> float:
@@ -174,11 +178,7 @@ class Harness:
         judging = at.get("judging", "")
         folder = self.out / f"row-{number:02}"
         record.make_folder(folder)  # an older night's record must not be read as this one's
-        planned = None
-        plain = self.plain.get(judging)
-        if plain is not None and any(level.busy for level in levels):
-            turn = self._turns[judging] = self._turns.get(judging, -1) + 1
-            planned = share(plain.plan.items, turn)
+        planned = self._planned(at, levels)
         command = _command(levels, folder, planned)
         started = time.monotonic()
         with beside(sum(level.busy for level in levels)):
@@ -194,6 +194,20 @@ class Harness:
         plain = self.plain.setdefault(judging, run)
         differences = compared(plain, run, planned)
         return self._kept(replace(done, word=closing.word, items=len(run.results), differences=differences))
+
+    def _planned(self, at: Mapping[str, str], levels: Sequence[Level]) -> tuple[Item, ...] | None:
+        """What a row judges of the plain machine's items; None: all of them."""
+        judging = at.get("judging", "")
+        plain = self.plain.get(judging)
+        reordered = "sums" in at and at["sums"] != self.axes.levels["sums"][0].name
+        busy = any(level.busy for level in levels)
+        if plain is None or self.whole or not (busy or reordered):
+            return None
+        items = [each for each in plain.plan.items if not (reordered and each.id.startswith(NO_SUMS))]
+        several = any("--ranks" in level.options for level in levels)
+        parts = SHARE if busy else SHARE_OF_RANKS if several else 1
+        turn = self._turns[judging, parts] = self._turns.get((judging, parts), -1) + 1
+        return share(items, turn, parts)
 
     def _kept(self, done: Done) -> Done:
         self.done.append(done)
@@ -271,7 +285,7 @@ def main(argv: list[str]) -> int:
         _say(f"--rows {','.join(beyond)}: there are rows 1 to {len(rows)}, as --list shows them")
         return 3
     (asked.out / "machines.json").unlink(missing_ok=True)  # of an older night: a stopped one leaves none
-    harness = Harness(every, asked.out, 60 * asked.budget)
+    harness = Harness(every, asked.out, 60 * asked.budget, whole=asked.whole)
     left = _run(harness, rows, _chosen(asked.rows, rows, [*names].index("judging")))
     told = _told(harness, left, names, strength)
     write_whole(asked.out / "machines.json", json.dumps(_figures(harness, left, processor, torches, told), indent=1))
@@ -434,6 +448,7 @@ def _asked(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--torch", action="append", default=[], metavar="PYTHON", help="an interpreter with another torch"
     )
+    parser.add_argument("--whole", action="store_true", help="every row judges every item, however long that takes")
     parser.add_argument("--budget", type=float, default=90.0, metavar="MINUTES", help="what all may take (90)")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="processes that share a row")
     parser.add_argument("--out", type=Path, default=Path("reports/machines"), metavar="DIR")

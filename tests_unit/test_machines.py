@@ -110,9 +110,28 @@ def test_a_row_that_judges_a_share_is_held_against_that_share() -> None:
 
 def test_the_shares_of_as_many_rows_are_all_items_once() -> None:
     items = [Item(id="TOPO-02", case=str(number)) for number in range(100)]
-    shares = [machines.share(items, turn) for turn in range(3, 3 + machines.SHARE)]
+    shares = [machines.share(items, turn, 6) for turn in range(3, 9)]
     assert sorted(each.case for share in shares for each in share) == sorted(each.case for each in items)
-    assert machines.share(items[:20], 1) == tuple(items[:20])
+    assert machines.share(items[:20], 1, 6) == tuple(items[:20])
+
+
+def test_rows_that_take_long_judge_a_share_and_other_sums_what_has_sums(tmp_path: Path) -> None:
+    one, four = Level(name="one", options=("--profile", "a")), Level(name="four", options=("--profile", "a", "--ranks"))
+    load = (Level(name="none"), Level(name="8 busy", busy=8))
+    every = {"sums": (Level(name="as is"), Level(name="Blocked")), "load": load, "judging": (one, four)}
+    items = tuple(Item(id=id, case=str(case)) for id in ("BLK-01a", "COMP-01a") for case in range(90))
+    run = replace(PLAIN, plan=replace(PLAIN.plan, items=items))
+
+    def counts(*rows: tuple[str, str, str], whole: bool = False) -> list[int | None]:
+        harness = machines.Harness(Axes(levels=every), tmp_path, 1e4, whole=whole)
+        harness.plain = {"one": run, "four": run}
+        planned = [harness._planned(dict(zip(every, row, strict=True)), harness.axes.of(row)) for row in rows]
+        return [None if each is None else len({*each}) for each in planned]
+
+    assert counts(("as is", "none", "one"), ("as is", "none", "four")) == [None, None]
+    assert counts(("as is", "8 busy", "one"), ("Blocked", "8 busy", "four")) == [30, 15]
+    assert counts(("Blocked", "none", "one"), ("Blocked", "none", "four")) == [90, 30]
+    assert counts(("Blocked", "8 busy", "four"), whole=True) == [None]
 
 
 @pytest.mark.parametrize(
