@@ -10,7 +10,7 @@
 Rows bring every two levels of two axes together. Each is a `rankproof check` of its own; its results are held against
 those of the first row that was judged the same way, which is the plain machine. Where everything takes long, under load
 and on four ranks with sums in another order, a row judges a share of the items, another share each time. Rows with sums
-in another order leave out what has none: compiled sessions, which keep their own, and dry runs.
+in another order judge the contracts that ask for something which is computed in that order.
 
 The exit code is 1 where an item's outcome differs or the plain machine's is red, 3 where a row was not run to its end
 or time ran out in one, and says so.
@@ -43,7 +43,6 @@ ONE, RANKS = "launch,machine,numeric", "dist4"
 QUICK = "BLK-03,BLK-04a,MOE-01,OPT"
 SHARE = 6  # of the items a row under load judges every sixth, the next such row the ones after them
 SHARE_OF_RANKS = 3  # likewise four ranks whose sums run in another order, which takes twice as long
-NO_SUMS = ("COMP", "MEM", "TRAF")  # a compiled session keeps its own order, and a dry run has shapes alone
 WORTH_SHARING = 60  # fewer items are judged whole
 FIRST_GUESS_S = 300.0  # for a row of which none of its kind has run yet
 GRACE_S = 40.0  # torchrun gives its workers thirty seconds to end
@@ -116,6 +115,17 @@ def _difference(item: Item, plain: Result | None, here: Result | None) -> Differ
 def share(items: Sequence[Item], turn: int, parts: int) -> tuple[Item, ...]:
     """What the row whose turn it is judges of the items of its kind, which are shared by so many."""
     return tuple(items) if len(items) < WORTH_SHARING else tuple(items[turn % parts :: parts])
+
+
+def with_sums(items: Iterable[Item]) -> tuple[Item, ...]:
+    """Those whose contracts ask at least one question that `contracts.stacks.reordered` computes in another order."""
+    import contracts.checks  # a second, for those rows alone
+    from contracts.contract import LAW
+    from contracts.stacks.reordered import COMPUTES
+
+    assert contracts.checks
+    asking = {id for id, contract in LAW.contracts.items() if not COMPUTES.isdisjoint(contract.asks)}
+    return tuple(each for each in items if each.id in asking)
 
 
 def left_uncovered(names: Mapping[str, Sequence[str]], rows: Iterable[Row], strength: int) -> list[Meeting]:
@@ -203,7 +213,7 @@ class Harness:
         busy = any(level.busy for level in levels)
         if plain is None or self.whole or not (busy or reordered):
             return None
-        items = [each for each in plain.plan.items if not (reordered and each.id.startswith(NO_SUMS))]
+        items = with_sums(plain.plan.items) if reordered else plain.plan.items
         several = any("--ranks" in level.options for level in levels)
         parts = SHARE if busy else SHARE_OF_RANKS if several else 1
         turn = self._turns[judging, parts] = self._turns.get((judging, parts), -1) + 1

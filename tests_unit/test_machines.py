@@ -119,7 +119,7 @@ def test_rows_that_take_long_judge_a_share_and_other_sums_what_has_sums(tmp_path
     one, four = Level(name="one", options=("--profile", "a")), Level(name="four", options=("--profile", "a", "--ranks"))
     load = (Level(name="none"), Level(name="8 busy", busy=8))
     every = {"sums": (Level(name="as is"), Level(name="Blocked")), "load": load, "judging": (one, four)}
-    items = tuple(Item(id=id, case=str(case)) for id in ("BLK-01a", "COMP-01a") for case in range(90))
+    items = tuple(Item(id=id, case=str(case)) for id in ("BLK-03a", "TOPO-02") for case in range(90))
     run = replace(PLAIN, plan=replace(PLAIN.plan, items=items))
 
     def counts(*rows: tuple[str, str, str], whole: bool = False) -> list[int | None]:
@@ -132,6 +132,12 @@ def test_rows_that_take_long_judge_a_share_and_other_sums_what_has_sums(tmp_path
     assert counts(("as is", "8 busy", "one"), ("Blocked", "8 busy", "four")) == [30, 15]
     assert counts(("Blocked", "none", "one"), ("Blocked", "none", "four")) == [90, 30]
     assert counts(("Blocked", "8 busy", "four"), whole=True) == [None]
+
+
+def test_what_is_judged_under_other_sums_asks_for_what_is_computed_in_their_order() -> None:
+    ids = ("BLK-03a", "COMP-01a", "TRAF-03", "PAR-01e", "TOPO-02", "TRAF-02c", "COMP-02a", "there-is-none")
+    found = machines.with_sums(Item(id=id, case="one") for id in ids)
+    assert [each.id for each in found] == ["BLK-03a", "COMP-01a", "TRAF-03", "PAR-01e"]  # run_block, train
 
 
 @pytest.mark.parametrize(
