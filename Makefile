@@ -16,16 +16,19 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.14 python3; 
 gate: STACK ?= reference
 gate: PROFILE ?= quick
 gate: RANKS_PROFILE ?= quick4
-gate-all: STACK ?= reference $(MEGATRON:%=megatron==%) $(TITAN:%=torchtitan==%)
+# Of each stack the first version goes by the stack's name alone, as its file of deviations does.
+gate-all: STACK ?= reference $(call versions,megatron,$(MEGATRON)) $(call versions,torchtitan,$(TITAN)) \
+	$(call versions,transformers,$(TRANSFORMERS))
 gate-all: PROFILE ?= launch,machine,numeric
 gate-all: RANKS_PROFILE ?= dist4
 RANKS ?= 4
 # Processes that share what one process judges.
 JOBS ?= $(shell nproc 2>/dev/null || echo 1)
 MEGATRON ?= 0.19.2 0.16.1
-TITAN ?= 0.3.0
+TITAN ?= 0.3.0 0.2.2
 TRANSFORMERS ?= 5.23.0
-COVERED ?= reference megatron==0.19.2 torchtitan==0.3.0
+COVERED ?= megatron==0.19.2 torchtitan==0.3.0 transformers==5.23.0
+versions = $(1) $(patsubst %,$(1)==%,$(filter-out $(firstword $(2)),$(2)))
 # Of the declared range, beside the one in constraints.txt.
 TORCH ?= 2.11.0 2.12.1
 MACHINES ?=
@@ -162,7 +165,7 @@ megatron-if-possible:
 	  || echo "not every Megatron-Core could be installed: what only a missing one answers is not run," \
 	    "and that verdict incomplete" >&2
 
-titan:  ## environments with torchtitan 0.3.0 and the suite: .venv-torchtitan-VERSION
+titan:  ## environments with torchtitan 0.3.0 and 0.2.2 and the suite: .venv-torchtitan-VERSION
 	@$(need-python)
 	failed=0
 	for version in $(TITAN); do

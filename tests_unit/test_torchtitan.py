@@ -39,10 +39,10 @@ def test_a_fault_that_is_declared_shows_without_the_suite(script: Path) -> None:
 
 @pytest.mark.titan
 def test_the_version_before_fails_at_the_same_degrees_in_its_own_words() -> None:
-    """Of 0.2.2 the topology alone is asked; its environment is made by `make titan TITAN=0.2.2`."""
+    """Of 0.2.2 the topology alone is asked; its environment is made by `make titan`."""
     python = ROOT / ".venv-torchtitan-0.2.2" / "bin" / "python"
     if not python.exists():
-        pytest.skip("torchtitan 0.2.2 is not installed: make its environment with `make titan TITAN=0.2.2`")
+        pytest.skip("torchtitan 0.2.2 is not installed: make its environment with `make titan`")
     done = run(python, "-W", "ignore", ROOT / "docs/confirmed/torchtitan_ep_divides.py")
     assert done.returncode == 0, done.stdout[-600:] + done.stderr[-600:]
 
