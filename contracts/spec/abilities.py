@@ -97,7 +97,8 @@ class Absence:
 
     Args:
         features: a single feature, or features that it does not have together; frozenset({"mamba", "packed"}) is a
-            stack with both and without packed rows in its scans.
+            stack with both and without packed rows in its scans. Empty where it has nothing to answer the questions
+            of `asked` with: no catalogue of kernels, no planner of memory.
         kind: whose lack it is.
         reason: in words that follow the stack's name.
         asked: the questions that it is about; empty for all.
@@ -109,7 +110,11 @@ class Absence:
     asked: frozenset[str] = frozenset()
 
     def __str__(self) -> str:
-        return f"{' with '.join(sorted(self.features))}: {self.reason}"
+        return f"{' with '.join(sorted(self.features or self.asked))}: {self.reason}"
+
+    def stands_against(self, needed: frozenset[str], asks: frozenset[str]) -> bool:
+        """Whether it keeps a question, one of `asks`, from being answered of these features."""
+        return self.features <= needed and bool(self.asked & asks or (self.features and not (self.asked and asks)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,7 +137,8 @@ class Abilities:
             found.add("abilities", feature, "is no feature", f"the features are {', '.join(FEATURES)}")
         for each in self.lacks:
             name = " with ".join(sorted(each.features)) or "nothing"
-            found.unless(bool(each.features), "abilities.lacks", name, "names no feature", "name what is lacking")
+            found.unless(bool(each.features or each.asked), "abilities.lacks", name, "names no feature and no question",
+                         "name what is lacking")  # fmt: skip
             found.unless(each.kind != "case", f"abilities.lacks[{name}].kind", each.kind, "is no lack of a stack",
                          "say stack, device or adapter")  # fmt: skip
             found.unless(bool(each.reason.strip()), f"abilities.lacks[{name}].reason", "", "is empty", "say why")
@@ -146,11 +152,7 @@ class Abilities:
         What the stack itself lacks comes before what its device lacks, and that before what its adapter lacks.
         """
         wanted, asked = frozenset(needed), frozenset(asks)
-        found = [
-            each
-            for each in self.lacks
-            if each.features <= wanted and (not each.asked or not asked or each.asked & asked)
-        ]
+        found = [each for each in self.lacks if each.stands_against(wanted, asked)]
         known = self.has.union(*(each.features for each in self.lacks))
         undeclared = wanted - known
         if undeclared:

@@ -188,8 +188,8 @@ WATCHED: dict[str, tuple[Recipe, Mode]] = {
 }
 
 
-@contract("BLK-07d", asks=("initial", "run_model"), cases=WATCHED, needs={"": (), "custom-mixers": ("mamba",)},
-          sheds=("packed",), source="F13; F15")  # fmt: skip
+@contract("BLK-07d", asks=("initial", "run_model"), cases=WATCHED, sheds=("packed",), source="F13; F15",
+          needs={"": (), "custom-mixers": ("mamba", "author-dp")})  # fmt: skip
 def a_pass_that_only_looks_is_the_one_that_trains(stack: Training, recipe: Recipe, mode: Mode) -> None:
     """A pass without gradients has the logits, losses and counters of a pass with them, before it and behind it.
 

@@ -42,7 +42,10 @@ TABLES = {
 }
 
 
-FEATURES = {"muon-with-prediction-heads": ("prediction-heads",), "streams-and-swiglu": ("hyper-connections",)}
+FEATURES = {
+    "muon": ("muon",), "muon-with-prediction-heads": ("muon", "prediction-heads"),
+    "streams-and-swiglu": ("muon", "hyper-connections"),
+}  # fmt: skip
 
 
 @contract("OPT-01a", asks=("built", "initial"), cases=TABLES, needs=FEATURES, source="F09")

@@ -15,7 +15,7 @@ from contracts.checks._support.training_run import LETTERS, TIED
 from contracts.contract import contract
 from contracts.spec.recipe import Batch, Mhc, Mode, Moe, Mtp, Recipe
 from contracts.spec.tolerance import EXACT, FLOAT32
-from contracts.spec.training import Execution, Precision, Session, Training
+from contracts.spec.training import Session, Training
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -221,18 +221,18 @@ def _scales(stack: Training, recipe: Recipe, mode: Mode) -> dict[tuple[str, str]
     return {kind: math.sqrt(sum(each) / len(each)) for kind, each in found.items()}
 
 
-TRAINED: dict[str, tuple[Recipe, Precision]] = {
-    "every-letter": (replace(LETTERS, mtp=Mtp(depth=1), mhc=Mhc(streams=2)), "declared"),
-    "every-letter-in-bf16": (replace(LETTERS, dtype="bf16"), "declared"),
-    "tied": (TIED, "float64"),
-    "dense": (training_run.DENSE, "declared"),
+TRAINED = {
+    "every-letter": replace(LETTERS, mtp=Mtp(depth=1), mhc=Mhc(streams=2)),
+    "every-letter-in-bf16": replace(LETTERS, dtype="bf16"),
+    "tied": TIED,
+    "dense": training_run.DENSE,
 }
 
 
 @contract(
     "PAR-04i", asks=("built", "initial", "train"), cases=TRAINED, needs=(), sheds=("packed",), source="F14; INI-13"
 )
-def a_run_starts_from_its_initial_weights(stack: Training, recipe: Recipe, precision: Precision) -> None:
+def a_run_starts_from_its_initial_weights(stack: Training, recipe: Recipe) -> None:
     """A run on one rank that is given no weights starts from `initial`: it has the first losses and gradients of a run
     that is given these.
 
@@ -240,8 +240,7 @@ def a_run_starts_from_its_initial_weights(stack: Training, recipe: Recipe, preci
     knows, trains another model than the one that was looked at.
     """
     given = (training_run.batch("first", recipe=recipe),)
-    session = Session(recipe=recipe, steps=1, execution=Execution(precision=precision), batches=given,
-                      observe=frozenset({"gradients"}))  # fmt: skip
+    session = Session(recipe=recipe, steps=1, batches=given, observe=frozenset({"gradients"}))
     (drawn,) = stack.train(session).steps
     names = {row.name for row in stack.built(recipe, "nemo_native").parameters}
     whole = stack.initial(recipe, "nemo_native")

@@ -17,6 +17,11 @@ def lacks(features: str, kind: Lack, reason: str, *, asked: frozenset[str] = STE
     return Absence(features=frozenset(features.split()), kind=kind, reason=reason, asked=asked)
 
 
+def without(questions: str, kind: Lack, reason: str) -> Absence:
+    """Questions that a stack has nothing to answer with, with blanks between. The reason says what it has instead."""
+    return Absence(features=frozenset(), kind=kind, reason=reason, asked=frozenset(questions.split()))
+
+
 def declined(who: str, abilities: Abilities, wanted: Iterable[str], question: str) -> None:
     """Decline where the abilities lack a feature that a question needs.
 

@@ -14,8 +14,8 @@ ABILITIES = Abilities(
         "checkpoint", "dp", "tp", "sp", "tp-without-sp", "ep", "etp", "pp", "interleaved", "borrowed", "author-dp",
     )),
     lacks=(
-        lacks("recurrent", "stack", "it has no M2RNN", asked=frozenset()),
-        lacks("hyper-connections", "stack", "it has none in a version that was tried", asked=frozenset()),
+        lacks("recurrent", "stack", "it has no M2RNN"),
+        lacks("hyper-connections", "stack", "it has none in a version that was tried"),
         lacks("own-axis", "stack", "it carves experts out of the dense ranks", asked=frozenset()),
         lacks("compile", "stack", "it has no option that compiles the model"),
         lacks("author-dp mamba", "stack", "its Mamba is Mamba-2"),
