@@ -98,7 +98,7 @@ class Absence:
     Args:
         features: a single feature, or features that it does not have together; frozenset({"mamba", "packed"}) is a
             stack with both and without packed rows in its scans. Empty where it has nothing to answer the questions
-            of `asked` with: no catalogue of kernels, no planner of memory.
+            of `asked` with: no catalogue of kernels, no plan of memory.
         kind: whose lack it is.
         reason: in words that follow the stack's name.
         asked: the questions that it is about; empty for all.
@@ -110,7 +110,8 @@ class Absence:
     asked: frozenset[str] = frozenset()
 
     def __str__(self) -> str:
-        return f"{' with '.join(sorted(self.features or self.asked))}: {self.reason}"
+        names = " with ".join(sorted(self.features)) or ", ".join(sorted(self.asked))
+        return f"{names}: {self.reason}"
 
     def stands_against(self, needed: frozenset[str], asks: frozenset[str]) -> bool:
         """Whether it keeps a question, one of `asks`, from being answered of these features."""

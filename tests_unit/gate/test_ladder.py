@@ -19,11 +19,14 @@ from contracts.spec.ladder import rung_of, rungs
 from contracts.spec.needs import features
 from contracts.spec.recipe import Mhc, Mla, Moe, Mtp, Recipe
 from contracts.spec.records import Baseline, Item, Outcome, Run
+from contracts.spec.stack import questions
 from contracts.spec.topology import Degrees
 from contracts.spec.training import Execution
 from contracts.stacks.megatron.abilities import ABILITIES
 from contracts.stacks.reference.stack import Reference
 from contracts.stacks.serve import introduce
+from contracts.stacks.torchtitan.abilities import ABILITIES as TITAN
+from contracts.stacks.transformers.abilities import ABILITIES as TRANSFORMERS
 
 assert contracts.checks
 pytestmark = pytest.mark.unit
@@ -98,6 +101,33 @@ def test_abilities_say_whose_lack_it_is() -> None:
     assert missing is not None
     assert (missing.kind, missing.features) == ("adapter", frozenset({"muon"}))
     assert codec.loads(Abilities, codec.dumps(able)) == able
+
+
+def test_a_stack_may_have_nothing_to_answer_a_question_with() -> None:
+    none = Absence(features=frozenset(), kind="stack", reason="it plans none", asked=frozenset({"seams", "kernel"}))
+    able = Abilities(has=frozenset({"attention"}), lacks=(none,))
+    assert able.absence({"attention"}, ("built", "seams")) == none
+    assert able.absence((), ("kernel",)) == none
+    assert able.absence({"attention"}, ("built", "train")) is None
+    assert able.absence({"attention"}) is None
+    choices = profiles.plan(LAW, "KRN-01d", able).choices
+    assert {each.why for each in choices} == {"kernel, seams: it plans none"}
+    assert {each.kind for each in choices} == {"stack"}
+    with pytest.raises(Refused, match="names no feature and no question"):
+        Abilities(has=frozenset(), lacks=(Absence(features=frozenset(), kind="stack", reason="it has none"),))
+
+
+@pytest.mark.parametrize("able", [ABILITIES, TITAN, TRANSFORMERS])
+def test_questions_that_a_stack_has_nothing_for_are_questions(able: Abilities) -> None:
+    asked = frozenset().union(*(each.asked for each in able.lacks))
+    assert asked <= questions().keys()
+
+
+@pytest.mark.parametrize("able", [ABILITIES, TITAN, TRANSFORMERS])
+def test_what_whole_models_lack_rules_out_no_block(able: Abilities) -> None:
+    """A block by itself is asked whatever other blocks its recipe has; its adapter says what it lacks."""
+    plan = profiles.plan(LAW, "BLK-01a,BLK-03a,BLK-03k,MOE-02b,MOE-05a", able)
+    assert not plan.choices
 
 
 def test_abilities_are_refused_with_every_fault() -> None:

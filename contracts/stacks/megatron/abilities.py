@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contracts.spec.abilities import Abilities
-from contracts.stacks.kit.declining import lacks
+from contracts.stacks.kit.declining import lacks, without
 
 ABILITIES = Abilities(
     has=frozenset((
@@ -38,11 +38,15 @@ ABILITIES = Abilities(
         lacks("own-data", "adapter", "it reads data sets of its own and not the recipe's"),
         lacks("checkpoint-of-a-recipe", "adapter", "its training script compares some arguments, and is not asked"),
         lacks("windows", "adapter", "it is given batches and cuts them itself"),
-        lacks("uneven-microbatches", "adapter", "batches are cut into equal microbatches"),
+        lacks("uneven-microbatches", "stack", "its calculator asserts microbatches of one size"),
         lacks("uneven-vocab", "adapter", "its padded rows take part in the loss"),
         lacks("interleaved mamba", "adapter", "its hybrid model in interleaved stages was not tried"),
         lacks("author-dp", "adapter", "the mode is not asked", asked=frozenset({"run_model"})),
         lacks("microbatches", "adapter", "a single pass is whole", asked=frozenset({"run_model"})),
+        without("kernels kernel promotion", "stack", "it has no catalogue of kernels by card and workload"),
+        without("fit card", "stack", "it knows no cards"),
+        without("checkpoint_folder", "stack", "it saves where it is told, whatever volume that is"),
+        without("probe_compiler", "stack", "it does not try the compiler before it is used"),
     ),
 )  # fmt: skip
 """What a step needs. Blocks by themselves have no ladder."""

@@ -112,7 +112,10 @@ class Trainer:
         cuts = self.execution.microbatches
         size = rows["tokens"].shape[0] // cuts
         if size * cuts != rows["tokens"].shape[0]:
-            raise NotOffered(f"Megatron-Core: microbatches of unequal size ({rows['tokens'].shape[0]} rows in {cuts})")
+            words = (
+                f"its calculator asserts microbatches of one size, and these are {len(rows['tokens'])} rows in {cuts}"
+            )
+            raise NotOffered(f"Megatron-Core: {words}", "stack")
         run = mcore("pipeline_parallel").get_forward_backward_func()
         sources = [_microbatches(rows, cuts) for _ in self.chunks]
         found: list[Mapping[str, Tensor]] = run(

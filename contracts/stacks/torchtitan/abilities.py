@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contracts.spec.abilities import Abilities
-from contracts.stacks.kit.declining import lacks
+from contracts.stacks.kit.declining import lacks, without
 
 ABILITIES = Abilities(
     has=frozenset((
@@ -44,6 +44,11 @@ ABILITIES = Abilities(
         lacks("uneven-microbatches", "stack", "a batch is a multiple of its microbatches, it asserts"),
         lacks("uneven-vocab", "adapter", "it was not tried"),
         lacks("checkpoint-of-a-recipe", "adapter", "it was not tried"),
+        without("seams kernel_facts kernels kernel promotion", "stack",
+                "a site has the kernel that its configuration names, or raises: none is chosen, and there is no table"),
+        without("budget fit card", "stack", "it plans no memory, it reports peaks"),
+        without("checkpoint_folder", "stack", "it saves where it is told, whatever volume that is"),
+        without("probe_compiler", "stack", "it does not try the compiler before it is used"),
     ),
 )  # fmt: skip
 """What a step needs. Blocks by themselves have no ladder."""

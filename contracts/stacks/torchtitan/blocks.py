@@ -44,12 +44,10 @@ def alone(recipe: Recipe, layer: int) -> tuple[str, Recipe]:
             f"it has no {letter} block": letter not in "AE",
             "it has no sparse attention": letter == "A" and recipe.dsa and ranks.index(layer) in recipe.dsa.a_ranks,
             "it drops no token": routed and moe and moe.capacity_factor,
-        },
-        "device": {"FP8 needs a GPU": recipe.fp8 is not None},
-        "case": {
             "its MLPs and its experts are gated by silu alone": letter == "E" and recipe.activation != "swiglu",
             "it has no auxiliary loss, only a selection bias": routed and moe and (moe.aux_loss or moe.z_loss),
         },
+        "device": {"FP8 needs a GPU": recipe.fp8 is not None},
     }
     decline("torchtitan 0.3.0", reasons)
     one = replace(recipe, pattern="AE", depth=2, dsa=None, mtp=None, mhc=None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contracts.spec.abilities import Abilities
-from contracts.stacks.kit.declining import lacks
+from contracts.stacks.kit.declining import lacks, without
 
 ABILITIES = Abilities(
     has=frozenset((
@@ -53,6 +53,10 @@ ABILITIES = Abilities(
                asked=frozenset({"run_model"})),
         lacks("bf16", "adapter", "under autocast no parameter has one dtype in which it is used",
                asked=frozenset({"built"})),
+        without("kernels kernel promotion", "stack", "it has no catalogue of kernels by card and workload"),
+        without("fit card", "stack", "it knows no cards"),
+        without("checkpoint_folder", "stack", "it saves where it is told, whatever volume that is"),
+        without("probe_compiler", "stack", "it does not try the compiler before it is used"),
     ),
 )  # fmt: skip
 """What a step needs. Blocks by themselves have no ladder."""
