@@ -22,7 +22,7 @@ from contracts.checks._support.training_run import (
 )
 from contracts.contract import contract
 from contracts.spec.conventions import chosen
-from contracts.spec.recipe import Mhc, Moe, Recipe
+from contracts.spec.recipe import Mamba, Mhc, Moe, Recipe
 from contracts.spec.tolerance import Tolerance, within
 from contracts.spec.training import Training
 
@@ -117,9 +117,13 @@ def _size(moved: Tensor, lr: float) -> str:
     return f"{float(moved.abs().max()) / lr:.3g} times the rate at most"
 
 
+SCAN = replace(LETTERS, name="letters-scan", mamba=Mamba(heads=6, head_dim=8, state=16, groups=2))
+"""A scan twice as wide as the model, as Mamba has it and Granite demands."""
+
+
 @contract(
-    "OPT-02a", float32=True, asks=("built", "train"), cases=TABLES, needs=FEATURES, sheds=("packed",), source="hub F09",
-    conventions=("undecayed",),
+    "OPT-02a", float32=True, asks=("built", "train"), cases={**TABLES, "scan": (SCAN,)}, sheds=("packed",),
+    needs={**FEATURES, "scan": ("mamba",)}, source="hub F09", conventions=("undecayed",),
 )  # fmt: skip
 def only_matrices_decay(stack: Training, recipe: Recipe) -> None:
     """Weight decay applies to matrices and experts, and not to norms, biases, A_log, D, dt_bias or anything else with

@@ -210,6 +210,7 @@ class _DecaysStateSpace(Optimizer):
 
 
 @mutant(of="OPT-02a", case="muon", says="ssm layers.2.mixer.A_log (4,) decays by 0.3", leanest="")
+@mutant(of="OPT-02a", case="scan", says="ssm layers.2.mixer.A_log (6,) decays by 0.3")
 class DecaysStateSpaceVectors(Trained):
     """A_log, D and dt_bias are not named like norms or biases, so decay pulls every time constant towards one."""
 

@@ -10,7 +10,7 @@ ABILITIES = Abilities(
         "attention", "mlp", "experts", "gqa", "mla", "qk-norm", "swiglu", "softmax", "sigmoid", "selection-bias",
         "shared-expert", "route-scale", "tied", "float64", "float32", "adamw", "cosine", "linear", "constant", "WSD",
         "microbatches", "checkpoint", "dp", "fsdp", "replicas", "tp", "sp", "tp-without-sp", "ep", "etp", "pp",
-        "interleaved", "borrowed", "compile", "validation",
+        "interleaved", "borrowed", "compile", "recompute", "validation",
     )),
     lacks=(
         lacks("recurrent", "stack", "it has no M²RNN"),
@@ -38,7 +38,6 @@ ABILITIES = Abilities(
         lacks("cp", "adapter", "context parallel over its flex_attention was not tried"),
         lacks("bf16", "adapter", "its own trainer was tried in float32"),
         lacks("muon", "adapter", "its optimizers have DistMuon, which was not tried"),
-        lacks("recompute", "adapter", "recomputation was not tried"),
         lacks("own-data", "adapter", "its data sets need a tokenizer's files"),
         lacks("windows", "adapter", "it is given batches and cuts them itself"),
         lacks("uneven-microbatches", "stack", "a batch is a multiple of its microbatches, it asserts"),

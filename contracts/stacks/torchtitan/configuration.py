@@ -43,6 +43,7 @@ def configuration(session: Session, folder: str) -> Any:
     from torchtitan.components.loss import CrossEntropyLoss
     from torchtitan.components.validate import Validator
     from torchtitan.config.configs import CompileConfig, DebugConfig, TrainingConfig
+    from torchtitan.distributed.activation_checkpoint import FullAC
     from torchtitan.trainer import Trainer
 
     from contracts.stacks.torchtitan.observed_trainer import Nothing, Rows, Seen
@@ -75,7 +76,7 @@ def configuration(session: Session, folder: str) -> Any:
             enable=kept, folder=session.load or session.save or "checkpoint", interval=1, keep_latest_k=0,
             last_save_model_only=False,
         ),
-        activation_checkpoint=None,
+        activation_checkpoint=FullAC.Config() if execution.recompute or recipe.recompute == "full" else None,
         validator=Validator.Config(
             enable=bool(given), freq=1, steps=passes or -1, dataloader=Rows.Config(given=given)
         ),
@@ -103,10 +104,14 @@ def _spec(recipe: Recipe, *, alone: bool) -> Any:
     )
 
 
-def _by_itself(model: Any, *, compile_config: Any, parallel_dims: Any, **_: Any) -> Any:
-    """What torchtitan's `parallelize_fn` does in one process: compile the model, or nothing."""
+def _by_itself(
+    model: Any, *, ac_config: Any, compile_config: Any, parallel_dims: Any, dump_folder: str, **_: Any
+) -> Any:
+    """What torchtitan's `parallelize_fn` does in one process: recompute blocks, compile them, or nothing."""
     from torchtitan.distributed.compile import apply_compile
 
+    if ac_config is not None:
+        ac_config.build(dump_folder=dump_folder).apply(model)
     if compile_config.enable:
         apply_compile(model, compile_config=compile_config, parallel_dims=parallel_dims)
     return model
