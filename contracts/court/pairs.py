@@ -19,12 +19,12 @@ Group = frozenset[str]
 AXES = ("dp", "fsdp", "replicas", "tp", "sp", "cp", "ep", "etp", "pp", "interleaved", "microbatches", "recompute")
 """Of these three meet as well."""
 _OF_EXPERTS = ("softmax", "sigmoid", "top-1", "selection-bias", "shared-expert", "route-scale", "balance-loss",
-               "z-loss", "capacity", "ep", "own-axis", "borrowed", "ep-with-etp")  # fmt: skip
+               "z-loss", "capacity", "ep", "own-axis", "borrowed", "ep-with-etp", "ep-without-fsdp")  # fmt: skip
 APART: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "one recipe has one of them": (
         ("mla", "gqa"), ("mlp", "experts"), ("relu2", "swiglu"), ("softmax", "sigmoid"), ("adamw", "muon"),
         ("cosine", "linear", "constant", "WSD"), ("float64", "float32", "bf16", "fp16"), ("own-axis", "borrowed"),
-        ("sp", "tp-without-sp"), ("own-data", "windows"),
+        ("sp", "tp-without-sp"), ("own-data", "windows"), ("fsdp", "ep-without-fsdp"), ("ep", "etp-without-ep"),
     ),
     "a bias that chooses experts needs sigmoids": (("selection-bias", "softmax"),),
     "sparse attention needs latent attention": (("dsa", "gqa"),),

@@ -76,6 +76,8 @@ FEATURES: Mapping[str, str] = {
     "sp": "sequence parallelism beside tp",
     "uneven-kv": "tensor parallelism that KV groups do not divide",
     "uneven-vocab": "tensor parallelism that the vocabulary does not divide",
+    "ep-without-fsdp": "expert parallelism over data-parallel ranks whose other parameters are whole",
+    "etp-without-ep": "experts cut otherwise than the dense layers, and all of them on each rank",
     "ep-with-etp": "experts cut by ep and by tensor parallelism at once",
     "tp-without-sp": "tensor parallelism with whole sequences",
     "cp": "context parallelism",

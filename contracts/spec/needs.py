@@ -67,9 +67,8 @@ def _of_steps(recipe: Recipe) -> Iterator[str]:
 
 def _of_execution(recipe: Recipe, execution: Execution) -> Iterator[str]:
     degrees = execution.degrees
-    data = execution.world // (degrees.pp * degrees.tp * degrees.cp)
-    if execution.layout == "own-axis":
-        data //= degrees.ep
+    ranks = execution.world // (degrees.pp * degrees.tp * degrees.cp)
+    data = ranks // degrees.ep if execution.layout == "own-axis" else ranks
     return _chosen(
         ("dp", data > 1),
         ("fsdp", execution.fsdp),
@@ -83,8 +82,10 @@ def _of_execution(recipe: Recipe, execution: Execution) -> Iterator[str]:
         ("cp", degrees.cp > 1),
         ("pp", degrees.pp > 1),
         ("ep", degrees.ep > 1),
+        ("ep-without-fsdp", degrees.ep > 1 and not execution.fsdp and ranks > 1),
         (execution.layout, degrees.ep > 1),
         ("etp", degrees.expert_tp != degrees.tp),
+        ("etp-without-ep", degrees.expert_tp != degrees.tp and degrees.ep == 1),
         ("interleaved", execution.schedule == "interleaved"),
         ("microbatches", execution.microbatches > 1),
         ("recompute", execution.recompute),

@@ -82,7 +82,9 @@ def test_a_layout_is_a_need_where_experts_are_spread_alone() -> None:
 
     assert not {"own-axis", "borrowed"} & of(tp=2, etp=1)
     assert {"tp", "etp", "dp", "tp-without-sp"} <= of(tp=2, etp=1)
-    assert {"own-axis", "ep"} <= of(ep=2)
+    assert {"own-axis", "ep", "ep-without-fsdp"} <= of(ep=2)
+    assert "etp-without-ep" in of(tp=2, etp=1)
+    assert not {"ep-without-fsdp", "etp-without-ep"} & of(tp=4, ep=4, etp=1)  # no rank but those of tp
 
 
 def test_abilities_say_whose_lack_it_is() -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 from contracts.checks._support.brute_force import flaw_of_grid, flaw_of_partition
 from contracts.spec.errors import NotOffered
 from contracts.spec.party import Party
 from contracts.spec.topology import Degrees, Group, Layout, Topology
+from contracts.spec.training import Execution
 
 REQUIRED: dict[Layout, tuple[str, ...]] = {
     "own-axis": ("pp", "dp", "tp", "ep"),
@@ -28,6 +30,18 @@ def needs_layout(stack: Party, layout: Layout) -> None:
     """
     if layout not in stack.layouts:
         raise NotOffered(f"{stack.name} does not build the {layout} layout", "case")
+
+
+def in_a_layout_of(stack: Party, execution: Execution) -> Execution:
+    """The execution in the layout of the stack: without expert parallel, the two layouts have the same ranks.
+
+    Raises:
+        NotOffered: when there is expert parallel and the stack does not build the layout.
+    """
+    if execution.degrees.ep == 1 and execution.layout not in stack.layouts:
+        return replace(execution, layout=min(stack.layouts, default=execution.layout))
+    needs_layout(stack, execution.layout)
+    return execution
 
 
 def groups_of(topology: Topology, axis: str) -> tuple[Group, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from contracts.checks._support import training_run
-from contracts.checks._support.layouts import needs_layout
+from contracts.checks._support.layouts import in_a_layout_of
 from contracts.checks._support.step_comparison import on_one_rank_and_many
 from contracts.checks._support.training_run import LETTERS, ROWS_OF_16, large_expert_weights
 from contracts.spec.array import Arrays
@@ -59,7 +59,7 @@ def one_rank_and_many(
     """For each step, in float64, the step on one rank and the step on all ranks. With no batches given, `steps` steps
     run over the stack's own data. `observe` applies to the steps `at`, or to every step where `at` is empty.
     """
-    needs_layout(stack, execution.layout)
+    execution = in_a_layout_of(stack, execution)
     session = Session(
         recipe=recipe,
         steps=len(given) or steps,

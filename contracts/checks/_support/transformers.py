@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from contracts import instruments
 from contracts.checks._support import step_comparison
-from contracts.checks._support.layouts import needs_layout
+from contracts.checks._support.layouts import in_a_layout_of
 from contracts.checks._support.step_comparison import on_one_rank_and_many
 from contracts.checks._support.training_run import IDLE, large_expert_weights, selection_biases
 from contracts.spec.array import Array, Arrays
@@ -79,18 +79,6 @@ def cell(recipe: Recipe, world: int, *, layout: Layout = "borrowed", fsdp: bool 
         compile="blocks" if compiled else "none", backend="aot_eager",
     )  # fmt: skip
     return recipe, execution, world
-
-
-def in_a_layout_of(stack: Training, execution: Execution) -> Execution:
-    """The execution in the layout of the stack: without expert parallel, the two layouts have the same ranks.
-
-    Raises:
-        NotOffered: when there is expert parallel and the stack does not build the layout.
-    """
-    if execution.degrees.ep == 1 and execution.layout not in stack.layouts:
-        return replace(execution, layout=min(stack.layouts, default=execution.layout))
-    needs_layout(stack, execution.layout)
-    return execution
 
 
 def batches(steps: int) -> tuple[Tokens, ...]:

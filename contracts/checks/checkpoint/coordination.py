@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from contracts.checks._support.folders import shared_folder
-from contracts.checks._support.layouts import needs_layout
+from contracts.checks._support.layouts import in_a_layout_of
 from contracts.checks._support.multi_rank_saves import EP2_BORROWED, FSDP2, SPREAD
 from contracts.checks._support.saved_states import FAMILIES, files
 from contracts.contract import contract
@@ -39,7 +39,7 @@ def ranks_load_one_checkpoint_or_none(
     A rank that looks for the latest checkpoint by itself finds its own latest. Shards of two steps have the same
     shapes, so the run goes on with a mixture.
     """
-    needs_layout(stack, execution.layout)
+    execution = in_a_layout_of(stack, execution)
     with shared_folder() as at:
         _prepared(stack, execution, at, *views)
         seen = views[here().rank]

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from contracts import instruments
 from contracts.checks._support.folders import shared_folder
-from contracts.checks._support.layouts import needs_layout
+from contracts.checks._support.layouts import in_a_layout_of, needs_layout
 from contracts.checks._support.multi_rank_saves import (
     EP2_BORROWED,
     EP4_BORROWED,
@@ -107,7 +107,7 @@ def numbers_of_another_kind_are_refused_by_every_rank(stack: Training, execution
 
     DCP casts shard by shard without a word: optimizer moments lose precision, and the resume is not bit-identical.
     """
-    needs_layout(stack, execution.layout)
+    execution = in_a_layout_of(stack, execution)
     with shared_folder() as at:
         folder = save_folder(at, execution).as_posix()
         session = Session(recipe=SPREAD, steps=1, execution=execution, save=folder, save_at=frozenset({1}))

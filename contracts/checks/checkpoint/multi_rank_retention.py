@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from contracts.checks._support.folders import shared_folder
-from contracts.checks._support.layouts import needs_layout
+from contracts.checks._support.layouts import in_a_layout_of
 from contracts.checks._support.multi_rank_saves import EP2_BORROWED, FSDP2, PP2, SPREAD, TP2_EP2
 from contracts.checks._support.saved_states import FAMILIES, files
 from contracts.contract import contract
@@ -41,7 +41,7 @@ def ranks_keep_the_last_copy_that_arrived(
     A copy that is still being uploaded already has its name and most of its files. A stack that counts names removes
     the only copy that had arrived.
     """
-    needs_layout(stack, execution.layout)
+    execution = in_a_layout_of(stack, execution)
     with shared_folder() as at:
         save, copy = at / "run", at / "copies"
         own = _first_two(stack, execution, save)

@@ -13,7 +13,7 @@ from itertools import accumulate
 
 from contracts import instruments
 from contracts.checks._support.folders import shared_folder
-from contracts.checks._support.layouts import needs_layout
+from contracts.checks._support.layouts import in_a_layout_of, needs_layout
 from contracts.checks._support.multi_rank_saves import (
     CP2,
     CP2_FSDP,
@@ -80,7 +80,7 @@ def ranks_resumed_twice_are_uninterrupted(
     Each rank draws its own random numbers. Generators that are saved only for rank 0, or by data-parallel rank where
     two ranks share one, are the same on all ranks after the load, and so is dropout.
     """
-    needs_layout(stack, execution.layout)
+    execution = in_a_layout_of(stack, execution)
     _generators(recipe.seed)
     ends = frozenset(accumulate(parts))
     whole = stack.train(Session(recipe=recipe, steps=sum(parts), execution=execution, observe=EVERYTHING, at=ends))

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from contracts.checks._support.folders import shared_folder
+from contracts.checks._support.layouts import in_a_layout_of
 from contracts.checks._support.multi_rank_saves import first_finding, layout_name, state_difference
 from contracts.checks._support.transformer_layouts import SAVED, STEPPED
-from contracts.checks._support.transformers import in_a_layout_of, session
+from contracts.checks._support.transformers import session
 from contracts.contract import contract
 from contracts.spec.recipe import Recipe
 from contracts.spec.training import Execution, Observed, Training

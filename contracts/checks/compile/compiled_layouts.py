@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from contracts import instruments
-from contracts.checks._support.layouts import needs_layout
+from contracts.checks._support.layouts import in_a_layout_of
 from contracts.checks._support.multi_rank_run import SPREAD, batches, borrowed, own_axis
 from contracts.checks._support.step_comparison import gradient_differences, loss_and_norm
 from contracts.checks._support.training_run import large_expert_weights
@@ -38,7 +38,7 @@ def a_compiled_lane_is_the_eager_lane(stack: Training, execution: Execution, wor
     An in-place all-reduce passes its gradient through in eager, and sums it when compiled. An asynchronous tensor that
     enters compiled code before it is waited for gets no gradient. Neither changes the loss of the step.
     """
-    needs_layout(stack, execution.layout)
+    execution = in_a_layout_of(stack, execution)
     instruments.graphs.reset_compiler()  # what is cached names groups of worlds that are no more
     eager, compiled = (_step(stack, each) for each in (replace(execution, compile="none"), execution))
     words = gradient_differences(eager, compiled, what="compiled, the gradient of")
@@ -56,7 +56,7 @@ def ranks_compile_the_same_graphs(stack: Training, execution: Execution, world: 
 
     Ranks that compile differently add in a different order; where their collectives move, they hang.
     """
-    needs_layout(stack, execution.layout)
+    execution = in_a_layout_of(stack, execution)
     instruments.graphs.reset_compiler()
     warm = _step(stack, execution)
     every = gathered(instruments.graphs.compiled_count())
@@ -84,7 +84,7 @@ def no_rank_compiles_anew(stack: Training, execution: Execution, world: int) -> 
     A rank whose guard fails compiles again while the others wait for it in the next collective. The numbers are right,
     so nothing but the count shows it.
     """
-    needs_layout(stack, execution.layout)
+    execution = in_a_layout_of(stack, execution)
     counted = []
     for steps in (1, 3):
         instruments.graphs.reset_compiler()
@@ -147,6 +147,6 @@ def a_model_is_wrapped_in_one_order(
     Recomputation around compiled code recomputes graphs. FSDP2 inside compiled code breaks the graph in every layer,
     and its hooks gather what tensor parallel has not yet sharded.
     """
-    needs_layout(stack, execution.layout)
+    execution = in_a_layout_of(stack, execution)
     found = stack.wrapping(SPREAD, execution)
     assert found == expected, f"wrapped in the order {', '.join(found)}, expected {', '.join(expected)}"

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from contracts import instruments
-from contracts.checks._support.layouts import needs_layout
+from contracts.checks._support.layouts import in_a_layout_of
 from contracts.checks._support.multi_rank_run import borrowed, own_axis
 from contracts.checks._support.pipeline_run import LOSS, STAGED, Cell, batches, cell, one_rank_and_many
 from contracts.checks._support.step_comparison import loss_difference, tensor_differences
@@ -60,7 +60,7 @@ def a_compiled_lane_steps_as_one_eager_rank_does(
     Between eager code (an embedding, a stage boundary) and compiled code a gradient can silently end. The loss of the
     step is right, and the embedding never moves.
     """
-    needs_layout(stack, execution.layout)
+    execution = in_a_layout_of(stack, execution)
     instruments.graphs.reset_compiler()  # what is cached names groups of worlds that are no more
     steps = one_rank_and_many(stack, recipe, execution, batches(3), "gradients", "weights")
     every = gathered(instruments.graphs.compiled_count())
@@ -93,7 +93,7 @@ def what_experts_hand_back_is_outside_the_graphs(
     What the routers of other ranks decide stays outside the graphs. A declared break that never occurs permits the next
     break of its name.
     """
-    needs_layout(stack, execution.layout)
+    execution = in_a_layout_of(stack, execution)
     instruments.graphs.reset_compiler()
     one_rank_and_many(stack, recipe, execution, batches(1))
     found = instruments.graphs.graph_breaks()

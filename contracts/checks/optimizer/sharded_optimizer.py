@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from contracts import instruments
-from contracts.checks._support.layouts import needs_layout
+from contracts.checks._support.layouts import in_a_layout_of
 from contracts.checks._support.multi_rank_run import SPREAD, batches, borrowed, one_rank_and_many, own_axis
 from contracts.checks._support.step_comparison import gradient_differences, state_differences
 from contracts.checks._support.training_run import large_expert_weights
@@ -63,7 +63,7 @@ def a_singleton_lane_reduces_nothing(stack: Training, execution: Execution, worl
 
     torch takes `group=None` for the world, so a reduction that looks up the group of a single rank reaches every rank.
     """
-    needs_layout(stack, execution.layout)
+    execution = in_a_layout_of(stack, execution)
     sent = []
     for fsdp in (False, True):
         asked = replace(execution, fsdp=fsdp, precision="float64")
@@ -110,7 +110,7 @@ def ranks_compute_with_the_weights_that_they_hold(
     Ranks gather, cast and cache copies of weights. A copy that an update does not reach is a step late: the loss falls
     all the same.
     """
-    needs_layout(stack, execution.layout)
+    execution = in_a_layout_of(stack, execution)
     weights = large_expert_weights(stack, recipe)
     given = batches(2)
     words = stale_gradient(stack, Session(recipe=recipe, steps=2, execution=execution, batches=given, weights=weights))

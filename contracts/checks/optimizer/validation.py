@@ -6,6 +6,7 @@ import random
 from dataclasses import replace
 
 from contracts import instruments
+from contracts.checks._support.layouts import in_a_layout_of
 from contracts.checks._support.step_comparison import on_one_rank
 from contracts.checks._support.training_run import (
     DENSE,
@@ -18,7 +19,7 @@ from contracts.checks._support.training_run import (
     table,
 )
 from contracts.checks._support.transformer_layouts import cells_named
-from contracts.checks._support.transformers import Cell, in_a_layout_of, session
+from contracts.checks._support.transformers import Cell, session
 from contracts.contract import contract
 from contracts.spec.conventions import chosen
 from contracts.spec.recipe import Moe, Recipe

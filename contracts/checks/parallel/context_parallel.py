@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from contracts import instruments
 from contracts.checks._support.context_parallel import HALVES, QUARTERS
-from contracts.checks._support.layouts import needs_layout, numbers_in
+from contracts.checks._support.layouts import in_a_layout_of, numbers_in
 from contracts.checks._support.multi_rank_run import BIASED, SPREAD, borrowed, one_rank_and_many
 from contracts.checks._support.recipes import SMALL_MLA
 from contracts.checks._support.step_comparison import (
@@ -175,7 +175,7 @@ def a_cut_row_keeps_its_documents_apart(
     Every token of the batch is a different one, so each has its own row in the embedding's gradient. In a document
     whose labels count, every token but the last gets a gradient.
     """
-    needs_layout(stack, execution.layout)
+    execution = in_a_layout_of(stack, execution)
     given, counted = _one_document_counts()
     weights = drawn_weights(stack.built(recipe, mode).parameters)
     execution = replace(execution, mode=mode, precision="float64")
@@ -227,7 +227,7 @@ def no_token_is_lost_where_a_row_does_not_divide(
 
     If the leftover tokens at the end of each row are dropped, no loss curve shows it.
     """
-    needs_layout(stack, execution.layout)
+    execution = in_a_layout_of(stack, execution)
     given = batch("context left over", SPREAD.vocab, (((length,), 0), ((5, length - 5), 0)))
     weights = drawn_weights(stack.built(SPREAD, "nemo_native").parameters)
     session = Session(recipe=SPREAD, steps=1, batches=(given,), weights=weights)

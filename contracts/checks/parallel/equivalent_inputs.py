@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from contracts import instruments
 from contracts.checks._support import multi_rank_run
-from contracts.checks._support.layouts import needs_layout
+from contracts.checks._support.layouts import in_a_layout_of
 from contracts.checks._support.multi_rank_run import SPREAD, borrowed, own_axis
 from contracts.checks._support.training_run import LETTERS, batch, drawn_weights, table
 from contracts.contract import contract
@@ -91,7 +91,7 @@ def what_says_the_same_gives_the_same_on_ranks(
     Ranks allocate what they receive into, and pad what does not divide; a softmax over ranks takes its largest logit
     from all of them. What is never written, or subtracted twice, is right while memory is zero and logits are small.
     """
-    needs_layout(stack, execution.layout)
+    execution = in_a_layout_of(stack, execution)
     words = _unlike(stack, recipe, relation, multi_rank_run.batches(2), replace(execution, precision="float64"))
     assert not words, words
 

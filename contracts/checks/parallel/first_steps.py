@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contracts import instruments
 from contracts.checks._support.folders import shared_folder
-from contracts.checks._support.layouts import needs_layout
+from contracts.checks._support.layouts import in_a_layout_of
 from contracts.checks._support.multi_rank_run import BIASED, batches, borrowed, own_axis
 from contracts.checks._support.training_run import large_expert_weights
 from contracts.contract import contract
@@ -26,7 +26,7 @@ def the_lane_steps_and_saves(stack: Training, execution: Execution, world: int) 
 
     These were the milestones of the bring-up. The loss also falls when one kind of parameter never moves.
     """
-    needs_layout(stack, execution.layout)
+    execution = in_a_layout_of(stack, execution)
     weights = large_expert_weights(stack, BIASED)
     with shared_folder() as at:
         folder = str(at / "checkpoints")

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from contracts.checks._support.layouts import needs_layout
+from contracts.checks._support.layouts import in_a_layout_of
 from contracts.checks._support.multi_rank_run import borrowed, own_axis
 from contracts.checks._support.recipes import SMALL_MLA
 from contracts.checks._support.step_comparison import (
@@ -118,7 +118,7 @@ def last_step(
     stack: Training, recipe: Recipe, execution: Execution, number: int, *observe: Observed
 ) -> tuple[Step, Step]:
     """The last of `number` steps over packed batches, on one rank and under an execution, from the same weights."""
-    needs_layout(stack, execution.layout)
+    execution = in_a_layout_of(stack, execution)
     session = Session(
         recipe=recipe,
         steps=number,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from contracts import instruments
-from contracts.checks._support.layouts import needs_layout
+from contracts.checks._support.layouts import in_a_layout_of
 from contracts.checks._support.multi_rank_run import SPREAD, batches, borrowed, own_axis
 from contracts.checks._support.step_comparison import replica_differences
 from contracts.contract import contract
@@ -41,7 +41,7 @@ def a_run_begins_with_the_same_weights_on_any_layout(stack: Training, execution:
     With a seed that ignores the rank, every shard gets the same rows. With a seed that includes the rank, replicas
     differ.
     """
-    needs_layout(stack, execution.layout)
+    execution = in_a_layout_of(stack, execution)
     (step,) = stack.train(
         Session(recipe=STILL, steps=1, execution=execution, batches=batches(1), observe=frozenset({"weights"}))
     ).steps

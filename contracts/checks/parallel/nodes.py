@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from contracts import instruments
-from contracts.checks._support.layouts import needs_layout
+from contracts.checks._support.layouts import in_a_layout_of
 from contracts.checks._support.multi_rank_run import SPREAD, batches, own_axis
 from contracts.checks._support.step_comparison import gradient_differences, label_difference, on_one_rank
 from contracts.checks._support.training_run import large_expert_weights
@@ -33,7 +33,7 @@ def the_rank_is_that_of_the_world(stack: Training, execution: Execution, size: i
     """
     if instruments.ranks.torch_distributed()[1].get_backend() != "gloo":
         raise NotOffered("has one device a rank of a node, and these nodes are made up", "device")
-    needs_layout(stack, execution.layout)
+    execution = in_a_layout_of(stack, execution)
     session = Session(
         recipe=SPREAD, steps=1, execution=replace(execution, precision="float64"), batches=batches(1),
         weights=large_expert_weights(stack, SPREAD), observe=frozenset({"gradients"}),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from contracts import instruments
-from contracts.checks._support.layouts import needs_layout
+from contracts.checks._support.layouts import in_a_layout_of
 from contracts.checks._support.multi_rank_run import SPREAD, batches, borrowed, own_axis
 from contracts.checks._support.step_comparison import (
     gradient_differences,
@@ -41,7 +41,7 @@ def mixed_precision_reduces_in_float32(stack: Training, execution: Execution, wo
     In a bfloat16 sum over many ranks, small gradients vanish beside large ones. bfloat16 itself changes a gradient norm
     by a few percent here; a loss scale that is left in multiplies it.
     """
-    needs_layout(stack, execution.layout)
+    execution = in_a_layout_of(stack, execution)
     weights = large_expert_weights(stack, SPREAD)
     session = Session(
         recipe=HALF, steps=1, execution=execution, batches=batches(1), weights=weights,
@@ -71,7 +71,7 @@ def mixed_precision_gradients_are_those_of_one_rank(stack: Training, execution: 
     The same rows are then rounded in the same places, and only float32 sums differ. A parameter that is rounded when it
     is gathered, or a float32 gradient that was not reduced because its 16-bit copy was, is off by a visible fraction.
     """
-    needs_layout(stack, execution.layout)
+    execution = in_a_layout_of(stack, execution)
     session = Session(
         recipe=HALF, steps=1, execution=execution, batches=batches(1), weights=large_expert_weights(stack, SPREAD),
         observe=frozenset({"gradients"}),

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from contracts import instruments
-from contracts.checks._support.layouts import needs_layout
+from contracts.checks._support.layouts import in_a_layout_of
 from contracts.checks._support.multi_rank_run import SPREAD, borrowed, own_axis
 from contracts.checks._support.step_comparison import (
     gradient_differences,
@@ -153,7 +153,7 @@ def a_window_of_unequal_microbatches_is_that_of_one_rank(
     A stage that receives into the buffer of the first microbatch reads leftovers of an older one behind a shorter one,
     and gloo does not report it. If ranks divide by their own label counts, a label's weight depends on its rank.
     """
-    needs_layout(stack, execution.layout)
+    execution = in_a_layout_of(stack, execution)
     orders = ((0, 1, 2, 3), (2, 3, 0, 1))
     session = _session(recipe, execution, orders, large_expert_weights(stack, recipe))
     for one, many in on_one_rank_and_many(stack, session, microbatches=4):

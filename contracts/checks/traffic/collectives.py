@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from contracts import instruments
-from contracts.checks._support.layouts import needs_layout
+from contracts.checks._support.layouts import in_a_layout_of
 from contracts.checks._support.multi_rank_run import BIASED, SPREAD, batches, borrowed, one_rank_and_many, own_axis
 from contracts.checks._support.step_comparison import gradient_differences, state_differences
 from contracts.checks._support.training_run import large_expert_weights
@@ -77,7 +77,7 @@ def nobody_sends_nothing(stack: Training, execution: Execution, world: int, rule
     A rank with an empty shard compiles, skips or orders its collectives differently, and the job hangs. An all-to-all
     may be empty.
     """
-    needs_layout(stack, execution.layout)
+    execution = in_a_layout_of(stack, execution)
     given = tuple(map(_in_small_vocabulary, batches(1)))
     recipe = replace(TINY, optim=replace(TINY.optim, rule=rule))
     session = Session(
@@ -130,7 +130,7 @@ def what_a_rank_sends_does_not_grow_with_the_ranks(stack: Training, execution: E
 
 
 def _watched(stack: Training, recipe: Recipe, execution: Execution, steps: int) -> Watch:
-    needs_layout(stack, execution.layout)
+    execution = in_a_layout_of(stack, execution)
     session = Session(
         recipe=recipe,
         steps=steps,

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from contracts import instruments
-from contracts.checks._support.layouts import needs_layout
+from contracts.checks._support.layouts import in_a_layout_of
 from contracts.checks._support.multi_rank_run import SPREAD, batches, borrowed, own_axis
 from contracts.checks._support.training_run import large_expert_weights
 from contracts.contract import contract
@@ -38,7 +38,7 @@ def a_rehearsal_says_what_a_running_step_issues(stack: Stack, execution: Executi
     Only the number of rows in an all-to-all may differ, because the router decides it. Plans for 512 cards rest on dry
     runs.
     """
-    needs_layout(stack, execution.layout)
+    execution = in_a_layout_of(stack, execution)
     rehearsed = stack.rehearse(FLOAT32, execution, here().rank, "balanced")
     session = Session(
         recipe=FLOAT32, steps=1, execution=execution, batches=batches(1), weights=large_expert_weights(stack, FLOAT32)

@@ -12,6 +12,7 @@ ABILITIES = Abilities(
         "softmax", "sigmoid", "top-1", "selection-bias", "shared-expert", "route-scale", "balance-loss", "z-loss",
         "capacity", "float64", "float32", "adamw", "cosine", "linear", "constant", "WSD", "microbatches", "packed",
         "checkpoint", "dp", "tp", "sp", "tp-without-sp", "ep", "etp", "pp", "interleaved", "borrowed", "author-dp",
+        "ep-without-fsdp", "etp-without-ep",
     )),
     lacks=(
         lacks("recurrent", "stack", "it has no M2RNN"),

@@ -31,6 +31,8 @@ ABILITIES = Abilities(
         *(lacks(each, "adapter", "a single pass is one process's, eager; sessions have the rest",
                  asked=frozenset({"run_model"})) for each in ("compile", "microbatches")),
         lacks("fp16", "stack", "its mixed precision is bfloat16"),
+        lacks("ep-without-fsdp", "stack", "experts lie on ranks that shard: EP wants FSDP"),
+        lacks("etp-without-ep", "stack", "experts are cut as the rest is without EP"),
         lacks("ep-with-etp", "stack", "experts are whole on a rank with EP; 0.2.2 has an expert TP"),
         lacks("uneven-kv", "stack", "it has fewer KV groups than TP ranks"),
         lacks("fp8", "device", "FP8 needs a GPU"),

@@ -21,16 +21,13 @@ def declined(recipe: Recipe, execution: Execution, question: str) -> None:
     Raises:
         NotOffered: with the reason, and the version that supports it if there is one.
     """
-    who, degrees = "torchtitan 0.3.0", execution.degrees
-    dp = execution.world // (degrees.pp * degrees.tp * degrees.cp)
+    who = "torchtitan 0.3.0"
     precision = "float32" if execution.precision == "declared" and recipe.dtype == "fp32" else execution.precision
     wanted = needs.features(recipe, execution, trains=question == "train") | {precision} - {"declared"}
     declining.declined(who, ABILITIES, wanted, question)
     inductor = execution.compile != "none" and execution.backend == "inductor"
     decline(who, {
         "stack": {
-            "experts are cut as the rest is without EP": degrees.ep == 1 and degrees.expert_tp != degrees.tp,
-            "experts lie on ranks that shard: EP wants FSDP": degrees.ep > 1 and dp > 1 and not execution.fsdp,
             "it compiles each block, and never the whole model": execution.compile == "model",
         },
         "device": {"inductor wants a C++ compiler, and was not tried": inductor},

@@ -103,11 +103,10 @@ def declined_execution(recipe: Recipe, execution: Execution) -> None:
     Raises:
         NotOffered: with the reason.
     """
-    degrees, cut = execution.degrees, _cut(execution)
+    cut = _cut(execution)
     wide = execution.precision == "float64" or recipe.dtype != "fp32"
     decline({
         "stack": {
-            "its expert parallel lies on ranks that shard": degrees.ep > 1 and not execution.fsdp,
             "its compiler takes the whole model": execution.compile == "blocks",
             "a model that it cut is not compiled": cut and execution.compile != "none",
         },
