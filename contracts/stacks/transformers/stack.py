@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import os
 from collections.abc import Mapping
 
 from contracts.spec.topology import Layout
@@ -47,3 +49,10 @@ class Transformers(Package):
         **dict.fromkeys(("run_model", "train"), f"{OWN}; in float64 substituted: {WIDE}"),
         "run_block": f"substituted: {WIDE}; {SHARED}",
     }
+
+    def __init__(self, version: str | None = None) -> None:
+        super().__init__(version)
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            # A rank whose peers decline a case while it still imports is stopped in the middle of the import.
+            for module in {*self.of.values()}:
+                importlib.import_module(module)
