@@ -133,8 +133,8 @@ CONVENTIONS: Mapping[str, Convention] = {
         ),
         (
             "batches",
-            "the means of its batches on each rank; batches of one size weigh the same",
-            "transformers: Trainer.evaluation_loop, losses.repeat(batch_size)",
+            "the means of its batches, each over its labels on all ranks; batches of one size weigh the same",
+            "transformers: Trainer.prediction_step, and evaluation_loop with losses.repeat(batch_size)",
         ),
     ),
     "undecayed": _convention(

@@ -165,8 +165,8 @@ RANKS: dict[str, Cell] = cells_named("dp2", "fsdp2", "dense-dp2", "tp2-sp-groupe
 
 @contract(
     "OPT-06c", asks=("built", "train"), cases=RANKS,
-    needs={"": ("validation", "experts"), "dense-dp2": ("validation",)}, conventions=("validation-mean",),
-    source="torchtitan: Validator; transformers: Trainer.evaluation_loop", tier="dist",
+    needs={"": ("validation", "experts"), "dense-dp2": ("validation",)}, tier="dist",
+    source="torchtitan: Validator; transformers: Trainer.evaluation_loop",
 )  # fmt: skip
 def the_loss_of_a_validation_is_that_of_one_rank(
     stack: Training, recipe: Recipe, execution: Execution, world: int
@@ -180,8 +180,6 @@ def the_loss_of_a_validation_is_that_of_one_rank(
     *given, other = asked.batches
     asked = replace(asked, steps=2, batches=tuple(given), validation=(other,), validate_at=frozenset({1}))
     alone = replace(asked, execution=Execution(precision="float32", layout=in_a_layout_of(stack, execution).layout))
-    if chosen(stack, "validation-mean") == "batches":
-        alone = replace(alone, validation=_shares(other, world // execution.degrees.tp))
     one, many = on_one_rank(stack, alone).steps, stack.train(asked).steps
     want, got = one[0].validation, many[0].validation
     assert want is not None, "a validation on one rank told no loss"
@@ -190,10 +188,3 @@ def the_loss_of_a_validation_is_that_of_one_rank(
     assert abs(got - want) <= bound * want, f"the loss of a validation is {got:.7g} on {world} ranks, {want:.7g} on one"
     later, expected = (each[1].losses["lm"] for each in (many, one))
     assert abs(later - expected) <= bound * expected, f"behind it lm is {later:.7g}, {expected:.7g} on one rank"
-
-
-def _shares(whole: Tokens, ranks: int) -> tuple[Tokens, ...]:
-    """The rows of each rank, as batches of their own."""
-    tokens, labels = (instruments.numerics.tensor(each).chunk(ranks) for each in (whole.tokens, whole.labels))
-    array = instruments.numerics.array
-    return tuple(Tokens(tokens=array(one), labels=array(other)) for one, other in zip(tokens, labels, strict=True))
