@@ -39,6 +39,7 @@ import contracts.mutants.blocks.causality_on_devices
 import contracts.mutants.blocks.bfloat16
 import contracts.mutants.blocks.third_party_kernels
 import contracts.mutants.blocks.context_parallel_state
+import contracts.mutants.blocks.memory_order
 import contracts.mutants.blocks.transformer_step
 import contracts.mutants.moe.routing
 import contracts.mutants.moe.gates
