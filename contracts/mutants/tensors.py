@@ -98,6 +98,7 @@ import contracts.mutants.checkpoint.latest
 import contracts.mutants.checkpoint.retention
 import contracts.mutants.checkpoint.weight_names
 import contracts.mutants.checkpoint.resume
+import contracts.mutants.checkpoint.combined
 import contracts.mutants.checkpoint.data_position
 import contracts.mutants.checkpoint.resharding
 import contracts.mutants.checkpoint.every_layout

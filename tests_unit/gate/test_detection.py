@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 from dataclasses import asdict
@@ -13,7 +14,6 @@ from click.testing import CliRunner
 from contracts.contract import LAW
 from contracts.harness import detection
 from contracts.harness.cli import main
-from contracts.harness.commands._errors import read_law
 from contracts.harness.detection import Detection
 from contracts.harness.operators.reach import content
 from contracts.harness.operators.trials import JOURNAL, Trial
@@ -89,11 +89,12 @@ def test_a_current_figure_leaves_out_what_is_of_another_source(tmp_path: Path) -
         assert detection.detection([tmp_path]).noticed.planted == 1
 
 
-def test_a_self_test_with_a_report_prints_the_figure_and_the_pairs(tmp_path: Path) -> None:
+def test_a_self_test_with_a_report_prints_the_figure_and_the_pairs(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     pytest.importorskip("torch")
-    told = CliRunner().invoke(main, ["selftest", "--only", "PAT-03", "--report", str(tmp_path)])
-    assert told.exit_code == 0, told.output
-    *_, planted, two, three, verdict = told.output.splitlines()
+    assert CliRunner().invoke(main, ["selftest", "--only", "PAT-03", "--report", str(tmp_path)]).exit_code == 0
+    *_, planted, two, three, verdict = capfd.readouterr().out.splitlines()
     assert planted.startswith("- Bugs planted by hand: 1 of 1 (100 %)")
     assert two.startswith("pairs of features: ")
     assert three.startswith("three axes of parallelism: ")
@@ -103,7 +104,7 @@ def test_a_self_test_with_a_report_prints_the_figure_and_the_pairs(tmp_path: Pat
 
 def test_what_catches_each_survivor_has_a_mutant_with_its_bug_or_is_argued() -> None:
     pytest.importorskip("torch")
-    read_law()
+    importlib.import_module("contracts.mutants.tensors")
     page = (ROOT / "docs/detection.md").read_text(encoding="utf-8")
     table, argued = page.partition("## Families")[0].split("## Argued")
     reasoned = " ".join(re.findall(r"^- \*\*(.*?)\*\*", argued, re.MULTILINE))
