@@ -33,7 +33,7 @@ from pathlib import Path
 from types import FrameType
 
 from benchmarks._axes import ROOT, Axes, Cpu, Level, Torch, axes, cpu, interpreters, torch_of
-from contracts.checks._support.covering import Meeting, Row, covering, meetings, meetings_of
+from benchmarks._covering import Meeting, Row, covering, meetings, meetings_of
 from contracts.court import record
 from contracts.instruments.atomic_write import write_whole
 from contracts.spec.errors import Refused

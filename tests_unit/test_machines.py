@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from benchmarks import _axes, machines
 from benchmarks._axes import Axes, Level, Torch
-from contracts.checks._support.covering import covering, meetings, meetings_of
+from benchmarks._covering import covering, meetings, meetings_of
 from contracts.harness.child_process import descendants
 from contracts.spec.records import SCHEMA, Header, Item, Outcome, Plan, Result, Run, Subject
 
