@@ -15,6 +15,7 @@ from typing import Any
 
 from contracts.harness import kill_matrix
 from contracts.harness.loss_curves import AGREES
+from contracts.harness.operators.reach import content
 from contracts.harness.operators.trials import FATES, JOURNAL, Trial
 from contracts.spec.errors import refuse
 from contracts.spec.records import Kill
@@ -57,8 +58,9 @@ class Detection:
     red: int = 0
 
 
-def detection(folders: Iterable[Path]) -> Detection:
-    """The figure of what lies in some folders: `kills.json`, `operators.jsonl`, `false_alarms.jsonl`.
+def detection(folders: Iterable[Path], *, current: bool = False) -> Detection:
+    """The figure of what lies in some folders: `kills.json`, `operators.jsonl`, `false_alarms.jsonl`; where it is to be
+    `current`, of the journals only what is of this source.
 
     Raises:
         Refused: for a folder that has none of them, or a kill matrix of other files than these.
@@ -72,16 +74,19 @@ def detection(folders: Iterable[Path]) -> Detection:
         if (folder / kill_matrix.FILE).exists():
             proof = kill_matrix.load(folder)
             tiers[proof.about.tier] = proof.matrix.kills
-        trials |= {row["change"]: Trial(**row) for row in _latest(folder / JOURNAL)}
-        alarms |= {int(row["seed"]): row for row in _latest(folder / FALSE_ALARMS)}
+        trials |= {row["change"]: Trial(**row) for row in _latest(folder / JOURNAL, current)}
+        alarms |= {int(row["seed"]): row for row in _latest(folder / FALSE_ALARMS, current)}
     return drawn_from(tiers, list(trials.values()), list(alarms.values()))
 
 
-def _latest(file: Path) -> list[dict[str, Any]]:
-    """The rows of a journal that are of the same source as its last one."""
+def _latest(file: Path, current: bool) -> list[dict[str, Any]]:
+    """The rows of a journal that are of the same source as its last one, and of the one that is here where that is to
+    be so. The key of false alarms begins with the source that is judged.
+    """
     lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
     rows = [json.loads(line) for line in lines if line.endswith("}")]
-    return [row for row in rows if row["content"] == rows[-1]["content"]]
+    here = content() if current and rows else ""
+    return [row for row in rows if row["content"] == rows[-1]["content"] and row["content"].startswith(here)]
 
 
 def drawn_from(

@@ -29,12 +29,17 @@ def arrays(tensors: Mapping[str, Tensor]) -> Arrays:
     return {name: array(tensor) for name, tensor in tensors.items()}
 
 
-def tensor(value: Array, dtype: torch.dtype | None = None) -> Tensor:
-    """A value as a tensor with memory of its own, converted to `dtype` if one is given."""
+def tensor(value: Array, dtype: torch.dtype | None = None, *, strided: bool = False) -> Tensor:
+    """A value as a tensor with memory of its own, converted to `dtype` if one is given. Where it is `strided`, its
+    first axis is the fastest in memory instead of its last.
+    """
     element = getattr(torch, value.dtype)
     data = bytearray(value.data)
     flat = torch.frombuffer(data, dtype=element) if data else torch.empty(0, dtype=element)
     held = flat.reshape(value.shape)
+    if strided:
+        turned = tuple(reversed(range(held.dim())))
+        held = held.permute(turned).contiguous().permute(turned)
     return held if dtype is None else held.to(dtype)
 
 

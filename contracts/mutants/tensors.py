@@ -39,6 +39,7 @@ import contracts.mutants.blocks.causality_on_devices
 import contracts.mutants.blocks.bfloat16
 import contracts.mutants.blocks.third_party_kernels
 import contracts.mutants.blocks.context_parallel_state
+import contracts.mutants.blocks.memory_order
 import contracts.mutants.blocks.transformer_step
 import contracts.mutants.moe.routing
 import contracts.mutants.moe.gates
@@ -97,6 +98,7 @@ import contracts.mutants.checkpoint.latest
 import contracts.mutants.checkpoint.retention
 import contracts.mutants.checkpoint.weight_names
 import contracts.mutants.checkpoint.resume
+import contracts.mutants.checkpoint.combined
 import contracts.mutants.checkpoint.data_position
 import contracts.mutants.checkpoint.resharding
 import contracts.mutants.checkpoint.every_layout

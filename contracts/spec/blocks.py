@@ -92,6 +92,8 @@ class BlockCall:
             and in no `counts`.
         state: recurrent state before the first token; empty means zero.
         chunk: tokens in a chunk of the scan; None leaves it to the stack.
+        strided: whether the stack makes tensors of `x` and `dy` whose first axis is the fastest in memory, in place of
+            row-major ones. Their elements, and so the answer, are the same.
         device: where the block runs, in torch's names: `cpu`, `cuda`. The tensors of the answer are on the host.
         kernels: the kernel asked for at each site (spec/kernel_selection.py); other sites have the stack's default.
     """
@@ -106,6 +108,7 @@ class BlockCall:
     padding: Array | None = None
     state: Arrays = field(default_factory=dict)
     chunk: int | None = None
+    strided: bool = False
     device: str = "cpu"
     kernels: Mapping[Site, Wish] = field(default_factory=dict)
 

@@ -20,6 +20,8 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
+from benchmarks._covering import covering
+from contracts.checks.checkpoint.combined import AXES, ROWS
 from contracts.checks.checkpoint.resume import SHORT
 from contracts.spec import codec
 from contracts.spec.errors import Refused
@@ -214,3 +216,7 @@ def test_a_run_resumes_in_another_process(tmp_path: Path) -> None:
         [sys.executable, "-c", RESUMED], input=words, check=True, capture_output=True, text=True, timeout=120
     )
     assert codec.loads(Step, said.stdout) == whole
+
+
+def test_the_rows_of_combined_runs_are_the_covering_array_of_their_axes() -> None:
+    assert [row.split() for row in ROWS] == [[*row] for row in covering(AXES)]

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import re
 from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
+from contracts.contract import LAW
 from contracts.harness import detection
 from contracts.harness.cli import main
 from contracts.harness.detection import Detection
+from contracts.harness.operators.reach import content
 from contracts.harness.operators.trials import JOURNAL, Trial
 from contracts.spec import codec
 from contracts.spec.errors import Refused
@@ -75,6 +79,46 @@ def test_the_command_reads_journals_of_one_source_and_writes_both_forms(tmp_path
     assert codec.decode(Detection, written, name="figure") == detection.detection([tmp_path])
     with pytest.raises(Refused, match="has no kill matrix and no journal"):
         detection.detection([tmp_path / "out"])
+
+
+def test_a_current_figure_leaves_out_what_is_of_another_source(tmp_path: Path) -> None:
+    rows = [Trial(content=content(), change="off-by-one@a.py:1:0", fate="killed"), TRIALS[0]]
+    for row, planted in zip(rows, (1, 0), strict=True):
+        (tmp_path / JOURNAL).write_text(json.dumps(asdict(row)) + "\n", encoding="utf-8")
+        assert detection.detection([tmp_path], current=True).noticed.planted == planted
+        assert detection.detection([tmp_path]).noticed.planted == 1
+
+
+def test_a_self_test_with_a_report_prints_the_figure_and_the_pairs(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("torch")
+    assert CliRunner().invoke(main, ["selftest", "--only", "PAT-03", "--report", str(tmp_path)]).exit_code == 0
+    *_, planted, two, three, verdict = capfd.readouterr().out.splitlines()
+    assert planted.startswith("- Bugs planted by hand: 1 of 1 (100 %)")
+    assert two.startswith("pairs of features: ")
+    assert three.startswith("three axes of parallelism: ")
+    assert ": 1 of 1 mutants killed for their words" in verdict
+    assert "no case asks for these three together:" in (tmp_path / "pairs.txt").read_text(encoding="utf-8")
+
+
+def test_what_catches_each_survivor_has_a_mutant_with_its_bug_or_is_argued() -> None:
+    pytest.importorskip("torch")
+    importlib.import_module("contracts.mutants.tensors")
+    page = (ROOT / "docs/detection.md").read_text(encoding="utf-8")
+    table, argued = page.partition("## Families")[0].split("## Argued")
+    reasoned = " ".join(re.findall(r"^- \*\*(.*?)\*\*", argued, re.MULTILINE))
+    known = {(id, case) for id, each in LAW.contracts.items() for case in ("", *each.asked)}
+    rows = re.findall(r"^\| ([A-Z]+-\d+) \| .* \| (.*) \|$", table, re.MULTILINE)
+    assert len(rows) == len(dict(rows)) == 46
+    wrong = []
+    for bug, told in rows:
+        named = re.findall(r"\b([A-Z]+-\d+[a-z]?)\b(?:\[([^\]]+)\])?", told)
+        items = {(id, case) for id, cases in named for case in cases.split(", ")}
+        embodied = {(each.of, case) for each in LAW.mutants if bug in each.bugs for case in ("", each.case)}
+        if items - known or not (items & embodied or bug in reasoned):
+            wrong.append((bug, told, sorted(embodied)))
+    assert wrong == []
 
 
 def test_the_badge_is_of_all_that_was_planted_and_red_for_a_false_alarm() -> None:

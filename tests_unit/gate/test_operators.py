@@ -19,7 +19,8 @@ from contracts.court import profiles
 from contracts.harness.cli import main
 from contracts.harness.commands._operators import summary
 from contracts.harness.operators import changes, trials
-from contracts.harness.operators.cells import CELLS, cells
+from contracts.harness.operators import reach as reaching
+from contracts.harness.operators.cells import CELLS, LIKELY, cells, likely
 from contracts.harness.operators.changes import Change
 from contracts.harness.operators.reach import Reach
 from contracts.harness.operators.trials import FATES, Trial
@@ -79,6 +80,16 @@ def test_every_cell_of_two_ranks_is_in_the_law_and_every_file_has_some() -> None
     assert unmatched == []
     assert cells("parallel/fsdp.py")[0] == CELLS["parallel/fsdp"][0]
     assert set(CELLS[""]) <= set(cells("data.py"))
+
+
+def test_every_file_has_likely_contracts_of_one_process_and_some_cases_stand_for_all_of_it() -> None:
+    ids = {id for of in LIKELY.values() for id in of.split()}
+    assert ids <= {each.id for each in LAW.contracts.values() if each.tier == "unit"}
+    assert [begins for begins in LIKELY if not any(file.startswith(begins) for file in changes.files())] == []
+    assert likely("parallel/mesh.py")[0] == "TOPO-05b"
+    reach = reaching.likely(LAW)
+    for change in changes.drawn(1, ("optim/schedule.py", "stack.py")):
+        assert {each.id for each in reach.of(change)} == {*likely(change.file)}
 
 
 def test_what_runs_in_a_process_of_its_own_is_not_taken_for_what_an_import_runs(every: list[Change]) -> None:
@@ -170,3 +181,4 @@ def test_options_that_do_not_go_with_it_are_refused() -> None:
     assert "--only = 'lost-clone@no.py': begins no change" in told.output
     alone = CliRunner().invoke(main, ["selftest", "--time", "3"])
     assert "--time = 3.0: limits nothing without --operators" in alone.output
+    assert "--likely = True: is about no change" in CliRunner().invoke(main, ["selftest", "--likely"]).output

@@ -91,6 +91,25 @@ STAGES: dict[str, Cell] = {
 }
 
 
+def _recomputed(recipe: Recipe, **said: int) -> Cell:
+    return cell(recipe, 4, recomputed=True, **said)  # type: ignore[arg-type]  # switches
+
+
+MET: dict[str, Cell] = {
+    "tp2-sp-ep4-etp1-fsdp2": _recomputed(L, tp=2, sp=True, ep=4, etp=1, fsdp=True, microbatches=2),
+    "hsdp-2x2-ep2": _recomputed(L, ep=2, fsdp=True, replicas=2),
+    "cp2-tp2-sp-ep2-etp1": _recomputed(G, cp=2, tp=2, sp=True, ep=2, etp=1, microbatches=4),
+    "cp2-ep2-fsdp4": _recomputed(G, cp=2, ep=2, fsdp=True, microbatches=2),
+    "interleaved-tp2-sp-ep2-etp1": _recomputed(
+        QUARTERS, pp=2, tp=2, sp=True, ep=2, etp=1, microbatches=4, interleaved=True
+    ),
+    "interleaved-ep2-fsdp2": _recomputed(QUARTERS, pp=2, ep=2, fsdp=True, microbatches=2, interleaved=True),
+    "interleaved-cp2-ep2-fsdp2": _recomputed(QUARTERS, pp=2, cp=2, ep=2, fsdp=True, microbatches=4, interleaved=True),
+}
+"""Layouts of four ranks in which as many axes as can be stand together, with microbatches and recomputation: most of
+the triples that `rankproof coverage --pairs` counts over the axes of parallelism, in seven runs."""
+
+
 def saved_and_loaded(saves: Cell, *loads: Cell) -> tuple[Recipe, Execution, int, tuple[Execution, ...]]:
     """Recipe, the layout that saves, ranks, and the layouts that load."""
     return (*saves, tuple(execution for _, execution, _ in loads))

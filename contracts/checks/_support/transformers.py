@@ -71,12 +71,13 @@ Cell = tuple[Recipe, Execution, int]
 
 
 def cell(recipe: Recipe, world: int, *, layout: Layout = "borrowed", fsdp: bool = False, replicas: int = 1,
-         microbatches: int = 1, interleaved: bool = False, compiled: bool = False, **degrees: int) -> Cell:  # fmt: skip
+         microbatches: int = 1, interleaved: bool = False, compiled: bool = False, recomputed: bool = False,
+         **degrees: int) -> Cell:  # fmt: skip
     """A recipe, on how many ranks, how; `degrees` are those of the axes."""
     execution = Execution(
         world=world, degrees=Degrees(**degrees), layout=layout, fsdp=fsdp, replicas=replicas,  # type: ignore[arg-type]  # sp
         microbatches=microbatches, schedule="interleaved" if interleaved else "1f1b", precision="float32",
-        compile="blocks" if compiled else "none", backend="aot_eager",
+        compile="blocks" if compiled else "none", backend="aot_eager", recompute=recomputed,
     )  # fmt: skip
     return recipe, execution, world
 

@@ -29,6 +29,7 @@ from contracts.checks._support.launches import (
     rank_environment,
     with_inherited,
 )
+from contracts.checks._support.refusals import refusal_of
 from contracts.contract import contract
 from contracts.spec.conventions import chosen
 from contracts.spec.errors import NotOffered
@@ -210,6 +211,32 @@ def a_trainer_reads_back_what_was_launched(stack: Stack, recipe: Recipe, lane: L
     for axis in fields(Degrees):
         arrived, left = getattr(read.degrees, axis.name), getattr(launch.degrees, axis.name)
         assert arrived == left, f"{axis.name} is read back as {arrived}, but {left} was launched"
+
+
+UNKNOWN = {  # words behind the argv, and what of the argv another version calls otherwise
+    "a-flag-of-another-stack": (("--bogus", "7"), ""),
+    "a-switch-of-another-stack": (("--bogus",), ""),
+    "with-an-equals-sign": (("--bogus=7",), ""),
+    "a-renamed-flag": ((), "-of-old"),
+}
+
+
+@contract("ARGV-02b", asks=("launch", "read_back"), cases=UNKNOWN, source="ARG-07; F15")
+def a_trainer_refuses_a_flag_that_it_does_not_know(stack: Stack, more: tuple[str, ...], suffix: str) -> None:
+    """The stack's own trainer refuses a flag that it does not know, by its name, and does not train without it.
+
+    A parser that keeps what it knows and drops the rest (`parse_known_args`) trains with the default of a flag that a
+    new version has renamed.
+    """
+    launch = stack.launch(NAM56R, FSDP2)
+    if "megatron" in launch.launcher.lower():
+        raise NotOffered(f"launches for {launch.launcher}", "case")
+    last = max(at for at, word in enumerate(launch.argv) if word.startswith("--"))
+    argv = [*launch.argv, *more]
+    argv[last] += suffix
+    flag = (more[0] if more else argv[last]).partition("=")[0]
+    words = str(refusal_of(stack.read_back, tuple(argv)))
+    assert flag in words, f"the refusal does not name {flag}: {words}"
 
 
 QUEUE = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}  # Megatron requires it under TP before it checks anything else

@@ -24,6 +24,7 @@ from contracts.checks.blocks import (  # isort: skip
     bfloat16,  # blocks in bfloat16, on a CPU and on a GPU
     third_party_kernels,  # mamba-ssm and Transformer Engine in place of a block's own kernels
     context_parallel_state,  # state that passes between context-parallel ranks
+    memory_order,  # strides of a block's input and of its upstream gradient
     transformer_step,  # a training step of a transformer against its definition
 )
 
@@ -44,6 +45,7 @@ __all__ = [
     "mamba_causality",
     "mamba_precision",
     "mamba_scan",
+    "memory_order",
     "mlp",
     "model_causality",
     "multi_token_prediction",

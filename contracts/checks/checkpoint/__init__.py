@@ -8,6 +8,7 @@ from contracts.checks.checkpoint import (  # isort: skip
     retention,  # which checkpoints may be removed
     weight_names,  # weights in other file formats
     resume,  # bit-identical resume on one rank
+    combined,  # every two features of a run, resumed, validated and recomputed
     data_position,  # place in the data, recipe and missing checkpoints at a resume
     resharding,  # a checkpoint of several ranks, loaded on the same layout and on others
     every_layout,  # every layout of four ranks loads every other one's checkpoint
@@ -21,6 +22,7 @@ from contracts.checks.checkpoint import (  # isort: skip
 
 __all__ = [
     "async_save",
+    "combined",
     "coordination",
     "crash_safety",
     "damaged_files",

@@ -71,11 +71,11 @@ def resumed_twice_is_uninterrupted(
     at the second: a state dict that is cached at the first load is saved again, stale. Equal weights after a load hide
     what the next step uses: moments, their bias correction, the schedule.
     """
-    _generators(recipe.seed)
+    seed_generators(recipe.seed)
     given = given_batches(recipe, sum(parts))
     asked = Session(recipe=recipe, steps=sum(parts), execution=execution, batches=given, observe=EVERYTHING)
     whole = stack.train(asked)
-    _generators(recipe.seed)
+    seed_generators(recipe.seed)
     start = 0
     with folder() as at:
         for number, steps in enumerate(parts):
@@ -89,14 +89,14 @@ def resumed_twice_is_uninterrupted(
             said = f"after {number} loads" if number else "before any load"
             assert run.start == start, f"{said} the run began after step {run.start}, expected {start}"
             for got, want in zip(run.steps, whole.steps[start:end], strict=True):
-                words = _unlike(got, want)
+                words = unlike(got, want)
                 assert not words, f"{said}, step {want.number}: {words}"
             start = end
             if not last:
                 _somewhere_else(stack, recipe, number)
 
 
-def _generators(seed: int) -> None:
+def seed_generators(seed: int) -> None:
     """Seed this process's generators as both runs begin. A stack in its own process may ignore this."""
     import torch
 
@@ -107,7 +107,7 @@ def _generators(seed: int) -> None:
 
 def _somewhere_else(stack: Training, recipe: Recipe, number: int) -> None:
     """Train another run in this process and draw numbers, so that a resumed run has only what it loaded."""
-    _generators(999 + number)
+    seed_generators(999 + number)
     random.gauss(0, 1)
     other = replace(recipe, seed=recipe.seed + 77)
     stack.train(Session(recipe=other, steps=1, batches=given_batches(recipe, 1)))
@@ -118,7 +118,7 @@ def given_batches(recipe: Recipe, steps: int) -> tuple[Tokens, ...]:
     return batches(steps, "resumed", rows=ROWS, recipe=recipe) if rung_of(recipe) else ()
 
 
-def _unlike(got: Step, want: Step) -> str:
+def unlike(got: Step, want: Step) -> str:
     """How two steps differ: the first fact that differs, and one tensor of each state."""
     facts = ("number", "samples", "lr", "losses", "tokens", "grad_norm", "clip_coef")
     unequal = [fact for fact in facts if getattr(got, fact) != getattr(want, fact)]
@@ -142,12 +142,12 @@ def a_save_does_not_touch_the_run(stack: Training, recipe: Recipe) -> None:
 
     A save that gathers, casts or draws random numbers in place changes the state that it saves.
     """
-    _generators(recipe.seed)
+    seed_generators(recipe.seed)
     asked = Session(recipe=recipe, steps=4, batches=given_batches(recipe, 4), observe=EVERYTHING)
     plain = stack.train(asked)
-    _generators(recipe.seed)
+    seed_generators(recipe.seed)
     with folder() as at:
         saving = stack.train(replace(asked, save=str(at), save_at=frozenset({1, 2, 3, 4})))
     for got, want in zip(saving.steps, plain.steps, strict=True):
-        words = _unlike(got, want)
+        words = unlike(got, want)
         assert not words, f"with a save after each step, step {want.number}: {words}"

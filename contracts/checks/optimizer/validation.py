@@ -6,11 +6,14 @@ import random
 from dataclasses import replace
 
 from contracts import instruments
+from contracts.checks._support.fp8_calls import FP8, with_scaling
 from contracts.checks._support.layouts import in_a_layout_of
 from contracts.checks._support.step_comparison import on_one_rank
 from contracts.checks._support.training_run import (
     DENSE,
     LETTERS,
+    ROWS,
+    ROWS_OF_16,
     Rows,
     batch,
     batches,
@@ -37,6 +40,7 @@ KEPT: dict[str, tuple[Recipe, bool]] = {  # recipe, and whether the stack reads 
     "recomputed": (replace(LETTERS, recompute="full"), False),
     "bf16": (replace(LETTERS, dtype="bf16"), False),
     "own-data": (LETTERS, True),
+    "fp8-delayed": (with_scaling(replace(FP8, pattern="AE", depth=2, optim=LETTERS.optim), "delayed"), False),
 }
 KEEPS = {
     "": ("validation",),
@@ -44,6 +48,7 @@ KEEPS = {
     "recomputed": ("validation", "recompute"),
     "bf16": ("validation", "bf16"),
     "own-data": ("validation", "own-data"),
+    "fp8-delayed": ("validation", "fp8"),
 }
 
 
@@ -60,16 +65,18 @@ def a_validation_changes_nothing(stack: Training, recipe: Recipe, own: bool) -> 
     generators, and the losses, gradients and sequences of later steps are those of the run without it.
 
     A model that stays in evaluation mode drops nothing and balances nothing for the rest of the run. A router that
-    counts the tokens of a validation moves its bias by them. A validation that draws from the generators of the run, or
+    counts the tokens of a validation moves its bias by them, and amax histories that record it scale the steps behind
+    it. A validation that draws from the generators of the run, or
     reads from its data, makes a run that validates more often another run.
     """
     seen: frozenset[Observed] = frozenset({"gradients", "weights", "optimizer", "buffers", "rng"})
+    rows = ROWS_OF_16 if recipe.fp8 else ROWS  # products in FP8 take rows by eight or sixteen
     asked = Session(
         recipe=recipe, steps=3, execution=Execution(precision="declared"),
-        batches=() if own else batches(3, "kept", recipe=recipe),
+        batches=() if own else batches(3, "kept", rows=rows, recipe=recipe),
         weights=large_expert_weights(stack, recipe, "float32"), observe=seen,
     )  # fmt: skip
-    others = batches(2, "validated", recipe=recipe)
+    others = batches(2, "validated", rows=rows, recipe=recipe)
     _generators()
     plain = stack.train(asked).steps
     _generators()

@@ -16,7 +16,7 @@ from contracts.checks._support.step_comparison import (
     state_differences,
     update_difference,
 )
-from contracts.checks._support.transformer_layouts import CELLS, STAGES, STEPPED, UPDATE, G, L, needs_of
+from contracts.checks._support.transformer_layouts import CELLS, MET, STAGES, STEPPED, UPDATE, G, L, needs_of
 from contracts.checks._support.transformers import Cell, cell, loss_difference, one_rank_and_many, session
 from contracts.checks._support.windows import WINDOW
 from contracts.contract import contract
@@ -92,6 +92,22 @@ def stages_of_a_transformer_are_one_rank(stack: Training, recipe: Recipe, execut
     """A transformer with experts, cut into pipeline stages, alone or beside the other axes, has the losses, gradients
     by name, gradient norm and selection biases of one rank.
     """
+    _require_one_rank(stack, recipe, execution)
+
+
+@contract("PAR-14", asks=("built", "train"), cases=MET, source="F01; TST-13", conventions=WINDOW,
+          tier="dist")  # fmt: skip
+def axes_that_meet_are_one_rank(stack: Training, recipe: Recipe, execution: Execution, world: int) -> None:
+    """With recomputation, as many axes together as four ranks have room for, a transformer with experts has the losses,
+    gradients by name, gradient norm and selection biases of one rank.
+
+    Two axes that are right by themselves and in every pair can still be wrong beside a third: a group that is made for
+    two of them, a divisor that counts one twice, a collective that a second pass through a layer issues once more.
+    """
+    _require_one_rank(stack, recipe, execution)
+
+
+def _require_one_rank(stack: Training, recipe: Recipe, execution: Execution) -> None:
     ((alone, many),) = one_rank_and_many(stack, recipe, execution, 1, "gradients", "buffers")
     require_none(
         loss_difference(alone, many),

@@ -13,6 +13,7 @@ from pathlib import Path
 import click
 
 from contracts.contract import LAW, Law, Tier
+from contracts.court import pairs
 from contracts.court.profiles import nearest
 from contracts.harness import detection, kill_matrix, parties, torchrun
 from contracts.harness import output as output_of
@@ -30,6 +31,7 @@ from contracts.spec.records import EXIT_CODES, Fate
 
 TRIALS = SUITE.with_name("dist_selftest_suite.py")
 _WIDE = 500
+PAIRS = "pairs.txt"
 TRIALS_LOST = 20  # so many mutants may end a rank before the matrix is given up
 
 
@@ -44,7 +46,7 @@ TRIALS_LOST = 20  # so many mutants may end a rank before the matrix is given up
     "--report",
     "folder",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Write kills.json and detection.md there.",
+    help="Write kills.json, detection.md and pairs.txt there, and print the figure of what lies there.",
 )
 @click.option("--jobs", type=click.IntRange(min=1), default=1, show_default=True, metavar="N",
               help="For unit: processes that share the contracts.")  # fmt: skip
@@ -57,6 +59,8 @@ TRIALS_LOST = 20  # so many mutants may end a rank before the matrix is given up
               help="In place of the mutants: N changes of the reference's source, drawn over its files. --only takes "
               "beginnings of ids, or of files; --profile dist puts those that one process does not execute "
               "or see before some cases of --ranks. What was tried is in --report and is not tried again.")  # fmt: skip
+@click.option("--likely", is_flag=True, help="With --operators: put each before the likeliest contracts about its "
+              "file, without the half hour that records who executes which line.")  # fmt: skip
 @click.option("--time", "seconds", type=click.FloatRange(min=0), metavar="S", help="With --operators: begin no further "
               "one after S seconds.")  # fmt: skip
 @click.option("--figure", "given_folders", multiple=True, type=click.Path(path_type=Path, exists=True, file_okay=False),
@@ -70,25 +74,34 @@ TRIALS_LOST = 20  # so many mutants may end a rank before the matrix is given up
 @one_clear_error
 def selftest(
     said: tuple[str, ...], profile: Tier, ranks: int, folder: Path | None, jobs: int, assistants: tuple[str, ...],
-    once: bool, sample: bool, drawn: int | None, seconds: float | None, given_folders: tuple[Path, ...],
+    once: bool, sample: bool, drawn: int | None, likely: bool, seconds: float | None, given_folders: tuple[Path, ...],
     seed: int | None, given: Path, as_json: bool,
 ) -> None:  # fmt: skip
     """Judge every mutant and print the kill matrix: each contract must catch its own, in the declared words."""
     only = _beginnings(said)
-    beside = {"--once": once, "--jobs": jobs > 1, "--with": assistants, "--time": seconds, "--json": as_json}
+    beside = {
+        "--likely": likely,
+        "--once": once,
+        "--jobs": jobs > 1,
+        "--with": assistants,
+        "--time": seconds,
+        "--json": as_json,
+    }
     if given_folders:
         _nothing_beside("--figure", {**beside, "--sample": sample, "--operators": drawn, "--only": only})
         _show_figure(given_folders, folder)
         return
     if drawn is not None:
-        _nothing_beside("--operators", {**beside, "--time": None, "--sample": sample})
+        _nothing_beside("--operators", {**beside, "--likely": False, "--time": None, "--sample": sample})
         several = ranks if profile == "dist" else 1
-        sys.exit(operators(drawn, seed=seed or 0, only=only, seconds=seconds, ranks=several, folder=folder))
+        sys.exit(
+            operators(drawn, seed=seed or 0, only=only, seconds=seconds, ranks=several, folder=folder, likely=likely)
+        )
     if sample:
         others = {"--report": folder, "--only": only, "--profile": profile == "dist"}
         _nothing_beside("--sample", {**beside, "--with": None, **others})
         sys.exit(_sampled(seed, given, assistants))
-    _nothing_drawn(seed, seconds)
+    _nothing_drawn(seed, seconds, likely)
     sys.exit(_whole(only, profile, ranks, folder, jobs, assistants, once, as_json))
 
 
@@ -106,7 +119,7 @@ def _whole(
             raise refuse("--once", True, "has no --report to look into", "name a folder with --report")
         earlier = _found(folder, about)
         if earlier is not None:
-            _show_matrix(earlier, as_json)
+            _show_matrix(earlier, as_json, folder if (folder / PAIRS).exists() else None)
             return EXIT_CODES[earlier.word]
     _forget(folder)
 
@@ -126,8 +139,8 @@ def _whole(
             matrix = _tried(law, profile, ranks, only, folder, jobs, assistants, watched_file)
         if folder is not None:
             kill_matrix.write(folder, kill_matrix.Proof(about=about, matrix=matrix))
-            detection.write(folder, detection.drawn_from({profile: matrix.kills}, (), ()))
-        _show_matrix(matrix, as_json)
+            (folder / PAIRS).write_text(pairs.table(LAW.contracts.values()) + "\n", encoding="utf-8")
+        _show_matrix(matrix, as_json, folder)
         return EXIT_CODES[matrix.word]
 
     output, code = Output(folder), EXIT_CODES["broken"]
@@ -174,10 +187,11 @@ def _nothing_beside(option: str, others: Mapping[str, object]) -> None:
     refused.raise_any()
 
 
-def _nothing_drawn(seed: int | None, seconds: float | None) -> None:
+def _nothing_drawn(seed: int | None, seconds: float | None, likely: bool) -> None:
     refused = Refusals()
     refused.unless(seed is None, "--seed", seed, "draws nothing without --sample or --operators", "add one of them")
     refused.unless(seconds is None, "--time", seconds, "limits nothing without --operators", "add --operators")
+    refused.unless(not likely, "--likely", likely, "is about no change without --operators", "add --operators")
     refused.raise_any()
 
 
@@ -273,7 +287,7 @@ def _tried_by_ranks(ranks: int, only: tuple[str, ...], folder: Path | None, plac
     return codec.loads(self_test.Matrix, file.read_text(encoding="utf-8"))
 
 
-def _show_matrix(matrix: self_test.Matrix, as_json: bool) -> None:
+def _show_matrix(matrix: self_test.Matrix, as_json: bool, folder: Path | None) -> None:
     if as_json:
         click.echo(json.dumps(codec.encode(matrix) | {"word": matrix.word}, indent=2))
         return
@@ -301,6 +315,11 @@ def _show_matrix(matrix: self_test.Matrix, as_json: bool) -> None:
         click.secho(f"no mutant: {id}", fg="red")
     if matrix.unfit:
         click.secho(f"unfit, so that they judge nobody who gives this proof: {', '.join(matrix.unfit)}", fg="red")
+    if folder is not None:
+        found = detection.detection([folder], current=True)
+        detection.write(folder, found)
+        counted = (folder / PAIRS).read_text(encoding="utf-8").partition("\n\n")[0]
+        click.echo("\n".join([*detection.summary(found), counted]))
     killed = sum(kill.fate == "killed" for kill in matrix.kills)
     line = f"{matrix.word.upper()}: {killed} of {len(matrix.kills)} mutants killed for their words, "
     line += f"{len(matrix.baseline)} baseline judgements, {len(matrix.bugs)} catalogued bugs embodied"

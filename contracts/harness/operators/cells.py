@@ -1,4 +1,6 @@
-"""Cases of two ranks that a change of the reference is put before where one process cannot see it."""
+"""What a change of the reference is put before by its file alone: cases of two ranks where one process cannot see it,
+and the likeliest contracts of one process where nobody has recorded which case executes which line.
+"""
 
 from __future__ import annotations
 
@@ -44,3 +46,50 @@ CELLS: Mapping[str, tuple[str, ...]] = {
 def cells(file: str) -> tuple[str, ...]:
     """The cases for a change of a file, those about it first."""
     return tuple(dict.fromkeys(each for begins, of in CELLS.items() if file.startswith(begins) for each in of))
+
+
+LIKELY: Mapping[str, str] = {
+    "answers/allocator_probe": "MEM-01f", "answers/blocks": "BLK-03a MOE-02b BLK-04a BLK-04c",
+    "answers/base": "NAME-06", "answers/capacity": "MEM-02 MEM-02a MEM-02i",
+    "answers/checkpointing": "CKPT-03c CKPT-04a CKPT-03a CKPT-06a", "answers/compiling": "COMP-03a COMP-04a",
+    "answers/cold_compile": "COMP-02a", "answers/devices": "MEM-01i MEM-01f",
+    "answers/installation": "INST-01a INST-03a", "answers/kernel_selection": "KRN-01a KRN-01c KRN-01f KRN-02d",
+    "answers/lifecycle": "MANI-01 MANI-02", "answers/messages": "TRAF-02c TRAF-01a",
+    "answers/model": "PAT-12b BLK-06t REC-06a BLK-06s", "answers/node": "PREF-01 PREF-03a PREF-04 PREF-05",
+    "answers/observ": "OBS-16 OBS-03", "answers/traffic": "TRAF-01a TRAF-04a",
+    "answers/training": "OPT-01a OPT-05b BLK-01h MOE-06a CKPT-01d", "checkpoint/async": "CKPT-03c CKPT-03g",
+    "checkpoint/checkpoint": "CKPT-01d CKPT-04d CKPT-04e CKPT-03c CKPT-01a",
+    "checkpoint/coordination": "CKPT-04d CKPT-03g CKPT-04c", "checkpoint/crash": "CKPT-03f CKPT-03d",
+    "checkpoint/dcp": "CKPT-04a CKPT-04c CKPT-04d", "checkpoint/filesystem": "CKPT-03a CKPT-03b",
+    "checkpoint/forked": "CKPT-03f CKPT-03g", "checkpoint/manifest": "CKPT-04c CKPT-06b CKPT-04d",
+    "checkpoint/retention": "CKPT-05a CKPT-05c CKPT-06a CKPT-05f", "checkpoint/rng": "CKPT-01a CKPT-01c",
+    "checkpoint/weight": "CKPT-06c CKPT-06d", "data": "PAR-06a PAR-06c PAR-06f PAR-06l PAR-06k",
+    "kernels/": "KRN-01g KRN-01b PREC-03a",
+    "launch/": "ARGV-01a ARGV-08 ENV-07 REC-03a ARGV-02a REC-05 ENV-05b ARGV-09",
+    "model/blocks/attention": "BLK-03a BLK-03b BLK-06b BLK-06d", "model/blocks/chunked": "BLK-04b BLK-04c BLK-04a",
+    "model/blocks/common": "BLK-03a BLK-04a BLK-06h BLK-03h",
+    "model/blocks/fp8": "PREC-01d PREC-01f PREC-01g PREC-01h", "model/blocks/hyper": "BLK-06m BLK-06w",
+    "model/blocks/m2rnn": "BLK-05a BLK-05b BLK-05c", "model/blocks/mamba2": "BLK-04a BLK-04d BLK-04i BLK-04f",
+    "model/blocks/mamba3": "BLK-04m BLK-04q BLK-04o BLK-04c", "model/blocks/mlp": "BLK-06h BLK-06j",
+    "model/blocks/moe": "MOE-02b MOE-01a MOE-05a MOE-08a MOE-05b MOE-06a",
+    "model/blocks/sequence": "BLK-04d BLK-05c BLK-04a", "model/build": "PAT-12a BLK-07c REC-06a",
+    "model/compile": "COMP-03a COMP-01a", "model/hybrid": "PAT-12e BLK-06s BLK-06v BLK-01h",
+    "model/init": "PAR-04d PAR-04e", "model/mtp": "BLK-06p BLK-06q PAT-12c",
+    "model/parts": "BLK-06f PAT-12a REC-06a BLK-06a", "optim/optimizer": "OPT-04a OPT-04b OPT-01a OPT-02b OPT-05d",
+    "optim/schedule": "OPT-05b OPT-05c", "parallel/": "TRAF-04a TRAF-04b TRAF-01a TRAF-04c TRAF-04d MEM-01b",
+    "parallel/mesh": "TOPO-05b TOPO-09 TOPO-06", "parallel/pipeline": "TRAF-02c MEM-01b",
+    "parallel/expert": "TRAF-04d TRAF-01a", "receipts/comparison": "CMP-01a CMP-01 CMP-01b CMP-02",
+    "receipts/metrics": "RCPT-05 RCPT-05b RCPT-01d", "receipts/receipt": "RCPT-01 RCPT-02 RCPT-03b RCPT-03 RCPT-04",
+    "receipts/run": "RCPT-01h RCPT-01f RCPT-03a", "stack": "TOPO-04a TOPO-01 TOPO-05b NAME-06 ARGV-02a",
+    "train.py": "CKPT-01j", "training/fault": "CKPT-03a", "training/progress": "GOOD-01",
+    "training/run_facts": "RCPT-01e RCPT-04", "training/settings": "ARGV-02a CKPT-01j",
+    "training/small_script": "OBS-16", "training/trainer": "BLK-01h MOE-06b OPT-05d CKPT-01a OPT-06a PAR-05a PREC-05a",
+    "": "BLK-01h CKPT-01a NAME-01",
+}  # fmt: skip
+"""The beginning of a file → the contracts of one process that are about it."""
+
+
+def likely(file: str) -> tuple[str, ...]:
+    """The contracts of one process about a file, of the longest beginning first."""
+    about = sorted((begins for begins in LIKELY if file.startswith(begins)), key=len, reverse=True)
+    return tuple(dict.fromkeys(id for begins in about for id in LIKELY[begins].split()))

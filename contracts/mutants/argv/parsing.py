@@ -9,6 +9,7 @@ from math import prod
 
 from contracts.contract import mutant
 from contracts.mutants.argv._launcher import Launcher
+from contracts.spec.errors import refuse
 from contracts.spec.launch import Lane, Launch, Reading, Reread
 from contracts.spec.recipe import Recipe
 from contracts.stacks.reference.stack import Reference
@@ -206,6 +207,34 @@ class KeepsTheFirstOfSeveral(Reference):
         dsa = read.recipe.dsa
         few = None if dsa is None else replace(dsa, a_ranks=dsa.a_ranks[:1])
         return replace(read, recipe=replace(read.recipe, dsa=few))
+
+
+KNOWN = {"--recipe", "--mode", "--run", "--set", "--tp", "--pp", "--cp", "--ep", "--etp", "--sp", "--compile"}
+
+
+@mutant(of="ARGV-02b", case="a-flag-of-another-stack", says="was accepted, expected a refusal", bugs=("ARG-07",))
+@mutant(of="ARGV-02b", case="a-renamed-flag", says="was accepted, expected a refusal", bugs=("ARG-07",))
+class KeepsWhatItKnows(Reference):
+    """`parse_known_args`: whatever is left over is for somebody else."""
+
+    def read_back(self, argv: Words) -> Reread:
+        kept: list[str] = []
+        for word in argv:
+            known = kept and kept[-1] in KNOWN - {"--sp"} and not word.startswith("--")
+            if known or word.partition("=")[0] in KNOWN:
+                kept.append(word)
+        return super().read_back(tuple(kept))
+
+
+@mutant(of="ARGV-02b", case="with-an-equals-sign", says="the refusal does not name --bogus")
+class RefusesWithoutAName(Reference):
+    """Compares how many words were read with how many there are."""
+
+    def read_back(self, argv: Words) -> Reread:
+        strange = [word for word in argv if word.startswith("--") and word.partition("=")[0] not in KNOWN]
+        if strange:
+            raise refuse("argv", len(argv), "has words that nothing reads", "give what `rankproof emit` prints")
+        return super().read_back(argv)
 
 
 @mutant(of="ARGV-03b", case="flag-given-twice", says="expected the last")

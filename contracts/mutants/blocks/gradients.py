@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from contracts.contract import mutant
 from contracts.mutants._support.replaced_parts import Exchanged
 from contracts.spec.recipe import Mode, Recipe
-from contracts.stacks.reference.model.blocks.common import Output, Packing, RMSNorm
+from contracts.stacks.reference.data import IGNORED
+from contracts.stacks.reference.model.blocks.attention import Attention
+from contracts.stacks.reference.model.blocks.common import Output, Packing, RMSNorm, State
 from contracts.stacks.reference.model.blocks.moe import Experts, Router
 from contracts.stacks.reference.model.hybrid_model import Layer, Model
 from contracts.stacks.reference.model.parts import Parts
@@ -294,3 +298,83 @@ class KeepsTheModeOfTheLastPass(Exchanged):
 
     def parts(self) -> Parts:
         return replace(super().parts(), layer=self.layer)
+
+
+# written by hand: forward passes are right, and losses fall
+class _FusedLoss(torch.autograd.Function):
+    """Makes the gradient in the forward pass, as the mean over the labels that it sees."""
+
+    @staticmethod
+    def forward(ctx: Any, logits_NV: Tensor, labels_N: Tensor) -> Tensor:
+        with torch.enable_grad():
+            held = logits_NV.detach().requires_grad_()
+            total = F.cross_entropy(held, labels_N, ignore_index=IGNORED, reduction="sum")
+            (gradient_NV,) = torch.autograd.grad(total, held)
+        ctx.save_for_backward(gradient_NV / (labels_N != IGNORED).sum().clamp(min=1))
+        return total.detach()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]  # torch types it as Any
+        return ctx.saved_tensors[0], None
+
+
+class _LossIgnoresWhatIsAbove(Model):
+    def cross_entropy(self, logits_BTV: Tensor, labels_BT: Tensor) -> tuple[Tensor, Tensor]:
+        flat, labels = logits_BTV.flatten(0, 1), labels_BT.flatten()
+        return _FusedLoss.apply(flat, labels), (labels != IGNORED).sum()
+
+
+@mutant(of="PAR-05a", case="two", says="in 2 microbatches the gradient of", leanest="")
+class IgnoresTheUpstreamGradientOfTheLoss(Exchanged):
+    """A fused loss makes its gradient in the forward pass and does not multiply it by the upstream one: right for one
+    microbatch, too large for several, and whatever weight a prediction head has.
+    """
+
+    exchange = {"model": _LossIgnoresWhatIsAbove}
+
+
+class _Normed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, scale: Tensor) -> Tensor:
+        ctx.save_for_backward(scale)
+        return x * scale
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]  # torch types it as Any
+        return grad * ctx.saved_tensors[0], None
+
+
+class _NormWithoutItsMean(RMSNorm):
+    def forward(self, x: Tensor) -> Tensor:
+        scale = torch.rsqrt(x.detach().square().mean(-1, keepdim=True) + self.eps)
+        return _Normed.apply(x, scale) * self.weight
+
+
+@mutant(of="BLK-06h", case="swiglu", says="gradient x differs")
+class LeavesOutTheNormaliser(Exchanged):
+    """The backward pass of the norm divides by the root mean square, and forgets that it depends on the input."""
+
+    exchange = {"norm": _NormWithoutItsMean}
+
+
+class _TilesOfTheFirstRow(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, v_BTD: Tensor) -> Tensor:
+        return v_BTD.view_as(v_BTD)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]  # torch types it as Any
+        return grad[:1].expand_as(grad)
+
+
+class _ForgetsTheRow(Attention):
+    def forward(self, x_BTD: Tensor, packing: Packing, state: State) -> Output:
+        out = super().forward(x_BTD, packing, state)
+        return Output(_TilesOfTheFirstRow.apply(out.y_BTD), *out[1:])
+
+
+@mutant(of="BLK-03a", case="4-heads-on-2", says="gradient mixer.")
+class TakesTheTilesOfTheFirstRow(Exchanged):
+    """The index of a tile leaves out the row of the batch: the backward pass is right for a batch of one."""
+
+    exchange = {"attention": _ForgetsTheRow}

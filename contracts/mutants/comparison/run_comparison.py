@@ -153,7 +153,7 @@ class ComparesVersionStrings(Reference):
         return super().compare(base, replace(candidate, provenance=replace(candidate.provenance, components=alike)))
 
 
-@mutant(of="CMP-02", case="build-proved-by-neither", says="the runs are called same class", bugs=("PRV-31",))
+@mutant(of="CMP-02", case="build-proved-by-neither", says="the runs are called same class", bugs=("PRV-31", "INS-04"))
 class UnknownEqualsUnknown(Reference):
     """Treats two checkouts without a history as equal."""
 

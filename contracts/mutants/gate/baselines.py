@@ -9,7 +9,7 @@ from contracts.court.court import Court
 from contracts.spec.records import Baseline, Run, Verdict
 
 
-@mutant(of="GATE-11a", case="not-offered", says="verdict is conformant, expected violated")
+@mutant(of="GATE-11a", case="not-offered", says="verdict is conformant, expected violated", bugs=("TST-06",))
 class ABaselineIsDecoration(Court):
     """Records what the baseline judged and does not look at it again."""
 

@@ -9,7 +9,9 @@ from torch import Tensor
 
 from contracts.contract import mutant
 from contracts.mutants._support.multi_rank import Spread
+from contracts.mutants._support.replaced_parts import Exchanged
 from contracts.mutants._support.trainer import Trained
+from contracts.stacks.reference.model.blocks.fp8 import Fp8Conversion, Fp8Matmul
 from contracts.stacks.reference.model.hybrid_model import ModelOutput
 from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer
 from contracts.stacks.reference.stack import Reference
@@ -56,6 +58,23 @@ class CountsTheTokensOfAValidation(Trained):
     """A router counts in every forward pass, and its bias moves by the tokens of the validation too."""
 
     trains = _Counts
+
+
+class _RecordsAll(Fp8Matmul):
+    def scale_of(self, t_RC: Tensor, role: int, along: int, matrix: int) -> Tensor:
+        self.train()
+        return super().scale_of(t_RC, role, along, matrix)
+
+
+class _ToRecordAll(Fp8Conversion):
+    product = _RecordsAll
+
+
+@mutant(of="OPT-06a", case="fp8-delayed", says="step 1: the buffer", leanest="")
+class RecordsTheAmaxOfAValidation(Exchanged):
+    """What records an amax does not ask for the mode: the scales of the next step fit the tokens of a validation."""
+
+    exchange = {"low_precision": _ToRecordAll}
 
 
 class _Draws(Trainer):

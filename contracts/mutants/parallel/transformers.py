@@ -7,6 +7,7 @@ float32. Two come from bugs seen in other stacks.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor
@@ -16,7 +17,7 @@ from contracts.mutants._support.multi_rank import Spread
 from contracts.mutants._support.pipeline import Staged
 from contracts.mutants.moe import expert_parallel
 from contracts.mutants.parallel import layouts, pipeline, pipeline_updates
-from contracts.stacks.reference.parallel.parallel_trainer import ShardedOptimizer
+from contracts.stacks.reference.parallel.parallel_trainer import ParallelTrainer, ShardedOptimizer
 from contracts.stacks.reference.parallel.pipeline_trainer import PipelineTrainer
 from contracts.stacks.reference.parallel.tensor_parallel import TensorParallel
 
@@ -122,3 +123,28 @@ class CountsTheTrialPass(Staged):
                 if name.endswith(".counts"):
                     counts_E[:3] += 16  # a row of 16 identical tokens, with 3 experts each
             super().move_biases(counted)
+
+
+@mutant(of="PAR-14", case="cp2-tp2-sp-ep2-etp1", says=GRADIENT)
+class KeepsExpertsOfItsPartOfARow(Spread):
+    """Expert gradients are summed over the ranks that read other rows; beside tensor and context parallel, ranks that
+    read other parts of the same rows are forgotten. Either axis alone is right.
+    """
+
+    class trains(ParallelTrainer):  # noqa: N801
+        def unreduced(self, name: str) -> Any:
+            degrees = self.execution.degrees
+            forgotten = degrees.cp > 1 and degrees.tp > 1 and ".experts." in name
+            return None if forgotten else super().unreduced(name)
+
+
+@mutant(of="PAR-14", case="interleaved-tp2-sp-ep2-etp1", says=GRADIENT)
+class AddsTheSecondPassOfARouter(Staged):
+    """Recomputed under an interleaved schedule, the pass that is run again leaves a gradient of its own in routers."""
+
+    class trains(PipelineTrainer):  # noqa: N801
+        def reduce(self) -> None:
+            for name, each in self.model.named_parameters():
+                if self.execution.recompute and "router.weight" in name and each.grad is not None:
+                    each.grad *= 2
+            super().reduce()

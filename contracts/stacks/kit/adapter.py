@@ -97,7 +97,7 @@ class Adapter(ABC):
 
     def run_block(self, call: BlockCall) -> BlockRun:
         letter, links = self._block(call.recipe, call.layer, call.mode)
-        x_BTD, weights = numerics.tensor(call.x), numerics.tensors(call.weights)
+        x_BTD, weights = numerics.tensor(call.x, strided=call.strided), numerics.tensors(call.weights)
         if call.device != "cpu" or call.kernels:
             raise NotOffered(f"{self.name}: it is asked on a CPU, with its own operations", "device")
         if call.padding is not None or call.state or call.chunk is not None:
@@ -115,7 +115,7 @@ class Adapter(ABC):
             return BlockRun(y=numerics.array(y_BTD))
         names = {link.theirs for link in links}
         leaves = {name: each for name, each in module.named_parameters() if name in names} | {"x": x_BTD}
-        found = gradients_of(y_BTD, numerics.tensor(call.dy), leaves)
+        found = gradients_of(y_BTD, numerics.tensor(call.dy, strided=call.strided), leaves)
         told = {"x": found.pop("x"), **to_canonical(found, links)}
         return BlockRun(y=numerics.array(y_BTD), gradients=numerics.arrays(told))
 

@@ -105,10 +105,12 @@ class TransformerBlock(Block):
         return {name: each for name, each in named.items() if name in self.table}
 
     def run(self, call: BlockCall) -> BlockRun:
-        x_TBD = numerics.tensor(call.x).transpose(0, 1).contiguous().requires_grad_()
+        x_TBD = numerics.tensor(call.x, strided=call.strided).transpose(0, 1)
+        x_TBD = (x_TBD if call.strided else x_TBD.contiguous()).requires_grad_()
         with self._watched_router():
             y_TBD = self._forward(x_TBD, call)
-            gradients = {} if call.dy is None else self._backward(x_TBD, y_TBD, numerics.tensor(call.dy))
+            dy_BTD = None if call.dy is None else numerics.tensor(call.dy, strided=call.strided)
+            gradients = {} if dy_BTD is None else self._backward(x_TBD, y_TBD, dy_BTD)
         return BlockRun(
             y=numerics.array(y_TBD.transpose(0, 1)),
             gradients=numerics.arrays(gradients),

@@ -55,7 +55,7 @@ class MambaBlock(Block):
         return {THEIRS + name: each for name, each in self.layer.named_parameters()}
 
     def run(self, call: BlockCall) -> BlockRun:
-        x_BTD = numerics.tensor(call.x).clone().requires_grad_()
+        x_BTD = numerics.tensor(call.x, strided=call.strided).clone().requires_grad_()
         if call.state:
             raise NotOffered("Megatron-Core: the training pass of M begins from an empty state", "stack")
         if x_BTD.dtype is torch.bfloat16 or not x_BTD.numel():
@@ -64,7 +64,7 @@ class MambaBlock(Block):
         y_BTD = self._trained(x_BTD, documents_BT)
         gradients = {}
         if call.dy is not None:
-            (y_BTD * numerics.tensor(call.dy)).sum().backward()  # type: ignore[no-untyped-call]
+            (y_BTD * numerics.tensor(call.dy, strided=call.strided)).sum().backward()  # type: ignore[no-untyped-call]
             gradients = self.ours({name: gradient(each) for name, each in self.tensors().items()})
             gradients["x"] = gradient(x_BTD)
         with torch.no_grad():

@@ -66,7 +66,7 @@ def block_weights(recipe: Recipe, layer: int, mode: Mode) -> Mapping[str, Shape]
 def run_block(call: BlockCall) -> BlockRun:
     """A block forward, and backward where the call has an upstream gradient."""
     letter, one = alone(call.recipe, call.layer)
-    x_BTD = numerics.tensor(call.x)
+    x_BTD = numerics.tensor(call.x, strided=call.strided)
     declined(call, letter, x_BTD)
     one = replace(one, seq_length=max(one.seq_length, x_BTD.shape[1]))
     with shims.quiet(), shims.block_in(x_BTD.dtype):
@@ -130,7 +130,7 @@ class _Block(nn.Module):
         y_BTD = torch.func.functional_call(self, tensors, (x_BTD,))
         gradients = {}
         if call.dy is not None:
-            found = gradients_of(y_BTD, numerics.tensor(call.dy), {**trained, "x": x_BTD})
+            found = gradients_of(y_BTD, numerics.tensor(call.dy, strided=call.strided), {**trained, "x": x_BTD})
             gradients = {"x": found.pop("x"), **to_canonical(found, links)}
         return BlockRun(
             y=numerics.array(y_BTD.detach()),

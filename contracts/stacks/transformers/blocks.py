@@ -49,7 +49,7 @@ def block_weights(recipe: Recipe, layer: int, mode: Mode) -> Mapping[str, Shape]
 def run_block(call: BlockCall) -> BlockRun:
     """A block forward, and backward where the call has an upstream gradient."""
     kind, letter, one = block_of(call.recipe, call.layer, call.mode)
-    x_BTD = numerics.tensor(call.x)
+    x_BTD = numerics.tensor(call.x, strided=call.strided)
     declined(call, letter, x_BTD)
     config = kind.config(one)
     wide = x_BTD.dtype is torch.float64
@@ -110,7 +110,8 @@ class _Block:
         cache = self.cache(numerics.tensors(call.state)) if self.letter == "M" else None
         normed_BTD = self.layer.get_submodule(self.norm)(x_BTD)
         y_BTD = self.mixed(normed_BTD, x_BTD, call, cache).to(x_BTD.dtype)
-        gradients = {} if call.dy is None else self.gradients(y_BTD, numerics.tensor(call.dy), x_BTD)
+        dy_BTD = None if call.dy is None else numerics.tensor(call.dy, strided=call.strided)
+        gradients = {} if dy_BTD is None else self.gradients(y_BTD, dy_BTD, x_BTD)
         return BlockRun(
             y=numerics.array(y_BTD.detach()),
             gradients=numerics.arrays(gradients),

@@ -80,7 +80,7 @@ def run_call(branch: nn.ModuleDict, forward: Callable[..., Output], call: BlockC
     from contracts.stacks.reference.model.blocks.common import packing
 
     learns = call.dy is not None
-    x_BTD = numerics.tensor(call.x).to(call.device).requires_grad_(learns)
+    x_BTD = numerics.tensor(call.x, strided=call.strided).to(call.device).requires_grad_(learns)
     given = _on(call.device, numerics.tensors(call.state))
     state = {name: each.requires_grad_(learns) for name, each in given.items()}
     documents = None if call.documents is None else numerics.tensor(call.documents).to(call.device)
@@ -90,7 +90,7 @@ def run_call(branch: nn.ModuleDict, forward: Callable[..., Output], call: BlockC
     out = forward(x_BTD, pack, state)
     gradients = {}
     if call.dy is not None:
-        objective = (out.y_BTD * numerics.tensor(call.dy).to(call.device)).sum()
+        objective = (out.y_BTD * numerics.tensor(call.dy, strided=call.strided).to(call.device)).sum()
         for name, loss in out.losses.items():
             objective = objective + parts.moe.weight_of(call.recipe, name) * loss
         leaves: dict[str, Tensor] = dict(branch.named_parameters())
