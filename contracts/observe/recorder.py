@@ -29,7 +29,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, 
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
 from contracts.instruments import traffic
-from contracts.observe import placement
+from contracts.observe import placement, routing
 from contracts.observe.names import canonical
 from contracts.observe.placement import Held
 from contracts.observe.readers import Megatron
@@ -76,6 +76,9 @@ class Recorder:
         self.rates: dict[int, float] = {}  # by parameter, as a scheduler set it last
         self.unseen: dict[str, int] = {}
         self.collectives: dict[str, list[str]] = {}
+        self.routing: list[tuple[str, Any, str]] = []
+        self.counted: dict[str, list[float]] = {}  # behind the last backward pass
+        self.recounts = False
         self.failed = ""
         self._undo: list[Callable[[], None]] = []
 
@@ -121,7 +124,7 @@ class Recorder:
         for undo in reversed(self._undo):
             undo()
         self._undo.clear()
-        self.roots, self.optimizers, self.readers = [], [], []
+        self.roots, self.optimizers, self.readers, self.routing = [], [], [], []
 
     def fails(self, error: Exception) -> None:
         """What the recorder cannot do ends the observing, and not the script."""
@@ -188,6 +191,7 @@ class Recorder:
         if _recomputed() or self.step == 0 or self.rows is None:
             return
         with _Apart(self):
+            self._routed(module, arguments, result)
             self._module_ends(module, result)
             if self.depth == 0:
                 drawn = _random_state(module) != self.random
@@ -212,6 +216,8 @@ class Recorder:
             self._begin_step()
         if not self.on:
             return
+        if self.counted and self.counted != self._counters():
+            self.recounts = True  # as where a scaler skips a step, which then counts to the next
         self.microbatch += 1
         self.calls = {}
         given = {**{str(at): each for at, each in enumerate(arguments)}, **named}
@@ -245,6 +251,33 @@ class Recorder:
                      call=call, microbatch=self.microbatch, batched=batched)  # fmt: skip
         return None
 
+    def _routed(self, module: nn.Module, arguments: tuple[Any, ...], result: Any) -> None:
+        choice = routing.chosen(result) if id(module) in self.modules else None
+        if choice is None:
+            return None
+        if any(isinstance(each, Tensor) and each.dtype == torch.bool for each in arguments):
+            return self._miss("routers that are given a mask of tokens")
+        return self.writer.add(
+            "routed", step=self.step, microbatch=self.microbatch, name=self._whose(module), tokens=len(choice),
+            counts=choice.sum(0).tolist(), twice=int((choice > 1).sum()),
+        )  # fmt: skip
+
+    def _whose(self, module: nn.Module) -> str:
+        """The name of a module; by those of its parameters where a reader numbers the layers of stages."""
+        inside = next(iter(module.named_parameters()), None) if self.readers else None
+        told = self.parameters.get(id(inside[1]), "") if inside else ""
+        return told.removesuffix("." + inside[0]) if inside and told else self.modules.get(id(module), "")
+
+    def _write_routing(self, kind: str) -> None:
+        for which, module, name in self.routing:
+            if which == kind:
+                self.writer.add(kind, step=self.step, name=f"{self._whose(module)}.{name}",
+                                values=routing.values(module, name))  # fmt: skip
+
+    def _counters(self) -> dict[str, list[float]]:
+        return {f"{self._whose(module)}.{name}": routing.values(module, name)
+                for kind, module, name in self.routing if kind == "counter"}  # fmt: skip
+
     def _of_batch(self, output: Tensor) -> tuple[tuple[Piece, ...], bool]:
         """The pieces of a module's output, whose rows are known by what they were computed from."""
         assert self.rows is not None
@@ -265,6 +298,9 @@ class Recorder:
         """End the step before, and write what the weights are before the next one; `running` says whether there is
         one."""
         self._write_collectives()
+        for each, found in self.counted.items():
+            self.writer.add("counted", step=self.step, name=each, values=found, again=self.recounts)
+        self.counted, self.recounts = {}, False
         if self.step:
             self.done = self.step
             self.writer.add("step", step=self.step, backward=self.backward, microbatches=self.microbatch)
@@ -272,6 +308,8 @@ class Recorder:
         if self.step == 1:
             self._first_weights()
         self._write_untied()
+        for kind in routing.BUFFERS:
+            self._write_routing(kind)
         for root in self.roots if running else ():
             modes = sorted(self.modules[id(each)] for each in root.modules() if not each.training)
             self.writer.add("modes", step=self.step, evaluating=modes[:1000], count=len(modes))
@@ -342,6 +380,7 @@ class Recorder:
         self.replicas = self.replicas or _replicas(root)
         prefix = f"model{number + 1}." if number else ""
         sharded = (each for each in root.modules() if isinstance(each, FullyShardedDataParallel))
+        self.routing += routing.kept(root)
         self.flat.update(id(parameter) for each in sharded for parameter in each.parameters())
         for name, module in root.named_modules():
             self.modules.setdefault(id(module), prefix + canonical(name, inside=inside) or "(root)")
@@ -370,7 +409,11 @@ class Recorder:
                 if outer and self.on and not self.busy and self.step:
                     with _Apart(self):
                         self._before_backward(tensors)
-                return before(tensors, *arguments, **named)
+                found = before(tensors, *arguments, **named)
+                if outer and self.on and not self.busy and self.step and self.routing:
+                    with _Apart(self):  # what a recomputation counts again is in it
+                        self.counted = self._counters()
+                return found
             finally:
                 self.inside_backward = not outer
 
