@@ -186,6 +186,7 @@ class _Phases:
             bound = max([floors[name], *(OVER_MEASURED * each for each in known)])
             words = self._differs(phase, wants[name], others[name], bound)
             if words:
+                words += _elements(wants[name], others[name])
                 found.append(Difference(step=step, phase=phase, name=name, words=words))
             else:
                 same += words is not None
@@ -220,6 +221,20 @@ class _Phases:
     def _miss(self, what: str, count: int = 1) -> None:
         if count:
             self.unseen[what] = self.unseen.get(what, 0) + count
+
+
+def _elements(want: Whole, got: Whole) -> str:
+    """Which elements differ, where both runs kept the tensor (`--full`)."""
+    if want.shape != got.shape or want.values is None or got.values is None:
+        return ""
+    apart = (got.values.double() - want.values.double()).abs().nan_to_num(math.inf)
+    flat = int(apart.argmax())
+    at, index = [], flat
+    for size in reversed(want.shape):
+        index, last = divmod(index, size)
+        at.insert(0, last)
+    one, other = (float(each.values.reshape(-1)[flat]) for each in (want, got))
+    return f"; {int((apart > 0).sum())} of {apart.numel()} elements differ, most at {at}: {other:.6g}, and {one:.6g}"
 
 
 def _apart(one: Whole, other: Whole) -> float | None:

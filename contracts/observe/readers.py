@@ -114,6 +114,13 @@ class Megatron:
         state = sys.modules["megatron.core.parallel_state"]
         return tuple(dist.get_process_group_ranks(state.get_data_parallel_group()))
 
+    def renew(self, parameter: Tensor) -> None:
+        """Give the optimizer's own copy of a weight its value, after it was changed."""
+        copied = getattr(parameter, "main_param", None)
+        if isinstance(copied, Tensor):
+            low, high = self.ranges.get(id(parameter), (0, parameter.numel()))
+            copied.data.view(-1).copy_(parameter.data.reshape(-1)[low:high])
+
     def parts(self, parameter: Tensor, tensor: Tensor) -> list[tuple[str, Held]] | None:
         """What `tensor`, a parameter of the model or of its optimizer, or a gradient or moment of it, is part of."""
         if id(parameter) not in self.known:

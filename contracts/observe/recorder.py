@@ -7,12 +7,13 @@ optimizer has stepped. A root module is one that is called while no other module
 from __future__ import annotations
 
 import contextlib
+import fnmatch
 import hashlib
 import math
 import os
 import sys
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -30,6 +31,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 
 from contracts.instruments import traffic
 from contracts.observe import placement, routing
+from contracts.observe.merged import Whole, grid
 from contracts.observe.names import canonical
 from contracts.observe.placement import Held
 from contracts.observe.readers import Megatron
@@ -51,10 +53,17 @@ class Recorder:
         steps: how many steps are observed.
         perturb: a seed: before the first step each floating weight moves by one unit in its last place, up or down. The
             traces of such runs say what rounding does to each tensor.
+        keep: whether the weights before the first step are written whole.
+        full: patterns of names: weights and gradients that are written whole in every step.
+        lent: the weights with which the run begins, of another trace.
     """
 
-    def __init__(self, writer: Writer, steps: int, *, perturb: int | None = None, collectives: bool = True) -> None:
+    def __init__(
+        self, writer: Writer, steps: int, *, perturb: int | None = None, collectives: bool = True,
+        keep: bool = False, full: Sequence[str] = (), lent: Mapping[str, Whole] | None = None,
+    ) -> None:  # fmt: skip
         self.writer, self.steps, self.perturb = writer, steps, perturb
+        self.keep, self.full, self.lent = keep, tuple(full), lent
         self.step, self.done, self.stepped, self.backward, self.microbatch = 0, 0, False, 0, 0
         self.random = ""
         self.roots: list[nn.Module] = []
@@ -321,6 +330,8 @@ class Recorder:
             self._unhook()
 
     def _first_weights(self) -> None:
+        if self.lent is not None:
+            self._lend(self.lent)
         if self.perturb is not None:
             self._perturb(self.perturb)
         for pair in self._tied:
@@ -348,6 +359,21 @@ class Recorder:
                 one, other = (getattr(each, name, None) for each, (_, name) in zip(modules, pair, strict=True))
                 if isinstance(one, Tensor) and isinstance(other, Tensor) and one is not other:
                     self.writer.add("untied", step=self.step, names=[self._full_name(*each) for each in pair])
+
+    def _lend(self, lent: Mapping[str, Whole]) -> None:
+        """Begin with the weights of another run."""
+        for label, parameter in self._every_parameter():
+            for name, mine in self._parts(label, parameter):
+                whole = lent[name].values if name in lent else None
+                if whole is None or tuple(whole.shape) != mine.shape or mine.pieces is None:
+                    self._miss("weights that the other trace does not lend")
+                    continue
+                for piece in mine.pieces:
+                    taken = whole[grid([each.clamp(min=0) for each in piece.indices])].to(mine.local)
+                    view = mine.local.data.reshape(-1)[piece.start : piece.start + piece.numel].view(piece.shape)
+                    view.copy_(taken)
+            for reader in self.readers:
+                reader.renew(parameter)
 
     def _perturb(self, seed: int) -> None:
         for label, parameter in self._every_parameter():
@@ -569,11 +595,23 @@ class Recorder:
         number = None
         if sketched and mine.first and math.isfinite(squares):
             number = self.writer.sketch(sketch(label, local, mine.pieces))
+        whole = None
+        if (
+            mine.first
+            and kind != "forward"
+            and number is not None
+            and (
+                (self.keep and kind == "weight" and self.step == 1)
+                or any(fnmatch.fnmatchcase(more["name"], each) for each in self.full)
+            )
+        ):
+            held = [(piece.start, piece.indices) for piece in mine.pieces]
+            whole = self.writer.values(local, held, limited=not (self.keep and kind == "weight" and self.step == 1))
         # a batch has its rows in another order on another layout: its bits say nothing
         bits = "" if more.get("batched") else f"{fingerprint(label, local, mine.pieces):016x}"
         return self.writer.add(
             kind, step=self.step, shape=list(mine.shape), dtype=_dtype(local), part=mine.part, partial=mine.partial,
-            bits=bits, squares=_number(squares), sketch=number, **more,
+            bits=bits, squares=_number(squares), sketch=number, **({"values": whole} if whole else {}), **more,
         )  # fmt: skip
 
     def _miss(self, what: str) -> None:
