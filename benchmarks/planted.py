@@ -3,10 +3,11 @@
     python -m benchmarks.planted [--only BUG,BUG] [--scripts nano,small,trainer,megatron]
 
 planted.toml has them: a script of docs/examples, or the reference's small one, with a few words changed, judged
-(`rankproof judge --like`) beside the healthy script on one rank, uninterrupted or without recomputation. Ids of bugs
-are those of docs/detection.md. A bug is seen where a contract is violated; it is named where the first words of `diff`, or
-else of the first contract about one run, are of the guilty place. Prints Markdown; exit code 1 under 90 % seen or 80 %
-named. Scripts of a stack that is not installed are left out, and said.
+(`rankproof judge --like`) beside the healthy script on one rank, uninterrupted or without recomputation. Each is the
+bug of that id (docs/detection.md), or a relative of its family that such a script can have. It is seen where a
+contract is violated, and named where the first words of `diff`, or else of the first contract about one run, are of
+the guilty place. Prints Markdown; exit code 1 under 90 % seen or 80 % named. Scripts of a stack that is not installed
+are left out, and said.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ from contracts.observe import placement, routing
 from contracts.observe.merged import Whole, grid
 from contracts.observe.names import canonical
 from contracts.observe.placement import Held
-from contracts.observe.readers import Megatron
+from contracts.observe.readers import Reader, reader_of
 from contracts.observe.sketch import Piece, fingerprint, hashed, key_of, sketch, span
 from contracts.observe.trace import Writer
 
@@ -68,7 +68,7 @@ class Recorder:
         self.random = ""
         self.roots: list[nn.Module] = []
         self.optimizers: list[Any] = []
-        self.readers: list[Megatron] = []
+        self.readers: list[Reader] = []
         self.flat: set[int] = set()  # parameters of FSDP1
         self._holders: dict[int, tuple[Any, _Place]] = {}
         self._tied: list[tuple[_Place, _Place]] = []
@@ -400,7 +400,7 @@ class Recorder:
     def _name(self, root: nn.Module) -> None:
         number, inside = len(self.roots), _wraps(root)
         self.roots.append(root)
-        reader = Megatron.of(root)
+        reader = reader_of(root)
         self.readers += [reader] if reader else []
         self.rank = dist.get_rank() if dist.is_initialized() else 0
         self.replicas = self.replicas or _replicas(root)
@@ -578,7 +578,7 @@ class Recorder:
         if getattr(parameter, "tensor_model_parallel", False):
             return [(name, placement.unplaced(shown, "a shard of Megatron's layers outside of its models"))]
         if id(parameter) in self.flat:
-            return [(name, placement.unplaced(shown, "a parameter of FSDP1, without a reader"))]
+            return [(name, placement.unplaced(shown, "a flat parameter of FSDP1 that is not sharded"))]
         found = placement.held(shown)
         if not isinstance(shown, DTensor) and self.rank in self.replicas:
             found = replace(found, first=self.rank == self.replicas[0])
@@ -786,7 +786,8 @@ def _compiled(module: nn.Module) -> bool:
 
 def _wraps(root: nn.Module) -> bool:
     megatron = type(root).__module__.startswith("megatron.") and isinstance(getattr(root, "module", None), nn.Module)
-    return megatron or isinstance(root, (DistributedDataParallel, nn.DataParallel))
+    deepspeed = type(root).__module__.startswith("deepspeed.")
+    return megatron or deepspeed or isinstance(root, (DistributedDataParallel, nn.DataParallel))
 
 
 def _replicas(root: nn.Module) -> tuple[int, ...]:

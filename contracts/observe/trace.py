@@ -182,7 +182,8 @@ def read(folder: Path) -> Trace:
     )
     if not names:
         raise refuse("trace", str(folder), "holds no trace", "record one: rankproof observe --out DIR train.py …")
-    ranks = [_rank(path) for path in names]
+    known: dict[str, Line] = {}
+    ranks = [_rank(path, known) for path in names]
     found, world = Refusals(), ranks[0].begin["world"]
     for each in ranks:
         if each.begin["world"] != world or each.begin["run"] != ranks[0].begin["run"] or each.rank >= world:
@@ -194,16 +195,21 @@ def read(folder: Path) -> Trace:
     return Trace(folder=folder, world=world, ranks=tuple(ranks), missing=tuple(missing))
 
 
-def _rank(path: Path) -> RankTrace:
+def _rank(path: Path, known: dict[str, Line]) -> RankTrace:
+    """The trace of a rank. `known` are lines without a sketch: those of replicas say the same, and are parsed once."""
     text = path.read_bytes().decode("utf-8", "replace")
     lines, whole = [], text.split("\n")[:-1]  # what follows the last newline was cut off
     for number, line in enumerate(whole, start=1):
-        try:
-            entry = json.loads(line)
-        except (ValueError, RecursionError):
-            entry = None
-        if not isinstance(entry, dict) or not isinstance(entry.get("e"), str):
-            raise refuse("trace", f"{path.name}, line {number}", "is no line of a trace", "record it again")
+        entry = known.get(line)
+        if entry is None:
+            try:
+                entry = json.loads(line)
+            except (ValueError, RecursionError):
+                entry = None
+            if not isinstance(entry, dict) or not isinstance(entry.get("e"), str):
+                raise refuse("trace", f"{path.name}, line {number}", "is no line of a trace", "record it again")
+            if entry.get("sketch", 0) is None:
+                known[line] = entry
         lines.append(entry)
     begin = lines[0] if lines else {}
     if begin.get("version") != VERSION:

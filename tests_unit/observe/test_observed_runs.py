@@ -75,6 +75,27 @@ def test_a_legal_layout_is_equal_and_healthy(traces: Path, tmp_path: Path, layou
     assert done.exit_code == 0, done.output
 
 
+@pytest.mark.parametrize("original", [True, False])
+def test_flat_parameters_of_fsdp1_are_equal_and_healthy(traces: Path, tmp_path: Path, original: bool) -> None:
+    text = NANO.read_text(encoding="utf-8")
+    for old, new in (
+        ("import fully_shard\n", "import FullyShardedDataParallel, fully_shard, wrap\n"),
+        ("= DistributedDataParallel(model)", "= FullyShardedDataParallel(model, use_orig_params=ORIGINAL, device_id="
+         "torch.device('cpu'), auto_wrap_policy=wrap.ModuleWrapPolicy({Block}))".replace("ORIGINAL", str(original))),
+        ("nn.utils.clip_grad_norm_(model.parameters(), 1.0)", "(model.clip_grad_norm_ if world > 1 else None)(1.0)"),
+    ):  # fmt: skip
+        assert text.count(old) == 1
+        text = text.replace(old, new)
+    (tmp_path / "train.py").write_text(text, encoding="utf-8")
+    codes = observe(tmp_path, ("train.py", "--parallel", "ddp", "--steps", "2"), tmp_path / "out", 2)
+    assert codes == [0, 0], (tmp_path / "stderr-0").read_text()
+    done = CliRunner().invoke(main, ["diff", str(traces / "one"), str(tmp_path / "out")])
+    assert done.exit_code == 0, done.output
+    assert "agrees  step 2: updated weights (28)" in done.output
+    done = CliRunner().invoke(main, ["judge", str(tmp_path / "out"), "--report", str(tmp_path / "report")])
+    assert done.exit_code == 0, done.output
+
+
 def test_measured_rounding_allows_what_it_does_and_no_more(traces: Path) -> None:
     one, ddp, moved = (Merged(read(traces / each)) for each in ("one", "ddp2", "moved"))
     assert not compare(one, ddp, [moved]).differences
