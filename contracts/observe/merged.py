@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -145,6 +146,16 @@ class Merged:
                 name=name, shape=shape, dtypes=_dtypes(lines), places=_places(used),
                 squares=sum(float(line["squares"]) for _, line in used),
             )  # fmt: skip
+        return found
+
+    def routed(self, step: int) -> Mapping[str, tuple[int, ...]]:
+        """The assignments of each router in a step, by expert, over all rows of its batch."""
+        kept = {(rank.rank, line["microbatch"]) for rank, line in self._apart("input", step)}
+        found: dict[str, tuple[int, ...]] = {}
+        for rank, line in self.lines("routed", step):
+            if (rank.rank, line["microbatch"]) in kept:
+                pairs = itertools.zip_longest(found.get(line["name"], ()), line["counts"], fillvalue=0)
+                found[line["name"]] = tuple(one + other for one, other in pairs)
         return found
 
     def loss(self, step: int) -> float | None:
