@@ -7,6 +7,7 @@ magnitudes. No error is ever divided by a norm that may be zero.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +21,8 @@ UNITS = 64.0
 OF_AN_UPDATE = 0.02
 """The part of an update that the floor allows: Adam divides by a root, so an element whose gradient is rounding alone
 moves as far as any other. `--repeat` measures it instead."""
+FLIPS, FLIPS_OF_ALL = 2, 0.01
+"""Choices of experts that rounding may decide otherwise, at least and as a part of all: scores that tie but for it."""
 OVER_MEASURED = 8.0
 """How far beyond the largest measured effect of rounding a difference must lie."""
 
@@ -73,6 +76,8 @@ def compare(reference: Merged, other: Merged, repeats: Sequence[Merged] = ()) ->
         agreed.append(f"step {step}: inputs ({sum(reference.rows(step).values())} rows)")
         for phase in (found.forward, found.loss, found.gradients, found.settings, found.updates):
             differences = phase(step, agreed)
+            if found.flipped:
+                return Comparison(agreed=tuple(agreed), incomparable=f"step {step}: {found.flipped}", unseen=unseen)
             if differences:
                 return Comparison(differences=tuple(differences), agreed=tuple(agreed), unseen=unseen)
     return Comparison(agreed=tuple(agreed), unseen=unseen)
@@ -99,6 +104,7 @@ class _Phases:
 
     def __init__(self, one: Merged, other: Merged, repeats: Sequence[Merged], unseen: dict[str, int]) -> None:
         self.one, self.other, self.repeats, self.unseen = one, other, repeats, unseen
+        self.flipped = ""
 
     def weights(self, agreed: list[str]) -> list[Difference]:
         one, other = self.one.tensors("weight", 1), self.other.tensors("weight", 1)
@@ -109,7 +115,24 @@ class _Phases:
         one, other = self.one.outputs(step), self.other.outputs(step)
         floors = {name: self._units(step) * _eps(each, other.get(name)) * each.norm for name, each in one.items()}
         repeats = [each.outputs(step) for each in self.repeats]
-        return self._tensors("output of module", step, one, other, one, floors, repeats, agreed)
+        found = self._tensors("output of module", step, one, other, one, floors, repeats, agreed)
+        return self._routing(step, [*one], found)
+
+    def _routing(self, step: int, order: list[str], found: list[Difference]) -> list[Difference]:
+        """The differences of outputs, or what stands before them: a router that chose other experts from inputs that
+        agree. A few choices may be ties that rounding decides, and the step is not comparable then."""
+        one, other = self.one.routed(step), self.other.routed(step)
+        differ = [name for name in one if name in other and one[name] != other[name]]
+        router = min(differ, key=lambda name: order.index(name) if name in order else len(order), default="")
+        if not router or (found and router in order and order.index(found[0].name) < order.index(router)):
+            return found
+        total = sum(one[router])
+        moved = sum(abs(its - own) for own, its in itertools.zip_longest(one[router], other[router], fillvalue=0)) // 2
+        words = f"{moved} of {total} assignments go to other experts"
+        if moved > max(FLIPS, FLIPS_OF_ALL * total):
+            return [Difference(step=step, phase="routing", name=router, words=words), *found]
+        self.flipped = f"{words} at {router}, whose inputs agree: ties that rounding decides"
+        return []
 
     def loss(self, step: int, agreed: list[str]) -> list[Difference]:
         one, other = self.one.loss(step), self.other.loss(step)
@@ -186,6 +209,7 @@ class _Phases:
             bound = max([floors[name], *(OVER_MEASURED * each for each in known)])
             words = self._differs(phase, wants[name], others[name], bound)
             if words:
+                words += _elements(wants[name], others[name])
                 found.append(Difference(step=step, phase=phase, name=name, words=words))
             else:
                 same += words is not None
@@ -220,6 +244,20 @@ class _Phases:
     def _miss(self, what: str, count: int = 1) -> None:
         if count:
             self.unseen[what] = self.unseen.get(what, 0) + count
+
+
+def _elements(want: Whole, got: Whole) -> str:
+    """Which elements differ, where both runs kept the tensor (`--full`)."""
+    if want.shape != got.shape or want.values is None or got.values is None:
+        return ""
+    apart = (got.values.double() - want.values.double()).abs().nan_to_num(math.inf)
+    flat = int(apart.argmax())
+    at, index = [], flat
+    for size in reversed(want.shape):
+        index, last = divmod(index, size)
+        at.insert(0, last)
+    one, other = (float(each.values.reshape(-1)[flat]) for each in (want, got))
+    return f"; {int((apart > 0).sum())} of {apart.numel()} elements differ, most at {at}: {other:.6g}, and {one:.6g}"
 
 
 def _apart(one: Whole, other: Whole) -> float | None:

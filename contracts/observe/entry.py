@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 import runpy
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from contracts import observe
-from contracts.spec.errors import Refusals
+from contracts.spec.errors import Refusals, Refused
 
 if TYPE_CHECKING:
+    from contracts.observe.merged import Whole
     from contracts.observe.recorder import Recorder
 
 
@@ -24,9 +25,11 @@ class Script:
         self.recorder: Recorder | None = None
 
     def observe(
-        self, out: Path, *, steps: int = 3, perturb: int | None = None, collectives: bool = True, shims: str = ""
-    ) -> None:
-        """Begin the trace of this rank; `shims` says what was replaced so that the script runs here.
+        self, out: Path, *, steps: int = 3, perturb: int | None = None, collectives: bool = True, shims: str = "",
+        keep: bool = False, full: Sequence[str] = (), lender: Path | None = None,
+    ) -> None:  # fmt: skip
+        """Begin the trace of this rank; `shims` says what was replaced so that the script runs here. What torchrun
+        starts again has a folder of its own beside `out`.
 
         Raises:
             Refused: where there is no such script, or the trace cannot be written; nothing was run.
@@ -35,6 +38,7 @@ class Script:
         found.unless(steps >= 1, "steps", steps, "must be at least 1", "leave it out for 3")
         known = self.module or Path(self.words[0]).is_file()
         found.unless(known, "script", self.words[0], "is no file", "give a script, or -m MODULE")
+        lent = _lent(lender, found) if lender is not None else None
         found.raise_any()
 
         from contracts.observe.recorder import Recorder  # torch, which a command that is refused does not need
@@ -43,8 +47,12 @@ class Script:
         rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         run = f"{os.environ.get('TORCHELASTIC_RUN_ID', '')}/{attempt}"
-        writer = Writer(out, rank, world, self.words, {"run": run, "perturb": perturb, "shims": shims, **_versions()})
-        self.recorder = Recorder(writer, steps, perturb=perturb, collectives=collectives)
+        out = out if attempt == "0" else out.with_name(f"{out.name}-restart-{attempt}")
+        writer = Writer(out, rank, world, self.words, {"run": run, "perturb": perturb, "shims": shims,
+                                                         "lent": lent is not None, **_versions()})  # fmt: skip
+        self.recorder = Recorder(
+            writer, steps, perturb=perturb, collectives=collectives, keep=keep, full=full, lent=lent
+        )
 
     def run(self) -> None:
         """Run the script as `__main__`. Whatever ends it ends this call, and the trace says what that was."""
@@ -82,6 +90,21 @@ def make_way(folder: Path) -> None:
         return
     for name in [each for each in sys.modules if each.partition(".")[0] == "contracts"]:
         del sys.modules[name]
+
+
+def _lent(folder: Path, found: Refusals) -> Mapping[str, Whole]:
+    """The weights that a trace kept from before its first step."""
+    from contracts.observe.merged import Merged
+    from contracts.observe.trace import read
+
+    try:
+        weights = Merged(read(folder)).tensors("weight", 1)
+    except Refused as error:
+        found.extend(error)
+        return {}
+    kept = {name: each for name, each in weights.items() if each.kept is not None}
+    found.unless(bool(kept), "weights-from", str(folder), "kept no weights", "record it with --keep-weights")
+    return kept
 
 
 def _versions() -> dict[str, str]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import itertools
+import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +23,7 @@ class Whole:
         squares: the sum of its squared elements; a name such as "nan" where that is not finite.
         places: the sketches of its parts, by rank and number; None where a part has none.
         unlike: pairs of ranks that should hold the same bits and do not.
+        kept: where the values of its parts lie; None where a part has none.
     """
 
     name: str
@@ -29,6 +32,7 @@ class Whole:
     squares: float
     places: tuple[tuple[RankTrace, int], ...] | None
     unlike: tuple[tuple[int, int], ...] = ()
+    kept: tuple[tuple[RankTrace, tuple[int, ...]], ...] | None = None
 
     @property
     def norm(self) -> float:
@@ -44,6 +48,35 @@ class Whole:
         for rank, number in rest:
             total += rank.sketch(number)
         return total
+
+    @functools.cached_property
+    def values(self) -> Any:
+        """The whole tensor; None where a part of it was not kept."""
+        import torch
+
+        total: Any = None
+        for rank, place in self.kept or ():
+            held = rank.values(place)
+            local = held["local"].reshape(-1)
+            total = torch.zeros(self.shape, dtype=local.dtype) if total is None else total
+            for start, indices in held["pieces"]:
+                put(total, indices, local[start:])
+        return total
+
+
+def put(total: Any, indices: Sequence[Any], values: Any) -> None:
+    """Add `values`, a flat tensor of at least so many, to `total` at the product of indices; -1 is padding."""
+    inside, shape = [each >= 0 for each in indices], [len(each) for each in indices]
+    mine = values[: math.prod(shape)].reshape(shape)
+    for axis, each in enumerate(inside):
+        mine = mine.index_select(axis, each.nonzero().reshape(-1))
+    total[grid([each[keep] for each, keep in zip(indices, inside, strict=True)])] += mine
+
+
+def grid(indices: Sequence[Any]) -> tuple[Any, ...]:
+    """Indices that select the product of `indices`, one of each axis."""
+    axes = range(len(indices))
+    return tuple(each.view([-1 if at == axis else 1 for at in axes]) for axis, each in enumerate(indices))
 
 
 class Merged:
@@ -115,6 +148,16 @@ class Merged:
             )  # fmt: skip
         return found
 
+    def routed(self, step: int) -> Mapping[str, tuple[int, ...]]:
+        """The assignments of each router in a step, by expert, over all rows of its batch."""
+        kept = {(rank.rank, line["microbatch"]) for rank, line in self._apart("input", step)}
+        found: dict[str, tuple[int, ...]] = {}
+        for rank, line in self.lines("routed", step):
+            if (rank.rank, line["microbatch"]) in kept:
+                pairs = itertools.zip_longest(found.get(line["name"], ()), line["counts"], fillvalue=0)
+                found[line["name"]] = tuple(one + other for one, other in pairs)
+        return found
+
     def loss(self, step: int) -> float | None:
         """The mean over ranks of what each one's backward passes began with; None where no number was seen."""
         of: dict[int, float] = {}
@@ -146,8 +189,10 @@ def _whole(name: str, found: list[tuple[RankTrace, Line]]) -> Whole:
         if not line["partial"]:
             unlike += [(rank.rank, other.rank) for other, its in holders if its["bits"] != line["bits"]]
         firsts.append(next((each for each in holders if each[1]["sketch"] is not None), holders[0]))
+    kept = [(rank, tuple(line["values"])) for rank, line in firsts if line.get("values")]
     return Whole(
         name=name, shape=tuple(found[0][1]["shape"]), dtypes=_dtypes(found), places=_places(firsts),
+        kept=tuple(kept) if len(kept) == len(firsts) else None,
         squares=sum(float(line["squares"]) for _, line in firsts), unlike=tuple(unlike),
     )  # fmt: skip
 

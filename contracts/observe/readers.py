@@ -1,4 +1,5 @@
-"""Where a stack that shards plain tensors keeps what: Megatron-Core's layers and buffers.
+"""Where a stack that shards plain tensors keeps what: Megatron-Core's layers and buffers, the flat parameters of FSDP1
+and of DeepSpeed's ZeRO.
 
 A reader is asked about a root module once, and then about each tensor; it issues no collective and imports no stack: a
 module of such a stack is there because the script imported it.
@@ -10,14 +11,40 @@ import re
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.fsdp import FullyShardedDataParallel
 
-from contracts.observe.placement import Held, of_flat, unplaced
+from contracts.observe.names import canonical
+from contracts.observe.placement import Held, flat_range, of_flat, unplaced
 from contracts.observe.sketch import Piece
+
+
+class Reader(Protocol):
+    """What a recorder asks."""
+
+    names: dict[int, str]
+
+    def data(self) -> tuple[int, ...]:
+        """The ranks that share a batch with this one."""
+        ...
+
+    def parts(self, parameter: Tensor, tensor: Tensor) -> list[tuple[str, Held]] | None:
+        """What `tensor`, a parameter of the model or of its optimizer, or a gradient or moment of it, is part of; None
+        where this reader does not know."""
+        ...
+
+    def renew(self, parameter: Tensor) -> None:
+        """Give the optimizer's own copy of a weight its value, after it was changed."""
+        ...
+
+
+def reader_of(root: nn.Module) -> Reader | None:
+    """The reader of a root module; None for one of plain torch, DDP or FSDP2."""
+    return Megatron.of(root) or Flat.of(root)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -110,12 +137,16 @@ class Megatron:
             self.ranges[id(parameter)] = (begin - start, max(begin, stop) - start)
 
     def data(self) -> tuple[int, ...]:
-        """The ranks that share a batch with this one."""
         state = sys.modules["megatron.core.parallel_state"]
         return tuple(dist.get_process_group_ranks(state.get_data_parallel_group()))
 
+    def renew(self, parameter: Tensor) -> None:
+        copied = getattr(parameter, "main_param", None)
+        if isinstance(copied, Tensor):
+            low, high = self.ranges.get(id(parameter), (0, parameter.numel()))
+            copied.data.view(-1).copy_(parameter.data.reshape(-1)[low:high])
+
     def parts(self, parameter: Tensor, tensor: Tensor) -> list[tuple[str, Held]] | None:
-        """What `tensor`, a parameter of the model or of its optimizer, or a gradient or moment of it, is part of."""
         if id(parameter) not in self.known:
             self.known[id(parameter)] = (parameter, *self._part(parameter))
         _, name, part = self.known[id(parameter)]
@@ -146,6 +177,89 @@ class Megatron:
             if mine and held.data_ptr() == each.data_ptr() + low * each.element_size():
                 return each, (low, high)
         return None, None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Range:
+    """A range of a flat tensor that is one of a flattened parameter, of a name and a shape."""
+
+    name: str
+    shape: tuple[int, ...]
+    at: int
+    numel: int
+    start: int
+
+
+@dataclass(kw_only=True, eq=False)
+class Flat:
+    """FSDP1 says in its handles, and ZeRO's stages 1 and 2 by the fragments of their float32 partitions, which range of
+    which parameter lies where in a flat one.
+
+    Args:
+        held: the parameters that optimizers have, so that no other one gets their number.
+    """
+
+    ranks: tuple[int, ...]
+    names: dict[int, str] = field(default_factory=dict)
+    ranges: dict[int, list[Range]] = field(default_factory=dict)
+    copies: dict[int, tuple[Any, Tensor]] = field(default_factory=dict)
+    held: list[Tensor] = field(default_factory=list)
+
+    @staticmethod
+    def of(root: nn.Module) -> Flat | None:
+        sharded = {name: each for name, each in root.named_modules() if isinstance(each, FullyShardedDataParallel)}
+        if sharded:
+            found = Flat(ranks=tuple(dist.get_process_group_ranks(next(iter(sharded.values())).process_group)))
+            for name, each in sharded.items():
+                found._of_handle(name, each._handle)
+            return found
+        fragments = [(name, each, each._hp_mapping) for name, each in root.named_parameters()
+                     if getattr(each, "_hp_mapping", None) is not None]  # fmt: skip
+        optimizer: Any = getattr(getattr(root, "optimizer", None), "optimizer", None)
+        if not fragments or optimizer is None:
+            return None
+        found = Flat(ranks=tuple(dist.get_process_group_ranks(getattr(root, "data_parallel_group"))))  # noqa: B009
+        found.held += [each for group in optimizer.param_groups for each in group["params"]]
+        for name, each, fragment in fragments:
+            flat = found.held[fragment.param_group_index]
+            found.names[id(each)] = canonical(name, inside=True)
+            found.copies[id(each)] = fragment.lp_fragment_address, fragment.hp_fragment
+            found.ranges.setdefault(id(flat), []).append(Range(
+                name=found.names[id(each)], shape=tuple(each.shape), at=fragment.hp_fragment_address.start,
+                numel=fragment.hp_fragment_address.numel, start=fragment.lp_fragment_address.start,
+            ))  # fmt: skip
+        return found
+
+    def _of_handle(self, module: str, handle: Any) -> None:
+        if handle is None or not handle.uses_sharded_strategy:
+            return  # NO_SHARD is DDP; the recorder counts its flat parameters
+        flat = handle.flat_param
+        self.held.append(flat)
+        whose = flat._params or [None] * len(flat._fqns)
+        for fqn, shape, info, own in zip(flat._fqns, flat._shapes, flat._shard_param_infos, whose, strict=True):
+            name = canonical(f"{module}.{fqn}".removeprefix("."))
+            mine = [Range(name=name, shape=tuple(shape), at=info.offset_in_shard, numel=info.numel_in_shard,
+                          start=info.intra_param_start_idx)] if info.in_shard else []  # fmt: skip
+            self.ranges.setdefault(id(flat), []).extend(mine)
+            if own is not None:
+                self.held.append(own)
+                self.names[id(own)] = name
+                self.ranges[id(own)] = [replace(each, at=0) for each in mine]
+
+    def data(self) -> tuple[int, ...]:
+        return self.ranks
+
+    def renew(self, parameter: Tensor) -> None:
+        if id(parameter) in self.copies:
+            address, copied = self.copies[id(parameter)]
+            copied.data.copy_(parameter.data.reshape(-1)[address.start : address.start + address.numel])
+
+    def parts(self, parameter: Tensor, tensor: Tensor) -> list[tuple[str, Held]] | None:
+        if id(parameter) not in self.ranges:
+            return None
+        flat = tensor.reshape(-1)
+        return [(each.name, flat_range(flat[each.at : each.at + each.numel], each.shape, each.start))
+                for each in self.ranges[id(parameter)]]  # fmt: skip
 
 
 def _flattened(given: Any) -> Iterator[Any]:

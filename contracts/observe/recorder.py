@@ -7,12 +7,13 @@ optimizer has stepped. A root module is one that is called while no other module
 from __future__ import annotations
 
 import contextlib
+import fnmatch
 import hashlib
 import math
 import os
 import sys
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -29,10 +30,11 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, 
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
 from contracts.instruments import traffic
-from contracts.observe import placement
+from contracts.observe import placement, routing
+from contracts.observe.merged import Whole, grid
 from contracts.observe.names import canonical
 from contracts.observe.placement import Held
-from contracts.observe.readers import Megatron
+from contracts.observe.readers import Reader, reader_of
 from contracts.observe.sketch import Piece, fingerprint, hashed, key_of, sketch, span
 from contracts.observe.trace import Writer
 
@@ -51,15 +53,22 @@ class Recorder:
         steps: how many steps are observed.
         perturb: a seed: before the first step each floating weight moves by one unit in its last place, up or down. The
             traces of such runs say what rounding does to each tensor.
+        keep: whether the weights before the first step are written whole.
+        full: patterns of names: weights and gradients that are written whole in every step.
+        lent: the weights with which the run begins, of another trace.
     """
 
-    def __init__(self, writer: Writer, steps: int, *, perturb: int | None = None, collectives: bool = True) -> None:
+    def __init__(
+        self, writer: Writer, steps: int, *, perturb: int | None = None, collectives: bool = True,
+        keep: bool = False, full: Sequence[str] = (), lent: Mapping[str, Whole] | None = None,
+    ) -> None:  # fmt: skip
         self.writer, self.steps, self.perturb = writer, steps, perturb
+        self.keep, self.full, self.lent = keep, tuple(full), lent
         self.step, self.done, self.stepped, self.backward, self.microbatch = 0, 0, False, 0, 0
         self.random = ""
         self.roots: list[nn.Module] = []
         self.optimizers: list[Any] = []
-        self.readers: list[Megatron] = []
+        self.readers: list[Reader] = []
         self.flat: set[int] = set()  # parameters of FSDP1
         self._holders: dict[int, tuple[Any, _Place]] = {}
         self._tied: list[tuple[_Place, _Place]] = []
@@ -76,6 +85,9 @@ class Recorder:
         self.rates: dict[int, float] = {}  # by parameter, as a scheduler set it last
         self.unseen: dict[str, int] = {}
         self.collectives: dict[str, list[str]] = {}
+        self.routing: list[tuple[str, Any, str]] = []
+        self.counted: dict[str, list[float]] = {}  # behind the last backward pass
+        self.recounts = False
         self.failed = ""
         self._undo: list[Callable[[], None]] = []
 
@@ -121,7 +133,7 @@ class Recorder:
         for undo in reversed(self._undo):
             undo()
         self._undo.clear()
-        self.roots, self.optimizers, self.readers = [], [], []
+        self.roots, self.optimizers, self.readers, self.routing = [], [], [], []
 
     def fails(self, error: Exception) -> None:
         """What the recorder cannot do ends the observing, and not the script."""
@@ -188,6 +200,7 @@ class Recorder:
         if _recomputed() or self.step == 0 or self.rows is None:
             return
         with _Apart(self):
+            self._routed(module, arguments, result)
             self._module_ends(module, result)
             if self.depth == 0:
                 drawn = _random_state(module) != self.random
@@ -212,6 +225,8 @@ class Recorder:
             self._begin_step()
         if not self.on:
             return
+        if self.counted and self.counted != self._counters():
+            self.recounts = True  # as where a scaler skips a step, which then counts to the next
         self.microbatch += 1
         self.calls = {}
         given = {**{str(at): each for at, each in enumerate(arguments)}, **named}
@@ -245,6 +260,33 @@ class Recorder:
                      call=call, microbatch=self.microbatch, batched=batched)  # fmt: skip
         return None
 
+    def _routed(self, module: nn.Module, arguments: tuple[Any, ...], result: Any) -> None:
+        choice = routing.chosen(result) if id(module) in self.modules else None
+        if choice is None:
+            return None
+        if any(isinstance(each, Tensor) and each.dtype == torch.bool for each in arguments):
+            return self._miss("routers that are given a mask of tokens")
+        return self.writer.add(
+            "routed", step=self.step, microbatch=self.microbatch, name=self._whose(module), tokens=len(choice),
+            counts=choice.sum(0).tolist(), twice=int((choice > 1).sum()),
+        )  # fmt: skip
+
+    def _whose(self, module: nn.Module) -> str:
+        """The name of a module; by those of its parameters where a reader numbers the layers of stages."""
+        inside = next(iter(module.named_parameters()), None) if self.readers else None
+        told = self.parameters.get(id(inside[1]), "") if inside else ""
+        return told.removesuffix("." + inside[0]) if inside and told else self.modules.get(id(module), "")
+
+    def _write_routing(self, kind: str) -> None:
+        for which, module, name in self.routing:
+            if which == kind:
+                self.writer.add(kind, step=self.step, name=f"{self._whose(module)}.{name}",
+                                values=routing.values(module, name))  # fmt: skip
+
+    def _counters(self) -> dict[str, list[float]]:
+        return {f"{self._whose(module)}.{name}": routing.values(module, name)
+                for kind, module, name in self.routing if kind == "counter"}  # fmt: skip
+
     def _of_batch(self, output: Tensor) -> tuple[tuple[Piece, ...], bool]:
         """The pieces of a module's output, whose rows are known by what they were computed from."""
         assert self.rows is not None
@@ -265,6 +307,9 @@ class Recorder:
         """End the step before, and write what the weights are before the next one; `running` says whether there is
         one."""
         self._write_collectives()
+        for each, found in self.counted.items():
+            self.writer.add("counted", step=self.step, name=each, values=found, again=self.recounts)
+        self.counted, self.recounts = {}, False
         if self.step:
             self.done = self.step
             self.writer.add("step", step=self.step, backward=self.backward, microbatches=self.microbatch)
@@ -272,6 +317,8 @@ class Recorder:
         if self.step == 1:
             self._first_weights()
         self._write_untied()
+        for kind in routing.BUFFERS:
+            self._write_routing(kind)
         for root in self.roots if running else ():
             modes = sorted(self.modules[id(each)] for each in root.modules() if not each.training)
             self.writer.add("modes", step=self.step, evaluating=modes[:1000], count=len(modes))
@@ -283,6 +330,8 @@ class Recorder:
             self._unhook()
 
     def _first_weights(self) -> None:
+        if self.lent is not None:
+            self._lend(self.lent)
         if self.perturb is not None:
             self._perturb(self.perturb)
         for pair in self._tied:
@@ -311,6 +360,21 @@ class Recorder:
                 if isinstance(one, Tensor) and isinstance(other, Tensor) and one is not other:
                     self.writer.add("untied", step=self.step, names=[self._full_name(*each) for each in pair])
 
+    def _lend(self, lent: Mapping[str, Whole]) -> None:
+        """Begin with the weights of another run."""
+        for label, parameter in self._every_parameter():
+            for name, mine in self._parts(label, parameter):
+                whole = lent[name].values if name in lent else None
+                if whole is None or tuple(whole.shape) != mine.shape or mine.pieces is None:
+                    self._miss("weights that the other trace does not lend")
+                    continue
+                for piece in mine.pieces:
+                    taken = whole[grid([each.clamp(min=0) for each in piece.indices])].to(mine.local)
+                    view = mine.local.data.reshape(-1)[piece.start : piece.start + piece.numel].view(piece.shape)
+                    view.copy_(taken)
+            for reader in self.readers:
+                reader.renew(parameter)
+
     def _perturb(self, seed: int) -> None:
         for label, parameter in self._every_parameter():
             for name, mine in self._parts(label, parameter) if parameter.is_floating_point() else ():
@@ -336,12 +400,13 @@ class Recorder:
     def _name(self, root: nn.Module) -> None:
         number, inside = len(self.roots), _wraps(root)
         self.roots.append(root)
-        reader = Megatron.of(root)
+        reader = reader_of(root)
         self.readers += [reader] if reader else []
         self.rank = dist.get_rank() if dist.is_initialized() else 0
         self.replicas = self.replicas or _replicas(root)
         prefix = f"model{number + 1}." if number else ""
         sharded = (each for each in root.modules() if isinstance(each, FullyShardedDataParallel))
+        self.routing += routing.kept(root)
         self.flat.update(id(parameter) for each in sharded for parameter in each.parameters())
         for name, module in root.named_modules():
             self.modules.setdefault(id(module), prefix + canonical(name, inside=inside) or "(root)")
@@ -370,7 +435,11 @@ class Recorder:
                 if outer and self.on and not self.busy and self.step:
                     with _Apart(self):
                         self._before_backward(tensors)
-                return before(tensors, *arguments, **named)
+                found = before(tensors, *arguments, **named)
+                if outer and self.on and not self.busy and self.step and self.routing:
+                    with _Apart(self):  # what a recomputation counts again is in it
+                        self.counted = self._counters()
+                return found
             finally:
                 self.inside_backward = not outer
 
@@ -509,7 +578,7 @@ class Recorder:
         if getattr(parameter, "tensor_model_parallel", False):
             return [(name, placement.unplaced(shown, "a shard of Megatron's layers outside of its models"))]
         if id(parameter) in self.flat:
-            return [(name, placement.unplaced(shown, "a parameter of FSDP1, without a reader"))]
+            return [(name, placement.unplaced(shown, "a flat parameter of FSDP1 that is not sharded"))]
         found = placement.held(shown)
         if not isinstance(shown, DTensor) and self.rank in self.replicas:
             found = replace(found, first=self.rank == self.replicas[0])
@@ -526,11 +595,23 @@ class Recorder:
         number = None
         if sketched and mine.first and math.isfinite(squares):
             number = self.writer.sketch(sketch(label, local, mine.pieces))
+        whole = None
+        if (
+            mine.first
+            and kind != "forward"
+            and number is not None
+            and (
+                (self.keep and kind == "weight" and self.step == 1)
+                or any(fnmatch.fnmatchcase(more["name"], each) for each in self.full)
+            )
+        ):
+            held = [(piece.start, piece.indices) for piece in mine.pieces]
+            whole = self.writer.values(local, held, limited=not (self.keep and kind == "weight" and self.step == 1))
         # a batch has its rows in another order on another layout: its bits say nothing
         bits = "" if more.get("batched") else f"{fingerprint(label, local, mine.pieces):016x}"
         return self.writer.add(
             kind, step=self.step, shape=list(mine.shape), dtype=_dtype(local), part=mine.part, partial=mine.partial,
-            bits=bits, squares=_number(squares), sketch=number, **more,
+            bits=bits, squares=_number(squares), sketch=number, **({"values": whole} if whole else {}), **more,
         )  # fmt: skip
 
     def _miss(self, what: str) -> None:
@@ -705,7 +786,8 @@ def _compiled(module: nn.Module) -> bool:
 
 def _wraps(root: nn.Module) -> bool:
     megatron = type(root).__module__.startswith("megatron.") and isinstance(getattr(root, "module", None), nn.Module)
-    return megatron or isinstance(root, (DistributedDataParallel, nn.DataParallel))
+    deepspeed = type(root).__module__.startswith("deepspeed.")
+    return megatron or deepspeed or isinstance(root, (DistributedDataParallel, nn.DataParallel))
 
 
 def _replicas(root: nn.Module) -> tuple[int, ...]:

@@ -2,7 +2,7 @@
 
 `rank-00000.jsonl` has one JSON object a line, each with its kind under "e", from `begin` to `end`. A rank that died has
 no `end`, or one that names the error. `rank-00000.sketches` has the count sketches that lines refer to by number: 1024
-float64 each, little-endian.
+float64 each, little-endian. `rank-00000.values` has whole tensors, where they were asked for.
 
 Reading needs torch for the sketches alone.
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import array
 import contextlib
+import io
 import json
 import os
 import re
@@ -51,6 +52,7 @@ class Writer:
         """
         self.known = secrets_here(os.environ, command)
         self.written, self.sketches, self.full = 0, 0, False
+        self._values = sketches_of(folder, rank).with_suffix(".values")
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._lines = lines_of(folder, rank).open("x", encoding="utf-8")
@@ -85,6 +87,22 @@ class Writer:
         self.written += SKETCH_BYTES
         self.sketches += 1
         return self.sketches - 1
+
+    def values(self, local: Any, pieces: Sequence[tuple[int, tuple[Any, ...]]], *, limited: bool) -> list[int] | None:
+        """Write what is held of a tensor, with where it lies, and give its place in the file; None beyond the limit."""
+        import torch
+
+        kept = {"local": local.detach().cpu().clone(), "pieces": [(start, list(held)) for start, held in pieces]}
+        data = io.BytesIO()
+        torch.save(kept, data)
+        if limited and self.written + data.tell() > LIMIT:
+            self.full = True
+            return None
+        with self._values.open("ab") as file:
+            at = file.tell()
+            file.write(data.getbuffer())
+        self.written += data.tell() if limited else 0
+        return [at, data.tell()]
 
     def flush(self) -> None:
         self._sketches.flush()
@@ -128,6 +146,19 @@ class RankTrace:
             values.byteswap()
         return torch.tensor(values, dtype=torch.float64)
 
+    def values(self, place: Sequence[int]) -> Any:
+        """What this rank held of a tensor, "local", and the "pieces" of the whole tensor that it is."""
+        import torch
+
+        held = b""
+        with contextlib.suppress(FileNotFoundError), self.path.with_suffix(".values").open("rb") as file:
+            file.seek(place[0])
+            held = file.read(place[1])
+        if len(held) < place[1]:
+            name = self.path.with_suffix(".values").name
+            raise refuse("trace", name, f"ends before byte {sum(place)}", "copy the whole folder, or record it again")
+        return torch.load(io.BytesIO(held), weights_only=True)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Trace:
@@ -151,7 +182,8 @@ def read(folder: Path) -> Trace:
     )
     if not names:
         raise refuse("trace", str(folder), "holds no trace", "record one: rankproof observe --out DIR train.py …")
-    ranks = [_rank(path) for path in names]
+    known: dict[str, Line] = {}
+    ranks = [_rank(path, known) for path in names]
     found, world = Refusals(), ranks[0].begin["world"]
     for each in ranks:
         if each.begin["world"] != world or each.begin["run"] != ranks[0].begin["run"] or each.rank >= world:
@@ -163,16 +195,21 @@ def read(folder: Path) -> Trace:
     return Trace(folder=folder, world=world, ranks=tuple(ranks), missing=tuple(missing))
 
 
-def _rank(path: Path) -> RankTrace:
+def _rank(path: Path, known: dict[str, Line]) -> RankTrace:
+    """The trace of a rank. `known` are lines without a sketch: those of replicas say the same, and are parsed once."""
     text = path.read_bytes().decode("utf-8", "replace")
     lines, whole = [], text.split("\n")[:-1]  # what follows the last newline was cut off
     for number, line in enumerate(whole, start=1):
-        try:
-            entry = json.loads(line)
-        except (ValueError, RecursionError):
-            entry = None
-        if not isinstance(entry, dict) or not isinstance(entry.get("e"), str):
-            raise refuse("trace", f"{path.name}, line {number}", "is no line of a trace", "record it again")
+        entry = known.get(line)
+        if entry is None:
+            try:
+                entry = json.loads(line)
+            except (ValueError, RecursionError):
+                entry = None
+            if not isinstance(entry, dict) or not isinstance(entry.get("e"), str):
+                raise refuse("trace", f"{path.name}, line {number}", "is no line of a trace", "record it again")
+            if entry.get("sketch", 0) is None:
+                known[line] = entry
         lines.append(entry)
     begin = lines[0] if lines else {}
     if begin.get("version") != VERSION:

@@ -49,7 +49,9 @@ def main() -> None:
     torch.manual_seed(123)
 
     experts = {"num_moe_experts": args.experts, "moe_router_topk": 2, "add_bias_linear": False,
-               "moe_ffn_hidden_size": 32, "moe_token_dispatcher_type": "alltoall"} if args.experts else {}  # fmt: skip
+               "moe_ffn_hidden_size": 32, "moe_token_dispatcher_type": "alltoall",
+               "moe_router_score_function": "sigmoid", "moe_router_enable_expert_bias": True,
+               } if args.experts else {}  # fmt: skip
     dtype = torch.bfloat16 if args.bf16 else torch.float32
     config = TransformerConfig(
         num_layers=2, hidden_size=32, num_attention_heads=4, num_query_groups=2, use_cpu_initialization=True,

@@ -87,3 +87,7 @@ def one_rank() -> Trainer.Config:
 
 def two_ranks() -> Trainer.Config:
     return _config(2)
+
+
+def four_ranks() -> Trainer.Config:
+    return _config(4)

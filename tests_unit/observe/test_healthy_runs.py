@@ -171,6 +171,47 @@ def clipped_twice() -> None:
         optimizer.step()
 
 
+class _Experts(nn.Module):
+    """Megatron's map of tokens and experts, torchtitan's counter and its update without a mean."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router, self.experts = _Router(), nn.Linear(4, 4)
+        self.register_buffer("tokens_per_expert_E", torch.zeros(4))
+        self.register_buffer("expert_bias_E", torch.zeros(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scores, chosen = self.router(x, self.expert_bias_E)
+        self.tokens_per_expert_E.add_(chosen.sum(0))
+        return self.experts(x) * scores.sum(-1, keepdim=True)
+
+
+class _Router(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor, bias: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        scores = self.gate(x).sigmoid()
+        chosen = torch.zeros_like(scores).scatter(-1, (scores + bias).topk(2).indices, 1.0).bool()
+        return scores * chosen, chosen
+
+
+def routed(resets: bool) -> None:
+    """Two microbatches a step. With `resets`, the first step is left out as a scaler does, and its counts are gone."""
+    net = _Experts()
+    optimizer = torch.optim.SGD(net.parameters(), lr=1e-2)
+    for step in range(4):
+        optimizer.zero_grad()
+        for _ in range(2):
+            net(torch.randn(9, 4)).square().sum().backward()
+        moved = 0.01 * (net.tokens_per_expert_E.mean() - net.tokens_per_expert_E).sign()
+        net.expert_bias_E += moved - moved.mean()
+        net.tokens_per_expert_E.zero_()
+        if step or not resets:
+            optimizer.step()
+
+
 def flat() -> None:
     import torch.distributed as dist
     from torch.distributed.fsdp import FullyShardedDataParallel
@@ -191,7 +232,8 @@ def flat() -> None:
 RUNS = {
     "scaled": lambda: scaled(False), "scaled-fused": lambda: scaled(True), "closure": closure,
     "alternating": alternating, "narrow": narrow, "scheduled": scheduled, "elsewhere": elsewhere, "sparse": sparse,
-    "clipped-twice": clipped_twice, "flat": flat,
+    "clipped-twice": clipped_twice, "flat": flat, "routed": lambda: routed(False),
+    "routed-resets": lambda: routed(True),
 }  # fmt: skip
 
 

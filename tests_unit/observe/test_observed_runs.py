@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -71,6 +72,27 @@ def test_a_legal_layout_is_equal_and_healthy(traces: Path, tmp_path: Path, layou
     assert done.exit_code == 0, done.output
     assert "agrees  step 2: updated weights (28)" in done.output
     done = CliRunner().invoke(main, ["judge", str(traces / layout), "--report", str(tmp_path / "report")])
+    assert done.exit_code == 0, done.output
+
+
+@pytest.mark.parametrize("original", [True, False])
+def test_flat_parameters_of_fsdp1_are_equal_and_healthy(traces: Path, tmp_path: Path, original: bool) -> None:
+    text = NANO.read_text(encoding="utf-8")
+    for old, new in (
+        ("import fully_shard\n", "import FullyShardedDataParallel, fully_shard, wrap\n"),
+        ("= DistributedDataParallel(model)", "= FullyShardedDataParallel(model, use_orig_params=ORIGINAL, device_id="
+         "torch.device('cpu'), auto_wrap_policy=wrap.ModuleWrapPolicy({Block}))".replace("ORIGINAL", str(original))),
+        ("nn.utils.clip_grad_norm_(model.parameters(), 1.0)", "(model.clip_grad_norm_ if world > 1 else None)(1.0)"),
+    ):  # fmt: skip
+        assert text.count(old) == 1
+        text = text.replace(old, new)
+    (tmp_path / "train.py").write_text(text, encoding="utf-8")
+    codes = observe(tmp_path, ("train.py", "--parallel", "ddp", "--steps", "2"), tmp_path / "out", 2)
+    assert codes == [0, 0], (tmp_path / "stderr-0").read_text()
+    done = CliRunner().invoke(main, ["diff", str(traces / "one"), str(tmp_path / "out")])
+    assert done.exit_code == 0, done.output
+    assert "agrees  step 2: updated weights (28)" in done.output
+    done = CliRunner().invoke(main, ["judge", str(tmp_path / "out"), "--report", str(tmp_path / "report")])
     assert done.exit_code == 0, done.output
 
 
@@ -179,6 +201,66 @@ def test_a_trace_that_another_must_equal_is_read_before_anything_is_judged(tmp_p
     assert done.exit_code == 2
     assert "like = 'plain': is given 2 times" in done.output
     assert done.output.count("holds no trace") == 3
+
+
+def test_a_run_begins_with_the_weights_of_another_and_a_tensor_that_is_kept_whole_shows_its_elements(
+    tmp_path: Path,
+) -> None:
+    """Shards draw other weights than the whole; behind those of one rank, one gradient is off in one element."""
+    script, text = tmp_path / "train.py", NANO.read_text(encoding="utf-8")
+    kept = ("--keep-weights", "--full", "blocks.0.qkv.*")
+    assert _observed(tmp_path / "one", NANO, 1, ["--steps", "1"], options=kept).returncode == 0
+    for old, new in (
+        ("manual_seed(1337)", "manual_seed(rank)"),
+        (
+            "        optimizer.step()",
+            "        if rank:\n            model.blocks[0].qkv.weight.grad.to_local()[2, 5] += 1\n"
+            "        optimizer.step()",
+        ),
+    ):
+        assert text.count(old) == 1
+        text = text.replace(old, new)
+    script.write_text(text, encoding="utf-8")
+    begins = ("--weights-from", str(tmp_path / "one"), "--full", "blocks.0.qkv.*")
+    done = _observed(tmp_path / "two", script, 2, ["--steps", "1", "--parallel", "fsdp2"], options=begins)
+    assert done.returncode == 0, done.stderr
+    said = CliRunner().invoke(main, ["diff", str(tmp_path / "one"), str(tmp_path / "two")]).output
+    assert "agrees  step 1: initial weights (28)" in said
+    assert "first in step 1, gradient: blocks.0.qkv.weight: differs by" in said
+    assert "of 3072 elements differ, most at [50, 5]: " in said  # rank 1 has rows 48 to 95
+    refused = _observed(tmp_path / "no", NANO, 1, options=("--weights-from", str(tmp_path / "two"), "--steps", "0"))
+    assert refused.returncode == 2
+    assert "kept no weights" in refused.stderr
+    assert "must be at least 1" in refused.stderr
+
+
+def test_two_agents_of_torchrun_are_two_nodes(tmp_path: Path) -> None:
+    with socket.socket() as held:
+        held.bind(("", 0))
+        port = held.getsockname()[1]
+    observing = ["-P", "-m", "contracts.harness.cli", "observe", "--out", tmp_path / "out", NANO, "--parallel", "ddp"]
+    agents = []
+    for node in range(2):
+        launch = ["--nnodes=2", f"--node-rank={node}", f"--master-port={port}", "--nproc-per-node=1", "--no-python"]
+        command = [sys.executable, "-m", "torch.distributed.run", *launch, sys.executable, *observing, "--steps", "1"]
+        with (tmp_path / f"agent-{node}").open("w") as said:
+            agents.append(subprocess.Popen(command, cwd=ROOT, env=HERE, stdout=said, stderr=said))
+    assert [each.wait(timeout=300) for each in agents] == [0, 0], (tmp_path / "agent-0").read_text()
+    trace = read(tmp_path / "out")
+    assert (trace.world, len(trace.ranks), Merged(trace).steps) == (2, 2, 1)
+    done = CliRunner().invoke(main, ["judge", str(tmp_path / "out"), "--report", str(tmp_path / "report")])
+    assert done.exit_code == 0, done.output
+
+
+def test_what_torchrun_starts_again_has_a_trace_of_its_own(tmp_path: Path) -> None:
+    script, env = tmp_path / "train.py", {**HERE, "TORCHELASTIC_RUN_ID": "night", "TORCHELASTIC_MAX_RESTARTS": "1"}
+    script.write_text("raise SystemExit(3)\n")
+    command = [sys.executable, "-P", "-m", "contracts.harness.cli", "observe", "--out", tmp_path / "out", script]
+    for attempt in ("0", "1"):
+        env["TORCHELASTIC_RESTART_COUNT"] = attempt
+        assert subprocess.run(command, env=env, timeout=300, check=False).returncode == 3
+    runs = [read(tmp_path / each).ranks[0].begin["run"] for each in ("out", "out-restart-1")]
+    assert runs == ["night/0", "night/1"]
 
 
 def test_a_script_is_not_changed_by_being_observed(tmp_path: Path) -> None:

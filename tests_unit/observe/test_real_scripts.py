@@ -1,5 +1,5 @@
-"""Training scripts of others, not a line of them changed, on one and two ranks: legal layouts are equal and healthy;
-released bugs are seen without an adapter."""
+"""Training scripts of others, not a line of them changed, on one, two and four ranks: legal layouts are equal and
+healthy; released bugs are seen without an adapter."""
 
 from __future__ import annotations
 
@@ -70,36 +70,42 @@ MEGATRON = ("--on-cpu", "megatron")
 
 
 @pytest.mark.transformers
-def test_the_trainer_of_transformers(observe: Observe, tmp_path: Path) -> None:
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_the_trainer_of_transformers(observe: Observe, tmp_path: Path, ranks: int) -> None:
     one = observe("tf-one", "transformers", 1, TRAINER, "--steps", "2")
-    two = observe("tf-two", "transformers", 2, TRAINER, "--steps", "2")
-    code, said = _diff(one, two)
+    more = observe(f"tf-{ranks}", "transformers", ranks, TRAINER, "--steps", "2")
+    code, said = _diff(one, more)
     assert code == 0, said
     assert "agrees  step 2: updated weights (21)" in said
-    assert _judged(two, tmp_path / "report") == (0, {})
+    assert _judged(more, tmp_path / "report") == (0, {})
 
 
 @pytest.mark.titan
-def test_the_train_module_of_torchtitan(observe: Observe, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("ranks", "configuration"), [(2, "two_ranks"), (4, "four_ranks")])
+def test_the_train_module_of_torchtitan(observe: Observe, tmp_path: Path, ranks: int, configuration: str) -> None:
+    """It draws other weights where they are sharded, so that it begins with those of one rank."""
     options, words = TITAN
-    one = observe("titan-one", "torchtitan", 1, *words, "one_rank", options=options)
-    two = observe("titan-two", "torchtitan", 2, *words, "two_ranks", options=options)
-    code, said = _diff(one, two)
-    assert code == 1  # it draws other weights where they are sharded, and that is what comes first
-    assert "first in step 1, initial weights: tok_embeddings.weight: differs by" in said
+    one = observe("titan-one", "torchtitan", 1, *words, "one_rank", options=(*options, "--keep-weights"))
+    begins = (*options, "--weights-from", str(one))
+    more = observe(configuration, "torchtitan", ranks, *words, configuration, options=begins)
+    code, said = _diff(one, more)
+    assert code == 0, said
+    assert "agrees  step 2: updated weights" in said
     assert _judged(one, tmp_path / "report") == (0, {})
-    assert _judged(two, tmp_path / "report") == (0, {})
+    assert _judged(more, tmp_path / "report-more") == (0, {})
 
 
 @pytest.mark.megatron
+@pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize("words", [("--tp", "2"), ("--distributed-optimizer",)], ids=" ".join)
-def test_the_loop_of_megatron(observe: Observe, tmp_path: Path, words: tuple[str, ...]) -> None:
+def test_the_loop_of_megatron(observe: Observe, tmp_path: Path, words: tuple[str, ...], ranks: int) -> None:
     one = observe("megatron-one", "megatron", 1, "observe_megatron.py", options=MEGATRON)
-    two = observe(f"megatron{''.join(words)}", "megatron", 2, "observe_megatron.py", *words, options=MEGATRON)
-    code, said = _diff(one, two)
+    name = f"megatron{''.join(words)}-{ranks}"
+    more = observe(name, "megatron", ranks, "observe_megatron.py", *words, options=MEGATRON)
+    code, said = _diff(one, more)
     assert code == 0, said
     assert "step 2: updated weights (24)" in said
-    assert _judged(two, tmp_path / "report") == (0, {})
+    assert _judged(more, tmp_path / "report") == (0, {})
 
 
 @pytest.mark.megatron

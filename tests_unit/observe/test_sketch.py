@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch")
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
+from contracts.observe.merged import put  # noqa: E402
 from contracts.observe.placement import flat_range  # noqa: E402
 from contracts.observe.sketch import (  # noqa: E402
     BUCKETS,
@@ -76,6 +77,30 @@ def test_ranges_of_the_flattened_tensor_add_up_to_the_whole(
         assert sum(piece.numel for piece in held.pieces) == end - start
         parts.append(_both("w", held.local, held.pieces))
     _add_up(parts, "w", tensor)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 8), st.integers(1, 4), st.sampled_from([1, 2, 4]), st.booleans(), st.integers(0, 2**31))
+def test_shards_of_a_fused_weight_add_up_to_the_whole_and_their_values_are_put_where_they_lie(
+    rows: int, width: int, ranks: int, padded: bool, seed: int
+) -> None:
+    """Gate and up in one tensor: a rank holds a part of each, one behind the other, and the last one padding."""
+    tensor, parts = _drawn((2 * rows, width), seed), []
+    size, total = -(-rows // ranks), torch.zeros(2 * rows, width)
+    for rank in range(ranks):
+        mine = torch.arange(rank * size, (rank + 1) * size)
+        held = [torch.where(mine < rows, mine + rows * half, -1) for half in range(2)]
+        if not padded:
+            held = [each[each >= 0] for each in held]
+        local = torch.cat([tensor[each.clamp(min=0)] for each in held])
+        columns = torch.arange(width)
+        pieces = [Piece(start=0, indices=(held[0], columns)),
+                  Piece(start=held[0].numel() * width, indices=(held[1], columns))]  # fmt: skip
+        parts.append(_both("w", local, tuple(pieces)))
+        for piece in pieces:
+            put(total, piece.indices, local.reshape(-1)[piece.start :])
+    _add_up(parts, "w", tensor)
+    assert torch.equal(total, tensor)
 
 
 def test_padding_does_not_count() -> None:

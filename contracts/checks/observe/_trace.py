@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -28,7 +29,16 @@ def observed(stack: Observing) -> Merged:
 
 
 def merged_of(stack: Observing, run: str = "judged", behind: int = 0) -> Merged:
-    return Merged(read(Path(stack.trace(run))), behind)
+    folder = Path(stack.trace(run))
+    return _merged(
+        folder, behind, tuple((each.name, each.stat().st_mtime_ns) for each in sorted(folder.glob("rank-*")))
+    )
+
+
+@functools.lru_cache(maxsize=3)
+def _merged(folder: Path, behind: int, _written: tuple[tuple[str, int], ...]) -> Merged:
+    """Read once for all contracts: a trace of many ranks takes longer to read than to judge."""
+    return Merged(read(folder), behind)
 
 
 def none_of(wrong: Iterable[str]) -> None:

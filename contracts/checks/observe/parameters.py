@@ -35,7 +35,8 @@ def _unmoved(merged: Merged) -> Iterator[str]:
         most |= Counter(name for names in groups.values() for name in names)
     for name in trainable:
         if most[name] != 1:
-            yield f"{name} is trainable and in {most[name] or 'no'} optimizer{'s' if most[name] > 1 else ''}"
+            stepped = f"{most[name]} optimizers" if most[name] else f"no optimizer that stepped in {merged.steps} steps"
+            yield f"{name} is trainable and in {stepped}"
     for step in range(2, merged.steps + 1):
         for rank, line in merged.lines("left", step):
             applied = {name for _, group in merged.lines("group", step) for name in group["names"]}

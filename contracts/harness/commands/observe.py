@@ -41,14 +41,20 @@ LIKE = ("one-rank", "whole", "plain")
               help="Move each weight by one unit in its last place before the first step, for --repeat.")  # fmt: skip
 @click.option("--collectives/--no-collectives", default=True, show_default=True,
               help="Whether collectives are recorded.")  # fmt: skip
+@click.option("--keep-weights", "keep", is_flag=True,
+              help="Write the first weights whole, so that another run can begin with them.")  # fmt: skip
+@click.option("--weights-from", "lender", type=click.Path(path_type=Path), metavar="DIR",
+              help="Begin with the weights of that trace, recorded with --keep-weights.")  # fmt: skip
+@click.option("--full", multiple=True, metavar="GLOB",
+              help="Write weights and gradients of these names whole, as 'layers.1.*'; may be repeated.")  # fmt: skip
 @click.option("--on-cpu", "stack", type=click.Choice(STACKS), metavar="STACK",
               help="megatron or torchtitan: run its script on this CPU, by the shims of its adapter.")  # fmt: skip
 @click.option("-m", "module", is_flag=True, help="SCRIPT is the name of a module, as for `python -m`.")
 @click.argument("script")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def observe(
-    out: Path, steps: int, perturb: int | None, collectives: bool, stack: str | None, module: bool, script: str,
-    arguments: tuple[str, ...],
+    out: Path, steps: int, perturb: int | None, collectives: bool, keep: bool, lender: Path | None,
+    full: tuple[str, ...], stack: str | None, module: bool, script: str, arguments: tuple[str, ...],
 ) -> None:  # fmt: skip
     """Run a training script and record what it does. Not a line of it changes.
 
@@ -60,7 +66,8 @@ def observe(
 
         def begin() -> None:
             shims = shimmed.enter_context(on_cpu(stack)) if stack else ""
-            prepared.observe(out, steps=steps, perturb=perturb, collectives=collectives, shims=shims)
+            prepared.observe(out, steps=steps, perturb=perturb, collectives=collectives, shims=shims, keep=keep,
+                             full=full, lender=lender)  # fmt: skip
 
         if code := told(begin):
             sys.exit(code)

@@ -4,12 +4,14 @@ from contracts.mutants.observe import (  # isort: skip
     coverage,
     replicas,
     parameters,
+    experts,
     steps,
     pairs,
 )
 
 __all__ = [
     "coverage",
+    "experts",
     "pairs",
     "parameters",
     "replicas",

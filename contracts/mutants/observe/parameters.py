@@ -8,7 +8,7 @@ from contracts.stacks.reference.stack import Reference
 PARAMETERS = "AdamW(model.parameters(), lr=1e-3)"
 
 
-@mutant(of="OBS-03", case="one-run", says="norm.weight is trainable and in no optimizer")
+@mutant(of="OBS-03", case="one-run", says="norm.weight is trainable and in no optimizer that stepped")
 class LeavesTheNormsOut(Reference):
     """The groups of the optimizer are written by hand, and the norms are in none."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contracts.contract import mutant
 from contracts.stacks.reference.stack import Reference
 
-WRAPPED = "    model = DistributedDataParallel(net)"
+WRAPPED = "    model = DistributedDataParallel(net, broadcast_buffers=False)"
 
 
 @mutant(of="OBS-02", case="one-run", says="step 1: the weight down.weight has other bits on rank 1 than on rank 0")

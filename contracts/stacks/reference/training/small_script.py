@@ -1,6 +1,6 @@
 """A small training script, as a user writes one: DDP on several ranks, two microbatches a step, dropout, tied weights,
-a schedule, an evaluation behind each step, recomputation, checkpoints. The OBS contracts are judged on what is observed
-of it."""
+experts whose load a bias evens out, a schedule, an evaluation behind each step, recomputation, checkpoints. The OBS
+contracts are judged on what is observed of it."""
 
 import argparse
 import contextlib
@@ -16,6 +16,40 @@ from torch.utils.checkpoint import checkpoint
 from contracts import observe
 
 
+class Router(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = nn.Linear(16, 8, bias=False)
+
+    def forward(self, x: torch.Tensor, bias: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        scores = self.gate(x).sigmoid()
+        chosen = (scores + bias).topk(2).indices
+        return scores.gather(-1, chosen), chosen, scores
+
+
+class Experts(nn.Module):
+    """Two of eight for each token. The bias of those that have too many assignments falls (arXiv 2408.15664)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router, self.experts = Router(), nn.Linear(16, 8 * 16)
+        self.register_buffer("expert_bias", torch.zeros(8))
+        self.register_buffer("tokens_per_expert", torch.zeros(8), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scores, chosen, _ = self.router(x, self.expert_bias)
+        if self.training:
+            self.tokens_per_expert += F.one_hot(chosen, 8).sum((0, 1, 2))
+        every = self.experts(x).unflatten(-1, (8, 16))
+        return (scores[..., None] * every.gather(-2, chosen[..., None].expand(-1, -1, -1, 16))).sum(-2)
+
+    @torch.no_grad()
+    def balance(self) -> None:
+        dist.all_reduce(self.tokens_per_expert)
+        self.expert_bias += 0.01 * (self.tokens_per_expert.mean() - self.tokens_per_expert).sign()
+        self.tokens_per_expert.zero_()
+
+
 class Net(nn.Module):
     def __init__(self, dropout: float, recompute: bool) -> None:
         super().__init__()
@@ -23,6 +57,7 @@ class Net(nn.Module):
         self.up, self.down = nn.Linear(16, 32), nn.Linear(32, 16)
         self.drop, self.head = nn.Dropout(dropout), nn.Linear(16, 97, bias=False)
         self.head.weight, self.recompute = self.embed.weight, recompute
+        self.moe = Experts()
 
     def branch(self, x: torch.Tensor) -> torch.Tensor:
         return self.drop(self.down(F.gelu(self.up(self.norm(x)))))  # type: ignore[no-any-return]  # torch's
@@ -30,6 +65,7 @@ class Net(nn.Module):
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         x = self.embed(rows[:, :-1])
         x = x + (checkpoint(self.branch, x, use_reentrant=False) if self.recompute else self.branch(x))
+        x = x + self.moe(x)
         return F.cross_entropy(self.head(x).flatten(0, 1), rows[:, 1:].flatten())
 
 
@@ -45,7 +81,7 @@ def main() -> None:
     rank, world = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(7)
     net = Net(args.dropout, args.recompute)
-    model = DistributedDataParallel(net)
+    model = DistributedDataParallel(net, broadcast_buffers=False)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
     torch.manual_seed(100 + rank)
@@ -67,6 +103,7 @@ def main() -> None:
                 loss = model(rows) / 2
                 loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        net.moe.balance()
         optimizer.step()
         model.eval()
         with torch.no_grad():
