@@ -20,6 +20,7 @@ from contracts.contract import LAW
 from contracts.court import sources
 from contracts.court.baseline import change
 from contracts.court.causes import DETAILED, HEADINGS, Apart, Cause, apart, by_outcome, causes
+from contracts.court.mesh_picture import mesh_picture
 from contracts.court.plain_text import fit
 from contracts.court.telling import (
     answered_by,
@@ -91,6 +92,7 @@ def page(run: Run, verdict: Verdict) -> str:
         statement=lambda id: _statement(run, id),
         answered=lambda cause: answered_by(run, cause.results[0]),
         picture=_tensors,
+        mesh=lambda cause: mesh_picture(cause.results),
         compared=change(run, verdict),
         law=law_lines(run, verdict),
         compared_items=_COMPARED,
@@ -134,9 +136,18 @@ def overview(recorded: Sequence[Recorded]) -> str:
             (name, profile, [_step(each, before) for each, before in zip(runs, [None, *runs[:-1]], strict=True)])
             for (name, profile), runs in series.items()
         ],
+        conventions=_conventions(recorded),
         counted=counted,
     )
     return text
+
+
+def _conventions(recorded: Sequence[Recorded]) -> list[tuple[str, bool, list[str]]]:
+    """Each convention that a run declares, whether all runs have the same, and what each declares."""
+    declared = [each.run.header.subject.conventions for each in recorded]
+    names = sorted({name for each in declared for name in each})
+    rows = [(name, [each.get(name, "") for each in declared]) for name in names]
+    return [(name, len({*chosen}) == 1, chosen) for name, chosen in rows]
 
 
 def _worst(verdict: Verdict) -> Mapping[str, tuple[Outcome, Mapping[str, int]]]:

@@ -79,7 +79,7 @@ def kill_line(run: Run) -> str:
     """How the suite fared against its own mutants, in one line."""
     fates = Counter(kill.fate for kill in run.kills)
     told = ", ".join(f"{count} {fate}" for fate, count in sorted(fates.items()))
-    return f"Self-test of the suite: {len(run.kills)} mutants ({told})"
+    return f"Self-test of the suite: {counted(len(run.kills), 'mutant')} ({told})"
 
 
 def details(run: Run, result: Result) -> list[tuple[str, str]]:

@@ -211,11 +211,13 @@ def result_of(report: pytest.TestReport, item: Item | None) -> Result | None:
         return result
     first, words = of_ranks[-1]["primary"], of_ranks[-1]["words"]
     rank = first if first >= 0 else None
+    # of the others, those that failed before the test was ended for all
+    ranks = tuple(int(each) for each, said in of_ranks[-1].get("outcomes", {}).items() if said == "failed")
     if result is not None and result.outcome in ("violated", "broken"):
-        return replace(result, rank=rank)
+        return replace(result, rank=rank, ranks=ranks)
     if item is None:
         return None
-    return Result(id=item.id, case=item.case, outcome="broken", words=words, rank=rank)
+    return Result(id=item.id, case=item.case, outcome="broken", words=words, rank=rank, ranks=ranks)
 
 
 @pytest.hookimpl(trylast=True)

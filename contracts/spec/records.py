@@ -70,9 +70,10 @@ class Result:
     """The result of one planned item.
 
     `answered` maps each question to the party that answered it and how: `{"read_argv": "megatron 0.19.2
-    (unpatched)"}`. `rank` is the rank that diverged first, where there are several. `violations` has everything that is
-    wrong where the item is violated; `words` may be shorter. `lack` says whose lack it is where an item is not
-    offered. `dtype` is float32 where a case in float64 was put in float32, because the stack has no float64.
+    (unpatched)"}`. `rank` is the rank that diverged first, where there are several, and `ranks` are those on which it
+    went wrong. `violations` has everything that is wrong where the item is violated; `words` may be shorter. `lack`
+    says whose lack it is where an item is not offered. `dtype` is float32 where a case in float64 was put in float32,
+    because the stack has no float64.
     """
 
     id: str
@@ -82,6 +83,7 @@ class Result:
     seconds: float = 0.0
     answered: Mapping[str, str] = field(default_factory=dict)
     rank: int | None = None
+    ranks: tuple[int, ...] = ()
     violations: tuple[Violation, ...] = ()
     lack: Lack | None = None
     dtype: str = ""

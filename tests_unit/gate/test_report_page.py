@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from contracts.court.html_report import Recorded, overview
+from contracts.court.mesh_picture import mesh_picture
 from contracts.court.report import render
 from contracts.court.telling import rerun
-from contracts.spec.records import Item, Run
+from contracts.spec.records import Item, Result, Run
 from tests_unit.gate._browser import CHROMIUM, Browser, browser
 from tests_unit.gate._reported import GREEN, ITEM, RED, run_of, sick
 from tests_unit.gate.test_reports import _judged
@@ -77,6 +78,40 @@ def test_an_overview_tells_what_each_run_broke_and_mended() -> None:
     assert 'href="reports/tuesday/report.html"' in text
     assert "fork launch,numeric, 2 runs" in words
     assert "other launch,numeric, 1 run" in words
+
+
+def test_the_mesh_shows_the_ranks_on_which_an_item_went_wrong() -> None:
+    import contracts.checks
+
+    assert contracts.checks
+    wrong = Result(id="TOPO-05d", case="borrowed-pp2-tp2-ep4-etp1-on-8", outcome="violated", words="late", rank=5,
+                   ranks=(2, 5))  # fmt: skip
+    drawn = mesh_picture([wrong])
+    assert drawn is not None
+    assert drawn.columns == ("tp 0", "tp 1")
+    assert [(name, [each.rank for each in squares]) for name, squares in drawn.rows] == [
+        ("pp 0 dp 0", [0, 1]), ("pp 0 dp 1", [2, 3]), ("pp 1 dp 0", [4, 5]), ("pp 1 dp 1", [6, 7]),
+    ]  # fmt: skip
+    told = [(each.rank, each.first) for _, squares in drawn.rows for each in squares if each.wrong]
+    assert told == [(2, False), (5, True)]
+    run = run_of(wrong)
+    assert "rank 5 (pp 1, dp 0, tp 1): it went wrong here" in render(run, _judged(run), "html")
+    for unknown in ({"ranks": ()}, {"case": "of-another-suite"}, {"ranks": (8,)}, {"id": "TOPO-99"}):
+        assert mesh_picture([replace(wrong, **unknown)]) is None  # type: ignore[arg-type]
+
+
+def test_conventions_stand_side_by_side() -> None:
+    def declaring(name: str, **declared: str) -> Recorded:
+        run = run_of(*GREEN.results, name=name)
+        subject = replace(run.header.subject, conventions=declared)
+        run = replace(run, header=replace(run.header, subject=subject))
+        return Recorded(label=name, run=run, verdict=_judged(run))
+
+    text = overview([declaring("one", angles="float32", steps="alike"), declaring("two", angles="exact")])
+    table = text.partition("Conventions that they declare")[2].partition("</table>")[0]
+    rows = [" ".join(re.sub(r"<[^>]+>", " ", row).split()) for row in table.split("<tr")[2:]]
+    assert rows == ['class="deviates"> angles float32 exact', 'class="deviates"> steps alike –']
+    assert "Conventions that" not in overview([declaring("one")])
 
 
 @needs_chromium
