@@ -30,10 +30,16 @@ def _narrow(stack: type) -> object:
     return type(stack.__name__, (stack,), {"abilities": NO_FLOAT64})()
 
 
+def _needs_float64(id: str, case: str) -> bool:
+    """Whether a case is not put to a stack without float64."""
+    return "float64" in LAW.contracts[id].features(case)
+
+
 @pytest.mark.parametrize("id", ASKED)
 def test_the_reference_in_float32_holds_and_the_record_says_so(id: str) -> None:
     contract = LAW.contracts[id]
-    for case in (next(iter(contract.cases)), contract.leanest([*contract.cases][-1])):
+    cases = [case for case in contract.cases if not _needs_float64(id, case)]
+    for case in (cases[0], contract.leanest(cases[-1])):
         result = judge(contract, case, _narrow(Reference))  # type: ignore[arg-type]  # made here
         assert (result.outcome, result.words) == ("holds", "")
         assert result.dtype == "float32"
@@ -42,7 +48,7 @@ def test_the_reference_in_float32_holds_and_the_record_says_so(id: str) -> None:
 @pytest.mark.parametrize("id", [id for id in ASKED if id not in SLOW])
 def test_mutants_die_in_float32(id: str) -> None:
     alive = []
-    for mutant in (each for each in LAW.tried() if each.of == id):
+    for mutant in (each for each in LAW.tried() if each.of == id and not _needs_float64(id, each.case)):
         result = judge(LAW.contracts[id], mutant.case, _narrow(mutant.make))  # type: ignore[arg-type]  # made here
         if result.outcome != "violated":
             alive.append(f"{mutant.name} in {mutant.case}: {result.outcome} {result.words[:200]}")

@@ -89,6 +89,15 @@ def _routed(recipe: Recipe) -> dict[str, Any]:
     }
 
 
+def _plain(recipe: Recipe) -> dict[str, Any]:
+    moe = recipe.moe or Moe()
+    return _dense(recipe) | {
+        "num_local_experts": moe.experts,
+        "num_experts_per_tok": moe.top_k,
+        "intermediate_size": moe.expert_hidden,
+    }
+
+
 def _latent(recipe: Recipe) -> dict[str, Any]:
     mla, moe = recipe.mla, recipe.moe or Moe(score="sigmoid")
     found = _dense(recipe) | {
@@ -175,6 +184,7 @@ def _granite(recipe: Recipe) -> dict[str, Any]:
 LLAMA = Kind(name="Llama", module="llama", settings=_dense)
 QWEN3 = Kind(name="Qwen3", module="qwen3", settings=_dense)
 QWEN3_MOE = Kind(name="Qwen3Moe", module="qwen3_moe", settings=_routed)
+MIXTRAL = Kind(name="Mixtral", module="mixtral", settings=_plain)
 DEEPSEEK_V3 = Kind(name="DeepseekV3", module="deepseek_v3", settings=_latent)
 DEEPSEEK_V32 = Kind(name="DeepseekV32", module="deepseek_v32", settings=_sparse)
 NEMOTRON_H = Kind(name="NemotronH", module="nemotron_h", settings=_nemotron, paired=False)
@@ -270,10 +280,10 @@ def model_of(recipe: Recipe, execution: Execution, question: str) -> Kind:
     }})  # fmt: skip
     if recipe.mla is not None:
         return DEEPSEEK_V32 if recipe.dsa else DEEPSEEK_V3
-    if "M" in letters or (moe is not None and not recipe.qk_norm):
-        return GRANITE
+    if "M" in letters or (moe is not None and moe.shared_hidden):
+        return GRANITE  # where there is no shared expert it has one of width 0, which FSDP does not cut
     if moe is not None:
-        return QWEN3_MOE
+        return QWEN3_MOE if recipe.qk_norm else MIXTRAL
     return QWEN3 if recipe.qk_norm else LLAMA
 
 
