@@ -26,7 +26,6 @@ from contracts.harness.gate import Gate
 from contracts.observe.entry import Script
 from contracts.spec.errors import Refusal, Refused, refuse
 from contracts.spec.records import EXIT_CODES, FORMS, Form
-from contracts.stacks.script_on_cpu import STACKS, on_cpu
 
 PROFILE = "OBS"
 LIKE = ("one-rank", "whole", "plain")
@@ -41,7 +40,7 @@ LIKE = ("one-rank", "whole", "plain")
               help="Move each weight by one unit in its last place before the first step, for --repeat.")  # fmt: skip
 @click.option("--collectives/--no-collectives", default=True, show_default=True,
               help="Whether collectives are recorded.")  # fmt: skip
-@click.option("--on-cpu", "stack", type=click.Choice(STACKS), metavar="STACK",
+@click.option("--on-cpu", "stack", type=click.Choice(["megatron", "torchtitan"]), metavar="STACK",
               help="megatron or torchtitan: run its script on this CPU, by the shims of its adapter.")  # fmt: skip
 @click.option("-m", "module", is_flag=True, help="SCRIPT is the name of a module, as for `python -m`.")
 @click.argument("script")
@@ -59,6 +58,8 @@ def observe(
     with ExitStack() as shimmed:
 
         def begin() -> None:
+            from contracts.stacks.script_on_cpu import on_cpu  # a self-test forks before anything of stacks is imported
+
             shims = shimmed.enter_context(on_cpu(stack)) if stack else ""
             prepared.observe(out, steps=steps, perturb=perturb, collectives=collectives, shims=shims)
 
