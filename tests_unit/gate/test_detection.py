@@ -136,4 +136,8 @@ def test_readme_shows_the_figure_that_lies_in_docs() -> None:
     data = json.loads((ROOT / "docs/detection.json").read_text(encoding="utf-8"))
     shown = detection.shown(codec.decode(Detection, data["figure"], name="figure"), date=data["date"])
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    drawn = detection.picture(codec.decode(Detection, data["figure"], name="figure"))
+    assert (ROOT / "docs/images/detection.svg").read_text(encoding="utf-8") == drawn, (
+        "copy badge.svg of `rankproof selftest --figure … --report DIR` to docs/images/detection.svg"
+    )
     assert readme.partition("<!-- figure -->\n")[2].partition("<!-- end of the figure -->")[0] == shown
