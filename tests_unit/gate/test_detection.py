@@ -89,19 +89,6 @@ def test_a_current_figure_leaves_out_what_is_of_another_source(tmp_path: Path) -
         assert detection.detection([tmp_path]).noticed.planted == 1
 
 
-def test_a_self_test_with_a_report_prints_the_figure_and_the_pairs(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    pytest.importorskip("torch")
-    assert CliRunner().invoke(main, ["selftest", "--only", "PAT-03", "--report", str(tmp_path)]).exit_code == 0
-    *_, planted, two, three, verdict = capfd.readouterr().out.splitlines()
-    assert planted.startswith("- Bugs planted by hand: 1 of 1 (100 %)")
-    assert two.startswith("pairs of features: ")
-    assert three.startswith("three axes of parallelism: ")
-    assert ": 1 of 1 mutants killed for their words" in verdict
-    assert "no case asks for these three together:" in (tmp_path / "pairs.txt").read_text(encoding="utf-8")
-
-
 def test_what_catches_each_survivor_has_a_mutant_with_its_bug_or_is_argued() -> None:
     pytest.importorskip("torch")
     importlib.import_module("contracts.mutants.tensors")
