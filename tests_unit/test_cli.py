@@ -356,6 +356,11 @@ def test_selftest_prints_the_kill_matrix_and_writes_it(runs: dict[str, Done], fo
     done = runs["selftest"]
     assert done.returncode == 0, done.stdout[-400:]
     assert "Kill matrix" in done.stdout
+    *_, planted, two, three, _ = done.stdout.splitlines()
+    assert planted.startswith("- Bugs planted by hand: ")
+    assert two.startswith("pairs of features: ")
+    assert three.startswith("three axes of parallelism: ")
+    assert f"{two}\n{three}\n" in (folder / "selftest/kills/pairs.txt").read_text()
     kills = json.loads((folder / "selftest/kills/kills.json").read_text())
     assert kills["unguarded"] == []
     assert {kill["fate"] for kill in kills["kills"]} == {"killed"}

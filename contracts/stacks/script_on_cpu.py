@@ -8,12 +8,10 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
-STACKS = ("megatron", "torchtitan")
-
 
 @contextlib.contextmanager
 def on_cpu(stack: str) -> Iterator[str]:
-    """The shims for a whole script of `stack`, one of `STACKS`; gives the label that its trace must show.
+    """The shims for a whole script of `stack`, megatron or torchtitan; gives the label that its trace must show.
 
     Raises:
         Unreachable: where the stack is not installed, or a version lacks what has to be replaced.

@@ -89,19 +89,6 @@ def test_a_current_figure_leaves_out_what_is_of_another_source(tmp_path: Path) -
         assert detection.detection([tmp_path]).noticed.planted == 1
 
 
-def test_a_self_test_with_a_report_prints_the_figure_and_the_pairs(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    pytest.importorskip("torch")
-    assert CliRunner().invoke(main, ["selftest", "--only", "PAT-03", "--report", str(tmp_path)]).exit_code == 0
-    *_, planted, two, three, verdict = capfd.readouterr().out.splitlines()
-    assert planted.startswith("- Bugs planted by hand: 1 of 1 (100 %)")
-    assert two.startswith("pairs of features: ")
-    assert three.startswith("three axes of parallelism: ")
-    assert ": 1 of 1 mutants killed for their words" in verdict
-    assert "no case asks for these three together:" in (tmp_path / "pairs.txt").read_text(encoding="utf-8")
-
-
 def test_what_catches_each_survivor_has_a_mutant_with_its_bug_or_is_argued() -> None:
     pytest.importorskip("torch")
     importlib.import_module("contracts.mutants.tensors")
@@ -136,4 +123,8 @@ def test_readme_shows_the_figure_that_lies_in_docs() -> None:
     data = json.loads((ROOT / "docs/detection.json").read_text(encoding="utf-8"))
     shown = detection.shown(codec.decode(Detection, data["figure"], name="figure"), date=data["date"])
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    drawn = detection.picture(codec.decode(Detection, data["figure"], name="figure"))
+    assert (ROOT / "docs/images/detection.svg").read_text(encoding="utf-8") == drawn, (
+        "copy badge.svg of `rankproof selftest --figure … --report DIR` to docs/images/detection.svg"
+    )
     assert readme.partition("<!-- figure -->\n")[2].partition("<!-- end of the figure -->")[0] == shown

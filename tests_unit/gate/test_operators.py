@@ -113,6 +113,14 @@ for each in json.load(sys.stdin):
 """
 
 
+def test_a_command_that_forks_for_a_change_has_imported_no_stack() -> None:
+    said = "import sys, contracts.checks; from contracts.harness.cli import main"
+    said += "; main(['selftest', '-h'], standalone_mode=False)"
+    said += "; print(*(name for name in sys.modules if name.startswith('contracts.stacks')), file=sys.stderr)"
+    done = subprocess.run([sys.executable, "-c", said], capture_output=True, text=True, check=True, timeout=600)
+    assert done.stderr.strip() == ""
+
+
 def test_a_change_is_killed_by_name_and_the_files_stay_as_they_are(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     source = (changes.ROOT / "optim/schedule.py").read_bytes()

@@ -26,7 +26,6 @@ from contracts.harness.gate import Gate
 from contracts.observe.entry import Script
 from contracts.spec.errors import Refusal, Refused, refuse
 from contracts.spec.records import EXIT_CODES, FORMS, Form
-from contracts.stacks.script_on_cpu import STACKS, on_cpu
 
 PROFILE = "OBS"
 LIKE = ("one-rank", "whole", "plain")
@@ -47,7 +46,7 @@ LIKE = ("one-rank", "whole", "plain")
               help="Begin with the weights of that trace, recorded with --keep-weights.")  # fmt: skip
 @click.option("--full", multiple=True, metavar="GLOB",
               help="Write weights and gradients of these names whole, as 'layers.1.*'; may be repeated.")  # fmt: skip
-@click.option("--on-cpu", "stack", type=click.Choice(STACKS), metavar="STACK",
+@click.option("--on-cpu", "stack", type=click.Choice(["megatron", "torchtitan"]), metavar="STACK",
               help="megatron or torchtitan: run its script on this CPU, by the shims of its adapter.")  # fmt: skip
 @click.option("-m", "module", is_flag=True, help="SCRIPT is the name of a module, as for `python -m`.")
 @click.argument("script")
@@ -65,6 +64,8 @@ def observe(
     with ExitStack() as shimmed:
 
         def begin() -> None:
+            from contracts.stacks.script_on_cpu import on_cpu  # a self-test forks before anything of stacks is imported
+
             shims = shimmed.enter_context(on_cpu(stack)) if stack else ""
             prepared.observe(out, steps=steps, perturb=perturb, collectives=collectives, shims=shims, keep=keep,
                              full=full, lender=lender)  # fmt: skip

@@ -65,7 +65,7 @@ LIKELY: Mapping[str, str] = {
     "checkpoint/retention": "CKPT-05a CKPT-05c CKPT-06a CKPT-05f", "checkpoint/rng": "CKPT-01a CKPT-01c",
     "checkpoint/weight": "CKPT-06c CKPT-06d", "data": "PAR-06a PAR-06c PAR-06f PAR-06l PAR-06k",
     "kernels/": "KRN-01g KRN-01b PREC-03a",
-    "launch/": "ARGV-01a ARGV-08 ENV-07 REC-03a ARGV-02a REC-05 ENV-05b ARGV-09",
+    "launch/": "REC-07 ARGV-01a ARGV-08 ENV-07 REC-03a ARGV-02a REC-05 ENV-05b ARGV-09",
     "model/blocks/attention": "BLK-03a BLK-03b BLK-06b BLK-06d", "model/blocks/chunked": "BLK-04b BLK-04c BLK-04a",
     "model/blocks/common": "BLK-03a BLK-04a BLK-06h BLK-03h",
     "model/blocks/fp8": "PREC-01d PREC-01f PREC-01g PREC-01h", "model/blocks/hyper": "BLK-06m BLK-06w",
@@ -83,7 +83,7 @@ LIKELY: Mapping[str, str] = {
     "receipts/run": "RCPT-01h RCPT-01f RCPT-03a", "stack": "TOPO-04a TOPO-01 TOPO-05b NAME-06 ARGV-02a",
     "train.py": "CKPT-01j", "training/fault": "CKPT-03a", "training/progress": "GOOD-01",
     "training/run_facts": "RCPT-01e RCPT-04", "training/settings": "ARGV-02a CKPT-01j",
-    "training/small_script": "OBS-16", "training/trainer": "BLK-01h MOE-06b OPT-05d CKPT-01a OPT-06a PAR-05a PREC-05a",
+    "training/small_script": "OBS-16", "training/trainer": "BLK-01h MOE-06b OPT-05d CKPT-01a OPT-06a PAR-05a PREC-05c",
     "": "BLK-01h CKPT-01a NAME-01",
 }  # fmt: skip
 """The beginning of a file → the contracts of one process that are about it."""

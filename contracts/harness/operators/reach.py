@@ -28,7 +28,7 @@ from contracts.instruments.atomic_write import write_whole
 from contracts.spec.records import Item
 
 FILE = "reach.json"
-LIKELY_S = 9.0  # ten cases of the likeliest contracts for a change
+LIKELY_S = 4.5  # twenty cases of the likeliest contracts for a change
 CONTRACT_S = 60.0  # what of a contract is recorded by then counts; tracing makes it up to three times as slow
 
 

@@ -122,6 +122,22 @@ class DividesGradientsTwice(Trained):
     moves = _DividesTwice
 
 
+class _TheOtherWayRound(torch.optim.AdamW):
+    def __init__(self, groups: Any, *, betas: tuple[float, float], **named: Any) -> None:
+        super().__init__(groups, betas=(1 - betas[0], 1 - betas[1]), **named)
+
+
+class _AveragesTheOtherWay(Optimizer):
+    adamw = _TheOtherWayRound
+
+
+@mutant(of="OPT-04b", case="adamw", says="exp_avg of embedding.weight differs", leanest="")
+class AveragesTheOtherWayRound(Trained):
+    """`lerp` takes the weight of the new value, and gets that of the old one: moments are nearly the last gradient."""
+
+    moves = _AveragesTheOtherWay
+
+
 # Muon
 class _PlainMomentum(Muon):
     def direction(self, grad: Tensor, buffer: Tensor, momentum: float) -> Tensor:
