@@ -33,7 +33,7 @@ def chosen(result: Any) -> Tensor | None:
         flat = each.reshape(-1, each.shape[-1]).long()
         if each.dtype == torch.bool:
             return flat
-        # all scores, or a number for each expert, say how many there are; without them it may be anything that is sorted
+        # all scores, or a number for each expert, say how many there are; else it may be anything that was sorted
         experts = max([shape[-1] for shape in beside] + [len(one) for one in tensors if one.dim() == 1])
         if each.dtype in (torch.int64, torch.int32) and flat.min() >= 0 and each.shape[-1] < experts > flat.max():
             return flat.new_zeros(len(flat), experts).scatter_add_(1, flat, torch.ones_like(flat))
