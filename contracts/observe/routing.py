@@ -26,17 +26,17 @@ def chosen(result: Any) -> Tensor | None:
         return None
     tensors = [each.to_local() if isinstance(each, DTensor) else each for each in result if isinstance(each, Tensor)]
     scores = [each for each in tensors if each.is_floating_point() and each.dim() > 1]
-    for each in tensors:
+    for each in (one for one in tensors if one.dim() > 1 and one.numel()):
         beside = [one.shape for one in scores if one.shape[:-1] == each.shape[:-1]]
-        if each.dim() < 2 or not any(shape == each.shape for shape in beside):
+        if each.shape not in beside:
             continue
+        flat = each.reshape(-1, each.shape[-1]).long()
         if each.dtype == torch.bool:
-            return each.reshape(-1, each.shape[-1]).long()
-        experts = max(shape[-1] for shape in beside)  # where all scores are returned too
-        if each.dtype in (torch.int64, torch.int32) and each.numel() and int(each.min()) >= 0:
-            flat = each.reshape(-1, each.shape[-1]).long()
-            made = flat.new_zeros(len(flat), max(experts, int(flat.max()) + 1))
-            return made.scatter_add_(1, flat, torch.ones_like(flat))
+            return flat
+        # all scores, or a number for each expert, say how many there are; else it may be anything that was sorted
+        experts = max([shape[-1] for shape in beside] + [len(one) for one in tensors if one.dim() == 1])
+        if each.dtype in (torch.int64, torch.int32) and flat.min() >= 0 and each.shape[-1] < experts > flat.max():
+            return flat.new_zeros(len(flat), experts).scatter_add_(1, flat, torch.ones_like(flat))
     return None
 
 

@@ -16,6 +16,8 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode  # noqa: E40
 
 from contracts import checks, observe  # noqa: E402
 from contracts.contract import LAW  # noqa: E402
+from contracts.observe.diff import compare  # noqa: E402
+from contracts.observe.merged import Merged  # noqa: E402
 from contracts.observe.party import Observed  # noqa: E402
 from contracts.observe.recorder import Recorder  # noqa: E402
 from contracts.observe.trace import Writer, read  # noqa: E402
@@ -269,6 +271,24 @@ def test_gradients_of_a_spread_clip_count_once_where_shards_are_replicated(tmp_p
         writer.add("step", step=1, backward=1, microbatches=1)
         writer.close(steps=1, unseen={})
     JUDGED["OBS-04"](Observed(read(tmp_path)))
+
+
+@pytest.mark.parametrize("moved", [1, 20])
+def test_a_few_other_choices_of_experts_are_not_comparable_and_many_name_the_router(tmp_path: Path, moved: int) -> None:
+    runs = []
+    for name, counts in (("one", [50, 50]), ("other", [50 + moved, 50 - moved])):
+        writer = Writer(tmp_path / name, 0, 1, ["train.py"], {"run": "r/0"})
+        writer.add("input", step=1, microbatch=1, rows=[1], random="", tensors={})
+        writer.add("routed", step=1, microbatch=1, name="moe.router", tokens=50, counts=counts, twice=0)
+        writer.add("step", step=1, backward=1, microbatches=1)
+        writer.close(steps=1, unseen={})
+        runs.append(Merged(read(tmp_path / name)))
+    found = compare(*runs)
+    words = f"{moved} of 100 assignments go to other experts"
+    if moved == 1:
+        assert found.incomparable == f"step 1: {words} at moe.router, whose inputs agree: ties that rounding decides"
+    else:
+        assert [str(each) for each in found.differences] == [f"step 1, routing: moe.router: {words}"]
 
 
 def test_a_recorder_that_fails_says_so_and_leaves_the_script_alone(
